@@ -1,0 +1,33 @@
+# Two targets a newcomer needs: `make demo` and `make test`. Everything lands in .venv and runs/.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+TORCH  := torch==2.13.0
+
+.PHONY: demo test lint install clean
+
+demo: install
+	$(BIN)/tarnn demo --out runs/demo
+
+test: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2 -q
+	$(BIN)/python -m pytest -n 2 -q -m "not compile" --jaxtyping-packages=tarnn,beartype.beartype tests/ops tests/feature_maps tests/attention
+
+install: $(VENV)/.installed
+
+# The pinned torch first: a bare range would bring gigabytes of CUDA. Then this package, without build
+# isolation, so that its build sees that torch.
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"tarnn needs Python 3.11 or newer; this is {sys.version}. Set PYTHON=python3.x"'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77"
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
