@@ -1,0 +1,155 @@
+"""Softmax attention with the signature of linear attention, and the key/value cache that it needs: the rival.
+
+It is torch's own scaled_dot_product_attention, given every advantage: no copies for grouped heads where torch
+can do without, a cache that is allocated once and read only as far as it is filled.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from tarnn.ops import packing
+from tarnn.ops.checks import check_attention
+
+
+@dataclass
+class KVCache:
+    """Keys and values so far, in buffers allocated once: (b, g, capacity, d) and (b, g, capacity, e).
+
+    `length` positions are filled. `mask` (b, capacity), True = attend, exists once a key mask was given.
+    Unlike a LinearState it is written in place, since copying it would cost O(length) a token.
+    """
+
+    k: Float[Tensor, "b g capacity d"]
+    v: Float[Tensor, "b g capacity e"]
+    length: int = 0
+    mask: Bool[Tensor, "b capacity"] | None = None
+
+    @classmethod
+    def empty(
+        cls, batch_size: int, num_kv_heads: int, capacity: int, head_dim: int, value_dim: int | None = None, *,
+        dtype: torch.dtype | None = None, device: torch.device | str | None = None,
+    ) -> "KVCache":  # fmt: skip
+        shape = (batch_size, num_kv_heads, capacity)
+        k = torch.zeros(*shape, head_dim, dtype=dtype, device=device)
+        return cls(k, k.new_zeros(*shape, head_dim if value_dim is None else value_dim))
+
+    @property
+    def capacity(self) -> int:
+        return self.k.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        return self.k.nbytes + self.v.nbytes
+
+    @property
+    def used_nbytes(self) -> int:
+        """Bytes that the filled part takes: what grows with the sequence."""
+        return self.nbytes * self.length // max(self.capacity, 1)
+
+    def append(
+        self, k: Float[Tensor, "b g t d"], v: Float[Tensor, "b g t e"], key_mask: Bool[Tensor, "b t"] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Writes t new keys and values behind the others; returns views of all so far (and the mask, if any).
+
+        Raises ValueError when they don't fit: a preallocated cache does not grow.
+        """
+        end = self.length + k.shape[2]
+        if end > self.capacity:
+            raise ValueError(
+                f"the key/value cache is full: it holds {self.capacity} positions, {self.length} are taken and "
+                f"{k.shape[2]} more were given. Make it with a larger capacity."
+            )
+        self.k[:, :, self.length : end] = k
+        self.v[:, :, self.length : end] = v
+        if key_mask is not None and self.mask is None:
+            self.mask = torch.ones(k.shape[0], self.capacity, dtype=torch.bool, device=k.device)
+        if self.mask is not None:
+            self.mask[:, self.length : end] = True if key_mask is None else key_mask
+        self.length = end
+        return self.k[:, :, :end], self.v[:, :, :end], None if self.mask is None else self.mask[:, :end]
+
+    def reorder(self, index: Int[Tensor, " k"]) -> "KVCache":
+        """A cache with the rows of the batch picked by `index`: beams, forks."""
+        mask = None if self.mask is None else self.mask.index_select(0, index)
+        return KVCache(self.k.index_select(0, index), self.v.index_select(0, index), self.length, mask)
+
+
+def softmax_attention(
+    q: Float[Tensor, "b h t d"],
+    k: Float[Tensor, "b g s d"],
+    v: Float[Tensor, "b g s e"],
+    *,
+    causal: bool,
+    scale: float | None = None,
+    key_mask: Bool[Tensor, "b s"] | None = None,
+    cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
+    key_log_weight: Float[Tensor, "b g s"] | None = None,
+    state: KVCache | None = None,
+    return_state: bool = False,
+):
+    """o_i = Σ_j e^(scale·q_i·k_j + w_j) v_j / Σ_j e^(scale·q_i·k_j + w_j), O(t·s) time. Arguments as `linear_attention`.
+
+    `scale` is 1/√d by default. `state` is a `KVCache`: the new keys are appended to it (in place) and the
+    queries see the old ones too; with `return_state` the cache is returned (one just large enough if none was
+    given). A query that may see no key yields zeros. Returns (b, h, t, e), or that and the cache.
+
+    Raises ValueError for shapes that don't fit, a full cache, and cu_seqlens together with a state.
+    """
+    check_attention(q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, key_log_weight=key_log_weight)
+    if cu_seqlens is not None:
+        if state is not None or return_state or key_mask is not None:
+            raise ValueError("softmax_attention takes cu_seqlens without state, return_state or key_mask.")
+        cuts = packing.bounds(cu_seqlens, q.shape[2])
+        pieces = [
+            softmax_attention(
+                q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], causal=causal, scale=scale,
+                key_log_weight=None if key_log_weight is None else key_log_weight[:, :, a:b],
+            )
+            for a, b in zip(cuts, cuts[1:])
+        ]  # fmt: skip
+        return torch.cat(pieces, dim=2)
+    if return_state and state is None:
+        state = KVCache.empty(*k.shape[:3], k.shape[3], v.shape[3], dtype=k.dtype, device=k.device)
+    past = 0
+    if state is not None:
+        past = state.length
+        if key_log_weight is not None:
+            raise ValueError("softmax_attention keeps no log-weights in its cache: pass key_log_weight without state.")
+        k, v, key_mask = state.append(k, v, key_mask)
+    o = _attend(q, k, v, causal=causal, past=past, scale=scale, key_mask=key_mask, key_log_weight=key_log_weight)
+    return (o, state) if return_state else o
+
+
+def softmax_step(
+    q: Float[Tensor, "b h 1 d"], k: Float[Tensor, "b g 1 d"], v: Float[Tensor, "b g 1 e"], state: KVCache, *,
+    scale: float | None = None,
+) -> tuple[Float[Tensor, "b h 1 e"], KVCache]:  # fmt: skip
+    """One token of softmax attention: O(length) time. Writes into `state` and returns it."""
+    k, v, key_mask = state.append(k, v)
+    return _attend(q, k, v, causal=False, past=0, scale=scale, key_mask=key_mask, key_log_weight=None), state
+
+
+def _attend(q, k, v, *, causal, past, scale, key_mask, key_log_weight):
+    (t, s), groups = (q.shape[2], k.shape[2]), q.shape[1] // k.shape[1]
+    if not s or not t:
+        return q.new_zeros(*q.shape[:3], v.shape[-1]) + 0 * (q.sum() + k.sum() + v.sum())
+    mask = None if key_mask is None else key_mask[:, None, None, :]
+    if causal and (mask is not None or past or key_log_weight is not None) and t > 1:
+        past_or_now = torch.ones(t, s, dtype=torch.bool, device=q.device).tril(past)
+        mask = past_or_now if mask is None else mask & past_or_now
+    alone = mask is None  # then torch's own causal path, which reads half of the pairs
+    if key_log_weight is not None:
+        weight = key_log_weight.to(q.dtype).repeat_interleave(groups, dim=1)[:, :, None, :]
+        mask = weight if mask is None else torch.where(mask, weight, -torch.inf)
+    o = scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal and alone and t > 1, scale=scale, enable_gqa=groups > 1
+    )
+    if key_mask is None:
+        return o
+    seen = key_mask.cumsum(-1)[:, past:] > 0 if causal else key_mask.any(-1, keepdim=True).expand(-1, t)
+    return torch.where(seen[:, None, :, None], o, 0.0)  # rows that see no key: zeros, not NaN
