@@ -1,0 +1,98 @@
+"""From a stream of tokens to a stream of text: whole characters only, and nothing past a stop string."""
+
+from collections.abc import Callable, Sequence
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+INCOMPLETE = 3  # an unfinished UTF-8 character is at most three bytes, so at most three of these
+KEEP = 8  # tokens of context kept for the tokenizer; a character spans at most four of them
+TRIM = 32
+
+
+class StreamingDecoder:
+    """Tokens in, the text that they make certain out. Never half a character: it waits for the rest.
+
+    Works with any `decode(ids) -> str` that writes U+FFFD for bytes that are not (yet) UTF-8, as all of
+    Hugging Face's tokenizers do. A window of the last tokens is decoded again with each new one, and what
+    goes beyond the text given out so far is new; U+FFFD at its end, up to three of them, are held back
+    because the next byte may complete them. The window is bounded, so the cost a token is constant.
+
+    `context` are the tokens before the stream (the prompt's end): a tokenizer needs them to know whether
+    the first word begins with a space, and a prompt may end in the middle of a character.
+
+    >>> stream = StreamingDecoder(lambda ids: bytes(ids).decode("utf-8", "replace"))
+    >>> [stream.push(byte) for byte in "é!".encode()], stream.finish()
+    (['', 'é', '!'], '')
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], context: Sequence[int] = ()):
+        self._decode = decode
+        self._window = list(context[-KEEP:])
+        text = decode(self._window) if self._window else ""
+        self._given = len(text) - held_back(text)
+
+    def push(self, token: int) -> str:
+        self._window.append(token)
+        text = self._decode(self._window)
+        certain = len(text) - held_back(text)
+        new = text[self._given : certain]
+        self._given = max(self._given, certain)
+        if len(self._window) >= TRIM:
+            self._trim(len(text))
+        return new
+
+    def finish(self) -> str:
+        """What was held back, as it stands: the stream is over, nothing will complete it."""
+        text = self._decode(self._window)
+        new = text[self._given :]
+        self._given = len(text)
+        return new
+
+    def _trim(self, length: int) -> None:
+        """Forgets all but the last tokens. Text is counted from its end, which they alone determine."""
+        self._window = self._window[-KEEP:]
+        self._given = len(self._decode(self._window)) - (length - self._given)
+
+
+def held_back(text: str) -> int:
+    """How many characters at the end of `text` may still change: U+FFFD there, up to three."""
+    tail = text[-INCOMPLETE:]
+    return len(tail) - len(tail.rstrip(REPLACEMENT))
+
+
+class StopStrings:
+    """Cuts a stream of text before the first of some strings, and holds back what may be the start of one.
+
+    >>> stop = StopStrings(["END"])
+    >>> stop.push("the E"), stop.push("ND of"), stop.stopped
+    ('the ', '', True)
+    """
+
+    def __init__(self, strings: Sequence[str]):
+        if "" in strings:
+            raise ValueError("a stop string must have at least one character; got an empty one")
+        self._strings = tuple(strings)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        if self.stopped:
+            return ""
+        text = self._held + text
+        found = [at for at in (text.find(s) for s in self._strings) if at >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)]
+        cut = len(text) - max((overlap(text, s) for s in self._strings), default=0)
+        self._held = text[cut:]
+        return text[:cut]
+
+    def finish(self) -> str:
+        """The held text: the stream ended before it became a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+def overlap(text: str, string: str) -> int:
+    """The length of the longest end of `text` that is a proper beginning of `string`."""
+    longest = min(len(text), len(string) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(string[:n])), 0)
