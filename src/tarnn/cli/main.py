@@ -1,0 +1,96 @@
+"""`tarnn`: the list of subcommands, and what becomes of errors. Each subcommand is a module of its own."""
+
+import importlib
+import os
+import sys
+import traceback
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
+
+from tarnn._version import __version__
+
+# name of the subcommand, of its module here and of the function there → its line in `tarnn --help`
+COMMANDS = {
+    "train": "Train a model on text: files, folders, globs, stdin, jsonl, a dataset, or a built-in corpus.",
+    "generate": "Continue a prompt with a trained model, as an RNN: constant time and memory a token.",
+    "info": "Say what a checkpoint holds: parameters, layers, bytes of state.",
+    "demo": "Train, generate and measure, in a few minutes: what this project is about.",
+}
+
+
+class LazyCommand(TyperCommand):
+    """A subcommand whose module is imported when it runs, so that `tarnn --help` stays quick."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        assert self.name is not None
+        function = getattr(importlib.import_module(f"tarnn.cli.{self.name}"), self.name)
+        app = typer.Typer(add_completion=False)
+        app.command(name=self.name)(function)
+        return typer.main.get_command(app).make_context(info_name, args, parent, **extra)
+
+
+def print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"tarnn {__version__}")
+        raise typer.Exit()
+
+
+def build_app() -> TyperGroup:
+    """The group of all subcommands, none of them imported yet."""
+
+    def root(
+        version: bool = typer.Option(
+            False, "--version", callback=print_version, is_eager=True, help="Print the version."
+        ),
+    ) -> None:
+        """Transformers as RNNs: attention that trains in linear time and generates from a state of fixed size."""
+
+    app = typer.Typer(cls=TyperGroup, add_completion=False, rich_markup_mode=None)
+    app.callback()(root)
+    group = typer.main.get_group(app)
+    for name, text in COMMANDS.items():
+        group.add_command(LazyCommand(name, help=text, short_help=text))
+    return group
+
+
+def is_ours(error: BaseException) -> bool:
+    """Raised by a line of tarnn itself: then its text was written for the user."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).split(".")[0] == "tarnn"
+
+
+def fail(message: object) -> int:
+    """One line on stderr (from the first process only, where there are several), and exit code 2."""
+    if os.environ.get("RANK", "0") == "0":
+        print("tarnn: error: " + " ".join(str(message).split()), file=sys.stderr)
+    return 2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; return the exit code: 0, 2 for what the user can mend, 130 for Ctrl-C.
+
+    `UserError`, a `ValueError` raised by tarnn's own code and any `OSError` become one line on stderr.
+    Everything else is a bug and keeps its traceback; TARNN_TRACEBACK=1 keeps it for all of them.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        code = build_app().main(argv or ["--help"], prog_name="tarnn", standalone_mode=False)
+    except KeyboardInterrupt:
+        code = 130
+    except TyperException as error:
+        command = " ".join(["tarnn", *argv[: bool(argv and argv[0] in COMMANDS)]])
+        return fail(f"{error.format_message()} See `{command} --help`.")
+    except (OSError, ValueError) as error:
+        if os.environ.get("TARNN_TRACEBACK") or not (isinstance(error, OSError) or is_ours(error)):
+            raise
+        return fail(error)
+    if code == 130:
+        print("tarnn: interrupted", file=sys.stderr)
+    return code if isinstance(code, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
