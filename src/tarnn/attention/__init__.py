@@ -1,0 +1,17 @@
+"""Attention as modules: projections around an op. One file a kind, one interface for all (see `multihead`)."""
+
+from tarnn.attention.decay import ChannelDecay, HeadDecay, TokenDecay
+from tarnn.attention.linear import LinearAttention
+from tarnn.attention.none import NoAttention
+from tarnn.attention.rotary import Rotary
+from tarnn.attention.softmax import SoftmaxAttention
+
+__all__ = [
+    "ChannelDecay",
+    "HeadDecay",
+    "LinearAttention",
+    "NoAttention",
+    "Rotary",
+    "SoftmaxAttention",
+    "TokenDecay",
+]

@@ -1,0 +1,180 @@
+"""Linear attention as a module: projections, a feature map, and the op."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from tarnn.attention.decay import ChannelDecay
+from tarnn.attention.multihead import MultiHeadAttention
+from tarnn.attention.rotary import Rotary, Turns
+from tarnn.feature_maps import FeatureMap, Identity
+from tarnn.ops import LinearState, linear_attention, step
+
+
+class LinearAttention(MultiHeadAttention):
+    """Multi-head attention whose weights are φ(q_i)·φ(k_j): trained in O(t), run with a state of fixed size.
+
+        o_i = φ(q_i)ᵀ Σ_j φ(k_j) v_jᵀ / φ(q_i)ᵀ Σ_j φ(k_j)          (no 1/√d anywhere)
+
+    Katharopoulos et al. 2020, eq. 4–12 (arXiv 2006.16236). Arguments beyond `MultiHeadAttention`'s:
+
+    feature_map: φ, a `FeatureMap` or any module (…, d) → (…, f).
+    normalize: divide by the sum of the weights. If not, each head's output goes through an RMSNorm instead,
+        whose gradient is bounded where the division's is not (TransNormer, arXiv 2210.10340). Maps with
+        negative products need normalize=False.
+    decay: a module x → log_decay (`tarnn.attention.decay`), for causal attention.
+    rotary: a `Rotary` as wide as the features. Features are turned after φ. With normalize, in the numerator
+        only, so that the sum of the weights stays positive (RoFormer, eq. 19, arXiv 2104.09864):
+            o_i = Σ_j (R_i φ(q_i))·(R_j φ(k_j)) v_j / Σ_j φ(q_i)·φ(k_j)
+
+    Raises ValueError for combinations that have no meaning, with the reason.
+    """
+
+    def __init__(
+        self, hidden_size: int, num_heads: int, *, feature_map: nn.Module, causal: bool,
+        num_kv_heads: int | None = None, head_dim: int | None = None, context_size: int | None = None,
+        normalize: bool = True, decay: nn.Module | None = None, rotary: Rotary | None = None, bias: bool = False,
+    ):  # fmt: skip
+        super().__init__(
+            hidden_size, num_heads, causal=causal, num_kv_heads=num_kv_heads, head_dim=head_dim,
+            context_size=context_size, bias=bias,
+        )  # fmt: skip
+        _check_choices(feature_map, causal, normalize, decay, rotary, context_size)
+        self.feature_map, self.normalize, self.decay, self.rotary = feature_map, normalize, decay, rotary
+        self.num_features = _num_features(feature_map, self.head_dim)
+        if rotary is not None and rotary.dim != self.num_features:
+            raise ValueError(
+                f"rotary turns the features, so its dim must be their number, {self.num_features}; got {rotary.dim}."
+            )
+        self.log_weights = getattr(feature_map, "log_scaled", False)
+        self.o_norm = None if normalize else nn.RMSNorm(self.head_dim, eps=1e-6)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t hidden"],
+        context: Float[Tensor, "b s context"] | None = None,
+        *,
+        key_mask: Bool[Tensor, "b s"] | None = None,
+        cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
+        positions: Int[Tensor, "b t"] | Turns | None = None,
+        state: LinearState | None = None,
+        return_state: bool = False,
+    ):
+        q, k, v = self._project(x, self.source(x, context, state))
+        options = dict(
+            causal=self.causal, key_mask=key_mask, cu_seqlens=cu_seqlens, return_state=return_state,
+            log_decay=None if self.decay is None else self.decay(x),
+        )  # fmt: skip
+        if self.rotary is None:
+            o = linear_attention(q, k, v, self.feature_map, normalize=self.normalize, state=state, **options)
+        else:
+            turns = self.rotary.of(positions, x, state)
+            o = self._rotated(linear_attention, q, k, v, turns, state, return_state, options)
+        o, state = o if return_state else (o, None)
+        y = self.merge(self._normed(o, x.dtype))
+        return (y, state) if return_state else y
+
+    def step(
+        self,
+        x: Float[Tensor, "b 1 hidden"],
+        state: LinearState,
+        *,
+        positions: Int[Tensor, "b 1"] | Turns | None = None,
+        inplace: bool = False,
+    ) -> tuple[Float[Tensor, "b 1 hidden"], LinearState]:
+        """One token. With `inplace` its sums are written into the given state's tensors."""
+        self.check_step(x)
+        if self.context_size is not None:  # reads the context's state; writes nothing
+            return self(x, state=state), state
+        q, k, v = self._project(x, x)
+        options = dict(log_decay=None if self.decay is None else self.decay(x), inplace=inplace)
+        if self.rotary is None:
+            o, state = step(q, k, v, self.feature_map, state, normalize=self.normalize, **options)
+        else:
+            turns = self.rotary.of(positions, x, state)
+            o, state = self._rotated(step, q, k, v, turns, state, True, options)
+        return self.merge(self._normed(o, x.dtype)), state
+
+    def new_state(
+        self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None
+    ) -> LinearState:
+        """The state that has seen nothing: float32 (float64 where that is asked for), its size free of `capacity`."""
+        return LinearState.zeros(
+            batch_size, self.num_kv_heads, self.num_features, self.head_dim, log_weights=self.log_weights,
+            dtype=torch.float64 if dtype == torch.float64 else torch.float32,
+            device=self.v_proj.weight.device if device is None else device,
+        )  # fmt: skip
+
+    def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.q_proj(x), self.k_proj(source), self.v_proj(source)
+        return (
+            self.heads(q, self.num_heads),
+            self.heads(k, self.num_kv_heads),
+            self.heads(v, self.num_kv_heads),
+        )
+
+    def _rotated(self, op, q, k, v, turns: Turns, state: LinearState | None, return_state: bool, options):
+        """`op` with features turned after φ: twice where normalised, once for each side of the fraction.
+
+        The sums are taken in float32 at least, since in the numerator alone they grow with t. The state's S
+        is that of the turned features, its z that of the unturned ones.
+        """
+        wide = torch.promote_types(q.dtype, torch.float32)
+        q, k, v = self.feature_map(q).to(wide), self.feature_map(k).to(wide), v.to(wide)
+        turned, plain = turns.apply(q), turns.apply(k)
+        if not self.normalize:
+            return op(turned, plain, v, Identity(), normalize=False, state=state, **options)
+        above = below = None
+        if state is not None:
+            above = LinearState(state.S, torch.zeros_like(state.z))
+            below = LinearState(state.z[..., None], torch.zeros_like(state.z))
+        num = op(turned, plain, v, Identity(), normalize=False, state=above, **options)
+        den = op(q, k, torch.ones_like(v[..., :1]), Identity(), normalize=False, state=below, **options)
+        if return_state:
+            (num, above), (den, below) = num, den
+            state = LinearState(above.S, below.S[..., 0])
+        empty = den == 0  # no key was seen, or none with a feature in common: zeros
+        o = torch.where(empty, 0.0, num / torch.where(empty, 1.0, den))
+        return (o, state) if return_state else o
+
+    def _normed(self, o: Tensor, dtype: torch.dtype) -> Tensor:
+        return (o if self.o_norm is None else self.o_norm(o)).to(dtype)
+
+    def extra_repr(self) -> str:
+        rotary = "" if self.rotary is None else f", rotary={self.rotary!r}"
+        return f"{super().extra_repr()}, normalize={self.normalize}{rotary}"
+
+
+def _num_features(feature_map: nn.Module, head_dim: int) -> int:
+    """f for a given d: as the map declares it, or, for a map that is a bare module, found by trying."""
+    if isinstance(feature_map, FeatureMap):
+        return feature_map.num_features(head_dim)
+    with torch.no_grad():
+        return feature_map(torch.zeros(1, 1, 1, head_dim)).shape[-1]
+
+
+def _check_choices(feature_map, causal, normalize, decay, rotary, context_size) -> None:
+    name = type(feature_map).__name__
+    if normalize and not getattr(feature_map, "positive", True):
+        raise ValueError(
+            f"{name} may give negative weights, whose sum is no normaliser; pass normalize=False (the output is "
+            "then normed) or take a positive map such as Elu."
+        )
+    if decay is not None and not causal:
+        raise ValueError("a decay runs along time, so it needs causal attention; got causal=False.")
+    if rotary is None:
+        return
+    if context_size is not None:
+        raise ValueError(
+            "rotary positions say how far a key is from a query; in cross attention they have no meaning."
+        )
+    if getattr(feature_map, "log_scaled", False):
+        raise ValueError(
+            f"rotary positions turn features, and those of {name} are kept as scaled logarithms; take another map "
+            "(Elu, Relu, Dpfp …) or no rotary."
+        )
+    if isinstance(decay, ChannelDecay):
+        raise ValueError(
+            "rotary positions mix pairs of features that a channel decay lets fade apart, so distance would no "
+            "longer be what counts; take decay a head or a token, or no rotary."
+        )

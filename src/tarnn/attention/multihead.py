@@ -1,0 +1,100 @@
+"""What every kind of attention has in common: projections to heads and back, and what may be fed to them."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class MultiHeadAttention(nn.Module):
+    """Projections of (b, t, hidden) to h query heads and g key/value heads, and of h heads back.
+
+    What happens between them is a subclass's business. Its `forward` and `step` have one signature for all
+    kinds of attention, so that a model can put any kind into any layer:
+
+        forward(x, context=None, *, key_mask=None, cu_seqlens=None, positions=None, state=None, return_state=False)
+        step(x, state, *, positions=None, inplace=False) -> (y, state)
+        new_state(batch_size, *, capacity=None, dtype=None, device=None) -> state
+
+    x (b, t, hidden) gives the queries; keys and values come from x too, or, where `context_size` was given
+    (cross attention), from context (b, s, context_size). `key_mask` bool (b, s), True = attend. `cu_seqlens`
+    int32 (n + 1,) bounds sequences packed into one row. `positions` int (b, t), for rotary positions only
+    (or the `Turns` made from them, which several layers can share). `state` is what earlier tokens left
+    behind; with `return_state`, what these leave behind is returned beside y (b, t, hidden).
+
+    Cross attention: `forward(x, context, return_state=True)` reads the context once; then `step(x, state)`,
+    or `forward(x, state=state)` without a context, attends to it again, and leaves the state as it is.
+    """
+
+    def __init__(
+        self, hidden_size: int, num_heads: int, *, causal: bool, num_kv_heads: int | None = None,
+        head_dim: int | None = None, context_size: int | None = None, bias: bool = False,
+    ):  # fmt: skip
+        super().__init__()
+        if head_dim is None and hidden_size % num_heads:
+            raise ValueError(
+                f"hidden_size must be a multiple of num_heads, or head_dim given; got hidden_size = {hidden_size} "
+                f"and num_heads = {num_heads}."
+            )
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if num_kv_heads < 1 or num_heads % num_kv_heads:
+            raise ValueError(
+                f"num_heads must be a multiple of num_kv_heads; got {num_heads} and {num_kv_heads}. "
+                "num_kv_heads = num_heads is multi-head, 1 multi-query attention."
+            )
+        if context_size is not None and causal:
+            raise ValueError(
+                "cross attention (context_size=) has no order of keys to be causal in; pass causal=False."
+            )
+        self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, num_kv_heads
+        self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
+        self.context_size, self.causal = context_size, causal
+        key_size = hidden_size if context_size is None else context_size
+        self.q_proj = nn.Linear(hidden_size, num_heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(key_size, num_kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(key_size, num_kv_heads * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(num_heads * self.head_dim, hidden_size, bias=bias)
+
+    def source(self, x: Tensor, context: Tensor | None, state) -> Tensor:
+        """Where keys and values come from: (b, s, ·). Raises ValueError if context is missing or not wanted."""
+        if self.context_size is None:
+            if context is not None:
+                raise ValueError(
+                    "this is self attention: it takes no context. For cross attention pass context_size=."
+                )
+            return x
+        if context is not None:
+            return context
+        if state is None:
+            raise ValueError(
+                "cross attention needs a context, or the state that an earlier context left behind."
+            )
+        return x.new_zeros(x.shape[0], 0, self.context_size)  # no new keys: only the state is read
+
+    def check_step(self, x: Tensor) -> None:
+        """Raises ValueError where a step has no meaning: more than one token, or no causality."""
+        if x.ndim != 3 or x.shape[1] != 1:
+            raise ValueError(
+                f"step takes one token, (b, 1, hidden); got {tuple(x.shape)}. For more use forward."
+            )
+        if not self.causal and self.context_size is None:
+            raise ValueError(
+                "attention to both sides has no step: a token also sees what comes after it. Use forward."
+            )
+
+    @staticmethod
+    def heads(x: Float[Tensor, "b t h_d"], num_heads: int) -> Float[Tensor, "b h t d"]:
+        """A projection's output as heads: a view, nothing is copied."""
+        return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+    def merge(self, o: Float[Tensor, "b h t d"]) -> Float[Tensor, "b t hidden"]:
+        """Heads back to the hidden size."""
+        return self.o_proj(o.transpose(1, 2).flatten(2))
+
+    def extra_repr(self) -> str:
+        parts = [
+            f"{self.hidden_size}, num_heads={self.num_heads}, head_dim={self.head_dim}, causal={self.causal}"
+        ]
+        if self.num_kv_heads != self.num_heads:
+            parts.append(f"num_kv_heads={self.num_kv_heads}")
+        if self.context_size is not None:
+            parts.append(f"context_size={self.context_size}")
+        return ", ".join(parts)

@@ -1,0 +1,59 @@
+"""No attention at all: the least that any attention can cost, to measure the others against."""
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tarnn.attention.multihead import MultiHeadAttention
+from tarnn.attention.rotary import Turns
+
+
+class NoAttention(MultiHeadAttention):
+    """y_i = W_o W_v x_i: each position sees its own value and nothing else ("X (OPT)", arXiv 2009.14794, fig. 3).
+
+    With the signature of the others, so it can stand in any layer; q_proj and k_proj do not exist. A masked
+    key is absent here too: its position yields zeros (before the output's bias). As cross attention it takes
+    a context as long as x. Its state is empty.
+    """
+
+    def __init__(
+        self, hidden_size: int, num_heads: int, *, causal: bool, num_kv_heads: int | None = None,
+        head_dim: int | None = None, context_size: int | None = None, rotary=None, bias: bool = False,
+    ):  # fmt: skip
+        super().__init__(
+            hidden_size, num_heads, causal=causal, num_kv_heads=num_kv_heads, head_dim=head_dim,
+            context_size=context_size, bias=bias,
+        )  # fmt: skip
+        del self.q_proj, self.k_proj
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t hidden"],
+        context: Float[Tensor, "b t context"] | None = None,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
+        positions: Int[Tensor, "b t"] | Turns | None = None,
+        state: tuple = (),
+        return_state: bool = False,
+    ):
+        source = self.source(x, context, None)
+        if source.shape[:2] != x.shape[:2]:
+            raise ValueError(
+                f"NoAttention gives each position its own value, so the context must be as long as x; "
+                f"got x {tuple(x.shape)} and context {tuple(source.shape)}."
+            )
+        v = self.v_proj(source)
+        if key_mask is not None:
+            v = v.masked_fill(~key_mask[..., None], 0.0)
+        v = self.heads(v, self.num_kv_heads).repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)
+        y = self.merge(v)
+        return (y, ()) if return_state else y
+
+    def step(
+        self, x: Float[Tensor, "b 1 hidden"], state: tuple = (), *, positions=None, inplace: bool = False
+    ):
+        self.check_step(x)
+        return self(x), ()
+
+    def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> tuple:
+        return ()

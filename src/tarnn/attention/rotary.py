@@ -1,0 +1,64 @@
+"""Rotary positions: a vector is turned by angles that grow with its position, so products know the distance."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+
+class Turns(NamedTuple):
+    """The cosines and signed sines of a batch's positions, (b, 1, t, dim) float32; made once, used by all layers."""
+
+    cos: Float[Tensor, "b 1 t dim"]
+    sin: Float[Tensor, "b 1 t dim"]
+
+    def apply(self, x: Shaped[Tensor, "b h t dim"]) -> Shaped[Tensor, "b h t dim"]:
+        """x turned: x·cos + (x with its halves swapped)·(−sin, sin). In float32 at least, returned in x's dtype."""
+        swapped = x.roll(x.shape[-1] // 2, -1)
+        return torch.addcmul(x * self.cos, swapped, self.sin).to(x.dtype)
+
+
+class Rotary:
+    """Turns the pair (x_c, x_{c + dim/2}) at position p by p·base^(−2c/dim), for c < dim/2.
+
+    Then turn(x, p)·turn(y, r) depends on p and r through p − r alone. Angles are computed in float64 (float32
+    where the device has no float64), because p·frequency at p = 10⁶ has no fraction left in float32.
+    Su et al. 2021, section 3.2 (arXiv 2104.09864), with the halves as pairs, as in Llama.
+
+    It holds no tensors, so nothing is lost when a model is cast to another dtype or built without data.
+    Raises ValueError if dim is odd.
+    """
+
+    def __init__(self, dim: int, base: float = 10000.0):
+        if dim < 2 or dim % 2:
+            raise ValueError(
+                f"rotary positions turn pairs of channels, so dim must be even and ≥ 2; got {dim}."
+            )
+        self.dim, self.base = dim, base
+
+    def turns(self, positions: Int[Tensor, "b t"]) -> Turns:
+        wide = torch.float32 if positions.device.type == "mps" else torch.float64
+        exponent = torch.arange(0, self.dim, 2, device=positions.device, dtype=wide) / -self.dim
+        angle = positions[:, None, :, None].to(wide) * self.base**exponent  # (b, 1, t, dim / 2)
+        cos, sin = angle.cos().float(), angle.sin().float()
+        return Turns(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1))
+
+    def of(self, positions: Tensor | Turns | None, x: Tensor, state) -> Turns:
+        """The turns for x (b, t, ·): as given, from positions, or for a sequence that starts here.
+
+        Raises ValueError if there is a state and no positions: how far the sequence has come is not in it.
+        """
+        if isinstance(positions, Turns):
+            return positions
+        if positions is None:
+            if state is not None:
+                raise ValueError(
+                    "with rotary positions a continued sequence (state=) needs positions=, (b, t): "
+                    "the state does not know how many tokens it has seen."
+                )
+            positions = torch.arange(x.shape[1], device=x.device)[None]
+        return self.turns(positions)
+
+    def __repr__(self) -> str:
+        return f"Rotary({self.dim}, base={self.base:g})"

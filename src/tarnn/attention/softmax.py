@@ -1,0 +1,93 @@
+"""Softmax attention as a module: the rival, with the same interface."""
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tarnn.attention.multihead import MultiHeadAttention
+from tarnn.attention.rotary import Rotary, Turns
+from tarnn.ops import KVCache, softmax_attention, softmax_step
+
+
+class SoftmaxAttention(MultiHeadAttention):
+    """Multi-head softmax attention, o_i = Σ_j exp(q_i·k_j/√d) v_j / Σ_j exp(q_i·k_j/√d); its state is a `KVCache`.
+
+    Vaswani et al. 2017, eq. 1 (arXiv 1706.03762). Arguments as `MultiHeadAttention`; `rotary` turns q and k.
+    The cache is written in place, in `forward` too: a sequence can't be continued twice from one cache unless
+    it was copied (`reorder`). It does not grow: `new_state` must be told its capacity.
+    """
+
+    def __init__(
+        self, hidden_size: int, num_heads: int, *, causal: bool, num_kv_heads: int | None = None,
+        head_dim: int | None = None, context_size: int | None = None, rotary: Rotary | None = None, bias: bool = False,
+    ):  # fmt: skip
+        super().__init__(
+            hidden_size, num_heads, causal=causal, num_kv_heads=num_kv_heads, head_dim=head_dim,
+            context_size=context_size, bias=bias,
+        )  # fmt: skip
+        if rotary is not None and context_size is not None:
+            raise ValueError(
+                "rotary positions say how far a key is from a query; in cross attention they have no meaning."
+            )
+        if rotary is not None and rotary.dim != self.head_dim:
+            raise ValueError(
+                f"rotary turns q and k, so its dim must be head_dim, {self.head_dim}; got {rotary.dim}."
+            )
+        self.rotary = rotary
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t hidden"],
+        context: Float[Tensor, "b s context"] | None = None,
+        *,
+        key_mask: Bool[Tensor, "b s"] | None = None,
+        cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
+        positions: Int[Tensor, "b t"] | Turns | None = None,
+        state: KVCache | None = None,
+        return_state: bool = False,
+    ):
+        q, k, v = self._project(x, self.source(x, context, state), positions, state)
+        o = softmax_attention(
+            q, k, v, causal=self.causal, key_mask=key_mask, cu_seqlens=cu_seqlens, state=state,
+            return_state=return_state,
+        )  # fmt: skip
+        o, state = o if return_state else (o, None)
+        return (self.merge(o), state) if return_state else self.merge(o)
+
+    def step(
+        self,
+        x: Float[Tensor, "b 1 hidden"],
+        state: KVCache,
+        *,
+        positions: Int[Tensor, "b 1"] | Turns | None = None,
+        inplace: bool = False,
+    ) -> tuple[Float[Tensor, "b 1 hidden"], KVCache]:
+        """One token: its key and value go into the cache, in place whatever `inplace` says."""
+        self.check_step(x)
+        if self.context_size is not None:  # reads the context's cache; writes nothing
+            return self(x, state=state), state
+        q, k, v = self._project(x, x, positions, state)
+        o, state = softmax_step(q, k, v, state)
+        return self.merge(o), state
+
+    def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> KVCache:
+        """An empty cache. Raises ValueError if its capacity, in tokens, is not given."""
+        if capacity is None:
+            raise ValueError(
+                "softmax attention keeps every key and value: say for how many tokens, capacity=."
+            )
+        weight = self.v_proj.weight
+        return KVCache.empty(
+            batch_size, self.num_kv_heads, capacity, self.head_dim, dtype=weight.dtype if dtype is None else dtype,
+            device=weight.device if device is None else device,
+        )  # fmt: skip
+
+    def _project(self, x: Tensor, source: Tensor, positions, state) -> tuple[Tensor, Tensor, Tensor]:
+        q = self.heads(self.q_proj(x), self.num_heads)
+        k = self.heads(self.k_proj(source), self.num_kv_heads)
+        if self.rotary is not None:
+            turns = self.rotary.of(positions, x, state)
+            q, k = turns.apply(q), turns.apply(k)
+        return q, k, self.heads(self.v_proj(source), self.num_kv_heads)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + ("" if self.rotary is None else f", rotary={self.rotary!r}")

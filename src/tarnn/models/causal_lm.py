@@ -1,0 +1,107 @@
+"""The language model: logits for the next token, in parallel for training and as an RNN for generation."""
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, GenerationMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
+
+from tarnn.models.backbone import TarnnModel, TarnnPreTrainedModel
+from tarnn.models.configuration import TarnnConfig
+from tarnn.models.state import ModelState
+
+
+class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
+    """`TarnnModel` and a linear layer to the vocabulary.
+
+    Two ways to run it. `forward`, the Hugging Face way, with a transformers cache: for the Trainer, `generate`
+    and pipelines. And `new_state`, `prefill`, `step`, with the state as a plain value: for a token loop
+    without overhead. Both give the same logits.
+
+        state = model.new_state(batch_size=1)
+        logits, state = model.prefill(prompt_ids, state)
+        while True:
+            logits, state = model.step(logits.argmax(-1), state)
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    accepts_loss_kwargs = True
+
+    def __init__(self, config: TarnnConfig):
+        super().__init__(config)
+        self.model = TarnnModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> CausalLMOutputWithPast:
+        """Arguments of `TarnnModel.forward`, and: labels (b, t), compared with the logits one place earlier, −100
+        left out; the loss is a mean in nats a token (or a sum divided by num_items_in_batch).
+        logits_to_keep: logits of the last n places only (0: all), or of the places in an index tensor.
+        """
+        out = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            cu_seqlens=cu_seqlens,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+        )
+        places = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(out.last_hidden_state[:, places])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=num_items_in_batch
+            )
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
+        )
+
+    def new_state(self, batch_size: int, capacity: int | None = None) -> ModelState:
+        """The state before the first token. `capacity`: how many tokens the caches of softmax layers will hold."""
+        layers = [block.attention.new_state(batch_size, capacity=capacity) for block in self.model.layers]
+        return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64, device=self.device))
+
+    @torch.no_grad()
+    def prefill(
+        self, input_ids: Tensor, state: ModelState, attention_mask: Tensor | None = None
+    ) -> tuple[Tensor, ModelState]:
+        """Reads input_ids (b, t) on top of a state: (logits after each row's last token (b, vocab), new state).
+
+        A long prompt may come in pieces. attention_mask (b, t), 0 = padding, on whichever side. The given
+        state stays as it was, but for the caches of softmax layers, which are written in place.
+        """
+        x, state = self.model.prefill(input_ids, state, attention_mask)
+        if attention_mask is None:
+            last = x[:, -1]
+        else:  # the last place whose mask is 1
+            place = (attention_mask.long() * torch.arange(1, x.shape[1] + 1, device=x.device)).argmax(-1)
+            last = x[torch.arange(x.shape[0], device=x.device), place]
+        return self.lm_head(last).float(), state
+
+    @torch.no_grad()
+    def step(self, token_ids: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
+        """One token a row (b,): (logits (b, vocab) float32, state). The state's tensors are written in place.
+
+        Every shape stays as it is, so `torch.compile(model.step, fullgraph=True)` compiles once (for models
+        without softmax layers, whose caches fill up).
+        """
+        return self.lm_head(self.model.step(token_ids, state)).float(), state

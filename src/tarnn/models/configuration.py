@@ -1,0 +1,203 @@
+"""What a tarnn model is made of: one flat, checked list of choices."""
+
+import inspect
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from tarnn.models.choices import ATTENTIONS, DECAYS, FEATURE_MAPS, check_choices
+
+_CHOICES = {
+    "decay": DECAYS,
+    "position": ("rotary", "sinusoidal", "sinusoidal_half", "learned", "none"),
+    "norm": ("rms", "layer"),
+    "norm_position": ("pre", "post"),
+    "mlp": ("swiglu", "gelu"),
+}
+# What the base class takes, or what transformers itself writes into a config.json.
+_FROM_TRANSFORMERS = {
+    "model_type", "torch_dtype", "name_or_path", "_name_or_path", "_commit_hash", "output_attentions", "auto_map",
+    "attn_implementation", "experts_implementation", "num_labels", "quantization_config",
+}  # fmt: skip
+
+
+class TarnnConfig(PreTrainedConfig):
+    """The choices that make a `TarnnForCausalLM`, checked as soon as it is made.
+
+    `attention` and `feature_map` take a name for all layers, or a list of names: a pattern that is repeated
+    over the layers, so that a hybrid is one line:
+
+        TarnnConfig(num_hidden_layers=8, attention=["linear", "linear", "linear", "softmax"])
+
+    attention: linear | softmax | none.
+    feature_map: elu | relu | squared_relu | exp | identity | polynomial2 | dpfp | hedgehog;
+        feature_map_options: arguments of the maps, by map: {"dpfp": {"nu": 2}}.
+    normalize: divide by the sum of the weights; False: a norm on each head's output (signed maps need it).
+    decay: none | head (RetNet) | token (Mamba-2) | channel (GLA), of linear attention's state.
+    position: rotary | sinusoidal (added to the embedding) | sinusoidal_half (half of the channels are the
+        embedding, half the position; untied) | learned (added; needs max_position_embeddings) | none.
+    max_position_embeddings: the longest sequence that is taken; None: any length.
+    norm: rms | layer; norm_position: pre | post (the residual sum is normed, as in 2017).
+    mlp: swiglu | gelu; intermediate_size: by default 8/3 and 4 times hidden_size, so equal in parameters.
+    bias: whether projections have one. dropout: on the embedding and on what each sublayer adds.
+
+    Raises ValueError, in one sentence, for an unknown key (and lists the known ones), an unknown choice, sizes
+    that don't fit each other, and combinations that have no meaning.
+    """
+
+    model_type = "tarnn"
+    keys_to_ignore_at_inference = ("past_key_values",)
+
+    vocab_size: int = 257
+    hidden_size: int = 256
+    num_hidden_layers: int = 8
+    num_attention_heads: int = 8
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    intermediate_size: int | None = None
+    attention: str | list[str] = "linear"
+    feature_map: str | list[str] = "elu"
+    feature_map_options: dict | None = None
+    normalize: bool = True
+    decay: str = "none"
+    position: str = "rotary"
+    rotary_base: float = 10000.0
+    max_position_embeddings: int | None = None
+    norm: str = "rms"
+    norm_eps: float = 1e-6
+    norm_position: str = "pre"
+    mlp: str = "swiglu"
+    bias: bool = False
+    tie_word_embeddings: bool = True
+    dropout: float = 0.0
+    initializer_range: float = 0.02
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs):
+        self._refuse_unknown(kwargs)
+        self._check()
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        if self.head_dim is None:
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.intermediate_size is None:
+            wide = 4 * self.hidden_size if self.mlp == "gelu" else 8 * self.hidden_size / 3
+            self.intermediate_size = -int(-wide // 32) * 32
+        self.feature_map_options = self.feature_map_options or {}
+        check_choices(self)
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def paper(cls, **overrides) -> "TarnnConfig":
+        """The Transformer of "Transformers are RNNs" (Katharopoulos et al. 2020, arXiv 2006.16236, section 4.2).
+
+        8 layers of 8 heads of 32, feed-forward 1024 with GELU, LayerNorm after each residual sum, biases,
+        positions concatenated to the embedding (as in the authors' code), an output layer of its own.
+        """
+        preset: dict[str, Any] = {
+            "hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 1024,
+            "attention": "linear", "feature_map": "elu", "normalize": True, "decay": "none",
+            "position": "sinusoidal_half", "norm": "layer", "norm_eps": 1e-5, "norm_position": "post", "mlp": "gelu",
+            "bias": True, "tie_word_embeddings": False,
+        }  # fmt: skip
+        return cls(**{**preset, **overrides})
+
+    def attention_of(self, layer: int) -> str:
+        """The kind of attention in this layer."""
+        return (
+            self.attention if isinstance(self.attention, str) else self.attention[layer % len(self.attention)]
+        )
+
+    def feature_map_of(self, layer: int) -> str:
+        """The name of this layer's feature map."""
+        names = self.feature_map
+        return names if isinstance(names, str) else names[layer % len(names)]
+
+    @property
+    def layer_types(self) -> list[str]:
+        """The kind of cache that each layer needs, as transformers asks for it; not saved."""
+        kinds = (self.attention_of(i) for i in range(self.num_hidden_layers))
+        return ["tarnn_softmax" if kind == "softmax" else "tarnn_linear" for kind in kinds]
+
+    def validate(self) -> None:
+        """Called by transformers before saving, in the place of its own checks, which don't know our layers."""
+        self._check()
+        check_choices(self)
+
+    @classmethod
+    def known_keys(cls) -> list[str]:
+        return list(inspect.get_annotations(cls))
+
+    def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
+        unknown = sorted(set(kwargs) - _FROM_TRANSFORMERS)
+        if unknown:
+            raise ValueError(
+                f"TarnnConfig has no {', '.join(map(repr, unknown))}; it takes {', '.join(self.known_keys())}."
+            )
+        if (found := kwargs.get("model_type", "tarnn")) != "tarnn":
+            raise ValueError(f"this is the config of a {found!r} model, not of a tarnn model.")
+
+    def _check(self) -> None:
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
+            _check_positive_int(name, getattr(self, name))
+        for name in ("num_key_value_heads", "head_dim", "intermediate_size", "max_position_embeddings"):
+            if getattr(self, name) is not None:
+                _check_positive_int(name, getattr(self, name))
+        for name in ("normalize", "bias", "tie_word_embeddings"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false; got {getattr(self, name)!r}.")
+        for name, low, high in (("dropout", 0, 1), ("initializer_range", 0, 10), ("norm_eps", 0, 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not low <= value < high:
+                raise ValueError(f"{name} must be a number from {low} to below {high}; got {value!r}.")
+        for name, known in _CHOICES.items():
+            _check_choice(name, getattr(self, name), known)
+        _check_pattern("attention", self.attention, ATTENTIONS, self.num_hidden_layers)
+        _check_pattern("feature_map", self.feature_map, FEATURE_MAPS, self.num_hidden_layers)
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        if self.head_dim is None and self.hidden_size % heads:
+            raise ValueError(
+                f"hidden_size must be a multiple of num_attention_heads, or head_dim given; got hidden_size = "
+                f"{self.hidden_size} and num_attention_heads = {heads}."
+            )
+        if kv_heads is not None and heads % kv_heads:
+            raise ValueError(
+                f"num_attention_heads must be a multiple of num_key_value_heads; got {heads} and {kv_heads}."
+            )
+        if self.position == "learned" and self.max_position_embeddings is None:
+            raise ValueError('position = "learned" is a table: say how long, max_position_embeddings.')
+        if self.position.startswith("sinusoidal") and self.hidden_size % 4:
+            raise ValueError(
+                f"sinusoidal positions need a hidden_size that is a multiple of 4; got {self.hidden_size}."
+            )
+        if self.position == "sinusoidal_half" and self.tie_word_embeddings:
+            raise ValueError(
+                'position = "sinusoidal_half" makes embeddings half as wide as the output layer, so they can\'t be '
+                "tied; pass tie_word_embeddings=False."
+            )
+
+
+def _check_positive_int(name: str, value) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive integer; got {value!r}.")
+
+
+def _check_choice(name: str, value, known) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}.")
+
+
+def _check_pattern(name: str, value, known, num_layers: int) -> None:
+    for one in [value] if isinstance(value, str) or not isinstance(value, list | tuple) else value:
+        _check_choice(name, one, known)
+    if not isinstance(value, str) and (not value or num_layers % len(value)):
+        raise ValueError(
+            f"a list of {name}s is repeated over the layers, so their number must be a multiple of its length; "
+            f"got {len(value)} {name}s for {num_layers} layers."
+        )

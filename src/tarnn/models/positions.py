@@ -1,0 +1,42 @@
+"""Positions: which place each token has in its sequence, and the embeddings that are made of it."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+def positions_in(
+    attention_mask: Tensor | None, cu_seqlens: Tensor | None, past: int, num_tokens: int, device
+) -> Tensor:
+    """The place of each new token in its sequence, (b, t) or (1, t): padding is not counted, packed ones start anew.
+
+    `attention_mask` covers the past as well, (b, past + t).
+    """
+    if attention_mask is not None:
+        return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -num_tokens:]
+    index = torch.arange(past, past + num_tokens, device=device)
+    if cu_seqlens is not None:
+        which = torch.searchsorted(cu_seqlens.long(), index, right=True) - 1  # the sequence of each token
+        index = index - cu_seqlens[which]
+    return index[None]
+
+
+class SinusoidalPositions(nn.Module):
+    """[sin(p·ω_c), cos(p·ω_c)] with ω_c = 10000^(−2c/dim), c < dim/2 (Vaswani et al. 2017, section 3.5).
+
+    Computed when needed, for positions of any size; in float64 where the device has it, since p·ω at p = 10⁶
+    keeps no fraction in float32.
+    """
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, positions: Int[Tensor, "b t"]) -> Float[Tensor, "b t dim"]:
+        wide = torch.float32 if positions.device.type == "mps" else torch.float64
+        exponent = torch.arange(0, self.dim, 2, device=positions.device, dtype=wide) / -self.dim
+        angle = positions[..., None].to(wide) * 10000.0**exponent
+        return torch.cat([angle.sin(), angle.cos()], dim=-1).float()
+
+    def extra_repr(self) -> str:
+        return str(self.dim)
