@@ -63,3 +63,23 @@ def _check_packing(cu_seqlens, b, t, s) -> None:
         )
     if cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"cu_seqlens must be int32 (n + 1,); got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}.")
+
+
+def check_state(state, k, v, log_decay, *, num_sequences: int | None) -> None:
+    """Raises unless a state and a per-channel decay fit keys (b, g, s, f) and values (b, g, s, e)."""
+    (b, g, s, f), e = k.shape, v.shape[3]
+    if log_decay is not None and log_decay.ndim == 4 and log_decay.shape[3] != f:
+        raise ValueError(
+            f"a log_decay with channels must be (b, g, s, f) = {(b, g, s, f)}, one a feature; got {tuple(log_decay.shape)}."
+        )
+    if state is None:
+        return
+    b = b if num_sequences is None else num_sequences
+    dtype = torch.float64 if k.dtype == torch.float64 else torch.float32
+    expected = {"S": (b, g, f, e), "z": (b, g, f), "M": (b, g)}
+    for (name, shape), x in zip(expected.items(), state):
+        if x is not None and (x.shape != shape or x.dtype != dtype):
+            raise ValueError(
+                f"the state's {name} must be {shape} in {dtype}; got {tuple(x.shape)} in {x.dtype}. "
+                "A state fits the model, the number of sequences and the precision that made it."
+            )

@@ -1,25 +1,100 @@
-"""Linear attention (placeholder inside, the contract outside)."""
+"""Linear attention: one function for every device, map, mask, decay and state."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
 
 from tarnn.feature_maps.elementwise import Elu
-from tarnn.ops import reference
+from tarnn.ops.checks import check_attention, check_state
+from tarnn.ops.features import check_map, features, kernel_name
+from tarnn.ops.registration import forward, linear_attention_op
 from tarnn.ops.state import LinearState
+
+EPS = 1e-30
+"""Added to the denominator: far below any sum of features worth having, far above float32's smallest number."""
+
+_ELU = Elu()
 
 
 def linear_attention(
-    q, k, v, feature_map=None, *, causal, normalize=True, eps=1e-24, key_mask=None, cu_seqlens=None,
-    log_decay=None, key_log_weight=None, state=None, return_state=False,
-):  # fmt: skip
-    feature_map = Elu() if feature_map is None else feature_map
-    fq, fk = feature_map(q.float()), feature_map(k.float())
-    assert cu_seqlens is None
-    if not causal:
-        assert state is None and not return_state
-        o = reference.quadratic(fq, fk, v.float(), causal=False, normalize=normalize, eps=eps, key_mask=key_mask, key_log_weight=key_log_weight)
-        return o.to(v.dtype)
-    s = None
-    if state is not None:
-        M = state.z.new_zeros(state.z.shape[:2]) if state.M is None else state.M
-        s = reference.RecurrentState(state.S, state.z, M)
-    o, s = reference.recurrent(fq, fk, v.float(), normalize=normalize, eps=eps, key_mask=key_mask, log_decay=log_decay, key_log_weight=key_log_weight, state=s)
-    o = o.to(v.dtype)
-    return (o, LinearState(s.S, s.z, None if key_log_weight is None else s.M)) if return_state else o
+    q: Float[Tensor, "b h t d"],
+    k: Float[Tensor, "b g s d"],
+    v: Float[Tensor, "b g s e"],
+    feature_map: nn.Module = _ELU,
+    *,
+    causal: bool,
+    normalize: bool = True,
+    eps: float = EPS,
+    key_mask: Bool[Tensor, "b s"] | None = None,
+    cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
+    log_decay: Float[Tensor, "..."] | None = None,
+    key_log_weight: Float[Tensor, "b g s"] | None = None,
+    state: LinearState | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "b h t e"] | tuple[Float[Tensor, "b h t e"], LinearState]:
+    """Attention whose weights are dot products of features, in time and memory linear in t:
+
+        o_i = Σ_j e^(w_j + D_ij) φ(q_i)·φ(k_j) v_j / (Σ_j e^(w_j + D_ij) φ(q_i)·φ(k_j) + eps)
+
+    over j ≤ i where causal, over all j else; D_ij = Σ_{j<l≤i} log_decay_l, w = key_log_weight. There is no
+    1/√d: scale q yourself where the map wants it. A query that sees no key, or none with a feature in common,
+    yields zeros and passes no gradient.
+
+    Args:
+        q, k, v: (b, h, t, d), (b, g, s, d), (b, g, s, e), one floating dtype, any strides. Key/value head j
+            serves the h/g query heads from j·h/g on; nothing is repeated in memory.
+        feature_map: φ, (…, d) → (…, f); any nn.Module. `tarnn.feature_maps` has the usual ones.
+        causal: position i sees j ≤ i only, to the bit: nothing later changes its output.
+        normalize: divide by the sum of the weights. Signed maps can't; they take normalize=False.
+        eps: added to the denominator, in units of the largest key weight so far.
+        key_mask: bool (b, s), True = attend. A masked key is absent: from S, from z, and no decay happens at it.
+        cu_seqlens: int (n + 1,): the row (b = 1) holds n sequences end to end, which don't see each other.
+        log_decay: ≤ 0, of the state before position i is added: (g,) a head (RetNet), (b, g, s) a token
+            (Mamba-2, RFA's gate), (b, g, s, f) a channel (GLA). −∞ forgets all. Causal only.
+        key_log_weight: (b, g, s): key j counts e^(w_j) times, in numerator and denominator, whatever its size.
+        state: continues a sequence: attend(x ++ y) = attend(x), then attend(y, state), also in gradients.
+            Non-causal queries see its keys as well as the ones given.
+        return_state: return (o, state).
+
+    Precision: features (of maps the kernels know: identity, elu, relu, relu², exp) and all sums are float32,
+    float64 for float64 inputs, whatever the dtype; o has the dtype of v. Under autocast, q, k, v are cast first.
+
+    Kept for backward: q, k, v, o and one number a query; the features are computed again. (The features of
+    another φ are ordinary tensors under autograd.) Twice differentiable.
+
+    Raises ValueError or TypeError where shapes, dtypes or options don't fit.
+
+    Katharopoulos et al. 2020, eq. 4–15 (arXiv 2006.16236); Choromanski et al. 2021, algorithm 1 (arXiv 2009.14794).
+
+    >>> q = k = v = torch.ones(1, 2, 5, 4)
+    >>> linear_attention(q, k, v, causal=True).shape
+    torch.Size([1, 2, 5, 4])
+    """
+    check_map(feature_map, normalize)
+    if torch.is_autocast_enabled(q.device.type):
+        dtype = torch.get_autocast_dtype(q.device.type)
+        q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
+    check_attention(
+        q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens,
+        log_decay=log_decay, key_log_weight=key_log_weight,
+    )  # fmt: skip
+    q_scale, name = None, kernel_name(feature_map)
+    if not name:
+        (q, q_scale), (k, k_scale), name = features(feature_map, q), features(feature_map, k), "identity"
+        if k_scale is not None:
+            key_log_weight = k_scale if key_log_weight is None else key_log_weight + k_scale
+    if log_decay is not None and log_decay.ndim == 1:
+        log_decay = log_decay[None, :, None].expand(k.shape[:3])
+    check_state(state, k, v, log_decay, num_sequences=None if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+    S, z, M = (None, None, None) if state is None else state
+    # torch.func sees through plain operations only: there, autograd (or vmap) goes through the backend itself
+    op = forward if torch._C._are_functorch_transforms_active() else linear_attention_op
+    o, _, S, z, M_out = op(
+        q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, name, causal, normalize, float(eps)
+    )
+    if q_scale is not None and not normalize:
+        o = (o * q_scale.exp()[..., None]).to(o.dtype)
+    if not return_state:
+        return o
+    weighted = M is not None or key_log_weight is not None or name == "exp"
+    return o, LinearState(S, z, M_out if weighted else None)

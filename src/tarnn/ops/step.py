@@ -1,13 +1,98 @@
 """One token of linear attention: O(1) in time and memory, whatever came before."""
 
-from tarnn.ops.linear_attention import linear_attention
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from tarnn.kernels.weights import finite
+from tarnn.ops.checks import check_attention, check_state
+from tarnn.ops.features import check_map, features
+from tarnn.ops.linear_attention import _ELU, EPS
+from tarnn.ops.state import LinearState
 
 
-def step(q, k, v, feature_map=None, state=None, *, normalize=True, eps=1e-24, log_decay=None, key_log_weight=None, inplace=False):
-    o, new = linear_attention(q, k, v, feature_map, causal=True, normalize=normalize, eps=eps, log_decay=log_decay, key_log_weight=key_log_weight, state=state, return_state=True)
-    if inplace:
-        for a, b in zip(state, new):
-            if a is not None:
-                a.copy_(b)
-        new = state
-    return o, new
+def step(
+    q: Float[Tensor, "b h 1 d"],
+    k: Float[Tensor, "b g 1 d"],
+    v: Float[Tensor, "b g 1 e"],
+    feature_map: nn.Module = _ELU,
+    state: LinearState | None = None,
+    *,
+    normalize: bool = True,
+    eps: float = EPS,
+    log_decay: Float[Tensor, "..."] | None = None,
+    key_log_weight: Float[Tensor, "b g 1"] | None = None,
+    inplace: bool = False,
+) -> tuple[Float[Tensor, "b h 1 e"], LinearState]:
+    """The recurrence that `linear_attention(causal=True)` is, for one token more:
+
+        S ← e^log_decay S + e^w φ(k) vᵀ      z ← e^log_decay z + e^w φ(k)      o = φ(q)ᵀS / (φ(q)ᵀz + eps)
+
+    log_decay: (g,), (b, g, 1) or (b, g, 1, f). Other arguments, precision and errors as in
+    `linear_attention`. `state=None` starts a sequence. Returns o and the new state; the given one stays as it
+    was unless `inplace=True`, which writes into its tensors (for loops without gradients) and returns it.
+
+    Katharopoulos et al. 2020, eq. 16–20 (arXiv 2006.16236).
+    """
+    check_map(feature_map, normalize)
+    check_attention(q, k, v, causal=True, log_decay=log_decay, key_log_weight=key_log_weight)
+    if q.shape[2] != 1:
+        raise ValueError(f"step takes one token, q (b, h, 1, d); got {tuple(q.shape)}. For more, linear_attention(state=…).")
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    (phi_q, q_scale), (phi_k, k_scale) = features(feature_map, q), features(feature_map, k)
+    phi_q = phi_q.to(dtype).unflatten(1, (k.shape[1], -1)).squeeze(3)  # (b, g, r, f)
+    phi_k, value = phi_k.to(dtype).squeeze(2), v.to(dtype).squeeze(2)  # (b, g, f), (b, g, e)
+    weight = _sum(key_log_weight, k_scale)
+    if state is None:
+        if inplace:
+            raise ValueError("step(inplace=True) needs a state to write into: make one with LinearState.zeros(…).")
+        state = LinearState.zeros(
+            *phi_k.shape, v.shape[3], log_weights=weight is not None, dtype=dtype, device=k.device
+        )
+    check_state(state, phi_k[:, :, None], v, log_decay, num_sequences=None)
+    keep, phi_k, M = _decay_and_weight(state, phi_k, log_decay, weight)
+    state = _update(state, keep, phi_k, value, M, inplace)
+    num, den = phi_q @ state.S, (phi_q @ state.z[..., None])
+    if normalize:
+        empty = den == 0
+        num = torch.where(empty, 0.0, num / torch.where(empty, 1.0, den + eps))
+    elif M is not None:
+        num = num * finite(M)[:, :, None, None].exp()
+    o = num.flatten(1, 2)[:, :, None]  # (b, h, 1, e)
+    if q_scale is not None and not normalize:
+        o = o * q_scale.exp()[..., None]
+    return o.to(v.dtype), state
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a + b
+
+
+def _decay_and_weight(state, phi_k, log_decay, weight) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """(what the state is multiplied with (…, f or 1) or None, φ(k) weighted, new M or None)."""
+    decay = None
+    if log_decay is not None:
+        decay = log_decay.to(phi_k.dtype)
+        decay = decay[None, :, None] if decay.ndim == 1 else decay.reshape(*phi_k.shape[:2], -1)
+    if weight is None and state.M is None:
+        return None if decay is None else decay.exp(), phi_k, None
+    before = phi_k.new_zeros(phi_k.shape[:2]) if state.M is None else state.M
+    w = torch.zeros_like(before) if weight is None else weight.squeeze(2).to(phi_k.dtype)
+    grown = before if decay is None else before + decay.amax(-1)
+    M = torch.maximum(grown, w).detach()
+    keep = before[..., None] - finite(M)[..., None]
+    return (keep if decay is None else keep + decay).exp(), phi_k * (w - finite(M)).exp()[..., None], M
+
+
+def _update(state, keep, phi_k, value, M, inplace) -> LinearState:
+    if not inplace:
+        S, z = (state.S, state.z) if keep is None else (state.S * keep[..., None], state.z * keep)
+        return LinearState(torch.addcmul(S, phi_k[..., None], value[:, :, None]), z + phi_k, M)
+    if keep is not None:
+        state.S.mul_(keep[..., None])
+        state.z.mul_(keep)
+    state.S.addcmul_(phi_k[..., None], value[:, :, None])
+    state.z.add_(phi_k)
+    if M is None:
+        return state
+    return state._replace(M=M if state.M is None else state.M.copy_(M))

@@ -1,0 +1,188 @@
+"""Linear attention as a torch operator: schema, shapes without data, first and second derivative.
+
+`tarnn::linear_attention` is opaque to torch.compile, which sees only its schema and fake kernel; inside, a
+backend from `tarnn.kernels` does the work, and packed sequences are handed to it in groups of similar length.
+The second derivative is autograd through the backend's own differentiable forward.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tarnn.kernels import eager
+from tarnn.kernels.eager import Call, Gradients
+from tarnn.ops import packing
+
+_INPUTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_log_weight, Tensor? S, Tensor? z, Tensor? M, "
+    "Tensor? key_mask, Tensor? cu_seqlens, str feature_map, bool causal, bool normalize, float eps"
+)
+_DIFFERENTIABLE = 7  # the first seven inputs: q, k, v, log_decay, key_log_weight, S, z
+
+
+def _call(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, feature_map, causal, normalize, eps) -> Call:
+    return Call(q, k, v, feature_map, causal, normalize, eps, key_mask, log_decay, key_log_weight, S, z, M)
+
+
+def forward(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, *options):
+    call = _call(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, *options)
+    return eager.forward(call) if cu_seqlens is None else _packed_forward(call, cu_seqlens)
+
+
+@torch.library.custom_op(
+    "tarnn::linear_attention",
+    mutates_args=(),
+    schema=f"({_INPUTS}) -> (Tensor o, Tensor den, Tensor S, Tensor z, Tensor M)",
+)
+def linear_attention_op(*inputs):
+    return forward(*inputs)
+
+
+@linear_attention_op.register_fake
+def _(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, feature_map, causal, normalize, eps):
+    b = k.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    g, f, e = k.shape[1], k.shape[3], v.shape[3]
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return (
+        q.new_empty(*q.shape[:3], e),
+        q.new_empty(q.shape[:3], dtype=dtype),
+        q.new_empty(b, g, f, e, dtype=dtype),
+        q.new_empty(b, g, f, dtype=dtype),
+        q.new_empty(b, g, dtype=dtype),
+    )
+
+
+@torch.library.custom_op(
+    "tarnn::linear_attention_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad_o, Tensor? grad_S, Tensor? grad_z, Tensor o, Tensor den, {_INPUTS}) "
+    "-> (Tensor q, Tensor k, Tensor v, Tensor log_decay, Tensor key_log_weight, Tensor S, Tensor z)",
+)
+def backward_op(grad_o, grad_S, grad_z, o, den, *inputs):
+    *tensors, key_mask, cu_seqlens = inputs[:10]
+    call = _call(*tensors, key_mask, *inputs[10:])
+    if cu_seqlens is None:
+        grads = eager.backward(call, grad_o, grad_S, grad_z, o, den)
+    else:
+        grads = _packed_backward(call, cu_seqlens, grad_o, grad_S, grad_z, o, den)
+    none = grad_o.new_empty(0)  # an operator cannot return None
+    return tuple(none.clone() if x is None else x for x in grads)
+
+
+@backward_op.register_fake
+def _(grad_o, grad_S, grad_z, o, den, *inputs):
+    _, _, S, z, _ = torch.ops.tarnn.linear_attention(*inputs)
+    like = [grad_o.new_empty(0) if x is None else torch.empty_like(x) for x in inputs[:5]]
+    return (*like, S, z)
+
+
+def _save_for_backward(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:10], output[0], output[1])
+    ctx.options = inputs[10:]
+
+
+def _backward(ctx, grad_o, grad_den, grad_S, grad_z, grad_M):
+    *tensors, o, den = ctx.saved_tensors
+    if grad_o is None:
+        grad_o = torch.zeros_like(o)
+    grads = torch.ops.tarnn.linear_attention_backward(grad_o, grad_S, grad_z, o, den, *tensors, *ctx.options)
+    given = [None if x is None else g for x, g in zip(tensors[:_DIFFERENTIABLE], grads)]
+    return (*given, *[None] * 7)
+
+
+torch.library.register_autograd("tarnn::linear_attention", _backward, setup_context=_save_for_backward)
+
+
+def _save_for_double_backward(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:3], *inputs[5:15])
+    ctx.options = inputs[15:]
+
+
+def _double_backward(ctx, *grads_of_grads):
+    """Autograd through the differentiable forward, twice; o and den, its outputs, need no gradient of their own."""
+    cotangents, tensors = list(ctx.saved_tensors[:3]), list(ctx.saved_tensors[3:])
+    with torch.enable_grad():
+        # aliases: the graph goes on behind them, so that third derivatives work too
+        leaves = [None if x is None else x.view_as(x) for x in cotangents + tensors[:_DIFFERENTIABLE]]
+        leaves = [x if x is None or x.requires_grad else x.requires_grad_() for x in leaves]
+        outputs = forward(*leaves[3:], *tensors[_DIFFERENTIABLE:], *ctx.options)
+        pairs = [(y, g) for y, g in zip((outputs[0], outputs[2], outputs[3]), leaves[:3]) if g is not None]
+        inputs = [x for x in leaves[3:] if x is not None]
+        first = torch.autograd.grad(
+            [y for y, _ in pairs], inputs, [g for _, g in pairs], create_graph=True, allow_unused=True
+        )
+        gg = [g for x, g in zip(tensors[:_DIFFERENTIABLE], grads_of_grads) if x is not None]
+        used = [(a, b) for a, b in zip(first, gg) if a is not None and b is not None and a.requires_grad]
+        wanted = [x for x in leaves if x is not None]
+        second = iter(
+            torch.autograd.grad(
+                [a for a, _ in used], wanted, [b for _, b in used], allow_unused=True,
+                create_graph=torch.is_grad_enabled() and any(b.requires_grad for _, b in used),
+            )
+            if used
+            else [None] * len(wanted)
+        )  # fmt: skip
+    grads = [None if x is None else next(second) for x in leaves]
+    return (*grads[:3], None, None, *grads[3:], *[None] * 7)
+
+
+torch.library.register_autograd(
+    "tarnn::linear_attention_backward", _double_backward, setup_context=_save_for_double_backward
+)
+
+
+def _pick(x: Tensor | None, index: Tensor) -> Tensor | None:
+    """(1, h, T, …) at token index (n, l) as a batch, (n, h, l, …)."""
+    return None if x is None else x[0][:, index].transpose(0, 1)
+
+
+def _bucket(call: Call, members: Tensor, index: Tensor, real: Tensor) -> Call:
+    states = {name: None if x is None else x[members] for name, x in (("S", call.S), ("z", call.z), ("M", call.M))}
+    return replace(
+        call,
+        q=_pick(call.q, index),
+        k=_pick(call.k, index),
+        v=_pick(call.v, index),
+        log_decay=_pick(call.log_decay, index),
+        key_log_weight=_pick(call.key_log_weight, index),
+        key_mask=real if call.key_mask is None else real & call.key_mask[0][index],
+        **states,
+    )
+
+
+def _put(target: Tensor | None, source: Tensor | None, index: Tensor, real: Tensor) -> None:
+    if target is not None:
+        target[0][:, index[real]] = source.transpose(0, 1)[:, real].to(target.dtype)
+
+
+def _packed_forward(call: Call, cu_seqlens: Tensor):
+    cuts = packing.bounds(cu_seqlens, call.q.shape[2])
+    g, f, e = call.k.shape[1], call.k.shape[3], call.v.shape[3]
+    o = call.q.new_empty(*call.q.shape[:3], e)
+    den = torch.empty(call.q.shape[:3], dtype=call.dtype, device=call.q.device)
+    S = den.new_empty(len(cuts) - 1, g, f, e)
+    z, M = S.new_empty(S.shape[:3]), S.new_empty(S.shape[:2])
+    for members, index, real in packing.buckets(cuts, call.q.device):
+        out, d, S[members], z[members], M[members] = eager.forward(_bucket(call, members, index, real))
+        _put(o, out, index, real)
+        _put(den, d, index, real)
+    return o, den, S, z, M
+
+
+def _packed_backward(call: Call, cu_seqlens: Tensor, grad_o, grad_S, grad_z, o, den) -> Gradients:
+    cuts = packing.bounds(cu_seqlens, call.q.shape[2])
+    like = [None if x is None else torch.empty_like(x) for x in (call.q, call.k, call.v, call.log_decay, call.key_log_weight)]
+    g, f, e = call.k.shape[1], call.k.shape[3], call.v.shape[3]
+    S = den.new_empty(len(cuts) - 1, g, f, e)
+    total = Gradients(*like, S, S.new_empty(S.shape[:3]))
+    for members, index, real in packing.buckets(cuts, call.q.device):
+        part = _bucket(call, members, index, real)
+        # padded queries must not send gradients back: their output is nobody's
+        grad = _pick(grad_o, index).masked_fill(~real[:, None, :, None], 0.0)
+        states = [None if x is None else x[members] for x in (grad_S, grad_z)]
+        grads = eager.backward(part, grad, *states, _pick(o, index), _pick(den[..., None], index)[..., 0])
+        for target, source in zip(total[:5], grads[:5]):
+            _put(target, source, index, real)
+        total.S[members], total.z[members] = grads.S, grads.z
+    return total
