@@ -1,4 +1,4 @@
-"""Attention as modules: projections around an op. One file a kind, one interface for all (see `multihead`)."""
+"""Attention as modules: projections around an op. A file a kind, one interface for all (see `multihead`)."""
 
 from tarnn.attention.decay import ChannelDecay, HeadDecay, TokenDecay
 from tarnn.attention.linear import LinearAttention

@@ -9,6 +9,9 @@ from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.attention.rotary import Rotary, Turns
 from tarnn.feature_maps import FeatureMap, Identity
 from tarnn.ops import LinearState, linear_attention, step
+from tarnn.ops.features import features
+
+_IDENTITY = Identity()
 
 
 class LinearAttention(MultiHeadAttention):
@@ -26,6 +29,7 @@ class LinearAttention(MultiHeadAttention):
     rotary: a `Rotary` as wide as the features. Features are turned after φ. With normalize, in the numerator
         only, so that the sum of the weights stays positive (RoFormer, eq. 19, arXiv 2104.09864):
             o_i = Σ_j (R_i φ(q_i))·(R_j φ(k_j)) v_j / Σ_j φ(q_i)·φ(k_j)
+        Then the state's S holds turned features, its z plain ones, and sums are float32 even in autocast.
 
     Raises ValueError for combinations that have no meaning, with the reason.
     """
@@ -33,7 +37,8 @@ class LinearAttention(MultiHeadAttention):
     def __init__(
         self, hidden_size: int, num_heads: int, *, feature_map: nn.Module, causal: bool,
         num_kv_heads: int | None = None, head_dim: int | None = None, context_size: int | None = None,
-        normalize: bool = True, decay: nn.Module | None = None, rotary: Rotary | None = None, bias: bool = False,
+        normalize: bool = True, decay: nn.Module | None = None, rotary: Rotary | None = None,
+        bias: bool = False,
     ):  # fmt: skip
         super().__init__(
             hidden_size, num_heads, causal=causal, num_kv_heads=num_kv_heads, head_dim=head_dim,
@@ -44,9 +49,8 @@ class LinearAttention(MultiHeadAttention):
         self.num_features = _num_features(feature_map, self.head_dim)
         if rotary is not None and rotary.dim != self.num_features:
             raise ValueError(
-                f"rotary turns the features, so its dim must be their number, {self.num_features}; got {rotary.dim}."
+                f"rotary turns features: its dim must be their number, {self.num_features}; got {rotary.dim}."
             )
-        self.log_weights = getattr(feature_map, "log_scaled", False)
         self.o_norm = None if normalize else nn.RMSNorm(self.head_dim, eps=1e-6)
 
     def forward(
@@ -56,22 +60,25 @@ class LinearAttention(MultiHeadAttention):
         *,
         key_mask: Bool[Tensor, "b s"] | None = None,
         cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
-        positions: Int[Tensor, "b t"] | Turns | None = None,
+        positions: Int[Tensor, "#b t"] | Turns | None = None,
         state: LinearState | None = None,
         return_state: bool = False,
-    ):
+    ) -> Tensor | tuple[Tensor, LinearState]:
         q, k, v = self._project(x, self.source(x, context, state))
-        options = dict(
-            causal=self.causal, key_mask=key_mask, cu_seqlens=cu_seqlens, return_state=return_state,
-            log_decay=None if self.decay is None else self.decay(x),
-        )  # fmt: skip
+        options = {
+            "causal": self.causal,
+            "key_mask": key_mask,
+            "cu_seqlens": cu_seqlens,
+            "log_decay": None if self.decay is None else self.decay(x),
+        }
         if self.rotary is None:
-            o = linear_attention(q, k, v, self.feature_map, normalize=self.normalize, state=state, **options)
+            o, state = linear_attention(
+                q, k, v, self.feature_map, normalize=self.normalize, state=state, return_state=True, **options
+            )
         else:
             turns = self.rotary.of(positions, x, state)
-            o = self._rotated(linear_attention, q, k, v, turns, state, return_state, options)
-        o, state = o if return_state else (o, None)
-        y = self.merge(self._normed(o, x.dtype))
+            o, state = self._rotated(linear_attention, q, k, v, turns, state, return_state=True, **options)
+        y = self._output(o, x)
         return (y, state) if return_state else y
 
     def step(
@@ -79,7 +86,7 @@ class LinearAttention(MultiHeadAttention):
         x: Float[Tensor, "b 1 hidden"],
         state: LinearState,
         *,
-        positions: Int[Tensor, "b 1"] | Turns | None = None,
+        positions: Int[Tensor, "#b 1"] | Turns | None = None,
         inplace: bool = False,
     ) -> tuple[Float[Tensor, "b 1 hidden"], LinearState]:
         """One token. With `inplace` its sums are written into the given state's tensors."""
@@ -87,58 +94,53 @@ class LinearAttention(MultiHeadAttention):
         if self.context_size is not None:  # reads the context's state; writes nothing
             return self(x, state=state), state
         q, k, v = self._project(x, x)
-        options = dict(log_decay=None if self.decay is None else self.decay(x), inplace=inplace)
+        options = {"log_decay": None if self.decay is None else self.decay(x), "inplace": inplace}
         if self.rotary is None:
             o, state = step(q, k, v, self.feature_map, state, normalize=self.normalize, **options)
         else:
             turns = self.rotary.of(positions, x, state)
-            o, state = self._rotated(step, q, k, v, turns, state, True, options)
-        return self.merge(self._normed(o, x.dtype)), state
+            o, state = self._rotated(step, q, k, v, turns, state, **options)
+        return self._output(o, x), state
 
     def new_state(
         self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None
     ) -> LinearState:
-        """The state that has seen nothing: float32 (float64 where that is asked for), its size free of `capacity`."""
+        """The state that has seen nothing. Its size does not depend on `capacity`; it is float32, or float64
+        for that `dtype` (by default the weights')."""
+        weight = self.v_proj.weight
+        wide = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)
         return LinearState.zeros(
-            batch_size, self.num_kv_heads, self.num_features, self.head_dim, log_weights=self.log_weights,
-            dtype=torch.float64 if dtype == torch.float64 else torch.float32,
-            device=self.v_proj.weight.device if device is None else device,
+            batch_size, self.num_kv_heads, self.num_features, self.head_dim, dtype=wide,
+            device=weight.device if device is None else device,
+            log_weights=getattr(self.feature_map, "log_scaled", False),
         )  # fmt: skip
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.q_proj(x), self.k_proj(source), self.v_proj(source)
-        return (
-            self.heads(q, self.num_heads),
-            self.heads(k, self.num_kv_heads),
-            self.heads(v, self.num_kv_heads),
-        )
+        q = self.heads(self.q_proj(x), self.num_heads)
+        k = self.heads(self.k_proj(source), self.num_kv_heads)
+        return q, k, self.heads(self.v_proj(source), self.num_kv_heads)
 
-    def _rotated(self, op, q, k, v, turns: Turns, state: LinearState | None, return_state: bool, options):
-        """`op` with features turned after φ: twice where normalised, once for each side of the fraction.
+    def _rotated(self, op, q, k, v, turns: Turns, state: LinearState | None, **options):
+        """`op` with features turned after φ; where normalised once for each side of the fraction."""
+        wide = torch.promote_types(q.dtype, torch.float32)  # the numerator alone grows with t
+        with torch.autocast(q.device.type, enabled=False):
+            phi_q, phi_k = (features(self.feature_map, x)[0].to(wide) for x in (q, k))
+            args = turns.apply(phi_q), turns.apply(phi_k), v.to(wide), _IDENTITY
+            if not self.normalize:
+                return op(*args, normalize=False, state=state, **options)
+            above = below = None
+            if state is not None:
+                above = LinearState(state.S, torch.zeros_like(state.z))
+                below = LinearState(state.z[..., None], torch.zeros_like(state.z))
+            num, above = op(*args, normalize=False, state=above, **options)
+            one = torch.ones_like(v[..., :1], dtype=wide)
+            den, below = op(phi_q, phi_k, one, _IDENTITY, normalize=False, state=below, **options)
+            empty = den == 0  # no key was seen, or none with a feature in common
+            o = torch.where(empty, 0.0, num / torch.where(empty, 1.0, den))
+        return o, LinearState(above.S, below.S[..., 0])
 
-        The sums are taken in float32 at least, since in the numerator alone they grow with t. The state's S
-        is that of the turned features, its z that of the unturned ones.
-        """
-        wide = torch.promote_types(q.dtype, torch.float32)
-        q, k, v = self.feature_map(q).to(wide), self.feature_map(k).to(wide), v.to(wide)
-        turned, plain = turns.apply(q), turns.apply(k)
-        if not self.normalize:
-            return op(turned, plain, v, Identity(), normalize=False, state=state, **options)
-        above = below = None
-        if state is not None:
-            above = LinearState(state.S, torch.zeros_like(state.z))
-            below = LinearState(state.z[..., None], torch.zeros_like(state.z))
-        num = op(turned, plain, v, Identity(), normalize=False, state=above, **options)
-        den = op(q, k, torch.ones_like(v[..., :1]), Identity(), normalize=False, state=below, **options)
-        if return_state:
-            (num, above), (den, below) = num, den
-            state = LinearState(above.S, below.S[..., 0])
-        empty = den == 0  # no key was seen, or none with a feature in common: zeros
-        o = torch.where(empty, 0.0, num / torch.where(empty, 1.0, den))
-        return (o, state) if return_state else o
-
-    def _normed(self, o: Tensor, dtype: torch.dtype) -> Tensor:
-        return (o if self.o_norm is None else self.o_norm(o)).to(dtype)
+    def _output(self, o: Tensor, x: Tensor) -> Tensor:
+        return self.merge((o if self.o_norm is None else self.o_norm(o)).to(x.dtype))
 
     def extra_repr(self) -> str:
         rotary = "" if self.rotary is None else f", rotary={self.rotary!r}"
@@ -149,16 +151,17 @@ def _num_features(feature_map: nn.Module, head_dim: int) -> int:
     """f for a given d: as the map declares it, or, for a map that is a bare module, found by trying."""
     if isinstance(feature_map, FeatureMap):
         return feature_map.num_features(head_dim)
+    like = next(feature_map.parameters(), torch.empty(0))
     with torch.no_grad():
-        return feature_map(torch.zeros(1, 1, 1, head_dim)).shape[-1]
+        return feature_map(like.new_zeros(1, 1, 1, head_dim)).shape[-1]
 
 
 def _check_choices(feature_map, causal, normalize, decay, rotary, context_size) -> None:
     name = type(feature_map).__name__
     if normalize and not getattr(feature_map, "positive", True):
         raise ValueError(
-            f"{name} may give negative weights, whose sum is no normaliser; pass normalize=False (the output is "
-            "then normed) or take a positive map such as Elu."
+            f"{name} may give negative weights, whose sum is no normaliser; pass normalize=False (the output "
+            "is then normed) or take a positive map such as Elu."
         )
     if decay is not None and not causal:
         raise ValueError("a decay runs along time, so it needs causal attention; got causal=False.")
@@ -166,15 +169,15 @@ def _check_choices(feature_map, causal, normalize, decay, rotary, context_size) 
         return
     if context_size is not None:
         raise ValueError(
-            "rotary positions say how far a key is from a query; in cross attention they have no meaning."
+            "rotary positions are about the distance of key and query; cross attention has no such thing."
         )
     if getattr(feature_map, "log_scaled", False):
         raise ValueError(
-            f"rotary positions turn features, and those of {name} are kept as scaled logarithms; take another map "
-            "(Elu, Relu, Dpfp …) or no rotary."
+            f"rotary positions turn features, and those of {name} are kept as scaled logarithms; "
+            "take another map (Elu, Relu, Dpfp …) or no rotary positions."
         )
     if isinstance(decay, ChannelDecay):
         raise ValueError(
-            "rotary positions mix pairs of features that a channel decay lets fade apart, so distance would no "
-            "longer be what counts; take decay a head or a token, or no rotary."
+            "rotary positions mix pairs of features that a channel decay lets fade apart, so distance would "
+            "no longer be what counts; take a decay a head or a token, or no rotary positions."
         )

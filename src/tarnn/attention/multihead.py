@@ -10,7 +10,8 @@ class MultiHeadAttention(nn.Module):
     What happens between them is a subclass's business. Its `forward` and `step` have one signature for all
     kinds of attention, so that a model can put any kind into any layer:
 
-        forward(x, context=None, *, key_mask=None, cu_seqlens=None, positions=None, state=None, return_state=False)
+        forward(x, context=None, *, key_mask=None, cu_seqlens=None, positions=None,
+                state=None, return_state=False) -> y, or (y, state)
         step(x, state, *, positions=None, inplace=False) -> (y, state)
         new_state(batch_size, *, capacity=None, dtype=None, device=None) -> state
 
@@ -31,8 +32,8 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         if head_dim is None and hidden_size % num_heads:
             raise ValueError(
-                f"hidden_size must be a multiple of num_heads, or head_dim given; got hidden_size = {hidden_size} "
-                f"and num_heads = {num_heads}."
+                "hidden_size must be a multiple of num_heads, or head_dim given; got hidden_size = "
+                f"{hidden_size} and num_heads = {num_heads}."
             )
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         if num_kv_heads < 1 or num_heads % num_kv_heads:
@@ -54,11 +55,11 @@ class MultiHeadAttention(nn.Module):
         self.o_proj = nn.Linear(num_heads * self.head_dim, hidden_size, bias=bias)
 
     def source(self, x: Tensor, context: Tensor | None, state) -> Tensor:
-        """Where keys and values come from: (b, s, ·). Raises ValueError if context is missing or not wanted."""
+        """Where keys and values come from, (b, s, ·); ValueError if context is missing or not wanted."""
         if self.context_size is None:
             if context is not None:
                 raise ValueError(
-                    "this is self attention: it takes no context. For cross attention pass context_size=."
+                    "this is self attention and takes no context; for cross attention pass context_size=."
                 )
             return x
         if context is not None:
@@ -72,9 +73,7 @@ class MultiHeadAttention(nn.Module):
     def check_step(self, x: Tensor) -> None:
         """Raises ValueError where a step has no meaning: more than one token, or no causality."""
         if x.ndim != 3 or x.shape[1] != 1:
-            raise ValueError(
-                f"step takes one token, (b, 1, hidden); got {tuple(x.shape)}. For more use forward."
-            )
+            raise ValueError(f"step takes one token, (b, 1, hidden); got {tuple(x.shape)}. Else use forward.")
         if not self.causal and self.context_size is None:
             raise ValueError(
                 "attention to both sides has no step: a token also sees what comes after it. Use forward."
@@ -90,11 +89,9 @@ class MultiHeadAttention(nn.Module):
         return self.o_proj(o.transpose(1, 2).flatten(2))
 
     def extra_repr(self) -> str:
-        parts = [
-            f"{self.hidden_size}, num_heads={self.num_heads}, head_dim={self.head_dim}, causal={self.causal}"
-        ]
+        parts = [f"{self.hidden_size}, num_heads={self.num_heads}, head_dim={self.head_dim}"]
         if self.num_kv_heads != self.num_heads:
             parts.append(f"num_kv_heads={self.num_kv_heads}")
         if self.context_size is not None:
             parts.append(f"context_size={self.context_size}")
-        return ", ".join(parts)
+        return ", ".join([*parts, f"causal={self.causal}"])

@@ -8,16 +8,16 @@ from tarnn.attention.rotary import Turns
 
 
 class NoAttention(MultiHeadAttention):
-    """y_i = W_o W_v x_i: each position sees its own value and nothing else ("X (OPT)", arXiv 2009.14794, fig. 3).
+    """y_i = W_o W_v x_i: each position sees its own value only ("X (OPT)" of arXiv 2009.14794, fig. 3).
 
     With the signature of the others, so it can stand in any layer; q_proj and k_proj do not exist. A masked
     key is absent here too: its position yields zeros (before the output's bias). As cross attention it takes
-    a context as long as x. Its state is empty.
+    a context as long as x, and has no step. Its state is `()`.
     """
 
     def __init__(
         self, hidden_size: int, num_heads: int, *, causal: bool, num_kv_heads: int | None = None,
-        head_dim: int | None = None, context_size: int | None = None, rotary=None, bias: bool = False,
+        head_dim: int | None = None, context_size: int | None = None, bias: bool = False,
     ):  # fmt: skip
         super().__init__(
             hidden_size, num_heads, causal=causal, num_kv_heads=num_kv_heads, head_dim=head_dim,
@@ -28,18 +28,18 @@ class NoAttention(MultiHeadAttention):
     def forward(
         self,
         x: Float[Tensor, "b t hidden"],
-        context: Float[Tensor, "b t context"] | None = None,
+        context: Float[Tensor, "b s context"] | None = None,
         *,
-        key_mask: Bool[Tensor, "b t"] | None = None,
+        key_mask: Bool[Tensor, "b s"] | None = None,
         cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
-        positions: Int[Tensor, "b t"] | Turns | None = None,
-        state: tuple = (),
+        positions: Int[Tensor, "#b t"] | Turns | None = None,
+        state: tuple | None = None,
         return_state: bool = False,
-    ):
+    ) -> Tensor | tuple[Tensor, tuple]:
         source = self.source(x, context, None)
         if source.shape[:2] != x.shape[:2]:
             raise ValueError(
-                f"NoAttention gives each position its own value, so the context must be as long as x; "
+                "NoAttention gives each position its own value, so the context must be as long as x; "
                 f"got x {tuple(x.shape)} and context {tuple(source.shape)}."
             )
         v = self.v_proj(source)
@@ -51,7 +51,7 @@ class NoAttention(MultiHeadAttention):
 
     def step(
         self, x: Float[Tensor, "b 1 hidden"], state: tuple = (), *, positions=None, inplace: bool = False
-    ):
+    ) -> tuple[Float[Tensor, "b 1 hidden"], tuple]:
         self.check_step(x)
         return self(x), ()
 

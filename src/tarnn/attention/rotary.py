@@ -1,20 +1,20 @@
-"""Rotary positions: a vector is turned by angles that grow with its position, so products know the distance."""
+"""Rotary positions: vectors turned by angles that grow with their position, so products know the distance."""
 
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
 class Turns(NamedTuple):
-    """The cosines and signed sines of a batch's positions, (b, 1, t, dim) float32; made once, used by all layers."""
+    """The cosines and signed sines of some positions, float32; made once, shared by layers and heads."""
 
     cos: Float[Tensor, "b 1 t dim"]
     sin: Float[Tensor, "b 1 t dim"]
 
-    def apply(self, x: Shaped[Tensor, "b h t dim"]) -> Shaped[Tensor, "b h t dim"]:
-        """x turned: x·cos + (x with its halves swapped)·(−sin, sin). In float32 at least, returned in x's dtype."""
+    def apply(self, x: Float[Tensor, "b h t dim"]) -> Float[Tensor, "b h t dim"]:
+        """x turned: x·cos + (x, halves swapped)·(−sin, sin); in float32 at least, returned in x's dtype."""
         swapped = x.roll(x.shape[-1] // 2, -1)
         return torch.addcmul(x * self.cos, swapped, self.sin).to(x.dtype)
 
@@ -23,7 +23,7 @@ class Rotary:
     """Turns the pair (x_c, x_{c + dim/2}) at position p by p·base^(−2c/dim), for c < dim/2.
 
     Then turn(x, p)·turn(y, r) depends on p and r through p − r alone. Angles are computed in float64 (float32
-    where the device has no float64), because p·frequency at p = 10⁶ has no fraction left in float32.
+    where the device has no float64), because a float32 p·frequency at p = 10⁶ is off by 0.03.
     Su et al. 2021, section 3.2 (arXiv 2104.09864), with the halves as pairs, as in Llama.
 
     It holds no tensors, so nothing is lost when a model is cast to another dtype or built without data.
@@ -32,9 +32,7 @@ class Rotary:
 
     def __init__(self, dim: int, base: float = 10000.0):
         if dim < 2 or dim % 2:
-            raise ValueError(
-                f"rotary positions turn pairs of channels, so dim must be even and ≥ 2; got {dim}."
-            )
+            raise ValueError(f"rotary positions turn pairs of channels: dim must be even and ≥ 2; got {dim}.")
         self.dim, self.base = dim, base
 
     def turns(self, positions: Int[Tensor, "b t"]) -> Turns:
@@ -57,6 +55,7 @@ class Rotary:
                     "with rotary positions a continued sequence (state=) needs positions=, (b, t): "
                     "the state does not know how many tokens it has seen."
                 )
+            # packed or padded sequences may be counted on, too: only distances within a sequence matter
             positions = torch.arange(x.shape[1], device=x.device)[None]
         return self.turns(positions)
 

@@ -9,16 +9,17 @@ from tarnn.ops import KVCache, softmax_attention, softmax_step
 
 
 class SoftmaxAttention(MultiHeadAttention):
-    """Multi-head softmax attention, o_i = Σ_j exp(q_i·k_j/√d) v_j / Σ_j exp(q_i·k_j/√d); its state is a `KVCache`.
+    """Multi-head attention with weights exp(q_i·k_j/√d) / Σ_j exp(q_i·k_j/√d); its state is a `KVCache`.
 
     Vaswani et al. 2017, eq. 1 (arXiv 1706.03762). Arguments as `MultiHeadAttention`; `rotary` turns q and k.
-    The cache is written in place, in `forward` too: a sequence can't be continued twice from one cache unless
-    it was copied (`reorder`). It does not grow: `new_state` must be told its capacity.
+    The cache is written in place, in `forward` too: to continue a sequence in two ways, copy it first
+    (`reorder`). It does not grow: `new_state` must be told its capacity.
     """
 
     def __init__(
         self, hidden_size: int, num_heads: int, *, causal: bool, num_kv_heads: int | None = None,
-        head_dim: int | None = None, context_size: int | None = None, rotary: Rotary | None = None, bias: bool = False,
+        head_dim: int | None = None, context_size: int | None = None, rotary: Rotary | None = None,
+        bias: bool = False,
     ):  # fmt: skip
         super().__init__(
             hidden_size, num_heads, causal=causal, num_kv_heads=num_kv_heads, head_dim=head_dim,
@@ -26,12 +27,10 @@ class SoftmaxAttention(MultiHeadAttention):
         )  # fmt: skip
         if rotary is not None and context_size is not None:
             raise ValueError(
-                "rotary positions say how far a key is from a query; in cross attention they have no meaning."
+                "rotary positions are about the distance of key and query; cross attention has no such thing."
             )
         if rotary is not None and rotary.dim != self.head_dim:
-            raise ValueError(
-                f"rotary turns q and k, so its dim must be head_dim, {self.head_dim}; got {rotary.dim}."
-            )
+            raise ValueError(f"rotary turns q and k, so its dim must be {self.head_dim}; got {rotary.dim}.")
         self.rotary = rotary
 
     def forward(
@@ -41,24 +40,23 @@ class SoftmaxAttention(MultiHeadAttention):
         *,
         key_mask: Bool[Tensor, "b s"] | None = None,
         cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
-        positions: Int[Tensor, "b t"] | Turns | None = None,
+        positions: Int[Tensor, "#b t"] | Turns | None = None,
         state: KVCache | None = None,
         return_state: bool = False,
-    ):
+    ) -> Tensor | tuple[Tensor, KVCache]:
         q, k, v = self._project(x, self.source(x, context, state), positions, state)
-        o = softmax_attention(
-            q, k, v, causal=self.causal, key_mask=key_mask, cu_seqlens=cu_seqlens, state=state,
-            return_state=return_state,
-        )  # fmt: skip
-        o, state = o if return_state else (o, None)
-        return (self.merge(o), state) if return_state else self.merge(o)
+        options = {"causal": self.causal, "key_mask": key_mask, "cu_seqlens": cu_seqlens, "state": state}
+        if not return_state:
+            return self.merge(softmax_attention(q, k, v, **options))
+        o, state = softmax_attention(q, k, v, return_state=True, **options)
+        return self.merge(o), state
 
     def step(
         self,
         x: Float[Tensor, "b 1 hidden"],
         state: KVCache,
         *,
-        positions: Int[Tensor, "b 1"] | Turns | None = None,
+        positions: Int[Tensor, "#b 1"] | Turns | None = None,
         inplace: bool = False,
     ) -> tuple[Float[Tensor, "b 1 hidden"], KVCache]:
         """One token: its key and value go into the cache, in place whatever `inplace` says."""
@@ -72,12 +70,11 @@ class SoftmaxAttention(MultiHeadAttention):
     def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> KVCache:
         """An empty cache. Raises ValueError if its capacity, in tokens, is not given."""
         if capacity is None:
-            raise ValueError(
-                "softmax attention keeps every key and value: say for how many tokens, capacity=."
-            )
+            raise ValueError("softmax attention keeps every key and value: say how many, capacity=.")
         weight = self.v_proj.weight
         return KVCache.empty(
-            batch_size, self.num_kv_heads, capacity, self.head_dim, dtype=weight.dtype if dtype is None else dtype,
+            batch_size, self.num_kv_heads, capacity, self.head_dim,
+            dtype=weight.dtype if dtype is None else dtype,
             device=weight.device if device is None else device,
         )  # fmt: skip
 

@@ -1,5 +1,7 @@
 """The language model: logits for the next token, in parallel for training and as an RNN for generation."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationMixin
@@ -14,9 +16,9 @@ from tarnn.models.state import ModelState
 class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
     """`TarnnModel` and a linear layer to the vocabulary.
 
-    Two ways to run it. `forward`, the Hugging Face way, with a transformers cache: for the Trainer, `generate`
-    and pipelines. And `new_state`, `prefill`, `step`, with the state as a plain value: for a token loop
-    without overhead. Both give the same logits.
+    Two ways to run it. `forward`, the Hugging Face way, with a transformers cache: for the Trainer,
+    `generate` and pipelines. And `new_state`, `prefill`, `step`, with the state as a plain value: for a token
+    loop without overhead. Both give the same logits.
 
         state = model.new_state(batch_size=1)
         logits, state = model.prefill(prompt_ids, state)
@@ -24,7 +26,7 @@ class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
             logits, state = model.step(logits.argmax(-1), state)
     """
 
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
     accepts_loss_kwargs = True
 
     def __init__(self, config: TarnnConfig):
@@ -49,8 +51,10 @@ class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> CausalLMOutputWithPast:
-        """Arguments of `TarnnModel.forward`, and: labels (b, t), compared with the logits one place earlier, −100
-        left out; the loss is a mean in nats a token (or a sum divided by num_items_in_batch).
+        """Arguments of `TarnnModel.forward`, and:
+
+        labels: (b, t), compared with the logits one place earlier, −100 left out. The loss is in nats: the
+            mean a token, or with num_items_in_batch the sum divided by that.
         logits_to_keep: logits of the last n places only (0: all), or of the places in an index tensor.
         """
         out = self.model(
@@ -76,7 +80,7 @@ class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
         )
 
     def new_state(self, batch_size: int, capacity: int | None = None) -> ModelState:
-        """The state before the first token. `capacity`: how many tokens the caches of softmax layers will hold."""
+        """The state before the first token. `capacity`: how many tokens softmax layers make room for."""
         layers = [block.attention.new_state(batch_size, capacity=capacity) for block in self.model.layers]
         return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64, device=self.device))
 
@@ -84,10 +88,10 @@ class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
     def prefill(
         self, input_ids: Tensor, state: ModelState, attention_mask: Tensor | None = None
     ) -> tuple[Tensor, ModelState]:
-        """Reads input_ids (b, t) on top of a state: (logits after each row's last token (b, vocab), new state).
+        """Reads input_ids (b, t) on top of a state: (logits after each row's last token, new state).
 
-        A long prompt may come in pieces. attention_mask (b, t), 0 = padding, on whichever side. The given
-        state stays as it was, but for the caches of softmax layers, which are written in place.
+        Logits are (b, vocab) float32. A long prompt may come in pieces. attention_mask (b, t) for these tokens, 0 = padding, on whichever
+        side. The given state stays as it was, but for the caches of softmax layers, written in place.
         """
         x, state = self.model.prefill(input_ids, state, attention_mask)
         if attention_mask is None:
@@ -101,7 +105,7 @@ class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
     def step(self, token_ids: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
         """One token a row (b,): (logits (b, vocab) float32, state). The state's tensors are written in place.
 
-        Every shape stays as it is, so `torch.compile(model.step, fullgraph=True)` compiles once (for models
-        without softmax layers, whose caches fill up).
+        Shapes never change, so `torch.compile(model.step, fullgraph=True)` compiles once (for models without
+        softmax layers, whose caches fill up).
         """
         return self.lm_head(self.model.step(token_ids, state)).float(), state

@@ -1,4 +1,4 @@
-"""From the names in a config to the objects that they stand for. The only tables of this kind in the library."""
+"""From the names in a config to the objects that they stand for."""
 
 import inspect
 
@@ -91,10 +91,10 @@ def make_decay(config, num_features: int) -> nn.Module | None:
 
 
 def check_choices(config) -> None:
-    """Raises ValueError for combinations that the layers themselves refuse: each kind is made once, without data."""
+    """Raises ValueError for what the layers themselves refuse; each kind is made once, without data."""
     if unknown := sorted(set(config.feature_map_options) - set(FEATURE_MAPS)):
         raise ValueError(
-            f"feature_map_options holds the options of each map under its name, as in {{'dpfp': {{'nu': 2}}}}; "
+            "feature_map_options holds the options of each map under its name, as in {'dpfp': {'nu': 2}}; "
             f"no map is called {', '.join(map(repr, unknown))}. Known: {', '.join(FEATURE_MAPS)}."
         )
     kinds = {(config.attention_of(i), config.feature_map_of(i)): i for i in range(config.num_hidden_layers)}

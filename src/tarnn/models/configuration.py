@@ -1,7 +1,8 @@
 """What a tarnn model is made of: one flat, checked list of choices."""
 
-import inspect
-from typing import Any
+from dataclasses import fields
+from inspect import get_annotations
+from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
@@ -14,10 +15,11 @@ _CHOICES = {
     "norm_position": ("pre", "post"),
     "mlp": ("swiglu", "gelu"),
 }
+_RANGES = {"dropout": (0, 1), "initializer_range": (0, 10), "norm_eps": (0, 1), "rotary_base": (1, 1e12)}
 # What the base class takes, or what transformers itself writes into a config.json.
 _FROM_TRANSFORMERS = {
-    "model_type", "torch_dtype", "name_or_path", "_name_or_path", "_commit_hash", "output_attentions", "auto_map",
-    "attn_implementation", "experts_implementation", "num_labels", "quantization_config",
+    "model_type", "torch_dtype", "name_or_path", "_name_or_path", "_commit_hash", "output_attentions",
+    "auto_map", "attn_implementation", "experts_implementation", "num_labels", "quantization_config",
 }  # fmt: skip
 
 
@@ -38,15 +40,15 @@ class TarnnConfig(PreTrainedConfig):
         embedding, half the position; untied) | learned (added; needs max_position_embeddings) | none.
     max_position_embeddings: the longest sequence that is taken; None: any length.
     norm: rms | layer; norm_position: pre | post (the residual sum is normed, as in 2017).
-    mlp: swiglu | gelu; intermediate_size: by default 8/3 and 4 times hidden_size, so equal in parameters.
+    mlp: swiglu | gelu; intermediate_size: by default 8/3 and 4 times hidden_size, alike in parameters.
     bias: whether projections have one. dropout: on the embedding and on what each sublayer adds.
 
-    Raises ValueError, in one sentence, for an unknown key (and lists the known ones), an unknown choice, sizes
+    Raises ValueError, in one sentence, for an unknown key (it lists the known ones), an unknown choice, sizes
     that don't fit each other, and combinations that have no meaning.
     """
 
     model_type = "tarnn"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
 
     vocab_size: int = 257
     hidden_size: int = 256
@@ -92,7 +94,7 @@ class TarnnConfig(PreTrainedConfig):
 
     @classmethod
     def paper(cls, **overrides) -> "TarnnConfig":
-        """The Transformer of "Transformers are RNNs" (Katharopoulos et al. 2020, arXiv 2006.16236, section 4.2).
+        """The model of "Transformers are RNNs" (Katharopoulos et al. 2020, arXiv 2006.16236, section 4.2).
 
         8 layers of 8 heads of 32, feed-forward 1024 with GELU, LayerNorm after each residual sum, biases,
         positions concatenated to the embedding (as in the authors' code), an output layer of its own.
@@ -100,8 +102,8 @@ class TarnnConfig(PreTrainedConfig):
         preset: dict[str, Any] = {
             "hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 1024,
             "attention": "linear", "feature_map": "elu", "normalize": True, "decay": "none",
-            "position": "sinusoidal_half", "norm": "layer", "norm_eps": 1e-5, "norm_position": "post", "mlp": "gelu",
-            "bias": True, "tie_word_embeddings": False,
+            "position": "sinusoidal_half", "norm": "layer", "norm_eps": 1e-5, "norm_position": "post",
+            "mlp": "gelu", "bias": True, "tie_word_embeddings": False,
         }  # fmt: skip
         return cls(**{**preset, **overrides})
 
@@ -123,19 +125,22 @@ class TarnnConfig(PreTrainedConfig):
         return ["tarnn_softmax" if kind == "softmax" else "tarnn_linear" for kind in kinds]
 
     def validate(self) -> None:
-        """Called by transformers before saving, in the place of its own checks, which don't know our layers."""
+        """Called by transformers before saving, in place of its own checks, which don't know our layers."""
         self._check()
         check_choices(self)
 
     @classmethod
     def known_keys(cls) -> list[str]:
-        return list(inspect.get_annotations(cls))
+        """The choices that this class adds to transformers' own."""
+        own = get_annotations(TarnnConfig)
+        return [field.name for field in fields(cls) if field.name in own]
 
     def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
         unknown = sorted(set(kwargs) - _FROM_TRANSFORMERS)
         if unknown:
             raise ValueError(
-                f"TarnnConfig has no {', '.join(map(repr, unknown))}; it takes {', '.join(self.known_keys())}."
+                f"TarnnConfig has no {', '.join(map(repr, unknown))}; "
+                f"it takes {', '.join(self.known_keys())}."
             )
         if (found := kwargs.get("model_type", "tarnn")) != "tarnn":
             raise ValueError(f"this is the config of a {found!r} model, not of a tarnn model.")
@@ -149,10 +154,10 @@ class TarnnConfig(PreTrainedConfig):
         for name in ("normalize", "bias", "tie_word_embeddings"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false; got {getattr(self, name)!r}.")
-        for name, low, high in (("dropout", 0, 1), ("initializer_range", 0, 10), ("norm_eps", 0, 1)):
+        for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not low <= value < high:
-                raise ValueError(f"{name} must be a number from {low} to below {high}; got {value!r}.")
+            if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value < high:
+                raise ValueError(f"{name} must be a number from {low} to below {high:g}; got {value!r}.")
         for name, known in _CHOICES.items():
             _check_choice(name, getattr(self, name), known)
         _check_pattern("attention", self.attention, ATTENTIONS, self.num_hidden_layers)
@@ -163,8 +168,8 @@ class TarnnConfig(PreTrainedConfig):
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         if self.head_dim is None and self.hidden_size % heads:
             raise ValueError(
-                f"hidden_size must be a multiple of num_attention_heads, or head_dim given; got hidden_size = "
-                f"{self.hidden_size} and num_attention_heads = {heads}."
+                "hidden_size must be a multiple of num_attention_heads, or head_dim given; got "
+                f"hidden_size = {self.hidden_size} and num_attention_heads = {heads}."
             )
         if kv_heads is not None and heads % kv_heads:
             raise ValueError(
@@ -178,8 +183,8 @@ class TarnnConfig(PreTrainedConfig):
             )
         if self.position == "sinusoidal_half" and self.tie_word_embeddings:
             raise ValueError(
-                'position = "sinusoidal_half" makes embeddings half as wide as the output layer, so they can\'t be '
-                "tied; pass tie_word_embeddings=False."
+                'position = "sinusoidal_half" makes embeddings half as wide as the output layer, so they '
+                "can't be tied; pass tie_word_embeddings=False."
             )
 
 
@@ -198,6 +203,6 @@ def _check_pattern(name: str, value, known, num_layers: int) -> None:
         _check_choice(name, one, known)
     if not isinstance(value, str) and (not value or num_layers % len(value)):
         raise ValueError(
-            f"a list of {name}s is repeated over the layers, so their number must be a multiple of its length; "
-            f"got {len(value)} {name}s for {num_layers} layers."
+            f"a list of {name}s is repeated over the layers, so their number must be a multiple of its "
+            f"length; got {len(value)} {name}s for {num_layers} layers."
         )
