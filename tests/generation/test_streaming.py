@@ -1,5 +1,7 @@
 """Text comes out whole characters at a time, nothing is lost, and nothing past a stop string is shown."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,7 +92,7 @@ def test_the_prompt_gives_context_for_a_leading_space_and_a_split_character():
 def test_stop_strings_cut_at_the_first_that_is_complete(text, stops, cuts):
     stop, out = StopStrings(stops), ""
     edges = [0, *sorted(min(c, len(text)) for c in cuts), len(text)]
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in pairwise(edges):
         out += stop.push(text[a:b])
         assert not any(s in out for s in stops)
     out += stop.finish()

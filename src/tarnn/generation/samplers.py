@@ -17,7 +17,9 @@ Sampler = Callable[[Tensor], Tensor]
 def divide_by_temperature(value: float) -> Warp:
     """logits / value: below 1 sharpens the distribution, above 1 flattens it. value > 0."""
     if not value > 0:
-        raise ValueError(f"temperature must be above 0 to divide by it; got {value}. Greedy choice is greedy().")
+        raise ValueError(
+            f"temperature must be above 0 to divide by it; got {value}. Greedy choice is greedy()."
+        )
     return lambda logits: logits / value
 
 
@@ -86,7 +88,7 @@ def refuse_nan(scores: Tensor) -> Tensor:
     """`scores`, or ValueError: argmax would make some token or other of NaN, multinomial would abort."""
     if scores.isnan().any():
         raise ValueError(
-            "the model's logits are NaN: its weights or its state have diverged. Check the checkpoint, or run it "
-            "in float32."
+            "the model's logits are NaN: its weights or its state have diverged. Check the checkpoint, or "
+            "run it in float32."
         )
     return scores

@@ -1,6 +1,6 @@
 """From a stream of tokens to a stream of text: whole characters only, and nothing past a stop string."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 INCOMPLETE = 3  # an unfinished UTF-8 character is at most three bytes, so at most three of these
@@ -46,6 +46,11 @@ class StreamingDecoder:
         new = text[self._given :]
         self._given = len(text)
         return new
+
+    @property
+    def recent(self) -> list[int]:
+        """The last tokens: all the context that a stream going on from here needs."""
+        return self._window[-KEEP:]
 
     def _trim(self, length: int) -> None:
         """Forgets all but the last tokens. Text is counted from its end, which they alone determine."""
@@ -96,3 +101,46 @@ def overlap(text: str, string: str) -> int:
     """The length of the longest end of `text` that is a proper beginning of `string`."""
     longest = min(len(text), len(string) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(string[:n])), 0)
+
+
+class TextStream:
+    """The text of one sequence as far as it may be shown: whole characters, up to its end or a stop string.
+
+    `over` says why it ended, once it has; tokens pushed after that are left out.
+    """
+
+    def __init__(
+        self, decode: Callable[[list[int]], str], context: Sequence[int] = (), stop: Sequence[str] = ()
+    ):
+        self._decoder, self._stop = StreamingDecoder(decode, context), StopStrings(stop)
+        self._text: list[str] = []
+        self.over = ""
+
+    def push(self, token: int, ends: Collection[int] = ()) -> None:
+        """`ends`: tokens that end a text and are not shown."""
+        if token in ends:
+            self.finish("the text is at its end")
+        if self.over:
+            return
+        self._text.append(self._stop.push(self._decoder.push(token)))
+        self.over = "a stop string was met" if self._stop.stopped else ""
+
+    def finish(self, why: str, *, goes_on: bool = False) -> None:
+        """No more tokens: what was held back comes out. If the sequence `goes_on`, half a character stays
+        back: a later stream, with `recent` as its context, will complete it.
+        """
+        if not self.over:
+            half = "" if goes_on else self._decoder.finish()
+            self._text.append(self._stop.push(half) + self._stop.finish())
+            self.over = why
+
+    @property
+    def recent(self) -> list[int]:
+        """The last few tokens, the context's among them: the context of a stream that goes on from here."""
+        return self._decoder.recent
+
+    def take(self) -> str:
+        """The text since the last take."""
+        text = "".join(self._text)
+        self._text.clear()
+        return text

@@ -1,0 +1,104 @@
+"""What one more token costs at a given position: time, and bytes of state. Linear or softmax, the same model.
+
+The position is not reached by generating: the state is put there. Of a linear model all of the state, of a
+softmax model the cache up to that position is filled at random; the arithmetic is then what it would be after
+so many tokens, without the hours.
+"""
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+
+from tarnn.ops import KVCache, LinearState
+
+ROUNDS, SECONDS_A_ROUND, WARM_UP = 7, 0.25, 3
+
+
+@dataclass(frozen=True)
+class DecodeCost:
+    """Milliseconds a step of the whole batch (median of the rounds, their range), and bytes of state."""
+
+    position: int
+    batch_size: int
+    ms: float
+    ms_min: float
+    ms_max: float
+    rounds: int
+    state_bytes: int
+
+
+@torch.no_grad()
+def decode_cost(
+    model, position: int, *, batch_size: int = 1, rounds: int = ROUNDS,
+    seconds_a_round: float = SECONDS_A_ROUND, step=None,
+) -> DecodeCost:  # fmt: skip
+    """Measures `model.step` (or `step`, a compiled form of it) with `position` tokens behind it.
+
+    Each round runs as many steps as take about `seconds_a_round` (at least 3, at most 128), and is worth its
+    mean; the same few positions are written again each round, so that a cache need not grow for the sake of
+    the measurement. The steps of a round are decided in a warm-up, which also touches every page.
+    """
+    step = model.step if step is None else step
+    state = state_at(model, position, batch_size, room=128)
+    token = torch.zeros(batch_size, dtype=torch.long, device=state.position.device)
+    warm_up = time_steps(step, token, state, position, WARM_UP)
+    steps = int(min(128, max(3, seconds_a_round / warm_up)))
+    times = [1000 * time_steps(step, token, state, position, steps) for _ in range(rounds)]
+    return DecodeCost(
+        position, batch_size, statistics.median(times), min(times), max(times), rounds, used_bytes(state)
+    )
+
+
+def state_at(model, position: int, batch_size: int, *, room: int):
+    """A state as large as after `position` tokens, with random numbers in it, and room for some more.
+
+    Keys, values and the sums of linear attention are normal numbers of the size that they have in a model (a
+    sum over `position` keys); the normaliser's are positive, as sums of positive features are.
+    """
+    state = model.new_state(batch_size, capacity=position + room)
+    for layer in state.layers:
+        if isinstance(layer, KVCache):
+            layer.k[:, :, :position].normal_()
+            layer.v[:, :, :position].normal_()
+        elif isinstance(layer, LinearState):
+            layer.S.normal_(std=position**0.5)
+            layer.z.uniform_(0.5 * position, 1.5 * position)
+            if layer.M is not None:
+                layer.M.zero_()
+    rewind(state, position)
+    return state
+
+
+def rewind(state, position: int) -> None:
+    """Back to `position`: caches forget what came after it, and the next step writes there again."""
+    state.position.fill_(position)
+    for layer in state.layers:
+        if isinstance(layer, KVCache):
+            layer.length = position
+
+
+def time_steps(step, token, state, position: int, steps: int) -> float:
+    """Seconds a step, mean over `steps` steps from `position` on."""
+    rewind(state, position)
+    wait_for(token.device)
+    start = time.perf_counter()
+    for _ in range(steps):
+        _, state = step(token, state)
+    wait_for(token.device)
+    return (time.perf_counter() - start) / steps
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what it was given: a GPU's clock is not ours."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def used_bytes(state) -> int:
+    """Bytes of state that hold something: all of a LinearState, the filled part of a cache."""
+    return sum(
+        layer.used_nbytes if isinstance(layer, KVCache) else getattr(layer, "nbytes", 0)
+        for layer in state.layers
+    )

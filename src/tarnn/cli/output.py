@@ -1,0 +1,39 @@
+"""stdout as a stream that may end: the reader goes away, the disk fills up."""
+
+import os
+import sys
+
+
+class Output:
+    """Writes text at once. `closed` once nobody reads it any more (`| head`); that is no error.
+
+    Characters that the terminal's encoding lacks become question marks. A full disk and the like are raised.
+    """
+
+    def __init__(self):
+        self.closed = False
+        self._line_open = False
+
+    def write(self, text: str) -> None:
+        if self.closed or not text:
+            return
+        encoding = sys.stdout.encoding or "utf-8"
+        try:
+            sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+            sys.stdout.flush()
+        except OSError as error:
+            leave_stdout()
+            if not isinstance(error, BrokenPipeError):
+                raise
+            self.closed = True
+        self._line_open = not text.endswith("\n")
+
+    def end_line(self, *, always: bool = False) -> None:
+        """A line end, so that a terminal's prompt gets a line of its own; elsewhere the text stays exact."""
+        if self._line_open and (always or sys.stdout.isatty()):
+            self.write("\n")
+
+
+def leave_stdout() -> None:
+    """What is left in stdout's buffer goes nowhere, or Python would try again when it exits, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,41 @@
+"""Models small enough to run a thousand tokens of in a test."""
+
+import pytest
+import torch
+
+from tarnn.models import TarnnConfig, TarnnForCausalLM
+
+KINDS = {
+    "linear": {},
+    "decayed": {"decay": "token", "normalize": False, "feature_map": "dpfp", "position": "none"},
+    "log-weighted": {"feature_map": "exp", "position": "none"},
+    "softmax": {"attention": "softmax"},
+    "hybrid": {"attention": ["linear", "softmax"]},
+    "none": {"attention": ["none", "linear"], "position": "learned", "max_position_embeddings": 256},
+    "post-norm": {"position": "sinusoidal", "norm": "layer", "norm_position": "post", "mlp": "gelu"},
+}
+
+
+def build(kind="linear", seed=0, **overrides):
+    torch.manual_seed(seed)
+    config = TarnnConfig(
+        vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        initializer_range=0.3, eos_token_id=96, bos_token_id=96, pad_token_id=95, **KINDS[kind] | overrides,
+    )  # fmt: skip
+    return TarnnForCausalLM(config).eval()
+
+
+@pytest.fixture(params=list(KINDS))
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def model(kind):
+    return build(kind)
+
+
+@pytest.fixture
+def make_model():
+    """make_model(kind="linear", seed=0, **overrides of the config)"""
+    return build
