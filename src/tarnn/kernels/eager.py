@@ -29,7 +29,7 @@ from tarnn.kernels.weights import Weights, chunk_weights, finite
 
 CHUNK = 64
 CHUNK_WITH_CHANNELS = 16  # its (c × c) weights have a third axis, f
-SEGMENT = 1 << 19  # elements of φ(K) a segment: 2 MB in float32, so that temporaries stay in cache
+SEGMENT = 1 << 18  # elements of φ(K) a segment: 1 MB in float32, so that temporaries stay in cache
 SEGMENT_MIN = 256  # positions: bounds the states kept during backward to t/256
 
 

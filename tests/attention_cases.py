@@ -1,0 +1,101 @@
+"""Drawn calls of the attention op, and the definition that each is held against, in float64."""
+
+from dataclasses import dataclass, field
+
+import torch
+from hypothesis import strategies as st
+
+from tarnn.kernels.features import features
+from tarnn.ops import reference
+from tarnn.ops.linear_attention import EPS
+
+
+@dataclass
+class Case:
+    """One drawn call: shapes all different, options, and tensors made from a seed."""
+
+    b: int
+    g: int
+    r: int
+    t: int
+    d: int = 5
+    e: int = 3
+    feature_map: str = "elu"
+    causal: bool = True
+    normalize: bool = True
+    masked: bool = False
+    decay: str = "none"
+    weighted: bool = False
+    spread: float = 1.0  # standard deviation of q, k and of the log-weights
+    seed: int = 0
+    dtype: torch.dtype = torch.float64
+    options: dict = field(init=False)
+
+    def __post_init__(self):
+        generator = torch.Generator().manual_seed(self.seed)
+        rand = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+        b, g, t = self.b, self.g, self.t
+        self.q = (rand(b, g * self.r, t, self.d) * self.spread).to(self.dtype)
+        self.k = (rand(b, g, t, self.d) * self.spread).to(self.dtype)
+        self.v = rand(b, g, t, self.e).to(self.dtype)
+        self.options = {}
+        if self.masked:
+            self.options["key_mask"] = rand(b, t) > -0.5
+        if self.decay != "none":
+            shape = {"head": (g,), "token": (b, g, t), "channel": (b, g, t, self.d)}[self.decay]
+            log_decay = -rand(*shape).abs()
+            if self.decay != "head":  # some resets, some that come close to one
+                log_decay = log_decay.masked_fill(rand(*shape) > 1.6, -torch.inf).masked_fill(rand(*shape) > 1.9, -1e5)
+            self.options["log_decay"] = log_decay
+        if self.weighted:
+            self.options["key_log_weight"] = rand(b, g, t) * 10 * self.spread
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.q, self.k, self.v, *(x for x in self.options.values() if x.is_floating_point())]
+
+    def definition(self) -> torch.Tensor:
+        """float64, by the recurrence where causal, by the quadratic form else."""
+        q, k, v = (x.double() for x in (self.q, self.k, self.v))
+        (fq, q_scale), (fk, k_scale) = features(self.feature_map, q), features(self.feature_map, k)
+        options = dict(self.options)
+        if k_scale is not None:
+            options["key_log_weight"] = options.get("key_log_weight", 0) + k_scale
+        if self.causal:
+            o = reference.recurrent(fq, fk, v, normalize=self.normalize, eps=EPS, **options)[0]
+        else:
+            o = reference.quadratic(fq, fk, v, causal=False, normalize=self.normalize, eps=EPS, **options)
+        return o if self.normalize or q_scale is None else o * q_scale.exp()[..., None]
+
+
+LENGTHS = [0, 1, 2, 3, 5, 7, 8, 9, 13, 16, 17, 31, 63, 64, 65, 67]
+
+
+@st.composite
+def cases(draw, **fixed):
+    causal = fixed.get("causal", draw(st.booleans()))
+    drawn = {
+        "b": draw(st.integers(1, 3)),
+        "g": draw(st.integers(1, 2)),
+        "r": draw(st.integers(1, 3)),
+        "t": draw(st.sampled_from(LENGTHS)),
+        "d": draw(st.sampled_from([1, 5, 8])),
+        "e": draw(st.sampled_from([1, 3, 7])),
+        "feature_map": draw(st.sampled_from(["elu", "relu", "squared_relu", "exp"])),
+        "causal": causal,
+        "normalize": draw(st.booleans()),
+        "masked": draw(st.booleans()),
+        "decay": draw(st.sampled_from(["none", "head", "token", "channel"])) if causal else "none",
+        "weighted": draw(st.booleans()),
+        "spread": draw(st.sampled_from([0.1, 1.0, 3.0])),
+        "seed": draw(st.integers(0, 2**31)),
+    }
+    return Case(**{**drawn, **fixed})
+
+
+def relative_error(x: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference over the largest expected value; 0 for empty tensors."""
+    if not expected.numel():
+        assert x.shape == expected.shape
+        return 0.0
+    expected = expected.detach().double().cpu()
+    return ((x.detach().double().cpu() - expected).abs().max() / expected.abs().max().clamp(min=1e-30)).item()

@@ -1,0 +1,244 @@
+"""The laws of linear attention: whatever the path, it is the definition."""
+
+import pytest
+import torch
+from attention_cases import Case, cases, relative_error
+from hypothesis import HealthCheck, given, settings
+
+from tarnn import feature_maps
+from tarnn.ops import linear_attention, packing, reference
+
+MAPS = {
+    "identity": feature_maps.Identity(),
+    "elu": feature_maps.Elu(),
+    "relu": feature_maps.Relu(),
+    "squared_relu": feature_maps.SquaredRelu(),
+    "exp": feature_maps.Exp(),
+}
+laws = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def attend(case: Case, at=slice(None), **more):
+    """The op on the case's positions `at`, with its options."""
+    options = {}
+    for name, x in case.options.items():
+        options[name] = x if name == "log_decay" and x.ndim == 1 else x[:, at] if name == "key_mask" else x[:, :, at]
+    q, k, v = (x[:, :, at] for x in (case.q, case.k, case.v))
+    return linear_attention(
+        q, k, v, MAPS[case.feature_map], causal=case.causal, normalize=case.normalize, **{**options, **more}
+    )
+
+
+def true_sums(state):
+    """S·e^M and z·e^M."""
+    if state.M is None:
+        return state.S, state.z
+    factor = torch.where(state.M == -torch.inf, 0.0, state.M).exp()
+    return state.S * factor[..., None, None], state.z * factor[..., None]
+
+
+def same_gradients(case: Case, f, expected_f) -> None:
+    """The gradients of all of the case's tensors through f equal those through expected_f, and are finite."""
+    if not case.t:
+        return
+    tensors = [x.requires_grad_() for x in case.tensors()]
+    grad = torch.randn(case.b, case.g * case.r, case.t, case.e, dtype=torch.float64)
+    got, expected = (
+        torch.autograd.grad(y, tensors, grad, allow_unused=True, materialize_grads=True) for y in (f(), expected_f())
+    )
+    scale = max([1e-6, *(x.abs().max().item() for x in expected)])
+    for x, y in zip(got, expected):
+        assert x.isfinite().all()
+        assert (x - y).abs().max().item() < 1e-8 * scale
+
+
+@laws
+@given(case=cases())
+def test_equals_the_definition(chunks, case):
+    assert relative_error(attend(case), case.definition()) < 1e-11
+
+
+@laws
+@given(case=cases(d=5))
+def test_gradients_equal_those_of_the_definition(chunks, case):
+    same_gradients(case, lambda: attend(case), case.definition)
+
+
+@laws
+@given(case=cases(causal=True, masked=False))
+def test_prefix_then_rest_is_the_whole(chunks, case):
+    cut = case.t // 3
+    whole, end = attend(case, return_state=True)
+    first, state = attend(case, slice(0, cut), return_state=True)
+    rest, end2 = attend(case, slice(cut, None), state=state, return_state=True)
+    assert relative_error(torch.cat([first, rest], dim=2), whole) < 1e-11
+    for x, y in zip(true_sums(end2), true_sums(end)):
+        assert relative_error(x, y) < 1e-11
+
+
+@laws
+@given(case=cases(causal=True, decay="token", weighted=True, normalize=True, d=5))
+def test_gradients_pass_through_a_state_handed_over(chunks, case):
+    cut = case.t // 2
+
+    def handed_over():
+        first, state = attend(case, slice(0, cut), return_state=True)
+        return torch.cat([first, attend(case, slice(cut, None), state=state)], dim=2)
+
+    same_gradients(case, handed_over, case.definition)
+
+
+@laws
+@given(case=cases(causal=True))
+def test_nothing_later_changes_an_output_not_even_a_bit(chunks, case):
+    cut = case.t // 2
+    before = attend(case)[:, :, :cut]
+    for x in (case.q, case.k, case.v, case.options.get("key_log_weight")):
+        if x is not None:
+            x[:, :, cut:] = 100 * torch.randn_like(x[:, :, cut:])
+    assert torch.equal(attend(case)[:, :, :cut], before)
+
+
+@laws
+@given(case=cases(b=3))
+def test_rows_of_a_batch_do_not_mix(chunks, case):
+    before = attend(case)
+    for x in (case.q, case.k, case.v):
+        x[1] = 10 * torch.randn_like(x[1])
+    after = attend(case)
+    assert torch.equal(after[0], before[0])
+    assert torch.equal(after[2], before[2])
+
+
+@laws
+@given(case=cases(b=2, masked=False))
+def test_padded_is_cut(chunks, case):
+    """Right padding in row 0, left padding in row 1, both full of junk."""
+    pad = case.t // 3
+    real = torch.ones(2, case.t, dtype=torch.bool)
+    real[0, case.t - pad :] = False
+    real[1, :pad] = False
+    junk = Case(**{name: getattr(case, name) for name in ("b", "g", "r", "t", "d", "e", "feature_map", "causal", "normalize", "decay", "weighted", "seed")})  # fmt: skip
+    for x, y in zip(junk.tensors()[:3], case.tensors()[:3]):
+        x.copy_(y)
+    junk.options = {name: x.clone() for name, x in case.options.items()}
+    for x in (junk.k, junk.v):
+        x.masked_fill_(~real[:, None, :, None], torch.nan)
+    padded, state = attend(junk, key_mask=real, return_state=True)
+    for row, at in ((0, slice(0, case.t - pad)), (1, slice(pad, None))):
+        cut, cut_state = attend(case, at, return_state=True)
+        assert relative_error(padded[row, :, at], cut[row]) < 1e-11
+        for x, y in zip(true_sums(state), true_sums(cut_state)):
+            assert relative_error(x[row], y[row]) < 1e-11
+
+
+@laws
+@given(case=cases(b=1, d=5))
+def test_packed_is_a_loop(chunks, case):
+    cuts = [0, case.t // 5, case.t // 5, case.t // 2, case.t]
+    cu_seqlens = torch.tensor(cuts, dtype=torch.int32)
+    packed, states = attend(case, cu_seqlens=cu_seqlens, return_state=True)
+    pieces = [attend(case, slice(a, b), return_state=True) for a, b in zip(cuts, cuts[1:])]
+    looped = torch.cat([o for o, _ in pieces], dim=2)
+    assert relative_error(packed, looped) < 1e-11
+    for i, (_, state) in enumerate(pieces):
+        for x, y in zip(true_sums(states), true_sums(state)):
+            assert relative_error(x[i], y[0]) < 1e-11
+
+    def loop():
+        return torch.cat([attend(case, slice(a, b)) for a, b in zip(cuts, cuts[1:])], dim=2)
+
+    same_gradients(case, lambda: attend(case, cu_seqlens=cu_seqlens), loop)
+
+
+def test_packed_sequences_continue_from_states_of_their_own():
+    case = Case(b=1, g=2, r=2, t=23, decay="token", weighted=True, seed=3)
+    cuts, more = [0, 4, 11], [0, 9, 12]
+    cu = lambda x: torch.tensor(x, dtype=torch.int32)  # noqa: E731
+    _, states = attend(case, slice(0, 11), cu_seqlens=cu(cuts), return_state=True)
+    o = attend(case, slice(11, None), cu_seqlens=cu(more), state=states)
+    for i in range(2):
+        order = [*range(cuts[i], cuts[i + 1]), *(11 + j for j in range(more[i], more[i + 1]))]
+        alone = attend(case, torch.tensor(order))
+        assert relative_error(o[:, :, more[i] : more[i + 1]], alone[:, :, cuts[i + 1] - cuts[i] :]) < 1e-11
+
+
+def test_reversed_packed_batch_attends_backwards_within_each_sequence():
+    """Attention from the last token to the first: flipping the whole row would mix up the sequences."""
+    case = Case(b=1, g=1, r=2, t=13, seed=5)
+    cuts = [0, 3, 3, 4, 13]
+    cu_seqlens = torch.tensor(cuts, dtype=torch.int32)
+    turn = lambda x: packing.reverse(x, cu_seqlens)  # noqa: E731
+    back = turn(linear_attention(turn(case.q), turn(case.k), turn(case.v), causal=True, cu_seqlens=cu_seqlens))
+    for a, b in zip(cuts, cuts[1:]):
+        q, k, v = (x[:, :, a:b].flip(2) for x in (case.q, case.k, case.v))
+        assert relative_error(back[:, :, a:b], linear_attention(q, k, v, causal=True).flip(2)) < 1e-12
+
+
+def test_a_reset_is_the_start_of_a_sequence():
+    """log_decay = −∞ forgets all, and costs what comes after it no digits."""
+    case = Case(b=1, g=2, r=1, t=70, decay="token", seed=1)
+    case.options["log_decay"][:, :, 40] = -torch.inf
+    assert relative_error(attend(case)[:, :, 40:], attend(case, slice(40, None))) < 1e-13
+
+
+def test_identity_map_goes_unnormalised():
+    case = Case(b=2, g=1, r=3, t=9, feature_map="identity", normalize=False)
+    assert relative_error(attend(case), case.definition()) < 1e-12
+
+
+def test_queries_of_another_length_read_all_keys_and_a_state():
+    """Cross-attention; and a state read by queries alone (no new keys)."""
+    q, k, v = torch.randn(2, 6, 4, 5).double(), torch.randn(2, 3, 11, 5).double(), torch.randn(2, 3, 11, 7).double()
+    phi = MAPS["exp"]
+    o, state = linear_attention(q, k, v, phi, causal=False, return_state=True)
+    assert relative_error(o, reference.quadratic(q.exp(), k.exp(), v, causal=False)) < 1e-12
+    assert relative_error(linear_attention(q, k[:, :, :0], v[:, :, :0], phi, causal=False, state=state), o) < 1e-12
+    _, first = linear_attention(q, k[:, :, :4], v[:, :, :4], phi, causal=False, return_state=True)
+    assert relative_error(linear_attention(q, k[:, :, 4:], v[:, :, 4:], phi, causal=False, state=first), o) < 1e-12
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_any_strides(causal, device):
+    """(b, t, h·d) viewed as (b, h, t, d), expanded heads, every second position: as their contiguous copies."""
+    h, t, d = 4, 21, 6
+    q = torch.randn(2, t, h * d, device=device).unflatten(-1, (h, d)).transpose(1, 2)
+    k = torch.randn(2, 1, t, d, device=device).expand(2, h, t, d)
+    v = torch.randn(2, h, 2 * t, d, device=device)[:, :, ::2]
+    got = linear_attention(q, k, v, causal=causal)
+    assert torch.equal(got, linear_attention(q.contiguous(), k.contiguous(), v.contiguous(), causal=causal))
+
+
+def test_a_gradient_that_is_expanded():
+    """`o.sum()` sends back a gradient with strides 0."""
+    case = Case(b=2, g=1, r=2, t=9)
+    case.q.requires_grad_()
+    got = torch.autograd.grad(attend(case).sum(), case.q)[0]
+    assert relative_error(got, torch.autograd.grad(case.definition().sum(), case.q)[0]) < 1e-10
+
+
+def test_user_map_learns():
+    """Any nn.Module with a forward is a map, and its parameters get their gradient."""
+    phi = torch.nn.Sequential(torch.nn.Linear(5, 11), torch.nn.Softplus()).double()
+    case = Case(b=2, g=2, r=2, t=19)
+    got = torch.autograd.grad(linear_attention(case.q, case.k, case.v, phi, causal=True).square().sum(), phi.parameters())
+    o = reference.quadratic(phi(case.q), phi(case.k), case.v, causal=True)
+    for x, y in zip(got, torch.autograd.grad(o.square().sum(), phi.parameters())):
+        assert relative_error(x, y) < 1e-10
+
+
+@pytest.mark.parametrize("map_name", ["elu", "exp"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_same_bits_whatever_the_number_of_threads(map_name, threads):
+    before = torch.get_num_threads()
+    case = Case(b=2, g=4, r=1, t=300, d=32, e=32, feature_map=map_name, dtype=torch.float32)
+    case.q.requires_grad_()
+    torch.set_num_threads(1)
+    expected = attend(case)
+    expected_grad = torch.autograd.grad(expected.square().sum(), case.q)[0]
+    torch.set_num_threads(threads)
+    got = attend(case)
+    got_grad = torch.autograd.grad(got.square().sum(), case.q)[0]
+    torch.set_num_threads(before)
+    assert torch.equal(got, expected)
+    assert torch.equal(got_grad, expected_grad)

@@ -1,0 +1,88 @@
+"""The recurrence, one token at a time: it is the parallel form, and its state is a value."""
+
+import pytest
+import torch
+from attention_cases import Case, cases, relative_error
+from hypothesis import HealthCheck, given, settings
+
+from tarnn import feature_maps
+from tarnn.ops import LinearState, linear_attention, step
+
+MAPS = {m.kernel: m for m in (feature_maps.Elu(), feature_maps.Relu(), feature_maps.SquaredRelu(), feature_maps.Exp())}
+
+
+def run(case: Case, state=None, *, inplace=False):
+    """Steps through the whole case; the outputs and the last state."""
+    outputs = []
+    for i in range(case.t):
+        options = {n: x if x.ndim == 1 else x[:, :, i : i + 1] for n, x in case.options.items()}
+        q, k, v = (x[:, :, i : i + 1] for x in (case.q, case.k, case.v))
+        o, state = step(q, k, v, MAPS[case.feature_map], state, normalize=case.normalize, inplace=inplace, **options)
+        outputs.append(o)
+    return torch.cat(outputs, dim=2), state
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=cases(causal=True, masked=False))
+def test_steps_equal_the_definition_and_the_parallel_state(case):
+    if not case.t:
+        return
+    o, state = run(case)
+    assert relative_error(o, case.definition()) < 1e-11
+    _, expected = linear_attention(
+        case.q, case.k, case.v, MAPS[case.feature_map], causal=True, normalize=case.normalize, return_state=True, **case.options
+    )  # fmt: skip
+    assert (state.M is None) == (expected.M is None)
+    for x, y in zip(state, expected):
+        if x is not None:
+            assert relative_error(x, y) < 1e-10
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_in_place_writes_into_the_given_tensors_and_only_there(weighted):
+    case = Case(b=2, g=2, r=2, t=6, decay="token", weighted=weighted)
+    state = LinearState.zeros(2, 2, 5, 3, log_weights=weighted, dtype=torch.float64)
+    addresses = [x.data_ptr() for x in state if x is not None]
+    o, after = run(case, state, inplace=True)
+    assert [x.data_ptr() for x in after if x is not None] == addresses
+    assert relative_error(o, run(case)[0]) < 1e-12
+
+
+def test_a_state_is_a_value():
+    """Stepping on leaves it as it was: two futures from one past."""
+    case = Case(b=2, g=1, r=2, t=4, weighted=True)
+    _, state = run(case)
+    copy = state.map(torch.clone)
+    first, _ = run(Case(b=2, g=1, r=2, t=3, weighted=True, seed=1), state)
+    run(Case(b=2, g=1, r=2, t=3, weighted=True, seed=2), state)
+    again, _ = run(Case(b=2, g=1, r=2, t=3, weighted=True, seed=1), state)
+    assert torch.equal(first, again)
+    assert all(torch.equal(x, y) for x, y in zip(state, copy))
+
+
+def test_beams_are_rows_picked_from_a_state():
+    case = Case(b=3, g=1, r=2, t=4)
+    _, state = run(case)
+    index = torch.tensor([2, 2, 0, 1])
+    beams = state.reorder(index)
+    assert beams.S.shape[0] == 4
+    assert torch.equal(beams.z, state.z[index])
+    assert beams.M is None
+    assert state.nbytes == 8 * (3 * 1 * 5 * 3 + 3 * 1 * 5)
+
+
+def test_gradients_flow_through_steps():
+    case = Case(b=1, g=1, r=2, t=7, decay="channel", weighted=True)
+    tensors = [x.requires_grad_() for x in case.tensors()]
+    got = torch.autograd.grad(run(case)[0].square().sum(), tensors)
+    expected = torch.autograd.grad(case.definition().square().sum(), tensors)
+    for x, y in zip(got, expected):
+        assert (x - y).abs().max() < 1e-9 * max(1, y.abs().max())
+
+
+def test_step_reads_only_one_token_and_says_so():
+    case = Case(b=1, g=1, r=1, t=2)
+    with pytest.raises(ValueError, match=r"one token.*\(1, 1, 2, 5\).*linear_attention"):
+        step(case.q, case.k, case.v)
+    with pytest.raises(ValueError, match=r"inplace.*LinearState.zeros"):
+        step(case.q[:, :, :1], case.k[:, :, :1], case.v[:, :, :1], inplace=True)

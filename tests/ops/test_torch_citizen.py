@@ -1,0 +1,149 @@
+"""Derivatives of both orders, opcheck, torch.compile, torch.func, autocast, torch.export."""
+
+import pytest
+import torch
+from attention_cases import Case, relative_error
+
+from tarnn import feature_maps
+from tarnn.ops import LinearState, linear_attention, step
+from tarnn.ops.registration import backward_op, linear_attention_op
+
+EXP = feature_maps.Exp()
+
+
+def everything(causal: bool, b: int = 1, t: int = 6, decay: str = "token") -> list[torch.Tensor | None]:
+    """The first eight inputs of the operator, all there: q, k, v, log_decay, key_log_weight, S, z, M."""
+    case = Case(b=b, g=2, r=2, t=t, d=3, e=2, decay=decay if causal else "none", weighted=True, spread=0.5)
+    S, z = torch.rand(b, 2, 3, 2).double(), torch.rand(b, 2, 3).double() + 0.5
+    log_decay = case.options.get("log_decay")
+    if log_decay is not None:
+        log_decay = log_decay.clamp(min=-3)  # numerical differences can't cross −∞
+    given = [case.q, case.k, case.v, log_decay, case.options["key_log_weight"], S, z]
+    return [*(x if x is None else x.requires_grad_() for x in given), torch.rand(b, 2).double()]
+
+
+OPTIONS = [
+    ("elu", True, True),
+    ("exp", True, False),
+    ("exp", False, True),
+    ("identity", True, False),
+    ("squared_relu", False, True),
+]
+
+
+@pytest.mark.parametrize("cu_seqlens", [None, [0, 2, 2, 6]])
+@pytest.mark.parametrize(("feature_map", "causal", "normalize"), OPTIONS)
+def test_first_and_second_derivatives(feature_map, causal, normalize, cu_seqlens):
+    """gradcheck and gradgradcheck of o and of the true sums S·e^M, z·e^M, in every differentiable input at once."""
+    tensors = everything(causal)
+    cu = None if cu_seqlens is None else torch.tensor(cu_seqlens, dtype=torch.int32)
+    if cu is not None:
+        tensors[5:] = [x.detach().expand(3, *x.shape[1:]).clone() for x in tensors[5:]]
+        tensors[5:7] = [x.requires_grad_() for x in tensors[5:7]]
+    *inputs, M = tensors
+    given = [x for x in inputs if x is not None]
+
+    def f(*xs):
+        it = iter(xs)
+        o, _, S, z, M_out = linear_attention_op(
+            *(None if x is None else next(it) for x in inputs), M, None, cu, feature_map, causal, normalize, 1e-30
+        )
+        scale = M_out.exp()
+        return o, S * scale[..., None, None], z * scale[..., None]
+
+    assert torch.autograd.gradcheck(f, given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(f, given, fast_mode=True)
+
+
+@pytest.mark.parametrize("decay", ["none", "channel"])
+def test_derivatives_of_the_plain_call(decay):
+    """Slow mode, every entry; without what is optional."""
+    tensors = [x for x in everything(True, decay=decay)[:4] if x is not None]
+    f = lambda q, k, v, log_decay=None: linear_attention(q, k, v, causal=True, log_decay=log_decay)  # noqa: E731
+    assert torch.autograd.gradcheck(f, tensors)
+    assert torch.autograd.gradgradcheck(f, tensors)
+
+
+def test_third_derivative():
+    x = torch.randn(1, 1, 4, 2, dtype=torch.float64, requires_grad=True)
+
+    def f(q):
+        (first,) = torch.autograd.grad(linear_attention(q, q, q, causal=True).square().sum(), q, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), q, create_graph=True)
+        return second
+
+    assert torch.autograd.gradcheck(f, x)
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("causal", [True, False])
+def test_opcheck(causal, packed):
+    cu = torch.tensor([0, 4, 6], dtype=torch.int32) if packed else None
+    tensors = everything(causal)
+    if packed:
+        tensors[5:] = [None, None, None]
+    options = (None, cu, "elu", causal, True, 1e-30)
+    torch.library.opcheck(linear_attention_op, (*tensors, *options))
+    if packed:
+        return  # its bounds are read from data, which the second derivative cannot do while it is being traced
+    o, den, S, z, _ = linear_attention_op(*tensors, *options)
+    grads = [torch.randn_like(x) for x in (o, S, z)]
+    torch.library.opcheck(backward_op, (*grads, o.detach(), den.detach(), *tensors, *options))
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_compiles_without_a_graph_break():
+    """Whole, with gradients, state and dynamic length; the step too."""
+    torch.compiler.reset()
+    f = lambda q, k, v, w: linear_attention(q, k, v, EXP, causal=True, key_log_weight=w, return_state=True)  # noqa: E731
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager", dynamic=True)
+    for t in (5, 9):
+        case = Case(b=2, g=2, r=2, t=t, weighted=True)
+        inputs = [x.requires_grad_() for x in (case.q, case.k, case.v, case.options["key_log_weight"])]
+        (o, state), (expected, expected_state) = compiled(*inputs), f(*inputs)
+        assert relative_error(o, expected) < 1e-12
+        assert relative_error(state.S, expected_state.S) < 1e-12
+        for x, y in zip(torch.autograd.grad(o.sum(), inputs), torch.autograd.grad(expected.sum(), inputs)):
+            assert relative_error(x, y) < 1e-9
+    one = [x.detach()[:, :, :1] for x in (case.q, case.k, case.v)]
+    state = state.map(torch.Tensor.detach)
+    stepped = torch.compile(lambda *x: step(*x[:3], EXP, x[3]), fullgraph=True, backend="aot_eager")(*one, state)
+    assert relative_error(stepped[0], step(*one, EXP, state)[0]) < 1e-12
+
+
+def test_func_transforms():
+    """torch.func: grad, vmap, and one of the other."""
+    case = Case(b=2, g=1, r=2, t=7)
+    loss = lambda q, k, v: linear_attention(q, k, v, causal=True).square().sum()  # noqa: E731
+    grads = torch.func.grad(loss, argnums=(0, 1, 2))(case.q, case.k, case.v)
+    tensors = [x.requires_grad_() for x in (case.q, case.k, case.v)]
+    for x, y in zip(grads, torch.autograd.grad(loss(*tensors), tensors)):
+        assert relative_error(x, y) < 1e-10
+    each = torch.func.vmap(torch.func.grad(loss))(*(x.detach()[:, None] for x in tensors))
+    assert relative_error(each[:, 0], grads[0]) < 1e-10
+
+
+def test_autocast(device):
+    """Under autocast q, k, v are cast as for torch's own attention; sums stay float32."""
+    q, k, v = (torch.randn(1, 2, 5, 4, device=device) for _ in range(3))
+    with torch.autocast(device, dtype=torch.bfloat16):
+        o, state = linear_attention(q, k.bfloat16(), v, causal=True, return_state=True)
+    assert o.dtype == torch.bfloat16
+    assert state.S.dtype == state.z.dtype == torch.float32
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_step_exports():
+    class Step(torch.nn.Module):
+        def forward(self, q, k, v, S, z):
+            o, state = step(q, k, v, state=LinearState(S, z))
+            return o, state.S, state.z
+
+    args = [torch.randn(2, 3, 1, 4) for _ in range(3)] + [torch.rand(2, 3, 4, 4), torch.rand(2, 3, 4)]
+    exported = torch.export.export(Step(), tuple(args)).module()
+    for x, y in zip(exported(*args), Step()(*args)):
+        assert torch.equal(x, y)
