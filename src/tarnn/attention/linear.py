@@ -1,5 +1,7 @@
 """Linear attention as a module: projections, a feature map, and the op."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -65,7 +67,7 @@ class LinearAttention(MultiHeadAttention):
         return_state: bool = False,
     ) -> Tensor | tuple[Tensor, LinearState]:
         q, k, v = self._project(x, self.source(x, context, state))
-        options = {
+        options: dict[str, Any] = {
             "causal": self.causal,
             "key_mask": key_mask,
             "cu_seqlens": cu_seqlens,
@@ -94,7 +96,8 @@ class LinearAttention(MultiHeadAttention):
         if self.context_size is not None:  # reads the context's state; writes nothing
             return self(x, state=state), state
         q, k, v = self._project(x, x)
-        options = {"log_decay": None if self.decay is None else self.decay(x), "inplace": inplace}
+        log_decay = None if self.decay is None else self.decay(x)
+        options: dict[str, Any] = {"log_decay": log_decay, "inplace": inplace}
         if self.rotary is None:
             o, state = step(q, k, v, self.feature_map, state, normalize=self.normalize, **options)
         else:

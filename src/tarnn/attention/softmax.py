@@ -1,5 +1,7 @@
 """Softmax attention as a module: the rival, with the same interface."""
 
+from typing import Any
+
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -45,7 +47,12 @@ class SoftmaxAttention(MultiHeadAttention):
         return_state: bool = False,
     ) -> Tensor | tuple[Tensor, KVCache]:
         q, k, v = self._project(x, self.source(x, context, state), positions, state)
-        options = {"causal": self.causal, "key_mask": key_mask, "cu_seqlens": cu_seqlens, "state": state}
+        options: dict[str, Any] = {
+            "causal": self.causal,
+            "key_mask": key_mask,
+            "cu_seqlens": cu_seqlens,
+            "state": state,
+        }
         if not return_state:
             return self.merge(softmax_attention(q, k, v, **options))
         o, state = softmax_attention(q, k, v, return_state=True, **options)

@@ -1,6 +1,6 @@
 """The backbone: embedding, blocks, final norm. A model is this and a head on top of it."""
 
-from typing import ClassVar
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,12 @@ from tarnn.models.state import ModelState
 class TarnnPreTrainedModel(PreTrainedModel):
     """What transformers must know: the config's class, how weights start, what may not be split."""
 
+    config: TarnnConfig
     config_class = TarnnConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules: ClassVar[list[str]] = ["TarnnBlock"]
-    _skip_keys_device_placement: ClassVar[list[str]] = ["past_key_values"]
+    _no_split_modules = ["TarnnBlock"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -62,10 +63,11 @@ class TarnnModel(TarnnPreTrainedModel):
         if sinusoidal:
             self.embed_positions = SinusoidalPositions(width)
         elif config.position == "learned":
-            self.embed_positions = nn.Embedding(config.max_position_embeddings, width)
+            self.embed_positions = nn.Embedding(cast(int, config.max_position_embeddings), width)
         self.embed_scale = config.hidden_size**0.5 if sinusoidal else 1.0
         self.dropout = nn.Dropout(config.dropout)
-        self.layers = nn.ModuleList(TarnnBlock(config, i) for i in range(config.num_hidden_layers))
+        blocks = [TarnnBlock(config, i) for i in range(config.num_hidden_layers)]
+        self.layers = cast(list[TarnnBlock], nn.ModuleList(blocks))
         self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
         self.gradient_checkpointing = False
         self.post_init()
@@ -188,4 +190,4 @@ class TarnnModel(TarnnPreTrainedModel):
                 "this cache was not made for this model; make one with DynamicCache(config=model.config) or "
                 "StaticCache(config=model.config, max_cache_len=…)."
             )
-        return cache.layers
+        return cast(list[StateLayer | None], cache.layers)

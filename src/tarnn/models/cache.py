@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import STATIC_LAYER_TYPE_MAPPING, CacheLayerMixin
 
+from tarnn.models.state import State, rows
 from tarnn.ops import KVCache, LinearState
 
 
@@ -22,14 +23,14 @@ class StateLayer(CacheLayerMixin):
     def __init__(self, max_cache_len: int | None = None, **kwargs):
         super().__init__()
         self.max_cache_len = max_cache_len
-        self.state: LinearState | KVCache | tuple | None = None
+        self.state: State | None = None
         self.num_tokens = 0
 
     @abstractmethod
-    def take(self, attention, x: Tensor) -> LinearState | KVCache | tuple:
+    def take(self, attention, x: Tensor) -> State:
         """The state, ready for the tokens x (b, t, hidden); a fresh one at the start of a sequence."""
 
-    def write(self, state: LinearState | KVCache | tuple, num_tokens: int) -> None:
+    def write(self, state: State, num_tokens: int) -> None:
         """Takes in the state after `num_tokens` more."""
         self.state, self.is_initialized = state, True
         self.num_tokens += num_tokens
@@ -50,8 +51,9 @@ class StateLayer(CacheLayerMixin):
         self._pick(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.state:
-            self._pick(torch.arange(_rows(self.state).shape[0]).repeat_interleave(repeats))
+        if isinstance(self.state, LinearState | KVCache):
+            batch = (self.state.S if isinstance(self.state, LinearState) else self.state.k).shape[0]
+            self._pick(torch.arange(batch).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self._pick(indices.nonzero()[:, 0] if indices.dtype == torch.bool else indices)
@@ -71,8 +73,9 @@ class StateLayer(CacheLayerMixin):
 
     def _pick(self, index: Tensor) -> None:
         """Keeps the rows of the batch that `index` names, in its order."""
-        if self.state:  # neither None nor the empty state of a layer without attention
-            self.state = self.state.reorder(index.to(_rows(self.state).device))
+        if isinstance(self.state, LinearState | KVCache):
+            device = (self.state.S if isinstance(self.state, LinearState) else self.state.k).device
+            self.state = rows(self.state, index.to(device))
 
 
 class LinearStateLayer(StateLayer):
@@ -80,7 +83,7 @@ class LinearStateLayer(StateLayer):
 
     _layer_type = "tarnn_linear"
 
-    def take(self, attention, x: Tensor) -> LinearState | tuple:
+    def take(self, attention, x: Tensor) -> State:
         if self.state is None:
             return attention.new_state(x.shape[0], dtype=x.dtype, device=x.device)
         return self.state
@@ -92,7 +95,7 @@ class SoftmaxStateLayer(StateLayer):
     _layer_type = "tarnn_softmax"
 
     def take(self, attention, x: Tensor) -> KVCache:
-        if self.state is None:
+        if not isinstance(self.state, KVCache):
             capacity = self.max_cache_len or max(64, x.shape[1])
             return attention.new_state(x.shape[0], capacity=capacity, device=x.device)
         needed = self.state.length + x.shape[1]
@@ -102,10 +105,6 @@ class SoftmaxStateLayer(StateLayer):
 
     def get_max_length(self) -> int:
         return -1 if self.max_cache_len is None else self.max_cache_len
-
-
-def _rows(state: LinearState | KVCache) -> Tensor:
-    return state.k if isinstance(state, KVCache) else state.S
 
 
 def _grown(old: KVCache, capacity: int) -> KVCache:

@@ -1,7 +1,5 @@
 """The language model: logits for the next token, in parallel for training and as an RNN for generation."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationMixin
@@ -26,7 +24,7 @@ class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
             logits, state = model.step(logits.argmax(-1), state)
     """
 
-    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     accepts_loss_kwargs = True
 
     def __init__(self, config: TarnnConfig):
@@ -90,8 +88,9 @@ class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
     ) -> tuple[Tensor, ModelState]:
         """Reads input_ids (b, t) on top of a state: (logits after each row's last token, new state).
 
-        Logits are (b, vocab) float32. A long prompt may come in pieces. attention_mask (b, t) for these tokens, 0 = padding, on whichever
-        side. The given state stays as it was, but for the caches of softmax layers, written in place.
+        Logits are (b, vocab) float32. A long prompt may come in pieces. attention_mask (b, t) is for these
+        tokens, 0 = padding, on whichever side. The given state stays as it was, but for the caches of softmax
+        layers, which are written in place.
         """
         x, state = self.model.prefill(input_ids, state, attention_mask)
         if attention_mask is None:

@@ -55,7 +55,7 @@ def make_feature_map(config, layer: int) -> FeatureMap:
     return FEATURE_MAPS[name](**options)
 
 
-def make_attention(config, layer: int) -> nn.Module:
+def make_attention(config, layer: int) -> LinearAttention | SoftmaxAttention | NoAttention:
     """This layer's causal self-attention."""
     kind = config.attention_of(layer)
     shared = {

@@ -54,12 +54,12 @@ class TarnnConfig(PreTrainedConfig):
     hidden_size: int = 256
     num_hidden_layers: int = 8
     num_attention_heads: int = 8
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    intermediate_size: int | None = None
+    num_key_value_heads: int = None  # type: ignore[assignment]  # as many as there are heads
+    head_dim: int = None  # type: ignore[assignment]  # hidden_size / num_attention_heads
+    intermediate_size: int = None  # type: ignore[assignment]  # see above
     attention: str | list[str] = "linear"
     feature_map: str | list[str] = "elu"
-    feature_map_options: dict | None = None
+    feature_map_options: dict = None  # type: ignore[assignment]  # {}
     normalize: bool = True
     decay: str = "none"
     position: str = "rotary"

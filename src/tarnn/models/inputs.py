@@ -30,9 +30,9 @@ def check_inputs(
     past: int = 0,
 ) -> tuple[torch.Size, torch.device]:
     """The input's shape (b, t) and device. Raises ValueError for what doesn't fit together."""
-    if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError("give input_ids or inputs_embeds, one of the two.")
     given = input_ids if inputs_embeds is None else inputs_embeds
+    if given is None or (input_ids is not None and inputs_embeds is not None):
+        raise ValueError("give input_ids or inputs_embeds, one of the two.")
     if given.ndim != (2 if inputs_embeds is None else 3):
         raise ValueError(
             f"a model takes input_ids (b, t) or inputs_embeds (b, t, width); got {tuple(given.shape)}."
