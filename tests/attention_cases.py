@@ -32,7 +32,7 @@ class Case:
     options: dict = field(init=False)
 
     def __post_init__(self):
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator(torch.get_default_device()).manual_seed(self.seed)
         rand = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
         b, g, t = self.b, self.g, self.t
         self.q = (rand(b, g * self.r, t, self.d) * self.spread).to(self.dtype)

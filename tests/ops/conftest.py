@@ -5,12 +5,16 @@ import torch
 
 from tarnn.kernels import eager
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else []), *(["mps"] if torch.backends.mps.is_available() else [])]
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
-@pytest.fixture(params=DEVICES)
+@pytest.fixture(params=DEVICES, autouse=True)
 def device(request):
-    return request.param
+    """Every test of the op runs on every device there is: what it makes is made there."""
+    if request.param != "cpu":
+        torch.set_default_device(request.param)
+    yield request.param
+    torch.set_default_device(None)
 
 
 @pytest.fixture(autouse=True)

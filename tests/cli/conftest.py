@@ -1,0 +1,70 @@
+"""A tiny run of `tarnn train`, in this process or through the executable."""
+
+import json
+import random
+
+import pytest
+import torch
+
+from tarnn.cli.main import main
+
+TINY = "--hidden-size 32 --layers 2 --heads 2 --context 16 --batch-size 2 --steps 12 --eval-every 4 --save-every 4".split()
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A few thousand bytes that a model can learn something of."""
+    words = random.Random(0)
+    path = tmp_path / "text.txt"
+    path.write_text("".join(words.choice(["the cat ", "a hat ", "sat on ", "the mat.\n"]) for _ in range(500)))
+    return path
+
+
+@pytest.fixture
+def tarnn(capsys):
+    """tarnn(*argv) → (exit code, stdout, stderr), in this process."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def run(*argv):
+        code = main([str(arg) for arg in argv])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    yield run
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def train(tarnn, text, tmp_path):
+    """train(*options) → (exit code, stdout, stderr) of a tiny run on `text` into tmp_path/run.
+
+    A later option wins over an earlier one, so that a test names only what it is about.
+    """
+
+    def run(*options, source=text, out=tmp_path / "run"):
+        return tarnn("train", source, "--out", out, *TINY, *options)
+
+    return run
+
+
+@pytest.fixture
+def refused(train):
+    """refused(*options, …) → the one sentence on stderr, after checking that it is one and that the code is 2."""
+
+    def run(*options, **kwargs):
+        code, out, err = train(*options, **kwargs)
+        assert code == 2, (out, err)
+        assert "Traceback" not in err + out
+        sentences = [line for line in err.splitlines() if line.startswith("tarnn: error: ")]
+        assert len(sentences) == 1, err
+        assert err.rstrip().endswith(sentences[0])
+        return sentences[0].removeprefix("tarnn: error: ")
+
+    return run
+
+
+def log_of(run):
+    """The lines of a run's log without what the clock says."""
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]

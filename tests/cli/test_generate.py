@@ -1,0 +1,295 @@
+"""`tarnn generate`, as a user meets it."""
+
+import io
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tarnn.data.tokenizers import train_bpe
+from tarnn.generation.checkpoint import open_model, open_tokenizer
+
+TARNN = Path(sys.executable).with_name("tarnn")
+
+
+def stdin_of(data):
+    return io.TextIOWrapper(io.BytesIO(data))
+
+
+def generated(folder, prompt, tokens=30, **options):
+    model, tokenizer = open_model(folder), open_tokenizer(folder)
+    ids = torch.tensor([list(prompt) or [256]])
+    out = model.generate(ids, max_new_tokens=tokens, top_k=0, **options)[0, ids.shape[1] :]
+    return tokenizer.decode(out, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("kind", ["linear", "softmax", "hybrid", "learned"])
+def test_text_is_that_of_generate_from_the_same_seed(tarnn, checkpoints, kind):
+    options = ("--max-new-tokens", 30, "--seed", 7, "--temperature", 0.8, "--top-p", 0.9)
+    code, out, err = tarnn("generate", checkpoints[kind], "--prompt", "Call me", *options)
+    assert code == 0
+    torch.manual_seed(7)
+    assert out == generated(checkpoints[kind], b"Call me", do_sample=True, temperature=0.8, top_p=0.9)
+    assert "temperature 0.8, top-k off, top-p 0.9, seed 7" in err
+    assert "tokens/s" in err
+
+
+def test_greedy_from_argument_file_and_stdin(tarnn, checkpoints, tmp_path, monkeypatch):
+    (tmp_path / "prompt.txt").write_bytes(b"Call me")
+    expected = generated(checkpoints["linear"], b"Call me", do_sample=False)
+    greedy = ("generate", checkpoints["linear"], "--greedy", "--max-new-tokens", 30, "--quiet")
+    assert tarnn(*greedy, "--prompt", "Call me") == (0, expected, "")
+    assert tarnn(*greedy, "--prompt-file", tmp_path / "prompt.txt") == (0, expected, "")
+    assert tarnn(*greedy, "--temperature", 0, "--prompt", "Call me").out == expected
+    monkeypatch.setattr(sys, "stdin", stdin_of(b"Call me"))
+    assert tarnn(*greedy, "--prompt-file", "-") == (0, expected, "")
+    with (tmp_path / "prompt.txt").open() as file:  # a redirected stdin, without being asked for
+        monkeypatch.setattr(sys, "stdin", file)
+        assert tarnn(*greedy) == (0, expected, "")
+
+
+def test_an_empty_prompt_starts_a_document(tarnn, checkpoints):
+    expected = generated(checkpoints["linear"], b"", do_sample=False)
+    code, out, err = tarnn("generate", checkpoints["linear"], "--prompt", "", "--greedy", "--max-new-tokens", 30)
+    assert (code, out) == (0, expected)
+    assert "prompt 1 tokens" in err
+
+
+def test_a_byte_model_takes_any_bytes(tarnn, checkpoints, monkeypatch):
+    data = b"\xff\xfe\x00 Caf\xc3"
+    monkeypatch.setattr(sys, "stdin", stdin_of(data))
+    arguments = ("generate", checkpoints["linear"], "--prompt-file", "-", "--greedy", "--max-new-tokens", 5)
+    code, out, err = tarnn(*arguments)
+    assert code == 0
+    assert f"prompt {len(data)} tokens" in err
+    assert out == generated(checkpoints["linear"], data, 5, do_sample=False)
+
+
+@pytest.mark.parametrize("kind", ["linear", "hybrid"])
+def test_a_book_is_read_once_and_continued_many_times(tarnn, checkpoints, tmp_path, kind):
+    book, state = tmp_path / "book.txt", tmp_path / "book.state"
+    book.write_text("It was the best of times, it was the worst of times. " * 40)
+    command = ("generate", checkpoints[kind], "--greedy")
+    read = tarnn(*command, "--prompt-file", book, "--max-new-tokens", 0, "--state-out", state)
+    assert (read.code, read.out) == (0, "")
+    assert f"state after {book.stat().st_size:,} tokens in {state}" in read.err
+    for more in ("", "Then ", "And yet"):
+        whole = book.read_bytes() + more.encode()
+        expected = generated(checkpoints[kind], whole, 20, do_sample=False)
+        options = ("--prompt", more) if more else ()
+        outcome = tarnn(*command, "--state-in", state, *options, "--max-new-tokens", 20, "--quiet")
+        assert outcome == (0, expected, "")
+    assert state.stat().st_size < 5000 or kind == "hybrid"
+
+
+def test_two_runs_joined_by_a_state_are_one(tarnn, checkpoints, tmp_path):
+    command = ("generate", checkpoints["linear"], "--greedy", "--quiet", "--max-new-tokens")
+    whole = tarnn(*command, 24, "--prompt", "Call me").out
+    parts = [tarnn(*command, 1, "--prompt", "Call me", "--state-out", tmp_path / "s").out]
+    for _ in range(22):
+        parts.append(tarnn(*command, 1, "--state-in", tmp_path / "s", "--state-out", tmp_path / "s").out)
+    parts.append(tarnn(*command, 1, "--state-in", tmp_path / "s").out)
+    assert "".join(parts) == whole
+
+
+def test_stop_strings_end_the_text_and_are_not_shown(tarnn, checkpoints):
+    command = ("generate", checkpoints["linear"], "--greedy", "--max-new-tokens", 30, "--prompt", "Call me")
+    text = tarnn(*command).out
+    stop = text[10:12]
+    outcome = tarnn(*command, "--stop", "never to be seen", "--stop", stop)
+    assert outcome.out == text[: text.index(stop)]
+    assert "a stop string was met" in outcome.err
+
+
+def test_several_samples_are_those_of_generate(tarnn, checkpoints):
+    folder = checkpoints["hybrid"]
+    outcome = tarnn("generate", folder, "--prompt", "ab", "--num-samples", 3, "--seed", 1, "--max-new-tokens", 20)
+    torch.manual_seed(1)
+    model, tokenizer = open_model(folder), open_tokenizer(folder)
+    ids = model.generate(
+        torch.tensor([list(b"ab")]), do_sample=True, top_k=0, max_new_tokens=20, num_return_sequences=3
+    )
+    texts = [tokenizer.decode(row[2:], skip_special_tokens=True) for row in ids]
+    assert outcome.out == "".join(
+        f"--- sample {i} ---\n{text}" + "\n" * (not text.endswith("\n")) for i, text in enumerate(texts, 1)
+    )
+
+
+def test_the_step_says_which_it_is_and_why(tarnn, checkpoints):
+    short = ("--prompt", "x", "--max-new-tokens", 2)
+    assert "eager step (compiling pays from" in tarnn("generate", checkpoints["linear"], *short).err
+    assert "eager step (as asked)" in tarnn("generate", checkpoints["linear"], *short, "--no-compile").err
+    assert "eager step (the caches" in tarnn("generate", checkpoints["hybrid"], *short).err
+    assert tarnn("generate", checkpoints["hybrid"], *short, "--compile").is_refusal("caches", "Leave --compile")
+
+
+@pytest.mark.compile
+def test_a_compiled_step_makes_the_same_text(tarnn, checkpoints):
+    command = ("generate", checkpoints["linear"], "--greedy", "--prompt", "Call me", "--max-new-tokens", 30)
+    outcome = tarnn(*command, "--compile")
+    assert outcome.out == tarnn(*command).out
+    assert "compiled step (as asked; it took" in outcome.err
+
+
+BAD_OPTIONS = {
+    "top-p of 0": (("--top-p", 0), ("top-p", "above 0")),
+    "top-p above 1": (("--top-p", 1.5), ("top-p", "at most 1", "1.5")),
+    "negative temperature": (("--temperature", -0.5), ("temperature", "-0.5")),
+    "temperature that is no number": (("--temperature", "nan"), ("temperature", "nan")),
+    "negative top-k": (("--top-k", -1), ("top-k", "-1")),
+    "negative max-new-tokens": (("--max-new-tokens", -1), ("--max-new-tokens", "-1")),
+    "no samples": (("--num-samples", 0), ("--num-samples", "got 0")),
+    "negative seed": (("--seed", -3), ("--seed", "-3")),
+    "unknown option": (("--top-q", 1), ("--top-q", "--help")),
+    "empty stop string": (("--stop", ""), ("stop string",)),
+    "prompt twice": (("--prompt-file", "x"), ("--prompt", "--prompt-file", "one of them")),
+    "unknown device": (("--device", "abacus"), ("--device abacus", "cpu")),
+    "unknown dtype": (("--dtype", "float3"), ("--dtype", "float32")),
+    "samples and greedy": (("--greedy", "--num-samples", 2), ("--num-samples 2", "--greedy")),
+    "samples and a state": (("--num-samples", 2, "--state-out", "x"), ("--state-out",)),
+    "state-out is a folder": (("--state-out", "/"), ("it is a folder",)),
+    "state-out's folder is missing": (("--state-out", "/no/such/x.state"), ("/no/such", "Make it first")),
+    "missing state": (("--state-in", "missing.state"), ("missing.state", "--state-out")),
+}
+
+
+@pytest.mark.parametrize("bad", list(BAD_OPTIONS))
+def test_bad_options_are_refused_in_a_sentence(tarnn, checkpoints, bad):
+    options, words = BAD_OPTIONS[bad]
+    outcome = tarnn("generate", checkpoints["linear"], "--prompt", "x", "--max-new-tokens", 3, *options)
+    assert outcome.is_refusal(*words)
+
+
+def test_bad_checkpoints_are_refused_in_a_sentence(tarnn, checkpoints, tmp_path):
+    def refused(*words, folder=tmp_path / "copy"):
+        return tarnn("generate", folder, "--prompt", "x", "--max-new-tokens", 3).is_refusal(folder, *words)
+
+    assert refused("does not exist", "tarnn train")
+    shutil.copytree(checkpoints["linear"], tmp_path / "copy")
+    weights, config = tmp_path / "copy" / "model.safetensors", tmp_path / "copy" / "config.json"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    assert refused("model.safetensors", "cut short", "intact copy")
+    config.write_text(config.read_text().replace("norm_eps", "norm_epz"))
+    assert refused("norm_epz", "norm_eps")
+    config.write_text('{"model_type": "bert", "hidden_size": 768}')
+    assert refused("'bert'", "another kind")
+
+
+def test_a_prompt_that_cannot_be_read_or_does_not_fit(tarnn, checkpoints, tmp_path):
+    outcome = tarnn("generate", checkpoints["linear"], "--prompt-file", tmp_path / "missing.txt")
+    assert outcome.is_refusal(tmp_path / "missing.txt", "No such file", "--prompt")
+    outcome = tarnn("generate", checkpoints["learned"], "--prompt", "x" * 40, "--max-new-tokens", 9)
+    assert outcome.is_refusal("48 positions", "40 of the prompt", "9 new ones", "--max-new-tokens")
+    options = ("--max-new-tokens", 8, "--state-out", tmp_path / "s", "--quiet")
+    assert tarnn("generate", checkpoints["learned"], "--prompt", "x" * 40, *options).code == 0
+    outcome = tarnn("generate", checkpoints["learned"], "--state-in", tmp_path / "s", "--max-new-tokens", 1)
+    assert outcome.is_refusal("48 positions", "48 tokens of the state")
+
+
+def test_a_bpe_model_takes_no_broken_utf8(tarnn, checkpoints, tmp_path):
+    folder = shutil.copytree(checkpoints["linear"], tmp_path / "bpe")
+    train_bpe([b"aaab aaab aaab"], 258).save_pretrained(folder)
+    (tmp_path / "bad.txt").write_bytes(b"fine so far \xff\xfe")
+    outcome = tarnn("generate", folder, "--prompt-file", tmp_path / "bad.txt", "--max-new-tokens", 3)
+    assert outcome.is_refusal("UTF-8", "12")
+    (tmp_path / "good.txt").write_bytes(b"<|endoftext|>" * 9 + b"aa")
+    outcome = tarnn("generate", folder, "--prompt-file", tmp_path / "good.txt", "--max-new-tokens", 3)
+    assert outcome.code == 0
+
+
+def test_a_tokenizer_that_is_too_large_for_the_model(tarnn, checkpoints, tmp_path):
+    folder = shutil.copytree(checkpoints["linear"], tmp_path / "bpe")
+    train_bpe([b"aaab aaab aaab aaac aaac"], 262).save_pretrained(folder)
+    outcome = tarnn("generate", folder, "--prompt", "", "--max-new-tokens", 3)
+    assert outcome.is_refusal("the model knows 257", "tokenizer")
+
+
+def test_states_that_are_not_this_models_are_refused(tarnn, checkpoints, tmp_path):
+    state = tmp_path / "a.state"
+
+    def refused(*words, folder=checkpoints["linear"]):
+        return tarnn("generate", folder, "--state-in", state, "--max-new-tokens", 3).is_refusal(state, *words)
+
+    tarnn("generate", checkpoints["hybrid"], "--prompt", "x", "--max-new-tokens", 0, "--state-out", state)
+    assert refused("another model")
+    state.write_bytes(state.read_bytes()[:300])
+    assert refused("cut short", "--state-out")
+    state.write_text("The Republic, by Plato")
+    assert refused("no state file")
+
+
+def test_a_full_disk_leaves_the_old_state_alone(tarnn, checkpoints, tmp_path):
+    state = tmp_path / "a.state"
+    command = ("generate", checkpoints["linear"], "--prompt", "x", "--max-new-tokens", 0, "--quiet", "--state-out")
+    assert tarnn(*command, "/dev/full").is_refusal("/dev/full", "No space left", "Make room")
+    assert tarnn(*command, state).code == 0
+    before = state.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        outcome = tarnn(*command, state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert outcome.is_refusal(state, "File too large", "as it was")
+    assert state.read_bytes() == before
+    assert os.listdir(tmp_path) == ["a.state"]
+
+
+@pytest.fixture
+def executable(checkpoints):
+    """The real command, with more to say than anyone will read."""
+    running = []
+
+    def start(stdout, *options):
+        command = [TARNN, "generate", checkpoints["linear"], "--prompt", "x", "--no-compile", *options]
+        command += ["--max-new-tokens", "1000000", "--temperature", "2"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        running.append(
+            subprocess.Popen([str(a) for a in command], stdout=stdout, stderr=subprocess.PIPE, env=environment)
+        )
+        return running[-1]
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_a_reader_that_leaves_ends_it_quietly(executable, tmp_path):
+    process = executable(subprocess.PIPE, "--state-out", tmp_path / "s")
+    assert process.stdout.read(20)
+    process.stdout.close()
+    assert process.wait(60) == 0
+    err = process.stderr.read().decode()
+    assert "nobody reads on" in err
+    assert "Traceback" not in err
+    assert "Exception ignored" not in err
+    assert (tmp_path / "s").is_file()
+
+
+def test_ctrl_c_ends_it_quietly(executable):
+    process = executable(subprocess.PIPE)
+    assert process.stdout.read(20)
+    process.send_signal(signal.SIGINT)
+    rest, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.decode().splitlines()[-1] == "tarnn: interrupted"
+    assert b"Traceback" not in err + rest
+
+
+def test_a_full_stdout_is_an_error_in_a_sentence(executable):
+    with open("/dev/full", "wb") as full:
+        process = executable(full)
+        assert process.wait(60) == 2
+    err = process.stderr.read().decode()
+    assert err.splitlines()[-1].startswith("tarnn: error: ")
+    assert "No space left" in err
+    assert "Traceback" not in err
+    assert "Exception ignored" not in err

@@ -1,0 +1,153 @@
+"""One suite over all maps: a new one is tested by adding a row."""
+
+import pytest
+import torch
+
+from tarnn import feature_maps
+from tarnn.kernels.features import NAMES, features, features_backward
+from tarnn.ops import linear_attention, reference, step
+
+D = 6
+MAPS = {
+    "identity": feature_maps.Identity(),
+    "elu": feature_maps.Elu(),
+    "relu": feature_maps.Relu(),
+    "squared_relu": feature_maps.SquaredRelu(),
+    "exp": feature_maps.Exp(),
+    "polynomial": feature_maps.Polynomial2(),
+    "polynomial with offset": feature_maps.Polynomial2(offset=0.7),
+    "dpfp": feature_maps.Dpfp(),
+    "dpfp nu=3": feature_maps.Dpfp(nu=3),
+    "hedgehog": feature_maps.Hedgehog(D),
+    "hedgehog with heads": feature_maps.Hedgehog(D, num_heads=2, num_features=10),
+}
+
+
+@pytest.fixture(params=MAPS)
+def phi(request):
+    torch.manual_seed(0)
+    made = MAPS[request.param]
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter)
+    return made
+
+
+def inputs(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(3, 4, 7, D, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def test_width_is_as_declared(phi):
+    assert phi(inputs()).shape == (3, 4, 7, phi.num_features(D))
+
+
+def test_one_token_at_a_time(phi):
+    x = inputs()
+    assert torch.allclose(phi(x)[:, :, 2:3], phi(x[:, :, 2:3]), rtol=1e-12)
+
+
+def test_declared_positive_is_positive(phi):
+    x, y = phi(10 * inputs()), phi(10 * inputs().flip(2))
+    products = torch.einsum("bhtf, bhsf -> bhts", x, y)
+    assert (products.min() >= 0) == phi.positive
+
+
+def test_declared_learnable_has_parameters_and_random_draws_are_saved(phi):
+    assert bool(list(phi.parameters())) == phi.learnable
+    assert not phi.random or bool(list(phi.buffers()))
+
+
+def test_scaled_is_the_map_with_its_scale_apart(phi):
+    x = inputs()
+    value, scale = phi.scaled(x)
+    assert (scale is not None) == phi.log_scaled
+    if scale is not None:
+        assert scale.shape == x.shape[:-1]
+        assert not scale.requires_grad
+        assert value.max() <= 1
+        value = value * scale.exp()[..., None]
+    assert torch.allclose(value, phi(x), rtol=1e-12)
+
+
+def test_gradients(phi):
+    assert torch.autograd.gradcheck(phi, inputs().requires_grad_(), fast_mode=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_keeps_the_dtype_and_about_its_precision(phi, dtype):
+    x = inputs(dtype)
+    got, exact = phi(x), phi(x.double()) if not phi.learnable else None
+    assert got.dtype == dtype
+    if exact is not None:
+        assert torch.allclose(got.double(), exact, rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
+
+
+def test_attention_with_it_is_the_definition_and_steps_agree(phi):
+    q, k, v = inputs(), inputs().flip(1)[:, :2], inputs()[:, :2, :, :5]
+    o, state = linear_attention(q, k, v, phi, causal=True, normalize=phi.positive, return_state=True)
+    expected = reference.quadratic(phi(q), phi(k), v, causal=True, normalize=phi.positive)
+    assert torch.allclose(o, expected, rtol=1e-9, atol=1e-12)
+    past = None
+    for i in range(q.shape[2]):
+        one = (x[:, :, i : i + 1] for x in (q, k, v))
+        last, past = step(*one, phi, past, normalize=phi.positive)
+    assert torch.allclose(last, o[:, :, -1:], rtol=1e-9, atol=1e-12)
+    assert torch.allclose(past.S, state.S)
+
+
+def test_kernels_compute_the_same_map(phi):
+    if not phi.kernel:
+        assert phi.kernel not in NAMES
+        return
+    x = inputs().requires_grad_()
+    value, scale = features(phi.kernel, x)
+    expected, expected_scale = phi.scaled(x)
+    assert torch.equal(value, expected)
+    assert scale is None or torch.equal(scale, expected_scale)
+    grad = torch.randn_like(value)
+    got = features_backward(phi.kernel, x.detach(), value.detach(), grad)
+    assert torch.allclose(got, torch.autograd.grad(value, x, grad)[0])
+
+
+def test_elu_by_hand_and_to_the_last_digit():
+    x = torch.tensor([-40.0, -1.0, 0.0, 3.0])
+    assert torch.allclose(feature_maps.Elu()(x), torch.tensor([4.248354e-18, 0.36787944, 1.0, 4.0]), rtol=1e-6, atol=0)
+
+
+def test_polynomial_is_the_kernel_exactly():
+    x, y = torch.randn(9, D, dtype=torch.float64), torch.randn(9, D, dtype=torch.float64)
+    for offset in (0.0, 0.7):
+        phi = feature_maps.Polynomial2(offset)
+        assert torch.allclose((phi(x) * phi(y)).sum(-1), ((x * y).sum(-1) + offset) ** 2)
+
+
+def test_dpfp_by_hand():
+    """r = [1, 0, 0, 2]; r ⊙ roll(r, 1) = [1·2, 0, 0, 0]."""
+    assert feature_maps.Dpfp()(torch.tensor([1.0, -2.0])).tolist() == [2.0, 0.0, 0.0, 0.0]
+    assert (feature_maps.Dpfp(3)(torch.randn(99, D)) >= 0).all()
+
+
+def test_hedgehog_starts_as_two_softmaxes_and_gives_each_key_head_its_queries():
+    x = inputs()
+    fresh = feature_maps.Hedgehog(D, num_heads=2)
+    assert torch.allclose(fresh(x), torch.cat([x.softmax(-1), (-x).softmax(-1)], dim=-1))
+    torch.nn.init.normal_(fresh.weight)
+    alone = feature_maps.Hedgehog(D)
+    alone.weight.data = fresh.weight.data[1:]
+    assert torch.allclose(fresh(x)[:, 2:], alone(x[:, 2:]))  # 4 query heads, 2 maps: heads 2 and 3 have the second
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: feature_maps.Polynomial2(-1.0), r"offset ≥ 0.*got -1.0"),
+        (lambda: feature_maps.Dpfp(0), r"nu ≥ 1; got 0"),
+        (lambda: feature_maps.Dpfp(4)(torch.ones(2)), r"nu < 2·head_dim = 4; got nu = 4"),
+        (lambda: feature_maps.Hedgehog(D, num_features=7), r"even num_features.*got 7"),
+        (lambda: feature_maps.Hedgehog(D)(torch.ones(1, 2, 3, 5)), r"head_dim = 6; got \(1, 2, 3, 5\)"),
+        (lambda: feature_maps.Hedgehog(D, num_heads=3)(torch.ones(1, 2, 3, D)), r"3 heads needs.*got \(1, 2, 3, 6\)"),
+    ],
+)
+def test_errors(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,79 @@
+"""The rival: it is softmax attention, and its cache is honest."""
+
+import pytest
+import torch
+from attention_cases import relative_error
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tarnn.ops import KVCache, reference, softmax_attention, softmax_step
+
+
+def drawn(seed, b=2, g=2, r=2, t=7, s=7, d=5, e=3):
+    generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
+    rand = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    return rand(b, g * r, t, d), rand(b, g, s, d), rand(b, g, s, e), rand(b, s) > -0.3, rand(b, g, s)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    causal=st.booleans(), masked=st.booleans(), weighted=st.booleans(), r=st.integers(1, 3),
+    t=st.sampled_from([0, 1, 2, 7, 13]), seed=st.integers(0, 2**31),
+)  # fmt: skip
+def test_equals_the_definition(causal, masked, weighted, r, t, seed):
+    q, k, v, mask, w = drawn(seed, r=r, t=t, s=t)
+    options = {"key_mask": mask if masked else None, "key_log_weight": w if weighted else None}
+    got = softmax_attention(q, k, v, causal=causal, **options)
+    assert relative_error(got, reference.softmax(q, k, v, causal=causal, **options)) < 1e-12
+
+
+def test_queries_that_see_no_key_yield_zeros_and_finite_gradients():
+    q, k, v, mask, _ = drawn(0)
+    mask[:] = True
+    mask[0, :3] = False
+    q.requires_grad_()
+    o = softmax_attention(q, k, v, causal=True, key_mask=mask)
+    assert (o[0, :, :3] == 0).all()
+    assert torch.autograd.grad(o.sum(), q)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_cache_filled_in_any_steps_is_the_whole(masked):
+    q, k, v, mask, _ = drawn(1)
+    mask[:, -1] = True
+    mask = mask if masked else None
+    whole = reference.softmax(q, k, v, causal=True, key_mask=mask)
+    cache, outputs = KVCache.empty(2, 2, 9, 5, 3, dtype=torch.float64), []
+    for a, b in ((0, 3), (3, 4), (4, 6)):
+        part = (x[:, :, a:b] for x in (q, k, v))
+        o, cache = softmax_attention(
+            *part, causal=True, key_mask=None if mask is None else mask[:, a:b], state=cache, return_state=True
+        )
+        outputs.append(o)
+    o, cache = softmax_step(q[:, :, 6:], k[:, :, 6:], v[:, :, 6:], cache)
+    assert relative_error(torch.cat([*outputs, o], dim=2), whole) < 1e-12
+    assert cache.length == 7
+    assert cache.nbytes == 8 * 2 * 2 * 9 * (5 + 3)
+    assert cache.used_nbytes == 8 * 2 * 2 * 7 * (5 + 3)
+
+
+def test_the_cache_is_written_in_place_and_says_when_it_is_full():
+    q, k, v, _, _ = drawn(2)
+    cache = KVCache.empty(2, 2, 7, 5, 3, dtype=torch.float64)
+    address = cache.k.data_ptr()
+    softmax_attention(q, k, v, causal=True, state=cache)
+    assert cache.k.data_ptr() == address
+    with pytest.raises(ValueError, match=r"holds 7 positions, 7 are taken and 1 more.*larger capacity"):
+        softmax_step(q[:, :, :1], k[:, :, :1], v[:, :, :1], cache)
+    picked = cache.reorder(torch.tensor([1]))
+    assert torch.equal(picked.k, cache.k[1:])
+    assert picked.length == 7
+
+
+def test_packed_is_a_loop():
+    q, k, v, _, w = drawn(3, b=1, t=11, s=11)
+    cuts = [0, 4, 4, 11]
+    got = softmax_attention(q, k, v, causal=True, key_log_weight=w, cu_seqlens=torch.tensor(cuts, dtype=torch.int32))
+    for a, b in zip(cuts, cuts[1:]):
+        part = (x[:, :, a:b] for x in (q, k, v))
+        assert relative_error(got[:, :, a:b], reference.softmax(*part, causal=True, key_log_weight=w[:, :, a:b])) < 1e-12

@@ -1,0 +1,64 @@
+"""The rules of the house: which room may look into which, and what importing tarnn costs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "tarnn"
+MAY_IMPORT = {
+    "kernels": set(),
+    "feature_maps": set(),
+    "data": set(),
+    "ops": {"kernels", "feature_maps"},
+    "attention": {"ops", "feature_maps"},
+    "models": {"ops", "feature_maps", "attention"},
+    "training": {"ops", "feature_maps", "attention", "models", "data"},
+    "generation": {"ops", "feature_maps", "attention", "models", "data"},
+    "analysis": {"ops", "feature_maps", "attention", "models", "data"},
+    "cli": {"ops", "feature_maps", "attention", "models", "data", "training", "generation", "analysis", "kernels"},
+}
+FREE = {"errors", "_version"}  # no room: a leaf that anybody may use
+FILES = sorted(p for p in SOURCE.rglob("*.py") if len(p.relative_to(SOURCE).parts) > 1)
+
+
+def imported_rooms(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{a.name}" for a in node.names}
+    return {n.split(".")[1] for n in names if n.startswith("tarnn.")}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_point_one_way(path):
+    room = path.relative_to(SOURCE).parts[0]
+    assert imported_rooms(path) - {room} - FREE <= MAY_IMPORT[room]
+
+
+def test_import_is_light():
+    """`import tarnn` needs torch and nothing heavier, and costs at most 50 ms beyond it (best of 5)."""
+    code = (
+        "import time, sys, torch; t = time.perf_counter(); import tarnn; "
+        "print(time.perf_counter() - t, *[m for m in ('transformers', 'matplotlib', 'datasets', 'accelerate', 'rich', "
+        "'typer', 'tokenizers', 'safetensors') if m in sys.modules])"
+    )
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(5)]
+    seconds, *heavy = min((r.stdout.split() for r in runs), key=lambda words: float(words[0]))
+    assert not heavy
+    assert float(seconds) < 0.050
+
+
+def test_the_public_face():
+    """Every name that tarnn says it has is there, once, and documented."""
+    import tarnn
+
+    assert len(tarnn.__all__) == len(set(tarnn.__all__))
+    for name in tarnn.__all__:
+        assert getattr(tarnn, name).__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = tarnn.nonsense
