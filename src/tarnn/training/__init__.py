@@ -1,0 +1,1 @@
+"""What the Trainer needs from us: safe checkpoints, bits per byte, a budget of minutes, a log."""

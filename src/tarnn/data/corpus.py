@@ -1,0 +1,195 @@
+"""A text made ready for training: split, tokenized, and kept in a folder as arrays of ids that are mapped, not read."""
+
+import hashlib
+import json
+import shutil
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tarnn.data.sources import Document
+from tarnn.data.tokenizers import byte_tokenizer, encode, pieces, token_bytes, train_bpe
+from tarnn.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+DESCRIPTION = "corpus.json"  # written last: a folder without it is not a corpus
+
+
+VALIDATION_FRACTION, VALIDATION_LIMIT = 0.1, 1 << 18  # of the text; in bytes. Where nothing was asked for.
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Ids for training and for validation (perhaps none), and the tokenizer that made them."""
+
+    tokenizer: "PreTrainedTokenizerFast"
+    train: np.ndarray  # uint16, or uint32 for more than 65,536 ids
+    validation: np.ndarray
+    facts: dict[str, Any]  # digest, tokenizer; documents, bytes and tokens of each part
+
+    @property
+    def bytes_per_id(self) -> np.ndarray:
+        """(vocab,) int64: the bytes that each id stands for."""
+        return np.array([len(b) for b in token_bytes(self.tokenizer)], dtype=np.int64)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Over the training text, the separators of documents counted as tokens of no bytes."""
+        return self.facts["train"]["bytes"] / self.facts["train"]["tokens"]
+
+
+def prepare(
+    documents: Iterable[Document], folder: Path, *, tokenizer: str = "bytes",
+    validation_fraction: float | None = None, validation_documents: Iterable[Document] | None = None,
+) -> Corpus:  # fmt: skip
+    """Split, tokenize and write a text to `folder`, which appears whole or not at all.
+
+    Held out for validation is the end of the text, one stretch: its last `validation_fraction` (by default
+    a tenth, at most 256 KB), or `validation_documents` where given. A tokenizer is trained on the rest alone:
+    `tokenizer` is "bytes" or "bpe:N". Each document is followed by <|endoftext|>.
+    """
+    vocab_size = bpe_size(tokenizer)
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    if vocab_size is not None:
+        documents = utf8_only(documents)
+        validation_documents = None if validation_documents is None else utf8_only(validation_documents)
+    text = spool(documents, partial / "text")
+    if validation_documents is not None:
+        held_out, cut = spool(validation_documents, partial / "validation-text"), len(text.data)
+    else:
+        held_out, cut = text, cut_before(text.data, validation_fraction)
+    tokens = byte_tokenizer()
+    if vocab_size is not None:
+        tokens = train_bpe((data for data, _ in text.documents(0, cut)), vocab_size)
+    facts: dict[str, Any] = {"digest": text.digest, "tokenizer": tokenizer}
+    facts["train"] = write_ids(tokens, text.documents(0, cut), partial / "train.ids")
+    start = cut if held_out is text else 0
+    facts["validation"] = write_ids(tokens, held_out.documents(start, len(held_out.data)), partial / "validation.ids")
+    if held_out is not text:
+        facts["validation"]["digest"] = held_out.digest
+        (partial / "validation-text").unlink()
+    (partial / "text").unlink()
+    tokens.save_pretrained(partial / "tokenizer")
+    (partial / DESCRIPTION).write_text(json.dumps(facts, indent=2) + "\n")
+    partial.rename(folder)
+    return load(folder)
+
+
+def load(folder: Path) -> Corpus:
+    """What `prepare` wrote; the ids are mapped from disk."""
+    from transformers import AutoTokenizer
+
+    facts = json.loads((folder / DESCRIPTION).read_text())
+    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    dtype = id_dtype(tokenizer)
+    parts = (folder / "train.ids", folder / "validation.ids")
+    train, validation = (
+        np.memmap(part, dtype=dtype, mode="r") if part.stat().st_size else np.zeros(0, dtype) for part in parts
+    )
+    return Corpus(tokenizer, train, validation, facts)
+
+
+def utf8_only(documents: Iterable[Document]) -> Iterator[Document]:
+    """The same documents; UserError at the first that is not UTF-8, with its name and the place."""
+    for document in documents:
+        for _ in pieces(document.data, document.name):
+            pass
+        yield document
+
+
+class Spool(NamedTuple):
+    """All documents one after the other in a file, and where each ends. What is held in memory stays small."""
+
+    data: np.ndarray  # uint8, mapped
+    ends: array
+    digest: str
+
+    def documents(self, start: int, stop: int) -> Iterator[tuple[bytes, bool]]:
+        """What lies in [start, stop), document by document, each with whether it is there to its end."""
+        at = start
+        for end in self.ends:
+            if at < end and at < stop:
+                yield self.data[at : min(end, stop)].tobytes(), end <= stop
+                at = end
+
+
+def spool(documents: Iterable[Document], path: Path) -> Spool:
+    ends, total, identity = array("q"), 0, Digest()
+    with path.open("wb") as file:
+        for document in documents:
+            identity.add(document)
+            file.write(document.data)
+            total += len(document.data)
+            ends.append(total)
+    if not total:
+        raise UserError("there is no text: all documents are empty.")
+    return Spool(np.memmap(path, dtype=np.uint8, mode="r"), ends, identity.hex())
+
+
+class Digest:
+    """What identifies a text: a hash of all documents and of where each ends."""
+
+    def __init__(self, documents: Iterable[Document] = ()):
+        self._hasher = hashlib.blake2b(digest_size=16)
+        for document in documents:
+            self.add(document)
+
+    def add(self, document: Document) -> None:
+        self._hasher.update(len(document.data).to_bytes(8, "little") + document.data)
+
+    def hex(self) -> str:
+        return self._hasher.hexdigest()
+
+
+def cut_before(data: np.ndarray, fraction: float | None) -> int:
+    """Where the held-out end begins: never inside a UTF-8 character."""
+    if fraction is None:
+        held_out = min(round(len(data) * VALIDATION_FRACTION), VALIDATION_LIMIT)
+    elif 0 <= fraction < 1:
+        held_out = round(len(data) * fraction)
+    else:
+        raise UserError(f"a validation fraction of {fraction} is not a part of the text; expected 0 ≤ fraction < 1.")
+    cut = len(data) - held_out
+    while 0 < cut < len(data) and 0x80 <= data[cut] < 0xC0 and len(data) - held_out - cut < 3:
+        cut -= 1
+    return cut
+
+
+def bpe_size(tokenizer: str) -> int | None:
+    """N of "bpe:N", None for "bytes"; UserError for anything else."""
+    kind, _, size = tokenizer.partition(":")
+    if tokenizer == "bytes":
+        return None
+    if kind == "bpe" and size.isdecimal():
+        return int(size)
+    raise UserError(
+        f"no tokenizer is called {tokenizer!r}; expected 'bytes' or 'bpe:N' with N ids, such as 'bpe:4096'."
+    )
+
+
+def id_dtype(tokenizer: "PreTrainedTokenizerFast") -> np.dtype:
+    return np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
+
+
+def write_ids(
+    tokenizer: "PreTrainedTokenizerFast", documents: Iterable[tuple[bytes, bool]], path: Path
+) -> dict[str, int]:
+    """The ids of documents, each that is whole followed by <|endoftext|>; counts of what was written."""
+    dtype, count = id_dtype(tokenizer), {"documents": 0, "bytes": 0, "tokens": 0}
+    separator = np.array([tokenizer.eos_token_id])
+    with path.open("wb") as file:
+        for data, whole in documents:
+            ids = np.concatenate([encode(tokenizer, data), separator[:whole]]).astype(dtype)
+            file.write(ids.tobytes())
+            count["documents"] += 1
+            count["bytes"] += len(data)
+            count["tokens"] += len(ids)
+    return count

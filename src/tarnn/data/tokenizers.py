@@ -1,0 +1,126 @@
+"""From bytes to ids and back: the byte tokenizer, BPE trained on the spot, and how many bytes each id stands for.
+
+Both are `PreTrainedTokenizerFast`, so they are saved with a model and load with `AutoTokenizer`. Both work on
+bytes underneath: every text has ids, and ids have an exact size in bytes, which makes bits per byte exact.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tarnn.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+END_OF_TEXT = "<|endoftext|>"
+PIECE = 1 << 16  # bytes of text given to a tokenizer at a time, cut at the end of a line
+
+
+def byte_characters() -> list[str]:
+    """The printable character by which byte-level tokenizers write each byte, as GPT-2 chose them."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    spare = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
+
+
+def byte_tokenizer() -> "PreTrainedTokenizerFast":
+    """Ids 0–255 are the bytes themselves; 256 is <|endoftext|>, which separates documents, ends and pads."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocab = {character: byte for byte, character in enumerate(byte_characters())}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return wrapped(backend)
+
+
+def train_bpe(texts: Iterable[bytes], vocab_size: int) -> "PreTrainedTokenizerFast":
+    """A byte-level BPE of at most `vocab_size` ids (the 256 bytes and <|endoftext|> among them), learned from `texts`.
+
+    Fewer ids come out where the texts have no more pairs to merge. Deterministic. Raises UserError for a
+    text that is not UTF-8 and for a size below 258 (nothing would be merged).
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    if vocab_size < 258:
+        raise UserError(f"a BPE vocabulary of {vocab_size} leaves nothing to merge; expected at least 258.")
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 1,  # <|endoftext|> takes the last id
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
+    return wrapped(backend)
+
+
+def wrapped(backend) -> "PreTrainedTokenizerFast":
+    """The Hugging Face tokenizer around a `tokenizers` one; <|endoftext|> gets the next free id."""
+    from transformers import PreTrainedTokenizerFast
+
+    special = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, padding_side="left", clean_up_tokenization_spaces=False, **special
+    )
+
+
+def is_byte_tokenizer(tokenizer: "PreTrainedTokenizerFast") -> bool:
+    """Every byte is its own id, and only <|endoftext|> comes after them."""
+    return len(tokenizer) == 257 and all(
+        tokenizer.convert_tokens_to_ids(character) == byte for byte, character in enumerate(byte_characters())
+    )
+
+
+def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> list[bytes]:
+    """What each id of a byte-level tokenizer stands for; special tokens stand for no bytes."""
+    byte_of = {character: byte for byte, character in enumerate(byte_characters())}
+    special = set(tokenizer.all_special_ids)
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    return [b"" if i in special else bytes(byte_of[c] for c in token) for i, token in enumerate(tokens)]
+
+
+def encode(tokenizer: "PreTrainedTokenizerFast", data: bytes, name: str = "the text") -> np.ndarray:
+    """The ids of `data`, int64; `<|endoftext|>` written in it is text like any other.
+
+    The byte tokenizer takes any bytes. Others take UTF-8 only: UserError with the place of the first byte
+    that is not.
+    """
+    if is_byte_tokenizer(tokenizer):
+        return np.frombuffer(data, dtype=np.uint8).astype(np.int64)
+    backend = tokenizer.backend_tokenizer
+    before, backend.encode_special_tokens = backend.encode_special_tokens, True  # no token is special in a text
+    try:
+        encodings = backend.encode_batch_fast(list(pieces(data, name)), add_special_tokens=False)
+    finally:
+        backend.encode_special_tokens = before
+    return np.concatenate([np.zeros(0, np.int64), *(np.asarray(e.ids, np.int64) for e in encodings)])
+
+
+def decode_bytes(tokenizer: "PreTrainedTokenizerFast", ids: Iterable[int]) -> bytes:
+    """The exact bytes that `ids` stand for: `encode` undone, <|endoftext|> left out."""
+    table = token_bytes(tokenizer)
+    return b"".join(table[i] for i in ids)
+
+
+def pieces(data: bytes, name: str = "the text") -> Iterator[str]:
+    """`data` as text, cut at line ends into pieces of about 64 KB so that a large file is never one huge string.
+
+    Raises UserError with the place of the first byte that is not UTF-8.
+    """
+    start = 0
+    while start < len(data):
+        end = data.find(b"\n", start + PIECE)
+        end = len(data) if end < 0 else end + 1
+        try:
+            yield data[start:end].decode()
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{name} is not UTF-8: byte {data[start + error.start]:#04x} at position {start + error.start:,}. "
+                "A BPE tokenizer takes UTF-8 only; convert the text, or use a model with --tokenizer bytes, which "
+                "takes any bytes."
+            ) from None
+        start = end

@@ -1,0 +1,113 @@
+"""From the settings of a run to Hugging Face's TrainingArguments, and `--set key=value` for all that has no option."""
+
+import dataclasses
+import json
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from tarnn.errors import UserError
+from tarnn.training.budget import FLOOR, WARMUP
+from tarnn.training.settings import TrainSettings
+
+# what has an option of its own, or what the run depends on being as it is
+OWN = {
+    "output_dir": "--out", "learning_rate": "--learning-rate", "per_device_train_batch_size": "--batch-size",
+    "gradient_accumulation_steps": "--accumulate", "max_steps": "--steps", "num_train_epochs": "--epochs",
+    "seed": "--seed", "data_seed": "--seed", "bf16": "--bf16", "gradient_checkpointing": "--gradient-checkpointing",
+    "activation_checkpointing": "--gradient-checkpointing", "eval_steps": "--eval-every",
+    "save_steps": "--save-every", "save_total_limit": "--keep", "resume_from_checkpoint": "--resume",
+    "eval_strategy": "--eval-every and --val-fraction", "save_strategy": "--save-every",
+    "logging_steps": "--save-every", "logging_strategy": "--save-every",
+}  # fmt: skip
+FIXED = {
+    "remove_unused_columns", "load_best_model_at_end", "metric_for_best_model", "save_only_model",
+    "ignore_data_skip", "auto_find_batch_size", "disable_tqdm", "do_train", "do_eval", "do_predict",
+    "train_sampling_strategy", "label_smoothing_factor", "push_to_hub", "use_cache",
+}  # fmt: skip
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, Any]:
+    """`key=value` strings as a dict of TrainingArguments fields; values are JSON where they can be, else text."""
+    fields = {f.name: f for f in dataclasses.fields(TrainingArguments) if f.init}
+    parsed = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise UserError(f"--set {assignment} has no value; expected --set key=value, such as --set weight_decay=0.1.")
+        if key not in fields:
+            close = ", ".join(get_close_matches(key, fields, n=3, cutoff=0.4))
+            hint = f" The closest are {close}." if close else ""
+            raise UserError(f"--set {key}: no field of Hugging Face's TrainingArguments has that name.{hint}")
+        if key in OWN:
+            raise UserError(f"--set {key}: use {OWN[key]} instead.")
+        if key in FIXED:
+            raise UserError(f"--set {key}: tarnn train depends on it as it is; leave it out.")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        check_kind(key, value, default_of(fields[key]))
+        parsed[key] = value
+    return parsed
+
+
+def default_of(field: dataclasses.Field) -> Any:
+    return field.default if field.default is not dataclasses.MISSING else None
+
+
+def check_kind(key: str, value: Any, default: Any) -> None:
+    """A number stays a number and a switch a switch; other kinds are the Trainer's to check."""
+    numbers = isinstance(default, int | float) and not isinstance(default, bool)
+    if numbers and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise UserError(f"--set {key}={value}: expected a number, such as the default {default}.")
+    if isinstance(default, bool) and not isinstance(value, bool):
+        raise UserError(f"--set {key}={value}: expected true or false.")
+
+
+def training_arguments(settings: TrainSettings) -> TrainingArguments:
+    """The Trainer's arguments; `max_steps` is set by the run, once it knows how long the text is.
+
+    Unlike the Trainer's own defaults: AdamW with β₂ = 0.95 and weight decay 0.1, a cosine down to a tenth of the
+    learning rate after 2 % of warm-up, nothing reported anywhere, and no per-step work that nobody looks at.
+    """
+    if settings.max_minutes is not None and "lr_scheduler_type" in settings.training_arguments:
+        raise UserError("--set lr_scheduler_type: with --max-minutes the learning rate follows the clock; leave it out.")
+    schedule = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": FLOOR}}
+    if "lr_scheduler_type" in settings.training_arguments:
+        schedule = {}
+    options: dict[str, Any] = {
+        "output_dir": str(settings.out / "checkpoints"),
+        "per_device_train_batch_size": settings.batch_size,
+        "per_device_eval_batch_size": settings.batch_size,
+        "gradient_accumulation_steps": settings.accumulate,
+        "learning_rate": settings.learning_rate,
+        "warmup_steps": WARMUP,
+        "weight_decay": 0.1,
+        "adam_beta2": 0.95,
+        "max_steps": 1,
+        "seed": settings.seed,
+        "bf16": settings.bf16,
+        "activation_checkpointing": settings.gradient_checkpointing,
+        "logging_steps": settings.log_every,
+        "eval_steps": settings.eval_every,
+        "save_strategy": "steps",
+        "save_steps": settings.save_every,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "log_level": "error",
+        "logging_nan_inf_filter": False,
+        "remove_unused_columns": False,
+        "average_tokens_across_devices": False,
+        "ddp_find_unused_parameters": False,
+        "dataloader_pin_memory": torch.cuda.is_available(),
+        "use_cache": True,  # what the Trainer writes into the saved config; training itself never caches
+        **schedule,
+        **settings.training_arguments,
+    }
+    try:
+        return TrainingArguments(**options)
+    except (ValueError, TypeError, ImportError) as error:
+        raise UserError(f"the Trainer refuses these settings: {' '.join(str(error).split())}") from error

@@ -1,0 +1,109 @@
+"""The folder of a run: who may write there, what it holds, and how it is cleared."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tarnn.errors import UserError
+from tarnn.training.checkpoints import DOOMED, PARTIAL
+from tarnn.training.settings import TrainSettings
+
+SETTINGS, LOG, SAMPLE, DATA, CHECKPOINTS = "settings.json", "log.jsonl", "sample.txt", "data", "checkpoints"
+FILES = (
+    LOG, SAMPLE, "model.safetensors", "config.json", "generation_config.json", "tokenizer.json",
+    "tokenizer_config.json", "special_tokens_map.json", SETTINGS,
+)  # fmt: skip
+
+
+def claim(settings: TrainSettings) -> dict[str, Any] | None:
+    """Make `settings.out` the folder of this run; returns what an earlier run saved there, if it is resumed.
+
+    Raises UserError where the folder holds another run (and neither resume nor overwrite was asked for), a run
+    with other settings, or files that are none of ours.
+    """
+    folder = settings.out
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {folder} is a file; expected a folder, or a name that is free.")
+    saved = None
+    if (folder / SETTINGS).exists():
+        if settings.overwrite:
+            clear(folder)
+        elif settings.resume:
+            saved = read_settings(folder)
+            refuse_differences(settings, saved, folder)
+        else:
+            raise UserError(
+                f"{folder} holds a run already; --resume goes on with it, --overwrite deletes it, and another --out "
+                "leaves it alone."
+            )
+    elif folder.exists() and (strange := [p.name for p in sorted(folder.iterdir()) if p.name != partial_name(SETTINGS)]):
+        raise UserError(
+            f"{folder} holds {', '.join(strange[:3])}{' …' if len(strange) > 3 else ''} and no run of `tarnn train` "
+            f"(no {SETTINGS}{model_kind(folder)}); name another folder with --out."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    if saved is None:
+        write_settings(folder, {"settings": settings.as_json()})
+    return saved
+
+
+def refuse_differences(settings: TrainSettings, saved: dict[str, Any], folder: Path) -> None:
+    differences = settings.differences(saved["settings"])
+    if differences:
+        told = "; ".join(f"{name} was {json.dumps(before)}, is {json.dumps(now)}" for name, before, now in differences[:3])
+        raise UserError(
+            f"{folder} holds a run with other settings: {told}. --resume takes the settings that the run began with; "
+            "for others name another --out, or --overwrite."
+        )
+
+
+def refuse_other_number(saved: dict[str, Any] | None, facts: dict[str, Any]) -> None:
+    """A resumed run has as many processes as before: the batches, and so the losses, depend on it."""
+    before = (saved or {}).get("run", {}).get("processes")
+    if before is not None and before != (now := facts["run"]["processes"]):
+        raise UserError(f"this run began with {before} processes and can't go on with {now}; start as many for --resume.")
+
+
+def model_kind(folder: Path) -> str:
+    """', but a model of kind …' where that is what a folder holds."""
+    try:
+        kind = json.loads((folder / "config.json").read_text())["model_type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return f", but a model of kind {kind!r}"
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    try:
+        saved = json.loads((folder / SETTINGS).read_text())
+        assert isinstance(saved["settings"], dict)
+    except (ValueError, KeyError, TypeError, AssertionError) as error:
+        raise UserError(
+            f"{folder / SETTINGS} can't be read ({type(error).__name__}: {error}); start again with --overwrite."
+        ) from error
+    return saved
+
+
+def write_settings(folder: Path, content: dict[str, Any]) -> None:
+    """Whole or not at all: written aside, then renamed."""
+    partial = folder / partial_name(SETTINGS)
+    partial.write_text(json.dumps(content, indent=2) + "\n")
+    os.replace(partial, folder / SETTINGS)
+
+
+def partial_name(name: str) -> str:
+    return name + ".partial"
+
+
+def clear(folder: Path) -> None:
+    """Delete what a run wrote, and nothing else. Folders go by a rename first, the settings go last."""
+    for name in (CHECKPOINTS, DATA):
+        shutil.rmtree(folder / DOOMED, ignore_errors=True)
+        if (folder / name).exists():
+            (folder / name).rename(folder / DOOMED)
+    for name in (DOOMED, PARTIAL, DATA + ".partial"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)

@@ -1,0 +1,20 @@
+"""Bits per byte and perplexity: what a cross-entropy in nats means, whatever the tokenizer."""
+
+import math
+
+
+def bits_per_byte(nats: float, num_bytes: float) -> float:
+    """Σ nats / (bytes · ln 2): how many bits a byte of the text would take, compressed with the model's guesses.
+
+    Comparable between tokenizers, and with compressors (8 × compressed size / size), since every token is
+    paid for, the separators of documents too, which have no bytes.
+
+    >>> bits_per_byte(nats=math.log(256) * 100, num_bytes=100)
+    8.0
+    """
+    return nats / (num_bytes * math.log(2))
+
+
+def perplexity(nats_per_token: float) -> float:
+    """e^(nats a token); infinity where that is beyond a float."""
+    return math.exp(nats_per_token) if nats_per_token < 700 else math.inf

@@ -1,0 +1,63 @@
+"""The model that a run's settings ask for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tarnn.errors import UserError
+from tarnn.models import TarnnConfig
+from tarnn.training.settings import TrainSettings
+
+# small enough for a laptop's CPU
+MODERN = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+OPTIONS = {
+    "hidden_size": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads", "decay": "decay",
+    "position": "position", "dropout": "dropout",
+}  # fmt: skip
+
+
+def model_config(settings: TrainSettings, tokenizer) -> TarnnConfig:
+    """Preset, then the file of --config, then options: what comes later wins. The vocabulary is the tokenizer's.
+
+    Raises UserError for whatever the config refuses (an unknown key, sizes that don't fit), and for a context
+    beyond the positions that the model has.
+    """
+    choices = read_config(settings.config) if settings.config else {}
+    for name, key in OPTIONS.items():
+        if getattr(settings, name) is not None:
+            choices[key] = getattr(settings, name)
+    for key in ("attention", "feature_map"):  # "a,b" is a pattern over the layers
+        if (value := getattr(settings, key)) is not None:
+            choices[key] = value.split(",") if "," in value else value
+    if choices.get("position") == "learned":
+        choices.setdefault("max_position_embeddings", settings.context)
+    vocabulary = choices.setdefault("vocab_size", len(tokenizer))
+    if vocabulary != len(tokenizer):
+        raise UserError(f"vocab_size is {vocabulary} in {settings.config}, but the tokenizer has {len(tokenizer)} ids.")
+    end = tokenizer.eos_token_id
+    choices |= {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+    try:
+        config = TarnnConfig.paper(**choices) if settings.preset == "paper" else TarnnConfig(**{**MODERN, **choices})
+    except (ValueError, TypeError) as error:
+        where = f"{settings.config}: " if settings.config else ""
+        raise UserError(f"{where}{' '.join(str(error).split())}") from error
+    longest = config.max_position_embeddings
+    if longest is not None and settings.context > longest:
+        raise UserError(
+            f"--context {settings.context} is beyond the {longest} positions of the model (max_position_embeddings); "
+            "expected at most as many, or raise that number in --config."
+        )
+    return config
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The JSON object in a file: keys of `TarnnConfig`, such as another checkpoint's config.json."""
+    if not path.is_file():
+        raise UserError(f"--config {path}: no such file; expected a JSON object of TarnnConfig's keys.")
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"--config {path} is not JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise UserError(f"--config {path} holds a JSON {type(content).__name__}; expected an object.")
+    return content

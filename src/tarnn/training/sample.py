@@ -1,0 +1,27 @@
+"""What the trained model writes, from nothing: the end of every run."""
+
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from tarnn.models import TarnnForCausalLM
+from tarnn.training.folder import SAMPLE
+
+TOKENS = 256
+
+
+def write_sample(folder: Path, tokenizer: PreTrainedTokenizerBase, seed: int) -> str:
+    """A sample of the model in `folder`, from the start of a document, at temperature 0.8; also in sample.txt."""
+    model = TarnnForCausalLM.from_pretrained(folder).eval()
+    start = torch.tensor([[tokenizer.eos_token_id]])
+    longest = model.config.max_position_embeddings or TOKENS
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        ids = model.generate(
+            start, attention_mask=torch.ones_like(start), do_sample=True, temperature=0.8, top_k=0,
+            max_new_tokens=max(1, min(TOKENS, longest - 1)),
+        )  # fmt: skip
+    text = tokenizer.decode(ids[0], skip_special_tokens=True)
+    (folder / SAMPLE).write_text(text, encoding="utf-8")
+    return text

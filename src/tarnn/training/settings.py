@@ -1,0 +1,103 @@
+"""What a training run is: every choice in one checked, frozen record, which is printed, saved and compared on resume."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tarnn.errors import UserError
+
+DEFAULT_STEPS = 1000
+# What may differ when a run is resumed: how long it goes on, how fast, and what is looked at on the way.
+MAY_CHANGE = {
+    "out", "steps", "epochs", "max_minutes", "learning_rate", "eval_every", "save_every", "keep", "resume", "overwrite",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """A run of `tarnn train`; the fields are its options, with the same defaults.
+
+    Model choices that are None are taken from `config`, else from `preset`. Without steps, epochs and
+    max_minutes a run has 1,000 steps; where more than one is given, the first to be reached ends it.
+    """
+
+    sources: tuple[str, ...]
+    out: Path
+    # text
+    text_field: str = "text"
+    val: str | None = None
+    val_fraction: float | None = None
+    tokenizer: str = "bytes"
+    context: int = 256
+    # model
+    preset: str = "modern"
+    config: Path | None = None
+    hidden_size: int | None = None
+    layers: int | None = None
+    heads: int | None = None
+    attention: str | None = None
+    feature_map: str | None = None
+    decay: str | None = None
+    position: str | None = None
+    dropout: float | None = None
+    # length and speed
+    steps: int | None = None
+    epochs: float | None = None
+    max_minutes: float | None = None
+    batch_size: int = 16
+    accumulate: int = 1
+    learning_rate: float = 1e-3
+    bf16: bool = False
+    gradient_checkpointing: bool = False
+    seed: int = 0
+    # what is kept and when
+    eval_every: int = 250
+    save_every: int = 250
+    keep: int = 2
+    resume: bool = False
+    overwrite: bool = False
+    training_arguments: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.steps is None and self.epochs is None and self.max_minutes is None:
+            object.__setattr__(self, "steps", DEFAULT_STEPS)
+        for name in ("context", "steps", "batch_size", "accumulate", "eval_every", "save_every", "keep"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{option(name)} {value} is not possible; expected 1 or more.")
+        for name in ("epochs", "max_minutes", "learning_rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise UserError(f"{option(name)} {value} is not possible; expected a number above 0.")
+        if self.seed < 0:
+            raise UserError(f"--seed {self.seed} is not possible; expected 0 or more.")
+        if self.preset not in ("modern", "paper"):
+            raise UserError(f"--preset {self.preset} is not known; expected modern or paper.")
+        if self.resume and self.overwrite:
+            raise UserError("--resume goes on with a run and --overwrite deletes it; give one of them.")
+        if self.val is not None and self.val_fraction is not None:
+            raise UserError("--val names a text of its own and --val-fraction splits one off; give one of them.")
+
+    @property
+    def log_every(self) -> int:
+        """Steps between lines of the log: at most 10, and a divisor of save_every.
+
+        Each line holds the mean loss since the line before. As every checkpoint falls on a line, a resumed
+        run writes the very lines of an uninterrupted one.
+        """
+        return next(n for n in range(10, 0, -1) if self.save_every % n == 0)
+
+    def as_json(self) -> dict[str, Any]:
+        return json.loads(json.dumps(asdict(self), default=str))
+
+    def differences(self, saved: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+        """(option, saved value, value now) of all choices that a resumed run must share and does not."""
+        now = self.as_json()
+        keys = sorted((set(now) | set(saved)) - MAY_CHANGE)
+        return [(option(k), saved.get(k), now.get(k)) for k in keys if saved.get(k) != now.get(k)]
+
+
+def option(name: str) -> str:
+    """The name of a field on the command line."""
+    return {"sources": "TEXT", "training_arguments": "--set"}.get(name, "--" + name.replace("_", "-"))
