@@ -1,14 +1,18 @@
-"""A tiny run of `tarnn train`, in this process or through the executable."""
+"""The command run in this process: a tiny run of `tarnn train`, and tiny untrained checkpoints for the others."""
 
 import json
 import random
+from typing import NamedTuple
 
 import pytest
 import torch
+from transformers.utils import logging
 
 from tarnn.cli.main import main
+from tarnn.data.tokenizers import byte_tokenizer
+from tarnn.models import TarnnConfig, TarnnForCausalLM
 
-TINY = "--hidden-size 32 --layers 2 --heads 2 --context 16 --batch-size 2 --steps 12 --eval-every 4 --save-every 4".split()
+TINY = "--hidden-size 32 --layers 2 --heads 2 --context 16 --batch-size 2 --steps 12 --eval-every 4 --save-every 4 --sample-tokens 4".split()
 
 
 @pytest.fixture
@@ -68,3 +72,51 @@ def log_of(run):
     """The lines of a run's log without what the clock says."""
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+KINDS = {
+    "linear": {},
+    "softmax": {"attention": "softmax"},
+    "hybrid": {"attention": ["linear", "softmax"]},
+    "single": {"num_hidden_layers": 1},
+    "learned": {"position": "learned", "max_position_embeddings": 48},
+}
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    def is_refusal(self, *words):
+        """Exit code 2, nothing on stdout, one sentence at the end of stderr with all of `words`, no traceback."""
+        assert (self.code, self.out) == (2, ""), self
+        assert "Traceback" not in self.err
+        sentence = self.err.splitlines()[-1]
+        assert sentence.startswith("tarnn: error: "), self.err
+        for word in words:
+            assert str(word) in sentence, (word, sentence)
+        return True
+
+
+@pytest.fixture
+def command(tarnn):
+    """command(*argv) → Outcome, in this process."""
+    return lambda *argv: Outcome(*tarnn(*argv))
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory):
+    """Folders of untrained byte-level models, by kind of attention."""
+    logging.disable_progress_bar()
+    folders = {}
+    for kind, options in KINDS.items():
+        torch.manual_seed(0)
+        folders[kind] = folder = tmp_path_factory.mktemp(kind)
+        config = TarnnConfig(
+            hidden_size=32, num_attention_heads=4, initializer_range=0.3, bos_token_id=256, eos_token_id=256,
+            pad_token_id=256, **{"num_hidden_layers": 2, **options},
+        )  # fmt: skip
+        TarnnForCausalLM(config).save_pretrained(folder)
+        byte_tokenizer().save_pretrained(folder)
+    return folders

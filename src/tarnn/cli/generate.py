@@ -33,13 +33,13 @@ def generate(
     prompt_file: Annotated[
         str | None, Option(help="A file to continue; - is stdin, which is also read if piped to us alone.")
     ] = None,
-    max_new_tokens: Annotated[int, Option(min=0, help="How many at most; 0 only reads the prompt.")] = 256,
-    temperature: Annotated[float, Option(min=0, help="Below 1 sharper, above 1 flatter, 0 greedy.")] = 1.0,
-    top_k: Annotated[int, Option(min=0, help="Choose among the k most likely tokens; 0: all.")] = 0,
+    max_new_tokens: Annotated[int, Option(help="How many at most; 0 only reads the prompt.")] = 256,
+    temperature: Annotated[float, Option(help="Below 1 sharper, above 1 flatter, 0 greedy.")] = 1.0,
+    top_k: Annotated[int, Option(help="Choose among the k most likely tokens; 0: all.")] = 0,
     top_p: Annotated[float, Option(help="Choose among the most likely tokens that reach p together.")] = 1.0,
     greedy: Annotated[bool, Option("--greedy", help="The most likely token, as --temperature 0.")] = False,
-    seed: Annotated[int | None, Option(min=0, max=2**63 - 1, help="The same seed, the same tokens.")] = None,
-    num_samples: Annotated[int, Option(min=1, help="Continuations; the prompt is read once.")] = 1,
+    seed: Annotated[int | None, Option(help="The same seed, the same tokens.")] = None,
+    num_samples: Annotated[int, Option(help="Continuations; the prompt is read once.")] = 1,
     stop: Annotated[list[str] | None, Option(help="Stop before this text. May be repeated.")] = None,
     state_in: Annotated[Path | None, Option(help="Go on from a state saved with --state-out.")] = None,
     state_out: Annotated[Path | None, Option(help="Save the state after the last token here.")] = None,
@@ -54,11 +54,9 @@ def generate(
     for all that came before it, read or made: read a book once with `--prompt-file book.txt --max-new-tokens
     0 --state-out book.state`, continue it many times with `--state-in book.state`.
     """
-    if num_samples > 1 and (greedy or temperature == 0 or state_out):
-        raise UserError(
-            f"--num-samples {num_samples} goes with neither --greedy (all would be alike) nor --state-out (a "
-            "state is that of one sequence). Leave one of them out."
-        )
+    check_numbers(
+        max_new_tokens, num_samples, seed, alike=greedy or temperature == 0, one=state_out is not None
+    )
     where, seed = pick_device(device), secrets.randbelow(2**31) if seed is None else seed
     draw = samplers.sampler(
         temperature=0 if greedy else temperature, top_k=top_k, top_p=top_p,
@@ -90,8 +88,22 @@ def generate(
         prepare_step(loop, compile, max_new_tokens, tell)
         write(loop, draw, max_new_tokens, rows, tell, goes_on=state_out is not None)
     if state_out:
+        assert loop.logits is not None  # a prompt was read, or a separator, or a state
         size = save_state(state_out, model, loop.state, loop.logits, rows[0].recent)
         tell(f"tarnn: state after {int(loop.state.position[0]):,} tokens in {state_out} ({size:,} bytes)")
+
+
+def check_numbers(max_new_tokens: int, num_samples: int, seed: int | None, *, alike: bool, one: bool) -> None:
+    """UserError for numbers out of range, and for several samples where there is sense in one only."""
+    if max_new_tokens < 0:
+        raise UserError(f"--max-new-tokens must be 0 or more; got {max_new_tokens}.")
+    if num_samples < 1:
+        raise UserError(f"--num-samples must be 1 or more; got {num_samples}.")
+    if seed is not None and not 0 <= seed < 2**63:
+        raise UserError(f"--seed must be from 0 to below 2**63; got {seed}.")
+    if num_samples > 1 and (alike or one):
+        why = "--greedy (all would be alike)" if alike else "--state-out (a state is that of one sequence)"
+        raise UserError(f"--num-samples {num_samples} does not go with {why}. Leave one of them out.")
 
 
 def pick_device(name: str) -> torch.device:
@@ -146,7 +158,9 @@ def prepare_step(loop: TokenLoop, wish: bool | None, num_tokens: int, tell: Tell
         try:
             why += f"; it took {compile_step(loop):.1f} s"
         except Exception as error:  # torch.compile raises many kinds
-            reason = str(error).strip().splitlines()[0]
+            reason = " ".join(str(error).split("\n\n")[0].split()).rstrip(
+                "."
+            )  # what follows is advice to developers
             if wish:
                 raise UserError(f"the step can't be compiled: {reason}. Leave --compile out.") from error
             compiled, why = False, f"compiling failed: {reason}"

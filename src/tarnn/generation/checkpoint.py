@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -56,7 +57,7 @@ def open_model(
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
-        model, report = TarnnForCausalLM.from_pretrained(
+        loaded: Any = TarnnForCausalLM.from_pretrained(
             path, config=config, dtype="auto" if dtype is None else dtype, local_files_only=True,
             use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,
         )  # fmt: skip
@@ -64,6 +65,7 @@ def open_model(
         raise UserError(
             f"{files[0]} can't be read ({error}). Take an intact copy, or train again."
         ) from error
+    model, report = loaded
     refuse_gaps(files[0], report)
     return model.eval().to(device)
 

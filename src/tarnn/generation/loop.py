@@ -45,7 +45,8 @@ class TokenLoop:
     def fork(self, copies: int) -> None:
         """`copies` rows that go on separately from a single one: a prompt is read once for many samples."""
         index = torch.zeros(copies, dtype=torch.long, device=self.state.position.device)
-        self.state, self.logits = self.state.reorder(index), self.logits[index]
+        self.state = self.state.reorder(index)
+        self.logits = None if self.logits is None else self.logits[index]
 
     @torch.no_grad()
     def tokens(

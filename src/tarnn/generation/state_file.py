@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tarnn._version import __version__
 from tarnn.errors import UserError
-from tarnn.models import ModelState
+from tarnn.models import ModelState, TarnnConfig, TarnnForCausalLM
 from tarnn.ops import KVCache, LinearState
 
 FORMAT, FORMAT_VERSION = "tarnn.state", "1"
@@ -34,9 +34,9 @@ NOT_THE_FUNCTION = {
 }
 
 
-def fingerprint(model: torch.nn.Module) -> str:
+def fingerprint(model: TarnnForCausalLM) -> str:
     """SHA-256 over the config, less what doesn't change the function, and all weights: name, shape, bits."""
-    config = {k: getattr(model.config, k) for k in model.config.known_keys() if k not in NOT_THE_FUNCTION}
+    config = {k: getattr(model.config, k) for k in TarnnConfig.known_keys() if k not in NOT_THE_FUNCTION}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -54,7 +54,7 @@ class SavedState(NamedTuple):
 
 def save_state(
     path: str | Path,
-    model: torch.nn.Module,
+    model: TarnnForCausalLM,
     state: ModelState,
     logits: Float[Tensor, "b v"],
     recent: list[int],
@@ -84,7 +84,7 @@ def save_state(
     return len(data)
 
 
-def load_state(path: str | Path, model: torch.nn.Module, *, room: int = 0) -> SavedState:
+def load_state(path: str | Path, model: TarnnForCausalLM, *, room: int = 0) -> SavedState:
     """The state that `save_state` wrote. `room`: tokens that caches must still be able to hold.
 
     Raises UserError (a ValueError) for a file that is missing, cut short, no state, of another version of the
@@ -131,7 +131,9 @@ def fill_layer(empty: LinearState | KVCache | tuple, i: int, tensors: dict[str, 
         empty.append(tensors[f"layers.{i}.k"], tensors[f"layers.{i}.v"], tensors.get(f"layers.{i}.mask"))
         return empty
     if isinstance(empty, LinearState):
-        return LinearState(*(tensors.get(f"layers.{i}.{name}") for name in LinearState._fields))
+        S, z, M = (tensors.get(f"layers.{i}.{name}") for name in "SzM")
+        assert S is not None and z is not None
+        return LinearState(S, z, M)
     return empty
 
 
