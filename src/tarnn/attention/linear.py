@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm
 
 from tarnn.attention.decay import ChannelDecay
 from tarnn.attention.multihead import MultiHeadAttention
@@ -73,19 +74,14 @@ class LinearAttention(MultiHeadAttention):
             "cu_seqlens": cu_seqlens,
             "log_decay": None if self.decay is None else self.decay(x),
         }
-        if self.rotary is None:
-            o, state = linear_attention(
-                q, k, v, self.feature_map, normalize=self.normalize, state=state, return_state=True, **options
-            )
-        else:
-            turns = self.rotary.of(positions, x, state)
-            o, state = self._rotated(linear_attention, q, k, v, turns, state, return_state=True, **options)
+        turns = None if self.rotary is None else self.rotary.of(positions, x, state)
+        o, state = self._attend(linear_attention, q, k, v, turns, state=state, return_state=True, **options)
         y = self._output(o, x)
         return (y, state) if return_state else y
 
     def step(
         self,
-        x: Float[Tensor, "b 1 hidden"],
+        x: Float[Tensor, "b t hidden"],
         state: LinearState,
         *,
         positions: Int[Tensor, "#b 1"] | Turns | None = None,
@@ -98,11 +94,8 @@ class LinearAttention(MultiHeadAttention):
         q, k, v = self._project(x, x)
         log_decay = None if self.decay is None else self.decay(x)
         options: dict[str, Any] = {"log_decay": log_decay, "inplace": inplace}
-        if self.rotary is None:
-            o, state = step(q, k, v, self.feature_map, state, normalize=self.normalize, **options)
-        else:
-            turns = self.rotary.of(positions, x, state)
-            o, state = self._rotated(step, q, k, v, turns, state, **options)
+        turns = None if self.rotary is None else self.rotary.of(positions, x, state)
+        o, state = self._attend(step, q, k, v, turns, state=state, **options)
         return self._output(o, x), state
 
     def new_state(
@@ -123,12 +116,17 @@ class LinearAttention(MultiHeadAttention):
         k = self.heads(self.k_proj(source), self.num_kv_heads)
         return q, k, self.heads(self.v_proj(source), self.num_kv_heads)
 
-    def _rotated(self, op, q, k, v, turns: Turns, state: LinearState | None, **options):
-        """`op` with features turned after φ; where normalised once for each side of the fraction."""
-        wide = torch.promote_types(q.dtype, torch.float32)  # the numerator alone grows with t
+    def _attend(self, op, q, k, v, turns: Turns | None, state: LinearState | None, **options):
+        """`op`, one of linear_attention and step, on features turned after φ; (o, state)."""
+        if turns is None and (self.normalize or q.dtype != torch.float16):
+            return op(q, k, v, self.feature_map, normalize=self.normalize, state=state, **options)
+        wide = torch.promote_types(q.dtype, torch.float32)  # undivided sums grow with t, in fp16 to infinity
         with torch.autocast(q.device.type, enabled=False):
-            phi_q, phi_k = (features(self.feature_map, x)[0].to(wide) for x in (q, k))
-            args = turns.apply(phi_q), turns.apply(phi_k), v.to(wide), _IDENTITY
+            q, k, v = q.to(wide), k.to(wide), v.to(wide)
+            if turns is None:
+                return op(q, k, v, self.feature_map, normalize=False, state=state, **options)
+            phi_q, phi_k = (features(self.feature_map, x)[0] for x in (q, k))
+            args = turns.apply(phi_q), turns.apply(phi_k), v, _IDENTITY
             if not self.normalize:
                 return op(*args, normalize=False, state=state, **options)
             above = below = None
@@ -136,14 +134,16 @@ class LinearAttention(MultiHeadAttention):
                 above = LinearState(state.S, torch.zeros_like(state.z))
                 below = LinearState(state.z[..., None], torch.zeros_like(state.z))
             num, above = op(*args, normalize=False, state=above, **options)
-            one = torch.ones_like(v[..., :1], dtype=wide)
+            one = torch.ones_like(v[..., :1])
             den, below = op(phi_q, phi_k, one, _IDENTITY, normalize=False, state=below, **options)
             empty = den == 0  # no key was seen, or none with a feature in common
             o = torch.where(empty, 0.0, num / torch.where(empty, 1.0, den))
         return o, LinearState(above.S, below.S[..., 0])
 
     def _output(self, o: Tensor, x: Tensor) -> Tensor:
-        return self.merge((o if self.o_norm is None else self.o_norm(o)).to(x.dtype))
+        if self.o_norm is not None:
+            o = rms_norm(o, (self.head_dim,), self.o_norm.weight.to(o.dtype), self.o_norm.eps)
+        return self.merge(o.to(x.dtype))
 
     def extra_repr(self) -> str:
         rotary = "" if self.rotary is None else f", rotary={self.rotary!r}"

@@ -50,7 +50,7 @@ class NoAttention(MultiHeadAttention):
         return (y, ()) if return_state else y
 
     def step(
-        self, x: Float[Tensor, "b 1 hidden"], state: tuple = (), *, positions=None, inplace: bool = False
+        self, x: Float[Tensor, "b t hidden"], state: tuple = (), *, positions=None, inplace: bool = False
     ) -> tuple[Float[Tensor, "b 1 hidden"], tuple]:
         self.check_step(x)
         return self(x), ()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Turns(NamedTuple):
-    """The cosines and signed sines of some positions, float32; made once, shared by layers and heads."""
+    """The cosines and signed sines of some positions; made once, shared by layers and heads."""
 
     cos: Float[Tensor, "b 1 t dim"]
     sin: Float[Tensor, "b 1 t dim"]
@@ -35,11 +35,13 @@ class Rotary:
             raise ValueError(f"rotary positions turn pairs of channels: dim must be even and ≥ 2; got {dim}.")
         self.dim, self.base = dim, base
 
-    def turns(self, positions: Int[Tensor, "b t"]) -> Turns:
+    def turns(self, positions: Int[Tensor, "b t"], dtype: torch.dtype = torch.float32) -> Turns:
+        """The turns of these positions for vectors of this dtype, float32 at least."""
+        dtype = torch.promote_types(dtype, torch.float32)
         wide = torch.float32 if positions.device.type == "mps" else torch.float64
         exponent = torch.arange(0, self.dim, 2, device=positions.device, dtype=wide) / -self.dim
         angle = positions[:, None, :, None].to(wide) * self.base**exponent  # (b, 1, t, dim / 2)
-        cos, sin = angle.cos().float(), angle.sin().float()
+        cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
         return Turns(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1))
 
     def of(self, positions: Tensor | Turns | None, x: Tensor, state) -> Turns:
@@ -57,7 +59,7 @@ class Rotary:
                 )
             # packed or padded sequences may be counted on, too: only distances within a sequence matter
             positions = torch.arange(x.shape[1], device=x.device)[None]
-        return self.turns(positions)
+        return self.turns(positions, x.dtype)
 
     def __repr__(self) -> str:
         return f"Rotary({self.dim}, base={self.base:g})"

@@ -60,7 +60,7 @@ class SoftmaxAttention(MultiHeadAttention):
 
     def step(
         self,
-        x: Float[Tensor, "b 1 hidden"],
+        x: Float[Tensor, "b t hidden"],
         state: KVCache,
         *,
         positions: Int[Tensor, "#b 1"] | Turns | None = None,

@@ -178,7 +178,7 @@ class TarnnModel(TarnnPreTrainedModel):
         for block in self.layers:
             rotary = getattr(block.attention, "rotary", None)
             if rotary is not None and rotary.dim not in made:
-                made[rotary.dim] = rotary.turns(positions)
+                made[rotary.dim] = rotary.turns(positions, self.dtype)
         rotaries = (getattr(block.attention, "rotary", None) for block in self.layers)
         return [None if rotary is None else made[rotary.dim] for rotary in rotaries]
 

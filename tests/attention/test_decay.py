@@ -1,0 +1,46 @@
+"""Decays: the closed forms they start from, and that all are ≤ 0 and as wide as they say."""
+
+import math
+
+import pytest
+import torch
+
+from tarnn.attention import ChannelDecay, HeadDecay, TokenDecay
+
+
+def test_retention_slopes():
+    assert HeadDecay(3)(torch.zeros(1, 1, 1)).tolist() == pytest.approx(
+        [math.log(1 - 1 / 32), math.log(1 - 1 / 64), math.log(1 - 1 / 128)]
+    )
+
+
+def test_many_heads_still_differ():
+    slopes = HeadDecay(16)(torch.zeros(1, 1, 1))
+    assert (slopes < 0).all()
+    assert (slopes.diff() > 0).all()
+
+
+def test_token_decay_starts_as_head_decay():
+    decay = TokenDecay(5, 3)(torch.zeros(2, 4, 5))
+    torch.testing.assert_close(decay, HeadDecay(3)(torch.zeros(1, 1, 1))[None, :, None].expand(2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("decay", "shape"), [(TokenDecay(5, 3), (2, 3, 4)), (ChannelDecay(5, 3, 7), (2, 3, 4, 7))]
+)
+def test_learned_decays(decay, shape):
+    x = torch.randn(2, 4, 5) * 10
+    out = decay(x)
+    assert out.shape == shape
+    assert (out <= 0).all()
+    assert not torch.equal(out[0], out[1])
+    assert decay.bfloat16()(x.bfloat16()).dtype == torch.float32
+
+
+def test_head_decay_is_saved():
+    decay = HeadDecay(3)
+    with torch.no_grad():
+        decay.log_decay.copy_(torch.tensor([-1.0, -2.0, -3.0]))
+    other = HeadDecay(3)
+    other.load_state_dict(decay.state_dict())
+    assert other(torch.zeros(1, 1, 1)).tolist() == [-1.0, -2.0, -3.0]

@@ -1,0 +1,129 @@
+"""What linear attention refuses, and where rotary positions go."""
+
+import pytest
+import torch
+from torch import nn
+
+from tarnn.attention import ChannelDecay, HeadDecay, LinearAttention, NoAttention, Rotary, SoftmaxAttention
+from tarnn.feature_maps import Elu, Exp, Identity
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"feature_map": Identity()}, "Identity may give negative weights.*normalize=False"),
+        ({"feature_map": Elu(), "decay": HeadDecay(2), "causal": False}, "needs causal attention"),
+        ({"feature_map": Exp(), "rotary": Rotary(4)}, "those of Exp are kept as scaled logarithms"),
+        ({"feature_map": Elu(), "rotary": Rotary(6)}, "must be their number, 4; got 6"),
+        (
+            {"feature_map": Elu(), "rotary": Rotary(4), "decay": ChannelDecay(8, 2, 4)},
+            "mix pairs of features",
+        ),
+        (
+            {"feature_map": Elu(), "rotary": Rotary(4), "causal": False, "context_size": 5},
+            "cross attention has no such thing",
+        ),
+    ],
+)
+def test_refusals(options, message):
+    with pytest.raises(ValueError, match=message):
+        LinearAttention(8, 2, **{"causal": True, **options})
+
+
+def test_softmax_refuses_a_rotary_that_does_not_fit():
+    with pytest.raises(ValueError, match="its dim must be 4; got 6"):
+        SoftmaxAttention(8, 2, causal=True, rotary=Rotary(6))
+    with pytest.raises(ValueError, match="cross attention has no such thing"):
+        SoftmaxAttention(8, 2, causal=False, context_size=5, rotary=Rotary(4))
+
+
+def test_softmax_needs_a_capacity():
+    with pytest.raises(ValueError, match="say how many, capacity="):
+        SoftmaxAttention(8, 2, causal=True).new_state(1)
+
+
+def test_no_attention_needs_a_context_as_long_as_x():
+    none = NoAttention(8, 2, causal=False, context_size=5)
+    x, context = torch.randn(1, 3, 8), torch.randn(1, 3, 5)
+    assert torch.equal(none(x, context), none.o_proj(none.v_proj(context)))
+    with pytest.raises(ValueError, match=r"as long as x; got x \(1, 3, 8\) and context \(1, 2, 5\)"):
+        none(x, context[:, :2])
+
+
+@pytest.mark.parametrize("attention", [LinearAttention, SoftmaxAttention])
+def test_a_continued_rotary_sequence_needs_positions(attention):
+    options = {"feature_map": Elu()} if attention is LinearAttention else {}
+    module = attention(8, 2, causal=True, rotary=Rotary(4), **options)
+    x, state = torch.randn(1, 2, 8), module.new_state(1, capacity=4)
+    with pytest.raises(ValueError, match="needs positions="):
+        module(x, state=state)
+    with pytest.raises(ValueError, match="needs positions="):
+        module.step(x[:, :1], state)
+
+
+def test_rotary_knows_distances_only():
+    """Far out, too: the same tokens a million positions later give the same outputs."""
+    torch.manual_seed(0)
+    module = LinearAttention(8, 2, feature_map=Elu(), causal=True, rotary=Rotary(4))
+    x = torch.randn(1, 6, 8)
+    near, far = torch.arange(6)[None], torch.arange(6)[None] + 1_000_000
+    torch.testing.assert_close(module(x, positions=near), module(x, positions=far), rtol=1e-5, atol=1e-5)
+    stretched = module(x, positions=near * 2)
+    assert not torch.allclose(module(x, positions=near), stretched, atol=1e-3)
+
+
+def test_rotary_leaves_the_denominator_alone():
+    """With all values 1 the output is Σ turned weights / Σ plain weights, which is no longer 1."""
+    module = LinearAttention(4, 1, feature_map=Elu(), causal=True, rotary=Rotary(4)).double()
+    with torch.no_grad():
+        module.v_proj.weight.zero_()
+        module.v_proj.weight[:, 0] = 1
+        module.o_proj.weight.copy_(torch.eye(4))
+    x = torch.randn(1, 5, 4, dtype=torch.float64)
+    x[..., 0] = 1
+    o = module(x)[0, :, 0]
+    phi_q, phi_k = (Elu()(p(x))[0] for p in (module.q_proj, module.k_proj))
+    frequency = torch.tensor([1.0, 0.01], dtype=torch.float64)
+    for i in range(5):
+        above = below = 0.0
+        for j in range(i + 1):
+            cos, sin = ((i - j) * frequency).cos(), ((i - j) * frequency).sin()
+            (a, b), (c, d) = phi_q[i].chunk(2), phi_k[j].chunk(2)
+            above += ((a * c + b * d) * cos + (a * d - b * c) * sin).sum()
+            below += phi_q[i] @ phi_k[j]
+        assert o[i].item() == pytest.approx((above / below).item(), rel=1e-6)
+
+
+def test_a_map_that_gives_no_features_gives_zeros():
+    """A relu-like query of zeros under rotary: 0/0 is 0, and gradients are finite."""
+
+    class Nothing(nn.Module):
+        def forward(self, x):
+            return x.relu() * 0
+
+    module = LinearAttention(8, 2, feature_map=Nothing(), causal=True, rotary=Rotary(4))
+    x = torch.randn(1, 5, 8, requires_grad=True)
+    y = module(x)
+    y.sum().backward()
+    assert torch.equal(y, torch.zeros_like(y))
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "options", [{"rotary": Rotary(4, base=1e8)}, {"normalize": False}], ids=["rotary", "normed"]
+)
+@torch.no_grad()
+def test_sums_that_nothing_divides_do_not_overflow_in_fp16(options):
+    """They grow with t, here past 65504, the largest number in fp16; prefill and step."""
+    module = LinearAttention(8, 2, feature_map=Elu(), causal=True, **options)
+    for p in module.parameters():
+        p.fill_(1.0)
+    module.o_proj.weight.fill_(1e-3)
+    x = torch.full((1, 3000, 8), 2.0)
+    exact = module(x)
+    with torch.autocast("cpu", torch.float16):
+        y, state = module(x, return_state=True)
+        last, _ = module.step(x[:, :1], state, positions=torch.tensor([[3000]]))
+    assert state.S.abs().max() > 65504
+    torch.testing.assert_close(y.float(), exact, rtol=0.01, atol=0.001)
+    torch.testing.assert_close(last[0, 0], y[0, -1], rtol=0.01, atol=0.001)

@@ -1,0 +1,58 @@
+"""What each attention module computes, written from its formula with the quadratic definitions."""
+
+import torch
+
+from tarnn.attention import LinearAttention, NoAttention, SoftmaxAttention
+from tarnn.ops import reference
+
+
+def heads(x, num_heads):
+    b, t, _ = x.shape
+    return x.reshape(b, t, num_heads, -1).permute(0, 2, 1, 3)
+
+
+def turned(x, rotary):
+    """Pairs of channels (c, c + dim/2) as complex numbers, times e^(i·position·frequency)."""
+    half = rotary.dim // 2
+    frequency = rotary.base ** (-torch.arange(half, dtype=torch.float64) / half)
+    angle = torch.arange(x.shape[2], dtype=torch.float64)[:, None] * frequency
+    z = torch.complex(x[..., :half].double(), x[..., half:].double()) * torch.polar(
+        torch.ones_like(angle), angle
+    )
+    return torch.cat([z.real, z.imag], dim=-1).to(x.dtype)
+
+
+def define(module, x, context=None, key_mask=None):
+    """module(x, context, key_mask=key_mask), in the dtype of x, by the quadratic definitions."""
+    source = x if context is None else context
+    v = heads(module.v_proj(source), module.num_kv_heads)
+    if isinstance(module, NoAttention):
+        o = v.repeat_interleave(module.num_heads // module.num_kv_heads, dim=1)
+        o = o if key_mask is None else o * key_mask[:, None, :, None]
+    else:
+        q, k = heads(module.q_proj(x), module.num_heads), heads(module.k_proj(source), module.num_kv_heads)
+        if isinstance(module, SoftmaxAttention):
+            if module.rotary is not None:
+                q, k = turned(q, module.rotary), turned(k, module.rotary)
+            o = reference.softmax(q, k, v, causal=module.causal, key_mask=key_mask)
+        else:
+            o = _linear(module, x, q, k, v, key_mask)
+    return module.o_proj(o.permute(0, 2, 1, 3).reshape(*x.shape[:2], -1))
+
+
+def _linear(module: LinearAttention, x, q, k, v, key_mask):
+    fq, fk = module.feature_map(q), module.feature_map(k)
+    options = {"causal": module.causal, "key_mask": key_mask}
+    if module.decay is not None:
+        options["log_decay"] = module.decay(x).to(x.dtype)
+    if module.rotary is None:
+        o = reference.quadratic(fq, fk, v, normalize=module.normalize, **options)
+    else:
+        above = turned(fq, module.rotary), turned(fk, module.rotary)
+        o = reference.quadratic(*above, v, normalize=False, **options)
+        if module.normalize:
+            weights = reference.quadratic(fq, fk, torch.ones_like(v), normalize=False, **options)
+            o = torch.where(weights == 0, 0.0, o / torch.where(weights == 0, 1.0, weights))
+    if not module.normalize:
+        o = o / (o.square().mean(-1, keepdim=True) + 1e-6).sqrt() * module.o_norm.weight
+    return o
