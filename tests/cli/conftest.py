@@ -1,6 +1,5 @@
-"""The command run in this process: a tiny run of `tarnn train`, and tiny untrained checkpoints for the others."""
+"""The command run in this process: a tiny run of `tarnn train`, tiny checkpoints for the others."""
 
-import json
 import random
 from typing import NamedTuple
 
@@ -68,12 +67,6 @@ def refused(train):
     return run
 
 
-def log_of(run):
-    """The lines of a run's log without what the clock says."""
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
-
-
 KINDS = {
     "linear": {},
     "softmax": {"attention": "softmax"},
@@ -89,7 +82,7 @@ class Outcome(NamedTuple):
     err: str
 
     def is_refusal(self, *words):
-        """Exit code 2, nothing on stdout, one sentence at the end of stderr with all of `words`, no traceback."""
+        """Exit code 2, nothing on stdout, one sentence at the end of stderr, with all `words`; no traceback."""
         assert (self.code, self.out) == (2, ""), self
         assert "Traceback" not in self.err
         sentence = self.err.splitlines()[-1]

@@ -51,9 +51,7 @@ def open_model(
     Raises UserError for everything that `open_config` refuses, for weights that are missing, cut short or
     unreadable, and for weights that don't belong to the config (transformers would fill gaps with noise).
     """
-    config, files = open_config(path), weight_files(path)
-    for file in files:
-        read_header(file)
+    config, (file, _) = open_config(path), read_headers(path)
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
@@ -63,10 +61,10 @@ def open_model(
         )  # fmt: skip
     except SafetensorError as error:
         raise UserError(
-            f"{files[0]} can't be read ({error}). Take an intact copy, or train again."
+            f"{file} can't be read ({error}). Take an intact copy, or train again."
         ) from error
     model, report = loaded
-    refuse_gaps(files[0], report)
+    refuse_gaps(file, report)
     return model.eval().to(device)
 
 
@@ -93,6 +91,12 @@ def weight_files(path: str | Path) -> list[Path]:
         )
     names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
     return [folder / name for name in sorted(set(names))]
+
+
+def read_headers(path: str | Path) -> tuple[Path, dict[str, tuple[str, tuple[int, ...]]]]:
+    """The (first) file of weights in folder `path`, and name → (dtype, shape) of all that they hold."""
+    files = weight_files(path)
+    return files[0], {name: facts for file in files for name, facts in read_header(file).items()}
 
 
 def read_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -132,7 +132,8 @@ def fill_layer(empty: LinearState | KVCache | tuple, i: int, tensors: dict[str, 
         return empty
     if isinstance(empty, LinearState):
         S, z, M = (tensors.get(f"layers.{i}.{name}") for name in "SzM")
-        assert S is not None and z is not None
+        assert S is not None
+        assert z is not None
         return LinearState(S, z, M)
     return empty
 

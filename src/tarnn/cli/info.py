@@ -1,0 +1,158 @@
+"""`tarnn info`: what a checkpoint holds, and what it costs to run, beside the same model with softmax."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from torch import nn
+from typer import Argument, Option
+
+from tarnn.errors import UserError
+from tarnn.generation.checkpoint import open_config, read_headers, refuse_gaps
+from tarnn.models import TarnnConfig, TarnnForCausalLM
+from tarnn.ops import LinearState
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+KERNEL = {"path": "PyTorch", "why": "it is the only path in this version, on every device"}
+
+
+def info(
+    checkpoint: Annotated[Path, Argument(help="A checkpoint folder, as `tarnn train --out` writes it.")],
+    lengths: Annotated[
+        str, Option(help="Numbers of tokens, with commas between them.")
+    ] = "1024,4096,16384,65536",
+    as_json: Annotated[bool, Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """Say what a checkpoint holds: parameters, layers, bytes of state, and memory at given lengths.
+
+    Memory is what generating one sequence takes: the weights, and the state after so many tokens. Beside it
+    stands the same model with softmax in every layer of attention, whose keys and values have to be kept.
+    Nothing is run and no weight is read, only what the file's header says of them.
+    """
+    facts = describe(checkpoint, parse_lengths(lengths))
+    print(json.dumps(facts, indent=2) if as_json else as_text(facts))
+
+
+def parse_lengths(text: str) -> list[int]:
+    """'1024,4096' → [1024, 4096]; UserError for anything else."""
+    try:
+        lengths = [int(part) for part in text.split(",")]
+    except ValueError:
+        lengths = []
+    if not lengths or min(lengths) < 1:
+        raise UserError(f"--lengths takes positive whole numbers with commas between them; got {text!r}.")
+    return lengths
+
+
+def describe(checkpoint: Path, lengths: list[int]) -> dict[str, Any]:
+    """All that the command tells, as JSON has it."""
+    config, (file, header) = open_config(checkpoint), read_headers(checkpoint)
+    dtype = DTYPES[next(iter(header.values()))[0]]
+    model, twin = weightless(config, dtype), weightless(softmax_twin(config), dtype)
+    check_weights(file, header, model)
+    weights, twin_weights = model.get_memory_footprint(), twin.get_memory_footprint()
+    return {
+        "checkpoint": str(checkpoint),
+        "parameters": model.num_parameters(),
+        "dtype": str(dtype).removeprefix("torch."),
+        "weight_bytes": weights,
+        "config": {k: getattr(config, k) for k in config.known_keys()},
+        "layers": [layer_facts(model, i) for i in range(config.num_hidden_layers)],
+        "memory": [
+            {
+                "length": length,
+                "state_bytes": (state := model.new_state(1, capacity=length).nbytes),
+                "total_bytes": weights + state,
+                "softmax_state_bytes": (cache := twin.new_state(1, capacity=length).nbytes),
+                "softmax_total_bytes": twin_weights + cache,
+            }
+            for length in lengths
+        ],
+        "kernel": KERNEL,
+    }
+
+
+def weightless(config: TarnnConfig, dtype: torch.dtype) -> TarnnForCausalLM:
+    """The model with shapes and no numbers: nothing is allocated, by its states neither."""
+    with torch.device("meta"):
+        model = TarnnForCausalLM(config)
+    nn.Module.to(model, dtype)
+    return model
+
+
+def softmax_twin(config: TarnnConfig) -> TarnnConfig:
+    """The same shape with softmax for every kind of attention; a layer without any stays without."""
+    pattern = [config.attention_of(i) for i in range(config.num_hidden_layers)]
+    return TarnnConfig.from_dict(
+        config.to_dict() | {"attention": ["none" if kind == "none" else "softmax" for kind in pattern]}
+    )
+
+
+def check_weights(file: Path, found: dict[str, Any], model: TarnnForCausalLM) -> None:
+    """UserError where the tensors that were found (name → (dtype, shape)) are not those of the model."""
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    missing = [name for name in expected if name not in found and name not in model.all_tied_weights_keys]
+    unexpected = [name for name in found if name not in expected]
+    shapes = [(name, shape, expected.get(name, shape)) for name, (_, shape) in found.items()]
+    mismatched = [(name, shape, other) for name, shape, other in shapes if shape != other]
+    refuse_gaps(file, {"missing_keys": missing, "unexpected_keys": unexpected, "mismatched_keys": mismatched})
+
+
+def layer_facts(model: TarnnForCausalLM, i: int) -> dict[str, Any]:
+    """One layer: its kind of attention, its map, and the state that it keeps for a sequence."""
+    attention, kind = model.model.layers[i].attention, model.config.attention_of(i)
+    facts = {"layer": i, "attention": kind}
+    if kind == "linear":
+        state: LinearState = attention.new_state(1)
+        facts |= {
+            "feature_map": model.config.feature_map_of(i),
+            "features": attention.num_features,
+            "state_bytes": state.nbytes,
+        }
+    if kind == "softmax":
+        facts |= {"state_bytes_per_token": attention.new_state(1, capacity=1).nbytes}
+    return facts
+
+
+def as_text(facts: dict[str, Any]) -> str:
+    """The same for the eye."""
+    config = facts["config"]
+    limit = config["max_position_embeddings"]
+    rows = {
+        "parameters": f"{facts['parameters']:,} in {facts['dtype']}: {facts['weight_bytes']:,} bytes",
+        "shape": f"{len(facts['layers'])} layers, hidden {config['hidden_size']}, "
+        f"{config['num_attention_heads']} heads of {config['head_dim']}, vocabulary {config['vocab_size']:,}",
+        "positions": config["position"] + (f", at most {limit:,}" if limit else ", any length"),
+        **{f"layer {numbers}": kind for numbers, kind in runs(facts["layers"]).items()},
+        "kernel": f"{facts['kernel']['path']}: {facts['kernel']['why']}",
+    }
+    width = max(map(len, rows))
+    lines = [facts["checkpoint"], *(f"  {name:{width}}  {value}" for name, value in rows.items())]
+    lines += ["", "memory to generate one sequence, bytes"]
+    lines += [f"{'tokens':>12}{'state':>18}{'with weights':>18}{'softmax: cache':>18}{'with weights':>18}"]
+    for row in facts["memory"]:
+        beyond = "  (beyond its positions)" if limit and row["length"] > limit else ""
+        lines += [f"{row['length']:12,}" + "".join(f"{x:18,}" for x in list(row.values())[1:]) + beyond]
+    return "\n".join(lines)
+
+
+def runs(layers: list[dict[str, Any]]) -> dict[str, str]:
+    """Layers by number, neighbours of one kind together: {"0–2": "linear, …", "3": "softmax, …"}."""
+    groups: list[tuple[int, int, str]] = []
+    for layer in layers:
+        kind = kind_of(layer)
+        if groups and groups[-1][2] == kind:
+            groups[-1] = (groups[-1][0], layer["layer"], kind)
+        else:
+            groups.append((layer["layer"], layer["layer"], kind))
+    return {str(a) if a == b else f"{a}–{b}": kind for a, b, kind in groups}
+
+
+def kind_of(layer: dict[str, Any]) -> str:
+    if layer["attention"] == "linear":
+        features = f"{layer['feature_map']}, {layer['features']} features a head"
+        return f"linear, {features}, state {layer['state_bytes']:,} bytes"
+    if layer["attention"] == "softmax":
+        return f"softmax, cache {layer['state_bytes_per_token']:,} bytes a token"
+    return "none"

@@ -1,0 +1,98 @@
+"""`tarnn info` says what is so: its figures are those of the model when it is loaded and run."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from tarnn.cli.info import softmax_twin
+from tarnn.generation.checkpoint import open_model
+from tarnn.models import TarnnConfig, TarnnForCausalLM
+
+
+def facts_of(command, folder, *options):
+    outcome = command("info", folder, "--json", *options)
+    assert (outcome.code, outcome.err) == (0, "")
+    return json.loads(outcome.out)
+
+
+@pytest.mark.parametrize("kind", ["linear", "softmax", "hybrid", "learned"])
+def test_figures_are_those_of_the_loaded_model(command, checkpoints, kind):
+    facts, model = facts_of(command, checkpoints[kind], "--lengths", "7,40"), open_model(checkpoints[kind])
+    assert facts["parameters"] == sum(p.numel() for p in model.parameters())
+    assert facts["weight_bytes"] == sum(p.nbytes for p in model.parameters())
+    assert facts["dtype"] == "float32"
+    assert [row["length"] for row in facts["memory"]] == [7, 40]
+    for row in facts["memory"]:
+        _, state = model.prefill(
+            torch.zeros(1, row["length"], dtype=torch.long), model.new_state(1, capacity=row["length"])
+        )
+        assert row["state_bytes"] == state.nbytes
+        assert row["total_bytes"] == row["state_bytes"] + facts["weight_bytes"]
+
+
+def test_the_rival_is_the_same_model_with_softmax(command, checkpoints):
+    mine, rival = (facts_of(command, checkpoints[kind], "--lengths", "999") for kind in ("linear", "softmax"))
+    assert (
+        mine["memory"][0]["softmax_state_bytes"] == rival["memory"][0]["state_bytes"] == 2 * 2 * 32 * 4 * 999
+    )
+    assert mine["memory"][0]["softmax_total_bytes"] == rival["memory"][0]["total_bytes"]
+    config = TarnnConfig(
+        num_hidden_layers=4, attention=["none", "linear"], feature_map="dpfp", normalize=False
+    )
+    assert softmax_twin(config).attention == ["none", "softmax"] * 2
+
+
+def test_layers_are_told_by_kind(command, checkpoints):
+    assert facts_of(command, checkpoints["hybrid"])["layers"] == [
+        {
+            "layer": 0,
+            "attention": "linear",
+            "feature_map": "elu",
+            "features": 8,
+            "state_bytes": 4 * 4 * (8 * 8 + 8),
+        },
+        {"layer": 1, "attention": "softmax", "state_bytes_per_token": 2 * 32 * 4},
+    ]
+    text = command("info", checkpoints["hybrid"]).out
+    assert "layer 0     linear, elu, 8 features a head, state 1,152 bytes" in text
+    assert "layer 1     softmax, cache 256 bytes a token" in text
+    assert "layer 0–1   linear" in command("info", checkpoints["linear"]).out
+
+
+def test_the_text_says_dtype_kernel_and_limits(command, checkpoints, tmp_path):
+    TarnnForCausalLM.from_pretrained(checkpoints["linear"], dtype=torch.bfloat16).save_pretrained(tmp_path)
+    text = command("info", tmp_path).out
+    assert "in bfloat16" in text
+    assert "PyTorch: it is the only path" in text
+    assert "any length" in text
+    text = command("info", checkpoints["learned"], "--lengths", "48,49").out
+    assert "at most 48" in text
+    assert [line.endswith("(beyond its positions)") for line in text.splitlines()[-2:]] == [False, True]
+
+
+@pytest.mark.parametrize("lengths", ["", "0", "-3", "1,x", "1024,", "1.5"])
+def test_lengths_that_are_none(command, checkpoints, lengths):
+    assert command("info", checkpoints["linear"], f"--lengths={lengths}").is_refusal(
+        "--lengths", repr(lengths)
+    )
+
+
+def test_what_is_no_checkpoint_of_ours(command, checkpoints, tmp_path):
+    folder = tmp_path / "copy"
+    assert command("info", folder).is_refusal(folder, "does not exist")
+    shutil.copytree(checkpoints["linear"], folder)
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    whole, text = weights.read_bytes(), config.read_text()
+    weights.write_bytes(whole[: len(whole) // 2])
+    assert command("info", folder).is_refusal(weights, "cut short")
+    weights.write_bytes(whole)
+    config.write_text(text.replace('"intermediate_size": 96', '"intermediate_size": 64'))
+    assert command("info", folder).is_refusal(weights, "mlp", "config calls for")
+    config.write_text(text.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
+    assert command("info", folder).is_refusal(weights, "lacks model.layers.2")
+    config.write_text(text.replace('"norm_eps"', '"norm_epz"'))
+    assert command("info", folder).is_refusal("norm_epz")
+    config.write_text('{"model_type": "gpt2"}')
+    assert command("info", folder).is_refusal("'gpt2'", "another kind")
