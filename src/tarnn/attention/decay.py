@@ -37,24 +37,24 @@ class HeadDecay(nn.Module):
 
 
 class TokenDecay(nn.Module):
-    """A learned gate a token and head: log_decay = −softplus(W x + b), (b, g, t).
+    """A learned gate a token and head: log_decay = −softplus(W x + bias), (b, g, t).
 
     The scalar gate of Mamba-2 (arXiv 2405.21060) and, but for its write gate, RFA's (arXiv 2103.02143).
-    b starts so that x = 0 decays as in `HeadDecay`.
+    The bias starts so that x = 0 decays as in `HeadDecay`.
     """
 
     def __init__(self, hidden_size: int, num_heads: int):
         super().__init__()
-        self.gate = nn.Linear(hidden_size, num_heads)
-        with torch.no_grad():
-            self.gate.bias.copy_(self.initial_bias())
+        self.gate = nn.Linear(hidden_size, num_heads, bias=False)
+        self.bias = nn.Parameter(self.initial_bias(num_heads))
 
-    def initial_bias(self) -> Float[Tensor, " g"]:
-        """log(e^s − 1) for slopes s, so that softplus gives s."""
-        return torch.log(torch.expm1(-retention(self.gate.out_features)))
+    @staticmethod
+    def initial_bias(num_heads: int) -> Float[Tensor, " g"]:
+        """log(e^s − 1) for RetNet's slopes s, so that softplus gives s."""
+        return torch.log(torch.expm1(-retention(num_heads)))
 
     def forward(self, x: Float[Tensor, "b t hidden"]) -> Float[Tensor, "b g t"]:
-        return -softplus(_wide(self.gate(x))).mT
+        return -softplus(_wide(self.gate(x)) + _wide(self.bias)).mT
 
 
 class ChannelDecay(nn.Module):

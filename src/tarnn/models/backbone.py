@@ -35,14 +35,13 @@ class TarnnPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Normal(0, initializer_range); what adds to the residual stream 1/√(2·layers) of that (GPT-2)."""
         super()._init_weights(module)
-        if isinstance(module, TarnnBlock):
+        if getattr(module, "adds_to_residual", False):
             std = self.config.initializer_range / (2 * self.config.num_hidden_layers) ** 0.5
-            init.normal_(module.attention.o_proj.weight, std=std)
-            init.normal_(module.mlp.down_proj.weight, std=std)
+            init.normal_(cast(nn.Linear, module).weight, std=std)
         elif isinstance(module, HeadDecay):
             init.copy_(module.log_decay, retention(len(module.log_decay)))
         elif isinstance(module, TokenDecay):
-            init.copy_(module.gate.bias, module.initial_bias())
+            init.copy_(module.bias, module.initial_bias(len(module.bias)))
         elif isinstance(module, Hedgehog):
             init.copy_(module.weight, torch.eye(*module.weight.shape[1:]).expand_as(module.weight))
 

@@ -52,6 +52,8 @@ class TarnnBlock(GradientCheckpointingLayer):
         self.mlp = SwiGlu(config) if config.mlp == "swiglu" else GeluMlp(config)
         self.mlp_norm = make_norm(config)
         self.dropout = nn.Dropout(config.dropout)
+        for projection in (self.attention.o_proj, self.mlp.down_proj):
+            projection.adds_to_residual = True  # type: ignore[assignment]  # its weights start smaller
 
     def forward(self, x: Tensor, *, past_key_values=None, **options) -> Tensor:
         """x (b, t, hidden) → the same. `past_key_values`: this layer's `StateLayer`, read and written (under

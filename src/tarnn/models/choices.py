@@ -44,7 +44,8 @@ def make_feature_map(config, layer: int) -> FeatureMap:
     """This layer's φ. Raises ValueError for options that its map does not have."""
     name = config.feature_map_of(layer)
     options = dict(config.feature_map_options.get(name, {}))
-    known = set(inspect.signature(FEATURE_MAPS[name]).parameters) - {"head_dim", "num_heads"}
+    parameters = inspect.signature(FEATURE_MAPS[name]).parameters.values()
+    known = {p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD} - {"head_dim", "num_heads"}
     if unknown := sorted(set(options) - known):
         raise ValueError(
             f"the feature map {name!r} has no option {', '.join(map(repr, unknown))}; "

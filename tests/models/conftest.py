@@ -1,0 +1,63 @@
+"""Small models of every kind, one a row: what is in the table is held to all the laws."""
+
+import pytest
+import torch
+
+from tarnn.models import TarnnConfig, TarnnForCausalLM
+
+TINY = {
+    "vocab_size": 37, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 48, "initializer_range": 0.3,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+LINEAR = {
+    "linear": {},
+    "linear, no positions": {"position": "none"},
+    "grouped": {"num_key_value_heads": 2, "head_dim": 10, "bias": True},
+    "two maps": {"feature_map": ["exp", "hedgehog"], "position": "sinusoidal"},
+    "normed": {"feature_map": "identity", "normalize": False, "decay": "head"},
+    "gated": {"decay": "channel", "position": "learned", "max_position_embeddings": 64},
+    "token decay": {
+        "decay": "token",
+        "feature_map": "dpfp",
+        "feature_map_options": {"dpfp": {"nu": 2}},
+        "position": "none",
+    },
+    "no attention": {"attention": "none", "position": "sinusoidal"},
+}
+SOFTMAX = {
+    "softmax": {"attention": "softmax"},
+    "hybrid": {"attention": ["linear", "softmax"], "num_hidden_layers": 4, "num_key_value_heads": 2},
+    "all three": {"attention": ["softmax", "none", "linear"], "num_hidden_layers": 3, "position": "none"},
+}
+KINDS = {**LINEAR, "paper": {}, **SOFTMAX}
+
+
+def build(kind="linear", **overrides):
+    """The model in float64, in eval mode, with weights large enough for its tokens to differ."""
+    torch.manual_seed(0)
+    make = TarnnConfig.paper if kind == "paper" else TarnnConfig
+    return TarnnForCausalLM(make(**TINY | KINDS[kind] | overrides)).double().eval()
+
+
+@pytest.fixture(params=list(KINDS))
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def model(kind):
+    return build(kind)
+
+
+@pytest.fixture
+def make_model():
+    """make_model(kind="linear", **overrides of the config)"""
+    return build
+
+
+@pytest.fixture
+def ids():
+    """ids(*shape): token ids from 3 on, the same in every run."""
+    generator = torch.Generator().manual_seed(1)
+    return lambda *shape: torch.randint(3, 37, shape, generator=generator)

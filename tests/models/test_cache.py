@@ -1,0 +1,123 @@
+"""Our layers in a transformers cache: size, beams, resets, static caches, and what they refuse."""
+
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache
+
+from tarnn.models import LinearStateLayer, SoftmaxStateLayer
+
+
+def filled(model, x, mask=None):
+    return model(x, attention_mask=mask, use_cache=True).past_key_values
+
+
+@torch.no_grad()
+def logits_after(model, cache, token):
+    return model(token, past_key_values=cache).logits[:, -1]
+
+
+def test_kinds_of_layers(make_model):
+    cache = DynamicCache(config=make_model("all three").config)
+    assert [type(layer) for layer in cache.layers] == [SoftmaxStateLayer, LinearStateLayer, LinearStateLayer]
+    assert cache.get_seq_length() == 0
+    static = StaticCache(config=make_model("all three").config, max_cache_len=20)
+    assert [layer.get_max_length() for layer in static.layers] == [20, -1, -1]
+
+
+@torch.no_grad()
+def test_constant_size(make_model, ids):
+    model = make_model("normed")
+    sizes = [sum(layer.state.nbytes for layer in filled(model, ids(2, t)).layers) for t in (1, 60)]
+    assert sizes[0] == sizes[1]
+
+
+@torch.no_grad()
+def test_growth_of_a_softmax_layer(make_model, ids):
+    """Doubled when full, so that few copies are made; nothing is lost in them."""
+    model, x = make_model("softmax"), ids(1, 200)
+    cache = filled(model, x[:, :10])
+    capacities = []
+    for i in range(10, 200):
+        last = logits_after(model, cache, x[:, i : i + 1])
+        capacities.append(cache.layers[0].state.capacity)
+    assert sorted(set(capacities)) == [64, 128, 256]
+    torch.testing.assert_close(last, model(x).logits[:, -1], rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_growth_keeps_the_padding(make_model, ids):
+    model, x = make_model("softmax"), ids(1, 70)
+    mask = (torch.arange(70) >= 3).long()[None]
+    cache = filled(model, x[:, :64], mask[:, :64])
+    out = model(x[:, 64:], past_key_values=cache, attention_mask=mask)
+    torch.testing.assert_close(out.logits[:, -1], model(x[:, 3:]).logits[:, -1], rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_rows_can_be_reordered_repeated_and_picked(model, ids):
+    x = ids(3, 5)
+    token = ids(1, 1)
+    mask = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 1, 1]])
+    one_more = torch.cat([mask, torch.ones(3, 1, dtype=mask.dtype)], dim=1)
+    plain = model(token.expand(3, 1), past_key_values=filled(model, x, mask), attention_mask=one_more).logits
+    operations = {
+        "reorder": (lambda c, i: c.reorder_cache(i), torch.tensor([2, 2, 0])),
+        "pick": (lambda c, i: c.batch_select_indices(i), torch.tensor([1, 0])),
+        "pick by mask": (
+            lambda c, i: c.batch_select_indices(torch.tensor([True, False, True])),
+            torch.tensor([0, 2]),
+        ),
+        "repeat": (lambda c, i: c.batch_repeat_interleave(2), torch.tensor([0, 0, 1, 1, 2, 2])),
+    }
+    for name, (operation, index) in operations.items():
+        cache = filled(model, x, mask)
+        operation(cache, index)
+        n = len(index)
+        logits = model(token.expand(n, 1), past_key_values=cache, attention_mask=one_more[index]).logits
+        torch.testing.assert_close(
+            logits, plain[index], rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_an_empty_cache_can_be_reordered_too(make_model):
+    cache = DynamicCache(config=make_model("all three").config)
+    cache.reorder_cache(torch.tensor([0]))
+    cache.batch_repeat_interleave(2)
+    assert all(layer.state is None for layer in cache.layers)
+
+
+@torch.no_grad()
+def test_reset(model, ids):
+    x = ids(2, 5)
+    cache = filled(model, x)
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    torch.testing.assert_close(model(x, past_key_values=cache).logits, model(x).logits, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_static_cache(model, ids):
+    x = ids(2, 8)
+    cache = StaticCache(config=model.config, max_cache_len=8)
+    model(x[:, :7], past_key_values=cache)
+    torch.testing.assert_close(
+        logits_after(model, cache, x[:, 7:]), model(x).logits[:, -1], rtol=1e-9, atol=1e-9
+    )
+    if "tarnn_softmax" in model.config.layer_types:
+        with pytest.raises(ValueError, match="the key/value cache is full: it holds 8 positions"):
+            logits_after(model, cache, x[:, :1])
+
+
+def test_a_state_cannot_be_cropped(make_model, ids):
+    cache = filled(make_model(), ids(1, 4))
+    cache.crop(0)
+    with pytest.raises(ValueError, match="can't forget its last tokens"):
+        cache.crop(-1)
+    assert not cache.is_croppable
+
+
+def test_keys_and_values_are_not_for_these_layers():
+    layer, x = LinearStateLayer(), torch.zeros(1, 1, 1, 1)
+    for call in (layer.update, layer.lazy_initialization):
+        with pytest.raises(TypeError, match="LinearStateLayer holds a state, not keys and values"):
+            call(x, x)

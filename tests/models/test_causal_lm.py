@@ -1,0 +1,250 @@
+"""The language model: one function, whichever way it is run."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import DynamicCache
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # the fast interface returns float32 logits
+CLOSE64 = {"rtol": 1e-9, "atol": 1e-9}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pieces", [(1, 6), (4, 4), (7,)])
+def test_prefill_in_pieces_then_steps_is_forward(model, ids, pieces):
+    x = ids(2, 11)
+    whole = model(x).logits
+    state, place = model.new_state(2, capacity=11), 0
+    for n in pieces:
+        logits, state = model.prefill(x[:, place : place + n], state)
+        place += n
+        torch.testing.assert_close(logits, whole[:, place - 1].float(), **CLOSE)
+    for i in range(place, 11):
+        logits, state = model.step(x[:, i], state)
+        assert logits.dtype == torch.float32
+        torch.testing.assert_close(logits, whole[:, i].float(), **CLOSE)
+    assert state.position.tolist() == [11, 11]
+
+
+@torch.no_grad()
+def test_forward_in_pieces_with_a_cache_is_forward(model, ids):
+    x = ids(2, 9)
+    whole = model(x).logits
+    cache, pieces = None, []
+    for piece in x.split([4, 1, 1, 3], dim=1):
+        out = model(piece, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        pieces.append(out.logits)
+    assert cache.get_seq_length() == 9
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, **CLOSE64)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_cutting(model, ids, side):
+    """In forward, and in prefill with the steps that follow it."""
+    x, lengths = ids(2, 7), torch.tensor([[4], [7]])
+    index = torch.arange(7)[None]
+    mask = (index >= 7 - lengths if side == "left" else index < lengths).long()
+    logits = model(x, attention_mask=mask).logits
+    last, state = model.prefill(x, model.new_state(2, capacity=9), attention_mask=mask)
+    after, state = model.step(x[:, 0], state)
+    assert state.position.tolist() == [5, 8]
+    for row in range(2):
+        real = mask[row].bool()
+        alone = model(torch.cat([x[row, real], x[row, :1]])[None]).logits[0]
+        torch.testing.assert_close(logits[row, real], alone[:-1], **CLOSE64)
+        torch.testing.assert_close(last[row], alone[-2].float(), **CLOSE)
+        torch.testing.assert_close(after[row], alone[-1].float(), **CLOSE)
+
+
+@torch.no_grad()
+def test_padding_within_a_prompt_in_pieces(model, ids):
+    """A mask for each piece; a row may have no token in one of them."""
+    x = ids(2, 6)
+    mask = torch.tensor([[0, 0, 0, 0, 1, 1], [0, 1, 1, 1, 1, 0]])
+    state = model.new_state(2, capacity=6)
+    _, state = model.prefill(x[:, :3], state, attention_mask=mask[:, :3])
+    logits, state = model.prefill(x[:, 3:], state, attention_mask=mask[:, 3:])
+    assert state.position.tolist() == [2, 4]
+    for row in range(2):
+        alone = model(x[row : row + 1, mask[row].bool()]).logits[0, -1]
+        torch.testing.assert_close(logits[row], alone.float(), **CLOSE)
+
+
+def test_packed_is_a_loop(model, ids):
+    x, cuts = ids(1, 9), [0, 4, 5, 9]
+    logits = model(x, cu_seqlens=torch.tensor(cuts, dtype=torch.int32)).logits
+    for a, b in zip(cuts, cuts[1:]):  # noqa: B905, RUF007
+        torch.testing.assert_close(logits[:, a:b], model(x[:, a:b]).logits, **CLOSE64)
+
+
+@torch.no_grad()
+def test_the_future_does_not_reach_the_past(model, ids):
+    x = ids(2, 8)
+    changed = x.clone()
+    changed[:, 5:] = 3 + (changed[:, 5:] + 1) % 30
+    assert torch.equal(model(x).logits[:, :5], model(changed).logits[:, :5])
+    assert not torch.equal(model(x).logits[:, 5:], model(changed).logits[:, 5:])
+
+
+@torch.no_grad()
+def test_order_matters_where_there_are_positions(make_model, ids):
+    x = ids(1, 6)
+    swapped = x[:, [1, 0, 2, 3, 4, 5]]
+    for kind in ("linear", "gated", "two maps", "paper", "softmax"):
+        model = make_model(kind)
+        assert not torch.allclose(model(x).logits[:, -1], model(swapped).logits[:, -1], atol=1e-6), kind
+    model = make_model("linear, no positions", num_hidden_layers=1)
+    torch.testing.assert_close(model(x).logits[:, -1], model(swapped).logits[:, -1], **CLOSE64)
+
+
+def test_position_ids_and_embeddings_may_be_given(model, ids):
+    x = ids(2, 5)
+    given = model(inputs_embeds=model.get_input_embeddings()(x), position_ids=torch.arange(5)[None])
+    torch.testing.assert_close(given.logits, model(x).logits, rtol=0, atol=0)
+
+
+def test_loss_is_the_mean_of_the_next_tokens(model, ids):
+    x = ids(2, 6)
+    labels = x.clone()
+    labels[0, :3] = -100
+    out = model(x, labels=labels)
+    # as transformers does, cross entropy in float32
+    expected = cross_entropy(out.logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+    torch.testing.assert_close(out.loss, expected)
+    torch.testing.assert_close(model(x, labels=labels, num_items_in_batch=16).loss, expected * 8 / 16)
+
+
+@torch.no_grad()
+def test_logits_to_keep(make_model, ids):
+    model, x = make_model(), ids(2, 6)
+    whole = model(x).logits
+    torch.testing.assert_close(model(x, logits_to_keep=2).logits, whole[:, -2:])
+    torch.testing.assert_close(model(x, logits_to_keep=torch.tensor([0, 3])).logits, whole[:, [0, 3]])
+
+
+@torch.no_grad()
+def test_hidden_states(make_model, ids):
+    model, x = make_model("hybrid"), ids(2, 6)
+    out = model(x, output_hidden_states=True)
+    assert len(out.hidden_states) == 5
+    torch.testing.assert_close(out.hidden_states[0], model.model.embed_tokens(x))
+    torch.testing.assert_close(model.lm_head(out.hidden_states[-1]), out.logits)
+    assert model(x).hidden_states is None
+
+
+@torch.no_grad()
+def test_tuples_instead_of_dataclasses(make_model, ids):
+    model, x = make_model(), ids(1, 4)
+    loss, logits = model(x, labels=x, use_cache=False, return_dict=False)
+    torch.testing.assert_close(logits, model(x).logits)
+    assert loss.ndim == 0
+
+
+def test_caches_are_handed_on_where_that_makes_sense(make_model, ids):
+    model, x = make_model(), ids(1, 4)
+    assert model(x).past_key_values is not None
+    assert model(x, use_cache=False).past_key_values is None
+    assert model(x, cu_seqlens=torch.tensor([0, 4])).past_key_values is None
+    assert model.train()(x).past_key_values is None
+
+
+def test_dropout_is_for_training_only(make_model, ids):
+    model, x = make_model(dropout=0.5), ids(2, 6)
+    assert torch.equal(model(x).logits, model(x).logits)
+    assert torch.equal(model(x).logits, make_model()(x).logits)
+    model.train()
+    assert not torch.equal(model(x).logits, model(x).logits)
+
+
+def test_the_paper_model(make_model):
+    model = make_model("paper")
+    block = model.model.layers[0]
+    assert model.model.embed_tokens.weight.shape == (
+        37,
+        16,
+    )  # half of the channels; the other half is the place
+    assert model.lm_head.weight.shape == (37, 32)
+    assert block.attention.q_proj.bias is not None
+    assert not block.pre_norm
+    assert type(block.mlp).__name__ == "GeluMlp"
+    assert type(block.attention_norm) is torch.nn.LayerNorm
+    assert type(model.model.norm) is torch.nn.Identity
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (lambda m, x: {"input_ids": x[:, :0]}, "the input is empty"),
+        (lambda m, x: {}, "give input_ids or inputs_embeds"),
+        (lambda m, x: {"input_ids": x, "inputs_embeds": m.model.embed_tokens(x)}, "one of the two"),
+        (lambda m, x: {"input_ids": x[0]}, r"input_ids \(b, t\).*got \(5,\)"),
+        (lambda m, x: {"input_ids": x.repeat(1, 13)}, "up to 64 tokens .*; got 65"),
+        (lambda m, x: {"input_ids": x, "attention_mask": torch.ones(2, 4)}, r"\(2, 5\).*got \(2, 4\)"),
+        (lambda m, x: {"input_ids": x, "attention_mask": torch.ones(2, 1, 5, 5)}, "attention_mask must be"),
+        (lambda m, x: {"input_ids": x, "output_attentions": True}, "never form their attention matrices"),
+        (lambda m, x: {"input_ids": x, "past_key_values": DynamicCache()}, "was not made for this model"),
+        (
+            lambda m, x: {"input_ids": x[:1], "cu_seqlens": torch.tensor([0, 5]), "use_cache": True},
+            "goes without a cache",
+        ),
+        (
+            lambda m, x: {
+                "input_ids": x[:1],
+                "cu_seqlens": torch.tensor([0, 5]),
+                "attention_mask": torch.ones(1, 5),
+            },
+            "without attention_mask",
+        ),
+    ],
+)
+def test_bad_input(make_model, ids, arguments, message):
+    model = make_model("gated")  # takes 64 tokens
+    with pytest.raises(ValueError, match=message):
+        model(**arguments(model, ids(2, 5)))
+
+
+def test_misspelt_arguments_are_refused(make_model, ids):
+    with pytest.raises(TypeError, match="attention_msk"):
+        make_model()(ids(1, 3), attention_msk=torch.ones(1, 3))
+
+
+def test_a_mask_must_cover_the_cache_too(make_model, ids):
+    model, x = make_model(), ids(2, 4)
+    cache = model(x).past_key_values
+    with pytest.raises(ValueError, match=r"must cover them too, \(2, 5\); got \(2, 1\)"):
+        model(x[:, :1], past_key_values=cache, attention_mask=torch.ones(2, 1))
+
+
+def test_longer_than_its_positions(make_model, ids):
+    """max_position_embeddings counts the past, in each way of running the model."""
+    model, x = make_model("gated", max_position_embeddings=6), ids(1, 6)
+    cache, (_, state) = model(x).past_key_values, model.prefill(x, model.new_state(1))
+    with pytest.raises(ValueError, match=r"up to 6 tokens .*; got 7, 6 of them earlier"):
+        model(x[:, :1], past_key_values=cache)
+    with pytest.raises(ValueError, match=r"up to 6 tokens .*; got 7, 6 of them earlier"):
+        model.step(x[:, 0], state)
+    with pytest.raises(ValueError, match=r"up to 6 tokens .*; got 8, 6 of them earlier"):
+        model.prefill(x[:, :2], state)
+    with pytest.raises(ValueError, match="the input is empty"):
+        model.prefill(x[:, :0], model.new_state(1))
+
+
+def test_softmax_needs_a_capacity(make_model):
+    with pytest.raises(ValueError, match="capacity="):
+        make_model("hybrid").new_state(1)
+
+
+@torch.no_grad()
+def test_low_precision(kind, make_model, ids):
+    """bf16 weights: logits within a few percent of float64's, finite, and prefill + step like forward."""
+    x = ids(2, 9)
+    exact = make_model(kind, initializer_range=0.1)(x).logits
+    model = make_model(kind, initializer_range=0.1).bfloat16()
+    logits = model(x).logits
+    assert logits.dtype == torch.bfloat16
+    assert (logits.double() - exact).norm() < 0.05 * exact.norm()
+    _, state = model.prefill(x[:, :8], model.new_state(2, capacity=9))
+    last, _ = model.step(x[:, 8], state)
+    assert (last.double() - exact[:, 8]).norm() < 0.05 * exact[:, 8].norm()

@@ -1,0 +1,143 @@
+"""The config: what it takes, what it refuses and says, and that it survives a file."""
+
+import json
+
+import pytest
+from transformers import AutoConfig
+
+from tarnn.models import TarnnConfig, TarnnForCausalLM
+
+
+def test_defaults_are_resolved():
+    config = TarnnConfig(hidden_size=96, num_attention_heads=6)
+    assert (config.num_key_value_heads, config.head_dim, config.intermediate_size) == (6, 16, 256)
+    assert TarnnConfig(hidden_size=96, num_attention_heads=6, mlp="gelu").intermediate_size == 384
+    assert TarnnConfig(hidden_size=32, num_attention_heads=4).intermediate_size == 96  # 85.3, in 32s
+
+
+@pytest.mark.parametrize(
+    ("pattern", "layers"),
+    [
+        ("linear", ["linear"] * 4),
+        (["linear", "softmax"], ["linear", "softmax"] * 2),
+        (["none", "linear", "linear", "softmax"], ["none", "linear", "linear", "softmax"]),
+    ],
+)
+def test_patterns(pattern, layers):
+    config = TarnnConfig(num_hidden_layers=4, attention=pattern)
+    assert [config.attention_of(i) for i in range(4)] == layers
+    assert config.layer_types == ["tarnn_softmax" if x == "softmax" else "tarnn_linear" for x in layers]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hiden_size": 8}, "has no 'hiden_size'; it takes vocab_size, hidden_size, .*pad_token_id"),
+        ({"temperature": 0.5}, "TarnnConfig has no 'temperature'"),
+        ({"max_length": 10, "layer_types": []}, "TarnnConfig has no 'layer_types', 'max_length'"),
+        ({"hidden_size": 10}, "multiple of num_att.*hidden_size = 10 and num_attention_heads = 8"),
+        ({"num_key_value_heads": 3}, "multiple of num_key_value_heads; got 8 and 3"),
+        ({"hidden_size": "256"}, "hidden_size must be a positive integer; got '256'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer; got 0"),
+        ({"head_dim": -1}, "head_dim must be a positive integer; got -1"),
+        ({"max_position_embeddings": 1.5}, "max_position_embeddings must be a positive integer"),
+        ({"dropout": 1.0}, "dropout must be a number from 0 to below 1; got 1.0"),
+        ({"dropout": float("nan")}, "dropout must be a number"),
+        ({"rotary_base": 0}, "rotary_base must be a number"),
+        ({"normalize": "yes"}, "normalize must be true or false; got 'yes'"),
+        ({"attention": "liner"}, "attention must be one of linear, softmax, none; got 'liner'"),
+        ({"attention": ["linear", "conv"]}, "attention must be one of .*; got 'conv'"),
+        ({"attention": ["linear"] * 3}, "multiple of its length; got 3 attentions for 8 layers"),
+        ({"attention": []}, "got 0 attentions for 8 layers"),
+        ({"attention": 3}, "attention must be one of .*; got 3"),
+        ({"feature_map": "softmax"}, "feature_map must be one of elu, relu, .*hedgehog; got 'softmax'"),
+        ({"feature_map": ["elu"] * 5}, "got 5 feature_maps for 8 layers"),
+        ({"feature_map": "identity"}, "Identity may give negative weights.*normalize=False"),
+        ({"feature_map": "exp"}, "Exp are kept as scaled logarithms.*no rotary positions"),
+        ({"decay": "channel"}, "take a decay a head or a token, or no rotary"),
+        ({"head_dim": 7}, "dim must be even and ≥ 2; got 7"),
+        ({"feature_map_options": {"nu": 2}}, r"as in \{'dpfp': \{'nu': 2\}\}; no map is called 'nu'"),
+        ({"feature_map": "dpfp", "feature_map_options": {"dpfp": {"mu": 2}}}, "no option 'mu'; it takes nu"),
+        ({"feature_map_options": {"elu": {"alpha": 2}}}, "no option 'alpha'; it takes none"),
+        ({"feature_map": "dpfp", "feature_map_options": {"dpfp": {"nu": 0}}}, "Dpfp needs nu ≥ 1; got 0"),
+        ({"decay": "exponential"}, "decay must be one of none, head, token, channel"),
+        ({"position": "alibi"}, "position must be one of rotary, sinusoidal"),
+        ({"norm": "batch"}, "norm must be one of rms, layer"),
+        ({"norm_position": "both"}, "norm_position must be one of pre, post"),
+        ({"mlp": "relu"}, "mlp must be one of swiglu, gelu"),
+        ({"position": "learned"}, "say how long, max_position_embeddings"),
+        ({"position": "sinusoidal", "hidden_size": 18, "num_attention_heads": 2}, "a multiple of 4; got 18"),
+        ({"position": "sinusoidal_half"}, "pass tie_word_embeddings=False"),
+        ({"model_type": "llama"}, "the config of a 'llama' model"),
+    ],
+)  # fmt: skip
+def test_refusals(options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        TarnnConfig(**options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {
+            "attention": ["linear", "softmax"], "feature_map": ["elu", "relu", "dpfp", "elu"],
+            "max_position_embeddings": 99,
+        },
+        {
+            "feature_map": "dpfp", "feature_map_options": {"dpfp": {"nu": 3}}, "eos_token_id": [1, 2],
+            "position": "none",
+        },
+        {"vocab_size": 12, "eos_token_id": 3, "bos_token_id": 4, "pad_token_id": 5, "use_cache": False},
+    ],
+    ids=["default", "patterns", "options", "tokens"],
+)  # fmt: skip
+def test_a_file_keeps_everything(tmp_path, options):
+    config = TarnnConfig(**options)
+    config.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert type(loaded) is TarnnConfig
+    assert {k: getattr(loaded, k) for k in TarnnConfig.known_keys()} == {
+        k: getattr(config, k) for k in TarnnConfig.known_keys()
+    }
+    assert "layer_types" not in json.loads((tmp_path / "config.json").read_text())
+    assert TarnnConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
+
+
+def test_a_file_with_an_unknown_key_is_refused(tmp_path):
+    TarnnConfig().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"atention": "linear"}))
+    with pytest.raises(ValueError, match="TarnnConfig has no 'atention'; it takes vocab_size"):
+        AutoConfig.from_pretrained(tmp_path)
+
+
+def test_a_config_spoilt_later_is_not_saved(tmp_path):
+    config = TarnnConfig()
+    config.norm = "batch"
+    with pytest.raises(ValueError, match="norm must be one of"):
+        config.save_pretrained(tmp_path)
+
+
+def test_the_paper_preset():
+    config = TarnnConfig.paper(vocab_size=256, num_hidden_layers=16)
+    assert (config.num_hidden_layers, config.num_attention_heads, config.head_dim) == (16, 8, 32)
+    assert (config.intermediate_size, config.norm, config.norm_position) == (1024, "layer", "post")
+    with pytest.raises(ValueError, match="'colour'"):
+        TarnnConfig.paper(colour="red")
+
+
+def test_known_keys_are_ours():
+    keys = TarnnConfig.known_keys()
+    assert keys[:3] == ["vocab_size", "hidden_size", "num_hidden_layers"]
+    assert not {"keys_to_ignore_at_inference", "model_type", "architectures"} & set(keys)
+
+
+def test_what_transformers_sets_is_taken(tmp_path):
+    """from_pretrained passes some keys of its own, and models write dtype and architectures."""
+    model = TarnnForCausalLM(TarnnConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4))
+    model.bfloat16().save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path, num_labels=3, attn_implementation="eager")
+    assert config.num_labels == 3
+    assert str(config.dtype) == "torch.bfloat16"

@@ -1,0 +1,126 @@
+"""transformers' generate() and pipelines on our models."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import GenerationConfig, PreTrainedTokenizerFast, pipeline
+
+GREEDY = {"do_sample": False, "max_new_tokens": 6, "eos_token_id": None}
+
+
+def generate(model, x, **options):
+    return model.generate(x, **GREEDY | options)
+
+
+def test_greedy_is_the_argmax_of_forward(model, ids):
+    x = ids(2, 5)
+    y = generate(model, x)
+    assert y.shape == (2, 11)
+    for t in range(5, 11):
+        assert torch.equal(y[:, t], model(y[:, :t]).logits[:, -1].argmax(-1))
+
+
+def test_the_fast_interface_generates_the_same(model, ids):
+    x = ids(2, 5)
+    logits, state = model.prefill(x, model.new_state(2, capacity=16))
+    tokens = []
+    for _ in range(6):
+        tokens.append(logits.argmax(-1))
+        logits, state = model.step(tokens[-1], state)
+    assert torch.equal(generate(model, x)[:, 5:], torch.stack(tokens, dim=1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_beams": 3},
+        {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 0.5, "eos_token_id": 7},
+        {"do_sample": True, "top_k": 0, "temperature": 1.5},
+        {"do_sample": True, "num_beams": 2, "num_return_sequences": 2},
+        {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    ],
+    ids=["beams", "beams returned", "sampling", "sampled beams", "penalties"],
+)
+def test_with_and_without_a_cache(model, ids, options):
+    x, outputs = ids(2, 5), []
+    for use_cache in (True, False):
+        torch.manual_seed(0)
+        outputs.append(generate(model, x, use_cache=use_cache, pad_token_id=0, **options))
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_left_padding_changes_nothing(model, ids, beams):
+    x, lengths = ids(2, 6), (3, 6)
+    mask = torch.ones_like(x)
+    for row, n in enumerate(lengths):
+        x[row, : 6 - n] = 0
+        mask[row, : 6 - n] = 0
+    y = generate(model, x, attention_mask=mask, num_beams=beams, pad_token_id=0)
+    for row, n in enumerate(lengths):
+        alone = generate(model, x[row : row + 1, 6 - n :], num_beams=beams, pad_token_id=0)
+        assert torch.equal(y[row, 6 - n :], alone[0])
+
+
+def test_continuation_from_a_cache(model, ids):
+    """Generate, keep the cache, go on from it: as if in one go; also with a new piece of prompt."""
+    x = ids(1, 5)
+    whole = generate(model, x, max_new_tokens=8)
+    first = generate(model, x, max_new_tokens=3, return_dict_in_generate=True)
+    again = generate(model, first.sequences, past_key_values=first.past_key_values, max_new_tokens=5)
+    assert torch.equal(again, whole)
+    first = generate(model, x, max_new_tokens=3, return_dict_in_generate=True)
+    longer = torch.cat([first.sequences, ids(1, 4)], dim=1)
+    expected = generate(model, longer)
+    assert torch.equal(generate(model, longer, past_key_values=first.past_key_values), expected)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_chunked_prefill(model, ids, padded):
+    x = ids(2, 10)
+    mask = torch.ones_like(x)
+    if padded:
+        mask[0, :6] = 0
+    expected = generate(model, x, attention_mask=mask, pad_token_id=0)
+    chunked = generate(model, x, attention_mask=mask, pad_token_id=0, prefill_chunk_size=4)
+    assert torch.equal(chunked, expected)
+
+
+def test_static_cache(model, ids):
+    x = ids(2, 5)
+    assert torch.equal(generate(model, x, cache_implementation="static"), generate(model, x))
+
+
+def test_prompt_as_embeddings(make_model, ids):
+    model, x = make_model("hybrid"), ids(2, 5)
+    y = generate(model, None, inputs_embeds=model.model.embed_tokens(x))
+    assert torch.equal(y, generate(model, x)[:, 5:])
+
+
+def test_stops_at_the_models_end_token(make_model, ids):
+    model, x = make_model(), ids(1, 5)
+    third = generate(model, x)[0, 7].item()
+    model.generation_config.eos_token_id = third
+    y = model.generate(x, do_sample=False, max_new_tokens=6)
+    assert y[0, -1] == third
+    assert y.shape[1] <= 8
+    assert isinstance(model.generation_config, GenerationConfig)
+
+
+def test_pipeline(make_model):
+    words = ["<pad>", "<s>", "</s>", *(f"w{i}" for i in range(34))]
+    tokenizer = Tokenizer(WordLevel({w: i for i, w in enumerate(words)}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>", padding_side="left"
+    )
+    model = make_model("hybrid")
+    pipe = pipeline("text-generation", model=model, tokenizer=fast)
+    options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+    texts = pipe(["w5 w6 w7", "w9"], batch_size=2, **options)
+    for prompt, (out,) in zip(["w5 w6 w7", "w9"], texts, strict=True):
+        x = fast(prompt, return_tensors="pt").input_ids
+        new = generate(model, x, max_new_tokens=4)[0, x.shape[1] :]
+        assert out["generated_text"] == prompt + fast.decode(new, skip_special_tokens=True)
