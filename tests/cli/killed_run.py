@@ -1,4 +1,4 @@
-"""Runs `tarnn ARGV` and dies by SIGKILL at MOMENT: for test_train_interrupted.py, in a process of its own.
+"""Runs `tarnn ARGV` in a process of its own, which may die by SIGKILL at MOMENT: for test_train_processes.py.
 
 What is killed is never asked: no handler, no `finally`, no flush of Python's buffers.
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 ARGV: list[str]
+ENVIRONMENT: dict[str, str]
 MOMENT: str
 AT: int  # the step, or the how manyeth time, from which MOMENT is deadly
 
@@ -93,6 +94,7 @@ def arm(moment: str) -> None:
 
 
 if __name__ == "run":  # the name that runpy was asked to give it
+    os.environ.update(ENVIRONMENT)
     from tarnn.cli.main import main
 
     if MOMENT:

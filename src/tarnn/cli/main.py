@@ -82,7 +82,9 @@ def main(argv: list[str] | None = None) -> int:
         code = 130
     except TyperException as error:
         command = " ".join(["tarnn", *argv[: bool(argv and argv[0] in COMMANDS)]])
-        return fail(f"{error.format_message()} See `{command} --help`.")
+        message = error.format_message()
+        stop = "" if message.endswith((".", "?")) else "."
+        return fail(f"{message}{stop} See `{command} --help`.")
     except (OSError, ValueError) as error:
         if os.environ.get("TARNN_TRACEBACK") or not (isinstance(error, OSError) or is_ours(error)):
             raise

@@ -1,5 +1,6 @@
 """`tarnn train`: text in, a model in a folder out."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -63,6 +64,7 @@ def train(
     eval_every: Annotated[int, Option(help="Steps between validations.", rich_help_panel=KEPT)] = 250,
     save_every: Annotated[int, Option(help="Steps between checkpoints.", rich_help_panel=KEPT)] = 250,
     keep: Annotated[int, Option(help="Checkpoints to keep.", rich_help_panel=KEPT)] = 2,
+    sample_tokens: Annotated[int, Option(help="Length of the sample at the end; 0: none.", rich_help_panel=KEPT)] = 256,
     resume: Annotated[
         bool, Option("--resume", help="Go on from the last complete checkpoint in --out, if there is one.", rich_help_panel=KEPT)
     ] = False,
@@ -90,7 +92,8 @@ def train(
         last = latest(out / "checkpoints")
         print(f"\ntarnn: --resume goes on from {last}" if last else "", file=sys.stderr)
         raise
-    print(report(result))
+    if os.environ.get("RANK", "0") == "0":  # under torchrun, once
+        print(report(result))
 
 
 def report(result) -> str:

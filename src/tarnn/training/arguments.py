@@ -95,6 +95,7 @@ def training_arguments(settings: TrainSettings) -> TrainingArguments:
         "eval_steps": settings.eval_every,
         "save_strategy": "steps",
         "save_steps": settings.save_every,
+        "use_cpu": not torch.accelerator.is_available(),  # else processes under torchrun would not find each other
         "report_to": "none",
         "disable_tqdm": True,
         "log_level": "error",
@@ -108,6 +109,10 @@ def training_arguments(settings: TrainSettings) -> TrainingArguments:
         **settings.training_arguments,
     }
     try:
-        return TrainingArguments(**options)
+        args = TrainingArguments(**options)
+        on_cpu = args.device.type == "cpu"
     except (ValueError, TypeError, ImportError) as error:
         raise UserError(f"the Trainer refuses these settings: {' '.join(str(error).split())}") from error
+    if args.fsdp and on_cpu:
+        raise UserError("--set fsdp: the Trainer shards on accelerators only, and here there is none; leave it out.")
+    return args

@@ -104,6 +104,7 @@ def read_state(checkpoint: Path) -> RunState:
             raise UserError(f"{path} {what}: the checkpoint is damaged. {remedy(checkpoint)}")
     with reading(checkpoint):
         kind = json.loads((checkpoint / "config.json").read_text()).get("model_type")
+        json.loads((checkpoint / "trainer_state.json").read_text())
         for path in checkpoint.glob("*.safetensors"):
             with safe_open(path, framework="pt"):
                 pass

@@ -1,6 +1,7 @@
 """Which errors mean that a file could not be written, and what to say then."""
 
 import errno
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,18 +11,27 @@ from safetensors import SafetensorError
 from tarnn.errors import UserError
 from tarnn.training import checkpoints
 
-FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EFBIG: "a file-size limit"}
-# torch.save and safetensors raise no OSError, only text
-TEXTS = ("no space left", "os error 28", "file too large", "os error 27", "quota", "writer failed", "failed writing")
+FULL = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "a file grew beyond the limit on file sizes",
+}
 
 
 def write_failure(error: BaseException) -> str | None:
-    """Why a file could not be written, if that is what the error says; else None."""
-    if isinstance(error, OSError) and error.errno in FULL:
-        return FULL[error.errno]
-    text = str(error).lower()
-    if isinstance(error, SafetensorError | RuntimeError | OSError) and any(known in text for known in TEXTS):
-        return " ".join(str(error).split())[:160]
+    """Why a file could not be written, if that is what the error means; else None.
+
+    Only Python's own writes raise an OSError. safetensors puts its number into the text, and torch.save says
+    just that its stream is broken.
+    """
+    if isinstance(error, OSError):
+        return FULL.get(error.errno or 0)
+    if isinstance(error, SafetensorError):
+        return next((why for number, why in FULL.items() if f"os error {number})" in str(error)), None)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    torchs = [frame.f_code.co_name for frame in frames if frame.f_globals["__name__"] == "torch.serialization"]
+    if isinstance(error, RuntimeError) and "save" in torchs:
+        return "the disk is full, or a file grew beyond the limit on file sizes"
     return None
 
 

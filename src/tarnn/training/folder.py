@@ -28,7 +28,7 @@ def claim(settings: TrainSettings) -> dict[str, Any] | None:
         raise UserError(f"--out {folder} is a file; expected a folder, or a name that is free.")
     saved = None
     if (folder / SETTINGS).exists():
-        if settings.overwrite:
+        if settings.overwrite or not begun(folder):
             clear(folder)
         elif settings.resume:
             saved = read_settings(folder)
@@ -47,6 +47,12 @@ def claim(settings: TrainSettings) -> dict[str, Any] | None:
     if saved is None:
         write_settings(folder, {"settings": settings.as_json()})
     return saved
+
+
+def begun(folder: Path) -> bool:
+    """Whether anything was trained there: a start that failed over its text or options is no run to protect."""
+    log = folder / LOG
+    return (log.exists() and log.stat().st_size > 0) or any(folder.glob(f"{CHECKPOINTS}/checkpoint-*"))
 
 
 def refuse_differences(settings: TrainSettings, saved: dict[str, Any], folder: Path) -> None:

@@ -95,6 +95,7 @@ def run(
     if checkpoint:
         trainer.run_state = checkpoints.read_state(checkpoint)
         progress.best = trainer.run_state.best_bits_per_byte or math.inf
+    set_seed(settings.seed + args.process_index)  # dropout differs between processes
     clock.start(trainer.run_state.seconds)
     try:
         if trainer.budget is None or clock() < trainer.budget.limit:
@@ -102,7 +103,9 @@ def run(
     finally:
         progress.close()
     state = trainer.run_state
-    text = write_sample(settings.out, corpus.tokenizer, settings.seed) if args.process_index == 0 else ""
+    text = ""
+    if args.process_index == 0:
+        text = write_sample(settings.out, corpus.tokenizer, settings.seed, settings.sample_tokens)
     return TrainResult(settings.out, state.step, clock(), state.best_step, state.best_bits_per_byte, text)
 
 

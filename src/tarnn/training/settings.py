@@ -10,7 +10,8 @@ from tarnn.errors import UserError
 DEFAULT_STEPS = 1000
 # What may differ when a run is resumed: how long it goes on, how fast, and what is looked at on the way.
 MAY_CHANGE = {
-    "out", "steps", "epochs", "max_minutes", "learning_rate", "eval_every", "save_every", "keep", "resume", "overwrite",
+    "out", "steps", "epochs", "max_minutes", "learning_rate", "eval_every", "save_every", "keep",
+    "sample_tokens", "resume", "overwrite",
 }  # fmt: skip
 
 
@@ -55,6 +56,7 @@ class TrainSettings:
     eval_every: int = 250
     save_every: int = 250
     keep: int = 2
+    sample_tokens: int = 256
     resume: bool = False
     overwrite: bool = False
     training_arguments: dict[str, Any] = field(default_factory=dict)
@@ -70,8 +72,9 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise UserError(f"{option(name)} {value} is not possible; expected a number above 0.")
-        if self.seed < 0:
-            raise UserError(f"--seed {self.seed} is not possible; expected 0 or more.")
+        for name in ("seed", "sample_tokens"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{option(name)} {getattr(self, name)} is not possible; expected 0 or more.")
         if self.preset not in ("modern", "paper"):
             raise UserError(f"--preset {self.preset} is not known; expected modern or paper.")
         if self.resume and self.overwrite:

@@ -3,7 +3,7 @@
 import math
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -85,19 +85,18 @@ class TextTrainer(Trainer):
         # a gradient scaler (fp16) expects overflows and passes such steps over
         watched = loss if getattr(self.accelerator, "scaler", None) is not None else loss + grad_norm
         if not math.isfinite(watched.item()):
-            self._stop_at(loss.item())
+            what = "the gradients are" if loss.isfinite() else f"the loss is {loss.item()} and the gradients are"
+            self._stop(f"{what} not finite, and step {self.state.global_step + 1} would have ruined the weights")
         return grad_norm
 
-    def _stop_at(self, loss: float) -> None:
-        what = "the gradients are" if math.isfinite(loss) else f"the loss is {loss}, so the gradients are"
+    def _stop(self, reason: str) -> NoReturn:
         raise UserError(
-            f"training stopped at step {self.state.global_step + 1}: {what} not finite, and the step would have "
-            f"ruined the weights. {self.last_good()} A lower --learning-rate (it is {self.args.learning_rate:g}) is the "
-            "usual remedy; --resume takes a new one."
+            f"training stopped after step {self.state.global_step}: {reason}. {self.last_good()} A lower "
+            f"--learning-rate (it is {self.args.learning_rate:g}) is the usual remedy; --resume takes a new one."
         )
 
     def last_good(self) -> str:
-        path = checkpoints.latest(self.folder / "checkpoints")
+        path = checkpoints.latest(Path(self.args.output_dir))
         return f"The last good checkpoint is {path}." if path else "No checkpoint had been written yet."
 
     # Evaluation
@@ -167,7 +166,7 @@ class TextTrainer(Trainer):
         """The Trainer's checkpoint, but written aside and moved into place when all of it is there."""
         folder = Path(self.args.output_dir)
         if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
-            self._stop_at(math.nan)
+            self._stop("the weights are no longer finite, so they were not saved")
         if self.args.should_save:
             checkpoints.sweep(folder)
         self.accelerator.wait_for_everyone()
@@ -180,8 +179,8 @@ class TextTrainer(Trainer):
         finally:
             self._partial = None
         self.accelerator.wait_for_everyone()
+        self.run_state.step, self.run_state.seconds = self.state.global_step, self.clock()
         if self.args.should_save:
-            self.run_state.step, self.run_state.seconds = self.state.global_step, self.clock()
             checkpoints.finish(folder / checkpoints.PARTIAL / f"checkpoint-{self.state.global_step}", self.run_state)
             checkpoints.sweep(folder)
             checkpoints.rotate(folder, self.keep)

@@ -1,21 +1,18 @@
-"""kill -9 at any moment, then the same command with --resume: the same losses, the same weights, to the bit."""
+"""Runs in processes of their own: killed at any moment and resumed, and two that train together."""
 
 import json
 import multiprocessing
 import runpy
 import signal
-import subprocess
-import sys
-import time
+import socket
 from pathlib import Path
 
 import pytest
-import torch
 
 KILLED_RUN = str(Path(__file__).with_name("killed_run.py"))
 OPTIONS = (
     "--hidden-size 32 --layers 2 --heads 2 --context 16 --batch-size 2 --steps 13 --eval-every 3 --save-every 4 "
-    "--dropout 0.1 --accumulate 2 --keep 1"
+    "--dropout 0.1 --accumulate 2 --keep 1 --sample-tokens 4"
 ).split()
 LAST = "checkpoints/checkpoint-13/model.safetensors"
 
@@ -28,26 +25,34 @@ def text(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def processes():
-    """A server that has imported everything once and forks a process for each run."""
+def start(text):
+    """start(out, *options, moment, at, environment) → a process that runs `tarnn train`.
+
+    It is forked from a server that has imported everything once.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["runpy", "tarnn.cli.train", "tarnn.training.run", "transformers.modeling_utils"])
-    return context
+
+    def fork(out, *options, moment="", at=0, environment=()):
+        argv = ["train", str(text), "--out", str(out), *OPTIONS, *options]
+        given = {"ARGV": argv, "MOMENT": moment, "AT": at, "ENVIRONMENT": {"OMP_NUM_THREADS": "1", **dict(environment)}}
+        process = context.Process(target=runpy.run_path, args=(KILLED_RUN, given, "run"))
+        process.start()
+        return process
+
+    return fork
 
 
 @pytest.fixture(scope="module")
-def run(processes, text):
-    """run(out, *options, moment, at) → exit code of `tarnn train` in a process of its own."""
+def run(start):
+    """The same, and its exit code."""
 
-    def start(out, *options, moment="", at=0):
-        argv = ["train", str(text), "--out", str(out), *OPTIONS, *options]
-        given = {"ARGV": argv, "MOMENT": moment, "AT": at}
-        process = processes.Process(target=runpy.run_path, args=(KILLED_RUN, given, "run"))
-        process.start()
+    def wait(*args, **kwargs):
+        process = start(*args, **kwargs)
         process.join(120)
         return process.exitcode
 
-    return start
+    return wait
 
 
 def log_of(out):
@@ -90,3 +95,22 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(run, uninterrupted, tmp
         assert (out / weights).read_bytes() == (uninterrupted / weights).read_bytes()
     assert {path.name for path in (out / "checkpoints").iterdir()} == {"checkpoint-13"}
     assert {path.name for path in out.iterdir()} == {path.name for path in uninterrupted.iterdir()}
+
+
+def test_two_processes_train_as_one_does_with_twice_the_batch(start, run, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for options in (["--steps", "8"], ["--steps", "12", "--resume"]):
+        options += ["--dropout", "0"]
+        ranks = [
+            start(tmp_path / "two", *options, environment={**world, "RANK": rank, "LOCAL_RANK": rank})
+            for rank in ("0", "1")
+        ]
+        for process in ranks:
+            process.join(120)
+        assert [process.exitcode for process in ranks] == [0, 0]
+        assert run(tmp_path / "one", *options, "--batch-size", "4") == 0
+    for two, one in zip(log_of(tmp_path / "two"), log_of(tmp_path / "one"), strict=True):
+        assert two == pytest.approx(one, rel=1e-5)
+    assert run(tmp_path / "two", "--steps", "13", "--dropout", "0", "--resume") == 2  # it began with two

@@ -1,0 +1,94 @@
+"""The command line's door: which errors become one line, which stay bugs, and how little it imports."""
+
+import errno
+import subprocess
+import sys
+
+import pytest
+
+from tarnn.cli import main as cli
+from tarnn.errors import UserError
+
+HEAVY = ("transformers", "datasets", "matplotlib", "rich", "tarnn.models")
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """command(error) → a `tarnn info` that raises it, from tarnn's own code unless told otherwise."""
+
+    def install(error, module="tarnn.anything"):
+        import types
+
+        fake = types.ModuleType("tarnn.cli.info")
+        exec("def info(): raise error", given := {"error": error, "__name__": module})
+        fake.info = given["info"]
+        monkeypatch.setitem(sys.modules, "tarnn.cli.info", fake)
+
+    monkeypatch.delenv("TARNN_TRACEBACK", raising=False)
+    return install
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (UserError("expected this,\n  got that"), "expected this, got that"),
+        (ValueError("q is too long"), "q is too long"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "x.txt"), "[Errno 2] No such file: 'x.txt'"),
+    ],
+)
+def test_what_the_user_can_mend_is_one_line(command, capsys, monkeypatch, error, line):
+    command(error)
+    assert cli.main(["info"]) == 2
+    assert capsys.readouterr() == ("", f"tarnn: error: {line}\n")
+    monkeypatch.setenv("RANK", "1")  # of several processes the first one speaks
+    assert cli.main(["info"]) == 2
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("TARNN_TRACEBACK", "1")
+    with pytest.raises(type(error)):
+        cli.main(["info"])
+
+
+def test_bugs_keep_their_traceback(command):
+    command(ValueError("deep in a library"), module="numpy.linalg")
+    with pytest.raises(ValueError, match="deep in a library"):
+        cli.main(["info"])
+    command(KeyError("k"))
+    with pytest.raises(KeyError):
+        cli.main(["info"])
+
+
+def test_control_c(command, capsys):
+    command(KeyboardInterrupt())
+    assert cli.main(["info"]) == 130
+    assert capsys.readouterr().err == "tarnn: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["trian"], "No such command 'trian'. Did you mean 'train'? See `tarnn --help`."),
+        (["--frob"], "No such option: --frob. See `tarnn --help`."),
+        (["train"], "Missing argument 'TEXT...'. See `tarnn train --help`."),
+    ],
+)
+def test_a_command_line_that_is_wrong(argv, line, capsys):
+    assert cli.main(argv) == 2
+    assert capsys.readouterr().err == f"tarnn: error: {line}\n"
+
+
+def test_help_and_version_import_nothing_heavy():
+    code = (
+        "import sys; from tarnn.cli.main import main; assert main([]) == 0; assert main(['--version']) == 0; "
+        f"sys.exit(any(name in sys.modules for name in {HEAVY}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name in cli.COMMANDS:
+        assert f"\n  {name} " in done.stdout
+
+
+def test_each_command_has_help(capsys):
+    assert cli.main(["train", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for option in ("--out", "--resume", "--max-minutes", "--set"):
+        assert option in shown

@@ -1,0 +1,204 @@
+"""What `tarnn train` leaves behind, and that it is what it says."""
+
+import io
+import json
+import math
+import random
+import socket
+import sys
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import tarnn.models  # registers the model
+from tarnn.data.corpus import load
+from tarnn.training.trainer import TextTrainer
+
+
+def log_of(run):
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def model_of(folder):
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def nats_of(model, ids):
+    """The cost of every id but the first, in windows of 16 that end where the text ends, in float64."""
+    model, total = model.double(), 0.0
+    for start in range(0, len(ids) - 1, 16):
+        new = min(16, len(ids) - 1 - start)
+        window = torch.from_numpy(ids[start + new - 16 : start + new + 1].astype(np.int64))
+        logits = model(input_ids=window[None, :-1]).logits[0, -new:]
+        total += torch.nn.functional.cross_entropy(logits, window[-new:], reduction="sum").item()
+    return total
+
+
+def test_a_run_and_all_that_it_writes(train, tmp_path, monkeypatch):
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("there is no network here"))
+    out = tmp_path / "run"
+    code, stdout, stderr = train("--sample-tokens", 20)
+    assert code == 0
+    for resolved in ("12 steps", "batch 2 × context 16", "2 layers, hidden 32", "seed 0"):
+        assert resolved in stderr
+    assert {path.name for path in (out / "checkpoints").iterdir()} == {"checkpoint-8", "checkpoint-12"}
+    assert stdout.startswith((out / "sample.txt").read_text())
+    for name in ("log.jsonl", "settings.json"):
+        assert str(out / name) in stdout
+    settings = json.loads((out / "settings.json").read_text())
+    assert (settings["settings"]["context"], settings["run"]["tokens_per_step"]) == (16, 32)
+    assert settings["model"]["hidden_size"] == 32
+    assert settings["versions"]["torch"] == torch.__version__
+
+    lines = log_of(out)
+    assert [line["step"] for line in lines] == [4, 4, 8, 8, 12, 12]
+    assert [line["tokens"] for line in lines if "loss" in line] == [128, 256, 384]
+    assert lines[-2]["loss"] < lines[0]["loss"]
+    for line in lines:  # bytes are tokens, but for one separator
+        if "loss" in line:
+            assert line["bits_per_byte"] == pytest.approx(line["loss"] / math.log(2), rel=1e-3)
+
+    best = min((line for line in lines if "validation_loss" in line), key=lambda line: line["validation_loss"])
+    corpus = load(out / "data")
+    nats = nats_of(model_of(out), corpus.validation)
+    num_bytes = sum(len(bytes([i])) for i in corpus.validation[1:] if i < 256)
+    assert best["validation_bits_per_byte"] == pytest.approx(nats / num_bytes / math.log(2), rel=1e-5)
+    assert best["validation_perplexity"] == pytest.approx(math.exp(nats / (len(corpus.validation) - 1)), rel=1e-5)
+    assert f"{best['validation_bits_per_byte']:.4f} bits/byte" in stdout
+    assert AutoTokenizer.from_pretrained(out).decode([104, 105]) == "hi"
+
+
+def test_the_best_model_is_kept_not_the_last(train, tmp_path, monkeypatch):
+    evaluate = TextTrainer.evaluate
+
+    def worse_at_the_end(self, *args, **kwargs):
+        metrics = evaluate(self, *args, **kwargs)
+        metrics["eval_bits_per_byte"] += self.state.global_step > 8
+        return metrics
+
+    monkeypatch.setattr(TextTrainer, "evaluate", worse_at_the_end)
+    code, stdout, _ = train("--keep", 1)
+    assert (code, "(step 8)" in stdout) == (0, True)
+    out = tmp_path / "run"
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["checkpoint-12"]
+    marker = json.loads((out / "checkpoints/checkpoint-12/complete.json").read_text())
+    assert (marker["best_step"], marker["step"]) == (8, 12)
+    last = (out / "checkpoints/checkpoint-12/model.safetensors").read_bytes()
+    assert (out / "model.safetensors").read_bytes() != last
+
+
+def test_without_validation_the_latest_model_is_kept(train, tmp_path):
+    code, stdout, stderr = train("--val-fraction", 0)
+    assert code == 0
+    assert "no validation text" in stdout
+    assert "none: the latest model is kept" in stderr
+    out = tmp_path / "run"
+    assert (out / "model.safetensors").read_bytes() == (
+        out / "checkpoints/checkpoint-12/model.safetensors"
+    ).read_bytes()
+
+
+def test_bpe_jsonl_and_a_validation_file_of_its_own(train, text, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"body": line}) + "\n" for line in text.read_text().splitlines()))
+    held_out = tmp_path / "held out.txt"
+    held_out.write_text("the cat sat on the mat. " * 20)
+    code, _, _ = train("--text-field", "body", "--tokenizer", "bpe:265", "--val", held_out, source=rows)
+    assert code == 0
+    corpus = load(tmp_path / "run" / "data")
+    assert len(corpus.tokenizer) == model_of(tmp_path / "run").config.vocab_size == 265
+    assert (corpus.train == 264).sum() == len(text.read_text().splitlines())
+    assert corpus.facts["validation"]["bytes"] == 24 * 20
+    line = log_of(tmp_path / "run")[-1]
+    tokens, num_bytes = len(corpus.validation) - 1, 24 * 20 - corpus.bytes_per_id[corpus.validation[0]]
+    assert line["validation_bits_per_byte"] == pytest.approx(
+        line["validation_loss"] * tokens / num_bytes / math.log(2)
+    )
+
+
+def test_standard_input_and_any_bytes(train, tmp_path, monkeypatch):
+    data = random.Random(1).randbytes(2000)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    assert train("--steps", 2, source="-")[0] == 0
+    corpus = load(tmp_path / "run" / "data")
+    assert bytes([*corpus.train, *corpus.validation[:-1]]) == data
+
+
+def test_epochs_and_minutes_end_a_run(train, tmp_path):
+    code, stdout, _ = train("--steps", 1000, "--epochs", 0.05, "--val-fraction", 0, out=tmp_path / "epochs")
+    tokens = len(load(tmp_path / "epochs" / "data").train)
+    assert (code, f"\n{math.ceil(0.05 * tokens / 32)} steps in" in stdout) == (0, True)
+
+    options = ("--steps", 10**6, "--max-minutes", 1 / 60, "--set", "logging_first_step=true", "--save-every", 1000)
+    code, stdout, _ = train(*options, "--eval-every", 1000, out=tmp_path / "minutes")
+    assert code == 0
+    lines = log_of(tmp_path / "minutes")
+    assert 1 <= lines[-2]["seconds"] < 3
+    rates = [line["learning_rate"] for line in lines if "loss" in line]
+    assert max(rates) > 0.6e-3  # up with the clock, and down with it
+    assert rates[-1] == pytest.approx(1e-4, rel=0.1)
+    assert "validation_loss" in lines[-1]
+    assert (tmp_path / "minutes/checkpoints" / f"checkpoint-{lines[-1]['step']}" / "complete.json").exists()
+    before = (tmp_path / "minutes" / "log.jsonl").read_bytes()
+    code, stdout, _ = train(*options, "--eval-every", 1000, "--resume", out=tmp_path / "minutes")
+    assert (code, f"{lines[-1]['step']:,} steps" in stdout) == (0, True)  # its time is over: nothing is added
+    assert (tmp_path / "minutes" / "log.jsonl").read_bytes() == before
+
+
+def test_the_model_is_what_preset_file_and_options_say(train, tmp_path):
+    config = tmp_path / "model.json"
+    config.write_text(json.dumps({"hidden_size": 64, "num_hidden_layers": 4, "decay": "head", "dropout": 0.25}))
+    code, _, _ = train(
+        "--config", config, "--attention", "linear,softmax", "--feature-map", "relu", "--layers", 4, "--steps", 1,
+        "--hidden-size", 32,
+    )  # fmt: skip
+    assert code == 0
+    made = model_of(tmp_path / "run").config
+    assert (made.hidden_size, made.num_hidden_layers, made.decay, made.dropout) == (32, 4, "head", 0.25)
+    assert (made.attention, made.feature_map) == (["linear", "softmax"], "relu")
+
+    options = ("--preset", "paper", "--steps", 1, "--gradient-checkpointing", "--bf16", "--sample-tokens", 0)
+    assert train(*options, out=tmp_path / "paper")[0] == 0
+    made = model_of(tmp_path / "paper").config
+    assert (made.norm_position, made.hidden_size, made.num_hidden_layers) == ("post", 32, 2)
+
+
+def test_gradient_checkpointing_and_accumulation_change_no_losses(train, tmp_path):
+    train("--batch-size", 4, out=tmp_path / "plain")
+    train("--batch-size", 4, "--gradient-checkpointing", out=tmp_path / "checkpointed")
+    train("--batch-size", 1, "--accumulate", 4, out=tmp_path / "accumulated")
+    losses = {run: [line.get("loss", 0) for line in log_of(tmp_path / run)] for run in ("plain", "checkpointed", "accumulated")}
+    assert losses["checkpointed"] == pytest.approx(losses["plain"], rel=1e-5)
+    assert losses["accumulated"] == pytest.approx(losses["plain"], rel=1e-5)
+
+
+def test_set_reaches_the_trainer(train, tmp_path):
+    options = ("--set", "lr_scheduler_type=constant", "--set", "warmup_steps=0", "--set", "max_grad_norm=0")
+    code, _, stderr = train(*options)
+    assert code == 0
+    assert "set lr_scheduler_type" in stderr
+    assert {line["learning_rate"] for line in log_of(tmp_path / "run") if "loss" in line} == {1e-3}
+
+
+def test_a_resumed_run_may_go_on_longer_and_slower(train, tmp_path):
+    assert train("--steps", 4)[0] == 0
+    first = log_of(tmp_path / "run")
+    code, _, stderr = train("--steps", 8, "--learning-rate", 5e-4, "--eval-every", 8, "--resume")
+    assert code == 0
+    assert f"resuming from {tmp_path / 'run' / 'checkpoints' / 'checkpoint-4'}" in stderr
+    lines = log_of(tmp_path / "run")
+    assert lines[:2] == first
+    assert [line["step"] for line in lines] == [4, 4, 8, 8]
+    assert lines[2]["learning_rate"] < 5e-4
+
+
+def test_overwrite_begins_anew_and_leaves_alone_what_is_not_of_the_run(train, tmp_path):
+    train("--steps", 4)
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    code, _, _ = train("--steps", 4, "--seed", 1, "--overwrite")
+    assert code == 0
+    assert [line["step"] for line in log_of(tmp_path / "run")] == [4, 4]
+    assert json.loads((tmp_path / "run" / "settings.json").read_text())["settings"]["seed"] == 1
+    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
