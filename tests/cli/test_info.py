@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from tarnn.cli.info import softmax_twin
+from tarnn.analysis.decode_cost import softmax_twin
 from tarnn.generation.checkpoint import open_model
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 

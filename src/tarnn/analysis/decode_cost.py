@@ -7,13 +7,17 @@ so many tokens, without the hours.
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from tarnn.models import ModelState, TarnnConfig, TarnnForCausalLM
 from tarnn.ops import KVCache, LinearState
 
-ROUNDS, SECONDS_A_ROUND, WARM_UP = 7, 0.25, 3
+ROUNDS, SECONDS_A_ROUND, WARM_UP, MOST_STEPS = 7, 0.25, 3, 128
+Step = Callable[[Tensor, ModelState], tuple[Tensor, ModelState]]
 
 
 @dataclass(frozen=True)
@@ -31,27 +35,28 @@ class DecodeCost:
 
 @torch.no_grad()
 def decode_cost(
-    model, position: int, *, batch_size: int = 1, rounds: int = ROUNDS,
-    seconds_a_round: float = SECONDS_A_ROUND, step=None,
+    model: TarnnForCausalLM, position: int, *, batch_size: int = 1, rounds: int = ROUNDS,
+    seconds_a_round: float = SECONDS_A_ROUND, step: Step | None = None,
 ) -> DecodeCost:  # fmt: skip
     """Measures `model.step` (or `step`, a compiled form of it) with `position` tokens behind it.
 
     Each round runs as many steps as take about `seconds_a_round` (at least 3, at most 128), and is worth its
     mean; the same few positions are written again each round, so that a cache need not grow for the sake of
-    the measurement. The steps of a round are decided in a warm-up, which also touches every page.
+    the measurement. A warm-up decides how many steps a round has. Bytes are those of the position: of a
+    cache, the part that is filled, though all of it has to be allocated beforehand.
     """
     step = model.step if step is None else step
-    state = state_at(model, position, batch_size, room=128)
+    state = state_at(model, position, batch_size, room=MOST_STEPS)
+    state_bytes = used_bytes(state)
     token = torch.zeros(batch_size, dtype=torch.long, device=state.position.device)
     warm_up = time_steps(step, token, state, position, WARM_UP)
-    steps = int(min(128, max(3, seconds_a_round / warm_up)))
+    steps = int(min(MOST_STEPS, max(3, seconds_a_round / warm_up)))
     times = [1000 * time_steps(step, token, state, position, steps) for _ in range(rounds)]
-    return DecodeCost(
-        position, batch_size, statistics.median(times), min(times), max(times), rounds, used_bytes(state)
-    )
+    ms = statistics.median(times)
+    return DecodeCost(position, batch_size, ms, min(times), max(times), rounds, state_bytes)
 
 
-def state_at(model, position: int, batch_size: int, *, room: int):
+def state_at(model: TarnnForCausalLM, position: int, batch_size: int, *, room: int) -> ModelState:
     """A state as large as after `position` tokens, with random numbers in it, and room for some more.
 
     Keys, values and the sums of linear attention are normal numbers of the size that they have in a model (a
@@ -60,8 +65,8 @@ def state_at(model, position: int, batch_size: int, *, room: int):
     state = model.new_state(batch_size, capacity=position + room)
     for layer in state.layers:
         if isinstance(layer, KVCache):
-            layer.k[:, :, :position].normal_()
-            layer.v[:, :, :position].normal_()
+            layer.k.normal_()
+            layer.v.normal_()
         elif isinstance(layer, LinearState):
             layer.S.normal_(std=position**0.5)
             layer.z.uniform_(0.5 * position, 1.5 * position)
@@ -71,7 +76,7 @@ def state_at(model, position: int, batch_size: int, *, room: int):
     return state
 
 
-def rewind(state, position: int) -> None:
+def rewind(state: ModelState, position: int) -> None:
     """Back to `position`: caches forget what came after it, and the next step writes there again."""
     state.position.fill_(position)
     for layer in state.layers:
@@ -79,13 +84,13 @@ def rewind(state, position: int) -> None:
             layer.length = position
 
 
-def time_steps(step, token, state, position: int, steps: int) -> float:
+def time_steps(step: Step, token: Tensor, state: ModelState, position: int, steps: int) -> float:
     """Seconds a step, mean over `steps` steps from `position` on."""
     rewind(state, position)
     wait_for(token.device)
     start = time.perf_counter()
     for _ in range(steps):
-        _, state = step(token, state)
+        step(token, state)
     wait_for(token.device)
     return (time.perf_counter() - start) / steps
 
@@ -96,9 +101,14 @@ def wait_for(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def used_bytes(state) -> int:
+def used_bytes(state: ModelState) -> int:
     """Bytes of state that hold something: all of a LinearState, the filled part of a cache."""
-    return sum(
-        layer.used_nbytes if isinstance(layer, KVCache) else getattr(layer, "nbytes", 0)
-        for layer in state.layers
-    )
+    caches = sum(layer.used_nbytes for layer in state.layers if isinstance(layer, KVCache))
+    return caches + sum(layer.nbytes for layer in state.layers if isinstance(layer, LinearState))
+
+
+def softmax_twin(config: TarnnConfig) -> TarnnConfig:
+    """The same shape with softmax for every kind of attention; a layer without any stays without."""
+    pattern = [config.attention_of(i) for i in range(config.num_hidden_layers)]
+    twin = {"attention": ["none" if kind == "none" else "softmax" for kind in pattern]}
+    return TarnnConfig.from_dict(config.to_dict() | twin)

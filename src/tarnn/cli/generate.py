@@ -20,7 +20,7 @@ from tarnn.generation.checkpoint import open_config, open_model, open_tokenizer
 from tarnn.generation.compiled import choose, compile_step
 from tarnn.generation.loop import PIECE, TokenLoop
 from tarnn.generation.state_file import check_writable, load_state, save_state
-from tarnn.generation.streaming import StopStrings, TextStream
+from tarnn.generation.streaming import StopStrings, TextStream, decoder
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Tell = Callable[[str], None]
@@ -194,10 +194,6 @@ def end_ids(model) -> set[int]:
     """The tokens that end a text, as `model.generate` has them."""
     ids = model.generation_config.eos_token_id
     return set() if ids is None else set(ids) if isinstance(ids, list) else {ids}
-
-
-def decoder(tokenizer) -> Callable[[list[int]], str]:
-    return partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def speed(num_tokens: int, seconds: float) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from typer import Argument, Option
 
+from tarnn.analysis.decode_cost import softmax_twin
 from tarnn.errors import UserError
 from tarnn.generation.checkpoint import open_config, read_headers, refuse_gaps
 from tarnn.models import TarnnConfig, TarnnForCausalLM
@@ -79,14 +80,6 @@ def weightless(config: TarnnConfig, dtype: torch.dtype) -> TarnnForCausalLM:
         model = TarnnForCausalLM(config)
     nn.Module.to(model, dtype)
     return model
-
-
-def softmax_twin(config: TarnnConfig) -> TarnnConfig:
-    """The same shape with softmax for every kind of attention; a layer without any stays without."""
-    pattern = [config.attention_of(i) for i in range(config.num_hidden_layers)]
-    return TarnnConfig.from_dict(
-        config.to_dict() | {"attention": ["none" if kind == "none" else "softmax" for kind in pattern]}
-    )
 
 
 def check_weights(file: Path, found: dict[str, Any], model: TarnnForCausalLM) -> None:

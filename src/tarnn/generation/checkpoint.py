@@ -60,9 +60,7 @@ def open_model(
             use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,
         )  # fmt: skip
     except SafetensorError as error:
-        raise UserError(
-            f"{file} can't be read ({error}). Take an intact copy, or train again."
-        ) from error
+        raise UserError(f"{file} can't be read ({error}). Take an intact copy, or train again.") from error
     model, report = loaded
     refuse_gaps(file, report)
     return model.eval().to(device)

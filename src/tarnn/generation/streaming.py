@@ -1,11 +1,18 @@
 """From a stream of tokens to a stream of text: whole characters only, and nothing past a stop string."""
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 INCOMPLETE = 3  # an unfinished UTF-8 character is at most three bytes, so at most three of these
 KEEP = 8  # tokens of context kept for the tokenizer; a character spans at most four of them
 TRIM = 32
+
+
+def decoder(tokenizer: Any) -> Callable[[list[int]], str]:
+    """A Hugging Face tokenizer's `decode` for the classes here: nothing tidied, special tokens left out."""
+    return partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 class StreamingDecoder:
