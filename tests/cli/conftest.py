@@ -11,7 +11,10 @@ from tarnn.cli.main import main
 from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
-TINY = "--hidden-size 32 --layers 2 --heads 2 --context 16 --batch-size 2 --steps 12 --eval-every 4 --save-every 4 --sample-tokens 4".split()
+TINY = [
+    "--hidden-size", "32", "--layers", "2", "--heads", "2", "--context", "16", "--batch-size", "2",
+    "--steps", "12", "--eval-every", "4", "--save-every", "4", "--sample-tokens", "4",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -19,7 +22,9 @@ def text(tmp_path):
     """A few thousand bytes that a model can learn something of."""
     words = random.Random(0)
     path = tmp_path / "text.txt"
-    path.write_text("".join(words.choice(["the cat ", "a hat ", "sat on ", "the mat.\n"]) for _ in range(500)))
+    path.write_text(
+        "".join(words.choice(["the cat ", "a hat ", "sat on ", "the mat.\n"]) for _ in range(500))
+    )
     return path
 
 
@@ -53,7 +58,7 @@ def train(tarnn, text, tmp_path):
 
 @pytest.fixture
 def refused(train):
-    """refused(*options, …) → the one sentence on stderr, after checking that it is one and that the code is 2."""
+    """refused(*options, …) → the sentence on stderr, after checking that it is one and that the code is 2."""
 
     def run(*options, **kwargs):
         code, out, err = train(*options, **kwargs)

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import tarnn.models  # registers the model
 from tarnn.data.corpus import load
+from tarnn.training.budget import WARMUP, cosine
 from tarnn.training.trainer import TextTrainer
 
 
@@ -60,12 +60,16 @@ def test_a_run_and_all_that_it_writes(train, tmp_path, monkeypatch):
         if "loss" in line:
             assert line["bits_per_byte"] == pytest.approx(line["loss"] / math.log(2), rel=1e-3)
 
-    best = min((line for line in lines if "validation_loss" in line), key=lambda line: line["validation_loss"])
+    best = min(
+        (line for line in lines if "validation_loss" in line), key=lambda line: line["validation_loss"]
+    )
     corpus = load(out / "data")
     nats = nats_of(model_of(out), corpus.validation)
     num_bytes = sum(len(bytes([i])) for i in corpus.validation[1:] if i < 256)
     assert best["validation_bits_per_byte"] == pytest.approx(nats / num_bytes / math.log(2), rel=1e-5)
-    assert best["validation_perplexity"] == pytest.approx(math.exp(nats / (len(corpus.validation) - 1)), rel=1e-5)
+    assert best["validation_perplexity"] == pytest.approx(
+        math.exp(nats / (len(corpus.validation) - 1)), rel=1e-5
+    )
     assert f"{best['validation_bits_per_byte']:.4f} bits/byte" in stdout
     assert AutoTokenizer.from_pretrained(out).decode([104, 105]) == "hi"
 
@@ -126,33 +130,42 @@ def test_standard_input_and_any_bytes(train, tmp_path, monkeypatch):
     assert bytes([*corpus.train, *corpus.validation[:-1]]) == data
 
 
-def test_epochs_and_minutes_end_a_run(train, tmp_path):
-    code, stdout, _ = train("--steps", 1000, "--epochs", 0.05, "--val-fraction", 0, out=tmp_path / "epochs")
-    tokens = len(load(tmp_path / "epochs" / "data").train)
+def test_epochs_end_a_run(train, tmp_path):
+    code, stdout, _ = train("--steps", 1000, "--epochs", 0.05, "--val-fraction", 0)
+    tokens = len(load(tmp_path / "run" / "data").train)
     assert (code, f"\n{math.ceil(0.05 * tokens / 32)} steps in" in stdout) == (0, True)
 
-    options = ("--steps", 10**6, "--max-minutes", 1 / 60, "--set", "logging_first_step=true", "--save-every", 1000)
-    code, stdout, _ = train(*options, "--eval-every", 1000, out=tmp_path / "minutes")
+
+def test_minutes_end_a_run_and_the_learning_rate_follows_the_clock(train, tmp_path):
+    out, every = (
+        tmp_path / "run",
+        ("--save-every", 100_003, "--eval-every", 100_003),
+    )  # prime: each step is logged
+    code, stdout, _ = train("--steps", 10**6, "--max-minutes", 1 / 60, *every)
     assert code == 0
-    lines = log_of(tmp_path / "minutes")
-    assert 1 <= lines[-2]["seconds"] < 3
-    rates = [line["learning_rate"] for line in lines if "loss" in line]
-    assert max(rates) > 0.6e-3  # up with the clock, and down with it
-    assert rates[-1] == pytest.approx(1e-4, rel=0.1)
-    assert "validation_loss" in lines[-1]
-    assert (tmp_path / "minutes/checkpoints" / f"checkpoint-{lines[-1]['step']}" / "complete.json").exists()
-    before = (tmp_path / "minutes" / "log.jsonl").read_bytes()
-    code, stdout, _ = train(*options, "--eval-every", 1000, "--resume", out=tmp_path / "minutes")
-    assert (code, f"{lines[-1]['step']:,} steps" in stdout) == (0, True)  # its time is over: nothing is added
-    assert (tmp_path / "minutes" / "log.jsonl").read_bytes() == before
+    *lines, validation = log_of(out)
+    seconds = [line["seconds"] for line in lines]
+    assert seconds[-3] < 1 <= seconds[-1]  # a step that begins after the time is over is the last
+    for early, late, line in zip(seconds, seconds[2:], lines[2:], strict=False):
+        if early > WARMUP:
+            assert cosine(late) - 1e-2 <= line["learning_rate"] / 1e-3 <= cosine(early) + 1e-2
+    last = lines[-1]["step"]
+    assert (validation["step"], "validation_loss" in validation) == (last, True)
+    assert (out / "checkpoints" / f"checkpoint-{last}" / "complete.json").exists()
+    before = (out / "log.jsonl").read_bytes()
+    code, stdout, _ = train("--steps", 10**6, "--max-minutes", 1 / 60, *every, "--resume")
+    assert (code, f"{last:,} steps" in stdout) == (0, True)  # its time is over: nothing is added
+    assert (out / "log.jsonl").read_bytes() == before
 
 
 def test_the_model_is_what_preset_file_and_options_say(train, tmp_path):
     config = tmp_path / "model.json"
-    config.write_text(json.dumps({"hidden_size": 64, "num_hidden_layers": 4, "decay": "head", "dropout": 0.25}))
+    config.write_text(
+        json.dumps({"hidden_size": 64, "num_hidden_layers": 4, "decay": "head", "dropout": 0.25})
+    )
     code, _, _ = train(
-        "--config", config, "--attention", "linear,softmax", "--feature-map", "relu", "--layers", 4, "--steps", 1,
-        "--hidden-size", 32,
+        "--config", config, "--attention", "linear,softmax", "--feature-map", "relu", "--layers", 4,
+        "--steps", 1, "--hidden-size", 32,
     )  # fmt: skip
     assert code == 0
     made = model_of(tmp_path / "run").config
@@ -169,7 +182,10 @@ def test_gradient_checkpointing_and_accumulation_change_no_losses(train, tmp_pat
     train("--batch-size", 4, out=tmp_path / "plain")
     train("--batch-size", 4, "--gradient-checkpointing", out=tmp_path / "checkpointed")
     train("--batch-size", 1, "--accumulate", 4, out=tmp_path / "accumulated")
-    losses = {run: [line.get("loss", 0) for line in log_of(tmp_path / run)] for run in ("plain", "checkpointed", "accumulated")}
+    losses = {
+        run: [line.get("loss", 0) for line in log_of(tmp_path / run)]
+        for run in ("plain", "checkpointed", "accumulated")
+    }
     assert losses["checkpointed"] == pytest.approx(losses["plain"], rel=1e-5)
     assert losses["accumulated"] == pytest.approx(losses["plain"], rel=1e-5)
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 KILLED_RUN = str(Path(__file__).with_name("killed_run.py"))
-OPTIONS = (
-    "--hidden-size 32 --layers 2 --heads 2 --context 16 --batch-size 2 --steps 13 --eval-every 3 --save-every 4 "
-    "--dropout 0.1 --accumulate 2 --keep 1 --sample-tokens 4"
-).split()
+OPTIONS = [
+    "--hidden-size", "32", "--layers", "2", "--heads", "2", "--context", "16", "--batch-size", "2",
+    "--steps", "13", "--eval-every", "3", "--save-every", "4", "--dropout", "0.1", "--accumulate", "2",
+    "--keep", "1", "--sample-tokens", "4",
+]  # fmt: skip
 LAST = "checkpoints/checkpoint-13/model.safetensors"
 
 
@@ -31,11 +32,18 @@ def start(text):
     It is forked from a server that has imported everything once.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["runpy", "tarnn.cli.train", "tarnn.training.run", "transformers.modeling_utils"])
+    context.set_forkserver_preload(
+        ["runpy", "tarnn.cli.train", "tarnn.training.run", "transformers.modeling_utils"]
+    )
 
     def fork(out, *options, moment="", at=0, environment=()):
         argv = ["train", str(text), "--out", str(out), *OPTIONS, *options]
-        given = {"ARGV": argv, "MOMENT": moment, "AT": at, "ENVIRONMENT": {"OMP_NUM_THREADS": "1", **dict(environment)}}
+        given = {
+            "ARGV": argv,
+            "MOMENT": moment,
+            "AT": at,
+            "ENVIRONMENT": {"OMP_NUM_THREADS": "1", **dict(environment)},
+        }
         process = context.Process(target=runpy.run_path, args=(KILLED_RUN, given, "run"))
         process.start()
         return process

@@ -24,7 +24,11 @@ def test_text_that_is_not_there_or_not_enough(refused, tmp_path):
     empty = tmp_path / "empty.txt"
     empty.touch()
     assert matches(refused(source=empty), empty, "is empty; expected text")
-    assert matches(refused(source=tmp_path / "gone.txt"), tmp_path / "gone.txt", "no such file or folder; expected a file")
+    assert matches(
+        refused(source=tmp_path / "gone.txt"),
+        tmp_path / "gone.txt",
+        "no such file or folder; expected a file",
+    )
     short = tmp_path / "short.txt"
     short.write_text("only this")
     said = refused("--context", 64, "--val-fraction", 0, source=short, out=tmp_path / "short")
@@ -105,7 +109,9 @@ def test_folders_that_hold_something_else(refused, train, tmp_path, text):
 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years")
-    assert matches(refused("--overwrite", out=tmp_path / "mine"), "holds thesis.tex and no run", "another folder")
+    assert matches(
+        refused("--overwrite", out=tmp_path / "mine"), "holds thesis.tex and no run", "another folder"
+    )
     assert (tmp_path / "mine" / "thesis.tex").exists()
     assert matches(refused(out=text), text, "is a file; expected a folder")
     GPT2Config().save_pretrained(tmp_path / "gpt2")
@@ -145,7 +151,9 @@ def test_checkpoints_that_cannot_be_resumed(refused, train, tmp_path):
         marker["files"]["config.json"] = path.stat().st_size
         (path.parent / "complete.json").write_text(json.dumps(marker))
 
-    assert matches(spoiled("config.json", another_kind), last, "a model of another kind ('gpt2'); expected 'tarnn'")
+    assert matches(
+        spoiled("config.json", another_kind), last, "a model of another kind ('gpt2'); expected 'tarnn'"
+    )
     assert matches(spoiled("complete.json", lambda path: path.write_text("{")), last, "can't be read")
 
     shutil.rmtree(older)
@@ -180,7 +188,9 @@ def test_a_loss_that_is_not_a_number_stops_before_the_weights_are_ruined(
     said = refused()
     last = tmp_path / "run/checkpoints/checkpoint-4"
     what = "the loss is nan and the gradients are" if poison == "loss" else ": the gradients are"
-    assert matches(said, "stopped after step 6", what, f"The last good checkpoint is {last}.", "--learning-rate")
+    assert matches(
+        said, "stopped after step 6", what, f"The last good checkpoint is {last}.", "--learning-rate"
+    )
     for folder in (last, tmp_path / "run"):
         assert all(tensor.isfinite().all() for tensor in load_file(folder / "model.safetensors").values())
     monkeypatch.undo()
@@ -196,7 +206,9 @@ def test_weights_that_are_no_numbers_are_never_saved(refused, tmp_path, monkeypa
         save(self, model, trial)
 
     monkeypatch.setattr(TextTrainer, "_save_checkpoint", poisoned)
-    assert matches(refused(), "after step 8", "weights are no longer finite", tmp_path / "run/checkpoints/checkpoint-4")
+    assert matches(
+        refused(), "after step 8", "weights are no longer finite", tmp_path / "run/checkpoints/checkpoint-4"
+    )
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["checkpoint-4"]
 
 

@@ -84,7 +84,10 @@ def test_the_digest_knows_where_documents_end():
         return Digest([Document("", text) for text in texts]).hex()
 
     assert digest(b"ab", b"c") == digest(b"ab", b"c")
-    assert len({digest(b"ab", b"c"), digest(b"a", b"bc"), digest(b"abc"), digest(b"abd"), digest(b"abc", b"")}) == 5
+    assert (
+        len({digest(b"ab", b"c"), digest(b"a", b"bc"), digest(b"abc"), digest(b"abd"), digest(b"abc", b"")})
+        == 5
+    )
 
 
 def test_what_cannot_be_prepared(tmp_path):

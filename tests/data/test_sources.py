@@ -53,7 +53,7 @@ def test_a_dataset_on_disk(tmp_path, tmp_path_factory, monkeypatch):
     (tmp_path / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
     assert [data for _, data in read(f"datasets:{tmp_path}")] == [b"one", b"two"]
     assert [data for _, data in read(f"datasets:{tmp_path}::train[1:]")] == [b"two"]
-    with pytest.raises(UserError, match="row 0 has only 'text' .* field 'body'.*--text-field"):
+    with pytest.raises(UserError, match=r"row 0 has only 'text' .* field 'body'.*--text-field"):
         read(f"datasets:{tmp_path}", text_field="body")
 
 
@@ -93,7 +93,7 @@ def test_sources_that_are_not_there(folder, tmp_path):
     with pytest.raises(UserError, match=r"empty\.txt is empty"):
         read(str(folder / "empty.txt"))
     (tmp_path / "bare").mkdir()
-    with pytest.raises(UserError, match="folder .*bare has no files with text"):
+    with pytest.raises(UserError, match=r"folder .*bare has no files with text"):
         read(str(tmp_path / "bare"))
     with pytest.raises(UserError, match=r"does not name a dataset"):
         read("datasets:")

@@ -83,7 +83,9 @@ def test_a_long_text_is_cut_at_line_ends_without_a_loss(bpe):
 
 
 def test_what_bpe_refuses(bpe):
-    with pytest.raises(UserError, match=r"notes is not UTF-8: byte 0xff at position 70,001.*--tokenizer bytes"):
+    with pytest.raises(
+        UserError, match=r"notes is not UTF-8: byte 0xff at position 70,001.*--tokenizer bytes"
+    ):
         encode(bpe, b"a" * 70_000 + b"\n\xff", "notes")
     with pytest.raises(UserError, match="vocabulary of 257 leaves nothing to merge; expected at least 258"):
         train_bpe([b"abc"], 257)

@@ -46,7 +46,7 @@ def build_app() -> TyperGroup:
             False, "--version", callback=print_version, is_eager=True, help="Print the version."
         ),
     ) -> None:
-        """Transformers as RNNs: attention that trains in linear time and generates from a state of fixed size."""
+        """Transformers as RNNs: trained in time linear in the length, run from a state of fixed size."""
 
     app = typer.Typer(cls=TyperGroup, add_completion=False, rich_markup_mode=None)
     app.callback()(root)

@@ -2,85 +2,88 @@
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
 from tarnn.training.settings import DEFAULT_STEPS, TrainSettings
 
-TEXT, MODEL, LENGTH, KEPT = "Text", "Model", "Length and speed", "What is kept"
+# an option under one of the headings of --help
+text, model, length, kept = (
+    partial(Option, rich_help_panel=heading)
+    for heading in ("Text", "Model", "Length and speed", "What is kept")
+)
+SOURCES = (
+    "Files, folders, globs, - (stdin), .jsonl files, datasets:NAME[:CONFIG[:SPLIT]], or the built-in "
+    "python-docs and python-stdlib."
+)
+PATTERN = "linear, softmax, none, or a pattern over the layers: linear,linear,softmax.  [default: linear]"
+VALIDATION = (
+    "Validate on this part of the text, cut off its end; 0: none.  [default: a tenth, at most 256 KB]"
+)
 
 
 def train(
-    sources: Annotated[
-        list[str],
-        Argument(metavar="TEXT...", help="Files, folders, globs, - (stdin), .jsonl files, datasets:NAME[:CONFIG[:SPLIT]], "
-                 "or the built-in python-docs and python-stdlib.", show_default=False),
-    ],
+    sources: Annotated[list[str], Argument(metavar="TEXT...", help=SOURCES, show_default=False)],
     out: Annotated[Path, Option(help="The folder of the run: model, checkpoints, log.", show_default=False)],
-    text_field: Annotated[str, Option(help="The field that holds the text in jsonl and datasets.", rich_help_panel=TEXT)] = "text",
-    val: Annotated[str | None, Option(help="Validate on this text.", rich_help_panel=TEXT)] = None,
-    val_fraction: Annotated[
-        float | None,
-        Option(help="Validate on this part of the text, cut off its end; 0: none.  [default: a tenth, at most 256 KB]", rich_help_panel=TEXT),
+    text_field: Annotated[str, text(help="The field that holds the text in jsonl and datasets.")] = "text",
+    val: Annotated[str | None, text(help="Validate on this text.")] = None,
+    val_fraction: Annotated[float | None, text(help=VALIDATION)] = None,
+    tokenizer: Annotated[str, text(help="bytes, or bpe:N: trained on the text, N ids.")] = "bytes",
+    context: Annotated[int, text(help="Tokens in a training sequence.")] = 256,
+    preset: Annotated[str, model(help="modern, or paper: the model of 2020.")] = "modern",
+    config: Annotated[
+        Path | None, model(help="A JSON file of TarnnConfig's keys; options win over it.")
     ] = None,
-    tokenizer: Annotated[str, Option(help="bytes, or bpe:N: trained on the text, N ids.", rich_help_panel=TEXT)] = "bytes",
-    context: Annotated[int, Option(help="Tokens in a training sequence.", rich_help_panel=TEXT)] = 256,
-    preset: Annotated[str, Option(help="modern, or paper: the model of 2020.", rich_help_panel=MODEL)] = "modern",
-    config: Annotated[Path | None, Option(help="JSON of TarnnConfig's keys.", rich_help_panel=MODEL)] = None,
-    hidden_size: Annotated[int | None, Option(help="Channels.  [default: 256]", rich_help_panel=MODEL)] = None,
-    layers: Annotated[int | None, Option(help="Blocks.  [default: 4, paper 8]", rich_help_panel=MODEL)] = None,
-    heads: Annotated[int | None, Option(help="Attention heads.  [default: 4, paper 8]", rich_help_panel=MODEL)] = None,
-    attention: Annotated[
-        str | None,
-        Option(help="linear, softmax or none; a,b,c is a pattern over the layers, such as "
-               "linear,linear,linear,softmax.  [default: linear]", rich_help_panel=MODEL),
-    ] = None,
-    feature_map: Annotated[
-        str | None, Option(help="elu, relu, exp, dpfp, hedgehog …, or a pattern.  [default: elu]", rich_help_panel=MODEL)
-    ] = None,
-    decay: Annotated[str | None, Option(help="none, head, token or channel.  [default: none]", rich_help_panel=MODEL)] = None,
+    hidden_size: Annotated[int | None, model(help="Channels.  [default: 256]")] = None,
+    layers: Annotated[int | None, model(help="Blocks.  [default: 4; paper 8]")] = None,
+    heads: Annotated[int | None, model(help="Attention heads.  [default: 4; paper 8]")] = None,
+    attention: Annotated[str | None, model(help=PATTERN)] = None,
+    feature_map: Annotated[str | None, model(help="elu, relu, exp, dpfp, hedgehog …  [default: elu]")] = None,
+    decay: Annotated[str | None, model(help="none, head, token or channel.  [default: none]")] = None,
     position: Annotated[
-        str | None, Option(help="rotary, sinusoidal, learned or none.  [default: rotary]", rich_help_panel=MODEL)
+        str | None, model(help="rotary, sinusoidal, learned, none.  [default: rotary]")
     ] = None,
-    dropout: Annotated[float | None, Option(help="[default: 0]", rich_help_panel=MODEL)] = None,
+    dropout: Annotated[float | None, model(help="[default: 0]")] = None,
     steps: Annotated[
-        int | None, Option(help=f"Optimizer steps.  [default: {DEFAULT_STEPS}, if there is no other limit]", rich_help_panel=LENGTH)
+        int | None, length(help=f"[default: {DEFAULT_STEPS}, where nothing else ends it]")
     ] = None,
-    epochs: Annotated[float | None, Option(help="Passes over the text.", rich_help_panel=LENGTH)] = None,
+    epochs: Annotated[float | None, length(help="Passes over the text.")] = None,
     max_minutes: Annotated[
-        float | None, Option(help="Stop by the clock; the learning rate follows it.", rich_help_panel=LENGTH)
+        float | None, length(help="Stop by the clock; the learning rate follows it.")
     ] = None,
-    batch_size: Annotated[int, Option(help="Sequences in a batch, on each device.", rich_help_panel=LENGTH)] = 16,
-    accumulate: Annotated[int, Option(help="Batches in a step.", rich_help_panel=LENGTH)] = 1,
-    learning_rate: Annotated[float, Option(help="The highest; AdamW.", rich_help_panel=LENGTH)] = 1e-3,
-    bf16: Annotated[bool, Option("--bf16", help="Mixed precision.", rich_help_panel=LENGTH)] = False,
+    batch_size: Annotated[int, length(help="Sequences in a batch, on each device.")] = 16,
+    accumulate: Annotated[int, length(help="Batches in a step.")] = 1,
+    learning_rate: Annotated[float, length(help="The highest; AdamW.")] = 1e-3,
+    bf16: Annotated[bool, length("--bf16", help="Mixed precision.")] = False,
     gradient_checkpointing: Annotated[
-        bool, Option("--gradient-checkpointing", help="Less memory, more time.", rich_help_panel=LENGTH)
+        bool, length("--gradient-checkpointing", help="Less memory, more time.")
     ] = False,
-    seed: Annotated[int, Option(help="Of weights, order and dropout.", rich_help_panel=LENGTH)] = 0,
-    eval_every: Annotated[int, Option(help="Steps between validations.", rich_help_panel=KEPT)] = 250,
-    save_every: Annotated[int, Option(help="Steps between checkpoints.", rich_help_panel=KEPT)] = 250,
-    keep: Annotated[int, Option(help="Checkpoints to keep.", rich_help_panel=KEPT)] = 2,
-    sample_tokens: Annotated[int, Option(help="Length of the sample at the end; 0: none.", rich_help_panel=KEPT)] = 256,
+    seed: Annotated[int, length(help="Of weights, order and dropout.")] = 0,
+    eval_every: Annotated[int, kept(help="Steps between validations.")] = 250,
+    save_every: Annotated[int, kept(help="Steps between checkpoints.")] = 250,
+    keep: Annotated[int, kept(help="Checkpoints to keep.")] = 2,
+    sample_tokens: Annotated[int, kept(help="Length of the sample at the end; 0: none.")] = 256,
     resume: Annotated[
-        bool, Option("--resume", help="Go on from the last complete checkpoint in --out, if there is one.", rich_help_panel=KEPT)
+        bool, kept("--resume", help="Go on from the last complete checkpoint, if any.")
     ] = False,
-    overwrite: Annotated[bool, Option("--overwrite", help="Delete the run in --out first.", rich_help_panel=KEPT)] = False,
+    overwrite: Annotated[bool, kept("--overwrite", help="Delete the run in --out first.")] = False,
     set_: Annotated[
         list[str] | None,
-        Option("--set", metavar="KEY=VALUE", help="Any other field of Hugging Face's TrainingArguments; repeatable."),
+        Option("--set", metavar="KEY=VALUE", help="Any other field of Hugging Face's TrainingArguments."),
     ] = None,
-) -> None:  # fmt: skip
+) -> None:
     """Train a language model on text; it is validated on the end of the text, in bits per byte.
 
     Killed at any moment, the same command with --resume goes on as if nothing had happened.
     Many processes: torchrun --nproc-per-node N -m tarnn.cli.main train …
     """
     options = {name: value for name, value in locals().items() if name not in ("sources", "set_")}
-    settings = TrainSettings(sources=tuple(sources), **options)  # cheap checks first: the rest imports for seconds
+    settings = TrainSettings(
+        sources=tuple(sources), **options
+    )  # cheap checks first: the rest imports for seconds
     from tarnn.training.arguments import parse_assignments
     from tarnn.training.checkpoints import latest
     from tarnn.training.run import train as train_run
@@ -104,11 +107,6 @@ def report(result) -> str:
         else "no validation text"
     )
     paths = {"model": result.out, "log": result.out / "log.jsonl", "settings": result.out / "settings.json"}
-    return "\n".join(
-        [
-            result.sample, "",
-            f"{result.steps:,} steps in {result.seconds:,.0f} s, {measure}",
-            *(f"{name:>9}  {path}" for name, path in paths.items()),
-            f"{'next':>9}  tarnn generate {result.out}",
-        ]  # fmt: skip
-    )
+    lines = [result.sample, "", f"{result.steps:,} steps in {result.seconds:,.0f} s, {measure}"]
+    lines += [f"{name:>9}  {path}" for name, path in paths.items()]
+    return "\n".join([*lines, f"{'next':>9}  tarnn generate {result.out}"])

@@ -7,6 +7,6 @@ from tarnn.data.tokenizers import byte_tokenizer, decode_bytes, encode, token_by
 from tarnn.data.windows import ValidationBatches, Windows, WindowSampler, collate
 
 __all__ = [
-    "CORPORA", "Corpus", "Document", "ValidationBatches", "WindowSampler", "Windows", "byte_tokenizer", "collate", "decode_bytes",
-    "encode", "prepare", "read_documents", "token_bytes", "train_bpe",
+    "CORPORA", "Corpus", "Document", "ValidationBatches", "WindowSampler", "Windows", "byte_tokenizer",
+    "collate", "decode_bytes", "encode", "prepare", "read_documents", "token_bytes", "train_bpe",
 ]  # fmt: skip

@@ -10,11 +10,13 @@ NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "
 
 
 def python_docs() -> Iterator[tuple[str, bytes]]:
-    """The language reference and documentation texts of `pydoc_data.topics`, by name: about half a megabyte."""
+    """The language reference and documentation in `pydoc_data.topics`, by name: about half a megabyte."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
-        raise UserError("this Python has no pydoc_data.topics, so no 'python-docs'; give a text of yours.") from None
+        raise UserError(
+            "this Python has no pydoc_data.topics, so no 'python-docs'; give a text of yours."
+        ) from None
     for name in sorted(topics):
         yield name, topics[name].encode()
 

@@ -1,4 +1,4 @@
-"""A text made ready for training: split, tokenized, and kept in a folder as arrays of ids that are mapped, not read."""
+"""A text made ready for training: split, tokenized, and kept as arrays of ids that are mapped, not read."""
 
 import hashlib
 import json
@@ -72,7 +72,9 @@ def prepare(
     facts: dict[str, Any] = {"digest": text.digest, "tokenizer": tokenizer}
     facts["train"] = write_ids(tokens, text.documents(0, cut), partial / "train.ids")
     start = cut if held_out is text else 0
-    facts["validation"] = write_ids(tokens, held_out.documents(start, len(held_out.data)), partial / "validation.ids")
+    facts["validation"] = write_ids(
+        tokens, held_out.documents(start, len(held_out.data)), partial / "validation.ids"
+    )
     if held_out is not text:
         facts["validation"]["digest"] = held_out.digest
         (partial / "validation-text").unlink()
@@ -85,14 +87,15 @@ def prepare(
 
 def load(folder: Path) -> Corpus:
     """What `prepare` wrote; the ids are mapped from disk."""
-    from transformers import AutoTokenizer
+    from transformers import PreTrainedTokenizerFast
 
     facts = json.loads((folder / DESCRIPTION).read_text())
-    tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
-    dtype = id_dtype(tokenizer)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
+    dtype = id_dtype(len(tokenizer))
     parts = (folder / "train.ids", folder / "validation.ids")
     train, validation = (
-        np.memmap(part, dtype=dtype, mode="r") if part.stat().st_size else np.zeros(0, dtype) for part in parts
+        np.memmap(part, dtype=dtype, mode="r") if part.stat().st_size else np.zeros(0, dtype)
+        for part in parts
     )
     return Corpus(tokenizer, train, validation, facts)
 
@@ -106,7 +109,7 @@ def utf8_only(documents: Iterable[Document]) -> Iterator[Document]:
 
 
 class Spool(NamedTuple):
-    """All documents one after the other in a file, and where each ends. What is held in memory stays small."""
+    """All documents one after the other in a file, and where each ends: little is held in memory."""
 
     data: np.ndarray  # uint8, mapped
     ends: array
@@ -156,7 +159,9 @@ def cut_before(data: np.ndarray, fraction: float | None) -> int:
     elif 0 <= fraction < 1:
         held_out = round(len(data) * fraction)
     else:
-        raise UserError(f"a validation fraction of {fraction} is not a part of the text; expected 0 ≤ fraction < 1.")
+        raise UserError(
+            f"a validation fraction of {fraction} is not a part of the text; expected 0 ≤ fraction < 1."
+        )
     cut = len(data) - held_out
     while 0 < cut < len(data) and 0x80 <= data[cut] < 0xC0 and len(data) - held_out - cut < 3:
         cut -= 1
@@ -175,15 +180,15 @@ def bpe_size(tokenizer: str) -> int | None:
     )
 
 
-def id_dtype(tokenizer: "PreTrainedTokenizerFast") -> np.dtype:
-    return np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
+def id_dtype(num_ids: int) -> np.dtype:
+    return np.dtype(np.uint16 if num_ids <= 1 << 16 else np.uint32)
 
 
 def write_ids(
     tokenizer: "PreTrainedTokenizerFast", documents: Iterable[tuple[bytes, bool]], path: Path
 ) -> dict[str, int]:
     """The ids of documents, each that is whole followed by <|endoftext|>; counts of what was written."""
-    dtype, count = id_dtype(tokenizer), {"documents": 0, "bytes": 0, "tokens": 0}
+    dtype, count = id_dtype(len(tokenizer)), {"documents": 0, "bytes": 0, "tokens": 0}
     separator = np.array([tokenizer.eos_token_id])
     with path.open("wb") as file:
         for data, whole in documents:

@@ -1,4 +1,4 @@
-"""Text from wherever it lies: files, folders, globs, standard input, jsonl, a `datasets` name, a built-in corpus."""
+"""Text from wherever it lies: files, folders, globs, standard input, jsonl, `datasets`, a built-in corpus."""
 
 import glob
 import json
@@ -90,7 +90,7 @@ def not_empty(document: Document) -> Document:
 
 
 def read_jsonl(path: Path, text_field: str) -> Iterator[Document]:
-    """One document a line: the string under `text_field` of the JSON object there. Blank lines are passed over."""
+    """One document a line: the string under `text_field` of its JSON object. Blank lines are passed over."""
     found = False
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -100,9 +100,13 @@ def read_jsonl(path: Path, text_field: str) -> Iterator[Document]:
             try:
                 row = json.loads(line)
             except ValueError as error:
-                raise UserError(f"{name} is not JSON ({error}); a .jsonl file has one JSON object a line.") from None
+                raise UserError(
+                    f"{name} is not JSON ({error}); a .jsonl file has one JSON object a line."
+                ) from None
             if not isinstance(row, dict):
-                raise UserError(f"{name} holds a JSON {type(row).__name__}; expected an object with a {text_field!r}.")
+                raise UserError(
+                    f"{name} holds a JSON {type(row).__name__}; expected an object with a {text_field!r}."
+                )
             yield text_of(row, text_field, name)
             found = True
     if not found:
@@ -110,7 +114,7 @@ def read_jsonl(path: Path, text_field: str) -> Iterator[Document]:
 
 
 def read_dataset(source: str, text_field: str) -> Iterator[Document]:
-    """The rows of a Hugging Face dataset: `datasets:NAME`, `datasets:NAME:CONFIG` or `datasets:NAME:CONFIG:SPLIT`.
+    """The rows of a Hugging Face dataset: `datasets:NAME[:CONFIG[:SPLIT]]`.
 
     NAME is anything that `datasets.load_dataset` takes, also a folder on disk; CONFIG may be left empty;
     SPLIT is `train` unless given.
@@ -133,10 +137,14 @@ def read_dataset(source: str, text_field: str) -> Iterator[Document]:
 def text_of(row: dict, text_field: str, name: str) -> Document:
     text = row.get(text_field)
     if not isinstance(text, str):
-        got = f"a {type(text).__name__}" if text_field in row else f"only {', '.join(map(repr, row)) or 'nothing'}"
+        got = (
+            f"a {type(text).__name__}"
+            if text_field in row
+            else f"only {', '.join(map(repr, row)) or 'nothing'}"
+        )
         raise UserError(
-            f"{name} has {got} where the text was expected, in the field {text_field!r}; name the right one with "
-            "--text-field."
+            f"{name} has {got} where the text was expected, in the field {text_field!r}; name the right one "
+            "with --text-field."
         )
     try:
         return Document(name, text.encode())

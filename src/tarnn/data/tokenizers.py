@@ -1,4 +1,4 @@
-"""From bytes to ids and back: the byte tokenizer, BPE trained on the spot, and how many bytes each id stands for.
+"""From bytes to ids and back: the byte tokenizer, BPE trained on the spot, and the bytes of each id.
 
 Both are `PreTrainedTokenizerFast`, so they are saved with a model and load with `AutoTokenizer`. Both work on
 bytes underneath: every text has ids, and ids have an exact size in bytes, which makes bits per byte exact.
@@ -20,7 +20,11 @@ PIECE = 1 << 16  # bytes of text given to a tokenizer at a time, cut at the end 
 
 def byte_characters() -> list[str]:
     """The printable character by which byte-level tokenizers write each byte, as GPT-2 chose them."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    printable = {
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    }
     spare = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
 
@@ -37,7 +41,7 @@ def byte_tokenizer() -> "PreTrainedTokenizerFast":
 
 
 def train_bpe(texts: Iterable[bytes], vocab_size: int) -> "PreTrainedTokenizerFast":
-    """A byte-level BPE of at most `vocab_size` ids (the 256 bytes and <|endoftext|> among them), learned from `texts`.
+    """A byte-level BPE of at most `vocab_size` ids, the 256 bytes and <|endoftext|> among them.
 
     Fewer ids come out where the texts have no more pairs to merge. Deterministic. Raises UserError for a
     text that is not UTF-8 and for a size below 258 (nothing would be merged).
@@ -92,7 +96,10 @@ def encode(tokenizer: "PreTrainedTokenizerFast", data: bytes, name: str = "the t
     if is_byte_tokenizer(tokenizer):
         return np.frombuffer(data, dtype=np.uint8).astype(np.int64)
     backend = tokenizer.backend_tokenizer
-    before, backend.encode_special_tokens = backend.encode_special_tokens, True  # no token is special in a text
+    before, backend.encode_special_tokens = (
+        backend.encode_special_tokens,
+        True,
+    )  # no token is special in a text
     try:
         encodings = backend.encode_batch_fast(list(pieces(data, name)), add_special_tokens=False)
     finally:
@@ -107,7 +114,7 @@ def decode_bytes(tokenizer: "PreTrainedTokenizerFast", ids: Iterable[int]) -> by
 
 
 def pieces(data: bytes, name: str = "the text") -> Iterator[str]:
-    """`data` as text, cut at line ends into pieces of about 64 KB so that a large file is never one huge string.
+    """`data` as text, cut at line ends into pieces of about 64 KB: a large file is never one huge string.
 
     Raises UserError with the place of the first byte that is not UTF-8.
     """
@@ -119,8 +126,8 @@ def pieces(data: bytes, name: str = "the text") -> Iterator[str]:
             yield data[start:end].decode()
         except UnicodeDecodeError as error:
             raise UserError(
-                f"{name} is not UTF-8: byte {data[start + error.start]:#04x} at position {start + error.start:,}. "
-                "A BPE tokenizer takes UTF-8 only; convert the text, or use a model with --tokenizer bytes, which "
-                "takes any bytes."
+                f"{name} is not UTF-8: byte {data[start + error.start]:#04x} at position "
+                f"{start + error.start:,}. A BPE tokenizer takes UTF-8 only; convert the text, or use a "
+                "model with --tokenizer bytes, which takes any bytes."
             ) from None
         start = end

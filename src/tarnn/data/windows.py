@@ -13,7 +13,7 @@ IGNORED = -100  # a target that adds nothing to the loss, as in torch's cross_en
 
 
 class Windows(Dataset):
-    """All windows of `context` inputs and as many targets (the ids one place on); an example's index is its start.
+    """All windows of `context` inputs and as many targets (the ids one place on); an index is a start.
 
     `ids` is a one-dimensional array of any integer type, mapped from disk or not. A batch is one gather:
     torch's loader calls `__getitems__` with all indices at once, and `collate` splits what comes.
@@ -24,8 +24,8 @@ class Windows(Dataset):
             raise UserError(f"a context of {context} has nothing to train on; expected --context 1 or more.")
         if len(ids) < context + 1:
             raise UserError(
-                f"the training text has {len(ids):,} tokens, fewer than one context of {context:,} and the token "
-                f"after it; give more text or a --context below {max(len(ids), 2):,}."
+                f"the training text has {len(ids):,} tokens, fewer than one context of {context:,} and the "
+                f"token after it; give more text or a --context below {max(len(ids), 2):,}."
             )
         self.ids = np.asarray(ids)  # a plain view of a memmap: its own __getitem__ is slow
         self.context = context
@@ -105,6 +105,8 @@ class ValidationBatches(Sequence[dict[str, Tensor]]):
         starts = self.starts[i * self.batch_size : (i + 1) * self.batch_size]
         batch = collate(self.windows.__getitems__(starts))
         if i == len(self) - 1:
-            batch["targets"] = batch["targets"].clone()  # a batch of one row shares its memory with the inputs
+            batch["targets"] = batch[
+                "targets"
+            ].clone()  # a batch of one row shares its memory with the inputs
             batch["targets"][-1, : self.repeated] = IGNORED
         return batch

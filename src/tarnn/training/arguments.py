@@ -1,4 +1,4 @@
-"""From the settings of a run to Hugging Face's TrainingArguments, and `--set key=value` for all that has no option."""
+"""From a run's settings to Hugging Face's TrainingArguments; `--set key=value` for all that has no option."""
 
 import dataclasses
 import json
@@ -16,7 +16,8 @@ from tarnn.training.settings import TrainSettings
 OWN = {
     "output_dir": "--out", "learning_rate": "--learning-rate", "per_device_train_batch_size": "--batch-size",
     "gradient_accumulation_steps": "--accumulate", "max_steps": "--steps", "num_train_epochs": "--epochs",
-    "seed": "--seed", "data_seed": "--seed", "bf16": "--bf16", "gradient_checkpointing": "--gradient-checkpointing",
+    "seed": "--seed", "data_seed": "--seed", "bf16": "--bf16",
+    "gradient_checkpointing": "--gradient-checkpointing",
     "activation_checkpointing": "--gradient-checkpointing", "eval_steps": "--eval-every",
     "save_steps": "--save-every", "save_total_limit": "--keep", "resume_from_checkpoint": "--resume",
     "eval_strategy": "--eval-every and --val-fraction", "save_strategy": "--save-every",
@@ -30,13 +31,15 @@ FIXED = {
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:
-    """`key=value` strings as a dict of TrainingArguments fields; values are JSON where they can be, else text."""
+    """`key=value` strings as fields of TrainingArguments; values are JSON where they can be, else text."""
     fields = {f.name: f for f in dataclasses.fields(TrainingArguments) if f.init}
     parsed = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
-            raise UserError(f"--set {assignment} has no value; expected --set key=value, such as --set weight_decay=0.1.")
+            raise UserError(
+                f"--set {assignment} has no value; expected --set key=value, such as --set weight_decay=0.1."
+            )
         if key not in fields:
             close = ", ".join(get_close_matches(key, fields, n=3, cutoff=0.4))
             hint = f" The closest are {close}." if close else ""
@@ -70,11 +73,13 @@ def check_kind(key: str, value: Any, default: Any) -> None:
 def training_arguments(settings: TrainSettings) -> TrainingArguments:
     """The Trainer's arguments; `max_steps` is set by the run, once it knows how long the text is.
 
-    Unlike the Trainer's own defaults: AdamW with β₂ = 0.95 and weight decay 0.1, a cosine down to a tenth of the
-    learning rate after 2 % of warm-up, nothing reported anywhere, and no per-step work that nobody looks at.
+    Unlike the Trainer's own defaults: AdamW with β₂ = 0.95 and weight decay 0.1, 2 % of warm-up and a cosine
+    down to a tenth of the learning rate, nothing reported anywhere, and no work a step that nobody looks at.
     """
     if settings.max_minutes is not None and "lr_scheduler_type" in settings.training_arguments:
-        raise UserError("--set lr_scheduler_type: with --max-minutes the learning rate follows the clock; leave it out.")
+        raise UserError(
+            "--set lr_scheduler_type: with --max-minutes the learning rate follows the clock; leave it out."
+        )
     schedule = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": FLOOR}}
     if "lr_scheduler_type" in settings.training_arguments:
         schedule = {}
@@ -95,7 +100,7 @@ def training_arguments(settings: TrainSettings) -> TrainingArguments:
         "eval_steps": settings.eval_every,
         "save_strategy": "steps",
         "save_steps": settings.save_every,
-        "use_cpu": not torch.accelerator.is_available(),  # else processes under torchrun would not find each other
+        "use_cpu": not torch.accelerator.is_available(),  # or processes would not find each other
         "report_to": "none",
         "disable_tqdm": True,
         "log_level": "error",
@@ -114,5 +119,7 @@ def training_arguments(settings: TrainSettings) -> TrainingArguments:
     except (ValueError, TypeError, ImportError) as error:
         raise UserError(f"the Trainer refuses these settings: {' '.join(str(error).split())}") from error
     if args.fsdp and on_cpu:
-        raise UserError("--set fsdp: the Trainer shards on accelerators only, and here there is none; leave it out.")
+        raise UserError(
+            "--set fsdp: the Trainer shards on accelerators only, and here there is none; leave it out."
+        )
     return args

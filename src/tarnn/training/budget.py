@@ -12,7 +12,7 @@ FLOOR = 0.1  # the last learning rate, of the highest
 
 
 def cosine(progress: float) -> float:
-    """The factor of the learning rate at `progress` ∈ [0, 1]: up in a line over WARMUP, down a cosine to FLOOR."""
+    """The factor of the learning rate at `progress` ∈ [0, 1]: up over WARMUP, down a cosine to FLOOR."""
     if progress < WARMUP:
         return progress / WARMUP
     down = (min(progress, 1.0) - WARMUP) / (1 - WARMUP)

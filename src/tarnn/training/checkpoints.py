@@ -1,9 +1,9 @@
-"""Checkpoints that are whole or not there: written aside, marked complete, put on stable storage, then renamed.
+"""Checkpoints that are whole or not there: written aside, marked complete, flushed, then renamed.
 
 A folder named `checkpoint-N` comes into being by one rename, after everything in it has been written; it goes
 by one rename, before anything in it is deleted. So a process may be killed at any moment, and what `latest`
-finds is complete. The marker, written last, lists every file with its size: it tells a checkpoint that was cut
-short afterwards (a copy, a full disk elsewhere), and holds what the Trainer's own files do not.
+finds is complete. The marker, written last, lists every file with its size: it gives away a checkpoint that
+was cut short afterwards, and holds what the Trainer's own files do not.
 """
 
 import json
@@ -35,12 +35,16 @@ class RunState:
 
 def complete(folder: Path) -> list[Path]:
     """The complete checkpoints in `folder`, oldest first. Anything else there is passed over."""
-    found = [(int(m[1]), p) for p in folder.glob("checkpoint-*") if (m := re.fullmatch(r"checkpoint-(\d+)", p.name))]
+    found = [
+        (int(m[1]), p)
+        for p in folder.glob("checkpoint-*")
+        if (m := re.fullmatch(r"checkpoint-(\d+)", p.name))
+    ]
     return [path for _, path in sorted(found) if (path / MARKER).is_file()]
 
 
 def latest(folder: Path) -> Path | None:
-    return (complete(folder) or [None])[-1]
+    return next(reversed(complete(folder)), None)
 
 
 def finish(partial: Path, state: RunState) -> Path:
@@ -58,7 +62,7 @@ def finish(partial: Path, state: RunState) -> Path:
 
 
 def flush(path: Path) -> None:
-    """Hand a file or folder to stable storage, so that a power cut does not undo what is marked as complete."""
+    """Hand a file or folder to stable storage: a power cut must not undo what is marked as complete."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -109,7 +113,9 @@ def read_state(checkpoint: Path) -> RunState:
             with safe_open(path, framework="pt"):
                 pass
     if kind != "tarnn":
-        raise UserError(f"{checkpoint} holds a model of another kind ({kind!r}); expected 'tarnn'. {remedy(checkpoint)}")
+        raise UserError(
+            f"{checkpoint} holds a model of another kind ({kind!r}); expected 'tarnn'. {remedy(checkpoint)}"
+        )
     return state
 
 
@@ -122,7 +128,9 @@ def reading(checkpoint: Path) -> Iterator[None]:
         raise
     except Exception as error:  # safetensors, pickle, zip and json each have their own
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{checkpoint} can't be read ({type(error).__name__}: {reason}). {remedy(checkpoint)}") from error
+        raise UserError(
+            f"{checkpoint} can't be read ({type(error).__name__}: {reason}). {remedy(checkpoint)}"
+        ) from error
 
 
 def remedy(checkpoint: Path) -> str:

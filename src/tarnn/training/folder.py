@@ -20,8 +20,8 @@ FILES = (
 def claim(settings: TrainSettings) -> dict[str, Any] | None:
     """Make `settings.out` the folder of this run; returns what an earlier run saved there, if it is resumed.
 
-    Raises UserError where the folder holds another run (and neither resume nor overwrite was asked for), a run
-    with other settings, or files that are none of ours.
+    Raises UserError where the folder holds a run (and neither resume nor overwrite was asked for), a run with
+    other settings, or files that are none of ours.
     """
     folder = settings.out
     if folder.exists() and not folder.is_dir():
@@ -35,13 +35,15 @@ def claim(settings: TrainSettings) -> dict[str, Any] | None:
             refuse_differences(settings, saved, folder)
         else:
             raise UserError(
-                f"{folder} holds a run already; --resume goes on with it, --overwrite deletes it, and another --out "
-                "leaves it alone."
+                f"{folder} holds a run already; --resume goes on with it, --overwrite deletes it, and "
+                "another --out leaves it alone."
             )
-    elif folder.exists() and (strange := [p.name for p in sorted(folder.iterdir()) if p.name != partial_name(SETTINGS)]):
+    elif folder.exists() and (
+        strange := [p.name for p in sorted(folder.iterdir()) if p.name != partial_name(SETTINGS)]
+    ):
         raise UserError(
-            f"{folder} holds {', '.join(strange[:3])}{' …' if len(strange) > 3 else ''} and no run of `tarnn train` "
-            f"(no {SETTINGS}{model_kind(folder)}); name another folder with --out."
+            f"{folder} holds {', '.join(strange[:3])}{' …' if len(strange) > 3 else ''} and no run of `tarnn "
+            f"train` (no {SETTINGS}{model_kind(folder)}); name another folder with --out."
         )
     folder.mkdir(parents=True, exist_ok=True)
     if saved is None:
@@ -50,7 +52,7 @@ def claim(settings: TrainSettings) -> dict[str, Any] | None:
 
 
 def begun(folder: Path) -> bool:
-    """Whether anything was trained there: a start that failed over its text or options is no run to protect."""
+    """Whether anything was trained there: a start that failed over its text is no run to protect."""
     log = folder / LOG
     return (log.exists() and log.stat().st_size > 0) or any(folder.glob(f"{CHECKPOINTS}/checkpoint-*"))
 
@@ -58,10 +60,12 @@ def begun(folder: Path) -> bool:
 def refuse_differences(settings: TrainSettings, saved: dict[str, Any], folder: Path) -> None:
     differences = settings.differences(saved["settings"])
     if differences:
-        told = "; ".join(f"{name} was {json.dumps(before)}, is {json.dumps(now)}" for name, before, now in differences[:3])
+        told = "; ".join(
+            f"{name} was {json.dumps(before)}, is {json.dumps(now)}" for name, before, now in differences[:3]
+        )
         raise UserError(
-            f"{folder} holds a run with other settings: {told}. --resume takes the settings that the run began with; "
-            "for others name another --out, or --overwrite."
+            f"{folder} holds a run with other settings: {told}. --resume takes the settings that the run "
+            "began with; for others name another --out, or --overwrite."
         )
 
 
@@ -69,7 +73,9 @@ def refuse_other_number(saved: dict[str, Any] | None, facts: dict[str, Any]) -> 
     """A resumed run has as many processes as before: the batches, and so the losses, depend on it."""
     before = (saved or {}).get("run", {}).get("processes")
     if before is not None and before != (now := facts["run"]["processes"]):
-        raise UserError(f"this run began with {before} processes and can't go on with {now}; start as many for --resume.")
+        raise UserError(
+            f"this run began with {before} processes and can't go on with {now}; start as many for --resume."
+        )
 
 
 def model_kind(folder: Path) -> str:
@@ -87,7 +93,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
         assert isinstance(saved["settings"], dict)
     except (ValueError, KeyError, TypeError, AssertionError) as error:
         raise UserError(
-            f"{folder / SETTINGS} can't be read ({type(error).__name__}: {error}); start again with --overwrite."
+            f"{folder / SETTINGS} can't be read ({type(error).__name__}: {error}); start again with "
+            "--overwrite."
         ) from error
     return saved
 

@@ -36,7 +36,12 @@ class LogFile(TrainerCallback):
     """
 
     def __init__(
-        self, path: Path, seconds: Callable[[], float], tokens_per_step: int, tokens: int, bytes_per_token: float
+        self,
+        path: Path,
+        seconds: Callable[[], float],
+        tokens_per_step: int,
+        tokens: int,
+        bytes_per_token: float,
     ):
         self.path = path
         self.seconds = seconds
@@ -45,7 +50,11 @@ class LogFile(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         logs = logs or {}
         seen = state.global_step * self.tokens_per_step
-        line = {"step": state.global_step, "epoch": round(seen / self.tokens, 6), "seconds": round(self.seconds(), 3)}
+        line = {
+            "step": state.global_step,
+            "epoch": round(seen / self.tokens, 6),
+            "seconds": round(self.seconds(), 3),
+        }
         if "loss" in logs:
             line["tokens"] = seen
             line["loss"] = logs["loss"]

@@ -4,7 +4,7 @@ import math
 
 
 def bits_per_byte(nats: float, num_bytes: float) -> float:
-    """Σ nats / (bytes · ln 2): how many bits a byte of the text would take, compressed with the model's guesses.
+    """Σ nats / (bytes · ln 2): the bits that a byte of the text takes, compressed with the model's guesses.
 
     Comparable between tokenizers, and with compressors (8 × compressed size / size), since every token is
     paid for, the separators of documents too, which have no bytes.

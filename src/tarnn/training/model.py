@@ -11,13 +11,15 @@ from tarnn.training.settings import TrainSettings
 # small enough for a laptop's CPU
 MODERN = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
 OPTIONS = {
-    "hidden_size": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads", "decay": "decay",
-    "position": "position", "dropout": "dropout",
+    "hidden_size": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads",
+    "decay": "decay", "position": "position", "dropout": "dropout",
 }  # fmt: skip
 
 
-def model_config(settings: TrainSettings, tokenizer) -> TarnnConfig:
-    """Preset, then the file of --config, then options: what comes later wins. The vocabulary is the tokenizer's.
+def model_config(settings: TrainSettings, tokenizer=None) -> TarnnConfig:
+    """Preset, then the file of --config, then options: what comes later wins.
+
+    The vocabulary is the tokenizer's. Without one, which may be long in the making, all else is checked.
 
     Raises UserError for whatever the config refuses (an unknown key, sizes that don't fit), and for a context
     beyond the positions that the model has.
@@ -31,23 +33,32 @@ def model_config(settings: TrainSettings, tokenizer) -> TarnnConfig:
             choices[key] = value.split(",") if "," in value else value
     if choices.get("position") == "learned":
         choices.setdefault("max_position_embeddings", settings.context)
-    vocabulary = choices.setdefault("vocab_size", len(tokenizer))
-    if vocabulary != len(tokenizer):
-        raise UserError(f"vocab_size is {vocabulary} in {settings.config}, but the tokenizer has {len(tokenizer)} ids.")
-    end = tokenizer.eos_token_id
-    choices |= {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+    if tokenizer is not None:
+        choices |= vocabulary(choices, tokenizer, settings.config)
+    make = TarnnConfig.paper if settings.preset == "paper" else TarnnConfig
     try:
-        config = TarnnConfig.paper(**choices) if settings.preset == "paper" else TarnnConfig(**{**MODERN, **choices})
+        config = make(**({} if settings.preset == "paper" else MODERN) | choices)
     except (ValueError, TypeError) as error:
         where = f"{settings.config}: " if settings.config else ""
         raise UserError(f"{where}{' '.join(str(error).split())}") from error
     longest = config.max_position_embeddings
     if longest is not None and settings.context > longest:
         raise UserError(
-            f"--context {settings.context} is beyond the {longest} positions of the model (max_position_embeddings); "
-            "expected at most as many, or raise that number in --config."
+            f"--context {settings.context} is beyond the {longest} positions of the model "
+            "(max_position_embeddings); expected at most as many, or raise that number in --config."
         )
     return config
+
+
+def vocabulary(choices: dict[str, Any], tokenizer, config: Path | None) -> dict[str, int]:
+    """The keys of the config that are the tokenizer's to say."""
+    size, end = len(tokenizer), tokenizer.eos_token_id
+    if choices.get("vocab_size", size) != size:
+        raise UserError(
+            f"vocab_size is {choices['vocab_size']} in {config}, but the tokenizer has {size} ids; leave it "
+            "out."
+        )
+    return {"vocab_size": size, "bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
 
 
 def read_config(path: Path) -> dict[str, Any]:

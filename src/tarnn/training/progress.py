@@ -1,4 +1,4 @@
-"""What a person sees while a model trains: a bar where there is a terminal, now and then a line where there is none."""
+"""What one sees while a model trains: a bar on a terminal, elsewhere a line now and then."""
 
 import sys
 import time
@@ -45,7 +45,8 @@ class Progress(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if logs and "loss" in logs:
-            self.text = f"step {state.global_step:,}  {bits_per_byte(logs['loss'], self.bytes_per_token):.3f} bits/byte"
+            bits = bits_per_byte(logs["loss"], self.bytes_per_token)
+            self.text = f"step {state.global_step:,}  {bits:.3f} bits/byte"
             steps, seconds = state.global_step - self.since[0], self.seconds() - self.since[1]
             if seconds > 0:
                 self.text += f"  {steps * self.tokens_per_step / seconds:,.0f} tokens/s"
@@ -76,7 +77,13 @@ class Progress(TrainerCallback):
 
 def make_bar() -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
     from rich.progress import Progress as Bar
 
     columns = (

@@ -51,6 +51,7 @@ def train(settings: TrainSettings, show: bool = True) -> TrainResult:
     """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    model_config(settings)
     args = training_arguments(settings)
     first = args.process_index == 0
     show = show and first
@@ -59,9 +60,8 @@ def train(settings: TrainSettings, show: bool = True) -> TrainResult:
             saved = claim(settings) if first else None
             corpus = ready_corpus(settings, first)
         windows = Windows(corpus.train, settings.context)
-        config = model_config(settings, corpus.tokenizer)
         set_seed(settings.seed)
-        model = TarnnForCausalLM(config)
+        model = TarnnForCausalLM(model_config(settings, corpus.tokenizer))
         set_length(args, settings, corpus)
         facts = describe(args, corpus, windows, model)
         if first:
@@ -73,20 +73,23 @@ def train(settings: TrainSettings, show: bool = True) -> TrainResult:
 
 
 def run(
-    settings: TrainSettings, args: TrainingArguments, corpus: Corpus, windows: Windows, model: TarnnForCausalLM,
-    show: bool,
+    settings: TrainSettings, args: TrainingArguments, corpus: Corpus, windows: Windows,
+    model: TarnnForCausalLM, show: bool,
 ) -> TrainResult:  # fmt: skip
     """Train from the beginning, or from the last complete checkpoint where that was asked for."""
     clock = Clock()
     trainer = TextTrainer(
-        model=model, args=args, corpus=corpus, windows=windows, folder=settings.out, keep=settings.keep, clock=clock
-    )
+        model=model, args=args, corpus=corpus, windows=windows, folder=settings.out, keep=settings.keep,
+        clock=clock,
+    )  # fmt: skip
     tokens = tokens_per_step(args, settings)
     if settings.max_minutes is not None:
         steps = args.max_steps if args.max_steps < FOREVER else None
         trainer.budget = TimeBudget(60 * settings.max_minutes, steps, clock)
         trainer.add_callback(trainer.budget)
-    progress = Progress(lambda step: fraction_done(trainer, step), clock, tokens, corpus.bytes_per_token, show)
+    progress = Progress(
+        lambda step: fraction_done(trainer, step), clock, tokens, corpus.bytes_per_token, show
+    )
     log = LogFile(settings.out / LOG, clock, tokens, len(corpus.train), corpus.bytes_per_token)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(log)
@@ -99,7 +102,7 @@ def run(
     clock.start(trainer.run_state.seconds)
     try:
         if trainer.budget is None or clock() < trainer.budget.limit:
-            trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     finally:
         progress.close()
     state = trainer.run_state
@@ -124,7 +127,9 @@ def find_checkpoint(settings: TrainSettings, args: TrainingArguments, progress: 
                 checkpoints.sweep(place)
             cut_log(settings.out / LOG, step)
     if settings.resume:
-        progress.say(f"resuming from {checkpoint}" if checkpoint else "nothing to resume yet: from the beginning")
+        progress.say(
+            f"resuming from {checkpoint}" if checkpoint else "nothing to resume yet: from the beginning"
+        )
     return checkpoint
 
 
@@ -149,8 +154,8 @@ def ready_corpus(settings: TrainSettings, first: bool) -> Corpus:
         and (held_out is None or Digest(held_out).hex() == corpus.facts["validation"]["digest"])
     ):
         raise UserError(
-            f"the text of {', '.join(settings.sources)} is no longer what the run in {settings.out} began with; "
-            "restore it to --resume, or start again with --overwrite."
+            f"the text of {', '.join(settings.sources)} is no longer what the run in {settings.out} began "
+            "with; restore it to --resume, or start again with --overwrite."
         )
     return corpus
 
@@ -159,7 +164,9 @@ def set_length(args: TrainingArguments, settings: TrainSettings, corpus: Corpus)
     """Steps from epochs, and no evaluation where nothing is held out: known only now that the text is."""
     limits = [settings.steps] if settings.steps else []
     if settings.epochs is not None:
-        limits.append(max(1, math.ceil(settings.epochs * len(corpus.train) / tokens_per_step(args, settings))))
+        limits.append(
+            max(1, math.ceil(settings.epochs * len(corpus.train) / tokens_per_step(args, settings)))
+        )
     args.max_steps = min(limits, default=FOREVER)
     if len(corpus.validation) > 1:
         args.eval_strategy = IntervalStrategy.STEPS

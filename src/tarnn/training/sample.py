@@ -10,7 +10,7 @@ from tarnn.training.folder import SAMPLE
 
 
 def write_sample(folder: Path, tokenizer: PreTrainedTokenizerBase, seed: int, tokens: int) -> str:
-    """A sample of the model in `folder`, from the start of a document, at temperature 0.8; also in sample.txt."""
+    """What the model in `folder` writes as a new document, at temperature 0.8; also in sample.txt."""
     if not tokens:
         return ""
     model = TarnnForCausalLM.from_pretrained(folder).eval()
@@ -22,6 +22,6 @@ def write_sample(folder: Path, tokenizer: PreTrainedTokenizerBase, seed: int, to
             start, attention_mask=torch.ones_like(start), do_sample=True, temperature=0.8, top_k=0,
             max_new_tokens=min(tokens, longest - 1),
         )  # fmt: skip
-    text = tokenizer.decode(ids[0], skip_special_tokens=True)
+    text = str(tokenizer.decode(ids[0], skip_special_tokens=True))
     (folder / SAMPLE).write_text(text, encoding="utf-8")
     return text

@@ -1,4 +1,4 @@
-"""What a training run is: every choice in one checked, frozen record, which is printed, saved and compared on resume."""
+"""A training run: every choice in one checked, frozen record that is printed, saved, compared on resume."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -80,7 +80,9 @@ class TrainSettings:
         if self.resume and self.overwrite:
             raise UserError("--resume goes on with a run and --overwrite deletes it; give one of them.")
         if self.val is not None and self.val_fraction is not None:
-            raise UserError("--val names a text of its own and --val-fraction splits one off; give one of them.")
+            raise UserError(
+                "--val names a text of its own and --val-fraction splits one off; give one of them."
+            )
 
     @property
     def log_every(self) -> int:

@@ -14,7 +14,9 @@ from tarnn.models import TarnnForCausalLM
 from tarnn.training.settings import TrainSettings
 
 
-def describe(args: TrainingArguments, corpus: Corpus, windows: Windows, model: TarnnForCausalLM) -> dict[str, Any]:
+def describe(
+    args: TrainingArguments, corpus: Corpus, windows: Windows, model: TarnnForCausalLM
+) -> dict[str, Any]:
     """Model, text, length and versions, as JSON."""
     batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     return {
@@ -46,10 +48,10 @@ def table(settings: TrainSettings, facts: dict[str, Any]) -> str:
     length = [f"{settings.epochs:g} epochs"] if settings.epochs else []
     length += [f"{settings.max_minutes:g} minutes"] if settings.max_minutes else []
     length += [f"{run['max_steps']:,} steps"] if run["max_steps"] < 10**9 else []
-    held_out = text["validation"]
+    trained, held_out = text["train"], text["validation"]
     rows = {
-        "text": f"{', '.join(settings.sources)}: {text['train']['bytes']:,} bytes in {text['train']['documents']:,} "
-        f"documents, {text['train']['tokens']:,} tokens ({settings.tokenizer})",
+        "text": f"{', '.join(settings.sources)}: {trained['bytes']:,} bytes in {trained['documents']:,} "
+        f"documents, {trained['tokens']:,} tokens ({settings.tokenizer})",
         "validation": f"{held_out['bytes']:,} bytes, {settings.val or 'the end of the text'}"
         if held_out["tokens"] > 1
         else "none: the latest model is kept, not the best",

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, with four things of our own: the loss, the evaluation, safe checkpoints, a stop at NaN."""
+"""Hugging Face's Trainer with four things of ours: loss, evaluation, safe checkpoints, a stop at NaN."""
 
 import math
 import shutil
@@ -29,8 +29,10 @@ class TextTrainer(Trainer):
     mixed precision, accumulation and many processes are the Trainer's.
     """
 
-    def __init__(self, *, corpus: Corpus, windows: Windows, folder: Path, keep: int, clock: Clock, **kwargs: Any):
-        self.corpus = corpus
+    def __init__(
+        self, *, corpus: Corpus, windows: Windows, folder: Path, keep: int, clock: Clock, **kwargs: Any
+    ):
+        self.windows = windows
         self.folder = folder
         self.keep = keep
         self.clock = clock
@@ -39,23 +41,23 @@ class TextTrainer(Trainer):
         self._partial: Path | None = None
         self._loss_of_step: Tensor | None = None
         args = kwargs["args"]
-        batches = None
+        self.batches: ValidationBatches | None = None
         if len(corpus.validation) > 1:
             context = min(windows.context, len(corpus.validation) - 1)
-            batches = ValidationBatches(corpus.validation, context, args.eval_batch_size)
+            self.batches = ValidationBatches(corpus.validation, context, args.eval_batch_size)
         super().__init__(
-            train_dataset=windows, eval_dataset=batches, data_collator=collate, processing_class=corpus.tokenizer,
-            **kwargs,
+            train_dataset=windows, eval_dataset=self.batches, data_collator=collate,
+            processing_class=corpus.tokenizer, **kwargs,
         )  # fmt: skip
         self.bytes_per_id = torch.from_numpy(corpus.bytes_per_id)
-        self.loss_is_scaled_for_ga = False  # a mean: the Trainer divides it by the number of accumulated batches
+        self.loss_is_scaled_for_ga = False  # a mean: the Trainer divides it by the batches of a step
 
     # Data: one endless row of windows, so that epochs have no seam and a resumed run needs no special case.
 
     def _get_train_sampler(self, train_dataset=None) -> WindowSampler:
         args = self.args
         examples = args.max_steps * args.gradient_accumulation_steps * args.train_batch_size * args.world_size
-        return WindowSampler(self.train_dataset, examples, args.seed)
+        return WindowSampler(self.windows, examples, args.seed)
 
     def _get_num_items_in_batch(self, batch_samples, device) -> None:
         return None  # all batches are of one size
@@ -77,7 +79,7 @@ class TextTrainer(Trainer):
         return loss
 
     def _get_grad_norm(self, model, grad_norm=None):
-        """Called when the gradients are complete and the optimizer has not yet used them: the last moment to stop."""
+        """Called with the gradients complete and the optimizer about to use them: the last moment to stop."""
         grad_norm = super()._get_grad_norm(model, grad_norm)
         loss, self._loss_of_step = self._loss_of_step, None
         if isinstance(grad_norm, DTensor):
@@ -85,26 +87,31 @@ class TextTrainer(Trainer):
         # a gradient scaler (fp16) expects overflows and passes such steps over
         watched = loss if getattr(self.accelerator, "scaler", None) is not None else loss + grad_norm
         if not math.isfinite(watched.item()):
-            what = "the gradients are" if loss.isfinite() else f"the loss is {loss.item()} and the gradients are"
-            self._stop(f"{what} not finite, and step {self.state.global_step + 1} would have ruined the weights")
+            what = "" if loss.isfinite() else f"the loss is {loss.item()} and "
+            step = self.state.global_step + 1
+            self._stop(f"{what}the gradients are not finite, and step {step} would have ruined the weights")
         return grad_norm
 
     def _stop(self, reason: str) -> NoReturn:
         raise UserError(
             f"training stopped after step {self.state.global_step}: {reason}. {self.last_good()} A lower "
-            f"--learning-rate (it is {self.args.learning_rate:g}) is the usual remedy; --resume takes a new one."
+            f"--learning-rate (it is {self.args.learning_rate:g}) is the usual remedy; --resume takes it."
         )
 
     def last_good(self) -> str:
-        path = checkpoints.latest(Path(self.args.output_dir))
+        path = checkpoints.latest(self.folder / "checkpoints")
         return f"The last good checkpoint is {path}." if path else "No checkpoint had been written yet."
 
     # Evaluation
 
     @torch.no_grad()
-    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Every token of the validation text but the first, each predicted once: exact on any number of processes."""
-        batches = self.eval_dataset if eval_dataset is None else eval_dataset
+    def evaluate(
+        self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Every validation token but the first, predicted once: exact on any number of processes."""
+        batches = self.batches if eval_dataset is None else eval_dataset
+        assert batches is not None
+        assert self.model is not None
         started, rank, world = self.clock(), self.args.process_index, self.args.world_size
         self.model.eval()
         totals = torch.zeros(3, dtype=torch.float64, device=self.args.device)
@@ -125,6 +132,7 @@ class TextTrainer(Trainer):
 
     def _sums(self, input_ids: Tensor, targets: Tensor) -> Tensor:
         """(nats, tokens, bytes) of a batch, float64."""
+        assert self.model is not None
         logits = self.model(input_ids=input_ids, use_cache=False).logits.float()
         nats = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
         counted = targets[targets != IGNORED]
@@ -164,7 +172,8 @@ class TextTrainer(Trainer):
 
     def _save_checkpoint(self, model, trial) -> None:
         """The Trainer's checkpoint, but written aside and moved into place when all of it is there."""
-        folder = Path(self.args.output_dir)
+        assert self.model is not None
+        folder = self.folder / "checkpoints"
         if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
             self._stop("the weights are no longer finite, so they were not saved")
         if self.args.should_save:
@@ -181,10 +190,12 @@ class TextTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         self.run_state.step, self.run_state.seconds = self.state.global_step, self.clock()
         if self.args.should_save:
-            checkpoints.finish(folder / checkpoints.PARTIAL / f"checkpoint-{self.state.global_step}", self.run_state)
+            checkpoints.finish(
+                folder / checkpoints.PARTIAL / f"checkpoint-{self.state.global_step}", self.run_state
+            )
             checkpoints.sweep(folder)
             checkpoints.rotate(folder, self.keep)
-        if self.eval_dataset is None:
+        if self.batches is None:
             self.save_best()
         self.accelerator.wait_for_everyone()
 
@@ -202,6 +213,8 @@ class TextTrainer(Trainer):
         """With the learning rate of now, should it be another than the checkpoint's."""
         with checkpoints.reading(Path(checkpoint or "")):
             super()._load_optimizer_and_scheduler(checkpoint)
+        assert self.lr_scheduler is not None
+        assert self.optimizer is not None
         ratio = self.args.learning_rate / self.lr_scheduler.base_lrs[0]
         if ratio != 1:
             for group in self.optimizer.param_groups:
@@ -211,7 +224,7 @@ class TextTrainer(Trainer):
             self.lr_scheduler._last_lr = [rate * ratio for rate in self.lr_scheduler._last_lr]
 
     def _init_training_state(self, max_steps, *args):
-        """How often to log, evaluate and save is what was asked for now, not what the checkpoint remembers."""
+        """How often to log, evaluate and save: as asked for now, not as the checkpoint remembers."""
         result = super()._init_training_state(max_steps, *args)
         self.state.compute_steps(self.args, max_steps)
         return result
@@ -220,6 +233,8 @@ class TextTrainer(Trainer):
         if self.budget is None:
             return super().create_scheduler(num_training_steps, optimizer)
         if self.lr_scheduler is None:
-            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.budget.factor)
+            optimizer = self.optimizer if optimizer is None else optimizer
+            assert optimizer is not None
+            self.lr_scheduler = LambdaLR(optimizer, self.budget.factor)
             self._created_lr_scheduler = True
         return self.lr_scheduler

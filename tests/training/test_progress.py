@@ -1,0 +1,47 @@
+"""What is seen: a bar on a terminal, lines where there is none, nothing where it is not wanted."""
+
+import io
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tarnn.training.progress import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def go(progress):
+    state = SimpleNamespace(global_step=0)
+    progress.on_train_begin(None, state, None)
+    for state.global_step in (1, 2, 3):
+        progress.on_step_end(None, state, None)
+        progress.on_log(None, state, None, logs={"loss": 0.6931471805599453 * state.global_step})
+    progress.on_evaluate(None, state, None, metrics={"eval_bits_per_byte": 2.5})
+    progress.on_evaluate(None, state, None, metrics={"eval_bits_per_byte": 2.6})
+    progress.close()
+    progress.close()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_loss_in_bits_per_byte_and_evaluations_that_stay(monkeypatch, terminal):
+    shown = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    go(Progress(lambda step: step / 4, lambda: 2.0, tokens_per_step=64, bytes_per_token=1.0))
+    text = shown.getvalue()
+    assert ("3.000 bits/byte" if terminal else "25 %  step 1  1.000 bits/byte") in text
+    assert "step 3: validation 2.5000 bits/byte  best so far" in text
+    assert "step 3: validation 2.6000 bits/byte\n" in text.replace("\x1b[2K", "")
+    assert ("75%" in text) == terminal
+
+
+def test_silence(monkeypatch):
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    go(Progress(lambda step: 0.0, lambda: 2.0, 64, 1.0, show=False))
+    assert shown.getvalue() == ""
