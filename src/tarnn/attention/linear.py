@@ -33,6 +33,8 @@ class LinearAttention(MultiHeadAttention):
         only, so that the sum of the weights stays positive (RoFormer, eq. 19, arXiv 2104.09864):
             o_i = Σ_j (R_i φ(q_i))·(R_j φ(k_j)) v_j / Σ_j φ(q_i)·φ(k_j)
         Then the state's S holds turned features, its z plain ones, and sums are float32 even in autocast.
+        Turned weights need not be small where plain ones are, so take a map whose features don't vanish (Elu)
+        or normalize=False: with sparse features (Relu, Dpfp) the fraction can become very large.
 
     Raises ValueError for combinations that have no meaning, with the reason.
     """
@@ -129,16 +131,17 @@ class LinearAttention(MultiHeadAttention):
             args = turns.apply(phi_q), turns.apply(phi_k), v, _IDENTITY
             if not self.normalize:
                 return op(*args, normalize=False, state=state, **options)
-            above = below = None
-            if state is not None:
-                above = LinearState(state.S, torch.zeros_like(state.z))
-                below = LinearState(state.z[..., None], torch.zeros_like(state.z))
+            above = None if state is None else LinearState(state.S, torch.zeros_like(state.z))
             num, above = op(*args, normalize=False, state=above, **options)
-            one = torch.ones_like(v[..., :1])
-            den, below = op(phi_q, phi_k, one, _IDENTITY, normalize=False, state=below, **options)
-            empty = den == 0  # no key was seen, or none with a feature in common
-            o = torch.where(empty, 0.0, num / torch.where(empty, 1.0, den))
-        return o, LinearState(above.S, below.S[..., 0])
+            if op is step and state is not None:
+                den, z = _step_of_weights(phi_q, phi_k, state.z, **options)
+            else:
+                below = None if state is None else LinearState(state.z[..., None], torch.zeros_like(state.z))
+                one = torch.ones_like(v[..., :1])
+                den, below = op(phi_q, phi_k, one, _IDENTITY, normalize=False, state=below, **options)
+                z = below.S[..., 0]
+            # where no key was seen, or none with a feature in common: o = 0, and gradients of 0
+            return num / den.masked_fill(den == 0, torch.inf), LinearState(above.S, z)
 
     def _output(self, o: Tensor, x: Tensor) -> Tensor:
         if self.o_norm is not None:
@@ -157,6 +160,16 @@ def _num_features(feature_map: nn.Module, head_dim: int) -> int:
     like = next(feature_map.parameters(), torch.empty(0))
     with torch.no_grad():
         return feature_map(like.new_zeros(1, 1, 1, head_dim)).shape[-1]
+
+
+def _step_of_weights(phi_q, phi_k, z, log_decay, inplace) -> tuple[Tensor, Tensor]:
+    """z ← e^log_decay z + φ(k); returns φ(q)·z (b, h, 1, 1) and z. As `step` on v = 1, in fewer calls."""
+    if log_decay is not None:  # (g,) or (b, g, 1)
+        keep = log_decay.to(z.dtype).exp().reshape(-1, z.shape[1], 1)
+        z = z.mul_(keep) if inplace else z * keep
+    z = z.add_(phi_k.squeeze(2)) if inplace else z + phi_k.squeeze(2)
+    weights = phi_q.unflatten(1, (z.shape[1], -1)) * z[:, :, None, None]  # (b, g, r, 1, f)
+    return weights.sum(-1, keepdim=True).flatten(1, 2), z
 
 
 def _check_choices(feature_map, causal, normalize, decay, rotary, context_size) -> None:
