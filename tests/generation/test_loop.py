@@ -132,6 +132,8 @@ def test_forks_go_their_own_ways(make_model):
     loop.fork(2)
     script = iter([[1, 2], [3, 4]])
     made(loop, lambda logits: torch.tensor(next(script)), 2)
+    with pytest.raises(ValueError, match="2 rows"):
+        loop.fork(2)
     for row, tokens in enumerate(([1, 3], [2, 4])):
         alone = loop_for(model)
         alone.read(torch.cat([PROMPT, torch.tensor([tokens])], dim=1))

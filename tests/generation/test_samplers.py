@@ -51,6 +51,14 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_p(p, seed):
         assert keep.sum() == 1 or inside.sum() - inside.min() < p + 1e-4
 
 
+@pytest.mark.parametrize("p", [1e-3, 1e-9, 1e-30])
+def test_the_smallest_top_p_still_keeps_the_most_likely_token(p):
+    logits = torch.cat([some_logits(), torch.zeros(1, VOCAB)])
+    warped = keep_top_p(p)(logits)
+    assert (~warped.isinf()).sum(-1).tolist() == [1] * (ROWS + 1)
+    assert torch.equal(warped.max(-1).values, logits.max(-1).values)
+
+
 @given(k=st.integers(1, 300), seed=st.integers(0, 99))
 def test_top_k_keeps_the_k_highest(k, seed):
     logits = some_logits(seed)

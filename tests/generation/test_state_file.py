@@ -104,7 +104,8 @@ def test_what_is_no_state_of_this_model_is_refused_by_name(saved, make_model, tm
     refused("not a saved state")
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(saved, monkeypatch):
+@pytest.mark.parametrize("last", ["fsync", "replace"])
+def test_a_write_that_fails_at_last_leaves_the_old_file_and_nothing_beside_it(saved, monkeypatch, last):
     model, path = saved
     before = path.read_bytes()
     loop = loop_after(model, MORE)
@@ -112,7 +113,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(saved, monkeyp
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, last, full)
     with pytest.raises(UserError, match=r"No space left on device\. What was there is as it was"):
         save_state(path, model, loop.state, loop.logits, [])
     assert path.read_bytes() == before

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarnn.generation.streaming import KEEP, TRIM, StopStrings, StreamingDecoder
+from tarnn.generation.streaming import KEEP, TRIM, StopStrings, StreamingDecoder, TextStream
 
 
 def decode_bytes(ids):
@@ -114,3 +114,36 @@ def test_text_that_cannot_become_a_stop_string_is_given_at_once():
 def test_an_empty_stop_string_is_refused():
     with pytest.raises(ValueError, match="at least one character"):
         StopStrings(["x", ""])
+
+
+def text_of(stream, tokens, **options):
+    for token in tokens:
+        stream.push(token, ends={0})
+    stream.finish("no more", **options)
+    return stream.take()
+
+
+def test_a_text_ends_at_the_first_end_token_or_stop_string():
+    stream = TextStream(decode_bytes, stop=["XY"])
+    assert text_of(stream, b"one X\x00 two") == "one X"
+    assert stream.over == "the text is at its end"
+    stream = TextStream(decode_bytes, stop=["XY"])
+    assert text_of(stream, b"one XY two\x00") == "one "
+    assert stream.over == "a stop string was met"
+    stream = TextStream(decode_bytes, stop=["XY"])
+    assert text_of(stream, b"one X") == "one X"
+    assert stream.over == "no more"
+
+
+@given(text=st.text(min_size=1, max_size=30), cut=st.integers(0, 120))
+def test_a_text_that_goes_on_is_cut_between_characters_and_loses_none(text, cut):
+    data = text.replace("\0", "0").encode()
+    first = TextStream(decode_bytes, context=b"before")
+    head = text_of(first, data[:cut], goes_on=True)
+    tail = text_of(TextStream(decode_bytes, context=first.recent), data[cut:])
+    assert head + tail == data.decode()
+    assert "\ufffd" not in head or "\ufffd" in text
+
+
+def test_half_a_character_comes_out_when_nothing_follows():
+    assert text_of(TextStream(decode_bytes), "é".encode()[:1]) == "\ufffd"

@@ -3,14 +3,19 @@
 import os
 import sys
 
+REPLACEMENT = 0xFFFD
+CONTROL = {code: REPLACEMENT for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
 
 class Output:
     """Writes text at once. `closed` once nobody reads it any more (`| head`); that is no error.
 
-    Characters that the terminal's encoding lacks become question marks. A full disk and the like are raised.
+    What an untrained model writes must not steer a terminal: there, control characters (escape among them)
+    come out as U+FFFD. Elsewhere text is written as it is, but for characters that the encoding lacks, which
+    become question marks. A full disk and the like are raised.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.closed = False
         self._line_open = False
 
@@ -18,8 +23,9 @@ class Output:
         if self.closed or not text:
             return
         encoding = sys.stdout.encoding or "utf-8"
+        shown = text.translate(CONTROL) if sys.stdout.isatty() else text
         try:
-            sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+            sys.stdout.write(shown.encode(encoding, "replace").decode(encoding))
             sys.stdout.flush()
         except OSError as error:
             leave_stdout()

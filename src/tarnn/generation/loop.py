@@ -43,7 +43,12 @@ class TokenLoop:
                 self.logits, self.state = self.model.prefill(part, self.state)
 
     def fork(self, copies: int) -> None:
-        """`copies` rows that go on separately from a single one: a prompt is read once for many samples."""
+        """`copies` rows that go on separately from a single one: a prompt is read once for many samples.
+
+        Raises ValueError where there are several rows already.
+        """
+        if len(self.state.position) != 1:
+            raise ValueError(f"only a single sequence can be forked; this state has {len(self.state.position)} rows.")
         index = torch.zeros(copies, dtype=torch.long, device=self.state.position.device)
         self.state = self.state.reorder(index)
         self.logits = None if self.logits is None else self.logits[index]
