@@ -31,6 +31,9 @@ def define(module, x, context=None, key_mask=None):
         o = o if key_mask is None else o * key_mask[:, None, :, None]
     else:
         q, k = heads(module.q_proj(x), module.num_heads), heads(module.k_proj(source), module.num_kv_heads)
+        if module.q_norm is not None:
+            q, k = (u / (u.square().mean(-1, keepdim=True) + 1e-6).sqrt() for u in (q, k))
+            q, k = q * module.q_norm.weight, k * module.k_norm.weight
         if isinstance(module, SoftmaxAttention):
             if module.rotary is not None:
                 q, k = turned(q, module.rotary), turned(k, module.rotary)

@@ -52,6 +52,8 @@ ROWS = {
         **SIZES | {"num_kv_heads": 1, "bias": True} | more
     ),
     "softmax, rotary": lambda **more: SoftmaxAttention(rotary=Rotary(HEAD_DIM), **SIZES | more),
+    "linear, q and k normed": linear(Elu, qk_norm=True),
+    "softmax, q and k normed": lambda **more: SoftmaxAttention(qk_norm=True, **SIZES | more),
     "none": lambda **more: NoAttention(**SIZES | more),
 }
 CAUSAL_ROWS = ROWS | {

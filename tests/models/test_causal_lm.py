@@ -75,7 +75,7 @@ def test_padding_within_a_prompt_in_pieces(model, ids):
 def test_packed_is_a_loop(model, ids):
     x, cuts = ids(1, 9), [0, 4, 5, 9]
     logits = model(x, cu_seqlens=torch.tensor(cuts, dtype=torch.int32)).logits
-    for a, b in zip(cuts, cuts[1:]):  # noqa: B905, RUF007
+    for a, b in zip(cuts, cuts[1:]):
         torch.testing.assert_close(logits[:, a:b], model(x[:, a:b]).logits, **CLOSE64)
 
 

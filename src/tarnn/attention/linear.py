@@ -43,11 +43,11 @@ class LinearAttention(MultiHeadAttention):
         self, hidden_size: int, num_heads: int, *, feature_map: nn.Module, causal: bool,
         num_kv_heads: int | None = None, head_dim: int | None = None, context_size: int | None = None,
         normalize: bool = True, decay: nn.Module | None = None, rotary: Rotary | None = None,
-        bias: bool = False,
+        bias: bool = False, qk_norm: bool = False,
     ):  # fmt: skip
         super().__init__(
             hidden_size, num_heads, causal=causal, num_kv_heads=num_kv_heads, head_dim=head_dim,
-            context_size=context_size, bias=bias,
+            context_size=context_size, bias=bias, qk_norm=qk_norm,
         )  # fmt: skip
         _check_choices(feature_map, causal, normalize, decay, rotary, context_size)
         self.feature_map, self.normalize, self.decay, self.rotary = feature_map, normalize, decay, rotary
@@ -69,7 +69,7 @@ class LinearAttention(MultiHeadAttention):
         state: LinearState | None = None,
         return_state: bool = False,
     ) -> Tensor | tuple[Tensor, LinearState]:
-        q, k, v = self._project(x, self.source(x, context, state))
+        q, k, v = self.project(x, self.source(x, context, state))
         options: dict[str, Any] = {
             "causal": self.causal,
             "key_mask": key_mask,
@@ -93,7 +93,7 @@ class LinearAttention(MultiHeadAttention):
         self.check_step(x)
         if self.context_size is not None:  # reads the context's state; writes nothing
             return self(x, state=state), state
-        q, k, v = self._project(x, x)
+        q, k, v = self.project(x, x)
         log_decay = None if self.decay is None else self.decay(x)
         options: dict[str, Any] = {"log_decay": log_decay, "inplace": inplace}
         turns = None if self.rotary is None else self.rotary.of(positions, x, state)
@@ -113,13 +113,8 @@ class LinearAttention(MultiHeadAttention):
             log_weights=getattr(self.feature_map, "log_scaled", False),
         )  # fmt: skip
 
-    def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q = self.heads(self.q_proj(x), self.num_heads)
-        k = self.heads(self.k_proj(source), self.num_kv_heads)
-        return q, k, self.heads(self.v_proj(source), self.num_kv_heads)
-
     def _attend(self, op, q, k, v, turns: Turns | None, state: LinearState | None, **options):
-        """`op`, one of linear_attention and step, on features turned after φ; (o, state)."""
+        """`op`, one of linear_attention and step, with features turned after φ: (o, state)."""
         if turns is None and (self.normalize or q.dtype != torch.float16):
             return op(q, k, v, self.feature_map, normalize=self.normalize, state=state, **options)
         wide = torch.promote_types(q.dtype, torch.float32)  # undivided sums grow with t, in fp16 to infinity
@@ -128,20 +123,10 @@ class LinearAttention(MultiHeadAttention):
             if turns is None:
                 return op(q, k, v, self.feature_map, normalize=False, state=state, **options)
             phi_q, phi_k = (features(self.feature_map, x)[0] for x in (q, k))
-            args = turns.apply(phi_q), turns.apply(phi_k), v, _IDENTITY
-            if not self.normalize:
-                return op(*args, normalize=False, state=state, **options)
-            above = None if state is None else LinearState(state.S, torch.zeros_like(state.z))
-            num, above = op(*args, normalize=False, state=above, **options)
-            if op is step and state is not None:
-                den, z = _step_of_weights(phi_q, phi_k, state.z, **options)
-            else:
-                below = None if state is None else LinearState(state.z[..., None], torch.zeros_like(state.z))
-                one = torch.ones_like(v[..., :1])
-                den, below = op(phi_q, phi_k, one, _IDENTITY, normalize=False, state=below, **options)
-                z = below.S[..., 0]
-            # where no key was seen, or none with a feature in common: o = 0, and gradients of 0
-            return num / den.masked_fill(den == 0, torch.inf), LinearState(above.S, z)
+            if self.normalize:
+                return _fraction(op, phi_q, phi_k, v, turns, state, **options)
+            q, k = turns.apply(phi_q), turns.apply(phi_k)
+            return op(q, k, v, _IDENTITY, normalize=False, state=state, **options)
 
     def _output(self, o: Tensor, x: Tensor) -> Tensor:
         if self.o_norm is not None:
@@ -162,8 +147,24 @@ def _num_features(feature_map: nn.Module, head_dim: int) -> int:
         return feature_map(like.new_zeros(1, 1, 1, head_dim)).shape[-1]
 
 
+def _fraction(op, phi_q, phi_k, v, turns: Turns, state: LinearState | None, **options):
+    """Σ (turned weights) v / Σ plain weights, and the state: S of turned features, z of plain ones."""
+    above = None if state is None else LinearState(state.S, torch.zeros_like(state.z))
+    q, k = turns.apply(phi_q), turns.apply(phi_k)
+    num, above = op(q, k, v, _IDENTITY, normalize=False, state=above, **options)
+    if op is step and state is not None:
+        den, z = _step_of_weights(phi_q, phi_k, state.z, **options)
+    else:
+        below = None if state is None else LinearState(state.z[..., None], torch.zeros_like(state.z))
+        one = torch.ones_like(v[..., :1])
+        den, below = op(phi_q, phi_k, one, _IDENTITY, normalize=False, state=below, **options)
+        z = below.S[..., 0]
+    # where no key was seen, or none with a feature in common: o = 0, and gradients of 0
+    return num / den.masked_fill(den == 0, torch.inf), LinearState(above.S, z)
+
+
 def _step_of_weights(phi_q, phi_k, z, log_decay, inplace) -> tuple[Tensor, Tensor]:
-    """z ← e^log_decay z + φ(k); returns φ(q)·z (b, h, 1, 1) and z. As `step` on v = 1, in fewer calls."""
+    """z ← e^log_decay z + φ(k); φ(q)·z, (b, h, 1, 1), and z. As `step` with v = 1, in fewer calls."""
     if log_decay is not None:  # (g,) or (b, g, 1)
         keep = log_decay.to(z.dtype).exp().reshape(-1, z.shape[1], 1)
         z = z.mul_(keep) if inplace else z * keep

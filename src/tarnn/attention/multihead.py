@@ -21,6 +21,9 @@ class MultiHeadAttention(nn.Module):
     (or the `Turns` made from them, which several layers can share). `state` is what earlier tokens left
     behind; with `return_state`, what these leave behind is returned beside y (b, t, hidden).
 
+    `qk_norm`: an RMSNorm of each query and key, with a gain a channel, before all else: products stay of a
+    size whatever the projections grow to, and so does the sum that normalises (arXiv 2302.05442, 2405.09818).
+
     Cross attention: `forward(x, context, return_state=True)` reads the context once; then `step(x, state)`,
     or `forward(x, state=state)` without a context, attends to it again, and leaves the state as it is.
     """
@@ -28,6 +31,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(
         self, hidden_size: int, num_heads: int, *, causal: bool, num_kv_heads: int | None = None,
         head_dim: int | None = None, context_size: int | None = None, bias: bool = False,
+        qk_norm: bool = False,
     ):  # fmt: skip
         super().__init__()
         if head_dim is None and hidden_size % num_heads:
@@ -53,6 +57,8 @@ class MultiHeadAttention(nn.Module):
         self.k_proj = nn.Linear(key_size, num_kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(key_size, num_kv_heads * self.head_dim, bias=bias)
         self.o_proj = nn.Linear(num_heads * self.head_dim, hidden_size, bias=bias)
+        self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if qk_norm else None
+        self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if qk_norm else None
 
     def source(self, x: Tensor, context: Tensor | None, state) -> Tensor:
         """Where keys and values come from, (b, s, ·); ValueError if context is missing or not wanted."""
@@ -79,6 +85,14 @@ class MultiHeadAttention(nn.Module):
                 "attention to both sides has no step: a token also sees what comes after it. Use forward."
             )
 
+    def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q (b, h, t, d) of x, k and v (b, g, s, d) of the source; q and k normed where asked for."""
+        q, k = self.heads(self.q_proj(x), self.num_heads), self.heads(self.k_proj(source), self.num_kv_heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            wide = self.q_norm.weight.dtype  # in autocast, more than that of q
+            q, k = self.q_norm(q.to(wide)).to(q.dtype), self.k_norm(k.to(wide)).to(k.dtype)
+        return q, k, self.heads(self.v_proj(source), self.num_kv_heads)
+
     @staticmethod
     def heads(x: Float[Tensor, "b t h_d"], num_heads: int) -> Float[Tensor, "b h t d"]:
         """A projection's output as heads: a view, nothing is copied."""
@@ -94,4 +108,6 @@ class MultiHeadAttention(nn.Module):
             parts.append(f"num_kv_heads={self.num_kv_heads}")
         if self.context_size is not None:
             parts.append(f"context_size={self.context_size}")
+        if self.q_norm is not None:
+            parts.append("qk_norm=True")
         return ", ".join([*parts, f"causal={self.causal}"])

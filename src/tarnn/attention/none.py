@@ -18,12 +18,14 @@ class NoAttention(MultiHeadAttention):
     def __init__(
         self, hidden_size: int, num_heads: int, *, causal: bool, num_kv_heads: int | None = None,
         head_dim: int | None = None, context_size: int | None = None, bias: bool = False,
+        qk_norm: bool = False,
     ):  # fmt: skip
         super().__init__(
             hidden_size, num_heads, causal=causal, num_kv_heads=num_kv_heads, head_dim=head_dim,
             context_size=context_size, bias=bias,
         )  # fmt: skip
         del self.q_proj, self.k_proj
+        self.q_norm = self.k_norm = None  # no queries and keys to norm, whatever qk_norm says
 
     def forward(
         self,

@@ -21,11 +21,11 @@ class SoftmaxAttention(MultiHeadAttention):
     def __init__(
         self, hidden_size: int, num_heads: int, *, causal: bool, num_kv_heads: int | None = None,
         head_dim: int | None = None, context_size: int | None = None, rotary: Rotary | None = None,
-        bias: bool = False,
+        bias: bool = False, qk_norm: bool = False,
     ):  # fmt: skip
         super().__init__(
             hidden_size, num_heads, causal=causal, num_kv_heads=num_kv_heads, head_dim=head_dim,
-            context_size=context_size, bias=bias,
+            context_size=context_size, bias=bias, qk_norm=qk_norm,
         )  # fmt: skip
         if rotary is not None and context_size is not None:
             raise ValueError(
@@ -86,12 +86,11 @@ class SoftmaxAttention(MultiHeadAttention):
         )  # fmt: skip
 
     def _project(self, x: Tensor, source: Tensor, positions, state) -> tuple[Tensor, Tensor, Tensor]:
-        q = self.heads(self.q_proj(x), self.num_heads)
-        k = self.heads(self.k_proj(source), self.num_kv_heads)
+        q, k, v = self.project(x, source)
         if self.rotary is not None:
             turns = self.rotary.of(positions, x, state)
             q, k = turns.apply(q), turns.apply(k)
-        return q, k, self.heads(self.v_proj(source), self.num_kv_heads)
+        return q, k, v
 
     def extra_repr(self) -> str:
         return super().extra_repr() + ("" if self.rotary is None else f", rotary={self.rotary!r}")

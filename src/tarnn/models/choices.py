@@ -27,7 +27,7 @@ from tarnn.feature_maps import (
 )
 
 ATTENTIONS = {"linear": LinearAttention, "softmax": SoftmaxAttention, "none": NoAttention}
-DECAYS = {"none": None, "head": HeadDecay, "token": TokenDecay, "channel": ChannelDecay}
+DECAYS = ("none", "head", "token", "channel")
 FEATURE_MAPS: dict[str, type[FeatureMap]] = {
     "elu": Elu,
     "relu": Relu,
@@ -41,7 +41,7 @@ FEATURE_MAPS: dict[str, type[FeatureMap]] = {
 
 
 def make_feature_map(config, layer: int) -> FeatureMap:
-    """This layer's φ. Raises ValueError for options that its map does not have."""
+    """This layer's φ. Raises ValueError for options that its map does not have or can't take."""
     name = config.feature_map_of(layer)
     options = dict(config.feature_map_options.get(name, {}))
     parameters = inspect.signature(FEATURE_MAPS[name]).parameters.values()
@@ -53,7 +53,10 @@ def make_feature_map(config, layer: int) -> FeatureMap:
         )
     if name == "hedgehog":
         options |= {"head_dim": config.head_dim, "num_heads": config.num_key_value_heads}
-    return FEATURE_MAPS[name](**options)
+    try:
+        return FEATURE_MAPS[name](**options)
+    except TypeError as error:
+        raise ValueError(f"the feature map {name!r} can't be made with {options}: {error}.") from error
 
 
 def make_attention(config, layer: int) -> LinearAttention | SoftmaxAttention | NoAttention:
@@ -62,6 +65,7 @@ def make_attention(config, layer: int) -> LinearAttention | SoftmaxAttention | N
     shared = {
         "hidden_size": config.hidden_size, "num_heads": config.num_attention_heads, "causal": True,
         "num_kv_heads": config.num_key_value_heads, "head_dim": config.head_dim, "bias": config.bias,
+        "qk_norm": config.qk_norm,
     }  # fmt: skip
     rotary = config.position == "rotary"
     if kind == "none":
@@ -93,10 +97,16 @@ def make_decay(config, num_features: int) -> nn.Module | None:
 
 def check_choices(config) -> None:
     """Raises ValueError for what the layers themselves refuse; each kind is made once, without data."""
-    if unknown := sorted(set(config.feature_map_options) - set(FEATURE_MAPS)):
+    options = config.feature_map_options
+    if not isinstance(options, dict) or not all(isinstance(x, dict) for x in options.values()):
         raise ValueError(
             "feature_map_options holds the options of each map under its name, as in {'dpfp': {'nu': 2}}; "
-            f"no map is called {', '.join(map(repr, unknown))}. Known: {', '.join(FEATURE_MAPS)}."
+            f"got {options!r}."
+        )
+    if unknown := sorted(set(options) - set(FEATURE_MAPS)):
+        raise ValueError(
+            f"feature_map_options: no map is called {', '.join(map(repr, unknown))}; "
+            f"the maps are {', '.join(FEATURE_MAPS)}."
         )
     kinds = {(config.attention_of(i), config.feature_map_of(i)): i for i in range(config.num_hidden_layers)}
     with torch.device("meta"):

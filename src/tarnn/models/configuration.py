@@ -41,6 +41,7 @@ class TarnnConfig(PreTrainedConfig):
     max_position_embeddings: the longest sequence that is taken; None: any length.
     norm: rms | layer; norm_position: pre | post (the residual sum is normed, as in 2017).
     mlp: swiglu | gelu; intermediate_size: by default 8/3 and 4 times hidden_size, alike in parameters.
+    qk_norm: an RMSNorm of each query and key.
     bias: whether projections have one. dropout: on the embedding and on what each sublayer adds.
 
     Raises ValueError, in one sentence, for an unknown key (it lists the known ones), an unknown choice, sizes
@@ -70,6 +71,7 @@ class TarnnConfig(PreTrainedConfig):
     norm_position: str = "pre"
     mlp: str = "swiglu"
     bias: bool = False
+    qk_norm: bool = True
     tie_word_embeddings: bool = True
     dropout: float = 0.0
     initializer_range: float = 0.02
@@ -103,7 +105,7 @@ class TarnnConfig(PreTrainedConfig):
             "hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 1024,
             "attention": "linear", "feature_map": "elu", "normalize": True, "decay": "none",
             "position": "sinusoidal_half", "norm": "layer", "norm_eps": 1e-5, "norm_position": "post",
-            "mlp": "gelu", "bias": True, "tie_word_embeddings": False,
+            "mlp": "gelu", "bias": True, "qk_norm": False, "tie_word_embeddings": False,
         }  # fmt: skip
         return cls(**{**preset, **overrides})
 
@@ -151,7 +153,7 @@ class TarnnConfig(PreTrainedConfig):
         for name in ("num_key_value_heads", "head_dim", "intermediate_size", "max_position_embeddings"):
             if getattr(self, name) is not None:
                 _check_positive_int(name, getattr(self, name))
-        for name in ("normalize", "bias", "tie_word_embeddings"):
+        for name in ("normalize", "bias", "qk_norm", "tie_word_embeddings"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false; got {getattr(self, name)!r}.")
         for name, (low, high) in _RANGES.items():
@@ -160,9 +162,20 @@ class TarnnConfig(PreTrainedConfig):
                 raise ValueError(f"{name} must be a number from {low} to below {high:g}; got {value!r}.")
         for name, known in _CHOICES.items():
             _check_choice(name, getattr(self, name), known)
+        self._check_tokens()
         _check_pattern("attention", self.attention, ATTENTIONS, self.num_hidden_layers)
         _check_pattern("feature_map", self.feature_map, FEATURE_MAPS, self.num_hidden_layers)
         self._check_sizes()
+
+    def _check_tokens(self) -> None:
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = getattr(self, name)
+            ids = value if isinstance(value, list) and name == "eos_token_id" else [value]
+            if not all(one is None or (type(one) is int and 0 <= one < self.vocab_size) for one in ids):
+                raise ValueError(
+                    f"{name} must be a token's number, from 0 to below vocab_size = {self.vocab_size}, "
+                    f"or null; got {value!r}."
+                )
 
     def _check_sizes(self) -> None:
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
