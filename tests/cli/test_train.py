@@ -74,15 +74,24 @@ def test_a_run_and_all_that_it_writes(train, tmp_path, monkeypatch):
     assert AutoTokenizer.from_pretrained(out).decode([104, 105]) == "hi"
 
 
-def test_the_best_model_is_kept_not_the_last(train, tmp_path, monkeypatch):
+@pytest.fixture
+def worse_after(monkeypatch):
+    """worse_after(step): from then on every evaluation is worse than any before."""
     evaluate = TextTrainer.evaluate
 
-    def worse_at_the_end(self, *args, **kwargs):
-        metrics = evaluate(self, *args, **kwargs)
-        metrics["eval_bits_per_byte"] += self.state.global_step > 8
-        return metrics
+    def install(step):
+        def worse(self, *args, **kwargs):
+            metrics = evaluate(self, *args, **kwargs)
+            metrics["eval_bits_per_byte"] += self.state.global_step > step
+            return metrics
 
-    monkeypatch.setattr(TextTrainer, "evaluate", worse_at_the_end)
+        monkeypatch.setattr(TextTrainer, "evaluate", worse)
+
+    return install
+
+
+def test_the_best_model_is_kept_not_the_last(train, tmp_path, worse_after):
+    worse_after(8)
     code, stdout, _ = train("--keep", 1)
     assert (code, "(step 8)" in stdout) == (0, True)
     out = tmp_path / "run"
@@ -91,6 +100,19 @@ def test_the_best_model_is_kept_not_the_last(train, tmp_path, monkeypatch):
     assert (marker["best_step"], marker["step"]) == (8, 12)
     last = (out / "checkpoints/checkpoint-12/model.safetensors").read_bytes()
     assert (out / "model.safetensors").read_bytes() != last
+
+
+def test_a_resumed_run_remembers_its_best_and_its_time(train, tmp_path, worse_after):
+    out = tmp_path / "run"
+    train("--steps", 4)
+    marker = out / "checkpoints/checkpoint-4/complete.json"
+    marker.write_text(json.dumps(json.loads(marker.read_text()) | {"seconds": 1000}))
+    best = (out / "model.safetensors").read_bytes()
+    worse_after(4)
+    code, stdout, _ = train("--steps", 8, "--resume")
+    assert (code, "(step 4)" in stdout) == (0, True)
+    assert (out / "model.safetensors").read_bytes() == best
+    assert 1000 < log_of(out)[-1]["seconds"] < 1100
 
 
 def test_without_validation_the_latest_model_is_kept(train, tmp_path):
@@ -201,13 +223,28 @@ def test_set_reaches_the_trainer(train, tmp_path):
 def test_a_resumed_run_may_go_on_longer_and_slower(train, tmp_path):
     assert train("--steps", 4)[0] == 0
     first = log_of(tmp_path / "run")
-    code, _, stderr = train("--steps", 8, "--learning-rate", 5e-4, "--eval-every", 8, "--resume")
+    code, _, stderr = train("--steps", 8, "--learning-rate", 5e-4, "--eval-every", 3, "--resume")
     assert code == 0
     assert f"resuming from {tmp_path / 'run' / 'checkpoints' / 'checkpoint-4'}" in stderr
     lines = log_of(tmp_path / "run")
     assert lines[:2] == first
-    assert [line["step"] for line in lines] == [4, 4, 8, 8]
-    assert lines[2]["learning_rate"] < 5e-4
+    assert [line["step"] for line in lines] == [4, 4, 6, 8, 8]
+    cosine_at_7_of_8 = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 6 / 7))  # after a step of warm-up
+    assert lines[3]["learning_rate"] == pytest.approx(5e-4 * cosine_at_7_of_8)
+
+
+def test_control_c_says_where_it_goes_on(train, tmp_path, monkeypatch):
+    def interrupted(self, model, inputs, **kwargs):
+        if self.state.global_step == 6:
+            raise KeyboardInterrupt
+        return compute_loss(self, model, inputs, **kwargs)
+
+    compute_loss = TextTrainer.compute_loss
+    monkeypatch.setattr(TextTrainer, "compute_loss", interrupted)
+    code, _, stderr = train()
+    assert code == 130
+    assert f"tarnn: --resume goes on from {tmp_path / 'run/checkpoints/checkpoint-4'}\n" in stderr
+    assert stderr.endswith("tarnn: interrupted\n")
 
 
 def test_overwrite_begins_anew_and_leaves_alone_what_is_not_of_the_run(train, tmp_path):

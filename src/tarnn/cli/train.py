@@ -19,10 +19,8 @@ SOURCES = (
     "Files, folders, globs, - (stdin), .jsonl files, datasets:NAME[:CONFIG[:SPLIT]], or the built-in "
     "python-docs and python-stdlib."
 )
-PATTERN = "linear, softmax, none, or a pattern over the layers: linear,linear,softmax.  [default: linear]"
-VALIDATION = (
-    "Validate on this part of the text, cut off its end; 0: none.  [default: a tenth, at most 256 KB]"
-)
+PATTERN = "linear, softmax, none, or a pattern over the layers: linear,linear,softmax (default: linear)."
+VALIDATION = "Validate on this part of the text, cut off its end; 0: none (default: a tenth, at most 256 KB)."
 
 
 def train(
@@ -37,18 +35,18 @@ def train(
     config: Annotated[
         Path | None, model(help="A JSON file of TarnnConfig's keys; options win over it.")
     ] = None,
-    hidden_size: Annotated[int | None, model(help="Channels.  [default: 256]")] = None,
-    layers: Annotated[int | None, model(help="Blocks.  [default: 4; paper 8]")] = None,
-    heads: Annotated[int | None, model(help="Attention heads.  [default: 4; paper 8]")] = None,
+    hidden_size: Annotated[int | None, model(help="Channels (default: 256).")] = None,
+    layers: Annotated[int | None, model(help="Blocks (default: 4; paper 8).")] = None,
+    heads: Annotated[int | None, model(help="Attention heads (default: 4; paper 8).")] = None,
     attention: Annotated[str | None, model(help=PATTERN)] = None,
-    feature_map: Annotated[str | None, model(help="elu, relu, exp, dpfp, hedgehog …  [default: elu]")] = None,
-    decay: Annotated[str | None, model(help="none, head, token or channel.  [default: none]")] = None,
+    feature_map: Annotated[str | None, model(help="elu, relu, exp, dpfp, hedgehog … (default: elu).")] = None,
+    decay: Annotated[str | None, model(help="none, head, token or channel (default: none).")] = None,
     position: Annotated[
-        str | None, model(help="rotary, sinusoidal, learned, none.  [default: rotary]")
+        str | None, model(help="rotary, sinusoidal, learned, none (default: rotary).")
     ] = None,
-    dropout: Annotated[float | None, model(help="[default: 0]")] = None,
+    dropout: Annotated[float | None, model(help="On the embedding and in every block (default: 0).")] = None,
     steps: Annotated[
-        int | None, length(help=f"[default: {DEFAULT_STEPS}, where nothing else ends it]")
+        int | None, length(help=f"Optimizer steps (default: {DEFAULT_STEPS}, if nothing else ends it).")
     ] = None,
     epochs: Annotated[float | None, length(help="Passes over the text.")] = None,
     max_minutes: Annotated[
@@ -81,9 +79,7 @@ def train(
     Many processes: torchrun --nproc-per-node N -m tarnn.cli.main train …
     """
     options = {name: value for name, value in locals().items() if name not in ("sources", "set_")}
-    settings = TrainSettings(
-        sources=tuple(sources), **options
-    )  # cheap checks first: the rest imports for seconds
+    settings = TrainSettings(sources=tuple(sources), **options)  # refuses before seconds of imports
     from tarnn.training.arguments import parse_assignments
     from tarnn.training.checkpoints import latest
     from tarnn.training.run import train as train_run
@@ -93,7 +89,8 @@ def train(
         result = train_run(settings)
     except KeyboardInterrupt:
         last = latest(out / "checkpoints")
-        print(f"\ntarnn: --resume goes on from {last}" if last else "", file=sys.stderr)
+        if last:
+            print(f"\ntarnn: --resume goes on from {last}", file=sys.stderr)
         raise
     if os.environ.get("RANK", "0") == "0":  # under torchrun, once
         print(report(result))

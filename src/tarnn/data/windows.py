@@ -105,8 +105,6 @@ class ValidationBatches(Sequence[dict[str, Tensor]]):
         starts = self.starts[i * self.batch_size : (i + 1) * self.batch_size]
         batch = collate(self.windows.__getitems__(starts))
         if i == len(self) - 1:
-            batch["targets"] = batch[
-                "targets"
-            ].clone()  # a batch of one row shares its memory with the inputs
-            batch["targets"][-1, : self.repeated] = IGNORED
+            targets = batch["targets"] = batch["targets"].clone()  # one row shares its memory with the inputs
+            targets[-1, : self.repeated] = IGNORED
         return batch

@@ -21,12 +21,12 @@ FULL = {
 def write_failure(error: BaseException) -> str | None:
     """Why a file could not be written, if that is what the error means; else None.
 
-    Only Python's own writes raise an OSError. safetensors puts its number into the text, and torch.save says
-    just that its stream is broken.
+    Only Python's own writes raise an OSError. safetensors and tokenizers (a bare Exception) put its number into
+    the text, and torch.save says just that its stream is broken.
     """
     if isinstance(error, OSError):
         return FULL.get(error.errno or 0)
-    if isinstance(error, SafetensorError):
+    if type(error) in (SafetensorError, Exception):
         return next((why for number, why in FULL.items() if f"os error {number})" in str(error)), None)
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     torchs = [
