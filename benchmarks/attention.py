@@ -113,7 +113,14 @@ def measure(options) -> tuple[dict[str, list[Cost]], list[dict]]:
             for backward in (False, True):
                 for rival, f in RIVALS.items():
                     name = f"{rival}, {'causal' if causal else 'full'}, {'both' if backward else 'forward'}"
-                    needed = QUADRATIC_COPIES.get(rival, 0) * options.batch_size * options.heads * t * t * q.itemsize
+                    needed = (
+                        QUADRATIC_COPIES.get(rival, 0)
+                        * options.batch_size
+                        * options.heads
+                        * t
+                        * t
+                        * q.itemsize
+                    )
                     if needed > 0.5 * total_memory():
                         skipped.append({"series": name, "t": t, "bytes": needed})
                         continue
@@ -220,21 +227,37 @@ def plot(costs: dict[str, list[Cost]], path: Path, title: str) -> None:
     from matplotlib.figure import Figure
 
     colors = {"linear": "#0072b2", "sdpa": "#d55e00", "quadratic": "#999999"}
-    labels = {"linear": "tarnn, linear", "sdpa": "softmax (torch SDPA)", "quadratic": "linear, written quadratically"}
+    labels = {
+        "linear": "tarnn, linear",
+        "sdpa": "softmax (torch SDPA)",
+        "quadratic": "linear, written quadratically",
+    }
     figure = Figure(figsize=(9, 3.8), layout="constrained", dpi=150)
     for axes, value, ylabel in zip(
-        figure.subplots(1, 2), (lambda c: c.ms, lambda c: c.peak_bytes / 2**20), ("milliseconds", "peak MiB"), strict=True
+        figure.subplots(1, 2),
+        (lambda c: c.ms, lambda c: c.peak_bytes / 2**20),
+        ("milliseconds", "peak MiB"),
+        strict=True,
     ):
         for rival, color in colors.items():
             for way, style in (("forward", "--"), ("both", "-")):
                 points = costs.get(f"{rival}, causal, {way}", [])
                 label = labels[rival] if way == "both" else None
-                axes.plot([c.t for c in points], [value(c) for c in points], style, color=color, marker=".", label=label)
+                axes.plot(
+                    [c.t for c in points],
+                    [value(c) for c in points],
+                    style,
+                    color=color,
+                    marker=".",
+                    label=label,
+                )
         axes.set(xscale="log", yscale="log", xlabel="length t", ylabel=ylabel)
         axes.set_xticks(LENGTHS, [f"{t / 1024:g}k" for t in LENGTHS])
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-    figure.axes[0].legend(frameon=False, fontsize="small", title="solid: with backward; dashed: forward", title_fontsize="small")
+    figure.axes[0].legend(
+        frameon=False, fontsize="small", title="solid: with backward; dashed: forward", title_fontsize="small"
+    )
     figure.suptitle(f"causal attention: {title}", fontsize="medium")
     figure.savefig(path)
 

@@ -45,7 +45,9 @@ class Case:
             shape = {"head": (g,), "token": (b, g, t), "channel": (b, g, t, self.d)}[self.decay]
             log_decay = -rand(*shape).abs()
             if self.decay != "head":  # some resets, some that come close to one
-                log_decay = log_decay.masked_fill(rand(*shape) > 1.6, -torch.inf).masked_fill(rand(*shape) > 1.9, -1e5)
+                log_decay = log_decay.masked_fill(rand(*shape) > 1.6, -torch.inf).masked_fill(
+                    rand(*shape) > 1.9, -1e5
+                )
             self.options["log_decay"] = log_decay
         if self.weighted:
             self.options["key_log_weight"] = rand(b, g, t) * 10 * self.spread

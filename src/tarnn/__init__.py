@@ -2,7 +2,7 @@
 
 import importlib
 
-from tarnn._version import __version__
+from tarnn._version import __version__ as __version__
 from tarnn.attention import LinearAttention, NoAttention, SoftmaxAttention
 from tarnn.feature_maps import Elu, FeatureMap
 from tarnn.ops import KVCache, LinearState, linear_attention, softmax_attention, step

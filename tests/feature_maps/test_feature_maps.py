@@ -79,7 +79,9 @@ def test_keeps_the_dtype_and_about_its_precision(phi, dtype):
     got, exact = phi(x), phi(x.double()) if not phi.learnable else None
     assert got.dtype == dtype
     if exact is not None:
-        assert torch.allclose(got.double(), exact, rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
+        assert torch.allclose(
+            got.double(), exact, rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps
+        )
 
 
 def test_attention_with_it_is_the_definition_and_steps_agree(phi):
@@ -111,7 +113,9 @@ def test_kernels_compute_the_same_map(phi):
 
 def test_elu_by_hand_and_to_the_last_digit():
     x = torch.tensor([-40.0, -1.0, 0.0, 3.0])
-    assert torch.allclose(feature_maps.Elu()(x), torch.tensor([4.248354e-18, 0.36787944, 1.0, 4.0]), rtol=1e-6, atol=0)
+    assert torch.allclose(
+        feature_maps.Elu()(x), torch.tensor([4.248354e-18, 0.36787944, 1.0, 4.0]), rtol=1e-6, atol=0
+    )
 
 
 def test_polynomial_is_the_kernel_exactly():
@@ -134,7 +138,9 @@ def test_hedgehog_starts_as_two_softmaxes_and_gives_each_key_head_its_queries():
     torch.nn.init.normal_(fresh.weight)
     alone = feature_maps.Hedgehog(D)
     alone.weight.data = fresh.weight.data[1:]
-    assert torch.allclose(fresh(x)[:, 2:], alone(x[:, 2:]))  # 4 query heads, 2 maps: heads 2 and 3 have the second
+    assert torch.allclose(
+        fresh(x)[:, 2:], alone(x[:, 2:])
+    )  # 4 query heads, 2 maps: heads 2 and 3 have the second
 
 
 @pytest.mark.parametrize(
@@ -145,7 +151,10 @@ def test_hedgehog_starts_as_two_softmaxes_and_gives_each_key_head_its_queries():
         (lambda: feature_maps.Dpfp(4)(torch.ones(2)), r"nu < 2·head_dim = 4; got nu = 4"),
         (lambda: feature_maps.Hedgehog(D, num_features=7), r"even num_features.*got 7"),
         (lambda: feature_maps.Hedgehog(D)(torch.ones(1, 2, 3, 5)), r"head_dim = 6; got \(1, 2, 3, 5\)"),
-        (lambda: feature_maps.Hedgehog(D, num_heads=3)(torch.ones(1, 2, 3, D)), r"3 heads needs.*got \(1, 2, 3, 6\)"),
+        (
+            lambda: feature_maps.Hedgehog(D, num_heads=3)(torch.ones(1, 2, 3, D)),
+            r"3 heads needs.*got \(1, 2, 3, 6\)",
+        ),
     ],
 )
 def test_errors(make, message):

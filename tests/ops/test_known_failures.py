@@ -64,8 +64,12 @@ def test_a_relu_query_that_meets_no_key(dtype, causal, device):
     """q·z = 0: zeros and finite gradients, not 0/0 and not 1e10."""
     if dtype == torch.float64 and device == "mps":
         pytest.skip("MPS has no float64")
-    q = torch.tensor([[[[-1.0, -2.0], [1.0, -1.0], [1.0, 1.0]]]], dtype=dtype, device=device, requires_grad=True)
-    k = torch.tensor([[[[-1.0, 3.0], [-2.0, 1.0], [1.0, 1.0]]]], dtype=dtype, device=device, requires_grad=True)
+    q = torch.tensor(
+        [[[[-1.0, -2.0], [1.0, -1.0], [1.0, 1.0]]]], dtype=dtype, device=device, requires_grad=True
+    )
+    k = torch.tensor(
+        [[[[-1.0, 3.0], [-2.0, 1.0], [1.0, 1.0]]]], dtype=dtype, device=device, requires_grad=True
+    )
     v = torch.randn(1, 1, 3, 2, device=device).to(dtype).requires_grad_()
     o = linear_attention(q, k, v, feature_maps.Relu(), causal=causal)
     assert (o[:, :, 0] == 0).all()  # no feature at all
@@ -107,11 +111,13 @@ def test_exponential_features_of_any_size(size):
     v = torch.randn(1, 2, 90, 6)
     phi = feature_maps.Exp()
     o, state = linear_attention(q, k, v, phi, causal=True, return_state=True)
-    w = k.double()[..., None, :, :] + q.double()[..., :, None, :]  # Σ_f e^(q_f + k_f), as a softmax over pairs and features
+    w = (
+        k.double()[..., None, :, :] + q.double()[..., :, None, :]
+    )  # Σ_f e^(q_f + k_f), as a softmax over pairs and features
     w = w.masked_fill(torch.ones(90, 90, dtype=torch.bool).triu(1)[..., None], -torch.inf)
     exact = torch.softmax(w.flatten(-2), -1).unflatten(-1, (90, 6)).sum(-1) @ v.double()
     assert relative_error(o, exact) < 1e-5
-    first, past = linear_attention(q[:, :, :-1], k[:, :, :-1], v[:, :, :-1], phi, causal=True, return_state=True)
+    _, past = linear_attention(q[:, :, :-1], k[:, :, :-1], v[:, :, :-1], phi, causal=True, return_state=True)
     last, after = step(q[:, :, -1:], k[:, :, -1:], v[:, :, -1:], phi, past)
     assert relative_error(last, exact[:, :, -1:]) < 1e-5
     assert relative_error(after.S, state.S) < 1e-5
@@ -126,7 +132,11 @@ def test_a_heavy_key_early_does_not_drown_what_comes_after_it_has_decayed():
     v = torch.arange(t, dtype=torch.float32)[None, None, :, None]
     o = linear_attention(q, k, v, causal=True, key_log_weight=w, log_decay=torch.tensor([-1.0]))
     exact = reference.recurrent(
-        k.double() + 1, k.double() + 1, v.double(), key_log_weight=w.double(), log_decay=torch.tensor([-1.0]).double()
+        k.double() + 1,
+        k.double() + 1,
+        v.double(),
+        key_log_weight=w.double(),
+        log_decay=torch.tensor([-1.0]).double(),
     )[0]
     assert o[0, 0, 100, 0] < 1e-30  # still the early key's value, 0
     assert o[0, 0, -1, 0] > 590  # a stale maximum would leave 0/0 here

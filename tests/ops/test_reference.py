@@ -15,9 +15,13 @@ def test_by_hand():
     assert reference.quadratic(fq, fk, v, causal=True).flatten().tolist() == [10.0, 17.5]
     assert reference.quadratic(fq, fk, v, causal=True, normalize=False).flatten().tolist() == [50.0, 490.0]
     decay = torch.tensor([[[0.0, 0.5]]]).log()  # halves what came before token 1
-    assert reference.quadratic(fq, fk, v, causal=True, log_decay=decay).flatten().tolist() == pytest.approx([10, 65 / 3.5])
+    assert reference.quadratic(fq, fk, v, causal=True, log_decay=decay).flatten().tolist() == pytest.approx(
+        [10, 65 / 3.5]
+    )
     weight = torch.tensor([[[3.0, 1.0]]]).log()  # token 0 counts three times
-    assert reference.recurrent(fq, fk, v, key_log_weight=weight)[0].flatten().tolist() == pytest.approx([10, 15])
+    assert reference.recurrent(fq, fk, v, key_log_weight=weight)[0].flatten().tolist() == pytest.approx(
+        [10, 15]
+    )
     mask = torch.tensor([[False, True]])
     assert reference.recurrent(fq, fk, v, key_mask=mask)[0].flatten().tolist() == [0, 20]
 
@@ -29,4 +33,7 @@ def test_quadratic_equals_recurrent(decay, masked, normalize):
     case = Case(b=2, g=2, r=2, t=11, decay=decay, masked=masked, weighted=True, normalize=normalize)
     fq, fk = features("elu", case.q)[0], features("elu", case.k)[0]
     quadratic = reference.quadratic(fq, fk, case.v, causal=True, normalize=normalize, **case.options)
-    assert relative_error(quadratic, reference.recurrent(fq, fk, case.v, normalize=normalize, **case.options)[0]) < 1e-12
+    assert (
+        relative_error(quadratic, reference.recurrent(fq, fk, case.v, normalize=normalize, **case.options)[0])
+        < 1e-12
+    )

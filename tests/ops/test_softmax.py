@@ -47,7 +47,11 @@ def test_a_cache_filled_in_any_steps_is_the_whole(masked):
     for a, b in ((0, 3), (3, 4), (4, 6)):
         part = (x[:, :, a:b] for x in (q, k, v))
         o, cache = softmax_attention(
-            *part, causal=True, key_mask=None if mask is None else mask[:, a:b], state=cache, return_state=True
+            *part,
+            causal=True,
+            key_mask=None if mask is None else mask[:, a:b],
+            state=cache,
+            return_state=True,
         )
         outputs.append(o)
     o, cache = softmax_step(q[:, :, 6:], k[:, :, 6:], v[:, :, 6:], cache)
@@ -73,7 +77,12 @@ def test_the_cache_is_written_in_place_and_says_when_it_is_full():
 def test_packed_is_a_loop():
     q, k, v, _, w = drawn(3, b=1, t=11, s=11)
     cuts = [0, 4, 4, 11]
-    got = softmax_attention(q, k, v, causal=True, key_log_weight=w, cu_seqlens=torch.tensor(cuts, dtype=torch.int32))
+    got = softmax_attention(
+        q, k, v, causal=True, key_log_weight=w, cu_seqlens=torch.tensor(cuts, dtype=torch.int32)
+    )
     for a, b in zip(cuts, cuts[1:]):
         part = (x[:, :, a:b] for x in (q, k, v))
-        assert relative_error(got[:, :, a:b], reference.softmax(*part, causal=True, key_log_weight=w[:, :, a:b])) < 1e-12
+        assert (
+            relative_error(got[:, :, a:b], reference.softmax(*part, causal=True, key_log_weight=w[:, :, a:b]))
+            < 1e-12
+        )

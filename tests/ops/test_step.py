@@ -8,7 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from tarnn import feature_maps
 from tarnn.ops import LinearState, linear_attention, step
 
-MAPS = {m.kernel: m for m in (feature_maps.Elu(), feature_maps.Relu(), feature_maps.SquaredRelu(), feature_maps.Exp())}
+MAPS = {
+    m.kernel: m
+    for m in (feature_maps.Elu(), feature_maps.Relu(), feature_maps.SquaredRelu(), feature_maps.Exp())
+}
 
 
 def run(case: Case, state=None, *, inplace=False):
@@ -17,7 +20,9 @@ def run(case: Case, state=None, *, inplace=False):
     for i in range(case.t):
         options = {n: x if x.ndim == 1 else x[:, :, i : i + 1] for n, x in case.options.items()}
         q, k, v = (x[:, :, i : i + 1] for x in (case.q, case.k, case.v))
-        o, state = step(q, k, v, MAPS[case.feature_map], state, normalize=case.normalize, inplace=inplace, **options)
+        o, state = step(
+            q, k, v, MAPS[case.feature_map], state, normalize=case.normalize, inplace=inplace, **options
+        )
         outputs.append(o)
     return torch.cat(outputs, dim=2), state
 

@@ -46,7 +46,14 @@ def test_first_and_second_derivatives(feature_map, causal, normalize, cu_seqlens
     def f(*xs):
         it = iter(xs)
         o, _, S, z, M_out = linear_attention_op(
-            *(None if x is None else next(it) for x in inputs), M, None, cu, feature_map, causal, normalize, 1e-30
+            *(None if x is None else next(it) for x in inputs),
+            M,
+            None,
+            cu,
+            feature_map,
+            causal,
+            normalize,
+            1e-30,
         )
         scale = M_out.exp()
         return o, S * scale[..., None, None], z * scale[..., None]
@@ -68,7 +75,9 @@ def test_third_derivative():
     x = torch.randn(1, 1, 4, 2, dtype=torch.float64, requires_grad=True)
 
     def f(q):
-        (first,) = torch.autograd.grad(linear_attention(q, q, q, causal=True).square().sum(), q, create_graph=True)
+        (first,) = torch.autograd.grad(
+            linear_attention(q, q, q, causal=True).square().sum(), q, create_graph=True
+        )
         (second,) = torch.autograd.grad(first.square().sum(), q, create_graph=True)
         return second
 
@@ -110,7 +119,9 @@ def test_compiles_without_a_graph_break():
             assert relative_error(x, y) < 1e-9
     one = [x.detach()[:, :, :1] for x in (case.q, case.k, case.v)]
     state = state.map(torch.Tensor.detach)
-    stepped = torch.compile(lambda *x: step(*x[:3], EXP, x[3]), fullgraph=True, backend="aot_eager")(*one, state)
+    stepped = torch.compile(lambda *x: step(*x[:3], EXP, x[3]), fullgraph=True, backend="aot_eager")(
+        *one, state
+    )
     assert relative_error(stepped[0], step(*one, EXP, state)[0]) < 1e-12
 
 

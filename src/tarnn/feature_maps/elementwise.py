@@ -1,6 +1,5 @@
 """Maps that act on each coordinate by itself: f = d, no parameters. The kernels compute these themselves."""
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -74,6 +73,8 @@ class Exp(_Elementwise):
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         return x.exp()
 
-    def scaled(self, x: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch d"], Float[Tensor, "*batch"]]:
+    def scaled(
+        self, x: Float[Tensor, "*batch d"]
+    ) -> tuple[Float[Tensor, "*batch d"], Float[Tensor, "*batch"]]:
         scale = x.detach().amax(-1, keepdim=True)
         return (x - scale).exp(), scale.squeeze(-1)

@@ -134,6 +134,7 @@ class Call:
         return w if self.key_mask is None else w.masked_fill(~self._mask(at), -torch.inf)
 
     def _mask(self, at: Segment) -> Tensor:
+        assert self.key_mask is not None
         return self.key_mask[:, None, at.start : at.stop].unflatten(2, (at.n, at.c))
 
 
@@ -156,7 +157,9 @@ def forward(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
             M, M_rows = weights.M_out, weights.M
         else:
             out = queries.phi.flatten(3, 4) @ state[:, :, None]
-        out = out.unflatten(3, (-1, queries.x.shape[4])).transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (b, h, l, e + 1)
+        out = (
+            out.unflatten(3, (-1, queries.x.shape[4])).transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        )  # (b, h, l, e + 1)
         num, den[:, :, at.start : at.stop] = out[..., :-1], out[..., -1]
         o[:, :, at.start : at.stop] = num * _output_factor(call, queries, M_rows, out[..., -1])[..., None]
     M = state.new_zeros(state.shape[:2]) if M is None else M.clone()
@@ -235,7 +238,9 @@ class Gradients(NamedTuple):
     z: Tensor
 
 
-def backward(call: Call, grad_o: Tensor, grad_S: Tensor | None, grad_z: Tensor | None, o: Tensor, den: Tensor):
+def backward(
+    call: Call, grad_o: Tensor, grad_S: Tensor | None, grad_z: Tensor | None, o: Tensor, den: Tensor
+):
     """The gradients of all inputs; o and den as `forward` returned them."""
     state, M = call.initial_state()
     grad_state = torch.zeros_like(state)
@@ -299,7 +304,9 @@ def _full_backward(call, grads, grad_o, o, den, state, M, grad_state) -> Tensor:
         queries = call.queries(at)
         G = _grad_output(call, at, queries, M_rows, grad_o, o, den)
         grad_state = grad_state + (queries.phi.flatten(3, 4).mT @ G).squeeze(2)
-        _write_queries(call, grads, at, queries, (G @ state[:, :, None].mT).unflatten(3, queries.phi.shape[3:5]))
+        _write_queries(
+            call, grads, at, queries, (G @ state[:, :, None].mT).unflatten(3, queries.phi.shape[3:5])
+        )
     for at in call.segments(call.k.shape[2]):
         keys = call.keys(at)
         phi = _weighted_phi(call, at, keys, M)

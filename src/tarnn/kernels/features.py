@@ -1,14 +1,13 @@
 """The feature maps that every backend computes itself: value, scale and derivative, by name.
 
-    name            φ(x)                     φ'(x)
-    identity        x                        1
-    elu             1 + x if x > 0, else eˣ   min(φ, 1)
-    relu            max(x, 0)                1 if x > 0, else 0
-    squared_relu    max(x, 0)²               2·max(x, 0)
-    exp             eˣ, its maximum apart    φ
+name            φ(x)                     φ'(x)
+identity        x                        1
+elu             1 + x if x > 0, else eˣ   min(φ, 1)
+relu            max(x, 0)                1 if x > 0, else 0
+squared_relu    max(x, 0)²               2·max(x, 0)
+exp             eˣ, its maximum apart    φ
 """
 
-import torch
 from torch import Tensor
 
 NAMES = ("identity", "elu", "relu", "squared_relu", "exp")

@@ -31,7 +31,7 @@ class Weights(NamedTuple):
 
 def finite(M: Tensor) -> Tensor:
     """M with 0 for −∞, so that −∞ − M is −∞ and not NaN."""
-    return torch.where(M == -torch.inf, 0.0, M)
+    return M.masked_fill(M == -torch.inf, 0.0)
 
 
 def chunk_weights(log_decay: Tensor | None, w: Tensor | None, M: Tensor | None) -> Weights:
@@ -39,11 +39,13 @@ def chunk_weights(log_decay: Tensor | None, w: Tensor | None, M: Tensor | None) 
     if log_decay is None and w is None:
         return Weights()
     if log_decay is None:
+        assert w is not None
         log_decay = torch.zeros_like(w)[..., None]
     between, since = _decay_sums(log_decay)  # (b, g, n, c, c, x), (b, g, n, c, x)
     to_end = between[..., -1, :, :]
     if w is None:
         return Weights(between.exp(), since.exp(), to_end.exp(), since[..., -1, :].exp())
+    assert M is not None, "log-weights need the maximum before them"
     M_rows, M_in, M_out = _running_max(log_decay, w, M)
     rows, last = finite(M_rows), finite(M_rows[..., -1])
     return Weights(

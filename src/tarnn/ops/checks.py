@@ -8,7 +8,9 @@ def _shapes(**tensors: Tensor | None) -> str:
     return ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items() if x is not None)
 
 
-def check_attention(q, k, v, *, causal, key_mask=None, cu_seqlens=None, log_decay=None, key_log_weight=None) -> None:
+def check_attention(
+    q, k, v, *, causal, key_mask=None, cu_seqlens=None, log_decay=None, key_log_weight=None
+) -> None:
     """Raises ValueError or TypeError unless the arguments of an attention op fit each other."""
     if not q.ndim == k.ndim == v.ndim == 4:
         raise ValueError(
@@ -22,22 +24,30 @@ def check_attention(q, k, v, *, causal, key_mask=None, cu_seqlens=None, log_deca
             f"got {_shapes(q=q, k=k, v=v)}."
         )
     if g == 0 or h % g:
-        raise ValueError(f"query heads must be a multiple of key/value heads; got {h} and {g} ({_shapes(q=q, k=k)}).")
+        raise ValueError(
+            f"query heads must be a multiple of key/value heads; got {h} and {g} ({_shapes(q=q, k=k)})."
+        )
     if causal and t != s:
         raise ValueError(
             f"causal attention needs as many keys as queries; got {_shapes(q=q, k=k)}. For a continued sequence pass state=."
         )
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
-        raise TypeError(f"q, k and v must share one floating dtype; got {q.dtype}, {k.dtype}, {v.dtype}. Cast them first.")
+        raise TypeError(
+            f"q, k and v must share one floating dtype; got {q.dtype}, {k.dtype}, {v.dtype}. Cast them first."
+        )
     if not q.device == k.device == v.device:
         raise ValueError(f"q, k and v must be on one device; got {q.device}, {k.device}, {v.device}.")
     _check_key_mask(key_mask, b, s)
     _check_packing(cu_seqlens, b, t, s)
     if key_log_weight is not None and key_log_weight.shape != (b, g, s):
-        raise ValueError(f"key_log_weight must be (b, g, s) = {(b, g, s)}, one a key; got {tuple(key_log_weight.shape)}.")
+        raise ValueError(
+            f"key_log_weight must be (b, g, s) = {(b, g, s)}, one a key; got {tuple(key_log_weight.shape)}."
+        )
     if log_decay is not None:
         if not causal:
-            raise ValueError("log_decay needs causal=True: a decay runs along time; without causality there is none.")
+            raise ValueError(
+                "log_decay needs causal=True: a decay runs along time; without causality there is none."
+            )
         if log_decay.shape not in ((g,), (b, g, s)) and log_decay.shape[:3] != (b, g, s):
             raise ValueError(
                 f"log_decay must be (g,) = {(g,)}, (b, g, s) = {(b, g, s)} or (b, g, s, f), g the key/value heads; "
@@ -49,7 +59,9 @@ def _check_key_mask(key_mask, b, s) -> None:
     if key_mask is None:
         return
     if key_mask.dtype != torch.bool:
-        raise TypeError(f"key_mask must be bool, True = attend; got {key_mask.dtype}. For a 0/1 mask pass mask.bool().")
+        raise TypeError(
+            f"key_mask must be bool, True = attend; got {key_mask.dtype}. For a 0/1 mask pass mask.bool()."
+        )
     if key_mask.shape != (b, s):
         raise ValueError(f"key_mask must be (b, s) = {(b, s)}; got {tuple(key_mask.shape)}.")
 
@@ -62,7 +74,9 @@ def _check_packing(cu_seqlens, b, t, s) -> None:
             f"cu_seqlens goes with one packed row: b = 1 and as many keys as queries; got b = {b}, t = {t}, s = {s}."
         )
     if cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"cu_seqlens must be int32 (n + 1,); got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}.")
+        raise TypeError(
+            f"cu_seqlens must be int32 (n + 1,); got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}."
+        )
 
 
 def check_state(state, k, v, log_decay, *, num_sequences: int | None) -> None:

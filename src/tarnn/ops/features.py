@@ -26,7 +26,9 @@ def features(feature_map: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
     Raises ValueError if the module does not keep the leading axes.
     """
     if name := kernel_name(feature_map):
-        return kernel_features.features(name, x.to(torch.float64 if x.dtype == torch.float64 else torch.float32))
+        return kernel_features.features(
+            name, x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+        )
     scaled = getattr(feature_map, "scaled", None)
     phi, scale = (feature_map(x), None) if scaled is None else scaled(x)
     if phi.shape[:-1] != x.shape[:-1]:

@@ -35,7 +35,10 @@ def buckets(cuts: list[int], device) -> Iterator[tuple[Tensor, Int[Tensor, "n l"
     for members in by_size.values():
         longest = max(lengths[i] for i in members)
         start = torch.tensor([min(cuts[i], cuts[-1] - 1) for i in members], device=device)[:, None]
-        real = torch.arange(longest, device=device) < torch.tensor([lengths[i] for i in members], device=device)[:, None]
+        real = (
+            torch.arange(longest, device=device)
+            < torch.tensor([lengths[i] for i in members], device=device)[:, None]
+        )
         yield (
             torch.tensor(members, device=device),
             torch.where(real, start + torch.arange(longest, device=device), start.clamp(min=0)),
@@ -43,7 +46,9 @@ def buckets(cuts: list[int], device) -> Iterator[tuple[Tensor, Int[Tensor, "n l"
         )
 
 
-def reverse(x: Shaped[Tensor, "..."], cu_seqlens: Int[Tensor, " n_plus_1"], dim: int = -2) -> Shaped[Tensor, "..."]:
+def reverse(
+    x: Shaped[Tensor, "..."], cu_seqlens: Int[Tensor, " n_plus_1"], dim: int = -2
+) -> Shaped[Tensor, "..."]:
     """Each packed sequence turned around within its own bounds along `dim`; its own inverse.
 
     With it, causal attention runs from the last token to the first: reverse the inputs, attend, reverse the
@@ -51,6 +56,8 @@ def reverse(x: Shaped[Tensor, "..."], cu_seqlens: Int[Tensor, " n_plus_1"], dim:
     """
     t = x.shape[dim]
     index = torch.arange(t, device=x.device)
-    which = torch.searchsorted(cu_seqlens.to(torch.int64), index, right=True) - 1  # (t,) sequence of each token
+    which = (
+        torch.searchsorted(cu_seqlens.to(torch.int64), index, right=True) - 1
+    )  # (t,) sequence of each token
     turned = cu_seqlens[which] + cu_seqlens[which + 1] - 1 - index
     return x.index_select(dim, turned)

@@ -57,7 +57,7 @@ def quadratic(
     log_decay: ≤ 0, (g,), (b, g, s) or (b, g, s, f). key_log_weight: (b, g, s). Returns (b, h, t, e).
     Unnormalised outputs are e^M times the sums, so they are free of M.
     """
-    (b, h, t, f), (g, s) = fq.shape, fk.shape[1:3]
+    (b, h, t, _), (g, s) = fq.shape, fk.shape[1:3]
     if log_decay is not None and log_decay.ndim == 1:
         log_decay = log_decay[None, :, None].expand(b, g, s)
     w = pair_log_weight(
@@ -108,7 +108,10 @@ def recurrent(
         keep = (M[..., None] + decay - finite[..., None]).exp()  # (b, g, f or 1)
         add = (w - finite).exp()[..., None]  # (b, g, 1)
         phi_k = torch.where(seen[..., None], fk[:, :, i], 0.0) * add
-        S = keep[..., None] * S + phi_k[..., None] * torch.where(seen[..., None], v[:, :, i], 0.0)[..., None, :]
+        S = (
+            keep[..., None] * S
+            + phi_k[..., None] * torch.where(seen[..., None], v[:, :, i], 0.0)[..., None, :]
+        )
         z = keep * z + phi_k
         M = new_M
         phi_q = fq[:, :, i].unflatten(1, (g, h // g))  # (b, g, r, f)
@@ -123,7 +126,9 @@ def recurrent(
     return o, RecurrentState(S, z, M)
 
 
-def softmax(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale=None, key_mask=None, key_log_weight=None) -> Tensor:
+def softmax(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale=None, key_mask=None, key_log_weight=None
+) -> Tensor:
     """Softmax attention, O(t·s): o_i = Σ_j exp(scale·q_i·k_j + w_j) v_j / Σ_j exp(…). Zeros where i sees no key.
 
     With more keys than queries, causal means that the last query sees the last key.
@@ -135,7 +140,9 @@ def softmax(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale=None, key_ma
     if key_log_weight is not None:
         logits = logits + key_log_weight.repeat_interleave(h // g, dim=1)[:, :, None, :]
     if causal:
-        logits = logits.masked_fill(torch.ones(t, s, dtype=torch.bool, device=q.device).triu(1 + s - t), -torch.inf)
+        logits = logits.masked_fill(
+            torch.ones(t, s, dtype=torch.bool, device=q.device).triu(1 + s - t), -torch.inf
+        )
     if key_mask is not None:
         logits = logits.masked_fill(~key_mask[:, None, None, :], -torch.inf)
     if not s:

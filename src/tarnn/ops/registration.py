@@ -132,27 +132,29 @@ torch.library.register_autograd(
 )
 
 
-def _pick(x: Tensor | None, index: Tensor) -> Tensor | None:
+def _pick(x: Tensor, index: Tensor) -> Tensor:
     """(1, h, T, …) at token index (n, l) as a batch, (n, h, l, …)."""
-    return None if x is None else x[0][:, index].transpose(0, 1)
+    return x[0][:, index].transpose(0, 1)
 
 
 def _bucket(call: Call, members: Tensor, index: Tensor, real: Tensor) -> Call:
-    states = {name: None if x is None else x[members] for name, x in (("S", call.S), ("z", call.z), ("M", call.M))}
+    """The call on some of its sequences, padded to a batch."""
     return replace(
         call,
         q=_pick(call.q, index),
         k=_pick(call.k, index),
         v=_pick(call.v, index),
-        log_decay=_pick(call.log_decay, index),
-        key_log_weight=_pick(call.key_log_weight, index),
+        log_decay=None if call.log_decay is None else _pick(call.log_decay, index),
+        key_log_weight=None if call.key_log_weight is None else _pick(call.key_log_weight, index),
         key_mask=real if call.key_mask is None else real & call.key_mask[0][index],
-        **states,
+        S=None if call.S is None else call.S[members],
+        z=None if call.z is None else call.z[members],
+        M=None if call.M is None else call.M[members],
     )
 
 
 def _put(target: Tensor | None, source: Tensor | None, index: Tensor, real: Tensor) -> None:
-    if target is not None:
+    if target is not None and source is not None:
         target[0][:, index[real]] = source.transpose(0, 1)[:, real].to(target.dtype)
 
 
@@ -172,16 +174,23 @@ def _packed_forward(call: Call, cu_seqlens: Tensor):
 
 def _packed_backward(call: Call, cu_seqlens: Tensor, grad_o, grad_S, grad_z, o, den) -> Gradients:
     cuts = packing.bounds(cu_seqlens, call.q.shape[2])
-    like = [None if x is None else torch.empty_like(x) for x in (call.q, call.k, call.v, call.log_decay, call.key_log_weight)]
     g, f, e = call.k.shape[1], call.k.shape[3], call.v.shape[3]
     S = den.new_empty(len(cuts) - 1, g, f, e)
-    total = Gradients(*like, S, S.new_empty(S.shape[:3]))
+    total = Gradients(
+        torch.empty_like(call.q),
+        torch.empty_like(call.k),
+        torch.empty_like(call.v),
+        None if call.log_decay is None else torch.empty_like(call.log_decay),
+        None if call.key_log_weight is None else torch.empty_like(call.key_log_weight),
+        S,
+        S.new_empty(S.shape[:3]),
+    )
     for members, index, real in packing.buckets(cuts, call.q.device):
         part = _bucket(call, members, index, real)
         # padded queries must not send gradients back: their output is nobody's
         grad = _pick(grad_o, index).masked_fill(~real[:, None, :, None], 0.0)
-        states = [None if x is None else x[members] for x in (grad_S, grad_z)]
-        grads = eager.backward(part, grad, *states, _pick(o, index), _pick(den[..., None], index)[..., 0])
+        at_S, at_z = (None if x is None else x[members] for x in (grad_S, grad_z))
+        grads = eager.backward(part, grad, at_S, at_z, _pick(o, index), _pick(den, index))
         for target, source in zip(total[:5], grads[:5]):
             _put(target, source, index, real)
         total.S[members], total.z[members] = grads.S, grads.z

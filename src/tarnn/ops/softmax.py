@@ -52,7 +52,10 @@ class KVCache:
         return self.nbytes * self.length // max(self.capacity, 1)
 
     def append(
-        self, k: Float[Tensor, "b g t d"], v: Float[Tensor, "b g t e"], key_mask: Bool[Tensor, "b t"] | None = None
+        self,
+        k: Float[Tensor, "b g t d"],
+        v: Float[Tensor, "b g t e"],
+        key_mask: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Writes t new keys and values behind the others; returns views of all so far (and the mask, if any).
 
@@ -100,7 +103,9 @@ def softmax_attention(
 
     Raises ValueError for shapes that don't fit, a full cache, and cu_seqlens together with a state.
     """
-    check_attention(q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, key_log_weight=key_log_weight)
+    check_attention(
+        q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, key_log_weight=key_log_weight
+    )
     if cu_seqlens is not None:
         if state is not None or return_state or key_mask is not None:
             raise ValueError("softmax_attention takes cu_seqlens without state, return_state or key_mask.")
@@ -114,14 +119,18 @@ def softmax_attention(
         ]  # fmt: skip
         return torch.cat(pieces, dim=2)
     if return_state and state is None:
-        state = KVCache.empty(*k.shape[:3], k.shape[3], v.shape[3], dtype=k.dtype, device=k.device)
+        state = KVCache(torch.zeros_like(k), torch.zeros_like(v))
     past = 0
     if state is not None:
         past = state.length
         if key_log_weight is not None:
-            raise ValueError("softmax_attention keeps no log-weights in its cache: pass key_log_weight without state.")
+            raise ValueError(
+                "softmax_attention keeps no log-weights in its cache: pass key_log_weight without state."
+            )
         k, v, key_mask = state.append(k, v, key_mask)
-    o = _attend(q, k, v, causal=causal, past=past, scale=scale, key_mask=key_mask, key_log_weight=key_log_weight)
+    o = _attend(
+        q, k, v, causal=causal, past=past, scale=scale, key_mask=key_mask, key_log_weight=key_log_weight
+    )
     return (o, state) if return_state else o
 
 

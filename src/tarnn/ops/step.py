@@ -37,7 +37,9 @@ def step(
     check_map(feature_map, normalize)
     check_attention(q, k, v, causal=True, log_decay=log_decay, key_log_weight=key_log_weight)
     if q.shape[2] != 1:
-        raise ValueError(f"step takes one token, q (b, h, 1, d); got {tuple(q.shape)}. For more, linear_attention(state=…).")
+        raise ValueError(
+            f"step takes one token, q (b, h, 1, d); got {tuple(q.shape)}. For more, linear_attention(state=…)."
+        )
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     (phi_q, q_scale), (phi_k, k_scale) = features(feature_map, q), features(feature_map, k)
     phi_q = phi_q.to(dtype).unflatten(1, (k.shape[1], -1)).squeeze(3)  # (b, g, r, f)
@@ -45,10 +47,11 @@ def step(
     weight = _sum(key_log_weight, k_scale)
     if state is None:
         if inplace:
-            raise ValueError("step(inplace=True) needs a state to write into: make one with LinearState.zeros(…).")
-        state = LinearState.zeros(
-            *phi_k.shape, v.shape[3], log_weights=weight is not None, dtype=dtype, device=k.device
-        )
+            raise ValueError(
+                "step(inplace=True) needs a state to write into: make one with LinearState.zeros(…)."
+            )
+        (b, g, f), e = phi_k.shape, v.shape[3]
+        state = LinearState.zeros(b, g, f, e, log_weights=weight is not None, dtype=dtype, device=k.device)
     check_state(state, phi_k[:, :, None], v, log_decay, num_sequences=None)
     keep, phi_k, M = _decay_and_weight(state, phi_k, log_decay, weight)
     state = _update(state, keep, phi_k, value, M, inplace)
