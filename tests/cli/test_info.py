@@ -65,6 +65,10 @@ def test_the_text_says_dtype_kernel_and_limits(command, checkpoints, tmp_path):
     TarnnForCausalLM.from_pretrained(checkpoints["linear"], dtype=torch.bfloat16).save_pretrained(tmp_path)
     text = command("info", tmp_path).out
     assert "in bfloat16" in text
+    full, half = (facts_of(command, f, "--lengths", "9") for f in (checkpoints["linear"], tmp_path))
+    assert half["weight_bytes"] == full["weight_bytes"] // 2
+    assert half["memory"][0]["softmax_state_bytes"] == full["memory"][0]["softmax_state_bytes"] // 2
+    assert half["memory"][0]["state_bytes"] == full["memory"][0]["state_bytes"]  # sums stay in float32
     assert "PyTorch: it is the only path" in text
     assert "any length" in text
     text = command("info", checkpoints["learned"], "--lengths", "48,49").out

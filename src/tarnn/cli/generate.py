@@ -20,7 +20,7 @@ from tarnn.generation.checkpoint import open_config, open_model, open_tokenizer
 from tarnn.generation.compiled import choose, compile_step
 from tarnn.generation.loop import PIECE, TokenLoop
 from tarnn.generation.state_file import check_writable, load_state, save_state
-from tarnn.generation.streaming import StopStrings, TextStream, decoder
+from tarnn.generation.streaming import KEEP, StopStrings, TextStream, decoder
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Tell = Callable[[str], None]
@@ -31,7 +31,7 @@ def generate(
     checkpoint: Annotated[Path, Argument(help="A checkpoint folder, as `tarnn train --out` writes it.")],
     prompt: Annotated[str | None, Option(help="The text to continue; '' is the start of a document.")] = None,
     prompt_file: Annotated[
-        str | None, Option(help="A file to continue; - is stdin, which is also read if piped to us alone.")
+        str | None, Option(help="A file to continue; - is stdin, which is also read if a pipe is all we get.")
     ] = None,
     max_new_tokens: Annotated[int, Option(help="How many at most; 0 only reads the prompt.")] = 256,
     temperature: Annotated[float, Option(help="Below 1 sharper, above 1 flatter, 0 greedy.")] = 1.0,
@@ -67,10 +67,8 @@ def generate(
         check_writable(state_out)
     open_config(checkpoint)  # its errors before those of the prompt, and before the weights are read
     text = read_prompt(prompt, prompt_file, state_in)
-    model, tokenizer = (
-        open_model(checkpoint, dtype=DTYPES.get(dtype), device=where),
-        open_tokenizer(checkpoint),
-    )
+    model = open_model(checkpoint, dtype=DTYPES.get(dtype), device=where)
+    tokenizer = open_tokenizer(checkpoint)
     ids = prompt_ids(tokenizer, text, model, starts=state_in is None)
     loop, recent = start(model, state_in, ids.shape[1], max_new_tokens)
 
@@ -81,9 +79,8 @@ def generate(
     read(loop, ids, tell)
     if num_samples > 1:
         loop.fork(num_samples)
-    rows = [
-        TextStream(decoder(tokenizer), [*recent, *ids[0].tolist()], stop or ()) for _ in range(num_samples)
-    ]
+    context = [*recent, *ids[0, -KEEP:].tolist()]
+    rows = [TextStream(decoder(tokenizer), context, stop or ()) for _ in range(num_samples)]
     if max_new_tokens:
         prepare_step(loop, compile, max_new_tokens, tell)
         write(loop, draw, max_new_tokens, rows, tell, goes_on=state_out is not None)
