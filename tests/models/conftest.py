@@ -12,10 +12,12 @@ TINY = {
 }  # fmt: skip
 LINEAR = {
     "linear": {},
-    "linear, no positions": {"position": "none"},
-    "grouped": {"num_key_value_heads": 2, "head_dim": 10, "bias": True},
-    "two maps": {"feature_map": ["exp", "hedgehog"], "position": "sinusoidal"},
-    "normed": {"feature_map": "identity", "normalize": False, "decay": "head"},
+    "default": {"position": "none", "decay": "token"},
+    "plain": {"position": "none", "decay": "none", "qk_norm": False},
+    "rotary": {"position": "rotary", "decay": "none"},
+    "grouped": {"num_key_value_heads": 2, "head_dim": 10, "bias": True, "position": "rotary"},
+    "two maps": {"feature_map": ["exp", "hedgehog"], "position": "sinusoidal", "decay": "none"},
+    "normed": {"feature_map": "identity", "normalize": False, "decay": "head", "position": "rotary"},
     "gated": {"decay": "channel", "position": "learned", "max_position_embeddings": 64},
     "token decay": {
         "decay": "token",
@@ -26,8 +28,13 @@ LINEAR = {
     "no attention": {"attention": "none", "position": "sinusoidal"},
 }
 SOFTMAX = {
-    "softmax": {"attention": "softmax"},
-    "hybrid": {"attention": ["linear", "softmax"], "num_hidden_layers": 4, "num_key_value_heads": 2},
+    "softmax": {"attention": "softmax", "position": "rotary"},
+    "hybrid": {
+        "attention": ["linear", "softmax"],
+        "position": "rotary",
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+    },
     "all three": {"attention": ["softmax", "none", "linear"], "num_hidden_layers": 3, "position": "none"},
 }
 KINDS = {**LINEAR, "paper": {}, **SOFTMAX}
@@ -36,8 +43,10 @@ KINDS = {**LINEAR, "paper": {}, **SOFTMAX}
 def build(kind="linear", **overrides):
     """The model in float64, in eval mode, with weights large enough for its tokens to differ."""
     torch.manual_seed(0)
-    make = TarnnConfig.paper if kind == "paper" else TarnnConfig
-    return TarnnForCausalLM(make(**TINY | KINDS[kind] | overrides)).double().eval()
+    if kind == "paper":
+        return TarnnForCausalLM(TarnnConfig.paper(**TINY | overrides)).double().eval()
+    plain = {"position": "rotary", "decay": "none"}
+    return TarnnForCausalLM(TarnnConfig(**TINY | plain | KINDS[kind] | overrides)).double().eval()
 
 
 @pytest.fixture(params=list(KINDS))

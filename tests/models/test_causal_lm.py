@@ -92,10 +92,10 @@ def test_the_future_does_not_reach_the_past(model, ids):
 def test_order_matters_where_there_are_positions(make_model, ids):
     x = ids(1, 6)
     swapped = x[:, [1, 0, 2, 3, 4, 5]]
-    for kind in ("linear", "gated", "two maps", "paper", "softmax"):
+    for kind in ("rotary", "gated", "two maps", "paper", "softmax"):
         model = make_model(kind)
         assert not torch.allclose(model(x).logits[:, -1], model(swapped).logits[:, -1], atol=1e-6), kind
-    model = make_model("linear, no positions", num_hidden_layers=1)
+    model = make_model("plain", num_hidden_layers=1)
     torch.testing.assert_close(model(x).logits[:, -1], model(swapped).logits[:, -1], **CLOSE64)
 
 

@@ -32,7 +32,7 @@ def test_sinusoids_far_out():
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("linear", lambda e, p: e),
+        ("rotary", lambda e, p: e),
         ("gated", lambda e, p: e + p),
         ("two maps", lambda e, p: 32**0.5 * e + p),
         ("paper", lambda e, p: torch.cat([32**0.5 * e, p], dim=-1)),
