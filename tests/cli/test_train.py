@@ -163,11 +163,11 @@ def test_minutes_end_a_run_and_the_learning_rate_follows_the_clock(train, tmp_pa
         tmp_path / "run",
         ("--save-every", 100_003, "--eval-every", 100_003),
     )  # prime: each step is logged
-    code, stdout, _ = train("--steps", 10**6, "--max-minutes", 1 / 60, *every)
+    code, stdout, _ = train("--steps", 10**6, "--max-minutes", 4 / 60, *every)
     assert code == 0
     *lines, validation = log_of(out)
     seconds = [line["seconds"] for line in lines]
-    assert seconds[-3] < 1 <= seconds[-1]  # a step that begins after the time is over is the last
+    assert seconds[-3] < 4 <= seconds[-1]  # a step that begins after the time is over is the last
     for early, late, line in zip(seconds, seconds[2:], lines[2:], strict=False):
         if early > WARMUP:
             assert cosine(late) - 1e-2 <= line["learning_rate"] / 1e-3 <= cosine(early) + 1e-2
@@ -175,7 +175,7 @@ def test_minutes_end_a_run_and_the_learning_rate_follows_the_clock(train, tmp_pa
     assert (validation["step"], "validation_loss" in validation) == (last, True)
     assert (out / "checkpoints" / f"checkpoint-{last}" / "complete.json").exists()
     before = (out / "log.jsonl").read_bytes()
-    code, stdout, _ = train("--steps", 10**6, "--max-minutes", 1 / 60, *every, "--resume")
+    code, stdout, _ = train("--steps", 10**6, "--max-minutes", 4 / 60, *every, "--resume")
     assert (code, f"{last:,} steps" in stdout) == (0, True)  # its time is over: nothing is added
     assert (out / "log.jsonl").read_bytes() == before
 

@@ -40,9 +40,9 @@ def train(
     heads: Annotated[int | None, model(help="Attention heads (default: 4; paper 8).")] = None,
     attention: Annotated[str | None, model(help=PATTERN)] = None,
     feature_map: Annotated[str | None, model(help="elu, relu, exp, dpfp, hedgehog … (default: elu).")] = None,
-    decay: Annotated[str | None, model(help="none, head, token or channel (default: none).")] = None,
+    decay: Annotated[str | None, model(help="none, head, token or channel (default: the preset's).")] = None,
     position: Annotated[
-        str | None, model(help="rotary, sinusoidal, learned, none (default: rotary).")
+        str | None, model(help="rotary, sinusoidal, learned, none (default: the preset's).")
     ] = None,
     dropout: Annotated[float | None, model(help="On the embedding and in every block (default: 0).")] = None,
     steps: Annotated[

@@ -62,8 +62,8 @@ class TarnnConfig(PreTrainedConfig):
     feature_map: str | list[str] = "elu"
     feature_map_options: dict = None  # type: ignore[assignment]  # {}
     normalize: bool = True
-    decay: str = "none"
-    position: str = "rotary"
+    decay: str = "token"
+    position: str = "none"
     rotary_base: float = 10000.0
     max_position_embeddings: int | None = None
     norm: str = "rms"
