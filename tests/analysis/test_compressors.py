@@ -9,9 +9,7 @@ import pytest
 from tarnn.analysis import compressors
 from tarnn.analysis.compressors import bits_per_byte
 
-TEXT = " ".join(
-    random.Random(0).choices(["cat", "sat", "mat", "on", "a", "that", "it"], k=5000)
-).encode()
+TEXT = " ".join(random.Random(0).choices(["cat", "sat", "mat", "on", "a", "that", "it"], k=5000)).encode()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from tarnn.analysis.decode_cost import decode_cost, rewind, softmax_twin, state_at, time_steps
+from tarnn.analysis.decode_cost import (
+    decode_cost,
+    fastest_decode_cost,
+    rewind,
+    softmax_twin,
+    state_at,
+    time_steps,
+)
 from tarnn.analysis.plots import plot_decode_cost
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.ops import KVCache
@@ -53,6 +60,18 @@ def test_time_is_that_of_the_step(monkeypatch):
         make(), 5, rounds=3, seconds_a_round=0.02
     )  # 10 ms a step at first, so 3 steps a round
     assert (found.ms, found.ms_min, found.ms_max) == pytest.approx((2.0, 4 / 3, 40 / 3))
+
+
+def test_the_fastest_number_of_threads_is_taken(monkeypatch):
+    from tarnn.analysis import decode_cost as module
+
+    before = torch.get_num_threads()
+    monkeypatch.setattr(
+        module, "time_steps", lambda *_: {1: 0.004, 2: 0.002, 3: 0.009}[torch.get_num_threads()]
+    )
+    found = fastest_decode_cost(make(), 5, threads=(1, 2, 3), rounds=5)
+    assert (found.threads, found.ms, found.rounds) == (2, 2.0, 5)
+    assert torch.get_num_threads() == before
 
 
 def test_the_state_holds_numbers_that_a_step_can_use():

@@ -7,8 +7,9 @@ so many tokens, without the hours.
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ class DecodeCost:
     ms_max: float
     rounds: int
     state_bytes: int
+    threads: int
 
 
 @torch.no_grad()
@@ -53,7 +55,26 @@ def decode_cost(
     steps = int(min(MOST_STEPS, max(3, seconds_a_round / warm_up)))
     times = [1000 * time_steps(step, token, state, position, steps) for _ in range(rounds)]
     ms = statistics.median(times)
-    return DecodeCost(position, batch_size, ms, min(times), max(times), rounds, state_bytes)
+    threads = torch.get_num_threads()
+    return DecodeCost(position, batch_size, ms, min(times), max(times), rounds, state_bytes, threads)
+
+
+def fastest_decode_cost(
+    model: TarnnForCausalLM, position: int, *, threads: Sequence[int] = (), **options: Any
+) -> DecodeCost:
+    """`decode_cost` with each number of threads (by default one, and torch's own), the fastest of them.
+
+    A short cache is read faster by one thread, a long one by all, and each kind of attention gets its best.
+    """
+    before = torch.get_num_threads()
+    costs = []
+    try:
+        for number in threads or sorted({1, before}):
+            torch.set_num_threads(number)
+            costs.append(decode_cost(model, position, **options))
+    finally:
+        torch.set_num_threads(before)
+    return min(costs, key=lambda cost: cost.ms)
 
 
 def state_at(model: TarnnForCausalLM, position: int, batch_size: int, *, room: int) -> ModelState:

@@ -10,7 +10,7 @@ import torch
 from typer import Option
 
 from tarnn.analysis.compressors import bits_per_byte, compressors
-from tarnn.analysis.decode_cost import ROUNDS, SECONDS_A_ROUND, DecodeCost, decode_cost, softmax_twin
+from tarnn.analysis.decode_cost import ROUNDS, SECONDS_A_ROUND, DecodeCost, fastest_decode_cost, softmax_twin
 from tarnn.analysis.plots import plot_decode_cost
 from tarnn.cli.output import Output
 from tarnn.data.corpus import Corpus, load
@@ -19,6 +19,7 @@ from tarnn.generation.checkpoint import open_model
 from tarnn.generation.loop import TokenLoop
 from tarnn.generation.samplers import sampler
 from tarnn.generation.streaming import TextStream, decoder
+from tarnn.generation.threads import threads_for_steps
 from tarnn.models import TarnnForCausalLM
 from tarnn.training.folder import DATA, LOG, SETTINGS, read_settings
 from tarnn.training.run import TrainResult, train
@@ -94,9 +95,10 @@ def write_sample(model: TarnnForCausalLM, corpus: Corpus, num_tokens: int, seed:
     stream = TextStream(decoder(corpus.tokenizer), prompt)
     out.write(PROMPT)
     draw = sampler(temperature=0.8, generator=torch.Generator(model.device).manual_seed(seed))
-    for token in loop.tokens(draw, num_tokens):
-        stream.push(int(token))
-        out.write(stream.take())
+    with threads_for_steps(model):
+        for token in loop.tokens(draw, num_tokens):
+            stream.push(int(token))
+            out.write(stream.take())
     stream.finish("enough")
     out.write(stream.take() + "\n")
     seconds = time.perf_counter() - start
@@ -137,15 +139,19 @@ def measure(
     for position in positions:
         cells = []
         for name, one in (("linear", model), ("softmax", twin)):
-            costs[name].append(cost := decode_cost(one, position, seconds_a_round=seconds_a_round))
+            costs[name].append(cost := fastest_decode_cost(one, position, seconds_a_round=seconds_a_round))
             cells.append(
                 f"{cost.ms:11.2f} ({cost.ms_min:.2f} – {cost.ms_max:.2f})".rjust(26)
                 + f"{cost.state_bytes:16,}"
             )
         print(f"  {position:10,}" + "".join(cells), flush=True)
-    how = f"Median of {ROUNDS} rounds (fastest – slowest), batch 1, {torch.get_num_threads()} threads."
-    print(f"\n  {how} The tokens before a")
-    print("  position were not generated: state and cache were filled with random numbers up to there.")
+    threads = " or ".join(dict.fromkeys(["1", str(torch.get_num_threads())]))
+    print(
+        f"\n  Median of {ROUNDS} rounds (fastest – slowest), batch 1, {threads} threads, whichever is faster. The tokens"
+    )
+    print(
+        "  before a position were not generated: state and cache were filled with random numbers up to there."
+    )
     return costs
 
 

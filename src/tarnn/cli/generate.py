@@ -21,6 +21,7 @@ from tarnn.generation.compiled import choose, compile_step
 from tarnn.generation.loop import PIECE, TokenLoop
 from tarnn.generation.state_file import check_writable, load_state, save_state
 from tarnn.generation.streaming import KEEP, StopStrings, TextStream, decoder
+from tarnn.generation.threads import threads_for_steps
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Tell = Callable[[str], None]
@@ -83,7 +84,8 @@ def generate(
     rows = [TextStream(decoder(tokenizer), context, stop or ()) for _ in range(num_samples)]
     if max_new_tokens:
         prepare_step(loop, compile, max_new_tokens, tell)
-        write(loop, draw, max_new_tokens, rows, tell, goes_on=state_out is not None)
+        with threads_for_steps(model):
+            write(loop, draw, max_new_tokens, rows, tell, goes_on=state_out is not None)
     if state_out:
         assert loop.logits is not None  # a prompt was read, or a separator, or a state
         size = save_state(state_out, model, loop.state, loop.logits, rows[0].recent)

@@ -48,7 +48,9 @@ class TokenLoop:
         Raises ValueError where there are several rows already.
         """
         if len(self.state.position) != 1:
-            raise ValueError(f"only a single sequence can be forked; this state has {len(self.state.position)} rows.")
+            raise ValueError(
+                f"only a single sequence can be forked; this state has {len(self.state.position)} rows."
+            )
         index = torch.zeros(copies, dtype=torch.long, device=self.state.position.device)
         self.state = self.state.reorder(index)
         self.logits = None if self.logits is None else self.logits[index]
