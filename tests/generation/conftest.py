@@ -7,8 +7,9 @@ from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 KINDS = {
     "linear": {},
-    "decayed": {"decay": "token", "normalize": False, "feature_map": "dpfp", "position": "none"},
-    "log-weighted": {"feature_map": "exp", "position": "none"},
+    "rotary": {"decay": "none", "position": "rotary"},
+    "unnormalised": {"decay": "head", "normalize": False, "feature_map": "dpfp"},
+    "log-weighted": {"decay": "none", "feature_map": "exp"},
     "softmax": {"attention": "softmax"},
     "hybrid": {"attention": ["linear", "softmax"]},
     "none": {"attention": ["none", "linear"], "position": "learned", "max_position_embeddings": 256},
