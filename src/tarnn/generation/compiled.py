@@ -10,7 +10,7 @@ import torch
 from tarnn.generation.loop import TokenLoop
 from tarnn.ops import KVCache
 
-WORTH_COMPILING = 20_000  # tokens; compiling takes 15–30 s and saves about 1 ms a token on a CPU
+WORTH_COMPILING = 20_000  # tokens; on a CPU, compiling takes 15–40 s and saves one to a few ms a token
 
 
 def cannot_compile(loop: TokenLoop) -> str | None:
