@@ -169,8 +169,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 def _output_factor(call: Call, queries: Queries, M_rows: Tensor | None, den: Tensor) -> Tensor:
     """What the numerator is multiplied with, (b, h, l): 1/(den + eps), 0 where den = 0; unnormalised, e^(M + scale)."""
     if call.normalize:
-        empty = den == 0
-        return torch.where(empty, 0.0, 1 / torch.where(empty, 1.0, den + call.eps))
+        return 1 / (den + call.eps).masked_fill(den == 0, torch.inf)
     if M_rows is None:
         return torch.ones_like(den)
     log_factor = M_rows[:, :, :, None] + (0.0 if queries.scale is None else queries.scale)  # (b, g, n, r, c)

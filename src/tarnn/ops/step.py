@@ -57,8 +57,7 @@ def step(
     state = _update(state, keep, phi_k, value, M, inplace)
     num, den = phi_q @ state.S, (phi_q @ state.z[..., None])
     if normalize:
-        empty = den == 0
-        num = torch.where(empty, 0.0, num / torch.where(empty, 1.0, den + eps))
+        num = num / (den + eps).masked_fill(den == 0, torch.inf)
     elif M is not None:
         num = num * finite(M)[:, :, None, None].exp()
     o = num.flatten(1, 2)[:, :, None]  # (b, h, 1, e)
