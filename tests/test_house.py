@@ -51,9 +51,9 @@ def test_imports_point_one_way(path):
 
 
 def test_import_is_light():
-    """`import tarnn` needs torch and nothing heavier, and costs at most 50 ms of CPU beyond it (best of 5)."""
+    """All of tarnn but its models needs torch and nothing heavier, and costs at most 50 ms of CPU beyond it (best of 5)."""
     code = (
-        "import time, sys, torch; t = time.process_time(); import tarnn; "
+        "import time, sys, torch; t = time.process_time(); import tarnn; tarnn.linear_attention; tarnn.LinearAttention; "
         "print(time.process_time() - t, *[m for m in ('transformers', 'matplotlib', 'datasets', 'accelerate', 'rich', "
         "'typer', 'tokenizers', 'safetensors') if m in sys.modules])"
     )
@@ -64,6 +64,11 @@ def test_import_is_light():
     seconds, *heavy = min((r.stdout.split() for r in runs), key=lambda words: float(words[0]))
     assert not heavy
     assert float(seconds) < 0.050
+
+
+def test_the_command_line_opens_without_torch():
+    code = "import sys, tarnn, tarnn.cli.main; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_public_face():

@@ -1,11 +1,19 @@
-"""tarnn: Transformers As RNNs. Attention that is linear in the length of its input, trained in parallel, run as an RNN."""
+"""tarnn: Transformers As RNNs. Attention that is linear in the length of its input, trained in parallel, run as an RNN.
+
+Names are loaded when they are first used, so that `import tarnn` and `tarnn --help` cost nothing: the ops and
+layers need torch, the models transformers besides.
+"""
 
 import importlib
+from typing import TYPE_CHECKING
 
 from tarnn._version import __version__ as __version__
-from tarnn.attention import LinearAttention, NoAttention, SoftmaxAttention
-from tarnn.feature_maps import Elu, FeatureMap
-from tarnn.ops import KVCache, LinearState, linear_attention, softmax_attention, step
+
+if TYPE_CHECKING:
+    from tarnn.attention import LinearAttention, NoAttention, SoftmaxAttention
+    from tarnn.feature_maps import Elu, FeatureMap
+    from tarnn.models import TarnnConfig, TarnnForCausalLM
+    from tarnn.ops import KVCache, LinearState, linear_attention, softmax_attention, step
 
 __all__ = [
     "Elu",
@@ -22,14 +30,34 @@ __all__ = [
     "step",
 ]
 
-_MODELS = ("TarnnConfig", "TarnnForCausalLM")  # they need transformers, which takes a second to import
+_HOME = {
+    "tarnn.ops": ("KVCache", "LinearState", "linear_attention", "softmax_attention", "step"),
+    "tarnn.feature_maps": ("Elu", "FeatureMap"),
+    "tarnn.attention": ("LinearAttention", "NoAttention", "SoftmaxAttention"),
+    "tarnn.models": ("TarnnConfig", "TarnnForCausalLM"),
+}
+_ROOMS = (
+    "analysis",
+    "attention",
+    "data",
+    "feature_maps",
+    "generation",
+    "kernels",
+    "models",
+    "ops",
+    "training",
+)
 
 
 def __getattr__(name: str):
-    if name in _MODELS:
-        return getattr(importlib.import_module("tarnn.models"), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"tarnn.{name}")
+    for home, names in _HOME.items():
+        if name in names:
+            value = globals()[name] = getattr(importlib.import_module(home), name)
+            return value
     raise AttributeError(f"module 'tarnn' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_MODELS]
+    return sorted({*globals(), *__all__, *_ROOMS})
