@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tarnn.kernels.features import features
 from tarnn.ops import reference
-from tarnn.ops.linear_attention import EPS
+from tarnn.ops.precision import default_eps
 
 
 @dataclass
@@ -63,9 +63,13 @@ class Case:
         if k_scale is not None:
             options["key_log_weight"] = options.get("key_log_weight", 0) + k_scale
         if self.causal:
-            o = reference.recurrent(fq, fk, v, normalize=self.normalize, eps=EPS, **options)[0]
+            o = reference.recurrent(
+                fq, fk, v, normalize=self.normalize, eps=default_eps(torch.float64), **options
+            )[0]
         else:
-            o = reference.quadratic(fq, fk, v, causal=False, normalize=self.normalize, eps=EPS, **options)
+            o = reference.quadratic(
+                fq, fk, v, causal=False, normalize=self.normalize, eps=default_eps(torch.float64), **options
+            )
         return o if self.normalize or q_scale is None else o * q_scale.exp()[..., None]
 
 

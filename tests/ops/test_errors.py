@@ -41,9 +41,11 @@ ONLY_LINEAR = {
         {"state": LinearState.zeros(2, 4, 5, 3)},
         r"state's S must be \(2, 2, 5, 3\).*got \(2, 4, 5, 3\)",
     ),
+    "decay of five axes": ({"log_decay": -x(2, 2, 6, 5, 1)}, r"got \(2, 2, 6, 5, 1\)"),
+    "half a state": ({"state": LinearState(x(2, 2, 5, 3), None)}, r"LinearState\(S, z, M\) with S and z"),
     "state dtype": (
         {"state": LinearState.zeros(2, 2, 5, 3).map(torch.Tensor.half)},
-        r"torch.float32; got .*torch.float16",
+        r"in torch.float32 on .*; got .* in torch.float16",
     ),
     "signed map": (
         {"feature_map": feature_maps.Identity()},

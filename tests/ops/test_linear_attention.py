@@ -231,6 +231,14 @@ def test_a_gradient_that_is_expanded():
     assert relative_error(got, torch.autograd.grad(case.definition().sum(), case.q)[0]) < 1e-10
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_values_without_width(causal):
+    q = torch.randn(1, 2, 5, 3)
+    o, state = linear_attention(q, q, q[..., :0], causal=causal, return_state=True)
+    assert o.shape == (1, 2, 5, 0)
+    assert relative_error(state.z, MAPS["elu"](q.double()).sum(2)) < 1e-6
+
+
 def test_user_map_learns():
     """Any nn.Module with a forward is a map, and its parameters get their gradient."""
     phi = torch.nn.Sequential(torch.nn.Linear(5, 11), torch.nn.Softplus()).double()

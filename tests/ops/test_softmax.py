@@ -74,6 +74,21 @@ def test_the_cache_is_written_in_place_and_says_when_it_is_full():
     assert picked.length == 7
 
 
+def test_a_cache_refuses_what_does_not_fit_and_stays_as_it_was():
+    q, k, v, _, _ = drawn(4, b=1)
+    cache = KVCache.empty(2, 2, 9, 5, 3, dtype=torch.float64)
+    with pytest.raises(
+        ValueError, match=r"takes keys \(2, 2, t, 5\) and values \(2, 2, t, 3\); got \(1, 2, 1, 5\)"
+    ):
+        softmax_step(q[:, :, :1], k[:, :, :1], v[:, :, :1], cache)
+    with pytest.raises(ValueError, match=r"one token.*\(1, 4, 2, 5\)"):
+        softmax_step(q[:, :, :2], k[:, :, :2], v[:, :, :2], cache)
+    with pytest.raises(TypeError, match=r"holds torch.float64; got torch.float32"):
+        cache.append(k.float().expand(2, -1, -1, -1), v.float().expand(2, -1, -1, -1))
+    assert cache.length == 0
+    assert not cache.k.any()
+
+
 def test_packed_is_a_loop():
     q, k, v, _, w = drawn(3, b=1, t=11, s=11)
     cuts = [0, 4, 4, 11]

@@ -85,6 +85,12 @@ def test_gradients_flow_through_steps():
         assert (x - y).abs().max() < 1e-9 * max(1, y.abs().max())
 
 
+def test_in_place_needs_room_for_log_weights():
+    case, state = Case(b=1, g=1, r=1, t=1, weighted=True), LinearState.zeros(1, 1, 5, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"without M has no room.*log_weights=True"):
+        run(case, state, inplace=True)
+
+
 def test_step_reads_only_one_token_and_says_so():
     case = Case(b=1, g=1, r=1, t=2)
     with pytest.raises(ValueError, match=r"one token.*\(1, 1, 2, 5\).*linear_attention"):

@@ -137,13 +137,28 @@ def test_func_transforms():
     assert relative_error(each[:, 0], grads[0]) < 1e-10
 
 
-def test_autocast(device):
-    """Under autocast q, k, v are cast as for torch's own attention; sums stay float32."""
-    q, k, v = (torch.randn(1, 2, 5, 4, device=device) for _ in range(3))
-    with torch.autocast(device, dtype=torch.bfloat16):
-        o, state = linear_attention(q, k.bfloat16(), v, causal=True, return_state=True)
-    assert o.dtype == torch.bfloat16
-    assert state.S.dtype == state.z.dtype == torch.float32
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("causal", [True, False])
+def test_autocast_casts_q_k_v_and_not_the_sums(device, causal, dtype):
+    """To the bit what inputs cast beforehand give, without autocast; gradients and the step too."""
+    q, k, v = (torch.randn(1, 2, 4096, 8, requires_grad=True) for _ in range(3))
+    cast = [x.to(dtype) for x in (q, k, v)]
+    expected, expected_state = linear_attention(*cast, causal=causal, return_state=True)
+    with torch.autocast(device, dtype=dtype):
+        o, state = linear_attention(q, k.double().float(), v, causal=causal, return_state=True)
+        one = [x[:, :, :1] for x in (q, k, v)]
+        stepped, after = step(*one, state=state)
+        grads = torch.autograd.grad(o.float().square().sum(), (q, k, v), retain_graph=True)
+    assert o.dtype == dtype
+    assert torch.equal(o, expected)
+    assert torch.equal(state.S, expected_state.S)
+    for x, y in zip(
+        grads, torch.autograd.grad(expected.float().square().sum(), (q, k, v), retain_graph=True)
+    ):
+        assert torch.equal(x, y)
+    again, again_after = step(*(x[:, :, :1] for x in cast), state=expected_state)
+    assert torch.equal(stepped, again)
+    assert torch.equal(after.z, again_after.z)
 
 
 @pytest.mark.compile

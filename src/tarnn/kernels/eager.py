@@ -112,7 +112,7 @@ class Call:
         if self.key_mask is not None:
             masked = ~self._mask(at)[..., None]
             phi, v = phi.masked_fill(masked, 0.0), v.masked_fill(masked, 0.0)
-        return Keys(x, phi, torch.cat([v, torch.ones_like(v[..., :1])], dim=-1))
+        return Keys(x, phi, torch.cat([v, v.new_ones(*v.shape[:-1], 1)], dim=-1))
 
     def weights(self, at: Segment, x: Tensor, M: Tensor | None) -> Weights:
         """The factors of a causal segment; x (b, g, n, c, d) its keys, whose features may have a scale."""

@@ -48,7 +48,8 @@ def check_attention(
             raise ValueError(
                 "log_decay needs causal=True: a decay runs along time; without causality there is none."
             )
-        if log_decay.shape not in ((g,), (b, g, s)) and log_decay.shape[:3] != (b, g, s):
+        channels = log_decay.ndim == 4 and log_decay.shape[:3] == (b, g, s)
+        if log_decay.shape not in ((g,), (b, g, s)) and not channels:
             raise ValueError(
                 f"log_decay must be (g,) = {(g,)}, (b, g, s) = {(b, g, s)} or (b, g, s, f), g the key/value heads; "
                 f"got {tuple(log_decay.shape)}."
@@ -88,12 +89,15 @@ def check_state(state, k, v, log_decay, *, num_sequences: int | None) -> None:
         )
     if state is None:
         return
+    if not isinstance(state, tuple) or len(state) != 3 or state[0] is None or state[1] is None:
+        raise ValueError(f"state must be a LinearState(S, z, M) with S and z; got {type(state).__name__}.")
     b = b if num_sequences is None else num_sequences
     dtype = torch.float64 if k.dtype == torch.float64 else torch.float32
     expected = {"S": (b, g, f, e), "z": (b, g, f), "M": (b, g)}
     for (name, shape), x in zip(expected.items(), state):
-        if x is not None and (x.shape != shape or x.dtype != dtype):
+        if x is not None and (x.shape != shape or x.dtype != dtype or x.device != k.device):
             raise ValueError(
-                f"the state's {name} must be {shape} in {dtype}; got {tuple(x.shape)} in {x.dtype}. "
+                f"the state's {name} must be {shape} in {dtype} on {k.device}; got {tuple(x.shape)} in {x.dtype} "
+                f"on {x.device}. "
                 "A state fits the model, the number of sequences and the precision that made it."
             )

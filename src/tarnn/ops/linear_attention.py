@@ -7,11 +7,9 @@ from torch import Tensor, nn
 from tarnn.feature_maps.elementwise import Elu
 from tarnn.ops.checks import check_attention, check_state
 from tarnn.ops.features import check_map, features, kernel_name
+from tarnn.ops.precision import autocast, default_eps
 from tarnn.ops.registration import forward, linear_attention_op
 from tarnn.ops.state import LinearState
-
-EPS = 1e-30
-"""Added to the denominator: far below any sum of features worth having, far above float32's smallest number."""
 
 _ELU = Elu()
 
@@ -24,7 +22,7 @@ def linear_attention(
     *,
     causal: bool,
     normalize: bool = True,
-    eps: float = EPS,
+    eps: float | None = None,
     key_mask: Bool[Tensor, "b s"] | None = None,
     cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
     log_decay: Float[Tensor, "..."] | None = None,
@@ -46,7 +44,8 @@ def linear_attention(
         feature_map: φ, (…, d) → (…, f); any nn.Module. `tarnn.feature_maps` has the usual ones.
         causal: position i sees j ≤ i only, to the bit: nothing later changes its output.
         normalize: divide by the sum of the weights. Signed maps can't; they take normalize=False.
-        eps: added to the denominator, in units of the largest key weight so far.
+        eps: added to the denominator, in units of the largest key weight so far; by default 1e-33, and 1e-290
+            for float64 inputs: sums below that fade to zero.
         key_mask: bool (b, s), True = attend. A masked key is absent: from S, from z, and no decay happens at it.
         cu_seqlens: int (n + 1,): the row (b = 1) holds n sequences end to end, which don't see each other.
         log_decay: ≤ 0, of the state before position i is added: (g,) a head (RetNet), (b, g, s) a token
@@ -71,9 +70,7 @@ def linear_attention(
     torch.Size([1, 2, 5, 4])
     """
     check_map(feature_map, normalize)
-    if torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)
-        q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
+    q, k, v = autocast(q, k, v)
     check_attention(
         q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens,
         log_decay=log_decay, key_log_weight=key_log_weight,
@@ -90,7 +87,20 @@ def linear_attention(
     # torch.func sees through plain operations only: there, autograd (or vmap) goes through the backend itself
     op = forward if torch._C._are_functorch_transforms_active() else linear_attention_op
     o, _, S, z, M_out = op(
-        q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, name, causal, normalize, float(eps)
+        q,
+        k,
+        v,
+        log_decay,
+        key_log_weight,
+        S,
+        z,
+        M,
+        key_mask,
+        cu_seqlens,
+        name,
+        causal,
+        normalize,
+        default_eps(q.dtype) if eps is None else float(eps),
     )
     if q_scale is not None and not normalize:
         o = (o * q_scale.exp()[..., None]).to(o.dtype)

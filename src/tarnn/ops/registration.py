@@ -13,6 +13,7 @@ from torch import Tensor
 from tarnn.kernels import eager
 from tarnn.kernels.eager import Call, Gradients
 from tarnn.ops import packing
+from tarnn.ops.precision import full_precision
 
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_log_weight, Tensor? S, Tensor? z, Tensor? M, "
@@ -27,7 +28,8 @@ def _call(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, feature_map, ca
 
 def forward(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, *options):
     call = _call(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, *options)
-    return eager.forward(call) if cu_seqlens is None else _packed_forward(call, cu_seqlens)
+    with full_precision(q):
+        return eager.forward(call) if cu_seqlens is None else _packed_forward(call, cu_seqlens)
 
 
 @torch.library.custom_op(
@@ -62,10 +64,11 @@ def _(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, feature
 def backward_op(grad_o, grad_S, grad_z, o, den, *inputs):
     *tensors, key_mask, cu_seqlens = inputs[:10]
     call = _call(*tensors, key_mask, *inputs[10:])
-    if cu_seqlens is None:
-        grads = eager.backward(call, grad_o, grad_S, grad_z, o, den)
-    else:
-        grads = _packed_backward(call, cu_seqlens, grad_o, grad_S, grad_z, o, den)
+    with full_precision(grad_o):
+        if cu_seqlens is None:
+            grads = eager.backward(call, grad_o, grad_S, grad_z, o, den)
+        else:
+            grads = _packed_backward(call, cu_seqlens, grad_o, grad_S, grad_z, o, den)
     none = grad_o.new_empty(0)  # an operator cannot return None
     return tuple(none.clone() if x is None else x for x in grads)
 
@@ -102,7 +105,7 @@ def _save_for_double_backward(ctx, inputs, output):
 def _double_backward(ctx, *grads_of_grads):
     """Autograd through the differentiable forward, twice; o and den, its outputs, need no gradient of their own."""
     cotangents, tensors = list(ctx.saved_tensors[:3]), list(ctx.saved_tensors[3:])
-    with torch.enable_grad():
+    with torch.enable_grad(), full_precision(cotangents[0]):
         # aliases: the graph goes on behind them, so that third derivatives work too
         leaves = [None if x is None else x.view_as(x) for x in cotangents + tensors[:_DIFFERENTIABLE]]
         leaves = [x if x is None or x.requires_grad else x.requires_grad_() for x in leaves]

@@ -61,6 +61,16 @@ class KVCache:
 
         Raises ValueError when they don't fit: a preallocated cache does not grow.
         """
+        b, g, _, d = self.k.shape
+        if k.shape[:2] != (b, g) or k.shape[3] != d or v.shape != (*k.shape[:3], self.v.shape[3]):
+            raise ValueError(
+                f"this cache takes keys ({b}, {g}, t, {d}) and values ({b}, {g}, t, {self.v.shape[3]}); "
+                f"got {tuple(k.shape)} and {tuple(v.shape)}."
+            )
+        if k.dtype != self.k.dtype and not torch.is_autocast_enabled(k.device.type):
+            raise TypeError(
+                f"this cache holds {self.k.dtype}; got {k.dtype} and {v.dtype}. Make it with their dtype=."
+            )
         end = self.length + k.shape[2]
         if end > self.capacity:
             raise ValueError(
@@ -139,6 +149,9 @@ def softmax_step(
     scale: float | None = None,
 ) -> tuple[Float[Tensor, "b h 1 e"], KVCache]:  # fmt: skip
     """One token of softmax attention: O(length) time. Writes into `state` and returns it."""
+    check_attention(q, k, v, causal=True)
+    if q.shape[2] != 1:
+        raise ValueError(f"softmax_step takes one token, q (b, h, 1, d); got {tuple(q.shape)}.")
     k, v, key_mask = state.append(k, v)
     return _attend(q, k, v, causal=False, past=0, scale=scale, key_mask=key_mask, key_log_weight=None), state
 

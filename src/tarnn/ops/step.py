@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from tarnn.kernels.weights import finite
 from tarnn.ops.checks import check_attention, check_state
 from tarnn.ops.features import check_map, features
-from tarnn.ops.linear_attention import _ELU, EPS
+from tarnn.ops.linear_attention import _ELU
+from tarnn.ops.precision import autocast, default_eps, full_precision, wide
 from tarnn.ops.state import LinearState
 
 
@@ -19,7 +20,7 @@ def step(
     state: LinearState | None = None,
     *,
     normalize: bool = True,
-    eps: float = EPS,
+    eps: float | None = None,
     log_decay: Float[Tensor, "..."] | None = None,
     key_log_weight: Float[Tensor, "b g 1"] | None = None,
     inplace: bool = False,
@@ -35,12 +36,13 @@ def step(
     Katharopoulos et al. 2020, eq. 16–20 (arXiv 2006.16236).
     """
     check_map(feature_map, normalize)
+    q, k, v = autocast(q, k, v)
     check_attention(q, k, v, causal=True, log_decay=log_decay, key_log_weight=key_log_weight)
     if q.shape[2] != 1:
         raise ValueError(
             f"step takes one token, q (b, h, 1, d); got {tuple(q.shape)}. For more, linear_attention(state=…)."
         )
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    dtype, eps = wide(q.dtype), default_eps(q.dtype) if eps is None else eps
     (phi_q, q_scale), (phi_k, k_scale) = features(feature_map, q), features(feature_map, k)
     phi_q = phi_q.to(dtype).unflatten(1, (k.shape[1], -1)).squeeze(3)  # (b, g, r, f)
     phi_k, value = phi_k.to(dtype).squeeze(2), v.to(dtype).squeeze(2)  # (b, g, f), (b, g, e)
@@ -53,9 +55,14 @@ def step(
         (b, g, f), e = phi_k.shape, v.shape[3]
         state = LinearState.zeros(b, g, f, e, log_weights=weight is not None, dtype=dtype, device=k.device)
     check_state(state, phi_k[:, :, None], v, log_decay, num_sequences=None)
+    if inplace and weight is not None and state.M is None:
+        raise ValueError(
+            "a state without M has no room for log-weights: make it with LinearState.zeros(…, log_weights=True)."
+        )
     keep, phi_k, M = _decay_and_weight(state, phi_k, log_decay, weight)
     state = _update(state, keep, phi_k, value, M, inplace)
-    num, den = phi_q @ state.S, (phi_q @ state.z[..., None])
+    with full_precision(q):
+        num, den = phi_q @ state.S, phi_q @ state.z[..., None]
     if normalize:
         num = num / (den + eps).masked_fill(den == 0, torch.inf)
     elif M is not None:

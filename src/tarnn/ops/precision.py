@@ -1,0 +1,29 @@
+"""In which precision the ops compute: what autocast may cast, what it may not, and how small is small."""
+
+import torch
+from torch import Tensor
+
+
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Under autocast, cast as torch's own attention casts: to its dtype, but for float64."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+
+
+def full_precision(like: Tensor) -> torch.autocast:
+    """Autocast switched off: it reaches into operators too, and their sums would no longer be float32."""
+    return torch.autocast(like.device.type, enabled=False)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums are kept in: float64 for float64 inputs, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def default_eps(dtype: torch.dtype) -> float:
+    """Added to a denominator of sums over inputs of this dtype: far below any that is worth having, and with room
+    above the smallest number, so that a gradient of 10⁵ divided by it is still finite."""
+    return 1e-290 if dtype == torch.float64 else 1e-33
