@@ -51,6 +51,8 @@ ONLY_LINEAR = {
         {"feature_map": feature_maps.Identity()},
         r"Identity features may be negative.*normalize=False.*Elu",
     ),
+    "a map's name": ({"feature_map": "elu"}, r"a module such as tarnn.Elu\(\); got 'elu'"),
+    "a map's class": ({"feature_map": feature_maps.Elu}, r"a module such as tarnn.Elu\(\); got <class"),
     "odd map": (
         {"feature_map": torch.nn.Flatten()},
         r"one token at a time; Flatten took \(2, 4, 6, 5\) to \(2, 120\)",

@@ -11,7 +11,9 @@ class Polynomial2(FeatureMap):
     """φ(x)·φ(y) = (x·y + offset)² exactly; f = d(d+1)/2, and d + 1 more with an offset.
 
     φ(x) lists x_i² and √2·x_i·x_j for i < j (and √(2·offset)·x_i, offset): each pair once, which is half of
-    the outer product x ⊗ x. Features may be negative, their products never are. Costs O(t·d²·e), less than
+    the outer product x ⊗ x. Features may be negative, their products never are;
+    but where a query is orthogonal to all its keys they cancel to rounding noise, and normalised output is noise
+    too: an offset > 0 keeps the sum away from zero. Costs O(t·d²·e), less than
     softmax where t > d² (Katharopoulos et al. 2020, section 3.2.1, arXiv 2006.16236).
 
     Raises ValueError if offset < 0, which is no kernel.

@@ -12,7 +12,9 @@ def kernel_name(feature_map: nn.Module) -> str:
 
 
 def check_map(feature_map: nn.Module, normalize: bool) -> None:
-    """Raises ValueError for a map that is known to be signed where its sum would normalise."""
+    """Raises for what is no map, and ValueError for one known to be signed where its sum would normalise."""
+    if isinstance(feature_map, type) or not callable(feature_map):
+        raise TypeError(f"feature_map must be a module such as tarnn.Elu(); got {feature_map!r}.")
     if normalize and not getattr(feature_map, "positive", True):
         raise ValueError(
             f"{type(feature_map).__name__} features may be negative, so their sum cannot normalise: "

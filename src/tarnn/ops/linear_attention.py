@@ -49,7 +49,8 @@ def linear_attention(
         key_mask: bool (b, s), True = attend. A masked key is absent: from S, from z, and no decay happens at it.
         cu_seqlens: int (n + 1,): the row (b = 1) holds n sequences end to end, which don't see each other.
         log_decay: ≤ 0, of the state before position i is added: (g,) a head (RetNet), (b, g, s) a token
-            (Mamba-2, RFA's gate), (b, g, s, f) a channel (GLA). −∞ forgets all. Causal only.
+            (Mamba-2, RFA's gate), (b, g, s, f) a channel (GLA). −∞ forgets all. Causal only. That it is ≤ 0 is not
+            checked, since that would read the data.
         key_log_weight: (b, g, s): key j counts e^(w_j) times, in numerator and denominator, whatever its size.
         state: continues a sequence: attend(x ++ y) = attend(x), then attend(y, state), also in gradients.
             Non-causal queries see its keys as well as the ones given.
