@@ -28,7 +28,7 @@ from tarnn.training.settings import TrainSettings
 NAME = "tarnn demo"  # of its runs, in their settings: by it the next demo knows a folder that it may clear
 POSITIONS, QUICK_POSITIONS = (1024, 4096, 16384, 65536), (64, 256)
 MODEL: dict[str, Any] = {
-    "hidden_size": 192, "layers": 4, "heads": 6, "context": 256, "batch_size": 8, "learning_rate": 3e-3,
+    "hidden_size": 128, "layers": 4, "heads": 4, "context": 256, "batch_size": 4, "learning_rate": 3e-3,
 }  # fmt: skip
 QUICK_MODEL: dict[str, Any] = {
     "hidden_size": 32, "layers": 2, "heads": 2, "context": 64, "batch_size": 8, "steps": 10,
