@@ -268,9 +268,12 @@ def executable(checkpoints):
         line = [TARNN, "generate", checkpoints["linear"], "--prompt", "x", "--no-compile", *options]
         line += ["--max-new-tokens", "1000000", "--temperature", "2"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        # what this process ignores a child ignores: a suite in the background would see no Ctrl-C
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         running.append(
             subprocess.Popen([str(a) for a in line], stdout=stdout, stderr=subprocess.PIPE, env=environment)
         )
+        signal.signal(signal.SIGINT, before)
         return running[-1]
 
     yield start

@@ -7,6 +7,9 @@ from tarnn import feature_maps
 from tarnn.ops import LinearState, linear_attention, softmax_attention
 
 
+pytestmark = pytest.mark.refusals
+
+
 def x(*shape, dtype=torch.float32):
     return torch.ones(*shape, dtype=dtype)
 

@@ -74,6 +74,7 @@ def test_the_cache_is_written_in_place_and_says_when_it_is_full():
     assert picked.length == 7
 
 
+@pytest.mark.refusals
 def test_a_cache_refuses_what_does_not_fit_and_stays_as_it_was():
     q, k, v, _, _ = drawn(4, b=1)
     cache = KVCache.empty(2, 2, 9, 5, 3, dtype=torch.float64)

@@ -91,6 +91,7 @@ def test_in_place_needs_room_for_log_weights():
         run(case, state, inplace=True)
 
 
+@pytest.mark.refusals
 def test_step_reads_only_one_token_and_says_so():
     case = Case(b=1, g=1, r=1, t=2)
     with pytest.raises(ValueError, match=r"one token.*\(1, 1, 2, 5\).*linear_attention"):
