@@ -6,7 +6,6 @@ import torch
 from tarnn import feature_maps
 from tarnn.ops import LinearState, linear_attention, softmax_attention
 
-
 pytestmark = pytest.mark.refusals
 
 
