@@ -29,6 +29,7 @@ from tarnn.ops import reference
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 ROUNDS, SECONDS_A_ROUND = 7, 0.1
+SLOW = 1.0  # seconds a call, from which on three rounds do
 ROOM = 0.2  # of the memory of the machine, at most, for what the quadratic form writes
 PHI = Elu()
 
@@ -140,12 +141,12 @@ def call(f, q, k, v, grad, causal: bool, backward: bool) -> Callable[[], object]
 
 def measure_one(f: Callable[[], object], t: int, options) -> Cost:
     cuda = options.device.startswith("cuda")
-    f()
-    seconds = timed(f, 1, cuda)
+    seconds = timed(f, 1, cuda)  # the warm-up
+    rounds = options.rounds if seconds < SLOW else min(3, options.rounds)
     calls = max(1, min(100, int(SECONDS_A_ROUND / seconds)))
-    times = [1000 * timed(f, calls, cuda) for _ in range(options.rounds)]
+    times = [1000 * timed(f, calls, cuda) for _ in range(rounds)]
     peak = peak_bytes_cuda(f) if cuda else peak_bytes(f)
-    return Cost(t, statistics.median(times), min(times), max(times), options.rounds, peak)
+    return Cost(t, statistics.median(times), min(times), max(times), rounds, peak)
 
 
 def timed(f: Callable[[], object], calls: int, cuda: bool) -> float:
