@@ -16,7 +16,7 @@ def plot_decode_cost(costs: Mapping[str, Sequence[DecodeCost]], path: Path, titl
     Time is the median of the rounds, with their range as a band.
     """
     from matplotlib.figure import Figure  # a Figure of its own draws with Agg and leaves pyplot's state alone
-    from matplotlib.ticker import EngFormatter, NullLocator
+    from matplotlib.ticker import EngFormatter, NullFormatter, NullLocator
 
     figure = Figure(figsize=(9, 3.8), layout="constrained", dpi=150)
     time, size = figure.subplots(1, 2)
@@ -35,7 +35,7 @@ def plot_decode_cost(costs: Mapping[str, Sequence[DecodeCost]], path: Path, titl
         axes.grid(alpha=0.3)
     time.legend(frameon=False)
     time.yaxis.set_major_formatter(EngFormatter())
-    time.yaxis.set_minor_formatter(EngFormatter())
+    time.yaxis.set_minor_formatter(NullFormatter())
     size.yaxis.set_major_formatter(EngFormatter(unit="B"))
     figure.suptitle(title, fontsize="medium")
     figure.savefig(path)
