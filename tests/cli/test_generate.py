@@ -1,6 +1,7 @@
 """`tarnn generate`, as a user meets it."""
 
 import io
+import json
 import os
 import resource
 import shutil
@@ -260,12 +261,16 @@ def test_a_full_disk_leaves_the_old_state_alone(command, checkpoints, tmp_path):
 
 
 @pytest.fixture
-def executable(checkpoints):
-    """The real command, with more to say than anyone will read."""
+def executable(checkpoints, tmp_path):
+    """The real command, with more to say than anyone will read: no token ends its text."""
+    endless = shutil.copytree(checkpoints["linear"], tmp_path / "endless")
+    for name in ("config.json", "generation_config.json"):
+        settings = json.loads((endless / name).read_text())
+        (endless / name).write_text(json.dumps(settings | {"eos_token_id": None}))
     running = []
 
     def start(stdout, *options):
-        line = [TARNN, "generate", checkpoints["linear"], "--prompt", "x", "--no-compile", *options]
+        line = [TARNN, "generate", endless, "--prompt", "x", "--no-compile", *options]
         line += ["--max-new-tokens", "1000000", "--temperature", "2"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         # what this process ignores a child ignores: a suite in the background would see no Ctrl-C
