@@ -52,6 +52,7 @@ class Keys(NamedTuple):
     x: Tensor  # (b, g, n, c, d)
     phi: Tensor  # (b, g, n, c, f)  0 where masked
     v: Tensor  # (b, g, n, c, e + 1)  [v | 1], v = 0 where masked
+    scale: Tensor | None  # (b, g, n, c)  φ(k) = phi · e^scale
 
 
 @dataclass
@@ -108,29 +109,28 @@ class Call:
     def keys(self, at: Segment) -> Keys:
         x = self.k[:, :, at.start : at.stop].unflatten(2, (at.n, at.c)).to(self.dtype)
         v = self.v[:, :, at.start : at.stop].unflatten(2, (at.n, at.c)).to(self.dtype)
-        phi, _ = features(self.feature_map, x)
+        phi, scale = features(self.feature_map, x)
         if self.key_mask is not None:
             masked = ~self._mask(at)[..., None]
             phi, v = phi.masked_fill(masked, 0.0), v.masked_fill(masked, 0.0)
-        return Keys(x, phi, torch.cat([v, v.new_ones(*v.shape[:-1], 1)], dim=-1))
+        return Keys(x, phi, torch.cat([v, v.new_ones(*v.shape[:-1], 1)], dim=-1), scale)
 
-    def weights(self, at: Segment, x: Tensor, M: Tensor | None) -> Weights:
-        """The factors of a causal segment; x (b, g, n, c, d) its keys, whose features may have a scale."""
+    def weights(self, at: Segment, keys: Keys, M: Tensor | None) -> Weights:
+        """The factors of a causal segment."""
         log_decay = self.log_decay
         if log_decay is not None:
             log_decay = log_decay[:, :, at.start : at.stop].unflatten(2, (at.n, at.c)).to(self.dtype)
             log_decay = log_decay if log_decay.ndim == 5 else log_decay[..., None]
             if self.key_mask is not None:  # a masked key is absent: no time passes at it
                 log_decay = log_decay.masked_fill(~self._mask(at)[..., None], 0.0)
-        return chunk_weights(log_decay, self.key_weight(at, x) if self.weighted else None, M)
+        return chunk_weights(log_decay, self.key_weight(at, keys) if self.weighted else None, M)
 
-    def key_weight(self, at: Segment, x: Tensor) -> Tensor:
+    def key_weight(self, at: Segment, keys: Keys) -> Tensor:
         """w (b, g, n, c): the log-weight given and the scale of the features, −∞ where masked."""
-        w = x.new_zeros(x.shape[:-1])
+        w = keys.x.new_zeros(keys.x.shape[:-1])
         if self.key_log_weight is not None:
             w = w + self.key_log_weight[:, :, at.start : at.stop].unflatten(2, (at.n, at.c)).to(self.dtype)
-        scale = features(self.feature_map, x)[1]
-        w = w if scale is None else w + scale
+        w = w if keys.scale is None else w + keys.scale
         return w if self.key_mask is None else w.masked_fill(~self._mask(at), -torch.inf)
 
     def _mask(self, at: Segment) -> Tensor:
@@ -152,7 +152,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         queries, M_rows = call.queries(at), None if M is None else finite(M)[:, :, None, None]
         if call.causal:
             keys = call.keys(at)
-            weights = call.weights(at, keys.x, M)
+            weights = call.weights(at, keys, M)
             out, state = _causal_segment(queries, keys, weights, state)
             M, M_rows = weights.M_out, weights.M
         else:
@@ -183,7 +183,7 @@ def _absorb(call: Call, state: Tensor, M: Tensor | None) -> tuple[Tensor, Tensor
     if M is not None:
         before = M
         for at in segments:
-            M = torch.maximum(M, call.key_weight(at, call.keys(at).x).detach().amax((-1, -2)))
+            M = torch.maximum(M, call.key_weight(at, call.keys(at)).detach().amax((-1, -2)))
         state = state * (before - finite(M)).exp()[..., None, None]
     for at in segments:
         keys = call.keys(at)
@@ -194,7 +194,7 @@ def _absorb(call: Call, state: Tensor, M: Tensor | None) -> tuple[Tensor, Tensor
 def _weighted_phi(call: Call, at: Segment, keys: Keys, M: Tensor | None) -> Tensor:
     if M is None:
         return keys.phi
-    return keys.phi * (call.key_weight(at, keys.x) - finite(M)[:, :, None, None]).exp()[..., None]
+    return keys.phi * (call.key_weight(at, keys) - finite(M)[:, :, None, None]).exp()[..., None]
 
 
 def _causal_segment(queries: Queries, keys: Keys, weights: Weights, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -268,11 +268,11 @@ def _causal_backward(call, grads, grad_o, o, den, state, M, grad_state) -> Tenso
         starts.append((state, M))
         if i + 1 < len(segments):
             keys = call.keys(at)
-            weights = call.weights(at, keys.x, M)
+            weights = call.weights(at, keys, M)
             state, M = _states(keys, weights, state)[1], weights.M_out
     for at, (state, M) in zip(reversed(segments), reversed(starts)):
         queries, keys = call.queries(at), call.keys(at)
-        weights = call.weights(at, keys.x, M)
+        weights = call.weights(at, keys, M)
         G = _grad_output(call, at, queries, weights.M, grad_o, o, den)  # (b, g, n, r·c, e + 1)
         before, behind = _states(keys, weights, state)
         phi_q = queries.phi if weights.query is None else queries.phi * weights.query[:, :, :, None]
@@ -311,7 +311,7 @@ def _full_backward(call, grads, grad_o, o, den, state, M, grad_state) -> Tensor:
         phi = _weighted_phi(call, at, keys, M)
         entered = keys.v @ grad_state[:, :, None].mT
         if M is not None:
-            entered = entered * (call.key_weight(at, keys.x) - finite(M)[:, :, None, None]).exp()[..., None]
+            entered = entered * (call.key_weight(at, keys) - finite(M)[:, :, None, None]).exp()[..., None]
         _write_keys(call, grads, at, keys, entered, phi @ grad_state[:, :, None])
     return grad_state if M is None else grad_state * (M_before - finite(M)).exp()[..., None, None]
 

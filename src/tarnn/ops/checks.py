@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from tarnn.ops.precision import wide
+
 
 def _shapes(**tensors: Tensor | None) -> str:
     return ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items() if x is not None)
@@ -92,7 +94,7 @@ def check_state(state, k, v, log_decay, *, num_sequences: int | None) -> None:
     if not isinstance(state, tuple) or len(state) != 3 or state[0] is None or state[1] is None:
         raise ValueError(f"state must be a LinearState(S, z, M) with S and z; got {type(state).__name__}.")
     b = b if num_sequences is None else num_sequences
-    dtype = torch.float64 if k.dtype == torch.float64 else torch.float32
+    dtype = wide(k.dtype)
     expected = {"S": (b, g, f, e), "z": (b, g, f), "M": (b, g)}
     for (name, shape), x in zip(expected.items(), state):
         if x is not None and (x.shape != shape or x.dtype != dtype or x.device != k.device):

@@ -1,9 +1,9 @@
 """Features of queries and keys as the ops take them: by the kernels' own map where they know it, else by the module."""
 
-import torch
 from torch import Tensor, nn
 
 from tarnn.kernels import features as kernel_features
+from tarnn.ops.precision import wide
 
 
 def kernel_name(feature_map: nn.Module) -> str:
@@ -28,9 +28,7 @@ def features(feature_map: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
     Raises ValueError if the module does not keep the leading axes.
     """
     if name := kernel_name(feature_map):
-        return kernel_features.features(
-            name, x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
-        )
+        return kernel_features.features(name, x.to(wide(x.dtype)))
     scaled = getattr(feature_map, "scaled", None)
     phi, scale = (feature_map(x), None) if scaled is None else scaled(x)
     if phi.shape[:-1] != x.shape[:-1]:

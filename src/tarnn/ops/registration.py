@@ -13,7 +13,7 @@ from torch import Tensor
 from tarnn.kernels import eager
 from tarnn.kernels.eager import Call, Gradients
 from tarnn.ops import packing
-from tarnn.ops.precision import full_precision
+from tarnn.ops.precision import full_precision, wide
 
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_log_weight, Tensor? S, Tensor? z, Tensor? M, "
@@ -45,7 +45,7 @@ def linear_attention_op(*inputs):
 def _(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, feature_map, causal, normalize, eps):
     b = k.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     g, f, e = k.shape[1], k.shape[3], v.shape[3]
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    dtype = wide(q.dtype)
     return (
         q.new_empty(*q.shape[:3], e),
         q.new_empty(q.shape[:3], dtype=dtype),

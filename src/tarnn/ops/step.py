@@ -102,6 +102,6 @@ def _update(state, keep, phi_k, value, M, inplace) -> LinearState:
         state.z.mul_(keep)
     state.S.addcmul_(phi_k[..., None], value[:, :, None])
     state.z.add_(phi_k)
-    if M is None:
-        return state
-    return state._replace(M=M if state.M is None else state.M.copy_(M))
+    if M is not None:
+        state.M.copy_(M)
+    return state
