@@ -51,19 +51,21 @@ def test_imports_point_one_way(path):
 
 
 def test_import_is_light():
-    """All of tarnn but its models needs torch and nothing heavier, and costs at most 50 ms of CPU beyond it (best of 5)."""
+    """All of tarnn but its models needs torch and nothing heavier, and costs at most 50 ms of CPU beyond it (best of 12)."""
     code = (
         "import time, sys, torch; t = time.process_time(); import tarnn; tarnn.linear_attention; tarnn.LinearAttention; "
         "print(time.process_time() - t, *[m for m in ('transformers', 'matplotlib', 'datasets', 'accelerate', 'rich', "
         "'typer', 'tokenizers', 'safetensors') if m in sys.modules])"
     )
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        for _ in range(5)
-    ]
-    seconds, *heavy = min((r.stdout.split() for r in runs), key=lambda words: float(words[0]))
-    assert not heavy
-    assert float(seconds) < 0.050
+    best = float("inf")
+    for _ in range(12):  # the least of some runs: other programs only ever add to it
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        seconds, *heavy = run.stdout.split()
+        assert not heavy
+        best = min(best, float(seconds))
+        if best < 0.050:
+            break
+    assert best < 0.050
 
 
 def test_the_command_line_opens_without_torch():
