@@ -1,0 +1,126 @@
+"""The compiled kernels: where they are, whether they serve, and if not, why.
+
+`libtarnn_cpu.so` lies beside this file where the package's build could compile `csrc/`. It is loaded when it is
+first asked for, which registers `torch.ops.tarnn_cpu`. Three variables of the environment are read, once:
+
+TARNN_KERNELS   off: plain PyTorch serves.  required: an error where the compiled kernels can't serve.
+TARNN_ISA       baseline, avx2 or avx512, rather than the most that the processor has.
+TARNN_BINARY    another library to load (`tests/sanitize.sh` does).
+"""
+
+import os
+import platform
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from tarnn.errors import SlowPathWarning
+
+BINARY = Path(__file__).with_name("libtarnn_cpu.so")
+ISAS = ("baseline", "avx2", "avx512")
+REMEDY = (
+    "where torch and a C++ compiler (GCC or Clang) are installed, `pip install --force-reinstall --no-deps "
+    "--no-cache-dir tarnn` compiles them, and in a checkout `make install`"
+)
+
+
+class Status(NamedTuple):
+    path: str  # "native, avx512" and the like, or "PyTorch"
+    why: str
+
+
+_lock = threading.Lock()
+_status: Status | None = None  # None until it is first asked for
+_settled = False  # whether `available` has been asked, and has warned if it must
+_disabled = 0  # how many `disabled()` are open
+
+
+def available() -> bool:
+    """Whether the compiled kernels serve the next call on a CPU. Where they're missing it warns, the first time."""
+    if _disabled:
+        return False
+    if not _settled:
+        _settle()
+    return _status is not None and _status.path != "PyTorch"
+
+
+def status() -> Status:
+    """Which path calls on a CPU take, and why. Loads the kernels, the first time; see `load` for errors."""
+    global _status
+    with _lock:
+        if _status is None:
+            _status = load()
+    return Status("PyTorch", "switched off by tarnn.kernels.native.disabled()") if _disabled else _status
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Plain PyTorch serves within, in every thread: for tests and benchmarks."""
+    global _disabled
+    _disabled += 1
+    try:
+        yield
+    finally:
+        _disabled -= 1
+
+
+def load() -> Status:
+    """Load the kernels as the environment says. ValueError for a setting that isn't known or can't be had."""
+    wish, isa = setting("TARNN_KERNELS", ("off", "required")), setting("TARNN_ISA", ISAS)
+    if wish == "off":
+        return Status("PyTorch", "switched off by TARNN_KERNELS=off")
+    other = os.environ.get("TARNN_BINARY")
+    if other and not Path(other).is_file():
+        raise ValueError(f"TARNN_BINARY names the library of compiled kernels; there is no file {other!r}.")
+    binary = Path(other) if other else BINARY
+    if not binary.exists():
+        why = f"no compiled kernels in this installation: {REMEDY}"
+    else:
+        try:
+            torch.ops.load_library(binary)
+        except OSError as error:
+            why = f"the compiled kernels could not be loaded ({error}): {REMEDY}"
+        else:
+            return Status(*use(isa))
+    if wish == "required":
+        raise ValueError(f"TARNN_KERNELS=required, but {why}.")
+    return Status("PyTorch", why)
+
+
+def setting(name: str, known: tuple[str, ...]) -> str:
+    """The variable's value, "" where it isn't set; ValueError for one that isn't known."""
+    value = os.environ.get(name, "")
+    if value and value not in known:
+        raise ValueError(f"{name} is {', '.join(known[:-1])} or {known[-1]}, or not set; got {value!r}.")
+    return value
+
+
+def use(wish: str) -> tuple[str, str]:
+    """The path and its reason, of the loaded library; ValueError where this processor can't do what is wished."""
+    try:
+        isa = torch.ops.tarnn_cpu.isa()
+    except RuntimeError:
+        raise ValueError(f"TARNN_ISA={wish}: this processor doesn't have it. Leave it unset.") from None
+    if wish:
+        return f"native, {isa}", f"TARNN_ISA={wish} asks for it"
+    on_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    why = {
+        "avx512": "the processor has AVX-512",
+        "avx2": "the processor has AVX2, and not all of AVX-512",
+        "baseline": "the processor lacks AVX2" if on_x86 else "the only one for this kind of processor",
+    }
+    return f"native, {isa}", why[isa]
+
+
+def _settle() -> None:
+    global _settled
+    path, why = status()
+    _settled = True
+    if path == "PyTorch" and os.environ.get("TARNN_KERNELS") != "off":
+        message = f"Attention on the CPU runs in plain PyTorch, several times slower: {why}."
+        warnings.warn(message, SlowPathWarning, stacklevel=3)
