@@ -14,7 +14,7 @@ import tarnn
 def provenance() -> dict[str, Any]:
     """Versions, machine, threads and the command, as JSON."""
     return {
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": command(sys.argv),
         "versions": {
             "tarnn": tarnn.__version__,
             "torch": torch.__version__,
@@ -31,6 +31,15 @@ def provenance() -> dict[str, Any]:
     }
 
 
+def command(argv: list[str]) -> str:
+    """As anybody would type it: without where the results went, which is this machine's affair."""
+    words = [x for x in argv[1:] if not x.startswith("--out=")]
+    if "--out" in words:
+        at = words.index("--out")
+        del words[at : at + 2]
+    return " ".join(["python", f"benchmarks/{Path(argv[0]).name}", *words])
+
+
 def cpu_name() -> str:
     """As Linux tells it; elsewhere what Python knows."""
     cpuinfo = Path("/proc/cpuinfo")
@@ -41,3 +50,19 @@ def cpu_name() -> str:
 
 def total_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def kernels() -> str:
+    """Which kernels serve linear attention here, and why."""
+    try:
+        from tarnn.kernels import native
+    except ImportError:
+        return "plain PyTorch: this tarnn has no native kernels"
+    status = native.status()
+    return f"{status.path}: {status.why}"
+
+
+def results_folder(whole: bool) -> Path:
+    """Where results go: a whole run's beside the scripts, where they are committed; a partial one's never on top of them."""
+    here = Path(__file__).parent
+    return here / "results" if whole else here.parent / "runs" / "benchmarks"

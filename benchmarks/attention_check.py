@@ -1,0 +1,63 @@
+"""Is it right, before it is fast: each rival against the definition, outputs and gradients.
+
+In float64 to 10⁻⁹; in each dtype that is measured, with an error at most twice that of the definition computed in
+that dtype (and a rounding), both against float64. Of code that is not ours three digits are asked: its eps is larger.
+Errors are norms over the whole tensor.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from rivals import PHI, Rival
+from torch import Tensor
+
+from tarnn.ops import reference
+
+HEADS, LENGTH = 2, 97  # a length that no chunk divides
+Attended = tuple[Tensor, ...]  # o, dq, dk, dv
+
+
+def wrong(rival: Rival, dtype: torch.dtype, head_dims: Sequence[int], device: str = "cpu") -> str:
+    """What is wrong with this rival, or nothing. SDPA is torch's own and computes something else: not asked."""
+    if rival.power > 1:
+        return ""
+    try:
+        with rival.surroundings():
+            for d in head_dims:
+                for causal in (True, False):
+                    if found := _wrong(rival, dtype, d, causal, device):
+                        return f"d = {d}, {'causal' if causal else 'full'}, {str(dtype)[6:]}: {found}"
+    except Exception as error:
+        if rival.ours:
+            raise
+        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return ""
+
+
+def _wrong(rival: Rival, dtype: torch.dtype, d: int, causal: bool, device: str) -> str:
+    torch.manual_seed(0)
+    q, k, v, grad = (torch.randn(1, HEADS, LENGTH, d, device=device).to(dtype) for _ in range(4))
+    found = attended(lambda q, k, v: rival.attend(q, k, v, causal), q, k, v, grad)
+    exact = attended(lambda q, k, v: definition(q, k, v, causal), *(x.double() for x in (q, k, v, grad)))
+    plain = attended(lambda q, k, v: definition(q, k, v, causal), q, k, v, grad)
+    for name, x, y, z in zip(("o", "dq", "dk", "dv"), found, exact, plain):
+        error, size = (x.double() - y).norm(), y.norm()
+        if dtype == torch.float64:
+            most = 1e-9 * size
+        elif rival.ours:
+            most = 2 * (z.double() - y).norm() + torch.finfo(dtype).eps * size
+        else:
+            most = 1e-3 * size
+        if not error <= most:
+            return f"{name} is {error / size:.1e} off the definition, allowed is {most / size:.1e}"
+    return ""
+
+
+def attended(f, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Attended:
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    o = f(q, k, v)
+    return (o.detach(), *torch.autograd.grad(o, (q, k, v), grad))
+
+
+def definition(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return reference.quadratic(PHI(q), PHI(k), v, causal=causal)

@@ -1,0 +1,122 @@
+"""How long calls take: contenders measured in turns, so that whatever else the machine does hits all alike.
+
+A contender's first call is a warm-up and says how long one takes. Then come the rounds: in each, every contender
+in turn makes as many calls as fill `seconds_a_round`, and the round is worth their mean. Reported is the median
+of the rounds, with the least and the most. A call slower than its contender's patience is not repeated: its first
+is its time, and says so by `rounds = 1`. Memory is that of a call after the rounds, when code and buffers are there;
+where a call takes over a second, of the first.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from memory import peak_bytes
+
+MOST_CALLS = 2000
+SLOW = 1.0  # seconds a call, from which warming up more than once is a waste
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One call to be timed, in the surroundings (a context manager, not timed) that it is made in."""
+
+    call: Callable[[], object]
+    patience: float = 4.0  # seconds a call
+    surroundings: Callable[[], AbstractContextManager] = nullcontext
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is spent on one contender."""
+
+    seconds_a_round: float = 0.03
+    seconds: float = 2.5  # for all of its rounds
+    rounds: tuple[int, int] = (3, 7)  # no fewer, no more
+
+    def plan(self, seconds_a_call: float) -> tuple[int, int]:
+        """(rounds, calls a round)."""
+        calls = int(min(MOST_CALLS, max(1.0, self.seconds_a_round / max(seconds_a_call, 1e-9))))
+        least, most = self.rounds
+        return int(min(most, max(least, self.seconds / max(calls * seconds_a_call, 1e-9)))), calls
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median, least and most milliseconds a call; peak bytes above what was there before a call, where it is known."""
+
+    ms: float
+    ms_min: float
+    ms_max: float
+    rounds: int
+    calls: int
+    peak_bytes: int | None
+
+
+def measure_in_turns(
+    contenders: Mapping[Key, Contender], effort: Effort, device: str = "cpu"
+) -> dict[Key, Timing]:
+    """A timing a contender. Whoever raises leaves all unmeasured: what can't run should not be here."""
+    seconds, peaks, plans = {}, {}, {}
+    times: dict[Key, list[float]] = {key: [] for key in contenders}
+    for key, one in contenders.items():
+        with one.surroundings():
+            seconds[key], peaks[key] = metered(one.call, device)
+            if seconds[key] < SLOW:
+                seconds[key] = seconds_of(one.call, 1, device)
+            if seconds[key] <= one.patience:
+                plans[key] = effort.plan(seconds[key])
+    for i in range(max((rounds for rounds, _ in plans.values()), default=0)):
+        for key, (rounds, calls) in plans.items():
+            if i < rounds:
+                with contenders[key].surroundings():
+                    times[key].append(1000 * seconds_of(contenders[key].call, calls, device))
+    for key, one in contenders.items():
+        if seconds[key] < SLOW:
+            with one.surroundings():
+                peaks[key] = metered(one.call, device)[1]
+    timings = {}
+    for key in contenders:
+        rounds = times[key] or [1000 * seconds[key]]
+        calls = plans[key][1] if key in plans else 1
+        timings[key] = Timing(
+            statistics.median(rounds), min(rounds), max(rounds), len(rounds), calls, peaks[key]
+        )
+    return timings
+
+
+def seconds_of(f: Callable[[], object], calls: int, device: str = "cpu") -> float:
+    """Seconds a call, the mean of some."""
+    wait_for(device)
+    start = time.perf_counter()
+    for _ in range(calls):
+        f()
+    wait_for(device)
+    return (time.perf_counter() - start) / calls
+
+
+def metered(f: Callable[[], object], device: str) -> tuple[float, int | None]:
+    """(seconds, peak bytes) of one call: both at once, since a slow one is not to be made twice."""
+    seconds = 0.0
+
+    def call() -> object:
+        nonlocal seconds
+        start = time.perf_counter()
+        result = f()
+        wait_for(device)
+        seconds = time.perf_counter() - start
+        return result
+
+    peak = peak_bytes(call, device)
+    return seconds, peak
+
+
+def wait_for(device: str) -> None:
+    """Until the device has done what it was given: a GPU's clock is not ours."""
+    if device != "cpu":
+        torch.accelerator.synchronize(device)

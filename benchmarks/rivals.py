@@ -1,0 +1,113 @@
+"""Who is compared in `attention.py`: functions (q, k, v, causal) → o of (b, h, t, d) tensors.
+
+All but SDPA compute the same: linear attention with elu(x) + 1 features and its normaliser. fast-transformers and
+performer-pytorch take part where they are installed; nothing here needs them.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import elu, scaled_dot_product_attention
+
+from tarnn import Elu, linear_attention
+
+Attend = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+PHI = Elu()
+
+
+@dataclass(frozen=True)
+class Rival:
+    name: str
+    attend: Attend
+    power: int = 1  # its time grows as t^power
+    ours: bool = False  # wrong results of ours stop the benchmark, those of others leave them out
+    patience: float = 4.0  # seconds a call beyond which one call must do
+    surroundings: Callable[[], AbstractContextManager] = nullcontext
+
+
+def tarnn_attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return linear_attention(q, k, v, PHI, causal=causal)
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def fast_transformers() -> Attend:
+    """The first paper's code: layout (b, t, h, d), float32 only."""
+    from fast_transformers.attention import CausalLinearAttention, LinearAttention
+
+    kinds: dict[tuple[bool, int], torch.nn.Module] = {}
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        kind = (causal, q.shape[-1])
+        if kind not in kinds:
+            kinds[kind] = (CausalLinearAttention if causal else LinearAttention)(q.shape[-1])
+        # stands for masks that hide nothing; theirs would hold t² of it
+        mask = SimpleNamespace(lower_triangular=causal, all_ones=not causal)
+        lengths = SimpleNamespace(float_matrix=q.new_ones(q.shape[0], q.shape[2]))
+        return kinds[kind](*(x.transpose(1, 2) for x in (q, k, v)), mask, lengths, lengths).transpose(1, 2)
+
+    return attend
+
+
+def performer() -> Attend:
+    """performer-pytorch's products, on the same features."""
+    from performer_pytorch import performer_pytorch as theirs
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        f = theirs.causal_linear_attention_noncuda if causal else theirs.linear_attention
+        return f(elu(q) + 1, elu(k) + 1, v)
+
+    return attend
+
+
+OPTIONAL = {
+    "fast-transformers": ("fast_transformers", fast_transformers),
+    "performer": ("performer_pytorch", performer),
+}
+
+
+def native_kernels() -> tuple[bool, str]:
+    """(whether tarnn's native kernels serve, what it says about them)."""
+    try:
+        from tarnn.kernels import native
+    except ImportError:
+        return False, "this tarnn has no native kernels"
+    path, why = native.status()
+    return path.startswith("native"), f"{path}: {why}"
+
+
+def without_native_kernels() -> AbstractContextManager:
+    """Surroundings in which plain PyTorch serves."""
+    try:
+        from tarnn.kernels import native
+    except ImportError:
+        return nullcontext()
+    return native.disabled()
+
+
+def field(device: str = "cpu") -> tuple[list[Rival], dict[str, str]]:
+    """(the rivals that can run here, why the others can't)."""
+    rivals, absent = [], {}
+    served, why = native_kernels()
+    if served and device == "cpu":
+        rivals.append(Rival("native", tarnn_attend, ours=True))
+    else:
+        absent["native"] = why if device == "cpu" else f"the native kernels are for CPUs; this is {device}"
+    rivals.append(Rival("chunked", tarnn_attend, ours=True, surroundings=without_native_kernels))
+    rivals.append(Rival("sdpa", sdpa, power=2, patience=1.0))
+    for name, (module, build) in OPTIONAL.items():
+        if importlib.util.find_spec(module) is None:
+            absent[name] = "not installed"
+            continue
+        try:
+            rivals.append(Rival(name, build()))
+        except Exception as error:  # built for another torch, say: that is its affair
+            absent[name] = f"does not import: {type(error).__name__}: {error}"
+    return rivals, absent
