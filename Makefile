@@ -19,17 +19,24 @@ test: install
 	$(BIN)/python -m pytest -n 2 -q
 	$(BIN)/python -m pytest -n 2 -q -m "not compile and not refusals" --jaxtyping-packages=tarnn,beartype.beartype tests/ops tests/feature_maps tests/attention
 
-install: $(VENV)/.installed
+install: $(VENV)/.installed $(VENV)/.kernels
 
 # The pinned torch first: a bare range would bring gigabytes of CUDA. Then this package, without build
-# isolation, so that its build sees that torch.
+# isolation, so that its build sees that torch. Its kernels are compiled apart, where one sees what goes wrong.
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"tarnn needs Python 3.11 or newer; this is {sys.version}. Set PYTHON=python3.x"'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77"
+	$(BIN)/python -m pip install --quiet --upgrade pip "scikit-build-core>=1.1" cmake ninja
 	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[dev]"
+	TARNN_KERNELS=off $(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[dev]"
+	touch $@
+
+$(VENV)/.kernels: $(VENV)/.installed CMakeLists.txt $(wildcard csrc/*)
+	@if command -v "$${CXX:-c++}" > /dev/null; then \
+	    $(BIN)/cmake --log-level=WARNING -S . -B build/dev -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	        -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DTARNN_IN_PLACE=ON && $(BIN)/cmake --build build/dev; \
+	else echo "No C++ compiler ($${CXX:-c++}): attention will run in plain PyTorch, several times slower."; fi
 	touch $@
 
 clean:
-	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf build dist src/tarnn/kernels/*.so $(VENV)/.kernels .pytest_cache .ruff_cache .mypy_cache .hypothesis
