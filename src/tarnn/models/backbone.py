@@ -132,28 +132,35 @@ class TarnnModel(TarnnPreTrainedModel):
         )
 
     def prefill(
-        self, input_ids: Tensor, state: ModelState, attention_mask: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        state: ModelState,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
     ) -> tuple[Tensor, ModelState]:
-        """input_ids (b, t) on top of a state → (hidden states (b, t, hidden), the state after them)."""
+        """input_ids (b, t) on top of a state → (hidden states (b, t, hidden), the state after them).
+
+        inputs_embeds (b, t, width): their embeddings, where they are not just those of the ids.
+        """
         limit, t = self.config.max_position_embeddings, input_ids.shape[1]
         past = 0 if limit is None else int(state.position.max())
         check_length(self.config, t, past)
         (_, t), device = check_inputs(self.config, input_ids, attention_mask=attention_mask)
         positions = state.position[:, None] + positions_in(attention_mask, None, 0, t, device)
         key_mask = None if attention_mask is None else attention_mask.bool()
-        x, layers = self.embed(input_ids, positions), []
+        x, layers = self.embed(input_ids, positions, inputs_embeds), []
         for block, layer, turns in zip(self.layers, state.layers, self.turns(positions), strict=True):
             x, layer = block.prefill(x, layer, key_mask=key_mask, positions=turns)
             layers.append(layer)
         seen = t if key_mask is None else key_mask.sum(-1)
         return self.norm(x), ModelState(layers, state.position + seen)
 
-    def step(self, token_ids: Tensor, state: ModelState) -> Tensor:
-        """One token a row, (b,) → (b, hidden). Writes into `state`."""
+    def step(self, token_ids: Tensor, state: ModelState, inputs_embeds: Tensor | None = None) -> Tensor:
+        """One token a row, (b,) → (b, hidden). Writes into `state`. inputs_embeds (b, 1, width): as in `prefill`."""
         if self.config.max_position_embeddings is not None and not torch.compiler.is_compiling():
             check_length(self.config, 1, int(state.position.max()))
         positions = state.position[:, None]
-        x = self.embed(token_ids[:, None], positions)
+        x = self.embed(token_ids[:, None], positions, inputs_embeds)
         for block, layer, turns in zip(self.layers, state.layers, self.turns(positions), strict=True):
             x = block.step(x, layer, turns)
         state.position.add_(1)

@@ -10,7 +10,6 @@ from tarnn.models.choices import ATTENTIONS, DECAYS, FEATURE_MAPS, check_choices
 
 _CHOICES = {
     "decay": DECAYS,
-    "position": ("rotary", "sinusoidal", "sinusoidal_half", "learned", "none"),
     "norm": ("rms", "layer"),
     "norm_position": ("pre", "post"),
     "mlp": ("swiglu", "gelu"),
@@ -50,6 +49,7 @@ class TarnnConfig(PreTrainedConfig):
 
     model_type = "tarnn"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    positions: ClassVar[tuple[str, ...]] = ("rotary", "sinusoidal", "sinusoidal_half", "learned", "none")
 
     vocab_size: int = 257
     hidden_size: int = 256
@@ -134,25 +134,25 @@ class TarnnConfig(PreTrainedConfig):
     @classmethod
     def known_keys(cls) -> list[str]:
         """The choices that this class adds to transformers' own."""
-        own = get_annotations(TarnnConfig)
+        own = {name for c in cls.__mro__ if issubclass(c, TarnnConfig) for name in get_annotations(c)}
         return [field.name for field in fields(cls) if field.name in own]
 
     def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
         unknown = sorted(set(kwargs) - _FROM_TRANSFORMERS)
         if unknown:
             raise ValueError(
-                f"TarnnConfig has no {', '.join(map(repr, unknown))}; "
+                f"{type(self).__name__} has no {', '.join(map(repr, unknown))}; "
                 f"it takes {', '.join(self.known_keys())}."
             )
-        if (found := kwargs.get("model_type", "tarnn")) != "tarnn":
-            raise ValueError(f"this is the config of a {found!r} model, not of a tarnn model.")
+        if (found := kwargs.get("model_type", self.model_type)) != self.model_type:
+            raise ValueError(f"this is the config of a {found!r} model, not of a {self.model_type} model.")
 
     def _check(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
-            _check_positive_int(name, getattr(self, name))
+            check_positive_int(name, getattr(self, name))
         for name in ("num_key_value_heads", "head_dim", "intermediate_size", "max_position_embeddings"):
             if getattr(self, name) is not None:
-                _check_positive_int(name, getattr(self, name))
+                check_positive_int(name, getattr(self, name))
         for name in ("normalize", "bias", "qk_norm", "tie_word_embeddings"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false; got {getattr(self, name)!r}.")
@@ -160,8 +160,8 @@ class TarnnConfig(PreTrainedConfig):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value < high:
                 raise ValueError(f"{name} must be a number from {low} to below {high:g}; got {value!r}.")
-        for name, known in _CHOICES.items():
-            _check_choice(name, getattr(self, name), known)
+        for name, known in {**_CHOICES, "position": self.positions}.items():
+            check_choice(name, getattr(self, name), known)
         self._check_tokens()
         _check_pattern("attention", self.attention, ATTENTIONS, self.num_hidden_layers)
         _check_pattern("feature_map", self.feature_map, FEATURE_MAPS, self.num_hidden_layers)
@@ -201,19 +201,19 @@ class TarnnConfig(PreTrainedConfig):
             )
 
 
-def _check_positive_int(name: str, value) -> None:
+def check_positive_int(name: str, value) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a positive integer; got {value!r}.")
 
 
-def _check_choice(name: str, value, known) -> None:
+def check_choice(name: str, value, known) -> None:
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}.")
 
 
 def _check_pattern(name: str, value, known, num_layers: int) -> None:
     for one in [value] if isinstance(value, str) or not isinstance(value, list | tuple) else value:
-        _check_choice(name, one, known)
+        check_choice(name, one, known)
     if not isinstance(value, str) and (not value or num_layers % len(value)):
         raise ValueError(
             f"a list of {name}s is repeated over the layers, so their number must be a multiple of its "
