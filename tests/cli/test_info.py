@@ -8,6 +8,7 @@ import torch
 
 from tarnn.analysis.decode_cost import softmax_twin
 from tarnn.generation.checkpoint import open_model
+from tarnn.kernels import native
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 
@@ -69,11 +70,32 @@ def test_the_text_says_dtype_kernel_and_limits(command, checkpoints, tmp_path):
     assert half["weight_bytes"] == full["weight_bytes"] // 2
     assert half["memory"][0]["softmax_state_bytes"] == full["memory"][0]["softmax_state_bytes"] // 2
     assert half["memory"][0]["state_bytes"] == full["memory"][0]["state_bytes"]  # sums stay in float32
-    assert "PyTorch: it is the only path" in text
+    assert "CPU kernel  {}: {}".format(*native.status()) in text
     assert "any length" in text
     text = command("info", checkpoints["learned"], "--lengths", "48,49").out
     assert "at most 48" in text
     assert [line.endswith("(beyond its positions)") for line in text.splitlines()[-2:]] == [False, True]
+
+
+def test_without_a_checkpoint_it_tells_what_it_runs_on(command):
+    facts = json.loads(command("info", "--json").out)
+    assert facts["versions"]["torch"] == torch.__version__
+    assert facts["threads"] == torch.get_num_threads() == 1
+    assert facts["cores"] >= 1
+    assert facts["kernel"] == native.status()._asdict()
+    text = command("info").out
+    assert f"torch {torch.__version__}" in text
+    assert facts["processor"] in text
+    with native.disabled():
+        text = command("info").out
+    assert "CPU kernel   PyTorch: switched off by" in text
+    assert command("info", "--lengths", "9").is_refusal("name one: `tarnn info CHECKPOINT")
+
+
+def test_a_setting_of_the_kernels_that_nobody_knows(command, monkeypatch):
+    monkeypatch.setattr(native, "_status", None)
+    monkeypatch.setenv("TARNN_KERNELS", "of")
+    assert command("info").is_refusal("TARNN_KERNELS is off or required", "got 'of'")
 
 
 @pytest.mark.parametrize("lengths", ["", "0", "-3", "1,x", "1024,", "1.5"])

@@ -1,4 +1,4 @@
-"""`tarnn info`: what a checkpoint holds, and what it costs to run, beside the same model with softmax."""
+"""`tarnn info`: what tarnn runs on here; what a checkpoint holds and costs, beside the same model with softmax."""
 
 import json
 from pathlib import Path
@@ -9,30 +9,43 @@ from torch import nn
 from typer import Argument, Option
 
 from tarnn.analysis.decode_cost import softmax_twin
+from tarnn.cli.machine import kernel_facts, machine_facts, machine_text
 from tarnn.errors import UserError
 from tarnn.generation.checkpoint import open_config, read_headers, refuse_gaps
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.ops import LinearState
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-KERNEL = {"path": "PyTorch", "why": "it is the only path in this version, on every device"}
+LENGTHS = "1024,4096,16384,65536"
 
 
 def info(
-    checkpoint: Annotated[Path, Argument(help="A checkpoint folder, as `tarnn train --out` writes it.")],
+    checkpoint: Annotated[
+        Path | None, Argument(help="A checkpoint folder, as `tarnn train --out` writes it.")
+    ] = None,
     lengths: Annotated[
-        str, Option(help="Numbers of tokens, with commas between them.")
-    ] = "1024,4096,16384,65536",
+        str | None, Option(help=f"Numbers of tokens, with commas between them; {LENGTHS} unless given.")
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="As JSON, for programs.")] = False,
 ) -> None:
-    """Say what a checkpoint holds: parameters, layers, bytes of state, and memory at given lengths.
+    """Say what tarnn runs on; of a checkpoint its parameters, layers, bytes of state, and memory at given lengths.
+
+    Without a checkpoint: versions, processor, threads, and which path attention takes on the CPU, and why.
 
     Memory is what generating one sequence takes: the weights, and the state after so many tokens. Beside it
     stands the same model with softmax in every layer of attention, whose keys and values have to be kept.
     Nothing is run and no weight is read, only what the file's header says of them.
     """
-    facts = describe(checkpoint, parse_lengths(lengths))
-    print(json.dumps(facts, indent=2) if as_json else as_text(facts))
+    if checkpoint is not None:
+        facts = describe(checkpoint, parse_lengths(LENGTHS if lengths is None else lengths))
+    elif lengths is not None:
+        raise UserError(
+            "--lengths asks what a checkpoint takes; name one: `tarnn info CHECKPOINT --lengths …`."
+        )
+    else:
+        facts = machine_facts()
+    text = machine_text if checkpoint is None else as_text
+    print(json.dumps(facts, indent=2) if as_json else text(facts))
 
 
 def parse_lengths(text: str) -> list[int]:
@@ -70,7 +83,7 @@ def describe(checkpoint: Path, lengths: list[int]) -> dict[str, Any]:
             }
             for length in lengths
         ],
-        "kernel": KERNEL,
+        "kernel": kernel_facts(),
     }
 
 
@@ -118,7 +131,7 @@ def as_text(facts: dict[str, Any]) -> str:
         f"{config['num_attention_heads']} heads of {config['head_dim']}, vocabulary {config['vocab_size']:,}",
         "positions": config["position"] + (f", at most {limit:,}" if limit else ", any length"),
         **{f"layer {numbers}": kind for numbers, kind in runs(facts["layers"]).items()},
-        "kernel": f"{facts['kernel']['path']}: {facts['kernel']['why']}",
+        "CPU kernel": f"{facts['kernel']['path']}: {facts['kernel']['why']}",
     }
     width = max(map(len, rows))
     lines = [facts["checkpoint"], *(f"  {name:{width}}  {value}" for name, value in rows.items())]

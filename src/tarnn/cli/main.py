@@ -16,7 +16,7 @@ from tarnn._version import __version__
 COMMANDS = {
     "train": "Train a model on text: files, folders, globs, stdin, jsonl, a dataset, or a built-in corpus.",
     "generate": "Continue a prompt with a trained model, as an RNN: constant time and memory a token.",
-    "info": "Say what a checkpoint holds: parameters, layers, bytes of state.",
+    "info": "Say what tarnn runs on here, or what a checkpoint holds: parameters, layers, bytes of state.",
     "demo": "Train, generate and measure, in a few minutes: what this project is about.",
 }
 

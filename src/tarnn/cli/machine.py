@@ -1,0 +1,65 @@
+"""What tarnn runs on here: versions, processor, threads, and the path that attention takes."""
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tarnn
+from tarnn.kernels import native
+
+
+def machine_facts() -> dict[str, Any]:
+    """As JSON has it. ValueError for a setting of the kernels that nobody knows."""
+    return {
+        "versions": {
+            "tarnn": tarnn.__version__,
+            "torch": torch.__version__,
+            "transformers": version("transformers"),
+            "python": platform.python_version(),
+        },
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "accelerator": accelerator(),
+        "kernel": kernel_facts(),
+    }
+
+
+def kernel_facts() -> dict[str, str]:
+    """The path that attention takes on the CPU, and why."""
+    return native.status()._asdict()
+
+
+def processor() -> str:
+    """As Linux tells it; elsewhere what Python knows."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "unknown"
+
+
+def accelerator() -> str | None:
+    """The first one that torch knows, by name; None where there is none."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
+        return None
+    return torch.cuda.get_device_name() if device.type == "cuda" else device.type
+
+
+def machine_text(facts: dict[str, Any]) -> str:
+    """The same for the eye."""
+    rows = {
+        "versions": ", ".join(f"{name} {number}" for name, number in facts["versions"].items()),
+        "system": facts["system"],
+        "processor": f"{facts['processor']}, {facts['cores']} cores",
+        "threads": str(facts["threads"]),
+        "accelerator": facts["accelerator"] or "none",
+        "CPU kernel": f"{facts['kernel']['path']}: {facts['kernel']['why']}",
+    }
+    width = max(map(len, rows))
+    return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())
