@@ -1,12 +1,28 @@
 // Compiled once for each instruction set, with -DTARNN_ISA=<its name> and the flags that allow it.
-#include "kernels.h"
+#include "full.h"
+#include "step.h"
 
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
 
-const tarnn::Kernels* JOIN(tarnn_kernels_, TARNN_ISA)() {
-  static const tarnn::Kernels table = {TEXT(TARNN_ISA)};
-  return &table;
+namespace tarnn {
+namespace TARNN_ISA {
+
+template <typename T>
+void forward(const Problem& p) {
+  p.causal ? causal_forward<T>(p) : full_forward<T>(p);
 }
+
+template <typename T>
+void backward(const Problem& p) {
+  p.causal ? causal_backward<T>(p) : full_backward<T>(p);
+}
+
+const Kernels table = {TEXT(TARNN_ISA), {forward<float>, backward<float>, step<float>}, {forward<double>, backward<double>, step<double>}};
+
+}  // namespace TARNN_ISA
+}  // namespace tarnn
+
+const tarnn::Kernels* JOIN(tarnn_kernels_, TARNN_ISA)() { return &tarnn::TARNN_ISA::table; }

@@ -1,16 +1,97 @@
-// The table of kernels that csrc/isa.cpp fills once for each instruction set.
+// What the library hands to the kernels, and the table of kernels that each instruction set has.
 #pragma once
+
+#include <cstddef>
+#include <cstdint>
 
 namespace tarnn {
 
+using Index = std::int64_t;
+
+enum class Type { float32, float64, bfloat16, float16 };
+enum class Map { identity, elu, relu, squared_relu, exp };
+
+/// A tensor of up to four axes (row of the batch, head, time, channel) as it lies in memory; strides in elements.
+struct View {
+  void* data = nullptr;
+  Type type = Type::float32;
+  Index stride[4] = {0, 0, 0, 0};
+  explicit operator bool() const { return data != nullptr; }
+};
+
+/// Consecutive positions begin … end − 1 of one sequence, one key/value head: what one task works on. The stretches of
+/// a sequence and head follow one another.
+struct Stretch {
+  Index row;       // of q, k, v
+  Index sequence;  // of the states; the row, unless sequences are packed
+  Index head;      // key/value head
+  Index begin, end;
+  bool first, last;  // of their sequence
+  Index slot;        // where the state behind it is kept for the next: counts stretches that are not last, or all
+};
+
+struct Stretches {
+  const Stretch* at;
+  Index count, slots;
+};
+
+/// Sums S (f × e), z (f) and their maximum M, contiguous, a sequence and key/value head after the other; in the wide type.
+struct Sums {
+  void *S = nullptr, *z = nullptr, *M = nullptr;
+};
+
+struct Problem {
+  // r = h/g query heads share a key/value head; h, g: heads; f: features = d; e: width of a value
+  Index g, r, f, e;
+  Index chunk;         // positions a chunk
+  Stretches keys;      // of the keys; where causal, of the queries too
+  Stretches queries;   // of the queries, where not causal
+  View q, k, v, o;     // o is written by forward, read by backward
+  View log_decay;      // wide; its last axis has f entries if `channels`, else one
+  View key_log_weight; // wide
+  View mask;           // bool; the first and third strides count
+  bool channels, causal, normalize;
+  bool weighted;       // keys have log-weights, so the sums have a running maximum
+  Map map;
+  double eps;
+  View den;            // (b, h, t) wide, contiguous along t: written by forward, read by backward
+  Sums before, after;  // the state before (null: none), and behind
+  // backward
+  View grad_o, grad_q, grad_k, grad_v;
+  View grad_log_decay, grad_key_log_weight;  // wide; strides as those of the inputs; null where not wanted
+  Sums grad_after, grad_before;              // of S and z; M has none
+  // what runs tasks: all of them, on as many threads as torch has, each thread with `bytes` of scratch of its own
+  void (*run)(Index tasks, std::size_t bytes, void (*task)(void* context, Index i, void* scratch), void* context);
+};
+
+/// One token of every sequence and head; b·g states, one after the other, updated from `before` to `after` (which may be
+/// the same).
+struct Step {
+  Index b, g, r, f, e;
+  View q, k, v, o;  // time axis of one
+  View log_decay, key_log_weight;
+  bool channels, normalize, weighted;
+  Map map;
+  double eps;
+  Sums before, after;
+  void (*run)(Index tasks, std::size_t bytes, void (*task)(void* context, Index i, void* scratch), void* context);
+};
+
+template <typename T>
+struct KernelsOf {
+  void (*forward)(const Problem&);
+  void (*backward)(const Problem&);
+  void (*step)(const Step&);
+};
+
 struct Kernels {
   const char* isa;
+  KernelsOf<float> of_float;
+  KernelsOf<double> of_double;
 };
 
 }  // namespace tarnn
 
 const tarnn::Kernels* tarnn_kernels_baseline();
-#ifdef __x86_64__
 const tarnn::Kernels* tarnn_kernels_avx2();
 const tarnn::Kernels* tarnn_kernels_avx512();
-#endif

@@ -1,14 +1,30 @@
-// Registers the kernels with torch (stable ABI) and picks the instruction set.
+// Registers the kernels with torch (stable ABI: one binary for every Python and every torch from 2.10 on), picks the
+// instruction set, and turns tensors into what kernels take. Python (kernels/cpu.py) has checked shapes and dtypes, and
+// allocates all results.
+#include <atomic>
 #include <cstdlib>
+#include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 
 #include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
 
-#include "kernels.h"
+#include "plan.h"
 
 namespace {
+
+using tarnn::Index;
+using tarnn::Sums;
+using tarnn::View;
+using torch::stable::Tensor;
+using Maybe = std::optional<Tensor>;
+using torch::headeronly::ScalarType;
+
+// --- the instruction set
 
 const tarnn::Kernels* table_of(std::string_view isa) {
 #ifdef __x86_64__
@@ -35,7 +51,231 @@ const tarnn::Kernels& kernels() {
 
 std::string isa() { return kernels().isa; }
 
+template <typename F, typename G>
+void call(ScalarType dtype, F of_float, G of_double) {
+  dtype == ScalarType::Double ? of_double(kernels().of_double) : of_float(kernels().of_float);
+}
+
+// --- threads
+
+/// While a task runs, numbers below the smallest normal one count as zero: a decaying state reaches them, and they are
+/// slow by a factor of a hundred.
+class FlushDenormals {
+ public:
+#if defined(__x86_64__)
+  FlushDenormals() : before_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(before_ | 0x8040); }
+  ~FlushDenormals() { __builtin_ia32_ldmxcsr(before_); }
+
+ private:
+  unsigned before_;
+#elif defined(__aarch64__)
+  FlushDenormals() {
+    asm volatile("mrs %0, fpcr" : "=r"(before_));
+    asm volatile("msr fpcr, %0" ::"r"(before_ | (1ull << 24)));
+  }
+  ~FlushDenormals() { asm volatile("msr fpcr, %0" ::"r"(before_)); }
+
+ private:
+  unsigned long long before_;
+#endif
+};
+
+/// Memory of a thread, kept from call to call while it is small, so that a call does not begin with page faults.
+class ThreadMemory {
+ public:
+  void* at_least(std::size_t bytes) {
+    if (bytes > size_) {
+      block_.reset(static_cast<char*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
+      if (!block_) throw std::bad_alloc();
+      size_ = bytes;
+    }
+    return block_.get();
+  }
+  void shrink() {
+    if (size_ > (1 << 20)) block_.reset(), size_ = 0;
+  }
+
+ private:
+  struct Free {
+    void operator()(char* p) const { std::free(p); }
+  };
+  std::unique_ptr<char, Free> block_;
+  std::size_t size_ = 0;
+};
+
+void run(Index tasks, std::size_t bytes, void (*task)(void*, Index, void*), void* context) {
+  std::atomic<Index> next{0};
+  const auto worker = [&](Index, Index) {
+    thread_local ThreadMemory memory;
+    FlushDenormals flush;
+    void* scratch = memory.at_least(bytes);
+    for (Index i; (i = next.fetch_add(1)) < tasks;) task(context, i, scratch);
+    memory.shrink();
+  };
+  const Index threads = std::min<Index>(tasks, torch::stable::get_num_threads());
+  if (threads <= 1) return worker(0, 1);
+  torch::stable::parallel_for(0, threads, 1, worker);
+}
+
+// --- tensors
+
+View view(const Tensor& x) {
+  View out;
+  out.data = const_cast<void*>(x.const_data_ptr());
+  switch (x.scalar_type()) {
+    case ScalarType::Double: out.type = tarnn::Type::float64; break;
+    case ScalarType::BFloat16: out.type = tarnn::Type::bfloat16; break;
+    case ScalarType::Half: out.type = tarnn::Type::float16; break;
+    default: out.type = tarnn::Type::float32;
+  }
+  for (Index i = 0; i < x.dim(); ++i) out.stride[i] = x.stride(i);
+  return out;
+}
+
+View view(const Maybe& x) { return x ? view(*x) : View(); }
+
+/// (b, s) seen as (b, 1, s).
+View mask_view(const Maybe& x) {
+  View out = view(x);
+  out.stride[2] = out.stride[1];
+  out.stride[1] = 0;
+  return out;
+}
+
+void* data(const Maybe& x) { return x ? const_cast<void*>(x->const_data_ptr()) : nullptr; }
+
+/// What a call is about, but for its results.
+struct Inputs {
+  const Tensor &q, &k, &v;
+  const Maybe &log_decay, &key_log_weight, &S, &z, &M, &key_mask, &bounds;
+  Index map;
+  bool causal, normalize, weighted;
+  double eps;
+  Index chunk, stretch;
+};
+
+struct Call {
+  tarnn::Problem problem;
+  tarnn::Plan keys, queries;
+};
+
+void set_up(const Inputs& in, Call& call) {
+  tarnn::Problem& p = call.problem;
+  const Index b = in.k.size(0), g = in.k.size(1), t = in.q.size(2), s = in.k.size(2);
+  p.g = g;
+  p.r = in.q.size(1) / g;
+  p.f = in.k.size(3);
+  p.e = in.v.size(3);
+  p.chunk = in.chunk;
+  p.q = view(in.q);
+  p.k = view(in.k);
+  p.v = view(in.v);
+  p.log_decay = view(in.log_decay);
+  p.channels = in.log_decay && in.log_decay->dim() == 4;
+  p.key_log_weight = view(in.key_log_weight);
+  p.mask = mask_view(in.key_mask);
+  p.before = {data(in.S), data(in.z), data(in.M)};
+  p.map = static_cast<tarnn::Map>(in.map);
+  p.causal = in.causal;
+  p.normalize = in.normalize;
+  p.weighted = in.weighted;
+  p.eps = in.eps;
+  p.run = run;
+  const bool packed = in.bounds.has_value();
+  std::vector<Index> of_keys = {0, s}, of_queries = {0, t};
+  if (packed) {
+    const auto at = static_cast<const Index*>(data(in.bounds));
+    of_keys.assign(at, at + in.bounds->size(0));
+    of_queries = of_keys;
+  }
+  const Index sequences = packed ? static_cast<Index>(of_keys.size()) - 1 : b;
+  // eight tasks are enough to keep eight cores busy, and cost two cores a fifth; where nothing is causal, cuts cost nothing
+  const Index tasks = in.causal ? 8 : 16;
+  call.keys = tarnn::plan(of_keys, packed, sequences, g, in.chunk, tasks, in.stretch, !in.causal);
+  if (!in.causal) call.queries = tarnn::plan(of_queries, packed, sequences, g, in.chunk, tasks, in.stretch, true);
+  p.keys = call.keys.view();
+  p.queries = call.queries.view();
+}
+
+// --- the operators
+
+void forward(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight, Maybe S, Maybe z, Maybe M, Maybe key_mask,
+             Maybe bounds, Tensor o, Tensor den, Tensor S_out, Tensor z_out, Tensor M_out, int64_t map, bool causal,
+             bool normalize, bool weighted, double eps, int64_t chunk, int64_t stretch) {
+  Call c;
+  set_up({q, k, v, log_decay, key_log_weight, S, z, M, key_mask, bounds, map, causal, normalize, weighted, eps, chunk, stretch}, c);
+  c.problem.o = view(o);
+  c.problem.den = view(den);
+  c.problem.after = {S_out.mutable_data_ptr(), z_out.mutable_data_ptr(), M_out.mutable_data_ptr()};
+  call(q.scalar_type(), [&](auto& of) { of.forward(c.problem); }, [&](auto& of) { of.forward(c.problem); });
+}
+
+void backward(Tensor grad_o, Maybe grad_S, Maybe grad_z, Tensor o, Tensor den, Tensor q, Tensor k, Tensor v, Maybe log_decay,
+              Maybe key_log_weight, Maybe S, Maybe z, Maybe M, Maybe key_mask, Maybe bounds, Tensor grad_q, Tensor grad_k,
+              Tensor grad_v, Maybe grad_log_decay, Maybe grad_key_log_weight, Tensor grad_S_before, Tensor grad_z_before,
+              int64_t map, bool causal, bool normalize, bool weighted, double eps, int64_t chunk, int64_t stretch) {
+  Call c;
+  set_up({q, k, v, log_decay, key_log_weight, S, z, M, key_mask, bounds, map, causal, normalize, weighted, eps, chunk, stretch}, c);
+  tarnn::Problem& p = c.problem;
+  p.o = view(o);
+  p.den = view(den);
+  p.grad_o = view(grad_o);
+  p.grad_after = {data(grad_S), data(grad_z), nullptr};
+  p.grad_q = view(grad_q);
+  p.grad_k = view(grad_k);
+  p.grad_v = view(grad_v);
+  p.grad_log_decay = view(grad_log_decay);
+  p.grad_key_log_weight = view(grad_key_log_weight);
+  p.grad_before = {grad_S_before.mutable_data_ptr(), grad_z_before.mutable_data_ptr(), nullptr};
+  call(q.scalar_type(), [&](auto& of) { of.backward(p); }, [&](auto& of) { of.backward(p); });
+}
+
+void step(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight, Tensor S, Tensor z, Maybe M, Tensor o,
+          Tensor S_out, Tensor z_out, Maybe M_out, int64_t map, bool normalize, double eps) {
+  tarnn::Step p;
+  p.b = k.size(0);
+  p.g = k.size(1);
+  p.r = q.size(1) / p.g;
+  p.f = k.size(3);
+  p.e = v.size(3);
+  p.q = view(q);
+  p.k = view(k);
+  p.v = view(v);
+  p.o = view(o);
+  p.log_decay = view(log_decay);
+  p.channels = log_decay && log_decay->dim() == 4;
+  p.key_log_weight = view(key_log_weight);
+  p.normalize = normalize;
+  p.weighted = M_out.has_value();
+  p.map = static_cast<tarnn::Map>(map);
+  p.eps = eps;
+  p.before = {data(S), data(z), data(M)};
+  p.after = {S_out.mutable_data_ptr(), z_out.mutable_data_ptr(), data(M_out)};
+  p.run = run;
+  call(q.scalar_type(), [&](auto& of) { of.step(p); }, [&](auto& of) { of.step(p); });
+}
+
 }  // namespace
 
-STABLE_TORCH_LIBRARY(tarnn_cpu, m) { m.def("isa() -> str"); }
+#define INPUTS                                                                                                      \
+  "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_log_weight, Tensor? S, Tensor? z, Tensor? M, "      \
+  "Tensor? key_mask, Tensor? bounds, "
+#define OPTIONS "int map, bool causal, bool normalize, bool weighted, float eps, int chunk, int stretch) -> ()"
+
+STABLE_TORCH_LIBRARY(tarnn_cpu, m) {
+  m.def("isa() -> str");
+  m.def("forward(" INPUTS "Tensor(a!) o, Tensor(b!) den, Tensor(c!) S_out, Tensor(d!) z_out, Tensor(e!) M_out, " OPTIONS);
+  m.def("backward(Tensor grad_o, Tensor? grad_S, Tensor? grad_z, Tensor o, Tensor den, " INPUTS
+        "Tensor(a!) grad_q, Tensor(b!) grad_k, Tensor(c!) grad_v, Tensor(d!)? grad_log_decay, "
+        "Tensor(e!)? grad_key_log_weight, Tensor(f!) grad_S_before, Tensor(g!) grad_z_before, " OPTIONS);
+  m.def("step(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_log_weight, Tensor S, Tensor z, Tensor? M, "
+        "Tensor(a!) o, Tensor(b!) S_out, Tensor(c!) z_out, Tensor(d!)? M_out, int map, bool normalize, float eps) -> ()");
+}
+
 STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CompositeExplicitAutograd, m) { m.impl("isa", TORCH_BOX(&isa)); }
+
+STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CPU, m) {
+  m.impl("forward", TORCH_BOX(&forward));
+  m.impl("backward", TORCH_BOX(&backward));
+  m.impl("step", TORCH_BOX(&step));
+}

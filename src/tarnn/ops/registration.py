@@ -1,8 +1,8 @@
 """Linear attention as a torch operator: schema, shapes without data, first and second derivative.
 
 `tarnn::linear_attention` is opaque to torch.compile, which sees only its schema and fake kernel; inside, a
-backend from `tarnn.kernels` does the work, and packed sequences are handed to it in groups of similar length.
-The second derivative is autograd through the backend's own differentiable forward.
+backend from `tarnn.kernels` does the work: the compiled one where it serves, else plain PyTorch, which takes packed
+sequences in groups of similar length. The second derivative is autograd through the latter's differentiable forward.
 """
 
 from dataclasses import replace
@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tarnn.kernels import eager
+from tarnn.kernels import cpu, eager
 from tarnn.kernels.eager import Call, Gradients
 from tarnn.ops import packing
 from tarnn.ops.precision import full_precision, wide
@@ -27,6 +27,7 @@ def _call(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, feature_map, ca
 
 
 def forward(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, *options):
+    """In plain PyTorch: autograd and torch.func see through it."""
     call = _call(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, *options)
     with full_precision(q):
         return eager.forward(call) if cu_seqlens is None else _packed_forward(call, cu_seqlens)
@@ -37,8 +38,11 @@ def forward(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, *
     mutates_args=(),
     schema=f"({_INPUTS}) -> (Tensor o, Tensor den, Tensor S, Tensor z, Tensor M)",
 )
-def linear_attention_op(*inputs):
-    return forward(*inputs)
+def linear_attention_op(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, *options):
+    if not cpu.serves(q):
+        return forward(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, *options)
+    cuts = None if cu_seqlens is None else packing.bounds(cu_seqlens, q.shape[2])
+    return cpu.forward(_call(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, *options), cuts)
 
 
 @linear_attention_op.register_fake
@@ -65,7 +69,10 @@ def backward_op(grad_o, grad_S, grad_z, o, den, *inputs):
     *tensors, key_mask, cu_seqlens = inputs[:10]
     call = _call(*tensors, key_mask, *inputs[10:])
     with full_precision(grad_o):
-        if cu_seqlens is None:
+        if cpu.serves(grad_o):
+            cuts = None if cu_seqlens is None else packing.bounds(cu_seqlens, call.q.shape[2])
+            grads = cpu.backward(call, grad_o, grad_S, grad_z, o, den, cuts)
+        elif cu_seqlens is None:
             grads = eager.backward(call, grad_o, grad_S, grad_z, o, den)
         else:
             grads = _packed_backward(call, cu_seqlens, grad_o, grad_S, grad_z, o, den)

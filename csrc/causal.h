@@ -1,0 +1,132 @@
+// Causal attention, forward: one sweep over a stretch, chunk by chunk.
+//
+//     P  = (φ(Q) φ(K)ᵀ) ⊙ pair, lower triangle      o = (P V + query ⊙ φ(Q) S) · factor
+//     S ← keep·S + (key ⊙ φ(K))ᵀ V                  z likewise; den = P 1 + query ⊙ φ(Q) z
+//
+// (eq. 9–12 of Katharopoulos et al. 2020, arXiv 2006.16236, by chunks). `weights.h` has the factors.
+#pragma once
+
+#include "stretches.h"
+
+namespace tarnn {
+namespace TARNN_ISA {
+
+/// P (rows × rows) for a decay with channels: key j, multiplied up position by position, meets query after query.
+template <typename T>
+void channel_pairs(const Keys<T>& keys, const Sizes<T>& n, const T* phi_q, T* P, T* key) {
+  for (Index i = 0; i < keys.rows; ++i) clear(P + i * n.ldc, n.ldc);
+  for (Index j = 0; j < keys.rows; ++j) {
+    for (Index x = 0; x < n.f; x += width<T>) store(key + x, load(keys.phi + j * n.ldf + x) * keys.weights.u[j]);
+    for (Index i = j; i < keys.rows; ++i) {
+      if (i > j) multiply(key, keys.weights.a + i * n.ldf, n.ldf, 1, n.f, key);
+      P[i * n.ldc + j] = dot(phi_q + i * n.ldf, key, n.f);
+    }
+  }
+}
+
+/// Zero above the diagonal, and times `pair`.
+template <typename T>
+void mask_pairs(const Keys<T>& keys, const Sizes<T>& n, T* P) {
+  const Bits<T> lane = iota<T>();
+  const bool weigh = !keys.weights.plain && !keys.weights.channels;
+  for (Index i = 0; i < keys.rows; ++i)
+    for (Index j = 0; j < keys.rows; j += width<T>) {
+      T* at = P + i * n.ldc + j;
+      Vec<T> x = lane <= static_cast<int>(i - j) ? load(at) : Vec<T>{};
+      store(at, weigh ? x * load(keys.weights.pair + i * n.ldc + j) : x);
+    }
+}
+
+/// P, masked and weighted. keys_t: φ(K)ᵀ (f × c); where the decay has channels, a row for a key.
+template <typename T>
+void pairs(const Keys<T>& keys, const Sizes<T>& n, const T* phi_q, T* keys_t, T* P) {
+  if (keys.weights.channels) return channel_pairs(keys, n, phi_q, P, keys_t);
+  matmul<Part::lower_result>(keys.rows, keys.rows, n.f, {phi_q, n.ldf, 1}, keys_t, n.ldc, P, n.ldc, false);
+  mask_pairs(keys, n, P);
+}
+
+/// Σ_j P_ij + q_i·z, for all rows: lanes first, then, in squares, the sums of the lanes.
+template <typename T>
+void denominators(const Sizes<T>& n, Index rows, const T* P, const T* q, const T* z, T* den) {
+  constexpr Index w = width<T>;
+  T lanes[w * w], turned[w * w];
+  for (Index i = 0; i < rows; i += w) {
+    for (Index l = 0; l < w; ++l) {
+      Vec<T> total{};
+      if (i + l < rows) {
+        total = dot_lanes(q + (i + l) * n.ldf, z, n.f);
+        for (Index j = 0; j <= i + l; j += w) total += load(P + (i + l) * n.ldc + j);
+      }
+      store(lanes + l * w, total);
+    }
+    transpose_square(lanes, w, turned, w);
+    Vec<T> total{};
+    for (Index l = 0; l < w; ++l) total += load(turned + l * w);
+    store(den + i, total);
+  }
+}
+
+template <typename T>
+struct CausalScratch {
+  Keys<T> keys;
+  State<T> state;
+  T *keys_t, *q, *scale, *q_weighted, *P, *o, *den, *factor;
+  CausalScratch(Scratch& scratch, const Problem& p, const Sizes<T>& n)
+      : keys(take_keys(scratch, p, n)), state{scratch.take<T>(n.f_rows() * n.lde), scratch.take<T>(n.ldf), 0} {
+    keys_t = scratch.take<T>(n.f_rows() * n.ldc);
+    q = scratch.take<T>(n.rows() * n.ldf);
+    scale = scratch.take<T>(n.ldc);
+    q_weighted = keys.weights.plain ? q : scratch.take<T>(n.rows() * n.ldf);
+    P = scratch.take<T>(n.rows() * n.ldc);
+    o = scratch.take<T>(n.rows() * n.lde);
+    den = scratch.take<T>(n.ldc);
+    factor = scratch.take<T>(n.ldc);
+  }
+};
+
+/// The outputs of one query head in the chunk that `at.keys` holds.
+template <typename T>
+void causal_outputs(const Problem& p, const Sizes<T>& n, const Stretch& s, Index head, Index time, CausalScratch<T>& at) {
+  const Index rows = at.keys.rows;
+  load_tile(p.q, s.row, head, time, rows, n.f, at.q, n.ldf);
+  features(p.map, at.q, n.ldf, rows, n.f, at.scale);
+  pairs(at.keys, n, at.q, at.keys_t, at.P);
+  const T* q = weighted_queries(at.keys, n, at.q, rows, at.q_weighted);
+  denominators(n, rows, at.P, q, at.state.z, at.den);
+  matmul<Part::lower_left>(rows, n.e, rows, {at.P, n.ldc, 1}, at.keys.v, n.lde, at.o, n.lde, false);
+  matmul(rows, n.e, n.f, {q, n.ldf, 1}, at.state.S, n.lde, at.o, n.lde, true);
+  for (Index i = 0; i < rows; ++i)
+    at.factor[i] = output_factor(p, at.den[i], at.keys.weights.plain ? T(0) : at.keys.weights.M[i],
+                                 p.map == Map::exp ? at.scale[i] : T(0));
+  scale_rows(at.o, n.lde, rows, n.e, at.factor);
+  store_tile(at.o, n.lde, p.o, s.row, head, time, rows, n.e);
+  std::memcpy(static_cast<T*>(p.den.data) + offset(p.den, s.row, head, time), at.den,
+              static_cast<std::size_t>(rows) * sizeof(T));
+}
+
+template <typename T>
+void causal_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, CausalScratch<T>& at) {
+  for (Index time = s.begin; time < s.end; time += n.c) {
+    load_keys(p, n, s, time, smaller(n.c, s.end - time), at.state.M, at.keys);
+    if (!p.channels) transpose(at.keys.phi, n.ldf, at.keys.rows, n.f, at.keys_t, n.ldc);
+    for (Index r = 0; r < p.r; ++r) causal_outputs(p, n, s, s.head * p.r + r, time, at);
+    absorb(at.keys, n, at.state);
+  }
+  if (s.last) put_state(p, n, s, at.state, p.after);
+}
+
+template <typename T>
+void causal_forward(const Problem& p) {
+  const Sizes<T> n(p);
+  Owned<T> slots(p.keys.slots * n.state());
+  states_behind(p, n, p.keys, slots.get());
+  parallel(p, p.keys.count, bytes_of<CausalScratch<T>>(p, n), [&](Index i, void* memory) {
+    Scratch scratch(memory);
+    CausalScratch<T> at(scratch, p, n);
+    state_before(p, n, p.keys, i, slots.get(), at.state);
+    causal_sweep(p, n, p.keys.at[i], at);
+  });
+}
+
+}  // namespace TARNN_ISA
+}  // namespace tarnn

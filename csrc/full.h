@@ -1,0 +1,150 @@
+// Attention that sees everything: one state of all keys, which all queries read; forward and backward.
+//
+//     S = Σ_j e^(w_j − M) φ(k_j) v_jᵀ,  M the largest w_j          o = φ(Q) S · factor
+//     dφ(Q) = G Sᵀ + G_z zᵀ      R = φ(Q)ᵀ G      dφ(K) = key ⊙ (V Rᵀ + 1 R_zᵀ)      dV = (key ⊙ φ(K)) R
+#pragma once
+
+#include "causal_backward.h"
+
+namespace tarnn {
+namespace TARNN_ISA {
+
+/// The state that query stretch s reads: behind the last stretch of its keys.
+template <typename T>
+const T* whole_state(const Problem& p, const Sizes<T>& n, const T* slots, const Index* last_slot, const Stretch& s) {
+  return slots + last_slot[place(p, s)] * n.state();
+}
+
+/// Of each sequence and head, the slot of its last stretch of keys.
+inline void find_last(const Problem& p, Index* last_slot) {
+  for (Index i = 0; i < p.keys.count; ++i)
+    if (p.keys.at[i].last) last_slot[place(p, p.keys.at[i])] = p.keys.at[i].slot;
+}
+
+template <typename T>
+void full_outputs(const Problem& p, const Sizes<T>& n, const Stretch& s, Index head, Index time, CausalScratch<T>& at) {
+  const Index rows = smaller(n.c, s.end - time);
+  load_tile(p.q, s.row, head, time, rows, n.f, at.q, n.ldf);
+  features(p.map, at.q, n.ldf, rows, n.f, at.scale);
+  matmul(rows, n.e, n.f, {at.q, n.ldf, 1}, at.state.S, n.lde, at.o, n.lde, false);
+  T* den = static_cast<T*>(p.den.data) + offset(p.den, s.row, head, time);
+  for (Index i = 0; i < rows; ++i) {
+    den[i] = dot(at.q + i * n.ldf, at.state.z, n.f);
+    at.factor[i] = output_factor(p, den[i], finite(at.state.M), p.map == Map::exp ? at.scale[i] : T(0));
+  }
+  scale_rows(at.o, n.lde, rows, n.e, at.factor);
+  store_tile(at.o, n.lde, p.o, s.row, head, time, rows, n.e);
+}
+
+template <typename T>
+void full_forward(const Problem& p) {
+  const Sizes<T> n(p);
+  Owned<T> slots(p.keys.slots * n.state());
+  Owned<Index> last_slot(p.keys.count);
+  find_last(p, last_slot.get());
+  states_behind(p, n, p.keys, slots.get());
+  parallel(p, p.queries.count, bytes_of<CausalScratch<T>>(p, n), [&](Index i, void* memory) {
+    Scratch scratch(memory);
+    CausalScratch<T> at(scratch, p, n);
+    const Stretch& s = p.queries.at[i];
+    read_state(whole_state(p, n, slots.get(), last_slot.get(), s), n, at.state);
+    if (s.first) put_state(p, n, s, at.state, p.after);
+    for (Index time = s.begin; time < s.end; time += n.c)
+      for (Index r = 0; r < p.r; ++r) full_outputs(p, n, s, s.head * p.r + r, time, at);
+  });
+}
+
+/// Gradients of a stretch's queries; `own` gets R of them alone, transposed.
+template <typename T>
+void full_query_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, T M, T* own, BackwardScratch<T>& at) {
+  Queries<T>& q = at.queries;
+  clear(at.R, n.e * n.ldf);
+  clear(at.R_z, n.ldf);
+  for (Index time = s.begin; time < s.end; time += n.c) {
+    const Index rows = smaller(n.c, s.end - time);
+    for (Index r = 0; r < p.r; ++r) {
+      const Index head = s.head * p.r + r;
+      load_queries(p, n, s.row, head, time, rows, static_cast<const T*>(nullptr), finite(M), q);
+      matmul(rows, n.f, n.e, {q.G, n.lde, 1}, at.S, n.ldf, q.grad_phi, n.ldf, false);
+      add_outer(q.grad_phi, q.G_z, at.z, n.ldf, rows, n.f);
+      matmul(n.e, n.f, rows, {q.G, 1, n.lde}, q.phi, n.ldf, at.R, n.ldf, true);
+      add_rows(at.R_z, q.G_z, q.phi, n.ldf, rows, n.f);
+      store_feature_gradients(p, n, p.q, p.grad_q, s.row, head, time, rows, q.phi, q.grad_phi, q.x);
+    }
+  }
+  std::memcpy(own, at.R, static_cast<std::size_t>(n.e * n.ldf) * sizeof(T));
+  std::memcpy(own + n.e * n.ldf, at.R_z, static_cast<std::size_t>(n.ldf) * sizeof(T));
+}
+
+template <typename T>
+void full_key_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, T M, BackwardScratch<T>& at) {
+  Keys<T>& keys = at.keys;
+  for (Index time = s.begin; time < s.end; time += n.c) {
+    load_keys(p, n, s, time, smaller(n.c, s.end - time), M, keys);
+    const Index rows = keys.rows;
+    for (Index i = 0; i < rows; ++i) std::memcpy(at.grad_phi + i * n.ldf, at.R_z, static_cast<std::size_t>(n.ldf) * sizeof(T));
+    matmul(rows, n.f, n.e, {keys.v, n.lde, 1}, at.R, n.ldf, at.grad_phi, n.ldf, true);
+    matmul(rows, n.e, n.f, {keys.phi, n.ldf, 1}, at.square, n.lde, at.grad_v, n.lde, false);
+    if (p.weighted) {  // in units of the whole's maximum, not of the chunk's
+      for (Index i = 0; i < rows; ++i)
+        keys.scale[i] = exp_one<T>(log_weight(p, s, time + i, p.map == Map::exp ? keys.scale[i] : T(0), is_masked(p, s.row, time + i)) - finite(M));
+      scale_rows(at.grad_phi, n.ldf, rows, n.f, keys.scale);
+      scale_rows(at.grad_v, n.lde, rows, n.e, keys.scale);
+    }
+    store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x);
+  }
+}
+
+template <typename T>
+void full_backward(const Problem& p) {
+  const Sizes<T> n(p);
+  const Index block = (n.e + 1) * n.ldf;
+  const std::size_t bytes = bytes_of<BackwardScratch<T>>(p, n);
+  Owned<T> slots(p.keys.slots * n.state()), own(p.queries.count * block);
+  Owned<Index> last_slot(p.keys.count), queries_of(p.keys.count);
+  find_last(p, last_slot.get());
+  states_behind(p, n, p.keys, slots.get());
+  parallel(p, p.queries.count, bytes, [&](Index i, void* memory) {
+    Scratch scratch(memory);
+    BackwardScratch<T> at(scratch, p, n);
+    State<T> state{at.square, at.z, 0};
+    read_state(whole_state(p, n, slots.get(), last_slot.get(), p.queries.at[i]), n, state);
+    transpose_state(n, at.square, at.S);
+    full_query_sweep(p, n, p.queries.at[i], state.M, own.get() + i * block, at);
+  });
+  Owned<T> square(n.f_rows() * n.lde), given(n.e_rows() * n.ldf + n.ldf);
+  T* given_z = given.get() + n.e_rows() * n.ldf;
+  for (Index i = 0, first = 0; i < p.queries.count; ++i) {  // R of all queries, where that of the first stretch was
+    const Stretch& s = p.queries.at[i];
+    if (s.first) {
+      queries_of.get()[place(p, s)] = first = i;
+      given_gradient(p, n, s, square.get(), given.get(), given_z);
+    }
+    T *total = own.get() + first * block, *here = own.get() + i * block;
+    for (Index j = 0; j < block; ++j) {
+      if (s.first) total[j] += j < n.e * n.ldf ? given.get()[j] : given_z[j - n.e * n.ldf];
+      else total[j] += here[j];
+    }
+  }
+  parallel(p, p.keys.count, bytes, [&](Index i, void* memory) {
+    Scratch scratch(memory);
+    BackwardScratch<T> at(scratch, p, n);
+    const Stretch& s = p.keys.at[i];
+    const T* R = own.get() + queries_of.get()[place(p, s)] * block;
+    std::memcpy(at.R, R, static_cast<std::size_t>(n.e * n.ldf) * sizeof(T));
+    std::memcpy(at.R_z, R + n.e * n.ldf, static_cast<std::size_t>(n.ldf) * sizeof(T));
+    transpose(at.R, n.ldf, n.e, n.f, at.square, n.lde);
+    const T M = whole_state(p, n, slots.get(), last_slot.get(), s)[n.f * n.e + n.f];
+    full_key_sweep(p, n, s, M, at);
+    if (!s.first) return;
+    State<T> before{at.square, at.z, 0};
+    given_state(p, n, s, before);
+    const T keep = p.weighted ? exp_one<T>(before.M - finite(M)) : T(1);
+    for (Index j = 0; j < n.e * n.ldf; ++j) at.R[j] *= keep;
+    for (Index j = 0; j < n.ldf; ++j) at.R_z[j] *= keep;
+    put_gradient(p, n, s, at.R, at.R_z, at.square);
+  });
+}
+
+}  // namespace TARNN_ISA
+}  // namespace tarnn

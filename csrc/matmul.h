@@ -1,0 +1,88 @@
+// C = A·B or C += A·B for small matrices that lie in cache. B and C have their rows in vectors, with room up to a whole
+// vector at the end of each row (what B holds there is computed with and never read); A is read one number at a time,
+// so it may as well be the transpose of what lies in memory. That one product serves everything in linear attention.
+#pragma once
+
+#include "vector.h"
+
+namespace tarnn {
+namespace TARNN_ISA {
+
+// A tile is as many sums as fit the registers beside one row of B: with 32 registers 24 sums, with 16 registers 12.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int tile_sums = 24, tile_vectors = 4;
+#else
+constexpr int tile_sums = 12, tile_vectors = 2;
+#endif
+constexpr int tile_rows(int vectors) { return vectors == 1 ? tile_sums / 2 : tile_sums / vectors; }
+
+/// What is known to be zero, or is not wanted, in a product of m × k and k × n; by whole tiles.
+enum class Part {
+  all,
+  lower_result,   // only C[i][j] with j ≤ i
+  lower_left,     // A[i][k] is 0 for k > i
+  upper_left,     // A[i][k] is 0 for k < i
+  lower_right,    // B[k][j] is 0 for k < j
+};
+
+template <typename T>
+struct Left {
+  const T* at;
+  Index row, column;  // A[i][k] = at[i·row + k·column]
+};
+
+/// One tile of R rows and N vectors, summed over k in registers.
+template <typename T, int R, int N>
+TARNN_INLINE void tile(Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add) {
+  Vec<T> sums[R][N];
+  for (int i = 0; i < R; ++i)
+    for (int j = 0; j < N; ++j) sums[i][j] = add ? load(c + i * ldc + j * width<T>) : Vec<T>{};
+  for (Index l = 0; l < k; ++l) {
+    Vec<T> right[N];
+    for (int j = 0; j < N; ++j) right[j] = load(b + l * ldb + j * width<T>);
+    for (int i = 0; i < R; ++i) {
+      Vec<T> left = broadcast<T>(a.at[i * a.row + l * a.column]);
+      for (int j = 0; j < N; ++j) sums[i][j] += left * right[j];
+    }
+  }
+  for (int i = 0; i < R; ++i)
+    for (int j = 0; j < N; ++j) store(c + i * ldc + j * width<T>, sums[i][j]);
+}
+
+template <typename T, int N, int R = tile_rows(N)>
+void tile_of(int rows, Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add) {
+  if (rows == R) return tile<T, R, N>(k, a, b, ldb, c, ldc, add);
+  if constexpr (R > 1) tile_of<T, N, R - 1>(rows, k, a, b, ldb, c, ldc, add);
+}
+
+/// N vectors' worth of columns, from column j on.
+template <Part part, int N, typename T>
+void columns(Index j, Index m, Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add) {
+  Index left = (m + tile_rows(N) - 1) / tile_rows(N);  // tiles to go; as even as they come: 32 rows are 6 + 6 + 5 + 5 + 5 + 5
+  for (Index i = 0, rows; i < m; i += rows, --left) {
+    rows = (m - i + left - 1) / left;
+    if (part == Part::lower_result && j > i + rows - 1) continue;
+    const Index from = part == Part::upper_left ? i : part == Part::lower_right ? (j < k ? j : k) : 0;
+    const Index to = part == Part::lower_left && i + rows < k ? i + rows : k;
+    tile_of<T, N>(static_cast<int>(rows), to - from, {a.at + i * a.row + from * a.column, a.row, a.column},
+                  b + from * ldb + j, ldb, c + i * ldc + j, ldc, add);
+  }
+}
+
+template <Part part = Part::all, typename T>
+void matmul(Index m, Index n, Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add) {
+  Index vectors = whole<T>(n) / width<T>;
+  for (Index j = 0, wide; vectors > 0; j += wide * width<T>, vectors -= wide) {
+    const Index panels = (vectors + tile_vectors - 1) / tile_vectors;
+    wide = (vectors + panels - 1) / panels;
+    if (wide == 1) columns<part, 1>(j, m, k, a, b, ldb, c, ldc, add);
+    if (wide == 2) columns<part, 2>(j, m, k, a, b, ldb, c, ldc, add);
+    if constexpr (tile_vectors > 2) {
+      if (wide == 3) columns<part, 3>(j, m, k, a, b, ldb, c, ldc, add);
+      if (wide == 4) columns<part, 4>(j, m, k, a, b, ldb, c, ldc, add);
+    }
+  }
+}
+
+}  // namespace TARNN_ISA
+}  // namespace tarnn

@@ -1,0 +1,143 @@
+// One token: S ← keep·S + e^w φ(k) vᵀ, z likewise, o = φ(q)ᵀS / (φ(q)ᵀz + eps); the state is read and written once.
+// (eq. 16–20 of Katharopoulos et al. 2020, arXiv 2006.16236)
+#pragma once
+
+#include "chunk.h"
+
+namespace tarnn {
+namespace TARNN_ISA {
+
+template <typename T>
+struct StepScratch {
+  T *q, *k, *v, *o, *d, *keep;
+  StepScratch(Scratch& scratch, const Step& p) {
+    const Index ldf = whole<T>(p.f), lde = whole<T>(p.e);
+    q = scratch.take<T>(p.r * ldf);
+    k = scratch.take<T>(ldf);
+    v = scratch.take<T>(lde);
+    o = scratch.take<T>(p.r * lde);
+    d = scratch.take<T>(ldf);
+    keep = scratch.take<T>(ldf);
+  }
+};
+
+/// The part of a row's vector that lies before its end, and the way back.
+template <typename T>
+TARNN_INLINE Vec<T> load_some(const T* p, Index n) {
+  if (n >= width<T>) return load(p);
+  T lanes[width<T>] = {};
+  for (Index i = 0; i < n; ++i) lanes[i] = p[i];
+  return load(lanes);
+}
+
+template <typename T>
+TARNN_INLINE void store_some(T* p, Vec<T> x, Index n) {
+  if (n >= width<T>) return store(p, x);
+  T lanes[width<T>];
+  store(lanes, x);
+  for (Index i = 0; i < n; ++i) p[i] = lanes[i];
+}
+
+/// N vectors of columns: all rows of S pass once; the first query head reads along.
+template <int N, typename T>
+TARNN_INLINE void update_columns(Index f, Index e, const T* keep, const T* k, const T* v, const T* q, const T* from, T* to,
+                                 Index left, T* o) {
+  Vec<T> value[N], total[N];
+  for (int j = 0; j < N; ++j) value[j] = load(v + j * width<T>), total[j] = Vec<T>{};
+  for (Index i = 0; i < f; ++i)
+    for (int j = 0; j < N; ++j) {
+      const Index at = i * e + j * width<T>, n = left - j * width<T>;
+      Vec<T> row = N == 1 ? load_some(from + at, n) : load(from + at);
+      row = row * keep[i] + value[j] * k[i];
+      if (N == 1) store_some(to + at, row, n);
+      else store(to + at, row);
+      total[j] += row * q[i];
+    }
+  for (int j = 0; j < N; ++j) store(o + j * width<T>, total[j]);
+}
+
+/// keep (f), the key's factor, and M: what the step multiplies with. d: the log-decay, one or f.
+template <typename T>
+T step_factors(const Step& p, Index b, Index g, T scale, T M, T* d, T* keep, T& M_out) {
+  const Index x = p.channels ? p.f : 1, ldf = whole<T>(p.f);
+  if (p.log_decay) load_tile(p.log_decay, b, g, 0, 1, x, d, ldf);
+  else d[0] = 0;
+  M_out = M;
+  T enter = 1;
+  if (p.weighted) {
+    T most = d[0], w = scale;
+    for (Index i = 1; i < x; ++i) most = d[i] > most ? d[i] : most;
+    if (p.key_log_weight) w += static_cast<const T*>(p.key_log_weight.data)[offset(p.key_log_weight, b, g, 0)];
+    M_out = M + most > w ? M + most : w;
+    for (Index i = 0; i < x; ++i) d[i] = (d[i] + M) - finite(M_out);
+    enter = exp_one<T>(w - finite(M_out));
+  }
+  if (!p.channels)
+    for (Index i = 1; i < ldf; ++i) d[i] = d[0];
+  for (Index i = 0; i < ldf; i += width<T>) store(keep + i, exp_nonpositive(load(d + i)));
+  return enter;
+}
+
+template <typename T>
+void step_one(const Step& p, Index b, Index g, StepScratch<T>& at) {
+  const Index at_state = b * p.g + g, ldf = whole<T>(p.f), lde = whole<T>(p.e), size = p.f * p.e;
+  T scale[1] = {0}, M = 0, M_out = 0;
+  load_tile(p.k, b, g, 0, 1, p.f, at.k, ldf);
+  features(p.map, at.k, ldf, 1, p.f, scale);
+  load_tile(p.v, b, g, 0, 1, p.e, at.v, lde);
+  if (p.before.M) M = static_cast<const T*>(p.before.M)[at_state];
+  const T enter = step_factors(p, b, g, p.map == Map::exp ? scale[0] : T(0), M, at.d, at.keep, M_out);
+  scale_rows(at.k, ldf, 1, p.f, &enter);
+  if (p.after.M) static_cast<T*>(p.after.M)[at_state] = M_out;
+  T* z = static_cast<T*>(p.after.z) + at_state * p.f;
+  const T* z_before = static_cast<const T*>(p.before.z) + at_state * p.f;
+  for (Index i = 0; i < p.f; ++i) z[i] = z_before[i] * at.keep[i] + at.k[i];
+  T* S = static_cast<T*>(p.after.S) + at_state * size;
+  const T* S_before = static_cast<const T*>(p.before.S) + at_state * size;
+  for (Index r = 0; r < p.r; ++r) {
+    T q_scale[1] = {0};
+    load_tile(p.q, b, g * p.r + r, 0, 1, p.f, at.q, ldf);
+    features(p.map, at.q, ldf, 1, p.f, q_scale);
+    if (r == 1) {  // the state is new by now, and the other heads only read it
+      S_before = S;
+      for (Index i = 0; i < p.f; ++i) at.keep[i] = 1, at.k[i] = 0;
+    }
+    T den = 0;
+    for (Index i = 0; i < p.f; ++i) den += at.q[i] * z[i];
+    for (Index j = 0; j < p.e;) {
+      const Index left = p.e - j;
+      if (left >= 4 * width<T>) {
+        update_columns<4>(p.f, p.e, at.keep, at.k, at.v + j, at.q, S_before + j, S + j, left, at.o + j);
+        j += 4 * width<T>;
+      } else if (left >= 2 * width<T>) {
+        update_columns<2>(p.f, p.e, at.keep, at.k, at.v + j, at.q, S_before + j, S + j, left, at.o + j);
+        j += 2 * width<T>;
+      } else {
+        update_columns<1>(p.f, p.e, at.keep, at.k, at.v + j, at.q, S_before + j, S + j, left, at.o + j);
+        j += width<T>;
+      }
+    }
+    T factor;
+    if (p.normalize) factor = den == 0 ? T(0) : T(1) / (den + static_cast<T>(p.eps));
+    else factor = p.weighted ? exp_one<T>(finite(M_out) + (p.map == Map::exp ? q_scale[0] : T(0))) : T(1);
+    scale_rows(at.o, lde, 1, p.e, &factor);
+    store_tile(at.o, lde, p.o, b, g * p.r + r, 0, 1, p.e);
+  }
+}
+
+template <typename T>
+void step(const Step& p) {
+  Scratch counting(nullptr);
+  StepScratch<T> layout(counting, p);
+  // tasks of about 64 KB of state, so that a small batch is done before another thread would have woken
+  const Index states = p.b * p.g, bytes = p.f * p.e * static_cast<Index>(sizeof(T)) + 1;
+  const Index each = (1 << 16) / bytes + 1, tasks = (states + each - 1) / each;
+  parallel(p, tasks, counting.used(), [&](Index i, void* memory) {
+    Scratch scratch(memory);
+    StepScratch<T> at(scratch, p);
+    for (Index s = i * each; s < smaller(states, (i + 1) * each); ++s) step_one(p, s / p.g, s % p.g, at);
+  });
+}
+
+}  // namespace TARNN_ISA
+}  // namespace tarnn

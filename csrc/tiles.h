@@ -1,0 +1,172 @@
+// Rows of tensors to and from tiles. A tile is a small matrix in scratch memory, in the wide type, with room up to a whole
+// vector at the end of each row; that room holds zeros after a load.
+#pragma once
+
+#include "kernels.h"
+#include "vector.h"
+
+namespace tarnn {
+namespace TARNN_ISA {
+
+// Sixteen-bit numbers, by their bits: float32 keeps every value of both formats.
+
+TARNN_INLINE Vec<float> from_bfloat16(Lanes<float>::Half x) {
+  return bit_cast<Vec<float>>(__builtin_convertvector(x, Bits<float>) << 16);
+}
+
+TARNN_INLINE Lanes<float>::Half to_bfloat16(Vec<float> x) {
+  Bits<float> bits = bit_cast<Bits<float>>(x);
+  Bits<float> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to the nearest, ties to even
+  return __builtin_convertvector(x == x ? rounded : Bits<float>{} + 0x7fc0, Lanes<float>::Half);
+}
+
+TARNN_INLINE Vec<float> from_float16(Lanes<float>::Half x) {
+  Bits<float> bits = __builtin_convertvector(x, Bits<float>), exponent = bits & 0x7c00;
+  Bits<float> normal = ((bits & 0x7fff) << 13) + (112 << 23);  // its exponent counts from 15, ours from 127
+  Bits<float> small = bit_cast<Bits<float>>(__builtin_convertvector(bits & 0x3ff, Vec<float>) * 0x1p-24f);
+  Bits<float> y = exponent == 0 ? small : exponent == 0x7c00 ? normal | 0x7f800000 : normal;
+  return bit_cast<Vec<float>>(y | ((bits & 0x8000) << 16));
+}
+
+TARNN_INLINE Lanes<float>::Half to_float16(Vec<float> x) {
+  Bits<float> bits = bit_cast<Bits<float>>(x), sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
+  Vec<float> size = bit_cast<Vec<float>>(magnitude);
+  Bits<float> normal = (magnitude + 0xfff + ((magnitude >> 13) & 1) - (112 << 23)) >> 13;
+  // below 2⁻¹⁴ the last bit counts 2⁻²⁴: adding 0.5 leaves that many bits
+  Bits<float> small = bit_cast<Bits<float>>(size + 0.5f) - bit_cast<Bits<float>>(Vec<float>{} + 0.5f);
+  Bits<float> half = size < 0x1p-14f ? small : normal;
+  half = size >= 65520.f ? Bits<float>{} + 0x7c00 : half;
+  half = x == x ? half : Bits<float>{} + 0x7e00;
+  return __builtin_convertvector(half | sign, Lanes<float>::Half);
+}
+
+/// How n numbers of a type lie in memory, and how they become vectors of T.
+template <typename T>
+struct Same {
+  using Stored = T;
+  static TARNN_INLINE Vec<T> load(const T* p) { return TARNN_ISA::load(p); }
+  static TARNN_INLINE void store(T* p, Vec<T> x) { TARNN_ISA::store(p, x); }
+};
+
+template <Vec<float> from(Lanes<float>::Half), Lanes<float>::Half to(Vec<float>)>
+struct Sixteen {
+  using Stored = std::uint16_t;
+  static TARNN_INLINE Vec<float> load(const Stored* p) {
+    Lanes<float>::Half x;
+    std::memcpy(&x, p, sizeof x);
+    return from(x);
+  }
+  static TARNN_INLINE void store(Stored* p, Vec<float> x) {
+    Lanes<float>::Half y = to(x);
+    std::memcpy(p, &y, sizeof y);
+  }
+};
+using Bfloat16 = Sixteen<from_bfloat16, to_bfloat16>;
+using Float16 = Sixteen<from_float16, to_float16>;
+
+template <typename Format, typename T>
+void load_rows(const typename Format::Stored* from, Index stride, Index step, Index rows, Index n, T* to, Index ld) {
+  constexpr Index w = width<T>;
+  const Index full = step == 1 ? n / w * w : 0;
+  for (Index i = 0; i < rows; ++i, from += stride, to += ld) {
+    for (Index j = 0; j < full; j += w) store(to + j, Format::load(from + j));
+    for (Index j = full; j < n; j += w) {
+      typename Format::Stored lanes[w] = {};
+      const Index left = n - j < w ? n - j : w;
+      for (Index l = 0; l < left; ++l) lanes[l] = from[(j + l) * step];
+      store(to + j, Format::load(lanes));
+    }
+  }
+}
+
+template <typename Format, typename T>
+void store_rows(const T* from, Index ld, Index rows, Index n, typename Format::Stored* to, Index stride, Index step) {
+  constexpr Index w = width<T>;
+  const Index full = step == 1 ? n / w * w : 0;
+  for (Index i = 0; i < rows; ++i, from += ld, to += stride) {
+    for (Index j = 0; j < full; j += w) Format::store(to + j, load(from + j));
+    for (Index j = full; j < n; j += w) {
+      typename Format::Stored lanes[w];
+      const Index left = n - j < w ? n - j : w;
+      Format::store(lanes, load(from + j));
+      for (Index l = 0; l < left; ++l) to[(j + l) * step] = lanes[l];
+    }
+  }
+}
+
+TARNN_INLINE Index offset(const View& x, Index row, Index head, Index time) {
+  return row * x.stride[0] + head * x.stride[1] + time * x.stride[2];
+}
+
+/// Positions time … time + rows − 1 of one row and head, n channels, as a tile.
+template <typename T>
+void load_tile(const View& x, Index row, Index head, Index time, Index rows, Index n, T* to, Index ld) {
+  const Index at = offset(x, row, head, time);
+  if constexpr (sizeof(T) == 4) {
+    const auto half = static_cast<const std::uint16_t*>(x.data) + at;
+    if (x.type == Type::bfloat16) return load_rows<Bfloat16>(half, x.stride[2], x.stride[3], rows, n, to, ld);
+    if (x.type == Type::float16) return load_rows<Float16>(half, x.stride[2], x.stride[3], rows, n, to, ld);
+  }
+  load_rows<Same<T>>(static_cast<const T*>(x.data) + at, x.stride[2], x.stride[3], rows, n, to, ld);
+}
+
+template <typename T>
+void store_tile(const T* from, Index ld, const View& x, Index row, Index head, Index time, Index rows, Index n) {
+  const Index at = offset(x, row, head, time);
+  if constexpr (sizeof(T) == 4) {
+    const auto half = static_cast<std::uint16_t*>(x.data) + at;
+    if (x.type == Type::bfloat16) return store_rows<Bfloat16>(from, ld, rows, n, half, x.stride[2], x.stride[3]);
+    if (x.type == Type::float16) return store_rows<Float16>(from, ld, rows, n, half, x.stride[2], x.stride[3]);
+  }
+  store_rows<Same<T>>(from, ld, rows, n, static_cast<T*>(x.data) + at, x.stride[2], x.stride[3]);
+}
+
+/// y (n × m) = xᵀ, x (m × n), both tiles: in squares, so rows up to a whole vector are read of x and written of y.
+template <typename T>
+void transpose(const T* x, Index ldx, Index m, Index n, T* y, Index ldy) {
+  for (Index i = 0; i < m; i += width<T>)
+    for (Index j = 0; j < n; j += width<T>) transpose_square(x + i * ldx + j, ldx, y + j * ldy + i, ldy);
+}
+
+template <typename T>
+TARNN_INLINE void clear(T* x, Index n) {
+  std::memset(x, 0, static_cast<std::size_t>(n) * sizeof(T));
+}
+
+/// x_i ← factor_i · x_i, row by row; the factors of a row are one number …
+template <typename T>
+void scale_rows(T* x, Index ld, Index rows, Index n, const T* factor) {
+  for (Index i = 0; i < rows; ++i)
+    for (Index j = 0; j < n; j += width<T>) store(x + i * ld + j, load(x + i * ld + j) * factor[i]);
+}
+
+/// … or the same vector for all …
+template <typename T>
+void scale_columns(T* x, Index ld, Index rows, Index n, const T* factor) {
+  for (Index i = 0; i < rows; ++i)
+    for (Index j = 0; j < n; j += width<T>) store(x + i * ld + j, load(x + i * ld + j) * load(factor + j));
+}
+
+/// … or a tile. y = x ⊙ factor.
+template <typename T>
+void multiply(const T* x, const T* factor, Index ld, Index rows, Index n, T* y) {
+  for (Index i = 0; i < rows; ++i)
+    for (Index j = 0; j < n; j += width<T>)
+      store(y + i * ld + j, load(x + i * ld + j) * load(factor + i * ld + j));
+}
+
+/// sum_i += Σ_j x_ij y_ij, n padded with zeros.
+template <typename T>
+TARNN_INLINE Vec<T> dot_lanes(const T* x, const T* y, Index n) {
+  Vec<T> total{};
+  for (Index j = 0; j < n; j += width<T>) total += load(x + j) * load(y + j);
+  return total;
+}
+
+template <typename T>
+TARNN_INLINE T dot(const T* x, const T* y, Index n) {
+  return sum<T>(dot_lanes(x, y, n));
+}
+
+}  // namespace TARNN_ISA
+}  // namespace tarnn

@@ -1,0 +1,119 @@
+// What decay and key log-weights do to a chunk: the factors between its queries, its keys and the state.
+//
+// With w_i the log-weight of key i and d_i the log-decay at i, position by position,
+//
+//     M_i = max(M_{i−1} + d_i, w_i)        the running maximum, in whose units the sums are
+//     a_i = e^(d_i + M_{i−1} − M_i)        what everything before i is multiplied with
+//     u_i = e^(w_i − M_i)                  what key i enters with
+//
+// and all factors are products of these, each ≤ 1 (a difference of sums of log-decays would not survive d = −∞):
+//
+//     pair_ij = u_j Π_{j<l≤i} a_l    query_i = Π_{l≤i} a_l    key_j = u_j Π_{l>j} a_l    keep = Π a_l
+//
+// A masked key has u = 0 and d = 0: it is absent. Without log-weights M is 0. A decay with channels has a (…, f), and M
+// goes by the channel that decays least; then `pair` is not formed (causal.h multiplies keys up as it goes).
+#pragma once
+
+#include "tiles.h"
+
+namespace tarnn {
+namespace TARNN_ISA {
+
+template <typename T>
+constexpr T minus_infinity = -__builtin_inf();
+
+/// M with 0 for −∞, so that −∞ − M is −∞ and not NaN.
+template <typename T>
+TARNN_INLINE T finite(T M) {
+  return M == minus_infinity<T> ? T(0) : M;
+}
+
+template <typename T>
+struct Weights {
+  bool plain;     // all factors are 1 and nothing below is there
+  bool channels;  // a, query, key have a row of f for each position, keep is one; else they are one number each
+  T *a, *u;       // (c[, f]), (c)
+  T *pair;        // (c × c) rows of ldc
+  T *query, *key, *keep;
+  T* M;           // (c) M_i, finite
+  T M_out;        // behind the chunk; may be −∞
+};
+
+/// One key's log-weight: as given, plus the scale of its features; −∞ where masked.
+template <typename T>
+TARNN_INLINE T log_weight(const Problem& p, const Stretch& s, Index time, T scale, bool masked) {
+  if (masked) return minus_infinity<T>;
+  T w = scale;
+  if (p.key_log_weight)
+    w += static_cast<const T*>(p.key_log_weight.data)[offset(p.key_log_weight, s.row, s.head, time)];
+  return w;
+}
+
+TARNN_INLINE bool is_masked(const Problem& p, Index row, Index time) {
+  return p.mask && !static_cast<const bool*>(p.mask.data)[row * p.mask.stride[0] + time * p.mask.stride[2]];
+}
+
+/// The factors of positions time … time + rows − 1. ldf, ldc: rows of tiles of features and of pairs.
+template <typename T>
+void chunk_weights(const Problem& p, const Stretch& s, Index time, Index rows, const T* scale, T M, Index ldf,
+                   Index ldc, Weights<T>& out) {
+  out.M_out = M;
+  if (out.plain) return;
+  const Index x = p.channels ? ldf : 1, c = whole<T>(rows);
+  if (p.log_decay) load_tile(p.log_decay, s.row, s.head, time, rows, p.channels ? p.f : 1, out.a, p.channels ? ldf : ldc);
+  for (Index i = 0; i < rows; ++i) {
+    const bool masked = is_masked(p, s.row, time + i);
+    T* d = p.channels ? out.a + i * ldf : out.query + i;  // where the exponent of a_i goes
+    T most = 0;
+    if (!p.log_decay || masked) {
+      for (Index j = 0; j < x; ++j) d[j] = 0;
+    } else if (p.channels) {
+      most = d[0];
+      for (Index j = 1; j < p.f; ++j) most = d[j] > most ? d[j] : most;
+    } else {
+      most = d[0] = out.a[i * ldc];
+    }
+    if (!p.weighted) {
+      out.M[i] = 0;
+      out.u[i] = masked ? minus_infinity<T> : T(0);
+      continue;
+    }
+    const T w = log_weight(p, s, time + i, scale ? scale[i] : T(0), masked), decayed = M + most;
+    const T next = decayed > w ? decayed : w;
+    for (Index j = 0; j < x; ++j) d[j] = (d[j] + M) - finite(next);
+    out.u[i] = w - finite(next);
+    out.M[i] = finite(next);
+    M = next;
+  }
+  out.M_out = M;
+  for (Index i = 0; i < c; i += width<T>) store(out.u + i, exp_nonpositive(load(out.u + i)));
+  if (p.channels) {
+    for (Index i = 0; i < rows * ldf; i += width<T>) store(out.a + i, exp_nonpositive(load(out.a + i)));
+    for (Index i = 0; i < rows; ++i)
+      for (Index j = 0; j < ldf; j += width<T>) {
+        Vec<T> a = load(out.a + i * ldf + j);
+        store(out.query + i * ldf + j, i ? load(out.query + (i - 1) * ldf + j) * a : a);
+      }
+    for (Index j = 0; j < ldf; j += width<T>) {
+      Vec<T> behind = broadcast<T>(1);
+      for (Index i = rows - 1; i >= 0; --i) {
+        store(out.key + i * ldf + j, behind * out.u[i]);
+        behind *= load(out.a + i * ldf + j);
+      }
+      store(out.keep + j, behind);
+    }
+    return;
+  }
+  for (Index i = 0; i < c; i += width<T>) store(out.a + i, exp_nonpositive(load(out.query + i)));
+  for (Index i = 0; i < rows; ++i) {
+    T* row = out.pair + i * ldc;
+    for (Index j = 0; j < c; j += width<T>) store(row + j, i ? load(row - ldc + j) * out.a[i] : Vec<T>{});
+    row[i] = out.u[i];
+    out.query[i] = i ? out.query[i - 1] * out.a[i] : out.a[i];
+  }
+  for (Index j = 0; j < c; j += width<T>) store(out.key + j, load(out.pair + (rows - 1) * ldc + j));
+  out.keep[0] = out.query[rows - 1];
+}
+
+}  // namespace TARNN_ISA
+}  // namespace tarnn

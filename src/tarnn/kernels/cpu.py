@@ -1,0 +1,82 @@
+"""Linear attention by the compiled kernels (csrc/): what `eager.py` computes, at the speed of the processor.
+
+The kernels take any strides and any of the four floating types, so nothing is copied here but small things: decays
+and log-weights become the wide type, states contiguous. Results are allocated here and written there. How the
+kernels work: docs/kernels.md.
+"""
+
+import torch
+from torch import Tensor
+
+from tarnn.kernels import native
+from tarnn.kernels.eager import Call, Gradients
+from tarnn.kernels.features import NAMES
+
+CHUNK = 32  # positions: the (c × c) products within a chunk cost c·(d + e) flops a token, those across 4·d·e
+CHUNK_WITH_CHANNELS = 16  # within a chunk, each pair of positions then costs f multiplications of its own
+STRETCH = 512  # positions: no shorter does a sequence get cut to keep more cores busy
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def serves(x: Tensor) -> bool:
+    """Whether the compiled kernels are there for tensors such as x."""
+    return x.device.type == "cpu" and x.dtype in DTYPES and native.available()
+
+
+def forward(call: Call, cuts: list[int] | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As `eager.forward`; with `cuts`, the row (b = 1) is len(cuts) − 1 sequences end to end, each with a state."""
+    q, k, v = call.q, call.k, call.v
+    o = q.new_empty(*q.shape[:3], v.shape[3])
+    den = q.new_empty(q.shape[:3], dtype=call.dtype)
+    S, z, M = _state_like(call, cuts)
+    torch.ops.tarnn_cpu.forward(*_inputs(call, cuts), o, den, S, z, M, *_options(call))
+    return o, den, S, z, M
+
+
+def backward(
+    call: Call,
+    grad_o: Tensor,
+    grad_S: Tensor | None,
+    grad_z: Tensor | None,
+    o: Tensor,
+    den: Tensor,
+    cuts: list[int] | None = None,
+) -> Gradients:
+    """As `eager.backward`; `cuts` as above."""
+    S, z, _ = _state_like(call, cuts)
+    decay, weight = (
+        None if x is None else torch.empty(x.shape, dtype=call.dtype)
+        for x in (call.log_decay, call.key_log_weight)
+    )
+    grads = Gradients(
+        torch.empty_like(call.q), torch.empty_like(call.k), torch.empty_like(call.v), decay, weight, S, z
+    )
+    grad_S, grad_z = (None if x is None else x.to(call.dtype).contiguous() for x in (grad_S, grad_z))
+    torch.ops.tarnn_cpu.backward(
+        grad_o, grad_S, grad_z, o, den.contiguous(), *_inputs(call, cuts), *grads, *_options(call)
+    )
+    return grads._replace(
+        log_decay=decay if decay is None else decay.to(call.log_decay.dtype),
+        key_log_weight=weight if weight is None else weight.to(call.key_log_weight.dtype),
+    )
+
+
+def _state_like(call: Call, cuts: list[int] | None) -> tuple[Tensor, Tensor, Tensor]:
+    b, g, _, f = call.k.shape
+    b = b if cuts is None else len(cuts) - 1
+    S = call.k.new_empty(b, g, f, call.v.shape[3], dtype=call.dtype)
+    return S, S.new_empty(b, g, f), S.new_empty(b, g)
+
+
+def _inputs(call: Call, cuts: list[int] | None) -> tuple:
+    wide = [None if x is None else x.to(call.dtype) for x in (call.log_decay, call.key_log_weight)]
+    state = [None if x is None else x.contiguous() for x in (call.S, call.z, call.M)]
+    bounds = None if cuts is None else torch.tensor(cuts, dtype=torch.int64)
+    return (call.q, call.k, call.v, *wide, *state, call.key_mask, bounds)
+
+
+def _options(call: Call) -> tuple:
+    has_channels = call.log_decay is not None and call.log_decay.ndim == 4
+    chunk = CHUNK_WITH_CHANNELS if has_channels else CHUNK
+    name = NAMES.index(call.feature_map)
+    return name, call.causal, call.normalize, call.weighted, call.eps, chunk, STRETCH
