@@ -104,6 +104,7 @@ class TarnnForImageGeneration(TarnnPreTrainedModel):
         nats = self(pixel_values, class_labels).nats
         return nats / (self.config.sequence_length * math.log(2))
 
+    @torch.no_grad()
     def new_state(
         self,
         batch_size: int,

@@ -1,0 +1,49 @@
+"""What a model of images makes of given images: bits per dimension."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from tarnn.data import Images
+from tarnn.data.image_batches import ImageBatches, ImageRows
+from tarnn.errors import UserError
+from tarnn.models import TarnnForImageGeneration
+
+VALUES_AT_ONCE = 16_384  # in a batch: larger ones are no faster on a CPU, and take more memory
+
+
+def check_fit(model: TarnnForImageGeneration, images: Images) -> None:
+    """UserError where a model was made for images of another size, or for classes that these don't have."""
+    config = model.config
+    shape = (config.image_height, config.image_width, config.num_channels)
+    if images.shape != shape:
+        raise UserError(
+            f"{images.source} has images of {' × '.join(map(str, images.shape))} (height, width, channels), and the model "
+            f"makes images of {' × '.join(map(str, shape))}. Give images of that size."
+        )
+    if config.num_classes and images.labels is None:
+        raise UserError(
+            f"{images.source} has no labels, and the model is one of {config.num_classes} classes."
+        )
+    if config.num_classes and images.num_classes > config.num_classes:
+        raise UserError(
+            f"{images.source} has a label {images.num_classes - 1}, and the model knows {config.num_classes} classes."
+        )
+
+
+@torch.no_grad()
+def bits_per_dim(
+    model: TarnnForImageGeneration, images: Images, batch_size: int | None = None
+) -> Iterator[Tensor]:
+    """Bits per dimension of all images, in order: (b,) float64, a batch at a time (by default of a size that suits).
+
+    Raises UserError for images that don't fit the model.
+    """
+    check_fit(model, images)
+    length = model.config.sequence_length
+    rows = ImageRows(images, labelled=model.config.num_classes > 0)
+    for batch in ImageBatches(rows, batch_size or max(1, VALUES_AT_ONCE // length)):
+        nats = model(**{name: x.to(model.device) for name, x in batch.items()}).nats
+        yield nats.double().cpu() / (length * math.log(2))

@@ -1,0 +1,44 @@
+"""Images side by side in one PNG."""
+
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+
+from tarnn.errors import UserError
+
+GAP, BACKGROUND = 2, 127  # pixels between images, and their shade
+
+
+def image_grid(
+    images: UInt8[np.ndarray, "n height width channels"], columns: int | None = None, *, least_side: int = 0
+) -> UInt8[np.ndarray, "grid_height grid_width channels"]:
+    """n images in rows of `columns` (by default about as many as there are rows), `GAP` pixels between them.
+
+    Each pixel is repeated until an image's longer side has at least `least_side`.
+    """
+    n, height, width, channels = images.shape
+    columns = columns or int(np.ceil(np.sqrt(n)))
+    scale = max(1, -(-least_side // max(height, width)))
+    images = images.repeat(scale, axis=1).repeat(scale, axis=2)
+    height, width, rows = height * scale, width * scale, -(-n // columns)
+    shape = (rows * (height + GAP) - GAP, columns * (width + GAP) - GAP, channels)
+    grid = np.full(shape, BACKGROUND, np.uint8)
+    for i, image in enumerate(images):
+        top, left = i // columns * (height + GAP), i % columns * (width + GAP)
+        grid[top : top + height, left : left + width] = image
+    return grid
+
+
+def write_png(path: Path, picture: UInt8[np.ndarray, "height width channels"]) -> None:
+    """A picture in grey or colour as a PNG file; UserError where it can't be written."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UserError(f"{path} needs the package pillow: pip install pillow.") from None
+    try:
+        Image.fromarray(picture[..., 0] if picture.shape[-1] == 1 else picture).save(path, format="PNG")
+    except OSError as error:
+        raise UserError(
+            f"the picture can't be written to {path}: {error.strerror or error}. Give another place, or make room."
+        ) from error
