@@ -12,7 +12,6 @@ where they are installed.
 """
 
 import argparse
-import gc
 import statistics
 import sys
 import time
@@ -55,7 +54,8 @@ def main() -> int:
         "absent": absent,
     }
     print(f"{facts['machine']['cpu']}, {facts['threads']} threads; kernels: {facts['kernels']}")
-    print(*(f"without {name}: {why}" for name, why in absent.items()), sep="\n")
+    for name, why in absent.items():
+        print(f"without {name}: {why}")
     path = options.out / "attention.json"
     options.out.mkdir(parents=True, exist_ok=True)
     costs = resumed(path, facts) if options.resume and path.exists() else Costs()
@@ -115,9 +115,7 @@ def checked(rivals: list[Rival], absent: dict[str, str], options) -> tuple[list[
 
 def measure(entrants: list[Entrant], costs: Costs, options, keep: Callable[[], None]) -> None:
     """Every cell not yet there, short ones first, each printed and kept as soon as it is known."""
-    gc.collect()
-    gc.freeze()  # what is there stays: collecting before each look at memory is then cheap
-    effort = Effort(seconds=options.seconds)
+    effort = Effort(min(0.03, options.seconds / 3), options.seconds)
     for t, d in product(sorted(set(options.lengths)), options.head_dims):
         inputs = draw_inputs(t, d, options.dtypes, options.batch_size, options.heads, options.device)
         for kind, way in product(options.kinds, options.passes):

@@ -112,7 +112,7 @@ def _left_out(absent: dict[str, str], skipped: Sequence[dict]) -> list[str]:
 
 
 def plot(costs: Costs, path: Path, title: str, d: int) -> None:
-    """Causal, width d: forward, forward + backward, and memory, against t; float32 solid, the others dashed."""
+    """Causal, width d: forward, forward + backward, and memory, against t; the first dtype solid, others dashed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 3.8), layout="constrained", dpi=150)
@@ -126,18 +126,20 @@ def plot(costs: Costs, path: Path, title: str, d: int) -> None:
             for dtype in costs.dtypes:
                 found = [c for c in costs.cells if (c.d, c.causal, c.backward) == (d, True, backward)]
                 points = [c for cell in found if (c := costs.get(rival, dtype, cell)) and value(c) > 0]
-                solid = dtype == "float32"
+                solid = dtype == costs.dtypes[0]
                 axes.plot(
                     [c.cell.t for c in points], [value(c) for c in points], "-" if solid else "--",
                     color=COLORS.get(rival, "#999999"), marker=".", label=NAMES.get(rival, rival) if solid else None,
                 )  # fmt: skip
         lengths = sorted({c.t for c in costs.cells})
-        axes.set(xscale="log", yscale="log", xlabel="length t", ylabel=ylabel, title=way)
-        axes.set_xticks(lengths, [f"{t // 1024}k" if t >= 1024 else str(t) for t in lengths])
+        axes.set(xlabel="length t", ylabel=ylabel, title=way)
+        if any(len(line.get_xdata()) for line in axes.lines):  # a logarithmic axis needs something on it
+            axes.set(xscale="log", yscale="log")
+            axes.set_xticks(lengths, [f"{t // 1024}k" if t >= 1024 else str(t) for t in lengths])
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     figure.axes[0].legend(frameon=False, fontsize="small")
-    dashed = ", ".join(x for x in costs.dtypes if x != "float32")
+    dashed = ", ".join(costs.dtypes[1:])
     figure.suptitle(
         f"causal attention, d = {d}; {title}" + (f"; dashed: {dashed}" if dashed else ""), fontsize="medium"
     )

@@ -7,6 +7,7 @@ is its time, and says so by `rounds = 1`. Memory is that of a call after the rou
 where a call takes over a second, of the first.
 """
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -62,6 +63,14 @@ def measure_in_turns(
     contenders: Mapping[Key, Contender], effort: Effort, device: str = "cpu"
 ) -> dict[Key, Timing]:
     """A timing a contender. Whoever raises leaves all unmeasured: what can't run should not be here."""
+    gc.freeze()  # what is there stays, so that collecting before each look at memory is cheap
+    try:
+        return _measure_in_turns(contenders, effort, device)
+    finally:
+        gc.unfreeze()
+
+
+def _measure_in_turns(contenders: Mapping[Key, Contender], effort: Effort, device: str) -> dict[Key, Timing]:
     seconds, peaks, plans = {}, {}, {}
     times: dict[Key, list[float]] = {key: [] for key in contenders}
     for key, one in contenders.items():

@@ -1,8 +1,8 @@
 """The most memory that one call holds beyond what was there before it.
 
 On Linux the kernel counts it: pages resident, from a fresh mark to the end of the call, so that buffers which no
-allocator of torch's knows of are in it too, and a page written once is a page. On a GPU torch's allocator counts.
-Elsewhere nobody does, and the answer is None.
+allocator of torch's knows of are in it too, and a page written once is a page; what the heap had free and could not
+give back hides a little, some tens of KiB. On a GPU torch's allocator counts. Elsewhere nobody does: None.
 """
 
 import ctypes

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def command(argv: list[str]) -> str:
     if "--out" in words:
         at = words.index("--out")
         del words[at : at + 2]
-    return " ".join(["python", f"benchmarks/{Path(argv[0]).name}", *words])
+    return shlex.join(["python", f"benchmarks/{Path(argv[0]).name}", *words])
 
 
 def cpu_name() -> str:

@@ -1,0 +1,210 @@
+"""benchmarks/attention.py from end to end, with tiny sizes; who takes part, what is left out, what an interruption leaves."""
+
+import json
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+import attention
+import attention_cells
+import pytest
+import rivals
+import torch
+from attention_costs import Cell, Cost, Costs
+from rivals import Rival
+from torch.nn.functional import elu
+
+TINY = ["--lengths", "1", "40", "--head-dims", "8", "--heads", "2", "--seconds", "0.01", "--passes", "both"]
+
+
+@pytest.fixture(autouse=True)
+def _no_picture(monkeypatch, request):
+    """But where a test is about it: drawing takes longer than measuring."""
+    if "picture" not in request.node.name:
+        monkeypatch.setattr(attention, "plot", lambda *rest: None)
+
+
+def results(folder):
+    data = json.loads((folder / "attention.json").read_text())
+    return data, Costs.from_json(data)
+
+
+def test_a_run_leaves_figures_tables_and_a_picture(script, tmp_path):
+    code, out, _ = script("attention", *TINY)
+    assert code == 0
+    data, costs = results(tmp_path)
+    rivals = {"chunked", "sdpa"} | ({"native"} if "native" not in data["absent"] else set())
+    assert set(costs.rivals) == rivals
+    assert len(costs.by) == len(rivals) * 2 * 2 * 2  # dtypes, lengths, causal and full
+    assert data["command"] == f"python benchmarks/attention.py --threads 1 {' '.join(TINY)}"
+    assert data["threads"] == 1
+    assert {t["met"] for t in data["targets"]} <= {True, False, None}
+    for cost in costs.by.values():
+        assert cost.ms_min <= cost.ms <= cost.ms_max
+        assert cost.mm_gflops is None
+    text = (tmp_path / "attention.md").read_text()
+    assert "## bfloat16, not causal" in text
+    assert "| forward + backward | 8 | 40 |" in text
+    assert "fast-transformers: not installed" in text
+    assert (tmp_path / "attention.png").stat().st_size > 10_000
+    assert out.splitlines()[-2] == str(tmp_path / "attention.png")
+
+
+def test_from_1024_on_torch_mm_runs_in_the_same_rounds(script, tmp_path):
+    options = [
+        "--lengths",
+        "1024",
+        "--head-dims",
+        "8",
+        "--heads",
+        "1",
+        "--dtypes",
+        "float32",
+        "--kinds",
+        "causal",
+    ]
+    assert script("attention", *options, "--seconds", "0.01", "--rivals", "chunked")[0] == 0
+    data, costs = results(tmp_path)
+    assert data["matmul_gflops"]["cells"] == 2
+    rates = [c.mm_gflops for c in costs.by.values()]
+    assert data["matmul_gflops"]["least"] == min(rates) > 1
+
+
+def test_an_interrupted_run_keeps_what_it_has_and_is_taken_up_again(script, tmp_path, monkeypatch):
+    measured = []
+
+    def interrupted(cell, *rest):
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        measured.append(cell)
+        return attention_cells.measure_cell(cell, *rest)
+
+    monkeypatch.setattr(attention, "measure_cell", interrupted)
+    code, _, err = script("attention", *TINY)
+    assert code == 130
+    assert "--resume goes on" in err
+    _, costs = results(tmp_path)
+    assert costs.cells == sorted(measured)
+    assert (tmp_path / "attention.md").exists()
+
+    monkeypatch.setattr(attention, "measure_cell", attention_cells.measure_cell)
+    before = results(tmp_path)[1]
+    assert script("attention", *TINY, "--resume")[0] == 0
+    _, after = results(tmp_path)
+    assert len(after.cells) == 4
+    assert all(after.by[key] == cost for key, cost in before.by.items())  # measured once
+
+
+def test_other_circumstances_are_not_taken_up(script, tmp_path):
+    one = ["--lengths", "1", "--head-dims", "8", "--seconds", "0.01", "--rivals", "sdpa"]
+    assert script("attention", *one, "--heads", "2")[0] == 0
+    with pytest.raises(ValueError, match="measured with shape"):
+        script("attention", *one, "--heads", "3", "--resume")
+
+
+def test_nothing_is_measured_of_what_is_wrong(script, tmp_path, monkeypatch):
+    right = rivals.tarnn_attend
+    monkeypatch.setattr(rivals, "tarnn_attend", lambda q, k, v, causal: right(q, k, v, causal) * 1.0001)
+    code, _, err = script("attention", *TINY)
+    assert code == 1
+    assert "the check is red" in err
+    assert "float64: o is 1.0e-04 off the definition" in err
+    assert not list(tmp_path.iterdir())
+
+
+def install(monkeypatch, name, **functions):
+    module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None)
+    for key, value in functions.items():
+        setattr(module, key, value)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def quadratic_product(q, k, v, causal):
+    weights = q @ k.mT
+    weights = weights.tril() if causal else weights
+    return weights @ v / weights.sum(-1, keepdim=True)
+
+
+def test_rivals_that_are_installed_take_part(script, tmp_path, monkeypatch):
+    theirs = ModuleType("performer_pytorch.performer_pytorch")
+    theirs.causal_linear_attention_noncuda = lambda q, k, v: quadratic_product(q, k, v, True)
+    theirs.linear_attention = lambda q, k, v: quadratic_product(q, k, v, False)
+    install(monkeypatch, "performer_pytorch", performer_pytorch=theirs)
+
+    class Layer:  # of fast-transformers: (b, t, h, d), float32 only
+        def __init__(self, width):
+            self.width = width
+
+        def __call__(self, q, k, v, mask, lengths, key_lengths):
+            if q.dtype != torch.float32:
+                raise TypeError("expected float32")
+            q, k, v = ((elu(q) + 1).transpose(1, 2), (elu(k) + 1).transpose(1, 2), v.transpose(1, 2))
+            assert q.shape[-1] == self.width
+            assert mask.lower_triangular != mask.all_ones
+            assert key_lengths.float_matrix.shape == (q.shape[0], q.shape[2])
+            return quadratic_product(q, k, v, mask.lower_triangular).transpose(1, 2)
+
+    install(monkeypatch, "fast_transformers")
+    install(monkeypatch, "fast_transformers.attention", CausalLinearAttention=Layer, LinearAttention=Layer)
+    names = ["--rivals", "sdpa", "fast-transformers", "performer"]
+    assert script("attention", *TINY, *names)[0] == 0
+    data, costs = results(tmp_path)
+    assert {(c.rival, c.dtype) for c in costs.by.values()} == {
+        ("sdpa", "float32"), ("sdpa", "bfloat16"), ("fast-transformers", "float32"), ("performer", "float32"),
+    }  # fmt: skip
+    assert data["absent"]["fast-transformers in bfloat16"] == "TypeError: expected float32"
+    assert "off the definition" in data["absent"]["performer in bfloat16"]  # its sums are bfloat16
+
+
+def test_a_rival_that_is_broken_is_named_and_left_out(monkeypatch):
+    install(monkeypatch, "performer_pytorch")  # without what it should have
+    _, absent = rivals.field()
+    assert absent["performer"].startswith("does not import: ImportError")
+
+
+def cost(ms, peak, cell):
+    return Cost("sdpa", "float32", cell, ms, ms, ms, 5, 1, peak, 0, None)
+
+
+def test_what_would_take_too_long_or_too_much_memory_is_not_tried(monkeypatch):
+    short, cell = Cell(1024, 64, True, False), Cell(4096, 64, True, False)
+    quadratic, linear = Rival("sdpa", rivals.sdpa, power=2), Rival("sdpa", rivals.sdpa)
+    costs = Costs([cost(1000, 2**20, short), cost(9e9, 2**20, Cell(1024, 64, False, False))])
+    assert (
+        attention_cells.too_much(quadratic, "float32", cell, costs, 15)
+        == "one call would take about 16 s, by t = 1,024"
+    )
+    assert attention_cells.too_much(quadratic, "float32", cell, costs, 17) == ""
+    assert attention_cells.too_much(linear, "float32", cell, costs, 15) == ""
+    assert attention_cells.too_much(linear, "bfloat16", cell, costs, 15) == ""  # nothing known
+    monkeypatch.setattr(attention_cells, "total_memory", lambda: 2**23 - 1)
+    assert "GiB" in attention_cells.too_much(linear, "float32", cell, costs, 15)
+    monkeypatch.setattr(attention_cells, "total_memory", lambda: 2**23)
+    assert attention_cells.too_much(linear, "float32", cell, costs, 15) == ""
+
+
+def test_what_is_left_out_is_listed_once(script, tmp_path):
+    options = [
+        "--lengths",
+        "1",
+        "40",
+        "--head-dims",
+        "8",
+        "--heads",
+        "1",
+        "--dtypes",
+        "float32",
+        "--kinds",
+        "full",
+    ]
+    options += ["--passes", "forward", "--seconds", "0.01", "--rivals", "sdpa", "--longest-call", "1e-9"]
+    assert script("attention", *options)[0] == 0
+    assert script("attention", *options, "--resume")[0] == 0
+    data, costs = results(tmp_path)
+    [skipped] = data["skipped"]
+    assert (skipped["rival"], skipped["t"], [c.t for c in costs.cells]) == ("sdpa", 40, [1])
+    assert (
+        "sdpa, float32, t = 40, d = 8, forward, full: one call would take"
+        in (tmp_path / "attention.md").read_text()
+    )

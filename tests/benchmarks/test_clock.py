@@ -1,0 +1,85 @@
+"""Contenders take turns; times and memory are those of the calls."""
+
+import time
+from contextlib import contextmanager
+
+import pytest
+import torch
+from clock import Contender, Effort, measure_in_turns, metered
+from memory import peak_bytes
+from provenance import command, results_folder
+
+MIB = 2**20
+
+
+def test_contenders_take_turns_round_by_round():
+    calls = []
+    contenders = {name: Contender(lambda name=name: calls.append(name)) for name in "abc"}
+    timings = measure_in_turns(contenders, Effort(seconds_a_round=0, rounds=(4, 4)))
+    assert "".join(calls[6:-3]) == "abc" * 4  # after two warm-ups, before the look at memory
+    assert {(x.rounds, x.calls) for x in timings.values()} == {(4, 1)}
+
+
+def test_times_are_of_one_call_whatever_the_number_of_calls():
+    [timing] = measure_in_turns(
+        {"nap": Contender(lambda: time.sleep(0.004))}, Effort(0.04, rounds=(3, 3))
+    ).values()
+    assert 4 <= timing.ms_min <= timing.ms <= timing.ms_max
+    assert timing.ms_min < 20  # not the round's, which are 40
+    assert timing.calls > 1
+
+
+def test_who_is_slower_than_its_patience_is_called_once():
+    calls = []
+    contenders = {
+        "slow": Contender(lambda: calls.append(time.sleep(1.01)), patience=1.0),
+        "fast": Contender(lambda: None),
+    }
+    timings = measure_in_turns(contenders, Effort(0, rounds=(3, 3)))
+    assert len(calls) == timings["slow"].rounds == 1
+    assert timings["slow"].ms >= 1010
+    assert timings["fast"].rounds == 3
+
+
+def test_every_call_is_made_in_its_surroundings():
+    depth = []
+
+    @contextmanager
+    def surroundings():
+        depth.append(1)
+        yield
+        depth.pop()
+
+    seen = []
+    measure_in_turns({"x": Contender(lambda: seen.append(len(depth)), surroundings=surroundings)}, Effort(0))
+    assert set(seen) == {1}
+    assert not depth
+
+
+@pytest.mark.parametrize(
+    ("seconds", "plan"), [(1e-6, (7, 2000)), (0.01, (7, 3)), (0.5, (5, 1)), (1.0, (3, 1)), (100.0, (3, 1))]
+)
+def test_the_slower_a_call_the_fewer_of_it(seconds, plan):
+    assert Effort().plan(seconds) == plan
+
+
+def test_memory_is_the_peak_of_the_call():
+    call = lambda: (torch.ones(8 * MIB // 4) + 1)[:1].clone()  # noqa: E731  two of 8 MiB at once
+    call()
+    peak = peak_bytes(call)
+    if peak is None:
+        pytest.skip("nobody counts here")
+    assert abs(peak - 16 * MIB) < MIB / 4  # some pages are there before, some are Python's
+    seconds, peak = metered(lambda: time.sleep(0.01), "cpu")
+    assert seconds >= 0.01
+    assert peak < MIB / 2
+
+
+def test_commands_say_nothing_of_this_machine():
+    assert command(["/home/me/step.py", "--quick", "--out", "/tmp/x"]) == "python benchmarks/step.py --quick"
+    assert command(["step.py", "--out=/tmp/x", "--threads", "1"]) == "python benchmarks/step.py --threads 1"
+
+
+def test_partial_runs_never_overwrite_what_is_committed():
+    assert results_folder(whole=True).parts[-2:] == ("benchmarks", "results")
+    assert results_folder(whole=False).parts[-2:] == ("runs", "benchmarks")

@@ -1,0 +1,166 @@
+"""benchmarks/step.py, training_step.py, parts.py and summary.py with tiny sizes and made-up figures."""
+
+import importlib
+import json
+import sys
+
+import parts
+import pytest
+import step as step_script
+import summary
+import torch
+import training_step
+from clock import Timing
+from rivals import without_native_kernels
+
+
+def timing(ms):
+    return Timing(ms, ms, ms, 5, 1, 2**20)
+
+
+def test_steps_are_measured_and_judged(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(step_script, "LARGE", 2**20)
+    code, out, _ = script("step", "--quick")
+    assert code == 0
+    data = json.loads((tmp_path / "step.json").read_text())
+    assert set(data["results"]) == {"1", "128"}
+    for timings in data["results"].values():
+        assert {"tarnn.step", "tarnn.step, batch 0", "copy_", "copy_, large"} <= timings.keys()
+        assert ("the operator alone" in timings) == ("the operator alone, batch 0" in timings)
+    assert "| tarnn.step | 128 |" in (tmp_path / "step.md").read_text()
+    assert str(tmp_path / "step.md") in out
+
+
+@torch.no_grad()
+def test_the_operator_alone_does_what_the_function_does():
+    seen = []
+
+    @torch.library.custom_op("tarnn_test::double", mutates_args=("x",))
+    def double(x: torch.Tensor) -> None:
+        x.mul_(2)
+
+    x = torch.ones(3)
+    operator = step_script.operator_call(lambda: seen.append(double(x + 0)) or double(x))
+    assert operator is None  # two of them
+    operator = step_script.operator_call(lambda: double(x))
+    operator()
+    assert x.tolist() == [8.0, 8.0, 8.0]  # three calls in all
+    with without_native_kernels():
+        assert step_script.operator_call(step_script.step_call(2)) is None  # plain PyTorch calls none of ours
+
+
+@pytest.mark.parametrize(("ms", "met"), [(0.0180, True), (0.0181, False)])
+def test_a_step_is_held_against_an_empty_call_and_its_state_copied(monkeypatch, ms, met):
+    monkeypatch.setattr(step_script, "native_kernels", lambda: (True, ""))
+    one = {"tarnn.step": ms, "tarnn.step, batch 0": 0.008, "copy_": 0.005, "copy_, empty": 0.001}
+    many = {"tarnn.step": 10.0, "copy_": 6.9 if not met else 7.0, "copy_, empty": 0.001}
+    found = {1: {k: timing(v) for k, v in one.items()}, 128: {k: timing(v) for k, v in many.items()}}
+    judged = [t for t in step_script.targets(found) if t.case == "tarnn.step"]
+    assert [t.met for t in judged] == [met, met]
+    assert all(t.met is None for t in step_script.targets(found) if t.case != "tarnn.step")
+
+
+TINY = ["--lengths", "8", "16", "--tokens", "32", "--layers", "1"]
+
+
+def test_a_training_step_is_measured_and_judged(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        training_step, "Effort", lambda **_: importlib.import_module("clock").Effort(0, rounds=(3, 3))
+    )
+    code, out, _ = script("training_step", *TINY, "--optimizer", "adamw", "--rivals", *training_step.RIVALS)
+    assert code == 0
+    data = json.loads((tmp_path / "training_step.json").read_text())
+    assert list(data["results"]) == ["8", "16"]
+    assert set(data["results"]["8"]) == set(training_step.RIVALS)
+    assert [t["met"] for t in data["targets"]][:2] == [None, None]  # no such lengths
+    text = (tmp_path / "training_step.md").read_text()
+    assert "adamw's update" in text
+    assert (tmp_path / "training_step.png").stat().st_size > 10_000
+    assert "targets:" in out
+
+
+def test_training_is_measured_only_where_the_gradients_are_right(script, tmp_path, monkeypatch):
+    right, calls = training_step.step, []
+
+    def wrong(model, tokens):
+        calls.append(1)
+        return right(model, tokens) * (1.001 if len(calls) == 2 else 1.0)
+
+    monkeypatch.setattr(training_step, "step", wrong)
+    code, _, err = script("training_step", *TINY)
+    assert code == 1
+    assert "off plain PyTorch by 1.0e-03" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_training_targets():
+    found = {
+        4096: {"linear": timing(10), "softmax": timing(20), "none": timing(9)},
+        16384: {"linear": timing(10), "softmax": timing(59), "none": timing(8)},
+    }
+    twice, six_times, none = training_step.targets(found)
+    assert (twice.met, six_times.met, none.met) == (True, False, False)
+    assert none.worst == ("t = 16,384", 1.25)
+
+
+SAMPLE = "void tarnn::avx512::{}<float>(float*, tarnn::avx512::Keys<float> const&)"
+
+
+@pytest.mark.parametrize(
+    ("frames", "part"),
+    [
+        (["float tarnn::avx2::exp_nonpositive<float>(float)", SAMPLE.format("features"), SAMPLE.format("load_keys")], "features"),
+        (["void tarnn::avx512::matmul<(tarnn::avx512::Part)0, float>(long)"], "state"),
+        (["void tarnn::avx512::matmul<(tarnn::avx512::Part)12, float>(long)"], "in-chunk"),
+        ([SAMPLE.format("mask_pairs")], "in-chunk"),
+        (["clear_page", "asm_exc_page_fault", SAMPLE.format("store_tile")], "page faults"),
+        ([SAMPLE.format("store_tile"), SAMPLE.format("causal_outputs")], "loads and stores"),
+        ([SAMPLE.format("causal_outputs")], "rest of the kernels"),
+        (["_PyEval_EvalFrameDefault"], "overhead"),
+    ],
+)  # fmt: skip
+def test_samples_are_counted_for_the_innermost_function_that_has_a_part(frames, part):
+    assert parts.part_of(frames) == part
+
+
+def test_parts_add_up_and_what_no_part_claims_is_named():
+    samples = [[SAMPLE.format("features")]] * 3 + [["python"]]
+    shares, others = parts.parts_of(samples)
+    assert shares == {"features": 0.75, "overhead": 0.25}
+    assert others == {"python": 0.25}
+    row = {"t": 7, "d": 5, "causal": True, "backward": False, "dtype": "float32", "ms": 8.0, "shares": shares}
+    facts = {
+        "command": "c", "machine": {"cpu": "x"}, "threads": 1, "versions": {"torch": "t"}, "kernels": "k", "heads": 8,
+    }  # fmt: skip
+    table = parts.report(facts, [row]).splitlines()
+    assert table[-1] == "| float32 | yes | forward | 5 | 7 | 8.00 | 6.00 (75%) | 2.00 (25%) |"
+
+
+def test_a_frame_of_perf_script_is_read():
+    line = "\t            6cd0 (anonymous namespace)::run (/a b/libtarnn_cpu.so)"
+    assert parts._frame(line) == ("6cd0", "(anonymous namespace)::run", "/a b/libtarnn_cpu.so")
+
+
+def test_the_summary_is_made_of_what_is_there(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["summary.py", "--results", str(tmp_path)])
+    assert summary.main() == 1
+    assert "no results" in capsys.readouterr().err
+    options = [
+        "--lengths",
+        "128",
+        "--head-dims",
+        "64",
+        "--heads",
+        "1",
+        "--dtypes",
+        "float32",
+        "--seconds",
+        "0.01",
+    ]
+    assert script("attention", *options, "--rivals", "sdpa")[0] == 0
+    monkeypatch.setattr(sys, "argv", ["summary.py", "--results", str(tmp_path)])
+    assert summary.main() == 0
+    text = capsys.readouterr().out
+    assert "| t | SDPA (softmax), forward | SDPA (softmax), forward + backward |" in text
+    assert "\n| 128 | " in text
+    assert "Of 0 targets that were measured, 0 are met." in text
