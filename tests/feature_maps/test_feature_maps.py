@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from tarnn import feature_maps
+from tarnn.feature_maps.spread import FittedMap, spread_of
 from tarnn.kernels.features import NAMES, features, features_backward
 from tarnn.ops import linear_attention, reference, step
 
 D = 6
+SEED = {"head_dim": D, "seed": 0}
 MAPS = {
     "identity": feature_maps.Identity(),
     "elu": feature_maps.Elu(),
@@ -20,7 +22,45 @@ MAPS = {
     "dpfp nu=3": feature_maps.Dpfp(nu=3),
     "hedgehog": feature_maps.Hedgehog(D),
     "hedgehog with heads": feature_maps.Hedgehog(D, num_heads=2, num_features=10),
-}
+    "positive": feature_maps.PositiveRandomFeatures(num_features=11, **SEED),
+    "positive, scale": feature_maps.PositiveRandomFeatures(num_features=3, scale=0.7, **SEED),
+    "hyperbolic": feature_maps.HyperbolicRandomFeatures(num_features=10, **SEED),
+    "regularized": feature_maps.RegularizedRandomFeatures(num_features=9, **SEED),
+    "trigonometric": feature_maps.TrigonometricRandomFeatures(num_features=10, **SEED),
+    "gaussian": feature_maps.GaussianRandomFeatures(num_features=10, sigma=1.5, **SEED),
+    "optimal, A given": feature_maps.OptimalRandomFeatures(num_features=11, A=-0.2, **SEED),
+    "optimal": feature_maps.OptimalRandomFeatures(num_features=11, **SEED),
+    "optimal with heads": feature_maps.OptimalRandomFeatures(num_features=11, num_heads=2, **SEED),
+    "sderf": feature_maps.SderfFeatures(num_features=11, **SEED),
+    "sderf with heads": feature_maps.SderfFeatures(num_features=11, num_heads=2, **SEED),
+    "reparametrized": feature_maps.Reparametrized(
+        feature_maps.PositiveRandomFeatures(num_features=11, **SEED)
+    ),
+    "reparametrized with heads": feature_maps.Reparametrized(
+        feature_maps.OptimalRandomFeatures(num_features=11, num_heads=2, **SEED), num_heads=2
+    ),
+    "reparametrized sderf": feature_maps.Reparametrized(
+        feature_maps.SderfFeatures(num_features=11, **SEED)
+    ),
+    "reparametrized, signed": feature_maps.Reparametrized(
+        feature_maps.TrigonometricRandomFeatures(num_features=10, **SEED), balance=False
+    ),
+    "generalized": feature_maps.GeneralizedFeatures(),
+    "generalized gelu": feature_maps.GeneralizedFeatures("gelu", epsilon=0.0),
+    "generalized, user's": feature_maps.GeneralizedFeatures(torch.cosh, positive=True),
+    "generalized random relu": feature_maps.GeneralizedRandomFeatures(num_features=11, **SEED),
+    "generalized random exp": feature_maps.GeneralizedRandomFeatures(
+        num_features=11, function="exp", **SEED
+    ),
+    "generalized random cos": feature_maps.GeneralizedRandomFeatures(
+        num_features=11, function="cos", **SEED
+    ),
+    "generalized random, user's": feature_maps.GeneralizedRandomFeatures(
+        num_features=11, function=torch.nn.functional.softplus, positive=True,
+        h=lambda x: 1 / (1 + x.square().sum(-1)), **SEED,
+    ),
+    "taylor": feature_maps.Taylor(),
+}  # fmt: skip
 
 
 @pytest.fixture(params=MAPS)
@@ -29,7 +69,20 @@ def phi(request):
     made = MAPS[request.param]
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter)
+    if isinstance(made, FittedMap) and made.adapts:  # parameters that are not neutral
+        for_q, for_k = 1.3 * inputs() + 0.3, 0.8 * inputs() - 0.2
+        spreads = (spread_of(x, made.num_heads, full=made.full_spread).over_batch() for x in (for_q, for_k))
+        made.calibrate(*spreads)
     return made
+
+
+SIDES = ("queries", "keys")
+
+
+def applied(phi, x, side="queries"):
+    """φ(x) with its scale."""
+    value, scale = getattr(phi, side)(x)
+    return value if scale is None else value * scale.exp()[..., None]
 
 
 def inputs(dtype=torch.float64):
@@ -38,16 +91,18 @@ def inputs(dtype=torch.float64):
 
 
 def test_width_is_as_declared(phi):
-    assert phi(inputs()).shape == (3, 4, 7, phi.num_features(D))
+    for side in SIDES:
+        assert applied(phi, inputs(), side).shape == (3, 4, 7, phi.num_features(D))
 
 
 def test_one_token_at_a_time(phi):
     x = inputs()
-    assert torch.allclose(phi(x)[:, :, 2:3], phi(x[:, :, 2:3]), rtol=1e-12)
+    for side in SIDES:
+        assert torch.allclose(applied(phi, x, side)[:, :, 2:3], applied(phi, x[:, :, 2:3], side), rtol=1e-12)
 
 
 def test_declared_positive_is_positive(phi):
-    x, y = phi(10 * inputs()), phi(10 * inputs().flip(2))
+    x, y = applied(phi, 10 * inputs()), applied(phi, 10 * inputs().flip(2), "keys")
     products = torch.einsum("bhtf, bhsf -> bhts", x, y)
     assert (products.min() >= 0) == phi.positive
 
@@ -57,37 +112,50 @@ def test_declared_learnable_has_parameters_and_random_draws_are_saved(phi):
     assert not phi.random or bool(list(phi.buffers()))
 
 
-def test_scaled_is_the_map_with_its_scale_apart(phi):
+@pytest.mark.parametrize("side", SIDES)
+def test_scaled_is_the_map_with_its_scale_apart(phi, side):
     x = inputs()
-    value, scale = phi.scaled(x)
+    value, scale = getattr(phi, side)(x)
     assert (scale is not None) == phi.log_scaled
     if scale is not None:
         assert scale.shape == x.shape[:-1]
         assert not scale.requires_grad
         assert value.max() <= 1
-        value = value * scale.exp()[..., None]
-    assert torch.allclose(value, phi(x), rtol=1e-12)
+    if not isinstance(phi, feature_maps.Reparametrized):  # whose queries and keys differ
+        assert torch.allclose(applied(phi, x, side), phi(x), rtol=1e-12)
 
 
-def test_gradients(phi):
-    assert torch.autograd.gradcheck(phi, inputs().requires_grad_(), fast_mode=True)
+@pytest.mark.parametrize("side", SIDES)
+def test_gradients(phi, side):
+    """The scale is a constant under autograd, and the gradient through the features is the whole."""
+    assert torch.autograd.gradcheck(
+        lambda x: applied(phi, x, side), inputs().requires_grad_(), fast_mode=True
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_keeps_the_dtype_and_about_its_precision(phi, dtype):
+    """An exponential makes an error of eps in an exponent of size u one of u·eps in its value."""
     x = inputs(dtype)
-    got, exact = phi(x), phi(x.double()) if not phi.learnable else None
-    assert got.dtype == dtype
-    if exact is not None:
-        assert torch.allclose(
-            got.double(), exact, rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps
-        )
+    for side in SIDES:
+        value, scale = getattr(phi, side)(x)
+        assert value.dtype == dtype
+        if phi.learnable:
+            continue
+        exact, exact_scale = getattr(phi, side)(x.double())
+        value, size = value.double(), 1.0
+        if scale is not None:
+            assert scale.dtype == torch.float32 or not phi.random  # in 16 bits a scale of 100 is off by 0.4
+            value, size = value * (scale.double() - exact_scale).exp()[..., None], 1 + exact_scale.abs().max()
+        eps = 8 * torch.finfo(dtype).eps * size
+        assert torch.allclose(value, exact, rtol=eps, atol=eps)
 
 
 def test_attention_with_it_is_the_definition_and_steps_agree(phi):
     q, k, v = inputs(), inputs().flip(1)[:, :2], inputs()[:, :2, :, :5]
     o, state = linear_attention(q, k, v, phi, causal=True, normalize=phi.positive, return_state=True)
-    expected = reference.quadratic(phi(q), phi(k), v, causal=True, normalize=phi.positive)
+    phi_q, phi_k = applied(phi, q), applied(phi, k, "keys")
+    expected = reference.quadratic(phi_q, phi_k, v, causal=True, normalize=phi.positive)
     assert torch.allclose(o, expected, rtol=1e-9, atol=1e-12)
     past = None
     for i in range(q.shape[2]):
@@ -95,6 +163,7 @@ def test_attention_with_it_is_the_definition_and_steps_agree(phi):
         last, past = step(*one, phi, past, normalize=phi.positive)
     assert torch.allclose(last, o[:, :, -1:], rtol=1e-9, atol=1e-12)
     assert torch.allclose(past.S, state.S)
+    assert (state.M is not None) == phi.log_scaled
 
 
 def test_kernels_compute_the_same_map(phi):

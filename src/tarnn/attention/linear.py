@@ -122,7 +122,9 @@ class LinearAttention(MultiHeadAttention):
             q, k, v = q.to(wide), k.to(wide), v.to(wide)
             if turns is None:
                 return op(q, k, v, self.feature_map, normalize=False, state=state, **options)
-            phi_q, phi_k = (features(self.feature_map, x)[0] for x in (q, k))
+            phi_q, phi_k = (
+                features(self.feature_map, x, side)[0] for x, side in ((q, "queries"), (k, "keys"))
+            )
             if self.normalize:
                 return _fraction(op, phi_q, phi_k, v, turns, state, **options)
             q, k = turns.apply(phi_q), turns.apply(phi_k)

@@ -1,9 +1,81 @@
-"""Feature maps φ: what linear attention puts in the place of softmax's exponential. One file a family."""
+"""Feature maps φ: what linear attention puts in the place of softmax's exponential. One file a family.
 
-from tarnn.feature_maps.base import FeatureMap
-from tarnn.feature_maps.dpfp import Dpfp
-from tarnn.feature_maps.elementwise import Elu, Exp, Identity, Relu, SquaredRelu
-from tarnn.feature_maps.hedgehog import Hedgehog
-from tarnn.feature_maps.polynomial import Polynomial2
+Names are loaded when they are first used.
+"""
 
-__all__ = ["Dpfp", "Elu", "Exp", "FeatureMap", "Hedgehog", "Identity", "Polynomial2", "Relu", "SquaredRelu"]
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tarnn.feature_maps.base import FeatureMap
+    from tarnn.feature_maps.cosformer import CosFormer
+    from tarnn.feature_maps.dpfp import Dpfp
+    from tarnn.feature_maps.draws import RandomFeatureMap
+    from tarnn.feature_maps.elementwise import Elu, Exp, Identity, Relu, SquaredRelu
+    from tarnn.feature_maps.exponential import (
+        HyperbolicRandomFeatures,
+        PositiveRandomFeatures,
+        RegularizedRandomFeatures,
+    )
+    from tarnn.feature_maps.generalized import GeneralizedFeatures, GeneralizedRandomFeatures
+    from tarnn.feature_maps.hedgehog import Hedgehog
+    from tarnn.feature_maps.optimal import OptimalRandomFeatures, SderfFeatures
+    from tarnn.feature_maps.polynomial import Polynomial2
+    from tarnn.feature_maps.reparametrized import Reparametrized
+    from tarnn.feature_maps.taylor import Taylor
+    from tarnn.feature_maps.trigonometric import GaussianRandomFeatures, TrigonometricRandomFeatures
+
+__all__ = [
+    "CosFormer",
+    "Dpfp",
+    "Elu",
+    "Exp",
+    "FeatureMap",
+    "GaussianRandomFeatures",
+    "GeneralizedFeatures",
+    "GeneralizedRandomFeatures",
+    "Hedgehog",
+    "HyperbolicRandomFeatures",
+    "Identity",
+    "OptimalRandomFeatures",
+    "Polynomial2",
+    "PositiveRandomFeatures",
+    "RandomFeatureMap",
+    "RegularizedRandomFeatures",
+    "Relu",
+    "Reparametrized",
+    "SderfFeatures",
+    "SquaredRelu",
+    "Taylor",
+    "TrigonometricRandomFeatures",
+]
+
+_HOME = {
+    "base": ("FeatureMap",),
+    "cosformer": ("CosFormer",),
+    "draws": ("RandomFeatureMap",),
+    "dpfp": ("Dpfp",),
+    "elementwise": ("Elu", "Exp", "Identity", "Relu", "SquaredRelu"),
+    "exponential": ("HyperbolicRandomFeatures", "PositiveRandomFeatures", "RegularizedRandomFeatures"),
+    "generalized": ("GeneralizedFeatures", "GeneralizedRandomFeatures"),
+    "hedgehog": ("Hedgehog",),
+    "optimal": ("OptimalRandomFeatures", "SderfFeatures"),
+    "polynomial": ("Polynomial2",),
+    "reparametrized": ("Reparametrized",),
+    "taylor": ("Taylor",),
+    "trigonometric": ("GaussianRandomFeatures", "TrigonometricRandomFeatures"),
+}
+
+
+def __getattr__(name: str):
+    for home, names in _HOME.items():
+        if name in names:
+            value = globals()[name] = getattr(importlib.import_module(f"tarnn.feature_maps.{home}"), name)
+            return value
+    raise AttributeError(
+        f"module 'tarnn.feature_maps' has no attribute {name!r}; it has {', '.join(__all__)}"
+    )
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

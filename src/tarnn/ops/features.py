@@ -22,14 +22,15 @@ def check_map(feature_map: nn.Module, normalize: bool) -> None:
         )
 
 
-def features(feature_map: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """φ(x) and its log-scale (or None), for x (b, h, t, d); by the kernels' maps in float32 at least.
+def features(feature_map: nn.Module, x: Tensor, side: str) -> tuple[Tensor, Tensor | None]:
+    """φ(x) and its log-scale (or None), for x (b, h, t, d), the "queries" or "keys"; by the kernels' maps in
+    float32 at least.
 
     Raises ValueError if the module does not keep the leading axes.
     """
     if name := kernel_name(feature_map):
         return kernel_features.features(name, x.to(wide(x.dtype)))
-    scaled = getattr(feature_map, "scaled", None)
+    scaled = getattr(feature_map, side, None)
     phi, scale = (feature_map(x), None) if scaled is None else scaled(x)
     if phi.shape[:-1] != x.shape[:-1]:
         raise ValueError(

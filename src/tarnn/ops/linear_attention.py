@@ -78,7 +78,8 @@ def linear_attention(
     )  # fmt: skip
     q_scale, name = None, kernel_name(feature_map)
     if not name:
-        (q, q_scale), (k, k_scale), name = features(feature_map, q), features(feature_map, k), "identity"
+        (q, q_scale), (k, k_scale) = features(feature_map, q, "queries"), features(feature_map, k, "keys")
+        name = "identity"
         if k_scale is not None:
             key_log_weight = k_scale if key_log_weight is None else key_log_weight + k_scale
     if log_decay is not None and log_decay.ndim == 1:

@@ -43,7 +43,8 @@ def step(
             f"step takes one token, q (b, h, 1, d); got {tuple(q.shape)}. For more, linear_attention(state=…)."
         )
     dtype, eps = wide(q.dtype), default_eps(q.dtype) if eps is None else eps
-    (phi_q, q_scale), (phi_k, k_scale) = features(feature_map, q), features(feature_map, k)
+    phi_q, q_scale = features(feature_map, q, "queries")
+    phi_k, k_scale = features(feature_map, k, "keys")
     phi_q = phi_q.to(dtype).unflatten(1, (k.shape[1], -1)).squeeze(3)  # (b, g, r, f)
     phi_k, value = phi_k.to(dtype).squeeze(2), v.to(dtype).squeeze(2)  # (b, g, f), (b, g, e)
     weight = _sum(key_log_weight, k_scale)

@@ -1,0 +1,149 @@
+"""Queries and keys moved so that their products stay and the error of random features falls: centring, balancing.
+
+    exp(q·k) = exp((q − c_q)·(k − c_k)) · exp(c_q·(k − c_k)) · exp(q·c_k)
+    q·k      = (a ⊙ q)·(k/a)
+
+The second factor is a weight a key, the third a weight a query, which softmax divides out. Both identities are
+exact for every c_q, c_k, a; the error of positive features grows with e^(|q + k|²), which is least for the means
+and for a_l = (mean k_l²/mean q_l²)^(1/4).
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tarnn.feature_maps.base import FeatureMap
+from tarnn.feature_maps.exponential import ExponentialMap
+from tarnn.feature_maps.spread import FittedMap, Spread, per_head
+from tarnn.feature_maps.trigonometric import TrigonometricRandomFeatures
+
+SMALL = 1e-6  # of the mean square: keeps a channel that is always zero from being blown up
+
+
+class Reparametrized(FittedMap):
+    """A map of softmax's kernel, fed with queries and keys that are centred and balanced: O(t·d), exact.
+
+    `feature_map`: positive, hyperbolic, optimal … features. Around `OptimalRandomFeatures` without centring it
+    is "SADERF" of FAVOR# (Likhosherstov et al. 2023, arXiv 2302.00787), whose Ψ is our balance.
+    centre, balance: which of the two. fit: where c_q, c_k and a come from, see `FittedMap`; calibrated, they
+    start at 0, 0 and 1. num_heads: key/value heads, each with its own; the query heads that share a key head
+    share them too.
+
+    What is moved is shared by query and key, so queries and keys go through `queries` and `keys`, as the op
+    does it; `forward`, for one x, has no meaning here.
+
+    Raises ValueError for a map of another kernel (centring is not exact there), or one fitted in another way.
+    """
+
+    log_scaled = True
+    dot_product = True
+    query_centre: Tensor
+    key_centre: Tensor
+    stretch: Tensor
+
+    def __init__(
+        self, feature_map: ExponentialMap | TrigonometricRandomFeatures, *, num_heads: int = 1,
+        centre: bool = True, balance: bool = True, fit: str = "calibrated",
+    ):  # fmt: skip
+        super().__init__()
+        if not isinstance(feature_map, ExponentialMap | TrigonometricRandomFeatures):
+            raise ValueError(
+                "Reparametrized takes a map of softmax's kernel, such as PositiveRandomFeatures; got "
+                f"{type(feature_map).__name__}."
+            )
+        self.set_fit(fit, num_heads)
+        if isinstance(feature_map, FittedMap) and feature_map.adapts:
+            mine, its = (fit, num_heads), (feature_map.fit, feature_map.num_heads)
+            if mine != its:
+                raise ValueError(
+                    "Reparametrized and the map in it are fitted alike, the same fit and num_heads; got "
+                    f"{mine} and {its}."
+                )
+        self.feature_map, self.centre, self.balance = feature_map, centre, balance
+        self.positive, self.random = feature_map.positive, feature_map.random
+        self.full_spread = isinstance(feature_map, FittedMap) and feature_map.full_spread
+        for name, value in self.initial_buffers().items():
+            self.register_buffer(name, value)
+
+    def initial_buffers(self) -> dict[str, Tensor]:
+        zeros = torch.zeros(self.num_heads, 1, self.feature_map.head_dim)
+        return {"query_centre": zeros, "key_centre": zeros.clone(), "stretch": torch.ones_like(zeros)}
+
+    def num_features(self, head_dim: int) -> int:
+        return self.feature_map.num_features(head_dim)
+
+    def parameters_for(self, q: Spread, k: Spread) -> dict[str, Tensor]:
+        zeros = torch.zeros_like(q.mean)
+        centres = {
+            "query_centre": q.mean if self.centre else zeros, "key_centre": k.mean if self.centre else zeros,
+        }  # fmt: skip
+        if not self.balance:
+            return {**centres, "stretch": torch.ones_like(zeros)}
+        squares = [x.variance if self.centre else x.square for x in (k, q)]
+        above, below = (x + SMALL * x.mean(-1, keepdim=True) + 1e-30 for x in squares)
+        return {**centres, "stretch": (above / below) ** 0.25}
+
+    def fitted_to(self, q: Spread, k: Spread, index: Tensor | None = None) -> "FittedMap":
+        clone = super().fitted_to(q, k, index)
+        if isinstance(self.feature_map, FittedMap) and self.feature_map.adapts:
+            inner = self.feature_map.fitted_to(*self._moved(q, k), index)
+            clone.__dict__["_modules"] = {**self._modules, "feature_map": inner}
+        return clone
+
+    def calibrate(self, q: Spread, k: Spread) -> None:
+        super().calibrate(q, k)
+        if isinstance(self.feature_map, FittedMap) and self.feature_map.adapts:
+            self.feature_map.calibrate(*self._moved(q, k))
+
+    def _moved(self, q: Spread, k: Spread) -> tuple[Spread, Spread]:
+        values = self.parameters_for(q, k)
+        stretch = values["stretch"]
+        return q.moved(values["query_centre"], stretch), k.moved(values["key_centre"], 1 / stretch)
+
+    def moved_queries(self, q: Float[Tensor, "*batch d"]) -> tuple[Tensor, Tensor]:
+        """a ⊙ (q − c_q), and the log-weight scale·q·c_k: (…, t, d) and (…, t), in float32 at least."""
+        self.feature_map.check_width(q)
+        q = q.to(torch.promote_types(q.dtype, torch.float32))
+        centre, other, stretch = self._values(q)
+        return (q - centre) * stretch, self.feature_map.scale * (q * other).sum(-1)
+
+    def moved_keys(self, k: Float[Tensor, "*batch d"]) -> tuple[Tensor, Tensor]:
+        """(k − c_k)/a, and the log-weight scale·c_q·(k − c_k)."""
+        self.feature_map.check_width(k)
+        k = k.to(torch.promote_types(k.dtype, torch.float32))
+        other, centre, stretch = self._values(k)
+        k = k - centre
+        return k / stretch, self.feature_map.scale * (k * other).sum(-1)
+
+    def queries(
+        self, q: Float[Tensor, "*batch d"]
+    ) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
+        return _weighted(self.feature_map, *self.moved_queries(q), q.dtype)
+
+    def keys(self, k: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
+        return _weighted(self.feature_map, *self.moved_keys(k), k.dtype)
+
+    def scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        raise ValueError(
+            "Reparametrized moves queries and keys in different ways: take .queries(q) and .keys(k)."
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scaled(x)[0]
+
+    def _values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        values = (self.query_centre, self.key_centre, self.stretch)
+        centre, other, stretch = (per_head(value, x).to(x.dtype) for value in values)
+        return centre, other, stretch
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, centre={self.centre}, balance={self.balance}, fit={self.fit}"
+
+
+def _weighted(feature_map: FeatureMap, x: Tensor, log_weight: Tensor, dtype: torch.dtype):
+    """Features and log-scale of x, times e^log_weight: its value goes to the scale, its gradient through features."""
+    features, scale = feature_map.scaled(x)
+    assert scale is not None
+    constant = log_weight.detach()
+    features = features * (log_weight - constant).exp()[..., None]
+    return features.to(dtype), scale + constant

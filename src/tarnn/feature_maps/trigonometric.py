@@ -1,0 +1,95 @@
+"""Random Fourier features: of the Gaussian kernel, and of softmax's through it. They may be negative."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tarnn.feature_maps.draws import RandomFeatureMap
+
+
+class _Fourier(RandomFeatureMap):
+    """(sin ω·x, cos ω·x)/√m for the m draws; f = 2m."""
+
+    positive = False
+
+    def __init__(self, head_dim: int, num_features: int, directions: str, norms: str, seed: int | None):
+        if num_features % 2:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name} makes features in pairs: num_features must be even; got {num_features}."
+            )
+        super().__init__(head_dim, num_features // 2, directions=directions, norms=norms, seed=seed)
+
+    def num_features(self, head_dim: int) -> int:
+        return 2 * self.num_draws
+
+    def waves(self, x: Tensor, factor: float) -> Tensor:
+        """(sin, cos)/√m of ω·(factor x), in float32 at least."""
+        self.check_width(x)
+        x = x.to(torch.promote_types(x.dtype, torch.float32)) * factor
+        with torch.autocast(x.device.type, enabled=False):
+            u = x @ self.omega.to(x.dtype).mT
+        return torch.cat([u.sin(), u.cos()], dim=-1) / self.num_draws**0.5
+
+
+class GaussianRandomFeatures(_Fourier):
+    """φ(x) = (sin(ω·x/σ), cos(ω·x/σ))/√m: E φ(x)·φ(y) = exp(−|x − y|²/2σ²), the Gaussian kernel.
+
+    The estimates may be negative, so they go with `normalize=False`. Rahimi and Recht 2007; orthogonal
+    directions: Yu et al. 2016 (arXiv 1610.09072). `sigma`: σ. Other arguments as `draw_omega`.
+    """
+
+    def __init__(
+        self, head_dim: int, num_features: int = 256, *, sigma: float = 1.0, directions: str = "orthogonal",
+        norms: str = "chi", seed: int | None = None,
+    ):  # fmt: skip
+        if not 0 < sigma < math.inf:
+            raise ValueError(f"GaussianRandomFeatures needs a sigma above 0; got {sigma}.")
+        super().__init__(head_dim, num_features, directions, norms, seed)
+        self.sigma = sigma
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch f"]:
+        return self.waves(x, 1 / self.sigma).to(x.dtype)
+
+
+class TrigonometricRandomFeatures(_Fourier):
+    """φ(x) = e^(|x|²/2)/√m · (sin ω₁·x, …, cos ω₁·x, …): unbiased for exp(x·y), but with either sign.
+
+    Its variance, (1/2m) e^(|x+y|²) e^(−2x·y) (1 − e^(−|x−y|²))², is largest where the kernel is small, which in
+    attention is almost everywhere: sums of weights come out zero or negative and training breaks (figure 5 of
+    the paper, NaN in its appendix D.3). It is here to be compared with; use it with `normalize=False`.
+
+    x and y are multiplied by √scale first, as by the positive features.
+    Choromanski et al. 2021, eq. 5 and lemma 2 (arXiv 2009.14794); Peng et al. 2021 (arXiv 2103.02143) take
+    vectors of norm 1 for it, where it does well.
+    """
+
+    log_scaled = True
+    dot_product = True
+
+    def __init__(
+        self, head_dim: int, num_features: int = 256, *, scale: float | None = None,
+        directions: str = "orthogonal", norms: str = "chi", seed: int | None = None,
+    ):  # fmt: skip
+        if scale is not None and not 0 < scale < math.inf:
+            raise ValueError(f"TrigonometricRandomFeatures needs a scale above 0; got {scale}.")
+        super().__init__(head_dim, num_features, directions, norms, seed)
+        self.scale = head_dim**-0.5 if scale is None else scale
+
+    def scaled(
+        self, x: Float[Tensor, "*batch d"]
+    ) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
+        waves, scale = self._parts(x)
+        return waves.to(x.dtype), scale
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch f"]:
+        waves, scale = self._parts(x)
+        return (waves * scale.exp()[..., None]).to(x.dtype)
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        waves = self.waves(x, self.scale**0.5)
+        scale = 0.5 * self.scale * x.to(waves.dtype).square().sum(-1)
+        constant = scale.detach()
+        return waves * (scale - constant).exp()[..., None], constant  # the first factor is 1, with a gradient

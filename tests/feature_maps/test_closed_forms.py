@@ -1,0 +1,140 @@
+"""Kernels that have a closed form: Taylor, cosFormer, the generalized ones."""
+
+import math
+
+import pytest
+import torch
+
+from tarnn.feature_maps import CosFormer, GeneralizedFeatures, GeneralizedRandomFeatures, Relu, Taylor
+from tarnn.ops import linear_attention, reference, step
+
+
+def normal(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_taylor_is_the_series():
+    x, y = normal(9, 5), normal(9, 5, seed=2)
+    for phi, scale in ((Taylor(), 5**-0.5), (Taylor(0.3), 0.3)):
+        s = scale * (x * y).sum(-1)
+        assert torch.allclose((phi(x) * phi(y)).sum(-1), 1 + s + s.square() / 2)
+
+
+def gaussian_mean(f):
+    """E f(u, v) over standard normal (u, v), by quadrature."""
+    u = torch.linspace(-9, 9, 601, dtype=torch.float64)
+    density = (-u.square() / 2).exp() * (u[1] - u[0]) / math.sqrt(2 * math.pi)
+    return (density @ f(u[:, None], u[None]) @ density).item()
+
+
+@pytest.mark.parametrize(
+    "function", [torch.relu, torch.abs, torch.sigmoid, torch.nn.functional.gelu, torch.exp]
+)
+def test_generalized_is_the_mean_over_projections(function):
+    """x, y in the plane: ω·x and ω·y are sums of two normal numbers."""
+    x, y = torch.tensor([0.6, 0.2], dtype=torch.float64), torch.tensor([0.3, -0.5], dtype=torch.float64)
+    expected = gaussian_mean(lambda u, v: function(u * x[0] + v * x[1]) * function(u * y[0] + v * y[1]))
+    phi = GeneralizedRandomFeatures(2, 200_000, function=function, epsilon=0.0, seed=0)
+    assert (phi(x) @ phi(y)).item() == pytest.approx(expected, abs=0.01)
+    named = GeneralizedRandomFeatures(2, 200_000, function=function.__name__, epsilon=0.0, seed=0)
+    assert torch.allclose(named(x), phi(x))
+
+
+def test_relu_on_projections_is_the_arc_cosine_kernel():
+    x, y = torch.tensor([0.6, 0.2], dtype=torch.float64), torch.tensor([0.3, -0.5], dtype=torch.float64)
+    angle = torch.acos(x @ y / x.norm() / y.norm())
+    expected = x.norm() * y.norm() * (angle.sin() + (torch.pi - angle) * angle.cos()) / (2 * torch.pi)
+    phi = GeneralizedRandomFeatures(2, 400_000, epsilon=0.0, seed=0)
+    assert (phi(x) @ phi(y)).item() == pytest.approx(expected.item(), abs=0.003)
+
+
+def test_performer_relu_by_hand():
+    """relu(x) + 10⁻³ on x itself; with projections, (relu(ω·x) + 10⁻³)/√m."""
+    x = torch.tensor([-1.0, 0.0, 2.0])
+    assert torch.allclose(GeneralizedFeatures()(x), torch.tensor([0.001, 0.001, 2.001]))
+    phi = GeneralizedRandomFeatures(3, 4, seed=0)
+    assert torch.allclose(phi(x), ((phi.omega @ x).relu() + 1e-3) / 2)
+
+
+def test_a_weight_of_ones_own_multiplies():
+    x, h = normal(3, 7, 5), lambda x: x.square().mean(-1)
+    plain, weighted = (GeneralizedRandomFeatures(5, 6, h=f, seed=0) for f in (None, h))
+    assert torch.allclose(weighted(x), plain(x) * h(x)[..., None])
+
+
+def test_exp_keeps_its_scale_apart():
+    phi = GeneralizedRandomFeatures(5, 6, function="exp", seed=0)
+    value, scale = phi.scaled(300 * normal(3, 5).float())
+    assert value.isfinite().all()
+    assert scale.max() > 100  # e^100 is beyond float32
+    huge, v = 100 * normal(1, 2, 9, 5).float(), normal(1, 2, 9, 3).float()
+    assert linear_attention(huge, huge, v, phi, causal=True).isfinite().all()
+
+
+def test_signs_of_functions():
+    assert [GeneralizedFeatures(f).positive for f in ("relu", "exp", "abs", "sigmoid", "gelu", "cos")] == [
+        True, True, True, True, False, False,
+    ]  # fmt: skip
+    assert not GeneralizedFeatures(
+        torch.sin
+    ).positive  # one's own is taken to be signed, unless said otherwise
+    assert GeneralizedFeatures(torch.cosh, positive=True).positive
+
+
+def cosformer_definition(q, k, v, max_length, causal):
+    distance = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
+    weights = (q.relu() @ k.relu().mT) * (distance * torch.pi / (2 * max_length)).cos()
+    weights = weights.tril() if causal else weights
+    return weights @ v / weights.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_cosformer_is_relu_times_a_cosine_of_the_distance(causal):
+    q, k, v = normal(2, 2, 9, 5).abs(), normal(2, 2, 9, 5, seed=2).abs(), normal(2, 2, 9, 3, seed=3)
+    phi = CosFormer(max_length=12)
+    expected = cosformer_definition(q, k, v, 12, causal)
+    assert torch.allclose(linear_attention(q, k, v, phi.at(torch.arange(9)), causal=causal), expected)
+    rows = torch.stack([torch.arange(9), torch.arange(9) + 3])
+    assert torch.allclose(linear_attention(q, k, v, phi.at(rows), causal=causal), expected)
+
+
+def test_cosformer_far_apart_is_relu():
+    q, k, v = normal(1, 2, 9, 5), normal(1, 2, 9, 5, seed=2), normal(1, 2, 9, 3, seed=3)
+    near = linear_attention(q, k, v, CosFormer(10**7).at(torch.arange(9)), causal=True)
+    assert torch.allclose(near, linear_attention(q, k, v, Relu(), causal=True), rtol=1e-6)
+
+
+def test_cosformer_steps():
+    q, k, v = normal(1, 2, 9, 5), normal(1, 2, 9, 5, seed=2), normal(1, 2, 9, 3, seed=3)
+    phi, state = CosFormer(12), None
+    whole = linear_attention(q, k, v, phi.at(torch.arange(9)), causal=True)
+    for i in range(9):
+        one = (x[:, :, i : i + 1] for x in (q, k, v))
+        o, state = step(*one, phi.at(torch.tensor([i])), state)
+        assert torch.allclose(o, whole[:, :, i : i + 1])
+    assert phi.num_features(5) == phi.at(torch.arange(2)).num_features(5) == state.S.shape[2]
+
+
+def test_definitions_agree_with_the_reference():
+    """The quadratic form of this file is that of ops/reference.py where the cosine is 1."""
+    q, k, v = normal(1, 2, 9, 5).abs(), normal(1, 2, 9, 5, seed=2).abs(), normal(1, 2, 9, 3, seed=3)
+    assert torch.allclose(
+        cosformer_definition(q, k, v, 10**9, True), reference.quadratic(q, k, v, causal=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Taylor(0.0), "scale above 0; got 0.0"),
+        (lambda: CosFormer(0), "max_length ≥ 1; got 0"),
+        (lambda: CosFormer(4)(torch.ones(2, 3)), r"pass phi.at\(positions\)"),
+        (lambda: CosFormer(4).at(torch.arange(5)), "at most 4 positions; got 5"),
+        (lambda: CosFormer(4).at(torch.arange(2))(torch.ones(3, 5)), r"told 2 positions; got \(3, 5\)"),
+        (lambda: GeneralizedFeatures("tan"), "function = relu, exp.*or a function of your own; got 'tan'"),
+        (lambda: GeneralizedRandomFeatures(4, epsilon=-1.0), "epsilon ≥ 0; got -1.0"),
+    ],
+)
+def test_errors(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

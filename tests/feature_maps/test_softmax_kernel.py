@@ -1,0 +1,313 @@
+"""Random features of softmax's kernel: unbiased, of the variance that the papers say, and safe at any norm."""
+
+import pytest
+import torch
+
+from tarnn.feature_maps import (
+    GaussianRandomFeatures,
+    HyperbolicRandomFeatures,
+    OptimalRandomFeatures,
+    PositiveRandomFeatures,
+    RegularizedRandomFeatures,
+    Reparametrized,
+    SderfFeatures,
+    TrigonometricRandomFeatures,
+)
+from tarnn.feature_maps.spread import FittedMap, spread_of
+from tarnn.ops import linear_attention, reference, step
+from tarnn.ops.precision import default_eps
+
+UNBIASED = {
+    "positive": PositiveRandomFeatures,
+    "positive, iid": lambda d, m, **o: PositiveRandomFeatures(d, m, directions="iid", **o),
+    "hyperbolic": HyperbolicRandomFeatures,
+    "trigonometric": TrigonometricRandomFeatures,
+    "optimal": lambda d, m, **o: OptimalRandomFeatures(d, m, A=-0.03, **o),
+    "sderf": lambda d, m, **o: calibrated(SderfFeatures(d, m, **o)),
+    "centred and balanced": lambda d, m, **o: calibrated(Reparametrized(PositiveRandomFeatures(d, m, **o))),
+    "centred, optimal": lambda d, m, **o: calibrated(Reparametrized(OptimalRandomFeatures(d, m, **o))),
+}
+
+
+def normal(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def calibrated(phi):
+    """Fitted to some queries and keys that lie off centre and unalike in their channels."""
+    inner = getattr(phi, "feature_map", phi)
+    channels = torch.linspace(0.5, 1.5, inner.head_dim).double()
+    q, k = normal(1, 1, 50, inner.head_dim), normal(1, 1, 50, inner.head_dim, seed=2)
+    spreads = (
+        spread_of(x, 1, full=phi.full_spread).over_batch()
+        for x in (0.3 * q * channels + 0.1, 0.3 * k / channels - 0.05)
+    )
+    phi.calibrate(*spreads)
+    return phi
+
+
+def pair(d):
+    """x and y of norm 0.8 and 0.9, with x·y = 0.45."""
+    x, y = normal(d), normal(d, seed=2)
+    x = 0.8 * x / x.norm()
+    across = y - (y @ x) * x / (x @ x)
+    return x, 0.9 * (0.625 * x / x.norm() + (1 - 0.625**2) ** 0.5 * across / across.norm())
+
+
+def estimates(make, d, draws, blocks=1, scale=1.0):
+    """Estimates of exp(scale·x·y), one a draw of blocks·d directions."""
+    x, y = pair(d)
+    phi = make(d, 1, scale=scale, seed=0) if make not in PAIRED else make(d, 2, scale=scale, seed=0)
+    random = getattr(phi, "feature_map", phi)
+    random.num_draws = draws * blocks * d  # one large draw: its blocks are independent
+    random.register_buffer("omega", random.omega_of(0, 0))
+    phi.double()
+    (fx, sx), (fy, sy) = phi.queries(x[None, None]), phi.keys(y[None, None])
+    products = (fx * fy * (sx + sy).exp()[..., None]).flatten() * random.num_draws
+    if len(products) == 2 * random.num_draws:  # sines and cosines, or e^u and e^(−u), of one direction
+        products = products[: random.num_draws] + products[random.num_draws :]
+    return products.unflatten(0, (draws, -1)).mean(-1)
+
+
+PAIRED = (HyperbolicRandomFeatures, TrigonometricRandomFeatures)
+
+
+@pytest.mark.parametrize("d", [4, 16, 64])
+@pytest.mark.parametrize("name", UNBIASED)
+def test_unbiased(name, d):
+    """The mean over independent draws of d directions is exp(x·y), within 3 standard errors."""
+    x, y = pair(d)
+    found = estimates(UNBIASED[name], d, draws=max(1000, 64_000 // d))
+    error = found.std() / len(found) ** 0.5
+    assert error < 0.05
+    assert abs(found.mean() - (x @ y).exp()) < 3 * error
+
+
+def test_the_gaussian_kernel():
+    x, y = pair(16)
+    phi = GaussianRandomFeatures(16, 100_000, sigma=1.3, seed=0).double()
+    assert (phi(x) @ phi(y)).item() == pytest.approx(
+        (-(x - y).square().sum() / (2 * 1.3**2)).exp().item(), abs=0.01
+    )
+
+
+def test_the_scale_is_that_of_the_product_and_applied_once():
+    """As in scaled_dot_product_attention: 1/√d by default."""
+    x, y = pair(16)
+    for make in (PositiveRandomFeatures, TrigonometricRandomFeatures):
+        for options, scale in (({}, 16**-0.5), ({"scale": 0.5}, 0.5)):
+            phi = make(16, 60_000, seed=0, **options).double()
+            assert (phi(x) @ phi(y)).item() == pytest.approx((scale * x @ y).exp().item(), abs=0.03)
+
+
+def variances(x, y):
+    """Lemma 2 of arXiv 2009.14794 for one draw: trigonometric, positive, hyperbolic."""
+    kernel, plus, minus = (x @ y).exp(), (x + y).square().sum(), (x - y).square().sum()
+    positive = plus.exp() * kernel**2 * (1 - (-plus).exp())
+    return {
+        TrigonometricRandomFeatures: 0.5 * plus.exp() * kernel**-2 * (1 - (-minus).exp()) ** 2,
+        PositiveRandomFeatures: positive,
+        HyperbolicRandomFeatures: 0.5 * (1 - (-plus).exp()) * positive,
+    }
+
+
+@pytest.mark.parametrize("d", [4, 16])
+@pytest.mark.parametrize("make", [PositiveRandomFeatures, *PAIRED])
+def test_the_variance_of_independent_draws_is_lemma_2(make, d):
+    found = estimates(lambda *a, **o: make(*_even(make, a), directions="iid", **o), d, draws=200_000 // d)
+    expected = variances(*pair(d))[make].item() / d
+    spread = (found - found.mean()).square()
+    assert abs(spread.mean() - expected) < 4 * spread.std() / len(found) ** 0.5
+    assert spread.mean().item() == pytest.approx(expected, rel=0.2)
+
+
+def _even(make, sizes):
+    return (sizes[0], 2) if make in PAIRED else sizes
+
+
+@pytest.mark.parametrize("d", [4, 16])
+@pytest.mark.parametrize("make", [PositiveRandomFeatures, *PAIRED])
+def test_orthogonal_directions_have_less(make, d):
+    """By theorem 2 at least 2(m − 1)/(m(d + 2)) (SM − e^(−(|x|² + |y|²)/2))² less, for positive features."""
+    x, y = pair(d)
+    found = estimates(make, d, draws=200_000 // d)
+    variance, iid = found.var(), variances(x, y)[make] / d
+    assert variance < 0.97 * iid
+    if make is PositiveRandomFeatures:
+        least = 2 * (d - 1) / (d * (d + 2)) * ((x @ y).exp() - (-(x @ x + y @ y) / 2).exp()) ** 2
+        assert variance < 1.03 * (iid - least)
+
+
+def test_regularized_is_a_little_below():
+    """1 − 2/d^(1/3) ≤ SMREG/SM ≤ 1 (theorem 1), and less variance than with fresh norms."""
+    x, y = pair(64)
+    found = estimates(RegularizedRandomFeatures, 64, draws=1000)
+    ratio = (found.mean() / (x @ y).exp()).item()
+    assert 0.97 < ratio < 1
+    assert found.var() < estimates(PositiveRandomFeatures, 64, draws=1000).var()
+
+
+@pytest.mark.parametrize("make", [PositiveRandomFeatures, OptimalRandomFeatures, SderfFeatures])
+def test_attention_tends_to_softmax(make):
+    q, k, v = 0.5 * normal(2, 4, 30, 16), 0.5 * normal(2, 2, 30, 16, seed=2), normal(2, 2, 30, 5, seed=3)
+    for causal in (True, False):
+        expected = reference.softmax(q, k, v, causal=causal)
+        errors = []
+        for m in (256, 16 * 256):
+            o = linear_attention(q, k, v, make(16, m, seed=0).double(), causal=causal)
+            errors.append(((o - expected).norm() / expected.norm()).item())
+        assert errors[1] < 0.05
+        assert errors[1] < 0.5 * errors[0]  # as 1/√m: a quarter
+
+
+def test_less_variance_where_it_is_claimed():
+    """On large, off-centre queries and keys: optimal beats plain, centred and balanced beats both."""
+    channels = torch.linspace(0.3, 2, 16).double()
+    q = 0.5 * (normal(1, 1, 60, 16) * channels + 0.5)
+    k, v = 0.5 * (normal(1, 1, 60, 16, seed=2) / channels + 0.5), normal(1, 1, 60, 5, seed=3)
+    expected = reference.softmax(q, k, v, causal=False)
+
+    def error(make):
+        """Mean square over 20 draws, by the square of the output."""
+        total = 0.0
+        for seed in range(20):
+            phi = make(seed).double()
+            phi = phi.fitted(q, k) if isinstance(phi, FittedMap) else phi
+            total += (linear_attention(q, k, v, phi, causal=False) - expected).square().mean().item()
+        return total / 20 / expected.square().mean().item()
+
+    plain = error(lambda seed: PositiveRandomFeatures(16, seed=seed))  # 0.072
+    optimal = error(lambda seed: OptimalRandomFeatures(16, seed=seed))  # 0.040
+    sderf = error(lambda seed: SderfFeatures(16, seed=seed))  # 0.030
+    centred = error(
+        lambda seed: Reparametrized(PositiveRandomFeatures(16, seed=seed), balance=False)
+    )  # 0.048
+    balanced = error(
+        lambda seed: Reparametrized(PositiveRandomFeatures(16, seed=seed), centre=False)
+    )  # 0.026
+    saderf = error(lambda seed: Reparametrized(OptimalRandomFeatures(16, seed=seed), centre=False))  # 0.014
+    both = error(lambda seed: Reparametrized(PositiveRandomFeatures(16, seed=seed)))  # 0.009
+    all_three = error(lambda seed: Reparametrized(OptimalRandomFeatures(16, seed=seed)))  # 0.005
+    assert optimal < 0.7 * plain
+    assert sderf < 0.9 * optimal
+    assert centred < 0.8 * plain
+    assert balanced < 0.5 * plain
+    assert saderf < 0.7 * min(balanced, optimal)
+    assert both < 0.5 * min(centred, balanced)
+    assert all_three < 0.7 * both
+
+
+def test_shifting_all_keys_changes_nothing_where_they_are_centred():
+    """Softmax does not see a shift of all keys, the plain estimate does, the centred one does not."""
+    q, k, v = normal(2, 4, 9, 6), normal(2, 2, 9, 6, seed=2), normal(2, 2, 9, 3, seed=3)
+    shifted = k + 3 * normal(6, seed=4)
+    exact = [reference.softmax(q, x, v, causal=False) for x in (k, shifted)]
+    assert torch.allclose(*exact)
+    plain = PositiveRandomFeatures(6, 32, seed=0).double()
+    centred = Reparametrized(plain, balance=False)
+    found = [linear_attention(q, x, v, centred.fitted(q, x), causal=False) for x in (k, shifted)]
+    assert torch.allclose(*found)
+    found = [linear_attention(q, x, v, plain, causal=False) for x in (k, shifted)]
+    assert not torch.allclose(*found, atol=0.1)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-3, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize("name", [n for n in UNBIASED if n != "trigonometric"])
+def test_no_norm_overflows(name, size):
+    """In float32 as in float64, though the features themselves are e^(±5000) where vectors are 100 long."""
+    phi = UNBIASED[name](8, 24, seed=0)
+    q, k, v = (
+        x.float()
+        for x in (size * normal(1, 2, 20, 8), size * normal(1, 2, 20, 8, seed=2), normal(1, 2, 20, 3))
+    )
+    o = linear_attention(q, k, v, phi, causal=True)
+    (fq, _), (fk, w) = phi.queries(q.double()), phi.keys(k.double())
+    eps = default_eps(torch.float32)  # sums below it fade to zero, instead of becoming noise
+    expected = reference.quadratic(fq, fk, v.double(), causal=True, key_log_weight=w, eps=eps)
+    assert o.isfinite().all()
+    assert (o.abs().amax(-1) > 0).float().mean() > (0.95 if size <= 10 else 0.2)
+    tolerance = 2e-5 * (1 + 0.2 * size**2)  # exponents of this size, in float32
+    assert torch.allclose(o.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_gradients_are_finite_at_any_norm():
+    phi = PositiveRandomFeatures(8, 24, seed=0)
+    for size in (0.0, 1.0, 100.0):
+        q, k, v = ((size * normal(1, 2, 20, 8, seed=s)).float().requires_grad_() for s in (1, 2, 3))
+        linear_attention(q, k, v, phi, causal=True).square().sum().backward()
+        assert all(x.grad.isfinite().all() for x in (q, k, v))
+
+
+@pytest.mark.parametrize("name", [n for n in UNBIASED if n != "trigonometric"])
+def test_nothing_later_changes_a_bit(name):
+    """Causality: a key with a huge norm in the future leaves the past as it was, to the bit."""
+    phi = UNBIASED[name](8, 24, seed=0)
+    q, k, v = (normal(1, 2, 80, 8, seed=s).float() for s in (1, 2, 3))
+    before = linear_attention(q, k, v, phi, causal=True)[:, :, :70]
+    for x in (q, k, v):
+        x[:, :, 70:] = 50 * normal(1, 2, 10, 8, seed=5).float()
+    assert torch.equal(linear_attention(q, k, v, phi, causal=True)[:, :, :70], before)
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0])
+@pytest.mark.parametrize("name", [n for n in UNBIASED if n != "trigonometric"])
+def test_streaming_is_the_whole(name, size):
+    """Prefill in pieces, then steps: the outputs of one call, whatever the norms."""
+    phi = UNBIASED[name](8, 24, seed=0)
+    q, k = size * normal(2, 4, 40, 8), size * normal(2, 2, 40, 8, seed=2)
+    v = normal(2, 2, 40, 3, seed=3)
+    whole, end = linear_attention(q, k, v, phi, causal=True, return_state=True)
+    out, state = [], None
+    for a, b in ((0, 17), (17, 18), (18, 30)):
+        o, state = linear_attention(
+            q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], phi, causal=True, state=state, return_state=True
+        )
+        out.append(o)
+    for i in range(30, 40):
+        o, state = step(q[:, :, i : i + 1], k[:, :, i : i + 1], v[:, :, i : i + 1], phi, state)
+        out.append(o)
+    assert torch.allclose(torch.cat(out, dim=2), whole, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(state.M, end.M)
+    assert torch.allclose(state.S, end.S, rtol=1e-9, atol=1e-12)
+
+
+def test_in_autocast_the_exponents_stay_in_float32():
+    """ω·x in bf16 would be off by 2^(−8) of itself: at |ω·x| = 20, 8 % of the feature."""
+    q, k, v = (3 * normal(1, 1, 30, 16, seed=s).float() for s in (1, 2, 3))
+    phi = PositiveRandomFeatures(16, 64, seed=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        o = linear_attention(q, k, v, phi, causal=True)
+    assert o.dtype == torch.bfloat16
+    low = (x.bfloat16().double() for x in (q, k, v))
+    expected = linear_attention(*low, phi, causal=True)
+    assert ((o.double() - expected).norm() / expected.norm()).item() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PositiveRandomFeatures(4, scale=0.0), "scale above 0; got 0.0"),
+        (lambda: HyperbolicRandomFeatures(4, 7), "num_features must be even; got 7"),
+        (lambda: TrigonometricRandomFeatures(4, 7), "num_features must be even; got 7"),
+        (lambda: TrigonometricRandomFeatures(4, 8, scale=-1.0), "scale above 0; got -1.0"),
+        (lambda: GaussianRandomFeatures(4, 8, sigma=0.0), "sigma above 0; got 0.0"),
+        (lambda: PositiveRandomFeatures(4)(torch.ones(2, 5)), r"made for head_dim = 4; got \(2, 5\)"),
+        (lambda: OptimalRandomFeatures(4, A=0.125), "needs A < 1/8"),
+        (lambda: OptimalRandomFeatures(4, fit="often"), "fit = calibrated, call; got 'often'"),
+        (lambda: SderfFeatures(4, num_heads=0), "num_heads ≥ 1; got 0"),
+        (lambda: Reparametrized(torch.nn.Identity()), "map of softmax's kernel.*got Identity"),
+        (
+            lambda: Reparametrized(OptimalRandomFeatures(4, num_heads=2), num_heads=3),
+            r"fitted alike.*\('calibrated', 3\) and \('calibrated', 2\)",
+        ),
+        (lambda: Reparametrized(PositiveRandomFeatures(4))(torch.ones(2, 4)), r"\.queries\(q\) and \.keys\(k\)"),
+        (
+            lambda: OptimalRandomFeatures(4, num_heads=3).queries(torch.ones(1, 2, 5, 4)),
+            r"3 heads needs.*got \(1, 2, 5, 4\)",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.refusals
+def test_errors(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
