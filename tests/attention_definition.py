@@ -44,14 +44,17 @@ def define(module, x, context=None, key_mask=None):
 
 
 def _linear(module: LinearAttention, x, q, k, v, key_mask):
-    fq, fk = module.feature_map(q), module.feature_map(k)
+    rotary = module.rotary
+    if rotary is not None and getattr(module.feature_map, "dot_product", False):
+        q, k, rotary = turned(q, rotary), turned(k, rotary), None
+    fq, fk = _features(module.feature_map, q, k, key_mask)
     options = {"causal": module.causal, "key_mask": key_mask}
     if module.decay is not None:
         options["log_decay"] = module.decay(x).to(x.dtype)
-    if module.rotary is None:
+    if rotary is None:
         o = reference.quadratic(fq, fk, v, normalize=module.normalize, **options)
     else:
-        above = turned(fq, module.rotary), turned(fk, module.rotary)
+        above = turned(fq, rotary), turned(fk, rotary)
         o = reference.quadratic(*above, v, normalize=False, **options)
         if module.normalize:
             weights = reference.quadratic(fq, fk, torch.ones_like(v), normalize=False, **options)
@@ -59,3 +62,15 @@ def _linear(module: LinearAttention, x, q, k, v, key_mask):
     if not module.normalize:
         o = o / (o.square().mean(-1, keepdim=True) + 1e-6).sqrt() * module.o_norm.weight
     return o
+
+
+def _features(phi, q, k, key_mask):
+    """φ(q) and φ(k) with their scales, of a map that may be fitted, placed, or no more than a module."""
+    if getattr(phi, "fit", "") == "call":
+        phi = phi.fitted(q, k, query_mask=key_mask, key_mask=key_mask)
+    if getattr(phi, "positional", False):
+        phi = phi.at(torch.arange(q.shape[2]))
+    if not hasattr(phi, "queries"):
+        return phi(q), phi(k)
+    both = phi.queries(q), phi.keys(k)
+    return (f if scale is None else (f * scale.exp()[..., None]).to(f.dtype) for f, scale in both)

@@ -13,7 +13,22 @@ from tarnn.attention import (
     SoftmaxAttention,
     TokenDecay,
 )
-from tarnn.feature_maps import Dpfp, Elu, Exp, Hedgehog, Identity, Polynomial2, Relu
+from tarnn.feature_maps import (
+    CosFormer,
+    Dpfp,
+    Elu,
+    Exp,
+    Hedgehog,
+    Identity,
+    OptimalRandomFeatures,
+    Polynomial2,
+    PositiveRandomFeatures,
+    Relu,
+    Reparametrized,
+    SderfFeatures,
+    Taylor,
+    TrigonometricRandomFeatures,
+)
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 14, 6, 3, 4, 10  # no two alike
 SIZES = {"hidden_size": HIDDEN, "num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": HEAD_DIM}
@@ -34,6 +49,21 @@ def linear(feature_map, **options):
     return lambda **more: LinearAttention(feature_map=feature_map(), **SIZES | options | more)
 
 
+def positive():
+    return PositiveRandomFeatures(HEAD_DIM, 10, seed=0)
+
+
+def moved(fit="calibrated", inner=OptimalRandomFeatures, **options):
+    """A reparametrized map, its parameters as if it had been calibrated."""
+    heads = {"num_heads": KV_HEADS, "fit": fit}
+    phi = Reparametrized(inner(HEAD_DIM, 10, seed=0, **heads), **heads, **options)
+    generator = torch.Generator().manual_seed(0)
+    for name, x in phi.named_buffers():
+        if name.endswith(("centre", "stretch", ".A")):
+            x.add_(0.3 * torch.rand(x.shape, generator=generator) * (-1 if name.endswith("A") else 1))
+    return phi
+
+
 ROWS = {
     "linear": linear(Elu),
     "linear, as many kv heads": linear(Relu, num_kv_heads=HEADS),
@@ -47,6 +77,16 @@ ROWS = {
     "linear, rotary": linear(Elu, rotary=Rotary(HEAD_DIM)),
     "linear, rotary, wide": linear(Dpfp, rotary=Rotary(2 * HEAD_DIM, base=100.0)),
     "linear, rotary, normed": linear(Identity, normalize=False, rotary=Rotary(HEAD_DIM)),
+    "linear, random features": linear(positive),
+    "linear, random features, one kv head, rotary": linear(
+        positive, num_kv_heads=1, rotary=Rotary(HEAD_DIM), qk_norm=True
+    ),
+    "linear, moved random features": linear(moved),
+    "linear, signed random features, normed": linear(
+        lambda: TrigonometricRandomFeatures(HEAD_DIM, 10, seed=0), normalize=False
+    ),
+    "linear, taylor, rotary": linear(Taylor, rotary=Rotary(HEAD_DIM)),
+    "linear, cosformer": linear(lambda: CosFormer(64)),
     "softmax": lambda **more: SoftmaxAttention(**SIZES | more),
     "softmax, one kv head": lambda **more: SoftmaxAttention(
         **SIZES | {"num_kv_heads": 1, "bias": True} | more
@@ -63,6 +103,9 @@ CAUSAL_ROWS = ROWS | {
         **m
     ),
     "linear, log-scaled, decay": lambda **m: linear(Exp, decay=TokenDecay(HIDDEN, KV_HEADS))(**m),
+    "linear, random features, decay a token": lambda **m: linear(
+        positive, decay=TokenDecay(HIDDEN, KV_HEADS), rotary=Rotary(HEAD_DIM)
+    )(**m),
     "linear, rotary, decay a token": lambda **m: linear(
         Elu, decay=TokenDecay(HIDDEN, KV_HEADS), rotary=Rotary(HEAD_DIM)
     )(**m),
@@ -70,7 +113,16 @@ CAUSAL_ROWS = ROWS | {
         Identity, normalize=False, decay=HeadDecay(KV_HEADS), rotary=Rotary(HEAD_DIM)
     )(**m),
 }
-CROSS_ROWS = {name: ROWS[name] for name in ("linear", "linear, log-scaled", "linear, normed", "softmax")}
+BOTH_ROWS = ROWS | {
+    "linear, fitted by the call": linear(lambda: moved("call")),
+    "linear, fitted by the call, with covariances": linear(
+        lambda: moved("call", SderfFeatures, balance=False)
+    ),
+}
+CROSS_ROWS = {
+    name: ROWS[name]
+    for name in ("linear", "linear, log-scaled", "linear, normed", "linear, moved random features", "softmax")
+}
 
 
 def build(row, **options):
@@ -89,9 +141,9 @@ def causal(request):
     return build(CAUSAL_ROWS[request.param], causal=True)
 
 
-@pytest.fixture(params=list(ROWS))
+@pytest.fixture(params=list(BOTH_ROWS))
 def both_sides(request):
-    return build(ROWS[request.param], causal=False)
+    return build(BOTH_ROWS[request.param], causal=False)
 
 
 @pytest.fixture(params=list(CROSS_ROWS))

@@ -70,7 +70,8 @@ def test_step_in_place_writes_and_step_without_does_not(causal, rand):
     y2, _ = causal.step(x[:, 3:], state, positions=positions(3, 4), inplace=True)
     assert torch.equal(y, y2)
     for a, b, c in zip(state, new, before, strict=True):
-        assert a is None or (torch.equal(a, b) and not torch.equal(a, c))
+        assert a is None or torch.equal(a, b)
+        assert a is None or a.ndim == 2 or not torch.equal(a, c)  # M (b, g), a maximum, may stay
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

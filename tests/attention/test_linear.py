@@ -5,7 +5,14 @@ import torch
 from torch import nn
 
 from tarnn.attention import ChannelDecay, HeadDecay, LinearAttention, NoAttention, Rotary, SoftmaxAttention
-from tarnn.feature_maps import Elu, Exp, Identity
+from tarnn.feature_maps import (
+    CosFormer,
+    Elu,
+    Exp,
+    Identity,
+    OptimalRandomFeatures,
+    PositiveRandomFeatures,
+)
 
 
 @pytest.mark.parametrize(
@@ -15,6 +22,19 @@ from tarnn.feature_maps import Elu, Exp, Identity
         ({"feature_map": Elu(), "decay": HeadDecay(2), "causal": False}, "needs causal attention"),
         ({"feature_map": Exp(), "rotary": Rotary(4)}, "those of Exp are kept as scaled logarithms"),
         ({"feature_map": Elu(), "rotary": Rotary(6)}, "must be their number, 4; got 6"),
+        (
+            {"feature_map": PositiveRandomFeatures(4, 6), "rotary": Rotary(6)},
+            "q and k: its dim must be theirs, 4; got 6",
+        ),
+        (
+            {"feature_map": OptimalRandomFeatures(4, 6, fit="call")},
+            "whose later keys causal attention may not know",
+        ),
+        ({"feature_map": CosFormer(9), "rotary": Rotary(8)}, "CosFormer weighs.*no rotary positions besides"),
+        (
+            {"feature_map": CosFormer(9), "causal": False, "context_size": 5},
+            "CosFormer weighs.*cross attention has none",
+        ),
         (
             {"feature_map": Elu(), "rotary": Rotary(4), "decay": ChannelDecay(8, 2, 4)},
             "mix pairs of features",
@@ -48,6 +68,34 @@ def test_no_attention_needs_a_context_as_long_as_x():
     assert torch.equal(none(x, context), none.o_proj(none.v_proj(context)))
     with pytest.raises(ValueError, match=r"as long as x; got x \(1, 3, 8\) and context \(1, 2, 5\)"):
         none(x, context[:, :2])
+
+
+def test_a_map_fitted_by_the_call_leaves_no_state():
+    module = LinearAttention(
+        8, 2, feature_map=OptimalRandomFeatures(4, 6, fit="call"), causal=False, context_size=8
+    )
+    x = torch.randn(1, 3, 8)
+    with pytest.raises(ValueError, match=r'fitted by the call.*Make the map with fit="calibrated"'):
+        module(x, x, return_state=True)
+    with pytest.raises(ValueError, match="fitted by the call"):
+        module(x, state=module.new_state(1))
+
+
+def test_a_continued_cosformer_needs_positions():
+    module = LinearAttention(8, 2, feature_map=CosFormer(9), causal=True)
+    with pytest.raises(ValueError, match=r"with CosFormer a continued sequence.*needs positions="):
+        module.step(torch.randn(1, 1, 8), module.new_state(1))
+
+
+def test_rotary_before_random_features_is_softmax_with_rotary():
+    """Many features: the softmax attention with the same weights, with positions and all."""
+    torch.manual_seed(0)
+    phi = PositiveRandomFeatures(4, 20_000, seed=0)
+    module = LinearAttention(8, 2, feature_map=phi, causal=True, rotary=Rotary(4))
+    exact = SoftmaxAttention(8, 2, causal=True, rotary=Rotary(4))
+    exact.load_state_dict({k: v for k, v in module.state_dict().items() if "feature_map" not in k})
+    x = torch.randn(1, 9, 8)
+    torch.testing.assert_close(module(x), exact(x), rtol=0.02, atol=0.01)
 
 
 @pytest.mark.parametrize("attention", [LinearAttention, SoftmaxAttention])

@@ -1,5 +1,6 @@
 """Attention as modules: projections around an op. A file a kind, one interface for all (see `multihead`)."""
 
+from tarnn.attention.calibration import calibrating
 from tarnn.attention.decay import ChannelDecay, HeadDecay, TokenDecay
 from tarnn.attention.linear import LinearAttention
 from tarnn.attention.none import NoAttention
@@ -14,4 +15,5 @@ __all__ = [
     "Rotary",
     "SoftmaxAttention",
     "TokenDecay",
+    "calibrating",
 ]

@@ -9,7 +9,7 @@ from torch.nn.functional import rms_norm
 
 from tarnn.attention.decay import ChannelDecay
 from tarnn.attention.multihead import MultiHeadAttention
-from tarnn.attention.rotary import Rotary, Turns
+from tarnn.attention.rotary import Rotary, Turns, positions_in
 from tarnn.feature_maps import FeatureMap, Identity
 from tarnn.ops import LinearState, linear_attention, step
 from tarnn.ops.features import features
@@ -29,12 +29,17 @@ class LinearAttention(MultiHeadAttention):
         whose gradient is bounded where the division's is not (TransNormer, arXiv 2210.10340). Maps with
         negative products need normalize=False.
     decay: a module x → log_decay (`tarnn.attention.decay`), for causal attention.
-    rotary: a `Rotary` as wide as the features. Features are turned after φ. With normalize, in the numerator
-        only, so that the sum of the weights stays positive (RoFormer, eq. 19, arXiv 2104.09864):
+    rotary: a `Rotary`. Where φ(q)·φ(k) is a function of q·k (features of softmax's kernel, Taylor's), q and k
+        are turned, before φ, as in softmax attention; it is as wide as they are. Else it is as wide as the
+        features, which are turned after φ. With normalize, in the numerator only, so that the sum of the
+        weights stays positive (RoFormer, eq. 19, arXiv 2104.09864):
             o_i = Σ_j (R_i φ(q_i))·(R_j φ(k_j)) v_j / Σ_j φ(q_i)·φ(k_j)
         Then the state's S holds turned features, its z plain ones, and sums are float32 even in autocast.
         Turned weights need not be small where plain ones are, so take a map whose features don't vanish (Elu)
         or normalize=False: with sparse features (Relu, Dpfp) the fraction can become very large.
+
+    A map that is fitted by the call (`fit="call"`) finds its parameters in each forward, and so has no state to
+    hand on. One that is calibrated: see `tarnn.attention.calibrating`.
 
     Raises ValueError for combinations that have no meaning, with the reason.
     """
@@ -52,10 +57,17 @@ class LinearAttention(MultiHeadAttention):
         _check_choices(feature_map, causal, normalize, decay, rotary, context_size)
         self.feature_map, self.normalize, self.decay, self.rotary = feature_map, normalize, decay, rotary
         self.num_features = _num_features(feature_map, self.head_dim)
-        if rotary is not None and rotary.dim != self.num_features:
-            raise ValueError(
-                f"rotary turns features: its dim must be their number, {self.num_features}; got {rotary.dim}."
+        self.turns_inputs = getattr(feature_map, "dot_product", False)
+        self.fits_by_call = getattr(feature_map, "fit", "") == "call"
+        self.calibration: Any = None  # while `calibrating`: what observes q and k
+        width = self.head_dim if self.turns_inputs else self.num_features
+        if rotary is not None and rotary.dim != width:
+            what = (
+                "q and k: its dim must be theirs"
+                if self.turns_inputs
+                else "features: its dim must be their number"
             )
+            raise ValueError(f"rotary turns {what}, {width}; got {rotary.dim}.")
         self.o_norm = None if normalize else nn.RMSNorm(self.head_dim, eps=1e-6)
 
     def forward(
@@ -76,8 +88,19 @@ class LinearAttention(MultiHeadAttention):
             "cu_seqlens": cu_seqlens,
             "log_decay": None if self.decay is None else self.decay(x),
         }
-        turns = None if self.rotary is None else self.rotary.of(positions, x, state)
-        o, state = self._attend(linear_attention, q, k, v, turns, state=state, return_state=True, **options)
+        if positions is None and state is None and self.rotary is not None and self.turns_inputs:
+            # of one draw, unlike of what it estimates, the weights depend on more than distances
+            positions = positions_in(key_mask, cu_seqlens, 0, x.shape[1], x.device)
+        q, k, turns, phi = self._place(q, k, positions, x, state)
+        masks = {"query_mask": key_mask if context is None else None, "key_mask": key_mask}
+        if self.calibration is not None:
+            self.calibration.observe(q, k, **masks)
+        if self.fits_by_call:
+            self._check_no_state(state, return_state)
+            phi = phi.fitted(q, k, cu_seqlens=cu_seqlens, **masks)
+        o, state = self._attend(
+            linear_attention, q, k, v, turns, phi, state=state, return_state=True, **options
+        )
         y = self._output(o, x)
         return (y, state) if return_state else y
 
@@ -96,8 +119,8 @@ class LinearAttention(MultiHeadAttention):
         q, k, v = self.project(x, x)
         log_decay = None if self.decay is None else self.decay(x)
         options: dict[str, Any] = {"log_decay": log_decay, "inplace": inplace}
-        turns = None if self.rotary is None else self.rotary.of(positions, x, state)
-        o, state = self._attend(step, q, k, v, turns, state=state, **options)
+        q, k, turns, phi = self._place(q, k, positions, x, state)
+        o, state = self._attend(step, q, k, v, turns, phi, state=state, **options)
         return self._output(o, x), state
 
     def new_state(
@@ -113,18 +136,40 @@ class LinearAttention(MultiHeadAttention):
             log_weights=getattr(self.feature_map, "log_scaled", False),
         )  # fmt: skip
 
-    def _attend(self, op, q, k, v, turns: Turns | None, state: LinearState | None, **options):
+    def _place(self, q: Tensor, k: Tensor, positions, x: Tensor, state) -> tuple[Tensor, Tensor, Any, Any]:
+        """Positions to where they work: (q, k, the turns that are left for features, φ at these positions)."""
+        phi: Any = self.feature_map
+        if getattr(phi, "positional", False):
+            if positions is None:
+                if state is not None:
+                    raise ValueError(
+                        f"with {type(phi).__name__} a continued sequence (state=) needs positions=, "
+                        "(b, t): the state does not know how many tokens it has seen."
+                    )
+                positions = torch.arange(x.shape[1], device=x.device)
+            return q, k, None, phi.at(positions)
+        turns = None if self.rotary is None else self.rotary.of(positions, x, state)
+        if turns is not None and self.turns_inputs:
+            q, k, turns = turns.apply(q), turns.apply(k), None
+        return q, k, turns, phi
+
+    def _check_no_state(self, state, return_state: bool) -> None:
+        if state is not None or return_state:
+            raise ValueError(
+                f"{type(self.feature_map).__name__} is fitted by the call, so what one call leaves behind fits no "
+                'other: no state=, no return_state=True and no step. Make the map with fit="calibrated" for these.'
+            )
+
+    def _attend(self, op, q, k, v, turns: Turns | None, phi, state: LinearState | None, **options):
         """`op`, one of linear_attention and step, with features turned after φ: (o, state)."""
         if turns is None and (self.normalize or q.dtype != torch.float16):
-            return op(q, k, v, self.feature_map, normalize=self.normalize, state=state, **options)
+            return op(q, k, v, phi, normalize=self.normalize, state=state, **options)
         wide = torch.promote_types(q.dtype, torch.float32)  # undivided sums grow with t, in fp16 to infinity
         with torch.autocast(q.device.type, enabled=False):
             q, k, v = q.to(wide), k.to(wide), v.to(wide)
             if turns is None:
-                return op(q, k, v, self.feature_map, normalize=False, state=state, **options)
-            phi_q, phi_k = (
-                features(self.feature_map, x, side)[0] for x, side in ((q, "queries"), (k, "keys"))
-            )
+                return op(q, k, v, phi, normalize=False, state=state, **options)
+            phi_q, phi_k = (features(phi, x, side)[0] for x, side in ((q, "queries"), (k, "keys")))
             if self.normalize:
                 return _fraction(op, phi_q, phi_k, v, turns, state, **options)
             q, k = turns.apply(phi_q), turns.apply(phi_k)
@@ -184,12 +229,22 @@ def _check_choices(feature_map, causal, normalize, decay, rotary, context_size) 
         )
     if decay is not None and not causal:
         raise ValueError("a decay runs along time, so it needs causal attention; got causal=False.")
+    if causal and getattr(feature_map, "fit", "") == "call":
+        raise ValueError(
+            f"{name} is fitted by the call, whose later keys causal attention may not know; make it with "
+            'fit="calibrated" and calibrate it (tarnn.attention.calibrating).'
+        )
+    if getattr(feature_map, "positional", False) and (rotary is not None or context_size is not None):
+        what = "cross attention has none" if rotary is None else "takes no rotary positions besides"
+        raise ValueError(f"{name} weighs keys by their distance; {what}.")
     if rotary is None:
         return
     if context_size is not None:
         raise ValueError(
             "rotary positions are about the distance of key and query; cross attention has no such thing."
         )
+    if getattr(feature_map, "dot_product", False):
+        return
     if getattr(feature_map, "log_scaled", False):
         raise ValueError(
             f"rotary positions turn features, and those of {name} are kept as scaled logarithms; "

@@ -7,6 +7,22 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
+def positions_in(
+    attention_mask: Tensor | None, cu_seqlens: Tensor | None, past: int, num_tokens: int, device
+) -> Tensor:
+    """The place of each new token in its sequence, (b, t) or (1, t); padding is not counted.
+
+    `attention_mask` covers the past as well, (b, past + t). Packed sequences each start from 0.
+    """
+    if attention_mask is not None:
+        return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -num_tokens:]
+    index = torch.arange(past, past + num_tokens, device=device)
+    if cu_seqlens is not None:
+        which = torch.searchsorted(cu_seqlens.long(), index, right=True) - 1  # the sequence of each token
+        index = index - cu_seqlens[which]
+    return index[None]
+
+
 class Turns(NamedTuple):
     """The cosines and signed sines of some positions; made once, shared by layers and heads."""
 

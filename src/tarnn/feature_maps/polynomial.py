@@ -19,6 +19,8 @@ class Polynomial2(FeatureMap):
     Raises ValueError if offset < 0, which is no kernel.
     """
 
+    dot_product = True
+
     def __init__(self, offset: float = 0.0):
         super().__init__()
         if not offset >= 0:

@@ -1,0 +1,65 @@
+"""Setting the parameters that maps take from the data: by running the model on some of it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tarnn.attention.linear import LinearAttention
+
+
+class Calibration:
+    """Gathers the spread of one layer's queries and keys, and keeps its map set to what was seen so far."""
+
+    def __init__(self, layer: LinearAttention):
+        self.feature_map: Any = layer.feature_map  # a FittedMap
+        self.spreads: list[Any] | None = None  # of queries and keys
+
+    @torch.no_grad()
+    def observe(self, q: Tensor, k: Tensor, *, query_mask: Tensor | None, key_mask: Tensor | None) -> None:
+        from tarnn.feature_maps.spread import spread_of
+
+        heads, full = self.feature_map.num_heads, self.feature_map.full_spread
+        masks = (query_mask, key_mask)
+        seen = [spread_of(x, heads, mask=m, full=full).over_batch() for x, m in zip((q, k), masks)]
+        if self.spreads is not None:
+            seen = [a.merged(b) for a, b in zip(self.spreads, seen)]
+        self.spreads = seen
+        self.feature_map.calibrate(*self.spreads)
+
+
+def calibrated_layers(module: nn.Module) -> list[LinearAttention]:
+    """The layers whose maps have parameters that data should set once."""
+    layers = (x for x in module.modules() if isinstance(x, LinearAttention) and not x.fits_by_call)
+    return [x for x in layers if getattr(x.feature_map, "adapts", False)]
+
+
+@contextmanager
+def calibrating(module: nn.Module) -> Iterator[None]:
+    """While it lasts, each forward sets the fitted maps of `module` to all queries and keys seen so far.
+
+    A layer's map is set before it is used, so that later layers see what they will see from then on:
+
+        with torch.no_grad(), calibrating(model):
+            model(input_ids)            # a few thousand tokens, in one batch or several
+
+    Masked tokens don't count. The parameters (centres, stretches, A …) are buffers, saved with the model; they
+    are exact whatever they are, and the better they fit the less the estimates vary.
+
+    Raises ValueError where `module` has no such map.
+    """
+    layers = calibrated_layers(module)
+    if not layers:
+        raise ValueError(
+            f"{type(module).__name__} has no layer whose feature map is calibrated; such maps are Reparametrized, "
+            'OptimalRandomFeatures and SderfFeatures with fit="calibrated".'
+        )
+    for layer in layers:
+        layer.calibration = Calibration(layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.calibration = None
