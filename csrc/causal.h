@@ -37,11 +37,11 @@ void mask_pairs(const Keys<T>& keys, const Sizes<T>& n, T* P) {
     }
 }
 
-/// P, masked and weighted. keys_t: φ(K)ᵀ (f × c); where the decay has channels, a row for a key.
+/// P, masked and weighted. (Where the decay has channels, φ(K)ᵀ is not formed, and its place serves for one key.)
 template <typename T>
-void pairs(const Keys<T>& keys, const Sizes<T>& n, const T* phi_q, T* keys_t, T* P) {
-  if (keys.weights.channels) return channel_pairs(keys, n, phi_q, P, keys_t);
-  matmul<Part::lower_result>(keys.rows, keys.rows, n.f, {phi_q, n.ldf, 1}, keys_t, n.ldc, P, n.ldc, false);
+void pairs(const Keys<T>& keys, const Sizes<T>& n, const T* phi_q, T* P, Ahead* ahead) {
+  if (keys.weights.channels) return channel_pairs(keys, n, phi_q, P, keys.phi_t);
+  matmul<Part::lower_result>(keys.rows, keys.rows, n.f, {phi_q, n.ldf, 1}, keys.phi_t, n.ldc, P, n.ldc, false, ahead);
   mask_pairs(keys, n, P);
 }
 
@@ -70,10 +70,10 @@ template <typename T>
 struct CausalScratch {
   Keys<T> keys;
   State<T> state;
-  T *keys_t, *q, *scale, *q_weighted, *P, *o, *den, *factor;
+  T *q, *scale, *q_weighted, *P, *o, *den, *factor;
+  Ahead ahead;
   CausalScratch(Scratch& scratch, const Problem& p, const Sizes<T>& n)
       : keys(take_keys(scratch, p, n)), state{scratch.take<T>(n.f_rows() * n.lde), scratch.take<T>(n.ldf), 0} {
-    keys_t = scratch.take<T>(n.f_rows() * n.ldc);
     q = scratch.take<T>(n.rows() * n.ldf);
     scale = scratch.take<T>(n.ldc);
     q_weighted = keys.weights.plain ? q : scratch.take<T>(n.rows() * n.ldf);
@@ -88,18 +88,18 @@ struct CausalScratch {
 template <typename T>
 void causal_outputs(const Problem& p, const Sizes<T>& n, const Stretch& s, Index head, Index time, CausalScratch<T>& at) {
   const Index rows = at.keys.rows;
-  load_tile(p.q, s.row, head, time, rows, n.f, at.q, n.ldf);
-  features(p.map, at.q, n.ldf, rows, n.f, at.scale);
-  pairs(at.keys, n, at.q, at.keys_t, at.P);
+  load_features(p.map, p.q, s.row, head, time, rows, n.f, at.q, n.ldf, at.scale);
+  pairs(at.keys, n, at.q, at.P, &at.ahead);
   const T* q = weighted_queries(at.keys, n, at.q, rows, at.q_weighted);
   denominators(n, rows, at.P, q, at.state.z, at.den);
-  matmul<Part::lower_left>(rows, n.e, rows, {at.P, n.ldc, 1}, at.keys.v, n.lde, at.o, n.lde, false);
-  matmul(rows, n.e, n.f, {q, n.ldf, 1}, at.state.S, n.lde, at.o, n.lde, true);
   for (Index i = 0; i < rows; ++i)
     at.factor[i] = output_factor(p, at.den[i], at.keys.weights.plain ? T(0) : at.keys.weights.M[i],
                                  p.map == Map::exp ? at.scale[i] : T(0));
-  scale_rows(at.o, n.lde, rows, n.e, at.factor);
-  store_tile(at.o, n.lde, p.o, s.row, head, time, rows, n.e);
+  const bool direct = lies_well<T>(p.o, n.e);
+  T* o = direct ? static_cast<T*>(p.o.data) + offset(p.o, s.row, head, time) : at.o;
+  sum_of_products<T>(rows, n.e, {rows, {at.P, n.ldc, 1}, at.keys.v, at.keys.ldv}, {n.f, {q, n.ldf, 1}, at.state.S, n.lde},
+                     at.factor, o, direct ? n.e : n.lde, &at.ahead);
+  if (!direct) store_tile(at.o, n.lde, p.o, s.row, head, time, rows, n.e);
   std::memcpy(static_cast<T*>(p.den.data) + offset(p.den, s.row, head, time), at.den,
               static_cast<std::size_t>(rows) * sizeof(T));
 }
@@ -107,10 +107,16 @@ void causal_outputs(const Problem& p, const Sizes<T>& n, const Stretch& s, Index
 template <typename T>
 void causal_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, CausalScratch<T>& at) {
   for (Index time = s.begin; time < s.end; time += n.c) {
-    load_keys(p, n, s, time, smaller(n.c, s.end - time), at.state.M, at.keys);
-    if (!p.channels) transpose(at.keys.phi, n.ldf, at.keys.rows, n.f, at.keys_t, n.ldc);
-    for (Index r = 0; r < p.r; ++r) causal_outputs(p, n, s, s.head * p.r + r, time, at);
-    absorb(at.keys, n, at.state);
+    load_keys_transposed(p, n, s, time, smaller(n.c, s.end - time), at.state.M, at.keys);
+    for (Index r = 0; r < p.r; ++r) {
+      const Index next = r + 1 < p.r ? r + 1 : 0, when = r + 1 < p.r ? time : time + n.c;
+      at.ahead.clear();
+      at.ahead.want(p.o, s.row, s.head * p.r + r, time, at.keys.rows, n.e);
+      at.ahead.want(p.q, s.row, s.head * p.r + next, when, smaller(n.c, s.end - when), n.f);
+      if (next == 0) want_keys(p, n.c, s, when, at.ahead);
+      causal_outputs(p, n, s, s.head * p.r + r, time, at);
+    }
+    absorb(at.keys, n, at.state, &at.ahead);
   }
   if (s.last) put_state(p, n, s, at.state, p.after);
 }

@@ -33,8 +33,9 @@ struct BackwardScratch {
   T *S, *z;        // transposed, (e × f), (f)
   T *R, *R_z;      // transposed
   T *R_own, *R_z_own, *reach;  // of a stretch's own queries; by how much its beginning reaches the present chunk
-  T *keys_t, *weighted_t, *v_t, *A, *P, *grad_phi, *grad_v, *grad_v_t, *x;
+  T *weighted_t, *v_t, *A, *P, *grad_phi, *grad_v, *grad_v_t, *x;
   T *flow, *entered, *states, *terms, *square;
+  Ahead ahead;
   BackwardScratch(Scratch& scratch, const Problem& p, const Sizes<T>& n) : keys(take_keys(scratch, p, n)) {
     const bool plain = keys.weights.plain;
     queries = take_queries(scratch, p, n, plain);
@@ -45,8 +46,7 @@ struct BackwardScratch {
     R_z = scratch.take<T>(n.ldf);
     R_z_own = scratch.take<T>(n.ldf);
     reach = scratch.take<T>(n.ldf);
-    keys_t = scratch.take<T>(n.f_rows() * n.ldc);
-    weighted_t = plain ? keys_t : scratch.take<T>(n.f_rows() * n.ldc);
+    weighted_t = plain ? keys.phi_t : scratch.take<T>(n.f_rows() * n.ldc);
     v_t = scratch.take<T>(n.e_rows() * n.ldc);
     A = scratch.take<T>(n.rows() * n.ldc);
     P = scratch.take<T>(n.rows() * n.ldc);
@@ -103,9 +103,9 @@ void decay_transposed(const Weights<T>& w, const Sizes<T>& n, T* S, T* z) {
 }
 
 template <typename T>
-void absorb_transposed(const Keys<T>& keys, const Sizes<T>& n, T* S, T* z) {
+void absorb_transposed(const Keys<T>& keys, const Sizes<T>& n, T* S, T* z, Ahead* ahead) {
   decay_transposed(keys.weights, n, S, z);
-  matmul(n.e, n.f, keys.rows, {keys.v, 1, n.lde}, keys.weighted, n.ldf, S, n.ldf, true);
+  matmul(n.e, n.f, keys.rows, {keys.v, 1, keys.ldv}, keys.weighted, n.ldf, S, n.ldf, true, ahead);
   for (Index j = 0; j < n.f; j += width<T>) {
     Vec<T> total = load(z + j);
     for (Index i = 0; i < keys.rows; ++i) total += load(keys.weighted + i * n.ldf + j);
@@ -141,6 +141,17 @@ void keep_flow(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time
   }
 }
 
+/// Asks for what comes after query head r of the chunk at `time`: its next head, or the chunk at `next` with its keys.
+inline void want_next(const Problem& p, Index chunk, const Stretch& s, Index r, Index time, Index next, Ahead& ahead) {
+  const bool same_chunk = r + 1 < p.r;
+  const Index head = s.head * p.r + (same_chunk ? r + 1 : 0), when = same_chunk ? time : next;
+  const Index rows = when < s.begin ? 0 : smaller(chunk, s.end - when);
+  if (!same_chunk) want_keys(p, rows, s, when, ahead);
+  ahead.want(p.q, s.row, head, when, rows, p.f);
+  ahead.want(p.grad_o, s.row, head, when, rows, p.e);
+  if (p.normalize) ahead.want(p.o, s.row, head, when, rows, p.e);
+}
+
 template <typename T>
 void query_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Index r, Index time, BackwardScratch<T>& at) {
   const Keys<T>& keys = at.keys;
@@ -149,12 +160,12 @@ void query_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Inde
   load_queries(p, n, s.row, head, time, rows, keys.weights.plain ? nullptr : keys.weights.M, T(0), q);
   pair_gradients(keys, n, q, at.v_t, at.A);
   weigh_pairs(keys, n, at.A);
-  matmul(rows, n.f, n.e, {q.G, n.lde, 1}, at.S, n.ldf, q.grad_phi, n.ldf, false);
+  matmul(rows, n.f, n.e, {q.G, n.lde, 1}, at.S, n.ldf, q.grad_phi, n.ldf, false, &at.ahead);
   add_outer(q.grad_phi, q.G_z, at.z, n.ldf, rows, n.f);
   weigh_rows(keys.weights, keys.weights.query, n, rows, q.grad_phi);
   if (p.grad_log_decay) keep_flow(p, n, s, time, rows, r == 0, q);
-  if (keys.weights.channels) channel_query_gradients(keys, n, at.A, at.keys_t, q.grad_phi);
-  else matmul<Part::lower_left>(rows, n.f, rows, {at.A, n.ldc, 1}, keys.phi, n.ldf, q.grad_phi, n.ldf, true);
+  if (keys.weights.channels) channel_query_gradients(keys, n, at.A, keys.phi_t, q.grad_phi);
+  else matmul<Part::lower_left>(rows, n.f, rows, {at.A, n.ldc, 1}, keys.phi, n.ldf, q.grad_phi, n.ldf, true, &at.ahead);
   store_feature_gradients(p, n, p.q, p.grad_q, s.row, head, time, rows, q.phi, q.grad_phi, q.x);
 }
 
@@ -189,14 +200,17 @@ void query_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, T M, T* 
       std::memcpy(to + n.e * n.ldf, at.z, static_cast<std::size_t>(n.ldf) * sizeof(T));
     }
     load_keys(p, n, s, time, smaller(n.c, s.end - time), M, at.keys);
-    transpose(at.keys.v, n.lde, at.keys.rows, n.e, at.v_t, n.ldc);
+    transpose(at.keys.v, at.keys.ldv, at.keys.rows, n.e, at.v_t, n.ldc);
     for (Index r = 0; r < p.r; ++r) {
+      at.ahead.clear();
+      at.ahead.want(p.grad_q, s.row, s.head * p.r + r, time, at.keys.rows, n.f);
+      want_next(p, n.c, s, r, time, time + n.c, at.ahead);
       query_gradients(p, n, s, r, time, at);
       if (own) add_own_queries(n, at);
     }
     if (own && !at.keys.weights.plain)
       for (Index j = 0; j < n.f; ++j) at.reach[j] *= at.keys.weights.keep[p.channels ? j : 0];
-    absorb_transposed(at.keys, n, at.S, at.z);
+    absorb_transposed(at.keys, n, at.S, at.z, &at.ahead);
     M = at.keys.weights.M_out;
   }
   if (!own) return;
@@ -259,16 +273,16 @@ void add_query_head(const Problem& p, const Sizes<T>& n, const Stretch& s, Index
   const Index rows = keys.rows;
   Queries<T>& q = at.queries;
   load_queries(p, n, s.row, s.head * p.r + r, time, rows, keys.weights.plain ? nullptr : keys.weights.M, T(0), q);
-  pairs(keys, n, q.phi, at.keys_t, at.P);
+  pairs(keys, n, q.phi, at.P, &at.ahead);
   pair_gradients(keys, n, q, at.v_t, at.A);
   if (p.grad_log_decay && !p.channels) add_pair_flow(n, rows, at.A, at.P, at.flow);
   if (p.grad_log_decay && p.channels) add_channel_flow(keys, n, at.A, q.phi, at.terms, at.flow);
   weigh_pairs(keys, n, at.A);
   if (p.channels) channel_key_gradients(keys, n, at.A, q.phi, at.grad_phi);
-  else matmul<Part::upper_left>(rows, n.f, rows, {at.A, 1, n.ldc}, q.phi, n.ldf, at.grad_phi, n.ldf, true);
-  matmul<Part::lower_right>(n.e, rows, rows, {q.G, 1, n.lde}, at.P, n.ldc, at.grad_v_t, n.ldc, true);
+  else matmul<Part::upper_left>(rows, n.f, rows, {at.A, 1, n.ldc}, q.phi, n.ldf, at.grad_phi, n.ldf, true, &at.ahead);
+  matmul<Part::lower_right>(n.e, rows, rows, {q.G, 1, n.lde}, at.P, n.ldc, at.grad_v_t, n.ldc, true, &at.ahead);
   const T* phi = weighted_queries(keys, n, q.phi, rows, q.weighted);
-  matmul(n.e, n.f, rows, {q.G, 1, n.lde}, phi, n.ldf, at.R, n.ldf, true);
+  matmul(n.e, n.f, rows, {q.G, 1, n.lde}, phi, n.ldf, at.R, n.ldf, true, &at.ahead);
   add_rows(at.R_z, q.G_z, phi, n.ldf, rows, n.f);
 }
 
@@ -315,11 +329,11 @@ void key_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Index 
   Keys<T>& keys = at.keys;
   load_keys(p, n, s, time, smaller(n.c, s.end - time), M, keys);
   const Index rows = keys.rows;
-  transpose(keys.v, n.lde, rows, n.e, at.v_t, n.ldc);
-  if (!p.channels) transpose(keys.phi, n.ldf, rows, n.f, at.keys_t, n.ldc);
+  transpose(keys.v, keys.ldv, rows, n.e, at.v_t, n.ldc);
+  if (!p.channels) transpose(keys.phi, n.ldf, rows, n.f, keys.phi_t, n.ldc);
   if (!keys.weights.plain) transpose(keys.weighted, n.ldf, rows, n.f, at.weighted_t, n.ldc);
   for (Index i = 0; i < rows; ++i) std::memcpy(at.grad_phi + i * n.ldf, at.R_z, static_cast<std::size_t>(n.ldf) * sizeof(T));
-  matmul(rows, n.f, n.e, {keys.v, n.lde, 1}, at.R, n.ldf, at.grad_phi, n.ldf, true);
+  matmul(rows, n.f, n.e, {keys.v, keys.ldv, 1}, at.R, n.ldf, at.grad_phi, n.ldf, true);
   weigh_rows(keys.weights, keys.weights.key, n, rows, at.grad_phi);
   matmul(n.e, rows, n.f, {at.R, n.ldf, 1}, at.weighted_t, n.ldc, at.grad_v_t, n.ldc, false);
   if (p.grad_log_decay) {
@@ -327,7 +341,12 @@ void key_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Index 
     clear(at.flow, rows * (p.channels ? n.ldf : 1));
   }
   decay_transposed(keys.weights, n, at.R, at.R_z);
-  for (Index r = 0; r < p.r; ++r) add_query_head(p, n, s, r, time, at);
+  for (Index r = 0; r < p.r; ++r) {
+    at.ahead.clear();
+    if (r == 0) at.ahead.want(p.grad_k, s.row, s.head, time, rows, n.f), at.ahead.want(p.grad_v, s.row, s.head, time, rows, n.e);
+    want_next(p, n.c, s, r, time, time - n.c, at.ahead);
+    add_query_head(p, n, s, r, time, at);
+  }
   if (p.grad_log_decay) store_decay_gradients(p, n, s, time, at);
   transpose(at.grad_v_t, n.ldc, n.e, rows, at.grad_v, n.lde);
   store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x);
@@ -343,7 +362,7 @@ void states_of(const Problem& p, const Sizes<T>& n, const Stretch& s, Index from
     T* next = at.states + (chunk - from + 1) * block;
     std::memcpy(next, next - block, static_cast<std::size_t>(block) * sizeof(T));
     load_keys(p, n, s, s.begin + chunk * n.c, n.c, chunk_M ? chunk_M[chunk] : T(0), at.keys);
-    absorb_transposed(at.keys, n, next, next + n.e * n.ldf);
+    absorb_transposed(at.keys, n, next, next + n.e * n.ldf, nullptr);
   }
 }
 

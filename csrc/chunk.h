@@ -3,12 +3,14 @@
 
 #include <cstdlib>
 
-#include "features.h"
+#include "maps.h"
 #include "matmul.h"
 #include "weights.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
+
+TARNN_INLINE Index smaller(Index a, Index b) { return a < b ? a : b; }
 
 /// Hands out pieces of a block of memory, each at a multiple of 64 bytes; without a block it only counts.
 class Scratch {
@@ -63,8 +65,13 @@ struct Sizes {
 /// The keys and values of a chunk.
 template <typename T>
 struct Keys {
-  T *phi, *v;     // (c × f), (c × e); 0 where masked
-  T *weighted;    // key ⊙ φ(K); phi itself where there are no weights
+  T* phi;         // (c × f); 0 where masked
+  T* weighted;    // key ⊙ φ(K); phi itself where there are no weights
+  T* phi_t;       // (f × c) φ(K)ᵀ
+  T* sums;        // (f) Σ_j φ(k_j), where `phi` was not asked for
+  const T* v;     // (c × e) rows of ldv: a tile, 0 where masked, or the tensor itself
+  Index ldv;
+  T* v_tile;
   T *scale;       // (c) of exp features
   Weights<T> weights;
   Index rows;
@@ -74,7 +81,9 @@ template <typename T>
 Keys<T> take_keys(Scratch& scratch, const Problem& p, const Sizes<T>& n) {
   Keys<T> keys{};
   keys.phi = scratch.take<T>(n.rows() * n.ldf);
-  keys.v = scratch.take<T>(n.rows() * n.lde);
+  keys.v_tile = scratch.take<T>(n.rows() * n.lde);
+  keys.phi_t = scratch.take<T>(n.f_rows() * n.ldc);
+  keys.sums = scratch.take<T>(n.ldf);
   keys.scale = scratch.take<T>(n.ldc);
   Weights<T>& w = keys.weights;
   w.plain = !p.log_decay && !p.weighted && !p.mask;
@@ -92,16 +101,38 @@ Keys<T> take_keys(Scratch& scratch, const Problem& p, const Sizes<T>& n) {
   return keys;
 }
 
+/// Whether products may read rows of x where they lie: whole vectors of the wide type, without gaps. (Rows far apart would
+/// fall on the same few sets of the cache.)
+template <typename T>
+bool lies_well(const View& x, Index n) {
+  const Type type = sizeof(T) == 4 ? Type::float32 : Type::float64;
+  return x.type == type && x.stride[3] == 1 && x.stride[2] == n && n % width<T> == 0;
+}
+
+template <typename T>
+void load_values(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, Keys<T>& keys) {
+  keys.v = keys.v_tile;
+  keys.ldv = n.lde;
+  if (lies_well<T>(p.v, n.e) && !p.mask && rows % width<T> == 0) {
+    keys.v = static_cast<const T*>(p.v.data) + offset(p.v, s.row, s.head, time);
+    keys.ldv = n.e;
+    return;
+  }
+  load_tile(p.v, s.row, s.head, time, rows, n.e, keys.v_tile, n.lde);
+  if (p.mask)
+    for (Index i = 0; i < rows; ++i)
+      if (is_masked(p, s.row, time + i)) clear(keys.v_tile + i * n.lde, n.lde);
+}
+
 /// Loads keys time … time + rows − 1, their values, and their weights, M being the maximum before them.
 template <typename T>
 void load_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, T M, Keys<T>& keys) {
   keys.rows = rows;
-  load_tile(p.k, s.row, s.head, time, rows, n.f, keys.phi, n.ldf);
-  load_tile(p.v, s.row, s.head, time, rows, n.e, keys.v, n.lde);
-  features(p.map, keys.phi, n.ldf, rows, n.f, keys.scale);
+  load_features(p.map, p.k, s.row, s.head, time, rows, n.f, keys.phi, n.ldf, keys.scale);
+  load_values(p, n, s, time, rows, keys);
   if (p.mask)
     for (Index i = 0; i < rows; ++i)
-      if (is_masked(p, s.row, time + i)) clear(keys.phi + i * n.ldf, n.ldf), clear(keys.v + i * n.lde, n.lde);
+      if (is_masked(p, s.row, time + i)) clear(keys.phi + i * n.ldf, n.ldf);
   chunk_weights(p, s, time, rows, p.map == Map::exp ? keys.scale : nullptr, M, n.ldf, n.ldc, keys.weights);
   if (keys.weights.plain) return;
   if (keys.weights.channels) {
@@ -111,6 +142,29 @@ void load_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time
       for (Index j = 0; j < n.f; j += width<T>)
         store(keys.weighted + i * n.ldf + j, load(keys.phi + i * n.ldf + j) * keys.weights.key[i]);
   }
+}
+
+/// The same, with features as φ(K)ᵀ and their sums only, where there are no weights: the state needs no more.
+template <typename T>
+void load_keys_transposed(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, T M, Keys<T>& keys) {
+  if (!keys.weights.plain) {
+    load_keys(p, n, s, time, rows, M, keys);
+    if (!p.channels) transpose(keys.phi, n.ldf, rows, n.f, keys.phi_t, n.ldc);
+    return;
+  }
+  keys.rows = rows;
+  keys.weights.M_out = M;
+  clear(keys.sums, n.ldf);
+  with_map(p.map, [&](auto f) {
+    load_transposed(p.k, s.row, s.head, time, rows, n.f, keys.phi_t, n.ldc, keys.sums, f);
+  });
+  load_values(p, n, s, time, rows, keys);
+}
+
+/// Asks for keys and values from `time` on, no further than the stretch goes.
+inline void want_keys(const Problem& p, Index rows, const Stretch& s, Index time, Ahead& ahead) {
+  ahead.want(p.k, s.row, s.head, time, smaller(rows, s.end - time), p.f);
+  ahead.want(p.v, s.row, s.head, time, smaller(rows, s.end - time), p.e);
 }
 
 /// query ⊙ φ(Q), in `to`, or φ(Q) itself where there are no weights.
@@ -145,14 +199,17 @@ void decay_state(const Weights<T>& w, const Sizes<T>& n, State<T>& state) {
   }
 }
 
-/// S ← keep·S + (key ⊙ φ(K))ᵀ V, and z.
+/// S ← keep·S + (key ⊙ φ(K))ᵀ V, and z; of keys loaded transposed.
 template <typename T>
-void absorb(const Keys<T>& keys, const Sizes<T>& n, State<T>& state) {
+void absorb(const Keys<T>& keys, const Sizes<T>& n, State<T>& state, Ahead* ahead) {
   decay_state(keys.weights, n, state);
-  matmul(n.f, n.e, keys.rows, {keys.weighted, 1, n.ldf}, keys.v, n.lde, state.S, n.lde, true);
+  const bool plain = keys.weights.plain;
+  const Left<T> left = plain ? Left<T>{keys.phi_t, n.ldc, 1} : Left<T>{keys.weighted, 1, n.ldf};
+  matmul(n.f, n.e, keys.rows, left, keys.v, keys.ldv, state.S, n.lde, true, ahead);
   for (Index j = 0; j < n.f; j += width<T>) {
     Vec<T> z = load(state.z + j);
-    for (Index i = 0; i < keys.rows; ++i) z += load(keys.weighted + i * n.ldf + j);
+    if (plain) z += load(keys.sums + j);
+    for (Index i = 0; !plain && i < keys.rows; ++i) z += load(keys.weighted + i * n.ldf + j);
     store(state.z + j, z);
   }
   state.M = keys.weights.M_out;
@@ -222,8 +279,6 @@ TARNN_INLINE T output_factor(const Problem& p, T den, T M, T scale) {
   if (p.normalize) return den == 0 ? T(0) : T(1) / (den + static_cast<T>(p.eps));
   return p.weighted ? exp_one<T>(M + scale) : T(1);
 }
-
-TARNN_INLINE Index smaller(Index a, Index b) { return a < b ? a : b; }
 
 /// f(i, scratch) for i = 0 … tasks − 1, on torch's threads.
 template <typename P, typename F>

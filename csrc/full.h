@@ -24,8 +24,7 @@ inline void find_last(const Problem& p, Index* last_slot) {
 template <typename T>
 void full_outputs(const Problem& p, const Sizes<T>& n, const Stretch& s, Index head, Index time, CausalScratch<T>& at) {
   const Index rows = smaller(n.c, s.end - time);
-  load_tile(p.q, s.row, head, time, rows, n.f, at.q, n.ldf);
-  features(p.map, at.q, n.ldf, rows, n.f, at.scale);
+  load_features(p.map, p.q, s.row, head, time, rows, n.f, at.q, n.ldf, at.scale);
   matmul(rows, n.e, n.f, {at.q, n.ldf, 1}, at.state.S, n.lde, at.o, n.lde, false);
   T* den = static_cast<T*>(p.den.data) + offset(p.den, s.row, head, time);
   for (Index i = 0; i < rows; ++i) {
@@ -83,7 +82,7 @@ void full_key_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, T M, 
     load_keys(p, n, s, time, smaller(n.c, s.end - time), M, keys);
     const Index rows = keys.rows;
     for (Index i = 0; i < rows; ++i) std::memcpy(at.grad_phi + i * n.ldf, at.R_z, static_cast<std::size_t>(n.ldf) * sizeof(T));
-    matmul(rows, n.f, n.e, {keys.v, n.lde, 1}, at.R, n.ldf, at.grad_phi, n.ldf, true);
+    matmul(rows, n.f, n.e, {keys.v, keys.ldv, 1}, at.R, n.ldf, at.grad_phi, n.ldf, true);
     matmul(rows, n.e, n.f, {keys.phi, n.ldf, 1}, at.square, n.lde, at.grad_v, n.lde, false);
     if (p.weighted) {  // in units of the whole's maximum, not of the chunk's
       for (Index i = 0; i < rows; ++i)

@@ -13,7 +13,7 @@ template <typename T>
 struct Queries {
   T *phi, *weighted, *scale;  // (c × f), query ⊙ phi, (c)
   T *G, *G_z;                 // (c × e), (c)
-  T *o, *grad_phi, *x;        // (c × e), (c × f), (c × f) x for the derivative of relu²
+  T *factor, *grad_phi, *x;   // (c), (c × f), (c × f) x for the derivative of relu²
 };
 
 template <typename T>
@@ -24,26 +24,43 @@ Queries<T> take_queries(Scratch& scratch, const Problem& p, const Sizes<T>& n, b
   q.scale = scratch.take<T>(n.ldc);
   q.G = scratch.take<T>(n.rows() * n.lde);
   q.G_z = scratch.take<T>(n.ldc);
-  q.o = scratch.take<T>(n.rows() * n.lde);
+  q.factor = scratch.take<T>(n.ldc);
   q.grad_phi = scratch.take<T>(n.rows() * n.ldf);
   q.x = p.map == Map::squared_relu ? scratch.take<T>(n.rows() * n.ldf) : nullptr;
   return q;
+}
+
+/// The tile G, and G_z, from grad_o and o, in one pass where both are stored alike.
+template <typename T>
+void load_output_gradients(const Problem& p, const Sizes<T>& n, Index row, Index head, Index time, Index rows, Queries<T>& q) {
+  at_position<T>(p.grad_o, row, head, time, [&](auto format, auto grad) {
+    using Format = decltype(format);
+    auto out = static_cast<decltype(grad)>(p.o.data) + offset(p.o, row, head, time);  // of the same type as grad_o
+    const Index step = p.grad_o.stride[3], out_step = p.o.stride[3];
+    for (Index i = 0; i < rows; ++i, grad += p.grad_o.stride[2], out += p.o.stride[2]) {
+      Vec<T> total{};
+      for (Index j = 0; j < n.e; j += width<T>) {
+        const Index there = n.e - j < width<T> ? n.e - j : width<T>;
+        const bool whole_one = there == width<T>;
+        const Vec<T> g = (whole_one && step == 1 ? Format::load(grad + j) : load_some<Format>(grad + j * step, step, there)) * q.factor[i];
+        store(q.G + i * n.lde + j, g);
+        if (p.normalize)
+          total += g * (whole_one && out_step == 1 ? Format::load(out + j) : load_some<Format>(out + j * out_step, out_step, there));
+      }
+      q.G_z[i] = -sum<T>(total);
+    }
+  });
 }
 
 /// M: the units of each row's sums, or null where all are in those of `M_all`.
 template <typename T>
 void load_queries(const Problem& p, const Sizes<T>& n, Index row, Index head, Index time, Index rows, const T* M, T M_all,
                   Queries<T>& q) {
-  load_tile(p.q, row, head, time, rows, n.f, q.phi, n.ldf);
-  features(p.map, q.phi, n.ldf, rows, n.f, q.scale);
-  load_tile(p.grad_o, row, head, time, rows, n.e, q.G, n.lde);
-  if (p.normalize) load_tile(p.o, row, head, time, rows, n.e, q.o, n.lde);
+  load_features(p.map, p.q, row, head, time, rows, n.f, q.phi, n.ldf, q.scale);
   const T* den = static_cast<const T*>(p.den.data) + offset(p.den, row, head, time);
-  for (Index i = 0; i < rows; ++i) {
-    const T factor = output_factor(p, den[i], M ? M[i] : M_all, p.map == Map::exp ? q.scale[i] : T(0));
-    q.G_z[i] = p.normalize ? -factor * dot(q.G + i * n.lde, q.o + i * n.lde, n.e) : T(0);
-    for (Index j = 0; j < n.e; j += width<T>) store(q.G + i * n.lde + j, load(q.G + i * n.lde + j) * factor);
-  }
+  for (Index i = 0; i < rows; ++i)
+    q.factor[i] = output_factor(p, den[i], M ? M[i] : M_all, p.map == Map::exp ? q.scale[i] : T(0));
+  load_output_gradients(p, n, row, head, time, rows, q);
 }
 
 /// rows of x += a_i · y (f).

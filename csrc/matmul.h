@@ -3,7 +3,7 @@
 // so it may as well be the transpose of what lies in memory. That one product serves everything in linear attention.
 #pragma once
 
-#include "vector.h"
+#include "ahead.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
@@ -31,12 +31,9 @@ struct Left {
   Index row, column;  // A[i][k] = at[i·row + k·column]
 };
 
-/// One tile of R rows and N vectors, summed over k in registers.
+/// sums += R rows of A times N vectors' worth of columns of B: sums stay in registers.
 template <typename T, int R, int N>
-TARNN_INLINE void tile(Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add) {
-  Vec<T> sums[R][N];
-  for (int i = 0; i < R; ++i)
-    for (int j = 0; j < N; ++j) sums[i][j] = add ? load(c + i * ldc + j * width<T>) : Vec<T>{};
+TARNN_INLINE void accumulate(Index k, Left<T> a, const T* b, Index ldb, Vec<T> (&sums)[R][N]) {
   for (Index l = 0; l < k; ++l) {
     Vec<T> right[N];
     for (int j = 0; j < N; ++j) right[j] = load(b + l * ldb + j * width<T>);
@@ -45,6 +42,15 @@ TARNN_INLINE void tile(Index k, Left<T> a, const T* b, Index ldb, T* c, Index ld
       for (int j = 0; j < N; ++j) sums[i][j] += left * right[j];
     }
   }
+}
+
+/// One tile of C: R rows, N vectors.
+template <typename T, int R, int N>
+TARNN_INLINE void tile(Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add) {
+  Vec<T> sums[R][N];
+  for (int i = 0; i < R; ++i)
+    for (int j = 0; j < N; ++j) sums[i][j] = add ? load(c + i * ldc + j * width<T>) : Vec<T>{};
+  accumulate<T, R, N>(k, a, b, ldb, sums);
   for (int i = 0; i < R; ++i)
     for (int j = 0; j < N; ++j) store(c + i * ldc + j * width<T>, sums[i][j]);
 }
@@ -57,7 +63,7 @@ void tile_of(int rows, Index k, Left<T> a, const T* b, Index ldb, T* c, Index ld
 
 /// N vectors' worth of columns, from column j on.
 template <Part part, int N, typename T>
-void columns(Index j, Index m, Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add) {
+void columns(Index j, Index m, Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add, Ahead* ahead) {
   Index left = (m + tile_rows(N) - 1) / tile_rows(N);  // tiles to go; as even as they come: 32 rows are 6 + 6 + 5 + 5 + 5 + 5
   for (Index i = 0, rows; i < m; i += rows, --left) {
     rows = (m - i + left - 1) / left;
@@ -66,20 +72,73 @@ void columns(Index j, Index m, Index k, Left<T> a, const T* b, Index ldb, T* c, 
     const Index to = part == Part::lower_left && i + rows < k ? i + rows : k;
     tile_of<T, N>(static_cast<int>(rows), to - from, {a.at + i * a.row + from * a.column, a.row, a.column},
                   b + from * ldb + j, ldb, c + i * ldc + j, ldc, add);
+    if (ahead) ahead->some();
   }
 }
 
 template <Part part = Part::all, typename T>
-void matmul(Index m, Index n, Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add) {
+void matmul(Index m, Index n, Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add, Ahead* ahead = nullptr) {
   Index vectors = whole<T>(n) / width<T>;
   for (Index j = 0, wide; vectors > 0; j += wide * width<T>, vectors -= wide) {
     const Index panels = (vectors + tile_vectors - 1) / tile_vectors;
     wide = (vectors + panels - 1) / panels;
-    if (wide == 1) columns<part, 1>(j, m, k, a, b, ldb, c, ldc, add);
-    if (wide == 2) columns<part, 2>(j, m, k, a, b, ldb, c, ldc, add);
+    if (wide == 1) columns<part, 1>(j, m, k, a, b, ldb, c, ldc, add, ahead);
+    if (wide == 2) columns<part, 2>(j, m, k, a, b, ldb, c, ldc, add, ahead);
     if constexpr (tile_vectors > 2) {
-      if (wide == 3) columns<part, 3>(j, m, k, a, b, ldb, c, ldc, add);
-      if (wide == 4) columns<part, 4>(j, m, k, a, b, ldb, c, ldc, add);
+      if (wide == 3) columns<part, 3>(j, m, k, a, b, ldb, c, ldc, add, ahead);
+      if (wide == 4) columns<part, 4>(j, m, k, a, b, ldb, c, ldc, add, ahead);
+    }
+  }
+}
+
+// --- two products and a factor a row: C = diag(factor) (A₁·B₁ + A₂·B₂), A₁ lower triangular
+
+template <typename T>
+struct Product {
+  Index k;
+  Left<T> a;
+  const T* b;
+  Index ldb;
+  /// From row i and column j on, k terms at most.
+  Product at(Index i, Index j, Index terms) const { return {terms, {a.at + i * a.row, a.row, a.column}, b + j, ldb}; }
+};
+
+template <typename T, int N, int R = tile_rows(N)>
+void sum_tile(int rows, const Product<T>& x, const Product<T>& y, const T* factor, T* c, Index ldc) {
+  if (rows == R) {
+    Vec<T> sums[R][N] = {};
+    accumulate<T, R, N>(x.k, x.a, x.b, x.ldb, sums);
+    accumulate<T, R, N>(y.k, y.a, y.b, y.ldb, sums);
+    for (int i = 0; i < R; ++i)
+      for (int j = 0; j < N; ++j) store(c + i * ldc + j * width<T>, sums[i][j] * factor[i]);
+    return;
+  }
+  if constexpr (R > 1) sum_tile<T, N, R - 1>(rows, x, y, factor, c, ldc);
+}
+
+template <int N, typename T>
+void sum_columns(Index j, Index m, const Product<T>& x, const Product<T>& y, const T* factor, T* c, Index ldc, Ahead* ahead) {
+  Index left = (m + tile_rows(N) - 1) / tile_rows(N);
+  for (Index i = 0, rows; i < m; i += rows, --left) {
+    rows = (m - i + left - 1) / left;
+    sum_tile<T, N>(static_cast<int>(rows), x.at(i, j, i + rows < x.k ? i + rows : x.k), y.at(i, j, y.k), factor + i,
+                   c + i * ldc + j, ldc);
+    if (ahead) ahead->some();
+  }
+}
+
+template <typename T>
+void sum_of_products(Index m, Index n, const Product<T>& lower, const Product<T>& y, const T* factor, T* c, Index ldc,
+                     Ahead* ahead) {
+  Index vectors = whole<T>(n) / width<T>;
+  for (Index j = 0, wide; vectors > 0; j += wide * width<T>, vectors -= wide) {
+    const Index panels = (vectors + tile_vectors - 1) / tile_vectors;
+    wide = (vectors + panels - 1) / panels;
+    if (wide == 1) sum_columns<1>(j, m, lower, y, factor, c, ldc, ahead);
+    if (wide == 2) sum_columns<2>(j, m, lower, y, factor, c, ldc, ahead);
+    if constexpr (tile_vectors > 2) {
+      if (wide == 3) sum_columns<3>(j, m, lower, y, factor, c, ldc, ahead);
+      if (wide == 4) sum_columns<4>(j, m, lower, y, factor, c, ldc, ahead);
     }
   }
 }

@@ -21,15 +21,6 @@ struct StepScratch {
   }
 };
 
-/// The part of a row's vector that lies before its end, and the way back.
-template <typename T>
-TARNN_INLINE Vec<T> load_some(const T* p, Index n) {
-  if (n >= width<T>) return load(p);
-  T lanes[width<T>] = {};
-  for (Index i = 0; i < n; ++i) lanes[i] = p[i];
-  return load(lanes);
-}
-
 template <typename T>
 TARNN_INLINE void store_some(T* p, Vec<T> x, Index n) {
   if (n >= width<T>) return store(p, x);
@@ -47,7 +38,7 @@ TARNN_INLINE void update_columns(Index f, Index e, const T* keep, const T* k, co
   for (Index i = 0; i < f; ++i)
     for (int j = 0; j < N; ++j) {
       const Index at = i * e + j * width<T>, n = left - j * width<T>;
-      Vec<T> row = N == 1 ? load_some(from + at, n) : load(from + at);
+      Vec<T> row = N == 1 ? (n < width<T> ? load_some<Same<T>>(from + at, 1, n) : load(from + at)) : load(from + at);
       row = row * keep[i] + value[j] * k[i];
       if (N == 1) store_some(to + at, row, n);
       else store(to + at, row);
@@ -82,8 +73,7 @@ template <typename T>
 void step_one(const Step& p, Index b, Index g, StepScratch<T>& at) {
   const Index at_state = b * p.g + g, ldf = whole<T>(p.f), lde = whole<T>(p.e), size = p.f * p.e;
   T scale[1] = {0}, M = 0, M_out = 0;
-  load_tile(p.k, b, g, 0, 1, p.f, at.k, ldf);
-  features(p.map, at.k, ldf, 1, p.f, scale);
+  load_features(p.map, p.k, b, g, 0, 1, p.f, at.k, ldf, scale);
   load_tile(p.v, b, g, 0, 1, p.e, at.v, lde);
   if (p.before.M) M = static_cast<const T*>(p.before.M)[at_state];
   const T enter = step_factors(p, b, g, p.map == Map::exp ? scale[0] : T(0), M, at.d, at.keep, M_out);
@@ -96,8 +86,7 @@ void step_one(const Step& p, Index b, Index g, StepScratch<T>& at) {
   const T* S_before = static_cast<const T*>(p.before.S) + at_state * size;
   for (Index r = 0; r < p.r; ++r) {
     T q_scale[1] = {0};
-    load_tile(p.q, b, g * p.r + r, 0, 1, p.f, at.q, ldf);
-    features(p.map, at.q, ldf, 1, p.f, q_scale);
+    load_features(p.map, p.q, b, g * p.r + r, 0, 1, p.f, at.q, ldf, q_scale);
     if (r == 1) {  // the state is new by now, and the other heads only read it
       S_before = S;
       for (Index i = 0; i < p.f; ++i) at.keep[i] = 1, at.k[i] = 0;

@@ -46,9 +46,12 @@ void stretch_sums(const Problem& p, const Sizes<T>& n, const Stretch& s, KeyScra
     at.state.M = p.weighted ? minus_infinity<T> : T(0);
     total_decay(p, n, s, block + n.f * n.e + n.f + 1);
   }
+  Ahead ahead;
   for (Index time = s.begin; time < s.end; time += n.c) {
-    load_keys(p, n, s, time, smaller(n.c, s.end - time), at.state.M, at.keys);
-    absorb(at.keys, n, at.state);
+    load_keys_transposed(p, n, s, time, smaller(n.c, s.end - time), at.state.M, at.keys);
+    ahead.clear();
+    want_keys(p, n.c, s, time + n.c, ahead);
+    absorb(at.keys, n, at.state, &ahead);
   }
   write_state(at.state, n, block);
 }

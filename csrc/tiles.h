@@ -44,6 +44,7 @@ TARNN_INLINE Lanes<float>::Half to_float16(Vec<float> x) {
 template <typename T>
 struct Same {
   using Stored = T;
+  using Wide = T;
   static TARNN_INLINE Vec<T> load(const T* p) { return TARNN_ISA::load(p); }
   static TARNN_INLINE void store(T* p, Vec<T> x) { TARNN_ISA::store(p, x); }
 };
@@ -51,6 +52,7 @@ struct Same {
 template <Vec<float> from(Lanes<float>::Half), Lanes<float>::Half to(Vec<float>)>
 struct Sixteen {
   using Stored = std::uint16_t;
+  using Wide = float;
   static TARNN_INLINE Vec<float> load(const Stored* p) {
     Lanes<float>::Half x;
     std::memcpy(&x, p, sizeof x);
@@ -64,17 +66,33 @@ struct Sixteen {
 using Bfloat16 = Sixteen<from_bfloat16, to_bfloat16>;
 using Float16 = Sixteen<from_float16, to_float16>;
 
-template <typename Format, typename T>
-void load_rows(const typename Format::Stored* from, Index stride, Index step, Index rows, Index n, T* to, Index ld) {
+/// What is done to each vector on its way: nothing.
+struct AsItIs {
+  template <typename V>
+  TARNN_INLINE V operator()(V x) const {
+    return x;
+  }
+};
+
+/// The last lanes of a row: those that are there, and zeros.
+template <typename Format>
+TARNN_INLINE auto load_some(const typename Format::Stored* from, Index step, Index there) {
+  typename Format::Stored lanes[sizeof(Format::load(from)) / sizeof(typename Format::Wide)] = {};
+  for (Index l = 0; l < there; ++l) lanes[l] = from[l * step];
+  return Format::load(lanes);
+}
+
+template <typename Format, typename T, typename F>
+void load_rows(const typename Format::Stored* from, Index stride, Index step, Index rows, Index n, T* to, Index ld, F f) {
   constexpr Index w = width<T>;
   const Index full = step == 1 ? n / w * w : 0;
+  const Bits<T> lane = iota<T>();
   for (Index i = 0; i < rows; ++i, from += stride, to += ld) {
-    for (Index j = 0; j < full; j += w) store(to + j, Format::load(from + j));
+    for (Index j = 0; j < full; j += w) store(to + j, f(Format::load(from + j)));
     for (Index j = full; j < n; j += w) {
-      typename Format::Stored lanes[w] = {};
-      const Index left = n - j < w ? n - j : w;
-      for (Index l = 0; l < left; ++l) lanes[l] = from[(j + l) * step];
-      store(to + j, Format::load(lanes));
+      const Index there = n - j < w ? n - j : w;
+      const Vec<T> x = f(load_some<Format>(from + j * step, step, there));
+      store(to + j, lane < static_cast<int>(there) ? x : Vec<T>{});
     }
   }
 }
@@ -98,16 +116,51 @@ TARNN_INLINE Index offset(const View& x, Index row, Index head, Index time) {
   return row * x.stride[0] + head * x.stride[1] + time * x.stride[2];
 }
 
-/// Positions time … time + rows − 1 of one row and head, n channels, as a tile.
-template <typename T>
-void load_tile(const View& x, Index row, Index head, Index time, Index rows, Index n, T* to, Index ld) {
+/// Calls f with the format of what x holds and the address of a position: f(Format(), const Format::Stored*).
+template <typename T, typename F>
+TARNN_INLINE void at_position(const View& x, Index row, Index head, Index time, F f) {
   const Index at = offset(x, row, head, time);
   if constexpr (sizeof(T) == 4) {
     const auto half = static_cast<const std::uint16_t*>(x.data) + at;
-    if (x.type == Type::bfloat16) return load_rows<Bfloat16>(half, x.stride[2], x.stride[3], rows, n, to, ld);
-    if (x.type == Type::float16) return load_rows<Float16>(half, x.stride[2], x.stride[3], rows, n, to, ld);
+    if (x.type == Type::bfloat16) return f(Bfloat16(), half);
+    if (x.type == Type::float16) return f(Float16(), half);
   }
-  load_rows<Same<T>>(static_cast<const T*>(x.data) + at, x.stride[2], x.stride[3], rows, n, to, ld);
+  f(Same<T>(), static_cast<const T*>(x.data) + at);
+}
+
+/// Positions time … time + rows − 1 of one row and head, n channels, as a tile; `map` is done to each vector.
+template <typename T, typename F = AsItIs>
+void load_tile(const View& x, Index row, Index head, Index time, Index rows, Index n, T* to, Index ld, F map = {}) {
+  at_position<T>(x, row, head, time, [&](auto format, auto from) {
+    load_rows<decltype(format)>(from, x.stride[2], x.stride[3], rows, n, to, ld, map);
+  });
+}
+
+/// The same, transposed: n rows of up to a whole vector of positions, zeros for those beyond. sums (n) += Σ over positions.
+template <typename T, typename F = AsItIs>
+void load_transposed(const View& x, Index row, Index head, Index time, Index rows, Index n, T* to, Index ld, T* sums,
+                     F map = {}) {
+  constexpr Index w = width<T>;
+  at_position<T>(x, row, head, time, [&](auto format, auto from) {
+    using Format = decltype(format);
+    const Bits<T> lane = iota<T>();
+    for (Index i = 0; i < rows; i += w)
+      for (Index j = 0; j < n; j += w) {
+        const Index there = n - j < w ? n - j : w;
+        Vec<T> a[w], total = load(sums + j);
+        for (Index l = 0; l < w; ++l) {
+          a[l] = Vec<T>{};
+          if (i + l >= rows) continue;
+          const auto at = from + (i + l) * x.stride[2] + j * x.stride[3];
+          a[l] = map(x.stride[3] == 1 && there == w ? Format::load(at) : load_some<Format>(at, x.stride[3], there));
+          if (there < w) a[l] = lane < static_cast<int>(there) ? a[l] : Vec<T>{};
+          total += a[l];
+        }
+        store(sums + j, total);
+        transpose_lanes<T>(a);
+        for (Index l = 0; l < w; ++l) store(to + (j + l) * ld + i, a[l]);
+      }
+  });
 }
 
 template <typename T>

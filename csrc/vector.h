@@ -106,20 +106,19 @@ TARNN_INLINE T largest(Vec<T> x) {
   return m;
 }
 
-/// eˣ for x ≤ 0 (a NaN stays one): eˣ = 2ⁿ·eʳ with |r| ≤ ln 2 / 2, eʳ by a polynomial of degree 6. Within 1.2e-7;
-/// 0 where the result would be below the smallest normal number, 1.2e-38.
+/// eˣ for x ≤ 0 (a NaN stays one): eˣ = 2ⁿ·eʳ with |r| ≤ ln 2 / 2, eʳ by the polynomial of degree 5 whose relative error
+/// is least, 9e-8. 0 where the result would be below the smallest normal number, 1.2e-38.
 TARNN_INLINE Vec<float> exp_nonpositive(Vec<float> x) {
   const float magic = 12582912.f;  // 1.5·2²³: adding it rounds to an integer, which then is in the lowest bits
   Vec<float> shifted = x * 1.44269504088896341f + magic;
   Vec<float> n = shifted - magic;
-  Vec<float> r = x - n * 0.693359375f;
+  Vec<float> r = x - n * 0.693359375f;  // ln 2 in two parts, of which the first has few bits
   r = r + n * 2.12194440e-4f;
-  Vec<float> p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + (r + 1.f);
+  Vec<float> p = r * 0.00829027188f + 0.0418981597f;
+  p = p * r + 0.166676381f;
+  p = p * r + 0.499991478f;
+  p = p * r + 0.999999706f;
+  p = p * r + 1.f;
   Vec<float> y = bit_cast<Vec<float>>(bit_cast<Bits<float>>(p) + (bit_cast<Bits<float>>(shifted) << 23));
   return x < -87.33654f ? Vec<float>{} : y;
 }
@@ -147,33 +146,40 @@ TARNN_INLINE T exp_one(T x) {
   return exp_nonpositive(broadcast<T>(x))[0];
 }
 
-/// Transposes a square of width × width, rows `from` apart in x, `to` apart in y: log₂(width) rounds, each of which
-/// interleaves row i with row i + width/2.
+/// Transposes a square of width × width in registers: log₂(width) rounds, each of which interleaves row i with row
+/// i + width/2.
 template <typename T>
-TARNN_INLINE void transpose_square(const T* x, Index from, T* y, Index to) {
+TARNN_INLINE void transpose_lanes(Vec<T>* a) {
   constexpr int n = width<T>;
-  Vec<T> a[n], b[n];
-  for (int i = 0; i < n; ++i) a[i] = load(x + i * from);
+  Vec<T> b[n];
   for (int round = n; round > 1; round /= 2) {
     for (int i = 0; i < n / 2; ++i) {
+      const Vec<T> x = a[i], y = a[i + n / 2];
       if constexpr (n == 16) {
-        b[2 * i] = __builtin_shufflevector(a[i], a[i + n / 2], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-        b[2 * i + 1] =
-            __builtin_shufflevector(a[i], a[i + n / 2], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+        b[2 * i] = __builtin_shufflevector(x, y, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        b[2 * i + 1] = __builtin_shufflevector(x, y, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
       } else if constexpr (n == 8) {
-        b[2 * i] = __builtin_shufflevector(a[i], a[i + n / 2], 0, 8, 1, 9, 2, 10, 3, 11);
-        b[2 * i + 1] = __builtin_shufflevector(a[i], a[i + n / 2], 4, 12, 5, 13, 6, 14, 7, 15);
+        b[2 * i] = __builtin_shufflevector(x, y, 0, 8, 1, 9, 2, 10, 3, 11);
+        b[2 * i + 1] = __builtin_shufflevector(x, y, 4, 12, 5, 13, 6, 14, 7, 15);
       } else if constexpr (n == 4) {
-        b[2 * i] = __builtin_shufflevector(a[i], a[i + n / 2], 0, 4, 1, 5);
-        b[2 * i + 1] = __builtin_shufflevector(a[i], a[i + n / 2], 2, 6, 3, 7);
+        b[2 * i] = __builtin_shufflevector(x, y, 0, 4, 1, 5);
+        b[2 * i + 1] = __builtin_shufflevector(x, y, 2, 6, 3, 7);
       } else {
-        b[2 * i] = __builtin_shufflevector(a[i], a[i + n / 2], 0, 2);
-        b[2 * i + 1] = __builtin_shufflevector(a[i], a[i + n / 2], 1, 3);
+        b[2 * i] = __builtin_shufflevector(x, y, 0, 2);
+        b[2 * i + 1] = __builtin_shufflevector(x, y, 1, 3);
       }
     }
     for (int i = 0; i < n; ++i) a[i] = b[i];
   }
-  for (int i = 0; i < n; ++i) store(y + i * to, a[i]);
+}
+
+/// The same from rows `from` apart in x to rows `to` apart in y.
+template <typename T>
+TARNN_INLINE void transpose_square(const T* x, Index from, T* y, Index to) {
+  Vec<T> a[width<T>];
+  for (Index i = 0; i < width<T>; ++i) a[i] = load(x + i * from);
+  transpose_lanes<T>(a);
+  for (Index i = 0; i < width<T>; ++i) store(y + i * to, a[i]);
 }
 
 }  // namespace TARNN_ISA
