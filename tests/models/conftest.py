@@ -25,6 +25,18 @@ LINEAR = {
         "feature_map_options": {"dpfp": {"nu": 2}},
         "position": "none",
     },
+    "random features": {
+        "feature_map": "favor",
+        "position": "rotary",
+        "decay": "none",
+        "feature_map_options": {"favor": {"num_features": 12, "centre": True, "balance": True}},
+    },
+    "random and placed": {
+        "feature_map": ["oprf", "cosformer"],
+        "max_position_embeddings": 64,
+        "position": "none",
+        "feature_map_options": {"oprf": {"num_features": 12}},
+    },
     "no attention": {"attention": "none", "position": "sinusoidal"},
 }
 SOFTMAX = {

@@ -1,6 +1,7 @@
 """From a config's names to layers."""
 
 import pytest
+import torch
 
 from tarnn.attention import (
     ChannelDecay,
@@ -10,7 +11,7 @@ from tarnn.attention import (
     SoftmaxAttention,
     TokenDecay,
 )
-from tarnn.feature_maps import Dpfp, Elu, Hedgehog
+from tarnn.feature_maps import Dpfp, Elu, Hedgehog, Reparametrized
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.models.choices import FEATURE_MAPS, make_feature_map
 
@@ -53,7 +54,64 @@ def test_decays(name, kind):
     assert type(attentions(decay=name, position="none")[0].decay) is kind
 
 
+SIGNED = ("identity", "trigonometric", "gaussian")
+
+
 @pytest.mark.parametrize("name", list(FEATURE_MAPS))
 def test_every_map_can_be_named(name):
-    config = TarnnConfig(feature_map=name, normalize=name != "identity", position="none")
-    assert type(make_feature_map(config, 0)) is FEATURE_MAPS[name]
+    config = TarnnConfig(
+        feature_map=name, normalize=name not in SIGNED, position="none", max_position_embeddings=64
+    )
+    made = make_feature_map(config, 0)
+    assert type(getattr(made, "feature_map", made)) is FEATURE_MAPS[name]
+    assert isinstance(made, Reparametrized) == (name == "saderf")
+
+
+def test_options_of_random_features():
+    options = {"favor": {"num_features": 24, "seed": 3, "directions": "iid", "centre": True}}
+    layers = attentions(feature_map="favor", feature_map_options=options, num_key_value_heads=2)
+    phi = layers[0].feature_map
+    assert isinstance(phi, Reparametrized)
+    assert (phi.centre, phi.balance, phi.num_heads) == (True, False, 2)
+    assert (phi.feature_map.num_draws, phi.feature_map.directions) == (24, "iid")
+    seeds = [int(layer.feature_map.feature_map.seed) for layer in layers]
+    assert seeds == [300_000, 300_001, 300_002, 300_003]
+    omegas = [layer.feature_map.feature_map.omega for layer in layers]
+    assert not torch.allclose(omegas[0], omegas[1])  # layers that err in different places
+
+
+def test_random_features_are_256_wide_unless_told():
+    assert attentions(feature_map="favor")[0].num_features == 256
+
+
+def test_rotary_turns_q_and_k_before_random_features():
+    layer = attentions(feature_map="favor", position="rotary", decay="none")[0]
+    assert layer.rotary.dim == layer.head_dim
+    assert layer.turns_inputs
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"feature_map": "favor", "feature_map_options": {"favor": {"features": 3}}},
+            "no option 'features'; it takes",
+        ),
+        (
+            {"feature_map": "favor", "feature_map_options": {"favor": {"seed": -1}}},
+            "whole number from 0.*got -1",
+        ),
+        ({"feature_map": "favor", "feature_map_options": {"favor": {"norms": "one"}}}, "norms = chi, fixed"),
+        ({"feature_map": "elu", "feature_map_options": {"elu": {"centre": True}}}, "no option 'centre'"),
+        ({"feature_map": "oprf", "feature_map_options": {"oprf": {"fit": "call"}}}, "no option 'fit'"),
+        ({"feature_map": "cosformer"}, "needs to know the longest sequence"),
+        ({"feature_map": "trigonometric"}, "TrigonometricRandomFeatures may give negative weights"),
+        (
+            {"feature_map": "generalized", "feature_map_options": {"generalized": {"function": torch.relu}}},
+            "is one of its names; got <built-in",
+        ),
+    ],
+)
+def test_options_that_do_not_fit(options, message):
+    with pytest.raises(ValueError, match=message):
+        attentions(position="none", **options)

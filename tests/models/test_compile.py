@@ -6,7 +6,7 @@ import torch
 
 @pytest.mark.compile
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["linear", "two maps", "gated", "paper"])
+@pytest.mark.parametrize("kind", ["linear", "two maps", "random features", "gated", "paper"])
 def test_step_is_one_graph(make_model, ids, kind):
     torch._dynamo.reset()
     model, x = make_model(kind).float(), ids(2, 8)

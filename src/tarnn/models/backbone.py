@@ -12,7 +12,7 @@ from transformers.utils.generic import can_return_tuple
 from tarnn.attention import HeadDecay, TokenDecay
 from tarnn.attention.decay import retention
 from tarnn.attention.rotary import Turns
-from tarnn.feature_maps import Hedgehog
+from tarnn.feature_maps import FeatureMap, Hedgehog
 from tarnn.models.block import TarnnBlock, make_norm
 from tarnn.models.cache import StateLayer
 from tarnn.models.configuration import TarnnConfig
@@ -44,6 +44,9 @@ class TarnnPreTrainedModel(PreTrainedModel):
             init.copy_(module.bias, module.initial_bias(len(module.bias)))
         elif isinstance(module, Hedgehog):
             init.copy_(module.weight, torch.eye(*module.weight.shape[1:]).expand_as(module.weight))
+        elif isinstance(module, FeatureMap):  # draws, and what is calibrated
+            for name, value in module.initial_buffers().items():
+                init.copy_(getattr(module, name), value)
 
 
 class TarnnModel(TarnnPreTrainedModel):
@@ -178,15 +181,14 @@ class TarnnModel(TarnnPreTrainedModel):
             x = torch.cat([x, place.expand(*x.shape[:2], -1)], dim=-1) if half else x + place
         return self.dropout(x)
 
-    def turns(self, positions: Tensor) -> list[Turns | None]:
-        """Each layer's rotary turns; layers of one width share them."""
+    def turns(self, positions: Tensor) -> list[Turns | Tensor | None]:
+        """Each layer's rotary turns, or the positions where its map wants them; layers of one width share turns."""
         made: dict[int, Turns] = {}
         for block in self.layers:
             rotary = getattr(block.attention, "rotary", None)
             if rotary is not None and rotary.dim not in made:
                 made[rotary.dim] = rotary.turns(positions, self.dtype)
-        rotaries = (getattr(block.attention, "rotary", None) for block in self.layers)
-        return [None if rotary is None else made[rotary.dim] for rotary in rotaries]
+        return [_for_layer(block.attention, positions, made) for block in self.layers]
 
     def _layer_caches(self, cache: Cache | None) -> list[StateLayer | None]:
         if cache is None:
@@ -197,3 +199,11 @@ class TarnnModel(TarnnPreTrainedModel):
                 "StaticCache(config=model.config, max_cache_len=…)."
             )
         return cast(list[StateLayer | None], cache.layers)
+
+
+def _for_layer(attention, positions: Tensor, made: dict[int, Turns]) -> Turns | Tensor | None:
+    """What this layer needs to know of positions."""
+    rotary = getattr(attention, "rotary", None)
+    if rotary is not None:
+        return made[rotary.dim]
+    return positions if getattr(getattr(attention, "feature_map", None), "positional", False) else None

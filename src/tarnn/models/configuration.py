@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 from inspect import get_annotations
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from transformers import PreTrainedConfig
 
@@ -31,8 +31,10 @@ class TarnnConfig(PreTrainedConfig):
         TarnnConfig(num_hidden_layers=8, attention=["linear", "linear", "linear", "softmax"])
 
     attention: linear | softmax | none.
-    feature_map: elu | relu | squared_relu | exp | identity | polynomial2 | dpfp | hedgehog;
-        feature_map_options: arguments of the maps, by map: {"dpfp": {"nu": 2}}.
+    feature_map: elu | relu | squared_relu | exp | identity | polynomial2 | taylor | dpfp | hedgehog | cosformer |
+        favor (FAVOR+) | hyperbolic | smreg | oprf (FAVOR++) | saderf | sderf | trigonometric | gaussian |
+        generalized | generalized_random; feature_map_options: arguments of the maps, by map, such as
+        {"favor": {"num_features": 128, "seed": 1, "centre": true, "balance": true}}, {"dpfp": {"nu": 2}}.
     normalize: divide by the sum of the weights; False: a norm on each head's output (signed maps need it).
     decay: none | head (RetNet) | token (Mamba-2) | channel (GLA), of linear attention's state.
     position: rotary | sinusoidal (added to the embedding) | sinusoidal_half (half of the channels are the
@@ -95,7 +97,7 @@ class TarnnConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     @classmethod
-    def paper(cls, **overrides) -> "TarnnConfig":
+    def paper(cls, **overrides) -> Self:
         """The model of "Transformers are RNNs" (Katharopoulos et al. 2020, arXiv 2006.16236, section 4.2).
 
         8 layers of 8 heads of 32, feed-forward 1024 with GELU, LayerNorm after each residual sum, biases,
