@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable
 from attention_costs import Cell, Cost, Costs
 from targets import Target, at_least, at_most
 
-NOISE = (
-    0.95  # "never slower" is read as: at most 5 % slower, which is what two medians of one thing differ by
-)
+# "never slower" is read as: at most 5 % slower, which is what two medians of one thing differ by
+NOISE = 0.95
 LONG, SHORT, LONGEST = 1024, 256, 65536
 MIB = 2**20
 

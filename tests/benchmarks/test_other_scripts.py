@@ -137,8 +137,8 @@ def test_parts_add_up_and_what_no_part_claims_is_named():
 
 
 def test_a_frame_of_perf_script_is_read():
-    line = "\t            6cd0 (anonymous namespace)::run (/a b/libtarnn_cpu.so)"
-    assert parts._frame(line) == ("6cd0", "(anonymous namespace)::run", "/a b/libtarnn_cpu.so")
+    line = "\t            6cd0 tarnn::run(long) (.part.0) (/a b/libtarnn_cpu.so)"
+    assert parts._frame(line) == ("6cd0", "tarnn::run(long) (.part.0)", "/a b/libtarnn_cpu.so")
 
 
 def test_the_summary_is_made_of_what_is_there(script, tmp_path, monkeypatch, capsys):

@@ -121,6 +121,10 @@ def test_noise_is_not_a_miss():
     assert not missed(made_costs({("native", "bfloat16", CELL): (1.05, 0, 0)}))
 
 
+def test_memory_is_judged_at_the_longest():
+    assert not missed(made_costs({("native", "float32", CELL): (1.0, 10 * MIB, 9 * MIB)}))
+
+
 def test_a_share_is_of_the_rate_in_the_same_rounds():
     cost = made_costs().get("native", "float32", CELL)
     assert share_of_matmul(cost, 8, 32) == pytest.approx(0.8)
