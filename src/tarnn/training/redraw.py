@@ -1,0 +1,62 @@
+"""New random features every so many steps, and maps set to the data: what training does with feature maps."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import TrainerCallback
+
+from tarnn.attention.calibration import calibrated_layers, calibrating
+from tarnn.feature_maps import RandomFeatureMap
+
+
+def random_maps(module: nn.Module) -> list[RandomFeatureMap]:
+    """The maps in `module` that have draws."""
+    return [x for x in module.modules() if isinstance(x, RandomFeatureMap)]
+
+
+class Redraw(TrainerCallback):
+    """Before every `every`-th step: new draws for random features, and new calibration where maps take it.
+
+    Draw number n belongs to the steps from n·every on, and is a function of its seed and of n alone. So a run
+    that is resumed sees the draws of one that was not interrupted, and all processes of a run see the same. An
+    unlucky draw no longer decides a whole training (Choromanski et al. 2021, figures 5 and 15, arXiv 2009.14794).
+    Nothing is drawn in evaluation, which is of the model as it would be saved at that step.
+
+    every: 0 keeps the first draw, and calibrates once, before the first step.
+    batch: arguments of the model's forward, some thousand tokens, to calibrate with (`tarnn.attention.calibrating`),
+        the same on all processes; None: maps stay as they are. Run without gradients and dropout, so a resumed run
+        finds the same parameters.
+    """
+
+    def __init__(self, every: int, batch: Mapping[str, Any] | None = None):
+        if every < 0:
+            raise ValueError(f"Redraw needs every ≥ 0 steps, 0 for never; got {every}.")
+        self.every, self.batch = every, batch
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        model = kwargs["model"]
+        step = state.global_step
+        if step % self.every if self.every else step:
+            return
+        draw = step // self.every if self.every else 0
+        for phi in random_maps(model):
+            if int(phi.draw) != draw:
+                phi.redraw(draw)
+        if self.batch is not None and calibrated_layers(model):
+            calibrate(model, self.batch)
+
+
+@torch.no_grad()
+def calibrate(model: nn.Module, batch: Mapping[str, Any]) -> None:
+    """One forward of `model`, as in evaluation, that sets its maps."""
+    device = next(model.parameters()).device
+    inputs = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
+    training = model.training
+    model.eval()
+    try:
+        with calibrating(model):
+            model(**inputs)
+    finally:
+        model.train(training)
