@@ -34,14 +34,15 @@ BUILD = ROOT / "runs" / "parts"
 NEEDED = ("perf", "addr2line", "cmake")
 SAMPLES_A_SECOND = 999
 FAULTS = "page faults"
-PARTS = {  # part: functions of csrc/
-    "features": r"features|features_backward|map_tile",
-    "normaliser": r"denominators|output_factor|scale_rows|grad_denominators",
-    "in-chunk": r"pairs|mask_pairs|channel_pairs|matmul<\(tarnn::\w+::Part\)[1-9]\w*, \w+>",
-    "state": r"absorb|decay_state|join|matmul<\(tarnn::\w+::Part\)0, \w+>",
-    "loads and stores": r"load_tile|store_tile|read_state|write_state|put_state|given_state",
+PARTS = {  # part: functions of csrc/; those of a fused product count together
+    "features": r"feature|features_backward|exp_tile|exp_nonpositive",
+    "normaliser": r"denominators|output_factor|scale_rows|scale_columns",
+    "in-chunk": r"pairs|mask_pairs|channel_pairs|pair_gradients|matmul<\(tarnn::\w+::Part\)[1-9]\w*, \w+>",
+    "in-chunk and state in one": r"sum_of_products",
+    "state": r"absorb|absorb_transposed|decay_state|join|matmul<\(tarnn::\w+::Part\)0, \w+>|add_outer|add_rows",
+    "loads and stores": r"load_\w+|store_\w+|read_state|write_state|put_state|given_state|put_gradient",
     "transposes": r"transpose\w*",
-    "weights": r"chunk_weights|weighted_queries|multiply",
+    "weights": r"chunk_weights|weighted_queries|weigh_pairs|weigh_rows|multiply",
 }
 OTHER, OVERHEAD = "rest of the kernels", "overhead"
 PATTERNS = {FAULTS: re.compile(r"^(asm_exc_page_fault|__x64_sys_munmap)$")}

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import sys
 
 import parts
@@ -109,7 +110,7 @@ SAMPLE = "void tarnn::avx512::{}<float>(float*, tarnn::avx512::Keys<float> const
 @pytest.mark.parametrize(
     ("frames", "part"),
     [
-        (["float tarnn::avx2::exp_nonpositive<float>(float)", SAMPLE.format("features"), SAMPLE.format("load_keys")], "features"),
+        (["T tarnn::avx2::exp_nonpositive<float>(T)", SAMPLE.format("load_rows"), SAMPLE.format("load_keys")], "features"),
         (["void tarnn::avx512::matmul<(tarnn::avx512::Part)0, float>(long)"], "state"),
         (["void tarnn::avx512::matmul<(tarnn::avx512::Part)12, float>(long)"], "in-chunk"),
         ([SAMPLE.format("mask_pairs")], "in-chunk"),
@@ -123,8 +124,16 @@ def test_samples_are_counted_for_the_innermost_function_that_has_a_part(frames, 
     assert parts.part_of(frames) == part
 
 
+def test_parts_are_of_functions_that_there_are():
+    source = "".join(path.read_text() for path in (parts.ROOT / "csrc").glob("*.h"))
+    for names in parts.PARTS.values():
+        for name in names.split("|"):
+            plain = re.match(r"\w+", name)[0]
+            assert re.search(rf"\b{plain}{'' if plain.endswith('_') else '[(<]'}", source), plain
+
+
 def test_parts_add_up_and_what_no_part_claims_is_named():
-    samples = [[SAMPLE.format("features")]] * 3 + [["python"]]
+    samples = [[SAMPLE.format("feature")]] * 3 + [["python"]]
     shares, others = parts.parts_of(samples)
     assert shares == {"features": 0.75, "overhead": 0.25}
     assert others == {"python": 0.25}

@@ -1,9 +1,11 @@
 """Targets are judged from values, and what native kernels for attention have to reach from their costs."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from attention_costs import Cell, Cost, Costs
+from attention_report import table
 from attention_targets import flops, share_of_matmul, targets
 from targets import at_least, at_most, summary, target_table
 
@@ -130,6 +132,26 @@ def test_a_share_is_of_the_rate_in_the_same_rounds():
     assert share_of_matmul(cost, 8, 32) == pytest.approx(0.8)
     assert share_of_matmul(cost, 8, 0) == pytest.approx(0.8 * 14 / 18)
     assert share_of_matmul(made_costs().get("native", "float32", Cell(1, 64, True, True)), 8, 32) is None
+
+
+def test_a_row_has_times_ratios_shares_and_memory():
+    cells = [CELL, Cell(1, 64, True, True)]
+    costs = Costs(
+        c for c in made_costs({("sdpa", "bfloat16", CELL): (123.4, 0, 0)}).by.values() if c.cell in cells
+    )
+    costs.add(replace(costs.get("chunked", "bfloat16", CELL), rounds=1))
+    head, _, short, long = table(costs, "bfloat16", cells, 8, 32).splitlines()
+    assert head == (
+        "| pass | d | t | tarnn, native ms | chunked PyTorch ms | SDPA (softmax) ms | chunked / native | sdpa / native | "
+        "native: share of mm | without c | native float32 / bfloat16 | native extra MiB | chunked extra MiB | sdpa extra MiB |"
+    )
+    assert (
+        short
+        == "| forward + backward | 64 | 1 | 1 | 6 | 25 | 6.00 | 25.00 | – | – | 1.00 | 2.00 | 2.00 | 2.00 |"
+    )
+    assert long == (
+        "| forward + backward | 64 | 4,096 | 1 | 6* | 123 | 6.00 | 123.40 | 80% | 62% | 1.00 | 2.00 | 2.00 | 0.00 |"
+    )
 
 
 def test_what_was_not_measured_is_not_judged():
