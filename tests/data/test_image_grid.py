@@ -30,5 +30,5 @@ def test_every_image_has_its_place(channels, columns, least_side, scale, tmp_pat
 
 
 def test_a_place_where_nothing_can_be_written(tmp_path):
-    with pytest.raises(UserError, match="can't be written to .*nowhere.*No such file"):
+    with pytest.raises(UserError, match=r"can't be written to .*nowhere.*No such file"):
         write_png(tmp_path / "nowhere" / "grid.png", np.zeros((2, 2, 1), np.uint8))

@@ -9,17 +9,18 @@ import pytest
 from tarnn.cli import train as command
 from tarnn.errors import UserError
 from tarnn.training.arguments import OWN, parse_assignments, training_arguments
-from tarnn.training.settings import MAY_CHANGE, TrainSettings
+from tarnn.training.settings import MAY_CHANGE, TASKS, ImageSettings, TrainSettings, only_for
 
 RUN = TrainSettings(("text",), Path("out"))
 
 
 def test_the_command_has_every_setting_with_its_default():
     parameters = inspect.signature(command.train).parameters
-    for field in fields(TrainSettings):
+    every = {field.name: field for kind in TASKS.values() for field in fields(kind)}
+    for field in every.values():
         if field.name not in ("sources", "out", "steps", "training_arguments"):
             assert parameters[field.name].default == field.default, field.name
-    assert set(parameters) - {f.name for f in fields(TrainSettings)} == {"set_"}
+    assert set(parameters) - set(every) == {"set_", "task"}
 
 
 def test_a_resumed_run_shares_all_choices_but_those_of_length_and_of_looking():
@@ -29,9 +30,12 @@ def test_a_resumed_run_shares_all_choices_but_those_of_length_and_of_looking():
     assert longer.differences(saved) == []
     assert replace(RUN, context=128, sources=("a", "b")).differences(saved) == [
         ("--context", 256, 128),
-        ("TEXT", ["text"], ["a", "b"]),
+        ("SOURCE", ["text"], ["a", "b"]),
     ]
-    assert {f.name for f in fields(TrainSettings)} >= MAY_CHANGE
+    assert {f.name for kind in TASKS.values() for f in fields(kind)} >= MAY_CHANGE
+    image = ImageSettings(("text",), Path("out"))
+    assert ("--task", None, "image") in image.differences(saved)
+    assert replace(image, sample_images=3).differences(image.as_json()) == []
 
 
 @pytest.mark.parametrize(
@@ -56,3 +60,24 @@ def test_what_is_set_wins_over_what_we_set(tmp_path):
         replace(RUN, out=tmp_path, training_arguments={"weight_decay": 0.5, "adam_beta2": 0.99})
     )
     assert (args.weight_decay, args.adam_beta2, args.adam_beta1) == (0.5, 0.99, 0.9)
+
+
+def test_the_paper_preset_of_images_is_trained_as_its_scripts_do(tmp_path):
+    paper = ImageSettings(("digits",), tmp_path, preset="paper")
+    assert (paper.optimizer, paper.learning_rate) == ("radam", 1e-4)
+    args = training_arguments(paper)
+    assert (args.weight_decay, args.adam_beta2, args.lr_scheduler_type) == (0.01, 0.999, "constant")
+    modern = ImageSettings(("digits",), tmp_path)
+    assert (modern.optimizer, modern.learning_rate, modern.recipe) == ("adamw", 1e-3, {})
+    assert training_arguments(replace(paper, optimizer="adamw")).weight_decay == 0.1
+    assert TrainSettings(("text",), tmp_path, preset="paper").learning_rate == 1e-3
+
+
+def test_what_images_refuse():
+    with pytest.raises(UserError, match="--optimizer sgd is not known; expected adamw or radam"):
+        ImageSettings(("digits",), Path("out"), optimizer="sgd")
+    with pytest.raises(UserError, match="one source at a time; got 2: a, b"):
+        ImageSettings(("a", "b"), Path("out"))
+    with pytest.raises(UserError, match="--mixtures 0 is not possible"):
+        ImageSettings(("digits",), Path("out"), mixtures=0)
+    assert set(only_for("text")) == {"text_field", "tokenizer", "context", "sample_tokens"}

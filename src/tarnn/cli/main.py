@@ -14,8 +14,8 @@ from tarnn._version import __version__
 
 # name of the subcommand, of its module here and of the function there → its line in `tarnn --help`
 COMMANDS = {
-    "train": "Train a model on text: files, folders, globs, stdin, jsonl, a dataset, or a built-in corpus.",
-    "generate": "Continue a prompt with a trained model, as an RNN: constant time and memory a token.",
+    "train": "Train a model of text or images: files, folders, stdin, a dataset, MNIST, CIFAR-10, pictures …",
+    "generate": "Continue a prompt or draw images with a trained model, as an RNN: constant time and memory a token.",
     "info": "Say what tarnn runs on here, or what a checkpoint holds: parameters, layers, bytes of state.",
     "demo": "Train, generate and measure, in a few minutes: what this project is about.",
 }

@@ -93,13 +93,23 @@ def read_images(source: str, *, parts: Sequence[str] = ("train",)) -> Images:
         return read_digits(source, wanted)
     where = Path(path).expanduser()
     if where.is_dir():
-        return read_folder(where, source, wanted, parts)
+        return read_folder(where, wanted, parts)
     if not where.exists():
         raise UserError(f"{path}: no such file or folder; expected {KINDS}.")
     if wanted:
         raise UserError(f"{source} names a part of a file; only folders have parts. Leave ':{wanted}' out.")
     reader = FORMATS[format_or_refuse(where)][1]
     return Images(*reader(where), source)
+
+
+def parts_of(source: str) -> list[str]:
+    """The parts that a source's folder has, by the names of its files; none of a file."""
+    path, _ = part_of(source)
+    folder = Path(path).expanduser()
+    if path == "digits" or not folder.is_dir():
+        return []
+    by_part = parts_below(folder)[1]
+    return [part for part in SPLITS if part in by_part]
 
 
 def part_of(source: str) -> tuple[str, str | None]:
@@ -130,7 +140,8 @@ def part_folder(name: str) -> str:
     return next((part for part, names in PART_FOLDERS.items() if re.fullmatch(names, name.lower())), "")
 
 
-def read_folder(folder: Path, source: str, wanted: str | None, parts: Sequence[str]) -> Images:
+def parts_below(folder: Path) -> tuple[str, dict[str, list[Path]]]:
+    """The format of a folder's images, and their files by part ('' for none)."""
     below = (p for p in sorted(folder.rglob("*")) if p.is_file())
     paths = [p for p in below if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
     kinds = {kind: found for kind in FORMATS if (found := [p for p in paths if format_of(p) == kind])}
@@ -142,7 +153,11 @@ def read_folder(folder: Path, source: str, wanted: str | None, parts: Sequence[s
             f"folder {folder} has images in several formats, {told}; expected one. Name a file instead."
         )
     (kind, found), *_ = kinds.items()
-    by_part = pictures_by_part(folder, found) if kind == "pictures" else files_by_part(found)
+    return kind, pictures_by_part(folder, found) if kind == "pictures" else files_by_part(found)
+
+
+def read_folder(folder: Path, wanted: str | None, parts: Sequence[str]) -> Images:
+    kind, by_part = parts_below(folder)
     there = [part for part in SPLITS if part in by_part]
     part = wanted or next((p for p in parts if p in there), "")
     if part not in by_part:

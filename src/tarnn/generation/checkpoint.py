@@ -1,6 +1,7 @@
 """Opens a checkpoint folder, or says in one sentence what is wrong with it."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,18 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from tarnn.errors import UserError
-from tarnn.models import TarnnConfig, TarnnForCausalLM
+from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
 
+# model_type → what it is, its config, its model
+KINDS: dict[str, tuple[str, type[TarnnConfig], type[TarnnForCausalLM] | type[TarnnForImageGeneration]]] = {
+    "tarnn": ("text", TarnnConfig, TarnnForCausalLM),
+    "tarnn_image": ("images", TarnnImageConfig, TarnnForImageGeneration),
+}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def open_config(path: str | Path) -> TarnnConfig:
-    """The config of the checkpoint in folder `path`; UserError where there is none, or not one of ours."""
+def open_config(path: str | Path, kinds: Collection[str] = ("tarnn",)) -> TarnnConfig:
+    """The config of the checkpoint in folder `path`; UserError where there is none, or not one of these kinds."""
     folder = Path(path)
     file = folder / "config.json"
     if not folder.is_dir():
@@ -32,30 +38,34 @@ def open_config(path: str | Path) -> TarnnConfig:
     except ValueError as error:
         raise UserError(f"{file} is not JSON ({error}). Take config.json from an intact copy.") from error
     kind = fields.get("model_type") if isinstance(fields, dict) else None
-    if kind != TarnnConfig.model_type:
-        raise UserError(
-            f"{folder} holds a model of another kind: {kind!r}, not {TarnnConfig.model_type!r}. "
-            f"`tarnn train` makes checkpoints of ours."
+    if kind is None or kind not in kinds:
+        expected = " or ".join(map(repr, kinds))
+        hint = (
+            f"It is a model of {KINDS[kind][0]}"
+            if kind in KINDS
+            else "`tarnn train` makes checkpoints of ours"
         )
+        raise UserError(f"{folder} holds a model of another kind: {kind!r}, not {expected}. {hint}.")
     try:
-        return TarnnConfig.from_pretrained(folder, local_files_only=True)
+        return KINDS[kind][1].from_pretrained(folder, local_files_only=True)
     except ValueError as error:
         raise UserError(f"{file}: {' '.join(str(error).split())}") from error
 
 
 def open_model(
-    path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
-) -> TarnnForCausalLM:
-    """The model in folder `path`, ready to run. `dtype` None: as saved.
+    path: str | Path, *, kinds: Collection[str] = ("tarnn",), dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> Any:  # fmt: skip
+    """The model in folder `path`, of one of these kinds, ready to run. `dtype` None: as saved.
 
     Raises UserError for everything that `open_config` refuses, for weights that are missing, cut short or
     unreadable, and for weights that don't belong to the config (transformers would fill gaps with noise).
     """
-    config, (file, _) = open_config(path), read_headers(path)
+    config, (file, _) = open_config(path, kinds), read_headers(path)
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
-        loaded: Any = TarnnForCausalLM.from_pretrained(
+        loaded: Any = KINDS[config.model_type][2].from_pretrained(
             path, config=config, dtype="auto" if dtype is None else dtype, local_files_only=True,
             use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,
         )  # fmt: skip

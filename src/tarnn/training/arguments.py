@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 
 from tarnn.errors import UserError
 from tarnn.training.budget import FLOOR, WARMUP
-from tarnn.training.settings import TrainSettings
+from tarnn.training.settings import RunSettings
 
 # what has an option of its own, or what the run depends on being as it is
 OWN = {
@@ -70,18 +70,19 @@ def check_kind(key: str, value: Any, default: Any) -> None:
         raise UserError(f"--set {key}={value}: expected true or false.")
 
 
-def training_arguments(settings: TrainSettings) -> TrainingArguments:
+def training_arguments(settings: RunSettings) -> TrainingArguments:
     """The Trainer's arguments; `max_steps` is set by the run, once it knows how long the text is.
 
     Unlike the Trainer's own defaults: AdamW with β₂ = 0.95 and weight decay 0.1, 2 % of warm-up and a cosine
-    down to a tenth of the learning rate, nothing reported anywhere, and no work a step that nobody looks at.
+    down to a tenth of the learning rate (unless the settings' recipe is another), nothing reported anywhere, and no
+    work a step that nobody looks at.
     """
     if settings.max_minutes is not None and "lr_scheduler_type" in settings.training_arguments:
         raise UserError(
             "--set lr_scheduler_type: with --max-minutes the learning rate follows the clock; leave it out."
         )
     schedule = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": FLOOR}}
-    if "lr_scheduler_type" in settings.training_arguments:
+    if "lr_scheduler_type" in settings.training_arguments | settings.recipe:
         schedule = {}
     options: dict[str, Any] = {
         "output_dir": str(settings.out / "checkpoints"),
@@ -111,6 +112,7 @@ def training_arguments(settings: TrainSettings) -> TrainingArguments:
         "dataloader_pin_memory": torch.cuda.is_available(),
         "use_cache": True,  # what the Trainer writes into the saved config; training itself never caches
         **schedule,
+        **settings.recipe,
         **settings.training_arguments,
     }
     try:

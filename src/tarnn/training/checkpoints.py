@@ -19,6 +19,7 @@ from safetensors import safe_open
 
 from tarnn.errors import UserError
 
+KINDS = ("tarnn", "tarnn_image")  # of models
 MARKER = "complete.json"
 PARTIAL, DOOMED = ".partial", ".doomed"  # being written, being deleted
 
@@ -30,7 +31,7 @@ class RunState:
     step: int = 0
     seconds: float = 0.0  # of training, interruptions left out
     best_step: int | None = None
-    best_bits_per_byte: float | None = None
+    best_bits_per_byte: float | None = None  # of images: bits per dimension
 
 
 def complete(folder: Path) -> list[Path]:
@@ -112,9 +113,10 @@ def read_state(checkpoint: Path) -> RunState:
         for path in checkpoint.glob("*.safetensors"):
             with safe_open(path, framework="pt"):
                 pass
-    if kind != "tarnn":
+    if kind not in KINDS:
         raise UserError(
-            f"{checkpoint} holds a model of another kind ({kind!r}); expected 'tarnn'. {remedy(checkpoint)}"
+            f"{checkpoint} holds a model of another kind ({kind!r}); expected {' or '.join(map(repr, KINDS))}. "
+            f"{remedy(checkpoint)}"
         )
     return state
 

@@ -8,16 +8,17 @@ from typing import Any
 
 from tarnn.errors import UserError
 from tarnn.training.checkpoints import DOOMED, PARTIAL
-from tarnn.training.settings import TrainSettings
+from tarnn.training.settings import RunSettings
 
 SETTINGS, LOG, SAMPLE, DATA, CHECKPOINTS = "settings.json", "log.jsonl", "sample.txt", "data", "checkpoints"
+PICTURE = "sample.png"
 FILES = (
-    LOG, SAMPLE, "model.safetensors", "config.json", "generation_config.json", "tokenizer.json",
+    LOG, SAMPLE, PICTURE, "model.safetensors", "config.json", "generation_config.json", "tokenizer.json",
     "tokenizer_config.json", "special_tokens_map.json", SETTINGS,
 )  # fmt: skip
 
 
-def claim(settings: TrainSettings) -> dict[str, Any] | None:
+def claim(settings: RunSettings) -> dict[str, Any] | None:
     """Make `settings.out` the folder of this run; returns what an earlier run saved there, if it is resumed.
 
     Raises UserError where the folder holds a run (and neither resume nor overwrite was asked for), a run with
@@ -57,7 +58,7 @@ def begun(folder: Path) -> bool:
     return (log.exists() and log.stat().st_size > 0) or any(folder.glob(f"{CHECKPOINTS}/checkpoint-*"))
 
 
-def refuse_differences(settings: TrainSettings, saved: dict[str, Any], folder: Path) -> None:
+def refuse_differences(settings: RunSettings, saved: dict[str, Any], folder: Path) -> None:
     differences = settings.differences(saved["settings"])
     if differences:
         told = "; ".join(

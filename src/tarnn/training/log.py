@@ -33,6 +33,8 @@ class LogFile(TrainerCallback):
     Training: step, epoch, loss (nats a token, mean since the line before), bits_per_byte (the same, by the
     bytes per token of the whole training text), learning_rate, grad_norm, tokens seen, seconds.
     Evaluation: step, seconds, validation_loss, validation_bits_per_byte, validation_perplexity.
+
+    Of images, `unit` is bits_per_dim (a value is a token, and a byte), and images are `counted`, not tokens.
     """
 
     def __init__(
@@ -42,10 +44,14 @@ class LogFile(TrainerCallback):
         tokens_per_step: int,
         tokens: int,
         bytes_per_token: float,
+        *,
+        unit: str = "bits_per_byte",
+        counted: str = "tokens",
     ):
         self.path = path
         self.seconds = seconds
         self.tokens_per_step, self.tokens, self.bytes_per_token = tokens_per_step, tokens, bytes_per_token
+        self.unit, self.counted = unit, counted
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         logs = logs or {}
@@ -56,13 +62,13 @@ class LogFile(TrainerCallback):
             "seconds": round(self.seconds(), 3),
         }
         if "loss" in logs:
-            line["tokens"] = seen
+            line[self.counted] = seen
             line["loss"] = logs["loss"]
-            line["bits_per_byte"] = bits_per_byte(logs["loss"], self.bytes_per_token)
+            line[self.unit] = bits_per_byte(logs["loss"], self.bytes_per_token)
             line |= {key: logs[key] for key in ("learning_rate", "grad_norm") if key in logs}
         elif "eval_loss" in logs:
-            names = ("loss", "bits_per_byte", "perplexity")
-            line |= {f"validation_{name}": logs[f"eval_{name}"] for name in names}
+            names = {"loss": "loss", self.unit: "bits_per_byte", "perplexity": "perplexity"}
+            line |= {f"validation_{name}": logs[f"eval_{key}"] for name, key in names.items()}
         else:
             return
         if state.is_world_process_zero:

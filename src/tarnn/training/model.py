@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tarnn.errors import UserError
-from tarnn.models import TarnnConfig
-from tarnn.training.settings import TrainSettings
+from tarnn.models import TarnnConfig, TarnnImageConfig
+from tarnn.training.settings import ImageSettings, RunSettings, TrainSettings
 
+C = TypeVar("C", bound=TarnnConfig)
 # small enough for a laptop's CPU
 MODERN = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
 OPTIONS = {
@@ -24,23 +25,12 @@ def model_config(settings: TrainSettings, tokenizer=None) -> TarnnConfig:
     Raises UserError for whatever the config refuses (an unknown key, sizes that don't fit), and for a context
     beyond the positions that the model has.
     """
-    choices = read_config(settings.config) if settings.config else {}
-    for name, key in OPTIONS.items():
-        if getattr(settings, name) is not None:
-            choices[key] = getattr(settings, name)
-    for key in ("attention", "feature_map"):  # "a,b" is a pattern over the layers
-        if (value := getattr(settings, key)) is not None:
-            choices[key] = value.split(",") if "," in value else value
+    choices = chosen(settings)
     if choices.get("position") == "learned":
         choices.setdefault("max_position_embeddings", settings.context)
     if tokenizer is not None:
         choices |= vocabulary(choices, tokenizer, settings.config)
-    make = TarnnConfig.paper if settings.preset == "paper" else TarnnConfig
-    try:
-        config = make(**({} if settings.preset == "paper" else MODERN) | choices)
-    except (ValueError, TypeError) as error:
-        where = f"{settings.config}: " if settings.config else ""
-        raise UserError(f"{where}{' '.join(str(error).split())}") from error
+    config = make_config(TarnnConfig, settings, choices)
     longest = config.max_position_embeddings
     if longest is not None and settings.context > longest:
         raise UserError(
@@ -48,6 +38,47 @@ def model_config(settings: TrainSettings, tokenizer=None) -> TarnnConfig:
             "(max_position_embeddings); expected at most as many, or raise that number in --config."
         )
     return config
+
+
+def image_config(
+    settings: ImageSettings, shape: tuple[int, int, int], num_classes: int = 0
+) -> TarnnImageConfig:
+    """The same for images of that (height, width, channels), which are the data's to say, as is the number of classes."""
+    choices = chosen(settings)
+    if settings.likelihood is not None:
+        choices["likelihood"] = settings.likelihood
+    if settings.mixtures is not None:
+        choices["num_mixtures"] = settings.mixtures
+    of_data = dict(zip(("image_height", "image_width", "num_channels"), shape), num_classes=num_classes)
+    for name, value in of_data.items():
+        if choices.get(name, value) != value:
+            raise UserError(
+                f"{name} is {choices[name]} in {settings.config}, but {value} by the images and --class-conditional; "
+                "leave it out."
+            )
+    return make_config(TarnnImageConfig, settings, choices | of_data)
+
+
+def chosen(settings: RunSettings) -> dict[str, Any]:
+    """The keys of a config that the file of --config and the options name."""
+    choices = read_config(settings.config) if settings.config else {}
+    for name, key in OPTIONS.items():
+        if getattr(settings, name) is not None:
+            choices[key] = getattr(settings, name)
+    for key in ("attention", "feature_map"):  # "a,b" is a pattern over the layers
+        if (value := getattr(settings, key)) is not None:
+            choices[key] = value.split(",") if "," in value else value
+    return choices
+
+
+def make_config(kind: type[C], settings: RunSettings, choices: dict[str, Any]) -> C:
+    """A config of that kind: the preset, and what was chosen beside it."""
+    paper = settings.preset == "paper"
+    try:
+        return kind.paper(**choices) if paper else kind(**MODERN | choices)
+    except (ValueError, TypeError) as error:
+        where = f"{settings.config}: " if settings.config else ""
+        raise UserError(f"{where}{' '.join(str(error).split())}") from error
 
 
 def vocabulary(choices: dict[str, Any], tokenizer, config: Path | None) -> dict[str, int]:

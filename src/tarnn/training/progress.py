@@ -13,18 +13,19 @@ LINE_EVERY = 10.0  # seconds, without a terminal
 
 
 class Progress(TrainerCallback):
-    """Loss in bits per byte, speed and time left, on stderr; each evaluation gets a line that stays.
+    """Loss in bits per byte (or dimension), speed and time left, on stderr; each evaluation gets a line that stays.
 
     `fraction` says how much of the run is done, from 0 to 1. Only the first process shows anything.
     """
 
     def __init__(
         self, fraction: Callable[[int], float], seconds: Callable[[], float], tokens_per_step: int,
-        bytes_per_token: float, show: bool = True,
+        bytes_per_token: float, show: bool = True, *, unit: str = "bits_per_byte", counted: str = "tokens",
     ):  # fmt: skip
         self.fraction, self.seconds = fraction, seconds
         self.tokens_per_step, self.bytes_per_token = tokens_per_step, bytes_per_token
         self.show = show
+        self.unit, self.counted = unit.replace("_per_", "/"), counted
         self.bar: Any = None
         self.task: Any = None
         self.best = float("inf")
@@ -46,10 +47,10 @@ class Progress(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if logs and "loss" in logs:
             bits = bits_per_byte(logs["loss"], self.bytes_per_token)
-            self.text = f"step {state.global_step:,}  {bits:.3f} bits/byte"
+            self.text = f"step {state.global_step:,}  {bits:.3f} {self.unit}"
             steps, seconds = state.global_step - self.since[0], self.seconds() - self.since[1]
             if seconds > 0:
-                self.text += f"  {steps * self.tokens_per_step / seconds:,.0f} tokens/s"
+                self.text += f"  {steps * self.tokens_per_step / seconds:,.0f} {self.counted}/s"
             if self.bar is not None:
                 self.bar.update(self.task, text=self.text)
             elif time.monotonic() - self.last_line > LINE_EVERY:
@@ -60,7 +61,7 @@ class Progress(TrainerCallback):
         now = (metrics or {}).get("eval_bits_per_byte", float("inf"))
         mark = "  best so far" if now < self.best else ""
         self.best = min(self.best, now)
-        self.say(f"step {state.global_step:,}: validation {now:.4f} bits/byte{mark}")
+        self.say(f"step {state.global_step:,}: validation {now:.4f} {self.unit}{mark}")
 
     def say(self, line: str) -> None:
         if self.bar is not None:

@@ -1,39 +1,49 @@
-"""One training run from its settings to a model in a folder: `train(TrainSettings(...))` is `tarnn train`."""
+"""One training run from its settings to a model in a folder: `train(TrainSettings(...))` is `tarnn train`.
+
+Of the task (text, images) it asks what it reads, which model and trainer it takes, and how to speak of them; length,
+time, log, checkpoints and resuming are the same for all. A task has
+
+    name, unit, counted     under which name its facts are saved; of its measure; what progress counts
+    epoch, bytes_per_token, validates, facts
+    check(settings), per_step(args), steps_of(epochs, per_step), model(), trainer(**options), sample()
+    run_facts(), rows(), step_row(per_step)        for settings.json and the table of settings
+"""
 
 import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import transformers
-from transformers import TrainingArguments
+from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import IntervalStrategy, set_seed
 
-from tarnn.data.corpus import DESCRIPTION, Corpus, Digest, load, prepare
-from tarnn.data.sources import read_documents
-from tarnn.data.windows import Windows
-from tarnn.errors import UserError
-from tarnn.models import TarnnForCausalLM
 from tarnn.training import checkpoints
 from tarnn.training.arguments import training_arguments
 from tarnn.training.budget import Clock, TimeBudget
 from tarnn.training.failures import full_disk_told
-from tarnn.training.folder import CHECKPOINTS, DATA, LOG, claim, refuse_other_number, write_settings
+from tarnn.training.folder import CHECKPOINTS, LOG, claim, refuse_other_number, write_settings
+from tarnn.training.image_task import ImageTask
 from tarnn.training.log import LogFile, cut_log
-from tarnn.training.model import model_config
 from tarnn.training.progress import Progress
-from tarnn.training.sample import write_sample
-from tarnn.training.settings import TrainSettings
+from tarnn.training.safe_trainer import SafeTrainer
+from tarnn.training.settings import RunSettings
 from tarnn.training.summary import describe, table
-from tarnn.training.trainer import TextTrainer
+from tarnn.training.text_task import TextTask
 
 FOREVER = 10**9  # steps, for a run that only the clock ends
+TASKS: dict[str, Any] = {"text": TextTask, "image": ImageTask}
+Task = TextTask | ImageTask
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run came to. The measures are of the best model on the validation text; None without one."""
+    """What a run came to. The measures are of the best model on held-out data; None without any.
+
+    Of images, bits per byte are bits per dimension: a channel of a pixel is a byte.
+    """
 
     out: Path
     steps: int
@@ -43,54 +53,54 @@ class TrainResult:
     sample: str
 
 
-def train(settings: TrainSettings, show: bool = True) -> TrainResult:
-    """Prepare the text, train, and leave in `settings.out` the best model, its log, checkpoints and a sample.
+def train(settings: RunSettings, show: bool = True) -> TrainResult:
+    """Prepare the data, train, and leave in `settings.out` the best model, its log, checkpoints and a sample.
 
     Raises UserError for everything that the user can mend, a full disk and a loss that is not finite among
     them; what was complete before stays. `show`: tell on stderr what happens.
     """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    model_config(settings)
+    kind = TASKS[settings.task]
+    kind.check(settings)
     args = training_arguments(settings)
     first = args.process_index == 0
     show = show and first
     with full_disk_told(settings.out):
         with args.main_process_first(local=False):
             saved = claim(settings) if first else None
-            corpus = ready_corpus(settings, first)
-        windows = Windows(corpus.train, settings.context)
+            task = kind(settings, first, saved)
         set_seed(settings.seed)
-        model = TarnnForCausalLM(model_config(settings, corpus.tokenizer))
-        set_length(args, settings, corpus)
-        facts = describe(args, corpus, windows, model)
+        model = task.model()
+        set_length(args, settings, task)
+        facts = describe(args, task, model)
         if first:
             refuse_other_number(saved, facts)
             write_settings(settings.out, {"settings": settings.as_json(), **facts})
         if show:
-            print(table(settings, facts), file=sys.stderr, flush=True)
-        return run(settings, args, corpus, windows, model, show)
+            print(table(settings, facts, task), file=sys.stderr, flush=True)
+        return run(settings, args, task, model, show)
 
 
 def run(
-    settings: TrainSettings, args: TrainingArguments, corpus: Corpus, windows: Windows,
-    model: TarnnForCausalLM, show: bool,
-) -> TrainResult:  # fmt: skip
+    settings: RunSettings, args: TrainingArguments, task: Task, model: PreTrainedModel, show: bool
+) -> TrainResult:
     """Train from the beginning, or from the last complete checkpoint where that was asked for."""
     clock = Clock()
-    trainer = TextTrainer(
-        model=model, args=args, corpus=corpus, windows=windows, folder=settings.out, keep=settings.keep,
-        clock=clock,
-    )  # fmt: skip
-    tokens = tokens_per_step(args, settings)
+    trainer = task.trainer(model=model, args=args, folder=settings.out, keep=settings.keep, clock=clock)
+    per_step = task.per_step(args)
     if settings.max_minutes is not None:
         steps = args.max_steps if args.max_steps < FOREVER else None
         trainer.budget = TimeBudget(60 * settings.max_minutes, steps, clock)
         trainer.add_callback(trainer.budget)
     progress = Progress(
-        lambda step: fraction_done(trainer, step), clock, tokens, corpus.bytes_per_token, show
-    )
-    log = LogFile(settings.out / LOG, clock, tokens, len(corpus.train), corpus.bytes_per_token)
+        lambda step: fraction_done(trainer, step), clock, per_step, task.bytes_per_token, show,
+        unit=task.unit, counted=task.counted,
+    )  # fmt: skip
+    log = LogFile(
+        settings.out / LOG, clock, per_step, task.epoch, task.bytes_per_token, unit=task.unit,
+        counted=task.counted,
+    )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(log)
     trainer.add_callback(progress)
@@ -106,17 +116,15 @@ def run(
     finally:
         progress.close()
     state = trainer.run_state
-    text = ""
-    if args.process_index == 0:
-        text = write_sample(settings.out, corpus.tokenizer, settings.seed, settings.sample_tokens)
+    text = task.sample() if args.process_index == 0 else ""
     return TrainResult(settings.out, state.step, clock(), state.best_step, state.best_bits_per_byte, text)
 
 
-def fraction_done(trainer: TextTrainer, step: int) -> float:
+def fraction_done(trainer: SafeTrainer, step: int) -> float:
     return step / trainer.args.max_steps if trainer.budget is None else trainer.budget.progress
 
 
-def find_checkpoint(settings: TrainSettings, args: TrainingArguments, progress: Progress) -> Path | None:
+def find_checkpoint(settings: RunSettings, args: TrainingArguments, progress: Progress) -> Path | None:
     """The checkpoint to go on from, and the log cut back to it."""
     folder = settings.out / CHECKPOINTS
     checkpoint = checkpoints.latest(folder) if settings.resume else None
@@ -133,44 +141,11 @@ def find_checkpoint(settings: TrainSettings, args: TrainingArguments, progress: 
     return checkpoint
 
 
-def ready_corpus(settings: TrainSettings, first: bool) -> Corpus:
-    """The text as ids: prepared, or as an interrupted run left it if the sources still say the same.
-
-    The `first` process reads the sources; others find what it has written.
-    """
-    folder = settings.out / DATA
-    documents = read_documents(settings.sources, text_field=settings.text_field)
-    held_out = None
-    if settings.val is not None:
-        held_out = read_documents([settings.val], text_field=settings.text_field)
-    if not (folder / DESCRIPTION).exists():
-        return prepare(
-            documents, folder, tokenizer=settings.tokenizer, validation_fraction=settings.val_fraction,
-            validation_documents=held_out,
-        )  # fmt: skip
-    corpus = load(folder)
-    if first and not (
-        Digest(documents).hex() == corpus.facts["digest"]
-        and (held_out is None or Digest(held_out).hex() == corpus.facts["validation"]["digest"])
-    ):
-        raise UserError(
-            f"the text of {', '.join(settings.sources)} is no longer what the run in {settings.out} began "
-            "with; restore it to --resume, or start again with --overwrite."
-        )
-    return corpus
-
-
-def set_length(args: TrainingArguments, settings: TrainSettings, corpus: Corpus) -> None:
-    """Steps from epochs, and no evaluation where nothing is held out: known only now that the text is."""
+def set_length(args: TrainingArguments, settings: RunSettings, task: Task) -> None:
+    """Steps from epochs, and no evaluation where nothing is held out: known only now that the data are."""
     limits = [settings.steps] if settings.steps else []
     if settings.epochs is not None:
-        limits.append(
-            max(1, math.ceil(settings.epochs * len(corpus.train) / tokens_per_step(args, settings)))
-        )
+        limits.append(task.steps_of(settings.epochs, task.per_step(args)))
     args.max_steps = min(limits, default=FOREVER)
-    if len(corpus.validation) > 1:
+    if task.validates:
         args.eval_strategy = IntervalStrategy.STEPS
-
-
-def tokens_per_step(args: TrainingArguments, settings: TrainSettings) -> int:
-    return args.train_batch_size * args.gradient_accumulation_steps * args.world_size * settings.context

@@ -1,240 +1,67 @@
-"""Hugging Face's Trainer with four things of ours: loss, evaluation, safe checkpoints, a stop at NaN."""
+"""The trainers of each task: what the loss is, and what held-out data cost."""
 
-import math
-import shutil
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
-from torch.optim.lr_scheduler import LambdaLR
-from transformers import Trainer
+from torch.utils.data import Sampler
 
 from tarnn.data.corpus import Corpus
+from tarnn.data.image_batches import ImageBatches, ImageRows, ImageSampler
+from tarnn.data.image_batches import collate as collate_images
 from tarnn.data.windows import IGNORED, ValidationBatches, Windows, WindowSampler, collate
-from tarnn.errors import UserError
-from tarnn.training import checkpoints
-from tarnn.training.budget import Clock, TimeBudget
-from tarnn.training.checkpoints import RunState
-from tarnn.training.metrics import bits_per_byte, perplexity
+from tarnn.training.safe_trainer import SafeTrainer
 
 
-class TextTrainer(Trainer):
-    """Trains a causal language model on the windows of a corpus.
+class TextTrainer(SafeTrainer):
+    """Trains a causal language model on the windows of a corpus; every validation token but the first counts once."""
 
-    `folder` receives the best model by bits per byte on the validation text, ready to be loaded (the latest,
-    where there is no validation text); `folder`/checkpoints the last `keep` checkpoints. Loops, optimizers,
-    mixed precision, accumulation and many processes are the Trainer's.
-    """
-
-    def __init__(
-        self, *, corpus: Corpus, windows: Windows, folder: Path, keep: int, clock: Clock, **kwargs: Any
-    ):
+    def __init__(self, *, corpus: Corpus, windows: Windows, **kwargs: Any):
         self.windows = windows
-        self.folder = folder
-        self.keep = keep
-        self.clock = clock
-        self.run_state = RunState()
-        self.budget: TimeBudget | None = None
-        self._partial: Path | None = None
-        self._loss_of_step: Tensor | None = None
-        args = kwargs["args"]
-        self.batches: ValidationBatches | None = None
+        self.bytes_per_id = torch.from_numpy(corpus.bytes_per_id)
+        batches = None
         if len(corpus.validation) > 1:
             context = min(windows.context, len(corpus.validation) - 1)
-            self.batches = ValidationBatches(corpus.validation, context, args.eval_batch_size)
+            batches = ValidationBatches(corpus.validation, context, kwargs["args"].eval_batch_size)
         super().__init__(
-            train_dataset=windows, eval_dataset=self.batches, data_collator=collate,
-            processing_class=corpus.tokenizer, **kwargs,
+            batches=batches, train_dataset=windows, data_collator=collate, processing_class=corpus.tokenizer,
+            **kwargs,
         )  # fmt: skip
-        self.bytes_per_id = torch.from_numpy(corpus.bytes_per_id)
-        self.loss_is_scaled_for_ga = False  # a mean: the Trainer divides it by the batches of a step
 
-    # Data: one endless row of windows, so that epochs have no seam and a resumed run needs no special case.
+    def sampler(self, num_examples: int, seed: int) -> Sampler[int]:
+        return WindowSampler(self.windows, num_examples, seed)
 
-    def _get_train_sampler(self, train_dataset=None) -> WindowSampler:
-        args = self.args
-        examples = args.max_steps * args.gradient_accumulation_steps * args.train_batch_size * args.world_size
-        return WindowSampler(self.windows, examples, args.seed)
+    def batch_loss(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean cross-entropy in nats a token."""
+        logits = model(input_ids=batch["input_ids"], use_cache=False).logits
+        return cross_entropy(logits.float().flatten(0, 1), batch["targets"].flatten()), {"logits": logits}
 
-    def _get_num_items_in_batch(self, batch_samples, device) -> None:
-        return None  # all batches are of one size
-
-    def floating_point_ops(self, inputs) -> int:
-        return 0  # the Trainer would count all parameters anew at every step
-
-    # Loss
-
-    def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
-        """Mean cross-entropy in nats a token, in float32."""
-        logits = model(input_ids=inputs["input_ids"], use_cache=False).logits
-        loss = cross_entropy(logits.float().flatten(0, 1), inputs["targets"].flatten())
-        return (loss, {"logits": logits}) if return_outputs else loss
-
-    def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        self._loss_of_step = loss if self._loss_of_step is None else self._loss_of_step + loss
-        return loss
-
-    def _get_grad_norm(self, model, grad_norm=None):
-        """Called with the gradients complete and the optimizer about to use them: the last moment to stop."""
-        grad_norm = super()._get_grad_norm(model, grad_norm)
-        loss, self._loss_of_step = self._loss_of_step, None
-        if isinstance(grad_norm, DTensor):
-            grad_norm = grad_norm.full_tensor()
-        # a gradient scaler (fp16) expects overflows and passes such steps over
-        watched = loss if getattr(self.accelerator, "scaler", None) is not None else loss + grad_norm
-        if not math.isfinite(watched.item()):
-            what = "" if loss.isfinite() else f"the loss is {loss.item()} and "
-            step = self.state.global_step + 1
-            self._stop(f"{what}the gradients are not finite, and step {step} would have ruined the weights")
-        return grad_norm
-
-    def _stop(self, reason: str) -> NoReturn:
-        raise UserError(
-            f"training stopped after step {self.state.global_step}: {reason}. {self.last_good()} A lower "
-            f"--learning-rate (it is {self.args.learning_rate:g}) is the usual remedy; --resume takes it."
-        )
-
-    def last_good(self) -> str:
-        path = checkpoints.latest(self.folder / "checkpoints")
-        return f"The last good checkpoint is {path}." if path else "No checkpoint had been written yet."
-
-    # Evaluation
-
-    @torch.no_grad()
-    def evaluate(
-        self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """Every validation token but the first, predicted once: exact on any number of processes."""
-        batches = self.batches if eval_dataset is None else eval_dataset
-        assert batches is not None
-        assert self.model is not None
-        started, rank, world = self.clock(), self.args.process_index, self.args.world_size
-        self.model.eval()
-        totals = torch.zeros(3, dtype=torch.float64, device=self.args.device)
-        for i in range(0, len(batches), world):  # every process takes part in every round: FSDP must gather
-            batch = self._prepare_inputs(batches[min(i + rank, len(batches) - 1)])
-            sums = self._sums(batch["input_ids"], batch["targets"])
-            totals += sums if i + rank < len(batches) else 0.0
-        nats, tokens, num_bytes = self.accelerator.reduce(totals, "sum").tolist()
-        metrics = {
-            f"{metric_key_prefix}_loss": nats / tokens,
-            f"{metric_key_prefix}_bits_per_byte": bits_per_byte(nats, num_bytes),
-            f"{metric_key_prefix}_perplexity": perplexity(nats / tokens),
-            f"{metric_key_prefix}_seconds": self.clock() - started,
-        }
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-    def _sums(self, input_ids: Tensor, targets: Tensor) -> Tensor:
-        """(nats, tokens, bytes) of a batch, float64."""
-        assert self.model is not None
-        logits = self.model(input_ids=input_ids, use_cache=False).logits.float()
+    def batch_sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+        targets = batch["targets"]
+        logits = model(input_ids=batch["input_ids"], use_cache=False).logits.float()
         nats = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
         counted = targets[targets != IGNORED]
         num_bytes = self.bytes_per_id.to(targets.device)[counted].sum()
         return torch.stack([nats.double(), num_bytes.new_tensor(len(counted)).double(), num_bytes.double()])
 
-    def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler=False) -> dict[str, float]:
-        metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
-        now, best = metrics["eval_bits_per_byte"], self.run_state.best_bits_per_byte
-        if math.isfinite(now) and (best is None or now < best):
-            self.run_state.best_bits_per_byte, self.run_state.best_step = now, self.state.global_step
-            self.save_best()
-        return metrics
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """To the callbacks only. The Trainer's own history would be written anew with every checkpoint."""
-        self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
+class ImageTrainer(SafeTrainer):
+    """Trains a model of images; a value (a channel of a pixel) is a token, and a byte."""
 
-    # Checkpoints
+    def __init__(self, *, rows: ImageRows, held_out: ImageRows | None, **kwargs: Any):
+        batches = None if held_out is None else ImageBatches(held_out, kwargs["args"].eval_batch_size)
+        self.num_images = len(rows)
+        super().__init__(batches=batches, train_dataset=rows, data_collator=collate_images, **kwargs)
 
-    def save_best(self) -> None:
-        """The model's files in `folder`, each replaced whole by a rename; the weights last."""
-        partial = self.folder / checkpoints.PARTIAL
-        if self.args.should_save:
-            checkpoints.sweep(self.folder)
-        self.save_model(str(partial), _internal_call=True)
-        if self.args.should_save:
-            (partial / "training_args.bin").unlink(missing_ok=True)
-            for path in sorted(partial.iterdir(), key=lambda path: path.suffix == ".safetensors"):
-                checkpoints.flush(path)
-                path.rename(self.folder / path.name)
-            partial.rmdir()
-            checkpoints.flush(self.folder)
+    def sampler(self, num_examples: int, seed: int) -> Sampler[int]:
+        return ImageSampler(self.num_images, num_examples, seed)
 
-    def _get_output_dir(self, trial) -> str:
-        return super()._get_output_dir(trial) if self._partial is None else str(self._partial)
+    def batch_loss(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean nats a value."""
+        out = model(**batch)
+        return out.loss, {"logits": out.parameters}
 
-    def _save_checkpoint(self, model, trial) -> None:
-        """The Trainer's checkpoint, but written aside and moved into place when all of it is there."""
-        assert self.model is not None
-        folder = self.folder / "checkpoints"
-        if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
-            self._stop("the weights are no longer finite, so they were not saved")
-        if self.args.should_save:
-            checkpoints.sweep(folder)
-        self.accelerator.wait_for_everyone()
-        self._partial = folder / checkpoints.PARTIAL
-        try:
-            super()._save_checkpoint(model, trial)
-        except BaseException:
-            shutil.rmtree(self._partial, ignore_errors=True)  # give a full disk its room back
-            raise
-        finally:
-            self._partial = None
-        self.accelerator.wait_for_everyone()
-        self.run_state.step, self.run_state.seconds = self.state.global_step, self.clock()
-        if self.args.should_save:
-            checkpoints.finish(
-                folder / checkpoints.PARTIAL / f"checkpoint-{self.state.global_step}", self.run_state
-            )
-            checkpoints.sweep(folder)
-            checkpoints.rotate(folder, self.keep)
-        if self.batches is None:
-            self.save_best()
-        self.accelerator.wait_for_everyone()
-
-    # Resuming
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
-        with checkpoints.reading(Path(resume_from_checkpoint)):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        with checkpoints.reading(Path(checkpoint or "")):
-            super()._load_rng_state(checkpoint)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """With the learning rate of now, should it be another than the checkpoint's."""
-        with checkpoints.reading(Path(checkpoint or "")):
-            super()._load_optimizer_and_scheduler(checkpoint)
-        assert self.lr_scheduler is not None
-        assert self.optimizer is not None
-        ratio = self.args.learning_rate / self.lr_scheduler.base_lrs[0]
-        if ratio != 1:
-            for group in self.optimizer.param_groups:
-                group["lr"] *= ratio
-                group["initial_lr"] *= ratio
-            self.lr_scheduler.base_lrs = [rate * ratio for rate in self.lr_scheduler.base_lrs]
-            self.lr_scheduler._last_lr = [rate * ratio for rate in self.lr_scheduler._last_lr]
-
-    def _init_training_state(self, max_steps, *args):
-        """How often to log, evaluate and save: as asked for now, not as the checkpoint remembers."""
-        result = super()._init_training_state(max_steps, *args)
-        self.state.compute_steps(self.args, max_steps)
-        return result
-
-    def create_scheduler(self, num_training_steps: int, optimizer=None):
-        if self.budget is None:
-            return super().create_scheduler(num_training_steps, optimizer)
-        if self.lr_scheduler is None:
-            optimizer = self.optimizer if optimizer is None else optimizer
-            assert optimizer is not None
-            self.lr_scheduler = LambdaLR(optimizer, self.budget.factor)
-            self._created_lr_scheduler = True
-        return self.lr_scheduler
+    def batch_sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+        nats, values = model(**batch).nats.double().sum(), batch["pixel_values"].numel()
+        return torch.stack([nats, nats.new_tensor(values), nats.new_tensor(values)])

@@ -1,0 +1,169 @@
+"""A prompt continued: read in pieces, then token after token, to stdout as it is made."""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tarnn.cli.output import Output
+from tarnn.cli.prompt import prompt_ids, read_prompt
+from tarnn.errors import UserError
+from tarnn.generation import samplers
+from tarnn.generation.checkpoint import open_tokenizer
+from tarnn.generation.compiled import choose, compile_step
+from tarnn.generation.loop import PIECE, TokenLoop
+from tarnn.generation.state_file import check_writable, load_state, save_state
+from tarnn.generation.streaming import KEEP, StopStrings, TextStream, decoder
+from tarnn.generation.threads import threads_for_steps
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `tarnn generate` is to do with a model of text; the fields are its options."""
+
+    checkpoint: Path
+    prompt: str | None = None
+    prompt_file: str | None = None
+    max_new_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    state_in: Path | None = None
+    state_out: Path | None = None
+    num_samples: int = 1
+
+
+def continue_prompt(
+    request: Request, load: Callable[[], Any], chance: dict[str, Any], *, compile: bool | None, tell: Tell
+) -> None:
+    """Reads the prompt, and writes its continuation to stdout; the state to a file where that is asked for.
+
+    `load` opens the model; `chance` are the arguments of the sampler.
+    """
+    check_numbers(
+        request.max_new_tokens,
+        request.num_samples,
+        alike=chance["temperature"] == 0,
+        one=request.state_out is not None,
+    )
+    draw, count, limit = samplers.sampler(**chance), request.num_samples, request.max_new_tokens
+    StopStrings(request.stop)  # its errors now, not after the prompt was read
+    if request.state_out:
+        check_writable(request.state_out)
+    text = read_prompt(request.prompt, request.prompt_file, request.state_in)
+    model = load()
+    tokenizer = open_tokenizer(request.checkpoint)
+    ids = prompt_ids(tokenizer, text, model, starts=request.state_in is None)
+    loop, recent = start(model, request.state_in, ids.shape[1], limit)
+    read(loop, ids, tell)
+    if count > 1:
+        loop.fork(count)
+    context = [*recent, *ids[0, -KEEP:].tolist()]
+    rows = [TextStream(decoder(tokenizer), context, request.stop) for _ in range(count)]
+    if limit:
+        prepare_step(loop, limit, compile, tell)
+        with threads_for_steps(model):
+            write(loop, draw, limit, rows, tell, goes_on=request.state_out is not None)
+    if request.state_out:
+        assert loop.logits is not None  # a prompt was read, or a separator, or a state
+        size = save_state(request.state_out, model, loop.state, loop.logits, rows[0].recent)
+        tell(
+            f"tarnn: state after {int(loop.state.position[0]):,} tokens in {request.state_out} ({size:,} bytes)"
+        )
+
+
+def check_numbers(max_new_tokens: int, num_samples: int, *, alike: bool, one: bool) -> None:
+    """UserError for numbers out of range, and for several samples where there is sense in one only."""
+    if max_new_tokens < 0:
+        raise UserError(f"--max-new-tokens must be 0 or more; got {max_new_tokens}.")
+    if num_samples < 1:
+        raise UserError(f"--num-samples must be 1 or more; got {num_samples}.")
+    if num_samples > 1 and (alike or one):
+        why = "--greedy (all would be alike)" if alike else "--state-out (a state is that of one sequence)"
+        raise UserError(f"--num-samples {num_samples} does not go with {why}. Leave one of them out.")
+
+
+def start(model, state_in: Path | None, num_prompt: int, max_new_tokens: int) -> tuple[TokenLoop, list[int]]:
+    """A loop with room for all that is to come: empty, or with a saved state and its last tokens."""
+    room = num_prompt + max_new_tokens
+    if state_in is None:
+        check_positions(0, num_prompt, max_new_tokens, model.config.max_position_embeddings)
+        return TokenLoop(model, model.new_state(1, capacity=room)), []
+    state, logits, recent = load_state(state_in, model, room=room)
+    check_positions(int(state.position[0]), num_prompt, max_new_tokens, model.config.max_position_embeddings)
+    return TokenLoop(model, state, logits), recent
+
+
+def check_positions(before: int, num_prompt: int, max_new_tokens: int, limit: int | None) -> None:
+    if limit is not None and before + num_prompt + max_new_tokens > limit:
+        state = f"{before:,} tokens of the state, " if before else ""
+        raise UserError(
+            f"this model has {limit:,} positions; {state}{num_prompt:,} of the prompt and {max_new_tokens:,} "
+            f"new ones are more. Lower --max-new-tokens, shorten the prompt, or take a model without a limit."
+        )
+
+
+def read(loop: TokenLoop, ids: Tensor, tell: Tell) -> None:
+    """The prompt into the state, with a progress bar on a terminal if it is long."""
+    start, pieces = time.perf_counter(), ids.split(PIECE, dim=1)
+    if len(pieces) > 16 and sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import track
+
+        pieces = track(pieces, "reading the prompt", console=Console(stderr=True), transient=True)
+    for piece in pieces:
+        loop.read(piece)
+    tell(f"tarnn: prompt {speed(ids.shape[1], time.perf_counter() - start)}")
+
+
+def prepare_step(loop: Any, num_tokens: int, wish: bool | None, tell: Tell) -> None:
+    """Compiles the loop's step where that is wished for or pays, and says which step is taken and why."""
+    compiled, why = choose(loop, wish, num_tokens)
+    if compiled:
+        try:
+            why += f"; it took {compile_step(loop):.1f} s"
+        except Exception as error:  # torch.compile raises many kinds
+            reason = " ".join(str(error).split("\n\n")[0].split()).rstrip(
+                "."
+            )  # what follows is advice to developers
+            if wish:
+                raise UserError(f"the step can't be compiled: {reason}. Leave --compile out.") from error
+            compiled, why = False, f"compiling failed: {reason}"
+    tell(f"tarnn: {'compiled' if compiled else 'eager'} step ({why})")
+
+
+def write(
+    loop: TokenLoop, draw: samplers.Sampler, limit: int, rows: list[TextStream], tell: Tell, *, goes_on: bool
+) -> None:
+    """Makes the tokens. One row's text goes out as it is made, that of several rows at the end."""
+    out, made, start = Output(), 0, time.perf_counter()
+    ends, pad = end_ids(loop.model), loop.model.config.pad_token_id or 0
+    for token in loop.tokens(draw, limit, end_ids=ends, pad_id=pad):
+        made += 1
+        for row, one in zip(rows, token.tolist(), strict=True):
+            row.push(one, ends)
+        if len(rows) == 1:
+            out.write(rows[0].take())
+        if out.closed or all(row.over for row in rows):
+            break
+    seconds = time.perf_counter() - start
+    for i, row in enumerate(rows):
+        row.finish("--max-new-tokens reached", goes_on=goes_on)
+        out.write((f"--- sample {i + 1} ---\n" if len(rows) > 1 else "") + row.take())
+        out.end_line(always=len(rows) > 1)
+    why = "nobody reads on" if out.closed else ", ".join(dict.fromkeys(row.over for row in rows))
+    tell(f"tarnn: made {speed(made * len(rows), seconds)}; {why}; {loop.state.nbytes:,} bytes of state")
+
+
+def end_ids(model) -> set[int]:
+    """The tokens that end a text, as `model.generate` has them."""
+    ids = model.generation_config.eos_token_id
+    return set() if ids is None else set(ids) if isinstance(ids, list) else {ids}
+
+
+def speed(num_tokens: int, seconds: float) -> str:
+    return f"{num_tokens:,} tokens in {seconds:.2f} s ({num_tokens / max(seconds, 1e-9):,.0f} tokens/s)"

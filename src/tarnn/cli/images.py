@@ -1,0 +1,197 @@
+"""Images from a trained model: drawn from nothing or from half of one, and what given images cost."""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tarnn.analysis.image_likelihood import bits_per_dim, check_fit
+from tarnn.cli.continuation import prepare_step
+from tarnn.data import Images, read_images
+from tarnn.data.image_grid import image_grid, write_png
+from tarnn.errors import UserError
+from tarnn.generation.checkpoint import open_model
+from tarnn.generation.pixels import PixelLoop, pixel_sampler, upper_rows
+from tarnn.generation.samplers import Sampler
+from tarnn.generation.threads import threads_for_steps
+from tarnn.models import TarnnForImageGeneration
+
+T = TypeVar("T")
+Tell = Callable[[str], None]
+KINDS = ("tarnn_image",)
+HIDDEN = 127  # the shade of what a completion does not see
+LEAST_SIDE = 64  # pixels of an image in the grid: smaller ones are enlarged
+FEW = 8  # images at once, up to which one thread is as fast
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What `tarnn generate` is to do with a model of images; the fields are its options."""
+
+    out: Path = Path("images.png")
+    num_samples: int = 16
+    complete: str | None = None
+    hidden: float = 0.5
+    class_labels: Sequence[int] = ()
+    evaluate: str | None = None
+    limit: int | None = None
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        if not 0 < self.hidden <= 1:
+            raise UserError(f"--hidden must be above 0 and at most 1; got {self.hidden}.")
+        if self.batch_size < 1 or (self.limit is not None and self.limit < 1):
+            raise UserError("--batch-size and --limit must be 1 or more.")
+        if self.num_samples < 0 or (self.num_samples == 0 and not self.evaluate):
+            raise UserError(
+                f"--num-samples must be 1 or more, or 0 beside --evaluate; got {self.num_samples}."
+            )
+        if self.complete and self.class_labels:
+            raise UserError("--complete takes each image's own class; leave --class-label out.")
+
+
+def generate_images(
+    wish: Wish, load: Callable[[], Any], chance: dict[str, Any], *, compile: bool | None, tell: Tell | None
+) -> None:
+    """Draws or completes images into a PNG, and reports bits per dimension, as wished for.
+
+    `load` opens the model; `chance` are the arguments of the sampler; `tell` takes lines about the progress, None
+    if nothing is to be seen.
+    """
+    model = load()
+    sample = pixel_sampler(model.likelihood, **chance)
+    images, labels = None, None
+    if wish.num_samples and wish.complete:
+        images = first(read_images(wish.complete, parts=("test", "valid")), wish.num_samples)
+        check_fit(model, images)
+        if model.config.num_classes:
+            labels = torch.from_numpy(images.labels)
+    elif wish.num_samples:
+        labels = choose_labels(wish.class_labels, wish.num_samples, model.config.num_classes)
+    held_out = read_images(wish.evaluate, parts=("test", "valid")) if wish.evaluate else None
+    if held_out is not None:
+        check_fit(model, held_out)  # before anything is drawn
+    if wish.num_samples:
+        rows = visible_rows(wish.hidden, model.config.image_height) if images is not None else 0
+        start = time.perf_counter()
+        known = None if images is None else upper_rows(torch.from_numpy(images.pixels), rows)
+        count = wish.num_samples if images is None else len(images)
+        made = draw(
+            model, count, wish.batch_size, sample, labels=labels, known=known, compile=compile, tell=tell
+        )
+        if tell:
+            tell(f"tarnn: {speed(count, time.perf_counter() - start)}")
+        if images is None:
+            write_png(wish.out, image_grid(made, least_side=LEAST_SIDE))
+        else:
+            write_png(wish.out, completions(images.pixels, made, rows))
+        print(wish.out, flush=True)
+    if held_out is not None:
+        print(report_bits(model, held_out if wish.limit is None else first(held_out, wish.limit), tell))
+
+
+def draw(
+    model: TarnnForImageGeneration, count: int, batch_size: int, sample: Sampler, *,
+    labels: Tensor | None = None, known: Tensor | None = None, compile: bool | None = None,
+    tell: Tell | None = None,
+) -> np.ndarray:  # fmt: skip
+    """`count` images, at most `batch_size` at once: uint8 (count, height, width, channels)."""
+    made, length = [], model.config.sequence_length
+    sizes = [min(batch_size, count - i) for i in range(0, count, batch_size)]
+    for i, size in zip(range(0, count, batch_size), sizes, strict=True):
+        part = slice(i, i + size)
+        loop = PixelLoop(
+            model, size,
+            class_labels=None if labels is None else labels[part].to(model.device),
+            known=None if known is None else known[part],
+        )  # fmt: skip
+        prepare_step(loop, (length - loop.filled) * len(sizes), compile, tell or (lambda _: None))
+        with threads_for_steps(model) if size <= FEW else nullcontext():
+            values = loop.draw(sample)
+            for _ in progress(values, length - loop.filled, f"images {i + 1}–{i + size} of {count}", tell):
+                pass
+        made.append(loop.images.cpu().numpy())
+    return np.concatenate(made)
+
+
+def draw_sample(checkpoint: Path, path: Path, count: int, seed: int) -> Path:
+    """The end of a training run: images of the model that it left, in a PNG."""
+    model = open_model(checkpoint, kinds=KINDS)
+    sample = pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(seed))
+    labels = choose_labels((), count, model.config.num_classes)
+    images = draw(
+        model, count, count, sample, labels=labels, tell=partial(print, file=sys.stderr, flush=True)
+    )
+    write_png(path, image_grid(images, least_side=LEAST_SIDE))
+    return path
+
+
+def report_bits(model: TarnnForImageGeneration, images: Images, tell: Tell | None) -> str:
+    """Mean bits per dimension and its standard error, as a line."""
+    batches, parts = bits_per_dim(model, images), []
+    for part in progress(batches, None, f"bits per dimension of {len(images):,} images", tell):
+        parts.append(part)
+    bits = torch.cat(parts)
+    error = f" ± {bits.std().item() / len(bits) ** 0.5:.4f} (standard error)" if len(bits) > 1 else ""
+    return f"{bits.mean().item():.4f}{error} bits/dim on {len(bits):,} images of {images.source}"
+
+
+def choose_labels(wished: Sequence[int], count: int, num_classes: int) -> Tensor | None:
+    """The class of each image: those wished for, or all there are, in turn; None for a model without classes."""
+    if not num_classes:
+        if wished:
+            raise UserError("this model knows no classes; leave --class-label out.")
+        return None
+    if wrong := [label for label in wished if not 0 <= label < num_classes]:
+        raise UserError(f"--class-label {wrong[0]} is none of this model's classes, 0 to {num_classes - 1}.")
+    classes = torch.tensor(wished or range(num_classes))
+    return classes.repeat(-(-count // len(classes)))[:count]
+
+
+def visible_rows(hidden: float, height: int) -> int:
+    """How many rows a completion sees: all but the hidden part, of which there is at least one."""
+    return height - max(1, round(hidden * height))
+
+
+def completions(originals: np.ndarray, made: np.ndarray, rows: int) -> np.ndarray:
+    """A line an image: what was seen, what became of it, what it was."""
+    seen = originals.copy()
+    seen[:, rows:] = HIDDEN
+    return image_grid(
+        np.stack([seen, made, originals], 1).reshape(-1, *made.shape[1:]), 3, least_side=LEAST_SIDE
+    )
+
+
+def first(images: Images, count: int) -> Images:
+    """The first `count` images. UserError where there are fewer."""
+    if len(images) < count:
+        raise UserError(f"{images.source} has {len(images):,} images, and {count:,} were asked for.")
+    return images.take(slice(count))
+
+
+def progress(steps: Iterable[T], total: int | None, text: str, tell: Tell | None) -> Iterator[T]:
+    """The same steps; on a terminal with a bar, elsewhere a line every ten seconds."""
+    if tell and sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import track
+
+        yield from track(steps, text, total=total, console=Console(stderr=True), transient=True)
+        return
+    last = time.monotonic()
+    for i, step in enumerate(steps):
+        yield step
+        if tell and time.monotonic() - last > 10:
+            last = time.monotonic()
+            tell(f"tarnn: {text}: {i + 1:,}" + ("" if total is None else f" of {total:,}"))
+
+
+def speed(count: int, seconds: float) -> str:
+    return f"{count:,} images in {seconds:.2f} s ({count / max(seconds, 1e-9):,.2f} images/s)"

@@ -1,0 +1,228 @@
+"""Hugging Face's Trainer with three things of ours: exact evaluation, safe checkpoints, a stop at NaN."""
+
+import math
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Sampler
+from transformers import Trainer
+
+from tarnn.errors import UserError
+from tarnn.training import checkpoints
+from tarnn.training.budget import Clock, TimeBudget
+from tarnn.training.checkpoints import RunState
+from tarnn.training.metrics import bits_per_byte, perplexity
+
+
+class SafeTrainer(Trainer):
+    """Trains a model on one endless row of examples, epoch after epoch without a seam.
+
+    `folder` receives the best model by bits per byte on `batches`, ready to be loaded (the latest, where there are
+    none); `folder`/checkpoints the last `keep` checkpoints. Loops, optimizers, mixed precision, accumulation and
+    many processes are the Trainer's. What the loss is, and what a batch costs, a subclass says.
+    """
+
+    def __init__(
+        self, *, batches: Sequence[dict[str, Tensor]] | None, folder: Path, keep: int, clock: Clock, **kwargs: Any
+    ):  # fmt: skip
+        self.batches, self.folder, self.keep, self.clock = batches, folder, keep, clock
+        self.run_state = RunState()
+        self.budget: TimeBudget | None = None
+        self._partial: Path | None = None
+        self._loss_of_step: Tensor | None = None
+        super().__init__(eval_dataset=batches, **kwargs)
+        self.loss_is_scaled_for_ga = False  # a mean: the Trainer divides it by the batches of a step
+
+    def sampler(self, num_examples: int, seed: int) -> Sampler[int]:
+        """The examples of the whole run, in order."""
+        raise NotImplementedError
+
+    def batch_loss(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean loss in nats, in float32, and the model's outputs."""
+        raise NotImplementedError
+
+    def batch_sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+        """(nats, tokens, bytes) of a validation batch, float64."""
+        raise NotImplementedError
+
+    # Data: one endless row of examples, so that epochs have no seam and a resumed run needs no special case.
+
+    def _get_train_sampler(self, train_dataset=None) -> Sampler[int]:
+        args = self.args
+        examples = args.max_steps * args.gradient_accumulation_steps * args.train_batch_size * args.world_size
+        return self.sampler(examples, args.seed)
+
+    def _get_num_items_in_batch(self, batch_samples, device) -> None:
+        return None  # all batches are of one size
+
+    def floating_point_ops(self, inputs) -> int:
+        return 0  # the Trainer would count all parameters anew at every step
+
+    # Loss
+
+    def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
+        loss, outputs = self.batch_loss(model, inputs)
+        return (loss, outputs) if return_outputs else loss
+
+    def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self._loss_of_step = loss if self._loss_of_step is None else self._loss_of_step + loss
+        return loss
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        """Called with the gradients complete and the optimizer about to use them: the last moment to stop."""
+        grad_norm = super()._get_grad_norm(model, grad_norm)
+        loss, self._loss_of_step = self._loss_of_step, None
+        if isinstance(grad_norm, DTensor):
+            grad_norm = grad_norm.full_tensor()
+        # a gradient scaler (fp16) expects overflows and passes such steps over
+        watched = loss if getattr(self.accelerator, "scaler", None) is not None else loss + grad_norm
+        if not math.isfinite(watched.item()):
+            what = "" if loss.isfinite() else f"the loss is {loss.item()} and "
+            step = self.state.global_step + 1
+            self._stop(f"{what}the gradients are not finite, and step {step} would have ruined the weights")
+        return grad_norm
+
+    def _stop(self, reason: str) -> NoReturn:
+        raise UserError(
+            f"training stopped after step {self.state.global_step}: {reason}. {self.last_good()} A lower "
+            f"--learning-rate (it is {self.args.learning_rate:g}) is the usual remedy; --resume takes it."
+        )
+
+    def last_good(self) -> str:
+        path = checkpoints.latest(self.folder / "checkpoints")
+        return f"The last good checkpoint is {path}." if path else "No checkpoint had been written yet."
+
+    # Evaluation
+
+    @torch.no_grad()
+    def evaluate(
+        self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Every validation batch once: exact on any number of processes."""
+        batches = self.batches if eval_dataset is None else eval_dataset
+        assert batches is not None
+        assert self.model is not None
+        started, rank, world = self.clock(), self.args.process_index, self.args.world_size
+        self.model.eval()
+        totals = torch.zeros(3, dtype=torch.float64, device=self.args.device)
+        for i in range(0, len(batches), world):  # every process takes part in every round: FSDP must gather
+            batch = self._prepare_inputs(batches[min(i + rank, len(batches) - 1)])
+            sums = self.batch_sums(self.model, batch)
+            totals += sums if i + rank < len(batches) else 0.0
+        nats, tokens, num_bytes = self.accelerator.reduce(totals, "sum").tolist()
+        metrics = {
+            f"{metric_key_prefix}_loss": nats / tokens,
+            f"{metric_key_prefix}_bits_per_byte": bits_per_byte(nats, num_bytes),
+            f"{metric_key_prefix}_perplexity": perplexity(nats / tokens),
+            f"{metric_key_prefix}_seconds": self.clock() - started,
+        }
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler=False) -> dict[str, float]:
+        metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+        now, best = metrics["eval_bits_per_byte"], self.run_state.best_bits_per_byte
+        if math.isfinite(now) and (best is None or now < best):
+            self.run_state.best_bits_per_byte, self.run_state.best_step = now, self.state.global_step
+            self.save_best()
+        return metrics
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """To the callbacks only. The Trainer's own history would be written anew with every checkpoint."""
+        self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
+
+    # Checkpoints
+
+    def save_best(self) -> None:
+        """The model's files in `folder`, each replaced whole by a rename; the weights last."""
+        partial = self.folder / checkpoints.PARTIAL
+        if self.args.should_save:
+            checkpoints.sweep(self.folder)
+        self.save_model(str(partial), _internal_call=True)
+        if self.args.should_save:
+            (partial / "training_args.bin").unlink(missing_ok=True)
+            for path in sorted(partial.iterdir(), key=lambda path: path.suffix == ".safetensors"):
+                checkpoints.flush(path)
+                path.rename(self.folder / path.name)
+            partial.rmdir()
+            checkpoints.flush(self.folder)
+
+    def _get_output_dir(self, trial) -> str:
+        return super()._get_output_dir(trial) if self._partial is None else str(self._partial)
+
+    def _save_checkpoint(self, model, trial) -> None:
+        """The Trainer's checkpoint, but written aside and moved into place when all of it is there."""
+        assert self.model is not None
+        folder = self.folder / "checkpoints"
+        if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
+            self._stop("the weights are no longer finite, so they were not saved")
+        if self.args.should_save:
+            checkpoints.sweep(folder)
+        self.accelerator.wait_for_everyone()
+        self._partial = folder / checkpoints.PARTIAL
+        try:
+            super()._save_checkpoint(model, trial)
+        except BaseException:
+            shutil.rmtree(self._partial, ignore_errors=True)  # give a full disk its room back
+            raise
+        finally:
+            self._partial = None
+        self.accelerator.wait_for_everyone()
+        self.run_state.step, self.run_state.seconds = self.state.global_step, self.clock()
+        if self.args.should_save:
+            checkpoints.finish(
+                folder / checkpoints.PARTIAL / f"checkpoint-{self.state.global_step}", self.run_state
+            )
+            checkpoints.sweep(folder)
+            checkpoints.rotate(folder, self.keep)
+        if self.batches is None:
+            self.save_best()
+        self.accelerator.wait_for_everyone()
+
+    # Resuming
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
+        with checkpoints.reading(Path(resume_from_checkpoint)):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with checkpoints.reading(Path(checkpoint or "")):
+            super()._load_rng_state(checkpoint)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """With the learning rate of now, should it be another than the checkpoint's."""
+        with checkpoints.reading(Path(checkpoint or "")):
+            super()._load_optimizer_and_scheduler(checkpoint)
+        assert self.lr_scheduler is not None
+        assert self.optimizer is not None
+        ratio = self.args.learning_rate / self.lr_scheduler.base_lrs[0]
+        if ratio != 1:
+            for group in self.optimizer.param_groups:
+                group["lr"] *= ratio
+                group["initial_lr"] *= ratio
+            self.lr_scheduler.base_lrs = [rate * ratio for rate in self.lr_scheduler.base_lrs]
+            self.lr_scheduler._last_lr = [rate * ratio for rate in self.lr_scheduler._last_lr]
+
+    def _init_training_state(self, max_steps, *args):
+        """How often to log, evaluate and save: as asked for now, not as the checkpoint remembers."""
+        result = super()._init_training_state(max_steps, *args)
+        self.state.compute_steps(self.args, max_steps)
+        return result
+
+    def create_scheduler(self, num_training_steps: int, optimizer=None):
+        if self.budget is None or self.args.lr_scheduler_type == "constant":
+            return super().create_scheduler(num_training_steps, optimizer)
+        if self.lr_scheduler is None:
+            optimizer = self.optimizer if optimizer is None else optimizer
+            assert optimizer is not None
+            self.lr_scheduler = LambdaLR(optimizer, self.budget.factor)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
