@@ -27,7 +27,7 @@ void channel_pairs(const Keys<T>& keys, const Sizes<T>& n, const T* phi_q, T* P,
 /// Zero above the diagonal, and times `pair`.
 template <typename T>
 void mask_pairs(const Keys<T>& keys, const Sizes<T>& n, T* P) {
-  const Bits<T> lane = iota<T>();
+  const Integers<T> lane = iota<T>();
   const bool weigh = !keys.weights.plain && !keys.weights.channels;
   for (Index i = 0; i < keys.rows; ++i)
     for (Index j = 0; j < keys.rows; j += width<T>) {

@@ -68,7 +68,7 @@ struct BackwardScratch {
 template <typename T>
 void pair_gradients(const Keys<T>& keys, const Sizes<T>& n, const Queries<T>& q, const T* v_t, T* A) {
   matmul<Part::lower_result>(keys.rows, keys.rows, n.e, {q.G, n.lde, 1}, v_t, n.ldc, A, n.ldc, false);
-  const Bits<T> lane = iota<T>();
+  const Integers<T> lane = iota<T>();
   for (Index i = 0; i < keys.rows; ++i)
     for (Index j = 0; j < keys.rows; j += width<T>) {
       T* at = A + i * n.ldc + j;

@@ -11,7 +11,10 @@ namespace TARNN_ISA {
 /// φ(x) of one vector; exp gets x less the largest entry of its row.
 template <Map map, typename T>
 TARNN_INLINE Vec<T> feature(Vec<T> x) {
-  if constexpr (map == Map::elu) return (x > 0 ? x : Vec<T>{}) + exp_nonpositive(x > 0 ? Vec<T>{} : x);
+  if constexpr (map == Map::elu) {
+    const Vec<T> below = exp_nonpositive(x);
+    return x > 0 ? x + T(1) : below;
+  }
   if constexpr (map == Map::relu) return x < 0 ? Vec<T>{} : x;
   if constexpr (map == Map::squared_relu) return x < 0 ? Vec<T>{} : x * x;
   if constexpr (map == Map::exp) return exp_nonpositive(x);
@@ -41,7 +44,7 @@ TARNN_INLINE void with_map(Map map, F f) {
 template <typename T>
 void exp_tile(T* x, Index ld, Index rows, Index n, T* scale) {
   constexpr Index w = width<T>;
-  const Bits<T> lane = iota<T>();
+  const Integers<T> lane = iota<T>();
   for (Index i = 0; i < rows; ++i, x += ld) {
     T most = x[0];
     for (Index j = 1; j < n; ++j) most = x[j] > most ? x[j] : most;

@@ -31,28 +31,32 @@ struct Left {
   Index row, column;  // A[i][k] = at[i·row + k·column]
 };
 
-/// sums += R rows of A times N vectors' worth of columns of B: sums stay in registers.
+/// sums += R rows of A times N vectors' worth of columns of B.
 template <typename T, int R, int N>
-TARNN_INLINE void accumulate(Index k, Left<T> a, const T* b, Index ldb, Vec<T> (&sums)[R][N]) {
-  for (Index l = 0; l < k; ++l) {
+TARNN_INLINE void accumulate(Index k, Left<T> a, const T* b, Index ldb, Vec<T> (&sums)[R * N]) {
+  for (Index l = 0; l < k; ++l, a.at += a.column, b += ldb) {
     Vec<T> right[N];
-    for (int j = 0; j < N; ++j) right[j] = load(b + l * ldb + j * width<T>);
-    for (int i = 0; i < R; ++i) {
-      Vec<T> left = broadcast<T>(a.at[i * a.row + l * a.column]);
-      for (int j = 0; j < N; ++j) sums[i][j] += left * right[j];
-    }
+    unrolled<N>([&](auto j) TARNN_LAMBDA { right[j] = load(b + j * width<T>); });
+    unrolled<R>([&](auto i) TARNN_LAMBDA {
+      const Vec<T> left = broadcast<T>(a.at[i * a.row]);
+      unrolled<N>([&](auto j) TARNN_LAMBDA { sums[i * N + j] += left * right[j]; });
+    });
   }
 }
 
 /// One tile of C: R rows, N vectors.
 template <typename T, int R, int N>
 TARNN_INLINE void tile(Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add) {
-  Vec<T> sums[R][N];
-  for (int i = 0; i < R; ++i)
-    for (int j = 0; j < N; ++j) sums[i][j] = add ? load(c + i * ldc + j * width<T>) : Vec<T>{};
+  Vec<T> sums[R * N];
+  unrolled<R * N>([&](auto x) TARNN_LAMBDA { sums[x] = Vec<T>{}; });
   accumulate<T, R, N>(k, a, b, ldb, sums);
-  for (int i = 0; i < R; ++i)
-    for (int j = 0; j < N; ++j) store(c + i * ldc + j * width<T>, sums[i][j]);
+  unrolled<R>([&](auto i) TARNN_LAMBDA {
+    T* row = c + i * ldc;
+    unrolled<N>([&](auto j) TARNN_LAMBDA {
+      const Vec<T> sum = sums[i * N + j];
+      store(row + j * width<T>, add ? load(row + j * width<T>) + sum : sum);
+    });
+  });
 }
 
 template <typename T, int N, int R = tile_rows(N)>
@@ -106,11 +110,13 @@ struct Product {
 template <typename T, int N, int R = tile_rows(N)>
 void sum_tile(int rows, const Product<T>& x, const Product<T>& y, const T* factor, T* c, Index ldc) {
   if (rows == R) {
-    Vec<T> sums[R][N] = {};
+    Vec<T> sums[R * N];
+    unrolled<R * N>([&](auto n) TARNN_LAMBDA { sums[n] = Vec<T>{}; });
     accumulate<T, R, N>(x.k, x.a, x.b, x.ldb, sums);
     accumulate<T, R, N>(y.k, y.a, y.b, y.ldb, sums);
-    for (int i = 0; i < R; ++i)
-      for (int j = 0; j < N; ++j) store(c + i * ldc + j * width<T>, sums[i][j] * factor[i]);
+    unrolled<R>([&](auto i) TARNN_LAMBDA {
+      unrolled<N>([&](auto j) TARNN_LAMBDA { store(c + i * ldc + j * width<T>, sums[i * N + j] * factor[i]); });
+    });
     return;
   }
   if constexpr (R > 1) sum_tile<T, N, R - 1>(rows, x, y, factor, c, ldc);

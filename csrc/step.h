@@ -9,7 +9,7 @@ namespace TARNN_ISA {
 
 template <typename T>
 struct StepScratch {
-  T *q, *k, *v, *o, *d, *keep;
+  T *q, *k, *v, *o, *d, *keep, *z;
   StepScratch(Scratch& scratch, const Step& p) {
     const Index ldf = whole<T>(p.f), lde = whole<T>(p.e);
     q = scratch.take<T>(p.r * ldf);
@@ -18,33 +18,38 @@ struct StepScratch {
     o = scratch.take<T>(p.r * lde);
     d = scratch.take<T>(ldf);
     keep = scratch.take<T>(ldf);
+    z = scratch.take<T>(ldf);
   }
 };
 
+/// A vector from or to a row of which only `there` more numbers are there.
 template <typename T>
-TARNN_INLINE void store_some(T* p, Vec<T> x, Index n) {
-  if (n >= width<T>) return store(p, x);
-  T lanes[width<T>];
-  store(lanes, x);
-  for (Index i = 0; i < n; ++i) p[i] = lanes[i];
+TARNN_INLINE Vec<T> read(const T* p, Index there) {
+  return there < width<T> ? load_some<Same<T>>(p, 1, there) : load(p);
 }
 
-/// N vectors of columns: all rows of S pass once; the first query head reads along.
+template <typename T>
+TARNN_INLINE void write(T* p, Vec<T> x, Index there) {
+  if (there >= width<T>) return store(p, x);
+  T lanes[width<T>];
+  store(lanes, x);
+  for (Index i = 0; i < there; ++i) p[i] = lanes[i];
+}
+
+/// N vectors of columns: all rows of S pass once; the first query head reads along. left: columns that are there.
 template <int N, typename T>
 TARNN_INLINE void update_columns(Index f, Index e, const T* keep, const T* k, const T* v, const T* q, const T* from, T* to,
                                  Index left, T* o) {
   Vec<T> value[N], total[N];
-  for (int j = 0; j < N; ++j) value[j] = load(v + j * width<T>), total[j] = Vec<T>{};
-  for (Index i = 0; i < f; ++i)
-    for (int j = 0; j < N; ++j) {
-      const Index at = i * e + j * width<T>, n = left - j * width<T>;
-      Vec<T> row = N == 1 ? (n < width<T> ? load_some<Same<T>>(from + at, 1, n) : load(from + at)) : load(from + at);
-      row = row * keep[i] + value[j] * k[i];
-      if (N == 1) store_some(to + at, row, n);
-      else store(to + at, row);
+  unrolled<N>([&](auto j) TARNN_LAMBDA { value[j] = load(v + j * width<T>), total[j] = Vec<T>{}; });
+  for (Index i = 0; i < f; ++i, from += e, to += e)
+    unrolled<N>([&](auto j) TARNN_LAMBDA {
+      const Index at = j * width<T>, there = N == 1 ? left : width<T>;
+      const Vec<T> row = read(from + at, there) * keep[i] + value[j] * k[i];
+      write(to + at, row, there);
       total[j] += row * q[i];
-    }
-  for (int j = 0; j < N; ++j) store(o + j * width<T>, total[j]);
+    });
+  unrolled<N>([&](auto j) TARNN_LAMBDA { store(o + j * width<T>, total[j]); });
 }
 
 /// keep (f), the key's factor, and M: what the step multiplies with. d: the log-decay, one or f.
@@ -81,7 +86,12 @@ void step_one(const Step& p, Index b, Index g, StepScratch<T>& at) {
   if (p.after.M) static_cast<T*>(p.after.M)[at_state] = M_out;
   T* z = static_cast<T*>(p.after.z) + at_state * p.f;
   const T* z_before = static_cast<const T*>(p.before.z) + at_state * p.f;
-  for (Index i = 0; i < p.f; ++i) z[i] = z_before[i] * at.keep[i] + at.k[i];
+  for (Index i = 0; i < p.f; i += width<T>) {
+    const Index there = p.f - i;
+    const Vec<T> sum = read(z_before + i, there) * load(at.keep + i) + load(at.k + i);
+    store(at.z + i, sum);
+    write(z + i, sum, there);
+  }
   T* S = static_cast<T*>(p.after.S) + at_state * size;
   const T* S_before = static_cast<const T*>(p.before.S) + at_state * size;
   for (Index r = 0; r < p.r; ++r) {
@@ -91,8 +101,7 @@ void step_one(const Step& p, Index b, Index g, StepScratch<T>& at) {
       S_before = S;
       for (Index i = 0; i < p.f; ++i) at.keep[i] = 1, at.k[i] = 0;
     }
-    T den = 0;
-    for (Index i = 0; i < p.f; ++i) den += at.q[i] * z[i];
+    const T den = dot(at.q, at.z, p.f);
     for (Index j = 0; j < p.e;) {
       const Index left = p.e - j;
       if (left >= 4 * width<T>) {
@@ -118,9 +127,9 @@ template <typename T>
 void step(const Step& p) {
   Scratch counting(nullptr);
   StepScratch<T> layout(counting, p);
-  // tasks of about 64 KB of state, so that a small batch is done before another thread would have woken
+  // tasks of about 256 KB of states: less is done before another thread has woken
   const Index states = p.b * p.g, bytes = p.f * p.e * static_cast<Index>(sizeof(T)) + 1;
-  const Index each = (1 << 16) / bytes + 1, tasks = (states + each - 1) / each;
+  const Index each = (1 << 18) / bytes + 1, tasks = (states + each - 1) / each;
   parallel(p, tasks, counting.used(), [&](Index i, void* memory) {
     Scratch scratch(memory);
     StepScratch<T> at(scratch, p);

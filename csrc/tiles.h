@@ -23,7 +23,7 @@ TARNN_INLINE Lanes<float>::Half to_bfloat16(Vec<float> x) {
 TARNN_INLINE Vec<float> from_float16(Lanes<float>::Half x) {
   Bits<float> bits = __builtin_convertvector(x, Bits<float>), exponent = bits & 0x7c00;
   Bits<float> normal = ((bits & 0x7fff) << 13) + (112 << 23);  // its exponent counts from 15, ours from 127
-  Bits<float> small = bit_cast<Bits<float>>(__builtin_convertvector(bits & 0x3ff, Vec<float>) * 0x1p-24f);
+  Bits<float> small = bit_cast<Bits<float>>(__builtin_convertvector(bit_cast<Integers<float>>(bits & 0x3ff), Vec<float>) * 0x1p-24f);
   Bits<float> y = exponent == 0 ? small : exponent == 0x7c00 ? normal | 0x7f800000 : normal;
   return bit_cast<Vec<float>>(y | ((bits & 0x8000) << 16));
 }
@@ -86,7 +86,7 @@ template <typename Format, typename T, typename F>
 void load_rows(const typename Format::Stored* from, Index stride, Index step, Index rows, Index n, T* to, Index ld, F f) {
   constexpr Index w = width<T>;
   const Index full = step == 1 ? n / w * w : 0;
-  const Bits<T> lane = iota<T>();
+  const Integers<T> lane = iota<T>();
   for (Index i = 0; i < rows; ++i, from += stride, to += ld) {
     for (Index j = 0; j < full; j += w) store(to + j, f(Format::load(from + j)));
     for (Index j = full; j < n; j += w) {
@@ -136,6 +136,18 @@ void load_tile(const View& x, Index row, Index head, Index time, Index rows, Ind
   });
 }
 
+/// A square of positions × channels, mapped, transposed, from `at` to `to`; its rows' sum is added to `total`.
+template <typename Format, typename T, typename F>
+TARNN_INLINE void transpose_mapped(const typename Format::Stored* at, Index stride, T* to, Index ld, Vec<T>& total, F map) {
+  Vec<T> a[width<T>];
+  unrolled<width<T>>([&](auto l) TARNN_LAMBDA {
+    a[l] = map(Format::load(at + l * stride));
+    total += a[l];
+  });
+  transpose_lanes<T>(a);
+  unrolled<width<T>>([&](auto l) TARNN_LAMBDA { store(to + l * ld, a[l]); });
+}
+
 /// The same, transposed: n rows of up to a whole vector of positions, zeros for those beyond. sums (n) += Σ over positions.
 template <typename T, typename F = AsItIs>
 void load_transposed(const View& x, Index row, Index head, Index time, Index rows, Index n, T* to, Index ld, T* sums,
@@ -143,22 +155,19 @@ void load_transposed(const View& x, Index row, Index head, Index time, Index row
   constexpr Index w = width<T>;
   at_position<T>(x, row, head, time, [&](auto format, auto from) {
     using Format = decltype(format);
-    const Bits<T> lane = iota<T>();
+    const Index stride = x.stride[2], step = x.stride[3];
     for (Index i = 0; i < rows; i += w)
       for (Index j = 0; j < n; j += w) {
-        const Index there = n - j < w ? n - j : w;
-        Vec<T> a[w], total = load(sums + j);
-        for (Index l = 0; l < w; ++l) {
-          a[l] = Vec<T>{};
-          if (i + l >= rows) continue;
-          const auto at = from + (i + l) * x.stride[2] + j * x.stride[3];
-          a[l] = map(x.stride[3] == 1 && there == w ? Format::load(at) : load_some<Format>(at, x.stride[3], there));
-          if (there < w) a[l] = lane < static_cast<int>(there) ? a[l] : Vec<T>{};
-          total += a[l];
+        Vec<T> total = load(sums + j);
+        if (step == 1 && i + w <= rows && j + w <= n) {
+          transpose_mapped<Format>(from + i * stride + j, stride, to + j * ld + i, ld, total, map);
+        } else {  // what is not there counts as zero
+          T square[w * w] = {};
+          const Index there = n - j < w ? n - j : w, left = rows - i < w ? rows - i : w;
+          load_rows<Format>(from + i * stride + j * step, stride, step, left, there, square, w, map);
+          transpose_mapped<Same<T>>(square, w, to + j * ld + i, ld, total, AsItIs());
         }
         store(sums + j, total);
-        transpose_lanes<T>(a);
-        for (Index l = 0; l < w; ++l) store(to + (j + l) * ld + i, a[l]);
       }
   });
 }

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #ifndef TARNN_ISA
 #define TARNN_ISA baseline
@@ -29,19 +31,23 @@ struct Lanes;
 template <>
 struct Lanes<float> {
   typedef float Vector __attribute__((vector_size(TARNN_VECTOR_BYTES)));
-  typedef std::int32_t Bits __attribute__((vector_size(TARNN_VECTOR_BYTES)));
+  typedef std::uint32_t Bits __attribute__((vector_size(TARNN_VECTOR_BYTES)));
+  typedef std::int32_t Integers __attribute__((vector_size(TARNN_VECTOR_BYTES)));
   typedef std::uint16_t Half __attribute__((vector_size(TARNN_VECTOR_BYTES / 2)));
 };
 template <>
 struct Lanes<double> {
   typedef double Vector __attribute__((vector_size(TARNN_VECTOR_BYTES)));
-  typedef std::int64_t Bits __attribute__((vector_size(TARNN_VECTOR_BYTES)));
+  typedef std::uint64_t Bits __attribute__((vector_size(TARNN_VECTOR_BYTES)));
+  typedef std::int64_t Integers __attribute__((vector_size(TARNN_VECTOR_BYTES)));
 };
 
 template <typename T>
 using Vec = typename Lanes<T>::Vector;
 template <typename T>
 using Bits = typename Lanes<T>::Bits;
+template <typename T>
+using Integers = typename Lanes<T>::Integers;
 template <typename T>
 constexpr Index width = TARNN_VECTOR_BYTES / sizeof(T);
 
@@ -50,6 +56,19 @@ template <typename T>
 constexpr Index whole(Index n) {
   return (n + width<T> - 1) / width<T> * width<T>;
 }
+
+template <typename F, int... I>
+TARNN_INLINE void unroll(F f, std::integer_sequence<int, I...>) {
+  (f(std::integral_constant<int, I>()), ...);
+}
+
+/// f(0), f(1), … f(n − 1), written out, so that an array indexed by them becomes registers.
+template <int n, typename F>
+TARNN_INLINE void unrolled(F f) {
+  unroll(f, std::make_integer_sequence<int, n>());
+}
+
+#define TARNN_LAMBDA __attribute__((always_inline))
 
 template <typename T>
 TARNN_INLINE Vec<T> load(const T* p) {
@@ -78,8 +97,8 @@ TARNN_INLINE To bit_cast(From x) {
 
 /// 0, 1, 2, … in the lanes.
 template <typename T>
-TARNN_INLINE Bits<T> iota() {
-  Bits<T> x{};
+TARNN_INLINE Integers<T> iota() {
+  Integers<T> x{};
   for (Index i = 0; i < width<T>; ++i) x[i] = i;
   return x;
 }
@@ -106,14 +125,18 @@ TARNN_INLINE T largest(Vec<T> x) {
   return m;
 }
 
-/// eˣ for x ≤ 0 (a NaN stays one): eˣ = 2ⁿ·eʳ with |r| ≤ ln 2 / 2, eʳ by the polynomial of degree 5 whose relative error
+/// eˣ for x ≤ 0 (a NaN stays one; for x > 0 anything): eˣ = 2ⁿ·eʳ with |r| ≤ ln 2 / 2, eʳ by the polynomial of degree 5 whose relative error
 /// is least, 9e-8. 0 where the result would be below the smallest normal number, 1.2e-38.
 TARNN_INLINE Vec<float> exp_nonpositive(Vec<float> x) {
   const float magic = 12582912.f;  // 1.5·2²³: adding it rounds to an integer, which then is in the lowest bits
   Vec<float> shifted = x * 1.44269504088896341f + magic;
   Vec<float> n = shifted - magic;
+#if defined(__FMA__) || defined(__aarch64__)
+  Vec<float> r = x - n * 0.693147181f;  // n·ln 2 is not rounded
+#else
   Vec<float> r = x - n * 0.693359375f;  // ln 2 in two parts, of which the first has few bits
   r = r + n * 2.12194440e-4f;
+#endif
   Vec<float> p = r * 0.00829027188f + 0.0418981597f;
   p = p * r + 0.166676381f;
   p = p * r + 0.499991478f;
@@ -149,11 +172,11 @@ TARNN_INLINE T exp_one(T x) {
 /// Transposes a square of width × width in registers: log₂(width) rounds, each of which interleaves row i with row
 /// i + width/2.
 template <typename T>
-TARNN_INLINE void transpose_lanes(Vec<T>* a) {
-  constexpr int n = width<T>;
-  Vec<T> b[n];
-  for (int round = n; round > 1; round /= 2) {
-    for (int i = 0; i < n / 2; ++i) {
+TARNN_INLINE void transpose_lanes(Vec<T> (&a)[width<T>]) {
+  constexpr int n = width<T>, rounds = n == 16 ? 4 : n == 8 ? 3 : n == 4 ? 2 : 1;
+  unrolled<rounds>([&](auto) TARNN_LAMBDA {
+    Vec<T> b[n];
+    unrolled<n / 2>([&](auto i) TARNN_LAMBDA {
       const Vec<T> x = a[i], y = a[i + n / 2];
       if constexpr (n == 16) {
         b[2 * i] = __builtin_shufflevector(x, y, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -168,18 +191,18 @@ TARNN_INLINE void transpose_lanes(Vec<T>* a) {
         b[2 * i] = __builtin_shufflevector(x, y, 0, 2);
         b[2 * i + 1] = __builtin_shufflevector(x, y, 1, 3);
       }
-    }
-    for (int i = 0; i < n; ++i) a[i] = b[i];
-  }
+    });
+    unrolled<n>([&](auto i) TARNN_LAMBDA { a[i] = b[i]; });
+  });
 }
 
 /// The same from rows `from` apart in x to rows `to` apart in y.
 template <typename T>
 TARNN_INLINE void transpose_square(const T* x, Index from, T* y, Index to) {
   Vec<T> a[width<T>];
-  for (Index i = 0; i < width<T>; ++i) a[i] = load(x + i * from);
+  unrolled<width<T>>([&](auto i) TARNN_LAMBDA { a[i] = load(x + i * from); });
   transpose_lanes<T>(a);
-  for (Index i = 0; i < width<T>; ++i) store(y + i * to, a[i]);
+  unrolled<width<T>>([&](auto i) TARNN_LAMBDA { store(y + i * to, a[i]); });
 }
 
 }  // namespace TARNN_ISA

@@ -61,6 +61,28 @@ def backward(
     )
 
 
+def step(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, key_log_weight: Tensor | None,
+    S: Tensor, z: Tensor, M: Tensor | None, feature_map: str, normalize: bool, eps: float, inplace: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """One token for every row and head in one call: (o (b, h, 1, e), S, z, M), the state written in place if asked.
+
+    q (b, h, 1, f), k (b, g, 1, f), v (b, g, 1, e); log_decay (b, g, 1) or (b, g, 1, f), key_log_weight (b, g, 1).
+    M None: nothing has a log-weight.
+    """
+    o = q.new_empty(*q.shape[:3], v.shape[3])
+    log_decay, key_log_weight = (None if x is None else x.to(S.dtype) for x in (log_decay, key_log_weight))
+    if inplace and S.is_contiguous() and z.is_contiguous() and (M is None or M.is_contiguous()):
+        after = (S, z, M)
+    else:
+        S, z, M = (None if x is None else x.contiguous() for x in (S, z, M))
+        after = tuple(None if x is None else torch.empty_like(x) for x in (S, z, M))
+    torch.ops.tarnn_cpu.step(
+        q, k, v, log_decay, key_log_weight, S, z, M, o, *after, NAMES.index(feature_map), normalize, eps
+    )
+    return o, *after
+
+
 def _state_like(call: Call, cuts: list[int] | None) -> tuple[Tensor, Tensor, Tensor]:
     b, g, _, f = call.k.shape
     b = b if cuts is None else len(cuts) - 1

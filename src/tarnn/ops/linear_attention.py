@@ -6,9 +6,10 @@ from torch import Tensor, nn
 
 from tarnn.feature_maps.elementwise import Elu
 from tarnn.ops.checks import check_attention, check_state
+from tarnn.ops.dispatch import goes_straight
 from tarnn.ops.features import check_map, features, kernel_name
 from tarnn.ops.precision import autocast, default_eps
-from tarnn.ops.registration import forward, linear_attention_op
+from tarnn.ops.registration import forward, linear_attention_op, native
 from tarnn.ops.state import LinearState
 
 _ELU = Elu()
@@ -88,6 +89,8 @@ def linear_attention(
     S, z, M = (None, None, None) if state is None else state
     # torch.func sees through plain operations only: there, autograd (or vmap) goes through the backend itself
     op = forward if torch._C._are_functorch_transforms_active() else linear_attention_op
+    if goes_straight(q, k, v, log_decay, key_log_weight, S, z):
+        op = native
     o, _, S, z, M_out = op(
         q,
         k,

@@ -33,16 +33,19 @@ def forward(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, *
         return eager.forward(call) if cu_seqlens is None else _packed_forward(call, cu_seqlens)
 
 
+def native(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, *options):
+    """By the compiled kernels, where `cpu.serves(q)`."""
+    cuts = None if cu_seqlens is None else packing.bounds(cu_seqlens, q.shape[2])
+    return cpu.forward(_call(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, *options), cuts)
+
+
 @torch.library.custom_op(
     "tarnn::linear_attention",
     mutates_args=(),
     schema=f"({_INPUTS}) -> (Tensor o, Tensor den, Tensor S, Tensor z, Tensor M)",
 )
-def linear_attention_op(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, *options):
-    if not cpu.serves(q):
-        return forward(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, *options)
-    cuts = None if cu_seqlens is None else packing.bounds(cu_seqlens, q.shape[2])
-    return cpu.forward(_call(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, *options), cuts)
+def linear_attention_op(*inputs):
+    return native(*inputs) if cpu.serves(inputs[0]) else forward(*inputs)
 
 
 @linear_attention_op.register_fake

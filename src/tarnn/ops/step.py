@@ -4,9 +4,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from tarnn.kernels import cpu
 from tarnn.kernels.weights import finite
 from tarnn.ops.checks import check_attention, check_state
-from tarnn.ops.features import check_map, features
+from tarnn.ops.dispatch import goes_straight
+from tarnn.ops.features import check_map, features, kernel_name
 from tarnn.ops.linear_attention import _ELU
 from tarnn.ops.precision import autocast, default_eps, full_precision, wide
 from tarnn.ops.state import LinearState
@@ -42,25 +44,54 @@ def step(
         raise ValueError(
             f"step takes one token, q (b, h, 1, d); got {tuple(q.shape)}. For more, linear_attention(state=…)."
         )
-    dtype, eps = wide(q.dtype), default_eps(q.dtype) if eps is None else eps
-    phi_q, q_scale = features(feature_map, q, "queries")
-    phi_k, k_scale = features(feature_map, k, "keys")
-    phi_q = phi_q.to(dtype).unflatten(1, (k.shape[1], -1)).squeeze(3)  # (b, g, r, f)
-    phi_k, value = phi_k.to(dtype).squeeze(2), v.to(dtype).squeeze(2)  # (b, g, f), (b, g, e)
-    weight = _sum(key_log_weight, k_scale)
+    eps, name = default_eps(q.dtype) if eps is None else eps, kernel_name(feature_map)
+    native = goes_straight(q, k, v, log_decay, key_log_weight, *(state or ()))
+    if native and name:
+        q_scale, weighted = None, name == "exp"  # the kernel makes the features
+    else:
+        (q, q_scale), (k, k_scale) = features(feature_map, q, "queries"), features(feature_map, k, "keys")
+        key_log_weight, weighted, name = _sum(key_log_weight, k_scale), False, "identity"
+    weighted = weighted or key_log_weight is not None
     if state is None:
         if inplace:
             raise ValueError(
                 "step(inplace=True) needs a state to write into: make one with LinearState.zeros(…)."
             )
-        (b, g, f), e = phi_k.shape, v.shape[3]
-        state = LinearState.zeros(b, g, f, e, log_weights=weight is not None, dtype=dtype, device=k.device)
-    check_state(state, phi_k[:, :, None], v, log_decay, num_sequences=None)
-    if inplace and weight is not None and state.M is None:
+        (b, g, _, f), e = k.shape, v.shape[3]
+        dtype = wide(q.dtype)
+        state = LinearState.zeros(b, g, f, e, log_weights=weighted, dtype=dtype, device=k.device)
+    check_state(state, k, v, log_decay, num_sequences=None)
+    if inplace and weighted and state.M is None:
         raise ValueError(
             "a state without M has no room for log-weights: make it with LinearState.zeros(…, log_weights=True)."
         )
-    keep, phi_k, M = _decay_and_weight(state, phi_k, log_decay, weight)
+    if native:
+        o, state = _native(q, k, v, log_decay, key_log_weight, state, name, weighted, normalize, eps, inplace)
+    else:
+        o, state = _plain(q, k, v, log_decay, key_log_weight, state, normalize, eps, inplace)
+    if q_scale is not None and not normalize:
+        o = (o * q_scale.exp()[..., None]).to(v.dtype)
+    return o, state
+
+
+def _native(q, k, v, log_decay, w, state, name, weighted, normalize, eps, inplace):
+    """By the compiled kernel, which makes the features of the maps that it knows."""
+    if log_decay is not None and log_decay.ndim == 1:
+        log_decay = log_decay[None, :, None].expand(k.shape[:3])
+    M = state.M
+    if weighted and M is None:
+        M = state.z.new_zeros(state.z.shape[:2])
+    q, k = (x if x.dtype == v.dtype else x.to(v.dtype) for x in (q, k))
+    o, *after = cpu.step(q, k, v, log_decay, w, state.S, state.z, M, name, normalize, eps, inplace)
+    return o, (state if inplace else LinearState(*after))
+
+
+def _plain(q, k, v, log_decay, w, state, normalize, eps, inplace):
+    """In plain PyTorch, from features: autograd, torch.compile and torch.func see through it."""
+    dtype = wide(v.dtype)
+    phi_q = q.to(dtype).unflatten(1, (k.shape[1], -1)).squeeze(3)  # (b, g, r, f)
+    phi_k, value = k.to(dtype).squeeze(2), v.to(dtype).squeeze(2)  # (b, g, f), (b, g, e)
+    keep, phi_k, M = _decay_and_weight(state, phi_k, log_decay, w)
     state = _update(state, keep, phi_k, value, M, inplace)
     with full_precision(q):
         num, den = phi_q @ state.S, phi_q @ state.z[..., None]
@@ -68,10 +99,7 @@ def step(
         num = num / (den + eps).masked_fill(den == 0, torch.inf)
     elif M is not None:
         num = num * finite(M)[:, :, None, None].exp()
-    o = num.flatten(1, 2)[:, :, None]  # (b, h, 1, e)
-    if q_scale is not None and not normalize:
-        o = o * q_scale.exp()[..., None]
-    return o.to(v.dtype), state
+    return num.flatten(1, 2)[:, :, None].to(v.dtype), state  # (b, h, 1, e)
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
