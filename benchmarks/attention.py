@@ -42,23 +42,18 @@ def main() -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     begun, interrupted = time.perf_counter(), False
-    rivals, absent = field(options.device)
-    entrants, found = checked([r for r in rivals if r.name in (options.rivals or [r.name])], absent, options)
-    if found:
-        print(f"the check is red, so nothing is measured: {found}", file=sys.stderr)
+    path = options.out / "attention.json"
+    try:
+        entrants, absent = entrants_of(options)
+        facts = facts_of(options, absent)
+        costs = resumed(path, facts) if options.resume and path.exists() else Costs()
+    except ValueError as error:
+        print(f"nothing is measured: {error}", file=sys.stderr)
         return 1
-    facts = {
-        **provenance(),
-        "kernels": kernels(),
-        "shape": {"batch_size": options.batch_size, "heads": options.heads, "device": options.device},
-        "absent": absent,
-    }
     print(f"{facts['machine']['cpu']}, {facts['threads']} threads; kernels: {facts['kernels']}")
     for name, why in absent.items():
         print(f"without {name}: {why}")
-    path = options.out / "attention.json"
     options.out.mkdir(parents=True, exist_ok=True)
-    costs = resumed(path, facts) if options.resume and path.exists() else Costs()
     try:
         measure(entrants, costs, options, lambda: save(path, facts, costs))
     except KeyboardInterrupt:
@@ -97,20 +92,34 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def checked(rivals: list[Rival], absent: dict[str, str], options) -> tuple[list[Entrant], str]:
-    """(who takes part in which dtype, what is wrong with one of ours or nothing). Others that are wrong are absent."""
+def entrants_of(options) -> tuple[list[Entrant], dict[str, str]]:
+    """(who takes part in which dtype, who doesn't and why); ValueError for who isn't known, and where ours are wrong."""
+    rivals, absent = field(options.device)
+    names = [r.name for r in rivals]
+    if unknown := set(options.rivals or names) - {*names, *absent}:
+        raise ValueError(
+            f"no rival is called {', '.join(unknown)}; there are {', '.join((*names, *absent))}."
+        )
     entrants = []
-    for rival in rivals:
-        if rival.ours and (found := wrong(rival, torch.float64, options.head_dims, options.device)):
-            return [], f"{rival.name}, {found}"
-        for dtype in options.dtypes:
-            if not (found := wrong(rival, getattr(torch, dtype), options.head_dims, options.device)):
-                entrants.append((rival, dtype))
-            elif rival.ours:
-                return [], f"{rival.name}, {found}"
-            else:
+    for rival in (r for r in rivals if r.name in (options.rivals or names)):
+        for dtype in (["float64"] if rival.ours else []) + list(options.dtypes):
+            found = wrong(rival, getattr(torch, dtype), options.head_dims, options.device)
+            if found and rival.ours:
+                raise ValueError(f"the check is red: {rival.name}, {found}.")
+            if found:
                 absent[f"{rival.name} in {dtype}"] = found
-    return entrants, ""
+            elif dtype in options.dtypes:
+                entrants.append((rival, dtype))
+    return entrants, absent
+
+
+def facts_of(options, absent: dict[str, str]) -> dict[str, Any]:
+    return {
+        **provenance(),
+        "kernels": kernels(),
+        "shape": {"batch_size": options.batch_size, "heads": options.heads, "device": options.device},
+        "absent": absent,
+    }
 
 
 def measure(entrants: list[Entrant], costs: Costs, options, keep: Callable[[], None]) -> None:

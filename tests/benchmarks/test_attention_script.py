@@ -99,8 +99,18 @@ def test_an_interrupted_run_keeps_what_it_has_and_is_taken_up_again(script, tmp_
 def test_other_circumstances_are_not_taken_up(script, tmp_path):
     one = ["--lengths", "1", "--head-dims", "8", "--seconds", "0.01", "--rivals", "sdpa"]
     assert script("attention", *one, "--heads", "2")[0] == 0
-    with pytest.raises(ValueError, match="measured with shape"):
-        script("attention", *one, "--heads", "3", "--resume")
+    code, _, err = script("attention", *one, "--heads", "3", "--resume")
+    assert code == 1
+    assert "was measured with shape {'batch_size': 1, 'heads': 2, 'device': 'cpu'}" in err
+
+
+def test_a_rival_that_nobody_knows_is_refused(script):
+    code, _, err = script("attention", *TINY, "--rivals", "nonsense")
+    assert code == 1
+    assert (
+        "no rival is called nonsense; there are native, chunked, sdpa" in err
+        or "chunked, sdpa, native" in err
+    )
 
 
 def test_nothing_is_measured_of_what_is_wrong(script, tmp_path, monkeypatch):
