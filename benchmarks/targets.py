@@ -20,7 +20,7 @@ class Target:
         return {
             where: x
             for where, x in self.values.items()
-            if not (x > self.bound if self.at_least else x <= self.bound)
+            if not (x >= self.bound if self.at_least else x <= self.bound)
         }
 
     @property
