@@ -77,6 +77,7 @@ KINDS = {
     "softmax": {"attention": "softmax"},
     "hybrid": {"attention": ["linear", "softmax"]},
     "single": {"num_hidden_layers": 1},
+    "random": {"feature_map": "favor", "feature_map_options": {"favor": {"num_features": 24}}},
     "learned": {"position": "learned", "max_position_embeddings": 48},
 }
 

@@ -62,6 +62,21 @@ def test_layers_are_told_by_kind(command, checkpoints):
     assert "layer 0–1   linear" in command("info", checkpoints["linear"]).out
 
 
+def test_random_features_are_told_and_their_draws_are_bytes(command, checkpoints):
+    facts, text = facts_of(command, checkpoints["random"]), command("info", checkpoints["random"]).out
+    assert facts["layers"][0]["random"]
+    assert (facts["dtype"], facts["parameters"]) == (
+        "float32",
+        facts_of(command, checkpoints["linear"])["parameters"],
+    )
+    assert "linear, favor, 24 random features a head, state" in text
+    assert 'map options  {"favor": {"num_features": 24}}' in text
+    state = 4 * 4 * (24 * 8 + 24) + 4 * 4  # S and z of four heads, and M
+    assert facts["layers"][0]["state_bytes"] == state
+    draws = 2 * (24 * 8 * 4 + 2 * 8)  # ω, and seed and number, of two layers
+    assert facts["weight_bytes"] == 4 * facts["parameters"] + draws
+
+
 def test_the_text_says_dtype_kernel_and_limits(command, checkpoints, tmp_path):
     TarnnForCausalLM.from_pretrained(checkpoints["linear"], dtype=torch.bfloat16).save_pretrained(tmp_path)
     text = command("info", tmp_path).out

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import random
+import shutil
 import socket
 import sys
 
@@ -198,6 +199,34 @@ def test_the_model_is_what_preset_file_and_options_say(train, tmp_path):
     assert train(*options, out=tmp_path / "paper")[0] == 0
     made = model_of(tmp_path / "paper").config
     assert (made.norm_position, made.hidden_size, made.num_hidden_layers) == ("post", 32, 2)
+
+
+RANDOM = (
+    "--feature-map", "favor,elu", "--map-option", "favor.num_features=8", "--map-option", "favor.centre=true",
+    "--redraw-every", 4,
+)  # fmt: skip
+
+
+def test_random_features_are_redrawn_and_a_resumed_run_sees_the_same_draws(train, tmp_path):
+    """As if nothing had happened, to the bit: draws, calibrations, losses, weights."""
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    code, _, stderr = train(*RANDOM, "--seed", 3, "--dropout", 0.1, out=whole)
+    assert code == 0
+    assert "redraw  every 4 steps" in stderr
+    shutil.copytree(whole, resumed)
+    shutil.rmtree(resumed / "checkpoints" / "checkpoint-12")
+    assert train(*RANDOM, "--seed", 3, "--dropout", 0.1, "--resume", out=resumed)[0] == 0
+    timeless = lambda run: [{k: x for k, x in line.items() if k != "seconds"} for line in log_of(run)]  # noqa: E731
+    assert timeless(whole) == timeless(resumed)
+    states = [model_of(run / "checkpoints" / "checkpoint-12").state_dict() for run in (whole, resumed)]
+    assert all(torch.equal(x, states[1][name]) for name, x in states[0].items())
+    (phi,) = (x for x in model_of(whole / "checkpoints" / "checkpoint-12").modules() if hasattr(x, "omega"))
+    assert (int(phi.seed), int(phi.draw)) == (300_000, 2)  # steps 9 … 12 are those of the draw after step 8
+    centre = next(x for name, x in states[0].items() if name.endswith("key_centre"))
+    assert (centre != 0).all()
+    settings = json.loads((whole / "settings.json").read_text())
+    options = {"num_features": 8, "centre": True, "seed": 3}
+    assert settings["model"]["feature_map_options"] == {"favor": options}
 
 
 def test_gradient_checkpointing_and_accumulation_change_no_losses(train, tmp_path):

@@ -73,15 +73,16 @@ def test_processes_agree_and_their_random_states_stay():
 
 def test_calibrates_with_every_draw_and_leaves_the_mode_alone():
     run = model(centre=True, balance=True).train()
-    batch = {"input_ids": torch.randint(37, (2, 30)), "use_cache": False}
+    ids = torch.randint(37, (2, 30))
+    forward = lambda model: model(ids)  # noqa: E731
     centres = lambda: [layer.attention.feature_map.key_centre.clone() for layer in run.model.layers]  # noqa: E731
-    step(Redraw(3, batch), run, 1)
+    step(Redraw(3, forward), run, 1)
     assert all((x == 0).all() for x in centres())  # not its step
-    step(Redraw(3, batch), run, 0)
+    step(Redraw(3, forward), run, 0)
     first = centres()
     assert all((x != 0).all() for x in first)
     assert run.training
-    step(Redraw(3, batch), run, 3)  # the same weights and no dropout: the first layer's are the same
+    step(Redraw(3, forward), run, 3)  # the same weights and no dropout: the first layer's are the same
     assert torch.equal(first[0], centres()[0])
     assert not torch.equal(first[1], centres()[1])  # another draw in the first layer
 
@@ -90,7 +91,7 @@ def test_maps_that_are_not_random_are_no_business_of_it():
     plain = TarnnForCausalLM(
         TarnnConfig(vocab_size=37, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
     )
-    step(Redraw(1, {"input_ids": torch.zeros(1, 4, dtype=torch.long)}), plain, 3)
+    step(Redraw(1, lambda model: pytest.fail("nothing to calibrate")), plain, 3)
 
 
 def test_every_must_be_a_number_of_steps():

@@ -62,7 +62,7 @@ def parse_lengths(text: str) -> list[int]:
 def describe(checkpoint: Path, lengths: list[int]) -> dict[str, Any]:
     """All that the command tells, as JSON has it."""
     config, (file, header) = open_config(checkpoint), read_headers(checkpoint)
-    dtype = DTYPES[next(iter(header.values()))[0]]
+    dtype = next(DTYPES[kind] for kind, _ in header.values() if kind in DTYPES)
     model, twin = weightless(config, dtype), weightless(softmax_twin(config), dtype)
     check_weights(file, header, model)
     weights, twin_weights = model.get_memory_footprint(), twin.get_memory_footprint()
@@ -116,6 +116,7 @@ def layer_facts(model: TarnnForCausalLM, i: int) -> dict[str, Any]:
             "features": attention.num_features,
             "state_bytes": state.nbytes,
         }
+        facts |= {"random": True} if attention.feature_map.random else {}
     if kind == "softmax":
         facts |= {"state_bytes_per_token": attention.new_state(1, capacity=1).nbytes}
     return facts
@@ -129,6 +130,7 @@ def as_text(facts: dict[str, Any]) -> str:
         "parameters": f"{facts['parameters']:,} in {facts['dtype']}: {facts['weight_bytes']:,} bytes",
         "shape": f"{len(facts['layers'])} layers, hidden {config['hidden_size']}, "
         f"{config['num_attention_heads']} heads of {config['head_dim']}, vocabulary {config['vocab_size']:,}",
+        **({"map options": json.dumps(options)} if (options := config["feature_map_options"]) else {}),
         "positions": config["position"] + (f", at most {limit:,}" if limit else ", any length"),
         **{f"layer {numbers}": kind for numbers, kind in runs(facts["layers"]).items()},
         "CPU kernel": f"{facts['kernel']['path']}: {facts['kernel']['why']}",
@@ -157,7 +159,8 @@ def runs(layers: list[dict[str, Any]]) -> dict[str, str]:
 
 def kind_of(layer: dict[str, Any]) -> str:
     if layer["attention"] == "linear":
-        features = f"{layer['feature_map']}, {layer['features']} features a head"
+        kind = "random features" if layer.get("random") else "features"
+        features = f"{layer['feature_map']}, {layer['features']} {kind} a head"
         return f"linear, {features}, state {layer['state_bytes']:,} bytes"
     if layer["attention"] == "softmax":
         return f"softmax, cache {layer['state_bytes_per_token']:,} bytes a token"

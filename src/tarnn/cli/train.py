@@ -57,7 +57,16 @@ def train(
     layers: Annotated[int | None, model(help="Blocks (default: 4; paper 8).")] = None,
     heads: Annotated[int | None, model(help="Attention heads (default: 4; paper 8).")] = None,
     attention: Annotated[str | None, model(help=PATTERN)] = None,
-    feature_map: Annotated[str | None, model(help="elu, relu, exp, dpfp, hedgehog … (default: elu).")] = None,
+    feature_map: Annotated[
+        str | None, model(help="elu, relu, dpfp, hedgehog, favor, oprf … (default: elu), or a pattern.")
+    ] = None,
+    map_option: Annotated[
+        list[str] | None,
+        model(metavar="MAP.OPTION=VALUE", help="Of a feature map, such as favor.num_features=128."),
+    ] = None,
+    redraw_every: Annotated[
+        int, model(help="Steps between new draws of random features; 0: the first draw stays.")
+    ] = 1000,
     decay: Annotated[str | None, model(help="none, head, token or channel (default: the preset's).")] = None,
     position: Annotated[
         str | None,
@@ -98,17 +107,25 @@ def train(
     Killed at any moment, the same command with --resume goes on as if nothing had happened.
     Many processes: torchrun --nproc-per-node N -m tarnn.cli.main train …
     """
-    options = {name: value for name, value in locals().items() if name not in ("sources", "task", "set_")}
+    options = {
+        name: value
+        for name, value in locals().items()
+        if name not in ("sources", "task", "map_option", "set_")
+    }
     for other in TASKS:
         for name, default in only_for(other).items() if other != task else ():
             if options.pop(name) != default:
                 raise UserError(f"{option(name)} is for --task {other}; leave it out with --task {task}.")
     settings = TASKS[task](sources=tuple(sources), **options)  # refuses before seconds of imports
-    from tarnn.training.arguments import parse_assignments
+    from tarnn.training.arguments import parse_assignments, parse_map_options
     from tarnn.training.checkpoints import latest
     from tarnn.training.run import train as train_run
 
-    settings = TASKS[task](**{**vars(settings), "training_arguments": parse_assignments(set_ or [])})
+    parsed = {
+        "training_arguments": parse_assignments(set_ or []),
+        "feature_map_options": parse_map_options(map_option or []),
+    }
+    settings = TASKS[task](**{**vars(settings), **parsed})
     try:
         result = train_run(settings)
     except KeyboardInterrupt:

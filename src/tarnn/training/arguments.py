@@ -48,13 +48,32 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
             raise UserError(f"--set {key}: use {OWN[key]} instead.")
         if key in FIXED:
             raise UserError(f"--set {key}: tarnn train depends on it as it is; leave it out.")
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = text
+        value = as_json(text)
         check_kind(key, value, default_of(fields[key]))
         parsed[key] = value
     return parsed
+
+
+def parse_map_options(assignments: list[str]) -> dict[str, dict[str, Any]]:
+    """`map.option=value` strings as a config has them: {"favor": {"num_features": 128}}."""
+    parsed: dict[str, dict[str, Any]] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        name, dot, what = key.partition(".")
+        if not equals or not dot:
+            raise UserError(
+                f"--map-option {assignment} is no option of a map; expected map.option=value, such as "
+                "favor.num_features=128."
+            )
+        parsed.setdefault(name, {})[what] = as_json(text)
+    return parsed
+
+
+def as_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def default_of(field: dataclasses.Field) -> Any:

@@ -1,11 +1,13 @@
 """The model that a run's settings ask for."""
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tarnn.errors import UserError
 from tarnn.models import TarnnConfig, TarnnImageConfig
+from tarnn.models.choices import FEATURE_MAPS
 from tarnn.training.settings import ImageSettings, RunSettings, TrainSettings
 
 C = TypeVar("C", bound=TarnnConfig)
@@ -68,7 +70,24 @@ def chosen(settings: RunSettings) -> dict[str, Any]:
     for key in ("attention", "feature_map"):  # "a,b" is a pattern over the layers
         if (value := getattr(settings, key)) is not None:
             choices[key] = value.split(",") if "," in value else value
+    if options := map_options(settings, choices):
+        choices["feature_map_options"] = options
     return choices
+
+
+def map_options(settings: RunSettings, choices: dict[str, Any]) -> dict[str, Any]:
+    """Those of --config, then those of --map-option; random maps are drawn from --seed unless told otherwise."""
+    maps = choices.get("feature_map", "elu")
+    given = choices.get("feature_map_options") or {}
+    if not isinstance(given, dict) or not all(isinstance(x, dict) for x in given.values()):
+        return given  # the config will say what is wrong with it
+    options = {name: dict(x) for name, x in given.items()}
+    for name, own in settings.feature_map_options.items():
+        options[name] = options.get(name, {}) | own
+    for name in [maps] if isinstance(maps, str) else maps if isinstance(maps, list) else []:
+        if isinstance(name, str) and "seed" in inspect.signature(FEATURE_MAPS.get(name, object)).parameters:
+            options.setdefault(name, {}).setdefault("seed", settings.seed)
+    return options
 
 
 def make_config(kind: type[C], settings: RunSettings, choices: dict[str, Any]) -> C:

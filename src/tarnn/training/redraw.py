@@ -1,6 +1,6 @@
 """New random features every so many steps, and maps set to the data: what training does with feature maps."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,15 +25,15 @@ class Redraw(TrainerCallback):
     Nothing is drawn in evaluation, which is of the model as it would be saved at that step.
 
     every: 0 keeps the first draw, and calibrates once, before the first step.
-    batch: arguments of the model's forward, some thousand tokens, to calibrate with (`tarnn.attention.calibrating`),
-        the same on all processes; None: maps stay as they are. Run without gradients and dropout, so a resumed run
-        finds the same parameters.
+    forward: runs the model that it is given on some thousand tokens, the same at every call and on all processes,
+        to calibrate with (`tarnn.attention.calibrating`); None: maps stay as they are. It is called without
+        gradients and dropout, so a resumed run finds the same parameters.
     """
 
-    def __init__(self, every: int, batch: Mapping[str, Any] | None = None):
+    def __init__(self, every: int, forward: Callable[[nn.Module], Any] | None = None):
         if every < 0:
             raise ValueError(f"Redraw needs every ≥ 0 steps, 0 for never; got {every}.")
-        self.every, self.batch = every, batch
+        self.every, self.forward = every, forward
 
     def on_step_begin(self, args, state, control, **kwargs):
         model = kwargs["model"]
@@ -44,19 +44,17 @@ class Redraw(TrainerCallback):
         for phi in random_maps(model):
             if int(phi.draw) != draw:
                 phi.redraw(draw)
-        if self.batch is not None and calibrated_layers(model):
-            calibrate(model, self.batch)
+        if self.forward is not None and calibrated_layers(model):
+            calibrate(model, self.forward)
 
 
 @torch.no_grad()
-def calibrate(model: nn.Module, batch: Mapping[str, Any]) -> None:
+def calibrate(model: nn.Module, forward: Callable[[nn.Module], Any]) -> None:
     """One forward of `model`, as in evaluation, that sets its maps."""
-    device = next(model.parameters()).device
-    inputs = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
     training = model.training
     model.eval()
     try:
         with calibrating(model):
-            model(**inputs)
+            forward(model)
     finally:
         model.train(training)

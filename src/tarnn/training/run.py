@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import IntervalStrategy, set_seed
 
+from tarnn.attention.calibration import calibrated_layers
 from tarnn.training import checkpoints
 from tarnn.training.arguments import training_arguments
 from tarnn.training.budget import Clock, TimeBudget
@@ -28,6 +29,7 @@ from tarnn.training.folder import CHECKPOINTS, LOG, claim, refuse_other_number, 
 from tarnn.training.image_task import ImageTask
 from tarnn.training.log import LogFile, cut_log
 from tarnn.training.progress import Progress
+from tarnn.training.redraw import Redraw, random_maps
 from tarnn.training.safe_trainer import SafeTrainer
 from tarnn.training.settings import RunSettings
 from tarnn.training.summary import describe, table
@@ -101,6 +103,8 @@ def run(
         settings.out / LOG, clock, per_step, task.epoch, task.bytes_per_token, unit=task.unit,
         counted=task.counted,
     )  # fmt: skip
+    if random_maps(model) or calibrated_layers(model):
+        trainer.add_callback(Redraw(settings.redraw_every, trainer.forward_on_examples))
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(log)
     trainer.add_callback(progress)

@@ -4,7 +4,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from tarnn.training import checkpoints
 from tarnn.training.budget import Clock, TimeBudget
 from tarnn.training.checkpoints import RunState
 from tarnn.training.metrics import bits_per_byte, perplexity
+
+CALIBRATION = 16  # examples
 
 
 class SafeTrainer(Trainer):
@@ -50,6 +52,12 @@ class SafeTrainer(Trainer):
     def batch_sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
         """(nats, tokens, bytes) of a validation batch, float64."""
         raise NotImplementedError
+
+    def forward_on_examples(self, model: Any) -> None:
+        """The model on the first examples of the run: what its feature maps are calibrated with."""
+        dataset, sampler = cast(Any, self.train_dataset), self.sampler(CALIBRATION, self.args.seed)
+        rows = dataset.__getitems__(list(sampler))
+        self.batch_loss(model, self._prepare_inputs(cast(Any, self.data_collator)(rows)))
 
     # Data: one endless row of examples, so that epochs have no seam and a resumed run needs no special case.
 

@@ -37,6 +37,8 @@ class RunSettings:
     heads: int | None = None
     attention: str | None = None
     feature_map: str | None = None
+    feature_map_options: dict[str, Any] = field(default_factory=dict)
+    redraw_every: int = 1000
     decay: str | None = None
     position: str | None = None
     dropout: float | None = None
@@ -73,7 +75,7 @@ class RunSettings:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise UserError(f"{option(name)} {value} is not possible; expected a number above 0.")
-        for name in ("seed", "sample_tokens", "sample_images"):
+        for name in ("seed", "redraw_every", "sample_tokens", "sample_images"):
             if (value := getattr(self, name, 0)) < 0:
                 raise UserError(f"{option(name)} {value} is not possible; expected 0 or more.")
         if self.preset not in ("modern", "paper"):
@@ -169,7 +171,8 @@ TASKS = {kind.task: kind for kind in (TrainSettings, ImageSettings)}
 
 def option(name: str) -> str:
     """The name of a field on the command line."""
-    return {"sources": "SOURCE", "training_arguments": "--set"}.get(name, "--" + name.replace("_", "-"))
+    others = {"sources": "SOURCE", "training_arguments": "--set", "feature_map_options": "--map-option"}
+    return others.get(name, "--" + name.replace("_", "-"))
 
 
 def only_for(task: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import transformers
 from transformers import PreTrainedModel, TrainingArguments
 
 from tarnn._version import __version__
+from tarnn.training.redraw import random_maps
 from tarnn.training.settings import RunSettings
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def describe(args: TrainingArguments, task: "Task", model: PreTrainedModel) -> d
         task.name: task.facts,
         "run": {
             "parameters": model.num_parameters(),
+            "random_features": bool(random_maps(model)),
             "device": str(args.device),
             "processes": args.world_size,
             "threads": torch.get_num_threads(),
@@ -57,9 +59,12 @@ def table(settings: RunSettings, facts: dict[str, Any], task: "Task") -> str:
         + (f" × {run['processes']} processes" if run["processes"] > 1 else ""),
         "length": " or ".join(length),
         "learning rate": f"{settings.learning_rate:g}, {schedule(settings)}",
+        "redraw": f"every {settings.redraw_every:,} steps" if settings.redraw_every else "never",
         "device": f"{run['device']}, {run['threads']} threads" + (", bf16" if settings.bf16 else ""),
         "out": f"{settings.out} (seed {settings.seed})",
     }
+    if not run["random_features"]:
+        del rows["redraw"]
     rows |= {f"set {key}": repr(value) for key, value in settings.training_arguments.items()}
     return "\n".join(f"{name:>14}  {value}" for name, value in rows.items())
 
