@@ -1,0 +1,235 @@
+"""The error of attention with random features: figure 4 of "Rethinking Attention with Performers", and beyond.
+
+    python experiments/approximation_error.py                                  # random q, k, v: t = 4096, d = 16, 15 draws
+    python experiments/approximation_error.py --stories stories260K.bin        # and those of a trained language model
+    python experiments/approximation_error.py --encoder MiniLM-folder          # and of an encoder, texts by --texts
+    python experiments/approximation_error.py --quick
+
+Relative error ‖ô − o‖²/‖o‖² of the output of attention against the number of features: independent and orthogonal
+directions, trigonometric and positive features, as in the paper, and what came after it: FAVOR++ (OPRF), SADERF,
+centring. Median over the draws, with bars from the 10th to the 90th percentile.
+
+The trained models' maps are fitted to one text and judged on another (calibrated, as a causal model must do it);
+random data are fitted by the call. Choromanski et al. 2021 (arXiv 2009.14794), section 4.2.
+"""
+
+import argparse
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from output import RESULTS, markdown, write
+from torch import Tensor
+from trained import Layer, Stories, encoder_layers
+
+from tarnn.analysis.softmax_error import attend
+from tarnn.feature_maps import (
+    FeatureMap,
+    OptimalRandomFeatures,
+    PositiveRandomFeatures,
+    RegularizedRandomFeatures,
+    Reparametrized,
+    TrigonometricRandomFeatures,
+)
+from tarnn.feature_maps.spread import FittedMap, Spread, spread_of
+from tarnn.ops import softmax_attention
+
+FULL = {"length": 4096, "draws": 15, "features": (16, 32, 64, 128, 256)}
+QUICK = {"length": 512, "draws": 5, "features": (16, 64)}
+Make = Callable[..., FeatureMap]
+METHODS: dict[str, tuple[Make, str]] = {  # name → (the map for d, m, heads, seed; how it is drawn in the picture)
+    "trigonometric, iid": (
+        lambda d, m, g, s: TrigonometricRandomFeatures(d, m, directions="iid", seed=s), "#999999 --"),
+    "trigonometric, orthogonal": (lambda d, m, g, s: TrigonometricRandomFeatures(d, m, seed=s), "#999999 -"),
+    "positive, iid": (lambda d, m, g, s: PositiveRandomFeatures(d, m, directions="iid", seed=s), "#0072b2 --"),
+    "positive, orthogonal (FAVOR+)": (lambda d, m, g, s: PositiveRandomFeatures(d, m, seed=s), "#0072b2 -"),
+    "SMREG": (lambda d, m, g, s: RegularizedRandomFeatures(d, m, seed=s), "#56b4e9 -"),
+    "FAVOR++ (OPRF)": (lambda d, m, g, s: OptimalRandomFeatures(d, m, num_heads=g, seed=s), "#d55e00 -"),
+    "FAVOR+, centred": (
+        lambda d, m, g, s: Reparametrized(PositiveRandomFeatures(d, m, seed=s), num_heads=g, balance=False),
+        "#009e73 --"),
+    "SADERF": (
+        lambda d, m, g, s: Reparametrized(OptimalRandomFeatures(d, m, num_heads=g, seed=s), num_heads=g, centre=False),
+        "#d55e00 --"),
+    "FAVOR++, centred, balanced": (
+        lambda d, m, g, s: Reparametrized(OptimalRandomFeatures(d, m, num_heads=g, seed=s), num_heads=g), "#009e73 -"),
+}  # fmt: skip
+
+
+class Problem(NamedTuple):
+    """Attention to be estimated. `spreads`: of q and k a layer, for calibration; None: fitted by the call."""
+
+    name: str
+    layers: list[Layer]
+    causal: bool
+    mask: Tensor | None = None  # (b, t), of keys and queries
+    spreads: list[tuple[Spread, Spread]] | None = None
+
+
+def main() -> int:
+    options = parse()
+    torch.set_num_threads(options.threads)
+    results: dict[str, dict[str, dict[int, list[float]]]] = {}
+    with torch.no_grad():
+        for problem in problems(options):
+            print(f"{problem.name} …", flush=True)
+            results[problem.name] = errors_of(problem, options.draws, options.features)
+    facts = {"draws": options.draws, "results": results}
+    files = write(options.out, "approximation_error", facts, report(results, options))
+    picture = options.out / "approximation_error.png"
+    plot(results, picture)
+    print("\n".join(map(str, [*files, picture])))
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where results go")
+    parser.add_argument("--length", type=int)
+    parser.add_argument("--head-dim", type=int, default=16)
+    parser.add_argument("--draws", type=int)
+    parser.add_argument("--features", type=int, nargs="+")
+    parser.add_argument("--sigma", type=float, nargs="+", default=(0.5, 1.0), help="of random q and k")
+    parser.add_argument("--stories", type=Path, help="stories260K.bin of llama2.c")
+    parser.add_argument("--encoder", type=Path, help="a Hugging Face folder of an encoder, such as MiniLM")
+    parser.add_argument("--texts", type=Path, help="lines for the encoder; half to fit to, half to judge by")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="under a minute: short, few draws")
+    options = parser.parse_args()
+    for name, value in (QUICK if options.quick else FULL).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if (options.encoder is None) != (options.texts is None):
+        parser.error("--encoder and --texts go together")
+    return options
+
+
+def problems(options: argparse.Namespace) -> Iterable[Problem]:
+    """Random data of each size; then the trained models that were named."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (1, 1, options.length, options.head_dim)
+    for sigma in options.sigma:
+        q, k, v = (torch.randn(shape, generator=generator) for _ in range(3))
+        yield Problem(f"normal, σ = {sigma:g}", [Layer(sigma * q, sigma * k, v)], causal=False)
+    if options.stories is not None:
+        model = Stories(options.stories)
+        ids = model.write(8, 64 if options.quick else 256, seed=0)
+        seen, judged = model(ids[:4])[1], model(ids[4:])[1]
+        yield Problem("stories260K", judged, causal=True, spreads=spreads_of(seen, None))
+    if options.encoder is not None:
+        texts = options.texts.read_text().splitlines()
+        layers, mask = encoder_layers(options.encoder, texts)
+        half = len(texts) // 2
+        seen, judged = (
+            [Layer(*(x[cut] for x in layer)) for layer in layers] for cut in (slice(half), slice(half, None))
+        )
+        yield Problem(
+            options.encoder.name,
+            judged,
+            causal=False,
+            mask=mask[half:],
+            spreads=spreads_of(seen, mask[:half]),
+        )
+
+
+def spreads_of(layers: list[Layer], mask: Tensor | None) -> list[tuple[Spread, Spread]]:
+    """A layer's queries' and keys', a key head, over all rows."""
+    heads = layers[0].k.shape[1]
+    return [
+        (spread_of(x.q, heads, mask=mask).over_batch(), spread_of(x.k, heads, mask=mask).over_batch())
+        for x in layers
+    ]  # fmt: skip
+
+
+def errors_of(problem: Problem, draws: int, features: Iterable[int]) -> dict[str, dict[int, list[float]]]:
+    """Method → number of features → an error a draw, over all layers, rows and heads."""
+    exact = [
+        masked(softmax_attention(*x, causal=problem.causal, key_mask=problem.mask), problem.mask)
+        for x in problem.layers
+    ]
+    heads, head_dim = problem.layers[0].k.shape[1], problem.layers[0].q.shape[-1]
+    found: dict[str, dict[int, list[float]]] = {}
+    for name, (make, _) in METHODS.items():
+        for m in features:
+            errors = [
+                error_of(problem, exact, lambda i, m=m, draw=draw, make=make: make(head_dim, m, heads, 1000 * draw + i))
+                for draw in range(draws)
+            ]  # fmt: skip
+            found.setdefault(name, {})[m] = errors
+    return found
+
+
+def error_of(problem: Problem, exact: list[Tensor], make: Callable[[int], FeatureMap]) -> float:
+    """‖ô − o‖²/‖o‖² over all layers, each with a draw of its own: make(layer)."""
+    above = below = 0.0
+    for i, (layer, o) in enumerate(zip(problem.layers, exact)):
+        phi: Any = make(i)
+        if isinstance(phi, FittedMap):
+            if problem.spreads is None:
+                phi = phi.fitted(layer.q, layer.k)
+            else:
+                phi.calibrate(*problem.spreads[i])
+        estimate = attend(*layer, phi, causal=problem.causal, key_mask=problem.mask)
+        above += masked(estimate - o, problem.mask).double().square().sum().item()
+        below += o.double().square().sum().item()
+    return above / below
+
+
+def masked(o: Tensor, mask: Tensor | None) -> Tensor:
+    return o if mask is None else o.masked_fill(~mask[:, None, :, None], 0.0)
+
+
+def quantiles(errors: list[float]) -> list[float]:
+    """10 %, median, 90 %."""
+    return torch.tensor(errors, dtype=torch.float64).quantile(torch.tensor([0.1, 0.5, 0.9]).double()).tolist()
+
+
+def report(results, options: argparse.Namespace) -> str:
+    parts = [
+        "# The error of attention with random features",
+        f"‖ô − o‖²/‖o‖², median over {options.draws} draws (10 % – 90 %). Random data: t = {options.length}, "
+        f"d = {options.head_dim}, attention to both sides, maps fitted by the call. Trained models: maps calibrated on "
+        "other text. A number above 1 is worse than answering zero.",
+    ]
+    for name, methods in results.items():
+        features = list(next(iter(methods.values())))
+        rows = [[method, *(cell(errors[m]) for m in features)] for method, errors in methods.items()]
+        parts += [f"## {name}", markdown(["features", *map(str, features)], rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def cell(errors: list[float]) -> str:
+    low, middle, high = quantiles(errors)
+    return f"{middle:.2g} ({low:.2g} – {high:.2g})"
+
+
+def plot(results, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2 * len(results), 4.6), layout="constrained", dpi=150)
+    panels = figure.subplots(1, len(results), squeeze=False)[0]
+    for axes, (name, methods) in zip(panels, results.items()):
+        middles = {method: [quantiles(x)[1] for x in errors.values()] for method, errors in methods.items()}
+        for i, (method, errors) in enumerate(methods.items()):
+            color, line = METHODS[method][1].split()
+            low, middle, high = zip(*(quantiles(x) for x in errors.values()))
+            bars = [[a - b for a, b in zip(middle, low)], [b - a for a, b in zip(middle, high)]]
+            at = [int(m) * 1.03 ** (i - len(methods) / 2) for m in errors]  # side by side
+            axes.errorbar(
+                at, middle, yerr=bars, color=color, linestyle=line, marker=".", capsize=2, label=method
+            )
+        axes.set(xscale="log", yscale="log", title=name, xlabel="features", ylabel="‖ô − o‖²/‖o‖²")
+        axes.set_xticks([int(m) for m in errors], [str(m) for m in errors])
+        axes.set_ylim(top=6 * max(max(x) for method, x in middles.items() if "trigonometric" not in method))
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize="small")
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

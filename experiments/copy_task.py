@@ -1,0 +1,175 @@
+"""Copying a sequence: figure 2 of "Transformers are RNNs" (convergence of softmax, LSH and linear attention).
+
+    python experiments/copy_task.py             # about ten minutes on two cores
+    python experiments/copy_task.py --quick
+
+A separator, up to 63 random symbols out of 10, the separator again, and the same symbols: at most 128 tokens. The
+loss is that of the second half, which can be known only by looking back. As in the paper: 4 layers, 8 heads, batches
+of 64, RAdam, learning rate 1e-3, then 1e-4 (there after 3,000 updates, here after the same part of the run unless
+--drop-at says otherwise; the paper doesn't say how wide its model is). All methods see the same batches from the same
+weights.
+
+Katharopoulos et al. 2020 (arXiv 2006.16236), section 4.1.
+"""
+
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from output import markdown, write
+from settings import as_facts, parser, resolve
+from torch import Tensor
+
+from tarnn.models import TarnnConfig, TarnnForCausalLM
+from tarnn.models.choices import ATTENTIONS
+
+SEPARATOR, SYMBOLS = 0, 10
+COLORS = {"softmax": "#d55e00", "linear": "#0072b2", "lsh": "#009e73"}
+FULL = {
+    "updates": 1500,
+    "drop_at": 1200,
+    "every": 50,
+    "length": 128,
+    "hidden": 64,
+    "layers": 4,
+    "batch_size": 64,
+}
+QUICK = {
+    "updates": 120,
+    "drop_at": 100,
+    "every": 30,
+    "length": 16,
+    "hidden": 32,
+    "layers": 2,
+    "batch_size": 16,
+}
+
+
+@dataclass
+class Curve:
+    """What was measured every so many updates, on the same held-out sequences of the longest kind."""
+
+    update: list[int] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)  # nats a copied symbol
+    accuracy: list[float] = field(default_factory=list)  # of copied symbols
+    training_loss: list[float] = field(default_factory=list)  # mean since the last time
+    seconds: list[float] = field(default_factory=list)  # of training
+
+
+def main() -> int:
+    made = parser(__doc__)
+    for name in FULL:
+        made.add_argument(f"--{name.replace('_', '-')}", type=int)
+    known = [name for name in COLORS if name in ATTENTIONS]
+    made.add_argument("--methods", nargs="+", choices=known, default=known)
+    made.add_argument("--heads", type=int, default=8)
+    made.add_argument("--seed", type=int, default=0)
+    options = resolve(made, FULL, QUICK)
+    curves = {method: train(method, options) for method in options.methods}
+    results = {method: asdict(curve) for method, curve in curves.items()}
+    files = write(
+        options.out, "copy_task", {"settings": as_facts(options), "results": results}, report(curves, options)
+    )
+    plot(curves, options.out / "copy_task.png")
+    print(*files, options.out / "copy_task.png", sep="\n")
+    return 0
+
+
+def draw(generator: torch.Generator, batch_size: int, symbols: int) -> tuple[Tensor, Tensor]:
+    """(ids, labels), each (b, 2 · symbols + 2); labels −100 up to the second separator."""
+    word = torch.randint(1, SYMBOLS + 1, (batch_size, symbols), generator=generator)
+    separator = torch.full((batch_size, 1), SEPARATOR)
+    ids = torch.cat([separator, word, separator, word], dim=1)
+    labels = ids.clone()
+    labels[:, : symbols + 2] = -100
+    return ids, labels
+
+
+def build(method: str, options) -> TarnnForCausalLM:
+    torch.manual_seed(options.seed)
+    config = TarnnConfig.paper(
+        vocab_size=SYMBOLS + 1, hidden_size=options.hidden, num_hidden_layers=options.layers,
+        num_attention_heads=options.heads, intermediate_size=4 * options.hidden, attention=method,
+    )  # fmt: skip
+    return TarnnForCausalLM(config)
+
+
+def train(method: str, options) -> Curve:
+    """Each batch has sequences of one length, drawn from 1 to the longest."""
+    model, curve, longest = build(method, options), Curve(), options.length // 2 - 1
+    optimizer = torch.optim.RAdam(model.parameters(), lr=1e-3)
+    held_out = draw(torch.Generator().manual_seed(options.seed + 1), options.batch_size, longest)
+    generator, seconds, losses = torch.Generator().manual_seed(options.seed), 0.0, []
+    for update in range(options.updates + 1):
+        if update % options.every == 0 or update == options.updates:
+            measure(model, held_out, curve, update, losses, seconds)
+            print(
+                f"{method:8} update {update:5}  loss {curve.loss[-1]:.4f}  {curve.accuracy[-1]:6.1%}",
+                flush=True,
+            )
+            losses = []
+        start = time.perf_counter()
+        symbols = int(torch.randint(1, longest + 1, (), generator=generator))
+        ids, labels = draw(generator, options.batch_size, symbols)
+        optimizer.param_groups[0]["lr"] = 1e-3 if update < options.drop_at else 1e-4
+        loss = model(input_ids=ids, labels=labels, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        seconds += time.perf_counter() - start
+    return curve
+
+
+@torch.no_grad()
+def measure(
+    model: TarnnForCausalLM, held_out, curve: Curve, update: int, losses: list[float], seconds: float
+) -> None:
+    ids, labels = held_out
+    out = model.eval()(input_ids=ids, labels=labels, use_cache=False)
+    model.train()
+    counted = labels[:, 1:] != -100
+    right = out.logits[:, :-1].argmax(-1)[counted] == ids[:, 1:][counted]
+    curve.update.append(update)
+    curve.loss.append(out.loss.item())
+    curve.accuracy.append(right.float().mean().item())
+    curve.training_loss.append(sum(losses) / len(losses) if losses else out.loss.item())
+    curve.seconds.append(round(seconds, 2))
+
+
+def report(curves: dict[str, Curve], options) -> str:
+    longest = options.length // 2 - 1
+    rows = [
+        [
+            method, f"{curve.loss[-1]:.4f}", f"{curve.accuracy[-1]:.1%}",
+            next((f"{u:,}" for u, a in zip(curve.update, curve.accuracy) if a > 0.99), "–"),
+            f"{curve.seconds[-1]:.0f}",
+        ]
+        for method, curve in curves.items()
+    ]  # fmt: skip
+    header = ["attention", "loss, nats a symbol", "symbols right", "updates to 99 %", "seconds"]
+    return (
+        f"# Copying {longest} symbols\n\n{options.layers} layers, {options.heads} heads, {options.hidden} wide, batches of "
+        f"{options.batch_size}, {options.updates:,} updates (learning rate 1e-3, from update {options.drop_at:,} on 1e-4), "
+        f"{options.threads} threads. Held-out sequences of {longest} symbols; guessing costs ln 10 = 2.303.\n\n"
+        f"{markdown(header, rows)}\n\n![loss against updates](copy_task.png)\n"
+    )
+
+
+def plot(curves: dict[str, Curve], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained", dpi=150)
+    axes = figure.subplots()
+    for method, curve in curves.items():
+        axes.plot(curve.update, curve.loss, color=COLORS[method], label=method)
+    axes.set(xlabel="updates", ylabel="loss on held-out sequences, nats a symbol", yscale="log")
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
