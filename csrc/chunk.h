@@ -59,7 +59,7 @@ struct Sizes {
   Index rows() const { return whole<T>(c); }      // of a tile that may be transposed
   Index f_rows() const { return whole<T>(f); }
   Index e_rows() const { return whole<T>(e); }
-  Index state() const { return f * e + f + 1 + f; }  // of a state in a block: S, z, M, Σ log_decay
+  Index state() const { return f * e + f + 1 + f + 1; }  // of a state in a block: S, z, M, Σ log_decay, Σ of its largest
 };
 
 /// The keys and values of a chunk.
@@ -215,7 +215,7 @@ void absorb(const Keys<T>& keys, const Sizes<T>& n, State<T>& state, Ahead* ahea
   state.M = keys.weights.M_out;
 }
 
-// --- states in blocks of memory without gaps: S (f · e), z (f), M, Σ log_decay (f, or one)
+// --- states in blocks of memory without gaps: S (f · e), z (f), M; behind them, of a stretch, what decays across it
 
 template <typename T>
 void read_rows(const T* from, Index rows, Index n, T* to, Index ld) {

@@ -46,9 +46,12 @@ void exp_tile(T* x, Index ld, Index rows, Index n, T* scale) {
   constexpr Index w = width<T>;
   const Integers<T> lane = iota<T>();
   for (Index i = 0; i < rows; ++i, x += ld) {
-    T most = x[0];
-    for (Index j = 1; j < n; ++j) most = x[j] > most ? x[j] : most;
-    scale[i] = most;
+    Vec<T> seen = broadcast<T>(x[0]);
+    for (Index j = 0; j < n; j += w) {
+      const Vec<T> y = load(x + j);
+      seen = (lane < static_cast<int>(n - j < w ? n - j : w)) & (y > seen) ? y : seen;
+    }
+    const T most = scale[i] = largest<T>(seen);
     for (Index j = 0; j < n; j += w) {
       const Vec<T> y = exp_nonpositive(load(x + j) - most);
       store(x + j, lane < static_cast<int>(n - j < w ? n - j : w) ? y : Vec<T>{});

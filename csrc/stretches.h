@@ -23,16 +23,24 @@ std::size_t bytes_of(const Problem& p, const Sizes<T>& n) {
   return counting.used();
 }
 
-/// Σ log_decay over a stretch, (f) or one number, by which its beginning reaches its end.
+/// Σ log_decay over a stretch, (f) or one number, by which its beginning reaches its end; and, behind f numbers, Σ of the
+/// largest of each position, by which M does.
 template <typename T>
 void total_decay(const Problem& p, const Sizes<T>& n, const Stretch& s, T* total) {
   const Index x = p.channels ? n.f : 1;
-  for (Index j = 0; j < x; ++j) total[j] = 0;
+  clear(total, n.f + 1);
   if (!p.log_decay) return;
-  const T* d = static_cast<const T*>(p.log_decay.data);
-  for (Index time = s.begin; time < s.end; ++time)
-    if (!is_masked(p, s.row, time))
-      for (Index j = 0; j < x; ++j) total[j] += d[offset(p.log_decay, s.row, s.head, time) + j * p.log_decay.stride[3]];
+  for (Index time = s.begin; time < s.end; ++time) {
+    if (is_masked(p, s.row, time)) continue;
+    const T* d = static_cast<const T*>(p.log_decay.data) + offset(p.log_decay, s.row, s.head, time);
+    T most = d[0];
+    for (Index j = 0; j < x; ++j) {
+      const T here = d[j * p.log_decay.stride[3]];
+      total[j] += here;
+      most = here > most ? here : most;
+    }
+    total[n.f] += most;
+  }
 }
 
 /// The sums of a stretch's keys, from zero (a first stretch goes on from the state given), and its decay, as a block.
@@ -62,9 +70,7 @@ void join(const Problem& p, const Sizes<T>& n, const T* before, T* sums) {
   const Index size = n.f * n.e;
   const T* decay = sums + size + n.f + 1;
   const T M_before = before[size + n.f], M_sums = sums[size + n.f];
-  T most = decay[0];
-  for (Index j = 1; p.channels && j < n.f; ++j) most = decay[j] > most ? decay[j] : most;
-  const T decayed = M_before + most, M = !p.weighted ? T(0) : decayed > M_sums ? decayed : M_sums;
+  const T decayed = M_before + decay[n.f], M = !p.weighted ? T(0) : decayed > M_sums ? decayed : M_sums;
   const T add = p.weighted ? exp_one<T>(M_sums - finite(M)) : T(1);
   for (Index i = 0; i < n.f; ++i) {
     const T log_keep = decay[p.channels ? i : 0];

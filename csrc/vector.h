@@ -103,26 +103,31 @@ TARNN_INLINE Integers<T> iota() {
   return x;
 }
 
-template <typename T>
-TARNN_INLINE Vec<T> max(Vec<T> a, Vec<T> b) {
-  return a > b ? a : b;
+/// x with each lane i in the place of lane i ^ half.
+template <int half, typename V, int... I>
+TARNN_INLINE V swapped(V x, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(x, x, (I ^ half)...);
 }
 
-/// The sum of the lanes, always in the same order: halves onto halves.
+/// All lanes combined by f, always in the same order: halves onto halves.
+template <typename T, typename F>
+TARNN_INLINE T across(Vec<T> x, F f) {
+  constexpr int n = width<T>;
+  using Lane = std::make_integer_sequence<int, n>;
+  if constexpr (n > 8) x = f(x, swapped<8>(x, Lane()));
+  if constexpr (n > 4) x = f(x, swapped<4>(x, Lane()));
+  if constexpr (n > 2) x = f(x, swapped<2>(x, Lane()));
+  return f(x, swapped<1>(x, Lane()))[0];
+}
+
 template <typename T>
 TARNN_INLINE T sum(Vec<T> x) {
-  T lanes[width<T>];
-  store(lanes, x);
-  for (Index n = width<T> / 2; n > 0; n /= 2)
-    for (Index i = 0; i < n; ++i) lanes[i] += lanes[i + n];
-  return lanes[0];
+  return across<T>(x, [](Vec<T> a, Vec<T> b) TARNN_LAMBDA { return a + b; });
 }
 
 template <typename T>
 TARNN_INLINE T largest(Vec<T> x) {
-  T m = x[0];
-  for (Index i = 1; i < width<T>; ++i) m = x[i] > m ? x[i] : m;
-  return m;
+  return across<T>(x, [](Vec<T> a, Vec<T> b) TARNN_LAMBDA { return a > b ? a : b; });
 }
 
 /// eˣ for x ≤ 0 (a NaN stays one; for x > 0 anything): eˣ = 2ⁿ·eʳ with |r| ≤ ln 2 / 2, eʳ by the polynomial of degree 5 whose relative error
