@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from tarnn import Elu, LinearAttention, SoftmaxAttention
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from memory import peak_bytes  # noqa: E402  (what a call holds at most, as the benchmarks measure it)
+from memory import peak_bytes  # what a call holds at most, as the benchmarks measure it
 
 FULL = {
     "lengths": [2**n for n in range(9, 17)],
@@ -175,13 +175,15 @@ def report(costs: dict[str, list[Cost]], slopes, options) -> str:
         return ["slope", *("–" if slopes[m][what] is None else f"{slopes[m][what]:.2f}" for m in costs)]
 
     spans = "; ".join(f"{m}: {slopes[m]['from']:,} to {slopes[m]['to']:,}" for m in costs)
+    times = [*cells(lambda p: f"{p.ms:,.2f}"), fitted("time")]
+    sizes = [*cells(lambda p: "–" if p.bytes is None else f"{p.bytes / 2**20:,.1f}"), fitted("memory")]
+    header = ["length", *costs]
     return (
         f"# A training step of causal attention against length\n\n{options.heads} heads, {options.hidden} wide, float32, "
         f"{options.device}, {options.threads} threads; a sample's share of a batch of {options.tokens:,} tokens. Slopes in "
-        f"log-log over the longer half of the lengths ({spans}).\n\n## Milliseconds a sample\n\n"
-        f"{markdown(['length', *costs], [*cells(lambda p: f'{p.ms:,.2f}'), fitted('time')])}\n\n## Peak MiB a sample\n\n"
-        f"{markdown(['length', *costs], [*cells(lambda p: '–' if p.bytes is None else f'{p.bytes / 2**20:,.1f}'), fitted('memory')])}"
-        "\n\n![time and memory against length](time_memory.png)\n"
+        f"log-log over the longer half of the lengths ({spans}).\n\n"
+        f"## Milliseconds a sample\n\n{markdown(header, times)}\n\n## Peak MiB a sample\n\n{markdown(header, sizes)}\n\n"
+        "![time and memory against length](time_memory.png)\n"
     )
 
 

@@ -1,0 +1,273 @@
+"""How fast images are made: images a second (tables 1, 2, 4) and seconds for one (table 5) of "Transformers are RNNs".
+
+    python experiments/image_speed.py           # the paper's MNIST and CIFAR-10 models; some ten minutes on two cores
+    python experiments/image_speed.py --quick
+
+Three ways to make the same kind of image from models of the same shape, with random weights (which cost what trained
+ones do): softmax that computes its whole prefix again for every value, as the paper's baseline; softmax with a
+key/value cache, allocated once; linear attention, an RNN. A step is one value of each image of the batch, drawing it
+included. What a step costs is measured at stated positions, and integrated over the image by the trapezoid rule: of
+the first two it grows with the position, and whole images of the first would take hours. Batch 1, and the batch with
+the most images a second among those that fit into --room; each with the number of threads that is faster.
+
+The paper's factors (317 and 4,462) compare with the recomputing one. Both factors are printed.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from output import markdown, write
+from settings import as_facts, parser, resolve
+
+from tarnn.analysis.decode_cost import rewind, state_at
+from tarnn.generation.pixels import PixelLoop, pixel_sampler
+from tarnn.models import TarnnForImageGeneration, TarnnImageConfig
+from tarnn.models.image_configuration import START
+
+MODELS: dict[str, dict[str, Any]] = {
+    "mnist": {"image_height": 28, "image_width": 28, "num_channels": 1, "num_hidden_layers": 8},
+    "cifar10": {"image_height": 32, "image_width": 32, "num_channels": 3, "num_hidden_layers": 16},
+}
+TINY = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "num_hidden_layers": 2}
+METHODS = ("softmax, recomputed", "softmax, KV cache", "linear")
+# images a second, and seconds for one image on the paper's CPU and GPU
+PAPER = {
+    "mnist": {
+        "softmax, recomputed": (0.45, 72.6, 10.2), "softmax, KV cache": (7.56, 7.4, 10.4), "linear": (142.8, 5.5, 7.3)
+    },
+    "cifar10": {
+        "softmax, recomputed": (0.004, 8651.4, 300.1), "softmax, KV cache": (0.32, 71.9, 70.4),
+        "linear": (17.85, 45.1, 61.3),
+    },
+}  # fmt: skip
+# what is to be reached on two CPU cores: seconds for one image, images a second, factors over cache and recomputing
+TARGETS = {"mnist": (1.5, 10.0, 4.0, 317.0), "cifar10": (12.0, None, 10.0, 4462.0)}
+FULL = {"models": ["mnist", "cifar10"], "batches": [1, 4, 16, 64, 128, 256], "positions": 5, "seconds": 2.0}
+QUICK = {"models": ["mnist"], "batches": [1, 4], "positions": 2, "seconds": 0.1}
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of making a whole batch: seconds an image of it takes all told, and where that was measured."""
+
+    batch_size: int
+    threads: int
+    seconds: float  # for the whole batch, integrated
+    positions: list[int]
+    ms: list[float]  # a step at each position, median
+    steps: list[int]  # timed there
+
+    @property
+    def images_a_second(self) -> float:
+        return self.batch_size / self.seconds
+
+
+def main() -> int:
+    made = parser(__doc__)
+    made.add_argument("--models", nargs="+", choices=list(MODELS))
+    made.add_argument("--batches", type=int, nargs="+")
+    made.add_argument("--positions", type=int, help="how many, the first and the last value among them")
+    made.add_argument("--seconds", type=float, help="of steps at each position")
+    made.add_argument("--room", type=float, default=6.0, help="GiB that states and activations may take")
+    made.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    options = resolve(made, FULL, QUICK)
+    results = {name: {m: speeds(name, m, options) for m in options.methods} for name in options.models}
+    as_json = {
+        name: {m: {k: asdict(v) for k, v in found.items()} for m, found in methods.items()}
+        for name, methods in results.items()
+    }
+    targets = {name: judge(name, methods) for name, methods in results.items()}
+    facts = {"settings": as_facts(options), "targets": targets, "results": as_json}
+    table = report(results, targets, options)
+    print(table)
+    print(*write(options.out, "image_speed", facts, table), sep="\n")
+    return 0
+
+
+def build(name: str, method: str, quick: bool) -> TarnnForImageGeneration:
+    torch.manual_seed(0)
+    attention = "linear" if method == "linear" else "softmax"
+    choices = MODELS[name] | (TINY if quick else {}) | {"attention": attention}
+    return TarnnForImageGeneration(TarnnImageConfig.paper(**choices)).eval()
+
+
+@torch.no_grad()
+def speeds(name: str, method: str, options) -> dict[str, Speed]:
+    """ "one": the fastest at batch 1; "best": the batch with the most images a second, larger ones until they lose."""
+    model, found = build(name, method, options.quick), []
+    for batch_size in options.batches:
+        if batch_size > 1 and bytes_of(model, method, batch_size) > options.room * 2**30:
+            print(f"{name}, {method}: batch {batch_size} doesn't fit", flush=True)
+            break
+        both = [
+            speed_of(model, method, batch_size, threads, options) for threads in sorted({1, options.threads})
+        ]
+        found.append(min(both, key=lambda speed: speed.seconds))
+        print(
+            f"{name:8} {method:20} batch {batch_size:4}  {found[-1].seconds:10.2f} s for the batch, "
+            f"{found[-1].images_a_second:8.3f} images/s, {found[-1].threads} threads", flush=True,
+        )  # fmt: skip
+        if len(found) > 2 and found[-1].images_a_second < 0.9 * max(x.images_a_second for x in found):
+            break
+    torch.set_num_threads(options.threads)
+    return {"one": found[0], "best": max(found, key=lambda speed: speed.images_a_second)}
+
+
+def bytes_of(model: TarnnForImageGeneration, method: str, batch_size: int) -> int:
+    """What a batch takes beside the weights: its state; of a recomputing model, the activations of the longest prefix."""
+    config = model.config
+    if method == "softmax, recomputed":
+        return batch_size * config.sequence_length * (4 * config.hidden_size + config.intermediate_size) * 4
+    with torch.device("meta"):
+        layers = [
+            block.attention.new_state(1, capacity=config.sequence_length, device="meta")
+            for block in model.model.layers
+        ]
+    return batch_size * sum(layer.nbytes for layer in layers)
+
+
+def speed_of(model: TarnnForImageGeneration, method: str, batch_size: int, threads: int, options) -> Speed:
+    """Steps timed at positions from the first value to the last; the sum over all of an image's values."""
+    torch.set_num_threads(threads)
+    length = model.config.sequence_length
+    positions = sorted(
+        {round(1 + (length - 2) * i / max(1, options.positions - 1)) for i in range(options.positions)}
+    )
+    make = recomputing_step if method == "softmax, recomputed" else state_step
+    ms, steps = [], []
+    for position in positions:
+        step = make(model, batch_size, position)
+        times = timings(step, options.seconds)
+        ms.append(1000 * sorted(times)[len(times) // 2])
+        steps.append(len(times))
+    return Speed(batch_size, threads, integral(positions, ms, length) / 1000, positions, ms, steps)
+
+
+def state_step(model: TarnnForImageGeneration, batch_size: int, position: int) -> Callable[[], object]:
+    """One value more with `position` of them behind it, in the state; the sampler and the step are those of the loop."""
+    loop = PixelLoop(model, batch_size)
+    sample = pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(0))
+    loop.state = state_of(model, batch_size, position)
+    tokens = loop.tokens[:, position]
+
+    def step() -> None:
+        rewind(loop.state, position)
+        parameters, _ = loop.step(tokens, loop.state)
+        loop.tokens[:, position + 1].copy_(sample(parameters))
+
+    tokens.fill_(0)
+    return step
+
+
+def state_of(model: TarnnForImageGeneration, batch_size: int, position: int):
+    """A state as large as after `position` values."""
+    return state_at(model, position, batch_size, room=1)  # type: ignore[arg-type]
+
+
+def recomputing_step(model: TarnnForImageGeneration, batch_size: int, position: int) -> Callable[[], object]:
+    """One value more, by reading everything before it again; only the last place goes through the head."""
+    sample = pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(0))
+    ids = torch.zeros(batch_size, position + 1, dtype=torch.long)
+    ids[:, 0] = START
+    places = torch.arange(position + 1)[None]
+
+    def step() -> None:
+        hidden = model.model(inputs_embeds=model.embed(ids, places, None), use_cache=False).last_hidden_state
+        sample(model.head(hidden[:, -1]).float())
+
+    return step
+
+
+def timings(step: Callable[[], object], seconds: float) -> list[float]:
+    """Seconds of single steps after a warm-up, for about so long and at least three of them (one, if they are slow)."""
+    start = time.perf_counter()
+    step()
+    first = time.perf_counter() - start
+    if first > 5 * seconds:
+        return [first]
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+    while len(times) < 3 or (time.perf_counter() < until and len(times) < 300):
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def integral(positions: list[int], ms: list[float], length: int) -> float:
+    """Σ over all positions of what lies on the lines between those measured; the ends as the nearest measured."""
+    total = ms[0] * positions[0] + ms[-1] * (length - positions[-1])
+    for a, b, x, y in zip(positions, positions[1:], ms, ms[1:]):
+        total += (b - a) * (x + y) / 2
+    return total
+
+
+def judge(name: str, methods: dict[str, dict[str, Speed]]) -> dict[str, Any]:
+    """What was to be reached, and what was."""
+    if set(methods) != set(METHODS):
+        return {}
+    recomputed, cached, linear = (methods[m] for m in METHODS)
+    best = linear["best"].images_a_second
+    reached = (
+        linear["one"].seconds, best, best / cached["best"].images_a_second, best / recomputed["best"].images_a_second
+    )  # fmt: skip
+    names = ("seconds for one image", "images a second", "times the KV cache", "times recomputing")
+    return {
+        what: {"reached": value, "target": target, "met": met(what, value, target)}
+        for what, value, target in zip(names, reached, TARGETS[name])
+    }
+
+
+def met(what: str, value: float, target: float | None) -> bool | None:
+    if target is None or math.isnan(value):
+        return None
+    return value <= target if what.startswith("seconds") else value >= target
+
+
+def report(results, targets, options) -> str:
+    parts = [
+        "# How fast images are made",
+        f"Up to {options.threads} threads, float32. Steps timed at {options.positions} positions of an image and integrated "
+        "over it (positions and times: image_speed.json). The paper's CPU and GPU were others; its batches were not equal.",
+    ]
+    for name, methods in results.items():
+        base = methods.get("softmax, recomputed")
+        rows = [
+            [
+                m, f"{found['one'].seconds:.2f}", f"{PAPER[name][m][1]:g} / {PAPER[name][m][2]:g}",
+                f"{found['best'].images_a_second:.4g} (batch {found['best'].batch_size})", f"{PAPER[name][m][0]:g}",
+                "–" if base is None else f"{found['best'].images_a_second / base['best'].images_a_second:,.1f}",
+                f"{PAPER[name][m][0] / PAPER[name]['softmax, recomputed'][0]:,.0f}",
+            ]
+            for m, found in methods.items()
+        ]  # fmt: skip
+        header = [
+            "method", "s for one image", "paper, CPU / GPU", "images/s, best batch", "paper, GPU", "times recomputing",
+            "paper",
+        ]  # fmt: skip
+        parts += [f"## {name}", markdown(header, rows)]
+        if targets[name]:
+            lines = [
+                [
+                    what,
+                    f"{x['reached']:.4g}",
+                    "–" if x["target"] is None else f"{x['target']:g}",
+                    verdict(x["met"]),
+                ]
+                for what, x in targets[name].items()
+            ]
+            parts.append(markdown(["linear attention", "reached", "target", ""], lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def verdict(met: bool | None) -> str:
+    return "" if met is None else "met" if met else "missed"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

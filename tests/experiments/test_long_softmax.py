@@ -1,0 +1,74 @@
+"""The comparison of attentions in language models: runs, goes on after an interruption, and tells what it found."""
+
+import gzip
+import json
+import random
+
+import pytest
+
+from tarnn.training.log import read_log
+
+TINY = ("--quick", "--steps", 4, "--eval-every", 2, "--redraw-every", 2)
+
+
+@pytest.fixture
+def books(tmp_path):
+    """A few books, one of them packed."""
+    folder, words = tmp_path / "books", random.Random(0)
+    folder.mkdir()
+    for i, name in enumerate(("one.txt", "two.txt.gz", "pride_and_prejudice.txt.gz")):
+        text = "".join(
+            words.choice(["the cat ", "a hat ", "sat on ", "the mat.\n"]) for _ in range(400 + i)
+        ).encode()
+        (folder / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    return folder
+
+
+@pytest.fixture
+def experiment(script, books, tmp_path):
+    return lambda *options: script(
+        "long_softmax", "--books", books, "--runs", tmp_path / "runs", *TINY, *options
+    )
+
+
+def test_all_variants_at_equal_parameters_and_steps(experiment, tmp_path):
+    code, out = experiment()
+    assert code == 0
+    data = json.loads((tmp_path / "results" / "long_softmax.json").read_text())
+    assert len(data["results"]) == 6
+    for found in data["results"].values():
+        assert found["steps"] == [2, 4]
+        assert found["bits_per_byte"][1] < found["bits_per_byte"][0] < 9
+        assert not found["stopped"]
+    runs = [json.loads(x.read_text()) for x in sorted((tmp_path / "runs").glob("*/settings.json"))]
+    assert len(runs) == 6
+    assert len({x["run"]["parameters"] for x in runs}) == 1
+    assert "two" in "".join(x.name for x in (tmp_path / "runs" / "text").iterdir())
+    assert not (tmp_path / "runs" / "text" / "pride_and_prejudice.txt").exists()
+    assert (tmp_path / "results" / "long_softmax.png").stat().st_size > 10_000
+    assert "| Performer-softmax, redrawn |" in out
+    assert str(tmp_path) not in json.dumps(data)
+
+
+def test_what_is_complete_is_not_run_again_and_longer_goes_on(experiment, tmp_path):
+    experiment("--only", "elu + 1")
+    log = tmp_path / "runs" / "elu_+_1" / "log.jsonl"
+    before = log.read_text()
+    experiment("--only", "elu + 1")
+    assert log.read_text() == before
+    experiment("--only", "elu + 1", "--steps", 6)
+    assert [line["step"] for line in read_log(log) if "validation_loss" in line] == [2, 4, 6]
+    assert log.read_text().startswith(before)
+
+
+def test_a_run_that_breaks_is_a_result(experiment, tmp_path):
+    experiment("--only", "elu + 1", "--learning-rate", "1e30")
+    found = json.loads((tmp_path / "results" / "long_softmax.json").read_text())["results"]["elu + 1"]
+    assert "not finite" in found["stopped"]
+    assert "stopped: not a number" in (tmp_path / "results" / "long_softmax.md").read_text()
+
+
+def test_books_that_are_not_there(experiment, books):
+    (books / "pride_and_prejudice.txt.gz").unlink()
+    with pytest.raises(SystemExit, match="pride_and_prejudice among them; it has one, two"):
+        experiment()
