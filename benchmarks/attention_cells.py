@@ -29,7 +29,9 @@ def measure_cell(
 ) -> list[Cost]:
     """A cost for each (rival, dtype), in turns; torch.mm is one of those that take turns, where a call is long enough."""
     contenders: dict[Any, Contender] = {
-        (rival.name, dtype): Contender(call(rival, *inputs[dtype], cell), rival.patience, rival.surroundings)
+        (rival.name, dtype): Contender(
+            call(rival, *inputs[dtype], cell), rival.patience, rival.surroundings, rival.release
+        )
         for rival, dtype in entrants
     }
     if cell.t >= MATMUL_FROM:

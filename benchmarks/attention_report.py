@@ -50,7 +50,8 @@ def _arithmetic(chunk: int) -> str:
     return (
         f"Flops a token and head, with the kernel's chunk c = {chunk}: forward 4·d·e + c·(d + e), backward 10·d·e + 3c·(d + e); "
         "not causal, without c. Beside the share by that count stands the one without c (4·d·e, and "
-        "14·d·e with backward). Extra memory is the peak of one call beyond inputs, outputs and gradients. "
+        "14·d·e with backward). Extra memory is the peak of one call beyond inputs, outputs and gradients, "
+        "scratch that the native kernels keep between calls included. "
         "A time with * is of one call."
     )
 

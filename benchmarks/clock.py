@@ -30,6 +30,9 @@ class Contender:
     call: Callable[[], object]
     patience: float = 4.0  # seconds a call
     surroundings: Callable[[], AbstractContextManager] = nullcontext
+    release: Callable[[], object] = lambda: (
+        None
+    )  # gives back what is kept between calls, before a look at memory
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ def _measure_in_turns(contenders: Mapping[Key, Contender], effort: Effort, devic
     times: dict[Key, list[float]] = {key: [] for key in contenders}
     for key, one in contenders.items():
         with one.surroundings():
+            one.release()
             seconds[key], peaks[key] = metered(one.call, device)
             if seconds[key] < SLOW:
                 seconds[key] = seconds_of(one.call, 1, device)
@@ -88,6 +92,7 @@ def _measure_in_turns(contenders: Mapping[Key, Contender], effort: Effort, devic
     for key, one in contenders.items():
         if seconds[key] < SLOW:
             with one.surroundings():
+                one.release()
                 peaks[key] = metered(one.call, device)[1]
     timings = {}
     for key in contenders:

@@ -14,7 +14,7 @@ import torch
 
 
 def peak_bytes(f: Callable[[], object], device: str = "cpu") -> int | None:
-    """Peak of one call, its result included. What it keeps for the next call counts in its first alone."""
+    """Peak of one call, its result included, beyond what is there; what was kept for it from earlier calls is there."""
     if device.startswith("cuda"):
         return _peak_bytes_cuda(f)
     gc.collect()

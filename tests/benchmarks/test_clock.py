@@ -8,6 +8,7 @@ import torch
 from clock import Contender, Effort, measure_in_turns, metered
 from memory import peak_bytes
 from provenance import command, results_folder
+from rivals import native_kernels, release_scratch, tarnn_attend
 
 MIB = 2**20
 
@@ -54,6 +55,29 @@ def test_every_call_is_made_in_its_surroundings():
     measure_in_turns({"x": Contender(lambda: seen.append(len(depth)), surroundings=surroundings)}, Effort(0))
     assert set(seen) == {1}
     assert not depth
+
+
+def test_what_is_kept_is_given_back_before_each_look_at_memory():
+    told = []
+    contender = Contender(lambda: told.append("call"), release=lambda: told.append("release"))
+    measure_in_turns({"x": contender}, Effort(0, rounds=(3, 3)))
+    assert told == ["release", "call", "call", *["call"] * 3, "release", "call"]
+
+
+def test_scratch_of_the_native_kernels_is_in_their_memory():
+    if not native_kernels()[0]:
+        pytest.skip("no native kernels here")
+    q = torch.randn(1, 8, 64, 128)
+    call = lambda: tarnn_attend(q, q, q, True)  # noqa: E731
+    peaks = []
+    for _ in range(3):
+        call()
+        kept = peak_bytes(call)
+        if kept is None:
+            pytest.skip("nobody counts here")
+        release_scratch()
+        peaks.append(peak_bytes(call) - kept)
+    assert max(peaks) > 128 * 128 * 4  # a state is in it
 
 
 @pytest.mark.parametrize(
