@@ -11,7 +11,7 @@ from tarnn._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from tarnn.attention import LinearAttention, NoAttention, SoftmaxAttention
-    from tarnn.feature_maps import Elu, FeatureMap
+    from tarnn.feature_maps import Elu, FeatureMap, PositiveRandomFeatures
     from tarnn.models import TarnnConfig, TarnnForCausalLM
     from tarnn.ops import KVCache, LinearState, linear_attention, softmax_attention, step
 
@@ -22,6 +22,7 @@ __all__ = [
     "LinearAttention",
     "LinearState",
     "NoAttention",
+    "PositiveRandomFeatures",
     "SoftmaxAttention",
     "TarnnConfig",
     "TarnnForCausalLM",
@@ -32,7 +33,7 @@ __all__ = [
 
 _HOME = {
     "tarnn.ops": ("KVCache", "LinearState", "linear_attention", "softmax_attention", "step"),
-    "tarnn.feature_maps": ("Elu", "FeatureMap"),
+    "tarnn.feature_maps": ("Elu", "FeatureMap", "PositiveRandomFeatures"),
     "tarnn.attention": ("LinearAttention", "NoAttention", "SoftmaxAttention"),
     "tarnn.models": ("TarnnConfig", "TarnnForCausalLM"),
 }

@@ -1,11 +1,15 @@
 """Attention as modules: projections around an op. A file a kind, one interface for all (see `multihead`)."""
 
-from tarnn.attention.calibration import calibrating
+from typing import TYPE_CHECKING
+
 from tarnn.attention.decay import ChannelDecay, HeadDecay, TokenDecay
 from tarnn.attention.linear import LinearAttention
 from tarnn.attention.none import NoAttention
 from tarnn.attention.rotary import Rotary
 from tarnn.attention.softmax import SoftmaxAttention
+
+if TYPE_CHECKING:
+    from tarnn.attention.calibration import calibrating
 
 __all__ = [
     "ChannelDecay",
@@ -17,3 +21,11 @@ __all__ = [
     "TokenDecay",
     "calibrating",
 ]
+
+
+def __getattr__(name: str):
+    if name == "calibrating":  # loaded when first used
+        from tarnn.attention.calibration import calibrating
+
+        return calibrating
+    raise AttributeError(f"module 'tarnn.attention' has no attribute {name!r}; it has {', '.join(__all__)}")
