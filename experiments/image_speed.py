@@ -6,9 +6,10 @@
 Three ways to make the same kind of image from models of the same shape, with random weights (which cost what trained
 ones do): softmax that computes its whole prefix again for every value, as the paper's baseline; softmax with a
 key/value cache, allocated once; linear attention, an RNN. A step is one value of each image of the batch, drawing it
-included. What a step costs is measured at stated positions, and integrated over the image by the trapezoid rule: of
-the first two it grows with the position, and whole images of the first would take hours. Batch 1, and the batch with
-the most images a second among those that fit into --room; each with the number of threads that is faster.
+included. What a step costs is measured at stated positions, and summed over the image along the parabola through them
+(reading a prefix again costs a + b·p + c·p², a cache a + b·p, a state a): whole images of the first would take hours.
+Batch 1, and the batch with the most images a second among those that fit into --room; each with the number of threads
+that is faster.
 
 The paper's factors (317 and 4,462) compare with the recomputing one. Both factors are printed.
 """
@@ -51,13 +52,16 @@ FULL = {"models": ["mnist", "cifar10"], "batches": [1, 4, 16, 64, 128, 256], "po
 QUICK = {"models": ["mnist"], "batches": [1, 4], "positions": 2, "seconds": 0.1}
 
 
+StepAt = Callable[[int], Callable[[], object]]  # position → a step there
+
+
 @dataclass(frozen=True)
 class Speed:
     """Of making a whole batch: seconds an image of it takes all told, and where that was measured."""
 
     batch_size: int
     threads: int
-    seconds: float  # for the whole batch, integrated
+    seconds: float  # for the whole batch, summed over its values
     positions: list[int]
     ms: list[float]  # a step at each position, median
     steps: list[int]  # timed there
@@ -104,9 +108,9 @@ def speeds(name: str, method: str, options) -> dict[str, Speed]:
         if batch_size > 1 and bytes_of(model, method, batch_size) > options.room * 2**30:
             print(f"{name}, {method}: batch {batch_size} doesn't fit", flush=True)
             break
-        both = [
-            speed_of(model, method, batch_size, threads, options) for threads in sorted({1, options.threads})
-        ]
+        step_at = (prefixes if method == "softmax, recomputed" else states)(model, batch_size)
+        length = model.config.sequence_length
+        both = [speed_of(step_at, batch_size, length, n, options) for n in sorted({1, options.threads})]
         found.append(min(both, key=lambda speed: speed.seconds))
         print(
             f"{name:8} {method:20} batch {batch_size:4}  {found[-1].seconds:10.2f} s for the batch, "
@@ -131,56 +135,54 @@ def bytes_of(model: TarnnForImageGeneration, method: str, batch_size: int) -> in
     return batch_size * sum(layer.nbytes for layer in layers)
 
 
-def speed_of(model: TarnnForImageGeneration, method: str, batch_size: int, threads: int, options) -> Speed:
+def speed_of(step_at: StepAt, batch_size: int, length: int, threads: int, options) -> Speed:
     """Steps timed at positions from the first value to the last; the sum over all of an image's values."""
     torch.set_num_threads(threads)
-    length = model.config.sequence_length
-    positions = sorted(
-        {round(1 + (length - 2) * i / max(1, options.positions - 1)) for i in range(options.positions)}
+    spread = [i / max(1, options.positions - 1) for i in range(options.positions)]
+    positions = sorted({round(x * (length - 1)) for x in spread})
+    times = [timings(step_at(position), options.seconds) for position in positions]
+    ms = [1000 * sorted(x)[len(x) // 2] for x in times]
+    return Speed(
+        batch_size, threads, summed(positions, ms, length) / 1000, positions, ms, [len(x) for x in times]
     )
-    make = recomputing_step if method == "softmax, recomputed" else state_step
-    ms, steps = [], []
-    for position in positions:
-        step = make(model, batch_size, position)
-        times = timings(step, options.seconds)
-        ms.append(1000 * sorted(times)[len(times) // 2])
-        steps.append(len(times))
-    return Speed(batch_size, threads, integral(positions, ms, length) / 1000, positions, ms, steps)
 
 
-def state_step(model: TarnnForImageGeneration, batch_size: int, position: int) -> Callable[[], object]:
-    """One value more with `position` of them behind it, in the state; the sampler and the step are those of the loop."""
-    loop = PixelLoop(model, batch_size)
+def states(model: TarnnForImageGeneration, batch_size: int) -> StepAt:
+    """Steps of the pixel loop with `position` values behind them: drawing, writing, reading, all in its buffers."""
+    loop, length = PixelLoop(model, batch_size), model.config.sequence_length
     sample = pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(0))
-    loop.state = state_of(model, batch_size, position)
-    tokens = loop.tokens[:, position]
+    loop.state = state_at(model, length - 1, batch_size, room=1)  # type: ignore[arg-type]
+    parameters = torch.zeros(batch_size, model.likelihood.num_parameters)
 
-    def step() -> None:
-        rewind(loop.state, position)
-        parameters, _ = loop.step(tokens, loop.state)
-        loop.tokens[:, position + 1].copy_(sample(parameters))
+    def step_at(position: int) -> Callable[[], object]:
+        token = loop.tokens[:, position]
 
-    tokens.fill_(0)
-    return step
+        def step() -> None:
+            rewind(loop.state, position)
+            token.copy_(sample(parameters))
+            loop.step(token, loop.state)
+
+        return step
+
+    return step_at
 
 
-def state_of(model: TarnnForImageGeneration, batch_size: int, position: int):
-    """A state as large as after `position` values."""
-    return state_at(model, position, batch_size, room=1)  # type: ignore[arg-type]
-
-
-def recomputing_step(model: TarnnForImageGeneration, batch_size: int, position: int) -> Callable[[], object]:
-    """One value more, by reading everything before it again; only the last place goes through the head."""
+def prefixes(model: TarnnForImageGeneration, batch_size: int) -> StepAt:
+    """Steps that read everything before them again; only the last place goes through the head."""
     sample = pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(0))
-    ids = torch.zeros(batch_size, position + 1, dtype=torch.long)
-    ids[:, 0] = START
-    places = torch.arange(position + 1)[None]
 
-    def step() -> None:
-        hidden = model.model(inputs_embeds=model.embed(ids, places, None), use_cache=False).last_hidden_state
-        sample(model.head(hidden[:, -1]).float())
+    def step_at(position: int) -> Callable[[], object]:
+        ids = torch.zeros(batch_size, position + 1, dtype=torch.long)
+        ids[:, 0] = START
+        places = torch.arange(position + 1)[None]
 
-    return step
+        def step() -> None:
+            x = model.model(inputs_embeds=model.embed(ids, places, None), use_cache=False).last_hidden_state
+            sample(model.head(x[:, -1]).float())
+
+        return step
+
+    return step_at
 
 
 def timings(step: Callable[[], object], seconds: float) -> list[float]:
@@ -199,12 +201,13 @@ def timings(step: Callable[[], object], seconds: float) -> list[float]:
     return times
 
 
-def integral(positions: list[int], ms: list[float], length: int) -> float:
-    """Σ over all positions of what lies on the lines between those measured; the ends as the nearest measured."""
-    total = ms[0] * positions[0] + ms[-1] * (length - positions[-1])
-    for a, b, x, y in zip(positions, positions[1:], ms, ms[1:]):
-        total += (b - a) * (x + y) / 2
-    return total
+def summed(positions: list[int], ms: list[float], length: int) -> float:
+    """Σ over all positions of the parabola (or line) that fits the measured ones best; relative errors count alike."""
+    degree = min(2, len(positions) - 1)
+    powers = torch.arange(degree + 1)
+    at, y = torch.tensor(positions).double() / length, torch.tensor(ms).double()
+    curve = torch.linalg.lstsq((at[:, None] ** powers) / y[:, None], torch.ones(len(ms), 1).double()).solution
+    return ((torch.arange(length).double()[:, None] / length) ** powers @ curve).sum().item()
 
 
 def judge(name: str, methods: dict[str, dict[str, Speed]]) -> dict[str, Any]:
@@ -232,7 +235,7 @@ def met(what: str, value: float, target: float | None) -> bool | None:
 def report(results, targets, options) -> str:
     parts = [
         "# How fast images are made",
-        f"Up to {options.threads} threads, float32. Steps timed at {options.positions} positions of an image and integrated "
+        f"Up to {options.threads} threads, float32. Steps timed at {options.positions} positions of an image and summed "
         "over it (positions and times: image_speed.json). The paper's CPU and GPU were others; its batches were not equal.",
     ]
     for name, methods in results.items():

@@ -194,7 +194,8 @@ def test_images_of_a_class(command, runs, tmp_path):
         return [np.median(cell(picture, i // 3, i % 3)) for i in range(6)]
 
     by_class = shades()
-    assert all(by_class[i] < by_class[i + 1] for i in (0, 1, 3, 4))
+    for drawn in (by_class, shades("--batch-size", 4)):
+        assert all(drawn[i] < drawn[i + 1] for i in (0, 1, 3, 4))
     assert np.abs(np.array(shades("--class-label", 2, "--class-label", 0, "--batch-size", 4)).reshape(3, 2)
                   - [[by_class[2], by_class[0]]]).max() < 60  # fmt: skip
 
