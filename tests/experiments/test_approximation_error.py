@@ -129,3 +129,11 @@ def test_an_encoder_needs_texts(script, encoder, capsys):
     with pytest.raises(SystemExit):
         script("approximation_error", *TINY, "--encoder", encoder)
     assert "--encoder and --texts go together" in capsys.readouterr().err
+
+
+def test_the_size_of_the_estimate(script, tmp_path):
+    code, out = script("estimate_size", "--draws", 1, "--length", 20)
+    assert code == 0
+    found = json.loads((tmp_path / "results" / "estimate_size.json").read_text())["results"]
+    assert found["0.25"]["favor, 256"] < 0.1 < 0.3 < found["1"]["favor, 256"]
+    assert "| 0.25 |" in out

@@ -30,8 +30,8 @@ def draw_omega(
         sphere; any num, the last block cut short. Choromanski et al. 2021, section 2.4 (arXiv 2009.14794).
         "iid": independent rows. "hadamard": H D₁ H D₂ H D₃ / d^1.5 with the Hadamard matrix H and random signs;
         dim must be a power of two. "givens": 2⌈log₂ d⌉ rounds of d/2 rotations by random angles in random pairs.
-        The last two are orthogonal too but only nearly uniform (a small bias), take O(d) and O(d log d) random
-        numbers a block instead of d², and O(d² log d) time instead of O(d³)
+        The last two are orthogonal too but only nearly uniform (a small bias); they take O(d) and O(d log d) random
+        numbers a block instead of d², and O(d² log d) time instead of O(d³), which at d ≤ 128 gains nothing
         (Choromanski et al. 2017, arXiv 1703.00864; 2019, *Unifying Orthogonal Monte Carlo Methods*, ICML).
     norms: "chi", those of Gaussian vectors: then rows of "iid" and of "orthogonal" are N(0, I) each; or "fixed",
         √dim.
