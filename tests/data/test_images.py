@@ -35,6 +35,7 @@ def planes(pixels):
 def same(images, pixels, labels=None):
     np.testing.assert_array_equal(images.pixels, pixels)
     assert images.pixels.dtype == np.uint8
+    assert images.pixels.flags.writeable  # or torch would warn of it
     if labels is None:
         assert images.labels is None
     else:

@@ -170,7 +170,7 @@ def read_picture(path: Path) -> Pixels:
             raise UserError(
                 f"{path} is a picture of a kind that 8-bit grey or RGB can't hold ({kind}); convert it to one of them."
             )
-        array = np.asarray(image.convert(mode))
+        array = np.array(image.convert(mode))
     return Pixels(array.reshape(1, *array.shape[:2], -1))
 
 
@@ -215,4 +215,4 @@ def checked(
         labels = labels.astype(np.int64) - first
         if labels.min() < 0:
             raise UserError(f"{where} has a label {int(labels.min()) + first}; expected {first} or more.")
-    return Pixels(np.ascontiguousarray(pixels), labels)
+    return Pixels(np.require(pixels, requirements=["C", "W"]), labels)
