@@ -122,3 +122,12 @@ def test_a_model_with_nothing_to_calibrate():
         calibrating(LinearAttention(8, 2, feature_map=Elu(), causal=True)),
     ):
         pass
+
+
+@pytest.mark.compile
+def test_a_layer_fitted_by_the_call_is_one_graph():
+    heads = {"fit": "call"}
+    phi = Reparametrized(OptimalRandomFeatures(HEAD_DIM, 16, seed=0, **heads), **heads)
+    module, x = LinearAttention(16, 4, feature_map=phi, causal=False), torch.randn(2, 9, 16)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), module(x))

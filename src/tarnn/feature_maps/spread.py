@@ -5,7 +5,6 @@ magnitude, in variance. The best of them depends on the data, and the maps in `o
 `reparametrized.py` find it from means and covariances alone.
 """
 
-import copy
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -179,7 +178,9 @@ class FittedMap(FeatureMap):
         return self.fitted_to(for_q, for_k, index)
 
     def with_buffers(self, values: dict[str, Tensor]) -> "FittedMap":
-        clone = copy.copy(self)
+        """A copy that shares everything but these buffers."""
+        clone = object.__new__(type(self))
+        clone.__dict__.update(self.__dict__)
         clone.__dict__["_buffers"] = {**self._buffers, **values}
         return clone
 
