@@ -1,38 +1,52 @@
-"""What the op's tests share: devices, poisoned memory, chunk sizes."""
+"""What the op's tests share: ways to compute and devices, poisoned memory, chunk sizes."""
+
+import contextlib
 
 import pytest
 import torch
 
-from tarnn.kernels import eager
+from tarnn.kernels import cpu, eager, native
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+PATHS = ["native", "PyTorch", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
-@pytest.fixture(params=DEVICES, autouse=True)
-def device(request):
-    """Every test of the op runs on every device there is: what it makes is made there."""
-    if request.param != "cpu":
-        torch.set_default_device(request.param)
-    yield request.param
-    torch.set_default_device(None)
+def pytest_generate_tests(metafunc):
+    """Every test of the op runs by the compiled kernels, in plain PyTorch, and on every other device there is.
+
+    What is marked `one_path` runs once, by whatever serves: the marked code comes before or around the kernels.
+    """
+    once = metafunc.definition.get_closest_marker("one_path") is not None
+    metafunc.parametrize("path", ["any", *PATHS[2:]] if once else PATHS, indirect=True)
 
 
 @pytest.fixture(autouse=True)
-def poisoned_memory(request):
-    """torch.empty is filled with NaN, so that an output that is not written shows."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(before)
+def path(request, poisoned_memory):
+    """How the test's calls are computed: "native", "PyTorch", "any" of both, or "cuda"."""
+    path = request.param
+    if path == "native" and not native.available():
+        pytest.skip(native.status().why)
+    with native.disabled() if path == "PyTorch" else contextlib.nullcontext():
+        yield path
+
+
+@pytest.fixture(autouse=True)
+def device(path):
+    """Where the test's calls are computed: what it makes is made there."""
+    device = path if path in PATHS[2:] else "cpu"
+    if device != "cpu":
+        torch.set_default_device(device)
+    yield device
+    torch.set_default_device(None)
 
 
 @pytest.fixture(params=["usual", "tiny"])
 def chunks(request, monkeypatch):
-    """The usual chunk sizes, and tiny ones, with which a short sequence has many chunks and segments."""
+    """The usual chunk sizes, and tiny ones, with which a short sequence has many chunks, segments and stretches."""
     if request.param == "tiny":
-        monkeypatch.setattr(eager, "CHUNK", 4)
-        monkeypatch.setattr(eager, "CHUNK_WITH_CHANNELS", 3)
+        for backend in (eager, cpu):
+            monkeypatch.setattr(backend, "CHUNK", 4)
+            monkeypatch.setattr(backend, "CHUNK_WITH_CHANNELS", 3)
         monkeypatch.setattr(eager, "SEGMENT", 0)
         monkeypatch.setattr(eager, "SEGMENT_MIN", 8)
+        monkeypatch.setattr(cpu, "STRETCH", 8)
     return request.param

@@ -6,7 +6,7 @@ import torch
 from tarnn import feature_maps
 from tarnn.ops import LinearState, linear_attention, softmax_attention
 
-pytestmark = pytest.mark.refusals
+pytestmark = [pytest.mark.refusals, pytest.mark.one_path]
 
 
 def x(*shape, dtype=torch.float32):

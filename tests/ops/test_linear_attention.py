@@ -17,7 +17,7 @@ MAPS = {
     "squared_relu": feature_maps.SquaredRelu(),
     "exp": feature_maps.Exp(),
 }
-laws = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+laws = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def attend(case: Case, at=slice(None), **more):

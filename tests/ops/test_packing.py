@@ -1,10 +1,13 @@
 """Packed sequences: bounds, buckets of similar length, and turning each around."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tarnn.ops import packing
+
+pytestmark = pytest.mark.one_path
 
 lengths = st.lists(st.integers(0, 40), min_size=1, max_size=8)
 

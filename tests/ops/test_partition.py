@@ -14,6 +14,7 @@ from tarnn.feature_maps import (
 from tarnn.feature_maps.spread import spread_of
 from tarnn.ops import ClassSums, partition, random_feature_softmax, sum_classes
 
+pytestmark = pytest.mark.one_path
 D, N = 8, 1000
 
 

@@ -7,6 +7,8 @@ from attention_cases import Case, relative_error
 from tarnn.kernels.features import features
 from tarnn.ops import reference
 
+pytestmark = pytest.mark.one_path
+
 
 def test_by_hand():
     """Two tokens, one feature: o_0 = v_0, o_1 = (k_0 v_0 + k_1 v_1)/(k_0 + k_1), q cancels."""

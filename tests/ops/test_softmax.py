@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from tarnn.ops import KVCache, reference, softmax_attention, softmax_step
 
+pytestmark = pytest.mark.one_path
+
 
 def drawn(seed, b=2, g=2, r=2, t=7, s=7, d=5, e=3):
     generator = torch.Generator(torch.get_default_device()).manual_seed(seed)

@@ -27,7 +27,7 @@ def run(case: Case, state=None, *, inplace=False):
     return torch.cat(outputs, dim=2), state
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=cases(causal=True, masked=False))
 def test_steps_equal_the_definition_and_the_parallel_state(case):
     if not case.t:

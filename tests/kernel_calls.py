@@ -1,0 +1,40 @@
+"""Calls that the compiled kernels are tried with: every mode, of any size and dtype."""
+
+from dataclasses import replace
+
+import torch
+from fuzz import judge
+from fuzz_calls import Drawn
+
+CALL = Drawn(
+    number=0, seed=0, b=2, g=2, r=2, t=41, s=41, d=17, e=33, dtype="float64", feature_map="elu", causal=True,
+    normalize=True, masked=False, junk="", decay="none", weighted=False, options_narrow=False, spread=1.0,
+    way="whole", layouts=("contiguous",) * 4, state_grads=True, tiny_chunks=False, threads=1,
+)  # fmt: skip
+MODES = {
+    "causal": {},
+    "full": {"causal": False},
+    "full, weighted": {"causal": False, "weighted": True, "masked": True, "junk": "nan"},
+    "decay a head": {"decay": "head", "feature_map": "relu"},
+    "decay a token, weighted": {"decay": "token", "weighted": True, "masked": True, "junk": "nan"},
+    "decay a channel": {"decay": "channel", "feature_map": "squared_relu"},
+    "decay a channel, weighted": {"decay": "channel", "feature_map": "exp", "masked": True},
+    "unnormalised": {"feature_map": "identity", "normalize": False, "masked": True},
+}
+DTYPES = ["float64", "float32", "bfloat16", "float16"]
+
+
+def drawn(mode: str, **words) -> Drawn:
+    call = replace(CALL, **MODES[mode] | words)
+    return replace(call, s=call.t) if call.causal else call
+
+
+def holds(mode: str, **words) -> None:
+    wrong = judge(drawn(mode, **words))[2]
+    assert not wrong, wrong
+
+
+def same_bits(xs, ys) -> bool:
+    return len(xs) == len(ys) > 0 and all(
+        torch.equal(x.nan_to_num(7.0), y.nan_to_num(7.0)) for x, y in zip(xs, ys)
+    )

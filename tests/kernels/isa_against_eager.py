@@ -1,0 +1,36 @@
+"""Prints the instruction set in use, or fails where the compiled kernels and plain PyTorch differ.
+
+`test_isa.py` runs it once for each TARNN_ISA that the processor has.
+"""
+
+import torch
+from fuzz import errors, set_up
+from fuzz_calls import Call
+from kernel_calls import MODES, drawn
+
+from tarnn.kernels import native
+
+LIMITS = {
+    "float64": 1e-12,
+    "float32": 1e-4,
+    "bfloat16": 0.05,
+    "float16": 0.01,
+}  # a wrong lane is wrong by all of its size
+
+torch.use_deterministic_algorithms(True)  # fills torch.empty with NaN
+torch.set_num_threads(1)
+for mode in MODES:
+    for dtype, limit in LIMITS.items():
+        for size in (
+            {"d": 16, "e": 64, "t": 64, "s": 64},
+            {"d": 7, "e": 37},
+            {"d": 35, "e": 5, "tiny_chunks": True},
+        ):
+            call = drawn(mode, dtype=dtype, options_narrow=True, spread=0.5, b=1, g=1, **size)
+            with set_up(call):
+                compiled = Call(call).ours()
+                with native.disabled():
+                    plain = Call(call).ours()
+            found = errors(compiled, [x.detach().double() for x in plain])
+            assert max(found.values()) <= limit, (call, found)
+print(native.status().path)

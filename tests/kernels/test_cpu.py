@@ -1,0 +1,190 @@
+"""The compiled kernels against the definition: every mode, size, layout and dtype.
+
+`fuzz.judge` holds a call's output, states and gradients against the definition in float64: to 1e-11 in float64, and in
+narrower dtypes to twice the error of the definition computed in that dtype. It also tries another number of threads.
+"""
+
+import pytest
+import torch
+from fuzz import errors, set_up
+from fuzz_calls import MAPS, Call
+from kernel_calls import DTYPES, MODES, drawn, holds, same_bits
+
+from tarnn.ops import linear_attention, reference
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
+SIZES = [1, 3, 15, 16, 17, 31, 33, 64, 65, 130]
+
+
+# --- values
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", MODES)
+def test_low_precision_costs_at_most_twice_the_definitions_error(mode, dtype):
+    holds(mode, dtype=dtype, d=16, options_narrow=True)
+
+
+@pytest.mark.parametrize(("e", "d"), list(zip([16, 65, 31, 1, 130, 17, 64, 3, 15, 33], SIZES)))
+@pytest.mark.parametrize("mode", MODES)
+def test_every_width(mode, d, e):
+    holds(mode, d=d, e=e, b=1, t=33)
+    narrow, wide = (Call(drawn(mode, d=d, e=e, b=1, t=33, dtype=x)) for x in ("float32", "float64"))
+    wide.inputs, wide.grads = [x.double() for x in narrow.inputs], [x.double() for x in narrow.grads]
+    found = errors(
+        narrow.ours(), [x.detach().double() for x in wide.ours()]
+    )  # a wrong lane is wrong by all of its size
+    assert max(found.values()) < 1e-4
+
+
+@pytest.mark.parametrize("t", [0, 1, 15, 16, 31, 32, 63, 65, 97])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_length(mode, t):
+    holds(mode, b=1, g=1, t=t, s=97 - t, d=5, e=3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", [{"b": 0}, {"d": 0, "dtype": "float32"}, {"e": 0}])
+def test_tensors_without_numbers(mode, size):
+    o, S, z, *grads = Call(drawn(mode, t=33, s=33, **size)).ours()
+    assert not any(x.isnan().any() for x in (o, S, z, *grads))
+    assert (o == 0).all()
+
+
+@pytest.mark.parametrize("way", ["whole", "continued", "packed", "packed continued"])
+@pytest.mark.parametrize("mode", MODES)
+def test_many_chunks_and_stretches(mode, way):
+    """With b·g = 1 a sequence of 41 becomes stretches of 8; with packed ones, some do. States go in and out."""
+    way = way if drawn(mode).causal else way.removesuffix(" continued")  # which would read all keys twice
+    holds(mode, b=1, g=1, r=3, t=41, s=41, d=6, e=5, tiny_chunks=True, way=way)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_weights_of_any_size(dtype):
+    """Log-weights of ±3,000 and exponents of ±300: each sum in units of its largest term."""
+    for mode in ("decay a token, weighted", "decay a channel, weighted", "full, weighted"):
+        holds(mode, dtype=dtype, spread=100.0)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_log_weight_of_minus_infinity_is_a_masked_key(causal):
+    call = Call(drawn("causal", causal=causal, weighted=True, dtype="float32", state_grads=False))
+    absent = torch.rand(2, 41) < 0.5
+    absent[0, :20] = absent[1, :] = True  # none at first, and none at all
+    call.inputs[3].masked_fill_(absent[:, None], -torch.inf)
+    by_weight = call.ours()
+    call.inputs[3].masked_fill_(absent[:, None], 0.0)
+    call.mask = ~absent
+    assert same_bits(by_weight, call.ours())
+    assert (by_weight[0][1] == 0).all()
+
+
+@pytest.mark.parametrize("size", ["usual", "tiny"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradients_of_decays_are_exact_each_for_itself(weighted, channels, dtype, size, request):
+    """Resets within and at the ends of chunks, and decays by factors up to e⁻²⁰: where all terms are positive, each entry of
+    each gradient is right to its own size, however small beside the largest."""
+    if size == "tiny":
+        request.getfixturevalue("tiny")
+    torch.manual_seed(0)
+    t, f, e = 70, 5, 3
+    rand = lambda *shape: torch.rand(*shape, dtype=dtype) + 0.1  # noqa: E731
+    decay = -20 * torch.rand(1, 1, t, *[f] * channels, dtype=dtype) ** 4
+    decay[:, :, [1, 15, 16, 31, 32, 33, 47, 69]] = -torch.inf
+    inputs = [rand(1, 2, t, f), rand(1, 1, t, f), rand(1, 1, t, e), decay]
+    inputs += [4 * rand(1, 1, t)] if weighted else []
+    inputs, exact = ([x.to(to).requires_grad_() for x in inputs] for to in (dtype, torch.float64))
+    names = ["log_decay", "key_log_weight"]
+    o = linear_attention(
+        *inputs[:3], MAPS["identity"], causal=True, normalize=False, **dict(zip(names, inputs[3:]))
+    )
+    expected = reference.recurrent(*exact[:3], normalize=False, **dict(zip(names, exact[3:])))[0]
+    grad = rand(1, 2, t, e)
+    got = [o, *torch.autograd.grad(o, inputs, grad)]
+    for x, y in zip(got, [expected, *torch.autograd.grad(expected, exact, grad.double())]):
+        assert torch.equal(x == 0, y == 0)
+        assert ((x - y).abs() <= 4 * t * torch.finfo(dtype).eps * y.abs()).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_packed_sequences_are_a_loop_to_the_bit(mode):
+    """Empty ones too; where none is cut into stretches."""
+    cuts = [0, 0, 5, 5, 38, 38, 100, 100]
+    call = Call(drawn(mode, b=1, t=100, s=100, way="packed", dtype="float32"))
+    call.cuts, n = cuts, len(cuts) - 1
+    call.grads[1:] = [x.expand(n, *x.shape[1:]) for x in (torch.randn(1, 2, 17, 33), torch.randn(1, 2, 17))]
+    o, S, z, *grads = call.ours()
+    for i, (a, b) in enumerate(zip(cuts, cuts[1:])):
+        alone = Call(drawn(mode, b=1, t=b - a, s=b - a, dtype="float32"))
+        alone.inputs = [x if x.ndim == 1 else x[:, :, a:b] for x in call.inputs]
+        alone.mask = None if call.mask is None else call.mask[:, a:b]
+        alone.grads = [call.grads[0][:, :, a:b], *(x[i : i + 1] for x in call.grads[1:])]
+        one = alone.ours()
+        assert same_bits([o[:, :, a:b], S[i : i + 1], z[i : i + 1]], one[:3])
+        in_time = [(x[:, :, a:b], y) for x, y in zip(grads, one[3:]) if x.ndim > 1]
+        assert same_bits(*zip(*in_time))
+
+
+# --- to the bit
+
+
+@pytest.mark.parametrize("way", ["whole", "packed", "tiny"])
+@pytest.mark.parametrize("mode", MODES)
+def test_same_bits_whatever_the_number_of_threads(mode, way):
+    """Sequences of 1,100 are cut into stretches where there is one head; with tiny chunks, into many."""
+    t = 150 if way == "tiny" else 1100
+    words = {
+        "b": 1,
+        "g": 1,
+        "t": t,
+        "s": t,
+        "dtype": "float32",
+        "way": "packed" if way == "packed" else "whole",
+    }
+    results = []
+    for threads in (1, 2):
+        call = drawn(mode, threads=threads, tiny_chunks=way == "tiny", **words)
+        with set_up(call):
+            results.append(Call(call).ours())
+    assert same_bits(*results)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mode", [m for m in MODES if not m.startswith("full")])
+def test_nothing_later_changes_an_output(mode, dtype):
+    call = Call(drawn(mode, b=1, g=1, t=1100, s=1100, dtype=dtype, junk="", state_grads=False))
+    for cut in (600, 13):  # in the second stretch of two, and in the first
+        before = call.ours()[0][:, :, :cut]
+        for x in call.inputs:
+            if x.ndim > 1:
+                x[:, :, cut:] = x[:, :, cut:].flip(2) * 1000
+        assert same_bits([call.ours()[0][:, :, :cut]], [before])
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+@pytest.mark.parametrize("layout", ["as projected", "every second", "wider", "expanded", "transposed"])
+@pytest.mark.parametrize("mode", MODES)
+def test_any_strides_give_the_same_bits(mode, layout, dtype):
+    """As the contiguous copies, of which the kernel reads and writes some where they lie; gradients too."""
+    strided = Call(drawn(mode, e=32, dtype=dtype, layouts=(layout,) * 4, state_grads=False))
+    plain = Call(drawn(mode, e=32, dtype=dtype, state_grads=False))
+    plain.inputs, plain.grads = ([x.contiguous() for x in xs] for xs in (strided.inputs, strided.grads))
+    if strided.mask is not None:
+        strided.mask = strided.mask.T.contiguous().T
+    for i, x in enumerate(strided.inputs[3:]):  # a step of two along the last axis
+        strided.inputs[3 + i] = torch.stack([x, torch.full_like(x, torch.nan)], dim=-1)[..., 0]
+    assert not strided.inputs[0].is_contiguous()
+    assert same_bits(strided.ours(), plain.ours())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_gradient_without_strides(mode):
+    """`o.sum()` sends one number back, seen everywhere."""
+    call = Call(drawn(mode, dtype="float32", state_grads=False))
+    call.grads = [torch.full((1, 1, 1, 1), 0.3).expand(call.grads[0].shape)]
+    zero_strides = call.ours()
+    call.grads = [call.grads[0].contiguous()]
+    assert same_bits(zero_strides, call.ours())
