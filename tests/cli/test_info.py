@@ -9,7 +9,7 @@ import torch
 from tarnn.analysis.decode_cost import softmax_twin
 from tarnn.generation.checkpoint import open_model
 from tarnn.kernels import native
-from tarnn.models import TarnnConfig, TarnnForCausalLM
+from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
 
 
 def facts_of(command, folder, *options):
@@ -43,6 +43,24 @@ def test_the_rival_is_the_same_model_with_softmax(command, checkpoints):
         num_hidden_layers=4, attention=["none", "linear"], feature_map="dpfp", normalize=False
     )
     assert softmax_twin(config).attention == ["none", "softmax"] * 2
+
+
+def test_models_of_images(command, tmp_path):
+    config = TarnnImageConfig(
+        hidden_size=32, num_attention_heads=4, num_hidden_layers=2, image_height=4, image_width=5, num_channels=3,
+        num_classes=7, num_mixtures=3,
+    )  # fmt: skip
+    model = TarnnForImageGeneration(config)
+    model.save_pretrained(tmp_path)
+    facts = facts_of(command, tmp_path)
+    assert facts["parameters"] == model.num_parameters()
+    (row,) = facts["memory"]
+    assert row["length"] == 60
+    assert row["state_bytes"] == model.new_state(1, class_labels=torch.tensor([0])).nbytes
+    assert row["softmax_state_bytes"] == 2 * 2 * 32 * 4 * 60
+    text = command("info", tmp_path, "--lengths", 9).out
+    assert "images      4 × 5, 3 channels, 7 classes; logistic mixture of 3" in text
+    assert "positions   grid, at most 60" in text
 
 
 def test_layers_are_told_by_kind(command, checkpoints):

@@ -132,4 +132,4 @@ def softmax_twin(config: TarnnConfig) -> TarnnConfig:
     """The same shape with softmax for every kind of attention; a layer without any stays without."""
     pattern = [config.attention_of(i) for i in range(config.num_hidden_layers)]
     twin = {"attention": ["none" if kind == "none" else "softmax" for kind in pattern]}
-    return TarnnConfig.from_dict(config.to_dict() | twin)
+    return type(config).from_dict(config.to_dict() | twin)

@@ -11,8 +11,8 @@ from typer import Argument, Option
 from tarnn.analysis.decode_cost import softmax_twin
 from tarnn.cli.machine import kernel_facts, machine_facts, machine_text
 from tarnn.errors import UserError
-from tarnn.generation.checkpoint import open_config, read_headers, refuse_gaps
-from tarnn.models import TarnnConfig, TarnnForCausalLM
+from tarnn.generation.checkpoint import KINDS, open_config, read_headers, refuse_gaps
+from tarnn.models import ModelState, TarnnConfig
 from tarnn.ops import LinearState
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -24,7 +24,8 @@ def info(
         Path | None, Argument(help="A checkpoint folder, as `tarnn train --out` writes it.")
     ] = None,
     lengths: Annotated[
-        str | None, Option(help=f"Numbers of tokens, with commas between them; {LENGTHS} unless given.")
+        str | None,
+        Option(help=f"Numbers of tokens, with commas between them; {LENGTHS}, or an image's, unless given."),
     ] = None,
     as_json: Annotated[bool, Option("--json", help="As JSON, for programs.")] = False,
 ) -> None:
@@ -37,7 +38,7 @@ def info(
     Nothing is run and no weight is read, only what the file's header says of them.
     """
     if checkpoint is not None:
-        facts = describe(checkpoint, parse_lengths(LENGTHS if lengths is None else lengths))
+        facts = describe(checkpoint, None if lengths is None else parse_lengths(lengths))
     elif lengths is not None:
         raise UserError(
             "--lengths asks what a checkpoint takes; name one: `tarnn info CHECKPOINT --lengths …`."
@@ -59,9 +60,12 @@ def parse_lengths(text: str) -> list[int]:
     return lengths
 
 
-def describe(checkpoint: Path, lengths: list[int]) -> dict[str, Any]:
-    """All that the command tells, as JSON has it."""
-    config, (file, header) = open_config(checkpoint), read_headers(checkpoint)
+def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, Any]:
+    """All that the command tells, as JSON has it. Lengths that are not given: usual ones, or that of an image."""
+    config, (file, header) = open_config(checkpoint, tuple(KINDS)), read_headers(checkpoint)
+    if lengths is None:
+        whole = getattr(config, "sequence_length", None)
+        lengths = parse_lengths(LENGTHS) if whole is None else [whole]
     dtype = next(DTYPES[kind] for kind, _ in header.values() if kind in DTYPES)
     model, twin = weightless(config, dtype), weightless(softmax_twin(config), dtype)
     check_weights(file, header, model)
@@ -76,9 +80,9 @@ def describe(checkpoint: Path, lengths: list[int]) -> dict[str, Any]:
         "memory": [
             {
                 "length": length,
-                "state_bytes": (state := model.new_state(1, capacity=length).nbytes),
+                "state_bytes": (state := state_bytes(model, length)),
                 "total_bytes": weights + state,
-                "softmax_state_bytes": (cache := twin.new_state(1, capacity=length).nbytes),
+                "softmax_state_bytes": (cache := state_bytes(twin, length)),
                 "softmax_total_bytes": twin_weights + cache,
             }
             for length in lengths
@@ -87,15 +91,21 @@ def describe(checkpoint: Path, lengths: list[int]) -> dict[str, Any]:
     }
 
 
-def weightless(config: TarnnConfig, dtype: torch.dtype) -> TarnnForCausalLM:
+def weightless(config: TarnnConfig, dtype: torch.dtype) -> Any:
     """The model with shapes and no numbers: nothing is allocated, by its states neither."""
     with torch.device("meta"):
-        model = TarnnForCausalLM(config)
+        model = KINDS[config.model_type][2](config)
     nn.Module.to(model, dtype)
     return model
 
 
-def check_weights(file: Path, found: dict[str, Any], model: TarnnForCausalLM) -> None:
+def state_bytes(model: Any, length: int) -> int:
+    """Of one sequence of that length."""
+    layers = [block.attention.new_state(1, capacity=length) for block in model.model.layers]
+    return ModelState(layers, torch.zeros(1, dtype=torch.int64)).nbytes
+
+
+def check_weights(file: Path, found: dict[str, Any], model: Any) -> None:
     """UserError where the tensors that were found (name → (dtype, shape)) are not those of the model."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     missing = [name for name in expected if name not in found and name not in model.all_tied_weights_keys]
@@ -105,7 +115,7 @@ def check_weights(file: Path, found: dict[str, Any], model: TarnnForCausalLM) ->
     refuse_gaps(file, {"missing_keys": missing, "unexpected_keys": unexpected, "mismatched_keys": mismatched})
 
 
-def layer_facts(model: TarnnForCausalLM, i: int) -> dict[str, Any]:
+def layer_facts(model: Any, i: int) -> dict[str, Any]:
     """One layer: its kind of attention, its map, and the state that it keeps for a sequence."""
     attention, kind = model.model.layers[i].attention, model.config.attention_of(i)
     facts = {"layer": i, "attention": kind}
@@ -127,6 +137,7 @@ def as_text(facts: dict[str, Any]) -> str:
     config = facts["config"]
     limit = config["max_position_embeddings"]
     rows = {
+        **image_rows(config),
         "parameters": f"{facts['parameters']:,} in {facts['dtype']}: {facts['weight_bytes']:,} bytes",
         "shape": f"{len(facts['layers'])} layers, hidden {config['hidden_size']}, "
         f"{config['num_attention_heads']} heads of {config['head_dim']}, vocabulary {config['vocab_size']:,}",
@@ -143,6 +154,18 @@ def as_text(facts: dict[str, Any]) -> str:
         beyond = "  (beyond its positions)" if limit and row["length"] > limit else ""
         lines += [f"{row['length']:12,}" + "".join(f"{x:18,}" for x in list(row.values())[1:]) + beyond]
     return "\n".join(lines)
+
+
+def image_rows(config: dict[str, Any]) -> dict[str, str]:
+    """What a model of images is of; nothing for one of text."""
+    if "image_height" not in config:
+        return {}
+    classes = f", {config['num_classes']} classes" if config["num_classes"] else ""
+    likelihood = config["likelihood"].replace("_", " ")
+    if config["likelihood"] == "logistic_mixture":
+        likelihood += f" of {config['num_mixtures']}"
+    shape = f"{config['image_height']} × {config['image_width']}, {config['num_channels']} channels"
+    return {"images": f"{shape}{classes}; {likelihood}"}
 
 
 def runs(layers: list[dict[str, Any]]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from tarnn.errors import UserError
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
 
 # model_type → what it is, its config, its model
-KINDS: dict[str, tuple[str, type[TarnnConfig], type[TarnnForCausalLM] | type[TarnnForImageGeneration]]] = {
+KINDS: dict[str, tuple[str, type[TarnnConfig], Any]] = {
     "tarnn": ("text", TarnnConfig, TarnnForCausalLM),
     "tarnn_image": ("images", TarnnImageConfig, TarnnForImageGeneration),
 }
