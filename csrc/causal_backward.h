@@ -306,19 +306,22 @@ void keep_entered(const Problem& p, const Sizes<T>& n, const T* S, const T* z, B
 }
 
 /// The gradient of a chunk's log-decays: flow within, Σ_{i≥l} y_i (found where it will be stored), Σ_{j<l} x_j, and across.
+/// Sums only grow: none is a difference of larger ones.
 template <typename T>
 void store_decay_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, const BackwardScratch<T>& at) {
   const Index rows = at.keys.rows, width = p.channels ? n.f : 1, ld = p.channels ? n.ldf : 1;
   const View& to = p.grad_log_decay;
   T* grad = static_cast<T*>(to.data) + offset(to, s.row, s.head, time);
   for (Index x = 0; x < width; ++x) {
-    T read = 0, entered = at.entered[rows * ld + x];
-    for (Index j = 0; j < rows; ++j) entered += at.entered[j * ld + x];
+    T entered = at.entered[rows * ld + x], read = 0;
+    for (Index l = 0; l < rows; ++l) {
+      at.flow[l * ld + x] += entered;
+      entered += at.entered[l * ld + x];
+    }
     for (Index l = rows; l-- > 0;) {
       T* here = grad + l * to.stride[2] + x;
       read += *here;
-      entered -= at.entered[l * ld + x];
-      *here = is_masked(p, s.row, time + l) ? T(0) : at.flow[l * ld + x] + read + entered;
+      *here = is_masked(p, s.row, time + l) ? T(0) : at.flow[l * ld + x] + read;
     }
   }
 }

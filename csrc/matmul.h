@@ -33,7 +33,8 @@ struct Left {
 
 /// sums += R rows of A times N vectors' worth of columns of B.
 template <typename T, int R, int N>
-TARNN_INLINE void accumulate(Index k, Left<T> a, const T* b, Index ldb, Vec<T> (&sums)[R * N]) {
+TARNN_INLINE void accumulate(Index k, Left<T> a, const T* b, Index ldb, Vec<T> (&sums)[R * N], Ahead* ahead) {
+  Ahead none, &lines = ahead ? *ahead : none;
   for (Index l = 0; l < k; ++l, a.at += a.column, b += ldb) {
     Vec<T> right[N];
     unrolled<N>([&](auto j) TARNN_LAMBDA { right[j] = load(b + j * width<T>); });
@@ -41,15 +42,16 @@ TARNN_INLINE void accumulate(Index k, Left<T> a, const T* b, Index ldb, Vec<T> (
       const Vec<T> left = broadcast<T>(a.at[i * a.row]);
       unrolled<N>([&](auto j) TARNN_LAMBDA { sums[i * N + j] += left * right[j]; });
     });
+    if (l % 2) lines.one();
   }
 }
 
 /// One tile of C: R rows, N vectors.
 template <typename T, int R, int N>
-TARNN_INLINE void tile(Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add) {
+TARNN_INLINE void tile(Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add, Ahead* ahead) {
   Vec<T> sums[R * N];
   unrolled<R * N>([&](auto x) TARNN_LAMBDA { sums[x] = Vec<T>{}; });
-  accumulate<T, R, N>(k, a, b, ldb, sums);
+  accumulate<T, R, N>(k, a, b, ldb, sums, ahead);
   unrolled<R>([&](auto i) TARNN_LAMBDA {
     T* row = c + i * ldc;
     unrolled<N>([&](auto j) TARNN_LAMBDA {
@@ -60,9 +62,9 @@ TARNN_INLINE void tile(Index k, Left<T> a, const T* b, Index ldb, T* c, Index ld
 }
 
 template <typename T, int N, int R = tile_rows(N)>
-void tile_of(int rows, Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add) {
-  if (rows == R) return tile<T, R, N>(k, a, b, ldb, c, ldc, add);
-  if constexpr (R > 1) tile_of<T, N, R - 1>(rows, k, a, b, ldb, c, ldc, add);
+void tile_of(int rows, Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add, Ahead* ahead) {
+  if (rows == R) return tile<T, R, N>(k, a, b, ldb, c, ldc, add, ahead);
+  if constexpr (R > 1) tile_of<T, N, R - 1>(rows, k, a, b, ldb, c, ldc, add, ahead);
 }
 
 /// N vectors' worth of columns, from column j on.
@@ -75,8 +77,7 @@ void columns(Index j, Index m, Index k, Left<T> a, const T* b, Index ldb, T* c, 
     const Index from = part == Part::upper_left ? i : part == Part::lower_right ? (j < k ? j : k) : 0;
     const Index to = part == Part::lower_left && i + rows < k ? i + rows : k;
     tile_of<T, N>(static_cast<int>(rows), to - from, {a.at + i * a.row + from * a.column, a.row, a.column},
-                  b + from * ldb + j, ldb, c + i * ldc + j, ldc, add);
-    if (ahead) ahead->some();
+                  b + from * ldb + j, ldb, c + i * ldc + j, ldc, add, ahead);
   }
 }
 
@@ -108,18 +109,18 @@ struct Product {
 };
 
 template <typename T, int N, int R = tile_rows(N)>
-void sum_tile(int rows, const Product<T>& x, const Product<T>& y, const T* factor, T* c, Index ldc) {
+void sum_tile(int rows, const Product<T>& x, const Product<T>& y, const T* factor, T* c, Index ldc, Ahead* ahead) {
   if (rows == R) {
     Vec<T> sums[R * N];
     unrolled<R * N>([&](auto n) TARNN_LAMBDA { sums[n] = Vec<T>{}; });
-    accumulate<T, R, N>(x.k, x.a, x.b, x.ldb, sums);
-    accumulate<T, R, N>(y.k, y.a, y.b, y.ldb, sums);
+    accumulate<T, R, N>(x.k, x.a, x.b, x.ldb, sums, ahead);
+    accumulate<T, R, N>(y.k, y.a, y.b, y.ldb, sums, ahead);
     unrolled<R>([&](auto i) TARNN_LAMBDA {
       unrolled<N>([&](auto j) TARNN_LAMBDA { store(c + i * ldc + j * width<T>, sums[i * N + j] * factor[i]); });
     });
     return;
   }
-  if constexpr (R > 1) sum_tile<T, N, R - 1>(rows, x, y, factor, c, ldc);
+  if constexpr (R > 1) sum_tile<T, N, R - 1>(rows, x, y, factor, c, ldc, ahead);
 }
 
 template <int N, typename T>
@@ -128,8 +129,7 @@ void sum_columns(Index j, Index m, const Product<T>& x, const Product<T>& y, con
   for (Index i = 0, rows; i < m; i += rows, --left) {
     rows = (m - i + left - 1) / left;
     sum_tile<T, N>(static_cast<int>(rows), x.at(i, j, i + rows < x.k ? i + rows : x.k), y.at(i, j, y.k), factor + i,
-                   c + i * ldc + j, ldc);
-    if (ahead) ahead->some();
+                   c + i * ldc + j, ldc, ahead);
   }
 }
 

@@ -72,14 +72,15 @@ def step(
     """
     o = q.new_empty(*q.shape[:3], v.shape[3])
     log_decay, key_log_weight = (None if x is None else x.to(S.dtype) for x in (log_decay, key_log_weight))
-    if inplace and S.is_contiguous() and z.is_contiguous() and (M is None or M.is_contiguous()):
-        after = (S, z, M)
-    else:
-        S, z, M = (None if x is None else x.contiguous() for x in (S, z, M))
-        after = tuple(None if x is None else torch.empty_like(x) for x in (S, z, M))
+    given = (S, z, M)
+    S, z, M = (None if x is None else x.contiguous() for x in given)
+    after = (S, z, M) if inplace else tuple(None if x is None else torch.empty_like(x) for x in (S, z, M))
     torch.ops.tarnn_cpu.step(
         q, k, v, log_decay, key_log_weight, S, z, M, o, *after, NAMES.index(feature_map), normalize, eps
     )
+    for x, y in zip(given, after):
+        if inplace and x is not y:  # it isn't contiguous
+            x.copy_(y)
     return o, *after
 
 

@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from tarnn.feature_maps.elementwise import Elu
 from tarnn.ops.checks import check_attention, check_state
-from tarnn.ops.dispatch import goes_straight
+from tarnn.ops.dispatch import goes_straight, wants_gradient
 from tarnn.ops.features import check_map, features, kernel_name
 from tarnn.ops.precision import autocast, default_eps
-from tarnn.ops.registration import forward, linear_attention_op, native
+from tarnn.ops.registration import NativeAttention, forward, linear_attention_op, native
 from tarnn.ops.state import LinearState
 
 _ELU = Elu()
@@ -87,10 +87,11 @@ def linear_attention(
         log_decay = log_decay[None, :, None].expand(k.shape[:3])
     check_state(state, k, v, log_decay, num_sequences=None if cu_seqlens is None else cu_seqlens.shape[0] - 1)
     S, z, M = (None, None, None) if state is None else state
-    # torch.func sees through plain operations only: there, autograd (or vmap) goes through the backend itself
-    op = forward if torch._C._are_functorch_transforms_active() else linear_attention_op
-    if goes_straight(q, k, v, log_decay, key_log_weight, S, z):
-        op = native
+    op = linear_attention_op
+    if goes_straight(q):
+        op = NativeAttention.apply if wants_gradient(q, k, v, log_decay, key_log_weight, S, z) else native
+    elif torch._C._are_functorch_transforms_active():
+        op = forward  # torch.func sees through plain operations only
     o, _, S, z, M_out = op(
         q,
         k,

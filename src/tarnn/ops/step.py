@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from tarnn.kernels import cpu
 from tarnn.kernels.weights import finite
 from tarnn.ops.checks import check_attention, check_state
-from tarnn.ops.dispatch import goes_straight
+from tarnn.ops.dispatch import goes_straight, wants_gradient
 from tarnn.ops.features import check_map, features, kernel_name
 from tarnn.ops.linear_attention import _ELU
 from tarnn.ops.precision import autocast, default_eps, full_precision, wide
@@ -45,7 +45,8 @@ def step(
             f"step takes one token, q (b, h, 1, d); got {tuple(q.shape)}. For more, linear_attention(state=…)."
         )
     eps, name = default_eps(q.dtype) if eps is None else eps, kernel_name(feature_map)
-    native = goes_straight(q, k, v, log_decay, key_log_weight, *(state or ()))
+    tensors = (q, k, v, log_decay, key_log_weight, *(state or ()))
+    native = goes_straight(q) and not wants_gradient(*tensors)
     if native and name:
         q_scale, weighted = None, name == "exp"  # the kernel makes the features
     else:
