@@ -11,7 +11,7 @@ from tarnn.analysis.softmax_error import attend, softmax_error
 from tarnn.feature_maps import Elu, PositiveRandomFeatures, Taylor, TrigonometricRandomFeatures
 from tarnn.ops import linear_attention, reference
 
-TINY = ("--length", 40, "--head-dim", 4, "--draws", 3, "--features", 4, 64)
+TINY = ("--length", 40, "--head-dim", 4, "--draws", 3, "--features", 4, 64, "--sigma", 0.5)
 
 
 def normal(*shape, seed=1):
@@ -40,7 +40,7 @@ def test_signed_maps_are_divided_too_at_any_norm():
 
 
 def test_random_data(script, tmp_path):
-    code, out = script("approximation_error", *TINY, "--sigma", 0.5)
+    code, out = script("approximation_error", *TINY)
     assert code == 0
     data = json.loads((tmp_path / "results" / "approximation_error.json").read_text())
     found = data["results"]["normal, σ = 0.5"]
@@ -58,7 +58,9 @@ def test_random_data(script, tmp_path):
 
 def test_a_trained_language_model(script, tmp_path, data):
     path = data("stories260k") / "stories260K.bin"
-    code, _ = script("approximation_error", "--quick", *TINY, "--sigma", 0.5, "--stories", path)
+    code, _ = script(
+        "approximation_error", "--quick", *TINY, "--draws", 2, "--features", 64, "--stories", path
+    )
     assert code == 0
     found = json.loads((tmp_path / "results" / "approximation_error.json").read_text())["results"][
         "stories260K"
@@ -102,9 +104,7 @@ def encoder(tmp_path):
 
 def test_an_encoder(script, tmp_path, encoder):
     (tmp_path / "texts").write_text("a b c d e f\nb c\ng f e d c b a\na a b")
-    code, _ = script(
-        "approximation_error", *TINY, "--sigma", 0.5, "--encoder", encoder, "--texts", tmp_path / "texts"
-    )
+    code, _ = script("approximation_error", *TINY, "--encoder", encoder, "--texts", tmp_path / "texts")
     assert code == 0
     found = json.loads((tmp_path / "results" / "approximation_error.json").read_text())["results"]["encoder"]
     assert all(0 < x < 1 for x in found["SADERF"]["64"])

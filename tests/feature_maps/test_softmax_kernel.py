@@ -77,9 +77,9 @@ PAIRED = (HyperbolicRandomFeatures, TrigonometricRandomFeatures)
 def test_unbiased(name, d):
     """The mean over independent draws of d directions is exp(x·y), within 3 standard errors."""
     x, y = pair(d)
-    found = estimates(UNBIASED[name], d, draws=max(1000, 64_000 // d))
+    found = estimates(UNBIASED[name], d, draws=max(400, 32_000 // d))
     error = found.std() / len(found) ** 0.5
-    assert error < 0.05
+    assert error < 0.08
     assert abs(found.mean() - (x @ y).exp()) < 3 * error
 
 
@@ -141,10 +141,10 @@ def test_orthogonal_directions_have_less(make, d):
 def test_regularized_is_a_little_below():
     """1 − 2/d^(1/3) ≤ SMREG/SM ≤ 1 (theorem 1), and less variance than with fresh norms."""
     x, y = pair(64)
-    found = estimates(RegularizedRandomFeatures, 64, draws=1000)
+    found = estimates(RegularizedRandomFeatures, 64, draws=500)
     ratio = (found.mean() / (x @ y).exp()).item()
     assert 0.97 < ratio < 1
-    assert found.var() < estimates(PositiveRandomFeatures, 64, draws=1000).var()
+    assert found.var() < estimates(PositiveRandomFeatures, 64, draws=500).var()
 
 
 @pytest.mark.parametrize("make", [PositiveRandomFeatures, OptimalRandomFeatures, SderfFeatures])
