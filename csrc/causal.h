@@ -84,6 +84,12 @@ struct CausalScratch {
   }
 };
 
+template <typename T>
+void store_denominators(const Problem& p, Index row, Index head, Index time, Index rows, const T* den) {
+  if (!p.den) return;
+  std::memcpy(static_cast<T*>(p.den.data) + offset(p.den, row, head, time), den, static_cast<std::size_t>(rows) * sizeof(T));
+}
+
 /// The outputs of one query head in the chunk that `at.keys` holds.
 template <typename T>
 void causal_outputs(const Problem& p, const Sizes<T>& n, const Stretch& s, Index head, Index time, CausalScratch<T>& at) {
@@ -100,8 +106,7 @@ void causal_outputs(const Problem& p, const Sizes<T>& n, const Stretch& s, Index
   sum_of_products<T>(rows, n.e, {rows, {at.P, n.ldc, 1}, at.keys.v, at.keys.ldv}, {n.f, {q, n.ldf, 1}, at.state.S, n.lde},
                      at.factor, o, direct ? n.e : n.lde, &at.ahead);
   if (!direct) store_tile(at.o, n.lde, p.o, s.row, head, time, rows, n.e);
-  std::memcpy(static_cast<T*>(p.den.data) + offset(p.den, s.row, head, time), at.den,
-              static_cast<std::size_t>(rows) * sizeof(T));
+  store_denominators(p, s.row, head, time, rows, at.den);
 }
 
 template <typename T>

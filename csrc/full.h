@@ -26,11 +26,11 @@ void full_outputs(const Problem& p, const Sizes<T>& n, const Stretch& s, Index h
   const Index rows = smaller(n.c, s.end - time);
   load_features(p.map, p.q, s.row, head, time, rows, n.f, at.q, n.ldf, at.scale);
   matmul(rows, n.e, n.f, {at.q, n.ldf, 1}, at.state.S, n.lde, at.o, n.lde, false);
-  T* den = static_cast<T*>(p.den.data) + offset(p.den, s.row, head, time);
   for (Index i = 0; i < rows; ++i) {
-    den[i] = dot(at.q + i * n.ldf, at.state.z, n.f);
-    at.factor[i] = output_factor(p, den[i], finite(at.state.M), p.map == Map::exp ? at.scale[i] : T(0));
+    at.den[i] = dot(at.q + i * n.ldf, at.state.z, n.f);
+    at.factor[i] = output_factor(p, at.den[i], finite(at.state.M), p.map == Map::exp ? at.scale[i] : T(0));
   }
+  store_denominators(p, s.row, head, time, rows, at.den);
   scale_rows(at.o, n.lde, rows, n.e, at.factor);
   store_tile(at.o, n.lde, p.o, s.row, head, time, rows, n.e);
 }

@@ -54,7 +54,7 @@ struct Problem {
   bool weighted;       // keys have log-weights, so the sums have a running maximum
   Map map;
   double eps;
-  View den;            // (b, h, t) wide, contiguous along t: written by forward, read by backward
+  View den;            // (b, h, t) wide, contiguous along t: written by forward if there is one, read by backward
   Sums before, after;  // the state before (null: none), and behind
   // backward
   View grad_o, grad_q, grad_k, grad_v;

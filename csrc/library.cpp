@@ -200,7 +200,7 @@ void set_up(const Inputs& in, Call& call) {
 // --- the operators
 
 void forward(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight, Maybe S, Maybe z, Maybe M, Maybe key_mask,
-             Maybe bounds, Tensor o, Tensor den, Tensor S_out, Tensor z_out, Tensor M_out, int64_t map, bool causal,
+             Maybe bounds, Tensor o, Maybe den, Tensor S_out, Tensor z_out, Tensor M_out, int64_t map, bool causal,
              bool normalize, bool weighted, double eps, int64_t chunk, int64_t stretch) {
   Call c;
   set_up({q, k, v, log_decay, key_log_weight, S, z, M, key_mask, bounds, map, causal, normalize, weighted, eps, chunk, stretch}, c);
@@ -264,7 +264,7 @@ void step(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight, T
 
 STABLE_TORCH_LIBRARY(tarnn_cpu, m) {
   m.def("isa() -> str");
-  m.def("forward(" INPUTS "Tensor(a!) o, Tensor(b!) den, Tensor(c!) S_out, Tensor(d!) z_out, Tensor(e!) M_out, " OPTIONS);
+  m.def("forward(" INPUTS "Tensor(a!) o, Tensor(b!)? den, Tensor(c!) S_out, Tensor(d!) z_out, Tensor(e!) M_out, " OPTIONS);
   m.def("backward(Tensor grad_o, Tensor? grad_S, Tensor? grad_z, Tensor o, Tensor den, " INPUTS
         "Tensor(a!) grad_q, Tensor(b!) grad_k, Tensor(c!) grad_v, Tensor(d!)? grad_log_decay, "
         "Tensor(e!)? grad_key_log_weight, Tensor(f!) grad_S_before, Tensor(g!) grad_z_before, " OPTIONS);

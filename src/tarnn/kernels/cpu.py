@@ -23,11 +23,16 @@ def serves(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype in DTYPES and native.available()
 
 
-def forward(call: Call, cuts: list[int] | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """As `eager.forward`; with `cuts`, the row (b = 1) is len(cuts) − 1 sequences end to end, each with a state."""
-    q, k, v = call.q, call.k, call.v
-    o = q.new_empty(*q.shape[:3], v.shape[3])
-    den = q.new_empty(q.shape[:3], dtype=call.dtype)
+def forward(
+    call: Call, cuts: list[int] | None = None, *, for_backward: bool = True
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
+    """As `eager.forward`; with `cuts`, the row (b = 1) is len(cuts) − 1 sequences end to end, each with a state.
+
+    The denominators are for `backward` alone; where there will be none, they are None, and never written.
+    """
+    q = call.q
+    o = q.new_empty(*q.shape[:3], call.v.shape[3])
+    den = q.new_empty(q.shape[:3], dtype=call.dtype) if for_backward else None
     S, z, M = _state_like(call, cuts)
     torch.ops.tarnn_cpu.forward(*_inputs(call, cuts), o, den, S, z, M, *_options(call))
     return o, den, S, z, M
@@ -56,15 +61,19 @@ def backward(
         grad_o, grad_S, grad_z, o, den.contiguous(), *_inputs(call, cuts), *grads, *_options(call)
     )
     return grads._replace(
-        log_decay=decay if decay is None else decay.to(call.log_decay.dtype),
-        key_log_weight=weight if weight is None else weight.to(call.key_log_weight.dtype),
+        log_decay=_as(decay, call.log_decay), key_log_weight=_as(weight, call.key_log_weight)
     )
+
+
+def _as(grad: Tensor | None, x: Tensor | None) -> Tensor | None:
+    """In the dtype of the input that it is the gradient of."""
+    return None if grad is None or x is None else grad.to(x.dtype)
 
 
 def step(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, key_log_weight: Tensor | None,
     S: Tensor, z: Tensor, M: Tensor | None, feature_map: str, normalize: bool, eps: float, inplace: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """One token for every row and head in one call: (o (b, h, 1, e), S, z, M), the state written in place if asked.
 
     q (b, h, 1, f), k (b, g, 1, f), v (b, g, 1, e); log_decay (b, g, 1) or (b, g, 1, f), key_log_weight (b, g, 1).
@@ -72,16 +81,17 @@ def step(
     """
     o = q.new_empty(*q.shape[:3], v.shape[3])
     log_decay, key_log_weight = (None if x is None else x.to(S.dtype) for x in (log_decay, key_log_weight))
-    given = (S, z, M)
-    S, z, M = (None if x is None else x.contiguous() for x in given)
-    after = (S, z, M) if inplace else tuple(None if x is None else torch.empty_like(x) for x in (S, z, M))
+    before = (S.contiguous(), z.contiguous(), None if M is None else M.contiguous())
+    after = before if inplace else tuple(None if x is None else torch.empty_like(x) for x in before)
     torch.ops.tarnn_cpu.step(
-        q, k, v, log_decay, key_log_weight, S, z, M, o, *after, NAMES.index(feature_map), normalize, eps
+        q, k, v, log_decay, key_log_weight, *before, o, *after, NAMES.index(feature_map), normalize, eps
     )
-    for x, y in zip(given, after):
-        if inplace and x is not y:  # it isn't contiguous
+    if not inplace:
+        return o, *after
+    for x, y in zip((S, z, M), after):
+        if x is not None and y is not None and x is not y:  # x isn't contiguous
             x.copy_(y)
-    return o, *after
+    return o, S, z, M
 
 
 def _state_like(call: Call, cuts: list[int] | None) -> tuple[Tensor, Tensor, Tensor]:

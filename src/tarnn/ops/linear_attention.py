@@ -1,5 +1,7 @@
 """Linear attention: one function for every device, map, mask, decay and state."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -87,7 +89,7 @@ def linear_attention(
         log_decay = log_decay[None, :, None].expand(k.shape[:3])
     check_state(state, k, v, log_decay, num_sequences=None if cu_seqlens is None else cu_seqlens.shape[0] - 1)
     S, z, M = (None, None, None) if state is None else state
-    op = linear_attention_op
+    op: Callable = linear_attention_op
     if goes_straight(q):
         op = NativeAttention.apply if wants_gradient(q, k, v, log_decay, key_log_weight, S, z) else native
     elif torch._C._are_functorch_transforms_active():

@@ -33,10 +33,11 @@ def forward(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, *
         return eager.forward(call) if cu_seqlens is None else _packed_forward(call, cu_seqlens)
 
 
-def native(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, *options):
-    """By the compiled kernels, where `cpu.serves(q)`."""
+def native(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, *options, for_backward=False):
+    """By the compiled kernels, where `cpu.serves(q)`; the denominators are None unless they are for backward."""
     cuts = None if cu_seqlens is None else packing.bounds(cu_seqlens, q.shape[2])
-    return cpu.forward(_call(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, *options), cuts)
+    call = _call(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, *options)
+    return cpu.forward(call, cuts, for_backward=for_backward)
 
 
 @torch.library.custom_op(
@@ -45,7 +46,7 @@ def native(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, *o
     schema=f"({_INPUTS}) -> (Tensor o, Tensor den, Tensor S, Tensor z, Tensor M)",
 )
 def linear_attention_op(*inputs):
-    return native(*inputs) if cpu.serves(inputs[0]) else forward(*inputs)
+    return native(*inputs, for_backward=True) if cpu.serves(inputs[0]) else forward(*inputs)
 
 
 @linear_attention_op.register_fake
@@ -76,16 +77,14 @@ def backward_op(grad_o, grad_S, grad_z, o, den, *inputs):
     return tuple(none.clone() if x is None else x for x in grads)
 
 
-def native_backward(grad_o, grad_S, grad_z, o, den, *inputs) -> Gradients:
-    *tensors, key_mask, cu_seqlens = inputs[:10]
-    call = _call(*tensors, key_mask, *inputs[10:])
+def native_backward(grad_o, grad_S, grad_z, o, den, *inputs):
+    call, cu_seqlens = _call(*inputs[:9], *inputs[10:]), inputs[9]
     cuts = None if cu_seqlens is None else packing.bounds(cu_seqlens, call.q.shape[2])
     return cpu.backward(call, grad_o, grad_S, grad_z, o, den, cuts)
 
 
-def _eager_backward(grad_o, grad_S, grad_z, o, den, *inputs) -> Gradients:
-    *tensors, key_mask, cu_seqlens = inputs[:10]
-    call = _call(*tensors, key_mask, *inputs[10:])
+def _eager_backward(grad_o, grad_S, grad_z, o, den, *inputs):
+    call, cu_seqlens = _call(*inputs[:9], *inputs[10:]), inputs[9]
     if cu_seqlens is None:
         return eager.backward(call, grad_o, grad_S, grad_z, o, den)
     return _packed_backward(call, cu_seqlens, grad_o, grad_S, grad_z, o, den)
@@ -120,7 +119,7 @@ class NativeAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *inputs):
-        outputs = native(*inputs)
+        outputs = native(*inputs, for_backward=True)
         _save_for_backward(ctx, inputs, outputs)
         ctx.mark_non_differentiable(outputs[1], outputs[4])
         ctx.set_materialize_grads(False)
