@@ -252,7 +252,7 @@ def test_what_generate_refuses(command, runs, folder, checkpoints, tmp_path):
         ((plain, "--num-samples", 0), ["--num-samples must be 1 or more, or 0 beside --evaluate"]),
         ((plain, "--batch-size", 0), ["must be 1 or more"]),
         ((plain, "--top-k", -1), ["top-k must be 0 (off) or above"]),
-        ((plain, "--num-samples", 1, "--out", nowhere), [nowhere, "No such file"]),
+        ((plain, "--num-samples", 1, "--out", nowhere), [nowhere, "there is no folder"]),
         ((classes, "--num-samples", 0, "--evaluate", tmp_path / "bare.npz"), ["has no labels", "3 classes"]),
         ((classes, "--num-samples", 0, "--evaluate", tmp_path / "more.npz"), ["a label 3", "3 classes"]),
         ((plain, "--evaluate", f"{folder}:valid"), ["no part called valid; it has train, test"]),

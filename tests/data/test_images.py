@@ -206,9 +206,9 @@ def damaged(folder: Path):
             saved(data=np.zeros((2, 100), np.uint8)),
             r"shape \(2, 100\); expected \(n, 3 · side · side\)",
         ),
-        ("a.bin", record[:-1], "has 3,072 bytes; expected a multiple of 3,073"),
-        ("a.bin", b"", "has 0 bytes"),
-        ("a.bin", b"\x0a" + record[1:], "has a label 10; expected 0 to 9"),
+        ("test_batch.bin", record[:-1], "has 3,072 bytes; expected a multiple of 3,073"),
+        ("test_batch.bin", b"", "has 0 bytes"),
+        ("test_batch.bin", b"\x0a" + record[1:], "has a label 10; expected 0 to 9"),
         ("data_batch_1", pickle.dumps({"data": Nasty()}), "asks for builtins.print, which no image needs"),
         ("data_batch_1", pickle.dumps([1]), "holds no dict with `data`"),
         ("data_batch_1", pickle.dumps({"data": np.zeros((2, 3072), np.uint8)})[:-9], "damaged or no pickled"),
@@ -254,6 +254,10 @@ def test_folders_that_do_not_fit_together(tmp_path):
         read_images(only)
     with pytest.raises(UserError, match="has no images in it; expected a folder or file"):
         read_images(folder("empty"))
+    runs = folder("beside a run", train={"images": draw(2)})
+    (Path(runs) / "run").mkdir()
+    Image.fromarray(draw(1, channels=3)[0]).save(Path(runs) / "run" / "sample.png")
+    assert len(read_images(runs)) == 2
     with pytest.raises(UserError, match="nowhere: no such file or folder"):
         read_images(str(tmp_path / "nowhere"))
     with pytest.raises(UserError, match="names a part of a file"):

@@ -21,6 +21,7 @@ from tarnn.errors import UserError
 from tarnn.generation.checkpoint import open_model
 from tarnn.generation.pixels import PixelLoop, pixel_sampler, upper_rows
 from tarnn.generation.samplers import Sampler
+from tarnn.generation.state_file import check_writable
 from tarnn.generation.threads import threads_for_steps
 from tarnn.models import TarnnForImageGeneration
 
@@ -66,6 +67,8 @@ def generate_images(
     `load` opens the model; `chance` are the arguments of the sampler; `tell` takes lines about the progress, None
     if nothing is to be seen.
     """
+    if wish.num_samples:
+        check_writable(wish.out, "the picture")
     model = load()
     sample = pixel_sampler(model.likelihood, **chance)
     images, labels = None, None

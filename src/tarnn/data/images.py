@@ -25,7 +25,7 @@ KINDS = (
 FORMATS: dict[str, tuple[str, Callable[[Path], Pixels]]] = {
     "idx": (r"images[-.]idx[34]-ubyte(\.gz)?$", image_files.read_idx_images),
     "npz": (r"\.npz$", image_files.read_npz),
-    "CIFAR-10 binary": (r"\.bin$", image_files.read_cifar_binary),
+    "CIFAR-10 binary": (r"^(data|test)_batch(_\d+)?\.bin$", image_files.read_cifar_binary),
     "pickled batches": (r"^((train_)?data_batch_\d+|test_batch|val_data)$", image_files.read_pickle),
     "pictures": (r"\.(png|jpe?g)$", image_files.read_picture),
 }
@@ -141,18 +141,24 @@ def part_folder(name: str) -> str:
 
 
 def parts_below(folder: Path) -> tuple[str, dict[str, list[Path]]]:
-    """The format of a folder's images, and their files by part ('' for none)."""
-    below = (p for p in sorted(folder.rglob("*")) if p.is_file())
-    paths = [p for p in below if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
-    kinds = {kind: found for kind in FORMATS if (found := [p for p in paths if format_of(p) == kind])}
-    if not kinds:
+    """The format of a folder's images, and their files by part ('' for none).
+
+    Pictures may lie in folders of their own; files of other formats are looked for in the folder itself.
+    """
+    direct = sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
+    kinds = {kind: found for kind in FORMATS if (found := [p for p in direct if format_of(p) == kind])}
+    if kinds.keys() <= {"pictures"}:
+        pictures = [p for p in sorted(folder.rglob("*")) if format_of(p) == "pictures" and p.is_file()]
+        hidden = [any(part.startswith(".") for part in p.relative_to(folder).parts) for p in pictures]
+        kinds = {"pictures": [p for p, skip in zip(pictures, hidden, strict=True) if not skip]}
+    (kind, found), *others = kinds.items()
+    if not found:
         raise UserError(f"folder {folder} has no images in it; expected {KINDS}.")
-    if len(kinds) > 1:
+    if others:
         told = ", ".join(f"{found[0].name} ({kind})" for kind, found in kinds.items())
         raise UserError(
             f"folder {folder} has images in several formats, {told}; expected one. Name a file instead."
         )
-    (kind, found), *_ = kinds.items()
     return kind, pictures_by_part(folder, found) if kind == "pictures" else files_by_part(found)
 
 

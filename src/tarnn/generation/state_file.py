@@ -152,18 +152,18 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str
         ) from error
 
 
-def check_writable(path: str | Path) -> None:
+def check_writable(path: str | Path, what: str = "the state") -> None:
     """UserError, before the work rather than after it, where there is no folder or no right to write."""
     target = Path(os.path.realpath(path))
     if target.is_dir():
-        raise UserError(f"the state can't be written to {path}: it is a folder. Give a file in it.")
+        raise UserError(f"{what} can't be written to {path}: it is a folder. Give a file in it.")
     if not target.parent.is_dir():
         raise UserError(
-            f"the state can't be written to {path}: there is no folder {target.parent}. Make it first."
+            f"{what} can't be written to {path}: there is no folder {target.parent}. Make it first."
         )
     if not os.access(target if target.exists() and not target.is_file() else target.parent, os.W_OK):
         raise UserError(
-            f"the state can't be written to {path}: no permission. Give a place that you may write to."
+            f"{what} can't be written to {path}: no permission. Give a place that you may write to."
         )
 
 
