@@ -25,14 +25,19 @@ template <typename T>
 void full_outputs(const Problem& p, const Sizes<T>& n, const Stretch& s, Index head, Index time, CausalScratch<T>& at) {
   const Index rows = smaller(n.c, s.end - time);
   load_features(p.map, p.q, s.row, head, time, rows, n.f, at.q, n.ldf, at.scale);
-  matmul(rows, n.e, n.f, {at.q, n.ldf, 1}, at.state.S, n.lde, at.o, n.lde, false);
   for (Index i = 0; i < rows; ++i) {
     at.den[i] = dot(at.q + i * n.ldf, at.state.z, n.f);
     at.factor[i] = output_factor(p, at.den[i], finite(at.state.M), p.map == Map::exp ? at.scale[i] : T(0));
   }
   store_denominators(p, s.row, head, time, rows, at.den);
-  scale_rows(at.o, n.lde, rows, n.e, at.factor);
-  store_tile(at.o, n.lde, p.o, s.row, head, time, rows, n.e);
+  const bool direct = lies_well<T>(p.o, n.e);
+  T* o = direct ? static_cast<T*>(p.o.data) + offset(p.o, s.row, head, time) : at.o;
+  at.ahead.clear();
+  at.ahead.want(p.o, s.row, head, time, rows, n.e);
+  at.ahead.want(p.q, s.row, head, time + n.c, smaller(n.c, s.end - time - n.c), n.f);
+  sum_of_products<T>(rows, n.e, {0, {at.q, n.ldf, 1}, at.state.S, n.lde}, {n.f, {at.q, n.ldf, 1}, at.state.S, n.lde},
+                     at.factor, o, direct ? n.e : n.lde, &at.ahead);
+  if (!direct) store_tile(at.o, n.lde, p.o, s.row, head, time, rows, n.e);
 }
 
 template <typename T>
@@ -48,8 +53,8 @@ void full_forward(const Problem& p) {
     const Stretch& s = p.queries.at[i];
     read_state(whole_state(p, n, slots.get(), last_slot.get(), s), n, at.state);
     if (s.first) put_state(p, n, s, at.state, p.after);
-    for (Index time = s.begin; time < s.end; time += n.c)
-      for (Index r = 0; r < p.r; ++r) full_outputs(p, n, s, s.head * p.r + r, time, at);
+    for (Index r = 0; r < p.r; ++r)
+      for (Index time = s.begin; time < s.end; time += n.c) full_outputs(p, n, s, s.head * p.r + r, time, at);
   });
 }
 
@@ -59,14 +64,19 @@ void full_query_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, T M
   Queries<T>& q = at.queries;
   clear(at.R, n.e * n.ldf);
   clear(at.R_z, n.ldf);
-  for (Index time = s.begin; time < s.end; time += n.c) {
-    const Index rows = smaller(n.c, s.end - time);
-    for (Index r = 0; r < p.r; ++r) {
-      const Index head = s.head * p.r + r;
+  for (Index r = 0; r < p.r; ++r) {
+    const Index head = s.head * p.r + r;
+    for (Index time = s.begin; time < s.end; time += n.c) {
+      const Index rows = smaller(n.c, s.end - time), next = time + n.c;
+      at.ahead.clear();
+      at.ahead.want(p.grad_q, s.row, head, time, rows, n.f);
+      at.ahead.want(p.q, s.row, head, next, smaller(n.c, s.end - next), n.f);
+      at.ahead.want(p.grad_o, s.row, head, next, smaller(n.c, s.end - next), n.e);
+      if (p.normalize) at.ahead.want(p.o, s.row, head, next, smaller(n.c, s.end - next), n.e);
       load_queries(p, n, s.row, head, time, rows, static_cast<const T*>(nullptr), finite(M), q);
-      matmul(rows, n.f, n.e, {q.G, n.lde, 1}, at.S, n.ldf, q.grad_phi, n.ldf, false);
+      matmul(rows, n.f, n.e, {q.G, n.lde, 1}, at.S, n.ldf, q.grad_phi, n.ldf, false, &at.ahead);
       add_outer(q.grad_phi, q.G_z, at.z, n.ldf, rows, n.f);
-      matmul(n.e, n.f, rows, {q.G, 1, n.lde}, q.phi, n.ldf, at.R, n.ldf, true);
+      matmul(n.e, n.f, rows, {q.G, 1, n.lde}, q.phi, n.ldf, at.R, n.ldf, true, &at.ahead);
       add_rows(at.R_z, q.G_z, q.phi, n.ldf, rows, n.f);
       store_feature_gradients(p, n, p.q, p.grad_q, s.row, head, time, rows, q.phi, q.grad_phi, q.x);
     }
@@ -81,9 +91,13 @@ void full_key_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, T M, 
   for (Index time = s.begin; time < s.end; time += n.c) {
     load_keys(p, n, s, time, smaller(n.c, s.end - time), M, keys);
     const Index rows = keys.rows;
+    at.ahead.clear();
+    at.ahead.want(p.grad_k, s.row, s.head, time, rows, n.f);
+    at.ahead.want(p.grad_v, s.row, s.head, time, rows, n.e);
+    want_keys(p, n.c, s, time + n.c, at.ahead);
     for (Index i = 0; i < rows; ++i) std::memcpy(at.grad_phi + i * n.ldf, at.R_z, static_cast<std::size_t>(n.ldf) * sizeof(T));
-    matmul(rows, n.f, n.e, {keys.v, keys.ldv, 1}, at.R, n.ldf, at.grad_phi, n.ldf, true);
-    matmul(rows, n.e, n.f, {keys.phi, n.ldf, 1}, at.square, n.lde, at.grad_v, n.lde, false);
+    matmul(rows, n.f, n.e, {keys.v, keys.ldv, 1}, at.R, n.ldf, at.grad_phi, n.ldf, true, &at.ahead);
+    matmul(rows, n.e, n.f, {keys.phi, n.ldf, 1}, at.square, n.lde, at.grad_v, n.lde, false, &at.ahead);
     if (p.weighted) {  // in units of the whole's maximum, not of the chunk's
       for (Index i = 0; i < rows; ++i)
         keys.scale[i] = exp_one<T>(log_weight(p, s, time + i, p.map == Map::exp ? keys.scale[i] : T(0), is_masked(p, s.row, time + i)) - finite(M));
