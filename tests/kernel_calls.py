@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import torch
 from fuzz import judge
 from fuzz_calls import Drawn
 
@@ -35,6 +34,8 @@ def holds(mode: str, **words) -> None:
 
 
 def same_bits(xs, ys) -> bool:
+    """Of tensor after tensor, NaN being equal to itself."""
     return len(xs) == len(ys) > 0 and all(
-        torch.equal(x.nan_to_num(7.0), y.nan_to_num(7.0)) for x, y in zip(xs, ys)
+        x.dtype == y.dtype and x.shape == y.shape and bool(((x == y) | (x.isnan() & y.isnan())).all())
+        for x, y in zip(xs, ys)
     )

@@ -52,12 +52,14 @@ def test_tensors_without_numbers(mode, size):
     assert (o == 0).all()
 
 
+@pytest.mark.parametrize("heads", [1, 8])
 @pytest.mark.parametrize("way", ["whole", "continued", "packed", "packed continued"])
 @pytest.mark.parametrize("mode", MODES)
-def test_many_chunks_and_stretches(mode, way):
-    """With b·g = 1 a sequence of 41 becomes stretches of 8; with packed ones, some do. States go in and out."""
+def test_many_chunks_and_stretches(mode, way, heads):
+    """A sequence of 41: of one head it becomes stretches of 8, of eight it stays one stretch of 11 chunks or more, so that
+    backward for decays keeps two states to start from. States go in and out."""
     way = way if drawn(mode).causal else way.removesuffix(" continued")  # which would read all keys twice
-    holds(mode, b=1, g=1, r=3, t=41, s=41, d=6, e=5, tiny_chunks=True, way=way)
+    holds(mode, b=1, g=heads, r=3 if heads == 1 else 1, t=41, s=41, d=6, e=5, tiny_chunks=True, way=way)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
