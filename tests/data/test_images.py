@@ -249,14 +249,17 @@ def test_folders_that_do_not_fit_together(tmp_path):
         read_images(only)
     with pytest.raises(UserError, match="no part called valid"):
         read_images(only + ":valid")
-    Image.fromarray(draw(1, channels=3)[0]).save(Path(only) / "x.png")
-    with pytest.raises(UserError, match=r"several formats, test\.npz \(npz\), x\.png \(pictures\)"):
+    (Path(only) / "data_batch_1.bin").write_bytes(bytes(3073))
+    with pytest.raises(
+        UserError, match=r"several formats, test\.npz \(npz\), data_batch_1\.bin \(CIFAR-10 binary\)"
+    ):
         read_images(only)
     with pytest.raises(UserError, match="has no images in it; expected a folder or file"):
         read_images(folder("empty"))
     runs = folder("beside a run", train={"images": draw(2)})
     (Path(runs) / "run").mkdir()
-    Image.fromarray(draw(1, channels=3)[0]).save(Path(runs) / "run" / "sample.png")
+    for name in ("run/sample.png", "images.png"):
+        Image.fromarray(draw(1, channels=3)[0]).save(Path(runs) / name)
     assert len(read_images(runs)) == 2
     with pytest.raises(UserError, match="nowhere: no such file or folder"):
         read_images(str(tmp_path / "nowhere"))

@@ -143,11 +143,13 @@ def part_folder(name: str) -> str:
 def parts_below(folder: Path) -> tuple[str, dict[str, list[Path]]]:
     """The format of a folder's images, and their files by part ('' for none).
 
-    Pictures may lie in folders of their own; files of other formats are looked for in the folder itself.
+    Files of the other formats lie in the folder itself, and pictures beside them are not what it holds; pictures
+    alone may lie in folders of their own.
     """
     direct = sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
     kinds = {kind: found for kind in FORMATS if (found := [p for p in direct if format_of(p) == kind])}
-    if kinds.keys() <= {"pictures"}:
+    kinds.pop("pictures", None)
+    if not kinds:
         pictures = [p for p in sorted(folder.rglob("*")) if format_of(p) == "pictures" and p.is_file()]
         hidden = [any(part.startswith(".") for part in p.relative_to(folder).parts) for p in pictures]
         kinds = {"pictures": [p for p, skip in zip(pictures, hidden, strict=True) if not skip]}
