@@ -114,7 +114,7 @@ def test_declared_learnable_has_parameters_and_random_draws_are_saved(phi):
 
 @pytest.mark.parametrize("side", SIDES)
 def test_scaled_is_the_map_with_its_scale_apart(phi, side):
-    x = inputs()
+    x = inputs().requires_grad_()
     value, scale = getattr(phi, side)(x)
     assert (scale is not None) == phi.log_scaled
     if scale is not None:
