@@ -220,14 +220,14 @@ void absorb(const Keys<T>& keys, const Sizes<T>& n, State<T>& state, Ahead* ahea
 template <typename T>
 void read_rows(const T* from, Index rows, Index n, T* to, Index ld) {
   for (Index i = 0; i < rows; ++i) {
-    std::memcpy(to + i * ld, from + i * n, static_cast<std::size_t>(n) * sizeof(T));
+    if (n) std::memcpy(to + i * ld, from + i * n, static_cast<std::size_t>(n) * sizeof(T));
     clear(to + i * ld + n, ld - n);
   }
 }
 
 template <typename T>
 void write_rows(const T* from, Index ld, Index rows, Index n, T* to) {
-  for (Index i = 0; i < rows; ++i) std::memcpy(to + i * n, from + i * ld, static_cast<std::size_t>(n) * sizeof(T));
+  for (Index i = 0; n && i < rows; ++i) std::memcpy(to + i * n, from + i * ld, static_cast<std::size_t>(n) * sizeof(T));
 }
 
 template <typename T>
@@ -253,7 +253,7 @@ inline Index place(const Problem& p, const Stretch& s) { return s.sequence * p.g
 template <typename T>
 void given_state(const Problem& p, const Sizes<T>& n, const Stretch& s, State<T>& to) {
   const Index at = place(p, s);
-  if (p.before.S) {
+  if (p.before.z) {  // S may be empty, where values have no width
     read_rows(static_cast<const T*>(p.before.S) + at * n.f * n.e, n.f, n.e, to.S, n.lde);
     read_rows(static_cast<const T*>(p.before.z) + at * n.f, 1, n.f, to.z, n.ldf);
   } else {
@@ -262,7 +262,7 @@ void given_state(const Problem& p, const Sizes<T>& n, const Stretch& s, State<T>
   }
   to.M = 0;
   if (p.before.M) to.M = static_cast<const T*>(p.before.M)[at];
-  else if (p.weighted && !p.before.S) to.M = minus_infinity<T>;
+  else if (p.weighted && !p.before.z) to.M = minus_infinity<T>;
 }
 
 template <typename T>
