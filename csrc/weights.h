@@ -6,11 +6,12 @@
 //     a_i = e^(d_i + M_{i−1} − M_i)        what everything before i is multiplied with
 //     u_i = e^(w_i − M_i)                  what key i enters with
 //
-// and all factors are products of these, each ≤ 1 (a difference of sums of log-decays would not survive d = −∞):
+// and all factors are products of these, each ≤ 1:
 //
 //     pair_ij = u_j Π_{j<l≤i} a_l    query_i = Π_{l≤i} a_l    key_j = u_j Π_{l>j} a_l    keep = Π a_l
 //
-// A masked key has u = 0 and d = 0: it is absent. Without log-weights M is 0. A decay with channels has a (…, f), and M
+// where one number serves all channels, by one exponential each, of a sum of terms (a difference of prefix sums would not
+// survive d = −∞). A masked key has u = 0 and d = 0: it is absent. Without log-weights M is 0. A decay with channels has a (…, f), and M
 // goes by the channel that decays least; then `pair` is not formed (causal.h multiplies keys up as it goes).
 #pragma once
 
@@ -53,6 +54,26 @@ TARNN_INLINE bool is_masked(const Problem& p, Index row, Index time) {
   return p.mask && !static_cast<const bool*>(p.mask.data)[row * p.mask.stride[0] + time * p.mask.stride[2]];
 }
 
+/// Factors without channels, each from one exponent, which is summed term by term: log-weights are large, and each rounding
+/// of one would count. Comes with log-decays in `query`, log-weights in `u`; M_in: the maximum before.
+template <typename T>
+void scalar_weights(Index rows, Index ldc, T M_in, Weights<T>& out) {
+  const Index c = whole<T>(rows);
+  T* seen = out.a;  // log-weight of each key, as position i sees it
+  for (Index j = 0; j < c; ++j) seen[j] = minus_infinity<T>;
+  for (Index i = 0; i < rows; ++i) {
+    const T d = out.query[i];
+    M_in += d;
+    for (Index j = 0; j < c; j += width<T>) store(seen + j, load(seen + j) + d);
+    seen[i] = out.u[i];
+    for (Index j = 0; j < c; j += width<T>) store(out.pair + i * ldc + j, exp_nonpositive(load(seen + j) - out.M[i]));
+    out.query[i] = M_in - out.M[i];
+  }
+  for (Index i = 0; i < c; i += width<T>) store(out.query + i, exp_nonpositive(load(out.query + i)));
+  for (Index j = 0; j < c; j += width<T>) store(out.key + j, load(out.pair + (rows - 1) * ldc + j));
+  out.keep[0] = out.query[rows - 1];
+}
+
 /// The factors of positions time … time + rows − 1. ldf, ldc: rows of tiles of features and of pairs.
 template <typename T>
 void chunk_weights(const Problem& p, const Stretch& s, Index time, Index rows, const T* scale, T M, Index ldf,
@@ -80,14 +101,15 @@ void chunk_weights(const Problem& p, const Stretch& s, Index time, Index rows, c
     }
     const T w = log_weight(p, s, time + i, scale ? scale[i] : T(0), masked), decayed = M + most;
     const T next = decayed > w ? decayed : w;
-    for (Index j = 0; j < x; ++j) d[j] = (d[j] + M) - finite(next);
-    out.u[i] = w - finite(next);
+    for (Index j = 0; p.channels && j < x; ++j) d[j] = (d[j] + M) - finite(next);
+    out.u[i] = p.channels ? w - finite(next) : w;
     out.M[i] = finite(next);
     M = next;
   }
+  const T M_in = out.M_out;
   out.M_out = M;
-  for (Index i = 0; i < c; i += width<T>) store(out.u + i, exp_nonpositive(load(out.u + i)));
   if (p.channels) {
+    for (Index i = 0; i < c; i += width<T>) store(out.u + i, exp_nonpositive(load(out.u + i)));
     for (Index i = 0; i < rows * ldf; i += width<T>) store(out.a + i, exp_nonpositive(load(out.a + i)));
     for (Index i = 0; i < rows; ++i)
       for (Index j = 0; j < ldf; j += width<T>) {
@@ -104,15 +126,7 @@ void chunk_weights(const Problem& p, const Stretch& s, Index time, Index rows, c
     }
     return;
   }
-  for (Index i = 0; i < c; i += width<T>) store(out.a + i, exp_nonpositive(load(out.query + i)));
-  for (Index i = 0; i < rows; ++i) {
-    T* row = out.pair + i * ldc;
-    for (Index j = 0; j < c; j += width<T>) store(row + j, i ? load(row - ldc + j) * out.a[i] : Vec<T>{});
-    row[i] = out.u[i];
-    out.query[i] = i ? out.query[i - 1] * out.a[i] : out.a[i];
-  }
-  for (Index j = 0; j < c; j += width<T>) store(out.key + j, load(out.pair + (rows - 1) * ldc + j));
-  out.keep[0] = out.query[rows - 1];
+  scalar_weights(rows, ldc, M_in, out);
 }
 
 }  // namespace TARNN_ISA
