@@ -57,7 +57,7 @@ class MatrixAttention(SoftmaxAttention):
     """Softmax attention with its matrix of weights in memory, as every library had it in 2020."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        q, k, v = self._project(x, x, None, None)
+        q, k, v = self.project(x, x)
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
         return self.merge(scores.masked_fill(future, -torch.inf).softmax(-1) @ v)

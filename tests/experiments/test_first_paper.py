@@ -171,6 +171,11 @@ def test_a_step_of_the_measurement_is_a_step_of_the_model(method, monkeypatch):
     seen = []
     head = model.head.forward
     monkeypatch.setattr(model.head, "forward", lambda x: seen.append(x.shape) or head(x))
+    drawn = []
+    monkeypatch.setattr(
+        image_speed, "pixel_sampler",
+        lambda *_, **__: lambda p: drawn.append(p.shape) or torch.zeros(len(p), dtype=torch.long),
+    )  # fmt: skip
     make = image_speed.prefixes if method == "softmax, recomputed" else image_speed.states
     before = []
     embed = model.embed
@@ -183,6 +188,7 @@ def test_a_step_of_the_measurement_is_a_step_of_the_model(method, monkeypatch):
     step()
     step()
     assert seen == [(3, 32)] * 2
+    assert drawn == [(3, 30)] * 2
     assert before == [((3, 18 if method == "softmax, recomputed" else 1), 17)] * 2
 
 
