@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 TORCH  := torch==2.13.0
 
-.PHONY: demo test lint install clean
+.PHONY: demo test sanitize install clean
 
 demo: install
 	$(BIN)/tarnn demo --out runs/demo
@@ -18,6 +18,11 @@ test: install
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 -q
 	$(BIN)/python -m pytest -n 2 -q -m "not compile and not refusals" --jaxtyping-packages=tarnn,beartype.beartype tests/ops tests/feature_maps tests/attention
+	tests/sanitize.sh --short
+
+# the kernels' tests under the sanitizers, with each instruction set; a few calls of them are in `make test`
+sanitize: install
+	tests/sanitize.sh
 
 install: $(VENV)/.installed $(VENV)/.kernels
 

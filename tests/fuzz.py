@@ -1,0 +1,233 @@
+"""Thousands of drawn calls of linear attention against the definition in float64: outputs, states and gradients.
+
+    python tests/fuzz.py                     10,000 calls; Ctrl-C keeps what is done, the same command goes on
+    python tests/fuzz.py --calls 300 --seed 7 --out /tmp/fuzz.json
+    python tests/fuzz.py --only 4711         one call again, with all its errors
+
+An error is the largest difference over the largest expected value (of gradients: over the largest of any). In float64
+at most 1e-11, of gradients 1e-8. In a narrower dtype at most twice the error of the definition computed in that dtype,
+and one unit in the last place for the rounding of the result. Where sums are short the definition's error is luck: if a
+call exceeds it, the worst of 16 more calls of its kind (other numbers in the same tensors) counts. States are sums in
+float32, and judged as such. Besides, to the bit: the number of threads changes nothing, and nothing later changes an
+earlier output.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from fuzz_calls import DTYPES, Call, Drawn, draw
+
+from tarnn.cli.machine import machine_facts
+from tarnn.kernels import eager
+from tarnn.ops.precision import wide
+
+RESULTS = Path(__file__).parents[1] / "benchmarks/results/fuzz.json"
+KINDS = ("o", "S", "z", "gradients")
+LIMITS = {"o": 1e-11, "S": 1e-11, "z": 1e-11, "gradients": 1e-8}  # in float64
+KIN = 16
+TINY = {"CHUNK": 4, "CHUNK_WITH_CHANNELS": 3, "SEGMENT": 0, "SEGMENT_MIN": 8, "STRETCH": 8}
+
+
+def backends() -> list[Any]:
+    """The modules that compute, compiled or not."""
+    with contextlib.suppress(ImportError):
+        from tarnn.kernels import cpu
+
+        return [eager, cpu]
+    return [eager]
+
+
+@contextlib.contextmanager
+def set_up(drawn: Drawn):
+    """Chunks and threads as drawn; the usual ones again afterwards."""
+    before = [(m, n, getattr(m, n)) for m in backends() for n in TINY if hasattr(m, n)]
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(drawn.threads)
+        for module, name, _ in before if drawn.tiny_chunks else []:
+            setattr(module, name, TINY[name])
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        for module, name, value in before:
+            setattr(module, name, value)
+
+
+def errors(got: list[torch.Tensor], exact: list[torch.Tensor]) -> dict[str, float]:
+    """The largest error of each kind; ∞ where something is not a number that should be."""
+    scale = max([1e-6, *(x.abs().max().item() for x in exact[3:] if x.numel())])
+    found = dict.fromkeys(KINDS, 0.0)
+    for i, (x, y) in enumerate(zip(got, exact)):
+        assert x.shape == y.shape, (i, x.shape, y.shape)
+        if not y.numel():
+            continue
+        top = torch.finfo(x.dtype).max
+        difference = (
+            (x.double() - y).abs().masked_fill(y.abs() >= top * 0.99, 0.0)
+        )  # what this dtype can't hold
+        error = difference.max().item() / (scale if i >= 3 else max(y.abs().max().item(), 1e-30))
+        kind = KINDS[min(i, 3)]
+        found[kind] = max(found[kind], math.inf if math.isnan(error) else error)
+    return found
+
+
+def judge(drawn: Drawn) -> tuple[dict[str, float], dict[str, float], str]:
+    """A call's errors, what they may be, and in words what is wrong ("" if nothing is)."""
+    call, dtype = Call(drawn), DTYPES[drawn.dtype]
+    exact = call.definition(torch.float64)
+    limits = LIMITS if dtype == torch.float64 else allowed(call, exact)
+    with set_up(drawn):
+        ours = call.ours()
+        wrong = to_the_bit(call, ours)
+    mine = errors(ours, exact)
+    if dtype != torch.float64 and exceeded(mine, limits):
+        kin = [Call(replace(drawn, seed=drawn.seed + i)) for i in range(1, KIN + 1)]
+        others = [limits, *(allowed(call, call.definition(torch.float64)) for call in kin)]
+        limits = {kind: max(limit[kind] for limit in others) for kind in KINDS}
+    wrong += [
+        f"{kind}: error {mine[kind]:.2g}, at most {limits[kind]:.2g}" for kind in exceeded(mine, limits)
+    ]
+    return mine, limits, "; ".join(wrong)
+
+
+def exceeded(mine: dict[str, float], limits: dict[str, float]) -> list[str]:
+    """The kinds whose error is above its limit. Even where the definition itself is no number, ours has to be one."""
+    return [kind for kind in KINDS if mine[kind] > limits[kind] or not math.isfinite(mine[kind])]
+
+
+def allowed(call: Call, exact: list[torch.Tensor]) -> dict[str, float]:
+    """Twice the definition's own error in this dtype (of sums: in theirs), and one rounding of the result."""
+    dtype = DTYPES[call.drawn.dtype]
+    narrow = errors(call.definition(dtype), exact)
+    in_wide = narrow if wide(dtype) == dtype else errors(call.definition(wide(dtype)), exact)
+    kinds = {
+        "o": (narrow, dtype),
+        "S": (in_wide, wide(dtype)),
+        "z": (in_wide, wide(dtype)),
+        "gradients": (narrow, dtype),
+    }
+    return {kind: 2 * theirs[kind] + torch.finfo(of).eps for kind, (theirs, of) in kinds.items()}
+
+
+def to_the_bit(call: Call, ours: list[torch.Tensor]) -> list[str]:
+    """The laws that know no rounding, each tried on a part of the calls. The last one spoils the call's inputs."""
+    drawn, wrong = call.drawn, []
+    if drawn.number % 4 == 0:
+        torch.set_num_threads(3 - drawn.threads)
+        if not all(torch.equal(x.nan_to_num(7.0), y.nan_to_num(7.0)) for x, y in zip(call.ours(), ours)):
+            wrong.append("another number of threads, other bits")
+    if drawn.number % 4 == 1 and drawn.causal and drawn.way == "whole":
+        cut = drawn.t // 2
+        for x in call.inputs[:3]:
+            (x[:, :1] if x.stride(1) == 0 else x)[:, :, cut:] = 3.0
+        if not torch.equal(call.ours()[0][:, :, :cut], ours[0][:, :, :cut]):
+            wrong.append("an output depends on what comes later")
+    return wrong
+
+
+def compute(seed: int, calls: int) -> int:
+    """The calls without the definition's answers."""
+    for number in range(calls):
+        with set_up(drawn := draw(seed, number)):
+            Call(drawn).ours()
+    print(f"{calls} calls computed")
+    return 0
+
+
+class Run:
+    """A run's results so far, and the file that they are kept in."""
+
+    def __init__(self, path: Path, seed: int, calls: int):
+        self.path = path
+        machine = machine_facts()
+        self.facts: dict[str, Any] = {
+            "command": " ".join(["python", "tests/fuzz.py", *sys.argv[1:]]),
+            "machine": machine, "seed": seed, "calls": calls, "done": 0, "seconds": 0.0, "failures": [],
+            "largest_error": {}, "largest_share_of_what_is_allowed": {},
+        }  # fmt: skip
+        if path.exists():
+            before = json.loads(path.read_text())
+            same = all(before[n] == self.facts[n] for n in ("seed", "machine"))
+            if same and before["done"] < calls:
+                self.facts = {**before, "calls": calls}
+
+    def add(
+        self, drawn: Drawn, mine: dict[str, float], limits: dict[str, float], wrong: str, seconds: float
+    ) -> None:
+        facts = self.facts
+        facts["done"], facts["seconds"] = drawn.number + 1, facts["seconds"] + seconds
+        for kind in KINDS:
+            for table, value in (
+                ("largest_error", mine[kind]),
+                ("largest_share_of_what_is_allowed", mine[kind] / limits[kind]),
+            ):
+                best = facts[table].setdefault(drawn.dtype, {}).setdefault(kind, {"value": 0.0, "call": None})
+                if value > best["value"]:
+                    best.update(value=value, call=drawn.number)
+        if wrong:
+            facts["failures"].append({"what": wrong, "call": str(drawn)})
+            print(f"\n{wrong}\n  {drawn}", flush=True)
+
+    def save(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.with_suffix(".part").write_text(json.dumps(self.facts, indent=1) + "\n")
+        self.path.with_suffix(".part").replace(self.path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--calls", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument(
+        "--fresh", action="store_true", help="from the first call on, whatever was done before"
+    )
+    parser.add_argument(
+        "--unjudged", action="store_true", help="only compute them: sanitizers do the judging"
+    )
+    parser.add_argument("--only", type=int, help="the number of one call to try again")
+    given = parser.parse_args()
+    torch.use_deterministic_algorithms(True)  # fills torch.empty with NaN: what isn't written shows
+    if given.only is not None:
+        drawn = draw(given.seed, given.only)
+        mine, limits, wrong = judge(drawn)
+        print(drawn, f"errors  {mine}", f"allowed {limits}", wrong or "as it should be", sep="\n")
+        return bool(wrong)
+    if given.unjudged:
+        return compute(given.seed, given.calls)
+    if given.fresh:
+        given.out.unlink(missing_ok=True)
+    run = Run(given.out, given.seed, given.calls)
+    print(
+        json.dumps(run.facts["machine"], indent=1), f"from call {run.facts['done']} on", sep="\n", flush=True
+    )
+    try:
+        for number in range(run.facts["done"], given.calls):
+            start, drawn = time.perf_counter(), draw(given.seed, number)
+            run.add(drawn, *judge(drawn), time.perf_counter() - start)
+            if number % 50 == 49:
+                run.save()
+                rate = run.facts["done"] / run.facts["seconds"]
+                left, failures = (given.calls - number - 1) / rate, len(run.facts["failures"])
+                print(
+                    f"\r{number + 1} of {given.calls}, {failures} failed, {left / 60:.0f} min left ",
+                    end="",
+                    flush=True,
+                )
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on")
+    run.save()
+    print(f"\n{run.facts['done']} calls, {len(run.facts['failures'])} failed: {given.out}")
+    return 130 if run.facts["done"] < given.calls else bool(run.facts["failures"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

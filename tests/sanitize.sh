@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# The compiled kernels under AddressSanitizer and UndefinedBehaviorSanitizer: a library of their own in build/sanitize,
+# and the tests that run it, in one process. The first finding ends it.
+#
+#   tests/sanitize.sh            3,000 drawn calls, tests/kernels and tests/ops, with each instruction set  (make sanitize)
+#   tests/sanitize.sh --short    300 drawn calls, with the richest one                                      (make test)
+#   tests/sanitize.sh -k packed  what pytest is told
+#
+# PYTHON, CMAKE and CXX name other programs. It takes GCC on Linux: the sanitizers have to be there before Python is.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+PYTHON=${PYTHON:-.venv/bin/python}
+CMAKE=${CMAKE:-$(command -v .venv/bin/cmake || command -v cmake)}
+CXX=${CXX:-c++}
+runtime=$("$CXX" -print-file-name=libasan.so 2> /dev/null || true)
+if [[ $runtime != /* ]]; then
+    echo "sanitize: skipped, it takes GCC on Linux, and $CXX has no libasan.so"
+    exit 0
+fi
+build=build/sanitize checks=address,undefined
+if [[ ${1:-} == --short ]]; then  # without the four (null, alignment, object-size, pointer-overflow) that take minutes to compile
+    build=build/sanitize-short
+    checks=address,bounds,shift,signed-integer-overflow,integer-divide-by-zero,nonnull-attribute,bool,enum,return,unreachable
+fi
+"$CMAKE" --log-level=WARNING -S . -B "$build" -DCMAKE_CXX_COMPILER="$CXX" -DPython_EXECUTABLE="$(realpath -s "$PYTHON")" \
+    -DTARNN_SANITIZE=$checks
+"$CMAKE" --build "$build" --parallel
+
+# Python leaks at exit, by design. libstdc++ is loaded first too, or the runtime misses the throw that it has to watch.
+export ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:detect_stack_use_after_return=1
+export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+export TARNN_BINARY=$PWD/$build/libtarnn_cpu.so TARNN_KERNELS=required OMP_NUM_THREADS=2
+preload="$runtime $("$CXX" -print-file-name=libstdc++.so.6)"
+
+sanitized() {
+    LD_PRELOAD=$preload "$PYTHON" "$@"
+}
+suite() {  # what compiles is left out: the sanitizers would follow into the compiler
+    sanitized -m pytest -q -x -p no:cacheprovider --timeout=1200 -m "not compile" "$@"
+}
+drawn() {
+    sanitized tests/fuzz.py --unjudged --calls "$1"
+}
+
+case "${1:-}" in
+    --short) drawn 300 ;;
+    "") for isa in baseline avx2 avx512; do
+            if ! TARNN_ISA=$isa sanitized -c 'from tarnn.kernels import native; native.status()' 2> /dev/null; then
+                [[ $isa != baseline ]] && echo "sanitize: $isa is not for this processor" && continue
+            fi
+            echo "sanitize: $isa"
+            TARNN_ISA=$isa drawn 3000
+            TARNN_ISA=$isa suite tests/kernels tests/ops
+        done ;;
+    *) suite "$@" ;;
+esac
+echo "sanitize: nothing found"

@@ -1,0 +1,103 @@
+"""The drawn calls of `fuzz.py`: a few of them as they should be, and errors that it has to notice."""
+
+import json
+import sys
+from dataclasses import replace
+
+import fuzz
+import fuzz_calls
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def threads_as_they_are(monkeypatch, request):
+    """Two workers with two threads each are slower than one."""
+    if "unsteady" not in request.node.name:
+        monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """command(*options) → (exit code, what the results' file then holds)."""
+    out = tmp_path / "fuzz.json"
+
+    def run(*options):
+        monkeypatch.setattr(sys, "argv", ["fuzz.py", "--out", str(out), *map(str, options)])
+        code = fuzz.main()
+        return code, json.loads(out.read_text()) if out.exists() else None
+
+    yield run
+    torch.use_deterministic_algorithms(False)
+
+
+def some_call(**wanted):
+    """The first short drawn call that is as wanted."""
+    calls = (fuzz_calls.draw(0, number) for number in range(10_000))
+    return next(
+        c for c in calls if 3 <= c.t <= 9 and c.e and all(getattr(c, n) == x for n, x in wanted.items())
+    )
+
+
+def test_a_run_that_was_interrupted_goes_on(command, monkeypatch):
+    judged = []
+
+    def judge(drawn, judge=fuzz.judge):
+        judged.append(drawn.number)
+        if judged == [0, 1, 2]:
+            raise KeyboardInterrupt
+        return judge(drawn)
+
+    monkeypatch.setattr(fuzz, "judge", judge)
+    code, facts = command("--calls", 4)
+    assert (code, facts["done"]) == (130, 2)
+    code, facts = command("--calls", 4)
+    assert (code, facts["done"], facts["failures"]) == (0, 4, [])
+    assert judged == [0, 1, 2, 2, 3]
+    assert command("--calls", 4, "--fresh")[1]["largest_error"] == facts["largest_error"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "error"), [("float64", 1e-10), ("float32", 1e-5), ("bfloat16", 0.05), ("float16", 0.01)]
+)
+def test_outputs_that_are_a_little_off_are_noticed(monkeypatch, dtype, error):
+    drawn = some_call(dtype=dtype, way="whole", feature_map="elu", normalize=True, weighted=False)
+    assert fuzz.judge(drawn)[2] == ""
+    op = fuzz_calls.linear_attention
+    monkeypatch.setattr(fuzz_calls, "linear_attention", lambda *x, **more: scaled(op(*x, **more), 1 + error))
+    assert "o: error" in fuzz.judge(drawn)[2]
+
+
+def scaled(results, factor):
+    o, state = results
+    return o * factor, state
+
+
+def test_gradients_that_are_missing_are_noticed(monkeypatch):
+    drawn = some_call(dtype="float64", way="continued", causal=True, state_grads=False, decay="none")
+    drawn = replace(drawn, masked=False, junk="", s=9, t=9)
+    op = fuzz_calls.linear_attention
+
+    def forgetful(q, k, v, *args, state=None, **more):
+        return op(q, k, v, *args, state=state and state.map(torch.detach), **more)
+
+    assert fuzz.judge(drawn)[2] == ""
+    monkeypatch.setattr(fuzz_calls, "linear_attention", forgetful)
+    assert "gradients: error" in fuzz.judge(drawn)[2]
+
+
+def test_a_look_ahead_and_unsteady_bits_are_noticed(monkeypatch):
+    """Both changes are far below any rounding that is allowed."""
+    op = fuzz_calls.linear_attention
+    drawn = some_call(
+        dtype="float32", way="whole", causal=True, feature_map="elu", masked=False, decay="none"
+    )
+    call = fuzz_calls.Call(replace(drawn, number=1))
+    ahead = lambda q, k, v, *x, **more: scaled(op(q, k, v, *x, **more), 1 + 1e-7 * (v[0, 0, -1, 0] > 2.9))  # noqa: E731
+    monkeypatch.setattr(fuzz_calls, "linear_attention", ahead)
+    assert fuzz.to_the_bit(call, call.ours()) == ["an output depends on what comes later"]
+    call = fuzz_calls.Call(replace(drawn, number=0))
+    unsteady = lambda *x, **more: scaled(op(*x, **more), 1 + 1e-7 * torch.get_num_threads())  # noqa: E731
+    monkeypatch.setattr(fuzz_calls, "linear_attention", unsteady)
+    with fuzz.set_up(call.drawn):
+        assert fuzz.to_the_bit(call, call.ours()) == ["another number of threads, other bits"]
