@@ -111,7 +111,7 @@ def test_what_would_take_too_long_or_too_much_is_left_out():
     time_memory = module("time_memory")
     options = SimpleNamespace(tokens=4096, patience=10.0, room=1.0)
     last = time_memory.Cost(1024, 4, 1000.0, 0, 0, 2.0**28)
-    assert time_memory.too_much(last, 2048, "linear", options) == ""
+    assert time_memory.too_much(last, 4096, "linear", options) == ""
     assert time_memory.too_much(last, 4096, "softmax, fused", options) == "about 16 s a step"
     assert time_memory.too_much(last, 2048, "softmax, matrix", options) == "about 2 GiB a step"
     assert time_memory.too_much(last, 2048, "softmax, fused", options) == ""

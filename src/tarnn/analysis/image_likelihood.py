@@ -1,7 +1,7 @@
 """What a model of images makes of given images: bits per dimension."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -9,7 +9,8 @@ from torch import Tensor
 from tarnn.data import Images
 from tarnn.data.image_batches import ImageBatches, ImageRows
 from tarnn.errors import UserError
-from tarnn.models import TarnnForImageGeneration
+from tarnn.models import ImageState, TarnnForImageGeneration
+from tarnn.models.image_configuration import START
 
 VALUES_AT_ONCE = 16_384  # in a batch: larger ones are no faster on a CPU, and take more memory
 
@@ -47,3 +48,26 @@ def bits_per_dim(
     for batch in ImageBatches(rows, batch_size or max(1, VALUES_AT_ONCE // length)):
         nats = model(**{name: x.to(model.device) for name, x in batch.items()}).nats
         yield nats.double().cpu() / (length * math.log(2))
+
+
+@torch.no_grad()
+def bits_per_dim_by_steps(
+    model: TarnnForImageGeneration,
+    images: Images,
+    step: Callable[[Tensor, ImageState], tuple[Tensor, ImageState]] | None = None,
+) -> Tensor:
+    """The same, (n,) float64, as the pixel loop has it: value after value through `step`, by default `model.step`.
+
+    For a step that is compiled, fused or has its weights in fewer bits: what it draws has this likelihood.
+    """
+    check_fit(model, images)
+    rows = ImageRows(images, labelled=model.config.num_classes > 0).__getitems__(range(len(images)))
+    batch = {name: x.to(model.device) for name, x in rows.items()}
+    values, labels = model.sequence(batch["pixel_values"]), batch.get("class_labels")
+    state, step = model.new_state(len(values), class_labels=labels), step or model.step
+    token, nats = torch.full_like(values[:, 0], START), torch.zeros(len(values), dtype=torch.float64)
+    for i in range(values.shape[1]):
+        parameters, state = step(token, state)
+        token = values[:, i]
+        nats -= model.likelihood.log_prob(parameters, token).double().cpu()
+    return nats / (values.shape[1] * math.log(2))
