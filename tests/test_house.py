@@ -51,7 +51,7 @@ def test_imports_point_one_way(path):
 
 
 def test_import_is_light():
-    """All of tarnn but its models needs torch and nothing heavier, and costs at most 50 ms of CPU beyond it (best of 12)."""
+    """All of tarnn but its models needs torch and nothing heavier, and costs at most 60 ms of CPU beyond it (best of 12)."""
     code = (
         "import time, sys, torch; t = time.process_time(); import tarnn; tarnn.linear_attention; tarnn.LinearAttention; "
         "print(time.process_time() - t, *[m for m in ('transformers', 'matplotlib', 'datasets', 'accelerate', 'rich', "
@@ -63,9 +63,9 @@ def test_import_is_light():
         seconds, *heavy = run.stdout.split()
         assert not heavy
         best = min(best, float(seconds))
-        if best < 0.050:
+        if best < 0.060:
             break
-    assert best < 0.050
+    assert best < 0.060
 
 
 def test_the_command_line_opens_without_torch():
