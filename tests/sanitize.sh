@@ -28,7 +28,8 @@ fi
 "$CMAKE" --build "$build" --parallel
 
 # Python leaks at exit, by design. libstdc++ is loaded first too, or the runtime misses the throw that it has to watch.
-export ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:detect_stack_use_after_return=1
+# (Stack use after return is not looked for: its frames lie at 32 bytes, and vectors of 64 would fault there, GCC bug 110027.)
+export ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:detect_stack_use_after_return=0
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export TARNN_BINARY=$PWD/$build/libtarnn_cpu.so TARNN_KERNELS=required OMP_NUM_THREADS=2
 preload="$runtime $("$CXX" -print-file-name=libstdc++.so.6)"
