@@ -18,9 +18,8 @@ test: install
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 -q
 	$(BIN)/python -m pytest -n 2 -q -m "not compile and not refusals" --jaxtyping-packages=tarnn,beartype.beartype tests/ops tests/feature_maps tests/attention
-	tests/sanitize.sh --short
 
-# the kernels' tests under the sanitizers, with each instruction set; a few calls of them are in `make test`
+# the kernels' tests under the sanitizers, with each instruction set
 sanitize: install
 	tests/sanitize.sh
 

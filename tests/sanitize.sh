@@ -3,7 +3,7 @@
 # and the tests that run it, in one process. The first finding ends it.
 #
 #   tests/sanitize.sh            3,000 drawn calls, tests/kernels and tests/ops, with each instruction set  (make sanitize)
-#   tests/sanitize.sh --short    300 drawn calls, with the richest one                                      (make test)
+#   tests/sanitize.sh --short    300 drawn calls, with the richest one                                      (.ci/run)
 #   tests/sanitize.sh -k packed  what pytest is told
 #
 # PYTHON, CMAKE and CXX name other programs. It takes GCC on Linux: the sanitizers have to be there before Python is.

@@ -52,14 +52,20 @@ def test_tensors_without_numbers(mode, size):
     assert (o == 0).all()
 
 
-@pytest.mark.parametrize("heads", [1, 8])
+def test_a_state_of_values_without_width_goes_on():
+    """Its S has no numbers, and so no address, but its z has."""
+    holds("decay a token, weighted", e=0, way="continued")
+    holds("full, weighted", e=0, way="continued")
+
+
+@pytest.mark.parametrize(("g", "r"), [(1, 3), (8, 1)])
 @pytest.mark.parametrize("way", ["whole", "continued", "packed", "packed continued"])
 @pytest.mark.parametrize("mode", MODES)
-def test_many_chunks_and_stretches(mode, way, heads):
+def test_many_chunks_and_stretches(mode, way, g, r):
     """A sequence of 41: of one head it becomes stretches of 8, of eight it stays one stretch of 11 chunks or more, so that
     backward for decays keeps two states to start from. States go in and out."""
     way = way if drawn(mode).causal else way.removesuffix(" continued")  # which would read all keys twice
-    holds(mode, b=1, g=heads, r=3 if heads == 1 else 1, t=41, s=41, d=6, e=5, tiny_chunks=True, way=way)
+    holds(mode, b=1, g=g, r=r, t=41, s=41, d=6, e=5, tiny_chunks=True, way=way, seed=g)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

@@ -102,17 +102,19 @@ def malloc_gives_nan():
 @pytest.mark.parametrize("way", ["whole", "packed", "stepped in place"])
 @pytest.mark.parametrize("mode", MODES)
 def test_memory_full_of_nan_leaves_no_trace(malloc_gives_nan, mode, way):
-    """A larger call full of NaN, whose scratch memory the thread keeps, then a smaller one; cut into stretches too."""
-    words = {"b": 1, "g": 1, "dtype": "float32", "tiny_chunks": True, "junk": ""}
-    small = drawn(mode, t=41, s=41, d=5, e=3, way=way, **words)
-    if way.startswith("stepped") and (not small.causal or small.masked):
-        small = replace(small, causal=True, masked=False)
-    large = Call(replace(small, d=67, e=70, way="whole"))
-    for x in (*large.inputs[:3], *large.grads):
-        x.fill_(torch.nan)
+    """A larger call full of NaN, whose scratch memory the thread keeps, then a smaller one, cut into stretches."""
+    words = {"b": 1, "g": 1, "dtype": "float32", "junk": ""}
+    stepped = {"causal": True, "masked": False} if way.startswith("stepped") else {}
+    small = drawn(mode, t=41, s=41, d=5, e=3, way=way, tiny_chunks=True, **words, **stepped)
+    large = drawn(mode, t=64, s=64, d=67, e=70, **words, **stepped)
     with set_up(small):
         before = Call(small).ours()
-        assert large.ours()[0][:, :, -1].isnan().all()
+    with set_up(large):
+        full_of_nan = Call(large)
+        for x in (*full_of_nan.inputs[:3], *full_of_nan.grads):
+            x.fill_(torch.nan)
+        assert full_of_nan.ours()[0][:, :, -1].isnan().all()
+    with set_up(small):
         after = Call(small).ours()
     assert not any(x.isnan().any() for x in before)
     assert same_bits(after, before)
