@@ -14,8 +14,10 @@ earlier output.
 
 import argparse
 import contextlib
+import hashlib
 import json
 import math
+import os
 import sys
 import time
 from dataclasses import replace
@@ -25,8 +27,9 @@ from typing import Any
 import torch
 from fuzz_calls import DTYPES, Call, Drawn, draw
 
+import tarnn
 from tarnn.cli.machine import machine_facts
-from tarnn.kernels import eager
+from tarnn.kernels import eager, native
 from tarnn.ops.precision import wide
 
 RESULTS = Path(__file__).parents[1] / "benchmarks/results/fuzz.json"
@@ -142,6 +145,21 @@ def compute(seed: int, calls: int) -> int:
     return 0
 
 
+def fingerprint() -> str:
+    """Of all that a result depends on here: results of other code are not gone on with."""
+    here, source = Path(__file__).parent, Path(tarnn.__file__).parent
+    files = [
+        *here.glob("fuzz*.py"),
+        here / "attention_cases.py",
+        *(f for room in ("kernels", "ops") for f in (source / room).glob("*.py")),
+    ]
+    library = Path(os.environ.get("TARNN_BINARY") or native.BINARY)
+    found = hashlib.sha256()
+    for path in [*sorted(files), *([library] if library.exists() else [])]:
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
 class Run:
     """A run's results so far, and the file that they are kept in."""
 
@@ -150,12 +168,12 @@ class Run:
         machine = machine_facts()
         self.facts: dict[str, Any] = {
             "command": " ".join(["python", "tests/fuzz.py", *sys.argv[1:]]),
-            "machine": machine, "seed": seed, "calls": calls, "done": 0, "seconds": 0.0, "failures": [],
+            "machine": machine, "code": fingerprint(), "seed": seed, "calls": calls, "done": 0, "seconds": 0.0, "failures": [],
             "largest_error": {}, "largest_share_of_what_is_allowed": {},
         }  # fmt: skip
         if path.exists():
             before = json.loads(path.read_text())
-            same = all(before[n] == self.facts[n] for n in ("seed", "machine"))
+            same = all(before.get(n) == self.facts[n] for n in ("seed", "machine", "code"))
             if same and before["done"] < calls:
                 self.facts = {**before, "calls": calls}
 
