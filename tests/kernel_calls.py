@@ -12,12 +12,12 @@ CALL = Drawn(
 )  # fmt: skip
 MODES = {
     "causal": {},
-    "full": {"causal": False},
+    "full": {"causal": False, "feature_map": "relu"},
     "full, weighted": {"causal": False, "weighted": True, "masked": True, "junk": "nan"},
-    "decay a head": {"decay": "head", "feature_map": "relu"},
+    "decay a head": {"decay": "head", "feature_map": "exp"},
     "decay a token, weighted": {"decay": "token", "weighted": True, "masked": True, "junk": "nan"},
     "decay a channel": {"decay": "channel", "feature_map": "squared_relu"},
-    "decay a channel, weighted": {"decay": "channel", "feature_map": "exp", "masked": True},
+    "decay a channel, weighted": {"decay": "channel", "weighted": True, "masked": True},
     "unnormalised": {"feature_map": "identity", "normalize": False, "masked": True},
 }
 DTYPES = ["float64", "float32", "bfloat16", "float16"]

@@ -99,7 +99,7 @@ def malloc_gives_nan():
         libc.mallopt(-6, 0)
 
 
-@pytest.mark.parametrize("way", ["whole", "packed", "stepped in place"])
+@pytest.mark.parametrize("way", ["whole", "continued", "packed", "stepped in place"])
 @pytest.mark.parametrize("mode", MODES)
 def test_memory_full_of_nan_leaves_no_trace(malloc_gives_nan, mode, way):
     """A larger call full of NaN, whose scratch memory the thread keeps, then a smaller one, cut into stretches."""

@@ -81,6 +81,15 @@ def test_a_relu_query_that_meets_no_key(dtype, causal, device):
     assert (step_o == 0).all()
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_query_that_meets_no_key_passes_no_gradient(causal):
+    """Its features are orthogonal to all keys': what is divided by zero must not come back to the keys as 1e33."""
+    q, k, v = (torch.tensor([[[x]]], requires_grad=True) for x in ([1.0, 0.0], [0.0, 1.0], [3.0, 5.0]))
+    o = linear_attention(q, k, v, torch.nn.Identity(), causal=causal)
+    assert (o == 0).all()
+    assert all((grad == 0).all() for grad in torch.autograd.grad(o.sum(), (q, k, v)))
+
+
 def test_dk_goes_through_the_denominator():
     """With v constant the output is that constant whatever k is: numerator and denominator cancel in dk.
 
