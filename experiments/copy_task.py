@@ -91,8 +91,7 @@ def build(method: str, options) -> TarnnForCausalLM:
     torch.manual_seed(options.seed)
     config = TarnnConfig.paper(
         vocab_size=SYMBOLS + 1, hidden_size=options.hidden, num_hidden_layers=options.layers,
-        num_attention_heads=options.heads, intermediate_size=4 * options.hidden, attention=method,
-        initializer_range=(3 * options.hidden) ** -0.5,  # as torch's own linear layers begin, and so the paper's
+        num_attention_heads=options.heads, attention=method,
     )  # fmt: skip
     return TarnnForCausalLM(config)
 

@@ -81,7 +81,7 @@ def one_run(name: str, method: str, options) -> dict[str, Any]:
     source = prepared(name, options)
     settings = ImageSettings(
         (str(source),), folder, preset="paper", attention=method, layers=options.layers, hidden_size=options.hidden,
-        heads=options.heads, config=config_file(options), max_minutes=options.minutes,
+        heads=options.heads, max_minutes=options.minutes,
         batch_size=options.batch_size or BATCH[name], learning_rate=options.learning_rate or LEARNING_RATE[name],
         eval_every=options.eval_every, save_every=10 * options.eval_every, val=f"{source}:valid", seed=options.seed,
         overwrite=True,
@@ -121,17 +121,6 @@ def prepared(name: str, options) -> Path:
 
 def cut(images: Images, most: int | None) -> Images:
     return images if most is None else images.take(slice(most))
-
-
-def config_file(options) -> Path:
-    """What the options of a run don't say: weights begin as torch's own linear layers do, and so the paper's."""
-    path = options.runs / "config.json"
-    path.write_text(
-        json.dumps(
-            {"initializer_range": (3 * options.hidden) ** -0.5, "intermediate_size": 4 * options.hidden}
-        )
-    )
-    return path
 
 
 def parameters(folder: Path) -> int:

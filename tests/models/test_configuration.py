@@ -3,6 +3,8 @@
 import json
 
 import pytest
+import torch
+from torch import nn
 from transformers import AutoConfig
 
 from tarnn.models import TarnnConfig, TarnnForCausalLM
@@ -130,8 +132,21 @@ def test_the_paper_preset():
     config = TarnnConfig.paper(vocab_size=256, num_hidden_layers=16)
     assert (config.num_hidden_layers, config.num_attention_heads, config.head_dim) == (16, 8, 32)
     assert (config.intermediate_size, config.norm, config.norm_position) == (1024, "layer", "post")
+    assert TarnnConfig.paper(hidden_size=48).intermediate_size == 192
     with pytest.raises(ValueError, match="'colour'"):
         TarnnConfig.paper(colour="red")
+
+
+@torch.no_grad()
+def test_the_paper_preset_begins_as_torch_does():
+    """Of the same spread as torch's own linear layers; but by 1/√(2·layers) less where a residual is added."""
+    config = TarnnConfig.paper(hidden_size=192, num_hidden_layers=3)
+    block = TarnnForCausalLM(config).model.layers[0]
+    own = nn.Linear(192, 192).weight.std().item()
+    assert block.attention.q_proj.weight.std().item() == pytest.approx(own, rel=0.02)
+    assert block.attention.o_proj.weight.std().item() == pytest.approx(own / 6**0.5, rel=0.02)
+    assert TarnnConfig.paper(initializer_range=0.5).initializer_range == 0.5
+    assert TarnnConfig(hidden_size=192).initializer_range == 0.02
 
 
 def test_known_keys_are_ours():

@@ -100,16 +100,21 @@ class TarnnConfig(PreTrainedConfig):
     def paper(cls, **overrides) -> Self:
         """The model of "Transformers are RNNs" (Katharopoulos et al. 2020, arXiv 2006.16236, section 4.2).
 
-        8 layers of 8 heads of 32, feed-forward 1024 with GELU, LayerNorm after each residual sum, biases,
-        positions concatenated to the embedding (as in the authors' code), an output layer of its own.
+        8 layers of 8 heads of 32, feed-forward of four times the width with GELU, LayerNorm after each residual sum, biases,
+        positions concatenated to the embedding (as in the authors' code), an output layer of its own. Weights
+        begin with the standard deviation that torch's own linear layers have, and so the authors':
+        initializer_range = 1/√(3·hidden_size).
         """
         preset: dict[str, Any] = {
-            "hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 1024,
+            "hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 8,
             "attention": "linear", "feature_map": "elu", "normalize": True, "decay": "none",
             "position": "sinusoidal_half", "norm": "layer", "norm_eps": 1e-5, "norm_position": "post",
             "mlp": "gelu", "bias": True, "qk_norm": False, "tie_word_embeddings": False,
         }  # fmt: skip
-        return cls(**{**preset, **overrides})
+        config = cls(**{**preset, **overrides})
+        if "initializer_range" not in overrides:
+            config.initializer_range = (3 * config.hidden_size) ** -0.5
+        return config
 
     def attention_of(self, layer: int) -> str:
         """The kind of attention in this layer."""
