@@ -28,35 +28,37 @@ def measure_cell(
     cell: Cell, inputs: Inputs, entrants: Sequence[tuple[Rival, str]], effort: Effort, device: str
 ) -> list[Cost]:
     """A cost for each (rival, dtype), in turns; torch.mm is one of those that take turns, where a call is long enough."""
-    contenders: dict[Any, Contender] = {
-        (rival.name, dtype): Contender(
-            call(rival, *inputs[dtype], cell), rival.patience, rival.surroundings, rival.release
-        )
-        for rival, dtype in entrants
-    }
+    contenders: dict[Any, Contender] = {}
+    results: dict[tuple[str, str], int] = {}
+    for rival, dtype in entrants:
+        q, k, v, grad = inputs[dtype]
+        with rival.surroundings(), torch.no_grad():
+            given = rival.given(q, k, v)
+        one = Contender(call(rival, given, grad, cell), rival.patience, rival.surroundings, rival.release)
+        contenders[rival.name, dtype] = one
+        results[rival.name, dtype] = result_bytes(given, grad, cell)
     if cell.t >= MATMUL_FROM:
         contenders["matmul"] = matmul_contender(device)
     timings = measure_in_turns(contenders, effort, device)
     mm = matmul_gflops(timings.pop("matmul").ms) if "matmul" in timings else None
     costs = []
     for (name, dtype), timing in timings.items():
-        extra = None if timing.peak_bytes is None else timing.peak_bytes - result_bytes(inputs[dtype], cell)
+        extra = None if timing.peak_bytes is None else timing.peak_bytes - results[name, dtype]
         extra = extra if extra is None else max(0, extra)
         costs.append(Cost(name, dtype, cell, **asdict(timing), extra_bytes=extra, mm_gflops=mm))
     return costs
 
 
-def call(rival: Rival, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, cell: Cell) -> Callable[[], object]:
+def call(rival: Rival, given: Sequence[Tensor], grad: Tensor, cell: Cell) -> Callable[[], object]:
     if not cell.backward:
-        return lambda: rival.attend(q, k, v, cell.causal)
-    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    return lambda: torch.autograd.grad(rival.attend(q, k, v, cell.causal), (q, k, v), grad)
+        return lambda: rival.attend(*given, cell.causal)
+    leaves = [x.detach().requires_grad_() for x in given[:3]]
+    return lambda: torch.autograd.grad(rival.attend(*leaves, *given[3:], cell.causal), leaves, grad)
 
 
-def result_bytes(inputs: Sequence[Tensor], cell: Cell) -> int:
-    """o, and with backward the gradients of q, k, v."""
-    q, k, v, o = (x.nbytes for x in inputs)
-    return o + q + k + v if cell.backward else o
+def result_bytes(given: Sequence[Tensor], o: Tensor, cell: Cell) -> int:
+    """o, and with backward the gradients of the first three that are given: q, k, v."""
+    return o.nbytes + (sum(x.nbytes for x in given[:3]) if cell.backward else 0)
 
 
 def too_much(rival: Rival, dtype: str, cell: Cell, costs: Costs, longest_call: float) -> str:

@@ -5,7 +5,8 @@ that dtype (and a rounding), both against float64. Of code that is not ours thre
 Errors are norms over the whole tensor.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from rivals import PHI, Rival
@@ -21,7 +22,10 @@ HEADS, LENGTH, LONG = (
 Attended = tuple[Tensor, ...]  # o, dq, dk, dv
 
 
-def wrong(rival: Rival, dtype: torch.dtype, head_dims: Sequence[int], device: str = "cpu") -> str:
+def wrong(
+    rival: Rival, dtype: torch.dtype, head_dims: Sequence[int], device: str = "cpu",
+    phi: Callable[[Tensor], Tensor] = PHI,
+) -> str:  # fmt: skip
     """What is wrong with this rival, or nothing. SDPA is torch's own and computes something else: not asked."""
     if rival.power > 1:
         return ""
@@ -32,7 +36,8 @@ def wrong(rival: Rival, dtype: torch.dtype, head_dims: Sequence[int], device: st
                     for t, definition in ((LENGTH, as_defined), (LONG, by_products)):
                         if t == LONG and dtype.itemsize < 4:
                             continue  # products of 16 bits take long here, and the paths are those of float32
-                        if found := _wrong(rival, dtype, (1, HEADS, t, d), causal, definition, device):
+                        defined = partial(definition, phi, causal=causal)
+                        if found := _wrong(rival, dtype, (1, HEADS, t, d), causal, defined, device):
                             return f"t = {t}, d = {d}, {'causal' if causal else 'full'}, {str(dtype)[6:]}: {found}"
     except Exception as error:
         if rival.ours:
@@ -44,9 +49,9 @@ def wrong(rival: Rival, dtype: torch.dtype, head_dims: Sequence[int], device: st
 def _wrong(rival: Rival, dtype: torch.dtype, shape, causal: bool, definition, device: str) -> str:
     torch.manual_seed(0)
     q, k, v, grad = (torch.randn(shape, device=device).to(dtype) for _ in range(4))
-    found = attended(lambda q, k, v: rival.attend(q, k, v, causal), q, k, v, grad)
-    exact = attended(lambda q, k, v: definition(q, k, v, causal), *(x.double() for x in (q, k, v, grad)))
-    plain = attended(lambda q, k, v: definition(q, k, v, causal), q, k, v, grad)
+    found = attended(lambda q, k, v: rival.attend(*rival.given(q, k, v), causal), q, k, v, grad)
+    exact = attended(definition, *(x.double() for x in (q, k, v, grad)))
+    plain = attended(definition, q, k, v, grad)
     for name, x, y, z in zip(("o", "dq", "dk", "dv"), found, exact, plain):
         error, size = (x.double() - y).norm(), y.norm()
         if dtype == torch.float64:
@@ -66,12 +71,12 @@ def attended(f, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Attended:
     return (o.detach(), *torch.autograd.grad(o, (q, k, v), grad))
 
 
-def as_defined(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    return reference.quadratic(PHI(q), PHI(k), v, causal=causal)
+def as_defined(phi, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return reference.quadratic(phi(q), phi(k), v, causal=causal)
 
 
-def by_products(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+def by_products(phi, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """The same in less memory: a (t × t) matrix of weights, not one of features."""
-    weights = PHI(q) @ PHI(k).mT
+    weights = phi(q) @ phi(k).mT
     weights = weights.tril() if causal else weights
     return weights @ v / weights.sum(-1, keepdim=True)

@@ -124,8 +124,8 @@ def build() -> Path:
 
 def sampled(cell: Cell, dtype: str, binary: Path, options) -> tuple[float, list[Frames]]:
     """(milliseconds a call, samples) of this process, which repeats the cell's call for as long as perf looks."""
-    inputs = draw_inputs(cell.t, cell.d, [dtype], 1, options.heads, "cpu")[dtype]
-    f = call(Rival("native", tarnn_attend), *inputs, cell)
+    *inputs, grad = draw_inputs(cell.t, cell.d, [dtype], 1, options.heads, "cpu")[dtype]
+    f = call(Rival("native", tarnn_attend), inputs, grad, cell)
     f()  # also starts the threads, which perf has to find
     data = BUILD / "perf.data"
     perf = [

@@ -1,0 +1,142 @@
+"""benchmarks/favor.py from end to end, with tiny sizes; what its rivals compute and keep; its targets."""
+
+import json
+
+import attention_cells
+import favor
+import pytest
+from attention_costs import Cell, Cost, Costs
+from clock import Effort
+from favor_report import named, targets
+from rivals import native_kernels
+
+from tarnn import PositiveRandomFeatures, linear_attention
+from tarnn.kernels import native
+
+TINY = [
+    "--quick",
+    "--lengths",
+    "40",
+    "--features",
+    "6",
+    "--head-dim",
+    "8",
+    "--heads",
+    "2",
+    "--seconds",
+    "0.01",
+]
+CELL = Cell(50, 8, True, True)
+
+
+def test_a_run_leaves_figures_tables_and_a_picture(script, tmp_path):
+    code, out, _ = script("favor", *TINY)
+    assert code == 0
+    data = json.loads((tmp_path / "favor.json").read_text())
+    costs = Costs.from_json(data)
+    kinds = ["fused", "stored", *(["ready"] if native_kernels()[0] else [])]
+    assert set(costs.rivals) == {"sdpa", *(named(kind, 6) for kind in kinds)}
+    assert len(costs.by) == (1 + len(kinds)) * 2 * 2  # causal and full, forward and both
+    assert {t["case"] for t in data["targets"]} == {"m = 6, causal", "m = 6, full"}
+    text = (tmp_path / "favor.md").read_text()
+    assert "## m = 6, not causal" in text
+    assert "| forward + backward | 40 |" in text
+    assert (tmp_path / "favor.png").stat().st_size > 10_000
+    assert out.splitlines()[-2] == str(tmp_path / "favor.png")
+
+
+def test_an_interruption_keeps_what_there_is(script, tmp_path, monkeypatch):
+    measured = []
+
+    def interrupted(cell, *rest):
+        if measured:
+            raise KeyboardInterrupt
+        measured.append(cell)
+        return attention_cells.measure_cell(cell, *rest)
+
+    monkeypatch.setattr("attention.measure_cell", interrupted)
+    monkeypatch.setattr(favor, "wrong", lambda *rest, **phi: "")  # known to be right: no need to look twice
+    assert script("favor", *TINY)[0] == 130
+    assert Costs.from_json(json.loads((tmp_path / "favor.json").read_text())).cells == measured
+    assert (tmp_path / "favor.md").exists()
+
+
+def test_nothing_is_measured_of_what_is_wrong(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        favor, "linear_attention", lambda *args, **options: 1.0001 * linear_attention(*args, **options)
+    )
+    code, _, err = script("favor", *TINY)
+    assert code == 1
+    assert (
+        "the check is red: fused, m = 6, t = 97, d = 8, causal, float64: o is 1.0e-04 off the definition"
+        in err
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_features_are_stored_by_plain_pytorch_and_ready_before_the_clock(monkeypatch):
+    """Nobody computes features in the clock for `ready`; `stored` does so twice, and no native kernel serves it."""
+    if not native_kernels()[0]:
+        pytest.skip("no native kernels here")
+    phi, seen = PositiveRandomFeatures(8, 16, seed=0), {"ready": [], "stored": []}
+    rivals = {r.name.split(",")[0]: r for r in favor.rivals_of(phi)}
+    q, k, v, grad = attention_cells.draw_inputs(CELL.t, CELL.d, ["float32"], 1, 2, "cpu")["float32"]
+    exponents = phi.exponents
+    for kind, calls in seen.items():
+        given = rivals[kind].given(q, k, v)
+        f = attention_cells.call(rivals[kind], given, grad, CELL)
+        monkeypatch.setattr(
+            phi, "exponents", lambda x, calls=calls: calls.append(native.available()) or exponents(x)
+        )
+        with rivals[kind].surroundings():
+            gradients = f()
+        monkeypatch.setattr(phi, "exponents", exponents)
+        width = 16 if kind == "ready" else 8
+        assert [x.shape[-1] for x in gradients] == [width, width, 8]
+    assert seen == {"ready": [], "stored": [False, False]}
+
+
+def test_results_are_not_extra_memory(monkeypatch):
+    """What is given with a gradient has one among the results: for `ready`, of the width of the features."""
+    if not native_kernels()[0]:
+        pytest.skip("no native kernels here")
+    entrants = [(r, "float32") for r in favor.rivals_of(PositiveRandomFeatures(8, 16, seed=0))]
+    inputs = attention_cells.draw_inputs(CELL.t, CELL.d, ["float32"], 1, 2, "cpu")
+    monkeypatch.setattr("clock.metered", lambda f, device: (0.001, 10**6))
+    costs = attention_cells.measure_cell(CELL, inputs, entrants, Effort(0, rounds=(1, 1)), "cpu")
+    extra = {c.rival.split(",")[0]: c.extra_bytes for c in costs}
+    position = 2 * CELL.t * 4  # bytes of one number a head and position
+    assert extra["fused"] == extra["stored"] == 10**6 - position * (8 + 8 + 8 + 8)
+    assert extra["ready"] == 10**6 - position * (16 + 16 + 8 + 8)
+
+
+def made_costs(ms, extra):
+    costs = Costs()
+    for t in (1024, 4096):
+        for causal in (True, False):
+            for backward in (True, False):
+                for kind, time in ms.items():
+                    cell = Cell(t, 64, causal, backward)
+                    x = Cost(named(kind, 64), "float32", cell, time, time, time, 5, 1, 0, extra[kind], None)
+                    costs.add(x)
+    return costs
+
+
+@pytest.mark.parametrize(
+    ("ms", "extra", "missed"),
+    [
+        ((1.0, 5.0, 0.5), (10, 100), None),
+        ((1.0, 4.9, 0.5), (10, 100), "at least 5 times faster than with stored features"),
+        ((1.0, 5.0, 0.5), (11, 100), "at most a tenth of its extra memory"),
+        ((1.0, 5.0, 0.49), (10, 100), "at most 2 times as long as with features ready made"),
+    ],
+)
+def test_targets(ms, extra, missed):
+    costs = made_costs(
+        dict(zip(("fused", "stored", "ready"), ms)), {"ready": 0, **dict(zip(("fused", "stored"), extra))}
+    )
+    found = targets(costs, [64])
+    assert len(found) == 12
+    assert all(len(t.values) == 2 for t in found)
+    assert {t.claim.partition(": ")[2] for t in found if not t.met} == ({missed} if missed else set())
+    assert all(t.met is None for t in targets(costs, [256]))
