@@ -94,7 +94,7 @@ void store_denominators(const Problem& p, Index row, Index head, Index time, Ind
 template <typename T>
 void causal_outputs(const Problem& p, const Sizes<T>& n, const Stretch& s, Index head, Index time, CausalScratch<T>& at) {
   const Index rows = at.keys.rows;
-  load_features(p.map, p.q, s.row, head, time, rows, n.f, at.q, n.ldf, at.scale);
+  make_features(p, n, s, p.q, head, time, rows, at.keys.x, at.q, at.scale, &at.ahead);
   pairs(at.keys, n, at.q, at.P, &at.ahead);
   const T* q = weighted_queries(at.keys, n, at.q, rows, at.q_weighted);
   denominators(n, rows, at.P, q, at.state.z, at.den);
@@ -117,7 +117,7 @@ void causal_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, CausalS
       const Index next = r + 1 < p.r ? r + 1 : 0, when = r + 1 < p.r ? time : time + n.c;
       at.ahead.clear();
       at.ahead.want(p.o, s.row, s.head * p.r + r, time, at.keys.rows, n.e);
-      at.ahead.want(p.q, s.row, s.head * p.r + next, when, smaller(n.c, s.end - when), n.f);
+      at.ahead.want(p.q, s.row, s.head * p.r + next, when, smaller(n.c, s.end - when), p.d);
       if (next == 0) want_keys(p, n.c, s, when, at.ahead);
       causal_outputs(p, n, s, s.head * p.r + r, time, at);
     }

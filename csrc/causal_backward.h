@@ -35,6 +35,7 @@ struct BackwardScratch {
   T *R_own, *R_z_own, *reach;  // of a stretch's own queries; by how much its beginning reaches the present chunk
   T *weighted_t, *v_t, *A, *P, *grad_phi, *grad_v, *grad_v_t, *x;
   T *flow, *entered, *states, *terms, *square;
+  T* grad_omega = nullptr;  // of the stretch, (f × d) and (f), where wanted
   Ahead ahead;
   BackwardScratch(Scratch& scratch, const Problem& p, const Sizes<T>& n) : keys(take_keys(scratch, p, n)) {
     const bool plain = keys.weights.plain;
@@ -53,7 +54,7 @@ struct BackwardScratch {
     grad_phi = scratch.take<T>(n.rows() * n.ldf);
     grad_v = scratch.take<T>(n.rows() * n.lde);
     grad_v_t = scratch.take<T>(n.e_rows() * n.ldc);
-    x = p.map == Map::squared_relu ? scratch.take<T>(n.rows() * n.ldf) : nullptr;
+    x = p.map == Map::squared_relu && !n.projected ? scratch.take<T>(n.rows() * n.ldf) : nullptr;
     square = scratch.take<T>(n.f_rows() * n.lde);
     if (!p.grad_log_decay) return;
     const Index channels = p.channels ? n.ldf : 1;
@@ -147,7 +148,7 @@ inline void want_next(const Problem& p, Index chunk, const Stretch& s, Index r, 
   const Index head = s.head * p.r + (same_chunk ? r + 1 : 0), when = same_chunk ? time : next;
   const Index rows = when < s.begin ? 0 : smaller(chunk, s.end - when);
   if (!same_chunk) want_keys(p, rows, s, when, ahead);
-  ahead.want(p.q, s.row, head, when, rows, p.f);
+  ahead.want(p.q, s.row, head, when, rows, p.d);
   ahead.want(p.grad_o, s.row, head, when, rows, p.e);
   if (p.normalize) ahead.want(p.o, s.row, head, when, rows, p.e);
 }
@@ -157,7 +158,7 @@ void query_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Inde
   const Keys<T>& keys = at.keys;
   const Index rows = keys.rows, head = s.head * p.r + r;
   Queries<T>& q = at.queries;
-  load_queries(p, n, s.row, head, time, rows, keys.weights.plain ? nullptr : keys.weights.M, T(0), q);
+  load_queries(p, n, s, head, time, rows, keys.weights.plain ? nullptr : keys.weights.M, T(0), q, &at.ahead);
   pair_gradients(keys, n, q, at.v_t, at.A);
   weigh_pairs(keys, n, at.A);
   matmul(rows, n.f, n.e, {q.G, n.lde, 1}, at.S, n.ldf, q.grad_phi, n.ldf, false, &at.ahead);
@@ -166,7 +167,7 @@ void query_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Inde
   if (p.grad_log_decay) keep_flow(p, n, s, time, rows, r == 0, q);
   if (keys.weights.channels) channel_query_gradients(keys, n, at.A, keys.phi_t, q.grad_phi);
   else matmul<Part::lower_left>(rows, n.f, rows, {at.A, n.ldc, 1}, keys.phi, n.ldf, q.grad_phi, n.ldf, true, &at.ahead);
-  store_feature_gradients(p, n, p.q, p.grad_q, s.row, head, time, rows, q.phi, q.grad_phi, q.x);
+  store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.x, q.grad_x, at.grad_omega);
 }
 
 /// R of the stretch's own queries alone, as its beginning sees it: added chunk by chunk, forward.
@@ -203,7 +204,7 @@ void query_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, T M, T* 
     transpose(at.keys.v, at.keys.ldv, at.keys.rows, n.e, at.v_t, n.ldc);
     for (Index r = 0; r < p.r; ++r) {
       at.ahead.clear();
-      at.ahead.want(p.grad_q, s.row, s.head * p.r + r, time, at.keys.rows, n.f);
+      at.ahead.want(p.grad_q, s.row, s.head * p.r + r, time, at.keys.rows, p.d);
       want_next(p, n.c, s, r, time, time + n.c, at.ahead);
       query_gradients(p, n, s, r, time, at);
       if (own) add_own_queries(n, at);
@@ -272,7 +273,7 @@ void add_query_head(const Problem& p, const Sizes<T>& n, const Stretch& s, Index
   const Keys<T>& keys = at.keys;
   const Index rows = keys.rows;
   Queries<T>& q = at.queries;
-  load_queries(p, n, s.row, s.head * p.r + r, time, rows, keys.weights.plain ? nullptr : keys.weights.M, T(0), q);
+  load_queries(p, n, s, s.head * p.r + r, time, rows, keys.weights.plain ? nullptr : keys.weights.M, T(0), q, &at.ahead);
   pairs(keys, n, q.phi, at.P, &at.ahead);
   pair_gradients(keys, n, q, at.v_t, at.A);
   if (p.grad_log_decay && !p.channels) add_pair_flow(n, rows, at.A, at.P, at.flow);
@@ -346,13 +347,13 @@ void key_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Index 
   decay_transposed(keys.weights, n, at.R, at.R_z);
   for (Index r = 0; r < p.r; ++r) {
     at.ahead.clear();
-    if (r == 0) at.ahead.want(p.grad_k, s.row, s.head, time, rows, n.f), at.ahead.want(p.grad_v, s.row, s.head, time, rows, n.e);
+    if (r == 0) at.ahead.want(p.grad_k, s.row, s.head, time, rows, p.d), at.ahead.want(p.grad_v, s.row, s.head, time, rows, n.e);
     want_next(p, n.c, s, r, time, time - n.c, at.ahead);
     add_query_head(p, n, s, r, time, at);
   }
   if (p.grad_log_decay) store_decay_gradients(p, n, s, time, at);
   transpose(at.grad_v_t, n.ldc, n.e, rows, at.grad_v, n.lde);
-  store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x);
+  store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x, at.queries.grad_x, at.grad_omega);
 }
 
 /// The states before chunks `from` … `to` − 1, from the one before the first of them.
@@ -425,10 +426,12 @@ void causal_backward(const Problem& p) {
     return p.grad_log_decay ? checkpoints.get() + first_checkpoint.get()[i] * block : nullptr;
   };
   const std::size_t bytes = bytes_of<BackwardScratch<T>>(p, n);
+  OmegaGradients<T> of_omega(p, n, p.keys);
   states_behind(p, n, p.keys, slots.get());
   parallel(p, count, bytes, [&](Index i, void* memory) {
     Scratch scratch(memory);
     BackwardScratch<T> at(scratch, p, n);
+    at.grad_omega = of_omega.at(i);
     State<T> state{at.square, at.z, 0};
     state_before(p, n, p.keys, i, slots.get(), state);
     transpose_state(n, at.square, at.S);
@@ -452,6 +455,7 @@ void causal_backward(const Problem& p) {
   parallel(p, count, bytes, [&](Index i, void* memory) {
     Scratch scratch(memory);
     BackwardScratch<T> at(scratch, p, n);
+    at.grad_omega = of_omega.at(i);
     const Stretch& s = p.keys.at[i];
     if (s.last) {
       given_gradient(p, n, s, at.square, at.R, at.R_z);
@@ -463,6 +467,7 @@ void causal_backward(const Problem& p) {
     key_sweep(p, n, s, M_of(i), checkpoints_of(i), at);
     if (s.first) put_gradient(p, n, s, at.R, at.R_z, at.square);
   });
+  of_omega.put();
 }
 
 }  // namespace TARNN_ISA

@@ -1,11 +1,7 @@
 // What the sweeps share: scratch memory, the tiles of a chunk, a state in scratch and its way to and from tensors.
 #pragma once
 
-#include <cstdlib>
-
-#include "maps.h"
-#include "matmul.h"
-#include "weights.h"
+#include "projection.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
@@ -29,34 +25,15 @@ class Scratch {
   std::size_t used_ = 0;
 };
 
-/// Memory that is given back.
-template <typename T>
-class Owned {
- public:
-  explicit Owned(Index n) : data_(static_cast<T*>(std::malloc(static_cast<std::size_t>(n) * sizeof(T) + 1))) {
-    if (!data_) std::abort();
-  }
-  ~Owned() { std::free(data_); }
-  Owned(const Owned&) = delete;
-  Owned& operator=(const Owned&) = delete;
-  T* get() { return data_; }
-
- private:
-  T* data_;
-};
-
-/// The length of a tile's rows: whole vectors, and one more, so that rows don't fall on the same cache sets.
-template <typename T>
-constexpr Index padded(Index n) {
-  return whole<T>(n) + width<T>;
-}
-
 template <typename T>
 struct Sizes {
   Index f, e, c, ldf, lde, ldc;
+  Projected<T> projected;
   explicit Sizes(const Problem& p)
-      : f(p.f), e(p.e), c(p.chunk), ldf(padded<T>(p.f)), lde(padded<T>(p.e)), ldc(padded<T>(p.chunk)) {}
+      : f(p.f), e(p.e), c(p.chunk), ldf(padded<T>(p.f)), lde(padded<T>(p.e)), ldc(padded<T>(p.chunk)),
+        projected(p.projection, p.map, p.f, p.d) {}
   Index rows() const { return whole<T>(c); }      // of a tile that may be transposed
+  Index inputs() const { return projected ? rows() * projected.ldd : 0; }  // of a tile of what is projected
   Index f_rows() const { return whole<T>(f); }
   Index e_rows() const { return whole<T>(e); }
   Index state() const { return f * e + f + 1 + f + 1; }  // of a state in a block: S, z, M, Σ log_decay, Σ of its largest
@@ -72,6 +49,7 @@ struct Keys {
   const T* v;     // (c × e) rows of ldv: a tile, 0 where masked, or the tensor itself
   Index ldv;
   T* v_tile;
+  T *x;           // (c × d) what was projected
   T *scale;       // (c) of exp features
   Weights<T> weights;
   Index rows;
@@ -84,6 +62,7 @@ Keys<T> take_keys(Scratch& scratch, const Problem& p, const Sizes<T>& n) {
   keys.v_tile = scratch.take<T>(n.rows() * n.lde);
   keys.phi_t = scratch.take<T>(n.f_rows() * n.ldc);
   keys.sums = scratch.take<T>(n.ldf);
+  keys.x = scratch.take<T>(n.inputs());
   keys.scale = scratch.take<T>(n.ldc);
   Weights<T>& w = keys.weights;
   w.plain = !p.log_decay && !p.weighted && !p.mask;
@@ -124,15 +103,28 @@ void load_values(const Problem& p, const Sizes<T>& n, const Stretch& s, Index ti
       if (is_masked(p, s.row, time + i)) clear(keys.v_tile + i * n.lde, n.lde);
 }
 
+/// φ of positions time … time + rows − 1 of a query or key head as a tile; of exp, `scale` gets each row's maximum. x: a
+/// tile for what is projected, if it is.
+template <typename T>
+void make_features(const Problem& p, const Sizes<T>& n, const Stretch& s, const View& input, Index head, Index time, Index rows,
+                   T* x, T* to, T* scale, Ahead* ahead = nullptr) {
+  if (!n.projected) return load_features(p.map, input, s.row, head, time, rows, n.f, to, n.ldf, scale);
+  load_tile(input, s.row, head, time, rows, n.projected.d, x, n.projected.ldd);
+  n.projected.features(s.row, s.head, rows, x, to, scale, ahead);
+}
+
 /// Loads keys time … time + rows − 1, their values, and their weights, M being the maximum before them.
 template <typename T>
-void load_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, T M, Keys<T>& keys) {
+void load_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, T M, Keys<T>& keys,
+               Ahead* ahead = nullptr) {
   keys.rows = rows;
-  load_features(p.map, p.k, s.row, s.head, time, rows, n.f, keys.phi, n.ldf, keys.scale);
+  make_features(p, n, s, p.k, s.head, time, rows, keys.x, keys.phi, keys.scale, ahead);
   load_values(p, n, s, time, rows, keys);
-  if (p.mask)
-    for (Index i = 0; i < rows; ++i)
-      if (is_masked(p, s.row, time + i)) clear(keys.phi + i * n.ldf, n.ldf);
+  for (Index i = 0; p.mask && i < rows; ++i) {
+    if (!is_masked(p, s.row, time + i)) continue;
+    clear(keys.phi + i * n.ldf, n.ldf);
+    if (n.projected) clear(keys.x + i * n.projected.ldd, n.projected.ldd);
+  }
   chunk_weights(p, s, time, rows, p.map == Map::exp ? keys.scale : nullptr, M, n.ldf, n.ldc, keys.weights);
   if (keys.weights.plain) return;
   if (keys.weights.channels) {
@@ -155,15 +147,22 @@ void load_keys_transposed(const Problem& p, const Sizes<T>& n, const Stretch& s,
   keys.rows = rows;
   keys.weights.M_out = M;
   clear(keys.sums, n.ldf);
-  with_map(p.map, [&](auto f) {
-    load_transposed(p.k, s.row, s.head, time, rows, n.f, keys.phi_t, n.ldc, keys.sums, f);
-  });
+  if (n.projected) {
+    make_features(p, n, s, p.k, s.head, time, rows, keys.x, keys.phi, keys.scale);
+    transpose(keys.phi, n.ldf, rows, n.f, keys.phi_t, n.ldc);
+    for (Index i = 0; i < rows; ++i)
+      for (Index j = 0; j < n.f; j += width<T>) store(keys.sums + j, load(keys.sums + j) + load(keys.phi + i * n.ldf + j));
+  } else {
+    with_map(p.map, [&](auto f) {
+      load_transposed(p.k, s.row, s.head, time, rows, n.f, keys.phi_t, n.ldc, keys.sums, f);
+    });
+  }
   load_values(p, n, s, time, rows, keys);
 }
 
 /// Asks for keys and values from `time` on, no further than the stretch goes.
 inline void want_keys(const Problem& p, Index rows, const Stretch& s, Index time, Ahead& ahead) {
-  ahead.want(p.k, s.row, s.head, time, smaller(rows, s.end - time), p.f);
+  ahead.want(p.k, s.row, s.head, time, smaller(rows, s.end - time), p.d);
   ahead.want(p.v, s.row, s.head, time, smaller(rows, s.end - time), p.e);
 }
 

@@ -24,7 +24,7 @@ inline void find_last(const Problem& p, Index* last_slot) {
 template <typename T>
 void full_outputs(const Problem& p, const Sizes<T>& n, const Stretch& s, Index head, Index time, CausalScratch<T>& at) {
   const Index rows = smaller(n.c, s.end - time);
-  load_features(p.map, p.q, s.row, head, time, rows, n.f, at.q, n.ldf, at.scale);
+  make_features(p, n, s, p.q, head, time, rows, at.keys.x, at.q, at.scale);
   for (Index i = 0; i < rows; ++i) {
     at.den[i] = dot(at.q + i * n.ldf, at.state.z, n.f);
     at.factor[i] = output_factor(p, at.den[i], finite(at.state.M), p.map == Map::exp ? at.scale[i] : T(0));
@@ -34,7 +34,7 @@ void full_outputs(const Problem& p, const Sizes<T>& n, const Stretch& s, Index h
   T* o = direct ? static_cast<T*>(p.o.data) + offset(p.o, s.row, head, time) : at.o;
   at.ahead.clear();
   at.ahead.want(p.o, s.row, head, time, rows, n.e);
-  at.ahead.want(p.q, s.row, head, time + n.c, smaller(n.c, s.end - time - n.c), n.f);
+  at.ahead.want(p.q, s.row, head, time + n.c, smaller(n.c, s.end - time - n.c), p.d);
   sum_of_products<T>(rows, n.e, {0, {at.q, n.ldf, 1}, at.state.S, n.lde}, {n.f, {at.q, n.ldf, 1}, at.state.S, n.lde},
                      at.factor, o, direct ? n.e : n.lde, &at.ahead);
   if (!direct) store_tile(at.o, n.lde, p.o, s.row, head, time, rows, n.e);
@@ -69,16 +69,16 @@ void full_query_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, T M
     for (Index time = s.begin; time < s.end; time += n.c) {
       const Index rows = smaller(n.c, s.end - time), next = time + n.c;
       at.ahead.clear();
-      at.ahead.want(p.grad_q, s.row, head, time, rows, n.f);
-      at.ahead.want(p.q, s.row, head, next, smaller(n.c, s.end - next), n.f);
+      at.ahead.want(p.grad_q, s.row, head, time, rows, p.d);
+      at.ahead.want(p.q, s.row, head, next, smaller(n.c, s.end - next), p.d);
       at.ahead.want(p.grad_o, s.row, head, next, smaller(n.c, s.end - next), n.e);
       if (p.normalize) at.ahead.want(p.o, s.row, head, next, smaller(n.c, s.end - next), n.e);
-      load_queries(p, n, s.row, head, time, rows, static_cast<const T*>(nullptr), finite(M), q);
+      load_queries(p, n, s, head, time, rows, static_cast<const T*>(nullptr), finite(M), q);
       matmul(rows, n.f, n.e, {q.G, n.lde, 1}, at.S, n.ldf, q.grad_phi, n.ldf, false, &at.ahead);
       add_outer(q.grad_phi, q.G_z, at.z, n.ldf, rows, n.f);
       matmul(n.e, n.f, rows, {q.G, 1, n.lde}, q.phi, n.ldf, at.R, n.ldf, true, &at.ahead);
       add_rows(at.R_z, q.G_z, q.phi, n.ldf, rows, n.f);
-      store_feature_gradients(p, n, p.q, p.grad_q, s.row, head, time, rows, q.phi, q.grad_phi, q.x);
+      store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.x, q.grad_x, at.grad_omega);
     }
   }
   std::memcpy(own, at.R, static_cast<std::size_t>(n.e * n.ldf) * sizeof(T));
@@ -92,7 +92,7 @@ void full_key_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, T M, 
     load_keys(p, n, s, time, smaller(n.c, s.end - time), M, keys);
     const Index rows = keys.rows;
     at.ahead.clear();
-    at.ahead.want(p.grad_k, s.row, s.head, time, rows, n.f);
+    at.ahead.want(p.grad_k, s.row, s.head, time, rows, p.d);
     at.ahead.want(p.grad_v, s.row, s.head, time, rows, n.e);
     want_keys(p, n.c, s, time + n.c, at.ahead);
     for (Index i = 0; i < rows; ++i) std::memcpy(at.grad_phi + i * n.ldf, at.R_z, static_cast<std::size_t>(n.ldf) * sizeof(T));
@@ -104,7 +104,7 @@ void full_key_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, T M, 
       scale_rows(at.grad_phi, n.ldf, rows, n.f, keys.scale);
       scale_rows(at.grad_v, n.lde, rows, n.e, keys.scale);
     }
-    store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x);
+    store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x, at.queries.grad_x, at.grad_omega);
   }
 }
 
@@ -115,11 +115,13 @@ void full_backward(const Problem& p) {
   const std::size_t bytes = bytes_of<BackwardScratch<T>>(p, n);
   Owned<T> slots(p.keys.slots * n.state()), own(p.queries.count * block);
   Owned<Index> last_slot(p.keys.count), queries_of(p.keys.count);
+  OmegaGradients<T> of_queries(p, n, p.queries), of_keys(p, n, p.keys);
   find_last(p, last_slot.get());
   states_behind(p, n, p.keys, slots.get());
   parallel(p, p.queries.count, bytes, [&](Index i, void* memory) {
     Scratch scratch(memory);
     BackwardScratch<T> at(scratch, p, n);
+    at.grad_omega = of_queries.at(i);
     State<T> state{at.square, at.z, 0};
     read_state(whole_state(p, n, slots.get(), last_slot.get(), p.queries.at[i]), n, state);
     transpose_state(n, at.square, at.S);
@@ -142,6 +144,7 @@ void full_backward(const Problem& p) {
   parallel(p, p.keys.count, bytes, [&](Index i, void* memory) {
     Scratch scratch(memory);
     BackwardScratch<T> at(scratch, p, n);
+    at.grad_omega = of_keys.at(i);
     const Stretch& s = p.keys.at[i];
     const T* R = own.get() + queries_of.get()[place(p, s)] * block;
     std::memcpy(at.R, R, static_cast<std::size_t>(n.e * n.ldf) * sizeof(T));
@@ -157,6 +160,8 @@ void full_backward(const Problem& p) {
     for (Index j = 0; j < n.ldf; ++j) at.R_z[j] *= keep;
     put_gradient(p, n, s, at.R, at.R_z, at.square);
   });
+  of_queries.put();
+  of_keys.put();
 }
 
 }  // namespace TARNN_ISA

@@ -13,7 +13,8 @@ template <typename T>
 struct Queries {
   T *phi, *weighted, *scale;  // (c × f), query ⊙ phi, (c)
   T *G, *G_z;                 // (c × e), (c)
-  T *factor, *grad_phi, *x;   // (c), (c × f), (c × f) x for the derivative of relu²
+  T *factor, *grad_phi;       // (c), (c × f)
+  T *x, *grad_x;              // (c × f) x for the derivative of relu²; of a projection, (c × d) x and its gradient
 };
 
 template <typename T>
@@ -26,7 +27,8 @@ Queries<T> take_queries(Scratch& scratch, const Problem& p, const Sizes<T>& n, b
   q.G_z = scratch.take<T>(n.ldc);
   q.factor = scratch.take<T>(n.ldc);
   q.grad_phi = scratch.take<T>(n.rows() * n.ldf);
-  q.x = p.map == Map::squared_relu ? scratch.take<T>(n.rows() * n.ldf) : nullptr;
+  q.x = scratch.take<T>(p.map == Map::squared_relu ? n.rows() * n.ldf : n.inputs());
+  q.grad_x = scratch.take<T>(n.inputs());
   return q;
 }
 
@@ -54,13 +56,13 @@ void load_output_gradients(const Problem& p, const Sizes<T>& n, Index row, Index
 
 /// M: the units of each row's sums, or null where all are in those of `M_all`.
 template <typename T>
-void load_queries(const Problem& p, const Sizes<T>& n, Index row, Index head, Index time, Index rows, const T* M, T M_all,
-                  Queries<T>& q) {
-  load_features(p.map, p.q, row, head, time, rows, n.f, q.phi, n.ldf, q.scale);
-  const T* den = static_cast<const T*>(p.den.data) + offset(p.den, row, head, time);
+void load_queries(const Problem& p, const Sizes<T>& n, const Stretch& s, Index head, Index time, Index rows, const T* M, T M_all,
+                  Queries<T>& q, Ahead* ahead = nullptr) {
+  make_features(p, n, s, p.q, head, time, rows, q.x, q.phi, q.scale, ahead);
+  const T* den = static_cast<const T*>(p.den.data) + offset(p.den, s.row, head, time);
   for (Index i = 0; i < rows; ++i)
     q.factor[i] = output_factor(p, den[i], M ? M[i] : M_all, p.map == Map::exp ? q.scale[i] : T(0));
-  load_output_gradients(p, n, row, head, time, rows, q);
+  load_output_gradients(p, n, s.row, head, time, rows, q);
 }
 
 /// rows of x += a_i · y (f).
@@ -80,19 +82,47 @@ void add_rows(T* y, const T* a, const T* x, Index ld, Index rows, Index n) {
   }
 }
 
-/// Gradients of features (a tile, overwritten) to those of the inputs, stored in `to`. x: a tile to load inputs into.
+/// Gradients of features (a tile, overwritten) to those of the inputs, stored in `to`. x: of a projection, what was
+/// projected, and grad_x a tile for its gradient; else a tile to load inputs into.
 template <typename T>
-void store_feature_gradients(const Problem& p, const Sizes<T>& n, const View& input, const View& to, Index row, Index head,
-                             Index time, Index rows, const T* phi, T* grad, T* x) {
-  if (p.map == Map::squared_relu) load_tile(input, row, head, time, rows, n.f, x, n.ldf);
+void store_feature_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, const View& input, const View& to, Index head,
+                             Index time, Index rows, const T* phi, T* grad, T* x, T* grad_x, T* grad_omega) {
+  if (n.projected) {
+    n.projected.gradients(s.row, s.head, rows, x, phi, grad, grad_x, grad_omega);
+    return store_tile(grad_x, n.projected.ldd, to, s.row, head, time, rows, n.projected.d);
+  }
+  if (p.map == Map::squared_relu) load_tile(input, s.row, head, time, rows, n.f, x, n.ldf);
   features_backward(p.map, grad, phi, x, n.ldf, rows, n.f);
-  store_tile(grad, n.ldf, to, row, head, time, rows, n.f);
+  store_tile(grad, n.ldf, to, s.row, head, time, rows, n.f);
 }
+
+/// The gradients of Ω and β of each stretch, from zero, and their sums: in the order of the stretches, whatever thread had them.
+template <typename T>
+class OmegaGradients {
+ public:
+  OmegaGradients(const Problem& p, const Sizes<T>& n, const Stretches& stretches)
+      : p_(p), n_(n), stretches_(stretches), size_(p.grad_omega || p.grad_bias ? n.projected.gradient_size() : 0),
+        all_(stretches.count * size_) {
+    clear(all_.get(), stretches.count * size_);
+  }
+  T* at(Index i) { return size_ ? all_.get() + i * size_ : nullptr; }
+  void put() {
+    for (Index i = 0; size_ && i < stretches_.count; ++i)
+      n_.projected.put(at(i), stretches_.at[i].row, stretches_.at[i].head, p_.grad_omega, p_.grad_bias);
+  }
+
+ private:
+  const Problem& p_;
+  const Sizes<T>& n_;
+  const Stretches& stretches_;
+  const Index size_;
+  Owned<T> all_;
+};
 
 /// Gradients of a chunk's keys and values (tiles, overwritten), of its log-weights too; 0 at masked keys.
 template <typename T>
 void store_key_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, const Keys<T>& keys, T* grad_phi,
-                         T* grad_v, T* x) {
+                         T* grad_v, T* x, T* grad_x, T* grad_omega) {
   if (p.mask)
     for (Index i = 0; i < keys.rows; ++i)
       if (is_masked(p, s.row, time + i)) clear(grad_phi + i * n.ldf, n.ldf), clear(grad_v + i * n.lde, n.lde);
@@ -101,7 +131,8 @@ void store_key_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, 
     for (Index i = 0; i < keys.rows; ++i)
       w[i * p.grad_key_log_weight.stride[2]] = dot(keys.phi + i * n.ldf, grad_phi + i * n.ldf, n.f);
   }
-  store_feature_gradients(p, n, p.k, p.grad_k, s.row, s.head, time, keys.rows, keys.phi, grad_phi, x);
+  store_feature_gradients(p, n, s, p.k, p.grad_k, s.head, time, keys.rows, keys.phi, grad_phi, n.projected ? keys.x : x, grad_x,
+                          grad_omega);
   store_tile(grad_v, n.lde, p.grad_v, s.row, s.head, time, keys.rows, n.e);
 }
 

@@ -40,9 +40,19 @@ struct Sums {
   void *S = nullptr, *z = nullptr, *M = nullptr;
 };
 
+/// Features that are made of a linear function of x (projection.h). Ω (rows × heads × f × d) and β (rows × heads × f) are
+/// contiguous, in the wide type; rows and heads are 1 where all share one.
+struct Projection {
+  const void *omega = nullptr, *bias = nullptr;
+  Index rows = 1, heads = 1;
+  double factor = 1, square = 0, offset = 0, shift = 0;
+  explicit operator bool() const { return omega != nullptr; }
+};
+
 struct Problem {
-  // r = h/g query heads share a key/value head; h, g: heads; f: features = d; e: width of a value
-  Index g, r, f, e;
+  // r = h/g query heads share a key/value head; h, g: heads; d: width of q and k; f: features, d without a projection;
+  // e: width of a value
+  Index g, r, d, f, e;
   Index chunk;         // positions a chunk
   Stretches keys;      // of the keys; where causal, of the queries too
   Stretches queries;   // of the queries, where not causal
@@ -53,6 +63,7 @@ struct Problem {
   bool channels, causal, normalize;
   bool weighted;       // keys have log-weights, so the sums have a running maximum
   Map map;
+  Projection projection;
   double eps;
   View den;            // (b, h, t) wide, contiguous along t: written by forward if there is one, read by backward
   Sums before, after;  // the state before (null: none), and behind
@@ -60,6 +71,7 @@ struct Problem {
   View grad_o, grad_q, grad_k, grad_v;
   View grad_log_decay, grad_key_log_weight;  // wide; strides as those of the inputs; null where not wanted
   Sums grad_after, grad_before;              // of S and z; M has none
+  View grad_omega, grad_bias;                // of the projection's, as those lie; zeros to add to; null where not wanted
   // what runs tasks: all of them, on as many threads as torch has, each thread with `bytes` of scratch of its own
   void (*run)(Index tasks, std::size_t bytes, void (*task)(void* context, Index i, void* scratch), void* context);
 };
@@ -67,11 +79,12 @@ struct Problem {
 /// One token of every sequence and head; b·g states, one after the other, updated from `before` to `after` (which may be
 /// the same).
 struct Step {
-  Index b, g, r, f, e;
+  Index b, g, r, d, f, e;
   View q, k, v, o;  // time axis of one
   View log_decay, key_log_weight;
   bool channels, normalize, weighted;
   Map map;
+  Projection projection;
   double eps;
   Sums before, after;
   void (*run)(Index tasks, std::size_t bytes, void (*task)(void* context, Index i, void* scratch), void* context);

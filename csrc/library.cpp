@@ -160,16 +160,32 @@ View mask_view(const Maybe& x) {
   return out;
 }
 
+/// omega (rows, heads, f, d), bias (rows, heads, f), contiguous.
+tarnn::Projection projection(const Maybe& omega, const Maybe& bias, double factor, double square, double offset, double shift) {
+  tarnn::Projection out;
+  if (!omega) return out;
+  out.omega = omega->const_data_ptr();
+  out.bias = bias ? bias->const_data_ptr() : nullptr;
+  out.rows = omega->size(0);
+  out.heads = omega->size(1);
+  out.factor = factor;
+  out.square = square;
+  out.offset = offset;
+  out.shift = shift;
+  return out;
+}
+
 void* data(const Maybe& x) { return x ? const_cast<void*>(x->const_data_ptr()) : nullptr; }
 
 /// What a call is about, but for its results.
 struct Inputs {
   const Tensor &q, &k, &v;
-  const Maybe &log_decay, &key_log_weight, &S, &z, &M, &key_mask, &bounds;
+  const Maybe &log_decay, &key_log_weight, &S, &z, &M, &key_mask, &bounds, &omega, &bias;
   Index map;
   bool causal, normalize, weighted;
   double eps;
   Index chunk, stretch;
+  double factor, square, offset, shift;
 };
 
 struct Call {
@@ -182,8 +198,10 @@ void set_up(const Inputs& in, Call& call) {
   const Index b = in.k.size(0), g = in.k.size(1), t = in.q.size(2), s = in.k.size(2);
   p.g = g;
   p.r = in.q.size(1) / g;
-  p.f = in.k.size(3);
+  p.d = in.k.size(3);
+  p.f = in.omega ? in.omega->size(2) : p.d;
   p.e = in.v.size(3);
+  p.projection = projection(in.omega, in.bias, in.factor, in.square, in.offset, in.shift);
   p.chunk = in.chunk;
   p.q = view(in.q);
   p.k = view(in.k);
@@ -217,10 +235,12 @@ void set_up(const Inputs& in, Call& call) {
 // --- the operators
 
 void forward(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight, Maybe S, Maybe z, Maybe M, Maybe key_mask,
-             Maybe bounds, Tensor o, Maybe den, Tensor S_out, Tensor z_out, Tensor M_out, int64_t map, bool causal,
-             bool normalize, bool weighted, double eps, int64_t chunk, int64_t stretch) {
+             Maybe bounds, Maybe omega, Maybe bias, Tensor o, Maybe den, Tensor S_out, Tensor z_out, Tensor M_out, int64_t map,
+             bool causal, bool normalize, bool weighted, double eps, int64_t chunk, int64_t stretch, double factor, double square,
+             double offset, double shift) {
   Call c;
-  set_up({q, k, v, log_decay, key_log_weight, S, z, M, key_mask, bounds, map, causal, normalize, weighted, eps, chunk, stretch}, c);
+  set_up({q, k, v, log_decay, key_log_weight, S, z, M, key_mask, bounds, omega, bias, map, causal, normalize, weighted, eps,
+          chunk, stretch, factor, square, offset, shift}, c);
   in_large_pages(o);
   c.problem.o = view(o);
   c.problem.den = view(den);
@@ -229,11 +249,13 @@ void forward(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight
 }
 
 void backward(Tensor grad_o, Maybe grad_S, Maybe grad_z, Tensor o, Tensor den, Tensor q, Tensor k, Tensor v, Maybe log_decay,
-              Maybe key_log_weight, Maybe S, Maybe z, Maybe M, Maybe key_mask, Maybe bounds, Tensor grad_q, Tensor grad_k,
-              Tensor grad_v, Maybe grad_log_decay, Maybe grad_key_log_weight, Tensor grad_S_before, Tensor grad_z_before,
-              int64_t map, bool causal, bool normalize, bool weighted, double eps, int64_t chunk, int64_t stretch) {
+              Maybe key_log_weight, Maybe S, Maybe z, Maybe M, Maybe key_mask, Maybe bounds, Maybe omega, Maybe bias,
+              Tensor grad_q, Tensor grad_k, Tensor grad_v, Maybe grad_log_decay, Maybe grad_key_log_weight, Tensor grad_S_before,
+              Tensor grad_z_before, Maybe grad_omega, Maybe grad_bias, int64_t map, bool causal, bool normalize, bool weighted,
+              double eps, int64_t chunk, int64_t stretch, double factor, double square, double offset, double shift) {
   Call c;
-  set_up({q, k, v, log_decay, key_log_weight, S, z, M, key_mask, bounds, map, causal, normalize, weighted, eps, chunk, stretch}, c);
+  set_up({q, k, v, log_decay, key_log_weight, S, z, M, key_mask, bounds, omega, bias, map, causal, normalize, weighted, eps,
+          chunk, stretch, factor, square, offset, shift}, c);
   tarnn::Problem& p = c.problem;
   p.o = view(o);
   p.den = view(den);
@@ -245,18 +267,23 @@ void backward(Tensor grad_o, Maybe grad_S, Maybe grad_z, Tensor o, Tensor den, T
   p.grad_v = view(grad_v);
   p.grad_log_decay = view(grad_log_decay);
   p.grad_key_log_weight = view(grad_key_log_weight);
+  p.grad_omega = view(grad_omega);
+  p.grad_bias = view(grad_bias);
   p.grad_before = {grad_S_before.mutable_data_ptr(), grad_z_before.mutable_data_ptr(), nullptr};
   call(q.scalar_type(), [&](auto& of) { of.backward(p); }, [&](auto& of) { of.backward(p); });
 }
 
-void step(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight, Tensor S, Tensor z, Maybe M, Tensor o,
-          Tensor S_out, Tensor z_out, Maybe M_out, int64_t map, bool normalize, double eps) {
+void step(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight, Tensor S, Tensor z, Maybe M, Maybe omega,
+          Maybe bias, Tensor o, Tensor S_out, Tensor z_out, Maybe M_out, int64_t map, bool normalize, double eps, double factor,
+          double square, double offset, double shift) {
   tarnn::Step p;
   p.b = k.size(0);
   p.g = k.size(1);
   p.r = q.size(1) / p.g;
-  p.f = k.size(3);
+  p.d = k.size(3);
+  p.f = S.size(2);
   p.e = v.size(3);
+  p.projection = projection(omega, bias, factor, square, offset, shift);
   p.q = view(q);
   p.k = view(k);
   p.v = view(v);
@@ -278,17 +305,20 @@ void step(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight, T
 
 #define INPUTS                                                                                                      \
   "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_log_weight, Tensor? S, Tensor? z, Tensor? M, "      \
-  "Tensor? key_mask, Tensor? bounds, "
-#define OPTIONS "int map, bool causal, bool normalize, bool weighted, float eps, int chunk, int stretch) -> ()"
+  "Tensor? key_mask, Tensor? bounds, Tensor? omega, Tensor? bias, "
+#define PROJECTION "float factor, float square, float offset, float shift"
+#define OPTIONS "int map, bool causal, bool normalize, bool weighted, float eps, int chunk, int stretch, " PROJECTION ") -> ()"
 
 STABLE_TORCH_LIBRARY(tarnn_cpu, m) {
   m.def("isa() -> str");
   m.def("forward(" INPUTS "Tensor(a!) o, Tensor(b!)? den, Tensor(c!) S_out, Tensor(d!) z_out, Tensor(e!) M_out, " OPTIONS);
   m.def("backward(Tensor grad_o, Tensor? grad_S, Tensor? grad_z, Tensor o, Tensor den, " INPUTS
         "Tensor(a!) grad_q, Tensor(b!) grad_k, Tensor(c!) grad_v, Tensor(d!)? grad_log_decay, "
-        "Tensor(e!)? grad_key_log_weight, Tensor(f!) grad_S_before, Tensor(g!) grad_z_before, " OPTIONS);
+        "Tensor(e!)? grad_key_log_weight, Tensor(f!) grad_S_before, Tensor(g!) grad_z_before, Tensor(h!)? grad_omega, "
+        "Tensor(i!)? grad_bias, " OPTIONS);
   m.def("step(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_log_weight, Tensor S, Tensor z, Tensor? M, "
-        "Tensor(a!) o, Tensor(b!) S_out, Tensor(c!) z_out, Tensor(d!)? M_out, int map, bool normalize, float eps) -> ()");
+        "Tensor? omega, Tensor? bias, Tensor(a!) o, Tensor(b!) S_out, Tensor(c!) z_out, Tensor(d!)? M_out, int map, "
+        "bool normalize, float eps, " PROJECTION ") -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CompositeExplicitAutograd, m) { m.impl("isa", TORCH_BOX(&isa)); }

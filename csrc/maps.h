@@ -67,13 +67,13 @@ void load_features(Map map, const View& x, Index row, Index head, Index time, In
 }
 
 /// The gradient of x from that of φ(x), in place: elu: φ' = min(φ, 1); relu: φ > 0; relu²: 2·relu(x), for which x is
-/// loaded once more; exp: φ.
+/// loaded once more; exp: φ. shift: what was added to φ.
 template <typename T>
-void features_backward(Map map, T* grad, const T* phi, const T* x, Index ld, Index rows, Index n) {
+void features_backward(Map map, T* grad, const T* phi, const T* x, Index ld, Index rows, Index n, T shift = 0) {
   if (map == Map::identity) return;
   for (Index i = 0; i < rows * ld; i += ld)
     for (Index j = i; j < i + n; j += width<T>) {
-      Vec<T> g = load(grad + j), y = load(phi + j);
+      Vec<T> g = load(grad + j), y = load(phi + j) - shift;
       if (map == Map::elu) g *= y > 1 ? Vec<T>{} + T(1) : y;
       if (map == Map::relu) g = y > 0 ? g : Vec<T>{};
       if (map == Map::squared_relu) g *= load(x + j) > 0 ? 2 * load(x + j) : Vec<T>{};

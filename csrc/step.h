@@ -9,11 +9,12 @@ namespace TARNN_ISA {
 
 template <typename T>
 struct StepScratch {
-  T *q, *k, *v, *o, *d, *keep, *z;
+  T *x, *q, *k, *v, *o, *d, *keep, *z;
   StepScratch(Scratch& scratch, const Step& p) {
     const Index ldf = whole<T>(p.f), lde = whole<T>(p.e);
-    q = scratch.take<T>(p.r * ldf);
-    k = scratch.take<T>(ldf);
+    x = scratch.take<T>(padded<T>(p.d));
+    q = scratch.take<T>(p.r * padded<T>(p.f));
+    k = scratch.take<T>(padded<T>(p.f));
     v = scratch.take<T>(lde);
     o = scratch.take<T>(p.r * lde);
     d = scratch.take<T>(ldf);
@@ -74,11 +75,19 @@ T step_factors(const Step& p, Index b, Index g, T scale, T M, T* d, T* keep, T& 
   return enter;
 }
 
+/// φ of one head's query or key, and the log-scale of exp features.
 template <typename T>
-void step_one(const Step& p, Index b, Index g, StepScratch<T>& at) {
+void features_of(const Step& p, const Projected<T>& projected, const View& input, Index b, Index head, Index g, T* x, T* to, T* scale) {
+  if (!projected) return load_features(p.map, input, b, head, 0, 1, p.f, to, whole<T>(p.f), scale);
+  load_tile(input, b, head, 0, 1, p.d, x, projected.ldd);
+  projected.features(b, g, 1, x, to, scale, nullptr);
+}
+
+template <typename T>
+void step_one(const Step& p, const Projected<T>& projected, Index b, Index g, StepScratch<T>& at) {
   const Index at_state = b * p.g + g, ldf = whole<T>(p.f), lde = whole<T>(p.e), size = p.f * p.e;
   T scale[1] = {0}, M = 0, M_out = 0;
-  load_features(p.map, p.k, b, g, 0, 1, p.f, at.k, ldf, scale);
+  features_of(p, projected, p.k, b, g, g, at.x, at.k, scale);
   load_tile(p.v, b, g, 0, 1, p.e, at.v, lde);
   if (p.before.M) M = static_cast<const T*>(p.before.M)[at_state];
   const T enter = step_factors(p, b, g, p.map == Map::exp ? scale[0] : T(0), M, at.d, at.keep, M_out);
@@ -96,7 +105,7 @@ void step_one(const Step& p, Index b, Index g, StepScratch<T>& at) {
   const T* S_before = static_cast<const T*>(p.before.S) + at_state * size;
   for (Index r = 0; r < p.r; ++r) {
     T q_scale[1] = {0};
-    load_features(p.map, p.q, b, g * p.r + r, 0, 1, p.f, at.q, ldf, q_scale);
+    features_of(p, projected, p.q, b, g * p.r + r, g, at.x, at.q, q_scale);
     if (r == 1) {  // the state is new by now, and the other heads only read it
       S_before = S;
       for (Index i = 0; i < p.f; ++i) at.keep[i] = 1, at.k[i] = 0;
@@ -130,10 +139,11 @@ void step(const Step& p) {
   // tasks of about 256 KB of states: less is done before another thread has woken
   const Index states = p.b * p.g, bytes = p.f * p.e * static_cast<Index>(sizeof(T)) + 1;
   const Index each = (1 << 18) / bytes + 1, tasks = (states + each - 1) / each;
+  const Projected<T> projected(p.projection, p.map, p.f, p.d);
   parallel(p, tasks, counting.used(), [&](Index i, void* memory) {
     Scratch scratch(memory);
     StepScratch<T> at(scratch, p);
-    for (Index s = i * each; s < smaller(states, (i + 1) * each); ++s) step_one(p, s / p.g, s % p.g, at);
+    for (Index s = i * each; s < smaller(states, (i + 1) * each); ++s) step_one(p, projected, s / p.g, s % p.g, at);
   });
 }
 

@@ -1,6 +1,40 @@
 """What a feature map is: φ of one query or key at a time, and a few facts that it declares about itself."""
 
+from typing import NamedTuple
+
+from jaxtyping import Float
 from torch import Tensor, nn
+
+
+class Projection(NamedTuple):
+    """Features that kernels can make themselves of x, tile by tile, and so need never be stored:
+
+        φ(x) = function(factor·Ω x + β − square·|x|² + offset) + shift
+
+    function: a name of `kernels.features`. omega, bias: one for all, or one a row or key/value head (a query head
+    has that of its key head).
+    """
+
+    function: str
+    omega: Float[Tensor, "#b #g m d"]
+    bias: Float[Tensor, "#b #g m"] | None = None
+    factor: float = 1.0
+    square: float = 0.0
+    offset: float = 0.0
+    shift: float = 0.0
+
+
+class Projected(NamedTuple):
+    """Attention with a map of random features, said in terms of a projection: of which q and k, with which weights.
+
+    φ(q) is the projection's times e^query_log_weight, φ(k) likewise.
+    """
+
+    projection: Projection
+    q: Float[Tensor, "b h t d"]
+    k: Float[Tensor, "b g s d"]
+    query_log_weight: Float[Tensor, "b h t"] | None = None
+    key_log_weight: Float[Tensor, "b g s"] | None = None
 
 
 class FeatureMap(nn.Module):
@@ -45,6 +79,11 @@ class FeatureMap(nn.Module):
     def keys(self, k: Tensor) -> tuple[Tensor, Tensor | None]:
         """`scaled`, of keys."""
         return self.scaled(k)
+
+    def projected(self, q: Tensor, k: Tensor) -> Projected | None:
+        """What a kernel needs to make the features of q (b, h, t, d) and k (b, g, s, d); None where only `queries`
+        and `keys` can."""
+        return None
 
     def initial_buffers(self) -> dict[str, Tensor]:
         """Buffers that are saved with the map, as they are before any training: name → value."""

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tarnn.feature_maps.base import Projected, Projection
 from tarnn.feature_maps.draws import RandomFeatureMap
 
 
@@ -80,6 +81,20 @@ class ExponentialMap(RandomFeatureMap):
         x = self.scaled_input(x)
         offset = -0.5 * x.square().sum(-1) - 0.5 * math.log(self.num_features(self.head_dim))
         return Exponents(x, offset, self.omega, mirrored=self.mirrored)
+
+    def projection(self, dtype: torch.dtype) -> Projection | None:
+        """The same, for kernels: without copies of x. Parameters in float32, or float64 if dtype is that. None where
+        there is no such form."""
+        omega = self.omega.to(torch.promote_types(dtype, torch.float32))
+        omega = torch.cat([omega, -omega]) if self.mirrored else omega
+        offset = -0.5 * math.log(self.num_features(self.head_dim))
+        return Projection("exp", omega[None, None], None, self.scale**0.5, 0.5 * self.scale, offset)
+
+    def projected(self, q: Float[Tensor, "b h t d"], k: Float[Tensor, "b g s d"]) -> Projected | None:
+        self.check_width(q)
+        self.check_width(k)
+        found = self.projection(q.dtype)
+        return None if found is None else Projected(found, q, k)
 
     def scaled_input(self, x: Tensor) -> Tensor:
         """√scale · x in float32 at least."""

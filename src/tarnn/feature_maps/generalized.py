@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from tarnn.feature_maps.base import FeatureMap
+from tarnn.feature_maps.base import FeatureMap, Projected, Projection
 from tarnn.feature_maps.draws import RandomFeatureMap
 
 Function = Callable[[Tensor], Tensor]
@@ -88,6 +88,17 @@ class GeneralizedRandomFeatures(RandomFeatureMap):
 
     def num_features(self, head_dim: int) -> int:
         return self.num_draws
+
+    def projected(self, q: Float[Tensor, "b h t d"], k: Float[Tensor, "b g s d"]) -> Projected | None:
+        """For relu without h: relu(u)/√m = relu(u/√m)."""
+        self.check_width(q)
+        self.check_width(k)
+        if self.function_name != "relu" or self.function is not FUNCTIONS["relu"][0] or self.h is not None:
+            return None
+        factor = self.num_draws**-0.5
+        return Projected(
+            Projection("relu", self.omega[None, None], factor=factor, shift=factor * self.epsilon), q, k
+        )
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch f"]:
         features, scale = self._parts(x)

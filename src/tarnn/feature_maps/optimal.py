@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tarnn.feature_maps.base import Projection
 from tarnn.feature_maps.exponential import ExponentialMap, Exponents
 from tarnn.feature_maps.spread import FittedMap, Spread, per_head
 
@@ -64,6 +65,16 @@ class OptimalRandomFeatures(FittedMap, ExponentialMap):
         offset = plain.offset + (self.head_dim / 4) * stretch.log().squeeze(-1)
         bias = a * self.omega.to(plain.x.dtype).square().sum(-1)  # (…, m)
         return plain._replace(x=plain.x * stretch.sqrt(), offset=offset, bias=bias)
+
+    def projection(self, dtype: torch.dtype) -> Projection | None:
+        if self.A.shape[-2] > 1:  # one for each token, where packed sequences were fitted one by one
+            return None
+        plain = super().projection(dtype)
+        assert plain is not None
+        a = self.A.to(plain.omega.dtype).view(-1, *self.A.shape[-3:])  # (#b, #g, 1, 1)
+        stretch = 1 - 4 * a
+        bias = a.squeeze(-1) * plain.omega.square().sum(-1) + (self.head_dim / 4) * stretch.log().squeeze(-1)
+        return plain._replace(omega=plain.omega * stretch.sqrt(), bias=bias)
 
     def extra_repr(self) -> str:
         how = f"fit={self.fit}" if self.adapts else f"A={self.first_A:g}"
@@ -119,6 +130,18 @@ class SderfFeatures(FittedMap, ExponentialMap):
             bias = a @ self.omega.to(dtype).square().mT
         offset = plain.offset + 0.25 * stretch.log().sum(-1)
         return plain._replace(x=turned * stretch.sqrt(), offset=offset, bias=bias)
+
+    def projection(self, dtype: torch.dtype) -> Projection | None:
+        plain = super().projection(dtype)
+        assert plain is not None
+        a, U = (
+            x.to(plain.omega.dtype).view(-1, *x.shape[-3:]) for x in (self.a, self.U)
+        )  # (#b, #g, 1 or d, d)
+        stretch = 1 - 4 * a
+        with torch.autocast(a.device.type, enabled=False):
+            turned = (plain.omega * stretch.sqrt()) @ U.mT
+            bias = (a @ plain.omega.square().mT).squeeze(-2) + 0.25 * stretch.log().sum(-1)
+        return plain._replace(omega=turned, bias=bias)
 
     def _turn(self, x: Tensor) -> Tensor:
         """U (d, d), or (…, h, d, d)."""

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tarnn.feature_maps.base import FeatureMap
+from tarnn.feature_maps.base import FeatureMap, Projected
 from tarnn.feature_maps.exponential import ExponentialMap
 from tarnn.feature_maps.spread import FittedMap, Spread, per_head
 from tarnn.feature_maps.trigonometric import TrigonometricRandomFeatures
@@ -114,6 +114,14 @@ class Reparametrized(FittedMap):
         other, centre, stretch = self._values(k)
         k = k - centre
         return k / stretch, self.feature_map.scale * (k * other).sum(-1)
+
+    def projected(self, q: Float[Tensor, "b h t d"], k: Float[Tensor, "b g s d"]) -> Projected | None:
+        """Of moved queries and keys, which are copies of q and k; features still are not stored."""
+        (moved_q, query_log_weight), (moved_k, key_log_weight) = self.moved_queries(q), self.moved_keys(k)
+        found = self.feature_map.projected(moved_q.to(q.dtype), moved_k.to(k.dtype))
+        if found is None:
+            return None
+        return found._replace(query_log_weight=query_log_weight, key_log_weight=key_log_weight)
 
     def queries(
         self, q: Float[Tensor, "*batch d"]

@@ -53,16 +53,20 @@ def backward(
         None if x is None else torch.empty(x.shape, dtype=call.dtype)
         for x in (call.log_decay, call.key_log_weight)
     )
-    grads = Gradients(
-        torch.empty_like(call.q), torch.empty_like(call.k), torch.empty_like(call.v), decay, weight, S, z
+    omega, bias = (
+        torch.zeros_like(x) if x is not None and call.wants_omega else None for x in _projection(call)
     )
+    grads = Gradients(
+        torch.empty_like(call.q), torch.empty_like(call.k), torch.empty_like(call.v), decay, weight, S, z, omega, bias
+    )  # fmt: skip
     grad_S, grad_z = (None if x is None else x.to(call.dtype).contiguous() for x in (grad_S, grad_z))
     torch.ops.tarnn_cpu.backward(
         grad_o, grad_S, grad_z, o, den.contiguous(), *_inputs(call, cuts), *grads, *_options(call)
     )
     return grads._replace(
-        log_decay=_as(decay, call.log_decay), key_log_weight=_as(weight, call.key_log_weight)
-    )
+        log_decay=_as(decay, call.log_decay), key_log_weight=_as(weight, call.key_log_weight),
+        omega=_as(omega, call.omega), bias=_as(bias, call.bias),
+    )  # fmt: skip
 
 
 def _as(grad: Tensor | None, x: Tensor | None) -> Tensor | None:
@@ -72,20 +76,23 @@ def _as(grad: Tensor | None, x: Tensor | None) -> Tensor | None:
 
 def step(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, key_log_weight: Tensor | None,
-    S: Tensor, z: Tensor, M: Tensor | None, feature_map: str, normalize: bool, eps: float, inplace: bool,
+    S: Tensor, z: Tensor, M: Tensor | None, omega: Tensor | None, bias: Tensor | None,
+    feature_map: str, normalize: bool, eps: float, projection: tuple[float, ...], inplace: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """One token for every row and head in one call: (o (b, h, 1, e), S, z, M), the state written in place if asked.
 
-    q (b, h, 1, f), k (b, g, 1, f), v (b, g, 1, e); log_decay (b, g, 1) or (b, g, 1, f), key_log_weight (b, g, 1).
-    M None: nothing has a log-weight.
+    q (b, h, 1, d), k (b, g, 1, d), v (b, g, 1, e); log_decay (b, g, 1) or (b, g, 1, f), key_log_weight (b, g, 1).
+    M None: nothing has a log-weight. omega, bias and projection (factor, square, offset, shift) as in `Call`.
     """
     o = q.new_empty(*q.shape[:3], v.shape[3])
     log_decay, key_log_weight = (None if x is None else x.to(S.dtype) for x in (log_decay, key_log_weight))
+    omega, bias = (None if x is None else x.to(S.dtype).contiguous() for x in (omega, bias))
     before = (S.contiguous(), z.contiguous(), None if M is None else M.contiguous())
     after = before if inplace else tuple(None if x is None else torch.empty_like(x) for x in before)
     torch.ops.tarnn_cpu.step(
-        q, k, v, log_decay, key_log_weight, *before, o, *after, NAMES.index(feature_map), normalize, eps
-    )
+        q, k, v, log_decay, key_log_weight, *before, omega, bias, o, *after, NAMES.index(feature_map), normalize, eps,
+        *projection,
+    )  # fmt: skip
     if not inplace:
         return o, *after
     for x, y in zip((S, z, M), after):
@@ -95,21 +102,28 @@ def step(
 
 
 def _state_like(call: Call, cuts: list[int] | None) -> tuple[Tensor, Tensor, Tensor]:
-    b, g, _, f = call.k.shape
+    b, g, f = *call.k.shape[:2], call.num_features
     b = b if cuts is None else len(cuts) - 1
     S = call.k.new_empty(b, g, f, call.v.shape[3], dtype=call.dtype)
     return S, S.new_empty(b, g, f), S.new_empty(b, g)
+
+
+def _projection(call: Call) -> tuple[Tensor | None, Tensor | None]:
+    """Ω and β as the kernels read them."""
+    omega, bias = (None if x is None else x.to(call.dtype).contiguous() for x in (call.omega, call.bias))
+    return omega, bias
 
 
 def _inputs(call: Call, cuts: list[int] | None) -> tuple:
     wide = [None if x is None else x.to(call.dtype) for x in (call.log_decay, call.key_log_weight)]
     state = [None if x is None else x.contiguous() for x in (call.S, call.z, call.M)]
     bounds = None if cuts is None else torch.tensor(cuts, dtype=torch.int64)
-    return (call.q, call.k, call.v, *wide, *state, call.key_mask, bounds)
+    return (call.q, call.k, call.v, *wide, *state, call.key_mask, bounds, *_projection(call))
 
 
 def _options(call: Call) -> tuple:
     has_channels = call.log_decay is not None and call.log_decay.ndim == 4
     chunk = CHUNK_WITH_CHANNELS if has_channels else CHUNK
     name = NAMES.index(call.feature_map)
-    return name, call.causal, call.normalize, call.weighted, call.eps, chunk, STRETCH
+    projection = (call.factor, call.square, call.offset, call.shift)
+    return name, call.causal, call.normalize, call.weighted, call.eps, chunk, STRETCH, *projection

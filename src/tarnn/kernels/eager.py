@@ -72,14 +72,27 @@ class Call:
     S: Tensor | None
     z: Tensor | None
     M: Tensor | None
+    omega: Tensor | None = (
+        None  # (1 or b, 1 or g, f, d): features of factor·Ω x + β − square·|x|² + offset, plus shift
+    )
+    bias: Tensor | None = None  # (1 or b, 1 or g, f)
+    factor: float = 1.0
+    square: float = 0.0
+    offset: float = 0.0
+    shift: float = 0.0
+    wants_omega: bool = False  # in backward: the gradients of omega and bias
 
     def __post_init__(self):
         self.dtype = torch.float64 if self.q.dtype == torch.float64 else torch.float32
         self.weighted = self.key_log_weight is not None or self.M is not None or self.feature_map == "exp"
 
+    @property
+    def num_features(self) -> int:
+        return self.k.shape[3] if self.omega is None else self.omega.shape[2]
+
     def initial_state(self) -> tuple[Tensor, Tensor | None]:
         """S' = [S | z] (b, g, f, e + 1) and M (b, g), None where nothing has a log-weight."""
-        b, g, _, f = self.k.shape
+        b, g, f = *self.k.shape[:2], self.num_features
         if self.S is None or self.z is None:
             state = self.k.new_zeros(b, g, f, self.v.shape[3] + 1, dtype=self.dtype)
         else:
@@ -89,7 +102,9 @@ class Call:
         return state, self.M
 
     def segments(self, length: int) -> list[Segment]:
-        per_segment = max(SEGMENT_MIN, SEGMENT // max(1, self.k.shape[0] * self.k.shape[1] * self.k.shape[3]))
+        per_segment = max(
+            SEGMENT_MIN, SEGMENT // max(1, self.k.shape[0] * self.k.shape[1] * self.num_features)
+        )
         if not self.causal:
             return [Segment(i, min(i + per_segment, length), 1, -1) for i in range(0, length, per_segment)]
         has_channels = self.log_decay is not None and self.log_decay.ndim == 4
@@ -103,13 +118,32 @@ class Call:
     def queries(self, at: Segment) -> Queries:
         x = self.q[:, :, at.start : at.stop].unflatten(1, (self.k.shape[1], -1)).unflatten(3, (at.n, at.c))
         x = x.transpose(2, 3).to(self.dtype)
-        phi, scale = features(self.feature_map, x)
+        phi, scale = self.features(x)
         return Queries(x, phi, scale)
+
+    def features(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """φ of x (b, g, n[, r], c, d), and its log-scale or None."""
+        u = x if self.omega is None else self._projected(x)
+        phi, scale = features(self.feature_map, u)
+        return (phi + self.shift if self.shift else phi), scale
+
+    def _projected(self, x: Tensor) -> Tensor:
+        """factor·Ω x + β − square·|x|² + offset."""
+        omega, bias = self._spread_over(self.omega, x), self._spread_over(self.bias, x)
+        u = self.factor * (x @ omega.mT) + self.offset
+        u = u if bias is None else u + bias[..., None, :]
+        return u - self.square * x.square().sum(-1, keepdim=True) if self.square else u
+
+    def _spread_over(self, y: Tensor | None, x: Tensor) -> Tensor | None:
+        """A parameter of the projection, (b, g, …), with axes for what x has between heads and positions."""
+        if y is None or y.shape[:2] == (1, 1):
+            return y if y is None else y[0, 0].to(x.dtype)
+        return y.to(x.dtype).view(*y.shape[:2], *[1] * (x.ndim - 4), *y.shape[2:])
 
     def keys(self, at: Segment) -> Keys:
         x = self.k[:, :, at.start : at.stop].unflatten(2, (at.n, at.c)).to(self.dtype)
         v = self.v[:, :, at.start : at.stop].unflatten(2, (at.n, at.c)).to(self.dtype)
-        phi, scale = features(self.feature_map, x)
+        phi, scale = self.features(x)
         if self.key_mask is not None:
             masked = ~self._mask(at)[..., None]
             phi, v = phi.masked_fill(masked, 0.0), v.masked_fill(masked, 0.0)
@@ -235,6 +269,8 @@ class Gradients(NamedTuple):
     key_log_weight: Tensor | None
     S: Tensor
     z: Tensor
+    omega: Tensor | None = None
+    bias: Tensor | None = None
 
 
 def backward(
@@ -255,6 +291,10 @@ def backward(
         None if call.key_log_weight is None else torch.empty_like(call.key_log_weight),
         grad_state[..., :-1],
         grad_state[..., -1],
+        *(
+            torch.zeros_like(x) if x is not None and call.wants_omega else None
+            for x in (call.omega, call.bias)
+        ),
     )
     sweep = _causal_backward if call.causal else _full_backward
     grad_state = sweep(call, grads, grad_o, o, den, state, M, grad_state)
@@ -352,8 +392,23 @@ def _pairs_backward(grad: Tensor, phi_q: Tensor, phi_k: Tensor, pair: Tensor | N
     return (grad @ phi_k).unflatten(3, shape), grad.mT @ phi_q.flatten(3, 4)
 
 
+def _inputs_backward(call, grads, x: Tensor, phi: Tensor, grad_phi: Tensor) -> Tensor:
+    """∂/∂x from ∂/∂features; of a projection, those of Ω and β are added to."""
+    if call.omega is None:
+        return features_backward(call.feature_map, x, phi, grad_phi)
+    phi = phi - call.shift
+    grad_u = features_backward(call.feature_map, phi, phi, grad_phi)  # φ > 0 where u > 0: φ serves for u
+    if grads.omega is not None:
+        products = grad_u.flatten(2, -2).mT @ x.flatten(2, -2)  # (b, g, f, d)
+        grads.omega.add_(call.factor * products.sum_to_size(grads.omega.shape))
+    if grads.bias is not None:
+        grads.bias.add_(grad_u.flatten(2, -2).sum(2).sum_to_size(grads.bias.shape))
+    grad = call.factor * (grad_u @ call._spread_over(call.omega, x))
+    return grad - 2 * call.square * grad_u.sum(-1, keepdim=True) * x if call.square else grad
+
+
 def _write_queries(call, grads, at, queries, grad_phi) -> None:
-    grad = features_backward(call.feature_map, queries.x, queries.phi, grad_phi)
+    grad = _inputs_backward(call, grads, queries.x, queries.phi, grad_phi)
     grads.q[:, :, at.start : at.stop] = grad.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
@@ -361,7 +416,12 @@ def _write_keys(call, grads, at, keys, grad_phi, grad_v) -> None:
     here = slice(at.start, at.stop)
     if grads.key_log_weight is not None:
         grads.key_log_weight[:, :, here] = (keys.phi * grad_phi).sum(-1).flatten(2, 3)
-    grad = features_backward(call.feature_map, keys.x, keys.phi, grad_phi).flatten(2, 3)
+    x = keys.x
+    if (
+        call.omega is not None and call.key_mask is not None
+    ):  # whatever stands at masked keys meets zeros, and stays out
+        x = x.masked_fill(~call._mask(at)[..., None], 0.0)
+    grad = _inputs_backward(call, grads, x, keys.phi, grad_phi).flatten(2, 3)
     grad_v = grad_v[..., :-1].flatten(2, 3)
     if call.key_mask is not None:
         masked = ~call.key_mask[:, None, here, None]

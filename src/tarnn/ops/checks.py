@@ -82,9 +82,9 @@ def _check_packing(cu_seqlens, b, t, s) -> None:
         )
 
 
-def check_state(state, k, v, log_decay, *, num_sequences: int | None) -> None:
-    """Raises unless a state and a per-channel decay fit keys (b, g, s, f) and values (b, g, s, e)."""
-    (b, g, s, f), e = k.shape, v.shape[3]
+def check_state(state, k, v, log_decay, *, num_features: int, num_sequences: int | None) -> None:
+    """Raises unless a state and a per-channel decay fit keys (b, g, s, d) of f features and values (b, g, s, e)."""
+    (b, g, s), f, e = k.shape[:3], num_features, v.shape[3]
     if log_decay is not None and log_decay.ndim == 4 and log_decay.shape[3] != f:
         raise ValueError(
             f"a log_decay with channels must be (b, g, s, f) = {(b, g, s, f)}, one a feature; got {tuple(log_decay.shape)}."

@@ -1,4 +1,6 @@
-"""Features of queries and keys as the ops take them: by the kernels' own map where they know it, else by the module."""
+"""Features of queries and keys as the ops take them: by the kernels' own maps where they know them, else by the module."""
+
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -20,6 +22,60 @@ def check_map(feature_map: nn.Module, normalize: bool) -> None:
             f"{type(feature_map).__name__} features may be negative, so their sum cannot normalise: "
             "pass normalize=False (and a norm on the output), or choose a positive map such as Elu()."
         )
+
+
+class Inputs(NamedTuple):
+    """What the kernels are given: q and k, the function that makes features of them or of their projection, weights."""
+
+    q: Tensor
+    k: Tensor
+    function: str
+    num_features: int
+    query_log_weight: Tensor | None = (
+        None  # (b, h, t): φ(q) is what the kernels make, times e^this; cancels in a mean
+    )
+    key_log_weight: Tensor | None = None  # (b, g, s)
+    omega: Tensor | None = None  # (1 or b, 1 or g, f, d)
+    bias: Tensor | None = None
+    numbers: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)  # factor, square, offset, shift
+
+    @property
+    def log_scaled(self) -> bool:
+        """Whether keys have log-weights of their own: the state then has a maximum."""
+        return self.function == "exp" or self.key_log_weight is not None
+
+
+def inputs(feature_map: nn.Module, q: Tensor, k: Tensor) -> Inputs:
+    """Attention with a map as the kernels do it: by a function that they know, by a projection and such a function,
+    or, with any other module, from its features.
+
+    Raises ValueError if a map has parameters for another number of heads or rows, or doesn't keep leading axes.
+    """
+    if name := kernel_name(feature_map):
+        return Inputs(q, k, name, k.shape[3])
+    projected = getattr(feature_map, "projected", None)
+    found = None if projected is None else projected(q, k)
+    if found is None:
+        (q, q_scale), (k, k_scale) = features(feature_map, q, "queries"), features(feature_map, k, "keys")
+        return Inputs(q, k, "identity", k.shape[3], q_scale, k_scale)
+    omega, bias = (_for_heads(x, k) for x in found.projection[1:3])
+    return Inputs(
+        found.q, found.k, found.projection.function, omega.shape[2], found.query_log_weight, found.key_log_weight,
+        omega, bias, found.projection[3:],
+    )  # fmt: skip
+
+
+def _for_heads(x: Tensor | None, k: Tensor) -> Tensor | None:
+    """A parameter of a map's heads, one for all or one for each of k's."""
+    if x is None:
+        return None
+    (b, g), (rows, heads) = k.shape[:2], x.shape[:2]
+    if g % heads or rows not in (1, b):
+        raise ValueError(
+            f"a map with parameters for {rows} rows and {heads} heads needs as many rows and a multiple of its heads; "
+            f"got k {tuple(k.shape)}."
+        )
+    return x if heads in (1, g) else x.repeat_interleave(g // heads, dim=1)
 
 
 def features(feature_map: nn.Module, x: Tensor, side: str) -> tuple[Tensor, Tensor | None]:

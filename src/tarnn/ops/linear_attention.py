@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tarnn.feature_maps.elementwise import Elu
 from tarnn.ops.checks import check_attention, check_state
 from tarnn.ops.dispatch import goes_straight, wants_gradient
-from tarnn.ops.features import check_map, features, kernel_name
+from tarnn.ops.features import check_map, inputs
 from tarnn.ops.precision import autocast, default_eps
 from tarnn.ops.registration import NativeAttention, forward, linear_attention_op, native
 from tarnn.ops.state import LinearState
@@ -62,8 +62,9 @@ def linear_attention(
     Precision: features (of maps the kernels know: identity, elu, relu, relu², exp) and all sums are float32,
     float64 for float64 inputs, whatever the dtype; o has the dtype of v. Under autocast, q, k, v are cast first.
 
-    Kept for backward: q, k, v, o and one number a query; the features are computed again. (The features of
-    another φ are ordinary tensors under autograd.) Twice differentiable.
+    Kept for backward: q, k, v, o and one number a query; the features are computed again. So it is with random
+    features of softmax's kernel and of relu, whose projection is computed in the kernel too: t × m features are
+    never stored. (The features of another φ are ordinary tensors under autograd.) Twice differentiable.
 
     Raises ValueError or TypeError where shapes, dtypes or options don't fit.
 
@@ -79,40 +80,27 @@ def linear_attention(
         q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens,
         log_decay=log_decay, key_log_weight=key_log_weight,
     )  # fmt: skip
-    q_scale, name = None, kernel_name(feature_map)
-    if not name:
-        (q, q_scale), (k, k_scale) = features(feature_map, q, "queries"), features(feature_map, k, "keys")
-        name = "identity"
-        if k_scale is not None:
-            key_log_weight = k_scale if key_log_weight is None else key_log_weight + k_scale
+    of = inputs(feature_map, q, k)
+    if of.key_log_weight is not None:
+        key_log_weight = of.key_log_weight if key_log_weight is None else key_log_weight + of.key_log_weight
     if log_decay is not None and log_decay.ndim == 1:
         log_decay = log_decay[None, :, None].expand(k.shape[:3])
-    check_state(state, k, v, log_decay, num_sequences=None if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+    num_sequences = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    check_state(state, of.k, v, log_decay, num_features=of.num_features, num_sequences=num_sequences)
     S, z, M = (None, None, None) if state is None else state
     op: Callable = linear_attention_op
     if goes_straight(q):
-        op = NativeAttention.apply if wants_gradient(q, k, v, log_decay, key_log_weight, S, z) else native
+        differentiable = (of.q, of.k, v, log_decay, key_log_weight, S, z, of.omega, of.bias)
+        op = NativeAttention.apply if wants_gradient(*differentiable) else native
     elif torch._C._are_functorch_transforms_active():
         op = forward  # torch.func sees through plain operations only
     o, _, S, z, M_out = op(
-        q,
-        k,
-        v,
-        log_decay,
-        key_log_weight,
-        S,
-        z,
-        M,
-        key_mask,
-        cu_seqlens,
-        name,
-        causal,
-        normalize,
-        default_eps(q.dtype) if eps is None else float(eps),
-    )
-    if q_scale is not None and not normalize:
-        o = (o * q_scale.exp()[..., None]).to(o.dtype)
+        of.q, of.k, v, log_decay, key_log_weight, S, z, of.omega, of.bias, M, key_mask, cu_seqlens, of.function, causal,
+        normalize, default_eps(q.dtype) if eps is None else float(eps), *of.numbers,
+    )  # fmt: skip
+    if of.query_log_weight is not None and not normalize:
+        o = (o * of.query_log_weight.exp()[..., None]).to(o.dtype)
     if not return_state:
         return o
-    weighted = M is not None or key_log_weight is not None or name == "exp"
+    weighted = M is not None or key_log_weight is not None or of.log_scaled
     return o, LinearState(S, z, M_out if weighted else None)

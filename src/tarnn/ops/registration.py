@@ -16,28 +16,36 @@ from tarnn.ops import packing
 from tarnn.ops.precision import full_precision, wide
 
 _INPUTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_log_weight, Tensor? S, Tensor? z, Tensor? M, "
-    "Tensor? key_mask, Tensor? cu_seqlens, str feature_map, bool causal, bool normalize, float eps"
+    "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_log_weight, Tensor? S, Tensor? z, Tensor? omega, "
+    "Tensor? bias, Tensor? M, Tensor? key_mask, Tensor? cu_seqlens, str feature_map, bool causal, bool normalize, "
+    "float eps, float factor, float square, float offset, float shift"
 )
-_DIFFERENTIABLE = 7  # the first seven inputs: q, k, v, log_decay, key_log_weight, S, z
+_TENSORS, _OPTIONS = 12, 8
+_DIFFERENTIABLE = 9  # the first nine inputs: q, k, v, log_decay, key_log_weight, S, z, omega, bias
+_CONSTANT = _TENSORS - _DIFFERENTIABLE + _OPTIONS
 
 
-def _call(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, feature_map, causal, normalize, eps) -> Call:
-    return Call(q, k, v, feature_map, causal, normalize, eps, key_mask, log_decay, key_log_weight, S, z, M)
+def _call(q, k, v, log_decay, key_log_weight, S, z, omega, bias, M, key_mask, cu_seqlens, *options) -> Call:
+    return Call(
+        q, k, v, *options[:4], key_mask, log_decay, key_log_weight, S, z, M, omega, bias, *options[4:]
+    )
 
 
-def forward(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, *options):
+def forward(*inputs):
     """In plain PyTorch: autograd and torch.func see through it."""
-    call = _call(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, *options)
-    with full_precision(q):
+    call, cu_seqlens = _call(*inputs), inputs[_TENSORS - 1]
+    with full_precision(call.q):
         return eager.forward(call) if cu_seqlens is None else _packed_forward(call, cu_seqlens)
 
 
-def native(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, *options, for_backward=False):
+def native(*inputs, for_backward=False):
     """By the compiled kernels, where `cpu.serves(q)`; the denominators are None unless they are for backward."""
-    cuts = None if cu_seqlens is None else packing.bounds(cu_seqlens, q.shape[2])
-    call = _call(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, *options)
-    return cpu.forward(call, cuts, for_backward=for_backward)
+    call = _call(*inputs)
+    return cpu.forward(call, _cuts(call, inputs[_TENSORS - 1]), for_backward=for_backward)
+
+
+def _cuts(call: Call, cu_seqlens: Tensor | None) -> list[int] | None:
+    return None if cu_seqlens is None else packing.bounds(cu_seqlens, call.q.shape[2])
 
 
 @torch.library.custom_op(
@@ -50,9 +58,11 @@ def linear_attention_op(*inputs):
 
 
 @linear_attention_op.register_fake
-def _(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, feature_map, causal, normalize, eps):
+def _(*inputs):
+    call, cu_seqlens = _call(*inputs), inputs[_TENSORS - 1]
+    q, k, v, f = call.q, call.k, call.v, call.num_features
     b = k.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    g, f, e = k.shape[1], k.shape[3], v.shape[3]
+    g, e = k.shape[1], v.shape[3]
     dtype = wide(q.dtype)
     return (
         q.new_empty(*q.shape[:3], e),
@@ -66,49 +76,65 @@ def _(q, k, v, log_decay, key_log_weight, S, z, M, key_mask, cu_seqlens, feature
 @torch.library.custom_op(
     "tarnn::linear_attention_backward",
     mutates_args=(),
-    schema=f"(Tensor grad_o, Tensor? grad_S, Tensor? grad_z, Tensor o, Tensor den, {_INPUTS}) "
-    "-> (Tensor q, Tensor k, Tensor v, Tensor log_decay, Tensor key_log_weight, Tensor S, Tensor z)",
+    schema=f"(Tensor grad_o, Tensor? grad_S, Tensor? grad_z, Tensor o, Tensor den, bool wants_omega, {_INPUTS}) "
+    "-> (Tensor q, Tensor k, Tensor v, Tensor log_decay, Tensor key_log_weight, Tensor S, Tensor z, Tensor omega, "
+    "Tensor bias)",
 )
-def backward_op(grad_o, grad_S, grad_z, o, den, *inputs):
+def backward_op(grad_o, grad_S, grad_z, o, den, wants_omega, *inputs):
     backward = native_backward if cpu.serves(grad_o) else _eager_backward
     with full_precision(grad_o):
-        grads = backward(grad_o, grad_S, grad_z, o, den, *inputs)
+        grads = backward(grad_o, grad_S, grad_z, o, den, wants_omega, *inputs)
     none = grad_o.new_empty(0)  # an operator cannot return None
     return tuple(none.clone() if x is None else x for x in grads)
 
 
-def native_backward(grad_o, grad_S, grad_z, o, den, *inputs):
-    call, cu_seqlens = _call(*inputs[:9], *inputs[10:]), inputs[9]
-    cuts = None if cu_seqlens is None else packing.bounds(cu_seqlens, call.q.shape[2])
-    return cpu.backward(call, grad_o, grad_S, grad_z, o, den, cuts)
+def native_backward(grad_o, grad_S, grad_z, o, den, wants_omega, *inputs):
+    call = _call(*inputs)
+    call.wants_omega = wants_omega
+    return cpu.backward(call, grad_o, grad_S, grad_z, o, den, _cuts(call, inputs[_TENSORS - 1]))
 
 
-def _eager_backward(grad_o, grad_S, grad_z, o, den, *inputs):
-    call, cu_seqlens = _call(*inputs[:9], *inputs[10:]), inputs[9]
+def _eager_backward(grad_o, grad_S, grad_z, o, den, wants_omega, *inputs):
+    call, cu_seqlens = _call(*inputs), inputs[_TENSORS - 1]
+    call.wants_omega = wants_omega
     if cu_seqlens is None:
         return eager.backward(call, grad_o, grad_S, grad_z, o, den)
     return _packed_backward(call, cu_seqlens, grad_o, grad_S, grad_z, o, den)
 
 
 @backward_op.register_fake
-def _(grad_o, grad_S, grad_z, o, den, *inputs):
+def _(grad_o, grad_S, grad_z, o, den, wants_omega, *inputs):
     _, _, S, z, _ = torch.ops.tarnn.linear_attention(*inputs)
-    like = [grad_o.new_empty(0) if x is None else torch.empty_like(x) for x in inputs[:5]]
-    return (*like, S, z)
+    of_projection = inputs[7:9] if wants_omega else (None, None)
+    like = [grad_o.new_empty(0) if x is None else torch.empty_like(x) for x in (*inputs[:5], *of_projection)]
+    return (*like[:5], S, z, *like[5:])
 
 
 def _save_for_backward(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:10], output[0], output[1])
-    ctx.options = inputs[10:]
+    ctx.save_for_backward(*inputs[:_TENSORS], output[0], output[1])
+    ctx.options = inputs[_TENSORS:]
+
+
+def _wants_omega(ctx) -> bool:
+    return any(ctx.needs_input_grad[7:9])
+
+
+def _for_inputs(ctx, tensors, grads) -> tuple[Tensor | None, ...]:
+    """A gradient, or None, for each input of the forward."""
+    wanted = [x is not None for x in tensors[:7]] + [
+        x is not None and _wants_omega(ctx) for x in tensors[7:9]
+    ]
+    return (*(g if wanted else None for wanted, g in zip(wanted, grads)), *[None] * _CONSTANT)
 
 
 def _backward(ctx, grad_o, grad_den, grad_S, grad_z, grad_M):
     *tensors, o, den = ctx.saved_tensors
     if grad_o is None:
         grad_o = torch.zeros_like(o)
-    grads = torch.ops.tarnn.linear_attention_backward(grad_o, grad_S, grad_z, o, den, *tensors, *ctx.options)
-    given = [None if x is None else g for x, g in zip(tensors[:_DIFFERENTIABLE], grads)]
-    return (*given, *[None] * 7)
+    grads = torch.ops.tarnn.linear_attention_backward(
+        grad_o, grad_S, grad_z, o, den, _wants_omega(ctx), *tensors, *ctx.options
+    )
+    return _for_inputs(ctx, tensors, grads)
 
 
 torch.library.register_autograd("tarnn::linear_attention", _backward, setup_context=_save_for_backward)
@@ -132,14 +158,13 @@ class NativeAttention(torch.autograd.Function):
         grad_o, _, grad_S, grad_z, _ = grads
         *tensors, o, den = ctx.saved_tensors
         grad_o = torch.zeros_like(o) if grad_o is None else grad_o
-        found = native_backward(grad_o, grad_S, grad_z, o, den, *tensors, *ctx.options)
-        given = [None if x is None else g for x, g in zip(tensors[:_DIFFERENTIABLE], found)]
-        return (*given, *[None] * 7)
+        found = native_backward(grad_o, grad_S, grad_z, o, den, _wants_omega(ctx), *tensors, *ctx.options)
+        return _for_inputs(ctx, tensors, found)
 
 
 def _save_for_double_backward(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:3], *inputs[5:15])
-    ctx.options = inputs[15:]
+    ctx.save_for_backward(*inputs[:3], *inputs[6 : 6 + _TENSORS])
+    ctx.options = inputs[6 + _TENSORS :]
 
 
 def _double_backward(ctx, *grads_of_grads):
@@ -167,7 +192,7 @@ def _double_backward(ctx, *grads_of_grads):
             else [None] * len(wanted)
         )  # fmt: skip
     grads = [None if x is None else next(second) for x in leaves]
-    return (*grads[:3], None, None, *grads[3:], *[None] * 7)
+    return (*grads[:3], None, None, None, *grads[3:], *[None] * _CONSTANT)
 
 
 torch.library.register_autograd(
@@ -203,7 +228,7 @@ def _put(target: Tensor | None, source: Tensor | None, index: Tensor, real: Tens
 
 def _packed_forward(call: Call, cu_seqlens: Tensor):
     cuts = packing.bounds(cu_seqlens, call.q.shape[2])
-    g, f, e = call.k.shape[1], call.k.shape[3], call.v.shape[3]
+    g, f, e = call.k.shape[1], call.num_features, call.v.shape[3]
     o = call.q.new_empty(*call.q.shape[:3], e)
     den = torch.empty(call.q.shape[:3], dtype=call.dtype, device=call.q.device)
     S = den.new_empty(len(cuts) - 1, g, f, e)
@@ -217,7 +242,7 @@ def _packed_forward(call: Call, cu_seqlens: Tensor):
 
 def _packed_backward(call: Call, cu_seqlens: Tensor, grad_o, grad_S, grad_z, o, den) -> Gradients:
     cuts = packing.bounds(cu_seqlens, call.q.shape[2])
-    g, f, e = call.k.shape[1], call.k.shape[3], call.v.shape[3]
+    g, f, e = call.k.shape[1], call.num_features, call.v.shape[3]
     S = den.new_empty(len(cuts) - 1, g, f, e)
     total = Gradients(
         torch.empty_like(call.q),
@@ -227,6 +252,10 @@ def _packed_backward(call: Call, cu_seqlens: Tensor, grad_o, grad_S, grad_z, o, 
         None if call.key_log_weight is None else torch.empty_like(call.key_log_weight),
         S,
         S.new_empty(S.shape[:3]),
+        *(
+            torch.zeros_like(x) if x is not None and call.wants_omega else None
+            for x in (call.omega, call.bias)
+        ),
     )
     for members, index, real in packing.buckets(cuts, call.q.device):
         part = _bucket(call, members, index, real)
@@ -237,4 +266,7 @@ def _packed_backward(call: Call, cu_seqlens: Tensor, grad_o, grad_S, grad_z, o, 
         for target, source in zip(total[:5], grads[:5]):
             _put(target, source, index, real)
         total.S[members], total.z[members] = grads.S, grads.z
+        for sum_, part_of_it in ((total.omega, grads.omega), (total.bias, grads.bias)):
+            if sum_ is not None and part_of_it is not None:
+                sum_ += part_of_it
     return total

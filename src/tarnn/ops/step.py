@@ -8,7 +8,7 @@ from tarnn.kernels import cpu
 from tarnn.kernels.weights import finite
 from tarnn.ops.checks import check_attention, check_state
 from tarnn.ops.dispatch import goes_straight, wants_gradient
-from tarnn.ops.features import check_map, features, kernel_name
+from tarnn.ops.features import Inputs, check_map, features, inputs
 from tarnn.ops.linear_attention import _ELU
 from tarnn.ops.precision import autocast, default_eps, full_precision, wide
 from tarnn.ops.state import LinearState
@@ -44,46 +44,64 @@ def step(
         raise ValueError(
             f"step takes one token, q (b, h, 1, d); got {tuple(q.shape)}. For more, linear_attention(state=…)."
         )
-    eps, name = default_eps(q.dtype) if eps is None else eps, kernel_name(feature_map)
-    tensors = (q, k, v, log_decay, key_log_weight, *(state or ()))
+    eps = default_eps(q.dtype) if eps is None else eps
+    tensors = (q, k, v, log_decay, key_log_weight, *(state or ()), *feature_map.parameters())
     native = goes_straight(q) and not wants_gradient(*tensors)
-    if native and name:
-        q_scale, weighted = None, name == "exp"  # the kernel makes the features
+    if native:
+        of = inputs(feature_map, q, k)
     else:
         (q, q_scale), (k, k_scale) = features(feature_map, q, "queries"), features(feature_map, k, "keys")
-        key_log_weight, weighted, name = _sum(key_log_weight, k_scale), False, "identity"
-    weighted = weighted or key_log_weight is not None
+        of = Inputs(q, k, "identity", k.shape[3], q_scale, k_scale)
+    key_log_weight = _sum(key_log_weight, of.key_log_weight)
+    weighted = key_log_weight is not None or of.log_scaled
     if state is None:
         if inplace:
             raise ValueError(
                 "step(inplace=True) needs a state to write into: make one with LinearState.zeros(…)."
             )
-        (b, g, _, f), e = k.shape, v.shape[3]
-        dtype = wide(q.dtype)
-        state = LinearState.zeros(b, g, f, e, log_weights=weighted, dtype=dtype, device=k.device)
-    check_state(state, k, v, log_decay, num_sequences=None)
+        b, g, e = *k.shape[:2], v.shape[3]
+        state = LinearState.zeros(
+            b, g, of.num_features, e, log_weights=weighted, dtype=wide(q.dtype), device=k.device
+        )
+    check_state(state, of.k, v, log_decay, num_features=of.num_features, num_sequences=None)
     if inplace and weighted and state.M is None:
         raise ValueError(
             "a state without M has no room for log-weights: make it with LinearState.zeros(…, log_weights=True)."
         )
     if native:
-        o, state = _native(q, k, v, log_decay, key_log_weight, state, name, weighted, normalize, eps, inplace)
+        o, state = _native(of, v, log_decay, key_log_weight, state, weighted, normalize, eps, inplace)
     else:
-        o, state = _plain(q, k, v, log_decay, key_log_weight, state, normalize, eps, inplace)
-    if q_scale is not None and not normalize:
-        o = (o * q_scale.exp()[..., None]).to(v.dtype)
+        o, state = _plain(of.q, of.k, v, log_decay, key_log_weight, state, normalize, eps, inplace)
+    if of.query_log_weight is not None and not normalize:
+        o = (o * of.query_log_weight.exp()[..., None]).to(v.dtype)
     return o, state
 
 
-def _native(q, k, v, log_decay, w, state, name, weighted, normalize, eps, inplace):
+def _native(of: Inputs, v, log_decay, w, state, weighted, normalize, eps, inplace):
     """By the compiled kernel, which makes the features of the maps that it knows."""
     if log_decay is not None and log_decay.ndim == 1:
-        log_decay = log_decay[None, :, None].expand(k.shape[:3])
+        log_decay = log_decay[None, :, None].expand(of.k.shape[:3])
     M = state.M
     if weighted and M is None:
         M = state.z.new_zeros(state.z.shape[:2])
-    q, k = (x if x.dtype == v.dtype else x.to(v.dtype) for x in (q, k))
-    o, *after = cpu.step(q, k, v, log_decay, w, state.S, state.z, M, name, normalize, eps, inplace)
+    q, k = (x if x.dtype == v.dtype else x.to(v.dtype) for x in (of.q, of.k))
+    o, *after = cpu.step(
+        q,
+        k,
+        v,
+        log_decay,
+        w,
+        state.S,
+        state.z,
+        M,
+        of.omega,
+        of.bias,
+        of.function,
+        normalize,
+        eps,
+        of.numbers,
+        inplace,
+    )
     return o, (state if inplace else LinearState(*after))
 
 

@@ -1,0 +1,160 @@
+// Features of a linear function of x, as random features are:
+//
+//     u = factor·Ω x + β − square·|x|² + offset        φ(x) = map(u) + shift
+//
+// made from a tile of x in the moment in which they are needed, and never stored. Ω (m × d) is packed once a call, with the
+// factor in it: transposed for the features, as it is for their gradients
+//
+//     dx = factor·Ωᵀ du − 2·square·(Σ_i du_i) x        dΩ = factor·du xᵀ        dβ = du
+//
+// (positive random features: Choromanski et al. 2021, eq. 5, arXiv 2009.14794, with map = exp, square = ½.)
+#pragma once
+
+#include <cstdlib>
+
+#include "maps.h"
+#include "matmul.h"
+#include "weights.h"
+
+namespace tarnn {
+namespace TARNN_ISA {
+
+/// Memory that is given back.
+template <typename T>
+class Owned {
+ public:
+  explicit Owned(Index n) : data_(static_cast<T*>(std::malloc(static_cast<std::size_t>(n) * sizeof(T) + 1))) {
+    if (!data_) std::abort();
+  }
+  ~Owned() { std::free(data_); }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  T* get() { return data_; }
+  const T* get() const { return data_; }
+
+ private:
+  T* data_;
+};
+
+/// The length of a tile's rows: whole vectors, and one more, so that rows don't fall on the same cache sets.
+template <typename T>
+constexpr Index padded(Index n) {
+  return whole<T>(n) + width<T>;
+}
+
+/// A call's projection, packed. Without one it is empty, and features are made of x itself.
+template <typename T>
+class Projected {
+ public:
+  const Projection& of;
+  const Map map;
+  const Index f, d, ldf, ldd;
+
+  Projected(const Projection& projection, Map map, Index f, Index d)
+      : of(projection), map(map), f(f), d(d), ldf(padded<T>(f)), ldd(padded<T>(d)),
+        right_(of ? matrices() * whole<T>(d) * ldf : 0), down_(of ? matrices() * whole<T>(f) * ldd : 0),
+        bias_(of ? matrices() * ldf : 0) {
+    for (Index i = 0; of && i < matrices(); ++i) pack(i);
+  }
+  explicit operator bool() const { return static_cast<bool>(of); }
+
+  /// x (rows × d) to features (rows × f), both tiles; of exp, `scale` gets each row's maximum: φ = tile · e^scale.
+  void features(Index row, Index head, Index rows, const T* x, T* to, T* scale, Ahead* ahead) const {
+    matmul(rows, f, d, {x, ldd, 1}, right_.get() + matrix(row, head) * whole<T>(d) * ldf, ldf, to, ldf, false, ahead);
+    const T* bias = bias_.get() + matrix(row, head) * ldf;
+    for (Index i = 0; i < rows; ++i) {
+      const T* here = x + i * ldd;
+      const T constant = static_cast<T>(of.offset) - (of.square == 0 ? T(0) : static_cast<T>(of.square) * dot(here, here, d));
+      if (map == Map::exp) scale[i] = exponentials(to + i * ldf, bias) + constant;
+      else with_map(map, [&](auto function) { apply(to + i * ldf, bias, constant, function); });
+    }
+  }
+
+  /// The gradient of features (a tile, overwritten with du) to that of x; grad_omega (f × ldd) and behind it grad_bias
+  /// (ldf) are added to, where there are any.
+  void gradients(Index row, Index head, Index rows, const T* x, const T* phi, T* grad, T* grad_x, T* grad_omega) const {
+    features_backward(map, grad, phi, static_cast<const T*>(nullptr), ldf, rows, f, static_cast<T>(of.shift));
+    matmul(rows, d, f, {grad, ldf, 1}, down_.get() + matrix(row, head) * whole<T>(f) * ldd, ldd, grad_x, ldd, false);
+    for (Index i = 0; of.square != 0 && i < rows; ++i) {
+      const T factor = static_cast<T>(-2 * of.square) * total(grad + i * ldf);
+      for (Index j = 0; j < d; j += width<T>)
+        store(grad_x + i * ldd + j, load(grad_x + i * ldd + j) + factor * load(x + i * ldd + j));
+    }
+    if (!grad_omega) return;
+    matmul(f, d, rows, {grad, 1, ldf}, x, ldd, grad_omega, ldd, true);
+    for (Index i = 0; i < rows; ++i)
+      for (Index j = 0; j < f; j += width<T>)
+        store(grad_omega + f * ldd + j, load(grad_omega + f * ldd + j) + load(grad + i * ldf + j));
+  }
+
+  /// Numbers that the gradients of Ω and β take, of one stretch.
+  Index gradient_size() const { return f * ldd + ldf; }
+
+  /// A stretch's gradients of Ω and β, added to the results.
+  void put(const T* own, Index row, Index head, const View& grad_omega, const View& grad_bias) const {
+    if (grad_omega) {
+      T* to = static_cast<T*>(grad_omega.data) + matrix(row, head) * f * d;
+      for (Index i = 0; i < f; ++i)
+        for (Index j = 0; j < d; ++j) to[i * d + j] += static_cast<T>(of.factor) * own[i * ldd + j];
+    }
+    if (!grad_bias) return;
+    T* to = static_cast<T*>(grad_bias.data) + matrix(row, head) * f;
+    for (Index i = 0; i < f; ++i) to[i] += own[f * ldd + i];
+  }
+
+ private:
+  Owned<T> right_, down_, bias_;
+
+  Index matrices() const { return of.rows * of.heads; }
+  Index matrix(Index row, Index head) const {
+    return (of.rows == 1 ? 0 : row) * of.heads + (of.heads == 1 ? 0 : head);
+  }
+
+  void pack(Index at) {
+    T* down = down_.get() + at * whole<T>(f) * ldd;
+    const T factor = static_cast<T>(of.factor);
+    load_rows<Same<T>>(static_cast<const T*>(of.omega) + at * f * d, d, 1, f, d, down, ldd,
+                       [&](Vec<T> x) TARNN_LAMBDA { return x * factor; });
+    clear(down + f * ldd, (whole<T>(f) - f) * ldd);
+    transpose(down, ldd, f, d, right_.get() + at * whole<T>(d) * ldf, ldf);
+    T* bias = bias_.get() + at * ldf;
+    clear(bias, ldf);
+    if (of.bias) std::memcpy(bias, static_cast<const T*>(of.bias) + at * f, static_cast<std::size_t>(f) * sizeof(T));
+  }
+
+  /// Lanes of the vector at j that are features; the others are padding.
+  TARNN_INLINE Integers<T> there(Index j) const { return iota<T>() < static_cast<int>(f - j < width<T> ? f - j : width<T>); }
+
+  /// u + β to e^(u + β − its maximum), which is returned.
+  T exponentials(T* u, const T* bias) const {
+    Vec<T> seen = broadcast<T>(minus_infinity<T>);
+    for (Index j = 0; j < f; j += width<T>) {
+      const Vec<T> y = load(u + j) + load(bias + j);
+      store(u + j, y);
+      seen = there(j) & (y > seen) ? y : seen;
+    }
+    const T most = largest<T>(seen);
+    for (Index j = 0; j < f; j += width<T>) {
+      const Vec<T> y = exp_nonpositive(load(u + j) - most);
+      store(u + j, there(j) ? y : Vec<T>{});
+    }
+    return most;
+  }
+
+  template <typename F>
+  TARNN_INLINE void apply(T* u, const T* bias, T constant, F function) const {
+    for (Index j = 0; j < f; j += width<T>) {
+      const Vec<T> y = function(load(u + j) + load(bias + j) + constant) + static_cast<T>(of.shift);
+      store(u + j, there(j) ? y : Vec<T>{});
+    }
+  }
+
+  T total(const T* x) const {
+    Vec<T> sums{};
+    for (Index j = 0; j < f; j += width<T>) sums += there(j) ? load(x + j) : Vec<T>{};
+    return sum<T>(sums);
+  }
+};
+
+}  // namespace TARNN_ISA
+}  // namespace tarnn
