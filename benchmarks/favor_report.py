@@ -1,4 +1,12 @@
-"""What `favor.py` has to show: targets, tables and a picture."""
+"""What `favor.py` has to show: targets, tables and a picture; and how the arithmetic is counted.
+
+Flops a token and head of the fused kernels, with chunk c, each multiplication and addition one (`attention_targets.py`,
+with m for the width of the features, and their projection):
+
+    forward       4·d·m + 4·m·e + c·(m + e)          features of q and k; into the state and out of it; within the chunk
+    backward      8·d·m + 10·m·e + 3c·(m + e)        features again, and their gradients
+    not causal    the same without c
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -64,6 +72,15 @@ def _extra(cost: Cost) -> int | None:
     return cost.extra_bytes
 
 
+def flops(cell: Cell, m: int, heads: int, chunk: int) -> int:
+    """Of one call, with e = d."""
+    within = min(chunk, cell.t) * (m + cell.d) if cell.causal else 0
+    each = 8 * cell.d * m + within
+    if cell.backward:
+        each += 18 * cell.d * m + 3 * within
+    return each * cell.t * heads
+
+
 def report(facts: dict[str, Any], costs: Costs, judged: Sequence[Target]) -> str:
     """Markdown: what was run where, the targets, and a table a number of features."""
     d = facts["head_dim"]
@@ -75,7 +92,10 @@ def report(facts: dict[str, Any], costs: Costs, judged: Sequence[Target]) -> str
         "same inputs, in turns; times are medians of the rounds, with * of one call.",
         "fused: `linear_attention(q, k, v, PositiveRandomFeatures(d, m))`. stored: φ(q), φ(k) by the module under "
         "autograd, then linear attention in chunked PyTorch. ready: the native kernels, given φ(q), φ(k) that were made "
-        "before. Extra memory is the peak of one call beyond inputs, outputs and gradients.",
+        "before. Extra memory is the peak of one call beyond inputs, outputs and gradients. Share of mm: of the rate that "
+        "`torch.mm` of 2048³ had in the same rounds, by the flops that the fused kernels do: "
+        f"forward 8·d·m + c·(m + d) a token and head, backward 18·d·m + 3c·(m + d), c = {facts['chunk']}, not causal "
+        "without c.",
         f"## Targets of this benchmark: {summary(judged)}",
         target_table(judged),
     ]
@@ -83,27 +103,38 @@ def report(facts: dict[str, Any], costs: Costs, judged: Sequence[Target]) -> str
         for causal in (True, False):
             cells = [c for c in costs.cells if c.causal == causal]
             if cells:
-                parts += [f"## m = {m}, {'causal' if causal else 'not causal'}", table(costs, m, cells)]
-    left_out = [f"* {s['rival']}, {Cell(*(s[x] for x in Cell._fields))}: {s['why']}" for s in costs.skipped]
+                parts += [
+                    f"## m = {m}, {'causal' if causal else 'not causal'}",
+                    table(costs, m, cells, facts["heads"], facts["chunk"]),
+                ]
+    left_out = []
+    for s in costs.skipped:
+        cell = Cell(*(s[x] for x in Cell._fields))
+        left_out.append(f"* {s['rival']}, {cell}, {cell.kind}: {s['why']}")
     return "\n\n".join([*parts, "## Left out", "\n".join(left_out) or "Nothing."]) + "\n"
 
 
-def table(costs: Costs, m: int, cells: Sequence[Cell]) -> str:
+def table(costs: Costs, m: int, cells: Sequence[Cell], heads: int, chunk: int) -> str:
     """A row a pass and length."""
     names = [*(named(kind, m) for kind in KINDS), "sdpa"]
     head = [
         "pass", "t", *(f"{kind}, ms" for kind in (*KINDS, "sdpa")), "stored / fused", "fused / ready", "sdpa / fused",
-        *(f"{kind}, extra MiB" for kind in (*KINDS, "sdpa")), "fused / stored",
+        "fused: share of mm", "stored: the same", *(f"{kind}, extra MiB" for kind in (*KINDS, "sdpa")), "fused / stored",
     ]  # fmt: skip
     rows = [f"| {' | '.join(head)} |", f"|---{'|--:' * (len(head) - 1)}|"]
     for cell in sorted(cells, key=lambda c: (c.backward, c.t)):
         fused, stored, ready, sdpa = found = [costs.get(name, DTYPE, cell) for name in names]
         row = [cell.way, f"{cell.t:,}", *map(_time, found)]
         row += [_times(over, under) for over, under in ((stored, fused), (fused, ready), (sdpa, fused))]
+        row += [_share(x, flops(cell, m, heads, chunk)) for x in (fused, stored)]
         row += [_mib(x) for x in found]
         row.append(f"{fused.extra_bytes / stored.extra_bytes:.1%}" if _both(fused, stored) else "–")
         rows.append(f"| {' | '.join(row)} |")
     return "\n".join(rows)
+
+
+def _share(cost: Cost | None, flops: int) -> str:
+    return f"{flops / cost.ms / 1e6 / cost.mm_gflops:.0%}" if cost and cost.mm_gflops else "–"
 
 
 def _both(x: Cost | None, y: Cost | None) -> bool:

@@ -7,7 +7,7 @@ import favor
 import pytest
 from attention_costs import Cell, Cost, Costs
 from clock import Effort
-from favor_report import named, targets
+from favor_report import flops, named, table, targets
 from rivals import native_kernels
 
 from tarnn import PositiveRandomFeatures, linear_attention
@@ -140,3 +140,26 @@ def test_targets(ms, extra, missed):
     assert all(len(t.values) == 2 for t in found)
     assert {t.claim.partition(": ")[2] for t in found if not t.met} == ({missed} if missed else set())
     assert all(t.met is None for t in targets(costs, [256]))
+
+
+def test_flops_are_those_of_the_arithmetic():
+    """Projections of q and k, and what linear attention does with features of that width; a full call has no chunk."""
+    d, m, heads = 64, 256, 3
+    assert flops(Cell(100, d, False, False), m, heads, 32) == 100 * heads * (4 * d * m + 4 * m * d)
+    assert flops(Cell(100, d, False, True), m, heads, 32) == 100 * heads * (12 * d * m + 14 * m * d)
+    assert flops(Cell(100, d, True, False), m, heads, 32) == 100 * heads * (8 * d * m + 32 * (m + d))
+    assert flops(Cell(7, d, True, True), m, heads, 32) == 7 * heads * (26 * d * m + 4 * 7 * (m + d))
+
+
+def test_a_row_has_times_ratios_shares_and_memory():
+    cell, costs = Cell(1024, 64, False, False), Costs()
+    mm = flops(cell, 64, 8, 32) / 1e6 / 0.8  # so fast that one millisecond is 80 % of torch.mm
+    for name, ms, extra in (
+        ("fused, m = 64", 1.0, 2**20),
+        ("stored, m = 64", 5.0, 2**24),
+        ("sdpa", 123.4, 0),
+    ):
+        costs.add(Cost(name, "float32", cell, ms, ms, ms, 1 if name == "sdpa" else 5, 1, 0, extra, mm))
+    assert table(costs, 64, [cell], 8, 32).splitlines()[-1] == (
+        "| forward | 1,024 | 1 | 5 | – | 123* | 5.00 | – | 123.40 | 80% | 16% | 1.0 | 16.0 | – | 0.0 | 6.2% |"
+    )
