@@ -207,22 +207,16 @@ def test_image_speed(script, tmp_path):
 def test_runs_are_compared_at_equal_updates_and_at_equal_time():
     image_bits = module("image_bits")
 
-    def run(*points):
-        return {
-            "curve": [dict(zip(("update", "seconds", "bits"), p)) for p in points],
-            "updates": points[-1][0],
-        }
+    def run(seconds, *points):
+        curve = [dict(zip(("update", "bits"), p)) for p in points]
+        return {"curve": curve, "updates": points[-1][0], "seconds_an_update": seconds}
 
-    found = image_bits.compare(
-        {
-            "linear": run((10, 5.0, 3.0), (20, 10.0, 2.0), (40, 20.0, 1.0)),
-            "softmax": run((10, 11.0, 2.9), (20, 21.0, 1.9)),
-        }
-    )
-    assert found["linear"]["bits_at_updates"] == 2.0
-    assert found["linear"]["bits_at_seconds"] == 1.0
-    assert found["softmax"]["bits_at_updates"] == 1.9
-    assert found["softmax"]["bits_at_seconds"] == 2.9
+    linear = run(0.1, (10, 3.0), (20, 2.0), (30, 1.5), (40, 1.0))
+    found = image_bits.compare({"linear": linear, "softmax": run(0.2, (10, 2.9), (20, 1.9), (30, 1.4))})
+    assert [found[m]["at_updates"] for m in found] == [30, 30]
+    assert [found[m]["bits_at_updates"] for m in found] == [1.5, 1.4]
+    assert [found[m]["at_seconds"] for m in found] == pytest.approx([4, 4])
+    assert [found[m]["bits_at_seconds"] for m in found] == [1.0, 1.9]
 
 
 @pytest.fixture
@@ -238,12 +232,33 @@ def mnist(tmp_path):
 
 
 def test_image_bits(script, tmp_path, mnist):
-    options = ("--mnist", mnist, "--runs", tmp_path / "runs", "--test-images", 5, "--batch-size", 4)
-    code, _ = script("image_bits", "--quick", "--minutes", 0.02, "--learning-rate", 0.01, *options)
+    options = (
+        "--quick",
+        "--mnist",
+        mnist,
+        "--runs",
+        tmp_path / "runs",
+        "--test-images",
+        5,
+        "--batch-size",
+        2,
+    )
+    code, _ = script("image_bits", *options)
     assert code == 0
     data = results_of(tmp_path, "image_bits")
-    for run in data["results"]["mnist"].values():
+    for method, run in data["results"]["mnist"].items():
+        assert [point["update"] for point in data["curves"]["mnist"][method]["curve"]] == [5, 10]
         assert 0 < run["test_bits"] < 10
-        assert (run["test_images"], run["images"]) == (5, 4 * run["updates"])
+        assert (run["test_images"], run["updates"], run["images"]) == (5, 10, 20)
+        assert 0 < run["seconds_an_update"] < 5
     assert (tmp_path / "results" / "image_bits.png").exists()
     assert len(np.load(tmp_path / "runs" / "mnist-data" / "valid.npz")["images"]) == 4
+
+    logs = [tmp_path / "runs" / f"mnist-{method}" / "log.jsonl" for method in ("linear", "softmax")]
+    before = [log.read_text() for log in logs]
+    assert script("image_bits", *options)[0] == 0
+    assert [log.read_text() for log in logs] == before
+    assert script("image_bits", *options, "--updates", 15)[0] == 0
+    assert all(
+        log.read_text().startswith(old) and '"step": 15' in log.read_text() for log, old in zip(logs, before)
+    )
