@@ -33,7 +33,7 @@ void mask_pairs(const Keys<T>& keys, const Sizes<T>& n, T* P) {
     for (Index j = 0; j < keys.rows; j += width<T>) {
       T* at = P + i * n.ldc + j;
       Vec<T> x = lane <= static_cast<int>(i - j) ? load(at) : Vec<T>{};
-      store(at, weigh ? x * load(keys.weights.pair + i * n.ldc + j) : x);
+      store(at, weigh && j <= i ? x * load(keys.weights.pair + i * n.ldc + j) : x);
     }
 }
 

@@ -79,7 +79,8 @@ void pair_gradients(const Keys<T>& keys, const Sizes<T>& n, const Queries<T>& q,
 
 template <typename T>
 void weigh_pairs(const Keys<T>& keys, const Sizes<T>& n, T* A) {
-  if (!keys.weights.plain && !keys.weights.channels) multiply(A, keys.weights.pair, n.ldc, keys.rows, keys.rows, A);
+  if (keys.weights.plain || keys.weights.channels) return;
+  for (Index i = 0; i < keys.rows; ++i) multiply(A + i * n.ldc, keys.weights.pair + i * n.ldc, n.ldc, 1, i + 1, A + i * n.ldc);
 }
 
 /// factor ⊙ x for the factors `query` or `key` of a chunk.

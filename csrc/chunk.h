@@ -73,7 +73,7 @@ Keys<T> take_keys(Scratch& scratch, const Problem& p, const Sizes<T>& n) {
   w.a = scratch.take<T>(x);
   w.query = scratch.take<T>(x);
   w.key = scratch.take<T>(x);
-  w.pair = p.channels ? nullptr : scratch.take<T>(n.rows() * n.ldc);
+  w.pair = p.channels || !p.causal ? nullptr : scratch.take<T>(n.rows() * n.ldc);
   w.u = scratch.take<T>(n.ldc);
   w.M = scratch.take<T>(n.ldc);
   w.keep = scratch.take<T>(n.ldf);
@@ -113,10 +113,10 @@ void make_features(const Problem& p, const Sizes<T>& n, const Stretch& s, const 
   n.projected.features(s.row, s.head, rows, x, to, scale, ahead);
 }
 
-/// Loads keys time … time + rows − 1, their values, and their weights, M being the maximum before them.
+/// Loads keys time … time + rows − 1 and their values, without weights.
 template <typename T>
-void load_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, T M, Keys<T>& keys,
-               Ahead* ahead = nullptr) {
+void load_plain_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, Keys<T>& keys,
+                     Ahead* ahead = nullptr) {
   keys.rows = rows;
   make_features(p, n, s, p.k, s.head, time, rows, keys.x, keys.phi, keys.scale, ahead);
   load_values(p, n, s, time, rows, keys);
@@ -125,6 +125,13 @@ void load_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time
     clear(keys.phi + i * n.ldf, n.ldf);
     if (n.projected) clear(keys.x + i * n.projected.ldd, n.projected.ldd);
   }
+}
+
+/// The same, and their weights, M being the maximum before them.
+template <typename T>
+void load_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, T M, Keys<T>& keys,
+               Ahead* ahead = nullptr) {
+  load_plain_keys(p, n, s, time, rows, keys, ahead);
   chunk_weights(p, s, time, rows, p.map == Map::exp ? keys.scale : nullptr, M, n.ldf, n.ldc, keys.weights);
   if (keys.weights.plain) return;
   if (keys.weights.channels) {
@@ -141,7 +148,7 @@ template <typename T>
 void load_keys_transposed(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, T M, Keys<T>& keys) {
   if (!keys.weights.plain) {
     load_keys(p, n, s, time, rows, M, keys);
-    if (!p.channels) transpose(keys.phi, n.ldf, rows, n.f, keys.phi_t, n.ldc);
+    if (!p.channels && p.causal) transpose(keys.phi, n.ldf, rows, n.f, keys.phi_t, n.ldc);
     return;
   }
   keys.rows = rows;

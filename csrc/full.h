@@ -89,7 +89,7 @@ template <typename T>
 void full_key_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, T M, BackwardScratch<T>& at) {
   Keys<T>& keys = at.keys;
   for (Index time = s.begin; time < s.end; time += n.c) {
-    load_keys(p, n, s, time, smaller(n.c, s.end - time), M, keys);
+    load_plain_keys(p, n, s, time, smaller(n.c, s.end - time), keys, &at.ahead);
     const Index rows = keys.rows;
     at.ahead.clear();
     at.ahead.want(p.grad_k, s.row, s.head, time, rows, p.d);

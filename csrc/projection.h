@@ -122,36 +122,42 @@ class Projected {
     if (of.bias) std::memcpy(bias, static_cast<const T*>(of.bias) + at * f, static_cast<std::size_t>(f) * sizeof(T));
   }
 
-  /// Lanes of the vector at j that are features; the others are padding.
-  TARNN_INLINE Integers<T> there(Index j) const { return iota<T>() < static_cast<int>(f - j < width<T> ? f - j : width<T>); }
+  /// visit(j, in_row) for each vector of a row of features: in_row(y, z) has y in the lanes that are features and z in
+  /// those, in the last vector, that are padding.
+  template <typename F>
+  TARNN_INLINE void over_row(F visit) const {
+    Index j = 0;
+    for (; j + width<T> <= f; j += width<T>) visit(j, [](Vec<T> y, Vec<T>) TARNN_LAMBDA { return y; });
+    const Integers<T> there = iota<T>() < static_cast<int>(f - j);
+    if (j < f) visit(j, [there](Vec<T> y, Vec<T> z) TARNN_LAMBDA { return there ? y : z; });
+  }
 
   /// u + β to e^(u + β − its maximum), which is returned.
   T exponentials(T* u, const T* bias) const {
     Vec<T> seen = broadcast<T>(minus_infinity<T>);
-    for (Index j = 0; j < f; j += width<T>) {
-      const Vec<T> y = load(u + j) + load(bias + j);
-      store(u + j, y);
-      seen = there(j) & (y > seen) ? y : seen;
-    }
+    over_row([&](Index j, auto in_row) TARNN_LAMBDA {
+      Vec<T> y = load(u + j);
+      if (of.bias) store(u + j, y = y + load(bias + j));
+      seen = in_row(y > seen ? y : seen, seen);
+    });
     const T most = largest<T>(seen);
-    for (Index j = 0; j < f; j += width<T>) {
-      const Vec<T> y = exp_nonpositive(load(u + j) - most);
-      store(u + j, there(j) ? y : Vec<T>{});
-    }
+    over_row([&](Index j, auto in_row) TARNN_LAMBDA {
+      store(u + j, in_row(exp_nonpositive(load(u + j) - most), Vec<T>{}));
+    });
     return most;
   }
 
   template <typename F>
   TARNN_INLINE void apply(T* u, const T* bias, T constant, F function) const {
-    for (Index j = 0; j < f; j += width<T>) {
+    over_row([&](Index j, auto in_row) TARNN_LAMBDA {
       const Vec<T> y = function(load(u + j) + load(bias + j) + constant) + static_cast<T>(of.shift);
-      store(u + j, there(j) ? y : Vec<T>{});
-    }
+      store(u + j, in_row(y, Vec<T>{}));
+    });
   }
 
   T total(const T* x) const {
     Vec<T> sums{};
-    for (Index j = 0; j < f; j += width<T>) sums += there(j) ? load(x + j) : Vec<T>{};
+    over_row([&](Index j, auto in_row) TARNN_LAMBDA { sums += in_row(load(x + j), Vec<T>{}); });
     return sum<T>(sums);
   }
 };

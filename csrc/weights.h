@@ -34,7 +34,7 @@ struct Weights {
   bool plain;     // all factors are 1 and nothing below is there
   bool channels;  // a, query, key have a row of f for each position, keep is one; else they are one number each
   T *a, *u;       // (c[, f]), (c)
-  T *pair;        // (c × c) rows of ldc
+  T *pair;        // (c × c) rows of ldc, by whole vectors up to the diagonal; none where not causal
   T *query, *key, *keep;
   T* M;           // (c) M_i, finite
   T M_out;        // behind the chunk; may be −∞
@@ -57,20 +57,21 @@ TARNN_INLINE bool is_masked(const Problem& p, Index row, Index time) {
 /// Factors without channels, each from one exponent, which is summed term by term: log-weights are large, and each rounding
 /// of one would count. Comes with log-decays in `query`, log-weights in `u`; M_in: the maximum before.
 template <typename T>
-void scalar_weights(Index rows, Index ldc, T M_in, Weights<T>& out) {
+void scalar_weights(Index rows, Index ldc, T M_in, bool decays, bool causal, Weights<T>& out) {
   const Index c = whole<T>(rows);
   T* seen = out.a;  // log-weight of each key, as position i sees it
   for (Index j = 0; j < c; ++j) seen[j] = minus_infinity<T>;
   for (Index i = 0; i < rows; ++i) {
     const T d = out.query[i];
     M_in += d;
-    for (Index j = 0; j < c; j += width<T>) store(seen + j, load(seen + j) + d);
+    for (Index j = 0; decays && j <= i; j += width<T>) store(seen + j, load(seen + j) + d);
     seen[i] = out.u[i];
-    for (Index j = 0; j < c; j += width<T>) store(out.pair + i * ldc + j, exp_nonpositive(load(seen + j) - out.M[i]));
+    if (causal)
+      for (Index j = 0; j <= i; j += width<T>) store(out.pair + i * ldc + j, exp_nonpositive(load(seen + j) - out.M[i]));
     out.query[i] = M_in - out.M[i];
   }
   for (Index i = 0; i < c; i += width<T>) store(out.query + i, exp_nonpositive(load(out.query + i)));
-  for (Index j = 0; j < c; j += width<T>) store(out.key + j, load(out.pair + (rows - 1) * ldc + j));
+  for (Index j = 0; j < c; j += width<T>) store(out.key + j, exp_nonpositive(load(seen + j) - out.M[rows - 1]));
   out.keep[0] = out.query[rows - 1];
 }
 
@@ -126,7 +127,7 @@ void chunk_weights(const Problem& p, const Stretch& s, Index time, Index rows, c
     }
     return;
   }
-  scalar_weights(rows, ldc, M_in, out);
+  scalar_weights(rows, ldc, M_in, static_cast<bool>(p.log_decay), p.causal, out);
 }
 
 }  // namespace TARNN_ISA

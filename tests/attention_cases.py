@@ -29,6 +29,7 @@ class Case:
     spread: float = 1.0  # standard deviation of q, k and of the log-weights
     seed: int = 0
     dtype: torch.dtype = torch.float64
+    f: int = 0  # features, where they are not d
     options: dict = field(init=False)
 
     def __post_init__(self):
@@ -42,7 +43,7 @@ class Case:
         if self.masked:
             self.options["key_mask"] = rand(b, t) > -0.5
         if self.decay != "none":
-            shape = {"head": (g,), "token": (b, g, t), "channel": (b, g, t, self.d)}[self.decay]
+            shape = {"head": (g,), "token": (b, g, t), "channel": (b, g, t, self.f or self.d)}[self.decay]
             log_decay = -rand(*shape).abs()
             if self.decay != "head":  # some resets, some that come close to one
                 log_decay = log_decay.masked_fill(rand(*shape) > 1.6, -torch.inf).masked_fill(

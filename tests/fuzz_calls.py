@@ -2,7 +2,8 @@
 the definition says, in any dtype."""
 
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 
 import torch
 from attention_cases import LENGTHS, Case
@@ -20,6 +21,7 @@ MAPS = {
     "squared_relu": feature_maps.SquaredRelu(),
     "exp": feature_maps.Exp(),
 }
+PROJECTED = ["positive", "hyperbolic", "optimal", "random relu"]  # made of a projection, within the kernels
 DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -59,13 +61,31 @@ class Drawn:
     state_grads: bool  # gradients come back through the state too
     tiny_chunks: bool
     threads: int
+    m: int = 0  # features of maps that project
+
+    @property
+    def features(self) -> int:
+        return self.m or self.d
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in asdict(self).items())
 
 
 def draw(seed: int, number: int) -> Drawn:
-    """Call `number` of the run with this seed."""
+    """Call `number` of the run with this seed; a quarter of them with random features."""
+    call, rng = draw_plain(seed, number), random.Random(f"{seed}/{number}/projected")
+    if rng.random() > 0.25:
+        return call
+    name, m = rng.choice(PROJECTED), rng.choice(WIDTHS)
+    m += m % 2 if name == "hyperbolic" else 0
+    spread = call.spread
+    if not call.normalize and name != "random relu" and call.dtype != "float64":
+        spread = min(spread, 0.1 if call.dtype == "float16" else 1.0)
+    return replace(call, feature_map=name, m=m, spread=spread)
+
+
+def draw_plain(seed: int, number: int) -> Drawn:
+    """With one of the elementwise maps."""
     rng = random.Random(f"{seed}/{number}")
     pick, maybe = rng.choice, lambda p: rng.random() < p
     feature_map, causal = pick(list(MAPS)), maybe(0.65)
@@ -93,6 +113,22 @@ def draw(seed: int, number: int) -> Drawn:
         layouts=tuple(pick(LAYOUTS) if maybe(0.5) else "contiguous" for _ in range(4)),
         state_grads=maybe(0.5), tiny_chunks=maybe(0.5), threads=pick([1, 2]),
     )  # fmt: skip
+
+
+@cache
+def map_of(name: str, d: int, m: int, g: int, seed: int) -> torch.nn.Module:
+    """A feature map by its name; random ones with m features of d channels."""
+    if name in MAPS:
+        return MAPS[name]
+    if name == "optimal":  # with parameters of each head
+        made = feature_maps.OptimalRandomFeatures(d, m, num_heads=g, A=-0.1, seed=seed)
+        made.A.mul_(torch.arange(1.0, g + 1)[:, None, None])
+        return made
+    kinds = {
+        "positive": feature_maps.PositiveRandomFeatures, "hyperbolic": feature_maps.HyperbolicRandomFeatures,
+        "random relu": feature_maps.GeneralizedRandomFeatures,
+    }  # fmt: skip
+    return kinds[name](d, m, seed=seed)
 
 
 def laid_out(x: Tensor, layout: str) -> Tensor:
@@ -126,8 +162,9 @@ class Call:
         dtype = DTYPES[a.dtype]
         case = Case(
             b=a.b, g=a.g, r=a.r, t=a.s, d=a.d, e=a.e, masked=a.masked, decay=a.decay, weighted=a.weighted,
-            spread=a.spread, seed=a.seed, dtype=dtype,
+            spread=a.spread, seed=a.seed, dtype=dtype, f=a.features,
         )  # fmt: skip
+        self.feature_map = map_of(a.feature_map, a.d, a.m, a.g, a.seed)
         generator = torch.Generator().manual_seed(a.seed + 1)
         rand = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
         q = case.q if a.t == a.s else (rand(a.b, a.g * a.r, a.t, a.d) * a.spread).to(dtype)
@@ -142,7 +179,10 @@ class Call:
         self.cuts = self._cuts(random.Random(a.seed))
         n = len(self.cuts) - 1 if a.way.startswith("packed") else a.b
         grad_o = laid_out(rand(a.b, a.g * a.r, a.t, a.e).to(dtype), a.layouts[3])
-        self.grads = [grad_o, *([rand(n, a.g, a.d, a.e), rand(n, a.g, a.d)] if a.state_grads else [])]
+        self.grads = [
+            grad_o,
+            *([rand(n, a.g, a.features, a.e), rand(n, a.g, a.features)] if a.state_grads else []),
+        ]
 
     def _cuts(self, rng: random.Random) -> list[int]:
         """Where sequences end (packed), or where the first part does."""
@@ -188,7 +228,10 @@ class Call:
         if self.mask is not None:
             options["key_mask"] = self.mask
             k, v = (torch.where(self.mask[:, None, :, None], x, 0.0) for x in (k, v))
-        (fq, q_scale), (fk, k_scale) = features(a.feature_map, q), features(a.feature_map, k)
+        if a.m:
+            (fq, q_scale), (fk, k_scale) = self.feature_map.queries(q), self.feature_map.keys(k)
+        else:
+            (fq, q_scale), (fk, k_scale) = features(a.feature_map, q), features(a.feature_map, k)
         if k_scale is not None:
             options["key_log_weight"] = options.get("key_log_weight", 0) + k_scale
         cuts = self.cuts if a.way.startswith("packed") else None
@@ -218,7 +261,7 @@ class Call:
             q,
             k,
             v,
-            MAPS[a.feature_map],
+            self.feature_map,
             causal=a.causal,
             normalize=a.normalize,
             return_state=True,
@@ -259,12 +302,12 @@ class Call:
 
     def _stepped(self, q, k, v, options, inplace=False):
         a, outputs = self.drawn, [q.new_zeros(*q.shape[:2], 0, v.shape[3])]
-        log_weights = a.weighted or a.feature_map == "exp"
-        state = LinearState.zeros(a.b, a.g, a.d, a.e, log_weights=log_weights, dtype=wide(q.dtype))
+        log_weights = a.weighted or self.feature_map.log_scaled
+        state = LinearState.zeros(a.b, a.g, a.features, a.e, log_weights=log_weights, dtype=wide(q.dtype))
         for i in range(a.s):
             at = slice(i, i + 1)
             o, state = step(
-                q[:, :, at], k[:, :, at], v[:, :, at], MAPS[a.feature_map], state, normalize=a.normalize,
+                q[:, :, at], k[:, :, at], v[:, :, at], self.feature_map, state, normalize=a.normalize,
                 inplace=inplace, **part_of(options, at),
             )  # fmt: skip
             outputs.append(o)

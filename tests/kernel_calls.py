@@ -19,6 +19,17 @@ MODES = {
     "decay a channel": {"decay": "channel", "feature_map": "squared_relu"},
     "decay a channel, weighted": {"decay": "channel", "weighted": True, "masked": True},
     "unnormalised": {"feature_map": "identity", "normalize": False, "masked": True},
+    "random features": {"feature_map": "positive", "m": 23, "masked": True, "junk": "nan"},
+    "full, random features": {"feature_map": "optimal", "m": 40, "causal": False, "weighted": True},
+    "random features, decay": {"feature_map": "hyperbolic", "m": 18, "decay": "token", "normalize": False},
+    "random relu": {"feature_map": "random relu", "m": 19, "decay": "channel"},
+    "full, random relu": {
+        "feature_map": "random relu",
+        "m": 32,
+        "causal": False,
+        "masked": True,
+        "junk": "nan",
+    },
 }
 DTYPES = ["float64", "float32", "bfloat16", "float16"]
 

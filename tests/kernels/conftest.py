@@ -15,5 +15,5 @@ def compiled(poisoned_memory):
 @pytest.fixture
 def tiny(monkeypatch):
     """Chunks and stretches so small that a short sequence has many."""
-    for name, size in {"CHUNK": 4, "CHUNK_WITH_CHANNELS": 3, "STRETCH": 8}.items():
+    for name, size in {"CHUNK": 4, "CHUNK_WITH_CHANNELS": 3, "CHUNK_OF_MANY": 5, "STRETCH": 8}.items():
         monkeypatch.setattr(cpu, name, size)

@@ -47,6 +47,8 @@ def test_every_length(mode, t):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("size", [{"b": 0}, {"d": 0, "dtype": "float32"}, {"e": 0}])
 def test_tensors_without_numbers(mode, size):
+    if size.get("d") == 0 and drawn(mode).m:
+        size = {"e": 0}  # there are no projections of nothing
     o, S, z, *grads = Call(drawn(mode, t=33, s=33, **size)).ours()
     assert not any(x.isnan().any() for x in (o, S, z, *grads))
     assert (o == 0).all()
@@ -125,7 +127,8 @@ def test_packed_sequences_are_a_loop_to_the_bit(mode):
     cuts = [0, 0, 5, 5, 38, 38, 100, 100]
     call = Call(drawn(mode, b=1, t=100, s=100, way="packed", dtype="float32"))
     call.cuts, n = cuts, len(cuts) - 1
-    call.grads[1:] = [x.expand(n, *x.shape[1:]) for x in (torch.randn(1, 2, 17, 33), torch.randn(1, 2, 17))]
+    f = call.drawn.features
+    call.grads[1:] = [x.expand(n, *x.shape[1:]) for x in (torch.randn(1, 2, f, 33), torch.randn(1, 2, f))]
     o, S, z, *grads = call.ours()
     for i, (a, b) in enumerate(zip(cuts, cuts[1:])):
         alone = Call(drawn(mode, b=1, t=b - a, s=b - a, dtype="float32"))

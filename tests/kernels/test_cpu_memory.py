@@ -12,6 +12,7 @@ from kernel_calls import MODES, drawn, same_bits
 
 from tarnn.kernels import cpu, eager
 from tarnn.ops import LinearState, linear_attention
+from tarnn.ops.features import inputs
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -70,10 +71,10 @@ def test_sixteen_bits_cost_one_rounding(mode, dtype):
     given = Call(drawn(mode, dtype=dtype, spread=0.3))
     options = {n: torch.broadcast_to(x[None, :, None], (2, 2, 41)) if x.ndim == 1 else x
                for n, x in zip(given.names, given.inputs[3:])}  # fmt: skip
-    a = given.drawn
+    a, of = given.drawn, inputs(given.feature_map, *given.inputs[:2])
     narrow = eager.Call(
-        *given.inputs[:3], a.feature_map, a.causal, a.normalize, 1e-33, given.mask,
-        options.get("log_decay"), options.get("key_log_weight"), None, None, None,
+        of.q, of.k, given.inputs[2], of.function, a.causal, a.normalize, 1e-33, given.mask,
+        options.get("log_decay"), options.get("key_log_weight"), None, None, None, of.omega, of.bias, *of.numbers,
     )  # fmt: skip
     wide = replace(narrow, **{x: getattr(narrow, x).float() for x in "qkv"})
     o, *sums = cpu.forward(narrow)

@@ -46,6 +46,7 @@ def chunks(request, monkeypatch):
         for backend in (eager, cpu):
             monkeypatch.setattr(backend, "CHUNK", 4)
             monkeypatch.setattr(backend, "CHUNK_WITH_CHANNELS", 3)
+        monkeypatch.setattr(cpu, "CHUNK_OF_MANY", 5)
         monkeypatch.setattr(eager, "SEGMENT", 0)
         monkeypatch.setattr(eager, "SEGMENT_MIN", 8)
         monkeypatch.setattr(cpu, "STRETCH", 8)

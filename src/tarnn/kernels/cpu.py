@@ -13,6 +13,7 @@ from tarnn.kernels.eager import Call, Gradients
 from tarnn.kernels.features import NAMES
 
 CHUNK = 32  # positions: the (c × c) products within a chunk cost c·(d + e) flops a token, those across 4·d·e
+CHUNK_OF_MANY = 64  # where features are projected: they are many, or states the only products
 CHUNK_WITH_CHANNELS = 16  # within a chunk, each pair of positions then costs f multiplications of its own
 STRETCH = 512  # positions: no shorter does a sequence get cut to keep more cores busy
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -78,8 +79,8 @@ def step(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, key_log_weight: Tensor | None,
     S: Tensor, z: Tensor, M: Tensor | None, omega: Tensor | None, bias: Tensor | None,
     feature_map: str, normalize: bool, eps: float, projection: tuple[float, ...], inplace: bool,
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """One token for every row and head in one call: (o (b, h, 1, e), S, z, M), the state written in place if asked.
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:  # fmt: skip
+    """One token for every row and head in one call: (o (b, h, 1, e), (S, z, M)), the state written in place if asked.
 
     q (b, h, 1, d), k (b, g, 1, d), v (b, g, 1, e); log_decay (b, g, 1) or (b, g, 1, f), key_log_weight (b, g, 1).
     M None: nothing has a log-weight. omega, bias and projection (factor, square, offset, shift) as in `Call`.
@@ -88,17 +89,24 @@ def step(
     log_decay, key_log_weight = (None if x is None else x.to(S.dtype) for x in (log_decay, key_log_weight))
     omega, bias = (None if x is None else x.to(S.dtype).contiguous() for x in (omega, bias))
     before = (S.contiguous(), z.contiguous(), None if M is None else M.contiguous())
-    after = before if inplace else tuple(None if x is None else torch.empty_like(x) for x in before)
+    after = before
+    if not inplace:
+        S_before, z_before, M_before = before
+        after = (
+            torch.empty_like(S_before),
+            torch.empty_like(z_before),
+            None if M_before is None else torch.empty_like(M_before),
+        )
     torch.ops.tarnn_cpu.step(
         q, k, v, log_decay, key_log_weight, *before, omega, bias, o, *after, NAMES.index(feature_map), normalize, eps,
         *projection,
     )  # fmt: skip
     if not inplace:
-        return o, *after
+        return o, after
     for x, y in zip((S, z, M), after):
         if x is not None and y is not None and x is not y:  # x isn't contiguous
             x.copy_(y)
-    return o, S, z, M
+    return o, (S, z, M)
 
 
 def _state_like(call: Call, cuts: list[int] | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,7 +131,7 @@ def _inputs(call: Call, cuts: list[int] | None) -> tuple:
 
 def _options(call: Call) -> tuple:
     has_channels = call.log_decay is not None and call.log_decay.ndim == 4
-    chunk = CHUNK_WITH_CHANNELS if has_channels else CHUNK
+    chunk = CHUNK_WITH_CHANNELS if has_channels else CHUNK if call.omega is None else CHUNK_OF_MANY
     name = NAMES.index(call.feature_map)
     projection = (call.factor, call.square, call.offset, call.shift)
     return name, call.causal, call.normalize, call.weighted, call.eps, chunk, STRETCH, *projection

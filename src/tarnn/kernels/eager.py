@@ -129,15 +129,16 @@ class Call:
 
     def _projected(self, x: Tensor) -> Tensor:
         """factor·Ω x + β − square·|x|² + offset."""
-        omega, bias = self._spread_over(self.omega, x), self._spread_over(self.bias, x)
-        u = self.factor * (x @ omega.mT) + self.offset
-        u = u if bias is None else u + bias[..., None, :]
+        assert self.omega is not None
+        u = self.factor * (x @ self._spread_over(self.omega, x).mT) + self.offset
+        u = u if self.bias is None else u + self._spread_over(self.bias, x)[..., None, :]
         return u - self.square * x.square().sum(-1, keepdim=True) if self.square else u
 
-    def _spread_over(self, y: Tensor | None, x: Tensor) -> Tensor | None:
+    @staticmethod
+    def _spread_over(y: Tensor, x: Tensor) -> Tensor:
         """A parameter of the projection, (b, g, …), with axes for what x has between heads and positions."""
-        if y is None or y.shape[:2] == (1, 1):
-            return y if y is None else y[0, 0].to(x.dtype)
+        if y.shape[:2] == (1, 1):
+            return y[0, 0].to(x.dtype)
         return y.to(x.dtype).view(*y.shape[:2], *[1] * (x.ndim - 4), *y.shape[2:])
 
     def keys(self, at: Segment) -> Keys:

@@ -58,17 +58,16 @@ def inputs(feature_map: nn.Module, q: Tensor, k: Tensor) -> Inputs:
     if found is None:
         (q, q_scale), (k, k_scale) = features(feature_map, q, "queries"), features(feature_map, k, "keys")
         return Inputs(q, k, "identity", k.shape[3], q_scale, k_scale)
-    omega, bias = (_for_heads(x, k) for x in found.projection[1:3])
+    of = found.projection
     return Inputs(
-        found.q, found.k, found.projection.function, omega.shape[2], found.query_log_weight, found.key_log_weight,
-        omega, bias, found.projection[3:],
+        found.q, found.k, of.function, of.omega.shape[2], found.query_log_weight, found.key_log_weight,
+        _for_heads(of.omega, k), None if of.bias is None else _for_heads(of.bias, k),
+        (of.factor, of.square, of.offset, of.shift),
     )  # fmt: skip
 
 
-def _for_heads(x: Tensor | None, k: Tensor) -> Tensor | None:
+def _for_heads(x: Tensor, k: Tensor) -> Tensor:
     """A parameter of a map's heads, one for all or one for each of k's."""
-    if x is None:
-        return None
     (b, g), (rows, heads) = k.shape[:2], x.shape[:2]
     if g % heads or rows not in (1, b):
         raise ValueError(

@@ -26,9 +26,9 @@ _CONSTANT = _TENSORS - _DIFFERENTIABLE + _OPTIONS
 
 
 def _call(q, k, v, log_decay, key_log_weight, S, z, omega, bias, M, key_mask, cu_seqlens, *options) -> Call:
-    return Call(
-        q, k, v, *options[:4], key_mask, log_decay, key_log_weight, S, z, M, omega, bias, *options[4:]
-    )
+    feature_map, causal, normalize, eps, *numbers = options
+    how = (feature_map, causal, normalize, eps, key_mask, log_decay, key_log_weight, S, z, M, omega, bias)
+    return Call(q, k, v, *how, *numbers)
 
 
 def forward(*inputs):

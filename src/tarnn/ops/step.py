@@ -50,6 +50,8 @@ def step(
     if native:
         of = inputs(feature_map, q, k)
     else:
+        if getattr(feature_map, "random", False):  # whose features the kernels never round to 16 bits
+            q, k = q.to(wide(q.dtype)), k.to(wide(k.dtype))
         (q, q_scale), (k, k_scale) = features(feature_map, q, "queries"), features(feature_map, k, "keys")
         of = Inputs(q, k, "identity", k.shape[3], q_scale, k_scale)
     key_log_weight = _sum(key_log_weight, of.key_log_weight)
@@ -85,7 +87,7 @@ def _native(of: Inputs, v, log_decay, w, state, weighted, normalize, eps, inplac
     if weighted and M is None:
         M = state.z.new_zeros(state.z.shape[:2])
     q, k = (x if x.dtype == v.dtype else x.to(v.dtype) for x in (of.q, of.k))
-    o, *after = cpu.step(
+    o, after = cpu.step(
         q,
         k,
         v,
@@ -102,7 +104,8 @@ def _native(of: Inputs, v, log_decay, w, state, weighted, normalize, eps, inplac
         of.numbers,
         inplace,
     )
-    return o, (state if inplace else LinearState(*after))
+    S, z, M = after
+    return o, (state if inplace else LinearState(S, z, M))
 
 
 def _plain(q, k, v, log_decay, w, state, normalize, eps, inplace):
