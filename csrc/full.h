@@ -108,22 +108,29 @@ void full_key_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, T M, 
   }
 }
 
+/// The state that all queries of a sequence and head read, as forward left it.
+template <typename T>
+void state_behind(const Problem& p, const Sizes<T>& n, const Stretch& s, State<T>& to) {
+  const Index at = place(p, s);
+  read_rows(static_cast<const T*>(p.after.S) + at * n.f * n.e, n.f, n.e, to.S, n.lde);
+  read_rows(static_cast<const T*>(p.after.z) + at * n.f, 1, n.f, to.z, n.ldf);
+  to.M = static_cast<const T*>(p.after.M)[at];
+}
+
 template <typename T>
 void full_backward(const Problem& p) {
   const Sizes<T> n(p);
   const Index block = (n.e + 1) * n.ldf;
   const std::size_t bytes = bytes_of<BackwardScratch<T>>(p, n);
-  Owned<T> slots(p.keys.slots * n.state()), own(p.queries.count * block);
-  Owned<Index> last_slot(p.keys.count), queries_of(p.keys.count);
+  Owned<T> own(p.queries.count * block);
+  Owned<Index> queries_of(p.keys.count);
   OmegaGradients<T> of_queries(p, n, p.queries), of_keys(p, n, p.keys);
-  find_last(p, last_slot.get());
-  states_behind(p, n, p.keys, slots.get());
   parallel(p, p.queries.count, bytes, [&](Index i, void* memory) {
     Scratch scratch(memory);
     BackwardScratch<T> at(scratch, p, n);
     at.grad_omega = of_queries.at(i);
     State<T> state{at.square, at.z, 0};
-    read_state(whole_state(p, n, slots.get(), last_slot.get(), p.queries.at[i]), n, state);
+    state_behind(p, n, p.queries.at[i], state);
     transpose_state(n, at.square, at.S);
     full_query_sweep(p, n, p.queries.at[i], state.M, own.get() + i * block, at);
   });
@@ -150,7 +157,7 @@ void full_backward(const Problem& p) {
     std::memcpy(at.R, R, static_cast<std::size_t>(n.e * n.ldf) * sizeof(T));
     std::memcpy(at.R_z, R + n.e * n.ldf, static_cast<std::size_t>(n.ldf) * sizeof(T));
     transpose(at.R, n.ldf, n.e, n.f, at.square, n.lde);
-    const T M = whole_state(p, n, slots.get(), last_slot.get(), s)[n.f * n.e + n.f];
+    const T M = static_cast<const T*>(p.after.M)[place(p, s)];
     full_key_sweep(p, n, s, M, at);
     if (!s.first) return;
     State<T> before{at.square, at.z, 0};

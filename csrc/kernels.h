@@ -66,7 +66,7 @@ struct Problem {
   Projection projection;
   double eps;
   View den;            // (b, h, t) wide, contiguous along t: written by forward if there is one, read by backward
-  Sums before, after;  // the state before (null: none), and behind
+  Sums before, after;  // the state before (null: none), and behind: read by backward where not causal
   // backward
   View grad_o, grad_q, grad_k, grad_v;
   View grad_log_decay, grad_key_log_weight;  // wide; strides as those of the inputs; null where not wanted

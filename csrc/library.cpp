@@ -248,7 +248,7 @@ void forward(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight
   call(q.scalar_type(), [&](auto& of) { of.forward(c.problem); }, [&](auto& of) { of.forward(c.problem); });
 }
 
-void backward(Tensor grad_o, Maybe grad_S, Maybe grad_z, Tensor o, Tensor den, Tensor q, Tensor k, Tensor v, Maybe log_decay,
+void backward(Tensor grad_o, Maybe grad_S, Maybe grad_z, Tensor o, Tensor den, Maybe S_behind, Maybe z_behind, Maybe M_behind, Tensor q, Tensor k, Tensor v, Maybe log_decay,
               Maybe key_log_weight, Maybe S, Maybe z, Maybe M, Maybe key_mask, Maybe bounds, Maybe omega, Maybe bias,
               Tensor grad_q, Tensor grad_k, Tensor grad_v, Maybe grad_log_decay, Maybe grad_key_log_weight, Tensor grad_S_before,
               Tensor grad_z_before, Maybe grad_omega, Maybe grad_bias, int64_t map, bool causal, bool normalize, bool weighted,
@@ -261,6 +261,7 @@ void backward(Tensor grad_o, Maybe grad_S, Maybe grad_z, Tensor o, Tensor den, T
   p.den = view(den);
   p.grad_o = view(grad_o);
   p.grad_after = {data(grad_S), data(grad_z), nullptr};
+  p.after = {data(S_behind), data(z_behind), data(M_behind)};
   for (const Tensor* x : {&grad_q, &grad_k, &grad_v}) in_large_pages(*x);
   p.grad_q = view(grad_q);
   p.grad_k = view(grad_k);
@@ -312,7 +313,8 @@ void step(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight, T
 STABLE_TORCH_LIBRARY(tarnn_cpu, m) {
   m.def("isa() -> str");
   m.def("forward(" INPUTS "Tensor(a!) o, Tensor(b!)? den, Tensor(c!) S_out, Tensor(d!) z_out, Tensor(e!) M_out, " OPTIONS);
-  m.def("backward(Tensor grad_o, Tensor? grad_S, Tensor? grad_z, Tensor o, Tensor den, " INPUTS
+  m.def("backward(Tensor grad_o, Tensor? grad_S, Tensor? grad_z, Tensor o, Tensor den, Tensor? S_behind, Tensor? z_behind, "
+        "Tensor? M_behind, " INPUTS
         "Tensor(a!) grad_q, Tensor(b!) grad_k, Tensor(c!) grad_v, Tensor(d!)? grad_log_decay, "
         "Tensor(e!)? grad_key_log_weight, Tensor(f!) grad_S_before, Tensor(g!) grad_z_before, Tensor(h!)? grad_omega, "
         "Tensor(i!)? grad_bias, " OPTIONS);

@@ -82,8 +82,10 @@ def test_sixteen_bits_cost_one_rounding(mode, dtype):
     assert same_bits([o], [wide_o.to(o.dtype)])
     assert same_bits(sums, wide_sums)
     grad_o, grad_S, grad_z = given.grads
-    grads = cpu.backward(narrow, grad_o, grad_S.float(), grad_z.float(), o, sums[0])
-    wide_grads = cpu.backward(wide, grad_o.float(), grad_S.float(), grad_z.float(), o.float(), sums[0])
+    grads = cpu.backward(narrow, grad_o, grad_S.float(), grad_z.float(), o, sums[0], sums[1:])
+    wide_grads = cpu.backward(
+        wide, grad_o.float(), grad_S.float(), grad_z.float(), o.float(), sums[0], sums[1:]
+    )
     pairs = [(x, y.to(x.dtype)) for x, y in zip(grads, wide_grads) if x is not None]
     assert same_bits(*zip(*pairs))
 

@@ -174,3 +174,17 @@ def test_low_precision_costs_at_most_twice_the_definitions_error(causal, dtype, 
     ours = errors(lambda q, k, v: linear_attention(q, k, v, causal=causal))
     for mine, theirs in zip(ours, errors(definition)):
         assert mine <= 2 * theirs
+
+
+def test_the_state_handed_out_may_be_written_to_before_backward():
+    """Where attention is not causal backward reads the state of all keys: a copy of its own."""
+    q, k, v = (torch.randn(1, 2, 5, 3, requires_grad=True) for _ in range(3))
+    grads = []
+    for spoil in (False, True):
+        o, state = linear_attention(q, k, v, causal=False, return_state=True)
+        if spoil:
+            with torch.no_grad():
+                for x in (state.S, state.z):
+                    x.zero_()
+        grads.append(torch.autograd.grad(o.sum(), (q, k, v)))
+    assert all(torch.equal(a, b) for a, b in zip(*grads))

@@ -116,9 +116,11 @@ def test_opcheck(causal, packed, projected):
     torch.library.opcheck(linear_attention_op, (*tensors, *options))
     if packed:
         return  # its bounds are read from data, which the second derivative cannot do while it is being traced
-    o, den, S, z, _ = linear_attention_op(*tensors, *options)
+    o, den, S, z, M = linear_attention_op(*tensors, *options)
     grads = [torch.randn_like(x) for x in (o, S, z)]
-    torch.library.opcheck(backward_op, (*grads, o.detach(), den.detach(), projected, *tensors, *options))
+    torch.library.opcheck(
+        backward_op, (*grads, *(x.detach() for x in (o, den, S, z, M)), projected, *tensors, *options)
+    )
 
 
 @pytest.mark.compile

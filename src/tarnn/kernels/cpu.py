@@ -46,9 +46,10 @@ def backward(
     grad_z: Tensor | None,
     o: Tensor,
     den: Tensor,
+    behind: tuple[Tensor | None, ...] = (None, None, None),
     cuts: list[int] | None = None,
 ) -> Gradients:
-    """As `eager.backward`; `cuts` as above."""
+    """As `eager.backward`; `cuts` as above. behind: where not causal, S, z and M as `forward` returned them."""
     S, z, _ = _state_like(call, cuts)
     decay, weight = (
         None if x is None else torch.empty(x.shape, dtype=call.dtype)
@@ -62,7 +63,7 @@ def backward(
     )  # fmt: skip
     grad_S, grad_z = (None if x is None else x.to(call.dtype).contiguous() for x in (grad_S, grad_z))
     torch.ops.tarnn_cpu.backward(
-        grad_o, grad_S, grad_z, o, den.contiguous(), *_inputs(call, cuts), *grads, *_options(call)
+        grad_o, grad_S, grad_z, o, den.contiguous(), *behind, *_inputs(call, cuts), *grads, *_options(call)
     )
     return grads._replace(
         log_decay=_as(decay, call.log_decay), key_log_weight=_as(weight, call.key_log_weight),

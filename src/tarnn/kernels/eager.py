@@ -275,9 +275,9 @@ class Gradients(NamedTuple):
 
 
 def backward(
-    call: Call, grad_o: Tensor, grad_S: Tensor | None, grad_z: Tensor | None, o: Tensor, den: Tensor
+    call: Call, grad_o: Tensor, grad_S: Tensor | None, grad_z: Tensor | None, o: Tensor, den: Tensor, behind
 ):
-    """The gradients of all inputs; o and den as `forward` returned them."""
+    """The gradients of all inputs; o, den and, where not causal, behind = (S, z, M) as `forward` returned them."""
     state, M = call.initial_state()
     grad_state = torch.zeros_like(state)
     if grad_S is not None:
@@ -297,8 +297,10 @@ def backward(
             for x in (call.omega, call.bias)
         ),
     )
-    sweep = _causal_backward if call.causal else _full_backward
-    grad_state = sweep(call, grads, grad_o, o, den, state, M, grad_state)
+    if call.causal:
+        grad_state = _causal_backward(call, grads, grad_o, o, den, state, M, grad_state)
+    else:
+        grad_state = _full_backward(call, grads, grad_o, o, den, M, behind, grad_state)
     return grads._replace(S=grad_state[..., :-1].clone(), z=grad_state[..., -1].clone())
 
 
@@ -335,10 +337,10 @@ def _causal_backward(call, grads, grad_o, o, den, state, M, grad_state) -> Tenso
     return grad_state
 
 
-def _full_backward(call, grads, grad_o, o, den, state, M, grad_state) -> Tensor:
+def _full_backward(call, grads, grad_o, o, den, M_before, behind, grad_state) -> Tensor:
     """Non-causal: the queries' gradient of the one state, then the keys' share of it."""
-    M_before = M
-    state, M = _absorb(call, state, M)
+    S, z, M = behind
+    state, M = torch.cat([S, z[..., None]], dim=-1), M if call.weighted else None
     M_rows = None if M is None else finite(M)[:, :, None, None]
     for at in call.segments(call.q.shape[2]):
         queries = call.queries(at)

@@ -22,6 +22,7 @@ _INPUTS = (
 )
 _TENSORS, _OPTIONS = 12, 8
 _DIFFERENTIABLE = 9  # the first nine inputs: q, k, v, log_decay, key_log_weight, S, z, omega, bias
+_BEFORE = 9  # inputs of the backward before those of the forward
 _CONSTANT = _TENSORS - _DIFFERENTIABLE + _OPTIONS
 
 
@@ -76,34 +77,35 @@ def _(*inputs):
 @torch.library.custom_op(
     "tarnn::linear_attention_backward",
     mutates_args=(),
-    schema=f"(Tensor grad_o, Tensor? grad_S, Tensor? grad_z, Tensor o, Tensor den, bool wants_omega, {_INPUTS}) "
+    schema="(Tensor grad_o, Tensor? grad_S, Tensor? grad_z, Tensor o, Tensor den, Tensor? S_behind, Tensor? z_behind, "
+    f"Tensor? M_behind, bool wants_omega, {_INPUTS}) "
     "-> (Tensor q, Tensor k, Tensor v, Tensor log_decay, Tensor key_log_weight, Tensor S, Tensor z, Tensor omega, "
     "Tensor bias)",
 )
-def backward_op(grad_o, grad_S, grad_z, o, den, wants_omega, *inputs):
+def backward_op(grad_o, *inputs):
     backward = native_backward if cpu.serves(grad_o) else _eager_backward
     with full_precision(grad_o):
-        grads = backward(grad_o, grad_S, grad_z, o, den, wants_omega, *inputs)
+        grads = backward(grad_o, *inputs)
     none = grad_o.new_empty(0)  # an operator cannot return None
     return tuple(none.clone() if x is None else x for x in grads)
 
 
-def native_backward(grad_o, grad_S, grad_z, o, den, wants_omega, *inputs):
+def native_backward(grad_o, grad_S, grad_z, o, den, S, z, M, wants_omega, *inputs):
     call = _call(*inputs)
     call.wants_omega = wants_omega
-    return cpu.backward(call, grad_o, grad_S, grad_z, o, den, _cuts(call, inputs[_TENSORS - 1]))
+    return cpu.backward(call, grad_o, grad_S, grad_z, o, den, (S, z, M), _cuts(call, inputs[_TENSORS - 1]))
 
 
-def _eager_backward(grad_o, grad_S, grad_z, o, den, wants_omega, *inputs):
+def _eager_backward(grad_o, grad_S, grad_z, o, den, S, z, M, wants_omega, *inputs):
     call, cu_seqlens = _call(*inputs), inputs[_TENSORS - 1]
     call.wants_omega = wants_omega
     if cu_seqlens is None:
-        return eager.backward(call, grad_o, grad_S, grad_z, o, den)
-    return _packed_backward(call, cu_seqlens, grad_o, grad_S, grad_z, o, den)
+        return eager.backward(call, grad_o, grad_S, grad_z, o, den, (S, z, M))
+    return _packed_backward(call, cu_seqlens, grad_o, grad_S, grad_z, o, den, (S, z, M))
 
 
 @backward_op.register_fake
-def _(grad_o, grad_S, grad_z, o, den, wants_omega, *inputs):
+def _(grad_o, grad_S, grad_z, o, den, S_behind, z_behind, M_behind, wants_omega, *inputs):
     _, _, S, z, _ = torch.ops.tarnn.linear_attention(*inputs)
     of_projection = inputs[7:9] if wants_omega else (None, None)
     like = [grad_o.new_empty(0) if x is None else torch.empty_like(x) for x in (*inputs[:5], *of_projection)]
@@ -111,7 +113,10 @@ def _(grad_o, grad_S, grad_z, o, den, wants_omega, *inputs):
 
 
 def _save_for_backward(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:_TENSORS], output[0], output[1])
+    """Inputs, o and den; where not causal, copies of the state that all queries read: the one handed out may be written to."""
+    causal = inputs[_TENSORS + 1]
+    behind = [None] * 3 if causal else [x.clone() for x in output[2:]]
+    ctx.save_for_backward(*inputs[:_TENSORS], *output[:2], *behind)
     ctx.options = inputs[_TENSORS:]
 
 
@@ -128,11 +133,11 @@ def _for_inputs(ctx, tensors, grads) -> tuple[Tensor | None, ...]:
 
 
 def _backward(ctx, grad_o, grad_den, grad_S, grad_z, grad_M):
-    *tensors, o, den = ctx.saved_tensors
+    tensors, outputs = ctx.saved_tensors[:_TENSORS], ctx.saved_tensors[_TENSORS:]
     if grad_o is None:
-        grad_o = torch.zeros_like(o)
+        grad_o = torch.zeros_like(outputs[0])
     grads = torch.ops.tarnn.linear_attention_backward(
-        grad_o, grad_S, grad_z, o, den, _wants_omega(ctx), *tensors, *ctx.options
+        grad_o, grad_S, grad_z, *outputs, _wants_omega(ctx), *tensors, *ctx.options
     )
     return _for_inputs(ctx, tensors, grads)
 
@@ -156,19 +161,19 @@ class NativeAttention(torch.autograd.Function):
         if torch.is_grad_enabled():  # to be differentiated again
             return _backward(ctx, *grads)
         grad_o, _, grad_S, grad_z, _ = grads
-        *tensors, o, den = ctx.saved_tensors
-        grad_o = torch.zeros_like(o) if grad_o is None else grad_o
-        found = native_backward(grad_o, grad_S, grad_z, o, den, _wants_omega(ctx), *tensors, *ctx.options)
+        tensors, outputs = ctx.saved_tensors[:_TENSORS], ctx.saved_tensors[_TENSORS:]
+        grad_o = torch.zeros_like(outputs[0]) if grad_o is None else grad_o
+        found = native_backward(grad_o, grad_S, grad_z, *outputs, _wants_omega(ctx), *tensors, *ctx.options)
         return _for_inputs(ctx, tensors, found)
 
 
 def _save_for_double_backward(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:3], *inputs[6 : 6 + _TENSORS])
-    ctx.options = inputs[6 + _TENSORS :]
+    ctx.save_for_backward(*inputs[:3], *inputs[_BEFORE : _BEFORE + _TENSORS])
+    ctx.options = inputs[_BEFORE + _TENSORS :]
 
 
 def _double_backward(ctx, *grads_of_grads):
-    """Autograd through the differentiable forward, twice; o and den, its outputs, need no gradient of their own."""
+    """Autograd through the differentiable forward, twice; its outputs, o and others, need no gradient of their own."""
     cotangents, tensors = list(ctx.saved_tensors[:3]), list(ctx.saved_tensors[3:])
     with torch.enable_grad(), full_precision(cotangents[0]):
         # aliases: the graph goes on behind them, so that third derivatives work too
@@ -192,7 +197,7 @@ def _double_backward(ctx, *grads_of_grads):
             else [None] * len(wanted)
         )  # fmt: skip
     grads = [None if x is None else next(second) for x in leaves]
-    return (*grads[:3], None, None, None, *grads[3:], *[None] * _CONSTANT)
+    return (*grads[:3], *[None] * (_BEFORE - 3), *grads[3:], *[None] * _CONSTANT)
 
 
 torch.library.register_autograd(
@@ -240,7 +245,7 @@ def _packed_forward(call: Call, cu_seqlens: Tensor):
     return o, den, S, z, M
 
 
-def _packed_backward(call: Call, cu_seqlens: Tensor, grad_o, grad_S, grad_z, o, den) -> Gradients:
+def _packed_backward(call: Call, cu_seqlens: Tensor, grad_o, grad_S, grad_z, o, den, behind) -> Gradients:
     cuts = packing.bounds(cu_seqlens, call.q.shape[2])
     g, f, e = call.k.shape[1], call.num_features, call.v.shape[3]
     S = den.new_empty(len(cuts) - 1, g, f, e)
@@ -261,8 +266,8 @@ def _packed_backward(call: Call, cu_seqlens: Tensor, grad_o, grad_S, grad_z, o, 
         part = _bucket(call, members, index, real)
         # padded queries must not send gradients back: their output is nobody's
         grad = _pick(grad_o, index).masked_fill(~real[:, None, :, None], 0.0)
-        at_S, at_z = (None if x is None else x[members] for x in (grad_S, grad_z))
-        grads = eager.backward(part, grad, at_S, at_z, _pick(o, index), _pick(den, index))
+        at_S, at_z, *state = (None if x is None else x[members] for x in (grad_S, grad_z, *behind))
+        grads = eager.backward(part, grad, at_S, at_z, _pick(o, index), _pick(den, index), state)
         for target, source in zip(total[:5], grads[:5]):
             _put(target, source, index, real)
         total.S[members], total.z[members] = grads.S, grads.z
