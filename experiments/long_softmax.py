@@ -144,7 +144,6 @@ def run(name: str, training: Path, validation: Path, options: argparse.Namespace
     return {
         "steps": [line["step"] for line in lines],
         "bits_per_byte": [line["validation_bits_per_byte"] for line in lines],
-        "seconds": lines[-1]["seconds"] if lines else 0.0,
         "stopped": stopped,
     }
 
@@ -162,7 +161,6 @@ def report(results: dict[str, Any], options: argparse.Namespace) -> str:
             name,
             f"{found['bits_per_byte'][-1]:.3f}" if found["bits_per_byte"] else "–",
             f"{min(found['bits_per_byte']):.3f}" if found["bits_per_byte"] else "–",
-            f"{found['seconds']:.0f}",
             "stopped: not a number" if found["stopped"] else str(found["steps"][-1]),
         ]
         for name, found in results.items()
@@ -173,7 +171,7 @@ def report(results: dict[str, Any], options: argparse.Namespace) -> str:
         f"a step; random features: {options.features} a head, redrawn every {options.redraw_every} steps where so named. "
         f"Bits per byte of the first {options.validation_bytes:,} bytes of {options.unseen}, which is not trained on. One "
         "run each: differences of a few hundredths may be chance.",
-        markdown(["attention", "bits per byte at the end", "lowest", "seconds", "steps"], rows),
+        markdown(["attention", "bits per byte at the end", "lowest", "steps"], rows),
     ]) + "\n"  # fmt: skip
 
 
