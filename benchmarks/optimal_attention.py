@@ -1,6 +1,6 @@
 """How far from the best that any attention could do: figure 3 of "Rethinking Attention with Performers".
 
-    python benchmarks/optimal_attention.py           # minutes; benchmarks/results/optimal_attention.{json,md,png}
+    python benchmarks/optimal_attention.py           # five minutes; benchmarks/results/optimal_attention.{json,md,png}
     python benchmarks/optimal_attention.py --quick   # under a minute; runs/benchmarks/optimal_attention.{json,md,png}
 
 A training step (forward, loss, backward) of one sequence of t tokens, by the model's attention: Performer (FAVOR+ with
