@@ -10,6 +10,8 @@
 namespace tarnn {
 namespace TARNN_ISA {
 
+extern const StackKernel stack_kernel;  // sweep.cpp
+
 template <typename T>
 void forward(const Problem& p) {
   p.causal ? causal_forward<T>(p) : full_forward<T>(p);
@@ -20,7 +22,8 @@ void backward(const Problem& p) {
   p.causal ? causal_backward<T>(p) : full_backward<T>(p);
 }
 
-const Kernels table = {TEXT(TARNN_ISA), {forward<float>, backward<float>, step<float>}, {forward<double>, backward<double>, step<double>}};
+const Kernels table = {TEXT(TARNN_ISA), {forward<float>, backward<float>, step<float>}, {forward<double>, backward<double>, step<double>},
+                       &stack_kernel};
 
 }  // namespace TARNN_ISA
 }  // namespace tarnn

@@ -97,11 +97,17 @@ struct KernelsOf {
   void (*step)(const Step&);
 };
 
+struct StackKernel;  // stack.h
+
 struct Kernels {
   const char* isa;
   KernelsOf<float> of_float;
   KernelsOf<double> of_double;
+  const StackKernel* stack;
 };
+
+/// Those of the instruction set in use.
+const Kernels& kernels();
 
 }  // namespace tarnn
 

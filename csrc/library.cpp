@@ -18,6 +18,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include "plan.h"
+#include "threads.h"
 
 namespace {
 
@@ -43,7 +44,9 @@ const tarnn::Kernels* table_of(std::string_view isa) {
   return nullptr;
 }
 
-const tarnn::Kernels& kernels() {
+}  // namespace
+
+const tarnn::Kernels& tarnn::kernels() {
   static const tarnn::Kernels* table = [] {
     const char* wish = std::getenv("TARNN_ISA");
     const tarnn::Kernels* found = table_of(wish ? wish : "");
@@ -53,6 +56,12 @@ const tarnn::Kernels& kernels() {
   return *table;
 }
 
+namespace {
+
+using tarnn::FlushDenormals;
+using tarnn::ThreadMemory;
+using tarnn::kernels;
+
 std::string isa() { return kernels().isa; }
 
 template <typename F, typename G>
@@ -61,51 +70,6 @@ void call(ScalarType dtype, F of_float, G of_double) {
 }
 
 // --- threads
-
-/// While a task runs, numbers below the smallest normal one count as zero: a decaying state reaches them, and they are
-/// slow by a factor of a hundred.
-class FlushDenormals {
- public:
-#if defined(__x86_64__)
-  FlushDenormals() : before_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(before_ | 0x8040); }
-  ~FlushDenormals() { __builtin_ia32_ldmxcsr(before_); }
-
- private:
-  unsigned before_;
-#elif defined(__aarch64__)
-  FlushDenormals() {
-    asm volatile("mrs %0, fpcr" : "=r"(before_));
-    asm volatile("msr fpcr, %0" ::"r"(before_ | (1ull << 24)));
-  }
-  ~FlushDenormals() { asm volatile("msr fpcr, %0" ::"r"(before_)); }
-
- private:
-  unsigned long long before_;
-#endif
-};
-
-/// Memory of a thread, kept from call to call while it is small, so that a call does not begin with page faults.
-class ThreadMemory {
- public:
-  void* at_least(std::size_t bytes) {
-    if (bytes > size_) {
-      block_.reset(static_cast<char*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
-      if (!block_) throw std::bad_alloc();
-      size_ = bytes;
-    }
-    return block_.get();
-  }
-  void shrink() {
-    if (size_ > (1 << 20)) block_.reset(), size_ = 0;
-  }
-
- private:
-  struct Free {
-    void operator()(char* p) const { std::free(p); }
-  };
-  std::unique_ptr<char, Free> block_;
-  std::size_t size_ = 0;
-};
 
 void run(Index tasks, std::size_t bytes, void (*task)(void*, Index, void*), void* context) {
   std::atomic<Index> next{0};

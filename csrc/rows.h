@@ -1,0 +1,85 @@
+// What is done to whole rows of activations between the products: norms, nonlinearities, rounding to bytes.
+#pragma once
+
+#include "products.h"
+
+namespace tarnn {
+namespace TARNN_ISA {
+
+/// x where there is something, elsewhere `other`, in the vector that begins `left` before the end of its row.
+TARNN_INLINE Vec<float> within(Index left, Vec<float> x, Vec<float> other = Vec<float>{}) {
+  return left >= width<float> ? x : iota<float>() < static_cast<int>(left) ? x : other;
+}
+
+template <typename F>
+TARNN_INLINE float summed(Index n, F f) {
+  Vec<float> a{}, b{};
+  for (Index j = 0; j < n; j += 2 * width<float>) {
+    a += within(n - j, f(j));
+    if (j + width<float> < n) b += within(n - j - width<float>, f(j + width<float>));
+  }
+  return sum<float>(a + b);
+}
+
+/// y = (x − mean)/√(variance + eps)·gain + bias where centred, else x/√(mean of x² + eps)·gain. y may be x.
+inline void norm_row(const float* x, Index n, const Norm& norm, bool centred, double eps, float* y) {
+  const float mean = centred ? summed(n, [&](Index j) TARNN_LAMBDA { return load(x + j); }) / static_cast<float>(n) : 0.f;
+  const float square = summed(n, [&](Index j) TARNN_LAMBDA { return (load(x + j) - mean) * (load(x + j) - mean); });
+  const float factor = 1.f / __builtin_sqrtf(square / static_cast<float>(n) + static_cast<float>(eps));
+  for (Index j = 0; j < n; j += width<float>) {
+    const Vec<float> scaled = (load(x + j) - mean) * factor * load(norm.gain + j);
+    store(y + j, centred ? scaled + load(norm.bias + j) : scaled);
+  }
+}
+
+/// The RMSNorm of one head, in place; n need be no multiple of a vector.
+inline void norm_head(float* x, Index n, const float* gain, float eps) {
+  float square = 0;
+  for (Index i = 0; i < n; ++i) square += x[i] * x[i];
+  const float factor = 1.f / __builtin_sqrtf(square / static_cast<float>(n) + eps);
+  for (Index i = 0; i < n; ++i) x[i] *= factor * gain[i];
+}
+
+/// x·Φ(x), with Φ(−|x|) = erfc(|x|/√2)/2 within 1.2e-7 of itself (Numerical Recipes, erfcc).
+TARNN_INLINE Vec<float> gelu(Vec<float> x) {
+  const Vec<float> z = (x < 0 ? -x : x) * 0.707106781f, t = 1.f / (z * 0.5f + 1.f);
+  Vec<float> p = t * 0.17087277f - 0.82215223f;
+  p = p * t + 1.48851587f;
+  p = p * t - 1.13520398f;
+  p = p * t + 0.27886807f;
+  p = p * t - 0.18628806f;
+  p = p * t + 0.09678418f;
+  p = p * t + 0.37409196f;
+  p = p * t + 1.00002368f;
+  p = p * t - 1.26551223f;
+  const Vec<float> tail = t * exp_nonpositive(p - z * z) * 0.5f;
+  return x * (x < 0 ? tail : 1.f - tail);
+}
+
+/// x·σ(x).
+TARNN_INLINE Vec<float> silu(Vec<float> x) {
+  const Vec<float> e = exp_nonpositive(x < 0 ? x : -x);
+  return x * (x < 0 ? e : Vec<float>{} + 1.f) / (e + 1.f);
+}
+
+/// A row as bytes: level = round((x − least)/step), with step = (most − least)/255.
+inline void to_levels(const float* x, Index n, std::uint8_t* levels, float& step, float& least) {
+  Vec<float> low = broadcast(x[0]), high = low;
+  for (Index j = 0; j < n; j += width<float>) {
+    const Vec<float> y = within(n - j, load(x + j), broadcast(x[0]));
+    low = y < low ? y : low, high = y > high ? y : high;
+  }
+  least = -largest<float>(-low);
+  step = (largest<float>(high) - least) / 255.f;
+  const float per_step = step > 0 ? 1.f / step : 0.f;
+  for (Index j = 0; j < n; j += width<float>) {
+    const Vec<float> shifted = (load(x + j) - least) * per_step + 12582912.f;  // rounds, to the lowest bits
+    const Bits<float> whole = bit_cast<Bits<float>>(shifted) & 255;
+    typedef std::uint8_t Narrow __attribute__((vector_size(TARNN_VECTOR_BYTES / 4)));
+    const Narrow narrow = __builtin_convertvector(whole, Narrow);
+    std::memcpy(levels + j, &narrow, sizeof narrow);
+  }
+}
+
+}  // namespace TARNN_ISA
+}  // namespace tarnn

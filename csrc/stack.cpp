@@ -1,0 +1,165 @@
+// The operator for one token through a whole model: reads its plan (kernels/stack.py wrote it), and shares out the work.
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include "stack.h"
+#include "threads.h"
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+namespace {
+
+using namespace tarnn;
+using torch::stable::Tensor;
+using Maybe = std::optional<Tensor>;
+
+constexpr Index rows_apart = 16;  // from so many rows a thread on, threads go through the layers apart
+constexpr Index most_rows = 64;   // at once: their activations stay in the second level of cache
+
+/// The numbers of a plan, in their order; a place is where in the block of weights something begins, −1: nowhere.
+class Plan {
+ public:
+  Plan(const Tensor& numbers, const Tensor& weights)
+      : at_(static_cast<const Index*>(numbers.const_data_ptr())), block_(static_cast<const char*>(weights.const_data_ptr())) {}
+  Index number() { return *at_++; }
+  template <typename T>
+  const T* place() {
+    const Index at = number();
+    return at < 0 ? nullptr : reinterpret_cast<const T*>(block_ + at);
+  }
+  Norm norm() {
+    const float* gain = place<float>();
+    return {gain, place<float>()};
+  }
+  Matrix matrix() {
+    Matrix w;
+    w.format = static_cast<Format>(number());
+    w.inputs = number();
+    w.outputs = number();
+    w.at = place<void>();
+    w.bias = place<float>();
+    w.scale = place<float>();
+    w.sums = place<float>();
+    return w;
+  }
+
+ private:
+  const Index* at_;
+  const char* block_;
+};
+
+Layer read_layer(Plan& plan) {
+  Layer l;
+  l.map = static_cast<Map>(plan.number());
+  l.attention_norm = plan.norm();
+  l.mlp_norm = plan.norm();
+  for (Matrix* w : {&l.qkv, &l.o, &l.up, &l.down}) *w = plan.matrix();
+  for (const float** x : {&l.q_gain, &l.k_gain, &l.o_gain, &l.log_decay}) *x = plan.place<float>();
+  return l;
+}
+
+/// All but what goes in and out.
+Stack read_stack(Plan plan, std::vector<Layer>& layers) {
+  Stack s{};
+  for (Index* x : {&s.hidden, &s.h, &s.g, &s.d, &s.inner, &s.num_layers}) *x = plan.number();
+  for (bool* x : {&s.pre_norm, &s.centred, &s.swiglu, &s.gated, &s.normalize}) *x = plan.number() != 0;
+  for (Index l = 0; l < s.num_layers; ++l) layers.push_back(read_layer(plan));
+  s.layers = layers.data();
+  s.last = plan.norm();
+  s.head = plan.matrix();
+#ifdef __x86_64__
+  s.dot_products = __builtin_cpu_supports("avx512vnni");
+#endif
+  return s;
+}
+
+/// Rows in equal parts, each of which one thread takes through all layers.
+void run_apart(const Stack& s, const StackKernel& kernel, Index threads) {
+  const Index parts = std::max((s.b + most_rows - 1) / most_rows, std::min(threads, s.b));
+  const Index each = (s.b + parts - 1) / parts;
+  std::atomic<Index> next{0};
+  const auto worker = [&](Index, Index) {
+    thread_local ThreadMemory memory;
+    FlushDenormals flush;
+    const std::size_t room = kernel.room(s, each);
+    char* block = static_cast<char*>(memory.at_least(room + kernel.own_room(s)));
+    Team alone;
+    for (Index i; (i = next.fetch_add(1)) * each < s.b;)
+      kernel.run(s, i * each, std::min(each, s.b - i * each), block, block + room, Team::Member(alone));
+  };
+  if (threads <= 1) return worker(0, 1);
+  torch::stable::parallel_for(0, threads, 1, worker);
+}
+
+/// All threads together, layer by layer, each with its share of every product's outputs.
+void run_together(const Stack& s, const StackKernel& kernel, Index threads) {
+  thread_local ThreadMemory memory;
+  const std::size_t room = kernel.room(s, s.b), own = kernel.own_room(s);
+  char* block = static_cast<char*>(memory.at_least(room + own * static_cast<std::size_t>(threads)));
+  Team team(5 * s.num_layers + 2);
+  torch::stable::parallel_for(0, threads, 1, [&](Index i, Index) {
+    FlushDenormals flush;
+    kernel.run(s, 0, s.b, block, block + room + own * static_cast<std::size_t>(i), Team::Member(team));
+  });
+}
+
+const float* data(const Maybe& x) { return x ? static_cast<const float*>(x->const_data_ptr()) : nullptr; }
+
+void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tokens, Maybe places, Maybe extra,
+           std::vector<Tensor> S, std::vector<Tensor> z, std::vector<Tensor> M, Tensor out, double norm_eps, double eps) {
+  std::vector<Layer> layers;
+  Stack s = read_stack(Plan(plan, weights), layers);
+  s.norm_eps = norm_eps, s.eps = eps;
+  for (std::size_t l = 0; l < layers.size(); ++l)
+    layers[l].state = {S[l].mutable_data_ptr(), z[l].mutable_data_ptr(), M.empty() ? nullptr : M[l].mutable_data_ptr()};
+  s.b = ids.size(0);
+  s.num_tokens = tokens.size(0);
+  s.num_places = places ? places->size(0) : 0;
+  s.ids = static_cast<const Index*>(ids.const_data_ptr());
+  s.positions = static_cast<const Index*>(positions.const_data_ptr());
+  s.tokens = static_cast<const float*>(tokens.const_data_ptr());
+  s.places = data(places), s.extra = data(extra);
+  s.out = static_cast<float*>(out.mutable_data_ptr());
+  for (Index i = 0; i < s.b; ++i)
+    if (s.ids[i] < 0 || s.ids[i] >= s.num_tokens)
+      throw std::out_of_range("a token must be from 0 to " + std::to_string(s.num_tokens - 1) + "; got " + std::to_string(s.ids[i]) + ".");
+  const Index threads = torch::stable::get_num_threads();
+  (threads <= 1 || s.b >= rows_apart * threads ? run_apart : run_together)(s, *kernels().stack, threads);
+  Index* position = static_cast<Index*>(positions.mutable_data_ptr());
+  for (Index i = 0; i < s.b; ++i) ++position[i];
+}
+
+/// Asks for large pages for memory that is about to be written for the first time.
+void large_pages(Tensor x) {
+#ifdef __linux__
+  constexpr std::uintptr_t page = 1 << 21;
+  const auto at = reinterpret_cast<std::uintptr_t>(x.const_data_ptr());
+  const std::uintptr_t begin = (at + page - 1) / page * page, end = (at + static_cast<std::uintptr_t>(x.numel())) / page * page;
+  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)x;
+#endif
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(tarnn_cpu, m) {
+  m.def("stack(Tensor ids, Tensor(a!) positions, Tensor plan, Tensor weights, Tensor tokens, Tensor? places, Tensor? extra, "
+        "Tensor(b!)[] S, Tensor(c!)[] z, Tensor(d!)[] M, Tensor(e!) out, float norm_eps, float eps) -> ()");
+  m.def("large_pages(Tensor bytes) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CPU, m) {
+  m.impl("stack", TORCH_BOX(&stack));
+  m.impl("large_pages", TORCH_BOX(&large_pages));
+}

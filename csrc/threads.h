@@ -1,0 +1,56 @@
+// What a thread has while it works for a kernel.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <new>
+
+namespace tarnn {
+
+/// While a task runs, numbers below the smallest normal one count as zero: a decaying state reaches them, and they are
+/// slow by a factor of a hundred.
+class FlushDenormals {
+ public:
+#if defined(__x86_64__)
+  FlushDenormals() : before_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(before_ | 0x8040); }
+  ~FlushDenormals() { __builtin_ia32_ldmxcsr(before_); }
+
+ private:
+  unsigned before_;
+#elif defined(__aarch64__)
+  FlushDenormals() {
+    asm volatile("mrs %0, fpcr" : "=r"(before_));
+    asm volatile("msr fpcr, %0" ::"r"(before_ | (1ull << 24)));
+  }
+  ~FlushDenormals() { asm volatile("msr fpcr, %0" ::"r"(before_)); }
+
+ private:
+  unsigned long long before_;
+#endif
+};
+
+/// Memory of a thread, kept from call to call while it is small, so that a call does not begin with page faults.
+class ThreadMemory {
+ public:
+  void* at_least(std::size_t bytes) {
+    if (bytes > size_) {
+      block_.reset(static_cast<char*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
+      if (!block_) throw std::bad_alloc();
+      size_ = bytes;
+    }
+    return block_.get();
+  }
+  void shrink() {
+    if (size_ > (1 << 20)) block_.reset(), size_ = 0;
+  }
+
+ private:
+  struct Free {
+    void operator()(char* p) const { std::free(p); }
+  };
+  std::unique_ptr<char, Free> block_;
+  std::size_t size_ = 0;
+};
+
+}  // namespace tarnn

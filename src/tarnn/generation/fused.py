@@ -1,0 +1,241 @@
+"""A fused step for the token loop: the whole model in one call of a compiled kernel. Which models, and how.
+
+Of the same numbers in the same order as `model.step`, within float32's rounding; weights may be stored in fewer bits.
+"""
+
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from tarnn.attention import HeadDecay, LinearAttention, TokenDecay
+from tarnn.kernels import native
+from tarnn.kernels.features import NAMES
+from tarnn.kernels.stack import FORMATS, Block, step
+from tarnn.models import ModelState, TarnnForCausalLM, TarnnForImageGeneration
+from tarnn.models.block import GeluMlp, TarnnBlock
+from tarnn.models.inputs import check_length
+from tarnn.ops import LinearState
+from tarnn.ops.features import kernel_name
+from tarnn.ops.precision import default_eps
+
+Model = TarnnForCausalLM | TarnnForImageGeneration
+MOST_PLACES = 2**16  # positions whose embeddings are kept in a table; beyond, each step computes its own
+
+
+def why_not(model: nn.Module) -> str | None:
+    """Why the fused step does not serve this model, or None where it does."""
+    if not isinstance(model, TarnnForCausalLM | TarnnForImageGeneration):
+        return f"it is made for models of text and of images, not for {type(model).__name__}"
+    if any(p.device.type != "cpu" or p.dtype != torch.float32 for p in model.parameters()):
+        return "it computes in float32 on a CPU, and this model is elsewhere or of another type"
+    if model.training:
+        return "the model is in training mode"
+    for block in model.model.layers:
+        attention = block.attention
+        if not isinstance(attention, LinearAttention):
+            return f"it has no {type(attention).__name__}"
+        if attention.rotary is not None:
+            return "it has no rotary positions"
+        if not kernel_name(attention.feature_map):
+            return f"it has no {type(attention.feature_map).__name__} features"
+        if attention.decay is not None and not isinstance(attention.decay, HeadDecay | TokenDecay):
+            return f"it has no {type(attention.decay).__name__}"
+    if len({block.attention.new_state(1).M is None for block in model.model.layers}) > 1:
+        return "some of its layers keep a maximum in their state, and some don't"
+    if not native.available():
+        return f"the compiled kernels don't serve: {native.status().why}"
+    return None
+
+
+class FusedStep:
+    """`model.step` as one call of a kernel, with weights that were packed beforehand.
+
+        step = FusedStep(model, weights="int8")
+        parameters, state = step(token_ids, state)      # as model.step: the state is written in place
+
+    weights: float32 | bfloat16 | int8, how the layers' matrices are kept; the sums over them and all else are float32.
+    With int8, each row of activations is rounded to bytes too (see `tarnn.kernels.stack`), and the head is bfloat16.
+    A change of the model's weights afterwards is not seen. It serves one call at a time.
+
+    Raises ValueError for a model that it does not serve (`why_not`), and for a format that it does not know.
+    """
+
+    def __init__(self, model: Model, weights: str = "float32"):
+        if weights not in FORMATS:
+            raise ValueError(f"weights must be one of {', '.join(FORMATS)}; got {weights!r}.")
+        if reason := why_not(model):
+            raise ValueError(f"there is no fused step for this model: {reason}. Use model.step.")
+        self.model, self.weights = model, weights
+        block = Block()
+        with torch.no_grad():
+            _write_model(block, model, weights)
+            self.block, self.plan = block.bytes(), torch.tensor(block.plan)
+            self.tokens, self.places = _token_table(model), _place_table(model)
+        self.num_outputs = _head(model).out_features
+        self._layers: tuple[Any, ...] = ()
+        self._sums: tuple[list[Tensor], ...] = ()
+
+    @torch.no_grad()
+    def __call__(
+        self, token_ids: Int[Tensor, " b"], state: ModelState
+    ) -> tuple[Float[Tensor, "b p"], ModelState]:
+        """One token a row, (b,): (parameters or logits (b, p) float32; the state, written in place).
+
+        Raises ValueError beyond the model's last position, and for a state that is not of this model's kind.
+        """
+        config = self.model.config
+        if config.max_position_embeddings is not None:
+            check_length(config, 1, int(state.position.max()))
+        S, z, M = self._sums_of(state, len(token_ids))
+        extra = _extra(self.model, state, self.places)
+        parameters = step(
+            token_ids.contiguous(), state.position, self.plan, self.block, self.tokens, self.places, extra, S, z, M,
+            self.num_outputs, config.norm_eps, default_eps(torch.float32),
+        )  # fmt: skip
+        return parameters, state
+
+    def _sums_of(self, state: ModelState, batch_size: int) -> tuple[list[Tensor], ...]:
+        """S, z and M of all layers; looked at again only where they are others than those of the last call."""
+        layers = tuple(state.layers)
+        same = len(layers) == len(self._layers) and all(a is b for a, b in zip(layers, self._layers))
+        if not same or len(self._sums[0][0]) != batch_size:
+            _check_state(self.model, state, batch_size)
+            S, z, M = ([getattr(x, name) for x in layers] for name in ("S", "z", "M"))
+            self._layers, self._sums = layers, (S, z, [x for x in M if x is not None])
+        return self._sums
+
+
+def _check_state(model: Model, state: ModelState, batch_size: int) -> None:
+    like = [block.attention.new_state(batch_size, device="meta") for block in model.model.layers]
+    if len(like) != len(state.layers) or state.position.shape != (batch_size,):
+        raise ValueError(
+            f"the state is of {len(state.layers)} layers and {len(state.position)} rows; the model has {len(like)} "
+            f"layers, and {batch_size} tokens came. Make it with model.new_state({batch_size})."
+        )
+    for layer, wanted in zip(state.layers, like, strict=True):
+        for name, x, y in zip(LinearState._fields, cast(LinearState, layer), wanted, strict=True):
+            fits = (x is None) == (y is None)
+            if fits and x is not None and y is not None:
+                fits = x.shape == y.shape and x.dtype == torch.float32 and x.device.type == "cpu"
+                fits = fits and x.is_contiguous()
+            if not fits:
+                raise ValueError(
+                    f"the fused step takes states as model.new_state({batch_size}) makes them, contiguous and float32: "
+                    f"{name} {None if y is None else tuple(y.shape)}; got {None if x is None else tuple(x.shape)}."
+                )
+
+
+# --- weights
+
+
+def _write_model(block: Block, model: Model, weights: str) -> None:
+    config, layers = model.config, model.model.layers
+    pre_norm = config.norm_position == "pre"
+    block.numbers(
+        config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim,
+        config.intermediate_size, len(layers),
+    )  # fmt: skip
+    block.numbers(
+        pre_norm, config.norm == "layer", config.mlp == "swiglu", config.decay == "token", config.normalize
+    )
+    for layer in layers:
+        _write_layer(block, layer, weights)
+    _write_norm(block, model.model.norm if pre_norm else None)
+    head = _head(model)
+    block.matrix(head.weight, head.bias, "float32" if weights == "float32" else "bfloat16")
+
+
+def _write_layer(block: Block, layer: TarnnBlock, weights: str) -> None:
+    attention: Any = layer.attention
+    block.numbers(NAMES.index(kernel_name(attention.feature_map)))
+    _write_norm(block, layer.attention_norm)
+    _write_norm(block, layer.mlp_norm)
+    rows = [(x.weight, x.bias) for x in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    if isinstance(attention.decay, TokenDecay):
+        rows.append((attention.decay.gate.weight, attention.decay.bias))
+    block.matrix(*_stacked(rows), weights)
+    block.matrix(attention.o_proj.weight, attention.o_proj.bias, weights)
+    mlp: Any = layer.mlp
+    if isinstance(mlp, GeluMlp):
+        block.matrix(mlp.up_proj.weight, mlp.up_proj.bias, weights)
+    else:
+        block.matrix(*_interleaved(mlp.gate_proj, mlp.up_proj), weights)
+    block.matrix(mlp.down_proj.weight, mlp.down_proj.bias, weights)
+    for norm in (attention.q_norm, attention.k_norm, attention.o_norm):
+        block.vector(None if norm is None else norm.weight)
+    block.vector(attention.decay.log_decay if isinstance(attention.decay, HeadDecay) else None)
+
+
+def _write_norm(block: Block, norm: Any) -> None:
+    block.vector(None if norm is None else norm.weight)
+    block.vector(getattr(norm, "bias", None))
+
+
+def _stacked(rows: list[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor]:
+    """Several products of the same input as one."""
+    weights, biases = zip(*rows, strict=True)
+    return torch.cat(weights), torch.cat(
+        [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
+    )
+
+
+def _interleaved(gate: nn.Linear, up: nn.Linear) -> tuple[Tensor, Tensor]:
+    """64 rows of the gate, 64 of what it gates, and so on."""
+
+    def panels(x: Tensor | None, like: Tensor) -> Tensor:
+        x = like.new_zeros(len(like)) if x is None else x
+        whole = -(-len(x) // 64) * 64
+        return torch.cat([x, x.new_zeros(whole - len(x), *x.shape[1:])]).unflatten(0, (-1, 64))
+
+    return tuple(  # type: ignore[return-value]
+        torch.stack([panels(a, gate.weight), panels(b, gate.weight)], 1).flatten(0, 2)
+        for a, b in ((gate.weight, up.weight), (gate.bias, up.bias))
+    )
+
+
+def _head(model: Model) -> nn.Linear:
+    return model.lm_head if isinstance(model, TarnnForCausalLM) else model.head
+
+
+# --- what enters the first layer: a row a token, a row a position, and what else each row of the batch has
+
+
+def _token_table(model: Model) -> Tensor:
+    return _full_width(model, model.model.embed_tokens.weight * model.model.embed_scale)
+
+
+def _full_width(model: Model, x: Tensor) -> Tensor:
+    """(n, width) with zeros where the positions are beside the embedding."""
+    return torch.nn.functional.pad(x, (0, model.config.hidden_size - x.shape[1])).contiguous()
+
+
+def _place_table(model: Model) -> Tensor | None:
+    """(places, hidden); None where there are none, or too many."""
+    config, limit = model.config, model.config.max_position_embeddings
+    if config.position == "none" or limit is None or limit > MOST_PLACES:
+        return None
+    places = torch.arange(limit)[None]
+    if isinstance(model, TarnnForImageGeneration) and model.grid:
+        start = torch.zeros(1, limit, dtype=torch.long)
+        return (model.embed(start, places, None) - model.model.embed_tokens(start))[0].contiguous()
+    return _beside(model, places)[0].contiguous()
+
+
+def _beside(model: Model, positions: Tensor) -> Tensor:
+    """The embeddings of positions (b, t), as wide as the model."""
+    assert model.model.embed_positions is not None
+    place = model.model.embed_positions(positions)
+    return torch.nn.functional.pad(place, (model.config.hidden_size - place.shape[-1], 0))
+
+
+def _extra(model: Model, state: ModelState, places: Tensor | None) -> Tensor | None:
+    """What the batch's rows have of their own, (b, hidden): their class, and their position where no table has it."""
+    condition, extra = getattr(state, "condition", None), None
+    if condition is not None:
+        extra = _full_width(model, condition * model.model.embed_scale)
+    if places is None and model.model.embed_positions is not None:
+        place = _beside(model, state.position[:, None])[:, 0]
+        extra = place.contiguous() if extra is None else extra + place
+    return extra

@@ -1,0 +1,101 @@
+"""One token through a whole model by one compiled kernel (csrc/sweep.cpp): its weights packed, and the call.
+
+All weights lie in one block of bytes. A plan, a list of numbers, says where each begins and what the model is made
+of; csrc/stack.cpp reads it in the same order. A product y = W x + bias has W in panels of 64 outputs:
+
+float32, bfloat16   [panel][input][64]
+int8                [panel][input / 4][64][4], whole numbers from −127 to 127, a factor and a sum an output
+
+For int8 the kernel rounds each row of activations to bytes, x ≈ step·level + least, and multiplies whole numbers:
+y = step·factor·Σ level·W + least·factor·Σ W + bias. Sums are exact; what is lost is the rounding of W and of x.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+PANEL = 64
+FORMATS = ("float32", "bfloat16", "int8")
+NOWHERE = -1
+
+
+class Block:
+    """A block of bytes in the making, and the plan that says what lies where."""
+
+    def __init__(self) -> None:
+        self.plan: list[int] = []
+        self._parts: list[Tensor] = []
+        self._size = 0
+
+    def numbers(self, *values: int) -> None:
+        self.plan += [int(x) for x in values]
+
+    def place(self, x: Tensor | None) -> None:
+        """Puts a tensor in, at a multiple of 64 bytes, and where that is into the plan; None: nowhere."""
+        if x is None:
+            self.plan.append(NOWHERE)
+            return
+        raw = x.flatten().view(torch.uint8)
+        self.plan.append(self._size)
+        self._parts.append(torch.nn.functional.pad(raw, (0, -len(raw) % 64)))
+        self._size += len(self._parts[-1])
+
+    def vector(self, x: Tensor | None) -> None:
+        """A float32 vector with zeros up to a whole panel."""
+        self.place(None if x is None else padded(x.float(), PANEL))
+
+    def matrix(self, weight: Tensor, bias: Tensor | None, kind: str) -> None:
+        """y = W x + bias, W (outputs, inputs), in one of `FORMATS`."""
+        outputs, inputs = weight.shape
+        self.numbers(FORMATS.index(kind), inputs, outputs)
+        scale = sums = None
+        if kind == "int8":
+            whole, scale = rounded(weight.float())
+            sums = whole.float().sum(-1) * scale
+            self.place(panels(whole, group=4))
+        else:
+            self.place(panels(weight.to(torch.bfloat16 if kind == "bfloat16" else torch.float32), group=1))
+        self.vector(weight.new_zeros(outputs) if bias is None else bias)
+        self.vector(scale)
+        self.vector(sums)
+
+    def bytes(self) -> Tensor:
+        """The block, uint8, in large pages where the system has them, and with room to read beyond its end."""
+        block = torch.empty(self._size + PANEL * 4, dtype=torch.uint8)
+        torch.ops.tarnn_cpu.large_pages(block)
+        return torch.cat([*self._parts, block.new_zeros(PANEL * 4)], out=block)
+
+
+def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """W (outputs, inputs) ≈ factor·whole: int8 from −127 to 127, and a factor an output."""
+    scale = weight.abs().amax(-1) / 127
+    per_scale = torch.where(scale > 0, 1 / scale, 0.0)
+    return (weight * per_scale[:, None]).round().to(torch.int8), scale
+
+
+def panels(weight: Tensor, group: int) -> Tensor:
+    """(outputs, inputs) as [panel][input / group][64][group], zeros for what is missing."""
+    weight = padded(padded(weight, group).mT, PANEL).mT
+    return weight.view(len(weight) // PANEL, PANEL, -1, group).transpose(1, 2)
+
+
+def padded(x: Tensor, multiple: int) -> Tensor:
+    """The last axis with zeros up to a multiple."""
+    return torch.nn.functional.pad(x, (0, -x.shape[-1] % multiple))
+
+
+def step(
+    ids: Tensor, positions: Tensor, plan: Tensor, weights: Tensor, tokens: Tensor, places: Tensor | None,
+    extra: Tensor | None, S: Sequence[Tensor], z: Sequence[Tensor], M: Sequence[Tensor], num_outputs: int,
+    norm_eps: float, eps: float,
+) -> Tensor:  # fmt: skip
+    """One token of each row, (b,) → what the head puts out, (b, num_outputs) float32.
+
+    What enters the first layer is tokens[id] + places[position] + extra[row]; beyond the last place, that one counts.
+    Writes the states S (b, g, d, d), z (b, g, d), M (b, g) of each layer (M: of all or none), and adds 1 to positions;
+    all contiguous, float32 and int64. RuntimeError for a token that is not there.
+    """
+    out = tokens.new_empty(len(ids), num_outputs)
+    torch.ops.tarnn_cpu.stack(ids, positions, plan, weights, tokens, places, extra, S, z, M, out, norm_eps, eps)
+    return out
