@@ -116,7 +116,7 @@ void run_together(const Stack& s, const StackKernel& kernel, Index threads) {
 const float* data(const Maybe& x) { return x ? static_cast<const float*>(x->const_data_ptr()) : nullptr; }
 
 void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tokens, Maybe places, Maybe extra,
-           std::vector<Tensor> S, std::vector<Tensor> z, std::vector<Tensor> M, Tensor out, double norm_eps, double eps) {
+           std::vector<Tensor> S, std::vector<Tensor> z, std::vector<Tensor> M, Tensor out, int64_t limit, double norm_eps, double eps) {
   std::vector<Layer> layers;
   Stack s = read_stack(Plan(plan, weights), layers);
   s.norm_eps = norm_eps, s.eps = eps;
@@ -132,7 +132,9 @@ void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tok
   s.out = static_cast<float*>(out.mutable_data_ptr());
   for (Index i = 0; i < s.b; ++i)
     if (s.ids[i] < 0 || s.ids[i] >= s.num_tokens)
-      throw std::out_of_range("a token must be from 0 to " + std::to_string(s.num_tokens - 1) + "; got " + std::to_string(s.ids[i]) + ".");
+      throw std::runtime_error("a token must be from 0 to " + std::to_string(s.num_tokens - 1) + "; got " + std::to_string(s.ids[i]) + ".");
+  for (Index i = 0; i < s.b; ++i)
+    if (s.positions[i] >= limit) throw std::runtime_error("there is no position " + std::to_string(s.positions[i]) + ".");
   const Index threads = torch::stable::get_num_threads();
   (threads <= 1 || s.b >= rows_apart * threads ? run_apart : run_together)(s, *kernels().stack, threads);
   Index* position = static_cast<Index*>(positions.mutable_data_ptr());
@@ -155,7 +157,7 @@ void large_pages(Tensor x) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(tarnn_cpu, m) {
   m.def("stack(Tensor ids, Tensor(a!) positions, Tensor plan, Tensor weights, Tensor tokens, Tensor? places, Tensor? extra, "
-        "Tensor(b!)[] S, Tensor(c!)[] z, Tensor(d!)[] M, Tensor(e!) out, float norm_eps, float eps) -> ()");
+        "Tensor(b!)[] S, Tensor(c!)[] z, Tensor(d!)[] M, Tensor(e!) out, int limit, float norm_eps, float eps) -> ()");
   m.def("large_pages(Tensor bytes) -> ()");
 }
 

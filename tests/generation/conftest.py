@@ -1,5 +1,7 @@
 """Models small enough to run a thousand tokens of in a test."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -40,3 +42,19 @@ def model(kind):
 def make_model():
     """make_model(kind="linear", seed=0, **overrides of the config)"""
     return build
+
+
+@pytest.fixture
+def with_threads():
+    """with with_threads(n): torch has n threads within."""
+
+    @contextmanager
+    def number_of(threads):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    return number_of

@@ -21,6 +21,7 @@ from tarnn.ops.features import kernel_name
 from tarnn.ops.precision import default_eps
 
 Model = TarnnForCausalLM | TarnnForImageGeneration
+NO_LIMIT = 2**62
 MOST_PLACES = 2**16  # positions whose embeddings are kept in a table; beyond, each step computes its own
 
 
@@ -73,27 +74,32 @@ class FusedStep:
             _write_model(block, model, weights)
             self.block, self.plan = block.bytes(), torch.tensor(block.plan)
             self.tokens, self.places = _token_table(model), _place_table(model)
-        self.num_outputs = _head(model).out_features
+        limit = model.config.max_position_embeddings
+        self._numbers = (
+            _head(model).out_features, NO_LIMIT if limit is None else limit, model.config.norm_eps,
+            default_eps(torch.float32),
+        )  # fmt: skip
         self._layers: tuple[Any, ...] = ()
         self._sums: tuple[list[Tensor], ...] = ()
 
-    @torch.no_grad()
     def __call__(
         self, token_ids: Int[Tensor, " b"], state: ModelState
     ) -> tuple[Float[Tensor, "b p"], ModelState]:
         """One token a row, (b,): (parameters or logits (b, p) float32; the state, written in place).
 
-        Raises ValueError beyond the model's last position, and for a state that is not of this model's kind.
+        Raises ValueError for a token that is not in the vocabulary, beyond the model's last position, and for a state
+        that is not of this model's kind; nothing is written then.
         """
-        config = self.model.config
-        if config.max_position_embeddings is not None:
-            check_length(config, 1, int(state.position.max()))
-        S, z, M = self._sums_of(state, len(token_ids))
+        sums = self._sums_of(state, len(token_ids))
         extra = _extra(self.model, state, self.places)
-        parameters = step(
-            token_ids.contiguous(), state.position, self.plan, self.block, self.tokens, self.places, extra, S, z, M,
-            self.num_outputs, config.norm_eps, default_eps(torch.float32),
-        )  # fmt: skip
+        ids, positions = token_ids.contiguous(), state.position
+        try:
+            parameters = step(
+                ids, positions, self.plan, self.block, self.tokens, self.places, extra, *sums, *self._numbers
+            )
+        except RuntimeError as error:
+            check_length(self.model.config, 1, int(positions.max()))
+            raise ValueError(str(error).splitlines()[0]) from error
         return parameters, state
 
     def _sums_of(self, state: ModelState, batch_size: int) -> tuple[list[Tensor], ...]:

@@ -88,14 +88,17 @@ def padded(x: Tensor, multiple: int) -> Tensor:
 def step(
     ids: Tensor, positions: Tensor, plan: Tensor, weights: Tensor, tokens: Tensor, places: Tensor | None,
     extra: Tensor | None, S: Sequence[Tensor], z: Sequence[Tensor], M: Sequence[Tensor], num_outputs: int,
-    norm_eps: float, eps: float,
+    limit: int, norm_eps: float, eps: float,
 ) -> Tensor:  # fmt: skip
     """One token of each row, (b,) → what the head puts out, (b, num_outputs) float32.
 
     What enters the first layer is tokens[id] + places[position] + extra[row]; beyond the last place, that one counts.
     Writes the states S (b, g, d, d), z (b, g, d), M (b, g) of each layer (M: of all or none), and adds 1 to positions;
-    all contiguous, float32 and int64. RuntimeError for a token that is not there.
+    all contiguous, float32 and int64. RuntimeError, before anything is written, for a token that is not there and for
+    a position of `limit` or beyond.
     """
     out = tokens.new_empty(len(ids), num_outputs)
-    torch.ops.tarnn_cpu.stack(ids, positions, plan, weights, tokens, places, extra, S, z, M, out, norm_eps, eps)
+    torch.ops.tarnn_cpu.stack(
+        ids, positions, plan, weights, tokens, places, extra, S, z, M, out, limit, norm_eps, eps
+    )
     return out

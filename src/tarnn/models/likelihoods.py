@@ -12,6 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from tarnn.kernels import mixture
+
 NUM_VALUES = 256
 LOG_SCALES = (
     -7.0,
@@ -59,6 +61,11 @@ class LogisticMixture:
 
         temperature divides the logits of π and multiplies the scales; at 0, the mean of the likeliest component.
         """
+        if temperature and mixture.serves(parameters):  # the same draws from the same noise
+            noise = parameters.new_empty(*parameters.shape[:-1], self.num_mixtures)
+            noise.exponential_(generator=generator)
+            u = torch.rand((*parameters.shape[:-1], 1), generator=generator)
+            return mixture.sample(parameters, noise, u, temperature, LOG_SCALES)
         logits, means, log_scales = self._split(parameters)
         if temperature == 0:
             which = logits.argmax(-1, keepdim=True)

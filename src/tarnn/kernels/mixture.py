@@ -1,0 +1,26 @@
+"""A value from each mixture of logistics by the compiled kernel (csrc/mixture.cpp): one call in the place of twenty."""
+
+import torch
+from torch import Tensor
+
+from tarnn.kernels import native
+
+
+def serves(parameters: Tensor) -> bool:
+    """Whether the kernel is there for such parameters: float32 on a CPU, without a gradient."""
+    if parameters.device.type != "cpu" or parameters.dtype != torch.float32 or torch.compiler.is_compiling():
+        return False
+    return native.available()
+
+
+def sample(
+    parameters: Tensor, exponential: Tensor, uniform: Tensor, temperature: float, log_scales: tuple[float, float]
+) -> Tensor:
+    """parameters (…, 3·m), noise (…, m) from Exp(1) and (…, 1) from U[0, 1) → values (…) int64, 0 to 255.
+
+    temperature > 0; log_scales: the bounds that they are kept within.
+    """
+    values = torch.empty(uniform.shape[:-1], dtype=torch.int64)
+    rows = parameters.contiguous(), exponential.flatten(0, -2) if exponential.ndim > 2 else exponential
+    torch.ops.tarnn_cpu.sample_mixture(*rows, uniform, temperature, *log_scales, values)
+    return values

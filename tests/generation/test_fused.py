@@ -1,0 +1,222 @@
+"""The fused step against `model.step`: the same numbers and states; fewer bits cost what they may; what it refuses."""
+
+import pytest
+import torch
+
+from tarnn.analysis.image_likelihood import bits_per_dim_by_steps
+from tarnn.data import Images
+from tarnn.generation.fused import FusedStep, why_not
+from tarnn.generation.pixels import PixelLoop, pixel_sampler
+from tarnn.kernels import native
+from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
+
+TEXT = {
+    "vocab_size": 97, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40,
+    "initializer_range": 0.2, "head_dim": 10,
+}  # fmt: skip
+IMAGE = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 72,
+    "initializer_range": 0.2, "image_height": 5, "image_width": 4, "num_mixtures": 3,
+}  # fmt: skip
+SERVED = {
+    "default": {},
+    "wider than a panel": {"hidden_size": 72, "head_dim": 34, "intermediate_size": 200, "vocab_size": 131},
+    "grouped": {"num_key_value_heads": 2, "bias": True, "mlp": "gelu"},
+    "one key head": {"num_key_value_heads": 1, "decay": "head", "qk_norm": False, "norm": "layer"},
+    "exp": {"feature_map": "exp", "position": "learned", "max_position_embeddings": 64},
+    "squared relu": {"feature_map": ["squared_relu", "relu", "elu"], "position": "sinusoidal", "decay": "none"},
+    "unnormalised": {"feature_map": "identity", "normalize": False, "decay": "head"},
+    "post-norm": {"norm_position": "post", "norm": "layer", "max_position_embeddings": 64, "position": "sinusoidal"},
+    "no layers' bias": {"norm_position": "post", "mlp": "gelu", "tie_word_embeddings": False},
+}  # fmt: skip
+SERVED_IMAGES = {
+    "paper": {},
+    "colour": {"num_channels": 3, "likelihood": "categorical"},
+    "classes": {"num_classes": 3},
+    "grid": {"position": "grid", "num_classes": 2, "norm_position": "pre"},
+}
+compiled = pytest.mark.skipif(not native.available(), reason="the compiled kernels are not there")
+
+
+def text_model(**choices):
+    torch.manual_seed(0)
+    return moved(TarnnForCausalLM(TarnnConfig(**TEXT | choices)))
+
+
+def image_model(**choices):
+    torch.manual_seed(0)
+    return moved(TarnnForImageGeneration(TarnnImageConfig.paper(**IMAGE | choices)))
+
+
+def moved(model):
+    """Vectors that start as zeros or ones get other numbers, or nobody would miss them."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model.eval()
+
+
+def new_states(model, batch):
+    labels = {"class_labels": torch.arange(batch) % 2} if getattr(model.config, "num_classes", 0) else {}
+    return model.new_state(batch, **labels), model.new_state(batch, **labels)
+
+
+def worst(x, y):
+    """The largest difference, in units of the largest number."""
+    return ((x - y).abs().max() / y.abs().max().clamp(min=1e-30)).item()
+
+
+def differences(model, step, batch, steps, prompt=0):
+    """Of the numbers that come out, and of the states behind: the worst of them all."""
+    ids = torch.randint(0, 97, (prompt + steps, batch), generator=torch.Generator().manual_seed(1))
+    ours, theirs = new_states(model, batch)
+    if prompt:
+        ours, theirs = (model.prefill(ids[:prompt].T, state)[1] for state in (ours, theirs))
+    found = []
+    for token in ids[prompt:]:
+        got, ours = step(token, ours)
+        expected, theirs = model.step(token, theirs)
+        found.append(worst(got, expected))
+    for a, b in zip(ours.layers, theirs.layers, strict=True):
+        found += [worst(x, y) for x, y in zip(a, b, strict=True) if x is not None]
+    assert torch.equal(ours.position, theirs.position)
+    return max(found)
+
+
+@compiled
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("batch", [1, 3, 17])
+@pytest.mark.parametrize("kind", list(SERVED))
+def test_text_is_that_of_the_model(kind, batch, threads, with_threads):
+    model = text_model(**SERVED[kind])
+    with with_threads(threads):
+        assert differences(model, FusedStep(model), batch, 40) < 2e-5
+
+
+@compiled
+@pytest.mark.parametrize("batch", [1, 3, 17])
+@pytest.mark.parametrize("kind", list(SERVED_IMAGES))
+def test_images_are_those_of_the_model(kind, batch):
+    model = image_model(**SERVED_IMAGES[kind])
+    assert differences(model, FusedStep(model), batch, model.config.sequence_length) < 2e-5
+
+
+@compiled
+@pytest.mark.parametrize("model", [text_model(), image_model(num_classes=2)], ids=["text", "image"])
+def test_it_goes_on_from_what_was_read(model):
+    assert differences(model, FusedStep(model), 3, 10, prompt=9) < 2e-5
+
+
+@compiled
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+def test_a_row_has_the_same_bits_in_any_batch_and_with_any_threads(weights, with_threads):
+    model = text_model(hidden_size=72, head_dim=34)
+    step, ids = FusedStep(model, weights), torch.randint(0, 97, (4, 70))
+    expected = None
+    for threads, batch in [(1, 1), (1, 70), (3, 1), (3, 20), (2, 70)]:
+        state = model.new_state(batch)
+        with with_threads(threads):
+            for token in ids[:, :batch]:
+                out, state = step(token, state)
+        expected = out[0] if expected is None else expected
+        assert torch.equal(out[0], expected)
+
+
+@compiled
+@pytest.mark.parametrize(("weights", "low", "high"), [("bfloat16", 1e-4, 2e-2), ("int8", 1e-4, 5e-2)])
+@pytest.mark.parametrize("model", [text_model(), image_model()], ids=["text", "image"])
+def test_fewer_bits_are_near_and_not_the_same(model, weights, low, high):
+    """Of the largest number: bfloat16 rounds by up to 0.4 %, bytes by up to 0.8 % of the largest weight."""
+    assert low < differences(model, FusedStep(model, weights), 5, 12) < high
+
+
+@compiled
+def test_int8_weights_hardly_change_a_likelihood():
+    """Bits per dimension of images that the model itself has drawn, and so is sure of; 0.5 % are allowed."""
+    model = image_model(image_height=8, image_width=8, hidden_size=64)
+    loop = PixelLoop(model, 32)
+    list(loop.draw(pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(0), temperature=0.2)))
+    images = Images(loop.images.numpy(), None, "drawn")
+    bits = {w: bits_per_dim_by_steps(model, images, FusedStep(model, w)) for w in ("float32", "int8")}
+    assert not torch.equal(bits["int8"], bits["float32"])
+    assert bits["int8"].mean().item() == pytest.approx(bits["float32"].mean().item(), rel=0.005)
+    assert bits["float32"].mean().item() == pytest.approx(bits_per_dim_by_steps(model, images).mean().item(), rel=1e-5)
+
+
+@compiled
+def test_the_pixel_loop_draws_the_same_images():
+    model = image_model()
+    drawn = []
+    for step in (model.step, FusedStep(model)):
+        loop = PixelLoop(model, 4)
+        loop.step = step
+        list(loop.draw(pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(0))))
+        drawn.append(loop.images)
+    assert drawn[0].float().std() > 10
+    assert torch.equal(*drawn)
+
+
+@compiled
+def test_another_state_is_seen():
+    """The step remembers where a state's tensors are: not beyond the state."""
+    model = text_model()
+    step, token = FusedStep(model), torch.tensor([3, 5])
+    first, second = model.new_state(2), model.new_state(2)
+    expected = step(token, first)[0]
+    step(token, first)
+    assert torch.equal(step(token, second)[0], expected)
+    again = second.reorder(torch.tensor([1, 0]))
+    assert torch.equal(step(token, again)[0].flip(0), step(token.flip(0), second)[0])
+
+
+@compiled
+def test_what_does_not_fit_is_refused_before_anything_is_written():
+    model = text_model(position="learned", max_position_embeddings=3)
+    step, state = FusedStep(model), model.new_state(2)
+    with pytest.raises(ValueError, match="a token must be from 0 to 96; got 97"):
+        step(torch.tensor([1, 97]), state)
+    with pytest.raises(ValueError, match=r"new_state\(3\)"):
+        step(torch.tensor([1, 2, 3]), state)
+    wide = model.new_state(2)
+    wide.layers = [layer.map(torch.Tensor.double) for layer in wide.layers]
+    with pytest.raises(ValueError, match="contiguous and float32"):
+        step(torch.tensor([1, 2]), wide)
+    assert state.position.eq(0).all() and all(x.S.eq(0).all() for x in state.layers)
+    for _ in range(3):
+        step(torch.tensor([1, 2]), state)
+    with pytest.raises(ValueError, match="up to 3 tokens"):
+        step(torch.tensor([1, 2]), state)
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("choices", "reason"),
+    [
+        ({"attention": ["linear", "softmax", "linear"]}, "no SoftmaxAttention"),
+        ({"position": "rotary"}, "no rotary positions"),
+        ({"feature_map": "dpfp"}, "no Dpfp features"),
+        ({"decay": "channel"}, "no ChannelDecay"),
+        ({"feature_map": ["exp", "elu", "elu"]}, "some of its layers keep a maximum"),
+    ],
+)
+def test_what_it_does_not_serve_it_says(choices, reason):
+    model = text_model(**choices)
+    assert reason in why_not(model)
+    with pytest.raises(ValueError, match=f"{reason}.*Use model.step"):
+        FusedStep(model)
+
+
+@compiled
+def test_models_elsewhere_or_in_training_are_not_served():
+    assert why_not(text_model()) is None
+    assert "float32 on a CPU" in why_not(text_model().double())
+    assert "training mode" in why_not(text_model().train())
+    assert "not for Linear" in why_not(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="float32, bfloat16, int8; got 'int4'"):
+        FusedStep(text_model(), "int4")
+
+
+def test_without_compiled_kernels_it_says_so():
+    with native.disabled():
+        assert "the compiled kernels don't serve" in why_not(text_model())
