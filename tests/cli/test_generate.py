@@ -15,6 +15,7 @@ import torch
 
 from tarnn.data.tokenizers import train_bpe
 from tarnn.generation.checkpoint import open_model, open_tokenizer
+from tarnn.kernels import native
 
 TARNN = Path(sys.executable).with_name("tarnn")
 
@@ -128,11 +129,37 @@ def test_several_samples_are_those_of_generate(command, checkpoints):
 
 def test_the_step_says_which_it_is_and_why(command, checkpoints):
     short = ("--prompt", "x", "--max-new-tokens", 2)
-    assert "eager step (compiling pays from" in command("generate", checkpoints["linear"], *short).err
-    assert "eager step (as asked)" in command("generate", checkpoints["linear"], *short, "--no-compile").err
-    assert "eager step (the caches" in command("generate", checkpoints["hybrid"], *short).err
+    told = command("generate", checkpoints["hybrid"], *short).err
+    assert "eager step (the caches" in told
+    assert "no fused one: it has no SoftmaxAttention)" in told
     assert command("generate", checkpoints["hybrid"], *short, "--compile").is_refusal(
         "caches", "Leave --compile"
+    )
+    with native.disabled():
+        told = command("generate", checkpoints["linear"], *short).err
+        assert "eager step (compiling pays from" in told
+        assert "the compiled kernels don't serve" in told
+        told = command("generate", checkpoints["linear"], *short, "--no-compile").err
+        assert "eager step (as asked" in told
+
+
+@pytest.mark.skipif(not native.available(), reason="the compiled kernels are not there")
+def test_the_fused_step_is_taken_where_it_serves(command, checkpoints):
+    """The same text from the same seed, with it and without; weights of fewer bits are asked for by name."""
+    options = ("--prompt", "ab", "--max-new-tokens", 30, "--seed", 3)
+    fused = command("generate", checkpoints["linear"], *options)
+    assert "fused step (float32 weights)" in fused.err
+    with native.disabled():
+        assert command("generate", checkpoints["linear"], *options).out == fused.out
+    assert (
+        "fused step (int8 weights)"
+        in command("generate", checkpoints["linear"], *options, "--weights", "int8").err
+    )
+    assert command("generate", checkpoints["hybrid"], *options, "--weights", "int8").is_refusal(
+        "SoftmaxAttention", "Leave it out"
+    )
+    assert command("generate", checkpoints["linear"], *options, "--weights", "int8", "--compile").is_refusal(
+        "Leave one of them out"
     )
 
 

@@ -136,12 +136,18 @@ def test_int8_weights_hardly_change_a_likelihood():
     """Bits per dimension of images that the model itself has drawn, and so is sure of; 0.5 % are allowed."""
     model = image_model(image_height=8, image_width=8, hidden_size=64)
     loop = PixelLoop(model, 32)
-    list(loop.draw(pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(0), temperature=0.2)))
+    list(
+        loop.draw(
+            pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(0), temperature=0.2)
+        )
+    )
     images = Images(loop.images.numpy(), None, "drawn")
     bits = {w: bits_per_dim_by_steps(model, images, FusedStep(model, w)) for w in ("float32", "int8")}
     assert not torch.equal(bits["int8"], bits["float32"])
     assert bits["int8"].mean().item() == pytest.approx(bits["float32"].mean().item(), rel=0.005)
-    assert bits["float32"].mean().item() == pytest.approx(bits_per_dim_by_steps(model, images).mean().item(), rel=1e-5)
+    assert bits["float32"].mean().item() == pytest.approx(
+        bits_per_dim_by_steps(model, images).mean().item(), rel=1e-5
+    )
 
 
 @compiled
@@ -182,7 +188,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_written():
     wide.layers = [layer.map(torch.Tensor.double) for layer in wide.layers]
     with pytest.raises(ValueError, match="contiguous and float32"):
         step(torch.tensor([1, 2]), wide)
-    assert state.position.eq(0).all() and all(x.S.eq(0).all() for x in state.layers)
+    assert state.position.eq(0).all()
+    assert all(x.S.eq(0).all() for x in state.layers)
     for _ in range(3):
         step(torch.tensor([1, 2]), state)
     with pytest.raises(ValueError, match="up to 3 tokens"):

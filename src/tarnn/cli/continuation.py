@@ -11,10 +11,10 @@ from torch import Tensor
 
 from tarnn.cli.output import Output
 from tarnn.cli.prompt import prompt_ids, read_prompt
+from tarnn.cli.step import StepWish, prepare_step
 from tarnn.errors import UserError
 from tarnn.generation import samplers
 from tarnn.generation.checkpoint import open_tokenizer
-from tarnn.generation.compiled import choose, compile_step
 from tarnn.generation.loop import PIECE, TokenLoop
 from tarnn.generation.state_file import check_writable, load_state, save_state
 from tarnn.generation.streaming import KEEP, StopStrings, TextStream, decoder
@@ -38,11 +38,11 @@ class Request:
 
 
 def continue_prompt(
-    request: Request, load: Callable[[], Any], chance: dict[str, Any], *, compile: bool | None, tell: Tell
+    request: Request, load: Callable[[], Any], chance: dict[str, Any], *, wish: StepWish, tell: Tell
 ) -> None:
     """Reads the prompt, and writes its continuation to stdout; the state to a file where that is asked for.
 
-    `load` opens the model; `chance` are the arguments of the sampler.
+    `load` opens the model; `chance` are the arguments of the sampler; `wish` is about the step.
     """
     check_numbers(
         request.max_new_tokens,
@@ -65,7 +65,7 @@ def continue_prompt(
     context = [*recent, *ids[0, -KEEP:].tolist()]
     rows = [TextStream(decoder(tokenizer), context, request.stop) for _ in range(count)]
     if limit:
-        prepare_step(loop, limit, compile, tell)
+        prepare_step(loop, limit, wish, tell)
         with threads_for_steps(model):
             write(loop, draw, limit, rows, tell, goes_on=request.state_out is not None)
     if request.state_out:
@@ -118,22 +118,6 @@ def read(loop: TokenLoop, ids: Tensor, tell: Tell) -> None:
     for piece in pieces:
         loop.read(piece)
     tell(f"tarnn: prompt {speed(ids.shape[1], time.perf_counter() - start)}")
-
-
-def prepare_step(loop: Any, num_tokens: int, wish: bool | None, tell: Tell) -> None:
-    """Compiles the loop's step where that is wished for or pays, and says which step is taken and why."""
-    compiled, why = choose(loop, wish, num_tokens)
-    if compiled:
-        try:
-            why += f"; it took {compile_step(loop):.1f} s"
-        except Exception as error:  # torch.compile raises many kinds
-            reason = " ".join(str(error).split("\n\n")[0].split()).rstrip(
-                "."
-            )  # what follows is advice to developers
-            if wish:
-                raise UserError(f"the step can't be compiled: {reason}. Leave --compile out.") from error
-            compiled, why = False, f"compiling failed: {reason}"
-    tell(f"tarnn: {'compiled' if compiled else 'eager'} step ({why})")
 
 
 def write(

@@ -9,11 +9,13 @@ from typing import Annotated, Any, Literal
 import torch
 from typer import Argument, Option
 
+from tarnn.cli.step import StepWish
 from tarnn.errors import UserError
 from tarnn.generation import samplers
 from tarnn.generation.checkpoint import KINDS, open_config, open_model
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Weights = Literal["float32", "bfloat16", "int8"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BOTH = ("num_samples",)
 TEXT_ONLY = ("prompt", "prompt_file", "max_new_tokens", "stop", "state_in", "state_out")
@@ -55,7 +57,12 @@ def generate(
     num_samples: Annotated[
         int | None, Option(help="Continuations of the prompt, which is read once (default: 1); images (16).")
     ] = None,
-    compile: Annotated[bool | None, Option(help="Compile the step first. Default: where it pays.")] = None,
+    weights: Annotated[
+        Weights | None, Option(help="How the fused step keeps the weights: fewer bits are faster (default: float32).")
+    ] = None,
+    compile: Annotated[
+        bool | None, Option(help="Compile the model's step. Default: where no fused one serves and it pays.")
+    ] = None,
     device: Annotated[str, Option(help="cpu, cuda, mps …; auto: an accelerator if there is one.")] = "auto",
     dtype: Annotated[Dtype, Option(help="auto: as saved.")] = "auto",
     quiet: Annotated[bool, Option("--quiet", "-q", help="The results only, nothing on stderr.")] = False,
@@ -68,12 +75,16 @@ def generate(
 
     Images are drawn into a PNG, side by side; with --complete each line is what was given, what was made of it, and
     the original. --evaluate SOURCE reports what held-out images cost, in bits per dimension.
+
+    On a CPU most linear models have a fused step: the whole model in one call. Its weights may be kept as bfloat16, or
+    as int8 with activations rounded to bytes: several times faster for one image or text, and seldom 0.2 % less likely.
     """
     given: dict[str, Any] = {
         k: v for k, v in locals().items() if k in (*BOTH, *TEXT_ONLY, *IMAGE_ONLY) and v is not None
     }
     images = open_config(checkpoint, tuple(KINDS)).model_type == "tarnn_image"
     refuse_other_task(checkpoint, task, images, given)
+    step = StepWish(compile, weights)
     if seed is not None and not 0 <= seed < 2**63:
         raise UserError(f"--seed must be from 0 to below 2**63; got {seed}.")
     seed = secrets.randbelow(2**31) if seed is None else seed
@@ -94,12 +105,12 @@ def generate(
         from tarnn.cli.images import Wish, generate_images
 
         wish = Wish(**{"class_labels" if k == "class_label" else k: v for k, v in given.items()})
-        generate_images(wish, load, chance, compile=compile, tell=None if quiet else tell)
+        generate_images(wish, load, chance, step=step, tell=None if quiet else tell)
     else:
         from tarnn.cli.continuation import Request, continue_prompt
 
         request = Request(checkpoint, **given)
-        continue_prompt(request, load, chance, compile=compile, tell=tell)
+        continue_prompt(request, load, chance, wish=step, tell=tell)
 
 
 def refuse_other_task(checkpoint: Path, task: str | None, images: bool, given: dict[str, Any]) -> None:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from tarnn.analysis.image_likelihood import bits_per_dim, check_fit
-from tarnn.cli.continuation import prepare_step
+from tarnn.cli.step import StepWish, prepare_step
 from tarnn.data import Images, read_images
 from tarnn.data.image_grid import image_grid, write_png
 from tarnn.errors import UserError
 from tarnn.generation.checkpoint import open_model
+from tarnn.generation.fused import FusedStep
 from tarnn.generation.pixels import PixelLoop, pixel_sampler, upper_rows
 from tarnn.generation.samplers import Sampler
 from tarnn.generation.state_file import check_writable
@@ -60,7 +61,7 @@ class Wish:
 
 
 def generate_images(
-    wish: Wish, load: Callable[[], Any], chance: dict[str, Any], *, compile: bool | None, tell: Tell | None
+    wish: Wish, load: Callable[[], Any], chance: dict[str, Any], *, step: StepWish, tell: Tell | None
 ) -> None:
     """Draws or completes images into a PNG, and reports bits per dimension, as wished for.
 
@@ -87,9 +88,7 @@ def generate_images(
         start = time.perf_counter()
         known = None if images is None else upper_rows(torch.from_numpy(images.pixels), rows)
         count = wish.num_samples if images is None else len(images)
-        made = draw(
-            model, count, wish.batch_size, sample, labels=labels, known=known, compile=compile, tell=tell
-        )
+        made = draw(model, count, wish.batch_size, sample, labels=labels, known=known, step=step, tell=tell)
         if tell:
             tell(f"tarnn: {speed(count, time.perf_counter() - start)}")
         if images is None:
@@ -103,11 +102,11 @@ def generate_images(
 
 def draw(
     model: TarnnForImageGeneration, count: int, batch_size: int, sample: Sampler, *,
-    labels: Tensor | None = None, known: Tensor | None = None, compile: bool | None = None,
+    labels: Tensor | None = None, known: Tensor | None = None, step: StepWish | None = None,
     tell: Tell | None = None,
 ) -> np.ndarray:  # fmt: skip
     """`count` images, at most `batch_size` at once: uint8 (count, height, width, channels)."""
-    made, length = [], model.config.sequence_length
+    made, length, fused = [], model.config.sequence_length, None
     sizes = [min(batch_size, count - i) for i in range(0, count, batch_size)]
     for i, size in zip(range(0, count, batch_size), sizes, strict=True):
         part = slice(i, i + size)
@@ -116,7 +115,12 @@ def draw(
             class_labels=None if labels is None else labels[part].to(model.device),
             known=None if known is None else known[part],
         )  # fmt: skip
-        prepare_step(loop, (length - loop.filled) * len(sizes), compile, tell or (lambda _: None))
+        if fused is not None:
+            loop.step = fused
+        else:
+            num_values = (length - loop.filled) * len(sizes)
+            prepare_step(loop, num_values, step or StepWish(), tell or (lambda _: None))
+            fused = loop.step if isinstance(loop.step, FusedStep) else None
         with threads_for_steps(model) if size <= FEW else nullcontext():
             values = loop.draw(sample)
             for _ in progress(values, length - loop.filled, f"images {i + 1}–{i + size} of {count}", tell):

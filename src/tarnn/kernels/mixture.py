@@ -14,7 +14,11 @@ def serves(parameters: Tensor) -> bool:
 
 
 def sample(
-    parameters: Tensor, exponential: Tensor, uniform: Tensor, temperature: float, log_scales: tuple[float, float]
+    parameters: Tensor,
+    exponential: Tensor,
+    uniform: Tensor,
+    temperature: float,
+    log_scales: tuple[float, float],
 ) -> Tensor:
     """parameters (…, 3·m), noise (…, m) from Exp(1) and (…, 1) from U[0, 1) → values (…) int64, 0 to 255.
 

@@ -1,0 +1,55 @@
+"""Which step the token loop takes: the fused one where it serves, a compiled one where that pays, else the model's own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tarnn.errors import UserError
+from tarnn.generation.compiled import choose, compile_step
+from tarnn.generation.fused import FusedStep, why_not
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class StepWish:
+    """compile: whether to compile the model's own step; None: where it pays and no fused one serves.
+    weights: how the fused step keeps them, float32 | bfloat16 | int8; None: as float32, where it serves."""
+
+    compile: bool | None = None
+    weights: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.compile and self.weights:
+            raise UserError(
+                "--weights is for the fused step, and --compile takes the model's own. Leave one of them out."
+            )
+
+
+def prepare_step(loop: Any, num_tokens: int, wish: StepWish, tell: Tell) -> None:
+    """Gives the loop its step for so many tokens, and says which and why.
+
+    Raises UserError where what is wished for can't be had.
+    """
+    reason = why_not(loop.model)
+    if wish.weights and reason:
+        raise UserError(
+            f"--weights is for the fused step, which does not serve here: {reason}. Leave it out."
+        )
+    if reason is None and not wish.compile:
+        weights = wish.weights or "float32"
+        loop.step = FusedStep(loop.model, weights)
+        tell(f"tarnn: fused step ({weights} weights)")
+        return
+    compiled, why = choose(loop, wish.compile, num_tokens)
+    if compiled:
+        try:
+            why += f"; it took {compile_step(loop):.1f} s"
+        except Exception as error:  # torch.compile raises many kinds
+            # what follows the first paragraph is advice to developers
+            failure = " ".join(str(error).split("\n\n")[0].split()).rstrip(".")
+            if wish.compile:
+                raise UserError(f"the step can't be compiled: {failure}. Leave --compile out.") from error
+            compiled, why = False, f"compiling failed: {failure}"
+    fused = "" if reason is None else f"; no fused one: {reason}"
+    tell(f"tarnn: {'compiled' if compiled else 'eager'} step ({why}{fused})")
