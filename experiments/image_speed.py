@@ -1,17 +1,20 @@
 """How fast images are made: images a second (tables 1, 2, 4) and seconds for one (table 5) of "Transformers are RNNs".
 
     python experiments/image_speed.py           # the paper's MNIST and CIFAR-10 models; half an hour on two cores
+    python experiments/image_speed.py --trained runs/image_bits/mnist-linear    # and what fewer bits cost that model
     python experiments/image_speed.py --quick
 
-Three ways to make the same kind of image from models of the same shape, with random weights (which cost what trained
+Ways to make the same kind of image from models of the same shape, with random weights (which cost what trained
 ones do): softmax that computes its whole prefix again for every value, as the paper's baseline; softmax with a
-key/value cache, allocated once; linear attention, an RNN. A step is one value of each image of the batch, drawing it
-included. What a step costs is measured at stated positions, and summed over the image along the parabola through them
+key/value cache, allocated once; linear attention, an RNN, by its fused step (`tarnn.generation.fused`), with weights
+kept as float32 and as int8. A step is one value of each image of the batch, drawing it included. What a step costs is measured at stated positions, and summed over the image along the parabola through them
 (reading a prefix again costs a + b·p + c·p², a cache a + b·p, a state a): whole images of the first would take hours.
 Batch 1, and the batch with the most images a second among those that fit into --room; each with the number of threads
 that is faster.
 
-The paper's factors (317 and 4,462) compare with the recomputing one. Both factors are printed.
+The paper's factors (317 and 4,462) compare with the recomputing one. Both factors are printed. Weights of int8 count
+for the targets only where a trained model (--trained) gives held-out images a likelihood within 0.5 % of the one that
+it gives them with float32 weights, value after value through the same step.
 """
 
 import math
@@ -19,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +30,12 @@ from output import markdown, write
 from settings import as_facts, parser, resolve
 
 from tarnn.analysis.decode_cost import rewind, state_at
+from tarnn.analysis.image_likelihood import bits_per_dim_by_steps
+from tarnn.data import read_images
+from tarnn.generation.checkpoint import open_model
+from tarnn.generation.fused import FusedStep, why_not
 from tarnn.generation.pixels import PixelLoop, pixel_sampler
+from tarnn.kernels import native
 from tarnn.models import TarnnForImageGeneration, TarnnImageConfig
 from tarnn.models.image_configuration import START
 
@@ -35,7 +44,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "cifar10": {"image_height": 32, "image_width": 32, "num_channels": 3, "num_hidden_layers": 16},
 }
 TINY = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "num_hidden_layers": 2}
-METHODS = ("softmax, recomputed", "softmax, KV cache", "linear")
+METHODS = ("softmax, recomputed", "softmax, KV cache", "linear", "linear, int8 weights")
+WEIGHTS = {"linear": "float32", "linear, int8 weights": "int8"}
 # images a second, and seconds for one image on the paper's CPU and GPU
 PAPER = {
     "mnist": {
@@ -46,6 +56,8 @@ PAPER = {
         "linear": (17.85, 45.1, 61.3),
     },
 }  # fmt: skip
+MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist"
+MOST_CHANGE = 0.005  # of bits per dimension, by which fewer bits may change them
 # what is to be reached on two CPU cores: seconds for one image, images a second, factors over cache and recomputing
 TARGETS = {"mnist": (1.5, 10.0, 4.0, 317.0), "cifar10": (12.0, None, 10.0, 4462.0)}
 FULL = {"models": ["mnist", "cifar10"], "batches": [1, 4, 16, 64, 128, 256], "positions": 5, "seconds": 2.0}
@@ -79,23 +91,45 @@ def main() -> int:
     made.add_argument("--seconds", type=float, help="of steps at each position")
     made.add_argument("--room", type=float, default=6.0, help="GiB that states and activations may take")
     made.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    made.add_argument("--trained", type=Path, help="a trained model of MNIST, as image_bits.py leaves one")
+    made.add_argument("--mnist", type=Path, default=MNIST, help="whose test images it is judged on")
+    made.add_argument("--test-images", type=int, default=256)
     options = resolve(made, FULL, QUICK)
-    results = {name: {m: speeds(name, m, options) for m in options.methods} for name in options.models}
+    likelihood = None if options.trained is None else likelihoods(options)
+    kept = likelihood is not None and abs(likelihood["change"]["int8"]) <= MOST_CHANGE
+    methods = [m for m in options.methods if WEIGHTS.get(m, "float32") == "float32" or native.available()]
+    results = {name: {m: speeds(name, m, options) for m in methods} for name in options.models}
     as_json = {
         name: {m: {k: asdict(v) for k, v in found.items()} for m, found in methods.items()}
         for name, methods in results.items()
     }
-    targets = {name: judge(name, methods) for name, methods in results.items()}
-    facts = {"settings": as_facts(options), "targets": targets, "results": as_json}
-    table = report(results, targets, options)
+    targets = {name: judge(name, methods, kept) for name, methods in results.items()}
+    facts = {
+        "settings": as_facts(options), "targets": targets, "likelihood": likelihood, "results": as_json,
+    }  # fmt: skip
+    table = report(results, targets, likelihood, options)
     print(table)
     print(*write(options.out, "image_speed", facts, table), sep="\n")
     return 0
 
 
+def likelihoods(options) -> dict[str, Any]:
+    """Bits per dimension of held-out images with weights in each format, and how far they are from float32's."""
+    model = open_model(options.trained, kinds=("tarnn_image",))
+    images = read_images(str(options.mnist), parts=("test",)).take(slice(options.test_images))
+    bits = {
+        weights: bits_per_dim_by_steps(model, images, FusedStep(model, weights)).mean().item()
+        for weights in ("float32", "bfloat16", "int8")
+    }
+    change = {weights: value / bits["float32"] - 1 for weights, value in bits.items()}
+    config = model.config
+    about = f"{config.num_hidden_layers} layers, {config.hidden_size} wide"
+    return {"model": about, "images": len(images), "bits_per_dim": bits, "change": change}
+
+
 def build(name: str, method: str, quick: bool) -> TarnnForImageGeneration:
     torch.manual_seed(0)
-    attention = "linear" if method == "linear" else "softmax"
+    attention = "linear" if method in WEIGHTS else "softmax"
     choices = MODELS[name] | (TINY if quick else {}) | {"attention": attention}
     return TarnnForImageGeneration(TarnnImageConfig.paper(**choices)).eval()
 
@@ -108,7 +142,10 @@ def speeds(name: str, method: str, options) -> dict[str, Speed]:
         if batch_size > 1 and bytes_of(model, method, batch_size) > options.room * 2**30:
             print(f"{name}, {method}: batch {batch_size} doesn't fit", flush=True)
             break
-        step_at = (prefixes if method == "softmax, recomputed" else states)(model, batch_size)
+        if method == "softmax, recomputed":
+            step_at = prefixes(model, batch_size)
+        else:
+            step_at = states(model, batch_size, WEIGHTS.get(method))
         length = model.config.sequence_length
         both = [speed_of(step_at, batch_size, length, n, options) for n in sorted({1, options.threads})]
         found.append(min(both, key=lambda speed: speed.seconds))
@@ -147,9 +184,13 @@ def speed_of(step_at: StepAt, batch_size: int, length: int, threads: int, option
     )
 
 
-def states(model: TarnnForImageGeneration, batch_size: int) -> StepAt:
-    """Steps of the pixel loop with `position` values behind them: drawing, writing, reading, all in its buffers."""
+def states(model: TarnnForImageGeneration, batch_size: int, weights: str | None = None) -> StepAt:
+    """Steps of the pixel loop with `position` values behind them: drawing, writing, reading, all in its buffers.
+
+    weights: how a fused step keeps them, where one serves; None: the model's own step."""
     loop, length = PixelLoop(model, batch_size), model.config.sequence_length
+    if weights is not None and (weights != "float32" or why_not(model) is None):
+        loop.step = FusedStep(model, weights)
     sample = pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(0))
     loop.state = state_at(model, length - 1, batch_size, room=1)  # type: ignore[arg-type]
     parameters = torch.zeros(batch_size, model.likelihood.num_parameters)
@@ -210,19 +251,22 @@ def summed(positions: list[int], ms: list[float], length: int) -> float:
     return ((torch.arange(length).double()[:, None] / length) ** powers @ curve).sum().item()
 
 
-def judge(name: str, methods: dict[str, dict[str, Speed]]) -> dict[str, Any]:
-    """What was to be reached, and what was."""
-    if set(methods) != set(METHODS):
+def judge(name: str, methods: dict[str, dict[str, Speed]], kept: bool = False) -> dict[str, Any]:
+    """What was to be reached, and what was, by the faster of the linear rows; of int8 if it has kept the likelihood."""
+    if not set(METHODS[:3]) <= set(methods):
         return {}
-    recomputed, cached, linear = (methods[m] for m in METHODS)
-    best = linear["best"].images_a_second
-    reached = (
-        linear["one"].seconds, best, best / cached["best"].images_a_second, best / recomputed["best"].images_a_second
-    )  # fmt: skip
-    names = ("seconds for one image", "images a second", "times the KV cache", "times recomputing")
+    recomputed, cached = (methods[m]["best"].images_a_second for m in METHODS[:2])
+    linear = {m: methods[m] for m in WEIGHTS if m in methods and (kept or m == "linear")}
+    one = min(linear, key=lambda m: linear[m]["one"].seconds)
+    most = max(linear, key=lambda m: linear[m]["best"].images_a_second)
+    seconds, best = linear[one]["one"].seconds, linear[most]["best"].images_a_second
+    reached = {
+        "seconds for one image": (seconds, one), "images a second": (best, most),
+        "times the KV cache": (best / cached, most), "times recomputing": (best / recomputed, most),
+    }  # fmt: skip
     return {
-        what: {"reached": value, "target": target, "met": met(what, value, target)}
-        for what, value, target in zip(names, reached, TARGETS[name])
+        what: {"reached": value, "target": target, "met": met(what, value, target), "by": by}
+        for (what, (value, by)), target in zip(reached.items(), TARGETS[name], strict=True)
     }
 
 
@@ -232,20 +276,20 @@ def met(what: str, value: float, target: float | None) -> bool | None:
     return value <= target if what.startswith("seconds") else value >= target
 
 
-def report(results, targets, options) -> str:
+def report(results, targets, likelihood, options) -> str:
     parts = [
         "# How fast images are made",
-        f"Up to {options.threads} threads, float32. Steps timed at {options.positions} positions of an image and summed "
+        f"Up to {options.threads} threads, float32 but for the weights named int8. Steps timed at {options.positions} positions of an image and summed "
         "over it (positions and times: image_speed.json). The paper's CPU and GPU were others; its batches were not equal.",
     ]
     for name, methods in results.items():
         base = methods.get("softmax, recomputed")
         rows = [
             [
-                m, f"{found['one'].seconds:.2f}", f"{PAPER[name][m][1]:g} / {PAPER[name][m][2]:g}",
-                f"{found['best'].images_a_second:.4g} (batch {found['best'].batch_size})", f"{PAPER[name][m][0]:g}",
+                m, f"{found['one'].seconds:.2f}", f"{paper(name, m)[1]:g} / {paper(name, m)[2]:g}",
+                f"{found['best'].images_a_second:.4g} (batch {found['best'].batch_size})", f"{paper(name, m)[0]:g}",
                 "–" if base is None else f"{found['best'].images_a_second / base['best'].images_a_second:,.1f}",
-                f"{PAPER[name][m][0] / PAPER[name]['softmax, recomputed'][0]:,.0f}",
+                f"{paper(name, m)[0] / paper(name, 'softmax, recomputed')[0]:,.0f}",
             ]
             for m, found in methods.items()
         ]  # fmt: skip
@@ -261,11 +305,25 @@ def report(results, targets, options) -> str:
                     f"{x['reached']:.4g}",
                     "–" if x["target"] is None else f"{x['target']:g}",
                     verdict(x["met"]),
+                    x["by"],
                 ]
                 for what, x in targets[name].items()
             ]
-            parts.append(markdown(["linear attention", "reached", "target", ""], lines))
+            parts.append(markdown(["linear attention", "reached", "target", "", "by"], lines))
+    if likelihood:
+        bits, change = likelihood["bits_per_dim"], likelihood["change"]
+        rows = [[w, f"{bits[w]:.4f}", f"{change[w]:+.3%}"] for w in bits]
+        parts += [
+            "## What fewer bits cost",
+            f"Bits per dimension of {likelihood['images']} test images of MNIST by a trained model "
+            f"({likelihood['model']}), value after value through the fused step.",
+            markdown(["weights", "bits/dim", "change"], rows),
+        ]
     return "\n\n".join(parts) + "\n"
+
+
+def paper(name: str, method: str) -> tuple[float, float, float]:
+    return PAPER[name]["linear" if method in WEIGHTS else method]
 
 
 def verdict(met: bool | None) -> str:

@@ -159,6 +159,11 @@ def test_targets_are_judged():
     assert [x["reached"] for x in judged.values()] == pytest.approx([1.4, 128 / 14, 64 / 14, 128 / 14 * 40])
     assert [x["met"] for x in judged.values()] == [True, False, True, True]
     assert image_speed.judge("mnist", {"linear": found["linear"]}) == {}
+    found["linear, int8 weights"] = {"one": speed(1.5, 1), "best": speed(7.0, 128)}
+    assert image_speed.judge("mnist", found) == judged  # not known to keep the likelihood
+    both = image_speed.judge("mnist", found, kept=True)
+    assert [x["reached"] for x in both.values()] == pytest.approx([1.4, 128 / 7, 128 / 14, 128 / 7 * 40])
+    assert [x["by"] for x in both.values()] == ["linear", *["linear, int8 weights"] * 3]
     assert image_speed.judge("cifar10", found)["images a second"]["met"] is None
 
 
@@ -176,7 +181,7 @@ def test_a_step_of_the_measurement_is_a_step_of_the_model(method, monkeypatch):
         image_speed, "pixel_sampler",
         lambda *_, **__: lambda p: drawn.append(p.shape) or torch.zeros(len(p), dtype=torch.long),
     )  # fmt: skip
-    make = image_speed.prefixes if method == "softmax, recomputed" else image_speed.states
+    make = image_speed.prefixes if method == "softmax, recomputed" else image_speed.states  # here, the model's own step
     before = []
     embed = model.embed
     monkeypatch.setattr(
@@ -196,6 +201,7 @@ def test_image_speed(script, tmp_path):
     code, out = script("image_speed", "--quick", "--batches", 1, 2, "--seconds", 0.01, "--positions", 2)
     assert code == 0
     data = results_of(tmp_path, "image_speed")
+    assert data["likelihood"] is None
     for found in data["results"]["mnist"].values():
         assert found["one"]["batch_size"] == 1
         assert found["one"]["positions"] == [0, 783]

@@ -3,7 +3,8 @@
 Of the same numbers in the same order as `model.step`, within float32's rounding; weights may be stored in fewer bits.
 """
 
-from typing import Any, cast
+from operator import is_
+from typing import Any, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +22,8 @@ from tarnn.ops.features import kernel_name
 from tarnn.ops.precision import default_eps
 
 Model = TarnnForCausalLM | TarnnForImageGeneration
+State = TypeVar("State", bound=ModelState)
+Sums = tuple[list[Tensor], list[Tensor], list[Tensor]]
 NO_LIMIT = 2**62
 MOST_PLACES = 2**16  # positions whose embeddings are kept in a table; beyond, each step computes its own
 
@@ -75,47 +78,49 @@ class FusedStep:
             self.block, self.plan = block.bytes(), torch.tensor(block.plan)
             self.tokens, self.places = _token_table(model), _place_table(model)
         limit = model.config.max_position_embeddings
-        self._numbers = (
+        self._numbers: tuple[Any, ...] = (
             _head(model).out_features, NO_LIMIT if limit is None else limit, model.config.norm_eps,
             default_eps(torch.float32),
         )  # fmt: skip
-        self._layers: tuple[Any, ...] = ()
-        self._sums: tuple[list[Tensor], ...] = ()
+        self._parts: tuple[Any, ...] = ()
+        self._sums: Sums = ([], [], [])
 
     def __call__(
-        self, token_ids: Int[Tensor, " b"], state: ModelState
-    ) -> tuple[Float[Tensor, "b p"], ModelState]:
+        self, token_ids: Int[Tensor, " b"], state: State
+    ) -> tuple[Float[Tensor, "b p"], State]:
         """One token a row, (b,): (parameters or logits (b, p) float32; the state, written in place).
 
         Raises ValueError for a token that is not in the vocabulary, beyond the model's last position, and for a state
         that is not of this model's kind; nothing is written then.
         """
-        sums = self._sums_of(state, len(token_ids))
+        S, z, M = self._sums_of(state, len(token_ids))
         extra = _extra(self.model, state, self.places)
         ids, positions = token_ids.contiguous(), state.position
         try:
             parameters = step(
-                ids, positions, self.plan, self.block, self.tokens, self.places, extra, *sums, *self._numbers
+                ids, positions, self.plan, self.block, self.tokens, self.places, extra, S, z, M, *self._numbers
             )
         except RuntimeError as error:
             check_length(self.model.config, 1, int(positions.max()))
             raise ValueError(str(error).splitlines()[0]) from error
         return parameters, state
 
-    def _sums_of(self, state: ModelState, batch_size: int) -> tuple[list[Tensor], ...]:
+    def _sums_of(self, state: ModelState, batch_size: int) -> Sums:
         """S, z and M of all layers; looked at again only where they are others than those of the last call."""
-        layers = tuple(state.layers)
-        same = len(layers) == len(self._layers) and all(a is b for a, b in zip(layers, self._layers))
-        if not same or len(self._sums[0][0]) != batch_size:
+        parts = (state.position, *state.layers)
+        same = len(parts) == len(self._parts) and all(map(is_, parts, self._parts))
+        if not same or len(state.position) != batch_size:
             _check_state(self.model, state, batch_size)
-            S, z, M = ([getattr(x, name) for x in layers] for name in ("S", "z", "M"))
-            self._layers, self._sums = layers, (S, z, [x for x in M if x is not None])
+            S, z, M = ([getattr(x, name) for x in state.layers] for name in ("S", "z", "M"))
+            self._parts, self._sums = parts, (S, z, [x for x in M if x is not None])
         return self._sums
 
 
 def _check_state(model: Model, state: ModelState, batch_size: int) -> None:
     like = [block.attention.new_state(batch_size, device="meta") for block in model.model.layers]
-    if len(like) != len(state.layers) or state.position.shape != (batch_size,):
+    position = state.position
+    fits = position.shape == (batch_size,) and position.dtype == torch.int64 and position.is_contiguous()
+    if len(like) != len(state.layers) or not fits:
         raise ValueError(
             f"the state is of {len(state.layers)} layers and {len(state.position)} rows; the model has {len(like)} "
             f"layers, and {batch_size} tokens came. Make it with model.new_state({batch_size})."
