@@ -81,12 +81,17 @@ constexpr int few_rows = 6, few_vectors = 4, many_rows = 12, many_vectors = 2;
 constexpr int few_rows = 3, few_vectors = 4, many_rows = 6, many_vectors = 2;
 #endif
 
+constexpr Index ahead = 4096;  // bytes by which weights are asked for before they are wanted
+
 template <typename W, int R, int N>
 TARNN_INLINE void product_tile(const Matrix& of, const typename W::Stored* w, const Rows& in, Index column, float* out,
                                Index ldo) {
   typename W::Sum sums[R * N];
   unrolled<R * N>([&](auto i) TARNN_LAMBDA { sums[i] = typename W::Sum{}; });
   for (Index k = 0, steps = W::steps(of.inputs); k < steps; ++k, w += panel * W::group) {
+    unrolled<N>([&](auto j) TARNN_LAMBDA {
+      __builtin_prefetch(reinterpret_cast<const char*>(w) + ahead + j * TARNN_VECTOR_BYTES);
+    });
     decltype(W::load(w)) right[N];
     unrolled<N>([&](auto j) TARNN_LAMBDA { right[j] = W::load(w + j * width<float> * W::group); });
     unrolled<R>([&](auto i) TARNN_LAMBDA {

@@ -4,13 +4,13 @@
     python experiments/image_speed.py --trained runs/image_bits/mnist-linear    # and what fewer bits cost that model
     python experiments/image_speed.py --quick
 
-Ways to make the same kind of image from models of the same shape, with random weights (which cost what trained
-ones do): softmax that computes its whole prefix again for every value, as the paper's baseline; softmax with a
-key/value cache, allocated once; linear attention, an RNN, by its fused step (`tarnn.generation.fused`), with weights
-kept as float32 and as int8. A step is one value of each image of the batch, drawing it included. What a step costs is measured at stated positions, and summed over the image along the parabola through them
-(reading a prefix again costs a + b·p + c·p², a cache a + b·p, a state a): whole images of the first would take hours.
-Batch 1, and the batch with the most images a second among those that fit into --room; each with the number of threads
-that is faster.
+Ways to make the same kind of image from models of the same shape, with random weights (which cost what trained ones
+do): softmax that computes its whole prefix again for every value, as the paper's baseline; softmax with a key/value
+cache, allocated once; linear attention, an RNN, by its fused step (`tarnn.generation.fused`), with weights kept as
+float32 and as int8. A step is one value of each image of the batch, drawing it included. What a step costs is measured
+at stated positions, and summed over the image along the parabola through them (reading a prefix again costs
+a + b·p + c·p², a cache a + b·p, a state a): whole images of the first would take hours. Batch 1, and the batch with the
+most images a second among those that fit into --room; each with the number of threads that is faster.
 
 The paper's factors (317 and 4,462) compare with the recomputing one. Both factors are printed. Weights of int8 count
 for the targets only where a trained model (--trained) gives held-out images a likelihood within 0.5 % of the one that
@@ -279,8 +279,9 @@ def met(what: str, value: float, target: float | None) -> bool | None:
 def report(results, targets, likelihood, options) -> str:
     parts = [
         "# How fast images are made",
-        f"Up to {options.threads} threads, float32 but for the weights named int8. Steps timed at {options.positions} positions of an image and summed "
-        "over it (positions and times: image_speed.json). The paper's CPU and GPU were others; its batches were not equal.",
+        f"Up to {options.threads} threads, float32 but for the weights named int8. Steps timed at {options.positions} "
+        "positions of an image and summed over it (positions and times: image_speed.json). The paper's CPU and GPU were "
+        "others; its batches were not equal.",
     ]
     for name, methods in results.items():
         base = methods.get("softmax, recomputed")

@@ -181,7 +181,9 @@ def test_a_step_of_the_measurement_is_a_step_of_the_model(method, monkeypatch):
         image_speed, "pixel_sampler",
         lambda *_, **__: lambda p: drawn.append(p.shape) or torch.zeros(len(p), dtype=torch.long),
     )  # fmt: skip
-    make = image_speed.prefixes if method == "softmax, recomputed" else image_speed.states  # here, the model's own step
+    make = (
+        image_speed.prefixes if method == "softmax, recomputed" else image_speed.states
+    )  # here, the model's own step
     before = []
     embed = model.embed
     monkeypatch.setattr(

@@ -7,8 +7,11 @@ import torch
 from fuzz import errors, set_up
 from fuzz_calls import Call
 from kernel_calls import MODES, drawn
+from rounded_model import share_alike
 
+from tarnn.generation.fused import FusedStep
 from tarnn.kernels import native
+from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 LIMITS = {
     "float64": 1e-12,
@@ -33,4 +36,12 @@ for mode in MODES:
                     plain = Call(call).ours()
             found = errors(compiled, [x.detach().double() for x in plain])
             assert max(found.values()) <= limit, (call, found)
+config = TarnnConfig(hidden_size=40, num_hidden_layers=1, num_attention_heads=5, initializer_range=0.2)
+model = TarnnForCausalLM(config).eval()
+assert share_alike(model, FusedStep(model, "int8"), batch=30)[0] > 0.6
+for weights, limit in {"float32": 1e-5, "bfloat16": 0.02}.items():
+    step, ours, theirs = FusedStep(model, weights), model.new_state(13), model.new_state(13)
+    for token in torch.randint(0, 257, (3, 13)):
+        got, expected = step(token, ours)[0], model.step(token, theirs)[0]
+    assert (got - expected).abs().max() < limit * expected.abs().max()
 print(native.status().path)

@@ -85,9 +85,7 @@ class FusedStep:
         self._parts: tuple[Any, ...] = ()
         self._sums: Sums = ([], [], [])
 
-    def __call__(
-        self, token_ids: Int[Tensor, " b"], state: State
-    ) -> tuple[Float[Tensor, "b p"], State]:
+    def __call__(self, token_ids: Int[Tensor, " b"], state: State) -> tuple[Float[Tensor, "b p"], State]:
         """One token a row, (b,): (parameters or logits (b, p) float32; the state, written in place).
 
         Raises ValueError for a token that is not in the vocabulary, beyond the model's last position, and for a state
@@ -98,7 +96,17 @@ class FusedStep:
         ids, positions = token_ids.contiguous(), state.position
         try:
             parameters = step(
-                ids, positions, self.plan, self.block, self.tokens, self.places, extra, S, z, M, *self._numbers
+                ids,
+                positions,
+                self.plan,
+                self.block,
+                self.tokens,
+                self.places,
+                extra,
+                S,
+                z,
+                M,
+                *self._numbers,
             )
         except RuntimeError as error:
             check_length(self.model.config, 1, int(positions.max()))

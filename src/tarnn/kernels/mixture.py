@@ -22,9 +22,11 @@ def sample(
 ) -> Tensor:
     """parameters (…, 3·m), noise (…, m) from Exp(1) and (…, 1) from U[0, 1) → values (…) int64, 0 to 255.
 
-    temperature > 0; log_scales: the bounds that they are kept within.
+    temperature > 0; log_scales: the bounds that they are kept within. Noise is contiguous.
     """
     values = torch.empty(uniform.shape[:-1], dtype=torch.int64)
-    rows = parameters.contiguous(), exponential.flatten(0, -2) if exponential.ndim > 2 else exponential
-    torch.ops.tarnn_cpu.sample_mixture(*rows, uniform, temperature, *log_scales, values)
+    noise = exponential.view(-1, exponential.shape[-1])
+    torch.ops.tarnn_cpu.sample_mixture(
+        parameters.contiguous(), noise, uniform, temperature, *log_scales, values
+    )
     return values
