@@ -11,9 +11,9 @@ namespace {
 
 constexpr Index states_a_task = 4;
 
-Index padded(Index n) { return (n + panel - 1) / panel * panel; }
+Index whole_panels(Index n) { return (n + panel - 1) / panel * panel; }
 // rows a power of two apart would all fall into the same few places of the cache
-Index apart(Index n) { return padded(n) + 16; }
+Index apart(Index n) { return whole_panels(n) + 16; }
 
 /// The activations of some rows: x is what the residuals add up to.
 struct Buffers {
@@ -26,9 +26,9 @@ struct Buffers {
     ld_qkv = apart((s.h + 2 * s.g) * s.d + (s.gated ? s.g : 0));
     ld_heads = apart(s.h * s.d);
     ld_inner = apart(s.inner);
-    ld_both = s.swiglu ? apart(2 * padded(s.inner)) : 0;
+    ld_both = s.swiglu ? apart(2 * whole_panels(s.inner)) : 0;
     ld_out = apart(s.head.outputs);
-    ld_levels = padded(widest > s.hidden ? widest : s.hidden) + 64;
+    ld_levels = whole_panels(widest > s.hidden ? widest : s.hidden) + 64;
     for (float** at : {&x, &normed, &y}) *at = scratch.take<float>(rows * ld);
     qkv = scratch.take<float>(rows * ld_qkv);
     heads = scratch.take<float>(rows * ld_heads);
@@ -42,7 +42,7 @@ struct Buffers {
 
 Step step_of(const Stack& s, const Layer* layer) {
   Step p{};
-  p.b = s.b, p.g = s.g, p.r = s.h / s.g, p.f = p.e = s.d;
+  p.b = s.b, p.g = s.g, p.r = s.h / s.g, p.d = p.f = p.e = s.d;
   p.normalize = s.normalize, p.eps = s.eps;
   if (layer) p.map = layer->map, p.weighted = layer->state.M != nullptr, p.before = p.after = layer->state;
   return p;
@@ -108,7 +108,7 @@ class Sweep {
     p.before.S = p.after.S = static_cast<float*>(l.state.S) + state * s_.d * s_.d;
     p.before.z = p.after.z = static_cast<float*>(l.state.z) + state * s_.d;
     if (l.state.M) p.before.M = p.after.M = static_cast<float*>(l.state.M) + state;
-    step_one<float>(p, 0, head, step_);
+    step_one(p, Projected<float>(p.projection, p.map, p.f, p.d), 0, head, step_);
     for (Index r = head * p.r; l.o_gain && r < (head + 1) * p.r; ++r) norm_head(o + r * s_.d, s_.d, l.o_gain, 1e-6f);
   }
 
