@@ -171,24 +171,24 @@ def report(results, options) -> str:
     parts = ["# Bits per dimension of images"]
     for name, methods in results.items():
         one = next(iter(methods.values()))
-        share = one["images"] / PAPER_IMAGES[name]
+        share = max(run["images"] for run in methods.values()) / PAPER_IMAGES[name]
         rows = [
             [
                 method, show(run["bits_at_updates"]), show(run["bits_at_seconds"]),
-                f"{run['test_bits']:.3f} ± {run['test_error']:.3f}", f"{run['seconds_an_update']:.2f}",
+                f"{run['test_bits']:.3f} ± {run['test_error']:.3f}", f"{run['updates']:,}", f"{run['seconds_an_update']:.2f}",
                 f"{PAPER[name][method]:.3f}",
             ]
             for method, run in methods.items()
         ]  # fmt: skip
         header = [
             "attention", f"valid., {one['at_updates']:,} updates each", f"valid., {one['at_seconds']:,.0f} s each",
-            f"test, {one['test_images']:,} images", "seconds an update", "paper (test)",
+            f"test, {one['test_images']:,} images", "updates", "seconds an update", "paper (test)",
         ]  # fmt: skip
         parts += [
             f"## {name}",
             f"{options.layers} layers (paper: {PAPER_LAYERS[name]}), {options.hidden} wide (256), {one['parameters']:,} "
-            f"parameters; {one['updates']:,} updates of {options.batch_size} images, {share:.3%} of the images that the paper's "
-            f"run saw, on {options.threads} threads. All values of an image are predicted, the first too.",
+            f"parameters; batches of {options.batch_size}, learning rate {options.learning_rate:g}: at most {share:.3%} of the "
+            f"images that the paper's run saw. {options.threads} threads. All values of an image are predicted, the first too.",
             markdown(header, rows),
         ]
     return "\n\n".join([*parts, "![bits per dimension against time](image_bits.png)"]) + "\n"
