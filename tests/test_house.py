@@ -14,9 +14,9 @@ MAY_IMPORT = {
     "data": set(),
     "ops": {"kernels", "feature_maps"},
     "attention": {"ops", "feature_maps"},
-    "models": {"ops", "feature_maps", "attention"},
+    "models": {"kernels", "ops", "feature_maps", "attention"},  # kernels: to sample a likelihood
     "training": {"ops", "feature_maps", "attention", "models", "data"},
-    "generation": {"ops", "feature_maps", "attention", "models", "data"},
+    "generation": {"kernels", "ops", "feature_maps", "attention", "models", "data"},  # kernels: the fused step
     "analysis": {"ops", "feature_maps", "attention", "models", "data"},
     "cli": {
         "ops",

@@ -7,10 +7,10 @@ from tarnn.kernels import native
 
 
 def serves(parameters: Tensor) -> bool:
-    """Whether the kernel is there for such parameters: float32 on a CPU, without a gradient."""
-    if parameters.device.type != "cpu" or parameters.dtype != torch.float32 or torch.compiler.is_compiling():
+    """Whether the kernel is there for such parameters: float32 on a CPU, and nothing traces the call."""
+    if type(parameters) is not Tensor or torch.compiler.is_compiling():
         return False
-    return native.available()
+    return parameters.device.type == "cpu" and parameters.dtype == torch.float32 and native.available()
 
 
 def sample(
