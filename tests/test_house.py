@@ -16,7 +16,14 @@ MAY_IMPORT = {
     "attention": {"ops", "feature_maps"},
     "models": {"kernels", "ops", "feature_maps", "attention"},  # kernels: to sample a likelihood
     "training": {"ops", "feature_maps", "attention", "models", "data"},
-    "generation": {"kernels", "ops", "feature_maps", "attention", "models", "data"},  # kernels: the fused step
+    "generation": {
+        "kernels",
+        "ops",
+        "feature_maps",
+        "attention",
+        "models",
+        "data",
+    },  # kernels: the fused step
     "analysis": {"ops", "feature_maps", "attention", "models", "data"},
     "cli": {
         "ops",
