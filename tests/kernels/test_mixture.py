@@ -31,3 +31,16 @@ def test_values_stay_in_their_range():
     assert values[:, 3].unique().numel() > 1  # a scale beyond the bounds is the largest
     assert values.min() >= 0
     assert values.max() <= 255
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_torchs_default_type_is_not_that_of_the_noise(dtype):
+    parameters = 3 * torch.randn(200, 21, generator=torch.Generator().manual_seed(0))
+    expected = LogisticMixture(7).sample(parameters, torch.Generator().manual_seed(1))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        drawn = LogisticMixture(7).sample(parameters, torch.Generator().manual_seed(1))
+    finally:
+        torch.set_default_dtype(before)
+    assert torch.equal(drawn, expected)

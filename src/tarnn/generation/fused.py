@@ -88,12 +88,14 @@ class FusedStep:
     def __call__(self, token_ids: Int[Tensor, " b"], state: State) -> tuple[Float[Tensor, "b p"], State]:
         """One token a row, (b,): (parameters or logits (b, p) float32; the state, written in place).
 
-        Raises ValueError for a token that is not in the vocabulary, beyond the model's last position, and for a state
-        that is not of this model's kind; nothing is written then.
+        Raises ValueError for anything but whole numbers (b,), for a token that is not in the vocabulary, beyond the
+        model's last position, and for a state that is not of this model's kind; nothing is written then.
         """
-        S, z, M = self._sums_of(state, len(token_ids))
+        ids, positions = _whole(token_ids), state.position
+        S, z, M = self._sums_of(state, len(ids))
+        if not len(ids):
+            return self.tokens.new_empty(0, self._numbers[0]), state
         extra = _extra(self.model, state, self.places)
-        ids, positions = token_ids.contiguous(), state.position
         try:
             parameters = step(
                 ids,
@@ -122,6 +124,17 @@ class FusedStep:
             S, z, M = ([getattr(x, name) for x in state.layers] for name in ("S", "z", "M"))
             self._parts, self._sums = parts, (S, z, [x for x in M if x is not None])
         return self._sums
+
+
+def _whole(token_ids: Tensor) -> Tensor:
+    """Tokens (b,) as the kernel reads them: int64, in a row."""
+    if token_ids.dtype != torch.int64 or token_ids.ndim != 1:
+        if token_ids.ndim != 1 or token_ids.is_floating_point() or token_ids.dtype == torch.bool:
+            raise ValueError(
+                f"a step takes token ids (b,), whole numbers; got {tuple(token_ids.shape)} of {token_ids.dtype}."
+            )
+        token_ids = token_ids.long()
+    return token_ids.contiguous()
 
 
 def _check_state(model: Model, state: ModelState, batch_size: int) -> None:
@@ -255,6 +268,7 @@ def _extra(model: Model, state: ModelState, places: Tensor | None) -> Tensor | N
     if condition is not None:
         extra = _full_width(model, condition * model.model.embed_scale)
     if places is None and model.model.embed_positions is not None:
+        check_length(model.config, 1, int(state.position.max()))
         place = _beside(model, state.position[:, None])[:, 0]
         extra = place.contiguous() if extra is None else extra + place
     return extra

@@ -24,7 +24,7 @@ def sample(
 
     temperature > 0; log_scales: the bounds that they are kept within. Noise is contiguous.
     """
-    values = torch.empty(uniform.shape[:-1], dtype=torch.int64)
+    values = torch.empty(uniform.shape[:-1], dtype=torch.int64, device="cpu")
     noise = exponential.view(-1, exponential.shape[-1])
     torch.ops.tarnn_cpu.sample_mixture(
         parameters.contiguous(), noise, uniform, temperature, *log_scales, values

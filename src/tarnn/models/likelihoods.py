@@ -64,7 +64,7 @@ class LogisticMixture:
         if temperature and mixture.serves(parameters):  # the same draws from the same noise
             noise = parameters.new_empty(*parameters.shape[:-1], self.num_mixtures)
             noise.exponential_(generator=generator)
-            u = torch.rand((*parameters.shape[:-1], 1), generator=generator)
+            u = torch.rand((*parameters.shape[:-1], 1), generator=generator, dtype=noise.dtype, device="cpu")
             return mixture.sample(parameters, noise, u, temperature, LOG_SCALES)
         logits, means, log_scales = self._split(parameters)
         if temperature == 0:
