@@ -76,6 +76,20 @@ def test_gradients_of_a_learned_omega(name, packed, causal, chunks):
 
 
 @pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("name", MAPS)
+def test_second_derivatives_where_omega_is_not_learned(name, packed, causal):
+    """Of q, k and v, with ω the buffer that it is by default: its gradient is not there to be differentiated."""
+    cu_seqlens = torch.tensor([0, 2, 2, 5], dtype=torch.int32) if packed else None
+    given = [x[: 1 if packed else 2].clone().requires_grad_() for x in tensors(t=5)]
+
+    def attend(q, k, v):
+        return linear_attention(q, k, v, MAPS[name], causal=causal, cu_seqlens=cu_seqlens)
+
+    assert torch.autograd.gradgradcheck(attend, given, fast_mode=True)
+
+
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", ["positive", "hyperbolic", "optimal"])
 def test_norms_whose_features_no_float32_holds(name, causal):
     """Exponents of hundreds, up and down, in float32 within the rounding of an exponent; gradients too. (They are far
@@ -111,6 +125,28 @@ def test_steps_are_the_whole_in_every_precision(name, dtype):
         eps = 4 * torch.finfo(dtype).eps
         assert torch.allclose(torch.cat(outputs, dim=2), whole, rtol=eps, atol=eps)
         assert state.S.dtype == torch.float32
+
+
+def test_gradients_of_a_buffer_flow_through_steps_as_through_the_whole():
+    """`torch.func.functional_call` puts tensors with gradients in the places of buffers: here of ω."""
+    model = torch.nn.Sequential(MAPS["positive"])
+    q, k, v = tensors(t=3)
+    model.forward = lambda how: how(q, k, v, model[0])
+    omega = model[0].omega.double().requires_grad_()
+
+    def in_steps(q, k, v, phi):
+        state, outputs = None, []
+        for i in range(q.shape[2]):
+            o, state = step(*(x[:, :, i : i + 1] for x in (q, k, v)), phi, state)
+            outputs.append(o)
+        return torch.cat(outputs, dim=2)
+
+    def whole(q, k, v, phi):
+        return linear_attention(q, k, v, phi, causal=True)
+
+    outputs = (torch.func.functional_call(model, {"0.omega": omega}, (how,)) for how in (in_steps, whole))
+    got, right = (torch.autograd.grad(o.square().sum(), omega)[0] for o in outputs)
+    assert torch.allclose(got, right, rtol=1e-8, atol=1e-10)
 
 
 def test_parameters_of_other_heads_or_rows_are_refused():

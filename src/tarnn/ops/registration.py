@@ -169,7 +169,7 @@ class NativeAttention(torch.autograd.Function):
 
 def _save_for_double_backward(ctx, inputs, output):
     ctx.save_for_backward(*inputs[:3], *inputs[_BEFORE : _BEFORE + _TENSORS])
-    ctx.options = inputs[_BEFORE + _TENSORS :]
+    ctx.wants_omega, ctx.options = inputs[_BEFORE - 1], inputs[_BEFORE + _TENSORS :]
 
 
 def _double_backward(ctx, *grads_of_grads):
@@ -185,7 +185,10 @@ def _double_backward(ctx, *grads_of_grads):
         first = torch.autograd.grad(
             [y for y, _ in pairs], inputs, [g for _, g in pairs], create_graph=True, allow_unused=True
         )
-        gg = [g for x, g in zip(tensors[:_DIFFERENTIABLE], grads_of_grads) if x is not None]
+        gg = list(grads_of_grads[:_DIFFERENTIABLE])
+        if not ctx.wants_omega:
+            gg[7:] = None, None  # the backward's results there are empty
+        gg = [g for x, g in zip(tensors[:_DIFFERENTIABLE], gg) if x is not None]
         used = [(a, b) for a, b in zip(first, gg) if a is not None and b is not None and a.requires_grad]
         wanted = [x for x in leaves if x is not None]
         second = iter(

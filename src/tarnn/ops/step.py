@@ -45,7 +45,9 @@ def step(
             f"step takes one token, q (b, h, 1, d); got {tuple(q.shape)}. For more, linear_attention(state=…)."
         )
     eps = default_eps(q.dtype) if eps is None else eps
-    tensors = (q, k, v, log_decay, key_log_weight, *(state or ()), *feature_map.parameters())
+    # buffers too: torch.func.functional_call puts tensors with gradients in their places
+    of_map = (*feature_map.parameters(), *feature_map.buffers()) if torch.is_grad_enabled() else ()
+    tensors = (q, k, v, log_decay, key_log_weight, *(state or ()), *of_map)
     native = goes_straight(q) and not wants_gradient(*tensors)
     if native:
         of = inputs(feature_map, q, k)
