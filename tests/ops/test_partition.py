@@ -127,6 +127,19 @@ def test_large_norms_and_low_precision(problem):
     assert result.log_partition.isfinite().all()
 
 
+def test_autocast_rounds_nothing(problem):
+    """Neither sums nor logits go through its 16-bit products."""
+    q, k, w = (x.float() for x in problem)
+    phi = PositiveRandomFeatures(D, 256, seed=0).to(q.device)
+    exact = random_feature_softmax(q, k[:5], phi, sum_classes(k, phi, log_weight=w))
+    with torch.autocast(q.device.type, dtype=torch.bfloat16):
+        sums = sum_classes(k, phi, log_weight=w)
+        found = random_feature_softmax(q, k[:5], phi, sums)
+    assert sums.total.dtype == torch.float32
+    for one, other in zip(found, exact):
+        assert torch.equal(one, other)
+
+
 def test_gradients_reach_queries_classes_and_weights(problem):
     """Those of −log p, as finite differences have them; only the estimate of Z depends on the draw."""
     q, k, w = problem

@@ -16,6 +16,7 @@ from torch import Tensor
 from tarnn.feature_maps import FeatureMap
 from tarnn.kernels.weights import finite
 from tarnn.ops.features import features
+from tarnn.ops.precision import full_precision
 
 CHUNK = 16_384  # classes whose features are there at once
 
@@ -65,7 +66,8 @@ def sum_classes(
         assert scale is not None
         weight = scale if log_weight is None else scale + log_weight[start : start + CHUNK].to(scale.dtype)
         top = weight.detach().amax() if len(weight) else weight.new_tensor(-torch.inf)
-        part = ClassSums((weight - finite(top)).exp() @ phi.to(weight.dtype), top)
+        with full_precision(k):
+            part = ClassSums((weight - finite(top)).exp() @ phi.to(weight.dtype), top)
         total = part if total is None else total + part
     assert total is not None
     return total
@@ -102,7 +104,8 @@ def random_feature_softmax(
     log_partition = each.sum(-1).log() + scale + sums.log_scale
     error = each.detach().std(-1) / each.detach().mean(-1) / kernel.num_draws**0.5
     wide = log_partition.dtype
-    logits = kernel.scale * (k.to(wide) @ q.to(wide)[..., None]).squeeze(-1)
+    with full_precision(q):
+        logits = kernel.scale * (k.to(wide) @ q.to(wide)[..., None]).squeeze(-1)
     if log_weight is not None:
         logits = logits + log_weight.to(wide)
     return RandomFeatureSoftmax(logits - log_partition[..., None], log_partition, error)
