@@ -29,7 +29,7 @@ def draw_omega(
     directions: "orthogonal": blocks of dim rows that are orthogonal to each other, each row uniform on the
         sphere; any num, the last block cut short. Choromanski et al. 2021, section 2.4 (arXiv 2009.14794).
         "iid": independent rows. "hadamard": H D₁ H D₂ H D₃ / d^1.5 with the Hadamard matrix H and random signs;
-        dim must be a power of two. "givens": 2⌈log₂ d⌉ rounds of d/2 rotations by random angles in random pairs.
+        dim must be a power of two. "givens": 4⌈log₂ d⌉ rounds of d/2 rotations by random angles in random pairs.
         The last two are orthogonal too but only nearly uniform (a small bias); they take O(d) and O(d log d) random
         numbers a block instead of d², and O(d² log d) time instead of O(d³), which at d ≤ 128 gains nothing
         (Choromanski et al. 2017, arXiv 1703.00864; 2019, *Unifying Orthogonal Monte Carlo Methods*, ICML).
@@ -88,7 +88,7 @@ def _walsh_hadamard(x: Tensor) -> Tensor:
 def _givens(blocks: int, dim: int, generator: torch.Generator) -> Tensor:
     x = torch.diag_embed(_signs(blocks, dim, generator=generator))
     rows = torch.arange(blocks, device="cpu")[:, None]
-    for _ in range(2 * max(1, (dim - 1).bit_length())):
+    for _ in range(4 * max(1, (dim - 1).bit_length())):
         order = torch.rand(blocks, dim, generator=generator, device="cpu").argsort(-1)
         i, j = order[:, : dim // 2], order[:, dim // 2 : dim // 2 * 2]
         angle = torch.rand(blocks, dim // 2, 1, generator=generator, device="cpu", dtype=torch.float64)
