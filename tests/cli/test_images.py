@@ -250,6 +250,10 @@ def test_what_generate_refuses(command, runs, folder, checkpoints, tmp_path):
         ((classes, "--class-label", 3), ["--class-label 3", "0 to 2"]),
         ((plain, "--class-label", 0), ["knows no classes"]),
         ((plain, "--num-samples", 0), ["--num-samples must be 1 or more, or 0 beside --evaluate"]),
+        (
+            (plain, "--num-samples", 0, "--evaluate", folder, "--weights", "int8"),
+            ["--weights is for drawing"],
+        ),
         ((plain, "--batch-size", 0), ["must be 1 or more"]),
         ((plain, "--top-k", -1), ["top-k must be 0 (off) or above"]),
         ((plain, "--num-samples", 1, "--out", nowhere), [nowhere, "there is no folder"]),

@@ -198,7 +198,21 @@ def damaged(folder: Path):
         ("a.npz", saved(images=draw(2)[0, 0]), r"shape \(3, 1\); expected \(n, height, width"),
         ("a.npz", saved(images=draw(2, channels=4)), r"shape \(2, 4, 3, 4\).*of 1 channel or 3"),
         ("a.npz", saved(images=draw(2), labels=np.zeros(3, int)), r"labels of shape \(3,\).* for 2 images"),
-        ("a.npz", saved(images=draw(2), labels=np.array([0, -1])), "has a label -1; expected 0 or more"),
+        (
+            "a.npz",
+            saved(images=draw(2), labels=np.array([0, -1])),
+            "has a label -1; expected classes numbered from 0",
+        ),
+        (
+            "a.npz",
+            saved(images=draw(2), labels=np.array([0, 10**12])),
+            "has a label 1000000000000; expected .* 65,535",
+        ),
+        (
+            "a.npz",
+            saved(images=draw(2), labels=np.array([2**63, 0], np.uint64)),
+            "has a label 9223372036854775808;",
+        ),
         ("a.npz", saved(images=draw(2), labels=np.zeros(2)), "type float64 for 2 images"),
         ("a.npz", saved(images=np.array([None])), "can't be read.*damaged"),
         (

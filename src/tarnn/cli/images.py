@@ -70,6 +70,8 @@ def generate_images(
     """
     if wish.num_samples:
         check_writable(wish.out, "the picture")
+    elif step.weights:
+        raise UserError("--weights is for drawing, and --num-samples 0 draws nothing; leave it out.")
     model = load()
     sample = pixel_sampler(model.likelihood, **chance)
     images, labels = None, None

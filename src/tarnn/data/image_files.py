@@ -19,6 +19,7 @@ from tarnn.errors import UserError
 
 IDX_UBYTE = 0x08
 CIFAR_RECORD = 1 + 3 * 32 * 32  # a label and three planes
+MOST_CLASSES = 2**16  # an embedding is made for each number up to the highest label
 PICTURE_MODES = {"L": "L", "1": "L", "RGB": "RGB", "P": "RGB"}  # lossless into what stands on the right
 
 
@@ -212,7 +213,11 @@ def checked(
                 f"{where} has labels of shape {labels.shape} and type {labels.dtype} for {len(pixels):,} images; "
                 "expected one whole number an image."
             )
+        low, high = int(labels.min()), int(labels.max())
+        if low < first or high - first >= MOST_CLASSES:
+            raise UserError(
+                f"{where} has a label {low if low < first else high}; expected classes numbered from {first} to at most "
+                f"{first + MOST_CLASSES - 1:,}."
+            )
         labels = labels.astype(np.int64) - first
-        if labels.min() < 0:
-            raise UserError(f"{where} has a label {int(labels.min()) + first}; expected {first} or more.")
     return Pixels(np.require(pixels, requirements=["C", "W"]), labels)
