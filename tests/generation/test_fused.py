@@ -260,6 +260,24 @@ def test_models_elsewhere_or_in_training_are_not_served():
         FusedStep(text_model(), "int4")
 
 
+@compiled
+def test_a_model_with_a_module_replaced_or_hooked_is_not_served():
+    """An adapter in a projection's place has its weight too, and does more."""
+
+    class Adapter(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    model = text_model()
+    model.model.layers[1].mlp.down_proj = Adapter(40, 24, bias=False).eval()
+    assert "model.layers.1.mlp.down_proj has a hook, or another module" in why_not(model)
+    model = text_model()
+    handle = model.model.layers[0].register_forward_hook(lambda *_: None)
+    assert "model.layers.0 has a hook" in why_not(model)
+    handle.remove()
+    assert why_not(model) is None
+
+
 def test_without_compiled_kernels_it_says_so():
     with native.disabled():
         assert "the compiled kernels don't serve" in why_not(text_model())

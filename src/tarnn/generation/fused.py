@@ -25,6 +25,18 @@ Model = TarnnForCausalLM | TarnnForImageGeneration
 State = TypeVar("State", bound=ModelState)
 Sums = tuple[list[Tensor], list[Tensor], list[Tensor]]
 NO_LIMIT = 2**62
+LINEAR = (
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+    "lm_head",
+    "head",
+)
 MOST_PLACES = 2**16  # positions whose embeddings are kept in a table; beyond, each step computes its own
 
 
@@ -46,10 +58,21 @@ def why_not(model: nn.Module) -> str | None:
             return f"it has no {type(attention.feature_map).__name__} features"
         if attention.decay is not None and not isinstance(attention.decay, HeadDecay | TokenDecay):
             return f"it has no {type(attention.decay).__name__}"
+    if name := _replaced(model):
+        return f"{name} has a hook, or another module in its place, which it would leave out"
     if len({block.attention.new_state(1).M is None for block in model.model.layers}) > 1:
         return "some of its layers keep a maximum in their state, and some don't"
     if not native.available():
         return f"the compiled kernels don't serve: {native.status().why}"
+    return None
+
+
+def _replaced(model: nn.Module) -> str | None:
+    """The name of a module that does more than its weights say: hooked, or a projection that is no plain nn.Linear."""
+    for name, module in model.named_modules():
+        projects = name.rpartition(".")[2] in LINEAR and type(module) is not nn.Linear
+        if projects or module._forward_hooks or module._forward_pre_hooks:
+            return name or "the model"
     return None
 
 
