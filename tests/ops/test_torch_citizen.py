@@ -87,6 +87,34 @@ def test_derivatives_of_the_plain_call(decay):
 
 
 @pytest.mark.one_path
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("phi", [EXP, feature_maps.PositiveRandomFeatures(4, 8, seed=0)])
+def test_saved_tensors_are_unpacked_once(phi, causal):
+    """Activation checkpointing without reentrance counts, in backward and where backward is differentiated."""
+    q, k, v = (torch.randn(1, 2, 9, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    unpacked = []
+
+    def unpack(saved):
+        unpacked.append(id(saved))
+        return saved[0]
+
+    def squares(x):
+        return x.square().sum()
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: [x], unpack):
+        o = linear_attention(q, k, v, phi, causal=causal)
+    torch.autograd.grad(squares(o), q)
+    assert unpacked
+    assert len(unpacked) == len(set(unpacked))
+    plain = linear_attention(q, k, v, phi, causal=causal)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: [x], unpack):
+        (grad,) = torch.autograd.grad(squares(plain), q, create_graph=True)
+    unpacked.clear()
+    torch.autograd.grad(squares(grad), q)
+    assert unpacked
+    assert len(unpacked) == len(set(unpacked))
+
+
 def test_third_derivative():
     x = torch.randn(1, 1, 4, 2, dtype=torch.float64, requires_grad=True)
 

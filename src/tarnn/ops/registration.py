@@ -132,8 +132,14 @@ def _for_inputs(ctx, tensors, grads) -> tuple[Tensor | None, ...]:
     return (*(g if wanted else None for wanted, g in zip(wanted, grads)), *[None] * _CONSTANT)
 
 
+def _saved(ctx) -> tuple[tuple, tuple]:
+    """(inputs, outputs) of the forward, unpacked once: activation checkpointing allows no more."""
+    saved = ctx.saved_tensors
+    return saved[:_TENSORS], saved[_TENSORS:]
+
+
 def _backward(ctx, grad_o, grad_den, grad_S, grad_z, grad_M):
-    tensors, outputs = ctx.saved_tensors[:_TENSORS], ctx.saved_tensors[_TENSORS:]
+    tensors, outputs = _saved(ctx)
     if grad_o is None:
         grad_o = torch.zeros_like(outputs[0])
     grads = torch.ops.tarnn.linear_attention_backward(
@@ -161,7 +167,7 @@ class NativeAttention(torch.autograd.Function):
         if torch.is_grad_enabled():  # to be differentiated again
             return _backward(ctx, *grads)
         grad_o, _, grad_S, grad_z, _ = grads
-        tensors, outputs = ctx.saved_tensors[:_TENSORS], ctx.saved_tensors[_TENSORS:]
+        tensors, outputs = _saved(ctx)
         grad_o = torch.zeros_like(outputs[0]) if grad_o is None else grad_o
         found = native_backward(grad_o, grad_S, grad_z, *outputs, _wants_omega(ctx), *tensors, *ctx.options)
         return _for_inputs(ctx, tensors, found)
@@ -174,7 +180,8 @@ def _save_for_double_backward(ctx, inputs, output):
 
 def _double_backward(ctx, *grads_of_grads):
     """Autograd through the differentiable forward, twice; its outputs, o and others, need no gradient of their own."""
-    cotangents, tensors = list(ctx.saved_tensors[:3]), list(ctx.saved_tensors[3:])
+    saved = list(ctx.saved_tensors)
+    cotangents, tensors = saved[:3], saved[3:]
     with torch.enable_grad(), full_precision(cotangents[0]):
         # aliases: the graph goes on behind them, so that third derivatives work too
         leaves = [None if x is None else x.view_as(x) for x in cotangents + tensors[:_DIFFERENTIABLE]]
