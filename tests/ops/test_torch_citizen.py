@@ -22,7 +22,11 @@ def everything(
     case = Case(b=b, g=2, r=2, t=t, d=3, e=2, decay=decay if causal else "none", weighted=True, spread=0.5)
     f = 5 if projected else 3
     S, z = torch.rand(b, 2, f, 2).double(), torch.rand(b, 2, f).double() + 0.5
-    omega = [torch.randn(1, 2, f, 3).double(), torch.randn(1, 2, f).double()] if projected else [None, None]
+    omega = (
+        [torch.randn(1, 2, f, 3).double() / 2, torch.randn(1, 2, f).double() / 4]
+        if projected
+        else [None, None]
+    )
     log_decay = case.options.get("log_decay")
     if log_decay is not None:
         log_decay = log_decay.clamp(min=-3)  # numerical differences can't cross −∞

@@ -87,6 +87,20 @@ def test_calibrates_with_every_draw_and_leaves_the_mode_alone():
     assert not torch.equal(first[1], centres()[1])  # another draw in the first layer
 
 
+def test_a_learned_omega_is_left_alone():
+    model = TarnnForCausalLM(
+        TarnnConfig(
+            vocab_size=8, hidden_size=16, num_attention_heads=2, num_hidden_layers=1, feature_map="favor"
+        )
+    )
+    (phi,) = random_maps(model)
+    phi.omega = torch.nn.Parameter(phi.omega.clone())
+    before = phi.omega.detach().clone()
+    assert random_maps(model) == []
+    Redraw(1).on_step_begin(None, SimpleNamespace(global_step=5), None, model=model)
+    assert torch.equal(phi.omega, before)
+
+
 def test_maps_that_are_not_random_are_no_business_of_it():
     plain = TarnnForCausalLM(
         TarnnConfig(vocab_size=37, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)

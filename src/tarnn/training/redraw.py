@@ -12,8 +12,9 @@ from tarnn.feature_maps import RandomFeatureMap
 
 
 def random_maps(module: nn.Module) -> list[RandomFeatureMap]:
-    """The maps in `module` that have draws."""
-    return [x for x in module.modules() if isinstance(x, RandomFeatureMap)]
+    """The maps in `module` that have draws; one whose ω was made a parameter has none: training changes it."""
+    maps = (x for x in module.modules() if isinstance(x, RandomFeatureMap))
+    return [x for x in maps if not isinstance(x.omega, nn.Parameter)]
 
 
 class Redraw(TrainerCallback):
