@@ -64,12 +64,13 @@ TARNN_INLINE Vec<float> silu(Vec<float> x) {
 
 /// A row as bytes: level = round((x − least)/step), with step = (most − least)/255.
 inline void to_levels(const float* x, Index n, std::uint8_t* levels, float& step, float& least) {
-  Vec<float> low = broadcast(x[0]), high = low;
+  Vec<float> low = broadcast(x[0]), high = low, odd{};  // odd: 0, but NaN where something is no number
   for (Index j = 0; j < n; j += width<float>) {
     const Vec<float> y = within(n - j, load(x + j), broadcast(x[0]));
     low = y < low ? y : low, high = y > high ? y : high;
+    odd += y - y;
   }
-  least = -largest<float>(-low);
+  least = sum<float>(odd) - largest<float>(-low);
   step = (largest<float>(high) - least) / 255.f;
   const float per_step = step > 0 ? 1.f / step : 0.f;
   for (Index j = 0; j < n; j += width<float>) {

@@ -133,8 +133,9 @@ void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tok
   for (Index i = 0; i < s.b; ++i)
     if (s.ids[i] < 0 || s.ids[i] >= s.num_tokens)
       throw std::runtime_error("a token must be from 0 to " + std::to_string(s.num_tokens - 1) + "; got " + std::to_string(s.ids[i]) + ".");
+  if (s.b == 0) return;
   for (Index i = 0; i < s.b; ++i)
-    if (s.positions[i] >= limit) throw std::runtime_error("there is no position " + std::to_string(s.positions[i]) + ".");
+    if (s.positions[i] < 0 || s.positions[i] >= limit) throw std::runtime_error("there is no position " + std::to_string(s.positions[i]) + ".");
   const Index threads = torch::stable::get_num_threads();
   (threads <= 1 || s.b >= rows_apart * threads ? run_apart : run_together)(s, *kernels().stack, threads);
   Index* position = static_cast<Index*>(positions.mutable_data_ptr());

@@ -35,6 +35,7 @@ class ThreadMemory {
  public:
   void* at_least(std::size_t bytes) {
     if (bytes > size_) {
+      size_ = 0;
       block_.reset(static_cast<char*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
       if (!block_) throw std::bad_alloc();
       size_ = bytes;

@@ -230,12 +230,10 @@ def timings(step: Callable[[], object], seconds: float) -> list[float]:
     """Seconds of single steps after a warm-up, for about so long and at least three of them (one, if they are slow)."""
     start = time.perf_counter()
     step()
-    first = time.perf_counter() - start
-    if first > 5 * seconds:
-        return [first]
+    least = 1 if time.perf_counter() - start > 5 * seconds else 3
     times: list[float] = []
     until = time.perf_counter() + seconds
-    while len(times) < 3 or (time.perf_counter() < until and len(times) < 300):
+    while len(times) < least or (time.perf_counter() < until and len(times) < 300):
         start = time.perf_counter()
         step()
         times.append(time.perf_counter() - start)

@@ -132,6 +132,18 @@ def test_fewer_bits_are_near_and_not_the_same(model, weights, low, high):
 
 
 @compiled
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+def test_a_nan_comes_out_again(weights):
+    """A model or a state that has diverged must not look like one that has not: bytes know no NaN."""
+    model = text_model()
+    state = new_states(model, 2)[0]
+    state.layers[0].S[1, 0, 2, 1] = torch.nan
+    logits, _ = FusedStep(model, weights)(torch.tensor([1, 2]), state)
+    assert logits[0].isfinite().all()
+    assert logits[1].isnan().all()
+
+
+@compiled
 def test_int8_weights_hardly_change_a_likelihood():
     """Bits per dimension of images that the model itself has drawn, and so is sure of; 0.5 % are allowed."""
     model = image_model(image_height=8, image_width=8, hidden_size=64)
