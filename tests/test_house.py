@@ -1,5 +1,6 @@
 """The rules of the house: which room may look into which, and what importing tarnn costs."""
 
+import os
 import ast
 import subprocess
 import sys
@@ -57,8 +58,11 @@ def test_imports_point_one_way(path):
     assert imported_rooms(path) - {room} - FREE <= MAY_IMPORT[room]
 
 
-def test_import_is_light():
-    """All of tarnn but its models needs torch and nothing heavier, and costs at most 60 ms of CPU beyond it (best of 12)."""
+def test_import_is_light(tmp_path):
+    """All of tarnn but its models needs torch and nothing heavier, and costs at most 50 ms of CPU beyond it (best of 12),
+    once Python has compiled it, as it does when it is installed."""
+    compiled = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    compiled["PYTHONPYCACHEPREFIX"] = str(tmp_path)
     code = (
         "import time, sys, torch; t = time.process_time(); import tarnn; tarnn.linear_attention; tarnn.LinearAttention; "
         "print(time.process_time() - t, *[m for m in ('transformers', 'matplotlib', 'datasets', 'accelerate', 'rich', "
@@ -66,13 +70,15 @@ def test_import_is_light():
     )
     best = float("inf")
     for _ in range(12):  # the least of some runs: other programs only ever add to it
-        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        run = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=compiled
+        )
         seconds, *heavy = run.stdout.split()
         assert not heavy
         best = min(best, float(seconds))
-        if best < 0.060:
+        if best < 0.050:
             break
-    assert best < 0.060
+    assert best < 0.050
 
 
 def test_the_command_line_opens_without_torch():
