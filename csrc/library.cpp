@@ -9,10 +9,6 @@
 #include <string>
 #include <string_view>
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -85,18 +81,12 @@ void run(Index tasks, std::size_t bytes, void (*task)(void*, Index, void*), void
   torch::stable::parallel_for(0, threads, 1, worker);
 }
 
-/// Asks for large pages for a result that is about to be written for the first time: by small ones, a fresh block of
-/// hundreds of megabytes costs a quarter of the kernel's time in page faults. Only whole large pages within it.
+/// Large pages for a result: by small ones, a fresh block of hundreds of megabytes costs a quarter of the kernel's time in
+/// page faults.
 void in_large_pages(const Tensor& x) {
-#ifdef __linux__
-  constexpr std::uintptr_t page = 1 << 21;
-  const std::size_t bytes = static_cast<std::size_t>(x.numel()) * (x.scalar_type() == ScalarType::Double ? 8 : x.scalar_type() == ScalarType::Float ? 4 : 2);
-  const std::uintptr_t begin = (reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) + page - 1) / page * page;
-  const std::uintptr_t end = (reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) + bytes) / page * page;
-  if (bytes >= 4 * page && end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#else
-  (void)x;
-#endif
+  const std::size_t each = x.scalar_type() == ScalarType::Double ? 8 : x.scalar_type() == ScalarType::Float ? 4 : 2;
+  const std::size_t bytes = static_cast<std::size_t>(x.numel()) * each;
+  if (bytes >= 4 * tarnn::large_page) tarnn::ask_for_large_pages(x.const_data_ptr(), bytes);
 }
 
 // --- tensors

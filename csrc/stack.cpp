@@ -13,10 +13,6 @@
 #include "stack.h"
 #include "threads.h"
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 namespace {
 
 using namespace tarnn;
@@ -142,17 +138,8 @@ void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tok
   for (Index i = 0; i < s.b; ++i) ++position[i];
 }
 
-/// Asks for large pages for memory that is about to be written for the first time.
-void large_pages(Tensor x) {
-#ifdef __linux__
-  constexpr std::uintptr_t page = 1 << 21;
-  const auto at = reinterpret_cast<std::uintptr_t>(x.const_data_ptr());
-  const std::uintptr_t begin = (at + page - 1) / page * page, end = (at + static_cast<std::uintptr_t>(x.numel())) / page * page;
-  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#else
-  (void)x;
-#endif
-}
+/// Of bytes that are about to be written for the first time.
+void large_pages(Tensor x) { ask_for_large_pages(x.const_data_ptr(), static_cast<std::size_t>(x.numel())); }
 
 }  // namespace
 

@@ -2,9 +2,14 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <new>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 namespace tarnn {
 
@@ -29,6 +34,20 @@ class FlushDenormals {
   unsigned long long before_;
 #endif
 };
+
+constexpr std::size_t large_page = 1 << 21;
+
+/// Asks for large pages, where the system has them, for memory that is about to be written for the first time: only whole
+/// ones within it.
+inline void ask_for_large_pages(const void* at, std::size_t bytes) {
+#ifdef __linux__
+  const std::uintptr_t begin = (reinterpret_cast<std::uintptr_t>(at) + large_page - 1) / large_page * large_page;
+  const std::uintptr_t end = (reinterpret_cast<std::uintptr_t>(at) + bytes) / large_page * large_page;
+  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)at, (void)bytes;
+#endif
+}
 
 /// Memory of a thread, kept from call to call while it is small, so that a call does not begin with page faults.
 class ThreadMemory {

@@ -5,9 +5,18 @@ from dataclasses import dataclass, field
 import torch
 from hypothesis import strategies as st
 
+from tarnn import feature_maps
 from tarnn.kernels.features import features
 from tarnn.ops import reference
 from tarnn.ops.precision import default_eps
+
+MAPS = {  # those that the kernels make by name
+    "identity": feature_maps.Identity(),
+    "elu": feature_maps.Elu(),
+    "relu": feature_maps.Relu(),
+    "squared_relu": feature_maps.SquaredRelu(),
+    "exp": feature_maps.Exp(),
+}
 
 
 @dataclass

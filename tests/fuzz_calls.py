@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 
 import torch
-from attention_cases import LENGTHS, Case
+from attention_cases import LENGTHS, MAPS, Case
 from torch import Tensor
 
 from tarnn import feature_maps
@@ -14,13 +14,6 @@ from tarnn.kernels.features import features
 from tarnn.ops import LinearState, linear_attention, reference, step
 from tarnn.ops.precision import default_eps, wide
 
-MAPS = {
-    "identity": feature_maps.Identity(),
-    "elu": feature_maps.Elu(),
-    "relu": feature_maps.Relu(),
-    "squared_relu": feature_maps.SquaredRelu(),
-    "exp": feature_maps.Exp(),
-}
 PROJECTED = ["positive", "hyperbolic", "optimal", "random relu"]  # made of a projection, within the kernels
 DTYPES = {
     "float64": torch.float64,

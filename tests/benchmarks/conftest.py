@@ -24,3 +24,16 @@ def script(capsys, monkeypatch, tmp_path):
 
     yield run
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def wrong_gradients(monkeypatch):
+    """The second of the two ways to compute a model's step is off by a thousandth."""
+    model_steps = importlib.import_module("model_steps")
+    right, calls = model_steps.step, []
+
+    def wrong(model, tokens):
+        calls.append(1)
+        return right(model, tokens) * (1.001 if len(calls) == 2 else 1.0)
+
+    monkeypatch.setattr(model_steps, "step", wrong)

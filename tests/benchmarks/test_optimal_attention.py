@@ -2,7 +2,6 @@
 
 import json
 
-import model_steps
 import optimal_attention
 import pytest
 from clock import Effort, Timing
@@ -57,14 +56,7 @@ def test_softmax_grows_with_the_square_of_length():
     assert optimal_attention.too_long("none", 16, {8: {}}, 0.0) == ""  # nothing known
 
 
-def test_nothing_is_measured_where_the_gradients_are_wrong(script, tmp_path, monkeypatch):
-    right, calls = model_steps.step, []
-
-    def wrong(model, tokens):
-        calls.append(1)
-        return right(model, tokens) * (1.001 if len(calls) == 2 else 1.0)
-
-    monkeypatch.setattr(model_steps, "step", wrong)
+def test_nothing_is_measured_where_the_gradients_are_wrong(script, tmp_path, wrong_gradients):
     code, _, err = script("optimal_attention", *TINY)
     assert code == 1
     assert "off plain PyTorch by 1.0e-03" in err

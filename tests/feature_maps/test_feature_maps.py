@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from attention_cases import MAPS as ELEMENTWISE
 
 from tarnn import feature_maps
 from tarnn.feature_maps.spread import FittedMap, spread_of
@@ -11,11 +12,7 @@ from tarnn.ops import linear_attention, reference, step
 D = 6
 SEED = {"head_dim": D, "seed": 0}
 MAPS = {
-    "identity": feature_maps.Identity(),
-    "elu": feature_maps.Elu(),
-    "relu": feature_maps.Relu(),
-    "squared_relu": feature_maps.SquaredRelu(),
-    "exp": feature_maps.Exp(),
+    **ELEMENTWISE,
     "polynomial": feature_maps.Polynomial2(),
     "polynomial with offset": feature_maps.Polynomial2(offset=0.7),
     "dpfp": feature_maps.Dpfp(),

@@ -4,19 +4,11 @@ import copy
 
 import pytest
 import torch
-from attention_cases import Case, cases, relative_error
+from attention_cases import MAPS, Case, cases, relative_error
 from hypothesis import HealthCheck, given, settings
 
-from tarnn import feature_maps
 from tarnn.ops import linear_attention, packing, reference
 
-MAPS = {
-    "identity": feature_maps.Identity(),
-    "elu": feature_maps.Elu(),
-    "relu": feature_maps.Relu(),
-    "squared_relu": feature_maps.SquaredRelu(),
-    "exp": feature_maps.Exp(),
-}
 laws = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

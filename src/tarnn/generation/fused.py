@@ -116,8 +116,6 @@ class FusedStep:
         """
         ids, positions = _whole(token_ids), state.position
         S, z, M = self._sums_of(state, len(ids))
-        if not len(ids):
-            return self.tokens.new_empty(0, self._numbers[0]), state
         extra = _extra(self.model, state, self.places)
         try:
             parameters = step(
