@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tarnn import feature_maps
 from tarnn.kernels.features import features
+from tarnn.numerics import default_eps
 from tarnn.ops import reference
-from tarnn.ops.precision import default_eps
 
 MAPS = {  # those that the kernels make by name
     "identity": feature_maps.Identity(),

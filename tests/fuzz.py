@@ -30,7 +30,7 @@ from fuzz_calls import DTYPES, Call, Drawn, draw
 import tarnn
 from tarnn.cli.machine import machine_facts
 from tarnn.kernels import eager, native
-from tarnn.ops.precision import wide
+from tarnn.numerics import wide
 
 RESULTS = Path(__file__).parents[1] / "benchmarks/results/fuzz.json"
 KINDS = ("o", "S", "z", "gradients")

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tarnn import feature_maps
 from tarnn.kernels.features import features
+from tarnn.numerics import default_eps, wide
 from tarnn.ops import LinearState, linear_attention, reference, step
-from tarnn.ops.precision import default_eps, wide
 
 PROJECTED = ["positive", "hyperbolic", "optimal", "random relu"]  # made of a projection, within the kernels
 DTYPES = {

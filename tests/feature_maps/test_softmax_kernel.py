@@ -14,8 +14,8 @@ from tarnn.feature_maps import (
     TrigonometricRandomFeatures,
 )
 from tarnn.feature_maps.spread import FittedMap, spread_of
+from tarnn.numerics import default_eps
 from tarnn.ops import linear_attention, reference, step
-from tarnn.ops.precision import default_eps
 
 UNBIASED = {
     "positive": PositiveRandomFeatures,

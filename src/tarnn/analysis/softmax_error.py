@@ -5,6 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tarnn.feature_maps import FeatureMap
+from tarnn.numerics import widen
 from tarnn.ops import linear_attention, softmax_attention
 
 
@@ -31,7 +32,7 @@ def softmax_error(
             f"{type(feature_map).__name__} does not stand for softmax's kernel; such maps are PositiveRandomFeatures, "
             "Reparametrized, Taylor …"
         )
-    q, k, v = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k, v))
+    q, k, v = widen(q), widen(k), widen(v)
     exact = softmax_attention(q, k, v, causal=causal, scale=scale, key_mask=key_mask)
     found = attend(q, k, v, feature_map, causal=causal, key_mask=key_mask)
     return (found - exact).norm(dim=(-2, -1)) / exact.norm(dim=(-2, -1))

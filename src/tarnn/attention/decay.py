@@ -8,6 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
+from tarnn.numerics import widen
+
 
 def retention(num_heads: int) -> Float[Tensor, " g"]:
     """log γ_g with γ_g = 1 − 2^(−5 − g), g = 0 …: a memory of 32 tokens in the first head, then ever doubled.
@@ -30,7 +32,7 @@ class HeadDecay(nn.Module):
         self.register_buffer("log_decay", retention(num_heads))
 
     def forward(self, x: Float[Tensor, "b t hidden"]) -> Float[Tensor, " g"]:
-        return _wide(self.log_decay)
+        return widen(self.log_decay)
 
     def extra_repr(self) -> str:
         return str(len(self.log_decay))
@@ -54,7 +56,7 @@ class TokenDecay(nn.Module):
         return torch.log(torch.expm1(-retention(num_heads)))
 
     def forward(self, x: Float[Tensor, "b t hidden"]) -> Float[Tensor, "b g t"]:
-        return -softplus(_wide(self.gate(x)) + _wide(self.bias)).mT
+        return -softplus(widen(self.gate(x)) + widen(self.bias)).mT
 
 
 class ChannelDecay(nn.Module):
@@ -71,9 +73,5 @@ class ChannelDecay(nn.Module):
         self.up = nn.Linear(rank, num_heads * num_features)
 
     def forward(self, x: Float[Tensor, "b t hidden"]) -> Float[Tensor, "b g t f"]:
-        gate = logsigmoid(_wide(self.up(self.down(x)))) / 16
+        gate = logsigmoid(widen(self.up(self.down(x)))) / 16
         return gate.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

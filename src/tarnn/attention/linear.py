@@ -11,6 +11,7 @@ from tarnn.attention.decay import ChannelDecay
 from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.attention.rotary import Rotary, Turns, positions_in
 from tarnn.feature_maps import FeatureMap, Identity
+from tarnn.numerics import full_precision, wide, widen
 from tarnn.ops import LinearState, linear_attention, step
 from tarnn.ops.features import features
 
@@ -129,10 +130,9 @@ class LinearAttention(MultiHeadAttention):
         """The state that has seen nothing. Its size does not depend on `capacity`; it is float32, or float64
         for that `dtype` (by default the weights')."""
         weight = self.v_proj.weight
-        wide = torch.promote_types(weight.dtype if dtype is None else dtype, torch.float32)
         return LinearState.zeros(
-            batch_size, self.num_kv_heads, self.num_features, self.head_dim, dtype=wide,
-            device=weight.device if device is None else device,
+            batch_size, self.num_kv_heads, self.num_features, self.head_dim,
+            dtype=wide(weight.dtype if dtype is None else dtype), device=weight.device if device is None else device,
             log_weights=getattr(self.feature_map, "log_scaled", False),
         )  # fmt: skip
 
@@ -164,9 +164,8 @@ class LinearAttention(MultiHeadAttention):
         """`op`, one of linear_attention and step, with features turned after φ: (o, state)."""
         if turns is None and (self.normalize or q.dtype != torch.float16):
             return op(q, k, v, phi, normalize=self.normalize, state=state, **options)
-        wide = torch.promote_types(q.dtype, torch.float32)  # undivided sums grow with t, in fp16 to infinity
-        with torch.autocast(q.device.type, enabled=False):
-            q, k, v = q.to(wide), k.to(wide), v.to(wide)
+        with full_precision(q):  # undivided sums grow with t, in fp16 to infinity
+            q, k, v = widen(q), widen(k), widen(v)
             if turns is None:
                 return op(q, k, v, phi, normalize=False, state=state, **options)
             phi_q, phi_k = (features(phi, x, side)[0] for x, side in ((q, "queries"), (k, "keys")))

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tarnn.numerics import wide
+
 
 def positions_in(
     attention_mask: Tensor | None, cu_seqlens: Tensor | None, past: int, num_tokens: int, device
@@ -53,10 +55,10 @@ class Rotary:
 
     def turns(self, positions: Int[Tensor, "b t"], dtype: torch.dtype = torch.float32) -> Turns:
         """The turns of these positions for vectors of this dtype, float32 at least."""
-        dtype = torch.promote_types(dtype, torch.float32)
-        wide = torch.float32 if positions.device.type == "mps" else torch.float64
-        exponent = torch.arange(0, self.dim, 2, device=positions.device, dtype=wide) / -self.dim
-        angle = positions[:, None, :, None].to(wide) * self.base**exponent  # (b, 1, t, dim / 2)
+        dtype = wide(dtype)
+        precise = torch.float32 if positions.device.type == "mps" else torch.float64
+        exponent = torch.arange(0, self.dim, 2, device=positions.device, dtype=precise) / -self.dim
+        angle = positions[:, None, :, None].to(precise) * self.base**exponent  # (b, 1, t, dim / 2)
         cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
         return Turns(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1))
 

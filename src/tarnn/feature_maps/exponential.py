@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tarnn.feature_maps.base import Projected, Projection
 from tarnn.feature_maps.draws import RandomFeatureMap
+from tarnn.numerics import full_precision, wide, widen
 
 
 class Exponents(NamedTuple):
@@ -33,7 +34,7 @@ class Exponents(NamedTuple):
 
         The scale is a constant under autograd. Computed in the precision of x, in autocast too.
         """
-        with torch.autocast(self.x.device.type, enabled=False):
+        with full_precision(self.x):
             u = self.x @ self.omega.to(self.x.dtype).mT  # (…, m)
         if self.mirrored:
             u = torch.cat([u, -u], dim=-1)
@@ -85,7 +86,7 @@ class ExponentialMap(RandomFeatureMap):
     def projection(self, dtype: torch.dtype) -> Projection | None:
         """The same, for kernels: without copies of x. Parameters in float32, or float64 if dtype is that. None where
         there is no such form."""
-        omega = self.omega.to(torch.promote_types(dtype, torch.float32))
+        omega = self.omega.to(wide(dtype))
         omega = torch.cat([omega, -omega]) if self.mirrored else omega
         offset = -0.5 * math.log(self.num_features(self.head_dim))
         return Projection("exp", omega[None, None], None, self.scale**0.5, 0.5 * self.scale, offset)
@@ -99,7 +100,7 @@ class ExponentialMap(RandomFeatureMap):
     def scaled_input(self, x: Tensor) -> Tensor:
         """√scale · x in float32 at least."""
         self.check_width(x)
-        return x.to(torch.promote_types(x.dtype, torch.float32)) * self.scale**0.5
+        return widen(x) * self.scale**0.5
 
     def scaled(
         self, x: Float[Tensor, "*batch d"]

@@ -9,6 +9,7 @@ from torch.nn.functional import gelu
 
 from tarnn.feature_maps.base import FeatureMap, Projected, Projection
 from tarnn.feature_maps.draws import RandomFeatureMap
+from tarnn.numerics import full_precision, widen
 
 Function = Callable[[Tensor], Tensor]
 FUNCTIONS: dict[str, tuple[Function, bool]] = {  # and whether they are ≥ 0
@@ -110,8 +111,8 @@ class GeneralizedRandomFeatures(RandomFeatureMap):
 
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         self.check_width(x)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        with torch.autocast(x.device.type, enabled=False):
+        wide = widen(x)
+        with full_precision(x):
             u = wide @ self.omega.to(wide.dtype).mT
         factor = self.num_draws**-0.5 if self.h is None else self.num_draws**-0.5 * self.h(wide)[..., None]
         if not self.log_scaled:

@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tarnn.feature_maps.base import FeatureMap
+from tarnn.numerics import widen
 
 
 class Hedgehog(FeatureMap):
@@ -42,7 +43,7 @@ class Hedgehog(FeatureMap):
             raise ValueError(f"Hedgehog with {heads} heads needs (…, {heads}·r, t, d); got {tuple(x.shape)}.")
         else:
             u = x @ weight.repeat_interleave(x.shape[-3] // heads, dim=0).mT  # (…, h, t, m)
-        wide = u.double() if u.dtype == torch.float64 else u.float()
+        wide = widen(u)
         return torch.cat([wide.softmax(-1), (-wide).softmax(-1)], dim=-1).to(x.dtype)
 
     def extra_repr(self) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 from tarnn.feature_maps.base import Projection
 from tarnn.feature_maps.exponential import ExponentialMap, Exponents
 from tarnn.feature_maps.spread import FittedMap, Spread, per_head
+from tarnn.numerics import full_precision
 
 
 def optimal_a(spread: Tensor) -> Tensor:
@@ -125,7 +126,7 @@ class SderfFeatures(FittedMap, ExponentialMap):
         dtype = plain.x.dtype
         a, U = per_head(self.a, x).to(dtype), self._turn(x).to(dtype)
         stretch = 1 - 4 * a
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x):
             turned = plain.x @ U
             bias = a @ self.omega.to(dtype).square().mT
         offset = plain.offset + 0.25 * stretch.log().sum(-1)
@@ -138,7 +139,7 @@ class SderfFeatures(FittedMap, ExponentialMap):
             x.to(plain.omega.dtype).view(-1, *x.shape[-3:]) for x in (self.a, self.U)
         )  # (#b, #g, 1 or d, d)
         stretch = 1 - 4 * a
-        with torch.autocast(a.device.type, enabled=False):
+        with full_precision(a):
             turned = (plain.omega * stretch.sqrt()) @ U.mT
             bias = (a @ plain.omega.square().mT).squeeze(-2) + 0.25 * stretch.log().sum(-1)
         return plain._replace(omega=turned, bias=bias)

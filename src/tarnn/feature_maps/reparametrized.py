@@ -16,6 +16,7 @@ from tarnn.feature_maps.base import FeatureMap, Projected
 from tarnn.feature_maps.exponential import ExponentialMap
 from tarnn.feature_maps.spread import FittedMap, Spread, per_head
 from tarnn.feature_maps.trigonometric import TrigonometricRandomFeatures
+from tarnn.numerics import widen
 
 SMALL = 1e-6  # of the mean square: keeps a channel that is always zero from being blown up
 
@@ -103,14 +104,14 @@ class Reparametrized(FittedMap):
     def moved_queries(self, q: Float[Tensor, "*batch d"]) -> tuple[Tensor, Tensor]:
         """a ⊙ (q − c_q), and the log-weight scale·q·c_k: (…, t, d) and (…, t), in float32 at least."""
         self.feature_map.check_width(q)
-        q = q.to(torch.promote_types(q.dtype, torch.float32))
+        q = widen(q)
         centre, other, stretch = self._values(q)
         return (q - centre) * stretch, self.feature_map.scale * (q * other).sum(-1)
 
     def moved_keys(self, k: Float[Tensor, "*batch d"]) -> tuple[Tensor, Tensor]:
         """(k − c_k)/a, and the log-weight scale·c_q·(k − c_k)."""
         self.feature_map.check_width(k)
-        k = k.to(torch.promote_types(k.dtype, torch.float32))
+        k = widen(k)
         other, centre, stretch = self._values(k)
         k = k - centre
         return k / stretch, self.feature_map.scale * (k * other).sum(-1)

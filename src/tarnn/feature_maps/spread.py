@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tarnn.feature_maps.base import FeatureMap
+from tarnn.numerics import widen
 
 FITS = ("calibrated", "call")
 
@@ -76,7 +77,7 @@ def spread_of(
     mask: True = counts. cu_seqlens: each packed sequence by itself, u = n; full: the covariance too, O(t·d²).
     """
     b, _, t, _ = x.shape
-    x = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(1, (num_heads, -1))  # (b, g, r, t, d)
+    x = widen(x).unflatten(1, (num_heads, -1))  # (b, g, r, t, d)
     weight = x.new_ones(b, 1, 1, t, 1) if mask is None else mask[:, None, None, :, None].to(x.dtype)
     if mask is not None:
         x = x.masked_fill(~mask[:, None, None, :, None], 0.0)  # whatever stands there: NaN too

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tarnn.feature_maps.draws import RandomFeatureMap
+from tarnn.numerics import full_precision, widen
 
 
 class _Fourier(RandomFeatureMap):
@@ -28,8 +29,8 @@ class _Fourier(RandomFeatureMap):
     def waves(self, x: Tensor, factor: float) -> Tensor:
         """(sin, cos)/√m of ω·(factor x), in float32 at least."""
         self.check_width(x)
-        x = x.to(torch.promote_types(x.dtype, torch.float32)) * factor
-        with torch.autocast(x.device.type, enabled=False):
+        x = widen(x) * factor
+        with full_precision(x):
             u = x @ self.omega.to(x.dtype).mT
         return torch.cat([u.sin(), u.cos()], dim=-1) / self.num_draws**0.5
 

@@ -17,9 +17,9 @@ from tarnn.kernels.stack import FORMATS, Block, step
 from tarnn.models import ModelState, TarnnForCausalLM, TarnnForImageGeneration
 from tarnn.models.block import GeluMlp, TarnnBlock
 from tarnn.models.inputs import check_length
+from tarnn.numerics import default_eps
 from tarnn.ops import LinearState
 from tarnn.ops.features import kernel_name
-from tarnn.ops.precision import default_eps
 
 Model = TarnnForCausalLM | TarnnForImageGeneration
 State = TypeVar("State", bound=ModelState)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from tarnn.kernels.features import features, features_backward
 from tarnn.kernels.weights import Weights, chunk_weights, finite
+from tarnn.numerics import wide
 
 CHUNK = 64
 CHUNK_WITH_CHANNELS = 16  # its (c × c) weights have a third axis, f
@@ -83,7 +84,7 @@ class Call:
     wants_omega: bool = False  # in backward: the gradients of omega and bias
 
     def __post_init__(self):
-        self.dtype = torch.float64 if self.q.dtype == torch.float64 else torch.float32
+        self.dtype = wide(self.q.dtype)
         self.weighted = self.key_log_weight is not None or self.M is not None or self.feature_map == "exp"
 
     @property

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from tarnn.kernels import mixture
+from tarnn.numerics import widen
 
 NUM_VALUES = 256
 LOG_SCALES = (
@@ -80,8 +81,7 @@ class LogisticMixture:
         return ((point + 1) * 127.5).round().clamp(0, NUM_VALUES - 1).long().squeeze(-1)
 
     def _split(self, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        wide = torch.promote_types(parameters.dtype, torch.float32)
-        logits, means, log_scales = parameters.to(wide).chunk(3, dim=-1)
+        logits, means, log_scales = widen(parameters).chunk(3, dim=-1)
         return logits, means, log_scales.clamp(*LOG_SCALES)
 
     def _log_prob(self, parameters: Tensor, values: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class Categorical:
 
     def log_probs(self, parameters: Float[Tensor, "*n p"]) -> Float[Tensor, "*n 256"]:
         """log P(x) of x = 0 … 255."""
-        return parameters.to(torch.promote_types(parameters.dtype, torch.float32)).log_softmax(-1)
+        return widen(parameters).log_softmax(-1)
 
     def sample(
         self,
@@ -124,7 +124,7 @@ class Categorical:
         """A value from each distribution; temperature divides the logits; at 0, the likeliest value."""
         if temperature == 0:
             return parameters.argmax(-1)
-        wide = parameters.to(torch.promote_types(parameters.dtype, torch.float32))
+        wide = widen(parameters)
         noise = torch.empty_like(wide).exponential_(generator=generator)
         return (wide / temperature - noise.log()).argmax(-1)
 

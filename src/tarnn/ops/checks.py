@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tarnn.ops.precision import wide
+from tarnn.numerics import wide
 
 
 def _shapes(**tensors: Tensor | None) -> str:

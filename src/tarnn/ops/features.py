@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from tarnn.kernels import features as kernel_features
-from tarnn.ops.precision import wide
+from tarnn.numerics import wide
 
 
 def kernel_name(feature_map: nn.Module) -> str:

@@ -7,10 +7,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from tarnn.feature_maps.elementwise import Elu
+from tarnn.numerics import autocast, default_eps
 from tarnn.ops.checks import check_attention, check_state
 from tarnn.ops.dispatch import goes_straight, wants_gradient
 from tarnn.ops.features import check_map, inputs
-from tarnn.ops.precision import autocast, default_eps
 from tarnn.ops.registration import NativeAttention, forward, linear_attention_op, native
 from tarnn.ops.state import LinearState
 

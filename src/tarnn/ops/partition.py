@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tarnn.feature_maps import FeatureMap
 from tarnn.kernels.weights import finite
+from tarnn.numerics import full_precision
 from tarnn.ops.features import features
-from tarnn.ops.precision import full_precision
 
 CHUNK = 16_384  # classes whose features are there at once
 

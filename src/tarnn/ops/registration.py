@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tarnn.kernels import cpu, eager
 from tarnn.kernels.eager import Call, Gradients
+from tarnn.numerics import full_precision, wide
 from tarnn.ops import packing
-from tarnn.ops.precision import full_precision, wide
 
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_log_weight, Tensor? S, Tensor? z, Tensor? omega, "

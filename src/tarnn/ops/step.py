@@ -6,11 +6,11 @@ from torch import Tensor, nn
 
 from tarnn.kernels import cpu
 from tarnn.kernels.weights import finite
+from tarnn.numerics import autocast, default_eps, full_precision, wide
 from tarnn.ops.checks import check_attention, check_state
 from tarnn.ops.dispatch import goes_straight, wants_gradient
 from tarnn.ops.features import Inputs, check_map, features, inputs
 from tarnn.ops.linear_attention import _ELU
-from tarnn.ops.precision import autocast, default_eps, full_precision, wide
 from tarnn.ops.state import LinearState
 
 

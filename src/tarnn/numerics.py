@@ -1,7 +1,17 @@
-"""In which precision the ops compute: what autocast may cast, what it may not, and how small is small."""
+"""In which precision sums are kept: float32 at least, what autocast may cast and what it may not, how small is small."""
 
 import torch
 from torch import Tensor
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums are kept in: float64 for float64 inputs, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def widen(x: Tensor) -> Tensor:
+    """x in float32 at least: itself where it is in that precision already."""
+    return x.to(wide(x.dtype))
 
 
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -16,11 +26,6 @@ def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 def full_precision(like: Tensor) -> torch.autocast:
     """Autocast switched off: it reaches into operators too, and their sums would no longer be float32."""
     return torch.autocast(like.device.type, enabled=False)
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums are kept in: float64 for float64 inputs, else float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def default_eps(dtype: torch.dtype) -> float:
