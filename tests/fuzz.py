@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fuzz_calls import DTYPES, Call, Drawn, draw
+from support.fuzz_calls import DTYPES, Call, Drawn, draw
 
 import tarnn
 from tarnn.cli.machine import machine_facts
@@ -164,8 +164,8 @@ def fingerprint() -> str:
     """Of all that a result depends on here: results of other code are not gone on with."""
     here, source = Path(__file__).parent, Path(tarnn.__file__).parent
     files = [
-        *here.glob("fuzz*.py"),
-        here / "attention_cases.py",
+        here / "fuzz.py",
+        *(here / "support").glob("*.py"),
         *(f for room in ("kernels", "ops") for f in (source / room).glob("*.py")),
     ]
     library = Path(os.environ.get("TARNN_BINARY") or native.BINARY)

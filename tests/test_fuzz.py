@@ -5,9 +5,9 @@ import sys
 from dataclasses import replace
 
 import fuzz
-import fuzz_calls
 import pytest
 import torch
+from support import fuzz_calls
 
 
 @pytest.fixture(autouse=True)

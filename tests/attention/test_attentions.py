@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from attention_definition import define
+from support.attention_definition import define
 
 from tarnn.attention import SoftmaxAttention
 from tarnn.ops import KVCache, LinearState

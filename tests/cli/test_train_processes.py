@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-KILLED_RUN = str(Path(__file__).with_name("killed_run.py"))
+KILLED_RUN = str(Path(__file__).parents[1] / "support" / "killed_run.py")
 OPTIONS = [
     "--hidden-size", "32", "--layers", "2", "--heads", "2", "--context", "16", "--batch-size", "2",
     "--steps", "13", "--eval-every", "3", "--save-every", "4", "--dropout", "0.1", "--accumulate", "2",

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_cases import MAPS as ELEMENTWISE
+from support.attention_cases import MAPS as ELEMENTWISE
 
 from tarnn import feature_maps
 from tarnn.feature_maps.spread import FittedMap, spread_of

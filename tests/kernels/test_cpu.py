@@ -7,8 +7,8 @@ narrower dtypes to twice the error of the definition computed in that dtype. It 
 import pytest
 import torch
 from fuzz import errors, set_up
-from fuzz_calls import MAPS, Call
-from kernel_calls import DTYPES, MODES, drawn, holds, same_bits
+from support.fuzz_calls import MAPS, Call
+from support.kernel_calls import DTYPES, MODES, drawn, holds, same_bits
 
 from tarnn.ops import linear_attention, reference
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 from fuzz import set_up
-from fuzz_calls import MAPS, Call
-from kernel_calls import MODES, drawn, same_bits
+from support.fuzz_calls import MAPS, Call
+from support.kernel_calls import MODES, drawn, same_bits
 
 from tarnn.kernels import cpu, eager
 from tarnn.ops import LinearState, linear_attention

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from attention_cases import relative_error
-from fuzz_calls import MAPS, laid_out
-from kernel_calls import DTYPES, MODES, holds, same_bits
+from support.attention_cases import relative_error
+from support.fuzz_calls import MAPS, laid_out
+from support.kernel_calls import DTYPES, MODES, holds, same_bits
 
 from tarnn.ops import LinearState, linear_attention, step
 

@@ -19,7 +19,7 @@ def test_lesser_instruction_sets(isa):
     if native.ISAS.index(isa) > native.ISAS.index(best):
         pytest.skip(f"the best that this processor has is {best}")
     run = subprocess.run(
-        [sys.executable, TESTS / "kernels/isa_against_eager.py"],
+        [sys.executable, TESTS / "support/isa_against_eager.py"],
         env={**os.environ, "TARNN_ISA": isa, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
         capture_output=True, text=True,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from rounded_model import share_alike
+from support.rounded_model import share_alike
 
 from tarnn.generation.fused import FusedStep
 from tarnn.kernels.stack import PANEL, Block, panels, rounded

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-from attention_cases import MAPS, Case, cases, relative_error
 from hypothesis import HealthCheck, given, settings
+from support.attention_cases import MAPS, Case, cases, relative_error
 
 from tarnn.ops import linear_attention, packing, reference
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_cases import Case, relative_error
+from support.attention_cases import Case, relative_error
 
 from tarnn.kernels.features import features
 from tarnn.ops import reference

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from attention_cases import relative_error
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.attention_cases import relative_error
 
 from tarnn.ops import KVCache, reference, softmax_attention, softmax_step
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from attention_cases import Case, cases, relative_error
 from hypothesis import HealthCheck, given, settings
+from support.attention_cases import Case, cases, relative_error
 
 from tarnn import feature_maps
 from tarnn.ops import LinearState, linear_attention, step

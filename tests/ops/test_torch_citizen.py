@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_cases import Case, relative_error
+from support.attention_cases import Case, relative_error
 
 from tarnn import feature_maps
 from tarnn.ops import LinearState, linear_attention, step

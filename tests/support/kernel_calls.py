@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from fuzz import judge
-from fuzz_calls import Drawn
+
+from support.fuzz_calls import Drawn
 
 CALL = Drawn(
     number=0, seed=0, b=2, g=2, r=2, t=41, s=41, d=17, e=33, dtype="float64", feature_map="elu", causal=True,

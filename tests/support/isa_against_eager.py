@@ -5,10 +5,10 @@
 
 import torch
 from fuzz import errors, set_up
-from fuzz_calls import Call
-from kernel_calls import MODES, drawn
-from rounded_model import share_alike
 
+from support.fuzz_calls import Call
+from support.kernel_calls import MODES, drawn
+from support.rounded_model import share_alike
 from tarnn.generation.fused import FusedStep
 from tarnn.kernels import native
 from tarnn.models import TarnnConfig, TarnnForCausalLM

@@ -1,4 +1,4 @@
-"""Runs `tarnn ARGV` in a process of its own, which may die by SIGKILL at MOMENT: for test_train_processes.py.
+"""Runs `tarnn ARGV` in a process of its own, which may die by SIGKILL at MOMENT: for tests/cli/test_train_processes.py.
 
 What is killed is never asked: no handler, no `finally`, no flush of Python's buffers.
 """

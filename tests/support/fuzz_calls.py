@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 
 import torch
-from attention_cases import LENGTHS, MAPS, Case
 from torch import Tensor
 
+from support.attention_cases import LENGTHS, MAPS, Case
 from tarnn import feature_maps
 from tarnn.kernels.features import features
 from tarnn.numerics import default_eps, wide

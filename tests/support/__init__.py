@@ -1,0 +1,1 @@
+"""What the suite needs beside its tests: drawn calls, definitions, models and programs to run."""
