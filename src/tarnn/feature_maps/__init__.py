@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from tarnn.feature_maps.generalized import GeneralizedFeatures, GeneralizedRandomFeatures
     from tarnn.feature_maps.hedgehog import Hedgehog
     from tarnn.feature_maps.optimal import OptimalRandomFeatures, SderfFeatures
+    from tarnn.feature_maps.own import OwnMap
     from tarnn.feature_maps.polynomial import Polynomial2
+    from tarnn.feature_maps.registry import as_feature_map, make, names, options_of, register
     from tarnn.feature_maps.reparametrized import Reparametrized
     from tarnn.feature_maps.taylor import Taylor
     from tarnn.feature_maps.trigonometric import GaussianRandomFeatures, TrigonometricRandomFeatures
@@ -38,6 +40,7 @@ __all__ = [
     "HyperbolicRandomFeatures",
     "Identity",
     "OptimalRandomFeatures",
+    "OwnMap",
     "Polynomial2",
     "PositiveRandomFeatures",
     "RandomFeatureMap",
@@ -48,6 +51,11 @@ __all__ = [
     "SquaredRelu",
     "Taylor",
     "TrigonometricRandomFeatures",
+    "as_feature_map",
+    "make",
+    "names",
+    "options_of",
+    "register",
 ]
 
 _HOME = {
@@ -60,7 +68,9 @@ _HOME = {
     "generalized": ("GeneralizedFeatures", "GeneralizedRandomFeatures"),
     "hedgehog": ("Hedgehog",),
     "optimal": ("OptimalRandomFeatures", "SderfFeatures"),
+    "own": ("OwnMap",),
     "polynomial": ("Polynomial2",),
+    "registry": ("as_feature_map", "make", "names", "options_of", "register"),
     "reparametrized": ("Reparametrized",),
     "taylor": ("Taylor",),
     "trigonometric": ("GaussianRandomFeatures", "TrigonometricRandomFeatures"),

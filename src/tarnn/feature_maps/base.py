@@ -1,6 +1,7 @@
 """What a feature map is: φ of one query or key at a time, and a few facts that it declares about itself."""
 
-from typing import NamedTuple
+import inspect
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -40,8 +41,9 @@ class Projected(NamedTuple):
 class FeatureMap(nn.Module):
     """φ: (…, d) → (…, f), applied to each query and each key by itself; attention is then φ(q)·φ(k).
 
-    A map of your own needs no more than an `nn.Module` with a `forward`. What this base class adds is what
-    the op can make use of: the width of the features before they are computed, whether φ(x)·φ(y) ≥ 0 always
+    A map of your own needs no more than an `nn.Module` with a `forward` (see `OwnMap`); with a name as well
+    (`tarnn.feature_maps.register`) a config, a checkpoint and the command line can name it. What this base class adds
+    is what the op can make use of: the width of the features before they are computed, whether φ(x)·φ(y) ≥ 0 always
     (only then may its sum normalise), for maps of the exponential kind features with their scale kept apart so
     that nothing overflows, and for maps that treat queries unlike keys, one method for each.
     """
@@ -60,6 +62,40 @@ class FeatureMap(nn.Module):
     """φ(x)·φ(y) depends on x·y alone, exactly or in expectation: rotary positions turn x and y, not features."""
     kernel: str = ""
     """The name under which the kernels compute this map themselves; empty if they don't know it."""
+    softmax_kernel: bool = False
+    """φ(x)·φ(y) estimates exp(scale·x·y), softmax's kernel function, so `Reparametrized` may be put around it."""
+    scale: float | None = None
+    """That scale; None for a map of another kind, or for 1/√d."""
+    fit: str = ""
+    """Where its parameters come from, for maps that are fitted to data: see `FittedMap`."""
+    adapts: bool = False
+    """It has parameters that are taken from data."""
+
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __new__(cls, *args: Any, **kwargs: Any):
+        made = super().__new__(cls)
+        made.__dict__["_arguments"] = args, kwargs
+        return made
+
+    def made_with(self) -> dict[str, Any]:
+        """The arguments that were given to the constructor, by name."""
+        args, kwargs = self._arguments
+        bound = inspect.signature(type(self).__init__).bind(self, *args, **kwargs).arguments
+        return {name: value for name, value in bound.items() if value is not self}
+
+    @property
+    def inner(self) -> "FeatureMap":
+        """The map itself, or the one that it moves queries and keys for."""
+        return self
+
+    def check_positive(self, head_dim: int | None = None) -> None:
+        """Raises ValueError where the sum of the weights φ(x)·φ(y) can't normalise. head_dim: to try an unknown map."""
+        if not self.positive:
+            raise ValueError(
+                f"{self._get_name()} may give negative weights, whose sum is no normaliser: pass normalize=False "
+                "(with a norm on the output) or take a positive map such as Elu()."
+            )
 
     def num_features(self, head_dim: int) -> int:
         """f for a given d."""

@@ -5,8 +5,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tarnn.feature_maps.base import FeatureMap
+from tarnn.feature_maps.registry import register
 
 
+@register("cosformer")
 class CosFormer(FeatureMap):
     """φ(q_i)·φ(k_j) = relu(q_i)·relu(k_j) · cos(π(i − j)/2M), from φ(x_i) = (relu(x) cos θi, relu(x) sin θi).
 

@@ -5,8 +5,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tarnn.feature_maps.base import FeatureMap
+from tarnn.feature_maps.registry import register
 
 
+@register("dpfp")
 class Dpfp(FeatureMap):
     """φ(x) = [r ⊙ roll(r, 1), …, r ⊙ roll(r, ν)] with r = [relu(x), relu(−x)]; f = 2·ν·d.
 

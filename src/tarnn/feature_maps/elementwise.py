@@ -4,6 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tarnn.feature_maps.base import FeatureMap
+from tarnn.feature_maps.registry import register
 
 
 class _Elementwise(FeatureMap):
@@ -11,6 +12,7 @@ class _Elementwise(FeatureMap):
         return head_dim
 
 
+@register("identity")
 class Identity(_Elementwise):
     """φ(x) = x: the plain dot product q·k. It may be negative, so it goes with `normalize=False`.
 
@@ -24,6 +26,7 @@ class Identity(_Elementwise):
         return x
 
 
+@register("elu")
 class Elu(_Elementwise):
     """φ(x) = elu(x) + 1: 1 + x where x > 0, eˣ elsewhere. Always positive, never flat.
 
@@ -40,6 +43,7 @@ class Elu(_Elementwise):
         return x.clamp(min=0) + x.clamp(max=0).exp()
 
 
+@register("relu")
 class Relu(_Elementwise):
     """φ(x) = max(x, 0). A query whose features are all zero attends to nothing: its output is zero.
 
@@ -52,6 +56,7 @@ class Relu(_Elementwise):
         return x.relu()
 
 
+@register("squared_relu")
 class SquaredRelu(_Elementwise):
     """φ(x) = max(x, 0)²: as `Relu`, with sharper contrasts and a gradient that is continuous."""
 
@@ -61,6 +66,7 @@ class SquaredRelu(_Elementwise):
         return x.relu().square()
 
 
+@register("exp")
 class Exp(_Elementwise):
     """φ(x) = eˣ, coordinate by coordinate; used with its scale apart, so no x is too large.
 

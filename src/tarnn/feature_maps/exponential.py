@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tarnn.feature_maps.base import Projected, Projection
 from tarnn.feature_maps.draws import RandomFeatureMap
+from tarnn.feature_maps.registry import register
 from tarnn.numerics import full_precision, wide, widen
 
 
@@ -58,6 +59,8 @@ class ExponentialMap(RandomFeatureMap):
 
     log_scaled = True
     dot_product = True
+    softmax_kernel = True
+    scale: float
     mirrored = False
 
     def __init__(
@@ -116,6 +119,7 @@ class ExponentialMap(RandomFeatureMap):
         return f"{super().extra_repr()}, scale={self.scale:.4g}"
 
 
+@register("favor")
 class PositiveRandomFeatures(ExponentialMap):
     """FAVOR+: φ(x) = e^(−|x|²/2)/√m · (e^(ω₁·x), …, e^(ω_m·x)), unbiased for softmax's kernel, always positive.
 
@@ -135,6 +139,7 @@ class PositiveRandomFeatures(ExponentialMap):
     """
 
 
+@register("hyperbolic")
 class HyperbolicRandomFeatures(ExponentialMap):
     """hyp+: φ(x) = e^(−|x|²/2)/√(2m) · (e^(ω·x), …, e^(−ω·x), …): twice as many features as draws.
 
@@ -145,6 +150,7 @@ class HyperbolicRandomFeatures(ExponentialMap):
     mirrored = True
 
 
+@register("smreg")
 class RegularizedRandomFeatures(ExponentialMap):
     """SMREG: positive features with ω on the sphere of radius √d instead of N(0, I).
 

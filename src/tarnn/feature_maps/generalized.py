@@ -9,6 +9,7 @@ from torch.nn.functional import gelu
 
 from tarnn.feature_maps.base import FeatureMap, Projected, Projection
 from tarnn.feature_maps.draws import RandomFeatureMap
+from tarnn.feature_maps.registry import register
 from tarnn.numerics import full_precision, widen
 
 Function = Callable[[Tensor], Tensor]
@@ -38,6 +39,7 @@ def _choose(
     return known, sign if positive is None else positive
 
 
+@register("generalized")
 class GeneralizedFeatures(FeatureMap):
     """φ(x) = f(x) + ε, channel by channel: no projection, f = d.
 
@@ -66,6 +68,7 @@ class GeneralizedFeatures(FeatureMap):
         return f"{self.function_name}, epsilon={self.epsilon:g}"
 
 
+@register("generalized_random")
 class GeneralizedRandomFeatures(RandomFeatureMap):
     """φ(x) = h(x)/√m · (f(ω₁·x) + ε, …, f(ω_m·x) + ε): generalized attention on random projections.
 
@@ -84,6 +87,10 @@ class GeneralizedRandomFeatures(RandomFeatureMap):
     ):  # fmt: skip
         super().__init__(head_dim, num_features, directions=directions, norms=norms, seed=seed)
         self.function, self.positive = _choose("GeneralizedRandomFeatures", function, epsilon, positive)
+        if h is not None and not callable(h):
+            raise ValueError(
+                f"GeneralizedRandomFeatures takes h, a function of your own, or none; got {h!r}."
+            )
         self.function_name, self.epsilon, self.h = _name(function), epsilon, h
         self.log_scaled = function == "exp"
 

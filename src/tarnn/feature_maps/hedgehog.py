@@ -5,9 +5,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tarnn.feature_maps.base import FeatureMap
+from tarnn.feature_maps.registry import register
 from tarnn.numerics import widen
 
 
+@register("hedgehog")
 class Hedgehog(FeatureMap):
     """φ(x) = [softmax(W x), softmax(−W x)] with a W for each head, which starts as the identity; f = 2·m.
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tarnn.feature_maps.base import Projection
 from tarnn.feature_maps.exponential import ExponentialMap, Exponents
+from tarnn.feature_maps.registry import register
 from tarnn.feature_maps.spread import FittedMap, Spread, per_head
 from tarnn.numerics import full_precision
 
@@ -26,6 +27,8 @@ def optimal_a(spread: Tensor) -> Tensor:
     return -spread / (1 - 2 * spread + ((2 * spread + 1).square() + 8 * spread).sqrt())
 
 
+@register("oprf")
+@register("saderf", balance=True)
 class OptimalRandomFeatures(FittedMap, ExponentialMap):
     """FAVOR++: positive features with the A that suits the data, one a head, or a given one.
 
@@ -82,6 +85,7 @@ class OptimalRandomFeatures(FittedMap, ExponentialMap):
         return f"{super().extra_repr()}, num_heads={self.num_heads}, {how}"
 
 
+@register("sderf")
 class SderfFeatures(FittedMap, ExponentialMap):
     """SDERF: FAVOR++ with an a for each direction in which queries and keys spread, not one for all.
 

@@ -5,8 +5,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tarnn.feature_maps.base import FeatureMap
+from tarnn.feature_maps.registry import register
 
 
+@register("polynomial2")
 class Polynomial2(FeatureMap):
     """φ(x)·φ(y) = (x·y + offset)² exactly; f = d(d+1)/2, and d + 1 more with an offset.
 

@@ -47,7 +47,7 @@ class Reparametrized(FittedMap):
         centre: bool = True, balance: bool = True, fit: str = "calibrated",
     ):  # fmt: skip
         super().__init__()
-        if not isinstance(feature_map, ExponentialMap | TrigonometricRandomFeatures):
+        if not feature_map.softmax_kernel:
             raise ValueError(
                 "Reparametrized takes a map of softmax's kernel, such as PositiveRandomFeatures; got "
                 f"{type(feature_map).__name__}."
@@ -65,6 +65,10 @@ class Reparametrized(FittedMap):
         self.full_spread = isinstance(feature_map, FittedMap) and feature_map.full_spread
         for name, value in self.initial_buffers().items():
             self.register_buffer(name, value)
+
+    @property
+    def inner(self) -> FeatureMap:
+        return self.feature_map
 
     def initial_buffers(self) -> dict[str, Tensor]:
         zeros = torch.zeros(self.num_heads, 1, self.feature_map.head_dim)

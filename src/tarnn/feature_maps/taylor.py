@@ -7,8 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tarnn.feature_maps.base import FeatureMap
+from tarnn.feature_maps.registry import register
 
 
+@register("taylor")
 class Taylor(FeatureMap):
     """φ(x)·φ(y) = 1 + s + s²/2 with s = scale·x·y: exp(s) near s = 0, and ≥ ½ everywhere.
 

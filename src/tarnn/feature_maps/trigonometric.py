@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tarnn.feature_maps.draws import RandomFeatureMap
+from tarnn.feature_maps.registry import register
 from tarnn.numerics import full_precision, widen
 
 
@@ -35,6 +36,7 @@ class _Fourier(RandomFeatureMap):
         return torch.cat([u.sin(), u.cos()], dim=-1) / self.num_draws**0.5
 
 
+@register("gaussian")
 class GaussianRandomFeatures(_Fourier):
     """φ(x) = (sin(ω·x/σ), cos(ω·x/σ))/√m: E φ(x)·φ(y) = exp(−|x − y|²/2σ²), the Gaussian kernel.
 
@@ -55,6 +57,7 @@ class GaussianRandomFeatures(_Fourier):
         return self.waves(x, 1 / self.sigma).to(x.dtype)
 
 
+@register("trigonometric")
 class TrigonometricRandomFeatures(_Fourier):
     """φ(x) = e^(|x|²/2)/√m · (sin ω₁·x, …, cos ω₁·x, …): unbiased for exp(x·y), but with either sign.
 
@@ -69,6 +72,8 @@ class TrigonometricRandomFeatures(_Fourier):
 
     log_scaled = True
     dot_product = True
+    softmax_kernel = True
+    scale: float
 
     def __init__(
         self, head_dim: int, num_features: int = 256, *, scale: float | None = None,

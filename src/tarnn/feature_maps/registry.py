@@ -1,0 +1,115 @@
+"""Feature maps by name, and the one door where a name, a map or any other module becomes a `FeatureMap`.
+
+A map takes from the model that it is put into those arguments of its constructor that are in `OF_THE_MODEL`; the
+others are its options. Estimates of softmax's kernel function take two more, `MOVES`.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tarnn.feature_maps.base import FeatureMap
+from tarnn.feature_maps.own import OwnMap
+from tarnn.registry import Registry, arguments_of
+
+MAPS = Registry("feature_map", "tarnn.feature_maps")
+register, names = MAPS.register, MAPS.names
+OF_THE_MODEL = {"head_dim", "num_heads", "max_length"}
+MOVES = {"centre", "balance"}  # these options put a `Reparametrized` around the map
+
+
+def options_of(name: str) -> set[str]:
+    """The options that the map of this name takes. Raises ValueError for an unknown name."""
+    kind = MAPS.find(name).kind
+    return arguments_of(kind) - OF_THE_MODEL | (MOVES if kind.softmax_kernel else set())
+
+
+def make(
+    name: str, *, head_dim: int, num_heads: int = 1, max_length: int | None = None, **options: Any
+) -> FeatureMap:
+    """The map of this name, for heads of width head_dim.
+
+    num_heads: key/value heads, for maps with parameters for each head. max_length: the longest sequence, for maps
+    that must know it. options: the others, as `options_of` lists them.
+
+    Raises ValueError for an unknown name, and for options that the map does not have or can't take.
+
+    >>> make("favor", head_dim=64, num_features=128, seed=0)
+    PositiveRandomFeatures(head_dim=64, num_features=128, directions=orthogonal, scale=0.125)
+    """
+    MAPS.check_options(name, options, options_of(name))
+    kind, implied = MAPS.find(name)
+    options = {**implied, **options}
+    moves = {key: bool(options.pop(key, False)) for key in MOVES}
+    of_model = {"head_dim": head_dim, "num_heads": num_heads, "max_length": max_length}
+    takes = arguments_of(kind)
+    if "max_length" in takes and max_length is None:
+        raise ValueError(
+            f"the feature map {name!r} needs to know the longest sequence: max_length= "
+            "(max_position_embeddings in a model's config)."
+        )
+    try:
+        made = kind(**{key: value for key, value in of_model.items() if key in takes}, **options)
+    except TypeError as error:
+        raise ValueError(f"the feature map {name!r} can't be made with {options}: {error}.") from error
+    if not any(moves.values()):
+        return made
+    from tarnn.feature_maps.reparametrized import Reparametrized  # which is made of maps that have names
+
+    return Reparametrized(made, num_heads=num_heads, fit=made.fit or "calibrated", **moves)
+
+
+def as_feature_map(given: FeatureMap | nn.Module | str, *, head_dim: int, **of_model: Any) -> FeatureMap:
+    """A map from a name (made as by `make`), a map (itself), or any other module (…, d) → (…, f).
+
+    Raises TypeError for anything else.
+    """
+    if isinstance(given, FeatureMap):
+        return given
+    if isinstance(given, str):
+        return make(given, head_dim=head_dim, **of_model)
+    if isinstance(given, type) or not callable(given):
+        raise TypeError(
+            f"feature_map must be a name (tarnn.feature_maps.names()) or a module such as tarnn.Elu(); got {given!r}."
+        )
+    return OwnMap(given)
+
+
+def map_for(given: FeatureMap | nn.Module | str, x: Tensor) -> FeatureMap:
+    """The same for an op on x (…, d). A name always means the same map: random features are drawn from seed 0."""
+    if isinstance(given, str):
+        return _shared(given, x.shape[-1], x.device)
+    return as_feature_map(given, head_dim=x.shape[-1])
+
+
+@lru_cache(maxsize=64)
+def _shared(name: str, head_dim: int, device: torch.device) -> FeatureMap:
+    seed = {"seed": 0} if "seed" in options_of(name) else {}
+    with (
+        torch.inference_mode(False),
+        torch.device(device),
+    ):  # kept for other calls, whatever surrounds this one
+        made = make(name, head_dim=head_dim, **seed)
+    if made.learnable:
+        raise ValueError(
+            f"the feature map {name!r} has parameters to be trained: make it yourself, as in "
+            f"feature_map={made._get_name()}(…), or name it in a layer."
+        )
+    return made
+
+
+def described(feature_map: FeatureMap) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """(name, options, what it was made with that is a model's to say): `make`'s arguments again, as far as they were given.
+
+    Raises ValueError for a map without a name.
+    """
+    inner = feature_map.inner
+    name, arguments = MAPS.name_of(type(inner)), inner.made_with()
+    if feature_map is not inner:
+        arguments |= {key: getattr(feature_map, key) for key in MOVES}
+        arguments |= {"fit": feature_map.fit} if feature_map.fit != (inner.fit or "calibrated") else {}
+        arguments |= {key: x for key, x in feature_map.made_with().items() if key == "num_heads"}
+    of_model = {key: arguments.pop(key) for key in OF_THE_MODEL & set(arguments)}
+    return name, arguments, of_model

@@ -1,0 +1,85 @@
+"""Names for classes: each is declared once, by the class that it names, and its options are that class's arguments."""
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+Kind = TypeVar("Kind", bound=type)
+
+
+class Named(NamedTuple):
+    """What a name stands for: a class, and options of it that the name implies."""
+
+    kind: Any
+    implied: Mapping[str, Any]
+
+
+class Registry(dict[str, Named]):
+    """A dict of names and the decorator that fills it.
+
+    what: what the names are of, for messages. package: its modules declare the names; they are imported when a name
+    is first looked up, not before. Classes of your own may be registered from anywhere.
+    """
+
+    def __init__(self, what: str, package: str):
+        super().__init__()
+        self.what, self.package, self.loaded = what, package, False
+
+    def register(self, name: str, **implied: Any) -> Callable[[Kind], Kind]:
+        """The decorator: the class below is called `name`. Raises ValueError for a name that another class has."""
+
+        def declare(kind: Kind) -> Kind:
+            other = self.get(name)
+            if other is not None and other.kind.__qualname__ != kind.__qualname__:
+                raise ValueError(
+                    f"there is a {self.what} called {name!r} already: {other.kind.__qualname__}."
+                )
+            self[name] = Named(kind, implied)
+            return kind
+
+        return declare
+
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        if not self.loaded:
+            package = importlib.import_module(self.package)
+            for module in pkgutil.iter_modules(package.__path__, f"{self.package}."):
+                importlib.import_module(module.name)
+            self.loaded = True
+        return sorted(self)
+
+    def find(self, name: str) -> Named:
+        """What a name stands for. Raises ValueError for an unknown one, with those that are known."""
+        if name not in self and name not in self.names():
+            close = difflib.get_close_matches(str(name), self.names(), n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"{self.what} must be one of {', '.join(self.names())}; got {name!r}.{hint}")
+        return self[name]
+
+    def name_of(self, kind: type) -> str:
+        """The name of a class, the one that implies nothing. Raises ValueError for a class without a name."""
+        for name in self.names():
+            if self[name].kind is kind and not self[name].implied:
+                return name
+        raise ValueError(
+            f"{kind.__name__} has no name that a config could hold; give the class one: "
+            f'@{self.package}.register("…").'
+        )
+
+    def check_options(self, name: str, options: Mapping[str, Any], known: set[str]) -> None:
+        """Raises ValueError for options that this name does not take."""
+        if unknown := sorted(set(options) - known):
+            raise ValueError(
+                f"the {self.what} {name!r} has no option {', '.join(map(repr, unknown))}; "
+                f"it takes {', '.join(sorted(known)) or 'none'}."
+            )
+
+
+def arguments_of(kind: type) -> set[str]:
+    """The names of the arguments that a class is made with."""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
+    return {x.name for x in parameters if x.kind in named} - {"self"}
