@@ -43,4 +43,4 @@ $(VENV)/.kernels: $(VENV)/.installed CMakeLists.txt $(wildcard csrc/*)
 	touch $@
 
 clean:
-	rm -rf build dist src/tarnn/kernels/*.so $(VENV)/.kernels .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf build dist src/tarnn/kernels/cpu/*.so $(VENV)/.kernels .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -56,10 +56,10 @@ def total_memory() -> int:
 def kernels() -> str:
     """Which kernels serve linear attention here, and why."""
     try:
-        from tarnn.kernels import native
+        from tarnn.kernels.cpu import library
     except ImportError:
         return "plain PyTorch: this tarnn has no native kernels"
-    status = native.status()
+    status = library.status()
     return f"{status.path}: {status.why}"
 
 

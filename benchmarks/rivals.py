@@ -82,20 +82,20 @@ OPTIONAL = {
 def native_kernels() -> tuple[bool, str]:
     """(whether tarnn's native kernels serve, what it says about them)."""
     try:
-        from tarnn.kernels import native
+        from tarnn.kernels.cpu import library
     except ImportError:
         return False, "this tarnn has no native kernels"
-    path, why = native.status()
-    return path.startswith("native"), f"{path}: {why}"
+    path, why = library.status()
+    return path.startswith("compiled"), f"{path}: {why}"
 
 
 def without_native_kernels() -> AbstractContextManager:
     """Surroundings in which plain PyTorch serves."""
     try:
-        from tarnn.kernels import native
+        from tarnn.kernels.cpu import library
     except ImportError:
         return nullcontext()
-    return native.disabled()
+    return library.disabled()
 
 
 def release_scratch() -> None:

@@ -54,7 +54,7 @@ def build_editable(
 ) -> str:
     """A path to src/, and the kernels compiled into it; without them a library from before goes too."""
     if not attempt(compile_in_place):
-        Path("src/tarnn/kernels/libtarnn_cpu.so").unlink(missing_ok=True)
+        Path("src/tarnn/kernels/cpu/libtarnn_cpu.so").unlink(missing_ok=True)
     plain = {**(settings or {}), "wheel.cmake": "false", "editable.mode": "inplace"}
     return builder.build_editable(directory, plain, metadata)
 

@@ -35,7 +35,7 @@ from tarnn.data import read_images
 from tarnn.generation.checkpoint import open_model
 from tarnn.generation.fused import FusedStep, why_not
 from tarnn.generation.pixels import PixelLoop, pixel_sampler
-from tarnn.kernels import native
+from tarnn.kernels.cpu import library
 from tarnn.models import TarnnForImageGeneration, TarnnImageConfig
 from tarnn.models.image_configuration import START
 
@@ -97,7 +97,7 @@ def main() -> int:
     options = resolve(made, FULL, QUICK)
     likelihood = None if options.trained is None else likelihoods(options)
     kept = likelihood is not None and abs(likelihood["change"]["int8"]) <= MOST_CHANGE
-    methods = [m for m in options.methods if WEIGHTS.get(m, "float32") == "float32" or native.available()]
+    methods = [m for m in options.methods if WEIGHTS.get(m, "float32") == "float32" or library.available()]
     results = {name: {m: speeds(name, m, options) for m in methods} for name in options.models}
     as_json = {
         name: {m: {k: asdict(v) for k, v in found.items()} for m, found in methods.items()}

@@ -29,7 +29,8 @@ from support.fuzz_calls import DTYPES, Call, Drawn, draw
 
 import tarnn
 from tarnn.cli.machine import machine_facts
-from tarnn.kernels import eager, native
+from tarnn.kernels import eager
+from tarnn.kernels.cpu import library
 from tarnn.numerics import wide
 
 RESULTS = Path(__file__).parents[1] / "benchmarks/results/fuzz.json"
@@ -166,11 +167,11 @@ def fingerprint() -> str:
     files = [
         here / "fuzz.py",
         *(here / "support").glob("*.py"),
-        *(f for room in ("kernels", "ops") for f in (source / room).glob("*.py")),
+        *(f for room in ("kernels", "ops") for f in (source / room).rglob("*.py")),
     ]
-    library = Path(os.environ.get("TARNN_BINARY") or native.BINARY)
+    binary = Path(os.environ.get("TARNN_BINARY") or library.BINARY)
     found = hashlib.sha256()
-    for path in [*sorted(files), *([library] if library.exists() else [])]:
+    for path in [*sorted(files), *([binary] if binary.exists() else [])]:
         found.update(path.read_bytes())
     return found.hexdigest()[:16]
 

@@ -6,13 +6,13 @@ python tests/smoke.py
 import torch
 
 import tarnn
-from tarnn.kernels import native
+from tarnn.kernels.cpu import library
 from tarnn.ops import reference
 
 q, k, v = (torch.randn(2, 3, 70, 8).double() for _ in range(3))
 o = tarnn.linear_attention(q, k, v, tarnn.Elu(), causal=True)
 error = (o - reference.quadratic(tarnn.Elu()(q), tarnn.Elu()(k), v, causal=True)).abs().max().item()
-path, why = native.status()
+path, why = library.status()
 print(f"tarnn {tarnn.__version__}, torch {torch.__version__}: {path} ({why}), error {error:.1e}")
-assert native.available()
+assert library.available()
 assert error < 1e-12

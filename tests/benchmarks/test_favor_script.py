@@ -11,7 +11,7 @@ from favor_report import flops, named, table, targets
 from rivals import native_kernels
 
 from tarnn import PositiveRandomFeatures, linear_attention
-from tarnn.kernels import native
+from tarnn.kernels.cpu import library
 
 TINY = [
     "--quick",
@@ -86,7 +86,7 @@ def test_features_are_stored_by_plain_pytorch_and_ready_before_the_clock(monkeyp
         given = rivals[kind].given(q, k, v)
         f = attention_cells.call(rivals[kind], given, grad, CELL)
         monkeypatch.setattr(
-            phi, "exponents", lambda x, calls=calls: calls.append(native.available()) or exponents(x)
+            phi, "exponents", lambda x, calls=calls: calls.append(library.available()) or exponents(x)
         )
         with rivals[kind].surroundings():
             gradients = f()

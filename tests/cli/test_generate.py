@@ -15,7 +15,7 @@ import torch
 
 from tarnn.data.tokenizers import train_bpe
 from tarnn.generation.checkpoint import open_model, open_tokenizer
-from tarnn.kernels import native
+from tarnn.kernels.cpu import library
 
 TARNN = Path(sys.executable).with_name("tarnn")
 
@@ -135,7 +135,7 @@ def test_the_step_says_which_it_is_and_why(command, checkpoints):
     assert command("generate", checkpoints["hybrid"], *short, "--compile").is_refusal(
         "caches", "Leave --compile"
     )
-    with native.disabled():
+    with library.disabled():
         told = command("generate", checkpoints["linear"], *short).err
         assert "eager step (compiling pays from" in told
         assert "the compiled kernels don't serve" in told
@@ -143,13 +143,13 @@ def test_the_step_says_which_it_is_and_why(command, checkpoints):
         assert "eager step (as asked" in told
 
 
-@pytest.mark.skipif(not native.available(), reason="the compiled kernels are not there")
+@pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
 def test_the_fused_step_is_taken_where_it_serves(command, checkpoints):
     """The same text from the same seed, with it and without; weights of fewer bits are asked for by name."""
     options = ("--prompt", "ab", "--max-new-tokens", 30, "--seed", 3)
     fused = command("generate", checkpoints["linear"], *options)
     assert "fused step (float32 weights)" in fused.err
-    with native.disabled():
+    with library.disabled():
         assert command("generate", checkpoints["linear"], *options).out == fused.out
     assert (
         "fused step (int8 weights)"

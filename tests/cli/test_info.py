@@ -8,7 +8,7 @@ import torch
 
 from tarnn.analysis.decode_cost import softmax_twin
 from tarnn.generation.checkpoint import open_model
-from tarnn.kernels import native
+from tarnn.kernels.cpu import library
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
 
 
@@ -103,7 +103,7 @@ def test_the_text_says_dtype_kernel_and_limits(command, checkpoints, tmp_path):
     assert half["weight_bytes"] == full["weight_bytes"] // 2
     assert half["memory"][0]["softmax_state_bytes"] == full["memory"][0]["softmax_state_bytes"] // 2
     assert half["memory"][0]["state_bytes"] == full["memory"][0]["state_bytes"]  # sums stay in float32
-    assert "CPU kernel  {}: {}".format(*native.status()) in text
+    assert "CPU kernel  {}: {}".format(*library.status()) in text
     assert "any length" in text
     text = command("info", checkpoints["learned"], "--lengths", "48,49").out
     assert "at most 48" in text
@@ -115,18 +115,18 @@ def test_without_a_checkpoint_it_tells_what_it_runs_on(command):
     assert facts["versions"]["torch"] == torch.__version__
     assert facts["threads"] == torch.get_num_threads() == 1
     assert facts["cores"] >= 1
-    assert facts["kernel"] == native.status()._asdict()
+    assert facts["kernel"] == library.status()._asdict()
     text = command("info").out
     assert f"torch {torch.__version__}" in text
     assert facts["processor"] in text
-    with native.disabled():
+    with library.disabled():
         text = command("info").out
     assert "CPU kernel   PyTorch: switched off by" in text
     assert command("info", "--lengths", "9").is_refusal("name one: `tarnn info CHECKPOINT")
 
 
 def test_a_setting_of_the_kernels_that_nobody_knows(command, monkeypatch):
-    monkeypatch.setattr(native, "_status", None)
+    monkeypatch.setattr(library, "_status", None)
     monkeypatch.setenv("TARNN_KERNELS", "of")
     assert command("info").is_refusal("TARNN_KERNELS is off or required", "got 'of'")
 

@@ -7,7 +7,7 @@ from tarnn.analysis.image_likelihood import bits_per_dim_by_steps
 from tarnn.data import Images
 from tarnn.generation.fused import FusedStep, why_not
 from tarnn.generation.pixels import PixelLoop, pixel_sampler
-from tarnn.kernels import native
+from tarnn.kernels.cpu import library
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
 
 TEXT = {
@@ -35,7 +35,7 @@ SERVED_IMAGES = {
     "classes": {"num_classes": 3},
     "grid": {"position": "grid", "num_classes": 2, "norm_position": "pre"},
 }
-compiled = pytest.mark.skipif(not native.available(), reason="the compiled kernels are not there")
+compiled = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
 
 
 def text_model(**choices):
@@ -291,5 +291,5 @@ def test_a_model_with_a_module_replaced_or_hooked_is_not_served():
 
 
 def test_without_compiled_kernels_it_says_so():
-    with native.disabled():
+    with library.disabled():
         assert "the compiled kernels don't serve" in why_not(text_model())

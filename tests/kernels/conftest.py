@@ -2,14 +2,15 @@
 
 import pytest
 
-from tarnn.kernels import cpu, native
+from tarnn.kernels import cpu
+from tarnn.kernels.cpu import library
 
 
 @pytest.fixture
 def compiled(poisoned_memory):
     """The compiled kernels serve, and tensors that aren't written hold NaN."""
-    if not native.available():
-        pytest.skip(native.status().why)
+    if not library.available():
+        pytest.skip(library.status().why)
 
 
 @pytest.fixture

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from tarnn.kernels import native
+from tarnn.kernels.cpu import library
 
 TESTS = Path(__file__).parents[1]
 
 
 @pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("isa", native.ISAS[:-1])
+@pytest.mark.parametrize("isa", library.ISAS[:-1])
 def test_lesser_instruction_sets(isa):
-    best = native.status().path.removeprefix("native, ")
-    if native.ISAS.index(isa) > native.ISAS.index(best):
+    best = library.status().path.removeprefix("compiled, ")
+    if library.ISAS.index(isa) > library.ISAS.index(best):
         pytest.skip(f"the best that this processor has is {best}")
     run = subprocess.run(
         [sys.executable, TESTS / "support/isa_against_eager.py"],
         env={**os.environ, "TARNN_ISA": isa, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
         capture_output=True, text=True,
     )  # fmt: skip
-    assert run.stdout.strip() == f"native, {isa}", run.stderr
+    assert run.stdout.strip() == f"compiled, {isa}", run.stderr

@@ -5,7 +5,7 @@ import torch
 from support.rounded_model import share_alike
 
 from tarnn.generation.fused import FusedStep
-from tarnn.kernels.stack import PANEL, Block, panels, rounded
+from tarnn.kernels.cpu.stack import PANEL, Block, panels, rounded
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 

@@ -5,9 +5,10 @@ import contextlib
 import pytest
 import torch
 
-from tarnn.kernels import cpu, eager, native
+from tarnn.kernels import cpu, eager
+from tarnn.kernels.cpu import library
 
-PATHS = ["native", "PyTorch", *(["cuda"] if torch.cuda.is_available() else [])]
+PATHS = ["compiled", "PyTorch", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 def pytest_generate_tests(metafunc):
@@ -21,11 +22,11 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(autouse=True)
 def path(request, poisoned_memory):
-    """How the test's calls are computed: "native", "PyTorch", "any" of both, or "cuda"."""
+    """How the test's calls are computed: "compiled", "PyTorch", "any" of both, or "cuda"."""
     path = request.param
-    if path == "native" and not native.available():
-        pytest.skip(native.status().why)
-    with native.disabled() if path == "PyTorch" else contextlib.nullcontext():
+    if path == "compiled" and not library.available():
+        pytest.skip(library.status().why)
+    with library.disabled() if path == "PyTorch" else contextlib.nullcontext():
         yield path
 
 

@@ -10,7 +10,7 @@ from support.fuzz_calls import Call
 from support.kernel_calls import MODES, drawn
 from support.rounded_model import share_alike
 from tarnn.generation.fused import FusedStep
-from tarnn.kernels import native
+from tarnn.kernels.cpu import library
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 LIMITS = {
@@ -32,7 +32,7 @@ for mode in MODES:
             call = drawn(mode, dtype=dtype, options_narrow=True, spread=0.5, b=1, g=1, **size)
             with set_up(call):
                 compiled = Call(call).ours()
-                with native.disabled():
+                with library.disabled():
                     plain = Call(call).ours()
             found = errors(compiled, [x.detach().double() for x in plain])
             assert max(found.values()) <= limit, (call, found)
@@ -44,4 +44,4 @@ for weights, limit in {"float32": 1e-5, "bfloat16": 0.02}.items():
     for token in torch.randint(0, 257, (3, 13)):
         got, expected = step(token, ours)[0], model.step(token, theirs)[0]
     assert (got - expected).abs().max() < limit * expected.abs().max()
-print(native.status().path)
+print(library.status().path)

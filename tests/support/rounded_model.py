@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from tarnn.kernels.stack import rounded
+from tarnn.kernels.cpu.stack import rounded
 
 
 class RoundedLinear(nn.Module):

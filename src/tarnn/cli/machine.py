@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import tarnn
-from tarnn.kernels import native
+from tarnn.kernels.cpu import library
 
 
 def machine_facts() -> dict[str, Any]:
@@ -32,7 +32,7 @@ def machine_facts() -> dict[str, Any]:
 
 def kernel_facts() -> dict[str, str]:
     """The path that attention takes on the CPU, and why."""
-    return native.status()._asdict()
+    return library.status()._asdict()
 
 
 def processor() -> str:

@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tarnn.attention import HeadDecay, LinearAttention, TokenDecay
-from tarnn.kernels import native
+from tarnn.kernels.cpu import library
+from tarnn.kernels.cpu.stack import FORMATS, Block, step
 from tarnn.kernels.features import NAMES
-from tarnn.kernels.stack import FORMATS, Block, step
 from tarnn.models import ModelState, TarnnForCausalLM, TarnnForImageGeneration
 from tarnn.models.block import GeluMlp, TarnnBlock
 from tarnn.models.inputs import check_length
@@ -62,8 +62,8 @@ def why_not(model: nn.Module) -> str | None:
         return f"{name} has a hook, or another module in its place, which it would leave out"
     if len({block.attention.new_state(1).M is None for block in model.model.layers}) > 1:
         return "some of its layers keep a maximum in their state, and some don't"
-    if not native.available():
-        return f"the compiled kernels don't serve: {native.status().why}"
+    if not library.available():
+        return f"the compiled kernels don't serve: {library.status().why}"
     return None
 
 
@@ -83,7 +83,7 @@ class FusedStep:
         parameters, state = step(token_ids, state)      # as model.step: the state is written in place
 
     weights: float32 | bfloat16 | int8, how the layers' matrices are kept; the sums over them and all else are float32.
-    With int8, each row of activations is rounded to bytes too (see `tarnn.kernels.stack`), and the head is bfloat16.
+    With int8, each row of activations is rounded to bytes too (see `tarnn.kernels.cpu.stack`), and the head is bfloat16.
     A change of the model's weights afterwards is not seen. It serves one call at a time.
 
     Raises ValueError for a model that it does not serve (`why_not`), and for a format that it does not know.

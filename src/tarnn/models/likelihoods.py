@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from tarnn.kernels import mixture
+from tarnn.kernels.cpu import mixture
 from tarnn.numerics import widen
 
 NUM_VALUES = 256

@@ -30,7 +30,7 @@ REMEDY = (
 
 
 class Status(NamedTuple):
-    path: str  # "native, avx512" and the like, or "PyTorch"
+    path: str  # "compiled, avx512" and the like, or "PyTorch"
     why: str
 
 
@@ -55,7 +55,7 @@ def status() -> Status:
     with _lock:
         if _status is None:
             _status = load()
-    return Status("PyTorch", "switched off by tarnn.kernels.native.disabled()") if _disabled else _status
+    return Status("PyTorch", "switched off by tarnn.kernels.cpu.library.disabled()") if _disabled else _status
 
 
 @contextmanager
@@ -107,14 +107,14 @@ def use(wish: str) -> tuple[str, str]:
     except RuntimeError:
         raise ValueError(f"TARNN_ISA={wish}: this processor doesn't have it. Leave it unset.") from None
     if wish:
-        return f"native, {isa}", f"TARNN_ISA={wish} asks for it"
+        return f"compiled, {isa}", f"TARNN_ISA={wish} asks for it"
     on_x86 = platform.machine().lower() in ("x86_64", "amd64")
     why = {
         "avx512": "the processor has AVX-512",
         "avx2": "the processor has AVX2, and not all of AVX-512",
         "baseline": "the processor lacks AVX2" if on_x86 else "the only one for this kind of processor",
     }
-    return f"native, {isa}", why[isa]
+    return f"compiled, {isa}", why[isa]
 
 
 def _settle() -> None:

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from tarnn.errors import SlowPathWarning
-from tarnn.kernels import native
+from tarnn.kernels.cpu import library
 
-BINARY = Path(os.environ.get("TARNN_BINARY") or native.BINARY)
+BINARY = Path(os.environ.get("TARNN_BINARY") or library.BINARY)
 needs_binary = pytest.mark.skipif(not BINARY.exists(), reason="the kernels are not compiled here")
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """As in a process that has not asked yet, with no variable set but the sanitizers' own library."""
-    monkeypatch.setattr(native, "_status", None)
-    monkeypatch.setattr(native, "_settled", False)
+    monkeypatch.setattr(library, "_status", None)
+    monkeypatch.setattr(library, "_settled", False)
     for name in ("TARNN_KERNELS", "TARNN_ISA"):
         monkeypatch.delenv(name, raising=False)
 
@@ -27,7 +27,7 @@ def fresh(monkeypatch):
 @pytest.fixture
 def without_binary(monkeypatch, tmp_path):
     monkeypatch.delenv("TARNN_BINARY", raising=False)
-    monkeypatch.setattr(native, "BINARY", tmp_path / "libtarnn_cpu.so")
+    monkeypatch.setattr(library, "BINARY", tmp_path / "libtarnn_cpu.so")
 
 
 def in_a_process(code: str, **environment: str) -> str:
@@ -40,54 +40,54 @@ def in_a_process(code: str, **environment: str) -> str:
 
 @needs_binary
 def test_the_kernels_serve_where_they_are_compiled():
-    assert native.available()
-    path, why = native.status()
-    assert path in {f"native, {isa}" for isa in native.ISAS}
+    assert library.available()
+    path, why = library.status()
+    assert path in {f"compiled, {isa}" for isa in library.ISAS}
     assert why.startswith(("the processor", "the only one"))
 
 
 def test_within_disabled_plain_pytorch_serves():
-    before = native.available()
-    with native.disabled():
-        with native.disabled():
-            assert not native.available()
-        assert not native.available()
-        assert native.status() == ("PyTorch", "switched off by tarnn.kernels.native.disabled()")
-    assert native.available() == before
+    before = library.available()
+    with library.disabled():
+        with library.disabled():
+            assert not library.available()
+        assert not library.available()
+        assert library.status() == ("PyTorch", "switched off by tarnn.kernels.cpu.library.disabled()")
+    assert library.available() == before
 
 
 def test_switched_off_on_purpose_is_no_reason_to_warn(monkeypatch):
     monkeypatch.setenv("TARNN_KERNELS", "off")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not native.available()
-    assert native.status() == ("PyTorch", "switched off by TARNN_KERNELS=off")
+        assert not library.available()
+    assert library.status() == ("PyTorch", "switched off by TARNN_KERNELS=off")
 
 
 def test_a_missing_binary_is_told_once_with_the_remedy(without_binary):
-    with native.disabled():
-        assert not native.available()  # asks for none, so misses none
-    assert native.status().path == "PyTorch"
+    with library.disabled():
+        assert not library.available()  # asks for none, so misses none
+    assert library.status().path == "PyTorch"
     with pytest.warns(
         SlowPathWarning, match="no compiled kernels in this installation: .*pip install.*make install"
     ):
-        assert not native.available()
+        assert not library.available()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not native.available()
+        assert not library.available()
 
 
 def test_a_binary_that_does_not_load_is_told_with_its_error(without_binary):
-    native.BINARY.write_bytes(b"no library")
+    library.BINARY.write_bytes(b"no library")
     with pytest.warns(SlowPathWarning, match=r"could not be loaded \(.*libtarnn_cpu.so"):
-        assert not native.available()
+        assert not library.available()
 
 
 def test_the_op_asks_for_the_kernels_and_no_import_does(without_binary):
     """A call, not an import, loads the kernels or warns."""
     code = (
-        "import torch, tarnn, tarnn.ops, tarnn.attention\nfrom tarnn.kernels import native\n"
-        "assert native._status is None and not torch.ops.loaded_libraries"
+        "import torch, tarnn, tarnn.ops, tarnn.attention\nfrom tarnn.kernels.cpu import library\n"
+        "assert library._status is None and not torch.ops.loaded_libraries"
     )
     in_a_process(code)
 
@@ -98,7 +98,7 @@ def test_the_op_asks_for_the_kernels_and_no_import_does(without_binary):
 )
 def test_settings_nobody_knows_are_refused_each_time(monkeypatch, name, value, known):
     monkeypatch.setenv(name, value)
-    for ask in (native.available, native.status):
+    for ask in (library.available, library.status):
         with pytest.raises(ValueError, match=f"{name} is {known}, or not set; got '{value}'"):
             ask()
 
@@ -106,22 +106,22 @@ def test_settings_nobody_knows_are_refused_each_time(monkeypatch, name, value, k
 def test_another_library_has_to_exist(monkeypatch):
     monkeypatch.setenv("TARNN_BINARY", "/nowhere/lib.so")
     with pytest.raises(ValueError, match=r"no file '/nowhere/lib\.so'"):
-        native.status()
+        library.status()
 
 
 def test_required_kernels_that_are_missing_are_an_error(monkeypatch, without_binary):
     monkeypatch.setenv("TARNN_KERNELS", "required")
     with pytest.raises(ValueError, match="TARNN_KERNELS=required, but no compiled kernels"):
-        native.available()
+        library.available()
 
 
 @needs_binary
 @pytest.mark.parametrize("isa", ["baseline", "avx2"])
 def test_the_instruction_set_can_be_chosen(isa):
-    if isa == "avx2" and native.status().path == "native, baseline":
+    if isa == "avx2" and library.status().path == "compiled, baseline":
         pytest.skip("this processor has no AVX2")
-    code = "from tarnn.kernels import native; print(*native.status(), sep=': ')"
-    assert in_a_process(code, TARNN_ISA=isa) == f"native, {isa}: TARNN_ISA={isa} asks for it"
+    code = "from tarnn.kernels.cpu import library; print(*library.status(), sep=': ')"
+    assert in_a_process(code, TARNN_ISA=isa) == f"compiled, {isa}: TARNN_ISA={isa} asks for it"
 
 
 @needs_binary
@@ -130,7 +130,7 @@ def test_an_instruction_set_the_processor_lacks_is_refused(monkeypatch):
         def isa(self):
             raise RuntimeError("not an instruction set of this processor")
 
-    monkeypatch.setattr(native.torch.ops, "tarnn_cpu", Lacking())
+    monkeypatch.setattr(library.torch.ops, "tarnn_cpu", Lacking())
     monkeypatch.setenv("TARNN_ISA", "avx512")
     with pytest.raises(ValueError, match="TARNN_ISA=avx512: this processor doesn't have it"):
-        native.status()
+        library.status()

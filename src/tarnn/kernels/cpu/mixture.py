@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from tarnn.kernels import native
+from tarnn.kernels.cpu import library
 
 
 def serves(parameters: Tensor) -> bool:
     """Whether the kernel is there for such parameters: float32 on a CPU, and nothing traces the call."""
     if type(parameters) is not Tensor or torch.compiler.is_compiling():
         return False
-    return parameters.device.type == "cpu" and parameters.dtype == torch.float32 and native.available()
+    return parameters.device.type == "cpu" and parameters.dtype == torch.float32 and library.available()
 
 
 def sample(

@@ -8,7 +8,7 @@ kernels work: docs/kernels.md.
 import torch
 from torch import Tensor
 
-from tarnn.kernels import native
+from tarnn.kernels.cpu import library
 from tarnn.kernels.eager import Call, Gradients
 from tarnn.kernels.features import NAMES
 
@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 def serves(x: Tensor) -> bool:
     """Whether the compiled kernels are there for tensors such as x."""
-    return x.device.type == "cpu" and x.dtype in DTYPES and native.available()
+    return x.device.type == "cpu" and x.dtype in DTYPES and library.available()
 
 
 def forward(
