@@ -51,9 +51,10 @@ ONLY_LINEAR = {
     ),
     "signed map": (
         {"feature_map": feature_maps.Identity()},
-        r"Identity features may be negative.*normalize=False.*Elu",
+        r"Identity may give negative weights.*normalize=False.*Elu",
     ),
-    "a map's name": ({"feature_map": "elu"}, r"a module such as tarnn.Elu\(\); got 'elu'"),
+    "no map's name": ({"feature_map": "elo"}, r"one of .*, elu, .*; got 'elo'. Did you mean 'elu'\?"),
+    "a map to be trained": ({"feature_map": "hedgehog"}, r"parameters to be trained: make it yourself"),
     "a map's class": ({"feature_map": feature_maps.Elu}, r"a module such as tarnn.Elu\(\); got <class"),
     "odd map": (
         {"feature_map": torch.nn.Flatten()},

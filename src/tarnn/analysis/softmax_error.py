@@ -26,8 +26,8 @@ def softmax_error(
 
     Raises ValueError for a map that is no estimate of softmax's kernel, having no scale.
     """
-    scale = getattr(getattr(feature_map, "feature_map", feature_map), "scale", None)
-    if scale is None and not getattr(feature_map, "dot_product", False):
+    scale = feature_map.inner.scale
+    if scale is None and not feature_map.dot_product:
         raise ValueError(
             f"{type(feature_map).__name__} does not stand for softmax's kernel; such maps are PositiveRandomFeatures, "
             "Reparametrized, Taylor …"

@@ -4,7 +4,6 @@ A map takes from the model that it is put into those arguments of its constructo
 others are its options. Estimates of softmax's kernel function take two more, `MOVES`.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -78,14 +77,22 @@ def as_feature_map(given: FeatureMap | nn.Module | str, *, head_dim: int, **of_m
 
 
 def map_for(given: FeatureMap | nn.Module | str, x: Tensor) -> FeatureMap:
-    """The same for an op on x (…, d). A name always means the same map: random features are drawn from seed 0."""
+    """The same for an op on x (…, d). A name always means the same map: random features are drawn from seed 0.
+
+    torch.compile can't see through the making of a map: call the function once before it is compiled, or pass a map.
+    """
     if isinstance(given, str):
-        return _shared(given, x.shape[-1], x.device)
+        key = f"{given} {x.shape[-1]} {x.device}"
+        if key not in _SHARED:
+            _SHARED[key] = _make_shared(given, x.shape[-1], x.device)
+        return _SHARED[key]
     return as_feature_map(given, head_dim=x.shape[-1])
 
 
-@lru_cache(maxsize=64)
-def _shared(name: str, head_dim: int, device: torch.device) -> FeatureMap:
+_SHARED: dict[str, FeatureMap] = {}
+
+
+def _make_shared(name: str, head_dim: int, device: torch.device) -> FeatureMap:
     seed = {"seed": 0} if "seed" in options_of(name) else {}
     with (
         torch.inference_mode(False),

@@ -19,7 +19,6 @@ from tarnn.models.block import GeluMlp, TarnnBlock
 from tarnn.models.inputs import check_length
 from tarnn.numerics import default_eps
 from tarnn.ops import LinearState
-from tarnn.ops.features import kernel_name
 
 Model = TarnnForCausalLM | TarnnForImageGeneration
 State = TypeVar("State", bound=ModelState)
@@ -54,7 +53,7 @@ def why_not(model: nn.Module) -> str | None:
             return f"it has no {type(attention).__name__}"
         if attention.rotary is not None:
             return "it has no rotary positions"
-        if not kernel_name(attention.feature_map):
+        if not attention.feature_map.kernel:
             return f"it has no {type(attention.feature_map).__name__} features"
         if attention.decay is not None and not isinstance(attention.decay, HeadDecay | TokenDecay):
             return f"it has no {type(attention.decay).__name__}"
@@ -202,7 +201,7 @@ def _write_model(block: Block, model: Model, weights: str) -> None:
 
 def _write_layer(block: Block, layer: TarnnBlock, weights: str) -> None:
     attention: Any = layer.attention
-    block.numbers(NAMES.index(kernel_name(attention.feature_map)))
+    block.numbers(NAMES.index(attention.feature_map.kernel))
     _write_norm(block, layer.attention_norm)
     _write_norm(block, layer.mlp_norm)
     rows = [(x.weight, x.bias) for x in (attention.q_proj, attention.k_proj, attention.v_proj)]

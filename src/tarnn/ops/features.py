@@ -4,24 +4,18 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from tarnn.feature_maps.base import FeatureMap
+from tarnn.feature_maps.registry import map_for
 from tarnn.kernels import features as kernel_features
 from tarnn.numerics import wide
 
 
-def kernel_name(feature_map: nn.Module) -> str:
-    """The name under which the kernels compute this very map, or "" for any other module."""
-    return getattr(feature_map, "kernel", "")
-
-
-def check_map(feature_map: nn.Module, normalize: bool) -> None:
-    """Raises for what is no map, and ValueError for one known to be signed where its sum would normalise."""
-    if isinstance(feature_map, type) or not callable(feature_map):
-        raise TypeError(f"feature_map must be a module such as tarnn.Elu(); got {feature_map!r}.")
-    if normalize and not getattr(feature_map, "positive", True):
-        raise ValueError(
-            f"{type(feature_map).__name__} features may be negative, so their sum cannot normalise: "
-            "pass normalize=False (and a norm on the output), or choose a positive map such as Elu()."
-        )
+def map_of(given: FeatureMap | nn.Module | str, q: Tensor, normalize: bool) -> FeatureMap:
+    """The map that a caller means. Raises ValueError for one known to be signed where its sum would normalise."""
+    feature_map = map_for(given, q)
+    if normalize:
+        feature_map.check_positive()
+    return feature_map
 
 
 class Inputs(NamedTuple):
@@ -45,16 +39,15 @@ class Inputs(NamedTuple):
         return self.function == "exp" or self.key_log_weight is not None
 
 
-def inputs(feature_map: nn.Module, q: Tensor, k: Tensor) -> Inputs:
+def inputs(feature_map: FeatureMap, q: Tensor, k: Tensor) -> Inputs:
     """Attention with a map as the kernels do it: by a function that they know, by a projection and such a function,
     or, with any other module, from its features.
 
     Raises ValueError if a map has parameters for another number of heads or rows, or doesn't keep leading axes.
     """
-    if name := kernel_name(feature_map):
+    if name := feature_map.kernel:
         return Inputs(q, k, name, k.shape[3])
-    projected = getattr(feature_map, "projected", None)
-    found = None if projected is None else projected(q, k)
+    found = feature_map.projected(q, k)
     if found is None:
         (q, q_scale), (k, k_scale) = features(feature_map, q, "queries"), features(feature_map, k, "keys")
         return Inputs(q, k, "identity", k.shape[3], q_scale, k_scale)
@@ -77,19 +70,18 @@ def _for_heads(x: Tensor, k: Tensor) -> Tensor:
     return x if heads in (1, g) else x.repeat_interleave(g // heads, dim=1)
 
 
-def features(feature_map: nn.Module, x: Tensor, side: str) -> tuple[Tensor, Tensor | None]:
+def features(feature_map: FeatureMap, x: Tensor, side: str) -> tuple[Tensor, Tensor | None]:
     """φ(x) and its log-scale (or None), for x (b, h, t, d), the "queries" or "keys"; by the kernels' maps in
     float32 at least.
 
     Raises ValueError if the module does not keep the leading axes.
     """
-    if name := kernel_name(feature_map):
+    if name := feature_map.kernel:
         return kernel_features.features(name, x.to(wide(x.dtype)))
-    scaled = getattr(feature_map, side, None)
-    phi, scale = (feature_map(x), None) if scaled is None else scaled(x)
+    phi, scale = feature_map.queries(x) if side == "queries" else feature_map.keys(x)
     if phi.shape[:-1] != x.shape[:-1]:
         raise ValueError(
-            f"a feature map takes (…, d) to (…, f), one token at a time; {type(feature_map).__name__} took "
+            f"a feature map takes (…, d) to (…, f), one token at a time; {feature_map._get_name()} took "
             f"{tuple(x.shape)} to {tuple(phi.shape)}."
         )
     return phi, scale

@@ -6,11 +6,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from tarnn.feature_maps.base import FeatureMap
 from tarnn.feature_maps.elementwise import Elu
 from tarnn.numerics import autocast, default_eps
 from tarnn.ops.checks import check_attention, check_state
 from tarnn.ops.dispatch import goes_straight, wants_gradient
-from tarnn.ops.features import check_map, inputs
+from tarnn.ops.features import inputs, map_of
 from tarnn.ops.registration import NativeAttention, forward, linear_attention_op, native
 from tarnn.ops.state import LinearState
 
@@ -21,7 +22,7 @@ def linear_attention(
     q: Float[Tensor, "b h t d"],
     k: Float[Tensor, "b g s d"],
     v: Float[Tensor, "b g s e"],
-    feature_map: nn.Module = _ELU,
+    feature_map: FeatureMap | nn.Module | str = _ELU,
     *,
     causal: bool,
     normalize: bool = True,
@@ -44,7 +45,8 @@ def linear_attention(
     Args:
         q, k, v: (b, h, t, d), (b, g, s, d), (b, g, s, e), one floating dtype, any strides. Key/value head j
             serves the h/g query heads from j·h/g on; nothing is repeated in memory.
-        feature_map: φ, (…, d) → (…, f); any nn.Module. `tarnn.feature_maps` has the usual ones.
+        feature_map: φ, (…, d) → (…, f): one of `tarnn.feature_maps`, the name of one (with its default options, and
+            random features drawn from seed 0), or any nn.Module.
         causal: position i sees j ≤ i only, to the bit: nothing later changes its output.
         normalize: divide by the sum of the weights. Signed maps can't; they take normalize=False.
         eps: added to the denominator, in units of the largest key weight so far; by default 1e-33, and 1e-290
@@ -74,13 +76,13 @@ def linear_attention(
     >>> linear_attention(q, k, v, causal=True).shape
     torch.Size([1, 2, 5, 4])
     """
-    check_map(feature_map, normalize)
     q, k, v = autocast(q, k, v)
     check_attention(
         q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens,
         log_decay=log_decay, key_log_weight=key_log_weight,
     )  # fmt: skip
-    of = inputs(feature_map, q, k)
+    phi = map_of(feature_map, q, normalize)
+    of = inputs(phi, q, k)
     if of.key_log_weight is not None:
         key_log_weight = of.key_log_weight if key_log_weight is None else key_log_weight + of.key_log_weight
     if log_decay is not None and log_decay.ndim == 1:

@@ -113,8 +113,8 @@ def random_feature_softmax(
 
 def _kernel_of(feature_map: FeatureMap) -> Any:
     """The map that has the draws and the scale: this one, or the one in a `Reparametrized`."""
-    inner: Any = getattr(feature_map, "feature_map", feature_map)
-    if not (getattr(inner, "random", False) and inner.log_scaled and hasattr(inner, "scale")):
+    inner: Any = feature_map.inner
+    if not inner.softmax_kernel:
         raise ValueError(
             "softmax over classes needs random features of softmax's kernel, such as PositiveRandomFeatures; got "
             f"{type(feature_map).__name__}."

@@ -4,12 +4,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from tarnn.feature_maps.base import FeatureMap
 from tarnn.kernels import cpu
 from tarnn.kernels.weights import finite
 from tarnn.numerics import autocast, default_eps, full_precision, wide
 from tarnn.ops.checks import check_attention, check_state
 from tarnn.ops.dispatch import goes_straight, wants_gradient
-from tarnn.ops.features import Inputs, check_map, features, inputs
+from tarnn.ops.features import Inputs, features, inputs, map_of
 from tarnn.ops.linear_attention import _ELU
 from tarnn.ops.state import LinearState
 
@@ -18,7 +19,7 @@ def step(
     q: Float[Tensor, "b h 1 d"],
     k: Float[Tensor, "b g 1 d"],
     v: Float[Tensor, "b g 1 e"],
-    feature_map: nn.Module = _ELU,
+    feature_map: FeatureMap | nn.Module | str = _ELU,
     state: LinearState | None = None,
     *,
     normalize: bool = True,
@@ -37,24 +38,24 @@ def step(
 
     Katharopoulos et al. 2020, eq. 16–20 (arXiv 2006.16236).
     """
-    check_map(feature_map, normalize)
     q, k, v = autocast(q, k, v)
     check_attention(q, k, v, causal=True, log_decay=log_decay, key_log_weight=key_log_weight)
+    phi = map_of(feature_map, q, normalize)
     if q.shape[2] != 1:
         raise ValueError(
             f"step takes one token, q (b, h, 1, d); got {tuple(q.shape)}. For more, linear_attention(state=…)."
         )
     eps = default_eps(q.dtype) if eps is None else eps
     # buffers too: torch.func.functional_call puts tensors with gradients in their places
-    of_map = (*feature_map.parameters(), *feature_map.buffers()) if torch.is_grad_enabled() else ()
+    of_map = (*phi.parameters(), *phi.buffers()) if torch.is_grad_enabled() else ()
     tensors = (q, k, v, log_decay, key_log_weight, *(state or ()), *of_map)
     native = goes_straight(q) and not wants_gradient(*tensors)
     if native:
-        of = inputs(feature_map, q, k)
+        of = inputs(phi, q, k)
     else:
-        if getattr(feature_map, "random", False):  # whose features the kernels never round to 16 bits
+        if phi.random:  # whose features the kernels never round to 16 bits
             q, k = q.to(wide(q.dtype)), k.to(wide(k.dtype))
-        (q, q_scale), (k, k_scale) = features(feature_map, q, "queries"), features(feature_map, k, "keys")
+        (q, q_scale), (k, k_scale) = features(phi, q, "queries"), features(phi, k, "keys")
         of = Inputs(q, k, "identity", k.shape[3], q_scale, k_scale)
     key_log_weight = _sum(key_log_weight, of.key_log_weight)
     weighted = key_log_weight is not None or of.log_scaled
