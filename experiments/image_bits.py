@@ -32,10 +32,10 @@ from tarnn.analysis.image_likelihood import bits_per_dim
 from tarnn.data import Images, read_images
 from tarnn.generation.checkpoint import open_model
 from tarnn.models import TarnnForImageGeneration
+from tarnn.tasks import ImageSettings
 from tarnn.training.folder import LOG
 from tarnn.training.log import read_log
 from tarnn.training.run import train
-from tarnn.training.settings import ImageSettings
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 COLORS = {"softmax": "#d55e00", "linear": "#0072b2"}

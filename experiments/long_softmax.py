@@ -22,10 +22,10 @@ import torch
 from output import RESULTS, markdown, write
 
 from tarnn.errors import UserError
+from tarnn.tasks import TextSettings
 from tarnn.training.folder import LOG
 from tarnn.training.log import read_log
 from tarnn.training.run import train
-from tarnn.training.settings import TrainSettings
 
 FULL = {
     "steps": 600, "context": 512, "batch_size": 4, "hidden_size": 128, "layers": 4, "features": 128,
@@ -115,12 +115,12 @@ def texts(options: argparse.Namespace) -> tuple[Path, Path]:
     return training, validation
 
 
-def settings(name: str, training: Path, validation: Path, options: argparse.Namespace) -> TrainSettings:
+def settings(name: str, training: Path, validation: Path, options: argparse.Namespace) -> TextSettings:
     """The run of a variant; the same name is the same run, so it goes on where it stopped."""
     given = {"redraw_every": options.redraw_every, **VARIANTS[name][0]}
     if given.get("feature_map") in ("favor", "smreg"):
         given["feature_map_options"] = {given["feature_map"]: {"num_features": options.features}}
-    return TrainSettings(
+    return TextSettings(
         sources=(str(training),), out=options.runs / name.replace(" ", "_").replace(",", ""), val=str(validation),
         context=options.context, hidden_size=options.hidden_size, layers=options.layers, heads=4, decay="none",
         position="sinusoidal", steps=options.steps, batch_size=options.batch_size,

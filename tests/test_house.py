@@ -16,7 +16,8 @@ MAY_IMPORT = {
     "ops": {"kernels", "feature_maps"},
     "attention": {"ops", "feature_maps"},
     "models": {"kernels", "ops", "feature_maps", "attention"},  # kernels: to sample a likelihood
-    "training": {"ops", "feature_maps", "attention", "models", "data"},
+    "tasks": {"ops", "feature_maps", "attention", "models", "data"},
+    "training": {"ops", "feature_maps", "attention", "models", "data", "tasks"},
     "generation": {
         "kernels",
         "ops",
@@ -24,6 +25,7 @@ MAY_IMPORT = {
         "attention",
         "models",
         "data",
+        "tasks",
     },  # kernels: the fused step
     "analysis": {"ops", "feature_maps", "attention", "models", "data"},
     "cli": {
@@ -32,6 +34,7 @@ MAY_IMPORT = {
         "attention",
         "models",
         "data",
+        "tasks",
         "training",
         "generation",
         "analysis",

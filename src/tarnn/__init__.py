@@ -46,6 +46,7 @@ _ROOMS = (
     "kernels",
     "models",
     "ops",
+    "tasks",
     "training",
 )
 

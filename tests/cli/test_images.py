@@ -12,7 +12,7 @@ from transformers import AutoModel
 from tarnn.cli.images import HIDDEN
 from tarnn.data import read_images
 from tarnn.data.image_grid import GAP
-from tarnn.training.trainer import ImageTrainer
+from tarnn.training.safe_trainer import SafeTrainer
 
 TINY = [
     "--task", "image", "--hidden-size", "32", "--layers", "2", "--heads", "2", "--batch-size", "4", "--steps", "12",
@@ -91,11 +91,11 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(train, tmp_path, monk
             raise KeyboardInterrupt
         return batch_loss(self, model, batch)
 
-    batch_loss = ImageTrainer.batch_loss
-    monkeypatch.setattr(ImageTrainer, "batch_loss", interrupted)
+    batch_loss = SafeTrainer.batch_loss
+    monkeypatch.setattr(SafeTrainer, "batch_loss", interrupted)
     code, _, stderr = train(*options)
     assert (code, "--resume goes on from" in stderr) == (130, True)
-    monkeypatch.setattr(ImageTrainer, "batch_loss", batch_loss)
+    monkeypatch.setattr(SafeTrainer, "batch_loss", batch_loss)
     code, _, stderr = train(*options, "--resume")
     assert (code, "checkpoint-4" in stderr) == (0, True)
     assert "0.0001, constant; RAdam, weight decay 0.01" in stderr
@@ -113,9 +113,9 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(train, tmp_path, monk
 
 def test_radam_decouples_its_weight_decay(train, monkeypatch):
     made = []
-    create = ImageTrainer.create_optimizer
+    create = SafeTrainer.create_optimizer
     monkeypatch.setattr(
-        ImageTrainer, "create_optimizer", lambda self, *a: made.append(create(self, *a)) or made[0]
+        SafeTrainer, "create_optimizer", lambda self, *a: made.append(create(self, *a)) or made[0]
     )
     assert (
         train("--optimizer", "radam", "--steps", 1, "--learning-rate", 5e-4, "--set", "adam_epsilon=1e-6")[0]

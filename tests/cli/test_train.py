@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tarnn.data.corpus import load
 from tarnn.training.budget import WARMUP, cosine
-from tarnn.training.trainer import TextTrainer
+from tarnn.training.safe_trainer import SafeTrainer
 
 
 def log_of(run):
@@ -78,7 +78,7 @@ def test_a_run_and_all_that_it_writes(train, tmp_path, monkeypatch):
 @pytest.fixture
 def worse_after(monkeypatch):
     """worse_after(step): from then on every evaluation is worse than any before."""
-    evaluate = TextTrainer.evaluate
+    evaluate = SafeTrainer.evaluate
 
     def install(step):
         def worse(self, *args, **kwargs):
@@ -86,7 +86,7 @@ def worse_after(monkeypatch):
             metrics["eval_bits_per_byte"] += self.state.global_step > step
             return metrics
 
-        monkeypatch.setattr(TextTrainer, "evaluate", worse)
+        monkeypatch.setattr(SafeTrainer, "evaluate", worse)
 
     return install
 
@@ -268,8 +268,8 @@ def test_control_c_says_where_it_goes_on(train, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return compute_loss(self, model, inputs, **kwargs)
 
-    compute_loss = TextTrainer.compute_loss
-    monkeypatch.setattr(TextTrainer, "compute_loss", interrupted)
+    compute_loss = SafeTrainer.compute_loss
+    monkeypatch.setattr(SafeTrainer, "compute_loss", interrupted)
     code, _, stderr = train()
     assert code == 130
     assert f"tarnn: --resume goes on from {tmp_path / 'run/checkpoints/checkpoint-4'}\n" in stderr

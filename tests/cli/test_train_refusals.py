@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import GPT2Config
 
-from tarnn.training.trainer import TextTrainer
+from tarnn.training.safe_trainer import SafeTrainer
 
 
 def matches(sentence, *parts):
@@ -183,7 +183,7 @@ def test_what_was_never_finished_is_not_picked_up(train, tmp_path):
 def test_a_loss_that_is_not_a_number_stops_before_the_weights_are_ruined(
     refused, train, tmp_path, monkeypatch, poison
 ):
-    compute_loss = TextTrainer.compute_loss
+    compute_loss = SafeTrainer.compute_loss
 
     def poisoned(self, model, inputs, **kwargs):
         loss = compute_loss(self, model, inputs, **kwargs)
@@ -192,7 +192,7 @@ def test_a_loss_that_is_not_a_number_stops_before_the_weights_are_ruined(
         infinite = next(model.parameters()).sum() * 0  # with an infinite slope
         return loss * torch.nan if poison == "loss" else loss + infinite.sqrt()
 
-    monkeypatch.setattr(TextTrainer, "compute_loss", poisoned)
+    monkeypatch.setattr(SafeTrainer, "compute_loss", poisoned)
     said = refused()
     last = tmp_path / "run/checkpoints/checkpoint-4"
     what = "the loss is nan and the gradients are" if poison == "loss" else ": the gradients are"
@@ -206,14 +206,14 @@ def test_a_loss_that_is_not_a_number_stops_before_the_weights_are_ruined(
 
 
 def test_weights_that_are_no_numbers_are_never_saved(refused, tmp_path, monkeypatch):
-    save = TextTrainer._save_checkpoint
+    save = SafeTrainer._save_checkpoint
 
     def poisoned(self, model, trial):
         if self.state.global_step > 4:
             next(self.model.parameters()).data[0, 0] = torch.inf
         save(self, model, trial)
 
-    monkeypatch.setattr(TextTrainer, "_save_checkpoint", poisoned)
+    monkeypatch.setattr(SafeTrainer, "_save_checkpoint", poisoned)
     assert matches(
         refused(), "after step 8", "weights are no longer finite", tmp_path / "run/checkpoints/checkpoint-4"
     )

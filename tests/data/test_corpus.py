@@ -27,7 +27,7 @@ def test_documents_end_with_a_separator_and_the_end_is_held_out(tmp_path):
     assert corpus.bytes_per_id.tolist() == [1] * 256 + [0]
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(min_size=1), min_size=1, max_size=4), fraction=st.floats(0, 0.9))
 def test_both_parts_together_are_the_text(tmp_path_factory, texts, fraction):
     documents = [Document("", text.encode()) for text in texts]

@@ -17,7 +17,7 @@ def read(*sources, **options):
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "b.txt").write_bytes(b"bee")
-    (tmp_path / "a.txt").write_bytes(b"\xff\x00a")
+    (tmp_path / "a.txt").write_bytes(b"\xff\x01a")
     (tmp_path / "empty.txt").touch()
     (tmp_path / ".hidden").write_bytes(b"no")
     (tmp_path / "sub" / ".git").mkdir(parents=True)
@@ -27,9 +27,9 @@ def folder(tmp_path):
 
 
 def test_file_folder_and_glob(folder):
-    assert read(str(folder / "a.txt")) == [(str(folder / "a.txt"), b"\xff\x00a")]
-    assert [data for _, data in read(str(folder))] == [b"\xff\x00a", b"bee", b"sea"]
-    assert [data for _, data in read(str(folder / "*.txt"))] == [b"\xff\x00a", b"bee"]
+    assert read(str(folder / "a.txt")) == [(str(folder / "a.txt"), b"\xff\x01a")]
+    assert [data for _, data in read(str(folder))] == [b"\xff\x01a", b"bee", b"sea"]
+    assert [data for _, data in read(str(folder / "*.txt"))] == [b"\xff\x01a", b"bee"]
     assert [data for _, data in read(str(folder / "**" / "*.md"))] == [b"sea"]
     assert [data for _, data in read(str(folder / "b.txt"), str(folder / "sub"))] == [b"bee", b"sea"]
 

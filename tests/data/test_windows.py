@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from tarnn.data import ValidationBatches, Windows, WindowSampler, collate
+from tarnn.data.windows import ValidationBatches, Windows, WindowSampler, collate
 from tarnn.errors import UserError
 
 

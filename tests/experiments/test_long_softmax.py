@@ -9,8 +9,8 @@ import pytest
 from safetensors.torch import load_file
 
 from tarnn.models import TarnnForCausalLM
+from tarnn.tasks.text import text_config
 from tarnn.training.log import read_log
-from tarnn.training.model import model_config
 
 TINY = ("--quick", "--steps", 4, "--eval-every", 2, "--redraw-every", 2)
 
@@ -60,7 +60,7 @@ def test_all_variants_have_the_same_parameters(monkeypatch, books):
     monkeypatch.setattr("sys.argv", ["long_softmax.py", "--books", str(books), "--quick"])
     options = long_softmax.parse()
     every = [long_softmax.settings(name, books, books, options) for name in long_softmax.VARIANTS]
-    sizes = {TarnnForCausalLM(model_config(x)).num_parameters() for x in every}
+    sizes = {TarnnForCausalLM(text_config(x)).num_parameters() for x in every}
     assert len(every) == 6
     assert len(sizes) == 1
 

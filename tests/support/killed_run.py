@@ -38,7 +38,7 @@ def arm(moment: str) -> None:
     import transformers.modeling_utils
 
     from tarnn.data import corpus
-    from tarnn.training import checkpoints, folder, log, trainer
+    from tarnn.training import checkpoints, folder, log, safe_trainer
 
     calls = {"n": 0}
 
@@ -78,7 +78,7 @@ def arm(moment: str) -> None:
         return result
 
     moments = {
-        "in a step": lambda: patch(trainer.TextTrainer, "compute_loss", in_a_step),
+        "in a step": lambda: patch(safe_trainer.SafeTrainer, "compute_loss", in_a_step),
         "half the weights": lambda: patch(transformers.modeling_utils, "safe_save_file", half_written),
         "half the optimizer": lambda: patch(torch, "save", half_written),
         "before the marker": lambda: patch(checkpoints, "finish", before),

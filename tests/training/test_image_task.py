@@ -8,8 +8,7 @@ import pytest
 
 from tarnn.data import Images
 from tarnn.errors import UserError
-from tarnn.training.image_task import VALIDATION_VALUES, split
-from tarnn.training.settings import ImageSettings
+from tarnn.tasks.images import VALIDATION_VALUES, ImageSettings, split
 
 
 def made(n, *shape):

@@ -6,7 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from tarnn.tasks import Facts
 from tarnn.training.progress import Progress
+
+FACTS = Facts("bits_per_byte", "tokens", per_step=64, epoch=640, bytes_per_token=1.0)
 
 
 class Terminal(io.StringIO):
@@ -32,7 +35,7 @@ def test_loss_in_bits_per_byte_and_evaluations_that_stay(monkeypatch, terminal):
     monkeypatch.setattr(sys, "stderr", shown)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
-    go(Progress(lambda step: step / 4, lambda: 2.0, tokens_per_step=64, bytes_per_token=1.0))
+    go(Progress(lambda step: step / 4, lambda: 2.0, FACTS))
     text = shown.getvalue()
     assert ("3.000 bits/byte" if terminal else "25 %  step 1  1.000 bits/byte") in text
     assert "step 3: validation 2.5000 bits/byte  best so far" in text
@@ -43,5 +46,5 @@ def test_loss_in_bits_per_byte_and_evaluations_that_stay(monkeypatch, terminal):
 def test_silence(monkeypatch):
     shown = Terminal()
     monkeypatch.setattr(sys, "stderr", shown)
-    go(Progress(lambda step: 0.0, lambda: 2.0, 64, 1.0, show=False))
+    go(Progress(lambda step: 0.0, lambda: 2.0, FACTS, show=False))
     assert shown.getvalue() == ""

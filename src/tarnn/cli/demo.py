@@ -21,9 +21,10 @@ from tarnn.generation.samplers import sampler
 from tarnn.generation.streaming import TextStream, decoder
 from tarnn.generation.threads import threads_for_steps
 from tarnn.models import TarnnForCausalLM
-from tarnn.training.folder import DATA, LOG, SETTINGS, read_settings
+from tarnn.tasks import TextSettings
+from tarnn.tasks.text import DATA
+from tarnn.training.folder import LOG, SETTINGS, read_settings
 from tarnn.training.run import TrainResult, train
-from tarnn.training.settings import TrainSettings
 
 NAME = "tarnn demo"  # of its runs, in their settings: by it the next demo knows a folder that it may clear
 POSITIONS, QUICK_POSITIONS = (1024, 4096, 16384, 65536), (64, 256)
@@ -53,7 +54,7 @@ def demo(
     softmax and a cache of keys and values.
     """
     replace = may_replace(out)
-    settings = TrainSettings(
+    settings = TextSettings(
         sources=(corpus,), out=out, seed=seed, overwrite=replace, sample_tokens=0,
         training_arguments={"run_name": NAME}, **(QUICK_MODEL if quick else MODEL | {"max_minutes": minutes}),
     )  # fmt: skip

@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tarnn.data.sources import Document
+from tarnn.data.ticker import ticking
 from tarnn.data.tokenizers import byte_tokenizer, encode, pieces, token_bytes, train_bpe
 from tarnn.errors import UserError
 
@@ -22,6 +23,7 @@ DESCRIPTION = "corpus.json"  # written last: a folder without it is not a corpus
 
 
 VALIDATION_FRACTION, VALIDATION_LIMIT = 0.1, 1 << 18  # of the text; in bytes. Where nothing was asked for.
+LARGEST_VOCABULARY = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Corpus:
 def prepare(
     documents: Iterable[Document], folder: Path, *, tokenizer: str = "bytes",
     validation_fraction: float | None = None, validation_documents: Iterable[Document] | None = None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Corpus:  # fmt: skip
     """Split, tokenize and write a text to `folder`, which appears whole or not at all.
 
@@ -61,19 +64,26 @@ def prepare(
     if vocab_size is not None:
         documents = utf8_only(documents)
         validation_documents = None if validation_documents is None else utf8_only(validation_documents)
-    text = spool(documents, partial / "text")
+    with ticking("reading the text", tell, lambda: f"{file_size(partial / 'text'):,} bytes so far"):
+        text = spool(documents, partial / "text")
     if validation_documents is not None:
         held_out, cut = spool(validation_documents, partial / "validation-text"), len(text.data)
     else:
         held_out, cut = text, cut_before(text.data, validation_fraction)
     tokens = byte_tokenizer()
     if vocab_size is not None:
-        tokens = train_bpe((data for data, _ in text.documents(0, cut)), vocab_size)
+        with ticking(f"training a tokenizer on {cut:,} bytes", tell):
+            tokens = train_bpe((data for data, _ in text.documents(0, cut)), vocab_size)
     facts: dict[str, Any] = {"digest": text.digest, "tokenizer": tokenizer}
-    facts["train"] = write_ids(tokens, text.documents(0, cut), partial / "train.ids")
+    count = {"documents": 0, "bytes": 0, "tokens": 0}
+    with ticking(f"turning {cut:,} bytes into tokens", tell, lambda: f"{count['bytes']:,} done"):
+        facts["train"] = write_ids(tokens, text.documents(0, cut), partial / "train.ids", count)
     start = cut if held_out is text else 0
     facts["validation"] = write_ids(
-        tokens, held_out.documents(start, len(held_out.data)), partial / "validation.ids"
+        tokens,
+        held_out.documents(start, len(held_out.data)),
+        partial / "validation.ids",
+        dict.fromkeys(count, 0),
     )
     if held_out is not text:
         facts["validation"]["digest"] = held_out.digest
@@ -174,6 +184,10 @@ def bpe_size(tokenizer: str) -> int | None:
     if tokenizer == "bytes":
         return None
     if kind == "bpe" and size.isdecimal():
+        if len(size) > 12 or int(size) > LARGEST_VOCABULARY:
+            raise UserError(
+                f"a BPE vocabulary of {size} is too large; expected at most {LARGEST_VOCABULARY:,}."
+            )
         return int(size)
     raise UserError(
         f"no tokenizer is called {tokenizer!r}; expected 'bytes' or 'bpe:N' with N ids, such as 'bpe:4096'."
@@ -185,16 +199,23 @@ def id_dtype(num_ids: int) -> np.dtype:
 
 
 def write_ids(
-    tokenizer: "PreTrainedTokenizerFast", documents: Iterable[tuple[bytes, bool]], path: Path
+    tokenizer: "PreTrainedTokenizerFast",
+    documents: Iterable[tuple[bytes, bool]],
+    path: Path,
+    count: dict[str, int],
 ) -> dict[str, int]:
-    """The ids of documents, each that is whole followed by <|endoftext|>; counts of what was written."""
-    dtype, count = id_dtype(len(tokenizer)), {"documents": 0, "bytes": 0, "tokens": 0}
+    """The ids of documents, each that is whole followed by <|endoftext|>; adds what was written to `count`."""
+    dtype = id_dtype(len(tokenizer))
     separator = np.array([tokenizer.eos_token_id])
     with path.open("wb") as file:
         for data, whole in documents:
+            count["documents"] += 1
             ids = np.concatenate([encode(tokenizer, data), separator[:whole]]).astype(dtype)
             file.write(ids.tobytes())
-            count["documents"] += 1
             count["bytes"] += len(data)
             count["tokens"] += len(ids)
     return count
+
+
+def file_size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

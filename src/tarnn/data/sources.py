@@ -3,17 +3,18 @@
 import glob
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
 from tarnn.data.corpora import CORPORA
+from tarnn.data.files import not_text, opened, plain_suffix
 from tarnn.errors import UserError
 
 KINDS = (
-    "a file, a folder, a glob, '-' for standard input, a .jsonl file, 'datasets:NAME[:CONFIG[:SPLIT]]', "
-    f"or a built-in corpus ({', '.join(CORPORA)})"
+    "a file, a folder, a glob, '-' for standard input, a .jsonl file (files may be .gz, .bz2, .xz or .zst), "
+    f"'datasets:NAME[:CONFIG[:SPLIT]]', or a built-in corpus ({', '.join(CORPORA)})"
 )
 
 
@@ -24,22 +25,25 @@ class Document(NamedTuple):
     data: bytes
 
 
-def read_documents(sources: Sequence[str], *, text_field: str = "text") -> Iterator[Document]:
+def read_documents(
+    sources: Sequence[str], *, text_field: str = "text", tell: Callable[[str], None] = lambda line: None
+) -> Iterator[Document]:
     """The documents of all sources, in the order given; those of a folder or a glob by name.
 
-    A folder stands for every file below it that is not hidden; empty ones there are passed over, while an
-    empty file that was named is refused. A built-in corpus wins over a file of the same name ('./NAME' is
-    the file). `text_field` names the field that holds the text in jsonl lines and `datasets` rows.
+    A folder stands for every file below it that is not hidden. Empty ones there are passed over, those that are not
+    text too, and `tell` gets a line about them; a file that was named is refused in both cases. Standard input is
+    taken as it is. A built-in corpus wins over a file of the same name ('./NAME' is the file). `text_field` names
+    the field that holds the text in jsonl lines and `datasets` rows.
 
     Raises UserError: no such source, nothing in it, a line that is not JSON, a field that is not there.
     """
     if not sources:
         raise UserError(f"no text was given; expected {KINDS}.")
     for source in sources:
-        yield from read_source(source, text_field)
+        yield from read_source(source, text_field, tell)
 
 
-def read_source(source: str, text_field: str) -> Iterator[Document]:
+def read_source(source: str, text_field: str, tell: Callable[[str], None]) -> Iterator[Document]:
     path = Path(source).expanduser()
     if source == "-":
         yield not_empty(Document("standard input", sys.stdin.buffer.read()))
@@ -48,12 +52,13 @@ def read_source(source: str, text_field: str) -> Iterator[Document]:
     elif source.startswith("datasets:"):
         yield from read_dataset(source, text_field)
     elif path.is_dir():
-        yield from read_all(sorted(files_below(path)), f"folder {source}", text_field)
+        yield from read_all(sorted(files_below(path)), f"folder {source}", text_field, tell)
     elif path.exists():
         yield from read_file(path, text_field)
     elif glob.has_magic(source):
         matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
-        yield from read_all([match for match in matches if match.is_file()], f"glob {source!r}", text_field)
+        files = [match for match in matches if match.is_file()]
+        yield from read_all(files, f"glob {source!r}", text_field, tell)
     else:
         close = get_close_matches(source, CORPORA, n=1)
         hint = f" Did you mean the built-in corpus '{close[0]}'?" if close else ""
@@ -67,20 +72,47 @@ def files_below(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def read_all(paths: Sequence[Path], where: str, text_field: str) -> Iterator[Document]:
-    """The files of a folder or a glob without the empty ones; at least one must be left."""
-    paths = [path for path in paths if path.stat().st_size]
-    if not paths:
-        raise UserError(f"{where} has no files with text in them; expected at least one.")
+def read_all(
+    paths: Sequence[Path], where: str, text_field: str, tell: Callable[[str], None]
+) -> Iterator[Document]:
+    """The files of a folder or a glob that hold text; at least one must."""
+    left_out, found = [], False
     for path in paths:
-        yield from read_file(path, text_field)
+        if not path.stat().st_size:
+            continue
+        try:
+            yield from read_file(path, text_field)
+            found = True
+        except NotTextError:
+            left_out.append(path.name)
+    if left_out:
+        names = ", ".join(left_out[:3]) + (" …" if len(left_out) > 3 else "")
+        many = (
+            f"{len(left_out):,} files of {where} that are"
+            if len(left_out) > 1
+            else f"a file of {where} that is"
+        )
+        tell(f"left out: {many} not text: {names}")
+    if not found:
+        raise UserError(f"{where} has no files with text in them; expected at least one.")
+
+
+class NotTextError(UserError):
+    """A file holds something else than text."""
 
 
 def read_file(path: Path, text_field: str) -> Iterator[Document]:
-    if path.suffix == ".jsonl":
+    if plain_suffix(path) == ".jsonl":
         yield from read_jsonl(path, text_field)
-    else:
-        yield not_empty(Document(str(path), path.read_bytes()))
+        return
+    with opened(path) as stream:
+        data = stream.read()
+    if what := not_text(data):
+        raise NotTextError(
+            f"{path} is not text but {what}; expected text. To train on its bytes all the same, pipe it: "
+            f"`tarnn train - … < {path}`."
+        )
+    yield not_empty(Document(str(path), data))
 
 
 def not_empty(document: Document) -> Document:
@@ -90,18 +122,18 @@ def not_empty(document: Document) -> Document:
 
 
 def read_jsonl(path: Path, text_field: str) -> Iterator[Document]:
-    """One document a line: the string under `text_field` of its JSON object. Blank lines are passed over."""
+    """One document per line: the string under `text_field` of its JSON object. Blank lines are passed over."""
     found = False
-    with path.open("rb") as lines:
+    with opened(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             name = f"{path}, line {number}"
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(
-                    f"{name} is not JSON ({error}); a .jsonl file has one JSON object a line."
+                    f"{name} is not JSON ({error}); a .jsonl file has one JSON object per line."
                 ) from None
             if not isinstance(row, dict):
                 raise UserError(
@@ -110,7 +142,7 @@ def read_jsonl(path: Path, text_field: str) -> Iterator[Document]:
             yield text_of(row, text_field, name)
             found = True
     if not found:
-        raise UserError(f"{path} is empty; expected one JSON object a line.")
+        raise UserError(f"{path} is empty; expected one JSON object per line.")
 
 
 def read_dataset(source: str, text_field: str) -> Iterator[Document]:

@@ -11,12 +11,12 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from tarnn.errors import UserError
-from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
+from tarnn.models import TarnnConfig
+from tarnn.tasks import TASKS
 
-# model_type → what it is, its config, its model
+# model_type → what it is of, its config, its model
 KINDS: dict[str, tuple[str, type[TarnnConfig], Any]] = {
-    "tarnn": ("text", TarnnConfig, TarnnForCausalLM),
-    "tarnn_image": ("images", TarnnImageConfig, TarnnForImageGeneration),
+    task.model_type: (task.of, *task.classes()) for task in TASKS.values()
 }
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 

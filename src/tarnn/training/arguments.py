@@ -1,7 +1,6 @@
 """From a run's settings to Hugging Face's TrainingArguments; `--set key=value` for all that has no option."""
 
 import dataclasses
-import json
 from difflib import get_close_matches
 from typing import Any
 
@@ -9,8 +8,8 @@ import torch
 from transformers import TrainingArguments
 
 from tarnn.errors import UserError
+from tarnn.tasks import RunSettings
 from tarnn.training.budget import FLOOR, WARMUP
-from tarnn.training.settings import RunSettings
 
 # what has an option of its own, or what the run depends on being as it is
 OWN = {
@@ -30,50 +29,19 @@ FIXED = {
 }  # fmt: skip
 
 
-def parse_assignments(assignments: list[str]) -> dict[str, Any]:
-    """`key=value` strings as fields of TrainingArguments; values are JSON where they can be, else text."""
-    fields = {f.name: f for f in dataclasses.fields(TrainingArguments) if f.init}
-    parsed = {}
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals:
-            raise UserError(
-                f"--set {assignment} has no value; expected --set key=value, such as --set weight_decay=0.1."
-            )
-        if key not in fields:
-            close = ", ".join(get_close_matches(key, fields, n=3, cutoff=0.4))
+def check_assignments(assignments: dict[str, Any]) -> None:
+    """Raises UserError for what is no field of TrainingArguments, or has an option of its own, or another kind of value."""
+    known = {f.name: f for f in dataclasses.fields(TrainingArguments) if f.init}
+    for key, value in assignments.items():
+        if key not in known:
+            close = ", ".join(get_close_matches(key, known, n=3, cutoff=0.4))
             hint = f" The closest are {close}." if close else ""
             raise UserError(f"--set {key}: no field of Hugging Face's TrainingArguments has that name.{hint}")
         if key in OWN:
             raise UserError(f"--set {key}: use {OWN[key]} instead.")
         if key in FIXED:
             raise UserError(f"--set {key}: tarnn train depends on it as it is; leave it out.")
-        value = as_json(text)
-        check_kind(key, value, default_of(fields[key]))
-        parsed[key] = value
-    return parsed
-
-
-def parse_map_options(assignments: list[str]) -> dict[str, dict[str, Any]]:
-    """`map.option=value` strings as a config has them: {"favor": {"num_features": 128}}."""
-    parsed: dict[str, dict[str, Any]] = {}
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        name, dot, what = key.partition(".")
-        if not equals or not dot:
-            raise UserError(
-                f"--map-option {assignment} is no option of a map; expected map.option=value, such as "
-                "favor.num_features=128."
-            )
-        parsed.setdefault(name, {})[what] = as_json(text)
-    return parsed
-
-
-def as_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+        check_kind(key, value, default_of(known[key]))
 
 
 def default_of(field: dataclasses.Field) -> Any:
@@ -94,8 +62,9 @@ def training_arguments(settings: RunSettings) -> TrainingArguments:
 
     Unlike the Trainer's own defaults: AdamW with β₂ = 0.95 and weight decay 0.1, 2 % of warm-up and a cosine
     down to a tenth of the learning rate (unless the settings' recipe is another), nothing reported anywhere, and no
-    work a step that nobody looks at.
+    work per step that nobody looks at.
     """
+    check_assignments(settings.training_arguments)
     if settings.max_minutes is not None and "lr_scheduler_type" in settings.training_arguments:
         raise UserError(
             "--set lr_scheduler_type: with --max-minutes the learning rate follows the clock; leave it out."

@@ -18,8 +18,8 @@ from pathlib import Path
 from safetensors import safe_open
 
 from tarnn.errors import UserError
+from tarnn.tasks import TASKS
 
-KINDS = ("tarnn", "tarnn_image")  # of models
 MARKER = "complete.json"
 PARTIAL, DOOMED = ".partial", ".doomed"  # being written, being deleted
 
@@ -113,9 +113,10 @@ def read_state(checkpoint: Path) -> RunState:
         for path in checkpoint.glob("*.safetensors"):
             with safe_open(path, framework="pt"):
                 pass
-    if kind not in KINDS:
+    kinds = [task.model_type for task in TASKS.values()]
+    if kind not in kinds:
         raise UserError(
-            f"{checkpoint} holds a model of another kind ({kind!r}); expected {' or '.join(map(repr, KINDS))}. "
+            f"{checkpoint} holds a model of another kind ({kind!r}); expected {' or '.join(map(repr, kinds))}. "
             f"{remedy(checkpoint)}"
         )
     return state

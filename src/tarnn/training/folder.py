@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from tarnn.errors import UserError
+from tarnn.tasks import RunSettings
+from tarnn.tasks.text import DATA, SAMPLE
 from tarnn.training.checkpoints import DOOMED, PARTIAL
-from tarnn.training.settings import RunSettings
 
-SETTINGS, LOG, SAMPLE, DATA, CHECKPOINTS = "settings.json", "log.jsonl", "sample.txt", "data", "checkpoints"
-PICTURE = "sample.png"
+SETTINGS, LOG, PICTURE, CHECKPOINTS = "settings.json", "log.jsonl", "sample.png", "checkpoints"
 FILES = (
     LOG, SAMPLE, PICTURE, "model.safetensors", "config.json", "generation_config.json", "tokenizer.json",
     "tokenizer_config.json", "special_tokens_map.json", SETTINGS,

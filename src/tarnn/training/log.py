@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from tarnn.tasks import Facts
 from tarnn.training.metrics import bits_per_byte
 
 
@@ -30,44 +31,32 @@ def cut_log(path: Path, step: int) -> None:
 class LogFile(TrainerCallback):
     """Appends to `path`, on the first process.
 
-    Training: step, epoch, loss (nats a token, mean since the line before), bits_per_byte (the same, by the
+    Training: step, epoch, loss (nats per token, mean since the line before), bits_per_byte (the same, by the
     bytes per token of the whole training text), learning_rate, grad_norm, tokens seen, seconds.
     Evaluation: step, seconds, validation_loss, validation_bits_per_byte, validation_perplexity.
 
-    Of images, `unit` is bits_per_dim (a value is a token, and a byte), and images are `counted`, not tokens.
+    The names are those of the task's `facts`: for images bits_per_dim (a value is a token, and a byte), and images, not
+    tokens.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        seconds: Callable[[], float],
-        tokens_per_step: int,
-        tokens: int,
-        bytes_per_token: float,
-        *,
-        unit: str = "bits_per_byte",
-        counted: str = "tokens",
-    ):
-        self.path = path
-        self.seconds = seconds
-        self.tokens_per_step, self.tokens, self.bytes_per_token = tokens_per_step, tokens, bytes_per_token
-        self.unit, self.counted = unit, counted
+    def __init__(self, path: Path, seconds: Callable[[], float], facts: Facts):
+        self.path, self.seconds, self.facts = path, seconds, facts
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        logs = logs or {}
-        seen = state.global_step * self.tokens_per_step
+        logs, facts = logs or {}, self.facts
+        seen = state.global_step * facts.per_step
         line = {
             "step": state.global_step,
-            "epoch": round(seen / self.tokens, 6),
+            "epoch": round(seen / facts.epoch, 6),
             "seconds": round(self.seconds(), 3),
         }
         if "loss" in logs:
-            line[self.counted] = seen
+            line[facts.counted] = seen
             line["loss"] = logs["loss"]
-            line[self.unit] = bits_per_byte(logs["loss"], self.bytes_per_token)
+            line[facts.unit] = bits_per_byte(logs["loss"], facts.bytes_per_token)
             line |= {key: logs[key] for key in ("learning_rate", "grad_norm") if key in logs}
         elif "eval_loss" in logs:
-            names = {"loss": "loss", self.unit: "bits_per_byte", "perplexity": "perplexity"}
+            names = {"loss": "loss", facts.unit: "bits_per_byte", "perplexity": "perplexity"}
             line |= {f"validation_{name}": logs[f"eval_{key}"] for name, key in names.items()}
         else:
             return

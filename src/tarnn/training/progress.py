@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from tarnn.tasks import Facts
 from tarnn.training.metrics import bits_per_byte
 
 LINE_EVERY = 10.0  # seconds, without a terminal
@@ -19,13 +20,11 @@ class Progress(TrainerCallback):
     """
 
     def __init__(
-        self, fraction: Callable[[int], float], seconds: Callable[[], float], tokens_per_step: int,
-        bytes_per_token: float, show: bool = True, *, unit: str = "bits_per_byte", counted: str = "tokens",
-    ):  # fmt: skip
-        self.fraction, self.seconds = fraction, seconds
-        self.tokens_per_step, self.bytes_per_token = tokens_per_step, bytes_per_token
+        self, fraction: Callable[[int], float], seconds: Callable[[], float], facts: Facts, show: bool = True
+    ):
+        self.fraction, self.seconds, self.facts = fraction, seconds, facts
         self.show = show
-        self.unit, self.counted = unit.replace("_per_", "/"), counted
+        self.unit = facts.unit.replace("_per_", "/")
         self.bar: Any = None
         self.task: Any = None
         self.best = float("inf")
@@ -46,11 +45,11 @@ class Progress(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if logs and "loss" in logs:
-            bits = bits_per_byte(logs["loss"], self.bytes_per_token)
+            bits = bits_per_byte(logs["loss"], self.facts.bytes_per_token)
             self.text = f"step {state.global_step:,}  {bits:.3f} {self.unit}"
             steps, seconds = state.global_step - self.since[0], self.seconds() - self.since[1]
             if seconds > 0:
-                self.text += f"  {steps * self.tokens_per_step / seconds:,.0f} {self.counted}/s"
+                self.text += f"  {steps * self.facts.per_step / seconds:,.0f} {self.facts.counted}/s"
             if self.bar is not None:
                 self.bar.update(self.task, text=self.text)
             elif time.monotonic() - self.last_line > LINE_EVERY:

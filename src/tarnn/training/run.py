@@ -1,19 +1,12 @@
-"""One training run from its settings to a model in a folder: `train(TrainSettings(...))` is `tarnn train`.
+"""One training run from its settings to a model in a folder: `train(TextSettings(...))` is `tarnn train`.
 
-Of the task (text, images) it asks what it reads, which model and trainer it takes, and how to speak of them; length,
-time, log, checkpoints and resuming are the same for all. A task has
-
-    name, unit, counted     under which name its facts are saved; of its measure; what progress counts
-    epoch, bytes_per_token, validates, facts
-    check(settings), per_step(args), steps_of(epochs, per_step), model(), trainer(**options), sample()
-    run_facts(), rows(), step_row(per_step)        for settings.json and the table of settings
+What is trained for is the task's to say (`tarnn.tasks`); length, time, log, checkpoints and resuming are the same for all.
 """
 
 import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import transformers
 from transformers import PreTrainedModel, TrainingArguments
@@ -21,23 +14,19 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import IntervalStrategy, set_seed
 
 from tarnn.attention.calibration import calibrated_layers
+from tarnn.tasks import TASKS, Facts, RunSettings, Task
 from tarnn.training import checkpoints
 from tarnn.training.arguments import training_arguments
 from tarnn.training.budget import Clock, TimeBudget
 from tarnn.training.failures import full_disk_told
 from tarnn.training.folder import CHECKPOINTS, LOG, claim, refuse_other_number, write_settings
-from tarnn.training.image_task import ImageTask
 from tarnn.training.log import LogFile, cut_log
 from tarnn.training.progress import Progress
 from tarnn.training.redraw import Redraw, random_maps
 from tarnn.training.safe_trainer import SafeTrainer
-from tarnn.training.settings import RunSettings
 from tarnn.training.summary import describe, table
-from tarnn.training.text_task import TextTask
 
 FOREVER = 10**9  # steps, for a run that only the clock ends
-TASKS: dict[str, Any] = {"text": TextTask, "image": ImageTask}
-Task = TextTask | ImageTask
 
 
 @dataclass(frozen=True)
@@ -68,41 +57,55 @@ def train(settings: RunSettings, show: bool = True) -> TrainResult:
     args = training_arguments(settings)
     first = args.process_index == 0
     show = show and first
+
+    def tell(line: str) -> None:
+        if show:
+            print(line, file=sys.stderr, flush=True)
+
     with full_disk_told(settings.out):
         with args.main_process_first(local=False):
             saved = claim(settings) if first else None
-            task = kind(settings, first, saved)
+            task = kind(settings, first, saved, tell)
         set_seed(settings.seed)
         model = task.model()
-        set_length(args, settings, task)
-        facts = describe(args, task, model)
+        facts = facts_of(task, args)
+        set_length(args, settings, facts)
+        described = describe(args, task, facts, model)
         if first:
-            refuse_other_number(saved, facts)
-            write_settings(settings.out, {"settings": settings.as_json(), **facts})
+            refuse_other_number(saved, described)
+            write_settings(settings.out, {"settings": settings.as_json(), **described})
         if show:
-            print(table(settings, facts, task), file=sys.stderr, flush=True)
-        return run(settings, args, task, model, show)
+            print(table(settings, described, task), file=sys.stderr, flush=True)
+        return run(settings, args, task, facts, model, show)
+
+
+def facts_of(task: Task, args: TrainingArguments) -> Facts:
+    """What is counted, and how many of it in a step of all processes."""
+    examples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    return Facts(task.unit, task.counted, examples * task.per_example, task.epoch, task.bytes_per_token)
 
 
 def run(
-    settings: RunSettings, args: TrainingArguments, task: Task, model: PreTrainedModel, show: bool
+    settings: RunSettings,
+    args: TrainingArguments,
+    task: Task,
+    facts: Facts,
+    model: PreTrainedModel,
+    show: bool,
 ) -> TrainResult:
     """Train from the beginning, or from the last complete checkpoint where that was asked for."""
     clock = Clock()
-    trainer = task.trainer(model=model, args=args, folder=settings.out, keep=settings.keep, clock=clock)
-    per_step = task.per_step(args)
+    trainer = SafeTrainer(
+        task=task, model=model, args=args, folder=settings.out, keep=settings.keep, clock=clock
+    )
+    if trainer.batches is not None:
+        args.eval_strategy = IntervalStrategy.STEPS
     if settings.max_minutes is not None:
         steps = args.max_steps if args.max_steps < FOREVER else None
         trainer.budget = TimeBudget(60 * settings.max_minutes, steps, clock)
         trainer.add_callback(trainer.budget)
-    progress = Progress(
-        lambda step: fraction_done(trainer, step), clock, per_step, task.bytes_per_token, show,
-        unit=task.unit, counted=task.counted,
-    )  # fmt: skip
-    log = LogFile(
-        settings.out / LOG, clock, per_step, task.epoch, task.bytes_per_token, unit=task.unit,
-        counted=task.counted,
-    )  # fmt: skip
+    progress = Progress(lambda step: fraction_done(trainer, step), clock, facts, show)
+    log = LogFile(settings.out / LOG, clock, facts)
     if random_maps(model) or calibrated_layers(model):
         trainer.add_callback(Redraw(settings.redraw_every, trainer.forward_on_examples))
     trainer.remove_callback(PrinterCallback)
@@ -120,7 +123,7 @@ def run(
     finally:
         progress.close()
     state = trainer.run_state
-    text = task.sample() if args.process_index == 0 else ""
+    text = task.sample(None) if args.process_index == 0 else ""
     return TrainResult(settings.out, state.step, clock(), state.best_step, state.best_bits_per_byte, text)
 
 
@@ -145,11 +148,9 @@ def find_checkpoint(settings: RunSettings, args: TrainingArguments, progress: Pr
     return checkpoint
 
 
-def set_length(args: TrainingArguments, settings: RunSettings, task: Task) -> None:
-    """Steps from epochs, and no evaluation where nothing is held out: known only now that the data are."""
+def set_length(args: TrainingArguments, settings: RunSettings, facts: Facts) -> None:
+    """Steps, also from epochs: known only now that the data are."""
     limits = [settings.steps] if settings.steps else []
     if settings.epochs is not None:
-        limits.append(task.steps_of(settings.epochs, task.per_step(args)))
+        limits.append(max(1, math.ceil(settings.epochs * facts.epoch / facts.per_step)))
     args.max_steps = min(limits, default=FOREVER)
-    if task.validates:
-        args.eval_strategy = IntervalStrategy.STEPS

@@ -2,7 +2,6 @@
 
 import math
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -11,9 +10,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 
 from tarnn.errors import UserError
+from tarnn.tasks import Task
 from tarnn.training import checkpoints
 from tarnn.training.budget import Clock, TimeBudget
 from tarnn.training.checkpoints import RunState
@@ -23,48 +23,41 @@ CALIBRATION = 16  # examples
 
 
 class SafeTrainer(Trainer):
-    """Trains a model on one endless row of examples, epoch after epoch without a seam.
+    """Trains the model of a task on one endless row of its examples, epoch after epoch without a seam.
 
-    `folder` receives the best model by bits per byte on `batches`, ready to be loaded (the latest, where there are
+    `folder` receives the best model by bits per byte on held-out data, ready to be loaded (the latest, where there are
     none); `folder`/checkpoints the last `keep` checkpoints. Loops, optimizers, mixed precision, accumulation and
-    many processes are the Trainer's. What the loss is, and what a batch costs, a subclass says.
+    many processes are the Trainer's. What the loss is, and what a batch costs, the task says.
     """
 
     def __init__(
-        self, *, batches: Sequence[dict[str, Tensor]] | None, folder: Path, keep: int, clock: Clock, **kwargs: Any
-    ):  # fmt: skip
-        self.batches, self.folder, self.keep, self.clock = batches, folder, keep, clock
+        self, *, task: Task, args: TrainingArguments, folder: Path, keep: int, clock: Clock, **kwargs: Any
+    ):
+        self.task, self.folder, self.keep, self.clock = task, folder, keep, clock
+        self.batches = task.validation(args.eval_batch_size)
         self.run_state = RunState()
         self.budget: TimeBudget | None = None
         self._partial: Path | None = None
         self._loss_of_step: Tensor | None = None
-        super().__init__(eval_dataset=batches, **kwargs)
+        super().__init__(
+            args=args, train_dataset=task.examples, data_collator=task.collate, processing_class=task.tokenizer,
+            eval_dataset=cast(Any, self.batches), **task.trainer_options(args), **kwargs,
+        )  # fmt: skip
         self.loss_is_scaled_for_ga = False  # a mean: the Trainer divides it by the batches of a step
-
-    def sampler(self, num_examples: int, seed: int) -> Sampler[int]:
-        """The examples of the whole run, in order."""
-        raise NotImplementedError
-
-    def batch_loss(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean loss in nats, in float32, and the model's outputs."""
-        raise NotImplementedError
-
-    def batch_sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
-        """(nats, tokens, bytes) of a validation batch, float64."""
-        raise NotImplementedError
 
     def forward_on_examples(self, model: Any) -> None:
         """The model on the first examples of the run: what its feature maps are calibrated with."""
-        dataset, sampler = cast(Any, self.train_dataset), self.sampler(CALIBRATION, self.args.seed)
-        rows = dataset.__getitems__(list(sampler))
-        self.batch_loss(model, self._prepare_inputs(cast(Any, self.data_collator)(rows)))
+        rows = cast(Any, self.train_dataset).__getitems__(
+            list(self.task.sampler(CALIBRATION, self.args.seed))
+        )
+        self.task.loss(model, self._prepare_inputs(self.task.collate(rows)))
 
     # Data: one endless row of examples, so that epochs have no seam and a resumed run needs no special case.
 
     def _get_train_sampler(self, train_dataset=None) -> Sampler[int]:
         args = self.args
         examples = args.max_steps * args.gradient_accumulation_steps * args.train_batch_size * args.world_size
-        return self.sampler(examples, args.seed)
+        return self.task.sampler(examples, args.seed)
 
     def _get_num_items_in_batch(self, batch_samples, device) -> None:
         return None  # all batches are of one size
@@ -75,7 +68,7 @@ class SafeTrainer(Trainer):
     # Loss
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
-        loss, outputs = self.batch_loss(model, inputs)
+        loss, outputs = self.task.loss(model, inputs)
         return (loss, outputs) if return_outputs else loss
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
@@ -122,7 +115,7 @@ class SafeTrainer(Trainer):
         totals = torch.zeros(3, dtype=torch.float64, device=self.args.device)
         for i in range(0, len(batches), world):  # every process takes part in every round: FSDP must gather
             batch = self._prepare_inputs(batches[min(i + rank, len(batches) - 1)])
-            sums = self.batch_sums(self.model, batch)
+            sums = self.task.sums(self.model, batch)
             totals += sums if i + rank < len(batches) else 0.0
         nats, tokens, num_bytes = self.accelerator.reduce(totals, "sum").tolist()
         metrics = {

@@ -1,34 +1,31 @@
 """What a run resolved to: for the eye before it starts, and for settings.json."""
 
 import platform
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
 from transformers import PreTrainedModel, TrainingArguments
 
 from tarnn._version import __version__
+from tarnn.tasks import Facts, RunSettings, Task
 from tarnn.training.redraw import random_maps
-from tarnn.training.settings import RunSettings
-
-if TYPE_CHECKING:
-    from tarnn.training.run import Task
 
 SHOWN = ("attention", "feature_map", "decay", "position", "likelihood")  # of the model's choices
 
 
-def describe(args: TrainingArguments, task: "Task", model: PreTrainedModel) -> dict[str, Any]:
+def describe(args: TrainingArguments, task: Task, facts: Facts, model: PreTrainedModel) -> dict[str, Any]:
     """Model, data, length and versions, as JSON."""
     return {
         "model": model.config.to_diff_dict(),
-        task.name: task.facts,
+        task.of: task.data_facts,
         "run": {
             "parameters": model.num_parameters(),
             "random_features": bool(random_maps(model)),
             "device": str(args.device),
             "processes": args.world_size,
             "threads": torch.get_num_threads(),
-            f"{task.counted}_per_step": task.per_step(args),
+            f"{facts.counted}_per_step": facts.per_step,
             "max_steps": args.max_steps,
             **task.run_facts(),
         },
@@ -41,7 +38,7 @@ def describe(args: TrainingArguments, task: "Task", model: PreTrainedModel) -> d
     }
 
 
-def table(settings: RunSettings, facts: dict[str, Any], task: "Task") -> str:
+def table(settings: RunSettings, facts: dict[str, Any], task: Task) -> str:
     """The resolved settings, a line a topic."""
     run, model = facts["run"], facts["model"]
     layers = model.get("num_hidden_layers")

@@ -1,0 +1,82 @@
+"""The bytes of a text file: decompressed where it is compressed, and whether they are text at all."""
+
+import bz2
+import gzip
+import io
+import lzma
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from tarnn.errors import UserError
+
+
+def open_zstd(path: Path, _mode: str) -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        raise UserError(
+            f"{path} needs the package zstandard: pip install zstandard, or decompress the file."
+        ) from None
+    data, parts = path.read_bytes(), []
+    while data:  # frame after frame: the package's own stream takes a file that was cut short for a whole one
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        parts.append(frame.decompress(data))
+        if not frame.eof:
+            raise EOFError("it ends too early")
+        data = frame.unused_data
+    return io.BytesIO(b"".join(parts))
+
+
+# how the bytes of a compressed file begin → its name, and what opens it
+COMPRESSED: dict[bytes, tuple[str, Callable[[Path, str], Any]]] = {
+    b"\x1f\x8b": ("gzip", gzip.open),
+    b"BZh": ("bzip2", bz2.open),
+    b"\xfd7zXZ\0": ("xz", lzma.open),
+    b"\x28\xb5\x2f\xfd": ("zstd", open_zstd),
+}
+SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
+# how files begin that are no text, though they may have no zero byte early on
+BINARY = {
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"GIF8": "a GIF image",
+    b"%PDF-": "a PDF document",
+    b"PK\x03\x04": "a zip archive (npz, docx and epub are such)",
+    b"\x93NUMPY": "a NumPy array",
+    b"\xff\xfe": "text in UTF-16",
+    b"\xfe\xff": "text in UTF-16",
+}
+LOOKED_AT = 1 << 16  # bytes
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """The content of a file as a stream, decompressed. UserError where it is damaged."""
+    with path.open("rb") as file:
+        begins = file.read(8)
+    name, opener = next((x for begin, x in COMPRESSED.items() if begins.startswith(begin)), ("", Path.open))
+    try:
+        with opener(path, "rb") as stream:
+            yield stream
+    except UserError:
+        raise
+    except Exception as error:  # zlib, bz2, lzma and zstandard each have their own
+        if not name:
+            raise
+        raise UserError(
+            f"{path} can't be decompressed as {name} ({' '.join(str(error).split())}); it is damaged or cut "
+            "short. Take an intact copy."
+        ) from error
+
+
+def plain_suffix(path: Path) -> str:
+    """The suffix under that of a compression: .jsonl of a.jsonl.gz."""
+    return Path(path.stem).suffix if path.suffix in SUFFIXES else path.suffix
+
+
+def not_text(data: bytes) -> str | None:
+    """What `data` are instead of text; None where they seem to be text."""
+    known = next((what for begin, what in BINARY.items() if data.startswith(begin)), None)
+    return known or ("binary data (it has zero bytes)" if b"\0" in data[:LOOKED_AT] else None)

@@ -1,0 +1,13 @@
+"""Tasks: what a model is trained for. One file per task, and one registry, `TASKS`."""
+
+from tarnn.tasks.base import TASKS, Facts, Task, own_options, register, task_of
+from tarnn.tasks.settings import RunSettings
+from tarnn.tasks.text import TextSettings, TextTask
+
+# isort: split
+from tarnn.tasks.images import ImageSettings, ImageTask  # after text, which is listed first
+
+__all__ = [
+    "TASKS", "Facts", "ImageSettings", "ImageTask", "RunSettings", "Task", "TextSettings", "TextTask",
+    "own_options", "register", "task_of",
+]  # fmt: skip

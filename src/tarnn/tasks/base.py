@@ -1,0 +1,140 @@
+"""What a task is made of: its settings, data, model, loss, measure and sample. One file per task.
+
+    @register
+    class MyTask(Task): ...
+
+is all that `tarnn train --task NAME` needs, with the options that its settings declare. Length, time, log, checkpoints
+and resuming are the same for all tasks, and belong to `tarnn.training`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import Field, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tarnn.tasks.settings import RunSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.utils.data import Dataset, Sampler
+    from transformers import PreTrainedModel, TrainingArguments
+
+Tell = Callable[[str], None]  # takes a line about what happens
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the log and the progress bar count, and in which unit."""
+
+    unit: str  # of the measure, as the log calls it: bits_per_byte
+    counted: str  # what progress counts: tokens, images
+    per_step: int  # how many of them one optimizer step takes
+    epoch: int  # how many the data have
+    bytes_per_token: float
+
+
+class Task(ABC):
+    """One kind of training. Its file is light to import: torch and the models are imported by the methods.
+
+    An object of the class is the task with its data: `settings` are checked, `first` says whether this is the first
+    process (others find what it has written), `saved` is settings.json of the run that is resumed, and `tell` takes
+    lines about the progress.
+    """
+
+    name: ClassVar[str]  # as in --task
+    model_type: ClassVar[str]  # as in config.json
+    of: ClassVar[str]  # "a model of …"
+    settings_class: ClassVar[type[RunSettings]]
+    unit: ClassVar[str] = "bits_per_byte"
+    counted: ClassVar[str] = "tokens"
+
+    epoch: int
+    per_example: int = 1  # what one example counts
+    bytes_per_token: float = 1.0
+    data_facts: dict[str, Any]  # about the data, for settings.json
+    examples: Dataset
+    tokenizer: Any = None
+
+    @abstractmethod
+    def __init__(self, settings: Any, first: bool, saved: dict[str, Any] | None, tell: Tell): ...
+
+    @staticmethod
+    @abstractmethod
+    def classes() -> tuple[Any, Any]:
+        """The classes of its config and of its model."""
+
+    @staticmethod
+    @abstractmethod
+    def check(settings: Any) -> None:
+        """Refuses, before any data are read, the model that can't be."""
+
+    @abstractmethod
+    def config(self) -> Any:
+        """The config of the model that the settings ask for, with what the data say."""
+
+    def model(self) -> PreTrainedModel:
+        return self.classes()[1](self.config())
+
+    @abstractmethod
+    def sampler(self, num_examples: int, seed: int) -> Sampler[int]:
+        """The examples of the whole run, in order: epoch after epoch without a seam."""
+
+    @staticmethod
+    @abstractmethod
+    def collate(rows: Any) -> dict[str, Tensor]:
+        """Examples as a batch."""
+
+    @abstractmethod
+    def validation(self, batch_size: int) -> Sequence[dict[str, Tensor]] | None:
+        """The held-out data in batches, in a fixed order; None where nothing is held out."""
+
+    @abstractmethod
+    def loss(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean loss in nats, in float32, and the model's outputs."""
+
+    @abstractmethod
+    def sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+        """(nats, tokens, bytes) of a validation batch, float64."""
+
+    def sample(self, max_seconds: float | None) -> str:
+        """What the trained model makes, within that time; printed at the end of the run."""
+        return ""
+
+    def trainer_options(self, args: TrainingArguments) -> dict[str, Any]:
+        """Arguments of Hugging Face's Trainer that are the task's own, such as its optimizer."""
+        return {}
+
+    @abstractmethod
+    def rows(self) -> dict[str, str]:
+        """Lines about the data, for the table of settings."""
+
+    @abstractmethod
+    def step_row(self, per_step: int) -> str:
+        """What a step is, for the same table."""
+
+    def run_facts(self) -> dict[str, Any]:
+        """More for settings.json."""
+        return {}
+
+
+TASKS: dict[str, type[Task]] = {}
+
+
+def register(task: type[Task]) -> type[Task]:
+    """Makes a task known by its name; its settings learn whose they are."""
+    TASKS[task.name] = task
+    task.settings_class.task = task.name
+    return task
+
+
+def task_of(model_type: str) -> type[Task] | None:
+    """The task whose models have that model_type in their config.json."""
+    return next((task for task in TASKS.values() if task.model_type == model_type), None)
+
+
+def own_options(task: str) -> dict[str, Field]:
+    """The options that no other task has."""
+    shared = {f.name for f in fields(RunSettings)}
+    return {f.name: f for f in fields(TASKS[task].settings_class) if f.name not in shared}

@@ -1,0 +1,200 @@
+"""Text: a causal language model on the tokens of a corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tarnn.data.corpus import DESCRIPTION, Corpus, Digest, load, prepare
+from tarnn.data.sources import read_documents
+from tarnn.errors import UserError
+from tarnn.tasks.base import Task, Tell, register
+from tarnn.tasks.settings import RunSettings, option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tarnn.data.windows import ValidationBatches, Windows, WindowSampler
+
+DATA, SAMPLE = "data", "sample.txt"  # in the folder of a run: the prepared text, and what the model writes
+
+
+@dataclass(frozen=True)
+class TextSettings(RunSettings):
+    """A run of `tarnn train` on text."""
+
+    text_field: str = option("text", "The field that holds the text in jsonl and datasets.", "Text")
+    tokenizer: str = option("bytes", "bytes, or bpe:N: trained on the text, N ids.", "Text")
+    context: int = option(256, "Tokens in a training sequence.", "Text", least=1)
+    sample_tokens: int = option(
+        256, "Length of the sample at the end; 0: none.", "Text", least=0, may_change=True
+    )
+
+
+@register
+class TextTask(Task):
+    """A token is the unit of progress, a byte that of the measure; every validation token but the first counts once."""
+
+    name, model_type, of = "text", "tarnn", "text"
+    settings_class = TextSettings
+    examples: Windows
+
+    def __init__(self, settings: TextSettings, first: bool, saved: dict[str, Any] | None, tell: Tell):
+        import torch
+
+        from tarnn.data.windows import Windows
+
+        self.settings = settings
+        self.corpus = ready_corpus(settings, first, tell)
+        self.examples = Windows(self.corpus.train, settings.context)
+        self.epoch = len(self.corpus.train)
+        self.per_example = settings.context
+        self.bytes_per_token = self.corpus.bytes_per_token
+        self.bytes_per_id = torch.from_numpy(self.corpus.bytes_per_id)
+        self.tokenizer = self.corpus.tokenizer
+        self.data_facts = self.corpus.facts
+        self.validation_context = min(settings.context, max(0, len(self.corpus.validation) - 1))
+
+    @staticmethod
+    def classes() -> tuple[Any, Any]:
+        from tarnn.models import TarnnConfig, TarnnForCausalLM
+
+        return TarnnConfig, TarnnForCausalLM
+
+    @staticmethod
+    def check(settings: TextSettings) -> None:
+        text_config(settings)
+
+    def config(self) -> Any:
+        return text_config(self.settings, self.tokenizer)
+
+    def sampler(self, num_examples: int, seed: int) -> WindowSampler:
+        from tarnn.data.windows import WindowSampler
+
+        return WindowSampler(self.examples, num_examples, seed)
+
+    @staticmethod
+    def collate(rows: Any) -> dict[str, Tensor]:
+        from tarnn.data.windows import collate
+
+        return collate(rows)
+
+    def validation(self, batch_size: int) -> ValidationBatches | None:
+        from tarnn.data.windows import ValidationBatches
+
+        if not self.validation_context:
+            return None
+        return ValidationBatches(self.corpus.validation, self.validation_context, batch_size)
+
+    def loss(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean cross-entropy in nats per token."""
+        from torch.nn.functional import cross_entropy
+
+        logits = model(input_ids=batch["input_ids"], use_cache=False).logits
+        return cross_entropy(logits.float().flatten(0, 1), batch["targets"].flatten()), {"logits": logits}
+
+    def sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        from tarnn.data.windows import IGNORED
+
+        targets = batch["targets"]
+        logits = model(input_ids=batch["input_ids"], use_cache=False).logits.float()
+        nats = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+        counted = targets[targets != IGNORED]
+        num_bytes = self.bytes_per_id.to(targets.device)[counted].sum()
+        return torch.stack([nats.double(), num_bytes.new_tensor(len(counted)).double(), num_bytes.double()])
+
+    def sample(self, max_seconds: float | None) -> str:
+        """What the model in the run's folder writes as a new document, at temperature 0.8; also in sample.txt."""
+        import torch
+
+        settings = self.settings
+        if not settings.sample_tokens:
+            return ""
+        model = self.classes()[1].from_pretrained(settings.out).eval()
+        start = torch.tensor([[self.tokenizer.eos_token_id]])
+        longest = model.config.max_position_embeddings or settings.sample_tokens + 1
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            ids = model.generate(
+                start, attention_mask=torch.ones_like(start), do_sample=True, temperature=0.8, top_k=0,
+                max_new_tokens=min(settings.sample_tokens, longest - 1), max_time=max_seconds,
+            )  # fmt: skip
+        text = str(self.tokenizer.decode(ids[0], skip_special_tokens=True))
+        (settings.out / SAMPLE).write_text(text, encoding="utf-8")
+        return text
+
+    def run_facts(self) -> dict[str, Any]:
+        return {"validation_context": self.validation_context}
+
+    def rows(self) -> dict[str, str]:
+        settings, trained, held_out = self.settings, self.data_facts["train"], self.data_facts["validation"]
+        return {
+            "text": f"{', '.join(settings.sources)}: {trained['bytes']:,} bytes in {trained['documents']:,} "
+            f"documents, {trained['tokens']:,} tokens ({settings.tokenizer})",
+            "validation": f"{held_out['bytes']:,} bytes, {settings.val or 'the end of the text'}"
+            if held_out["tokens"] > 1
+            else "none: the latest model is kept, not the best",
+        }
+
+    def step_row(self, per_step: int) -> str:
+        return f"{per_step:,} tokens: batch {self.settings.batch_size} × context {self.settings.context}"
+
+
+def text_config(settings: TextSettings, tokenizer: Any = None) -> Any:
+    """The config that the settings ask for, with the tokenizer's vocabulary. Without one, all else is checked.
+
+    Raises UserError for whatever the config refuses, and for a context beyond the positions that the model has.
+    """
+    from tarnn.tasks.model import chosen, make_config
+
+    choices = chosen(settings)
+    if choices.get("position") == "learned":
+        choices.setdefault("max_position_embeddings", settings.context)
+    if tokenizer is not None:
+        size, end = len(tokenizer), tokenizer.eos_token_id
+        if choices.get("vocab_size", size) != size:
+            raise UserError(
+                f"vocab_size is {choices['vocab_size']} in {settings.config}, but the tokenizer has {size} ids; "
+                "leave it out."
+            )
+        choices |= {"vocab_size": size, "bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+    config = make_config(TextTask.classes()[0], settings, choices)
+    longest = config.max_position_embeddings
+    if longest is not None and settings.context > longest:
+        raise UserError(
+            f"--context {settings.context} is beyond the {longest} positions of the model "
+            "(max_position_embeddings); expected at most as many, or raise that number in --config."
+        )
+    return config
+
+
+def ready_corpus(settings: TextSettings, first: bool, tell: Tell) -> Corpus:
+    """The text as ids: prepared, or as an interrupted run left it if the sources still say the same.
+
+    The `first` process reads the sources; others find what it has written.
+    """
+    folder = settings.out / DATA
+
+    def read(sources: Sequence[str]):
+        return read_documents(sources, text_field=settings.text_field, tell=tell)
+
+    held_out = None if settings.val is None else read([settings.val])
+    if not (folder / DESCRIPTION).exists():
+        return prepare(
+            read(settings.sources), folder, tokenizer=settings.tokenizer,
+            validation_fraction=settings.val_fraction, validation_documents=held_out, tell=tell,
+        )  # fmt: skip
+    corpus = load(folder)
+    if first and not (
+        Digest(read(settings.sources)).hex() == corpus.facts["digest"]
+        and (held_out is None or Digest(held_out).hex() == corpus.facts["validation"]["digest"])
+    ):
+        raise UserError(
+            f"the text of {', '.join(settings.sources)} is no longer what the run in {settings.out} began "
+            "with; restore it to --resume, or start again with --overwrite."
+        )
+    return corpus

@@ -1,0 +1,141 @@
+"""A task is one file: this one, trains, validates, saves and has its options on the command line by being registered."""
+
+import inspect
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from tarnn.cli import train as command
+from tarnn.data.image_batches import ImageSampler
+from tarnn.models import TarnnConfig, TarnnForCausalLM
+from tarnn.tasks import TASKS, RunSettings, Task, register, task_of
+from tarnn.tasks.settings import option
+from tarnn.training.run import train
+
+
+@dataclass(frozen=True)
+class CountingSettings(RunSettings):
+    highest: int = option(7, "Count up to this number.", "Counting", least=2)
+
+
+class Counting(Task):
+    """Rows that count: 3, 4, 5, 6, 0, 1 …"""
+
+    name, model_type, of = "counting", "tarnn_counting", "numbers"
+    settings_class = CountingSettings
+    unit, counted = "bits_per_number", "rows"
+    LENGTH = 9
+
+    def __init__(self, settings, first, saved, tell):
+        self.settings = settings
+        starts = np.arange(64)[:, None] + np.arange(self.LENGTH + 1)
+        self.examples = Rows(torch.from_numpy(starts % settings.highest))
+        self.epoch, self.data_facts = len(self.examples), {"rows": len(self.examples)}
+
+    @staticmethod
+    def classes():
+        return TarnnConfig, TarnnForCausalLM
+
+    @staticmethod
+    def check(settings):
+        pass
+
+    def config(self):
+        return TarnnConfig(
+            hidden_size=self.settings.hidden_size, num_hidden_layers=1, num_attention_heads=2,
+            vocab_size=self.settings.highest, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+        )  # fmt: skip
+
+    def sampler(self, num_examples, seed):
+        return ImageSampler(len(self.examples), num_examples, seed)
+
+    @staticmethod
+    def collate(rows):
+        return {"input_ids": rows[:, :-1], "targets": rows[:, 1:]}
+
+    def validation(self, batch_size):
+        return [self.collate(self.examples.rows[:16])]
+
+    def loss(self, model, batch):
+        logits = model(input_ids=batch["input_ids"]).logits
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten()), {}
+
+    def sums(self, model, batch):
+        count = batch["targets"].numel()
+        nats = self.loss(model, batch)[0].double() * count
+        return torch.stack([nats, nats.new_tensor(count), nats.new_tensor(count)])
+
+    def sample(self, max_seconds):
+        return "one, two, three"
+
+    def rows(self):
+        return {"numbers": f"{self.epoch} rows"}
+
+    def step_row(self, per_step):
+        return f"{per_step} rows"
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitems__(self, index):
+        return self.rows[list(index)]
+
+
+@pytest.fixture
+def counting():
+    register(Counting)
+    yield
+    del TASKS["counting"]
+
+
+def settings(out, **options):
+    return CountingSettings(
+        ("none",), out, hidden_size=16, batch_size=4, eval_every=20, save_every=20, **options
+    )
+
+
+@pytest.mark.usefixtures("counting")
+def test_it_trains(tmp_path, capsys):
+    whole = train(settings(tmp_path / "whole", steps=60, learning_rate=0.02), show=True)
+    assert "64 rows" in capsys.readouterr().err
+    lines = [json.loads(line) for line in (tmp_path / "whole/log.jsonl").read_text().splitlines()]
+    assert [line["rows"] for line in lines if "loss" in line] == [40, 80, 120, 160, 200, 240]
+    assert whole.bits_per_byte == min(
+        x["validation_bits_per_number"] for x in lines if "validation_loss" in x
+    )
+    assert whole.bits_per_byte < lines[0]["bits_per_number"]
+    assert whole.sample == "one, two, three"
+    saved = json.loads((tmp_path / "whole/settings.json").read_text())
+    assert (saved["settings"]["task"], saved["settings"]["highest"], saved["numbers"]) == (
+        "counting",
+        7,
+        {"rows": 64},
+    )
+
+
+@pytest.mark.usefixtures("counting")
+def test_the_command_has_its_options():
+    names = {p.name: p.default for p in command.parameters()}
+    assert names["highest"] == 7
+    assert "counting" in str(next(p.annotation for p in command.parameters() if p.name == "task"))
+
+
+def test_the_words_of_the_tasks():
+    assert {name: task.model_type for name, task in TASKS.items()} == {
+        "text": "tarnn",
+        "image": "tarnn_image",
+    }
+    for name, task in TASKS.items():
+        assert task_of(task.model_type) is task
+        assert task.settings_class.task == name
+        assert task.classes()[0].model_type == task.model_type
+        assert not inspect.isabstract(task)
+    assert task_of("gpt2") is None
