@@ -1,5 +1,7 @@
 """The fused step against `model.step`: the same numbers and states; fewer bits cost what they may; what it refuses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -184,7 +186,7 @@ def test_another_state_is_seen():
     expected = step(token, first)[0]
     step(token, first)
     assert torch.equal(step(token, second)[0], expected)
-    again = second.reorder(torch.tensor([1, 0]))
+    again = second.select(torch.tensor([1, 0]))
     assert torch.equal(step(token, again)[0].flip(0), step(token.flip(0), second)[0])
 
 
@@ -196,8 +198,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written():
         step(torch.tensor([1, 97]), state)
     with pytest.raises(ValueError, match=r"new_state\(3\)"):
         step(torch.tensor([1, 2, 3]), state)
-    wide = model.new_state(2)
-    wide.layers = [layer.map(torch.Tensor.double) for layer in wide.layers]
+    wide = replace(state, layers=state.map(torch.Tensor.double).layers)
     with pytest.raises(ValueError, match="contiguous and float32"):
         step(torch.tensor([1, 2]), wide)
     assert state.position.eq(0).all()

@@ -5,7 +5,6 @@ import torch
 
 from tarnn.generation.loop import TokenLoop
 from tarnn.generation.samplers import greedy, sampler
-from tarnn.ops import KVCache
 
 PROMPT = torch.tensor([[5, 17, 2, 88, 41, 41, 9]])
 
@@ -58,12 +57,7 @@ def test_reading_in_pieces_is_reading_at_once(model):
 
 
 def buffers(state):
-    return [
-        x.data_ptr()
-        for layer in state.layers
-        for x in ((layer.k, layer.v) if isinstance(layer, KVCache) else layer)
-        if x is not None
-    ]
+    return [x.data_ptr() for layer in state.layers for x in layer.tensors().values()]
 
 
 def test_nothing_grows_from_token_to_token(model):

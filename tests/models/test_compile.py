@@ -12,7 +12,7 @@ def test_step_is_one_graph(make_model, ids, kind):
     model, x = make_model(kind).float(), ids(2, 8)
     step = torch.compile(model.step, fullgraph=True, backend="aot_eager")
     _, state = model.prefill(x[:, :3], model.new_state(2))
-    fork = state.reorder(torch.arange(2))
+    fork = state.select(torch.arange(2))
     with torch.compiler.set_stance("default"):
         step(x[:, 3], fork)
     with torch.compiler.set_stance("fail_on_recompile"):

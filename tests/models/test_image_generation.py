@@ -134,7 +134,7 @@ def test_states_are_values(model):
     expected = model(pixels, labels).parameters.float()
     _, state = model.prefill(ids[:, :4], model.new_state(3, class_labels=labels))
     index = torch.tensor([2, 0, 2, 1])
-    forked = state.reorder(index).to("cpu")
+    forked = state.select(index).to("cpu")
     assert type(forked) is type(state)
     for i in (4, 5):
         parameters, forked = model.step(ids[index, i], forked)

@@ -10,7 +10,7 @@ from tarnn.models import ModelState
 def test_reorder_forks_a_sequence(model, ids):
     x = ids(2, 6)
     _, state = model.prefill(x[:, :5], model.new_state(2, capacity=9))
-    fork = state.reorder(torch.tensor([1, 0, 1]))
+    fork = state.select(torch.tensor([1, 0, 1]))
     plain, _ = model.step(x[:, 5], state)
     other = 3 + (x[1, 5] - 2) % 30
     logits, _ = model.step(torch.stack([x[1, 5], x[0, 5], other]), fork)
@@ -34,10 +34,10 @@ def test_step_writes_into_the_state(make_model, ids):
     """No growth, no new buffers: the same memory before and after."""
     model, x = make_model("normed"), ids(2, 6)
     _, state = model.prefill(x, model.new_state(2))
-    addresses = [t.data_ptr() for layer in state.layers for t in layer if t is not None]
+    addresses = [x.data_ptr() for x in state.tensors().values()]
     _, same = model.step(x[:, 0], state)
     assert same is state
-    assert [t.data_ptr() for layer in state.layers for t in layer if t is not None] == addresses
+    assert [x.data_ptr() for x in state.tensors().values()] == addresses
 
 
 @pytest.mark.parametrize(("kind", "grows"), [("linear", False), ("hybrid", True)])
@@ -54,7 +54,7 @@ def test_moving_a_state_keeps_it(model, ids):
     x = ids(2, 5)
     mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
     _, state = model.prefill(x[:, :4], model.new_state(2, capacity=9), attention_mask=mask)
-    copy = state.reorder(torch.arange(2))
+    copy = state.select(torch.arange(2))
     moved = state.to("cpu")
     assert isinstance(moved, ModelState)
     torch.testing.assert_close(model.step(x[:, 4], moved)[0], model.step(x[:, 4], copy)[0])

@@ -59,8 +59,8 @@ def test_a_cache_filled_in_any_steps_is_the_whole(masked):
     o, cache = softmax_step(q[:, :, 6:], k[:, :, 6:], v[:, :, 6:], cache)
     assert relative_error(torch.cat([*outputs, o], dim=2), whole) < 1e-12
     assert cache.length == 7
-    assert cache.nbytes == 8 * 2 * 2 * 9 * (5 + 3)
-    assert cache.used_nbytes == 8 * 2 * 2 * 7 * (5 + 3)
+    assert cache.nbytes == 8 * 2 * 2 * 9 * (5 + 3) + masked * 2 * 9
+    assert sum(x.nbytes for x in cache.tensors().values()) == 8 * 2 * 2 * 7 * (5 + 3) + masked * 2 * 7
 
 
 def test_the_cache_is_written_in_place_and_says_when_it_is_full():
@@ -71,7 +71,7 @@ def test_the_cache_is_written_in_place_and_says_when_it_is_full():
     assert cache.k.data_ptr() == address
     with pytest.raises(ValueError, match=r"holds 7 positions, 7 are taken and 1 more.*larger capacity"):
         softmax_step(q[:, :, :1], k[:, :, :1], v[:, :, :1], cache)
-    picked = cache.reorder(torch.tensor([1]))
+    picked = cache.select(torch.tensor([1]))
     assert torch.equal(picked.k, cache.k[1:])
     assert picked.length == 7
 

@@ -38,18 +38,17 @@ def test_steps_equal_the_definition_and_the_parallel_state(case):
         case.q, case.k, case.v, MAPS[case.feature_map], causal=True, normalize=case.normalize, return_state=True, **case.options
     )  # fmt: skip
     assert (state.M is None) == (expected.M is None)
-    for x, y in zip(state, expected):
-        if x is not None:
-            assert relative_error(x, y) < 1e-10
+    for name, x in state.tensors().items():
+        assert relative_error(x, expected.tensors()[name]) < 1e-10
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_in_place_writes_into_the_given_tensors_and_only_there(weighted):
     case = Case(b=2, g=2, r=2, t=6, decay="token", weighted=weighted)
     state = LinearState.zeros(2, 2, 5, 3, log_weights=weighted, dtype=torch.float64)
-    addresses = [x.data_ptr() for x in state if x is not None]
+    addresses = [x.data_ptr() for x in state.tensors().values()]
     o, after = run(case, state, inplace=True)
-    assert [x.data_ptr() for x in after if x is not None] == addresses
+    assert [x.data_ptr() for x in after.tensors().values()] == addresses
     assert relative_error(o, run(case)[0]) < 1e-12
 
 
@@ -57,19 +56,19 @@ def test_a_state_is_a_value():
     """Stepping on leaves it as it was: two futures from one past."""
     case = Case(b=2, g=1, r=2, t=4, weighted=True)
     _, state = run(case)
-    copy = state.map(torch.clone)
+    copy = state.clone()
     first, _ = run(Case(b=2, g=1, r=2, t=3, weighted=True, seed=1), state)
     run(Case(b=2, g=1, r=2, t=3, weighted=True, seed=2), state)
     again, _ = run(Case(b=2, g=1, r=2, t=3, weighted=True, seed=1), state)
     assert torch.equal(first, again)
-    assert all(torch.equal(x, y) for x, y in zip(state, copy))
+    assert all(torch.equal(x, copy.tensors()[name]) for name, x in state.tensors().items())
 
 
 def test_beams_are_rows_picked_from_a_state():
     case = Case(b=3, g=1, r=2, t=4)
     _, state = run(case)
     index = torch.tensor([2, 2, 0, 1])
-    beams = state.reorder(index)
+    beams = state.select(index)
     assert beams.S.shape[0] == 4
     assert torch.equal(beams.z, state.z[index])
     assert beams.M is None

@@ -211,7 +211,7 @@ class Call:
         if self.mask is not None:
             options["key_mask"] = self.mask
         o, state = getattr(self, "_" + way.replace(" ", "_"))(q, k, v, options)
-        return self._results(o, *state, leaves if way != "stepped in place" else [])
+        return self._results(o, state.S, state.z, state.M, leaves if way != "stepped in place" else [])
 
     def definition(self, dtype: torch.dtype) -> list[Tensor]:
         """As `ops/reference.py` computes it in `dtype`, sequence after sequence."""

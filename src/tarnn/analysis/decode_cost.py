@@ -124,8 +124,7 @@ def wait_for(device: torch.device) -> None:
 
 def used_bytes(state: ModelState) -> int:
     """Bytes of state that hold something: all of a LinearState, the filled part of a cache."""
-    caches = sum(layer.used_nbytes for layer in state.layers if isinstance(layer, KVCache))
-    return caches + sum(layer.nbytes for layer in state.layers if isinstance(layer, LinearState))
+    return sum(x.nbytes for layer in state.layers for x in layer.tensors().values())
 
 
 def softmax_twin(config: TarnnConfig) -> TarnnConfig:

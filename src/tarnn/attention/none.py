@@ -5,6 +5,9 @@ from torch import Tensor
 
 from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.attention.rotary import Turns
+from tarnn.ops import NoState
+
+_NOTHING = NoState()
 
 
 class NoAttention(MultiHeadAttention):
@@ -12,7 +15,7 @@ class NoAttention(MultiHeadAttention):
 
     With the signature of the others, so it can stand in any layer; q_proj and k_proj do not exist. A masked
     key is absent here too: its position yields zeros (before the output's bias). As cross attention it takes
-    a context as long as x, and has no step. Its state is `()`.
+    a context as long as x, and has no step. Its state is `NoState()`.
     """
 
     def __init__(
@@ -35,9 +38,9 @@ class NoAttention(MultiHeadAttention):
         key_mask: Bool[Tensor, "b s"] | None = None,
         cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
         positions: Int[Tensor, "#b t"] | Turns | None = None,
-        state: tuple | None = None,
+        state: NoState | None = None,
         return_state: bool = False,
-    ) -> Tensor | tuple[Tensor, tuple]:
+    ) -> Tensor | tuple[Tensor, NoState]:
         source = self.source(x, context, None)
         if source.shape[:2] != x.shape[:2]:
             raise ValueError(
@@ -49,13 +52,18 @@ class NoAttention(MultiHeadAttention):
             v = v.masked_fill(~key_mask[..., None], 0.0)
         v = self.heads(v, self.num_kv_heads).repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)
         y = self.merge(v)
-        return (y, ()) if return_state else y
+        return (y, _NOTHING) if return_state else y
 
     def step(
-        self, x: Float[Tensor, "b t hidden"], state: tuple = (), *, positions=None, inplace: bool = False
-    ) -> tuple[Float[Tensor, "b 1 hidden"], tuple]:
+        self,
+        x: Float[Tensor, "b t hidden"],
+        state: NoState = _NOTHING,
+        *,
+        positions=None,
+        inplace: bool = False,
+    ) -> tuple[Float[Tensor, "b 1 hidden"], NoState]:
         self.check_step(x)
-        return self(x), ()
+        return self(x), state
 
-    def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> tuple:
-        return ()
+    def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> NoState:
+        return _NOTHING

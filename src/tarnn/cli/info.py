@@ -12,8 +12,7 @@ from tarnn.analysis.decode_cost import softmax_twin
 from tarnn.cli.machine import kernel_facts, machine_facts, machine_text
 from tarnn.errors import UserError
 from tarnn.generation.checkpoint import KINDS, open_config, read_headers, refuse_gaps
-from tarnn.models import ModelState, TarnnConfig
-from tarnn.ops import LinearState
+from tarnn.models import TarnnConfig
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 LENGTHS = "1024,4096,16384,65536"
@@ -101,8 +100,7 @@ def weightless(config: TarnnConfig, dtype: torch.dtype) -> Any:
 
 def state_bytes(model: Any, length: int) -> int:
     """Of one sequence of that length."""
-    layers = [block.attention.new_state(1, capacity=length) for block in model.model.layers]
-    return ModelState(layers, torch.zeros(1, dtype=torch.int64)).nbytes
+    return sum(x.attention.new_state(1, capacity=length).nbytes for x in model.model.layers)
 
 
 def check_weights(file: Path, found: dict[str, Any], model: Any) -> None:
@@ -120,11 +118,10 @@ def layer_facts(model: Any, i: int) -> dict[str, Any]:
     attention, kind = model.model.layers[i].attention, model.config.attention_of(i)
     facts = {"layer": i, "attention": kind}
     if kind == "linear":
-        state: LinearState = attention.new_state(1)
         facts |= {
             "feature_map": model.config.feature_map_of(i),
             "features": attention.num_features,
-            "state_bytes": state.nbytes,
+            "state_bytes": attention.new_state(1).nbytes,
         }
         facts |= {"random": True} if attention.feature_map.random else {}
     if kind == "softmax":

@@ -4,7 +4,7 @@ Of the same numbers in the same order as `model.step`, within float32's rounding
 """
 
 from operator import is_
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -18,7 +18,6 @@ from tarnn.models import ModelState, TarnnForCausalLM, TarnnForImageGeneration
 from tarnn.models.block import GeluMlp, TarnnBlock
 from tarnn.models.inputs import check_length
 from tarnn.numerics import default_eps
-from tarnn.ops import LinearState
 
 Model = TarnnForCausalLM | TarnnForImageGeneration
 State = TypeVar("State", bound=ModelState)
@@ -167,7 +166,8 @@ def _check_state(model: Model, state: ModelState, batch_size: int) -> None:
             f"layers, and {batch_size} tokens came. Make it with model.new_state({batch_size})."
         )
     for layer, wanted in zip(state.layers, like, strict=True):
-        for name, x, y in zip(LinearState._fields, cast(LinearState, layer), wanted, strict=True):
+        for name in ("S", "z", "M"):
+            x, y = getattr(layer, name), getattr(wanted, name)
             fits = (x is None) == (y is None)
             if fits and x is not None and y is not None:
                 fits = x.shape == y.shape and x.dtype == torch.float32 and x.device.type == "cpu"

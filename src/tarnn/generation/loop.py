@@ -52,7 +52,7 @@ class TokenLoop:
                 f"only a single sequence can be forked; this state has {len(self.state.position)} rows."
             )
         index = torch.zeros(copies, dtype=torch.long, device=self.state.position.device)
-        self.state = self.state.reorder(index)
+        self.state = self.state.select(index)
         self.logits = None if self.logits is None else self.logits[index]
 
     @torch.no_grad()

@@ -21,7 +21,7 @@ from torch import Tensor
 from tarnn._version import __version__
 from tarnn.errors import UserError
 from tarnn.models import ModelState, TarnnConfig, TarnnForCausalLM
-from tarnn.ops import KVCache, LinearState
+from tarnn.ops import KVCache, LinearState, State
 
 FORMAT, FORMAT_VERSION = "tarnn.state", "1"
 NOT_THE_FUNCTION = {
@@ -63,9 +63,7 @@ def save_state(
 
     Atomic, see `write_atomically`. Raises UserError where the file can't be written.
     """
-    tensors = {"position": state.position, "logits": logits, "recent": torch.tensor(recent, dtype=torch.long)}
-    for i, layer in enumerate(state.layers):
-        tensors |= {f"layers.{i}.{name}": x for name, x in layer_tensors(layer).items()}
+    tensors = state.tensors() | {"logits": logits, "recent": torch.tensor(recent, dtype=torch.long)}
     metadata = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -109,23 +107,11 @@ def load_state(path: str | Path, model: TarnnForCausalLM, *, room: int = 0) -> S
     tensors = {name: x.to(device) for name, x in tensors.items()}
     position = tensors.pop("position")
     state = model.new_state(position.shape[0], capacity=int(position.max()) + room)
-    state.layers = [fill_layer(layer, i, tensors) for i, layer in enumerate(state.layers)]
-    state.position = position
-    return SavedState(state, tensors["logits"], tensors["recent"].tolist())
+    layers = tuple(fill_layer(layer, i, tensors) for i, layer in enumerate(state.layers))
+    return SavedState(ModelState(layers, position), tensors["logits"], tensors["recent"].tolist())
 
 
-def layer_tensors(layer: LinearState | KVCache | tuple) -> dict[str, Tensor]:
-    """A layer's state by the names that the file gives it."""
-    if isinstance(layer, KVCache):
-        k, v, n = layer.k, layer.v, layer.length
-        mask = {} if layer.mask is None else {"mask": layer.mask[:, :n]}
-        return {"k": k[:, :, :n], "v": v[:, :, :n], **mask}
-    if isinstance(layer, LinearState):
-        return {name: x for name, x in layer._asdict().items() if x is not None}
-    return {}
-
-
-def fill_layer(empty: LinearState | KVCache | tuple, i: int, tensors: dict[str, Tensor]):
+def fill_layer(empty: State, i: int, tensors: dict[str, Tensor]):
     """The layer's fresh state with the file's numbers in it; the fingerprint has vouched for their shapes."""
     if isinstance(empty, KVCache):
         empty.append(tensors[f"layers.{i}.k"], tensors[f"layers.{i}.v"], tensors.get(f"layers.{i}.mask"))

@@ -156,7 +156,7 @@ class TarnnModel(TarnnPreTrainedModel):
             x, layer = block.prefill(x, layer, key_mask=key_mask, positions=turns)
             layers.append(layer)
         seen = t if key_mask is None else key_mask.sum(-1)
-        return self.norm(x), ModelState(layers, state.position + seen)
+        return self.norm(x), ModelState(tuple(layers), state.position + seen)
 
     def step(self, token_ids: Tensor, state: ModelState, inputs_embeds: Tensor | None = None) -> Tensor:
         """One token a row, (b,) → (b, hidden). Writes into `state`. inputs_embeds (b, 1, width): as in `prefill`."""

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import STATIC_LAYER_TYPE_MAPPING, CacheLayerMixin
 
-from tarnn.models.state import State, rows
-from tarnn.ops import KVCache, LinearState
+from tarnn.ops import KVCache, State
 
 
 class StateLayer(CacheLayerMixin):
@@ -51,9 +50,8 @@ class StateLayer(CacheLayerMixin):
         self._pick(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        if isinstance(self.state, LinearState | KVCache):
-            batch = (self.state.S if isinstance(self.state, LinearState) else self.state.k).shape[0]
-            self._pick(torch.arange(batch).repeat_interleave(repeats))
+        if self.state is not None:
+            self.state = self.state.map(lambda x: x.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self._pick(indices.nonzero()[:, 0] if indices.dtype == torch.bool else indices)
@@ -73,13 +71,12 @@ class StateLayer(CacheLayerMixin):
 
     def _pick(self, index: Tensor) -> None:
         """Keeps the rows of the batch that `index` names, in its order."""
-        if isinstance(self.state, LinearState | KVCache):
-            device = (self.state.S if isinstance(self.state, LinearState) else self.state.k).device
-            self.state = rows(self.state, index.to(device))
+        if self.state is not None:
+            self.state = self.state.select(index)
 
 
 class LinearStateLayer(StateLayer):
-    """A recurrent state: of constant size, however long the sequence. `()` for a layer without attention."""
+    """A recurrent state: of constant size, however long the sequence. `NoState` for a layer without attention."""
 
     _layer_type = "tarnn_linear"
 

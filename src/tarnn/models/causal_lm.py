@@ -79,7 +79,7 @@ class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
 
     def new_state(self, batch_size: int, capacity: int | None = None) -> ModelState:
         """The state before the first token. `capacity`: how many tokens softmax layers make room for."""
-        layers = [block.attention.new_state(batch_size, capacity=capacity) for block in self.model.layers]
+        layers = tuple(x.attention.new_state(batch_size, capacity=capacity) for x in self.model.layers)
         return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64, device=self.device))
 
     @torch.no_grad()

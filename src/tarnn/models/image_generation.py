@@ -26,19 +26,11 @@ class ImageGenerationOutput(ModelOutput):
     hidden_states: tuple[Tensor, ...] | None = None
 
 
-@dataclass
+@dataclass(frozen=True, eq=False, repr=False)
 class ImageState(ModelState):
     """A `ModelState`, and what is to be drawn: condition (b, width), the classes' embeddings, or None."""
 
     condition: Tensor | None = None
-
-    def reorder(self, index: Tensor) -> "ImageState":
-        condition = None if self.condition is None else self.condition[index.to(self.condition.device)]
-        return ImageState(**vars(super().reorder(index)), condition=condition)
-
-    def to(self, device: torch.device | str) -> "ImageState":
-        condition = None if self.condition is None else self.condition.to(device)
-        return ImageState(**vars(super().to(device)), condition=condition)
 
 
 class TarnnForImageGeneration(TarnnPreTrainedModel):
@@ -113,7 +105,7 @@ class TarnnForImageGeneration(TarnnPreTrainedModel):
     ) -> ImageState:
         """The state before START. Softmax layers make room for `capacity` tokens, by default a whole image."""
         capacity = self.config.sequence_length if capacity is None else capacity
-        layers = [block.attention.new_state(batch_size, capacity=capacity) for block in self.model.layers]
+        layers = tuple(x.attention.new_state(batch_size, capacity=capacity) for x in self.model.layers)
         position = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
         return ImageState(layers, position, self.condition(class_labels, batch_size))
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from tarnn.ops.linear_attention import linear_attention
 from tarnn.ops.softmax import KVCache, softmax_attention, softmax_step
-from tarnn.ops.state import LinearState
+from tarnn.ops.state import LinearState, NoState, State
 from tarnn.ops.step import step
 
 if TYPE_CHECKING:
@@ -14,6 +14,8 @@ __all__ = [
     "ClassSums",
     "KVCache",
     "LinearState",
+    "NoState",
+    "State",
     "linear_attention",
     "random_feature_softmax",
     "softmax_attention",

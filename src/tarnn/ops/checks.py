@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from tarnn.numerics import wide
+from tarnn.ops.state import LinearState
 
 
 def _shapes(**tensors: Tensor | None) -> str:
@@ -91,12 +92,12 @@ def check_state(state, k, v, log_decay, *, num_features: int, num_sequences: int
         )
     if state is None:
         return
-    if not isinstance(state, tuple) or len(state) != 3 or state[0] is None or state[1] is None:
+    if not isinstance(state, LinearState) or state.S is None or state.z is None:
         raise ValueError(f"state must be a LinearState(S, z, M) with S and z; got {type(state).__name__}.")
     b = b if num_sequences is None else num_sequences
     dtype = wide(k.dtype)
-    expected = {"S": (b, g, f, e), "z": (b, g, f), "M": (b, g)}
-    for (name, shape), x in zip(expected.items(), state):
+    expected = {"S": (state.S, (b, g, f, e)), "z": (state.z, (b, g, f)), "M": (state.M, (b, g))}
+    for name, (x, shape) in expected.items():
         if x is not None and (x.shape != shape or x.dtype != dtype or x.device != k.device):
             raise ValueError(
                 f"the state's {name} must be {shape} in {dtype} on {k.device}; got {tuple(x.shape)} in {x.dtype} "

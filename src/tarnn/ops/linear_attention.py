@@ -89,7 +89,7 @@ def linear_attention(
         log_decay = log_decay[None, :, None].expand(k.shape[:3])
     num_sequences = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
     check_state(state, of.k, v, log_decay, num_features=of.num_features, num_sequences=num_sequences)
-    S, z, M = (None, None, None) if state is None else state
+    S, z, M = (None, None, None) if state is None else (state.S, state.z, state.M)
     op: Callable = linear_attention_op
     if goes_straight(q):
         differentiable = (of.q, of.k, v, log_decay, key_log_weight, S, z, of.omega, of.bias)

@@ -13,10 +13,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tarnn.ops import packing
 from tarnn.ops.checks import check_attention
+from tarnn.ops.state import State
 
 
-@dataclass
-class KVCache:
+@dataclass(eq=False, repr=False)
+class KVCache(State):
     """Keys and values so far, in buffers allocated once: (b, g, capacity, d) and (b, g, capacity, e).
 
     `length` positions are filled. `mask` (b, capacity), True = attend, exists once a key mask was given.
@@ -41,15 +42,10 @@ class KVCache:
     def capacity(self) -> int:
         return self.k.shape[2]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes allocated."""
-        return self.k.nbytes + self.v.nbytes
-
-    @property
-    def used_nbytes(self) -> int:
-        """Bytes that the filled part takes: what grows with the sequence."""
-        return self.nbytes * self.length // max(self.capacity, 1)
+    def tensors(self) -> dict[str, Tensor]:
+        """The filled parts of k, v and, where there is one, of the mask."""
+        used = {"k": self.k[:, :, : self.length], "v": self.v[:, :, : self.length]}
+        return used if self.mask is None else used | {"mask": self.mask[:, : self.length]}
 
     def append(
         self,
@@ -85,11 +81,6 @@ class KVCache:
             self.mask[:, self.length : end] = True if key_mask is None else key_mask
         self.length = end
         return self.k[:, :, :end], self.v[:, :, :end], None if self.mask is None else self.mask[:, :end]
-
-    def reorder(self, index: Int[Tensor, " k"]) -> "KVCache":
-        """A cache with the rows of the batch picked by `index`: beams, forks."""
-        mask = None if self.mask is None else self.mask.index_select(0, index)
-        return KVCache(self.k.index_select(0, index), self.v.index_select(0, index), self.length, mask)
 
 
 def softmax_attention(

@@ -1,21 +1,116 @@
-"""The state of linear attention as a value: all that a sequence so far means to what comes after it."""
+"""States: all that a sequence so far means to what comes after it, as values with one protocol."""
 
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import Self
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.utils import _pytree as pytree
+
+_BRACKETS_TO_DOTS = str.maketrans({"[": ".", "]": None})
 
 
-class LinearState(NamedTuple):
+class State:
+    """A frozen bundle of tensors whose first axis counts rows, of numbers, and of other states.
+
+    A subclass is a frozen dataclass (with eq=False) and usually nothing more: its fields are tensors, None,
+    numbers, states or tuples of states. It is a pytree, so torch.func, torch.compile and torch.export see
+    through it; a field that is None is part of its structure.
+
+    A state is a value: functions return new ones and leave the given one as it was, unless they are asked for
+    `inplace=True`. So a state can be kept, forked, reordered for beam search, moved, saved and fed back.
+    """
+
+    def __init_subclass__(cls, **kwargs) -> None:
+        super().__init_subclass__(**kwargs)
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        pytree.register_pytree_node(
+            cls, _flatten, lambda parts, names: cls(**dict(zip(names, parts, strict=True))),
+            serialized_type_name=name, flatten_with_keys_fn=_flatten_with_keys,
+        )  # fmt: skip
+
+    def map(self, f) -> Self:
+        """f applied to each tensor: `state.map(torch.Tensor.detach)`."""
+        return pytree.tree_map_only(Tensor, f, self)
+
+    def select(self, rows: Int[Tensor, " k"]) -> Self:
+        """The rows of the batch that `rows` names, in its order, copied: beams, forks, slots."""
+        return self.map(lambda x: x.index_select(0, rows.to(x.device)))
+
+    def insert(self, rows: Int[Tensor, " k"], other: Self) -> Self:
+        """This state with `other`, which has k rows, in the place of the named rows.
+
+        Raises ValueError for a state of another kind.
+        """
+
+        def replaced(mine, theirs):
+            if isinstance(mine, State):
+                return mine.insert(rows, theirs)
+            return mine.index_copy(0, rows.to(mine.device), theirs) if isinstance(mine, Tensor) else mine
+
+        try:
+            return pytree.tree_map(replaced, self, other, is_leaf=self._is_part)
+        except (ValueError, AttributeError) as error:
+            raise ValueError(
+                f"a state takes rows from a state of its own kind and shapes; expected {self!r}, got {other!r}. "
+                "Make both with the new_state of one model."
+            ) from error
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same state on another device."""
+        return self.map(lambda x: x.to(device))
+
+    def clone(self) -> Self:
+        """A copy that shares no memory with this one, contiguous."""
+        return self.map(lambda x: x.clone(memory_format=torch.contiguous_format))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the tensors take, all that was allocated."""
+        return sum(x.nbytes for x in pytree.tree_leaves(self) if isinstance(x, Tensor))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What the state has to say, by name: `S`, or in a model's state `layers.0.S`. For files and exports."""
+        found: dict[str, Tensor] = {}
+        for path, part in pytree.tree_flatten_with_path(self, is_leaf=self._is_part)[0]:
+            name = pytree.keystr(path).translate(_BRACKETS_TO_DOTS).strip(".")
+            if isinstance(part, State):
+                found |= {f"{name}.{inner}": x for inner, x in part.tensors().items()}
+            elif isinstance(part, Tensor):
+                found[name] = part
+        return found
+
+    def _is_part(self, x) -> bool:
+        return isinstance(x, State) and x is not self
+
+    def __repr__(self) -> str:
+        parts = (f"{name} {tuple(x.shape)} {x.dtype}" for name, x in self.tensors().items())
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def _flatten(state: State) -> tuple[list, list[str]]:
+    names = [x.name for x in fields(state) if getattr(state, x.name) is not None]  # type: ignore[arg-type]
+    return [getattr(state, name) for name in names], names
+
+
+def _flatten_with_keys(state: State) -> tuple[list, list[str]]:
+    parts, names = _flatten(state)
+    return [(pytree.GetAttrKey(name), x) for name, x in zip(names, parts)], names
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class NoState(State):
+    """The state of a layer that remembers nothing."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LinearState(State):
     """S = Σ_j φ(k_j) v_jᵀ and z = Σ_j φ(k_j) over the keys so far, decayed, in float32 (float64 for float64 inputs).
 
     Where keys carry log-weights, both sums are scaled by e^(−M), M the running maximum of those weights, so
     that they neither overflow nor underflow: the true sums are S·e^M and z·e^M. Without, M is None (0).
-
-    A state is a value: functions return new ones and leave the given one as it was. It may be saved, moved,
-    reordered for beam search, forked and fed back. Its size does not depend on how many tokens it has seen.
-    `g` counts key/value heads.
+    Its size does not depend on how many tokens it has seen. `g` counts key/value heads.
     """
 
     S: Float[Tensor, "b g f e"]
@@ -31,15 +126,3 @@ class LinearState(NamedTuple):
         S = torch.zeros(batch_size, num_kv_heads, num_features, head_dim, dtype=dtype, device=device)
         z = S.new_zeros(batch_size, num_kv_heads, num_features)
         return cls(S, z, S.new_full((batch_size, num_kv_heads), -torch.inf) if log_weights else None)
-
-    def map(self, f) -> "LinearState":
-        """f applied to each tensor: `state.map(lambda x: x.to("cuda"))`."""
-        return LinearState(f(self.S), f(self.z), None if self.M is None else f(self.M))
-
-    def reorder(self, index: Int[Tensor, " k"]) -> "LinearState":
-        """The rows of the batch picked by `index`: beams, forks."""
-        return self.map(lambda x: x.index_select(0, index.to(x.device)))
-
-    @property
-    def nbytes(self) -> int:
-        return sum(x.nbytes for x in self if x is not None)

@@ -48,7 +48,8 @@ def step(
     eps = default_eps(q.dtype) if eps is None else eps
     # buffers too: torch.func.functional_call puts tensors with gradients in their places
     of_map = (*phi.parameters(), *phi.buffers()) if torch.is_grad_enabled() else ()
-    tensors = (q, k, v, log_decay, key_log_weight, *(state or ()), *of_map)
+    sums = () if state is None else (state.S, state.z, state.M)
+    tensors = (q, k, v, log_decay, key_log_weight, *sums, *of_map)
     native = goes_straight(q) and not wants_gradient(*tensors)
     if native:
         of = inputs(phi, q, k)
