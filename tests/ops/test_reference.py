@@ -3,8 +3,8 @@
 import pytest
 import torch
 from support.attention_cases import Case, relative_error
+from support.features import elementwise
 
-from tarnn.kernels.features import features
 from tarnn.ops import reference
 
 pytestmark = pytest.mark.one_path
@@ -33,7 +33,7 @@ def test_by_hand():
 @pytest.mark.parametrize("normalize", [False, True])
 def test_quadratic_equals_recurrent(decay, masked, normalize):
     case = Case(b=2, g=2, r=2, t=11, decay=decay, masked=masked, weighted=True, normalize=normalize)
-    fq, fk = features("elu", case.q)[0], features("elu", case.k)[0]
+    fq, fk = elementwise("elu", case.q)[0], elementwise("elu", case.k)[0]
     quadratic = reference.quadratic(fq, fk, case.v, causal=True, normalize=normalize, **case.options)
     assert (
         relative_error(quadratic, reference.recurrent(fq, fk, case.v, normalize=normalize, **case.options)[0])

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from hypothesis import strategies as st
 
+from support.features import elementwise
 from tarnn import feature_maps
-from tarnn.kernels.features import features
 from tarnn.numerics import default_eps
 from tarnn.ops import reference
 
@@ -68,7 +68,7 @@ class Case:
     def definition(self) -> torch.Tensor:
         """float64, by the recurrence where causal, by the quadratic form else."""
         q, k, v = (x.double() for x in (self.q, self.k, self.v))
-        (fq, q_scale), (fk, k_scale) = features(self.feature_map, q), features(self.feature_map, k)
+        (fq, q_scale), (fk, k_scale) = elementwise(self.feature_map, q), elementwise(self.feature_map, k)
         options = dict(self.options)
         if k_scale is not None:
             options["key_log_weight"] = options.get("key_log_weight", 0) + k_scale

@@ -8,13 +8,14 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from support import features
 from support.attention_cases import LENGTHS, MAPS, Case
 from tarnn import feature_maps
-from tarnn.kernels.features import features
 from tarnn.numerics import default_eps, wide
 from tarnn.ops import LinearState, linear_attention, reference, step
 
 PROJECTED = ["positive", "hyperbolic", "optimal", "random relu"]  # made of a projection, within the kernels
+PAPER_NAMES = {"random relu": "relu"}
 DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -221,10 +222,7 @@ class Call:
         if self.mask is not None:
             options["key_mask"] = self.mask
             k, v = (torch.where(self.mask[:, None, :, None], x, 0.0) for x in (k, v))
-        if a.m:
-            (fq, q_scale), (fk, k_scale) = self.feature_map.queries(q), self.feature_map.keys(k)
-        else:
-            (fq, q_scale), (fk, k_scale) = features(a.feature_map, q), features(a.feature_map, k)
+        (fq, q_scale), (fk, k_scale) = self._features(q), self._features(k)
         if k_scale is not None:
             options["key_log_weight"] = options.get("key_log_weight", 0) + k_scale
         cuts = self.cuts if a.way.startswith("packed") else None
@@ -235,6 +233,15 @@ class Call:
             o = o * q_scale.exp()[..., None]
         state = [torch.cat(parts) for parts in zip(*(piece[1] for piece in pieces))]
         return self._results(o, *state, leaves)
+
+    def _features(self, x: Tensor) -> features.Scaled:
+        """By the papers' formulas; the random ones' ω, and A of each head, are those of the map."""
+        a = self.drawn
+        if not a.m:
+            return features.elementwise(a.feature_map, x)
+        A = getattr(self.feature_map, "A", torch.zeros(1, 1, 1)).double()
+        A = A.repeat_interleave(x.shape[1] // len(A), dim=0)
+        return features.projected(PAPER_NAMES.get(a.feature_map, a.feature_map), x, self.feature_map.omega, A)
 
     def _define(self, fq: Tensor, fk: Tensor, v: Tensor, options: dict[str, Tensor]):
         """One sequence a row: (o, (S, z, M))."""
