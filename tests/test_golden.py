@@ -10,7 +10,7 @@ from support import features as formulas
 
 from tarnn import feature_maps
 from tarnn.attention.rotary import Rotary
-from tarnn.kernels import native
+from tarnn.kernels.cpu import library
 from tarnn.models import LogisticMixture, TarnnConfig
 from tarnn.models.block import SwiGlu
 from tarnn.models.positions import SinusoidalPositions
@@ -35,9 +35,9 @@ def equal(x, expected, rtol=1e-13):
 @pytest.fixture(params=["compiled", "plain"])
 def _computed(request):
     """By the compiled kernels, and in plain PyTorch."""
-    if request.param == "compiled" and not native.available():
-        pytest.skip(native.status().why)
-    with native.disabled() if request.param == "plain" else contextlib.nullcontext():
+    if request.param == "compiled" and not library.available():
+        pytest.skip(library.status().why)
+    with library.disabled() if request.param == "plain" else contextlib.nullcontext():
         yield
 
 
