@@ -21,8 +21,8 @@ from output import markdown, write
 from settings import as_facts, parser, resolve
 from torch import Tensor
 
+from tarnn.attention import names
 from tarnn.models import TarnnConfig, TarnnForCausalLM
-from tarnn.models.choices import ATTENTIONS
 
 SEPARATOR, SYMBOLS = 0, 10
 COLORS = {"softmax": "#d55e00", "linear": "#0072b2", "lsh": "#009e73"}
@@ -61,7 +61,7 @@ def main() -> int:
     made = parser(__doc__)
     for name in FULL:
         made.add_argument(f"--{name.replace('_', '-')}", type=int)
-    known = [name for name in COLORS if name in ATTENTIONS]
+    known = [name for name in COLORS if name in names()]
     made.add_argument("--methods", nargs="+", choices=known, default=known)
     made.add_argument("--heads", type=int, default=8)
     made.add_argument("--seed", type=int, default=0)

@@ -56,7 +56,9 @@ class Registry(dict[str, Named]):
         if name not in self and name not in self.names():
             close = difflib.get_close_matches(str(name), self.names(), n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"{self.what} must be one of {', '.join(self.names())}; got {name!r}.{hint}")
+            raise ValueError(
+                f"{self.what.replace(' ', '_')} must be one of {', '.join(self.names())}; got {name!r}.{hint}"
+            )
         return self[name]
 
     def name_of(self, kind: type) -> str:
@@ -69,8 +71,24 @@ class Registry(dict[str, Named]):
             f'@{self.package}.register("…").'
         )
 
+    def build(self, name: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+        """The class of this name: with what it takes of `given`, and with options, which are its other arguments.
+
+        Raises ValueError for options that it does not have or can't take.
+        """
+        kind, implied = self.find(name)
+        takes = arguments_of(kind)
+        self.check_options(name, options, takes - set(given))
+        for_it = {key: value for key, value in {**given, **implied}.items() if key in takes}
+        try:
+            return kind(**for_it | dict(options))
+        except TypeError as error:
+            raise ValueError(
+                f"the {self.what} {name!r} can't be made with {dict(options)}: {error}."
+            ) from error
+
     def check_options(self, name: str, options: Mapping[str, Any], known: set[str]) -> None:
-        """Raises ValueError for options that this name does not take."""
+        """Raises ValueError for options that are not among the known ones."""
         if unknown := sorted(set(options) - known):
             raise ValueError(
                 f"the {self.what} {name!r} has no option {', '.join(map(repr, unknown))}; "

@@ -11,9 +11,10 @@ from tarnn.attention import (
     SoftmaxAttention,
     TokenDecay,
 )
-from tarnn.feature_maps import Dpfp, Elu, Hedgehog, Reparametrized
+from tarnn.feature_maps import Dpfp, Elu, Hedgehog, PositiveRandomFeatures, Reparametrized, names
+from tarnn.feature_maps.registry import MAPS
 from tarnn.models import TarnnConfig, TarnnForCausalLM
-from tarnn.models.choices import FEATURE_MAPS, make_feature_map
+from tarnn.models.choices import make_feature_map
 
 
 def attentions(**options):
@@ -57,13 +58,13 @@ def test_decays(name, kind):
 SIGNED = ("identity", "trigonometric", "gaussian")
 
 
-@pytest.mark.parametrize("name", list(FEATURE_MAPS))
+@pytest.mark.parametrize("name", names())
 def test_every_map_can_be_named(name):
     config = TarnnConfig(
         feature_map=name, normalize=name not in SIGNED, position="none", max_position_embeddings=64
     )
     made = make_feature_map(config, 0)
-    assert type(getattr(made, "feature_map", made)) is FEATURE_MAPS[name]
+    assert type(made.inner) is MAPS[name].kind
     assert isinstance(made, Reparametrized) == (name == "saderf")
 
 
@@ -103,15 +104,31 @@ def test_rotary_turns_q_and_k_before_random_features():
         ),
         ({"feature_map": "favor", "feature_map_options": {"favor": {"norms": "one"}}}, "norms = chi, fixed"),
         ({"feature_map": "elu", "feature_map_options": {"elu": {"centre": True}}}, "no option 'centre'"),
-        ({"feature_map": "oprf", "feature_map_options": {"oprf": {"fit": "call"}}}, "no option 'fit'"),
+        (
+            {"feature_map": "oprf", "feature_map_options": {"oprf": {"fit": "call"}}},
+            "fitted by the call, whose later keys causal attention may not know",
+        ),
         ({"feature_map": "cosformer"}, "needs to know the longest sequence"),
         ({"feature_map": "trigonometric"}, "TrigonometricRandomFeatures may give negative weights"),
         (
             {"feature_map": "generalized", "feature_map_options": {"generalized": {"function": torch.relu}}},
-            "is one of its names; got <built-in",
+            "the function of 'generalized' is a name, a number, .*got <built-in",
         ),
     ],
 )
 def test_options_that_do_not_fit(options, message):
     with pytest.raises(ValueError, match=message):
         attentions(position="none", **options)
+
+
+def test_an_object_stands_for_its_name_and_options():
+    phi = PositiveRandomFeatures(8, 24, seed=3)
+    layers = attentions(feature_map=[Reparametrized(phi, balance=False), Dpfp(2)], position="none")
+    by_name = attentions(
+        feature_map=["favor", "dpfp"], position="none",
+        feature_map_options={"favor": {"num_features": 24, "seed": 3, "centre": True}, "dpfp": {"nu": 2}},
+    )  # fmt: skip
+    assert [repr(x.feature_map) for x in layers] == [repr(x.feature_map) for x in by_name]
+    omegas = [x[2].feature_map.feature_map.omega for x in (layers, by_name)]
+    assert torch.equal(*omegas)
+    assert not torch.equal(omegas[0], phi.omega)  # a map of each layer's own

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig
 
+from tarnn.feature_maps import Dpfp, Hedgehog, OwnMap, PositiveRandomFeatures, Reparametrized
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 
@@ -47,12 +48,12 @@ def test_patterns(pattern, layers):
         ({"dropout": float("nan")}, "dropout must be a number"),
         ({"rotary_base": 0}, "rotary_base must be a number"),
         ({"normalize": "yes"}, "normalize must be true or false; got 'yes'"),
-        ({"attention": "liner"}, "attention must be one of linear, softmax, none; got 'liner'"),
+        ({"attention": "liner"}, "attention must be one of linear, none, softmax; got 'liner'. Did you mean 'linear'"),
         ({"attention": ["linear", "conv"]}, "attention must be one of .*; got 'conv'"),
         ({"attention": ["linear"] * 3}, "multiple of its length; got 3 attentions for 8 layers"),
         ({"attention": []}, "got 0 attentions for 8 layers"),
         ({"attention": 3}, "attention must be one of .*; got 3"),
-        ({"feature_map": "softmax"}, "feature_map must be one of elu, relu, .*generalized_random; got 'softmax'"),
+        ({"feature_map": "softmax"}, "feature_map must be one of cosformer, .*trigonometric; got 'softmax'"),
         ({"feature_map": ["elu"] * 5}, "got 5 feature_maps for 8 layers"),
         ({"feature_map": "identity"}, "Identity may give negative weights.*normalize=False"),
         ({"feature_map": "exp", "position": "rotary"}, "Exp are kept as scaled logarithms.*no rotary positions"),
@@ -60,7 +61,7 @@ def test_patterns(pattern, layers):
         ({"head_dim": 7, "position": "rotary"}, "dim must be even and ≥ 2; got 7"),
         ({"feature_map_options": {"nu": 2}}, r"as in \{'dpfp': \{'nu': 2\}\}; got \{'nu': 2\}"),
         ({"feature_map_options": [1]}, r"as in .*; got \[1\]"),
-        ({"feature_map_options": {"favour": {}}}, "no map is called 'favour'; the maps are elu, relu"),
+        ({"feature_map_options": {"favour": {}}}, "no feature map is called 'favour'; there are cosformer, dpfp"),
         ({"feature_map": "dpfp", "feature_map_options": {"dpfp": {"nu": "2"}}}, "can't be made with {'nu': '2'"),
         ({"eos_token_id": 257}, "from 0 to below vocab_size = 257, or null; got 257"),
         ({"eos_token_id": [1, -1]}, r"eos_token_id must be a token's number.*got \[1, -1\]"),
@@ -68,7 +69,17 @@ def test_patterns(pattern, layers):
         ({"feature_map": "dpfp", "feature_map_options": {"dpfp": {"mu": 2}}}, "no option 'mu'; it takes nu"),
         ({"feature_map_options": {"elu": {"alpha": 2}}}, "no option 'alpha'; it takes none"),
         ({"feature_map": "dpfp", "feature_map_options": {"dpfp": {"nu": 0}}}, "Dpfp needs nu ≥ 1; got 0"),
-        ({"decay": "exponential"}, "decay must be one of none, head, token, channel"),
+        ({"decay": "exponential"}, "decay must be one of none, channel, head, token"),
+        ({"attention_options": {"nu": 2}}, r"attention_options holds options .* as in .*; got \{'nu': 2\}"),
+        ({"attention_options": {"linnear": {}}}, "no attention is called 'linnear'; there are linear, none, softmax"),
+        ({"attention_options": {"linear": {"window": 2}}}, "attention 'linear' has no option 'window'"),
+        ({"feature_map": nn.ReLU()}, r"feature_map must be one of cosformer, .*; got ReLU\(\)"),
+        ({"feature_map": OwnMap(nn.ReLU())}, "OwnMap has no name that a config could hold.*register"),
+        ({"feature_map": PositiveRandomFeatures(16)}, "was made with head_dim = 16; this model's is 32"),
+        ({"feature_map": Hedgehog(32, 4)}, "Hedgehog given as feature_map was made with num_heads = 4; .* is 8"),
+        ({"feature_map": [Dpfp(), Dpfp(2)]}, r"the same options of it; got \{\} and \{'nu': 2\} for 'dpfp'"),
+        ({"feature_map": Dpfp(1), "feature_map_options": {"dpfp": {"nu": 2}}}, r"got \{'nu': 2\} and \{'nu': 1\}"),
+        ({"feature_map": Reparametrized(PositiveRandomFeatures(32), fit="call")}, "'favor' has no option 'fit'"),
         ({"position": "alibi"}, "position must be one of rotary, sinusoidal"),
         ({"norm": "batch"}, "norm must be one of rms, layer"),
         ({"norm_position": "both"}, "norm_position must be one of pre, post"),
@@ -97,9 +108,13 @@ def test_refusals(options, message):
             "feature_map": "dpfp", "feature_map_options": {"dpfp": {"nu": 3}}, "eos_token_id": [1, 2],
             "position": "none",
         },
+        {
+            "feature_map": [Dpfp(3), Reparametrized(PositiveRandomFeatures(32, 64, seed=1), balance=False)],
+            "position": "none",
+        },
         {"vocab_size": 12, "eos_token_id": 3, "bos_token_id": 4, "pad_token_id": 5, "use_cache": False},
     ],
-    ids=["default", "patterns", "options", "tokens"],
+    ids=["default", "patterns", "options", "objects", "tokens"],
 )  # fmt: skip
 def test_a_file_keeps_everything(tmp_path, options):
     config = TarnnConfig(**options)

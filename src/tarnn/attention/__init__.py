@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from tarnn.attention.decay import ChannelDecay, HeadDecay, TokenDecay
 from tarnn.attention.linear import LinearAttention
 from tarnn.attention.none import NoAttention
+from tarnn.attention.registry import names, register
 from tarnn.attention.rotary import Rotary
 from tarnn.attention.softmax import SoftmaxAttention
 
@@ -20,6 +21,8 @@ __all__ = [
     "SoftmaxAttention",
     "TokenDecay",
     "calibrating",
+    "names",
+    "register",
 ]
 
 

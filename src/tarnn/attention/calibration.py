@@ -33,7 +33,7 @@ class Calibration:
 def calibrated_layers(module: nn.Module) -> list[LinearAttention]:
     """The layers whose maps have parameters that data should set once."""
     layers = (x for x in module.modules() if isinstance(x, LinearAttention) and not x.fits_by_call)
-    return [x for x in layers if getattr(x.feature_map, "adapts", False)]
+    return [x for x in layers if x.feature_map.adapts]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
+from tarnn.attention.registry import DECAYS
 from tarnn.numerics import widen
 
 
@@ -19,6 +20,7 @@ def retention(num_heads: int) -> Float[Tensor, " g"]:
     return torch.log1p(-torch.exp2(-5.0 - torch.arange(num_heads, dtype=torch.float64))).float()
 
 
+@DECAYS.register("head")
 class HeadDecay(nn.Module):
     """A fixed factor a head, whatever the input: log_decay (g,). Heads differ in how far back they see.
 
@@ -38,6 +40,7 @@ class HeadDecay(nn.Module):
         return str(len(self.log_decay))
 
 
+@DECAYS.register("token")
 class TokenDecay(nn.Module):
     """A learned gate a token and head: log_decay = −softplus(W x + bias), (b, g, t).
 
@@ -59,6 +62,7 @@ class TokenDecay(nn.Module):
         return -softplus(widen(self.gate(x)) + widen(self.bias)).mT
 
 
+@DECAYS.register("channel")
 class ChannelDecay(nn.Module):
     """A learned gate a token, head and feature: log_decay = log σ(W₂ W₁ x + b) / 16, (b, g, t, f).
 

@@ -9,8 +9,9 @@ from torch.nn.functional import rms_norm
 
 from tarnn.attention.decay import ChannelDecay
 from tarnn.attention.multihead import MultiHeadAttention
+from tarnn.attention.registry import register
 from tarnn.attention.rotary import Rotary, Turns, positions_in
-from tarnn.feature_maps import FeatureMap, Identity
+from tarnn.feature_maps import FeatureMap, Identity, as_feature_map
 from tarnn.numerics import full_precision, wide, widen
 from tarnn.ops import LinearState, linear_attention, step
 from tarnn.ops.features import features
@@ -18,6 +19,7 @@ from tarnn.ops.features import features
 _IDENTITY = Identity()
 
 
+@register("linear")
 class LinearAttention(MultiHeadAttention):
     """Multi-head attention whose weights are φ(q_i)·φ(k_j): trained in O(t), run with a state of fixed size.
 
@@ -25,7 +27,7 @@ class LinearAttention(MultiHeadAttention):
 
     Katharopoulos et al. 2020, eq. 4–12 (arXiv 2006.16236). Arguments beyond `MultiHeadAttention`'s:
 
-    feature_map: φ, a `FeatureMap` or any module (…, d) → (…, f).
+    feature_map: φ, a `FeatureMap`, the name of one (`tarnn.feature_maps.names()`), or any module (…, d) → (…, f).
     normalize: divide by the sum of the weights. If not, each head's output goes through an RMSNorm instead,
         whose gradient is bounded where the division's is not (TransNormer, arXiv 2210.10340). Maps with
         negative products need normalize=False.
@@ -46,7 +48,7 @@ class LinearAttention(MultiHeadAttention):
     """
 
     def __init__(
-        self, hidden_size: int, num_heads: int, *, feature_map: nn.Module, causal: bool,
+        self, hidden_size: int, num_heads: int, *, causal: bool, feature_map: FeatureMap | nn.Module | str = "elu",
         num_kv_heads: int | None = None, head_dim: int | None = None, context_size: int | None = None,
         normalize: bool = True, decay: nn.Module | None = None, rotary: Rotary | None = None,
         bias: bool = False, qk_norm: bool = False,
@@ -55,13 +57,16 @@ class LinearAttention(MultiHeadAttention):
             hidden_size, num_heads, causal=causal, num_kv_heads=num_kv_heads, head_dim=head_dim,
             context_size=context_size, bias=bias, qk_norm=qk_norm,
         )  # fmt: skip
-        _check_choices(feature_map, causal, normalize, decay, rotary, context_size)
-        self.feature_map, self.normalize, self.decay, self.rotary = feature_map, normalize, decay, rotary
-        self.num_features = _num_features(feature_map, self.head_dim)
-        self.turns_inputs = getattr(feature_map, "dot_product", False)
-        self.fits_by_call = getattr(feature_map, "fit", "") == "call"
+        phi = as_feature_map(feature_map, head_dim=self.head_dim, num_heads=self.num_kv_heads)
+        if normalize:
+            phi.check_positive(self.head_dim)
+        _check_choices(phi, causal, decay, rotary, context_size)
+        self.feature_map, self.normalize, self.decay, self.rotary = phi, normalize, decay, rotary
+        self.num_features = phi.num_features(self.head_dim)
+        self.turns_inputs = phi.dot_product
+        self.fits_by_call = phi.fit == "call"
         self.calibration: Any = None  # while `calibrating`: what observes q and k
-        width = self.head_dim if self.turns_inputs else self.num_features
+        width = self.rotary_dim(self.head_dim, phi)
         if rotary is not None and rotary.dim != width:
             what = (
                 "q and k: its dim must be theirs"
@@ -70,6 +75,13 @@ class LinearAttention(MultiHeadAttention):
             )
             raise ValueError(f"rotary turns {what}, {width}; got {rotary.dim}.")
         self.o_norm = None if normalize else nn.RMSNorm(self.head_dim, eps=1e-6)
+
+    @classmethod
+    def rotary_dim(cls, head_dim: int, feature_map: FeatureMap | None = None) -> int:
+        """That of q and k, or that of the features where those are turned."""
+        if feature_map is None or feature_map.dot_product:
+            return head_dim
+        return feature_map.num_features(head_dim)
 
     def forward(
         self,
@@ -133,13 +145,13 @@ class LinearAttention(MultiHeadAttention):
         return LinearState.zeros(
             batch_size, self.num_kv_heads, self.num_features, self.head_dim,
             dtype=wide(weight.dtype if dtype is None else dtype), device=weight.device if device is None else device,
-            log_weights=getattr(self.feature_map, "log_scaled", False),
+            log_weights=self.feature_map.log_scaled,
         )  # fmt: skip
 
     def _place(self, q: Tensor, k: Tensor, positions, x: Tensor, state) -> tuple[Tensor, Tensor, Any, Any]:
         """Positions to where they work: (q, k, the turns that are left for features, φ at these positions)."""
         phi: Any = self.feature_map
-        if getattr(phi, "positional", False):
+        if phi.positional:
             if positions is None:
                 if state is not None:
                     raise ValueError(
@@ -184,15 +196,6 @@ class LinearAttention(MultiHeadAttention):
         return f"{super().extra_repr()}, normalize={self.normalize}{rotary}"
 
 
-def _num_features(feature_map: nn.Module, head_dim: int) -> int:
-    """f for a given d: as the map declares it, or, for a map that is a bare module, found by trying."""
-    if isinstance(feature_map, FeatureMap):
-        return feature_map.num_features(head_dim)
-    like = next(feature_map.parameters(), torch.empty(0))
-    with torch.no_grad():
-        return feature_map(like.new_zeros(1, 1, 1, head_dim)).shape[-1]
-
-
 def _fraction(op, phi_q, phi_k, v, turns: Turns, state: LinearState | None, **options):
     """Σ (turned weights) v / Σ plain weights, and the state: S of turned features, z of plain ones."""
     above = None if state is None else LinearState(state.S, torch.zeros_like(state.z))
@@ -219,21 +222,16 @@ def _step_of_weights(phi_q, phi_k, z, log_decay, inplace) -> tuple[Tensor, Tenso
     return weights.sum(-1, keepdim=True).flatten(1, 2), z
 
 
-def _check_choices(feature_map, causal, normalize, decay, rotary, context_size) -> None:
-    name = type(feature_map).__name__
-    if normalize and not getattr(feature_map, "positive", True):
-        raise ValueError(
-            f"{name} may give negative weights, whose sum is no normaliser; pass normalize=False (the output "
-            "is then normed) or take a positive map such as Elu."
-        )
+def _check_choices(feature_map: FeatureMap, causal, decay, rotary, context_size) -> None:
+    name = feature_map._get_name()
     if decay is not None and not causal:
         raise ValueError("a decay runs along time, so it needs causal attention; got causal=False.")
-    if causal and getattr(feature_map, "fit", "") == "call":
+    if causal and feature_map.fit == "call":
         raise ValueError(
             f"{name} is fitted by the call, whose later keys causal attention may not know; make it with "
             'fit="calibrated" and calibrate it (tarnn.attention.calibrating).'
         )
-    if getattr(feature_map, "positional", False) and (rotary is not None or context_size is not None):
+    if feature_map.positional and (rotary is not None or context_size is not None):
         what = "cross attention has none" if rotary is None else "takes no rotary positions besides"
         raise ValueError(f"{name} weighs keys by their distance; {what}.")
     if rotary is None:
@@ -242,9 +240,9 @@ def _check_choices(feature_map, causal, normalize, decay, rotary, context_size) 
         raise ValueError(
             "rotary positions are about the distance of key and query; cross attention has no such thing."
         )
-    if getattr(feature_map, "dot_product", False):
+    if feature_map.dot_product:
         return
-    if getattr(feature_map, "log_scaled", False):
+    if feature_map.log_scaled:
         raise ValueError(
             f"rotary positions turn features, and those of {name} are kept as scaled logarithms; "
             "take another map (Elu, Relu, Dpfp …) or no rotary positions."

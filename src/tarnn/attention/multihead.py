@@ -1,7 +1,13 @@
 """What every kind of attention has in common: projections to heads and back, and what may be fed to them."""
 
+from collections.abc import Callable
+from typing import Any, ClassVar
+
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from tarnn.attention.rotary import Rotary
+from tarnn.feature_maps.base import FeatureMap
 
 
 class MultiHeadAttention(nn.Module):
@@ -27,6 +33,17 @@ class MultiHeadAttention(nn.Module):
     Cross attention: `forward(x, context, return_state=True)` reads the context once; then `step(x, state)`,
     or `forward(x, state=state)` without a context, attends to it again, and leaves the state as it is.
     """
+
+    layer_type: ClassVar[str] = "tarnn_linear"
+    """The layer of a transformers cache that holds its state: see `tarnn.models.cache`."""
+    rotary: Rotary | None = None
+    step: Callable[..., Any]
+    new_state: Callable[..., Any]
+
+    @classmethod
+    def rotary_dim(cls, head_dim: int, feature_map: FeatureMap | None = None) -> int:
+        """How wide the vectors are that rotary positions turn, for a kind that takes `rotary`."""
+        return head_dim
 
     def __init__(
         self, hidden_size: int, num_heads: int, *, causal: bool, num_kv_heads: int | None = None,

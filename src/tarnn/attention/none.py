@@ -4,12 +4,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tarnn.attention.multihead import MultiHeadAttention
+from tarnn.attention.registry import register
 from tarnn.attention.rotary import Turns
 from tarnn.ops import NoState
 
 _NOTHING = NoState()
 
 
+@register("none")
 class NoAttention(MultiHeadAttention):
     """y_i = W_o W_v x_i: each position sees its own value only ("X (OPT)" of arXiv 2009.14794, fig. 3).
 
@@ -21,14 +23,12 @@ class NoAttention(MultiHeadAttention):
     def __init__(
         self, hidden_size: int, num_heads: int, *, causal: bool, num_kv_heads: int | None = None,
         head_dim: int | None = None, context_size: int | None = None, bias: bool = False,
-        qk_norm: bool = False,
     ):  # fmt: skip
         super().__init__(
             hidden_size, num_heads, causal=causal, num_kv_heads=num_kv_heads, head_dim=head_dim,
             context_size=context_size, bias=bias,
         )  # fmt: skip
         del self.q_proj, self.k_proj
-        self.q_norm = self.k_norm = None  # no queries and keys to norm, whatever qk_norm says
 
     def forward(
         self,

@@ -6,10 +6,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tarnn.attention.multihead import MultiHeadAttention
+from tarnn.attention.registry import register
 from tarnn.attention.rotary import Rotary, Turns
 from tarnn.ops import KVCache, softmax_attention, softmax_step
 
 
+@register("softmax")
 class SoftmaxAttention(MultiHeadAttention):
     """Multi-head attention with weights exp(q_i·k_j/√d) / Σ_j exp(q_i·k_j/√d); its state is a `KVCache`.
 
@@ -17,6 +19,8 @@ class SoftmaxAttention(MultiHeadAttention):
     The cache is written in place, in `forward` too: to continue a sequence in two ways, copy it first
     (`reorder`). It does not grow: `new_state` must be told its capacity.
     """
+
+    layer_type = "tarnn_softmax"
 
     def __init__(
         self, hidden_size: int, num_heads: int, *, causal: bool, num_kv_heads: int | None = None,

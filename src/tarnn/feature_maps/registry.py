@@ -13,7 +13,7 @@ from tarnn.feature_maps.base import FeatureMap
 from tarnn.feature_maps.own import OwnMap
 from tarnn.registry import Registry, arguments_of
 
-MAPS = Registry("feature_map", "tarnn.feature_maps")
+MAPS = Registry("feature map", "tarnn.feature_maps")
 register, names = MAPS.register, MAPS.names
 OF_THE_MODEL = {"head_dim", "num_heads", "max_length"}
 MOVES = {"centre", "balance"}  # these options put a `Reparametrized` around the map
@@ -40,19 +40,14 @@ def make(
     """
     MAPS.check_options(name, options, options_of(name))
     kind, implied = MAPS.find(name)
-    options = {**implied, **options}
-    moves = {key: bool(options.pop(key, False)) for key in MOVES}
+    moves = {key: bool(options.pop(key, implied.get(key))) for key in MOVES}
     of_model = {"head_dim": head_dim, "num_heads": num_heads, "max_length": max_length}
-    takes = arguments_of(kind)
-    if "max_length" in takes and max_length is None:
+    if max_length is None and "max_length" in arguments_of(kind):
         raise ValueError(
             f"the feature map {name!r} needs to know the longest sequence: max_length= "
             "(max_position_embeddings in a model's config)."
         )
-    try:
-        made = kind(**{key: value for key, value in of_model.items() if key in takes}, **options)
-    except TypeError as error:
-        raise ValueError(f"the feature map {name!r} can't be made with {options}: {error}.") from error
+    made = MAPS.build(name, of_model, options)
     if not any(moves.values()):
         return made
     from tarnn.feature_maps.reparametrized import Reparametrized  # which is made of maps that have names

@@ -1,118 +1,35 @@
-"""From the names in a config to the objects that they stand for."""
+"""From the names in a config to the layers that they stand for."""
 
-import inspect
 from typing import Any
 
 import torch
 from torch import nn
 
-from tarnn.attention import (
-    ChannelDecay,
-    HeadDecay,
-    LinearAttention,
-    NoAttention,
-    Rotary,
-    SoftmaxAttention,
-    TokenDecay,
-)
-from tarnn.feature_maps import (
-    CosFormer,
-    Dpfp,
-    Elu,
-    Exp,
-    FeatureMap,
-    GaussianRandomFeatures,
-    GeneralizedFeatures,
-    GeneralizedRandomFeatures,
-    Hedgehog,
-    HyperbolicRandomFeatures,
-    Identity,
-    OptimalRandomFeatures,
-    Polynomial2,
-    PositiveRandomFeatures,
-    RegularizedRandomFeatures,
-    Relu,
-    Reparametrized,
-    SderfFeatures,
-    SquaredRelu,
-    Taylor,
-    TrigonometricRandomFeatures,
-)
-
-ATTENTIONS = {"linear": LinearAttention, "softmax": SoftmaxAttention, "none": NoAttention}
-DECAYS = ("none", "head", "token", "channel")
-FEATURE_MAPS: dict[str, type[FeatureMap]] = {
-    "elu": Elu,
-    "relu": Relu,
-    "squared_relu": SquaredRelu,
-    "exp": Exp,
-    "identity": Identity,
-    "polynomial2": Polynomial2,
-    "taylor": Taylor,
-    "dpfp": Dpfp,
-    "hedgehog": Hedgehog,
-    "cosformer": CosFormer,
-    "favor": PositiveRandomFeatures,
-    "hyperbolic": HyperbolicRandomFeatures,
-    "smreg": RegularizedRandomFeatures,
-    "oprf": OptimalRandomFeatures,
-    "saderf": OptimalRandomFeatures,
-    "sderf": SderfFeatures,
-    "trigonometric": TrigonometricRandomFeatures,
-    "gaussian": GaussianRandomFeatures,
-    "generalized": GeneralizedFeatures,
-    "generalized_random": GeneralizedRandomFeatures,
-}
-SOFTMAX_KERNEL = ("favor", "hyperbolic", "smreg", "oprf", "saderf", "sderf", "trigonometric")
-MOVES = {"centre", "balance"}  # options of these maps that put a Reparametrized around them
-NOT_OPTIONS = {"head_dim", "num_heads", "max_length", "fit", "h"}  # the config's to say, or not for a config
+from tarnn.attention.multihead import MultiHeadAttention
+from tarnn.attention.registry import ATTENTIONS, DECAYS
+from tarnn.attention.rotary import Rotary
+from tarnn.feature_maps import FeatureMap, make, options_of
+from tarnn.feature_maps.registry import MAPS, described
+from tarnn.registry import Registry, arguments_of
 
 
 def make_feature_map(config, layer: int) -> FeatureMap:
-    """This layer's φ. Raises ValueError for options that its map does not have or can't take.
-
-    What depends on the model comes from it: the width of a head, the number of key/value heads, the longest
-    sequence. A seed (0 by default) stands for a seed a layer. Maps that are fitted to data are calibrated ones.
-    """
+    """This layer's φ. Its width, heads and longest sequence are the model's; its seed (0 by default) stands for a seed
+    per layer."""
     name = config.feature_map_of(layer)
     options = dict(config.feature_map_options.get(name, {}))
-    parameters = inspect.signature(FEATURE_MAPS[name]).parameters
-    known = {
-        p for p, x in parameters.items() if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)
-    } - NOT_OPTIONS
-    known |= MOVES if name in SOFTMAX_KERNEL else set()
-    if unknown := sorted(set(options) - known):
-        raise ValueError(
-            f"the feature map {name!r} has no option {', '.join(map(repr, unknown))}; "
-            f"it takes {', '.join(sorted(known)) or 'none'}."
-        )
-    moves = {key: options.pop(key) for key in MOVES & set(options)}
-    if name == "saderf":
-        moves = {"balance": True} | moves
-    of_model = {"head_dim": config.head_dim, "num_heads": config.num_key_value_heads}
-    options |= {key: value for key, value in of_model.items() if key in parameters}
-    if "max_length" in parameters:
-        if config.max_position_embeddings is None:
-            raise ValueError(
-                f"the feature map {name!r} needs to know the longest sequence: max_position_embeddings."
-            )
-        options["max_length"] = config.max_position_embeddings
-    if not isinstance(options.get("function", ""), str):
-        raise ValueError(
-            f"in a config the function of {name!r} is one of its names; got {options['function']!r}."
-        )
-    if "seed" in parameters:
+    if "seed" in options_of(name):
         options["seed"] = seed_of(options.get("seed", 0), layer)
-    try:
-        made: Any = FEATURE_MAPS[name](**options)
-    except TypeError as error:
-        raise ValueError(f"the feature map {name!r} can't be made with {options}: {error}.") from error
-    if not any(moves.values()):
-        return made
-    return Reparametrized(
-        made, num_heads=config.num_key_value_heads, centre=bool(moves.get("centre")),
-        balance=bool(moves.get("balance")),
-    )  # fmt: skip
+    return make(name, **of_the_model(config), **options)
+
+
+def of_the_model(config) -> dict[str, Any]:
+    """What a model's feature maps may need to know of it."""
+    return {
+        "head_dim": config.head_dim,
+        "num_heads": config.num_key_value_heads,
+        "max_length": config.max_position_embeddings,
+    }
 
 
 def seed_of(seed: int, layer: int) -> int:
@@ -122,57 +39,91 @@ def seed_of(seed: int, layer: int) -> int:
     return seed * 100_000 + layer
 
 
-def make_attention(config, layer: int) -> LinearAttention | SoftmaxAttention | NoAttention:
-    """This layer's causal self-attention."""
-    kind = config.attention_of(layer)
-    shared = {
-        "hidden_size": config.hidden_size, "num_heads": config.num_attention_heads, "causal": True,
-        "num_kv_heads": config.num_key_value_heads, "head_dim": config.head_dim, "bias": config.bias,
-        "qk_norm": config.qk_norm,
+def make_attention(
+    config, layer: int, *, causal: bool = True, context_size: int | None = None
+) -> MultiHeadAttention:
+    """This layer's attention, to its own sequence or, with context_size, to another.
+
+    A kind of attention is given what it takes of all that the config says, and the options under its name.
+    """
+    name = config.attention_of(layer)
+    kind = ATTENTIONS.find(name).kind
+    takes = arguments_of(kind)
+    feature_map = make_feature_map(config, layer) if "feature_map" in takes else None
+    decay = rotary = None
+    if context_size is None and config.decay != "none" and "decay" in takes:
+        decay = make_decay(config, feature_map)
+    if context_size is None and config.position == "rotary" and "rotary" in takes:
+        rotary = Rotary(kind.rotary_dim(config.head_dim, feature_map), config.rotary_base)
+    given = {
+        "hidden_size": config.hidden_size, "num_heads": config.num_attention_heads, "causal": causal,
+        "num_kv_heads": config.num_key_value_heads, "head_dim": config.head_dim, "context_size": context_size,
+        "bias": config.bias, "qk_norm": config.qk_norm, "feature_map": feature_map,
+        "normalize": config.normalize, "decay": decay, "rotary": rotary,
     }  # fmt: skip
-    rotary = config.position == "rotary"
-    if kind == "none":
-        return NoAttention(**shared)
-    if kind == "softmax":
-        return SoftmaxAttention(
-            rotary=Rotary(config.head_dim, config.rotary_base) if rotary else None, **shared
+    return ATTENTIONS.build(name, given, config.attention_options.get(name, {}))
+
+
+def make_decay(config, feature_map: FeatureMap | None) -> nn.Module:
+    """The decay of one layer's state, which has a row for each feature."""
+    width = config.head_dim if feature_map is None else feature_map.num_features(config.head_dim)
+    given = {
+        "hidden_size": config.hidden_size, "num_heads": config.num_key_value_heads, "num_features": width,
+    }  # fmt: skip
+    return DECAYS.build(config.decay, given, {})
+
+
+def named_maps(maps: Any, options: Any) -> tuple[Any, Any, dict[str, dict[str, Any]]]:
+    """Feature maps given as objects, as names and options: (feature_map, feature_map_options, what the objects were made
+    with that is the model's to say, by name).
+
+    Raises ValueError for a map without a name, and where two objects or an object and options disagree.
+    """
+    if isinstance(maps, list | tuple):
+        names: list[Any] = []
+        of_models: dict[str, dict[str, Any]] = {}
+        for one in maps:
+            name, options, of_model = named_maps(one, options)
+            names.append(name)
+            of_models |= of_model
+        return names, options, of_models
+    if not isinstance(maps, FeatureMap):
+        return maps, options, {}
+    name, own, of_model = described(maps)
+    if options.get(name, own) != own:
+        raise ValueError(
+            f"all layers with one kind of feature map have the same options of it; got {options[name]} and {own} "
+            f"for {name!r}."
         )
-    feature_map = make_feature_map(config, layer)
-    num_features = feature_map.num_features(config.head_dim)
-    return LinearAttention(
-        feature_map=feature_map,
-        normalize=config.normalize,
-        decay=make_decay(config, num_features),
-        rotary=Rotary(config.head_dim if feature_map.dot_product else num_features, config.rotary_base)
-        if rotary
-        else None,
-        **shared,
-    )
+    return name, {**options, name: own}, {name: of_model}
 
 
-def make_decay(config, num_features: int) -> nn.Module | None:
-    """The decay of one linear attention layer."""
-    hidden, heads = config.hidden_size, config.num_key_value_heads
-    if config.decay == "head":
-        return HeadDecay(heads)
-    if config.decay == "token":
-        return TokenDecay(hidden, heads)
-    return ChannelDecay(hidden, heads, num_features) if config.decay == "channel" else None
+def check_options(config) -> None:
+    """Raises ValueError for options that are not options, as a file can hold them, by name."""
+    _check_options("feature_map_options", config.feature_map_options, MAPS, "{'dpfp': {'nu': 2}}")
+    _check_options("attention_options", config.attention_options, ATTENTIONS, "{'linear': {'dropout': 0.1}}")
+
+
+def _check_options(name: str, options: Any, registry: Registry, example: str) -> None:
+    if not isinstance(options, dict) or not all(isinstance(x, dict) for x in options.values()):
+        raise ValueError(
+            f"{name} holds options under the name that they belong to, as in {example}; got {options!r}."
+        )
+    if unknown := sorted(set(options) - set(registry.names())):
+        raise ValueError(
+            f"{name}: no {registry.what} is called {', '.join(map(repr, unknown))}; "
+            f"there are {', '.join(registry.names())}."
+        )
+    for of, given in options.items():
+        for key, value in given.items():
+            if not isinstance(value, str | int | float | None):
+                raise ValueError(
+                    f"in a config the {key} of {of!r} is a name, a number, true, false or null; got {value!r}."
+                )
 
 
 def check_choices(config) -> None:
     """Raises ValueError for what the layers themselves refuse; each kind is made once, without data."""
-    options = config.feature_map_options
-    if not isinstance(options, dict) or not all(isinstance(x, dict) for x in options.values()):
-        raise ValueError(
-            "feature_map_options holds the options of each map under its name, as in {'dpfp': {'nu': 2}}; "
-            f"got {options!r}."
-        )
-    if unknown := sorted(set(options) - set(FEATURE_MAPS)):
-        raise ValueError(
-            f"feature_map_options: no map is called {', '.join(map(repr, unknown))}; "
-            f"the maps are {', '.join(FEATURE_MAPS)}."
-        )
     kinds = {(config.attention_of(i), config.feature_map_of(i)): i for i in range(config.num_hidden_layers)}
     with torch.device("meta"):
         for layer in kinds.values():

@@ -2,14 +2,17 @@
 
 from dataclasses import fields
 from inspect import get_annotations
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 from transformers import PreTrainedConfig
 
-from tarnn.models.choices import ATTENTIONS, DECAYS, FEATURE_MAPS, check_choices
+from tarnn.attention.registry import ATTENTIONS, DECAYS
+from tarnn.feature_maps import FeatureMap
+from tarnn.feature_maps.registry import MAPS
+from tarnn.models.choices import check_choices, check_options, named_maps, of_the_model
+from tarnn.registry import Registry
 
 _CHOICES = {
-    "decay": DECAYS,
     "norm": ("rms", "layer"),
     "norm_position": ("pre", "post"),
     "mlp": ("swiglu", "gelu"),
@@ -30,11 +33,11 @@ class TarnnConfig(PreTrainedConfig):
 
         TarnnConfig(num_hidden_layers=8, attention=["linear", "linear", "linear", "softmax"])
 
-    attention: linear | softmax | none.
-    feature_map: elu | relu | squared_relu | exp | identity | polynomial2 | taylor | dpfp | hedgehog | cosformer |
-        favor (FAVOR+) | hyperbolic | smreg | oprf (FAVOR++) | saderf | sderf | trigonometric | gaussian |
-        generalized | generalized_random; feature_map_options: arguments of the maps, by map, such as
-        {"favor": {"num_features": 128, "seed": 1, "centre": true, "balance": true}}, {"dpfp": {"nu": 2}}.
+    attention: a name of `tarnn.attention.names()`: linear | softmax | none, or one of your own.
+    attention_options: arguments of the kinds of attention, by name, such as {"softmax": {"dropout": 0.1}}.
+    feature_map: a name of `tarnn.feature_maps.names()`, such as elu, relu, dpfp or favor (FAVOR+), or a map, which
+        stands for its name and its options: each layer makes its own. feature_map_options: arguments of the maps,
+        by name: {"favor": {"num_features": 128, "seed": 1, "centre": true, "balance": true}}, {"dpfp": {"nu": 2}}.
     normalize: divide by the sum of the weights; False: a norm on each head's output (signed maps need it).
     decay: none | head (RetNet) | token (Mamba-2) | channel (GLA), of linear attention's state.
     position: rotary | sinusoidal (added to the embedding) | sinusoidal_half (half of the channels are the
@@ -61,7 +64,8 @@ class TarnnConfig(PreTrainedConfig):
     head_dim: int = None  # type: ignore[assignment]  # hidden_size / num_attention_heads
     intermediate_size: int = None  # type: ignore[assignment]  # see above
     attention: str | list[str] = "linear"
-    feature_map: str | list[str] = "elu"
+    attention_options: dict = None  # type: ignore[assignment]  # {}
+    feature_map: str | FeatureMap | list[str | FeatureMap] = "elu"
     feature_map_options: dict = None  # type: ignore[assignment]  # {}
     normalize: bool = True
     decay: str = "token"
@@ -84,6 +88,11 @@ class TarnnConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         self._refuse_unknown(kwargs)
+        self.attention_options = self.attention_options or {}
+        self.feature_map_options = self.feature_map_options or {}
+        check_options(self)
+        self.feature_map, options, of_maps = named_maps(self.feature_map, self.feature_map_options)
+        self.feature_map_options = {name: given for name, given in options.items() if given}
         self._check()
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
@@ -92,7 +101,7 @@ class TarnnConfig(PreTrainedConfig):
         if self.intermediate_size is None:
             wide = 4 * self.hidden_size if self.mlp == "gelu" else 8 * self.hidden_size / 3
             self.intermediate_size = -int(-wide // 32) * 32
-        self.feature_map_options = self.feature_map_options or {}
+        self._check_maps(of_maps)
         check_choices(self)
         super().__post_init__(**kwargs)
 
@@ -124,17 +133,18 @@ class TarnnConfig(PreTrainedConfig):
 
     def feature_map_of(self, layer: int) -> str:
         """The name of this layer's feature map."""
-        names = self.feature_map
+        names = cast(str | list[str], self.feature_map)
         return names if isinstance(names, str) else names[layer % len(names)]
 
     @property
     def layer_types(self) -> list[str]:
         """The kind of cache that each layer needs, as transformers asks for it; not saved."""
         kinds = (self.attention_of(i) for i in range(self.num_hidden_layers))
-        return ["tarnn_softmax" if kind == "softmax" else "tarnn_linear" for kind in kinds]
+        return [ATTENTIONS.find(kind).kind.layer_type for kind in kinds]
 
     def validate(self) -> None:
         """Called by transformers before saving, in place of its own checks, which don't know our layers."""
+        check_options(self)
         self._check()
         check_choices(self)
 
@@ -170,9 +180,20 @@ class TarnnConfig(PreTrainedConfig):
         for name, known in {**_CHOICES, "position": self.positions}.items():
             check_choice(name, getattr(self, name), known)
         self._check_tokens()
+        check_choice("decay", self.decay, ("none", *DECAYS.names()))
         _check_pattern("attention", self.attention, ATTENTIONS, self.num_hidden_layers)
-        _check_pattern("feature_map", self.feature_map, FEATURE_MAPS, self.num_hidden_layers)
+        _check_pattern("feature_map", self.feature_map, MAPS, self.num_hidden_layers)
         self._check_sizes()
+
+    def _check_maps(self, of_maps: dict[str, dict[str, Any]]) -> None:
+        """A map that was given as an object must have been made for this model."""
+        for name, made_for in of_maps.items():
+            for key, value in of_the_model(self).items():
+                if made_for.get(key, value) != value:
+                    raise ValueError(
+                        f"the {MAPS[name].kind.__name__} given as feature_map was made with {key} = {made_for[key]}; "
+                        f"this model's is {value}."
+                    )
 
     def _check_tokens(self) -> None:
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
@@ -218,9 +239,9 @@ def check_choice(name: str, value, known) -> None:
         raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}.")
 
 
-def _check_pattern(name: str, value, known, num_layers: int) -> None:
-    for one in [value] if isinstance(value, str) or not isinstance(value, list | tuple) else value:
-        check_choice(name, one, known)
+def _check_pattern(name: str, value, known: Registry, num_layers: int) -> None:
+    for one in value if isinstance(value, list | tuple) else [value]:
+        known.find(one)
     if not isinstance(value, str) and (not value or num_layers % len(value)):
         raise ValueError(
             f"a list of {name}s is repeated over the layers, so their number must be a multiple of its "

@@ -1,13 +1,12 @@
 """The model that a run's settings ask for: preset, then the file of --config, then options; what comes later wins."""
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tarnn.errors import UserError
+from tarnn.feature_maps import names, options_of
 from tarnn.models import TarnnConfig
-from tarnn.models.choices import FEATURE_MAPS
 from tarnn.tasks.settings import RunSettings
 
 C = TypeVar("C", bound=TarnnConfig)
@@ -43,7 +42,7 @@ def map_options(settings: RunSettings, choices: dict[str, Any]) -> dict[str, Any
     for name, own in settings.feature_map_options.items():
         options[name] = options.get(name, {}) | own
     for name in [maps] if isinstance(maps, str) else maps if isinstance(maps, list) else []:
-        if isinstance(name, str) and "seed" in inspect.signature(FEATURE_MAPS.get(name, object)).parameters:
+        if name in names() and "seed" in options_of(name):
             options.setdefault(name, {}).setdefault("seed", settings.seed)
     return options
 
