@@ -72,13 +72,6 @@ def test_padding_within_a_prompt_in_pieces(model, ids):
         torch.testing.assert_close(logits[row], alone.float(), **CLOSE)
 
 
-def test_packed_is_a_loop(model, ids):
-    x, cuts = ids(1, 9), [0, 4, 5, 9]
-    logits = model(x, cu_seqlens=torch.tensor(cuts, dtype=torch.int32)).logits
-    for a, b in zip(cuts, cuts[1:]):
-        torch.testing.assert_close(logits[:, a:b], model(x[:, a:b]).logits, **CLOSE64)
-
-
 @torch.no_grad()
 def test_the_future_does_not_reach_the_past(model, ids):
     x = ids(2, 8)
@@ -210,6 +203,23 @@ def test_misspelt_arguments_are_refused(make_model, ids):
         make_model()(ids(1, 3), attention_msk=torch.ones(1, 3))
 
 
+def test_arguments_that_would_be_ignored_are_refused(make_model, ids):
+    with pytest.raises(ValueError, match="see the past only"):
+        make_model()(ids(1, 3), is_causal=False)
+
+
+def test_arguments_of_transformers_are_taken(make_model, ids):
+    """What its tokenizers, its Trainer and `generate` pass to any model, as Llama takes it."""
+    model, x = make_model(), ids(2, 6)
+    plain = model(x, labels=x)
+    of_trainer = {"token_type_ids": torch.zeros_like(x), "return_dict": True, "ignore_index": -100}
+    same = model(x, labels=x, **of_trainer, max_length_q=6, max_length_k=6, output_router_logits=False)
+    torch.testing.assert_close(same.loss, plain.loss, rtol=0, atol=0)
+    shifted = torch.cat([x[:, 1:], torch.full((2, 1), -100)], dim=1)
+    loss = model(x, labels=torch.full_like(x, 5), shift_labels=shifted).loss
+    torch.testing.assert_close(loss, plain.loss, rtol=0, atol=0)
+
+
 def test_a_mask_must_cover_the_cache_too(make_model, ids):
     model, x = make_model(), ids(2, 4)
     cache = model(x).past_key_values
@@ -229,6 +239,27 @@ def test_longer_than_its_positions(make_model, ids):
         model.prefill(x[:, :2], state)
     with pytest.raises(ValueError, match="the input is empty"):
         model.prefill(x[:, :0], model.new_state(1))
+
+
+@torch.no_grad()
+def test_the_limit_is_for_positions_not_for_the_width_of_a_row(make_model, ids):
+    """Packed rows, and padding on either side, may be wider."""
+    model, x = make_model("gated", max_position_embeddings=6), ids(1, 12)
+    cuts = torch.tensor([0, 6, 12], dtype=torch.int32)
+    expected = torch.cat([model(half).logits for half in x.split(6, dim=1)], dim=1)
+    torch.testing.assert_close(model(x, cu_seqlens=cuts).logits, expected, **CLOSE64)
+    for real in (slice(3, 9), slice(6, 12)):
+        mask = torch.zeros_like(x)
+        mask[:, real] = 1
+        alone = model(x[:, real]).logits
+        torch.testing.assert_close(model(x, attention_mask=mask).logits[:, real], alone, **CLOSE64)
+        last, state = model.prefill(x, model.new_state(1), attention_mask=mask)
+        torch.testing.assert_close(last, alone[:, -1].float(), **CLOSE)
+        assert state.position.item() == 6
+    with pytest.raises(ValueError, match=r"up to 6 tokens .*; got 7"):
+        model(x, cu_seqlens=torch.tensor([0, 7, 12], dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"up to 6 tokens .*; got 9"):
+        model(x[:, :1], position_ids=torch.tensor([[8]]))
 
 
 def test_softmax_needs_a_capacity(make_model):

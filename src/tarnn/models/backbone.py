@@ -1,6 +1,6 @@
 """The backbone: embedding, blocks, final norm. A model is this and a head on top of it."""
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,8 @@ from tarnn.feature_maps import FeatureMap, Hedgehog
 from tarnn.models.block import TarnnBlock, make_norm
 from tarnn.models.cache import StateLayer
 from tarnn.models.configuration import TarnnConfig
-from tarnn.models.inputs import check_inputs, check_length
+from tarnn.models.documents import find_documents
+from tarnn.models.inputs import check_arguments, check_inputs, check_length, check_positions
 from tarnn.models.positions import SinusoidalPositions, positions_in
 from tarnn.models.state import ModelState
 
@@ -86,42 +87,41 @@ class TarnnModel(TarnnPreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """input_ids (b, t), or inputs_embeds (b, t, width) → hidden states (b, t, hidden).
 
         attention_mask: (b, t), or (b, past + t) with a cache; 0 = padding, on whichever side. cu_seqlens:
-        int32 (n + 1,), sequences packed into one row, which don't see each other. use_cache: hand on a cache;
-        by default as the config says, but not in training nor for packed sequences.
+        int32 (n + 1,), bounds of documents packed into the rows, which don't see each other; transformers' ways
+        to say so do as well (`find_documents`). use_cache: hand on a cache; by default as the config says,
+        but not in training nor for packed documents.
 
-        Raises ValueError for an empty input, one beyond max_position_embeddings, masks and caches that don't
-        fit, and output_attentions: linear attention never forms that matrix.
+        Raises ValueError for an empty input, positions beyond max_position_embeddings, masks and caches that
+        don't fit, and output_attentions: linear attention never forms that matrix. TypeError: unknown arguments.
         """
+        check_arguments(kwargs)
         if output_attentions:
             raise ValueError(
                 "these models never form their attention matrices: output_attentions can't be had."
             )
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        (b, t), device = check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, past)
+        cu_seqlens = find_documents(
+            (b, t), cu_seqlens=cu_seqlens, position_ids=position_ids, attention_mask=attention_mask,
+            past_key_values=past_key_values, use_cache=use_cache, arguments=kwargs,
+        )  # fmt: skip
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and cu_seqlens is None
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         caches = self._layer_caches(past_key_values)
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        (_, t), device = check_inputs(
-            self.config,
-            input_ids,
-            inputs_embeds,
-            attention_mask,
-            cu_seqlens,
-            position_ids,
-            past_key_values,
-            past,
-        )
-        if position_ids is None:
-            position_ids = positions_in(attention_mask, cu_seqlens, past, t, device)
+        position_ids = self._positions(position_ids, attention_mask, cu_seqlens, past, (b, t), device)
         key_mask = None if attention_mask is None else attention_mask[:, -t:].bool()
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         x = self.embed(input_ids, position_ids, inputs_embeds)
+        if cu_seqlens is not None:  # attention sees the rows laid end to end
+            position_ids = position_ids.expand(b, t).reshape(1, b * t)
         hidden_states = []
         for block, cache, turns in zip(self.layers, caches, self.turns(position_ids), strict=True):
             if output_hidden_states:
@@ -145,11 +145,10 @@ class TarnnModel(TarnnPreTrainedModel):
 
         inputs_embeds (b, t, width): their embeddings, where they are not just those of the ids.
         """
-        limit, t = self.config.max_position_embeddings, input_ids.shape[1]
-        past = 0 if limit is None else int(state.position.max())
-        check_length(self.config, t, past)
-        (_, t), device = check_inputs(self.config, input_ids, attention_mask=attention_mask)
+        (_, t), device = check_inputs(input_ids, attention_mask=attention_mask)
         positions = state.position[:, None] + positions_in(attention_mask, None, 0, t, device)
+        if self.config.max_position_embeddings is not None:
+            check_positions(self.config, positions, past=int(state.position.max()))
         key_mask = None if attention_mask is None else attention_mask.bool()
         x, layers = self.embed(input_ids, positions, inputs_embeds), []
         for block, layer, turns in zip(self.layers, state.layers, self.turns(positions), strict=True):
@@ -189,6 +188,18 @@ class TarnnModel(TarnnPreTrainedModel):
             if rotary is not None and rotary.dim not in made:
                 made[rotary.dim] = rotary.turns(positions, self.dtype)
         return [_for_layer(block.attention, positions, made) for block in self.layers]
+
+    def _positions(self, position_ids, attention_mask, cu_seqlens, past: int, shape, device) -> Tensor:
+        """As given, or counted; (b, t) or (1, t), and within max_position_embeddings."""
+        b, t = shape
+        if position_ids is None and attention_mask is None and cu_seqlens is None:
+            check_length(self.config, t, past)  # nothing to look up
+            return torch.arange(past, past + t, device=device)[None]
+        if position_ids is None:
+            width = t if cu_seqlens is None else b * t
+            position_ids = positions_in(attention_mask, cu_seqlens, past, width, device).view(-1, t)
+        check_positions(self.config, position_ids, past)
+        return position_ids
 
     def _layer_caches(self, cache: Cache | None) -> list[StateLayer | None]:
         if cache is None:

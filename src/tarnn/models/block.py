@@ -55,9 +55,13 @@ class TarnnBlock(GradientCheckpointingLayer):
         for projection in (self.attention.o_proj, self.mlp.down_proj):
             projection.adds_to_residual = True  # type: ignore[assignment]  # its weights start smaller
 
-    def forward(self, x: Tensor, *, past_key_values=None, **options) -> Tensor:
+    def forward(self, x: Tensor, *, past_key_values=None, cu_seqlens=None, **options) -> Tensor:
         """x (b, t, hidden) → the same. `past_key_values`: this layer's `StateLayer`, read and written (under
-        this name, so that gradient checkpointing leaves it out); options as in `MultiHeadAttention`."""
+        this name, so that gradient checkpointing leaves it out); `cu_seqlens`: of documents in all b·t tokens;
+        options as in `MultiHeadAttention`."""
+        if cu_seqlens is not None:
+            rows = self._before(x).flatten(0, 1)[None]  # (1, b·t, hidden)
+            return self._after(x, self.attention(rows, cu_seqlens=cu_seqlens, **options).view_as(x))
         if past_key_values is None:
             return self._after(x, self.attention(self._before(x), **options))
         x, state = self.prefill(x, past_key_values.take(self.attention, x), **options)

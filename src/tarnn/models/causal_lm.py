@@ -1,13 +1,17 @@
 """The language model: logits for the next token, in parallel for training and as an RNN for generation."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import Cache, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
 from tarnn.models.backbone import TarnnModel, TarnnPreTrainedModel
 from tarnn.models.configuration import TarnnConfig
+from tarnn.models.documents import find_documents, without_seams
 from tarnn.models.state import ModelState
 
 
@@ -25,7 +29,6 @@ class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
-    accepts_loss_kwargs = True
 
     def __init__(self, config: TarnnConfig):
         super().__init__(config)
@@ -45,16 +48,20 @@ class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
         cu_seqlens: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Arguments of `TarnnModel.forward`, and:
 
-        labels: (b, t), compared with the logits one place earlier, −100 left out. The loss is in nats: the
-            mean a token, or with num_items_in_batch the sum divided by that.
+        labels: (b, t), compared with the logits one place earlier, −100 left out, and where documents are packed,
+            each one's first. The loss is in nats: the mean per token, or with num_items_in_batch the sum divided by
+            that. With shift_labels (b, t) labels stand where they are predicted, and are taken instead.
         logits_to_keep: logits of the last n places only (0: all), or of the places in an index tensor.
         """
+        if labels is not None and cu_seqlens is None:  # to know where labels end, too
+            cu_seqlens = find_documents(
+                (labels.shape[0], labels.shape[1]), cu_seqlens=None, position_ids=position_ids, attention_mask=attention_mask,
+                past_key_values=past_key_values, use_cache=use_cache, arguments=kwargs,
+            )  # fmt: skip
         out = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -63,18 +70,20 @@ class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
             inputs_embeds=inputs_embeds,
             cu_seqlens=cu_seqlens,
             use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
+            **kwargs,
         )
-        places = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(out.last_hidden_state[:, places])
+        logits = self.lm_head(slice_logits_to_keep(out.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
-            loss = self.loss_function(
-                logits, labels, vocab_size=self.config.vocab_size, num_items_in_batch=num_items_in_batch
-            )
+            if cu_seqlens is not None:
+                labels, kwargs = without_seams(labels, cu_seqlens, kwargs)
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
+            loss=loss,
+            logits=logits,
+            past_key_values=out.past_key_values,
+            hidden_states=out.hidden_states,
+            attentions=out.attentions,
         )
 
     def new_state(self, batch_size: int, capacity: int | None = None) -> ModelState:

@@ -1,16 +1,34 @@
-"""What may be fed to a model: lengths, masks and caches that fit; expected, got, remedy."""
+"""What may be fed to a model: arguments, lengths, masks and caches that fit; expected, got, remedy."""
+
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from transformers.utils import TransformersKwargs
+from transformers.utils.import_utils import is_tracing
 
 from tarnn.models.configuration import TarnnConfig
 
+# What transformers hands to every model: also to those that have no use for it, as Llama has none for token_type_ids.
+_OF_TRANSFORMERS = TransformersKwargs.__optional_keys__ | {
+    "ignore_index", "return_dict", "shift_labels", "token_type_ids",
+}  # fmt: skip
+
+
+def check_arguments(arguments: Mapping) -> None:
+    """Raises TypeError for arguments of `forward` that nobody knows, ValueError for one that would be ignored."""
+    if unknown := sorted(set(arguments) - _OF_TRANSFORMERS):
+        raise TypeError(
+            f"forward() has no argument {', '.join(map(repr, unknown))}; beside its own it takes those of "
+            f"transformers: {', '.join(sorted(_OF_TRANSFORMERS))}."
+        )
+    if arguments.get("is_causal") is False:
+        raise ValueError("these models see the past only: is_causal=False can't be had.")
+
 
 def check_length(config: TarnnConfig, num_tokens: int, past: int = 0) -> None:
-    """Raises ValueError for an empty input, and for one that ends beyond max_position_embeddings."""
+    """Raises ValueError where a sequence would end beyond max_position_embeddings."""
     limit = config.max_position_embeddings
-    if num_tokens == 0:
-        raise ValueError("the input is empty: a model needs at least one token.")
     if limit is not None and past + num_tokens > limit:
         after = f", {past} of them earlier ones" if past else ""
         raise ValueError(
@@ -19,14 +37,17 @@ def check_length(config: TarnnConfig, num_tokens: int, past: int = 0) -> None:
         )
 
 
+def check_positions(config: TarnnConfig, positions: Tensor, past: int = 0) -> None:
+    """`check_length` of the sequences that these positions count, however wide the row that they stand in."""
+    if config.max_position_embeddings is not None and not is_tracing(positions):
+        check_length(config, int(positions.max()) + 1 - past, past)
+
+
 def check_inputs(
-    config: TarnnConfig,
     input_ids: Tensor | None = None,
     inputs_embeds: Tensor | None = None,
     attention_mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
     position_ids: Tensor | None = None,
-    cache=None,
     past: int = 0,
 ) -> tuple[torch.Size, torch.device]:
     """The input's shape (b, t) and device. Raises ValueError for what doesn't fit together."""
@@ -38,14 +59,10 @@ def check_inputs(
             f"a model takes input_ids (b, t) or inputs_embeds (b, t, width); got {tuple(given.shape)}."
         )
     batch, t = given.shape[:2]
-    check_length(config, t, past)
+    if t == 0:
+        raise ValueError("the input is empty: a model needs at least one token.")
     if attention_mask is not None:
         _check_mask(attention_mask, batch, t, past, position_ids)
-    if cu_seqlens is not None and (cache is not None or attention_mask is not None):
-        raise ValueError(
-            "cu_seqlens bounds whole sequences packed into one row: it goes without a cache and without "
-            "attention_mask (leave the padding out instead)."
-        )
     return given.shape[:2], given.device
 
 

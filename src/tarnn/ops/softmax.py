@@ -5,6 +5,7 @@ can do without, a cache that is allocated once and read only as far as it is fil
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -110,6 +111,12 @@ def softmax_attention(
     if cu_seqlens is not None:
         if state is not None or return_state or key_mask is not None:
             raise ValueError("softmax_attention takes cu_seqlens without state, return_state or key_mask.")
+        if torch.compiler.is_compiling():  # one graph for any bounds: other sequences' pairs are masked
+            which = torch.searchsorted(
+                cu_seqlens.long(), torch.arange(q.shape[2], device=q.device), right=True
+            )
+            options: dict[str, Any] = {"causal": causal, "scale": scale, "key_log_weight": key_log_weight}
+            return _attend(q, k, v, past=0, key_mask=None, pairs=which[:, None] == which, **options)
         cuts = packing.bounds(cu_seqlens, q.shape[2])
         pieces = [
             softmax_attention(
@@ -147,11 +154,11 @@ def softmax_step(
     return _attend(q, k, v, causal=False, past=0, scale=scale, key_mask=key_mask, key_log_weight=None), state
 
 
-def _attend(q, k, v, *, causal, past, scale, key_mask, key_log_weight):
+def _attend(q, k, v, *, causal, past, scale, key_mask, key_log_weight, pairs=None):
     (t, s), groups = (q.shape[2], k.shape[2]), q.shape[1] // k.shape[1]
     if not s or not t:
         return q.new_zeros(*q.shape[:3], v.shape[-1]) + 0 * (q.sum() + k.sum() + v.sum())
-    mask = None if key_mask is None else key_mask[:, None, None, :]
+    mask = pairs if key_mask is None else key_mask[:, None, None, :]
     if causal and (mask is not None or past or key_log_weight is not None) and t > 1:
         past_or_now = torch.ones(t, s, dtype=torch.bool, device=q.device).tril(past)
         mask = past_or_now if mask is None else mask & past_or_now

@@ -1,0 +1,82 @@
+"""Documents packed into rows, in each of the ways in which transformers says so."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.utils.import_utils import is_tracing
+
+
+def find_documents(
+    shape: tuple[int, int],
+    *,
+    cu_seqlens: Tensor | None,
+    position_ids: Tensor | None,
+    attention_mask: Tensor | None,
+    past_key_values: Cache | None,
+    use_cache: bool | None,
+    arguments: Mapping,
+) -> Tensor | None:
+    """Bounds (n + 1,) of the n documents among all b·t tokens, row after row; None where each row is one document.
+
+    They are given as cu_seqlens, as cu_seq_lens_q, as seq_idx (the number of each token's document), or by
+    position_ids that don't go on by one. Those of padding don't either, but padding has a mask; and with a cache
+    that holds tokens they are places in a sequence that goes on.
+
+    Raises ValueError for documents together with a mask or a cache, and for cu_seq_lens_q and _k that differ.
+    """
+    cu_seqlens = _as_given(cu_seqlens, arguments)
+    cached = past_key_values is not None or bool(use_cache)
+    if cu_seqlens is None:
+        numbers, starts = arguments.get("seq_idx"), None
+        if numbers is not None:
+            starts = numbers.diff(dim=-1) != 0
+        elif position_ids is not None and attention_mask is None and not _goes_on(past_key_values):
+            starts = position_ids.diff(dim=-1) != 1
+        if starts is not None:
+            cu_seqlens = _bounds(starts, shape, look=not is_tracing(starts), cached=cached)
+    if cu_seqlens is not None and (cached or attention_mask is not None):
+        raise ValueError(
+            "a row of packed documents (cu_seqlens, cu_seq_lens_q, seq_idx, position_ids that start anew within it) goes "
+            "without a cache and without attention_mask; pass use_cache=False, and leave the padding out."
+        )
+    return cu_seqlens
+
+
+def without_seams(labels: Tensor, cu_seqlens: Tensor, arguments: Mapping) -> tuple[Tensor, dict]:
+    """Labels (b, t), and `shift_labels` among the loss's arguments, with the first of each document left out: the
+    token that would predict it is another document's."""
+    seams = torch.zeros(labels.numel() + 1, dtype=torch.bool, device=labels.device)
+    seams = seams.index_fill(0, cu_seqlens.to(labels.device).long(), True)
+    ignored, shifted = arguments.get("ignore_index", -100), arguments.get("shift_labels")
+    if shifted is not None:  # these stand where they are predicted, one place earlier
+        shifted = shifted.masked_fill(seams[1:].view_as(shifted), ignored)
+    labels = labels.masked_fill(seams[:-1].view_as(labels), ignored)
+    return labels, {**arguments, "shift_labels": shifted}
+
+
+def _as_given(cu_seqlens: Tensor | None, arguments: Mapping) -> Tensor | None:
+    q, k = arguments.get("cu_seq_lens_q"), arguments.get("cu_seq_lens_k")
+    if q is not None and k is not None and not is_tracing(q) and not torch.equal(q, k):
+        raise ValueError("a token sees its own document: cu_seq_lens_k must equal cu_seq_lens_q.")
+    return cu_seqlens if cu_seqlens is not None else q if q is not None else k
+
+
+def _goes_on(cache: Cache | None) -> bool:
+    return cache is not None and cache.get_seq_length() > 0
+
+
+def _bounds(starts: Tensor, shape: tuple[int, int], *, look: bool, cached: bool) -> Tensor | None:
+    """From where documents start after a row's first token, (b or 1, t − 1), to their bounds among all tokens.
+
+    Where a graph is traced one can't look at the data: then every row is cut wherever `starts` will say, with
+    empty documents at the end so that the shape is fixed. (With a cache, rows are taken to be whole.)
+    """
+    if (look and not starts.any()) or (not look and cached):
+        return None
+    b, t = shape
+    first = torch.nn.functional.pad(starts.expand(b, t - 1), (1, 0), value=True).flatten()
+    index = torch.arange(b * t, device=first.device)
+    cuts = index[first] if look else torch.where(first, index, b * t).sort().values
+    return torch.nn.functional.pad(cuts, (0, 1), value=b * t).int()
