@@ -93,9 +93,9 @@ def encoder_layers(folder: Path, texts: list[str]) -> tuple[list[Layer], Tensor]
 
     AttentionInterface.register("tarnn_record", record)
     model = AutoModel.from_pretrained(
-        folder, attn_implementation="tarnn_record", local_files_only=True
+        folder, attn_implementation="tarnn_record", local_files_only=True, trust_remote_code=False
     ).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     inputs = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=256)
     mask = inputs["attention_mask"].bool()
     with torch.no_grad():

@@ -10,7 +10,8 @@ from transformers import BertConfig, GPT2Config
 
 from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.errors import UserError
-from tarnn.generation.checkpoint import open_config, open_model, open_tokenizer, read_header
+from tarnn.generation.checkpoint import open_config, open_model, open_tokenizer
+from tarnn.generation.weights import read_header
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ WRONG = {
     "no such folder": (shutil.rmtree, "does not exist.*tarnn train"),
     "no config": (lambda f: (f / "config.json").unlink(), "holds no checkpoint.*--resume"),
     "config cut short": (lambda f: (f / "config.json").write_text('{"model_type": "ta'), "is not JSON"),
-    "config is a list": (lambda f: (f / "config.json").write_text("[1]"), "of another kind: None"),
+    "config is a list": (lambda f: (f / "config.json").write_text("[1]"), "must hold a JSON object; got \\[1\\]"),
     "an unknown key": (lambda f: change_config(f, hiden_size=3), "no 'hiden_size'; it takes.*hidden_size"),
     "config with a wrong value": (lambda f: change_config(f, norm="batch"), "norm must be one of rms, layer"),
     "BERT": (lambda f: BertConfig().save_pretrained(f), "another kind: 'bert', not 'tarnn'"),

@@ -4,17 +4,14 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
-from torch import nn
 from typer import Argument, Option
 
 from tarnn.analysis.decode_cost import softmax_twin
 from tarnn.cli.machine import kernel_facts, machine_facts, machine_text
 from tarnn.errors import UserError
-from tarnn.generation.checkpoint import KINDS, open_config, read_headers, refuse_gaps
-from tarnn.models import TarnnConfig
+from tarnn.generation.checkpoint import KINDS, open_config, weightless
+from tarnn.generation.weights import check_weights, read_headers, read_weights, saved_dtype
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 LENGTHS = "1024,4096,16384,65536"
 
 
@@ -34,7 +31,7 @@ def info(
 
     Memory is what generating one sequence takes: the weights, and the state after so many tokens. Beside it
     stands the same model with softmax in every layer of attention, whose keys and values have to be kept.
-    Nothing is run and no weight is read, only what the file's header says of them.
+    Nothing is run; the weights are read once, to see that all of them are finite.
     """
     if checkpoint is not None:
         facts = describe(checkpoint, None if lengths is None else parse_lengths(lengths))
@@ -65,9 +62,11 @@ def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, An
     if lengths is None:
         whole = getattr(config, "sequence_length", None)
         lengths = parse_lengths(LENGTHS) if whole is None else [whole]
-    dtype = next(DTYPES[kind] for kind, _ in header.values() if kind in DTYPES)
-    model, twin = weightless(config, dtype), weightless(softmax_twin(config), dtype)
+    dtype = saved_dtype(file, header)
+    model, twin = (weightless(checkpoint, c, header, dtype) for c in (config, softmax_twin(config)))
     check_weights(file, header, model)
+    for _ in read_weights(checkpoint):
+        pass  # UserError where one is not finite
     weights, twin_weights = model.get_memory_footprint(), twin.get_memory_footprint()
     return {
         "checkpoint": str(checkpoint),
@@ -90,27 +89,9 @@ def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, An
     }
 
 
-def weightless(config: TarnnConfig, dtype: torch.dtype) -> Any:
-    """The model with shapes and no numbers: nothing is allocated, by its states neither."""
-    with torch.device("meta"):
-        model = KINDS[config.model_type][2](config)
-    nn.Module.to(model, dtype)
-    return model
-
-
 def state_bytes(model: Any, length: int) -> int:
     """Of one sequence of that length."""
     return sum(x.attention.new_state(1, capacity=length).nbytes for x in model.model.layers)
-
-
-def check_weights(file: Path, found: dict[str, Any], model: Any) -> None:
-    """UserError where the tensors that were found (name → (dtype, shape)) are not those of the model."""
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    missing = [name for name in expected if name not in found and name not in model.all_tied_weights_keys]
-    unexpected = [name for name in found if name not in expected]
-    shapes = [(name, shape, expected.get(name, shape)) for name, (_, shape) in found.items()]
-    mismatched = [(name, shape, other) for name, shape, other in shapes if shape != other]
-    refuse_gaps(file, {"missing_keys": missing, "unexpected_keys": unexpected, "mismatched_keys": mismatched})
 
 
 def layer_facts(model: Any, i: int) -> dict[str, Any]:

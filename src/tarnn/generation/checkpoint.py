@@ -1,16 +1,21 @@
-"""Opens a checkpoint folder, or says in one sentence what is wrong with it."""
+"""Opens a checkpoint folder, or says in one sentence what is wrong with it.
 
-import json
+Only data is read: JSON, and safetensors. transformers' own loaders would follow names in these files to code in the
+folder, to adapters and to the network (`auto_map`, `adapter_config.json`, `attn_implementation`), so they stay out.
+"""
+
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from transformers import AutoTokenizer
-from transformers.utils import logging
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import PreTrainedTokenizerFast
 
 from tarnn.errors import UserError
+from tarnn.generation.json_file import read_json
+from tarnn.generation.weights import check_weights, fill, read_headers, saved_dtype
 from tarnn.models import TarnnConfig
 from tarnn.tasks import TASKS
 
@@ -18,7 +23,16 @@ from tarnn.tasks import TASKS
 KINDS: dict[str, tuple[str, type[TarnnConfig], Any]] = {
     task.model_type: (task.of, *task.classes()) for task in TASKS.values()
 }
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+LEAD_ELSEWHERE = (
+    "auto_map",
+    "attn_implementation",
+    "_attn_implementation",
+    "experts_implementation",
+    "quantization_config",
+)
+# a config's checks take time per layer, before the weights can say how many there are
+MOST_LAYERS = 10_000
+SPECIAL = ("bos_token", "eos_token", "pad_token")
 
 
 def open_config(path: str | Path, kinds: Collection[str] = ("tarnn",)) -> TarnnConfig:
@@ -33,22 +47,19 @@ def open_config(path: str | Path, kinds: Collection[str] = ("tarnn",)) -> TarnnC
             f"{folder} holds no checkpoint: it has no config.json. If its training was stopped early, "
             f"go on with `tarnn train … --out {folder} --resume`."
         )
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is not JSON ({error}). Take config.json from an intact copy.") from error
-    kind = fields.get("model_type") if isinstance(fields, dict) else None
-    if kind is None or kind not in kinds:
+    fields = read_json(file)
+    kind: Any = fields.get("model_type")
+    if kind not in tuple(kinds):
         expected = " or ".join(map(repr, kinds))
-        hint = (
-            f"It is a model of {KINDS[kind][0]}"
-            if kind in KINDS
-            else "`tarnn train` makes checkpoints of ours"
-        )
-        raise UserError(f"{folder} holds a model of another kind: {kind!r}, not {expected}. {hint}.")
+        known = isinstance(kind, str) and kind in KINDS
+        hint = f"It is a model of {KINDS[kind][0]}" if known else "`tarnn train` makes checkpoints of ours"
+        raise UserError(f"{folder} holds a model of another kind: {kind!r:.60}, not {expected}. {hint}.")
+    layers = fields.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise UserError(f"{file}: num_hidden_layers must be at most {MOST_LAYERS:,}; got {layers:,}.")
     try:
-        return KINDS[kind][1].from_pretrained(folder, local_files_only=True)
-    except ValueError as error:
+        return KINDS[kind][1].from_dict({k: v for k, v in fields.items() if k not in LEAD_ELSEWHERE})
+    except Exception as error:  # of wrong types in transformers' own keys, whatever its checks raise
         raise UserError(f"{file}: {' '.join(str(error).split())}") from error
 
 
@@ -58,80 +69,72 @@ def open_model(
 ) -> Any:  # fmt: skip
     """The model in folder `path`, of one of these kinds, ready to run. `dtype` None: as saved.
 
-    Raises UserError for everything that `open_config` refuses, for weights that are missing, cut short or
-    unreadable, and for weights that don't belong to the config (transformers would fill gaps with noise).
+    Raises UserError for everything that `open_config` refuses, for weights that are missing, cut short, unreadable or
+    not finite, and for weights that don't belong to the config.
     """
-    config, (file, _) = open_config(path, kinds), read_headers(path)
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        loaded: Any = KINDS[config.model_type][2].from_pretrained(
-            path, config=config, dtype="auto" if dtype is None else dtype, local_files_only=True,
-            use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,
-        )  # fmt: skip
-    except SafetensorError as error:
-        raise UserError(f"{file} can't be read ({error}). Take an intact copy, or train again.") from error
-    model, report = loaded
-    refuse_gaps(file, report)
-    return model.eval().to(device)
+    config, (file, header) = open_config(path, kinds), read_headers(path)
+    saved = saved_dtype(file, header)
+    dtype = dtype or (config.dtype if isinstance(config.dtype, torch.dtype) else saved)
+    model = weightless(path, config, header, dtype)
+    check_weights(file, header, model)
+    fill(model, path, dtype, device)
+    ends = Path(path) / "generation_config.json"
+    if model.can_generate() and ends.is_file():
+        model.generation_config.eos_token_id = end_ids(ends, config.vocab_size)
+    return model.eval()
 
 
-def open_tokenizer(path: str | Path):
-    """The tokenizer saved beside the model; UserError where it is missing or can't be read."""
-    if not (Path(path) / "tokenizer_config.json").is_file():
+def weightless(path: str | Path, config: TarnnConfig, header: dict[str, Any], dtype: torch.dtype) -> Any:
+    """The model with shapes and no numbers: nothing is allocated, by its states neither."""
+    file = Path(path) / "config.json"
+    if config.num_hidden_layers > len(header):
         raise UserError(
-            f"{path} holds no tokenizer (tokenizer_config.json). Copy it from the checkpoint's origin."
+            f"{file} calls for {config.num_hidden_layers:,} layers, but the weights lack model.layers.{len(header)} and "
+            f"all that follow. It belongs to another model."
         )
     try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except Exception as error:  # the tokenizers library raises bare Exceptions
-        raise UserError(f"the tokenizer in {path} can't be read: {' '.join(str(error).split())}") from error
-
-
-def weight_files(path: str | Path) -> list[Path]:
-    """model.safetensors, or the files that its index lists."""
-    folder = Path(path)
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    if not (folder / INDEX).is_file():
+        with torch.device("meta"):
+            model = KINDS[config.model_type][2](config)
+        return nn.Module.to(model, dtype)
+    except (RuntimeError, TypeError, OverflowError) as error:
         raise UserError(
-            f"{folder} holds no weights: there is no {WEIGHTS} in it. Take an intact copy, or train again."
-        )
-    names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-    return [folder / name for name in sorted(set(names))]
-
-
-def read_headers(path: str | Path) -> tuple[Path, dict[str, tuple[str, tuple[int, ...]]]]:
-    """The (first) file of weights in folder `path`, and name → (dtype, shape) of all that they hold."""
-    files = weight_files(path)
-    return files[0], {name: facts for file in files for name, facts in read_header(file).items()}
-
-
-def read_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name → (dtype, shape) of a file's tensors, without reading them; UserError if it was cut short."""
-    try:
-        with safe_open(file, "pt") as tensors:
-            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
-            return {name: (s.get_dtype(), tuple(s.get_shape())) for name, s in slices.items()}
-    except (SafetensorError, OSError) as error:
-        raise UserError(
-            f"{file} can't be read: it was cut short or is no safetensors file ({error}). Take an intact "
-            f"copy, or train again."
+            f"{file} calls for a model that can't be made: {str(error).splitlines()[0]}."
         ) from error
 
 
-def refuse_gaps(file: Path, report: dict) -> None:
-    """UserError where the weights are not exactly those that the config calls for."""
-    kinds = {"missing_keys": "lacks", "unexpected_keys": "has, beyond what the config calls for,"}
-    for kind, verb in kinds.items():
-        if names := sorted(report.get(kind) or ()):
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise UserError(
-                f"{file} {verb} {', '.join(names[:3])}{more}. Its config.json belongs to another model."
-            )
-    if mismatched := sorted(report.get("mismatched_keys") or ()):
-        name, found, expected = mismatched[0]
+def end_ids(file: Path, vocab_size: int) -> list[int] | None:
+    """The tokens that end a text, by generation_config.json; UserError for what can't be tokens."""
+    found = read_json(file).get("eos_token_id")
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(type(one) is int and 0 <= one < vocab_size for one in ids):
         raise UserError(
-            f"{file} has {name} of shape {tuple(found)} where the config calls for {tuple(expected)}. Its "
-            f"config.json belongs to another model."
+            f"{file}: eos_token_id must be a token below {vocab_size}, or a list of them; got {found!r:.60}."
         )
+    return ids or None
+
+
+def open_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
+    """The tokenizer saved beside the model; UserError where it is missing or can't be read.
+
+    It is read from tokenizer.json whatever class tokenizer_config.json names; of that only the special tokens count.
+    """
+    folder = Path(path)
+    for name in ("tokenizer_config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise UserError(f"{path} holds no tokenizer ({name}). Copy it from the checkpoint's origin.")
+    settings = read_json(folder / "tokenizer_config.json")
+    named = {name: settings[name] for name in SPECIAL if settings.get(name) is not None}
+    special: dict[str, Any] = {
+        name: token.get("content") if isinstance(token, dict) else token for name, token in named.items()
+    }
+    try:
+        backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        if unknown := [token for token in special.values() if backend.token_to_id(token) is None]:
+            raise ValueError(f"its vocabulary lacks the special token {unknown[0]!r}")
+        return PreTrainedTokenizerFast(
+            tokenizer_object=backend, clean_up_tokenization_spaces=False, **special
+        )
+    except Exception as error:  # the tokenizers library raises bare Exceptions
+        raise UserError(
+            f"the tokenizer in {path} can't be read: {' '.join(str(error).split())}. Copy it from the checkpoint's origin."
+        ) from error

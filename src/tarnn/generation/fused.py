@@ -100,7 +100,7 @@ class FusedStep:
             self.tokens, self.places = _token_table(model), _place_table(model)
         limit = model.config.max_position_embeddings
         self._numbers: tuple[Any, ...] = (
-            _head(model).out_features, NO_LIMIT if limit is None else limit, model.config.norm_eps,
+            _head(model).out_features, min(limit or NO_LIMIT, NO_LIMIT), model.config.norm_eps,
             default_eps(torch.float32),
         )  # fmt: skip
         self._parts: tuple[Any, ...] = ()

@@ -1,0 +1,116 @@
+"""The weights of a checkpoint: safetensors files and nothing else, held against the model before one is used."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from tarnn.errors import UserError
+from tarnn.generation.json_file import read_json
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+INTEGERS = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
+Header = dict[str, tuple[str, tuple[int, ...]]]
+INTACT = "Take an intact copy, or train again."
+FOREIGN = "Its config.json belongs to another model."
+
+
+def weight_files(path: str | Path) -> list[Path]:
+    """model.safetensors, or the files that its index lists; UserError where there is neither."""
+    folder = Path(path)
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if not (folder / INDEX).is_file():
+        raise UserError(f"{folder} holds no weights: there is no {WEIGHTS} in it. {INTACT}")
+    names = read_json(folder / INDEX).get("weight_map")
+    names = set(names.values()) if isinstance(names, dict) and names else {None}
+    if wrong := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
+        raise UserError(
+            f"{folder / INDEX} must hold weight_map, from each tensor to a file beside it; got {wrong[0]!r:.80}. {INTACT}"
+        )
+    return [folder / name for name in sorted(names)]
+
+
+def read_headers(path: str | Path) -> tuple[Path, Header]:
+    """The (first) file of weights in folder `path`, and name → (dtype, shape) of all that they hold."""
+    files = weight_files(path)
+    return files[0], {name: facts for file in files for name, facts in read_header(file).items()}
+
+
+def read_header(file: Path) -> Header:
+    """Name → (dtype, shape) of a file's tensors, without reading them; UserError if it was cut short."""
+    try:
+        with safe_open(file, "pt") as tensors:
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+            return {name: (s.get_dtype(), tuple(s.get_shape())) for name, s in slices.items()}
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f"{file} can't be read: it was cut short or is no safetensors file ({error}). {INTACT}"
+        ) from error
+
+
+def saved_dtype(file: Path, header: Header) -> torch.dtype:
+    """The type of the first floating-point tensor. UserError where there is none."""
+    for kind, _ in header.values():
+        if kind in FLOATS:
+            return FLOATS[kind]
+    raise UserError(f"{file} holds no floating-point weights ({len(header)} tensors). {INTACT}")
+
+
+def check_weights(file: Path, found: Header, model: Any) -> None:
+    """UserError where the tensors that were found are not exactly those of the model: name, shape, kind of number."""
+    expected, tied = model.state_dict(), model.all_tied_weights_keys
+    kinds = {
+        "lacks": [name for name in expected if name not in found and tied.get(name) not in found],
+        "has, beyond what the config calls for,": [name for name in found if name not in expected],
+    }
+    for verb, names in kinds.items():
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise UserError(f"{file} {verb} {', '.join(sorted(names)[:3])}{more}. {FOREIGN}")
+    for name, (kind, shape) in sorted(found.items()):
+        wanted, dtype = tuple(expected[name].shape), expected[name].dtype
+        if shape != wanted:
+            raise UserError(
+                f"{file} has {name} of shape {shape} where the config calls for {wanted}. {FOREIGN}"
+            )
+        if not (kind in FLOATS if dtype.is_floating_point else INTEGERS.get(kind) == dtype):
+            numbers = (
+                "floating-point numbers" if dtype.is_floating_point else f"{dtype}".removeprefix("torch.")
+            )
+            raise UserError(f"{file} has {name} as {kind} where the model needs {numbers}. {INTACT}")
+
+
+def read_weights(path: str | Path) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor of the files, on the CPU. UserError at the first that holds NaN or an infinity."""
+    for file in weight_files(path):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                try:
+                    x = tensors.get_tensor(name)
+                except (SafetensorError, RuntimeError) as error:
+                    raise UserError(f"{file} can't be read: {name} is damaged ({error}). {INTACT}") from error
+                if x.is_floating_point() and not x.sum(dtype=torch.float64).isfinite():
+                    raise UserError(
+                        f"{file} holds NaN or an infinity in {name}: the training diverged. {INTACT}"
+                    )
+                yield name, x
+
+
+def fill(model: Any, path: str | Path, dtype: torch.dtype, device: torch.device | str) -> None:
+    """Puts the weights in folder `path` into a model that has none yet (on the meta device); floats become `dtype`.
+
+    Copies, so that the file may change afterwards.
+    """
+    weights = {
+        name: torch.empty_like(x, device=device, dtype=dtype if x.is_floating_point() else x.dtype).copy_(x)
+        for name, x in read_weights(path)
+    }
+    for name, source in model.all_tied_weights_keys.items():
+        weights[name] = weights[source] = weights[source] if source in weights else weights[name]
+    nn.Module.load_state_dict(model, weights, assign=True)
+    model.tie_weights(recompute_mapping=False)
