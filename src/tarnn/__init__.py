@@ -7,6 +7,7 @@ layers need torch, the models transformers besides.
 import importlib
 from typing import TYPE_CHECKING
 
+from tarnn import auto_classes
 from tarnn._version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ _ROOMS = (
     "tasks",
     "training",
 )
+
+
+auto_classes.announce()
 
 
 def __getattr__(name: str):
