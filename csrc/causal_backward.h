@@ -129,17 +129,24 @@ void channel_query_gradients(const Keys<T>& keys, const Sizes<T>& n, const T* A,
   }
 }
 
-/// y_i, to be found by the reverse sweep where the gradient of the decay will be: heads add up.
+/// Zeros where the gradient of a chunk's decays will be, for `keep_flow` to add to.
 template <typename T>
-void keep_flow(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, bool first, const Queries<T>& q) {
+void clear_flow(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows) {
+  T* to = static_cast<T*>(p.grad_log_decay.data) + offset(p.grad_log_decay, s.row, s.head, time);
+  for (Index i = 0; i < rows; ++i, to += p.grad_log_decay.stride[2]) std::fill_n(to, p.channels ? n.f : 1, T(0));
+}
+
+/// y_i of one query head, added to those of the others where the reverse sweep will look for them.
+template <typename T>
+void keep_flow(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, const Queries<T>& q) {
   T* to = static_cast<T*>(p.grad_log_decay.data) + offset(p.grad_log_decay, s.row, s.head, time);
   for (Index i = 0; i < rows; ++i, to += p.grad_log_decay.stride[2]) {
     const T *phi = q.phi + i * n.ldf, *grad = q.grad_phi + i * n.ldf;
     if (!p.channels) {
-      to[0] = (first ? T(0) : to[0]) + dot(phi, grad, n.f);
+      to[0] += dot(phi, grad, n.f);
       continue;
     }
-    for (Index j = 0; j < n.f; ++j) to[j] = (first ? T(0) : to[j]) + phi[j] * grad[j];
+    for (Index j = 0; j < n.f; ++j) to[j] += phi[j] * grad[j];
   }
 }
 
@@ -165,7 +172,7 @@ void query_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Inde
   matmul(rows, n.f, n.e, {q.G, n.lde, 1}, at.S, n.ldf, q.grad_phi, n.ldf, false, &at.ahead);
   add_outer(q.grad_phi, q.G_z, at.z, n.ldf, rows, n.f);
   weigh_rows(keys.weights, keys.weights.query, n, rows, q.grad_phi);
-  if (p.grad_log_decay) keep_flow(p, n, s, time, rows, r == 0, q);
+  if (p.grad_log_decay) keep_flow(p, n, s, time, rows, q);
   if (keys.weights.channels) channel_query_gradients(keys, n, at.A, keys.phi_t, q.grad_phi);
   else matmul<Part::lower_left>(rows, n.f, rows, {at.A, n.ldc, 1}, keys.phi, n.ldf, q.grad_phi, n.ldf, true, &at.ahead);
   store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.x, q.grad_x, at.grad_omega);
@@ -203,6 +210,7 @@ void query_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, T M, T* 
     }
     load_keys(p, n, s, time, smaller(n.c, s.end - time), M, at.keys);
     transpose(at.keys.v, at.keys.ldv, at.keys.rows, n.e, at.v_t, n.ldc);
+    if (p.grad_log_decay) clear_flow(p, n, s, time, at.keys.rows);
     for (Index r = 0; r < p.r; ++r) {
       at.ahead.clear();
       at.ahead.want(p.grad_q, s.row, s.head * p.r + r, time, at.keys.rows, p.d);
@@ -450,8 +458,8 @@ void causal_backward(const Problem& p) {
         const T later = row < n.e ? R.get()[row * n.ldf + j] : R_z.get()[j];
         behind[row * n.ldf + j] += reach[j] * later;
       }
-    std::memcpy(R.get(), behind, static_cast<std::size_t>(n.e * n.ldf) * sizeof(T));
-    std::memcpy(R_z.get(), behind + n.e * n.ldf, static_cast<std::size_t>(n.ldf) * sizeof(T));
+    std::copy_n(behind, n.e * n.ldf, R.get());
+    std::copy_n(behind + n.e * n.ldf, n.ldf, R_z.get());
   }
   parallel(p, count, bytes, [&](Index i, void* memory) {
     Scratch scratch(memory);

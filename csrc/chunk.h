@@ -88,6 +88,13 @@ bool lies_well(const View& x, Index n) {
   return x.type == type && x.stride[3] == 1 && x.stride[2] == n && n % width<T> == 0;
 }
 
+/// Zeros in those rows of a tile that belong to masked keys, whatever stood there: a product with NaN is NaN.
+template <typename T>
+void clear_masked(const Problem& p, const Stretch& s, Index time, Index rows, T* tile, Index ld) {
+  for (Index i = 0; p.mask && i < rows; ++i)
+    if (is_masked(p, s.row, time + i)) clear(tile + i * ld, ld);
+}
+
 template <typename T>
 void load_values(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, Keys<T>& keys) {
   keys.v = keys.v_tile;
@@ -98,9 +105,7 @@ void load_values(const Problem& p, const Sizes<T>& n, const Stretch& s, Index ti
     return;
   }
   load_tile(p.v, s.row, s.head, time, rows, n.e, keys.v_tile, n.lde);
-  if (p.mask)
-    for (Index i = 0; i < rows; ++i)
-      if (is_masked(p, s.row, time + i)) clear(keys.v_tile + i * n.lde, n.lde);
+  clear_masked(p, s, time, rows, keys.v_tile, n.lde);
 }
 
 /// φ of positions time … time + rows − 1 of a query or key head as a tile; of exp, `scale` gets each row's maximum. x: a
@@ -120,11 +125,8 @@ void load_plain_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Inde
   keys.rows = rows;
   make_features(p, n, s, p.k, s.head, time, rows, keys.x, keys.phi, keys.scale, ahead);
   load_values(p, n, s, time, rows, keys);
-  for (Index i = 0; p.mask && i < rows; ++i) {
-    if (!is_masked(p, s.row, time + i)) continue;
-    clear(keys.phi + i * n.ldf, n.ldf);
-    if (n.projected) clear(keys.x + i * n.projected.ldd, n.projected.ldd);
-  }
+  clear_masked(p, s, time, rows, keys.phi, n.ldf);
+  if (n.projected) clear_masked(p, s, time, rows, keys.x, n.projected.ldd);
 }
 
 /// The same, and their weights, M being the maximum before them.

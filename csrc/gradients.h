@@ -83,15 +83,16 @@ void add_rows(T* y, const T* a, const T* x, Index ld, Index rows, Index n) {
 }
 
 /// Gradients of features (a tile, overwritten) to those of the inputs, stored in `to`. x: of a projection, what was
-/// projected, and grad_x a tile for its gradient; else a tile to load inputs into.
+/// projected, and grad_x a tile for its gradient; else a tile to load inputs into. of_keys: of those that the mask is for.
 template <typename T>
 void store_feature_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, const View& input, const View& to, Index head,
-                             Index time, Index rows, const T* phi, T* grad, T* x, T* grad_x, T* grad_omega) {
+                             Index time, Index rows, const T* phi, T* grad, T* x, T* grad_x, T* grad_omega, bool of_keys = false) {
   if (n.projected) {
     n.projected.gradients(s.row, s.head, rows, x, phi, grad, grad_x, grad_omega);
     return store_tile(grad_x, n.projected.ldd, to, s.row, head, time, rows, n.projected.d);
   }
   if (p.map == Map::squared_relu) load_tile(input, s.row, head, time, rows, n.f, x, n.ldf);
+  if (p.map == Map::squared_relu && of_keys) clear_masked(p, s, time, rows, x, n.ldf);
   features_backward(p.map, grad, phi, x, n.ldf, rows, n.f);
   store_tile(grad, n.ldf, to, s.row, head, time, rows, n.f);
 }
@@ -103,7 +104,7 @@ class OmegaGradients {
   OmegaGradients(const Problem& p, const Sizes<T>& n, const Stretches& stretches)
       : p_(p), n_(n), stretches_(stretches), size_(p.grad_omega || p.grad_bias ? n.projected.gradient_size() : 0),
         all_(stretches.count * size_) {
-    clear(all_.get(), stretches.count * size_);
+    if (size_) clear(all_.get(), stretches.count * size_);
   }
   T* at(Index i) { return size_ ? all_.get() + i * size_ : nullptr; }
   void put() {
@@ -123,16 +124,15 @@ class OmegaGradients {
 template <typename T>
 void store_key_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, const Keys<T>& keys, T* grad_phi,
                          T* grad_v, T* x, T* grad_x, T* grad_omega) {
-  if (p.mask)
-    for (Index i = 0; i < keys.rows; ++i)
-      if (is_masked(p, s.row, time + i)) clear(grad_phi + i * n.ldf, n.ldf), clear(grad_v + i * n.lde, n.lde);
+  clear_masked(p, s, time, keys.rows, grad_phi, n.ldf);
+  clear_masked(p, s, time, keys.rows, grad_v, n.lde);
   if (p.grad_key_log_weight) {
     T* w = static_cast<T*>(p.grad_key_log_weight.data) + offset(p.grad_key_log_weight, s.row, s.head, time);
     for (Index i = 0; i < keys.rows; ++i)
       w[i * p.grad_key_log_weight.stride[2]] = dot(keys.phi + i * n.ldf, grad_phi + i * n.ldf, n.f);
   }
   store_feature_gradients(p, n, s, p.k, p.grad_k, s.head, time, keys.rows, keys.phi, grad_phi, n.projected ? keys.x : x, grad_x,
-                          grad_omega);
+                          grad_omega, true);
   store_tile(grad_v, n.lde, p.grad_v, s.row, s.head, time, keys.rows, n.e);
 }
 

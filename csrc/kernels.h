@@ -19,7 +19,7 @@ struct View {
   explicit operator bool() const { return data != nullptr; }
 };
 
-/// Consecutive positions begin … end − 1 of one sequence, one key/value head: what one task works on. The stretches of
+/// Consecutive positions begin … end − 1 of one sequence and one key/value head: what one task works on. The stretches of
 /// a sequence and head follow one another.
 struct Stretch {
   Index row;       // of q, k, v
@@ -53,7 +53,7 @@ struct Problem {
   // r = h/g query heads share a key/value head; h, g: heads; d: width of q and k; f: features, d without a projection;
   // e: width of a value
   Index g, r, d, f, e;
-  Index chunk;         // positions a chunk
+  Index chunk;         // positions per chunk
   Stretches keys;      // of the keys; where causal, of the queries too
   Stretches queries;   // of the queries, where not causal
   View q, k, v, o;     // o is written by forward, read by backward
@@ -69,10 +69,11 @@ struct Problem {
   Sums before, after;  // the state before (null: none), and behind: read by backward where not causal
   // backward
   View grad_o, grad_q, grad_k, grad_v;
-  View grad_log_decay, grad_key_log_weight;  // wide; strides as those of the inputs; null where not wanted
+  View grad_log_decay, grad_key_log_weight;  // wide; any strides, but channels side by side; null where not wanted
   Sums grad_after, grad_before;              // of S and z; M has none
   View grad_omega, grad_bias;                // of the projection's, as those lie; zeros to add to; null where not wanted
-  // what runs tasks: all of them, on as many threads as torch has, each thread with `bytes` of scratch of its own
+  // runs all tasks, on as many threads as torch has, each thread with `bytes` of scratch of its own; throws OutOfMemory
+  // before the first task
   void (*run)(Index tasks, std::size_t bytes, void (*task)(void* context, Index i, void* scratch), void* context);
 };
 

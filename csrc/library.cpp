@@ -68,17 +68,20 @@ void call(ScalarType dtype, F of_float, G of_double) {
 // --- threads
 
 void run(Index tasks, std::size_t bytes, void (*task)(void*, Index, void*), void* context) {
+  if (tasks == 0) return;
   std::atomic<Index> next{0};
   const auto worker = [&](Index, Index) {
     thread_local ThreadMemory memory;
     FlushDenormals flush;
     void* scratch = memory.at_least(bytes);
+    if (!scratch) return;  // the other threads take its tasks
     for (Index i; (i = next.fetch_add(1)) < tasks;) task(context, i, scratch);
     memory.shrink();
   };
   const Index threads = std::min<Index>(tasks, torch::stable::get_num_threads());
-  if (threads <= 1) return worker(0, 1);
-  torch::stable::parallel_for(0, threads, 1, worker);
+  if (threads <= 1) worker(0, 1);
+  else torch::stable::parallel_for(0, threads, 1, worker);
+  if (next == 0) throw tarnn::OutOfMemory(bytes);  // no thread had any: nothing is done
 }
 
 /// Large pages for a result: by small ones, a fresh block of hundreds of megabytes costs a quarter of the kernel's time in
@@ -151,7 +154,7 @@ void set_up(const Inputs& in, Call& call) {
   tarnn::Problem& p = call.problem;
   const Index b = in.k.size(0), g = in.k.size(1), t = in.q.size(2), s = in.k.size(2);
   p.g = g;
-  p.r = in.q.size(1) / g;
+  p.r = g ? in.q.size(1) / g : 0;
   p.d = in.k.size(3);
   p.f = in.omega ? in.omega->size(2) : p.d;
   p.e = in.v.size(3);
@@ -234,7 +237,7 @@ void step(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight, T
   tarnn::Step p;
   p.b = k.size(0);
   p.g = k.size(1);
-  p.r = q.size(1) / p.g;
+  p.r = p.g ? q.size(1) / p.g : 0;
   p.d = k.size(3);
   p.f = S.size(2);
   p.e = v.size(3);

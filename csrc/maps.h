@@ -46,7 +46,7 @@ void exp_tile(T* x, Index ld, Index rows, Index n, T* scale) {
   constexpr Index w = width<T>;
   const Integers<T> lane = iota<T>();
   for (Index i = 0; i < rows; ++i, x += ld) {
-    Vec<T> seen = broadcast<T>(x[0]);
+    Vec<T> seen = broadcast<T>(n ? x[0] : -T(__builtin_inf()));
     for (Index j = 0; j < n; j += w) {
       const Vec<T> y = load(x + j);
       seen = (lane < static_cast<int>(n - j < w ? n - j : w)) & (y > seen) ? y : seen;

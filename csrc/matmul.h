@@ -46,6 +46,23 @@ TARNN_INLINE void accumulate(Index k, Left<T> a, const T* b, Index ldb, Vec<T> (
   }
 }
 
+/// sums += the square in which a lower triangle of A ends: its row i has i + 1 terms. What A holds above its diagonal is not even
+/// read, so that a NaN in a row of B reaches no row of C before it.
+template <typename T, int R, int N>
+TARNN_INLINE void accumulate_triangle(Left<T> a, const T* b, Index ldb, Vec<T> (&sums)[R * N]) {
+  unrolled<R>([&](auto l) TARNN_LAMBDA {
+    constexpr int first = decltype(l)::value;  // row that has this term
+    Vec<T> right[N];
+    unrolled<N>([&](auto j) TARNN_LAMBDA { right[j] = load(b + l * ldb + j * width<T>); });
+    unrolled<R>([&](auto i) TARNN_LAMBDA {
+      if constexpr (decltype(i)::value >= first) {
+        const Vec<T> left = broadcast<T>(a.at[i * a.row + l * a.column]);
+        unrolled<N>([&](auto j) TARNN_LAMBDA { sums[i * N + j] += left * right[j]; });
+      }
+    });
+  });
+}
+
 /// One tile of C: R rows, N vectors.
 template <typename T, int R, int N>
 TARNN_INLINE void tile(Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add, Ahead* ahead) {
@@ -96,7 +113,7 @@ void matmul(Index m, Index n, Index k, Left<T> a, const T* b, Index ldb, T* c, I
   }
 }
 
-// --- two products and a factor a row: C = diag(factor) (A₁·B₁ + A₂·B₂), A₁ lower triangular
+// --- two products and a factor per row: C = diag(factor) (A₁·B₁ + A₂·B₂), A₁ square and lower triangular, or none
 
 template <typename T>
 struct Product {
@@ -113,7 +130,11 @@ void sum_tile(int rows, const Product<T>& x, const Product<T>& y, const T* facto
   if (rows == R) {
     Vec<T> sums[R * N];
     unrolled<R * N>([&](auto n) TARNN_LAMBDA { sums[n] = Vec<T>{}; });
-    accumulate<T, R, N>(x.k, x.a, x.b, x.ldb, sums, ahead);
+    if (x.k) {
+      const Index before = x.k - R;  // terms that all rows have
+      accumulate<T, R, N>(before, x.a, x.b, x.ldb, sums, ahead);
+      accumulate_triangle<T, R, N>({x.a.at + before * x.a.column, x.a.row, x.a.column}, x.b + before * x.ldb, x.ldb, sums);
+    }
     accumulate<T, R, N>(y.k, y.a, y.b, y.ldb, sums, ahead);
     unrolled<R>([&](auto i) TARNN_LAMBDA {
       unrolled<N>([&](auto j) TARNN_LAMBDA { store(c + i * ldc + j * width<T>, sums[i * N + j] * factor[i]); });

@@ -14,17 +14,19 @@
 
 #include "maps.h"
 #include "matmul.h"
+#include "threads.h"
 #include "weights.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
 
-/// Memory that is given back.
+/// Memory that is given back; none for n = 0. Throws OutOfMemory.
 template <typename T>
 class Owned {
  public:
-  explicit Owned(Index n) : data_(static_cast<T*>(std::malloc(static_cast<std::size_t>(n) * sizeof(T) + 1))) {
-    if (!data_) std::abort();
+  explicit Owned(Index n) : data_(nullptr) {
+    const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(T);
+    if (bytes && !(data_ = static_cast<T*>(std::malloc(bytes)))) throw OutOfMemory(bytes);
   }
   ~Owned() { std::free(data_); }
   Owned(const Owned&) = delete;

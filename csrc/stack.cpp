@@ -83,25 +83,29 @@ Stack read_stack(Plan plan, std::vector<Layer>& layers) {
 void run_apart(const Stack& s, const StackKernel& kernel, Index threads) {
   const Index parts = std::max((s.b + most_rows - 1) / most_rows, std::min(threads, s.b));
   const Index each = (s.b + parts - 1) / parts;
+  const std::size_t room = kernel.room(s, each), own = kernel.own_room(s);
   std::atomic<Index> next{0};
   const auto worker = [&](Index, Index) {
     thread_local ThreadMemory memory;
     FlushDenormals flush;
-    const std::size_t room = kernel.room(s, each);
-    char* block = static_cast<char*>(memory.at_least(room + kernel.own_room(s)));
+    char* block = static_cast<char*>(memory.at_least(room + own));
+    if (!block) return;  // the other threads take its rows
     Team alone;
     for (Index i; (i = next.fetch_add(1)) * each < s.b;)
       kernel.run(s, i * each, std::min(each, s.b - i * each), block, block + room, Team::Member(alone));
   };
-  if (threads <= 1) return worker(0, 1);
-  torch::stable::parallel_for(0, threads, 1, worker);
+  if (threads <= 1) worker(0, 1);
+  else torch::stable::parallel_for(0, threads, 1, worker);
+  if (next == 0) throw OutOfMemory(room + own);
 }
 
 /// All threads together, layer by layer, each with its share of every product's outputs.
 void run_together(const Stack& s, const StackKernel& kernel, Index threads) {
   thread_local ThreadMemory memory;
   const std::size_t room = kernel.room(s, s.b), own = kernel.own_room(s);
-  char* block = static_cast<char*>(memory.at_least(room + own * static_cast<std::size_t>(threads)));
+  const std::size_t bytes = room + own * static_cast<std::size_t>(threads);
+  char* block = static_cast<char*>(memory.at_least(bytes));
+  if (!block) throw OutOfMemory(bytes);
   Team team(5 * s.num_layers + 2);
   torch::stable::parallel_for(0, threads, 1, [&](Index i, Index) {
     FlushDenormals flush;

@@ -13,10 +13,10 @@ struct StepScratch {
   StepScratch(Scratch& scratch, const Step& p) {
     const Index ldf = whole<T>(p.f), lde = whole<T>(p.e);
     x = scratch.take<T>(padded<T>(p.d));
-    q = scratch.take<T>(p.r * padded<T>(p.f));
+    q = scratch.take<T>(padded<T>(p.f));
     k = scratch.take<T>(padded<T>(p.f));
     v = scratch.take<T>(lde);
-    o = scratch.take<T>(p.r * lde);
+    o = scratch.take<T>(lde);
     d = scratch.take<T>(ldf);
     keep = scratch.take<T>(ldf);
     z = scratch.take<T>(ldf);
@@ -62,7 +62,7 @@ T step_factors(const Step& p, Index b, Index g, T scale, T M, T* d, T* keep, T& 
   M_out = M;
   T enter = 1;
   if (p.weighted) {
-    T most = d[0], w = scale;
+    T most = x ? d[0] : T(0), w = scale;
     for (Index i = 1; i < x; ++i) most = d[i] > most ? d[i] : most;
     if (p.key_log_weight) w += static_cast<const T*>(p.key_log_weight.data)[offset(p.key_log_weight, b, g, 0)];
     M_out = M + most > w ? M + most : w;
@@ -103,9 +103,11 @@ void step_one(const Step& p, const Projected<T>& projected, Index b, Index g, St
   }
   T* S = static_cast<T*>(p.after.S) + at_state * size;
   const T* S_before = static_cast<const T*>(p.before.S) + at_state * size;
-  for (Index r = 0; r < p.r; ++r) {
+  const bool nobody = p.r == 0;  // no query head: the state is updated along with zeros for a query
+  for (Index r = 0; r < p.r || (nobody && r == 0); ++r) {
     T q_scale[1] = {0};
-    features_of(p, projected, p.q, b, g * p.r + r, g, at.x, at.q, q_scale);
+    if (nobody) clear(at.q, ldf);
+    else features_of(p, projected, p.q, b, g * p.r + r, g, at.x, at.q, q_scale);
     if (r == 1) {  // the state is new by now, and the other heads only read it
       S_before = S;
       for (Index i = 0; i < p.f; ++i) at.keep[i] = 1, at.k[i] = 0;
@@ -124,6 +126,7 @@ void step_one(const Step& p, const Projected<T>& projected, Index b, Index g, St
         j += width<T>;
       }
     }
+    if (nobody) return;
     T factor;
     if (p.normalize) factor = den == 0 ? T(0) : T(1) / (den + static_cast<T>(p.eps));
     else factor = p.weighted ? exp_one<T>(finite(M_out) + (p.map == Map::exp ? q_scale[0] : T(0))) : T(1);

@@ -33,7 +33,7 @@ void total_decay(const Problem& p, const Sizes<T>& n, const Stretch& s, T* total
   for (Index time = s.begin; time < s.end; ++time) {
     if (is_masked(p, s.row, time)) continue;
     const T* d = static_cast<const T*>(p.log_decay.data) + offset(p.log_decay, s.row, s.head, time);
-    T most = d[0];
+    T most = x ? d[0] : T(0);
     for (Index j = 0; j < x; ++j) {
       const T here = d[j * p.log_decay.stride[3]];
       total[j] += here;

@@ -5,7 +5,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <new>
+#include <stdexcept>
+#include <string>
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -49,15 +50,22 @@ inline void ask_for_large_pages(const void* at, std::size_t bytes) {
 #endif
 }
 
+/// A kernel found no memory to work with. It is thrown on the thread that called the operator, before anything is written in place.
+struct OutOfMemory : std::runtime_error {
+  explicit OutOfMemory(std::size_t bytes)
+      : std::runtime_error("out of memory: the compiled kernels asked for " + std::to_string(bytes) +
+                           " bytes to work with, and there are none; take a smaller batch or shorter sequences.") {}
+};
+
 /// Memory of a thread, kept from call to call while it is small, so that a call does not begin with page faults.
 class ThreadMemory {
  public:
+  /// Null where there is no memory: a thread of the pool must not throw.
   void* at_least(std::size_t bytes) {
     if (bytes > size_) {
       size_ = 0;
       block_.reset(static_cast<char*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
-      if (!block_) throw std::bad_alloc();
-      size_ = bytes;
+      if (block_) size_ = bytes;
     }
     return block_.get();
   }

@@ -2,6 +2,8 @@
 // vector at the end of each row; that room holds zeros after a load.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels.h"
 #include "vector.h"
 
@@ -192,7 +194,7 @@ void transpose(const T* x, Index ldx, Index m, Index n, T* y, Index ldy) {
 
 template <typename T>
 TARNN_INLINE void clear(T* x, Index n) {
-  std::memset(x, 0, static_cast<std::size_t>(n) * sizeof(T));
+  std::fill_n(x, n, T(0));
 }
 
 /// x_i ← factor_i · x_i, row by row; the factors of a row are one number …

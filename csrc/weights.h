@@ -90,7 +90,7 @@ void chunk_weights(const Problem& p, const Stretch& s, Index time, Index rows, c
     if (!p.log_decay || masked) {
       for (Index j = 0; j < x; ++j) d[j] = 0;
     } else if (p.channels) {
-      most = d[0];
+      most = p.f ? d[0] : T(0);
       for (Index j = 1; j < p.f; ++j) most = d[j] > most ? d[j] : most;
     } else {
       most = d[0] = out.a[i * ldc];
@@ -102,7 +102,8 @@ void chunk_weights(const Problem& p, const Stretch& s, Index time, Index rows, c
     }
     const T w = log_weight(p, s, time + i, scale ? scale[i] : T(0), masked), decayed = M + most;
     const T next = decayed > w ? decayed : w;
-    for (Index j = 0; p.channels && j < x; ++j) d[j] = (d[j] + M) - finite(next);
+    // the padding behind f channels stays 0: M is not its maximum, and what grew there would meet zeros as infinity
+    for (Index j = 0; p.channels && j < p.f; ++j) d[j] = (d[j] + M) - finite(next);
     out.u[i] = p.channels ? w - finite(next) : w;
     out.M[i] = finite(next);
     M = next;

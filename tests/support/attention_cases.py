@@ -39,6 +39,9 @@ class Case:
     seed: int = 0
     dtype: torch.dtype = torch.float64
     f: int = 0  # features, where they are not d
+    steep: float = (
+        0.0  # decays are stronger by this, and log-weights fall as fast: M is then that of old keys
+    )
     options: dict = field(init=False)
 
     def __post_init__(self):
@@ -53,14 +56,15 @@ class Case:
             self.options["key_mask"] = rand(b, t) > -0.5
         if self.decay != "none":
             shape = {"head": (g,), "token": (b, g, t), "channel": (b, g, t, self.f or self.d)}[self.decay]
-            log_decay = -rand(*shape).abs()
+            log_decay = -rand(*shape).abs() - self.steep
             if self.decay != "head":  # some resets, some that come close to one
                 log_decay = log_decay.masked_fill(rand(*shape) > 1.6, -torch.inf).masked_fill(
                     rand(*shape) > 1.9, -1e5
                 )
             self.options["log_decay"] = log_decay
         if self.weighted:
-            self.options["key_log_weight"] = rand(b, g, t) * 10 * self.spread
+            falling = min(self.steep, 100.0) * torch.arange(float(t), dtype=torch.float64)
+            self.options["key_log_weight"] = rand(b, g, t) * 10 * self.spread - falling
 
     def tensors(self) -> list[torch.Tensor]:
         return [self.q, self.k, self.v, *(x for x in self.options.values() if x.is_floating_point())]

@@ -1,6 +1,7 @@
 """Drawn calls of linear attention, each from its number alone: what is asked, how our code is made to do it, and what
 the definition says, in any dtype."""
 
+import math
 import random
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -45,7 +46,7 @@ class Drawn:
     causal: bool
     normalize: bool
     masked: bool
-    junk: str  # what lies at masked keys: "", "huge" or "nan"
+    junk: str  # what lies at masked keys: "", "huge", "nan" or "inf"
     decay: str
     weighted: bool
     options_narrow: bool  # decay and log-weights in the dtype of q, rather than in the wide one
@@ -56,6 +57,7 @@ class Drawn:
     tiny_chunks: bool
     threads: int
     m: int = 0  # features of maps that project
+    steep: float = 0.0  # see `Case`
 
     @property
     def features(self) -> int:
@@ -66,8 +68,21 @@ class Drawn:
 
 
 def draw(seed: int, number: int) -> Drawn:
-    """Call `number` of the run with this seed; a quarter of them with random features."""
-    call, rng = draw_plain(seed, number), random.Random(f"{seed}/{number}/projected")
+    """Call `number` of the run with this seed."""
+    call = projected(draw_plain(seed, number), random.Random(f"{seed}/{number}/projected"))
+    return steeper(call, random.Random(f"{seed}/{number}/steep"))
+
+
+def steeper(call: Drawn, rng: random.Random) -> Drawn:
+    """A fifth of the causal calls: strong decays, of channels, with log-weights that fall."""
+    if not call.causal or rng.random() > 0.2:
+        return call
+    decay = rng.choice(["token", "channel", "channel"])
+    return replace(call, decay=decay, weighted=True, steep=rng.choice([5.0, 6.0, 20.0, 100.0, math.inf]))
+
+
+def projected(call: Drawn, rng: random.Random) -> Drawn:
+    """A quarter of the calls: with random features."""
     if rng.random() > 0.25:
         return call
     name, m = rng.choice(PROJECTED), rng.choice(WIDTHS)
@@ -101,7 +116,7 @@ def draw_plain(seed: int, number: int) -> Drawn:
         t=s if causal or packed or maybe(0.4) else pick(LENGTHS), s=s,
         d=pick(WIDTHS), e=0 if maybe(0.02) else pick(WIDTHS),
         dtype=dtype, feature_map=feature_map, causal=causal, normalize=normalize,
-        masked=masked, junk=pick(["", "huge", "nan"]) if masked else "",
+        masked=masked, junk=pick(["", "huge", "nan", "inf"]) if masked else "",
         decay=pick(["none", "none", "head", "token", "channel"]) if causal else "none",
         weighted=weighted, options_narrow=maybe(0.3), spread=spread, way=way,
         layouts=tuple(pick(LAYOUTS) if maybe(0.5) else "contiguous" for _ in range(4)),
@@ -156,7 +171,7 @@ class Call:
         dtype = DTYPES[a.dtype]
         case = Case(
             b=a.b, g=a.g, r=a.r, t=a.s, d=a.d, e=a.e, masked=a.masked, decay=a.decay, weighted=a.weighted,
-            spread=a.spread, seed=a.seed, dtype=dtype, f=a.features,
+            spread=a.spread, seed=a.seed, dtype=dtype, f=a.features, steep=a.steep,
         )  # fmt: skip
         self.feature_map = map_of(a.feature_map, a.d, a.m, a.g, a.seed)
         generator = torch.Generator().manual_seed(a.seed + 1)
@@ -165,7 +180,9 @@ class Call:
         self.mask = case.options.pop("key_mask", None)
         if a.junk:
             for x in (case.k, case.v):
-                x.masked_fill_(~self.mask[:, None, :, None], {"huge": 1e4, "nan": torch.nan}[a.junk])
+                x.masked_fill_(
+                    ~self.mask[:, None, :, None], {"huge": 1e4, "nan": torch.nan, "inf": torch.inf}[a.junk]
+                )
         narrow = dtype if a.options_narrow else wide(dtype)
         self.names = list(case.options)  # of the options that have a gradient
         self.inputs = [laid_out(x, how) for x, how in zip((q, case.k, case.v), a.layouts)]

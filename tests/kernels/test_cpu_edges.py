@@ -1,0 +1,94 @@
+"""What the compiled kernels make of the extreme: strong decays, empty axes, junk where nobody looks, NaN to come."""
+
+import copy
+import itertools
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.fuzz_calls import Call
+from support.kernel_calls import DTYPES, MODES, drawn, holds, same_bits
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
+TESTS = Path(__file__).parents[1]
+JUNK = [torch.nan, torch.inf, -torch.inf]
+CAUSAL = [mode for mode in MODES if not mode.startswith("full")]
+
+
+@pytest.mark.parametrize("steep", [5.0, 6.0, 20.0, 100.0, math.inf])
+@pytest.mark.parametrize("d", [8, 15, 20, 24, 66])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_channels_that_decay_more_than_new_keys_weigh(dtype, d, steep):
+    """The running maximum is then that of old keys, and the room behind the last channel is not in its units."""
+    holds("decay a channel, weighted", dtype=dtype, d=d, steep=steep, masked=False)
+
+
+EMPTY = ["b", *("".join(axes) for n in (1, 2, 3, 4) for axes in itertools.combinations("trde", n))]
+
+
+@pytest.mark.parametrize("axes", EMPTY)
+@pytest.mark.parametrize("mode", MODES)
+def test_every_combination_of_empty_axes(mode, axes):
+    """All results are written, and nothing is read that isn't there. r = 0: key/value heads without query heads."""
+    axes = axes.replace("d", "") if drawn(mode).m else axes  # there are no projections of nothing
+    size = {"t": 33, "s": 33} | dict.fromkeys(axes, 0)
+    if axes != "b" and "d" not in axes:  # which the definition can't do
+        holds(mode, **size)
+    results = Call(drawn(mode, **size)).ours()
+    assert not any(x.isnan().any() for x in results)
+    assert "d" not in axes or all((x == 0).all() for x in results[:3])
+
+
+@pytest.mark.parametrize("junk", JUNK)
+@pytest.mark.parametrize("mode", MODES)
+def test_what_lies_at_masked_keys_stays_there(mode, junk):
+    """In keys, values, decays and log-weights: the same bits as with zeros, in results, sums and gradients."""
+    results = []
+    for value in (0.0, junk):
+        call = Call(drawn(mode, dtype="float32", masked=True, junk=""))
+        for x in call.inputs[1:]:
+            absent = ~call.mask[:, None].reshape(2, 1, 41, *[1] * (x.ndim - 3))
+            x.copy_(x if x.ndim == 1 else x.masked_fill(absent, value))
+        results.append([*call.ours(), *gradients_of_the_map(call)])
+    assert not any(x.isnan().any() for x in results[1])
+    assert same_bits(*results)
+
+
+def gradients_of_the_map(call):
+    """The gradient of Ω, through β too where that is made of it."""
+    if not call.drawn.m:
+        return []
+    call.feature_map = copy.deepcopy(call.feature_map)
+    omega = call.feature_map.omega.requires_grad_()
+    options = dict(zip(call.names, call.inputs[3:])) | {"key_mask": call.mask}
+    o, _ = call._whole(*call.inputs[:3], options)
+    return torch.autograd.grad(o, omega, call.grads[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", CAUSAL)
+def test_a_later_nan_reaches_no_earlier_output(mode, dtype):
+    """In the same chunk either: in keys, values, decays and log-weights."""
+    words = {"dtype": dtype, "b": 1, "g": 1, "junk": "", "masked": False, "state_grads": False}
+    for junk, cut in itertools.product(JUNK, (1, 7, 20, 37)):
+        call = Call(drawn(mode, **words))
+        before = call.ours()[0][:, :, :cut]
+        for x in call.inputs[1:]:
+            if x.ndim > 1:
+                x[:, :, cut:] = junk
+        assert same_bits([call.ours()[0][:, :, :cut]], [before])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is set and read as Linux does it")
+def test_without_memory_a_call_raises_and_harms_nothing():
+    run = subprocess.run(
+        [sys.executable, TESTS / "support/out_of_memory.py"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.stdout.split() == ["of_a_thread", "of_the_whole", "of_backward", "of_a_step"], run.stderr
