@@ -2,15 +2,16 @@
 
 The file is safetensors. Tensors: `position` (b,), `logits` (b, vocab) of the token that comes next, `recent`
 (the last few tokens, so that text can go on in the middle of a character), and for layer i `layers.i.S`, `.z`
-(and `.M`) or, of a softmax layer, the filled part of its cache `layers.i.k`, `.v` (and `.mask`). Metadata:
-what it is, its version, the fingerprint of the model that made it, the tokens seen.
+(and `.M`) or, for a softmax layer, the filled part of its cache `layers.i.k`, `.v` (and `.mask`). Metadata:
+what it is, its version, the fingerprint of the model that made it, the tokens seen, and since version 2 a
+checksum over all of these. Files of version 1 are read too; of both, every field is held against the model.
 """
 
 import hashlib
 import json
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -21,9 +22,10 @@ from torch import Tensor
 from tarnn._version import __version__
 from tarnn.errors import UserError
 from tarnn.models import ModelState, TarnnConfig, TarnnForCausalLM
-from tarnn.ops import KVCache, LinearState, State
 
-FORMAT, FORMAT_VERSION = "tarnn.state", "1"
+FORMAT, VERSION, FIRST_VERSION = "tarnn.state", "2", "1"
+AGAIN = "Make the state again with --state-out."
+MOST_ROWS = 2**20
 NOT_THE_FUNCTION = {
     "use_cache",
     "dropout",
@@ -32,16 +34,30 @@ NOT_THE_FUNCTION = {
     "eos_token_id",
     "pad_token_id",
 }
+# the config's choices that came after version 1: where they are empty, the function is that of a file without them
+LATER = {"attention_options"}
 
 
 def fingerprint(model: TarnnForCausalLM) -> str:
     """SHA-256 over the config, less what doesn't change the function, and all weights: name, shape, bits."""
     config = {k: getattr(model.config, k) for k in TarnnConfig.known_keys() if k not in NOT_THE_FUNCTION}
+    config = {k: value for k, value in config.items() if value or k not in LATER}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    for name, tensor in sorted(model.state_dict().items()):
+    return add_tensors(digest, model.state_dict()).hexdigest()
+
+
+def checksum(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
+    """SHA-256 over all that a state file holds, but for the checksum itself."""
+    rest = {key: value for key, value in metadata.items() if key != "checksum"}
+    return add_tensors(hashlib.sha256(json.dumps(rest, sort_keys=True).encode()), tensors).hexdigest()
+
+
+def add_tensors(digest: Any, tensors: dict[str, Tensor]) -> Any:
+    """Names, shapes, dtypes and bits, in the order of the names."""
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
+    return digest
 
 
 class SavedState(NamedTuple):
@@ -66,12 +82,13 @@ def save_state(
     tensors = state.tensors() | {"logits": logits, "recent": torch.tensor(recent, dtype=torch.long)}
     metadata = {
         "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        "format_version": VERSION,
         "tarnn_version": __version__,
         "fingerprint": fingerprint(model),
         "tokens_seen": str(int(state.position.max())),
     }
-    data = save({name: x.detach().cpu().contiguous() for name, x in tensors.items()}, metadata)
+    tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+    data = save(tensors, metadata | {"checksum": checksum(tensors, metadata)})
     try:
         write_atomically(path, data)
     except OSError as error:
@@ -85,43 +102,84 @@ def save_state(
 def load_state(path: str | Path, model: TarnnForCausalLM, *, room: int = 0) -> SavedState:
     """The state that `save_state` wrote. `room`: tokens that caches must still be able to hold.
 
-    Raises UserError (a ValueError) for a file that is missing, cut short, no state, of another version of the
-    format or of another model.
+    Raises UserError (a ValueError) for a file that is missing, cut short, no state, changed since it was written, of
+    another version of the format or of another model.
     """
     tensors, metadata = read_safetensors(path)
     if metadata.get("format") != FORMAT:
         raise UserError(
             f"{path} is a safetensors file, but not a saved state. `tarnn generate --state-out` writes one."
         )
-    if metadata.get("format_version") != FORMAT_VERSION:
+    version = metadata.get("format_version")
+    if version not in (FIRST_VERSION, VERSION):
         raise UserError(
-            f"{path} has version {metadata.get('format_version')} of the state format; this tarnn reads "
-            f"version {FORMAT_VERSION}. Make the state again with this tarnn."
+            f"{path} has version {version} of the state format; this tarnn reads versions "
+            f"{FIRST_VERSION} and {VERSION}. Make the state again with this tarnn."
         )
+    if version != FIRST_VERSION and metadata.get("checksum") != checksum(tensors, metadata):
+        raise UserError(f"{path} is damaged: its checksum is not that of its contents. {AGAIN}")
     if metadata.get("fingerprint") != fingerprint(model):
         raise UserError(
             f"{path} was saved by another model: other weights, another config or another dtype. Give the "
             f"checkpoint that made it, or make the state again with this one."
         )
+    if wrong := wrong_field(tensors, metadata, model):
+        raise UserError(f"{path} is no state of this model: {wrong}. {AGAIN}")
     device = next(model.parameters()).device
     tensors = {name: x.to(device) for name, x in tensors.items()}
-    position = tensors.pop("position")
-    state = model.new_state(position.shape[0], capacity=int(position.max()) + room)
-    layers = tuple(fill_layer(layer, i, tensors) for i, layer in enumerate(state.layers))
-    return SavedState(ModelState(layers, position), tensors["logits"], tensors["recent"].tolist())
+    logits, recent, position = (tensors.pop(name) for name in ("logits", "recent", "position"))
+    empty = model.new_state(len(position), capacity=cache_length(tensors) + room)
+    layers = (layer.filled(fields_of(tensors, f"layers.{i}.")) for i, layer in enumerate(empty.layers))
+    return SavedState(ModelState(tuple(layers), position), logits, recent.tolist())
 
 
-def fill_layer(empty: State, i: int, tensors: dict[str, Tensor]):
-    """The layer's fresh state with the file's numbers in it; the fingerprint has vouched for their shapes."""
-    if isinstance(empty, KVCache):
-        empty.append(tensors[f"layers.{i}.k"], tensors[f"layers.{i}.v"], tensors.get(f"layers.{i}.mask"))
-        return empty
-    if isinstance(empty, LinearState):
-        S, z, M = (tensors.get(f"layers.{i}.{name}") for name in "SzM")
-        assert S is not None
-        assert z is not None
-        return LinearState(S, z, M)
-    return empty
+def wrong_field(tensors: dict[str, Tensor], metadata: dict[str, str], model: TarnnForCausalLM) -> str | None:
+    """The first field that no state of this model has, and why: its name, type, shape or values. None: all are good."""
+    length, vocab = cache_length(tensors), model.config.vocab_size
+    expected = {"logits": torch.zeros(1, vocab), "recent": torch.zeros(0, dtype=torch.long)}
+    expected |= model.new_state(1, capacity=0).tensors()
+    masks = {name: torch.zeros(1, 0, dtype=torch.bool) for name in tensors if name.endswith(".mask")}
+    masks = {name: mask for name, mask in masks.items() if name.replace(".mask", ".k") in expected}
+    if names := sorted(set(expected | masks) ^ set(tensors)):
+        return f"it {'lacks' if names[0] in expected else 'has an unknown'} {names[0]}"
+    rows = tensors["position"].numel()
+    for name, like in (expected | masks).items():
+        x, shape = tensors[name], (rows, *(n or length for n in like.shape[1:]))
+        if x.dtype != like.dtype or (x.ndim != 1 if name == "recent" else not rows or x.shape != shape):
+            return f"{name} is {tuple(x.shape)} {x.dtype}; expected {like.dtype}, for {rows} rows"
+        # a running maximum is −∞ before the first key
+        if x.is_floating_point() and not (x < torch.inf if name.endswith(".M") else x.isfinite()).all():
+            return f"{name} holds NaN or an infinity"
+    return wrong_number(
+        tensors["position"],
+        tensors["recent"],
+        metadata,
+        vocab,
+        length if any(name.endswith(".k") for name in expected) else None,
+    )
+
+
+def wrong_number(
+    position: Tensor, recent: Tensor, metadata: dict[str, str], vocab: int, length: int | None
+) -> str | None:
+    """What is out of range in positions and last tokens. `length`: of the caches, None where there are none."""
+    seen = int(position.max())
+    if str(seen) != metadata.get("tokens_seen") or (position < 0).any():
+        return f"position says {seen} tokens, tokens_seen {metadata.get('tokens_seen')}"
+    if length is not None and length < seen:
+        return f"its caches hold {length} of {seen} tokens"
+    if ((recent < 0) | (recent >= vocab)).any():
+        return f"recent holds a token that is not below {vocab}"
+    return None
+
+
+def cache_length(tensors: dict[str, Tensor]) -> int:
+    """How many positions the key/value caches have filled; 0 where there are none."""
+    return max((x.shape[2] for name, x in tensors.items() if name.endswith(".k") and x.ndim == 4), default=0)
+
+
+def fields_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
 
 
 def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -131,11 +189,8 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str
     try:
         with safe_open(path, "pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except SafetensorError as error:
-        raise UserError(
-            f"{path} is no state file, or one that was cut short ({error}). Make the state again with "
-            "--state-out."
-        ) from error
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise UserError(f"{path} is no state file, or one that was cut short ({error}). {AGAIN}") from error
 
 
 def check_writable(path: str | Path, what: str = "the state") -> None:

@@ -48,6 +48,11 @@ class KVCache(State):
         used = {"k": self.k[:, :, : self.length], "v": self.v[:, :, : self.length]}
         return used if self.mask is None else used | {"mask": self.mask[:, : self.length]}
 
+    def filled(self, found: dict[str, Tensor]) -> "KVCache":
+        """This cache, empty so far, with the keys, values and mask of another's `tensors()`."""
+        self.append(found["k"], found["v"], found.get("mask"))
+        return self
+
     def append(
         self,
         k: Float[Tensor, "b g t d"],

@@ -1,6 +1,6 @@
 """States: all that a sequence so far means to what comes after it, as values with one protocol."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import torch
@@ -80,6 +80,10 @@ class State:
             elif isinstance(part, Tensor):
                 found[name] = part
         return found
+
+    def filled(self, found: dict[str, Tensor]) -> Self:
+        """This state with other tensors, by the names that `tensors()` gives them."""
+        return replace(self, **found)  # type: ignore[type-var]
 
     def _is_part(self, x) -> bool:
         return isinstance(x, State) and x is not self
