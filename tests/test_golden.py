@@ -147,7 +147,7 @@ def test_dpfp():
 def test_positions():
     case = VALUES["positions"]
     places = torch.tensor([case["positions"]])
-    rotation = Rotary(6).turns(places, torch.float64)
+    rotation = Rotary(6).rotation(places, torch.float64)
     torch.testing.assert_close(
         rotation.apply(tensor(case["x"])[None, None])[0, 0], tensor(case["rotary"]), rtol=0, atol=1e-10
     )

@@ -1,4 +1,4 @@
-"""Rotary turns against complex numbers."""
+"""Rotary positions against complex numbers."""
 
 import math
 
@@ -9,9 +9,9 @@ from tarnn.attention import Rotary
 
 
 def test_a_pair_is_turned_by_position_times_frequency():
-    turns = Rotary(6, base=100.0).turns(torch.tensor([[3]]))
+    rotation = Rotary(6, base=100.0).rotation(torch.tensor([[3]]))
     x = torch.arange(1.0, 7.0).view(1, 1, 1, 6)
-    y = turns.apply(x)[0, 0, 0]
+    y = rotation.apply(x)[0, 0, 0]
     for c in range(3):
         angle = 3 * 100.0 ** (-c / 3)
         z = complex(x[0, 0, 0, c], x[0, 0, 0, c + 3]) * complex(math.cos(angle), math.sin(angle))
@@ -20,32 +20,32 @@ def test_a_pair_is_turned_by_position_times_frequency():
 
 def test_position_zero_is_no_turn_and_lengths_stay():
     x = torch.randn(2, 3, 4, 8)
-    assert torch.equal(Rotary(8).turns(torch.zeros(1, 4, dtype=torch.long)).apply(x), x)
-    y = Rotary(8).turns(torch.arange(4)[None]).apply(x)
+    assert torch.equal(Rotary(8).rotation(torch.zeros(1, 4, dtype=torch.long)).apply(x), x)
+    y = Rotary(8).rotation(torch.arange(4)[None]).apply(x)
     torch.testing.assert_close(y.norm(dim=-1), x.norm(dim=-1))
 
 
 def test_angles_are_exact_far_out():
     position = 16_777_217  # 2²⁴ + 1, which float32 does not have
-    turns = Rotary(4, base=10.0).turns(torch.tensor([[position]]))
+    rotation = Rotary(4, base=10.0).rotation(torch.tensor([[position]]))
     exact = [math.cos(position), math.cos(position / math.sqrt(10.0))]
-    assert turns.cos.flatten()[:2].tolist() == pytest.approx(exact, abs=1e-6)
+    assert rotation.cos.flatten()[:2].tolist() == pytest.approx(exact, abs=1e-6)
 
 
 def test_rows_may_be_at_different_positions():
     rotary, x = Rotary(4), torch.randn(2, 3, 1, 4)
-    both = rotary.turns(torch.tensor([[5], [9]])).apply(x)
+    both = rotary.rotation(torch.tensor([[5], [9]])).apply(x)
     for row, position in enumerate((5, 9)):
-        alone = rotary.turns(torch.tensor([[position]])).apply(x[row : row + 1])
+        alone = rotary.rotation(torch.tensor([[position]])).apply(x[row : row + 1])
         assert torch.equal(both[row : row + 1], alone)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_dtype_is_kept(dtype):
     x = torch.randn(1, 2, 3, 4, dtype=torch.float64)
-    y = Rotary(4).turns(torch.arange(3)[None]).apply(x.to(dtype))
+    y = Rotary(4).rotation(torch.arange(3)[None]).apply(x.to(dtype))
     assert y.dtype == dtype
-    exact = Rotary(4).turns(torch.arange(3)[None]).apply(x.to(dtype).double())
+    exact = Rotary(4).rotation(torch.arange(3)[None]).apply(x.to(dtype).double())
     torch.testing.assert_close(y, exact.to(dtype))
 
 

@@ -5,6 +5,9 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, layer_norm, silu
 
+from tarnn.models import TarnnConfig, TarnnModel
+from tarnn.models.block import TarnnBlock
+
 
 class Half(nn.Module):
     """Stands where dropout stands, to show where that is."""
@@ -46,3 +49,64 @@ def test_the_embedding_is_dropped_out_too(make_model, ids, kind):
     before = model.embed(x, torch.arange(5)[None])
     model.dropout = Half()
     torch.testing.assert_close(model.embed(x, torch.arange(5)[None]), before / 2)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"norm_position": "post", "norm": "layer", "mlp": "gelu"}], ids=["pre", "post"]
+)
+def test_cross_attention_stands_between_attention_and_mlp(options):
+    """x ← x + cross(norm x, context) or norm(x + cross(x, context)); and the same from the state of the context."""
+    torch.manual_seed(0)
+    config = TarnnConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, **options)
+    block = TarnnBlock(config, 0, context_size=10).double().eval()
+    x, context = torch.randn(2, 5, 16).double(), torch.randn(2, 7, 10).double()
+    mask = torch.arange(7) < torch.tensor([[7], [4]])
+
+    def join(x, sublayer, norm):
+        return x + sublayer(norm(x)) if block.pre_norm else norm(x + sublayer(x))
+
+    def read(x):
+        return block.cross_attention(x, context, key_mask=mask)
+
+    expected = join(x, block.attention, block.attention_norm)
+    expected = join(expected, read, block.cross_norm)
+    expected = join(expected, block.mlp, block.mlp_norm)
+    torch.testing.assert_close(block(x, cross={"context": context, "key_mask": mask}), expected)
+
+    _, read_once = block.cross_attention(x, context, key_mask=mask, return_state=True)
+    torch.testing.assert_close(block(x, cross={"state": read_once}), expected)
+    state = block.attention.new_state(2)
+    first = block.step(
+        x[:, :1], state, cross={"state": read_once}, positions=torch.zeros(2, 1, dtype=torch.long)
+    )
+    torch.testing.assert_close(first, expected[:, :1])
+
+
+def test_a_block_with_cross_attention_needs_something_to_read():
+    block = TarnnBlock(
+        TarnnConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2), 0, context_size=10
+    )
+    with pytest.raises(ValueError, match="cross attention needs a context, or the state"):
+        block(torch.randn(1, 3, 16))
+
+
+def test_an_encoder_sees_both_sides():
+    config = TarnnConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, decay="none", position="rotary"
+    )
+    encoder, decoder = TarnnModel(config, causal=False).eval(), TarnnModel(config).eval()
+    ids = torch.randint(0, 257, (2, 9))
+    other = ids.clone()
+    other[:, -1] = (ids[:, -1] + 1) % 257
+    for model, sees in ((encoder, True), (decoder, False)):
+        out, changed = (model(x).last_hidden_state[:, 0] for x in (ids, other))
+        assert torch.equal(out, changed) != sees
+    assert encoder(ids).past_key_values is None
+    padded = torch.cat([ids, torch.zeros(2, 3, dtype=torch.long)], dim=1)
+    mask = torch.arange(12).expand(2, 12) < 9
+    with_padding = encoder(padded, attention_mask=mask).last_hidden_state[:, :9]
+    torch.testing.assert_close(with_padding, encoder(ids).last_hidden_state)
+    with pytest.raises(ValueError, match=r"sees both sides .* has no cache"):
+        encoder(ids, use_cache=True)
+    with pytest.raises(ValueError, match="a decay runs along time"):
+        TarnnModel(TarnnConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2), causal=False)

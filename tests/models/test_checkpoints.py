@@ -33,9 +33,9 @@ def test_another_dtype(make_model, ids, tmp_path):
     make_model("normed").save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert model.dtype == torch.bfloat16
-    turns = model.model.turns(torch.tensor([[100_003]]))[0]
+    rotation = model.model.places(torch.tensor([[100_003]]))[0]["rotation"]
     exact = torch.tensor(100_003.0, dtype=torch.float64).cos()
-    assert turns.cos[0, 0, 0, 0].item() == pytest.approx(exact.item(), abs=1e-6)
+    assert rotation.cos[0, 0, 0, 0].item() == pytest.approx(exact.item(), abs=1e-6)
 
 
 def test_tied_weights_are_one(make_model, tmp_path):

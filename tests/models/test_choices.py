@@ -85,10 +85,10 @@ def test_random_features_are_256_wide_unless_told():
     assert attentions(feature_map="favor")[0].num_features == 256
 
 
-def test_rotary_turns_q_and_k_before_random_features():
+def test_rotary_rotates_q_and_k_before_random_features():
     layer = attentions(feature_map="favor", position="rotary", decay="none")[0]
     assert layer.rotary.dim == layer.head_dim
-    assert layer.turns_inputs
+    assert layer.rotates_inputs
 
 
 @pytest.mark.parametrize(

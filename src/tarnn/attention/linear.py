@@ -10,7 +10,7 @@ from torch.nn.functional import rms_norm
 from tarnn.attention.decay import ChannelDecay
 from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.attention.registry import register
-from tarnn.attention.rotary import Rotary, Turns, positions_in
+from tarnn.attention.rotary import Rotary, Rotation, positions_in
 from tarnn.feature_maps import FeatureMap, Identity, as_feature_map
 from tarnn.numerics import full_precision, wide, widen
 from tarnn.ops import LinearState, linear_attention, step
@@ -33,12 +33,12 @@ class LinearAttention(MultiHeadAttention):
         negative products need normalize=False.
     decay: a module x → log_decay (`tarnn.attention.decay`), for causal attention.
     rotary: a `Rotary`. Where φ(q)·φ(k) is a function of q·k (features of softmax's kernel, Taylor's), q and k
-        are turned, before φ, as in softmax attention; it is as wide as they are. Else it is as wide as the
-        features, which are turned after φ. With normalize, in the numerator only, so that the sum of the
+        are rotated, before φ, as in softmax attention; it is as wide as they are. Else it is as wide as the
+        features, which are rotated after φ. With normalize, in the numerator only, so that the sum of the
         weights stays positive (RoFormer, eq. 19, arXiv 2104.09864):
             o_i = Σ_j (R_i φ(q_i))·(R_j φ(k_j)) v_j / Σ_j φ(q_i)·φ(k_j)
-        Then the state's S holds turned features, its z plain ones, and sums are float32 even in autocast.
-        Turned weights need not be small where plain ones are, so take a map whose features don't vanish (Elu)
+        Then the state's S holds rotated features, its z plain ones, and sums are float32 even in autocast.
+        Rotated weights need not be small where plain ones are, so take a map whose features don't vanish (Elu)
         or normalize=False: with sparse features (Relu, Dpfp) the fraction can become very large.
 
     A map that is fitted by the call (`fit="call"`) finds its parameters in each forward, and so has no state to
@@ -63,22 +63,22 @@ class LinearAttention(MultiHeadAttention):
         _check_choices(phi, causal, decay, rotary, context_size)
         self.feature_map, self.normalize, self.decay, self.rotary = phi, normalize, decay, rotary
         self.num_features = phi.num_features(self.head_dim)
-        self.turns_inputs = phi.dot_product
+        self.rotates_inputs = phi.dot_product
         self.fits_by_call = phi.fit == "call"
         self.calibration: Any = None  # while `calibrating`: what observes q and k
         width = self.rotary_dim(self.head_dim, phi)
         if rotary is not None and rotary.dim != width:
             what = (
                 "q and k: its dim must be theirs"
-                if self.turns_inputs
+                if self.rotates_inputs
                 else "features: its dim must be their number"
             )
-            raise ValueError(f"rotary turns {what}, {width}; got {rotary.dim}.")
+            raise ValueError(f"rotary rotates {what}, {width}; got {rotary.dim}.")
         self.o_norm = None if normalize else nn.RMSNorm(self.head_dim, eps=1e-6)
 
     @classmethod
     def rotary_dim(cls, head_dim: int, feature_map: FeatureMap | None = None) -> int:
-        """That of q and k, or that of the features where those are turned."""
+        """That of q and k, or that of the features where those are rotated."""
         if feature_map is None or feature_map.dot_product:
             return head_dim
         return feature_map.num_features(head_dim)
@@ -90,7 +90,8 @@ class LinearAttention(MultiHeadAttention):
         *,
         key_mask: Bool[Tensor, "b s"] | None = None,
         cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
-        positions: Int[Tensor, "#b t"] | Turns | None = None,
+        positions: Int[Tensor, "#b t"] | None = None,
+        rotation: Rotation | None = None,
         state: LinearState | None = None,
         return_state: bool = False,
     ) -> Tensor | tuple[Tensor, LinearState]:
@@ -101,10 +102,11 @@ class LinearAttention(MultiHeadAttention):
             "cu_seqlens": cu_seqlens,
             "log_decay": None if self.decay is None else self.decay(x),
         }
-        if positions is None and state is None and self.rotary is not None and self.turns_inputs:
-            # of one draw, unlike of what it estimates, the weights depend on more than distances
+        unplaced = positions is None and rotation is None and state is None
+        if unplaced and self.rotary is not None and self.rotates_inputs:
+            # with one fixed draw of ω the weights depend on absolute positions too; averaged over draws they do not
             positions = positions_in(key_mask, cu_seqlens, 0, x.shape[1], x.device)
-        q, k, turns, phi = self._place(q, k, positions, x, state)
+        q, k, rotation, phi = self._place(q, k, positions, rotation, x, state)
         masks = {"query_mask": key_mask if context is None else None, "key_mask": key_mask}
         if self.calibration is not None:
             self.calibration.observe(q, k, **masks)
@@ -112,7 +114,7 @@ class LinearAttention(MultiHeadAttention):
             self._check_no_state(state, return_state)
             phi = phi.fitted(q, k, cu_seqlens=cu_seqlens, **masks)
         o, state = self._attend(
-            linear_attention, q, k, v, turns, phi, state=state, return_state=True, **options
+            linear_attention, q, k, v, rotation, phi, state=state, return_state=True, **options
         )
         y = self._output(o, x)
         return (y, state) if return_state else y
@@ -122,7 +124,8 @@ class LinearAttention(MultiHeadAttention):
         x: Float[Tensor, "b t hidden"],
         state: LinearState,
         *,
-        positions: Int[Tensor, "#b 1"] | Turns | None = None,
+        positions: Int[Tensor, "#b 1"] | None = None,
+        rotation: Rotation | None = None,
         inplace: bool = False,
     ) -> tuple[Float[Tensor, "b 1 hidden"], LinearState]:
         """One token. With `inplace` its sums are written into the given state's tensors."""
@@ -132,8 +135,8 @@ class LinearAttention(MultiHeadAttention):
         q, k, v = self.project(x, x)
         log_decay = None if self.decay is None else self.decay(x)
         options: dict[str, Any] = {"log_decay": log_decay, "inplace": inplace}
-        q, k, turns, phi = self._place(q, k, positions, x, state)
-        o, state = self._attend(step, q, k, v, turns, phi, state=state, **options)
+        q, k, rotation, phi = self._place(q, k, positions, rotation, x, state)
+        o, state = self._attend(step, q, k, v, rotation, phi, state=state, **options)
         return self._output(o, x), state
 
     def new_state(
@@ -148,8 +151,10 @@ class LinearAttention(MultiHeadAttention):
             log_weights=self.feature_map.log_scaled,
         )  # fmt: skip
 
-    def _place(self, q: Tensor, k: Tensor, positions, x: Tensor, state) -> tuple[Tensor, Tensor, Any, Any]:
-        """Positions to where they work: (q, k, the turns that are left for features, φ at these positions)."""
+    def _place(
+        self, q: Tensor, k: Tensor, positions, rotation, x: Tensor, state
+    ) -> tuple[Tensor, Tensor, Any, Any]:
+        """Positions to where they work: (q, k, the rotation that is left for features, φ at these positions)."""
         phi: Any = self.feature_map
         if phi.positional:
             if positions is None:
@@ -160,10 +165,10 @@ class LinearAttention(MultiHeadAttention):
                     )
                 positions = torch.arange(x.shape[1], device=x.device)
             return q, k, None, phi.at(positions)
-        turns = None if self.rotary is None else self.rotary.of(positions, x, state)
-        if turns is not None and self.turns_inputs:
-            q, k, turns = turns.apply(q), turns.apply(k), None
-        return q, k, turns, phi
+        rotation = None if self.rotary is None else self.rotary.of(positions, rotation, x, state)
+        if rotation is not None and self.rotates_inputs:
+            q, k, rotation = rotation.apply(q), rotation.apply(k), None
+        return q, k, rotation, phi
 
     def _check_no_state(self, state, return_state: bool) -> None:
         if state is not None or return_state:
@@ -172,18 +177,18 @@ class LinearAttention(MultiHeadAttention):
                 'other: no state=, no return_state=True and no step. Make the map with fit="calibrated" for these.'
             )
 
-    def _attend(self, op, q, k, v, turns: Turns | None, phi, state: LinearState | None, **options):
-        """`op`, one of linear_attention and step, with features turned after φ: (o, state)."""
-        if turns is None and (self.normalize or q.dtype != torch.float16):
+    def _attend(self, op, q, k, v, rotation: Rotation | None, phi, state: LinearState | None, **options):
+        """`op`, one of linear_attention and step, with features rotated after φ: (o, state)."""
+        if rotation is None and (self.normalize or q.dtype != torch.float16):
             return op(q, k, v, phi, normalize=self.normalize, state=state, **options)
         with full_precision(q):  # undivided sums grow with t, in fp16 to infinity
             q, k, v = widen(q), widen(k), widen(v)
-            if turns is None:
+            if rotation is None:
                 return op(q, k, v, phi, normalize=False, state=state, **options)
             phi_q, phi_k = (features(phi, x, side)[0] for x, side in ((q, "queries"), (k, "keys")))
             if self.normalize:
-                return _fraction(op, phi_q, phi_k, v, turns, state, **options)
-            q, k = turns.apply(phi_q), turns.apply(phi_k)
+                return _fraction(op, phi_q, phi_k, v, rotation, state, **options)
+            q, k = rotation.apply(phi_q), rotation.apply(phi_k)
             return op(q, k, v, _IDENTITY, normalize=False, state=state, **options)
 
     def _output(self, o: Tensor, x: Tensor) -> Tensor:
@@ -196,10 +201,10 @@ class LinearAttention(MultiHeadAttention):
         return f"{super().extra_repr()}, normalize={self.normalize}{rotary}"
 
 
-def _fraction(op, phi_q, phi_k, v, turns: Turns, state: LinearState | None, **options):
-    """Σ (turned weights) v / Σ plain weights, and the state: S of turned features, z of plain ones."""
+def _fraction(op, phi_q, phi_k, v, rotation: Rotation, state: LinearState | None, **options):
+    """Σ (rotated weights) v / Σ plain weights, and the state: S of rotated features, z of plain ones."""
     above = None if state is None else LinearState(state.S, torch.zeros_like(state.z))
-    q, k = turns.apply(phi_q), turns.apply(phi_k)
+    q, k = rotation.apply(phi_q), rotation.apply(phi_k)
     num, above = op(q, k, v, _IDENTITY, normalize=False, state=above, **options)
     if op is step and state is not None:
         den, z = _step_of_weights(phi_q, phi_k, state.z, **options)
@@ -244,7 +249,7 @@ def _check_choices(feature_map: FeatureMap, causal, decay, rotary, context_size)
         return
     if feature_map.log_scaled:
         raise ValueError(
-            f"rotary positions turn features, and those of {name} are kept as scaled logarithms; "
+            f"rotary positions rotate features, and those of {name} are kept as scaled logarithms; "
             "take another map (Elu, Relu, Dpfp …) or no rotary positions."
         )
     if isinstance(decay, ChannelDecay):

@@ -24,7 +24,7 @@ class MultiHeadAttention(nn.Module):
     x (b, t, hidden) gives the queries; keys and values come from x too, or, where `context_size` was given
     (cross attention), from context (b, s, context_size). `key_mask` bool (b, s), True = attend. `cu_seqlens`
     int32 (n + 1,) bounds sequences packed into one row. `positions` int (b, t), for rotary positions only
-    (or the `Turns` made from them, which several layers can share). `state` is what earlier tokens left
+    (`rotation`: what a `Rotary` has made of them already, so that layers can share it). `state` is what earlier tokens left
     behind; with `return_state`, what these leave behind is returned beside y (b, t, hidden).
 
     `qk_norm`: an RMSNorm of each query and key, with a gain a channel, before all else: products stay of a
@@ -42,7 +42,7 @@ class MultiHeadAttention(nn.Module):
 
     @classmethod
     def rotary_dim(cls, head_dim: int, feature_map: FeatureMap | None = None) -> int:
-        """How wide the vectors are that rotary positions turn, for a kind that takes `rotary`."""
+        """How wide the vectors are that rotary positions rotate, for a kind that takes `rotary`."""
         return head_dim
 
     def __init__(

@@ -5,7 +5,6 @@ from torch import Tensor
 
 from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.attention.registry import register
-from tarnn.attention.rotary import Turns
 from tarnn.ops import NoState
 
 _NOTHING = NoState()
@@ -37,7 +36,7 @@ class NoAttention(MultiHeadAttention):
         *,
         key_mask: Bool[Tensor, "b s"] | None = None,
         cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
-        positions: Int[Tensor, "#b t"] | Turns | None = None,
+        positions: Int[Tensor, "#b t"] | None = None,
         state: NoState | None = None,
         return_state: bool = False,
     ) -> Tensor | tuple[Tensor, NoState]:

@@ -1,4 +1,4 @@
-"""Rotary positions: vectors turned by angles that grow with their position, so products know the distance."""
+"""Rotary positions: vectors rotated by angles that grow with their position, so products know the distance."""
 
 from typing import NamedTuple
 
@@ -25,22 +25,22 @@ def positions_in(
     return index[None]
 
 
-class Turns(NamedTuple):
+class Rotation(NamedTuple):
     """The cosines and signed sines of some positions; made once, shared by layers and heads."""
 
     cos: Float[Tensor, "b 1 t dim"]
     sin: Float[Tensor, "b 1 t dim"]
 
     def apply(self, x: Float[Tensor, "b h t dim"]) -> Float[Tensor, "b h t dim"]:
-        """x turned: x·cos + (x, halves swapped)·(−sin, sin); in float32 at least, returned in x's dtype."""
+        """x rotated: x·cos + (x, halves swapped)·(−sin, sin); in float32 at least, returned in x's dtype."""
         swapped = x.roll(x.shape[-1] // 2, -1)
         return torch.addcmul(x * self.cos, swapped, self.sin).to(x.dtype)
 
 
 class Rotary:
-    """Turns the pair (x_c, x_{c + dim/2}) at position p by p·base^(−2c/dim), for c < dim/2.
+    """Rotates the pair (x_c, x_{c + dim/2}) at position p by p·base^(−2c/dim), for c < dim/2.
 
-    Then turn(x, p)·turn(y, r) depends on p and r through p − r alone. Angles are computed in float64 (float32
+    Then rotate(x, p)·rotate(y, r) depends on p and r through p − r alone. Angles are computed in float64 (float32
     where the device has no float64), because a float32 p·frequency at p = 10⁶ is off by 0.03.
     Su et al. 2021, section 3.2 (arXiv 2104.09864), with the halves as pairs, as in Llama.
 
@@ -50,25 +50,27 @@ class Rotary:
 
     def __init__(self, dim: int, base: float = 10000.0):
         if dim < 2 or dim % 2:
-            raise ValueError(f"rotary positions turn pairs of channels: dim must be even and ≥ 2; got {dim}.")
+            raise ValueError(
+                f"rotary positions rotate pairs of channels: dim must be even and ≥ 2; got {dim}."
+            )
         self.dim, self.base = dim, base
 
-    def turns(self, positions: Int[Tensor, "b t"], dtype: torch.dtype = torch.float32) -> Turns:
-        """The turns of these positions for vectors of this dtype, float32 at least."""
+    def rotation(self, positions: Int[Tensor, "b t"], dtype: torch.dtype = torch.float32) -> Rotation:
+        """The rotation of these positions for vectors of this dtype, float32 at least."""
         dtype = wide(dtype)
         precise = torch.float32 if positions.device.type == "mps" else torch.float64
         exponent = torch.arange(0, self.dim, 2, device=positions.device, dtype=precise) / -self.dim
         angle = positions[:, None, :, None].to(precise) * self.base**exponent  # (b, 1, t, dim / 2)
         cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
-        return Turns(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1))
+        return Rotation(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1))
 
-    def of(self, positions: Tensor | Turns | None, x: Tensor, state) -> Turns:
-        """The turns for x (b, t, ·): as given, from positions, or for a sequence that starts here.
+    def of(self, positions: Tensor | None, rotation: Rotation | None, x: Tensor, state) -> Rotation:
+        """The rotation for x (b, t, ·): as given, from positions, or for a sequence that starts here.
 
         Raises ValueError if there is a state and no positions: how far the sequence has come is not in it.
         """
-        if isinstance(positions, Turns):
-            return positions
+        if rotation is not None:
+            return rotation
         if positions is None:
             if state is not None:
                 raise ValueError(
@@ -77,7 +79,7 @@ class Rotary:
                 )
             # packed or padded sequences may be counted on, too: only distances within a sequence matter
             positions = torch.arange(x.shape[1], device=x.device)[None]
-        return self.turns(positions, x.dtype)
+        return self.rotation(positions, x.dtype)
 
     def __repr__(self) -> str:
         return f"Rotary({self.dim}, base={self.base:g})"

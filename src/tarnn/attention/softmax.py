@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.attention.registry import register
-from tarnn.attention.rotary import Rotary, Turns
+from tarnn.attention.rotary import Rotary, Rotation
 from tarnn.ops import KVCache, softmax_attention, softmax_step
 
 
@@ -15,7 +15,7 @@ from tarnn.ops import KVCache, softmax_attention, softmax_step
 class SoftmaxAttention(MultiHeadAttention):
     """Multi-head attention with weights exp(q_i·k_j/√d) / Σ_j exp(q_i·k_j/√d); its state is a `KVCache`.
 
-    Vaswani et al. 2017, eq. 1 (arXiv 1706.03762). Arguments as `MultiHeadAttention`; `rotary` turns q and k.
+    Vaswani et al. 2017, eq. 1 (arXiv 1706.03762). Arguments as `MultiHeadAttention`; `rotary` rotates q and k.
     The cache is written in place, in `forward` too: to continue a sequence in two ways, copy it first
     (`reorder`). It does not grow: `new_state` must be told its capacity.
     """
@@ -36,7 +36,7 @@ class SoftmaxAttention(MultiHeadAttention):
                 "rotary positions are about the distance of key and query; cross attention has no such thing."
             )
         if rotary is not None and rotary.dim != self.head_dim:
-            raise ValueError(f"rotary turns q and k, so its dim must be {self.head_dim}; got {rotary.dim}.")
+            raise ValueError(f"rotary rotates q and k, so its dim must be {self.head_dim}; got {rotary.dim}.")
         self.rotary = rotary
 
     def forward(
@@ -46,11 +46,12 @@ class SoftmaxAttention(MultiHeadAttention):
         *,
         key_mask: Bool[Tensor, "b s"] | None = None,
         cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
-        positions: Int[Tensor, "#b t"] | Turns | None = None,
+        positions: Int[Tensor, "#b t"] | None = None,
+        rotation: Rotation | None = None,
         state: KVCache | None = None,
         return_state: bool = False,
     ) -> Tensor | tuple[Tensor, KVCache]:
-        q, k, v = self._project(x, self.source(x, context, state), positions, state)
+        q, k, v = self._project(x, self.source(x, context, state), positions, rotation, state)
         options: dict[str, Any] = {
             "causal": self.causal,
             "key_mask": key_mask,
@@ -67,14 +68,15 @@ class SoftmaxAttention(MultiHeadAttention):
         x: Float[Tensor, "b t hidden"],
         state: KVCache,
         *,
-        positions: Int[Tensor, "#b 1"] | Turns | None = None,
+        positions: Int[Tensor, "#b 1"] | None = None,
+        rotation: Rotation | None = None,
         inplace: bool = False,
     ) -> tuple[Float[Tensor, "b 1 hidden"], KVCache]:
         """One token: its key and value go into the cache, in place whatever `inplace` says."""
         self.check_step(x)
         if self.context_size is not None:  # reads the context's cache; writes nothing
             return self(x, state=state), state
-        q, k, v = self._project(x, x, positions, state)
+        q, k, v = self._project(x, x, positions, rotation, state)
         o, state = softmax_step(q, k, v, state)
         return self.merge(o), state
 
@@ -89,11 +91,13 @@ class SoftmaxAttention(MultiHeadAttention):
             device=weight.device if device is None else device,
         )  # fmt: skip
 
-    def _project(self, x: Tensor, source: Tensor, positions, state) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(
+        self, x: Tensor, source: Tensor, positions, rotation, state
+    ) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.project(x, source)
         if self.rotary is not None:
-            turns = self.rotary.of(positions, x, state)
-            q, k = turns.apply(q), turns.apply(k)
+            rotation = self.rotary.of(positions, rotation, x, state)
+            q, k = rotation.apply(q), rotation.apply(k)
         return q, k, v
 
     def extra_repr(self) -> str:

@@ -11,7 +11,7 @@ from transformers.utils.generic import can_return_tuple
 
 from tarnn.attention import HeadDecay, TokenDecay
 from tarnn.attention.decay import retention
-from tarnn.attention.rotary import Turns
+from tarnn.attention.rotary import Rotation
 from tarnn.feature_maps import FeatureMap, Hedgehog
 from tarnn.models.block import TarnnBlock, make_norm
 from tarnn.models.cache import StateLayer
@@ -53,12 +53,16 @@ class TarnnPreTrainedModel(PreTrainedModel):
 class TarnnModel(TarnnPreTrainedModel):
     """Token and position embeddings, `num_hidden_layers` blocks, a final norm (none after post-norm blocks).
 
+    causal: each place sees those before it, as language models do; False: all places see all others (an encoder, which
+    has no cache and no state). By default as the config's class says.
+
     Sinusoidal positions have amplitude 1, so embeddings are scaled by √hidden beside them (Vaswani et al.
     2017, section 3.4).
     """
 
-    def __init__(self, config: TarnnConfig):
+    def __init__(self, config: TarnnConfig, causal: bool | None = None):
         super().__init__(config)
+        self.causal = config.causal if causal is None else causal
         sinusoidal = config.position.startswith("sinusoidal")
         width = config.hidden_size // 2 if config.position == "sinusoidal_half" else config.hidden_size
         self.embed_tokens = nn.Embedding(config.vocab_size, width)
@@ -69,7 +73,7 @@ class TarnnModel(TarnnPreTrainedModel):
             self.embed_positions = nn.Embedding(cast(int, config.max_position_embeddings), width)
         self.embed_scale = config.hidden_size**0.5 if sinusoidal else 1.0
         self.dropout = nn.Dropout(config.dropout)
-        blocks = [TarnnBlock(config, i) for i in range(config.num_hidden_layers)]
+        blocks = [TarnnBlock(config, i, causal=self.causal) for i in range(config.num_hidden_layers)]
         self.layers = cast(list[TarnnBlock], nn.ModuleList(blocks))
         self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
         self.gradient_checkpointing = False
@@ -111,7 +115,12 @@ class TarnnModel(TarnnPreTrainedModel):
             past_key_values=past_key_values, use_cache=use_cache, arguments=kwargs,
         )  # fmt: skip
         if use_cache is None:
-            use_cache = self.config.use_cache and not self.training and cu_seqlens is None
+            use_cache = self.config.use_cache and self.causal and not self.training and cu_seqlens is None
+        if not self.causal and (use_cache or past_key_values is not None):
+            raise ValueError(
+                "a model that sees both sides reads whole sequences and has no cache; leave out past_key_values and "
+                "use_cache."
+            )
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         caches = self._layer_caches(past_key_values)
@@ -123,10 +132,10 @@ class TarnnModel(TarnnPreTrainedModel):
         if cu_seqlens is not None:  # attention sees the rows laid end to end
             position_ids = position_ids.expand(b, t).reshape(1, b * t)
         hidden_states = []
-        for block, cache, turns in zip(self.layers, caches, self.turns(position_ids), strict=True):
+        for block, cache, place in zip(self.layers, caches, self.places(position_ids), strict=True):
             if output_hidden_states:
                 hidden_states.append(x)
-            x = block(x, past_key_values=cache, key_mask=key_mask, cu_seqlens=cu_seqlens, positions=turns)
+            x = block(x, past_key_values=cache, key_mask=key_mask, cu_seqlens=cu_seqlens, **place)
         x = self.norm(x)
         return BaseModelOutputWithPast(
             last_hidden_state=x,
@@ -151,8 +160,8 @@ class TarnnModel(TarnnPreTrainedModel):
             check_positions(self.config, positions, past=int(state.position.max()))
         key_mask = None if attention_mask is None else attention_mask.bool()
         x, layers = self.embed(input_ids, positions, inputs_embeds), []
-        for block, layer, turns in zip(self.layers, state.layers, self.turns(positions), strict=True):
-            x, layer = block.prefill(x, layer, key_mask=key_mask, positions=turns)
+        for block, layer, place in zip(self.layers, state.layers, self.places(positions), strict=True):
+            x, layer = block.prefill(x, layer, key_mask=key_mask, **place)
             layers.append(layer)
         seen = t if key_mask is None else key_mask.sum(-1)
         return self.norm(x), ModelState(tuple(layers), state.position + seen)
@@ -163,8 +172,8 @@ class TarnnModel(TarnnPreTrainedModel):
             check_length(self.config, 1, int(state.position.max()))
         positions = state.position[:, None]
         x = self.embed(token_ids[:, None], positions, inputs_embeds)
-        for block, layer, turns in zip(self.layers, state.layers, self.turns(positions), strict=True):
-            x = block.step(x, layer, turns)
+        for block, layer, place in zip(self.layers, state.layers, self.places(positions), strict=True):
+            x = block.step(x, layer, **place)
         state.position.add_(1)
         return self.norm(x)[:, 0]
 
@@ -180,14 +189,18 @@ class TarnnModel(TarnnPreTrainedModel):
             x = torch.cat([x, place.expand(*x.shape[:2], -1)], dim=-1) if half else x + place
         return self.dropout(x)
 
-    def turns(self, positions: Tensor) -> list[Turns | Tensor | None]:
-        """Each layer's rotary turns, or the positions where its map wants them; layers of one width share turns."""
-        made: dict[int, Turns] = {}
+    def places(self, positions: Tensor) -> list[dict[str, Any]]:
+        """Where the tokens are, as each layer's attention takes it; layers of one width share a rotation."""
+        made: dict[int, Rotation] = {}
+        places: list[dict[str, Any]] = []
         for block in self.layers:
-            rotary = getattr(block.attention, "rotary", None)
-            if rotary is not None and rotary.dim not in made:
-                made[rotary.dim] = rotary.turns(positions, self.dtype)
-        return [_for_layer(block.attention, positions, made) for block in self.layers]
+            place: dict[str, Any] = {"positions": positions}
+            if (rotary := block.attention.rotary) is not None:
+                if rotary.dim not in made:
+                    made[rotary.dim] = rotary.rotation(positions, self.dtype)
+                place["rotation"] = made[rotary.dim]
+            places.append(place)
+        return places
 
     def _positions(self, position_ids, attention_mask, cu_seqlens, past: int, shape, device) -> Tensor:
         """As given, or counted; (b, t) or (1, t), and within max_position_embeddings."""
@@ -210,11 +223,3 @@ class TarnnModel(TarnnPreTrainedModel):
                 "StaticCache(config=model.config, max_cache_len=…)."
             )
         return cast(list[StateLayer | None], cache.layers)
-
-
-def _for_layer(attention, positions: Tensor, made: dict[int, Turns]) -> Turns | Tensor | None:
-    """What this layer needs to know of positions."""
-    rotary = getattr(attention, "rotary", None)
-    if rotary is not None:
-        return made[rotary.dim]
-    return positions if getattr(getattr(attention, "feature_map", None), "positional", False) else None

@@ -1,9 +1,13 @@
 """One layer of the backbone: attention and feed-forward, each with a norm and a residual."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.models.choices import make_attention
 from tarnn.models.configuration import TarnnConfig
 
@@ -41,50 +45,73 @@ def make_norm(config: TarnnConfig) -> nn.Module:
 class TarnnBlock(GradientCheckpointingLayer):
     """Attention, then feed-forward, each f in x + f(norm x) (pre-norm) or norm(x + f(x)) (post-norm).
 
-    Three ways through it: `forward` with a transformers cache or none, `prefill` with a state, and `step`.
+    causal: for a decoder; False for an encoder. context_size: the width of another sequence that cross-attention,
+    between the two, reads: a decoder that has an encoder.
+
+    Three ways through it: `forward` with a transformers cache or none, `prefill` with a state, and `step`. All take
+    `cross`, the arguments of the cross-attention: {"context": (b, s, context_size), "key_mask": (b, s)}, or {"state": …},
+    what reading that context has left behind.
     """
 
-    def __init__(self, config: TarnnConfig, layer: int):
+    def __init__(
+        self, config: TarnnConfig, layer: int, *, causal: bool = True, context_size: int | None = None
+    ):
         super().__init__()
         self.pre_norm = config.norm_position == "pre"
-        self.attention = make_attention(config, layer)
+        self.attention = make_attention(config, layer, causal=causal)
         self.attention_norm = make_norm(config)
+        self.cross_attention: MultiHeadAttention | None = None
+        if context_size is not None:
+            self.cross_attention = make_attention(config, layer, causal=False, context_size=context_size)
+            self.cross_norm = make_norm(config)
         self.mlp = SwiGlu(config) if config.mlp == "swiglu" else GeluMlp(config)
         self.mlp_norm = make_norm(config)
         self.dropout = nn.Dropout(config.dropout)
-        for projection in (self.attention.o_proj, self.mlp.down_proj):
-            projection.adds_to_residual = True  # type: ignore[assignment]  # its weights start smaller
+        for attention in filter(None, (self.attention, self.cross_attention)):
+            attention.o_proj.adds_to_residual = True  # type: ignore[assignment]  # its weights start smaller
+        self.mlp.down_proj.adds_to_residual = True  # type: ignore[assignment]
 
-    def forward(self, x: Tensor, *, past_key_values=None, cu_seqlens=None, **options) -> Tensor:
+    def forward(
+        self, x: Tensor, *, past_key_values=None, cu_seqlens: Tensor | None = None, cross=None, **options
+    ) -> Tensor:
         """x (b, t, hidden) → the same. `past_key_values`: this layer's `StateLayer`, read and written (under
         this name, so that gradient checkpointing leaves it out); `cu_seqlens`: of documents in all b·t tokens;
         options as in `MultiHeadAttention`."""
         if cu_seqlens is not None:
-            rows = self._before(x).flatten(0, 1)[None]  # (1, b·t, hidden)
-            return self._after(x, self.attention(rows, cu_seqlens=cu_seqlens, **options).view_as(x))
+            rows = self._before(x, self.attention_norm).flatten(0, 1)[None]  # (1, b·t, hidden)
+            y = self.attention(rows, cu_seqlens=cu_seqlens, **options).view_as(x)
+            return self._rest(x, y, cross)
         if past_key_values is None:
-            return self._after(x, self.attention(self._before(x), **options))
-        x, state = self.prefill(x, past_key_values.take(self.attention, x), **options)
+            return self._rest(x, self.attention(self._before(x, self.attention_norm), **options), cross)
+        x, state = self.prefill(x, past_key_values.take(self.attention, x), cross, **options)
         past_key_values.write(state, x.shape[1])
         return x
 
-    def prefill(self, x: Tensor, state, **options):
+    def prefill(self, x: Tensor, state, cross=None, **options):
         """Many tokens on top of a state: (x, the state after them)."""
-        y, state = self.attention(self._before(x), state=state, return_state=True, **options)
-        return self._after(x, y), state
+        before = self._before(x, self.attention_norm)
+        y, state = self.attention(before, state=state, return_state=True, **options)
+        return self._rest(x, y, cross), state
 
-    def step(self, x: Tensor, state, positions=None) -> Tensor:
+    def step(self, x: Tensor, state, cross=None, **place) -> Tensor:
         """One token, x (b, 1, hidden) → the same; writes into `state`."""
-        y, _ = self.attention.step(self._before(x), state, positions=positions, inplace=True)
-        return self._after(x, y)
+        before = self._before(x, self.attention_norm)
+        y, _ = self.attention.step(before, state, inplace=True, **place)
+        return self._rest(x, y, cross)
 
-    def _before(self, x: Tensor) -> Tensor:
-        return self.attention_norm(x) if self.pre_norm else x
+    def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """What a sublayer reads."""
+        return norm(x) if self.pre_norm else x
 
-    def _after(self, x: Tensor, y: Tensor) -> Tensor:
-        """All that follows attention's output y."""
+    def _join(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
+        """What a sublayer puts out, added."""
         x = x + self.dropout(y)
-        if self.pre_norm:
-            return x + self.dropout(self.mlp(self.mlp_norm(x)))
-        x = self.attention_norm(x)
-        return self.mlp_norm(x + self.dropout(self.mlp(x)))
+        return x if self.pre_norm else norm(x)
+
+    def _rest(self, x: Tensor, y: Tensor, cross: Mapping[str, Any] | None) -> Tensor:
+        """All that follows attention's output y."""
+        x = self._join(x, y, self.attention_norm)
+        if self.cross_attention is not None:
+            y = self.cross_attention(self._before(x, self.cross_norm), **cross or {})
+            x = self._join(x, y, self.cross_norm)
+        return self._join(x, self.mlp(self._before(x, self.mlp_norm)), self.mlp_norm)

@@ -40,7 +40,7 @@ def seed_of(seed: int, layer: int) -> int:
 
 
 def make_attention(
-    config, layer: int, *, causal: bool = True, context_size: int | None = None
+    config, layer: int, *, causal: bool, context_size: int | None = None
 ) -> MultiHeadAttention:
     """This layer's attention, to its own sequence or, with context_size, to another.
 
@@ -127,4 +127,4 @@ def check_choices(config) -> None:
     kinds = {(config.attention_of(i), config.feature_map_of(i)): i for i in range(config.num_hidden_layers)}
     with torch.device("meta"):
         for layer in kinds.values():
-            make_attention(config, layer)
+            make_attention(config, layer, causal=config.causal)

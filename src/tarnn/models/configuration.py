@@ -53,6 +53,7 @@ class TarnnConfig(PreTrainedConfig):
     """
 
     model_type = "tarnn"
+    causal: ClassVar[bool] = True  # what these models' attention is
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
     positions: ClassVar[tuple[str, ...]] = ("rotary", "sinusoidal", "sinusoidal_half", "learned", "none")
 
