@@ -3,10 +3,15 @@
 import io
 import json
 import math
+import os
 import random
+import re
 import shutil
+import signal
 import socket
+import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tarnn.data.corpus import load
-from tarnn.training.budget import WARMUP, cosine
+from tarnn.tasks import TextTask
 from tarnn.training.safe_trainer import SafeTrainer
 
 
@@ -159,24 +164,42 @@ def test_epochs_end_a_run(train, tmp_path):
     assert (code, f"\n{math.ceil(0.05 * tokens / 32)} steps in" in stdout) == (0, True)
 
 
-def test_minutes_end_a_run_and_the_learning_rate_follows_the_clock(train, tmp_path):
-    out, limit = tmp_path / "run", 3  # seconds
-    options = ("--steps", 10**6, "--max-minutes", limit / 60, "--eval-every", 10**6)
-    options += ("--save-every", 100_003)  # prime: each step is logged
-    code, stdout, _ = train(*options)
+def test_minutes_are_those_of_the_whole_command_and_the_learning_rate_follows_the_clock(
+    train, tmp_path, monkeypatch
+):
+    """With data that are slow to read, a validation that alone would take half a minute, and a slow sample."""
+    out, limit = tmp_path / "run", 8  # seconds
+    sums, prepare = TextTask.sums, TextTask.__init__
+
+    def slow_sums(self, *args):
+        time.sleep(0.25)
+        return sums(self, *args)
+
+    def slow_reading(self, *args):
+        time.sleep(2)
+        prepare(self, *args)
+
+    monkeypatch.setattr(TextTask, "sums", slow_sums)
+    monkeypatch.setattr(TextTask, "__init__", slow_reading)
+    options = ("--steps", 10**6, "--max-minutes", limit / 60, "--eval-every", 20, "--sample-tokens", 10**5)
+    options += ("--save-every", 100_003, "--val-fraction", 0.5)  # prime: each step is logged
+    started = time.monotonic()
+    code, stdout, stderr = train(*options)
+    assert time.monotonic() - started < 1.25 * limit + 3
     assert code == 0
-    *lines, validation = log_of(out)
-    seconds = [line["seconds"] for line in lines]
-    assert max(seconds[:-2]) < limit <= seconds[-1]  # a step that begins after the time is over is the last
-    for early, late, line in zip(seconds, seconds[2:], lines[2:], strict=False):
-        if early > WARMUP * limit:
-            low, high = cosine(late / limit), cosine(early / limit)
-            assert low - 1e-2 <= line["learning_rate"] / 1e-3 <= high + 1e-2
+    assert re.search(r"validation: 1 of \d+ batches, so that", stderr)
+    lines = [line for line in log_of(out) if "loss" in line]
+    rates = [line["learning_rate"] / 1e-3 for line in lines]
+    top = max(range(len(rates)), key=rates.__getitem__)
+    assert rates[top] > 0.8
+    assert rates[: top + 1] == sorted(rates[: top + 1])
+    assert rates[-1] < 0.3
+    validations = [line for line in log_of(out) if "validation_loss" in line]
     last = lines[-1]["step"]
-    assert (validation["step"], "validation_loss" in validation) == (last, True)
+    assert validations[-1]["step"] == last
     assert (out / "checkpoints" / f"checkpoint-{last}" / "complete.json").exists()
     before = (out / "log.jsonl").read_bytes()
-    code, stdout, _ = train(*options, "--resume")
+    code, stdout, _ = train(*options, "--resume", "--sample-tokens", 4)
     assert (code, f"{last:,} steps" in stdout) == (0, True)  # its time is over: nothing is added
     assert (out / "log.jsonl").read_bytes() == before
 
@@ -246,6 +269,7 @@ def test_set_reaches_the_trainer(train, tmp_path):
     code, _, stderr = train(*options)
     assert code == 0
     assert "set lr_scheduler_type" in stderr
+    assert "learning rate  0.001, constant\n" in stderr
     assert {line["learning_rate"] for line in log_of(tmp_path / "run") if "loss" in line} == {1e-3}
 
 
@@ -262,18 +286,89 @@ def test_a_resumed_run_may_go_on_longer_and_slower(train, tmp_path):
     assert lines[3]["learning_rate"] == pytest.approx(5e-4 * cosine_at_7_of_8)
 
 
-def test_control_c_says_where_it_goes_on(train, tmp_path, monkeypatch):
-    def interrupted(self, model, inputs, **kwargs):
-        if self.state.global_step == 6:
-            raise KeyboardInterrupt
-        return compute_loss(self, model, inputs, **kwargs)
-
+@pytest.fixture
+def signal_at(monkeypatch):
+    """signal_at(step, *numbers): in that step, this process gets these signals."""
     compute_loss = SafeTrainer.compute_loss
-    monkeypatch.setattr(SafeTrainer, "compute_loss", interrupted)
+
+    def install(step, *numbers):
+        def hit(self, model, inputs, **kwargs):
+            if self.state.global_step == step:
+                for number in numbers:
+                    os.kill(os.getpid(), number)
+            return compute_loss(self, model, inputs, **kwargs)
+
+        monkeypatch.setattr(SafeTrainer, "compute_loss", hit)
+
+    yield install
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_stops_and_the_run_goes_on_as_if_nothing_had_happened(
+    train, tmp_path, signal_at, monkeypatch, number
+):
+    """Before the first --save-every, too; and the model so far is there to be used."""
+    train("--dropout", 0.1, "--save-every", 100, out=tmp_path / "whole")
+    signal_at(1, number)
+    code, _, stderr = train("--dropout", 0.1, "--save-every", 100)
+    out = tmp_path / "run"
+    assert code == 128 + number
+    assert "stopped after step 2, saved; the same command with --resume goes on\n" in stderr
+    assert "Traceback" not in stderr
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["checkpoint-2"]
+    assert model_of(out).config.hidden_size == 32
+    monkeypatch.undo()
+    assert train("--dropout", 0.1, "--save-every", 100, "--resume")[0] == 0
+    last = "checkpoints/checkpoint-12/model.safetensors"
+    assert (out / last).read_bytes() == (tmp_path / "whole" / last).read_bytes()
+
+
+def test_a_second_control_c_ends_at_once(train, tmp_path, signal_at):
+    signal_at(6, signal.SIGINT, signal.SIGINT)
     code, _, stderr = train()
     assert code == 130
     assert f"tarnn: --resume goes on from {tmp_path / 'run/checkpoints/checkpoint-4'}\n" in stderr
     assert stderr.endswith("tarnn: interrupted\n")
+    assert not (tmp_path / "run/checkpoints/checkpoint-7").exists()
+
+
+def test_a_signal_in_a_validation_ends_it(train, tmp_path, monkeypatch):
+    sums, calls = TextTask.sums, []
+
+    def hit(self, *args):
+        calls.append(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return sums(self, *args)
+
+    monkeypatch.setattr(TextTask, "sums", hit)
+    assert train()[0] == 143
+    assert len(calls) == 1
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["checkpoint-4"]
+    assert not [line for line in log_of(tmp_path / "run") if "validation_loss" in line]
+
+
+def test_two_runs_do_not_share_a_folder(train, tmp_path):
+    """The lock is the process's: it is gone when that is, and the file that stays behind is no lock."""
+    out = tmp_path / "run"
+    code = "import sys, time; from pathlib import Path; from tarnn.training.lock import locked\n"
+    code += "with locked(Path(sys.argv[1])): print('mine', flush=True); time.sleep(100)"
+    with subprocess.Popen([sys.executable, "-c", code, out], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "mine\n"
+        for options in ([], ["--overwrite"], ["--resume"]):
+            said = train(*options)
+            assert said[0] == 2
+            assert f"another run is training into {out} (process {other.pid}, since 20" in said[2]
+            assert "name another folder with --out" in said[2]
+        other.kill()
+    assert train("--steps", 2)[0] == 0
+    assert train("--steps", 4, "--resume")[0] == 0
+
+
+def test_a_short_run_reports_its_loss_and_its_speed(train, tmp_path):
+    _, _, stderr = train("--steps", 3, "--save-every", 100)
+    assert re.search(r"100 %  step 3  \d\.\d+ bits/byte  [\d,]+ tokens/s  0:\d\d done", stderr)
+    assert [line["step"] for line in log_of(tmp_path / "run") if "loss" in line] == [3]
 
 
 def test_overwrite_begins_anew_and_leaves_alone_what_is_not_of_the_run(train, tmp_path):

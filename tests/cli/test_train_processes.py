@@ -122,3 +122,19 @@ def test_two_processes_train_as_one_does_with_twice_the_batch(start, run, tmp_pa
     for two, one in zip(log_of(tmp_path / "two"), log_of(tmp_path / "one"), strict=True):
         assert two == pytest.approx(one, rel=1e-5)
     assert run(tmp_path / "two", "--steps", "13", "--dropout", "0", "--resume") == 2  # it began with two
+
+
+def test_a_signal_to_one_of_two_processes_stops_both_at_the_same_step(start, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    options = ["--steps", "1000000", "--save-every", "1000000", "--eval-every", "1000000"]
+    ranks = [
+        start(tmp_path / "two", *options, environment={**world, "RANK": rank, "LOCAL_RANK": rank},
+              moment="a signal in a step" if rank == "1" else "", at=3)
+        for rank in ("0", "1")
+    ]  # fmt: skip
+    for process in ranks:
+        process.join(120)
+    assert [process.exitcode for process in ranks] == [128 + signal.SIGTERM] * 2
+    assert [path.name for path in (tmp_path / "two/checkpoints").iterdir()] == ["checkpoint-4"]

@@ -57,6 +57,11 @@ def arm(moment: str) -> None:
     def in_a_step(original, self, *args, **kwargs):
         return die() if at(self.state.global_step) else original(self, *args, **kwargs)
 
+    def signalled(original, self, *args, **kwargs):
+        if self.state.global_step == AT:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, *args, **kwargs)
+
     def after(original, *args, **kwargs):
         result = original(*args, **kwargs)
         return die() if nth() else result
@@ -79,6 +84,7 @@ def arm(moment: str) -> None:
 
     moments = {
         "in a step": lambda: patch(safe_trainer.SafeTrainer, "compute_loss", in_a_step),
+        "a signal in a step": lambda: patch(safe_trainer.SafeTrainer, "compute_loss", signalled),
         "half the weights": lambda: patch(transformers.modeling_utils, "safe_save_file", half_written),
         "half the optimizer": lambda: patch(torch, "save", half_written),
         "before the marker": lambda: patch(checkpoints, "finish", before),

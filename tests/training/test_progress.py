@@ -18,11 +18,11 @@ class Terminal(io.StringIO):
 
 
 def go(progress):
-    state = SimpleNamespace(global_step=0)
-    progress.on_train_begin(None, state, None)
+    state, args = SimpleNamespace(global_step=0), SimpleNamespace(max_steps=4)
+    progress.on_train_begin(args, state, None)
     for state.global_step in (1, 2, 3):
-        progress.on_step_end(None, state, None)
-        progress.on_log(None, state, None, logs={"loss": 0.6931471805599453 * state.global_step})
+        progress.on_step_end(args, state, None)
+        progress.on_log(args, state, None, logs={"loss": 0.6931471805599453 * state.global_step})
     progress.on_evaluate(None, state, None, metrics={"eval_bits_per_byte": 2.5})
     progress.on_evaluate(None, state, None, metrics={"eval_bits_per_byte": 2.6})
     progress.close()

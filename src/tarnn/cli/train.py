@@ -3,11 +3,12 @@
 import inspect
 import os
 import sys
+import time
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from tarnn.errors import UserError
 from tarnn.tasks import TASKS, RunSettings, own_options
@@ -26,6 +27,7 @@ def train(sources: list[str], out: Path, task: str, **given: Any) -> None:
     Ctrl-C saves and stops. After that, or when killed, the same command with --resume goes on.
     Many processes: torchrun --nproc-per-node N -m tarnn.cli.main train …
     """
+    started = time.monotonic()
     for other in TASKS.keys() - {task}:
         for name, field in own_options(other).items():
             if given.pop(name) != default_of(field):
@@ -35,10 +37,15 @@ def train(sources: list[str], out: Path, task: str, **given: Any) -> None:
     given |= {name: parse(given[name] or []) for name, parse in parsers.items()}
     settings = kind(sources=tuple(sources), out=out, **given)  # refuses before seconds of imports
     from tarnn.training.checkpoints import latest
+    from tarnn.training.interruption import InterruptedRun
     from tarnn.training.run import train as train_run
 
     try:
-        result = train_run(settings)
+        result = train_run(settings, started=started)
+    except InterruptedRun as stop:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"tarnn: {stop}, saved; the same command with --resume goes on", file=sys.stderr)
+        raise Exit(stop.exit_code) from None
     except KeyboardInterrupt:
         if last := latest(out / "checkpoints"):
             print(f"\ntarnn: --resume goes on from {last}", file=sys.stderr)

@@ -32,6 +32,7 @@ class RunState:
     seconds: float = 0.0  # of training, interruptions left out
     best_step: int | None = None
     best_bits_per_byte: float | None = None  # of images: bits per dimension
+    validation_batches: int | None = None  # that a validation takes, where the time is too short for all
 
 
 def complete(folder: Path) -> list[Path]:

@@ -9,6 +9,7 @@ from typing import Any
 from tarnn.errors import UserError
 from tarnn.tasks import RunSettings
 from tarnn.tasks.text import DATA, SAMPLE
+from tarnn.training import lock
 from tarnn.training.checkpoints import DOOMED, PARTIAL
 
 SETTINGS, LOG, PICTURE, CHECKPOINTS = "settings.json", "log.jsonl", "sample.png", "checkpoints"
@@ -18,16 +19,27 @@ FILES = (
 )  # fmt: skip
 
 
+def refuse_stranger(folder: Path) -> None:
+    """UserError where a folder holds files that are none of ours: nothing is written there."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {folder} is a file; expected a folder, or a name that is free.")
+    if not folder.exists() or (folder / SETTINGS).exists():
+        return
+    strange = [p.name for p in sorted(folder.iterdir()) if p.name not in (partial_name(SETTINGS), lock.NAME)]
+    if strange:
+        raise UserError(
+            f"{folder} holds {', '.join(strange[:3])}{' …' if len(strange) > 3 else ''} and no run of `tarnn "
+            f"train` (no {SETTINGS}{model_kind(folder)}); name another folder with --out."
+        )
+
+
 def claim(settings: RunSettings) -> dict[str, Any] | None:
     """Make `settings.out` the folder of this run; returns what an earlier run saved there, if it is resumed.
 
-    Raises UserError where the folder holds a run (and neither resume nor overwrite was asked for), a run with
-    other settings, or files that are none of ours.
+    Raises UserError where the folder holds a run (and neither resume nor overwrite was asked for), or a run with
+    other settings.
     """
-    folder = settings.out
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out {folder} is a file; expected a folder, or a name that is free.")
-    saved = None
+    folder, saved = settings.out, None
     if (folder / SETTINGS).exists():
         if settings.overwrite or not begun(folder):
             clear(folder)
@@ -39,13 +51,6 @@ def claim(settings: RunSettings) -> dict[str, Any] | None:
                 f"{folder} holds a run already; --resume goes on with it, --overwrite deletes it, and "
                 "another --out leaves it alone."
             )
-    elif folder.exists() and (
-        strange := [p.name for p in sorted(folder.iterdir()) if p.name != partial_name(SETTINGS)]
-    ):
-        raise UserError(
-            f"{folder} holds {', '.join(strange[:3])}{' …' if len(strange) > 3 else ''} and no run of `tarnn "
-            f"train` (no {SETTINGS}{model_kind(folder)}); name another folder with --out."
-        )
     folder.mkdir(parents=True, exist_ok=True)
     if saved is None:
         write_settings(folder, {"settings": settings.as_json()})
@@ -61,11 +66,11 @@ def begun(folder: Path) -> bool:
 def refuse_differences(settings: RunSettings, saved: dict[str, Any], folder: Path) -> None:
     differences = settings.differences(saved["settings"])
     if differences:
-        told = "; ".join(
+        named = "; ".join(
             f"{name} was {json.dumps(before)}, is {json.dumps(now)}" for name, before, now in differences[:3]
         )
         raise UserError(
-            f"{folder} holds a run with other settings: {told}. --resume takes the settings that the run "
+            f"{folder} holds a run with other settings: {named}. --resume takes the settings that the run "
             "began with; for others name another --out, or --overwrite."
         )
 

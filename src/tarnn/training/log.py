@@ -42,6 +42,10 @@ class LogFile(TrainerCallback):
     def __init__(self, path: Path, seconds: Callable[[], float], facts: Facts):
         self.path, self.seconds, self.facts = path, seconds, facts
 
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == args.max_steps:  # the last steps are logged too, however few there are
+            control.should_log = True
+
     def on_log(self, args, state, control, logs=None, **kwargs):
         logs, facts = logs or {}, self.facts
         seen = state.global_step * facts.per_step

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from tarnn.data.ticker import clock_time
 from tarnn.tasks import Facts
 from tarnn.training.metrics import bits_per_byte
 
@@ -30,18 +31,19 @@ class Progress(TrainerCallback):
         self.best = float("inf")
         self.text = ""
         self.last_line = 0.0
-        self.since = (0, 0.0)  # step and seconds when this process began
+        self.since = (0, 0.0)  # step and seconds when this process began, and the part that was done
+        self.part_before = 0.0
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.since = (state.global_step, self.seconds())
+        self.part_before = self.fraction(state.global_step)
         if self.show and sys.stderr.isatty():
             self.bar = make_bar()
             self.task = self.bar.add_task("", total=1.0, text="")
             self.bar.start()
 
     def on_step_end(self, args, state, control, **kwargs):
-        if self.bar is not None:
-            self.bar.update(self.task, completed=min(1.0, self.fraction(state.global_step)))
+        self.show_text(state.global_step)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if logs and "loss" in logs:
@@ -50,17 +52,38 @@ class Progress(TrainerCallback):
             steps, seconds = state.global_step - self.since[0], self.seconds() - self.since[1]
             if seconds > 0:
                 self.text += f"  {steps * self.facts.per_step / seconds:,.0f} {self.facts.counted}/s"
-            if self.bar is not None:
-                self.bar.update(self.task, text=self.text)
-            elif time.monotonic() - self.last_line > LINE_EVERY:
-                self.last_line = time.monotonic()
-                self.say(f"{100 * min(1.0, self.fraction(state.global_step)):3.0f} %  {self.text}")
+            last = control is not None and control.should_training_stop
+            self.show_text(state.global_step, at_once=last or state.global_step == args.max_steps)
+
+    def on_prediction_step(self, args, state, control, done=0, of=1, **kwargs):
+        self.show_text(state.global_step, f"validation: {done:,} of {of:,} batches")
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         now = (metrics or {}).get("eval_bits_per_byte", float("inf"))
         mark = "  best so far" if now < self.best else ""
         self.best = min(self.best, now)
         self.say(f"step {state.global_step:,}: validation {now:.4f} {self.unit}{mark}")
+
+    def show_text(self, step: int, text: str = "", at_once: bool = False) -> None:
+        """Bring the bar up to date; without one, a line every ten seconds."""
+        if not self.show:
+            return
+        part, now = min(1.0, self.fraction(step)), time.monotonic()
+        line = f"{text or self.text}  {self.times(part)}"
+        if self.bar is not None:
+            self.bar.update(self.task, completed=part, text=line)
+        elif (text or self.text) and (at_once or now - self.last_line > LINE_EVERY):
+            self.last_line = now
+            self.say(f"{100 * part:3.0f} %  {line}")
+
+    def times(self, part: float) -> str:
+        """'1:20 done, about 3:40 left', of what this process has to do."""
+        seconds = self.seconds()
+        text = f"{clock_time(seconds)} done"
+        if part > self.part_before:
+            left = (seconds - self.since[1]) * (1 - part) / (part - self.part_before)
+            text += f", about {clock_time(left)} left"
+        return text
 
     def say(self, line: str) -> None:
         if self.bar is not None:
@@ -77,17 +100,8 @@ class Progress(TrainerCallback):
 
 def make_bar() -> Any:
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        TaskProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
     from rich.progress import Progress as Bar
 
-    columns = (
-        BarColumn(bar_width=24), TaskProgressColumn(), TextColumn("{task.fields[text]}"), TimeElapsedColumn(),
-        TextColumn("left"), TimeRemainingColumn(),
-    )  # fmt: skip
+    columns = (BarColumn(bar_width=24), TaskProgressColumn(), TextColumn("{task.fields[text]}"))
     return Bar(*columns, console=Console(stderr=True), refresh_per_second=4)

@@ -5,6 +5,8 @@ What is trained for is the task's to say (`tarnn.tasks`); length, time, log, che
 
 import math
 import sys
+import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +21,16 @@ from tarnn.training import checkpoints
 from tarnn.training.arguments import training_arguments
 from tarnn.training.budget import Clock, TimeBudget
 from tarnn.training.failures import full_disk_told
-from tarnn.training.folder import CHECKPOINTS, LOG, claim, refuse_other_number, write_settings
+from tarnn.training.folder import (
+    CHECKPOINTS,
+    LOG,
+    claim,
+    refuse_other_number,
+    refuse_stranger,
+    write_settings,
+)
+from tarnn.training.interruption import InterruptedRun, Interruption
+from tarnn.training.lock import locked
 from tarnn.training.log import LogFile, cut_log
 from tarnn.training.progress import Progress
 from tarnn.training.redraw import Redraw, random_maps
@@ -44,12 +55,15 @@ class TrainResult:
     sample: str
 
 
-def train(settings: RunSettings, show: bool = True) -> TrainResult:
+def train(settings: RunSettings, show: bool = True, started: float | None = None) -> TrainResult:
     """Prepare the data, train, and leave in `settings.out` the best model, its log, checkpoints and a sample.
 
+    show: say on stderr what happens. started: when the command began, by time.monotonic(); now, if None.
+
     Raises UserError for everything that the user can mend, a full disk and a loss that is not finite among
-    them; what was complete before stays. `show`: tell on stderr what happens.
+    them; what was complete before stays. After Ctrl-C or SIGTERM: saves, and raises InterruptedRun.
     """
+    started = time.monotonic() if started is None else started
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     kind = TASKS[settings.task]
@@ -62,7 +76,9 @@ def train(settings: RunSettings, show: bool = True) -> TrainResult:
         if show:
             print(line, file=sys.stderr, flush=True)
 
-    with full_disk_told(settings.out):
+    if first:
+        refuse_stranger(settings.out)
+    with full_disk_told(settings.out), locked(settings.out) if first else nullcontext():
         with args.main_process_first(local=False):
             saved = claim(settings) if first else None
             task = kind(settings, first, saved, tell)
@@ -74,9 +90,8 @@ def train(settings: RunSettings, show: bool = True) -> TrainResult:
         if first:
             refuse_other_number(saved, described)
             write_settings(settings.out, {"settings": settings.as_json(), **described})
-        if show:
-            print(table(settings, described, task), file=sys.stderr, flush=True)
-        return run(settings, args, task, facts, model, show)
+        tell(table(settings, described, task))
+        return run(settings, args, task, facts, model, show, started)
 
 
 def facts_of(task: Task, args: TrainingArguments) -> Facts:
@@ -86,49 +101,61 @@ def facts_of(task: Task, args: TrainingArguments) -> Facts:
 
 
 def run(
-    settings: RunSettings,
-    args: TrainingArguments,
-    task: Task,
-    facts: Facts,
-    model: PreTrainedModel,
-    show: bool,
-) -> TrainResult:
+    settings: RunSettings, args: TrainingArguments, task: Task, facts: Facts, model: PreTrainedModel, show: bool,
+    started: float,
+) -> TrainResult:  # fmt: skip
     """Train from the beginning, or from the last complete checkpoint where that was asked for."""
-    clock = Clock()
+    clock, interruption = Clock(), Interruption(show)
     trainer = SafeTrainer(
-        task=task, model=model, args=args, folder=settings.out, keep=settings.keep, clock=clock
-    )
+        task=task, model=model, args=args, folder=settings.out, keep=settings.keep, clock=clock,
+        interruption=interruption,
+    )  # fmt: skip
     if trainer.batches is not None:
         args.eval_strategy = IntervalStrategy.STEPS
-    if settings.max_minutes is not None:
-        steps = args.max_steps if args.max_steps < FOREVER else None
-        trainer.budget = TimeBudget(60 * settings.max_minutes, steps, clock)
-        trainer.add_callback(trainer.budget)
     progress = Progress(lambda step: fraction_done(trainer, step), clock, facts, show)
-    log = LogFile(settings.out / LOG, clock, facts)
-    if random_maps(model) or calibrated_layers(model):
-        trainer.add_callback(Redraw(settings.redraw_every, trainer.forward_on_examples))
-    trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(log)
-    trainer.add_callback(progress)
     checkpoint = find_checkpoint(settings, args, progress)
     if checkpoint:
         trainer.run_state = checkpoints.read_state(checkpoint)
         progress.best = trainer.run_state.best_bits_per_byte or math.inf
+    if settings.max_minutes is not None:
+        steps = args.max_steps if args.max_steps < FOREVER else None
+        trainer.budget = TimeBudget(60 * settings.max_minutes, steps, clock)
+        trainer.add_callback(trainer.budget)
+    if random_maps(model) or calibrated_layers(model):
+        trainer.add_callback(Redraw(settings.redraw_every, trainer.forward_on_examples))
+    trainer.remove_callback(PrinterCallback)
+    for callback in (interruption, LogFile(settings.out / LOG, clock, facts), progress):
+        trainer.add_callback(callback)
     set_seed(settings.seed + args.process_index)  # dropout differs between processes
-    clock.start(trainer.run_state.seconds)
     try:
-        if trainer.budget is None or clock() < trainer.budget.limit:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        if (
+            trainer.budget is None or trainer.run_state.seconds < trainer.budget.limit
+        ):  # else its time is over
+            with interruption.watched():
+                trainer.prepare_validation(progress.say)
+                clock.start(trainer.run_state.seconds)
+                if trainer.budget is not None:
+                    trainer.budget.begin(time.monotonic() - started)
+                trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     finally:
         progress.close()
     state = trainer.run_state
-    text = task.sample(None) if args.process_index == 0 else ""
-    return TrainResult(settings.out, state.step, clock(), state.best_step, state.best_bits_per_byte, text)
+    if interruption.signal:
+        raise InterruptedRun(interruption.signal, state.step, checkpoints.latest(settings.out / CHECKPOINTS))
+    text = ""
+    if args.process_index == 0:
+        text = task.sample(None if trainer.budget is None else max(1.0, trainer.budget.left()))
+    return TrainResult(
+        settings.out, state.step, state.seconds, state.best_step, state.best_bits_per_byte, text
+    )
 
 
 def fraction_done(trainer: SafeTrainer, step: int) -> float:
-    return step / trainer.args.max_steps if trainer.budget is None else trainer.budget.progress
+    """How much of the run is done: by the clock where that ends it, else by the steps."""
+    budget = trainer.budget
+    if budget is None:
+        return step / trainer.args.max_steps
+    return max(1 - budget.left() / budget.whole, step / budget.max_steps if budget.max_steps else 0.0)
 
 
 def find_checkpoint(settings: RunSettings, args: TrainingArguments, progress: Progress) -> Path | None:

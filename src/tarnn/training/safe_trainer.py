@@ -2,6 +2,8 @@
 
 import math
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -17,9 +19,14 @@ from tarnn.tasks import Task
 from tarnn.training import checkpoints
 from tarnn.training.budget import Clock, TimeBudget
 from tarnn.training.checkpoints import RunState
+from tarnn.training.interruption import Interruption
 from tarnn.training.metrics import bits_per_byte, perplexity
 
 CALIBRATION = 16  # examples
+
+
+class ValidationGivenUpError(Exception):
+    """A validation that was cut short by a signal; its sums are no measure."""
 
 
 class SafeTrainer(Trainer):
@@ -31,9 +38,11 @@ class SafeTrainer(Trainer):
     """
 
     def __init__(
-        self, *, task: Task, args: TrainingArguments, folder: Path, keep: int, clock: Clock, **kwargs: Any
-    ):
+        self, *, task: Task, args: TrainingArguments, folder: Path, keep: int, clock: Clock,
+        interruption: Interruption, **kwargs: Any,
+    ):  # fmt: skip
         self.task, self.folder, self.keep, self.clock = task, folder, keep, clock
+        self.interruption = interruption
         self.batches = task.validation(args.eval_batch_size)
         self.run_state = RunState()
         self.budget: TimeBudget | None = None
@@ -106,30 +115,62 @@ class SafeTrainer(Trainer):
     def evaluate(
         self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Every validation batch once: exact on any number of processes."""
+        """Every validation batch once (or those that the time is enough for): exact on any number of processes."""
         batches = self.batches if eval_dataset is None else eval_dataset
         assert batches is not None
         assert self.model is not None
         started, rank, world = self.clock(), self.args.process_index, self.args.world_size
+        count = self.run_state.validation_batches or len(batches)
+        chosen = [i * len(batches) // count for i in range(count)]
         self.model.eval()
         totals = torch.zeros(3, dtype=torch.float64, device=self.args.device)
-        for i in range(0, len(batches), world):  # every process takes part in every round: FSDP must gather
-            batch = self._prepare_inputs(batches[min(i + rank, len(batches) - 1)])
+        for i in range(0, count, world):  # every process takes part in every round: FSDP must gather
+            batch = self._prepare_inputs(batches[chosen[min(i + rank, count - 1)]])
             sums = self.task.sums(self.model, batch)
-            totals += sums if i + rank < len(batches) else 0.0
+            totals += sums if i + rank < count else 0.0
+            self.callback_handler.call_event(
+                "on_prediction_step", self.args, self.state, self.control, done=i, of=count
+            )
+            if self.interruption.agreed():
+                raise ValidationGivenUpError
         nats, tokens, num_bytes = self.accelerator.reduce(totals, "sum").tolist()
+        seconds = self.clock() - started
+        if self.budget is not None:
+            self.budget.has_validated(seconds)
         metrics = {
             f"{metric_key_prefix}_loss": nats / tokens,
             f"{metric_key_prefix}_bits_per_byte": bits_per_byte(nats, num_bytes),
             f"{metric_key_prefix}_perplexity": perplexity(nats / tokens),
-            f"{metric_key_prefix}_seconds": self.clock() - started,
+            f"{metric_key_prefix}_seconds": seconds,
         }
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    @torch.no_grad()
+    def prepare_validation(self, tell: Callable[[str], None]) -> None:
+        """With a budget of time: measure a batch, and cut a validation to the share of the time that it may take."""
+        if self.budget is None or self.batches is None:
+            return
+        model = cast(Any, self.model).to(self.args.device).eval()
+        for _ in range(2):  # the first pays for what is done once
+            started = time.perf_counter()
+            self.task.sums(model, self._prepare_inputs(self.batches[0]))
+        every = self.run_state.validation_batches or len(self.batches)
+        count = self.budget.plan_validation((time.perf_counter() - started) / self.args.world_size, every)
+        if count < len(self.batches):
+            self.run_state.validation_batches = count
+            tell(
+                f"validation: {count:,} of {len(self.batches):,} batches, so that it takes a small part of the time"
+            )
+
     def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler=False) -> dict[str, float]:
-        metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+        try:
+            metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+        except ValidationGivenUpError:
+            self.control.should_training_stop = self.control.should_save = True
+            self.control.should_evaluate = False
+            return {}
         now, best = metrics["eval_bits_per_byte"], self.run_state.best_bits_per_byte
         if math.isfinite(now) and (best is None or now < best):
             self.run_state.best_bits_per_byte, self.run_state.best_step = now, self.state.global_step
@@ -162,6 +203,7 @@ class SafeTrainer(Trainer):
     def _save_checkpoint(self, model, trial) -> None:
         """The Trainer's checkpoint, but written aside and moved into place when all of it is there."""
         assert self.model is not None
+        started = self.clock()
         folder = self.folder / "checkpoints"
         if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
             self._stop("the weights are no longer finite, so they were not saved")
@@ -178,15 +220,19 @@ class SafeTrainer(Trainer):
             self._partial = None
         self.accelerator.wait_for_everyone()
         self.run_state.step, self.run_state.seconds = self.state.global_step, self.clock()
+        if self.budget is not None and self.budget.over:  # what is left was kept for the end
+            self.run_state.seconds = max(self.run_state.seconds, self.budget.limit)
         if self.args.should_save:
             checkpoints.finish(
                 folder / checkpoints.PARTIAL / f"checkpoint-{self.state.global_step}", self.run_state
             )
             checkpoints.sweep(folder)
             checkpoints.rotate(folder, self.keep)
-        if self.batches is None:
+        if self.batches is None or (self.interruption.signal and self.run_state.best_step is None):
             self.save_best()
         self.accelerator.wait_for_everyone()
+        if self.budget is not None:
+            self.budget.saving = self.clock() - started
 
     # Resuming
 

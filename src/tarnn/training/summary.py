@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, TrainingArguments
 
 from tarnn._version import __version__
 from tarnn.tasks import Facts, RunSettings, Task
+from tarnn.training.budget import WARMUP
 from tarnn.training.redraw import random_maps
 
 SHOWN = ("attention", "feature_map", "decay", "position", "likelihood")  # of the model's choices
@@ -67,7 +68,12 @@ def table(settings: RunSettings, facts: dict[str, Any], task: Task) -> str:
 
 
 def schedule(settings: RunSettings) -> str:
-    """How the learning rate goes, unless --set says otherwise."""
-    if settings.recipe.get("lr_scheduler_type") == "constant":
-        return f"constant; RAdam, weight decay {settings.recipe['weight_decay']:g}"
-    return ("following the clock" if settings.max_minutes else "cosine") + ", 2 % warm-up"
+    """How the learning rate goes: what the task's recipe or --set say, else a cosine."""
+    chosen = settings.recipe | settings.training_arguments
+    warmup = chosen.get("warmup_steps", WARMUP)
+    kind = chosen.get("lr_scheduler_type") or ("following the clock" if settings.max_minutes else "cosine")
+    lead = (
+        f"{100 * warmup:g} % warm-up" if 0 < warmup < 1 else f"{warmup:g} steps of warm-up" if warmup else ""
+    )
+    decay = f"RAdam, weight decay {settings.recipe['weight_decay']:g}" if settings.recipe else ""
+    return ", ".join(part for part in (kind, lead, decay) if part)
