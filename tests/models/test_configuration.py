@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoConfig
 
 from tarnn.feature_maps import Dpfp, Hedgehog, OwnMap, PositiveRandomFeatures, Reparametrized
-from tarnn.models import TarnnConfig, TarnnForCausalLM
+from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
 
 
 def test_defaults_are_resolved():
@@ -86,7 +86,7 @@ def test_patterns(pattern, layers):
         ({"mlp": "relu"}, "mlp must be one of swiglu, gelu"),
         ({"position": "learned"}, "say how long, max_position_embeddings"),
         ({"position": "sinusoidal", "hidden_size": 18, "num_attention_heads": 2}, "a multiple of 4; got 18"),
-        ({"position": "sinusoidal_half"}, "pass tie_word_embeddings=False"),
+        ({"position": "sinusoidal_half", "tie_word_embeddings": True}, "leave tie_word_embeddings out"),
         ({"model_type": "llama"}, "the config of a 'llama' model"),
     ],
 )  # fmt: skip
@@ -177,3 +177,91 @@ def test_what_transformers_sets_is_taken(tmp_path):
     config = AutoConfig.from_pretrained(tmp_path, num_labels=3, attn_implementation="eager")
     assert config.num_labels == 3
     assert str(config.dtype) == "torch.bfloat16"
+
+
+OLD_KEYS = {
+    "pretraining_tp": 1,
+    "tokenizer_class": "X",
+    "is_decoder": True,
+    "bos_token": "<s>",
+    "max_length": 20,
+}
+
+
+def test_keys_of_transformers_own_are_ignored_in_a_file_and_refused_in_a_call(tmp_path):
+    TarnnConfig(hidden_size=64).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | OLD_KEYS))
+    words = (
+        "the config has bos_token, is_decoder, max_length, pretraining_tp, tokenizer_class, which .* ignored"
+    )
+    for read in (AutoConfig, TarnnConfig):
+        with pytest.warns(UserWarning, match=words):
+            assert read.from_pretrained(tmp_path).to_dict() == TarnnConfig(hidden_size=64).to_dict()
+    for key, value in OLD_KEYS.items():
+        with pytest.raises(ValueError, match=f"TarnnConfig has no '{key}'"):
+            TarnnConfig(**{key: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": 3}, "dtype must be the name of a floating type of torch.*got 3"),
+        ({"dtype": "flaot32"}, "dtype must be .* such as float32 .*got 'flaot32'"),
+        ({"torch_dtype": "int8"}, "torch_dtype must be the name of a floating type"),
+        ({"architectures": 3}, "architectures must be a list of names or null; got 3"),
+        ({"id2label": 3}, "id2label must be an object or null; got 3"),
+        ({"id2label": {"a": 1}}, r"id2label gives labels by their numbers, as in \{0: .*got \{'a': 1\}"),
+        ({"num_labels": "x"}, "num_labels must be a whole number from 1 to a million; got 'x'"),
+        ({"num_labels": 10**12}, "num_labels must be a whole number"),
+        ({"use_cache": "yes"}, "use_cache must be true or false or null; got 'yes'"),
+        ({"output_hidden_states": 3}, "output_hidden_states must be true or false"),
+        ({"auto_map": 3}, "auto_map must be an object"),
+        ({"transformers_version": 4}, "transformers_version must be a string"),
+        ({"hiden_size": 8}, r"it takes vocab_size, .*\. Did you mean hidden_size\?"),
+        ({"hidden_size": 100_000_000}, r"a model of 9.6e\+17 weights, more than the 1e\+13 that are taken"),
+        ({"hidden_size": 2**36}, "a model of inf weights"),
+        ({"hidden_size": 10**40}, "hidden_size must be below 2⁴⁰"),
+        ({"vocab_size": 2**39}, r"a model of 1.4e\+14 weights"),
+        ({"num_hidden_layers": 2**38, "attention": ["linear", "none"]}, r"a model of .*e\+17 weights"),
+        (
+            {"feature_map": "favor", "feature_map_options": {"favor": {"num_features": 10**12}}},
+            r"a model of .*e\+14 weights",
+        ),
+        ({"position": "learned", "max_position_embeddings": 2**39}, r"a model of 1.4e\+14 weights"),
+    ],
+)
+def test_values_that_transformers_or_the_machine_would_stumble_over(options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        TarnnConfig(**options)
+    assert "\n" not in str(caught.value)
+
+
+SMALL = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 4}
+IMAGE = {"image_height": 3, "image_width": 5}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TarnnConfig(
+            **SMALL, attention=["linear", "softmax"], feature_map=["favor", "hedgehog", "elu", "dpfp"]
+        ),
+        TarnnConfig(**SMALL, position="learned", max_position_embeddings=9, decay="channel", bias=True),
+        TarnnConfig(**SMALL, tie_word_embeddings=False, attention="none"),
+        TarnnConfig.paper(**SMALL),
+        TarnnImageConfig(**SMALL, **IMAGE, num_classes=7, num_channels=3),
+        TarnnImageConfig.paper(**SMALL, **IMAGE, likelihood="categorical"),
+    ],
+)
+def test_the_estimate_of_its_size_is_the_size(config):
+    kind = TarnnForImageGeneration if isinstance(config, TarnnImageConfig) else TarnnForCausalLM
+    model = kind(config)
+    assert config.num_parameters_estimate() == sum(x.numel() for x in (*model.parameters(), *model.buffers()))
+
+
+def test_embeddings_are_tied_where_they_can_be():
+    assert TarnnConfig().tie_word_embeddings
+    assert not TarnnConfig(position="sinusoidal_half").tie_word_embeddings
+    assert not TarnnConfig.paper().tie_word_embeddings
+    assert TarnnConfig.paper(position="none").tie_word_embeddings

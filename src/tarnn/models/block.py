@@ -1,8 +1,10 @@
 """One layer of the backbone: attention and feed-forward, each with a norm and a residual."""
 
 from collections.abc import Mapping
+from math import lcm
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -115,3 +117,20 @@ class TarnnBlock(GradientCheckpointingLayer):
             y = self.cross_attention(self._before(x, self.cross_norm), **cross or {})
             x = self._join(x, y, self.cross_norm)
         return self._join(x, self.mlp(self._before(x, self.mlp_norm)), self.mlp_norm)
+
+
+def count_in_blocks(config: TarnnConfig) -> int:
+    """The numbers in all blocks of a model, weights and buffers: one block of each kind is made, without data.
+
+    Raises ValueError for what the layers themselves refuse.
+    """
+    patterns = (x for x in (config.attention, config.feature_map) if isinstance(x, list))
+    period = min(lcm(*(len(x) for x in patterns)), config.num_hidden_layers)
+    kinds = [(config.attention_of(i), config.feature_map_of(i)) for i in range(period)]
+    numbers = 0
+    with torch.device("meta"):
+        for kind in set(kinds):
+            block = TarnnBlock(config, kinds.index(kind), causal=config.causal)
+            tensors = (*block.parameters(), *block.buffers())
+            numbers += kinds.count(kind) * sum(x.numel() for x in tensors)
+    return numbers * (config.num_hidden_layers // period)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from tarnn.attention.multihead import MultiHeadAttention
@@ -120,11 +119,3 @@ def _check_options(name: str, options: Any, registry: Registry, example: str) ->
                 raise ValueError(
                     f"in a config the {key} of {of!r} is a name, a number, true, false or null; got {value!r}."
                 )
-
-
-def check_choices(config) -> None:
-    """Raises ValueError for what the layers themselves refuse; each kind is made once, without data."""
-    kinds = {(config.attention_of(i), config.feature_map_of(i)): i for i in range(config.num_hidden_layers)}
-    with torch.device("meta"):
-        for layer in kinds.values():
-            make_attention(config, layer, causal=config.causal)

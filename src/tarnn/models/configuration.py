@@ -1,6 +1,7 @@
 """What a tarnn model is made of: one flat, checked list of choices."""
 
 from dataclasses import fields
+from difflib import get_close_matches
 from inspect import get_annotations
 from typing import Any, ClassVar, Self, cast
 
@@ -9,7 +10,8 @@ from transformers import PreTrainedConfig
 from tarnn.attention.registry import ATTENTIONS, DECAYS
 from tarnn.feature_maps import FeatureMap
 from tarnn.feature_maps.registry import MAPS
-from tarnn.models.choices import check_choices, check_options, named_maps, of_the_model
+from tarnn.models.base_keys import TAKEN, check_base_keys, without_old_keys
+from tarnn.models.choices import check_options, named_maps, of_the_model
 from tarnn.registry import Registry
 
 _CHOICES = {
@@ -18,11 +20,7 @@ _CHOICES = {
     "mlp": ("swiglu", "gelu"),
 }
 _RANGES = {"dropout": (0, 1), "initializer_range": (0, 10), "norm_eps": (0, 1), "rotary_base": (1, 1e12)}
-# What the base class takes, or what transformers itself writes into a config.json.
-_FROM_TRANSFORMERS = {
-    "model_type", "torch_dtype", "name_or_path", "_name_or_path", "_commit_hash", "output_attentions",
-    "auto_map", "attn_implementation", "experts_implementation", "num_labels", "quantization_config",
-}  # fmt: skip
+LARGEST = 10**13  # weights of a model; above that a size is a slip
 
 
 class TarnnConfig(PreTrainedConfig):
@@ -79,7 +77,7 @@ class TarnnConfig(PreTrainedConfig):
     mlp: str = "swiglu"
     bias: bool = False
     qk_norm: bool = True
-    tie_word_embeddings: bool = True
+    tie_word_embeddings: bool = None  # type: ignore[assignment]  # True, but where position = "sinusoidal_half"
     dropout: float = 0.0
     initializer_range: float = 0.02
     use_cache: bool = True
@@ -89,6 +87,9 @@ class TarnnConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         self._refuse_unknown(kwargs)
+        check_base_keys({**vars(self), **kwargs})
+        if self.tie_word_embeddings is None:
+            self.tie_word_embeddings = self.position != "sinusoidal_half"
         self.attention_options = self.attention_options or {}
         self.feature_map_options = self.feature_map_options or {}
         check_options(self)
@@ -103,8 +104,14 @@ class TarnnConfig(PreTrainedConfig):
             wide = 4 * self.hidden_size if self.mlp == "gelu" else 8 * self.hidden_size / 3
             self.intermediate_size = -int(-wide // 32) * 32
         self._check_maps(of_maps)
-        check_choices(self)
+        self._check_layers()
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
+        """As transformers reads a config.json; keys of its own that mean nothing here are ignored with a warning."""
+        known = TAKEN | {field.name for field in fields(cls)}
+        return super().from_dict(without_old_keys(config_dict, known), **kwargs)
 
     @classmethod
     def paper(cls, **overrides) -> Self:
@@ -119,7 +126,7 @@ class TarnnConfig(PreTrainedConfig):
             "hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 8,
             "attention": "linear", "feature_map": "elu", "normalize": True, "decay": "none",
             "position": "sinusoidal_half", "norm": "layer", "norm_eps": 1e-5, "norm_position": "post",
-            "mlp": "gelu", "bias": True, "qk_norm": False, "tie_word_embeddings": False,
+            "mlp": "gelu", "bias": True, "qk_norm": False,
         }  # fmt: skip
         config = cls(**{**preset, **overrides})
         if "initializer_range" not in overrides:
@@ -147,7 +154,34 @@ class TarnnConfig(PreTrainedConfig):
         """Called by transformers before saving, in place of its own checks, which don't know our layers."""
         check_options(self)
         self._check()
-        check_choices(self)
+        self._check_layers()
+
+    def num_parameters_estimate(self) -> int:
+        """The numbers that the model's weights and its maps' buffers take, without allocating them."""
+        from tarnn.models.block import count_in_blocks  # which is made of a config
+
+        return count_in_blocks(self) + self._around_blocks()
+
+    def _around_blocks(self) -> int:
+        """Those of embeddings, final norm and output layer."""
+        hidden = self.hidden_size
+        width = hidden // 2 if self.position == "sinusoidal_half" else hidden
+        numbers = self.vocab_size * (width if self.tie_word_embeddings else width + hidden)
+        if self.position == "learned":
+            numbers += width * (self.max_position_embeddings or 0)
+        return numbers + (0 if self.norm_position == "post" else hidden * (1 if self.norm == "rms" else 2))
+
+    def _check_layers(self) -> None:
+        """Raises ValueError for what the layers refuse, and for sizes that no computer has room for."""
+        try:
+            numbers: float = self.num_parameters_estimate()
+        except (RuntimeError, OverflowError):  # sizes beyond 64 bits
+            numbers = float("inf")
+        if numbers > LARGEST:
+            raise ValueError(
+                f"these sizes make a model of {numbers:.2g} weights, more than the {LARGEST:.0g} that are taken; make "
+                "hidden_size, num_hidden_layers, vocab_size or another of them smaller."
+            )
 
     @classmethod
     def known_keys(cls) -> list[str]:
@@ -156,11 +190,13 @@ class TarnnConfig(PreTrainedConfig):
         return [field.name for field in fields(cls) if field.name in own]
 
     def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
-        unknown = sorted(set(kwargs) - _FROM_TRANSFORMERS)
+        unknown = sorted(set(kwargs) - TAKEN)
         if unknown:
+            close = [x for one in unknown for x in get_close_matches(one, self.known_keys(), n=1)]
+            hint = f" Did you mean {', '.join(close)}?" if close else ""
             raise ValueError(
                 f"{type(self).__name__} has no {', '.join(map(repr, unknown))}; "
-                f"it takes {', '.join(self.known_keys())}."
+                f"it takes {', '.join(self.known_keys())}.{hint}"
             )
         if (found := kwargs.get("model_type", self.model_type)) != self.model_type:
             raise ValueError(f"this is the config of a {found!r} model, not of a {self.model_type} model.")
@@ -226,13 +262,15 @@ class TarnnConfig(PreTrainedConfig):
         if self.position == "sinusoidal_half" and self.tie_word_embeddings:
             raise ValueError(
                 'position = "sinusoidal_half" makes embeddings half as wide as the output layer, so they '
-                "can't be tied; pass tie_word_embeddings=False."
+                "can't be tied; leave tie_word_embeddings out."
             )
 
 
 def check_positive_int(name: str, value) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a positive integer; got {value!r}.")
+    if value >= 2**40:
+        raise ValueError(f"{name} must be below 2⁴⁰; got {value}.")
 
 
 def check_choice(name: str, value, known) -> None:

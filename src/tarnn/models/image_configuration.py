@@ -48,6 +48,14 @@ class TarnnImageConfig(TarnnConfig):
         """The values of an image: height × width × channels."""
         return self.image_height * self.image_width * self.num_channels
 
+    def _around_blocks(self) -> int:
+        width = self.hidden_size // 2 if self.position == "sinusoidal_half" else self.hidden_size
+        tables = self.num_classes + (
+            self.image_height + self.image_width + self.num_channels if self.position == "grid" else 0
+        )
+        head = (self.hidden_size + 1) * self.make_likelihood().num_parameters
+        return super()._around_blocks() - self.vocab_size * self.hidden_size + tables * width + head
+
     def make_likelihood(self) -> Likelihood:
         return Categorical() if self.likelihood == Categorical.name else LogisticMixture(self.num_mixtures)
 
