@@ -128,6 +128,41 @@ def test_hidden_states(make_model, ids):
 
 
 @torch.no_grad()
+def test_some_hidden_states(make_model, ids):
+    model, x = make_model("hybrid"), ids(2, 6)
+    whole = model(x, output_hidden_states=True).hidden_states
+    some = model(x, output_hidden_states=[1, -1]).hidden_states
+    assert [h is not None for h in some] == [False, True, False, False, True]
+    torch.testing.assert_close(some[1], whole[1])
+
+
+@pytest.mark.parametrize("way", ["whole", "padded", "packed", "cached"])
+def test_attentions_of_softmax_layers(make_model, ids, way):
+    """Weights add to one over what a token may see; they are those that make the output, gradients included."""
+    model, x, arguments = make_model("hybrid"), ids(2, 6), {}
+    see = torch.ones(6, 6).tril().bool().expand(2, 1, 6, 6)
+    if way == "padded":
+        arguments["attention_mask"] = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+        see = see & arguments["attention_mask"][:, None, None].bool()
+    if way == "packed":
+        arguments["position_ids"] = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 1, 0, 1, 2, 3]])
+        see = torch.block_diag(*(torch.ones(n, n).tril() for n in (6, 2, 4))).bool()[None, None]
+    if way == "cached":
+        cache = model(x[:, :4]).past_key_values
+        x, see, arguments["past_key_values"] = x[:, 4:], see[:, :, 4:], cache
+    out = model(x, output_attentions=True, **arguments)
+    first, second = out.attentions  # two of four layers
+    assert first.shape == second.shape == (see.shape[0], 4, *see.shape[2:])
+    assert not first[~see.expand_as(first)].any()
+    torch.testing.assert_close(first.sum(-1), see.any(-1).expand(first.shape[:3]).double())
+    if way != "cached":
+        torch.testing.assert_close(out.logits, model(x, **arguments).logits, **CLOSE64)
+        second.retain_grad()
+        out.logits.sum().backward()
+        assert second.grad.abs().sum() > 0
+
+
+@torch.no_grad()
 def test_tuples_instead_of_dataclasses(make_model, ids):
     model, x = make_model(), ids(1, 4)
     loss, logits = model(x, labels=x, use_cache=False, return_dict=False)
@@ -176,7 +211,7 @@ def test_the_paper_model(make_model):
         (lambda m, x: {"input_ids": x.repeat(1, 13)}, "up to 64 tokens .*; got 65"),
         (lambda m, x: {"input_ids": x, "attention_mask": torch.ones(2, 4)}, r"\(2, 5\).*got \(2, 4\)"),
         (lambda m, x: {"input_ids": x, "attention_mask": torch.ones(2, 1, 5, 5)}, "attention_mask must be"),
-        (lambda m, x: {"input_ids": x, "output_attentions": True}, "never form their attention matrices"),
+        (lambda m, x: {"input_ids": x, "output_attentions": True}, "never forms its attention matrices"),
         (lambda m, x: {"input_ids": x, "past_key_values": DynamicCache()}, "was not made for this model"),
         (
             lambda m, x: {"input_ids": x[:1], "cu_seqlens": torch.tensor([0, 5]), "use_cache": True},

@@ -36,6 +36,8 @@ class MultiHeadAttention(nn.Module):
 
     layer_type: ClassVar[str] = "tarnn_linear"
     """The layer of a transformers cache that holds its state: see `tarnn.models.cache`."""
+    has_weights: ClassVar[bool] = False
+    """Whether `forward` takes return_weights=True, which makes it return (y, state or None, weights (b, h, t, s))."""
     rotary: Rotary | None = None
     step: Callable[..., Any]
     new_state: Callable[..., Any]

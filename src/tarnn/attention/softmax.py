@@ -21,6 +21,7 @@ class SoftmaxAttention(MultiHeadAttention):
     """
 
     layer_type = "tarnn_softmax"
+    has_weights = True
 
     def __init__(
         self, hidden_size: int, num_heads: int, *, causal: bool, num_kv_heads: int | None = None,
@@ -50,7 +51,9 @@ class SoftmaxAttention(MultiHeadAttention):
         rotation: Rotation | None = None,
         state: KVCache | None = None,
         return_state: bool = False,
-    ) -> Tensor | tuple[Tensor, KVCache]:
+        return_weights: bool = False,
+    ) -> Tensor | tuple:
+        """With return_weights: (y, the state or None, the weights (b, h, t, s))."""
         q, k, v = self._project(x, self.source(x, context, state), positions, rotation, state)
         options: dict[str, Any] = {
             "causal": self.causal,
@@ -58,6 +61,11 @@ class SoftmaxAttention(MultiHeadAttention):
             "cu_seqlens": cu_seqlens,
             "state": state,
         }
+        if return_weights:
+            o, state, weights = softmax_attention(
+                q, k, v, return_state=return_state, return_weights=True, **options
+            )
+            return self.merge(o), state, weights
         if not return_state:
             return self.merge(softmax_attention(q, k, v, **options))
         o, state = softmax_attention(q, k, v, return_state=True, **options)

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast
-from transformers.utils.generic import can_return_tuple
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from tarnn.attention import HeadDecay, TokenDecay
+from tarnn.attention import HeadDecay, SoftmaxAttention, TokenDecay
 from tarnn.attention.decay import retention
 from tarnn.attention.rotary import Rotation
 from tarnn.feature_maps import FeatureMap, Hedgehog
@@ -31,6 +31,13 @@ class TarnnPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["TarnnBlock"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _is_stateful = True
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {  # noqa: RUF012
+        "hidden_states": TarnnBlock,
+        "attentions": OutputRecorder(SoftmaxAttention, index=2),
+    }
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -79,7 +86,7 @@ class TarnnModel(TarnnPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @can_return_tuple
+    @capture_outputs
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -89,8 +96,6 @@ class TarnnModel(TarnnPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """input_ids (b, t), or inputs_embeds (b, t, width) → hidden states (b, t, hidden).
@@ -98,16 +103,13 @@ class TarnnModel(TarnnPreTrainedModel):
         attention_mask: (b, t), or (b, past + t) with a cache; 0 = padding, on whichever side. cu_seqlens:
         int32 (n + 1,), bounds of documents packed into the rows, which don't see each other; transformers' ways
         to say so do as well (`find_documents`). use_cache: hand on a cache; by default as the config says,
-        but not in training nor for packed documents.
+        but not in training nor for packed documents. output_attentions: the weights of each softmax layer.
 
         Raises ValueError for an empty input, positions beyond max_position_embeddings, masks and caches that
-        don't fit, and output_attentions: linear attention never forms that matrix. TypeError: unknown arguments.
+        don't fit, and output_attentions without softmax layers: linear attention never forms that matrix.
+        TypeError: unknown arguments.
         """
         check_arguments(kwargs)
-        if output_attentions:
-            raise ValueError(
-                "these models never form their attention matrices: output_attentions can't be had."
-            )
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         (b, t), device = check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, past)
         cu_seqlens = find_documents(
@@ -126,22 +128,16 @@ class TarnnModel(TarnnPreTrainedModel):
         caches = self._layer_caches(past_key_values)
         position_ids = self._positions(position_ids, attention_mask, cu_seqlens, past, (b, t), device)
         key_mask = None if attention_mask is None else attention_mask[:, -t:].bool()
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
         x = self.embed(input_ids, position_ids, inputs_embeds)
         if cu_seqlens is not None:  # attention sees the rows laid end to end
             position_ids = position_ids.expand(b, t).reshape(1, b * t)
-        hidden_states = []
-        for block, cache, place in zip(self.layers, caches, self.places(position_ids), strict=True):
-            if output_hidden_states:
-                hidden_states.append(x)
-            x = block(x, past_key_values=cache, key_mask=key_mask, cu_seqlens=cu_seqlens, **place)
-        x = self.norm(x)
-        return BaseModelOutputWithPast(
-            last_hidden_state=x,
-            past_key_values=past_key_values,
-            hidden_states=(*hidden_states, x) if output_hidden_states else None,
-        )
+        watched = self._watched(kwargs.get("output_attentions", self.config.output_attentions))
+        for block, cache, place, options in zip(
+            self.layers, caches, self.places(position_ids), watched, strict=True
+        ):
+            options |= {"key_mask": key_mask, "cu_seqlens": cu_seqlens}
+            x = block(x, past_key_values=cache, **place, **options)
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
 
     def prefill(
         self,
@@ -201,6 +197,16 @@ class TarnnModel(TarnnPreTrainedModel):
                 place["rotation"] = made[rotary.dim]
             places.append(place)
         return places
+
+    def _watched(self, output_attentions: bool | None) -> list[dict[str, Any]]:
+        """The option that makes a layer hand out its weights, where it has any and they are asked for."""
+        asked = [bool(output_attentions) and block.attention.has_weights for block in self.layers]
+        if output_attentions and not any(asked):
+            raise ValueError(
+                "linear attention never forms its attention matrices, and this model has no softmax layer: "
+                "output_attentions can't be had."
+            )
+        return [{"return_weights": True} if one else {} for one in asked]
 
     def _positions(self, position_ids, attention_mask, cu_seqlens, past: int, shape, device) -> Tensor:
         """As given, or counted; (b, t) or (1, t), and within max_position_embeddings."""

@@ -79,20 +79,22 @@ class TarnnBlock(GradientCheckpointingLayer):
         """x (b, t, hidden) → the same. `past_key_values`: this layer's `StateLayer`, read and written (under
         this name, so that gradient checkpointing leaves it out); `cu_seqlens`: of documents in all b·t tokens;
         options as in `MultiHeadAttention`."""
+        if past_key_values is not None:
+            x, state = self.prefill(x, past_key_values.take(self.attention, x), cross, **options)
+            past_key_values.write(state, x.shape[1])
+            return x
+        rows = self._before(x, self.attention_norm)
         if cu_seqlens is not None:
-            rows = self._before(x, self.attention_norm).flatten(0, 1)[None]  # (1, b·t, hidden)
-            y = self.attention(rows, cu_seqlens=cu_seqlens, **options).view_as(x)
-            return self._rest(x, y, cross)
-        if past_key_values is None:
-            return self._rest(x, self.attention(self._before(x, self.attention_norm), **options), cross)
-        x, state = self.prefill(x, past_key_values.take(self.attention, x), cross, **options)
-        past_key_values.write(state, x.shape[1])
-        return x
+            rows = rows.flatten(0, 1)[None]  # (1, b·t, hidden)
+        y = self.attention(rows, cu_seqlens=cu_seqlens, **options)
+        if "return_weights" in options:
+            y, *_ = y
+        return self._rest(x, y.view_as(x), cross)
 
     def prefill(self, x: Tensor, state, cross=None, **options):
         """Many tokens on top of a state: (x, the state after them)."""
         before = self._before(x, self.attention_norm)
-        y, state = self.attention(before, state=state, return_state=True, **options)
+        y, state, *_ = self.attention(before, state=state, return_state=True, **options)
         return self._rest(x, y, cross), state
 
     def step(self, x: Tensor, state, cross=None, **place) -> Tensor:

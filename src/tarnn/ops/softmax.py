@@ -101,12 +101,14 @@ def softmax_attention(
     key_log_weight: Float[Tensor, "b g s"] | None = None,
     state: KVCache | None = None,
     return_state: bool = False,
+    return_weights: bool = False,
 ):
     """o_i = Σ_j e^(scale·q_i·k_j + w_j) v_j / Σ_j e^(scale·q_i·k_j + w_j), O(t·s) time. Arguments as `linear_attention`.
 
     `scale` is 1/√d by default. `state` is a `KVCache`: the new keys are appended to it (in place) and the
     queries see the old ones too; with `return_state` the cache is returned (one just large enough if none was
-    given). A query that may see no key yields zeros. Returns (b, h, t, e), or that and the cache.
+    given). A query that may see no key yields zeros. Returns (b, h, t, e), or that and the cache; with
+    `return_weights` (o, the cache or None, the weights (b, h, t, s), of which o is then made).
 
     Raises ValueError for shapes that don't fit, a full cache, and cu_seqlens together with a state.
     """
@@ -116,12 +118,13 @@ def softmax_attention(
     if cu_seqlens is not None:
         if state is not None or return_state or key_mask is not None:
             raise ValueError("softmax_attention takes cu_seqlens without state, return_state or key_mask.")
-        if torch.compiler.is_compiling():  # one graph for any bounds: other sequences' pairs are masked
+        if return_weights or torch.compiler.is_compiling():  # one graph for any bounds: pairs are masked
             which = torch.searchsorted(
                 cu_seqlens.long(), torch.arange(q.shape[2], device=q.device), right=True
             )
             options: dict[str, Any] = {"causal": causal, "scale": scale, "key_log_weight": key_log_weight}
-            return _attend(q, k, v, past=0, key_mask=None, pairs=which[:, None] == which, **options)
+            options |= {"past": 0, "key_mask": None, "pairs": which[:, None] == which}
+            return _weighted(q, k, v, None, options) if return_weights else _attend(q, k, v, **options)
         cuts = packing.bounds(cu_seqlens, q.shape[2])
         pieces = [
             softmax_attention(
@@ -141,9 +144,11 @@ def softmax_attention(
                 "softmax_attention keeps no log-weights in its cache: pass key_log_weight without state."
             )
         k, v, key_mask = state.append(k, v, key_mask)
-    o = _attend(
-        q, k, v, causal=causal, past=past, scale=scale, key_mask=key_mask, key_log_weight=key_log_weight
-    )
+    options = {"causal": causal, "scale": scale, "key_log_weight": key_log_weight}
+    options |= {"past": past, "key_mask": key_mask}
+    if return_weights:
+        return _weighted(q, k, v, state, options)
+    o = _attend(q, k, v, **options)
     return (o, state) if return_state else o
 
 
@@ -178,3 +183,11 @@ def _attend(q, k, v, *, causal, past, scale, key_mask, key_log_weight, pairs=Non
         return o
     seen = key_mask.cumsum(-1)[:, past:] > 0 if causal else key_mask.any(-1, keepdim=True).expand(-1, t)
     return torch.where(seen[:, None, :, None], o, 0.0)  # rows that see no key: zeros, not NaN
+
+
+def _weighted(q, k, v, state, options) -> tuple[Tensor, KVCache | None, Tensor]:
+    """(o, state, weights): the weights are what attention makes of the unit vectors as values."""
+    units = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*k.shape[:3], -1)
+    weights = _attend(q, k, units, **options)
+    o = weights.unflatten(1, (k.shape[1], -1)) @ v[:, :, None]  # (b, g, h / g, t, e)
+    return o.flatten(1, 2), state, weights
