@@ -197,7 +197,8 @@ def test_keys_of_transformers_own_are_ignored_in_a_file_and_refused_in_a_call(tm
     )
     for read in (AutoConfig, TarnnConfig):
         with pytest.warns(UserWarning, match=words):
-            assert read.from_pretrained(tmp_path).to_dict() == TarnnConfig(hidden_size=64).to_dict()
+            read_back = read.from_pretrained(tmp_path)
+        assert read_back.to_diff_dict() == TarnnConfig(hidden_size=64).to_diff_dict()
     for key, value in OLD_KEYS.items():
         with pytest.raises(ValueError, match=f"TarnnConfig has no '{key}'"):
             TarnnConfig(**{key: value})
