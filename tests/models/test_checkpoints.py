@@ -77,6 +77,16 @@ def test_another_models_checkpoint_is_refused(make_model, tmp_path):
         TarnnForCausalLM.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("kind", [TarnnForCausalLM, TarnnConfig])
+@pytest.mark.parametrize("name", ["runs/nothing", "./nothing", "a/b/c", "{tmp}/nothing"])
+def test_a_folder_that_is_missing(tmp_path, monkeypatch, kind, name):
+    """The hub is not asked for what looks like a path."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"there is no checkpoint at .*(nothing|a/b/c)"):
+        kind.from_pretrained(name.format(tmp=tmp_path))
+
+
 def test_how_weights_start():
     torch.manual_seed(0)
     config = TarnnConfig(

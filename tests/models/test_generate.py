@@ -7,6 +7,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import GenerationConfig, PreTrainedTokenizerFast, pipeline
 
+from tarnn.data.tokenizers import byte_tokenizer
+
 GREEDY = {"do_sample": False, "max_new_tokens": 6, "eos_token_id": None}
 
 
@@ -124,3 +126,38 @@ def test_pipeline(make_model):
         x = fast(prompt, return_tensors="pt").input_ids
         new = generate(model, x, max_new_tokens=4)[0, x.shape[1] :]
         assert out["generated_text"] == prompt + fast.decode(new, skip_special_tokens=True)
+
+
+def test_stop_strings(make_model):
+    model, tokenizer = make_model("hybrid", vocab_size=257), byte_tokenizer()
+    x = tokenizer("w5 w6", return_tensors="pt").input_ids
+    y = generate(model, x, max_new_tokens=12)[0, 5:]
+    stop = tokenizer.decode(y[3:4])
+    first = next(i for i in range(12) if stop in tokenizer.decode(y[: i + 1]))
+    stopped = generate(model, x, max_new_tokens=12, stop_strings=[stop], tokenizer=tokenizer)
+    assert stopped.shape[1] == 5 + first + 1
+
+
+def test_what_a_state_cannot_do_is_refused_up_front(make_model, ids):
+    model, x, calls = make_model("hybrid"), ids(1, 5), []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    for options in ({"assistant_model": make_model("hybrid")}, {"prompt_lookup_num_tokens": 2}):
+        with pytest.raises(ValueError, match="not supported with stateful models"):
+            generate(model, x, **options)
+    with pytest.raises(ValueError, match="atention_mask"):
+        generate(model, x, atention_mask=torch.ones(1, 5))
+    assert not calls
+
+
+@torch.no_grad()
+def test_all_that_generate_hands_out(make_model, ids):
+    """For each new token: scores, logits, hidden states of all layers, the softmax layers' attentions."""
+    model, x = make_model("hybrid"), ids(2, 5)
+    asked = ("output_scores", "output_logits", "output_hidden_states", "output_attentions")
+    out = generate(model, x, return_dict_in_generate=True, **dict.fromkeys(asked, True))
+    assert torch.equal(out.sequences, generate(model, x))
+    assert [len(h) for h in out.hidden_states] == [5] * 6
+    assert [[a.shape for a in token] for token in out.attentions] == [[(2, 4, 5, 5)] * 2] + [
+        [(2, 4, 1, n)] * 2 for n in range(6, 11)
+    ]
+    torch.testing.assert_close(out.logits[2], model(out.sequences[:, :7]).logits[:, -1].float())

@@ -17,6 +17,7 @@ from tarnn.models.block import TarnnBlock, make_norm
 from tarnn.models.cache import StateLayer
 from tarnn.models.configuration import TarnnConfig
 from tarnn.models.documents import find_documents
+from tarnn.models.folders import check_folder
 from tarnn.models.inputs import check_arguments, check_inputs, check_length, check_positions
 from tarnn.models.positions import SinusoidalPositions, positions_in
 from tarnn.models.state import ModelState
@@ -38,6 +39,11 @@ class TarnnPreTrainedModel(PreTrainedModel):
         "hidden_states": TarnnBlock,
         "attentions": OutputRecorder(SoftmaxAttention, index=2),
     }
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
+        check_folder(pretrained_model_name_or_path)
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

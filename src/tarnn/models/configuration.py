@@ -12,6 +12,7 @@ from tarnn.feature_maps import FeatureMap
 from tarnn.feature_maps.registry import MAPS
 from tarnn.models.base_keys import TAKEN, check_base_keys, without_old_keys
 from tarnn.models.choices import check_options, named_maps, of_the_model
+from tarnn.models.folders import check_folder
 from tarnn.registry import Registry
 
 _CHOICES = {
@@ -19,7 +20,7 @@ _CHOICES = {
     "norm_position": ("pre", "post"),
     "mlp": ("swiglu", "gelu"),
 }
-_RANGES = {"dropout": (0, 1), "initializer_range": (0, 10), "norm_eps": (0, 1), "rotary_base": (1, 1e12)}
+_RANGES = {"dropout": (0, 1), "initializer_range": (0, 10), "norm_eps": (0, 10), "rotary_base": (1, 1e12)}
 LARGEST = 10**13  # weights of a model; above that a size is a slip
 
 
@@ -106,6 +107,11 @@ class TarnnConfig(PreTrainedConfig):
         self._check_maps(of_maps)
         self._check_layers()
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
+        check_folder(pretrained_model_name_or_path)
+        return super().get_config_dict(pretrained_model_name_or_path, **kwargs)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -24,6 +24,7 @@ class ImageGenerationOutput(ModelOutput):
     nats: Tensor | None = None
     parameters: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,8 +39,8 @@ class TarnnForImageGeneration(TarnnPreTrainedModel):
 
         P(image) = Π_i P(x_i | x_0 … x_{i−1}, class)        bits a dimension = −log₂ P(image) / n
 
-    An image is a sequence: row by row, in a row pixel by pixel, in a pixel channel by channel, so that green knows
-    red and blue both (as in Katharopoulos et al. 2020, section 4.2). Before the first value stands START (256);
+    An image is a sequence: row by row, in a row pixel by pixel, in a pixel channel by channel, red first: green knows
+    red, and blue knows red and green (as in Katharopoulos et al. 2020, section 4.2). Before the first value stands START (256);
     each token's place is that of the value that it is to predict. With classes, the class's embedding is added at
     every place, so that no state need remember it.
 
@@ -50,6 +51,7 @@ class TarnnForImageGeneration(TarnnPreTrainedModel):
     config: TarnnImageConfig
     config_class = TarnnImageConfig
     main_input_name = "pixel_values"
+    accepts_loss_kwargs = False  # its loss is a mean: images are all of one size
 
     def __init__(self, config: TarnnImageConfig):
         super().__init__(config)
@@ -70,21 +72,22 @@ class TarnnForImageGeneration(TarnnPreTrainedModel):
         self,
         pixel_values: Int[Tensor, "b height width channels"],
         class_labels: Int[Tensor, " b"] | None = None,
-        output_hidden_states: bool | None = None,
+        **kwargs: Any,
     ) -> ImageGenerationOutput:
         """The likelihood of whole images, pixel_values (b, height, width, channels), integers from 0 to 255.
 
-        class_labels (b,): needed by, and only by, a model with classes. Sums over logarithms are float32 (float64
-        for float64 weights). Raises ValueError for images of another size or type, and labels that don't fit.
+        class_labels (b,): needed by, and only by, a model with classes. Other arguments as in `TarnnModel.forward`.
+        Sums over logarithms are float32 (float64 for float64 weights). Raises ValueError for images of another size or
+        type, and labels that don't fit.
         """
         values = self.sequence(pixel_values)
         ids = torch.cat([values.new_full((len(values), 1), START), values[:, :-1]], dim=1)
         places = torch.arange(ids.shape[1], device=ids.device)[None]
         embedded = self.embed(ids, places, self.condition(class_labels, len(ids)))
-        out = self.model(inputs_embeds=embedded, use_cache=False, output_hidden_states=output_hidden_states)
+        out = self.model(inputs_embeds=embedded, use_cache=False, **kwargs)
         parameters = self.head(out.last_hidden_state)
         nats = -self.likelihood.log_prob(parameters, values)
-        return ImageGenerationOutput(nats.mean(), nats.sum(-1), parameters, out.hidden_states)
+        return ImageGenerationOutput(nats.mean(), nats.sum(-1), parameters, out.hidden_states, out.attentions)
 
     @torch.no_grad()
     def bits_per_dim(

@@ -9,9 +9,10 @@ from transformers.utils.import_utils import is_tracing
 
 from tarnn.models.configuration import TarnnConfig
 
-# What transformers hands to every model: also to those that have no use for it, as Llama has none for token_type_ids.
+# What transformers hands to every model, also to those that have no use for it, as Llama has none for token_type_ids.
+# (`generate` hands on the tokenizer that it needs for stop_strings.)
 _OF_TRANSFORMERS = TransformersKwargs.__optional_keys__ | {
-    "ignore_index", "return_dict", "shift_labels", "token_type_ids",
+    "ignore_index", "return_dict", "shift_labels", "token_type_ids", "tokenizer",
 }  # fmt: skip
 
 
