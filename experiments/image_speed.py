@@ -188,9 +188,9 @@ def states(model: TarnnForImageGeneration, batch_size: int, weights: str | None 
     """Steps of the pixel loop with `position` values behind them: drawing, writing, reading, all in its buffers.
 
     weights: how a fused step keeps them, where one serves; None: the model's own step."""
-    loop, length = PixelLoop(model, batch_size), model.config.sequence_length
-    if weights is not None and (weights != "float32" or why_not(model) is None):
-        loop.step = FusedStep(model, weights)
+    fused = weights is not None and (weights != "float32" or why_not(model) is None)
+    step = FusedStep(model, weights) if fused else None
+    loop, length = PixelLoop(model, batch_size, step=step), model.config.sequence_length
     sample = pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(0))
     loop.state = state_at(model, length - 1, batch_size, room=1)  # type: ignore[arg-type]
     parameters = torch.zeros(batch_size, model.likelihood.num_parameters)
@@ -199,9 +199,9 @@ def states(model: TarnnForImageGeneration, batch_size: int, weights: str | None 
         token = loop.tokens[:, position]
 
         def step() -> None:
-            rewind(loop.state, position)
+            state = rewind(loop.state, position)
             token.copy_(sample(parameters))
-            loop.step(token, loop.state)
+            loop.step(token, state, inplace=True)
 
         return step
 

@@ -40,12 +40,12 @@ def test_bytes_of_state_are_exact(batch_size):
 def test_every_round_begins_at_the_position(attention):
     model, seen = make(attention=attention), []
 
-    def step(token, state):
+    def step(token, state, inplace):
         seen.append(int(state.position[0]))
         caches = [layer.length for layer in state.layers if isinstance(layer, KVCache)]
         assert caches == [seen[-1]] * len(caches)
         assert token.shape == (2,)
-        return model.step(token, state)
+        return model.step(token, state, inplace=inplace)
 
     decode_cost(model, 50, batch_size=2, rounds=4, seconds_a_round=0, step=step)
     assert seen == [50, 51, 52] * 5  # the warm-up and four rounds

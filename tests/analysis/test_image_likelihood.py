@@ -38,8 +38,8 @@ def test_in_batches_and_by_steps_as_whole(attention):
 def test_a_step_that_is_off_is_seen():
     model, images = build(), draw()
 
-    def off(token, state):
-        parameters, state = model.step(token, state)
+    def off(token, state, inplace):
+        parameters, state = model.step(token, state, inplace=inplace)
         return parameters + 0.5, state
 
     exact, found = bits_per_dim_by_steps(model, images), bits_per_dim_by_steps(model, images, off)

@@ -74,7 +74,7 @@ def test_a_long_prompt_is_read_in_pieces_and_leaves_a_state_of_the_same_size(mak
     model, sizes = make_model(), []
     prefill = model.prefill
     monkeypatch.setattr(
-        model, "prefill", lambda ids, state: sizes.append(ids.shape[1]) or prefill(ids, state)
+        model, "prefill", lambda ids, *given, **how: sizes.append(ids.shape[1]) or prefill(ids, *given, **how)
     )
     loop = loop_for(model)
     size = loop.state.nbytes

@@ -91,7 +91,7 @@ def test_a_compiled_step_takes_the_place_of_the_plain_one(monkeypatch):
     model, calls = build(), []
 
     def compiled(step, **options):
-        return lambda token, state: (calls.append(len(token)), step(token, state))[1]
+        return lambda token, state, **how: (calls.append(len(token)), step(token, state, **how))[1]
 
     monkeypatch.setattr(torch, "compile", compiled)
     loop = PixelLoop(model, 2)

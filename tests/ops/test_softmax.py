@@ -63,12 +63,13 @@ def test_a_cache_filled_in_any_steps_is_the_whole(masked):
     assert sum(x.nbytes for x in cache.tensors().values()) == 8 * 2 * 2 * 7 * (5 + 3) + masked * 2 * 7
 
 
-def test_the_cache_is_written_in_place_and_says_when_it_is_full():
+def test_a_cache_in_place_keeps_its_memory_and_says_when_it_is_full():
     q, k, v, _, _ = drawn(2)
     cache = KVCache.empty(2, 2, 7, 5, 3, dtype=torch.float64)
     address = cache.k.data_ptr()
-    softmax_attention(q, k, v, causal=True, state=cache)
+    _, cache = softmax_attention(q, k, v, causal=True, state=cache, return_state=True, inplace=True)
     assert cache.k.data_ptr() == address
+    assert torch.equal(cache.k, k)
     with pytest.raises(ValueError, match=r"holds 7 positions, 7 are taken and 1 more.*larger capacity"):
         softmax_step(q[:, :, :1], k[:, :, :1], v[:, :, :1], cache)
     picked = cache.select(torch.tensor([1]))

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from tarnn.models import ModelState, TarnnConfig, TarnnForCausalLM
-from tarnn.ops import KVCache, LinearState
 
 ROUNDS, SECONDS_A_ROUND, WARM_UP, MOST_STEPS = 7, 0.25, 3, 128
-Step = Callable[[Tensor, ModelState], tuple[Tensor, ModelState]]
+Step = Callable[..., tuple[Tensor, ModelState]]
 
 
 @dataclass(frozen=True)
@@ -83,35 +83,33 @@ def state_at(model: TarnnForCausalLM, position: int, batch_size: int, *, room: i
     Keys, values and the sums of linear attention are normal numbers of the size that they have in a model (a
     sum over `position` keys); the normaliser's are positive, as sums of positive features are.
     """
-    state = model.new_state(batch_size, capacity=position + room)
+    state = rewind(model.new_state(batch_size, capacity=position + room), position)
+    fill = {
+        "k": Tensor.normal_,
+        "v": Tensor.normal_,
+        "S": lambda x: x.normal_(std=position**0.5),
+        "z": lambda x: x.uniform_(0.5 * position, 1.5 * position),
+        "M": Tensor.zero_,
+    }
     for layer in state.layers:
-        if isinstance(layer, KVCache):
-            layer.k.normal_()
-            layer.v.normal_()
-        elif isinstance(layer, LinearState):
-            layer.S.normal_(std=position**0.5)
-            layer.z.uniform_(0.5 * position, 1.5 * position)
-            if layer.M is not None:
-                layer.M.zero_()
-    rewind(state, position)
+        for name, x in layer.tensors().items():
+            fill[name](x)
     return state
 
 
-def rewind(state: ModelState, position: int) -> None:
-    """Back to `position`: caches forget what came after it, and the next step writes there again."""
+def rewind(state: ModelState, position: int) -> ModelState:
+    """The state at that position, in the same memory: the next step writes there."""
     state.position.fill_(position)
-    for layer in state.layers:
-        if isinstance(layer, KVCache):
-            layer.length = position
+    return pytree.tree_map_only(int, lambda length: position, state)  # a cache's length is its only number
 
 
 def time_steps(step: Step, token: Tensor, state: ModelState, position: int, steps: int) -> float:
-    """Seconds a step, mean over `steps` steps from `position` on."""
-    rewind(state, position)
+    """Seconds per step, in place, mean over `steps` steps from `position` on."""
+    state = rewind(state, position)
     wait_for(token.device)
     start = time.perf_counter()
     for _ in range(steps):
-        step(token, state)
+        _, state = step(token, state, inplace=True)
     wait_for(token.device)
     return (time.perf_counter() - start) / steps
 

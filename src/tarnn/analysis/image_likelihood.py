@@ -54,7 +54,7 @@ def bits_per_dim(
 def bits_per_dim_by_steps(
     model: TarnnForImageGeneration,
     images: Images,
-    step: Callable[[Tensor, ImageState], tuple[Tensor, ImageState]] | None = None,
+    step: Callable[..., tuple[Tensor, ImageState]] | None = None,
 ) -> Tensor:
     """The same, (n,) float64, as the pixel loop has it: value after value through `step`, by default `model.step`.
 
@@ -67,7 +67,7 @@ def bits_per_dim_by_steps(
     state, step = model.new_state(len(values), class_labels=labels), step or model.step
     token, nats = torch.full_like(values[:, 0], START), torch.zeros(len(values), dtype=torch.float64)
     for i in range(values.shape[1]):
-        parameters, state = step(token, state)
+        parameters, state = step(token, state, inplace=True)
         token = values[:, i]
         nats -= model.likelihood.log_prob(parameters, token).double().cpu()
     return nats / (values.shape[1] * math.log(2))

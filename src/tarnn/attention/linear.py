@@ -94,6 +94,7 @@ class LinearAttention(MultiHeadAttention):
         rotation: Rotation | None = None,
         state: LinearState | None = None,
         return_state: bool = False,
+        inplace: bool = False,
     ) -> Tensor | tuple[Tensor, LinearState]:
         q, k, v = self.project(x, self.source(x, context, state))
         options: dict[str, Any] = {

@@ -17,7 +17,7 @@ class MultiHeadAttention(nn.Module):
     kinds of attention, so that a model can put any kind into any layer:
 
         forward(x, context=None, *, key_mask=None, cu_seqlens=None, positions=None,
-                state=None, return_state=False) -> y, or (y, state)
+                state=None, return_state=False, inplace=False) -> y, or (y, state)
         step(x, state, *, positions=None, inplace=False) -> (y, state)
         new_state(batch_size, *, capacity=None, dtype=None, device=None) -> state
 
@@ -25,7 +25,8 @@ class MultiHeadAttention(nn.Module):
     (cross attention), from context (b, s, context_size). `key_mask` bool (b, s), True = attend. `cu_seqlens`
     int32 (n + 1,) bounds sequences packed into one row. `positions` int (b, t), for rotary positions only
     (`rotation`: what a `Rotary` has made of them already, so that layers can share it). `state` is what earlier tokens left
-    behind; with `return_state`, what these leave behind is returned beside y (b, t, hidden).
+    behind; with `return_state`, what these leave behind is returned beside y (b, t, hidden). A given state stays
+    as it was, unless `inplace=True` lets its memory be used for the new one (which only the owner may ask for).
 
     `qk_norm`: an RMSNorm of each query and key, with a gain a channel, before all else: products stay of a
     size whatever the projections grow to, and so does the sum that normalises (arXiv 2302.05442, 2405.09818).
@@ -37,7 +38,7 @@ class MultiHeadAttention(nn.Module):
     layer_type: ClassVar[str] = "tarnn_linear"
     """The layer of a transformers cache that holds its state: see `tarnn.models.cache`."""
     has_weights: ClassVar[bool] = False
-    """Whether `forward` takes return_weights=True, which makes it return (y, state or None, weights (b, h, t, s))."""
+    """Whether `forward` takes return_weights=True, which makes it return (y, state, weights (b, h, t, s))."""
     rotary: Rotary | None = None
     step: Callable[..., Any]
     new_state: Callable[..., Any]

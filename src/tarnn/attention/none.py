@@ -39,6 +39,7 @@ class NoAttention(MultiHeadAttention):
         positions: Int[Tensor, "#b t"] | None = None,
         state: NoState | None = None,
         return_state: bool = False,
+        inplace: bool = False,
     ) -> Tensor | tuple[Tensor, NoState]:
         source = self.source(x, context, None)
         if source.shape[:2] != x.shape[:2]:

@@ -16,8 +16,7 @@ class SoftmaxAttention(MultiHeadAttention):
     """Multi-head attention with weights exp(q_i·k_j/√d) / Σ_j exp(q_i·k_j/√d); its state is a `KVCache`.
 
     Vaswani et al. 2017, eq. 1 (arXiv 1706.03762). Arguments as `MultiHeadAttention`; `rotary` rotates q and k.
-    The cache is written in place, in `forward` too: to continue a sequence in two ways, copy it first
-    (`reorder`). It does not grow: `new_state` must be told its capacity.
+    A cache has the room that it was made with: `new_state` must be told its capacity.
     """
 
     layer_type = "tarnn_softmax"
@@ -51,15 +50,17 @@ class SoftmaxAttention(MultiHeadAttention):
         rotation: Rotation | None = None,
         state: KVCache | None = None,
         return_state: bool = False,
+        inplace: bool = False,
         return_weights: bool = False,
     ) -> Tensor | tuple:
-        """With return_weights: (y, the state or None, the weights (b, h, t, s))."""
+        """With return_weights: (y, the state, the weights (b, h, t, s))."""
         q, k, v = self._project(x, self.source(x, context, state), positions, rotation, state)
         options: dict[str, Any] = {
             "causal": self.causal,
             "key_mask": key_mask,
             "cu_seqlens": cu_seqlens,
             "state": state,
+            "inplace": inplace,
         }
         if return_weights:
             o, state, weights = softmax_attention(
@@ -80,22 +81,25 @@ class SoftmaxAttention(MultiHeadAttention):
         rotation: Rotation | None = None,
         inplace: bool = False,
     ) -> tuple[Float[Tensor, "b 1 hidden"], KVCache]:
-        """One token: its key and value go into the cache, in place whatever `inplace` says."""
+        """One token. With `inplace` its key and value are written into the given cache's room."""
         self.check_step(x)
         if self.context_size is not None:  # reads the context's cache; writes nothing
             return self(x, state=state), state
         q, k, v = self._project(x, x, positions, rotation, state)
-        o, state = softmax_step(q, k, v, state)
+        o, state = softmax_step(q, k, v, state, inplace=inplace)
         return self.merge(o), state
 
     def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> KVCache:
-        """An empty cache. Raises ValueError if its capacity, in tokens, is not given."""
+        """An empty cache of `dtype`, by default the weights' (of quantised ones, torch's default).
+
+        Raises ValueError if its capacity, in tokens, is not given.
+        """
         if capacity is None:
             raise ValueError("softmax attention keeps every key and value: say how many, capacity=.")
         weight = self.v_proj.weight
         return KVCache.empty(
             batch_size, self.num_kv_heads, capacity, self.head_dim,
-            dtype=weight.dtype if dtype is None else dtype,
+            dtype=dtype or (weight.dtype if weight.is_floating_point() else None),
             device=weight.device if device is None else device,
         )  # fmt: skip
 

@@ -115,11 +115,9 @@ def draw(
         loop = PixelLoop(
             model, size,
             class_labels=None if labels is None else labels[part].to(model.device),
-            known=None if known is None else known[part],
+            known=None if known is None else known[part], step=fused,
         )  # fmt: skip
-        if fused is not None:
-            loop.step = fused
-        else:
+        if fused is None:
             num_values = (length - loop.filled) * len(sizes)
             prepare_step(loop, num_values, step or StepWish(), tell or (lambda _: None))
             fused = loop.step if isinstance(loop.step, FusedStep) else None

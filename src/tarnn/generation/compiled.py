@@ -8,14 +8,13 @@ from importlib.util import find_spec
 import torch
 
 from tarnn.generation.loop import TokenLoop
-from tarnn.ops import KVCache
 
 WORTH_COMPILING = 20_000  # tokens; on a CPU, compiling takes 15–40 s and saves one to a few ms a token
 
 
 def cannot_compile(loop: TokenLoop) -> str | None:
     """Why this loop's step can't be compiled, or None."""
-    if any(isinstance(layer, KVCache) for layer in loop.state.layers):
+    if any(layer.grows for layer in loop.state.layers):
         return "the caches of its softmax layers have another length at every token"
     if loop.state.position.device.type == "cuda":
         return None if find_spec("triton") else "compiling for a GPU needs triton, which is not installed"
@@ -50,10 +49,9 @@ def compile_step(loop: TokenLoop) -> float:
     """
     start = time.perf_counter()
     step = torch.compile(loop.model.step, fullgraph=True, dynamic=False)
-    rows = torch.arange(len(loop.state.position), device=loop.state.position.device)
     trial, state = loop.state.clone(), loop.state.clone()  # contiguous, alike in every stride
     with torch.no_grad():
         for _ in range(2):
-            _, trial = step(torch.zeros_like(rows), trial)
+            _, trial = step(torch.zeros_like(trial.position), trial, inplace=True)
     loop.step, loop.state = step, state
     return time.perf_counter() - start

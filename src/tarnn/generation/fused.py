@@ -78,7 +78,7 @@ class FusedStep:
     """`model.step` as one call of a kernel, with weights that were packed beforehand.
 
         step = FusedStep(model, weights="int8")
-        parameters, state = step(token_ids, state)      # as model.step: the state is written in place
+        parameters, state = step(token_ids, state)      # as model.step; inplace=True writes into the state
 
     weights: float32 | bfloat16 | int8, how the layers' matrices are kept; the sums over them and all else are float32.
     With int8, each row of activations is rounded to bytes too (see `tarnn.kernels.cpu.stack`), and the head is bfloat16.
@@ -106,12 +106,15 @@ class FusedStep:
         self._parts: tuple[Any, ...] = ()
         self._sums: Sums = ([], [], [])
 
-    def __call__(self, token_ids: Int[Tensor, " b"], state: State) -> tuple[Float[Tensor, "b p"], State]:
-        """One token a row, (b,): (parameters or logits (b, p) float32; the state, written in place).
+    def __call__(
+        self, token_ids: Int[Tensor, " b"], state: State, *, inplace: bool = False
+    ) -> tuple[Float[Tensor, "b p"], State]:
+        """One token per row, (b,): (parameters or logits (b, p) float32; the state after it).
 
         Raises ValueError for anything but whole numbers (b,), for a token that is not in the vocabulary, beyond the
         model's last position, and for a state that is not of this model's kind; nothing is written then.
         """
+        state = state if inplace else state.clone()
         ids, positions = _whole(token_ids), state.position
         S, z, M = self._sums_of(state, len(ids))
         extra = _extra(self.model, state, self.places)

@@ -4,7 +4,8 @@ Beside `model.generate`, which can do more (beams, processors, batches of prompt
 loop does one thing with less around it. Both make the same tokens from the same seed.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +14,9 @@ from torch import Tensor
 from tarnn.generation.samplers import Sampler
 from tarnn.models import ModelState, TarnnForCausalLM
 
+Step = Callable[
+    ..., tuple[Tensor, Any]
+]  # (token_ids (b,), state, *, inplace) → (logits or parameters, state)
 PIECE = 1024  # tokens of a prompt read at once: memory is that of one piece, however long the prompt
 
 
@@ -25,22 +29,28 @@ class TokenLoop:
 
     The state's capacity bounds the caches of softmax layers: all tokens, read and made; other layers ignore
     it. `state` and `logits` (of the next token; None before anything was read) have always seen every token
-    that was read or given out, so they can be saved, forked or read on at any time. `step` is `model.step` or
-    a compiled form of it (see `generation.compiled`). All of it runs without autograd.
+    that was read or given out, so they can be saved, forked or read on at any time. The loop writes its state in
+    place, so it begins with a copy of the given one; clone what you want to keep. `step` has the signature of
+    `model.step`, which it is by default: a `FusedStep`, a compiled step. All of it runs without autograd.
     """
 
     def __init__(
-        self, model: TarnnForCausalLM, state: ModelState, logits: Float[Tensor, "b v"] | None = None
+        self,
+        model: TarnnForCausalLM,
+        state: ModelState,
+        logits: Float[Tensor, "b v"] | None = None,
+        *,
+        step: Step | None = None,
     ):
-        self.model, self.state, self.logits = model, state, logits
-        self.step = model.step
+        self.model, self.state, self.logits = model, state.clone(), logits
+        self.step: Step = model.step if step is None else step
 
     @torch.no_grad()
     def read(self, ids: Int[Tensor, "b t"], *, piece: int = PIECE) -> None:
         """Reads tokens, `piece` at a time: O(t) time, memory of one piece. No tokens: nothing happens."""
         for part in ids.split(piece, dim=1):
             if part.shape[1]:
-                self.logits, self.state = self.model.prefill(part, self.state)
+                self.logits, self.state = self.model.prefill(part, self.state, inplace=True)
 
     def fork(self, copies: int) -> None:
         """`copies` rows that go on separately from a single one: a prompt is read once for many samples.
@@ -72,7 +82,7 @@ class TokenLoop:
         ended = torch.zeros(self.logits.shape[0], dtype=torch.bool, device=self.logits.device)
         for _ in range(max_new_tokens):
             token = sample(self.logits).masked_fill(ended, pad_id)
-            self.logits, self.state = self.step(token, self.state)
+            self.logits, self.state = self.step(token, self.state, inplace=True)
             yield token
             if len(ends):
                 ended |= torch.isin(token, ends)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
+from tarnn.generation.loop import Step
 from tarnn.generation.samplers import Sampler, refuse_nan, sampler
 from tarnn.models import Categorical, LogisticMixture, TarnnForImageGeneration
 from tarnn.models.image_configuration import START
@@ -37,8 +38,8 @@ class PixelLoop:
         for count in loop.draw(pixel_sampler(model.likelihood)): ...  # each of the others, from t + 1 on
         loop.images                                                  # uint8 (b, height, width, channels)
 
-    `state` is written in place and has the size that it began with; `step` is `model.step`, or a form of it that is
-    compiled (`generation.compiled`) or fused. Runs without autograd.
+    `state` is written in place and has the size that it began with. `step` has the signature of `model.step`, which
+    it is by default: a `FusedStep`, a compiled step. Runs without autograd.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class PixelLoop:
         *,
         class_labels: Int[Tensor, " b"] | None = None,
         known: UInt8[Tensor, "b t"] | None = None,
+        step: Step | None = None,
     ):
-        self.model, self.step = model, model.step
+        self.model = model
+        self.step: Step = model.step if step is None else step
         self.state = model.new_state(batch_size, class_labels=class_labels)
         length = model.config.sequence_length
         self.filled = 0 if known is None else known.shape[1]
@@ -73,16 +76,16 @@ class PixelLoop:
             return
         first = self.filled
         if first:
-            parameters, self.state = self.model.prefill(self.tokens[:, : first + 1], self.state)
+            parameters, self.state = self.model.prefill(self.tokens[:, : first + 1], self.state, inplace=True)
         else:
-            parameters, self.state = self.step(self.tokens[:, 0], self.state)
+            parameters, self.state = self.step(self.tokens[:, 0], self.state, inplace=True)
         for i in range(first + 1, length + 1):
             token = self.tokens[:, i]
             token.copy_(sample(parameters))
             self.filled = i
             yield i
             if i < length:
-                parameters, self.state = self.step(token, self.state)
+                parameters, self.state = self.step(token, self.state, inplace=True)
         refuse_nan(parameters)
 
     @property

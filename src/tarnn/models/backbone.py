@@ -21,6 +21,7 @@ from tarnn.models.folders import check_folder
 from tarnn.models.inputs import check_arguments, check_inputs, check_length, check_positions
 from tarnn.models.positions import SinusoidalPositions, positions_in
 from tarnn.models.state import ModelState
+from tarnn.ops import State
 
 
 class TarnnPreTrainedModel(PreTrainedModel):
@@ -151,10 +152,13 @@ class TarnnModel(TarnnPreTrainedModel):
         state: ModelState,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        *,
+        inplace: bool = False,
     ) -> tuple[Tensor, ModelState]:
         """input_ids (b, t) on top of a state → (hidden states (b, t, hidden), the state after them).
 
-        inputs_embeds (b, t, width): their embeddings, where they are not just those of the ids.
+        inputs_embeds (b, t, width): their embeddings, where they are not just those of the ids. The given state
+        stays as it was; `inplace` lets its memory be used for the new one.
         """
         (_, t), device = check_inputs(input_ids, attention_mask=attention_mask)
         positions = state.position[:, None] + positions_in(attention_mask, None, 0, t, device)
@@ -163,21 +167,37 @@ class TarnnModel(TarnnPreTrainedModel):
         key_mask = None if attention_mask is None else attention_mask.bool()
         x, layers = self.embed(input_ids, positions, inputs_embeds), []
         for block, layer, place in zip(self.layers, state.layers, self.places(positions), strict=True):
-            x, layer = block.prefill(x, layer, key_mask=key_mask, **place)
+            x, layer = block.prefill(x, layer, key_mask=key_mask, inplace=inplace, **place)
             layers.append(layer)
         seen = t if key_mask is None else key_mask.sum(-1)
         return self.norm(x), ModelState(tuple(layers), state.position + seen)
 
-    def step(self, token_ids: Tensor, state: ModelState, inputs_embeds: Tensor | None = None) -> Tensor:
-        """One token a row, (b,) → (b, hidden). Writes into `state`. inputs_embeds (b, 1, width): as in `prefill`."""
+    def step(
+        self,
+        token_ids: Tensor,
+        state: ModelState,
+        inputs_embeds: Tensor | None = None,
+        *,
+        inplace: bool = False,
+    ) -> tuple[Tensor, ModelState]:
+        """One token per row, (b,) → ((b, hidden), the state after it). inputs_embeds (b, 1, width): as in `prefill`.
+
+        `inplace` writes into the given state's tensors, position included, and allocates nothing.
+        """
         if self.config.max_position_embeddings is not None and not torch.compiler.is_compiling():
             check_length(self.config, 1, int(state.position.max()))
         positions = state.position[:, None]
-        x = self.embed(token_ids[:, None], positions, inputs_embeds)
+        x, layers = self.embed(token_ids[:, None], positions, inputs_embeds), []
         for block, layer, place in zip(self.layers, state.layers, self.places(positions), strict=True):
-            x = block.step(x, layer, **place)
-        state.position.add_(1)
-        return self.norm(x)[:, 0]
+            x, layer = block.step(x, layer, inplace=inplace, **place)
+            layers.append(layer)
+        position = state.position.add_(1) if inplace else state.position + 1
+        return self.norm(x)[:, 0], ModelState(tuple(layers), position)
+
+    def new_states(self, batch_size: int, capacity: int | None = None) -> tuple[State, ...]:
+        """Each layer's state before the first token. `capacity`: how many tokens softmax layers make room for."""
+        new = (x.attention.new_state for x in self.layers)
+        return tuple(make(batch_size, capacity=capacity, dtype=self.dtype) for make in new)
 
     def embed(
         self, input_ids: Tensor | None, positions: Tensor, inputs_embeds: Tensor | None = None

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
+from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tarnn.attention.multihead import MultiHeadAttention
+from tarnn.models.cache import StateLayer
 from tarnn.models.choices import make_attention
 from tarnn.models.configuration import TarnnConfig
 
@@ -80,9 +82,7 @@ class TarnnBlock(GradientCheckpointingLayer):
         this name, so that gradient checkpointing leaves it out); `cu_seqlens`: of documents in all b·t tokens;
         options as in `MultiHeadAttention`."""
         if past_key_values is not None:
-            x, state = self.prefill(x, past_key_values.take(self.attention, x), cross, **options)
-            past_key_values.write(state, x.shape[1])
-            return x
+            return self._with_cache(x, past_key_values, cross, options)
         rows = self._before(x, self.attention_norm)
         if cu_seqlens is not None:
             rows = rows.flatten(0, 1)[None]  # (1, b·t, hidden)
@@ -91,17 +91,31 @@ class TarnnBlock(GradientCheckpointingLayer):
             y, *_ = y
         return self._rest(x, y.view_as(x), cross)
 
+    def _with_cache(self, x: Tensor, cache: StateLayer, cross, options) -> Tensor:
+        """Reads and writes this layer's part of a transformers cache."""
+        start, before = x, cache.take(x.shape[1])
+
+        def again(n: int):
+            first = lambda y: y[:, :, :n] if y.ndim == 4 else y[:, :n]  # noqa: E731  # a Rotation's time is axis 2
+            part, some = tree_map_only(Tensor, first, (start, options))
+            part = self._before(part, self.attention_norm)
+            return self.attention(part, state=before, return_state=True, **some)[1]
+
+        # the cache owns its state, so it is written in place; not where autograd may need the one before
+        x, state = self.prefill(x, before, cross, inplace=not torch.is_grad_enabled(), **options)
+        cache.write(state, x.shape[1], again)
+        return x
+
     def prefill(self, x: Tensor, state, cross=None, **options):
-        """Many tokens on top of a state: (x, the state after them)."""
+        """Many tokens on top of a state, or of none: (x, the state after them)."""
         before = self._before(x, self.attention_norm)
         y, state, *_ = self.attention(before, state=state, return_state=True, **options)
         return self._rest(x, y, cross), state
 
-    def step(self, x: Tensor, state, cross=None, **place) -> Tensor:
-        """One token, x (b, 1, hidden) → the same; writes into `state`."""
-        before = self._before(x, self.attention_norm)
-        y, _ = self.attention.step(before, state, inplace=True, **place)
-        return self._rest(x, y, cross)
+    def step(self, x: Tensor, state, cross=None, **options):
+        """One token, x (b, 1, hidden): (x, the state after it)."""
+        y, state = self.attention.step(self._before(x, self.attention_norm), state, **options)
+        return self._rest(x, y, cross), state
 
     def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
         """What a sublayer reads."""

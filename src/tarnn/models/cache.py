@@ -1,6 +1,7 @@
 """The layers of a transformers cache that hold a tarnn state: what `generate` carries from token to token."""
 
-from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,15 +23,15 @@ class StateLayer(CacheLayerMixin):
     def __init__(self, max_cache_len: int | None = None, **kwargs):
         super().__init__()
         self.max_cache_len = max_cache_len
-        self.state: State | None = None
+        self.state: Any = None  # a State
         self.num_tokens = 0
 
-    @abstractmethod
-    def take(self, attention, x: Tensor) -> State:
-        """The state, ready for the tokens x (b, t, hidden); a fresh one at the start of a sequence."""
+    def take(self, num_tokens: int) -> State | None:
+        """The state, with room for so many tokens more."""
+        return self.state
 
-    def write(self, state: State, num_tokens: int) -> None:
-        """Takes in the state after `num_tokens` more."""
+    def write(self, state: State, num_tokens: int, again: Callable[[int], State]) -> None:
+        """Takes in the state after `num_tokens` more. again(n): the state after the first n of them."""
         self.state, self.is_initialized = state, True
         self.num_tokens += num_tokens
 
@@ -47,21 +48,15 @@ class StateLayer(CacheLayerMixin):
         self.state, self.num_tokens, self.is_initialized = None, 0, False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._pick(beam_idx)
+        if self.state is not None:
+            self.state = self.state.select(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.state is not None:
             self.state = self.state.map(lambda x: x.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self._pick(indices.nonzero()[:, 0] if indices.dtype == torch.bool else indices)
-
-    def crop(self, tokens_to_remove: int) -> None:
-        if tokens_to_remove:
-            raise ValueError(
-                "a state can't forget its last tokens, so this cache can't be cropped (assisted decoding "
-                "needs that). To go back to an earlier place, keep a copy of the state from there."
-            )
+        self.reorder_cache(indices.nonzero()[:, 0] if indices.dtype == torch.bool else indices)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         raise TypeError(f"{type(self).__name__} holds a state, not keys and values; TarnnModel starts it.")
@@ -69,49 +64,79 @@ class StateLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         raise TypeError(f"{type(self).__name__} holds a state, not keys and values; TarnnModel writes it.")
 
-    def _pick(self, index: Tensor) -> None:
-        """Keeps the rows of the batch that `index` names, in its order."""
-        if self.state is not None:
-            self.state = self.state.select(index)
-
 
 class LinearStateLayer(StateLayer):
-    """A recurrent state: of constant size, however long the sequence. `NoState` for a layer without attention."""
+    """A recurrent state: of constant size, however long the sequence. `NoState` for a layer without attention.
+
+    It can forget the last tokens (`crop`), as assisted decoding asks it to do with rejected candidates, once
+    `activate_past_recording` was called. From then until the next crop it keeps the states before each forward
+    and how to read that forward's tokens again, as many of them as were accepted.
+    """
 
     _layer_type = "tarnn_linear"
 
-    def take(self, attention, x: Tensor) -> State:
-        if self.state is None:
-            return attention.new_state(x.shape[0], dtype=x.dtype, device=x.device)
-        return self.state
+    def __init__(self, max_cache_len: int | None = None, **kwargs):
+        super().__init__(max_cache_len, **kwargs)
+        self.record_past = False
+        self._past: list[tuple[State, int, Callable[[int], State]]] = []
+
+    def activate_past_recording(self) -> None:
+        self.record_past = True
+
+    def write(self, state: State, num_tokens: int, again: Callable[[int], State]) -> None:
+        if self.record_past:
+            self._past.append((self.state, num_tokens, again))
+        super().write(state, num_tokens, again)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        remove, recorded = -tokens_to_remove, sum(n for _, n, _ in self._past)
+        if not 0 <= remove <= recorded:
+            raise ValueError(
+                f"a state can't forget its last tokens unless they were recorded: crop(−n) takes n up to {recorded} "
+                f"here; got crop({tokens_to_remove}). Call activate_past_recording() before they are read, or keep "
+                "a copy of the state from there."
+            )
+        while remove:
+            self.state, num_tokens, again = self._past.pop()
+            forgotten = min(remove, num_tokens)
+            if forgotten < num_tokens:
+                self.state = again(num_tokens - forgotten)
+            self.num_tokens, remove = self.num_tokens - forgotten, remove - forgotten
+        self._past.clear()
+
+    def reset(self) -> None:
+        super().reset()
+        self._past.clear()
 
 
 class SoftmaxStateLayer(StateLayer):
     """A `KVCache`: as large as a StaticCache asks for, or doubled when full, so that appending is O(1)."""
 
     _layer_type = "tarnn_softmax"
+    is_croppable = True
 
-    def take(self, attention, x: Tensor) -> KVCache:
-        if not isinstance(self.state, KVCache):
-            capacity = self.max_cache_len or max(64, x.shape[1])
-            return attention.new_state(x.shape[0], capacity=capacity, device=x.device)
-        needed = self.state.length + x.shape[1]
-        if self.max_cache_len is None and needed > self.state.capacity:
-            self.state = _grown(self.state, max(needed, 2 * self.state.capacity))
+    def take(self, num_tokens: int) -> KVCache | None:
+        if self.state is not None and self.max_cache_len is None:
+            needed, capacity = self.state.length + num_tokens, self.state.capacity
+            if needed > capacity:
+                self.state = self.state.resized(max(needed, 2 * capacity))
         return self.state
+
+    def write(self, state: Any, num_tokens: int, again: Callable[[int], State]) -> None:
+        if self.state is None:  # attention made a cache that is just large enough
+            state = state.resized(self.max_cache_len or max(64, num_tokens))
+        super().write(state, num_tokens, again)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove and self.state is not None:
+            self.state = self.state.cropped(self.state.length + tokens_to_remove)
+            self.num_tokens = self.state.length
 
     def get_max_length(self) -> int:
         return -1 if self.max_cache_len is None else self.max_cache_len
 
 
-def _grown(old: KVCache, capacity: int) -> KVCache:
-    (b, g, n, d), e = old.k[:, :, : old.length].shape, old.v.shape[-1]
-    new = KVCache.empty(b, g, capacity, d, e, dtype=old.k.dtype, device=old.k.device)
-    new.append(old.k[:, :, :n], old.v[:, :, :n], None if old.mask is None else old.mask[:, :n])
-    return new
-
-
-# Importing this has registered both kinds for dynamic caches; they serve static ones as well.
+# Importing this has registered both kinds for dynamic caches; they are for static ones as well.
 STATIC_LAYER_TYPE_MAPPING.update(
     {layer._layer_type: layer for layer in (LinearStateLayer, SoftmaxStateLayer)}
 )

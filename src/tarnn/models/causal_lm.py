@@ -88,20 +88,25 @@ class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
 
     def new_state(self, batch_size: int, capacity: int | None = None) -> ModelState:
         """The state before the first token. `capacity`: how many tokens softmax layers make room for."""
-        layers = tuple(x.attention.new_state(batch_size, capacity=capacity) for x in self.model.layers)
+        layers = self.model.new_states(batch_size, capacity)
         return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64, device=self.device))
 
     @torch.no_grad()
     def prefill(
-        self, input_ids: Tensor, state: ModelState, attention_mask: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        state: ModelState,
+        attention_mask: Tensor | None = None,
+        *,
+        inplace: bool = False,
     ) -> tuple[Tensor, ModelState]:
         """Reads input_ids (b, t) on top of a state: (logits after each row's last token, new state).
 
         Logits are (b, vocab) float32. A long prompt may come in pieces. attention_mask (b, t) is for these
-        tokens, 0 = padding, on whichever side. The given state stays as it was, but for the caches of softmax
-        layers, which are written in place.
+        tokens, 0 = padding, on whichever side. The given state stays as it was, unless `inplace` lets its memory
+        be used for the new one: softmax layers then write behind the keys that they have, without a copy.
         """
-        x, state = self.model.prefill(input_ids, state, attention_mask)
+        x, state = self.model.prefill(input_ids, state, attention_mask, inplace=inplace)
         if attention_mask is None:
             last = x[:, -1]
         else:  # the last place whose mask is 1
@@ -110,10 +115,14 @@ class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
         return self.lm_head(last).float(), state
 
     @torch.no_grad()
-    def step(self, token_ids: Tensor, state: ModelState) -> tuple[Tensor, ModelState]:
-        """One token a row (b,): (logits (b, vocab) float32, state). The state's tensors are written in place.
+    def step(
+        self, token_ids: Tensor, state: ModelState, *, inplace: bool = False
+    ) -> tuple[Tensor, ModelState]:
+        """One token per row (b,): (logits (b, vocab) float32, the state after it).
 
-        Shapes never change, so `torch.compile(model.step, fullgraph=True)` compiles once (for models without
-        softmax layers, whose caches fill up).
+        The given state stays as it was, unless `inplace` lets its tensors be written: then nothing is copied, and
+        of the given state no more use can be made. Shapes never change, so `torch.compile(model.step,
+        fullgraph=True)` compiles once (for models without softmax layers, whose caches fill up).
         """
-        return self.lm_head(self.model.step(token_ids, state)).float(), state
+        x, state = self.model.step(token_ids, state, inplace=inplace)
+        return self.lm_head(x).float(), state

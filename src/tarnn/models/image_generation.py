@@ -108,30 +108,32 @@ class TarnnForImageGeneration(TarnnPreTrainedModel):
     ) -> ImageState:
         """The state before START. Softmax layers make room for `capacity` tokens, by default a whole image."""
         capacity = self.config.sequence_length if capacity is None else capacity
-        layers = tuple(x.attention.new_state(batch_size, capacity=capacity) for x in self.model.layers)
+        layers = self.model.new_states(batch_size, capacity)
         position = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
         return ImageState(layers, position, self.condition(class_labels, batch_size))
 
     @torch.no_grad()
     def prefill(
-        self, input_ids: Int[Tensor, "b t"], state: ImageState
+        self, input_ids: Int[Tensor, "b t"], state: ImageState, *, inplace: bool = False
     ) -> tuple[Float[Tensor, "b p"], ImageState]:
         """Reads START and the values so far, (b, t), in one or several pieces: (parameters of the next value's
-        distribution, float32; new state). Of the given state only softmax layers' caches are written."""
+        distribution, float32; new state). `inplace` lets the given state's memory be used for the new one."""
         places = state.position[:, None] + torch.arange(input_ids.shape[1], device=input_ids.device)
         embedded = self.embed(input_ids, places.clamp(max=self.config.sequence_length - 1), state.condition)
-        x, after = self.model.prefill(input_ids, state, inputs_embeds=embedded)
+        x, after = self.model.prefill(input_ids, state, inputs_embeds=embedded, inplace=inplace)
         return self.head(x[:, -1]).float(), ImageState(after.layers, after.position, state.condition)
 
     @torch.no_grad()
     def step(
-        self, token_ids: Int[Tensor, " b"], state: ImageState
+        self, token_ids: Int[Tensor, " b"], state: ImageState, *, inplace: bool = False
     ) -> tuple[Float[Tensor, "b p"], ImageState]:
-        """One value a row (b,), START first: (parameters of the next one's distribution, float32; the state, written
-        in place). Shapes never change, so it can be compiled (but for softmax layers, whose caches fill up)."""
+        """One value per row (b,), START first: (parameters of the next one's distribution, float32; the state after
+        it). `inplace` writes into the given state. Shapes never change, so it can be compiled (but for softmax
+        layers, whose caches fill up)."""
         places = state.position[:, None].clamp(max=self.config.sequence_length - 1)
         embedded = self.embed(token_ids[:, None], places, state.condition)
-        return self.head(self.model.step(token_ids, state, inputs_embeds=embedded)).float(), state
+        x, after = self.model.step(token_ids, state, inputs_embeds=embedded, inplace=inplace)
+        return self.head(x).float(), ImageState(after.layers, after.position, state.condition)
 
     def embed(
         self, ids: Int[Tensor, "b t"], places: Int[Tensor, "#b t"], condition: Float[Tensor, "b width"] | None

@@ -4,7 +4,7 @@ It is torch's own scaled_dot_product_attention, given every advantage: no copies
 can do without, a cache that is allocated once and read only as far as it is filled.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,13 +17,16 @@ from tarnn.ops.checks import check_attention
 from tarnn.ops.state import State
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class KVCache(State):
-    """Keys and values so far, in buffers allocated once: (b, g, capacity, d) and (b, g, capacity, e).
+    """Keys and values so far, in buffers with room for more: (b, g, capacity, d) and (b, g, capacity, e).
 
-    `length` positions are filled. `mask` (b, capacity), True = attend, exists once a key mask was given.
-    Unlike a LinearState it is written in place, since copying it would cost O(length) a token.
+    `length` positions are filled; what is behind them means nothing. `mask` (b, capacity), True = attend, exists
+    once a key mask was given. A cache is a value: `append` copies it, which costs as much as reading it. A loop
+    that owns its cache asks for `inplace=True` and pays for the new token alone.
     """
+
+    grows = True
 
     k: Float[Tensor, "b g capacity d"]
     v: Float[Tensor, "b g capacity e"]
@@ -43,26 +46,97 @@ class KVCache(State):
     def capacity(self) -> int:
         return self.k.shape[2]
 
+    def used(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Views of the filled parts of k, v and, where there is one, of the mask."""
+        n = self.length
+        return self.k[:, :, :n], self.v[:, :, :n], None if self.mask is None else self.mask[:, :n]
+
     def tensors(self) -> dict[str, Tensor]:
-        """The filled parts of k, v and, where there is one, of the mask."""
-        used = {"k": self.k[:, :, : self.length], "v": self.v[:, :, : self.length]}
-        return used if self.mask is None else used | {"mask": self.mask[:, : self.length]}
+        return {name: x for name, x in zip(("k", "v", "mask"), self.used()) if x is not None}
 
     def filled(self, found: dict[str, Tensor]) -> "KVCache":
         """This cache, empty so far, with the keys, values and mask of another's `tensors()`."""
-        self.append(found["k"], found["v"], found.get("mask"))
-        return self
+        return self.append(found["k"], found["v"], found.get("mask"))
 
     def append(
         self,
         k: Float[Tensor, "b g t d"],
         v: Float[Tensor, "b g t e"],
         key_mask: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Writes t new keys and values behind the others; returns views of all so far (and the mask, if any).
+        *,
+        inplace: bool = False,
+    ) -> "KVCache":
+        """The cache with t more keys and values behind the others, and as much room in all.
 
-        Raises ValueError when they don't fit: a preallocated cache does not grow.
+        With `inplace` they are written into this one's buffers, which the returned cache shares: no copy. This one
+        stays readable, but must not be appended to again, since that would write over the same places.
+
+        Raises ValueError when they don't fit: a cache has the room that it was made with.
         """
+        self._check(k, v)
+        start, end = self.length, self.length + k.shape[2]
+        mask = self.mask
+        if key_mask is not None and mask is None:
+            mask = k.new_ones(k.shape[0], self.capacity, dtype=torch.bool)
+        if mask is not None and key_mask is None:
+            key_mask = mask.new_ones(k.shape[0], k.shape[2])
+
+        def put(buffer: Tensor, new: Tensor, dim: int) -> Tensor:
+            if inplace:
+                buffer.narrow(dim, start, end - start).copy_(new)
+                return buffer
+            room = self.capacity - end
+            return torch.cat(
+                [buffer.narrow(dim, 0, start), new.to(buffer.dtype), buffer.narrow(dim, end, room)], dim
+            )
+
+        mask = None if mask is None or key_mask is None else put(mask, key_mask, 1)
+        return KVCache(put(self.k, k, 2), put(self.v, v, 2), end, mask)
+
+    def resized(self, capacity: int) -> "KVCache":
+        """A copy with another capacity. Raises ValueError where it would not hold what is there."""
+        if capacity < self.length:
+            raise _full(capacity, 0, self.length)
+
+        def moved(x: Tensor, dim: int) -> Tensor:
+            shape = [*x.shape[:dim], capacity, *x.shape[dim + 1 :]]
+            new = x.new_zeros(shape)
+            new.narrow(dim, 0, self.length).copy_(x.narrow(dim, 0, self.length))
+            return new
+
+        return KVCache(
+            moved(self.k, 2),
+            moved(self.v, 2),
+            self.length,
+            None if self.mask is None else moved(self.mask, 1),
+        )
+
+    def cropped(self, length: int) -> "KVCache":
+        """The first `length` positions; shares memory with this one."""
+        if not 0 <= length <= self.length:
+            raise ValueError(
+                f"a cache of {self.length} positions is cropped to 0 … {self.length}; got {length}."
+            )
+        return replace(self, length=length)
+
+    def _aligned(self, other: "KVCache") -> tuple["KVCache", "KVCache"]:
+        """As long and as large as the larger; where lengths differ, a mask covers what the shorter rows lack."""
+        length, capacity = max(self.length, other.length), max(self.capacity, other.capacity)
+        masked = self.length != other.length or (self.mask is None) != (other.mask is None)
+        mine, theirs = (x if x.capacity == capacity else x.resized(capacity) for x in (self, other))
+        return (mine._masked(length), theirs._masked(length)) if masked else (mine, theirs)
+
+    def _masked(self, length: int) -> "KVCache":
+        """With a mask that is False behind the used part, and that length."""
+        mask = (
+            self.k.new_ones(self.k.shape[0], self.capacity, dtype=torch.bool)
+            if self.mask is None
+            else self.mask.clone()
+        )
+        mask[:, self.length :] = False
+        return replace(self, mask=mask, length=length)
+
+    def _check(self, k: Tensor, v: Tensor) -> None:
         b, g, _, d = self.k.shape
         if k.shape[:2] != (b, g) or k.shape[3] != d or v.shape != (*k.shape[:3], self.v.shape[3]):
             raise ValueError(
@@ -73,20 +147,15 @@ class KVCache(State):
             raise TypeError(
                 f"this cache holds {self.k.dtype}; got {k.dtype} and {v.dtype}. Make it with their dtype=."
             )
-        end = self.length + k.shape[2]
-        if end > self.capacity:
-            raise ValueError(
-                f"the key/value cache is full: it holds {self.capacity} positions, {self.length} are taken and "
-                f"{k.shape[2]} more were given. Make it with a larger capacity."
-            )
-        self.k[:, :, self.length : end] = k
-        self.v[:, :, self.length : end] = v
-        if key_mask is not None and self.mask is None:
-            self.mask = torch.ones(k.shape[0], self.capacity, dtype=torch.bool, device=k.device)
-        if self.mask is not None:
-            self.mask[:, self.length : end] = True if key_mask is None else key_mask
-        self.length = end
-        return self.k[:, :, :end], self.v[:, :, :end], None if self.mask is None else self.mask[:, :end]
+        if self.length + k.shape[2] > self.capacity:
+            raise _full(self.capacity, self.length, k.shape[2])
+
+
+def _full(capacity: int, taken: int, more: int) -> ValueError:
+    return ValueError(
+        f"the key/value cache is full: it holds {capacity} positions, {taken} are taken and "
+        f"{more} more were given. Make it with a larger capacity."
+    )
 
 
 def softmax_attention(
@@ -101,14 +170,16 @@ def softmax_attention(
     key_log_weight: Float[Tensor, "b g s"] | None = None,
     state: KVCache | None = None,
     return_state: bool = False,
+    inplace: bool = False,
     return_weights: bool = False,
 ):
     """o_i = Σ_j e^(scale·q_i·k_j + w_j) v_j / Σ_j e^(scale·q_i·k_j + w_j), O(t·s) time. Arguments as `linear_attention`.
 
-    `scale` is 1/√d by default. `state` is a `KVCache`: the new keys are appended to it (in place) and the
-    queries see the old ones too; with `return_state` the cache is returned (one just large enough if none was
-    given). A query that may see no key yields zeros. Returns (b, h, t, e), or that and the cache; with
-    `return_weights` (o, the cache or None, the weights (b, h, t, s), of which o is then made).
+    `scale` is 1/√d by default. `state` is a `KVCache`: the queries see its keys as well as the new ones. With
+    `return_state` the cache with both is returned, too (one that is full, if none was given). The given one stays
+    as it was, unless `inplace` lets the new keys be written into its room (see `KVCache.append`). A query that may
+    see no key yields zeros. Returns (b, h, t, e), or that and the cache; with `return_weights` (o, the cache, the
+    weights (b, h, t, s), of which o is then made).
 
     Raises ValueError for shapes that don't fit, a full cache, and cu_seqlens together with a state.
     """
@@ -134,16 +205,17 @@ def softmax_attention(
             for a, b in zip(cuts, cuts[1:])
         ]  # fmt: skip
         return torch.cat(pieces, dim=2)
-    if return_state and state is None:
-        state = KVCache(torch.zeros_like(k), torch.zeros_like(v))
+    if (return_state or state is not None) and key_log_weight is not None:
+        raise ValueError(
+            "softmax_attention keeps no log-weights in its cache: pass key_log_weight without state."
+        )
     past = 0
-    if state is not None:
+    if state is None:
+        state = KVCache(k, v, k.shape[2], key_mask)
+    else:
         past = state.length
-        if key_log_weight is not None:
-            raise ValueError(
-                "softmax_attention keeps no log-weights in its cache: pass key_log_weight without state."
-            )
-        k, v, key_mask = state.append(k, v, key_mask)
+        state = state.append(k, v, key_mask, inplace=inplace) if k.shape[2] else state
+        k, v, key_mask = state.used()
     options = {"causal": causal, "scale": scale, "key_log_weight": key_log_weight}
     options |= {"past": past, "key_mask": key_mask}
     if return_weights:
@@ -154,13 +226,14 @@ def softmax_attention(
 
 def softmax_step(
     q: Float[Tensor, "b h 1 d"], k: Float[Tensor, "b g 1 d"], v: Float[Tensor, "b g 1 e"], state: KVCache, *,
-    scale: float | None = None,
+    scale: float | None = None, inplace: bool = False,
 ) -> tuple[Float[Tensor, "b h 1 e"], KVCache]:  # fmt: skip
-    """One token of softmax attention: O(length) time. Writes into `state` and returns it."""
+    """One token of softmax attention: O(length) time. Returns o and the new cache; `inplace` as in `KVCache.append`."""
     check_attention(q, k, v, causal=True)
     if q.shape[2] != 1:
         raise ValueError(f"softmax_step takes one token, q (b, h, 1, d); got {tuple(q.shape)}.")
-    k, v, key_mask = state.append(k, v)
+    state = state.append(k, v, inplace=inplace)
+    k, v, key_mask = state.used()
     return _attend(q, k, v, causal=False, past=0, scale=scale, key_mask=key_mask, key_log_weight=None), state
 
 

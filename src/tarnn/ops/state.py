@@ -1,7 +1,7 @@
 """States: all that a sequence so far means to what comes after it, as values with one protocol."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from jaxtyping import Float, Int
@@ -20,7 +20,11 @@ class State:
 
     A state is a value: functions return new ones and leave the given one as it was, unless they are asked for
     `inplace=True`. So a state can be kept, forked, reordered for beam search, moved, saved and fed back.
+
+    grows: whether each token makes what is used of it longer.
     """
+
+    grows: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs) -> None:
         super().__init_subclass__(**kwargs)
@@ -50,12 +54,17 @@ class State:
             return mine.index_copy(0, rows.to(mine.device), theirs) if isinstance(mine, Tensor) else mine
 
         try:
-            return pytree.tree_map(replaced, self, other, is_leaf=self._is_part)
-        except (ValueError, AttributeError) as error:
+            mine, theirs = self._aligned(other)
+            return pytree.tree_map(replaced, mine, theirs, is_leaf=mine._is_part)
+        except (ValueError, RuntimeError, IndexError, AttributeError) as error:
             raise ValueError(
                 f"a state takes rows from a state of its own kind and shapes; expected {self!r}, got {other!r}. "
                 "Make both with the new_state of one model."
             ) from error
+
+    def _aligned(self, other: Self) -> tuple[Self, Self]:
+        """Both in such a form that their tensors differ in the number of rows only."""
+        return self, other
 
     def to(self, device: torch.device | str) -> Self:
         """The same state on another device."""
