@@ -76,7 +76,7 @@ def test_cross_attention_stands_between_attention_and_mlp(options):
     _, read_once = block.cross_attention(x, context, key_mask=mask, return_state=True)
     torch.testing.assert_close(block(x, cross={"state": read_once}), expected)
     state = block.attention.new_state(2)
-    first = block.step(
+    first, _ = block.step(
         x[:, :1], state, cross={"state": read_once}, positions=torch.zeros(2, 1, dtype=torch.long)
     )
     torch.testing.assert_close(first, expected[:, :1])

@@ -21,12 +21,34 @@ def test_select_forks_a_sequence(model, ids):
 
 
 @torch.no_grad()
-def test_prefill_leaves_the_given_state(make_model, ids):
-    model, x = make_model("normed"), ids(2, 6)
-    _, state = model.prefill(x[:, :3], model.new_state(2))
-    first, _ = model.prefill(x[:, 3:], state)
-    second, _ = model.prefill(x[:, 3:], state)
-    assert torch.equal(first, second)
+def test_two_continuations_from_one_prompt(model, ids):
+    """Neither prefill nor step changes the state that it is given, so the first branch does not change the second."""
+    prompt, here, there = ids(2, 13).split([3, 5, 5], dim=1)
+    _, state = model.prefill(prompt, model.new_state(2, capacity=9))
+    kept = state.clone()
+    for branch in (here, there):
+        alone = model(torch.cat([prompt, branch], dim=1)).logits[:, -1].float()
+        logits, after = model.prefill(branch[:, :4], state)
+        logits, _ = model.step(branch[:, 4], after)
+        torch.testing.assert_close(logits, alone)
+        stepped = state
+        for token in branch.T:
+            logits, stepped = model.step(token, stepped)
+        torch.testing.assert_close(logits, alone)
+    assert all(torch.equal(x, kept.tensors()[name]) for name, x in state.tensors().items())
+
+
+@torch.no_grad()
+def test_in_place_makes_the_same_numbers(model, ids):
+    x = ids(2, 9)
+    value, own = model.new_state(2, capacity=9), model.new_state(2, capacity=9)
+    for part in x[:, :6].split([2, 4], dim=1):
+        (expected, value), (got, own) = model.prefill(part, value), model.prefill(part, own, inplace=True)
+        assert torch.equal(got, expected)
+    for token in x[:, 6:].T:
+        (expected, value), (got, own) = model.step(token, value), model.step(token, own, inplace=True)
+        torch.testing.assert_close(got, expected)
+    assert own.position.tolist() == value.position.tolist() == [9, 9]
 
 
 @torch.no_grad()
