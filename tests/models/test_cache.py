@@ -108,12 +108,31 @@ def test_static_cache(model, ids):
             logits_after(model, cache, x[:, :1])
 
 
-def test_a_state_cannot_be_cropped(make_model, ids):
+def test_what_was_not_recorded_cannot_be_cropped(make_model, ids):
     cache = filled(make_model(), ids(1, 4))
     cache.crop(0)
     with pytest.raises(ValueError, match="can't forget its last tokens"):
         cache.crop(-1)
     assert not cache.is_croppable
+    softmax = filled(make_model("softmax"), ids(1, 4))
+    assert softmax.is_croppable
+    with pytest.raises(ValueError, match=r"cropped to 0 … 4; got -1"):
+        softmax.crop(-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("removed", [0, 1, 3, 4, 6, 7])
+def test_cropping_is_never_having_read(model, ids, removed):
+    """One forward of four tokens, two of one, one of one; as many of the last seven go as the caller says."""
+    x, last = ids(1, 12), ids(1, 1)
+    cache = filled(model, x[:, :5])
+    cache.activate_past_recording()
+    for part in x[:, 5:].split([4, 1, 1, 1], dim=1):
+        model(part, past_key_values=cache)
+    cache.crop(-removed)
+    assert cache.get_seq_length() == 12 - removed
+    expected = model(torch.cat([x[:, : 12 - removed], last], dim=1)).logits[:, -1]
+    torch.testing.assert_close(logits_after(model, cache, last), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_keys_and_values_are_not_for_these_layers():

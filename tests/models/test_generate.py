@@ -1,5 +1,7 @@
 """transformers' generate() and pipelines on our models."""
 
+import warnings
+
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -138,12 +140,9 @@ def test_stop_strings(make_model):
     assert stopped.shape[1] == 5 + first + 1
 
 
-def test_what_a_state_cannot_do_is_refused_up_front(make_model, ids):
+def test_a_misspelt_argument_is_refused_up_front(make_model, ids):
     model, x, calls = make_model("hybrid"), ids(1, 5), []
     model.register_forward_pre_hook(lambda *_: calls.append(1))
-    for options in ({"assistant_model": make_model("hybrid")}, {"prompt_lookup_num_tokens": 2}):
-        with pytest.raises(ValueError, match="not supported with stateful models"):
-            generate(model, x, **options)
     with pytest.raises(ValueError, match="atention_mask"):
         generate(model, x, atention_mask=torch.ones(1, 5))
     assert not calls
@@ -161,3 +160,19 @@ def test_all_that_generate_hands_out(make_model, ids):
         [(2, 4, 1, n)] * 2 for n in range(6, 11)
     ]
     torch.testing.assert_close(out.logits[2], model(out.sequences[:, :7]).logits[:, -1].float())
+
+
+@pytest.mark.parametrize("how", ["prompt lookup", "another model", "itself"])
+def test_assisted_decoding_makes_the_same_tokens(make_model, ids, how):
+    """Candidates of which none, some or all are right: the rest is forgotten by every kind of layer."""
+    x = ids(1, 12)
+    x = torch.cat([x, x[:, :8]], dim=1)  # something to look up
+    greedy = {"do_sample": False, "max_new_tokens": 20, "eos_token_id": None}
+    for kind in ("linear", "hybrid", "random and placed"):
+        model = make_model(kind)
+        assistant = {"another model": make_model("linear", num_hidden_layers=1), "itself": make_model(kind)}
+        choice = {"assistant_model": assistant[how]} if how in assistant else {"prompt_lookup_num_tokens": 4}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # transformers' own, about its own arguments
+            got = model.generate(x, **greedy, **choice)
+        assert torch.equal(got, model.generate(x, **greedy))

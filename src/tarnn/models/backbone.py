@@ -33,7 +33,6 @@ class TarnnPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["TarnnBlock"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
-    _is_stateful = True
     _supports_sdpa = True
     _can_compile_fullgraph = True
     _can_record_outputs = {  # noqa: RUF012
