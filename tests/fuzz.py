@@ -29,8 +29,9 @@ from support.fuzz_calls import DTYPES, Call, Drawn, draw
 
 import tarnn
 from tarnn.cli.machine import machine_facts
-from tarnn.kernels import eager
+from tarnn.kernels import cpu
 from tarnn.kernels.cpu import library
+from tarnn.kernels.eager import segments
 from tarnn.numerics import wide
 
 RESULTS = Path(__file__).parents[1] / "benchmarks/results/fuzz.json"
@@ -47,19 +48,13 @@ TINY = {
 }
 
 
-def backends() -> list[Any]:
-    """The modules that compute, compiled or not."""
-    with contextlib.suppress(ImportError):
-        from tarnn.kernels import cpu
-
-        return [eager, cpu]
-    return [eager]
+BACKENDS: tuple[Any, ...] = (cpu, segments)  # the modules that know how large chunks are
 
 
 @contextlib.contextmanager
 def set_up(drawn: Drawn):
     """Chunks and threads as drawn; the usual ones again afterwards."""
-    before = [(m, n, getattr(m, n)) for m in backends() for n in TINY if hasattr(m, n)]
+    before = [(m, n, getattr(m, n)) for m in BACKENDS for n in TINY if hasattr(m, n)]
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(drawn.threads)

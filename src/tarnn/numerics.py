@@ -32,3 +32,8 @@ def default_eps(dtype: torch.dtype) -> float:
     """Added to a denominator of sums over inputs of this dtype: far below any that is worth having, and with room
     above the smallest number, so that a gradient of 10⁵ divided by it is still finite."""
     return 1e-290 if dtype == torch.float64 else 1e-33
+
+
+def finite(M: Tensor) -> Tensor:
+    """M with 0 for −∞, so that −∞ − M is −∞ and not NaN."""
+    return M.masked_fill(M == -torch.inf, 0.0)

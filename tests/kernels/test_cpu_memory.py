@@ -2,7 +2,6 @@
 
 import ctypes
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +9,10 @@ from fuzz import set_up
 from support.fuzz_calls import MAPS, Call
 from support.kernel_calls import MODES, drawn, same_bits
 
-from tarnn.kernels import cpu, eager
+from tarnn.kernels import cpu
+from tarnn.kernels.call import Returned
 from tarnn.ops import LinearState, linear_attention
-from tarnn.ops.features import inputs
+from tarnn.ops.call import make_call
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -69,23 +69,27 @@ def test_sums_are_rounded_once_to_the_nearest_even(dtype):
 def test_sixteen_bits_cost_one_rounding(mode, dtype):
     """The same call in float32, to the bit, but that inputs and results are rounded: sums, gradients and all."""
     given = Call(drawn(mode, dtype=dtype, spread=0.3))
-    options = {n: torch.broadcast_to(x[None, :, None], (2, 2, 41)) if x.ndim == 1 else x
-               for n, x in zip(given.names, given.inputs[3:])}  # fmt: skip
-    a, of = given.drawn, inputs(given.feature_map, *given.inputs[:2])
-    narrow = eager.Call(
-        of.q, of.k, given.inputs[2], of.function, a.causal, a.normalize, 1e-33, given.mask,
-        options.get("log_decay"), options.get("key_log_weight"), None, None, None, of.omega, of.bias, *of.numbers,
-    )  # fmt: skip
-    wide = replace(narrow, **{x: getattr(narrow, x).float() for x in "qkv"})
-    o, *sums = cpu.forward(narrow)
-    wide_o, *wide_sums = cpu.forward(wide)
-    assert same_bits([o], [wide_o.to(o.dtype)])
-    assert same_bits(sums, wide_sums)
-    grad_o, grad_S, grad_z = given.grads
-    grads = cpu.backward(narrow, grad_o, grad_S.float(), grad_z.float(), o, sums[0], sums[1:])
-    wide_grads = cpu.backward(
-        wide, grad_o.float(), grad_S.float(), grad_z.float(), o.float(), sums[0], sums[1:]
+    a, (q, k, v) = given.drawn, given.inputs[:3]
+    options = dict(zip(given.names, given.inputs[3:]))
+    narrow, _ = make_call(
+        q,
+        k,
+        v,
+        given.feature_map,
+        causal=a.causal,
+        normalize=a.normalize,
+        eps=None,
+        key_mask=given.mask,
+        **options,
     )
+    wide = narrow._replace(**{x: getattr(narrow, x).float() for x in "qkv"})
+    outputs, wide_outputs = cpu.forward(narrow), cpu.forward(wide)
+    assert same_bits([outputs.o], [wide_outputs.o.to(outputs.o.dtype)])
+    assert same_bits(outputs[1:], wide_outputs[1:])
+    grad_o, grad_S, grad_z = given.grads
+    returned = Returned(grad_o, grad_S.float(), grad_z.float(), *outputs, wants_projection=False)
+    grads = cpu.backward(narrow, returned)
+    wide_grads = cpu.backward(wide, returned._replace(grad_o=grad_o.float(), o=outputs.o.float()))
     pairs = [(x, y.to(x.dtype)) for x, y in zip(grads, wide_grads) if x is not None]
     assert same_bits(*zip(*pairs))
 

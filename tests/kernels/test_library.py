@@ -1,4 +1,4 @@
-"""The loader of the compiled kernels: what it finds, what it says, what it refuses."""
+"""The loader of the compiled kernels: what it finds, what it says, what it refuses; and what the chooser makes of it."""
 
 import os
 import subprocess
@@ -7,8 +7,11 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 from tarnn.errors import SlowPathWarning
+from tarnn.kernels import backends, eager
+from tarnn.kernels.call import Call
 from tarnn.kernels.cpu import library
 
 BINARY = Path(os.environ.get("TARNN_BINARY") or library.BINARY)
@@ -19,7 +22,7 @@ needs_binary = pytest.mark.skipif(not BINARY.exists(), reason="the kernels are n
 def fresh(monkeypatch):
     """As in a process that has not asked yet, with no variable set but the sanitizers' own library."""
     monkeypatch.setattr(library, "_status", None)
-    monkeypatch.setattr(library, "_settled", False)
+    backends._warn_once.cache_clear()
     for name in ("TARNN_KERNELS", "TARNN_ISA"):
         monkeypatch.delenv(name, raising=False)
 
@@ -28,6 +31,12 @@ def fresh(monkeypatch):
 def without_binary(monkeypatch, tmp_path):
     monkeypatch.delenv("TARNN_BINARY", raising=False)
     monkeypatch.setattr(library, "BINARY", tmp_path / "libtarnn_cpu.so")
+
+
+def chosen():
+    """The backend of a small call on a CPU."""
+    x = torch.ones(1, 1, 1, 2)
+    return backends.choose(Call(x, x, x))
 
 
 def in_a_process(code: str, **environment: str) -> str:
@@ -60,27 +69,27 @@ def test_switched_off_on_purpose_is_no_reason_to_warn(monkeypatch):
     monkeypatch.setenv("TARNN_KERNELS", "off")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not library.available()
+        assert chosen() is eager
     assert library.status() == ("PyTorch", "switched off by TARNN_KERNELS=off")
 
 
 def test_a_missing_binary_is_told_once_with_the_remedy(without_binary):
     with library.disabled():
-        assert not library.available()  # asks for none, so misses none
+        assert chosen() is eager  # asks for none, so misses none
     assert library.status().path == "PyTorch"
     with pytest.warns(
         SlowPathWarning, match="no compiled kernels in this installation: .*pip install.*make install"
     ):
-        assert not library.available()
+        assert chosen() is eager
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not library.available()
+        assert chosen() is eager
 
 
 def test_a_binary_that_does_not_load_is_told_with_its_error(without_binary):
     library.BINARY.write_bytes(b"no library")
     with pytest.warns(SlowPathWarning, match=r"could not be loaded \(.*libtarnn_cpu.so"):
-        assert not library.available()
+        assert chosen() is eager
 
 
 def test_the_op_asks_for_the_kernels_and_no_import_does(without_binary):

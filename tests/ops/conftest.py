@@ -5,8 +5,9 @@ import contextlib
 import pytest
 import torch
 
-from tarnn.kernels import cpu, eager
+from tarnn.kernels import cpu
 from tarnn.kernels.cpu import library
+from tarnn.kernels.eager import segments
 
 PATHS = ["compiled", "PyTorch", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -44,11 +45,11 @@ def device(path):
 def chunks(request, monkeypatch):
     """The usual chunk sizes, and tiny ones, with which a short sequence has many chunks, segments and stretches."""
     if request.param == "tiny":
-        for backend in (eager, cpu):
+        for backend in (segments, cpu):
             monkeypatch.setattr(backend, "CHUNK", 4)
             monkeypatch.setattr(backend, "CHUNK_WITH_CHANNELS", 3)
         monkeypatch.setattr(cpu, "CHUNK_OF_MANY", 5)
-        monkeypatch.setattr(eager, "SEGMENT", 0)
-        monkeypatch.setattr(eager, "SEGMENT_MIN", 8)
+        monkeypatch.setattr(segments, "SEGMENT", 0)
+        monkeypatch.setattr(segments, "SEGMENT_MIN", 8)
         monkeypatch.setattr(cpu, "STRETCH", 8)
     return request.param

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tarnn.kernels.packing import buckets
 from tarnn.ops import packing
 
 pytestmark = pytest.mark.one_path
@@ -31,7 +32,7 @@ def test_reverse_turns_each_sequence_and_is_its_own_inverse(sizes):
 def test_buckets_hold_each_token_once_and_waste_less_than_half(sizes):
     cuts = cuts_of(sizes)
     seen, tokens = [], []
-    for members, index, real in packing.buckets(cuts, torch.get_default_device()):
+    for members, index, real in buckets(cuts, torch.get_default_device()):
         for row, i in enumerate(members.tolist()):
             assert index[row][real[row]].tolist() == list(range(cuts[i], cuts[i + 1]))
         seen += members.tolist()

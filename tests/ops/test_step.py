@@ -97,3 +97,25 @@ def test_step_reads_only_one_token_and_says_so():
         step(case.q, case.k, case.v)
     with pytest.raises(ValueError, match=r"inplace.*LinearState.zeros"):
         step(case.q[:, :, :1], case.k[:, :, :1], case.v[:, :, :1], inplace=True)
+
+
+def test_a_step_in_place_is_seen_by_autograd():
+    """A state that backward still needs may not be written to unnoticed."""
+    case = Case(b=1, g=2, r=1, t=4, weighted=True)
+    _, state = run(case)
+    q = case.q.clone().requires_grad_()
+    o = linear_attention(q, case.k, case.v, causal=True, state=state)
+    with torch.no_grad():
+        run(Case(b=1, g=2, r=1, t=1, weighted=True), state, inplace=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        o.sum().backward()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_step_in_place_moves_on_the_version_of_all_that_it_writes(weighted):
+    state = LinearState.zeros(1, 2, 5, 3, log_weights=weighted, dtype=torch.float64)
+    before = [x._version for x in state.tensors().values()]
+    run(Case(b=1, g=2, r=1, t=1, weighted=weighted), state, inplace=True)
+    assert all(x._version > old for x, old in zip(state.tensors().values(), before))
+    with torch.inference_mode():  # whose tensors have no versions
+        run(Case(b=1, g=2, r=1, t=1), LinearState.zeros(1, 2, 5, 3, dtype=torch.float64), inplace=True)

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 class Projection(NamedTuple):
     """Features that kernels can make themselves of x, tile by tile, and so need never be stored:
 
-        φ(x) = function(factor·Ω x + β − square·|x|² + offset) + shift
+        φ(x) = function(factor·Ω x + β − square·|x|² + offset) + shift          without Ω: function(x)
 
-    function: a name of `kernels.features`. omega, bias: one for all, or one a row or key/value head (a query head
+    function: a name of `kernels.features`. omega, bias: one for all, or one per row or key/value head (a query head
     has that of its key head).
     """
 
     function: str
-    omega: Float[Tensor, "#b #g m d"]
+    omega: Float[Tensor, "#b #g m d"] | None = None
     bias: Float[Tensor, "#b #g m"] | None = None
     factor: float = 1.0
     square: float = 0.0

@@ -75,6 +75,7 @@ class OptimalRandomFeatures(FittedMap, ExponentialMap):
             return None
         plain = super().projection(dtype)
         assert plain is not None
+        assert plain.omega is not None
         a = self.A.to(plain.omega.dtype).view(-1, *self.A.shape[-3:])  # (#b, #g, 1, 1)
         stretch = 1 - 4 * a
         bias = a.squeeze(-1) * plain.omega.square().sum(-1) + (self.head_dim / 4) * stretch.log().squeeze(-1)
@@ -139,6 +140,7 @@ class SderfFeatures(FittedMap, ExponentialMap):
     def projection(self, dtype: torch.dtype) -> Projection | None:
         plain = super().projection(dtype)
         assert plain is not None
+        assert plain.omega is not None
         a, U = (
             x.to(plain.omega.dtype).view(-1, *x.shape[-3:]) for x in (self.a, self.U)
         )  # (#b, #g, 1 or d, d)

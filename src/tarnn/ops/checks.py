@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from tarnn.numerics import wide
-from tarnn.ops.state import LinearState
+from tarnn.kernels.call import Call
 
 
 def _shapes(**tensors: Tensor | None) -> str:
@@ -40,8 +39,10 @@ def check_attention(
         )
     if not q.device == k.device == v.device:
         raise ValueError(f"q, k and v must be on one device; got {q.device}, {k.device}, {v.device}.")
-    _check_key_mask(key_mask, b, s)
-    _check_packing(cu_seqlens, b, t, s)
+    if key_mask is not None:
+        _check_key_mask(key_mask, b, s)
+    if cu_seqlens is not None:
+        _check_packing(cu_seqlens, b, t, s)
     if key_log_weight is not None and key_log_weight.shape != (b, g, s):
         raise ValueError(
             f"key_log_weight must be (b, g, s) = {(b, g, s)}, one a key; got {tuple(key_log_weight.shape)}."
@@ -60,8 +61,6 @@ def check_attention(
 
 
 def _check_key_mask(key_mask, b, s) -> None:
-    if key_mask is None:
-        return
     if key_mask.dtype != torch.bool:
         raise TypeError(
             f"key_mask must be bool, True = attend; got {key_mask.dtype}. For a 0/1 mask pass mask.bool()."
@@ -71,8 +70,6 @@ def _check_key_mask(key_mask, b, s) -> None:
 
 
 def _check_packing(cu_seqlens, b, t, s) -> None:
-    if cu_seqlens is None:
-        return
     if b != 1 or t != s:
         raise ValueError(
             f"cu_seqlens goes with one packed row: b = 1 and as many keys as queries; got b = {b}, t = {t}, s = {s}."
@@ -83,24 +80,20 @@ def _check_packing(cu_seqlens, b, t, s) -> None:
         )
 
 
-def check_state(state, k, v, log_decay, *, num_features: int, num_sequences: int | None) -> None:
-    """Raises unless a state and a per-channel decay fit keys (b, g, s, d) of f features and values (b, g, s, e)."""
-    (b, g, s), f, e = k.shape[:3], num_features, v.shape[3]
-    if log_decay is not None and log_decay.ndim == 4 and log_decay.shape[3] != f:
+def check_state(call: Call) -> None:
+    """Raises unless a state, and a per-channel decay, fit the keys, features and values of a call."""
+    b, g, s, _ = call.k.shape
+    f, e = call.num_features, call.v.shape[3]
+    if call.has_channels and call.log_decay is not None and call.log_decay.shape[3] != f:
         raise ValueError(
-            f"a log_decay with channels must be (b, g, s, f) = {(b, g, s, f)}, one a feature; got {tuple(log_decay.shape)}."
+            f"a log_decay with channels must be (b, g, s, f) = {(b, g, s, f)}, one a feature; got {tuple(call.log_decay.shape)}."
         )
-    if state is None:
+    if call.S is None:
         return
-    if not isinstance(state, LinearState) or state.S is None or state.z is None:
-        raise ValueError(f"state must be a LinearState(S, z, M) with S and z; got {type(state).__name__}.")
-    b = b if num_sequences is None else num_sequences
-    dtype = wide(k.dtype)
-    expected = {"S": (state.S, (b, g, f, e)), "z": (state.z, (b, g, f)), "M": (state.M, (b, g))}
-    for name, (x, shape) in expected.items():
-        if x is not None and (x.shape != shape or x.dtype != dtype or x.device != k.device):
+    n, device, dtype = call.num_sequences, call.k.device, call.dtype
+    for name, x, shape in (("S", call.S, (n, g, f, e)), ("z", call.z, (n, g, f)), ("M", call.M, (n, g))):
+        if x is not None and (x.shape != shape or x.dtype != dtype or x.device != device):
             raise ValueError(
-                f"the state's {name} must be {shape} in {dtype} on {k.device}; got {tuple(x.shape)} in {x.dtype} "
-                f"on {x.device}. "
+                f"the state's {name} must be {shape} in {dtype} on {device}; got {tuple(x.shape)} in {x.dtype} on {x.device}. "
                 "A state fits the model, the number of sequences and the precision that made it."
             )

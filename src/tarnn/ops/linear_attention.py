@@ -1,18 +1,12 @@
 """Linear attention: one function for every device, map, mask, decay and state."""
 
-from collections.abc import Callable
-
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from tarnn.feature_maps.base import FeatureMap
 from tarnn.feature_maps.elementwise import Elu
-from tarnn.numerics import autocast, default_eps
-from tarnn.ops.checks import check_attention, check_state
-from tarnn.ops.dispatch import goes_straight, wants_gradient
-from tarnn.ops.features import inputs, map_of
-from tarnn.ops.registration import NativeAttention, forward, linear_attention_op, native
+from tarnn.ops.call import make_call, with_log_weights
+from tarnn.ops.registration import attend
 from tarnn.ops.state import LinearState
 
 _ELU = Elu()
@@ -76,33 +70,12 @@ def linear_attention(
     >>> linear_attention(q, k, v, causal=True).shape
     torch.Size([1, 2, 5, 4])
     """
-    q, k, v = autocast(q, k, v)
-    check_attention(
-        q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens,
-        log_decay=log_decay, key_log_weight=key_log_weight,
+    call, log_weight = make_call(
+        q, k, v, feature_map, causal=causal, normalize=normalize, eps=eps, key_mask=key_mask, cu_seqlens=cu_seqlens,
+        log_decay=log_decay, key_log_weight=key_log_weight, state=state,
     )  # fmt: skip
-    phi = map_of(feature_map, q, normalize)
-    of = inputs(phi, q, k)
-    if of.key_log_weight is not None:
-        key_log_weight = of.key_log_weight if key_log_weight is None else key_log_weight + of.key_log_weight
-    if log_decay is not None and log_decay.ndim == 1:
-        log_decay = log_decay[None, :, None].expand(k.shape[:3])
-    num_sequences = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    check_state(state, of.k, v, log_decay, num_features=of.num_features, num_sequences=num_sequences)
-    S, z, M = (None, None, None) if state is None else (state.S, state.z, state.M)
-    op: Callable = linear_attention_op
-    if goes_straight(q):
-        differentiable = (of.q, of.k, v, log_decay, key_log_weight, S, z, of.omega, of.bias)
-        op = NativeAttention.apply if wants_gradient(*differentiable) else native
-    elif torch._C._are_functorch_transforms_active():
-        op = forward  # torch.func sees through plain operations only
-    o, _, S, z, M_out = op(
-        of.q, of.k, v, log_decay, key_log_weight, S, z, of.omega, of.bias, M, key_mask, cu_seqlens, of.function, causal,
-        normalize, default_eps(q.dtype) if eps is None else float(eps), *of.numbers,
-    )  # fmt: skip
-    if of.query_log_weight is not None and not normalize:
-        o = (o * of.query_log_weight.exp()[..., None]).to(o.dtype)
+    outputs = attend(call)
+    o = with_log_weights(outputs.o, log_weight)
     if not return_state:
         return o
-    weighted = M is not None or key_log_weight is not None or of.log_scaled
-    return o, LinearState(S, z, M_out if weighted else None)
+    return o, LinearState(outputs.S, outputs.z, outputs.M if call.weighted else None)

@@ -14,8 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tarnn.feature_maps import FeatureMap
-from tarnn.kernels.weights import finite
-from tarnn.numerics import full_precision
+from tarnn.numerics import finite, full_precision
 from tarnn.ops.features import features
 
 CHUNK = 16_384  # classes whose features are there at once

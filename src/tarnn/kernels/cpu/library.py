@@ -1,9 +1,9 @@
-"""The compiled kernels: where they are, whether they serve, and if not, why.
+"""The library of compiled kernels: where it is, whether it can be used, and if not, why.
 
 `libtarnn_cpu.so` lies beside this file where the package's build could compile `csrc/`. It is loaded when it is
 first asked for, which registers `torch.ops.tarnn_cpu`. Three variables of the environment are read, once:
 
-TARNN_KERNELS   off: plain PyTorch serves.  required: an error where the compiled kernels can't serve.
+TARNN_KERNELS   off: plain PyTorch computes.  required: an error where the compiled kernels can't be used.
 TARNN_ISA       baseline, avx2 or avx512, rather than the most that the processor has.
 TARNN_BINARY    another library to load (`tests/sanitize.sh` does).
 """
@@ -11,7 +11,6 @@ TARNN_BINARY    another library to load (`tests/sanitize.sh` does).
 import os
 import platform
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,9 +18,10 @@ from typing import NamedTuple
 
 import torch
 
-from tarnn.errors import SlowPathWarning
+from tarnn.kernels.backends import Mendable
 
 BINARY = Path(__file__).with_name("libtarnn_cpu.so")
+PLAIN = "PyTorch"
 ISAS = ("baseline", "avx2", "avx512")
 REMEDY = (
     "where torch and a C++ compiler (GCC or Clang) are installed, `pip install --force-reinstall --no-deps "
@@ -30,23 +30,27 @@ REMEDY = (
 
 
 class Status(NamedTuple):
-    path: str  # "compiled, avx512" and the like, or "PyTorch"
+    path: str  # "compiled, avx512" and the like, or PLAIN
     why: str
 
 
 _lock = threading.Lock()
 _status: Status | None = None  # None until it is first asked for
-_settled = False  # whether `available` has been asked, and has warned if it must
 _disabled = 0  # how many `disabled()` are open
 
 
+def refusal() -> str | None:
+    """Why the compiled kernels can't compute the next call on a CPU, or None. Loads them, the first time."""
+    path, why = _status if _status is not None and not _disabled else status()
+    if path != PLAIN:
+        return None
+    sentence = f"Attention on the CPU runs in plain PyTorch, several times slower: {why}."
+    return sentence if _disabled or os.environ.get("TARNN_KERNELS") == "off" else Mendable(sentence)
+
+
 def available() -> bool:
-    """Whether the compiled kernels serve the next call on a CPU. Where they're missing it warns, the first time."""
-    if _disabled:
-        return False
-    if not _settled:
-        _settle()
-    return _status is not None and _status.path != "PyTorch"
+    """Whether the compiled kernels can compute the next call on a CPU."""
+    return refusal() is None
 
 
 def status() -> Status:
@@ -55,12 +59,12 @@ def status() -> Status:
     with _lock:
         if _status is None:
             _status = load()
-    return Status("PyTorch", "switched off by tarnn.kernels.cpu.library.disabled()") if _disabled else _status
+    return Status(PLAIN, "switched off by tarnn.kernels.cpu.library.disabled()") if _disabled else _status
 
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """Plain PyTorch serves within, in every thread: for tests and benchmarks."""
+    """Plain PyTorch computes within, in every thread: for tests and benchmarks."""
     global _disabled
     _disabled += 1
     try:
@@ -73,7 +77,7 @@ def load() -> Status:
     """Load the kernels as the environment says. ValueError for a setting that isn't known or can't be had."""
     wish, isa = setting("TARNN_KERNELS", ("off", "required")), setting("TARNN_ISA", ISAS)
     if wish == "off":
-        return Status("PyTorch", "switched off by TARNN_KERNELS=off")
+        return Status(PLAIN, "switched off by TARNN_KERNELS=off")
     other = os.environ.get("TARNN_BINARY")
     if other and not Path(other).is_file():
         raise ValueError(f"TARNN_BINARY names the library of compiled kernels; there is no file {other!r}.")
@@ -89,7 +93,7 @@ def load() -> Status:
             return Status(*use(isa))
     if wish == "required":
         raise ValueError(f"TARNN_KERNELS=required, but {why}.")
-    return Status("PyTorch", why)
+    return Status(PLAIN, why)
 
 
 def setting(name: str, known: tuple[str, ...]) -> str:
@@ -115,12 +119,3 @@ def use(wish: str) -> tuple[str, str]:
         "baseline": "the processor lacks AVX2" if on_x86 else "the only one for this kind of processor",
     }
     return f"compiled, {isa}", why[isa]
-
-
-def _settle() -> None:
-    global _settled
-    path, why = status()
-    _settled = True
-    if path == "PyTorch" and os.environ.get("TARNN_KERNELS") != "off":
-        message = f"Attention on the CPU runs in plain PyTorch, several times slower: {why}."
-        warnings.warn(message, SlowPathWarning, stacklevel=3)

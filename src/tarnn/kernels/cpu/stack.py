@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 PANEL = 64
 FORMATS = ("float32", "bfloat16", "int8")
@@ -101,4 +102,5 @@ def step(
     torch.ops.tarnn_cpu.stack(
         ids, positions, plan, weights, tokens, places, extra, S, z, M, out, limit, norm_eps, eps
     )
+    increment_version((positions, *S, *z, *M))  # so that autograd sees what was written
     return out

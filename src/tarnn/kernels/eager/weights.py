@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tarnn.numerics import finite
+
 
 class Weights(NamedTuple):
     """All None for a plain sum. x is 1, or f where the decay has channels; n chunks of c positions."""
@@ -27,11 +29,6 @@ class Weights(NamedTuple):
     keep: Tensor | None = None  # (b, g, n, x)
     M: Tensor | None = None  # (b, g, n, c)  M_i, with 0 in the place of −∞ (no key so far)
     M_out: Tensor | None = None  # (b, g)     behind the last chunk; may be −∞
-
-
-def finite(M: Tensor) -> Tensor:
-    """M with 0 for −∞, so that −∞ − M is −∞ and not NaN."""
-    return M.masked_fill(M == -torch.inf, 0.0)
 
 
 def chunk_weights(log_decay: Tensor | None, w: Tensor | None, M: Tensor | None) -> Weights:

@@ -1,0 +1,180 @@
+"""A call of linear attention, what it gives and what comes back: the records that every backend takes and returns.
+
+A record is a named tuple, so it *is* its flattened form: an operator of torch takes `*call`, and `Call(*inputs)` is the
+call again. `schema` writes the operator's arguments from the fields.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tarnn.kernels.packing import bounds
+from tarnn.numerics import wide
+
+
+class Call(NamedTuple):
+    """Queries (b, h, t, d), keys (b, g, s, d), values (b, g, s, e), and all that says what to do with them.
+
+    Features are `function` (`kernels.features`) of x, or with Ω of factor·Ω x + β − square·|x|² + offset, plus shift.
+    r = h/g query heads share a key/value head. n: rows of the batch, or the sequences that are packed into one row.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    log_decay: Tensor | None = None  # (b, g, s) or (b, g, s, f)
+    key_log_weight: Tensor | None = None  # (b, g, s)
+    S: Tensor | None = None  # (n, g, f, e)  the state before
+    z: Tensor | None = None  # (n, g, f)
+    omega: Tensor | None = None  # (1 or b, 1 or g, f, d)
+    bias: Tensor | None = None  # (1 or b, 1 or g, f)
+    # so far as `Gradients` goes
+    M: Tensor | None = None  # (n, g)
+    key_mask: Tensor | None = None  # (b, s)  bool
+    cu_seqlens: Tensor | None = None  # (n + 1,)
+    function: str = "identity"
+    causal: bool = True
+    normalize: bool = True
+    eps: float = 0.0
+    factor: float = 1.0
+    square: float = 0.0
+    offset: float = 0.0
+    shift: float = 0.0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What features and sums are computed in."""
+        return wide(self.q.dtype)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether keys have log-weights, so that the state has a maximum M."""
+        return self.key_log_weight is not None or self.M is not None or self.function == "exp"
+
+    @property
+    def num_features(self) -> int:
+        return self.k.shape[3] if self.omega is None else self.omega.shape[2]
+
+    @property
+    def has_channels(self) -> bool:
+        """Whether the decay is one for each feature."""
+        return self.log_decay is not None and self.log_decay.ndim == 4
+
+    @property
+    def num_sequences(self) -> int:
+        return self.k.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+
+    def cuts(self) -> list[int] | None:
+        """Where packed sequences begin and end, or None. ValueError for bounds that don't cut the row."""
+        return None if self.cu_seqlens is None else bounds(self.cu_seqlens, self.q.shape[2])
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """The fields that are tensors; `Call(*call.tensors, *call.constants)` is the call."""
+        return self[:_NUM_TENSORS]
+
+    @property
+    def constants(self) -> tuple[Any, ...]:
+        return self[_NUM_TENSORS:]
+
+    @property
+    def differentiable(self) -> tuple[Any, ...]:
+        """The fields that have a gradient, as `Gradients` names them."""
+        return self[: len(Gradients._fields)]
+
+    def new_outputs(self, *, den: bool = True) -> "Outputs":
+        """Tensors to write outputs into, each contiguous."""
+        b, h, t, _ = self.q.shape
+        o = self.v.new_empty(b, h, t, self.v.shape[3])
+        return Outputs(o, self.q.new_empty(b, h, t, dtype=self.dtype) if den else None, *self.new_state())
+
+    def new_state(self) -> tuple[Tensor, Tensor, Tensor]:
+        """S, z and M to write into."""
+        n, g, f, e = self.num_sequences, self.k.shape[1], self.num_features, self.v.shape[3]
+        S = self.q.new_empty(n, g, f, e, dtype=self.dtype)
+        return S, S.new_empty(n, g, f), S.new_empty(n, g)
+
+    def new_gradients(self, wants_projection: bool) -> "Gradients":
+        """Tensors to write gradients into; those of Ω and β are zeros to add to.
+
+        Those of q, k and v lie in memory as q, k and v do, in their dtype; the others are contiguous, in the wide dtype.
+        """
+        make = self.q.new_empty if self.q.shape[1] else self.q.new_zeros  # without queries nobody writes them
+        decay, weight = self.log_decay, self.key_log_weight
+        omega, bias = (self.omega, self.bias) if wants_projection else (None, None)
+        S, z, _ = self.new_state()
+        return Gradients(
+            torch.empty_like(self.q), torch.empty_like(self.k), torch.empty_like(self.v),
+            None if decay is None else make(decay.shape, dtype=self.dtype),
+            None if weight is None else make(weight.shape, dtype=self.dtype),
+            S, z,
+            None if omega is None else omega.new_zeros(omega.shape, dtype=self.dtype),
+            None if bias is None else bias.new_zeros(bias.shape, dtype=self.dtype),
+        )  # fmt: skip
+
+
+class Outputs(NamedTuple):
+    """What a call gives. The denominators are for `backward` alone, in units of e^M, as the sums are."""
+
+    o: Tensor  # (b, h, t, e)
+    den: Tensor | None  # (b, h, t)
+    S: Tensor  # (n, g, f, e)  the state behind
+    z: Tensor  # (n, g, f)
+    M: Any  # (n, g)  zeros where nothing has a log-weight; a step without log-weights has None
+
+
+class Returned(NamedTuple):
+    """What comes back to a call: the gradients of its outputs, and the outputs that it kept for this."""
+
+    grad_o: Tensor
+    grad_S: Tensor | None
+    grad_z: Tensor | None
+    o: Tensor
+    den: Tensor
+    # the state that all queries read, where not causal
+    S_behind: Tensor | None
+    z_behind: Tensor | None
+    M_behind: Tensor | None
+    # whether the gradients of Ω and β are wanted
+    wants_projection: bool
+
+
+class Gradients(NamedTuple):
+    """A tensor for each of the first fields of a call; None for those that it doesn't have, or that nobody wants."""
+
+    q: Any
+    k: Any
+    v: Any
+    log_decay: Any
+    key_log_weight: Any
+    S: Any
+    z: Any
+    omega: Any
+    bias: Any
+
+    def of(self, call: Call) -> "Gradients":
+        """Each in the dtype of the input that it is the gradient of: those of small inputs were made in the wide one."""
+        pairs = zip(self, call.differentiable)
+        return Gradients(
+            *[g if g is None or x is None or g.dtype == x.dtype else g.to(x.dtype) for g, x in pairs]
+        )
+
+    def wanted(self, call: Call) -> tuple[Any, ...]:
+        """None for what the call doesn't have."""
+        return tuple([None if x is None else g for g, x in zip(self, call.differentiable)])
+
+
+_NUM_TENSORS = sum(kind in (Tensor, Tensor | None) for kind in Call.__annotations__.values())
+_KINDS = {Tensor: "Tensor", Tensor | None: "Tensor?", str: "str", bool: "bool", float: "float"}
+
+
+def schema(*records: type, results: Any) -> str:
+    """The schema of an operator that takes these records, flattened, and returns that of tensors."""
+    fields = (f"{_KINDS[kind]} {name}" for record in records for name, kind in record.__annotations__.items())
+    return f"({', '.join(fields)}) -> ({', '.join(f'Tensor {name}' for name in results._fields)})"
+
+
+def returned_call(inputs: tuple) -> tuple[Returned, Call]:
+    """Of the inputs of the backward operator, both records."""
+    return Returned(*inputs[: len(Returned._fields)]), Call(*inputs[len(Returned._fields) :])

@@ -1,0 +1,95 @@
+"""Forward, chunk by chunk, in operations that autograd and torch.func see through."""
+
+import torch
+from torch import Tensor
+
+from tarnn.kernels.call import Call, Outputs
+from tarnn.kernels.eager.segments import Keys, Queries, Segment, Segments
+from tarnn.kernels.eager.weights import Weights
+from tarnn.numerics import finite
+
+
+def forward(call: Call) -> Outputs:
+    """The outputs of a call that isn't packed."""
+    q, v, segments = call.q, call.v, Segments(call)
+    o, den = v.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=call.dtype)
+    state, M = segments.initial_state()
+    if not call.causal:
+        state, M = _absorb(segments, state, M)
+    for at in segments.of(q.shape[2]):
+        queries, M_rows = segments.queries(at), None if M is None else finite(M)[:, :, None, None]
+        if call.causal:
+            keys = segments.keys(at)
+            weights = segments.weights(at, keys, M)
+            out, state = _causal_segment(queries, keys, weights, state)
+            M, M_rows = weights.M_out, weights.M
+        else:
+            out = queries.phi.flatten(3, 4) @ state[:, :, None]
+        out = out.unflatten(3, queries.x.shape[3:5]).transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        num, den[:, :, at.start : at.stop] = out[..., :-1], out[..., -1]  # (b, h, l, e), (b, h, l)
+        o[:, :, at.start : at.stop] = num * output_factor(call, queries, M_rows, out[..., -1])[..., None]
+    M = state.new_zeros(state.shape[:2]) if M is None else M
+    in_a_row = torch.contiguous_format
+    S, z, M = (x.clone(memory_format=in_a_row) for x in (state[..., :-1], state[..., -1], M))
+    return Outputs(o, den, S, z, M)
+
+
+def output_factor(call: Call, queries: Queries, M_rows: Tensor | None, den: Tensor) -> Tensor:
+    """What the numerator is multiplied with, (b, h, l): 1/(den + eps), 0 where den = 0; unnormalised, e^(M + scale)."""
+    if call.normalize:
+        return 1 / (den + call.eps).masked_fill(den == 0, torch.inf)
+    if M_rows is None:
+        return torch.ones_like(den)
+    log_factor = M_rows[:, :, :, None] + (0.0 if queries.scale is None else queries.scale)  # (b, g, n, r, c)
+    log_factor = log_factor.expand(queries.x.shape[:-1])
+    return log_factor.transpose(2, 3).flatten(3, 4).flatten(1, 2).exp()
+
+
+def _absorb(segments: Segments, state: Tensor, M: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The state and M after all keys at once: what non-causal queries read."""
+    all_keys = segments.of(segments.call.k.shape[2])
+    if M is not None:
+        before = M
+        for at in all_keys:
+            M = torch.maximum(M, segments.key_weight(at, segments.keys(at)).detach().amax((-1, -2)))
+        state = state * (before - finite(M)).exp()[..., None, None]
+    for at in all_keys:
+        keys = segments.keys(at)
+        state = state + (weighted_phi(segments, at, keys, M).mT @ keys.v).squeeze(2)
+    return state, M
+
+
+def weighted_phi(segments: Segments, at: Segment, keys: Keys, M: Tensor | None) -> Tensor:
+    if M is None:
+        return keys.phi
+    return keys.phi * (segments.key_weight(at, keys) - finite(M)[:, :, None, None]).exp()[..., None]
+
+
+def _causal_segment(queries: Queries, keys: Keys, weights: Weights, state: Tensor) -> tuple[Tensor, Tensor]:
+    """o' (b, g, n, r·c, e + 1) and the state behind the segment."""
+    before, state = states(keys, weights, state)
+    products = pair_products(queries.phi, keys.phi, weights.pair)
+    phi_q = queries.phi if weights.query is None else queries.phi * weights.query[:, :, :, None]
+    return products.flatten(3, 4) @ keys.v + phi_q.flatten(3, 4) @ before, state
+
+
+def states(keys: Keys, weights: Weights, state: Tensor) -> tuple[Tensor, Tensor]:
+    """S' before each chunk (b, g, n, f, e + 1), and behind the last."""
+    phi = keys.phi if weights.key is None else keys.phi * weights.key
+    added = phi.mT @ keys.v
+    if weights.keep is None:
+        total = state[:, :, None] + added.cumsum(2)
+        return torch.cat([state[:, :, None], total[:, :, :-1]], dim=2), total[:, :, -1]
+    before = []
+    for n in range(added.shape[2]):
+        before.append(state)
+        state = weights.keep[:, :, n, :, None] * state + added[:, :, n]
+    return torch.stack(before, dim=2), state
+
+
+def pair_products(phi_q: Tensor, phi_k: Tensor, pair: Tensor | None) -> Tensor:
+    """P (b, g, n, r, c, c): products of features, weighted, 0 for keys of the future (whatever their size)."""
+    if pair is not None and pair.shape[-1] > 1:
+        return (phi_q[..., :, None, :] * pair[:, :, :, None] * phi_k[:, :, :, None, None]).sum(-1).tril()
+    products = (phi_q.flatten(3, 4) @ phi_k.mT).unflatten(3, phi_q.shape[3:5])
+    return (products if pair is None else products * pair[:, :, :, None, :, :, 0]).tril()

@@ -1,0 +1,62 @@
+"""One token in plain PyTorch: autograd, torch.compile, torch.export and torch.func see through it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tarnn.kernels.call import Call, Outputs
+from tarnn.kernels.eager.segments import call_features
+from tarnn.numerics import finite
+
+
+def step(call: Call, inplace: bool) -> Outputs:
+    """S ← e^log_decay S + e^w φ(k) vᵀ and z likewise, in units of e^M; o = φ(q)ᵀS / (φ(q)ᵀz + eps)."""
+    groups = (call.k.shape[1], call.q.shape[1] // call.k.shape[1])
+    phi_q, scale = call_features(call, call.q.to(call.dtype).unflatten(1, groups))  # (b, g, r, 1, f)
+    phi_k, weight = call_features(call, call.k.to(call.dtype))  # (b, g, 1, f)
+    if call.key_log_weight is not None:
+        given = call.key_log_weight.to(call.dtype)
+        weight = given if weight is None else weight + given
+    keep, phi_k, M = _decay_and_weight(call, phi_k.squeeze(2), weight)
+    S, z, M = _update(call, keep, phi_k, M, inplace)
+    phi_q = phi_q.squeeze(3)
+    num, den = phi_q @ S, phi_q @ z[..., None]  # (b, g, r, e), (b, g, r, 1)
+    if call.normalize:
+        num = num / (den + call.eps).masked_fill(den == 0, torch.inf)
+    elif M is not None:
+        factor = finite(M)[:, :, None, None]
+        num = num * (factor if scale is None else factor + scale).exp()
+    return Outputs(num.flatten(1, 2)[:, :, None].to(call.v.dtype), None, S, z, M)
+
+
+def _decay_and_weight(
+    call: Call, phi_k: Tensor, w: Tensor | None
+) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """(what the state is multiplied with (…, f or 1) or None, φ(k) weighted, new M or None)."""
+    decay = None if call.log_decay is None else call.log_decay.to(call.dtype).reshape(*phi_k.shape[:2], -1)
+    if not call.weighted:
+        return None if decay is None else decay.exp(), phi_k, None
+    before = phi_k.new_zeros(phi_k.shape[:2]) if call.M is None else call.M
+    w = torch.zeros_like(before) if w is None else w.squeeze(2)
+    grown = before if decay is None else before + decay.amax(-1)
+    M = torch.maximum(grown, w).detach()
+    keep = before[..., None] - finite(M)[..., None]
+    return (keep if decay is None else keep + decay).exp(), phi_k * (w - finite(M)).exp()[..., None], M
+
+
+def _update(call: Call, keep, phi_k, M, inplace: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """S, z and M behind the token; in place, those of the call, written to."""
+    S: Any
+    z: Any
+    M_before: Any
+    S, z, M_before, value = call.S, call.z, call.M, call.v.to(call.dtype).squeeze(2)
+    if not inplace:
+        S, z = (S, z) if keep is None else (S * keep[..., None], z * keep)
+        return torch.addcmul(S, phi_k[..., None], value[:, :, None]), z + phi_k, M
+    if keep is not None:
+        S.mul_(keep[..., None])
+        z.mul_(keep)
+    S.addcmul_(phi_k[..., None], value[:, :, None])
+    z.add_(phi_k)
+    return S, z, None if M is None else M_before.copy_(M)

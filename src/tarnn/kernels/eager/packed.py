@@ -1,0 +1,68 @@
+"""Packed sequences in plain PyTorch: groups of similar length, each padded to a batch."""
+
+from typing import Any
+
+from torch import Tensor
+
+from tarnn.kernels.call import Call, Gradients, Outputs, Returned
+from tarnn.kernels.eager.backward_pass import backward as whole_backward
+from tarnn.kernels.eager.forward_pass import forward as whole_forward
+from tarnn.kernels.packing import buckets
+
+
+def forward(call: Call, cuts: list[int]) -> Outputs:
+    total = call.new_outputs()
+    for members, index, real in buckets(cuts, call.q.device):
+        part = whole_forward(_bucket(call, members, index, real))
+        _put(total.o, part.o, index, real)
+        _put(total.den, part.den, index, real)
+        total.S[members], total.z[members], total.M[members] = part.S, part.z, part.M
+    return total
+
+
+def backward(call: Call, returned: Returned, cuts: list[int]) -> Gradients:
+    total = call.new_gradients(returned.wants_projection)
+    for members, index, real in buckets(cuts, call.q.device):
+        # padded queries must not send gradients back: their output is nobody's
+        grad_o = _pick(returned.grad_o, index).masked_fill(~real[:, None, :, None], 0.0)
+        of_states: dict[str, Any] = {
+            name: None if x is None else x[members]
+            for name, x in returned._asdict().items()
+            if name in ("grad_S", "grad_z", "S_behind", "z_behind", "M_behind")
+        }
+        o, den = _pick(returned.o, index), _pick(returned.den, index)
+        given = returned._replace(grad_o=grad_o, o=o, den=den, **of_states)
+        part = whole_backward(_bucket(call, members, index, real), given)
+        for name in ("q", "k", "v", "log_decay", "key_log_weight"):
+            _put(getattr(total, name), getattr(part, name), index, real)
+        total.S[members], total.z[members] = part.S, part.z
+        for sum_, share in ((total.omega, part.omega), (total.bias, part.bias)):
+            if sum_ is not None and share is not None:
+                sum_ += share
+    return total.of(call)
+
+
+def _pick(x: Tensor, index: Tensor) -> Tensor:
+    """(1, h, T, …) at token index (n, l) as a batch, (n, h, l, …)."""
+    return x[0][:, index].transpose(0, 1)
+
+
+def _bucket(call: Call, members: Tensor, index: Tensor, real: Tensor) -> Call:
+    """The call on some of its sequences, padded to a batch."""
+    in_time: dict[str, Any] = {
+        name: None if x is None else _pick(x, index)
+        for name, x in (
+            ("q", call.q), ("k", call.k), ("v", call.v),
+            ("log_decay", call.log_decay), ("key_log_weight", call.key_log_weight),
+        )
+    }  # fmt: skip
+    before: dict[str, Any] = {
+        name: None if x is None else x[members] for name, x in (("S", call.S), ("z", call.z), ("M", call.M))
+    }
+    mask = real if call.key_mask is None else real & call.key_mask[0][index]
+    return call._replace(key_mask=mask, cu_seqlens=None, **in_time, **before)
+
+
+def _put(target: Tensor | None, source: Tensor | None, index: Tensor, real: Tensor) -> None:
+    if target is not None and source is not None:
+        target[0][:, index[real]] = source.transpose(0, 1)[:, real].to(target.dtype)

@@ -1,0 +1,95 @@
+"""From the arguments of an op to the record that backends take: cast, checked, with what the map declares."""
+
+from torch import Tensor, nn
+
+from tarnn.feature_maps.base import FeatureMap, Projected, Projection
+from tarnn.kernels.call import Call
+from tarnn.numerics import autocast, default_eps, wide
+from tarnn.ops.checks import check_attention, check_state
+from tarnn.ops.features import features, map_of
+from tarnn.ops.state import LinearState
+
+
+def make_call(
+    q: Tensor, k: Tensor, v: Tensor, feature_map: FeatureMap | nn.Module | str, *, causal: bool, normalize: bool,
+    eps: float | None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None,
+    log_decay: Tensor | None = None, key_log_weight: Tensor | None = None, state: LinearState | None = None,
+) -> tuple[Call, Tensor | None]:  # fmt: skip
+    """(the call, log-weights (b, h, t) that its output is still to be multiplied with, or None).
+
+    Decays and log-weights come in the wide dtype, so that sums over them and their gradients do too. Raises ValueError
+    and TypeError for arguments that don't fit each other.
+    """
+    q, k, v = autocast(q, k, v)
+    check_attention(
+        q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens,
+        log_decay=log_decay, key_log_weight=key_log_weight,
+    )  # fmt: skip
+    phi = map_of(feature_map, q, normalize)
+    if state is not None and (not isinstance(state, LinearState) or state.S is None or state.z is None):
+        raise ValueError(f"state must be a LinearState(S, z, M) with S and z; got {type(state).__name__}.")
+    eps = default_eps(q.dtype) if eps is None else float(eps)
+    if key_mask is not None and not phi.kernel:  # whatever stands at masked keys, NaN too, meets no map
+        k = k.masked_fill(~key_mask[:, None, :, None], 0.0)
+    projection, q, k, query_log_weight, weight = _declared(phi, q, k)
+    function, omega, bias, *numbers = projection
+    sums = wide(q.dtype)
+    if log_decay is not None:
+        log_decay = log_decay.to(sums)
+        log_decay = log_decay[None, :, None].expand(k.shape[:3]) if log_decay.ndim == 1 else log_decay
+    if key_log_weight is not None:
+        key_log_weight = key_log_weight.to(sums)
+        weight = key_log_weight if weight is None else weight + key_log_weight
+    if omega is not None:
+        omega, bias = _for_heads(omega, k), None if bias is None else _for_heads(bias, k)
+    S, z, M = (None, None, None) if state is None else (state.S, state.z, state.M)
+    call = Call(
+        q,
+        k,
+        v,
+        log_decay,
+        weight,
+        S,
+        z,
+        omega,
+        bias,
+        M,
+        key_mask,
+        cu_seqlens,
+        function,
+        causal,
+        normalize,
+        eps,
+        *numbers,
+    )
+    check_state(call)
+    return call, None if normalize else query_log_weight
+
+
+def with_log_weights(o: Tensor, log_weight: Tensor | None) -> Tensor:
+    """o (b, h, t, e), each row times e^log_weight (b, h, t)."""
+    return o if log_weight is None else (o * log_weight.exp()[..., None]).to(o.dtype)
+
+
+def _declared(phi: FeatureMap, q: Tensor, k: Tensor) -> Projected:
+    """Attention with a map as the kernels do it: by a function that they know, by a projection and such a function,
+    or, with any other module, from its features.
+    """
+    if phi.kernel:
+        return Projected(Projection(phi.kernel), q, k)
+    found = phi.projected(q, k)
+    if found is None:
+        (q, q_scale), (k, k_scale) = features(phi, q, "queries"), features(phi, k, "keys")
+        return Projected(Projection("identity"), q, k, q_scale, k_scale)
+    return found
+
+
+def _for_heads(x: Tensor, k: Tensor) -> Tensor:
+    """A parameter of a map's heads, one for all or one for each of k's. ValueError for other numbers of heads or rows."""
+    (b, g), (rows, heads) = k.shape[:2], x.shape[:2]
+    if g % heads or rows not in (1, b):
+        raise ValueError(
+            f"a map with parameters for {rows} rows and {heads} heads needs as many rows and a multiple of its heads; "
+            f"got k {tuple(k.shape)}."
+        )
+    return x if heads in (1, g) else x.repeat_interleave(g // heads, dim=1)
