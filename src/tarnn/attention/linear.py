@@ -51,11 +51,11 @@ class LinearAttention(MultiHeadAttention):
         self, hidden_size: int, num_heads: int, *, causal: bool, feature_map: FeatureMap | nn.Module | str = "elu",
         num_kv_heads: int | None = None, head_dim: int | None = None, context_size: int | None = None,
         normalize: bool = True, decay: nn.Module | None = None, rotary: Rotary | None = None,
-        bias: bool = False, qk_norm: bool = False,
+        bias: bool = False, qk_norm: bool = False, dropout: float = 0.0,
     ):  # fmt: skip
         super().__init__(
             hidden_size, num_heads, causal=causal, num_kv_heads=num_kv_heads, head_dim=head_dim,
-            context_size=context_size, bias=bias, qk_norm=qk_norm,
+            context_size=context_size, bias=bias, qk_norm=qk_norm, dropout=dropout,
         )  # fmt: skip
         phi = as_feature_map(feature_map, head_dim=self.head_dim, num_heads=self.num_kv_heads)
         if normalize:

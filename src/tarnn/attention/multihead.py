@@ -31,6 +31,8 @@ class MultiHeadAttention(nn.Module):
     `qk_norm`: an RMSNorm of each query and key, with a gain a channel, before all else: products stay of a
     size whatever the projections grow to, and so does the sum that normalises (arXiv 2302.05442, 2405.09818).
 
+    `dropout`: of the output y. (`nn.MultiheadAttention` drops weights, which linear attention never forms.)
+
     Cross attention: `forward(x, context, return_state=True)` reads the context once; then `step(x, state)`,
     or `forward(x, state=state)` without a context, attends to it again, and leaves the state as it is.
     """
@@ -51,7 +53,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(
         self, hidden_size: int, num_heads: int, *, causal: bool, num_kv_heads: int | None = None,
         head_dim: int | None = None, context_size: int | None = None, bias: bool = False,
-        qk_norm: bool = False,
+        qk_norm: bool = False, dropout: float = 0.0,
     ):  # fmt: skip
         super().__init__()
         if head_dim is None and hidden_size % num_heads:
@@ -77,6 +79,7 @@ class MultiHeadAttention(nn.Module):
         self.k_proj = nn.Linear(key_size, num_kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(key_size, num_kv_heads * self.head_dim, bias=bias)
         self.o_proj = nn.Linear(num_heads * self.head_dim, hidden_size, bias=bias)
+        self.dropout = nn.Dropout(dropout)
         self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if qk_norm else None
         self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if qk_norm else None
 
@@ -98,8 +101,11 @@ class MultiHeadAttention(nn.Module):
 
     def check_step(self, x: Tensor) -> None:
         """Raises ValueError where a step has no meaning: more than one token, or no causality."""
-        if x.ndim != 3 or x.shape[1] != 1:
-            raise ValueError(f"step takes one token, (b, 1, hidden); got {tuple(x.shape)}. Else use forward.")
+        if x.ndim != 3 or x.shape[1:] != (1, self.hidden_size):
+            raise ValueError(
+                f"step takes one token, (b, 1, hidden); got {tuple(x.shape)}, where hidden = {self.hidden_size}. For "
+                "(b, hidden) pass x[:, None]; for more tokens use forward."
+            )
         if not self.causal and self.context_size is None:
             raise ValueError(
                 "attention to both sides has no step: a token also sees what comes after it. Use forward."
@@ -120,7 +126,7 @@ class MultiHeadAttention(nn.Module):
 
     def merge(self, o: Float[Tensor, "b h t d"]) -> Float[Tensor, "b t hidden"]:
         """Heads back to the hidden size."""
-        return self.o_proj(o.transpose(1, 2).flatten(2))
+        return self.dropout(self.o_proj(o.transpose(1, 2).flatten(2)))
 
     def extra_repr(self) -> str:
         parts = [f"{self.hidden_size}, num_heads={self.num_heads}, head_dim={self.head_dim}"]

@@ -22,10 +22,11 @@ class NoAttention(MultiHeadAttention):
     def __init__(
         self, hidden_size: int, num_heads: int, *, causal: bool, num_kv_heads: int | None = None,
         head_dim: int | None = None, context_size: int | None = None, bias: bool = False,
+        dropout: float = 0.0,
     ):  # fmt: skip
         super().__init__(
             hidden_size, num_heads, causal=causal, num_kv_heads=num_kv_heads, head_dim=head_dim,
-            context_size=context_size, bias=bias,
+            context_size=context_size, bias=bias, dropout=dropout,
         )  # fmt: skip
         del self.q_proj, self.k_proj
 

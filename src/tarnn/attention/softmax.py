@@ -25,11 +25,11 @@ class SoftmaxAttention(MultiHeadAttention):
     def __init__(
         self, hidden_size: int, num_heads: int, *, causal: bool, num_kv_heads: int | None = None,
         head_dim: int | None = None, context_size: int | None = None, rotary: Rotary | None = None,
-        bias: bool = False, qk_norm: bool = False,
+        bias: bool = False, qk_norm: bool = False, dropout: float = 0.0,
     ):  # fmt: skip
         super().__init__(
             hidden_size, num_heads, causal=causal, num_kv_heads=num_kv_heads, head_dim=head_dim,
-            context_size=context_size, bias=bias, qk_norm=qk_norm,
+            context_size=context_size, bias=bias, qk_norm=qk_norm, dropout=dropout,
         )  # fmt: skip
         if rotary is not None and context_size is not None:
             raise ValueError(
