@@ -1,4 +1,4 @@
-"""Is it right, before it is fast: each rival against the definition, outputs and gradients.
+"""Is it right, before it is fast: each method against the definition, outputs and gradients.
 
 In float64 to 10⁻⁹; in each dtype that is measured, with an error at most twice that of the definition computed in
 that dtype (and a rounding), both against float64. Of code that is not ours three digits are asked: its eps is larger.
@@ -9,54 +9,51 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from rivals import PHI, Rival
+from baselines import PHI, Method
 from torch import Tensor
 
 from tarnn.ops import reference
 
-HEADS, LENGTH, LONG = (
-    2,
-    97,
-    1337,
-)  # lengths that no chunk divides; the long one is cut into stretches for two cores
+# lengths that no chunk divides; the long one is cut into stretches for two cores
+HEADS, LENGTH, LONG = 2, 97, 1337
 Attended = tuple[Tensor, ...]  # o, dq, dk, dv
 
 
 def wrong(
-    rival: Rival, dtype: torch.dtype, head_dims: Sequence[int], device: str = "cpu",
+    method: Method, dtype: torch.dtype, head_dims: Sequence[int], device: str = "cpu",
     phi: Callable[[Tensor], Tensor] = PHI,
 ) -> str:  # fmt: skip
-    """What is wrong with this rival, or nothing. SDPA is torch's own and computes something else: not asked."""
-    if rival.power > 1:
+    """What is wrong with this method, or nothing. SDPA is torch's own and computes something else: not asked."""
+    if method.power > 1:
         return ""
     try:
-        with rival.surroundings():
+        with method.surroundings():
             for d in head_dims:
                 for causal in (True, False):
                     for t, definition in ((LENGTH, as_defined), (LONG, by_products)):
                         if t == LONG and dtype.itemsize < 4:
                             continue  # products of 16 bits take long here, and the paths are those of float32
                         defined = partial(definition, phi, causal=causal)
-                        if found := _wrong(rival, dtype, (1, HEADS, t, d), causal, defined, device):
+                        if found := _wrong(method, dtype, (1, HEADS, t, d), causal, defined, device):
                             return f"t = {t}, d = {d}, {'causal' if causal else 'full'}, {str(dtype)[6:]}: {found}"
     except Exception as error:
-        if rival.ours:
+        if method.ours:
             raise
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return ""
 
 
-def _wrong(rival: Rival, dtype: torch.dtype, shape, causal: bool, definition, device: str) -> str:
+def _wrong(method: Method, dtype: torch.dtype, shape, causal: bool, definition, device: str) -> str:
     torch.manual_seed(0)
     q, k, v, grad = (torch.randn(shape, device=device).to(dtype) for _ in range(4))
-    found = attended(lambda q, k, v: rival.attend(*rival.given(q, k, v), causal), q, k, v, grad)
+    found = attended(lambda q, k, v: method.attend(*method.given(q, k, v), causal), q, k, v, grad)
     exact = attended(definition, *(x.double() for x in (q, k, v, grad)))
     plain = attended(definition, q, k, v, grad)
     for name, x, y, z in zip(("o", "dq", "dk", "dv"), found, exact, plain):
         error, size = (x.double() - y).norm(), y.norm()
         if dtype == torch.float64:
             most = 1e-9 * size
-        elif rival.ours:
+        elif method.ours:
             most = 2 * (z.double() - y).norm() + torch.finfo(dtype).eps * size
         else:
             most = 1e-3 * size

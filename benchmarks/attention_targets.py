@@ -11,13 +11,14 @@ A version that stores its states would do 12·d·e in all instead of 14·d·e.
 
 from collections.abc import Callable, Iterable
 
-from attention_costs import Cell, Cost, Costs
-from targets import Target, at_least, at_most
+from attention_cells import Cell, Cost, Costs
+
+from scripts.common.tables import MIB
+from scripts.common.targets import Target, at_least, at_most
 
 # "never slower" is read as: at most 5 % slower, which is what two medians of one thing differ by
 NOISE = 0.95
 LONG, SHORT, LONGEST = 1024, 256, 65536
-MIB = 2**20
 
 
 def flops(cell: Cell, heads: int, chunk: int) -> int:
@@ -27,11 +28,6 @@ def flops(cell: Cell, heads: int, chunk: int) -> int:
     if cell.backward:
         each += 10 * cell.d**2 + 3 * within
     return each * cell.t * heads
-
-
-def share_of_matmul(cost: Cost, heads: int, chunk: int) -> float | None:
-    """Of the rate that torch.mm had in the same rounds."""
-    return cost.mm_gflops and flops(cost.cell, heads, chunk) / cost.ms / 1e6 / cost.mm_gflops
 
 
 def targets(costs: Costs, heads: int, chunk: int, threads: int) -> list[Target]:
@@ -48,7 +44,7 @@ def targets(costs: Costs, heads: int, chunk: int, threads: int) -> list[Target]:
                 found += _share(costs, dtype, case, cells, heads, chunk)
             found += _memory(costs, dtype, case, cells, threads)
             if dtype == "bfloat16" and "float32" in costs.dtypes:
-                ratio = _ratios(costs, cells, ("native", "float32"), ("native", dtype))
+                ratio = costs.ratios(("native", "float32"), ("native", dtype), cells)
                 found.append(at_least("bfloat16 not slower than float32 (within 5 %)", case, NOISE, ratio))
     return found
 
@@ -78,7 +74,7 @@ def _share(costs, dtype: str, case: str, cells: list[Cell], heads: int, chunk: i
     found = []
     for backward, bound in ((False, 0.70), (True, 0.55)):
         of = [c for c in cells if c.d == 64 and c.t >= LONG and c.backward == backward]
-        shares = _values(of, costs, dtype, lambda c: share_of_matmul(c, heads, chunk))
+        shares = _values(of, costs, dtype, lambda c: c.share_of_matmul(flops(c.cell, heads, chunk)))
         what = f"{_pass(backward)}, d = 64: at least {bound:.0%} of torch.mm's rate, t ≥ {LONG:,}"
         found.append(at_least(what, case, bound, shares, "%"))
     return found
@@ -89,11 +85,10 @@ def _memory(costs: Costs, dtype: str, case: str, cells: list[Cell], threads: int
     per_thread = _values(
         longest, costs, dtype, lambda c: None if c.extra_bytes is None else c.extra_bytes / threads / MIB
     )
-    shares = {}
-    for cell in (c for c in cells if c.t >= SHORT):  # below, a page more or less decides
-        ours, theirs = costs.get("native", dtype, cell), costs.get("sdpa", dtype, cell)
-        if ours and theirs and ours.peak_bytes is not None and theirs.peak_bytes:
-            shares[str(cell)] = ours.peak_bytes / theirs.peak_bytes
+    # below, a page more or less decides
+    shares = costs.ratios(
+        ("native", dtype), ("sdpa", dtype), [c for c in cells if c.t >= SHORT], lambda c: c.peak_bytes
+    )
     what = f"at most 1 MiB a thread beyond inputs, outputs and gradients, t = {LONGEST:,}"
     return [
         at_most(what, case, 1, per_thread, " MiB"),
@@ -102,12 +97,7 @@ def _memory(costs: Costs, dtype: str, case: str, cells: list[Cell], threads: int
 
 
 def _faster(costs: Costs, dtype: str, cells: Iterable[Cell], than: str) -> dict[str, float]:
-    return _ratios(costs, cells, (than, dtype), ("native", dtype))
-
-
-def _ratios(costs: Costs, cells: Iterable[Cell], slow: tuple[str, str], fast: tuple[str, str]):
-    ratios = {str(c): costs.ratio(slow, fast, c) for c in cells}
-    return {where: x for where, x in ratios.items() if x is not None}
+    return costs.ratios((than, dtype), ("native", dtype), cells)
 
 
 def _values(cells: Iterable[Cell], costs: Costs, dtype: str, value: Callable[[Cost], float | None]):

@@ -1,6 +1,6 @@
 """Time a token and bytes of state against position: linear attention, and softmax with a KV cache.
 
-    python benchmarks/decode.py            # about five minutes; writes benchmarks/results/decode.{json,png}
+    python benchmarks/decode.py            # about five minutes; benchmarks/results/decode.{json,md,png}
 
 The claim: with linear attention a token costs the same wherever it stands, in time (within 10 %) and in memory; with softmax
 both grow with all that came before. Same model but for its attention, float32, random weights, each with the number of
@@ -8,47 +8,50 @@ threads that is fastest for it. How a position is reached without generating up 
 Correctness is checked first, and nothing is measured if that fails.
 """
 
-import argparse
-import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
-from provenance import provenance, total_memory
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from scripts.common.options import parse
+from scripts.common.provenance import total_memory
+from scripts.common.results import run
+from scripts.common.tables import bullets, markdown, page, source
 from tarnn import Elu, LinearState, step
 from tarnn.analysis.decode_cost import ROUNDS, SECONDS_A_ROUND, DecodeCost, fastest_decode_cost, softmax_twin
-from tarnn.analysis.plots import plot_decode_cost
+from tarnn.analysis.plots import decode_cost_figure
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.ops import reference
 
-POSITIONS, BATCH_SIZES = (256, 1024, 4096, 16384, 65536), (1, 32)
+FULL = {
+    "positions": [256, 1024, 4096, 16384, 65536], "batch_sizes": [1, 32], "rounds": ROUNDS,
+    "seconds_a_round": SECONDS_A_ROUND, "thread_counts": [int], "compile": False,
+}  # fmt: skip
+QUICK = {"positions": [64, 256], "batch_sizes": [1], "rounds": 2, "seconds_a_round": 0.02}
+ABOUT = {
+    "thread_counts": "each is tried; by default 1 and all", "compile": "also the compiled step of the linear model",
+}  # fmt: skip
 SHAPE = {"num_hidden_layers": 8, "num_attention_heads": 8, "hidden_size": 256, "vocab_size": 257}
 ROOM = 0.8  # of the machine's memory, at most, for a cache
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--positions", type=int, nargs="+", default=POSITIONS)
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=BATCH_SIZES)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--seconds-a-round", type=float, default=SECONDS_A_ROUND)
-    parser.add_argument(
-        "--threads", type=int, nargs="+", default=(), help="each is tried; by default 1 and all"
+    options, skipped = parse(__file__, __doc__, FULL, QUICK, about=ABOUT), []
+
+    def facts(options, costs) -> dict[str, Any]:
+        flat = {name: flatness(points) for name, points in costs.items() if name.startswith("linear")}
+        return {"model": SHAPE, "flatness": flat, "skipped": skipped}
+
+    return run(
+        options,
+        lambda options, costs, keep: measure(options, costs, skipped, keep),
+        check=lambda options: check(),
+        facts=facts,
+        report=report,
+        figure=figure,
     )
-    parser.add_argument(
-        "--compile", action="store_true", help="also measure the compiled step of the linear model"
-    )
-    options = parser.parse_args()
-    if wrong := check():
-        print(f"the check is red, so nothing is measured: {wrong}", file=sys.stderr)
-        return 1
-    costs, skipped = measure(options)
-    flat = {name: flatness(points) for name, points in costs.items() if name.startswith("linear")}
-    write(options.out, {**provenance(), "model": SHAPE, "flatness": flat, "skipped": skipped}, costs)
-    return 0
 
 
 def check() -> str:
@@ -74,15 +77,13 @@ def check() -> str:
     return ""
 
 
-def measure(options: argparse.Namespace) -> tuple[dict[str, list[DecodeCost]], list[dict]]:
+def measure(options, costs: dict[str, list[DecodeCost]], skipped: list[dict], keep) -> None:
     """Costs by name of the series, each printed as soon as it is known, and what had no room in memory."""
     config = TarnnConfig(**SHAPE)
     linear, softmax = (TarnnForCausalLM(c).eval() for c in (config, softmax_twin(config)))
     series = {"linear": (linear, None), "softmax": (softmax, None)}
     if options.compile:
         series["linear, compiled"] = (linear, torch.compile(linear.step, fullgraph=True, dynamic=False))
-    costs: dict[str, list[DecodeCost]] = {}
-    skipped = []
     for batch_size in options.batch_sizes:
         for kind, (model, compiled) in series.items():
             name = f"{kind}, batch {batch_size}"
@@ -94,7 +95,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, list[DecodeCost]], l
                     print(f"{name:28}{position:8,}  skipped: {needed:,} bytes of cache have no room here")
                     continue
                 cost = fastest_decode_cost(
-                    model, position, threads=options.threads, batch_size=batch_size, rounds=options.rounds,
+                    model, position, threads=options.thread_counts or (), batch_size=batch_size, rounds=options.rounds,
                     seconds_a_round=options.seconds_a_round, step=compiled,
                 )  # fmt: skip
                 costs.setdefault(name, []).append(cost)
@@ -103,7 +104,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, list[DecodeCost]], l
                     f"{cost.state_bytes:18,} bytes  {cost.threads} threads",
                     flush=True,
                 )
-    return costs, skipped
+                keep()
 
 
 def flatness(points: list[DecodeCost]) -> float:
@@ -111,16 +112,29 @@ def flatness(points: list[DecodeCost]) -> float:
     return max(p.ms for p in points) / min(p.ms for p in points)
 
 
-def write(folder: Path, facts: dict, costs: dict[str, list[DecodeCost]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    results = {name: [asdict(p) for p in points] for name, points in costs.items()}
-    (folder / "decode.json").write_text(json.dumps({**facts, "results": results}, indent=2) + "\n")
-    cpu, cores = facts["machine"]["cpu"], facts["machine"]["cores"]
-    title = f"one more token, 8 layers of 8 heads, 256 wide, float32; {cpu}, {cores} cores"
-    plot_decode_cost(costs, folder / "decode.png", title)
-    for name, ratio in facts["flatness"].items():
-        print(f"{name}: slowest position over fastest {ratio:.3f}")
-    print(f"{folder / 'decode.json'}\n{folder / 'decode.png'}")
+def report(options, facts: dict[str, Any], costs: dict[str, list[DecodeCost]]) -> str:
+    rows = [
+        [name, f"{p.position:,}", f"{p.ms:.3f}", f"{p.ms_min:.3f} – {p.ms_max:.3f}", f"{p.state_bytes:,}", p.threads]
+        for name, points in costs.items()
+        for p in points
+    ]  # fmt: skip
+    flat = [
+        f"{name}: the slowest position over the fastest {ratio:.3f}"
+        for name, ratio in facts["flatness"].items()
+    ]
+    left_out = [
+        f"{x['series']}, {x['position']:,}: a cache of {x['state_bytes']:,} bytes" for x in facts["skipped"]
+    ]
+    return page(
+        "One more token, by its position", source(facts, "8 layers of 8 heads, 256 wide, float32. Medians."),
+        markdown(["", "position", "ms", "least – most", "bytes of state", "threads"], rows), bullets(flat),
+        "## Left out", bullets(left_out),
+    )  # fmt: skip
+
+
+def figure(options, facts: dict[str, Any], costs: dict[str, list[DecodeCost]]):
+    on = f"{facts['machine']['cpu']}, {facts['machine']['cores']} cores"
+    return decode_cost_figure(costs, f"one more token, 8 layers of 8 heads, 256 wide, float32; {on}")
 
 
 if __name__ == "__main__":

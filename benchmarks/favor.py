@@ -13,31 +13,39 @@ m = 64 and 256, causal and not, forward and forward with backward, float32. Comp
 * sdpa: softmax, which is what is estimated, exactly.
 
 Correctness is checked first, against the quadratic definition in float64. What would take too long, by a shorter
-length's figures, is left out and listed. Results are written after each cell: Ctrl-C keeps them.
+length's figures, is left out and listed. Results are written after each cell: Ctrl-C keeps them, `--resume` goes on.
 """
 
-import argparse
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from attention import kernel_chunk, measure
-from attention_check import wrong
-from attention_costs import Costs, save
-from favor_report import named, plot, report, targets
-from provenance import kernels, provenance, results_folder
-from rivals import Rival, native_kernels, release_scratch, sdpa, without_native_kernels
-from targets import summary
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from attention_cells import Costs, measure_cells
+from attention_check import wrong
+from baselines import Method, release_scratch, sdpa
+from favor_report import DTYPE, figure, named, report, targets
+
+from scripts.common.options import parse
+from scripts.common.results import Unmeasured, run
 from tarnn import PositiveRandomFeatures, linear_attention
 from tarnn.feature_maps import Identity
+from tarnn.kernels.cpu import CHUNK, library
 
-LENGTHS, FEATURES = (1024, 4096, 16384), (64, 256)
+FULL = {
+    "lengths": [1024, 4096, 16384], "features": [64, 256], "head_dim": 64, "heads": 8, "kinds": ["causal", "full"],
+    "passes": ["forward", "both"], "seconds": 2.5, "longest_call": 15.0, "resume": False,
+}  # fmt: skip
 QUICK = {"lengths": [256, 1024], "features": [64], "seconds": 0.3}
-DTYPE = "float32"
+CHOICES = {"kinds": ["causal", "full"], "passes": ["forward", "both"]}
+ABOUT = {
+    "features": "m", "resume": "go on where the results file ends",
+    "seconds": "about so long, at most, for all rounds of one method",
+    "longest_call": "seconds beyond which a method is left out",
+}  # fmt: skip
 
 
 class Ready(Identity):
@@ -50,70 +58,45 @@ READY = Ready()
 
 
 def main() -> int:
-    options = parse()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    begun, interrupted, costs = time.perf_counter(), False, Costs()
-    path = options.out / "favor.json"
-    try:
-        entrants = entrants_of(options)
-    except ValueError as error:
-        print(f"nothing is measured: {error}", file=sys.stderr)
-        return 1
-    facts = {**provenance(), "kernels": kernels()}
-    facts |= {"heads": options.heads, "head_dim": options.head_dim, "features": list(options.features)}
-    print(f"{facts['machine']['cpu']}, {facts['threads']} threads; kernels: {facts['kernels']}")
-    options.out.mkdir(parents=True, exist_ok=True)
-    try:
-        measure(entrants, costs, options, lambda: save(path, facts, costs))
-    except KeyboardInterrupt:
-        interrupted = True
-        print("interrupted: what was measured is kept", file=sys.stderr)
-    if costs.by:
-        write(options, facts, costs)
-    print(f"{(time.perf_counter() - begun) / 60:.1f} minutes")
-    return 130 if interrupted else 0
+    options = parse(__file__, __doc__, FULL, QUICK, choices=CHOICES, about=ABOUT)
+    options.head_dims, options.dtypes, options.batch_size, options.device = (
+        [options.head_dim],
+        [DTYPE],
+        1,
+        "cpu",
+    )
+    return run(options, measure, results=Costs(), facts=facts, report=report, figure=figure)
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--quick", action="store_true", help="short, one width; under a minute")
-    add("--out", type=Path, help="folder; benchmarks/results for the whole run, else runs/benchmarks")
-    add("--lengths", type=int, nargs="+", default=LENGTHS)
-    add("--features", type=int, nargs="+", default=FEATURES, help="m")
-    add("--head-dim", type=int, default=64)
-    add("--heads", type=int, default=8)
-    add("--kinds", nargs="+", choices=("causal", "full"), default=("causal", "full"))
-    add("--passes", nargs="+", choices=("forward", "both"), default=("forward", "both"))
-    add("--threads", type=int, help="torch's own choice by default")
-    add("--seconds", type=float, default=2.5, help="about so long, at most, for all rounds of one rival")
-    add("--longest-call", type=float, default=15.0, help="seconds beyond which a rival is left out")
-    whole = vars(parser.parse_args([]))
-    if parser.parse_args().quick:
-        parser.set_defaults(**QUICK)
-    options = parser.parse_args()
-    chosen = {name for name, value in vars(options).items() if value != whole[name]}
-    options.out = options.out or results_folder(whole=chosen <= {"threads"})
-    options.head_dims, options.dtypes = [options.head_dim], [DTYPE]
-    options.batch_size, options.device = 1, "cpu"
-    return options
+def measure(options, costs: Costs, keep) -> None:
+    entrants = entrants_of(options)
+    costs.take_up(options, shape(options))
+    measure_cells(entrants, costs, options, keep)
 
 
-def entrants_of(options) -> list[tuple[Rival, str]]:
-    """Who takes part: three a number of features, and softmax. ValueError for one that is wrong."""
-    rivals = [Rival("sdpa", sdpa, power=2, patience=1.0)]
+def shape(options) -> dict[str, Any]:
+    return {"heads": options.heads, "head_dim": options.head_dim}
+
+
+def facts(options, costs: Costs) -> dict[str, Any]:
+    judged = [t.as_json() for t in targets(costs, options.features)]
+    return {"shape": shape(options), "skipped": costs.skipped, "chunk": CHUNK, "targets": judged}
+
+
+def entrants_of(options) -> list[tuple[Method, str]]:
+    """Who takes part: three for each number of features, and softmax. Unmeasured for one that is wrong."""
+    methods = [Method("sdpa", sdpa, power=2, patience=1.0)]
     for m in sorted(set(options.features)):
         phi = PositiveRandomFeatures(options.head_dim, m, seed=0)
-        for rival in rivals_of(phi):
+        for method in methods_of(phi):
             for dtype in (torch.float64, torch.float32):
-                if found := wrong(rival, dtype, [options.head_dim], phi=phi):
-                    raise ValueError(f"the check is red: {rival.name}, {found}.")
-            rivals.append(rival)
-    return [(rival, DTYPE) for rival in rivals]
+                if found := wrong(method, dtype, [options.head_dim], phi=phi):
+                    raise Unmeasured(f"the check is red: {method.name}, {found}.")
+            methods.append(method)
+    return [(method, DTYPE) for method in methods]
 
 
-def rivals_of(phi: PositiveRandomFeatures) -> list[Rival]:
+def methods_of(phi: PositiveRandomFeatures) -> list[Method]:
     """Fused and stored; and ready, where there are native kernels."""
 
     def fused(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -131,27 +114,12 @@ def rivals_of(phi: PositiveRandomFeatures) -> list[Rival]:
 
     m = phi.num_features(phi.head_dim)
     found = [
-        Rival(named("fused", m), fused, ours=True, release=release_scratch),
-        Rival(named("stored", m), stored, ours=True, surroundings=without_native_kernels),
+        Method(named("fused", m), fused, ours=True, release=release_scratch),
+        Method(named("stored", m), stored, ours=True, surroundings=library.disabled),
     ]
-    if native_kernels()[0]:
-        found.append(Rival(named("ready", m), ready, ours=True, release=release_scratch, given=features))
+    if library.available():
+        found.append(Method(named("ready", m), ready, ours=True, release=release_scratch, given=features))
     return found
-
-
-def write(options, facts: dict[str, Any], costs: Costs) -> None:
-    found = targets(costs, options.features)
-    facts |= {"chunk": kernel_chunk(), "targets": [t.as_json() for t in found]}
-    save(options.out / "favor.json", facts, costs)
-    (options.out / "favor.md").write_text(report(facts, costs, found))
-    plot(
-        costs,
-        options.features,
-        options.out / "favor.png",
-        f"{facts['machine']['cpu']}, {facts['threads']} threads",
-    )
-    print(f"targets: {summary(found)}")
-    print(*(options.out / f"favor.{x}" for x in ("json", "md", "png")), sep="\n")
 
 
 if __name__ == "__main__":

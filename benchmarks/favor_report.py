@@ -8,21 +8,23 @@ with m for the width of the features, and their projection):
     not causal    the same without c
 """
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from attention_costs import Cell, Cost, Costs
-from targets import Target, at_least, at_most, summary, target_table
+from attention_cells import Cell, Cost, Costs
+from attention_report import by_case, cost_figure, extra, share
+
+from scripts.common.plots import BLUE, GREEN, RED, SKY
+from scripts.common.tables import bullets, markdown, milliseconds, page, ratio, source
+from scripts.common.targets import Target, at_least, at_most, section
 
 DTYPE = "float32"
 KINDS = ("fused", "stored", "ready")
-COLORS = {"fused": "#0072b2", "stored": "#56b4e9", "ready": "#009e73", "sdpa": "#d55e00"}
+COLORS = {"fused": BLUE, "stored": SKY, "ready": GREEN, "sdpa": RED}
 LABELS = {
     "fused": "tarnn", "stored": "features stored, chunked PyTorch", "ready": "native, features given",
     "sdpa": "SDPA (softmax)",
 }  # fmt: skip
-MIB = 2**20
 
 
 def named(kind: str, m: int) -> str:
@@ -33,43 +35,22 @@ def targets(costs: Costs, features: Sequence[int]) -> list[Target]:
     """A case is a number of features, and causal or full."""
     found = []
     for m in features:
-        fused, stored, ready = (named(kind, m) for kind in KINDS)
+        fused, stored, ready = ((named(kind, m), DTYPE) for kind in KINDS)
         for causal in (True, False):
             cells = [c for c in costs.cells if c.causal == causal]
             case = f"m = {m}, {'causal' if causal else 'full'}"
             for backward in (False, True):
                 way = "forward + backward" if backward else "forward"
                 of = [c for c in cells if c.backward == backward]
-                faster = _ratios(costs, of, stored, fused, _ms)
-                slower = _ratios(costs, of, fused, ready, _ms)
-                memory = _ratios(costs, of, fused, stored, _extra)
+                faster = costs.ratios(stored, fused, of)
+                slower = costs.ratios(fused, ready, of)
+                memory = costs.ratios(fused, stored, of, lambda cost: cost.extra_bytes)
                 found += [
                     at_least(f"{way}: at least 5 times faster than with stored features", case, 5, faster),
                     at_most(f"{way}: at most a tenth of its extra memory", case, 0.1, memory, "%"),
                     at_most(f"{way}: at most 2 times as long as with features ready made", case, 2, slower),
                 ]
     return found
-
-
-def _ratios(
-    costs: Costs, cells: Sequence[Cell], over: str, under: str, value: Callable[[Cost], float | None]
-):
-    """By length, where both are known and above zero."""
-    found = {}
-    for cell in cells:
-        pair = [costs.get(name, DTYPE, cell) for name in (over, under)]
-        above, below = (value(x) if x else None for x in pair)
-        if above is not None and below:
-            found[f"t = {cell.t:,}"] = above / below
-    return found
-
-
-def _ms(cost: Cost) -> float:
-    return cost.ms
-
-
-def _extra(cost: Cost) -> int | None:
-    return cost.extra_bytes
 
 
 def flops(cell: Cell, m: int, heads: int, chunk: int) -> int:
@@ -81,108 +62,63 @@ def flops(cell: Cell, m: int, heads: int, chunk: int) -> int:
     return each * cell.t * heads
 
 
-def report(facts: dict[str, Any], costs: Costs, judged: Sequence[Target]) -> str:
-    """Markdown: what was run where, the targets, and a table a number of features."""
-    d = facts["head_dim"]
-    parts = [
-        "# Random features within the kernels",
-        f"`{facts['command']}`",
-        f"{facts['machine']['cpu']}, {facts['threads']} threads; torch {facts['versions']['torch']}. FAVOR+ attention, "
-        f"{facts['heads']} heads, d = e = {d}, batch 1, float32. Kernels: {facts['kernels']}. All in one process, on the "
-        "same inputs, in turns; times are medians of the rounds, with * of one call.",
+def report(options, facts: dict[str, Any], costs: Costs) -> str:
+    """Markdown: what was run where, the targets, and a table for each number of features."""
+    how = (
+        f"FAVOR+ attention, {options.heads} heads, d = e = {options.head_dim}, batch 1, float32. All in one process, on the "
+        "same inputs, in turns; times are medians of the rounds, with * of one call."
+    )
+    what = (
         "fused: `linear_attention(q, k, v, PositiveRandomFeatures(d, m))`. stored: φ(q), φ(k) by the module under "
         "autograd, then linear attention in chunked PyTorch. ready: the native kernels, given φ(q), φ(k) that were made "
         "before. Extra memory is the peak of one call beyond inputs, outputs and gradients. Share of mm: of the rate that "
         "`torch.mm` of 2048³ had in the same rounds, by the flops that the fused kernels do: "
-        f"forward 8·d·m + c·(m + d) a token and head, backward 18·d·m + 3c·(m + d), c = {facts['chunk']}, not causal "
-        "without c.",
-        f"## Targets of this benchmark: {summary(judged)}",
-        target_table(judged),
-    ]
-    for m in facts["features"]:
-        for causal in (True, False):
-            cells = [c for c in costs.cells if c.causal == causal]
-            if cells:
-                parts += [
-                    f"## m = {m}, {'causal' if causal else 'not causal'}",
-                    table(costs, m, cells, facts["heads"], facts["chunk"]),
-                ]
-    left_out = []
-    for s in costs.skipped:
-        cell = Cell(*(s[x] for x in Cell._fields))
-        left_out.append(f"* {s['rival']}, {cell}, {cell.kind}: {s['why']}")
-    return "\n\n".join([*parts, "## Left out", "\n".join(left_out) or "Nothing."]) + "\n"
+        f"forward 8·d·m + c·(m + d) per token and head, backward 18·d·m + 3c·(m + d), c = {facts['chunk']}, not causal "
+        "without c."
+    )
+    names = {f"m = {m}": m for m in options.features}
+    return page(
+        "Random features within the kernels", source(facts, how), what, section(targets(costs, options.features)),
+        *by_case(costs, list(names), lambda name, cells: table(costs, names[name], cells, options.heads, facts["chunk"])),
+        "## Left out", bullets(costs.left_out()),
+    )  # fmt: skip
 
 
 def table(costs: Costs, m: int, cells: Sequence[Cell], heads: int, chunk: int) -> str:
-    """A row a pass and length."""
+    """A row for each pass and length."""
     names = [*(named(kind, m) for kind in KINDS), "sdpa"]
     head = [
         "pass", "t", *(f"{kind}, ms" for kind in (*KINDS, "sdpa")), "stored / fused", "fused / ready", "sdpa / fused",
         "fused: share of mm", "stored: the same", *(f"{kind}, extra MiB" for kind in (*KINDS, "sdpa")), "fused / stored",
     ]  # fmt: skip
-    rows = [f"| {' | '.join(head)} |", f"|---{'|--:' * (len(head) - 1)}|"]
+    rows = []
     for cell in sorted(cells, key=lambda c: (c.backward, c.t)):
         fused, stored, ready, sdpa = found = [costs.get(name, DTYPE, cell) for name in names]
-        row = [cell.way, f"{cell.t:,}", *map(_time, found)]
-        row += [_times(over, under) for over, under in ((stored, fused), (fused, ready), (sdpa, fused))]
-        row += [_share(x, flops(cell, m, heads, chunk)) for x in (fused, stored)]
-        row += [_mib(x) for x in found]
-        row.append(f"{fused.extra_bytes / stored.extra_bytes:.1%}" if _both(fused, stored) else "–")
-        rows.append(f"| {' | '.join(row)} |")
-    return "\n".join(rows)
+        row = [cell.way, f"{cell.t:,}", *map(milliseconds, found)]
+        row += [ratio(stored, fused), ratio(fused, ready), ratio(sdpa, fused)]
+        row += [share(x, flops(cell, m, heads, chunk)) for x in (fused, stored)]
+        rows.append([*row, *(extra(x, 1) for x in found), _part(fused, stored)])
+    return markdown(head, rows)
 
 
-def _share(cost: Cost | None, flops: int) -> str:
-    return f"{flops / cost.ms / 1e6 / cost.mm_gflops:.0%}" if cost and cost.mm_gflops else "–"
+def _part(x: Cost | None, y: Cost | None) -> str | None:
+    """Of the other's extra memory."""
+    known = x and y and x.extra_bytes is not None and y.extra_bytes
+    return f"{x.extra_bytes / y.extra_bytes:.1%}" if known else None
 
 
-def _both(x: Cost | None, y: Cost | None) -> bool:
-    return bool(x and y and x.extra_bytes is not None and y.extra_bytes)
-
-
-def _time(cost: Cost | None) -> str:
-    if cost is None:
-        return "–"
-    return (f"{cost.ms:.3g}" if cost.ms < 100 else f"{cost.ms:,.0f}") + ("*" if cost.rounds == 1 else "")
-
-
-def _times(over: Cost | None, under: Cost | None) -> str:
-    return f"{over.ms / under.ms:.2f}" if over and under else "–"
-
-
-def _mib(cost: Cost | None) -> str:
-    return "–" if cost is None or cost.extra_bytes is None else f"{cost.extra_bytes / MIB:,.1f}"
-
-
-def plot(costs: Costs, features: Sequence[int], path: Path, title: str) -> None:
-    """Causal: forward, forward + backward, and memory, against t; the most features solid, fewer dashed."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 3.8), layout="constrained", dpi=150)
-    panels = (
-        ("forward", False, _ms, "milliseconds"),
-        ("forward + backward", True, _ms, "milliseconds"),
-        ("forward + backward", True, lambda x: (x.extra_bytes or 0) / MIB, "MiB beyond inputs and outputs"),
-    )
-    causal = True in {c.causal for c in costs.cells}  # full, where nothing else was measured
-    lines = [(k, named(k, m), "-" if m == max(features) else "--") for m in features for k in KINDS]
-    lengths = sorted({c.t for c in costs.cells})
-    for axes, (way, backward, value, ylabel) in zip(figure.subplots(1, 3), panels):
-        cells = [c for c in costs.cells if (c.causal, c.backward) == (causal, backward)]
-        for kind, name, style in (*lines, ("sdpa", "sdpa", "-")):
-            points = [(c.t, value(x)) for c in cells if (x := costs.get(name, DTYPE, c)) and value(x)]
-            if points:
-                label = LABELS[kind] if style == "-" else None
-                axes.plot(*zip(*points), style, color=COLORS[kind], marker=".", label=label)
-        axes.set(xlabel="length t", ylabel=ylabel, title=way)
-        if axes.lines:  # a logarithmic axis needs something on it
-            axes.set(xscale="log", yscale="log")
-            axes.set_xticks(lengths, [f"{t // 1024}k" if t >= 1024 else str(t) for t in lengths])
-        axes.minorticks_off()
-        axes.grid(alpha=0.3)
-    figure.axes[0].legend(frameon=False, fontsize="small")
-    fewer = "".join(f"; dashed: m = {m}" for m in features if m != max(features))
-    kind = "causal" if causal else "not causal"
-    figure.suptitle(f"FAVOR+ attention, {kind}, m = {max(features)}; {title}{fewer}", fontsize="medium")
-    figure.savefig(path)
+def figure(options, facts: dict[str, Any], costs: Costs):
+    """The most features solid, fewer dashed."""
+    most = max(options.features)
+    lines = {("sdpa", DTYPE): (COLORS["sdpa"], LABELS["sdpa"])}
+    for m in options.features:
+        for kind in KINDS:
+            solid = m == most
+            lines[named(kind, m), DTYPE] = (
+                f"{COLORS[kind]} {'-' if solid else '--'}",
+                LABELS[kind] if solid else None,
+            )
+    fewer = "".join(f"; dashed: m = {m}" for m in options.features if m != most)
+    kind = "causal" if any(c.causal for c in costs.cells) else "not causal"
+    on = f"{facts['machine']['cpu']}, {facts['threads']} threads"
+    return cost_figure(costs, lines, costs.cells, f"FAVOR+ attention, {kind}, m = {most}; {on}{fewer}")

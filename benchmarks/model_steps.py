@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
+from typing import Any
 
 import torch
-from clock import Contender, Effort, Timing, measure_in_turns
-from rivals import without_native_kernels
 from torch import Tensor
 
+from scripts.common.clock import Contender, Effort, Timing, measure_in_turns
+from scripts.common.plots import label, line, panels
+from scripts.common.tables import MIB, markdown, mebibytes, milliseconds, ratio
+from tarnn.kernels.cpu import library
 from tarnn.models import TarnnForCausalLM
 
-Found = dict[int, dict[str, Timing]]  # by length, by rival
+EFFORT = Effort(seconds_a_round=0, rounds=(3, 7), seconds=8)
+Found = dict[int, dict[str, Timing]]  # by length, by method
 
 
 def draw_tokens(batch_size: int, t: int, vocab_size: int = 257) -> Tensor:
@@ -41,7 +44,7 @@ def step_call(model: TarnnForCausalLM, tokens: Tensor, optimizer: str = "none") 
 def wrong(model: TarnnForCausalLM, tokens: Tensor) -> str:
     """What is wrong with a model's step, or nothing: loss and gradients against those of plain PyTorch."""
     loss_and_gradients = []
-    for surroundings in (nullcontext, without_native_kernels):
+    for surroundings in (nullcontext, library.disabled):
         model.zero_grad()
         with surroundings():
             loss = step(model, tokens)
@@ -52,52 +55,33 @@ def wrong(model: TarnnForCausalLM, tokens: Tensor) -> str:
     return ""
 
 
-def measure(t: int, contenders: Mapping[str, Contender], effort: Effort) -> dict[str, Timing]:
+def measure(t: int, contenders: Mapping[str, Contender]) -> dict[str, Timing]:
     """A timing a model, printed."""
-    timings = measure_in_turns(contenders, effort)
+    timings = measure_in_turns(contenders, EFFORT)
     for name, x in timings.items():
-        peak = "" if x.peak_bytes is None else f"{x.peak_bytes / 2**20:10.0f} MiB"
+        peak = "" if x.peak_bytes is None else f"{x.peak_bytes / MIB:10.0f} MiB"
         print(f"t = {t:<8,}{name:24}{x.ms:10.0f} ms ({x.ms_min:.0f} – {x.ms_max:.0f}){peak}", flush=True)
     return timings
 
 
-def table(found: Found, rivals: Sequence[str], ratios: Sequence[tuple[str, str]]) -> str:
-    """A row a length: milliseconds, how many times as long one takes as another, peak memory."""
-    head = ["t", *(f"{r}, ms" for r in rivals), *(f"{over} / {under}" for over, under in ratios)]
-    head += [f"{r}, peak MiB" for r in rivals]
-    rows = [f"| {' | '.join(head)} |", f"|{'--:|' * len(head)}"]
+def table(found: Found, methods: Sequence[str], ratios: Sequence[tuple[str, str]]) -> str:
+    """A row for each length: milliseconds, how many times as long one takes as another, peak memory."""
+    head = ["t", *(f"{m}, ms" for m in methods), *(f"{over} / {under}" for over, under in ratios)]
+    rows = []
     for t, at in found.items():
-        row = [f"{t:,}", *(_ms(at.get(r)) for r in rivals)]
-        row += [f"{at[x].ms / at[y].ms:.2f}" if {x, y} <= at.keys() else "–" for x, y in ratios]
-        row += [f"{at[r].peak_bytes / 2**20:,.0f}" if r in at and at[r].peak_bytes else "–" for r in rivals]
-        rows.append(f"| {' | '.join(row)} |")
-    return "\n".join(rows)
+        timings = [at.get(m) for m in methods]
+        times = [*map(milliseconds, timings), *(ratio(at.get(x), at.get(y)) for x, y in ratios)]
+        rows.append([f"{t:,}", *times, *(x and mebibytes(x.peak_bytes, 0) for x in timings)])
+    return markdown([*head, *(f"{m}, peak MiB" for m in methods)], rows, left=0)
 
 
-def _ms(timing: Timing | None) -> str:
-    return "–" if timing is None else f"{timing.ms:,.0f}" + ("*" if timing.rounds == 1 else "")
-
-
-def plot(
-    found: Found, colors: Mapping[str, str], path: Path, title: str, *, memory_scale: str = "linear"
-) -> None:  # fmt: skip
-    """Milliseconds and memory against length; `colors` by rival, in the legend's order."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.8), layout="constrained", dpi=150)
-    panels = (
-        ("milliseconds a step", "log", lambda x: x.ms),
-        ("peak MiB", memory_scale, lambda x: (x.peak_bytes or 0) / 2**20),
-    )
-    for axes, (ylabel, scale, value) in zip(figure.subplots(1, 2), panels):
-        for name, color in colors.items():
-            points = [(t, value(at[name])) for t, at in found.items() if name in at]
-            if points:
-                axes.plot(*zip(*points), color=color, marker=".", label=name)
-        axes.set(xscale="log", yscale=scale, xlabel="length t", ylabel=ylabel)
-        axes.set_xticks(list(found), [f"{t:,}" for t in found])
-        axes.minorticks_off()
-        axes.grid(alpha=0.3)
-    figure.axes[0].legend(frameon=False, title="attention", fontsize="small")
-    figure.suptitle(title, fontsize="medium")
-    figure.savefig(path)
+def figure(found: Found, colors: Mapping[str, str], title: str, *, memory_scale: str = "linear") -> Any:
+    """Milliseconds and memory against length; `colors` by method, in the legend's order."""
+    made, (times, sizes) = panels(2, title)
+    for name, color in colors.items():
+        timings = {t: at[name] for t, at in found.items() if name in at}
+        line(times, ((t, x.ms) for t, x in timings.items()), color, name)
+        line(sizes, ((t, x.peak_bytes and x.peak_bytes / MIB) for t, x in timings.items()), color, name)
+    label(times, "length t", "milliseconds per step", ticks=list(found), legend="attention")
+    label(sizes, "length t", "peak MiB", ticks=list(found), scales=f"log {memory_scale}")
+    return made

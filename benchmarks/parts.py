@@ -10,8 +10,6 @@ gives to a part. Page faults, of memory that results are the first to touch, are
 Samples that no kernel is in are overhead: the op around it, allocation, Python, threads that wait.
 """
 
-import argparse
-import json
 import os
 import re
 import shutil
@@ -22,14 +20,24 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
-import torch
-from attention_cells import call, draw_inputs
-from attention_costs import Cell
-from provenance import kernels, provenance, results_folder
-from rivals import Rival, native_kernels, tarnn_attend
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from attention_cells import Cell, call, draw_inputs
+from baselines import Method, tarnn_attend
 
-ROOT = Path(__file__).parents[1]
+from scripts.common.options import ROOT, parse
+from scripts.common.results import Unmeasured, run
+from scripts.common.tables import markdown, page, source
+from tarnn.kernels.cpu import library
+
+FULL = {
+    "lengths": [4096], "head_dims": [32, 64, 128], "dtypes": ["float32"], "kinds": ["causal", "full"],
+    "passes": ["forward", "both"], "heads": 8, "seconds": 3.0,
+}  # fmt: skip
+CHOICES = {
+    "dtypes": ["float32", "bfloat16", "float16", "float64"], "kinds": ["causal", "full"], "passes": ["forward", "both"],
+}  # fmt: skip
 BUILD = ROOT / "runs" / "parts"
 NEEDED = ("perf", "addr2line", "cmake")
 SAMPLES_A_SECOND = 999
@@ -51,58 +59,30 @@ Frames = list[str]  # function names of a sample, the innermost first
 
 
 def main() -> int:
-    options = parse()
+    options = parse(__file__, __doc__, FULL, choices=CHOICES, about={"seconds": "of sampling each cell"})
+    return run(options, measure, results=[], report=report)
+
+
+def measure(options, rows: list[dict[str, Any]], keep) -> None:
     if missing := [x for x in NEEDED if shutil.which(x) is None]:
-        print(f"parts.py needs {', '.join(NEEDED)}; not found: {', '.join(missing)}", file=sys.stderr)
-        return 1
-    if options.threads:
-        torch.set_num_threads(options.threads)
+        raise Unmeasured(f"parts.py needs {', '.join(NEEDED)}; not found: {', '.join(missing)}.")
     try:
         binary = build()
         os.environ["TARNN_BINARY"] = str(binary)  # read when the kernels are first asked for: now
-        if not native_kernels()[0]:
-            print(f"no native kernels to look into: {kernels()}", file=sys.stderr)
-            return 1
-        rows = []
+        if not library.available():
+            raise Unmeasured(f"no native kernels to look into: {library.status().why}.")
         for cell, dtype in cells_of(options):
             ms, samples = sampled(cell, dtype, binary, options)
             shares, others = parts_of(samples)
-            rows.append(
-                {
-                    **cell._asdict(),
-                    "dtype": dtype,
-                    "ms": ms,
-                    "samples": len(samples),
-                    "shares": shares,
-                    "others": others,
-                }
-            )
+            found = {"dtype": dtype, "ms": ms, "samples": len(samples), "shares": shares, "others": others}
+            rows.append({**cell._asdict(), **found})
+            keep()
             shown = "  ".join(f"{part} {share:.0%}" for part, share in shares.items())
             print(f"{cell}, {cell.kind}, {dtype}: {ms:.2f} ms: {shown}", flush=True)
     except subprocess.CalledProcessError as error:
-        print(f"{' '.join(map(str, error.cmd))}\n{error.stdout or ''}{error.stderr or ''}", file=sys.stderr)
-        return 1
-    write(options, rows)
-    return 0
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--out", type=Path, help="folder; benchmarks/results for the whole run, else runs/benchmarks")
-    add("--lengths", type=int, nargs="+", default=(4096,))
-    add("--head-dims", type=int, nargs="+", default=(32, 64, 128))
-    add("--dtypes", nargs="+", choices=("float32", "bfloat16", "float16", "float64"), default=("float32",))
-    add("--kinds", nargs="+", choices=("causal", "full"), default=("causal", "full"))
-    add("--passes", nargs="+", choices=("forward", "both"), default=("forward", "both"))
-    add("--heads", type=int, default=8)
-    add("--seconds", type=float, default=3.0, help="of sampling a cell")
-    add("--threads", type=int, help="torch's own choice by default")
-    whole = vars(parser.parse_args([]))
-    options = parser.parse_args()
-    chosen = {name for name, value in vars(options).items() if value != whole[name]}
-    options.out = options.out or results_folder(whole=chosen <= {"threads"})
-    return options
+        raise Unmeasured(
+            f"{' '.join(map(str, error.cmd))}\n{error.stdout or ''}{error.stderr or ''}"
+        ) from error
 
 
 def cells_of(options) -> Iterable[tuple[Cell, str]]:
@@ -125,7 +105,7 @@ def build() -> Path:
 def sampled(cell: Cell, dtype: str, binary: Path, options) -> tuple[float, list[Frames]]:
     """(milliseconds a call, samples) of this process, which repeats the cell's call for as long as perf looks."""
     *inputs, grad = draw_inputs(cell.t, cell.d, [dtype], 1, options.heads, "cpu")[dtype]
-    f = call(Rival("native", tarnn_attend), inputs, grad, cell)
+    f = call(Method("native", tarnn_attend), inputs, grad, cell)
     f()  # also starts the threads, which perf has to find
     data = BUILD / "perf.data"
     perf = [
@@ -208,43 +188,20 @@ def parts_of(samples: Sequence[Frames]) -> tuple[dict[str, float], dict[str, flo
     )
 
 
-def report(facts: dict, rows: Sequence[dict]) -> str:
+def report(options, facts: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     parts = [part for part in (*PARTS, FAULTS, OTHER, OVERHEAD) if any(part in r["shares"] for r in rows)]
     head = ["dtype", "causal", "pass", "d", "t", "ms", *(f"{part}, ms" for part in parts)]
-    lines = [f"| {' | '.join(head)} |", f"|---|---|---{'|--:' * (len(head) - 3)}|"]
+    lines = []
     for r in rows:
         cell = Cell(*(r[x] for x in Cell._fields))
-        row = [
-            r["dtype"],
-            "yes" if cell.causal else "no",
-            cell.way,
-            str(cell.d),
-            f"{cell.t:,}",
-            f"{r['ms']:.2f}",
-        ]
-        for part in parts:
-            share = r["shares"].get(part, 0.0)
-            row.append(f"{share * r['ms']:.2f} ({share:.0%})")
-        lines.append(f"| {' | '.join(row)} |")
-    return "\n\n".join(
-        (
-            "# Where the native kernels' time goes",
-            f"`{facts['command']}`",
-            f"{facts['machine']['cpu']}, {facts['threads']} threads; torch {facts['versions']['torch']}; kernels: "
-            f"{facts['kernels']}, with line numbers and frame pointers. Batch 1, {facts['heads']} heads. Milliseconds a "
-            "call times the share of perf's samples; of all threads, so that waiting is in the overhead.",
-            "\n".join(lines),
-        )
+        shares = [r["shares"].get(part, 0.0) for part in parts]
+        row = [r["dtype"], "yes" if cell.causal else "no", cell.way, cell.d, f"{cell.t:,}", f"{r['ms']:.2f}"]
+        lines.append([*row, *(f"{share * r['ms']:.2f} ({share:.0%})" for share in shares)])
+    how = (
+        f"With line numbers and frame pointers. Batch 1, {options.heads} heads. Milliseconds per call times the share of "
+        "perf's samples; of all threads, so that waiting is in the overhead."
     )
-
-
-def write(options, rows: list[dict]) -> None:
-    facts = {**provenance(), "kernels": kernels(), "heads": options.heads}
-    options.out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({**facts, "results": rows}, indent=2, ensure_ascii=False)
-    (options.out / "parts.json").write_text(text + "\n")
-    (options.out / "parts.md").write_text(report(facts, rows) + "\n")
-    print(options.out / "parts.json", options.out / "parts.md", sep="\n")
+    return page("Where the native kernels' time goes", source(facts, how), markdown(head, lines, left=3))
 
 
 if __name__ == "__main__":

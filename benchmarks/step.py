@@ -9,22 +9,21 @@ the state has (read once, written once, as the step does), of half as many (whic
 that writes where it reads), and of far more than the caches hold. Correctness is checked first.
 """
 
-import argparse
-import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from clock import Contender, Effort, Timing, measure_in_turns
-from machine import copy_call
-from provenance import kernels, provenance, results_folder
-from rivals import native_kernels, without_native_kernels
-from targets import Target, at_least, at_most, summary, target_table
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from scripts.common.clock import Contender, Effort, Timing, measure_in_turns
+from scripts.common.options import parse
+from scripts.common.results import run
+from scripts.common.tables import markdown, page, source
+from scripts.common.targets import Target, at_least, at_most, section
 from tarnn import Elu, LinearState, step
+from tarnn.kernels.cpu import library
 from tarnn.ops import reference
 
 BATCH_SIZES, HEADS, HEAD_DIM = (1, 128), 8, 64
@@ -35,21 +34,21 @@ Timings = dict[str, Timing]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="folder; benchmarks/results, with --quick runs/benchmarks")
-    parser.add_argument("--quick", action="store_true", help="three short rounds")
-    parser.add_argument("--threads", type=int, help="torch's own choice by default")
-    options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    options.out = options.out or results_folder(whole=not options.quick)
+    options = parse(__file__, __doc__, {"rounds": 15}, {"rounds": 3})
     with torch.no_grad():
-        if wrong := check():
-            print(f"the check is red, so nothing is measured: {wrong}", file=sys.stderr)
-            return 1
-        found = {batch_size: measure(batch_size, options.quick) for batch_size in BATCH_SIZES}
-    write(options.out, found)
-    return 0
+        return run(options, measure, check=lambda options: check(), facts=facts, report=report)
+
+
+def measure(options, found: dict[int, Timings], keep) -> None:
+    effort = Effort(0.005 if options.quick else 0.03, rounds=(options.rounds, options.rounds), seconds=10)
+    for batch_size in BATCH_SIZES:
+        found[batch_size] = measure_batch(batch_size, effort)
+        keep()
+
+
+def facts(options, found: dict[int, Timings]) -> dict[str, Any]:
+    judged = [t.as_json() for t in targets(found)]
+    return {"heads": HEADS, "head_dim": HEAD_DIM, "targets": judged}
 
 
 def check() -> str:
@@ -67,14 +66,14 @@ def check() -> str:
     return ""
 
 
-def measure(batch_size: int, quick: bool = False) -> Timings:
-    """A timing a contender, printed."""
+def measure_batch(batch_size: int, effort: Effort) -> Timings:
+    """The timing of each contender, printed."""
     nbytes = state_bytes(batch_size)
     empty = torch.empty(0)
     contenders = {
         FUNCTION: Contender(step_call(batch_size)),
         f"{FUNCTION}, batch 0": Contender(step_call(0)),
-        f"{FUNCTION} in plain PyTorch": Contender(step_call(batch_size), surroundings=without_native_kernels),
+        f"{FUNCTION} in plain PyTorch": Contender(step_call(batch_size), surroundings=library.disabled),
         "an empty add_": Contender(lambda: empty.add_(empty)),
         "copy_": Contender(copy_call(nbytes)),
         "copy_, half": Contender(copy_call(nbytes // 2)),
@@ -85,11 +84,16 @@ def measure(batch_size: int, quick: bool = False) -> Timings:
         contenders[OPERATOR] = Contender(operator)
     if operator := operator_call(step_call(0)):
         contenders[f"{OPERATOR}, batch 0"] = Contender(operator)
-    effort = Effort(0.005, rounds=(3, 3)) if quick else Effort(rounds=(15, 15), seconds=10)
     timings = measure_in_turns(contenders, effort)
     for name, timing in timings.items():
         print(f"batch {batch_size:<5}{name:32}{1000 * timing.ms:12.2f} µs")
     return timings
+
+
+def copy_call(num_bytes: int) -> Callable[[], object]:
+    """`copy_` of so many bytes: as many are read as are written."""
+    source, target = torch.ones(num_bytes // 4), torch.zeros(num_bytes // 4)
+    return lambda: target.copy_(source)
 
 
 def state_bytes(batch_size: int) -> int:
@@ -105,8 +109,8 @@ def step_call(batch_size: int):
 
 
 def operator_call(call: Callable[[], object]) -> Callable[[], object] | None:
-    """The operator that `call` makes, with the arguments that it gets, or None where plain PyTorch serves."""
-    if not native_kernels()[0]:
+    """The operator that `call` makes, with the arguments that it gets, or None where plain PyTorch computes."""
+    if not library.available():
         return None
     operators, seen = torch.ops.tarnn_cpu, []
     operator = operators.step
@@ -121,7 +125,7 @@ def operator_call(call: Callable[[], object]) -> Callable[[], object] | None:
 def targets(found: dict[int, Timings]) -> list[Target]:
     """Measured of native kernels alone; a case is the function, or the operator alone."""
     targets = []
-    native = native_kernels()[0]
+    native = library.available()
     for case in (FUNCTION, OPERATOR):
         one, many, shares = found.get(1, {}), found.get(128, {}), {}
         ratios = {}
@@ -136,34 +140,28 @@ def targets(found: dict[int, Timings]) -> list[Target]:
     return targets
 
 
-def report(facts: dict[str, Any], found: dict[int, Timings], judged: list[Target]) -> str:
-    rows = ["| | batch | µs | least – most | GB/s, read and written |", "|---|--:|--:|--:|--:|"]
+def report(options, facts: dict[str, Any], found: dict[int, Timings]) -> str:
+    rows = []
     for batch_size, timings in found.items():
         for name, x in timings.items():
             moved = 2 * bytes_moved(name, batch_size)
-            rate = f"{moved / x.ms / 1e6:.1f}" if moved else ""
+            span = f"{1000 * x.ms_min:.2f} – {1000 * x.ms_max:.2f}"
             rows.append(
-                f"| {name} | {batch_size} | {1000 * x.ms:.2f} | {1000 * x.ms_min:.2f} – {1000 * x.ms_max:.2f} | {rate} |"
+                [name, batch_size, f"{1000 * x.ms:.2f}", span, f"{moved / x.ms / 1e6:.1f}" if moved else ""]
             )
     sizes = ", ".join(f"{state_bytes(b):,} bytes at batch {b}" for b in found)
-    return "\n\n".join(
-        (
-            "# One token: a step in place",
-            f"`{facts['command']}`",
-            f"{facts['machine']['cpu']}, {facts['threads']} threads; torch {facts['versions']['torch']}. {HEADS} heads of "
-            f"{HEAD_DIM} × {HEAD_DIM}, float32: a state of {sizes}. Kernels: {facts['kernels']}. Medians, in turns.",
-            f"## Targets of this benchmark: {summary(judged)}",
-            target_table(judged),
-            "\n".join(rows),
-            f"At batch 1 {overhead(found.get(1, {}))}",
-        )
-    )
+    how = f"{HEADS} heads of {HEAD_DIM} × {HEAD_DIM}, float32: a state of {sizes}. Medians, in turns."
+    return page(
+        "One token: a step in place", source(facts, how), section(targets(found)),
+        markdown(["", "batch", "µs", "least – most", "GB/s, read and written"], rows),
+        f"At batch 1 {overhead(found.get(1, {}))}",
+    )  # fmt: skip
 
 
 def overhead(one: Timings) -> str:
     """What the Python function adds to its operator."""
     if OPERATOR not in one:
-        return "no operator of ours is called: plain PyTorch serves."
+        return "no operator of ours is called: plain PyTorch computes."
     function, operator = 1000 * one[FUNCTION].ms, 1000 * one[OPERATOR].ms
     return (
         f"the function takes {function:.1f} µs and its operator {operator:.1f}: the rest is checks, allocating the output, "
@@ -177,18 +175,6 @@ def bytes_moved(name: str, batch_size: int) -> int:
         return 0
     special = {"copy_, half": state_bytes(batch_size) // 2, "copy_, large": LARGE}
     return special.get(name, state_bytes(batch_size))
-
-
-def write(folder: Path, found: dict[int, Timings]) -> None:
-    judged = targets(found)
-    facts = {**provenance(), "kernels": kernels()}
-    facts |= {"heads": HEADS, "head_dim": HEAD_DIM, "targets": [t.as_json() for t in judged]}
-    results = {str(b): {name: asdict(x) for name, x in timings.items()} for b, timings in found.items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({**facts, "results": results}, indent=2, ensure_ascii=False)
-    (folder / "step.json").write_text(text + "\n")
-    (folder / "step.md").write_text(report(facts, found, judged) + "\n")
-    print(f"targets: {summary(judged)}", folder / "step.json", folder / "step.md", sep="\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from attention_costs import Cell, Costs
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from attention_cells import Cell, Costs
+
+from scripts.common.tables import markdown
 
 WIDTH = 64  # the d of the table
 SCRIPTS = ("attention", "step", "training_step")
@@ -36,48 +39,41 @@ def summary(found: dict[str, dict[str, Any]]) -> str:
 
 
 def attention(facts: dict[str, Any]) -> str:
-    """Causal, float32: milliseconds of each rival at each length from 128 on, and the share of torch.mm's rate."""
+    """Causal, float32: milliseconds of each method at each length from 128 on, and the share of torch.mm's rate."""
     costs = Costs.from_json(facts)
     names = {"native": "tarnn", "chunked": "the same in PyTorch", "sdpa": "SDPA (softmax)"}
     ways = {False: "forward", True: "forward + backward"}
-    rivals = [r for r in costs.rivals if r in names]
-    rows = [
-        f"| t | {' | '.join(f'{names[r]}, {ways[way]}' for way in ways for r in rivals)} |",
-        f"|--:|{'--:|' * (len(ways) * len(rivals))}",
-    ]
+    methods = [m for m in costs.methods if m in names]
+    rows = []
     for t in sorted({c.t for c in costs.cells if c.t >= 128 and c.d == WIDTH}):
-        found = [costs.get(r, "float32", Cell(t, WIDTH, True, way)) for way in ways for r in rivals]
-        rows.append(f"| {t:,} | {' | '.join('–' if c is None else f'{c.ms:,.2f}' for c in found)} |")
+        found = [costs.get(m, "float32", Cell(t, WIDTH, True, way)) for way in ways for m in methods]
+        rows.append([f"{t:,}", *(None if c is None else f"{c.ms:,.2f}" for c in found)])
     head = (
         f"Attention, causal, {facts['shape']['heads']} heads of {WIDTH}, float32, milliseconds "
         "(elu + 1 features, normaliser and, with backward, all gradients):"
     )
-    return "\n\n".join((head, "\n".join(rows)))
+    header = ["t", *(f"{names[m]}, {ways[way]}" for way in ways for m in methods)]
+    return f"{head}\n\n{markdown(header, rows, left=0)}"
 
 
 def step(facts: dict[str, Any]) -> str:
-    rows = [
-        "| one token, state in place | batch | µs | least – most |",
-        "|---|--:|--:|--:|",
-    ]
-    wanted = ("tarnn.step", "the operator alone", "copy_")
+    rows = []
     for batch_size, timings in facts["results"].items():
-        for name in (x for x in wanted if x in timings):
-            x, shown = timings[name], {"copy_": "torch's copy_ of a state"}.get(name, name)
-            rows.append(
-                f"| {shown} | {batch_size} | {1000 * x['ms']:,.1f} | {1000 * x['ms_min']:,.1f} – {1000 * x['ms_max']:,.1f} |"
-            )
-    return "\n".join(rows)
+        for name in (x for x in ("tarnn.step", "the operator alone", "copy_") if x in timings):
+            shown = "torch's copy_ of a state" if name == "copy_" else name
+            middle, least, most = (1000 * timings[name][x] for x in ("ms", "ms_min", "ms_max"))
+            rows.append([shown, batch_size, f"{middle:,.1f}", f"{least:,.1f} – {most:,.1f}"])
+    return markdown(["one token, state in place", "batch", "µs", "least – most"], rows)
 
 
 def training_step(facts: dict[str, Any]) -> str:
-    rivals = list(dict.fromkeys(r for at in facts["results"].values() for r in at))
-    rows = [f"| t | {' | '.join(f'{r}, ms' for r in rivals)} |", f"|--:|{'--:|' * len(rivals)}"]
-    for t, at in facts["results"].items():
-        times = [f"{at[r]['ms']:,.0f}" if r in at else "–" for r in rivals]
-        rows.append(f"| {int(t):,} | {' | '.join(times)} |")
+    methods = list(dict.fromkeys(m for at in facts["results"].values() for m in at))
+    rows = [
+        [f"{int(t):,}", *(f"{at[m]['ms']:,.0f}" if m in at else None for m in methods)]
+        for t, at in facts["results"].items()
+    ]
     head = f"A training step of the model of 2020, batch × t = {facts['tokens']:,} tokens, by its attention:"
-    return "\n\n".join((head, "\n".join(rows)))
+    return f"{head}\n\n{markdown(['t', *(f'{m}, ms' for m in methods)], rows, left=0)}"
 
 
 def targets(found: dict[str, dict[str, Any]]) -> str:

@@ -19,15 +19,21 @@ output, squared, SMREG by 0.55, centred and balanced FAVOR++ by 0.63; for storie
 """
 
 import argparse
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from output import RESULTS, markdown, write
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from trained import Layer, Stories, encoder_layers
 
+from scripts.common.options import parse
+from scripts.common.plots import BLUE, GREEN, GREY, RED, SKY, label, panels
+from scripts.common.results import Unmeasured, run
+from scripts.common.tables import markdown, page
 from tarnn.analysis.softmax_error import attend
 from tarnn.feature_maps import (
     FeatureMap,
@@ -40,25 +46,33 @@ from tarnn.feature_maps import (
 from tarnn.feature_maps.spread import FittedMap, Spread, spread_of
 from tarnn.ops import softmax_attention
 
-FULL = {"length": 4096, "draws": 15, "features": (16, 32, 64, 128, 256)}
-QUICK = {"length": 512, "draws": 5, "features": (16, 64)}
+FULL = {
+    "length": 4096, "head_dim": 16, "draws": 15, "features": [16, 32, 64, 128, 256], "sigma": [0.5, 1.0],
+    "stories": Path, "encoder": Path, "texts": Path, "threads": 1,
+}  # fmt: skip
+QUICK = {"length": 512, "draws": 5, "features": [16, 64]}
+ABOUT = {
+    "sigma": "of random q and k", "stories": "stories260K.bin of llama2.c",
+    "encoder": "a Hugging Face folder of an encoder, such as MiniLM",
+    "texts": "lines for the encoder; half to fit to, half to judge by",
+}  # fmt: skip
 Make = Callable[..., FeatureMap]
 METHODS: dict[str, tuple[Make, str]] = {  # name → (the map for d, m, heads, seed; how it is drawn in the picture)
     "trigonometric, iid": (
-        lambda d, m, g, s: TrigonometricRandomFeatures(d, m, directions="iid", seed=s), "#999999 --"),
-    "trigonometric, orthogonal": (lambda d, m, g, s: TrigonometricRandomFeatures(d, m, seed=s), "#999999 -"),
-    "positive, iid": (lambda d, m, g, s: PositiveRandomFeatures(d, m, directions="iid", seed=s), "#0072b2 --"),
-    "positive, orthogonal (FAVOR+)": (lambda d, m, g, s: PositiveRandomFeatures(d, m, seed=s), "#0072b2 -"),
-    "SMREG": (lambda d, m, g, s: RegularizedRandomFeatures(d, m, seed=s), "#56b4e9 -"),
-    "FAVOR++ (OPRF)": (lambda d, m, g, s: OptimalRandomFeatures(d, m, num_heads=g, seed=s), "#d55e00 -"),
+        lambda d, m, g, s: TrigonometricRandomFeatures(d, m, directions="iid", seed=s), f"{GREY} --"),
+    "trigonometric, orthogonal": (lambda d, m, g, s: TrigonometricRandomFeatures(d, m, seed=s), f"{GREY} -"),
+    "positive, iid": (lambda d, m, g, s: PositiveRandomFeatures(d, m, directions="iid", seed=s), f"{BLUE} --"),
+    "positive, orthogonal (FAVOR+)": (lambda d, m, g, s: PositiveRandomFeatures(d, m, seed=s), f"{BLUE} -"),
+    "SMREG": (lambda d, m, g, s: RegularizedRandomFeatures(d, m, seed=s), f"{SKY} -"),
+    "FAVOR++ (OPRF)": (lambda d, m, g, s: OptimalRandomFeatures(d, m, num_heads=g, seed=s), f"{RED} -"),
     "FAVOR+, centred": (
         lambda d, m, g, s: Reparametrized(PositiveRandomFeatures(d, m, seed=s), num_heads=g, balance=False),
-        "#009e73 --"),
+        f"{GREEN} --"),
     "SADERF": (
         lambda d, m, g, s: Reparametrized(OptimalRandomFeatures(d, m, num_heads=g, seed=s), num_heads=g, centre=False),
-        "#d55e00 --"),
+        f"{RED} --"),
     "FAVOR++, centred, balanced": (
-        lambda d, m, g, s: Reparametrized(OptimalRandomFeatures(d, m, num_heads=g, seed=s), num_heads=g), "#009e73 -"),
+        lambda d, m, g, s: Reparametrized(OptimalRandomFeatures(d, m, num_heads=g, seed=s), num_heads=g), f"{GREEN} -"),
 }  # fmt: skip
 
 
@@ -73,43 +87,18 @@ class Problem(NamedTuple):
 
 
 def main() -> int:
-    options = parse()
-    torch.set_num_threads(options.threads)
-    results: dict[str, dict[str, dict[int, list[float]]]] = {}
-    with torch.no_grad():
-        for problem in problems(options):
-            print(f"{problem.name} …", flush=True)
-            results[problem.name] = errors_of(problem, options.draws, options.features)
-    facts = {"draws": options.draws, "results": results}
-    files = write(options.out, "approximation_error", facts, report(results, options))
-    picture = options.out / "approximation_error.png"
-    plot(results, picture)
-    print("\n".join(map(str, [*files, picture])))
-    return 0
+    options = parse(__file__, __doc__, FULL, QUICK, about=ABOUT)
+    return run(options, measure, report=report, figure=figure)
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where results go")
-    parser.add_argument("--length", type=int)
-    parser.add_argument("--head-dim", type=int, default=16)
-    parser.add_argument("--draws", type=int)
-    parser.add_argument("--features", type=int, nargs="+")
-    parser.add_argument("--sigma", type=float, nargs="+", default=(0.5, 1.0), help="of random q and k")
-    parser.add_argument("--stories", type=Path, help="stories260K.bin of llama2.c")
-    parser.add_argument("--encoder", type=Path, help="a Hugging Face folder of an encoder, such as MiniLM")
-    parser.add_argument("--texts", type=Path, help="lines for the encoder; half to fit to, half to judge by")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="under a minute: short, few draws")
-    options = parser.parse_args()
-    for name, value in (QUICK if options.quick else FULL).items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
+@torch.no_grad()
+def measure(options, results: dict[str, dict[str, dict[int, list[float]]]], keep) -> None:
     if (options.encoder is None) != (options.texts is None):
-        parser.error("--encoder and --texts go together")
-    return options
+        raise Unmeasured("--encoder and --texts go together.")
+    for problem in problems(options):
+        print(f"{problem.name} …", flush=True)
+        results[problem.name] = errors_of(problem, options.draws, options.features)
+        keep()
 
 
 def problems(options: argparse.Namespace) -> Iterable[Problem]:
@@ -192,9 +181,8 @@ def quantiles(errors: list[float]) -> list[float]:
     return torch.tensor(errors, dtype=torch.float64).quantile(torch.tensor([0.1, 0.5, 0.9]).double()).tolist()
 
 
-def report(results, options: argparse.Namespace) -> str:
+def report(options, facts, results) -> str:
     parts = [
-        "# The error of attention with random features",
         f"‖ô − o‖²/‖o‖², median over {options.draws} draws (10 % – 90 %). Random data: t = {options.length}, "
         f"d = {options.head_dim}, attention to both sides, maps fitted by the call. Trained models: maps calibrated on "
         "other text. A number above 1 is worse than answering zero.",
@@ -203,7 +191,7 @@ def report(results, options: argparse.Namespace) -> str:
         features = list(next(iter(methods.values())))
         rows = [[method, *(cell(errors[m]) for m in features)] for method, errors in methods.items()]
         parts += [f"## {name}", markdown(["features", *map(str, features)], rows)]
-    return "\n\n".join(parts) + "\n"
+    return page("The error of attention with random features", *parts)
 
 
 def cell(errors: list[float]) -> str:
@@ -211,29 +199,23 @@ def cell(errors: list[float]) -> str:
     return f"{middle:.2g} ({low:.2g} – {high:.2g})"
 
 
-def plot(results, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.2 * len(results), 4.6), layout="constrained", dpi=150)
-    panels = figure.subplots(1, len(results), squeeze=False)[0]
-    for axes, (name, methods) in zip(panels, results.items()):
+def figure(options, facts, results):
+    made, axes_of = panels(len(results), width=4.2, height=4.6)
+    for axes, (name, methods) in zip(axes_of, results.items()):
         middles = {method: [quantiles(x)[1] for x in errors.values()] for method, errors in methods.items()}
         for i, (method, errors) in enumerate(methods.items()):
             color, line = METHODS[method][1].split()
             low, middle, high = zip(*(quantiles(x) for x in errors.values()))
             bars = [[a - b for a, b in zip(middle, low)], [b - a for a, b in zip(middle, high)]]
-            at = [int(m) * 1.03 ** (i - len(methods) / 2) for m in errors]  # side by side
+            at = [m * 1.03 ** (i - len(methods) / 2) for m in errors]  # side by side
             axes.errorbar(
                 at, middle, yerr=bars, color=color, linestyle=line, marker=".", capsize=2, label=method
             )
-        axes.set(xscale="log", yscale="log", title=name, xlabel="features", ylabel="‖ô − o‖²/‖o‖²")
-        axes.set_xticks([int(m) for m in errors], [str(m) for m in errors])
+        label(axes, "features", "‖ô − o‖²/‖o‖²", title=name, ticks=list(errors))
         axes.set_ylim(top=6 * max(max(x) for method, x in middles.items() if "trigonometric" not in method))
-        axes.minorticks_off()
-        axes.grid(alpha=0.3)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize="small")
-    figure.savefig(path)
+    handles, labels = axes_of[0].get_legend_handles_labels()
+    made.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize="small")
+    return made
 
 
 if __name__ == "__main__":

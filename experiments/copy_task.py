@@ -13,37 +13,28 @@ Katharopoulos et al. 2020 (arXiv 2006.16236), section 4.1.
 
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from output import markdown, write
-from settings import as_facts, parser, resolve
 from torch import Tensor
 
-from tarnn.attention import names
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from scripts.common.options import parse
+from scripts.common.plots import ATTENTION, label, line, panels
+from scripts.common.results import run
+from scripts.common.tables import markdown, page
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 SEPARATOR, SYMBOLS = 0, 10
-COLORS = {"softmax": "#d55e00", "linear": "#0072b2", "lsh": "#009e73"}
+METHODS = [name for name in ATTENTION if name != "none"]
 FULL = {
-    "updates": 4000,
-    "drop_at": 3000,
-    "every": 50,
-    "length": 32,
-    "hidden": 64,
-    "layers": 4,
-    "batch_size": 64,
-}
+    "updates": 4000, "drop_at": 3000, "every": 50, "length": 32, "hidden": 64, "layers": 4, "batch_size": 64,
+    "methods": METHODS, "heads": 8, "seed": 0,
+}  # fmt: skip
 QUICK = {
-    "updates": 120,
-    "drop_at": 100,
-    "every": 30,
-    "length": 16,
-    "hidden": 32,
-    "layers": 2,
-    "batch_size": 16,
-}
+    "updates": 120, "drop_at": 100, "every": 30, "length": 16, "hidden": 32, "layers": 2, "batch_size": 16,
+}  # fmt: skip
 
 
 @dataclass
@@ -58,22 +49,14 @@ class Curve:
 
 
 def main() -> int:
-    made = parser(__doc__)
-    for name in FULL:
-        made.add_argument(f"--{name.replace('_', '-')}", type=int)
-    known = [name for name in COLORS if name in names()]
-    made.add_argument("--methods", nargs="+", choices=known, default=known)
-    made.add_argument("--heads", type=int, default=8)
-    made.add_argument("--seed", type=int, default=0)
-    options = resolve(made, FULL, QUICK)
-    curves = {method: train(method, options) for method in options.methods}
-    results = {method: asdict(curve) for method, curve in curves.items()}
-    files = write(
-        options.out, "copy_task", {"settings": as_facts(options), "results": results}, report(curves, options)
-    )
-    plot(curves, options.out / "copy_task.png")
-    print(*files, options.out / "copy_task.png", sep="\n")
-    return 0
+    options = parse(__file__, __doc__, FULL, QUICK, choices={"methods": METHODS})
+    return run(options, measure, report=report, figure=figure)
+
+
+def measure(options, curves: dict[str, Curve], keep) -> None:
+    for method in options.methods:
+        curves[method] = train(method, options)
+        keep()
 
 
 def draw(generator: torch.Generator, batch_size: int, symbols: int) -> tuple[Tensor, Tensor]:
@@ -103,7 +86,7 @@ def train(method: str, options) -> Curve:
     generator, seconds, losses = torch.Generator().manual_seed(options.seed), 0.0, []
     for update in range(options.updates + 1):
         if update % options.every == 0 or update == options.updates:
-            measure(model, held_out, curve, update, losses, seconds)
+            look(model, held_out, curve, update, losses, seconds)
             print(
                 f"{method:8} update {update:5}  loss {curve.loss[-1]:.4f}  {curve.accuracy[-1]:6.1%}",
                 flush=True,
@@ -123,7 +106,7 @@ def train(method: str, options) -> Curve:
 
 
 @torch.no_grad()
-def measure(
+def look(
     model: TarnnForCausalLM, held_out, curve: Curve, update: int, losses: list[float], seconds: float
 ) -> None:
     ids, labels = held_out
@@ -138,36 +121,34 @@ def measure(
     curve.seconds.append(round(seconds, 2))
 
 
-def report(curves: dict[str, Curve], options) -> str:
+def report(options, facts, curves: dict[str, Curve]) -> str:
     longest = options.length // 2 - 1
     rows = [
         [
             method, f"{curve.loss[-1]:.4f}", f"{curve.accuracy[-1]:.1%}",
-            next((f"{u:,}" for u, a in zip(curve.update, curve.accuracy) if a > 0.99), "–"),
-            f"{curve.seconds[-1]:.0f}",
+            next((f"{u:,}" for u, a in zip(curve.update, curve.accuracy) if a > 0.99), None), f"{curve.seconds[-1]:.0f}",
         ]
         for method, curve in curves.items()
     ]  # fmt: skip
-    header = ["attention", "loss, nats a symbol", "symbols right", "updates to 99 %", "processor seconds"]
-    return (
-        f"# Copying {longest} symbols\n\n{options.layers} layers, {options.heads} heads, {options.hidden} wide, batches of "
-        f"{options.batch_size}, {options.updates:,} updates (learning rate 1e-3, from update {options.drop_at:,} on 1e-4), "
-        f"{options.threads} threads. Held-out sequences of {longest} symbols; guessing costs ln 10 = 2.303.\n\n"
-        f"{markdown(header, rows)}\n\n![loss against updates](copy_task.png)\n"
+    header = [
+        "attention", "loss, nats per symbol", "symbols right", "updates to 99 %", "processor seconds",
+    ]  # fmt: skip
+    return page(
+        f"Copying {longest} symbols",
+        f"{options.layers} layers, {options.heads} heads, {options.hidden} wide, batches of {options.batch_size}, "
+        f"{options.updates:,} updates (learning rate 1e-3, from update {options.drop_at:,} on 1e-4), {options.threads} "
+        f"threads. Held-out sequences of {longest} symbols; guessing costs ln 10 = 2.303.",
+        markdown(header, rows),
+        "![loss against updates](copy_task.png)",
     )
 
 
-def plot(curves: dict[str, Curve], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained", dpi=150)
-    axes = figure.subplots()
+def figure(options, facts, curves: dict[str, Curve]):
+    made, (axes,) = panels(1, width=7, height=4)
     for method, curve in curves.items():
-        axes.plot(curve.update, curve.loss, color=COLORS[method], label=method)
-    axes.set(xlabel="updates", ylabel="loss on held-out sequences, nats a symbol", yscale="log")
-    axes.legend(frameon=False)
-    axes.grid(alpha=0.3)
-    figure.savefig(path)
+        line(axes, zip(curve.update, curve.loss), ATTENTION[method], method, marker="")
+    label(axes, "updates", "loss on held-out sequences, nats per symbol", scales="linear log", legend="")
+    return made
 
 
 if __name__ == "__main__":

@@ -6,12 +6,15 @@
 the median over the draws.
 """
 
-import argparse
+import sys
 from pathlib import Path
 
 import torch
-from output import RESULTS, markdown, write
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from scripts.common.options import parse
+from scripts.common.results import run
+from scripts.common.tables import markdown, page
 from tarnn.analysis.softmax_error import softmax_error
 from tarnn.feature_maps import (
     FeatureMap,
@@ -33,28 +36,23 @@ MAPS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where results go")
-    parser.add_argument("--draws", type=int, default=8)
-    parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options = parse(__file__, __doc__, {"draws": 8, "length": 256, "threads": 1})
+    return run(options, measure, report=report)
+
+
+def measure(options, results: dict[str, dict[str, float]], keep) -> None:
     generator = torch.Generator().manual_seed(0)
-    results: dict[str, dict[str, float]] = {}
     for sigma in SIGMAS:
         q, k, v = (torch.randn(1, 8, options.length, 64, generator=generator) for _ in range(3))
         results[f"{sigma:g}"] = {
             name: median_error(make, sigma * q, sigma * k, v, options.draws) for name, make in MAPS.items()
         }
+
+
+def report(options, facts, results) -> str:
     rows = [[sigma, *(f"{x:.2g}" for x in found.values())] for sigma, found in results.items()]
-    table = markdown(["σ", *MAPS], rows)
-    heading = f"# ‖ô − o‖/‖o‖ by the size of queries and keys\n\nd = 64, causal, t = {options.length}, {options.draws} draws."
-    write(options.out, "estimate_size", {"results": results}, f"{heading}\n\n{table}\n")
-    print(table)
-    return 0
+    about = f"d = 64, causal, t = {options.length}, {options.draws} draws."
+    return page("‖ô − o‖/‖o‖ by the size of queries and keys", about, markdown(["σ", *MAPS], rows))
 
 
 def median_error(make, q, k, v, draws: int) -> float:

@@ -25,28 +25,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from output import markdown, write
-from settings import as_facts, parser, resolve
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from scripts.common.options import parse
+from scripts.common.plots import ATTENTION, label, line, panels
+from scripts.common.results import run
+from scripts.common.tables import markdown, page
+from scripts.common.training import trained
 from tarnn.analysis.image_likelihood import bits_per_dim
 from tarnn.data import Images, read_images
 from tarnn.generation.checkpoint import open_model
 from tarnn.models import TarnnForImageGeneration
 from tarnn.tasks import ImageSettings
-from tarnn.training.folder import LOG
-from tarnn.training.log import read_log
-from tarnn.training.run import train
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
-COLORS = {"softmax": "#d55e00", "linear": "#0072b2"}
+METHODS = ["linear", "softmax"]
 FULL = {
     "updates": 1500, "layers": 4, "hidden": 128, "batch_size": 4, "learning_rate": 2e-3, "eval_every": 100,
-    "test_images": 300, "val_images": 64, "train_images": None, "datasets": ["mnist", "cifar10"],
+    "test_images": 300, "val_images": 64, "train_images": int, "datasets": ["mnist", "cifar10"], "heads": 8, "seed": 0,
+    "methods": METHODS, "mnist": SHARED / "mnist", "cifar10": SHARED / "cifar10", "runs": Path("runs/image_bits"),
 }  # fmt: skip
 QUICK = {
-    "updates": 10, "layers": 2, "hidden": 32, "batch_size": 4, "learning_rate": 2e-3, "eval_every": 5,
-    "test_images": 8, "val_images": 4, "train_images": 64, "datasets": ["mnist"],
+    "updates": 10, "layers": 2, "hidden": 32, "eval_every": 5, "test_images": 8, "val_images": 4, "train_images": 64,
+    "datasets": ["mnist"],
 }  # fmt: skip
+CHOICES = {"methods": METHODS, "datasets": ["mnist", "cifar10"]}
 # of the paper: images of its runs, what it reports, and how deep its models are
 PAPER_IMAGES = {"mnist": 15_000_000, "cifar10": 5_000_000}  # 937,500 updates of 16; 500,000 of 10
 PAPER = {"mnist": {"softmax": 0.621, "linear": 0.644}, "cifar10": {"softmax": 3.47, "linear": 3.40}}
@@ -54,34 +57,20 @@ PAPER_LAYERS = {"mnist": 8, "cifar10": 16}
 
 
 def main() -> int:
-    made = parser(__doc__)
-    for name in (
-        "updates",
-        "layers",
-        "hidden",
-        "batch_size",
-        "eval_every",
-        "test_images",
-        "val_images",
-        "train_images",
-    ):
-        made.add_argument(f"--{name.replace('_', '-')}", type=int)
-    made.add_argument("--learning-rate", type=float)
-    made.add_argument("--datasets", nargs="+", choices=list(PAPER))
-    made.add_argument("--mnist", type=Path, default=SHARED / "mnist")
-    made.add_argument("--cifar10", type=Path, default=SHARED / "cifar10")
-    made.add_argument("--heads", type=int, default=8)
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--methods", nargs="+", choices=list(COLORS), default=["linear", "softmax"])
-    made.add_argument("--runs", type=Path, default=Path("runs/image_bits"), help="where the runs' folders go")
-    options = resolve(made, FULL, QUICK)
-    found = {name: {m: one_run(name, m, options) for m in options.methods} for name in options.datasets}
-    results = {name: compare(runs) for name, runs in found.items()}
-    facts = {"settings": as_facts(options), "results": results, "curves": found}
-    files = write(options.out, "image_bits", facts, report(results, options))
-    plot(found, options.out / "image_bits.png")
-    print(*files, options.out / "image_bits.png", sep="\n")
-    return 0
+    options = parse(
+        __file__, __doc__, FULL, QUICK, choices=CHOICES, about={"runs": "where the runs' folders go"}
+    )
+    return run(options, measure, facts=facts, report=report, figure=figure)
+
+
+def measure(options, found: dict[str, dict[str, Any]], keep) -> None:
+    for name in options.datasets:
+        found[name] = {method: one_run(name, method, options) for method in options.methods}
+        keep()
+
+
+def facts(options, found) -> dict[str, Any]:
+    return {"compared": {name: compare(runs) for name, runs in found.items()}}
 
 
 def one_run(name: str, method: str, options) -> dict[str, Any]:
@@ -94,9 +83,7 @@ def one_run(name: str, method: str, options) -> dict[str, Any]:
         eval_every=options.eval_every, save_every=options.eval_every, keep=1, val=f"{source}:valid", seed=options.seed,
         resume=True,
     )  # fmt: skip
-    if last_update(folder) < options.updates:
-        train(settings)
-    looks = [line for line in read_log(folder / LOG) if "validation_bits_per_dim" in line]
+    looks = trained(settings, "validation_bits_per_dim")
     curve = [{"update": line["step"], "bits": line["validation_bits_per_dim"]} for line in looks]
     model = open_model(folder, kinds=("tarnn_image",))
     test = read_images(f"{getattr(options, name)}:test").take(slice(options.test_images))
@@ -107,12 +94,6 @@ def one_run(name: str, method: str, options) -> dict[str, Any]:
         "parameters": model.num_parameters(), "test_bits": bits.mean().item(),
         "test_error": bits.std().item() / math.sqrt(len(bits)), "test_images": len(bits),
     }  # fmt: skip
-
-
-def last_update(folder: Path) -> int:
-    """Of those after which a run was looked at."""
-    lines = read_log(folder / LOG)
-    return max((line["step"] for line in lines if "validation_bits_per_dim" in line), default=0)
 
 
 def seconds_an_update(
@@ -167,14 +148,14 @@ def last(curve: list[dict[str, float]], updates: float) -> float | None:
     return seen[-1] if seen else None
 
 
-def report(results, options) -> str:
-    parts = ["# Bits per dimension of images"]
-    for name, methods in results.items():
+def report(options, facts, found) -> str:
+    parts = []
+    for name, methods in facts["compared"].items():
         one = next(iter(methods.values()))
         share = max(run["images"] for run in methods.values()) / PAPER_IMAGES[name]
         rows = [
             [
-                method, show(run["bits_at_updates"]), show(run["bits_at_seconds"]),
+                method, bits(run["bits_at_updates"]), bits(run["bits_at_seconds"]),
                 f"{run['test_bits']:.3f} ± {run['test_error']:.3f}", f"{run['updates']:,}", f"{run['seconds_an_update']:.2f}",
                 f"{PAPER[name][method]:.3f}",
             ]
@@ -191,32 +172,28 @@ def report(results, options) -> str:
             f"images that the paper's run saw. {options.threads} threads. All values of an image are predicted, the first too.",
             markdown(header, rows),
         ]
-    return "\n\n".join([*parts, "![bits per dimension against time](image_bits.png)"]) + "\n"
+    return page("Bits per dimension of images", *parts, "![bits per dimension against time](image_bits.png)")
 
 
-def show(bits: float | None) -> str:
-    return "–" if bits is None else f"{bits:.3f}"
+def bits(number: float | None) -> str | None:
+    return None if number is None else f"{number:.3f}"
 
 
-def plot(found: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.5 * len(found), 3.8), layout="constrained", dpi=150)
-    for axes, (name, runs) in zip(
-        figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True
-    ):
-        for method, run in runs.items():
-            points = run["curve"]
-            axes.plot(
-                [p["update"] * run["seconds_an_update"] for p in points],
-                [p["bits"] for p in points],
-                color=COLORS[method],
-                label=method,
-            )
-        axes.set(title=name, xlabel="seconds of training", ylabel="bits per dimension, held out")
-        axes.legend(frameon=False)
-        axes.grid(alpha=0.3)
-    figure.savefig(path)
+def figure(options, facts, found):
+    made, every = panels(len(found))
+    for axes, (name, runs) in zip(every, found.items(), strict=True):
+        for method, one in runs.items():
+            points = ((p["update"] * one["seconds_an_update"], p["bits"]) for p in one["curve"])
+            line(axes, points, ATTENTION[method], method, marker="")
+        label(
+            axes,
+            "seconds of training",
+            "bits per dimension, held out",
+            title=name,
+            scales="linear linear",
+            legend="",
+        )
+    return made
 
 
 if __name__ == "__main__":

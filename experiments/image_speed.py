@@ -21,14 +21,16 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from output import markdown, write
-from settings import as_facts, parser, resolve
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from scripts.common.options import parse
+from scripts.common.results import run
+from scripts.common.tables import markdown, page
 from tarnn.analysis.decode_cost import rewind, state_at
 from tarnn.analysis.image_likelihood import bits_per_dim_by_steps
 from tarnn.data import read_images
@@ -57,11 +59,20 @@ PAPER = {
     },
 }  # fmt: skip
 MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist"
+VERDICTS = {True: "met", False: "missed", None: ""}
 MOST_CHANGE = 0.005  # of bits per dimension, by which fewer bits may change them
 # what is to be reached on two CPU cores: seconds for one image, images a second, factors over cache and recomputing
 TARGETS = {"mnist": (1.5, 10.0, 4.0, 317.0), "cifar10": (12.0, None, 10.0, 4462.0)}
-FULL = {"models": ["mnist", "cifar10"], "batches": [1, 4, 16, 64, 128, 256], "positions": 5, "seconds": 2.0}
+FULL = {
+    "models": list(MODELS), "batches": [1, 4, 16, 64, 128, 256], "positions": 5, "seconds": 2.0, "room": 6.0,
+    "methods": list(METHODS), "trained": Path, "mnist": MNIST, "test_images": 256,
+}  # fmt: skip
 QUICK = {"models": ["mnist"], "batches": [1, 4], "positions": 2, "seconds": 0.1}
+ABOUT = {
+    "positions": "how many, the first and the last value among them", "seconds": "of steps at each position",
+    "room": "GiB that states and activations may take", "mnist": "whose test images it is judged on",
+    "trained": "a trained model of MNIST, as image_bits.py leaves one",
+}  # fmt: skip
 
 
 StepAt = Callable[[int], Callable[[], object]]  # position → a step there
@@ -84,33 +95,25 @@ class Speed:
 
 
 def main() -> int:
-    made = parser(__doc__)
-    made.add_argument("--models", nargs="+", choices=list(MODELS))
-    made.add_argument("--batches", type=int, nargs="+")
-    made.add_argument("--positions", type=int, help="how many, the first and the last value among them")
-    made.add_argument("--seconds", type=float, help="of steps at each position")
-    made.add_argument("--room", type=float, default=6.0, help="GiB that states and activations may take")
-    made.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    made.add_argument("--trained", type=Path, help="a trained model of MNIST, as image_bits.py leaves one")
-    made.add_argument("--mnist", type=Path, default=MNIST, help="whose test images it is judged on")
-    made.add_argument("--test-images", type=int, default=256)
-    options = resolve(made, FULL, QUICK)
+    choices = {"models": list(MODELS), "methods": list(METHODS)}
+    options = parse(__file__, __doc__, FULL, QUICK, choices=choices, about=ABOUT)
     likelihood = None if options.trained is None else likelihoods(options)
     kept = likelihood is not None and abs(likelihood["change"]["int8"]) <= MOST_CHANGE
-    methods = [m for m in options.methods if WEIGHTS.get(m, "float32") == "float32" or library.available()]
-    results = {name: {m: speeds(name, m, options) for m in methods} for name in options.models}
-    as_json = {
-        name: {m: {k: asdict(v) for k, v in found.items()} for m, found in methods.items()}
-        for name, methods in results.items()
-    }
-    targets = {name: judge(name, methods, kept) for name, methods in results.items()}
-    facts = {
-        "settings": as_facts(options), "targets": targets, "likelihood": likelihood, "results": as_json,
-    }  # fmt: skip
-    table = report(results, targets, likelihood, options)
-    print(table)
-    print(*write(options.out, "image_speed", facts, table), sep="\n")
-    return 0
+
+    def facts(options, results) -> dict[str, Any]:
+        targets = {name: judge(name, methods, kept) for name, methods in results.items()}
+        return {"targets": targets, "likelihood": likelihood}
+
+    return run(options, measure, facts=facts, report=report)
+
+
+def measure(options, results: dict[str, dict[str, dict[str, Speed]]], keep) -> None:
+    for name in options.models:
+        results[name] = {}
+        for method in options.methods:
+            if WEIGHTS.get(method, "float32") == "float32" or library.available():
+                results[name][method] = speeds(name, method, options)
+                keep()
 
 
 def likelihoods(options) -> dict[str, Any]:
@@ -274,9 +277,8 @@ def met(what: str, value: float, target: float | None) -> bool | None:
     return value <= target if what.startswith("seconds") else value >= target
 
 
-def report(results, targets, likelihood, options) -> str:
+def report(options, facts, results) -> str:
     parts = [
-        "# How fast images are made",
         f"Up to {options.threads} threads, float32 but for the weights named int8. Steps timed at {options.positions} "
         "positions of an image and summed over it (positions and times: image_speed.json). The paper's CPU and GPU were "
         "others; its batches were not equal.",
@@ -287,7 +289,7 @@ def report(results, targets, likelihood, options) -> str:
             [
                 m, f"{found['one'].seconds:.2f}", f"{paper(name, m)[1]:g} / {paper(name, m)[2]:g}",
                 f"{found['best'].images_a_second:.4g} (batch {found['best'].batch_size})", f"{paper(name, m)[0]:g}",
-                "–" if base is None else f"{found['best'].images_a_second / base['best'].images_a_second:,.1f}",
+                base and f"{found['best'].images_a_second / base['best'].images_a_second:,.1f}",
                 f"{paper(name, m)[0] / paper(name, 'softmax, recomputed')[0]:,.0f}",
             ]
             for m, found in methods.items()
@@ -297,36 +299,27 @@ def report(results, targets, likelihood, options) -> str:
             "paper",
         ]  # fmt: skip
         parts += [f"## {name}", markdown(header, rows)]
-        if targets[name]:
+        if targets := facts["targets"][name]:
             lines = [
-                [
-                    what,
-                    f"{x['reached']:.4g}",
-                    "–" if x["target"] is None else f"{x['target']:g}",
-                    verdict(x["met"]),
-                    x["by"],
-                ]
-                for what, x in targets[name].items()
+                [what, f"{x['reached']:.4g}", x["target"] and f"{x['target']:g}", VERDICTS[x["met"]], x["by"]]
+                for what, x in targets.items()
             ]
             parts.append(markdown(["linear attention", "reached", "target", "", "by"], lines))
-    if likelihood:
+    if likelihood := facts["likelihood"]:
         bits, change = likelihood["bits_per_dim"], likelihood["change"]
-        rows = [[w, f"{bits[w]:.4f}", f"{change[w]:+.3%}"] for w in bits]
         parts += [
             "## What fewer bits cost",
             f"Bits per dimension of {likelihood['images']} test images of MNIST by a trained model "
             f"({likelihood['model']}), value after value through the fused step.",
-            markdown(["weights", "bits/dim", "change"], rows),
+            markdown(
+                ["weights", "bits/dim", "change"], [[w, f"{bits[w]:.4f}", f"{change[w]:+.3%}"] for w in bits]
+            ),
         ]
-    return "\n\n".join(parts) + "\n"
+    return page("How fast images are made", *parts)
 
 
 def paper(name: str, method: str) -> tuple[float, float, float]:
     return PAPER[name]["linear" if method in WEIGHTS else method]
-
-
-def verdict(met: bool | None) -> str:
-    return "" if met is None else "met" if met else "missed"
 
 
 if __name__ == "__main__":

@@ -15,21 +15,23 @@ Choromanski et al. 2021 (arXiv 2009.14794), section 4.3.
 
 import argparse
 import gzip
+import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-from output import RESULTS, markdown, write
-
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from scripts.common.options import parse
+from scripts.common.plots import label, line, panels
+from scripts.common.results import Unmeasured, run
+from scripts.common.tables import markdown, page
+from scripts.common.training import trained, validations
 from tarnn.errors import UserError
 from tarnn.tasks import TextSettings
-from tarnn.training.folder import LOG
-from tarnn.training.log import read_log
-from tarnn.training.run import train
 
 FULL = {
     "steps": 600, "context": 512, "batch_size": 4, "hidden_size": 128, "layers": 4, "features": 128,
-    "redraw_every": 50, "eval_every": 50, "validation_bytes": 65536, "training_bytes": None,
+    "redraw_every": 50, "eval_every": 50, "validation_bytes": 65536, "training_bytes": int, "learning_rate": 2e-3,
+    "books": Path, "unseen": "pride_and_prejudice", "runs": Path("runs/long_softmax"),
 }  # fmt: skip
 QUICK = {
     "steps": 8, "context": 64, "batch_size": 2, "hidden_size": 32, "layers": 1, "features": 16,
@@ -45,63 +47,36 @@ VARIANTS: dict[str, tuple[dict[str, Any], str]] = {  # name → (settings of the
 }
 
 
+ABOUT = {
+    "books": "a folder of .txt or .txt.gz", "unseen": "the book that is kept for validation",
+    "runs": "where the runs are kept",
+}  # fmt: skip
+
+
 def main() -> int:
-    options = parse()
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    return run(settings(), measure, report=report, figure=figure)
+
+
+def settings() -> argparse.Namespace:
+    only = {"only": list(VARIANTS)}
+    return parse(__file__, __doc__, FULL | only, QUICK, choices=only, about=ABOUT)
+
+
+def measure(options, results: dict[str, Any], keep) -> None:
     training, validation = texts(options)
-    results: dict[str, Any] = {}
-    for name in options.only or VARIANTS:
+    for name in options.only:
         print(f"{name} …", flush=True)
-        results[name] = run(name, training, validation, options)
-        write(
-            options.out,
-            "long_softmax",
-            {"settings": sizes(options), "results": results},
-            report(results, options),
-        )
-        plot(results, options.out / "long_softmax.png")
-    print(report(results, options))
-    print(options.out / "long_softmax.png")
-    return 0
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--books", type=Path, required=True, help="a folder of .txt or .txt.gz")
-    parser.add_argument(
-        "--unseen", default="pride_and_prejudice", help="the book that is kept for validation"
-    )
-    parser.add_argument(
-        "--runs", type=Path, default=Path("runs/long_softmax"), help="where the runs are kept"
-    )
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where results go")
-    parser.add_argument(
-        "--only", nargs="+", choices=list(VARIANTS), metavar="VARIANT", help=f"of: {', '.join(VARIANTS)}"
-    )
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
-    parser.add_argument("--quick", action="store_true", help="under a minute: a tiny model, a few steps")
-    for name, value in FULL.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"{value} (--quick: {QUICK[name]})")
-    options = parser.parse_args()
-    for name, value in (QUICK if options.quick else FULL).items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
-    return options
-
-
-def sizes(options: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in (*FULL, "learning_rate")}
+        results[name] = one_run(name, training, validation, options)
+        keep()
 
 
 def texts(options: argparse.Namespace) -> tuple[Path, Path]:
     """The books unpacked beside the runs: a folder to train on, a file to validate on."""
+    if options.books is None:
+        raise Unmeasured("--books FOLDER says where the books are.")
     found = {x.name.split(".")[0]: x for x in sorted(options.books.glob("*.txt*"))}
     if options.unseen not in found or len(found) < 2:
-        raise SystemExit(
+        raise Unmeasured(
             f"{options.books} should hold two books or more, {options.unseen} among them; it has {', '.join(found) or 'none'}."
         )
     training, validation = options.runs / "text", options.runs / "unseen.txt"
@@ -115,7 +90,7 @@ def texts(options: argparse.Namespace) -> tuple[Path, Path]:
     return training, validation
 
 
-def settings(name: str, training: Path, validation: Path, options: argparse.Namespace) -> TextSettings:
+def variant(name: str, training: Path, validation: Path, options: argparse.Namespace) -> TextSettings:
     """The run of a variant; the same name is the same run, so it goes on where it stopped."""
     given = {"redraw_every": options.redraw_every, **VARIANTS[name][0]}
     if given.get("feature_map") in ("favor", "smreg"):
@@ -129,65 +104,51 @@ def settings(name: str, training: Path, validation: Path, options: argparse.Name
     )  # fmt: skip
 
 
-def run(name: str, training: Path, validation: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Train, unless that was done; the log's validations, and what became of the run."""
-    wanted = settings(name, training, validation, options)
-    stopped = ""
-    if last_step(wanted.out) < options.steps:
-        try:
-            train(wanted)
-        except UserError as error:
-            if "training stopped after step" not in str(error):
-                raise
-            stopped = str(error)  # a loss that is no number is a result, too
-    lines = [line for line in read_log(wanted.out / LOG) if "validation_bits_per_byte" in line]
+def one_run(name: str, training: Path, validation: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The log's validations, and what became of the run."""
+    wanted, measure, stopped = variant(name, training, validation, options), "validation_bits_per_byte", ""
+    try:
+        lines = trained(wanted, measure)
+    except UserError as error:
+        if "training stopped after step" not in str(error):
+            raise
+        lines, stopped = (
+            validations(wanted.out, measure),
+            str(error),
+        )  # a loss that is no number is a result, too
     return {
-        "steps": [line["step"] for line in lines],
-        "bits_per_byte": [line["validation_bits_per_byte"] for line in lines],
-        "stopped": stopped,
-    }
+        "steps": [line["step"] for line in lines], "bits_per_byte": [line[measure] for line in lines], "stopped": stopped,
+    }  # fmt: skip
 
 
-def last_step(folder: Path) -> int:
-    """Of the validations of a run."""
-    return max(
-        (line["step"] for line in read_log(folder / LOG) if "validation_bits_per_byte" in line), default=0
+def report(options, facts, results: dict[str, Any]) -> str:
+    def shown(bits: list[float]) -> str | None:
+        return f"{bits[-1]:.3f}" if bits else None
+
+    rows = [
+        [
+            name, shown(found["bits_per_byte"]), shown(sorted(found["bits_per_byte"], reverse=True)),
+            "stopped: not a number" if found["stopped"] else found["steps"][-1],
+        ]
+        for name, found in results.items()
+    ]  # fmt: skip
+    return page(
+        "Byte-level language models of novels, by attention",
+        f"{options.layers} layers, hidden {options.hidden_size}, 4 heads, {options.batch_size} × {options.context} bytes "
+        f"per step; random features: {options.features} per head, redrawn every {options.redraw_every} steps where so named. "
+        f"Bits per byte of the first {options.validation_bytes:,} bytes of {options.unseen}, which is not trained on. One "
+        "run each: differences of a few hundredths may be luck.",
+        markdown(["attention", "bits per byte at the end", "lowest", "steps"], rows),
     )
 
 
-def report(results: dict[str, Any], options: argparse.Namespace) -> str:
-    rows = [
-        [
-            name,
-            f"{found['bits_per_byte'][-1]:.3f}" if found["bits_per_byte"] else "–",
-            f"{min(found['bits_per_byte']):.3f}" if found["bits_per_byte"] else "–",
-            "stopped: not a number" if found["stopped"] else str(found["steps"][-1]),
-        ]
-        for name, found in results.items()
-    ]
-    return "\n\n".join([
-        "# Byte-level language models of novels, by attention",
-        f"{options.layers} layers, hidden {options.hidden_size}, 4 heads, {options.batch_size} × {options.context} bytes "
-        f"a step; random features: {options.features} a head, redrawn every {options.redraw_every} steps where so named. "
-        f"Bits per byte of the first {options.validation_bytes:,} bytes of {options.unseen}, which is not trained on. One "
-        "run each: differences of a few hundredths may be chance.",
-        markdown(["attention", "bits per byte at the end", "lowest", "steps"], rows),
-    ]) + "\n"  # fmt: skip
-
-
-def plot(results: dict[str, Any], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained", dpi=150)
-    axes = figure.subplots()
+def figure(options, facts, results: dict[str, Any]):
+    made, (axes,) = panels(1, width=6.4, height=4.2)
     for name, found in results.items():
-        color, line = VARIANTS[name][1].split()
-        axes.plot(found["steps"], found["bits_per_byte"], color=color, linestyle=line, marker=".", label=name)
-    axes.set(xlabel="steps", ylabel="bits per byte of an unseen novel")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize="small")
-    figure.savefig(path)
+        line(axes, zip(found["steps"], found["bits_per_byte"]), VARIANTS[name][1], name)
+    label(axes, "steps", "bits per byte of an unseen novel", scales="linear linear", legend="")
+    return made
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise Unmeasured(main())

@@ -14,31 +14,33 @@ linear in the length, 2 quadratic. Katharopoulos et al. 2020 (arXiv 2006.16236),
 
 import math
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
-from output import markdown, write
-from settings import as_facts, parser, resolve
 from torch import Tensor, nn
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from scripts.common.clock import seconds_of
+from scripts.common.memory import peak_bytes
+from scripts.common.options import parse
+from scripts.common.plots import BLUE, ORANGE, RED, label, line, panels
+from scripts.common.results import run
+from scripts.common.tables import MIB, markdown, page
 from tarnn import Elu, LinearAttention, SoftmaxAttention
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from memory import peak_bytes  # what a call holds at most, as the benchmarks measure it
-
+COLORS = {"softmax, matrix": RED, "softmax, fused": ORANGE, "linear": BLUE}
 FULL = {
-    "lengths": [2**n for n in range(9, 17)],
-    "tokens": 2**14,
-    "hidden": 256,
-    "patience": 120.0,
-    "rounds": 3,
-}
+    "lengths": [2**n for n in range(9, 17)], "tokens": 2**14, "hidden": 256, "patience": 120.0, "rounds": 3, "heads": 8,
+    "room": 6.0, "methods": list(COLORS), "device": "cuda" if torch.cuda.is_available() else "cpu",
+}  # fmt: skip
 QUICK = {"lengths": [2**n for n in range(6, 11)], "tokens": 2**10, "hidden": 32, "patience": 1.0, "rounds": 2}
-COLORS = {"softmax, matrix": "#d55e00", "softmax, fused": "#e69f00", "linear": "#0072b2", "lsh": "#009e73"}
+ABOUT = {
+    "tokens": "in a batch, where a sample is not longer", "patience": "seconds that a step may take",
+    "room": "GiB that a step may hold",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,28 +73,19 @@ METHODS: dict[str, Callable[..., nn.Module]] = {
 
 
 def main() -> int:
-    made = parser(__doc__)
-    made.add_argument("--lengths", type=int, nargs="+")
-    made.add_argument("--tokens", type=int, help="in a batch, where a sample is not longer")
-    made.add_argument("--hidden", type=int)
-    made.add_argument("--patience", type=float, help="seconds that a step may take")
-    made.add_argument("--rounds", type=int)
-    made.add_argument("--heads", type=int, default=8)
-    made.add_argument("--room", type=float, default=6.0, help="GiB that a step may hold")
-    made.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options = resolve(made, FULL, QUICK)
-    costs = {method: measure(method, options) for method in options.methods}
-    slopes = {method: slopes_of(points) for method, points in costs.items()}
-    results = {method: [asdict(point) for point in points] for method, points in costs.items()}
-    facts = {"settings": as_facts(options), "slopes": slopes, "results": results}
-    files = write(options.out, "time_memory", facts, report(costs, slopes, options))
-    plot(costs, options.out / "time_memory.png")
-    print(*files, options.out / "time_memory.png", sep="\n")
-    return 0
+    options = parse(__file__, __doc__, FULL, QUICK, choices={"methods": list(COLORS)}, about=ABOUT)
+    return run(
+        options, measure, facts=lambda options, costs: {"slopes": slopes(costs)}, report=report, figure=figure
+    )
 
 
-def measure(method: str, options) -> list[Cost]:
+def measure(options, costs: dict[str, list[Cost]], keep) -> None:
+    for method in options.methods:
+        costs[method] = costs_of(method, options)
+        keep()
+
+
+def costs_of(method: str, options) -> list[Cost]:
     """From the shortest length to the longest that a method can afford."""
     torch.manual_seed(0)
     layer = METHODS[method](options.hidden, options.heads, causal=True).to(options.device)
@@ -108,8 +101,8 @@ def measure(method: str, options) -> list[Cost]:
         def step(x=x, wanted=wanted):
             return torch.autograd.grad(layer(x).square().mean(), wanted)
 
-        times = sorted(timed(step, options.device) for _ in range(options.rounds + 1))[
-            : options.rounds
+        times = sorted(seconds_of(step, 1, options.device) for _ in range(options.rounds + 1))[
+            :-1
         ]  # less the warm-up
         peak = peak_bytes(step, options.device)
         ms, least, most = (1000 * t / batch_size for t in (times[len(times) // 2], times[0], times[-1]))
@@ -133,12 +126,8 @@ def too_much(last: Cost, length: int, method: str, options) -> str:
     return ""
 
 
-def timed(f: Callable[[], object], device: str) -> float:
-    start = time.perf_counter()
-    f()
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+def slopes(costs: dict[str, list[Cost]]) -> dict[str, dict[str, float | None]]:
+    return {method: slopes_of(points) for method, points in costs.items() if points}
 
 
 def slopes_of(points: list[Cost]) -> dict[str, float | None]:
@@ -161,49 +150,40 @@ def slope(x: list[int], y: list[float | None]) -> float | None:
     return (a @ b / (a @ a)).item()
 
 
-def report(costs: dict[str, list[Cost]], slopes, options) -> str:
+def report(options, facts, costs: dict[str, list[Cost]]) -> str:
+    slopes = facts["slopes"]
     by = {method: {p.length: p for p in points} for method, points in costs.items()}
 
-    def cells(show) -> list[list[str]]:
-        return [
-            [f"{t:,}", *(show(by[m][t]) if t in by[m] else "–" for m in costs)]
+    def table(what: str, show: Callable[[Cost], float | None], digits: int) -> str:
+        known = {m: {t: show(p) for t, p in points.items()} for m, points in by.items()}
+        rows = [
+            [f"{t:,}", *(None if (x := known[m].get(t)) is None else f"{x:,.{digits}f}" for m in costs)]
             for t in options.lengths
-            if any(t in points for points in by.values())
         ]
-
-    def fitted(what: str) -> list[str]:
-        return ["slope", *("–" if slopes[m][what] is None else f"{slopes[m][what]:.2f}" for m in costs)]
+        fitted = [None if slopes[m][what] is None else f"{slopes[m][what]:.2f}" for m in costs]
+        return markdown(["length", *costs], [*(row for row in rows if any(row[1:])), ["slope", *fitted]])
 
     spans = "; ".join(f"{m}: {slopes[m]['from']:,} to {slopes[m]['to']:,}" for m in costs)
-    times = [*cells(lambda p: f"{p.ms:,.2f}"), fitted("time")]
-    sizes = [*cells(lambda p: "–" if p.bytes is None else f"{p.bytes / 2**20:,.1f}"), fitted("memory")]
-    header = ["length", *costs]
-    return (
-        f"# A training step of causal attention against length\n\n{options.heads} heads, {options.hidden} wide, float32, "
-        f"{options.device}, {options.threads} threads; a sample's share of a batch of {options.tokens:,} tokens. Slopes in "
-        f"log-log over the longer half of the lengths ({spans}).\n\n"
-        f"## Milliseconds a sample\n\n{markdown(header, times)}\n\n## Peak MiB a sample\n\n{markdown(header, sizes)}\n\n"
-        "![time and memory against length](time_memory.png)\n"
+    return page(
+        "A training step of causal attention against length",
+        f"{options.heads} heads, {options.hidden} wide, float32, {options.device}, {options.threads} threads; a sample's "
+        f"share of a batch of {options.tokens:,} tokens. Slopes in log-log over the longer half of the lengths ({spans}).",
+        "## Milliseconds per sample",
+        table("time", lambda p: p.ms, 2),
+        "## Peak MiB per sample",
+        table("memory", lambda p: p.bytes and p.bytes / MIB, 1),
+        "![time and memory against length](time_memory.png)",
     )
 
 
-def plot(costs: dict[str, list[Cost]], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.8), layout="constrained", dpi=150)
-    time_axes, memory_axes = figure.subplots(1, 2)
+def figure(options, facts, costs: dict[str, list[Cost]]):
+    made, axes = panels(2)
     for method, points in costs.items():
-        style = {"color": COLORS[method], "marker": ".", "label": method}
-        time_axes.plot([p.length for p in points], [p.ms for p in points], **style)
-        known = [p for p in points if p.bytes]
-        memory_axes.plot([p.length for p in known], [p.bytes / 2**20 for p in known], **style)
-    for axes, label in ((time_axes, "milliseconds a sample"), (memory_axes, "peak MiB a sample")):
-        axes.set(xlabel="sequence length", ylabel=label)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.grid(alpha=0.3)
-    time_axes.legend(frameon=False)
-    figure.savefig(path)
+        line(axes[0], ((p.length, p.ms) for p in points), COLORS[method], method)
+        line(axes[1], ((p.length, p.bytes and p.bytes / MIB) for p in points), COLORS[method], method)
+    label(axes[0], "sequence length", "milliseconds per sample", ticks=options.lengths, legend="")
+    label(axes[1], "sequence length", "peak MiB per sample", ticks=options.lengths)
+    return made
 
 
 if __name__ == "__main__":

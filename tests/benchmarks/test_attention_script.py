@@ -5,23 +5,16 @@ import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-import attention
 import attention_cells
-import pytest
-import rivals
+import baselines
 import torch
-from attention_costs import Cell, Cost, Costs
-from rivals import Rival
+from attention_cells import Cell, Cost, Costs
+from attention_report import NAMES
+from baselines import Method
+from support.scripts import lines_of
 from torch.nn.functional import elu
 
-TINY = ["--lengths", "1", "40", "--head-dims", "8", "--heads", "2", "--seconds", "0.01", "--passes", "both"]
-
-
-@pytest.fixture(autouse=True)
-def _no_picture(monkeypatch, request):
-    """But where a test is about it: drawing takes longer than measuring."""
-    if "picture" not in request.node.name:
-        monkeypatch.setattr(attention, "plot", lambda *rest: None)
+TINY = ["--lengths", "1", "40", "--head-dims", "16", "--heads", "2", "--seconds", "0.01", "--passes", "both"]
 
 
 def results(folder):
@@ -29,33 +22,40 @@ def results(folder):
     return data, Costs.from_json(data)
 
 
-def test_a_run_leaves_figures_tables_and_a_picture(script, tmp_path):
+def test_a_run_leaves_figures_tables_and_a_picture(script, folder, pictures):
     code, out, _ = script("attention", *TINY)
     assert code == 0
-    data, costs = results(tmp_path)
-    rivals = {"chunked", "sdpa"} | ({"native"} if "native" not in data["absent"] else set())
-    assert set(costs.rivals) == rivals
-    assert len(costs.by) == len(rivals) * 2 * 2 * 2  # dtypes, lengths, causal and full
+    data, costs = results(folder)
+    methods = {"chunked", "sdpa"} | ({"native"} if "native" not in data["absent"] else set())
+    assert set(costs.methods) == methods
+    assert len(costs.by) == len(methods) * 2 * 2 * 2  # dtypes, lengths, causal and full
     assert data["command"] == f"python benchmarks/attention.py --threads 1 {' '.join(TINY)}"
     assert data["threads"] == 1
     assert {t["met"] for t in data["targets"]} <= {True, False, None}
     for cost in costs.by.values():
         assert cost.ms_min <= cost.ms <= cost.ms_max
         assert cost.mm_gflops is None
-    text = (tmp_path / "attention.md").read_text()
+    text = (folder / "attention.md").read_text()
     assert "## bfloat16, not causal" in text
-    assert "| forward + backward | 8 | 40 |" in text
+    assert "| forward + backward | 16 | 40 |" in text
     assert "fast-transformers: not installed" in text
-    assert (tmp_path / "attention.png").stat().st_size > 10_000
-    assert out.splitlines()[-2] == str(tmp_path / "attention.png")
+    forward, both, memory = pictures["attention.png"].axes
+    assert not forward.lines  # only --passes both
+    cells = [Cell(t, 16, True, True) for t in (1, 40)]
+    expected = {NAMES[m]: ([1, 40], [costs.get(m, "float32", c).ms for c in cells]) for m in methods}
+    found = lines_of(both)
+    assert {name: found[name] for name in expected} == expected
+    assert len(found) == len(methods) + len(both.lines) // 2  # bfloat16 is dashed, and not in the legend
+    assert (memory.get_ylabel(), memory.get_xscale()) == ("MiB beyond inputs and outputs", "log")
+    assert out.splitlines()[-2] == str(folder / "attention.png")
 
 
-def test_from_1024_on_torch_mm_runs_in_the_same_rounds(script, tmp_path):
+def test_from_1024_on_torch_mm_runs_in_the_same_rounds(script, folder):
     options = [
         "--lengths",
         "1024",
         "--head-dims",
-        "8",
+        "16",
         "--heads",
         "1",
         "--dtypes",
@@ -63,41 +63,42 @@ def test_from_1024_on_torch_mm_runs_in_the_same_rounds(script, tmp_path):
         "--kinds",
         "causal",
     ]
-    assert script("attention", *options, "--seconds", "0.01", "--rivals", "chunked")[0] == 0
-    data, costs = results(tmp_path)
+    assert script("attention", *options, "--seconds", "0.01", "--methods", "chunked")[0] == 0
+    data, costs = results(folder)
     assert data["matmul_gflops"]["cells"] == 2
     rates = [c.mm_gflops for c in costs.by.values()]
     assert data["matmul_gflops"]["least"] == min(rates) > 1
 
 
-def test_an_interrupted_run_keeps_what_it_has_and_is_taken_up_again(script, tmp_path, monkeypatch):
+def test_an_interrupted_run_keeps_what_it_has_and_is_taken_up_again(script, folder, monkeypatch):
     measured = []
 
     def interrupted(cell, *rest):
         if len(measured) == 2:
-            assert results(tmp_path)[1].cells == sorted(measured)  # kept as it comes: the end may be sudden
+            assert results(folder)[1].cells == sorted(measured)  # kept as it comes: the end may be sudden
             raise KeyboardInterrupt
         measured.append(cell)
-        return attention_cells.measure_cell(cell, *rest)
+        return whole(cell, *rest)
 
-    monkeypatch.setattr(attention, "measure_cell", interrupted)
+    whole = attention_cells.measure_cell
+    monkeypatch.setattr(attention_cells, "measure_cell", interrupted)
     code, _, err = script("attention", *TINY)
     assert code == 130
     assert "--resume goes on" in err
-    _, costs = results(tmp_path)
+    _, costs = results(folder)
     assert costs.cells == sorted(measured)
-    assert (tmp_path / "attention.md").exists()
+    assert (folder / "attention.md").exists()
 
-    monkeypatch.setattr(attention, "measure_cell", attention_cells.measure_cell)
-    before = results(tmp_path)[1]
+    monkeypatch.setattr(attention_cells, "measure_cell", whole)
+    before = results(folder)[1]
     assert script("attention", *TINY, "--resume")[0] == 0
-    _, after = results(tmp_path)
+    _, after = results(folder)
     assert len(after.cells) == 4
     assert all(after.by[key] == cost for key, cost in before.by.items())  # measured once
 
 
-def test_other_circumstances_are_not_taken_up(script, tmp_path):
-    one = ["--lengths", "1", "--head-dims", "8", "--seconds", "0.01", "--rivals", "sdpa"]
+def test_other_circumstances_are_not_taken_up(script, folder):
+    one = ["--lengths", "1", "--head-dims", "16", "--seconds", "0.01", "--methods", "sdpa"]
     assert script("attention", *one, "--heads", "2")[0] == 0
     code, _, err = script("attention", *one, "--heads", "3", "--resume")
     assert code == 1
@@ -105,22 +106,22 @@ def test_other_circumstances_are_not_taken_up(script, tmp_path):
 
 
 def test_a_rival_that_nobody_knows_is_refused(script):
-    code, _, err = script("attention", *TINY, "--rivals", "nonsense")
+    code, _, err = script("attention", *TINY, "--methods", "nonsense")
     assert code == 1
     assert (
-        "no rival is called nonsense; there are native, chunked, sdpa" in err
+        "no method is called nonsense; there are native, chunked, sdpa" in err
         or "chunked, sdpa, native" in err
     )
 
 
-def test_nothing_is_measured_of_what_is_wrong(script, tmp_path, monkeypatch):
-    right = rivals.tarnn_attend
-    monkeypatch.setattr(rivals, "tarnn_attend", lambda q, k, v, causal: right(q, k, v, causal) * 1.0001)
+def test_nothing_is_measured_of_what_is_wrong(script, folder, monkeypatch):
+    right = baselines.tarnn_attend
+    monkeypatch.setattr(baselines, "tarnn_attend", lambda q, k, v, causal: right(q, k, v, causal) * 1.0001)
     code, _, err = script("attention", *TINY)
     assert code == 1
     assert "the check is red" in err
     assert "float64: o is 1.0e-04 off the definition" in err
-    assert not list(tmp_path.iterdir())
+    assert not folder.exists()
 
 
 def install(monkeypatch, name, **functions):
@@ -137,7 +138,7 @@ def quadratic_product(q, k, v, causal):
     return weights @ v / weights.sum(-1, keepdim=True)
 
 
-def test_rivals_that_are_installed_take_part(script, tmp_path, monkeypatch):
+def test_rivals_that_are_installed_take_part(script, folder, monkeypatch):
     theirs = ModuleType("performer_pytorch.performer_pytorch")
     theirs.causal_linear_attention_noncuda = lambda q, k, v: quadratic_product(q, k, v, True)
     theirs.linear_attention = lambda q, k, v: quadratic_product(q, k, v, False)
@@ -158,10 +159,10 @@ def test_rivals_that_are_installed_take_part(script, tmp_path, monkeypatch):
 
     install(monkeypatch, "fast_transformers")
     install(monkeypatch, "fast_transformers.attention", CausalLinearAttention=Layer, LinearAttention=Layer)
-    names = ["--rivals", "sdpa", "fast-transformers", "performer"]
+    names = ["--methods", "sdpa", "fast-transformers", "performer"]
     assert script("attention", *TINY, *names)[0] == 0
-    data, costs = results(tmp_path)
-    assert {(c.rival, c.dtype) for c in costs.by.values()} == {
+    data, costs = results(folder)
+    assert {(c.method, c.dtype) for c in costs.by.values()} == {
         ("sdpa", "float32"), ("sdpa", "bfloat16"), ("fast-transformers", "float32"), ("performer", "float32"),
     }  # fmt: skip
     assert data["absent"]["fast-transformers in bfloat16"] == "TypeError: expected float32"
@@ -170,7 +171,7 @@ def test_rivals_that_are_installed_take_part(script, tmp_path, monkeypatch):
 
 def test_a_rival_that_is_broken_is_named_and_left_out(monkeypatch):
     install(monkeypatch, "performer_pytorch")  # without what it should have
-    _, absent = rivals.field()
+    _, absent = baselines.available()
     assert absent["performer"].startswith("does not import: ImportError")
 
 
@@ -180,7 +181,7 @@ def cost(ms, peak, cell):
 
 def test_what_would_take_too_long_or_too_much_memory_is_not_tried(monkeypatch):
     short, cell = Cell(1024, 64, True, False), Cell(4096, 64, True, False)
-    quadratic, linear = Rival("sdpa", rivals.sdpa, power=2), Rival("sdpa", rivals.sdpa)
+    quadratic, linear = Method("sdpa", baselines.sdpa, power=2), Method("sdpa", baselines.sdpa)
     costs = Costs([cost(1000, 2**20, short), cost(9e9, 2**20, Cell(1024, 64, False, False))])
     assert (
         attention_cells.too_much(quadratic, "float32", cell, costs, 15)
@@ -195,13 +196,13 @@ def test_what_would_take_too_long_or_too_much_memory_is_not_tried(monkeypatch):
     assert attention_cells.too_much(linear, "float32", cell, costs, 15) == ""
 
 
-def test_what_is_left_out_is_listed_once(script, tmp_path):
+def test_what_is_left_out_is_listed_once(script, folder):
     options = [
         "--lengths",
         "1",
         "40",
         "--head-dims",
-        "8",
+        "16",
         "--heads",
         "1",
         "--dtypes",
@@ -209,13 +210,13 @@ def test_what_is_left_out_is_listed_once(script, tmp_path):
         "--kinds",
         "full",
     ]
-    options += ["--passes", "forward", "--seconds", "0.01", "--rivals", "sdpa", "--longest-call", "1e-9"]
+    options += ["--passes", "forward", "--seconds", "0.01", "--methods", "sdpa", "--longest-call", "1e-9"]
     assert script("attention", *options)[0] == 0
     assert script("attention", *options, "--resume")[0] == 0
-    data, costs = results(tmp_path)
+    data, costs = results(folder)
     [skipped] = data["skipped"]
-    assert (skipped["rival"], skipped["t"], [c.t for c in costs.cells]) == ("sdpa", 40, [1])
+    assert (skipped["method"], skipped["t"], [c.t for c in costs.cells]) == ("sdpa", 40, [1])
     assert (
-        "sdpa, float32, t = 40, d = 8, forward, full: one call would take"
-        in (tmp_path / "attention.md").read_text()
+        "sdpa, float32, t = 40, d = 16, forward, full: one call would take"
+        in (folder / "attention.md").read_text()
     )

@@ -5,10 +5,11 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from clock import Contender, Effort, measure_in_turns, metered
-from memory import peak_bytes
-from provenance import command, results_folder
-from rivals import native_kernels, release_scratch, tarnn_attend
+from baselines import release_scratch, tarnn_attend
+
+from scripts.common.clock import Contender, Effort, measure_in_turns, metered
+from scripts.common.memory import peak_bytes
+from tarnn.kernels.cpu import library
 
 MIB = 2**20
 
@@ -65,7 +66,7 @@ def test_what_is_kept_is_given_back_before_each_look_at_memory():
 
 
 def test_scratch_of_the_native_kernels_is_in_their_memory():
-    if not native_kernels()[0]:
+    if not library.available():
         pytest.skip("no native kernels here")
     q = torch.randn(1, 8, 64, 128)
     call = lambda: tarnn_attend(q, q, q, True)  # noqa: E731
@@ -97,13 +98,3 @@ def test_memory_is_the_peak_of_the_call():
     seconds, peak = metered(lambda: time.sleep(0.01), "cpu")
     assert seconds >= 0.01
     assert peak < MIB / 2
-
-
-def test_commands_say_nothing_of_this_machine():
-    assert command(["/home/me/step.py", "--quick", "--out", "/tmp/x"]) == "python benchmarks/step.py --quick"
-    assert command(["step.py", "--out=/tmp/x", "--threads", "1"]) == "python benchmarks/step.py --threads 1"
-
-
-def test_partial_runs_never_overwrite_what_is_committed():
-    assert results_folder(whole=True).parts[-2:] == ("benchmarks", "results")
-    assert results_folder(whole=False).parts[-2:] == ("runs", "benchmarks")

@@ -5,11 +5,11 @@ import json
 import attention_cells
 import favor
 import pytest
-from attention_costs import Cell, Cost, Costs
-from clock import Effort
-from favor_report import flops, named, table, targets
-from rivals import native_kernels
+from attention_cells import Cell, Cost, Costs
+from favor_report import DTYPE, LABELS, flops, named, table, targets
+from support.scripts import lines_of
 
+from scripts.common.clock import Effort
 from tarnn import PositiveRandomFeatures, linear_attention
 from tarnn.kernels.cpu import library
 
@@ -29,39 +29,46 @@ TINY = [
 CELL = Cell(50, 8, True, True)
 
 
-def test_a_run_leaves_figures_tables_and_a_picture(script, tmp_path):
+def test_a_run_leaves_figures_tables_and_a_picture(script, folder, pictures):
     code, out, _ = script("favor", *TINY)
     assert code == 0
-    data = json.loads((tmp_path / "favor.json").read_text())
+    data = json.loads((folder / "favor.json").read_text())
     costs = Costs.from_json(data)
-    kinds = ["fused", "stored", *(["ready"] if native_kernels()[0] else [])]
-    assert set(costs.rivals) == {"sdpa", *(named(kind, 6) for kind in kinds)}
+    kinds = ["fused", "stored", *(["ready"] if library.available() else [])]
+    assert set(costs.methods) == {"sdpa", *(named(kind, 6) for kind in kinds)}
     assert len(costs.by) == (1 + len(kinds)) * 2 * 2  # causal and full, forward and both
     assert {t["case"] for t in data["targets"]} == {"m = 6, causal", "m = 6, full"}
-    text = (tmp_path / "favor.md").read_text()
+    text = (folder / "favor.md").read_text()
     assert "## m = 6, not causal" in text
     assert "| forward + backward | 40 |" in text
-    assert (tmp_path / "favor.png").stat().st_size > 10_000
-    assert out.splitlines()[-2] == str(tmp_path / "favor.png")
+    forward, both, memory = map(lines_of, pictures["favor.png"].axes)
+    for lines, backward in ((forward, False), (both, True)):
+        at = Cell(40, 8, True, backward)
+        assert lines == {
+            LABELS[name.split(",")[0]]: ([40], [costs.get(name, DTYPE, at).ms]) for name in costs.methods
+        }
+    assert set(memory) <= set(both)
+    assert out.splitlines()[-2] == str(folder / "favor.png")
 
 
-def test_an_interruption_keeps_what_there_is(script, tmp_path, monkeypatch):
+def test_an_interruption_keeps_what_there_is(script, folder, monkeypatch):
     measured = []
 
     def interrupted(cell, *rest):
         if measured:
             raise KeyboardInterrupt
         measured.append(cell)
-        return attention_cells.measure_cell(cell, *rest)
+        return whole(cell, *rest)
 
-    monkeypatch.setattr("attention.measure_cell", interrupted)
+    whole = attention_cells.measure_cell
+    monkeypatch.setattr(attention_cells, "measure_cell", interrupted)
     monkeypatch.setattr(favor, "wrong", lambda *rest, **phi: "")  # known to be right: no need to look twice
     assert script("favor", *TINY)[0] == 130
-    assert Costs.from_json(json.loads((tmp_path / "favor.json").read_text())).cells == measured
-    assert (tmp_path / "favor.md").exists()
+    assert Costs.from_json(json.loads((folder / "favor.json").read_text())).cells == measured
+    assert (folder / "favor.md").exists()
 
 
-def test_nothing_is_measured_of_what_is_wrong(script, tmp_path, monkeypatch):
+def test_nothing_is_measured_of_what_is_wrong(script, folder, monkeypatch):
     monkeypatch.setattr(
         favor, "linear_attention", lambda *args, **options: 1.0001 * linear_attention(*args, **options)
     )
@@ -71,24 +78,24 @@ def test_nothing_is_measured_of_what_is_wrong(script, tmp_path, monkeypatch):
         "the check is red: fused, m = 6, t = 97, d = 8, causal, float64: o is 1.0e-04 off the definition"
         in err
     )
-    assert not list(tmp_path.iterdir())
+    assert not folder.exists()
 
 
 def test_features_are_stored_by_plain_pytorch_and_ready_before_the_clock(monkeypatch):
     """Nobody computes features in the clock for `ready`; `stored` does so twice, and no native kernel serves it."""
-    if not native_kernels()[0]:
+    if not library.available():
         pytest.skip("no native kernels here")
     phi, seen = PositiveRandomFeatures(8, 16, seed=0), {"ready": [], "stored": []}
-    rivals = {r.name.split(",")[0]: r for r in favor.rivals_of(phi)}
+    methods = {r.name.split(",")[0]: r for r in favor.methods_of(phi)}
     q, k, v, grad = attention_cells.draw_inputs(CELL.t, CELL.d, ["float32"], 1, 2, "cpu")["float32"]
     exponents = phi.exponents
     for kind, calls in seen.items():
-        given = rivals[kind].given(q, k, v)
-        f = attention_cells.call(rivals[kind], given, grad, CELL)
+        given = methods[kind].given(q, k, v)
+        f = attention_cells.call(methods[kind], given, grad, CELL)
         monkeypatch.setattr(
             phi, "exponents", lambda x, calls=calls: calls.append(library.available()) or exponents(x)
         )
-        with rivals[kind].surroundings():
+        with methods[kind].surroundings():
             gradients = f()
         monkeypatch.setattr(phi, "exponents", exponents)
         width = 16 if kind == "ready" else 8
@@ -98,13 +105,13 @@ def test_features_are_stored_by_plain_pytorch_and_ready_before_the_clock(monkeyp
 
 def test_results_are_not_extra_memory(monkeypatch):
     """What is given with a gradient has one among the results: for `ready`, of the width of the features."""
-    if not native_kernels()[0]:
+    if not library.available():
         pytest.skip("no native kernels here")
-    entrants = [(r, "float32") for r in favor.rivals_of(PositiveRandomFeatures(8, 16, seed=0))]
+    entrants = [(r, "float32") for r in favor.methods_of(PositiveRandomFeatures(8, 16, seed=0))]
     inputs = attention_cells.draw_inputs(CELL.t, CELL.d, ["float32"], 1, 2, "cpu")
-    monkeypatch.setattr("clock.metered", lambda f, device: (0.001, 10**6))
+    monkeypatch.setattr("scripts.common.clock.metered", lambda f, device: (0.001, 10**6))
     costs = attention_cells.measure_cell(CELL, inputs, entrants, Effort(0, rounds=(1, 1)), "cpu")
-    extra = {c.rival.split(",")[0]: c.extra_bytes for c in costs}
+    extra = {c.method.split(",")[0]: c.extra_bytes for c in costs}
     position = 2 * CELL.t * 4  # bytes of one number a head and position
     assert extra["fused"] == extra["stored"] == 10**6 - position * (8 + 8 + 8 + 8)
     assert extra["ready"] == 10**6 - position * (16 + 16 + 8 + 8)

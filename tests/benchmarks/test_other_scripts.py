@@ -1,45 +1,47 @@
 """benchmarks/step.py, training_step.py, parts.py and summary.py with tiny sizes and made-up figures."""
 
-import importlib
 import json
 import re
 import sys
+from types import SimpleNamespace
 
+import model_steps
 import parts
 import pytest
 import step as step_script
 import summary
 import torch
 import training_step
-from clock import Timing
-from rivals import native_kernels, without_native_kernels
+from support.scripts import lines_of
 
+from scripts.common.clock import Effort, Timing
 from tarnn import LinearState
+from tarnn.kernels.cpu import library
 
 
 def timing(ms):
     return Timing(ms, ms, ms, 5, 1, 2**20)
 
 
-def test_steps_are_measured_and_judged(script, tmp_path, monkeypatch):
+def test_steps_are_measured_and_judged(script, folder, monkeypatch):
     monkeypatch.setattr(step_script, "LARGE", 2**20)
     code, out, _ = script("step", "--quick")
     assert code == 0
-    data = json.loads((tmp_path / "step.json").read_text())
+    data = json.loads((folder / "step.json").read_text())
     assert set(data["results"]) == {"1", "128"}
     for timings in data["results"].values():
         assert {"tarnn.step", "tarnn.step, batch 0", "copy_", "copy_, large"} <= timings.keys()
-        assert ("the operator alone" in timings) == native_kernels()[0]
-        assert ("the operator alone, batch 0" in timings) == native_kernels()[0]
-    text = (tmp_path / "step.md").read_text()
+        assert ("the operator alone" in timings) == library.available()
+        assert ("the operator alone, batch 0" in timings) == library.available()
+    text = (folder / "step.md").read_text()
     assert "| tarnn.step | 128 |" in text
-    assert ("At batch 1 the function takes" in text) == native_kernels()[0]
-    assert str(tmp_path / "step.md") in out
+    assert ("At batch 1 the function takes" in text) == library.available()
+    assert str(folder / "step.md") in out
 
 
 @torch.no_grad()
 def test_the_operator_alone_does_what_the_function_does():
-    if not native_kernels()[0]:
+    if not library.available():
         pytest.skip("no native kernels here")
     q, k, v = (torch.randn(2, 3, 1, 5) for _ in range(3))
     state, expected = (LinearState.zeros(2, 3, 5, 5) for _ in range(2))
@@ -49,13 +51,13 @@ def test_the_operator_alone_does_what_the_function_does():
     once(expected)
     once(expected)
     assert all(torch.equal(x, expected.tensors()[name]) for name, x in state.tensors().items())
-    with without_native_kernels():
+    with library.disabled():
         assert step_script.operator_call(lambda: once(state)) is None
 
 
 @pytest.mark.parametrize(("ms", "met"), [(0.0180, True), (0.0181, False)])
 def test_a_step_is_held_against_an_empty_call_and_its_state_copied(monkeypatch, ms, met):
-    monkeypatch.setattr(step_script, "native_kernels", lambda: (True, ""))
+    monkeypatch.setattr(step_script.library, "available", lambda: True)
     one = {"tarnn.step": ms, "tarnn.step, batch 0": 0.008, "copy_": 0.005, "copy_, empty": 0.001}
     many = {"tarnn.step": 10.0, "copy_": 6.9 if not met else 7.0, "copy_, empty": 0.001}
     found = {1: {k: timing(v) for k, v in one.items()}, 128: {k: timing(v) for k, v in many.items()}}
@@ -67,27 +69,28 @@ def test_a_step_is_held_against_an_empty_call_and_its_state_copied(monkeypatch, 
 TINY = ["--lengths", "8", "16", "--tokens", "32", "--layers", "1"]
 
 
-def test_a_training_step_is_measured_and_judged(script, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        training_step, "Effort", lambda **_: importlib.import_module("clock").Effort(0, rounds=(3, 3))
-    )
-    code, out, _ = script("training_step", *TINY, "--optimizer", "adamw", "--rivals", *training_step.RIVALS)
+def test_a_training_step_is_measured_and_judged(script, folder, pictures, monkeypatch):
+    monkeypatch.setattr(model_steps, "EFFORT", Effort(0, rounds=(3, 3)))
+    code, out, _ = script("training_step", *TINY, "--optimizer", "adamw", "--methods", *training_step.METHODS)
     assert code == 0
-    data = json.loads((tmp_path / "training_step.json").read_text())
+    data = json.loads((folder / "training_step.json").read_text())
     assert list(data["results"]) == ["8", "16"]
-    assert set(data["results"]["8"]) == set(training_step.RIVALS)
+    assert set(data["results"]["8"]) == set(training_step.METHODS)
     assert [t["met"] for t in data["targets"]][:2] == [None, None]  # no such lengths
-    text = (tmp_path / "training_step.md").read_text()
+    text = (folder / "training_step.md").read_text()
     assert "adamw's update" in text
-    assert (tmp_path / "training_step.png").stat().st_size > 10_000
-    assert "targets:" in out
+    times, sizes = pictures["training_step.png"].axes
+    expected = {m: ([8, 16], [at[m]["ms"] for at in data["results"].values()]) for m in training_step.METHODS}
+    assert lines_of(times) == expected
+    assert (times.get_ylabel(), sizes.get_ylabel()) == ("milliseconds per step", "peak MiB")
+    assert "## Targets of this benchmark:" in out
 
 
-def test_training_is_measured_only_where_the_gradients_are_right(script, tmp_path, wrong_gradients):
+def test_training_is_measured_only_where_the_gradients_are_right(script, folder, wrong_gradients):
     code, _, err = script("training_step", *TINY)
     assert code == 1
     assert "off plain PyTorch by 1.0e-03" in err
-    assert not list(tmp_path.iterdir())
+    assert not folder.exists()
 
 
 def test_training_targets():
@@ -135,9 +138,9 @@ def test_parts_add_up_and_what_no_part_claims_is_named():
     assert others == {"python": 0.25}
     row = {"t": 7, "d": 5, "causal": True, "backward": False, "dtype": "float32", "ms": 8.0, "shares": shares}
     facts = {
-        "command": "c", "machine": {"cpu": "x"}, "threads": 1, "versions": {"torch": "t"}, "kernels": "k", "heads": 8,
+        "command": "c", "machine": {"cpu": "x"}, "threads": 1, "versions": {"torch": "t"}, "kernels": "k",
     }  # fmt: skip
-    table = parts.report(facts, [row]).splitlines()
+    table = parts.report(SimpleNamespace(heads=8), facts, [row]).splitlines()
     assert table[-1] == "| float32 | yes | forward | 5 | 7 | 8.00 | 6.00 (75%) | 2.00 (25%) |"
 
 
@@ -146,8 +149,8 @@ def test_a_frame_of_perf_script_is_read():
     assert parts._frame(line) == ("6cd0", "tarnn::run(long) (.part.0)", "/a b/libtarnn_cpu.so")
 
 
-def test_the_summary_is_made_of_what_is_there(script, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["summary.py", "--results", str(tmp_path)])
+def test_the_summary_is_made_of_what_is_there(script, folder, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["summary.py", "--results", str(folder)])
     assert summary.main() == 1
     assert "no results" in capsys.readouterr().err
     options = [
@@ -162,8 +165,8 @@ def test_the_summary_is_made_of_what_is_there(script, tmp_path, monkeypatch, cap
         "--seconds",
         "0.01",
     ]
-    assert script("attention", *options, "--rivals", "sdpa")[0] == 0
-    monkeypatch.setattr(sys, "argv", ["summary.py", "--results", str(tmp_path)])
+    assert script("attention", *options, "--methods", "sdpa")[0] == 0
+    monkeypatch.setattr(sys, "argv", ["summary.py", "--results", str(folder)])
     assert summary.main() == 0
     text = capsys.readouterr().out
     assert "| t | SDPA (softmax), forward | SDPA (softmax), forward + backward |" in text

@@ -4,10 +4,11 @@ import math
 from dataclasses import replace
 
 import pytest
-from attention_costs import Cell, Cost, Costs
+from attention_cells import Cell, Cost, Costs
 from attention_report import table
-from attention_targets import flops, share_of_matmul, targets
-from targets import at_least, at_most, summary, target_table
+from attention_targets import flops, targets
+
+from scripts.common.targets import at_least, at_most, summary, target_table
 
 MIB = 2**20
 
@@ -129,9 +130,9 @@ def test_memory_is_judged_at_the_longest():
 
 def test_a_share_is_of_the_rate_in_the_same_rounds():
     cost = made_costs().get("native", "float32", CELL)
-    assert share_of_matmul(cost, 8, 32) == pytest.approx(0.8)
-    assert share_of_matmul(cost, 8, 0) == pytest.approx(0.8 * 14 / 18)
-    assert share_of_matmul(made_costs().get("native", "float32", Cell(1, 64, True, True)), 8, 32) is None
+    assert cost.share_of_matmul(flops(CELL, 8, 32)) == pytest.approx(0.8)
+    assert cost.share_of_matmul(flops(CELL, 8, 0)) == pytest.approx(0.8 * 14 / 18)
+    assert made_costs().get("native", "float32", Cell(1, 64, True, True)).share_of_matmul(1) is None
 
 
 def test_a_row_has_times_ratios_shares_and_memory():
@@ -155,5 +156,5 @@ def test_a_row_has_times_ratios_shares_and_memory():
 
 
 def test_what_was_not_measured_is_not_judged():
-    costs = Costs(c for c in made_costs().by.values() if c.rival != "native")
+    costs = Costs(c for c in made_costs().by.values() if c.method != "native")
     assert all(t.met is None for t in targets(costs, 8, 32, 2))

@@ -39,10 +39,10 @@ def test_signed_maps_are_divided_too_at_any_norm():
     assert attend(40 * q.float(), 40 * k.float(), v.float(), phi, causal=True).isfinite().all()
 
 
-def test_random_data(script, tmp_path):
-    code, out = script("approximation_error", *TINY)
+def test_random_data(script, data_of, pictures, tmp_path):
+    code, out, _ = script("approximation_error", *TINY)
     assert code == 0
-    data = json.loads((tmp_path / "results" / "approximation_error.json").read_text())
+    data = data_of("approximation_error")
     found = data["results"]["normal, σ = 0.5"]
     median = {name: sorted(errors["64"])[1] for name, errors in found.items()}
     assert all(len(errors["4"]) == 3 for errors in found.values())
@@ -51,20 +51,21 @@ def test_random_data(script, tmp_path):
     table = (tmp_path / "results" / "approximation_error.md").read_text()
     assert "## normal, σ = 0.5" in table
     assert all(name in table for name in found)
-    assert (tmp_path / "results" / "approximation_error.png").stat().st_size > 10_000
+    [axes] = pictures["approximation_error.png"].axes
+    assert axes.get_title() == "normal, σ = 0.5"
+    bars = {bar.get_label(): bar.lines[0].get_ydata() for bar in axes.containers}
+    assert {name: y[1] for name, y in bars.items()} == pytest.approx(median)  # at 64 features
     assert str(tmp_path) not in json.dumps(data)  # no paths of this machine in what is kept
     assert "approximation_error.png" in out
 
 
-def test_a_trained_language_model(script, tmp_path, data):
+def test_a_trained_language_model(script, data_of, data):
     path = data("stories260k") / "stories260K.bin"
-    code, _ = script(
+    code, *_ = script(
         "approximation_error", "--quick", *TINY, "--draws", 2, "--features", 64, "--stories", path
     )
     assert code == 0
-    found = json.loads((tmp_path / "results" / "approximation_error.json").read_text())["results"][
-        "stories260K"
-    ]
+    found = data_of("approximation_error")["results"]["stories260K"]
     median = {name: sorted(errors["64"])[len(errors["64"]) // 2] for name, errors in found.items()}
     assert median["FAVOR+, centred"] < 0.7 * median["positive, orthogonal (FAVOR+)"]
     assert median["FAVOR++, centred, balanced"] < 0.9 * median["FAVOR+, centred"]
@@ -102,11 +103,11 @@ def encoder(tmp_path):
     return folder
 
 
-def test_an_encoder(script, tmp_path, encoder):
+def test_an_encoder(script, data_of, tmp_path, encoder):
     (tmp_path / "texts").write_text("a b c d e f\nb c\ng f e d c b a\na a b")
-    code, _ = script("approximation_error", *TINY, "--encoder", encoder, "--texts", tmp_path / "texts")
+    code, *_ = script("approximation_error", *TINY, "--encoder", encoder, "--texts", tmp_path / "texts")
     assert code == 0
-    found = json.loads((tmp_path / "results" / "approximation_error.json").read_text())["results"]["encoder"]
+    found = data_of("approximation_error")["results"]["encoder"]
     assert all(0 < x < 1 for x in found["SADERF"]["64"])
 
 
@@ -125,15 +126,14 @@ def test_an_encoders_layers_are_those_of_its_attention(encoder):
     assert (layers[0].q[1, :, 4:] == 0).all()
 
 
-def test_an_encoder_needs_texts(script, encoder, capsys):
-    with pytest.raises(SystemExit):
-        script("approximation_error", *TINY, "--encoder", encoder)
-    assert "--encoder and --texts go together" in capsys.readouterr().err
+def test_an_encoder_needs_texts(script, encoder):
+    code, _, err = script("approximation_error", *TINY, "--encoder", encoder)
+    assert (code, err.splitlines()[-1]) == (1, "nothing is measured: --encoder and --texts go together.")
 
 
-def test_the_size_of_the_estimate(script, tmp_path):
-    code, out = script("estimate_size", "--draws", 1, "--length", 20)
+def test_the_size_of_the_estimate(script, data_of):
+    code, out, _ = script("estimate_size", "--draws", 1, "--length", 20)
     assert code == 0
-    found = json.loads((tmp_path / "results" / "estimate_size.json").read_text())["results"]
+    found = data_of("estimate_size")["results"]
     assert found["0.25"]["favor, 256"] < 0.1 < 0.3 < found["1"]["favor, 256"]
     assert "| 0.25 |" in out

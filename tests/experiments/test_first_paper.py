@@ -2,49 +2,19 @@
 
 import gzip
 import importlib
-import json
 import struct
-import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from support.scripts import lines_of
 
 from tarnn.ops import softmax_attention
 
 
 def module(name):
     return importlib.import_module(name)
-
-
-def results_of(tmp_path, name):
-    for kind in ("json", "md"):
-        assert (tmp_path / "results" / f"{name}.{kind}").stat().st_size > 0
-    return json.loads((tmp_path / "results" / f"{name}.json").read_text())
-
-
-def test_quick_settings_full_ones_and_what_is_said_over_them(monkeypatch, tmp_path, capsys):
-    settings = module("settings")
-
-    def resolved(*argv):
-        monkeypatch.setattr(sys, "argv", ["x.py", "--threads", "1", *argv])
-        made = settings.parser("what it does")
-        made.add_argument("--steps", type=int)
-        made.add_argument("--width", type=int)
-        return settings.resolve(made, {"steps": 9, "width": 5}, {"steps": 2})
-
-    threads = torch.get_num_threads()
-    try:
-        full = resolved("--out", str(tmp_path / "there"))
-        assert (full.steps, full.width, full.out) == (9, 5, tmp_path / "there")
-        monkeypatch.setattr(settings, "RESULTS", tmp_path / "a" / "experiments" / "results")
-        quick = resolved("--quick", "--width", "3", "--out", str(settings.RESULTS))
-        assert (quick.steps, quick.width, quick.out) == (2, 3, tmp_path / "a" / "runs" / "experiments")
-        assert settings.as_facts(quick) == {"steps": 2, "width": 3, "quick": True}
-        assert "steps  2" in capsys.readouterr().out
-    finally:
-        torch.set_num_threads(threads)
 
 
 def test_what_is_to_be_copied():
@@ -68,22 +38,24 @@ def test_a_model_that_copies_is_seen_to_copy():
             logits[:, 5] = 0  # all but the first copied symbol, which it takes for a separator
             return SimpleNamespace(logits=logits, loss=torch.tensor(0.5))
 
-    copy_task.measure(Copies(), held_out, curve, 3, [1.0, 2.0], 0.25)
+    copy_task.look(Copies(), held_out, curve, 3, [1.0, 2.0], 0.25)
     assert (curve.accuracy, curve.loss, curve.training_loss, curve.update) == ([0.75], [0.5], [1.5], [3])
 
 
-def test_the_copy_task(script, tmp_path):
+def test_the_copy_task(script, data_of, pictures, folder):
     tiny = ("--updates", 30, "--drop-at", 20, "--every", 10, "--length", 8, "--hidden", 16, "--layers", 1)
-    code, out = script("copy_task", "--quick", *tiny, "--batch-size", 4, "--heads", 4)
+    code, out, _ = script("copy_task", "--quick", *tiny, "--batch-size", 4, "--heads", 4)
     assert code == 0
-    data = results_of(tmp_path, "copy_task")
+    data = data_of("copy_task")
     assert set(data["results"]) >= {"softmax", "linear"}
     for curve in data["results"].values():
         assert curve["update"] == [0, 10, 20, 30]
         assert curve["loss"][-1] < curve["loss"][0]
     assert data["settings"]["updates"] == 30
     assert "updates  30" in out
-    assert (tmp_path / "results" / "copy_task.png").exists()
+    [axes] = pictures["copy_task.png"].axes
+    assert lines_of(axes) == {method: (x["update"], x["loss"]) for method, x in data["results"].items()}
+    assert axes.get_yscale() == "log"
 
 
 @torch.no_grad()
@@ -117,11 +89,11 @@ def test_what_would_take_too_long_or_too_much_is_left_out():
     assert time_memory.too_much(last, 2048, "softmax, fused", options) == ""
 
 
-def test_time_and_memory(script, tmp_path):
+def test_time_and_memory(script, data_of, pictures, folder):
     tiny = ("--lengths", 16, 32, 64, "--tokens", 64, "--hidden", 16, "--heads", 2, "--rounds", 1)
-    code, _ = script("time_memory", "--quick", *tiny)
+    code, *_ = script("time_memory", "--quick", *tiny)
     assert code == 0
-    data = results_of(tmp_path, "time_memory")
+    data = data_of("time_memory")
     for method in ("softmax, matrix", "softmax, fused", "linear"):
         assert [(p["length"], p["batch_size"]) for p in data["results"][method]] == [
             (16, 4),
@@ -129,7 +101,11 @@ def test_time_and_memory(script, tmp_path):
             (64, 1),
         ]
         assert data["slopes"][method]["time"] is not None
-    assert "| slope |" in (tmp_path / "results" / "time_memory.md").read_text()
+    assert "| slope |" in (folder / "time_memory.md").read_text()
+    times, sizes = map(lines_of, pictures["time_memory.png"].axes)
+    for method, points in data["results"].items():
+        assert times[method] == ([16, 32, 64], [p["ms"] for p in points])
+        assert all(method in sizes for p in points if p["bytes"])
 
 
 def test_a_parabola_is_summed_over_every_position():
@@ -199,10 +175,10 @@ def test_a_step_of_the_measurement_is_a_step_of_the_model(method, monkeypatch):
     assert before == [((3, 18 if method == "softmax, recomputed" else 1), 17)] * 2
 
 
-def test_image_speed(script, tmp_path):
-    code, out = script("image_speed", "--quick", "--batches", 1, 2, "--seconds", 0.01, "--positions", 2)
+def test_image_speed(script, data_of, tmp_path):
+    code, out, _ = script("image_speed", "--quick", "--batches", 1, 2, "--seconds", 0.01, "--positions", 2)
     assert code == 0
-    data = results_of(tmp_path, "image_speed")
+    data = data_of("image_speed")
     assert data["likelihood"] is None
     for found in data["results"]["mnist"].values():
         assert found["one"]["batch_size"] == 1
@@ -239,7 +215,7 @@ def mnist(tmp_path):
     return folder
 
 
-def test_image_bits(script, tmp_path, mnist):
+def test_image_bits(script, data_of, pictures, tmp_path, mnist):
     options = (
         "--quick",
         "--mnist",
@@ -251,15 +227,18 @@ def test_image_bits(script, tmp_path, mnist):
         "--batch-size",
         2,
     )
-    code, _ = script("image_bits", *options)
+    code, *_ = script("image_bits", *options)
     assert code == 0
-    data = results_of(tmp_path, "image_bits")
-    for method, run in data["results"]["mnist"].items():
-        assert [point["update"] for point in data["curves"]["mnist"][method]["curve"]] == [5, 10]
+    data = data_of("image_bits")
+    for run in data["results"]["mnist"].values():
+        assert [point["update"] for point in run["curve"]] == [5, 10]
         assert 0 < run["test_bits"] < 10
         assert (run["test_images"], run["updates"], run["images"]) == (5, 10, 20)
         assert 0 < run["seconds_an_update"] < 5
-    assert (tmp_path / "results" / "image_bits.png").exists()
+    [axes] = pictures["image_bits.png"].axes
+    assert axes.get_title() == "mnist"
+    for method, (_, bits) in lines_of(axes).items():
+        assert bits == [point["bits"] for point in data["results"]["mnist"][method]["curve"]]
     assert len(np.load(tmp_path / "runs" / "mnist-data" / "valid.npz")["images"]) == 4
 
     logs = [tmp_path / "runs" / f"mnist-{method}" / "log.jsonl" for method in ("linear", "softmax")]

@@ -7,6 +7,7 @@ import random
 import long_softmax
 import pytest
 from safetensors.torch import load_file
+from support.scripts import lines_of
 
 from tarnn.models import TarnnForCausalLM
 from tarnn.tasks.text import text_config
@@ -35,11 +36,11 @@ def experiment(script, books, tmp_path):
     )
 
 
-def test_runs_at_equal_steps_and_what_is_written(experiment, tmp_path):
+def test_runs_at_equal_steps_and_what_is_written(experiment, data_of, pictures, tmp_path):
     names = ["softmax", "Performer-softmax, redrawn", "Performer-softmax, drawn once"]
-    code, out = experiment("--only", *names)
+    code, out, _ = experiment("--only", *names)
     assert code == 0
-    data = json.loads((tmp_path / "results" / "long_softmax.json").read_text())
+    data = data_of("long_softmax")
     assert list(data["results"]) == names
     for found in data["results"].values():
         assert found["steps"] == [2, 4]
@@ -51,15 +52,16 @@ def test_runs_at_equal_steps_and_what_is_written(experiment, tmp_path):
         draws.append(weights["model.layers.0.attention.feature_map.draw"].item())
     assert draws == [1, 0]  # of the steps from the third on, and for ever
     assert not (tmp_path / "runs" / "text" / "pride_and_prejudice.txt").exists()
-    assert (tmp_path / "results" / "long_softmax.png").stat().st_size > 10_000
+    [axes] = pictures["long_softmax.png"].axes
+    assert lines_of(axes) == {n: (x["steps"], x["bits_per_byte"]) for n, x in data["results"].items()}
     assert "| Performer-softmax, redrawn |" in out
     assert str(tmp_path) not in json.dumps(data)
 
 
 def test_all_variants_have_the_same_parameters(monkeypatch, books):
     monkeypatch.setattr("sys.argv", ["long_softmax.py", "--books", str(books), "--quick"])
-    options = long_softmax.parse()
-    every = [long_softmax.settings(name, books, books, options) for name in long_softmax.VARIANTS]
+    options = long_softmax.settings()
+    every = [long_softmax.variant(name, books, books, options) for name in long_softmax.VARIANTS]
     sizes = {TarnnForCausalLM(text_config(x)).num_parameters() for x in every}
     assert len(every) == 6
     assert len(sizes) == 1
@@ -76,14 +78,15 @@ def test_what_is_complete_is_not_run_again_and_longer_goes_on(experiment, tmp_pa
     assert log.read_text().startswith(before)
 
 
-def test_a_run_that_breaks_is_a_result(experiment, tmp_path):
+def test_a_run_that_breaks_is_a_result(experiment, data_of, tmp_path):
     experiment("--only", "elu + 1", "--learning-rate", "1e30")
-    found = json.loads((tmp_path / "results" / "long_softmax.json").read_text())["results"]["elu + 1"]
+    found = data_of("long_softmax")["results"]["elu + 1"]
     assert "not finite" in found["stopped"]
     assert "stopped: not a number" in (tmp_path / "results" / "long_softmax.md").read_text()
 
 
 def test_books_that_are_not_there(experiment, books):
     (books / "pride_and_prejudice.txt.gz").unlink()
-    with pytest.raises(SystemExit, match="pride_and_prejudice among them; it has one, two"):
-        experiment()
+    code, _, err = experiment()
+    assert code == 1
+    assert "pride_and_prejudice among them; it has one, two" in err

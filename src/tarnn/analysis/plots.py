@@ -10,6 +10,11 @@ LINES = ("-", "--", ":", "-.")
 
 
 def plot_decode_cost(costs: Mapping[str, Sequence[DecodeCost]], path: Path, title: str = "") -> None:
+    """`decode_cost_figure` as a file."""
+    decode_cost_figure(costs, title).savefig(path)
+
+
+def decode_cost_figure(costs: Mapping[str, Sequence[DecodeCost]], title: str = ""):
     """Milliseconds a token and bytes of state against position, a line a model, both axes logarithmic.
 
     `costs`: name → costs by position; the first word of a name, "linear" or "softmax", gives its colour.
@@ -38,4 +43,4 @@ def plot_decode_cost(costs: Mapping[str, Sequence[DecodeCost]], path: Path, titl
     time.yaxis.set_minor_formatter(NullFormatter())
     size.yaxis.set_major_formatter(EngFormatter(unit="B"))
     figure.suptitle(title, fontsize="medium")
-    figure.savefig(path)
+    return figure

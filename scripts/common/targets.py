@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from scripts.common.tables import markdown
+
 
 @dataclass(frozen=True)
 class Target:
@@ -57,18 +59,19 @@ def target_table(targets: Sequence[Target]) -> str:
     """Markdown: a row a claim, a column a case, in each the worst value and where; then every value that missed."""
     cases = list(dict.fromkeys(t.case for t in targets))
     by = {(t.claim, t.case): t for t in targets}
-    rows = [f"| target | {' | '.join(cases)} |", f"|---|{'---|' * len(cases)}"]
-    for claim in dict.fromkeys(t.claim for t in targets):
-        cells = [_cell(by[claim, case]) if (claim, case) in by else "" for case in cases]
-        rows.append(f"| {claim} | {' | '.join(cells)} |")
+    rows = [
+        [claim, *(_cell(by[claim, case]) if (claim, case) in by else "" for case in cases)]
+        for claim in dict.fromkeys(t.claim for t in targets)
+    ]
+    table = markdown(["target", *cases], rows, left=1 + len(cases))
     missed = [t for t in targets if t.met is False]
-    rows += ["", f"{summary(targets)}. In each cell the worst value, and where it was measured."]
+    lines = [table, "", f"{summary(targets)}. In each cell the worst value, and where it was measured."]
     for t in missed:
         values = ", ".join(
             f"{t.shown(x)} ({where})" if where else t.shown(x) for where, x in t.missed.items()
         )
-        rows.append(f"* missed, {t.case}: {t.claim}: {values} of {len(t.values)} measured")
-    return "\n".join(rows)
+        lines.append(f"* missed, {t.case}: {t.claim}: {values} of {len(t.values)} measured")
+    return "\n".join(lines)
 
 
 def summary(targets: Sequence[Target]) -> str:
@@ -82,3 +85,7 @@ def _cell(t: Target) -> str:
     where, worst = t.worst
     at = f" ({where})" if where else ""
     return f"{t.shown(worst)}{at} met" if t.met else f"**{t.shown(worst)}{at} missed**"
+
+
+def section(targets: Sequence[Target]) -> str:
+    return f"## Targets of this benchmark: {summary(targets)}\n\n{target_table(targets)}"

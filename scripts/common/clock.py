@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from memory import peak_bytes
+
+from scripts.common.memory import peak_bytes
 
 MOST_CALLS = 2000
 SLOW = 1.0  # seconds a call, from which warming up more than once is a waste

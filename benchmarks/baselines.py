@@ -1,4 +1,4 @@
-"""Who is compared in `attention.py`: functions (q, k, v, causal) → o of (b, h, t, d) tensors.
+"""The methods that `attention.py` compares: functions (q, k, v, causal) → o of (b, h, t, d) tensors.
 
 All but SDPA compute the same: linear attention with elu(x) + 1 features and its normaliser. fast-transformers and
 performer-pytorch take part where they are installed; nothing here needs them.
@@ -14,14 +14,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import elu, scaled_dot_product_attention
 
+from scripts.common.provenance import kernels
 from tarnn import Elu, linear_attention
+from tarnn.kernels.cpu import library
 
 Attend = Callable[..., Tensor]  # (q, k, v, causal) → o
 PHI = Elu()
 
 
 @dataclass(frozen=True)
-class Rival:
+class Method:
     name: str
     attend: Attend  # (*given(q, k, v), causal) → o
     power: int = 1  # its time grows as t^power
@@ -29,11 +31,8 @@ class Rival:
     patience: float = 4.0  # seconds a call beyond which one call must do
     surroundings: Callable[[], AbstractContextManager] = nullcontext
     release: Callable[[], object] = lambda: None  # gives back what it keeps between calls
-    given: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]] = lambda q, k, v: (
-        q,
-        k,
-        v,
-    )  # made before the clock starts; gradients are of the first three
+    # made before the clock starts; gradients are of the first three
+    given: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]] = lambda *qkv: qkv
 
 
 def tarnn_attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -79,47 +78,29 @@ OPTIONAL = {
 }
 
 
-def native_kernels() -> tuple[bool, str]:
-    """(whether tarnn's native kernels serve, what it says about them)."""
-    try:
-        from tarnn.kernels.cpu import library
-    except ImportError:
-        return False, "this tarnn has no native kernels"
-    path, why = library.status()
-    return path.startswith("compiled"), f"{path}: {why}"
-
-
-def without_native_kernels() -> AbstractContextManager:
-    """Surroundings in which plain PyTorch serves."""
-    try:
-        from tarnn.kernels.cpu import library
-    except ImportError:
-        return nullcontext()
-    return library.disabled()
-
-
 def release_scratch() -> None:
     """Each thread's scratch, which the kernels keep from call to call up to 1 MiB: after a call that needs more it is freed."""
     x = torch.ones(1, 8 * torch.get_num_threads(), 64, 512)
     tarnn_attend(x, x, x, True)
 
 
-def field(device: str = "cpu") -> tuple[list[Rival], dict[str, str]]:
-    """(the rivals that can run here, why the others can't)."""
-    rivals, absent = [], {}
-    served, why = native_kernels()
-    if served and device == "cpu":
-        rivals.append(Rival("native", tarnn_attend, ours=True, release=release_scratch))
+def available(device: str = "cpu") -> tuple[list[Method], dict[str, str]]:
+    """(the methods that can run here, why the others can't)."""
+    methods, absent = [], {}
+    if library.available() and device == "cpu":
+        methods.append(Method("native", tarnn_attend, ours=True, release=release_scratch))
     else:
-        absent["native"] = why if device == "cpu" else f"the native kernels are for CPUs; this is {device}"
-    rivals.append(Rival("chunked", tarnn_attend, ours=True, surroundings=without_native_kernels))
-    rivals.append(Rival("sdpa", sdpa, power=2, patience=1.0))
+        absent["native"] = (
+            kernels() if device == "cpu" else f"the native kernels are for CPUs; this is {device}"
+        )
+    methods.append(Method("chunked", tarnn_attend, ours=True, surroundings=library.disabled))
+    methods.append(Method("sdpa", sdpa, power=2, patience=1.0))
     for name, (module, build) in OPTIONAL.items():
         if importlib.util.find_spec(module) is None:
             absent[name] = "not installed"
             continue
         try:
-            rivals.append(Rival(name, build()))
+            methods.append(Method(name, build()))
         except Exception as error:  # built for another torch, say: that is its affair
             absent[name] = f"does not import: {type(error).__name__}: {error}"
-    return rivals, absent
+    return methods, absent

@@ -1,0 +1,46 @@
+"""Markdown: tables, pages, and how numbers are shown in them."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+MIB = 2**20
+
+
+def markdown(header: Sequence[Any], rows: Iterable[Sequence[Any]], left: int = 1) -> str:
+    """A table; the first `left` columns are words and the others numbers. None is shown as a dash."""
+    rule = ["---"] * left + ["--:"] * (len(header) - left)
+    lines = [header, rule, *rows]
+    return "\n".join(f"| {' | '.join('–' if x is None else str(x) for x in line)} |" for line in lines)
+
+
+def page(title: str, *parts: str) -> str:
+    return "\n\n".join([f"# {title}", *(part for part in parts if part)]) + "\n"
+
+
+def source(facts: dict[str, Any], text: str) -> str:
+    """The command, what it ran on, and how: the first lines of a benchmark's page."""
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    return (
+        f"`{facts['command']}`\n\n{facts['machine']['cpu']}, {facts['threads']} threads; {versions}. "
+        f"Kernels: {facts['kernels']}. {text}"
+    )
+
+
+def bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"* {line}" for line in lines) or "Nothing."
+
+
+def milliseconds(timing: Any) -> str | None:
+    """Of a Timing or a Cost; with * where it is of one call."""
+    if timing is None:
+        return None
+    return (f"{timing.ms:.3g}" if timing.ms < 100 else f"{timing.ms:,.0f}") + "*" * (timing.rounds == 1)
+
+
+def ratio(over: Any, under: Any) -> str | None:
+    """How many times as long one takes as the other."""
+    return f"{over.ms / under.ms:.2f}" if over and under else None
+
+
+def mebibytes(number: float | None, digits: int = 2) -> str | None:
+    return None if number is None else f"{number / MIB:,.{digits}f}"

@@ -1,0 +1,59 @@
+"""Fixtures that run a benchmark or an experiment in this process, with results in tmp_path/results."""
+
+import importlib
+import json
+import sys
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Where the results go."""
+    return tmp_path / "results"
+
+
+@pytest.fixture
+def pictures(monkeypatch):
+    """Figures by the name of their file, as they would have been saved: what they show can be asked, and no time is
+    spent on drawing."""
+    saved: dict[str, Figure] = {}
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, path: saved.update({path.name: figure}) or path.touch()
+    )
+    return saved
+
+
+@pytest.fixture
+def script(capsys, monkeypatch, folder, pictures):
+    """script(name, *options) → (exit code, stdout, stderr)."""
+    threads = torch.get_num_threads()
+
+    def run(name: str, *options: object) -> Outcome:
+        argv = [f"{name}.py", "--threads", "1", "--out", str(folder), *map(str, options)]
+        monkeypatch.setattr(sys, "argv", argv)
+        code = importlib.import_module(name).main()
+        return Outcome(code, *capsys.readouterr())
+
+    yield run
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def data_of(folder):
+    """data_of(name): what NAME.json holds."""
+    return lambda name: json.loads((folder / f"{name}.json").read_text())
+
+
+def lines_of(axes: Any) -> dict[str, tuple[list[float], list[float]]]:
+    """What is drawn on the axes: label → (x, y)."""
+    return {line.get_label(): tuple(map(list, line.get_data())) for line in axes.lines}
