@@ -102,6 +102,25 @@ def test_two_runs_joined_by_a_state_are_one(command, checkpoints, tmp_path):
     assert "".join(parts) == whole
 
 
+@pytest.mark.parametrize("kind", ["linear", "hybrid"])
+@pytest.mark.parametrize("greedily", [True, False])
+def test_min_p_and_repetition_penalty_are_those_of_generate(command, checkpoints, kind, greedily):
+    options = ("--greedy",) if greedily else ("--seed", 3, "--min-p", 0.05)
+    options = ("--prompt", "Call me", "--repetition-penalty", 1.4, "--max-new-tokens", 40, *options)
+    torch.manual_seed(3)
+    sampling = {"do_sample": False} if greedily else {"do_sample": True, "min_p": 0.05}
+    expected = generated(checkpoints[kind], b"Call me", 40, repetition_penalty=1.4, **sampling)
+    assert command("generate", checkpoints[kind], *options).out == expected
+
+
+def test_a_prompt_that_is_a_folder_or_not_there(command, checkpoints, tmp_path, monkeypatch):
+    line = ("generate", checkpoints["linear"], "--prompt-file")
+    assert command(*line, tmp_path).is_refusal(tmp_path, "Is a directory")
+    assert command(*line, tmp_path / "none").is_refusal(tmp_path / "none", "No such file")
+    monkeypatch.setattr(sys, "stdin", None)
+    assert command(*line, "-").is_refusal("stdin is closed")
+
+
 def test_stop_strings_end_the_text_and_are_not_shown(command, checkpoints):
     line = ("generate", checkpoints["linear"], "--greedy", "--max-new-tokens", 30, "--prompt", "Call me")
     text = command(*line).out
@@ -181,6 +200,13 @@ BAD_OPTIONS = {
     "negative max-new-tokens": (("--max-new-tokens", -1), ("--max-new-tokens", "-1")),
     "no samples": (("--num-samples", 0), ("--num-samples", "got 0")),
     "negative seed": (("--seed", -3), ("--seed", "-3")),
+    "a seed of 23 digits": (("--seed", 10**22), ("--seed", "2**63")),
+    "min-p above 1": (("--min-p", 1.5), ("min-p", "1.5")),
+    "repetition penalty of 0": (("--repetition-penalty", 0), ("repetition-penalty", "above 0")),
+    "repetition penalty that is no number": (("--repetition-penalty", "nan"), ("repetition-penalty", "nan")),
+    "a device without numbers": (("--device", "meta"), ("--device meta", "cpu")),
+    "more samples than memory": (("--num-samples", 10**14), ("memory", "less at once")),
+    "more samples than a size can be": (("--num-samples", 10**30), ("memory", "less at once")),
     "unknown option": (("--top-q", 1), ("--top-q", "--help")),
     "empty stop string": (("--stop", ""), ("stop string",)),
     "prompt twice": (("--prompt-file", "x"), ("--prompt", "--prompt-file", "one of them")),

@@ -11,7 +11,7 @@ from transformers import AutoModel
 
 from tarnn.cli.images import HIDDEN
 from tarnn.data import read_images
-from tarnn.data.image_grid import GAP
+from tarnn.data.image_grid import GAP, LABEL
 from tarnn.training.safe_trainer import SafeTrainer
 
 TINY = [
@@ -47,9 +47,9 @@ def log_of(run):
     return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
-def cell(picture, row, column):
-    """The image at a place of a grid, at its own size."""
-    top, left = row * STEP, column * STEP
+def cell(picture, row, column, label=0):
+    """The image at a place of a grid, at its own size. `label`: pixels above each image."""
+    top, left = row * (STEP + label) + label, column * STEP
     return picture[top : top + SIDE * SCALE : SCALE, left : left + SIDE * SCALE : SCALE]
 
 
@@ -179,7 +179,8 @@ def test_images_from_nothing(command, runs, name, tmp_path):
     assert draw("b.png", "--seed", 1, "--quiet", "--task", "image") == ""
     draw("c.png", "--seed", 2, "--temperature", 0.7, "--top-p", 0.9)
     pictures = [read_images(str(tmp_path / f"{x}.png")).pixels[0] for x in "abc"]
-    assert pictures[0].shape == (3 * STEP - GAP, 3 * STEP - GAP, 1)
+    label = LABEL if name == "classes" else 0
+    assert pictures[0].shape == (3 * (STEP + label) - GAP, 3 * STEP - GAP, 1)
     assert np.array_equal(pictures[0], pictures[1])
     assert not np.array_equal(pictures[0], pictures[2])
 
@@ -191,7 +192,7 @@ def test_images_of_a_class(command, runs, tmp_path):
         options = ("--num-samples", 6, "--seed", 0, "--out", tmp_path / "a.png", *options)
         assert command("generate", runs["classes"], *options).code == 0
         picture = read_images(str(tmp_path / "a.png")).pixels[0]
-        return [np.median(cell(picture, i // 3, i % 3)) for i in range(6)]
+        return [np.median(cell(picture, i // 3, i % 3, LABEL)) for i in range(6)]
 
     by_class = shades()
     for drawn in (by_class, shades("--batch-size", 4)):

@@ -36,7 +36,7 @@ def test_a_file_gets_the_text_as_it_is(written):
 
 def test_a_terminal_is_not_steered_and_gets_its_line_end(written):
     text = written(["a\x1b[2J", "\té\x07\x9b\r\n", "b"], kind=Terminal).decode()
-    assert text == "a\ufffd[2J\té\ufffd\ufffd\ufffd\nb\n"
+    assert text == r"a\x1b[2J" + "\té" + r"\x07\x9b\x0d" + "\nb\n"
     assert written(["b\n"], kind=Terminal) == b"b\n"
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tarnn.data import read_images
-from tarnn.data.image_grid import BACKGROUND, GAP, image_grid, write_png
+from tarnn.data.image_grid import BACKGROUND, GAP, LABEL, image_grid, write_png
 from tarnn.errors import UserError
 
 
@@ -32,3 +32,19 @@ def test_every_image_has_its_place(channels, columns, least_side, scale, tmp_pat
 def test_a_place_where_nothing_can_be_written(tmp_path):
     with pytest.raises(UserError, match=r"can't be written to .*nowhere.*No such file"):
         write_png(tmp_path / "nowhere" / "grid.png", np.zeros((2, 2, 1), np.uint8))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_labels_stand_above_their_images(channels):
+    """Equal labels look alike, others don't, and the images are as without them."""
+    images = np.random.default_rng(0).integers(0, 256, (4, 16, 16, channels), dtype=np.uint8)
+    plain, labelled = image_grid(images, 2), image_grid(images, 2, labels=[3, 3, 4, 17])
+    cells = [(row * (LABEL + 16 + GAP), column * (16 + GAP)) for row in range(2) for column in range(2)]
+    strips = [labelled[top : top + LABEL, left : left + 16] for top, left in cells]
+    for image, (top, left) in zip(images, cells):
+        assert np.array_equal(labelled[top + LABEL : top + LABEL + 16, left : left + 16], image)
+    assert np.array_equal(strips[0], strips[1])
+    assert not np.array_equal(strips[0], strips[2])
+    assert not np.array_equal(strips[2], strips[3])
+    assert all(strip.max() > 200 for strip in strips)
+    assert labelled.shape == (plain.shape[0] + 2 * LABEL, *plain.shape[1:])

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarnn.generation.samplers import keep_top_k, keep_top_p, sampler
+from tarnn.generation.samplers import greedy, keep_top_k, keep_top_p, penalize_repetition, sampler
 
 ROWS, VOCAB = 3, 257
 
@@ -14,7 +14,7 @@ def some_logits(seed=0):
     return 3 * torch.randn(ROWS, VOCAB, generator=torch.Generator().manual_seed(seed))
 
 
-def transformers_draws(logits, seed, temperature, top_k, top_p):
+def transformers_draws(logits, seed, temperature, top_k, top_p, min_p=0.0):
     from transformers.generation import logits_process as theirs
 
     processors = theirs.LogitsProcessorList()
@@ -24,6 +24,8 @@ def transformers_draws(logits, seed, temperature, top_k, top_p):
         processors.append(theirs.TopKLogitsWarper(top_k))
     if top_p < 1:
         processors.append(theirs.TopPLogitsWarper(top_p))
+    if min_p:
+        processors.append(theirs.MinPLogitsWarper(min_p))
     torch.manual_seed(seed)
     return torch.multinomial(processors(None, logits.clone()).softmax(-1), num_samples=1).squeeze(1)
 
@@ -38,6 +40,29 @@ def test_draws_the_tokens_that_transformers_draws(temperature, top_k, top_p):
             temperature=temperature, top_k=top_k, top_p=top_p, generator=torch.Generator().manual_seed(seed)
         )
         assert torch.equal(ours(logits), transformers_draws(logits, seed, temperature, top_k, top_p))
+
+
+@pytest.mark.parametrize("min_p", [0.02, 0.3, 1.0])
+@pytest.mark.parametrize("top_p", [0.9, 1.0])
+def test_min_p_draws_the_tokens_that_transformers_draws(min_p, top_p):
+    for seed in range(5):
+        ours = sampler(top_p=top_p, min_p=min_p, generator=torch.Generator().manual_seed(seed))
+        expected = transformers_draws(some_logits(seed), seed, 1, 0, top_p, min_p)
+        assert torch.equal(ours(some_logits(seed)), expected)
+
+
+@pytest.mark.parametrize("penalty", [0.7, 1.3, 5.0])
+def test_a_repetition_penalty_is_that_of_transformers(penalty):
+    """Row by row, and of what was drawn as of what was given."""
+    from transformers.generation import RepetitionPenaltyLogitsProcessor
+
+    had = torch.tensor([[5, 17, 2, 5]]).expand(ROWS, -1)
+    draw, theirs = penalize_repetition(greedy(), penalty, had[0]), RepetitionPenaltyLogitsProcessor(penalty)
+    for seed in range(20):
+        logits = some_logits(seed % 2)
+        token = draw(logits)
+        assert torch.equal(token, theirs(had, logits.clone()).argmax(-1))
+        had = torch.cat([had, token[:, None]], 1)
 
 
 @given(p=st.floats(0.01, 1), seed=st.integers(0, 99))
@@ -89,6 +114,9 @@ def test_the_logits_given_are_left_alone():
         ({"top_p": 1.5}, "top-p"),
         ({"top_p": float("nan")}, "top-p"),
         ({"temperature": 0, "top_p": 2.0}, "top-p"),
+        ({"min_p": -0.1}, "min-p"),
+        ({"min_p": 1.5}, "min-p"),
+        ({"min_p": float("nan")}, "min-p"),
     ],
 )
 def test_values_out_of_range_are_refused_by_name(wrong, name):

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tarnn.cli.output import Output
+from tarnn.cli.progress import Report, progress
 from tarnn.cli.prompt import prompt_ids, read_prompt
-from tarnn.cli.step import StepWish, prepare_step
+from tarnn.cli.step import StepOptions, prepare_step
 from tarnn.errors import UserError
 from tarnn.generation import samplers
 from tarnn.generation.checkpoint import open_tokenizer
@@ -19,8 +21,6 @@ from tarnn.generation.loop import PIECE, TokenLoop
 from tarnn.generation.state_file import check_writable, load_state, save_state
 from tarnn.generation.streaming import KEEP, StopStrings, TextStream, decoder
 from tarnn.generation.threads import threads_for_steps
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -35,22 +35,27 @@ class Request:
     state_in: Path | None = None
     state_out: Path | None = None
     num_samples: int = 1
+    repetition_penalty: float = 1.0
 
 
 def continue_prompt(
-    request: Request, load: Callable[[], Any], chance: dict[str, Any], *, wish: StepWish, tell: Tell
+    request: Request, load: Callable[[], Any], sampling: dict[str, Any], *, step: StepOptions, report: Report
 ) -> None:
     """Reads the prompt, and writes its continuation to stdout; the state to a file where that is asked for.
 
-    `load` opens the model; `chance` are the arguments of the sampler; `wish` is about the step.
+    `load` opens the model; `sampling` are the arguments of the sampler; `step` says which step to take.
     """
     check_numbers(
         request.max_new_tokens,
         request.num_samples,
-        alike=chance["temperature"] == 0,
+        alike=sampling["temperature"] == 0,
         one=request.state_out is not None,
     )
-    draw, count, limit = samplers.sampler(**chance), request.num_samples, request.max_new_tokens
+    draw, count, limit = samplers.sampler(**sampling), request.num_samples, request.max_new_tokens
+    penalty = request.repetition_penalty
+    samplers.penalize_repetition(
+        draw, penalty, torch.zeros(0)
+    )  # its errors now, not after the prompt was read
     StopStrings(request.stop)  # its errors now, not after the prompt was read
     if request.state_out:
         check_writable(request.state_out)
@@ -59,19 +64,23 @@ def continue_prompt(
     tokenizer = open_tokenizer(request.checkpoint)
     ids = prompt_ids(tokenizer, text, model, starts=request.state_in is None)
     loop, recent = start(model, request.state_in, ids.shape[1], limit)
-    read(loop, ids, tell)
+    read(loop, ids, report)
     if count > 1:
         loop.fork(count)
+    if penalty != 1:
+        draw = samplers.penalize_repetition(
+            draw, penalty, torch.cat([torch.tensor(recent).long(), ids[0].cpu()])
+        )
     context = [*recent, *ids[0, -KEEP:].tolist()]
     rows = [TextStream(decoder(tokenizer), context, request.stop) for _ in range(count)]
     if limit:
-        prepare_step(loop, limit, wish, tell)
+        prepare_step(loop, limit, step, report)
         with threads_for_steps(model):
-            write(loop, draw, limit, rows, tell, goes_on=request.state_out is not None)
+            write(loop, draw, limit, rows, report, goes_on=request.state_out is not None)
     if request.state_out:
         assert loop.logits is not None  # a prompt was read, or a separator, or a state
         size = save_state(request.state_out, model, loop.state, loop.logits, rows[0].recent)
-        tell(
+        report(
             f"tarnn: state after {int(loop.state.position[0]):,} tokens in {request.state_out} ({size:,} bytes)"
         )
 
@@ -107,26 +116,31 @@ def check_positions(before: int, num_prompt: int, max_new_tokens: int, limit: in
         )
 
 
-def read(loop: TokenLoop, ids: Tensor, tell: Tell) -> None:
-    """The prompt into the state, with a progress bar on a terminal if it is long."""
+def read(loop: TokenLoop, ids: Tensor, report: Report) -> None:
+    """Reads the prompt into the state."""
     start, pieces = time.perf_counter(), ids.split(PIECE, dim=1)
-    if len(pieces) > 16 and sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import track
-
-        pieces = track(pieces, "reading the prompt", console=Console(stderr=True), transient=True)
-    for piece in pieces:
+    for piece in progress(
+        pieces, ids.shape[1], "tokens of the prompt read", report, size=lambda x: x.shape[1]
+    ):
         loop.read(piece)
-    tell(f"tarnn: prompt {speed(ids.shape[1], time.perf_counter() - start)}")
+    report(f"tarnn: prompt {speed(ids.shape[1], time.perf_counter() - start)}")
 
 
 def write(
-    loop: TokenLoop, draw: samplers.Sampler, limit: int, rows: list[TextStream], tell: Tell, *, goes_on: bool
+    loop: TokenLoop,
+    draw: samplers.Sampler,
+    limit: int,
+    rows: list[TextStream],
+    report: Report,
+    *,
+    goes_on: bool,
 ) -> None:
     """Makes the tokens. One row's text goes out as it is made, that of several rows at the end."""
     out, made, start = Output(), 0, time.perf_counter()
     ends, pad = end_ids(loop.model), loop.model.config.pad_token_id or 0
-    for token in loop.tokens(draw, limit, end_ids=ends, pad_id=pad):
+    tokens = loop.tokens(draw, limit, end_ids=ends, pad_id=pad)
+    seen = len(rows) == 1 and sys.stdout.isatty()  # then the text itself shows how far it is
+    for token in tokens if seen else progress(tokens, limit, "tokens made", report):
         made += 1
         for row, one in zip(rows, token.tolist(), strict=True):
             row.push(one, ends)
@@ -140,7 +154,7 @@ def write(
         out.write((f"--- sample {i + 1} ---\n" if len(rows) > 1 else "") + row.take())
         out.end_line(always=len(rows) > 1)
     why = "nobody reads on" if out.closed else ", ".join(dict.fromkeys(row.over for row in rows))
-    tell(f"tarnn: made {speed(made * len(rows), seconds)}; {why}; {loop.state.nbytes:,} bytes of state")
+    report(f"tarnn: made {speed(made * len(rows), seconds)}; {why}; {loop.state.nbytes:,} bytes of state")
 
 
 def end_ids(model) -> set[int]:

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import torch
 from typer import Argument, Option
 
-from tarnn.cli.step import StepWish
+from tarnn.cli.progress import silent
+from tarnn.cli.step import StepOptions
 from tarnn.errors import UserError
 from tarnn.generation import samplers
 from tarnn.generation.checkpoint import KINDS, open_config, open_model
@@ -18,7 +19,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Weights = Literal["float32", "bfloat16", "int8"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BOTH = ("num_samples",)
-TEXT_ONLY = ("prompt", "prompt_file", "max_new_tokens", "stop", "state_in", "state_out")
+TEXT_ONLY = ("prompt", "prompt_file", "max_new_tokens", "stop", "state_in", "state_out", "repetition_penalty")
 IMAGE_ONLY = ("out", "complete", "hidden", "class_label", "evaluate", "limit", "batch_size")
 text, image = (partial(Option, rich_help_panel=heading) for heading in ("Text", "Images"))
 
@@ -26,7 +27,7 @@ text, image = (partial(Option, rich_help_panel=heading) for heading in ("Text", 
 def generate(
     checkpoint: Annotated[Path, Argument(help="A checkpoint folder, as `tarnn train --out` writes it.")],
     task: Annotated[
-        Literal["text", "image"] | None, Option(help="What the model is of; the checkpoint knows it.")
+        Literal["text", "image"] | None, Option(help="What the model makes; the checkpoint knows it.")
     ] = None,
     prompt: Annotated[str | None, text(help="The text to continue; '' is the start of a document.")] = None,
     prompt_file: Annotated[
@@ -52,6 +53,12 @@ def generate(
     temperature: Annotated[float, Option(help="Below 1 sharper, above 1 flatter, 0 greedy.")] = 1.0,
     top_k: Annotated[int, Option(help="Choose among the k most likely tokens; 0: all.")] = 0,
     top_p: Annotated[float, Option(help="Choose among the most likely tokens that reach p together.")] = 1.0,
+    min_p: Annotated[
+        float, Option(help="Choose among the tokens at least p times as likely as the likeliest; 0: all.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float | None, text(help="Above 1, tokens of the prompt and of the text so far are less likely (default: 1).")
+    ] = None,
     greedy: Annotated[bool, Option("--greedy", help="The most likely token, as --temperature 0.")] = False,
     seed: Annotated[int | None, Option(help="The same seed, the same tokens.")] = None,
     num_samples: Annotated[
@@ -61,15 +68,16 @@ def generate(
         Weights | None, Option(help="How the fused step keeps the weights: fewer bits are faster (default: float32).")
     ] = None,
     compile: Annotated[
-        bool | None, Option(help="Compile the model's step. Default: where no fused one serves and it pays.")
+        bool | None, Option(help="Compile the model's step. Default: where there is no fused one and it pays.")
     ] = None,
     device: Annotated[str, Option(help="cpu, cuda, mps …; auto: an accelerator if there is one.")] = "auto",
     dtype: Annotated[Dtype, Option(help="auto: as saved.")] = "auto",
     quiet: Annotated[bool, Option("--quiet", "-q", help="The results only, nothing on stderr.")] = False,
 ) -> None:  # fmt: skip
-    """Continue a prompt with a trained model, as an RNN: constant time and memory a token. Or draw images.
+    """Continue a prompt with a trained model, as an RNN: constant time and memory per token. Or draw images.
 
-    The text goes to stdout as it is made, everything else to stderr. A state saved with --state-out stands
+    The text goes to stdout as it is made, everything else to stderr. On a terminal it ends with a newline, and control
+    characters are escaped (\\x1b); a file or a pipe gets the text alone, exactly. A state saved with --state-out stands
     for all that came before it, read or made: read a book once with `--prompt-file book.txt --max-new-tokens
     0 --state-out book.state`, continue it many times with `--state-in book.state`.
 
@@ -77,41 +85,47 @@ def generate(
     the original. --evaluate SOURCE reports what held-out images cost, in bits per dimension.
 
     On a CPU most linear models have a fused step: the whole model in one call. Its weights may be kept as bfloat16, or
-    as int8 with activations rounded to bytes: faster, by a little or by a lot. What that costs your model's likelihood
-    is to be measured; of a trained model of digits it was 0.03 %. --evaluate computes in float32, whatever --weights.
+    as int8 with activations rounded to bytes: faster, by a little or by a lot. Measure what that costs your model's
+    likelihood; for a trained model of digits it was 0.03 %. --evaluate computes in float32, whatever --weights.
     """
     given: dict[str, Any] = {
         k: v for k, v in locals().items() if k in (*BOTH, *TEXT_ONLY, *IMAGE_ONLY) and v is not None
     }
     images = open_config(checkpoint, tuple(KINDS)).model_type == "tarnn_image"
     refuse_other_task(checkpoint, task, images, given)
-    step = StepWish(compile, weights)
+    step = StepOptions(compile, weights)
     if seed is not None and not 0 <= seed < 2**63:
         raise UserError(f"--seed must be from 0 to below 2**63; got {seed}.")
     seed = secrets.randbelow(2**31) if seed is None else seed
-    chance: dict[str, Any] = {"temperature": 0.0 if greedy else temperature, "top_k": top_k, "top_p": top_p}
-    samplers.sampler(**chance)  # its errors before anything is read
+    sampling: dict[str, Any] = {
+        "temperature": 0.0 if greedy else temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+    }
+    samplers.sampler(**sampling)  # its errors before anything is read
     where = pick_device(device)
-    chance["generator"] = torch.Generator(where).manual_seed(seed)
-    told = f"temperature {temperature:g}, top-k {top_k or 'off'}, top-p {top_p:g}, seed {seed}"
-    told = "greedy" if greedy or temperature == 0 else told
-    tell = (lambda _: None) if quiet else partial(print, file=sys.stderr, flush=True)
+    sampling["generator"] = torch.Generator(where).manual_seed(seed)
+    said = f"temperature {temperature:g}, top-k {top_k or 'off'}, top-p {top_p:g}, seed {seed}"
+    said = said.replace(", seed", f", min-p {min_p:g}, seed") if min_p else said
+    said = "greedy" if greedy or temperature == 0 else said
+    report = silent if quiet else partial(print, file=sys.stderr, flush=True)
 
     def load() -> Any:
         model = open_model(checkpoint, kinds=tuple(KINDS), dtype=DTYPES.get(dtype), device=where)
-        tell(f"tarnn: {checkpoint}, {str(model.dtype).removeprefix('torch.')} on {where}; {told}")
+        report(f"tarnn: {checkpoint}, {str(model.dtype).removeprefix('torch.')} on {where}; {said}")
         return model
 
     if images:
-        from tarnn.cli.images import Wish, generate_images
+        from tarnn.cli.images import ImageRequest, generate_images
 
-        wish = Wish(**{"class_labels" if k == "class_label" else k: v for k, v in given.items()})
-        generate_images(wish, load, chance, step=step, tell=None if quiet else tell)
+        drawing = ImageRequest(**{"class_labels" if k == "class_label" else k: v for k, v in given.items()})
+        generate_images(drawing, load, sampling, step=step, report=report)
     else:
         from tarnn.cli.continuation import Request, continue_prompt
 
         request = Request(checkpoint, **given)
-        continue_prompt(request, load, chance, wish=step, tell=tell)
+        continue_prompt(request, load, sampling, step=step, report=report)
 
 
 def refuse_other_task(checkpoint: Path, task: str | None, images: bool, given: dict[str, Any]) -> None:
@@ -133,6 +147,7 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.accelerator.current_accelerator() or torch.device("cpu")
     try:
+        torch.Generator(name)  # the meta device has none
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(

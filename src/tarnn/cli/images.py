@@ -2,19 +2,20 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tarnn.analysis.image_likelihood import bits_per_dim, check_fit
-from tarnn.cli.step import StepWish, prepare_step
+from tarnn.cli.progress import Report, progress, silent
+from tarnn.cli.step import StepOptions, prepare_step
 from tarnn.data import Images, read_images
 from tarnn.data.image_grid import image_grid, write_png
 from tarnn.errors import UserError
@@ -26,8 +27,6 @@ from tarnn.generation.state_file import check_writable
 from tarnn.generation.threads import threads_for_steps
 from tarnn.models import TarnnForImageGeneration
 
-T = TypeVar("T")
-Tell = Callable[[str], None]
 KINDS = ("tarnn_image",)
 HIDDEN = 127  # the shade of what a completion does not see
 LEAST_SIDE = 64  # pixels of an image in the grid: smaller ones are enlarged
@@ -35,7 +34,7 @@ FEW = 8  # images at once, up to which one thread is as fast
 
 
 @dataclass(frozen=True)
-class Wish:
+class ImageRequest:
     """What `tarnn generate` is to do with a model of images; the fields are its options."""
 
     out: Path = Path("images.png")
@@ -61,51 +60,62 @@ class Wish:
 
 
 def generate_images(
-    wish: Wish, load: Callable[[], Any], chance: dict[str, Any], *, step: StepWish, tell: Tell | None
+    request: ImageRequest,
+    load: Callable[[], Any],
+    sampling: dict[str, Any],
+    *,
+    step: StepOptions,
+    report: Report,
 ) -> None:
-    """Draws or completes images into a PNG, and reports bits per dimension, as wished for.
+    """Draws or completes images into a PNG, and reports bits per dimension, as asked for.
 
-    `load` opens the model; `chance` are the arguments of the sampler; `tell` takes lines about the progress, None
-    if nothing is to be seen.
+    `load` opens the model; `sampling` are the arguments of the sampler; `report` takes lines about the
+    progress.
     """
-    if wish.num_samples:
-        check_writable(wish.out, "the picture")
+    if request.num_samples:
+        check_writable(request.out, "the picture")
     elif step.weights:
         raise UserError("--weights is for drawing, and --num-samples 0 draws nothing; leave it out.")
     model = load()
-    sample = pixel_sampler(model.likelihood, **chance)
+    sample = pixel_sampler(model.likelihood, **sampling)
     images, labels = None, None
-    if wish.num_samples and wish.complete:
-        images = first(read_images(wish.complete, parts=("test", "valid")), wish.num_samples)
+    if request.num_samples and request.complete:
+        images = first(read_images(request.complete, parts=("test", "valid")), request.num_samples)
         check_fit(model, images)
         if model.config.num_classes:
             labels = torch.from_numpy(images.labels)
-    elif wish.num_samples:
-        labels = choose_labels(wish.class_labels, wish.num_samples, model.config.num_classes)
-    held_out = read_images(wish.evaluate, parts=("test", "valid")) if wish.evaluate else None
+    elif request.num_samples:
+        labels = choose_labels(request.class_labels, request.num_samples, model.config.num_classes)
+    held_out = read_images(request.evaluate, parts=("test", "valid")) if request.evaluate else None
     if held_out is not None:
         check_fit(model, held_out)  # before anything is drawn
-    if wish.num_samples:
-        rows = visible_rows(wish.hidden, model.config.image_height) if images is not None else 0
+    if request.num_samples:
+        rows = visible_rows(request.hidden, model.config.image_height) if images is not None else 0
         start = time.perf_counter()
         known = None if images is None else upper_rows(torch.from_numpy(images.pixels), rows)
-        count = wish.num_samples if images is None else len(images)
-        made = draw(model, count, wish.batch_size, sample, labels=labels, known=known, step=step, tell=tell)
-        if tell:
-            tell(f"tarnn: {speed(count, time.perf_counter() - start)}")
+        count = request.num_samples if images is None else len(images)
+        made = draw(
+            model, count, request.batch_size, sample, labels=labels, known=known, step=step, report=report
+        )
+        report(f"tarnn: {speed(count, time.perf_counter() - start)}")
         if images is None:
-            write_png(wish.out, image_grid(made, least_side=LEAST_SIDE))
+            write_png(
+                request.out,
+                image_grid(made, least_side=LEAST_SIDE, labels=() if labels is None else labels.tolist()),
+            )
         else:
-            write_png(wish.out, completions(images.pixels, made, rows))
-        print(wish.out, flush=True)
+            write_png(request.out, completions(images.pixels, made, rows))
+        print(request.out, flush=True)
     if held_out is not None:
-        print(report_bits(model, held_out if wish.limit is None else first(held_out, wish.limit), tell))
+        print(
+            report_bits(model, held_out if request.limit is None else first(held_out, request.limit), report)
+        )
 
 
 def draw(
     model: TarnnForImageGeneration, count: int, batch_size: int, sample: Sampler, *,
-    labels: Tensor | None = None, known: Tensor | None = None, step: StepWish | None = None,
-    tell: Tell | None = None,
+    labels: Tensor | None = None, known: Tensor | None = None, step: StepOptions | None = None,
+    report: Report = silent,
 ) -> np.ndarray:  # fmt: skip
     """`count` images, at most `batch_size` at once: uint8 (count, height, width, channels)."""
     made, length, fused = [], model.config.sequence_length, None
@@ -119,11 +129,11 @@ def draw(
         )  # fmt: skip
         if fused is None:
             num_values = (length - loop.filled) * len(sizes)
-            prepare_step(loop, num_values, step or StepWish(), tell or (lambda _: None))
+            prepare_step(loop, num_values, step or StepOptions(), report)
             fused = loop.step if isinstance(loop.step, FusedStep) else None
         with threads_for_steps(model) if size <= FEW else nullcontext():
             values = loop.draw(sample)
-            for _ in progress(values, length - loop.filled, f"images {i + 1}–{i + size} of {count}", tell):
+            for _ in progress(values, length - loop.filled, f"images {i + 1}–{i + size} of {count}", report):
                 pass
         made.append(loop.images.cpu().numpy())
     return np.concatenate(made)
@@ -135,31 +145,33 @@ def draw_sample(checkpoint: Path, path: Path, count: int, seed: int) -> Path:
     sample = pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(seed))
     labels = choose_labels((), count, model.config.num_classes)
     images = draw(
-        model, count, count, sample, labels=labels, tell=partial(print, file=sys.stderr, flush=True)
+        model, count, count, sample, labels=labels, report=partial(print, file=sys.stderr, flush=True)
     )
-    write_png(path, image_grid(images, least_side=LEAST_SIDE))
+    write_png(
+        path, image_grid(images, least_side=LEAST_SIDE, labels=() if labels is None else labels.tolist())
+    )
     return path
 
 
-def report_bits(model: TarnnForImageGeneration, images: Images, tell: Tell | None) -> str:
+def report_bits(model: TarnnForImageGeneration, images: Images, report: Report) -> str:
     """Mean bits per dimension and its standard error, as a line."""
     batches, parts = bits_per_dim(model, images), []
-    for part in progress(batches, None, f"bits per dimension of {len(images):,} images", tell):
+    for part in progress(batches, None, f"bits per dimension of {len(images):,} images", report):
         parts.append(part)
     bits = torch.cat(parts)
     error = f" ± {bits.std().item() / len(bits) ** 0.5:.4f} (standard error)" if len(bits) > 1 else ""
     return f"{bits.mean().item():.4f}{error} bits/dim on {len(bits):,} images of {images.source}"
 
 
-def choose_labels(wished: Sequence[int], count: int, num_classes: int) -> Tensor | None:
-    """The class of each image: those wished for, or all there are, in turn; None for a model without classes."""
+def choose_labels(asked: Sequence[int], count: int, num_classes: int) -> Tensor | None:
+    """The class of each image: those asked for, or all there are, in turn; None for a model without classes."""
     if not num_classes:
-        if wished:
+        if asked:
             raise UserError("this model knows no classes; leave --class-label out.")
         return None
-    if wrong := [label for label in wished if not 0 <= label < num_classes]:
+    if wrong := [label for label in asked if not 0 <= label < num_classes]:
         raise UserError(f"--class-label {wrong[0]} is none of this model's classes, 0 to {num_classes - 1}.")
-    classes = torch.tensor(wished or range(num_classes))
+    classes = torch.tensor(asked or range(num_classes))
     return classes.repeat(-(-count // len(classes)))[:count]
 
 
@@ -182,22 +194,6 @@ def first(images: Images, count: int) -> Images:
     if len(images) < count:
         raise UserError(f"{images.source} has {len(images):,} images, and {count:,} were asked for.")
     return images.take(slice(count))
-
-
-def progress(steps: Iterable[T], total: int | None, text: str, tell: Tell | None) -> Iterator[T]:
-    """The same steps; on a terminal with a bar, elsewhere a line every ten seconds."""
-    if tell and sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import track
-
-        yield from track(steps, text, total=total, console=Console(stderr=True), transient=True)
-        return
-    last = time.monotonic()
-    for i, step in enumerate(steps):
-        yield step
-        if tell and time.monotonic() - last > 10:
-            last = time.monotonic()
-            tell(f"tarnn: {text}: {i + 1:,}" + ("" if total is None else f" of {total:,}"))
 
 
 def speed(count: int, seconds: float) -> str:

@@ -26,6 +26,10 @@ class LazyCommand(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         assert self.name is not None
+        if self.name == "generate":
+            # read by OpenMP when torch is loaded: its threads sleep between operations rather than spin, by which a busy
+            # machine reads a prompt 8 to 10 times as fast
+            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         function = getattr(importlib.import_module(f"tarnn.cli.{self.name}"), self.name)
         app = typer.Typer(add_completion=False)
         app.command(name=self.name)(function)
@@ -62,6 +66,12 @@ def is_ours(error: BaseException) -> bool:
     return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).split(".")[0] == "tarnn"
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Python's own, or what torch raises where an allocation fails or its size can't be a size."""
+    signs = ("can't allocate memory", "out of memory", "calculation overflowed", "Overflow when unpacking")
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
+
+
 def fail(message: object) -> int:
     """One line on stderr (from the first process only, where there are several), and exit code 2."""
     if os.environ.get("RANK", "0") == "0":
@@ -72,7 +82,7 @@ def fail(message: object) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code: 0, 2 for what the user can mend, 130 for Ctrl-C.
 
-    `UserError`, a `ValueError` raised by tarnn's own code and any `OSError` become one line on stderr.
+    `UserError`, a `ValueError` raised by tarnn's own code, any `OSError` and a lack of memory become one line on stderr.
     Everything else is a bug and keeps its traceback; TARNN_TRACEBACK=1 keeps it for all of them.
     """
     argv = sys.argv[1:] if argv is None else argv
@@ -89,6 +99,12 @@ def main(argv: list[str] | None = None) -> int:
         if os.environ.get("TARNN_TRACEBACK") or not (isinstance(error, OSError) or is_ours(error)):
             raise
         return fail(error)
+    except (MemoryError, RuntimeError, TypeError) as error:
+        if os.environ.get("TARNN_TRACEBACK") or not is_out_of_memory(error):
+            raise
+        return fail(
+            f"there is not enough memory for this: {str(error).splitlines()[0]}. Ask for less at once."
+        )
     if code == 130:
         print("tarnn: interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0

@@ -3,15 +3,14 @@
 import os
 import sys
 
-REPLACEMENT = 0xFFFD
-CONTROL = {code: REPLACEMENT for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 class Output:
-    """Writes text at once. `closed` once nobody reads it any more (`| head`); that is no error.
+    r"""Writes text at once. `closed` once nobody reads it any more (`| head`); that is no error.
 
     What an untrained model writes must not steer a terminal: there, control characters (escape among them)
-    come out as U+FFFD. Elsewhere text is written as it is, but for characters that the encoding lacks, which
+    come out escaped, as \x1b. Elsewhere text is written as it is, but for characters that the encoding lacks, which
     become question marks. A full disk and the like are raised.
     """
 

@@ -21,6 +21,8 @@ def read_prompt(prompt: str | None, prompt_file: str | None, state_in: Path | No
     if prompt_file is None and (state_in is not None or not is_piped(sys.stdin)):
         return b""
     if prompt_file in (None, "-"):
+        if sys.stdin is None:
+            raise UserError("stdin is closed, so there is no prompt in it; give --prompt or --prompt-file.")
         return sys.stdin.buffer.read()
     try:
         return Path(prompt_file).read_bytes()

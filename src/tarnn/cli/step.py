@@ -1,20 +1,18 @@
-"""Which step the token loop takes: the fused one where it serves, a compiled one where that pays, else the model's own."""
+"""Which step the token loop takes: the fused one where it can be had, a compiled one where that pays, else the model's own."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tarnn.cli.progress import Report
 from tarnn.errors import UserError
 from tarnn.generation.compiled import choose, compile_step
 from tarnn.generation.fused import FusedStep, why_not
 
-Tell = Callable[[str], None]
-
 
 @dataclass(frozen=True)
-class StepWish:
-    """compile: whether to compile the model's own step; None: where it pays and no fused one serves.
-    weights: how the fused step keeps them, float32 | bfloat16 | int8; None: as float32, where it serves."""
+class StepOptions:
+    """compile: whether to compile the model's own step; None: where it pays and there is no fused one.
+    weights: how the fused step keeps them, float32 | bfloat16 | int8; None: as float32, where there is one."""
 
     compile: bool | None = None
     weights: str | None = None
@@ -26,30 +24,29 @@ class StepWish:
             )
 
 
-def prepare_step(loop: Any, num_tokens: int, wish: StepWish, tell: Tell) -> None:
+def prepare_step(loop: Any, num_tokens: int, options: StepOptions, report: Report) -> None:
     """Gives the loop its step for so many tokens, and says which and why.
 
-    Raises UserError where what is wished for can't be had.
+    Raises UserError where what was asked for can't be had.
     """
     reason = why_not(loop.model)
-    if wish.weights and reason:
-        raise UserError(
-            f"--weights is for the fused step, which does not serve here: {reason}. Leave it out."
-        )
-    if reason is None and not wish.compile:
-        weights = wish.weights or "float32"
+    if options.weights and reason:
+        raise UserError(f"--weights is for the fused step, which can't be had here: {reason}. Leave it out.")
+    if reason is None and not options.compile:
+        weights = options.weights or "float32"
         loop.step = FusedStep(loop.model, weights)
-        tell(f"tarnn: fused step ({weights} weights)")
+        report(f"tarnn: fused step ({weights} weights)")
         return
-    compiled, why = choose(loop, wish.compile, num_tokens)
+    compiled, why = choose(loop, options.compile, num_tokens)
     if compiled:
+        report(f"tarnn: compiling the step ({why}), which takes 15 to 40 s on most machines")
         try:
             why += f"; it took {compile_step(loop):.1f} s"
         except Exception as error:  # torch.compile raises many kinds
             # what follows the first paragraph is advice to developers
             failure = " ".join(str(error).split("\n\n")[0].split()).rstrip(".")
-            if wish.compile:
+            if options.compile:
                 raise UserError(f"the step can't be compiled: {failure}. Leave --compile out.") from error
             compiled, why = False, f"compiling failed: {failure}"
     fused = "" if reason is None else f"; no fused one: {reason}"
-    tell(f"tarnn: {'compiled' if compiled else 'eager'} step ({why}{fused})")
+    report(f"tarnn: {'compiled' if compiled else 'eager'} step ({why}{fused})")

@@ -18,15 +18,16 @@ def pixel_sampler(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> Sampler:
     """From the parameters of a distribution (b, p) to a value of each row (b,).
 
-    Plain draws come from the distribution itself. With top_k or top_p, from its 256 probabilities, as tokens are
+    Plain draws come from the distribution itself. With top_k, top_p or min_p, from its 256 probabilities, as tokens are
     drawn (`samplers.sampler`); temperature then divides their logarithms. Raises ValueError for values out of range.
     """
-    draw = sampler(temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-    if top_k == 0 and top_p == 1:
+    draw = sampler(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, generator=generator)
+    if top_k == 0 and top_p == 1 and min_p == 0:
         return lambda parameters: likelihood.sample(parameters, generator, temperature)
     return lambda parameters: draw(likelihood.log_probs(parameters))
 

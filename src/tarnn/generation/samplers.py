@@ -1,7 +1,7 @@
 """Samplers: from the next token's logits to a token. Small closures, each `(b, vocab) -> (b, vocab)`.
 
-The order and the arithmetic are those of `transformers`' own `generate` (temperature, then top-k, then
-top-p, then one `torch.multinomial` over all rows), so the same seed draws the same tokens in both loops.
+The order and the arithmetic are those of `transformers`' own `generate` (repetition penalty, temperature, top-k,
+top-p, min-p, then one `torch.multinomial` over all rows), so the same seed draws the same tokens in both loops.
 """
 
 from collections.abc import Callable
@@ -53,17 +53,58 @@ def keep_top_p(p: float) -> Warp:
     return warp
 
 
+def keep_min_p(p: float) -> Warp:
+    """Keeps the tokens that are at least p times as likely as the most likely one, −∞ elsewhere. 0 ≤ p ≤ 1.
+
+    Nguyen et al. 2024, arXiv 2407.01082.
+    """
+    if not 0 <= p <= 1:
+        raise ValueError(f"min-p must be from 0 (off) to 1; got {p}")
+
+    def warp(logits: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
+        probabilities = logits.softmax(-1)
+        return logits.masked_fill(probabilities < p * probabilities.amax(-1, keepdim=True), -torch.inf)
+
+    return warp
+
+
+def penalize_repetition(sample: Sampler, penalty: float, seen: Int[Tensor, " n"]) -> Sampler:
+    """`sample`, where tokens that a row has had are less likely: a positive logit is divided by `penalty`, a negative one
+    multiplied. Keskar et al. 2019 (CTRL, arXiv 1909.05858, section 4.1).
+
+    `seen`: the tokens that all rows begin with; what is drawn is added row by row, so it is for one loop. penalty > 0;
+    below 1 it rewards repetition. Raises ValueError for a penalty out of range.
+    """
+    if not 0 < penalty < float("inf"):
+        raise ValueError(f"repetition-penalty must be above 0 and finite (1: off); got {penalty}")
+    had: list[Tensor] = []  # one bool (b, vocab), made when the first logits say how large
+
+    def draw(logits: Float[Tensor, "b v"]) -> Int[Tensor, " b"]:
+        if not had:
+            had.append(torch.zeros(logits.shape, dtype=torch.bool, device=logits.device))
+            had[0][:, seen.to(logits.device)] = True
+        scores = logits.float()
+        token = sample(
+            torch.where(had[0], torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+        )
+        had[0].scatter_(1, token[:, None], True)
+        return token
+
+    return draw
+
+
 def greedy() -> Sampler:
     """The most likely token of each row; the first of equals."""
     return lambda logits: refuse_nan(logits).argmax(-1)
 
 
 def sampler(
-    *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, generator: torch.Generator | None = None
-) -> Sampler:
+    *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> Sampler:  # fmt: skip
     """Logits (b, vocab) to one token a row (b,), drawn at random.
 
-    temperature = 0 is greedy choice, top_k = 0 and top_p = 1 are off: the same as leaving them out. A
+    temperature = 0 is greedy choice; top_k = 0, top_p = 1 and min_p = 0 are off: the same as leaving them out. A
     `generator` seeded with s draws what `torch.manual_seed(s)` followed by `model.generate(do_sample=True)`
     draws; None takes torch's own. Raises ValueError for values out of range and for logits that are NaN.
     """
@@ -74,6 +115,7 @@ def sampler(
     warps = [divide_by_temperature(temperature)] if temperature not in (0, 1) else []
     warps += [keep_top_k(top_k)] if top_k else []
     warps += [keep_top_p(top_p)] if top_p != 1 else []
+    warps += [keep_min_p(min_p)] if min_p != 0 else []
 
     def draw(logits: Float[Tensor, "b v"]) -> Int[Tensor, " b"]:
         scores = logits.float()
