@@ -50,8 +50,8 @@ def train(tarnn, text, tmp_path):
     A later option wins over an earlier one, so that a test names only what it is about.
     """
 
-    def run(*options, source=text, out=tmp_path / "run"):
-        return tarnn("train", source, "--out", out, *TINY, *options)
+    def run(*options, source=text, out=tmp_path / "run", tiny=True):
+        return tarnn("train", source, "--out", out, *(TINY if tiny else ()), *options)
 
     return run
 

@@ -54,10 +54,10 @@ def test_text_that_is_not_there_or_not_enough(refused, tmp_path):
         (["--tokenizer", "bpe"], ["'bpe'", "'bpe:N'"]),
         (["--tokenizer", "bpe:100"], ["100", "at least 258"]),
         (["--hidden-size", "33"], ["hidden_size = 33", "num_attention_heads = 2"]),
-        (["--attention", "linear,quadratic"], ["attention", "linear, softmax, none", "'quadratic'"]),
+        (["--attention", "linear,quadratic"], ["attention", "linear, none, softmax", "'quadratic'"]),
         (["--redraw-every", "-1"], ["--redraw-every -1", "0 or more"]),
         (["--map-option", "favor"], ["--map-option favor", "map.option=value"]),
-        (["--map-option", "flavour.seed=1"], ["no map is called 'flavour'"]),
+        (["--map-option", "flavour.seed=1"], ["no feature map is called 'flavour'"]),
         (
             ["--feature-map", "favor", "--map-option", "favor.features=3"],
             ["no option 'features'", "num_features"],
@@ -71,6 +71,35 @@ def test_text_that_is_not_there_or_not_enough(refused, tmp_path):
         (["--set", "lr_scheduler_type=round"], ["round"]),
         (["--set", "fsdp=true"], ["fsdp", "accelerators only"]),
         (["--max-minutes", "1", "--set", "lr_scheduler_type=linear"], ["lr_scheduler_type", "--max-minutes"]),
+        (["--set", "lr_scheduler_type=nonsense"], ["nonsense is not a valid SchedulerType"]),
+        (["--set", "adam_beta1=7"], ["adam_beta1=7", "at least 0 and below 1"]),
+        (["--set", "per_device_eval_batch_size=0"], ["per_device_eval_batch_size=0", "at least 1"]),
+        (["--set", "per_device_eval_batch_size=2.5"], ["per_device_eval_batch_size=2.5", "whole number"]),
+        (["--set", "dataloader_num_workers=-3"], ["dataloader_num_workers=-3", "at least 0"]),
+        (["--set", "dataloader_prefetch_factor=2"], ["dataloader_prefetch_factor"]),
+        (["--set", "report_to=nonsense"], ["nonsense is not supported"]),
+        (["--set", "optim=nonsense"], ["nonsense"]),
+        (["--set", "optim=galore_adamw"], ["refuses these settings"]),
+        (["--set", "warmup_steps=-1"], ["warmup_steps=-1", "at least 0"]),
+        (["--set", "max_grad_norm=-1"], ["max_grad_norm=-1", "at least 0"]),
+        (["--set", "max_grad_norm=NaN"], ["max_grad_norm=nan", "at least 0"]),
+        (["--set", "weight_decay=[[[["], ["weight_decay=[[[[", "expected a number"]),
+        (["--set", "lr_scheduler_kwargs=5"], ["lr_scheduler_kwargs=5", "a JSON object or text"]),
+        (["--set", 'lr_scheduler_kwargs={"x": 1}'], ["refuses these settings", "'x'"]),
+        (["--set", "torch_compile=1"], ["torch_compile=1", "true or false"]),
+        (["--set", "log_level_replica=loud"], ["can't start with --set log_level_replica=loud", "'loud'"]),
+        (["--seed", "12345678901234567890123"], ["--seed", "4,294,967,295 or less"]),
+        (
+            ["--tokenizer", "bpe:99999999999999999999"],
+            ["99999999999999999999 is too large", "at most 1,000,000"],
+        ),
+        (["--layers", "1000000000"], ["--layers 1000000000", "10,000 or less"]),
+        (
+            ["--hidden-size", "100000000"],
+            ["parameters need at least", "GB are free", "smaller --hidden-size"],
+        ),
+        (["--batch-size", "1000000000"], ["tokens need at least", "GB are free", "smaller --batch-size"]),
+        (["--steps", "99999999999999999999999"], ["--steps", "999,999,999 or less"]),
         (["--batch-szie", "1"], ["--batch-szie", "tarnn train --help"]),
         (["--layers", "two"], ["--layers", "integer", "tarnn train --help"]),
     ],
@@ -89,6 +118,7 @@ def test_options_that_make_no_sense(refused, options, parts):
         ('{"max_position_embeddings": 8}', [], ["--context 16 is beyond the 8 positions"]),
         ("[1]", [], ["holds a JSON list"]),
         ("{", [], ["is not JSON"]),
+        pytest.param("[" * 100_000 + "]" * 100_000, [], ["is not JSON", "recursion"], id="deep"),
     ],
 )
 def test_model_configs_that_cannot_be(refused, tmp_path, content, options, parts):
@@ -218,6 +248,25 @@ def test_weights_that_are_no_numbers_are_never_saved(refused, tmp_path, monkeypa
         refused(), "after step 8", "weights are no longer finite", tmp_path / "run/checkpoints/checkpoint-4"
     )
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["checkpoint-4"]
+
+
+def test_a_mixture_beyond_all_memory(refused):
+    pytest.importorskip("sklearn")
+    options = ["--task", "image", "--hidden-size", 32, "--layers", 2, "--heads", 2, "--mixtures", 10**9]
+    said = refused(*options, source="digits", tiny=False)
+    assert matches(said, "parameters need at least", "GB are free", "--mixtures")
+
+
+def test_memory_that_runs_out_all_the_same_is_one_sentence(refused, train, tmp_path, monkeypatch):
+    def poisoned(self, model, inputs, **kwargs):
+        if self.state.global_step < 6:
+            return compute_loss(self, model, inputs, **kwargs)
+        return torch.zeros(10**17)
+
+    compute_loss = SafeTrainer.compute_loss
+    monkeypatch.setattr(SafeTrainer, "compute_loss", poisoned)
+    last = tmp_path / "run/checkpoints/checkpoint-4"
+    assert matches(refused(), "the memory is used up", f"The last good checkpoint is {last}.", "--batch-size")
 
 
 def test_a_learning_rate_beyond_reason_ends_in_a_sentence(refused):

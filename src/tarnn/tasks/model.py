@@ -52,7 +52,7 @@ def make_config(kind: type[C], settings: RunSettings, choices: dict[str, Any]) -
     paper = settings.preset == "paper"
     try:
         return kind.paper(**choices) if paper else kind(**MODERN | choices)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: sizes beyond 64 bits
         where = f"{settings.config}: " if settings.config else ""
         raise UserError(f"{where}{' '.join(str(error).split())}") from error
 

@@ -93,9 +93,9 @@ class RunSettings:
         "modern", "modern, or paper: the model of the paper of 2020.", MODEL, one_of=("modern", "paper")
     )
     config: Path | None = option(None, "A JSON file of TarnnConfig's keys; options win over it.", MODEL)
-    hidden_size: int | None = option(None, "Channels (default: 256).", MODEL)
+    hidden_size: int | None = option(None, "Channels (default: 256).", MODEL, least=1)
     layers: int | None = option(None, "Blocks (default: 4; paper 8).", MODEL, least=1, most=10_000)
-    heads: int | None = option(None, "Attention heads (default: 4; paper 8).", MODEL)
+    heads: int | None = option(None, "Attention heads (default: 4; paper 8).", MODEL, least=1)
     attention: str | None = option(None, PATTERN, MODEL)
     feature_map: str | None = option(
         None, "elu, relu, dpfp, hedgehog, favor, oprf … (default: elu), or a pattern over the layers.", MODEL
@@ -114,15 +114,17 @@ class RunSettings:
     dropout: float | None = option(None, "On the embedding and in every block (default: 0).", MODEL)
     steps: int | None = option(
         None, f"Optimizer steps (default: {DEFAULT_STEPS}, if nothing else ends the run).", LENGTH,
-        least=1, may_change=True,
+        least=1, most=999_999_999, may_change=True,
     )  # fmt: skip
     epochs: float | None = option(None, "Passes over the data.", LENGTH, above=0, may_change=True)
     max_minutes: float | None = option(
         None, "The time for the whole command; the learning rate follows the clock.", LENGTH, above=0,
         may_change=True,
     )  # fmt: skip
-    batch_size: int = option(16, "Sequences or images per batch, on each device.", LENGTH, least=1)
-    accumulate: int = option(1, "Batches per step.", LENGTH, least=1)
+    batch_size: int = option(
+        16, "Sequences or images per batch, on each device.", LENGTH, least=1, most=10**9
+    )
+    accumulate: int = option(1, "Batches per step.", LENGTH, least=1, most=10**9)
     learning_rate: float | None = option(
         None, "The highest one (default: 1e-3; images with --preset paper: 1e-4).", LENGTH, above=0,
         may_change=True,
@@ -134,9 +136,9 @@ class RunSettings:
     seed: int = option(
         0, "For the first weights, the order of the data, and dropout.", LENGTH, least=0, most=2**32 - 1
     )
-    eval_every: int = option(250, "Steps between validations.", KEPT, least=1, may_change=True)
-    save_every: int = option(250, "Steps between checkpoints.", KEPT, least=1, may_change=True)
-    keep: int = option(2, "Checkpoints to keep.", KEPT, least=1, may_change=True)
+    eval_every: int = option(250, "Steps between validations.", KEPT, least=1, most=10**9, may_change=True)
+    save_every: int = option(250, "Steps between checkpoints.", KEPT, least=1, most=10**9, may_change=True)
+    keep: int = option(2, "Checkpoints to keep.", KEPT, least=1, most=10**9, may_change=True)
     resume: bool = option(False, "Go on from the last complete checkpoint, if any.", KEPT, may_change=True)
     overwrite: bool = option(False, "Delete the run in --out first.", KEPT, may_change=True)
     training_arguments: dict[str, Any] = option(

@@ -1,11 +1,14 @@
 """From a run's settings to Hugging Face's TrainingArguments; `--set key=value` for all that has no option."""
 
 import dataclasses
+import math
 from difflib import get_close_matches
-from typing import Any
+from types import NoneType
+from typing import Any, cast, get_args, get_origin
 
 import torch
-from transformers import TrainingArguments
+from transformers import Trainer, TrainingArguments, get_scheduler
+from transformers.integrations import get_reporting_integration_callbacks
 
 from tarnn.errors import UserError
 from tarnn.tasks import RunSettings
@@ -25,8 +28,16 @@ OWN = {
 FIXED = {
     "remove_unused_columns", "load_best_model_at_end", "metric_for_best_model", "save_only_model",
     "ignore_data_skip", "auto_find_batch_size", "disable_tqdm", "do_train", "do_eval", "do_predict",
-    "train_sampling_strategy", "label_smoothing_factor", "push_to_hub", "use_cache",
+    "train_sampling_strategy", "label_smoothing_factor", "push_to_hub", "use_cache", "local_rank",
 }  # fmt: skip
+
+# least, and what it must stay below; other numbers are 0 or more
+RANGES: dict[str, tuple[float, float]] = {
+    "adam_beta1": (0, 1), "adam_beta2": (0, 1), "per_device_eval_batch_size": (1, math.inf),
+    "torch_empty_cache_steps": (1, math.inf), "eval_accumulation_steps": (1, math.inf),
+    "dataloader_prefetch_factor": (1, math.inf), "ddp_timeout": (1, 2**31), "ddp_bucket_cap_mb": (1, math.inf),
+}  # fmt: skip
+WORDS = {str: "text", dict: "a JSON object", list: "a JSON list", bool: "true or false"}
 
 
 def check_assignments(assignments: dict[str, Any]) -> None:
@@ -41,20 +52,30 @@ def check_assignments(assignments: dict[str, Any]) -> None:
             raise UserError(f"--set {key}: use {OWN[key]} instead.")
         if key in FIXED:
             raise UserError(f"--set {key}: tarnn train depends on it as it is; leave it out.")
-        check_kind(key, value, default_of(known[key]))
+        check_kind(key, value, known[key].type)
 
 
-def default_of(field: dataclasses.Field) -> Any:
-    return field.default if field.default is not dataclasses.MISSING else None
-
-
-def check_kind(key: str, value: Any, default: Any) -> None:
-    """A number stays a number and a switch a switch; other kinds are the Trainer's to check."""
-    numbers = isinstance(default, int | float) and not isinstance(default, bool)
-    if numbers and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise UserError(f"--set {key}={value}: expected a number, such as the default {default}.")
-    if isinstance(default, bool) and not isinstance(value, bool):
+def check_kind(key: str, value: Any, declared: Any) -> None:
+    """UserError for a value of another kind than the field's, and for a number beyond its range."""
+    kinds = {get_origin(kind) or kind for kind in (get_args(declared) or (declared,))}
+    numbers = kinds & {int, float}
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    least, below = RANGES.get(key, (0, math.inf))
+    if numbers and str not in kinds and not (value is None and NoneType in kinds):
+        if not is_number or (float not in numbers and not isinstance(value, int)):
+            raise UserError(
+                f"--set {key}={value}: expected a {'number' if float in numbers else 'whole number'}."
+            )
+        if not least <= value < below:
+            upper = f" and below {below:g}" if below < math.inf else ""
+            raise UserError(f"--set {key}={value}: expected a number of at least {least}{upper}.")
+    elif kinds <= {bool, NoneType} and not isinstance(value, bool):
         raise UserError(f"--set {key}={value}: expected true or false.")
+    elif isinstance(value, bool) and str in kinds:  # fsdp=true
+        pass
+    elif not numbers and not isinstance(value, tuple(kind for kind in kinds if isinstance(kind, type))):
+        words = sorted(WORDS[kind] for kind in kinds & WORDS.keys())
+        raise UserError(f"--set {key}={value}: expected {' or '.join(words)}.")
 
 
 def training_arguments(settings: RunSettings) -> TrainingArguments:
@@ -106,10 +127,23 @@ def training_arguments(settings: RunSettings) -> TrainingArguments:
     try:
         args = TrainingArguments(**options)
         on_cpu = args.device.type == "cpu"
-    except (ValueError, TypeError, ImportError) as error:
+        try_parts(args)
+    except Exception as error:  # of as many kinds as there are parts
         raise UserError(f"the Trainer refuses these settings: {' '.join(str(error).split())}") from error
     if args.fsdp and on_cpu:
         raise UserError(
             "--set fsdp: the Trainer shards on accelerators only, and here there is none; leave it out."
         )
     return args
+
+
+def try_parts(args: TrainingArguments) -> None:
+    """Makes what the Trainer would make only after the data are read: optimizer, schedule, reports."""
+    weights = torch.nn.Linear(1, 1)
+    Trainer.get_optimizer_cls_and_kwargs(args, weights)  # type: ignore[arg-type]
+    get_scheduler(
+        args.lr_scheduler_type, torch.optim.SGD(weights.parameters(), 1.0), num_warmup_steps=1,
+        num_training_steps=10, scheduler_specific_kwargs=cast(dict, args.lr_scheduler_kwargs or {}),
+    )  # fmt: skip
+    for callback in get_reporting_integration_callbacks(args.report_to):
+        callback()

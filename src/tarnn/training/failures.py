@@ -1,14 +1,16 @@
-"""Which errors mean that a file could not be written, and what to say then."""
+"""Errors that mean a full disk, a full memory, or a --set that can't be, and what to say then."""
 
 import errno
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 
 from tarnn.errors import UserError
+from tarnn.tasks import RunSettings
 from tarnn.training import checkpoints
 
 FULL = {
@@ -37,17 +39,48 @@ def write_failure(error: BaseException) -> str | None:
     return None
 
 
+NO_MEMORY = ("can't allocate memory", "out of memory", "Unable to allocate", "not enough memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    )
+
+
 @contextmanager
-def full_disk_told(folder: Path) -> Iterator[None]:
-    """A file that could not be written becomes one sentence: where, why, what is still good, what to do."""
+def failures_explained(folder: Path) -> Iterator[None]:
+    """A full disk or a full memory becomes one sentence: what happened, what is still good, what to do."""
     try:
         yield
     except Exception as error:
         reason = write_failure(error)
-        if reason is None:
+        if reason is None and not is_out_of_memory(error):
             raise
         last = checkpoints.latest(folder / "checkpoints")
         kept = f"The last good checkpoint is {last}." if last else "No checkpoint had been written yet."
+        if reason is None:
+            raise UserError(
+                f"the memory is used up ({' '.join(str(error).split())[:120]}). {kept} Choose a smaller --batch-size, "
+                "--context or --hidden-size."
+            ) from error
         raise UserError(
             f"writing to {folder} failed: {reason}. {kept} Make room and run the same command with --resume."
+        ) from error
+
+
+@contextmanager
+def assignments_blamed(settings: RunSettings, begun: Callable[[], bool]) -> Iterator[None]:
+    """An error of the Trainer before the first step is finished is put down to --set, where there is any."""
+    try:
+        yield
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        if not settings.training_arguments or begun() or is_out_of_memory(error):
+            raise
+        given = " ".join(f"--set {key}={value}" for key, value in settings.training_arguments.items())
+        raise UserError(
+            f"the run can't start with {given}: {type(error).__name__}: {' '.join(str(error).split())[:300]}. Leave out "
+            "what is wrong there (TARNN_TRACEBACK=1 shows where it fails)."
         ) from error

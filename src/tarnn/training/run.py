@@ -9,8 +9,10 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import transformers
+from torch import nn
 from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import IntervalStrategy, set_seed
@@ -20,7 +22,7 @@ from tarnn.tasks import TASKS, Facts, RunSettings, Task
 from tarnn.training import checkpoints
 from tarnn.training.arguments import training_arguments
 from tarnn.training.budget import Clock, TimeBudget
-from tarnn.training.failures import full_disk_told
+from tarnn.training.failures import assignments_blamed, failures_explained
 from tarnn.training.folder import (
     CHECKPOINTS,
     LOG,
@@ -32,6 +34,7 @@ from tarnn.training.folder import (
 from tarnn.training.interruption import InterruptedRun, Interruption
 from tarnn.training.lock import locked
 from tarnn.training.log import LogFile, cut_log
+from tarnn.training.memory import refuse_too_large
 from tarnn.training.progress import Progress
 from tarnn.training.redraw import Redraw, random_maps
 from tarnn.training.safe_trainer import SafeTrainer
@@ -78,10 +81,11 @@ def train(settings: RunSettings, show: bool = True, started: float | None = None
 
     if first:
         refuse_stranger(settings.out)
-    with full_disk_told(settings.out), locked(settings.out) if first else nullcontext():
+    with failures_explained(settings.out), locked(settings.out) if first else nullcontext():
         with args.main_process_first(local=False):
             saved = claim(settings) if first else None
             task = kind(settings, first, saved, tell)
+        refuse_too_large(task, args)
         set_seed(settings.seed)
         model = task.model()
         facts = facts_of(task, args)
@@ -105,49 +109,62 @@ def run(
     started: float,
 ) -> TrainResult:  # fmt: skip
     """Train from the beginning, or from the last complete checkpoint where that was asked for."""
-    clock, interruption = Clock(), Interruption(show)
-    trainer = SafeTrainer(
-        task=task, model=model, args=args, folder=settings.out, keep=settings.keep, clock=clock,
-        interruption=interruption,
-    )  # fmt: skip
-    if trainer.batches is not None:
-        args.eval_strategy = IntervalStrategy.STEPS
-    progress = Progress(lambda step: fraction_done(trainer, step), clock, facts, show)
-    checkpoint = find_checkpoint(settings, args, progress)
-    if checkpoint:
-        trainer.run_state = checkpoints.read_state(checkpoint)
-        progress.best = trainer.run_state.best_bits_per_byte or math.inf
-    if settings.max_minutes is not None:
-        steps = args.max_steps if args.max_steps < FOREVER else None
-        trainer.budget = TimeBudget(60 * settings.max_minutes, steps, clock)
-        trainer.add_callback(trainer.budget)
-    if random_maps(model) or calibrated_layers(model):
-        trainer.add_callback(Redraw(settings.redraw_every, trainer.forward_on_examples))
-    trainer.remove_callback(PrinterCallback)
-    for callback in (interruption, LogFile(settings.out / LOG, clock, facts), progress):
-        trainer.add_callback(callback)
-    set_seed(settings.seed + args.process_index)  # dropout differs between processes
-    try:
-        if (
-            trainer.budget is None or trainer.run_state.seconds < trainer.budget.limit
-        ):  # else its time is over
-            with interruption.watched():
-                trainer.prepare_validation(progress.say)
-                clock.start(trainer.run_state.seconds)
-                if trainer.budget is not None:
-                    trainer.budget.begin(time.monotonic() - started)
-                trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    finally:
-        progress.close()
-    state = trainer.run_state
-    if interruption.signal:
-        raise InterruptedRun(interruption.signal, state.step, checkpoints.latest(settings.out / CHECKPOINTS))
+    trainer: SafeTrainer | None = None
+    with assignments_blamed(settings, lambda: trainer is not None and trainer.has_stepped):
+        trainer = SafeTrainer(
+            task=task, model=model, args=args, folder=settings.out, keep=settings.keep, clock=Clock(),
+            interruption=Interruption(show),
+        )  # fmt: skip
+        progress = Progress(lambda step: fraction_done(trainer, step), trainer.clock, facts, show)
+        checkpoint = find_checkpoint(settings, args, progress)
+        if checkpoint:
+            trainer.run_state = checkpoints.read_state(checkpoint)
+            progress.best = trainer.run_state.best_bits_per_byte or math.inf
+        add_callbacks(trainer, settings, facts, progress)
+        set_seed(settings.seed + args.process_index)  # dropout differs between processes
+        fit(trainer, checkpoint, progress, started)
+    state, signal = trainer.run_state, trainer.interruption.signal
+    if signal:
+        raise InterruptedRun(signal, state.step, checkpoints.latest(settings.out / CHECKPOINTS))
     text = ""
     if args.process_index == 0:
         text = task.sample(None if trainer.budget is None else max(1.0, trainer.budget.left()))
     return TrainResult(
         settings.out, state.step, state.seconds, state.best_step, state.best_bits_per_byte, text
     )
+
+
+def add_callbacks(trainer: SafeTrainer, settings: RunSettings, facts: Facts, progress: Progress) -> None:
+    """What happens between steps: time and validation, draws, signals, the log, the progress bar."""
+    args, model = trainer.args, cast(nn.Module, trainer.model)
+    if trainer.batches is not None:
+        args.eval_strategy = IntervalStrategy.STEPS
+    if settings.max_minutes is not None:
+        steps = args.max_steps if args.max_steps < FOREVER else None
+        trainer.budget = TimeBudget(60 * settings.max_minutes, steps, trainer.clock)
+        trainer.add_callback(trainer.budget)
+    if random_maps(model) or calibrated_layers(model):
+        trainer.add_callback(Redraw(settings.redraw_every, trainer.forward_on_examples))
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(trainer.interruption)
+    trainer.add_callback(LogFile(settings.out / LOG, trainer.clock, facts))
+    trainer.add_callback(progress)
+
+
+def fit(trainer: SafeTrainer, checkpoint: Path | None, progress: Progress, started: float) -> None:
+    """The training itself. A run whose time is over already has nothing left to do."""
+    budget, before = trainer.budget, trainer.run_state.seconds
+    if budget is not None and before >= budget.limit:
+        return
+    try:
+        with trainer.interruption.watched():
+            trainer.prepare_validation(progress.say)
+            trainer.clock.start(before)
+            if budget is not None:
+                budget.begin(time.monotonic() - started)
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    finally:
+        progress.close()
 
 
 def fraction_done(trainer: SafeTrainer, step: int) -> float:
@@ -179,5 +196,5 @@ def set_length(args: TrainingArguments, settings: RunSettings, facts: Facts) -> 
     """Steps, also from epochs: known only now that the data are."""
     limits = [settings.steps] if settings.steps else []
     if settings.epochs is not None:
-        limits.append(max(1, math.ceil(settings.epochs * facts.epoch / facts.per_step)))
+        limits.append(max(1, math.ceil(min(settings.epochs * facts.epoch / facts.per_step, FOREVER))))
     args.max_steps = min(limits, default=FOREVER)

@@ -54,6 +54,11 @@ class SafeTrainer(Trainer):
         )  # fmt: skip
         self.loss_is_scaled_for_ga = False  # a mean: the Trainer divides it by the batches of a step
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether this process has finished a step."""
+        return self.state.global_step > self.run_state.step
+
     def forward_on_examples(self, model: Any) -> None:
         """The model on the first examples of the run: what its feature maps are calibrated with."""
         rows = cast(Any, self.train_dataset).__getitems__(
