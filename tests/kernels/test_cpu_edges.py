@@ -13,6 +13,8 @@ import torch
 from support.fuzz_calls import Call
 from support.kernel_calls import DTYPES, MODES, drawn, holds, same_bits
 
+from tarnn.ops import linear_attention
+
 pytestmark = pytest.mark.usefixtures("compiled")
 
 TESTS = Path(__file__).parents[1]
@@ -82,6 +84,19 @@ def test_a_later_nan_reaches_no_earlier_output(mode, dtype):
             if x.ndim > 1:
                 x[:, :, cut:] = junk
         assert same_bits([call.ours()[0][:, :, :cut]], [before])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_gradient_of_a_decay_for_each_head_is_rounded_once(dtype):
+    """The sum over positions, not each of its terms."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, grad = (torch.randn(2, 32, 64, 8, generator=generator).to(dtype) for _ in range(4))
+    narrow = (-0.01 * torch.rand(32, generator=generator)).to(dtype)
+    grads = []
+    for log_decay in (narrow, narrow.float()):
+        o = linear_attention(q, k, v, causal=True, log_decay=log_decay.requires_grad_())
+        grads.append(torch.autograd.grad(o, log_decay, grad)[0].to(dtype))
+    assert same_bits(*zip(grads))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is set and read as Linux does it")

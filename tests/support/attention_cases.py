@@ -63,7 +63,7 @@ class Case:
                 )
             self.options["log_decay"] = log_decay
         if self.weighted:
-            falling = min(self.steep, 100.0) * torch.arange(float(t), dtype=torch.float64)
+            falling = min(self.steep, 20.0) * torch.arange(float(t), dtype=torch.float64)
             self.options["key_log_weight"] = rand(b, g, t) * 10 * self.spread - falling
 
     def tensors(self) -> list[torch.Tensor]:

@@ -104,7 +104,8 @@ class FeatureMap(nn.Module):
     def scaled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """φ(x) as (features, log-scale or None): φ(x) = features · e^log_scale, features (…, f), scale (…).
 
-        The scale is a constant under autograd: the gradient that flows through the features is the whole.
+        The scale is a constant under autograd: the gradient that flows through the features is the whole. Features of
+        16-bit x may be float32 (kernels take them as they are), where 16 bits would cost range or digits; `forward` rounds.
         """
         return self(x), None
 

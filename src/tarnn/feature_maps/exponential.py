@@ -49,8 +49,8 @@ class Exponents(NamedTuple):
 class ExponentialMap(RandomFeatureMap):
     """What maps have in common whose features are exponentials of ω·x: a subclass says `exponents`.
 
-    Computed in float32, float64 for float64 inputs; features come in the dtype of x with their largest 1, the
-    log-scale in that precision. So no norm is too large: features of one x may differ by more than a float's
+    Computed in float32, float64 for float64 inputs, and returned so by `scaled`: features with their largest 1, and
+    the log-scale. So no norm is too large: features of one x may differ by more than a float's
     range, and where all those that matter underflow together the estimate was worthless long before.
 
     scale: of the product, as in `scaled_dot_product_attention`: the kernel is exp(scale·x·y), by default with
@@ -108,8 +108,7 @@ class ExponentialMap(RandomFeatureMap):
     def scaled(
         self, x: Float[Tensor, "*batch d"]
     ) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
-        features, scale = self.exponents(x).features()
-        return features.to(x.dtype), scale
+        return self.exponents(x).features()
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch f"]:
         features, scale = self.exponents(x).features()

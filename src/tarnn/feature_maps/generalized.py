@@ -62,7 +62,10 @@ class GeneralizedFeatures(FeatureMap):
         return head_dim
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
-        return self.function(x) + self.epsilon
+        return self.scaled(x)[0].to(x.dtype)
+
+    def scaled(self, x: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch d"], None]:
+        return self.function(widen(x)) + self.epsilon, None
 
     def extra_repr(self) -> str:
         return f"{self.function_name}, epsilon={self.epsilon:g}"
@@ -113,8 +116,7 @@ class GeneralizedRandomFeatures(RandomFeatureMap):
         return (features if scale is None else features * scale.exp()[..., None]).to(x.dtype)
 
     def scaled(self, x: Float[Tensor, "*batch d"]) -> tuple[Tensor, Tensor | None]:
-        features, scale = self._parts(x)
-        return features.to(x.dtype), scale
+        return self._parts(x)
 
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         self.check_width(x)

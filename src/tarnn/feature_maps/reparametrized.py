@@ -123,7 +123,7 @@ class Reparametrized(FittedMap):
     def projected(self, q: Float[Tensor, "b h t d"], k: Float[Tensor, "b g s d"]) -> Projected | None:
         """Of moved queries and keys, which are copies of q and k; features still are not stored."""
         (moved_q, query_log_weight), (moved_k, key_log_weight) = self.moved_queries(q), self.moved_keys(k)
-        found = self.feature_map.projected(moved_q.to(q.dtype), moved_k.to(k.dtype))
+        found = self.feature_map.projected(moved_q, moved_k)
         if found is None:
             return None
         return found._replace(query_log_weight=query_log_weight, key_log_weight=key_log_weight)
@@ -131,10 +131,10 @@ class Reparametrized(FittedMap):
     def queries(
         self, q: Float[Tensor, "*batch d"]
     ) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
-        return _weighted(self.feature_map, *self.moved_queries(q), q.dtype)
+        return _weighted(self.feature_map, *self.moved_queries(q))
 
     def keys(self, k: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
-        return _weighted(self.feature_map, *self.moved_keys(k), k.dtype)
+        return _weighted(self.feature_map, *self.moved_keys(k))
 
     def scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(
@@ -153,10 +153,9 @@ class Reparametrized(FittedMap):
         return f"num_heads={self.num_heads}, centre={self.centre}, balance={self.balance}, fit={self.fit}"
 
 
-def _weighted(feature_map: FeatureMap, x: Tensor, log_weight: Tensor, dtype: torch.dtype):
+def _weighted(feature_map: FeatureMap, x: Tensor, log_weight: Tensor) -> tuple[Tensor, Tensor]:
     """Features and log-scale of x, times e^log_weight: its value goes to the scale, its gradient through features."""
     features, scale = feature_map.scaled(x)
     assert scale is not None
     constant = log_weight.detach()
-    features = features * (log_weight - constant).exp()[..., None]
-    return features.to(dtype), scale + constant
+    return features * (log_weight - constant).exp()[..., None], scale + constant

@@ -54,7 +54,10 @@ class GaussianRandomFeatures(_Fourier):
         self.sigma = sigma
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch f"]:
-        return self.waves(x, 1 / self.sigma).to(x.dtype)
+        return self.scaled(x)[0].to(x.dtype)
+
+    def scaled(self, x: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch f"], None]:
+        return self.waves(x, 1 / self.sigma), None
 
 
 @register("trigonometric")
@@ -87,8 +90,7 @@ class TrigonometricRandomFeatures(_Fourier):
     def scaled(
         self, x: Float[Tensor, "*batch d"]
     ) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
-        waves, scale = self._parts(x)
-        return waves.to(x.dtype), scale
+        return self._parts(x)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch f"]:
         waves, scale = self._parts(x)

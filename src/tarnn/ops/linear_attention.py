@@ -41,7 +41,8 @@ def linear_attention(
             serves the h/g query heads from j·h/g on; nothing is repeated in memory.
         feature_map: φ, (…, d) → (…, f): one of `tarnn.feature_maps`, the name of one (with its default options, and
             random features drawn from seed 0), or any nn.Module.
-        causal: position i sees j ≤ i only, to the bit: nothing later changes its output.
+        causal: position i sees j ≤ i only, to the bit: nothing later changes its output. (In plain PyTorch that holds
+            for finite numbers: within a chunk, a later value is multiplied by zero, and NaN stays NaN.)
         normalize: divide by the sum of the weights. Signed maps can't; they take normalize=False.
         eps: added to the denominator, in units of the largest key weight so far; by default 1e-33, and 1e-290
             for float64 inputs: sums below that fade to zero.
