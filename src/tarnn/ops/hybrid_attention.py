@@ -14,21 +14,27 @@ The window makes it O(t·(w + c)): time is cut into chunks of c queries, each se
 sums are the same keys, w positions late, so that the chunks of linear attention serve with keys and values that are delayed.
 """
 
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from tarnn.feature_maps.base import FeatureMap
+from tarnn.feature_maps.registry import map_for
 from tarnn.kernels.weights import chunk_weights, finite
 from tarnn.numerics import autocast, full_precision, wide
 from tarnn.ops import packing
 from tarnn.ops.checks import check_attention
 from tarnn.ops.features import features
+from tarnn.ops.state import State
 
 CHUNK = 64
 
 
-class HybridState(NamedTuple):
+@dataclass(frozen=True, eq=False, repr=False)
+class HybridState(State):
     """What a sequence so far means to what comes after it: of constant size, however long it is.
 
     k, v (b, g, w, ·): the last w keys and values in their order, the newest last. sink_k, sink_v (b, g, s, ·): the first
@@ -82,7 +88,7 @@ class Part(NamedTuple):
 
 
 def hybrid_attention(
-    q: Tensor, k: Tensor, v: Tensor, feature_map: nn.Module | None = None, *,
+    q: Tensor, k: Tensor, v: Tensor, feature_map: nn.Module | str | None = None, *,
     causal: bool, window: int, sinks: int = 0, scale: float | None = None, far_bias: Tensor | float = 0.0,
     softcap: float | None = None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None,
     log_decay: Tensor | None = None, exact_queries: Tensor | None = None, state: HybridState | None = None,
@@ -122,7 +128,10 @@ def hybrid_attention(
     options = Options(window, sinks, d**-0.5 if scale is None else scale, softcap, far_bias)
     if log_decay is not None and log_decay.ndim == 1:
         log_decay = log_decay[None, :, None].expand(b, g, t)
-    run = _Run(feature_map, causal, options, exact_queries)
+    phi = None if feature_map is None else map_for(feature_map, q)
+    if phi is not None:
+        phi.check_positive()
+    run = _Run(phi, causal, options, exact_queries)
     with full_precision(q):
         if cu_seqlens is not None:
             o, state, rho = _packed(run, q, k, v, key_mask, log_decay, state, packing.bounds(cu_seqlens, t))
@@ -133,7 +142,7 @@ def hybrid_attention(
 
 
 class _Run(NamedTuple):
-    feature_map: nn.Module | None
+    feature_map: FeatureMap | None
     causal: bool
     options: Options
     exact_queries: Tensor | None
@@ -170,20 +179,25 @@ def _at(x: Tensor, index: Tensor) -> Tensor:
 def _packed(run: _Run, q, k, v, key_mask, log_decay, state, cuts):
     """Sequences of similar length as batches; their outputs back into the row."""
     o, rho = torch.zeros_like(q[..., :1]).expand(*q.shape[:3], v.shape[3]), None
-    n, states = len(cuts) - 1, {}
-    pieces, places = [], []
+    pieces, places, states = [], [], []
     for members, index, real in packing.buckets(cuts, q.device):
         mask = real if key_mask is None else real & key_mask[0][index]
         parts = [x[0][:, index].transpose(0, 1) for x in (q, k, v)]
         decay = None if log_decay is None else log_decay[0][:, index].transpose(0, 1)
-        before = None if state is None else HybridState(*(x[members] for x in state))
+        before = None if state is None else state.select(members)
         out, after, share = _compact(run, *parts, mask, decay, before)
         pieces.append(torch.cat([out, share[..., None].to(out.dtype)], -1).transpose(0, 1)[:, real])  # (h, tokens, e + 1)
         places.append(index[real])
-        states.update({int(m): HybridState(*(x[i] for x in after)) for i, m in enumerate(members)} if after else {})
+        states.append((members, after))
     whole = torch.cat(pieces, 1)[:, torch.cat(places).argsort()][None]
-    after = HybridState(*(torch.stack(xs) for xs in zip(*(states[i] for i in range(n))))) if states else None
-    return whole[..., :-1], after, whole[..., -1]
+    return whole[..., :-1], _in_order(states) if run.causal else None, whole[..., -1]
+
+
+def _in_order(states: list[tuple[Tensor, HybridState]]) -> HybridState:
+    """The states of all sequences, from those of the groups that they were computed in."""
+    members, parts = zip(*states)
+    order = torch.cat(members).argsort()
+    return pytree.tree_map(lambda *xs: torch.cat(xs)[order], *parts)
 
 
 def _attend(run: _Run, q, k, v, count, log_decay, state):
@@ -204,7 +218,7 @@ def _attend(run: _Run, q, k, v, count, log_decay, state):
     if run.feature_map is not None:
         far, S, z, M = _far(run, q, keys, state)
         parts += far
-        after = state._replace(S=S, z=z, M=M)
+        after = replace(state, S=S, z=z, M=M)
     o, log_weight = _merged(parts)
     rho = (torch.logsumexp(torch.stack([x.log_weight for x in parts[1:]]), 0) - log_weight).exp() if parts[1:] else None
     rho = torch.zeros_like(log_weight) if rho is None else rho.masked_fill(log_weight == -torch.inf, 0.0)
@@ -386,11 +400,11 @@ def _after(state: HybridState, keys: _Keys) -> HybridState:
     index = n[:, None] + torch.arange(w, device=n.device)  # (b, w)
     now = keys.clock[:, :, -1:] if keys.clock.shape[-1] else keys.clock.sum(-1, keepdim=True)
     fade = (_at(keys.birth[..., None], index)[..., 0] + now).to(state.fade.dtype)
-    return state._replace(
-        k=_at(keys.k, index), v=_at(keys.v, index), fade=fade, sink_k=keys.sink_k, sink_v=keys.sink_v,
+    return replace(
+        state, k=_at(keys.k, index), v=_at(keys.v, index), fade=fade, sink_k=keys.sink_k, sink_v=keys.sink_v,
         sink_fade=(keys.sink_birth + now).to(state.fade.dtype), count=state.count + n,
     )  # fmt: skip
 
 
-def _num_features(feature_map: nn.Module | None, k: Tensor) -> int:
+def _num_features(feature_map: FeatureMap | None, k: Tensor) -> int:
     return 0 if feature_map is None else features(feature_map, k[:, :, :1], "keys")[0].shape[-1]

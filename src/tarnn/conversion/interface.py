@@ -1,0 +1,185 @@
+"""Linear and hybrid attention inside the models of transformers: `attn_implementation="tarnn_hybrid"`.
+
+transformers calls an attention function by name, with queries and keys that have their positions already. Ours computes
+the layers that see the whole sequence; what it can't compute exactly as the model means it is left to torch's softmax
+attention (cross-attention, a model's own sliding windows) or refused by name (biases by position, attention weights).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+
+from tarnn.ops.hybrid_attention import hybrid_attention
+
+LINEAR, HYBRID = "tarnn_linear", "tarnn_hybrid"
+KEY = "tarnn_attention"  # of a model's config: the options below
+REFUSED = {
+    "position_bias": "adds a bias that depends on positions to the products",
+    "s_aux": "adds learned sinks to the softmax",
+    "sinks": "adds learned sinks to the softmax",
+    "alibi": "adds a bias that depends on positions to the products",
+    "head_mask": "masks heads",
+}
+
+
+class AttentionOptions(NamedTuple):
+    """window: keys at a distance of less than this are exact; sinks: the first so many are too; feature_map: estimates
+    all others (None: they are not seen); far_bias: λ, added to their log-weights."""
+
+    window: int = 256
+    sinks: int = 4
+    feature_map: Any = "favor"
+    far_bias: float = 0.0
+
+
+DEFAULTS = {HYBRID: AttentionOptions(), LINEAR: AttentionOptions(window=1, sinks=0)}
+
+
+def set_options(model: nn.Module, **options: Any) -> None:
+    """Sets `AttentionOptions` of a model of transformers; they are saved in its config.json.
+
+    Raises ValueError for an unknown option.
+    """
+    if unknown := sorted(set(options) - set(AttentionOptions._fields)):
+        raise ValueError(
+            f"tarnn's attention has no option {', '.join(unknown)}; it takes {', '.join(AttentionOptions._fields)}."
+        )
+    config: Any = model.config
+    setattr(config, KEY, {**(getattr(config, KEY, None) or {}), **options})
+
+
+def options_of(module: nn.Module, name: str) -> AttentionOptions:
+    """Those of the layer's own model, else the defaults of this implementation."""
+    config: Any = getattr(module, "config", None)
+    return DEFAULTS[name]._replace(**(getattr(config, KEY, None) or {}))
+
+
+def attention(name: str) -> Callable:
+    """The attention function that transformers calls."""
+
+    def run(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *,
+        scaling: float | None = None, dropout: float = 0.0, is_causal: bool | None = None, **options: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        """query (b, h, t, d), key and value (b, g, s, ·) → (b, t, h, e), None."""
+        layer = type(module).__name__
+        refuse(layer, options, dropout if module.training else 0.0)
+        causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        if options.get("sliding_window") is not None or crosses(module, query, key, causal):
+            options.pop("softcap", None) if options.get("softcap") is None else None
+            return sdpa_attention_forward(
+                module, query, key, value, as_sdpa_mask(attention_mask, query), dropout=dropout, scaling=scaling,
+                is_causal=is_causal, **options,
+            )  # fmt: skip
+        mask, bounds = real_tokens(layer, attention_mask, query, key, options)
+        o = last_queries(
+            query, key, value, causal=causal, scaling=scaling, softcap=options.get("softcap"), key_mask=mask,
+            cu_seqlens=bounds, how=options_of(module, name),
+        )  # fmt: skip
+        return o.transpose(1, 2).contiguous(), None
+
+    return run
+
+
+def refuse(layer: str, options: dict[str, Any], dropout: float) -> None:
+    """ValueError for what a model asks for and we would ignore."""
+    for name, what in REFUSED.items():
+        if options.get(name) is not None:
+            raise ValueError(
+                f"{layer} {what} ({name}), which tarnn's attention does not have; load the model with "
+                'attn_implementation="sdpa" or "eager".'
+            )
+    if options.get("output_attentions"):
+        raise ValueError(
+            f"tarnn's attention never forms its attention matrix, and {layer} was asked for it "
+            '(output_attentions); load the model with attn_implementation="eager" for that.'
+        )
+    if dropout:
+        raise ValueError(
+            f"{layer} drops attention weights in training (attention_dropout = {dropout}), which tarnn's attention "
+            "never forms; set that to 0 in the config."
+        )
+
+
+def crosses(module: nn.Module, query: Tensor, key: Tensor, causal: bool) -> bool:
+    """Whether keys come from another sequence: such layers stay as they are."""
+    if getattr(module, "is_cross_attention", False):
+        return True
+    return not causal and query.shape[2] != key.shape[2]
+
+
+def real_tokens(
+    layer: str, mask: Tensor | None, query: Tensor, key: Tensor, options: dict[str, Any]
+) -> tuple[Tensor | None, Tensor | None]:
+    """(which keys are real (b, s), or None; bounds of packed sequences, or None)."""
+    bounds = options.get("cu_seq_lens_q")
+    if bounds is None and query.shape[0] == 1 and query.shape[2] == key.shape[2]:
+        bounds = packed_bounds(options.get("position_ids"))
+    if bounds is not None:
+        return None, bounds.to(torch.int32)
+    if mask is None:
+        return None, None
+    if mask.ndim != 2:
+        raise ValueError(
+            f"{layer} has a mask of shape {tuple(mask.shape)}; tarnn's attention takes (batch, keys), which says where "
+            'there is padding. For other masks load the model with attn_implementation="sdpa".'
+        )
+    return mask[:, -key.shape[2] :].bool(), None
+
+
+def packed_bounds(positions: Tensor | None) -> Tensor | None:
+    """Where sequences begin in one row (1, t) whose positions restart, and where the last one ends; None for one."""
+    if positions is None or positions.ndim != 2 or positions.shape[0] != 1 or torch.compiler.is_compiling():
+        return None
+    starts = (positions[0, 1:] != positions[0, :-1] + 1).nonzero()[:, 0] + 1
+    if not len(starts):
+        return None
+    ends = starts.new_tensor([positions.shape[1]])
+    return torch.cat([starts.new_zeros(1), starts, ends])
+
+
+def last_queries(query, key, value, *, causal, scaling, softcap, key_mask, cu_seqlens, how: AttentionOptions) -> Tensor:
+    """Hybrid attention of the last t of s tokens: a growing cache hands all keys, and the queries of the new ones."""
+    missing = key.shape[2] - query.shape[2]
+    q = torch.nn.functional.pad(query, (0, 0, missing, 0)) if missing else query
+    o = hybrid_attention(
+        q, key, value, how.feature_map, causal=causal, window=how.window, sinks=how.sinks, scale=scaling,
+        far_bias=how.far_bias, softcap=softcap, key_mask=key_mask, cu_seqlens=cu_seqlens,
+    )  # fmt: skip
+    return o[:, :, missing:]
+
+
+def as_sdpa_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
+    """A padding mask (b, s) as torch's attention takes it."""
+    return mask[:, None, None, :].expand(-1, -1, query.shape[2], -1) if mask is not None and mask.ndim == 2 else mask
+
+
+def padding_mask(
+    *, batch_size: int, q_length: int, kv_length: int, mask_function: Callable = causal_mask_function,
+    attention_mask: Tensor | None = None, **options: Any,
+) -> Tensor | None:  # fmt: skip
+    """The mask of a model, O(t): (b, s), or None where nothing is masked. A layer whose pattern is its own (a sliding
+    window, chunks) gets the mask of torch's attention, since it is computed by that."""
+    if mask_function not in (causal_mask_function, bidirectional_mask_function):
+        return sdpa_mask(
+            batch_size=batch_size, q_length=q_length, kv_length=kv_length, mask_function=mask_function,
+            attention_mask=attention_mask, **options,
+        )  # fmt: skip
+    if attention_mask is None:
+        return None
+    mask = attention_mask[:, -kv_length:].bool()
+    return None if mask.all() else mask
+
+
+def register() -> None:
+    """Makes both names known to transformers."""
+    for name in (LINEAR, HYBRID):
+        AttentionInterface.register(name, attention(name))
+        AttentionMaskInterface.register(name, padding_mask)
+
+
