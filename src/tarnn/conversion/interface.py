@@ -77,10 +77,17 @@ def attention(name: str) -> Callable:
                 is_causal=is_causal, **options,
             )  # fmt: skip
         mask, bounds = real_tokens(layer, attention_mask, query, key, options)
-        o = last_queries(
-            query, key, value, causal=causal, scaling=scaling, softcap=options.get("softcap"), key_mask=mask,
-            cu_seqlens=bounds, how=options_of(module, name),
-        )  # fmt: skip
+        how, cache = options_of(module, name), getattr(key, "tarnn_cache_layer", None)
+        shared: dict[str, Any] = {
+            "causal": causal, "window": how.window, "sinks": how.sinks, "far_bias": how.far_bias, "scale": scaling,
+            "softcap": options.get("softcap"), "key_mask": mask,
+        }  # fmt: skip
+        if cache is None:
+            o = last_queries(query, key, value, how.feature_map, cu_seqlens=bounds, **shared)
+        else:
+            o, cache.state = hybrid_attention(
+                query, key, value, how.feature_map, state=cache.state, return_state=True, **shared
+            )
         return o.transpose(1, 2).contiguous(), None
 
     return run
@@ -143,15 +150,11 @@ def packed_bounds(positions: Tensor | None) -> Tensor | None:
     return torch.cat([starts.new_zeros(1), starts, ends])
 
 
-def last_queries(query, key, value, *, causal, scaling, softcap, key_mask, cu_seqlens, how: AttentionOptions) -> Tensor:
+def last_queries(query: Tensor, key: Tensor, value: Tensor, feature_map: Any, **options: Any) -> Tensor:
     """Hybrid attention of the last t of s tokens: a growing cache hands all keys, and the queries of the new ones."""
     missing = key.shape[2] - query.shape[2]
     q = torch.nn.functional.pad(query, (0, 0, missing, 0)) if missing else query
-    o = hybrid_attention(
-        q, key, value, how.feature_map, causal=causal, window=how.window, sinks=how.sinks, scale=scaling,
-        far_bias=how.far_bias, softcap=softcap, key_mask=key_mask, cu_seqlens=cu_seqlens,
-    )  # fmt: skip
-    return o[:, :, missing:]
+    return hybrid_attention(q, key, value, feature_map, **options)[:, :, missing:]
 
 
 def as_sdpa_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
