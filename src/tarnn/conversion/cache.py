@@ -1,11 +1,13 @@
 """A cache of constant size for models of transformers that run `tarnn_hybrid`: generation in constant memory."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
 
-from tarnn.ops.hybrid_attention import HybridState
+from tarnn.ops.hybrid_chunks import HybridState
 
 
 class HybridCacheLayer(CacheLayerMixin):
@@ -75,16 +77,18 @@ def constant_cache(model: PreTrainedModel) -> Cache:
     name = config._attn_implementation
     if not str(name).startswith("tarnn_"):
         raise ValueError(
-            f'this model runs {name!r} attention, which needs a growing cache; call model.set_attn_implementation("tarnn_hybrid") '
-            "first."
+            f"this model runs {name!r} attention, which needs a growing cache; call "
+            'model.set_attn_implementation("tarnn_hybrid") first.'
         )
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    window = getattr(config, "sliding_window", None)
+    kinds: list[str] = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    window: Any = getattr(config, "sliding_window", None)
     if "layer_types" not in config.to_dict() and window is not None:
         kinds = ["sliding_attention"] * config.num_hidden_layers
     return Cache(
         layers=[
-            DynamicSlidingWindowLayer(sliding_window=window) if kind == "sliding_attention" else HybridCacheLayer()
+            DynamicSlidingWindowLayer(sliding_window=window)
+            if kind == "sliding_attention"
+            else HybridCacheLayer()
             for kind in kinds
         ]
     )

@@ -159,7 +159,11 @@ def last_queries(query: Tensor, key: Tensor, value: Tensor, feature_map: Any, **
 
 def as_sdpa_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
     """A padding mask (b, s) as torch's attention takes it."""
-    return mask[:, None, None, :].expand(-1, -1, query.shape[2], -1) if mask is not None and mask.ndim == 2 else mask
+    return (
+        mask[:, None, None, :].expand(-1, -1, query.shape[2], -1)
+        if mask is not None and mask.ndim == 2
+        else mask
+    )
 
 
 def padding_mask(
@@ -184,5 +188,3 @@ def register() -> None:
     for name in (LINEAR, HYBRID):
         AttentionInterface.register(name, attention(name))
         AttentionMaskInterface.register(name, padding_mask)
-
-

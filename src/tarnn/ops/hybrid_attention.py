@@ -10,81 +10,18 @@ others (estimated by features), both summed by log-sum-exp,
 φ(q_i) = φ̂_i e^(a_i), and S, z in units of e^(M_i), the running maximum of the log-weights of the keys that have left the
 window. It is causal to the bit: M_i depends on these keys alone.
 
-The window makes it O(t·(w + c)): time is cut into chunks of c queries, each sees c + w − 1 keys exactly. The keys of the
-sums are the same keys, w positions late, so that the chunks of linear attention serve with keys and values that are delayed.
+How it is computed in chunks: `hybrid_chunks.py`.
 """
-
-from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tarnn.feature_maps.base import FeatureMap
 from tarnn.feature_maps.registry import map_for
-from tarnn.kernels.weights import chunk_weights, finite
-from tarnn.numerics import autocast, full_precision, wide
+from tarnn.numerics import autocast, full_precision
 from tarnn.ops import packing
 from tarnn.ops.checks import check_attention
-from tarnn.ops.features import features
-from tarnn.ops.state import State
-
-CHUNK = 64
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class HybridState(State):
-    """What a sequence so far means to what comes after it: of constant size, however long it is.
-
-    k, v (b, g, w, ·): the last w keys and values in their order, the newest last. sink_k, sink_v (b, g, s, ·): the first
-    s. fade (b, g, w), sink_fade (b, g, s): how much each of them has faded by now, log. S (b, g, f, e), z (b, g, f),
-    M (b, g): the sums over all other keys, in units of e^M. count (b,): real tokens so far; places that no token has
-    filled yet hold zeros.
-    """
-
-    k: Tensor
-    v: Tensor
-    fade: Tensor
-    sink_k: Tensor
-    sink_v: Tensor
-    sink_fade: Tensor
-    S: Tensor
-    z: Tensor
-    M: Tensor
-    count: Tensor
-
-    @classmethod
-    def zeros(
-        cls, k: Tensor, v: Tensor, num_features: int, *, window: int, sinks: int, batch_size: int | None = None
-    ) -> "HybridState":
-        """The state that has seen nothing, for keys and values like these."""
-        b, g = (k.shape[0] if batch_size is None else batch_size), k.shape[1]
-        dtype = wide(k.dtype)
-        S = k.new_zeros(b, g, num_features, v.shape[3], dtype=dtype)
-        return cls(
-            k.new_zeros(b, g, window, k.shape[3]), v.new_zeros(b, g, window, v.shape[3]), S.new_zeros(b, g, window),
-            k.new_zeros(b, g, sinks, k.shape[3]), v.new_zeros(b, g, sinks, v.shape[3]), S.new_zeros(b, g, sinks),
-            S, S.new_zeros(b, g, num_features), S.new_full((b, g), -torch.inf),
-            torch.zeros(b, dtype=torch.int64, device=k.device),
-        )  # fmt: skip
-
-
-class Options(NamedTuple):
-    """What all parts need to know."""
-
-    window: int
-    sinks: int
-    scale: float
-    softcap: float | None
-    far_bias: Tensor | float  # λ, a number or (h,)
-
-
-class Part(NamedTuple):
-    """Some of the keys as queries see them: the mean of their values, and the log of their weight (−∞: none)."""
-
-    mean: Tensor  # (b, h, t, e)
-    log_weight: Tensor  # (b, h, t)
+from tarnn.ops.hybrid_chunks import HybridState, Options, at, attend
 
 
 def hybrid_attention(
@@ -116,36 +53,30 @@ def hybrid_attention(
     Weights and sums are float32, float64 for float64 inputs; o has the dtype of v. Zeros at masked tokens.
 
     Returns o (b, h, t, e), then the state and ρ where they were asked for. Raises ValueError for what doesn't fit.
-    Munkhdalai et al. and others use windows and states side by side; the shared denominator is Scatterbrain's (Chen et al.
-    2021, arXiv 2110.15343).
+    The shared denominator is that of Scatterbrain (Chen et al. 2021, arXiv 2110.15343).
     """
     q, k, v = autocast(q, k, v)
     check_attention(q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, log_decay=log_decay)
     _check_options(causal, window, sinks, softcap, state, return_state, exact_queries)
     (b, _, t, d), g = q.shape, k.shape[1]
     if k.shape[2] != t:
-        raise ValueError(f"hybrid attention is self-attention: as many keys as queries; got {t} and {k.shape[2]}.")
-    options = Options(window, sinks, d**-0.5 if scale is None else scale, softcap, far_bias)
-    if log_decay is not None and log_decay.ndim == 1:
-        log_decay = log_decay[None, :, None].expand(b, g, t)
+        raise ValueError(
+            f"hybrid attention is self-attention: as many keys as queries; got {t} and {k.shape[2]}."
+        )
     phi = None if feature_map is None else map_for(feature_map, q)
     if phi is not None:
         phi.check_positive()
-    run = _Run(phi, causal, options, exact_queries)
+    scale = d**-0.5 if scale is None else scale
+    how = Options(phi, causal, window, sinks, scale, softcap, far_bias, exact_queries)
+    if log_decay is not None and log_decay.ndim == 1:
+        log_decay = log_decay[None, :, None].expand(b, g, t)
     with full_precision(q):
         if cu_seqlens is not None:
-            o, state, rho = _packed(run, q, k, v, key_mask, log_decay, state, packing.bounds(cu_seqlens, t))
+            o, state, rho = _packed(how, q, k, v, key_mask, log_decay, state, packing.bounds(cu_seqlens, t))
         else:
-            o, state, rho = _compact(run, q, k, v, key_mask, log_decay, state)
+            o, state, rho = _compact(how, q, k, v, key_mask, log_decay, state)
     found = (o, *([state] if return_state else []), *([rho] if return_far_share else []))
     return found if len(found) > 1 else o
-
-
-class _Run(NamedTuple):
-    feature_map: FeatureMap | None
-    causal: bool
-    options: Options
-    exact_queries: Tensor | None
 
 
 def _check_options(causal, window, sinks, softcap, state, return_state, exact_queries) -> None:
@@ -159,38 +90,34 @@ def _check_options(causal, window, sinks, softcap, state, return_state, exact_qu
         raise ValueError("exact_queries see every key, but a state keeps few; pass one of the two.")
 
 
-def _compact(run: _Run, q, k, v, key_mask, log_decay, state):
+def _compact(how: Options, q, k, v, key_mask, log_decay, state):
     """Real tokens to the front, masked ones behind them and left out; outputs back to their places."""
     if key_mask is None:
-        return _attend(run, q, k, v, None, log_decay, state)
+        return attend(how, q, k, v, None, log_decay, state)
     order = (~key_mask).to(torch.int8).argsort(dim=-1, stable=True)  # (b, t)
-    q, k, v = (_at(x, order) for x in (q, k, v))
-    log_decay = None if log_decay is None else _at(log_decay[..., None], order)[..., 0]
-    o, state, rho = _attend(run, q, k, v, key_mask.sum(-1), log_decay, state)
+    q, k, v = (at(x, order) for x in (q, k, v))
+    log_decay = None if log_decay is None else at(log_decay[..., None], order)[..., 0]
+    o, state, rho = attend(how, q, k, v, key_mask.sum(-1), log_decay, state)
     back = order.argsort(dim=-1)
-    return _at(o, back), state, _at(rho[..., None], back)[..., 0]
+    return at(o, back), state, at(rho[..., None], back)[..., 0]
 
 
-def _at(x: Tensor, index: Tensor) -> Tensor:
-    """(b, h, t, ·) at index (b, l) of time."""
-    return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
-
-
-def _packed(run: _Run, q, k, v, key_mask, log_decay, state, cuts):
+def _packed(how: Options, q, k, v, key_mask, log_decay, state, cuts):
     """Sequences of similar length as batches; their outputs back into the row."""
-    o, rho = torch.zeros_like(q[..., :1]).expand(*q.shape[:3], v.shape[3]), None
     pieces, places, states = [], [], []
     for members, index, real in packing.buckets(cuts, q.device):
         mask = real if key_mask is None else real & key_mask[0][index]
-        parts = [x[0][:, index].transpose(0, 1) for x in (q, k, v)]
+        q_i, k_i, v_i = (x[0][:, index].transpose(0, 1) for x in (q, k, v))
         decay = None if log_decay is None else log_decay[0][:, index].transpose(0, 1)
         before = None if state is None else state.select(members)
-        out, after, share = _compact(run, *parts, mask, decay, before)
-        pieces.append(torch.cat([out, share[..., None].to(out.dtype)], -1).transpose(0, 1)[:, real])  # (h, tokens, e + 1)
+        out, after, share = _compact(how, q_i, k_i, v_i, mask, decay, before)
+        pieces.append(
+            torch.cat([out, share[..., None].to(out.dtype)], -1).transpose(0, 1)[:, real]
+        )  # (h, tokens, e + 1)
         places.append(index[real])
         states.append((members, after))
     whole = torch.cat(pieces, 1)[:, torch.cat(places).argsort()][None]
-    return whole[..., :-1], _in_order(states) if run.causal else None, whole[..., -1]
+    return whole[..., :-1], _in_order(states) if how.causal else None, whole[..., -1]
 
 
 def _in_order(states: list[tuple[Tensor, HybridState]]) -> HybridState:
@@ -198,213 +125,3 @@ def _in_order(states: list[tuple[Tensor, HybridState]]) -> HybridState:
     members, parts = zip(*states)
     order = torch.cat(members).argsort()
     return pytree.tree_map(lambda *xs: torch.cat(xs)[order], *parts)
-
-
-def _attend(run: _Run, q, k, v, count, log_decay, state):
-    """Rows whose real tokens stand in front, `count` (b,) of them (None: all)."""
-    (b, _, t, _), g, (window, sinks, *_) = q.shape, k.shape[1], run.options
-    dtype = wide(v.dtype)
-    real = torch.ones(b, t, dtype=torch.bool, device=q.device)
-    if count is not None:
-        real = torch.arange(t, device=q.device) < count[:, None]
-    k, v = (x.masked_fill(~real[:, None, :, None], 0.0) for x in (k, v))  # whatever stands there: NaN too
-    if state is None:
-        state = HybridState.zeros(k, v, _num_features(run.feature_map, k), window=window, sinks=sinks)
-    if not t:
-        return torch.zeros_like(q[..., :1]).expand(*q.shape[:3], v.shape[3]), state, torch.zeros_like(q[..., 0], dtype=dtype)
-    keys = _keys(state, k, v, real, log_decay, dtype)
-    parts = [_exact(run, q.to(dtype), keys)]
-    after = state
-    if run.feature_map is not None:
-        far, S, z, M = _far(run, q, keys, state)
-        parts += far
-        after = replace(state, S=S, z=z, M=M)
-    o, log_weight = _merged(parts)
-    rho = (torch.logsumexp(torch.stack([x.log_weight for x in parts[1:]]), 0) - log_weight).exp() if parts[1:] else None
-    rho = torch.zeros_like(log_weight) if rho is None else rho.masked_fill(log_weight == -torch.inf, 0.0)
-    if run.exact_queries is not None:
-        o, rho = _with_exact_rows(run, q, k, v, real, o, rho)
-    o = o.masked_fill(~real[:, None, :, None], 0.0).to(v.dtype)
-    return o, _after(after, keys) if run.causal else None, rho.masked_fill(~real[:, None], 0.0)
-
-
-class _Keys(NamedTuple):
-    """The window before, and behind it the new keys: w + t places, of which `there` says what is filled.
-
-    A key's fade at new token i is clock_i + birth_j, in float64: differences of long sums.
-    """
-
-    k: Tensor  # (b, g, w + t, d)
-    v: Tensor
-    place: Tensor  # (b, w + t) in its sequence; below 0: none
-    there: Tensor  # (b, w + t)
-    birth: Tensor  # (b, g, w + t)
-    clock: Tensor  # (b, g, t)
-    sink_k: Tensor  # (b, g, s, d), those before and those among the new
-    sink_v: Tensor
-    sink_birth: Tensor
-    real: Tensor  # (b, t)
-
-
-def _keys(state: HybridState, k, v, real, log_decay, dtype) -> _Keys:
-    (b, g, t, _), w, s, device = k.shape, state.k.shape[2], state.sink_k.shape[2], k.device
-    decay = torch.zeros(b, g, t, device=device) if log_decay is None else log_decay.clamp(min=-1e4)  # e^−10⁴ is 0
-    clock = decay.double().masked_fill(~real[:, None], 0.0).cumsum(-1)
-    place = state.count[:, None] - w + torch.arange(w + t, device=device)
-    there = torch.cat([place[:, :w] >= 0, real], dim=1)
-    fresh = torch.arange(s, device=device) - state.count[:, None]  # (b, s): which new token becomes this sink
-    old, index = (fresh < 0)[:, None, :, None], fresh.clamp(0, max(t - 1, 0))
-    sink_k, sink_v, sink_birth = state.sink_k, state.sink_v, state.sink_fade[..., None].double()
-    if s and t:
-        sink_k, sink_v = torch.where(old, sink_k, _at(k, index)), torch.where(old, sink_v, _at(v, index))
-        sink_birth = torch.where(old, sink_birth, _at(-clock[..., None], index))
-    return _Keys(
-        torch.cat([state.k, k], 2), torch.cat([state.v, v], 2), place, there,
-        torch.cat([state.fade.double(), -clock], 2), clock, sink_k, sink_v, sink_birth[..., 0], real,
-    )  # fmt: skip
-
-
-def _exact(run: _Run, q: Tensor, keys: _Keys) -> Part:
-    """Window and sinks, chunk by chunk."""
-    (b, h, t, _), g, (window, sinks, scale, softcap, _) = q.shape, keys.k.shape[1], run.options
-    n, reach = -(-t // CHUNK), window if run.causal else 2 * window - 1
-    length, r, missing = CHUNK + reach - 1, h // g, n * CHUNK - t
-    q = scale * torch.nn.functional.pad(q, (0, 0, 0, missing)).unflatten(1, (g, r)).unflatten(3, (n, CHUNK))
-    q = q.transpose(2, 3)  # (b, g, n, r, c, d)
-
-    def windows(x: Tensor) -> Tensor:
-        """(…, w + t) → (…, n, c + reach − 1): what each chunk may see."""
-        x = torch.nn.functional.pad(x, (0, n * CHUNK + length - x.shape[-1] + 1))
-        return x[..., 1 : n * CHUNK + length].unfold(-1, length, CHUNK)
-
-    k, v = (windows(x.to(q.dtype).mT).permute(0, 1, 3, 2, 4) for x in (keys.k, keys.v))  # (b, g, n, d, l)
-    i, j = torch.arange(CHUNK, device=q.device)[:, None], torch.arange(length, device=q.device)
-    near = (j >= i) & (j < i + reach)
-    near = near & windows(keys.there & (keys.place >= sinks))[:, None, :, None, None]  # (b, 1, n, 1, c, l)
-    clock = torch.nn.functional.pad(keys.clock, (0, missing)).unflatten(2, (n, CHUNK))[..., None]  # (b, g, n, c, 1)
-    fade = (clock + windows(keys.birth)[..., None, :])[:, :, :, None].to(q.dtype)
-    logits = (_capped(q @ k[:, :, :, None], softcap) + fade.masked_fill(~near, 0.0)).masked_fill(~near, -torch.inf)
-    values = [v.mT[:, :, :, None]]
-    if sinks:
-        now = (keys.place[:, -1:] - t + 1 if t else keys.place[:, :0]) + torch.arange(n * CHUNK, device=q.device)
-        at = torch.arange(sinks, device=q.device)
-        seen = at <= now[..., None] if run.causal else (at < keys.real.sum(-1)[:, None])[:, None].expand(b, n * CHUNK, -1)
-        seen = seen.unflatten(1, (n, CHUNK))[:, None, :, None]  # (b, 1, n, 1, c, s)
-        fade = (clock + keys.sink_birth[:, :, None, None])[:, :, :, None].to(q.dtype)
-        products = _capped(q @ keys.sink_k.to(q.dtype)[:, :, None, None].mT, softcap)
-        logits = torch.cat([logits, (products + fade.masked_fill(~seen, 0.0)).masked_fill(~seen, -torch.inf)], -1)
-        values.append(keys.sink_v.to(q.dtype)[:, :, None, None].expand(-1, -1, n, -1, -1, -1))
-    mean, weight = _softmax(logits, torch.cat(values, dim=-2))
-    return Part(*(x.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :, :t] for x in (mean, weight)))
-
-
-def _capped(products: Tensor, softcap: float | None) -> Tensor:
-    return products if softcap is None else softcap * torch.tanh(products / softcap)
-
-
-def _softmax(logits: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """(mean of the values, log of the sum); rows that see nothing: zeros, −∞."""
-    most = finite(logits.detach().amax(-1, keepdim=True))
-    weights = (logits - most).exp()
-    total = weights.sum(-1, keepdim=True)
-    none = total == 0
-    mean = (weights @ values) / total.masked_fill(none, 1.0)
-    return mean, torch.where(none, -torch.inf, total.masked_fill(none, 1.0).log() + most).squeeze(-1)
-
-
-def _merged(parts: list[Part]) -> tuple[Tensor, Tensor]:
-    """One denominator for all parts: (o, ℓ)."""
-    logits = torch.stack([x.log_weight for x in parts], dim=-1)  # (b, h, t, parts)
-    o, log_weight = _softmax(logits[..., None, :], torch.stack([x.mean for x in parts], dim=-2))
-    return o.squeeze(-2), log_weight.squeeze(-1)
-
-
-def _far(run: _Run, q, keys: _Keys, state: HybridState):
-    """The keys beyond the window, estimated: a part for those before, where not causal one for those behind; and S, z, M."""
-    t, window, g = q.shape[2], run.options.window, keys.k.shape[1]
-    phi_q, a = features(run.feature_map, q, "queries")
-    phi_k, weight = features(run.feature_map, keys.k, "keys")
-    weight = keys.birth if weight is None else weight + keys.birth
-    bias = run.options.far_bias
-    bias = bias[None, :, None] if isinstance(bias, Tensor) and bias.ndim else bias
-    a = bias if a is None else a + bias
-    lives = keys.there & (keys.place >= run.options.sinks)
-    enters = (lives[:, :t] & keys.real)[:, None]  # with each new token one key leaves the window
-    w = (weight[:, :, :t] + keys.clock).to(phi_q.dtype).masked_fill(~enters, -torch.inf)
-    decay = keys.clock.diff(dim=-1, prepend=keys.clock.new_zeros(*keys.clock.shape[:2], 1)).to(phi_q.dtype)
-    sums = torch.cat([state.S, state.z[..., None]], -1)
-    before, sums, M = _sweep(phi_q, phi_k[:, :, :t], keys.v[:, :, :t], w, decay, sums, state.M, a)
-    if run.causal:
-        return [before], sums[..., :-1], sums[..., -1], M
-    # the same from the end to the start: at token i key i + w joins
-    behind = [torch.nn.functional.pad(x[:, :, window:].flip(2), (0, 0, window, 0))[:, :, :t] for x in (phi_k, keys.v)]
-    w = weight[:, :, window:].masked_fill(~lives[:, None, window:], -torch.inf).to(phi_q.dtype).flip(2)
-    w = torch.nn.functional.pad(w, (window, 0), value=-torch.inf)[:, :, :t]
-    flipped = a.flip(2) if isinstance(a, Tensor) and a.shape[-1] == t else a
-    zero = torch.zeros_like(state.M).fill_(-torch.inf)
-    after, _, _ = _sweep(phi_q.flip(2), *behind, w, decay, torch.zeros_like(sums), zero, flipped)
-    return [before, Part(after.mean.flip(2), after.log_weight.flip(2))], state.S, state.z, state.M
-
-
-def _sweep(phi_q, phi_k, v, w, decay, sums, M, a):
-    """Causal linear attention by chunks, weights with their scale: (the part, S' behind, M behind)."""
-    (b, h, t, _), g = phi_q.shape, phi_k.shape[1]
-    c = min(CHUNK, max(t, 1))
-    n = -(-t // c)
-    missing = n * c - t
-
-    def chunked(x: Tensor, value: float = 0.0) -> Tensor:
-        pad = (0, 0) * (x.ndim - 3) + (0, missing)
-        return torch.nn.functional.pad(x, pad, value=value).unflatten(2, (n, c))
-
-    phi_q = chunked(phi_q).unflatten(1, (g, -1)).transpose(2, 3)  # (b, g, n, r, c, f)
-    phi_k, value = chunked(phi_k.to(phi_q.dtype)), chunked(v.to(phi_q.dtype))
-    value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
-    weights = chunk_weights(chunked(decay)[..., None], chunked(w, -torch.inf), M)
-    entered = (phi_k * weights.key).mT @ value  # (b, g, n, f, e + 1)
-    before = []
-    for i in range(n):
-        before.append(sums)
-        sums = weights.keep[:, :, i, :, None] * sums + entered[:, :, i]
-    pairs = (phi_q @ phi_k[:, :, :, None].mT) * weights.pair[:, :, :, None, :, :, 0]
-    found = pairs.tril() @ value[:, :, :, None]
-    if before:
-        found = found + (phi_q * weights.query[:, :, :, None]) @ torch.stack(before, 2)[:, :, :, None]
-    found, unit = (
-        x.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :, :t]
-        for x in (found, weights.M[:, :, :, None].expand(found.shape[:-1]))
-    )
-    num, den = found[..., :-1], found[..., -1]
-    none = den <= 0
-    safe = den.masked_fill(none, 1.0)
-    log_weight = torch.where(none, -torch.inf, safe.log() + unit + a)
-    return Part(num / safe[..., None], log_weight), sums, weights.M_out
-
-
-def _with_exact_rows(run: _Run, q, k, v, real, o, rho):
-    """The rows of `exact_queries` by softmax over everything."""
-    at = run.exact_queries[run.exact_queries < q.shape[2]]
-    g, dtype, (_, _, scale, softcap, _) = k.shape[1], o.dtype, run.options
-    rows = q[:, :, at].to(dtype).unflatten(1, (g, -1))  # (b, g, r, n, d)
-    logits = _capped(scale * rows @ k.to(dtype)[:, :, None].mT, softcap)
-    seen = real[:, None, None, None]
-    if run.causal:
-        seen = seen & (torch.arange(k.shape[2], device=q.device) <= at[:, None])
-    mean, _ = _softmax(logits.masked_fill(~seen, -torch.inf), v.to(dtype)[:, :, None])
-    return o.index_copy(2, at, mean.flatten(1, 2)), rho.index_fill(2, at, 0.0)
-
-
-def _after(state: HybridState, keys: _Keys) -> HybridState:
-    """The state behind the new tokens: the last w real keys, and the sinks."""
-    w, n = state.k.shape[2], keys.real.sum(-1)
-    index = n[:, None] + torch.arange(w, device=n.device)  # (b, w)
-    now = keys.clock[:, :, -1:] if keys.clock.shape[-1] else keys.clock.sum(-1, keepdim=True)
-    fade = (_at(keys.birth[..., None], index)[..., 0] + now).to(state.fade.dtype)
-    return replace(
-        state, k=_at(keys.k, index), v=_at(keys.v, index), fade=fade, sink_k=keys.sink_k, sink_v=keys.sink_v,
-        sink_fade=(keys.sink_birth + now).to(state.fade.dtype), count=state.count + n,
-    )  # fmt: skip
-
-
-def _num_features(feature_map: FeatureMap | None, k: Tensor) -> int:
-    return 0 if feature_map is None else features(feature_map, k[:, :, :1], "keys")[0].shape[-1]

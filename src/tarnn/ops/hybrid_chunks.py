@@ -1,0 +1,327 @@
+"""Hybrid attention of rows whose real tokens stand in front: window and sinks exactly, all other keys by features.
+
+Each key lives in exactly one store: sinks, window, or sums. Time is cut into chunks of c queries. Each chunk sees
+c + w − 1 keys exactly. The keys of the sums are the same keys, w positions late, so that the chunks of linear attention
+work on keys and values that are delayed. Parts are merged by the logarithms of their weights, with one denominator.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tarnn.feature_maps.base import FeatureMap
+from tarnn.kernels.weights import chunk_weights, finite
+from tarnn.numerics import wide
+from tarnn.ops.features import features
+from tarnn.ops.state import State
+
+CHUNK = 64
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HybridState(State):
+    """What a sequence so far means to what comes after it: of constant size, however long it is.
+
+    k, v (b, g, w, ·): the last w keys and values in their order, the newest last. sink_k, sink_v (b, g, s, ·): the first
+    s. fade (b, g, w), sink_fade (b, g, s): how much each of them has faded by now, log. S (b, g, f, e), z (b, g, f),
+    M (b, g): the sums over all other keys, in units of e^M. count (b,): real tokens so far; places that no token has
+    filled yet hold zeros.
+    """
+
+    k: Tensor
+    v: Tensor
+    fade: Tensor
+    sink_k: Tensor
+    sink_v: Tensor
+    sink_fade: Tensor
+    S: Tensor
+    z: Tensor
+    M: Tensor
+    count: Tensor
+
+    @classmethod
+    def zeros(
+        cls,
+        k: Tensor,
+        v: Tensor,
+        num_features: int,
+        *,
+        window: int,
+        sinks: int,
+        batch_size: int | None = None,
+    ) -> "HybridState":
+        """The state that has seen nothing, for keys and values like these."""
+        b, g = (k.shape[0] if batch_size is None else batch_size), k.shape[1]
+        dtype = wide(k.dtype)
+        S = k.new_zeros(b, g, num_features, v.shape[3], dtype=dtype)
+        return cls(
+            k.new_zeros(b, g, window, k.shape[3]), v.new_zeros(b, g, window, v.shape[3]), S.new_zeros(b, g, window),
+            k.new_zeros(b, g, sinks, k.shape[3]), v.new_zeros(b, g, sinks, v.shape[3]), S.new_zeros(b, g, sinks),
+            S, S.new_zeros(b, g, num_features), S.new_full((b, g), -torch.inf),
+            torch.zeros(b, dtype=torch.int64, device=k.device),
+        )  # fmt: skip
+
+
+class Options(NamedTuple):
+    """What all parts need to know; feature_map None: keys that are not exact are not seen."""
+
+    feature_map: FeatureMap | None
+    causal: bool
+    window: int
+    sinks: int
+    scale: float
+    softcap: float | None
+    far_bias: Tensor | float  # λ, a number or (h,)
+    exact_queries: Tensor | None
+
+
+class Part(NamedTuple):
+    """Some of the keys as queries see them: the mean of their values, and the log of their weight (−∞: none)."""
+
+    mean: Tensor  # (b, h, t, e)
+    log_weight: Tensor  # (b, h, t)
+
+
+def attend(how: Options, q, k, v, count, log_decay, state):
+    """Rows whose real tokens stand in front, `count` (b,) of them (None: all)."""
+    b, t, window, sinks = q.shape[0], q.shape[2], how.window, how.sinks
+    dtype = wide(v.dtype)
+    real = torch.ones(b, t, dtype=torch.bool, device=q.device)
+    if count is not None:
+        real = torch.arange(t, device=q.device) < count[:, None]
+    k, v = (x.masked_fill(~real[:, None, :, None], 0.0) for x in (k, v))  # whatever stands there: NaN too
+    if state is None:
+        state = HybridState.zeros(k, v, _num_features(how.feature_map, k), window=window, sinks=sinks)
+    if not t:
+        return (
+            torch.zeros_like(q[..., :1]).expand(*q.shape[:3], v.shape[3]),
+            state,
+            torch.zeros_like(q[..., 0], dtype=dtype),
+        )
+    keys = _keys(state, k, v, real, log_decay, dtype)
+    parts = [_exact(how, q.to(dtype), keys)]
+    after = state
+    if how.feature_map is not None:
+        far, S, z, M = _far(how, q, keys, state)
+        parts += far
+        after = replace(state, S=S, z=z, M=M)
+    o, log_weight = _merged(parts)
+    rho = (
+        (torch.logsumexp(torch.stack([x.log_weight for x in parts[1:]]), 0) - log_weight).exp()
+        if parts[1:]
+        else None
+    )
+    rho = torch.zeros_like(log_weight) if rho is None else rho.masked_fill(log_weight == -torch.inf, 0.0)
+    if how.exact_queries is not None:
+        o, rho = _with_exact_rows(how, q, k, v, real, o, rho)
+    o = o.masked_fill(~real[:, None, :, None], 0.0).to(v.dtype)
+    return o, _after(after, keys) if how.causal else None, rho.masked_fill(~real[:, None], 0.0)
+
+
+class _Keys(NamedTuple):
+    """The window before, and behind it the new keys: w + t places, of which `there` says what is filled.
+
+    A key's fade at new token i is clock_i + birth_j, in float64: differences of long sums.
+    """
+
+    k: Tensor  # (b, g, w + t, d)
+    v: Tensor
+    place: Tensor  # (b, w + t) in its sequence; below 0: none
+    there: Tensor  # (b, w + t)
+    birth: Tensor  # (b, g, w + t)
+    clock: Tensor  # (b, g, t)
+    sink_k: Tensor  # (b, g, s, d), those before and those among the new
+    sink_v: Tensor
+    sink_birth: Tensor
+    real: Tensor  # (b, t)
+
+
+def _keys(state: HybridState, k, v, real, log_decay, dtype) -> _Keys:
+    (b, g, t, _), w, s, device = k.shape, state.k.shape[2], state.sink_k.shape[2], k.device
+    decay = (
+        torch.zeros(b, g, t, device=device) if log_decay is None else log_decay.clamp(min=-1e4)
+    )  # e^−10⁴ is 0
+    clock = decay.double().masked_fill(~real[:, None], 0.0).cumsum(-1)
+    place = state.count[:, None] - w + torch.arange(w + t, device=device)
+    there = torch.cat([place[:, :w] >= 0, real], dim=1)
+    fresh = torch.arange(s, device=device) - state.count[:, None]  # (b, s): which new token becomes this sink
+    old, index = (fresh < 0)[:, None, :, None], fresh.clamp(0, max(t - 1, 0))
+    sink_k, sink_v, sink_birth = state.sink_k, state.sink_v, state.sink_fade[..., None].double()
+    if s and t:
+        sink_k, sink_v = torch.where(old, sink_k, at(k, index)), torch.where(old, sink_v, at(v, index))
+        sink_birth = torch.where(old, sink_birth, at(-clock[..., None], index))
+    return _Keys(
+        torch.cat([state.k, k], 2), torch.cat([state.v, v], 2), place, there,
+        torch.cat([state.fade.double(), -clock], 2), clock, sink_k, sink_v, sink_birth[..., 0], real,
+    )  # fmt: skip
+
+
+def _exact(how: Options, q: Tensor, keys: _Keys) -> Part:
+    """Window and sinks, chunk by chunk."""
+    (b, h, t, _), g, window, sinks = q.shape, keys.k.shape[1], how.window, how.sinks
+    n, reach = -(-t // CHUNK), window if how.causal else 2 * window - 1
+    length, r, missing = CHUNK + reach - 1, h // g, n * CHUNK - t
+    q = how.scale * torch.nn.functional.pad(q, (0, 0, 0, missing)).unflatten(1, (g, r)).unflatten(
+        3, (n, CHUNK)
+    )
+    q = q.transpose(2, 3)  # (b, g, n, r, c, d)
+
+    def windows(x: Tensor) -> Tensor:
+        """(…, w + t) → (…, n, c + reach − 1): what each chunk may see."""
+        x = torch.nn.functional.pad(x, (0, n * CHUNK + length - x.shape[-1] + 1))
+        return x[..., 1 : n * CHUNK + length].unfold(-1, length, CHUNK)
+
+    k, v = (windows(x.to(q.dtype).mT).permute(0, 1, 3, 2, 4) for x in (keys.k, keys.v))  # (b, g, n, d, l)
+    i, j = torch.arange(CHUNK, device=q.device)[:, None], torch.arange(length, device=q.device)
+    near = (j >= i) & (j < i + reach)
+    near = near & windows(keys.there & (keys.place >= sinks))[:, None, :, None, None]  # (b, 1, n, 1, c, l)
+    clock = torch.nn.functional.pad(keys.clock, (0, missing)).unflatten(2, (n, CHUNK))[
+        ..., None
+    ]  # (b, g, n, c, 1)
+    fade = (clock + windows(keys.birth)[..., None, :])[:, :, :, None].to(q.dtype)
+    logits = (_capped(q @ k[:, :, :, None], how.softcap) + fade.masked_fill(~near, 0.0)).masked_fill(
+        ~near, -torch.inf
+    )
+    values = [v.mT[:, :, :, None]]
+    if sinks:
+        now = (keys.place[:, -1:] - t + 1 if t else keys.place[:, :0]) + torch.arange(
+            n * CHUNK, device=q.device
+        )
+        sink = torch.arange(sinks, device=q.device)
+        seen = (
+            sink <= now[..., None]
+            if how.causal
+            else (sink < keys.real.sum(-1)[:, None])[:, None].expand(b, n * CHUNK, -1)
+        )
+        seen = seen.unflatten(1, (n, CHUNK))[:, None, :, None]  # (b, 1, n, 1, c, s)
+        fade = (clock + keys.sink_birth[:, :, None, None])[:, :, :, None].to(q.dtype)
+        products = _capped(q @ keys.sink_k.to(q.dtype)[:, :, None, None].mT, how.softcap)
+        logits = torch.cat(
+            [logits, (products + fade.masked_fill(~seen, 0.0)).masked_fill(~seen, -torch.inf)], -1
+        )
+        values.append(keys.sink_v.to(q.dtype)[:, :, None, None].expand(-1, -1, n, -1, -1, -1))
+    mean, weight = _softmax(logits, torch.cat(values, dim=-2))
+    return Part(*(x.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :, :t] for x in (mean, weight)))
+
+
+def _capped(products: Tensor, softcap: float | None) -> Tensor:
+    return products if softcap is None else softcap * torch.tanh(products / softcap)
+
+
+def _softmax(logits: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """(mean of the values, log of the sum); rows that see nothing: zeros, −∞."""
+    most = finite(logits.detach().amax(-1, keepdim=True))
+    weights = (logits - most).exp()
+    total = weights.sum(-1, keepdim=True)
+    none = total == 0
+    mean = (weights @ values) / total.masked_fill(none, 1.0)
+    return mean, torch.where(none, -torch.inf, total.masked_fill(none, 1.0).log() + most).squeeze(-1)
+
+
+def _merged(parts: list[Part]) -> tuple[Tensor, Tensor]:
+    """One denominator for all parts: (o, ℓ)."""
+    logits = torch.stack([x.log_weight for x in parts], dim=-1)  # (b, h, t, parts)
+    o, log_weight = _softmax(logits[..., None, :], torch.stack([x.mean for x in parts], dim=-2))
+    return o.squeeze(-2), log_weight.squeeze(-1)
+
+
+def _far(how: Options, q, keys: _Keys, state: HybridState):
+    """The keys beyond the window, estimated: a part for those before, where not causal one for those behind; and S, z, M."""
+    t, window = q.shape[2], how.window
+    assert how.feature_map is not None
+    phi_q, a_q = features(how.feature_map, q, "queries")
+    phi_k, weight = features(how.feature_map, keys.k, "keys")
+    weight = keys.birth if weight is None else weight + keys.birth
+    bias = how.far_bias
+    bias = bias[None, :, None] if isinstance(bias, Tensor) and bias.ndim else bias
+    a = phi_q.new_zeros(phi_q.shape[:3]) + bias if a_q is None else a_q + bias  # (b, h, t)
+    lives = keys.there & (keys.place >= how.sinks)
+    enters = (lives[:, :t] & keys.real)[:, None]  # with each new token one key leaves the window
+    w = (weight[:, :, :t] + keys.clock).to(phi_q.dtype).masked_fill(~enters, -torch.inf)
+    decay = keys.clock.diff(dim=-1, prepend=keys.clock.new_zeros(*keys.clock.shape[:2], 1)).to(phi_q.dtype)
+    sums = torch.cat([state.S, state.z[..., None]], -1)
+    before, sums, M = _sweep(phi_q, phi_k[:, :, :t], keys.v[:, :, :t], w, decay, sums, state.M, a)
+    if how.causal:
+        return [before], sums[..., :-1], sums[..., -1], M
+    # the same from the end to the start: at token i key i + w joins
+    behind = [
+        torch.nn.functional.pad(x[:, :, window:].flip(2), (0, 0, window, 0))[:, :, :t]
+        for x in (phi_k, keys.v)
+    ]
+    w = weight[:, :, window:].masked_fill(~lives[:, None, window:], -torch.inf).to(phi_q.dtype).flip(2)
+    w = torch.nn.functional.pad(w, (window, 0), value=-torch.inf)[:, :, :t]
+    nothing = torch.zeros_like(sums), torch.full_like(state.M, -torch.inf)
+    after, _, _ = _sweep(phi_q.flip(2), behind[0], behind[1], w, decay, *nothing, a.flip(2))
+    return [before, Part(after.mean.flip(2), after.log_weight.flip(2))], state.S, state.z, state.M
+
+
+def _sweep(phi_q, phi_k, v, w, decay, sums, M, a):
+    """Causal linear attention by chunks, weights with their scale: (the part, S' behind, M behind)."""
+    t, g = phi_q.shape[2], phi_k.shape[1]
+    c = min(CHUNK, max(t, 1))
+    n = -(-t // c)
+    missing = n * c - t
+
+    def chunked(x: Tensor, value: float = 0.0) -> Tensor:
+        pad = (0, 0) * (x.ndim - 3) + (0, missing)
+        return torch.nn.functional.pad(x, pad, value=value).unflatten(2, (n, c))
+
+    phi_q = chunked(phi_q).unflatten(1, (g, -1)).transpose(2, 3)  # (b, g, n, r, c, f)
+    phi_k, value = chunked(phi_k.to(phi_q.dtype)), chunked(v.to(phi_q.dtype))
+    value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
+    weights = chunk_weights(chunked(decay)[..., None], chunked(w, -torch.inf), M)
+    entered = (phi_k * weights.key).mT @ value  # (b, g, n, f, e + 1)
+    before = []
+    for i in range(n):
+        before.append(sums)
+        sums = weights.keep[:, :, i, :, None] * sums + entered[:, :, i]
+    pairs = (phi_q @ phi_k[:, :, :, None].mT) * weights.pair[:, :, :, None, :, :, 0]
+    found = pairs.tril() @ value[:, :, :, None]
+    if before:
+        found = found + (phi_q * weights.query[:, :, :, None]) @ torch.stack(before, 2)[:, :, :, None]
+    found, unit = (
+        x.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :, :t]
+        for x in (found, weights.M[:, :, :, None].expand(found.shape[:-1]))
+    )
+    num, den = found[..., :-1], found[..., -1]
+    none = den <= 0
+    safe = den.masked_fill(none, 1.0)
+    log_weight = torch.where(none, -torch.inf, safe.log() + unit + a)
+    return Part(num / safe[..., None], log_weight), sums, weights.M_out
+
+
+def _with_exact_rows(how: Options, q, k, v, real, o, rho):
+    """The rows of `exact_queries` by softmax over everything."""
+    assert how.exact_queries is not None
+    rows_at = how.exact_queries[how.exact_queries < q.shape[2]]
+    g, dtype = k.shape[1], o.dtype
+    rows = q[:, :, rows_at].to(dtype).unflatten(1, (g, -1))  # (b, g, r, n, d)
+    logits = _capped(how.scale * rows @ k.to(dtype)[:, :, None].mT, how.softcap)
+    seen = real[:, None, None, None]
+    if how.causal:
+        seen = seen & (torch.arange(k.shape[2], device=q.device) <= rows_at[:, None])
+    mean, _ = _softmax(logits.masked_fill(~seen, -torch.inf), v.to(dtype)[:, :, None])
+    return o.index_copy(2, rows_at, mean.flatten(1, 2)), rho.index_fill(2, rows_at, 0.0)
+
+
+def _after(state: HybridState, keys: _Keys) -> HybridState:
+    """The state behind the new tokens: the last w real keys, and the sinks."""
+    w, n = state.k.shape[2], keys.real.sum(-1)
+    index = n[:, None] + torch.arange(w, device=n.device)  # (b, w)
+    now = keys.clock[:, :, -1:] if keys.clock.shape[-1] else keys.clock.sum(-1, keepdim=True)
+    fade = (at(keys.birth[..., None], index)[..., 0] + now).to(state.fade.dtype)
+    return replace(
+        state, k=at(keys.k, index), v=at(keys.v, index), fade=fade, sink_k=keys.sink_k, sink_v=keys.sink_v,
+        sink_fade=(keys.sink_birth + now).to(state.fade.dtype), count=state.count + n,
+    )  # fmt: skip
+
+
+def _num_features(feature_map: FeatureMap | None, k: Tensor) -> int:
+    return 0 if feature_map is None else features(feature_map, k[:, :, :1], "keys")[0].shape[-1]
+
+
+def at(x: Tensor, index: Tensor) -> Tensor:
+    """(b, h, t, ·) at index (b, l) of time."""
+    return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))

@@ -1,0 +1,67 @@
+"""Generation with a cache of constant size gives the tokens that generation without a cache gives."""
+
+import pytest
+import torch
+from support.families import FAMILIES, model_of
+
+from tarnn.conversion import constant_cache, set_options
+
+DECODERS = ["Llama", "GPT-2", "Qwen3", "Gemma 3"]
+pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers has to say of random configs
+
+
+@pytest.fixture(params=DECODERS)
+def model(request):
+    made = model_of(FAMILIES[request.param])
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(4 if parameter.ndim > 1 else 1)  # so that tokens differ
+    made.set_attn_implementation("tarnn_hybrid")
+    set_options(made, window=6, sinks=2, feature_map="favor", far_bias=0.1)
+    made.generation_config.eos_token_id, made.generation_config.pad_token_id = None, 0
+    return made
+
+
+@pytest.fixture
+def prompt():
+    torch.manual_seed(0)
+    ids = torch.randint(3, 99, (2, 30))
+    mask = torch.ones_like(ids)
+    mask[1, :9] = 0  # padded on the left
+    return ids, mask
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"num_return_sequences": 2, "num_beams": 2}])
+def test_tokens_are_those_of_the_uncached_run(model, prompt, options):
+    ids, mask = prompt
+    options = {"max_new_tokens": 12, "attention_mask": mask, "do_sample": False, **options}
+    expected = model.generate(ids, use_cache=False, **options)
+    assert torch.equal(model.generate(ids, past_key_values=constant_cache(model), **options), expected)
+    assert torch.equal(model.generate(ids, **options), expected), "with a growing cache"
+
+
+def test_generation_goes_on_where_it_was(model, prompt):
+    ids, mask = prompt
+    cache, options = constant_cache(model), {"max_new_tokens": 5, "do_sample": False}
+    first = model.generate(ids, attention_mask=mask, past_key_values=cache, **options)
+    mask = torch.cat([mask, mask.new_ones(2, 5)], 1)
+    second = model.generate(first, attention_mask=mask, past_key_values=cache, **options)
+    whole = model.generate(
+        ids, attention_mask=prompt[1], use_cache=False, **{**options, "max_new_tokens": 10}
+    )
+    assert torch.equal(second, whole)
+
+
+def test_its_size_does_not_grow(model, prompt):
+    if "sliding_attention" in (getattr(model.config, "layer_types", None) or []):
+        pytest.skip("its sliding layers grow to their window")
+    cache, sizes = constant_cache(model), []
+    for _ in range(3):
+        model(input_ids=prompt[0][:, :20], past_key_values=cache)
+        sizes.append(sum(layer.state.nbytes for layer in cache.layers))
+    assert sizes[0] == sizes[1] == sizes[2]
+
+
+def test_a_model_with_another_attention_is_refused():
+    with pytest.raises(ValueError, match="tarnn_hybrid"):
+        constant_cache(model_of(FAMILIES["Llama"]))

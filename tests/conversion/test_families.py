@@ -1,0 +1,81 @@
+"""Models of transformers run our attention by name; with a window over everything they compute what they did."""
+
+import pytest
+import torch
+from support.families import FAMILIES, REFUSED, inputs_of, model_of
+
+from tarnn.conversion import set_options
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers has to say of random configs
+
+
+@torch.no_grad()
+def outputs(model, given):
+    """The first output at real tokens."""
+    out, mask = model(**given)[0], given.get("attention_mask")
+    return out if mask is None else out[mask.bool()]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_window_over_everything_changes_nothing(name):
+    family = FAMILIES[name]
+    model = model_of(family)
+    for given in inputs_of(family.kind).values():
+        model.set_attn_implementation("sdpa")
+        expected = outputs(model, given)
+        model.set_attn_implementation("tarnn_hybrid")
+        set_options(model, window=1000, sinks=2, feature_map="favor")
+        torch.testing.assert_close(outputs(model, given), expected, atol=3e-6, rtol=1e-5)
+        set_options(model, window=2, sinks=1)
+        assert not torch.allclose(outputs(model, given), expected, atol=3e-6), (
+            "our attention was never called"
+        )
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_honoured_is_refused_by_name(name):
+    config, words = REFUSED[name]
+    family = FAMILIES["BART" if name == "T5" else "ViT"]._replace(config=config)
+    model = model_of(family)
+    model.set_attn_implementation("tarnn_hybrid")
+    with pytest.raises(ValueError, match=words):
+        model(**inputs_of(family.kind)["whole"])
+
+
+def test_attention_weights_are_refused():
+    model = model_of(FAMILIES["BERT"], "tarnn_hybrid")
+    with pytest.raises(ValueError, match="attention"):
+        model(**inputs_of("encoder")["whole"], output_attentions=True)
+
+
+def test_dropout_of_attention_weights_is_refused():
+    model = model_of(FAMILIES["BERT"], "tarnn_hybrid").train()  # BERT's default drops a tenth
+    with pytest.raises(ValueError, match="attention_dropout"):
+        model(**inputs_of("encoder")["whole"])
+
+
+def test_packed_sequences_do_not_see_each_other():
+    model = model_of(FAMILIES["Llama"], "tarnn_hybrid")
+    set_options(model, window=3, sinks=1, feature_map="favor")
+    ids = inputs_of("decoder")["whole"]["input_ids"][:1]
+    positions = torch.cat([torch.arange(15), torch.arange(25)])[None]
+    with torch.no_grad():
+        packed = model(input_ids=ids, position_ids=positions, use_cache=False).logits
+        alone = [model(input_ids=part).logits for part in ids.split([15, 25], dim=1)]
+    torch.testing.assert_close(packed, torch.cat(alone, dim=1), atol=1e-5, rtol=1e-5)
+
+
+def test_options_are_saved_with_the_model(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    model = model_of(FAMILIES["Llama"], "tarnn_hybrid")
+    set_options(model, window=5, sinks=1, feature_map="elu", far_bias=0.5)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="tarnn_hybrid").eval()
+    given = inputs_of("decoder")["whole"]
+    assert torch.equal(outputs(model, given), outputs(again, given))
+
+
+def test_an_unknown_option_is_refused():
+    with pytest.raises(ValueError, match="windwo"):
+        set_options(model_of(FAMILIES["Llama"]), windwo=3)

@@ -1,0 +1,256 @@
+"""The laws of hybrid attention: whatever the path, it is the dense definition."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tarnn
+from tarnn.ops import reference, softmax_attention
+from tarnn.ops.features import features
+from tarnn.ops.hybrid_attention import hybrid_attention
+from tarnn.ops.hybrid_chunks import CHUNK, HybridState
+
+D, E = 4, 5
+laws = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MAPS = {
+    "favor": tarnn.PositiveRandomFeatures(D, 8, seed=1),
+    "elu": tarnn.Elu(),
+    "exp": tarnn.feature_maps.Exp(),
+    "none": None,
+}
+pytestmark = pytest.mark.one_path
+
+
+def tensors(b, g, r, t, dtype=torch.float64, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    shapes = (b, g * r, t, D), (b, g, t, D), (b, g, t, E)
+    return [torch.randn(shape, generator=draw, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+def far_weight(phi, q, k, far_bias):
+    """log of λ's factor times φ(q_i)·φ(k_j), (b, h, t, t)."""
+    if phi is None:
+        return None
+    (fq, a), (fk, b) = features(phi, q, "queries"), features(phi, k, "keys")
+    r = q.shape[1] // k.shape[1]
+    log = (fq @ fk.repeat_interleave(r, 1).mT).log()
+    for scale in (
+        None if a is None else a[..., None],
+        None if b is None else b.repeat_interleave(r, 1)[:, :, None],
+    ):
+        log = log if scale is None else log + scale
+    return log + far_bias[None, :, None, None]
+
+
+@st.composite
+def cases(draw, causal=None, t=None, **fixed):
+    """(q, k, v, map, options) of hybrid attention."""
+    b, g, r = (draw(st.integers(1, 2)) for _ in range(3))
+    t = draw(st.sampled_from([0, 1, 2, 5, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 9])) if t is None else t
+    causal = draw(st.booleans()) if causal is None else causal
+    seed = draw(st.integers(0, 10**6))
+    q, k, v = tensors(b, g, r, t, seed=seed)
+    torch.manual_seed(seed)
+    options = {
+        "causal": causal,
+        "window": draw(st.sampled_from([1, 2, 7, CHUNK, 2 * CHUNK])),
+        "sinks": draw(st.sampled_from([0, 1, 3])),
+        "softcap": draw(st.sampled_from([None, 2.0])),
+        "far_bias": torch.randn(g * r, dtype=torch.float64),
+    }
+    if draw(st.booleans()):
+        options["key_mask"] = torch.rand(b, t) > 0.3
+    if causal and draw(st.booleans()):
+        options["log_decay"] = -torch.rand(b, g, t, dtype=torch.float64)
+    return q, k, v, MAPS[draw(st.sampled_from(sorted(MAPS)))], {**options, **fixed}
+
+
+def definition(q, k, v, phi, far_bias, **options):
+    return reference.hybrid(q, k, v, far_weight(phi, q, k, far_bias), scale=D**-0.5, **options)
+
+
+def close(x, y, tolerance=1e-11):
+    return x.shape == y.shape and (x.numel() == 0 or (x - y).abs().max().item() < tolerance)
+
+
+@laws
+@given(case=cases())
+def test_equals_the_definition(case):
+    q, k, v, phi, options = case
+    o, share = hybrid_attention(q, k, v, phi, return_far_share=True, **options)
+    expected, expected_share = definition(q, k, v, phi, **options)
+    assert close(o, expected)
+    assert close(share, expected_share)
+
+
+@laws
+@given(case=cases(causal=True), cuts=st.lists(st.integers(0, 137), max_size=4))
+def test_prefix_then_rest_is_the_whole(case, cuts):
+    q, k, v, phi, options = case
+    whole, end = hybrid_attention(q, k, v, phi, return_state=True, **options)
+    t, state, pieces = q.shape[2], None, []
+    bounds = [0, *sorted(min(cut, t) for cut in cuts), t]
+    for a, b in zip(bounds, bounds[1:]):
+        here = {
+            n: x[:, a:b] if n == "key_mask" else x[:, :, a:b]
+            for n, x in options.items()
+            if n in ("key_mask", "log_decay")
+        }
+        parts = (x[:, :, a:b] for x in (q, k, v))
+        o, state = hybrid_attention(*parts, phi, state=state, return_state=True, **{**options, **here})
+        pieces.append(o)
+    assert close(torch.cat(pieces, 2), whole)
+    same_state(state, end)
+    assert state.nbytes == end.nbytes
+
+
+def true_sum(x, M):
+    return x * torch.where(M == -torch.inf, 0.0, M).exp().view(*M.shape, *[1] * (x.ndim - 2))
+
+
+def same_state(got: HybridState, expected: HybridState):
+    for name in (x.name for x in fields(expected)):
+        x, y = getattr(got, name), getattr(expected, name)
+        if name in ("S", "z"):  # in units of e^M
+            x, y = true_sum(x, got.M), true_sum(y, expected.M)
+        assert close(torch.nan_to_num(x, neginf=-1), torch.nan_to_num(y, neginf=-1), 1e-10), name
+
+
+def test_token_by_token_is_the_whole():
+    q, k, v = tensors(2, 2, 2, 40)
+    options = {"causal": True, "window": 7, "sinks": 2}
+    whole, state = hybrid_attention(q, k, v, MAPS["favor"], **options), None
+    for t in range(40):
+        now = (x[:, :, t : t + 1] for x in (q, k, v))
+        o, state = hybrid_attention(*now, MAPS["favor"], state=state, return_state=True, **options)
+        assert close(o, whole[:, :, t : t + 1])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_window_over_everything_is_softmax(causal):
+    q, k, v = tensors(2, 2, 2, 30)
+    window = 28 if causal else 30  # on both sides, the first query is 29 from the last key
+    o, share = hybrid_attention(
+        q, k, v, MAPS["favor"], causal=causal, window=window, sinks=2, return_far_share=True
+    )
+    assert close(o, softmax_attention(q, k, v, causal=causal))
+    assert (share == 0).all()
+
+
+def test_constant_features_count_keys():
+    """With φ = 1 and λ = 0 each far key weighs 1."""
+
+    class One(tarnn.FeatureMap):
+        def num_features(self, head_dim):
+            return 1
+
+        def forward(self, x):
+            return torch.ones_like(x[..., :1])
+
+    q, k, v = tensors(1, 1, 1, 50)
+    _, share = hybrid_attention(0 * q, k, v, One(), causal=True, window=5, sinks=0, return_far_share=True)
+    i = torch.arange(50, dtype=torch.float64)
+    assert close(share[0, 0], (i - 4).clamp(min=0) / (i + 1))
+
+
+@laws
+@given(case=cases(causal=True, t=100, key_mask=None), cut=st.integers(0, 99))
+def test_nothing_later_changes_a_bit(case, cut):
+    q, k, v, phi, options = case
+    before = hybrid_attention(q, k, v, phi, **options)[:, :, :cut]
+    for x in (q, k, v):
+        x[:, :, cut:] = torch.randn_like(x[:, :, cut:]) * 9
+    assert torch.equal(before, hybrid_attention(q, k, v, phi, **options)[:, :, :cut])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_nothing(causal, side):
+    q, k, v = tensors(1, 2, 2, 30)
+    pad = (0, 0, 11, 0) if side == "left" else (0, 0, 0, 11)
+    mask = torch.nn.functional.pad(torch.ones(1, 30), pad[2:]).bool()
+    options = {"causal": causal, "window": 6, "sinks": 2}
+    padded = [torch.nn.functional.pad(x, pad, value=torch.nan) for x in (q, k, v)]
+    o = hybrid_attention(*padded, MAPS["favor"], key_mask=mask, **options)
+    assert close(o[:, :, mask[0]], hybrid_attention(q, k, v, MAPS["favor"], **options))
+    assert (o[:, :, ~mask[0]] == 0).all()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_packed_is_one_by_one(causal):
+    q, k, v = tensors(1, 2, 2, 150)
+    cuts = [0, 3, 3, 70, 150]
+    options = {"causal": causal, "window": 7, "sinks": 2, "return_far_share": True}
+    o, share = hybrid_attention(q, k, v, MAPS["favor"], cu_seqlens=torch.tensor(cuts), **options)
+    for a, b in zip(cuts, cuts[1:]):
+        alone, share_alone = hybrid_attention(*(x[:, :, a:b] for x in (q, k, v)), MAPS["favor"], **options)
+        assert close(o[:, :, a:b], alone)
+        assert close(share[:, :, a:b], share_alone)
+
+
+def test_states_of_packed_sequences_are_in_order():
+    q, k, v = tensors(1, 2, 1, 40)
+    options = {"causal": True, "window": 4, "sinks": 1, "return_state": True}
+    _, states = hybrid_attention(q, k, v, MAPS["favor"], cu_seqlens=torch.tensor([0, 25, 28, 40]), **options)
+    for i, (a, b) in enumerate([(0, 25), (25, 28), (28, 40)]):
+        _, alone = hybrid_attention(*(x[:, :, a:b] for x in (q, k, v)), MAPS["favor"], **options)
+        same_state(states.select(torch.tensor([i])), alone)
+
+
+def test_exact_queries_are_softmax():
+    q, k, v = tensors(2, 2, 2, 40)
+    o = hybrid_attention(q, k, v, MAPS["favor"], causal=False, window=3, exact_queries=torch.tensor([0, 39]))
+    exact = softmax_attention(q, k, v, causal=False)
+    assert close(o[:, :, [0, 39]], exact[:, :, [0, 39]])
+    assert not close(o[:, :, 1:39], exact[:, :, 1:39], 1e-3)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients(causal):
+    q, k, v = tensors(1, 1, 2, 7)
+    decay = -torch.rand(1, 1, 7, dtype=torch.float64)
+    bias = torch.randn(2, dtype=torch.float64)
+
+    def attend(q, k, v, bias, decay):
+        decay = decay if causal else None
+        return hybrid_attention(
+            q, k, v, MAPS["favor"], causal=causal, window=2, sinks=1, far_bias=bias, log_decay=decay
+        )
+
+    inputs = [x.requires_grad_() for x in (q, k, v, bias, decay)]
+    assert torch.autograd.gradcheck(attend, inputs)
+
+
+def test_gradients_are_finite_where_nothing_is_seen():
+    q, k, v = (x.requires_grad_() for x in tensors(2, 1, 1, 10))
+    mask = torch.zeros(2, 10, dtype=torch.bool)
+    mask[1, 4:] = True
+    hybrid_attention(q, k, v, MAPS["favor"], causal=True, window=2, key_mask=mask).sum().backward()
+    assert all(x.grad.isfinite().all() for x in (q, k, v))
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0, 1000.0])
+def test_float32_holds_at_every_norm(size):
+    q, k, v = tensors(1, 2, 1, 200)
+    exact = hybrid_attention(q * size, k * size, v, MAPS["elu"], causal=True, window=16, sinks=1)
+    o = hybrid_attention(
+        *(x.float() for x in (q * size, k * size, v)), MAPS["elu"], causal=True, window=16, sinks=1
+    )
+    assert close(o.double(), exact, 1e-5 * max(1.0, size / 10))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"causal": True, "window": 0}, "window"),
+        ({"causal": True, "window": 3, "sinks": -1}, "sinks"),
+        ({"causal": True, "window": 3, "softcap": 0.0}, "softcap"),
+        ({"causal": False, "window": 3, "return_state": True}, "both sides"),
+    ],
+)
+def test_refusals(options, words):
+    with pytest.raises(ValueError, match=words):
+        hybrid_attention(*tensors(1, 1, 1, 4), MAPS["elu"], **options)
