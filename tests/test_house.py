@@ -28,6 +28,7 @@ MAY_IMPORT = {
         "tasks",
     },  # kernels: the fused step
     "analysis": {"ops", "feature_maps", "attention", "models", "data"},
+    "conversion": {"ops", "feature_maps"},
     "cli": {
         "ops",
         "feature_maps",

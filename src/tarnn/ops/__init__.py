@@ -1,5 +1,6 @@
-"""The functions: linear attention, one step of it, its state, and softmax attention, its rival."""
+"""The functions: linear attention, one step of it, its state; softmax attention, the baseline; and both together."""
 
+import importlib
 from typing import TYPE_CHECKING
 
 from tarnn.ops.linear_attention import linear_attention
@@ -8,14 +9,18 @@ from tarnn.ops.state import LinearState, NoState, State
 from tarnn.ops.step import step
 
 if TYPE_CHECKING:
+    from tarnn.ops.hybrid_attention import hybrid_attention
+    from tarnn.ops.hybrid_chunks import HybridState
     from tarnn.ops.partition import ClassSums, random_feature_softmax, sum_classes
 
 __all__ = [
     "ClassSums",
+    "HybridState",
     "KVCache",
     "LinearState",
     "NoState",
     "State",
+    "hybrid_attention",
     "linear_attention",
     "random_feature_softmax",
     "softmax_attention",
@@ -24,10 +29,18 @@ __all__ = [
     "sum_classes",
 ]
 
+# loaded when first used; a function of the same name as its file takes that name once it is loaded
+_HOME = {
+    "ClassSums": "partition",
+    "HybridState": "hybrid_chunks",
+    "hybrid_attention": "hybrid_attention",
+    "random_feature_softmax": "partition",
+    "sum_classes": "partition",
+}
+
 
 def __getattr__(name: str):
-    if name in ("ClassSums", "random_feature_softmax", "sum_classes"):  # loaded when first used
-        from tarnn.ops import partition
-
-        return getattr(partition, name)
+    if name in _HOME:
+        value = globals()[name] = getattr(importlib.import_module(f"tarnn.ops.{_HOME[name]}"), name)
+        return value
     raise AttributeError(f"module 'tarnn.ops' has no attribute {name!r}; it has {', '.join(__all__)}")

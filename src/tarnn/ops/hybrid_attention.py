@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tarnn.feature_maps.registry import map_for
+from tarnn.kernels.packing import bounds, buckets
 from tarnn.numerics import autocast, full_precision
-from tarnn.ops import packing
 from tarnn.ops.checks import check_attention
 from tarnn.ops.hybrid_chunks import HybridState, Options, at, attend
 
@@ -72,7 +72,7 @@ def hybrid_attention(
         log_decay = log_decay[None, :, None].expand(b, g, t)
     with full_precision(q):
         if cu_seqlens is not None:
-            o, state, rho = _packed(how, q, k, v, key_mask, log_decay, state, packing.bounds(cu_seqlens, t))
+            o, state, rho = _packed(how, q, k, v, key_mask, log_decay, state, bounds(cu_seqlens, t))
         else:
             o, state, rho = _compact(how, q, k, v, key_mask, log_decay, state)
     found = (o, *([state] if return_state else []), *([rho] if return_far_share else []))
@@ -105,7 +105,7 @@ def _compact(how: Options, q, k, v, key_mask, log_decay, state):
 def _packed(how: Options, q, k, v, key_mask, log_decay, state, cuts):
     """Sequences of similar length as batches; their outputs back into the row."""
     pieces, places, states = [], [], []
-    for members, index, real in packing.buckets(cuts, q.device):
+    for members, index, real in buckets(cuts, q.device):
         mask = real if key_mask is None else real & key_mask[0][index]
         q_i, k_i, v_i = (x[0][:, index].transpose(0, 1) for x in (q, k, v))
         decay = None if log_decay is None else log_decay[0][:, index].transpose(0, 1)

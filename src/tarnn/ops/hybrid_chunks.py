@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tarnn.feature_maps.base import FeatureMap
-from tarnn.kernels.weights import chunk_weights, finite
+from tarnn.kernels.eager.weights import chunk_weights, finite
 from tarnn.numerics import wide
 from tarnn.ops.features import features
 from tarnn.ops.state import State
