@@ -7,10 +7,8 @@ narrower dtypes to twice the error of the definition computed in that dtype. It 
 import pytest
 import torch
 from fuzz import errors, set_up
-from support.fuzz_calls import MAPS, Call
+from support.fuzz_calls import Call
 from support.kernel_calls import DTYPES, MODES, drawn, holds, same_bits
-
-from tarnn.ops import linear_attention, reference
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -90,35 +88,6 @@ def test_a_log_weight_of_minus_infinity_is_a_masked_key(causal):
     call.mask = ~absent
     assert same_bits(by_weight, call.ours())
     assert (by_weight[0][1] == 0).all()
-
-
-@pytest.mark.parametrize("size", ["usual", "tiny"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("channels", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_gradients_of_decays_are_exact_each_for_itself(weighted, channels, dtype, size, request):
-    """Resets within and at the ends of chunks, and decays by factors up to e⁻²⁰: where all terms are positive, each entry of
-    each gradient is right to its own size, however small beside the largest."""
-    if size == "tiny":
-        request.getfixturevalue("tiny")
-    torch.manual_seed(0)
-    t, f, e = 70, 5, 3
-    rand = lambda *shape: torch.rand(*shape, dtype=dtype) + 0.1  # noqa: E731
-    decay = -20 * torch.rand(1, 1, t, *[f] * channels, dtype=dtype) ** 4
-    decay[:, :, [1, 15, 16, 31, 32, 33, 47, 69]] = -torch.inf
-    inputs = [rand(1, 2, t, f), rand(1, 1, t, f), rand(1, 1, t, e), decay]
-    inputs += [4 * rand(1, 1, t)] if weighted else []
-    inputs, exact = ([x.to(to).requires_grad_() for x in inputs] for to in (dtype, torch.float64))
-    names = ["log_decay", "key_log_weight"]
-    o = linear_attention(
-        *inputs[:3], MAPS["identity"], causal=True, normalize=False, **dict(zip(names, inputs[3:]))
-    )
-    expected = reference.recurrent(*exact[:3], normalize=False, **dict(zip(names, exact[3:])))[0]
-    grad = rand(1, 2, t, e)
-    got = [o, *torch.autograd.grad(o, inputs, grad)]
-    for x, y in zip(got, [expected, *torch.autograd.grad(expected, exact, grad.double())]):
-        assert torch.equal(x == 0, y == 0)
-        assert ((x - y).abs() <= 4 * t * torch.finfo(dtype).eps * y.abs()).all()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -258,3 +258,45 @@ def test_same_bits_whatever_the_number_of_threads(map_name, threads):
     torch.set_num_threads(before)
     assert torch.equal(got, expected)
     assert torch.equal(got_grad, expected_grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradients_of_decays_are_exact_each_for_itself(weighted, channels, dtype, chunks):
+    """Resets within and at the ends of chunks, and decays by factors up to e⁻²⁰: where all terms are positive, each entry of
+    each gradient is right to its own size, however small beside the largest."""
+    torch.manual_seed(0)
+    t, f, e = 70, 5, 3
+    rand = lambda *shape: torch.rand(*shape, dtype=dtype) + 0.1  # noqa: E731
+    decay = -20 * torch.rand(1, 1, t, *[f] * channels, dtype=dtype) ** 4
+    decay[:, :, [1, 15, 16, 31, 32, 33, 47, 69]] = -torch.inf
+    inputs = [rand(1, 2, t, f), rand(1, 1, t, f), rand(1, 1, t, e), decay]
+    inputs += [4 * rand(1, 1, t)] if weighted else []
+    inputs, exact = ([x.to(to).requires_grad_() for x in inputs] for to in (dtype, torch.float64))
+    names = ["log_decay", "key_log_weight"]
+    options, exactly = (dict(zip(names, xs[3:])) for xs in (inputs, exact))
+    o = linear_attention(*inputs[:3], MAPS["identity"], causal=True, normalize=False, **options)
+    expected = reference.recurrent(*exact[:3], normalize=False, **exactly)[0]
+    grad = rand(1, 2, t, e)
+    got = [o, *torch.autograd.grad(o, inputs, grad)]
+    for x, y in zip(got, [expected, *torch.autograd.grad(expected, exact, grad.double())]):
+        assert torch.equal(x == 0, y == 0)
+        assert ((x - y).abs() <= 4 * t * torch.finfo(dtype).eps * y.abs()).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", ["head", "token", "channel"])
+def test_gradients_of_narrow_decays_are_rounded_once(shape, dtype):
+    """Decays in 16 bits, one per head for 3,000 positions among them: their gradients are sums in float32."""
+    torch.manual_seed(0)
+    t, d = 3000, 4
+    q, k, v = (torch.rand(1, 2, t, d) for _ in range(3))
+    sizes = {"head": (2,), "token": (1, 2, t), "channel": (1, 2, t, d)}[shape]
+    narrow = (-0.1 * torch.rand(sizes)).to(dtype).requires_grad_()
+    wide = narrow.detach().float().requires_grad_()
+    grads = []
+    for decay in (narrow, wide):
+        o = linear_attention(q, k, v, MAPS["identity"], causal=True, normalize=False, log_decay=decay)
+        grads.append(torch.autograd.grad(o.mean(), decay)[0])
+    assert torch.equal(grads[0], grads[1].to(dtype))

@@ -59,6 +59,9 @@ def linear_attention(
     Precision: features (of maps the kernels know: identity, elu, relu, relu², exp) and all sums are float32,
     float64 for float64 inputs, whatever the dtype; o has the dtype of v. Under autocast, q, k, v are cast first.
 
+    Numbers must be finite, but at masked keys, where anything may stand, NaN too: it reaches no output and no gradient.
+    Elsewhere a NaN or an infinity at position j spoils its row from the beginning of j's chunk on, not from j on only.
+
     Kept for backward: q, k, v, o and one number a query; the features are computed again. So it is with random
     features of softmax's kernel and of relu, whose projection is computed in the kernel too: t × m features are
     never stored. (The features of another φ are ordinary tensors under autograd.) Twice differentiable.
