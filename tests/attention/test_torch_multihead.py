@@ -81,6 +81,7 @@ WINDOW = torch.ones(7, 7).tril().triu(-2) == 0
         (False, (x, x, other), {}, "got different ones"),
     ],
 )
+@pytest.mark.refusals
 def test_refusals(causal, arguments, options, message):
     with pytest.raises(ValueError, match=message):
         TorchMultihead(LinearAttention(16, 4, causal=causal))(*arguments, **options)

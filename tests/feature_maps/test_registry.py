@@ -78,6 +78,7 @@ def test_centring_is_an_option_of_maps_of_softmax_only():
         (lambda: map_for("hedgehog", torch.ones(1, 4)), ValueError, r"to be trained: make it.*Hedgehog\(…\)"),
     ],
 )  # fmt: skip
+@pytest.mark.refusals
 def test_refusals(call, error, message):
     with pytest.raises(error, match=message):
         call()
