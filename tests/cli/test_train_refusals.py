@@ -95,7 +95,7 @@ def test_text_that_is_not_there_or_not_enough(refused, tmp_path):
         ),
         (["--layers", "1000000000"], ["--layers 1000000000", "10,000 or less"]),
         (
-            ["--hidden-size", "100000000"],
+            ["--hidden-size", "200000"],
             ["parameters need at least", "GB are free", "smaller --hidden-size"],
         ),
         (["--batch-size", "1000000000"], ["tokens need at least", "GB are free", "smaller --batch-size"]),
