@@ -25,46 +25,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.chunks import tiny_chunks
 from support.fuzz_calls import DTYPES, Call, Drawn, draw
 
 import tarnn
 from tarnn.cli.machine import machine_facts
-from tarnn.kernels import cpu
 from tarnn.kernels.cpu import library
-from tarnn.kernels.eager import segments
 from tarnn.numerics import wide
 
 RESULTS = Path(__file__).parents[1] / "benchmarks/results/fuzz.json"
 KINDS = ("o", "S", "z", "gradients")
 LIMITS = {"o": 1e-11, "S": 1e-11, "z": 1e-11, "gradients": 1e-8}  # in float64
 KIN = 16
-TINY = {
-    "CHUNK": 4,
-    "CHUNK_WITH_CHANNELS": 3,
-    "CHUNK_OF_MANY": 5,
-    "SEGMENT": 0,
-    "SEGMENT_MIN": 8,
-    "STRETCH": 8,
-}
-
-
-BACKENDS: tuple[Any, ...] = (cpu, segments)  # the modules that know how large chunks are
 
 
 @contextlib.contextmanager
 def set_up(drawn: Drawn):
     """Chunks and threads as drawn; the usual ones again afterwards."""
-    before = [(m, n, getattr(m, n)) for m in BACKENDS for n in TINY if hasattr(m, n)]
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(drawn.threads)
-        for module, name, _ in before if drawn.tiny_chunks else []:
-            setattr(module, name, TINY[name])
-        yield
+        with tiny_chunks() if drawn.tiny_chunks else contextlib.nullcontext():
+            yield
     finally:
         torch.set_num_threads(threads)
-        for module, name, value in before:
-            setattr(module, name, value)
 
 
 def errors(got: list[torch.Tensor], exact: list[torch.Tensor]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.scripts import lines_of
 
 from tarnn.analysis.decode_cost import (
     decode_cost,
@@ -11,7 +12,7 @@ from tarnn.analysis.decode_cost import (
     state_at,
     time_steps,
 )
-from tarnn.analysis.plots import plot_decode_cost
+from tarnn.analysis.plots import decode_cost_figure, plot_decode_cost
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.ops import KVCache
 
@@ -102,9 +103,20 @@ def test_the_twin_is_the_same_model_with_softmax():
     assert config.attention == ["none", "linear"]
 
 
-def test_the_plot_is_a_png(tmp_path):
+def test_the_plot_shows_times_with_their_ranges_and_bytes():
     model = make()
     costs = {"linear": [decode_cost(model, p, rounds=3, seconds_a_round=0) for p in (4, 16)]}
-    plot_decode_cost(costs, tmp_path / "plot.png", "a title")
+    figure = decode_cost_figure(costs, "a title")
+    time, size = figure.axes
+    assert lines_of(time) == {"linear": ([4, 16], [p.ms for p in costs["linear"]])}
+    assert lines_of(size) == {"linear": ([4, 16], [p.state_bytes for p in costs["linear"]])}
+    band = time.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == (
+        min(p.ms_min for p in costs["linear"]), max(p.ms_max for p in costs["linear"]),
+    )  # fmt: skip
+    assert (time.get_xscale(), time.get_yscale(), figure.get_suptitle()) == ("log", "log", "a title")
+
+
+def test_the_plot_is_a_png(tmp_path):
+    plot_decode_cost({"linear": [decode_cost(make(), 4, rounds=3, seconds_a_round=0)]}, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "plot.png").stat().st_size > 10_000

@@ -17,6 +17,21 @@ from torch.nn.functional import elu
 TINY = ["--lengths", "1", "40", "--head-dims", "16", "--heads", "2", "--seconds", "0.01", "--passes", "both"]
 
 
+def one_head(*lengths, kind):
+    return [
+        "--lengths",
+        *lengths,
+        "--head-dims",
+        "16",
+        "--heads",
+        "1",
+        "--dtypes",
+        "float32",
+        "--kinds",
+        kind,
+    ]
+
+
 def results(folder):
     data = json.loads((folder / "attention.json").read_text())
     return data, Costs.from_json(data)
@@ -51,18 +66,7 @@ def test_a_run_leaves_figures_tables_and_a_picture(script, folder, pictures):
 
 
 def test_from_1024_on_torch_mm_runs_in_the_same_rounds(script, folder):
-    options = [
-        "--lengths",
-        "1024",
-        "--head-dims",
-        "16",
-        "--heads",
-        "1",
-        "--dtypes",
-        "float32",
-        "--kinds",
-        "causal",
-    ]
+    options = one_head("1024", kind="causal")
     assert script("attention", *options, "--seconds", "0.01", "--methods", "chunked")[0] == 0
     data, costs = results(folder)
     assert data["matmul_gflops"]["cells"] == 2
@@ -197,19 +201,7 @@ def test_what_would_take_too_long_or_too_much_memory_is_not_tried(monkeypatch):
 
 
 def test_what_is_left_out_is_listed_once(script, folder):
-    options = [
-        "--lengths",
-        "1",
-        "40",
-        "--head-dims",
-        "16",
-        "--heads",
-        "1",
-        "--dtypes",
-        "float32",
-        "--kinds",
-        "full",
-    ]
+    options = one_head("1", "40", kind="full")
     options += ["--passes", "forward", "--seconds", "0.01", "--methods", "sdpa", "--longest-call", "1e-9"]
     assert script("attention", *options)[0] == 0
     assert script("attention", *options, "--resume")[0] == 0

@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from support.models import fixtures_of
 
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
@@ -28,20 +29,8 @@ def build(kind="linear", seed=0, **overrides):
     return TarnnForCausalLM(config).eval()
 
 
-@pytest.fixture(params=list(KINDS))
-def kind(request):
-    return request.param
-
-
-@pytest.fixture
-def model(kind):
-    return build(kind)
-
-
-@pytest.fixture
-def make_model():
-    """make_model(kind="linear", seed=0, **overrides of the config)"""
-    return build
+# make_model(kind="linear", **overrides of the config)
+kind, model, make_model = fixtures_of(KINDS, build)
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """What the tests of the compiled kernels share."""
 
 import pytest
+from support.chunks import tiny_chunks
 
-from tarnn.kernels import cpu
 from tarnn.kernels.cpu import library
 
 
@@ -14,7 +14,7 @@ def compiled(poisoned_memory):
 
 
 @pytest.fixture
-def tiny(monkeypatch):
+def tiny():
     """Chunks and stretches so small that a short sequence has many."""
-    for name, size in {"CHUNK": 4, "CHUNK_WITH_CHANNELS": 3, "CHUNK_OF_MANY": 5, "STRETCH": 8}.items():
-        monkeypatch.setattr(cpu, name, size)
+    with tiny_chunks():
+        yield

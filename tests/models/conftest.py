@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.models import fixtures_of
 
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
@@ -61,20 +62,8 @@ def build(kind="linear", **overrides):
     return TarnnForCausalLM(TarnnConfig(**TINY | plain | KINDS[kind] | overrides)).double().eval()
 
 
-@pytest.fixture(params=list(KINDS))
-def kind(request):
-    return request.param
-
-
-@pytest.fixture
-def model(kind):
-    return build(kind)
-
-
-@pytest.fixture
-def make_model():
-    """make_model(kind="linear", **overrides of the config)"""
-    return build
+# make_model(kind="linear", **overrides of the config)
+kind, model, make_model = fixtures_of(KINDS, build)
 
 
 @pytest.fixture

@@ -4,10 +4,9 @@ import contextlib
 
 import pytest
 import torch
+from support.chunks import tiny_chunks
 
-from tarnn.kernels import cpu
 from tarnn.kernels.cpu import library
-from tarnn.kernels.eager import segments
 
 PATHS = ["compiled", "PyTorch", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -42,14 +41,7 @@ def device(path):
 
 
 @pytest.fixture(params=["usual", "tiny"])
-def chunks(request, monkeypatch):
+def chunks(request):
     """The usual chunk sizes, and tiny ones, with which a short sequence has many chunks, segments and stretches."""
-    if request.param == "tiny":
-        for backend in (segments, cpu):
-            monkeypatch.setattr(backend, "CHUNK", 4)
-            monkeypatch.setattr(backend, "CHUNK_WITH_CHANNELS", 3)
-        monkeypatch.setattr(cpu, "CHUNK_OF_MANY", 5)
-        monkeypatch.setattr(segments, "SEGMENT", 0)
-        monkeypatch.setattr(segments, "SEGMENT_MIN", 8)
-        monkeypatch.setattr(cpu, "STRETCH", 8)
-    return request.param
+    with tiny_chunks() if request.param == "tiny" else contextlib.nullcontext():
+        yield request.param

@@ -1,0 +1,23 @@
+"""Chunks so small that a short sequence has many of them, and many segments and stretches."""
+
+import contextlib
+from collections.abc import Iterator
+from unittest import mock
+
+from tarnn.kernels import cpu
+from tarnn.kernels.eager import segments
+
+TINY = {
+    "CHUNK": 4, "CHUNK_WITH_CHANNELS": 3, "CHUNK_OF_MANY": 5, "SEGMENT": 0, "SEGMENT_MIN": 8, "STRETCH": 8,
+}  # fmt: skip
+BACKENDS = (cpu, segments)  # the modules that know how large chunks are
+
+
+@contextlib.contextmanager
+def tiny_chunks() -> Iterator[None]:
+    """The usual sizes are back afterwards, whatever happens."""
+    with contextlib.ExitStack() as stack:
+        for module in BACKENDS:
+            sizes = {name: TINY[name] for name in TINY.keys() & vars(module).keys()}
+            stack.enter_context(mock.patch.multiple(module, **sizes))
+        yield
