@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import tarnn
 from tarnn.ops import reference, softmax_attention
 from tarnn.ops.features import features
-from tarnn.ops.hybrid_attention import hybrid_attention
+from tarnn.ops.hybrid import hybrid_attention
 from tarnn.ops.hybrid_chunks import CHUNK, HybridState
 
 D, E = 4, 5

@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
-from tarnn.ops.hybrid_attention import hybrid_attention
+from tarnn.ops.hybrid import hybrid_attention
 
 LINEAR, HYBRID = "tarnn_linear", "tarnn_hybrid"
 KEY = "tarnn_attention"  # of a model's config: the options below

@@ -9,7 +9,7 @@ from tarnn.ops.state import LinearState, NoState, State
 from tarnn.ops.step import step
 
 if TYPE_CHECKING:
-    from tarnn.ops.hybrid_attention import hybrid_attention
+    from tarnn.ops.hybrid import hybrid_attention
     from tarnn.ops.hybrid_chunks import HybridState
     from tarnn.ops.partition import ClassSums, random_feature_softmax, sum_classes
 
@@ -29,11 +29,11 @@ __all__ = [
     "sum_classes",
 ]
 
-# loaded when first used; a function of the same name as its file takes that name once it is loaded
+# loaded when first used
 _HOME = {
     "ClassSums": "partition",
     "HybridState": "hybrid_chunks",
-    "hybrid_attention": "hybrid_attention",
+    "hybrid_attention": "hybrid",
     "random_feature_softmax": "partition",
     "sum_classes": "partition",
 }
