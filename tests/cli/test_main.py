@@ -92,3 +92,29 @@ def test_each_command_has_help(capsys):
     shown = capsys.readouterr().out
     for option in ("--out", "--resume", "--max-minutes", "--set"):
         assert option in shown
+
+
+def seconds_of(code):
+    """CPU seconds of a fresh Python that runs `code`, the least of three."""
+    code += "; import time, sys; print(time.process_time(), 'transformers' in sys.modules, file=sys.stderr)"
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        for _ in range(3)
+    ]
+    found = [run.stderr.splitlines()[-1].split() for run in runs]
+    return min(float(seconds) for seconds, _ in found), found[0][1] == "True"
+
+
+def test_info_of_the_machine_starts_about_as_fast_as_torch():
+    torch, _ = seconds_of("import torch")
+    info, transformers = seconds_of("from tarnn.cli.main import main; main(['info'])")
+    assert not transformers
+    assert info < 1.5 * torch + 0.5
+
+
+def test_generate_starts_in_a_few_times_what_torch_takes(checkpoints):
+    """Beyond torch it is transformers' modelling code, which our models are built on."""
+    line = ["generate", str(checkpoints["single"]), "--prompt", "x", "--max-new-tokens", "10"]
+    torch, _ = seconds_of("import torch")
+    generate, _ = seconds_of(f"from tarnn.cli.main import main; main({line!r})")
+    assert generate < 4 * torch + 1

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import torch
 from typer import Argument, Option
 
-from tarnn.cli.progress import silent
+from tarnn.cli.progress import progress, silent
 from tarnn.cli.step import StepOptions
 from tarnn.errors import UserError
 from tarnn.generation import samplers
@@ -112,7 +112,8 @@ def generate(
     report = silent if quiet else partial(print, file=sys.stderr, flush=True)
 
     def load() -> Any:
-        model = open_model(checkpoint, kinds=tuple(KINDS), dtype=DTYPES.get(dtype), device=where)
+        track = partial(progress, text="tensors of the weights read", report=report)
+        model = open_model(checkpoint, kinds=tuple(KINDS), dtype=DTYPES.get(dtype), device=where, track=track)
         report(f"tarnn: {checkpoint}, {str(model.dtype).removeprefix('torch.')} on {where}; {said}")
         return model
 

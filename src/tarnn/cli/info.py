@@ -1,16 +1,16 @@
 """`tarnn info`: what tarnn runs on here; what a checkpoint holds and costs, beside the same model with softmax."""
 
 import json
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from tarnn.analysis.decode_cost import softmax_twin
 from tarnn.cli.machine import kernel_facts, machine_facts, machine_text
+from tarnn.cli.progress import progress
 from tarnn.errors import UserError
-from tarnn.generation.checkpoint import KINDS, open_config, weightless
-from tarnn.generation.weights import check_weights, read_headers, read_weights, saved_dtype
 
 LENGTHS = "1024,4096,16384,65536"
 
@@ -58,6 +58,11 @@ def parse_lengths(text: str) -> list[int]:
 
 def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, Any]:
     """All that the command tells, as JSON has it. Lengths that are not given: usual ones, or that of an image."""
+    # transformers, which takes longer to import than all the rest, is for checkpoints only
+    from tarnn.analysis.decode_cost import softmax_twin
+    from tarnn.generation.checkpoint import KINDS, open_config, weightless
+    from tarnn.generation.weights import check_weights, read_headers, read_weights, saved_dtype
+
     config, (file, header) = open_config(checkpoint, tuple(KINDS)), read_headers(checkpoint)
     if lengths is None:
         whole = getattr(config, "sequence_length", None)
@@ -65,7 +70,8 @@ def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, An
     dtype = saved_dtype(file, header)
     model, twin = (weightless(checkpoint, c, header, dtype) for c in (config, softmax_twin(config)))
     check_weights(file, header, model)
-    for _ in read_weights(checkpoint):
+    report = partial(print, file=sys.stderr, flush=True)
+    for _ in progress(read_weights(checkpoint), len(header), "tensors of the weights read", report):
         pass  # UserError where one is not finite
     weights, twin_weights = model.get_memory_footprint(), twin.get_memory_footprint()
     return {

@@ -4,7 +4,7 @@ Only data is read: JSON, and safetensors. transformers' own loaders would follow
 folder, to adapters and to the network (`auto_map`, `adapter_config.json`, `attn_implementation`), so they stay out.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tarnn.errors import UserError
 from tarnn.generation.json_file import read_json
-from tarnn.generation.weights import check_weights, fill, read_headers, saved_dtype
+from tarnn.generation.weights import check_weights, fill, read_headers, read_weights, saved_dtype
 from tarnn.models import TarnnConfig
 from tarnn.tasks import TASKS
 
@@ -65,9 +65,11 @@ def open_config(path: str | Path, kinds: Collection[str] = ("tarnn",)) -> TarnnC
 
 def open_model(
     path: str | Path, *, kinds: Collection[str] = ("tarnn",), dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
+    device: torch.device | str = "cpu", track: Callable[[Any, int], Any] = lambda steps, total: steps,
 ) -> Any:  # fmt: skip
     """The model in folder `path`, of one of these kinds, ready to run. `dtype` None: as saved.
+
+    `track(tensors, their number)` is what the weights pass through, one after the other: a place for a progress bar.
 
     Raises UserError for everything that `open_config` refuses, for weights that are missing, cut short, unreadable or
     not finite, and for weights that don't belong to the config.
@@ -77,7 +79,7 @@ def open_model(
     dtype = dtype or (config.dtype if isinstance(config.dtype, torch.dtype) else saved)
     model = weightless(path, config, header, dtype)
     check_weights(file, header, model)
-    fill(model, path, dtype, device)
+    fill(model, track(read_weights(path), len(header)), dtype, device)
     ends = Path(path) / "generation_config.json"
     if model.can_generate() and ends.is_file():
         model.generation_config.eos_token_id = end_ids(ends, config.vocab_size)

@@ -1,6 +1,6 @@
 """The weights of a checkpoint: safetensors files and nothing else, held against the model before one is used."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,16 +101,18 @@ def read_weights(path: str | Path) -> Iterator[tuple[str, Tensor]]:
                 yield name, x
 
 
-def fill(model: Any, path: str | Path, dtype: torch.dtype, device: torch.device | str) -> None:
-    """Puts the weights in folder `path` into a model that has none yet (on the meta device); floats become `dtype`.
+def fill(
+    model: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, device: torch.device | str
+) -> None:
+    """Puts weights into a model that has none yet (on the meta device); floats become `dtype`.
 
     Copies, so that the file may change afterwards.
     """
-    weights = {
+    filled = {
         name: torch.empty_like(x, device=device, dtype=dtype if x.is_floating_point() else x.dtype).copy_(x)
-        for name, x in read_weights(path)
+        for name, x in weights
     }
     for name, source in model.all_tied_weights_keys.items():
-        weights[name] = weights[source] = weights[source] if source in weights else weights[name]
-    nn.Module.load_state_dict(model, weights, assign=True)
+        filled[name] = filled[source] = filled[source] if source in filled else filled[name]
+    nn.Module.load_state_dict(model, filled, assign=True)
     model.tie_weights(recompute_mapping=False)
