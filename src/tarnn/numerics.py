@@ -1,5 +1,7 @@
 """In which precision sums are kept: float32 at least, what autocast may cast and what it may not, how small is small."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -17,15 +19,16 @@ def widen(x: Tensor) -> Tensor:
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Under autocast, cast as torch's own attention casts: to its dtype, but for float64."""
     kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
 
 
-def full_precision(like: Tensor) -> torch.autocast:
+def full_precision(like: Tensor) -> AbstractContextManager:
     """Autocast switched off: it reaches into operators too, and their sums would no longer be float32."""
-    return torch.autocast(like.device.type, enabled=False)
+    kind = like.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 def default_eps(dtype: torch.dtype) -> float:
