@@ -140,3 +140,61 @@ def test_keys_and_values_are_not_for_these_layers():
     for call in (layer.update, layer.lazy_initialization):
         with pytest.raises(TypeError, match="LinearStateLayer holds a state, not keys and values"):
             call(x, x)
+
+
+@pytest.mark.compile
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["linear", "softmax", "hybrid"])
+def test_export_with_a_cache_and_any_length(make_model, ids, kind):
+    """Without a mask, batch and length left open: softmax layers know neither when they are exported."""
+
+    class Logits(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = make_model(kind)
+
+        def forward(self, x):
+            return self.model(x, use_cache=True).logits
+
+    model, dim = Logits(), torch.export.Dim
+    shapes = {0: dim("b", max=64), 1: dim("t", min=2, max=1000)}
+    exported = torch.export.export(model, (ids(2, 12),), dynamic_shapes=(shapes,), strict=False).module()
+    for x in (ids(3, 17), ids(1, 100)):
+        torch.testing.assert_close(exported(x), model(x))
+
+
+def test_transformers_exporter_may_set_what_it_finds(make_model, ids):
+    """It gives every tensor in an object's attributes another, in place; tuples it rebuilds from a generator."""
+    from transformers.exporters.utils import duplicate_leaf_tensors, get_leaf_tensors
+
+    for kind in ("all three", "hybrid"):
+        cache = filled(make_model(kind), ids(2, 4))
+        before = [layer.state.tensors() for layer in cache.layers]
+        found = get_leaf_tensors(duplicate_leaf_tensors(cache))
+        assert len(found) >= sum(map(len, before))
+        for layer, tensors in zip(cache.layers, before, strict=True):
+            assert all(torch.equal(x, tensors[name]) for name, x in layer.state.tensors().items())
+
+
+@torch.no_grad()
+def test_a_softmax_cache_has_the_keys_dtype_not_the_weights(make_model, ids):
+    """Quantised weights are integers; keys are what the layer computes from them."""
+
+    class Quantised(torch.nn.Module):
+        def __init__(self, linear):
+            super().__init__()
+            self.scale = linear.weight.abs().amax() / 127
+            self.register_buffer("weight", (linear.weight / self.scale).round().to(torch.int8))
+
+        def forward(self, x):
+            return torch.nn.functional.linear(x, self.weight.to(x.dtype) * self.scale)
+
+    model, x = make_model("hybrid"), ids(2, 6)
+    for block in model.model.layers:
+        for name in ("q_proj", "k_proj", "v_proj"):
+            setattr(block.attention, name, Quantised(getattr(block.attention, name)))
+    expected = model(x, use_cache=False).logits[:, -1]
+    torch.testing.assert_close(logits_after(model, filled(model, x[:, :5]), x[:, 5:]), expected)
+    _, state = model.prefill(x[:, :5], model.new_state(2, capacity=6))
+    torch.testing.assert_close(model.step(x[:, 5], state)[0], expected.float())
+    assert state.layers[1].k.dtype == torch.float64

@@ -23,8 +23,18 @@ class StateLayer(CacheLayerMixin):
     def __init__(self, max_cache_len: int | None = None, **kwargs):
         super().__init__()
         self.max_cache_len = max_cache_len
-        self.state: Any = None  # a State
+        self.state = None
         self.num_tokens = 0
+
+    @property
+    def state(self) -> Any:
+        return None if self._kind is None else self._kind(**self._parts)
+
+    @state.setter
+    def state(self, state: State | None) -> None:
+        # kept as a dict, since transformers' exporter sets what it finds in objects, and a State is frozen
+        self._kind: type | None = None if state is None else type(state)
+        self._parts = {} if state is None else dict(vars(state))
 
     def take(self, num_tokens: int) -> State | None:
         """The state, with room for so many tokens more."""
@@ -116,21 +126,23 @@ class SoftmaxStateLayer(StateLayer):
     is_croppable = True
 
     def take(self, num_tokens: int) -> KVCache | None:
-        if self.state is not None and self.max_cache_len is None:
-            needed, capacity = self.state.length + num_tokens, self.state.capacity
-            if needed > capacity:
-                self.state = self.state.resized(max(needed, 2 * capacity))
-        return self.state
+        state = self.state
+        if state is not None and self.max_cache_len is None:
+            needed = state.length + num_tokens
+            if needed > state.capacity:
+                state = self.state = state.resized(max(64, needed, 2 * state.capacity))
+        return state
 
     def write(self, state: Any, num_tokens: int, again: Callable[[int], State]) -> None:
-        if self.state is None:  # attention made a cache that is just large enough
-            state = state.resized(self.max_cache_len or max(64, num_tokens))
+        if self.max_cache_len is not None and state.capacity != self.max_cache_len:
+            state = state.resized(self.max_cache_len)  # attention made one that is just large enough
         super().write(state, num_tokens, again)
 
     def crop(self, tokens_to_remove: int) -> None:
-        if tokens_to_remove and self.state is not None:
-            self.state = self.state.cropped(self.state.length + tokens_to_remove)
-            self.num_tokens = self.state.length
+        state = self.state
+        if tokens_to_remove and state is not None:
+            self.state = state.cropped(state.length + tokens_to_remove)
+            self.num_tokens += tokens_to_remove
 
     def get_max_length(self) -> int:
         return -1 if self.max_cache_len is None else self.max_cache_len

@@ -176,10 +176,10 @@ def softmax_attention(
     """o_i = Σ_j e^(scale·q_i·k_j + w_j) v_j / Σ_j e^(scale·q_i·k_j + w_j), O(t·s) time. Arguments as `linear_attention`.
 
     `scale` is 1/√d by default. `state` is a `KVCache`: the queries see its keys as well as the new ones. With
-    `return_state` the cache with both is returned, too (one that is full, if none was given). The given one stays
-    as it was, unless `inplace` lets the new keys be written into its room (see `KVCache.append`). A query that may
-    see no key yields zeros. Returns (b, h, t, e), or that and the cache; with `return_weights` (o, the cache, the
-    weights (b, h, t, s), of which o is then made).
+    `return_state` the cache with both is returned, too (without one: a full one, in the memory of k and v). The
+    given one stays as it was, unless `inplace` lets the new keys be written into its room (see `KVCache.append`).
+    A query that may see no key yields zeros. Returns (b, h, t, e), or that and the cache; with `return_weights`
+    (o, the cache, the weights (b, h, t, s), of which o is then made).
 
     Raises ValueError for shapes that don't fit, a full cache, and cu_seqlens together with a state.
     """
@@ -211,7 +211,7 @@ def softmax_attention(
         )
     past = 0
     if state is None:
-        state = KVCache(k, v, k.shape[2], key_mask)
+        state = KVCache(k, v, k.shape[2], None if key_mask is None else key_mask.clone())
     else:
         past = state.length
         state = state.append(k, v, key_mask, inplace=inplace) if k.shape[2] else state
@@ -245,12 +245,18 @@ def _attend(q, k, v, *, causal, past, scale, key_mask, key_log_weight, pairs=Non
     if causal and (mask is not None or past or key_log_weight is not None) and t > 1:
         past_or_now = torch.ones(t, s, dtype=torch.bool, device=q.device).tril(past)
         mask = past_or_now if mask is None else mask & past_or_now
-    alone = mask is None  # then torch's own causal path, which reads half of the pairs
     if key_log_weight is not None:
         weight = key_log_weight.to(q.dtype).repeat_interleave(groups, dim=1)[:, :, None, :]
         mask = weight if mask is None else torch.where(mask, weight, -torch.inf)
+    # is_causal: torch's own causal path, which reads half of the pairs
     o = scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal and alone and t > 1, scale=scale, enable_gqa=groups > 1
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=causal and mask is None and not past,
+        scale=scale,
+        enable_gqa=groups > 1,
     )
     if key_mask is None:
         return o
