@@ -35,7 +35,7 @@ from tarnn.analysis.decode_cost import rewind, state_at
 from tarnn.analysis.image_likelihood import bits_per_dim_by_steps
 from tarnn.data import read_images
 from tarnn.generation.checkpoint import open_model
-from tarnn.generation.fused import FusedStep, why_not
+from tarnn.generation.fused import FusedStep, refusal
 from tarnn.generation.pixels import PixelLoop, pixel_sampler
 from tarnn.kernels.cpu import library
 from tarnn.models import TarnnForImageGeneration, TarnnImageConfig
@@ -191,7 +191,7 @@ def states(model: TarnnForImageGeneration, batch_size: int, weights: str | None 
     """Steps of the pixel loop with `position` values behind them: drawing, writing, reading, all in its buffers.
 
     weights: how a fused step keeps them, where one serves; None: the model's own step."""
-    fused = weights is not None and (weights != "float32" or why_not(model) is None)
+    fused = weights is not None and (weights != "float32" or refusal(model) is None)
     step = FusedStep(model, weights) if fused else None
     loop, length = PixelLoop(model, batch_size, step=step), model.config.sequence_length
     sample = pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(0))

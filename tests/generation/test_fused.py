@@ -7,7 +7,7 @@ import torch
 
 from tarnn.analysis.image_likelihood import bits_per_dim_by_steps
 from tarnn.data import Images
-from tarnn.generation.fused import FusedStep, why_not
+from tarnn.generation.fused import FusedStep, refusal
 from tarnn.generation.pixels import PixelLoop, pixel_sampler
 from tarnn.kernels.cpu import library
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
@@ -257,17 +257,17 @@ def test_no_rows_are_a_batch_too(threads, with_threads):
 )
 def test_what_it_does_not_serve_it_says(choices, reason):
     model = text_model(**choices)
-    assert reason in why_not(model)
+    assert reason in refusal(model)
     with pytest.raises(ValueError, match=f"{reason}.*Use model.step"):
         FusedStep(model)
 
 
 @compiled
 def test_models_elsewhere_or_in_training_are_not_served():
-    assert why_not(text_model()) is None
-    assert "float32 on a CPU" in why_not(text_model().double())
-    assert "training mode" in why_not(text_model().train())
-    assert "not for Linear" in why_not(torch.nn.Linear(2, 2))
+    assert refusal(text_model()) is None
+    assert "float32 on a CPU" in refusal(text_model().double())
+    assert "training mode" in refusal(text_model().train())
+    assert "not for Linear" in refusal(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="float32, bfloat16, int8; got 'int4'"):
         FusedStep(text_model(), "int4")
 
@@ -282,14 +282,14 @@ def test_a_model_with_a_module_replaced_or_hooked_is_not_served():
 
     model = text_model()
     model.model.layers[1].mlp.down_proj = Adapter(40, 24, bias=False).eval()
-    assert "model.layers.1.mlp.down_proj has a hook, or another module" in why_not(model)
+    assert "model.layers.1.mlp.down_proj has a hook, or another module" in refusal(model)
     model = text_model()
     handle = model.model.layers[0].register_forward_hook(lambda *_: None)
-    assert "model.layers.0 has a hook" in why_not(model)
+    assert "model.layers.0 has a hook" in refusal(model)
     handle.remove()
-    assert why_not(model) is None
+    assert refusal(model) is None
 
 
 def test_without_compiled_kernels_it_says_so():
     with library.disabled():
-        assert "the compiled kernels don't serve" in why_not(text_model())
+        assert "the compiled kernels don't serve" in refusal(text_model())

@@ -6,7 +6,7 @@ from typing import Any
 from tarnn.cli.progress import Report
 from tarnn.errors import UserError
 from tarnn.generation.compiled import choose, compile_step
-from tarnn.generation.fused import FusedStep, why_not
+from tarnn.generation.fused import FusedStep, refusal
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def prepare_step(loop: Any, num_tokens: int, options: StepOptions, report: Repor
 
     Raises UserError where what was asked for can't be had.
     """
-    reason = why_not(loop.model)
+    reason = refusal(loop.model)
     if options.weights and reason:
         raise UserError(f"--weights is for the fused step, which can't be had here: {reason}. Leave it out.")
     if reason is None and not options.compile:

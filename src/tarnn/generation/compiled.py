@@ -22,17 +22,17 @@ def cannot_compile(loop: TokenLoop) -> str | None:
     return None if any(map(shutil.which, compilers)) else "there is no C++ compiler (g++ or clang++) here"
 
 
-def choose(loop: TokenLoop, wish: bool | None, num_tokens: int) -> tuple[bool, str]:
-    """Whether to compile for `num_tokens` tokens, and why. `wish` None: where it pays.
+def choose(loop: TokenLoop, asked: bool | None, num_tokens: int) -> tuple[bool, str]:
+    """Whether to compile for `num_tokens` tokens, and why. `asked` None: where it pays.
 
-    Raises ValueError where it is wished for and can't be.
+    Raises ValueError where it is asked for and can't be done.
     """
-    if wish is False:
+    if asked is False:
         return False, "as asked"
     reason = cannot_compile(loop)
-    if wish and reason:
+    if asked and reason:
         raise ValueError(f"the step can't be compiled: {reason}. Leave --compile out.")
-    if wish:
+    if asked:
         return True, "as asked"
     if reason:
         return False, reason

@@ -38,8 +38,8 @@ LINEAR = (
 MOST_PLACES = 2**16  # positions whose embeddings are kept in a table; beyond, each step computes its own
 
 
-def why_not(model: nn.Module) -> str | None:
-    """Why the fused step does not serve this model, or None where it does."""
+def refusal(model: nn.Module) -> str | None:
+    """Why there is no fused step for this model, or None where there is one."""
     if not isinstance(model, TarnnForCausalLM | TarnnForImageGeneration):
         return f"it is made for models of text and of images, not for {type(model).__name__}"
     if any(p.device.type != "cpu" or p.dtype != torch.float32 for p in model.parameters()):
@@ -82,15 +82,15 @@ class FusedStep:
 
     weights: float32 | bfloat16 | int8, how the layers' matrices are kept; the sums over them and all else are float32.
     With int8, each row of activations is rounded to bytes too (see `tarnn.kernels.cpu.stack`), and the head is bfloat16.
-    A change of the model's weights afterwards is not seen. It serves one call at a time.
+    A change of the model's weights afterwards is not seen. One call at a time.
 
-    Raises ValueError for a model that it does not serve (`why_not`), and for a format that it does not know.
+    Raises ValueError for a model that has no fused step (`refusal`), and for an unknown format.
     """
 
     def __init__(self, model: Model, weights: str = "float32"):
         if weights not in FORMATS:
             raise ValueError(f"weights must be one of {', '.join(FORMATS)}; got {weights!r}.")
-        if reason := why_not(model):
+        if reason := refusal(model):
             raise ValueError(f"there is no fused step for this model: {reason}. Use model.step.")
         self.model, self.weights = model, weights
         block = Block()
