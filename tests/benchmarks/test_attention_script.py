@@ -109,7 +109,7 @@ def test_other_circumstances_are_not_taken_up(script, folder):
     assert "was measured with shape {'batch_size': 1, 'heads': 2, 'device': 'cpu'}" in err
 
 
-def test_a_rival_that_nobody_knows_is_refused(script):
+def test_a_method_that_nobody_knows_is_refused(script):
     code, _, err = script("attention", *TINY, "--methods", "nonsense")
     assert code == 1
     assert (
@@ -142,7 +142,7 @@ def quadratic_product(q, k, v, causal):
     return weights @ v / weights.sum(-1, keepdim=True)
 
 
-def test_rivals_that_are_installed_take_part(script, folder, monkeypatch):
+def test_methods_that_are_installed_take_part(script, folder, monkeypatch):
     theirs = ModuleType("performer_pytorch.performer_pytorch")
     theirs.causal_linear_attention_noncuda = lambda q, k, v: quadratic_product(q, k, v, True)
     theirs.linear_attention = lambda q, k, v: quadratic_product(q, k, v, False)
@@ -173,7 +173,7 @@ def test_rivals_that_are_installed_take_part(script, folder, monkeypatch):
     assert "off the definition" in data["absent"]["performer in bfloat16"]  # its sums are bfloat16
 
 
-def test_a_rival_that_is_broken_is_named_and_left_out(monkeypatch):
+def test_a_method_that_is_broken_is_named_and_left_out(monkeypatch):
     install(monkeypatch, "performer_pytorch")  # without what it should have
     _, absent = baselines.available()
     assert absent["performer"].startswith("does not import: ImportError")

@@ -1,4 +1,4 @@
-"""benchmarks/favor.py from end to end, with tiny sizes; what its rivals compute and keep; its targets."""
+"""benchmarks/favor.py from end to end, with tiny sizes; what its methods compute and keep; its targets."""
 
 import json
 

@@ -57,7 +57,7 @@ LENGTHS = (1, 256, 1024, 4096, 65536)
 
 
 def made_costs(change=None):
-    """Costs at which every target is met; `change` gives other numbers for some: {(rival, dtype, cell): (ms, peak, extra)}."""
+    """Costs at which every target is met; `change` gives other numbers for some: {(method, dtype, cell): (ms, peak, extra)}."""
     ms = {"native": 1.0, "chunked": 6.0, "sdpa": 25.0}
     costs = Costs()
     for t in LENGTHS:
@@ -68,10 +68,12 @@ def made_costs(change=None):
                     # so fast that native is at 80 % of torch.mm
                     mm = flops(cell, 8, 32) / 1e6 / 0.8 if t >= 1024 else None
                     for dtype in ("float32", "bfloat16"):
-                        for rival in ms:
-                            values = (change or {}).get((rival, dtype, cell), (ms[rival], 10 * MIB, 2 * MIB))
+                        for method in ms:
+                            values = (change or {}).get(
+                                (method, dtype, cell), (ms[method], 10 * MIB, 2 * MIB)
+                            )
                             time, peak, extra = values
-                            costs.add(Cost(rival, dtype, cell, time, time, time, 5, 1, peak, extra, mm))
+                            costs.add(Cost(method, dtype, cell, time, time, time, 5, 1, peak, extra, mm))
     return costs
 
 

@@ -1,4 +1,4 @@
-"""The rival: it is softmax attention, and its cache is honest."""
+"""The baseline: it is softmax attention, and its cache is honest."""
 
 import pytest
 import torch

@@ -25,7 +25,7 @@ def compressors() -> dict[str, Compress | None]:
 def bits_per_byte(compress: Compress, text: bytes, training: bytes) -> BitsPerByte:
     """8·C(text) / |text|, and 8·(C(training + text) − C(training)) / |text|, C the compressed size.
 
-    The second is the fair rival of a trained model, which has seen the training text too. Raises ValueError
+    The second is the fair baseline of a trained model, which has seen the training text too. Raises ValueError
     for an empty text.
     """
     if not text:

@@ -1,4 +1,4 @@
-"""Softmax attention as a module: the rival, with the same interface."""
+"""Softmax attention as a module: the baseline, with the same interface."""
 
 from typing import Any
 

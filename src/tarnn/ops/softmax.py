@@ -1,4 +1,4 @@
-"""Softmax attention with the signature of linear attention, and the key/value cache that it needs: the rival.
+"""Softmax attention with the signature of linear attention, and the key/value cache that it needs: the baseline.
 
 It is torch's own scaled_dot_product_attention, given every advantage: no copies for grouped heads where torch
 can do without, a cache that is allocated once and read only as far as it is filled.
