@@ -105,6 +105,16 @@ def test_images_are_those_of_the_model(kind, batch):
 
 
 @compiled
+def test_autograd_sees_what_a_step_writes():
+    """Every tensor of the state is written in place, and its version says so: a backward that needs it is refused."""
+    model = text_model()
+    state = model.new_state(2)
+    before = {name: x._version for name, x in state.tensors().items()}
+    _, after = FusedStep(model)(torch.tensor([1, 2]), state)
+    assert all(x._version > before[name] for name, x in after.tensors().items())
+
+
+@compiled
 @pytest.mark.parametrize("model", [text_model(), image_model(num_classes=2)], ids=["text", "image"])
 def test_it_goes_on_from_what_was_read(model):
     assert differences(model, FusedStep(model), 3, 10, prompt=9) < 2e-5

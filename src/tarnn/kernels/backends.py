@@ -7,7 +7,7 @@ refuse the call computes it; eager, the last, takes every call.
 import importlib
 import warnings
 from functools import cache
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tarnn.errors import SlowPathWarning
 from tarnn.kernels.call import Call, Gradients, Outputs, Returned
@@ -19,6 +19,7 @@ class Mendable(str):
     """A refusal for a reason that the user can do something about: it is worth a warning."""
 
 
+@runtime_checkable
 class Backend(Protocol):
     """What a package of kernels has. All functions take packed rows too: `Call.cuts`."""
 
