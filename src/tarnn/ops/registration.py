@@ -5,7 +5,7 @@ that `tarnn.kernels.backends` chooses does the work. Calls that nothing traces g
 of microseconds, forward and backward: more than the arithmetic of a short sequence.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -118,7 +118,7 @@ def _by_backend(call: Call, returned: Returned) -> Gradients:
     return choose(call).backward(call, returned)
 
 
-def _for_inputs(grads: tuple, record: Any) -> tuple:
+def _for_inputs(grads: Sequence, record: Any) -> tuple:
     """Gradients of a record's first fields, and None for the others."""
     return (*grads, *[None] * (len(record._fields) - len(grads)))
 

@@ -1,7 +1,7 @@
 """States: all that a sequence so far means to what comes after it, as values with one protocol."""
 
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Self
+from typing import ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 _BRACKETS_TO_DOTS = str.maketrans({"[": ".", "]": None})
+Kind = TypeVar("Kind", bound="State")  # (Self is more than runtime type checkers understand)
 
 
 class State:
@@ -34,15 +35,15 @@ class State:
             serialized_type_name=name, flatten_with_keys_fn=_flatten_with_keys,
         )  # fmt: skip
 
-    def map(self, f) -> Self:
+    def map(self: Kind, f) -> Kind:
         """f applied to each tensor: `state.map(torch.Tensor.detach)`."""
         return pytree.tree_map_only(Tensor, f, self)
 
-    def select(self, rows: Int[Tensor, " k"]) -> Self:
+    def select(self: Kind, rows: Int[Tensor, " k"]) -> Kind:
         """The rows of the batch that `rows` names, in its order, copied: beams, forks, slots."""
         return self.map(lambda x: x.index_select(0, rows.to(x.device)))
 
-    def insert(self, rows: Int[Tensor, " k"], other: Self) -> Self:
+    def insert(self: Kind, rows: Int[Tensor, " k"], other: Kind) -> Kind:
         """This state with `other`, which has k rows, in the place of the named rows.
 
         Raises ValueError for a state of another kind.
@@ -62,15 +63,15 @@ class State:
                 "Make both with the new_state of one model."
             ) from error
 
-    def _aligned(self, other: Self) -> tuple[Self, Self]:
+    def _aligned(self: Kind, other: Kind) -> tuple[Kind, Kind]:
         """Both in such a form that their tensors differ in the number of rows only."""
         return self, other
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self: Kind, device: torch.device | str) -> Kind:
         """The same state on another device."""
         return self.map(lambda x: x.to(device))
 
-    def clone(self) -> Self:
+    def clone(self: Kind) -> Kind:
         """A copy that shares no memory with this one, contiguous."""
         return self.map(lambda x: x.clone(memory_format=torch.contiguous_format))
 
@@ -90,7 +91,7 @@ class State:
                 found[name] = part
         return found
 
-    def filled(self, found: dict[str, Tensor]) -> Self:
+    def filled(self: Kind, found: dict[str, Tensor]) -> Kind:
         """This state with other tensors, by the names that `tensors()` gives them."""
         return replace(self, **found)  # type: ignore[type-var]
 
