@@ -127,3 +127,10 @@ def test_a_map_of_ones_own_that_is_found_signed_is_warned_of():
     refused.positive = False
     with pytest.raises(ValueError, match=r"Plain may give negative weights.*normalize=False"):
         LinearAttention(8, 2, causal=True, feature_map=refused)
+
+
+def test_a_mask_of_bools_leaves_out_where_it_is_true():
+    layer, inputs = LinearAttention(16, 4, causal=False), torch.randn(3, 7, 16)
+    y, weights = TorchMultihead(layer)(inputs, inputs, inputs, key_padding_mask=PADDING)
+    assert torch.equal(y, layer(inputs, key_mask=~PADDING))
+    assert weights is None
