@@ -86,16 +86,16 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(train, tmp_path, monk
     options = ("--preset", "paper", "--class-conditional", "--dropout", 0.1, "--val-fraction", 0.1)
     assert train(*options, out=tmp_path / "whole")[0] == 0
 
-    def interrupted(self, model, batch):
+    def interrupted(self, model, inputs, **kwargs):
         if self.state.global_step == 6:
             raise KeyboardInterrupt
-        return batch_loss(self, model, batch)
+        return compute_loss(self, model, inputs, **kwargs)
 
-    batch_loss = SafeTrainer.batch_loss
-    monkeypatch.setattr(SafeTrainer, "batch_loss", interrupted)
+    compute_loss = SafeTrainer.compute_loss
+    monkeypatch.setattr(SafeTrainer, "compute_loss", interrupted)
     code, _, stderr = train(*options)
     assert (code, "--resume goes on from" in stderr) == (130, True)
-    monkeypatch.setattr(SafeTrainer, "batch_loss", batch_loss)
+    monkeypatch.setattr(SafeTrainer, "compute_loss", compute_loss)
     code, _, stderr = train(*options, "--resume")
     assert (code, "checkpoint-4" in stderr) == (0, True)
     assert "0.0001, constant; RAdam, weight decay 0.01" in stderr

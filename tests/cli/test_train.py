@@ -379,3 +379,16 @@ def test_overwrite_begins_anew_and_leaves_alone_what_is_not_of_the_run(train, tm
     assert [line["step"] for line in log_of(tmp_path / "run")] == [4, 4]
     assert json.loads((tmp_path / "run" / "settings.json").read_text())["settings"]["seed"] == 1
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.compile
+@pytest.mark.filterwarnings("ignore")  # torch's own, of its parts
+def test_a_compiled_model_learns_what_a_plain_one_does(train, tmp_path):
+    """By inductor, forward and backward, as --set torch_compile=true asks the Trainer to."""
+    options = ("--layers", 1, "--steps", 4, "--save-every", 1, "--val-fraction", 0, "--sample-tokens", 0)
+    for out, more in (("plain", ()), ("compiled", ("--set", "torch_compile=true"))):
+        code, _, stderr = train(*options, *more, out=tmp_path / out)
+        assert code == 0, stderr
+    plain, compiled = ([line["loss"] for line in log_of(tmp_path / out)] for out in ("plain", "compiled"))
+    assert compiled == pytest.approx(plain, rel=1e-4)
+    assert plain[-1] != plain[0]

@@ -2,6 +2,8 @@
 
 import inspect
 import json
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +70,8 @@ class Counting(Task):
         nats = self.loss(model, batch)[0].double() * count
         return torch.stack([nats, nats.new_tensor(count), nats.new_tensor(count)])
 
+    has_sample = True
+
     def sample(self, max_seconds):
         return "one, two, three"
 
@@ -126,6 +130,12 @@ def test_the_command_has_its_options():
     names = {p.name: p.default for p in command.parameters()}
     assert names["highest"] == 7
     assert "counting" in str(next(p.annotation for p in command.parameters() if p.name == "task"))
+
+
+def test_the_settings_of_all_tasks_are_known_without_torch():
+    """So a wrong option is refused in a moment."""
+    code = "import sys, tarnn.cli.train; assert not {'torch', 'transformers'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_words_of_the_tasks():

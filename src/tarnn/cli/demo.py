@@ -39,19 +39,19 @@ PROMPT, SAMPLE_TOKENS, QUICK_SAMPLE_TOKENS = "The ", 600, 40
 
 
 def demo(
-    out: Annotated[Path, Option(help="Where all goes; an earlier demo there is replaced.")],
+    out: Annotated[Path, Option(help="The folder for all results; an earlier demo there is replaced.")],
     corpus: Annotated[
         Literal["python-docs", "python-stdlib"], Option(help="Python's documentation, or its sources.")
     ] = "python-docs",
-    minutes: Annotated[float, Option(help="How long to train; the rest takes one more.")] = 3.0,
-    seed: Annotated[int, Option(help="The same seed, the same order of the text.")] = 0,
-    quick: Annotated[bool, Option("--quick", help="In seconds, to see that it runs.")] = False,
+    minutes: Annotated[float, Option(help="Minutes for the training; the rest takes about one more minute.")] = 3.0,
+    seed: Annotated[int, Option(help="Decides the first weights and the order of the text.")] = 0,
+    quick: Annotated[bool, Option("--quick", help="A tiny run of some seconds, to see that everything works.")] = False,
 ) -> None:  # fmt: skip
-    """Train a small Linear Transformer, byte by byte, on text that comes with Python; let it write; measure.
+    """Train a small Linear Transformer, byte by byte, on text that comes with Python; let it write; measure it.
 
     What is measured: bits per byte on held-out text, beside general compressors; and, at positions up to
-    65,536, the time that a token takes and the bytes of state that it needs, beside the same model with
-    softmax and a cache of keys and values.
+    65,536, the time per token and the bytes of state, beside the same model with softmax attention and a cache
+    of keys and values.
     """
     replace = may_replace(out)
     settings = TextSettings(
@@ -65,7 +65,7 @@ def demo(
     write_sample(model, text, QUICK_SAMPLE_TOKENS if quick else SAMPLE_TOKENS, seed)
     heading("3. bits per byte of the held-out text, less is better")
     bits = compare_bits(result, text)
-    heading("4. what a token costs, by position")
+    heading("4. time and memory per token, by position")
     costs = measure(model, QUICK_POSITIONS, 0.01) if quick else measure(model, POSITIONS)
     files = write_results(out, result, bits, costs)
     heading("5. where it is")
@@ -130,7 +130,7 @@ def compare_bits(result: TrainResult, corpus: Corpus) -> dict[str, Any]:
 def measure(
     model: TarnnForCausalLM, positions: tuple[int, ...], seconds_a_round: float = SECONDS_A_ROUND
 ) -> dict[str, list[DecodeCost]]:
-    """Prints and returns what a token costs at each position, in this model and in its twin with softmax."""
+    """Prints and returns the time and memory per token at each position, in this model and in its twin with softmax."""
     twin = TarnnForCausalLM(softmax_twin(model.config)).eval()
     costs: dict[str, list[DecodeCost]] = {"linear": [], "softmax": []}
     print(

@@ -102,6 +102,11 @@ class Task(ABC):
         """What the trained model makes, within that time; printed at the end of the run."""
         return ""
 
+    @property
+    def has_sample(self) -> bool:
+        """Whether `sample` makes something, and takes its time."""
+        return False
+
     def trainer_options(self, args: TrainingArguments) -> dict[str, Any]:
         """Arguments of Hugging Face's Trainer that are the task's own, such as its optimizer."""
         return {}

@@ -107,13 +107,15 @@ class TextTask(Task):
         num_bytes = self.bytes_per_id.to(targets.device)[counted].sum()
         return torch.stack([nats.double(), num_bytes.new_tensor(len(counted)).double(), num_bytes.double()])
 
+    @property
+    def has_sample(self) -> bool:
+        return self.settings.sample_tokens > 0
+
     def sample(self, max_seconds: float | None) -> str:
         """What the model in the run's folder writes as a new document, at temperature 0.8; also in sample.txt."""
         import torch
 
         settings = self.settings
-        if not settings.sample_tokens:
-            return ""
         model = self.classes()[1].from_pretrained(settings.out).eval()
         start = torch.tensor([[self.tokenizer.eos_token_id]])
         longest = model.config.max_position_embeddings or settings.sample_tokens + 1

@@ -33,12 +33,14 @@ class TimeBudget(TrainerCallback):
     the clock cannot be repeated bit for bit; its log holds the learning rates it had.
     """
 
-    def __init__(self, limit: float, max_steps: int | None, seconds: Callable[[], float]):
+    def __init__(
+        self, limit: float, max_steps: int | None, seconds: Callable[[], float], has_sample: bool = True
+    ):
         self.limit, self.max_steps, self.seconds = limit, max_steps, seconds
         self.whole = limit
         self.progress = 0.0
         self.saving = 0.0  # seconds for a checkpoint and the model
-        self.sample_seconds = min(SAMPLE_SHARE * limit, SAMPLE_LIMIT)
+        self.sample_seconds = min(SAMPLE_SHARE * limit, SAMPLE_LIMIT) if has_sample else 0.0
         self.validation, self.validated = 0.0, 0.0  # seconds: of one, and of all so far
         self._room = True  # for a validation
         self._due = False

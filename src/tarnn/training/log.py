@@ -1,4 +1,4 @@
-"""The log of a run: a JSON object a line, one for each few steps of training and one for each evaluation."""
+"""The log of a run: one JSON object per line, one for every few steps of training and one for each evaluation."""
 
 import json
 import os

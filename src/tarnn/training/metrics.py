@@ -16,5 +16,5 @@ def bits_per_byte(nats: float, num_bytes: float) -> float:
 
 
 def perplexity(nats_per_token: float) -> float:
-    """e^(nats a token); infinity where that is beyond a float."""
+    """e^(nats per token); infinity where that is beyond a float."""
     return math.exp(nats_per_token) if nats_per_token < 700 else math.inf

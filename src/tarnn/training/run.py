@@ -127,7 +127,7 @@ def run(
     if signal:
         raise InterruptedRun(signal, state.step, checkpoints.latest(settings.out / CHECKPOINTS))
     text = ""
-    if args.process_index == 0:
+    if args.process_index == 0 and task.has_sample:
         text = task.sample(None if trainer.budget is None else max(1.0, trainer.budget.left()))
     return TrainResult(
         settings.out, state.step, state.seconds, state.best_step, state.best_bits_per_byte, text
@@ -141,7 +141,7 @@ def add_callbacks(trainer: SafeTrainer, settings: RunSettings, facts: Facts, pro
         args.eval_strategy = IntervalStrategy.STEPS
     if settings.max_minutes is not None:
         steps = args.max_steps if args.max_steps < FOREVER else None
-        trainer.budget = TimeBudget(60 * settings.max_minutes, steps, trainer.clock)
+        trainer.budget = TimeBudget(60 * settings.max_minutes, steps, trainer.clock, trainer.task.has_sample)
         trainer.add_callback(trainer.budget)
     if random_maps(model) or calibrated_layers(model):
         trainer.add_callback(Redraw(settings.redraw_every, trainer.forward_on_examples))

@@ -40,7 +40,7 @@ def describe(args: TrainingArguments, task: Task, facts: Facts, model: PreTraine
 
 
 def table(settings: RunSettings, facts: dict[str, Any], task: Task) -> str:
-    """The resolved settings, a line a topic."""
+    """The resolved settings, one line per topic."""
     run, model = facts["run"], facts["model"]
     layers = model.get("num_hidden_layers")
     kinds = {key: model[key] for key in SHOWN if key in model}
@@ -75,5 +75,5 @@ def schedule(settings: RunSettings) -> str:
     lead = (
         f"{100 * warmup:g} % warm-up" if 0 < warmup < 1 else f"{warmup:g} steps of warm-up" if warmup else ""
     )
-    decay = f"RAdam, weight decay {settings.recipe['weight_decay']:g}" if settings.recipe else ""
-    return ", ".join(part for part in (kind, lead, decay) if part)
+    optimizer = f"; RAdam, weight decay {settings.recipe['weight_decay']:g}" if settings.recipe else ""
+    return ", ".join(part for part in (kind, lead) if part) + optimizer
