@@ -27,20 +27,32 @@ class RunningMean(MultiHeadAttention):
         del self.q_proj, self.k_proj
         self.gain = gain
 
-    def forward(self, x, *, key_mask=None, cu_seqlens=None, positions=None, state=None, return_state=False):
+    def forward(
+        self,
+        x,
+        *,
+        key_mask=None,
+        cu_seqlens=None,
+        positions=None,
+        state=None,
+        return_state=False,
+        inplace=False,
+    ):
         state = self.new_state(x.shape[0]) if state is None else state
         seen = x.new_ones(x.shape[:2]) if key_mask is None else key_mask.to(x.dtype)
         total = state.total[:, None] + (self.v_proj(x) * seen[..., None]).cumsum(1)
         count = state.count + seen.cumsum(1)
         y = self.o_proj(self.gain * total / count.clamp(min=1)[..., None])
-        return (y, Sum(total[:, -1], count[:, -1:])) if return_state else y
+        if not return_state:
+            return y
+        if not inplace:
+            return y, Sum(total[:, -1], count[:, -1:])
+        state.total.copy_(total[:, -1])
+        state.count.copy_(count[:, -1:])
+        return y, state
 
     def step(self, x, state, *, positions=None, inplace=False):
-        y, after = self(x, state=state, return_state=True)
-        if inplace:
-            state.total.copy_(after.total)
-            state.count.copy_(after.count)
-        return y, state if inplace else after
+        return self(x, state=state, return_state=True, inplace=inplace)
 
     def new_state(self, batch_size, *, capacity=None, dtype=None, device=None):
         weight = self.v_proj.weight
