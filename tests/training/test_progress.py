@@ -48,3 +48,17 @@ def test_silence(monkeypatch):
     monkeypatch.setattr(sys, "stderr", shown)
     go(Progress(lambda step: 0.0, lambda: 2.0, FACTS, show=False))
     assert shown.getvalue() == ""
+
+
+def test_time_done_and_left_and_how_far_a_validation_is(monkeypatch):
+    shown, now = io.StringIO(), [0.0]
+    monkeypatch.setattr(sys, "stderr", shown)
+    progress = Progress(lambda step: step / 4, lambda: now[0], FACTS)
+    state, args = SimpleNamespace(global_step=0), SimpleNamespace(max_steps=4)
+    progress.on_train_begin(args, state, None)
+    state.global_step, now[0] = 1, 80.0
+    progress.on_log(args, state, None, logs={"loss": 0.6931471805599453})
+    assert shown.getvalue() == " 25 %  step 1  1.000 bits/byte  1 tokens/s  1:20 done, about 4:00 left\n"
+    progress.last_line = 0.0
+    progress.on_prediction_step(args, state, None, done=3, of=8)
+    assert " 25 %  validation: 3 of 8 batches  1:20 done, about 4:00 left\n" in shown.getvalue()

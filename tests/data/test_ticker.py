@@ -1,0 +1,30 @@
+"""What takes its time says so, and how far it is; what is quick says nothing."""
+
+import time
+
+from tarnn.data import ticker
+from tarnn.data.ticker import clock_time, ticking
+
+
+def test_lines_while_something_takes_its_time(monkeypatch):
+    monkeypatch.setattr(ticker, "FIRST", 0.05)
+    monkeypatch.setattr(ticker, "THEN", 0.01)
+    lines, deadline = [], time.monotonic() + 30
+    with ticking("reading", lines.append, lambda: "7 files"):
+        while len(lines) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert lines[:3] == ["reading: 0:00, 7 files"] * 3
+    count = len(lines)
+    time.sleep(0.05)
+    assert len(lines) == count
+
+
+def test_silence_about_what_is_quick():
+    lines = []
+    with ticking("reading", lines.append):
+        pass
+    assert lines == []
+
+
+def test_times_that_cannot_be_mistaken():
+    assert [clock_time(x) for x in (0, 59.6, 65, 3599, 3665)] == ["0:00", "1:00", "1:05", "59:59", "1:01:05"]
