@@ -62,7 +62,7 @@ class LogisticMixture:
 
         temperature divides the logits of π and multiplies the scales; at 0, the mean of the likeliest component.
         """
-        if temperature and mixture.serves(parameters):  # the same draws from the same noise
+        if temperature and mixture.supports(parameters):  # the same draws from the same noise
             noise = parameters.new_empty(*parameters.shape[:-1], self.num_mixtures)
             noise.exponential_(generator=generator)
             u = torch.rand((*parameters.shape[:-1], 1), generator=generator, dtype=noise.dtype, device="cpu")

@@ -38,7 +38,7 @@ def linear_attention(
 
     Args:
         q, k, v: (b, h, t, d), (b, g, s, d), (b, g, s, e), one floating dtype, any strides. Key/value head j
-            serves the h/g query heads from j·h/g on; nothing is repeated in memory.
+            belongs to the h/g query heads from j·h/g on; nothing is repeated in memory.
         feature_map: φ, (…, d) → (…, f): one of `tarnn.feature_maps`, the name of one (with its default options, and
             random features drawn from seed 0), or any nn.Module.
         causal: position i sees j ≤ i only, to the bit: nothing later changes its output. (In plain PyTorch that holds
@@ -48,8 +48,8 @@ def linear_attention(
             for float64 inputs: sums below that fade to zero.
         key_mask: bool (b, s), True = attend. A masked key is absent: from S, from z, and no decay happens at it.
         cu_seqlens: int (n + 1,): the row (b = 1) holds n sequences end to end, which don't see each other.
-        log_decay: ≤ 0, of the state before position i is added: (g,) a head (RetNet), (b, g, s) a token
-            (Mamba-2, RFA's gate), (b, g, s, f) a channel (GLA). −∞ forgets all. Causal only. That it is ≤ 0 is not
+        log_decay: ≤ 0, of the state before position i is added: (g,) per head (RetNet), (b, g, s) per token
+            (Mamba-2, RFA's gate), (b, g, s, f) per channel (GLA). −∞ forgets all. Causal only. That it is ≤ 0 is not
             checked, since that would read the data.
         key_log_weight: (b, g, s): key j counts e^(w_j) times, in numerator and denominator, whatever its size.
         state: continues a sequence: attend(x ++ y) = attend(x), then attend(y, state), also in gradients.

@@ -75,8 +75,8 @@ def disabled() -> Iterator[None]:
 
 def load() -> Status:
     """Load the kernels as the environment says. ValueError for a setting that isn't known or can't be had."""
-    wish, isa = setting("TARNN_KERNELS", ("off", "required")), setting("TARNN_ISA", ISAS)
-    if wish == "off":
+    asked, isa = setting("TARNN_KERNELS", ("off", "required")), setting("TARNN_ISA", ISAS)
+    if asked == "off":
         return Status(PLAIN, "switched off by TARNN_KERNELS=off")
     other = os.environ.get("TARNN_BINARY")
     if other and not Path(other).is_file():
@@ -91,7 +91,7 @@ def load() -> Status:
             why = f"the compiled kernels could not be loaded ({error}): {REMEDY}"
         else:
             return Status(*use(isa))
-    if wish == "required":
+    if asked == "required":
         raise ValueError(f"TARNN_KERNELS=required, but {why}.")
     return Status(PLAIN, why)
 
@@ -104,14 +104,14 @@ def setting(name: str, known: tuple[str, ...]) -> str:
     return value
 
 
-def use(wish: str) -> tuple[str, str]:
-    """The path and its reason, of the loaded library; ValueError where this processor can't do what is wished."""
+def use(asked: str) -> tuple[str, str]:
+    """The path and its reason, of the loaded library; ValueError where this processor can't do what is asked."""
     try:
         isa = torch.ops.tarnn_cpu.isa()
     except RuntimeError:
-        raise ValueError(f"TARNN_ISA={wish}: this processor doesn't have it. Leave it unset.") from None
-    if wish:
-        return f"compiled, {isa}", f"TARNN_ISA={wish} asks for it"
+        raise ValueError(f"TARNN_ISA={asked}: this processor doesn't have it. Leave it unset.") from None
+    if asked:
+        return f"compiled, {isa}", f"TARNN_ISA={asked} asks for it"
     on_x86 = platform.machine().lower() in ("x86_64", "amd64")
     why = {
         "avx512": "the processor has AVX-512",

@@ -6,7 +6,7 @@ from torch import Tensor
 from tarnn.kernels.cpu import library
 
 
-def serves(parameters: Tensor) -> bool:
+def supports(parameters: Tensor) -> bool:
     """Whether the kernel is there for such parameters: float32 on a CPU, and nothing traces the call."""
     if type(parameters) is not Tensor or torch.compiler.is_compiling():
         return False
