@@ -105,6 +105,7 @@ def test_dropout_is_that_of_the_output_in_training_only():
         assert abs(kept.float().mean() - 0.75) < 0.03  # five standard deviations of 6,400 draws
 
 
+@pytest.mark.refusals
 def test_a_step_says_what_it_takes():
     layer = LinearAttention(8, 2, causal=True)
     state = layer.new_state(3)

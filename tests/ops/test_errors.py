@@ -35,6 +35,8 @@ BAD = {
         r"key_log_weight must be \(b, g, s\) = \(2, 2, 6\).*got \(2, 4, 6\)",
     ),
 }
+HALF = LinearState(x(2, 2, 5, 3), x(2, 2, 5))
+object.__setattr__(HALF, "z", None)  # what a runtime type checker would not let pass
 ONLY_LINEAR = {
     "decay shape": ({"log_decay": -x(4)}, r"log_decay must be \(g,\) = \(2,\).*got \(4,\)"),
     "decay channels": ({"log_decay": -x(2, 2, 6, 3)}, r"\(2, 2, 6, 5\), one a feature; got \(2, 2, 6, 3\)"),
@@ -44,7 +46,7 @@ ONLY_LINEAR = {
         r"state's S must be \(2, 2, 5, 3\).*got \(2, 4, 5, 3\)",
     ),
     "decay of five axes": ({"log_decay": -x(2, 2, 6, 5, 1)}, r"got \(2, 2, 6, 5, 1\)"),
-    "half a state": ({"state": LinearState(x(2, 2, 5, 3), None)}, r"LinearState\(S, z, M\) with S and z"),
+    "half a state": ({"state": HALF}, r"LinearState\(S, z, M\) with S and z"),
     "state dtype": (
         {"state": LinearState.zeros(2, 2, 5, 3).map(torch.Tensor.half)},
         r"in torch.float32 on .*; got .* in torch.float16",

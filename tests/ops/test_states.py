@@ -172,6 +172,7 @@ def test_torch_func_sees_through_it():
     assert grad.M is None
 
 
+@pytest.mark.compile
 def test_torch_compile_and_export_take_and_give_states():
     class Twice(torch.nn.Module):
         def forward(self, state):

@@ -47,7 +47,7 @@ def _linear(module: LinearAttention, x, q, k, v, key_mask):
     rotary = module.rotary
     if rotary is not None and getattr(module.feature_map, "dot_product", False):
         q, k, rotary = turned(q, rotary), turned(k, rotary), None
-    fq, fk = _features(module.feature_map, q, k, key_mask)
+    fq, fk = (y.to(v.dtype) for y in _features(module.feature_map, q, k, key_mask))
     options = {"causal": module.causal, "key_mask": key_mask}
     if module.decay is not None:
         options["log_decay"] = module.decay(x).to(x.dtype)
