@@ -1,9 +1,10 @@
 """Linear attention as a module: projections, a feature map, and the op."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
@@ -83,61 +84,37 @@ class LinearAttention(MultiHeadAttention):
             return head_dim
         return feature_map.num_features(head_dim)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t hidden"],
-        context: Float[Tensor, "b s context"] | None = None,
-        *,
-        key_mask: Bool[Tensor, "b s"] | None = None,
-        cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
-        positions: Int[Tensor, "#b t"] | None = None,
-        rotation: Rotation | None = None,
-        state: LinearState | None = None,
-        return_state: bool = False,
-        inplace: bool = False,
-    ) -> Tensor | tuple[Tensor, LinearState]:
-        q, k, v = self.project(x, self.source(x, context, state))
-        options: dict[str, Any] = {
-            "causal": self.causal,
-            "key_mask": key_mask,
-            "cu_seqlens": cu_seqlens,
-            "log_decay": None if self.decay is None else self.decay(x),
-        }
+    def attend(
+        self, x: Tensor, source: Tensor, *, key_mask, cu_seqlens, positions, rotation, state, return_state: bool,
+        inplace: bool,
+    ) -> Any:  # fmt: skip
+        """As any attention; a state of sums is small, so a new one is made whether `inplace` or not."""
+        q, k, v = self.project(x, source)
         unplaced = positions is None and rotation is None and state is None
         if unplaced and self.rotary is not None and self.rotates_inputs:
             # with one fixed draw of ω the weights depend on absolute positions too; averaged over draws they do not
             positions = positions_in(key_mask, cu_seqlens, 0, x.shape[1], x.device)
         q, k, rotation, phi = self._place(q, k, positions, rotation, x, state)
-        masks = {"query_mask": key_mask if context is None else None, "key_mask": key_mask}
+        masks = {"query_mask": key_mask if self.context_size is None else None, "key_mask": key_mask}
         if self.calibration is not None:
             self.calibration.observe(q, k, **masks)
         if self.fits_by_call:
             self._check_no_state(state, return_state)
             phi = phi.fitted(q, k, cu_seqlens=cu_seqlens, **masks)
-        o, state = self._attend(
-            linear_attention, q, k, v, rotation, phi, state=state, return_state=True, **options
-        )
+        o, state = self._op(linear_attention, q, rotation)(
+            q, k, v, phi, causal=self.causal, key_mask=key_mask, cu_seqlens=cu_seqlens,
+            log_decay=self._log_decay(x), state=state, return_state=True,
+        )  # fmt: skip
         y = self._output(o, x)
         return (y, state) if return_state else y
 
-    def step(
-        self,
-        x: Float[Tensor, "b t hidden"],
-        state: LinearState,
-        *,
-        positions: Int[Tensor, "#b 1"] | None = None,
-        rotation: Rotation | None = None,
-        inplace: bool = False,
-    ) -> tuple[Float[Tensor, "b 1 hidden"], LinearState]:
-        """One token. With `inplace` its sums are written into the given state's tensors."""
-        self.check_step(x)
-        if self.context_size is not None:  # reads the context's state; writes nothing
-            return self(x, state=state), state
+    def attend_token(
+        self, x: Tensor, state: LinearState, *, positions, rotation, inplace: bool
+    ) -> tuple[Tensor, LinearState]:
         q, k, v = self.project(x, x)
-        log_decay = None if self.decay is None else self.decay(x)
-        options: dict[str, Any] = {"log_decay": log_decay, "inplace": inplace}
         q, k, rotation, phi = self._place(q, k, positions, rotation, x, state)
-        o, state = self._attend(step, q, k, v, rotation, phi, state=state, **options)
+        op = self._op(step, q, rotation)
+        o, state = op(q, k, v, phi, state=state, log_decay=self._log_decay(x), inplace=inplace)
         return self._output(o, x), state
 
     def new_state(
@@ -178,11 +155,18 @@ class LinearAttention(MultiHeadAttention):
                 'other: no state=, no return_state=True and no step. Make the map with fit="calibrated" for these.'
             )
 
-    def _attend(self, op, q, k, v, rotation: Rotation | None, phi, state: LinearState | None, **options):
-        """`op`, one of linear_attention and step, with features rotated after φ: (o, state)."""
+    def _log_decay(self, x: Tensor) -> Tensor | None:
+        return None if self.decay is None else self.decay(x)
+
+    def _op(self, op, q: Tensor, rotation: Rotation | None) -> Callable[..., tuple[Tensor, LinearState]]:
+        """`op`, one of linear_attention and step, as it is called for these q, with features rotated after φ."""
         if rotation is None and (self.normalize or q.dtype != torch.float16):
-            return op(q, k, v, phi, normalize=self.normalize, state=state, **options)
-        with full_precision(q):  # undivided sums grow with t, in fp16 to infinity
+            return partial(op, normalize=self.normalize)
+        return partial(self._in_full_precision, op, rotation)
+
+    def _in_full_precision(self, op, rotation: Rotation | None, q, k, v, phi, *, state, **options):
+        """For undivided sums, which grow with t, in fp16 to infinity."""
+        with full_precision(q):
             q, k, v = widen(q), widen(k), widen(v)
             if rotation is None:
                 return op(q, k, v, phi, normalize=False, state=state, **options)

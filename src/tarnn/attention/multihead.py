@@ -3,30 +3,19 @@
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from tarnn.attention.rotary import Rotary
+from tarnn.attention.rotary import Rotary, Rotation
 from tarnn.feature_maps.base import FeatureMap
+from tarnn.ops import State
 
 
 class MultiHeadAttention(nn.Module):
     """Projections of (b, t, hidden) to h query heads and g key/value heads, and of h heads back.
 
-    What happens between them is a subclass's business. Its `forward` and `step` have one signature for all
-    kinds of attention, so that a model can put any kind into any layer:
-
-        forward(x, context=None, *, key_mask=None, cu_seqlens=None, positions=None,
-                state=None, return_state=False, inplace=False) -> y, or (y, state)
-        step(x, state, *, positions=None, inplace=False) -> (y, state)
-        new_state(batch_size, *, capacity=None, dtype=None, device=None) -> state
-
-    x (b, t, hidden) gives the queries; keys and values come from x too, or, where `context_size` was given
-    (cross attention), from context (b, s, context_size). `key_mask` bool (b, s), True = attend. `cu_seqlens`
-    int32 (n + 1,) bounds sequences packed into one row. `positions` int (b, t), for rotary positions only
-    (`rotation`: what a `Rotary` has made of them already, so that layers can share it). `state` is what earlier tokens left
-    behind; with `return_state`, what these leave behind is returned beside y (b, t, hidden). A given state stays
-    as it was, unless `inplace=True` lets its memory be used for the new one (which only the owner may ask for).
+    What happens between them is a subclass's business: its `attend` and `attend_token`. `forward`, `step` and
+    `new_state` have one signature for all kinds of attention, so that a model can put any kind into any layer.
 
     `qk_norm`: an RMSNorm of each query and key, with a gain a channel, before all else: products stay of a
     size whatever the projections grow to, and so does the sum that normalises (arXiv 2302.05442, 2405.09818).
@@ -42,8 +31,12 @@ class MultiHeadAttention(nn.Module):
     has_weights: ClassVar[bool] = False
     """Whether `forward` takes return_weights=True, which makes it return (y, state, weights (b, h, t, s))."""
     rotary: Rotary | None = None
-    step: Callable[..., Any]
-    new_state: Callable[..., Any]
+    attend: Callable[..., Any]
+    """attend(x, source (b, s, ·), *, key_mask, …): what `forward` returns, with keys and values made of the source."""
+    attend_token: Callable[..., tuple[Tensor, Any]]
+    """attend_token(x, state, *, positions, rotation, inplace): what `step` returns for a token of self attention."""
+    new_state: Callable[..., State]
+    """new_state(batch_size, *, capacity=None, dtype=None, device=None): the state that has seen nothing."""
 
     @classmethod
     def rotary_dim(cls, head_dim: int, feature_map: FeatureMap | None = None) -> int:
@@ -83,6 +76,59 @@ class MultiHeadAttention(nn.Module):
         self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if qk_norm else None
         self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if qk_norm else None
 
+    def forward(
+        self,
+        x: Float[Tensor, "b t hidden"],
+        context: Float[Tensor, "b s context"] | None = None,
+        *,
+        key_mask: Bool[Tensor, "b s"] | None = None,
+        cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
+        positions: Int[Tensor, "#b t"] | None = None,
+        rotation: Rotation | None = None,
+        state: State | None = None,
+        return_state: bool = False,
+        inplace: bool = False,
+        **options: Any,
+    ) -> Any:
+        """y (b, t, hidden), or with `return_state` (y, the state after these tokens).
+
+        x gives the queries; keys and values come from x too, or, where `context_size` was given (cross attention),
+        from context. `key_mask`: True = attend. `cu_seqlens` bounds sequences packed into one row. `positions`: for
+        rotary positions only (`rotation`: what a `Rotary` has made of them already, so that layers can share it).
+        `state` is what earlier tokens left behind; it stays as it was, unless `inplace=True` lets its memory be used
+        for the new one (which only the owner may ask for). options: those of one kind of attention.
+        """
+        return self.attend(
+            x, self.source(x, context, state), key_mask=key_mask, cu_seqlens=cu_seqlens, positions=positions,
+            rotation=rotation, state=state, return_state=return_state, inplace=inplace, **options,
+        )  # fmt: skip
+
+    def step(
+        self,
+        x: Float[Tensor, "b t hidden"],
+        state: Any,
+        *,
+        positions: Int[Tensor, "#b 1"] | None = None,
+        rotation: Rotation | None = None,
+        inplace: bool = False,
+    ) -> tuple[Float[Tensor, "b 1 hidden"], Any]:
+        """One token: (y, the state after it). With `inplace` it is written into the given state's tensors.
+
+        Raises ValueError where a step has no meaning: more than one token, or no causality.
+        """
+        if x.ndim != 3 or x.shape[1:] != (1, self.hidden_size):
+            raise ValueError(
+                f"step takes one token, (b, 1, hidden); got {tuple(x.shape)}, where hidden = {self.hidden_size}. For "
+                "(b, hidden) pass x[:, None]; for more tokens use forward."
+            )
+        if self.context_size is not None:  # reads what the context left behind; writes nothing
+            return self(x, state=state), state
+        if not self.causal:
+            raise ValueError(
+                "attention to both sides has no step: a token also sees what comes after it. Use forward."
+            )
+        return self.attend_token(x, state, positions=positions, rotation=rotation, inplace=inplace)
+
     def source(self, x: Tensor, context: Tensor | None, state) -> Tensor:
         """Where keys and values come from, (b, s, ·); ValueError if context is missing or not wanted."""
         if self.context_size is None:
@@ -98,18 +144,6 @@ class MultiHeadAttention(nn.Module):
                 "cross attention needs a context, or the state that an earlier context left behind."
             )
         return x.new_zeros(x.shape[0], 0, self.context_size)  # no new keys: only the state is read
-
-    def check_step(self, x: Tensor) -> None:
-        """Raises ValueError where a step has no meaning: more than one token, or no causality."""
-        if x.ndim != 3 or x.shape[1:] != (1, self.hidden_size):
-            raise ValueError(
-                f"step takes one token, (b, 1, hidden); got {tuple(x.shape)}, where hidden = {self.hidden_size}. For "
-                "(b, hidden) pass x[:, None]; for more tokens use forward."
-            )
-        if not self.causal and self.context_size is None:
-            raise ValueError(
-                "attention to both sides has no step: a token also sees what comes after it. Use forward."
-            )
 
     def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (b, h, t, d) of x, k and v (b, g, s, d) of the source; q and k normed where asked for."""

@@ -1,6 +1,7 @@
 """No attention at all: the least that any attention can cost, to measure the others against."""
 
-from jaxtyping import Bool, Float, Int
+from typing import Any
+
 from torch import Tensor
 
 from tarnn.attention.multihead import MultiHeadAttention
@@ -30,19 +31,10 @@ class NoAttention(MultiHeadAttention):
         )  # fmt: skip
         del self.q_proj, self.k_proj
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t hidden"],
-        context: Float[Tensor, "b s context"] | None = None,
-        *,
-        key_mask: Bool[Tensor, "b s"] | None = None,
-        cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
-        positions: Int[Tensor, "#b t"] | None = None,
-        state: NoState | None = None,
-        return_state: bool = False,
-        inplace: bool = False,
-    ) -> Tensor | tuple[Tensor, NoState]:
-        source = self.source(x, context, None)
+    def source(self, x: Tensor, context: Tensor | None, state) -> Tensor:
+        return super().source(x, context, None)  # the state knows nothing of a context
+
+    def attend(self, x: Tensor, source: Tensor, *, key_mask=None, return_state=False, **_) -> Any:
         if source.shape[:2] != x.shape[:2]:
             raise ValueError(
                 "NoAttention gives each position its own value, so the context must be as long as x; "
@@ -55,15 +47,7 @@ class NoAttention(MultiHeadAttention):
         y = self.merge(v)
         return (y, _NOTHING) if return_state else y
 
-    def step(
-        self,
-        x: Float[Tensor, "b t hidden"],
-        state: NoState = _NOTHING,
-        *,
-        positions=None,
-        inplace: bool = False,
-    ) -> tuple[Float[Tensor, "b 1 hidden"], NoState]:
-        self.check_step(x)
+    def attend_token(self, x: Tensor, state: NoState, **_) -> tuple[Tensor, NoState]:
         return self(x), state
 
     def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> NoState:

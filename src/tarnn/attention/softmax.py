@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.attention.registry import register
-from tarnn.attention.rotary import Rotary, Rotation
+from tarnn.attention.rotary import Rotary
 from tarnn.ops import KVCache, softmax_attention, softmax_step
 
 
@@ -39,52 +38,18 @@ class SoftmaxAttention(MultiHeadAttention):
             raise ValueError(f"rotary rotates q and k, so its dim must be {self.head_dim}; got {rotary.dim}.")
         self.rotary = rotary
 
-    def forward(
-        self,
-        x: Float[Tensor, "b t hidden"],
-        context: Float[Tensor, "b s context"] | None = None,
-        *,
-        key_mask: Bool[Tensor, "b s"] | None = None,
-        cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
-        positions: Int[Tensor, "#b t"] | None = None,
-        rotation: Rotation | None = None,
-        state: KVCache | None = None,
-        return_state: bool = False,
-        inplace: bool = False,
-        return_weights: bool = False,
-    ) -> Tensor | tuple:
+    def attend(
+        self, x: Tensor, source: Tensor, *, positions, rotation, return_state=False, return_weights=False, **options
+    ) -> Any:  # fmt: skip
         """With return_weights: (y, the state, the weights (b, h, t, s))."""
-        q, k, v = self._project(x, self.source(x, context, state), positions, rotation, state)
-        options: dict[str, Any] = {
-            "causal": self.causal,
-            "key_mask": key_mask,
-            "cu_seqlens": cu_seqlens,
-            "state": state,
-            "inplace": inplace,
-        }
-        if return_weights:
-            o, state, weights = softmax_attention(
-                q, k, v, return_state=return_state, return_weights=True, **options
-            )
-            return self.merge(o), state, weights
-        if not return_state:
-            return self.merge(softmax_attention(q, k, v, **options))
-        o, state = softmax_attention(q, k, v, return_state=True, **options)
-        return self.merge(o), state
+        q, k, v = self._project(x, source, positions, rotation, options["state"])
+        returned = {"return_state": return_state, "return_weights": return_weights}
+        o = softmax_attention(q, k, v, causal=self.causal, **returned, **options)
+        return (self.merge(o[0]), *o[1:]) if isinstance(o, tuple) else self.merge(o)
 
-    def step(
-        self,
-        x: Float[Tensor, "b t hidden"],
-        state: KVCache,
-        *,
-        positions: Int[Tensor, "#b 1"] | None = None,
-        rotation: Rotation | None = None,
-        inplace: bool = False,
-    ) -> tuple[Float[Tensor, "b 1 hidden"], KVCache]:
-        """One token. With `inplace` its key and value are written into the given cache's room."""
-        self.check_step(x)
-        if self.context_size is not None:  # reads the context's cache; writes nothing
-            return self(x, state=state), state
+    def attend_token(
+        self, x: Tensor, state: KVCache, *, positions, rotation, inplace: bool
+    ) -> tuple[Tensor, KVCache]:
         q, k, v = self._project(x, x, positions, rotation, state)
         o, state = softmax_step(q, k, v, state, inplace=inplace)
         return self.merge(o), state
