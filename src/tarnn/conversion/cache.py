@@ -2,28 +2,19 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from tarnn.ops.hybrid_chunks import HybridState
+from tarnn.models.cache import StateLayer
 
 
-class HybridCacheLayer(CacheLayerMixin):
+class HybridCacheLayer(StateLayer):
     """One layer's `HybridState`.
 
     transformers hands new keys to `update` and what comes back to the attention function. So `update` gives back the
     new keys alone, and marks them with this layer: there the attention function finds the state, and leaves the next.
     """
-
-    is_compileable = False
-    supports_early_init = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.state: HybridState | None = None
-        self.num_tokens = 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         self.is_initialized = True
@@ -33,31 +24,6 @@ class HybridCacheLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
-
-    def get_seq_length(self) -> int:
-        return self.num_tokens
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.num_tokens + query_length, 0
-
-    def reset(self) -> None:
-        self.state, self.num_tokens, self.is_initialized = None, 0, False
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.batch_select_indices(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        if self.state is not None:
-            rows = indices.nonzero()[:, 0] if indices.dtype == torch.bool else indices
-            self.state = self.state.select(rows)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.state is not None:
-            rows = torch.arange(len(self.state.count)).repeat_interleave(repeats)
-            self.state = self.state.select(rows)
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
@@ -84,11 +50,7 @@ def constant_cache(model: PreTrainedModel) -> Cache:
     window: Any = getattr(config, "sliding_window", None)
     if "layer_types" not in config.to_dict() and window is not None:
         kinds = ["sliding_attention"] * config.num_hidden_layers
+    sliding = (kind == "sliding_attention" for kind in kinds)
     return Cache(
-        layers=[
-            DynamicSlidingWindowLayer(sliding_window=window)
-            if kind == "sliding_attention"
-            else HybridCacheLayer()
-            for kind in kinds
-        ]
+        [DynamicSlidingWindowLayer(sliding_window=window) if x else HybridCacheLayer() for x in sliding]
     )

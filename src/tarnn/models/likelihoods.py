@@ -16,10 +16,8 @@ from tarnn.kernels.cpu import mixture
 from tarnn.numerics import widen
 
 NUM_VALUES = 256
-LOG_SCALES = (
-    -7.0,
-    7.0,
-)  # the least as PixelCNN++: all mass in one bin; at the most, it is spread over all of them
+# the least as PixelCNN++: all mass in one bin; at the most, it is spread over all of them
+LOG_SCALES = (-7.0, 7.0)
 
 
 @dataclass(frozen=True)
@@ -53,11 +51,8 @@ class LogisticMixture:
         return self._log_prob(parameters, torch.arange(NUM_VALUES, device=parameters.device))
 
     def sample(
-        self,
-        parameters: Float[Tensor, "*n p"],
-        generator: torch.Generator | None = None,
-        temperature: float = 1.0,
-    ) -> Int[Tensor, "*n"]:
+        self, parameters: Float[Tensor, "*n p"], generator: torch.Generator | None = None, temperature: float = 1.0
+    ) -> Int[Tensor, "*n"]:  # fmt: skip
         """A value from each distribution: a component, a point of its logistic, the value nearest to that.
 
         temperature divides the logits of π and multiplies the scales; at 0, the mean of the likeliest component.
@@ -116,11 +111,8 @@ class Categorical:
         return widen(parameters).log_softmax(-1)
 
     def sample(
-        self,
-        parameters: Float[Tensor, "*n p"],
-        generator: torch.Generator | None = None,
-        temperature: float = 1.0,
-    ) -> Int[Tensor, "*n"]:
+        self, parameters: Float[Tensor, "*n p"], generator: torch.Generator | None = None, temperature: float = 1.0
+    ) -> Int[Tensor, "*n"]:  # fmt: skip
         """A value from each distribution; temperature divides the logits; at 0, the likeliest value."""
         if temperature == 0:
             return parameters.argmax(-1)
