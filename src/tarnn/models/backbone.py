@@ -94,16 +94,10 @@ class TarnnModel(TarnnPreTrainedModel):
 
     @capture_outputs
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        use_cache: bool | None = None,
-        **kwargs: Any,
-    ) -> BaseModelOutputWithPast:
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None, inputs_embeds: Tensor | None = None, cu_seqlens: Tensor | None = None,
+        use_cache: bool | None = None, **kwargs: Any,
+    ) -> BaseModelOutputWithPast:  # fmt: skip
         """input_ids (b, t), or inputs_embeds (b, t, width) → hidden states (b, t, hidden).
 
         attention_mask: (b, t), or (b, past + t) with a cache; 0 = padding, on whichever side. cu_seqlens:
@@ -146,14 +140,9 @@ class TarnnModel(TarnnPreTrainedModel):
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
 
     def prefill(
-        self,
-        input_ids: Tensor,
-        state: ModelState,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        *,
-        inplace: bool = False,
-    ) -> tuple[Tensor, ModelState]:
+        self, input_ids: Tensor, state: ModelState, attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None, *, inplace: bool = False,
+    ) -> tuple[Tensor, ModelState]:  # fmt: skip
         """input_ids (b, t) on top of a state → (hidden states (b, t, hidden), the state after them).
 
         inputs_embeds (b, t, width): their embeddings, where they are not just those of the ids. The given state
@@ -172,13 +161,8 @@ class TarnnModel(TarnnPreTrainedModel):
         return self.norm(x), ModelState(tuple(layers), state.position + seen)
 
     def step(
-        self,
-        token_ids: Tensor,
-        state: ModelState,
-        inputs_embeds: Tensor | None = None,
-        *,
-        inplace: bool = False,
-    ) -> tuple[Tensor, ModelState]:
+        self, token_ids: Tensor, state: ModelState, inputs_embeds: Tensor | None = None, *, inplace: bool = False
+    ) -> tuple[Tensor, ModelState]:  # fmt: skip
         """One token per row, (b,) → ((b, hidden), the state after it). inputs_embeds (b, 1, width): as in `prefill`.
 
         `inplace` writes into the given state's tensors, position included, and allocates nothing.

@@ -38,18 +38,10 @@ class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
 
     @can_return_tuple
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None, inputs_embeds: Tensor | None = None, labels: Tensor | None = None,
+        cu_seqlens: Tensor | None = None, use_cache: bool | None = None, logits_to_keep: int | Tensor = 0, **kwargs: Any,
+    ) -> CausalLMOutputWithPast:  # fmt: skip
         """Arguments of `TarnnModel.forward`, and:
 
         labels: (b, t), compared with the logits one place earlier, −100 left out, and where documents are packed,
@@ -63,15 +55,9 @@ class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
                 past_key_values=past_key_values, use_cache=use_cache, arguments=kwargs,
             )  # fmt: skip
         out = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            cu_seqlens=cu_seqlens,
-            use_cache=use_cache,
-            **kwargs,
-        )
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds, cu_seqlens=cu_seqlens, use_cache=use_cache, **kwargs,
+        )  # fmt: skip
         logits = self.lm_head(slice_logits_to_keep(out.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
@@ -79,12 +65,9 @@ class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
                 labels, kwargs = without_seams(labels, cu_seqlens, kwargs)
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=out.past_key_values,
-            hidden_states=out.hidden_states,
+            loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states,
             attentions=out.attentions,
-        )
+        )  # fmt: skip
 
     def new_state(self, batch_size: int, capacity: int | None = None) -> ModelState:
         """The state before the first token. `capacity`: how many tokens softmax layers make room for."""
@@ -93,13 +76,8 @@ class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def prefill(
-        self,
-        input_ids: Tensor,
-        state: ModelState,
-        attention_mask: Tensor | None = None,
-        *,
-        inplace: bool = False,
-    ) -> tuple[Tensor, ModelState]:
+        self, input_ids: Tensor, state: ModelState, attention_mask: Tensor | None = None, *, inplace: bool = False
+    ) -> tuple[Tensor, ModelState]:  # fmt: skip
         """Reads input_ids (b, t) on top of a state: (logits after each row's last token, new state).
 
         Logits are (b, vocab) float32. A long prompt may come in pieces. attention_mask (b, t) is for these
