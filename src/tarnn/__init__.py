@@ -17,20 +17,9 @@ if TYPE_CHECKING:
     from tarnn.ops import KVCache, LinearState, linear_attention, softmax_attention, step
 
 __all__ = [
-    "Elu",
-    "FeatureMap",
-    "KVCache",
-    "LinearAttention",
-    "LinearState",
-    "NoAttention",
-    "PositiveRandomFeatures",
-    "SoftmaxAttention",
-    "TarnnConfig",
-    "TarnnForCausalLM",
-    "linear_attention",
-    "softmax_attention",
-    "step",
-]
+    "Elu", "FeatureMap", "KVCache", "LinearAttention", "LinearState", "NoAttention", "PositiveRandomFeatures",
+    "SoftmaxAttention", "TarnnConfig", "TarnnForCausalLM", "linear_attention", "softmax_attention", "step",
+]  # fmt: skip
 
 _HOME = {
     "tarnn.ops": ("KVCache", "LinearState", "linear_attention", "softmax_attention", "step"),
@@ -39,17 +28,8 @@ _HOME = {
     "tarnn.models": ("TarnnConfig", "TarnnForCausalLM"),
 }
 _ROOMS = (
-    "analysis",
-    "attention",
-    "data",
-    "feature_maps",
-    "generation",
-    "kernels",
-    "models",
-    "ops",
-    "tasks",
-    "training",
-)
+    "analysis", "attention", "data", "feature_maps", "generation", "kernels", "models", "ops", "tasks", "training"
+)  # fmt: skip
 
 
 auto_classes.announce()

@@ -15,18 +15,9 @@ if TYPE_CHECKING:
     from tarnn.attention.torch_multihead import TorchMultihead
 
 __all__ = [
-    "ChannelDecay",
-    "HeadDecay",
-    "LinearAttention",
-    "NoAttention",
-    "Rotary",
-    "SoftmaxAttention",
-    "TokenDecay",
-    "TorchMultihead",
-    "calibrating",
-    "names",
-    "register",
-]
+    "ChannelDecay", "HeadDecay", "LinearAttention", "NoAttention", "Rotary", "SoftmaxAttention", "TokenDecay",
+    "TorchMultihead", "calibrating", "names", "register",
+]  # fmt: skip
 
 _HOME = {"calibrating": "calibration", "TorchMultihead": "torch_multihead"}
 

@@ -127,14 +127,8 @@ def read(loop: TokenLoop, ids: Tensor, report: Report) -> None:
 
 
 def write(
-    loop: TokenLoop,
-    draw: samplers.Sampler,
-    limit: int,
-    rows: list[TextStream],
-    report: Report,
-    *,
-    goes_on: bool,
-) -> None:
+    loop: TokenLoop, draw: samplers.Sampler, limit: int, rows: list[TextStream], report: Report, *, goes_on: bool
+) -> None:  # fmt: skip
     """Makes the tokens. One row's text goes out as it is made, that of several rows at the end."""
     out, made, start = Output(), 0, time.perf_counter()
     ends, pad = end_ids(loop.model), loop.model.config.pad_token_id or 0

@@ -60,13 +60,8 @@ class ImageRequest:
 
 
 def generate_images(
-    request: ImageRequest,
-    load: Callable[[], Any],
-    sampling: dict[str, Any],
-    *,
-    step: StepOptions,
-    report: Report,
-) -> None:
+    request: ImageRequest, load: Callable[[], Any], sampling: dict[str, Any], *, step: StepOptions, report: Report
+) -> None:  # fmt: skip
     """Draws or completes images into a PNG, and reports bits per dimension, as asked for.
 
     `load` opens the model; `sampling` are the arguments of the sampler; `report` takes lines about the

@@ -16,13 +16,9 @@ def silent(_: str) -> None:
 
 
 def progress(
-    steps: Iterable[T],
-    total: int | None,
-    text: str,
-    report: Report | None,
-    *,
+    steps: Iterable[T], total: int | None, text: str, report: Report | None, *,
     size: Callable[[T], int] = lambda _: 1,
-) -> Iterator[T]:
+) -> Iterator[T]:  # fmt: skip
     """The same steps. `total`: the sum of their sizes, where it is known."""
     quiet = report is silent
     if sys.stderr.isatty() and not quiet:

@@ -28,35 +28,12 @@ if TYPE_CHECKING:
     from tarnn.feature_maps.trigonometric import GaussianRandomFeatures, TrigonometricRandomFeatures
 
 __all__ = [
-    "CosFormer",
-    "Dpfp",
-    "Elu",
-    "Exp",
-    "FeatureMap",
-    "GaussianRandomFeatures",
-    "GeneralizedFeatures",
-    "GeneralizedRandomFeatures",
-    "Hedgehog",
-    "HyperbolicRandomFeatures",
-    "Identity",
-    "OptimalRandomFeatures",
-    "OwnMap",
-    "Polynomial2",
-    "PositiveRandomFeatures",
-    "RandomFeatureMap",
-    "RegularizedRandomFeatures",
-    "Relu",
-    "Reparametrized",
-    "SderfFeatures",
-    "SquaredRelu",
-    "Taylor",
-    "TrigonometricRandomFeatures",
-    "as_feature_map",
-    "make",
-    "names",
-    "options_of",
-    "register",
-]
+    "CosFormer", "Dpfp", "Elu", "Exp", "FeatureMap", "GaussianRandomFeatures", "GeneralizedFeatures",
+    "GeneralizedRandomFeatures", "Hedgehog", "HyperbolicRandomFeatures", "Identity", "OptimalRandomFeatures",
+    "OwnMap", "Polynomial2", "PositiveRandomFeatures", "RandomFeatureMap", "RegularizedRandomFeatures", "Relu",
+    "Reparametrized", "SderfFeatures", "SquaredRelu", "Taylor", "TrigonometricRandomFeatures", "as_feature_map",
+    "make", "names", "options_of", "register",
+]  # fmt: skip
 
 _HOME = {
     "base": ("FeatureMap",),

@@ -24,17 +24,8 @@ State = TypeVar("State", bound=ModelState)
 Sums = tuple[list[Tensor], list[Tensor], list[Tensor]]
 NO_LIMIT = 2**62
 LINEAR = (
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "gate",
-    "gate_proj",
-    "up_proj",
-    "down_proj",
-    "lm_head",
-    "head",
-)
+    "q_proj", "k_proj", "v_proj", "o_proj", "gate", "gate_proj", "up_proj", "down_proj", "lm_head", "head"
+)  # fmt: skip
 MOST_PLACES = 2**16  # positions whose embeddings are kept in a table; beyond, each step computes its own
 
 
@@ -120,18 +111,8 @@ class FusedStep:
         extra = _extra(self.model, state, self.places)
         try:
             parameters = step(
-                ids,
-                positions,
-                self.plan,
-                self.block,
-                self.tokens,
-                self.places,
-                extra,
-                S,
-                z,
-                M,
-                *self._numbers,
-            )
+                ids, positions, self.plan, self.block, self.tokens, self.places, extra, S, z, M, *self._numbers
+            )  # fmt: skip
         except RuntimeError as error:
             check_length(self.model.config, 1, int(positions.max()))
             raise ValueError(str(error).splitlines()[0]) from error

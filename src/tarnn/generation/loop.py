@@ -35,13 +35,9 @@ class TokenLoop:
     """
 
     def __init__(
-        self,
-        model: TarnnForCausalLM,
-        state: ModelState,
-        logits: Float[Tensor, "b v"] | None = None,
-        *,
+        self, model: TarnnForCausalLM, state: ModelState, logits: Float[Tensor, "b v"] | None = None, *,
         step: Step | None = None,
-    ):
+    ):  # fmt: skip
         self.model, self.state, self.logits = model, state.clone(), logits
         self.step: Step = model.step if step is None else step
 

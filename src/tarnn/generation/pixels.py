@@ -13,14 +13,9 @@ from tarnn.models.image_configuration import START
 
 
 def pixel_sampler(
-    likelihood: Categorical | LogisticMixture,
-    *,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    generator: torch.Generator | None = None,
-) -> Sampler:
+    likelihood: Categorical | LogisticMixture, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0,
+    min_p: float = 0.0, generator: torch.Generator | None = None,
+) -> Sampler:  # fmt: skip
     """From the parameters of a distribution (b, p) to a value of each row (b,).
 
     Plain draws come from the distribution itself. With top_k, top_p or min_p, from its 256 probabilities, as tokens are
@@ -44,14 +39,9 @@ class PixelLoop:
     """
 
     def __init__(
-        self,
-        model: TarnnForImageGeneration,
-        batch_size: int,
-        *,
-        class_labels: Int[Tensor, " b"] | None = None,
-        known: UInt8[Tensor, "b t"] | None = None,
-        step: Step | None = None,
-    ):
+        self, model: TarnnForImageGeneration, batch_size: int, *, class_labels: Int[Tensor, " b"] | None = None,
+        known: UInt8[Tensor, "b t"] | None = None, step: Step | None = None,
+    ):  # fmt: skip
         self.model = model
         self.step: Step = model.step if step is None else step
         self.state = model.new_state(batch_size, class_labels=class_labels)

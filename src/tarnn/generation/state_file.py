@@ -27,13 +27,8 @@ FORMAT, VERSION, FIRST_VERSION = "tarnn.state", "2", "1"
 AGAIN = "Make the state again with --state-out."
 MOST_ROWS = 2**20
 NOT_THE_FUNCTION = {
-    "use_cache",
-    "dropout",
-    "initializer_range",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-}
+    "use_cache", "dropout", "initializer_range", "bos_token_id", "eos_token_id", "pad_token_id"
+}  # fmt: skip
 # the config's choices that came after version 1: where they are empty, the function is that of a file without them
 LATER = {"attention_options"}
 
@@ -69,12 +64,8 @@ class SavedState(NamedTuple):
 
 
 def save_state(
-    path: str | Path,
-    model: TarnnForCausalLM,
-    state: ModelState,
-    logits: Float[Tensor, "b v"],
-    recent: list[int],
-) -> int:
+    path: str | Path, model: TarnnForCausalLM, state: ModelState, logits: Float[Tensor, "b v"], recent: list[int]
+) -> int:  # fmt: skip
     """Writes the state, the next token's logits and the last tokens; returns the file's size in bytes.
 
     Atomic, see `write_atomically`. Raises UserError where the file can't be written.
@@ -151,12 +142,9 @@ def wrong_field(tensors: dict[str, Tensor], metadata: dict[str, str], model: Tar
         if x.is_floating_point() and not (x < torch.inf if name.endswith(".M") else x.isfinite()).all():
             return f"{name} holds NaN or an infinity"
     return wrong_number(
-        tensors["position"],
-        tensors["recent"],
-        metadata,
-        vocab,
+        tensors["position"], tensors["recent"], metadata, vocab,
         length if any(name.endswith(".k") for name in expected) else None,
-    )
+    )  # fmt: skip
 
 
 def wrong_number(

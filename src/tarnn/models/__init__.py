@@ -18,15 +18,6 @@ AutoConfig.register("tarnn_image", TarnnImageConfig)
 AutoModel.register(TarnnImageConfig, TarnnForImageGeneration)
 
 __all__ = [
-    "Categorical",
-    "ImageState",
-    "LinearStateLayer",
-    "LogisticMixture",
-    "ModelState",
-    "SoftmaxStateLayer",
-    "TarnnConfig",
-    "TarnnForCausalLM",
-    "TarnnForImageGeneration",
-    "TarnnImageConfig",
-    "TarnnModel",
-]
+    "Categorical", "ImageState", "LinearStateLayer", "LogisticMixture", "ModelState", "SoftmaxStateLayer",
+    "TarnnConfig", "TarnnForCausalLM", "TarnnForImageGeneration", "TarnnImageConfig", "TarnnModel",
+]  # fmt: skip

@@ -9,15 +9,9 @@ from transformers.utils.import_utils import is_tracing
 
 
 def find_documents(
-    shape: tuple[int, int],
-    *,
-    cu_seqlens: Tensor | None,
-    position_ids: Tensor | None,
-    attention_mask: Tensor | None,
-    past_key_values: Cache | None,
-    use_cache: bool | None,
-    arguments: Mapping,
-) -> Tensor | None:
+    shape: tuple[int, int], *, cu_seqlens: Tensor | None, position_ids: Tensor | None, attention_mask: Tensor | None,
+    past_key_values: Cache | None, use_cache: bool | None, arguments: Mapping,
+) -> Tensor | None:  # fmt: skip
     """Bounds (n + 1,) of the n documents among all b·t tokens, row after row; None where each row is one document.
 
     They are given as cu_seqlens, as cu_seq_lens_q, as seq_idx (the number of each token's document), or by

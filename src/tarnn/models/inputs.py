@@ -45,12 +45,9 @@ def check_positions(config: TarnnConfig, positions: Tensor, past: int = 0) -> No
 
 
 def check_inputs(
-    input_ids: Tensor | None = None,
-    inputs_embeds: Tensor | None = None,
-    attention_mask: Tensor | None = None,
-    position_ids: Tensor | None = None,
-    past: int = 0,
-) -> tuple[torch.Size, torch.device]:
+    input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None, past: int = 0,
+) -> tuple[torch.Size, torch.device]:  # fmt: skip
     """The input's shape (b, t) and device. Raises ValueError for what doesn't fit together."""
     given = input_ids if inputs_embeds is None else inputs_embeds
     if given is None or (input_ids is not None and inputs_embeds is not None):

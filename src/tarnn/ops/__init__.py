@@ -14,29 +14,15 @@ if TYPE_CHECKING:
     from tarnn.ops.partition import ClassSums, random_feature_softmax, sum_classes
 
 __all__ = [
-    "ClassSums",
-    "HybridState",
-    "KVCache",
-    "LinearState",
-    "NoState",
-    "State",
-    "hybrid_attention",
-    "linear_attention",
-    "random_feature_softmax",
-    "softmax_attention",
-    "softmax_step",
-    "step",
-    "sum_classes",
-]
+    "ClassSums", "HybridState", "KVCache", "LinearState", "NoState", "State", "hybrid_attention", "linear_attention",
+    "random_feature_softmax", "softmax_attention", "softmax_step", "step", "sum_classes",
+]  # fmt: skip
 
 # loaded when first used
 _HOME = {
-    "ClassSums": "partition",
-    "HybridState": "hybrid_chunks",
-    "hybrid_attention": "hybrid",
-    "random_feature_softmax": "partition",
-    "sum_classes": "partition",
-}
+    "ClassSums": "partition", "HybridState": "hybrid_chunks", "hybrid_attention": "hybrid",
+    "random_feature_softmax": "partition", "sum_classes": "partition",
+}  # fmt: skip
 
 
 def __getattr__(name: str):

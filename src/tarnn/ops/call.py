@@ -44,24 +44,9 @@ def make_call(
         omega, bias = _for_heads(omega, k), None if bias is None else _for_heads(bias, k)
     S, z, M = (None, None, None) if state is None else (state.S, state.z, state.M)
     call = Call(
-        q,
-        k,
-        v,
-        log_decay,
-        weight,
-        S,
-        z,
-        omega,
-        bias,
-        M,
-        key_mask,
-        cu_seqlens,
-        function,
-        causal,
-        normalize,
-        eps,
+        q, k, v, log_decay, weight, S, z, omega, bias, M, key_mask, cu_seqlens, function, causal, normalize, eps,
         *numbers,
-    )
+    )  # fmt: skip
     check_state(call)
     return call, None if normalize else query_log_weight
 

@@ -43,15 +43,8 @@ class HybridState(State):
 
     @classmethod
     def zeros(
-        cls,
-        k: Tensor,
-        v: Tensor,
-        num_features: int,
-        *,
-        window: int,
-        sinks: int,
-        batch_size: int | None = None,
-    ) -> "HybridState":
+        cls, k: Tensor, v: Tensor, num_features: int, *, window: int, sinks: int, batch_size: int | None = None
+    ) -> "HybridState":  # fmt: skip
         """The state that has seen nothing, for keys and values like these."""
         b, g = (k.shape[0] if batch_size is None else batch_size), k.shape[1]
         dtype = wide(k.dtype)

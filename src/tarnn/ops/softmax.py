@@ -59,13 +59,9 @@ class KVCache(State):
         return self.append(found["k"], found["v"], found.get("mask"))
 
     def append(
-        self,
-        k: Float[Tensor, "b g t d"],
-        v: Float[Tensor, "b g t e"],
-        key_mask: Bool[Tensor, "b t"] | None = None,
-        *,
-        inplace: bool = False,
-    ) -> "KVCache":
+        self, k: Float[Tensor, "b g t d"], v: Float[Tensor, "b g t e"], key_mask: Bool[Tensor, "b t"] | None = None,
+        *, inplace: bool = False,
+    ) -> "KVCache":  # fmt: skip
         """The cache with t more keys and values behind the others, and as much room in all.
 
         With `inplace` they are written into this one's buffers, which the returned cache shares: no copy. This one
@@ -250,14 +246,8 @@ def _attend(q, k, v, *, causal, past, scale, key_mask, key_log_weight, pairs=Non
         mask = weight if mask is None else torch.where(mask, weight, -torch.inf)
     # is_causal: torch's own causal path, which reads half of the pairs
     o = scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        is_causal=causal and mask is None and not past,
-        scale=scale,
-        enable_gqa=groups > 1,
-    )
+        q, k, v, attn_mask=mask, is_causal=causal and mask is None and not past, scale=scale, enable_gqa=groups > 1
+    )  # fmt: skip
     if key_mask is None:
         return o
     seen = key_mask.cumsum(-1)[:, past:] > 0 if causal else key_mask.any(-1, keepdim=True).expand(-1, t)

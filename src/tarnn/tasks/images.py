@@ -234,9 +234,6 @@ def check_like(images: Images, others: Images, num_classes: int) -> None:
 
 def facts_of(images: Images) -> dict[str, Any]:
     return {
-        "source": images.source,
-        "images": len(images),
-        "shape": list(images.shape),
-        "classes": images.num_classes,
+        "source": images.source, "images": len(images), "shape": list(images.shape), "classes": images.num_classes,
         "digest": images.digest,
-    }
+    }  # fmt: skip

@@ -14,12 +14,8 @@ def supports(parameters: Tensor) -> bool:
 
 
 def sample(
-    parameters: Tensor,
-    exponential: Tensor,
-    uniform: Tensor,
-    temperature: float,
-    log_scales: tuple[float, float],
-) -> Tensor:
+    parameters: Tensor, exponential: Tensor, uniform: Tensor, temperature: float, log_scales: tuple[float, float]
+) -> Tensor:  # fmt: skip
     """parameters (…, 3·m), noise (…, m) from Exp(1) and (…, 1) from U[0, 1) → values (…) int64, 0 to 255.
 
     temperature > 0; log_scales: the bounds that they are kept within. Noise is contiguous.
