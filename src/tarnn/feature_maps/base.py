@@ -101,6 +101,11 @@ class FeatureMap(nn.Module):
         """f for a given d."""
         raise NotImplementedError
 
+    def forward(self, x: Tensor) -> Tensor:
+        """φ(x) in the dtype of x, from `scaled`; a map defines this or that."""
+        features, scale = self.scaled(x)
+        return (features if scale is None else features * scale.exp()[..., None]).to(x.dtype)
+
     def scaled(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """φ(x) as (features, log-scale or None): φ(x) = features · e^log_scale, features (…, f), scale (…).
 

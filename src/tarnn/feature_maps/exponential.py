@@ -110,10 +110,6 @@ class ExponentialMap(RandomFeatureMap):
     ) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
         return self.exponents(x).features()
 
-    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch f"]:
-        features, scale = self.exponents(x).features()
-        return (features * scale.exp()[..., None]).to(x.dtype)
-
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, scale={self.scale:.4g}"
 

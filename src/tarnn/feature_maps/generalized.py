@@ -61,9 +61,6 @@ class GeneralizedFeatures(FeatureMap):
     def num_features(self, head_dim: int) -> int:
         return head_dim
 
-    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
-        return self.scaled(x)[0].to(x.dtype)
-
     def scaled(self, x: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch d"], None]:
         return self.function(widen(x)) + self.epsilon, None
 
@@ -111,14 +108,7 @@ class GeneralizedRandomFeatures(RandomFeatureMap):
             Projection("relu", self.omega[None, None], factor=factor, shift=factor * self.epsilon), q, k
         )
 
-    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch f"]:
-        features, scale = self._parts(x)
-        return (features if scale is None else features * scale.exp()[..., None]).to(x.dtype)
-
     def scaled(self, x: Float[Tensor, "*batch d"]) -> tuple[Tensor, Tensor | None]:
-        return self._parts(x)
-
-    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         self.check_width(x)
         wide = widen(x)
         with full_precision(x):

@@ -141,9 +141,6 @@ class Reparametrized(FittedMap):
             "Reparametrized moves queries and keys in different ways: take .queries(q) and .keys(k)."
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scaled(x)[0]
-
     def _values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         values = (self.query_centre, self.key_centre, self.stretch)
         centre, other, stretch = (per_head(value, x).to(x.dtype) for value in values)

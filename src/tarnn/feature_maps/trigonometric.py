@@ -53,9 +53,6 @@ class GaussianRandomFeatures(_Fourier):
         super().__init__(head_dim, num_features, directions, norms, seed)
         self.sigma = sigma
 
-    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch f"]:
-        return self.scaled(x)[0].to(x.dtype)
-
     def scaled(self, x: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch f"], None]:
         return self.waves(x, 1 / self.sigma), None
 
@@ -90,13 +87,6 @@ class TrigonometricRandomFeatures(_Fourier):
     def scaled(
         self, x: Float[Tensor, "*batch d"]
     ) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
-        return self._parts(x)
-
-    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch f"]:
-        waves, scale = self._parts(x)
-        return (waves * scale.exp()[..., None]).to(x.dtype)
-
-    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
         waves = self.waves(x, self.scale**0.5)
         scale = 0.5 * self.scale * x.to(waves.dtype).square().sum(-1)
         constant = scale.detach()

@@ -25,7 +25,6 @@ from tarnn.models import ModelState, TarnnConfig, TarnnForCausalLM
 
 FORMAT, VERSION, FIRST_VERSION = "tarnn.state", "2", "1"
 AGAIN = "Make the state again with --state-out."
-MOST_ROWS = 2**20
 NOT_THE_FUNCTION = {
     "use_cache", "dropout", "initializer_range", "bos_token_id", "eos_token_id", "pad_token_id"
 }  # fmt: skip
