@@ -66,7 +66,11 @@ def test_resize_the_vocabulary(make_model, ids, tmp_path, kind, size):
     assert model(x).logits.shape[-1] == size
     torch.testing.assert_close(model(x).logits[..., :kept], before[..., :kept])
     model.save_pretrained(tmp_path)
-    assert torch.equal(TarnnForCausalLM.from_pretrained(tmp_path)(x).logits, model(x).logits)
+    again = TarnnForCausalLM.from_pretrained(tmp_path)
+    for name, saved in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], saved), name
+    # where a matrix lies in memory decides how its product is summed
+    torch.testing.assert_close(again(x).logits, model(x).logits, rtol=1e-12, atol=1e-12)
 
 
 def test_another_models_checkpoint_is_refused(make_model, tmp_path):

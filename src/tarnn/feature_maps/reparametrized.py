@@ -47,7 +47,7 @@ class Reparametrized(FittedMap):
         centre: bool = True, balance: bool = True, fit: str = "calibrated",
     ):  # fmt: skip
         super().__init__()
-        if not feature_map.softmax_kernel:
+        if not isinstance(feature_map, FeatureMap) or not feature_map.softmax_kernel:
             raise ValueError(
                 "Reparametrized takes a map of softmax's kernel, such as PositiveRandomFeatures; got "
                 f"{type(feature_map).__name__}."
