@@ -25,7 +25,7 @@ def stdin_of(data):
 
 
 def generated(folder, prompt, tokens=30, **options):
-    model, tokenizer = open_model(folder), open_tokenizer(folder)
+    model, tokenizer = open_model(folder, whole=True), open_tokenizer(folder)
     ids = torch.tensor([list(prompt) or [256]])
     out = model.generate(ids, max_new_tokens=tokens, top_k=0, **options)[0, ids.shape[1] :]
     return tokenizer.decode(out, skip_special_tokens=True)
@@ -136,7 +136,7 @@ def test_several_samples_are_those_of_generate(command, checkpoints):
         "generate", folder, "--prompt", "ab", "--num-samples", 3, "--seed", 1, "--max-new-tokens", 20
     )
     torch.manual_seed(1)
-    model, tokenizer = open_model(folder), open_tokenizer(folder)
+    model, tokenizer = open_model(folder, whole=True), open_tokenizer(folder)
     ids = model.generate(
         torch.tensor([list(b"ab")]), do_sample=True, top_k=0, max_new_tokens=20, num_return_sequences=3
     )

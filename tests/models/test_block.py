@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.functional import gelu, layer_norm, silu
 
 from tarnn.models import TarnnConfig, TarnnModel
-from tarnn.models.block import TarnnBlock
+from tarnn.models.backbone import TarnnBlock
 
 
 class Half(nn.Module):

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tarnn.models import ModelState, TarnnConfig, TarnnForCausalLM
+from tarnn.models.configuration import TarnnConfig
+from tarnn.models.recurrent import TextModel
+from tarnn.models.state import ModelState
 
 ROUNDS, SECONDS_A_ROUND, WARM_UP, MOST_STEPS = 7, 0.25, 3, 128
 Step = Callable[..., tuple[Tensor, ModelState]]
@@ -37,7 +39,7 @@ class DecodeCost:
 
 @torch.no_grad()
 def decode_cost(
-    model: TarnnForCausalLM, position: int, *, batch_size: int = 1, rounds: int = ROUNDS,
+    model: TextModel, position: int, *, batch_size: int = 1, rounds: int = ROUNDS,
     seconds_a_round: float = SECONDS_A_ROUND, step: Step | None = None,
 ) -> DecodeCost:  # fmt: skip
     """Measures `model.step` (or `step`, a compiled form of it) with `position` tokens behind it.
@@ -60,7 +62,7 @@ def decode_cost(
 
 
 def fastest_decode_cost(
-    model: TarnnForCausalLM, position: int, *, threads: Sequence[int] = (), **options: Any
+    model: TextModel, position: int, *, threads: Sequence[int] = (), **options: Any
 ) -> DecodeCost:
     """`decode_cost` with each number of threads (by default one, and torch's own), the fastest of them.
 
@@ -77,7 +79,7 @@ def fastest_decode_cost(
     return min(costs, key=lambda cost: cost.ms)
 
 
-def state_at(model: TarnnForCausalLM, position: int, batch_size: int, *, room: int) -> ModelState:
+def state_at(model: TextModel, position: int, batch_size: int, *, room: int) -> ModelState:
     """A state as large as after `position` tokens, with random numbers in it, and room for some more.
 
     Keys, values and the sums of linear attention are normal numbers of the size that they have in a model (a

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,13 +10,13 @@ from torch import Tensor
 from tarnn.data import Images
 from tarnn.data.image_batches import ImageBatches, ImageRows
 from tarnn.errors import UserError
-from tarnn.models import ImageState, TarnnForImageGeneration
 from tarnn.models.image_configuration import START
+from tarnn.models.recurrent_images import ImageModel, ImageState
 
 VALUES_AT_ONCE = 16_384  # in a batch: larger ones are no faster on a CPU, and take more memory
 
 
-def check_fit(model: TarnnForImageGeneration, images: Images) -> None:
+def check_fit(model: ImageModel, images: Images) -> None:
     """UserError where a model was made for images of another size, or for classes that these don't have."""
     config = model.config
     shape = (config.image_height, config.image_width, config.num_channels)
@@ -35,12 +36,10 @@ def check_fit(model: TarnnForImageGeneration, images: Images) -> None:
 
 
 @torch.no_grad()
-def bits_per_dim(
-    model: TarnnForImageGeneration, images: Images, batch_size: int | None = None
-) -> Iterator[Tensor]:
+def bits_per_dim(model: Any, images: Images, batch_size: int | None = None) -> Iterator[Tensor]:
     """Bits per dimension of all images, in order: (b,) float64, a batch at a time (by default of a size that suits).
 
-    Raises UserError for images that don't fit the model.
+    model: a `TarnnForImageGeneration`. Raises UserError for images that don't fit it.
     """
     check_fit(model, images)
     length = model.config.sequence_length
@@ -52,7 +51,7 @@ def bits_per_dim(
 
 @torch.no_grad()
 def bits_per_dim_by_steps(
-    model: TarnnForImageGeneration,
+    model: ImageModel,
     images: Images,
     step: Callable[..., tuple[Tensor, ImageState]] | None = None,
 ) -> Tensor:

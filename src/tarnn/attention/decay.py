@@ -17,7 +17,9 @@ def retention(num_heads: int) -> Float[Tensor, " g"]:
 
     RetNet (Sun et al. 2023, eq. 8, arXiv 2307.08621).
     """
-    return torch.log1p(-torch.exp2(-5.0 - torch.arange(num_heads, dtype=torch.float64))).float()
+    # on the CPU: for arithmetic on the meta device, where models are made without data, torch imports its compiler, 1.5 s
+    head = torch.arange(num_heads, dtype=torch.float64, device="cpu")
+    return torch.log1p(-torch.exp2(-5.0 - head)).float()
 
 
 @DECAYS.register("head")
@@ -31,7 +33,7 @@ class HeadDecay(nn.Module):
 
     def __init__(self, num_heads: int):
         super().__init__()
-        self.register_buffer("log_decay", retention(num_heads))
+        self.register_buffer("log_decay", retention(num_heads).to(torch.get_default_device()))
 
     def forward(self, x: Float[Tensor, "b t hidden"]) -> Float[Tensor, " g"]:
         return widen(self.log_decay)
@@ -51,7 +53,7 @@ class TokenDecay(nn.Module):
     def __init__(self, hidden_size: int, num_heads: int):
         super().__init__()
         self.gate = nn.Linear(hidden_size, num_heads, bias=False)
-        self.bias = nn.Parameter(self.initial_bias(num_heads))
+        self.bias = nn.Parameter(self.initial_bias(num_heads).to(torch.get_default_device()))
 
     @staticmethod
     def initial_bias(num_heads: int) -> Float[Tensor, " g"]:

@@ -131,7 +131,7 @@ def write(
 ) -> None:  # fmt: skip
     """Makes the tokens. One row's text goes out as it is made, that of several rows at the end."""
     out, made, start = Output(), 0, time.perf_counter()
-    ends, pad = end_ids(loop.model), loop.model.config.pad_token_id or 0
+    ends, pad = loop.model.end_ids, loop.model.config.pad_token_id or 0
     tokens = loop.tokens(draw, limit, end_ids=ends, pad_id=pad)
     seen = len(rows) == 1 and sys.stdout.isatty()  # then the text itself shows how far it is
     for token in tokens if seen else progress(tokens, limit, "tokens made", report):
@@ -149,12 +149,6 @@ def write(
         out.end_line(always=len(rows) > 1)
     why = "nobody reads on" if out.closed else ", ".join(dict.fromkeys(row.over for row in rows))
     report(f"tarnn: made {speed(made * len(rows), seconds)}; {why}; {loop.state.nbytes:,} bytes of state")
-
-
-def end_ids(model) -> set[int]:
-    """The tokens that end a text, as `model.generate` has them."""
-    ids = model.generation_config.eos_token_id
-    return set() if ids is None else set(ids) if isinstance(ids, list) else {ids}
 
 
 def speed(num_tokens: int, seconds: float) -> str:

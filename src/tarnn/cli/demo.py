@@ -60,7 +60,7 @@ def demo(
     )  # fmt: skip
     heading(f"1. training on {corpus}" + ("" if quick else f" for {minutes:g} minutes"))
     result = train(settings)
-    model, text = open_model(out), load(out / DATA)
+    model, text = open_model(out, whole=True), load(out / DATA)
     heading(f"2. what it writes, after {PROMPT!r}")
     write_sample(model, text, QUICK_SAMPLE_TOKENS if quick else SAMPLE_TOKENS, seed)
     heading("3. bits per byte of the held-out text, less is better")

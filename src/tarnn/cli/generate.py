@@ -113,7 +113,9 @@ def generate(
 
     def load() -> Any:
         track = partial(progress, text="tensors of the weights read", report=report)
-        model = open_model(checkpoint, kinds=tuple(KINDS), dtype=DTYPES.get(dtype), device=where, track=track)
+        # whole images are read by `forward`
+        asked: dict[str, Any] = {"dtype": DTYPES.get(dtype), "whole": evaluate is not None}
+        model = open_model(checkpoint, kinds=tuple(KINDS), **asked, device=where, track=track)
         report(f"tarnn: {checkpoint}, {str(model.dtype).removeprefix('torch.')} on {where}; {said}")
         return model
 
@@ -134,7 +136,7 @@ def refuse_other_task(checkpoint: Path, task: str | None, images: bool, given: d
     actual, other = ("image", TEXT_ONLY) if images else ("text", IMAGE_ONLY)
     if task not in (None, actual):
         raise UserError(
-            f"--task {task}: {checkpoint} holds a model of {KINDS['tarnn_image' if images else 'tarnn'][0]}."
+            f"--task {task}: {checkpoint} holds a model of {KINDS['tarnn_image' if images else 'tarnn'].of}."
         )
     if wrong := [name for name in other if name in given]:
         raise UserError(

@@ -25,7 +25,7 @@ from tarnn.generation.pixels import PixelLoop, pixel_sampler, upper_rows
 from tarnn.generation.samplers import Sampler
 from tarnn.generation.state_file import check_writable
 from tarnn.generation.threads import threads_for_steps
-from tarnn.models import TarnnForImageGeneration
+from tarnn.models.recurrent_images import ImageModel
 
 KINDS = ("tarnn_image",)
 HIDDEN = 127  # the shade of what a completion does not see
@@ -108,7 +108,7 @@ def generate_images(
 
 
 def draw(
-    model: TarnnForImageGeneration, count: int, batch_size: int, sample: Sampler, *,
+    model: ImageModel, count: int, batch_size: int, sample: Sampler, *,
     labels: Tensor | None = None, known: Tensor | None = None, step: StepOptions | None = None,
     report: Report = silent,
 ) -> np.ndarray:  # fmt: skip
@@ -148,7 +148,7 @@ def draw_sample(checkpoint: Path, path: Path, count: int, seed: int) -> Path:
     return path
 
 
-def report_bits(model: TarnnForImageGeneration, images: Images, report: Report) -> str:
+def report_bits(model: ImageModel, images: Images, report: Report) -> str:
     """Mean bits per dimension and its standard error, as a line."""
     batches, parts = bits_per_dim(model, images), []
     for part in progress(batches, None, f"bits per dimension of {len(images):,} images", report):

@@ -73,10 +73,10 @@ def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, An
     report = partial(print, file=sys.stderr, flush=True)
     for _ in progress(read_weights(checkpoint), len(header), "tensors of the weights read", report):
         pass  # UserError where one is not finite
-    weights, twin_weights = model.get_memory_footprint(), twin.get_memory_footprint()
+    weights, twin_weights = (sum(x.nbytes for x in (*m.parameters(), *m.buffers())) for m in (model, twin))
     return {
         "checkpoint": str(checkpoint),
-        "parameters": model.num_parameters(),
+        "parameters": sum(x.numel() for x in model.parameters()),
         "dtype": str(dtype).removeprefix("torch."),
         "weight_bytes": weights,
         "config": {k: getattr(config, k) for k in config.known_keys()},

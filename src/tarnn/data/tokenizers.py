@@ -74,8 +74,9 @@ def wrapped(backend) -> "PreTrainedTokenizerFast":
 
 def is_byte_tokenizer(tokenizer: "PreTrainedTokenizerFast") -> bool:
     """Every byte is its own id, and only <|endoftext|> comes after them."""
-    return len(tokenizer) == 257 and all(
-        tokenizer.convert_tokens_to_ids(character) == byte for byte, character in enumerate(byte_characters())
+    backend = tokenizer.backend_tokenizer
+    return backend.get_vocab_size() == 257 and all(
+        backend.token_to_id(character) == byte for byte, character in enumerate(byte_characters())
     )
 
 

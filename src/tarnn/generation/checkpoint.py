@@ -5,24 +5,24 @@ folder, to adapters and to the network (`auto_map`, `adapter_config.json`, `attn
 """
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import nn
-from transformers import PreTrainedTokenizerFast
+from torch.overrides import TorchFunctionMode
 
 from tarnn.errors import UserError
 from tarnn.generation.json_file import read_json
 from tarnn.generation.weights import check_weights, fill, read_headers, read_weights, saved_dtype
-from tarnn.models import TarnnConfig
+from tarnn.models.configuration import TarnnConfig
+from tarnn.models.recurrent import TextModel
 from tarnn.tasks import TASKS
 
-# model_type → what it is of, its config, its model
-KINDS: dict[str, tuple[str, type[TarnnConfig], Any]] = {
-    task.model_type: (task.of, *task.classes()) for task in TASKS.values()
-}
+# by model_type
+KINDS = {task.model_type: task for task in TASKS.values()}
 LEAD_ELSEWHERE = (
     "auto_map",
     "attn_implementation",
@@ -52,22 +52,27 @@ def open_config(path: str | Path, kinds: Collection[str] = ("tarnn",)) -> TarnnC
     if kind not in tuple(kinds):
         expected = " or ".join(map(repr, kinds))
         known = isinstance(kind, str) and kind in KINDS
-        hint = f"It is a model of {KINDS[kind][0]}" if known else "`tarnn train` makes checkpoints of ours"
+        hint = f"It is a model of {KINDS[kind].of}" if known else "`tarnn train` makes checkpoints of ours"
         raise UserError(f"{folder} holds a model of another kind: {kind!r:.60}, not {expected}. {hint}.")
     layers = fields.get("num_hidden_layers")
     if isinstance(layers, int) and layers > MOST_LAYERS:
         raise UserError(f"{file}: num_hidden_layers must be at most {MOST_LAYERS:,}; got {layers:,}.")
     try:
-        return KINDS[kind][1].from_dict({k: v for k, v in fields.items() if k not in LEAD_ELSEWHERE})
+        return (
+            KINDS[kind].recurrent()[0].from_dict({k: v for k, v in fields.items() if k not in LEAD_ELSEWHERE})
+        )
     except Exception as error:  # of wrong types in transformers' own keys, whatever its checks raise
         raise UserError(f"{file}: {' '.join(str(error).split())}") from error
 
 
 def open_model(
-    path: str | Path, *, kinds: Collection[str] = ("tarnn",), dtype: torch.dtype | None = None,
+    path: str | Path, *, kinds: Collection[str] = ("tarnn",), dtype: torch.dtype | None = None, whole: bool = False,
     device: torch.device | str = "cpu", track: Callable[[Any, int], Any] = lambda steps, total: steps,
 ) -> Any:  # fmt: skip
     """The model in folder `path`, of one of these kinds, ready to run. `dtype` None: as saved.
+
+    It runs token after token (`TextModel`, `ImageModel`) and needs no transformers; `whole`: with `forward` too, as
+    transformers has it.
 
     `track(tensors, their number)` is what the weights pass through, one after the other: a place for a progress bar.
 
@@ -77,26 +82,36 @@ def open_model(
     config, (file, header) = open_config(path, kinds), read_headers(path)
     saved = saved_dtype(file, header)
     dtype = dtype or (config.dtype if isinstance(config.dtype, torch.dtype) else saved)
-    model = weightless(path, config, header, dtype)
+    model = weightless(path, config, header, dtype, whole)
     check_weights(file, header, model)
     fill(model, track(read_weights(path), len(header)), dtype, device)
-    ends = Path(path) / "generation_config.json"
-    if model.can_generate() and ends.is_file():
-        model.generation_config.eos_token_id = end_ids(ends, config.vocab_size)
+    if isinstance(model, TextModel):
+        model.end_ids = end_ids(Path(path) / "generation_config.json", config)
     return model.eval()
 
 
-def weightless(path: str | Path, config: TarnnConfig, header: dict[str, Any], dtype: torch.dtype) -> Any:
+class _NothingDrawn(TorchFunctionMode):
+    """Weights stay as they were allocated: to draw them on the meta device, torch would import its compiler (1.5 s)."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
+
+
+def weightless(
+    path: str | Path, config: TarnnConfig, header: dict[str, Any], dtype: torch.dtype, whole: bool = False
+) -> Any:
     """The model with shapes and no numbers: nothing is allocated, by its states neither."""
-    file = Path(path) / "config.json"
+    file, task = Path(path) / "config.json", KINDS[config.model_type]
     if config.num_hidden_layers > len(header):
         raise UserError(
             f"{file} calls for {config.num_hidden_layers:,} layers, but the weights lack model.layers.{len(header)} and "
             f"all that follow. It belongs to another model."
         )
     try:
-        with torch.device("meta"):
-            model = KINDS[config.model_type][2](config)
+        with torch.device("meta"), _NothingDrawn():
+            model = (task.classes() if whole else task.recurrent())[1](config)
         return nn.Module.to(model, dtype)
     except (RuntimeError, TypeError, OverflowError) as error:
         raise UserError(
@@ -104,18 +119,31 @@ def weightless(path: str | Path, config: TarnnConfig, header: dict[str, Any], dt
         ) from error
 
 
-def end_ids(file: Path, vocab_size: int) -> list[int] | None:
-    """The tokens that end a text, by generation_config.json; UserError for what can't be tokens."""
-    found = read_json(file).get("eos_token_id")
+def end_ids(file: Path, config: TarnnConfig) -> frozenset[int]:
+    """The tokens that end a text, by generation_config.json or, without one, by the config; UserError for what can't be
+    tokens."""
+    found = read_json(file).get("eos_token_id") if file.is_file() else config.eos_token_id
     ids = found if isinstance(found, list) else [] if found is None else [found]
-    if not all(type(one) is int and 0 <= one < vocab_size for one in ids):
+    if not all(type(one) is int and 0 <= one < config.vocab_size for one in ids):
         raise UserError(
-            f"{file}: eos_token_id must be a token below {vocab_size}, or a list of them; got {found!r:.60}."
+            f"{file}: eos_token_id must be a token below {config.vocab_size}, or a list of them; got {found!r:.60}."
         )
-    return ids or None
+    return frozenset(ids)
 
 
-def open_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
+@dataclass(frozen=True)
+class SavedTokenizer:
+    """What a prompt and its continuation need of a tokenizer."""
+
+    backend_tokenizer: Tokenizer
+    bos_token_id: int | None
+    eos_token_id: int | None
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+def open_tokenizer(path: str | Path) -> SavedTokenizer:
     """The tokenizer saved beside the model; UserError where it is missing or can't be read.
 
     It is read from tokenizer.json whatever class tokenizer_config.json names; of that only the special tokens count.
@@ -133,9 +161,9 @@ def open_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
         backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
         if unknown := [token for token in special.values() if backend.token_to_id(token) is None]:
             raise ValueError(f"its vocabulary lacks the special token {unknown[0]!r}")
-        return PreTrainedTokenizerFast(
-            tokenizer_object=backend, clean_up_tokenization_spaces=False, **special
-        )
+        backend.add_special_tokens(list(special.values()))
+        ends = (backend.token_to_id(special[name]) if name in special else None for name in SPECIAL[:2])
+        return SavedTokenizer(backend, *ends)
     except Exception as error:  # the tokenizers library raises bare Exceptions
         raise UserError(
             f"the tokenizer in {path} can't be read: {' '.join(str(error).split())}. Copy it from the checkpoint's origin."

@@ -14,12 +14,15 @@ from tarnn.attention import HeadDecay, LinearAttention, TokenDecay
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.stack import FORMATS, Block, step
 from tarnn.kernels.features import NAMES
-from tarnn.models import ModelState, TarnnForCausalLM, TarnnForImageGeneration
-from tarnn.models.block import GeluMlp, TarnnBlock
+from tarnn.models.block import Block as Layer
+from tarnn.models.block import GeluMlp
 from tarnn.models.inputs import check_length
+from tarnn.models.recurrent import TextModel
+from tarnn.models.recurrent_images import ImageModel
+from tarnn.models.state import ModelState
 from tarnn.numerics import default_eps
 
-Model = TarnnForCausalLM | TarnnForImageGeneration
+Model = TextModel | ImageModel
 State = TypeVar("State", bound=ModelState)
 Sums = tuple[list[Tensor], list[Tensor], list[Tensor]]
 NO_LIMIT = 2**62
@@ -31,7 +34,7 @@ MOST_PLACES = 2**16  # positions whose embeddings are kept in a table; beyond, e
 
 def refusal(model: nn.Module) -> str | None:
     """Why there is no fused step for this model, or None where there is one."""
-    if not isinstance(model, TarnnForCausalLM | TarnnForImageGeneration):
+    if not isinstance(model, TextModel | ImageModel):
         return f"it is made for models of text and of images, not for {type(model).__name__}"
     if any(p.device.type != "cpu" or p.dtype != torch.float32 for p in model.parameters()):
         return "it computes in float32 on a CPU, and this model is elsewhere or of another type"
@@ -49,7 +52,8 @@ def refusal(model: nn.Module) -> str | None:
             return f"it has no {type(attention.decay).__name__}"
     if name := _replaced(model):
         return f"{name} has a hook, or another module in its place, which it would leave out"
-    if len({block.attention.new_state(1).M is None for block in model.model.layers}) > 1:
+    states: Any = (block.attention.new_state(1) for block in model.model.layers)
+    if len({state.M is None for state in states}) > 1:
         return "some of its layers keep a maximum in their state, and some don't"
     if not library.available():
         return f"the compiled kernels don't serve: {library.status().why}"
@@ -183,7 +187,7 @@ def _write_model(block: Block, model: Model, weights: str) -> None:
     block.matrix(head.weight, head.bias, "float32" if weights == "float32" else "bfloat16")
 
 
-def _write_layer(block: Block, layer: TarnnBlock, weights: str) -> None:
+def _write_layer(block: Block, layer: Layer, weights: str) -> None:
     attention: Any = layer.attention
     block.numbers(NAMES.index(attention.feature_map.kernel))
     _write_norm(block, layer.attention_norm)
@@ -232,7 +236,7 @@ def _interleaved(gate: nn.Linear, up: nn.Linear) -> tuple[Tensor, Tensor]:
 
 
 def _head(model: Model) -> nn.Linear:
-    return model.lm_head if isinstance(model, TarnnForCausalLM) else model.head
+    return model.lm_head if isinstance(model, TextModel) else model.head
 
 
 # --- what enters the first layer: a row a token, a row a position, and what else each row of the batch has
@@ -253,7 +257,7 @@ def _place_table(model: Model) -> Tensor | None:
     if config.position == "none" or limit is None or limit > MOST_PLACES:
         return None
     places = torch.arange(limit)[None]
-    if isinstance(model, TarnnForImageGeneration) and model.grid:
+    if isinstance(model, ImageModel) and model.grid:
         start = torch.zeros(1, limit, dtype=torch.long)
         return (model.embed(start, places, None) - model.model.embed_tokens(start))[0].contiguous()
     return _beside(model, places)[0].contiguous()

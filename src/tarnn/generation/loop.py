@@ -12,7 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tarnn.generation.samplers import Sampler
-from tarnn.models import ModelState, TarnnForCausalLM
+from tarnn.models.recurrent import TextModel
+from tarnn.models.state import ModelState
 
 Step = Callable[
     ..., tuple[Tensor, Any]
@@ -35,7 +36,7 @@ class TokenLoop:
     """
 
     def __init__(
-        self, model: TarnnForCausalLM, state: ModelState, logits: Float[Tensor, "b v"] | None = None, *,
+        self, model: TextModel, state: ModelState, logits: Float[Tensor, "b v"] | None = None, *,
         step: Step | None = None,
     ):  # fmt: skip
         self.model, self.state, self.logits = model, state.clone(), logits

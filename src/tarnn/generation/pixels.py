@@ -8,8 +8,9 @@ from torch import Tensor
 
 from tarnn.generation.loop import Step
 from tarnn.generation.samplers import Sampler, refuse_nan, sampler
-from tarnn.models import Categorical, LogisticMixture, TarnnForImageGeneration
 from tarnn.models.image_configuration import START
+from tarnn.models.likelihoods import Categorical, LogisticMixture
+from tarnn.models.recurrent_images import ImageModel
 
 
 def pixel_sampler(
@@ -39,7 +40,7 @@ class PixelLoop:
     """
 
     def __init__(
-        self, model: TarnnForImageGeneration, batch_size: int, *, class_labels: Int[Tensor, " b"] | None = None,
+        self, model: ImageModel, batch_size: int, *, class_labels: Int[Tensor, " b"] | None = None,
         known: UInt8[Tensor, "b t"] | None = None, step: Step | None = None,
     ):  # fmt: skip
         self.model = model

@@ -21,7 +21,9 @@ from torch import Tensor
 
 from tarnn._version import __version__
 from tarnn.errors import UserError
-from tarnn.models import ModelState, TarnnConfig, TarnnForCausalLM
+from tarnn.models.configuration import TarnnConfig
+from tarnn.models.recurrent import TextModel
+from tarnn.models.state import ModelState
 
 FORMAT, VERSION, FIRST_VERSION = "tarnn.state", "2", "1"
 AGAIN = "Make the state again with --state-out."
@@ -32,7 +34,7 @@ NOT_THE_FUNCTION = {
 LATER = {"attention_options"}
 
 
-def fingerprint(model: TarnnForCausalLM) -> str:
+def fingerprint(model: TextModel) -> str:
     """SHA-256 over the config, less what doesn't change the function, and all weights: name, shape, bits."""
     config = {k: getattr(model.config, k) for k in TarnnConfig.known_keys() if k not in NOT_THE_FUNCTION}
     config = {k: value for k, value in config.items() if value or k not in LATER}
@@ -63,7 +65,7 @@ class SavedState(NamedTuple):
 
 
 def save_state(
-    path: str | Path, model: TarnnForCausalLM, state: ModelState, logits: Float[Tensor, "b v"], recent: list[int]
+    path: str | Path, model: TextModel, state: ModelState, logits: Float[Tensor, "b v"], recent: list[int]
 ) -> int:  # fmt: skip
     """Writes the state, the next token's logits and the last tokens; returns the file's size in bytes.
 
@@ -89,7 +91,7 @@ def save_state(
     return len(data)
 
 
-def load_state(path: str | Path, model: TarnnForCausalLM, *, room: int = 0) -> SavedState:
+def load_state(path: str | Path, model: TextModel, *, room: int = 0) -> SavedState:
     """The state that `save_state` wrote. `room`: tokens that caches must still be able to hold.
 
     Raises UserError (a ValueError) for a file that is missing, cut short, no state, changed since it was written, of
@@ -123,7 +125,7 @@ def load_state(path: str | Path, model: TarnnForCausalLM, *, room: int = 0) -> S
     return SavedState(ModelState(tuple(layers), position), logits, recent.tolist())
 
 
-def wrong_field(tensors: dict[str, Tensor], metadata: dict[str, str], model: TarnnForCausalLM) -> str | None:
+def wrong_field(tensors: dict[str, Tensor], metadata: dict[str, str], model: TextModel) -> str | None:
     """The first field that no state of this model has, and why: its name, type, shape or values. None: all are good."""
     length, vocab = cache_length(tensors), model.config.vocab_size
     expected = {"logits": torch.zeros(1, vocab), "recent": torch.zeros(0, dtype=torch.long)}

@@ -11,8 +11,8 @@ TRIM = 32
 
 
 def decoder(tokenizer: Any) -> Callable[[list[int]], str]:
-    """A Hugging Face tokenizer's `decode` for the classes here: nothing tidied, special tokens left out."""
-    return partial(tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    """A tokenizer's `decode` for the classes here: nothing tidied, special tokens left out."""
+    return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=True)
 
 
 class StreamingDecoder:

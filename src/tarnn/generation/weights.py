@@ -63,7 +63,7 @@ def saved_dtype(file: Path, header: Header) -> torch.dtype:
 
 def check_weights(file: Path, found: Header, model: Any) -> None:
     """UserError where the tensors that were found are not exactly those of the model: name, shape, kind of number."""
-    expected, tied = model.state_dict(), model.all_tied_weights_keys
+    expected, tied = model.state_dict(), model.tied
     kinds = {
         "lacks": [name for name in expected if name not in found and tied.get(name) not in found],
         "has, beyond what the config calls for,": [name for name in found if name not in expected],
@@ -112,7 +112,7 @@ def fill(
         name: torch.empty_like(x, device=device, dtype=dtype if x.is_floating_point() else x.dtype).copy_(x)
         for name, x in weights
     }
-    for name, source in model.all_tied_weights_keys.items():
+    for name, source in model.tied.items():
         filled[name] = filled[source] = filled[source] if source in filled else filled[name]
     nn.Module.load_state_dict(model, filled, assign=True)
-    model.tie_weights(recompute_mapping=False)
+    model.tie()

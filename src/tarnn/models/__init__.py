@@ -1,23 +1,22 @@
-"""Models in the Hugging Face manner. Importing this registers them with transformers' Auto classes."""
+"""Models in the Hugging Face manner, registered with transformers' Auto classes when one of these names is first used.
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+Files of this room that need no transformers (`recurrent`, `state`, …) can be imported by themselves, and start quickly.
+"""
 
-from tarnn.models.backbone import TarnnModel
-from tarnn.models.cache import LinearStateLayer, SoftmaxStateLayer
-from tarnn.models.causal_lm import TarnnForCausalLM
-from tarnn.models.configuration import TarnnConfig
-from tarnn.models.image_configuration import TarnnImageConfig
-from tarnn.models.image_generation import ImageState, TarnnForImageGeneration
-from tarnn.models.likelihoods import Categorical, LogisticMixture
-from tarnn.models.state import ModelState
+import importlib
+from typing import TYPE_CHECKING
 
-AutoConfig.register("tarnn", TarnnConfig)
-AutoModel.register(TarnnConfig, TarnnModel)
-AutoModelForCausalLM.register(TarnnConfig, TarnnForCausalLM)
-AutoConfig.register("tarnn_image", TarnnImageConfig)
-AutoModel.register(TarnnImageConfig, TarnnForImageGeneration)
+if TYPE_CHECKING:
+    from tarnn.models.registered import *  # noqa: F403
 
-__all__ = [
-    "Categorical", "ImageState", "LinearStateLayer", "LogisticMixture", "ModelState", "SoftmaxStateLayer",
-    "TarnnConfig", "TarnnForCausalLM", "TarnnForImageGeneration", "TarnnImageConfig", "TarnnModel",
-]  # fmt: skip
+
+def __getattr__(name: str):
+    registered = importlib.import_module("tarnn.models.registered")
+    if name == "__all__" or name in registered.__all__:
+        value = globals()[name] = getattr(registered, name)
+        return value
+    if name in globals():  # a file, which is there now
+        return globals()[name]
+    raise AttributeError(
+        f"module 'tarnn.models' has no attribute {name!r}; it has {', '.join(registered.__all__)}"
+    )

@@ -1,27 +1,62 @@
-"""The backbone: embedding, blocks, final norm. A model is this and a head on top of it."""
+"""The backbone in the Hugging Face manner: `forward`, with transformers' caches and options, and how weights start."""
 
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from tarnn.attention import HeadDecay, SoftmaxAttention, TokenDecay
 from tarnn.attention.decay import retention
-from tarnn.attention.rotary import Rotation
 from tarnn.feature_maps import FeatureMap, Hedgehog
-from tarnn.models.block import TarnnBlock, make_norm
+from tarnn.models.block import Block
 from tarnn.models.cache import StateLayer
 from tarnn.models.configuration import TarnnConfig
-from tarnn.models.documents import find_documents
+from tarnn.models.documents import check_arguments, find_documents
 from tarnn.models.folders import check_folder
-from tarnn.models.inputs import check_arguments, check_inputs, check_length, check_positions
-from tarnn.models.positions import SinusoidalPositions, positions_in
-from tarnn.models.state import ModelState
-from tarnn.ops import State
+from tarnn.models.inputs import check_inputs, check_length, check_positions
+from tarnn.models.positions import positions_in
+from tarnn.models.recurrent import Backbone
+
+
+class TarnnBlock(Block, GradientCheckpointingLayer):
+    """`Block` with a third way through it: `forward`, with a transformers cache or none."""
+
+    def forward(
+        self, x: Tensor, *, past_key_values=None, cu_seqlens: Tensor | None = None, cross=None, **options
+    ) -> Tensor:
+        """x (b, t, hidden) → the same. `past_key_values`: this layer's `StateLayer`, read and written (under
+        this name, so that gradient checkpointing leaves it out); `cu_seqlens`: of documents in all b·t tokens;
+        options as in `MultiHeadAttention`."""
+        if past_key_values is not None:
+            return self._with_cache(x, past_key_values, cross, options)
+        rows = self._before(x, self.attention_norm)
+        if cu_seqlens is not None:
+            rows = rows.flatten(0, 1)[None]  # (1, b·t, hidden)
+        y = self.attention(rows, cu_seqlens=cu_seqlens, **options)
+        if "return_weights" in options:
+            y, *_ = y
+        return self._rest(x, y.view_as(x), cross)
+
+    def _with_cache(self, x: Tensor, cache: StateLayer, cross, options) -> Tensor:
+        """Reads and writes this layer's part of a transformers cache."""
+        start, before = x, cache.take(x.shape[1])
+
+        def again(n: int):
+            first = lambda y: y[:, :, :n] if y.ndim == 4 else y[:, :n]  # noqa: E731  # a Rotation's time is axis 2
+            part, some = tree_map_only(Tensor, first, (start, options))
+            part = self._before(part, self.attention_norm)
+            return self.attention(part, state=before, return_state=True, **some)[1]
+
+        # the cache owns its state, so it is written in place; not where autograd may need the one before
+        x, state = self.prefill(x, before, cross, inplace=not torch.is_grad_enabled(), **options)
+        cache.write(state, x.shape[1], again)
+        return x
 
 
 class TarnnPreTrainedModel(PreTrainedModel):
@@ -63,32 +98,14 @@ class TarnnPreTrainedModel(PreTrainedModel):
                 init.copy_(getattr(module, name), value)
 
 
-class TarnnModel(TarnnPreTrainedModel):
-    """Token and position embeddings, `num_hidden_layers` blocks, a final norm (none after post-norm blocks).
+class TarnnModel(Backbone, TarnnPreTrainedModel):
+    """`Backbone` in the Hugging Face manner."""
 
-    causal: each place sees those before it, as language models do; False: all places see all others (an encoder, which
-    has no cache and no state). By default as the config's class says.
-
-    Sinusoidal positions have amplitude 1, so embeddings are scaled by √hidden beside them (Vaswani et al.
-    2017, section 3.4).
-    """
+    block: ClassVar[type[Block]] = TarnnBlock
 
     def __init__(self, config: TarnnConfig, causal: bool | None = None):
-        super().__init__(config)
-        self.causal = config.causal if causal is None else causal
-        sinusoidal = config.position.startswith("sinusoidal")
-        width = config.hidden_size // 2 if config.position == "sinusoidal_half" else config.hidden_size
-        self.embed_tokens = nn.Embedding(config.vocab_size, width)
-        self.embed_positions: nn.Module | None = None
-        if sinusoidal:
-            self.embed_positions = SinusoidalPositions(width)
-        elif config.position == "learned":
-            self.embed_positions = nn.Embedding(cast(int, config.max_position_embeddings), width)
-        self.embed_scale = config.hidden_size**0.5 if sinusoidal else 1.0
-        self.dropout = nn.Dropout(config.dropout)
-        blocks = [TarnnBlock(config, i, causal=self.causal) for i in range(config.num_hidden_layers)]
-        self.layers = cast(list[TarnnBlock], nn.ModuleList(blocks))
-        self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
+        TarnnPreTrainedModel.__init__(self, config)
+        self.build(config, causal)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -138,74 +155,6 @@ class TarnnModel(TarnnPreTrainedModel):
             options |= {"key_mask": key_mask, "cu_seqlens": cu_seqlens}
             x = block(x, past_key_values=cache, **place, **options)
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
-
-    def prefill(
-        self, input_ids: Tensor, state: ModelState, attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None, *, inplace: bool = False,
-    ) -> tuple[Tensor, ModelState]:  # fmt: skip
-        """input_ids (b, t) on top of a state → (hidden states (b, t, hidden), the state after them).
-
-        inputs_embeds (b, t, width): their embeddings, where they are not just those of the ids. The given state
-        stays as it was; `inplace` lets its memory be used for the new one.
-        """
-        (_, t), device = check_inputs(input_ids, attention_mask=attention_mask)
-        positions = state.position[:, None] + positions_in(attention_mask, None, 0, t, device)
-        if self.config.max_position_embeddings is not None:
-            check_positions(self.config, positions, past=int(state.position.max()))
-        key_mask = None if attention_mask is None else attention_mask.bool()
-        x, layers = self.embed(input_ids, positions, inputs_embeds), []
-        for block, layer, place in zip(self.layers, state.layers, self.places(positions), strict=True):
-            x, layer = block.prefill(x, layer, key_mask=key_mask, inplace=inplace, **place)
-            layers.append(layer)
-        seen = t if key_mask is None else key_mask.sum(-1)
-        return self.norm(x), ModelState(tuple(layers), state.position + seen)
-
-    def step(
-        self, token_ids: Tensor, state: ModelState, inputs_embeds: Tensor | None = None, *, inplace: bool = False
-    ) -> tuple[Tensor, ModelState]:  # fmt: skip
-        """One token per row, (b,) → ((b, hidden), the state after it). inputs_embeds (b, 1, width): as in `prefill`.
-
-        `inplace` writes into the given state's tensors, position included, and allocates nothing.
-        """
-        if self.config.max_position_embeddings is not None and not torch.compiler.is_compiling():
-            check_length(self.config, 1, int(state.position.max()))
-        positions = state.position[:, None]
-        x, layers = self.embed(token_ids[:, None], positions, inputs_embeds), []
-        for block, layer, place in zip(self.layers, state.layers, self.places(positions), strict=True):
-            x, layer = block.step(x, layer, inplace=inplace, **place)
-            layers.append(layer)
-        position = state.position.add_(1) if inplace else state.position + 1
-        return self.norm(x)[:, 0], ModelState(tuple(layers), position)
-
-    def new_states(self, batch_size: int, capacity: int | None = None) -> tuple[State, ...]:
-        """Each layer's state before the first token. `capacity`: how many tokens softmax layers make room for."""
-        new = (x.attention.new_state for x in self.layers)
-        return tuple(make(batch_size, capacity=capacity, dtype=self.dtype) for make in new)
-
-    def embed(
-        self, input_ids: Tensor | None, positions: Tensor, inputs_embeds: Tensor | None = None
-    ) -> Tensor:
-        """What enters the first block, (b, t, hidden)."""
-        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if self.embed_positions is not None:
-            place = self.embed_positions(positions).to(x.dtype)
-            x = x if self.embed_scale == 1 else x * self.embed_scale
-            half = self.config.position == "sinusoidal_half"
-            x = torch.cat([x, place.expand(*x.shape[:2], -1)], dim=-1) if half else x + place
-        return self.dropout(x)
-
-    def places(self, positions: Tensor) -> list[dict[str, Any]]:
-        """Where the tokens are, as each layer's attention takes it; layers of one width share a rotation."""
-        made: dict[int, Rotation] = {}
-        places: list[dict[str, Any]] = []
-        for block in self.layers:
-            place: dict[str, Any] = {"positions": positions}
-            if (rotary := block.attention.rotary) is not None:
-                if rotary.dim not in made:
-                    made[rotary.dim] = rotary.rotation(positions, self.dtype)
-                place["rotation"] = made[rotary.dim]
-            places.append(place)
-        return places
 
     def _watched(self, output_attentions: bool | None) -> list[dict[str, Any]]:
         """The option that makes a layer hand out its weights, where it has any and they are asked for."""

@@ -7,11 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
-from torch.utils._pytree import tree_map_only
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tarnn.attention.multihead import MultiHeadAttention
-from tarnn.models.cache import StateLayer
 from tarnn.models.choices import make_attention
 from tarnn.models.configuration import TarnnConfig
 
@@ -46,14 +43,14 @@ def make_norm(config: TarnnConfig) -> nn.Module:
     return kind(config.hidden_size, eps=config.norm_eps)
 
 
-class TarnnBlock(GradientCheckpointingLayer):
+class Block(nn.Module):
     """Attention, then feed-forward, each f in x + f(norm x) (pre-norm) or norm(x + f(x)) (post-norm).
 
     causal: for a decoder; False for an encoder. context_size: the width of another sequence that cross-attention,
     between the two, reads: a decoder that has an encoder.
 
-    Three ways through it: `forward` with a transformers cache or none, `prefill` with a state, and `step`. All take
-    `cross`, the arguments of the cross-attention: {"context": (b, s, context_size), "key_mask": (b, s)}, or {"state": …},
+    Two ways through it: `prefill` with a state or none, and `step`; `TarnnBlock` adds `forward`. All take `cross`, the
+    arguments of the cross-attention: {"context": (b, s, context_size), "key_mask": (b, s)}, or {"state": …},
     what reading that context has left behind.
     """
 
@@ -74,37 +71,6 @@ class TarnnBlock(GradientCheckpointingLayer):
         for attention in filter(None, (self.attention, self.cross_attention)):
             attention.o_proj.adds_to_residual = True  # type: ignore[assignment]  # its weights start smaller
         self.mlp.down_proj.adds_to_residual = True  # type: ignore[assignment]
-
-    def forward(
-        self, x: Tensor, *, past_key_values=None, cu_seqlens: Tensor | None = None, cross=None, **options
-    ) -> Tensor:
-        """x (b, t, hidden) → the same. `past_key_values`: this layer's `StateLayer`, read and written (under
-        this name, so that gradient checkpointing leaves it out); `cu_seqlens`: of documents in all b·t tokens;
-        options as in `MultiHeadAttention`."""
-        if past_key_values is not None:
-            return self._with_cache(x, past_key_values, cross, options)
-        rows = self._before(x, self.attention_norm)
-        if cu_seqlens is not None:
-            rows = rows.flatten(0, 1)[None]  # (1, b·t, hidden)
-        y = self.attention(rows, cu_seqlens=cu_seqlens, **options)
-        if "return_weights" in options:
-            y, *_ = y
-        return self._rest(x, y.view_as(x), cross)
-
-    def _with_cache(self, x: Tensor, cache: StateLayer, cross, options) -> Tensor:
-        """Reads and writes this layer's part of a transformers cache."""
-        start, before = x, cache.take(x.shape[1])
-
-        def again(n: int):
-            first = lambda y: y[:, :, :n] if y.ndim == 4 else y[:, :n]  # noqa: E731  # a Rotation's time is axis 2
-            part, some = tree_map_only(Tensor, first, (start, options))
-            part = self._before(part, self.attention_norm)
-            return self.attention(part, state=before, return_state=True, **some)[1]
-
-        # the cache owns its state, so it is written in place; not where autograd may need the one before
-        x, state = self.prefill(x, before, cross, inplace=not torch.is_grad_enabled(), **options)
-        cache.write(state, x.shape[1], again)
-        return x
 
     def prefill(self, x: Tensor, state, cross=None, **options):
         """Many tokens on top of a state, or of none: (x, the state after them)."""
@@ -146,7 +112,7 @@ def count_in_blocks(config: TarnnConfig) -> int:
     numbers = 0
     with torch.device("meta"):
         for kind in set(kinds):
-            block = TarnnBlock(config, kinds.index(kind), causal=config.causal)
+            block = Block(config, kinds.index(kind), causal=config.causal)
             tensors = (*block.parameters(), *block.buffers())
             numbers += kinds.count(kind) * sum(x.numel() for x in tensors)
     return numbers * (config.num_hidden_layers // period)

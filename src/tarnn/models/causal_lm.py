@@ -1,9 +1,8 @@
 """The language model: logits for the next token, in parallel for training and as an RNN for generation."""
 
-from typing import Any
+from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Cache, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
@@ -12,10 +11,10 @@ from transformers.utils.generic import can_return_tuple
 from tarnn.models.backbone import TarnnModel, TarnnPreTrainedModel
 from tarnn.models.configuration import TarnnConfig
 from tarnn.models.documents import find_documents, without_seams
-from tarnn.models.state import ModelState
+from tarnn.models.recurrent import Backbone, TextModel
 
 
-class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
+class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
     """`TarnnModel` and a linear layer to the vocabulary.
 
     Two ways to run it. `forward`, the Hugging Face way, with a transformers cache: for the Trainer,
@@ -30,10 +29,11 @@ class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
+    backbone: ClassVar[type[Backbone]] = TarnnModel
+
     def __init__(self, config: TarnnConfig):
-        super().__init__(config)
-        self.model = TarnnModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        TarnnPreTrainedModel.__init__(self, config)
+        self.build(config)
         self.post_init()
 
     @can_return_tuple
@@ -68,39 +68,3 @@ class TarnnForCausalLM(TarnnPreTrainedModel, GenerationMixin):
             loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states,
             attentions=out.attentions,
         )  # fmt: skip
-
-    def new_state(self, batch_size: int, capacity: int | None = None) -> ModelState:
-        """The state before the first token. `capacity`: how many tokens softmax layers make room for."""
-        layers = self.model.new_states(batch_size, capacity)
-        return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64, device=self.device))
-
-    @torch.no_grad()
-    def prefill(
-        self, input_ids: Tensor, state: ModelState, attention_mask: Tensor | None = None, *, inplace: bool = False
-    ) -> tuple[Tensor, ModelState]:  # fmt: skip
-        """Reads input_ids (b, t) on top of a state: (logits after each row's last token, new state).
-
-        Logits are (b, vocab) float32. A long prompt may come in pieces. attention_mask (b, t) is for these
-        tokens, 0 = padding, on whichever side. The given state stays as it was, unless `inplace` lets its memory
-        be used for the new one: softmax layers then write behind the keys that they have, without a copy.
-        """
-        x, state = self.model.prefill(input_ids, state, attention_mask, inplace=inplace)
-        if attention_mask is None:
-            last = x[:, -1]
-        else:  # the last place whose mask is 1
-            place = (attention_mask.long() * torch.arange(1, x.shape[1] + 1, device=x.device)).argmax(-1)
-            last = x[torch.arange(x.shape[0], device=x.device), place]
-        return self.lm_head(last).float(), state
-
-    @torch.no_grad()
-    def step(
-        self, token_ids: Tensor, state: ModelState, *, inplace: bool = False
-    ) -> tuple[Tensor, ModelState]:
-        """One token per row (b,): (logits (b, vocab) float32, the state after it).
-
-        The given state stays as it was, unless `inplace` lets its tensors be written: then nothing is copied, and
-        of the given state no more use can be made. Shapes never change, so `torch.compile(model.step,
-        fullgraph=True)` compiles once (for models without softmax layers, whose caches fill up).
-        """
-        x, state = self.model.step(token_ids, state, inplace=inplace)
-        return self.lm_head(x).float(), state

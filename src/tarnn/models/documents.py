@@ -1,11 +1,29 @@
-"""Documents packed into rows, in each of the ways in which transformers says so."""
+"""What transformers hands to `forward`: its arguments, and documents packed into rows, in each of its ways to say so."""
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from transformers import Cache
+from transformers.utils import TransformersKwargs
 from transformers.utils.import_utils import is_tracing
+
+# What transformers hands to every model, also to those that have no use for it, as Llama has none for token_type_ids.
+# (`generate` hands on the tokenizer that it needs for stop_strings.)
+_OF_TRANSFORMERS = TransformersKwargs.__optional_keys__ | {
+    "ignore_index", "return_dict", "shift_labels", "token_type_ids", "tokenizer",
+}  # fmt: skip
+
+
+def check_arguments(arguments: Mapping) -> None:
+    """Raises TypeError for arguments of `forward` that nobody knows, ValueError for one that would be ignored."""
+    if unknown := sorted(set(arguments) - _OF_TRANSFORMERS):
+        raise TypeError(
+            f"forward() has no argument {', '.join(map(repr, unknown))}; beside its own it takes those of "
+            f"transformers: {', '.join(sorted(_OF_TRANSFORMERS))}."
+        )
+    if arguments.get("is_causal") is False:
+        raise ValueError("these models see the past only: is_causal=False can't be had.")
 
 
 def find_documents(

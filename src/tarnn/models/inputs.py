@@ -1,30 +1,9 @@
-"""What may be fed to a model: arguments, lengths, masks and caches that fit; expected, got, remedy."""
-
-from collections.abc import Mapping
+"""What may be fed to a model: lengths, masks and caches that fit; expected, got, remedy."""
 
 import torch
 from torch import Tensor
-from transformers.utils import TransformersKwargs
-from transformers.utils.import_utils import is_tracing
 
 from tarnn.models.configuration import TarnnConfig
-
-# What transformers hands to every model, also to those that have no use for it, as Llama has none for token_type_ids.
-# (`generate` hands on the tokenizer that it needs for stop_strings.)
-_OF_TRANSFORMERS = TransformersKwargs.__optional_keys__ | {
-    "ignore_index", "return_dict", "shift_labels", "token_type_ids", "tokenizer",
-}  # fmt: skip
-
-
-def check_arguments(arguments: Mapping) -> None:
-    """Raises TypeError for arguments of `forward` that nobody knows, ValueError for one that would be ignored."""
-    if unknown := sorted(set(arguments) - _OF_TRANSFORMERS):
-        raise TypeError(
-            f"forward() has no argument {', '.join(map(repr, unknown))}; beside its own it takes those of "
-            f"transformers: {', '.join(sorted(_OF_TRANSFORMERS))}."
-        )
-    if arguments.get("is_causal") is False:
-        raise ValueError("these models see the past only: is_causal=False can't be had.")
 
 
 def check_length(config: TarnnConfig, num_tokens: int, past: int = 0) -> None:
@@ -40,8 +19,14 @@ def check_length(config: TarnnConfig, num_tokens: int, past: int = 0) -> None:
 
 def check_positions(config: TarnnConfig, positions: Tensor, past: int = 0) -> None:
     """`check_length` of the sequences that these positions count, however wide the row that they stand in."""
-    if config.max_position_embeddings is not None and not is_tracing(positions):
+    if config.max_position_embeddings is not None and can_look(positions):
         check_length(config, int(positions.max()) + 1 - past, past)
+
+
+def can_look(x: Tensor) -> bool:
+    """Whether x holds numbers now, and is not the placeholder of a graph that is being recorded."""
+    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing() or type(x) is not Tensor
+    return not (recorded or (x.is_cuda and torch.cuda.is_current_stream_capturing()))
 
 
 def check_inputs(

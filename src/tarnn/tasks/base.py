@@ -65,6 +65,11 @@ class Task(ABC):
     def classes() -> tuple[Any, Any]:
         """The classes of its config and of its model."""
 
+    @classmethod
+    def recurrent(cls) -> tuple[Any, Any]:
+        """The same for a model that only runs, token after token; without transformers, where it can be."""
+        return cls.classes()
+
     @staticmethod
     @abstractmethod
     def check(settings: Any) -> None:

@@ -101,6 +101,13 @@ class ImageTask(Task):
 
         return TarnnImageConfig, TarnnForImageGeneration
 
+    @classmethod
+    def recurrent(cls) -> tuple[Any, Any]:
+        from tarnn.models.image_configuration import TarnnImageConfig
+        from tarnn.models.recurrent_images import ImageModel
+
+        return TarnnImageConfig, ImageModel
+
     @staticmethod
     def check(settings: ImageSettings) -> None:
         if settings.config is None:  # which may name the images' size

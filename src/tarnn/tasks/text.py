@@ -62,6 +62,13 @@ class TextTask(Task):
 
         return TarnnConfig, TarnnForCausalLM
 
+    @classmethod
+    def recurrent(cls) -> tuple[Any, Any]:
+        from tarnn.models.configuration import TarnnConfig
+        from tarnn.models.recurrent import TextModel
+
+        return TarnnConfig, TextModel
+
     @staticmethod
     def check(settings: TextSettings) -> None:
         text_config(settings)

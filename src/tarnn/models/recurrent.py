@@ -1,0 +1,202 @@
+"""The models as RNNs: embedding, blocks, final norm and a head; `prefill` and `step`. All of it without transformers.
+
+What generates needs no more than this. `TarnnModel`, `TarnnForCausalLM` and `TarnnForImageGeneration` are the same in the
+Hugging Face manner: they add `forward`, caches, and initial weights.
+"""
+
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from tarnn.attention.rotary import Rotation
+from tarnn.models.block import Block, make_norm
+from tarnn.models.configuration import TarnnConfig
+from tarnn.models.inputs import check_inputs, check_length, check_positions
+from tarnn.models.positions import SinusoidalPositions, positions_in
+from tarnn.models.state import ModelState
+from tarnn.ops import State
+
+
+class Recurrent(nn.Module):
+    """A module that is built from a config."""
+
+    config: Any
+
+    def __init__(self, config: Any, **options: Any):
+        super().__init__()
+        self.config = config
+        self.build(config, **options)
+        self.tie()
+
+    def build(self, config: Any) -> None:
+        """Makes the layers."""
+        raise NotImplementedError
+
+    @property
+    def tied(self) -> dict[str, str]:
+        """Weights that are others of the model as well, by name."""
+        return {}
+
+    def tie(self) -> None:
+        """Makes them one."""
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(x.dtype for x in self.parameters() if x.is_floating_point())
+
+
+class Backbone(Recurrent):
+    """Token and position embeddings, `num_hidden_layers` blocks, a final norm (none after post-norm blocks).
+
+    causal: each place sees those before it, as language models do; False: all places see all others (an encoder, which
+    has no cache and no state). By default as the config's class says.
+
+    Sinusoidal positions have amplitude 1, so embeddings are scaled by √hidden beside them (Vaswani et al.
+    2017, section 3.4).
+    """
+
+    block: ClassVar[type[Block]] = Block
+
+    def build(self, config: TarnnConfig, causal: bool | None = None) -> None:
+        self.causal = config.causal if causal is None else causal
+        sinusoidal = config.position.startswith("sinusoidal")
+        width = config.hidden_size // 2 if config.position == "sinusoidal_half" else config.hidden_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, width)
+        self.embed_positions: nn.Module | None = None
+        if sinusoidal:
+            self.embed_positions = SinusoidalPositions(width)
+        elif config.position == "learned":
+            self.embed_positions = nn.Embedding(cast(int, config.max_position_embeddings), width)
+        self.embed_scale = config.hidden_size**0.5 if sinusoidal else 1.0
+        self.dropout = nn.Dropout(config.dropout)
+        blocks = [self.block(config, i, causal=self.causal) for i in range(config.num_hidden_layers)]
+        self.layers = cast(list[Block], nn.ModuleList(blocks))
+        self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
+
+    def prefill(
+        self, input_ids: Tensor, state: ModelState, attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None, *, inplace: bool = False,
+    ) -> tuple[Tensor, ModelState]:  # fmt: skip
+        """input_ids (b, t) on top of a state → (hidden states (b, t, hidden), the state after them).
+
+        inputs_embeds (b, t, width): their embeddings, where they are not just those of the ids. The given state
+        stays as it was; `inplace` lets its memory be used for the new one.
+        """
+        (_, t), device = check_inputs(input_ids, attention_mask=attention_mask)
+        positions = state.position[:, None] + positions_in(attention_mask, None, 0, t, device)
+        if self.config.max_position_embeddings is not None:
+            check_positions(self.config, positions, past=int(state.position.max()))
+        key_mask = None if attention_mask is None else attention_mask.bool()
+        x, layers = self.embed(input_ids, positions, inputs_embeds), []
+        for block, layer, place in zip(self.layers, state.layers, self.places(positions), strict=True):
+            x, layer = block.prefill(x, layer, key_mask=key_mask, inplace=inplace, **place)
+            layers.append(layer)
+        seen = t if key_mask is None else key_mask.sum(-1)
+        return self.norm(x), ModelState(tuple(layers), state.position + seen)
+
+    def step(
+        self, token_ids: Tensor, state: ModelState, inputs_embeds: Tensor | None = None, *, inplace: bool = False
+    ) -> tuple[Tensor, ModelState]:  # fmt: skip
+        """One token per row, (b,) → ((b, hidden), the state after it). inputs_embeds (b, 1, width): as in `prefill`.
+
+        `inplace` writes into the given state's tensors, position included, and allocates nothing.
+        """
+        if self.config.max_position_embeddings is not None and not torch.compiler.is_compiling():
+            check_length(self.config, 1, int(state.position.max()))
+        positions = state.position[:, None]
+        x, layers = self.embed(token_ids[:, None], positions, inputs_embeds), []
+        for block, layer, place in zip(self.layers, state.layers, self.places(positions), strict=True):
+            x, layer = block.step(x, layer, inplace=inplace, **place)
+            layers.append(layer)
+        position = state.position.add_(1) if inplace else state.position + 1
+        return self.norm(x)[:, 0], ModelState(tuple(layers), position)
+
+    def new_states(self, batch_size: int, capacity: int | None = None) -> tuple[State, ...]:
+        """Each layer's state before the first token. `capacity`: how many tokens softmax layers make room for."""
+        new = (x.attention.new_state for x in self.layers)
+        return tuple(make(batch_size, capacity=capacity, dtype=self.dtype) for make in new)
+
+    def embed(
+        self, input_ids: Tensor | None, positions: Tensor, inputs_embeds: Tensor | None = None
+    ) -> Tensor:
+        """What enters the first block, (b, t, hidden)."""
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if self.embed_positions is not None:
+            place = self.embed_positions(positions).to(x.dtype)
+            x = x if self.embed_scale == 1 else x * self.embed_scale
+            half = self.config.position == "sinusoidal_half"
+            x = torch.cat([x, place.expand(*x.shape[:2], -1)], dim=-1) if half else x + place
+        return self.dropout(x)
+
+    def places(self, positions: Tensor) -> list[dict[str, Any]]:
+        """Where the tokens are, as each layer's attention takes it; layers of one width share a rotation."""
+        made: dict[int, Rotation] = {}
+        places: list[dict[str, Any]] = []
+        for block in self.layers:
+            place: dict[str, Any] = {"positions": positions}
+            if (rotary := block.attention.rotary) is not None:
+                if rotary.dim not in made:
+                    made[rotary.dim] = rotary.rotation(positions, self.dtype)
+                place["rotation"] = made[rotary.dim]
+            places.append(place)
+        return places
+
+
+class TextModel(Recurrent):
+    """`Backbone` and a linear layer to the vocabulary. How to run it: see `TarnnForCausalLM`."""
+
+    backbone: ClassVar[type[Backbone]] = Backbone
+    end_ids: frozenset[int] = frozenset()  # the tokens that end a text, as `open_model` has read them
+
+    def build(self, config: TarnnConfig) -> None:
+        self.model = self.backbone(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    @property
+    def tied(self) -> dict[str, str]:
+        return {"lm_head.weight": "model.embed_tokens.weight"} if self.config.tie_word_embeddings else {}
+
+    def tie(self) -> None:
+        if self.tied:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def new_state(self, batch_size: int, capacity: int | None = None) -> ModelState:
+        """The state before the first token. `capacity`: how many tokens softmax layers make room for."""
+        layers = self.model.new_states(batch_size, capacity)
+        return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64, device=self.device))
+
+    @torch.no_grad()
+    def prefill(
+        self, input_ids: Tensor, state: ModelState, attention_mask: Tensor | None = None, *, inplace: bool = False
+    ) -> tuple[Tensor, ModelState]:  # fmt: skip
+        """Reads input_ids (b, t) on top of a state: (logits after each row's last token, new state).
+
+        Logits are (b, vocab) float32. A long prompt may come in pieces. attention_mask (b, t) is for these
+        tokens, 0 = padding, on whichever side. The given state stays as it was, unless `inplace` lets its memory
+        be used for the new one: softmax layers then write behind the keys that they have, without a copy.
+        """
+        x, state = self.model.prefill(input_ids, state, attention_mask, inplace=inplace)
+        if attention_mask is None:
+            last = x[:, -1]
+        else:  # the last place whose mask is 1
+            place = (attention_mask.long() * torch.arange(1, x.shape[1] + 1, device=x.device)).argmax(-1)
+            last = x[torch.arange(x.shape[0], device=x.device), place]
+        return self.lm_head(last).float(), state
+
+    @torch.no_grad()
+    def step(
+        self, token_ids: Tensor, state: ModelState, *, inplace: bool = False
+    ) -> tuple[Tensor, ModelState]:
+        """One token per row (b,): (logits (b, vocab) float32, the state after it).
+
+        The given state stays as it was, unless `inplace` lets its tensors be written: then nothing is copied, and
+        of the given state no more use can be made. Shapes never change, so `torch.compile(model.step,
+        fullgraph=True)` compiles once (for models without softmax layers, whose caches fill up).
+        """
+        x, state = self.model.step(token_ids, state, inplace=inplace)
+        return self.lm_head(x).float(), state
