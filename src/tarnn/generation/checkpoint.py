@@ -4,7 +4,7 @@ Only data is read: JSON, and safetensors. transformers' own loaders would follow
 folder, to adapters and to the network (`auto_map`, `adapter_config.json`, `attn_implementation`), so they stay out.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,8 +139,8 @@ class SavedTokenizer:
     bos_token_id: int | None
     eos_token_id: int | None
 
-    def decode(self, ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
+        return self.backend_tokenizer.decode([*map(int, ids)], skip_special_tokens=skip_special_tokens)
 
 
 def open_tokenizer(path: str | Path) -> SavedTokenizer:
