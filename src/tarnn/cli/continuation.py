@@ -45,18 +45,12 @@ def continue_prompt(
 
     `load` opens the model; `sampling` are the arguments of the sampler; `step` says which step to take.
     """
-    check_numbers(
-        request.max_new_tokens,
-        request.num_samples,
-        alike=sampling["temperature"] == 0,
-        one=request.state_out is not None,
-    )
     draw, count, limit = samplers.sampler(**sampling), request.num_samples, request.max_new_tokens
+    check_numbers(limit, count, alike=sampling["temperature"] == 0, one=request.state_out is not None)
     penalty = request.repetition_penalty
-    samplers.penalize_repetition(
-        draw, penalty, torch.zeros(0)
-    )  # its errors now, not after the prompt was read
-    StopStrings(request.stop)  # its errors now, not after the prompt was read
+    # errors of these now, not after the prompt was read
+    samplers.penalize_repetition(draw, penalty, torch.zeros(0))
+    StopStrings(request.stop)
     if request.state_out:
         check_writable(request.state_out)
     text = read_prompt(request.prompt, request.prompt_file, request.state_in)

@@ -160,11 +160,8 @@ def write_results(
 ) -> dict[str, Path]:
     """The figures as JSON and as a plot; returns all files worth a look, by what they are."""
     files = {
-        "checkpoint": out,
-        "plot": out / "decode.png",
-        "figures": out / "demo.json",
-        "log": out / LOG,
-    }
+        "checkpoint": out, "plot": out / "decode.png", "figures": out / "demo.json", "log": out / LOG
+    }  # fmt: skip
     plot_decode_cost(
         costs, files["plot"], "one more token, batch 1: linear attention and softmax with a cache"
     )

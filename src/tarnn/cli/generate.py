@@ -98,11 +98,8 @@ def generate(
         raise UserError(f"--seed must be from 0 to below 2**63; got {seed}.")
     seed = secrets.randbelow(2**31) if seed is None else seed
     sampling: dict[str, Any] = {
-        "temperature": 0.0 if greedy else temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-    }
+        "temperature": 0.0 if greedy else temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p
+    }  # fmt: skip
     samplers.sampler(**sampling)  # its errors before anything is read
     where = pick_device(device)
     sampling["generator"] = torch.Generator(where).manual_seed(seed)

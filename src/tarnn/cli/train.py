@@ -85,11 +85,8 @@ def annotation_of(field: Field, kind: Any) -> Any:
     about = field.metadata
     flag = about["flag"] or ("--" + field.name.replace("_", "-") if kind is bool else None)
     option = Option(
-        *([flag] if flag else []),
-        help=about["help"],
-        metavar=about["metavar"],
-        rich_help_panel=about["heading"],
-    )
+        *([flag] if flag else []), help=about["help"], metavar=about["metavar"], rich_help_panel=about["heading"]
+    )  # fmt: skip
     return Annotated[list[str] | None if about["parse"] else kind, option]
 
 

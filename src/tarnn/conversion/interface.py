@@ -71,7 +71,8 @@ def attention(name: str) -> Callable:
         refuse(layer, options, dropout if module.training else 0.0)
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
         if options.get("sliding_window") is not None or crosses(module, query, key, causal):
-            options.pop("softcap", None) if options.get("softcap") is None else None
+            if options.get("softcap") is None:
+                options.pop("softcap", None)
             return sdpa_attention_forward(
                 module, query, key, value, as_sdpa_mask(attention_mask, query), dropout=dropout, scaling=scaling,
                 is_causal=is_causal, **options,
@@ -159,11 +160,9 @@ def last_queries(query: Tensor, key: Tensor, value: Tensor, feature_map: Any, **
 
 def as_sdpa_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
     """A padding mask (b, s) as torch's attention takes it."""
-    return (
-        mask[:, None, None, :].expand(-1, -1, query.shape[2], -1)
-        if mask is not None and mask.ndim == 2
-        else mask
-    )
+    if mask is None or mask.ndim != 2:
+        return mask
+    return mask[:, None, None, :].expand(-1, -1, query.shape[2], -1)
 
 
 def padding_mask(

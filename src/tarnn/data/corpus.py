@@ -80,11 +80,8 @@ def prepare(
         facts["train"] = write_ids(tokens, text.documents(0, cut), partial / "train.ids", count)
     start = cut if held_out is text else 0
     facts["validation"] = write_ids(
-        tokens,
-        held_out.documents(start, len(held_out.data)),
-        partial / "validation.ids",
-        dict.fromkeys(count, 0),
-    )
+        tokens, held_out.documents(start, len(held_out.data)), partial / "validation.ids", dict.fromkeys(count, 0)
+    )  # fmt: skip
     if held_out is not text:
         facts["validation"]["digest"] = held_out.digest
         (partial / "validation-text").unlink()
@@ -199,11 +196,8 @@ def id_dtype(num_ids: int) -> np.dtype:
 
 
 def write_ids(
-    tokenizer: "PreTrainedTokenizerFast",
-    documents: Iterable[tuple[bytes, bool]],
-    path: Path,
-    count: dict[str, int],
-) -> dict[str, int]:
+    tokenizer: "PreTrainedTokenizerFast", documents: Iterable[tuple[bytes, bool]], path: Path, count: dict[str, int]
+) -> dict[str, int]:  # fmt: skip
     """The ids of documents, each that is whole followed by <|endoftext|>; adds what was written to `count`."""
     dtype = id_dtype(len(tokenizer))
     separator = np.array([tokenizer.eos_token_id])

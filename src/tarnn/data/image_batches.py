@@ -35,11 +35,9 @@ class ImageRows(Dataset):
 
 def collate(rows):
     """What `__getitems__` gave is a batch already; single examples are stacked."""
-    return (
-        rows
-        if isinstance(rows, dict)
-        else {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    )
+    if isinstance(rows, dict):
+        return rows
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 class ImageSampler(Sampler[int]):

@@ -29,11 +29,8 @@ FORMATS: dict[str, tuple[str, Callable[[Path], Pixels]]] = {
     "pickled batches": (r"^((train_)?data_batch_\d+|test_batch|val_data)$", image_files.read_pickle),
     "pictures": (r"\.(png|jpe?g)$", image_files.read_picture),
 }
-PARTS = {
-    "train": r"^train|^data_batch",
-    "valid": r"^val|^dev",
-    "test": r"^test|^t10k",
-}  # how a file's name begins
+# how a file's name begins
+PARTS = {"train": r"^train|^data_batch", "valid": r"^val|^dev", "test": r"^test|^t10k"}
 PART_FOLDERS = {"train": r"train(ing)?", "valid": r"val(id(ation)?)?|dev", "test": r"test(ing)?"}
 
 

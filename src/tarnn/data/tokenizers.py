@@ -97,10 +97,8 @@ def encode(tokenizer: "PreTrainedTokenizerFast", data: bytes, name: str = "the t
     if is_byte_tokenizer(tokenizer):
         return np.frombuffer(data, dtype=np.uint8).astype(np.int64)
     backend = tokenizer.backend_tokenizer
-    before, backend.encode_special_tokens = (
-        backend.encode_special_tokens,
-        True,
-    )  # no token is special in a text
+    before = backend.encode_special_tokens
+    backend.encode_special_tokens = True  # no token is special in a text
     try:
         encodings = backend.encode_batch_fast(list(pieces(data, name)), add_special_tokens=False)
     finally:

@@ -82,7 +82,8 @@ class ExponentialMap(RandomFeatureMap):
 
     def exponents(self, x: Float[Tensor, "*batch d"]) -> Exponents:
         """φ(x) as exponents, at least float32."""
-        x = self.scaled_input(x)
+        self.check_width(x)
+        x = widen(x) * self.scale**0.5
         offset = -0.5 * x.square().sum(-1) - 0.5 * math.log(self.num_features(self.head_dim))
         return Exponents(x, offset, self.omega, mirrored=self.mirrored)
 
@@ -99,11 +100,6 @@ class ExponentialMap(RandomFeatureMap):
         self.check_width(k)
         found = self.projection(q.dtype)
         return None if found is None else Projected(found, q, k)
-
-    def scaled_input(self, x: Tensor) -> Tensor:
-        """√scale · x in float32 at least."""
-        self.check_width(x)
-        return widen(x) * self.scale**0.5
 
     def scaled(
         self, x: Float[Tensor, "*batch d"]

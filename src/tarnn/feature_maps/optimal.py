@@ -141,9 +141,8 @@ class SderfFeatures(FittedMap, ExponentialMap):
         plain = super().projection(dtype)
         assert plain is not None
         assert plain.omega is not None
-        a, U = (
-            x.to(plain.omega.dtype).view(-1, *x.shape[-3:]) for x in (self.a, self.U)
-        )  # (#b, #g, 1 or d, d)
+        # (#b, #g, 1 or d, d)
+        a, U = (x.to(plain.omega.dtype).view(-1, *x.shape[-3:]) for x in (self.a, self.U))
         stretch = 1 - 4 * a
         with full_precision(a):
             turned = (plain.omega * stretch.sqrt()) @ U.mT

@@ -89,10 +89,8 @@ _SHARED: dict[str, FeatureMap] = {}
 
 def _make_shared(name: str, head_dim: int, device: torch.device) -> FeatureMap:
     seed = {"seed": 0} if "seed" in options_of(name) else {}
-    with (
-        torch.inference_mode(False),
-        torch.device(device),
-    ):  # kept for other calls, whatever surrounds this one
+    # kept for other calls, whatever surrounds this one
+    with torch.inference_mode(False), torch.device(device):
         made = make(name, head_dim=head_dim, **seed)
     if made.learnable:
         raise ValueError(

@@ -15,9 +15,8 @@ from tarnn.generation.samplers import Sampler
 from tarnn.models.recurrent import TextModel
 from tarnn.models.state import ModelState
 
-Step = Callable[
-    ..., tuple[Tensor, Any]
-]  # (token_ids (b,), state, *, inplace) → (logits or parameters, state)
+# (token_ids (b,), state, *, inplace) → (logits or parameters, state)
+Step = Callable[..., tuple[Tensor, Any]]
 PIECE = 1024  # tokens of a prompt read at once: memory is that of one piece, however long the prompt
 
 

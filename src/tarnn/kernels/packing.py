@@ -33,14 +33,8 @@ def buckets(cuts: list[int], device) -> Iterator[tuple[Tensor, Int[Tensor, "n l"
     for i, n in enumerate(lengths):
         by_size.setdefault(n.bit_length(), []).append(i)
     for members in by_size.values():
-        longest = max(lengths[i] for i in members)
+        own = torch.tensor([lengths[i] for i in members], device=device)[:, None]
         start = torch.tensor([min(cuts[i], cuts[-1] - 1) for i in members], device=device)[:, None]
-        real = (
-            torch.arange(longest, device=device)
-            < torch.tensor([lengths[i] for i in members], device=device)[:, None]
-        )
-        yield (
-            torch.tensor(members, device=device),
-            torch.where(real, start + torch.arange(longest, device=device), start.clamp(min=0)),
-            real,
-        )
+        place = torch.arange(max(lengths[i] for i in members), device=device)
+        real = place < own
+        yield torch.tensor(members, device=device), torch.where(real, start + place, start.clamp(min=0)), real

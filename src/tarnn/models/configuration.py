@@ -15,11 +15,7 @@ from tarnn.models.choices import check_options, named_maps, of_the_model
 from tarnn.models.folders import check_folder
 from tarnn.registry import Registry
 
-_CHOICES = {
-    "norm": ("rms", "layer"),
-    "norm_position": ("pre", "post"),
-    "mlp": ("swiglu", "gelu"),
-}
+_CHOICES = {"norm": ("rms", "layer"), "norm_position": ("pre", "post"), "mlp": ("swiglu", "gelu")}
 _RANGES = {"dropout": (0, 1), "initializer_range": (0, 10), "norm_eps": (0, 10), "rotary_base": (1, 1e12)}
 LARGEST = 10**13  # weights of a model; above that a size is a slip
 
@@ -141,9 +137,8 @@ class TarnnConfig(PreTrainedConfig):
 
     def attention_of(self, layer: int) -> str:
         """The kind of attention in this layer."""
-        return (
-            self.attention if isinstance(self.attention, str) else self.attention[layer % len(self.attention)]
-        )
+        names = self.attention
+        return names if isinstance(names, str) else names[layer % len(names)]
 
     def feature_map_of(self, layer: int) -> str:
         """The name of this layer's feature map."""

@@ -111,9 +111,8 @@ def _packed(how: Options, q, k, v, key_mask, log_decay, state, cuts):
         decay = None if log_decay is None else log_decay[0][:, index].transpose(0, 1)
         before = None if state is None else state.select(members)
         out, after, share = _compact(how, q_i, k_i, v_i, mask, decay, before)
-        pieces.append(
-            torch.cat([out, share[..., None].to(out.dtype)], -1).transpose(0, 1)[:, real]
-        )  # (h, tokens, e + 1)
+        both = torch.cat([out, share[..., None].to(out.dtype)], -1)
+        pieces.append(both.transpose(0, 1)[:, real])  # (h, tokens, e + 1)
         places.append(index[real])
         states.append((members, after))
     whole = torch.cat(pieces, 1)[:, torch.cat(places).argsort()][None]

@@ -86,7 +86,8 @@ def attend(how: Options, q, k, v, count, log_decay, state):
         real = torch.arange(t, device=q.device) < count[:, None]
     k, v = (x.masked_fill(~real[:, None, :, None], 0.0) for x in (k, v))  # whatever stands there: NaN too
     if state is None:
-        state = HybridState.zeros(k, v, _num_features(how.feature_map, k), window=window, sinks=sinks)
+        f = 0 if how.feature_map is None else features(how.feature_map, k[:, :, :1], "keys")[0].shape[-1]
+        state = HybridState.zeros(k, v, f, window=window, sinks=sinks)
     if not t:
         return (
             torch.zeros_like(q[..., :1]).expand(*q.shape[:3], v.shape[3]),
@@ -133,9 +134,8 @@ class _Keys(NamedTuple):
 
 def _keys(state: HybridState, k, v, real, log_decay, dtype) -> _Keys:
     (b, g, t, _), w, s, device = k.shape, state.k.shape[2], state.sink_k.shape[2], k.device
-    decay = (
-        torch.zeros(b, g, t, device=device) if log_decay is None else log_decay.clamp(min=-1e4)
-    )  # e^−10⁴ is 0
+    # e^−10⁴ is 0
+    decay = torch.zeros(b, g, t, device=device) if log_decay is None else log_decay.clamp(min=-1e4)
     clock = decay.double().masked_fill(~real[:, None], 0.0).cumsum(-1)
     place = state.count[:, None] - w + torch.arange(w + t, device=device)
     there = torch.cat([place[:, :w] >= 0, real], dim=1)
@@ -170,9 +170,8 @@ def _exact(how: Options, q: Tensor, keys: _Keys) -> Part:
     i, j = torch.arange(CHUNK, device=q.device)[:, None], torch.arange(length, device=q.device)
     near = (j >= i) & (j < i + reach)
     near = near & windows(keys.there & (keys.place >= sinks))[:, None, :, None, None]  # (b, 1, n, 1, c, l)
-    clock = torch.nn.functional.pad(keys.clock, (0, missing)).unflatten(2, (n, CHUNK))[
-        ..., None
-    ]  # (b, g, n, c, 1)
+    # (b, g, n, c, 1)
+    clock = torch.nn.functional.pad(keys.clock, (0, missing))[..., None].unflatten(2, (n, CHUNK))
     fade = (clock + windows(keys.birth)[..., None, :])[:, :, :, None].to(q.dtype)
     logits = (_capped(q @ k[:, :, :, None], how.softcap) + fade.masked_fill(~near, 0.0)).masked_fill(
         ~near, -torch.inf
@@ -309,10 +308,6 @@ def _after(state: HybridState, keys: _Keys) -> HybridState:
         state, k=at(keys.k, index), v=at(keys.v, index), fade=fade, sink_k=keys.sink_k, sink_v=keys.sink_v,
         sink_fade=(keys.sink_birth + now).to(state.fade.dtype), count=state.count + n,
     )  # fmt: skip
-
-
-def _num_features(feature_map: FeatureMap | None, k: Tensor) -> int:
-    return 0 if feature_map is None else features(feature_map, k[:, :, :1], "keys")[0].shape[-1]
 
 
 def at(x: Tensor, index: Tensor) -> Tensor:

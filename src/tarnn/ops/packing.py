@@ -21,6 +21,6 @@ def reverse(
     index = torch.arange(t, device=x.device)
     which = (
         torch.searchsorted(cu_seqlens.to(torch.int64), index, right=True) - 1
-    )  # (t,) sequence of each token
+    )  # the sequence of each token
     turned = cu_seqlens[which] + cu_seqlens[which + 1] - 1 - index
     return x.index_select(dim, turned)

@@ -97,16 +97,13 @@ def _backward(ctx, grad_o, _, grad_S, grad_z, __, by: Callable | None = None):
     """A gradient, or None, for each input of the forward. `by`: a backend's backward; else the operator."""
     saved: tuple[Any, ...] = ctx.saved_tensors  # unpacked once: activation checkpointing allows no more
     call, outputs = Call(*saved[: ctx.num_tensors], *ctx.constants), saved[ctx.num_tensors :]
-    wants_projection = call.omega is not None and _needs_projection(Call(*ctx.needs_input_grad))
+    needs = Call(*ctx.needs_input_grad)
+    wants_projection = call.omega is not None and bool(needs.omega or needs.bias)
     grad_o = torch.zeros_like(outputs[0]) if grad_o is None else grad_o
     o, den, S, z, M = outputs
     returned = Returned(grad_o, grad_S, grad_z, o, den, S, z, M, wants_projection)
     grads = (by or _by_operator)(call, returned)
     return _for_inputs(grads.wanted(call), Call)
-
-
-def _needs_projection(needs: Call) -> bool:
-    return bool(needs.omega or needs.bias)
 
 
 def _by_operator(call: Call, returned: Returned) -> Gradients:
@@ -179,12 +176,10 @@ def _leaf(x: Tensor | None) -> Tensor | None:
 def _grad(outputs: list, inputs: list, grads: list, create_graph: bool) -> list[Tensor | None]:
     """torch.autograd.grad, with None for inputs that aren't there or aren't used."""
     there = [x for x in inputs if x is not None]
-    found = (
-        torch.autograd.grad(outputs, there, grads, create_graph=create_graph, allow_unused=True)
-        if outputs
-        else ()
-    )
-    each = iter(found or [None] * len(there))
+    found: Sequence = [None] * len(there)
+    if outputs and there:
+        found = torch.autograd.grad(outputs, there, grads, create_graph=create_graph, allow_unused=True)
+    each = iter(found)
     return [None if x is None else next(each) for x in inputs]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tarnn.data.images import Images, part_of, parts_of, read_images, size
@@ -218,10 +218,7 @@ def split(images: Images, settings: ImageSettings) -> tuple[Images, Images | Non
 def first_of(images: Images, most: int) -> Images:
     if len(images) <= most:
         return images
-    return Images(
-        images.pixels[:most], None if images.labels is None else images.labels[:most],
-        f"the first of {len(images):,} of {images.source}", images.class_names,
-    )  # fmt: skip
+    return replace(images.take(slice(most)), source=f"the first of {len(images):,} of {images.source}")
 
 
 def check_like(images: Images, others: Images, num_classes: int) -> None:

@@ -1,8 +1,5 @@
 """Whether a model fits into the memory that is free: refused before any of it is taken."""
 
-import copy
-from typing import Any
-
 import psutil
 import torch
 from transformers import TrainingArguments
@@ -11,7 +8,6 @@ from tarnn.errors import UserError
 from tarnn.tasks import Task
 
 BYTES_PER_WEIGHT = 16  # the weight, its gradient and Adam's two sums, in float32
-FEW_LAYERS = 8  # are made to count the weights of all
 
 
 def refuse_too_large(task: Task, args: TrainingArguments) -> None:
@@ -20,7 +16,7 @@ def refuse_too_large(task: Task, args: TrainingArguments) -> None:
     The least that a batch needs: its logits and what enters each layer. Nothing is allocated to find out.
     """
     config, free = task.config(), free_memory(args)
-    weights = count_weights(task, config)
+    weights = config.num_parameters_estimate()
     refuse_beyond(
         free, weights * BYTES_PER_WEIGHT, f"{weights:,} parameters", "--hidden-size, --layers or --mixtures"
     )
@@ -36,22 +32,6 @@ def refuse_beyond(free: int, needed: int, what: str, smaller: str) -> None:
             f"{what} need at least {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free; choose a smaller "
             f"{smaller}."
         )
-
-
-def count_weights(task: Task, config: Any) -> int:
-    """Of the model, made of a few of its layers without memory."""
-    layers = config.num_hidden_layers
-    few = copy.deepcopy(config)
-    few.num_hidden_layers = min(layers, FEW_LAYERS)
-    try:
-        with torch.device("meta"):
-            model = task.classes()[1](few)
-    except RuntimeError as error:  # sizes beyond 64 bits
-        raise UserError(
-            f"a model of these sizes is too large for any memory: {str(error).splitlines()[0]}"
-        ) from error
-    blocks = sum(p.numel() for name, p in model.named_parameters() if ".layers." in name)
-    return model.num_parameters() + blocks * (layers - few.num_hidden_layers) // few.num_hidden_layers
 
 
 def free_memory(args: TrainingArguments) -> int:

@@ -15,9 +15,8 @@ from tarnn.kernels.call import Call, Gradients, Outputs, Returned
 from tarnn.kernels.cpu import library
 from tarnn.kernels.features import NAMES
 
-CHUNK = (
-    32  # positions: the (c × c) products within a chunk cost c·(d + e) flops per token, those across 4·d·e
-)
+# positions: the (c × c) products within a chunk cost c·(d + e) flops per token, those across 4·d·e
+CHUNK = 32
 CHUNK_OF_MANY = 64  # where features are projected: they are many, or states the only products
 CHUNK_WITH_CHANNELS = 16  # within a chunk, each pair of positions then costs f multiplications of its own
 STRETCH = 512  # positions: no shorter does a sequence get cut to keep more cores busy

@@ -30,16 +30,16 @@ def refusal(call: Call) -> str | None:
 
 def forward(call: Call, *, for_backward: bool = True) -> Outputs:
     with full_precision(call.q):
-        cuts = call.cuts()
-        return forward_pass.forward(call) if cuts is None else packed.forward(call, cuts)
+        if (cuts := call.cuts()) is not None:
+            return packed.forward(call, cuts)
+        return forward_pass.forward(call)
 
 
 def backward(call: Call, returned: Returned) -> Gradients:
     with full_precision(call.q):
-        cuts = call.cuts()
-        return (
-            backward_pass.backward(call, returned) if cuts is None else packed.backward(call, returned, cuts)
-        )
+        if (cuts := call.cuts()) is not None:
+            return packed.backward(call, returned, cuts)
+        return backward_pass.backward(call, returned)
 
 
 def step(call: Call, *, inplace: bool = False) -> Outputs:

@@ -131,9 +131,8 @@ def _flow(A: Tensor, P: Tensor, phi_q: Tensor, phi_k: Tensor, pair: Any) -> Tens
     """What each key sends to each later query, A_ij P_ij for j < i: (b, g, n, x, c, c), x = f where decays have channels."""
     if pair.shape[-1] == 1:
         return (A * P).sum(3)[:, :, :, None].tril(-1)
-    channels = (
-        (A[..., None] * phi_q[..., :, None, :]).sum(3) * pair * phi_k[:, :, :, None]
-    )  # (b, g, n, c, c, f)
+    # (b, g, n, c, c, f)
+    channels = (A[..., None] * phi_q[..., :, None, :]).sum(3) * pair * phi_k[:, :, :, None]
     return channels.movedim(-1, 3).tril(-1)
 
 

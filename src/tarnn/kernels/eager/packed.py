@@ -9,6 +9,8 @@ from tarnn.kernels.eager.backward_pass import backward as whole_backward
 from tarnn.kernels.eager.forward_pass import forward as whole_forward
 from tarnn.kernels.packing import buckets
 
+_IN_TIME = ("q", "k", "v", "log_decay", "key_log_weight")  # the fields with an entry for each token
+
 
 def forward(call: Call, cuts: list[int]) -> Outputs:
     total = call.new_outputs()
@@ -25,15 +27,11 @@ def backward(call: Call, returned: Returned, cuts: list[int]) -> Gradients:
     for members, index, real in buckets(cuts, call.q.device):
         # padded queries must not send gradients back: their output is nobody's
         grad_o = _pick(returned.grad_o, index).masked_fill(~real[:, None, :, None], 0.0)
-        of_states: dict[str, Any] = {
-            name: None if x is None else x[members]
-            for name, x in returned._asdict().items()
-            if name in ("grad_S", "grad_z", "S_behind", "z_behind", "M_behind")
-        }
+        of_states = _rows(returned, ("grad_S", "grad_z", "S_behind", "z_behind", "M_behind"), members)
         o, den = _pick(returned.o, index), _pick(returned.den, index)
         given = returned._replace(grad_o=grad_o, o=o, den=den, **of_states)
         part = whole_backward(_bucket(call, members, index, real), given)
-        for name in ("q", "k", "v", "log_decay", "key_log_weight"):
+        for name in _IN_TIME:
             _put(getattr(total, name), getattr(part, name), index, real)
         total.S[members], total.z[members] = part.S, part.z
         for sum_, share in ((total.omega, part.omega), (total.bias, part.bias)):
@@ -50,17 +48,16 @@ def _pick(x: Tensor, index: Tensor) -> Tensor:
 def _bucket(call: Call, members: Tensor, index: Tensor, real: Tensor) -> Call:
     """The call on some of its sequences, padded to a batch."""
     in_time: dict[str, Any] = {
-        name: None if x is None else _pick(x, index)
-        for name, x in (
-            ("q", call.q), ("k", call.k), ("v", call.v),
-            ("log_decay", call.log_decay), ("key_log_weight", call.key_log_weight),
-        )
-    }  # fmt: skip
-    before: dict[str, Any] = {
-        name: None if x is None else x[members] for name, x in (("S", call.S), ("z", call.z), ("M", call.M))
+        name: None if (x := getattr(call, name)) is None else _pick(x, index) for name in _IN_TIME
     }
+    before = _rows(call, ("S", "z", "M"), members)
     mask = real if call.key_mask is None else real & call.key_mask[0][index]
     return call._replace(key_mask=mask, cu_seqlens=None, **in_time, **before)
+
+
+def _rows(record: Call | Returned, names: tuple[str, ...], members: Tensor) -> dict[str, Any]:
+    """These fields of a record, of some of the sequences."""
+    return {name: None if (x := getattr(record, name)) is None else x[members] for name in names}
 
 
 def _put(target: Tensor | None, source: Tensor | None, index: Tensor, real: Tensor) -> None:
