@@ -1,0 +1,45 @@
+"""A working folder with what the pages speak of."""
+
+import random
+import shutil
+
+import pytest
+import torch
+from transformers.utils import logging
+
+from tarnn.cli.main import main
+
+SMALL = ["--hidden-size", "32", "--layers", "2", "--heads", "2", "--steps", "4", "--batch-size", "2"]
+
+
+def story(words: int, seed: int) -> str:
+    draw = random.Random(seed)
+    return "".join(draw.choice(["the cat ", "a hat ", "sat on ", "the mat.\n"]) for _ in range(words))
+
+
+@pytest.fixture(scope="session")
+def furnished(tmp_path_factory):
+    """texts, a book, a trained model of text and one of images: made once."""
+    folder = tmp_path_factory.mktemp("furnished")
+    (folder / "my-books").mkdir()
+    for i in range(3):
+        (folder / "my-books" / f"{i}.txt").write_text(story(400, i))
+    (folder / "book.txt").write_text(story(100, 7))
+    logging.disable_progress_bar()
+    text = ["train", str(folder / "my-books"), "--out", str(folder / "runs/books"), "--sample-tokens", "0"]
+    images = ["train", "digits", "--task", "image", "--out", str(folder / "runs/digits"), "--sample-images", "0"]
+    for argv in (text, [*images, "--class-conditional"]):
+        assert main([*argv, *SMALL]) == 0
+    return folder
+
+
+@pytest.fixture
+def workplace(furnished, tmp_path, monkeypatch):
+    """A copy of that folder, as the working folder; torch and its random numbers are left as they were."""
+    shutil.copytree(furnished, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    torch.set_num_threads(1)
+    yield tmp_path
+    torch.set_num_threads(threads)
+    torch.set_rng_state(state)

@@ -1,0 +1,81 @@
+"""Every code block of README and docs runs as a reader would run it: pasted, alone, into a fresh Python or shell.
+
+A Python block gets a namespace of its own. A command of `tarnn` is run as it stands, but for a training that is cut
+short (`SHORT`). Both find a working folder with what the pages speak of: texts, a trained model of text and one of
+images, a book, a folder of digits (see `conftest.py`).
+"""
+
+import re
+
+import pytest
+from support.code_blocks import NOT_RUN, PAGES, ROOT, Block, blocks, commands, unfenced_code
+
+from tarnn.cli.main import main
+
+SHORT = ["--steps", "2", "--layers", "1", "--hidden-size", "32", "--heads", "2", "--batch-size", "2"]
+OWN_LENGTH = {"--steps", "--max-minutes", "--epochs"}
+ALL = [block for page in PAGES for block in blocks(page)]
+
+
+def named(language: str) -> list:
+    return [pytest.param(block, id=block.place) for block in ALL if block.language == language]
+
+
+@pytest.mark.parametrize("block", named("python"))
+def test_python_runs_as_pasted(block: Block, workplace):
+    exec(compile("\n" * block.line + block.text, str(block.page), "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("block", named("sh"))
+def test_commands_run_as_pasted(block: Block, workplace, capfd):
+    for words in commands(block):
+        line = " ".join(words)
+        if line.startswith(NOT_RUN):
+            check_script(words)
+            continue
+        assert words[0] == "tarnn", f"{block.place}: what is {line!r}? Add it to NOT_RUN, or write a tarnn command."
+        argv = shortened(words[1:]) if words[1:2] == ["train"] else words[1:]
+        assert main(argv) == 0, (line, capfd.readouterr().err[-2000:])
+
+
+def shortened(argv: list[str]) -> list[str]:
+    """The command with less work in it: a later option wins over an earlier one."""
+    drop, kept = False, []
+    for word in argv:
+        if not drop and word not in OWN_LENGTH:
+            kept.append(word)
+        drop = not drop and word in OWN_LENGTH
+    return [*kept, *SHORT, "--overwrite"] if "--resume" not in kept else [*kept, "--steps", "2"]
+
+
+def check_script(words: list[str]) -> None:
+    """A script that a page names is there."""
+    if words[0] == "python":
+        assert (ROOT / words[1]).is_file(), words[1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_no_code_escapes(page):
+    """Code stands in fences that say their language, so that it is run."""
+    assert {block.language for block in blocks(page)} <= {"python", "sh", "text", "json"}
+    assert unfenced_code(page) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    """Links to files of this repository, pictures included."""
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+        if not target.startswith(("http:", "https:")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_files_that_pages_name_are_there():
+    """`benchmarks/…`, `docs/…`, `src/…` and the like, wherever they stand between backticks."""
+    rooms = "benchmarks|experiments|docs|src|csrc|tests|scripts"
+    missing = [
+        f"{page.name}: {name}"
+        for page in PAGES
+        for name in re.findall(rf"`((?:{rooms})/[\w./-]+)`", page.read_text())
+        if not (ROOT / name).exists()
+    ]
+    assert missing == []
