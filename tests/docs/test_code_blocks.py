@@ -35,7 +35,9 @@ def test_commands_run_as_pasted(block: Block, workplace, capfd):
         if line.startswith(NOT_RUN):
             check_script(words)
             continue
-        assert words[0] == "tarnn", f"{block.place}: what is {line!r}? Add it to NOT_RUN, or write a tarnn command."
+        assert words[0] == "tarnn", (
+            f"{block.place}: what is {line!r}? Add it to NOT_RUN, or write a tarnn command."
+        )
         argv = shortened(words[1:]) if words[1:2] == ["train"] else words[1:]
         assert main(argv) == 0, (line, capfd.readouterr().err[-2000:])
 
