@@ -27,7 +27,7 @@ from scripts.common.targets import Target, at_least, at_most, section
 from tarnn.kernels.cpu import library
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
-PATIENCE = 12.0  # seconds a step beyond which one must do
+PATIENCE = 12.0  # seconds per step beyond which one must do
 PLAIN = "linear-in-pytorch"
 METHODS = {"linear": "linear", "softmax": "softmax", "none": "none", PLAIN: "linear"}  # name: attention
 FASTER_THAN_SOFTMAX = {4096: 2.0, 16384: 6.0}

@@ -1,4 +1,4 @@
-// Memory that the next chunk will want, asked for while this chunk is being computed: a line between every few
+// Memory that the next chunk will want, prefetched while this chunk is being computed: a line between every few
 // multiplications of a product, so that it arrives behind them. (Asked for all at once, lines queue up and the processor
 // waits; not asked for, they are only found missing when they are read.)
 #pragma once

@@ -37,7 +37,7 @@ void mask_pairs(const Keys<T>& keys, const Sizes<T>& n, T* P) {
     }
 }
 
-/// P, masked and weighted. (Where the decay has channels, φ(K)ᵀ is not formed, and its place serves for one key.)
+/// P, masked and weighted. (Where the decay has channels, φ(K)ᵀ is not formed, and its place is used for one key.)
 template <typename T>
 void pairs(const Keys<T>& keys, const Sizes<T>& n, const T* phi_q, T* P, Ahead* ahead) {
   if (keys.weights.channels) return channel_pairs(keys, n, phi_q, P, keys.phi_t);

@@ -243,7 +243,7 @@ void add_pair_flow(const Sizes<T>& n, Index rows, const T* A, const T* P, T* flo
   }
 }
 
-/// The same where the decay has channels, a vector of them at a time. terms: one vector a key.
+/// The same where the decay has channels, a vector of them at a time. terms: one vector per key.
 template <typename T>
 void add_channel_flow(const Keys<T>& keys, const Sizes<T>& n, const T* A, const T* phi_q, T* terms, T* flow) {
   constexpr Index w = width<T>;

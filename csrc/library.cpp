@@ -1,5 +1,5 @@
 // Registers the kernels with torch (stable ABI: one binary for every Python and every torch from 2.10 on), picks the
-// instruction set, and turns tensors into what kernels take. Python (kernels/cpu.py) has checked shapes and dtypes, and
+// instruction set, and turns tensors into what kernels take. Python (kernels/cpu/__init__.py) has checked shapes and dtypes, and
 // allocates all results.
 #include <atomic>
 #include <cstdlib>

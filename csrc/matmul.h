@@ -1,6 +1,6 @@
 // C = A·B or C += A·B for small matrices that lie in cache. B and C have their rows in vectors, with room up to a whole
 // vector at the end of each row (what B holds there is computed with and never read); A is read one number at a time,
-// so it may as well be the transpose of what lies in memory. That one product serves everything in linear attention.
+// so it may as well be the transpose of what lies in memory. Everything in linear attention is computed by that one product.
 #pragma once
 
 #include "ahead.h"

@@ -1,5 +1,5 @@
 // A value from each of some mixtures of logistics, out of noise that was drawn beforehand: what `LogisticMixture.sample`
-// in models/likelihoods.py says, in one pass. There are a few dozen numbers a row; calling an operator costs more than they.
+// in models/likelihoods.py says, in one pass. There are a few dozen numbers per row; calling an operator costs more than they.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

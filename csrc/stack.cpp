@@ -1,4 +1,4 @@
-// The operator for one token through a whole model: reads its plan (kernels/stack.py wrote it), and shares out the work.
+// The operator for one token through a whole model: reads its plan (kernels/cpu/stack.py wrote it), and shares out the work.
 #include <algorithm>
 #include <cstdint>
 #include <optional>

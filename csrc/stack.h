@@ -8,7 +8,7 @@
 
 namespace tarnn {
 
-/// How weights are stored. int8: whole numbers from −127 to 127 and a factor an output.
+/// How weights are stored. int8: whole numbers from −127 to 127 and a factor per output.
 enum class Format { float32, bfloat16, int8 };
 
 constexpr Index panel = 64;  // outputs of a product that lie side by side in memory
@@ -33,10 +33,10 @@ struct Norm {
 struct Layer {
   Map map;
   Norm attention_norm, mlp_norm;
-  Matrix qkv;  // of all query heads, of all key heads, of all value heads; then a gate a key head, where tokens decay
+  Matrix qkv;  // of all query heads, of all key heads, of all value heads; then a gate per key head, where tokens decay
   Matrix o, up, down;  // up: of swiglu, panels of the gate and of what it gates take turns
   const float *q_gain, *k_gain, *o_gain;  // RMSNorms of a head's query, key, output; null: none
-  const float* log_decay;                 // one a key head, for all tokens alike; null: none
+  const float* log_decay;                 // one per key head, for all tokens alike; null: none
   Sums state;
 };
 

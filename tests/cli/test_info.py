@@ -79,8 +79,8 @@ def test_layers_are_told_by_kind(command, checkpoints):
         {"layer": 1, "attention": "softmax", "state_bytes_per_token": 2 * 32 * 4},
     ]
     text = command("info", checkpoints["hybrid"]).out
-    assert "layer 0     linear, elu, 8 features a head, state 1,152 bytes" in text
-    assert "layer 1     softmax, cache 256 bytes a token" in text
+    assert "layer 0     linear, elu, 8 features per head, state 1,152 bytes" in text
+    assert "layer 1     softmax, cache 256 bytes per token" in text
     assert "layer 0–1   linear" in command("info", checkpoints["linear"]).out
 
 
@@ -91,7 +91,7 @@ def test_random_features_are_told_and_their_draws_are_bytes(command, checkpoints
         "float32",
         facts_of(command, checkpoints["linear"])["parameters"],
     )
-    assert "linear, favor, 24 random features a head, state" in text
+    assert "linear, favor, 24 random features per head, state" in text
     assert 'map options  {"favor": {"num_features": 24}}' in text
     state = 4 * 4 * (24 * 8 + 24) + 4 * 4  # S and z of four heads, and M
     assert facts["layers"][0]["state_bytes"] == state

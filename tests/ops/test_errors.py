@@ -39,7 +39,7 @@ HALF = LinearState(x(2, 2, 5, 3), x(2, 2, 5))
 object.__setattr__(HALF, "z", None)  # what a runtime type checker would not let pass
 ONLY_LINEAR = {
     "decay shape": ({"log_decay": -x(4)}, r"log_decay must be \(g,\) = \(2,\).*got \(4,\)"),
-    "decay channels": ({"log_decay": -x(2, 2, 6, 3)}, r"\(2, 2, 6, 5\), one a feature; got \(2, 2, 6, 3\)"),
+    "decay channels": ({"log_decay": -x(2, 2, 6, 3)}, r"\(2, 2, 6, 5\), per feature; got \(2, 2, 6, 3\)"),
     "decay, not causal": ({"log_decay": -x(2), "causal": False}, r"needs causal=True"),
     "state": (
         {"state": LinearState.zeros(2, 4, 5, 3)},

@@ -31,7 +31,7 @@ class Counting(Task):
     unit, counted = "bits_per_number", "rows"
     LENGTH = 9
 
-    def __init__(self, settings, first, saved, tell):
+    def __init__(self, settings, first, saved, report):
         self.settings = settings
         starts = np.arange(64)[:, None] + np.arange(self.LENGTH + 1)
         self.examples = Rows(torch.from_numpy(starts % settings.highest))

@@ -25,7 +25,7 @@ Step = Callable[..., tuple[Tensor, ModelState]]
 
 @dataclass(frozen=True)
 class DecodeCost:
-    """Milliseconds a step of the whole batch (median of the rounds, their range), and bytes of state."""
+    """Milliseconds per step of the whole batch (median of the rounds, their range), and bytes of state."""
 
     position: int
     batch_size: int

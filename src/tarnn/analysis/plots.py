@@ -15,7 +15,7 @@ def plot_decode_cost(costs: Mapping[str, Sequence[DecodeCost]], path: Path, titl
 
 
 def decode_cost_figure(costs: Mapping[str, Sequence[DecodeCost]], title: str = ""):
-    """Milliseconds a token and bytes of state against position, a line a model, both axes logarithmic.
+    """Milliseconds per token and bytes of state against position, one line per model, both axes logarithmic.
 
     `costs`: name → costs by position; the first word of a name, "linear" or "softmax", gives its colour.
     Time is the median of the rounds, with their range as a band.
@@ -33,7 +33,7 @@ def decode_cost_figure(costs: Mapping[str, Sequence[DecodeCost]], title: str = "
         time.fill_between(at, [p.ms_min for p in points], [p.ms_max for p in points], color=color, alpha=0.15)
         size.plot(at, [p.state_bytes for p in points], marker="o", **style)
     positions = sorted({p.position for points in costs.values() for p in points})
-    for axes, label in ((time, "milliseconds a step (a token a row)"), (size, "bytes of state")):
+    for axes, label in ((time, "milliseconds per step (a token per row)"), (size, "bytes of state")):
         axes.set(xscale="log", yscale="log", xlabel="position (tokens so far)", ylabel=label)
         axes.set_xticks(positions, [f"{p // 1024}k" if p % 1024 == 0 else str(p) for p in positions])
         axes.xaxis.set_minor_locator(NullLocator())

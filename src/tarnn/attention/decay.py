@@ -24,7 +24,7 @@ def retention(num_heads: int) -> Float[Tensor, " g"]:
 
 @DECAYS.register("head")
 class HeadDecay(nn.Module):
-    """A fixed factor a head, whatever the input: log_decay (g,). Heads differ in how far back they see.
+    """A fixed factor per head, whatever the input: log_decay (g,). Heads differ in how far back they see.
 
     `log_decay` is a buffer, saved with the model and not trained; other slopes may be copied into it.
     """
@@ -44,7 +44,7 @@ class HeadDecay(nn.Module):
 
 @DECAYS.register("token")
 class TokenDecay(nn.Module):
-    """A learned gate a token and head: log_decay = −softplus(W x + bias), (b, g, t).
+    """A learned gate per token and per head: log_decay = −softplus(W x + bias), (b, g, t).
 
     The scalar gate of Mamba-2 (arXiv 2405.21060) and, but for its write gate, RFA's (arXiv 2103.02143).
     The bias starts so that x = 0 decays as in `HeadDecay`.
@@ -66,7 +66,7 @@ class TokenDecay(nn.Module):
 
 @DECAYS.register("channel")
 class ChannelDecay(nn.Module):
-    """A learned gate a token, head and feature: log_decay = log σ(W₂ W₁ x + b) / 16, (b, g, t, f).
+    """A learned gate per token, head and feature: log_decay = log σ(W₂ W₁ x + b) / 16, (b, g, t, f).
 
     GLA's gate, W₁ of rank 16 (Yang et al. 2023, section 4.4, arXiv 2312.06635); the division by 16 keeps the
     factors near 1.

@@ -240,5 +240,5 @@ def _check_choices(feature_map: FeatureMap, causal, decay, rotary, context_size)
     if isinstance(decay, ChannelDecay):
         raise ValueError(
             "rotary positions mix pairs of features that a channel decay lets fade apart, so distance would "
-            "no longer be what counts; take a decay a head or a token, or no rotary positions."
+            "no longer be what counts; take a decay per head or per token, or no rotary positions."
         )

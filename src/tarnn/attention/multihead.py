@@ -17,7 +17,7 @@ class MultiHeadAttention(nn.Module):
     What happens between them is a subclass's business: its `attend` and `attend_token`. `forward`, `step` and
     `new_state` have one signature for all kinds of attention, so that a model can put any kind into any layer.
 
-    `qk_norm`: an RMSNorm of each query and key, with a gain a channel, before all else: products stay of a
+    `qk_norm`: an RMSNorm of each query and key, with a gain per channel, before all else: products stay of a
     size whatever the projections grow to, and so does the sum that normalises (arXiv 2302.05442, 2405.09818).
 
     `dropout`: of the output y. (`nn.MultiheadAttention` drops weights, which linear attention never forms.)

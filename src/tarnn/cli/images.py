@@ -176,7 +176,7 @@ def visible_rows(hidden: float, height: int) -> int:
 
 
 def completions(originals: np.ndarray, made: np.ndarray, rows: int) -> np.ndarray:
-    """A line an image: what was seen, what became of it, what it was."""
+    """A line per image: what was seen, what became of it, what it was."""
     seen = originals.copy()
     seen[:, rows:] = HIDDEN
     return image_grid(

@@ -167,8 +167,8 @@ def runs(layers: list[dict[str, Any]]) -> dict[str, str]:
 def kind_of(layer: dict[str, Any]) -> str:
     if layer["attention"] == "linear":
         kind = "random features" if layer.get("random") else "features"
-        features = f"{layer['feature_map']}, {layer['features']} {kind} a head"
+        features = f"{layer['feature_map']}, {layer['features']} {kind} per head"
         return f"linear, {features}, state {layer['state_bytes']:,} bytes"
     if layer["attention"] == "softmax":
-        return f"softmax, cache {layer['state_bytes_per_token']:,} bytes a token"
+        return f"softmax, cache {layer['state_bytes_per_token']:,} bytes per token"
     return "none"

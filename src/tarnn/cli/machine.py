@@ -36,7 +36,7 @@ def kernel_facts() -> dict[str, str]:
 
 
 def processor() -> str:
-    """As Linux tells it; elsewhere what Python knows."""
+    """What Linux says; elsewhere what Python knows."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

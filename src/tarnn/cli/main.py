@@ -15,7 +15,7 @@ from tarnn._version import __version__
 # name of the subcommand, of its module here and of the function there → its line in `tarnn --help`
 COMMANDS = {
     "train": "Train a model of text or images: files, folders, stdin, a dataset, MNIST, CIFAR-10, pictures …",
-    "generate": "Continue a prompt or draw images with a trained model, as an RNN: constant time and memory a token.",
+    "generate": "Continue a prompt or draw images with a trained model, as an RNN: constant time and memory per token.",
     "info": "Say what tarnn runs on here, or what a checkpoint holds: parameters, layers, bytes of state.",
     "demo": "Train, generate and measure, in a few minutes: what this project is about.",
 }

@@ -49,7 +49,7 @@ class Corpus:
 def prepare(
     documents: Iterable[Document], folder: Path, *, tokenizer: str = "bytes",
     validation_fraction: float | None = None, validation_documents: Iterable[Document] | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Corpus:  # fmt: skip
     """Split, tokenize and write a text to `folder`, which appears whole or not at all.
 
@@ -64,7 +64,7 @@ def prepare(
     if vocab_size is not None:
         documents = utf8_only(documents)
         validation_documents = None if validation_documents is None else utf8_only(validation_documents)
-    with ticking("reading the text", tell, lambda: f"{file_size(partial / 'text'):,} bytes so far"):
+    with ticking("reading the text", report, lambda: f"{file_size(partial / 'text'):,} bytes so far"):
         text = spool(documents, partial / "text")
     if validation_documents is not None:
         held_out, cut = spool(validation_documents, partial / "validation-text"), len(text.data)
@@ -72,11 +72,11 @@ def prepare(
         held_out, cut = text, cut_before(text.data, validation_fraction)
     tokens = byte_tokenizer()
     if vocab_size is not None:
-        with ticking(f"training a tokenizer on {cut:,} bytes", tell):
+        with ticking(f"training a tokenizer on {cut:,} bytes", report):
             tokens = train_bpe((data for data, _ in text.documents(0, cut)), vocab_size)
     facts: dict[str, Any] = {"digest": text.digest, "tokenizer": tokenizer}
     count = {"documents": 0, "bytes": 0, "tokens": 0}
-    with ticking(f"turning {cut:,} bytes into tokens", tell, lambda: f"{count['bytes']:,} done"):
+    with ticking(f"turning {cut:,} bytes into tokens", report, lambda: f"{count['bytes']:,} done"):
         facts["train"] = write_ids(tokens, text.documents(0, cut), partial / "train.ids", count)
     start = cut if held_out is text else 0
     facts["validation"] = write_ids(

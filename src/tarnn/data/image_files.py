@@ -211,7 +211,7 @@ def checked(
         if labels.shape != pixels.shape[:1] or labels.dtype.kind not in "iu":
             raise UserError(
                 f"{where} has labels of shape {labels.shape} and type {labels.dtype} for {len(pixels):,} images; "
-                "expected one whole number an image."
+                "expected one whole number per image."
             )
         low, high = int(labels.min()), int(labels.max())
         if low < first or high - first >= MOST_CLASSES:

@@ -78,7 +78,7 @@ class Images:
 def read_images(source: str, *, parts: Sequence[str] = ("train",)) -> Images:
     """The images of a source: `'digits'`, a file, or a folder, after which ':train', ':valid' or ':test' may stand.
 
-    A folder's files tell by their names which part they belong to, pictures by the outermost folder's. Where the
+    The names of a folder's files say which part they belong to; for pictures, that of the outermost folder. Where the
     source names none, the first of `parts` that there is is read; a folder without parts is read whole. The name of
     the folder that a picture lies in is its class. './digits' is a folder of that name.
 

@@ -26,12 +26,12 @@ class Document(NamedTuple):
 
 
 def read_documents(
-    sources: Sequence[str], *, text_field: str = "text", tell: Callable[[str], None] = lambda line: None
+    sources: Sequence[str], *, text_field: str = "text", report: Callable[[str], None] = lambda line: None
 ) -> Iterator[Document]:
     """The documents of all sources, in the order given; those of a folder or a glob by name.
 
     A folder stands for every file below it that is not hidden. Empty ones there are passed over, those that are not
-    text too, and `tell` gets a line about them; a file that was named is refused in both cases. Standard input is
+    text too, and `report` gets a line about them; a file that was named is refused in both cases. Standard input is
     taken as it is. A built-in corpus wins over a file of the same name ('./NAME' is the file). `text_field` names
     the field that holds the text in jsonl lines and `datasets` rows.
 
@@ -40,10 +40,10 @@ def read_documents(
     if not sources:
         raise UserError(f"no text was given; expected {KINDS}.")
     for source in sources:
-        yield from read_source(source, text_field, tell)
+        yield from read_source(source, text_field, report)
 
 
-def read_source(source: str, text_field: str, tell: Callable[[str], None]) -> Iterator[Document]:
+def read_source(source: str, text_field: str, report: Callable[[str], None]) -> Iterator[Document]:
     path = Path(source).expanduser()
     if source == "-":
         yield not_empty(Document("standard input", sys.stdin.buffer.read()))
@@ -52,13 +52,13 @@ def read_source(source: str, text_field: str, tell: Callable[[str], None]) -> It
     elif source.startswith("datasets:"):
         yield from read_dataset(source, text_field)
     elif path.is_dir():
-        yield from read_all(sorted(files_below(path)), f"folder {source}", text_field, tell)
+        yield from read_all(sorted(files_below(path)), f"folder {source}", text_field, report)
     elif path.exists():
         yield from read_file(path, text_field)
     elif glob.has_magic(source):
         matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
         files = [match for match in matches if match.is_file()]
-        yield from read_all(files, f"glob {source!r}", text_field, tell)
+        yield from read_all(files, f"glob {source!r}", text_field, report)
     else:
         close = get_close_matches(source, CORPORA, n=1)
         hint = f" Did you mean the built-in corpus '{close[0]}'?" if close else ""
@@ -73,7 +73,7 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 
 def read_all(
-    paths: Sequence[Path], where: str, text_field: str, tell: Callable[[str], None]
+    paths: Sequence[Path], where: str, text_field: str, report: Callable[[str], None]
 ) -> Iterator[Document]:
     """The files of a folder or a glob that hold text; at least one must."""
     left_out, found = [], False
@@ -92,7 +92,7 @@ def read_all(
             if len(left_out) > 1
             else f"a file of {where} that is"
         )
-        tell(f"left out: {many} not text: {names}")
+        report(f"left out: {many} not text: {names}")
     if not found:
         raise UserError(f"{where} has no files with text in them; expected at least one.")
 

@@ -30,7 +30,7 @@ def optimal_a(spread: Tensor) -> Tensor:
 @register("oprf")
 @register("saderf", balance=True)
 class OptimalRandomFeatures(FittedMap, ExponentialMap):
-    """FAVOR++: positive features with the A that suits the data, one a head, or a given one.
+    """FAVOR++: positive features with the A that suits the data, one per head, or a given one.
 
     The same estimate as `PositiveRandomFeatures` in expectation; the larger queries and keys are, the smaller
     is its error beside theirs. λ comes from means and variances alone, in O(t·d):
@@ -93,7 +93,7 @@ class SderfFeatures(FittedMap, ExponentialMap):
         φ(x)_i = Π_l (1 − 4a_l)^(1/4)/√m · exp(Σ_l a_l ω_il² + ω_i·(1 − 4a)^(1/2) Uᵀx − |x|²/2)
 
     with U Λ Uᵀ the eigenvectors and values of M_q + M_k + μ_q μ_kᵀ + μ_k μ_qᵀ (M second moments, μ means), and
-    a_l the optimal A for λ_l. Takes a covariance and a (d × d) eigendecomposition a head, O(t·d² + d³): where
+    a_l the optimal A for λ_l. Takes a covariance and a (d × d) eigendecomposition per head, O(t·d² + d³): where
     that is too much, `Reparametrized(OptimalRandomFeatures(…))` ("SADERF") does nearly as well.
 
     Arguments as `OptimalRandomFeatures`. Calibrated, it starts as FAVOR+. Packed sequences can't be fitted by

@@ -3,7 +3,7 @@
     exp(q·k) = exp((q − c_q)·(k − c_k)) · exp(c_q·(k − c_k)) · exp(q·c_k)
     q·k      = (a ⊙ q)·(k/a)
 
-The second factor is a weight a key, the third a weight a query, which softmax divides out. Both identities are
+The second factor is a weight per key, the third a weight per query, which softmax divides out. Both identities are
 exact for every c_q, c_k, a; the error of positive features grows with e^(|q + k|²), which is least for the means
 and for a_l = (mean k_l²/mean q_l²)^(1/4).
 """

@@ -1,4 +1,4 @@
-"""How queries and keys lie: means and covariances a head, and maps whose parameters are taken from them.
+"""How queries and keys lie: means and covariances per head, and maps whose parameters are taken from them.
 
 Softmax's kernel can be estimated in many ways that are all exact in expectation and differ, by orders of
 magnitude, in variance. The best of them depends on the data, and the maps in `optimal.py` and
@@ -52,7 +52,7 @@ class Spread(NamedTuple):
         return Spread(number, self.mean + share * step, variance, covariance)
 
     def over_batch(self) -> "Spread":
-        """(b, g, u, …) merged over b and u: one spread a head, (g, 1, …)."""
+        """(b, g, u, …) merged over b and u: one spread per head, (g, 1, …)."""
         parts = self.each(lambda x: x.transpose(1, 2).flatten(0, 1))  # (b·u, g, …)
         total = parts.row(0)
         for i in range(1, parts.number.shape[0]):
@@ -101,7 +101,7 @@ def spread_of(
     if full:
         if cu_seqlens is not None:
             raise ValueError(
-                "a covariance a packed sequence is not kept: take a map with a number a channel "
+                "covariances of packed sequences are not kept: take a map with a number per channel "
                 "(Reparametrized, OptimalRandomFeatures) or pad instead of packing."
             )
         flat = centred.flatten(2, 3)  # (b, g, r·t, d)
@@ -129,7 +129,7 @@ def per_head(parameter: Float[Tensor, "*b g u k"], x: Float[Tensor, "..."]) -> F
 
 
 class FittedMap(FeatureMap):
-    """A map with parameters a head that are taken from the data: any value is exact, the best has least variance.
+    """A map with parameters per head that are taken from the data: any value is exact, the best has least variance.
 
     fit = "calibrated": they are buffers, saved with the model, neutral until `calibrate` sets them: for causal
         attention, where the data of a call would include the future; `tarnn.attention.calibrating` does it for

@@ -9,7 +9,7 @@ import torch
 
 from tarnn.generation.loop import TokenLoop
 
-WORTH_COMPILING = 20_000  # tokens; on a CPU, compiling takes 15–40 s and saves one to a few ms a token
+WORTH_COMPILING = 20_000  # tokens; on a CPU, compiling takes 15–40 s and saves one to a few ms per token
 
 
 def cannot_compile(loop: TokenLoop) -> str | None:

@@ -56,7 +56,7 @@ def refusal(model: nn.Module) -> str | None:
     if len({state.M is None for state in states}) > 1:
         return "some of its layers keep a maximum in their state, and some don't"
     if not library.available():
-        return f"the compiled kernels don't serve: {library.status().why}"
+        return f"the compiled kernels can't be used: {library.status().why}"
     return None
 
 
@@ -239,7 +239,7 @@ def _head(model: Model) -> nn.Linear:
     return model.lm_head if isinstance(model, TextModel) else model.head
 
 
-# --- what enters the first layer: a row a token, a row a position, and what else each row of the batch has
+# --- what enters the first layer: a row per token, a row per position, and what else each row of the batch has
 
 
 def _token_table(model: Model) -> Tensor:

@@ -65,7 +65,7 @@ class TokenLoop:
     def tokens(
         self, sample: Sampler, max_new_tokens: int, *, end_ids: Collection[int] = (), pad_id: int = 0
     ) -> Iterator[Int[Tensor, " b"]]:
-        """Up to max_new_tokens times one token a row, as it is made. Stop by leaving the loop.
+        """Up to max_new_tokens times one token per row, as it is made. Stop by leaving the loop.
 
         A row ends with the first of `end_ids` that it draws (given out like any token); then it gets `pad_id`
         until all have ended. Raises ValueError before anything was read: there is nothing to continue.

@@ -59,7 +59,7 @@ class PixelLoop:
 
     @torch.no_grad()
     def draw(self, sample: Sampler) -> Iterator[int]:
-        """Draws the values that are not known, one a row at a time; yields how many there are then.
+        """Draws the values that are not known, one per row at a time; yields how many there are then.
 
         The last one is not read: nothing comes after it. Raises ValueError when the model gives NaN.
         """

@@ -102,7 +102,7 @@ def sampler(
     *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> Sampler:  # fmt: skip
-    """Logits (b, vocab) to one token a row (b,), drawn at random.
+    """Logits (b, vocab) to one token per row (b,), drawn at random.
 
     temperature = 0 is greedy choice; top_k = 0, top_p = 1 and min_p = 0 are off: the same as leaving them out. A
     `generator` seeded with s draws what `torch.manual_seed(s)` followed by `model.generate(do_sample=True)`

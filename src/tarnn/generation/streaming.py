@@ -21,7 +21,7 @@ class StreamingDecoder:
     Works with any `decode(ids) -> str` that writes U+FFFD for bytes that are not (yet) UTF-8, as all of
     Hugging Face's tokenizers do. A window of the last tokens is decoded again with each new one, and what
     goes beyond the text given out so far is new; U+FFFD at its end, up to three of them, are held back
-    because the next byte may complete them. The window is bounded, so the cost a token is constant.
+    because the next byte may complete them. The window is bounded, so the cost per token is constant.
 
     `context` are the tokens before the stream (the prompt's end): a tokenizer needs them to know whether
     the first word begins with a space, and a prompt may end in the middle of a character.

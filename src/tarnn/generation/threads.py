@@ -1,4 +1,4 @@
-"""How many threads a token is worth on a CPU."""
+"""How many threads one step of a model should use on a CPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ def threads_for_steps(model: nn.Module) -> Iterator[None]:
 
     A step of a small model is many operations of a few microseconds, in which a second thread gains next to
     nothing. But it waits for the first by spinning, and where another program wants the core, every
-    operation takes until the scheduler's next turn: measured on two busy cores, 600 ms a token instead of 6.
+    operation takes until the scheduler's next turn: measured on two busy cores, 600 ms per token instead of 6.
     """
     before = torch.get_num_threads()
     small = sum(p.numel() for p in model.parameters()) < SMALL

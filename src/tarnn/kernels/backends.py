@@ -33,7 +33,7 @@ class Backend(Protocol):
         """The gradients, laid out as `Call.new_gradients` does."""
 
     def step(self, call: Call, *, inplace: bool = False) -> Outputs:
-        """One token a row (t = 1) and the state behind it, written into the one before if asked. S and z are given."""
+        """One token per row (t = 1) and the state behind it, written into the one before if asked. S and z are given."""
 
 
 @cache

@@ -45,7 +45,7 @@ def check_attention(
         _check_packing(cu_seqlens, b, t, s)
     if key_log_weight is not None and key_log_weight.shape != (b, g, s):
         raise ValueError(
-            f"key_log_weight must be (b, g, s) = {(b, g, s)}, one a key; got {tuple(key_log_weight.shape)}."
+            f"key_log_weight must be (b, g, s) = {(b, g, s)}, one per key; got {tuple(key_log_weight.shape)}."
         )
     if log_decay is not None:
         if not causal:
@@ -86,7 +86,7 @@ def check_state(call: Call) -> None:
     f, e = call.num_features, call.v.shape[3]
     if call.has_channels and call.log_decay is not None and call.log_decay.shape[3] != f:
         raise ValueError(
-            f"a log_decay with channels must be (b, g, s, f) = {(b, g, s, f)}, one a feature; got {tuple(call.log_decay.shape)}."
+            f"a log_decay with channels must be (b, g, s, f) = {(b, g, s, f)}, per feature; got {tuple(call.log_decay.shape)}."
         )
     if call.S is None:
         return

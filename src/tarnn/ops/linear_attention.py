@@ -62,7 +62,7 @@ def linear_attention(
     Numbers must be finite, but at masked keys, where anything may stand, NaN too: it reaches no output and no gradient.
     Elsewhere a NaN or an infinity at position j spoils its row from the beginning of j's chunk on, not from j on only.
 
-    Kept for backward: q, k, v, o and one number a query; the features are computed again. So it is with random
+    Kept for backward: q, k, v, o and one number per query; the features are computed again. So it is with random
     features of softmax's kernel and of relu, whose projection is computed in the kernel too: t × m features are
     never stored. (The features of another φ are ordinary tensors under autograd.) Twice differentiable.
 

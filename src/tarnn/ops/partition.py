@@ -1,4 +1,4 @@
-"""Softmax over very many classes, estimated by random features: the classes are summed once, a query costs O(m·d).
+"""Softmax over very many classes, estimated by random features: the classes are summed once, each query then costs O(m·d).
 
     Z(q) = Σ_j e^(w_j + scale·q·k_j) ≈ φ(q) · Σ_j e^(w_j) φ(k_j)          p_j = e^(w_j + scale·q·k_j) / Z(q)
 

@@ -1,7 +1,7 @@
 """The definitions. Every fast path is held against these, in float64.
 
 Plain torch, any dtype, no imports of ours, and no thought of speed: the quadratic form says *what* is
-computed, the recurrent form says *why* it can be had in O(1) a token. Both take features, not q and k:
+computed, the recurrent form says *why* it can be had in O(1) per token. Both take features, not q and k:
 
     W_ij = w_j + Σ_{j<l≤i} log_decay_l          log-weight of key j seen from position i
     M_i  = max_j W_ij                           over the keys that i may see

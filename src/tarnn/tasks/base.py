@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset, Sampler
     from transformers import PreTrainedModel, TrainingArguments
 
-Tell = Callable[[str], None]  # takes a line about what happens
+Report = Callable[[str], None]  # takes a line about what happens
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Task(ABC):
     """One kind of training. Its file is light to import: torch and the models are imported by the methods.
 
     An object of the class is the task with its data: `settings` are checked, `first` says whether this is the first
-    process (others find what it has written), `saved` is settings.json of the run that is resumed, and `tell` takes
+    process (others find what it has written), `saved` is settings.json of the run that is resumed, and `report` takes
     lines about the progress.
     """
 
@@ -58,7 +58,7 @@ class Task(ABC):
     tokenizer: Any = None
 
     @abstractmethod
-    def __init__(self, settings: Any, first: bool, saved: dict[str, Any] | None, tell: Tell): ...
+    def __init__(self, settings: Any, first: bool, saved: dict[str, Any] | None, report: Report): ...
 
     @staticmethod
     @abstractmethod

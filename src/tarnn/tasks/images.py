@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarnn.data.images import Images, part_of, parts_of, read_images, size
 from tarnn.errors import UserError
-from tarnn.tasks.base import Task, Tell, register
+from tarnn.tasks.base import Report, Task, register
 from tarnn.tasks.settings import RunSettings, option
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class ImageTask(Task):
     settings_class = ImageSettings
     unit, counted = "bits_per_dim", "images"
 
-    def __init__(self, settings: ImageSettings, first: bool, saved: dict[str, Any] | None, tell: Tell):
+    def __init__(self, settings: ImageSettings, first: bool, saved: dict[str, Any] | None, report: Report):
         from tarnn.data.image_batches import ImageRows
 
         self.settings = settings
@@ -101,13 +101,6 @@ class ImageTask(Task):
 
         return TarnnImageConfig, TarnnForImageGeneration
 
-    @classmethod
-    def recurrent(cls) -> tuple[Any, Any]:
-        from tarnn.models.image_configuration import TarnnImageConfig
-        from tarnn.models.recurrent_images import ImageModel
-
-        return TarnnImageConfig, ImageModel
-
     @staticmethod
     def check(settings: ImageSettings) -> None:
         if settings.config is None:  # which may name the images' size
@@ -115,6 +108,13 @@ class ImageTask(Task):
 
     def config(self) -> Any:
         return image_config(self.settings, self.shape, self.num_classes)
+
+    @classmethod
+    def recurrent(cls) -> tuple[Any, Any]:
+        from tarnn.models.image_configuration import TarnnImageConfig
+        from tarnn.models.recurrent_images import ImageModel
+
+        return TarnnImageConfig, ImageModel
 
     def sampler(self, num_examples: int, seed: int) -> ImageSampler:
         from tarnn.data.image_batches import ImageSampler

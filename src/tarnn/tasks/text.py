@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tarnn.data.corpus import DESCRIPTION, Corpus, Digest, load, prepare
 from tarnn.data.sources import read_documents
 from tarnn.errors import UserError
-from tarnn.tasks.base import Task, Tell, register
+from tarnn.tasks.base import Report, Task, register
 from tarnn.tasks.settings import RunSettings, option
 
 if TYPE_CHECKING:
@@ -40,13 +40,13 @@ class TextTask(Task):
     settings_class = TextSettings
     examples: Windows
 
-    def __init__(self, settings: TextSettings, first: bool, saved: dict[str, Any] | None, tell: Tell):
+    def __init__(self, settings: TextSettings, first: bool, saved: dict[str, Any] | None, report: Report):
         import torch
 
         from tarnn.data.windows import Windows
 
         self.settings = settings
-        self.corpus = ready_corpus(settings, first, tell)
+        self.corpus = ready_corpus(settings, first, report)
         self.examples = Windows(self.corpus.train, settings.context)
         self.epoch = len(self.corpus.train)
         self.per_example = settings.context
@@ -181,7 +181,7 @@ def text_config(settings: TextSettings, tokenizer: Any = None) -> Any:
     return config
 
 
-def ready_corpus(settings: TextSettings, first: bool, tell: Tell) -> Corpus:
+def ready_corpus(settings: TextSettings, first: bool, report: Report) -> Corpus:
     """The text as ids: prepared, or as an interrupted run left it if the sources still say the same.
 
     The `first` process reads the sources; others find what it has written.
@@ -189,13 +189,13 @@ def ready_corpus(settings: TextSettings, first: bool, tell: Tell) -> Corpus:
     folder = settings.out / DATA
 
     def read(sources: Sequence[str]):
-        return read_documents(sources, text_field=settings.text_field, tell=tell)
+        return read_documents(sources, text_field=settings.text_field, report=report)
 
     held_out = None if settings.val is None else read([settings.val])
     if not (folder / DESCRIPTION).exists():
         return prepare(
             read(settings.sources), folder, tokenizer=settings.tokenizer,
-            validation_fraction=settings.val_fraction, validation_documents=held_out, tell=tell,
+            validation_fraction=settings.val_fraction, validation_documents=held_out, report=report,
         )  # fmt: skip
     corpus = load(folder)
     if first and not (

@@ -75,7 +75,7 @@ def train(settings: RunSettings, show: bool = True, started: float | None = None
     first = args.process_index == 0
     show = show and first
 
-    def tell(line: str) -> None:
+    def report(line: str) -> None:
         if show:
             print(line, file=sys.stderr, flush=True)
 
@@ -84,7 +84,7 @@ def train(settings: RunSettings, show: bool = True, started: float | None = None
     with failures_explained(settings.out), locked(settings.out) if first else nullcontext():
         with args.main_process_first(local=False):
             saved = claim(settings) if first else None
-            task = kind(settings, first, saved, tell)
+            task = kind(settings, first, saved, report)
         refuse_too_large(task, args)
         set_seed(settings.seed)
         model = task.model()
@@ -94,7 +94,7 @@ def train(settings: RunSettings, show: bool = True, started: float | None = None
         if first:
             refuse_other_number(saved, described)
             write_settings(settings.out, {"settings": settings.as_json(), **described})
-        tell(table(settings, described, task))
+        report(table(settings, described, task))
         return run(settings, args, task, facts, model, show, started)
 
 

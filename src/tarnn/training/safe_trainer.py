@@ -153,7 +153,7 @@ class SafeTrainer(Trainer):
         return metrics
 
     @torch.no_grad()
-    def prepare_validation(self, tell: Callable[[str], None]) -> None:
+    def prepare_validation(self, report: Callable[[str], None]) -> None:
         """With a budget of time: measure a batch, and cut a validation to the share of the time that it may take."""
         if self.budget is None or self.batches is None:
             return
@@ -165,7 +165,7 @@ class SafeTrainer(Trainer):
         count = self.budget.plan_validation((time.perf_counter() - started) / self.args.world_size, every)
         if count < len(self.batches):
             self.run_state.validation_batches = count
-            tell(
+            report(
                 f"validation: {count:,} of {len(self.batches):,} batches, so that it takes a small part of the time"
             )
 

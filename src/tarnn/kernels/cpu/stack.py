@@ -4,7 +4,7 @@ All weights lie in one block of bytes. A plan, a list of numbers, says where eac
 of; csrc/stack.cpp reads it in the same order. A product y = W x + bias has W in panels of 64 outputs:
 
 float32, bfloat16   [panel][input][64]
-int8                [panel][input / 4][64][4], whole numbers from −127 to 127, a factor and a sum an output
+int8                [panel][input / 4][64][4], whole numbers from −127 to 127, a factor and a sum per output
 
 For int8 the kernel rounds each row of activations to bytes, x ≈ step·level + least, and multiplies whole numbers:
 y = step·factor·Σ level·W + least·factor·Σ W + bias. Sums are exact; what is lost is the rounding of W and of x.
@@ -69,7 +69,7 @@ class Block:
 
 
 def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """W (outputs, inputs) ≈ factor·whole: int8 from −127 to 127, and a factor an output."""
+    """W (outputs, inputs) ≈ factor·whole: int8 from −127 to 127, and a factor per output."""
     scale = weight.abs().amax(-1) / 127
     per_scale = torch.where(scale > 0, 1 / scale, 0.0)
     return (weight * per_scale[:, None]).round().to(torch.int8), scale

@@ -12,7 +12,7 @@ and, with G' the gradient of o' and R' that of S'_out (eq. 13–15 of Katharopou
     dφ(K) = (G'v'ᵀ ⊙ pair)ᵀ φ(Q) + key ⊙ v'R'ᵀ            dv' = PᵀG' + (key ⊙ φ(K)) R'
 
 The factors pair, query, key and keep (`weights.py`) are 1 for a plain sum. Features and sums are float32
-(float64 for float64 inputs). Kept for backward: q, k, v, o and the denominator, one number a query. Features
+(float64 for float64 inputs). Kept for backward: q, k, v, o and the denominator, one number per query. Features
 are computed again; beside the results lives one segment's worth of temporaries, and one state a segment.
 
 `forward` and `step` are made of differentiable operations, so the second derivative is autograd through `forward`.
