@@ -41,6 +41,7 @@ def measure(options, results: dict[str, dict], keep) -> None:
     quality, speed = results.setdefault("quality", {}), results.setdefault("speed", {})
     cells = [(kind, WIDTH, rate) for rate in RATES for kind in ATTENTION]
     cells += [(next(iter(ATTENTION)), width, RATE) for width in WIDTHS if width != WIDTH]
+    cells += [(next(iter(ATTENTION)), WIDTHS[-1], RATES[0])]
     for kind, width, rate in cells:
         name = f"{kind}; {width}; {rate:g}"
         if name not in quality:
@@ -98,7 +99,12 @@ def report(options, facts, results) -> str:
     linear = next(iter(ATTENTION))
     sizes = {width: quality.get(f"{linear}; {width}; {RATE:g}", {}).get("parameters", 0) for width in WIDTHS}
     by_width = markdown(
-        ["linear, width", "parameters", f"learning rate {RATE:g}", "tokens per second"],
+        [
+            "linear, width",
+            "parameters",
+            *(f"learning rate {rate:g}" for rate in RATES[:2]),
+            "tokens per second",
+        ],
         [
             [
                 width,
