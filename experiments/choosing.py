@@ -109,7 +109,7 @@ def report(options, facts, results) -> str:
             [
                 width,
                 f"{sizes[width]:,}",
-                bits(linear, width, RATE),
+                *(bits(linear, width, rate) for rate in RATES[:2]),
                 f"{speed.get(f'{linear}; {width}', 0):,.0f}",
             ]
             for width in WIDTHS
