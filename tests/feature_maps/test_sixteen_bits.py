@@ -86,3 +86,20 @@ def test_reparametrized_moves_without_rounding(dtype, inner, centre, backend):
     size = exact.abs().max()
     theirs = (results[torch.float32].double() - exact).abs().max()
     assert (results[dtype].double() - exact).abs().max() <= 2 * theirs + torch.finfo(dtype).eps * size
+
+
+@pytest.mark.parametrize("backend", ["compiled", "plain"])
+def test_hedgehog_keeps_its_small_features_in_float16(backend):
+    """Softmaxes of large numbers: in float16 their small entries are zeros, and so are denominators then."""
+    torch.manual_seed(26)
+    phi = feature_maps.Hedgehog(8, num_heads=2)
+    x = [torch.rand(1, 2, 70, 8).mul(30).half() for _ in range(3)]
+    found = {}
+    with library.disabled() if backend == "plain" else contextlib.nullcontext():
+        for dtype in (torch.float16, torch.float32):
+            q, k, v = (part.to(dtype).requires_grad_() for part in x)
+            o = linear_attention(q, k, v, phi, causal=True)
+            found[dtype] = o, *torch.autograd.grad(o.float().sum(), [q, k])
+    assert all(part.isfinite().all() for part in found[torch.float16])
+    error = (found[torch.float16][0].float() - found[torch.float32][0]).abs().max()
+    assert error < 2e-2  # one rounding of v and of o, values up to 30

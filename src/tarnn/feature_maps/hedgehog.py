@@ -34,7 +34,8 @@ class Hedgehog(FeatureMap):
     def num_features(self, head_dim: int) -> int:
         return 2 * self.weight.shape[1]
 
-    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch f"]:
+    def scaled(self, x: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch f"], None]:
+        """Features in float32 at least: in float16 a softmax's small ones would become zeros."""
         heads = self.weight.shape[0]
         if x.shape[-1] != self.head_dim:
             raise ValueError(f"this Hedgehog was made for head_dim = {self.head_dim}; got {tuple(x.shape)}.")
@@ -46,7 +47,7 @@ class Hedgehog(FeatureMap):
         else:
             u = x @ weight.repeat_interleave(x.shape[-3] // heads, dim=0).mT  # (…, h, t, m)
         wide = widen(u)
-        return torch.cat([wide.softmax(-1), (-wide).softmax(-1)], dim=-1).to(x.dtype)
+        return torch.cat([wide.softmax(-1), (-wide).softmax(-1)], dim=-1), None
 
     def extra_repr(self) -> str:
         h, m, d = self.weight.shape
