@@ -157,7 +157,7 @@ def test_the_step_says_which_it_is_and_why(command, checkpoints):
     with library.disabled():
         told = command("generate", checkpoints["linear"], *short).err
         assert "eager step (compiling pays from" in told
-        assert "the compiled kernels don't serve" in told
+        assert "the compiled kernels can't be used" in told
         told = command("generate", checkpoints["linear"], *short, "--no-compile").err
         assert "eager step (as asked" in told
 

@@ -302,4 +302,4 @@ def test_a_model_with_a_module_replaced_or_hooked_is_not_served():
 
 def test_without_compiled_kernels_it_says_so():
     with library.disabled():
-        assert "the compiled kernels don't serve" in refusal(text_model())
+        assert "the compiled kernels can't be used" in refusal(text_model())

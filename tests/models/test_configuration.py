@@ -57,7 +57,7 @@ def test_patterns(pattern, layers):
         ({"feature_map": ["elu"] * 5}, "got 5 feature_maps for 8 layers"),
         ({"feature_map": "identity"}, "Identity may give negative weights.*normalize=False"),
         ({"feature_map": "exp", "position": "rotary"}, "Exp are kept as scaled logarithms.*no rotary positions"),
-        ({"decay": "channel", "position": "rotary"}, "take a decay a head or a token, or no rotary"),
+        ({"decay": "channel", "position": "rotary"}, "take a decay per head or per token, or no rotary"),
         ({"head_dim": 7, "position": "rotary"}, "dim must be even and ≥ 2; got 7"),
         ({"feature_map_options": {"nu": 2}}, r"as in \{'dpfp': \{'nu': 2\}\}; got \{'nu': 2\}"),
         ({"feature_map_options": [1]}, r"as in .*; got \[1\]"),
