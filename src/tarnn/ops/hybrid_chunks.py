@@ -89,25 +89,20 @@ def attend(how: Options, q, k, v, count, log_decay, state):
         f = 0 if how.feature_map is None else features(how.feature_map, k[:, :, :1], "keys")[0].shape[-1]
         state = HybridState.zeros(k, v, f, window=window, sinks=sinks)
     if not t:
-        return (
-            torch.zeros_like(q[..., :1]).expand(*q.shape[:3], v.shape[3]),
-            state,
-            torch.zeros_like(q[..., 0], dtype=dtype),
-        )
+        empty = torch.zeros_like(q[..., 0], dtype=dtype)
+        return empty[..., None].expand(-1, -1, -1, v.shape[3]).to(v.dtype), state, empty
     keys = _keys(state, k, v, real, log_decay, dtype)
     parts = [_exact(how, q.to(dtype), keys)]
     after = state
     if how.feature_map is not None:
-        far, S, z, M = _far(how, q, keys, state)
-        parts += far
+        estimated, S, z, M = _far(how, q, keys, state)
+        parts += estimated
         after = replace(state, S=S, z=z, M=M)
     o, log_weight = _merged(parts)
-    rho = (
-        (torch.logsumexp(torch.stack([x.log_weight for x in parts[1:]]), 0) - log_weight).exp()
-        if parts[1:]
-        else None
-    )
-    rho = torch.zeros_like(log_weight) if rho is None else rho.masked_fill(log_weight == -torch.inf, 0.0)
+    rho = torch.zeros_like(log_weight)
+    if far := [x.log_weight for x in parts[1:]]:
+        share = (torch.logsumexp(torch.stack(far), 0) - log_weight).exp()
+        rho = share.masked_fill(log_weight == -torch.inf, 0.0)
     if how.exact_queries is not None:
         o, rho = _with_exact_rows(how, q, k, v, real, o, rho)
     o = o.masked_fill(~real[:, None, :, None], 0.0).to(v.dtype)
@@ -140,9 +135,9 @@ def _keys(state: HybridState, k, v, real, log_decay, dtype) -> _Keys:
     place = state.count[:, None] - w + torch.arange(w + t, device=device)
     there = torch.cat([place[:, :w] >= 0, real], dim=1)
     fresh = torch.arange(s, device=device) - state.count[:, None]  # (b, s): which new token becomes this sink
-    old, index = (fresh < 0)[:, None, :, None], fresh.clamp(0, max(t - 1, 0))
+    old, index = (fresh < 0)[:, None, :, None], fresh.clamp(0, t - 1)
     sink_k, sink_v, sink_birth = state.sink_k, state.sink_v, state.sink_fade[..., None].double()
-    if s and t:
+    if s:
         sink_k, sink_v = torch.where(old, sink_k, at(k, index)), torch.where(old, sink_v, at(v, index))
         sink_birth = torch.where(old, sink_birth, at(-clock[..., None], index))
     return _Keys(
@@ -178,9 +173,7 @@ def _exact(how: Options, q: Tensor, keys: _Keys) -> Part:
     )
     values = [v.mT[:, :, :, None]]
     if sinks:
-        now = (keys.place[:, -1:] - t + 1 if t else keys.place[:, :0]) + torch.arange(
-            n * CHUNK, device=q.device
-        )
+        now = keys.place[:, -1:] - t + 1 + torch.arange(n * CHUNK, device=q.device)
         sink = torch.arange(sinks, device=q.device)
         seen = (
             sink <= now[..., None]
@@ -252,7 +245,7 @@ def _far(how: Options, q, keys: _Keys, state: HybridState):
 def _sweep(phi_q, phi_k, v, w, decay, sums, M, a):
     """Causal linear attention by chunks, weights with their scale: (the part, S' behind, M behind)."""
     t, g = phi_q.shape[2], phi_k.shape[1]
-    c = min(CHUNK, max(t, 1))
+    c = min(CHUNK, t)
     n = -(-t // c)
     missing = n * c - t
 
@@ -270,9 +263,8 @@ def _sweep(phi_q, phi_k, v, w, decay, sums, M, a):
         before.append(sums)
         sums = weights.keep[:, :, i, :, None] * sums + entered[:, :, i]
     pairs = (phi_q @ phi_k[:, :, :, None].mT) * weights.pair[:, :, :, None, :, :, 0]
-    found = pairs.tril() @ value[:, :, :, None]
-    if before:
-        found = found + (phi_q * weights.query[:, :, :, None]) @ torch.stack(before, 2)[:, :, :, None]
+    from_before = (phi_q * weights.query[:, :, :, None]) @ torch.stack(before, 2)[:, :, :, None]
+    found = pairs.tril() @ value[:, :, :, None] + from_before
     found, unit = (
         x.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :, :t]
         for x in (found, weights.M[:, :, :, None].expand(found.shape[:-1]))
@@ -302,7 +294,7 @@ def _after(state: HybridState, keys: _Keys) -> HybridState:
     """The state behind the new tokens: the last w real keys, and the sinks."""
     w, n = state.k.shape[2], keys.real.sum(-1)
     index = n[:, None] + torch.arange(w, device=n.device)  # (b, w)
-    now = keys.clock[:, :, -1:] if keys.clock.shape[-1] else keys.clock.sum(-1, keepdim=True)
+    now = keys.clock[:, :, -1:]
     fade = (at(keys.birth[..., None], index)[..., 0] + now).to(state.fade.dtype)
     return replace(
         state, k=at(keys.k, index), v=at(keys.v, index), fade=fade, sink_k=keys.sink_k, sink_v=keys.sink_v,
