@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.families import FAMILIES, REFUSED, inputs_of, model_of
 
-from tarnn.conversion import set_options
+from tarnn.conversion import constant_cache, set_options
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers has to say of random configs
 
@@ -63,6 +63,39 @@ def test_packed_sequences_do_not_see_each_other():
         packed = model(input_ids=ids, position_ids=positions, use_cache=False).logits
         alone = [model(input_ids=part).logits for part in ids.split([15, 25], dim=1)]
     torch.testing.assert_close(packed, torch.cat(alone, dim=1), atol=1e-5, rtol=1e-5)
+
+
+def test_packed_rows_of_a_batch():
+    model = model_of(FAMILIES["Llama"], "tarnn_hybrid")
+    set_options(model, window=3, sinks=1, feature_map="favor")
+    ids = inputs_of("decoder")["whole"]["input_ids"]
+    positions = torch.cat([torch.arange(15), torch.arange(25)]).expand(2, -1)
+    with torch.no_grad():
+        packed = model(input_ids=ids, position_ids=positions, use_cache=False).logits
+        alone = [model(input_ids=part).logits for part in ids.split([15, 25], dim=1)]
+    torch.testing.assert_close(packed, torch.cat(alone, dim=1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_one_row_with_padding_on_the_left_is_no_packed_row(cached):
+    """Its positions stand still before they begin, too, but a mask says that it is padding."""
+    model = model_of(FAMILIES["Llama"], "tarnn_hybrid")
+    set_options(model, window=3, sinks=1, feature_map="favor")
+    ids = inputs_of("decoder")["whole"]["input_ids"][:1]
+    mask = torch.ones_like(ids)
+    mask[:, :9] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    cache = constant_cache(model) if cached else None
+    with torch.no_grad():
+        padded = model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=cached,
+        ).logits
+        alone = model(input_ids=ids[:, 9:]).logits
+    torch.testing.assert_close(padded[:, 9:], alone, atol=1e-5, rtol=1e-5)
 
 
 def test_options_are_saved_with_the_model(tmp_path):

@@ -14,6 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
+from tarnn.models.documents import find_documents
 from tarnn.ops.hybrid import hybrid_attention
 
 LINEAR, HYBRID = "tarnn_linear", "tarnn_hybrid"
@@ -77,14 +78,18 @@ def attention(name: str) -> Callable:
                 module, query, key, value, as_sdpa_mask(attention_mask, query), dropout=dropout, scaling=scaling,
                 is_causal=is_causal, **options,
             )  # fmt: skip
-        mask, bounds = real_tokens(layer, attention_mask, query, key, options)
         how, cache = options_of(module, name), getattr(key, "tarnn_cache_layer", None)
         shared: dict[str, Any] = {
             "causal": causal, "window": how.window, "sinks": how.sinks, "far_bias": how.far_bias, "scale": scaling,
-            "softcap": options.get("softcap"), "key_mask": mask,
+            "softcap": options.get("softcap"),
         }  # fmt: skip
+        bounds = documents_in(query, key, attention_mask, options, cached=cache is not None)
+        if bounds is not None:
+            o = of_documents(query, key, value, bounds, how.feature_map, **shared)
+            return o.transpose(1, 2).contiguous(), None
+        shared["key_mask"] = real_tokens(layer, attention_mask, key)
         if cache is None:
-            o = last_queries(query, key, value, how.feature_map, cu_seqlens=bounds, **shared)
+            o = last_queries(query, key, value, how.feature_map, **shared)
         else:
             o, cache.state = hybrid_attention(
                 query, key, value, how.feature_map, state=cache.state, return_state=True, **shared
@@ -121,34 +126,42 @@ def crosses(module: nn.Module, query: Tensor, key: Tensor, causal: bool) -> bool
     return not causal and query.shape[2] != key.shape[2]
 
 
-def real_tokens(
-    layer: str, mask: Tensor | None, query: Tensor, key: Tensor, options: dict[str, Any]
-) -> tuple[Tensor | None, Tensor | None]:
-    """(which keys are real (b, s), or None; bounds of packed sequences, or None)."""
-    bounds = options.get("cu_seq_lens_q")
-    if bounds is None and query.shape[0] == 1 and query.shape[2] == key.shape[2]:
-        bounds = packed_bounds(options.get("position_ids"))
-    if bounds is not None:
-        return None, bounds.to(torch.int32)
+def real_tokens(layer: str, mask: Tensor | None, key: Tensor) -> Tensor | None:
+    """Which keys are real, (b, s); None for all."""
     if mask is None:
-        return None, None
+        return None
     if mask.ndim != 2:
         raise ValueError(
             f"{layer} has a mask of shape {tuple(mask.shape)}; tarnn's attention takes (batch, keys), which says where "
             'there is padding. For other masks load the model with attn_implementation="sdpa".'
         )
-    return mask[:, -key.shape[2] :].bool(), None
+    return mask[:, -key.shape[2] :].bool()
 
 
-def packed_bounds(positions: Tensor | None) -> Tensor | None:
-    """Where sequences begin in one row (1, t) whose positions restart, and where the last one ends; None for one."""
-    if positions is None or positions.ndim != 2 or positions.shape[0] != 1 or torch.compiler.is_compiling():
+def documents_in(
+    query: Tensor, key: Tensor, mask: Tensor | None, options: dict[str, Any], *, cached: bool
+) -> Tensor | None:
+    """Bounds of documents that are packed into the rows, as transformers says so; None for whole rows.
+
+    Places of padding don't go on by one either, but padding has a mask (b, s).
+    """
+    positions, padding = options.get("position_ids"), mask is not None and mask.ndim == 2
+    if query.shape[2] != key.shape[2] or padding or (positions is not None and positions.ndim != 2):
         return None
-    starts = (positions[0, 1:] != positions[0, :-1] + 1).nonzero()[:, 0] + 1
-    if not len(starts):
-        return None
-    ends = starts.new_tensor([positions.shape[1]])
-    return torch.cat([starts.new_zeros(1), starts, ends])
+    return find_documents(
+        (query.shape[0], query.shape[2]), cu_seqlens=None, position_ids=positions, attention_mask=None,
+        past_key_values=None, use_cache=cached, arguments=options,
+    )  # fmt: skip
+
+
+def of_documents(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, *how: Any, **options: Any
+) -> Tensor:
+    """Hybrid attention of rows in which documents are packed: all rows end to end."""
+    b = query.shape[0]
+    q, k, v = (x.transpose(0, 1).flatten(1, 2)[None] for x in (query, key, value))
+    o = hybrid_attention(q, k, v, *how, cu_seqlens=bounds, **options)  # (1, h, b·t, e)
+    return o[0].unflatten(1, (b, -1)).transpose(0, 1)
 
 
 def last_queries(query: Tensor, key: Tensor, value: Tensor, feature_map: Any, **options: Any) -> Tensor:
