@@ -35,7 +35,7 @@ $(VENV)/.installed: pyproject.toml
 	TARNN_KERNELS=off $(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[dev]"
 	touch $@
 
-$(VENV)/.kernels: $(VENV)/.installed CMakeLists.txt $(wildcard csrc/*)
+$(VENV)/.kernels: $(VENV)/.installed CMakeLists.txt $(wildcard csrc/* csrc/*/*)
 	@if command -v "$${CXX:-c++}" > /dev/null; then \
 	    $(BIN)/cmake --log-level=WARNING -S . -B build/dev -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	        -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DTARNN_IN_PLACE=ON && $(BIN)/cmake --build build/dev; \

@@ -13,7 +13,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include "plan.h"
+#include "attention/plan.h"
 #include "threads.h"
 
 namespace {
@@ -28,15 +28,22 @@ using torch::headeronly::ScalarType;
 // --- the instruction set
 
 const tarnn::Kernels* table_of(std::string_view isa) {
+  const auto wanted = [&](std::string_view name) { return isa.empty() || isa == name; };
 #ifdef __x86_64__
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (avx512 && (isa.empty() || isa == "avx512")) return tarnn_kernels_avx512();
-  if (avx2 && (isa.empty() || isa == "avx2")) return tarnn_kernels_avx2();
+  [[maybe_unused]] const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
-  if (isa.empty() || isa == "baseline") return tarnn_kernels_baseline();
+#ifdef TARNN_HAS_avx512
+  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && wanted("avx512"))
+    return tarnn_kernels_avx512();
+#endif
+#ifdef TARNN_HAS_avx2
+  if (avx2 && wanted("avx2")) return tarnn_kernels_avx2();
+#endif
+#ifdef TARNN_HAS_baseline
+  if (wanted("baseline")) return tarnn_kernels_baseline();
+#endif
   return nullptr;
 }
 
@@ -46,7 +53,9 @@ const tarnn::Kernels& tarnn::kernels() {
   static const tarnn::Kernels* table = [] {
     const char* wish = std::getenv("TARNN_ISA");
     const tarnn::Kernels* found = table_of(wish ? wish : "");
-    if (!found) throw std::runtime_error("TARNN_ISA=" + std::string(wish) + " is not an instruction set of this processor.");
+    if (!found)
+      throw std::runtime_error(wish ? "TARNN_ISA=" + std::string(wish) + " is not an instruction set of this processor and build."
+                                    : "tarnn's kernels were compiled for other instruction sets than this processor's.");
     return found;
   }();
   return *table;

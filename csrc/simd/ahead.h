@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels.h"
-#include "vector.h"
+#include "simd/vector.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

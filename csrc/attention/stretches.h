@@ -2,7 +2,7 @@
 // after the other, the state before each. Where a sequence is one stretch, nothing of this happens.
 #pragma once
 
-#include "chunk.h"
+#include "attention/chunk.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

@@ -2,7 +2,7 @@
 // features to gradients of inputs.
 #pragma once
 
-#include "stretches.h"
+#include "attention/stretches.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

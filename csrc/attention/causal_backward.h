@@ -18,8 +18,8 @@
 // the first sweep keeps the state before every eighth chunk, from which the seven others are made once more.
 #pragma once
 
-#include "causal.h"
-#include "gradients.h"
+#include "attention/causal.h"
+#include "attention/gradients.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

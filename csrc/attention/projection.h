@@ -12,10 +12,10 @@
 
 #include <cstdlib>
 
-#include "maps.h"
-#include "matmul.h"
+#include "attention/maps.h"
+#include "simd/matmul.h"
 #include "threads.h"
-#include "weights.h"
+#include "attention/weights.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

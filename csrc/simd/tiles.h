@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "kernels.h"
-#include "vector.h"
+#include "simd/vector.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

@@ -3,7 +3,7 @@
 // so it may as well be the transpose of what lies in memory. Everything in linear attention is computed by that one product.
 #pragma once
 
-#include "ahead.h"
+#include "simd/ahead.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

@@ -1,8 +1,8 @@
-// One token through all layers. Compiled once for each instruction set, as isa.cpp.
+// One token through all layers. Compiled once for each instruction set, as attention/kernels_of_isa.cpp.
 #include <cmath>
 
-#include "rows.h"
-#include "step.h"
+#include "model_step/rows.h"
+#include "attention/step.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

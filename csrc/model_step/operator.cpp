@@ -10,7 +10,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include "stack.h"
+#include "model_step/stack.h"
 #include "threads.h"
 
 namespace {

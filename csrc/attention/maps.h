@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "tiles.h"
+#include "simd/tiles.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

@@ -1,6 +1,6 @@
 // Compiled once for each instruction set, with -DTARNN_ISA=<its name> and the flags that allow it.
-#include "full.h"
-#include "step.h"
+#include "attention/full.h"
+#include "attention/step.h"
 
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
@@ -10,7 +10,7 @@
 namespace tarnn {
 namespace TARNN_ISA {
 
-extern const StackKernel stack_kernel;  // sweep.cpp
+extern const StackKernel stack_kernel;  // model_step/layers.cpp
 
 template <typename T>
 void forward(const Problem& p) {

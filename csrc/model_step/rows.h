@@ -1,7 +1,7 @@
 // What is done to whole rows of activations between the products: norms, nonlinearities, rounding to bytes.
 #pragma once
 
-#include "products.h"
+#include "model_step/products.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

@@ -1,7 +1,7 @@
 // What the sweeps share: scratch memory, the tiles of a chunk, a state in scratch and its way to and from tensors.
 #pragma once
 
-#include "projection.h"
+#include "attention/projection.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
