@@ -1,19 +1,21 @@
 """Copying a sequence: figure 2 of "Transformers are RNNs" (convergence of softmax, LSH and linear attention).
 
-    python experiments/copy_task.py             # about ten minutes on two cores
+    python experiments/copy_task.py             # about ten minutes on two cores; killed, it goes on
     python experiments/copy_task.py --quick
+    python experiments/copy_task.py --length 128 --hidden 256 --updates 10000       # the paper's length: hours
 
 A separator, up to 15 random symbols out of 10, the separator again, and the same symbols: at most 32 tokens, where the
 paper has 128 (--length 128: minutes are too few for that). The loss is that of the second half, which can be known only
 by looking back. As in the paper: 4 layers, 8 heads, batches of 64, RAdam, learning rate 1e-3, after 3,000 updates 1e-4;
 it doesn't say how wide its model is. All methods see the same batches from the same weights.
+Every --save-every updates a run leaves a checkpoint in --runs, from which the same command goes on.
 
 Katharopoulos et al. 2020 (arXiv 2006.16236), section 4.1.
 """
 
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -22,7 +24,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from scripts.common.options import parse
 from scripts.common.plots import ATTENTION, label, line, panels
-from scripts.common.results import run
+from scripts.common.results import Unmeasured, run
 from scripts.common.tables import markdown, page
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
@@ -30,11 +32,23 @@ SEPARATOR, SYMBOLS = 0, 10
 METHODS = [name for name in ATTENTION if name != "none"]
 FULL = {
     "updates": 4000, "drop_at": 3000, "every": 50, "length": 32, "hidden": 64, "layers": 4, "batch_size": 64,
-    "methods": METHODS, "heads": 8, "seed": 0,
+    "methods": METHODS, "heads": 8, "seed": 0, "save_every": 500, "runs": Path("runs/copy_task"),
 }  # fmt: skip
 QUICK = {
     "updates": 120, "drop_at": 100, "every": 30, "length": 16, "hidden": 32, "layers": 2, "batch_size": 16,
 }  # fmt: skip
+
+
+SAME = (
+    "drop_at",
+    "every",
+    "length",
+    "hidden",
+    "layers",
+    "batch_size",
+    "heads",
+    "seed",
+)  # of a run that goes on
 
 
 @dataclass
@@ -49,14 +63,16 @@ class Curve:
 
 
 def main() -> int:
-    options = parse(__file__, __doc__, FULL, QUICK, choices={"methods": METHODS})
+    about = {"runs": "where checkpoints go"}
+    options = parse(__file__, __doc__, FULL, QUICK, choices={"methods": METHODS}, about=about)
     return run(options, measure, report=report, figure=figure)
 
 
 def measure(options, curves: dict[str, Curve], keep) -> None:
     for method in options.methods:
-        curves[method] = train(method, options)
-        keep()
+        training = Training(method, options)
+        curves[method] = training.curve
+        training.run(keep)
 
 
 def draw(generator: torch.Generator, batch_size: int, symbols: int) -> tuple[Tensor, Tensor]:
@@ -78,31 +94,77 @@ def build(method: str, options) -> TarnnForCausalLM:
     return TarnnForCausalLM(config)
 
 
-def train(method: str, options) -> Curve:
-    """Each batch has sequences of one length, drawn from 1 to the longest."""
-    model, curve, longest = build(method, options), Curve(), options.length // 2 - 1
-    optimizer = torch.optim.RAdam(model.parameters(), lr=1e-3)
-    held_out = draw(torch.Generator().manual_seed(options.seed + 1), options.batch_size, longest)
-    generator, seconds, losses = torch.Generator().manual_seed(options.seed), 0.0, []
-    for update in range(options.updates + 1):
-        if update % options.every == 0 or update == options.updates:
-            look(model, held_out, curve, update, losses, seconds)
-            print(
-                f"{method:8} update {update:5}  loss {curve.loss[-1]:.4f}  {curve.accuracy[-1]:6.1%}",
-                flush=True,
-            )
-            losses = []
+class Training:
+    """One method's run, from its checkpoint on if there is one. Each batch has sequences of one length, from 1 to the longest."""
+
+    def __init__(self, method: str, options):
+        self.method, self.options, self.longest = method, options, options.length // 2 - 1
+        self.model = build(method, options)
+        self.optimizer = torch.optim.RAdam(self.model.parameters(), lr=1e-3)
+        self.generator = torch.Generator().manual_seed(options.seed)
+        self.update, self.seconds, self.losses, self.curve = 0, 0.0, [], Curve()
+        self.path = options.runs / f"{method}.pt"
+        if self.path.exists():
+            self._resume()
+
+    def run(self, keep) -> None:
+        """Up to `options.updates`; keep() is called at each checkpoint."""
+        options, done = self.options, self.update
+        held_out = draw(torch.Generator().manual_seed(options.seed + 1), options.batch_size, self.longest)
+        while True:
+            last = self.update == options.updates
+            if self.update > done and (self.update % options.save_every == 0 or last):
+                self._save()
+                keep()
+            if self.update % options.every == 0 or last:
+                look(self.model, held_out, self.curve, self.update, self.losses, self.seconds)
+                self.losses = []
+                loss, accuracy = self.curve.loss[-1], self.curve.accuracy[-1]
+                print(f"{self.method:8} update {self.update:5}  loss {loss:.4f}  {accuracy:6.1%}", flush=True)
+            if self.update >= options.updates:
+                return
+            self._one_update()
+
+    def _one_update(self) -> None:
         start = time.process_time()
-        symbols = int(torch.randint(1, longest + 1, (), generator=generator))
-        ids, labels = draw(generator, options.batch_size, symbols)
-        optimizer.param_groups[0]["lr"] = 1e-3 if update < options.drop_at else 1e-4
-        loss = model(input_ids=ids, labels=labels, use_cache=False).loss
-        optimizer.zero_grad()
+        symbols = int(torch.randint(1, self.longest + 1, (), generator=self.generator))
+        ids, labels = draw(self.generator, self.options.batch_size, symbols)
+        self.optimizer.param_groups[0]["lr"] = 1e-3 if self.update < self.options.drop_at else 1e-4
+        loss = self.model(input_ids=ids, labels=labels, use_cache=False).loss
+        self.optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        seconds += (time.process_time() - start) / torch.get_num_threads()
-    return curve
+        self.optimizer.step()
+        self.losses.append(loss.item())
+        self.seconds += (time.process_time() - start) / torch.get_num_threads()
+        self.update += 1
+
+    def _settings(self) -> dict:
+        return {name: getattr(self.options, name) for name in SAME}
+
+    def _save(self) -> None:
+        """Written before the look at this update, which a resumed run takes anew."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".partial")
+        kept = {
+            "settings": self._settings(), "update": self.update, "seconds": self.seconds, "losses": self.losses,
+            "curve": asdict(self.curve), "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+        }  # fmt: skip
+        torch.save(kept, partial)
+        partial.replace(self.path)
+
+    def _resume(self) -> None:
+        kept = torch.load(self.path, weights_only=True)
+        if kept["settings"] != self._settings():
+            raise Unmeasured(
+                f"{self.path} is of a run with {kept['settings']}, this one has {self._settings()}: "
+                "delete it or take another --runs"
+            )
+        self.model.load_state_dict(kept["model"])
+        self.optimizer.load_state_dict(kept["optimizer"])
+        self.generator.set_state(kept["generator"])
+        self.update, self.seconds, self.losses = kept["update"], kept["seconds"], kept["losses"]
+        self.curve = Curve(**kept["curve"])
 
 
 @torch.no_grad()

@@ -42,9 +42,39 @@ def test_a_model_that_copies_is_seen_to_copy():
     assert (curve.accuracy, curve.loss, curve.training_loss, curve.update) == ([0.75], [0.5], [1.5], [3])
 
 
+TINY = {
+    "updates": 6, "drop_at": 4, "every": 2, "length": 8, "hidden": 16, "layers": 1, "batch_size": 4, "heads": 4,
+    "seed": 0, "save_every": 3,
+}  # fmt: skip
+
+
+def test_a_copy_run_that_was_stopped_goes_on(tmp_path):
+    copy_task = module("copy_task")
+
+    def trained(folder, updates):
+        training = copy_task.Training("linear", SimpleNamespace(**TINY | {"updates": updates}, runs=folder))
+        training.run(keep=lambda: None)
+        return training
+
+    def stop():
+        raise KeyboardInterrupt
+
+    def numbers(training):
+        return training.curve.update, training.curve.loss, training.curve.training_loss
+
+    whole = trained(tmp_path / "whole", 6)
+    with pytest.raises(KeyboardInterrupt):
+        copy_task.Training("linear", SimpleNamespace(**TINY, runs=tmp_path / "cut")).run(stop)
+    assert numbers(trained(tmp_path / "cut", 6)) == numbers(whole)
+    with pytest.raises(Exception, match="take another --runs"):
+        copy_task.Training("linear", SimpleNamespace(**TINY | {"length": 10}, runs=tmp_path / "cut"))
+
+
 def test_the_copy_task(script, data_of, pictures, folder):
     tiny = ("--updates", 30, "--drop-at", 20, "--every", 10, "--length", 8, "--hidden", 16, "--layers", 1)
-    code, out, _ = script("copy_task", "--quick", *tiny, "--batch-size", 4, "--heads", 4)
+    code, out, _ = script(
+        "copy_task", "--quick", *tiny, "--batch-size", 4, "--heads", 4, "--runs", folder / "runs"
+    )
     assert code == 0
     data = data_of("copy_task")
     assert set(data["results"]) >= {"softmax", "linear"}
