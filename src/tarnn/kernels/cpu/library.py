@@ -109,7 +109,9 @@ def use(asked: str) -> tuple[str, str]:
     try:
         isa = torch.ops.tarnn_cpu.isa()
     except RuntimeError:
-        raise ValueError(f"TARNN_ISA={asked}: this processor or this build of the kernels doesn't have it. Leave it unset.") from None
+        raise ValueError(
+            f"TARNN_ISA={asked}: this processor or this build of the kernels doesn't have it. Leave it unset."
+        ) from None
     if asked:
         return f"compiled, {isa}", f"TARNN_ISA={asked} asks for it"
     on_x86 = platform.machine().lower() in ("x86_64", "amd64")

@@ -1,4 +1,4 @@
-"""A value from each mixture of logistics by the compiled kernel (csrc/model_step/mixture.cpp): one call in the place of twenty."""
+"""A value from each mixture of logistics by a compiled kernel (csrc/model_step/mixture.cpp): one call, not twenty."""
 
 import torch
 from torch import Tensor
