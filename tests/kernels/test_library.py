@@ -141,5 +141,7 @@ def test_an_instruction_set_the_processor_lacks_is_refused(monkeypatch):
 
     monkeypatch.setattr(library.torch.ops, "tarnn_cpu", Lacking())
     monkeypatch.setenv("TARNN_ISA", "avx512")
-    with pytest.raises(ValueError, match="TARNN_ISA=avx512: this processor or this build of the kernels doesn't have it"):
+    with pytest.raises(
+        ValueError, match="TARNN_ISA=avx512: this processor or this build of the kernels doesn't have it"
+    ):
         library.status()
