@@ -279,3 +279,29 @@ def test_cross_needs_a_context(cross, rand):
 def test_sizes_that_do_not_fit(sizes, message):
     with pytest.raises(ValueError, match=message):
         SoftmaxAttention(causal=True, **sizes)
+
+
+def check_mixing(layer, rand):
+    """`mix` with one-hot values gives the matrix of weights, as wide as there are keys, and A v = o."""
+    x, mask = rand(2, 7, 14), torch.tensor([[1] * 7, [1] * 5 + [0] * 2]).bool()
+    how = {
+        "key_mask": mask, "cu_seqlens": None, "positions": None, "rotation": None, "state": None,
+        "return_state": False, "inplace": False,
+    }  # fmt: skip
+    q, k, v = layer.project(x, x)
+    one_hot = torch.eye(7, dtype=x.dtype).expand(2, v.shape[1], 7, 7)
+    mix = lambda v: o[0] if isinstance(o := layer.mix(x, q, k, v, **how), tuple) else o  # noqa: E731
+    weights = mix(one_hot)
+    values = v.repeat_interleave(layer.num_heads // layer.num_kv_heads, dim=1)
+    torch.testing.assert_close(weights @ values, mix(v), **CLOSE)
+    assert weights.shape == (2, 6, 7, 7)
+    assert not weights[1, :, :, 5:].any()
+    return weights
+
+
+def test_mixing_is_linear_in_the_values(causal, rand):
+    assert not check_mixing(causal, rand).triu(1).any()
+
+
+def test_mixing_on_both_sides_is_linear_in_the_values(both_sides, rand):
+    check_mixing(both_sides, rand)

@@ -84,12 +84,16 @@ class LinearAttention(MultiHeadAttention):
             return head_dim
         return feature_map.num_features(head_dim)
 
-    def attend(
-        self, x: Tensor, source: Tensor, *, key_mask, cu_seqlens, positions, rotation, state, return_state: bool,
-        inplace: bool,
-    ) -> Any:  # fmt: skip
+    def attend(self, x: Tensor, source: Tensor, *, return_state: bool, **options) -> Any:
         """As any attention; a state of sums is small, so a new one is made whether `inplace` or not."""
-        q, k, v = self.project(x, source)
+        o, state = self.mix(x, *self.project(x, source), return_state=return_state, **options)
+        y = self._output(o, x)
+        return (y, state) if return_state else y
+
+    def mix(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, key_mask, cu_seqlens, positions, rotation, state,
+        return_state: bool, inplace: bool,
+    ) -> tuple[Tensor, LinearState]:  # fmt: skip
         unplaced = positions is None and rotation is None and state is None
         if unplaced and self.rotary is not None and self.rotates_inputs:
             # with one fixed draw of ω the weights depend on absolute positions too; averaged over draws they do not
@@ -101,12 +105,10 @@ class LinearAttention(MultiHeadAttention):
         if self.fits_by_call:
             self._check_no_state(state, return_state)
             phi = phi.fitted(q, k, cu_seqlens=cu_seqlens, **masks)
-        o, state = self._op(linear_attention, q, rotation)(
+        return self._op(linear_attention, q, rotation)(
             q, k, v, phi, causal=self.causal, key_mask=key_mask, cu_seqlens=cu_seqlens,
             log_decay=self._log_decay(x), state=state, return_state=True,
         )  # fmt: skip
-        y = self._output(o, x)
-        return (y, state) if return_state else y
 
     def attend_token(
         self, x: Tensor, state: LinearState, *, positions, rotation, inplace: bool

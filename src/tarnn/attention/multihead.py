@@ -33,6 +33,9 @@ class MultiHeadAttention(nn.Module):
     rotary: Rotary | None = None
     attend: Callable[..., Any]
     """attend(x, source (b, s, ·), *, key_mask, …): what `forward` returns, with keys and values made of the source."""
+    mix: Callable[..., Any]
+    """mix(x, q, k, v (b, g, s, e), …): what `attend` does between projections, with its options: o (b, h, t, e),
+    or a tuple that begins with it. Linear in v, whose width is free."""
     attend_token: Callable[..., tuple[Tensor, Any]]
     """attend_token(x, state, *, positions, rotation, inplace): what `step` returns for a token of self attention."""
     new_state: Callable[..., State]

@@ -38,19 +38,20 @@ class SoftmaxAttention(MultiHeadAttention):
             raise ValueError(f"rotary rotates q and k, so its dim must be {self.head_dim}; got {rotary.dim}.")
         self.rotary = rotary
 
-    def attend(
-        self, x: Tensor, source: Tensor, *, positions, rotation, return_state=False, return_weights=False, **options
-    ) -> Any:  # fmt: skip
+    def attend(self, x: Tensor, source: Tensor, **options: Any) -> Any:
         """With return_weights: (y, the state, the weights (b, h, t, s))."""
-        q, k, v = self._project(x, source, positions, rotation, options["state"])
-        returned = {"return_state": return_state, "return_weights": return_weights}
-        o = softmax_attention(q, k, v, causal=self.causal, **returned, **options)
+        o = self.mix(x, *self.project(x, source), **options)
         return (self.merge(o[0]), *o[1:]) if isinstance(o, tuple) else self.merge(o)
+
+    def mix(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, positions, rotation, **options) -> Any:
+        q, k = self._place(x, q, k, positions, rotation, options["state"])
+        return softmax_attention(q, k, v, causal=self.causal, **options)
 
     def attend_token(
         self, x: Tensor, state: KVCache, *, positions, rotation, inplace: bool
     ) -> tuple[Tensor, KVCache]:
-        q, k, v = self._project(x, x, positions, rotation, state)
+        q, k, v = self.project(x, x)
+        q, k = self._place(x, q, k, positions, rotation, state)
         o, state = softmax_step(q, k, v, state, inplace=inplace)
         return self.merge(o), state
 
@@ -68,14 +69,11 @@ class SoftmaxAttention(MultiHeadAttention):
             device=weight.device if device is None else device,
         )  # fmt: skip
 
-    def _project(
-        self, x: Tensor, source: Tensor, positions, rotation, state
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.project(x, source)
-        if self.rotary is not None:
-            rotation = self.rotary.of(positions, rotation, x, state)
-            q, k = rotation.apply(q), rotation.apply(k)
-        return q, k, v
+    def _place(self, x: Tensor, q: Tensor, k: Tensor, positions, rotation, state) -> tuple[Tensor, Tensor]:
+        if self.rotary is None:
+            return q, k
+        rotation = self.rotary.of(positions, rotation, x, state)
+        return rotation.apply(q), rotation.apply(k)
 
     def extra_repr(self) -> str:
         return super().extra_repr() + ("" if self.rotary is None else f", rotary={self.rotary!r}")
