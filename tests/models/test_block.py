@@ -94,7 +94,8 @@ def test_an_encoder_sees_both_sides():
     config = TarnnConfig(
         hidden_size=16, num_hidden_layers=2, num_attention_heads=2, decay="none", position="rotary"
     )
-    encoder, decoder = TarnnModel(config, causal=False).eval(), TarnnModel(config).eval()
+    both = TarnnConfig(**config.to_diff_dict() | {"causal": False})
+    encoder, decoder = TarnnModel(both).eval(), TarnnModel(config).eval()
     ids = torch.randint(0, 257, (2, 9))
     other = ids.clone()
     other[:, -1] = (ids[:, -1] + 1) % 257
@@ -109,4 +110,4 @@ def test_an_encoder_sees_both_sides():
     with pytest.raises(ValueError, match=r"sees both sides .* has no cache"):
         encoder(ids, use_cache=True)
     with pytest.raises(ValueError, match="a decay runs along time"):
-        TarnnModel(TarnnConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2), causal=False)
+        TarnnConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, causal=False, decay="token")

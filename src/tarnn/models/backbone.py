@@ -103,9 +103,9 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
 
     block: ClassVar[type[Block]] = TarnnBlock
 
-    def __init__(self, config: TarnnConfig, causal: bool | None = None):
+    def __init__(self, config: TarnnConfig):
         TarnnPreTrainedModel.__init__(self, config)
-        self.build(config, causal)
+        self.build(config)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -126,7 +126,7 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
         don't fit, and output_attentions without softmax layers: linear attention never forms that matrix.
         TypeError: unknown arguments.
         """
-        check_arguments(kwargs)
+        check_arguments(kwargs, self.config.causal)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         (b, t), device = check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, past)
         cu_seqlens = find_documents(
@@ -134,8 +134,10 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
             past_key_values=past_key_values, use_cache=use_cache, arguments=kwargs,
         )  # fmt: skip
         if use_cache is None:
-            use_cache = self.config.use_cache and self.causal and not self.training and cu_seqlens is None
-        if not self.causal and (use_cache or past_key_values is not None):
+            use_cache = (
+                self.config.use_cache and self.config.causal and not self.training and cu_seqlens is None
+            )
+        if not self.config.causal and (use_cache or past_key_values is not None):
             raise ValueError(
                 "a model that sees both sides reads whole sequences and has no cache; leave out past_key_values and "
                 "use_cache."

@@ -21,7 +21,7 @@ LARGEST = 10**13  # weights of a model; above that a size is a slip
 
 
 class TarnnConfig(PreTrainedConfig):
-    """The choices that make a `TarnnForCausalLM`, checked as soon as it is made.
+    """The choices that make a `TarnnModel` and what stands on it (`TarnnForCausalLM` …), checked as soon as it is made.
 
     `attention` and `feature_map` take a name for all layers, or a list of names: a pattern that is repeated
     over the layers, so that a hybrid is one line:
@@ -34,9 +34,14 @@ class TarnnConfig(PreTrainedConfig):
         stands for its name and its options: each layer makes its own. feature_map_options: arguments of the maps,
         by name: {"favor": {"num_features": 128, "seed": 1, "centre": true, "balance": true}}, {"dpfp": {"nu": 2}}.
     normalize: divide by the sum of the weights; False: a norm on each head's output (signed maps need it).
-    decay: none | head (RetNet) | token (Mamba-2) | channel (GLA), of linear attention's state.
+    causal: each token sees those before it; False: all see all others (an encoder).
+    input_size: None: the input is token ids; n: frames of n numbers (`input_features`, of `TarnnForCTC`), of which
+        `subsampling` neighbours make one place of the sequence.
+    decay: none | head (RetNet) | token (Mamba-2) | channel (GLA), of linear attention's state; by default token, and
+        none where causal=False, since a decay runs along time.
     position: rotary | sinusoidal (added to the embedding) | sinusoidal_half (half of the channels are the
-        embedding, half the position; untied) | learned (added; needs max_position_embeddings) | none.
+        embedding, half the position; untied) | learned (added; needs max_position_embeddings) | none. By default none,
+        since a decay knows the order, and sinusoidal where causal=False.
     max_position_embeddings: the longest sequence that is taken; None: any length.
     norm: rms | layer; norm_position: pre | post (the residual sum is normed, as in 2017).
     mlp: swiglu | gelu; intermediate_size: by default 8/3 and 4 times hidden_size, alike in parameters.
@@ -48,7 +53,6 @@ class TarnnConfig(PreTrainedConfig):
     """
 
     model_type = "tarnn"
-    causal: ClassVar[bool] = True  # what these models' attention is
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
     positions: ClassVar[tuple[str, ...]] = ("rotary", "sinusoidal", "sinusoidal_half", "learned", "none")
 
@@ -64,17 +68,20 @@ class TarnnConfig(PreTrainedConfig):
     feature_map: str | FeatureMap | list[str | FeatureMap] = "elu"
     feature_map_options: dict = None  # type: ignore[assignment]  # {}
     normalize: bool = True
-    decay: str = "token"
-    position: str = "none"
+    decay: str = None  # type: ignore[assignment]  # see above
+    position: str = None  # type: ignore[assignment]  # see above
     rotary_base: float = 10000.0
     max_position_embeddings: int | None = None
+    causal: bool = True
+    input_size: int | None = None
+    subsampling: int = 1
     norm: str = "rms"
     norm_eps: float = 1e-6
     norm_position: str = "pre"
     mlp: str = "swiglu"
     bias: bool = False
     qk_norm: bool = True
-    tie_word_embeddings: bool = None  # type: ignore[assignment]  # True, but where position = "sinusoidal_half"
+    tie_word_embeddings: bool = None  # type: ignore[assignment]  # True, but see `_can_tie`
     dropout: float = 0.0
     initializer_range: float = 0.02
     use_cache: bool = True
@@ -85,8 +92,12 @@ class TarnnConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         self._refuse_unknown(kwargs)
         check_base_keys({**vars(self), **kwargs})
+        if self.decay is None:
+            self.decay = "token" if self.causal else "none"
+        if self.position is None:
+            self.position = "none" if self.causal else "sinusoidal"
         if self.tie_word_embeddings is None:
-            self.tie_word_embeddings = self.position != "sinusoidal_half"
+            self.tie_word_embeddings = self._can_tie()
         self.attention_options = self.attention_options or {}
         self.feature_map_options = self.feature_map_options or {}
         check_options(self)
@@ -167,10 +178,15 @@ class TarnnConfig(PreTrainedConfig):
         """Those of embeddings, final norm and output layer."""
         hidden = self.hidden_size
         width = hidden // 2 if self.position == "sinusoidal_half" else hidden
-        numbers = self.vocab_size * (width if self.tie_word_embeddings else width + hidden)
+        read = self.vocab_size if self.input_size is None else self.input_size * self.subsampling + 1
+        numbers = read * width + (0 if self.tie_word_embeddings else self.vocab_size * hidden)
         if self.position == "learned":
             numbers += width * (self.max_position_embeddings or 0)
         return numbers + (0 if self.norm_position == "post" else hidden * (1 if self.norm == "rms" else 2))
+
+    def _can_tie(self) -> bool:
+        """Whether the embedding is a matrix like the output layer's."""
+        return self.position != "sinusoidal_half" and self.input_size is None
 
     def _check_layers(self) -> None:
         """Raises ValueError for what the layers refuse, and for sizes that no computer has room for."""
@@ -203,12 +219,19 @@ class TarnnConfig(PreTrainedConfig):
             raise ValueError(f"this is the config of a {found!r} model, not of a {self.model_type} model.")
 
     def _check(self) -> None:
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "subsampling"):
             check_positive_int(name, getattr(self, name))
-        for name in ("num_key_value_heads", "head_dim", "intermediate_size", "max_position_embeddings"):
+        optional = (
+            "num_key_value_heads",
+            "head_dim",
+            "intermediate_size",
+            "max_position_embeddings",
+            "input_size",
+        )
+        for name in optional:
             if getattr(self, name) is not None:
                 check_positive_int(name, getattr(self, name))
-        for name in ("normalize", "bias", "qk_norm", "tie_word_embeddings"):
+        for name in ("normalize", "bias", "qk_norm", "tie_word_embeddings", "causal"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false; got {getattr(self, name)!r}.")
         for name, (low, high) in _RANGES.items():
@@ -264,6 +287,15 @@ class TarnnConfig(PreTrainedConfig):
             raise ValueError(
                 'position = "sinusoidal_half" makes embeddings half as wide as the output layer, so they '
                 "can't be tied; leave tie_word_embeddings out."
+            )
+        if self.input_size is not None and self.tie_word_embeddings:
+            raise ValueError(
+                "frames of input_size numbers have no embedding that the output layer could share; leave "
+                "tie_word_embeddings out."
+            )
+        if self.input_size is None and self.subsampling != 1:
+            raise ValueError(
+                f"subsampling joins neighbouring frames; tokens (input_size = null) have none, got {self.subsampling}."
             )
 
 

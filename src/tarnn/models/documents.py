@@ -15,15 +15,17 @@ _OF_TRANSFORMERS = TransformersKwargs.__optional_keys__ | {
 }  # fmt: skip
 
 
-def check_arguments(arguments: Mapping) -> None:
+def check_arguments(arguments: Mapping, causal: bool) -> None:
     """Raises TypeError for arguments of `forward` that nobody knows, ValueError for one that would be ignored."""
     if unknown := sorted(set(arguments) - _OF_TRANSFORMERS):
         raise TypeError(
             f"forward() has no argument {', '.join(map(repr, unknown))}; beside its own it takes those of "
             f"transformers: {', '.join(sorted(_OF_TRANSFORMERS))}."
         )
-    if arguments.get("is_causal") is False:
-        raise ValueError("these models see the past only: is_causal=False can't be had.")
+    if arguments.get("is_causal", causal) is not causal:
+        raise ValueError(
+            f"what a model sees is its config's to say, here causal = {causal}; got is_causal={not causal}."
+        )
 
 
 def find_documents(

@@ -67,7 +67,9 @@ class TarnnImageConfig(TarnnConfig):
         if type(self.num_classes) is not int or self.num_classes < 0:
             raise ValueError(f"num_classes must be 0 or a positive integer; got {self.num_classes!r}.")
         check_choice("likelihood", self.likelihood, LIKELIHOODS)
-        fixed: dict[str, object] = {"vocab_size": VOCABULARY, "tie_word_embeddings": False}
+        fixed: dict[str, object] = {
+            "vocab_size": VOCABULARY, "tie_word_embeddings": False, "causal": True, "input_size": None,
+        }  # fmt: skip
         fixed["max_position_embeddings"] = self.max_position_embeddings and self.sequence_length
         for name, value in fixed.items():
             if getattr(self, name) != value:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tarnn.attention.rotary import Rotation
 from tarnn.models.block import Block, make_norm
 from tarnn.models.configuration import TarnnConfig
+from tarnn.models.frames import Frames
 from tarnn.models.inputs import check_inputs, check_length, check_positions
 from tarnn.models.positions import SinusoidalPositions, positions_in
 from tarnn.models.state import ModelState
@@ -53,8 +54,8 @@ class Recurrent(nn.Module):
 class Backbone(Recurrent):
     """Token and position embeddings, `num_hidden_layers` blocks, a final norm (none after post-norm blocks).
 
-    causal: each place sees those before it, as language models do; False: all places see all others (an encoder, which
-    has no cache and no state). By default as the config's class says.
+    config.causal: each place sees those before it, as language models do; else all places see all others (an encoder,
+    which has no cache and no state).
 
     Sinusoidal positions have amplitude 1, so embeddings are scaled by √hidden beside them (Vaswani et al.
     2017, section 3.4).
@@ -62,11 +63,14 @@ class Backbone(Recurrent):
 
     block: ClassVar[type[Block]] = Block
 
-    def build(self, config: TarnnConfig, causal: bool | None = None) -> None:
-        self.causal = config.causal if causal is None else causal
+    def build(self, config: TarnnConfig) -> None:
         sinusoidal = config.position.startswith("sinusoidal")
         width = config.hidden_size // 2 if config.position == "sinusoidal_half" else config.hidden_size
-        self.embed_tokens = nn.Embedding(config.vocab_size, width)
+        self.embed_tokens: Any = (
+            nn.Embedding(config.vocab_size, width)
+            if config.input_size is None
+            else Frames(config.input_size, width, config.subsampling)
+        )
         self.embed_positions: nn.Module | None = None
         if sinusoidal:
             self.embed_positions = SinusoidalPositions(width)
@@ -74,20 +78,21 @@ class Backbone(Recurrent):
             self.embed_positions = nn.Embedding(cast(int, config.max_position_embeddings), width)
         self.embed_scale = config.hidden_size**0.5 if sinusoidal else 1.0
         self.dropout = nn.Dropout(config.dropout)
-        blocks = [self.block(config, i, causal=self.causal) for i in range(config.num_hidden_layers)]
+        blocks = [self.block(config, i, causal=config.causal) for i in range(config.num_hidden_layers)]
         self.layers = cast(list[Block], nn.ModuleList(blocks))
         self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
 
     def prefill(
-        self, input_ids: Tensor, state: ModelState, attention_mask: Tensor | None = None,
+        self, input_ids: Tensor | None, state: ModelState, attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None, *, inplace: bool = False,
     ) -> tuple[Tensor, ModelState]:  # fmt: skip
         """input_ids (b, t) on top of a state → (hidden states (b, t, hidden), the state after them).
 
-        inputs_embeds (b, t, width): their embeddings, where they are not just those of the ids. The given state
-        stays as it was; `inplace` lets its memory be used for the new one.
+        inputs_embeds (b, t, width): embeddings, where they are not just those of the ids, in their place. The given
+        state stays as it was; `inplace` lets its memory be used for the new one.
         """
-        (_, t), device = check_inputs(input_ids, attention_mask=attention_mask)
+        ids = input_ids if inputs_embeds is None else None
+        (_, t), device = check_inputs(ids, inputs_embeds, attention_mask)
         positions = state.position[:, None] + positions_in(attention_mask, None, 0, t, device)
         if self.config.max_position_embeddings is not None:
             check_positions(self.config, positions, past=int(state.position.max()))
@@ -120,6 +125,11 @@ class Backbone(Recurrent):
         """Each layer's state before the first token. `capacity`: how many tokens softmax layers make room for."""
         new = (x.attention.new_state for x in self.layers)
         return tuple(make(batch_size, capacity=capacity, dtype=self.dtype) for make in new)
+
+    def new_state(self, batch_size: int, capacity: int | None = None) -> ModelState:
+        """The state before the first token. `capacity`: how many tokens softmax layers make room for."""
+        layers = self.new_states(batch_size, capacity)
+        return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64, device=self.device))
 
     def embed(
         self, input_ids: Tensor | None, positions: Tensor, inputs_embeds: Tensor | None = None
@@ -154,6 +164,11 @@ class TextModel(Recurrent):
     end_ids: frozenset[int] = frozenset()  # the tokens that end a text, as `open_model` has read them
 
     def build(self, config: TarnnConfig) -> None:
+        if not config.causal or config.input_size is not None:
+            raise ValueError(
+                "a language model reads tokens and sees those before the one that it guesses: its config has causal=True "
+                f"and no input_size; got causal={config.causal} and input_size={config.input_size}."
+            )
         self.model = self.backbone(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
@@ -166,9 +181,8 @@ class TextModel(Recurrent):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def new_state(self, batch_size: int, capacity: int | None = None) -> ModelState:
-        """The state before the first token. `capacity`: how many tokens softmax layers make room for."""
-        layers = self.model.new_states(batch_size, capacity)
-        return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64, device=self.device))
+        """`Backbone.new_state`."""
+        return self.model.new_state(batch_size, capacity)
 
     @torch.no_grad()
     def prefill(

@@ -1,11 +1,26 @@
 """All names of `tarnn.models`. Importing this registers them with transformers' Auto classes."""
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForAudioClassification,
+    AutoModelForCausalLM,
+    AutoModelForCTC,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from tarnn.models.backbone import TarnnModel
 from tarnn.models.cache import LinearStateLayer, SoftmaxStateLayer
 from tarnn.models.causal_lm import TarnnForCausalLM
 from tarnn.models.configuration import TarnnConfig
+from tarnn.models.heads import (
+    TarnnForCTC,
+    TarnnForMaskedLM,
+    TarnnForSequenceClassification,
+    TarnnForTokenClassification,
+)
 from tarnn.models.image_configuration import TarnnImageConfig
 from tarnn.models.image_generation import TarnnForImageGeneration
 from tarnn.models.likelihoods import Categorical, LogisticMixture
@@ -15,10 +30,16 @@ from tarnn.models.state import ModelState
 AutoConfig.register("tarnn", TarnnConfig)
 AutoModel.register(TarnnConfig, TarnnModel)
 AutoModelForCausalLM.register(TarnnConfig, TarnnForCausalLM)
+AutoModelForMaskedLM.register(TarnnConfig, TarnnForMaskedLM)
+AutoModelForSequenceClassification.register(TarnnConfig, TarnnForSequenceClassification)
+AutoModelForAudioClassification.register(TarnnConfig, TarnnForSequenceClassification)
+AutoModelForTokenClassification.register(TarnnConfig, TarnnForTokenClassification)
+AutoModelForCTC.register(TarnnConfig, TarnnForCTC)
 AutoConfig.register("tarnn_image", TarnnImageConfig)
 AutoModel.register(TarnnImageConfig, TarnnForImageGeneration)
 
 __all__ = [
     "Categorical", "ImageState", "LinearStateLayer", "LogisticMixture", "ModelState", "SoftmaxStateLayer",
-    "TarnnConfig", "TarnnForCausalLM", "TarnnForImageGeneration", "TarnnImageConfig", "TarnnModel",
+    "TarnnConfig", "TarnnForCTC", "TarnnForCausalLM", "TarnnForImageGeneration", "TarnnForMaskedLM",
+    "TarnnForSequenceClassification", "TarnnForTokenClassification", "TarnnImageConfig", "TarnnModel",
 ]  # fmt: skip

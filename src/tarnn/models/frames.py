@@ -1,0 +1,49 @@
+"""Frames of numbers (of a spectrogram, of sensors) as the input of a model, in the place of token embeddings."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+
+class Frames(nn.Module):
+    """y_i = W [x_{s·i}, …, x_{s·i+s−1}] + b: each `subsampling` = s neighbouring frames become one place of the sequence.
+
+    This is a convolution whose stride is its width, so no place needs a frame of another: a stream may be read in
+    pieces of any multiple of s frames. The last place is filled up with zeros where frames are missing.
+    """
+
+    def __init__(self, input_size: int, width: int, subsampling: int = 1):
+        super().__init__()
+        self.input_size, self.subsampling = input_size, subsampling
+        self.proj = nn.Linear(input_size * subsampling, width)
+
+    def forward(self, frames: Float[Tensor, "b t n"]) -> Float[Tensor, "b places width"]:
+        if frames.ndim != 3 or frames.shape[-1] != self.input_size or not frames.is_floating_point():
+            raise ValueError(
+                f"this model reads frames (b, t, {self.input_size}) of floating-point numbers; got {frames.dtype} "
+                f"{tuple(frames.shape)}."
+            )
+        frames = pad(frames, (0, 0, 0, -frames.shape[1] % self.subsampling))
+        return self.proj(frames.unflatten(1, (-1, self.subsampling)).flatten(2).to(self.proj.weight.dtype))
+
+    def read(self, frames: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The places and their mask, of frames (b, t, n) and theirs (b, t), 0 = padding, at the end of a row.
+
+        Padding is read as zeros, so a padded row is as the row alone. Raises ValueError for padding elsewhere.
+        """
+        if mask is None:
+            return self(frames), None
+        if mask.shape != frames.shape[:2] or (mask[:, 1:] > mask[:, :-1]).any():
+            raise ValueError(
+                f"the attention_mask of frames is (b, t) = {tuple(frames.shape[:2])}, 1 and then 0 where padding ends a "
+                f"row; got {tuple(mask.shape)}{'' if mask.shape != frames.shape[:2] else ' with padding before frames'}."
+            )
+        return self(frames.masked_fill(~mask.bool()[..., None], 0.0)), mask[:, :: self.subsampling]
+
+    def places(self, num_frames: Tensor) -> Tensor:
+        """How many places so many frames become."""
+        return torch.div(num_frames + self.subsampling - 1, self.subsampling, rounding_mode="floor")
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}, subsampling={self.subsampling}"
