@@ -1,14 +1,16 @@
 """Time and memory of attention against length: tarnn's native kernels, the same in chunked PyTorch, torch's SDPA.
 
-    python benchmarks/attention.py           # ten to twelve minutes on two cores; benchmarks/results/attention.{json,md,png}
+    python benchmarks/attention.py           # about twenty minutes on two cores; benchmarks/results/attention.{json,md,png}
     python benchmarks/attention.py --quick   # half a minute; runs/benchmarks/attention.{json,md,png}
 
 The claim: linear attention costs t and not t², and native kernels do it near the speed of torch.mm, in almost no
-memory. Forward, and forward with backward; causal and not; float32 and bfloat16; d = e = 32, 64, 128. All methods
-run in one process on the same inputs, in turns. Correctness is checked first; nothing is measured of what is wrong.
-What would take too long or too much memory, by a shorter length's figures, is left out and listed. Results are
-written after each cell: Ctrl-C keeps them, `--resume` goes on. fast-transformers and performer-pytorch take part
-where they are installed.
+memory. Forward, and forward with backward; causal and not; float32 and bfloat16; d = e = 32, 64, 128. Two methods,
+the native kernels and a PyTorch version specialised for this case, are also measured on views of (b, t, h·d), the
+layout that models have, and cold: each call has inputs of its own, so that they come from memory. All methods run in
+one process on the same inputs, in turns. Correctness is checked first; nothing is measured of what is wrong. What
+would take too long or too much memory, by a shorter length's figures, is left out and listed. Results are written
+after each cell: Ctrl-C keeps them, `--resume` goes on. fast-transformers and performer-pytorch take part where they
+are installed.
 """
 
 import sys
@@ -18,7 +20,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from attention_cells import Costs, measure_cells
+from attention_cells import HEADS_FIRST, SIDE_BY_SIDE, Costs, measure_cells
 from attention_check import wrong
 from attention_report import figure, report
 from attention_targets import targets
@@ -30,15 +32,24 @@ from tarnn.kernels.cpu import CHUNK  # positions that the native kernel takes at
 
 FULL = {
     "lengths": [1, 16, 64, 128, 256, 1024, 4096, 16384, 65536], "head_dims": [32, 64, 128],
-    "dtypes": ["float32", "bfloat16"], "kinds": ["causal", "full"], "passes": ["forward", "both"], "methods": [str],
+    "dtypes": ["float32", "bfloat16"], "kinds": ["causal", "full"], "passes": ["forward", "both"],
+    "layouts": [HEADS_FIRST, SIDE_BY_SIDE], "caches": ["warm", "cold"], "methods": [str],
     "heads": 8, "batch_size": 1, "device": "cuda" if torch.cuda.is_available() else "cpu", "seconds": 2.5,
     "longest_call": 12.0, "resume": False,
 }  # fmt: skip
-QUICK = {"lengths": [64, 256, 1024, 4096], "head_dims": [64], "seconds": 0.3}
+QUICK = {
+    "lengths": [64, 256, 1024, 4096],
+    "head_dims": [64],
+    "layouts": [HEADS_FIRST],
+    "caches": ["warm"],
+    "seconds": 0.3,
+}
 CHOICES = {
     "dtypes": ["float32", "bfloat16", "float16"],
     "kinds": ["causal", "full"],
     "passes": ["forward", "both"],
+    "layouts": [HEADS_FIRST, SIDE_BY_SIDE],
+    "caches": ["warm", "cold"],
 }
 ABOUT = {
     "methods": "only these, such as native sdpa", "resume": "go on where the results file ends",

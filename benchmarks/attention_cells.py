@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from itertools import product
+from itertools import cycle, product
 from typing import Any, NamedTuple
 
 import torch
@@ -19,20 +19,41 @@ MATMUL_SIZE = 2048
 MATMUL_FROM = 1024  # lengths from which torch.mm runs in the same rounds
 ROOM = 0.5  # of the machine's memory, at most, for one call
 SAME = ("versions", "machine", "threads", "kernels", "shape")  # of a run that is taken up again
+COLD_FROM = 1024  # lengths from which calls on cold inputs are measured
+COLD_BYTES = 2**27  # of inputs that take turns: more than the caches have
+# (b, h, t, d) contiguous; a view of (b, t, h·d), as a projection gives it
+HEADS_FIRST, SIDE_BY_SIDE = "heads-first", "side-by-side"
+SPREAD = (
+    "native",
+    "specialised",
+)  # who is measured in every layout, cold and warm; others only heads first and warm
 SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 Inputs = dict[str, list[Tensor]]  # q, k, v and the gradient of o, by dtype
 
 
 class Cell(NamedTuple):
-    """Length, width, causal or not, with backward or without. All methods take it in turns."""
+    """Length, width, causal or not, with backward or without; how inputs lie, and where. All methods take it in turns."""
 
     t: int
     d: int
     causal: bool
     backward: bool
+    layout: str = HEADS_FIRST
+    cold: bool = False  # each call has inputs of its own, too many for the caches
 
     def __str__(self) -> str:
-        return f"t = {self.t:,}, d = {self.d}, {self.way}"
+        parts = [f"t = {self.t:,}, d = {self.d}, {self.way}"]
+        parts += [self.layout] if self.layout != HEADS_FIRST else []
+        return ", ".join([*parts, "cold"] if self.cold else parts)
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> "Cell":
+        """Of a results file; older ones have neither layout nor cold."""
+        return cls(**{x: row[x] for x in cls._fields if x in row})
+
+    @property
+    def plain(self) -> bool:
+        return self.layout == HEADS_FIRST and not self.cold
 
     @property
     def kind(self) -> str:
@@ -92,7 +113,7 @@ class Costs:
     def left_out(self) -> list[str]:
         lines = [f"{name}: {why}" for name, why in self.absent.items()]
         for s in self.skipped:
-            cell = Cell(*(s[x] for x in Cell._fields))
+            cell = Cell.of(s)
             lines.append(f"{s['method']}, {s['dtype']}, {cell}, {cell.kind}: {s['why']}")
         return lines
 
@@ -142,8 +163,8 @@ class Costs:
         skipped = [{"method" if k == "rival" else k: v for k, v in row.items()} for row in data["skipped"]]
         costs = []
         for row in rows:
-            cell = Cell(*(row.pop(x) for x in Cell._fields))
-            costs.append(Cost(cell=cell, **row))
+            cell = Cell.of(row)
+            costs.append(Cost(cell=cell, **{k: x for k, x in row.items() if k not in Cell._fields}))
         return cls(costs, skipped)
 
     def take_up(self, options, shape: dict[str, Any]) -> None:
@@ -165,9 +186,11 @@ def measure_cells(entrants: Sequence[tuple[Method, str]], costs: Costs, options,
     effort = Effort(min(0.03, options.seconds / 3), options.seconds)
     for t, d in product(sorted(set(options.lengths)), options.head_dims):
         inputs = draw_inputs(t, d, options.dtypes, options.batch_size, options.heads, options.device)
-        for kind, way in product(options.kinds, options.passes):
-            cell, able = Cell(t, d, kind == "causal", way == "both"), []
+        for kind, way, (layout, cold) in product(options.kinds, options.passes, places(options, t)):
+            cell, able = Cell(t, d, kind == "causal", way == "both", layout, cold), []
             for method, dtype in entrants:
+                if not cell.plain and (method.name not in SPREAD or dtype != "float32"):
+                    continue
                 if costs.get(method.name, dtype, cell):
                     continue
                 if why := too_much(method, dtype, cell, costs, options.longest_call):
@@ -184,6 +207,20 @@ def measure_cells(entrants: Sequence[tuple[Method, str]], costs: Costs, options,
                 print(f"{f'{cell}, {cell.kind}:':54}{times} ms", flush=True)
 
 
+def places(options, t: int) -> list[tuple[str, bool]]:
+    """(layout, cold) of the cells of one length."""
+    return [
+        (layout, cache == "cold")
+        for layout, cache in product(options.layouts, options.caches)
+        if cache == "warm" or t >= COLD_FROM
+    ]
+
+
+def laid_out(x: Tensor, layout: str) -> Tensor:
+    """The same (b, h, t, d) numbers; side by side they are a view of a projection's (b, t, h·d)."""
+    return x if layout == HEADS_FIRST else x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 def draw_inputs(t: int, d: int, dtypes: Sequence[str], batch_size: int, heads: int, device: str) -> Inputs:
     """The same numbers in each dtype."""
     torch.manual_seed(t + d)
@@ -198,9 +235,9 @@ def measure_cell(
     contenders: dict[Any, Contender] = {}
     results: dict[tuple[str, str], int] = {}
     for method, dtype in entrants:
-        q, k, v, grad = inputs[dtype]
+        *qkv, grad = (laid_out(x, cell.layout) for x in inputs[dtype])
         with method.surroundings(), torch.no_grad():
-            given = method.given(q, k, v)
+            given = method.given(*qkv)
         one = Contender(call(method, given, grad, cell), method.patience, method.surroundings, method.release)
         contenders[method.name, dtype] = one
         results[method.name, dtype] = result_bytes(given, grad, cell)
@@ -223,6 +260,15 @@ def matmul(device: str) -> Contender:
 
 
 def call(method: Method, given: Sequence[Tensor], grad: Tensor, cell: Cell) -> Callable[[], object]:
+    """One call of the cell; cold, the next call has copies of the inputs, which no cache holds by then."""
+    copies = 1
+    if cell.cold:
+        copies += COLD_BYTES // (sum(x.nbytes for x in given) + grad.nbytes)
+    calls = cycle([_call(method, [x.clone() for x in given], grad.clone(), cell) for _ in range(copies)])
+    return lambda: next(calls)()
+
+
+def _call(method: Method, given: Sequence[Tensor], grad: Tensor, cell: Cell) -> Callable[[], object]:
     if not cell.backward:
         return lambda: method.attend(*given, cell.causal)
     leaves = [x.detach().requires_grad_() for x in given[:3]]

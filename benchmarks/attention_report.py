@@ -3,15 +3,19 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from attention_cells import Cell, Cost, Costs
+from attention_cells import COLD_FROM, HEADS_FIRST, SIDE_BY_SIDE, Cell, Cost, Costs
 from attention_targets import flops, targets
 
-from scripts.common.plots import BLUE, GREEN, GREY, PINK, RED, SKY, label, line, panels
+from scripts.common.plots import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, label, line, panels
 from scripts.common.tables import MIB, bullets, markdown, mebibytes, milliseconds, page, ratio, source
 from scripts.common.targets import section
 
-NAMES = {"native": "tarnn, native", "chunked": "chunked PyTorch", "sdpa": "SDPA (softmax)"}
-COLORS = {"native": BLUE, "chunked": SKY, "sdpa": RED, "fast-transformers": GREEN, "performer": PINK}
+NAMES = {
+    "native": "tarnn, native", "chunked": "chunked PyTorch", "specialised": "specialised PyTorch", "sdpa": "SDPA (softmax)",
+}  # fmt: skip
+COLORS = {
+    "native": BLUE, "chunked": SKY, "specialised": ORANGE, "sdpa": RED, "fast-transformers": GREEN, "performer": PINK,
+}  # fmt: skip
 
 
 def report(options, facts: dict[str, Any], costs: Costs) -> str:
@@ -31,8 +35,38 @@ def report(options, facts: dict[str, Any], costs: Costs) -> str:
         "Attention: time and memory against length", source(facts, how), speed,
         section(targets(costs, options.heads, chunk, facts["threads"])), arithmetic(chunk),
         *by_case(costs, costs.dtypes, lambda dtype, cells: table(costs, dtype, cells, options.heads, chunk)),
-        "## Left out", bullets(costs.left_out()),
+        *places(costs, options.heads, chunk), "## Left out", bullets(costs.left_out()),
     )  # fmt: skip
+
+
+def places(costs: Costs, heads: int, chunk: int) -> list[str]:
+    """A section on how inputs lie and whether they come from memory, where that was measured."""
+    if all(c.plain for c in costs.cells):
+        return []
+    rows = []
+    for cell in sorted(costs.cells, key=lambda c: (not c.causal, c.backward, c.d, c.t, c.cold, c.layout)):
+        native, specialised = (costs.get(x, "float32", cell) for x in ("native", "specialised"))
+        if native is None or not (cell.cold or cell.layout == SIDE_BY_SIDE or cell.t < COLD_FROM):
+            continue
+        first = costs.get("native", "float32", cell._replace(layout=HEADS_FIRST))
+        row = [cell.kind, cell.way, cell.d, f"{cell.t:,}", "cold" if cell.cold else "warm", cell.layout]
+        row += [
+            milliseconds(native),
+            ratio(native, first),
+            milliseconds(specialised),
+            ratio(specialised, native),
+        ]
+        rows.append([*row, share(native, flops(cell, heads, chunk))])
+    head = ["", "pass", "d", "t", "caches", "layout", "native ms", "against heads-first", "specialised ms"]
+    about = (
+        "float32. heads-first is (b, h, t, d) contiguous; side-by-side is a view of (b, t, h·d), which is what a projection "
+        "gives. Warm, all calls have the same inputs; cold, each has inputs that no cache holds."
+    )
+    return [
+        "## Layouts, and inputs from memory",
+        about,
+        markdown([*head, "specialised / native", "share of mm"], rows),
+    ]
 
 
 def by_case(costs: Costs, names: Sequence[Any], table: Callable[[Any, list[Cell]], str]) -> list[str]:
@@ -40,7 +74,7 @@ def by_case(costs: Costs, names: Sequence[Any], table: Callable[[Any, list[Cell]
     parts = []
     for name in names:
         for causal in (True, False):
-            if cells := [c for c in costs.cells if c.causal == causal]:
+            if cells := [c for c in costs.cells if c.causal == causal and c.plain]:
                 parts += [f"## {name}, {'causal' if causal else 'not causal'}", table(name, cells)]
     return parts
 
@@ -102,7 +136,10 @@ def figure(options, facts: dict[str, Any], costs: Costs):
             lines[method, dtype] = (f"{color} {'-' if first else '--'}", name if first else None)
     title = f"causal attention, d = {d}; {options.heads} heads; {facts['machine']['cpu']}, {facts['threads']} threads"
     return cost_figure(
-        costs, lines, [c for c in costs.cells if c.d == d], title + (f"; dashed: {dashed}" if dashed else "")
+        costs,
+        lines,
+        [c for c in costs.cells if c.d == d and c.plain],
+        title + (f"; dashed: {dashed}" if dashed else ""),
     )
 
 

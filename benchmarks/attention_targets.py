@@ -11,7 +11,7 @@ A version that stores its states would do 12·d·e in all instead of 14·d·e.
 
 from collections.abc import Callable, Iterable
 
-from attention_cells import Cell, Cost, Costs
+from attention_cells import HEADS_FIRST, Cell, Cost, Costs
 
 from scripts.common.tables import MIB
 from scripts.common.targets import Target, at_least, at_most
@@ -36,12 +36,19 @@ def targets(costs: Costs, heads: int, chunk: int, threads: int) -> list[Target]:
     for dtype in costs.dtypes:
         for causal in (True, False):
             case = f"{dtype}, {'causal' if causal else 'full'}"
-            cells = [c for c in costs.cells if c.causal == causal]
+            everywhere = [c for c in costs.cells if c.causal == causal]
+            cells = [c for c in everywhere if c.plain]
             found += _against_chunked(costs, dtype, case, cells)
             if causal:
                 found += _against_sdpa(costs, dtype, case, cells)
             if dtype == "float32":
                 found += _share(costs, dtype, case, cells, heads, chunk)
+                cold = [c for c in everywhere if c.cold and c.layout == HEADS_FIRST]
+                found += _share(costs, dtype, f"{case}, cold", cold, heads, chunk)
+                found.append(_layouts(costs, dtype, case, everywhere))
+            if dtype == "float32" and causal:
+                found += _against_specialised(costs, dtype, case, cells)
+                found += _short(costs, dtype, case, cells)
             found += _memory(costs, dtype, case, cells, threads)
             if dtype == "bfloat16" and "float32" in costs.dtypes:
                 ratio = costs.ratios(("native", "float32"), ("native", dtype), cells)
@@ -58,6 +65,34 @@ def _against_chunked(costs: Costs, dtype: str, case: str, cells: list[Cell]) -> 
     short = [c for c in cells if c.t <= SHORT]
     what = f"never slower than chunked PyTorch (within 5 %), t ≤ {SHORT}"
     return [*found, at_least(what, case, NOISE, _faster(costs, dtype, short, "chunked"))]
+
+
+def _against_specialised(costs: Costs, dtype: str, case: str, cells: list[Cell]) -> list[Target]:
+    found = []
+    for d, bound in ((32, 3.5), (64, 4), (128, 3)):
+        of = [c for c in cells if c.t >= LONG and c.backward and c.d == d]
+        what = f"{_pass(True)} at least {bound} times faster than specialised PyTorch, t ≥ {LONG:,}, d = {d}"
+        found.append(at_least(what, case, bound, _faster(costs, dtype, of, "specialised")))
+    return found
+
+
+def _layouts(costs: Costs, dtype: str, case: str, cells: list[Cell]) -> Target:
+    """Side by side against heads first, cell by cell."""
+    slower = {}
+    for cell in (c for c in cells if c.layout != HEADS_FIRST):
+        times = [costs.get("native", dtype, c) for c in (cell, cell._replace(layout=HEADS_FIRST))]
+        if all(times):
+            slower[str(cell)] = times[0].ms / times[1].ms
+    return at_most("side by side, (b, t, h·d): at most 1.1 times as long as heads first", case, 1.1, slower)
+
+
+def _short(costs: Costs, dtype: str, case: str, cells: list[Cell]) -> list[Target]:
+    found = []
+    for lengths, bound in (((128,), 1), (range(1, 65), 1.5)):
+        of = [c for c in cells if c.t in lengths and c.backward]
+        what = f"{_pass(True)}: at most {bound} times SDPA's time, t = {', '.join(str(t) for t in sorted({c.t for c in of}))}"
+        found.append(at_most(what, case, bound, costs.ratios(("native", dtype), ("sdpa", dtype), of)))
+    return found
 
 
 def _against_sdpa(costs: Costs, dtype: str, case: str, cells: list[Cell]) -> list[Target]:

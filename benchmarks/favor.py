@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from attention_cells import Costs, measure_cells
+from attention_cells import HEADS_FIRST, Costs, measure_cells
 from attention_check import wrong
 from baselines import Method, release_scratch, sdpa
 from favor_report import DTYPE, figure, named, report, targets
@@ -65,6 +65,7 @@ def main() -> int:
         1,
         "cpu",
     )
+    options.layouts, options.caches = [HEADS_FIRST], ["warm"]
     return run(options, measure, results=Costs(), facts=facts, report=report, figure=figure)
 
 

@@ -193,7 +193,7 @@ def report(options, facts: dict[str, Any], rows: Sequence[dict[str, Any]]) -> st
     head = ["dtype", "causal", "pass", "d", "t", "ms", *(f"{part}, ms" for part in parts)]
     lines = []
     for r in rows:
-        cell = Cell(*(r[x] for x in Cell._fields))
+        cell = Cell.of(r)
         shares = [r["shares"].get(part, 0.0) for part in parts]
         row = [r["dtype"], "yes" if cell.causal else "no", cell.way, cell.d, f"{cell.t:,}", f"{r['ms']:.2f}"]
         lines.append([*row, *(f"{share * r['ms']:.2f} ({share:.0%})" for share in shares)])

@@ -8,7 +8,7 @@ from types import ModuleType
 import attention_cells
 import baselines
 import torch
-from attention_cells import Cell, Cost, Costs
+from attention_cells import SIDE_BY_SIDE, Cell, Cost, Costs
 from attention_report import NAMES
 from baselines import Method
 from support.scripts import lines_of
@@ -41,9 +41,14 @@ def test_a_run_leaves_figures_tables_and_a_picture(script, folder, pictures):
     code, out, _ = script("attention", *TINY)
     assert code == 0
     data, costs = results(folder)
-    methods = {"chunked", "sdpa"} | ({"native"} if "native" not in data["absent"] else set())
+    methods = {"chunked", "specialised", "sdpa"} | ({"native"} if "native" not in data["absent"] else set())
     assert set(costs.methods) == methods
-    assert len(costs.by) == len(methods) * 2 * 2 * 2  # dtypes, lengths, causal and full
+    plain = [cell for _, _, cell in costs.by if cell.plain]
+    assert "specialised in bfloat16" in data["absent"]  # in 16 bits throughout, it is too far off
+    assert len(plain) == (len(methods) * 2 - 1) * 2 * 2  # dtypes, lengths, causal and full
+    spread = [who for *who, cell in costs.by if cell.layout == SIDE_BY_SIDE]
+    assert len(spread) == len({"native", "specialised"} & methods) * 2 * 2  # in float32
+    assert not any(cell.cold for _, _, cell in costs.by)  # too short for it
     assert data["command"] == f"python benchmarks/attention.py --threads 1 {' '.join(TINY)}"
     assert data["threads"] == 1
     assert {t["met"] for t in data["targets"]} <= {True, False, None}
@@ -97,7 +102,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_is_taken_up_again(script, fold
     before = results(folder)[1]
     assert script("attention", *TINY, "--resume")[0] == 0
     _, after = results(folder)
-    assert len(after.cells) == 4
+    assert len(after.cells) == 8
     assert all(after.by[key] == cost for key, cost in before.by.items())  # measured once
 
 
@@ -113,8 +118,8 @@ def test_a_method_that_nobody_knows_is_refused(script):
     code, _, err = script("attention", *TINY, "--methods", "nonsense")
     assert code == 1
     assert (
-        "no method is called nonsense; there are native, chunked, sdpa" in err
-        or "chunked, sdpa, native" in err
+        "no method is called nonsense; there are native, chunked, specialised, sdpa" in err
+        or "chunked, specialised, sdpa, native" in err
     )
 
 

@@ -124,7 +124,7 @@ def test_samples_are_counted_for_the_innermost_function_that_has_a_part(frames, 
 
 
 def test_parts_are_of_functions_that_there_are():
-    source = "".join(path.read_text() for path in (parts.ROOT / "csrc").glob("*.h"))
+    source = "".join(path.read_text() for path in (parts.ROOT / "csrc").rglob("*.h"))
     for names in parts.PARTS.values():
         for name in names.split("|"):
             plain = re.match(r"\w+", name)[0]

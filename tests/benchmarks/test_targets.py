@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import pytest
-from attention_cells import Cell, Cost, Costs
+from attention_cells import HEADS_FIRST, SIDE_BY_SIDE, Cell, Cost, Costs
 from attention_report import table
 from attention_targets import flops, targets
 
@@ -53,27 +54,22 @@ def test_flops_are_those_of_the_arithmetic():
     assert flops(Cell(1024, d, False, True), heads, 32) == 1024 * heads * 14 * d * d
 
 
-LENGTHS = (1, 256, 1024, 4096, 65536)
+LENGTHS = (1, 128, 256, 1024, 4096, 65536)
 
 
 def made_costs(change=None):
     """Costs at which every target is met; `change` gives other numbers for some: {(method, dtype, cell): (ms, peak, extra)}."""
-    ms = {"native": 1.0, "chunked": 6.0, "sdpa": 25.0}
+    ms = {"native": 1.0, "chunked": 6.0, "specialised": 5.0, "sdpa": 25.0}
     costs = Costs()
-    for t in LENGTHS:
-        for d in (64, 128):
-            for causal in (True, False):
-                for backward in (True, False):
-                    cell = Cell(t, d, causal, backward)
-                    # so fast that native is at 80 % of torch.mm
-                    mm = flops(cell, 8, 32) / 1e6 / 0.8 if t >= 1024 else None
-                    for dtype in ("float32", "bfloat16"):
-                        for method in ms:
-                            values = (change or {}).get(
-                                (method, dtype, cell), (ms[method], 10 * MIB, 2 * MIB)
-                            )
-                            time, peak, extra = values
-                            costs.add(Cost(method, dtype, cell, time, time, time, 5, 1, peak, extra, mm))
+    kinds = product(
+        LENGTHS, (32, 64, 128), (True, False), (True, False), (HEADS_FIRST, SIDE_BY_SIDE), (False, True)
+    )
+    for cell in (Cell(*kind) for kind in kinds):
+        # so fast that native is at 80 % of torch.mm
+        mm = flops(cell, 8, 32) / 1e6 / 0.8 if cell.t >= 1024 else None
+        for dtype, method in product(("float32", "bfloat16"), ms):
+            time, peak, extra = (change or {}).get((method, dtype, cell), (ms[method], 10 * MIB, 2 * MIB))
+            costs.add(Cost(method, dtype, cell, time, time, time, 5, 1, peak, extra, mm))
     return costs
 
 
@@ -86,6 +82,7 @@ def test_where_all_is_well_every_target_is_met():
     assert all(t.met for t in found)
     assert {t.case for t in found} == {
         "float32, causal", "float32, full", "bfloat16, causal", "bfloat16, full",
+        "float32, causal, cold", "float32, full, cold",
     }  # fmt: skip
 
 
@@ -110,6 +107,16 @@ CELL = Cell(4096, 64, True, True)
         (("native", "float32", CELL), (1.0, 10 * MIB + 1, 0), "never above SDPA's"),
         (("native", "bfloat16", CELL), (1.06, 0, 0), "bfloat16 not slower"),
         (("chunked", "float32", Cell(256, 64, True, False)), (0.94, 0, 0), "never slower than chunked"),
+        (
+            ("specialised", "float32", Cell(1024, 128, True, True)),
+            (2.9, 0, 0),
+            "faster than specialised PyTorch",
+        ),
+        (
+            ("native", "float32", Cell(4096, 64, True, True, SIDE_BY_SIDE)),
+            (1.11, 0, 0),
+            "at most 1.1 times as long",
+        ),
         (("sdpa", "float32", Cell(256, 64, True, False)), (0.99, 10 * MIB, 0), "faster than SDPA at every t"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
@@ -145,15 +152,16 @@ def test_a_row_has_times_ratios_shares_and_memory():
     costs.add(replace(costs.get("chunked", "bfloat16", CELL), rounds=1))
     head, _, short, long = table(costs, "bfloat16", cells, 8, 32).splitlines()
     assert head == (
-        "| pass | d | t | tarnn, native ms | chunked PyTorch ms | SDPA (softmax) ms | chunked / native | sdpa / native | "
+        "| pass | d | t | tarnn, native ms | chunked PyTorch ms | specialised PyTorch ms | SDPA (softmax) ms | "
+        "chunked / native | specialised / native | sdpa / native | "
         "native: share of mm | without c | native float32 / bfloat16 | native extra MiB | chunked extra MiB | sdpa extra MiB |"
     )
     assert (
         short
-        == "| forward + backward | 64 | 1 | 1 | 6 | 25 | 6.00 | 25.00 | – | – | 1.00 | 2.00 | 2.00 | 2.00 |"
+        == "| forward + backward | 64 | 1 | 1 | 6 | 5 | 25 | 6.00 | 5.00 | 25.00 | – | – | 1.00 | 2.00 | 2.00 | 2.00 |"
     )
     assert long == (
-        "| forward + backward | 64 | 4,096 | 1 | 6* | 123 | 6.00 | 123.40 | 80% | 62% | 1.00 | 2.00 | 2.00 | 0.00 |"
+        "| forward + backward | 64 | 4,096 | 1 | 6* | 5 | 123 | 6.00 | 5.00 | 123.40 | 80% | 62% | 1.00 | 2.00 | 2.00 | 0.00 |"
     )
 
 
