@@ -1,11 +1,13 @@
 """A cache of constant size for models of transformers that run `tarnn_hybrid`: generation in constant memory."""
 
+import warnings
 from typing import Any
 
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
+from tarnn.conversion.options import attention_layers, child_of
 from tarnn.models.cache import StateLayer
 
 
@@ -37,6 +39,7 @@ def constant_cache(model: PreTrainedModel) -> Cache:
     """A cache of constant size for `model.generate(…, past_key_values=constant_cache(model))`.
 
     The model runs attn_implementation="tarnn_hybrid" or "tarnn_linear". Its own sliding-window layers keep their window.
+    Heads of mode "exact" keep all keys, so their layers grow: a warning names them.
     Raises ValueError for a model that runs something else.
     """
     config = model.config.get_text_config(decoder=True)
@@ -50,7 +53,22 @@ def constant_cache(model: PreTrainedModel) -> Cache:
     window: Any = getattr(config, "sliding_window", None)
     if "layer_types" not in config.to_dict() and window is not None:
         kinds = ["sliding_attention"] * config.num_hidden_layers
-    sliding = (kind == "sliding_attention" for kind in kinds)
+    sliding = [kind == "sliding_attention" for kind in kinds]
+    warn_of_growth(model, sliding)
     return Cache(
         [DynamicSlidingWindowLayer(sliding_window=window) if x else HybridCacheLayer() for x in sliding]
     )
+
+
+def warn_of_growth(model: PreTrainedModel, sliding: list[bool]) -> None:
+    """A warning that names the layers that keep all keys of some head."""
+    layers = (child_of(x) for x in attention_layers(model))
+    growing = [
+        str(i) for i, x in enumerate(layers) if x is not None and x.grows and not any(sliding[i : i + 1])
+    ]
+    if growing:
+        what = f"layer {growing[0]} keeps" if len(growing) == 1 else f"layers {', '.join(growing)} keep"
+        warnings.warn(
+            f'{what} all keys of heads of mode "exact": this cache grows with the sequence there.',
+            stacklevel=3,
+        )

@@ -6,7 +6,8 @@ attention (cross-attention, a model's own sliding windows) or refused by name (b
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +15,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
+from tarnn.conversion.layer import Heads, LayerAttention
+from tarnn.conversion.options import DEFAULTS, HYBRID, KEY, LINEAR, child_of, layer_attention
 from tarnn.models.documents import find_documents
-from tarnn.ops.hybrid import hybrid_attention
 
-LINEAR, HYBRID = "tarnn_linear", "tarnn_hybrid"
-KEY = "tarnn_attention"  # of a model's config: the options below
 REFUSED = {
     "position_bias": "adds a bias that depends on positions to the products",
     "s_aux": "adds learned sinks to the softmax",
@@ -28,36 +28,21 @@ REFUSED = {
 }
 
 
-class AttentionOptions(NamedTuple):
-    """window: keys at a distance of less than this are exact; sinks: the first so many are too; feature_map: estimates
-    all others (None: they are not seen); far_bias: λ, added to their log-weights."""
-
-    window: int = 256
-    sinks: int = 4
-    feature_map: Any = "favor"
-    far_bias: float = 0.0
-
-
-DEFAULTS = {HYBRID: AttentionOptions(), LINEAR: AttentionOptions(window=1, sinks=0)}
-
-
-def set_options(model: nn.Module, **options: Any) -> None:
-    """Sets `AttentionOptions` of a model of transformers; they are saved in its config.json.
-
-    Raises ValueError for an unknown option.
-    """
-    if unknown := sorted(set(options) - set(AttentionOptions._fields)):
+def layer_of(module: nn.Module, query: Tensor, key: Tensor) -> LayerAttention:
+    """What the layer computes: what `set_options` gave it, or the defaults."""
+    if (layer := child_of(module)) is not None:
+        return layer
+    if getattr(getattr(module, "config", None), KEY, None):
         raise ValueError(
-            f"tarnn's attention has no option {', '.join(unknown)}; it takes {', '.join(AttentionOptions._fields)}."
+            f"the config of this {type(module).__name__} has options of tarnn's attention that its layers were not given; "
+            "call tarnn.conversion.set_options(model) after making a model from a config."
         )
-    config: Any = model.config
-    setattr(config, KEY, {**(getattr(config, KEY, None) or {}), **options})
+    return default_layer(Heads(query.shape[1], key.shape[1], query.shape[3]), query.device)
 
 
-def options_of(module: nn.Module, name: str) -> AttentionOptions:
-    """Those of the layer's own model, else the defaults of this implementation."""
-    config: Any = getattr(module, "config", None)
-    return DEFAULTS[name]._replace(**(getattr(config, KEY, None) or {}))
+@cache
+def default_layer(heads: Heads, device: torch.device) -> LayerAttention:
+    return layer_attention({}, heads, None, None).to(device)
 
 
 def attention(name: str) -> Callable:
@@ -78,22 +63,20 @@ def attention(name: str) -> Callable:
                 module, query, key, value, as_sdpa_mask(attention_mask, query), dropout=dropout, scaling=scaling,
                 is_causal=is_causal, **options,
             )  # fmt: skip
-        how, cache = options_of(module, name), getattr(key, "tarnn_cache_layer", None)
+        own, cached = layer_of(module, query, key), getattr(key, "tarnn_cache_layer", None)
+        how = DEFAULTS[name]._replace(**own.options)
         shared: dict[str, Any] = {
-            "causal": causal, "window": how.window, "sinks": how.sinks, "far_bias": how.far_bias, "scale": scaling,
-            "softcap": options.get("softcap"),
+            "causal": causal, "window": how.window, "sinks": how.sinks, "scale": scaling, "softcap": options.get("softcap"),
         }  # fmt: skip
-        bounds = documents_in(query, key, attention_mask, options, cached=cache is not None)
+        bounds = documents_in(query, key, attention_mask, options, cached=cached is not None)
         if bounds is not None:
-            o = of_documents(query, key, value, bounds, how.feature_map, **shared)
+            o = of_documents(own, query, key, value, bounds, **shared)
             return o.transpose(1, 2).contiguous(), None
         shared["key_mask"] = real_tokens(layer, attention_mask, key)
-        if cache is None:
-            o = last_queries(query, key, value, how.feature_map, **shared)
+        if cached is None:
+            o = last_queries(own, query, key, value, **shared)
         else:
-            o, cache.state = hybrid_attention(
-                query, key, value, how.feature_map, state=cache.state, return_state=True, **shared
-            )
+            o, cached.state = own(query, key, value, state=cached.state, return_state=True, **shared)
         return o.transpose(1, 2).contiguous(), None
 
     return run
@@ -121,7 +104,7 @@ def refuse(layer: str, options: dict[str, Any], dropout: float) -> None:
 
 def crosses(module: nn.Module, query: Tensor, key: Tensor, causal: bool) -> bool:
     """Whether keys come from another sequence: such layers stay as they are."""
-    if getattr(module, "is_cross_attention", False):
+    if getattr(module, "is_cross_attention", False) or (getattr(module, "is_decoder", False) and not causal):
         return True
     return not causal and query.shape[2] != key.shape[2]
 
@@ -155,20 +138,20 @@ def documents_in(
 
 
 def of_documents(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, *how: Any, **options: Any
+    layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, **options: Any
 ) -> Tensor:
-    """Hybrid attention of rows in which documents are packed: all rows end to end."""
+    """Attention of rows in which documents are packed: all rows end to end."""
     b = query.shape[0]
     q, k, v = (x.transpose(0, 1).flatten(1, 2)[None] for x in (query, key, value))
-    o = hybrid_attention(q, k, v, *how, cu_seqlens=bounds, **options)  # (1, h, b·t, e)
+    o, _ = layer(q, k, v, cu_seqlens=bounds, **options)  # (1, h, b·t, e)
     return o[0].unflatten(1, (b, -1)).transpose(0, 1)
 
 
-def last_queries(query: Tensor, key: Tensor, value: Tensor, feature_map: Any, **options: Any) -> Tensor:
-    """Hybrid attention of the last t of s tokens: a growing cache hands all keys, and the queries of the new ones."""
+def last_queries(layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """Attention of the last t of s tokens: a growing cache hands all keys, and the queries of the new ones."""
     missing = key.shape[2] - query.shape[2]
     q = torch.nn.functional.pad(query, (0, 0, missing, 0)) if missing else query
-    return hybrid_attention(q, key, value, feature_map, **options)[:, :, missing:]
+    return layer(q, key, value, **options)[0][:, :, missing:]
 
 
 def as_sdpa_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
