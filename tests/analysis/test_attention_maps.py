@@ -27,7 +27,7 @@ def ids(*shape):
 
 def made(kind, cls=TarnnForCausalLM, **options):
     torch.manual_seed(0)
-    return cls(TarnnConfig(**SMALL, **KINDS[kind]), **options).double().eval()
+    return cls(TarnnConfig(**SMALL, **KINDS[kind], **options)).double().eval()
 
 
 def outputs_of(model):
