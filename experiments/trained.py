@@ -2,11 +2,14 @@
 
 import struct
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 
 class Layer(NamedTuple):
@@ -115,3 +118,33 @@ def encoder_layers(folder: Path, texts: list[str]) -> tuple[list[Layer], Tensor]
 
 def _pad(x: Tensor, length: int) -> Tensor:
     return torch.nn.functional.pad(x, (0, 0, 0, length - x.shape[2]))
+
+
+def stories_model(path: Path) -> "LlamaForCausalLM":
+    """stories260K as a model of transformers: rotary pairs are halves there, not neighbours."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    story = Stories(path)
+    w, d = story.weights, story.head_dim
+    vocab, width = w["embedding"].shape
+    config = LlamaConfig(
+        vocab_size=vocab, hidden_size=width, intermediate_size=w["w1"].shape[1], num_hidden_layers=len(w["wq"]),
+        num_attention_heads=story.heads, num_key_value_heads=story.kv_heads, max_position_embeddings=len(w["cos"]),
+        rms_norm_eps=1e-5, rope_theta=1e4, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    order = torch.cat([torch.arange(0, d, 2), torch.arange(1, d, 2)])  # channels of a head, pairs apart
+    names = {
+        "input_layernorm": "attn_norm", "self_attn.v_proj": "wv", "self_attn.o_proj": "wo",
+        "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "w1", "mlp.down_proj": "w2", "mlp.up_proj": "w3",
+    }  # fmt: skip
+    state = {"model.embed_tokens.weight": w["embedding"], "model.norm.weight": w["norm"]}
+    for i in range(len(w["wq"])):
+        state |= {f"model.layers.{i}.{new}.weight": w[old][i] for new, old in names.items()}
+        for new, old in {"q_proj": "wq", "k_proj": "wk"}.items():
+            turned = w[old][i].unflatten(0, (-1, d))[:, order].flatten(0, 1)
+            state[f"model.layers.{i}.self_attn.{new}.weight"] = turned
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}
+    return model

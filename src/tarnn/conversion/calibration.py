@@ -1,0 +1,149 @@
+"""What each head of a pretrained model loses by hybrid attention, and the map and λ that make it least.
+
+All of it looks at softmax attention as the model itself runs it (teacher-forced): a layer's inputs are those of the
+original. Logits are formed block by block of queries, so that memory stays linear in the length.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tarnn.conversion.watching import Seen
+from tarnn.feature_maps.spread import Spread, spread_of
+from tarnn.numerics import widen
+from tarnn.ops.features import features
+
+BLOCK = 256
+# added to the λ that meets the mean far log-weight: estimates that vary much are better believed less
+TRUST = (-8.0, -6.0, -5.0, -4.0, -3.0, -2.5, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5)
+
+
+class Near(NamedTuple):
+    """What is exact."""
+
+    window: int
+    sinks: int
+
+
+class Block(NamedTuple):
+    """Some queries of a row and all keys of it: logits (h, c, t), −∞ where a key is not seen."""
+
+    rows: slice
+    exact: Tensor
+    far: Tensor
+    values: Tensor  # (h, t, e)
+
+
+def blocks(seen: Seen, near: Near) -> Iterator[Block]:
+    """The teacher's logits, exact ones and far ones apart, of a call with one row."""
+    r, t = seen.q.shape[1] // seen.k.shape[1], seen.q.shape[2]
+    q, k, v = (widen(x[0]) for x in (seen.q, seen.k, seen.v))
+    k, v = k.repeat_interleave(r, 0), v.repeat_interleave(r, 0)
+    j = torch.arange(t, device=q.device)
+    for start in range(0, t, BLOCK):
+        rows = slice(start, min(start + BLOCK, t))
+        logits = seen.scale * q[:, rows] @ k.mT
+        if seen.softcap is not None:
+            logits = seen.softcap * torch.tanh(logits / seen.softcap)
+        i = j[rows, None]
+        visible = j <= i if seen.causal else torch.ones_like(j <= i)
+        exact = visible & (((i - j).abs() < near.window) | (j < near.sinks))
+        yield Block(
+            rows, logits.masked_fill(~exact, -torch.inf), logits.masked_fill(~visible | exact, -torch.inf), v
+        )
+
+
+def estimate(feature_map: Any, seen: Seen) -> tuple[Tensor, Tensor, Tensor]:
+    """Features of the queries (h, t, f) with log-scales (h, t), and of the keys with theirs added: (h, t, f), (h, t)."""
+    d, r = seen.q.shape[-1], seen.q.shape[1] // seen.k.shape[1]
+    phi_q, a = features(feature_map, seen.q * (seen.scale * d**0.5), "queries")
+    phi_k, b = features(feature_map, seen.k, "keys")
+    a, b = (torch.zeros_like(x[..., 0]) if y is None else y for x, y in ((phi_q, a), (phi_k, b)))
+    return phi_q[0], a[0], *(x[0].repeat_interleave(r, 0) for x in (phi_k, b))  # type: ignore[return-value]
+
+
+def far_logits(block: Block, phi: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+    """The estimated logits of the far keys, (h, c, t)."""
+    q, a, k, b = phi
+    products = (q[:, block.rows] @ k.mT).clamp(min=torch.finfo(q.dtype).tiny).log()
+    logits = products + a[:, block.rows, None] + b[:, None]
+    return logits.masked_fill(block.far == -torch.inf, -torch.inf)
+
+
+def mean_of(logits: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax's mean of the values (h, c, e), and the log of its denominator (h, c); zeros and −∞ where nothing is seen."""
+    log_weight = logits.logsumexp(-1)
+    shift = log_weight.masked_fill(log_weight == -torch.inf, 0.0)
+    return (logits - shift[..., None]).exp() @ values, log_weight
+
+
+def share(far: Tensor, exact: Tensor) -> Tensor:
+    """ρ, from log-weights: 0 where nothing is far."""
+    return torch.sigmoid(far - exact).masked_fill(far == -torch.inf, 0.0)
+
+
+@dataclass
+class Layer:
+    """What is gathered of one layer, sums over texts; errors are squared distances to the teacher's output, per query
+    head (h,)."""
+
+    spreads: tuple[Spread, Spread] | None = None
+    feature_map: Any = None
+    gap: Any = 0.0  # the teacher's far log-weight less the estimated one
+    queries: Any = 0  # that have far keys
+    rows: int = 0  # queries
+    bias: Any = 0.0  # λ
+    norm: Any = 0.0  # |output|²
+    window: Any = 0.0
+    wide: Any = 0.0  # a window enlarged by the bytes of the features
+    features: Any = field(default_factory=lambda: 0.0)  # (trust, h)
+    far_share: Any = field(default_factory=lambda: 0.0)  # (trust, h): of the estimate
+    teacher_share: Any = 0.0
+    heads: tuple[int, int, int, int] = (0, 0, 0, 0)  # h, g, d, e
+
+    def see_spread(self, seen: Seen, full: bool) -> None:
+        h, g, d, e = seen.q.shape[1], seen.k.shape[1], seen.q.shape[3], seen.v.shape[3]
+        self.heads = h, g, d, e
+        q = seen.q * (seen.scale * d**0.5)
+        found = tuple(spread_of(x, g, full=full).over_batch() for x in (q, seen.k))
+        if self.spreads is not None:
+            found = tuple(a.merged(b) for a, b in zip(self.spreads, found))
+        self.spreads = found[0], found[1]
+
+    def see_gap(self, seen: Seen, near: Near) -> None:
+        """For λ: how far the mean log-weight of the far keys is from the estimated one."""
+        phi = estimate(self.feature_map, seen)
+        for block in blocks(seen, near):
+            some = (block.far > -torch.inf).any(-1)
+            gap = block.far.logsumexp(-1) - far_logits(block, phi).logsumexp(-1)
+            self.gap = self.gap + gap.masked_fill(~some, 0.0).sum(-1)
+            self.queries = self.queries + some.sum(-1)
+
+    def see_errors(self, seen: Seen, near: Near, wide: Near) -> None:
+        phi = estimate(self.feature_map, seen)
+        self.rows += seen.q.shape[2]
+        for block, wider in zip(blocks(seen, near), blocks(seen, wide)):
+            o_exact, exact = mean_of(block.exact, block.values)
+            o_far, far = mean_of(block.far, block.values)
+            o_phi, estimated = mean_of(far_logits(block, phi), block.values)
+            rho = share(far, exact)
+            o = o_exact + rho[..., None] * (o_far - o_exact)
+            self.norm = self.norm + _square(o)
+            self.teacher_share = self.teacher_share + rho.sum(-1)
+            self.window = self.window + _square(o_exact - o)
+            self.wide = self.wide + _square(mean_of(wider.exact, block.values)[0] - o)
+            trust = torch.tensor(TRUST, device=o.device)[:, None, None]
+            rho = share(estimated + self.bias[:, None] + trust, exact)  # (trust, h, c)
+            found = o_exact + rho[..., None] * (o_phi - o_exact)
+            self.features = self.features + _square(found - o)
+            self.far_share = self.far_share + rho.sum(-1)
+
+    def settle_bias(self) -> None:
+        self.bias = self.gap / self.queries.clamp(min=1)
+
+
+def _square(x: Tensor) -> Tensor:
+    return x.square().sum((-2, -1))

@@ -1,0 +1,261 @@
+"""A pretrained model calibrated for hybrid attention: for each layer a map, for each head λ and what it computes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tarnn.conversion.calibration import TRUST, Layer, Near
+from tarnn.conversion.options import HYBRID, attention_layers, child_of, set_options
+from tarnn.conversion.report import HeadReport, LayerReport, Report
+from tarnn.conversion.watching import Seen, watching
+from tarnn.feature_maps import make, options_of
+from tarnn.feature_maps.spread import FittedMap
+
+Row = Mapping[str, Tensor]  # what a model is called with: one text
+Progress = Callable[[str], None]
+
+
+def convert(
+    model: Any, texts: Sequence[Any] | Tensor, *, tokenizer: Any = None, window: int = 256, sinks: int = 4,
+    feature_map: str | Mapping[str, Any] = "oprf", exact_layers: int = 0, budget: int | None = None,
+    report: Progress = lambda _: None,
+) -> Report:  # fmt: skip
+    """Gives each layer of a model of transformers hybrid attention, calibrated on some texts; changes the model.
+
+    Calibrated per key/value head: the map's centre, balance and A; per query head λ (far bias). A head estimates far keys
+    by features where that lowers the error of its output on these texts, and has its window and sinks alone otherwise.
+
+    Args:
+        texts: 32 to 128 of them, of the length that the model will meet: strings (with a tokenizer), ids (n, t) or a list
+            of ids (t,), or dicts of what the model is called with. A quarter is kept to measure what the model loses.
+        window, sinks: keys that are exact.
+        feature_map: a name or {"name": …, options}. Estimates of softmax's kernel function are centred and balanced.
+        exact_layers: so many layers stay softmax attention: those whose conversion alone harms the loss most.
+        budget: bytes of keys, values and sums for one sequence of the texts' length; key/value heads become exact, those
+            first whose error, times the harm of their layer, is largest, while the bytes suffice.
+        report: takes lines about progress.
+
+    Returns what was measured; `model.save_pretrained(…)` keeps the rest. Raises ValueError for a model without an
+    attention interface, for texts no longer than window + sinks, and for a budget that is too small.
+    """
+    rows = rows_of(texts, tokenizer, model)
+    kept = max(1, len(rows) // 4) if len(rows) > 1 else 0
+    seen, check = rows[: len(rows) - kept], rows[len(rows) - kept :] or rows
+    near, length = Near(window, sinks), max(map(length_of, rows))
+    if length <= window + sinks:
+        raise ValueError(
+            f"calibration needs texts longer than window + sinks = {window + sinks} tokens, or nothing is far; the "
+            f"longest of {len(rows)} has {length}. Pass longer texts, or choose a smaller window."
+        )
+    model.eval()
+    check = Check(model, check)
+    report("queries and keys of each layer")
+    layers = gather(model, seen, feature_map, near)
+    report("output errors of each head")
+    reports = judge(model, seen, layers, near)
+    for one in reports:
+        layer = layers[one.layer]
+        set_options(
+            model, layers=one.layer, window=window, sinks=sinks, feature_map=layer.feature_map, mode=one.modes,
+            far_bias=[x for head in one.heads for x in head.far_bias],
+        )  # fmt: skip
+    before = check.softmax
+    if exact_layers or budget is not None:
+        report(f"the harm of each of {len(reports)} layers")
+        for one in reports:
+            one.harm = check.with_one_layer(one.layer) - before
+        keep_layers(reports, exact_layers)
+        keep_heads(reports, budget)
+        for one in reports:
+            set_options(model, layers=one.layer, mode=one.modes)
+    model.set_attn_implementation(HYBRID)
+    report("what the model loses")
+    options = {
+        "window": window, "sinks": sinks, "feature_map": feature_map, "exact_layers": exact_layers, "budget": budget,
+    }  # fmt: skip
+    return Report(options, len(seen), len(check.rows), length, check.unit, before, check.loss(), reports)
+
+
+def rows_of(texts: Sequence[Any] | Tensor, tokenizer: Any, model: Any) -> list[Row]:
+    """Each text as what the model is called with."""
+    device = next(model.parameters()).device
+    found: list[Row] = []
+    for text in texts:
+        if isinstance(text, str):
+            if tokenizer is None:
+                raise ValueError("texts that are strings need a tokenizer: pass tokenizer=, or ids.")
+            limit = getattr(model.config, "max_position_embeddings", None)
+            cut = {"truncation": limit is not None, "max_length": limit}
+            text = {"input_ids": tokenizer(text, return_tensors="pt", **cut).input_ids}
+        elif isinstance(text, Tensor):
+            text = {"input_ids": text[None]}
+        found.append({name: x.to(device) for name, x in text.items()})
+    if not found:
+        raise ValueError("calibration needs texts: 32 to 128 of them; got none.")
+    return found
+
+
+def length_of(row: Row) -> int:
+    """Tokens, or whatever its first tensor has along its second axis."""
+    return next(iter(row.values())).shape[1]
+
+
+def run(model: Any, row: Row) -> Any:
+    options = {"use_cache": False} if model.can_generate() else {}
+    return model(**row, **options)
+
+
+class Check:
+    """What a model loses: measured on rows that it was not calibrated on, against softmax attention."""
+
+    def __init__(self, model: Any, rows: list[Row]):
+        self.model, self.rows, self.generates = model, rows, model.can_generate()
+        self.unit = "nats per token" if self.generates else "squared error of the last hidden state, relative"
+        self.targets: list[Tensor] = []
+        with watching(model, lambda i, seen: None):
+            if not self.generates:
+                with torch.no_grad():
+                    self.targets = [run(model, row)[0] for row in rows]
+            self.softmax = self.loss()
+
+    @torch.no_grad()
+    def loss(self) -> float:
+        """Of the model with the attention that it runs now."""
+        found = []
+        for n, row in enumerate(self.rows):
+            o = run(self.model, row)[0].float()
+            if self.generates:
+                ids = row["input_ids"]
+                found.append(torch.nn.functional.cross_entropy(o[0, :-1], ids[0, 1:]).item())
+            else:
+                target = self.targets[n].float()
+                found.append(((o - target).square().sum() / target.square().sum()).item())
+        return sum(found) / len(found)
+
+    def with_one_layer(self, layer: int) -> float:
+        """With hybrid attention in this layer alone."""
+        own: Any = child_of(attention_layers(self.model)[layer])
+        near = {name: own.options[name] for name in ("window", "sinks")}
+
+        def look(i: int, seen: Seen) -> Tensor | None:
+            if i != layer:
+                return None
+            options = {"causal": seen.causal, "scale": seen.scale, "softcap": seen.softcap}
+            return own(seen.q, seen.k, seen.v, key_mask=seen.key_mask, **options, **near)[0]
+
+        with watching(self.model, look):
+            return self.loss()
+
+
+@torch.no_grad()
+def gather(model: Any, rows: list[Row], feature_map: Any, near: Near) -> dict[int, Layer]:
+    """The layers that the hybrid computes, each with its calibrated map and λ."""
+    layers: dict[int, Layer] = {}
+    options = {"name": feature_map} if isinstance(feature_map, str) else dict(feature_map)
+    name = options.pop("name")
+    taken = options_of(name)
+    implied: dict[str, Any] = {x: True for x in ("centre", "balance") if x in taken}
+
+    def spread(i: int, seen: Seen) -> None:
+        layers.setdefault(i, Layer()).see_spread(seen, full=name == "sderf")
+
+    with watching(model, spread):
+        for row in rows:
+            run(model, row)
+    if not layers:
+        raise ValueError(
+            f"no layer of {type(model).__name__} calls an attention function over its whole input, so there is nothing "
+            "to convert: its layers are sliding windows, cross-attention, or not attention."
+        )
+    for i, layer in layers.items():
+        seed = {"seed": i} if "seed" in taken else {}
+        _, g, d, _ = layer.heads
+        layer.feature_map = phi = make(name, head_dim=d, num_heads=g, **{**seed, **implied, **options})
+        if isinstance(phi, FittedMap) and phi.adapts:
+            assert layer.spreads is not None
+            phi.calibrate(*layer.spreads)
+    with watching(model, lambda i, seen: layers[i].see_gap(seen, near)):
+        for row in rows[:8]:
+            run(model, row)
+    for layer in layers.values():
+        layer.settle_bias()
+    return dict(sorted(layers.items()))
+
+
+@torch.no_grad()
+def judge(model: Any, rows: list[Row], layers: dict[int, Layer], near: Near) -> list[LayerReport]:
+    """What each head loses by each of its choices."""
+    size, length = next(model.parameters()).element_size(), max(map(length_of, rows))
+    wide = {}
+    for i, layer in layers.items():
+        _, _, d, e = layer.heads
+        extra = 4 * layer.feature_map.num_features(d) * (e + 1) // ((d + e) * size)
+        wide[i] = near._replace(window=near.window + extra)
+    with watching(model, lambda i, seen: layers[i].see_errors(seen, near, wide[i])):
+        for row in rows:
+            run(model, row)
+    return [layer_report(i, layer, near, length, size) for i, layer in layers.items()]
+
+
+def layer_report(number: int, layer: Layer, near: Near, length: int, size: int) -> LayerReport:
+    h, g, d, e = layer.heads
+    best = layer.features.argmin(0)  # (h,): of TRUST
+    query_heads = torch.arange(h, device=best.device)
+    bias = layer.bias + torch.tensor(TRUST, device=best.device)[best]
+    keep = min(near.window + near.sinks, length) * (d + e) * size
+    sums = {
+        "window": keep,
+        "features": keep + 4 * layer.feature_map.num_features(d) * (e + 1),
+        "exact": length * (d + e) * size,
+    }
+
+    def grouped(x: Tensor) -> Tensor:
+        return x.view(g, h // g).sum(1)
+
+    norm = grouped(layer.norm)
+    errors = [
+        (grouped(x) / norm).tolist() for x in (layer.features[best, query_heads], layer.window, layer.wide)
+    ]
+    shares = [
+        (grouped(x) / (layer.rows * (h // g))).tolist()
+        for x in (layer.far_share[best, query_heads], layer.teacher_share)
+    ]
+    heads = [
+        HeadReport(
+            "features" if errors[0][j] < errors[1][j] else "window", errors[0][j], errors[1][j], errors[2][j],
+            shares[0][j], shares[1][j], bias.view(g, -1)[j].tolist(), sums,
+        )
+        for j in range(g)
+    ]  # fmt: skip
+    return LayerReport(number, heads)
+
+
+def keep_layers(reports: list[LayerReport], number: int) -> None:
+    """The layers whose conversion harms most become exact."""
+    for one in sorted(reports, key=lambda x: -(x.harm or 0.0))[:number]:
+        for head in one.heads:
+            head.mode = "exact"
+
+
+def keep_heads(reports: list[LayerReport], budget: int | None) -> None:
+    """Heads become exact while the bytes suffice: by their share of the layer's harm for each byte that they cost."""
+    if budget is None:
+        return
+    used = sum(head.bytes for one in reports for head in one.heads)
+    if used > budget:
+        raise ValueError(
+            f"a budget of {budget:,} bytes is too small: windows, sinks and sums alone take {used:,}. Choose a smaller "
+            "window or fewer features, or a larger budget."
+        )
+
+    def worth(item: tuple[LayerReport, HeadReport]) -> float:
+        one, head = item
+        harm, total = max(one.harm or 0.0, 1e-9), sum(x.error for x in one.heads)
+        return harm * head.error / max(total, 1e-12) / max(1, head.bytes_of["exact"] - head.bytes)
+
+    for _, head in sorted(((one, head) for one in reports for head in one.heads), key=worth, reverse=True):
+        extra = head.bytes_of["exact"] - head.bytes
+        if used + extra <= budget:
+            used, head.mode = used + extra, "exact"
