@@ -56,7 +56,7 @@ def model_of(hidden: int, layers: int, context: int) -> LlamaForCausalLM:
             tie_word_embeddings=True,
             bos_token_id=None,
             eos_token_id=None,
-        )  # fmt: skip
+        )
     )
 
 

@@ -56,20 +56,28 @@ def blocks(seen: Seen, near: Near) -> Iterator[Block]:
         )
 
 
-def estimate(feature_map: Any, seen: Seen) -> tuple[Tensor, Tensor, Tensor]:
-    """Features of the queries (h, t, f) with log-scales (h, t), and of the keys with theirs added: (h, t, f), (h, t)."""
+class Phi(NamedTuple):
+    """Features of queries and keys (h, t, f), and the logarithms of their scales (h, t)."""
+
+    q: Tensor
+    a: Tensor
+    k: Tensor
+    b: Tensor
+
+
+def estimate(feature_map: Any, seen: Seen) -> Phi:
+    """What a map makes of a call with one row; key heads as often as query heads."""
     d, r = seen.q.shape[-1], seen.q.shape[1] // seen.k.shape[1]
     phi_q, a = features(feature_map, seen.q * (seen.scale * d**0.5), "queries")
     phi_k, b = features(feature_map, seen.k, "keys")
     a, b = (torch.zeros_like(x[..., 0]) if y is None else y for x, y in ((phi_q, a), (phi_k, b)))
-    return phi_q[0], a[0], *(x[0].repeat_interleave(r, 0) for x in (phi_k, b))  # type: ignore[return-value]
+    return Phi(phi_q[0], a[0], phi_k[0].repeat_interleave(r, 0), b[0].repeat_interleave(r, 0))
 
 
-def far_logits(block: Block, phi: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+def far_logits(block: Block, phi: Phi) -> Tensor:
     """The estimated logits of the far keys, (h, c, t)."""
-    q, a, k, b = phi
-    products = (q[:, block.rows] @ k.mT).clamp(min=torch.finfo(q.dtype).tiny).log()
-    logits = products + a[:, block.rows, None] + b[:, None]
+    products = (phi.q[:, block.rows] @ phi.k.mT).clamp(min=torch.finfo(phi.q.dtype).tiny).log()
+    logits = products + phi.a[:, block.rows, None] + phi.b[:, None]
     return logits.masked_fill(block.far == -torch.inf, -torch.inf)
 
 

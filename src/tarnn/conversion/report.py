@@ -7,7 +7,6 @@ from typing import Any
 
 from tarnn._version import __version__
 
-
 LAYERS = (
     "## Layers\n\nHarm: what converting this layer alone adds to the loss.\n\n"
     "| layer | harm | heads |\n| --: | --: | --- |\n"

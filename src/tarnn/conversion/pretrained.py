@@ -42,7 +42,7 @@ def convert(
     """
     rows = rows_of(texts, tokenizer, model)
     kept = max(1, len(rows) // 4) if len(rows) > 1 else 0
-    seen, check = rows[: len(rows) - kept], rows[len(rows) - kept :] or rows
+    seen = rows[: len(rows) - kept]
     near, length = Near(window, sinks), max(map(length_of, rows))
     if length <= window + sinks:
         raise ValueError(
@@ -50,7 +50,7 @@ def convert(
             f"longest of {len(rows)} has {length}. Pass longer texts, or choose a smaller window."
         )
     model.eval()
-    check = Check(model, check)
+    check = Check(model, rows[len(rows) - kept :] if kept else rows)
     report("queries and keys of each layer")
     layers = gather(model, seen, feature_map, near)
     report("output errors of each head")
