@@ -1,7 +1,11 @@
 """What all suites share."""
 
+from pathlib import Path
+
 import pytest
 import torch
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -12,3 +16,16 @@ def poisoned_memory():
     assert torch.empty(3).isnan().all()
     yield
     torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def data():
+    """data(name): a file or folder of the shared data; the test is skipped where there is none."""
+
+    def find(name):
+        path = ROOT.parent / "shared" / "data" / name
+        if not path.exists():
+            pytest.skip(f"no {path}")
+        return path
+
+    return find

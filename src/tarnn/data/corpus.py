@@ -13,7 +13,7 @@ import numpy as np
 
 from tarnn.data.sources import Document
 from tarnn.data.ticker import ticking
-from tarnn.data.tokenizers import byte_tokenizer, encode, pieces, token_bytes, train_bpe
+from tarnn.data.tokenizers import amino_tokenizer, byte_tokenizer, encode, pieces, token_bytes, train_bpe
 from tarnn.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ DESCRIPTION = "corpus.json"  # written last: a folder without it is not a corpus
 
 VALIDATION_FRACTION, VALIDATION_LIMIT = 0.1, 1 << 18  # of the text; in bytes. Where nothing was asked for.
 LARGEST_VOCABULARY = 1_000_000
+FIXED = {"bytes": byte_tokenizer, "amino-acids": amino_tokenizer}  # tokenizers that need no training
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def prepare(
 
     Held out for validation is the end of the text, one stretch: its last `validation_fraction` (by default
     a tenth, at most 256 KB), or `validation_documents` where given. A tokenizer is trained on the rest alone:
-    `tokenizer` is "bytes" or "bpe:N". Each document is followed by <|endoftext|>.
+    `tokenizer` is "bytes", "amino-acids" or "bpe:N". Each document is followed by <|endoftext|>.
     """
     vocab_size = bpe_size(tokenizer)
     partial = folder.with_name(folder.name + ".partial")
@@ -70,7 +71,7 @@ def prepare(
         held_out, cut = spool(validation_documents, partial / "validation-text"), len(text.data)
     else:
         held_out, cut = text, cut_before(text.data, validation_fraction)
-    tokens = byte_tokenizer()
+    tokens = FIXED[tokenizer]() if tokenizer in FIXED else byte_tokenizer()
     if vocab_size is not None:
         with ticking(f"training a tokenizer on {cut:,} bytes", report):
             tokens = train_bpe((data for data, _ in text.documents(0, cut)), vocab_size)
@@ -176,9 +177,9 @@ def cut_before(data: np.ndarray, fraction: float | None) -> int:
 
 
 def bpe_size(tokenizer: str) -> int | None:
-    """N of "bpe:N", None for "bytes"; UserError for anything else."""
+    """N of "bpe:N", None for one that needs no training; UserError for anything else."""
     kind, _, size = tokenizer.partition(":")
-    if tokenizer == "bytes":
+    if tokenizer in FIXED:
         return None
     if kind == "bpe" and size.isdecimal():
         if len(size) > 12 or int(size) > LARGEST_VOCABULARY:
@@ -187,7 +188,8 @@ def bpe_size(tokenizer: str) -> int | None:
             )
         return int(size)
     raise UserError(
-        f"no tokenizer is called {tokenizer!r}; expected 'bytes' or 'bpe:N' with N ids, such as 'bpe:4096'."
+        f"no tokenizer is called {tokenizer!r}; expected {', '.join(map(repr, FIXED))} or 'bpe:N' with N ids, such as "
+        "'bpe:4096'."
     )
 
 

@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 from tarnn.data.corpora import CORPORA
 from tarnn.data.files import not_text, opened, plain_suffix
+from tarnn.data.proteins import is_protein_file, read_proteins
 from tarnn.errors import UserError
 
 KINDS = (
-    "a file, a folder, a glob, '-' for standard input, a .jsonl file (files may be .gz, .bz2, .xz or .zst), "
+    "a file, a folder, a glob, '-' for standard input, a .jsonl file, sequences as .fasta or .sto (files may be .gz, .bz2, "
+    ".xz or .zst), "
     f"'datasets:NAME[:CONFIG[:SPLIT]]', or a built-in corpus ({', '.join(CORPORA)})"
 )
 
@@ -32,8 +34,9 @@ def read_documents(
 
     A folder stands for every file below it that is not hidden. Empty ones there are passed over, those that are not
     text too, and `report` gets a line about them; a file that was named is refused in both cases. Standard input is
-    taken as it is. A built-in corpus wins over a file of the same name ('./NAME' is the file). `text_field` names
-    the field that holds the text in jsonl lines and `datasets` rows.
+    taken as it is. Of FASTA and Stockholm files each sequence is a document (`tarnn.data.proteins`). A built-in corpus
+    wins over a file of the same name ('./NAME' is the file). `text_field` names the field that holds the text in jsonl
+    lines and `datasets` rows.
 
     Raises UserError: no such source, nothing in it, a line that is not JSON, a field that is not there.
     """
@@ -104,6 +107,9 @@ class NotTextError(UserError):
 def read_file(path: Path, text_field: str) -> Iterator[Document]:
     if plain_suffix(path) == ".jsonl":
         yield from read_jsonl(path, text_field)
+        return
+    if is_protein_file(path):
+        yield from (Document(x.place, x.sequence.encode()) for x in read_proteins(path))
         return
     with opened(path) as stream:
         data = stream.read()

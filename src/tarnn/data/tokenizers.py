@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tarnn.data.proteins import AMINO_ACIDS, OTHERS
 from tarnn.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT, MASK = "<|endoftext|>", "<|mask|>"
 PIECE = 1 << 16  # bytes of text given to a tokenizer at a time, cut at the end of a line
 
 
@@ -40,6 +41,20 @@ def byte_tokenizer() -> "PreTrainedTokenizerFast":
     return wrapped(backend)
 
 
+def amino_tokenizer() -> "PreTrainedTokenizerFast":
+    """Ids 0–19 are the amino acids, 20–25 the letters that stand for others; then <|endoftext|> and <|mask|>.
+
+    A letter that is none of these becomes X, any amino acid, in a prompt; `encode` refuses it.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocab = {letter: i for i, letter in enumerate(AMINO_ACIDS + OTHERS)}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="X"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return wrapped(backend, mask_token=MASK)
+
+
 def train_bpe(texts: Iterable[bytes], vocab_size: int) -> "PreTrainedTokenizerFast":
     """A byte-level BPE of at most `vocab_size` ids, the 256 bytes and <|endoftext|> among them.
 
@@ -62,22 +77,25 @@ def train_bpe(texts: Iterable[bytes], vocab_size: int) -> "PreTrainedTokenizerFa
     return wrapped(backend)
 
 
-def wrapped(backend) -> "PreTrainedTokenizerFast":
-    """The Hugging Face tokenizer around a `tokenizers` one; <|endoftext|> gets the next free id."""
+def wrapped(backend, **more: str) -> "PreTrainedTokenizerFast":
+    """The Hugging Face tokenizer around a `tokenizers` one; <|endoftext|> gets the next free id, then `more` special ones."""
     from transformers import PreTrainedTokenizerFast
 
-    special = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
+    special = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT, **more}
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, padding_side="left", clean_up_tokenization_spaces=False, **special
     )
 
 
-def is_byte_tokenizer(tokenizer: "PreTrainedTokenizerFast") -> bool:
-    """Every byte is its own id, and only <|endoftext|> comes after them."""
+def ids_of_bytes(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray | None:
+    """(256,): the id of each byte, −1 where it has none. None for a tokenizer whose tokens are longer than a byte."""
     backend = tokenizer.backend_tokenizer
-    return backend.get_vocab_size() == 257 and all(
-        backend.token_to_id(character) == byte for byte, character in enumerate(byte_characters())
-    )
+    if backend.get_vocab_size(with_added_tokens=False) > 256:
+        return None
+    vocab = backend.get_vocab(with_added_tokens=False)
+    ids = np.array([vocab.get(character, -1) for character in byte_characters()])
+    found, whole = int((ids >= 0).sum()), len(vocab) == 256 or all(token.isascii() for token in vocab)
+    return ids if found == len(vocab) and whole else None
 
 
 def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> list[bytes]:
@@ -91,12 +109,19 @@ def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> list[bytes]:
 def encode(tokenizer: "PreTrainedTokenizerFast", data: bytes, name: str = "the text") -> np.ndarray:
     """The ids of `data`, int64; `<|endoftext|>` written in it is text like any other.
 
-    The byte tokenizer takes any bytes. Others take UTF-8 only: UserError with the place of the first byte
-    that is not.
+    The byte tokenizer takes any bytes, that of amino acids its letters, others UTF-8: UserError with the place of the
+    first byte that is none of them.
     """
-    if is_byte_tokenizer(tokenizer):
-        return np.frombuffer(data, dtype=np.uint8).astype(np.int64)
-    backend = tokenizer.backend_tokenizer
+    backend, table = tokenizer.backend_tokenizer, ids_of_bytes(tokenizer)
+    if table is not None:
+        ids = table[np.frombuffer(data, dtype=np.uint8)]
+        if len(unknown := np.flatnonzero(ids < 0)):
+            letters = "".join(x.decode() for x in token_bytes(tokenizer))
+            raise UserError(
+                f"{name} has {data[unknown[0] : unknown[0] + 1]!r} at position {unknown[0]:,}, which this tokenizer does "
+                f"not know; expected {letters}."
+            )
+        return ids
     before = backend.encode_special_tokens
     backend.encode_special_tokens = True  # no token is special in a text
     try:

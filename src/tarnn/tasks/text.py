@@ -25,7 +25,7 @@ class TextSettings(RunSettings):
     """A run of `tarnn train` on text."""
 
     text_field: str = option("text", "The field that holds the text in jsonl and datasets.", "Text")
-    tokenizer: str = option("bytes", "bytes, or bpe:N: trained on the text, N ids.", "Text")
+    tokenizer: str = option("bytes", "bytes, amino-acids, or bpe:N: trained on the text, N ids.", "Text")
     context: int = option(256, "Tokens in a training sequence.", "Text", least=1)
     sample_tokens: int = option(
         256, "Length of the sample at the end; 0: none.", "Text", least=0, may_change=True
