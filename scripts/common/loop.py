@@ -1,0 +1,85 @@
+"""A training loop for experiments whose models are not all ours: the same for every contender, and it goes on where it was
+stopped.
+
+AdamW, gradients clipped at norm 0.5, a learning rate that rises for a tenth of the steps and falls as a cosine to a tenth.
+A batch is a function of the step's number, so a run that was stopped sees the batches of one that was not.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class Progress:
+    """What a run has come to; saved with its weights."""
+
+    step: int = 0
+    seconds: float = 0.0  # of training, in processor time per thread
+    curve: list[dict[str, Any]] = field(default_factory=list)  # one entry for each time that was measured
+
+
+def train(
+    folder: Path, model: nn.Module, loss: Callable[[nn.Module, int], Tensor], steps: int, *, every: int,
+    learning_rate: float, measure: Callable[[nn.Module], dict[str, float]],
+) -> Progress:  # fmt: skip
+    """Trains up to `steps`. Every so many the model is measured and saved in `folder`, from where the next call goes on.
+
+    loss(model, step): of the batch of that step. measure(model): in evaluation mode, without gradients.
+    """
+    parameters = [x for x in model.parameters() if x.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, learning_rate, betas=(0.9, 0.98), weight_decay=0.1)
+    path, progress, mean = folder / "checkpoint.pt", Progress(), 0.0
+    if path.exists():
+        saved = torch.load(path, weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        progress = Progress(**saved["progress"])
+    model.train()
+    while progress.step < steps:
+        begun = time.process_time()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * scale(progress.step, steps)
+        value = loss(model, progress.step)
+        optimizer.zero_grad()
+        value.backward()
+        nn.utils.clip_grad_norm_(parameters, 0.5)
+        optimizer.step()
+        progress.step += 1
+        progress.seconds += (time.process_time() - begun) / torch.get_num_threads()
+        mean += float(value.detach()) / every
+        if progress.step % every == 0 or progress.step == steps:
+            model.eval()
+            with torch.no_grad():
+                entry = {"step": progress.step, "loss": mean, **measure(model)}
+            model.train()
+            progress.curve.append(entry)
+            save(path, model, optimizer, progress)
+            print(f"  {folder.name}: {entry}", flush=True)
+            mean = 0.0
+    model.eval()
+    return progress
+
+
+def scale(step: int, steps: int) -> float:
+    """Of the learning rate."""
+    warm = max(1, steps // 10)
+    if step < warm:
+        return (step + 1) / warm
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    torch.save(
+        {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": vars(progress)},
+        partial,
+    )
+    partial.replace(path)
