@@ -1,0 +1,73 @@
+"""`tarnn convert`: a pretrained softmax model in, the same with calibrated hybrid attention out."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from tarnn.errors import UserError
+
+
+def convert(
+    checkpoint: Annotated[Path, Argument(help="A folder as save_pretrained of transformers writes it.")],
+    out: Annotated[Path, Argument(help="A new folder: the model, conversion.json and conversion.md.")],
+    texts: Annotated[
+        list[str], Option(help="What to calibrate on: a file, a folder, a glob, .jsonl … May be repeated.")
+    ],
+    window: Annotated[int, Option(help="Keys nearer than this are exact.")] = 256,
+    sinks: Annotated[int, Option(help="The first so many tokens are exact.")] = 4,
+    feature_map: Annotated[str, Option(help="What estimates all others.")] = "oprf",
+    features: Annotated[int, Option(help="How many features per head.")] = 256,
+    exact_layers: Annotated[int, Option(help="So many layers stay softmax: those that matter most.")] = 0,
+    budget: Annotated[
+        int | None, Option(help="Bytes for one sequence; heads that matter most become exact within it.")
+    ] = None,
+    num_texts: Annotated[int, Option(help="How many rows of text are read.")] = 32,
+    length: Annotated[
+        int | None, Option(help="Tokens of a row; the model's context, at most 1,024, unless given.")
+    ] = None,
+) -> None:
+    """Convert a pretrained softmax model: window and sinks exactly, all other keys by features.
+
+    Each head is calibrated on the texts; the report says what each of them loses, and what a window alone would.
+    Nothing is trained: `tarnn finetune` does that.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists already; name a new folder.")
+    from tarnn.conversion import convert as converted
+    from tarnn.conversion.checkpoints import open_pretrained, read_rows, tokenizer_of, usual_length
+    from tarnn.feature_maps import options_of
+
+    model = open_pretrained(checkpoint)
+    tokenizer, length = tokenizer_of(checkpoint, model), length or usual_length(model)
+    described = {
+        "name": feature_map,
+        **({"num_features": features} if "num_features" in options_of(feature_map) else {}),
+    }
+    shown = {
+        "checkpoint": f"{checkpoint} ({type(model).__name__}, {model.num_parameters():,} parameters)",
+        "texts": f"{', '.join(texts)}: {num_texts} rows of {length:,} tokens", "window": window, "sinks": sinks,
+        "features": ", ".join(str(x) for x in described.values()), "exact layers": exact_layers, "budget": budget or "none",
+    }  # fmt: skip
+    for name, value in shown.items():
+        print(f"{name:>13}  {value}")
+
+    def report(line: str) -> None:
+        print(f"tarnn: {line}", file=sys.stderr, flush=True)
+
+    rows = read_rows(texts, tokenizer, number=num_texts, length=length, report=report)
+    found = converted(
+        model, rows, window=window, sinks=sinks, feature_map=described, exact_layers=exact_layers, budget=budget,
+        report=report,
+    )  # fmt: skip
+    model.save_pretrained(out)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(out)
+    paths = found.save(out)
+    print(
+        f"{found.unit}: {found.softmax:.4f} → {found.hybrid:.4f}; bytes of keys, values and sums of {length:,} tokens: "
+        f"{found.softmax_bytes:,} → {found.bytes:,}"
+    )
+    for name, path in {"model": out, "report": paths[1]}.items():
+        print(f"{name:>13}  {path}")

@@ -1,0 +1,74 @@
+"""`tarnn convert`: a checkpoint in, a calibrated one out; what can't be converted is one sentence, exit code 2."""
+
+import pytest
+import torch
+import transformers as hf
+
+SMALL = ["--window", "16", "--sinks", "2", "--features", "16", "--num-texts", "3", "--length", "64"]
+
+
+@pytest.fixture
+def llama(tmp_path):
+    torch.manual_seed(0)
+    config = hf.LlamaConfig(
+        vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    hf.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def test_converts_and_says_what_it_cost(tarnn, llama, text, tmp_path):
+    out = tmp_path / "out"
+    code, shown, err = tarnn("convert", llama, out, "--texts", text, *SMALL, "--exact-layers", 1)
+    assert code == 0, err
+    assert shown.startswith("   checkpoint  ")  # resolved options first
+    assert "nats per token" in shown
+    assert "output errors of each head" in err
+    loaded = hf.AutoModelForCausalLM.from_pretrained(out)
+    assert loaded.config._attn_implementation == "tarnn_hybrid"
+    assert {x.name for x in out.iterdir()} >= {"conversion.json", "conversion.md", "model.safetensors"}
+    code, _, err = tarnn("convert", llama, out, "--texts", text, *SMALL)
+    assert code == 2
+    assert "exists already" in err
+    code, _, err = tarnn("convert", out, tmp_path / "again", "--texts", text, *SMALL)
+    assert code == 2
+    assert "has been converted" in err
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            lambda: hf.BloomConfig(vocab_size=256, hidden_size=32, n_layer=1, n_head=4),
+            "no attention interface",
+        ),
+        (
+            lambda: hf.T5Config(vocab_size=256, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4),
+            "position_bias|no attention interface|decoder",
+        ),
+    ],
+)
+def test_models_that_cannot_be_converted(tarnn, text, tmp_path, config, words):
+    config = config()
+    kind = hf.BloomForCausalLM if config.model_type == "bloom" else hf.T5EncoderModel
+    kind(config).save_pretrained(tmp_path / "model")
+    code, _, err = tarnn("convert", tmp_path / "model", tmp_path / "out", "--texts", text, *SMALL)
+    assert code == 2
+    assert any(word in err for word in words.split("|"))
+    assert err.strip().splitlines()[-1].startswith("tarnn: error: ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_refusals(tarnn, llama, text, tmp_path):
+    def refused(*argv):
+        code, _, err = tarnn("convert", *argv)
+        assert code == 2
+        return err
+
+    out = tmp_path / "out"
+    assert "longer than window + sinks = 202" in refused(llama, out, "--texts", text, *SMALL, "--window", 200)
+    assert "no config.json" in refused(tmp_path / "nothing", out, "--texts", text)
+    assert "no such file" in refused(llama, out, "--texts", tmp_path / "nothing")
+    assert "feature_map must be one of" in refused(llama, out, "--texts", text, *SMALL, "--feature-map", "x")
+    assert "too small" in refused(llama, out, "--texts", text, *SMALL, "--budget", 10)
