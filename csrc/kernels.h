@@ -98,13 +98,15 @@ struct KernelsOf {
   void (*step)(const Step&);
 };
 
-struct StackKernel;  // stack.h
+struct StackKernel;         // model_step/stack.h
+struct ElementwiseKernels;  // elementwise/elementwise.h
 
 struct Kernels {
   const char* isa;
   KernelsOf<float> of_float;
   KernelsOf<double> of_double;
   const StackKernel* stack;
+  const ElementwiseKernels* elementwise;
 };
 
 /// Those of the instruction set in use.

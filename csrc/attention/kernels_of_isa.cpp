@@ -10,7 +10,8 @@
 namespace tarnn {
 namespace TARNN_ISA {
 
-extern const StackKernel stack_kernel;  // model_step/layers.cpp
+extern const StackKernel stack_kernel;                // model_step/layers.cpp
+extern const ElementwiseKernels elementwise_kernels;  // elementwise/kernels_of_isa.cpp
 
 template <typename T>
 void forward(const Problem& p) {
@@ -23,7 +24,7 @@ void backward(const Problem& p) {
 }
 
 const Kernels table = {TEXT(TARNN_ISA), {forward<float>, backward<float>, step<float>}, {forward<double>, backward<double>, step<double>},
-                       &stack_kernel};
+                       &stack_kernel, &elementwise_kernels};
 
 }  // namespace TARNN_ISA
 }  // namespace tarnn

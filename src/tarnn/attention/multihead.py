@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from tarnn.attention.norm import RMSNorm
 from tarnn.attention.rotary import Rotary, Rotation
 from tarnn.feature_maps.base import FeatureMap
 from tarnn.ops import State
@@ -76,8 +77,8 @@ class MultiHeadAttention(nn.Module):
         self.v_proj = nn.Linear(key_size, num_kv_heads * self.head_dim, bias=bias)
         self.o_proj = nn.Linear(num_heads * self.head_dim, hidden_size, bias=bias)
         self.dropout = nn.Dropout(dropout)
-        self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if qk_norm else None
-        self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if qk_norm else None
+        self.q_norm = RMSNorm(self.head_dim, eps=1e-6) if qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, eps=1e-6) if qk_norm else None
 
     def forward(
         self,
@@ -150,16 +151,19 @@ class MultiHeadAttention(nn.Module):
 
     def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q (b, h, t, d) of x, k and v (b, g, s, d) of the source; q and k normed where asked for."""
-        q, k = self.heads(self.q_proj(x), self.num_heads), self.heads(self.k_proj(source), self.num_kv_heads)
-        if self.q_norm is not None and self.k_norm is not None:
-            wide = self.q_norm.weight.dtype  # in autocast, more than that of q
-            q, k = self.q_norm(q.to(wide)).to(q.dtype), self.k_norm(k.to(wide)).to(k.dtype)
+        q, k = self.q_proj(x), self.k_proj(source)
+        q, k = self.heads(q, self.num_heads, self.q_norm), self.heads(k, self.num_kv_heads, self.k_norm)
         return q, k, self.heads(self.v_proj(source), self.num_kv_heads)
 
     @staticmethod
-    def heads(x: Float[Tensor, "b t h_d"], num_heads: int) -> Float[Tensor, "b h t d"]:
-        """A projection's output as heads: a view, nothing is copied."""
-        return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+    def heads(
+        x: Float[Tensor, "b t h_d"], num_heads: int, norm: nn.RMSNorm | None = None
+    ) -> Float[Tensor, "b h t d"]:
+        """A projection's output as heads, normed where asked for: a view, nothing is copied."""
+        x = x.unflatten(-1, (num_heads, -1))
+        if norm is not None:
+            x = norm(x.to(norm.weight.dtype)).to(x.dtype)  # in autocast, the weight's is more than that of x
+        return x.transpose(1, 2)
 
     def merge(self, o: Float[Tensor, "b h t d"]) -> Float[Tensor, "b t hidden"]:
         """Heads back to the hidden size."""

@@ -4,6 +4,7 @@ A record is a named tuple, so it *is* its flattened form: an operator of torch t
 call again. `schema` writes the operator's arguments from the fields.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -77,6 +78,23 @@ class Call(NamedTuple):
     @property
     def constants(self) -> tuple[Any, ...]:
         return self[_NUM_TENSORS:]
+
+    @property
+    def given(self) -> list[Tensor]:
+        """The tensors that are there."""
+        return [x for x in self[:_NUM_TENSORS] if x is not None]
+
+    @property
+    def form(self) -> "Call":
+        """The call without its tensors: for each, whether it is there."""
+        return Call(*[x is not None for x in self[:_NUM_TENSORS]], *self[_NUM_TENSORS:])  # type: ignore[arg-type]
+
+    @staticmethod
+    def of_form(form: "Call", given: Sequence[Any]) -> "tuple[Call, list[Any]]":
+        """The call of this form with these in the places of its tensors, and those that are left."""
+        each = iter(given)
+        call = Call(*[next(each) if there else None for there in form[:_NUM_TENSORS]], *form[_NUM_TENSORS:])
+        return call, list(each)
 
     @property
     def differentiable(self) -> tuple[Any, ...]:

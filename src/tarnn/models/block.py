@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import gelu
 
 from tarnn.attention.multihead import MultiHeadAttention
+from tarnn.attention.norm import RMSNorm
 from tarnn.models.choices import make_attention
 from tarnn.models.configuration import TarnnConfig
+from tarnn.ops.elementwise import swiglu
 
 
 class SwiGlu(nn.Module):
@@ -23,7 +25,7 @@ class SwiGlu(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
 
 
 class GeluMlp(nn.Module):
@@ -39,7 +41,7 @@ class GeluMlp(nn.Module):
 
 
 def make_norm(config: TarnnConfig) -> nn.Module:
-    kind = nn.RMSNorm if config.norm == "rms" else nn.LayerNorm
+    kind = RMSNorm if config.norm == "rms" else nn.LayerNorm
     return kind(config.hidden_size, eps=config.norm_eps)
 
 

@@ -1,9 +1,13 @@
 """From the arguments of an op to the record that backends take: cast, checked, with what the map declares."""
 
+from collections.abc import Hashable
+
+import torch
 from torch import Tensor, nn
 
 from tarnn.feature_maps.base import FeatureMap, Projected, Projection
 from tarnn.kernels.call import Call
+from tarnn.kernels.plain import is_plain
 from tarnn.numerics import autocast, default_eps, wide
 from tarnn.ops.checks import check_attention, check_state
 from tarnn.ops.features import features, map_of
@@ -20,6 +24,55 @@ def make_call(
     Decays and log-weights come in the wide dtype, so that sums over them and their gradients do too. Raises ValueError
     and TypeError for arguments that don't fit each other.
     """
+    options, looks = (key_mask, cu_seqlens, log_decay, key_log_weight), None
+    if key_mask is None and cu_seqlens is None and log_decay is None and key_log_weight is None:
+        looks = _looks(q, k, v, feature_map, causal, normalize, eps, state)
+    if looks in _FINE:
+        S, z = (None, None) if state is None else (state.S, state.z)
+        return Call(q, k, v, None, None, S, z, None, None, None, None, None, *_FINE[looks]), None
+    call, log_weight = _checked(q, k, v, feature_map, causal, normalize, eps, *options, state)
+    if looks is not None:
+        if len(_FINE) >= _MOST_FINE:
+            _FINE.clear()
+        _FINE[looks] = call.constants
+    return call, log_weight
+
+
+_MOST_FINE = 1000
+_FINE: dict[
+    Hashable, tuple
+] = {}  # plain calls that have passed all checks: what those look at → the call's constants
+
+
+def _looks(q, k, v, feature_map, causal, normalize, eps, state) -> Hashable:
+    """All that decides whether a plain call is fine, so that checks of the next such call cost a look-up; None where
+    it isn't plain: it is traced, or cast by autocast, or has log-weights, or its map is more than a function of the kernels.
+    """
+    if not is_plain(q):
+        return None
+    if (
+        not isinstance(feature_map, FeatureMap)
+        or not feature_map.kernel
+        or torch._C._is_any_autocast_enabled()
+    ):
+        return None
+    plain = (
+        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, type(feature_map),
+        causal, normalize, eps,
+    )  # fmt: skip
+    if state is None:
+        return plain
+    if type(state) is not LinearState or state.M is not None:
+        return None
+    S, z = state.S, state.z
+    if S is None or z is None:
+        return None
+    return (*plain, S.shape, z.shape, S.dtype, z.dtype, S.device, z.device)
+
+
+def _checked(
+    q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state
+) -> tuple[Call, Tensor | None]:
     q, k, v = autocast(q, k, v)
     check_attention(
         q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens,

@@ -9,21 +9,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tarnn.kernels import eager
 from tarnn.kernels.backends import choose
 from tarnn.kernels.call import Call, Gradients, Outputs, Returned, returned_call, schema
+from tarnn.kernels.plain import is_plain
 from tarnn.numerics import full_precision
-
-_PLAIN = (Tensor, nn.Parameter)
 
 
 def attend(call: Call) -> Outputs:
     """The outputs of a call, differentiable twice. Denominators may be None."""
-    if _is_plain(call):
+    if is_plain(call.q):
         if _wants_gradient(call):
-            return Outputs(*_Attention.apply(*call))
+            return Outputs(*_Attention.apply(call, *call.given))
         return choose(call).forward(call, for_backward=False)
     if torch._C._are_functorch_transforms_active():
         return eager.forward(call)  # torch.func sees through plain operations only
@@ -32,20 +31,18 @@ def attend(call: Call) -> Outputs:
 
 def take_step(call: Call, *, inplace: bool) -> Outputs:
     """One token and the state behind it; in plain operations where they are differentiated or traced."""
-    if _is_plain(call) and not _wants_gradient(call):
+    if is_plain(call.q) and not _wants_gradient(call):
         return choose(call).step(call, inplace=inplace)
     return eager.step(call, inplace=inplace)
 
 
-def _is_plain(call: Call) -> bool:
-    """Whether this is a call on real tensors: nothing traces it, and no torch.func is around."""
-    if torch.compiler.is_compiling() or type(call.q) not in _PLAIN:
-        return False
-    return not (torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack())
-
-
 def _wants_gradient(call: Call) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in call.differentiable)
+    if not torch.is_grad_enabled():
+        return False
+    q, k, v, *others = call.differentiable
+    if q.requires_grad or k.requires_grad or v.requires_grad:
+        return True
+    return any(x is not None and x.requires_grad for x in others)
 
 
 # --- the operators
@@ -86,24 +83,30 @@ def _without_none(grads: Gradients, call: Call) -> tuple[Tensor, ...]:
 
 def _save_for_backward(ctx, inputs, output):
     """Inputs, o and den; where not causal, copies of the state that all queries read: the one handed out may be written to."""
-    call, (o, den, *behind) = Call(*inputs), output
-    ctx.save_for_backward(
-        *call.tensors, o, den, *([None] * 3 if call.causal else [x.clone() for x in behind])
-    )
-    ctx.constants, ctx.num_tensors = call.constants, len(call.tensors)
+    _save(ctx, Call(*inputs), output)
 
 
-def _backward(ctx, grad_o, _, grad_S, grad_z, __, by: Callable | None = None):
-    """A gradient, or None, for each input of the forward. `by`: a backend's backward; else the operator."""
-    saved: tuple[Any, ...] = ctx.saved_tensors  # unpacked once: activation checkpointing allows no more
-    call, outputs = Call(*saved[: ctx.num_tensors], *ctx.constants), saved[ctx.num_tensors :]
+def _save(ctx, call: Call, outputs) -> None:
+    o, den, *behind = outputs
+    ctx.save_for_backward(*call.given, o, den, *([] if call.causal else [x.clone() for x in behind]))
+    ctx.form = call.form
+
+
+def _backward(ctx, grad_o, _, grad_S, grad_z, __):
+    """A gradient, or None, for each input of the operator."""
     needs = Call(*ctx.needs_input_grad)
-    wants_projection = call.omega is not None and bool(needs.omega or needs.bias)
-    grad_o = torch.zeros_like(outputs[0]) if grad_o is None else grad_o
-    o, den, S, z, M = outputs
-    returned = Returned(grad_o, grad_S, grad_z, o, den, S, z, M, wants_projection)
-    grads = (by or _by_operator)(call, returned)
+    call, grads = _gradients(ctx, grad_o, grad_S, grad_z, needs, _by_operator)
     return _for_inputs(grads.wanted(call), Call)
+
+
+def _gradients(ctx, grad_o, grad_S, grad_z, needs: Call, by: Callable) -> tuple[Call, Gradients]:
+    """The call that was saved, and its gradients by a backend's backward or by the operator."""
+    saved: tuple[Any, ...] = ctx.saved_tensors  # unpacked once: activation checkpointing allows no more
+    call, (o, den, *behind) = Call.of_form(ctx.form, saved)
+    wants_projection = call.omega is not None and bool(needs.omega or needs.bias)
+    grad_o = torch.zeros_like(o) if grad_o is None else grad_o
+    S, z, M = behind or (None, None, None)
+    return call, by(call, Returned(grad_o, grad_S, grad_z, o, den, S, z, M, wants_projection))
 
 
 def _by_operator(call: Call, returned: Returned) -> Gradients:
@@ -124,21 +127,26 @@ torch.library.register_autograd("tarnn::linear_attention", _backward, setup_cont
 
 
 class _Attention(torch.autograd.Function):
-    """The same, for calls that nothing traces: a tenth of the operator's overhead."""
+    """The same, for calls that nothing traces: a tenth of the operator's overhead. It takes the call as one argument, for the
+    forward alone, and the tensors in it, which autograd has to see."""
 
     @staticmethod
-    def forward(ctx, *inputs):
-        call = Call(*inputs)
+    def forward(ctx, call: Call, *given: Tensor):
         outputs = choose(call).forward(call)
-        _save_for_backward(ctx, inputs, outputs)
+        _save(ctx, call, outputs)
         ctx.mark_non_differentiable(outputs.den, outputs.M)
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 
     @staticmethod
-    def backward(ctx, *grads):
-        again = torch.is_grad_enabled()  # it is to be differentiated itself
-        return _backward(ctx, *grads, by=_by_operator if again else _by_backend)
+    def backward(ctx, grad_o, _, grad_S, grad_z, __):
+        needs, _ = Call.of_form(ctx.form, ctx.needs_input_grad[1:])
+        by = (
+            _by_operator if torch.is_grad_enabled() else _by_backend
+        )  # enabled: it is to be differentiated itself
+        call, grads = _gradients(ctx, grad_o, grad_S, grad_z, needs, by)
+        given = [g for g, x in zip(grads, call) if x is not None]
+        return (None, *given, *[None] * (len(call.given) - len(given)))
 
 
 # --- second derivative

@@ -5,8 +5,6 @@ and log-weights become the wide type, states contiguous. Results are allocated h
 kernels work: docs/kernels.md.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
@@ -35,14 +33,14 @@ def refusal(call: Call) -> str | None:
 def forward(call: Call, *, for_backward: bool = True) -> Outputs:
     """The outputs; the denominators are None, and never written, where there will be no backward."""
     outputs = call.new_outputs(den=for_backward)
-    torch.ops.tarnn_cpu.forward(*_inputs(call), *outputs, *_options(call))
+    torch.ops.tarnn_cpu.forward.default(*_inputs(call), *outputs, *_options(call))
     return outputs
 
 
 def backward(call: Call, returned: Returned) -> Gradients:
     grads = call.new_gradients(returned.wants_projection)
     grad_S, grad_z = (_in_a_row(x, call.dtype) for x in (returned.grad_S, returned.grad_z))
-    torch.ops.tarnn_cpu.backward(
+    torch.ops.tarnn_cpu.backward.default(
         returned.grad_o, grad_S, grad_z, returned.o, returned.den.contiguous(),
         returned.S_behind, returned.z_behind, returned.M_behind, *_inputs(call), *grads, *_options(call),
     )  # fmt: skip
@@ -51,21 +49,17 @@ def backward(call: Call, returned: Returned) -> Gradients:
 
 def step(call: Call, *, inplace: bool = False) -> Outputs:
     """One token for every row and head in one call; autograd is told of tensors that are written in place."""
-    S: Any
-    z: Any
-    M: Any
-    q, k, v, log_decay, key_log_weight, S, z, omega, bias, M, _, _, function, _, normalize, eps, *numbers = (
-        call
-    )
+    q, k, v, log_decay, weight, S, z, omega, bias, M, _, _, function, _, normalize, eps, *numbers = call
+    assert S is not None
+    assert z is not None
     wide = S.dtype
     if M is None and call.weighted:
         M = z.new_zeros(z.shape[:2])
-    o = v.new_empty(*q.shape[:3], v.shape[3])
     before = (S.contiguous(), z.contiguous(), None if M is None else M.contiguous())
-    after: Any = before if inplace else tuple(None if x is None else torch.empty_like(x) for x in before)
-    torch.ops.tarnn_cpu.step(
-        q, k, v, None if log_decay is None else log_decay.to(wide),
-        None if key_log_weight is None else key_log_weight.to(wide), *before,
+    after = before if inplace else tuple([None if x is None else torch.empty_like(x) for x in before])
+    o = v.new_empty((*q.shape[:3], v.shape[3]))
+    torch.ops.tarnn_cpu.step.default(
+        q, k, v, None if log_decay is None else log_decay.to(wide), None if weight is None else weight.to(wide), *before,
         _in_a_row(omega, wide), _in_a_row(bias, wide), o, *after, NAMES.index(function), normalize, eps, *numbers,
     )  # fmt: skip
     if not inplace:

@@ -4,13 +4,17 @@ import torch
 from torch import Tensor
 
 from tarnn.kernels.cpu import library
+from tarnn.kernels.plain import is_plain
 
 
 def supports(parameters: Tensor) -> bool:
     """Whether the kernel is there for such parameters: float32 on a CPU, and nothing traces the call."""
-    if type(parameters) is not Tensor or torch.compiler.is_compiling():
-        return False
-    return parameters.device.type == "cpu" and parameters.dtype == torch.float32 and library.available()
+    return (
+        is_plain(parameters)
+        and parameters.is_cpu
+        and parameters.dtype == torch.float32
+        and library.available()
+    )
 
 
 def sample(

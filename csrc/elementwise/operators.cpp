@@ -1,0 +1,107 @@
+// The elementwise layers as operators of torch: rows shared out among threads in blocks that depend on the shape alone, so
+// that sums over them give the same bits on any number of threads.
+#include <algorithm>
+#include <vector>
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include "elementwise/elementwise.h"
+
+namespace {
+
+using tarnn::Index;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+constexpr Index block = 1 << 14;  // numbers: about what a thread does while another wakes
+
+template <typename F>
+void by_dtype(const Tensor& x, F f) {
+  const tarnn::ElementwiseKernels& kernels = *tarnn::kernels().elementwise;
+  x.scalar_type() == ScalarType::Double ? f(kernels.of_double, double()) : f(kernels.of_float, float());
+}
+
+template <typename T>
+const T* in(const Tensor& x) {
+  return static_cast<const T*>(x.const_data_ptr());
+}
+
+template <typename T>
+T* out(Tensor& x) {
+  return static_cast<T*>(x.mutable_data_ptr());
+}
+
+/// f(block, first, count) for each block of `each` among `count`.
+template <typename F>
+void in_blocks(Index count, Index each, F f) {
+  const auto work = [&](Index begin, Index end) {
+    for (Index i = begin; i < end; ++i) f(i, i * each, std::min(each, count - i * each));
+  };
+  const Index blocks = (count + each - 1) / each;
+  if (blocks <= 1) work(0, blocks);
+  else torch::stable::parallel_for(0, blocks, 1, work);
+}
+
+Index rows_a_block(Index n) { return std::max<Index>(1, block / std::max<Index>(1, n)); }
+
+void rms_norm(Tensor x, Tensor weight, double eps, Tensor y, Tensor scale) {
+  const Index n = weight.numel(), rows = scale.numel();
+  by_dtype(x, [&](const auto& of, auto zero) {
+    using T = decltype(zero);
+    in_blocks(rows, rows_a_block(n), [&](Index, Index first, Index count) {
+      of.rms_norm(count, n, static_cast<T>(eps), in<T>(x) + first * n, in<T>(weight), out<T>(y) + first * n, out<T>(scale) + first);
+    });
+  });
+}
+
+void rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor scale, Tensor grad_x, Tensor grad_weight) {
+  const Index n = weight.numel(), rows = scale.numel(), each = rows_a_block(n);
+  by_dtype(x, [&](const auto& of, auto zero) {
+    using T = decltype(zero);
+    std::vector<T> parts((rows + each - 1) / each * n);  // of grad_weight, a block after the other
+    in_blocks(rows, each, [&](Index i, Index first, Index count) {
+      of.rms_norm_backward(count, n, in<T>(grad) + first * n, in<T>(x) + first * n, in<T>(weight), in<T>(scale) + first,
+                           out<T>(grad_x) + first * n, parts.data() + i * n);
+    });
+    T* sums = out<T>(grad_weight);
+    std::fill(sums, sums + n, T(0));
+    for (std::size_t i = 0; i < parts.size(); ++i) sums[i % n] += parts[i];
+  });
+}
+
+void swiglu(Tensor gate, Tensor up, Tensor y) {
+  by_dtype(gate, [&](const auto& of, auto zero) {
+    using T = decltype(zero);
+    in_blocks(gate.numel(), block, [&](Index, Index first, Index count) {
+      of.swiglu(count, in<T>(gate) + first, in<T>(up) + first, out<T>(y) + first);
+    });
+  });
+}
+
+void swiglu_backward(Tensor grad, Tensor gate, Tensor up, Tensor grad_gate, Tensor grad_up) {
+  by_dtype(gate, [&](const auto& of, auto zero) {
+    using T = decltype(zero);
+    in_blocks(gate.numel(), block, [&](Index, Index first, Index count) {
+      of.swiglu_backward(count, in<T>(grad) + first, in<T>(gate) + first, in<T>(up) + first, out<T>(grad_gate) + first,
+                         out<T>(grad_up) + first);
+    });
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(tarnn_cpu, m) {
+  m.def("rms_norm(Tensor x, Tensor weight, float eps, Tensor(a!) y, Tensor(b!) scale) -> ()");
+  m.def("rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor scale, Tensor(a!) grad_x, Tensor(b!) grad_weight) -> ()");
+  m.def("swiglu(Tensor gate, Tensor up, Tensor(a!) y) -> ()");
+  m.def("swiglu_backward(Tensor grad, Tensor gate, Tensor up, Tensor(a!) grad_gate, Tensor(b!) grad_up) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CPU, m) {
+  m.impl("rms_norm", TORCH_BOX(&rms_norm));
+  m.impl("rms_norm_backward", TORCH_BOX(&rms_norm_backward));
+  m.impl("swiglu", TORCH_BOX(&swiglu));
+  m.impl("swiglu_backward", TORCH_BOX(&swiglu_backward));
+}

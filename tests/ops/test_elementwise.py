@@ -1,0 +1,107 @@
+"""RMSNorm and SwiGLU's product: against their formulas in float64, by compiled kernels and by PyTorch."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tarnn.kernels.cpu import elementwise as kernels
+from tarnn.kernels.cpu import library
+from tarnn.ops.elementwise import rms_norm, swiglu
+
+SHAPES = [(0, 5), (1, 1), (3, 7), (2, 5, 16), (7, 31), (5, 4, 3, 48), (700, 130)]
+
+
+def formula_of_norm(x, weight, eps):
+    return x * weight / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def formula_of_swiglu(gate, up):
+    return gate / (1 + (-gate).exp()) * up
+
+
+def norm_of(x, weight):
+    return rms_norm(x, weight, 1e-6)
+
+
+CASES = [
+    (norm_of, lambda x, w: formula_of_norm(x, w, 1e-6), lambda shape: (shape, shape[-1:])),
+    (swiglu, formula_of_swiglu, lambda shape: (shape, shape)),
+]
+
+
+def with_gradients(f, inputs, grad):
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    y = f(*inputs)
+    return y.detach(), *torch.autograd.grad(y, inputs, grad.to(y.dtype))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("f", "formula", "shapes"), CASES, ids=["rms_norm", "swiglu"])
+def test_values_and_gradients_are_those_of_the_formula(f, formula, shapes, shape):
+    """In float64 to the last digits; in float32 the error is at most twice that of PyTorch's own operations."""
+    exact = [3 * torch.randn(s, dtype=torch.float64) for s in shapes(shape)]
+    grad = torch.randn(shape, dtype=torch.float64)
+    expected = with_gradients(formula, exact, grad)
+    for x, y in zip(with_gradients(f, exact, grad), expected):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
+    small = [x.float() for x in exact]
+    expected = with_gradients(formula, [x.double() for x in small], grad.float().double())
+    with library.disabled():
+        plain = with_gradients(f, small, grad.float())
+    for x, y, z in zip(with_gradients(f, small, grad.float()), expected, plain):
+        tiny = torch.finfo(torch.float32).eps * y.abs().amax() if y.numel() else 0
+        assert (x - y).norm() <= 2 * (z - y).norm() + tiny
+
+
+@pytest.mark.parametrize(("f", "formula", "shapes"), CASES, ids=["rms_norm", "swiglu"])
+def test_derivatives_of_both_orders(f, formula, shapes):
+    inputs = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes((3, 5))]
+    assert torch.autograd.gradcheck(f, inputs)
+    assert torch.autograd.gradgradcheck(f, inputs)
+
+
+def test_silu_is_finite_wherever_its_gate_is():
+    """e^x neither overflows nor is it lost, on either side; far out the gradient is 0 or that of the identity."""
+    gate = torch.tensor([-1e30, -200.0, -90.0, -0.0, 0.0, 90.0, 200.0, 1e30], requires_grad=True)
+    y = swiglu(gate, torch.ones(8))
+    torch.testing.assert_close(y, functional.silu(gate), rtol=1e-6, atol=1e-35)
+    (grad,) = torch.autograd.grad(y.sum(), gate)
+    torch.testing.assert_close(grad, torch.tensor([0.0, 0, 0, 0.5, 0.5, 1, 1, 1]))
+
+
+def test_the_same_bits_on_any_number_of_threads():
+    x, weight, grad = torch.randn(3000, 96), torch.randn(96), torch.randn(3000, 96)
+    if not kernels.supports(x, weight):
+        pytest.skip("no compiled kernels")
+    threads, found = torch.get_num_threads(), []
+    try:
+        for n in (1, 2, 3):
+            torch.set_num_threads(n)
+            y, scale = kernels.rms_norm(x, weight, 1e-6)
+            found.append((y, *kernels.rms_norm_backward(grad, x, weight, scale)))
+    finally:
+        torch.set_num_threads(threads)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other))
+
+
+def test_any_strides_and_dtypes():
+    """Where the kernels don't take an input as it is, PyTorch's own operations do: the same numbers."""
+    x, weight = torch.randn(4, 6, 10), torch.rand(10)
+    torch.testing.assert_close(norm_of(x.mT.contiguous().mT, weight), norm_of(x, weight))
+    torch.testing.assert_close(swiglu(x.mT.contiguous().mT, x), swiglu(x, x))
+    assert norm_of(x.bfloat16(), weight.bfloat16()).dtype == torch.bfloat16
+    grads = with_gradients(norm_of, (x, weight), torch.ones(()).expand(4, 6, 10))
+    torch.testing.assert_close(grads[1], with_gradients(norm_of, (x, weight), torch.ones(4, 6, 10))[1])
+
+
+@pytest.mark.compile
+@pytest.mark.one_path
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(("f", "formula", "shapes"), CASES, ids=["rms_norm", "swiglu"])
+def test_torch_sees_through_them(f, formula, shapes):
+    """torch.compile without a graph break, and torch.func."""
+    x, y = (torch.randn(s, requires_grad=True) for s in shapes((3, 8)))
+    torch.testing.assert_close(torch.compile(f, fullgraph=True, backend="aot_eager")(x, y), f(x, y))
+    loss = lambda x: f(x, y).square().sum()  # noqa: E731
+    torch.testing.assert_close(torch.func.grad(loss)(x), torch.autograd.grad(loss(x), x)[0])
