@@ -81,9 +81,10 @@ void swiglu(Index n, const T* gate, const T* up, T* y) {
 template <typename T>
 void swiglu_backward(Index n, const T* grad, const T* gate, const T* up, T* grad_gate, T* grad_up) {
   over<T>(n, [&](Index i, auto get, auto put) TARNN_LAMBDA {
-    const Vec<T> a = get(gate + i), g = get(grad + i), s = sigmoid<T>(a), silu = a * s;
+    // all reads before the first write: the tensors often lie at one place within their pages, where one waits for the other
+    const Vec<T> a = get(gate + i), b = get(up + i), g = get(grad + i), s = sigmoid<T>(a), silu = a * s;
     put(grad_up + i, g * silu);
-    put(grad_gate + i, g * get(up + i) * (s + silu * (T(1) - s)));
+    put(grad_gate + i, g * b * (s + silu * (T(1) - s)));
   });
 }
 

@@ -80,21 +80,22 @@ class Call(NamedTuple):
         return self[_NUM_TENSORS:]
 
     @property
-    def given(self) -> list[Tensor]:
+    def given(self) -> list[Any]:
         """The tensors that are there."""
-        return [x for x in self[:_NUM_TENSORS] if x is not None]
+        return [x for x in self.tensors if x is not None]
 
     @property
     def form(self) -> "Call":
         """The call without its tensors: for each, whether it is there."""
-        return Call(*[x is not None for x in self[:_NUM_TENSORS]], *self[_NUM_TENSORS:])  # type: ignore[arg-type]
+        there: Any = [x is not None for x in self.tensors]
+        return Call(*there, *self.constants)
 
     @staticmethod
     def of_form(form: "Call", given: Sequence[Any]) -> "tuple[Call, list[Any]]":
         """The call of this form with these in the places of its tensors, and those that are left."""
         each = iter(given)
-        call = Call(*[next(each) if there else None for there in form[:_NUM_TENSORS]], *form[_NUM_TENSORS:])
-        return call, list(each)
+        tensors: Any = [next(each) if there else None for there in form.tensors]
+        return Call(*tensors, *form.constants), list(each)
 
     @property
     def differentiable(self) -> tuple[Any, ...]:

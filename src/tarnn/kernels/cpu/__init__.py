@@ -5,6 +5,8 @@ and log-weights become the wide type, states contiguous. Results are allocated h
 kernels work: docs/kernels.md.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
@@ -49,14 +51,15 @@ def backward(call: Call, returned: Returned) -> Gradients:
 
 def step(call: Call, *, inplace: bool = False) -> Outputs:
     """One token for every row and head in one call; autograd is told of tensors that are written in place."""
+    S: Any
+    z: Any
+    M: Any
     q, k, v, log_decay, weight, S, z, omega, bias, M, _, _, function, _, normalize, eps, *numbers = call
-    assert S is not None
-    assert z is not None
     wide = S.dtype
     if M is None and call.weighted:
         M = z.new_zeros(z.shape[:2])
     before = (S.contiguous(), z.contiguous(), None if M is None else M.contiguous())
-    after = before if inplace else tuple([None if x is None else torch.empty_like(x) for x in before])
+    after: Any = before if inplace else [None if x is None else torch.empty_like(x) for x in before]
     o = v.new_empty((*q.shape[:3], v.shape[3]))
     torch.ops.tarnn_cpu.step.default(
         q, k, v, None if log_decay is None else log_decay.to(wide), None if weight is None else weight.to(wide), *before,
