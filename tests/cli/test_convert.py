@@ -72,3 +72,18 @@ def test_refusals(tarnn, llama, text, tmp_path):
     assert "no such file" in refused(llama, out, "--texts", tmp_path / "nothing")
     assert "feature_map must be one of" in refused(llama, out, "--texts", text, *SMALL, "--feature-map", "x")
     assert "too small" in refused(llama, out, "--texts", text, *SMALL, "--budget", 10)
+
+
+def test_finetune_goes_on_from_what_convert_wrote(tarnn, llama, text, tmp_path):
+    converted, out = tmp_path / "converted", tmp_path / "out"
+    tarnn("convert", llama, converted, "--texts", text, *SMALL, "--feature-map", "hedgehog")
+    options = ["--texts", text, "--num-texts", "4", "--length", "64", "--steps", "3", "--batch-size", "1"]
+    code, shown, err = tarnn("finetune", converted, out, *options)
+    assert code == 0, err
+    assert "before: " in err
+    assert "nats per token" in shown
+    hf.AutoModelForCausalLM.from_pretrained(out)
+    assert tarnn("finetune", converted, out, *options, "--resume")[0] == 0  # nothing left to do, and no error
+    code, _, err = tarnn("finetune", llama, tmp_path / "other", *options)
+    assert code == 2
+    assert "not been converted" in err

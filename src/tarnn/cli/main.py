@@ -17,6 +17,7 @@ COMMANDS = {
     "train": "Train a model of text or images: files, folders, stdin, a dataset, MNIST, CIFAR-10, pictures …",
     "generate": "Continue a prompt or draw images with a trained model, as an RNN: constant time and memory per token.",
     "convert": "Give a pretrained softmax model window, sinks and features: calibrated on texts, nothing is trained.",
+    "finetune": "Train a converted model against its own softmax attention: maps and far bias, or all weights.",
     "info": "Say what tarnn runs on here, or what a checkpoint holds: parameters, layers, bytes of state.",
     "demo": "Train, generate and measure, in a few minutes: what this project is about.",
 }

@@ -113,8 +113,7 @@ class Layer:
     heads: tuple[int, int, int, int] = (0, 0, 0, 0)  # h, g, d, e
 
     def see_spread(self, seen: Seen, full: bool) -> None:
-        h, g, d, e = seen.q.shape[1], seen.k.shape[1], seen.q.shape[3], seen.v.shape[3]
-        self.heads = h, g, d, e
+        self.heads = _, g, d, _ = heads_of(seen)
         q = seen.q * (seen.scale * d**0.5)
         found = tuple(spread_of(x, g, full=full).over_batch() for x in (q, seen.k))
         if self.spreads is not None:
@@ -132,6 +131,7 @@ class Layer:
 
     def see_errors(self, seen: Seen, near: Near, wide: Near) -> None:
         phi = estimate(self.feature_map, seen)
+        self.heads = heads_of(seen)
         self.rows += seen.q.shape[2]
         for block, wider in zip(blocks(seen, near), blocks(seen, wide)):
             o_exact, exact = mean_of(block.exact, block.values)
@@ -151,6 +151,10 @@ class Layer:
 
     def settle_bias(self) -> None:
         self.bias = self.gap / self.queries.clamp(min=1)
+
+
+def heads_of(seen: Seen) -> tuple[int, int, int, int]:
+    return seen.q.shape[1], seen.k.shape[1], seen.q.shape[3], seen.v.shape[3]
 
 
 def _square(x: Tensor) -> Tensor:

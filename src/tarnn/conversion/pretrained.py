@@ -54,13 +54,7 @@ def convert(
     report("queries and keys of each layer")
     layers = gather(model, seen, feature_map, near)
     report("output errors of each head")
-    reports = judge(model, seen, layers, near)
-    for one in reports:
-        layer = layers[one.layer]
-        set_options(
-            model, layers=one.layer, window=window, sinks=sinks, feature_map=layer.feature_map, mode=one.modes,
-            far_bias=[x for head in one.heads for x in head.far_bias],
-        )  # fmt: skip
+    reports = choose(model, seen, layers, near)
     before = check.softmax
     if exact_layers or budget is not None:
         report(f"the harm of each of {len(reports)} layers")
@@ -182,6 +176,17 @@ def gather(model: Any, rows: list[Row], feature_map: Any, near: Near) -> dict[in
     for layer in layers.values():
         layer.settle_bias()
     return dict(sorted(layers.items()))
+
+
+def choose(model: Any, rows: list[Row], layers: dict[int, Layer], near: Near) -> list[LayerReport]:
+    """Gives each layer its map, and each of its heads what has the smaller error on these rows."""
+    reports = judge(model, rows, layers, near)
+    for one in reports:
+        set_options(
+            model, layers=one.layer, window=near.window, sinks=near.sinks, feature_map=layers[one.layer].feature_map,
+            mode=one.modes, far_bias=[x for head in one.heads for x in head.far_bias],
+        )  # fmt: skip
+    return reports
 
 
 @torch.no_grad()

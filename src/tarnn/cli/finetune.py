@@ -1,0 +1,66 @@
+"""`tarnn finetune`: trains a converted checkpoint against its own softmax attention."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Argument, Option
+
+from tarnn.errors import UserError
+
+
+def finetune(
+    checkpoint: Annotated[Path, Argument(help="A folder that `tarnn convert` wrote.")],
+    out: Annotated[
+        Path, Argument(help="A folder for the model; checkpoints/ in it is where --resume goes on.")
+    ],
+    texts: Annotated[
+        list[str], Option(help="What to train on: a file, a folder, a glob, .jsonl … May be repeated.")
+    ],
+    train: Annotated[
+        Literal["maps", "lora", "weights"],
+        Option(
+            help="Stage 1: maps (that learn, such as hedgehog) and far bias. Stage 2: adapters, or all weights."
+        ),
+    ] = "maps",
+    steps: Annotated[int, Option(help="How many steps.")] = 200,
+    batch_size: Annotated[int, Option(help="Rows per step.")] = 4,
+    learning_rate: Annotated[float | None, Option(help="1e-2 for maps, 1e-4 lora, 1e-5 weights.")] = None,
+    drop_window: Annotated[
+        bool, Option("--drop-window", help="Stage 2: leave the window away in many steps.")
+    ] = False,
+    num_texts: Annotated[int, Option(help="How many rows of text are read; a quarter measures.")] = 256,
+    length: Annotated[int | None, Option(help="Tokens of a row; the context, at most 1,024.")] = None,
+    resume: Annotated[bool, Option("--resume", help="Go on where it was stopped.")] = False,
+) -> None:
+    """Train a converted model: its maps alone (stage 1), or its weights (stage 2). Says what it loses before and after."""
+    if out.exists() and any(out.iterdir()) and not resume:
+        raise UserError(f"{out} exists already; name a new folder, or go on in it with --resume.")
+    from tarnn.conversion import finetune as finetuned
+    from tarnn.conversion.checkpoints import open_pretrained, read_rows, tokenizer_of, usual_length
+
+    model = open_pretrained(checkpoint, converted=True)
+    tokenizer, length = tokenizer_of(checkpoint, model), length or usual_length(model)
+    shown = {
+        "checkpoint": f"{checkpoint} ({type(model).__name__}, {model.num_parameters():,} parameters)",
+        "texts": f"{', '.join(texts)}: {num_texts} rows of {length:,} tokens", "train": train,
+        "steps": f"{steps:,} of {batch_size} rows",
+    }  # fmt: skip
+    for name, value in shown.items():
+        print(f"{name:>13}  {value}")
+
+    def report(line: str) -> None:
+        print(f"tarnn: {line}", file=sys.stderr, flush=True)
+
+    rows = read_rows(texts, tokenizer, number=num_texts, length=length, report=report)
+    found = finetuned(
+        model, rows, train=train, steps=steps, batch_size=batch_size, learning_rate=learning_rate,
+        drop_window=drop_window, out=out, resume=resume, report=report,
+    )  # fmt: skip
+    model.save_pretrained(out)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(out)
+    paths = found.save(out)
+    print(f"{found.unit}: {found.softmax:.4f} → {found.hybrid:.4f}")
+    for name, path in {"model": out, "report": paths[1]}.items():
+        print(f"{name:>13}  {path}")
