@@ -40,7 +40,7 @@ from tarnn.data.tokenizers import amino_tokenizer, encode
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForMaskedLM
 
 FULL = {
-    "steps": 600, "every": 100, "context": 512, "batch_size": 4, "hidden_size": 128, "layers": 4, "heads": 8,
+    "steps": 400, "every": 100, "context": 512, "batch_size": 4, "hidden_size": 96, "layers": 3, "heads": 6,
     "features": 64, "learning_rate": 2e-3, "test_sequences": 200, "long": 8192, "data": Path, "runs": Path("runs/proteins"),
 }  # fmt: skip
 QUICK = {

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 from tarnn.analysis.decode_cost import DecodeCost
 
 COLORS = {"linear": "#0072b2", "softmax": "#d55e00"}  # told apart by every kind of eye (Okabe and Ito)
@@ -43,4 +45,25 @@ def decode_cost_figure(costs: Mapping[str, Sequence[DecodeCost]], title: str = "
     time.yaxis.set_minor_formatter(NullFormatter())
     size.yaxis.set_major_formatter(EngFormatter(unit="B"))
     figure.suptitle(title, fontsize="medium")
+    return figure
+
+
+def attention_figure(weights: Tensor, tokens: Sequence[str], title: str = ""):
+    """One layer's weights (h, t, s), a panel per head: rows read, columns are read. Few tokens stand on the axes."""
+    from matplotlib.figure import Figure
+
+    heads = len(weights)
+    wide = min(heads, 4)
+    tall = -(-heads // wide)
+    figure = Figure(figsize=(3.2 * wide, 3.4 * tall), layout="constrained", dpi=110)
+    figure.suptitle(title, fontsize="medium")
+    for head, axes in enumerate(figure.subplots(tall, wide, squeeze=False).flat):
+        if head >= heads:
+            axes.set_visible(False)
+            continue
+        axes.imshow(weights[head].cpu().numpy(), cmap="Blues", vmin=0, interpolation="nearest")
+        axes.set_title(f"head {head}", fontsize="small")
+        for axis, size in ((axes.yaxis, weights.shape[1]), (axes.xaxis, weights.shape[2])):
+            if len(tokens) == size <= 40:
+                axis.set_ticks(range(size), tokens, fontsize=5)
     return figure

@@ -19,6 +19,7 @@ COMMANDS = {
     "convert": "Give a pretrained softmax model window, sinks and features: calibrated on texts, nothing is trained.",
     "finetune": "Train a converted model against its own softmax attention: maps and far bias, or all weights.",
     "info": "Say what tarnn runs on here, or what a checkpoint holds: parameters, layers, bytes of state.",
+    "show": "Look into a model's attention for one input: a page to look around in, and plots.",
     "demo": "Train, generate and measure, in a few minutes: what this project is about.",
 }
 

@@ -1,0 +1,120 @@
+"""`tarnn show`: the attention of a model for one input, as a page to look around in and as plots."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from tarnn.errors import UserError
+
+PAGE, ARRAYS = "attention.html", "attention.npz"
+SIGNS = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥"})
+
+
+def show(
+    checkpoint: Annotated[Path, Argument(help="A checkpoint folder with its tokenizer.")],
+    source: Annotated[
+        str, Option("--input", help="A text, a file of text, or a FASTA or Stockholm file of proteins.")
+    ],
+    out: Annotated[Path, Option(help="The folder for the page and the plots.")],
+    record: Annotated[int, Option(help="Which sequence of a FASTA or Stockholm file, from 1 on.", min=1)] = 1,
+    max_tokens: Annotated[
+        int, Option(help="Only the first so many tokens are shown.", min=1, max=2048)
+    ] = 256,
+    attention: Annotated[
+        str, Option(help="For a model of transformers: sdpa (softmax), tarnn_hybrid or tarnn_linear.")
+    ] = "sdpa",
+) -> None:
+    """Look into a model's attention: which token reads from which, by layer and head, for one input.
+
+    CHECKPOINT is a model of tarnn's or of transformers, with its tokenizer. In --out it leaves attention.html, a page
+    that works offline (pick a layer, a head, a token), a plot per layer, and the weights as attention.npz.
+    """
+    import numpy as np
+    import torch
+
+    from tarnn.analysis.attention_maps import attention_maps
+    from tarnn.analysis.attention_page import attention_page
+    from tarnn.analysis.plots import attention_figure
+
+    model, tokenizer = open_any(checkpoint, attention)
+    text = read_input(source, record)
+    ids = tokenizer(text, return_tensors="pt", add_special_tokens=True)["input_ids"]
+    if not ids.shape[1]:
+        raise UserError("--input is empty; expected a text of at least one token.")
+    if ids.shape[1] > max_tokens:
+        print(
+            f"the input has {ids.shape[1]:,} tokens; the first {max_tokens:,} are shown (--max-tokens).",
+            file=sys.stderr,
+        )
+        ids = ids[:, :max_tokens]
+    tokens = [str(tokenizer.decode([i])).translate(SIGNS) or "∅" for i in ids[0].tolist()]
+    maps = attention_maps(model, input_ids=ids, **({"use_cache": False} if is_causal(model) else {}))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / PAGE).write_text(attention_page(maps, tokens, f"Attention of {checkpoint.name}"), encoding="utf-8")
+    arrays: dict[str, Any] = {"tokens": np.array(tokens)}
+    for i, one in enumerate(maps):
+        weights = one.weights()[0].float()
+        attention_figure(weights, tokens, f"layer {i}: {one.name}").savefig(out / f"layer-{i}.png")
+        arrays[one.name] = weights.to(torch.float16).cpu().numpy()
+    np.savez_compressed(out / ARRAYS, **arrays)
+    print(out / PAGE)
+
+
+def open_any(checkpoint: Path, attention: str) -> tuple[Any, Any]:
+    """The backbone in a folder, of tarnn or of transformers, and its tokenizer. Only local data are read."""
+    import transformers
+    from transformers import AutoModel, AutoTokenizer
+
+    import tarnn.conversion  # noqa: F401  makes its attention known
+    from tarnn.analysis.attention_maps import FUNCTIONS
+
+    if attention not in FUNCTIONS:
+        raise UserError(f"--attention is {' or '.join(FUNCTIONS)}; got {attention!r}.")
+    if not (checkpoint / "config.json").is_file():
+        raise UserError(f"{checkpoint} holds no checkpoint: it has no config.json.")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        model = AutoModel.from_pretrained(
+            checkpoint, attn_implementation=attention, use_safetensors=True, **safe
+        )
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint, **safe)
+    except Exception as error:  # of whatever kind transformers raises
+        raise UserError(f"{checkpoint} can't be opened: {' '.join(str(error).split()):.300}") from error
+    if getattr(model.config, "is_encoder_decoder", False) or getattr(model.config, "input_size", None):
+        raise UserError(
+            f"{checkpoint} holds a model that reads more than one text (an encoder with a decoder, or frames of sound); use "
+            "tarnn.analysis.attention_maps in Python."
+        )
+    return model.eval(), tokenizer
+
+
+def is_causal(model: Any) -> bool:
+    """Whether a call takes use_cache."""
+    return bool(getattr(model, "causal", hasattr(model.config, "use_cache")))
+
+
+def read_input(source: str, record: int) -> str:
+    """The text itself, or that of the file of this name."""
+    from tarnn.data.proteins import is_protein_file, read_proteins
+
+    path = Path(source)
+    try:
+        is_file = path.is_file()
+    except OSError:  # too long for a name
+        is_file = False
+    if not is_file:
+        return source
+    if is_protein_file(path):
+        for number, protein in enumerate(read_proteins(path), start=1):
+            if number == record:
+                print(f"{protein.name}, {len(protein.sequence):,} residues", file=sys.stderr)
+                return protein.sequence
+        raise UserError(f"{path} holds {number} sequences; --record {record} is not among them.")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not text in UTF-8 ({error.reason} at byte {error.start:,}).") from error

@@ -1,0 +1,134 @@
+"""The page about attention, in a real browser, with real keys and a real mouse; and what is in it."""
+
+import base64
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from support import browser as browsers
+
+from tarnn.analysis.attention_maps import attention_maps
+from tarnn.analysis.attention_page import attention_page
+from tarnn.models import TarnnConfig, TarnnForCausalLM
+
+TOKENS = ["M", "K", "</script>", "a&b", "␣", "字", "V"]
+
+
+@pytest.fixture(scope="module")
+def maps():
+    torch.manual_seed(0)
+    config = TarnnConfig(
+        vocab_size=11, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, initializer_range=0.5
+    )
+    model = TarnnForCausalLM(config).eval()
+    return attention_maps(model, input_ids=torch.arange(7)[None], use_cache=False)
+
+
+@pytest.fixture(scope="module")
+def page(maps):
+    return attention_page(maps, TOKENS, title="A <model>")
+
+
+def embedded(page):
+    return json.loads(re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_the_page_holds_the_weights_and_needs_nothing_else(page, maps):
+    found = embedded(page)
+    assert found["tokens"] == TOKENS
+    for layer, one in zip(found["layers"], maps, strict=True):
+        steps = np.frombuffer(base64.b64decode(layer["weights"]), np.uint8).reshape(4, 7, 7)
+        weights = steps / 255 * np.array(layer["largest"])[:, None, None]
+        assert np.abs(weights - one.weights()[0].numpy()).max() <= max(layer["largest"]) / 510 + 1e-6
+    assert not re.search(
+        r"""(src|href)\s*=|https?://|import\s|fetch\(|url\(""", page.replace(json.dumps(found), "")
+    )
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if not browsers.is_there():
+        pytest.skip(browsers.MISSING)
+    one = browsers.Browser(tmp_path_factory.mktemp("profile"))
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def opened(browser, page, tmp_path):
+    """The browser with the page in it, and what its status line should say of a layer, head and token."""
+    path = tmp_path / "attention.html"
+    path.write_text(page, encoding="utf-8")
+    browser.open(f"file://{path}")
+    yield browser
+    assert not browser.complaints()
+
+
+def status(browser):
+    return browser.run("return document.getElementById('status').textContent")
+
+
+def line(maps, layer, head, i, j=None):
+    row = maps[layer].weights()[0, head, i]
+    j = int(row.argmax()) if j is None else j
+    what = f"head {head}: token {i} “{TOKENS[i]}” reads token {j} “{TOKENS[j]}” with weight "
+    return f"{maps[layer].name}, {what}", float(row[j])
+
+
+def check(browser, maps, *place):
+    text, weight = line(maps, *place)
+    found = status(browser)
+    assert found.startswith(text), found
+    assert float(found.removeprefix(text)) == pytest.approx(weight, abs=0.004)
+
+
+def test_keys_choose_token_layer_and_head(opened, maps):
+    assert opened.run("return document.title") == "A <model>"
+    check(opened, maps, 0, 0, 0)
+    opened.press("right", "right", "right", "right", "left")
+    check(opened, maps, 0, 0, 3)
+    opened.press("down", "]", "]")
+    check(opened, maps, 1, 2, 3)
+    opened.press("up", "[", "up", "up")
+    check(opened, maps, 0, 1, 3)
+    opened.press(*["right"] * 9)
+    check(opened, maps, 0, 1, 6)
+    assert opened.run("return location.hash") == "#layer=0&head=1&token=6"
+
+
+def test_the_mouse_chooses_too(opened, maps):
+    opened.point('#overview canvas[data-layer="2"][data-head="3"]')
+    opened.point("#reads span:nth-child(6)")
+    check(opened, maps, 2, 3, 5)
+    place = opened.run("return [place.left, place.top, place.cell, $('map').width, $('map').height]")
+    x = (place[0] + 2.5 * place[2]) / place[3]
+    opened.point("#map", x, (place[1] + 4.5 * place[2]) / place[4], click=False)
+    check(opened, maps, 2, 3, 4, 2)
+    opened.point("#map", x, (place[1] + 4.5 * place[2]) / place[4])
+    assert opened.run("return state.token") == 4
+    texts = opened.run("return [...document.querySelectorAll('#read-by span')].map(x => x.textContent)")
+    assert texts == TOKENS
+
+
+def test_fields_choose_and_an_address_is_kept(opened, maps):
+    for name, value in (("layer", 1), ("head", 2), ("token", 4)):
+        opened.run(f"const x = $('{name}'); x.value = '{value}'; x.dispatchEvent(new Event('change'));")
+    check(opened, maps, 1, 2, 4)
+    opened.run("location.reload()")
+    check(opened, maps, 1, 2, 4)
+
+
+def test_what_is_drawn_is_the_matrix(opened, maps):
+    """A darker cell for a larger weight: the canvas is read back."""
+    opened.press("down")
+    shades = opened.run(
+        "const c = $('map').getContext('2d'); return Array.from({length: 7}, (_, i) => Array.from({length: 7}, (_, j) => "
+        "c.getImageData(place.left + (j + .5) * place.cell, place.top + (i + .5) * place.cell, 1, 1).data[0]))"
+    )
+    weights = maps[1].weights()[0, 0].numpy()
+    darkness = 255 - np.array(shades)
+    order = np.argsort(weights, axis=None)
+    assert (np.diff(darkness.reshape(-1)[order]) >= -2).all()
+    assert darkness.max() > 250
