@@ -11,6 +11,7 @@ import pytest
 import step as step_script
 import summary
 import torch
+import training_profile
 import training_step
 from support.scripts import lines_of
 
@@ -95,12 +96,44 @@ def test_training_is_measured_only_where_the_gradients_are_right(script, folder,
 
 def test_training_targets():
     found = {
-        4096: {"linear": timing(10), "softmax": timing(20), "none": timing(9)},
-        16384: {"linear": timing(10), "softmax": timing(59), "none": timing(8)},
+        4096: {"linear": timing(10), "softmax": timing(20), "projections": timing(9)},
+        16384: {"linear": timing(10), "softmax": timing(59), "projections": timing(8)},
     }
     twice, six_times, none = training_step.targets(found)
     assert (twice.met, six_times.met, none.met) == (True, False, False)
     assert none.worst == ("t = 16,384", 1.25)
+
+
+def test_projections_alone_have_all_products_of_a_step_but_attentions():
+    """Every matrix of a layer has a gradient; attention costs nothing: o is v."""
+    model = training_step.make_model("projections", 1)
+    tokens = model_steps.draw_tokens(2, 5)
+    model_steps.step(model, tokens)
+    layer = model.model.layers[0].attention
+    assert all(x.weight.grad.any() for x in (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj))
+    x = torch.randn(2, 5, layer.hidden_size)
+    assert torch.equal(layer(x), layer.o_proj(layer.v_proj(x)))
+
+
+def test_a_training_step_is_taken_apart(script, folder, monkeypatch):
+    monkeypatch.setattr(training_profile, "EFFORT", Effort(0, rounds=(3, 3)))
+    code, _, _ = script("training_profile", "--quick")
+    assert code == 0
+    data = json.loads((folder / "training_profile.json").read_text())
+    found = data["results"]
+    assert found["parts_ms"]["matrix products"] > 0
+    assert found["train_ms"] > 0
+    weights = found["products_ms"] * found["gflops_of_mm"] / 6 / 1024 * 1e6
+    # all but the norms, the decays' bias and the embedding, which is the last layer's matrix
+    assert 0.99 < weights / found["parameters"] < 1
+    assert "products' share of it" in (folder / "training_profile.md").read_text()
+
+
+def test_operators_have_their_parts():
+    parts = {
+        x: training_profile.part_of(x) for x in ("aten::mm", "tarnn_cpu::rms_norm_backward", "aten::view")
+    }
+    assert list(parts.values()) == ["matrix products", "norms", training_profile.REST]
 
 
 SAMPLE = "void tarnn::avx512::{}<float>(float*, tarnn::avx512::Keys<float> const&)"
