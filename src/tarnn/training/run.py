@@ -20,6 +20,7 @@ from transformers.trainer_utils import IntervalStrategy, set_seed
 from tarnn.attention.calibration import calibrated_layers
 from tarnn.tasks import TASKS, Facts, RunSettings, Task
 from tarnn.training import checkpoints
+from tarnn.training.allocator import keep_freed_memory
 from tarnn.training.arguments import training_arguments
 from tarnn.training.budget import Clock, TimeBudget
 from tarnn.training.failures import assignments_blamed, failures_explained
@@ -67,6 +68,7 @@ def train(settings: RunSettings, show: bool = True, started: float | None = None
     them; what was complete before stays. After Ctrl-C or SIGTERM: saves, and raises InterruptedRun.
     """
     started = time.monotonic() if started is None else started
+    keep_freed_memory()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     kind = TASKS[settings.task]
