@@ -30,9 +30,13 @@ def attend(call: Call) -> Outputs:
 
 
 def take_step(call: Call, *, inplace: bool) -> Outputs:
-    """One token and the state behind it; in plain operations where they are differentiated or traced."""
-    if is_plain(call.q) and not _wants_gradient(call):
-        return choose(call).step(call, inplace=inplace)
+    """One token and the state behind it, M None where nothing has a log-weight; in plain operations where they are traced."""
+    if is_plain(call.q):
+        if not _wants_gradient(call):
+            return choose(call).step(call, inplace=inplace)
+        if not inplace:
+            outputs = attend(call)  # whose kernels have a backward
+            return outputs if call.weighted else outputs._replace(M=None)
     return eager.step(call, inplace=inplace)
 
 
