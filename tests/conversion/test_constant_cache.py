@@ -17,7 +17,7 @@ def model(request):
         for parameter in made.parameters():
             parameter.mul_(4 if parameter.ndim > 1 else 1)  # so that tokens differ
     made.set_attn_implementation("tarnn_hybrid")
-    set_options(made, window=6, sinks=2, feature_map="favor", far_bias=0.1)
+    set_options(made, window=6, sinks=2, slots=3, feature_map="favor", far_bias=0.1)
     made.generation_config.eos_token_id, made.generation_config.pad_token_id = None, 0
     return made
 

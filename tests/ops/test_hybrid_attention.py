@@ -1,6 +1,6 @@
 """The laws of hybrid attention: whatever the path, it is the dense definition."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 import tarnn
 from tarnn.ops import reference, softmax_attention
 from tarnn.ops.features import features
-from tarnn.ops.hybrid import hybrid_attention
-from tarnn.ops.hybrid_chunks import CHUNK, HybridState
+from tarnn.ops.hybrid import hybrid_attention, hybrid_step
+from tarnn.ops.hybrid_chunks import CHUNK
+from tarnn.ops.hybrid_slots import scores
+from tarnn.ops.hybrid_state import HybridState, at
 
 D, E = 4, 5
 laws = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -58,6 +60,7 @@ def cases(draw, causal=None, t=None, **fixed):
         "causal": causal,
         "window": draw(st.sampled_from([1, 2, 7, CHUNK, 2 * CHUNK])),
         "sinks": draw(st.sampled_from([0, 1, 3])),
+        "slots": draw(st.sampled_from([0, 1, 5, CHUNK + 3])),
         "softcap": draw(st.sampled_from([None, 2.0])),
         "far_bias": torch.randn(g * r, dtype=torch.float64),
     }
@@ -69,7 +72,8 @@ def cases(draw, causal=None, t=None, **fixed):
 
 
 def definition(q, k, v, phi, far_bias, **options):
-    return reference.hybrid(q, k, v, far_weight(phi, q, k, far_bias), scale=D**-0.5, **options)
+    score = scores(phi, k, D**-0.5, options["softcap"])
+    return reference.hybrid(q, k, v, far_weight(phi, q, k, far_bias), scale=D**-0.5, score=score, **options)
 
 
 def close(x, y, tolerance=1e-11):
@@ -111,7 +115,18 @@ def true_sum(x, M):
     return x * torch.where(M == -torch.inf, 0.0, M).exp().view(*M.shape, *[1] * (x.ndim - 2))
 
 
+def in_order(state: HybridState) -> HybridState:
+    """With the slots in the order of time: which of them a key stands in means nothing."""
+    order, near = state.place.argsort(-1), state.k.shape[2] - state.place.shape[2]
+    rest = torch.arange(near).expand(*order.shape[:2], -1)
+    whole = torch.cat([rest, near + order], -1)
+    there = {name: at(getattr(state, name), whole) for name in ("k", "v")}
+    there |= {name: getattr(state, name).gather(2, order) for name in ("score", "place")}
+    return replace(state, fade=state.fade.gather(2, whole), **there)
+
+
 def same_state(got: HybridState, expected: HybridState):
+    got, expected = in_order(got), in_order(expected)
     for name in (x.name for x in fields(expected)):
         x, y = getattr(got, name), getattr(expected, name)
         if name in ("S", "z"):  # in units of e^M
@@ -119,14 +134,80 @@ def same_state(got: HybridState, expected: HybridState):
         assert close(torch.nan_to_num(x, neginf=-1), torch.nan_to_num(y, neginf=-1), 1e-10), name
 
 
-def test_token_by_token_is_the_whole():
-    q, k, v = tensors(2, 2, 2, 40)
-    options = {"causal": True, "window": 7, "sinks": 2}
-    whole, state = hybrid_attention(q, k, v, MAPS["favor"], **options), None
-    for t in range(40):
-        now = (x[:, :, t : t + 1] for x in (q, k, v))
-        o, state = hybrid_attention(*now, MAPS["favor"], state=state, return_state=True, **options)
-        assert close(o, whole[:, :, t : t + 1])
+def steps(q, k, v, phi, *, inplace=False, log_decay=None, **options):
+    """All tokens one by one, from a state that has seen nothing."""
+    pieces, state = [], None
+    for t in range(q.shape[2]):
+        now = [x[:, :, t : t + 1] for x in (q, k, v)]
+        decay = None if log_decay is None else log_decay[:, :, t : t + 1]
+        o, state = hybrid_attention(
+            *now, phi, state=state, return_state=True, log_decay=decay, inplace=inplace and t > 0, **options
+        )
+        pieces.append(o)
+    return torch.cat(pieces, 2), state
+
+
+@settings(laws, max_examples=12)
+@given(case=cases(causal=True, t=20, key_mask=None), inplace=st.booleans())
+def test_token_by_token_is_the_whole(case, inplace):
+    q, k, v, phi, options = case
+    del options["key_mask"]
+    whole, end = hybrid_attention(q, k, v, phi, return_state=True, **options)
+    o, state = steps(q, k, v, phi, inplace=inplace, **options)
+    assert close(o, whole)
+    same_state(state, end)
+    assert state.nbytes == end.nbytes
+
+
+def test_in_float32_steps_chunks_and_the_definition_agree():
+    q, k, v = tensors(2, 2, 2, 90, torch.float32)
+    options = {"causal": True, "window": 16, "sinks": 2, "slots": 8}
+    for phi in (MAPS["favor"], MAPS["elu"]):
+        exact = hybrid_attention(*(x.double() for x in (q, k, v)), phi, **options)
+        for o in (hybrid_attention(q, k, v, phi, **options), steps(q, k, v, phi, **options)[0]):
+            assert close(o.double(), exact, 1e-5)
+
+
+def test_a_step_leaves_the_state_as_it_was_unless_asked():
+    q, k, v = tensors(1, 2, 1, 20)
+    options = {"causal": True, "window": 4, "sinks": 1, "slots": 2, "return_state": True}
+    _, state = hybrid_attention(q, k, v, MAPS["favor"], **options)
+    before, now = state.clone(), [x[:, :, :1] for x in (q, k, v)]
+    o, after = hybrid_attention(*now, MAPS["favor"], state=state, **options)
+    same_state(state, before)
+    del options["return_state"], options["causal"]
+    o_too, same = hybrid_step(*now, MAPS["favor"], state, inplace=True, **options)
+    assert same is state
+    assert torch.equal(o, o_too)
+    same_state(state, after)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_slots_over_everything_are_softmax(causal):
+    q, k, v = tensors(2, 2, 2, 30)
+    o, share = hybrid_attention(
+        q,
+        k,
+        v,
+        MAPS["favor"],
+        causal=causal,
+        window=3,
+        sinks=2,
+        slots=25 if causal else 28,
+        return_far_share=True,
+    )
+    assert close(o, softmax_attention(q, k, v, causal=causal))
+    assert (share == 0).all()
+
+
+def test_slots_keep_the_keys_that_features_represent_worst():
+    """A key many times larger than the others is still exact long after it has left the window."""
+    q, k, v = tensors(1, 1, 1, 60)
+    k[:, :, 10] *= 20
+    options = {"causal": True, "window": 4, "sinks": 1, "slots": 1, "return_state": True}
+    _, state = hybrid_attention(q, k, v, MAPS["favor"], **options)
+    assert state.place.item() == 10
+    assert torch.equal(state.k[:, :, -1], k[:, :, 10])
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -172,7 +253,7 @@ def test_padding_changes_nothing(causal, side):
     q, k, v = tensors(1, 2, 2, 30)
     pad = (0, 0, 11, 0) if side == "left" else (0, 0, 0, 11)
     mask = torch.nn.functional.pad(torch.ones(1, 30), pad[2:]).bool()
-    options = {"causal": causal, "window": 6, "sinks": 2}
+    options = {"causal": causal, "window": 6, "sinks": 2, "slots": 3}
     padded = [torch.nn.functional.pad(x, pad, value=torch.nan) for x in (q, k, v)]
     o = hybrid_attention(*padded, MAPS["favor"], key_mask=mask, **options)
     assert close(o[:, :, mask[0]], hybrid_attention(q, k, v, MAPS["favor"], **options))
@@ -183,7 +264,7 @@ def test_padding_changes_nothing(causal, side):
 def test_packed_is_one_by_one(causal):
     q, k, v = tensors(1, 2, 2, 150)
     cuts = [0, 3, 3, 70, 150]
-    options = {"causal": causal, "window": 7, "sinks": 2, "return_far_share": True}
+    options = {"causal": causal, "window": 7, "sinks": 2, "slots": 3, "return_far_share": True}
     o, share = hybrid_attention(q, k, v, MAPS["favor"], cu_seqlens=torch.tensor(cuts), **options)
     for a, b in zip(cuts, cuts[1:]):
         alone, share_alone = hybrid_attention(*(x[:, :, a:b] for x in (q, k, v)), MAPS["favor"], **options)
@@ -193,7 +274,7 @@ def test_packed_is_one_by_one(causal):
 
 def test_states_of_packed_sequences_are_in_order():
     q, k, v = tensors(1, 2, 1, 40)
-    options = {"causal": True, "window": 4, "sinks": 1, "return_state": True}
+    options = {"causal": True, "window": 4, "sinks": 1, "slots": 2, "return_state": True}
     _, states = hybrid_attention(q, k, v, MAPS["favor"], cu_seqlens=torch.tensor([0, 25, 28, 40]), **options)
     for i, (a, b) in enumerate([(0, 25), (25, 28), (28, 40)]):
         _, alone = hybrid_attention(*(x[:, :, a:b] for x in (q, k, v)), MAPS["favor"], **options)
@@ -217,11 +298,32 @@ def test_gradients(causal):
     def attend(q, k, v, bias, decay):
         decay = decay if causal else None
         return hybrid_attention(
-            q, k, v, MAPS["favor"], causal=causal, window=2, sinks=1, far_bias=bias, log_decay=decay
+            q, k, v, MAPS["favor"], causal=causal, window=2, sinks=1, slots=1, far_bias=bias, log_decay=decay
         )
 
     inputs = [x.requires_grad_() for x in (q, k, v, bias, decay)]
     assert torch.autograd.gradcheck(attend, inputs)
+
+
+def test_gradients_of_a_step():
+    q, k, v = tensors(1, 1, 2, 9)
+    options = {"causal": True, "window": 3, "sinks": 1, "slots": 2}
+    inputs = [x[:, :, :7].requires_grad_() for x in (q, k, v)]
+
+    def last(attend):
+        return torch.autograd.grad(attend(*inputs, MAPS["favor"], **options)[0].square().sum(), inputs)
+
+    whole = last(lambda *x, **y: hybrid_attention(*x, return_state=True, **y))
+    for got, expected in zip(last(steps), whole):
+        assert close(got, expected, 1e-9)
+
+
+def test_a_state_of_other_options_is_refused():
+    q, k, v = tensors(1, 1, 1, 9)
+    _, state = hybrid_attention(q, k, v, MAPS["elu"], causal=True, window=3, return_state=True)
+    for slots in (0, 1):
+        with pytest.raises(ValueError, match="window 4"):
+            hybrid_attention(q, k, v, MAPS["elu"], causal=True, window=4, slots=slots, state=state)
 
 
 def test_gradients_are_finite_where_nothing_is_seen():
@@ -247,6 +349,8 @@ def test_float32_holds_at_every_norm(size):
     [
         ({"causal": True, "window": 0}, "window"),
         ({"causal": True, "window": 3, "sinks": -1}, "sinks"),
+        ({"causal": True, "window": 3, "slots": -1}, "slots"),
+        ({"causal": True, "window": 3, "inplace": True}, "one token"),
         ({"causal": True, "window": 3, "softcap": 0.0}, "softcap"),
         ({"causal": False, "window": 3, "return_state": True}, "both sides"),
     ],

@@ -66,7 +66,8 @@ def attention(name: str) -> Callable:
         own, cached = layer_of(module, query, key), getattr(key, "tarnn_cache_layer", None)
         how = DEFAULTS[name]._replace(**own.options)
         shared: dict[str, Any] = {
-            "causal": causal, "window": how.window, "sinks": how.sinks, "scale": scaling, "softcap": options.get("softcap"),
+            "causal": causal, "window": how.window, "sinks": how.sinks, "slots": how.slots, "scale": scaling,
+            "softcap": options.get("softcap"),
         }  # fmt: skip
         bounds = documents_in(query, key, attention_mask, options, cached=cached is not None)
         if bounds is not None:
@@ -76,7 +77,16 @@ def attention(name: str) -> Callable:
         if cached is None:
             o = last_queries(own, query, key, value, **shared)
         else:
-            o, cached.state = own(query, key, value, state=cached.state, return_state=True, **shared)
+            one = cached.state is not None and query.shape[2] == 1 and shared["key_mask"] is None
+            o, cached.state = own(
+                query,
+                key,
+                value,
+                state=cached.state,
+                return_state=True,
+                inplace=one and not torch.is_grad_enabled(),
+                **shared,
+            )
         return o.transpose(1, 2).contiguous(), None
 
     return run
@@ -118,7 +128,8 @@ def real_tokens(layer: str, mask: Tensor | None, key: Tensor) -> Tensor | None:
             f"{layer} has a mask of shape {tuple(mask.shape)}; tarnn's attention takes (batch, keys), which says where "
             'there is padding. For other masks load the model with attn_implementation="sdpa".'
         )
-    return mask[:, -key.shape[2] :].bool()
+    real = mask[:, -key.shape[2] :].bool()
+    return None if real.all() else real
 
 
 def documents_in(

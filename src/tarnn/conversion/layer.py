@@ -69,20 +69,26 @@ class LayerAttention(nn.Module):
         return "exact" in self.modes
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: int, sinks: int, scale: float | None = None,
-        softcap: float | None = None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None,
-        state: HeadStates | None = None, return_state: bool = False,
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: int, sinks: int, slots: int = 0,
+        scale: float | None = None, softcap: float | None = None, key_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None, state: HeadStates | None = None, return_state: bool = False, inplace: bool = False,
     ) -> tuple[Tensor, HeadStates | None]:  # fmt: skip
         """q (b, h, t, d), k and v (b, g, t, ·) → o (b, h, t, e), and the state behind if asked for."""
         if scale is not None:  # maps estimate e^(q·k/√d)
             q = q * (scale * self.heads.d**0.5)
-        shared: dict[str, Any] = {"causal": causal, "key_mask": key_mask, "cu_seqlens": cu_seqlens}
-        near: dict[str, Any] = {
+        shared: dict[str, Any] = {
+            "causal": causal,
+            "key_mask": key_mask,
+            "cu_seqlens": cu_seqlens,
+            "return_state": return_state,
+        }
+        near = {
             **shared,
             "window": window,
             "sinks": sinks,
+            "slots": slots,
             "softcap": softcap,
-            "return_state": return_state,
+            "inplace": inplace,
         }
         kinds = [mode for mode in MODES if mode in self.modes]
         befores: Any = [None] * len(kinds) if state is None else state.parts
@@ -90,9 +96,7 @@ class LayerAttention(nn.Module):
         for mode, before in zip(kinds, befores):
             q_here, k_here, v_here = (x if len(kinds) == 1 else self.of_mode(x, mode) for x in (q, k, v))
             if mode == "exact":
-                o = exact_attention(
-                    q_here, k_here, v_here, softcap=softcap, state=before, return_state=return_state, **shared
-                )
+                o = exact_attention(q_here, k_here, v_here, softcap=softcap, state=before, **shared)
             else:
                 phi = self.feature_map if mode == "features" else None
                 bias = self.far_bias if len(kinds) == 1 else self.of_mode(self.far_bias[None], mode)[0]

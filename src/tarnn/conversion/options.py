@@ -22,10 +22,11 @@ CHILD = "tarnn"  # of an attention module
 class AttentionOptions(NamedTuple):
     """What one layer is to compute.
 
-    window: keys at a distance of less than this are exact. sinks: so are the first so many.
+    window: keys at a distance of less than this are exact. sinks: so are the first so many. slots: so are, of the keys that
+        have left the window, so many that features represent worst.
     feature_map: estimates all others: a name, {"name": …, and its options}, or a map with a name, such as a trained one
         for all of the layer's key/value heads; None: they are not seen.
-    mode: for all key/value heads, or a list with one for each: "features"; "window": window and sinks alone; "exact":
+    mode: for all key/value heads, or a list with one for each: "features"; "window": window, sinks and slots alone; "exact":
         softmax over everything, whose keys and values are all kept.
     far_bias: λ, added to the log-weights of estimated keys: a number, or one for each query head. It is a parameter of
         the layer, so it is saved with the weights, not in config.json.
@@ -33,6 +34,7 @@ class AttentionOptions(NamedTuple):
 
     window: int = 256
     sinks: int = 4
+    slots: int = 0
     feature_map: Any = "favor"
     mode: Any = "features"
     far_bias: Any = 0.0

@@ -9,18 +9,18 @@ from tarnn.ops.state import LinearState, NoState, State
 from tarnn.ops.step import step
 
 if TYPE_CHECKING:
-    from tarnn.ops.hybrid import hybrid_attention
-    from tarnn.ops.hybrid_chunks import HybridState
+    from tarnn.ops.hybrid import hybrid_attention, hybrid_step
+    from tarnn.ops.hybrid_state import HybridState
     from tarnn.ops.partition import ClassSums, random_feature_softmax, sum_classes
 
 __all__ = [
-    "ClassSums", "HybridState", "KVCache", "LinearState", "NoState", "State", "hybrid_attention", "linear_attention",
-    "random_feature_softmax", "softmax_attention", "softmax_step", "step", "sum_classes",
+    "ClassSums", "HybridState", "KVCache", "LinearState", "NoState", "State", "hybrid_attention", "hybrid_step",
+    "linear_attention", "random_feature_softmax", "softmax_attention", "softmax_step", "step", "sum_classes",
 ]  # fmt: skip
 
 # loaded when first used
 _HOME = {
-    "ClassSums": "partition", "HybridState": "hybrid_chunks", "hybrid_attention": "hybrid",
+    "ClassSums": "partition", "HybridState": "hybrid_state", "hybrid_attention": "hybrid", "hybrid_step": "hybrid",
     "random_feature_softmax": "partition", "sum_classes": "partition",
 }  # fmt: skip
 

@@ -1,17 +1,20 @@
 """Hybrid attention: exact softmax where it matters, features for the rest, one denominator.
 
-Each key lives in exactly one store. The first s tokens of a sequence are its *sinks*, the last w its *window*; a key that
-leaves the window enters the sums of linear attention. With the log-weights of the exact keys (softmax's) and those of the
+Each key lives in exactly one store. The first s tokens of a sequence are its *sinks*, the last w its *window*; of the keys
+that have left the window, the c that features represent worst are in the *slots*, and all others have entered the sums of
+linear attention. With the log-weights of the exact keys (softmax's) and those of the
 others (estimated by features), both summed by log-sum-exp,
 
     ℓ^E = log Σ_exact e^(s_ij)        ℓ^R = λ + a_i + M_i + log φ̂_iᵀz        ℓ = log(e^ℓ^E + e^ℓ^R)
     o_i = (Σ_exact e^(s_ij) v_j + e^(λ + a_i + M_i) Sᵀφ̂_i) / e^ℓ            ρ_i = e^(ℓ^R − ℓ)
 
-φ(q_i) = φ̂_i e^(a_i), and S, z in units of e^(M_i), the running maximum of the log-weights of the keys that have left the
-window. It is causal to the bit: M_i depends on these keys alone.
+φ(q_i) = φ̂_i e^(a_i), and S, z in units of e^(M_i), the running maximum of the log-weights of the keys that have entered the
+sums. It is causal to the bit: M_i depends on these keys alone.
 
 How it is computed in chunks: `hybrid_chunks.py`.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,20 +24,22 @@ from tarnn.feature_maps.registry import map_for
 from tarnn.kernels.packing import bounds, buckets
 from tarnn.numerics import autocast, full_precision
 from tarnn.ops.checks import check_attention
-from tarnn.ops.hybrid_chunks import HybridState, Options, at, attend
+from tarnn.ops.hybrid_chunks import attend
+from tarnn.ops.hybrid_state import HybridState, Options, at
+from tarnn.ops.hybrid_step import take_step
 
 
 def hybrid_attention(
     q: Tensor, k: Tensor, v: Tensor, feature_map: nn.Module | str | None = None, *,
-    causal: bool, window: int, sinks: int = 0, scale: float | None = None, far_bias: Tensor | float = 0.0,
+    causal: bool, window: int, sinks: int = 0, slots: int = 0, scale: float | None = None, far_bias: Tensor | float = 0.0,
     softcap: float | None = None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None,
     log_decay: Tensor | None = None, exact_queries: Tensor | None = None, state: HybridState | None = None,
-    return_state: bool = False, return_far_share: bool = False,
+    return_state: bool = False, return_far_share: bool = False, inplace: bool = False,
 ):  # fmt: skip
     """Softmax attention to a window and to sinks, and features of all other keys, in time and memory linear in t.
 
     q (b, h, t, d), k (b, g, t, d), v (b, g, t, e) as in `softmax_attention`. Time is counted in real tokens: those that
-    key_mask (b, t) leaves in. With window + sinks ≥ t this is softmax attention.
+    key_mask (b, t) leaves in. With window + sinks + slots ≥ t this is softmax attention.
 
     Args:
         feature_map: φ, whose products estimate e^(scale·q·k), such as `PositiveRandomFeatures`; None: keys beyond window
@@ -42,12 +47,15 @@ def hybrid_attention(
         causal: query i sees keys j ≤ i only.
         window: keys at a distance of less than this are exact, the query's own among them; on both sides where not causal.
         sinks: the first so many tokens of a sequence are exact for every query.
+        slots: so many keys per key/value head that features represent badly stay exact after they have left the window
+            (`hybrid_slots.py` says how they are chosen); without causality, so many of the whole row.
         scale: of the products, 1/√d by default. softcap c: then c·tanh(product / c).
         far_bias: λ, a number or (h,), added to the log-weight of every estimated key.
         cu_seqlens: (n + 1,), sequences end to end in one row.
         log_decay: ≤ 0, (g,) or (b, g, t), causal only: keys fade, exact ones too. A constant −m is ALiBi's slope m.
         exact_queries: places (n,) whose queries see every key exactly, such as [0] for a CLS token. Without a state.
         state, return_state: as in `linear_attention`; causal only. The size of a state does not grow.
+        inplace: of one token only: the given state is written into, and is the one that is returned.
         return_far_share: also return ρ (b, h, t), the share of each query's weight that was estimated.
 
     Weights and sums are float32, float64 for float64 inputs; o has the dtype of v. Zeros at masked tokens.
@@ -57,7 +65,7 @@ def hybrid_attention(
     """
     q, k, v = autocast(q, k, v)
     check_attention(q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, log_decay=log_decay)
-    _check_options(causal, window, sinks, softcap, state, return_state, exact_queries)
+    _check_options(causal, window, sinks, slots, softcap, state, return_state, exact_queries)
     (b, _, t, d), g = q.shape, k.shape[1]
     if k.shape[2] != t:
         raise ValueError(
@@ -67,11 +75,19 @@ def hybrid_attention(
     if phi is not None:
         phi.check_positive()
     scale = d**-0.5 if scale is None else scale
-    how = Options(phi, causal, window, sinks, scale, softcap, far_bias, exact_queries)
+    how = Options(phi, causal, window, sinks, slots, scale, softcap, far_bias, exact_queries)
     if log_decay is not None and log_decay.ndim == 1:
         log_decay = log_decay[None, :, None].expand(b, g, t)
+    one = t == 1 and causal and exact_queries is None and key_mask is None and cu_seqlens is None
+    if inplace and not (one and state is not None):
+        raise ValueError(
+            f"inplace=True is for one token and a state, without key_mask and cu_seqlens; got {t} tokens and state={state}."
+        )
     with full_precision(q):
-        if cu_seqlens is not None:
+        if one and state is not None and (inplace or not _differentiable(how, q, k, v, log_decay, state)):
+            state.check(how)
+            o, state, rho = take_step(how, q, k, v, log_decay, state, inplace=inplace)
+        elif cu_seqlens is not None:
             o, state, rho = _packed(how, q, k, v, key_mask, log_decay, state, bounds(cu_seqlens, t))
         else:
             o, state, rho = _compact(how, q, k, v, key_mask, log_decay, state)
@@ -79,15 +95,56 @@ def hybrid_attention(
     return found if len(found) > 1 else o
 
 
-def _check_options(causal, window, sinks, softcap, state, return_state, exact_queries) -> None:
-    if window < 1 or sinks < 0:
-        raise ValueError(f"window must be 1 or more and sinks 0 or more; got {window} and {sinks}.")
+def hybrid_step(
+    q: Tensor, k: Tensor, v: Tensor, feature_map: nn.Module | str | None, state: HybridState, *, window: int,
+    inplace: bool = False, **options: Any,
+) -> tuple[Tensor, HybridState]:  # fmt: skip
+    """One token more: o (b, h, 1, e) and the new state. `inplace` writes into the given one, for loops that own it.
+
+    Arguments, options and errors as in `hybrid_attention`, which gives the state; time and memory don't grow.
+    """
+    if q.ndim == 4 and q.shape[2] != 1:
+        raise ValueError(
+            f"a step takes one token, q (b, h, 1, d); got {tuple(q.shape)}. For more, hybrid_attention(state=…)."
+        )
+    return hybrid_attention(
+        q,
+        k,
+        v,
+        feature_map,
+        causal=True,
+        window=window,
+        state=state,
+        return_state=True,
+        inplace=inplace,
+        **options,
+    )
+
+
+def _check_options(causal, window, sinks, slots, softcap, state, return_state, exact_queries) -> None:
+    if window < 1 or sinks < 0 or slots < 0:
+        raise ValueError(
+            f"window must be 1 or more, sinks and slots 0 or more; got {window}, {sinks} and {slots}."
+        )
     if softcap is not None and softcap <= 0:
         raise ValueError(f"softcap must be above 0, or None for none; got {softcap}.")
     if not causal and (state is not None or return_state):
         raise ValueError("attention to both sides has no state: it would also need what comes after.")
     if exact_queries is not None and state is not None:
         raise ValueError("exact_queries see every key, but a state keeps few; pass one of the two.")
+
+
+def _differentiable(how: Options, *given) -> bool:
+    """Whether autograd watches: a step writes into its copy of the state, which has no gradient."""
+    if not torch.is_grad_enabled():
+        return False
+    parts = (
+        how.far_bias,
+        *given,
+        *pytree.tree_leaves(given[-1]),
+        *(how.feature_map or nn.Module()).parameters(),
+    )
+    return any(isinstance(x, Tensor) and x.requires_grad for x in parts)
 
 
 def _compact(how: Options, q, k, v, key_mask, log_decay, state):

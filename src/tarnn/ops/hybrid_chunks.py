@@ -1,73 +1,23 @@
-"""Hybrid attention of rows whose real tokens stand in front: window and sinks exactly, all other keys by features.
+"""Hybrid attention of rows whose real tokens stand in front: some keys exactly, all others by features.
 
-Each key lives in exactly one store: sinks, window, or sums. Time is cut into chunks of c queries. Each chunk sees
+Each key lives in exactly one store: sinks, window, slots, or sums. Time is cut into chunks of c queries. Each chunk sees
 c + w − 1 keys exactly. The keys of the sums are the same keys, w positions late, so that the chunks of linear attention
 work on keys and values that are delayed. Parts are merged by the logarithms of their weights, with one denominator.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tarnn.feature_maps.base import FeatureMap
-from tarnn.kernels.eager.weights import chunk_weights, finite
-from tarnn.numerics import wide
+from tarnn.kernels.eager.weights import chunk_weights
+from tarnn.numerics import finite, wide
+from tarnn.ops import hybrid_slots
 from tarnn.ops.features import features
-from tarnn.ops.state import State
+from tarnn.ops.hybrid_state import HybridState, Options, at, capped, room_of
 
 CHUNK = 64
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class HybridState(State):
-    """What a sequence so far means to what comes after it: of constant size, however long it is.
-
-    k, v (b, g, w, ·): the last w keys and values in their order, the newest last. sink_k, sink_v (b, g, s, ·): the first
-    s. fade (b, g, w), sink_fade (b, g, s): how much each of them has faded by now, log. S (b, g, f, e), z (b, g, f),
-    M (b, g): the sums over all other keys, in units of e^M. count (b,): real tokens so far; places that no token has
-    filled yet hold zeros.
-    """
-
-    k: Tensor
-    v: Tensor
-    fade: Tensor
-    sink_k: Tensor
-    sink_v: Tensor
-    sink_fade: Tensor
-    S: Tensor
-    z: Tensor
-    M: Tensor
-    count: Tensor
-
-    @classmethod
-    def zeros(
-        cls, k: Tensor, v: Tensor, num_features: int, *, window: int, sinks: int, batch_size: int | None = None
-    ) -> "HybridState":  # fmt: skip
-        """The state that has seen nothing, for keys and values like these."""
-        b, g = (k.shape[0] if batch_size is None else batch_size), k.shape[1]
-        dtype = wide(k.dtype)
-        S = k.new_zeros(b, g, num_features, v.shape[3], dtype=dtype)
-        return cls(
-            k.new_zeros(b, g, window, k.shape[3]), v.new_zeros(b, g, window, v.shape[3]), S.new_zeros(b, g, window),
-            k.new_zeros(b, g, sinks, k.shape[3]), v.new_zeros(b, g, sinks, v.shape[3]), S.new_zeros(b, g, sinks),
-            S, S.new_zeros(b, g, num_features), S.new_full((b, g), -torch.inf),
-            torch.zeros(b, dtype=torch.int64, device=k.device),
-        )  # fmt: skip
-
-
-class Options(NamedTuple):
-    """What all parts need to know; feature_map None: keys that are not exact are not seen."""
-
-    feature_map: FeatureMap | None
-    causal: bool
-    window: int
-    sinks: int
-    scale: float
-    softcap: float | None
-    far_bias: Tensor | float  # λ, a number or (h,)
-    exact_queries: Tensor | None
 
 
 class Part(NamedTuple):
@@ -77,25 +27,32 @@ class Part(NamedTuple):
     log_weight: Tensor  # (b, h, t)
 
 
+def new_state(how: Options, k: Tensor, v: Tensor) -> HybridState:
+    """The state that has seen nothing."""
+    f = 0 if how.feature_map is None else features(how.feature_map, k[:, :, :1], "keys")[0].shape[-1]
+    return HybridState.zeros(k, v, f, window=how.window, sinks=how.sinks, slots=how.slots)
+
+
 def attend(how: Options, q, k, v, count, log_decay, state):
     """Rows whose real tokens stand in front, `count` (b,) of them (None: all)."""
-    b, t, window, sinks = q.shape[0], q.shape[2], how.window, how.sinks
+    b, t = q.shape[0], q.shape[2]
     dtype = wide(v.dtype)
     real = torch.ones(b, t, dtype=torch.bool, device=q.device)
     if count is not None:
         real = torch.arange(t, device=q.device) < count[:, None]
     k, v = (x.masked_fill(~real[:, None, :, None], 0.0) for x in (k, v))  # whatever stands there: NaN too
     if state is None:
-        f = 0 if how.feature_map is None else features(how.feature_map, k[:, :, :1], "keys")[0].shape[-1]
-        state = HybridState.zeros(k, v, f, window=window, sinks=sinks)
+        state = new_state(how, k, v)
+    state.check(how)
     if not t:
         empty = torch.zeros_like(q[..., 0], dtype=dtype)
         return empty[..., None].expand(-1, -1, -1, v.shape[3]).to(v.dtype), state, empty
-    keys = _keys(state, k, v, real, log_decay, dtype)
-    parts = [_exact(how, q.to(dtype), keys)]
+    keys = _keys(how, state, k, v, real, log_decay)
+    slots = _slots(how, state, keys) if how.slots else None
+    parts = [_exact(how, q.to(dtype), keys, slots)]
     after = state
     if how.feature_map is not None:
-        estimated, S, z, M = _far(how, q, keys, state)
+        estimated, S, z, M = _far(how, q, keys, slots, state)
         parts += estimated
         after = replace(state, S=S, z=z, M=M)
     o, log_weight = _merged(parts)
@@ -106,7 +63,7 @@ def attend(how: Options, q, k, v, count, log_decay, state):
     if how.exact_queries is not None:
         o, rho = _with_exact_rows(how, q, k, v, real, o, rho)
     o = o.masked_fill(~real[:, None, :, None], 0.0).to(v.dtype)
-    return o, _after(after, keys) if how.causal else None, rho.masked_fill(~real[:, None], 0.0)
+    return o, _after(how, after, keys, slots) if how.causal else None, rho.masked_fill(~real[:, None], 0.0)
 
 
 class _Keys(NamedTuple):
@@ -127,27 +84,64 @@ class _Keys(NamedTuple):
     real: Tensor  # (b, t)
 
 
-def _keys(state: HybridState, k, v, real, log_decay, dtype) -> _Keys:
-    (b, g, t, _), w, s, device = k.shape, state.k.shape[2], state.sink_k.shape[2], k.device
+def _keys(how: Options, state: HybridState, k, v, real, log_decay) -> _Keys:
+    (b, g, t, _), w, s, device = k.shape, how.window, how.sinks, k.device
     # e^−10⁴ is 0
     decay = torch.zeros(b, g, t, device=device) if log_decay is None else log_decay.clamp(min=-1e4)
     clock = decay.double().masked_fill(~real[:, None], 0.0).cumsum(-1)
     place = state.count[:, None] - w + torch.arange(w + t, device=device)
-    there = torch.cat([place[:, :w] >= 0, real], dim=1)
+    there = torch.cat([place[:, :w] >= s, real], dim=1)
     fresh = torch.arange(s, device=device) - state.count[:, None]  # (b, s): which new token becomes this sink
     old, index = (fresh < 0)[:, None, :, None], fresh.clamp(0, t - 1)
-    sink_k, sink_v, sink_birth = state.sink_k, state.sink_v, state.sink_fade[..., None].double()
+    sink_k, sink_v, sink_birth = state.k[:, :, :s], state.v[:, :, :s], state.fade[:, :, :s, None].double()
     if s:
         sink_k, sink_v = torch.where(old, sink_k, at(k, index)), torch.where(old, sink_v, at(v, index))
         sink_birth = torch.where(old, sink_birth, at(-clock[..., None], index))
+    ring = room_of(place[:, :w].clamp(min=s), how)
+    before_k, before_v, fade = (at(x, ring) for x in (state.k, state.v, state.fade[..., None]))
     return _Keys(
-        torch.cat([state.k, k], 2), torch.cat([state.v, v], 2), place, there,
-        torch.cat([state.fade.double(), -clock], 2), clock, sink_k, sink_v, sink_birth[..., 0], real,
+        torch.cat([before_k, k], 2), torch.cat([before_v, v], 2), place, there,
+        torch.cat([fade[..., 0].double(), -clock], 2), clock, sink_k, sink_v, sink_birth[..., 0], real,
     )  # fmt: skip
 
 
-def _exact(how: Options, q: Tensor, keys: _Keys) -> Part:
-    """Window and sinks, chunk by chunk."""
+class _Slots(NamedTuple):
+    """The keys of one row, slots before those of `_Keys`, and which of them slots hold at which token."""
+
+    k: Tensor  # (b, g, c + w + t, d)
+    v: Tensor
+    birth: Tensor  # (b, g, c + w + t)
+    place: Tensor
+    entries: Tensor  # (b, g, n, l): keys in the slots in each chunk of queries
+    held: Tensor  # (b, g, n, chunk or 1, l): at which queries
+    course: hybrid_slots.Course | None  # None: the slots are the same for all queries
+
+
+def _slots(how: Options, state: HybridState, keys: _Keys) -> _Slots:
+    g, t, c = keys.k.shape[1], keys.real.shape[1], how.slots
+    first = how.sinks + how.window
+    row = (
+        torch.cat([state.k[:, :, first:], keys.k], 2), torch.cat([state.v[:, :, first:], keys.v], 2),
+        torch.cat([state.fade[:, :, first:].double(), keys.birth], 2),
+        torch.cat([state.place, keys.place[:, None].expand(-1, g, -1)], 2),
+    )  # fmt: skip
+    score = hybrid_slots.scores(how.feature_map, keys.k, how.scale, how.softcap)
+    lives = keys.there & (keys.place >= how.sinks)
+    if how.causal:
+        leaves = lives[:, :t] & keys.real
+        found = hybrid_slots.course(state.score, state.place, leaves, score[:, :, :t], CHUNK)
+        return _Slots(*row, found.entries, found.held, found)
+    index, there = hybrid_slots.worst(score, lives, c)
+    n = -(-t // CHUNK)
+    # those in the window of a query stand there already
+    now = torch.arange(n * CHUNK, device=score.device).view(n, CHUNK, 1) + how.window  # in the row of `_Keys`
+    far = (index[:, :, None, None] - now).abs() >= how.window
+    index = index[:, :, None].expand(-1, -1, n, -1)
+    return _Slots(*row, index + c, far & there[:, :, None, None], None)
+
+
+def _exact(how: Options, q: Tensor, keys: _Keys, slots: _Slots | None) -> Part:
+    """Window, sinks and slots, chunk by chunk."""
     (b, h, t, _), g, window, sinks = q.shape, keys.k.shape[1], how.window, how.sinks
     n, reach = -(-t // CHUNK), window if how.causal else 2 * window - 1
     length, r, missing = CHUNK + reach - 1, h // g, n * CHUNK - t
@@ -168,7 +162,7 @@ def _exact(how: Options, q: Tensor, keys: _Keys) -> Part:
     # (b, g, n, c, 1)
     clock = torch.nn.functional.pad(keys.clock, (0, missing))[..., None].unflatten(2, (n, CHUNK))
     fade = (clock + windows(keys.birth)[..., None, :])[:, :, :, None].to(q.dtype)
-    logits = (_capped(q @ k[:, :, :, None], how.softcap) + fade.masked_fill(~near, 0.0)).masked_fill(
+    logits = (capped(q @ k[:, :, :, None], how.softcap) + fade.masked_fill(~near, 0.0)).masked_fill(
         ~near, -torch.inf
     )
     values = [v.mT[:, :, :, None]]
@@ -182,17 +176,25 @@ def _exact(how: Options, q: Tensor, keys: _Keys) -> Part:
         )
         seen = seen.unflatten(1, (n, CHUNK))[:, None, :, None]  # (b, 1, n, 1, c, s)
         fade = (clock + keys.sink_birth[:, :, None, None])[:, :, :, None].to(q.dtype)
-        products = _capped(q @ keys.sink_k.to(q.dtype)[:, :, None, None].mT, how.softcap)
+        products = capped(q @ keys.sink_k.to(q.dtype)[:, :, None, None].mT, how.softcap)
         logits = torch.cat(
             [logits, (products + fade.masked_fill(~seen, 0.0)).masked_fill(~seen, -torch.inf)], -1
         )
         values.append(keys.sink_v.to(q.dtype)[:, :, None, None].expand(-1, -1, n, -1, -1, -1))
+    if slots is not None:
+        held = slots.held[:, :, :, None]  # (b, g, n, 1, c, l)
+        index = slots.entries.flatten(2)
+        shape = slots.entries.shape[2:]
+        slot_k, slot_v = (
+            at(x, index).to(q.dtype).unflatten(2, shape)[:, :, :, None] for x in (slots.k, slots.v)
+        )
+        birth = slots.birth.gather(2, index).unflatten(2, shape)[..., None, :]
+        fade = (clock + birth)[:, :, :, None].to(q.dtype).masked_fill(~held, 0.0)
+        products = capped(q @ slot_k.mT, how.softcap)
+        logits = torch.cat([logits, (products + fade).masked_fill(~held, -torch.inf)], -1)
+        values.append(slot_v)
     mean, weight = _softmax(logits, torch.cat(values, dim=-2))
     return Part(*(x.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :, :t] for x in (mean, weight)))
-
-
-def _capped(products: Tensor, softcap: float | None) -> Tensor:
-    return products if softcap is None else softcap * torch.tanh(products / softcap)
 
 
 def _softmax(logits: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,31 +214,44 @@ def _merged(parts: list[Part]) -> tuple[Tensor, Tensor]:
     return o.squeeze(-2), log_weight.squeeze(-1)
 
 
-def _far(how: Options, q, keys: _Keys, state: HybridState):
+def _far(how: Options, q, keys: _Keys, slots: _Slots | None, state: HybridState):
     """The keys beyond the window, estimated: a part for those before, where not causal one for those behind; and S, z, M."""
     t, window = q.shape[2], how.window
     assert how.feature_map is not None
     phi_q, a_q = features(how.feature_map, q, "queries")
-    phi_k, weight = features(how.feature_map, keys.k, "keys")
-    weight = keys.birth if weight is None else weight + keys.birth
     bias = how.far_bias
     bias = bias[None, :, None] if isinstance(bias, Tensor) and bias.ndim else bias
     a = phi_q.new_zeros(phi_q.shape[:3]) + bias if a_q is None else a_q + bias  # (b, h, t)
-    lives = keys.there & (keys.place >= how.sinks)
-    enters = (lives[:, :t] & keys.real)[:, None]  # with each new token one key leaves the window
-    w = (weight[:, :, :t] + keys.clock).to(phi_q.dtype).masked_fill(~enters, -torch.inf)
+    lives = (keys.there & (keys.place >= how.sinks))[:, None]
+    enters = lives[:, :, :t] & keys.real[:, None]  # with each new token one key leaves the window
+    if slots is None or slots.course is None:
+        if slots is not None:
+            lives = lives.expand(-1, keys.k.shape[1], -1).scatter(
+                2, slots.entries[:, :, 0] - how.slots, False
+            )
+            enters = enters & lives[:, :, :t]
+        k, v, birth = keys.k, keys.v, keys.birth
+        first_k, first_v, first_birth = k[:, :, :t], v[:, :, :t], birth[:, :, :t]
+    else:  # or, in its place, a key that it drove out of the slots
+        loser, enters = slots.course.loser, slots.course.loses
+        k, v, birth = keys.k, keys.v, keys.birth
+        first_k, first_v, first_birth = at(slots.k, loser), at(slots.v, loser), slots.birth.gather(2, loser)
     decay = keys.clock.diff(dim=-1, prepend=keys.clock.new_zeros(*keys.clock.shape[:2], 1)).to(phi_q.dtype)
     sums = torch.cat([state.S, state.z[..., None]], -1)
-    before, sums, M = _sweep(phi_q, phi_k[:, :, :t], keys.v[:, :, :t], w, decay, sums, state.M, a)
+    phi_k, weight = features(how.feature_map, first_k, "keys")
+    w = first_birth + keys.clock if weight is None else weight + first_birth + keys.clock
+    w = w.to(phi_q.dtype).masked_fill(~enters, -torch.inf)
+    before, sums, M = _sweep(phi_q, phi_k, first_v, w, decay, sums, state.M, a)
     if how.causal:
         return [before], sums[..., :-1], sums[..., -1], M
     # the same from the end to the start: at token i key i + w joins
+    phi_k, weight = features(how.feature_map, k[:, :, window:], "keys")
+    w = birth[:, :, window:] if weight is None else weight + birth[:, :, window:]
+    w = w.to(phi_q.dtype).masked_fill(~lives[:, :, window:], -torch.inf)
     behind = [
-        torch.nn.functional.pad(x[:, :, window:].flip(2), (0, 0, window, 0))[:, :, :t]
-        for x in (phi_k, keys.v)
+        torch.nn.functional.pad(x.flip(2), (0, 0, window, 0))[:, :, :t] for x in (phi_k, v[:, :, window:])
     ]
-    w = weight[:, :, window:].masked_fill(~lives[:, None, window:], -torch.inf).to(phi_q.dtype).flip(2)
-    w = torch.nn.functional.pad(w, (window, 0), value=-torch.inf)[:, :, :t]
+    w = torch.nn.functional.pad(w.flip(2), (window, 0), value=-torch.inf)[:, :, :t]
     nothing = torch.zeros_like(sums), torch.full_like(state.M, -torch.inf)
     after, _, _ = _sweep(phi_q.flip(2), behind[0], behind[1], w, decay, *nothing, a.flip(2))
     return [before, Part(after.mean.flip(2), after.log_weight.flip(2))], state.S, state.z, state.M
@@ -282,7 +297,7 @@ def _with_exact_rows(how: Options, q, k, v, real, o, rho):
     rows_at = how.exact_queries[how.exact_queries < q.shape[2]]
     g, dtype = k.shape[1], o.dtype
     rows = q[:, :, rows_at].to(dtype).unflatten(1, (g, -1))  # (b, g, r, n, d)
-    logits = _capped(how.scale * rows @ k.to(dtype)[:, :, None].mT, how.softcap)
+    logits = capped(how.scale * rows @ k.to(dtype)[:, :, None].mT, how.softcap)
     seen = real[:, None, None, None]
     if how.causal:
         seen = seen & (torch.arange(k.shape[2], device=q.device) <= rows_at[:, None])
@@ -290,18 +305,26 @@ def _with_exact_rows(how: Options, q, k, v, real, o, rho):
     return o.index_copy(2, rows_at, mean.flatten(1, 2)), rho.index_fill(2, rows_at, 0.0)
 
 
-def _after(state: HybridState, keys: _Keys) -> HybridState:
-    """The state behind the new tokens: the last w real keys, and the sinks."""
-    w, n = state.k.shape[2], keys.real.sum(-1)
-    index = n[:, None] + torch.arange(w, device=n.device)  # (b, w)
-    now = keys.clock[:, :, -1:]
-    fade = (at(keys.birth[..., None], index)[..., 0] + now).to(state.fade.dtype)
+def _after(how: Options, state: HybridState, keys: _Keys, slots: _Slots | None) -> HybridState:
+    """The state behind the new tokens."""
+    w, s = how.window, how.sinks
+    count, now = state.count + keys.real.sum(-1), keys.clock[:, :, -1:]
+    last = count[:, None] - 1
+    room = s + torch.arange(w, device=last.device)
+    place = last - (last - room).remainder(w)  # (b, w): the last token that the ring holds there
+    index = (place - keys.place[:, :1]).clamp(min=0)
+    empty = (place < s)[:, None, :, None]
+    fade = (keys.birth + now)[..., None]
+    ring_k, ring_v, ring_fade = (at(x, index).masked_fill(empty, 0.0) for x in (keys.k, keys.v, fade))
+    parts = [[keys.sink_k, ring_k], [keys.sink_v, ring_v], [(keys.sink_birth + now)[..., None], ring_fade]]
+    score, stood = state.score, state.place
+    if slots is not None and slots.course is not None:
+        held, score = slots.course.slots, slots.course.score
+        stood = slots.place.gather(2, held)
+        empty = (score == -torch.inf)[..., None]
+        for part, x in zip(parts, (slots.k, slots.v, (slots.birth + now)[..., None])):
+            part.append(at(x, held).masked_fill(empty, 0.0))
+    k, v, fade = (torch.cat(x, 2) for x in parts)
     return replace(
-        state, k=at(keys.k, index), v=at(keys.v, index), fade=fade, sink_k=keys.sink_k, sink_v=keys.sink_v,
-        sink_fade=(keys.sink_birth + now).to(state.fade.dtype), count=state.count + n,
-    )  # fmt: skip
-
-
-def at(x: Tensor, index: Tensor) -> Tensor:
-    """(b, h, t, ·) at index (b, l) of time."""
-    return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+        state, k=k, v=v, fade=fade[..., 0].to(state.fade.dtype), score=score, place=stood, count=count
+    )

@@ -1,0 +1,109 @@
+"""One token of hybrid attention: its time and the size of its state don't depend on how many came before."""
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from tarnn.numerics import finite, wide
+from tarnn.ops import hybrid_slots
+from tarnn.ops.features import features
+from tarnn.ops.hybrid_state import HybridState, Options, capped, room_of
+
+
+def take_step(
+    how: Options, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: HybridState, *, inplace: bool
+) -> tuple[Tensor, HybridState, Tensor]:  # fmt: skip
+    """One real token of each row: o (b, h, 1, e), the state behind it, ρ (b, h, 1)."""
+    if not inplace:
+        state = state.clone()
+    if log_decay is not None:  # e^−10⁴ is 0
+        decay = log_decay[..., 0].clamp(min=-1e4).to(state.fade.dtype)
+        state.fade.add_(decay[..., None] * _filled(how, state))
+        state.M.add_(decay)
+    _make_room(how, k, v, state)
+    o, rho = _read(how, q, v.dtype, state)
+    if inplace:
+        increment_version(tuple(state.tensors().values()))
+    return o, state, rho
+
+
+def _make_room(how: Options, k: Tensor, v: Tensor, state: HybridState) -> None:
+    """The token into the ring or among the sinks. The key that stood there goes to a slot or into the sums."""
+    row, near = torch.arange(k.shape[0], device=k.device), how.sinks + how.window
+    room, full = room_of(state.count, how), state.count >= near
+    leaves = full[:, None].expand(state.M.shape)
+    old = state.k[row, :, room], state.v[row, :, room], state.fade[row, :, room]
+    if how.slots:
+        old, leaves = _through_slots(how, state, old, state.count - how.window, leaves, near)
+    if how.feature_map is not None:
+        _add(how, state, *old, leaves)
+    for x, new in ((state.k, k[:, :, 0]), (state.v, v[:, :, 0]), (state.fade, torch.zeros_like(state.M))):
+        x[row, :, room] = new.to(x.dtype)
+    state.count.add_(1)
+
+
+def _through_slots(how: Options, state: HybridState, old, place: Tensor, leaves: Tensor, first: int):
+    """A key that leaves the window against the slots: the loser, and whether there is one."""
+    score = hybrid_slots.scores(how.feature_map, old[0][:, :, None], how.scale, how.softcap)[..., 0]
+    least = state.score.amin(-1, keepdim=True)
+    last = state.place.masked_fill(state.score > least, -2).argmax(
+        -1, keepdim=True
+    )  # of equal ones the last loses
+    wins = leaves & (score > least[..., 0])
+    loses = leaves & ~(wins & (least[..., 0] == -torch.inf))
+    losers = []
+    for x, new in zip((state.k, state.v, state.fade[..., None]), (*old[:2], old[2][..., None])):
+        index, chosen = (first + last)[..., None].expand(-1, -1, 1, x.shape[3]), wins[..., None]
+        before = x.gather(2, index)[:, :, 0]
+        losers.append(torch.where(chosen, before, new))
+        x.scatter_(2, index, torch.where(chosen, new, before)[:, :, None])
+    for x, new in ((state.score, score), (state.place, place[:, None].expand_as(score))):
+        x.scatter_(2, last, torch.where(wins, new.to(x.dtype), x.gather(2, last)[..., 0])[..., None])
+    return (losers[0], losers[1], losers[2][..., 0]), loses
+
+
+def _add(how: Options, state: HybridState, k: Tensor, v: Tensor, fade: Tensor, enters: Tensor) -> None:
+    """A key and value (b, g, ·) into the sums, where `enters` (b, g)."""
+    assert how.feature_map is not None
+    phi, w = features(how.feature_map, k[:, :, None], "keys")
+    w = fade if w is None else w[..., 0] + fade
+    w = w.to(state.M.dtype).masked_fill(~enters, -torch.inf)
+    M = torch.maximum(state.M, w).detach()
+    keep, weight = (state.M - finite(M)).exp(), (w - finite(M)).exp()
+    phi = phi[:, :, 0].to(state.S.dtype) * weight[..., None]
+    state.S.mul_(keep[..., None, None]).add_(phi[..., None] * v[:, :, None].to(phi.dtype))
+    state.z.mul_(keep[..., None]).add_(phi)
+    state.M.copy_(M)
+
+
+def _filled(how: Options, state: HybridState) -> Tensor:
+    """Which room of the store holds a key, (b, g, s + w + c)."""
+    near = torch.arange(how.sinks + how.window, device=state.k.device) < state.count[:, None]
+    near = near[:, None].expand(-1, state.k.shape[1], -1)
+    return torch.cat([near, state.score > -torch.inf], -1) if how.slots else near
+
+
+def _read(how: Options, q: Tensor, dtype: torch.dtype, state: HybridState) -> tuple[Tensor, Tensor]:
+    """o and ρ of the token that was written last."""
+    g, kind = state.k.shape[1], wide(dtype)
+    logits = capped(
+        how.scale * q.to(kind).reshape(q.shape[0], g, -1, q.shape[3]) @ state.k.to(kind).mT, how.softcap
+    )
+    filled = _filled(how, state)[:, :, None]
+    logits = (logits + state.fade[:, :, None]).masked_fill(~filled, -torch.inf)  # (b, g, r, s + w + c)
+    most = logits.detach().amax(-1, keepdim=True)
+    if how.feature_map is None:
+        weights = (logits - most).exp()
+        o = (weights @ state.v.to(kind)) / weights.sum(-1, keepdim=True)
+        return o.reshape(*q.shape[:3], -1).to(dtype), torch.zeros_like(q[..., 0], dtype=kind)
+    phi, a = features(how.feature_map, q, "queries")
+    phi = phi.to(kind).reshape(*logits.shape[:3], -1)
+    bias = torch.as_tensor(how.far_bias, device=q.device).to(kind).expand(q.shape[1]).view(g, -1)
+    a = bias.expand(logits.shape[:3]) if a is None else a.reshape(logits.shape[:3]) + bias
+    unit = (a + state.M[..., None])[..., None]
+    most = torch.maximum(most, unit.detach())
+    near_weights, far_weight = (logits - most).exp(), (unit - most).exp()
+    far = far_weight * (phi @ state.z[..., None])
+    total = near_weights.sum(-1, keepdim=True) + far
+    o = (near_weights @ state.v.to(kind) + far_weight * (phi @ state.S)) / total
+    return o.reshape(*q.shape[:3], -1).to(dtype), (far / total).reshape(q.shape[:3])
