@@ -85,7 +85,7 @@ def one_run(name: str, method: str, options) -> dict[str, Any]:
     )  # fmt: skip
     looks = trained(settings, "validation_bits_per_dim")
     curve = [{"update": line["step"], "bits": line["validation_bits_per_dim"]} for line in looks]
-    model = open_model(folder, kinds=("tarnn_image",), whole=True)
+    model = open_model(folder, tasks=("image",), whole=True)
     test = read_images(f"{getattr(options, name)}:test").take(slice(options.test_images))
     bits = torch.cat(list(bits_per_dim(model, test)))
     return {

@@ -118,7 +118,7 @@ def measure(options, results: dict[str, dict[str, dict[str, Speed]]], keep) -> N
 
 def likelihoods(options) -> dict[str, Any]:
     """Bits per dimension of held-out images with weights in each format, and how far they are from float32's."""
-    model = open_model(options.trained, kinds=("tarnn_image",))
+    model = open_model(options.trained, tasks=("image",))
     images = read_images(str(options.mnist), parts=("test",)).take(slice(options.test_images))
     bits = {
         weights: bits_per_dim_by_steps(model, images, FusedStep(model, weights)).mean().item()

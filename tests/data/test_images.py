@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from tarnn.data import Images, read_images
-from tarnn.data.image_batches import ImageBatches, ImageRows, ImageSampler, collate
+from tarnn.data.examples import Batches, EpochSampler, collate
+from tarnn.data.image_batches import ImageRows
 from tarnn.errors import UserError
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -298,14 +299,14 @@ def test_holding_out_is_at_random_and_repeatable():
 
 def test_batches():
     images = Images(draw(7), np.arange(7), "made")
-    batches = ImageBatches(ImageRows(images, labelled=True), 3)
+    batches = Batches(ImageRows(images, labelled=True), 3)
     assert [len(batch["class_labels"]) for batch in batches] == [3, 3, 1]
     np.testing.assert_array_equal(np.concatenate([b["pixel_values"].numpy() for b in batches]), images.pixels)
     rows = ImageRows(images, labelled=False)
     assert list(rows[2]) == ["pixel_values"]
     assert collate([rows[2], rows[4]])["pixel_values"].shape == (2, 4, 3, 1)
-    order = list(ImageSampler(7, 17, seed=3))
+    order = list(EpochSampler(7, 17, seed=3))
     assert sorted(order[:7]) == sorted(order[7:14]) == list(range(7))
     assert order[:7] != order[7:14]
-    assert list(ImageSampler(7, 9, seed=3)) == order[:9]
-    assert list(ImageSampler(7, 9, seed=4)) != order[:9]
+    assert list(EpochSampler(7, 9, seed=3)) == order[:9]
+    assert list(EpochSampler(7, 9, seed=4)) != order[:9]

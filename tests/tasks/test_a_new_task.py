@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tarnn.cli import train as command
-from tarnn.data.image_batches import ImageSampler
+from tarnn.data.examples import EpochSampler
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.tasks import TASKS, RunSettings, Task, register, task_of
 from tarnn.tasks.settings import option
@@ -27,6 +27,7 @@ class Counting(Task):
     """Rows that count: 3, 4, 5, 6, 0, 1 …"""
 
     name, model_type, of = "counting", "tarnn_counting", "numbers"
+    architecture = "Counter"
     settings_class = CountingSettings
     unit, counted = "bits_per_number", "rows"
     LENGTH = 9
@@ -52,7 +53,7 @@ class Counting(Task):
         )  # fmt: skip
 
     def sampler(self, num_examples, seed):
-        return ImageSampler(len(self.examples), num_examples, seed)
+        return EpochSampler(len(self.examples), num_examples, seed)
 
     @staticmethod
     def collate(rows):
@@ -142,10 +143,15 @@ def test_the_words_of_the_tasks():
     assert {name: task.model_type for name, task in TASKS.items()} == {
         "text": "tarnn",
         "image": "tarnn_image",
+        "masked-lm": "tarnn",
+        "classification": "tarnn",
     }
     for name, task in TASKS.items():
-        assert task_of(task.model_type) is task
+        assert task_of({"model_type": task.model_type, "architectures": [task.architecture]}) is task
+        assert task.architecture == task.classes()[1].__name__
         assert task.settings_class.task == name
         assert task.classes()[0].model_type == task.model_type
         assert not inspect.isabstract(task)
-    assert task_of("gpt2") is None
+    assert task_of({"model_type": "gpt2"}) is None
+    for names in (None, [], ["Other"], "TarnnForMaskedLM", [3]):
+        assert task_of({"model_type": "tarnn", "architectures": names}) is TASKS["text"]

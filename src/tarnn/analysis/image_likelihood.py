@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from tarnn.data import Images
-from tarnn.data.image_batches import ImageBatches, ImageRows
+from tarnn.data.examples import Batches
+from tarnn.data.image_batches import ImageRows
 from tarnn.errors import UserError
 from tarnn.models.image_configuration import START
 from tarnn.models.recurrent_images import ImageModel, ImageState
@@ -44,7 +45,7 @@ def bits_per_dim(model: Any, images: Images, batch_size: int | None = None) -> I
     check_fit(model, images)
     length = model.config.sequence_length
     rows = ImageRows(images, labelled=model.config.num_classes > 0)
-    for batch in ImageBatches(rows, batch_size or max(1, VALUES_AT_ONCE // length)):
+    for batch in Batches(rows, batch_size or max(1, VALUES_AT_ONCE // length)):
         nats = model(**{name: x.to(model.device) for name, x in batch.items()}).nats
         yield nats.double().cpu() / (length * math.log(2))
 

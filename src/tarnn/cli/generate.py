@@ -13,7 +13,8 @@ from tarnn.cli.progress import progress, silent
 from tarnn.cli.step import StepOptions
 from tarnn.errors import UserError
 from tarnn.generation import samplers
-from tarnn.generation.checkpoint import KINDS, open_config, open_model
+from tarnn.generation.checkpoint import GENERATED, open_config, open_model
+from tarnn.tasks import TASKS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Weights = Literal["float32", "bfloat16", "int8"]
@@ -91,7 +92,7 @@ def generate(
     given: dict[str, Any] = {
         k: v for k, v in locals().items() if k in (*BOTH, *TEXT_ONLY, *IMAGE_ONLY) and v is not None
     }
-    images = open_config(checkpoint, tuple(KINDS)).model_type == "tarnn_image"
+    images = open_config(checkpoint, GENERATED).model_type == "tarnn_image"
     refuse_other_task(checkpoint, task, images, given)
     step = StepOptions(compile, weights)
     if seed is not None and not 0 <= seed < 2**63:
@@ -112,7 +113,7 @@ def generate(
         track = partial(progress, text="tensors of the weights read", report=report)
         # whole images are read by `forward`
         asked: dict[str, Any] = {"dtype": DTYPES.get(dtype), "whole": evaluate is not None}
-        model = open_model(checkpoint, kinds=tuple(KINDS), **asked, device=where, track=track)
+        model = open_model(checkpoint, tasks=GENERATED, **asked, device=where, track=track)
         report(f"tarnn: {checkpoint}, {str(model.dtype).removeprefix('torch.')} on {where}; {said}")
         return model
 
@@ -132,9 +133,7 @@ def refuse_other_task(checkpoint: Path, task: str | None, images: bool, given: d
     """UserError for a task that the checkpoint is not of, and for options of another task."""
     actual, other = ("image", TEXT_ONLY) if images else ("text", IMAGE_ONLY)
     if task not in (None, actual):
-        raise UserError(
-            f"--task {task}: {checkpoint} holds a model of {KINDS['tarnn_image' if images else 'tarnn'].of}."
-        )
+        raise UserError(f"--task {task}: {checkpoint} holds a model of {TASKS[actual].of}.")
     if wrong := [name for name in other if name in given]:
         raise UserError(
             f"--{wrong[0].replace('_', '-')} does not go with a model of {'images' if images else 'text'}, as {checkpoint} "

@@ -27,7 +27,6 @@ from tarnn.generation.state_file import check_writable
 from tarnn.generation.threads import threads_for_steps
 from tarnn.models.recurrent_images import ImageModel
 
-KINDS = ("tarnn_image",)
 HIDDEN = 127  # the shade of what a completion does not see
 LEAST_SIDE = 64  # pixels of an image in the grid: smaller ones are enlarged
 FEW = 8  # images at once, up to which one thread is as fast
@@ -136,7 +135,7 @@ def draw(
 
 def draw_sample(checkpoint: Path, path: Path, count: int, seed: int) -> Path:
     """The end of a training run: images of the model that it left, in a PNG."""
-    model = open_model(checkpoint, kinds=KINDS)
+    model = open_model(checkpoint, tasks=("image",))
     sample = pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(seed))
     labels = choose_labels((), count, model.config.num_classes)
     images = draw(

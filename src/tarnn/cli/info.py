@@ -60,10 +60,13 @@ def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, An
     """All that the command tells, as JSON has it. Lengths that are not given: usual ones, or that of an image."""
     # transformers, which takes longer to import than all the rest, is for checkpoints only
     from tarnn.analysis.decode_cost import softmax_twin
-    from tarnn.generation.checkpoint import KINDS, open_config, weightless
+    from tarnn.generation.checkpoint import open_config, weightless
     from tarnn.generation.weights import check_weights, read_headers, read_weights, saved_dtype
+    from tarnn.tasks import TASKS
 
-    config, (file, header) = open_config(checkpoint, tuple(KINDS)), read_headers(checkpoint)
+    config, (file, header) = open_config(checkpoint, tuple(TASKS)), read_headers(checkpoint)
+    if not config.causal:
+        lengths = []  # it reads whole sequences, from no state
     if lengths is None:
         whole = getattr(config, "sequence_length", None)
         lengths = parse_lengths(LENGTHS) if whole is None else [whole]
@@ -132,6 +135,8 @@ def as_text(facts: dict[str, Any]) -> str:
     }
     width = max(map(len, rows))
     lines = [facts["checkpoint"], *(f"  {name:{width}}  {value}" for name, value in rows.items())]
+    if not facts["memory"]:
+        return "\n".join(lines)
     lines += ["", "memory to generate one sequence, bytes"]
     lines += [f"{'tokens':>12}{'state':>18}{'with weights':>18}{'softmax: cache':>18}{'with weights':>18}"]
     for row in facts["memory"]:

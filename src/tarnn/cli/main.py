@@ -18,6 +18,7 @@ COMMANDS = {
     "generate": "Continue a prompt or draw images with a trained model, as an RNN: constant time and memory per token.",
     "convert": "Give a pretrained softmax model window, sinks and features: calibrated on texts, nothing is trained.",
     "finetune": "Train a converted model against its own softmax attention: maps and far bias, or all weights.",
+    "predict": "Classify texts, fill masked ones, transform or transcribe, with a trained model.",
     "info": "Say what tarnn runs on here, or what a checkpoint holds: parameters, layers, bytes of state.",
     "show": "Look into a model's attention for one input: a page to look around in, and plots.",
     "demo": "Train, generate and measure, in a few minutes: what this project is about.",

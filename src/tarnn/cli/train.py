@@ -1,4 +1,4 @@
-"""`tarnn train`: text or images in, a model in a folder out. The options are the fields of the tasks' settings."""
+"""`tarnn train`: data in, a model in a folder out. The options are the fields of the tasks' settings."""
 
 import inspect
 import os
@@ -28,10 +28,10 @@ def train(sources: list[str], out: Path, task: str, **given: Any) -> None:
     Many processes: torchrun --nproc-per-node N -m tarnn.cli.main train …
     """
     started = time.monotonic()
-    for other in TASKS.keys() - {task}:
-        for name, field in own_options(other).items():
-            if given.pop(name) != default_of(field):
-                raise UserError(f"{flag_of(name)} is for --task {other}; leave it out with --task {task}.")
+    foreign = {name: (o, f) for o in reversed(TASKS) if o != task for name, f in own_options(o).items()}
+    for name, (other, field) in foreign.items():
+        if name not in own_options(task) and given.pop(name) != default_of(field):
+            raise UserError(f"{flag_of(name)} is for --task {other}; leave it out with --task {task}.")
     kind = TASKS[task].settings_class
     parsers = {f.name: parse for f in fields(kind) if (parse := f.metadata.get("parse"))}
     given |= {name: parse(given[name] or []) for name, parse in parsers.items()}
@@ -107,7 +107,8 @@ def report(result, settings: Any, paths: dict[str, Path]) -> str:
         if result.bits_per_byte is not None
         else f"no validation {task.of}"
     )
+    measure += "".join(f", {name.replace('_', ' ')} {value:.4f}" for name, value in result.rates.items())
     lines = [result.sample, ""] if result.sample else []
     lines += [f"{result.steps:,} steps in {result.seconds:,.0f} s, {measure}"]
     lines += [f"{name:>9}  {path}" for name, path in paths.items()]
-    return "\n".join([*lines, f"{'next':>9}  tarnn generate {result.out}"])
+    return "\n".join([*lines, f"{'next':>9}  tarnn {task.next} {result.out}"])

@@ -193,6 +193,12 @@ def bpe_size(tokenizer: str) -> int | None:
     )
 
 
+def make_tokenizer(name: str, texts: Iterable[bytes]) -> "PreTrainedTokenizerFast":
+    """The tokenizer of that name; "bpe:N" is trained on the texts."""
+    vocab_size = bpe_size(name)
+    return FIXED[name]() if vocab_size is None else train_bpe(texts, vocab_size)
+
+
 def id_dtype(num_ids: int) -> np.dtype:
     return np.dtype(np.uint16 if num_ids <= 1 << 16 else np.uint32)
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tarnn.data.corpora import CORPORA
 from tarnn.data.files import not_text, opened, plain_suffix
@@ -152,6 +152,12 @@ def read_jsonl(path: Path, text_field: str) -> Iterator[Document]:
 
 
 def read_dataset(source: str, text_field: str) -> Iterator[Document]:
+    """The texts in the rows of a Hugging Face dataset."""
+    for number, row in enumerate(dataset_rows(source)):
+        yield text_of(row, text_field, f"{source}, row {number}")
+
+
+def dataset_rows(source: str) -> Any:
     """The rows of a Hugging Face dataset: `datasets:NAME[:CONFIG[:SPLIT]]`.
 
     NAME is anything that `datasets.load_dataset` takes, also a folder on disk; CONFIG may be left empty;
@@ -165,11 +171,9 @@ def read_dataset(source: str, text_field: str) -> Iterator[Document]:
     except ImportError:
         raise UserError(f"{source} needs the package 'datasets': pip install 'tarnn[datasets]'.") from None
     try:
-        rows = datasets.load_dataset(name, config or None, split=split or "train")
+        return datasets.load_dataset(name, config or None, split=split or "train")
     except Exception as error:  # of many kinds, most of them not the package's own
         raise UserError(f"{source} could not be loaded: {type(error).__name__}: {error}") from error
-    for number, row in enumerate(rows):
-        yield text_of(row, text_field, f"{source}, row {number}")
 
 
 def text_of(row: dict, text_field: str, name: str) -> Document:

@@ -19,10 +19,9 @@ from tarnn.generation.json_file import read_json
 from tarnn.generation.weights import check_weights, fill, read_headers, read_weights, saved_dtype
 from tarnn.models.configuration import TarnnConfig
 from tarnn.models.recurrent import TextModel
-from tarnn.tasks import TASKS
+from tarnn.tasks import TASKS, task_of
 
-# by model_type
-KINDS = {task.model_type: task for task in TASKS.values()}
+GENERATED = tuple(name for name, task in TASKS.items() if task.next == "generate")
 LEAD_ELSEWHERE = (
     "auto_map",
     "attn_implementation",
@@ -35,8 +34,8 @@ MOST_LAYERS = 10_000
 SPECIAL = ("bos_token", "eos_token", "pad_token")
 
 
-def open_config(path: str | Path, kinds: Collection[str] = ("tarnn",)) -> TarnnConfig:
-    """The config of the checkpoint in folder `path`; UserError where there is none, or not one of these kinds."""
+def open_config(path: str | Path, tasks: Collection[str] = ("text",)) -> TarnnConfig:
+    """The config of the checkpoint in folder `path`; UserError where there is none, or not one of these tasks."""
     folder = Path(path)
     file = folder / "config.json"
     if not folder.is_dir():
@@ -49,27 +48,28 @@ def open_config(path: str | Path, kinds: Collection[str] = ("tarnn",)) -> TarnnC
         )
     fields = read_json(file)
     kind: Any = fields.get("model_type")
-    if kind not in tuple(kinds):
-        expected = " or ".join(map(repr, kinds))
-        known = isinstance(kind, str) and kind in KINDS
-        hint = f"It is a model of {KINDS[kind].of}" if known else "`tarnn train` makes checkpoints of ours"
+    task = task_of(fields)
+    if task is None or task.name not in tasks:
+        expected = " or ".join(dict.fromkeys(repr(TASKS[name].model_type) for name in tasks))
+        hint = f"It is a model of {task.of}" if task else "`tarnn train` makes checkpoints of ours"
+        if task and kind in [TASKS[name].model_type for name in tasks]:
+            kind, expected = task.architecture, " or ".join(TASKS[name].architecture for name in tasks)
+            hint = f"It is of the task {task.name}: `tarnn {task.next}` takes it"
         raise UserError(f"{folder} holds a model of another kind: {kind!r:.60}, not {expected}. {hint}.")
     layers = fields.get("num_hidden_layers")
     if isinstance(layers, int) and layers > MOST_LAYERS:
         raise UserError(f"{file}: num_hidden_layers must be at most {MOST_LAYERS:,}; got {layers:,}.")
     try:
-        return (
-            KINDS[kind].recurrent()[0].from_dict({k: v for k, v in fields.items() if k not in LEAD_ELSEWHERE})
-        )
+        return task.recurrent()[0].from_dict({k: v for k, v in fields.items() if k not in LEAD_ELSEWHERE})
     except Exception as error:  # of wrong types in transformers' own keys, whatever its checks raise
         raise UserError(f"{file}: {' '.join(str(error).split())}") from error
 
 
 def open_model(
-    path: str | Path, *, kinds: Collection[str] = ("tarnn",), dtype: torch.dtype | None = None, whole: bool = False,
+    path: str | Path, *, tasks: Collection[str] = ("text",), dtype: torch.dtype | None = None, whole: bool = False,
     device: torch.device | str = "cpu", track: Callable[[Any, int], Any] = lambda steps, total: steps,
 ) -> Any:  # fmt: skip
-    """The model in folder `path`, of one of these kinds, ready to run. `dtype` None: as saved.
+    """The model in folder `path`, of one of these tasks, ready to run. `dtype` None: as saved.
 
     It runs token after token (`TextModel`, `ImageModel`) and needs no transformers; `whole`: with `forward` too, as
     transformers has it.
@@ -79,7 +79,7 @@ def open_model(
     Raises UserError for everything that `open_config` refuses, for weights that are missing, cut short, unreadable or
     not finite, and for weights that don't belong to the config.
     """
-    config, (file, header) = open_config(path, kinds), read_headers(path)
+    config, (file, header) = open_config(path, tasks), read_headers(path)
     saved = saved_dtype(file, header)
     dtype = dtype or (config.dtype if isinstance(config.dtype, torch.dtype) else saved)
     model = weightless(path, config, header, dtype, whole)
@@ -103,7 +103,8 @@ def weightless(
     path: str | Path, config: TarnnConfig, header: dict[str, Any], dtype: torch.dtype, whole: bool = False
 ) -> Any:
     """The model with shapes and no numbers: nothing is allocated, by its states neither."""
-    file, task = Path(path) / "config.json", KINDS[config.model_type]
+    file, task = Path(path) / "config.json", task_of(config.to_dict())
+    assert task is not None
     if config.num_hidden_layers > len(header):
         raise UserError(
             f"{file} calls for {config.num_hidden_layers:,} layers, but the weights lack model.layers.{len(header)} and "

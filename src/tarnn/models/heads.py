@@ -36,6 +36,15 @@ class TarnnHead(TarnnPreTrainedModel):
         self.build_head(config)
         self.post_init()
 
+    @property
+    def tied(self) -> dict[str, str]:
+        """Weights that are others of the model as well, by name; as `Recurrent` has it."""
+        return (self._tied_weights_keys or {}) if self.config.tie_word_embeddings else {}
+
+    def tie(self) -> None:
+        """Makes them one."""
+        self.tie_weights()
+
     def build_head(self, config: TarnnConfig) -> None:
         """Makes the layers after the backbone."""
         raise NotImplementedError

@@ -7,7 +7,14 @@ from tarnn.tasks.text import TextSettings, TextTask
 # isort: split
 from tarnn.tasks.images import ImageSettings, ImageTask  # after text, which is listed first
 
+# isort: split
+from tarnn.tasks.masked_lm import MaskedLMSettings, MaskedLMTask
+
+# isort: split
+from tarnn.tasks.classification import ClassificationSettings, ClassificationTask
+
 __all__ = [
-    "TASKS", "Facts", "ImageSettings", "ImageTask", "RunSettings", "Task", "TextSettings", "TextTask",
+    "TASKS", "ClassificationSettings", "ClassificationTask", "Facts", "ImageSettings", "ImageTask", "MaskedLMSettings",
+    "MaskedLMTask", "RunSettings", "Task", "TextSettings", "TextTask",
     "own_options", "register", "task_of",
 ]  # fmt: skip

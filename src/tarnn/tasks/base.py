@@ -10,7 +10,7 @@ and resuming are the same for all tasks, and belong to `tarnn.training`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -33,6 +33,7 @@ class Facts:
     per_step: int  # how many of them one optimizer step takes
     epoch: int  # how many the data have
     bytes_per_token: float
+    rates: tuple[str, ...] = ()  # what else a validation measures
 
 
 class Task(ABC):
@@ -45,10 +46,14 @@ class Task(ABC):
 
     name: ClassVar[str]  # as in --task
     model_type: ClassVar[str]  # as in config.json
+    architecture: ClassVar[str]  # the name of the model's class, as there
     of: ClassVar[str]  # "a model of …"
     settings_class: ClassVar[type[RunSettings]]
     unit: ClassVar[str] = "bits_per_byte"
     counted: ClassVar[str] = "tokens"
+    rates: ClassVar[tuple[str, ...]] = ()  # what `sums` counts besides, each a part of the tokens: accuracy
+    next: ClassVar[str] = "generate"  # the command that uses the model
+    reads_text: ClassVar[bool] = True  # whether the inputs of `predict` are texts, or else files
 
     epoch: int
     per_example: int = 1  # what one example counts
@@ -101,7 +106,7 @@ class Task(ABC):
 
     @abstractmethod
     def sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
-        """(nats, tokens, bytes) of a validation batch, float64."""
+        """(nats, tokens, bytes) of a validation batch, float64, and after them what `rates` names."""
 
     def sample(self, max_seconds: float | None) -> str:
         """What the trained model makes, within that time; printed at the end of the run."""
@@ -128,6 +133,11 @@ class Task(ABC):
         """More for settings.json."""
         return {}
 
+    @classmethod
+    def predict(cls, model: Any, tokenizer: Any, inputs: Iterator[str], top: int) -> Iterator[dict[str, Any]]:
+        """What a trained model says of each input: its "output", and more for JSON. For tasks whose `next` is predict."""
+        raise NotImplementedError
+
 
 TASKS: dict[str, type[Task]] = {}
 
@@ -139,12 +149,15 @@ def register(task: type[Task]) -> type[Task]:
     return task
 
 
-def task_of(model_type: str) -> type[Task] | None:
-    """The task whose models have that model_type in their config.json."""
-    return next((task for task in TASKS.values() if task.model_type == model_type), None)
+def task_of(config: Mapping[str, Any]) -> type[Task] | None:
+    """The task of a model with that config.json: by its architecture, or, without a known one, by its model_type."""
+    names, kind = config.get("architectures"), config.get("model_type")
+    alike = [task for task in TASKS.values() if task.model_type == kind]
+    named = [task for task in alike if isinstance(names, list) and task.architecture in names]
+    return next(iter(named or alike), None)
 
 
 def own_options(task: str) -> dict[str, Field]:
-    """The options that no other task has."""
+    """The options that not every task has."""
     shared = {f.name for f in fields(RunSettings)}
     return {f.name: f for f in fields(TASKS[task].settings_class) if f.name not in shared}

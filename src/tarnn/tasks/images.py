@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import TrainingArguments
 
-    from tarnn.data.image_batches import ImageBatches, ImageSampler
+    from tarnn.data.examples import Batches, EpochSampler
 
 # where nothing was asked for: this part of the images is held out, and at most so many values
 VALIDATION_FRACTION, VALIDATION_VALUES = 0.1, 1 << 18
@@ -65,6 +65,7 @@ class ImageTask(Task):
     """An image is the unit of progress, a value that of the measure."""
 
     name, model_type, of = "image", "tarnn_image", "images"
+    architecture = "TarnnForImageGeneration"
     settings_class = ImageSettings
     unit, counted = "bits_per_dim", "images"
 
@@ -116,23 +117,24 @@ class ImageTask(Task):
 
         return TarnnImageConfig, ImageModel
 
-    def sampler(self, num_examples: int, seed: int) -> ImageSampler:
-        from tarnn.data.image_batches import ImageSampler
+    def sampler(self, num_examples: int, seed: int) -> EpochSampler:
+        from tarnn.data.examples import EpochSampler
 
-        return ImageSampler(len(self.images), num_examples, seed)
+        return EpochSampler(len(self.images), num_examples, seed)
 
     @staticmethod
     def collate(rows: Any) -> dict[str, Tensor]:
-        from tarnn.data.image_batches import collate
+        from tarnn.data.examples import collate
 
         return collate(rows)
 
-    def validation(self, batch_size: int) -> ImageBatches | None:
-        from tarnn.data.image_batches import ImageBatches, ImageRows
+    def validation(self, batch_size: int) -> Batches | None:
+        from tarnn.data.examples import Batches
+        from tarnn.data.image_batches import ImageRows
 
         if self.held_out is None:
             return None
-        return ImageBatches(ImageRows(self.held_out, self.num_classes > 0), batch_size)
+        return Batches(ImageRows(self.held_out, self.num_classes > 0), batch_size)
 
     def loss(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean nats per value."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tarnn.data.corpus import DESCRIPTION, Corpus, Digest, load, prepare
 from tarnn.data.sources import read_documents
@@ -15,18 +15,34 @@ from tarnn.tasks.settings import RunSettings, option
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tarnn.data.windows import ValidationBatches, Windows, WindowSampler
+    from tarnn.data.windows import ValidationBatches, WindowSampler
 
 DATA, SAMPLE = "data", "sample.txt"  # in the folder of a run: the prepared text, and what the model writes
 
 
 @dataclass(frozen=True)
-class TextSettings(RunSettings):
-    """A run of `tarnn train` on text."""
+class TokenSettings(RunSettings):
+    """What runs on text have in common."""
 
     text_field: str = option("text", "The field that holds the text in jsonl and datasets.", "Text")
+<<<<<<< HEAD
     tokenizer: str = option("bytes", "bytes, amino-acids, or bpe:N: trained on the text, N ids.", "Text")
+=======
+    tokenizer: str = option("bytes", "bytes, or bpe:N: trained on the text, N ids.", "Text")
+
+
+@dataclass(frozen=True)
+class WindowSettings(TokenSettings):
+    """The same where a text is cut into sequences of one length."""
+
+>>>>>>> 1ebd99e (Tasks masked-lm and classification; tarnn predict)
     context: int = option(256, "Tokens in a training sequence.", "Text", least=1)
+
+
+@dataclass(frozen=True)
+class TextSettings(WindowSettings):
+    """A run of `tarnn train` on text."""
+
     sample_tokens: int = option(
         256, "Length of the sample at the end; 0: none.", "Text", least=0, may_change=True
     )
@@ -37,15 +53,16 @@ class TextTask(Task):
     """A token is the unit of progress, a byte that of the measure; every validation token but the first counts once."""
 
     name, model_type, of = "text", "tarnn", "text"
-    settings_class = TextSettings
-    examples: Windows
+    architecture = "TarnnForCausalLM"
+    settings_class: ClassVar[type[RunSettings]] = TextSettings
+    examples: Any  # Windows
 
-    def __init__(self, settings: TextSettings, first: bool, saved: dict[str, Any] | None, report: Report):
+    def __init__(self, settings: Any, first: bool, saved: dict[str, Any] | None, report: Report):
         import torch
 
         from tarnn.data.windows import Windows
 
-        self.settings = settings
+        self.settings: Any = settings
         self.corpus = ready_corpus(settings, first, report)
         self.examples = Windows(self.corpus.train, settings.context)
         self.epoch = len(self.corpus.train)
@@ -70,7 +87,7 @@ class TextTask(Task):
         return TarnnConfig, TextModel
 
     @staticmethod
-    def check(settings: TextSettings) -> None:
+    def check(settings: WindowSettings) -> None:
         text_config(settings)
 
     def config(self) -> Any:
@@ -153,7 +170,7 @@ class TextTask(Task):
         return f"{per_step:,} tokens: batch {self.settings.batch_size} × context {self.settings.context}"
 
 
-def text_config(settings: TextSettings, tokenizer: Any = None) -> Any:
+def text_config(settings: WindowSettings, tokenizer: Any = None, causal: bool = True) -> Any:
     """The config that the settings ask for, with the tokenizer's vocabulary. Without one, all else is checked.
 
     Raises UserError for whatever the config refuses, and for a context beyond the positions that the model has.
@@ -161,6 +178,10 @@ def text_config(settings: TextSettings, tokenizer: Any = None) -> Any:
     from tarnn.tasks.model import chosen, make_config
 
     choices = chosen(settings)
+    if choices.setdefault("causal", causal) is not causal:
+        raise UserError(
+            f"causal is {choices['causal']} in {settings.config}, but {causal} for --task {settings.task}."
+        )
     if choices.get("position") == "learned":
         choices.setdefault("max_position_embeddings", settings.context)
     if tokenizer is not None:
@@ -181,7 +202,7 @@ def text_config(settings: TextSettings, tokenizer: Any = None) -> Any:
     return config
 
 
-def ready_corpus(settings: TextSettings, first: bool, report: Report) -> Corpus:
+def ready_corpus(settings: WindowSettings, first: bool, report: Report) -> Corpus:
     """The text as ids: prepared, or as an interrupted run left it if the sources still say the same.
 
     The `first` process reads the sources; others find what it has written.

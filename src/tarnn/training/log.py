@@ -33,7 +33,8 @@ class LogFile(TrainerCallback):
 
     Training: step, epoch, loss (nats per token, mean since the line before), bits_per_byte (the same, by the
     bytes per token of the whole training text), learning_rate, grad_norm, tokens seen, seconds.
-    Evaluation: step, seconds, validation_loss, validation_bits_per_byte, validation_perplexity.
+    Evaluation: step, seconds, validation_loss, validation_bits_per_byte, validation_perplexity, and the rates that the
+    task measures, such as validation_accuracy.
 
     The names are those of the task's `facts`: for images bits_per_dim (a value is a token, and a byte), and images, not
     tokens.
@@ -61,6 +62,7 @@ class LogFile(TrainerCallback):
             line |= {key: logs[key] for key in ("learning_rate", "grad_norm") if key in logs}
         elif "eval_loss" in logs:
             names = {"loss": "loss", facts.unit: "bits_per_byte", "perplexity": "perplexity"}
+            names |= {name: name for name in facts.rates}
             line |= {f"validation_{name}": logs[f"eval_{key}"] for name, key in names.items()}
         else:
             return

@@ -21,7 +21,9 @@ def refuse_too_large(task: Task, args: TrainingArguments) -> None:
         free, weights * BYTES_PER_WEIGHT, f"{weights:,} parameters", "--hidden-size, --layers or --mixtures"
     )
     example = task.collate(task.examples.__getitems__([0]))  # type: ignore[attr-defined]
-    tokens = args.train_batch_size * max(x.numel() for x in example.values())
+    longest = example.get("attention_mask")  # of frames, each of which has many numbers
+    numbers = max(x.numel() for x in example.values()) if longest is None else longest.numel()
+    tokens = args.train_batch_size * numbers
     per_token = 4 * (config.hidden_size * config.num_hidden_layers + (getattr(config, "vocab_size", 0) or 0))
     refuse_beyond(free, tokens * per_token, f"batches of {tokens:,} tokens", "--batch-size or --context")
 

@@ -62,7 +62,10 @@ class Progress(TrainerCallback):
         now = (metrics or {}).get("eval_bits_per_byte", float("inf"))
         mark = "  best so far" if now < self.best else ""
         self.best = min(self.best, now)
-        self.say(f"step {state.global_step:,}: validation {now:.4f} {self.unit}{mark}")
+        rates = "".join(
+            f", {name.replace('_', ' ')} {metrics[f'eval_{name}']:.4f}" for name in self.facts.rates
+        )
+        self.say(f"step {state.global_step:,}: validation {now:.4f} {self.unit}{rates}{mark}")
 
     def show_text(self, step: int, text: str = "", at_once: bool = False) -> None:
         """Bring the bar up to date; without one, a line every ten seconds."""

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -34,7 +34,7 @@ from tarnn.training.folder import (
 )
 from tarnn.training.interruption import InterruptedRun, Interruption
 from tarnn.training.lock import locked
-from tarnn.training.log import LogFile, cut_log
+from tarnn.training.log import LogFile, cut_log, read_log
 from tarnn.training.memory import refuse_too_large
 from tarnn.training.progress import Progress
 from tarnn.training.redraw import Redraw, random_maps
@@ -57,6 +57,7 @@ class TrainResult:
     best_step: int | None
     bits_per_byte: float | None
     sample: str
+    rates: dict[str, float] = field(default_factory=dict)  # of the same validation: accuracy …
 
 
 def train(settings: RunSettings, show: bool = True, started: float | None = None) -> TrainResult:
@@ -103,7 +104,9 @@ def train(settings: RunSettings, show: bool = True, started: float | None = None
 def facts_of(task: Task, args: TrainingArguments) -> Facts:
     """What is counted, and how many of it in a step of all processes."""
     examples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    return Facts(task.unit, task.counted, examples * task.per_example, task.epoch, task.bytes_per_token)
+    return Facts(
+        task.unit, task.counted, examples * task.per_example, task.epoch, task.bytes_per_token, task.rates
+    )  # fmt: skip
 
 
 def run(
@@ -132,8 +135,18 @@ def run(
     if args.process_index == 0 and task.has_sample:
         text = task.sample(None if trainer.budget is None else max(1.0, trainer.budget.left()))
     return TrainResult(
-        settings.out, state.step, state.seconds, state.best_step, state.best_bits_per_byte, text
+        settings.out, state.step, state.seconds, state.best_step, state.best_bits_per_byte, text,
+        best_rates(settings.out / LOG, state.best_step, task.rates),
+    )  # fmt: skip
+
+
+def best_rates(log: Path, step: int | None, names: tuple[str, ...]) -> dict[str, float]:
+    """What the validation at that step measured beside the loss."""
+    keys = {name: f"validation_{name}" for name in names}
+    lines = (
+        line for line in read_log(log) if line["step"] == step and keys and set(keys.values()) <= set(line)
     )
+    return {name: line[key] for line in lines for name, key in keys.items()}
 
 
 def add_callbacks(trainer: SafeTrainer, settings: RunSettings, facts: Facts, progress: Progress) -> None:

@@ -128,7 +128,7 @@ class SafeTrainer(Trainer):
         count = self.run_state.validation_batches or len(batches)
         chosen = [i * len(batches) // count for i in range(count)]
         self.model.eval()
-        totals = torch.zeros(3, dtype=torch.float64, device=self.args.device)
+        totals = torch.zeros(3 + len(self.task.rates), dtype=torch.float64, device=self.args.device)
         for i in range(0, count, world):  # every process takes part in every round: FSDP must gather
             batch = self._prepare_inputs(batches[chosen[min(i + rank, count - 1)]])
             sums = self.task.sums(self.model, batch)
@@ -138,7 +138,7 @@ class SafeTrainer(Trainer):
             )
             if self.interruption.agreed():
                 raise ValidationGivenUpError
-        nats, tokens, num_bytes = self.accelerator.reduce(totals, "sum").tolist()
+        nats, tokens, num_bytes, *counts = self.accelerator.reduce(totals, "sum").tolist()
         seconds = self.clock() - started
         if self.budget is not None:
             self.budget.has_validated(seconds)
@@ -147,6 +147,10 @@ class SafeTrainer(Trainer):
             f"{metric_key_prefix}_bits_per_byte": bits_per_byte(nats, num_bytes),
             f"{metric_key_prefix}_perplexity": perplexity(nats / tokens),
             f"{metric_key_prefix}_seconds": seconds,
+            **{
+                f"{metric_key_prefix}_{name}": n / tokens
+                for name, n in zip(self.task.rates, counts, strict=True)
+            },
         }
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

@@ -1,0 +1,104 @@
+"""What tasks whose examples are whole sequences have in common: batches with padding, and the loss of the model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tarnn.errors import UserError
+from tarnn.tasks.base import Task
+from tarnn.tasks.settings import RunSettings, option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tarnn.data.examples import Batches, EpochSampler, PaddedRows
+
+VALIDATION_FRACTION, VALIDATION_ROWS = (
+    0.1,
+    1000,
+)  # held out where nothing was asked for: a part, and at most so many
+X = TypeVar("X")
+
+
+@dataclass(frozen=True)
+class EncoderSettings(RunSettings):
+    """What runs of encoders have in common."""
+
+    causal: bool = option(
+        False, "Each token sees only those before it, so that a stream can be read (default: both sides).", "Sequences",
+        flag="--causal",
+    )  # fmt: skip
+
+
+class SequenceTask(Task):
+    """A row is an example and the unit of progress; its loss is what the model's forward gives it."""
+
+    settings: RunSettings
+    examples: PaddedRows
+    held_out: PaddedRows | None
+
+    def sampler(self, num_examples: int, seed: int) -> EpochSampler:
+        from tarnn.data.examples import EpochSampler
+
+        return EpochSampler(len(self.examples), num_examples, seed)
+
+    @staticmethod
+    def collate(rows: Any) -> dict[str, Tensor]:
+        from tarnn.data.examples import collate
+
+        return collate(rows)
+
+    def validation(self, batch_size: int) -> Batches | None:
+        from tarnn.data.examples import Batches
+
+        return None if self.held_out is None else Batches(self.held_out, batch_size)
+
+    def loss(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        out = model(**batch)
+        return out.loss, {"logits": out.logits}
+
+    def sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+        """Nats and hits over all labels that are not −100."""
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        labels = batch["labels"].flatten()
+        logits = model(**batch).logits.float().flatten(0, -2)
+        nats = cross_entropy(logits, labels, reduction="sum").double()
+        count, hits = (labels != -100).sum().double(), (logits.argmax(-1) == labels).sum().double()
+        return torch.stack([nats, count, count, hits])
+
+    def step_row(self, per_step: int) -> str:
+        return f"{per_step:,} {self.counted}"
+
+
+def split(rows: Sequence[X], held_out: Sequence[X] | None, settings: RunSettings) -> tuple[list[X], list[X]]:
+    """Rows to train on, and those held out: of --val, or picked at random by --seed."""
+    import numpy as np
+
+    if held_out is not None:
+        return list(rows), list(held_out)
+    fraction = VALIDATION_FRACTION if settings.val_fraction is None else settings.val_fraction
+    if not 0 <= fraction < 1:
+        raise UserError(
+            f"a validation fraction of {fraction} is not a part of the examples; expected 0 ≤ fraction < 1."
+        )
+    count = round(fraction * len(rows))
+    count = min(count, VALIDATION_ROWS) if settings.val_fraction is None else count
+    order = np.random.default_rng(settings.seed).permutation(len(rows))
+    chosen = set(order[:count].tolist())
+    return [x for i, x in enumerate(rows) if i not in chosen], [x for i, x in enumerate(rows) if i in chosen]
+
+
+def refuse_other_data(
+    facts: dict[str, Any], saved: dict[str, Any] | None, task: Task, settings: RunSettings
+) -> None:
+    """UserError where a run is resumed and its data are not what they were."""
+    before = (saved or {}).get(task.of)
+    if before is not None and before != facts:
+        raise UserError(
+            f"the data of {', '.join(settings.sources)} are no longer those that the run in {settings.out} began with; "
+            "restore them to --resume, or start again with --overwrite."
+        )

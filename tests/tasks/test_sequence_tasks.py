@@ -1,0 +1,178 @@
+"""Masked text and labelled texts: trained, resumed and used from the command line; what can't be is one sentence."""
+
+import gzip
+import json
+import random
+
+import numpy as np
+import pytest
+from transformers import AutoModelForSequenceClassification, pipeline
+
+from tarnn.cli.main import main
+from tarnn.data.masking import Masking
+from tarnn.data.pairs import read_pairs
+from tarnn.errors import UserError
+
+TINY = [
+    "--hidden-size", "16", "--layers", "1", "--heads", "2", "--batch-size", "8", "--learning-rate", "0.02",
+    "--eval-every", "20", "--save-every", "20",
+]  # fmt: skip
+TASKS = ("masked-lm", "classification")
+
+
+@pytest.fixture
+def tarnn(capsys):
+    """tarnn(*argv) → (exit code, stdout, stderr), in this process."""
+
+    def run(*argv):
+        code = main([str(arg) for arg in argv])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """By task: texts in which a model finds something at once."""
+    words = random.Random(0)
+    text = tmp_path / "text.txt"
+    text.write_text("".join(words.choice(["abcdef ", "ABCDEF "]) for _ in range(400)))
+    labelled = tmp_path / "labelled.tsv.gz"
+    lines = [
+        f"{'up' if i % 2 else 'down'}\tmore\t{'AB' * (3 + i % 4) if i % 2 else 'ab' * 5}" for i in range(60)
+    ]
+    labelled.write_bytes(gzip.compress("\n".join(lines).encode()))
+    return {"masked-lm": text, "classification": labelled}
+
+
+def options(task):
+    return [*TINY, "--task", task, *(["--context", "24"] if task == "masked-lm" else [])]
+
+
+def log_of(run):
+    """Without what depends on the clock."""
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_it_learns_and_goes_on_as_if_never_stopped(task, tarnn, sources, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    constant = ["--set", "lr_scheduler_type=constant", "--set", "warmup_steps=0", *options(task)]
+    code, out, err = tarnn("train", sources[task], "--out", whole, *constant, "--steps", 40)
+    assert code == 0, err
+    lines = log_of(whole)
+    measured = [line["validation_loss"] for line in lines if "validation_loss" in line]
+    assert measured[-1] < measured[0]
+    assert f"accuracy {lines[-1]['validation_accuracy']:.4f}" in err + out
+    assert f"tarnn predict {whole}" in out
+    for more in (["--steps", 20], ["--steps", 40, "--resume"]):
+        assert tarnn("train", sources[task], "--out", parts, *constant, *more)[0] == 0
+    assert log_of(parts) == log_of(whole)
+
+
+def test_labels_by_the_command_and_by_the_pipeline(tarnn, sources, tmp_path):
+    run = tmp_path / "run"
+    tarnn("train", sources["classification"], "--out", run, *options("classification"), "--steps", 40)
+    texts = tmp_path / "texts"
+    texts.write_text("ababab\n\nABABAB\n")
+    code, out, _ = tarnn("predict", run, texts, "abab", "--json")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [(x["input"], x["output"]) for x in rows] == [
+        ("ababab", "down"),
+        ("ABABAB", "up"),
+        ("abab", "down"),
+    ]
+    assert sum(rows[0]["probabilities"].values()) == pytest.approx(1)
+    assert tarnn("predict", run, "abab")[1].startswith("down\tdown ")
+    loaded = pipeline("text-classification", model=str(run))
+    assert [x["label"] for x in loaded(["ababab", "ABABAB"])] == ["down", "up"]
+    model = AutoModelForSequenceClassification.from_pretrained(run)
+    assert model.config.id2label == {0: "down", 1: "up"}
+    assert not model.config.causal
+
+
+def test_masks_are_filled(tarnn, sources, tmp_path):
+    run = tmp_path / "run"
+    tarnn("train", sources["masked-lm"], "--out", run, *options("masked-lm"), "--steps", 60)
+    code, out, _ = tarnn("predict", run, "abc<|mask|>ef ABC<|mask|>EF", "--json", "--top", 2)
+    row = json.loads(out)
+    assert code == 0
+    assert [len(guesses) for guesses in row["masks"]] == [2, 2]
+    assert row["output"] == "abc{}ef ABC{}EF".format(*(guesses[0]["token"] for guesses in row["masks"]))
+    code, _, err = tarnn("predict", run, "abc")
+    assert code == 2
+    assert "has no mask; write <|mask|>" in err
+    code, _, err = tarnn("generate", run, "--prompt", "abc")
+    assert code == 2
+    assert "`tarnn predict` takes it" in err
+
+
+def test_masking_is_what_it_says():
+    masking = Masking(0.3, mask_id=50, num_ids=51, special=frozenset({49, 50}), seed=0)
+    ids = np.random.default_rng(0).integers(0, 49, 20_000)
+    ids[::10] = 49
+    read, labels = masking(ids, 1, 2)
+    chosen = labels != -100
+    assert not chosen[::10].any()
+    assert (labels[chosen] == ids[chosen]).all()
+    assert (read[~chosen] == ids[~chosen]).all()
+    assert chosen.sum() / 18_000 == pytest.approx(0.3, abs=0.02)
+    assert (read[chosen] == 50).mean() == pytest.approx(0.8, abs=0.02)
+    assert (read[chosen] == ids[chosen]).mean() == pytest.approx(0.1 + 0.1 / 49, abs=0.02)
+    assert not np.isin(read[chosen & (read != 50)], [49]).any()
+    again, other = masking(ids, 1, 2), masking(ids, 2, 2)
+    assert (again[0] == read).all()
+    assert (other[0] != read).any()
+    assert (Masking(1e-9, 50, 51, frozenset({49, 50}), 0)(ids[:5])[1] != -100).sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("up\tx\n\nno tab here\n", "bad.tsv, line 3 has no tab; expected the label and the text"),
+        ("up\tx\n\t y\n", "bad.tsv, line 2: the label is empty"),
+        ("up\t\n", "bad.tsv, line 1: the text is empty"),
+        ("", "bad.tsv is empty"),
+        ("up\tx\nup\ty\n", "have the label 'up'; a classifier needs two or more"),
+    ],
+)
+def test_files_that_can_not_be(content, message, tarnn, tmp_path):
+    (tmp_path / "bad.tsv").write_text(content)
+    code, _, err = tarnn("train", tmp_path / "bad.tsv", "--out", tmp_path / "run", *options("classification"))
+    assert code == 2
+    assert message in err.splitlines()[-1]
+
+
+def test_more_that_can_not_be(tarnn, sources, tmp_path):
+    def refused(*argv, source=sources["classification"], task="classification"):
+        code, _, err = tarnn("train", source, "--out", tmp_path / "run", *options(task), *argv)
+        assert code == 2, err
+        assert "Traceback" not in err
+        return err.splitlines()[-1]
+
+    (tmp_path / "val.tsv").write_text("up\tAB\nsideways\tAB\n")
+    assert "line 2: the label 'sideways' is none of the classes" in refused("--val", tmp_path / "val.tsv")
+    assert "--max-length is for --task classification" in refused(
+        "--max-length", 3, source=sources["masked-lm"], task="masked-lm"
+    )
+    assert "--context is for --task text" in refused("--context", 3)
+    config = tmp_path / "config.json"
+    config.write_text('{"causal": true}')
+    assert "causal is True in" in refused("--config", config, source=sources["masked-lm"], task="masked-lm")
+
+
+def test_pairs_of_json_lines(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1, "b": "x"}\n{"a": "two", "b": "y"}\n')
+    assert [x[:2] for x in read_pairs([str(path)], "a", "b")] == [("1", "x"), ("two", "y")]
+    for line, message in (
+        ("[1]", "holds a JSON list"),
+        ('{"a": 1}', "has only 'a' where a text"),
+        ("{", "is not JSON"),
+    ):
+        path.write_text(line)
+        with pytest.raises(UserError, match=rf"rows.jsonl, line 1 {message}"):
+            list(read_pairs([str(path)], "a", "b"))
