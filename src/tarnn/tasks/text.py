@@ -25,17 +25,13 @@ class TokenSettings(RunSettings):
     """What runs on text have in common."""
 
     text_field: str = option("text", "The field that holds the text in jsonl and datasets.", "Text")
-<<<<<<< HEAD
     tokenizer: str = option("bytes", "bytes, amino-acids, or bpe:N: trained on the text, N ids.", "Text")
-=======
-    tokenizer: str = option("bytes", "bytes, or bpe:N: trained on the text, N ids.", "Text")
 
 
 @dataclass(frozen=True)
 class WindowSettings(TokenSettings):
     """The same where a text is cut into sequences of one length."""
 
->>>>>>> 1ebd99e (Tasks masked-lm and classification; tarnn predict)
     context: int = option(256, "Tokens in a training sequence.", "Text", least=1)
 
 
