@@ -1,22 +1,64 @@
-"""Kernels for GPUs, in Triton: not written yet. This package says so to every call, and costs nothing to import."""
+"""Linear attention on GPUs, in Triton: what `eager` computes, with the states on the chip. How: docs/gpu.md.
 
+Nothing here imports Triton before the first call that it computes. A call that it can't compute is refused by a sentence,
+and plain PyTorch takes it.
+"""
+
+import torch
+from torch import Tensor
+
+from tarnn.kernels.backends import Mendable
 from tarnn.kernels.call import Call, Gradients, Outputs, Returned
+from tarnn.kernels.triton import machine
+from tarnn.kernels.triton.configurations import MAX_WIDTH
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FARTHEST = 2**24  # elements between neighbouring positions: within a tile, offsets are 32 bits wide
 
 
 def refusal(call: Call) -> str | None:
-    """Why it can't compute this call: today, always."""
-    if not call.q.is_cuda:
+    """Why the kernels can't compute this call, or None."""
+    if call.q.is_cpu and not machine.interpreted:
         return "Triton's kernels are for GPUs, and these tensors are elsewhere."
-    return "The kernels for GPUs are not written yet: attention on a GPU runs in plain PyTorch."
+    if (why := machine.refusal(call.q.device)) is not None:
+        return why
+    if call.q.dtype not in DTYPES:
+        return f"The kernels for GPUs take float32, bfloat16 and float16; got {call.q.dtype}."
+    widths = call.q.shape[3], call.num_features, call.v.shape[3]
+    if max(widths) > MAX_WIDTH:
+        return Mendable(
+            f"Attention on the GPU runs in plain PyTorch: the kernels hold heads of at most "
+            f"{MAX_WIDTH} channels, features and values; got {widths}."
+        )
+    if 0 in (*widths, call.q.shape[0], call.q.shape[1]):
+        return "There is nothing for a kernel to do."
+    if any(_far(x) for x in (call.q, call.k, call.v, call.log_decay)):
+        return f"The kernels for GPUs take positions that lie at most {FARTHEST:,} elements apart."
+    return None
+
+
+def _far(x: Tensor | None) -> bool:
+    return x is not None and x.shape[2] > 1 and x.stride(2) > FARTHEST
 
 
 def forward(call: Call, *, for_backward: bool = True) -> Outputs:
-    raise NotImplementedError(refusal(call))
+    """The outputs; the denominators are None, and never written, where there will be no backward."""
+    from tarnn.kernels.triton import launch
+
+    with torch.cuda.device_of(call.q):
+        return launch.forward(call, for_backward)
 
 
 def backward(call: Call, returned: Returned) -> Gradients:
-    raise NotImplementedError(refusal(call))
+    from tarnn.kernels.triton import backward_pass
+
+    with torch.cuda.device_of(call.q):
+        return backward_pass.backward(call, returned)
 
 
 def step(call: Call, *, inplace: bool = False) -> Outputs:
-    raise NotImplementedError(refusal(call))
+    """One token for every row and head in one launch; autograd is told of tensors that are written in place."""
+    from tarnn.kernels.triton import one_token
+
+    with torch.cuda.device_of(call.q):
+        return one_token.step(call, inplace)

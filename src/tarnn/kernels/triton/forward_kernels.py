@@ -1,0 +1,244 @@
+"""Forward: the sums of each item (a stretch of one sequence), their prefix, and the outputs.
+
+An item is a row of `items`: the batch row, its first and last position, its first chunk, its sequence. One item per
+sequence: only `outputs` runs, with the state in registers from end to end. More: `state_sums` of each item, then
+`prefix`, then `outputs` of each from its own state.
+"""
+
+import triton
+import triton.language as tl
+
+from tarnn.kernels.triton.tiles import (
+    LOG2E,
+    arguments,
+    behind,
+    channel_products,
+    features,
+    finite,
+    key_and_keep,
+    live_rows,
+    load_channels,
+    load_rows,
+    load_state,
+    pair_and_query,
+    row_maxima,
+    store_rows,
+    store_state,
+    up_to,
+)
+
+
+@triton.jit
+def state_sums(
+    k, v, w, d, decay, mask, scale, omega, bias, M_in, M_out, items, S, z, kept,
+    k_b, k_h, k_t, v_b, v_h, v_t, decay_b, decay_h, decay_t, mask_b, omega_b, omega_h, bias_b, bias_h,
+    T, G, factor, square, offset, shift,
+    D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
+    C: tl.constexpr, FUNCTION: tl.constexpr, PROJECTED: tl.constexpr, BIAS: tl.constexpr, DECAY: tl.constexpr,
+    CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr,
+    LOW: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """S (item, g, f, e) and z (item, g, f) of an item's own keys, in units of the M behind it; kept (item, g, f): what
+    the state before it is multiplied with on its way through."""
+    item, g, block = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    items += item * 5
+    row, start, stop = tl.load(items).to(tl.int64), tl.load(items + 1), tl.load(items + 2)
+    chunk = tl.load(items + 3).to(tl.int64) * G + g
+    rows, cf, ce = tl.arange(0, C), tl.arange(0, BF), block * BE + tl.arange(0, BE)
+    k += row * k_b + g * k_h + start.to(tl.int64) * k_t
+    v += row * v_b + g * v_h + start.to(tl.int64) * v_t
+    decay += row * decay_b + g * decay_h + start.to(tl.int64) * decay_t
+    at = (row * G + g) * T + start
+    state, sums, through = (
+        tl.zeros((BF, BE), tl.float32),
+        tl.zeros((BF,), tl.float32),
+        tl.full((BF,), 1.0, tl.float32),
+    )
+    for t0 in range(start, stop, C):
+        inside = t0 + rows < stop
+        live = live_rows(mask + row * mask_b, t0, stop, rows, MASKED)
+        top = tl.zeros((C,), tl.float32)
+        if FUNCTION == 4:
+            top = tl.load(scale + at + rows, mask=inside, other=0.0)
+        u = arguments(
+            k, k_t, rows, live, cf, omega + row * omega_b + g * omega_h, bias + row * bias_b + g * bias_h,
+            factor, square, offset, D, F, BD, PROJECTED, BIAS,
+        )  # fmt: skip
+        phi = features(u, top, shift, live, cf, FUNCTION, F)
+        values = load_rows(v, v_t, rows, live, ce, E).to(LOW)
+        lost = tl.zeros((C,), tl.float32)
+        if DECAY:
+            lost = tl.load(d + at + rows, mask=inside, other=0.0)
+        if DECAY or WEIGHTED:
+            weight, M_a, M_b = lost, 0.0, 0.0
+            if WEIGHTED:
+                weight = tl.load(w + at + rows, mask=inside, other=float("-inf"))
+                M_a, M_b = tl.load(M_in + chunk), tl.load(M_out + chunk)
+            key, keep = key_and_keep(weight, lost, M_a, M_b, C, DECAY, WEIGHTED)
+            phi = phi * key[:, None]
+            state, sums, through = state * keep, sums * keep, through * keep
+        if CHANNELS:
+            channels = load_channels(decay, decay_t, rows, live, cf, lost, F, DECAY)
+            phi = phi * behind(channels, C, C)
+            keeps = tl.exp2(tl.sum(channels, 0))
+            state, sums, through = state * keeps[:, None], sums * keeps, through * keeps
+        low = phi.to(LOW)
+        state = tl.dot(tl.trans(low), values, state, input_precision=PRECISION)
+        sums += tl.sum(low.to(tl.float32), 0)
+        k += C * k_t
+        v += C * v_t
+        decay += C * decay_t
+        at += C
+        chunk += G
+    place = item * G + g
+    store_state(S + place * F * E, cf, ce, F, E, state)
+    if block == 0:
+        tl.store(z + place * F + cf, sums, mask=cf < F)
+        if DECAY or WEIGHTED or CHANNELS:
+            tl.store(kept + place * F + cf, through, mask=cf < F)
+
+
+@triton.jit
+def prefix(
+    sums, kept, before, begin, after, sequences, G, F, E, B: tl.constexpr, KEPT: tl.constexpr, GIVEN: tl.constexpr,
+    SCALED: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """Sums (item, g, f, e) of items become those of all items before each; in reverse, of all behind. `after` (n, g, f, e)
+    is the total. `begin` (n, g) scales the state before the first item, and in reverse its gradient."""
+    n, g = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    i = tl.program_id(2) * B + tl.arange(0, B)
+    live = i < F * E
+    first, end = tl.load(sequences + n * 4), tl.load(sequences + n * 4 + 1)
+    total = tl.zeros((B,), tl.float32)
+    if GIVEN:
+        total = tl.load(before + (n * G + g) * F * E + i, mask=live, other=0.0)
+    if SCALED and not REVERSE:
+        total *= tl.load(begin + n * G + g)
+    for step in range(end - first):
+        item = first + step
+        if REVERSE:
+            item = end - 1 - step
+        place = item.to(tl.int64) * G + g
+        own = tl.load(sums + place * F * E + i, mask=live, other=0.0)
+        tl.store(sums + place * F * E + i, total, mask=live)
+        if KEPT:
+            total *= tl.load(kept + place * F + i // E, mask=live, other=0.0)
+        total += own
+    if SCALED and REVERSE:
+        total *= tl.load(begin + n * G + g)
+    tl.store(after + (n * G + g) * F * E + i, total, mask=live)
+
+
+@triton.jit
+def outputs(
+    q, k, v, o, den, w, d, decay, mask, scale_q, scale_k, omega, bias, M_in, M_out, M_end, items, S_in, z_in, S_out, z_out,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, decay_b, decay_h, decay_t, mask_b, omega_b, omega_h, bias_b, bias_h,
+    T, G, R, eps, factor, square, offset, shift,
+    D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
+    C: tl.constexpr, FUNCTION: tl.constexpr, PROJECTED: tl.constexpr, BIAS: tl.constexpr, DECAY: tl.constexpr,
+    CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr,
+    GIVEN: tl.constexpr, KEEP_STATE: tl.constexpr, KEEP_DEN: tl.constexpr,
+    LOW: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """o (b, h, t, e) and den (b, h, t) of an item's queries, from the state before it; where not causal, from that of all
+    keys. KEEP_STATE: the state behind is wanted too, of an item that is a whole sequence."""
+    item, h, block = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    g, H = h // R, G * R
+    items += item * 5
+    row, start, stop = tl.load(items).to(tl.int64), tl.load(items + 1), tl.load(items + 2)
+    chunk = tl.load(items + 3).to(tl.int64) * G + g
+    place = item * G + g
+    if not CAUSAL:
+        place = tl.load(items + 4).to(tl.int64) * G + g
+    rows, cf, ce = tl.arange(0, C), tl.arange(0, BF), block * BE + tl.arange(0, BE)
+    q += row * q_b + h * q_h + start.to(tl.int64) * q_t
+    k += row * k_b + g * k_h + start.to(tl.int64) * k_t
+    v += row * v_b + g * v_h + start.to(tl.int64) * v_t
+    decay += row * decay_b + g * decay_h + start.to(tl.int64) * decay_t
+    omega += row * omega_b + g * omega_h
+    bias += row * bias_b + g * bias_h
+    at_q, at = (row * H + h) * T + start, (row * G + g) * T + start
+    o += at_q * E
+    state, sums = tl.zeros((BF, BE), tl.float32), tl.zeros((BF,), tl.float32)
+    if GIVEN:
+        state = load_state(S_in + place * F * E, cf, ce, F, E)
+        sums = tl.load(z_in + place * F + cf, mask=cf < F, other=0.0)
+    lower = rows[:, None] >= rows[None, :]
+    for t0 in range(start, stop, C):
+        inside = t0 + rows < stop
+        top = tl.zeros((C,), tl.float32)
+        if FUNCTION == 4:
+            top = tl.load(scale_q + at_q + rows, mask=inside, other=0.0)
+        u = arguments(
+            q, q_t, rows, inside, cf, omega, bias, factor, square, offset, D, F, BD, PROJECTED, BIAS
+        )
+        phi_q = features(u, top, shift, inside, cf, FUNCTION, F).to(LOW).to(tl.float32)
+        M_rows = tl.zeros((C,), tl.float32)
+        if FUNCTION == 4:
+            M_rows = top
+        if CAUSAL:
+            live = live_rows(mask + row * mask_b, t0, stop, rows, MASKED)
+            if FUNCTION == 4:
+                top = tl.load(scale_k + at + rows, mask=inside, other=0.0)
+            u = arguments(
+                k, k_t, rows, live, cf, omega, bias, factor, square, offset, D, F, BD, PROJECTED, BIAS
+            )
+            phi_k = features(u, top, shift, live, cf, FUNCTION, F)
+            values = load_rows(v, v_t, rows, live, ce, E).to(LOW)
+            lost, weight, M_a, M_b = tl.zeros((C,), tl.float32), tl.zeros((C,), tl.float32), 0.0, 0.0
+            if DECAY:
+                lost = tl.load(d + at + rows, mask=inside, other=0.0)
+            if WEIGHTED:
+                weight = tl.load(w + at + rows, mask=inside, other=float("-inf"))
+                M_a, M_b = tl.load(M_in + chunk), tl.load(M_out + chunk)
+            seen_q, seen_k, keeps = phi_q, phi_k, tl.full((BF,), 1.0, tl.float32)
+            if CHANNELS:
+                channels = load_channels(decay, decay_t, rows, live, cf, lost, F, DECAY)
+                products = channel_products(phi_q, phi_k, channels, C, LOW, PRECISION)
+                seen_q, seen_k = phi_q * up_to(channels, C, C), phi_k * behind(channels, C, C)
+                keeps = tl.exp2(tl.sum(channels, 0))
+            else:
+                products = tl.dot(phi_q.to(LOW), tl.trans(phi_k.to(LOW)), input_precision=PRECISION)
+            products = tl.where(lower, products, 0.0)
+            low_q = seen_q.to(LOW)
+            out = tl.dot(low_q, state.to(LOW), input_precision=PRECISION)
+            total = tl.sum(low_q.to(tl.float32) * sums[None, :], 1)
+            if DECAY or WEIGHTED:
+                pair, query = pair_and_query(weight, lost, M_a, C, DECAY, WEIGHTED)
+                products, out, total = products * pair, out * query[:, None], total * query
+                key, keep = key_and_keep(weight, lost, M_a, M_b, C, DECAY, WEIGHTED)
+                seen_k, keeps = seen_k * key[:, None], keeps * keep
+                if WEIGHTED and not NORMALIZE:
+                    M_rows += row_maxima(weight, lost, M_a, C, DECAY)
+            out = tl.dot(products.to(LOW), values, out, input_precision=PRECISION)
+            total += tl.sum(products, 1)
+            if DECAY or WEIGHTED or CHANNELS:
+                state, sums = state * keeps[:, None], sums * keeps
+            low_k = seen_k.to(LOW)
+            state = tl.dot(tl.trans(low_k), values, state, input_precision=PRECISION)
+            sums += tl.sum(low_k.to(tl.float32), 0)
+        else:
+            low_q = phi_q.to(LOW)
+            out = tl.dot(low_q, state.to(LOW), input_precision=PRECISION)
+            total = tl.sum(phi_q * sums[None, :], 1)
+            if WEIGHTED and not NORMALIZE:
+                M_rows += finite(tl.load(M_end + place) * LOG2E)
+        if NORMALIZE:
+            out = out * tl.where(total == 0, 0.0, 1.0 / (total + eps))[:, None]
+        elif WEIGHTED:
+            out = out * tl.exp2(M_rows)[:, None]
+        store_rows(o, E, rows, inside, ce, E, out)
+        if KEEP_DEN and block == 0:
+            tl.store(den + at_q + rows, total, mask=inside)
+        q += C * q_t
+        k += C * k_t
+        v += C * v_t
+        decay += C * decay_t
+        o += C * E
+        at_q += C
+        at += C
+        chunk += G
+    if KEEP_STATE and h % R == 0:
+        store_state(S_out + place * F * E, cf, ce, F, E, state)
+        if block == 0:
+            tl.store(z_out + place * F + cf, sums, mask=cf < F)

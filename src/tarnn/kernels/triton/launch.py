@@ -1,0 +1,207 @@
+"""From a call to launches: one table of everything that kernels take, by name, and each kernel picks what it names."""
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from tarnn.kernels.call import Call, Outputs
+from tarnn.kernels.features import NAMES
+from tarnn.kernels.triton import forward_kernels, weights
+from tarnn.kernels.triton.configurations import Configuration, configuration, padded, stretch
+from tarnn.kernels.triton.rows import in_rows, strides
+from tarnn.kernels.triton.stretches import Stretches, of_packed, of_rows
+
+# What tiles are multiplied in, and how. float32: three products of tf32 parts, which has all of its digits. float16: tf32,
+# which has its digits, and float32's range: features and sums don't fit into float16.
+PRODUCTS = {
+    torch.float32: (triton.language.float32, "tf32x3"),
+    torch.bfloat16: (triton.language.bfloat16, "ieee"),
+    torch.float16: (triton.language.float32, "tf32"),
+}
+ROWS = 64  # of tiles that nothing is multiplied in
+PREFIX = 1024
+_processors: dict[torch.device, int] = {}
+
+
+def processors(device: torch.device) -> int:
+    """How many programs run at once, at least."""
+    if device not in _processors:
+        cuda = device.type == "cuda"
+        _processors[device] = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 1
+    return _processors[device]
+
+
+class Launches:
+    """A call's launches. `values` is all that its kernels take, by name."""
+
+    def __init__(self, call: Call, chunk_items: bool = False):
+        """chunk_items: each item is one chunk, so that all states before and behind chunks are in memory."""
+        self.call = call
+        (b, h, t, d), (g, s), e, f = call.q.shape, call.k.shape[1:3], call.v.shape[3], call.num_features
+        self.sizes = b, h, t, g, s, f, e
+        self.config = config = configuration(call.q.dtype, f, e, call.has_channels)
+        item = config.chunk
+        if not chunk_items:
+            blocks = triton.cdiv(e, config.forward_values)
+            programs = call.num_sequences * g * blocks
+            longest = max(t, s) if call.cu_seqlens is None else t
+            item = stretch(longest, programs, processors(call.q.device), config.chunk)
+        self.of_keys = self._stretches(s, item, config)
+        self.of_queries = self.of_keys if t == s else self._stretches(t, item, config)
+        low, precision = PRODUCTS[call.q.dtype]
+        weighted, channels = call.weighted, call.has_channels
+        decay = call.log_decay is not None and (weighted or not channels)
+        self.weighing = decay or weighted or channels
+        self.values: dict[str, Any] = {
+            "T": s, "S": s, "B": b, "G": g, "R": h // g, "H": h, "D": d, "F": f, "E": e,
+            "BD": padded(d), "BF": padded(f), "BE": config.forward_values, "C": config.chunk,
+            "FUNCTION": NAMES.index(call.function), "PROJECTED": call.omega is not None, "BIAS": call.bias is not None,
+            "DECAY": decay, "CHANNELS": channels, "WEIGHTED": weighted, "MASKED": call.key_mask is not None,
+            "CAUSAL": call.causal, "NORMALIZE": call.normalize, "LOW": low, "PRECISION": precision,
+            "eps": call.eps, "factor": call.factor, "square": call.square, "offset": call.offset, "shift": call.shift,
+            "num_warps": config.warps,
+        }  # fmt: skip
+        self._tensors()
+        self._scales()
+        self._weights()
+
+    def _stretches(self, length: int, item: int, config: Configuration) -> Stretches:
+        call = self.call
+        cuts = call.cuts()
+        if cuts is None:
+            return of_rows(call.q.shape[0], length, item, config.chunk, call.q.device)
+        return of_packed(cuts, item, config.chunk, call.q.device)
+
+    def run(self, kernel, grid: tuple[int, ...], **more) -> None:
+        """Launches a kernel with what it names; nothing where nobody has anything to do."""
+        if 0 in grid:
+            return
+        given = {**self.values, **more}
+        named = {name: given[name] for name in kernel.arg_names}
+        kernel[grid](**named, num_warps=given["num_warps"])
+
+    def wide(self, *shape: int) -> Tensor:
+        return self.call.q.new_empty(shape, dtype=torch.float32)
+
+    def _tensors(self) -> None:
+        call, values = self.call, self.values
+        nothing = call.q  # in the place of what isn't there, and is never read
+        for name in ("q", "k", "v"):
+            x = in_rows(getattr(call, name))
+            values |= {name: x, **strides(name, x)}
+        decay = call.log_decay if not call.has_channels else in_rows(call.log_decay)  # type: ignore[arg-type]
+        values |= {"decay": nothing if decay is None else decay, **strides("decay", decay)}
+        weight = call.key_log_weight
+        values |= {"log_weight": nothing if weight is None else weight, **strides("weight", weight)}
+        mask = None if call.key_mask is None else call.key_mask.contiguous().view(torch.uint8)
+        values |= {"mask": nothing if mask is None else mask, "mask_b": 0 if mask is None else mask.stride(0)}
+        for name, given in (("omega", call.omega), ("bias", call.bias)):
+            flat = None if given is None else given.to(torch.float32).contiguous()
+            values |= {name: nothing if flat is None else flat, **strides(name, flat, 2)}
+        for name in (
+            "w",
+            "d",
+            "scale",
+            "scale_q",
+            "scale_k",
+            "M_in",
+            "M_out",
+            "M_end",
+            "begin",
+            "kept",
+            "S_in",
+            "z_in",
+        ):
+            values[name] = nothing
+
+    def _scales(self) -> None:
+        """Of exp: each row's largest exponent."""
+        if self.call.function != "exp":
+            return
+        b, h, t, g, s, *_ = self.sizes
+        for name, heads, length in (("q", h, t), ("k", g, s)):
+            scale = self.wide(b, heads, length)
+            of = {x: self.values[f"{name}_{x}"] for x in "bht"}
+            self.run(
+                weights.row_scales, (triton.cdiv(length, ROWS), heads, b), x=self.values[name], scale=scale,
+                x_b=of["b"], x_h=of["h"], x_t=of["t"], T=length, H=heads, R=heads // g, C=ROWS,
+            )  # fmt: skip
+            self.values[f"scale_{name}"] = scale
+        self.values["scale"] = self.values["scale_k"]
+
+    def _weights(self) -> None:
+        """Log-weights and decays of keys, base 2, and the running maximum by chunks."""
+        values, call, plan = self.values, self.call, self.of_keys
+        if not (values["WEIGHTED"] or values["DECAY"]):
+            return
+        b, _, _, g, s, *_ = self.sizes
+        n, chunks = call.num_sequences, plan.num_chunks
+        values |= {"w": self.wide(b, g, s), "d": self.wide(b, g, s)}
+        top, total = self.wide(chunks, g), self.wide(chunks, g)
+        self.run(
+            weights.chunk_weights, (chunks, g), top=top, total=total, chunks=plan.chunks,
+            GIVEN=call.key_log_weight is not None, SCALED=call.function == "exp",
+        )  # fmt: skip
+        if not values["WEIGHTED"]:
+            return
+        values |= {"M_in": self.wide(chunks, g), "M_out": self.wide(chunks, g)}
+        values |= {"M_end": self.wide(n, g), "begin": self.wide(n, g)}
+        M = call.M if call.M is None else call.M.contiguous()
+        self.run(
+            weights.running_maximum, (n, g), top=top, total=total, M=call.q if M is None else M,
+            sequences=plan.sequences, B=ROWS, GIVEN=M is not None, FRESH=call.S is None,
+        )  # fmt: skip
+
+    def state(self) -> dict[str, Any]:
+        """What the state before is, as kernels take it."""
+        S, z = self.call.S, self.call.z
+        if S is None or z is None:
+            return {"S_in": self.call.q, "z_in": self.call.q, "GIVEN": False}
+        return {"S_in": S.contiguous(), "z_in": z.contiguous(), "GIVEN": True}
+
+    def prefix(
+        self, plan: Stretches, sums: tuple[Tensor, Tensor], before: tuple[Tensor | None, Tensor | None],
+        after: tuple[Tensor, Tensor], kept: Tensor | None, *, scaled: bool = False, reverse: bool = False,
+    ) -> None:  # fmt: skip
+        """S and z of items become those before them (in reverse: behind), and `after` the totals."""
+        n, g, f = self.call.num_sequences, *self.sizes[3:6:2]
+        for x, start, total in zip(sums, before, after):
+            width = x[0, 0].numel() // f if x.numel() else total[0, 0].numel() // f
+            self.run(
+                forward_kernels.prefix, (n, g, triton.cdiv(f * width, PREFIX)), sums=x, after=total,
+                before=total if start is None else start, kept=total if kept is None else kept,
+                sequences=plan.sequences, E=width, B=PREFIX, KEPT=kept is not None, GIVEN=start is not None,
+                SCALED=scaled, REVERSE=reverse,
+            )  # fmt: skip
+
+    def states_before(self, after: tuple[Tensor, Tensor]) -> tuple[dict[str, Any], Tensor | None]:
+        """S and z before each item; `after` becomes the state behind all. And what each item keeps of a state."""
+        plan, (_, _, _, g, _, f, e) = self.of_keys, self.sizes
+        S, z = self.wide(plan.num_items, g, f, e), self.wide(plan.num_items, g, f)
+        kept = self.wide(plan.num_items, g, f) if self.weighing else None
+        self.run(
+            forward_kernels.state_sums, (plan.num_items, g, triton.cdiv(e, self.values["BE"])), items=plan.items,
+            S=S, z=z, kept=z if kept is None else kept,
+        )  # fmt: skip
+        before = self.state()
+        start = (before["S_in"], before["z_in"]) if before["GIVEN"] else (None, None)
+        self.prefix(plan, (S, z), start, after, kept, scaled=self.values["WEIGHTED"] and not self.call.causal)
+        return {"S_in": S, "z_in": z, "GIVEN": True}, kept
+
+
+def forward(call: Call, for_backward: bool) -> Outputs:
+    launches, outputs = Launches(call), call.new_outputs(den=for_backward)
+    plan, (_, h, t, _, _, _, e), values = launches.of_queries, launches.sizes, launches.values
+    alone = call.causal and plan.whole
+    before = launches.state() if alone else launches.states_before((outputs.S, outputs.z))[0]
+    if not call.causal:
+        before |= {"S_in": outputs.S, "z_in": outputs.z}
+    launches.run(
+        forward_kernels.outputs, (plan.num_items, h, triton.cdiv(e, values["BE"])), items=plan.items, o=outputs.o,
+        den=outputs.o if outputs.den is None else outputs.den, S_out=outputs.S, z_out=outputs.z, T=t,
+        KEEP_STATE=alone, KEEP_DEN=for_backward, **before,
+    )  # fmt: skip
+    M = values["M_end"] if values["WEIGHTED"] else outputs.M.zero_()
+    return outputs._replace(M=M)

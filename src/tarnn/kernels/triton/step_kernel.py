@@ -1,0 +1,119 @@
+"""One token for all rows and heads in one launch: a product of a vector and a matrix, so in plain multiplications."""
+
+import triton
+import triton.language as tl
+
+from tarnn.kernels.triton.tiles import LOG2E, finite
+
+
+@triton.jit
+def vector(
+    x, omega, bias, columns, factor, square, offset, shift,
+    D: tl.constexpr, F: tl.constexpr, BD: tl.constexpr, FUNCTION: tl.constexpr, PROJECTED: tl.constexpr,
+    BIAS: tl.constexpr,
+):  # fmt: skip
+    """φ(x) (f,) and its log-scale, base 2: 0 but for exp."""
+    live = columns < F
+    if PROJECTED:
+        d = tl.arange(0, BD)
+        given = tl.load(x + d, mask=d < D, other=0.0).to(tl.float32)
+        inside = live[:, None] & (d < D)[None, :]
+        rows = tl.load(omega + columns[:, None] * D + d[None, :], mask=inside, other=0.0)
+        u = factor * tl.sum(rows * given[None, :], 1) + offset - square * tl.sum(given * given, 0)
+        if BIAS:
+            u += tl.load(bias + columns, mask=live, other=0.0)
+    else:
+        u = tl.load(x + columns, mask=live, other=0.0).to(tl.float32)
+    scale = tl.full((), 0.0, tl.float32)
+    if FUNCTION == 0:
+        phi = u
+    elif FUNCTION == 1:
+        phi = tl.maximum(u, 0.0) + tl.exp2(tl.minimum(u * LOG2E, 0.0))
+    elif FUNCTION == 2:
+        phi = tl.maximum(u, 0.0)
+    elif FUNCTION == 3:
+        phi = tl.maximum(u, 0.0) * tl.maximum(u, 0.0)
+    else:
+        scale = tl.max(tl.where(live, u, float("-inf")), 0) * LOG2E
+        phi = tl.exp2(u * LOG2E - scale)
+    return tl.where(live, phi + shift, 0.0), scale
+
+
+@triton.jit
+def one_token(
+    q, k, v, decay, log_weight, S, z, M, omega, bias, o, S_new, z_new, M_new,
+    q_b, q_h, k_b, k_h, v_b, v_h, decay_b, decay_h, weight_b, weight_h, omega_b, omega_h, bias_b, bias_h,
+    G, R, eps, factor, square, offset, shift,
+    D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
+    FUNCTION: tl.constexpr, PROJECTED: tl.constexpr, BIAS: tl.constexpr, DECAY: tl.constexpr, CHANNELS: tl.constexpr,
+    WEIGHTED: tl.constexpr, GIVEN: tl.constexpr, HAS_M: tl.constexpr, NORMALIZE: tl.constexpr,
+):  # fmt: skip
+    """S ← keep·S + φ(k) vᵀ, z likewise, and o (b, h, e) of all heads that share it.
+
+    A program holds all of one state's features, and all of its values, BE at a time: so it alone reads and writes z and M,
+    and in place is safe.
+    """
+    b, g = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    place, cf = b * G + g, tl.arange(0, BF)
+    live = cf < F
+    omega += b * omega_b + g * omega_h
+    bias += b * bias_b + g * bias_h
+    phi_k, weight = vector(
+        k + b * k_b + g * k_h,
+        omega,
+        bias,
+        cf,
+        factor,
+        square,
+        offset,
+        shift,
+        D,
+        F,
+        BD,
+        FUNCTION,
+        PROJECTED,
+        BIAS,
+    )
+    keep = tl.zeros((BF,), tl.float32)
+    if DECAY:
+        decay += b * decay_b + g * decay_h
+        if CHANNELS:
+            keep = tl.load(decay + cf, mask=live, other=0.0).to(tl.float32) * LOG2E
+        else:
+            keep += tl.load(decay).to(tl.float32) * LOG2E
+    top = tl.full((), 0.0, tl.float32)
+    if WEIGHTED:
+        if GIVEN:
+            weight += tl.load(log_weight + b * weight_b + g * weight_h).to(tl.float32) * LOG2E
+        before = tl.full((), 0.0, tl.float32)
+        if HAS_M:
+            before = tl.load(M + place) * LOG2E
+        M_now = tl.maximum(before + tl.max(tl.where(live, keep, float("-inf")), 0), weight)
+        tl.store(M_new + place, M_now / LOG2E)
+        top = finite(M_now)
+        keep += before - top
+        phi_k = phi_k * tl.exp2(weight - top)
+    keep = tl.exp2(keep)
+    sums = keep * tl.load(z + place * F + cf, mask=live, other=0.0) + phi_k
+    tl.store(z_new + place * F + cf, sums, mask=live)
+    for e in range(0, E, BE):
+        ce = e + tl.arange(0, BE)
+        inside = live[:, None] & (ce < E)[None, :]
+        tile = place * F * E + cf[:, None] * E + ce[None, :]
+        values = tl.load(v + b * v_b + g * v_h + ce, mask=ce < E, other=0.0).to(tl.float32)
+        state = tl.load(S + tile, mask=inside, other=0.0)
+        state = keep[:, None] * state + phi_k[:, None] * values[None, :]
+        tl.store(S_new + tile, state, mask=inside)
+        for head in range(R):
+            h = g * R + head
+            phi_q, scale = vector(
+                q + b * q_b + h * q_h, omega, bias, cf, factor, square, offset, shift,
+                D, F, BD, FUNCTION, PROJECTED, BIAS,
+            )  # fmt: skip
+            out, den = tl.sum(phi_q[:, None] * state, 0), tl.sum(phi_q * sums, 0)
+            if NORMALIZE:
+                out = out * tl.where(den == 0, 0.0, 1.0 / (den + eps))
+            elif WEIGHTED:
+                out = out * tl.exp2(top + scale)
+            at = o + (b * G * R + h) * E + ce
+            tl.store(at, out.to(o.dtype.element_ty), mask=ce < E)

@@ -1,0 +1,63 @@
+"""How the positions of a call are divided: sequences into items, which programs work on, and items into chunks."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Stretches(NamedTuple):
+    """Tables on the device, int32. A program reads its row; the same kernels so take batches and packed rows."""
+
+    items: Tensor  # (·, 5)  batch row, first position, last + 1, first chunk, sequence
+    chunks: Tensor  # (·, 4)  batch row, first position, last + 1, sequence
+    sequences: Tensor  # (n, 4)  first item, last + 1, first chunk, last + 1
+    whole: bool  # every sequence is one item
+
+    @property
+    def num_items(self) -> int:
+        return self.items.shape[0]
+
+    @property
+    def num_chunks(self) -> int:
+        return self.chunks.shape[0]
+
+
+@lru_cache(maxsize=64)
+def of_rows(num_rows: int, length: int, item: int, chunk: int, device: torch.device) -> Stretches:
+    """Rows of one length each."""
+    rows = torch.arange(num_rows)
+    return _divided(rows, torch.zeros_like(rows), torch.full_like(rows, length), item, chunk, device)
+
+
+def of_packed(cuts: list[int], item: int, chunk: int, device: torch.device) -> Stretches:
+    """Sequences end to end in one row."""
+    at = torch.tensor(cuts)
+    return _divided(torch.zeros_like(at[1:]), at[:-1], at[1:], item, chunk, device)
+
+
+def _divided(rows: Tensor, starts: Tensor, stops: Tensor, item: int, chunk: int, device) -> Stretches:
+    """Items of `item` positions, a multiple of the `chunk`."""
+    of_chunks, chunk_starts, chunk_stops, chunk_ends = _cut(starts, stops, chunk)
+    of_items, item_starts, item_stops, item_ends = _cut(starts, stops, item)
+    first_chunks = torch.nn.functional.pad(chunk_ends, (1, 0))[:-1]
+    first_items = torch.nn.functional.pad(item_ends, (1, 0))[:-1]
+    chunk_of_item = first_chunks[of_items] + (item_starts - starts[of_items]) // chunk
+    tables = (
+        torch.stack([rows[of_items], item_starts, item_stops, chunk_of_item, of_items], 1),
+        torch.stack([rows[of_chunks], chunk_starts, chunk_stops, of_chunks], 1),
+        torch.stack([first_items, item_ends, first_chunks, chunk_ends], 1),
+    )
+    whole = bool((item_ends - first_items == 1).all())
+    items, chunks, sequences = (x.to(device, torch.int32) for x in tables)
+    return Stretches(items, chunks, sequences, whole)
+
+
+def _cut(starts: Tensor, stops: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Pieces of at most `length`: which sequence each is of, its start, its stop; and where each sequence's pieces end."""
+    counts = (stops - starts + length - 1) // length
+    ends = counts.cumsum(0)
+    of = torch.repeat_interleave(torch.arange(len(starts)), counts)
+    begin = starts[of] + (torch.arange(len(of)) - (ends - counts)[of]) * length
+    return of, begin, torch.minimum(begin + length, stops[of]), ends

@@ -1,0 +1,232 @@
+"""What the kernels do with tiles: rows of tensors, their features, and the factors of decays and log-weights.
+
+A tile has C positions (rows) and features or values (columns). All exponents are of base 2. The factors are those of
+`kernels/eager/weights.py`; sums of decays are made term by term, never as a difference of prefix sums.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-1e30)  # a decay that forgets all; −∞ times 0 would be NaN
+LEVELS = tl.constexpr(4)  # sizes of blocks in a chunk of 16, the length where decays have channels
+
+
+@triton.jit
+def load_rows(x, stride, rows, live, columns, WIDTH: tl.constexpr):
+    """x (C, B): zeros in rows that aren't live and in columns beyond the width."""
+    mask = live[:, None]
+    if tl.constexpr(WIDTH) % columns.shape[0] != 0:
+        mask = mask & (columns < WIDTH)[None, :]
+    return tl.load(x + rows[:, None] * stride + columns[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def store_rows(x, stride, rows, live, columns, WIDTH: tl.constexpr, values):
+    mask = live[:, None]
+    if tl.constexpr(WIDTH) % columns.shape[0] != 0:
+        mask = mask & (columns < WIDTH)[None, :]
+    tl.store(x + rows[:, None] * stride + columns[None, :], values.to(x.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_state(S, features, values, F: tl.constexpr, E: tl.constexpr):
+    """A tile of a state (f, e), zeros beyond its sides."""
+    mask = (features < F)[:, None] & (values < E)[None, :]
+    return tl.load(S + features[:, None] * E + values[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def store_state(S, features, values, F: tl.constexpr, E: tl.constexpr, tile):
+    mask = (features < F)[:, None] & (values < E)[None, :]
+    tl.store(S + features[:, None] * E + values[None, :], tile, mask=mask)
+
+
+@triton.jit
+def live_rows(mask, t0, stop, rows, MASKED: tl.constexpr):
+    """Which positions from t0 on are keys: within the item, and not masked. `mask` points to the item's row."""
+    live = t0 + rows < stop
+    if MASKED:
+        live = tl.load(mask + t0 + rows, mask=live, other=0) != 0
+    return live
+
+
+# --- features
+
+
+@triton.jit
+def arguments(
+    x, stride, rows, live, columns, omega, bias, factor, square, offset,
+    D: tl.constexpr, F: tl.constexpr, BD: tl.constexpr, PROJECTED: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """u (C, B) in float32: x, or factor·Ωx + β − square·|x|² + offset. Ωx in tf32x3, whatever the dtype: u is an exponent."""
+    if PROJECTED:
+        d = tl.arange(0, BD)
+        given = load_rows(x, stride, rows, live, d, D).to(tl.float32)
+        inside = (columns < F)[None, :] & (d < D)[:, None]
+        turned = tl.load(omega + columns[None, :] * D + d[:, None], mask=inside, other=0.0)  # (d, f)
+        u = factor * tl.dot(given, turned, input_precision="tf32x3") + offset
+        if BIAS:
+            u += tl.load(bias + columns, mask=columns < F, other=0.0)[None, :]
+        u -= square * tl.sum(given * given, 1)[:, None]
+    else:
+        u = load_rows(x, stride, rows, live, columns, F).to(tl.float32)
+    return u
+
+
+@triton.jit
+def features(u, scale, shift, live, columns, FUNCTION: tl.constexpr, F: tl.constexpr):
+    """φ(u) by its number in `kernels.features.NAMES`; of exp, 2^(u·log₂e − scale). Zeros where there is no feature."""
+    if FUNCTION == 0:
+        phi = u
+    elif FUNCTION == 1:
+        phi = tl.maximum(u, 0.0) + tl.exp2(tl.minimum(u * LOG2E, 0.0))
+    elif FUNCTION == 2:
+        phi = tl.maximum(u, 0.0)
+    elif FUNCTION == 3:
+        phi = tl.maximum(u, 0.0) * tl.maximum(u, 0.0)
+    else:
+        phi = tl.exp2(u * LOG2E - scale[:, None])
+    phi += shift
+    mask = live[:, None]
+    if tl.constexpr(F) % columns.shape[0] != 0:
+        mask = mask & (columns < F)[None, :]
+    return tl.where(mask, phi, 0.0)
+
+
+@triton.jit
+def through_function(u, phi, shift, grad, FUNCTION: tl.constexpr):
+    """∂/∂u from ∂/∂φ."""
+    if FUNCTION == 1:
+        grad = grad * tl.minimum(phi - shift, 1.0)
+    elif FUNCTION == 2:
+        grad = tl.where(u > 0, grad, 0.0)
+    elif FUNCTION == 3:
+        grad = grad * (2.0 * tl.maximum(u, 0.0))
+    elif FUNCTION == 4:
+        grad = grad * (phi - shift)
+    return grad
+
+
+# --- decays and log-weights of a chunk: one number per position
+
+
+@triton.jit
+def finite(M):
+    return tl.where(M == float("-inf"), 0.0, M)
+
+
+@triton.jit
+def terms(d, C: tl.constexpr):
+    """(l, j): d_l where j < l. Their sums over l are all decay behind j."""
+    place = tl.arange(0, C)
+    return tl.where(place[:, None] > place[None, :], d[:, None], 0.0)
+
+
+@triton.jit
+def seen_weights(w, d, C: tl.constexpr, DECAY: tl.constexpr, WEIGHTED: tl.constexpr):
+    """(i, j): w_j + Σ_{j<l≤i} d_l, −∞ where j > i."""
+    place = tl.arange(0, C)
+    found = tl.zeros((C, C), tl.float32)
+    if DECAY:
+        found = tl.cumsum(terms(d, C), 0)
+    if WEIGHTED:
+        found += w[None, :]
+    return tl.where(place[:, None] >= place[None, :], found, float("-inf"))
+
+
+@triton.jit
+def row_maxima(w, d, M_in, C: tl.constexpr, DECAY: tl.constexpr):
+    """M_i, with 0 for −∞."""
+    before = M_in + tl.zeros((C,), tl.float32)
+    if DECAY:
+        before = M_in + tl.cumsum(d, 0)
+    return finite(tl.maximum(before, tl.max(seen_weights(w, d, C, DECAY, True), 1)))
+
+
+@triton.jit
+def pair_and_query(w, d, M_in, C: tl.constexpr, DECAY: tl.constexpr, WEIGHTED: tl.constexpr):
+    """pair (C, C), 0 above the diagonal; query (C)."""
+    pair = seen_weights(w, d, C, DECAY, WEIGHTED)
+    query = tl.zeros((C,), tl.float32)
+    if DECAY:
+        query = tl.cumsum(d, 0)
+    if WEIGHTED:
+        M = finite(tl.maximum(M_in + query, tl.max(pair, 1)))
+        pair -= M[:, None]
+        query += M_in - M
+    return tl.exp2(pair), tl.exp2(query)
+
+
+@triton.jit
+def key_and_keep(w, d, M_in, M_out, C: tl.constexpr, DECAY: tl.constexpr, WEIGHTED: tl.constexpr):
+    """key (C), keep ()."""
+    key = tl.zeros((C,), tl.float32)
+    keep = tl.sum(key, 0)
+    if DECAY:
+        key = tl.sum(terms(d, C), 0)
+        keep = tl.sum(d, 0)
+    if WEIGHTED:
+        key += w - finite(M_out)
+        keep += M_in - finite(M_out)
+    return tl.exp2(key), tl.exp2(keep)
+
+
+# --- decays with channels: one number per position and feature
+#
+# A pair i > j is anchored at the block boundary between them: at the one size of blocks, 1, 2, 4, …, where both are in one
+# pair of neighbours, j in the left one and i in the right. Its decay is what lies between boundary and i, and between j and
+# boundary. Both exponents are ≤ 0, so each size is one product of tiles that can't overflow.
+
+
+@triton.jit
+def load_channels(x, stride, rows, live, columns, d, F: tl.constexpr, RELATIVE: tl.constexpr):
+    """(C, B) in base 2; relative to d, the largest channel, where that one is in the pair's factor already."""
+    found = load_rows(x, stride, rows, live, columns, F).to(tl.float32) * LOG2E
+    if RELATIVE:
+        found -= finite(d)[:, None]
+        found = tl.where((d == float("-inf"))[:, None], 0.0, found)
+        found = tl.where((columns < F)[None, :], found, 0.0)
+    return tl.maximum(found, LOWEST)
+
+
+@triton.jit
+def up_to(channels, SIZE: tl.constexpr, C: tl.constexpr):
+    """2^Σ over the positions of i's block of this size, up to i."""
+    place = tl.arange(0, C)
+    inside = (place[:, None] // SIZE == place[None, :] // SIZE) & (place[None, :] <= place[:, None])
+    return tl.exp2(tl.dot(tl.where(inside, 1.0, 0.0), channels, input_precision="tf32x3"))
+
+
+@triton.jit
+def behind(channels, SIZE: tl.constexpr, C: tl.constexpr):
+    """2^Σ over the positions of j's block of this size that are behind j."""
+    place = tl.arange(0, C)
+    inside = (place[:, None] // SIZE == place[None, :] // SIZE) & (place[None, :] > place[:, None])
+    return tl.exp2(tl.dot(tl.where(inside, 1.0, 0.0), channels, input_precision="tf32x3"))
+
+
+@triton.jit
+def anchored(SIZE: tl.constexpr, C: tl.constexpr):
+    """The pairs (i, j) whose boundary is one between blocks of this size."""
+    place = tl.arange(0, C)
+    i, j = place[:, None] // SIZE, place[None, :] // SIZE
+    return (i == j + 1) & (j % 2 == 0)
+
+
+@triton.jit
+def on_diagonal(C: tl.constexpr):
+    place = tl.arange(0, C)
+    return place[:, None] == place[None, :]
+
+
+@triton.jit
+def channel_products(phi_q, phi_k, channels, C: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr):
+    """Σ_f φ(q_i)_f φ(k_j)_f 2^(D_ij)_f for j ≤ i, else 0."""
+    products = tl.where(on_diagonal(C), tl.sum(phi_q * phi_k, 1)[:, None], 0.0)
+    for level in tl.static_range(LEVELS):
+        left = (phi_q * up_to(channels, 1 << level, C)).to(LOW)
+        right = (phi_k * behind(channels, 1 << level, C)).to(LOW)
+        part = tl.dot(left, tl.trans(right), input_precision=PRECISION)
+        products = tl.where(anchored(1 << level, C), part, products)
+    return products

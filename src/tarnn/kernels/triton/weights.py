@@ -1,0 +1,110 @@
+"""Before the sums: the scale of each row's features, each key's log-weight, and the maximum M before and behind each chunk."""
+
+import triton
+import triton.language as tl
+
+from tarnn.kernels.triton.tiles import LOG2E, arguments, finite, live_rows, load_rows, terms
+
+
+@triton.jit
+def row_scales(
+    x, scale, omega, bias, x_b, x_h, x_t, omega_b, omega_h, bias_b, bias_h, T, H, R, factor, square, offset,
+    D: tl.constexpr, F: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, C: tl.constexpr,
+    PROJECTED: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """scale (b, h, t): the largest exponent of a row's features, which is taken out of all of them."""
+    t0, h, b = tl.program_id(0) * C, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    rows, columns = tl.arange(0, C), tl.arange(0, BF)
+    live = t0 + rows < T
+    x += b * x_b + h * x_h + t0.to(tl.int64) * x_t
+    u = arguments(
+        x, x_t, rows, live, columns, omega + b * omega_b + h // R * omega_h, bias + b * bias_b + h // R * bias_h,
+        factor, square, offset, D, F, BD, PROJECTED, BIAS,
+    )  # fmt: skip
+    u = tl.where((columns < F)[None, :], u, float("-inf"))
+    tl.store(scale + (b * H + h) * T + t0 + rows, tl.max(u, 1) * LOG2E, mask=live)
+
+
+@triton.jit
+def chunk_weights(
+    decay, log_weight, scale, mask, w, d, top, total, chunks, decay_b, decay_h, decay_t, weight_b, weight_h, weight_t,
+    mask_b, T, G, C: tl.constexpr, F: tl.constexpr, BF: tl.constexpr, DECAY: tl.constexpr, CHANNELS: tl.constexpr,
+    WEIGHTED: tl.constexpr, GIVEN: tl.constexpr, SCALED: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Per key w and d (b, g, s), base 2: −∞ and 0 where masked. Per chunk (c, g): max_j w_j + D_cj, and the sum of d."""
+    chunk, g = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row, start, stop = (
+        tl.load(chunks + chunk * 4).to(tl.int64), tl.load(chunks + chunk * 4 + 1), tl.load(chunks + chunk * 4 + 2),
+    )  # fmt: skip
+    rows = tl.arange(0, C)
+    live = live_rows(mask + row * mask_b, start, stop, rows, MASKED)
+    at = (row * G + g) * T + start + rows
+    weight = tl.zeros((C,), tl.float32)
+    lost = tl.zeros((C,), tl.float32)
+    if DECAY:
+        decay += row * decay_b + g * decay_h + start.to(tl.int64) * decay_t
+        if CHANNELS:
+            columns = tl.arange(0, BF)
+            channels = load_rows(decay, decay_t, rows, live, columns, F).to(tl.float32)
+            lost = tl.max(tl.where((columns < F)[None, :], channels, float("-inf")), 1)
+        else:
+            lost = tl.load(decay + rows * decay_t, mask=live, other=0.0).to(tl.float32)
+        lost = tl.where(live, lost * LOG2E, 0.0)
+        tl.store(d + at, lost, mask=start + rows < stop)
+    if WEIGHTED:
+        if GIVEN:
+            log_weight += row * weight_b + g * weight_h + start.to(tl.int64) * weight_t
+            weight = tl.load(log_weight + rows * weight_t, mask=live, other=0.0).to(tl.float32) * LOG2E
+        if SCALED:
+            weight += tl.load(scale + at, mask=live, other=0.0)
+        weight = tl.where(live, weight, float("-inf"))
+        tl.store(w + at, weight, mask=start + rows < stop)
+        if DECAY:
+            weight += tl.sum(terms(lost, C), 0)
+        tl.store(top + chunk.to(tl.int64) * G + g, tl.max(weight, 0))
+        tl.store(total + chunk.to(tl.int64) * G + g, tl.sum(lost, 0))
+
+
+@triton.jit
+def running_maximum(
+    top, total, M, sequences, M_in, M_out, M_end, begin, G, B: tl.constexpr, CAUSAL: tl.constexpr, GIVEN: tl.constexpr,
+    FRESH: tl.constexpr,
+):  # fmt: skip
+    """M before and behind each chunk (c, g) and behind each sequence (n, g), base 2; B chunks at a time.
+
+    Where not causal there is one M, that of all keys. `begin` (n, g): what the given state is multiplied with, to be in
+    units of the first M. FRESH: there was no state before, so no M.
+    """
+    n, g = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    first, end = tl.load(sequences + n * 4 + 2), tl.load(sequences + n * 4 + 3)
+    rows = tl.arange(0, B)
+    before = tl.full((), 0.0, tl.float32)
+    if FRESH:
+        before = tl.full((), float("-inf"), tl.float32)
+    if GIVEN:
+        before = tl.load(M + n * G + g) * LOG2E
+    current = before
+    for chunk in range(first, end, B):
+        live = chunk + rows < end
+        at = (chunk + rows).to(tl.int64) * G + g
+        local = tl.load(top + at, mask=live, other=float("-inf"))
+        lost = tl.load(total + at, mask=live, other=0.0)
+        # as within a chunk: `local` is the weight of what enters at a place, `lost` the decay of what was there before
+        place = tl.arange(0, B)
+        until = tl.cumsum(terms(lost, B), 0) + local[None, :]
+        until = tl.max(tl.where(place[:, None] >= place[None, :], until, float("-inf")), 1)
+        out = tl.maximum(current + tl.cumsum(lost, 0), until)
+        if CAUSAL:
+            tl.store(M_out + at, out, mask=live)
+            tl.store(M_in + at + G, out, mask=chunk + rows + 1 < end)
+        current = tl.max(tl.where(place == tl.minimum(B, end - chunk) - 1, out, float("-inf")), 0)
+    if CAUSAL:
+        tl.store(M_in + first.to(tl.int64) * G + g, before, mask=first < end)
+        tl.store(begin + n * G + g, 1.0)
+    else:
+        for chunk in range(first, end, B):
+            at = (chunk + rows).to(tl.int64) * G + g
+            tl.store(M_in + at, current + tl.zeros((B,), tl.float32), mask=chunk + rows < end)
+            tl.store(M_out + at, current + tl.zeros((B,), tl.float32), mask=chunk + rows < end)
+        tl.store(begin + n * G + g, tl.exp2(before - finite(current)))
+    tl.store(M_end + n * G + g, current / LOG2E)

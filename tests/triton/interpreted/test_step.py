@@ -1,0 +1,60 @@
+"""One token at a time is the whole, in place or not; one launch."""
+
+import pytest
+import torch
+from support.kernel_calls import MODES, holds
+
+from tarnn import linear_attention, step
+from tarnn.kernels import eager, triton
+from tarnn.kernels.call import Call
+from tarnn.kernels.triton import one_token
+
+pytestmark = pytest.mark.usefixtures("triton_kernels")
+CAUSAL = [mode for mode, words in MODES.items() if words.get("causal", True)]
+
+
+@pytest.mark.parametrize("way", ["stepped", "stepped in place"])
+@pytest.mark.parametrize("mode", CAUSAL)
+def test_the_definition(mode, way):
+    """Gradients of steps go through plain PyTorch; values are those of the kernel."""
+    dtype = "bfloat16" if way == "stepped" else "float32"
+    words = {"masked": False, "junk": "", "b": 2, "g": 2, "r": 2, "t": 3, "s": 3, "d": 17, "e": 70}
+    holds(mode, **words | {"dtype": dtype, "way": way})
+
+
+def test_a_step_is_one_launch_that_writes_in_place(monkeypatch):
+    launches = []
+    kernel = one_token.one_token
+
+    class Counted:
+        arg_names = kernel.arg_names
+
+        def __getitem__(self, grid):
+            launches.append(grid)
+            return kernel[grid]
+
+    monkeypatch.setattr(one_token, "one_token", Counted())
+    q, k, v = (torch.randn(3, 4, 1, 8) for _ in range(3))
+    _, state = linear_attention(q, k, v, causal=True, return_state=True)
+    S, version = state.S.clone(), state.S._version
+    with torch.no_grad():
+        _, new = step(q, k, v, state=state)
+        assert torch.equal(state.S, S)
+        _, same = step(q, k, v, state=state, inplace=True)
+    assert launches == [(3, 4), (3, 4)]
+    assert same.S is state.S
+    assert torch.equal(state.S, new.S)
+    assert state.S._version > version
+    expected = eager.step(Call(q, k, v, S=S, z=new.z * 0, function="elu", normalize=False))
+    torch.testing.assert_close(expected.S, new.S)
+
+
+def test_a_state_that_does_not_lie_in_a_row_is_written_in_place():
+    q, k, v = (torch.randn(2, 3, 1, 5) for _ in range(3))
+    S, z = torch.rand(2, 3, 5, 5).mT, torch.rand(2, 3, 5)
+    call = Call(q, k, v, S=S, z=z, function="elu")
+    expected = eager.step(call)
+    found = triton.step(call, inplace=True)
+    assert found.S is S
+    torch.testing.assert_close(S, expected.S)
+    torch.testing.assert_close(found.o, expected.o)

@@ -1,0 +1,78 @@
+"""What the kernels for GPUs don't compute, plain PyTorch does: a reason, and a warning once where it can be mended."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tarnn.kernels import triton
+from tarnn.kernels.backends import Mendable
+from tarnn.kernels.call import Call
+from tarnn.kernels.triton import machine
+
+
+@pytest.fixture
+def a_gpu(monkeypatch):
+    """A function that makes status believe in a GPU of some capability, and in a version of Triton."""
+
+    def believe(capability=(9, 0), triton_version="3.7.1", hip=None):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+        monkeypatch.setattr(machine, "triton_version", lambda: triton_version)
+        monkeypatch.setattr(torch.version, "hip", hip)
+        machine.status.cache_clear()
+        return machine.refusal(torch.device("cuda", 0))
+
+    yield believe
+    machine.status.cache_clear()
+
+
+def test_a_gpu_with_all_that_is_needed(a_gpu, monkeypatch):
+    monkeypatch.delenv("TARNN_KERNELS", raising=False)
+    assert a_gpu() is None
+    assert machine.status(0) == (
+        "Triton 3.7.1, sm_90",
+        "the GPU has tensor cores for bfloat16 and tf32",
+    )
+    monkeypatch.setenv("TARNN_KERNELS", "off")
+    assert "switched off" in a_gpu()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ({"capability": (7, 5)}, "8.0 (Ampere) or newer; this one is sm_75"),
+        ({"triton_version": None}, 'not installed: install them by `pip install "tarnn[triton]"`'),
+        ({"triton_version": "3.8.0"}, "tested with Triton 3.7, and this is 3.8.0"),
+        ({"hip": "6.4"}, "AMD"),
+    ],
+)
+def test_what_can_be_mended_is_worth_a_warning(a_gpu, monkeypatch, words, part):
+    monkeypatch.delenv("TARNN_KERNELS", raising=False)
+    why = a_gpu(**words)
+    assert isinstance(why, Mendable)
+    assert part in why
+    assert why.startswith("Attention on the GPU runs in plain PyTorch")
+
+
+@pytest.fixture
+def anywhere(monkeypatch):
+    monkeypatch.setattr(machine, "interpreted", True)
+
+
+def refusal(**words) -> str | None:
+    sizes = {"b": 1, "h": 2, "t": 5, "d": 8, "e": 8, "dtype": torch.float32} | words
+    a = SimpleNamespace(**sizes)
+    q, v = (torch.zeros(a.b, a.h, a.t, width, dtype=a.dtype) for width in (a.d, a.e))
+    return triton.refusal(Call(q, q, v, function="elu"))
+
+
+def test_calls_that_they_take_and_calls_that_they_do_not(anywhere):
+    assert refusal() is None
+    assert refusal(d=256, e=256, t=0) is None
+    wide = refusal(d=257)
+    assert isinstance(wide, Mendable)
+    assert "at most 256" in wide
+    assert "float64" in refusal(dtype=torch.float64)
+    assert "nothing" in refusal(e=0)
+    far = torch.empty_strided((1, 1, 2, 8), (0, 0, 2**25, 1))
+    assert "apart" in triton.refusal(Call(far, far, far))
