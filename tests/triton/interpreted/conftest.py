@@ -14,8 +14,11 @@ def triton_kernels(monkeypatch, poisoned_memory):
     monkeypatch.setattr(machine, "interpreted", True)
 
 
-@pytest.fixture(params=["whole", "split"])
-def division(request, monkeypatch):
-    """A sequence is one item, or each of its chunks is."""
-    monkeypatch.setattr(launch, "processors", lambda device: 1 if request.param == "whole" else 10_000)
-    return request.param
+@pytest.fixture
+def divided(monkeypatch):
+    """A function that makes a sequence one item ("whole"), or each of its chunks one ("split")."""
+
+    def divide(how: str) -> None:
+        monkeypatch.setattr(launch, "processors", lambda device: 1 if how == "whole" else 10_000)
+
+    return divide

@@ -1,4 +1,7 @@
-"""The laws of the op, on Triton's kernels: outputs, states and gradients against the definition in float64."""
+"""The laws of the op, on Triton's kernels: outputs, states and gradients against the definition in float64.
+
+A few cases of each kind; `tests/fuzz_triton.py` draws hundreds.
+"""
 
 import pytest
 from support import honest_interpreter
@@ -7,7 +10,7 @@ from support.kernel_calls import MODES, holds
 from tarnn.kernels.triton import launch
 
 pytestmark = pytest.mark.usefixtures("triton_kernels")
-SIZES = {"b": 1, "g": 2, "r": 2, "t": 35, "s": 35, "d": 17, "e": 19, "state_grads": True, "dtype": "float32"}
+SIZES = {"b": 1, "g": 1, "r": 2, "t": 35, "s": 35, "d": 17, "e": 19, "dtype": "float32"}
 LAYOUTS = ("as projected", "every second", "expanded", "transposed")
 
 
@@ -17,39 +20,58 @@ def launches(monkeypatch):
     seen = []
     original = launch.Launches.run
     monkeypatch.setattr(launch.Launches, "run", lambda *x, **more: seen.append(x[1]) or original(*x, **more))
-    yield seen
+    yield
     assert seen
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_definition(mode, division):
-    holds(mode, **SIZES, layouts=LAYOUTS if division == "whole" else ("contiguous",) * 4)
+def test_the_definition(mode, divided):
+    divided("whole" if list(MODES).index(mode) % 2 else "split")
+    holds(mode, **SIZES, layouts=LAYOUTS)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("mode", ["causal", "decay a token, weighted", "full", "random relu"])
+def test_the_definition_divided_otherwise(mode, divided):
+    divided("split" if list(MODES).index(mode) % 2 else "whole")
+    holds(mode, **SIZES | {"g": 2, "t": 33, "s": 33})
+
+
 @pytest.mark.parametrize(
-    "mode", ["causal", "decay a token, weighted", "decay a channel, weighted", "random features"]
+    ("mode", "dtype"),
+    [
+        ("causal", "bfloat16"),
+        ("causal", "float16"),
+        ("decay a token, weighted", "bfloat16"),
+        ("decay a channel", "float16"),
+        ("random features", "bfloat16"),
+    ],
 )
 def test_sixteen_bits(mode, dtype):
-    holds(mode, **SIZES | {"dtype": dtype, "g": 1})
+    holds(mode, **SIZES | {"dtype": dtype})
 
 
-@pytest.mark.parametrize("mode", ["causal", "decay a channel, weighted", "full, random features"])
-@pytest.mark.parametrize("way", ["continued", "packed", "packed continued"])
-def test_ways(mode, way, division):
-    if mode.startswith("full") and way == "packed continued":
-        return
+@pytest.mark.parametrize(
+    ("mode", "way"),
+    [
+        ("causal", "packed continued"),
+        ("decay a channel, weighted", "packed"),
+        ("full, random features", "packed"),
+        ("decay a token, weighted", "continued"),
+    ],
+)
+def test_ways(mode, way, divided):
+    """In any order of programs, too."""
+    divided("split")
     with honest_interpreter.order(7):
-        holds(mode, **SIZES | {"way": way, "t": 29, "s": 29, "g": 1}, seed=3)
+        holds(mode, **SIZES | {"way": way, "t": 37, "s": 37}, seed=3)
 
 
-@pytest.mark.parametrize("t", [0, 1, 32, 65])
-def test_lengths(t, division, launches):
-    holds("decay a token, weighted", **SIZES | {"t": t, "s": t, "g": 1})
-    launches.append(t)
+@pytest.mark.parametrize("t", [1, 32])
+def test_lengths(t):
+    holds("decay a token, weighted", **SIZES | {"t": t, "s": t})
 
 
-@pytest.mark.parametrize("widths", [(1, 1), (16, 33), (130, 3), (3, 130)])
+@pytest.mark.parametrize("widths", [(1, 1), (16, 65), (130, 3)])
 def test_widths(widths):
     d, e = widths
-    holds("causal", **SIZES | {"d": d, "e": e, "g": 1, "r": 1})
+    holds("causal", **SIZES | {"d": d, "e": e, "r": 1})
