@@ -14,7 +14,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
-SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}  # KiB that a block may take
 
 
 class Resources(NamedTuple):

@@ -24,7 +24,7 @@ class _Backward:
 
     def __init__(self, call: Call, returned: Returned, grads: Gradients):
         self.call, self.returned, self.grads = call, returned, grads
-        self.launches = launches = Launches(call, chunk_items=call.log_decay is not None)
+        self.launches = launches = Launches(call, backward=True)
         b, h, t, *_ = launches.sizes
         grad_o = in_rows(returned.grad_o)
         launches.values |= {"grad_o": grad_o, **strides("grad", grad_o), "r": launches.wide(b, h, t)}

@@ -5,6 +5,16 @@ from typing import NamedTuple
 import torch
 
 CHUNK_WITH_CHANNELS = 16
+SHARED = {
+    80: 163,
+    86: 99,
+    87: 163,
+    89: 99,
+    90: 227,
+    100: 227,
+    103: 227,
+    120: 99,
+}  # KiB a block may take, by capability
 MAX_WIDTH = 256  # features, head dim, value width: of tiles that have to fit on a processor
 
 
@@ -15,6 +25,7 @@ class Configuration(NamedTuple):
     forward_values: int  # BE where all features are held: in `state_sums`, `outputs`, `value_gradients`
     backward_features: int  # BF where all values are held: in `query_gradients`, `key_gradients`
     warps: int
+    stages: int  # loads that are under way at once
 
 
 def padded(width: int) -> int:
@@ -22,12 +33,25 @@ def padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def configuration(dtype: torch.dtype, features: int, values: int, channels: bool) -> Configuration:
-    """By the state's sides: a tile of it stays in registers, so wide heads are cut into blocks of columns."""
-    chunk = CHUNK_WITH_CHANNELS if channels else 64 if dtype == torch.bfloat16 else 32
-    held = 128 * 64 if max(features, values) > 64 else 64 * 64
+def configuration(
+    dtype: torch.dtype, features: int, values: int, channels: bool, shared: int, *, backward: bool
+) -> Configuration:
+    """By dtype, the state's sides and the GPU's shared memory, in KiB of a block.
+
+    A tile of a state stays in registers, so wide heads are cut into blocks of columns, and float32, whose products are made
+    of parts, into narrower ones. Found by what the compiler says of registers and spills (`benchmarks/gpu_resources.py`).
+    """
+    wide = max(features, values)
+    chunk = 64 if dtype == torch.bfloat16 and wide <= (64 if backward else 128) else 32
+    held = 64 * (64 if wide <= 64 else 128) // (1 if dtype == torch.bfloat16 else 2)
     by = lambda other, width: max(16, min(padded(width), held // padded(other)))  # noqa: E731
-    return Configuration(chunk, by(features, values), by(values, features), 4)
+    return Configuration(
+        CHUNK_WITH_CHANNELS if channels else chunk,
+        by(features, values),
+        by(values, features),
+        4 if wide <= 64 else 8,
+        2 if shared > 160 else 1,
+    )
 
 
 def stretch(length: int, programs: int, processors: int, chunk: int) -> int:

@@ -1,5 +1,6 @@
 """From a call to launches: one table of everything that kernels take, by name, and each kernel picks what it names."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from tarnn.kernels.call import Call, Outputs
 from tarnn.kernels.features import NAMES
 from tarnn.kernels.triton import forward_kernels, weights
-from tarnn.kernels.triton.configurations import Configuration, configuration, padded, stretch
+from tarnn.kernels.triton.configurations import SHARED, Configuration, configuration, padded, stretch
 from tarnn.kernels.triton.rows import in_rows, strides
 from tarnn.kernels.triton.stretches import Stretches, of_packed, of_rows
 
@@ -22,28 +23,34 @@ PRODUCTS = {
 }
 ROWS = 64  # of tiles that nothing is multiplied in
 PREFIX = 1024
-_processors: dict[torch.device, int] = {}
 
 
+@cache
 def processors(device: torch.device) -> int:
     """How many programs run at once, at least."""
-    if device not in _processors:
-        cuda = device.type == "cuda"
-        _processors[device] = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 1
-    return _processors[device]
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """KiB that a block may take."""
+    major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+    return SHARED.get(10 * major + minor, min(SHARED.values()))
 
 
 class Launches:
     """A call's launches. `values` is all that its kernels take, by name."""
 
-    def __init__(self, call: Call, chunk_items: bool = False):
-        """chunk_items: each item is one chunk, so that all states before and behind chunks are in memory."""
+    def __init__(self, call: Call, *, backward: bool = False):
+        """In a backward pass with decays each item is one chunk: all states before and behind chunks are in memory."""
         self.call = call
         (b, h, t, d), (g, s), e, f = call.q.shape, call.k.shape[1:3], call.v.shape[3], call.num_features
         self.sizes = b, h, t, g, s, f, e
-        self.config = config = configuration(call.q.dtype, f, e, call.has_channels)
+        self.config = config = configuration(
+            call.q.dtype, f, e, call.has_channels, shared_memory(call.q.device), backward=backward
+        )
         item = config.chunk
-        if not chunk_items:
+        if not backward or call.log_decay is None:
             blocks = triton.cdiv(e, config.forward_values)
             programs = call.num_sequences * g * blocks
             longest = max(t, s) if call.cu_seqlens is None else t
@@ -61,7 +68,7 @@ class Launches:
             "DECAY": decay, "CHANNELS": channels, "WEIGHTED": weighted, "MASKED": call.key_mask is not None,
             "CAUSAL": call.causal, "NORMALIZE": call.normalize, "LOW": low, "PRECISION": precision,
             "eps": call.eps, "factor": call.factor, "square": call.square, "offset": call.offset, "shift": call.shift,
-            "num_warps": config.warps,
+            "num_warps": config.warps, "num_stages": config.stages,
         }  # fmt: skip
         self._tensors()
         self._scales()
@@ -80,7 +87,7 @@ class Launches:
             return
         given = {**self.values, **more}
         named = {name: given[name] for name in kernel.arg_names}
-        kernel[grid](**named, num_warps=given["num_warps"])
+        kernel[grid](**named, num_warps=given["num_warps"], num_stages=given["num_stages"])
 
     def wide(self, *shape: int) -> Tensor:
         return self.call.q.new_empty(shape, dtype=torch.float32)
