@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent / "interpreted"
-FILES = sorted(FOLDER.glob("test_*.py"))
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="they run here themselves")
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_interpreted(file):
+def test_interpreted():
     pytest.importorskip("triton")
     command = [
         sys.executable,
@@ -25,7 +24,7 @@ def test_interpreted(file):
         "no:cacheprovider",
         "-p",
         "no:xdist",
-        str(file),
+        str(FOLDER),
     ]
     environment = {name: x for name, x in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

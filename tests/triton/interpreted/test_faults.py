@@ -21,10 +21,7 @@ from tarnn.kernels.triton import backward_pass, forward_kernels, launch
 @triton.jit
 def add_one(x, y, n, B: tl.constexpr, OTHER: tl.constexpr, MASK_STORE: tl.constexpr, SHIFT: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
-    if OTHER:
-        a = tl.load(x + i, mask=i < n, other=0.0)
-    else:
-        a = tl.load(x + i, mask=i < n)
+    a = tl.load(x + i, mask=i < n, other=0.0) if OTHER else tl.load(x + i, mask=i < n)
     if MASK_STORE:
         tl.store(y + SHIFT * i, a + 1, mask=i < n)
     else:
