@@ -10,6 +10,8 @@ namespace TARNN_ISA {
 namespace {
 
 constexpr Index states_a_task = 4;
+constexpr Index rows_a_product = 36;
+constexpr Index rows_alone = 4, rows_a_task = 4;  // up to so many rows, one thread does what whole rows need
 
 Index whole_panels(Index n) { return (n + panel - 1) / panel * panel; }
 // rows a power of two apart would all fall into the same few places of the cache
@@ -51,44 +53,65 @@ Step step_of(const Stack& s, const Layer* layer) {
 /// What one thread does for rows begin … begin + count − 1, together with the others of its team.
 class Sweep {
  public:
-  Sweep(const Stack& s, Index begin, Index count, const Buffers& at, StepScratch<float>& step, Team::Member team)
+  Sweep(const Stack& s, Index begin, Index count, const Buffers& at, StepScratch<float>& step, Team::Member& team)
       : s_(s), begin_(begin), count_(count), at_(at), step_(step), team_(team) {}
 
   void run() {
-    team_.phase(1, [&](Index) { embed(); }, [] {});
+    phase(0, [](Index) {}, [&](Index i) { embed(i); });
     for (Index l = 0; l < s_.num_layers; ++l) layer(s_.layers[l], l + 1 < s_.num_layers ? &s_.layers[l + 1] : nullptr);
-    multiply(s_.head, stream(), at_.ld, at_.out, at_.ld_out, [&] {
+    multiply(s_.head, stream(), at_.ld, at_.out, at_.ld_out, [&](Index i) {
       const auto bytes = sizeof(float) * static_cast<std::size_t>(s_.head.outputs);
-      for (Index i = 0; i < count_; ++i) std::memcpy(s_.out + (begin_ + i) * s_.head.outputs, at_.out + i * at_.ld_out, bytes);
+      std::memcpy(s_.out + (begin_ + i) * s_.head.outputs, at_.out + i * at_.ld_out, bytes);
     });
   }
 
  private:
   /// Post-norm: x ← norm(x + f(x)). Pre-norm: x ← x + f(norm x); the norm of what follows is taken at once.
   void layer(const Layer& l, const Layer* next) {
-    multiply(l.qkv, stream(), at_.ld, at_.qkv, at_.ld_qkv, [] {});
+    multiply(l.qkv, stream(), at_.ld, at_.qkv, at_.ld_qkv, [](Index) {});
     const Index states = count_ * s_.g;
-    team_.phase((states + states_a_task - 1) / states_a_task, [&](Index task) {
+    phase((states + states_a_task - 1) / states_a_task, [&](Index task) {
       const Index end = smaller(states, (task + 1) * states_a_task);
       for (Index i = task * states_a_task; i < end; ++i) attend(l, i / s_.g, i % s_.g);
-    }, [&] { to_bytes(l.o, at_.heads, at_.ld_heads); });
-    multiply(l.o, at_.heads, at_.ld_heads, at_.y, at_.ld, [&] { add_and_norm(s_.pre_norm ? l.mlp_norm : l.attention_norm, l.up); });
+    }, [&](Index i) { to_bytes(l.o, at_.heads, at_.ld_heads, i); });
+    const Norm& between = s_.pre_norm ? l.mlp_norm : l.attention_norm;
+    multiply(l.o, at_.heads, at_.ld_heads, at_.y, at_.ld, [&](Index i) { add_and_norm(between, l.up, i); });
     expand(l);
     const Norm& after = !s_.pre_norm ? l.mlp_norm : next ? next->attention_norm : s_.last;
-    multiply(l.down, at_.inner, at_.ld_inner, at_.y, at_.ld, [&] { add_and_norm(after, next ? next->qkv : s_.head); });
+    multiply(l.down, at_.inner, at_.ld_inner, at_.y, at_.ld, [&](Index i) { add_and_norm(after, next ? next->qkv : s_.head, i); });
   }
 
-  void embed() {
-    for (Index i = 0; i < count_; ++i) {
-      const Index row = begin_ + i, n = s_.hidden, place = smaller(s_.positions[row], s_.num_places - 1);
-      float* x = at_.x + i * at_.ld;
-      clear(x, at_.ld);
-      std::memcpy(x, s_.tokens + s_.ids[row] * n, sizeof(float) * static_cast<std::size_t>(n));
-      if (s_.places) for (Index j = 0; j < n; ++j) x[j] += s_.places[place * n + j];
-      if (s_.extra) for (Index j = 0; j < n; ++j) x[j] += s_.extra[row * n + j];
-      if (s_.pre_norm) norm_row(x, n, first_norm(), s_.centred, s_.norm_eps, at_.normed + i * at_.ld);
-    }
-    to_bytes(s_.num_layers ? s_.layers[0].qkv : s_.head, stream(), at_.ld);
+  /// Tasks, and then what is to be done to each whole row: by one thread where they are few, else as tasks too.
+  template <typename F, typename G>
+  void phase(Index tasks, F task, G row) {
+    if (count_ <= rows_alone) return team_.phase(std::max<Index>(1, tasks), [&](Index i) { if (i < tasks) task(i); }, [&] {
+      for (Index i = 0; i < count_; ++i) row(i);
+    });
+    if (tasks) team_.phase(tasks, task, [] {});
+    team_.phase((count_ + rows_a_task - 1) / rows_a_task, [&](Index task) {
+      for (Index i = task * rows_a_task; i < smaller(count_, (task + 1) * rows_a_task); ++i) row(i);
+    }, [] {});
+  }
+
+  /// task(panel, first row, rows): a panel's tasks follow one another, so that it is in cache for all but the first.
+  template <typename F, typename G>
+  void over_panels(Index panels, F task, G row) {
+    const Index parts = (count_ + rows_a_product - 1) / rows_a_product, each = (count_ + parts - 1) / parts;
+    phase(panels * parts, [&](Index i) {
+      const Index first = i % parts * each;
+      task(i / parts, first, smaller(each, count_ - first));
+    }, row);
+  }
+
+  void embed(Index i) {
+    const Index row = begin_ + i, n = s_.hidden, place = smaller(s_.positions[row], s_.num_places - 1);
+    float* x = at_.x + i * at_.ld;
+    clear(x, at_.ld);
+    std::memcpy(x, s_.tokens + s_.ids[row] * n, sizeof(float) * static_cast<std::size_t>(n));
+    if (s_.places) for (Index j = 0; j < n; ++j) x[j] += s_.places[place * n + j];
+    if (s_.extra) for (Index j = 0; j < n; ++j) x[j] += s_.extra[row * n + j];
+    if (s_.pre_norm) norm_row(x, n, first_norm(), s_.centred, s_.norm_eps, at_.normed + i * at_.ld);
+    to_bytes(s_.num_layers ? s_.layers[0].qkv : s_.head, stream(), at_.ld, i);
   }
 
   const Norm& first_norm() const { return s_.num_layers ? s_.layers[0].attention_norm : s_.last; }
@@ -116,28 +139,28 @@ class Sweep {
   void expand(const Layer& l) {
     const Index turns = s_.swiglu ? 2 : 1, ld = s_.swiglu ? at_.ld_both : at_.ld_inner;
     const Rows in = rows(stream(), at_.ld);
-    team_.phase(l.up.panels() / turns, [&](Index i) {
-      float *from = (s_.swiglu ? at_.both : at_.inner) + i * turns * panel, *to = at_.inner + i * panel;
-      for (Index j = 0; j < turns; ++j) product(l.up, s_.dot_products, in, i * turns + j, from + j * panel, ld);
-      for (Index row = 0; row < count_; ++row, from += ld, to += at_.ld_inner)
+    over_panels(l.up.panels() / turns, [&](Index i, Index row, Index n) {
+      float *from = (s_.swiglu ? at_.both : at_.inner) + row * ld + i * turns * panel, *to = at_.inner + row * at_.ld_inner + i * panel;
+      for (Index j = 0; j < turns; ++j) product(l.up, s_.dot_products, in.part(row, n), i * turns + j, from + j * panel, ld);
+      for (; n > 0; --n, from += ld, to += at_.ld_inner)
         for (Index j = 0; j < panel; j += width<float>)
           store(to + j, s_.swiglu ? silu(load(from + j)) * load(from + panel + j) : gelu(load(from + j)));
-    }, [&] { to_bytes(l.down, at_.inner, at_.ld_inner); });
+    }, [&](Index i) { to_bytes(l.down, at_.inner, at_.ld_inner, i); });
   }
 
   template <typename G>
   void multiply(const Matrix& w, const float* x, Index ld, float* out, Index ldo, G then) {
     const Rows in = rows(x, ld);
-    team_.phase(w.panels(), [&](Index i) { product(w, s_.dot_products, in, i, out + i * panel, ldo); }, then);
+    over_panels(w.panels(), [&](Index i, Index row, Index n) {
+      product(w, s_.dot_products, in.part(row, n), i, out + row * ldo + i * panel, ldo);
+    }, then);
   }
 
-  void add_and_norm(const Norm& norm, const Matrix& next) {
-    for (Index i = 0; i < count_; ++i) {
-      float *x = at_.x + i * at_.ld, *y = at_.y + i * at_.ld;
-      for (Index j = 0; j < s_.hidden; j += width<float>) store(x + j, load(x + j) + load(y + j));
-      norm_row(x, s_.hidden, norm, s_.centred, s_.norm_eps, stream() + i * at_.ld);
-    }
-    to_bytes(next, stream(), at_.ld);
+  void add_and_norm(const Norm& norm, const Matrix& next, Index i) {
+    float *x = at_.x + i * at_.ld, *y = at_.y + i * at_.ld;
+    for (Index j = 0; j < s_.hidden; j += width<float>) store(x + j, load(x + j) + load(y + j));
+    norm_row(x, s_.hidden, norm, s_.centred, s_.norm_eps, stream() + i * at_.ld);
+    to_bytes(next, stream(), at_.ld, i);
   }
 
   /// What the norms leave, and most products read: pre-norm, x itself is kept beside it.
@@ -146,17 +169,16 @@ class Sweep {
   Rows rows(const float* x, Index ld) const { return {count_, ld, x, at_.levels, at_.ld_levels, at_.step, at_.least}; }
 
   /// For a product with int8 weights its rows become bytes.
-  void to_bytes(const Matrix& next, const float* x, Index ld) {
+  void to_bytes(const Matrix& next, const float* x, Index ld, Index i) {
     if (next.format == Format::int8)
-      for (Index i = 0; i < count_; ++i)
-        to_levels(x + i * ld, next.inputs, at_.levels + i * at_.ld_levels, at_.step[i], at_.least[i]);
+      to_levels(x + i * ld, next.inputs, at_.levels + i * at_.ld_levels, at_.step[i], at_.least[i]);
   }
 
   const Stack& s_;
   const Index begin_, count_;
   const Buffers& at_;
   StepScratch<float>& step_;
-  Team::Member team_;
+  Team::Member& team_;
 };
 
 std::size_t room(const Stack& s, Index rows) {
@@ -171,7 +193,7 @@ std::size_t own_room(const Stack& s) {
   return counting.used();
 }
 
-void run(const Stack& s, Index begin, Index count, void* shared, void* own, Team::Member team) {
+void run(const Stack& s, Index begin, Index count, void* shared, void* own, Team::Member& team) {
   Scratch of_all(shared), of_one(own);
   const Buffers at(of_all, s, count);
   StepScratch<float> step(of_one, step_of(s, nullptr));

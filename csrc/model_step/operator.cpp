@@ -19,7 +19,6 @@ using namespace tarnn;
 using torch::stable::Tensor;
 using Maybe = std::optional<Tensor>;
 
-constexpr Index rows_apart = 16;  // from so many rows a thread on, threads go through the layers apart
 constexpr Index most_rows = 64;   // at once: their activations stay in the second level of cache
 
 /// The numbers of a plan, in their order; a place is where in the block of weights something begins, −1: nowhere.
@@ -79,38 +78,35 @@ Stack read_stack(Plan plan, std::vector<Layer>& layers) {
   return s;
 }
 
-/// Rows in equal parts, each of which one thread takes through all layers.
-void run_apart(const Stack& s, const StackKernel& kernel, Index threads) {
-  const Index parts = std::max((s.b + most_rows - 1) / most_rows, std::min(threads, s.b));
-  const Index each = (s.b + parts - 1) / parts;
-  const std::size_t room = kernel.room(s, each), own = kernel.own_room(s);
-  std::atomic<Index> next{0};
-  const auto worker = [&](Index, Index) {
-    thread_local ThreadMemory memory;
-    FlushDenormals flush;
-    char* block = static_cast<char*>(memory.at_least(room + own));
-    if (!block) return;  // the other threads take its rows
-    Team alone;
-    for (Index i; (i = next.fetch_add(1)) * each < s.b;)
-      kernel.run(s, i * each, std::min(each, s.b - i * each), block, block + room, Team::Member(alone));
-  };
-  if (threads <= 1) worker(0, 1);
-  else torch::stable::parallel_for(0, threads, 1, worker);
-  if (next == 0) throw OutOfMemory(room + own);
-}
+/// Of one block at most: five products a layer, each followed by what its rows need; and both for embedding and head.
+Index job_phases(const Stack& s) { return 10 * s.num_layers + 4; }
 
-/// All threads together, layer by layer, each with its share of every product's outputs.
-void run_together(const Stack& s, const StackKernel& kernel, Index threads) {
-  thread_local ThreadMemory memory;
-  const std::size_t room = kernel.room(s, s.b), own = kernel.own_room(s);
+/// A step, and all that its threads look at outside of tasks: a late one does when the step is long over.
+struct StackJob : Job {
+  StackJob(const Stack& stack, std::vector<Layer> of_layers, Index num_phases)
+      : Job(num_phases), layers(std::move(of_layers)), s(stack), kernel(*kernels().stack) {
+    s.layers = layers.data();
+  }
+  std::vector<Layer> layers;
+  Stack s;
+  const StackKernel& kernel;
+};
+
+/// Runs blocks of rows one after the other, each through all layers by all threads together.
+void run(const Stack& s, std::vector<Layer> layers, Index threads) {
+  const Index each = std::min(s.b, most_rows * ((threads + 15) / 16)), blocks = (s.b + each - 1) / each;
+  const auto job = std::make_shared<StackJob>(s, std::move(layers), threads > 1 ? blocks * job_phases(s) : 0);
+  const std::size_t room = job->kernel.room(s, each), own = job->kernel.own_room(s);
   const std::size_t bytes = room + own * static_cast<std::size_t>(threads);
+  thread_local ThreadMemory memory;
   char* block = static_cast<char*>(memory.at_least(bytes));
   if (!block) throw OutOfMemory(bytes);
-  Team team(5 * s.num_layers + 2);
-  torch::stable::parallel_for(0, threads, 1, [&](Index i, Index) {
-    FlushDenormals flush;
-    kernel.run(s, 0, s.b, block, block + room + own * static_cast<std::size_t>(i), Team::Member(team));
-  });
+  job->work = [job = job.get(), block, room, own, each](Index i, Team::Member member) {
+    const Stack& s = job->s;
+    char* mine = block + room + own * static_cast<std::size_t>(i);
+    for (Index at = 0; at < s.b; at += each) job->kernel.run(s, at, std::min(each, s.b - at), block, mine, member);
+  };
+  run_job(job, threads);
 }
 
 const float* data(const Maybe& x) { return x ? static_cast<const float*>(x->const_data_ptr()) : nullptr; }
@@ -136,8 +132,8 @@ void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tok
   if (s.b == 0) return;
   for (Index i = 0; i < s.b; ++i)
     if (s.positions[i] < 0 || s.positions[i] >= limit) throw std::runtime_error("there is no position " + std::to_string(s.positions[i]) + ".");
-  const Index threads = torch::stable::get_num_threads();
-  (threads <= 1 || s.b >= rows_apart * threads ? run_apart : run_together)(s, *kernels().stack, threads);
+  const FlushDenormals flush;
+  run(s, std::move(layers), std::max<Index>(1, torch::stable::get_num_threads()));
   Index* position = static_cast<Index*>(positions.mutable_data_ptr());
   for (Index i = 0; i < s.b; ++i) ++position[i];
 }

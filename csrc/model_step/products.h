@@ -17,8 +17,8 @@ struct Rows {
   const std::uint8_t* levels;
   Index ld_levels;
   const float *step, *least;
-  Rows from(Index i) const {
-    return {count - i, ld, x + i * ld, levels + i * ld_levels, ld_levels, step + i, least + i};
+  Rows part(Index i, Index n) const {
+    return {n, ld, x + i * ld, levels + i * ld_levels, ld_levels, step + i, least + i};
   }
 };
 
@@ -126,7 +126,7 @@ void product_by(const Matrix& of, const Rows& in, Index index, float* out, Index
     Index left = (in.count + high - 1) / high;  // tiles to go, as even as they come
     for (Index i = 0, rows; i < in.count; i += rows, --left) {
       rows = (in.count - i + left - 1) / left;
-      const Rows part = in.from(i);
+      const Rows part = in.part(i, rows);
       float* to = out + i * ldo + j;
       if (few) product_tile_of<W, few_rows, few_vectors>(rows, of, w + j * W::group, part, index * panel + j, to, ldo);
       else product_tile_of<W, many_rows, many_vectors>(rows, of, w + j * W::group, part, index * panel + j, to, ldo);

@@ -1,10 +1,8 @@
-// One token through all layers of a model: what the library hands to the kernel, and how threads share the work.
+// One token through all layers of a model: what the library hands to the kernel.
 #pragma once
 
-#include <atomic>
-#include <thread>
-
 #include "kernels.h"
+#include "model_step/team.h"
 
 namespace tarnn {
 
@@ -56,63 +54,10 @@ struct Stack {
   float* out;  // (b, head.outputs)
 };
 
-/// Threads that go through the same phases. Each phase is a number of tasks, which whoever is there takes; the last to
-/// finish one does what follows, alone, and lets all go on. So it needs no particular number of threads: one that the
-/// system holds up takes fewer tasks, and one that never comes is not missed.
-class Team {
-  struct alignas(64) Phase {
-    std::atomic<Index> next{0}, done{0};
-    std::atomic<bool> over{false};
-  };
-
- public:
-  Team() : phases_(nullptr) {}
-  explicit Team(Index num_phases) : phases_(new Phase[static_cast<std::size_t>(num_phases)]) {}
-  ~Team() { delete[] phases_; }
-  Team(const Team&) = delete;
-  Team& operator=(const Team&) = delete;
-
-  /// One thread's way through the phases; without a team it does all tasks itself.
-  class Member {
-   public:
-    explicit Member(Team& team) : at_(team.phases_) {}
-    template <typename F, typename G>
-    void phase(Index tasks, F task, G then) {
-      if (!at_) {
-        for (Index i = 0; i < tasks; ++i) task(i);
-        return then();
-      }
-      Phase& p = *at_++;
-      for (Index i; (i = p.next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
-        task(i);
-        if (p.done.fetch_add(1, std::memory_order_acq_rel) + 1 == tasks) {
-          then();
-          p.over.store(true, std::memory_order_release);
-        }
-      }
-      for (int spins = 0; !p.over.load(std::memory_order_acquire); ++spins)
-        spins < 4000 ? pause() : std::this_thread::yield();
-    }
-
-   private:
-    static void pause() {
-#if defined(__x86_64__)
-      __builtin_ia32_pause();
-#elif defined(__aarch64__)
-      asm volatile("yield");
-#endif
-    }
-    Phase* at_;
-  };
-
- private:
-  Phase* phases_;
-};
-
 struct StackKernel {
   std::size_t (*room)(const Stack&, Index rows);  // bytes that a team shares for its rows
   std::size_t (*own_room)(const Stack&);          // and that each member has for itself
-  void (*run)(const Stack&, Index begin, Index count, void* shared, void* own, Team::Member);
+  void (*run)(const Stack&, Index begin, Index count, void* shared, void* own, Team::Member&);
 };
 
 }  // namespace tarnn

@@ -1,0 +1,112 @@
+// The helpers of a step, and how many of them it gets.
+#include "model_step/team.h"
+
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#ifdef __linux__
+#include <pthread.h>
+#endif
+
+#include "threads.h"
+
+namespace tarnn {
+namespace {
+
+/// Threads that wait for jobs, awake for a moment and then asleep. They live as long as the process.
+class Helpers {
+ public:
+  void offer(const std::shared_ptr<Job>& job, Index helpers) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    job_ = job;
+    for (Index i = 0; i < helpers && seat(i); ++i) {
+      seats_[static_cast<std::size_t>(i)]->fetch_add(1, std::memory_order_release);
+      seats_[static_cast<std::size_t>(i)]->notify_one();
+    }
+  }
+
+ private:
+  using Seat = std::atomic<std::uint32_t>;  // counts the jobs that its helper was offered
+
+  bool seat(Index i) {
+    if (i < static_cast<Index>(seats_.size())) return true;
+    auto made = std::make_unique<Seat>(0);
+    try {
+      std::thread(&Helpers::help, this, i + 1, made.get()).detach();
+    } catch (const std::system_error&) {
+      return false;  // the system has no more threads: fewer do it
+    }
+    seats_.push_back(std::move(made));
+    return true;
+  }
+
+  void help(Index member, Seat* seat) {
+    const FlushDenormals flush;
+    for (std::uint32_t seen = 0;;) {
+      wait_while(*seat, seen);
+      seen = seat->load(std::memory_order_acquire);
+      std::shared_ptr<Job> job;
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        job = job_;
+      }
+      job->work(member, Team::Member(job->team));
+    }
+  }
+
+  std::mutex mutex_;
+  std::shared_ptr<Job> job_;
+  std::vector<std::unique_ptr<Seat>> seats_;
+};
+
+Helpers& helpers() {
+  // never destroyed: its threads wait in it until the process ends
+  alignas(Helpers) static unsigned char room[sizeof(Helpers)];
+  static Helpers* const made = [] {
+#ifdef __linux__
+    pthread_atfork(nullptr, nullptr, [] { new (room) Helpers; });  // a forked child has none of these threads
+#endif
+    return new (room) Helpers;
+  }();
+  return *made;
+}
+
+/// How many threads take part. Where one was held up, another program wants its processor. Half of them go on then, for so
+/// long that the wait is a small part of it; if it soon happens again, for longer.
+class Prudence {
+ public:
+  Index allowed(Index threads) {
+    if (level_ < threads && Clock::now() >= until_) level_ = threads, steps_ = 0;
+    return level_ = std::min(threads, level_);
+  }
+  void learn(Clock::duration held_up, Clock::duration whole) {
+    ++steps_;
+    if (3 * held_up <= whole) return;  // all of them are still faster than half
+    rest_ = steps_ < few ? std::min(most, 2 * rest_) : least;
+    until_ = Clock::now() + rest_ * held_up;
+    level_ = std::max<Index>(1, level_ / 2);
+  }
+
+ private:
+  static constexpr int least = 8, most = 64;  // times as long as the wait
+  static constexpr Index few = 3;             // steps: so soon is at once
+  Clock::time_point until_{};
+  Index level_ = 1, steps_ = 0;
+  int rest_ = least;
+};
+
+}  // namespace
+
+void run_job(const std::shared_ptr<Job>& job, Index threads) {
+  thread_local Prudence prudence;
+  const Index allowed = prudence.allowed(threads);
+  if (allowed > 1) helpers().offer(job, allowed - 1);
+  const Clock::time_point began = Clock::now();
+  job->work(0, Team::Member(job->team));
+  if (allowed > 1) prudence.learn(job->team.held_up(), Clock::now() - began);
+}
+
+}  // namespace tarnn

@@ -1,0 +1,45 @@
+"""The threads of the fused step: several callers, and processes that were forked."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from tarnn.generation.fused import FusedStep
+from tarnn.kernels.cpu import library
+from tarnn.models import TarnnConfig, TarnnForCausalLM
+
+pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
+
+
+def stepped(step, steps=12, batch=20):
+    """What comes out last."""
+    state = step.model.new_state(batch)
+    for i in range(steps):
+        out, state = step(torch.arange(batch) + i, state, inplace=True)
+    return out
+
+
+def test_steps_of_several_callers_at_once_don_t_mix(with_threads):
+    """Helpers go to whoever called last; the others do without them."""
+    torch.manual_seed(0)
+    step = FusedStep(TarnnForCausalLM(TarnnConfig(hidden_size=72, num_attention_heads=3)).eval())
+    with with_threads(1):
+        expected = stepped(step)
+    with ThreadPoolExecutor(3, initializer=torch.set_num_threads, initargs=(3,)) as callers:
+        for out in callers.map(lambda _: stepped(FusedStep(step.model)), range(6)):
+            assert torch.equal(out, expected)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_has_helpers_of_its_own(with_threads):
+    """Those of its parent are not in it, and may have held a lock."""
+    step = FusedStep(TarnnForCausalLM(TarnnConfig(hidden_size=72, num_attention_heads=3)).eval())
+    with with_threads(3):
+        expected = stepped(step)
+        child = os.fork()
+        if not child:
+            os._exit(0 if torch.equal(stepped(step), expected) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert torch.equal(stepped(step), expected)
