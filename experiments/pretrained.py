@@ -37,7 +37,7 @@ from tarnn.conversion import convert, set_options
 PARTS = ["encoder", "stories", "bytes", "performer"]
 FULL = {
     "parts": PARTS, "seeds": 3, "lengths": [64, 128, 256, 512], "reviews": 32, "calibrate": 12, "rows": 12,
-    "features": 64, "stage1_steps": 60, "performer_steps": 60, "data": Path, "minilm": Path, "bytes": Path,
+    "features": 64, "map": "clusters", "stage1_steps": 60, "performer_steps": 60, "data": Path, "minilm": Path, "bytes": Path,
     "resume": False,
 }  # fmt: skip
 QUICK = {
@@ -105,7 +105,7 @@ def setups(options, base, texts, window: int, d: int) -> dict[str, Callable[[], 
 
     def converted(seed: int):
         model = copy.deepcopy(base)
-        phi = {"name": "oprf", "num_features": options.features, "seed": seed}
+        phi = {"name": options.map, "num_features": options.features, "seed": seed}
         convert(model, texts, window=window, sinks=SINKS, feature_map=phi)
         return model
 

@@ -11,6 +11,10 @@ from tarnn.numerics import wide
 from tarnn.ops import linear_attention, reference, step
 
 D = 6
+TWO_SIDED = (
+    feature_maps.Reparametrized,
+    feature_maps.QueryClusters,
+)  # queries and keys have features of their own
 SEED = {"head_dim": D, "seed": 0}
 MAPS = {
     **ELEMENTWISE,
@@ -20,6 +24,8 @@ MAPS = {
     "dpfp nu=3": feature_maps.Dpfp(nu=3),
     "hedgehog": feature_maps.Hedgehog(D),
     "hedgehog with heads": feature_maps.Hedgehog(D, num_heads=2, num_features=10),
+    "clusters": feature_maps.QueryClusters(num_features=11, **SEED),
+    "clusters with heads": feature_maps.QueryClusters(num_features=11, num_heads=2, **SEED),
     "positive": feature_maps.PositiveRandomFeatures(num_features=11, **SEED),
     "positive, scale": feature_maps.PositiveRandomFeatures(num_features=3, scale=0.7, **SEED),
     "hyperbolic": feature_maps.HyperbolicRandomFeatures(num_features=10, **SEED),
@@ -119,7 +125,7 @@ def test_scaled_is_the_map_with_its_scale_apart(phi, side):
         assert scale.shape == x.shape[:-1]
         assert not scale.requires_grad
         assert value.max() <= 1
-    if not isinstance(phi, feature_maps.Reparametrized):  # whose queries and keys differ
+    if not isinstance(phi, TWO_SIDED):  # whose queries and keys differ
         assert torch.allclose(applied(phi, x, side), phi(x), rtol=1e-12)
 
 
@@ -136,7 +142,7 @@ def test_keeps_the_dtype_and_about_its_precision(phi, dtype):
     """An exponential makes an error of eps in an exponent of size u one of u·eps in its value. Features that a kernel
     takes, with their scale apart, may be wider than x."""
     x = inputs(dtype)
-    if not isinstance(phi, feature_maps.Reparametrized):  # which has none for one x
+    if not isinstance(phi, TWO_SIDED):  # which has none for one x
         assert phi(x).dtype == dtype
     for side in SIDES:
         value, scale = getattr(phi, side)(x)
@@ -199,6 +205,18 @@ def test_dpfp_by_hand():
     """r = [1, 0, 0, 2]; r ⊙ roll(r, 1) = [1·2, 0, 0, 0]."""
     assert feature_maps.Dpfp()(torch.tensor([1.0, -2.0])).tolist() == [2.0, 0.0, 0.0, 0.0]
     assert (feature_maps.Dpfp(3)(torch.randn(99, D)) >= 0).all()
+
+
+def test_a_query_at_a_centre_attends_as_softmax_does():
+    """With a sharp choice of centres, and exactly."""
+    torch.manual_seed(0)
+    q, k = 2 * torch.randn(2, 2, 5, D), 5 * torch.randn(2, 2, 9, D)
+    phi = feature_maps.QueryClusters(D, 10, num_heads=2, sharpness=1e4)
+    phi.cluster(q.transpose(0, 1).flatten(1, 2))
+    (phi_q, _), (phi_k, scale) = phi.queries(q), phi.keys(k)
+    weights = (phi_q @ phi_k.mT).log() + scale[:, :, None]
+    exact = D**-0.5 * q @ k.mT
+    torch.testing.assert_close(weights.log_softmax(-1).exp(), exact.softmax(-1), rtol=1e-4, atol=1e-5)
 
 
 def test_hedgehog_starts_as_two_softmaxes_and_gives_each_key_head_its_queries():

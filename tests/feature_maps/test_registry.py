@@ -67,7 +67,7 @@ def test_centring_is_an_option_of_maps_of_softmax_only():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: make("favour", head_dim=8), ValueError, "must be one of cosformer, .*'favour'. Did you mean 'favor'"),
+        (lambda: make("favour", head_dim=8), ValueError, "must be one of clusters, .*'favour'. Did you mean 'favor'"),
         (lambda: make("dpfp", head_dim=8, mu=2), ValueError, "'dpfp' has no option 'mu'; it takes nu"),
         (lambda: make("dpfp", head_dim=8, nu="2"), ValueError, "can't be made with {'nu': '2'}"),
         (lambda: make("cosformer", head_dim=8), ValueError, "the longest sequence: max_length="),

@@ -8,7 +8,7 @@ from tarnn.feature_maps import make, names
 from tarnn.ops import linear_attention, step
 
 SIGNED = {"identity", "trigonometric", "gaussian", "generalized_gelu"}
-NOT_ALONE = {"cosformer", "hedgehog"}  # one needs a length, one has parameters
+NOT_ALONE = {"clusters", "cosformer", "hedgehog"}  # one needs a length, two have parameters
 
 
 @pytest.mark.parametrize("name", sorted(set(names()) - NOT_ALONE))

@@ -17,8 +17,8 @@ def convert(
     ],
     window: Annotated[int, Option(help="Keys nearer than this are exact.")] = 256,
     sinks: Annotated[int, Option(help="The first so many tokens are exact.")] = 4,
-    feature_map: Annotated[str, Option(help="What estimates all others.")] = "oprf",
-    features: Annotated[int, Option(help="How many features per head.")] = 256,
+    feature_map: Annotated[str, Option(help="What estimates all others.")] = "clusters",
+    features: Annotated[int, Option(help="How many features per head.")] = 64,
     exact_layers: Annotated[int, Option(help="So many layers stay softmax: those that matter most.")] = 0,
     budget: Annotated[
         int | None, Option(help="Bytes for one sequence; heads that matter most become exact within it.")

@@ -17,6 +17,7 @@ from tarnn.numerics import widen
 from tarnn.ops.features import features
 
 BLOCK = 256
+SAMPLED = 256  # queries of a row, for clusters
 # added to the λ that meets the mean far log-weight: estimates that vary much are better believed less
 TRUST = (-8.0, -6.0, -5.0, -4.0, -3.0, -2.5, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5)
 
@@ -100,6 +101,7 @@ class Layer:
 
     spreads: tuple[Spread, Spread] | None = None
     feature_map: Any = None
+    queries_of_rows: list[Tensor] = field(default_factory=list)  # some, (g, n, d)
     gap: Any = 0.0  # the teacher's far log-weight less the estimated one
     queries: Any = 0  # that have far keys
     rows: int = 0  # queries
@@ -115,6 +117,8 @@ class Layer:
     def see_spread(self, seen: Seen, full: bool) -> None:
         self.heads = _, g, d, _ = heads_of(seen)
         q = seen.q * (seen.scale * d**0.5)
+        some = torch.linspace(0, q.shape[2] - 1, min(q.shape[2], SAMPLED), device=q.device).long()
+        self.queries_of_rows.append(q[0, :, some].unflatten(0, (g, -1)).flatten(1, 2))
         found = tuple(spread_of(x, g, full=full).over_batch() for x in (q, seen.k))
         if self.spreads is not None:
             found = tuple(a.merged(b) for a, b in zip(self.spreads, found))

@@ -10,7 +10,7 @@ from tarnn.conversion.calibration import TRUST, Layer, Near
 from tarnn.conversion.options import HYBRID, attention_layers, child_of, set_options
 from tarnn.conversion.report import HeadReport, LayerReport, Report
 from tarnn.conversion.watching import Seen, watching
-from tarnn.feature_maps import make, options_of
+from tarnn.feature_maps import QueryClusters, make, options_of
 from tarnn.feature_maps.spread import FittedMap
 
 Row = Mapping[str, Tensor]  # what a model is called with: one text
@@ -19,7 +19,7 @@ Progress = Callable[[str], None]
 
 def convert(
     model: Any, texts: Sequence[Any] | Tensor, *, tokenizer: Any = None, window: int = 256, sinks: int = 4,
-    feature_map: str | Mapping[str, Any] = "oprf", exact_layers: int = 0, budget: int | None = None,
+    feature_map: str | Mapping[str, Any] = "clusters", exact_layers: int = 0, budget: int | None = None,
     report: Progress = lambda _: None,
 ) -> Report:  # fmt: skip
     """Gives each layer of a model of transformers hybrid attention, calibrated on some texts; changes the model.
@@ -31,7 +31,8 @@ def convert(
         texts: 32 to 128 of them, of the length that the model will meet: strings (with a tokenizer), ids (n, t) or a list
             of ids (t,), or dicts of what the model is called with. A quarter is kept to measure what the model loses.
         window, sinks: keys that are exact.
-        feature_map: a name or {"name": …, options}. Estimates of softmax's kernel function are centred and balanced.
+        feature_map: a name or {"name": …, options}. Clusters are those of the texts' queries; estimates of softmax's kernel
+            function (oprf, favor …) are centred and balanced.
         exact_layers: so many layers stay softmax attention: those whose conversion alone harms the loss most.
         budget: bytes of keys, values and sums for one sequence of the texts' length; key/value heads become exact, those
             first whose error, times the harm of their layer, is largest, while the bytes suffice.
@@ -170,6 +171,8 @@ def gather(model: Any, rows: list[Row], feature_map: Any, near: Near) -> dict[in
         if isinstance(phi, FittedMap) and phi.adapts:
             assert layer.spreads is not None
             phi.calibrate(*layer.spreads)
+        if isinstance(phi, QueryClusters):
+            phi.cluster(torch.cat(layer.queries_of_rows, 1))
     with watching(model, lambda i, seen: layers[i].see_gap(seen, near)):
         for row in rows[:8]:
             run(model, row)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tarnn.feature_maps.base import FeatureMap
+    from tarnn.feature_maps.clusters import QueryClusters
     from tarnn.feature_maps.cosformer import CosFormer
     from tarnn.feature_maps.dpfp import Dpfp
     from tarnn.feature_maps.draws import RandomFeatureMap
@@ -30,13 +31,14 @@ if TYPE_CHECKING:
 __all__ = [
     "CosFormer", "Dpfp", "Elu", "Exp", "FeatureMap", "GaussianRandomFeatures", "GeneralizedFeatures",
     "GeneralizedRandomFeatures", "Hedgehog", "HyperbolicRandomFeatures", "Identity", "OptimalRandomFeatures",
-    "OwnMap", "Polynomial2", "PositiveRandomFeatures", "RandomFeatureMap", "RegularizedRandomFeatures", "Relu",
+    "OwnMap", "Polynomial2", "PositiveRandomFeatures", "QueryClusters", "RandomFeatureMap", "RegularizedRandomFeatures", "Relu",
     "Reparametrized", "SderfFeatures", "SquaredRelu", "Taylor", "TrigonometricRandomFeatures", "as_feature_map",
     "make", "names", "options_of", "register",
 ]  # fmt: skip
 
 _HOME = {
     "base": ("FeatureMap",),
+    "clusters": ("QueryClusters",),
     "cosformer": ("CosFormer",),
     "draws": ("RandomFeatureMap",),
     "dpfp": ("Dpfp",),
