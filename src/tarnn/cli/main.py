@@ -20,6 +20,7 @@ COMMANDS = {
     "finetune": "Train a converted model against its own softmax attention: maps and far bias, or all weights.",
     "predict": "Classify texts, fill masked ones, transform or transcribe, with a trained model.",
     "info": "Say what tarnn runs on here, or what a checkpoint holds: parameters, layers, bytes of state.",
+    "transcribe": "Write what is said in a wav file, whole or as a stream.",
     "show": "Look into a model's attention for one input: a page to look around in, and plots.",
     "demo": "Train, generate and measure, in a few minutes: what this project is about.",
 }

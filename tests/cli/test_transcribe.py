@@ -1,0 +1,97 @@
+"""`tarnn transcribe`: the same text whole, in batches of transformers, and as a stream; and what it refuses."""
+
+import json
+import wave
+
+import numpy as np
+import pytest
+import torch
+from transformers import Wav2Vec2CTCTokenizer, pipeline
+
+from tarnn.cli.transcribe import heard, open_speech
+from tarnn.data.audio import SpeechFeatures, read_wav
+from tarnn.generation.ctc import best_path
+from tarnn.models import TarnnConfig, TarnnForCTC
+
+SOUND = np.random.default_rng(0).normal(0, 3000, 9000).astype("<i2")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Untrained models of speech by whether they are causal."""
+    made = {}
+    for causal in (True, False):
+        torch.manual_seed(0)
+        made[causal] = folder = tmp_path_factory.mktemp("speech")
+        vocab = {name: i for i, name in enumerate(("<pad>", "|", "A", "B", "C", "<unk>"))}
+        config = TarnnConfig(
+            vocab_size=5, pad_token_id=0, input_size=12, subsampling=3, hidden_size=32, num_hidden_layers=2,
+            num_attention_heads=2, causal=causal, initializer_range=0.5,
+        )  # fmt: skip
+        TarnnForCTC(config).save_pretrained(folder)
+        SpeechFeatures(12, 8000, num_filters=12, mean=[-6.0] * 12, std=[2.0] * 12).save_pretrained(folder)
+        (folder / "vocab.json").write_text(json.dumps(vocab))
+        Wav2Vec2CTCTokenizer(
+            folder / "vocab.json", bos_token=None, eos_token=None, word_delimiter_token="|"
+        ).save_pretrained(folder)
+    return made
+
+
+@pytest.fixture
+def sound(tmp_path):
+    def write(samples=SOUND, rate=8000):
+        with wave.open(str(tmp_path / "a.wav"), "wb") as file:
+            file.setparams((1, 2, rate, 0, "NONE", ""))
+            file.writeframes(samples.tobytes())
+        return tmp_path / "a.wav"
+
+    return write
+
+
+def test_a_file_is_transcribed(command, folders, sound):
+    model, front, tokenizer = open_speech(folders[False])
+    samples, rate = read_wav(sound())
+    done = command("transcribe", sound(), folders[False])
+    with torch.no_grad():
+        logits = model(**front(samples, rate, return_tensors="pt")).logits
+    assert done.code == 0, done.err
+    assert done.out.split() == tokenizer.decode(logits[0].argmax(-1)).split()
+    assert len(done.out) > 5
+    assert command("transcribe", sound(), folders[False], "--beam", 8).code == 0
+
+
+def test_the_pipeline_of_transformers_says_the_same(command, folders, sound):
+    model, front, tokenizer = open_speech(folders[True])
+    asr = pipeline("automatic-speech-recognition", model=model, feature_extractor=front, tokenizer=tokenizer)
+    samples, rate = read_wav(sound())
+    found = asr({"raw": samples, "sampling_rate": rate})["text"]
+    assert found.split() == command("transcribe", sound(), folders[True]).out.split()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [160, 501, 4000, 20000])
+def test_a_stream_is_the_whole(folders, sound, size):
+    """Whatever the stretches that it comes in; and its state does not grow."""
+    model, front, _ = open_speech(folders[True])
+    samples, _ = read_wav(sound())
+    whole = best_path(model(input_features=torch.from_numpy(front.frames(samples))[None]).logits[0].numpy())
+    assert [i for ids in heard(model, front, samples, size) for i in ids] == whole
+
+
+def test_a_stream_is_written(command, folders, sound):
+    whole = command("transcribe", sound(), folders[True])
+    assert command("transcribe", sound(), folders[True], "--stream", "--chunk", 0.1) == whole
+
+
+def test_what_is_refused(command, folders, sound, tmp_path):
+    model = folders[False]
+    assert command("transcribe", sound(rate=16000), model).is_refusal("a.wav has 16,000 samples per second")
+    assert command("transcribe", sound(SOUND[:50]), model).is_refusal(
+        "a.wav has 50 samples, less than one frame"
+    )
+    assert command("transcribe", sound(), model, "--stream").is_refusal("sees both sides")
+    assert command("transcribe", sound(), folders[True], "--stream", "--beam", 2).is_refusal(
+        "--beam", "--stream"
+    )
+    assert command("transcribe", sound(), tmp_path).is_refusal("it has no config.json")
+    assert command("transcribe", tmp_path / "b.wav", model).is_refusal("b.wav: no such file")

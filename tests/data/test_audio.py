@@ -1,0 +1,122 @@
+"""Sound and transcripts as numbers: held against transformers and scipy, and one sentence for each kind of damage."""
+
+import struct
+import wave
+
+import numpy as np
+import pytest
+from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
+
+from tarnn.data.audio import SpeechFeatures, cosines, read_wav
+from tarnn.data.transcripts import LETTERS, Symbols, letters_of, phones_of, read_pronunciations
+from tarnn.errors import UserError
+
+SOUND = np.random.default_rng(0).normal(0, 0.1, 4000).astype(np.float32)
+
+
+def write(path, samples=SOUND, rate=8000, channels=1, width=2):
+    with wave.open(str(path), "wb") as file:
+        file.setparams((channels, width, rate, 0, "NONE", ""))
+        whole = np.round(samples.astype(np.float64) * 2 ** (8 * width - 1)).astype(np.int64)
+        whole += 128 if width == 1 else 0
+        file.writeframes(b"".join(int(x).to_bytes(width, "little", signed=width > 1) for x in whole))
+    return path
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_samples_of_every_size(tmp_path, width):
+    samples, rate = read_wav(write(tmp_path / "a.wav", width=width))
+    assert (rate, samples.dtype) == (8000, np.float32)
+    np.testing.assert_allclose(samples, SOUND, atol=2.0 ** (1 - 8 * width) + 1e-7)
+
+
+def damaged(path, kind):
+    data = write(path).read_bytes()
+    if kind == "stereo":
+        return write(path, channels=2)
+    if kind == "no sound":
+        return write(path, SOUND[:0])
+    path.write_bytes({
+        "cut short": data[:-100], "no wav": b"ID3" + data, "empty": b"", "header": data[:20],
+        "not PCM": data[:20] + struct.pack("<H", 85) + data[22:],
+    }[kind])  # fmt: skip
+    return path
+
+
+SENTENCES = {
+    "stereo": "has 2 channels; expected one. Mix them", "no sound": "holds no sound",
+    "cut short": "promises 4,000 samples and holds 3,950", "no wav": "not a wav file", "empty": "not a wav file",
+    "header": "not a wav file", "not PCM": "not a wav file .*unknown format",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SENTENCES)
+def test_damage_is_told_with_the_file(tmp_path, kind):
+    path = damaged(tmp_path / "a.wav", kind)
+    with pytest.raises(UserError, match=SENTENCES[kind]) as error:
+        read_wav(path)
+    assert str(error.value).startswith(str(path))
+
+
+def test_rates_and_lengths_that_do_not_fit():
+    front = SpeechFeatures(20, 8000, num_filters=20)
+    with pytest.raises(
+        UserError, match=r"a\.wav has 44,100 samples per second; this model was trained on 8,000"
+    ):
+        front.check(SOUND, 44100, "a.wav")
+    with pytest.raises(UserError, match="has 100 samples, less than one frame of 200"):
+        front(SOUND[:100], sampling_rate=8000)
+    with pytest.raises(UserError, match=r"b\.wav: no such file"):
+        read_wav("b.wav")
+    with pytest.raises(ValueError, match="log_mel or mfcc; got 'fft'"):
+        SpeechFeatures(kind="fft")
+
+
+def test_frames_are_those_of_transformers():
+    front = SpeechFeatures(20, 8000, num_filters=20)
+    bank = mel_filter_bank(129, 20, 20.0, 4000.0, 8000, norm=None, mel_scale="htk")
+    expected = spectrogram(
+        SOUND, window_function(200, "hamming"), 200, 80, 256, power=2.0, center=False, preemphasis=0.97,
+        mel_filters=bank, log_mel="log", mel_floor=1e-10,
+    ).T  # fmt: skip
+    np.testing.assert_allclose(front.frames(SOUND), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_cepstra_are_a_cosine_transform(tmp_path):
+    fft = pytest.importorskip("scipy.fft")
+    mel, front = SpeechFeatures(20, 8000, num_filters=20), SpeechFeatures(13, 8000, "mfcc", num_filters=20)
+    expected = fft.dct(mel.frames(SOUND), norm="ortho")[:, :13]
+    np.testing.assert_allclose(front.frames(SOUND), expected, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(cosines(20, 20).T @ cosines(20, 20), np.eye(20), atol=1e-12)
+
+
+def test_frames_of_a_part_are_those_of_the_whole():
+    front = SpeechFeatures(20, 8000, num_filters=20)
+    np.testing.assert_array_equal(front.frames(SOUND)[5:], front.frames(SOUND[5 * 80 :]))
+
+
+def test_padded_batches_and_saving(tmp_path):
+    front = SpeechFeatures(20, 8000, num_filters=20, mean=[1.0] * 20, std=[2.0] * 20)
+    front.save_pretrained(tmp_path)
+    batch = SpeechFeatures.from_pretrained(tmp_path)([SOUND, SOUND[:1000]], 8000, return_tensors="np")
+    assert batch["attention_mask"].sum(-1).tolist() == [48, 11]
+    np.testing.assert_allclose(batch["input_features"][1, :11], front.frames(SOUND[:1000]))
+    assert not batch["input_features"][1, 11:].any()
+
+
+def test_transcripts(tmp_path):
+    letters = Symbols(LETTERS)
+    ids = letters.ids(letters_of("rub  out"), "x")
+    assert letters.text_of(ids) == "RUB|OUT"
+    with pytest.raises(
+        UserError, match=r"a\.txt, line 3: the transcript has 'É', which is not among the symbols \| ' A B"
+    ):
+        letters.ids(letters_of("café"), "a.txt, line 3")
+    (tmp_path / "d.dic").write_text("A  AH\nA(2)  EY\nNO  N OW\n")
+    words = read_pronunciations(tmp_path / "d.dic")
+    assert phones_of("no a", words, "x") == ["N", "OW", "AH"]
+    with pytest.raises(UserError, match=r"u7: the transcript has 'YES', which is not in the dictionary"):
+        phones_of("yes", words, "u7")
+    (tmp_path / "d.dic").write_text("A AH\n\nNO\n")
+    with pytest.raises(UserError, match=r"d\.dic, line 3: the word NO has no phones"):
+        read_pronunciations(tmp_path / "d.dic")
