@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tarnn import feature_maps
-from tarnn.ops import LinearState, linear_attention, softmax_attention
+from tarnn.feature_maps import Elu
+from tarnn.ops import LinearState, call, linear_attention, softmax_attention, step
 
 pytestmark = [pytest.mark.refusals, pytest.mark.one_path]
 
@@ -86,3 +87,36 @@ def test_bad_cu_seqlens(cuts):
         ValueError, match=r"start with 0, never fall, and end with the number of packed tokens, 6; got"
     ):
         linear_attention(*one, causal=True, cu_seqlens=torch.tensor(cuts, dtype=torch.int32))
+
+
+def test_a_call_that_was_fine_excuses_no_other():
+    """Checks of plain calls are skipped where the same call has passed them: same in shapes, dtypes, map, options, state."""
+
+    class Signed(Elu):
+        positive = False
+
+    q, k, v = (torch.randn(2, 3, 1, n) for n in (4, 4, 5))
+    state = LinearState.zeros(2, 3, 4, 5)
+    for _ in range(2):
+        linear_attention(q, k, v, Elu(), causal=True)
+        step(q, k, v, Elu(), state)
+    other = LinearState(state.S.double(), state.z.double())
+    wrong = [
+        ({"q": q.double()}, "one floating dtype"), ({"k": k[:1]}, "must share b"), ({"v": v[:, :2]}, "must share b"),
+        ({"q": q[:, :2]}, "multiple of key/value heads"), ({"feature_map": Signed()}, "normalize=False"),
+        ({"state": other}, "the state's S"), ({"state": LinearState(state.S, state.z[:1])}, "the state's z"),
+    ]  # fmt: skip
+    for change, sentence in wrong:
+        arguments = {"q": q, "k": k, "v": v, "feature_map": Elu(), "state": state} | change
+        with pytest.raises((ValueError, TypeError), match=sentence):
+            step(**arguments)
+        with pytest.raises((ValueError, TypeError), match=sentence):
+            linear_attention(**arguments, causal=True)
+
+
+def test_the_calls_that_are_remembered_are_not_without_bound(monkeypatch):
+    monkeypatch.setattr(call, "_MOST_FINE", 3)
+    for t in range(1, 9):
+        q = torch.randn(1, 1, t, 2)
+        linear_attention(q, q, q, Elu(), causal=True)
+    assert len(call._FINE) <= 3

@@ -98,16 +98,20 @@ def _save(ctx, call: Call, outputs) -> None:
 
 def _backward(ctx, grad_o, _, grad_S, grad_z, __):
     """A gradient, or None, for each input of the operator."""
-    needs = Call(*ctx.needs_input_grad)
-    call, grads = _gradients(ctx, grad_o, grad_S, grad_z, needs, _by_operator)
+    wants_projection = _wants_projection(Call(*ctx.needs_input_grad))
+    call, grads = _gradients(ctx, grad_o, grad_S, grad_z, wants_projection, _by_operator)
     return _for_inputs(grads.wanted(call), Call)
 
 
-def _gradients(ctx, grad_o, grad_S, grad_z, needs: Call, by: Callable) -> tuple[Call, Gradients]:
+def _wants_projection(needs: Call) -> bool:
+    """Whether the gradients of Ω and β are wanted, for a call of booleans."""
+    return bool(needs.omega or needs.bias)
+
+
+def _gradients(ctx, grad_o, grad_S, grad_z, wants_projection: bool, by: Callable) -> tuple[Call, Gradients]:
     """The call that was saved, and its gradients by a backend's backward or by the operator."""
     saved: tuple[Any, ...] = ctx.saved_tensors  # unpacked once: activation checkpointing allows no more
     call, (o, den, *behind) = Call.of_form(ctx.form, saved)
-    wants_projection = call.omega is not None and bool(needs.omega or needs.bias)
     grad_o = torch.zeros_like(o) if grad_o is None else grad_o
     S, z, M = behind or (None, None, None)
     return call, by(call, Returned(grad_o, grad_S, grad_z, o, den, S, z, M, wants_projection))
@@ -144,13 +148,13 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_o, _, grad_S, grad_z, __):
-        needs, _ = Call.of_form(ctx.form, ctx.needs_input_grad[1:])
-        by = (
-            _by_operator if torch.is_grad_enabled() else _by_backend
-        )  # enabled: it is to be differentiated itself
-        call, grads = _gradients(ctx, grad_o, grad_S, grad_z, needs, by)
+        form, needs = ctx.form, ctx.needs_input_grad[1:]
+        wants_projection = bool(form.omega) and _wants_projection(Call.of_form(form, needs)[0])
+        again = torch.is_grad_enabled()  # it is to be differentiated itself
+        by = _by_operator if again else _by_backend
+        call, grads = _gradients(ctx, grad_o, grad_S, grad_z, wants_projection, by)
         given = [g for g, x in zip(grads, call) if x is not None]
-        return (None, *given, *[None] * (len(call.given) - len(given)))
+        return (None, *given, *[None] * (len(needs) - len(given)))
 
 
 # --- second derivative
