@@ -60,7 +60,7 @@ def step(call: Call, *, inplace: bool = False) -> Outputs:
         M = z.new_zeros(z.shape[:2])
     before = (S.contiguous(), z.contiguous(), None if M is None else M.contiguous())
     after: Any = before if inplace else [None if x is None else torch.empty_like(x) for x in before]
-    o = v.new_empty((*q.shape[:3], v.shape[3]))
+    o = torch.empty_like(v) if q.shape == v.shape else v.new_empty((*q.shape[:3], v.shape[3]))
     torch.ops.tarnn_cpu.step.default(
         q, k, v, None if log_decay is None else log_decay.to(wide), None if weight is None else weight.to(wide), *before,
         _in_a_row(omega, wide), _in_a_row(bias, wide), o, *after, NAMES.index(function), normalize, eps, *numbers,
