@@ -1,5 +1,7 @@
 """Models of transformers run our attention by name; with a window over everything they compute what they did."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from support.families import FAMILIES, REFUSED, inputs_of, model_of
@@ -112,3 +114,10 @@ def test_options_are_saved_with_the_model(tmp_path):
 def test_an_unknown_option_is_refused():
     with pytest.raises(ValueError, match="windwo"):
         set_options(model_of(FAMILIES["Llama"]), windwo=3)
+
+
+def test_the_table_in_the_docs_is_up_to_date():
+    import runpy
+
+    script = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "families_table.py"))
+    assert script["TARGET"].read_text(encoding="utf-8") == script["page"]()

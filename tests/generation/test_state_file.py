@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from tarnn.data import tensor_file
 from tarnn.errors import UserError
-from tarnn.generation import state_file
 from tarnn.generation.loop import TokenLoop
 from tarnn.generation.samplers import greedy
 from tarnn.generation.state_file import check_writable, fingerprint, load_state, save_state, write_atomically
@@ -274,7 +274,7 @@ def test_an_interrupted_write_leaves_the_old_file(saved, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(state_file, "write_all", interrupt)
+    monkeypatch.setattr(tensor_file, "write_all", interrupt)
     with pytest.raises(KeyboardInterrupt):
         write_atomically(path, b"new")
     assert path.read_bytes() == before

@@ -5,6 +5,7 @@ model = AutoModel.from_pretrained(…, attn_implementation="tarnn_hybrid")
 
 from tarnn.conversion import loading  # noqa: F401  (registers itself)
 from tarnn.conversion.cache import constant_cache
+from tarnn.conversion.cache_file import load_cache, save_cache
 from tarnn.conversion.finetune import finetune
 from tarnn.conversion.interface import register
 from tarnn.conversion.options import AttentionOptions, attention_layers, set_options
@@ -12,4 +13,7 @@ from tarnn.conversion.pretrained import convert
 
 register()
 
-__all__ = ["AttentionOptions", "attention_layers", "constant_cache", "convert", "finetune", "set_options"]
+__all__ = [
+    "AttentionOptions", "attention_layers", "constant_cache", "convert", "finetune", "load_cache", "save_cache",
+    "set_options",
+]  # fmt: skip

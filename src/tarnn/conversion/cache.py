@@ -1,9 +1,10 @@
 """A cache of constant size for models of transformers that run `tarnn_hybrid`: generation in constant memory."""
 
 import warnings
+import weakref
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
@@ -17,6 +18,22 @@ class HybridCacheLayer(StateLayer):
     transformers hands new keys to `update` and what comes back to the attention function. So `update` gives back the
     new keys alone, and marks them with this layer: there the attention function finds the state, and leaves the next.
     """
+
+    owner: weakref.ref | None = None
+
+    def claim(self, module: nn.Module) -> None:
+        """Says that this attention module writes here. ValueError where that of another model has begun to."""
+        if self.owner is None:
+            self.owner = weakref.ref(module)
+        if self.owner() is not module:
+            raise ValueError(
+                "this cache was begun by another model; give each model a cache of its own (constant_cache), or a file of "
+                "its own (load_cache)."
+            )
+
+    def reset(self) -> None:
+        super().reset()
+        self.owner = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         self.is_initialized = True

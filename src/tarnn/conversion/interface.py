@@ -77,6 +77,7 @@ def attention(name: str) -> Callable:
         if cached is None:
             o = last_queries(own, query, key, value, **shared)
         else:
+            cached.claim(module)
             one = cached.state is not None and query.shape[2] == 1 and shared["key_mask"] is None
             o, cached.state = own(
                 query,

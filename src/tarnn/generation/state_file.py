@@ -11,15 +11,15 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from tarnn._version import __version__
+from tarnn.data.tensor_file import add_tensors, checksum, fields_of, read_safetensors, write_atomically
 from tarnn.errors import UserError
 from tarnn.models.configuration import TarnnConfig
 from tarnn.models.recurrent import TextModel
@@ -40,20 +40,6 @@ def fingerprint(model: TextModel) -> str:
     config = {k: value for k, value in config.items() if value or k not in LATER}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     return add_tensors(digest, model.state_dict()).hexdigest()
-
-
-def checksum(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
-    """SHA-256 over all that a state file holds, but for the checksum itself."""
-    rest = {key: value for key, value in metadata.items() if key != "checksum"}
-    return add_tensors(hashlib.sha256(json.dumps(rest, sort_keys=True).encode()), tensors).hexdigest()
-
-
-def add_tensors(digest: Any, tensors: dict[str, Tensor]) -> Any:
-    """Names, shapes, dtypes and bits, in the order of the names."""
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return digest
 
 
 class SavedState(NamedTuple):
@@ -97,7 +83,7 @@ def load_state(path: str | Path, model: TextModel, *, room: int = 0) -> SavedSta
     Raises UserError (a ValueError) for a file that is missing, cut short, no state, changed since it was written, of
     another version of the format or of another model.
     """
-    tensors, metadata = read_safetensors(path)
+    tensors, metadata = read_safetensors(path, "state", f"`tarnn generate --state-out {path}` writes one.")
     if metadata.get("format") != FORMAT:
         raise UserError(
             f"{path} is a safetensors file, but not a saved state. `tarnn generate --state-out` writes one."
@@ -167,21 +153,6 @@ def cache_length(tensors: dict[str, Tensor]) -> int:
     return max((x.shape[2] for name, x in tensors.items() if name.endswith(".k") and x.ndim == 4), default=0)
 
 
-def fields_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
-
-
-def read_safetensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file; UserError where there is none or it is cut short."""
-    if not Path(path).is_file():
-        raise UserError(f"no state file at {path}. `tarnn generate --state-out {path}` writes one.")
-    try:
-        with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, OSError, RuntimeError) as error:
-        raise UserError(f"{path} is no state file, or one that was cut short ({error}). {AGAIN}") from error
-
-
 def check_writable(path: str | Path, what: str = "the state") -> None:
     """UserError, before the work rather than after it, where there is no folder or no right to write."""
     target = Path(os.path.realpath(path))
@@ -195,31 +166,3 @@ def check_writable(path: str | Path, what: str = "the state") -> None:
         raise UserError(
             f"{what} can't be written to {path}: no permission. Give a place that you may write to."
         )
-
-
-def write_atomically(path: str | Path, data: bytes) -> None:
-    """`data` to `path`, all of it or nothing: what was there stays as it is until the new file is complete.
-
-    Written beside it, flushed to the disk, then renamed over it. What is no regular file (a pipe, a device)
-    is written to directly. Raises OSError: full disk, no such folder, no permission.
-    """
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        with open(target, "wb", buffering=0) as file:
-            write_all(file, data)
-        return
-    beside = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        with open(beside, "wb", buffering=0) as file:
-            write_all(file, data)
-            os.fsync(file.fileno())
-        os.replace(beside, target)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-
-
-def write_all(file, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]
