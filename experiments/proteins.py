@@ -161,10 +161,14 @@ def build(direction: str, name: str, options) -> TarnnForCausalLM | TarnnForMask
     return (TarnnForCausalLM if config.causal else TarnnForMaskedLM)(config)
 
 
+def folder_of(direction: str, name: str, options) -> Path:
+    return options.runs / f"{direction}_{name.replace(' ', '')}"
+
+
 def trained(direction: str, name: str, data: Data, options) -> dict[str, Any]:
     """One run, from where it was stopped."""
     model = build(direction, name, options)
-    folder = options.runs / f"{direction}_{name.replace(' ', '')}"
+    folder = folder_of(direction, name, options)
 
     def loss(model, step: int) -> Tensor:
         rows = windows(data.train, options.context, options.batch_size, step)
@@ -175,6 +179,10 @@ def trained(direction: str, name: str, data: Data, options) -> dict[str, Any]:
         folder, model, loss, options.steps, every=options.every, learning_rate=options.learning_rate,
         measure=lambda model: evaluate(direction, model, data.test[:50], options.context),
     )  # fmt: skip
+    model.save_pretrained(folder / "model")  # for `tarnn show`
+    TOKENS.save_pretrained(folder / "model")
+    model.save_pretrained(folder / "model")  # for `tarnn show`
+    TOKENS.save_pretrained(folder / "model")
     return {
         **{part: evaluate(direction, model, rows, options.context) for part, rows in (("test", data.test), ("ood", data.ood))},
         "seconds_a_step": done.seconds / done.step, "parameters": sum(x.numel() for x in model.parameters()),

@@ -127,11 +127,11 @@ def an4(folder: Path, *, phones: bool, most: int | None) -> Data:
     symbols, parts = Symbols(names), []
     for part in ("train", "test"):
         file = np.load(folder / f"{part}.npz")
-        bounds, some = file["offsets"], []
+        features, bounds, some = file["features"], file["offsets"], []
         for i, (who, text) in enumerate(zip(file["ids"][:most], file["text"])):
             place = f"{folder / part}.npz, utterance {who}"
             said = phones_of(str(text), words, place) if phones else letters_of(str(text))
-            frames = file["features"][bounds[i] : bounds[i + 1]].astype(np.float32)
+            frames = features[bounds[i] : bounds[i + 1]].astype(np.float32)
             some.append(Utterance(frames, symbols.ids(said, place), place))
         parts.append(some)
     return Data(*parts, symbols, None)

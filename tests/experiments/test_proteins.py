@@ -102,3 +102,26 @@ def test_runs_and_goes_on(script, data_of, pictures, sequences, tmp_path):
 def test_sequences_that_are_not_there(script):
     code, _, err = script("proteins", "--quick")
     assert (code, "--data FOLDER" in err) == (1, True)
+
+
+def test_amino_acids_by_attention(script, data_of, pictures, sequences, data, tmp_path):
+    for name in ("BLOSUM62.txt", "BPT1_BOVIN.fasta"):
+        (sequences / name).write_bytes(data(f"proteins/{name}").read_bytes())
+    given = (
+        "--quick",
+        "--data",
+        sequences,
+        "--runs",
+        tmp_path / "runs",
+        "--only",
+        "softmax",
+        "Performer-ReLU",
+    )
+    code, _, err = script("amino_acids", *given)
+    assert (code, "experiments/proteins.py makes it" in err) == (1, True)
+    script("proteins", *given, "--long", 0)
+    assert script("amino_acids", *given).code == 0
+    found = data_of("amino_acids")["results"]
+    assert found["BLOSUM62"]["closest"][:3] == ["FY", "IV", "DE"]
+    assert -1 < found["bidirectional, softmax"]["after"]["agreement"] < 1
+    assert len(pictures["amino_acids.png"].axes) == 4
