@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import sys
 
-MODEL_TYPES = ("tarnn", "tarnn_image")
+MODEL_TYPES = ("tarnn", "tarnn_image", "tarnn_seq2seq")
 _MAPPING = "transformers.models.auto.configuration_auto"
 
 

@@ -1,5 +1,6 @@
 """The backbone in the Hugging Face manner: `forward`, with transformers' caches and options, and how weights start."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -63,7 +64,7 @@ class TarnnPreTrainedModel(PreTrainedModel):
     """What transformers must know: the config's class, how weights start, what may not be split."""
 
     config: TarnnConfig
-    config_class = TarnnConfig
+    config_class: ClassVar[Any] = TarnnConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["TarnnBlock"]  # noqa: RUF012
@@ -113,14 +114,15 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
         past_key_values: Cache | None = None, inputs_embeds: Tensor | None = None, cu_seqlens: Tensor | None = None,
-        use_cache: bool | None = None, **kwargs: Any,
+        use_cache: bool | None = None, cross: Sequence[Mapping[str, Any]] | None = None, **kwargs: Any,
     ) -> BaseModelOutputWithPast:  # fmt: skip
         """input_ids (b, t), or inputs_embeds (b, t, width) → hidden states (b, t, hidden).
 
         attention_mask: (b, t), or (b, past + t) with a cache; 0 = padding, on whichever side. cu_seqlens:
         int32 (n + 1,), bounds of documents packed into the rows, which don't see each other; transformers' ways
         to say so do as well (`find_documents`). use_cache: hand on a cache; by default as the config says,
-        but not in training nor for packed documents. output_attentions: the weights of each softmax layer.
+        but not in training nor for packed documents. cross: what each layer's cross-attention reads, as `Block` takes it,
+        in a decoder. output_attentions: the weights of each softmax layer.
 
         Raises ValueError for an empty input, positions beyond max_position_embeddings, masks and caches that
         don't fit, and output_attentions without softmax layers: linear attention never forms that matrix.
@@ -152,7 +154,7 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
             position_ids = position_ids.expand(b, t).reshape(1, b * t)
         watched = self._watched(kwargs.get("output_attentions", self.config.output_attentions))
         for block, cache, place, options in zip(
-            self.layers, caches, self.places(position_ids), watched, strict=True
+            self.layers, caches, self.places(position_ids, cross), watched, strict=True
         ):
             options |= {"key_mask": key_mask, "cu_seqlens": cu_seqlens}
             x = block(x, past_key_values=cache, **place, **options)

@@ -103,7 +103,7 @@ class Block(nn.Module):
         return self._join(x, self.mlp(self._before(x, self.mlp_norm)), self.mlp_norm)
 
 
-def count_in_blocks(config: TarnnConfig) -> int:
+def count_in_blocks(config: TarnnConfig, context_size: int | None = None) -> int:
     """The numbers in all blocks of a model, weights and buffers: one block of each kind is made, without data.
 
     Raises ValueError for what the layers themselves refuse.
@@ -114,7 +114,7 @@ def count_in_blocks(config: TarnnConfig) -> int:
     numbers = 0
     with torch.device("meta"):
         for kind in set(kinds):
-            block = Block(config, kinds.index(kind), causal=config.causal)
+            block = Block(config, kinds.index(kind), causal=config.causal, context_size=context_size)
             tensors = (*block.parameters(), *block.buffers())
             numbers += kinds.count(kind) * sum(x.numel() for x in tensors)
     return numbers * (config.num_hidden_layers // period)

@@ -45,7 +45,7 @@ def make_attention(
 
     A kind of attention is given what it takes of all that the config says, and the options under its name.
     """
-    name = config.attention_of(layer)
+    name = config.attention_of(layer) if context_size is None else config.cross_attention_of(layer)
     kind = ATTENTIONS.find(name).kind
     takes = arguments_of(kind)
     feature_map = make_feature_map(config, layer) if "feature_map" in takes else None

@@ -151,6 +151,10 @@ class TarnnConfig(PreTrainedConfig):
         names = self.attention
         return names if isinstance(names, str) else names[layer % len(names)]
 
+    def cross_attention_of(self, layer: int) -> str:
+        """The kind of this layer's attention to another sequence, where it has one."""
+        return self.attention_of(layer)
+
     def feature_map_of(self, layer: int) -> str:
         """The name of this layer's feature map."""
         names = cast(str | list[str], self.feature_map)
@@ -242,8 +246,8 @@ class TarnnConfig(PreTrainedConfig):
             check_choice(name, getattr(self, name), known)
         self._check_tokens()
         check_choice("decay", self.decay, ("none", *DECAYS.names()))
-        _check_pattern("attention", self.attention, ATTENTIONS, self.num_hidden_layers)
-        _check_pattern("feature_map", self.feature_map, MAPS, self.num_hidden_layers)
+        check_pattern("attention", self.attention, ATTENTIONS, self.num_hidden_layers)
+        check_pattern("feature_map", self.feature_map, MAPS, self.num_hidden_layers)
         self._check_sizes()
 
     def _check_maps(self, of_maps: dict[str, dict[str, Any]]) -> None:
@@ -311,7 +315,7 @@ def check_choice(name: str, value, known) -> None:
         raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}.")
 
 
-def _check_pattern(name: str, value, known: Registry, num_layers: int) -> None:
+def check_pattern(name: str, value, known: Registry, num_layers: int) -> None:
     for one in value if isinstance(value, list | tuple) else [value]:
         known.find(one)
     if not isinstance(value, str) and (not value or num_layers % len(value)):

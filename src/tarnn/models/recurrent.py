@@ -4,6 +4,7 @@ What generates needs no more than this. `TarnnModel`, `TarnnForCausalLM` and `Ta
 Hugging Face manner: they add `forward`, caches, and initial weights.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -62,6 +63,7 @@ class Backbone(Recurrent):
     """
 
     block: ClassVar[type[Block]] = Block
+    cross: ClassVar[bool] = False  # whether blocks also attend to another sequence of the same width
 
     def build(self, config: TarnnConfig) -> None:
         sinusoidal = config.position.startswith("sinusoidal")
@@ -78,7 +80,11 @@ class Backbone(Recurrent):
             self.embed_positions = nn.Embedding(cast(int, config.max_position_embeddings), width)
         self.embed_scale = config.hidden_size**0.5 if sinusoidal else 1.0
         self.dropout = nn.Dropout(config.dropout)
-        blocks = [self.block(config, i, causal=config.causal) for i in range(config.num_hidden_layers)]
+        sides: dict[str, Any] = {
+            "causal": config.causal,
+            "context_size": config.hidden_size if self.cross else None,
+        }
+        blocks = [self.block(config, i, **sides) for i in range(config.num_hidden_layers)]
         self.layers = cast(list[Block], nn.ModuleList(blocks))
         self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
 
@@ -105,9 +111,12 @@ class Backbone(Recurrent):
         return self.norm(x), ModelState(tuple(layers), state.position + seen)
 
     def step(
-        self, token_ids: Tensor, state: ModelState, inputs_embeds: Tensor | None = None, *, inplace: bool = False
+        self, token_ids: Tensor, state: ModelState, inputs_embeds: Tensor | None = None, *, inplace: bool = False,
+        cross: Sequence[Mapping[str, Any]] | None = None,
     ) -> tuple[Tensor, ModelState]:  # fmt: skip
         """One token per row, (b,) → ((b, hidden), the state after it). inputs_embeds (b, 1, width): as in `prefill`.
+
+        cross: what each layer's cross-attention reads, as `Block` takes it.
 
         `inplace` writes into the given state's tensors, position included, and allocates nothing.
         """
@@ -115,7 +124,7 @@ class Backbone(Recurrent):
             check_length(self.config, 1, int(state.position.max()))
         positions = state.position[:, None]
         x, layers = self.embed(token_ids[:, None], positions, inputs_embeds), []
-        for block, layer, place in zip(self.layers, state.layers, self.places(positions), strict=True):
+        for block, layer, place in zip(self.layers, state.layers, self.places(positions, cross), strict=True):
             x, layer = block.step(x, layer, inplace=inplace, **place)
             layers.append(layer)
         position = state.position.add_(1) if inplace else state.position + 1
@@ -143,12 +152,17 @@ class Backbone(Recurrent):
             x = torch.cat([x, place.expand(*x.shape[:2], -1)], dim=-1) if half else x + place
         return self.dropout(x)
 
-    def places(self, positions: Tensor) -> list[dict[str, Any]]:
-        """Where the tokens are, as each layer's attention takes it; layers of one width share a rotation."""
+    def places(
+        self, positions: Tensor, cross: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[dict[str, Any]]:
+        """Where the tokens are, as each layer's attention takes it; layers of one width share a rotation. With what
+        each layer's cross-attention reads, where there is any."""
         made: dict[int, Rotation] = {}
         places: list[dict[str, Any]] = []
-        for block in self.layers:
-            place: dict[str, Any] = {"positions": positions}
+        for i, block in enumerate(self.layers):
+            place: dict[str, Any] = (
+                {"positions": positions} if cross is None else {"positions": positions, "cross": cross[i]}
+            )
             if (rotary := block.attention.rotary) is not None:
                 if rotary.dim not in made:
                     made[rotary.dim] = rotary.rotation(positions, self.dtype)

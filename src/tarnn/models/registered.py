@@ -7,6 +7,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForCTC,
     AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
@@ -25,6 +26,8 @@ from tarnn.models.image_configuration import TarnnImageConfig
 from tarnn.models.image_generation import TarnnForImageGeneration
 from tarnn.models.likelihoods import Categorical, LogisticMixture
 from tarnn.models.recurrent_images import ImageState
+from tarnn.models.seq2seq import TarnnForConditionalGeneration
+from tarnn.models.seq2seq_configuration import TarnnSeq2SeqConfig
 from tarnn.models.state import ModelState
 
 AutoConfig.register("tarnn", TarnnConfig)
@@ -35,11 +38,14 @@ AutoModelForSequenceClassification.register(TarnnConfig, TarnnForSequenceClassif
 AutoModelForAudioClassification.register(TarnnConfig, TarnnForSequenceClassification)
 AutoModelForTokenClassification.register(TarnnConfig, TarnnForTokenClassification)
 AutoModelForCTC.register(TarnnConfig, TarnnForCTC)
+AutoConfig.register("tarnn_seq2seq", TarnnSeq2SeqConfig)
+AutoModelForSeq2SeqLM.register(TarnnSeq2SeqConfig, TarnnForConditionalGeneration)
 AutoConfig.register("tarnn_image", TarnnImageConfig)
 AutoModel.register(TarnnImageConfig, TarnnForImageGeneration)
 
 __all__ = [
     "Categorical", "ImageState", "LinearStateLayer", "LogisticMixture", "ModelState", "SoftmaxStateLayer",
-    "TarnnConfig", "TarnnForCTC", "TarnnForCausalLM", "TarnnForImageGeneration", "TarnnForMaskedLM",
-    "TarnnForSequenceClassification", "TarnnForTokenClassification", "TarnnImageConfig", "TarnnModel",
+    "TarnnConfig", "TarnnForCTC", "TarnnForCausalLM", "TarnnForConditionalGeneration", "TarnnForImageGeneration",
+    "TarnnForMaskedLM",    "TarnnForSequenceClassification", "TarnnForTokenClassification", "TarnnImageConfig", "TarnnModel",
+    "TarnnSeq2SeqConfig",
 ]  # fmt: skip
