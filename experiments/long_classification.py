@@ -36,8 +36,8 @@ from tarnn.data.pairs import read_pairs
 from tarnn.models import TarnnConfig, TarnnForSequenceClassification
 
 FULL = {
-    "steps": 400, "every": 200, "batch_size": 8, "hidden_size": 64, "layers": 2, "heads": 4, "features": 32,
-    "learning_rate": 2e-3, "text_length": 1024, "list_lengths": [100, 500], "train_lists": 3200, "test_rows": 500,
+    "steps": 200, "every": 100, "batch_size": 8, "hidden_size": 64, "layers": 2, "heads": 4, "features": 32,
+    "learning_rate": 2e-3, "text_length": 512, "list_lengths": [50, 200], "train_lists": 1600, "test_rows": 300,
     "lengths": [1024, 2048, 3072, 4096], "speed_batch": 4, "data": Path, "runs": Path("runs/long_classification"),
 }  # fmt: skip
 QUICK = {

@@ -64,7 +64,7 @@ class TarnnPreTrainedModel(PreTrainedModel):
     """What transformers must know: the config's class, how weights start, what may not be split."""
 
     config: TarnnConfig
-    config_class: ClassVar[Any] = TarnnConfig
+    config_class: Any = TarnnConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["TarnnBlock"]  # noqa: RUF012
