@@ -34,8 +34,8 @@ from scripts.common.plots import BLUE, GREEN, RED, SKY, label, line, panels
 from scripts.common.results import Unmeasured, run
 from scripts.common.tables import markdown, page
 from tarnn.data.audio import SpeechFeatures, read_wav
+from tarnn.data.ctc import beam_search, best_path, error_rate
 from tarnn.data.transcripts import BLANK, LETTERS, SPACE, Symbols, letters_of, phones_of, read_pronunciations
-from tarnn.generation.ctc import beam_search, best_path, error_rate
 from tarnn.models import TarnnConfig, TarnnForCTC
 
 METHODS = {"linear": BLUE, "softmax": RED, "bi-LSTM": GREEN, "linear, causal": SKY}

@@ -145,6 +145,8 @@ def test_the_words_of_the_tasks():
         "image": "tarnn_image",
         "masked-lm": "tarnn",
         "classification": "tarnn",
+        "ctc": "tarnn",
+        "seq2seq": "tarnn_seq2seq",
     }
     for name, task in TASKS.items():
         assert task_of({"model_type": task.model_type, "architectures": [task.architecture]}) is task

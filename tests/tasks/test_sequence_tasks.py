@@ -3,6 +3,8 @@
 import gzip
 import json
 import random
+import re
+import wave
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ TINY = [
     "--hidden-size", "16", "--layers", "1", "--heads", "2", "--batch-size", "8", "--learning-rate", "0.02",
     "--eval-every", "20", "--save-every", "20",
 ]  # fmt: skip
-TASKS = ("masked-lm", "classification")
+TASKS = ("masked-lm", "classification", "ctc", "seq2seq")
 
 
 @pytest.fixture
@@ -43,7 +45,25 @@ def sources(tmp_path):
         f"{'up' if i % 2 else 'down'}\tmore\t{'AB' * (3 + i % 4) if i % 2 else 'ab' * 5}" for i in range(60)
     ]
     labelled.write_bytes(gzip.compress("\n".join(lines).encode()))
-    return {"masked-lm": text, "classification": labelled}
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"{x}\t{x[::-1]}\n" for x in (f"{i:02b}" for i in range(60))))
+    return {"masked-lm": text, "classification": labelled, "ctc": sounds(tmp_path), "seq2seq": pairs}
+
+
+def sounds(folder):
+    """High and low tones, called A and B."""
+    lines = []
+    for i in range(24):
+        seconds = np.arange(1600 + 200 * (i % 3)) / 8000
+        samples = (20000 * np.sin(2 * np.pi * (1500 if i % 2 else 300) * seconds)).astype(np.int16)
+        with wave.open(str(folder / f"{i}.wav"), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(8000)
+            file.writeframes(samples.tobytes())
+        lines.append(f"{i}.wav\t{'A' if i % 2 else 'b'}\n")
+    (folder / "sounds.tsv").write_text("".join(lines))
+    return folder / "sounds.tsv"
 
 
 def options(task):
@@ -65,7 +85,8 @@ def test_it_learns_and_goes_on_as_if_never_stopped(task, tarnn, sources, tmp_pat
     lines = log_of(whole)
     measured = [line["validation_loss"] for line in lines if "validation_loss" in line]
     assert measured[-1] < measured[0]
-    assert f"accuracy {lines[-1]['validation_accuracy']:.4f}" in err + out
+    rate = "letter_error_rate" if task == "ctc" else "accuracy"
+    assert f"{rate.replace('_', ' ')} {lines[-1][f'validation_{rate}']:.4f}" in err + out
     assert f"tarnn predict {whole}" in out
     for more in (["--steps", 20], ["--steps", 40, "--resume"]):
         assert tarnn("train", sources[task], "--out", parts, *constant, *more)[0] == 0
@@ -108,6 +129,45 @@ def test_masks_are_filled(tarnn, sources, tmp_path):
     code, _, err = tarnn("generate", run, "--prompt", "abc")
     assert code == 2
     assert "`tarnn predict` takes it" in err
+
+
+def test_sounds_become_letters(tarnn, sources, tmp_path):
+    run = tmp_path / "run"
+    code, out, err = tarnn("train", sources["ctc"], "--out", run, *options("ctc"), "--steps", 80)
+    assert code == 0, err
+    code, out, err = tarnn("predict", run, tmp_path / "1.wav", tmp_path / "0.wav")
+    assert (code, out.split()) == (0, ["A", "B"]), err
+    assert tarnn("transcribe", tmp_path / "1.wav", run)[1].strip() == "A"
+    for line, message in (
+        ("0.wav\tÄ\n", "bad.tsv, line 1: the transcript has 'Ä'"),
+        ("none.wav\tA\n", "bad.tsv, line 1: .*none.wav"),
+        (f"0.wav\t{'AB' * 30}\n", "bad.tsv, line 1: .* has 9 places for 60 letters"),
+    ):
+        (tmp_path / "bad.tsv").write_text(line)
+        code, _, err = tarnn(
+            "train", tmp_path / "bad.tsv", "--out", tmp_path / "bad", *options("ctc"), "--val-fraction", 0
+        )
+        assert code == 2
+        assert re.search(message, err.splitlines()[-1])
+
+
+def test_targets_of_sources(tarnn, sources, tmp_path):
+    run = tmp_path / "run"
+    tarnn(
+        "train",
+        sources["seq2seq"],
+        "--out",
+        run,
+        *options("seq2seq"),
+        "--steps",
+        20,
+        "--cross-attention",
+        "softmax",
+    )
+    code, out, _ = tarnn("predict", run, "101", "--json")
+    row = json.loads(out)
+    assert (code, set(row)) == (0, {"input", "output", "ended"})
+    assert json.loads((run / "config.json").read_text())["cross_attention"] == "softmax"
 
 
 def test_masking_is_what_it_says():

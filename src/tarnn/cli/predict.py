@@ -44,7 +44,8 @@ def predict(
             seen.append(text)
             yield text
 
-    for row in task.predict(model, open_tokenizer(checkpoint), remembered(), top):
+    reader = open_tokenizer(checkpoint) if task.reads_text else checkpoint
+    for row in task.predict(model, reader, remembered(), top):
         text = seen.pop()
         print(json.dumps({"input": text, **row}, ensure_ascii=False) if as_json else line_of(row), flush=True)
 

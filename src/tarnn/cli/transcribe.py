@@ -29,7 +29,7 @@ def transcribe(
     import torch
 
     from tarnn.data.audio import read_wav
-    from tarnn.generation.ctc import beam_search, best_path
+    from tarnn.data.ctc import beam_search, best_path
 
     model, front, tokenizer = open_speech(checkpoint)
     samples, rate = read_wav(file)
@@ -67,7 +67,7 @@ def heard(model: Any, front: Any, samples: Any, size: int) -> Iterator[list[int]
     import numpy as np
     import torch
 
-    from tarnn.generation.ctc import best_path
+    from tarnn.data.ctc import best_path
 
     state, last = model.new_state(1, capacity=len(samples) // front.hop_length + 1), 0
     waiting, together = np.zeros(0, np.float32), model.config.subsampling

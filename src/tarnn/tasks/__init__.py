@@ -13,8 +13,14 @@ from tarnn.tasks.masked_lm import MaskedLMSettings, MaskedLMTask
 # isort: split
 from tarnn.tasks.classification import ClassificationSettings, ClassificationTask
 
+# isort: split
+from tarnn.tasks.ctc import CtcSettings, CtcTask
+
+# isort: split
+from tarnn.tasks.seq2seq import Seq2SeqSettings, Seq2SeqTask
+
 __all__ = [
-    "TASKS", "ClassificationSettings", "ClassificationTask", "Facts", "ImageSettings", "ImageTask", "MaskedLMSettings",
-    "MaskedLMTask", "RunSettings", "Task", "TextSettings", "TextTask",
+    "TASKS", "ClassificationSettings", "ClassificationTask", "CtcSettings", "CtcTask", "Facts", "ImageSettings", "ImageTask",
+    "MaskedLMSettings", "MaskedLMTask", "RunSettings", "Seq2SeqSettings", "Seq2SeqTask", "Task", "TextSettings", "TextTask",
     "own_options", "register", "task_of",
 ]  # fmt: skip

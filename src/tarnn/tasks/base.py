@@ -134,8 +134,11 @@ class Task(ABC):
         return {}
 
     @classmethod
-    def predict(cls, model: Any, tokenizer: Any, inputs: Iterator[str], top: int) -> Iterator[dict[str, Any]]:
-        """What a trained model says of each input: its "output", and more for JSON. For tasks whose `next` is predict."""
+    def predict(cls, model: Any, reader: Any, inputs: Iterator[str], top: int) -> Iterator[dict[str, Any]]:
+        """What a trained model says of each input: its "output", and more for JSON. For tasks whose `next` is predict.
+
+        reader: the tokenizer, or, where inputs are files, the folder of the checkpoint, which says how they are read.
+        """
         raise NotImplementedError
 
 

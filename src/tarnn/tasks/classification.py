@@ -116,12 +116,12 @@ class ClassificationTask(SequenceTask):
         }
 
     @classmethod
-    def predict(cls, model: Any, tokenizer: Any, inputs: Iterator[str], top: int) -> Iterator[dict[str, Any]]:
+    def predict(cls, model: Any, reader: Any, inputs: Iterator[str], top: int) -> Iterator[dict[str, Any]]:
         """The most likely label as "output", and the `top` likeliest with their probabilities."""
         import torch
 
         for text in inputs:
-            ids = torch.tensor([tokenizer.backend_tokenizer.encode(text).ids], device=model.device)
+            ids = torch.tensor([reader.backend_reader.encode(text).ids], device=model.device)
             shares = model(ids).logits[0].float().softmax(-1)
             best = shares.topk(min(top, len(shares)))
             names = [model.config.id2label[i] for i in best.indices.tolist()]

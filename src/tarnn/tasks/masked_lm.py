@@ -93,11 +93,11 @@ class MaskedLMTask(TextTask):
         return ""
 
     @classmethod
-    def predict(cls, model: Any, tokenizer: Any, inputs: Iterator[str], top: int) -> Iterator[dict[str, Any]]:
+    def predict(cls, model: Any, reader: Any, inputs: Iterator[str], top: int) -> Iterator[dict[str, Any]]:
         """The text with its masks filled as "output", and the `top` likeliest tokens for each mask."""
         import torch
 
-        backend = tokenizer.backend_tokenizer
+        backend = reader.backend_reader
         mask = backend.token_to_id(MASK)
         for text in inputs:
             ids = torch.tensor([backend.encode(text).ids], device=model.device)
@@ -108,12 +108,12 @@ class MaskedLMTask(TextTask):
             ids[0, places] = best.indices[:, 0]
             guesses = [
                 [
-                    {"token": tokenizer.decode([i]), "probability": p}
+                    {"token": reader.decode([i]), "probability": p}
                     for i, p in zip(row.tolist(), shares.tolist())
                 ]
                 for row, shares in zip(best.indices, best.values)
             ]
-            yield {"output": tokenizer.decode(ids[0].tolist()), "masks": guesses}
+            yield {"output": reader.decode(ids[0].tolist()), "masks": guesses}
 
 
 def with_mask(tokenizer: Any) -> Any:

@@ -15,7 +15,7 @@ from tarnn.training.checkpoints import DOOMED, PARTIAL
 SETTINGS, LOG, PICTURE, CHECKPOINTS = "settings.json", "log.jsonl", "sample.png", "checkpoints"
 FILES = (
     LOG, SAMPLE, PICTURE, "model.safetensors", "config.json", "generation_config.json", "tokenizer.json",
-    "tokenizer_config.json", "special_tokens_map.json", SETTINGS,
+    "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "added_tokens.json", "preprocessor_config.json", SETTINGS,
 )  # fmt: skip
 
 

@@ -1,0 +1,205 @@
+"""Speech: the letters of recordings, by CTC."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tarnn.data.pairs import Pair, read_pairs
+from tarnn.errors import UserError
+from tarnn.tasks.base import Report, register
+from tarnn.tasks.classification import facts_of
+from tarnn.tasks.sequences import EncoderSettings, SequenceTask, refuse_other_data, split
+from tarnn.tasks.settings import option
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from tarnn.data.examples import PaddedRows
+
+
+@dataclass(frozen=True)
+class CtcSettings(EncoderSettings):
+    """A run of `tarnn train --task ctc`. Sources are .tsv files (a recording, a tab, what is said) or .jsonl files."""
+
+    audio_field: str = option("audio", "The field that holds the recording's path in jsonl.", "Speech")
+    transcript_field: str = option("text", "The field that holds what is said in jsonl.", "Speech")
+    subsampling: int = option(2, "Frames of 10 ms that make one place of the sequence.", "Speech", least=1)
+
+
+@register
+class CtcTask(SequenceTask):
+    """A recording is the unit of progress, a letter that of the measure; beside it the edits per letter of the likeliest path."""
+
+    name, model_type, of = "ctc", "tarnn", "recordings"
+    architecture, next, reads_text = "TarnnForCTC", "predict", False
+    settings_class = CtcSettings
+    unit, counted, rates = "bits_per_letter", "recordings", ("letter_error_rate",)
+
+    def __init__(self, settings: CtcSettings, first: bool, saved: dict[str, Any] | None, report: Report):
+        self.settings: CtcSettings = settings
+        names = (settings.audio_field, settings.transcript_field)
+        rows = [pair for source in settings.sources for pair in self.pairs(source, *names)]
+        val = None if settings.val is None else self.pairs(settings.val, *names)
+        train, held_out = split(rows, val, settings)
+        self.data_facts = {"train": facts_of(train), "validation": facts_of(held_out)}
+        refuse_other_data(self.data_facts, saved, self, settings)
+        self.front, parts = front_end(train), []
+        for part in (train, held_out):
+            parts.append(self.read(part))
+        self.normalize(parts[0])
+        rows_of = [
+            [row | {"input_features": self.normal(row["input_features"])} for row in part] for part in parts
+        ]
+        self.examples, *rest = (padded(part) for part in rows_of if part)
+        self.held_out = rest[0] if rest else None
+        self.tokenizer = letters_tokenizer(settings.out)
+        self.front.save_pretrained(settings.out)
+        self.epoch = len(self.examples)
+
+    @staticmethod
+    def pairs(source: str, *names: str) -> list[Pair]:
+        """Paths are seen from the file that names them."""
+        folder = Path(source).expanduser().parent
+        return [pair._replace(first=str(folder / pair.first)) for pair in read_pairs([source], *names)]
+
+    def read(self, rows: Sequence[Pair]) -> list[dict[str, np.ndarray]]:
+        """Frames and letters; UserError, with file and line, for what has no path that spells it."""
+        from tarnn.data.audio import read_wav
+        from tarnn.data.transcripts import LETTERS, Symbols, letters_of
+
+        symbols, found = Symbols(LETTERS), []
+        for row in rows:
+            try:
+                samples, rate = read_wav(row.first)
+                self.front.check(samples, rate, row.first)
+            except (UserError, OSError) as error:
+                raise UserError(f"{row.place}: {error}") from error
+            ids, frames = symbols.ids(letters_of(row.last), row.place), self.front.frames(samples)
+            places = -(-len(frames) // self.settings.subsampling)
+            if places < (needed := len(ids) + int((ids[1:] == ids[:-1]).sum())):
+                raise UserError(
+                    f"{row.place}: {row.first} has {places} places for {needed} letters (blanks between equal ones counted); "
+                    "correct the transcript, or lower --subsampling."
+                )
+            found.append({"input_features": frames, "labels": ids})
+        return found
+
+    def normalize(self, rows: Sequence[dict[str, np.ndarray]]) -> None:
+        """Tells the front end the mean and the spread of the training frames."""
+        import numpy as np
+
+        every = np.concatenate([row["input_features"] for row in rows])
+        self.front.mean, self.front.std = every.mean(0).tolist(), (every.std(0) + 1e-5).tolist()
+
+    def normal(self, frames: np.ndarray) -> np.ndarray:
+        import numpy as np
+
+        return ((frames - np.array(self.front.mean)) / np.array(self.front.std)).astype(np.float32)
+
+    @staticmethod
+    def classes() -> tuple[Any, Any]:
+        from tarnn.models import TarnnConfig, TarnnForCTC
+
+        return TarnnConfig, TarnnForCTC
+
+    @staticmethod
+    def check(settings: CtcSettings) -> None:
+        ctc_config(settings, 40)
+
+    def config(self) -> Any:
+        return ctc_config(self.settings, self.front.feature_size)
+
+    def sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+        """Nats, letters, letters, and the edits that make the likeliest path's letters those that are said."""
+        import torch
+
+        from tarnn.data.ctc import best_path, edits
+
+        out = model(**batch)
+        logits = out.logits.float()
+        lengths = model.model.embed_tokens.places(batch["attention_mask"].sum(-1))
+        real = batch["labels"] >= 0
+        nats = torch.nn.functional.ctc_loss(
+            logits.log_softmax(-1).transpose(0, 1),
+            batch["labels"][real],
+            lengths,
+            real.sum(-1),
+            reduction="sum",
+        )
+        wanted = [row[row >= 0].tolist() for row in batch["labels"]]
+        found = [best_path(row[:n].cpu().numpy()) for row, n in zip(logits, lengths.tolist())]
+        wrong, count = sum(map(edits, found, wanted)), sum(map(len, wanted))
+        return torch.stack([nats.double(), *(nats.new_tensor(x).double() for x in (count, count, wrong))])
+
+    def rows(self) -> dict[str, str]:
+        train, held_out = self.data_facts["train"], self.data_facts["validation"]
+        return {
+            "recordings": f"{', '.join(self.settings.sources)}: {train['rows']:,}, {self.front.sampling_rate:,} Hz",
+            "validation": f"{held_out['rows']:,} recordings, {self.settings.val or 'picked at random'}"
+            if held_out["rows"]
+            else "none: the latest model is kept, not the best",
+        }
+
+    @classmethod
+    def predict(cls, model: Any, reader: Any, inputs: Iterator[str], top: int) -> Iterator[dict[str, Any]]:
+        """The letters of the likeliest path as "output"."""
+        import torch
+
+        from tarnn.data.audio import SpeechFeatures, read_wav
+        from tarnn.data.ctc import best_path
+        from tarnn.data.transcripts import LETTERS, SPACE, Symbols
+
+        front = SpeechFeatures.from_pretrained(reader, local_files_only=True)
+        for path in inputs:
+            samples, rate = read_wav(path)
+            front.check(samples, rate, path)
+            frames = torch.from_numpy(front.frames(samples))[None].to(model.device)
+            ids = best_path(model(input_features=frames).logits[0].float().cpu().numpy())
+            yield {"output": Symbols(LETTERS).text_of(ids).replace(SPACE, " ")}
+
+
+def padded(rows: Sequence[dict[str, np.ndarray]]) -> PaddedRows:
+    from tarnn.data.examples import PaddedRows
+
+    return PaddedRows(rows, {"input_features": 0.0, "labels": -100})
+
+
+def front_end(rows: Sequence[Pair]) -> Any:
+    """Log-mel frames at the rate of the first recording."""
+    from tarnn.data.audio import SpeechFeatures, read_wav
+
+    try:
+        return SpeechFeatures(40, read_wav(rows[0].first)[1])
+    except (UserError, OSError) as error:
+        raise UserError(f"{rows[0].place}: {error}") from error
+
+
+def letters_tokenizer(folder: Path) -> Any:
+    """Of the blank (number 0) and the letters, as `tarnn transcribe` reads it."""
+    from transformers import Wav2Vec2CTCTokenizer
+
+    from tarnn.data.transcripts import BLANK, LETTERS, SPACE
+
+    file = folder / "vocab.json"
+    file.write_text(json.dumps({name: i for i, name in enumerate((BLANK, *LETTERS, "<unk>"))}))
+    return Wav2Vec2CTCTokenizer(
+        file, bos_token=None, eos_token=None, pad_token=BLANK, word_delimiter_token=SPACE
+    )
+
+
+def ctc_config(settings: CtcSettings, input_size: int) -> Any:
+    """The config that the settings ask for."""
+    from tarnn.data.transcripts import LETTERS
+    from tarnn.models import TarnnConfig
+    from tarnn.tasks.model import chosen, make_config
+
+    fixed = {
+        "causal": settings.causal, "input_size": input_size, "subsampling": settings.subsampling,
+        "vocab_size": len(LETTERS) + 1, "pad_token_id": 0,
+    }  # fmt: skip
+    return make_config(TarnnConfig, settings, chosen(settings) | fixed)
