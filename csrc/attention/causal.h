@@ -112,13 +112,13 @@ void causal_outputs(const Problem& p, const Sizes<T>& n, const Stretch& s, Index
 template <typename T>
 void causal_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, CausalScratch<T>& at) {
   for (Index time = s.begin; time < s.end; time += n.c) {
-    load_keys_transposed(p, n, s, time, smaller(n.c, s.end - time), at.state.M, at.keys);
+    load_keys_to_absorb(p, n, s, time, smaller(n.c, s.end - time), at.state.M, true, at.keys, &at.ahead);
     for (Index r = 0; r < p.r; ++r) {
-      const Index next = r + 1 < p.r ? r + 1 : 0, when = r + 1 < p.r ? time : time + n.c;
+      const Onward next(p, s, r, time, time + n.c);
       at.ahead.clear();
-      at.ahead.want(p.o, s.row, s.head * p.r + r, time, at.keys.rows, n.e);
-      at.ahead.want(p.q, s.row, s.head * p.r + next, when, smaller(n.c, s.end - when), p.d);
-      if (next == 0) want_keys(p, n.c, s, when, at.ahead);
+      if (next.new_chunk) want_keys(p, s, next.time, at.ahead);
+      at.ahead.want(p.q, s.row, next.head, next.time, next.rows, p.d);
+      at.ahead.want(p.o, s.row, next.head, next.time, next.rows, n.e);
       causal_outputs(p, n, s, s.head * p.r + r, time, at);
     }
     absorb(at.keys, n, at.state, &at.ahead);

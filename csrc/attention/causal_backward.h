@@ -67,8 +67,8 @@ struct BackwardScratch {
 
 /// A, not yet times `pair`.
 template <typename T>
-void pair_gradients(const Keys<T>& keys, const Sizes<T>& n, const Queries<T>& q, const T* v_t, T* A) {
-  matmul<Part::lower_result>(keys.rows, keys.rows, n.e, {q.G, n.lde, 1}, v_t, n.ldc, A, n.ldc, false);
+void pair_gradients(const Keys<T>& keys, const Sizes<T>& n, const Queries<T>& q, const T* v_t, T* A, Ahead* ahead) {
+  matmul<Part::lower_result>(keys.rows, keys.rows, n.e, {q.G, n.lde, 1}, v_t, n.ldc, A, n.ldc, false, ahead);
   const Integers<T> lane = iota<T>();
   for (Index i = 0; i < keys.rows; ++i)
     for (Index j = 0; j < keys.rows; j += width<T>) {
@@ -150,15 +150,12 @@ void keep_flow(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time
   }
 }
 
-/// Asks for what comes after query head r of the chunk at `time`: its next head, or the chunk at `next` with its keys.
-inline void want_next(const Problem& p, Index chunk, const Stretch& s, Index r, Index time, Index next, Ahead& ahead) {
-  const bool same_chunk = r + 1 < p.r;
-  const Index head = s.head * p.r + (same_chunk ? r + 1 : 0), when = same_chunk ? time : next;
-  const Index rows = when < s.begin ? 0 : smaller(chunk, s.end - when);
-  if (!same_chunk) want_keys(p, rows, s, when, ahead);
-  ahead.want(p.q, s.row, head, when, rows, p.d);
-  ahead.want(p.grad_o, s.row, head, when, rows, p.e);
-  if (p.normalize) ahead.want(p.o, s.row, head, when, rows, p.e);
+/// Asks for the queries that come next, with the gradients of their outputs, and for their keys if those are new.
+inline void want_queries(const Problem& p, const Stretch& s, const Onward& next, Ahead& ahead) {
+  if (next.new_chunk) want_keys(p, s, next.time, ahead);
+  ahead.want(p.q, s.row, next.head, next.time, next.rows, p.d);
+  ahead.want(p.grad_o, s.row, next.head, next.time, next.rows, p.e);
+  if (p.normalize) ahead.want(p.o, s.row, next.head, next.time, next.rows, p.e);
 }
 
 template <typename T>
@@ -167,7 +164,7 @@ void query_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Inde
   const Index rows = keys.rows, head = s.head * p.r + r;
   Queries<T>& q = at.queries;
   load_queries(p, n, s, head, time, rows, keys.weights.plain ? nullptr : keys.weights.M, T(0), q, &at.ahead);
-  pair_gradients(keys, n, q, at.v_t, at.A);
+  pair_gradients(keys, n, q, at.v_t, at.A, &at.ahead);
   weigh_pairs(keys, n, at.A);
   matmul(rows, n.f, n.e, {q.G, n.lde, 1}, at.S, n.ldf, q.grad_phi, n.ldf, false, &at.ahead);
   add_outer(q.grad_phi, q.G_z, at.z, n.ldf, rows, n.f);
@@ -175,7 +172,8 @@ void query_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Inde
   if (p.grad_log_decay) keep_flow(p, n, s, time, rows, q);
   if (keys.weights.channels) channel_query_gradients(keys, n, at.A, keys.phi_t, q.grad_phi);
   else matmul<Part::lower_left>(rows, n.f, rows, {at.A, n.ldc, 1}, keys.phi, n.ldf, q.grad_phi, n.ldf, true, &at.ahead);
-  store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.x, q.grad_x, at.grad_omega);
+  store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.x, q.grad_x, at.grad_omega,
+                          &at.ahead);
 }
 
 /// R of the stretch's own queries alone, as its beginning sees it: added chunk by chunk, forward.
@@ -208,13 +206,14 @@ void query_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, T M, T* 
       std::memcpy(to, at.S, static_cast<std::size_t>(n.e * n.ldf) * sizeof(T));
       std::memcpy(to + n.e * n.ldf, at.z, static_cast<std::size_t>(n.ldf) * sizeof(T));
     }
-    load_keys(p, n, s, time, smaller(n.c, s.end - time), M, at.keys);
+    load_keys(p, n, s, time, smaller(n.c, s.end - time), M, at.keys, &at.ahead);
     transpose(at.keys.v, at.keys.ldv, at.keys.rows, n.e, at.v_t, n.ldc);
     if (p.grad_log_decay) clear_flow(p, n, s, time, at.keys.rows);
     for (Index r = 0; r < p.r; ++r) {
+      const Onward next(p, s, r, time, time + n.c);
       at.ahead.clear();
-      at.ahead.want(p.grad_q, s.row, s.head * p.r + r, time, at.keys.rows, p.d);
-      want_next(p, n.c, s, r, time, time + n.c, at.ahead);
+      want_queries(p, s, next, at.ahead);
+      at.ahead.want(p.grad_q, s.row, next.head, next.time, next.rows, p.d);
       query_gradients(p, n, s, r, time, at);
       if (own) add_own_queries(n, at);
     }
@@ -284,7 +283,7 @@ void add_query_head(const Problem& p, const Sizes<T>& n, const Stretch& s, Index
   Queries<T>& q = at.queries;
   load_queries(p, n, s, s.head * p.r + r, time, rows, keys.weights.plain ? nullptr : keys.weights.M, T(0), q, &at.ahead);
   pairs(keys, n, q.phi, at.P, &at.ahead);
-  pair_gradients(keys, n, q, at.v_t, at.A);
+  pair_gradients(keys, n, q, at.v_t, at.A, &at.ahead);
   if (p.grad_log_decay && !p.channels) add_pair_flow(n, rows, at.A, at.P, at.flow);
   if (p.grad_log_decay && p.channels) add_channel_flow(keys, n, at.A, q.phi, at.terms, at.flow);
   weigh_pairs(keys, n, at.A);
@@ -340,29 +339,36 @@ template <typename T>
 void key_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, T M, const T* state,
                    BackwardScratch<T>& at) {
   Keys<T>& keys = at.keys;
-  load_keys(p, n, s, time, smaller(n.c, s.end - time), M, keys);
-  const Index rows = keys.rows;
+  load_keys(p, n, s, time, smaller(n.c, s.end - time), M, keys, &at.ahead);
+  const Index rows = keys.rows, before = time - n.c;
+  at.ahead.clear();
+  want_queries(p, s, Onward(p, s, 0, time, before), at.ahead);
+  if (before >= s.begin) {
+    at.ahead.want(p.grad_k, s.row, s.head, before, n.c, p.d);
+    at.ahead.want(p.grad_v, s.row, s.head, before, n.c, n.e);
+  }
   transpose(keys.v, keys.ldv, rows, n.e, at.v_t, n.ldc);
   if (!p.channels) transpose(keys.phi, n.ldf, rows, n.f, keys.phi_t, n.ldc);
   if (!keys.weights.plain) transpose(keys.weighted, n.ldf, rows, n.f, at.weighted_t, n.ldc);
   for (Index i = 0; i < rows; ++i) std::memcpy(at.grad_phi + i * n.ldf, at.R_z, static_cast<std::size_t>(n.ldf) * sizeof(T));
-  matmul(rows, n.f, n.e, {keys.v, keys.ldv, 1}, at.R, n.ldf, at.grad_phi, n.ldf, true);
+  matmul(rows, n.f, n.e, {keys.v, keys.ldv, 1}, at.R, n.ldf, at.grad_phi, n.ldf, true, &at.ahead);
   weigh_rows(keys.weights, keys.weights.key, n, rows, at.grad_phi);
-  matmul(n.e, rows, n.f, {at.R, n.ldf, 1}, at.weighted_t, n.ldc, at.grad_v_t, n.ldc, false);
+  matmul(n.e, rows, n.f, {at.R, n.ldf, 1}, at.weighted_t, n.ldc, at.grad_v_t, n.ldc, false, &at.ahead);
   if (p.grad_log_decay) {
     keep_entered(p, n, state, state + n.e * n.ldf, at);
     clear(at.flow, rows * (p.channels ? n.ldf : 1));
   }
   decay_transposed(keys.weights, n, at.R, at.R_z);
   for (Index r = 0; r < p.r; ++r) {
-    at.ahead.clear();
-    if (r == 0) at.ahead.want(p.grad_k, s.row, s.head, time, rows, p.d), at.ahead.want(p.grad_v, s.row, s.head, time, rows, n.e);
-    want_next(p, n.c, s, r, time, time - n.c, at.ahead);
+    if (r > 0) {
+      at.ahead.clear();
+      want_queries(p, s, Onward(p, s, r, time, before), at.ahead);
+    }
     add_query_head(p, n, s, r, time, at);
   }
   if (p.grad_log_decay) store_decay_gradients(p, n, s, time, at);
   transpose(at.grad_v_t, n.ldc, n.e, rows, at.grad_v, n.lde);
-  store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x, at.queries.grad_x, at.grad_omega);
+  store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x, at.queries.grad_x, at.grad_omega, &at.ahead);
 }
 
 /// The states before chunks `from` … `to` − 1, from the one before the first of them.

@@ -44,8 +44,9 @@ template <typename T>
 struct Keys {
   T* phi;         // (c × f); 0 where masked
   T* weighted;    // key ⊙ φ(K); phi itself where there are no weights
-  T* phi_t;       // (f × c) φ(K)ᵀ
-  T* sums;        // (f) Σ_j φ(k_j), where `phi` was not asked for
+  T* phi_t;       // (f × c) φ(K)ᵀ, where pairs need it
+  T* sums;        // (f) Σ_j φ(k_j), where there are no weights
+  bool turned;    // whether `phi_t` is there, and, without weights, `phi` is not
   const T* v;     // (c × e) rows of ldv: a tile, 0 where masked, or the tensor itself
   Index ldv;
   T* v_tile;
@@ -145,34 +146,49 @@ void load_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time
   }
 }
 
-/// The same, with features as φ(K)ᵀ and their sums only, where there are no weights: the state needs no more.
+/// The same for `absorb`; for_pairs: and φ(K)ᵀ, which is all that there is of features without weights.
 template <typename T>
-void load_keys_transposed(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, T M, Keys<T>& keys) {
+void load_keys_to_absorb(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, T M, bool for_pairs,
+                         Keys<T>& keys, Ahead* ahead) {
+  keys.turned = for_pairs && !p.channels;
   if (!keys.weights.plain) {
-    load_keys(p, n, s, time, rows, M, keys);
-    if (!p.channels && p.causal) transpose(keys.phi, n.ldf, rows, n.f, keys.phi_t, n.ldc);
+    load_keys(p, n, s, time, rows, M, keys, ahead);
+    if (keys.turned) transpose(keys.phi, n.ldf, rows, n.f, keys.phi_t, n.ldc);
     return;
   }
   keys.rows = rows;
   keys.weights.M_out = M;
   clear(keys.sums, n.ldf);
-  if (n.projected) {
-    make_features(p, n, s, p.k, s.head, time, rows, keys.x, keys.phi, keys.scale);
-    transpose(keys.phi, n.ldf, rows, n.f, keys.phi_t, n.ldc);
-    for (Index i = 0; i < rows; ++i)
-      for (Index j = 0; j < n.f; j += width<T>) store(keys.sums + j, load(keys.sums + j) + load(keys.phi + i * n.ldf + j));
-  } else {
+  if (keys.turned && !n.projected) {
     with_map(p.map, [&](auto f) {
       load_transposed(p.k, s.row, s.head, time, rows, n.f, keys.phi_t, n.ldc, keys.sums, f);
     });
+  } else {
+    make_features(p, n, s, p.k, s.head, time, rows, keys.x, keys.phi, keys.scale, ahead);
+    if (keys.turned) transpose(keys.phi, n.ldf, rows, n.f, keys.phi_t, n.ldc);
+    for (Index j = 0; j < n.f; j += width<T>) {
+      Vec<T> total{};
+      for (Index i = 0; i < rows; ++i) total += load(keys.phi + i * n.ldf + j);
+      store(keys.sums + j, total);
+    }
   }
   load_values(p, n, s, time, rows, keys);
 }
 
+/// Where a sweep goes from query head r of the chunk at `time`: to its next head, or to the first of the chunk at `next`.
+struct Onward {
+  Index head, time, rows;  // rows: none where the stretch ends
+  bool new_chunk;
+  Onward(const Problem& p, const Stretch& s, Index r, Index time_now, Index next)
+      : head(s.head * p.r + (r + 1 < p.r ? r + 1 : 0)), time(r + 1 < p.r ? time_now : next),
+        rows(time < s.begin ? 0 : smaller(p.chunk, s.end - time)), new_chunk(r + 1 >= p.r) {}
+};
+
 /// Asks for keys and values from `time` on, no further than the stretch goes.
-inline void want_keys(const Problem& p, Index rows, const Stretch& s, Index time, Ahead& ahead) {
-  ahead.want(p.k, s.row, s.head, time, smaller(rows, s.end - time), p.d);
-  ahead.want(p.v, s.row, s.head, time, smaller(rows, s.end - time), p.e);
+inline void want_keys(const Problem& p, const Stretch& s, Index time, Ahead& ahead) {
+  const Index rows = time < s.begin ? 0 : smaller(p.chunk, s.end - time);
+  ahead.want(p.k, s.row, s.head, time, rows, p.d);
+  ahead.want(p.v, s.row, s.head, time, rows, p.e);
 }
 
 /// query ⊙ φ(Q), in `to`, or φ(Q) itself where there are no weights.
@@ -207,12 +223,12 @@ void decay_state(const Weights<T>& w, const Sizes<T>& n, State<T>& state) {
   }
 }
 
-/// S ← keep·S + (key ⊙ φ(K))ᵀ V, and z; of keys loaded transposed.
+/// S ← keep·S + (key ⊙ φ(K))ᵀ V, and z; of keys that `load_keys_to_absorb` loaded.
 template <typename T>
 void absorb(const Keys<T>& keys, const Sizes<T>& n, State<T>& state, Ahead* ahead) {
   decay_state(keys.weights, n, state);
   const bool plain = keys.weights.plain;
-  const Left<T> left = plain ? Left<T>{keys.phi_t, n.ldc, 1} : Left<T>{keys.weighted, 1, n.ldf};
+  const Left<T> left = plain && keys.turned ? Left<T>{keys.phi_t, n.ldc, 1} : Left<T>{keys.weighted, 1, n.ldf};
   matmul(n.f, n.e, keys.rows, left, keys.v, keys.ldv, state.S, n.lde, true, ahead);
   for (Index j = 0; j < n.f; j += width<T>) {
     Vec<T> z = load(state.z + j);

@@ -33,8 +33,8 @@ void full_outputs(const Problem& p, const Sizes<T>& n, const Stretch& s, Index h
   const bool direct = lies_well<T>(p.o, n.e);
   T* o = direct ? static_cast<T*>(p.o.data) + offset(p.o, s.row, head, time) : at.o;
   at.ahead.clear();
-  at.ahead.want(p.o, s.row, head, time, rows, n.e);
   at.ahead.want(p.q, s.row, head, time + n.c, smaller(n.c, s.end - time - n.c), p.d);
+  at.ahead.want(p.o, s.row, head, time + n.c, smaller(n.c, s.end - time - n.c), n.e);
   sum_of_products<T>(rows, n.e, {0, {at.q, n.ldf, 1}, at.state.S, n.lde}, {n.f, {at.q, n.ldf, 1}, at.state.S, n.lde},
                      at.factor, o, direct ? n.e : n.lde, &at.ahead);
   if (!direct) store_tile(at.o, n.lde, p.o, s.row, head, time, rows, n.e);
@@ -67,18 +67,19 @@ void full_query_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, T M
   for (Index r = 0; r < p.r; ++r) {
     const Index head = s.head * p.r + r;
     for (Index time = s.begin; time < s.end; time += n.c) {
-      const Index rows = smaller(n.c, s.end - time), next = time + n.c;
+      const Index rows = smaller(n.c, s.end - time), next = time + n.c, left = smaller(n.c, s.end - next);
+      load_queries(p, n, s, head, time, rows, static_cast<const T*>(nullptr), finite(M), q, &at.ahead);
       at.ahead.clear();
-      at.ahead.want(p.grad_q, s.row, head, time, rows, p.d);
-      at.ahead.want(p.q, s.row, head, next, smaller(n.c, s.end - next), p.d);
-      at.ahead.want(p.grad_o, s.row, head, next, smaller(n.c, s.end - next), n.e);
-      if (p.normalize) at.ahead.want(p.o, s.row, head, next, smaller(n.c, s.end - next), n.e);
-      load_queries(p, n, s, head, time, rows, static_cast<const T*>(nullptr), finite(M), q);
+      at.ahead.want(p.q, s.row, head, next, left, p.d);
+      at.ahead.want(p.grad_o, s.row, head, next, left, n.e);
+      if (p.normalize) at.ahead.want(p.o, s.row, head, next, left, n.e);
+      at.ahead.want(p.grad_q, s.row, head, next, left, p.d);
       matmul(rows, n.f, n.e, {q.G, n.lde, 1}, at.S, n.ldf, q.grad_phi, n.ldf, false, &at.ahead);
       add_outer(q.grad_phi, q.G_z, at.z, n.ldf, rows, n.f);
       matmul(n.e, n.f, rows, {q.G, 1, n.lde}, q.phi, n.ldf, at.R, n.ldf, true, &at.ahead);
       add_rows(at.R_z, q.G_z, q.phi, n.ldf, rows, n.f);
-      store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.x, q.grad_x, at.grad_omega);
+      store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.x, q.grad_x, at.grad_omega,
+                              &at.ahead);
     }
   }
   std::memcpy(own, at.R, static_cast<std::size_t>(n.e * n.ldf) * sizeof(T));
@@ -90,11 +91,11 @@ void full_key_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, T M, 
   Keys<T>& keys = at.keys;
   for (Index time = s.begin; time < s.end; time += n.c) {
     load_plain_keys(p, n, s, time, smaller(n.c, s.end - time), keys, &at.ahead);
-    const Index rows = keys.rows;
+    const Index rows = keys.rows, next = time + n.c, left = smaller(n.c, s.end - next);
     at.ahead.clear();
-    at.ahead.want(p.grad_k, s.row, s.head, time, rows, p.d);
-    at.ahead.want(p.grad_v, s.row, s.head, time, rows, n.e);
-    want_keys(p, n.c, s, time + n.c, at.ahead);
+    want_keys(p, s, next, at.ahead);
+    at.ahead.want(p.grad_k, s.row, s.head, next, left, p.d);
+    at.ahead.want(p.grad_v, s.row, s.head, next, left, n.e);
     for (Index i = 0; i < rows; ++i) std::memcpy(at.grad_phi + i * n.ldf, at.R_z, static_cast<std::size_t>(n.ldf) * sizeof(T));
     matmul(rows, n.f, n.e, {keys.v, keys.ldv, 1}, at.R, n.ldf, at.grad_phi, n.ldf, true, &at.ahead);
     matmul(rows, n.e, n.f, {keys.phi, n.ldf, 1}, at.square, n.lde, at.grad_v, n.lde, false, &at.ahead);
@@ -104,7 +105,7 @@ void full_key_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, T M, 
       scale_rows(at.grad_phi, n.ldf, rows, n.f, keys.scale);
       scale_rows(at.grad_v, n.lde, rows, n.e, keys.scale);
     }
-    store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x, at.queries.grad_x, at.grad_omega);
+    store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x, at.queries.grad_x, at.grad_omega, &at.ahead);
   }
 }
 

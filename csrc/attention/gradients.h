@@ -86,9 +86,10 @@ void add_rows(T* y, const T* a, const T* x, Index ld, Index rows, Index n) {
 /// projected, and grad_x a tile for its gradient; else a tile to load inputs into. of_keys: of those that the mask is for.
 template <typename T>
 void store_feature_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, const View& input, const View& to, Index head,
-                             Index time, Index rows, const T* phi, T* grad, T* x, T* grad_x, T* grad_omega, bool of_keys = false) {
+                             Index time, Index rows, const T* phi, T* grad, T* x, T* grad_x, T* grad_omega, Ahead* ahead,
+                             bool of_keys = false) {
   if (n.projected) {
-    n.projected.gradients(s.row, s.head, rows, x, phi, grad, grad_x, grad_omega);
+    n.projected.gradients(s.row, s.head, rows, x, phi, grad, grad_x, grad_omega, ahead);
     return store_tile(grad_x, n.projected.ldd, to, s.row, head, time, rows, n.projected.d);
   }
   if (p.map == Map::squared_relu) load_tile(input, s.row, head, time, rows, n.f, x, n.ldf);
@@ -123,7 +124,7 @@ class OmegaGradients {
 /// Gradients of a chunk's keys and values (tiles, overwritten), of its log-weights too; 0 at masked keys.
 template <typename T>
 void store_key_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, const Keys<T>& keys, T* grad_phi,
-                         T* grad_v, T* x, T* grad_x, T* grad_omega) {
+                         T* grad_v, T* x, T* grad_x, T* grad_omega, Ahead* ahead) {
   clear_masked(p, s, time, keys.rows, grad_phi, n.ldf);
   clear_masked(p, s, time, keys.rows, grad_v, n.lde);
   if (p.grad_key_log_weight) {
@@ -132,7 +133,7 @@ void store_key_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, 
       w[i * p.grad_key_log_weight.stride[2]] = dot(keys.phi + i * n.ldf, grad_phi + i * n.ldf, n.f);
   }
   store_feature_gradients(p, n, s, p.k, p.grad_k, s.head, time, keys.rows, keys.phi, grad_phi, n.projected ? keys.x : x, grad_x,
-                          grad_omega, true);
+                          grad_omega, ahead, true);
   store_tile(grad_v, n.lde, p.grad_v, s.row, s.head, time, keys.rows, n.e);
 }
 

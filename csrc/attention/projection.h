@@ -20,13 +20,13 @@
 namespace tarnn {
 namespace TARNN_ISA {
 
-/// Memory that is given back; none for n = 0. Throws OutOfMemory.
+/// Memory that is given back, at a multiple of 64 bytes; none for n = 0. Throws OutOfMemory.
 template <typename T>
 class Owned {
  public:
   explicit Owned(Index n) : data_(nullptr) {
     const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(T);
-    if (bytes && !(data_ = static_cast<T*>(std::malloc(bytes)))) throw OutOfMemory(bytes);
+    if (bytes && !(data_ = static_cast<T*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)))) throw OutOfMemory(bytes);
   }
   ~Owned() { std::free(data_); }
   Owned(const Owned&) = delete;
@@ -74,16 +74,17 @@ class Projected {
 
   /// The gradient of features (a tile, overwritten with du) to that of x; grad_omega (f × ldd) and behind it grad_bias
   /// (ldf) are added to, where there are any.
-  void gradients(Index row, Index head, Index rows, const T* x, const T* phi, T* grad, T* grad_x, T* grad_omega) const {
+  void gradients(Index row, Index head, Index rows, const T* x, const T* phi, T* grad, T* grad_x, T* grad_omega,
+                 Ahead* ahead) const {
     features_backward(map, grad, phi, static_cast<const T*>(nullptr), ldf, rows, f, static_cast<T>(of.shift));
-    matmul(rows, d, f, {grad, ldf, 1}, down_.get() + matrix(row, head) * whole<T>(f) * ldd, ldd, grad_x, ldd, false);
+    matmul(rows, d, f, {grad, ldf, 1}, down_.get() + matrix(row, head) * whole<T>(f) * ldd, ldd, grad_x, ldd, false, ahead);
     for (Index i = 0; of.square != 0 && i < rows; ++i) {
       const T factor = static_cast<T>(-2 * of.square) * total(grad + i * ldf);
       for (Index j = 0; j < d; j += width<T>)
         store(grad_x + i * ldd + j, load(grad_x + i * ldd + j) + factor * load(x + i * ldd + j));
     }
     if (!grad_omega) return;
-    matmul(f, d, rows, {grad, 1, ldf}, x, ldd, grad_omega, ldd, true);
+    matmul(f, d, rows, {grad, 1, ldf}, x, ldd, grad_omega, ldd, true, ahead);
     for (Index i = 0; i < rows; ++i)
       for (Index j = 0; j < f; j += width<T>)
         store(grad_omega + f * ldd + j, load(grad_omega + f * ldd + j) + load(grad + i * ldf + j));

@@ -56,9 +56,9 @@ void stretch_sums(const Problem& p, const Sizes<T>& n, const Stretch& s, KeyScra
   }
   Ahead ahead;
   for (Index time = s.begin; time < s.end; time += n.c) {
-    load_keys_transposed(p, n, s, time, smaller(n.c, s.end - time), at.state.M, at.keys);
+    load_keys_to_absorb(p, n, s, time, smaller(n.c, s.end - time), at.state.M, false, at.keys, &ahead);
     ahead.clear();
-    want_keys(p, n.c, s, time + n.c, ahead);
+    want_keys(p, s, time + n.c, ahead);
     absorb(at.keys, n, at.state, &ahead);
   }
   write_state(at.state, n, block);

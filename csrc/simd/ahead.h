@@ -1,5 +1,5 @@
-// Memory that the next chunk will want, prefetched while this chunk is being computed: a line between every few
-// multiplications of a product, so that it arrives behind them. (Asked for all at once, lines queue up and the processor
+// Memory that the next chunk will want, prefetched while this chunk is being computed: a line between a few
+// multiplications of the products, so that it arrives behind them. (Asked for all at once, lines queue up and the processor
 // waits; not asked for, they are only found missing when they are read.)
 #pragma once
 
@@ -9,35 +9,64 @@
 namespace tarnn {
 namespace TARNN_ISA {
 
+/// A list of regions, and the pace at which their lines are asked for: as many per opportunity as get all of them through
+/// by the end of the chunk. There are about as many opportunities as in the chunk before.
 class Ahead {
  public:
-  void clear() { from_ = to_ = 0, line_ = end_ = nullptr; }
+#ifdef TARNN_COUNT_LINES
+  static inline Index wanted = 0, dropped = 0;  // for whoever tunes: what no opportunity was left for
+  ~Ahead() { clear(); }
+#endif
 
-  /// Positions time … time + rows − 1 of a row and head, n channels; none where rows or time are below.
+  /// A new chunk begins: what has not been asked for by now is dropped.
+  void clear() {
+#ifdef TARNN_COUNT_LINES
+    while (line_ < end_) ++dropped, one();
+#endif
+    from_ = to_ = 0, line_ = end_ = nullptr;
+    expected_ = opportunities_, opportunities_ = 0;
+    lines_ = pace_ = due_ = 0;
+  }
+
+  /// Positions time … time + rows − 1 of a row and head, n channels; none where rows or time are below. Inputs are named
+  /// before outputs: an output that is missing delays nobody, an input does.
   void want(const View& x, Index row, Index head, Index time, Index rows, Index n) {
     if (time < 0 || rows <= 0 || n == 0 || x.stride[3] != 1 || to_ == most) return;
     const Index bytes = x.type == Type::float64 ? 8 : x.type == Type::float32 ? 4 : 2;
     const Index at = row * x.stride[0] + head * x.stride[1] + time * x.stride[2];
     const bool gapless = x.stride[2] == n;
-    regions_[to_++] = {static_cast<const char*>(x.data) + at * bytes, x.stride[2] * bytes, gapless ? 1 : rows,
-                       n * bytes * (gapless ? rows : 1)};
+    const Region region = {static_cast<const char*>(x.data) + at * bytes, x.stride[2] * bytes, gapless ? 1 : rows,
+                           n * bytes * (gapless ? rows : 1)};
+    regions_[to_++] = region;
+    lines_ += region.rows * ((region.bytes + 63) / 64);
+    pace_ = expected_ ? lines_ * (whole_line + whole_line / 8) / expected_ + 1 : whole_line;
     if (!line_) next();
+#ifdef TARNN_COUNT_LINES
+    wanted += region.rows * ((region.bytes + 63) / 64);
+#endif
   }
 
-  /// Asks for the next line.
+  /// An opportunity: asks for the lines that are due.
+  TARNN_INLINE void some() {
+    for (due_ += pace_; due_ >= whole_line; due_ -= whole_line) one();
+  }
+  /// So many opportunities there were.
+  TARNN_INLINE void passed(Index opportunities) { opportunities_ += opportunities; }
+
+ private:
+  static constexpr int most = 8;
+  static constexpr Index whole_line = 256;  // in which pace and due count
+  struct Region {
+    const char* at;
+    Index stride, rows, bytes;
+  };
+
   TARNN_INLINE void one() {
     if (line_ >= end_) return;
     __builtin_prefetch(line_, 0, 2);
     line_ += 64;
     if (line_ >= end_) next();
   }
-
- private:
-  static constexpr int most = 8;
-  struct Region {
-    const char* at;
-    Index stride, rows, bytes;
-  };
 
   /// On to the next row of the first region that has one.
   void next() {
@@ -51,6 +80,7 @@ class Ahead {
   }
 
   const char *line_ = nullptr, *end_ = nullptr;
+  Index lines_ = 0, pace_ = 0, due_ = 0, expected_ = 0, opportunities_ = 0;
   Region regions_[most];
   int from_ = 0, to_ = 0;
 };

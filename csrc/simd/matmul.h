@@ -19,7 +19,7 @@ constexpr int tile_rows(int vectors) { return vectors == 1 ? tile_sums / 2 : til
 /// What is known to be zero, or is not wanted, in a product of m × k and k × n; by whole tiles.
 enum class Part {
   all,
-  lower_result,   // only C[i][j] with j ≤ i
+  lower_result,   // only C[i][j] with j ≤ i, in blocks of `triangle_rows` rows
   lower_left,     // A[i][k] is 0 for k > i
   upper_left,     // A[i][k] is 0 for k < i
   lower_right,    // B[k][j] is 0 for k < j
@@ -42,8 +42,9 @@ TARNN_INLINE void accumulate(Index k, Left<T> a, const T* b, Index ldb, Vec<T> (
       const Vec<T> left = broadcast<T>(a.at[i * a.row]);
       unrolled<N>([&](auto j) TARNN_LAMBDA { sums[i * N + j] += left * right[j]; });
     });
-    if (l % 2) lines.one();
+    lines.some();
   }
+  lines.passed(k);
 }
 
 /// sums += the square in which a lower triangle of A ends: its row i has i + 1 terms. What A holds above its diagonal is not even
@@ -90,7 +91,6 @@ void columns(Index j, Index m, Index k, Left<T> a, const T* b, Index ldb, T* c, 
   Index left = (m + tile_rows(N) - 1) / tile_rows(N);  // tiles to go; as even as they come: 32 rows are 6 + 6 + 5 + 5 + 5 + 5
   for (Index i = 0, rows; i < m; i += rows, --left) {
     rows = (m - i + left - 1) / left;
-    if (part == Part::lower_result && j > i + rows - 1) continue;
     const Index from = part == Part::upper_left ? i : part == Part::lower_right ? (j < k ? j : k) : 0;
     const Index to = part == Part::lower_left && i + rows < k ? i + rows : k;
     tile_of<T, N>(static_cast<int>(rows), to - from, {a.at + i * a.row + from * a.column, a.row, a.column},
@@ -98,8 +98,17 @@ void columns(Index j, Index m, Index k, Left<T> a, const T* b, Index ldb, T* c, 
   }
 }
 
+constexpr Index triangle_rows = 16;
+
 template <Part part = Part::all, typename T>
 void matmul(Index m, Index n, Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add, Ahead* ahead = nullptr) {
+  if constexpr (part == Part::lower_result) {
+    for (Index i = 0; i < m; i += triangle_rows) {
+      const Index rows = m - i < triangle_rows ? m - i : triangle_rows;
+      matmul(rows, n < i + rows ? n : i + rows, k, {a.at + i * a.row, a.row, a.column}, b, ldb, c + i * ldc, ldc, add, ahead);
+    }
+    return;
+  }
   Index vectors = whole<T>(n) / width<T>;
   for (Index j = 0, wide; vectors > 0; j += wide * width<T>, vectors -= wide) {
     const Index panels = (vectors + tile_vectors - 1) / tile_vectors;
