@@ -49,6 +49,11 @@ struct Projection {
   explicit operator bool() const { return omega != nullptr; }
 };
 
+/// Runs all tasks, on so many threads at most, each with `bytes` of scratch of its own; throws OutOfMemory before the first
+/// task.
+using Run = void (*)(Index tasks, Index threads, std::size_t bytes, void (*task)(void* context, Index i, void* scratch),
+                     void* context);
+
 struct Problem {
   // r = h/g query heads share a key/value head; h, g: heads; d: width of q and k; f: features, d without a projection;
   // e: width of a value
@@ -72,9 +77,9 @@ struct Problem {
   View grad_log_decay, grad_key_log_weight;  // wide; any strides, but channels side by side; null where not wanted
   Sums grad_after, grad_before;              // of S and z; M has none
   View grad_omega, grad_bias;                // of the projection's, as those lie; zeros to add to; null where not wanted
-  // runs all tasks, on as many threads as torch has, each thread with `bytes` of scratch of its own; throws OutOfMemory
-  // before the first task
-  void (*run)(Index tasks, std::size_t bytes, void (*task)(void* context, Index i, void* scratch), void* context);
+  // how many threads there are for it: they decide who does what, never what is computed
+  Index threads = 1;
+  Run run;
 };
 
 /// One token of every sequence and head; b·g states, one after the other, updated from `before` to `after` (which may be
@@ -88,7 +93,8 @@ struct Step {
   Projection projection;
   double eps;
   Sums before, after;
-  void (*run)(Index tasks, std::size_t bytes, void (*task)(void* context, Index i, void* scratch), void* context);
+  Index threads = 1;
+  Run run;
 };
 
 template <typename T>

@@ -76,7 +76,7 @@ void call(ScalarType dtype, F of_float, G of_double) {
 
 // --- threads
 
-void run(Index tasks, std::size_t bytes, void (*task)(void*, Index, void*), void* context) {
+void run(Index tasks, Index threads, std::size_t bytes, void (*task)(void*, Index, void*), void* context) {
   if (tasks == 0) return;
   std::atomic<Index> next{0};
   const auto worker = [&](Index, Index) {
@@ -87,7 +87,7 @@ void run(Index tasks, std::size_t bytes, void (*task)(void*, Index, void*), void
     for (Index i; (i = next.fetch_add(1)) < tasks;) task(context, i, scratch);
     memory.shrink();
   };
-  const Index threads = std::min<Index>(tasks, torch::stable::get_num_threads());
+  threads = std::min(threads, tasks);
   if (threads <= 1) worker(0, 1);
   else torch::stable::parallel_for(0, threads, 1, worker);
   if (next == 0) throw tarnn::OutOfMemory(bytes);  // no thread had any: nothing is done
@@ -183,6 +183,7 @@ void set_up(const Inputs& in, Call& call) {
   p.weighted = in.weighted;
   p.eps = in.eps;
   p.run = run;
+  p.threads = torch::stable::get_num_threads();
   const bool packed = in.bounds.has_value();
   std::vector<Index> of_keys = {0, s}, of_queries = {0, t};
   if (packed) {
@@ -265,6 +266,7 @@ void step(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight, T
   p.before = {data(S), data(z), data(M)};
   p.after = {S_out.mutable_data_ptr(), z_out.mutable_data_ptr(), data(M_out)};
   p.run = run;
+  p.threads = torch::stable::get_num_threads();
   call(q.scalar_type(), [&](auto& of) { of.step(p); }, [&](auto& of) { of.step(p); });
 }
 

@@ -69,11 +69,11 @@ void denominators(const Sizes<T>& n, Index rows, const T* P, const T* q, const T
 template <typename T>
 struct CausalScratch {
   Keys<T> keys;
-  State<T> state;
+  State<T>* states;  // of each head in the bundle
   T *q, *scale, *q_weighted, *P, *o, *den, *factor;
   Ahead ahead;
-  CausalScratch(Scratch& scratch, const Problem& p, const Sizes<T>& n)
-      : keys(take_keys(scratch, p, n)), state{scratch.take<T>(n.f_rows() * n.lde), scratch.take<T>(n.ldf), 0} {
+  CausalScratch(Scratch& scratch, const Problem& p, const Sizes<T>& n, Index heads)
+      : keys(take_keys(scratch, p, n)), states(take_states(scratch, n, heads)) {
     q = scratch.take<T>(n.rows() * n.ldf);
     scale = scratch.take<T>(n.ldc);
     q_weighted = keys.weights.plain ? q : scratch.take<T>(n.rows() * n.ldf);
@@ -90,52 +90,59 @@ void store_denominators(const Problem& p, Index row, Index head, Index time, Ind
   std::memcpy(static_cast<T*>(p.den.data) + offset(p.den, row, head, time), den, static_cast<std::size_t>(rows) * sizeof(T));
 }
 
-/// The outputs of one query head in the chunk that `at.keys` holds.
+/// The outputs of one query head in the chunk that `at.keys` holds, which `state` has not seen yet.
 template <typename T>
-void causal_outputs(const Problem& p, const Sizes<T>& n, const Stretch& s, Index head, Index time, CausalScratch<T>& at) {
+void causal_outputs(const Problem& p, const Sizes<T>& n, const Stretch& s, Index head, Index time, const State<T>& state,
+                    CausalScratch<T>& at) {
   const Index rows = at.keys.rows;
   make_features(p, n, s, p.q, head, time, rows, at.keys.x, at.q, at.scale, &at.ahead);
   pairs(at.keys, n, at.q, at.P, &at.ahead);
   const T* q = weighted_queries(at.keys, n, at.q, rows, at.q_weighted);
-  denominators(n, rows, at.P, q, at.state.z, at.den);
+  denominators(n, rows, at.P, q, state.z, at.den);
   for (Index i = 0; i < rows; ++i)
     at.factor[i] = output_factor(p, at.den[i], at.keys.weights.plain ? T(0) : at.keys.weights.M[i],
                                  p.map == Map::exp ? at.scale[i] : T(0));
   const bool direct = lies_well<T>(p.o, n.e);
   T* o = direct ? static_cast<T*>(p.o.data) + offset(p.o, s.row, head, time) : at.o;
-  sum_of_products<T>(rows, n.e, {rows, {at.P, n.ldc, 1}, at.keys.v, at.keys.ldv}, {n.f, {q, n.ldf, 1}, at.state.S, n.lde},
+  sum_of_products<T>(rows, n.e, {rows, {at.P, n.ldc, 1}, at.keys.v, at.keys.ldv}, {n.f, {q, n.ldf, 1}, state.S, n.lde},
                      at.factor, o, direct ? n.e : n.lde, &at.ahead);
   if (!direct) store_tile(at.o, n.lde, p.o, s.row, head, time, rows, n.e);
   store_denominators(p, s.row, head, time, rows, at.den);
 }
 
 template <typename T>
-void causal_sweep(const Problem& p, const Sizes<T>& n, const Stretch& s, CausalScratch<T>& at) {
-  for (Index time = s.begin; time < s.end; time += n.c) {
-    load_keys_to_absorb(p, n, s, time, smaller(n.c, s.end - time), at.state.M, true, at.keys, &at.ahead);
-    for (Index r = 0; r < p.r; ++r) {
-      const Onward next(p, s, r, time, time + n.c);
-      at.ahead.clear();
-      if (next.new_chunk) want_keys(p, s, next.time, at.ahead);
-      at.ahead.want(p.q, s.row, next.head, next.time, next.rows, p.d);
-      at.ahead.want(p.o, s.row, next.head, next.time, next.rows, n.e);
-      causal_outputs(p, n, s, s.head * p.r + r, time, at);
+void causal_sweep(const Problem& p, const Sizes<T>& n, const Bundle& bundle, CausalScratch<T>& at) {
+  for (Index time = bundle[0].begin; time < bundle[0].end; time += n.c)
+    for (Index i = 0; i < bundle.heads; ++i) {
+      const Stretch& s = bundle[i];
+      State<T>& state = at.states[i];
+      load_keys_to_absorb(p, n, s, time, smaller(n.c, s.end - time), state.M, true, at.keys, &at.ahead);
+      for (Index r = 0; r < p.r; ++r) {
+        const Onward next(p, bundle, i, r, time, time + n.c);
+        at.ahead.clear();
+        want_keys(p, next, at.ahead);
+        at.ahead.want(p.q, s.row, next.head, next.time, next.rows, p.d);
+        at.ahead.want(p.o, s.row, next.head, next.time, next.rows, n.e);
+        causal_outputs(p, n, s, s.head * p.r + r, time, state, at);
+      }
+      absorb(at.keys, n, state, &at.ahead);
     }
-    absorb(at.keys, n, at.state, &at.ahead);
-  }
-  if (s.last) put_state(p, n, s, at.state, p.after);
+  for (Index i = 0; i < bundle.heads; ++i)
+    if (bundle[i].last) put_state(p, n, bundle[i], at.states[i], p.after);
 }
 
 template <typename T>
 void causal_forward(const Problem& p) {
   const Sizes<T> n(p);
   Owned<T> slots(p.keys.slots * n.state());
+  const Bundles bundles(p, p.keys, n.f_rows() * n.lde * static_cast<Index>(sizeof(T)));
+  const std::size_t bytes = bytes_of<CausalScratch<T>>(p, n, bundles.heads());
   states_behind(p, n, p.keys, slots.get());
-  parallel(p, p.keys.count, bytes_of<CausalScratch<T>>(p, n), [&](Index i, void* memory) {
+  parallel(p, bundles.count(), bytes, [&](Index i, void* memory) {
     Scratch scratch(memory);
-    CausalScratch<T> at(scratch, p, n);
-    state_before(p, n, p.keys, i, slots.get(), at.state);
-    causal_sweep(p, n, p.keys.at[i], at);
+    CausalScratch<T> at(scratch, p, n, bundles.heads());
+    for (Index head = 0; head < bundles[i].heads; ++head) state_before(p, n, bundles[i][head], slots.get(), at.states[head]);
+    causal_sweep(p, n, bundles[i], at);
   });
 }
 

@@ -107,10 +107,14 @@ class OmegaGradients {
         all_(stretches.count * size_) {
     if (size_) clear(all_.get(), stretches.count * size_);
   }
-  T* at(Index i) { return size_ ? all_.get() + i * size_ : nullptr; }
+  T* at(const Stretch& s) { return size_ ? all_.get() + (&s - stretches_.at) * size_ : nullptr; }
+  /// A row of Ω after the other, on as many threads as there are.
   void put() {
-    for (Index i = 0; size_ && i < stretches_.count; ++i)
-      n_.projected.put(at(i), stretches_.at[i].row, stretches_.at[i].head, p_.grad_omega, p_.grad_bias);
+    if (!size_) return;
+    parallel(p_, n_.f, 64, [&](Index row, void*) {
+      for (Index i = 0; i < stretches_.count; ++i)
+        n_.projected.put(at(stretches_.at[i]), row, stretches_.at[i].row, stretches_.at[i].head, p_.grad_omega, p_.grad_bias);
+    });
   }
 
  private:
@@ -135,13 +139,6 @@ void store_key_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, 
   store_feature_gradients(p, n, s, p.k, p.grad_k, s.head, time, keys.rows, keys.phi, grad_phi, n.projected ? keys.x : x, grad_x,
                           grad_omega, ahead, true);
   store_tile(grad_v, n.lde, p.grad_v, s.row, s.head, time, keys.rows, n.e);
-}
-
-/// Sᵀ (e × f) of a state's S (f × e), with zeros behind each row.
-template <typename T>
-void transpose_state(const Sizes<T>& n, T* S, T* S_t) {
-  clear(S + n.f * n.lde, (n.f_rows() - n.f) * n.lde);
-  transpose(S, n.lde, n.f, n.e, S_t, n.ldf);
 }
 
 }  // namespace TARNN_ISA

@@ -10,39 +10,13 @@
 // (positive random features: Choromanski et al. 2021, eq. 5, arXiv 2009.14794, with map = exp, square = ½.)
 #pragma once
 
-#include <cstdlib>
-
 #include "attention/maps.h"
-#include "simd/matmul.h"
-#include "threads.h"
+#include "attention/memory.h"
 #include "attention/weights.h"
+#include "simd/matmul.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
-
-/// Memory that is given back, at a multiple of 64 bytes; none for n = 0. Throws OutOfMemory.
-template <typename T>
-class Owned {
- public:
-  explicit Owned(Index n) : data_(nullptr) {
-    const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(T);
-    if (bytes && !(data_ = static_cast<T*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)))) throw OutOfMemory(bytes);
-  }
-  ~Owned() { std::free(data_); }
-  Owned(const Owned&) = delete;
-  Owned& operator=(const Owned&) = delete;
-  T* get() { return data_; }
-  const T* get() const { return data_; }
-
- private:
-  T* data_;
-};
-
-/// The length of a tile's rows: whole vectors, and one more, so that rows don't fall on the same cache sets.
-template <typename T>
-constexpr Index padded(Index n) {
-  return whole<T>(n) + width<T>;
-}
 
 /// A call's projection, packed. Without one it is empty, and features are made of x itself.
 template <typename T>
@@ -93,16 +67,13 @@ class Projected {
   /// Numbers that the gradients of Ω and β take, of one stretch.
   Index gradient_size() const { return f * ldd + ldf; }
 
-  /// A stretch's gradients of Ω and β, added to the results.
-  void put(const T* own, Index row, Index head, const View& grad_omega, const View& grad_bias) const {
+  /// A stretch's gradient of feature i's row of Ω and of its β, added to the results.
+  void put(const T* own, Index i, Index row, Index head, const View& grad_omega, const View& grad_bias) const {
     if (grad_omega) {
-      T* to = static_cast<T*>(grad_omega.data) + matrix(row, head) * f * d;
-      for (Index i = 0; i < f; ++i)
-        for (Index j = 0; j < d; ++j) to[i * d + j] += static_cast<T>(of.factor) * own[i * ldd + j];
+      T* to = static_cast<T*>(grad_omega.data) + (matrix(row, head) * f + i) * d;
+      for (Index j = 0; j < d; ++j) to[j] += static_cast<T>(of.factor) * own[i * ldd + j];
     }
-    if (!grad_bias) return;
-    T* to = static_cast<T*>(grad_bias.data) + matrix(row, head) * f;
-    for (Index i = 0; i < f; ++i) to[i] += own[f * ldd + i];
+    if (grad_bias) static_cast<T*>(grad_bias.data)[matrix(row, head) * f + i] += own[f * ldd + i];
   }
 
  private:

@@ -2,25 +2,89 @@
 // after the other, the state before each. Where a sequence is one stretch, nothing of this happens.
 #pragma once
 
-#include "attention/chunk.h"
+#include "attention/state.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
 
-/// A task's memory: the keys of a chunk and a state.
+/// The stretches that one task goes through side by side, chunk by chunk: the same positions of neighbouring heads.
+struct Bundle {
+  const Stretch* first;
+  Index step, heads;
+  const Stretch& operator[](Index i) const { return first[i * step]; }
+};
+
+/// The tasks of a call. Where heads lie side by side in memory, as in (b, t, h·d), one head's rows are a few cache lines of
+/// every row of the tensor, and each page of memory is looked up once for every head; so a task takes several heads, as
+/// many as leave each thread a task and as their states leave room in the cache. What is computed for a head is the same
+/// in any bundle.
+class Bundles {
+ public:
+  static constexpr Index most_bytes = 1 << 18;  // of states
+
+  /// bytes: of the states of a head
+  Bundles(const Problem& p, const Stretches& of, Index bytes) : bundles_(of.count) {
+    const bool side_by_side = p.k.stride[1] < p.k.stride[2];
+    Index heads = smaller(smaller(p.g, most_bytes / (bytes + 1)), of.count / (p.threads > 0 ? p.threads : 1));
+    heads = side_by_side && heads > 1 ? heads : 1;
+    heads_ = p.g ? (p.g + (p.g + heads - 1) / heads - 1) / ((p.g + heads - 1) / heads) : 1;  // as even as they come
+    for (Index i = 0, pieces; i < of.count; i += pieces * p.g) {  // a sequence
+      for (pieces = 1; !of.at[i + pieces - 1].last; ++pieces) {}
+      for (Index head = 0; head < p.g; head += heads_)
+        for (Index piece = 0; piece < pieces; ++piece)
+          bundles_.get()[count_++] = {of.at + i + head * pieces + piece, pieces, smaller(heads_, p.g - head)};
+    }
+  }
+  Index count() const { return count_; }
+  Index heads() const { return heads_; }  // in a bundle, at most
+  const Bundle& operator[](Index i) const { return bundles_.get()[i]; }
+
+ private:
+  Owned<Bundle> bundles_;
+  Index count_ = 0, heads_ = 1;
+};
+
+/// f(i, scratch) for the first stretch of each sequence and head, where one has several.
+template <typename F>
+void for_each_cut(const Problem& p, const Stretches& of, std::size_t bytes, F f) {
+  bool cut = false;
+  for (Index i = 0; i < of.count; ++i) cut = cut || !of.at[i].first;
+  if (!cut) return;
+  parallel(p, of.count, bytes, [&](Index i, void* scratch) {
+    if (of.at[i].first && !of.at[i].last) f(i, scratch);
+  });
+}
+
+/// A task's memory: the keys of a chunk, and states.
 template <typename T>
 struct KeyScratch {
   Keys<T> keys;
-  State<T> state;
-  KeyScratch(Scratch& scratch, const Problem& p, const Sizes<T>& n)
-      : keys(take_keys(scratch, p, n)), state{scratch.take<T>(n.f_rows() * n.lde), scratch.take<T>(n.ldf), 0} {}
+  State<T>* states;
+  Ahead ahead;
+  KeyScratch(Scratch& scratch, const Problem& p, const Sizes<T>& n, Index heads)
+      : keys(take_keys(scratch, p, n)), states(take_states(scratch, n, heads)) {}
 };
 
-template <typename Layout, typename T>
-std::size_t bytes_of(const Problem& p, const Sizes<T>& n) {
-  Scratch counting(nullptr);
-  Layout layout(counting, p, n);
-  return counting.used();
+/// Where a sweep goes from query head r of the chunk at `time`: to the next head of these keys, to the bundle's next keys,
+/// or, with its first, to the chunk at `next`.
+struct Onward {
+  const Stretch& s;
+  Index head, time, rows;  // rows: none where the stretch ends
+  bool new_keys;
+  Onward(const Problem& p, const Bundle& bundle, Index member, Index r, Index now, Index next)
+      : Onward(p, bundle[r + 1 < p.r ? member : member + 1 < bundle.heads ? member + 1 : 0], r + 1 < p.r ? r + 1 : 0,
+               r + 1 < p.r || member + 1 < bundle.heads ? now : next) {}
+
+ private:
+  Onward(const Problem& p, const Stretch& s, Index r, Index time)
+      : s(s), head(s.head * p.r + r), time(time), rows(time < s.begin ? 0 : smaller(p.chunk, s.end - time)), new_keys(r == 0) {}
+};
+
+/// Asks for the keys and values that come next.
+inline void want_keys(const Problem& p, const Onward& next, Ahead& ahead) {
+  if (!next.new_keys) return;
+  ahead.want(p.k, next.s.row, next.s.head, next.time, next.rows, p.d);
+  ahead.want(p.v, next.s.row, next.s.head, next.time, next.rows, p.e);
 }
 
 /// Σ log_decay over a stretch, (f) or one number, by which its beginning reaches its end; and, behind f numbers, Σ of the
@@ -43,25 +107,28 @@ void total_decay(const Problem& p, const Sizes<T>& n, const Stretch& s, T* total
   }
 }
 
-/// The sums of a stretch's keys, from zero (a first stretch goes on from the state given), and its decay, as a block.
+/// The sums of a bundle's keys, from zero (a first stretch goes on from the state given), and its decay, as blocks.
 template <typename T>
-void stretch_sums(const Problem& p, const Sizes<T>& n, const Stretch& s, KeyScratch<T>& at, T* block) {
-  if (s.first) {
-    given_state(p, n, s, at.state);
-  } else {
-    clear(at.state.S, n.f * n.lde);
-    clear(at.state.z, n.ldf);
-    at.state.M = p.weighted ? minus_infinity<T> : T(0);
-    total_decay(p, n, s, block + n.f * n.e + n.f + 1);
+void stretch_sums(const Problem& p, const Sizes<T>& n, const Bundle& bundle, KeyScratch<T>& at, T* slots) {
+  for (Index i = 0; i < bundle.heads; ++i) {
+    if (bundle[i].first) {
+      given_state(p, n, bundle[i], at.states[i]);
+    } else {
+      clear(at.states[i].S, n.f * n.lde);
+      clear(at.states[i].z, n.ldf);
+      at.states[i].M = p.weighted ? minus_infinity<T> : T(0);
+      total_decay(p, n, bundle[i], slots + bundle[i].slot * n.state() + n.f * n.e + n.f + 1);
+    }
   }
-  Ahead ahead;
-  for (Index time = s.begin; time < s.end; time += n.c) {
-    load_keys_to_absorb(p, n, s, time, smaller(n.c, s.end - time), at.state.M, false, at.keys, &ahead);
-    ahead.clear();
-    want_keys(p, s, time + n.c, ahead);
-    absorb(at.keys, n, at.state, &ahead);
-  }
-  write_state(at.state, n, block);
+  for (Index time = bundle[0].begin; time < bundle[0].end; time += n.c)
+    for (Index i = 0; i < bundle.heads; ++i) {
+      State<T>& state = at.states[i];
+      load_keys_to_absorb(p, n, bundle[i], time, smaller(n.c, bundle[i].end - time), state.M, false, at.keys, &at.ahead);
+      at.ahead.clear();
+      want_keys(p, Onward(p, bundle, i, p.r - 1, time, time + n.c), at.ahead);
+      absorb(at.keys, n, state, &at.ahead);
+    }
+  for (Index i = 0; i < bundle.heads; ++i) write_state(at.states[i], n, slots + bundle[i].slot * n.state());
 }
 
 /// sums ← what the state `before` a stretch, decayed over it, and the stretch's own sums make together.
@@ -81,27 +148,29 @@ void join(const Problem& p, const Sizes<T>& n, const T* before, T* sums) {
   sums[size + n.f] = M;
 }
 
-/// The states behind all stretches that have a slot, a block a slot.
+/// The states behind all stretches that have a slot, a block per slot.
 template <typename T>
 void states_behind(const Problem& p, const Sizes<T>& n, const Stretches& stretches, T* slots) {
   if (stretches.slots == 0) return;
-  const Index size = n.state();
-  parallel(p, stretches.count, bytes_of<KeyScratch<T>>(p, n), [&](Index i, void* memory) {
-    if (stretches.at[i].slot < 0) return;
+  const Bundles bundles(p, stretches, n.f_rows() * n.lde * static_cast<Index>(sizeof(T)));
+  parallel(p, bundles.count(), bytes_of<KeyScratch<T>>(p, n, bundles.heads()), [&](Index i, void* memory) {
+    if (bundles[i][0].slot < 0) return;
     Scratch scratch(memory);
-    KeyScratch<T> at(scratch, p, n);
-    stretch_sums(p, n, stretches.at[i], at, slots + stretches.at[i].slot * size);
+    KeyScratch<T> at(scratch, p, n, bundles.heads());
+    stretch_sums(p, n, bundles[i], at, slots);
   });
-  for (Index i = 0; i < stretches.count; ++i)
-    if (stretches.at[i].slot >= 0 && !stretches.at[i].first)
-      join(p, n, slots + stretches.at[i - 1].slot * size, slots + stretches.at[i].slot * size);
+  const Index size = n.state();
+  for_each_cut(p, stretches, 64, [&](Index i, void*) {
+    for (; !stretches.at[i].last && stretches.at[i + 1].slot >= 0; ++i)
+      join(p, n, slots + stretches.at[i].slot * size, slots + stretches.at[i + 1].slot * size);
+  });
 }
 
-/// The state before stretch i.
+/// The state before a stretch.
 template <typename T>
-void state_before(const Problem& p, const Sizes<T>& n, const Stretches& stretches, Index i, const T* slots, State<T>& to) {
-  if (stretches.at[i].first) given_state(p, n, stretches.at[i], to);
-  else read_state(slots + stretches.at[i - 1].slot * n.state(), n, to);
+void state_before(const Problem& p, const Sizes<T>& n, const Stretch& s, const T* slots, State<T>& to) {
+  if (s.first) given_state(p, n, s, to);
+  else read_state(slots + (&s)[-1].slot * n.state(), n, to);
 }
 
 }  // namespace TARNN_ISA

@@ -102,10 +102,15 @@ class Call(NamedTuple):
         """The fields that have a gradient, as `Gradients` names them."""
         return self[: len(Gradients._fields)]
 
+    @property
+    def side_by_side(self) -> bool:
+        """Whether q is a view of (b, t, h·d), as a projection gives it. Then o is one of (b, t, h·e)."""
+        return self.q.stride(1) < self.q.stride(2)
+
     def new_outputs(self, *, den: bool = True) -> "Outputs":
-        """Tensors to write outputs into, each contiguous."""
-        b, h, t, _ = self.q.shape
-        o = self.v.new_empty(b, h, t, self.v.shape[3])
+        """Tensors to write outputs into: o in the layout of q, so that heads merge without a copy, others contiguous."""
+        (b, h, t, _), e = self.q.shape, self.v.shape[3]
+        o = self.v.new_empty(b, t, h, e).transpose(1, 2) if self.side_by_side else self.v.new_empty(b, h, t, e)
         return Outputs(o, self.q.new_empty(b, h, t, dtype=self.dtype) if den else None, *self.new_state())
 
     def new_state(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,29 +1,10 @@
-// What the sweeps share: scratch memory, the tiles of a chunk, a state in scratch and its way to and from tensors.
+// The tiles of a chunk: its keys and values with their weights, and the features of its queries.
 #pragma once
 
 #include "attention/projection.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
-
-TARNN_INLINE Index smaller(Index a, Index b) { return a < b ? a : b; }
-
-/// Hands out pieces of a block of memory, each at a multiple of 64 bytes; without a block it only counts.
-class Scratch {
- public:
-  explicit Scratch(void* block) : begin_(static_cast<char*>(block)) {}
-  template <typename T>
-  T* take(Index n) {
-    char* at = begin_ + used_;
-    used_ += (static_cast<std::size_t>(n) * sizeof(T) + 63) / 64 * 64;
-    return begin_ ? reinterpret_cast<T*>(at) : nullptr;
-  }
-  std::size_t used() const { return used_; }
-
- private:
-  char* begin_;
-  std::size_t used_ = 0;
-};
 
 template <typename T>
 struct Sizes {
@@ -175,22 +156,6 @@ void load_keys_to_absorb(const Problem& p, const Sizes<T>& n, const Stretch& s, 
   load_values(p, n, s, time, rows, keys);
 }
 
-/// Where a sweep goes from query head r of the chunk at `time`: to its next head, or to the first of the chunk at `next`.
-struct Onward {
-  Index head, time, rows;  // rows: none where the stretch ends
-  bool new_chunk;
-  Onward(const Problem& p, const Stretch& s, Index r, Index time_now, Index next)
-      : head(s.head * p.r + (r + 1 < p.r ? r + 1 : 0)), time(r + 1 < p.r ? time_now : next),
-        rows(time < s.begin ? 0 : smaller(p.chunk, s.end - time)), new_chunk(r + 1 >= p.r) {}
-};
-
-/// Asks for keys and values from `time` on, no further than the stretch goes.
-inline void want_keys(const Problem& p, const Stretch& s, Index time, Ahead& ahead) {
-  const Index rows = time < s.begin ? 0 : smaller(p.chunk, s.end - time);
-  ahead.want(p.k, s.row, s.head, time, rows, p.d);
-  ahead.want(p.v, s.row, s.head, time, rows, p.e);
-}
-
 /// query ⊙ φ(Q), in `to`, or φ(Q) itself where there are no weights.
 template <typename T>
 const T* weighted_queries(const Keys<T>& keys, const Sizes<T>& n, const T* phi, Index rows, T* to) {
@@ -205,109 +170,11 @@ const T* weighted_queries(const Keys<T>& keys, const Sizes<T>& n, const T* phi, 
   return to;
 }
 
-/// S (f × e), z and M so far.
-template <typename T>
-struct State {
-  T *S, *z;
-  T M;
-};
-
-/// S and z multiplied with `keep`.
-template <typename T>
-void decay_state(const Weights<T>& w, const Sizes<T>& n, State<T>& state) {
-  if (w.plain) return;
-  for (Index i = 0; i < n.f; ++i) {
-    const T keep = w.keep[w.channels ? i : 0];
-    for (Index j = 0; j < n.e; j += width<T>) store(state.S + i * n.lde + j, load(state.S + i * n.lde + j) * keep);
-    state.z[i] *= keep;
-  }
-}
-
-/// S ← keep·S + (key ⊙ φ(K))ᵀ V, and z; of keys that `load_keys_to_absorb` loaded.
-template <typename T>
-void absorb(const Keys<T>& keys, const Sizes<T>& n, State<T>& state, Ahead* ahead) {
-  decay_state(keys.weights, n, state);
-  const bool plain = keys.weights.plain;
-  const Left<T> left = plain && keys.turned ? Left<T>{keys.phi_t, n.ldc, 1} : Left<T>{keys.weighted, 1, n.ldf};
-  matmul(n.f, n.e, keys.rows, left, keys.v, keys.ldv, state.S, n.lde, true, ahead);
-  for (Index j = 0; j < n.f; j += width<T>) {
-    Vec<T> z = load(state.z + j);
-    if (plain) z += load(keys.sums + j);
-    for (Index i = 0; !plain && i < keys.rows; ++i) z += load(keys.weighted + i * n.ldf + j);
-    store(state.z + j, z);
-  }
-  state.M = keys.weights.M_out;
-}
-
-// --- states in blocks of memory without gaps: S (f · e), z (f), M; behind them, of a stretch, what decays across it
-
-template <typename T>
-void read_rows(const T* from, Index rows, Index n, T* to, Index ld) {
-  for (Index i = 0; i < rows; ++i) {
-    if (n) std::memcpy(to + i * ld, from + i * n, static_cast<std::size_t>(n) * sizeof(T));
-    clear(to + i * ld + n, ld - n);
-  }
-}
-
-template <typename T>
-void write_rows(const T* from, Index ld, Index rows, Index n, T* to) {
-  for (Index i = 0; n && i < rows; ++i) std::memcpy(to + i * n, from + i * ld, static_cast<std::size_t>(n) * sizeof(T));
-}
-
-template <typename T>
-void read_state(const T* block, const Sizes<T>& n, State<T>& to) {
-  read_rows(block, n.f, n.e, to.S, n.lde);
-  read_rows(block + n.f * n.e, 1, n.f, to.z, n.ldf);
-  to.M = block[n.f * n.e + n.f];
-}
-
-template <typename T>
-void write_state(const State<T>& from, const Sizes<T>& n, T* block) {
-  write_rows(from.S, n.lde, n.f, n.e, block);
-  write_rows(from.z, n.ldf, 1, n.f, block + n.f * n.e);
-  block[n.f * n.e + n.f] = from.M;
-}
-
-// --- states in tensors
-
-/// A sequence's and head's place among states.
-inline Index place(const Problem& p, const Stretch& s) { return s.sequence * p.g + s.head; }
-
-/// The state given, or the one that has seen nothing.
-template <typename T>
-void given_state(const Problem& p, const Sizes<T>& n, const Stretch& s, State<T>& to) {
-  const Index at = place(p, s);
-  if (p.before.z) {  // S may be empty, where values have no width
-    read_rows(static_cast<const T*>(p.before.S) + at * n.f * n.e, n.f, n.e, to.S, n.lde);
-    read_rows(static_cast<const T*>(p.before.z) + at * n.f, 1, n.f, to.z, n.ldf);
-  } else {
-    clear(to.S, n.f * n.lde);
-    clear(to.z, n.ldf);
-  }
-  to.M = 0;
-  if (p.before.M) to.M = static_cast<const T*>(p.before.M)[at];
-  else if (p.weighted && !p.before.z) to.M = minus_infinity<T>;
-}
-
-template <typename T>
-void put_state(const Problem& p, const Sizes<T>& n, const Stretch& s, const State<T>& from, const Sums& to) {
-  const Index at = place(p, s);
-  write_rows(from.S, n.lde, n.f, n.e, static_cast<T*>(to.S) + at * n.f * n.e);
-  write_rows(from.z, n.ldf, 1, n.f, static_cast<T*>(to.z) + at * n.f);
-  if (to.M) static_cast<T*>(to.M)[at] = from.M;
-}
-
 /// What the numerator of a query is multiplied with: 1/(den + eps), 0 where den is; unnormalised, e^(M + scale).
 template <typename T>
 TARNN_INLINE T output_factor(const Problem& p, T den, T M, T scale) {
   if (p.normalize) return den == 0 ? T(0) : T(1) / (den + static_cast<T>(p.eps));
   return p.weighted ? exp_one<T>(M + scale) : T(1);
-}
-
-/// f(i, scratch) for i = 0 … tasks − 1, on torch's threads.
-template <typename P, typename F>
-void parallel(const P& p, Index tasks, std::size_t bytes, F f) {
-  p.run(tasks, bytes, [](void* context, Index i, void* scratch) { (*static_cast<F*>(context))(i, scratch); }, &f);
 }
 
 }  // namespace TARNN_ISA
