@@ -140,9 +140,9 @@ void weigh_rows(const Weights<T>& w, const T* factor, const Sizes<T>& n, Index r
 /// Asks for the queries that come next, with the gradients of their outputs, and for their keys if those are new.
 inline void want_queries(const Problem& p, const Onward& next, Ahead& ahead) {
   want_keys(p, next, ahead);
-  ahead.want(p.q, next.s.row, next.head, next.time, next.rows, p.d);
-  ahead.want(p.grad_o, next.s.row, next.head, next.time, next.rows, p.e);
-  if (p.normalize) ahead.want(p.o, next.s.row, next.head, next.time, next.rows, p.e);
+  next.want_of_queries(p.q, p.d, ahead);
+  next.want_of_queries(p.grad_o, p.e, ahead);
+  if (p.normalize) next.want_of_queries(p.o, p.e, ahead);
 }
 
 /// The gradient of the state behind a sequence, transposed: that given, or zero.

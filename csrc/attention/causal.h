@@ -121,8 +121,8 @@ void causal_sweep(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Cau
         const Onward next(p, bundle, i, r, time, time + n.c);
         at.ahead.clear();
         want_keys(p, next, at.ahead);
-        at.ahead.want(p.q, s.row, next.head, next.time, next.rows, p.d);
-        at.ahead.want(p.o, s.row, next.head, next.time, next.rows, n.e);
+        next.want_of_queries(p.q, p.d, at.ahead);
+        next.want_of_queries(p.o, p.e, at.ahead);
         causal_outputs(p, n, s, s.head * p.r + r, time, state, at);
       }
       absorb(at.keys, n, state, &at.ahead);

@@ -121,8 +121,8 @@ void full_key_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle, I
   const Onward next(p, bundle, i, p.r - 1, time, time + n.c);
   at.ahead.clear();
   want_keys(p, next, at.ahead);
-  at.ahead.want(p.grad_k, s.row, next.s.head, next.time, next.rows, p.d);
-  at.ahead.want(p.grad_v, s.row, next.s.head, next.time, next.rows, n.e);
+  next.want_of_keys(p.grad_k, p.d, at.ahead);
+  next.want_of_keys(p.grad_v, p.e, at.ahead);
   for (Index j = 0; j < rows; ++j) std::memcpy(at.grad_phi + j * n.ldf, own.R.z, static_cast<std::size_t>(n.ldf) * sizeof(T));
   matmul(rows, n.f, n.e, {keys.v, keys.ldv, 1}, own.R.S, n.ldf, at.grad_phi, n.ldf, true, &at.ahead);
   matmul(rows, n.e, n.f, {keys.phi, n.ldf, 1}, R.S, n.lde, at.grad_v, n.lde, false, &at.ahead);

@@ -45,9 +45,8 @@ void add_query_head(const Problem& p, const Sizes<T>& n, const Stretch& s, Index
 inline void want_keys_and_queries(const Problem& p, const Onward& next, Ahead& ahead) {
   ahead.clear();
   want_queries(p, next, ahead);
-  if (!next.new_keys) return;
-  ahead.want(p.grad_k, next.s.row, next.s.head, next.time, next.rows, p.d);
-  ahead.want(p.grad_v, next.s.row, next.s.head, next.time, next.rows, p.e);
+  next.want_of_keys(p.grad_k, p.d, ahead);
+  next.want_of_keys(p.grad_v, p.e, ahead);
 }
 
 /// A chunk of one head in the bundle. M: the maximum before it; state: that before it, where a decay's gradient is wanted.

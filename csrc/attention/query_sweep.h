@@ -66,7 +66,7 @@ void query_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Inde
     const Onward next(p, bundle, i, r, time, time + n.c);
     at.ahead.clear();
     want_queries(p, next, at.ahead);
-    at.ahead.want(p.grad_q, s.row, next.head, next.time, next.rows, p.d);
+    next.want_of_queries(p.grad_q, p.d, at.ahead);
     query_gradients(p, n, s, r, time, own, at);
     if (!s.first) add_own_queries(n, own, at);
   }

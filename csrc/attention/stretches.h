@@ -65,26 +65,37 @@ struct KeyScratch {
       : keys(take_keys(scratch, p, n)), states(take_states(scratch, n, heads)) {}
 };
 
-/// Where a sweep goes from query head r of the chunk at `time`: to the next head of these keys, to the bundle's next keys,
-/// or, with its first, to the chunk at `next`.
+/// What to ask for while query head r of a chunk is worked on. Of one head: the next query head of these keys, or the chunk
+/// at `next` with new keys. Of a bundle: a part of the chunk at `next`, of all heads, whose rows lie side by side: so memory
+/// is read in the order in which it lies.
 struct Onward {
-  const Stretch& s;
-  Index head, time, rows;  // rows: none where the stretch ends
-  bool new_keys;
-  Onward(const Problem& p, const Bundle& bundle, Index member, Index r, Index now, Index next)
-      : Onward(p, bundle[r + 1 < p.r ? member : member + 1 < bundle.heads ? member + 1 : 0], r + 1 < p.r ? r + 1 : 0,
-               r + 1 < p.r || member + 1 < bundle.heads ? now : next) {}
+  Index row, key_head, key_heads, query_head, query_heads, time, rows = 0;
+  bool new_keys = true;
+  Onward(const Problem& p, const Bundle& bundle, Index i, Index r, Index now, Index next)
+      : row(bundle[0].row), key_head(bundle[0].head), key_heads(bundle.heads), query_head(key_head * p.r),
+        query_heads(bundle.heads), time(next) {
+    Index parts = 1, part = 0;
+    if (bundle.heads > 1) {
+      query_heads *= p.r, parts = bundle.heads * (p.r > 0 ? p.r : 1), part = i * p.r + (r > 0 ? r : 0);
+    } else if (r + 1 < p.r) {
+      query_head += r + 1, time = now, new_keys = false;
+    }
+    if (time < bundle[0].begin) return;
+    const Index all = smaller(p.chunk, bundle[0].end - time), from = p.chunk * part / parts;
+    rows = smaller(all, p.chunk * (part + 1) / parts) - from;
+    time += from;
+  }
 
- private:
-  Onward(const Problem& p, const Stretch& s, Index r, Index time)
-      : s(s), head(s.head * p.r + r), time(time), rows(time < s.begin ? 0 : smaller(p.chunk, s.end - time)), new_keys(r == 0) {}
+  void want_of_keys(const View& x, Index n, Ahead& ahead) const {
+    if (new_keys) ahead.want(x, row, key_head, time, rows, n * key_heads);
+  }
+  void want_of_queries(const View& x, Index n, Ahead& ahead) const { ahead.want(x, row, query_head, time, rows, n * query_heads); }
 };
 
 /// Asks for the keys and values that come next.
 inline void want_keys(const Problem& p, const Onward& next, Ahead& ahead) {
-  if (!next.new_keys) return;
-  ahead.want(p.k, next.s.row, next.s.head, next.time, next.rows, p.d);
-  ahead.want(p.v, next.s.row, next.s.head, next.time, next.rows, p.e);
+  next.want_of_keys(p.k, p.d, ahead);
+  next.want_of_keys(p.v, p.e, ahead);
 }
 
 /// Σ log_decay over a stretch, (f) or one number, by which its beginning reaches its end; and, behind f numbers, Σ of the
