@@ -47,14 +47,16 @@ PARTS = {  # part: functions of csrc/; those of a fused product count together
     "normaliser": r"denominators|output_factor|scale_rows|scale_columns",
     "in-chunk": r"pairs|mask_pairs|channel_pairs|pair_gradients|matmul<\(tarnn::\w+::Part\)[1-9]\w*, \w+>",
     "in-chunk and state in one": r"sum_of_products",
-    "state": r"absorb|absorb_transposed|decay_state|join|matmul<\(tarnn::\w+::Part\)0, \w+>|add_outer|add_rows",
-    "loads and stores": r"load_\w+|store_\w+|read_state|write_state|put_state|given_state|put_gradient",
+    "state": r"absorb|decay_state|decay|join|join_gradients|sum_gradients|matmul<\(tarnn::\w+::Part\)0, \w+>|add_outer|add_rows",
+    "loads and stores": r"load_\w+|store_\w+|read_state|write_state|get_state|put_state|copy_to",
     "transposes": r"transpose\w*",
     "weights": r"chunk_weights|weighted_queries|weigh_pairs|weigh_rows|multiply",
 }
 OTHER, OVERHEAD = "rest of the kernels", "overhead"
 PATTERNS = {FAULTS: re.compile(r"^(asm_exc_page_fault|__x64_sys_munmap)$")}
-PATTERNS |= {part: re.compile(rf"tarnn::\w+::({names})(<|\(|$)") for part, names in PARTS.items()}
+PATTERNS |= {
+    part: re.compile(rf"tarnn::\w+::(?:\w+<\w+>::)?({names})(<|\(|$)") for part, names in PARTS.items()
+}
 Frames = list[str]  # function names of a sample, the innermost first
 
 

@@ -36,8 +36,8 @@ __all__ = [
 
 WITHOUT = """\
 *** tarnn is built without its compiled kernels ({why}).
-*** Attention on the CPU will run in plain PyTorch, several times slower. They need a C++ compiler (GCC or Clang)
-*** and an installed torch: with both at hand, install tarnn again, with --force-reinstall --no-deps --no-cache-dir.\
+*** Attention on the CPU will run in plain PyTorch, several times slower. They need a C++ compiler (GCC 11 or newer,
+*** or Clang) and an installed torch: with both at hand, install tarnn again, with --force-reinstall --no-deps --no-cache-dir.\
 """
 
 

@@ -94,8 +94,11 @@ void run(Index tasks, Index threads, std::size_t bytes, void (*task)(void*, Inde
 }
 
 /// Large pages for a result: by small ones, a fresh block of hundreds of megabytes costs a quarter of the kernel's time in
-/// page faults.
+/// page faults. What is asked for stays with the addresses, whoever has them next: TARNN_LARGE_PAGES=off asks for none.
 void in_large_pages(const Tensor& x) {
+  static const char* wish = std::getenv("TARNN_LARGE_PAGES");
+  static const bool off = wish && std::string_view(wish) == "off";
+  if (off) return;
   const std::size_t each = x.scalar_type() == ScalarType::Double ? 8 : x.scalar_type() == ScalarType::Float ? 4 : 2;
   const std::size_t bytes = static_cast<std::size_t>(x.numel()) * each;
   if (bytes >= 4 * tarnn::large_page) tarnn::ask_for_large_pages(x.const_data_ptr(), bytes);
@@ -143,15 +146,25 @@ tarnn::Projection projection(const Maybe& omega, const Maybe& bias, double facto
 
 void* data(const Maybe& x) { return x ? const_cast<void*>(x->const_data_ptr()) : nullptr; }
 
-/// What a call is about, but for its results.
+// What a call is about, but for its results: the parameters of both operators, their schemas and the record below come from
+// this one table.
+#define CALL(X)                                                                                                          \
+  X(Tensor, q) X(Tensor, k) X(Tensor, v) X(Maybe, log_decay) X(Maybe, key_log_weight)                                    \
+  X(Maybe, S) X(Maybe, z) X(Maybe, M) X(Maybe, key_mask) X(Maybe, bounds) X(Maybe, omega) X(Maybe, bias)                 \
+  X(Index, map) X(bool, causal) X(bool, normalize) X(bool, weighted) X(double, eps) X(Index, chunk) X(Index, stretch)    \
+  X(double, factor) X(double, square) X(double, offset) X(double, shift)
+#define PARAMETER(type, name) type name,
+#define FIELD(type, name) const type& name;
+#define NAME(type, name) name,
+#define SCHEMA(type, name) SCHEMA_##type " " #name ", "
+#define SCHEMA_Tensor "Tensor"
+#define SCHEMA_Maybe "Tensor?"
+#define SCHEMA_Index "int"
+#define SCHEMA_bool "bool"
+#define SCHEMA_double "float"
+
 struct Inputs {
-  const Tensor &q, &k, &v;
-  const Maybe &log_decay, &key_log_weight, &S, &z, &M, &key_mask, &bounds, &omega, &bias;
-  Index map;
-  bool causal, normalize, weighted;
-  double eps;
-  Index chunk, stretch;
-  double factor, square, offset, shift;
+  CALL(FIELD)
 };
 
 struct Call {
@@ -192,22 +205,20 @@ void set_up(const Inputs& in, Call& call) {
     of_queries = of_keys;
   }
   const Index sequences = packed ? static_cast<Index>(of_keys.size()) - 1 : b;
-  const Index tasks = 8;  // keeps eight cores busy; causal, the cuts cost two cores a fifth
+  const Index tasks = tarnn::tasks_of(in.causal, std::max(t, s));
   call.keys = tarnn::plan(of_keys, packed, sequences, g, in.chunk, tasks, in.stretch, !in.causal);
   if (!in.causal) call.queries = tarnn::plan(of_queries, packed, sequences, g, in.chunk, tasks, in.stretch, true);
+  const Index features = p.f * (p.e + (in.omega ? p.d : 0));
+  if (in.q.size(0) * in.q.size(1) * std::max(t, s) * features < tarnn::worth_a_thread) p.threads = 1;
   p.keys = call.keys.view();
   p.queries = call.queries.view();
 }
 
 // --- the operators
 
-void forward(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight, Maybe S, Maybe z, Maybe M, Maybe key_mask,
-             Maybe bounds, Maybe omega, Maybe bias, Tensor o, Maybe den, Tensor S_out, Tensor z_out, Tensor M_out, int64_t map,
-             bool causal, bool normalize, bool weighted, double eps, int64_t chunk, int64_t stretch, double factor, double square,
-             double offset, double shift) {
+void forward(CALL(PARAMETER) Tensor o, Maybe den, Tensor S_out, Tensor z_out, Tensor M_out) {
   Call c;
-  set_up({q, k, v, log_decay, key_log_weight, S, z, M, key_mask, bounds, omega, bias, map, causal, normalize, weighted, eps,
-          chunk, stretch, factor, square, offset, shift}, c);
+  set_up({CALL(NAME)}, c);
   in_large_pages(o);
   c.problem.o = view(o);
   c.problem.den = view(den);
@@ -215,14 +226,11 @@ void forward(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight
   call(q.scalar_type(), [&](auto& of) { of.forward(c.problem); }, [&](auto& of) { of.forward(c.problem); });
 }
 
-void backward(Tensor grad_o, Maybe grad_S, Maybe grad_z, Tensor o, Tensor den, Maybe S_behind, Maybe z_behind, Maybe M_behind, Tensor q, Tensor k, Tensor v, Maybe log_decay,
-              Maybe key_log_weight, Maybe S, Maybe z, Maybe M, Maybe key_mask, Maybe bounds, Maybe omega, Maybe bias,
-              Tensor grad_q, Tensor grad_k, Tensor grad_v, Maybe grad_log_decay, Maybe grad_key_log_weight, Tensor grad_S_before,
-              Tensor grad_z_before, Maybe grad_omega, Maybe grad_bias, int64_t map, bool causal, bool normalize, bool weighted,
-              double eps, int64_t chunk, int64_t stretch, double factor, double square, double offset, double shift) {
+void backward(Tensor grad_o, Maybe grad_S, Maybe grad_z, Tensor o, Tensor den, Maybe S_behind, Maybe z_behind, Maybe M_behind,
+              CALL(PARAMETER) Tensor grad_q, Tensor grad_k, Tensor grad_v, Maybe grad_log_decay, Maybe grad_key_log_weight,
+              Tensor grad_S_before, Tensor grad_z_before, Maybe grad_omega, Maybe grad_bias) {
   Call c;
-  set_up({q, k, v, log_decay, key_log_weight, S, z, M, key_mask, bounds, omega, bias, map, causal, normalize, weighted, eps,
-          chunk, stretch, factor, square, offset, shift}, c);
+  set_up({CALL(NAME)}, c);
   tarnn::Problem& p = c.problem;
   p.o = view(o);
   p.den = view(den);
@@ -272,23 +280,17 @@ void step(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight, T
 
 }  // namespace
 
-#define INPUTS                                                                                                      \
-  "Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_log_weight, Tensor? S, Tensor? z, Tensor? M, "      \
-  "Tensor? key_mask, Tensor? bounds, Tensor? omega, Tensor? bias, "
-#define PROJECTION "float factor, float square, float offset, float shift"
-#define OPTIONS "int map, bool causal, bool normalize, bool weighted, float eps, int chunk, int stretch, " PROJECTION ") -> ()"
-
 STABLE_TORCH_LIBRARY(tarnn_cpu, m) {
   m.def("isa() -> str");
-  m.def("forward(" INPUTS "Tensor(a!) o, Tensor(b!)? den, Tensor(c!) S_out, Tensor(d!) z_out, Tensor(e!) M_out, " OPTIONS);
+  m.def("forward(" CALL(SCHEMA) "Tensor(a!) o, Tensor(b!)? den, Tensor(c!) S_out, Tensor(d!) z_out, Tensor(e!) M_out) -> ()");
   m.def("backward(Tensor grad_o, Tensor? grad_S, Tensor? grad_z, Tensor o, Tensor den, Tensor? S_behind, Tensor? z_behind, "
-        "Tensor? M_behind, " INPUTS
+        "Tensor? M_behind, " CALL(SCHEMA)
         "Tensor(a!) grad_q, Tensor(b!) grad_k, Tensor(c!) grad_v, Tensor(d!)? grad_log_decay, "
         "Tensor(e!)? grad_key_log_weight, Tensor(f!) grad_S_before, Tensor(g!) grad_z_before, Tensor(h!)? grad_omega, "
-        "Tensor(i!)? grad_bias, " OPTIONS);
+        "Tensor(i!)? grad_bias) -> ()");
   m.def("step(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_log_weight, Tensor S, Tensor z, Tensor? M, "
         "Tensor? omega, Tensor? bias, Tensor(a!) o, Tensor(b!) S_out, Tensor(c!) z_out, Tensor(d!)? M_out, int map, "
-        "bool normalize, float eps, " PROJECTION ") -> ()");
+        "bool normalize, float eps, float factor, float square, float offset, float shift) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CompositeExplicitAutograd, m) { m.impl("isa", TORCH_BOX(&isa)); }

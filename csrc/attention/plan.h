@@ -9,6 +9,14 @@
 
 namespace tarnn {
 
+/// How many tasks a call is cut into, at least, where its sequences and heads are fewer. Each cut of causal attention costs
+/// arithmetic, the sums of its keys once more: two cores lose a fifth, so eight cores are kept busy and no more. Other
+/// attention needs those sums anyway.
+inline Index tasks_of(bool causal, Index length) { return causal || length < 16384 ? 8 : 64; }
+
+/// Products of features and values from which a call is worth waking a second thread: about 20 microseconds.
+constexpr Index worth_a_thread = 1 << 20;
+
 struct Plan {
   std::vector<Stretch> stretches;
   Index slots = 0;

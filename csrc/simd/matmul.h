@@ -100,15 +100,8 @@ void columns(Index j, Index m, Index k, Left<T> a, const T* b, Index ldb, T* c, 
 
 constexpr Index triangle_rows = 16;
 
-template <Part part = Part::all, typename T>
-void matmul(Index m, Index n, Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add, Ahead* ahead = nullptr) {
-  if constexpr (part == Part::lower_result) {
-    for (Index i = 0; i < m; i += triangle_rows) {
-      const Index rows = m - i < triangle_rows ? m - i : triangle_rows;
-      matmul(rows, n < i + rows ? n : i + rows, k, {a.at + i * a.row, a.row, a.column}, b, ldb, c + i * ldc, ldc, add, ahead);
-    }
-    return;
-  }
+template <Part part, typename T>
+void panels(Index m, Index n, Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add, Ahead* ahead) {
   Index vectors = whole<T>(n) / width<T>;
   for (Index j = 0, wide; vectors > 0; j += wide * width<T>, vectors -= wide) {
     const Index panels = (vectors + tile_vectors - 1) / tile_vectors;
@@ -119,6 +112,16 @@ void matmul(Index m, Index n, Index k, Left<T> a, const T* b, Index ldb, T* c, I
       if (wide == 3) columns<part, 3>(j, m, k, a, b, ldb, c, ldc, add, ahead);
       if (wide == 4) columns<part, 4>(j, m, k, a, b, ldb, c, ldc, add, ahead);
     }
+  }
+}
+
+template <Part part = Part::all, typename T>
+void matmul(Index m, Index n, Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add, Ahead* ahead = nullptr) {
+  if constexpr (part != Part::lower_result) return panels<part>(m, n, k, a, b, ldb, c, ldc, add, ahead);
+  for (Index i = 0; i < m; i += triangle_rows) {
+    const Index rows = m - i < triangle_rows ? m - i : triangle_rows;
+    panels<Part::all>(rows, n < i + rows ? n : i + rows, k, {a.at + i * a.row, a.row, a.column}, b, ldb, c + i * ldc, ldc, add,
+                      ahead);
   }
 }
 

@@ -103,10 +103,20 @@ TARNN_INLINE Integers<T> iota() {
   return x;
 }
 
+/// Lanes of x and y, counted through both.
+template <typename T, int... lane>
+TARNN_INLINE Vec<T> shuffled(Vec<T> x, Vec<T> y) {
+#if defined(__clang__) || __GNUC__ >= 12
+  return __builtin_shufflevector(x, y, lane...);
+#else
+  return __builtin_shuffle(x, y, Integers<T>{lane...});
+#endif
+}
+
 /// x with each lane i in the place of lane i ^ half.
-template <int half, typename V, int... I>
-TARNN_INLINE V swapped(V x, std::integer_sequence<int, I...>) {
-  return __builtin_shufflevector(x, x, (I ^ half)...);
+template <typename T, int half, int... I>
+TARNN_INLINE Vec<T> swapped(Vec<T> x, std::integer_sequence<int, I...>) {
+  return shuffled<T, (I ^ half)...>(x, x);
 }
 
 /// All lanes combined by f, always in the same order: halves onto halves.
@@ -114,10 +124,10 @@ template <typename T, typename F>
 TARNN_INLINE T across(Vec<T> x, F f) {
   constexpr int n = width<T>;
   using Lane = std::make_integer_sequence<int, n>;
-  if constexpr (n > 8) x = f(x, swapped<8>(x, Lane()));
-  if constexpr (n > 4) x = f(x, swapped<4>(x, Lane()));
-  if constexpr (n > 2) x = f(x, swapped<2>(x, Lane()));
-  return f(x, swapped<1>(x, Lane()))[0];
+  if constexpr (n > 8) x = f(x, swapped<T, 8>(x, Lane()));
+  if constexpr (n > 4) x = f(x, swapped<T, 4>(x, Lane()));
+  if constexpr (n > 2) x = f(x, swapped<T, 2>(x, Lane()));
+  return f(x, swapped<T, 1>(x, Lane()))[0];
 }
 
 template <typename T>
@@ -184,17 +194,17 @@ TARNN_INLINE void transpose_lanes(Vec<T> (&a)[width<T>]) {
     unrolled<n / 2>([&](auto i) TARNN_LAMBDA {
       const Vec<T> x = a[i], y = a[i + n / 2];
       if constexpr (n == 16) {
-        b[2 * i] = __builtin_shufflevector(x, y, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-        b[2 * i + 1] = __builtin_shufflevector(x, y, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+        b[2 * i] = shuffled<T, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23>(x, y);
+        b[2 * i + 1] = shuffled<T, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31>(x, y);
       } else if constexpr (n == 8) {
-        b[2 * i] = __builtin_shufflevector(x, y, 0, 8, 1, 9, 2, 10, 3, 11);
-        b[2 * i + 1] = __builtin_shufflevector(x, y, 4, 12, 5, 13, 6, 14, 7, 15);
+        b[2 * i] = shuffled<T, 0, 8, 1, 9, 2, 10, 3, 11>(x, y);
+        b[2 * i + 1] = shuffled<T, 4, 12, 5, 13, 6, 14, 7, 15>(x, y);
       } else if constexpr (n == 4) {
-        b[2 * i] = __builtin_shufflevector(x, y, 0, 4, 1, 5);
-        b[2 * i + 1] = __builtin_shufflevector(x, y, 2, 6, 3, 7);
+        b[2 * i] = shuffled<T, 0, 4, 1, 5>(x, y);
+        b[2 * i + 1] = shuffled<T, 2, 6, 3, 7>(x, y);
       } else {
-        b[2 * i] = __builtin_shufflevector(x, y, 0, 2);
-        b[2 * i + 1] = __builtin_shufflevector(x, y, 1, 3);
+        b[2 * i] = shuffled<T, 0, 2>(x, y);
+        b[2 * i + 1] = shuffled<T, 1, 3>(x, y);
       }
     });
     unrolled<n>([&](auto i) TARNN_LAMBDA { a[i] = b[i]; });

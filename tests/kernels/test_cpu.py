@@ -113,11 +113,12 @@ def test_packed_sequences_are_a_loop_to_the_bit(mode):
 # --- to the bit
 
 
-@pytest.mark.parametrize("way", ["whole", "packed", "tiny"])
+@pytest.mark.parametrize("way", ["whole", "packed", "tiny", "side by side"])
 @pytest.mark.parametrize("mode", MODES)
 def test_same_bits_whatever_the_number_of_threads(mode, way):
-    """Sequences of 1,100 are cut into stretches where there is one head; with tiny chunks, into many."""
-    t = 150 if way == "tiny" else 1100
+    """Sequences of 1,100 are cut into stretches where there is one head; with tiny chunks, into many. Of five heads that lie
+    side by side, one thread takes all together, two take fewer."""
+    t = {"tiny": 150, "side by side": 140}.get(way, 1100)
     words = {
         "b": 1,
         "g": 1,
@@ -126,6 +127,8 @@ def test_same_bits_whatever_the_number_of_threads(mode, way):
         "dtype": "float32",
         "way": "packed" if way == "packed" else "whole",
     }
+    if way == "side by side":
+        words |= {"g": 5, "d": 32, "e": 32, "layouts": ("as projected",) * 4}
     results = []
     for threads in (1, 2):
         call = drawn(mode, threads=threads, tiny_chunks=way == "tiny", **words)

@@ -103,7 +103,11 @@ def test_the_op_asks_for_the_kernels_and_no_import_does(without_binary):
 
 @pytest.mark.parametrize(
     ("name", "value", "known"),
-    [("TARNN_KERNELS", "fast", "off or required"), ("TARNN_ISA", "sse9", "baseline, avx2 or avx512")],
+    [
+        ("TARNN_KERNELS", "fast", "off or required"),
+        ("TARNN_ISA", "sse9", "baseline, avx2 or avx512"),
+        ("TARNN_LARGE_PAGES", "no", "off or on"),
+    ],
 )
 def test_settings_nobody_knows_are_refused_each_time(monkeypatch, name, value, known):
     monkeypatch.setenv(name, value)

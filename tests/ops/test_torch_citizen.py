@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.attention_cases import Case, relative_error
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tarnn import feature_maps
 from tarnn.ops import LinearState, linear_attention, step
@@ -130,6 +131,23 @@ def test_third_derivative():
         return second
 
     assert torch.autograd.gradcheck(f, x)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_outputs_lie_as_queries_lie(causal):
+    """So that merging heads copies nothing; the fake kernel says the same strides."""
+    options = (None, None, "elu", causal, True, 1e-30, *UNPROJECTED)
+    for side_by_side in (True, False):
+        q, k, v = (torch.randn(2, 7, 3, 4).transpose(1, 2) for _ in range(3))
+        if not side_by_side:
+            q = q.contiguous()
+        inputs = (q, k, v, *[None] * 7)
+        o = linear_attention_op(*inputs, *options)[0]
+        assert linear_attention(q, k, v, causal=causal).stride() == o.stride()
+        assert o.transpose(1, 2).is_contiguous() == side_by_side
+        with FakeTensorMode() as mode:
+            fakes = [None if x is None else mode.from_tensor(x) for x in inputs]
+            assert linear_attention_op(*fakes, *options)[0].stride() == o.stride()
 
 
 @pytest.mark.compile

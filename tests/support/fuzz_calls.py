@@ -70,7 +70,13 @@ class Drawn:
 def draw(seed: int, number: int) -> Drawn:
     """Call `number` of the run with this seed."""
     call = projected(draw_plain(seed, number), random.Random(f"{seed}/{number}/projected"))
-    return steeper(call, random.Random(f"{seed}/{number}/steep"))
+    call = steeper(call, random.Random(f"{seed}/{number}/steep"))
+    return side_by_side(call, random.Random(f"{seed}/{number}/side by side"))
+
+
+def side_by_side(call: Drawn, rng: random.Random) -> Drawn:
+    """A fifth of the calls: all tensors as models have them, views of (b, t, h·d)."""
+    return replace(call, layouts=("as projected",) * 4) if rng.random() < 0.2 else call
 
 
 def steeper(call: Drawn, rng: random.Random) -> Drawn:

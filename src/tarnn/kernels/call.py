@@ -110,7 +110,11 @@ class Call(NamedTuple):
     def new_outputs(self, *, den: bool = True) -> "Outputs":
         """Tensors to write outputs into: o in the layout of q, so that heads merge without a copy, others contiguous."""
         (b, h, t, _), e = self.q.shape, self.v.shape[3]
-        o = self.v.new_empty(b, t, h, e).transpose(1, 2) if self.side_by_side else self.v.new_empty(b, h, t, e)
+        o = (
+            self.v.new_empty(b, t, h, e).transpose(1, 2)
+            if self.side_by_side
+            else self.v.new_empty(b, h, t, e)
+        )
         return Outputs(o, self.q.new_empty(b, h, t, dtype=self.dtype) if den else None, *self.new_state())
 
     def new_state(self) -> tuple[Tensor, Tensor, Tensor]:

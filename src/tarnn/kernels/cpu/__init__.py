@@ -35,7 +35,7 @@ def refusal(call: Call) -> str | None:
 def forward(call: Call, *, for_backward: bool = True) -> Outputs:
     """The outputs; the denominators are None, and never written, where there will be no backward."""
     outputs = call.new_outputs(den=for_backward)
-    torch.ops.tarnn_cpu.forward.default(*_inputs(call), *outputs, *_options(call))
+    torch.ops.tarnn_cpu.forward.default(*_inputs(call), *_options(call), *outputs)
     return outputs
 
 
@@ -44,7 +44,7 @@ def backward(call: Call, returned: Returned) -> Gradients:
     grad_S, grad_z = (_in_a_row(x, call.dtype) for x in (returned.grad_S, returned.grad_z))
     torch.ops.tarnn_cpu.backward.default(
         returned.grad_o, grad_S, grad_z, returned.o, returned.den.contiguous(),
-        returned.S_behind, returned.z_behind, returned.M_behind, *_inputs(call), *grads, *_options(call),
+        returned.S_behind, returned.z_behind, returned.M_behind, *_inputs(call), *_options(call), *grads,
     )  # fmt: skip
     return grads.of(call)
 

@@ -1,10 +1,11 @@
 """The library of compiled kernels: where it is, whether it can be used, and if not, why.
 
 `libtarnn_cpu.so` lies beside this file where the package's build could compile `csrc/`. It is loaded when it is
-first asked for, which registers `torch.ops.tarnn_cpu`. Three variables of the environment are read, once:
+first asked for, which registers `torch.ops.tarnn_cpu`. Four variables of the environment are read, once:
 
 TARNN_KERNELS   off: plain PyTorch computes.  required: an error where the compiled kernels can't be used.
 TARNN_ISA       baseline, avx2 or avx512, rather than the most that the processor has.
+TARNN_LARGE_PAGES  off: results of 8 MB and more are not asked to lie in large pages (Linux; the request outlives them).
 TARNN_BINARY    another library to load (`tests/sanitize.sh` does).
 """
 
@@ -24,7 +25,7 @@ BINARY = Path(__file__).with_name("libtarnn_cpu.so")
 PLAIN = "PyTorch"
 ISAS = ("baseline", "avx2", "avx512")
 REMEDY = (
-    "where torch and a C++ compiler (GCC or Clang) are installed, `pip install --force-reinstall --no-deps "
+    "where torch and a C++ compiler (GCC 11 or newer, or Clang) are installed, `pip install --force-reinstall --no-deps "
     "--no-cache-dir tarnn` compiles them, and in a checkout `make install`"
 )
 
@@ -76,6 +77,7 @@ def disabled() -> Iterator[None]:
 def load() -> Status:
     """Load the kernels as the environment says. ValueError for a setting that isn't known or can't be had."""
     asked, isa = setting("TARNN_KERNELS", ("off", "required")), setting("TARNN_ISA", ISAS)
+    setting("TARNN_LARGE_PAGES", ("off", "on"))  # the library reads it
     if asked == "off":
         return Status(PLAIN, "switched off by TARNN_KERNELS=off")
     other = os.environ.get("TARNN_BINARY")
