@@ -16,8 +16,8 @@ struct Bundle {
 
 /// The tasks of a call. Where heads lie side by side in memory, as in (b, t, h·d), one head's rows are a few cache lines of
 /// every row of the tensor, and each page of memory is looked up once for every head; so a task takes several heads, as
-/// many as leave each thread a task and as their states leave room in the cache. What is computed for a head is the same
-/// in any bundle.
+/// many as their states leave room in the cache, if that makes no thread wait longer for another. What is computed for a
+/// head is the same in any bundle.
 class Bundles {
  public:
   static constexpr Index most_bytes = 1 << 18;  // of states
@@ -25,9 +25,13 @@ class Bundles {
   /// bytes: of the states of a head
   Bundles(const Problem& p, const Stretches& of, Index bytes) : bundles_(of.count) {
     const bool side_by_side = p.k.stride[1] < p.k.stride[2];
-    Index heads = smaller(smaller(p.g, most_bytes / (bytes + 1)), of.count / (p.threads > 0 ? p.threads : 1));
-    heads = side_by_side && heads > 1 ? heads : 1;
-    heads_ = p.g ? (p.g + (p.g + heads - 1) / heads - 1) / ((p.g + heads - 1) / heads) : 1;  // as even as they come
+    const auto rounds = [&](Index heads) {  // that the slowest thread is busy, in heads
+      const Index tasks = of.count / p.g * ((p.g + heads - 1) / heads);
+      return (tasks + p.threads - 1) / p.threads * heads;
+    };
+    heads_ = side_by_side ? smaller(p.g, most_bytes / (bytes + 1)) : 1;
+    while (heads_ > 1 && rounds(heads_) > rounds(1)) --heads_;
+    if (heads_ < 1) heads_ = 1;
     for (Index i = 0, pieces; i < of.count; i += pieces * p.g) {  // a sequence
       for (pieces = 1; !of.at[i + pieces - 1].last; ++pieces) {}
       for (Index head = 0; head < p.g; head += heads_)

@@ -6,6 +6,7 @@ from support.attention_cases import Case, relative_error
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tarnn import feature_maps
+from tarnn.kernels.cpu import library
 from tarnn.ops import LinearState, linear_attention, step
 from tarnn.ops.registration import backward_op, linear_attention_op
 
@@ -143,7 +144,8 @@ def test_outputs_lie_as_queries_lie(causal):
             q = q.contiguous()
         inputs = (q, k, v, *[None] * 7)
         o = linear_attention_op(*inputs, *options)[0]
-        assert linear_attention(q, k, v, causal=causal).stride() == o.stride()
+        if library.available():  # by plain PyTorch, only the operator's output is laid out
+            assert linear_attention(q, k, v, causal=causal).stride() == o.stride()
         assert o.transpose(1, 2).is_contiguous() == side_by_side
         with FakeTensorMode() as mode:
             fakes = [None if x is None else mode.from_tensor(x) for x in inputs]
