@@ -19,6 +19,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ ABOUT = {
     "data": "the folder of stories260k, gutenberg_books and imdb", "minilm": "the folder of MiniLM's model",
     "bytes": "the model/ of byte_model.py", "resume": "go on where the results file ends",
 }  # fmt: skip
-SINKS = 4
+SINKS, SLOTS = 4, 16
 Row = dict[str, Any]
 
 
@@ -103,17 +104,17 @@ def setups(options, base, texts, window: int, d: int) -> dict[str, Callable[[], 
         set_options(model, window=w, sinks=SINKS, mode="window", feature_map=None)
         return model
 
-    def converted(seed: int):
+    def converted(seed: int, slots: int = 0):
         model = copy.deepcopy(base)
         phi = {"name": options.map, "num_features": options.features, "seed": seed}
-        convert(model, texts, window=window, sinks=SINKS, feature_map=phi)
+        convert(model, texts, window=window, sinks=SINKS, slots=slots, feature_map=phi)
         return model
 
     wide = window + equal_bytes(options.features, d, 1)
     return {
         "softmax": lambda: copy.deepcopy(base), "far off": lambda: with_window(window),
         "equal bytes": lambda: with_window(wide),
-        **{f"features, seed {seed}": lambda seed=seed: converted(seed) for seed in range(options.seeds)},
+        **{f"features, seed {seed}": partial(converted, seed) for seed in range(options.seeds)},
     }  # fmt: skip
 
 
@@ -204,6 +205,7 @@ def decoder(options, row, name: str, base, texts: Tensor, test: Tensor, recall: 
         row(f"{name}, {setup}", lambda make=make: losses(nats(make(), test), softmax, window))
     small = length // 16
     near = setups(options, base, texts, small, d)
+    near["features and slots"] = lambda: near["features, seed 0"](slots=SLOTS)
     layers = base.config.num_hidden_layers
     distances = {
         "½ w": small // 2,
@@ -377,8 +379,8 @@ def spread(values: list[float], form: str) -> str:
 
 def merged(rows: dict[str, Row], value: Callable[[Row], float], form: str) -> dict[str, str]:
     """name → shown; the seeds of "features" together."""
-    seeds = [value(x) for name, x in rows.items() if name.startswith("features")]
-    shown = {name: f"{value(x):{form}}" for name, x in rows.items() if not name.startswith("features")}
+    seeds = [value(x) for name, x in rows.items() if name.startswith("features,")]
+    shown = {name: f"{value(x):{form}}" for name, x in rows.items() if not name.startswith("features,")}
     return shown | ({"features": spread(seeds, form)} if seeds else {})
 
 

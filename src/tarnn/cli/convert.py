@@ -17,6 +17,7 @@ def convert(
     ],
     window: Annotated[int, Option(help="Keys nearer than this are exact.")] = 256,
     sinks: Annotated[int, Option(help="The first so many tokens are exact.")] = 4,
+    slots: Annotated[int, Option(help="So many far keys that features represent worst are exact.")] = 0,
     feature_map: Annotated[str, Option(help="What estimates all others.")] = "clusters",
     features: Annotated[int, Option(help="How many features per head.")] = 64,
     exact_layers: Annotated[int, Option(help="So many layers stay softmax: those that matter most.")] = 0,
@@ -47,7 +48,7 @@ def convert(
     }
     shown = {
         "checkpoint": f"{checkpoint} ({type(model).__name__}, {model.num_parameters():,} parameters)",
-        "texts": f"{', '.join(texts)}: {num_texts} rows of {length:,} tokens", "window": window, "sinks": sinks,
+        "texts": f"{', '.join(texts)}: {num_texts} rows of {length:,} tokens", "window": window, "sinks": sinks, "slots": slots,
         "features": ", ".join(str(x) for x in described.values()), "exact layers": exact_layers, "budget": budget or "none",
     }  # fmt: skip
     for name, value in shown.items():
@@ -58,7 +59,7 @@ def convert(
 
     rows = read_rows(texts, tokenizer, number=num_texts, length=length, report=report)
     found = converted(
-        model, rows, window=window, sinks=sinks, feature_map=described, exact_layers=exact_layers, budget=budget,
+        model, rows, window=window, sinks=sinks, slots=slots, feature_map=described, exact_layers=exact_layers, budget=budget,
         report=report,
     )  # fmt: skip
     model.save_pretrained(out)

@@ -23,10 +23,11 @@ TRUST = (-8.0, -6.0, -5.0, -4.0, -3.0, -2.5, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5)
 
 
 class Near(NamedTuple):
-    """What is exact."""
+    """What is exact. Slots are not looked at in calibration: which keys they hold depends on what came before."""
 
     window: int
     sinks: int
+    slots: int = 0
 
 
 class Block(NamedTuple):

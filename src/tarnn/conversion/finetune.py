@@ -45,7 +45,7 @@ def finetune(
         raise ValueError(f"train is one of {', '.join(RATES)}; got {train!r}.")
     common = AttentionOptions()._replace(**{k: v for k, v in stored.items() if k != "layers"})
     first = next(x for x in map(child_of, attention_layers(model)) if x is not None)
-    near = Near(first.options.get("window", common.window), first.options.get("sinks", common.sinks))
+    near = Near(*(first.options.get(name, getattr(common, name)) for name in Near._fields))
     rows = rows_of(texts, tokenizer, model)
     kept = max(1, len(rows) // 4)
     check = Check(model, rows[-kept:])
@@ -62,7 +62,7 @@ def finetune(
     reports = (
         choose(model, rows[: len(rows) - kept] or rows, gathered(model), near) if train == "maps" else []
     )
-    options = {"window": near.window, "sinks": near.sinks, "train": train, "steps": steps}
+    options = {**near._asdict(), "train": train, "steps": steps}
     after = check.loss()
     report(f"after:  {after:.4f} {check.unit}")
     return Report(options, len(data), kept, length, check.unit, before, after, reports)

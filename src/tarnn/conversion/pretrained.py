@@ -18,7 +18,7 @@ Progress = Callable[[str], None]
 
 
 def convert(
-    model: Any, texts: Sequence[Any] | Tensor, *, tokenizer: Any = None, window: int = 256, sinks: int = 4,
+    model: Any, texts: Sequence[Any] | Tensor, *, tokenizer: Any = None, window: int = 256, sinks: int = 4, slots: int = 0,
     feature_map: str | Mapping[str, Any] = "clusters", exact_layers: int = 0, budget: int | None = None,
     report: Progress = lambda _: None,
 ) -> Report:  # fmt: skip
@@ -30,7 +30,7 @@ def convert(
     Args:
         texts: 32 to 128 of them, of the length that the model will meet: strings (with a tokenizer), ids (n, t) or a list
             of ids (t,), or dicts of what the model is called with. A quarter is kept to measure what the model loses.
-        window, sinks: keys that are exact.
+        window, sinks, slots: keys that are exact; slots (causal models only) hold those that features represent worst.
         feature_map: a name or {"name": …, options}. Clusters are those of the texts' queries; estimates of softmax's kernel
             function (oprf, favor …) are centred and balanced.
         exact_layers: so many layers stay softmax attention: those whose conversion alone harms the loss most.
@@ -44,7 +44,7 @@ def convert(
     rows = rows_of(texts, tokenizer, model)
     kept = max(1, len(rows) // 4) if len(rows) > 1 else 0
     seen = rows[: len(rows) - kept]
-    near, length = Near(window, sinks), max(map(length_of, rows))
+    near, length = Near(window, sinks, slots), max(map(length_of, rows))
     if length <= window + sinks:
         raise ValueError(
             f"calibration needs texts longer than window + sinks = {window + sinks} tokens, or nothing is far; the "
@@ -68,7 +68,7 @@ def convert(
     model.set_attn_implementation(HYBRID)
     report("what the model loses")
     options = {
-        "window": window, "sinks": sinks, "feature_map": feature_map, "exact_layers": exact_layers, "budget": budget,
+        **near._asdict(), "feature_map": feature_map, "exact_layers": exact_layers, "budget": budget,
     }  # fmt: skip
     return Report(options, len(seen), len(check.rows), length, check.unit, before, check.loss(), reports)
 
@@ -132,7 +132,7 @@ class Check:
     def with_one_layer(self, layer: int) -> float:
         """With hybrid attention in this layer alone."""
         own: Any = child_of(attention_layers(self.model)[layer])
-        near = {name: own.options[name] for name in ("window", "sinks")}
+        near = {name: own.options[name] for name in Near._fields}
 
         def look(i: int, seen: Seen) -> Tensor | None:
             if i != layer:
@@ -186,7 +186,7 @@ def choose(model: Any, rows: list[Row], layers: dict[int, Layer], near: Near) ->
     reports = judge(model, rows, layers, near)
     for one in reports:
         set_options(
-            model, layers=one.layer, window=near.window, sinks=near.sinks, feature_map=layers[one.layer].feature_map,
+            model, layers=one.layer, **near._asdict(), feature_map=layers[one.layer].feature_map,
             mode=one.modes, far_bias=[x for head in one.heads for x in head.far_bias],
         )  # fmt: skip
     return reports
@@ -212,7 +212,7 @@ def layer_report(number: int, layer: Layer, near: Near, length: int, size: int) 
     best = layer.features.argmin(0)  # (h,): of TRUST
     query_heads = torch.arange(h, device=best.device)
     bias = layer.bias + torch.tensor(TRUST, device=best.device)[best]
-    keep = min(near.window + near.sinks, length) * (d + e) * size
+    keep = min(sum(near), length) * (d + e) * size
     sums = {
         "window": keep,
         "features": keep + 4 * layer.feature_map.num_features(d) * (e + 1),
