@@ -37,7 +37,7 @@ from tarnn.conversion import convert, set_options
 
 PARTS = ["encoder", "stories", "bytes", "performer"]
 FULL = {
-    "parts": PARTS, "seeds": 3, "lengths": [64, 128, 256, 512], "reviews": 32, "calibrate": 12, "rows": 12,
+    "parts": PARTS, "seeds": 3, "lengths": [64, 128, 256, 512], "window": int, "reviews": 32, "calibrate": 12, "rows": 12,
     "features": 64, "map": "clusters", "stage1_steps": 60, "performer_steps": 60, "data": Path, "minilm": Path, "bytes": Path,
     "resume": False,
 }  # fmt: skip
@@ -144,11 +144,13 @@ def encoder(options, row) -> None:
 
     for length in options.lengths:
         texts, cut = ids(train, length), ids(test, length)
-        window = (length // 4 - SINKS + 1) // 2  # on both sides, with the sinks: a quarter of the keys
+        # by default a quarter of the keys: on both sides, with the sinks
+        window = options.window or (length // 4 - SINKS + 1) // 2
+        label = f"{length}, window {options.window}" if options.window else f"{length}"
         original = embeddings(base, cut)
         for name, make in setups(options, base, texts, window, d).items():
             row(
-                f"encoder, {length}, {name}",
+                f"encoder, {label}: {name}",
                 lambda make=make, cut=cut, original=original, length=length, window=window: {
                     "length": length, "window": window, **agreement(*timed_embeddings(make(), cut), original),
                 },
@@ -386,8 +388,10 @@ def merged(rows: dict[str, Row], value: Callable[[Row], float], form: str) -> di
 
 def encoder_table(found: dict[str, Row]) -> str:
     lines = []
-    for length in sorted({x["length"] for x in of(found, "encoder, ").values()}):
-        rows = of(found, f"encoder, {length}, ")
+    labels = dict.fromkeys(name.split(":")[0] for name in found if name.startswith("encoder, "))
+    for label in sorted(labels, key=lambda x: (found[f"{x}: softmax"]["length"], x)):
+        rows = of(found, f"{label}: ")
+        length = next(iter(rows.values()))["length"]
         cosine = merged(rows, lambda x: x["cosine"], ".4f")
         rank = merged(rows, lambda x: x["rank_correlation"], ".3f")
         seconds = merged(rows, lambda x: 1000 * x["seconds_per_review"], ".0f")
