@@ -1,8 +1,8 @@
 // One token through all layers. Compiled once for each instruction set, as attention/kernels_of_isa.cpp.
 #include <cmath>
 
-#include "model_step/rows.h"
-#include "attention/step.h"
+#include "model_step/features.h"
+#include "model_step/softmax.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
@@ -17,44 +17,78 @@ Index whole_panels(Index n) { return (n + panel - 1) / panel * panel; }
 // rows a power of two apart would all fall into the same few places of the cache
 Index apart(Index n) { return whole_panels(n) + 16; }
 
+template <typename F>
+Index largest_of_layers(const Stack& s, F f) {
+  Index most = 0;
+  for (Index l = 0; l < s.num_layers; ++l) most = f(s.layers[l]) > most ? f(s.layers[l]) : most;
+  return most;
+}
+
+/// Blocks of keys in the longest cache, the new key included.
+Index most_blocks(const Stack& s) {
+  return largest_of_layers(s, [](const Layer& l) { return l.attention == Attention::softmax ? key_blocks(l.cache.length + 1) : 0; });
+}
+
 /// The activations of some rows: x is what the residuals add up to.
 struct Buffers {
-  Index ld, ld_qkv, ld_heads, ld_inner, ld_both, ld_out, ld_levels;
-  float *x, *normed, *y, *qkv, *heads, *inner, *both, *out, *step, *least;
+  Index ld, ld_qkv, ld_heads, ld_inner, ld_both, ld_out, ld_levels, ld_turns, ld_parts;
+  float *x, *normed, *y, *qkv, *heads, *inner, *both, *out, *step, *least, *turns, *parts;
   std::uint8_t* levels;
   Buffers(Scratch& scratch, const Stack& s, Index rows) {
     const Index widest = s.inner > s.h * s.d ? s.inner : s.h * s.d;
     ld = apart(s.hidden);
-    ld_qkv = apart((s.h + 2 * s.g) * s.d + (s.gated ? s.g : 0));
+    ld_qkv = apart(largest_of_layers(s, [](const Layer& l) { return l.qkv.outputs; }));
     ld_heads = apart(s.h * s.d);
     ld_inner = apart(s.inner);
     ld_both = s.swiglu ? apart(2 * whole_panels(s.inner)) : 0;
     ld_out = apart(s.head.outputs);
     ld_levels = whole_panels(widest > s.hidden ? widest : s.hidden) + 64;
+    ld_turns = 0;
+    for (Index i = 0; i < s.num_rotations; ++i) ld_turns += s.rotations[i].width;
+    ld_parts = most_blocks(s) * partial_size(s.d) * s.h;
     for (float** at : {&x, &normed, &y}) *at = scratch.take<float>(rows * ld);
     qkv = scratch.take<float>(rows * ld_qkv);
     heads = scratch.take<float>(rows * ld_heads);
     inner = scratch.take<float>(rows * ld_inner);
     both = scratch.take<float>(rows * ld_both);
     out = scratch.take<float>(rows * ld_out);
+    turns = scratch.take<float>(rows * ld_turns);
+    parts = scratch.take<float>(rows * ld_parts);
     for (float** at : {&step, &least}) *at = scratch.take<float>(rows);
     levels = scratch.take<std::uint8_t>(rows * ld_levels);
   }
 };
 
-Step step_of(const Stack& s, const Layer* layer) {
+/// The widest step of attention among the layers.
+Step widest_step(const Stack& s) {
   Step p{};
-  p.b = s.b, p.g = s.g, p.r = s.h / s.g, p.d = p.f = p.e = s.d;
+  p.b = p.g = 1, p.r = s.h / s.g, p.d = p.e = s.d;
+  p.f = largest_of_layers(s, [&](const Layer& l) { return l.features.f > s.d ? l.features.f : s.d; });
   p.normalize = s.normalize, p.eps = s.eps;
-  if (layer) p.map = layer->map, p.weighted = layer->state.M != nullptr, p.before = p.after = layer->state;
   return p;
 }
+
+/// What each thread has for one head at a time: r queries and, behind them, the key.
+struct OwnBuffers {
+  Index ldx, ldf;
+  StepScratch<float> step;
+  float *x, *u, *features, *turned, *scale, *gate, *scores;
+  OwnBuffers(Scratch& scratch, const Stack& s) : step(scratch, widest_step(s)) {
+    const Index n = s.h / s.g + 1, f = widest_step(s).f, m = largest_of_layers(s, [](const Layer& l) { return l.features.m; });
+    ldx = apart(s.d), ldf = apart(f > m ? f : m);
+    x = scratch.take<float>(n * ldx);
+    for (float** at : {&u, &features, &turned}) *at = scratch.take<float>(n * ldf);
+    scale = scratch.take<float>(n);
+    gate = scratch.take<float>(3 * ldf);
+    scores = scratch.take<float>(keys_a_block);
+  }
+};
 
 /// What one thread does for rows begin … begin + count − 1, together with the others of its team.
 class Sweep {
  public:
-  Sweep(const Stack& s, Index begin, Index count, const Buffers& at, StepScratch<float>& step, Team::Member& team)
-      : s_(s), begin_(begin), count_(count), at_(at), step_(step), team_(team) {}
+  Sweep(const Stack& s, Index begin, Index count, const Buffers& at, OwnBuffers& own, Team::Member& team)
+      : s_(s), begin_(begin), count_(count), r_(s.h / s.g), at_(at), own_(own), team_(team) {}
 
   void run() {
     phase(0, [](Index) {}, [&](Index i) { embed(i); });
@@ -69,8 +103,9 @@ class Sweep {
   /// Post-norm: x ← norm(x + f(x)). Pre-norm: x ← x + f(norm x); the norm of what follows is taken at once.
   void layer(const Layer& l, const Layer* next) {
     multiply(l.qkv, stream(), at_.ld, at_.qkv, at_.ld_qkv, [](Index) {});
-    const Index states = count_ * s_.g;
-    phase((states + states_a_task - 1) / states_a_task, [&](Index task) {
+    const Index states = count_ * s_.g, blocks = l.attention == Attention::softmax ? key_blocks(l.cache.length + 1) : 0;
+    if (blocks > 1) attend_blocks(l, blocks);
+    else phase((states + states_a_task - 1) / states_a_task, [&](Index task) {
       const Index end = smaller(states, (task + 1) * states_a_task);
       for (Index i = task * states_a_task; i < end; ++i) attend(l, i / s_.g, i % s_.g);
     }, [&](Index i) { to_bytes(l.o, at_.heads, at_.ld_heads, i); });
@@ -112,28 +147,174 @@ class Sweep {
     if (s_.extra) for (Index j = 0; j < n; ++j) x[j] += s_.extra[row * n + j];
     if (s_.pre_norm) norm_row(x, n, first_norm(), s_.centred, s_.norm_eps, at_.normed + i * at_.ld);
     to_bytes(s_.num_layers ? s_.layers[0].qkv : s_.head, stream(), at_.ld, i);
+    float* turn = at_.turns + i * at_.ld_turns;
+    for (Index j = 0; j < s_.num_rotations; turn += s_.rotations[j++].width)
+      for (Index c = 0, half = s_.rotations[j].width / 2; c < half; ++c) {
+        const double angle = static_cast<double>(s_.positions[row]) * s_.rotations[j].frequencies[c];
+        turn[c] = static_cast<float>(std::cos(angle)), turn[half + c] = static_cast<float>(std::sin(angle));
+      }
   }
 
   const Norm& first_norm() const { return s_.num_layers ? s_.layers[0].attention_norm : s_.last; }
 
-  /// One head of one row: the norms of its queries and key, its decay, its state and outputs.
+  /// One key head of one row, and its queries: norms, rotation, decay, state and outputs.
   void attend(const Layer& l, Index row, Index head) {
-    Step p = step_of(s_, &l);
-    float *q = at_.qkv + row * at_.ld_qkv, *k = q + s_.h * s_.d, *gate = k + 2 * s_.g * s_.d, *o = at_.heads + row * at_.ld_heads;
-    const auto heads = [&](float* x) { return View{x, Type::float32, {0, s_.d, 0, 1}}; };
-    p.q = heads(q), p.k = heads(k), p.v = heads(k + s_.g * s_.d), p.o = heads(o);
-    for (Index r = head * p.r; l.q_gain && r < (head + 1) * p.r; ++r) norm_head(q + r * s_.d, s_.d, l.q_gain, 1e-6f);
-    if (l.k_gain) norm_head(k + head * s_.d, s_.d, l.k_gain, 1e-6f);
-    if (s_.gated) gate[head] = -(gate[head] > 20.f ? gate[head] : std::log1p(std::exp(gate[head])));  // −softplus
-    if (s_.gated || l.log_decay)
-      p.log_decay = View{s_.gated ? gate : const_cast<float*>(l.log_decay), Type::float32, {0, 1, 0, 0}};
-    const Index state = (begin_ + row) * s_.g;
-    p.before.S = p.after.S = static_cast<float*>(l.state.S) + state * s_.d * s_.d;
-    p.before.z = p.after.z = static_cast<float*>(l.state.z) + state * s_.d;
-    if (l.state.M) p.before.M = p.after.M = static_cast<float*>(l.state.M) + state;
-    step_one(p, Projected<float>(p.projection, p.map, p.f, p.d), 0, head, step_);
-    for (Index r = head * p.r; l.o_gain && r < (head + 1) * p.r; ++r) norm_head(o + r * s_.d, s_.d, l.o_gain, 1e-6f);
+    if (l.attention == Attention::none) {
+      for (Index r = 0; r < r_; ++r) std::memcpy(output(row, head) + r * s_.d, qkv(row) + head * s_.d, bytes(s_.d));
+      return;
+    }
+    place(l, row, head);
+    if (l.attention == Attention::linear) return attend_linear(l, row, head);
+    append(l, row, head);
+    for (Index r = 0; r < r_; ++r) attend_part(l, row, head, r, 0), join(row, head, r, 1);
   }
+
+  /// A long cache: first all keys and values get their places, then its blocks are tasks.
+  void attend_blocks(const Layer& l, Index blocks) {
+    team_.phase(count_ * s_.g, [&](Index i) {
+      place(l, i / s_.g, i % s_.g);
+      append(l, i / s_.g, i % s_.g);
+    }, [] {});
+    phase(count_ * s_.g * blocks, [&](Index i) {
+      for (Index r = 0; r < r_; ++r) attend_part(l, i / blocks / s_.g, i / blocks % s_.g, r, i % blocks);
+    }, [&](Index row) {
+      for (Index i = 0; i < s_.h; ++i) join(row, i / r_, i % r_, blocks);
+      to_bytes(l.o, at_.heads, at_.ld_heads, row);
+    });
+  }
+
+  void attend_part(const Layer& l, Index row, Index head, Index r, Index block) {
+    float* q = own_.x;
+    clear(q, own_.ldx);
+    std::memcpy(q, query(row, head) + r * s_.d, bytes(s_.d));
+    attend_block(l.cache, begin_ + row, head, s_.g, s_.d, l.cache.length + 1, block, q, own_.scores,
+                 parts(row, head, r, key_blocks(l.cache.length + 1)) + block * partial_size(s_.d));
+  }
+
+  void join(Index row, Index head, Index r, Index blocks) {
+    join_blocks(parts(row, head, r, blocks), blocks, s_.d, output(row, head) + r * s_.d);
+  }
+
+  float* parts(Index row, Index head, Index r, Index blocks) const {
+    return at_.parts + row * at_.ld_parts + (head * r_ + r) * blocks * partial_size(s_.d);
+  }
+
+  void append(const Layer& l, Index row, Index head) {
+    const Index place = ((begin_ + row) * s_.g + head) * l.cache.capacity + l.cache.length;
+    std::memcpy(l.cache.k + place * s_.d, key(row, head), bytes(s_.d));
+    std::memcpy(l.cache.v + place * s_.d, value(row, head), bytes(s_.d));
+    if (l.cache.mask && head == 0) l.cache.mask[(begin_ + row) * l.cache.capacity + l.cache.length] = true;
+  }
+
+  /// q and k, normed and rotated.
+  void place(const Layer& l, Index row, Index head) {
+    float *q = query(row, head), *k = key(row, head);
+    for (Index r = 0; l.q_gain && r < r_; ++r) norm_head(q + r * s_.d, s_.d, l.q_gain, 1e-6f);
+    if (l.k_gain) norm_head(k, s_.d, l.k_gain, 1e-6f);
+    if (l.rotation < 0 || l.rotates_features) return;
+    for (Index r = 0; r < r_; ++r) rotate(q + r * s_.d, s_.d, turn(l, row));
+    rotate(k, s_.d, turn(l, row));
+  }
+
+  /// Cosines and sines for a layer.
+  const float* turn(const Layer& l, Index row) const {
+    const float* at = at_.turns + row * at_.ld_turns;
+    for (Index i = 0; i < l.rotation; ++i) at += s_.rotations[i].width;
+    return at;
+  }
+
+  void attend_linear(const Layer& l, Index row, Index head) {
+    const FeatureMap& map = l.features;
+    Step p = widest_step(s_);
+    p.f = map.f, p.map = l.map, p.weighted = map.log_scaled;
+    const auto vectors = [](float* x, Index stride) { return View{x, Type::float32, {0, stride, 0, 1}}; };
+    float *o = output(row, head), *fq = own_.features, *fk = fq + r_ * own_.ldf;
+    p.q = vectors(query(row, head), s_.d), p.k = vectors(key(row, head), s_.d), p.v = vectors(value(row, head), s_.d), p.o = vectors(o, s_.d);
+    if (map.made_here || l.rotates_features) {
+      make_features(l, row, head);
+      p.q = vectors(fq, own_.ldf), p.k = vectors(fk, own_.ldf);
+      if (map.log_scaled) p.key_log_weight = View{own_.scale + r_, Type::float32, {0, 0, 0, 0}};
+      p.map = Map::identity;
+    }
+    if (l.decay != Decay::none) p.log_decay = log_decay(l, row, head), p.channels = l.decay == Decay::channel;
+    const Index state = (begin_ + row) * s_.g + head;
+    p.before.S = static_cast<float*>(l.state.S) + state * map.f * s_.d;
+    p.before.z = static_cast<float*>(l.state.z) + state * map.f;
+    if (l.state.M) p.before.M = static_cast<float*>(l.state.M) + state;
+    p.after = p.before;
+    if (l.rotates_features && s_.normalize) step_of_fraction(l, row, p);
+    else step_one(p, Projected<float>(p.projection, p.map, p.f, p.d), 0, 0, own_.step);
+    for (Index r = 0; r < r_; ++r) {
+      if (map.made_here && map.log_scaled && !s_.normalize) {
+        const float factor = exp_one<float>(own_.scale[r]);
+        for (Index c = 0; c < s_.d; ++c) o[r * s_.d + c] *= factor;
+      }
+      if (l.o_gain) norm_head(o + r * s_.d, s_.d, l.o_gain, 1e-6f);
+    }
+  }
+
+  /// φ of the queries and of the key, behind one another, and their log-scales.
+  void make_features(const Layer& l, Index row, Index head) {
+    const FeatureMap& map = l.features;
+    const double position = static_cast<double>(s_.positions[begin_ + row]);
+    float weights[2] = {0, 0};
+    float* x = own_.x;
+    for (Index r = 0; r <= r_; ++r, x += own_.ldx) {
+      const bool is_key = r == r_;
+      const float* from = is_key ? key(row, head) : query(row, head) + r * s_.d;
+      weights[is_key] = move(is_key ? map.keys : map.queries, head, s_.d, from, x);
+      Featurer(map, head, s_.d, 1, x, own_.ldx, position, own_.u, own_.features + r * own_.ldf, own_.ldf, own_.scale + r);
+      own_.scale[r] += weights[is_key];
+    }
+    if (l.rotates_features && !s_.normalize)
+      for (Index r = 0; r <= r_; ++r) rotate(own_.features + r * own_.ldf, map.f, turn(l, row));
+  }
+
+  /// Rotated features above, plain ones below: S of the former, z of the latter.
+  void step_of_fraction(const Layer& l, Index row, Step& p) {
+    const Index f = p.f, n = (r_ + 1) * own_.ldf;
+    std::memcpy(own_.turned, own_.features, bytes(n));
+    for (Index r = 0; r <= r_; ++r) rotate(own_.turned + r * own_.ldf, f, turn(l, row));
+    p.q.data = own_.turned, p.k.data = own_.turned + r_ * own_.ldf;
+    float* z = static_cast<float*>(p.before.z);
+    float* unused = own_.u;
+    clear(unused, f);
+    p.before.z = p.after.z = unused, p.normalize = false;
+    const float keep = p.log_decay ? std::exp(*static_cast<const float*>(p.log_decay.data)) : 1.f;
+    const float* k = own_.features + r_ * own_.ldf;
+    for (Index i = 0; i < f; ++i) z[i] = z[i] * keep + k[i];
+    step_one(p, Projected<float>(p.projection, p.map, p.f, p.d), 0, 0, own_.step);
+    float* o = static_cast<float*>(p.o.data);
+    for (Index r = 0; r < r_; ++r) {
+      float den = 0;
+      for (Index i = 0; i < f; ++i) den += own_.features[r * own_.ldf + i] * z[i];
+      for (Index c = 0; c < s_.d; ++c) o[r * s_.d + c] = den == 0 ? 0.f : o[r * s_.d + c] / den;
+    }
+  }
+
+  /// log_decay of one head: one number, or one for each feature.
+  View log_decay(const Layer& l, Index row, Index head) {
+    float* behind = value(row, 0) + s_.g * s_.d;
+    if (l.decay == Decay::head) return View{const_cast<float*>(l.log_decay + head), Type::float32, {0, 0, 0, 0}};
+    if (l.decay == Decay::token) {
+      own_.gate[0] = -softplus(behind[head]);
+      return View{own_.gate, Type::float32, {0, 0, 0, 0}};
+    }
+    const Index panels = (l.features.f + panel - 1) / panel;
+    for (Index i = 0; i < panels; ++i)
+      product(l.gate, false, {1, 0, behind, nullptr, 0, nullptr, nullptr}, head * panels + i, own_.gate + i * panel, 0);
+    for (Index i = 0; i < l.features.f; ++i) own_.gate[i] = -softplus(-own_.gate[i]) / 16;
+    return View{own_.gate, Type::float32, {0, 0, 0, 1}};
+  }
+
+  static float softplus(float x) { return x > 20.f ? x : std::log1p(std::exp(x)); }
+
+  float* qkv(Index row) const { return at_.qkv + row * at_.ld_qkv; }
+  float* query(Index row, Index head) const { return qkv(row) + head * r_ * s_.d; }
+  float* key(Index row, Index head) const { return qkv(row) + (s_.h + head) * s_.d; }
+  float* value(Index row, Index head) const { return qkv(row) + (s_.h + s_.g + head) * s_.d; }
+  float* output(Index row, Index head) const { return at_.heads + row * at_.ld_heads + head * r_ * s_.d; }
+  static std::size_t bytes(Index floats) { return sizeof(float) * static_cast<std::size_t>(floats); }
 
   /// inner ← gelu(W₁ x), or silu(W₁ x) ⊙ W₂ x, whose panels take turns.
   void expand(const Layer& l) {
@@ -175,9 +356,9 @@ class Sweep {
   }
 
   const Stack& s_;
-  const Index begin_, count_;
+  const Index begin_, count_, r_;
   const Buffers& at_;
-  StepScratch<float>& step_;
+  OwnBuffers& own_;
   Team::Member& team_;
 };
 
@@ -189,15 +370,15 @@ std::size_t room(const Stack& s, Index rows) {
 
 std::size_t own_room(const Stack& s) {
   Scratch counting(nullptr);
-  StepScratch<float>(counting, step_of(s, nullptr));
+  OwnBuffers(counting, s);
   return counting.used();
 }
 
 void run(const Stack& s, Index begin, Index count, void* shared, void* own, Team::Member& team) {
   Scratch of_all(shared), of_one(own);
   const Buffers at(of_all, s, count);
-  StepScratch<float> step(of_one, step_of(s, nullptr));
-  Sweep(s, begin, count, at, step, team).run();
+  OwnBuffers mine(of_one, s);
+  Sweep(s, begin, count, at, mine, team).run();
 }
 
 }  // namespace

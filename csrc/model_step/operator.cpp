@@ -53,23 +53,52 @@ class Plan {
   const char* block_;
 };
 
+Move read_move(Plan& plan) {
+  Move m{};
+  m.heads = plan.number();
+  for (const float** x : {&m.centre, &m.stretch, &m.weight, &m.constant}) *x = plan.place<float>();
+  return m;
+}
+
+FeatureMap read_features(Plan& plan) {
+  FeatureMap m{};
+  m.function = static_cast<Function>(plan.number());
+  m.made_here = plan.number() != 0, m.log_scaled = plan.number() != 0;
+  for (Index* x : {&m.f, &m.heads, &m.m}) *x = plan.number();
+  if (m.heads) m.omega = plan.matrix();
+  const double* numbers = plan.place<double>();
+  for (float* x : {&m.square, &m.offset, &m.gain, &m.shift}) *x = static_cast<float>(*numbers++);
+  m.number = *numbers;
+  m.parts = plan.place<float>();
+  m.queries = read_move(plan), m.keys = read_move(plan);
+  return m;
+}
+
 Layer read_layer(Plan& plan) {
-  Layer l;
-  l.map = static_cast<Map>(plan.number());
+  Layer l{};
+  l.attention = static_cast<Attention>(plan.number());
+  l.decay = static_cast<Decay>(plan.number());
+  l.rotation = plan.number(), l.rotates_features = plan.number() != 0;
+  if (l.attention == Attention::linear) l.features = read_features(plan);
+  l.map = l.features.made_here ? Map::identity : static_cast<Map>(l.features.function);
   l.attention_norm = plan.norm();
   l.mlp_norm = plan.norm();
   for (Matrix* w : {&l.qkv, &l.o, &l.up, &l.down}) *w = plan.matrix();
+  if (l.decay == Decay::channel) l.gate = plan.matrix();
   for (const float** x : {&l.q_gain, &l.k_gain, &l.o_gain, &l.log_decay}) *x = plan.place<float>();
   return l;
 }
 
 /// All but what goes in and out.
-Stack read_stack(Plan plan, std::vector<Layer>& layers) {
+Stack read_stack(Plan plan, std::vector<Layer>& layers, std::vector<Rotation>& rotations) {
   Stack s{};
-  for (Index* x : {&s.hidden, &s.h, &s.g, &s.d, &s.inner, &s.num_layers}) *x = plan.number();
-  for (bool* x : {&s.pre_norm, &s.centred, &s.swiglu, &s.gated, &s.normalize}) *x = plan.number() != 0;
+  for (Index* x : {&s.hidden, &s.h, &s.g, &s.d, &s.inner, &s.num_layers, &s.num_rotations}) *x = plan.number();
+  for (bool* x : {&s.pre_norm, &s.centred, &s.swiglu, &s.normalize}) *x = plan.number() != 0;
+  for (Index i = 0; i < s.num_rotations; ++i) {
+    const Index width = plan.number();
+    rotations.push_back({width, plan.place<double>()});
+  }
   for (Index l = 0; l < s.num_layers; ++l) layers.push_back(read_layer(plan));
-  s.layers = layers.data();
   s.last = plan.norm();
   s.head = plan.matrix();
 #ifdef __x86_64__
@@ -78,25 +107,45 @@ Stack read_stack(Plan plan, std::vector<Layer>& layers) {
   return s;
 }
 
-/// Of one block at most: five products a layer, each followed by what its rows need; and both for embedding and head.
-Index job_phases(const Stack& s) { return 10 * s.num_layers + 4; }
+/// Gives each layer its part of the states: S, z and, if it has one, M; k, v and, if it has one, a mask, with the number of
+/// keys that are there.
+void read_states(std::vector<Layer>& layers, const std::vector<Tensor>& states, const Tensor& lengths) {
+  auto next = states.begin();
+  const auto* length = static_cast<const Index*>(lengths.const_data_ptr());
+  for (Layer& l : layers) {
+    if (l.attention == Attention::softmax) {
+      l.cache.capacity = next->size(2), l.cache.length = *length++;
+      l.cache.k = static_cast<float*>((next++)->mutable_data_ptr());
+      l.cache.v = static_cast<float*>((next++)->mutable_data_ptr());
+      if (*length++) l.cache.mask = static_cast<bool*>((next++)->mutable_data_ptr());
+    } else if (l.attention == Attention::linear) {
+      l.state.S = (next++)->mutable_data_ptr(), l.state.z = (next++)->mutable_data_ptr();
+      if (l.features.log_scaled) l.state.M = (next++)->mutable_data_ptr();
+    }
+  }
+}
+
+/// Of one block at most: five products a layer and a cache's blocks, each followed by what its rows need; and both for embedding
+/// and head.
+Index job_phases(const Stack& s) { return 12 * s.num_layers + 4; }
 
 /// A step, and all that its threads look at outside of tasks: a late one does when the step is long over.
 struct StackJob : Job {
-  StackJob(const Stack& stack, std::vector<Layer> of_layers, Index num_phases)
-      : Job(num_phases), layers(std::move(of_layers)), s(stack), kernel(*kernels().stack) {
-    s.layers = layers.data();
+  StackJob(const Stack& stack, std::vector<Layer> of_layers, std::vector<Rotation> of_rotations, Index num_phases)
+      : Job(num_phases), layers(std::move(of_layers)), rotations(std::move(of_rotations)), s(stack), kernel(*kernels().stack) {
+    s.layers = layers.data(), s.rotations = rotations.data();
   }
   std::vector<Layer> layers;
+  std::vector<Rotation> rotations;
   Stack s;
   const StackKernel& kernel;
 };
 
 /// Runs blocks of rows one after the other, each through all layers by all threads together.
-void run(const Stack& s, std::vector<Layer> layers, Index threads) {
+void run(const Stack& s, std::vector<Layer> layers, std::vector<Rotation> rotations, Index threads) {
   const Index each = std::min(s.b, most_rows * ((threads + 15) / 16)), blocks = (s.b + each - 1) / each;
-  const auto job = std::make_shared<StackJob>(s, std::move(layers), threads > 1 ? blocks * job_phases(s) : 0);
-  const std::size_t room = job->kernel.room(s, each), own = job->kernel.own_room(s);
+  const auto job = std::make_shared<StackJob>(s, std::move(layers), std::move(rotations), threads > 1 ? blocks * job_phases(s) : 0);
+  const std::size_t room = job->kernel.room(job->s, each), own = job->kernel.own_room(job->s);
   const std::size_t bytes = room + own * static_cast<std::size_t>(threads);
   thread_local ThreadMemory memory;
   char* block = static_cast<char*>(memory.at_least(bytes));
@@ -112,12 +161,12 @@ void run(const Stack& s, std::vector<Layer> layers, Index threads) {
 const float* data(const Maybe& x) { return x ? static_cast<const float*>(x->const_data_ptr()) : nullptr; }
 
 void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tokens, Maybe places, Maybe extra,
-           std::vector<Tensor> S, std::vector<Tensor> z, std::vector<Tensor> M, Tensor out, int64_t limit, double norm_eps, double eps) {
+           std::vector<Tensor> states, Tensor lengths, Tensor out, int64_t limit, double norm_eps, double eps) {
   std::vector<Layer> layers;
-  Stack s = read_stack(Plan(plan, weights), layers);
+  std::vector<Rotation> rotations;
+  Stack s = read_stack(Plan(plan, weights), layers, rotations);
   s.norm_eps = norm_eps, s.eps = eps;
-  for (std::size_t l = 0; l < layers.size(); ++l)
-    layers[l].state = {S[l].mutable_data_ptr(), z[l].mutable_data_ptr(), M.empty() ? nullptr : M[l].mutable_data_ptr()};
+  read_states(layers, states, lengths);
   s.b = ids.size(0);
   s.num_tokens = tokens.size(0);
   s.num_places = places ? places->size(0) : 0;
@@ -133,7 +182,7 @@ void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tok
   for (Index i = 0; i < s.b; ++i)
     if (s.positions[i] < 0 || s.positions[i] >= limit) throw std::runtime_error("there is no position " + std::to_string(s.positions[i]) + ".");
   const FlushDenormals flush;
-  run(s, std::move(layers), std::max<Index>(1, torch::stable::get_num_threads()));
+  run(s, std::move(layers), std::move(rotations), std::max<Index>(1, torch::stable::get_num_threads()));
   Index* position = static_cast<Index*>(positions.mutable_data_ptr());
   for (Index i = 0; i < s.b; ++i) ++position[i];
 }
@@ -145,7 +194,7 @@ void large_pages(Tensor x) { ask_for_large_pages(x.const_data_ptr(), static_cast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(tarnn_cpu, m) {
   m.def("stack(Tensor ids, Tensor(a!) positions, Tensor plan, Tensor weights, Tensor tokens, Tensor? places, Tensor? extra, "
-        "Tensor(b!)[] S, Tensor(c!)[] z, Tensor(d!)[] M, Tensor(e!) out, int limit, float norm_eps, float eps) -> ()");
+        "Tensor(b!)[] states, Tensor lengths, Tensor(c!) out, int limit, float norm_eps, float eps) -> ()");
   m.def("large_pages(Tensor bytes) -> ()");
 }
 

@@ -28,23 +28,73 @@ struct Norm {
   const float *gain, *bias;
 };
 
+/// What features are made by (features.h); the first five are those of `Map`.
+enum class Function { identity, elu, relu, squared_relu, exp, abs, sigmoid, gelu, cos, plain_exp, waves, halves, dpfp, pairs, cosformer };
+
+/// How φ's arguments are moved first: (x − centre)·stretch, with weight·x + constant as their log-weight. None: centre is null.
+struct Move {
+  Index heads;  // 1: the same for all
+  const float *centre, *stretch, *weight, *constant;
+};
+
+/// A map whose features are not those of a `Map` alone; see features.h.
+struct FeatureMap {
+  Function function;
+  bool made_here;    // else attention's step makes them, by `Layer::map`
+  bool log_scaled;   // a logarithm is kept apart, and the state has a maximum
+  Index f;           // features
+  Index heads, m;    // Ω has m rows; of each of g heads, or 1: of all; 0: there is none
+  Matrix omega;      // of several heads, each begins a panel
+  float square, offset, gain, shift;
+  double number;
+  const float* parts;
+  Move queries, keys;
+  Index omega_panels() const { return (m + panel - 1) / panel; }
+};
+
+enum class Attention { linear, softmax, none };
+enum class Decay { none, head, token, channel };
+
+/// A cache of keys and values (b, g, capacity, d) with `length` of them there; mask (b, capacity) or null.
+struct Cache {
+  float *k, *v;
+  bool* mask;
+  Index capacity, length;
+};
+
+/// Rotary positions of one width: the frequencies of its pairs.
+struct Rotation {
+  Index width;
+  const double* frequencies;  // width / 2
+};
+
 struct Layer {
+  Attention attention;
+  Decay decay;
   Map map;
+  FeatureMap features;
+  Index rotation;          // which of the stack's; −1: none
+  bool rotates_features;   // else q and k
   Norm attention_norm, mlp_norm;
-  Matrix qkv;  // of all query heads, of all key heads, of all value heads; then a gate per key head, where tokens decay
+  Matrix qkv;  // of all query heads, all key heads (of Attention::none neither), all value heads; behind them a gate per key head,
+               // where tokens decay, or what `gate` reads, where channels do
   Matrix o, up, down;  // up: of swiglu, panels of the gate and of what it gates take turns
+  Matrix gate;         // where channels decay; of each key head, beginning a panel
   const float *q_gain, *k_gain, *o_gain;  // RMSNorms of a head's query, key, output; null: none
   const float* log_decay;                 // one per key head, for all tokens alike; null: none
   Sums state;
+  Cache cache;
 };
 
 struct Stack {
   Index hidden, h, g, d, inner;  // h query heads and g key heads of d channels; inner: width of the MLP
-  bool pre_norm, centred, swiglu, gated, normalize;
+  bool pre_norm, centred, swiglu, normalize;
   bool dot_products;  // the processor has instructions for products of bytes (AVX-512 VNNI)
   double norm_eps, eps;
   const Layer* layers;
   Index num_layers;
+  const Rotation* rotations;
+  Index num_rotations;
   Norm last;     // pre-norm: the norm behind the last layer
   Matrix head;  // to what comes out
   // what goes in: the token's row + the row of its position + a row of the batch's own (null: none)

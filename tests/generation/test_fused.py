@@ -1,12 +1,15 @@
 """The fused step against `model.step`: the same numbers and states; fewer bits cost what they may; what it refuses."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
 import torch
 
 from tarnn.analysis.image_likelihood import bits_per_dim_by_steps
+from tarnn.attention import calibrating
 from tarnn.data import Images
+from tarnn.feature_maps import names
 from tarnn.generation.fused import FusedStep, refusal
 from tarnn.generation.pixels import PixelLoop, pixel_sampler
 from tarnn.kernels.cpu import library
@@ -29,6 +32,11 @@ SERVED = {
     "squared relu": {"feature_map": ["squared_relu", "relu", "elu"], "position": "sinusoidal", "decay": "none"},
     "unnormalised": {"feature_map": "identity", "normalize": False, "decay": "head"},
     "post-norm": {"norm_position": "post", "norm": "layer", "max_position_embeddings": 64, "position": "sinusoidal"},
+    "softmax": {"attention": "softmax", "num_key_value_heads": 2, "position": "learned", "max_position_embeddings": 64},
+    "hybrid": {"attention": ["linear", "softmax", "none"], "position": "rotary", "bias": True},
+    "rotated features": {"position": "rotary", "num_key_value_heads": 2},
+    "rotated features, unnormalised": {"position": "rotary", "feature_map": "elu", "normalize": False, "decay": "head"},
+    "channels": {"decay": "channel", "feature_map": ["elu", "favor", "hedgehog"], "num_key_value_heads": 2},
     "no layers' bias": {"norm_position": "post", "mlp": "gelu", "tie_word_embeddings": False},
 }  # fmt: skip
 SERVED_IMAGES = {
@@ -37,6 +45,14 @@ SERVED_IMAGES = {
     "classes": {"num_classes": 3},
     "grid": {"position": "grid", "num_classes": 2, "norm_position": "pre"},
 }
+MAPS = {
+    "favor": {"num_features": 70}, "hyperbolic": {"num_features": 24}, "smreg": {"centre": True, "balance": True},
+    "oprf": {"num_features": 40}, "saderf": {"num_features": 16}, "sderf": {"num_features": 16},
+    "trigonometric": {"num_features": 20}, "gaussian": {"num_features": 20}, "dpfp": {"nu": 2}, "hedgehog": {},
+    "taylor": {}, "polynomial2": {"offset": 0.5}, "cosformer": {}, "elu": {}, "relu": {}, "squared_relu": {},
+    "identity": {}, "exp": {},
+}  # fmt: skip
+FUNCTIONS = ("relu", "exp", "abs", "sigmoid", "gelu", "cos")
 compiled = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
 
 
@@ -61,6 +77,8 @@ def moved(model):
 
 def new_states(model, batch):
     labels = {"class_labels": torch.arange(batch) % 2} if getattr(model.config, "num_classes", 0) else {}
+    if isinstance(model, TarnnForCausalLM):
+        labels = {"capacity": 64}
     return model.new_state(batch, **labels), model.new_state(batch, **labels)
 
 
@@ -94,6 +112,66 @@ def test_text_is_that_of_the_model(kind, batch, threads, with_threads):
     model = text_model(**SERVED[kind])
     with with_threads(threads):
         assert differences(model, FusedStep(model), batch, 40) < 2e-5
+
+
+def test_the_maps_that_a_model_can_have_are_all_tried():
+    assert {*MAPS, "generalized", "generalized_random"} == set(names())
+
+
+@compiled
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*MAPS.items(), *((f"generalized{r}", {"function": f}) for r in ("", "_random") for f in FUNCTIONS)],
+)
+def test_every_map_is_that_of_the_model(name, options, grouped):
+    """Normalised where it can be; of maps with parameters from data, these are others than at the start."""
+    choices = {"feature_map": name, "feature_map_options": {name: options}, "num_hidden_layers": 2}
+    choices |= {
+        "num_key_value_heads": 2 if grouped else 4,
+        "max_position_embeddings": 64,
+        "position": "learned",
+    }
+    try:
+        model = text_model(**choices)
+    except ValueError:
+        model = text_model(**choices, normalize=False)
+    ids = torch.randint(0, 97, (2, 60))
+    with contextlib.suppress(ValueError), torch.no_grad(), calibrating(model):
+        model(ids)
+    assert differences(model, FusedStep(model), 3, 20, prompt=3) < 5e-5
+
+
+@compiled
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_a_long_cache_is_read_in_blocks(weights, with_threads):
+    """Keys beyond one block, some of them masked; the same bits for any number of threads and any batch."""
+    model = text_model(attention=["softmax", "linear", "softmax"], position="rotary", num_key_value_heads=2)
+    step, ids = FusedStep(model, weights), torch.randint(0, 97, (3, 1210))
+    mask = torch.ones_like(ids)
+    mask[1, :1100] = 0
+    read, found = model.prefill(ids, model.new_state(3, capacity=1300), mask)[1], []
+    for threads, rows in ((1, [0, 1, 2]), (3, [0, 1, 2]), (3, [1])):
+        start = state = read.select(torch.tensor(rows))
+        with with_threads(threads):
+            for i in range(5):
+                out, state = step(torch.full((len(rows),), i), state)
+        found.append(out[rows.index(1)])
+    expected = start
+    for i in range(5):
+        logits, expected = model.step(torch.tensor([i]), expected)
+    assert worst(found[0], logits[0]) < (2e-5 if weights == "float32" else 5e-2)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+@compiled
+def test_a_full_cache_is_refused():
+    model = text_model(attention="softmax")
+    step, state = FusedStep(model), model.new_state(1, capacity=1)
+    _, state = step(torch.tensor([1]), state)
+    with pytest.raises(ValueError, match="holds 1 positions, 1 are taken and 1 more"):
+        step(torch.tensor([1]), state)
 
 
 @compiled
@@ -258,11 +336,7 @@ def test_no_rows_are_a_batch_too(threads, with_threads):
 @pytest.mark.parametrize(
     ("choices", "reason"),
     [
-        ({"attention": ["linear", "softmax", "linear"]}, "no SoftmaxAttention"),
-        ({"position": "rotary"}, "no rotary positions"),
-        ({"feature_map": "dpfp"}, "no Dpfp features"),
-        ({"decay": "channel"}, "no ChannelDecay"),
-        ({"feature_map": ["exp", "elu", "elu"]}, "some of its layers keep a maximum"),
+        ({"attention": "hybrid"}, "no HybridAttention"),
     ],
 )
 def test_what_it_does_not_serve_it_says(choices, reason):

@@ -58,11 +58,15 @@ class Rotary:
     def rotation(self, positions: Int[Tensor, "b t"], dtype: torch.dtype = torch.float32) -> Rotation:
         """The rotation of these positions for vectors of this dtype, float32 at least."""
         dtype = wide(dtype)
-        precise = torch.float32 if positions.device.type == "mps" else torch.float64
-        exponent = torch.arange(0, self.dim, 2, device=positions.device, dtype=precise) / -self.dim
-        angle = positions[:, None, :, None].to(precise) * self.base**exponent  # (b, 1, t, dim / 2)
+        frequencies = self.frequencies(positions.device)
+        angle = positions[:, None, :, None].to(frequencies.dtype) * frequencies  # (b, 1, t, dim / 2)
         cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
         return Rotation(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1))
+
+    def frequencies(self, device: torch.device | str = "cpu") -> Float[Tensor, " pairs"]:
+        """base^(−2c/dim) of each pair."""
+        precise = torch.float32 if torch.device(device).type == "mps" else torch.float64
+        return self.base ** (torch.arange(0, self.dim, 2, device=device, dtype=precise) / -self.dim)
 
     def of(self, positions: Tensor | None, rotation: Rotation | None, x: Tensor, state) -> Rotation:
         """The rotation for x (b, t, ·): as given, from positions, or for a sequence that starts here.

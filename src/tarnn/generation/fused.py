@@ -3,6 +3,8 @@
 Of the same numbers in the same order as `model.step`, within float32's rounding; weights may be stored in fewer bits.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from operator import is_
 from typing import Any, TypeVar
 
@@ -10,10 +12,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tarnn.attention import HeadDecay, LinearAttention, TokenDecay
+from tarnn.attention import (
+    ChannelDecay,
+    HeadDecay,
+    LinearAttention,
+    NoAttention,
+    Rotary,
+    SoftmaxAttention,
+    TokenDecay,
+)  # fmt: skip
+from tarnn.generation.fused_maps import Move, recipe
 from tarnn.kernels.cpu import library
-from tarnn.kernels.cpu.stack import FORMATS, Block, step
-from tarnn.kernels.features import NAMES
+from tarnn.kernels.cpu.stack import ATTENTIONS, DECAYS, FORMATS, FUNCTIONS, Block, step
 from tarnn.models.block import Block as Layer
 from tarnn.models.block import GeluMlp
 from tarnn.models.inputs import check_length
@@ -21,13 +31,20 @@ from tarnn.models.recurrent import TextModel
 from tarnn.models.recurrent_images import ImageModel
 from tarnn.models.state import ModelState
 from tarnn.numerics import default_eps
+from tarnn.ops import KVCache
+from tarnn.ops import State as LayerState
+from tarnn.ops.softmax import full
 
 Model = TextModel | ImageModel
 State = TypeVar("State", bound=ModelState)
-Sums = tuple[list[Tensor], list[Tensor], list[Tensor]]
+KINDS: dict[type, str] = {LinearAttention: "linear", SoftmaxAttention: "softmax", NoAttention: "none"}
+DECAY_KINDS: dict[type, str] = {
+    type(None): "none", HeadDecay: "head", TokenDecay: "token", ChannelDecay: "channel",
+}  # fmt: skip
 NO_LIMIT = 2**62
 LINEAR = (
-    "q_proj", "k_proj", "v_proj", "o_proj", "gate", "gate_proj", "up_proj", "down_proj", "lm_head", "head"
+    "q_proj", "k_proj", "v_proj", "o_proj", "gate", "down", "up", "gate_proj", "up_proj", "down_proj", "lm_head",
+    "head",
 )  # fmt: skip
 MOST_PLACES = 2**16  # positions whose embeddings are kept in a table; beyond, each step computes its own
 
@@ -41,22 +58,25 @@ def refusal(model: nn.Module) -> str | None:
     if model.training:
         return "the model is in training mode"
     for block in model.model.layers:
-        attention = block.attention
-        if not isinstance(attention, LinearAttention):
-            return f"it has no {type(attention).__name__}"
-        if attention.rotary is not None:
-            return "it has no rotary positions"
-        if not attention.feature_map.kernel:
-            return f"it has no {type(attention.feature_map).__name__} features"
-        if attention.decay is not None and not isinstance(attention.decay, HeadDecay | TokenDecay):
-            return f"it has no {type(attention.decay).__name__}"
+        if reason := _attention_refusal(block.attention):
+            return reason
     if name := _replaced(model):
         return f"{name} has a hook, or another module in its place, which it would leave out"
-    states: Any = (block.attention.new_state(1) for block in model.model.layers)
-    if len({state.M is None for state in states}) > 1:
-        return "some of its layers keep a maximum in their state, and some don't"
     if not library.available():
         return f"the compiled kernels can't be used: {library.status().why}"
+    return None
+
+
+def _attention_refusal(attention: Any) -> str | None:
+    """Why there is no fused step for a model with this attention, or None."""
+    if type(attention) not in KINDS:
+        return f"it has no {type(attention).__name__}"
+    if not isinstance(attention, LinearAttention):
+        return None
+    if recipe(attention.feature_map, attention.head_dim) is None:
+        return f"it has no {attention.feature_map._get_name()} features, or not with these options"
+    if type(attention.decay) not in DECAY_KINDS:
+        return f"it has no {type(attention.decay).__name__}"
     return None
 
 
@@ -99,7 +119,7 @@ class FusedStep:
             default_eps(torch.float32),
         )  # fmt: skip
         self._parts: tuple[Any, ...] = ()
-        self._sums: Sums = ([], [], [])
+        self._tensors: list[Tensor] = []
 
     def __call__(
         self, token_ids: Int[Tensor, " b"], state: State, *, inplace: bool = False
@@ -111,26 +131,35 @@ class FusedStep:
         """
         state = state if inplace else state.clone()
         ids, positions = _whole(token_ids), state.position
-        S, z, M = self._sums_of(state, len(ids))
+        tensors, caches = self._tensors_of(state, len(ids)), _caches(state)
+        lengths = torch.tensor([n for x in caches for n in (x.length, x.mask is not None)], dtype=torch.int64)
         extra = _extra(self.model, state, self.places)
         try:
             parameters = step(
-                ids, positions, self.plan, self.block, self.tokens, self.places, extra, S, z, M, *self._numbers
+                ids, positions, self.plan, self.block, self.tokens, self.places, extra, tensors, lengths, *self._numbers
             )  # fmt: skip
         except RuntimeError as error:
             check_length(self.model.config, 1, int(positions.max()))
             raise ValueError(str(error).splitlines()[0]) from error
-        return parameters, state
+        return parameters, state if not caches else self._longer(state)
 
-    def _sums_of(self, state: ModelState, batch_size: int) -> Sums:
-        """S, z and M of all layers; looked at again only where they are others than those of the last call."""
+    def _longer(self, state: State) -> State:
+        """The state with one more key and value in each cache; its tensors are those that were looked at."""
+        layers = tuple(replace(x, length=x.length + 1) if isinstance(x, KVCache) else x for x in state.layers)
+        self._parts = (state.position, *layers)
+        return replace(state, layers=layers)
+
+    def _tensors_of(self, state: ModelState, batch_size: int) -> list[Tensor]:
+        """Those of all layers; looked at again only where they are others than those of the last call."""
         parts = (state.position, *state.layers)
         same = len(parts) == len(self._parts) and all(map(is_, parts, self._parts))
         if not same or len(state.position) != batch_size:
             _check_state(self.model, state, batch_size)
-            S, z, M = ([getattr(x, name) for x in state.layers] for name in ("S", "z", "M"))
-            self._parts, self._sums = parts, (S, z, [x for x in M if x is not None])
-        return self._sums
+            self._parts, self._tensors = parts, [x for layer in state.layers for x in _written(layer)]
+        for cache in _caches(state):
+            if cache.length == cache.capacity:
+                raise full(cache.capacity, cache.length, 1)
+        return self._tensors
 
 
 def _whole(token_ids: Tensor) -> Tensor:
@@ -145,7 +174,7 @@ def _whole(token_ids: Tensor) -> Tensor:
 
 
 def _check_state(model: Model, state: ModelState, batch_size: int) -> None:
-    like = [block.attention.new_state(batch_size, device="meta") for block in model.model.layers]
+    like = [block.attention.new_state(batch_size, capacity=1, device="meta") for block in model.model.layers]
     position = state.position
     fits = position.shape == (batch_size,) and position.dtype == torch.int64 and position.is_contiguous()
     if len(like) != len(state.layers) or not fits:
@@ -154,17 +183,31 @@ def _check_state(model: Model, state: ModelState, batch_size: int) -> None:
             f"layers, and {batch_size} tokens came. Make it with model.new_state({batch_size})."
         )
     for layer, wanted in zip(state.layers, like, strict=True):
-        for name in ("S", "z", "M"):
-            x, y = getattr(layer, name), getattr(wanted, name)
-            fits = (x is None) == (y is None)
-            if fits and x is not None and y is not None:
-                fits = x.shape == y.shape and x.dtype == torch.float32 and x.device.type == "cpu"
-                fits = fits and x.is_contiguous()
-            if not fits:
-                raise ValueError(
-                    f"the fused step takes states as model.new_state({batch_size}) makes them, contiguous and float32: "
-                    f"{name} {None if y is None else tuple(y.shape)}; got {None if x is None else tuple(x.shape)}."
-                )
+        if type(layer) is type(wanted) and _fits(layer, wanted):
+            continue
+        raise ValueError(
+            f"the fused step takes states as model.new_state({batch_size}) makes them, contiguous and float32: "
+            f"{wanted!r}; got {layer!r}."
+        )
+
+
+def _fits(layer: LayerState, wanted: LayerState) -> bool:
+    """As wide, and as the kernel reads it; how long a cache is does not matter, and it may have a mask."""
+    found, expected = _written(layer), _written(wanted)
+    if isinstance(layer, KVCache):
+        expected = [x.expand(-1, -1, layer.capacity, -1) for x in expected]
+    shapes = [x.shape for x in found][: len(expected)] == [x.shape for x in expected]
+    floats = all(x.dtype in (torch.float32, torch.bool) for x in found)
+    return shapes and floats and all(x.device.type == "cpu" and x.is_contiguous() for x in found)
+
+
+def _written(layer: LayerState) -> list[Tensor]:
+    """The tensors of a layer's state, whole."""
+    return [x for x in vars(layer).values() if isinstance(x, Tensor)]
+
+
+def _caches(state: ModelState) -> list[KVCache]:
+    return [x for x in state.layers if isinstance(x, KVCache)]
 
 
 # --- weights
@@ -173,28 +216,42 @@ def _check_state(model: Model, state: ModelState, batch_size: int) -> None:
 def _write_model(block: Block, model: Model, weights: str) -> None:
     config, layers = model.config, model.model.layers
     pre_norm = config.norm_position == "pre"
+    rotaries = {x.dim: x for x in (layer.attention.rotary for layer in layers) if x is not None}
     block.numbers(
         config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim,
-        config.intermediate_size, len(layers),
+        config.intermediate_size, len(layers), len(rotaries),
     )  # fmt: skip
-    block.numbers(
-        pre_norm, config.norm == "layer", config.mlp == "swiglu", config.decay == "token", config.normalize
-    )
+    block.numbers(pre_norm, config.norm == "layer", config.mlp == "swiglu", config.normalize)
+    for rotary in rotaries.values():
+        block.numbers(rotary.dim)
+        block.place(rotary.frequencies())
     for layer in layers:
-        _write_layer(block, layer, weights)
+        _write_layer(block, layer, weights, list(rotaries))
     _write_norm(block, model.model.norm if pre_norm else None)
     head = _head(model)
     block.matrix(head.weight, head.bias, "float32" if weights == "float32" else "bfloat16")
 
 
-def _write_layer(block: Block, layer: Layer, weights: str) -> None:
+def _write_layer(block: Block, layer: Layer, weights: str, widths: Sequence[int]) -> None:
     attention: Any = layer.attention
-    block.numbers(NAMES.index(attention.feature_map.kernel))
+    kind = KINDS[type(attention)]
+    decay = attention.decay if kind == "linear" else None
+    rotary: Rotary | None = attention.rotary
+    block.numbers(ATTENTIONS.index(kind), DECAYS.index(DECAY_KINDS[type(decay)]))
+    rotates_features = kind == "linear" and rotary is not None and not attention.rotates_inputs
+    block.numbers(-1 if rotary is None else widths.index(rotary.dim), rotates_features)
+    if kind == "linear":
+        _write_features(block, attention)
     _write_norm(block, layer.attention_norm)
     _write_norm(block, layer.mlp_norm)
-    rows = [(x.weight, x.bias) for x in (attention.q_proj, attention.k_proj, attention.v_proj)]
-    if isinstance(attention.decay, TokenDecay):
-        rows.append((attention.decay.gate.weight, attention.decay.bias))
+    projections = (
+        [attention.v_proj] if kind == "none" else [attention.q_proj, attention.k_proj, attention.v_proj]
+    )
+    rows = [(x.weight, x.bias) for x in projections]
+    if isinstance(decay, TokenDecay):
+        rows.append((decay.gate.weight, decay.bias))
+    if isinstance(decay, ChannelDecay):
+        rows.append((decay.down.weight, None))
     block.matrix(*_stacked(rows), weights)
     block.matrix(attention.o_proj.weight, attention.o_proj.bias, weights)
     mlp: Any = layer.mlp
@@ -203,9 +260,34 @@ def _write_layer(block: Block, layer: Layer, weights: str) -> None:
     else:
         block.matrix(*_interleaved(mlp.gate_proj, mlp.up_proj), weights)
     block.matrix(mlp.down_proj.weight, mlp.down_proj.bias, weights)
-    for norm in (attention.q_norm, attention.k_norm, attention.o_norm):
+    if isinstance(decay, ChannelDecay):
+        block.heads(*(x.unflatten(0, (decay.num_heads, -1)) for x in (decay.up.weight, decay.up.bias)))
+    o_norm = attention.o_norm if kind == "linear" else None
+    for norm in (attention.q_norm, attention.k_norm, o_norm):
         block.vector(None if norm is None else norm.weight)
-    block.vector(attention.decay.log_decay if isinstance(attention.decay, HeadDecay) else None)
+    block.vector(decay.log_decay if isinstance(decay, HeadDecay) else None)
+
+
+def _write_features(block: Block, attention: LinearAttention) -> None:
+    made = recipe(attention.feature_map, attention.head_dim)
+    assert made is not None
+    heads, m = (0, 0) if made.omega is None else made.omega.shape[:2]
+    block.numbers(FUNCTIONS.index(made.function), made.made_here, attention.feature_map.log_scaled)
+    block.numbers(attention.num_features, heads, m)
+    if made.omega is not None:
+        bias = made.bias
+        block.heads(made.omega, None if bias is None else bias.expand(heads, -1))
+    numbers = (made.square, made.offset, made.gain, made.shift, made.number)
+    block.place(torch.tensor(numbers, dtype=torch.float64))
+    block.place(torch.tensor(made.parts) if made.parts else None)
+    for moved in (made.queries, made.keys):
+        _write_move(block, moved)
+
+
+def _write_move(block: Block, move: Move | None) -> None:
+    block.numbers(0 if move is None else len(move.centre))
+    for x in move or [None] * 4:
+        block.vector(None if x is None else x.flatten())
 
 
 def _write_norm(block: Block, norm: Any) -> None:

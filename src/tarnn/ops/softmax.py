@@ -92,7 +92,7 @@ class KVCache(State):
     def resized(self, capacity: int) -> "KVCache":
         """A copy with another capacity. Raises ValueError where it would not hold what is there."""
         if capacity < self.length:
-            raise _full(capacity, 0, self.length)
+            raise full(capacity, 0, self.length)
 
         def moved(x: Tensor, dim: int) -> Tensor:
             shape = [*x.shape[:dim], capacity, *x.shape[dim + 1 :]]
@@ -144,10 +144,11 @@ class KVCache(State):
                 f"this cache holds {self.k.dtype}; got {k.dtype} and {v.dtype}. Make it with their dtype=."
             )
         if self.length + k.shape[2] > self.capacity:
-            raise _full(self.capacity, self.length, k.shape[2])
+            raise full(self.capacity, self.length, k.shape[2])
 
 
-def _full(capacity: int, taken: int, more: int) -> ValueError:
+def full(capacity: int, taken: int, more: int) -> ValueError:
+    """What to raise where a cache has no room for so many more."""
     return ValueError(
         f"the key/value cache is full: it holds {capacity} positions, {taken} are taken and "
         f"{more} more were given. Make it with a larger capacity."

@@ -16,9 +16,17 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from tarnn.kernels.features import NAMES
+
 PANEL = 64
 FORMATS = ("float32", "bfloat16", "int8")
 NOWHERE = -1
+# as csrc/model_step/stack.h has them
+FUNCTIONS = (
+    *NAMES, "abs", "sigmoid", "gelu", "cos", "plain_exp", "waves", "halves", "dpfp", "pairs", "cosformer",
+)  # fmt: skip
+ATTENTIONS = ("linear", "softmax", "none")
+DECAYS = ("none", "head", "token", "channel")
 
 
 class Block:
@@ -45,6 +53,12 @@ class Block:
     def vector(self, x: Tensor | None) -> None:
         """A float32 vector with zeros up to a whole panel."""
         self.place(None if x is None else padded(x.float(), PANEL))
+
+    def heads(self, weight: Tensor, bias: Tensor | None) -> None:
+        """A product for each of g heads, (g, m, inputs) and (g, m), in float32: each head begins a panel."""
+        if bias is None:
+            bias = weight.new_zeros(weight.shape[:2])
+        self.matrix(padded(weight.mT, PANEL).mT.flatten(0, 1), padded(bias, PANEL).flatten(), "float32")
 
     def matrix(self, weight: Tensor, bias: Tensor | None, kind: str) -> None:
         """y = W x + bias, W (outputs, inputs), in one of `FORMATS`."""
@@ -88,19 +102,21 @@ def padded(x: Tensor, multiple: int) -> Tensor:
 
 def step(
     ids: Tensor, positions: Tensor, plan: Tensor, weights: Tensor, tokens: Tensor, places: Tensor | None,
-    extra: Tensor | None, S: Sequence[Tensor], z: Sequence[Tensor], M: Sequence[Tensor], num_outputs: int,
-    limit: int, norm_eps: float, eps: float,
+    extra: Tensor | None, states: Sequence[Tensor], lengths: Tensor, num_outputs: int, limit: int, norm_eps: float,
+    eps: float,
 ) -> Tensor:  # fmt: skip
     """One token of each row, (b,) → what the head puts out, (b, num_outputs) float32.
 
     What enters the first layer is tokens[id] + places[position] + extra[row]; beyond the last place, that one counts.
-    Writes the states S (b, g, d, d), z (b, g, d), M (b, g) of each layer (M: of all or none), and adds 1 to positions;
+    states: of each layer in turn S (b, g, f, d), z (b, g, f) and, if it has one, M (b, g); or keys and values
+    (b, g, capacity, d) and, if it has one, their mask (b, capacity), to which lengths, int64, has two numbers: how many
+    keys are there, of fewer than the capacity, and whether there is a mask. Writes all of them, and adds 1 to positions;
     all contiguous, float32 and int64. RuntimeError, before anything is written, for a token that is not there and for
     a position of `limit` or beyond.
     """
     out = tokens.new_empty(len(ids), num_outputs)
     torch.ops.tarnn_cpu.stack(
-        ids, positions, plan, weights, tokens, places, extra, S, z, M, out, limit, norm_eps, eps
+        ids, positions, plan, weights, tokens, places, extra, states, lengths, out, limit, norm_eps, eps
     )
-    increment_version((positions, *S, *z, *M))  # so that autograd sees what was written
+    increment_version((positions, *states))  # so that autograd sees what was written
     return out
