@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tarnn.analysis.image_likelihood import bits_per_dim_by_steps
-from tarnn.attention import calibrating
+from tarnn.attention import LinearAttention, calibrating
 from tarnn.data import Images
-from tarnn.feature_maps import names
+from tarnn.feature_maps import GeneralizedFeatures, GeneralizedRandomFeatures, OwnMap, names
 from tarnn.generation.fused import FusedStep, refusal
 from tarnn.generation.pixels import PixelLoop, pixel_sampler
 from tarnn.kernels.cpu import library
@@ -114,8 +114,11 @@ def test_text_is_that_of_the_model(kind, batch, threads, with_threads):
         assert differences(model, FusedStep(model), batch, 40) < 2e-5
 
 
+@compiled
 def test_the_maps_that_a_model_can_have_are_all_tried():
-    assert {*MAPS, "generalized", "generalized_random"} == set(names())
+    """But for those that it refuses."""
+    assert {*MAPS, "generalized", "generalized_random", "clusters"} == set(names())
+    assert "no QueryClusters features" in refusal(text_model(feature_map="clusters"))
 
 
 @compiled
@@ -333,17 +336,23 @@ def test_no_rows_are_a_batch_too(threads, with_threads):
 
 
 @compiled
-@pytest.mark.parametrize(
-    ("choices", "reason"),
-    [
-        ({"attention": "hybrid"}, "no HybridAttention"),
-    ],
-)
-def test_what_it_does_not_serve_it_says(choices, reason):
-    model = text_model(**choices)
-    assert reason in refusal(model)
-    with pytest.raises(ValueError, match=f"{reason}.*Use model.step"):
-        FusedStep(model)
+def test_what_it_does_not_serve_it_says():
+    """A map of one's own, a function of one's own, an attention of one's own."""
+
+    class OwnAttention(LinearAttention):
+        pass
+
+    own = (OwnMap(torch.exp), GeneralizedFeatures(torch.exp), GeneralizedRandomFeatures(10, h=torch.sum))
+    for phi in own:
+        model = text_model()
+        model.model.layers[1].attention.feature_map = phi
+        reason = f"no {phi._get_name()} features"
+        assert reason in refusal(model)
+        with pytest.raises(ValueError, match=f"{reason}.*Use model.step"):
+            FusedStep(model)
+    model = text_model()
+    model.model.layers[1].attention = OwnAttention(24, 4, head_dim=10, causal=True).eval()
+    assert "no OwnAttention" in refusal(model)
 
 
 @compiled

@@ -61,6 +61,7 @@ def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, An
     # transformers, which takes longer to import than all the rest, is for checkpoints only
     from tarnn.analysis.decode_cost import softmax_twin
     from tarnn.generation.checkpoint import open_config, weightless
+    from tarnn.generation.fused import refusal_of_its_kind
     from tarnn.generation.weights import check_weights, read_headers, read_weights, saved_dtype
     from tarnn.tasks import TASKS
 
@@ -95,6 +96,7 @@ def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, An
             for length in lengths
         ],
         "kernel": kernel_facts(),
+        "no_fused_step": refusal_of_its_kind(model),
     }
 
 
@@ -132,6 +134,7 @@ def as_text(facts: dict[str, Any]) -> str:
         "positions": config["position"] + (f", at most {limit:,}" if limit else ", any length"),
         **{f"layer {numbers}": kind for numbers, kind in runs(facts["layers"]).items()},
         "CPU kernel": f"{facts['kernel']['path']}: {facts['kernel']['why']}",
+        "CPU step": "fused" if facts["no_fused_step"] is None else f"not fused: {facts['no_fused_step']}",
     }
     width = max(map(len, rows))
     lines = [facts["checkpoint"], *(f"  {name:{width}}  {value}" for name, value in rows.items())]

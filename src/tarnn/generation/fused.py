@@ -51,12 +51,17 @@ MOST_PLACES = 2**16  # positions whose embeddings are kept in a table; beyond, e
 
 def refusal(model: nn.Module) -> str | None:
     """Why there is no fused step for this model, or None where there is one."""
-    if not isinstance(model, TextModel | ImageModel):
-        return f"it is made for models of text and of images, not for {type(model).__name__}"
+    if reason := refusal_of_its_kind(model):
+        return reason
     if any(p.device.type != "cpu" or p.dtype != torch.float32 for p in model.parameters()):
         return "it computes in float32 on a CPU, and this model is elsewhere or of another type"
-    if model.training:
-        return "the model is in training mode"
+    return "the model is in training mode" if model.training else None
+
+
+def refusal_of_its_kind(model: nn.Module) -> str | None:
+    """The same for any model built like this one, wherever its weights are."""
+    if not isinstance(model, TextModel | ImageModel):
+        return f"it is made for models of text and of images, not for {type(model).__name__}"
     for block in model.model.layers:
         if reason := _attention_refusal(block.attention):
             return reason
