@@ -42,7 +42,10 @@ def configuration(
     of parts, into narrower ones. Found by what the compiler says of registers and spills (`benchmarks/gpu_resources.py`).
     """
     wide = max(features, values)
-    chunk = 64 if dtype == torch.bfloat16 and wide <= (64 if backward else 128) else 32
+    if dtype == torch.bfloat16:
+        chunk = 64 if wide <= (64 if backward else 128) else 32
+    else:
+        chunk = 32 if wide <= 64 else 16
     held = 64 * (64 if wide <= 64 else 128) // (1 if dtype == torch.bfloat16 else 2)
     by = lambda other, width: max(16, min(padded(width), held // padded(other)))  # noqa: E731
     return Configuration(
