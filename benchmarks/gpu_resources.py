@@ -11,12 +11,14 @@ run, and no time is measured.
 import sys
 import time
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import gpu_compiler
 import torch
+from triton.compiler.errors import CompilationError
 
 from scripts.common.options import parse
 from scripts.common.results import run
@@ -121,12 +123,15 @@ def compile_one(kernel_name: str, mode: str, dtype: str, width: int, gpu: int) -
     given = {name: x for name, x in given.items() if name in kernel.arg_names}
     types = {name: type_of(name, kernel, dtype) for name in kernel.arg_names if name not in given}
     begun = time.perf_counter()
-    binary = gpu_compiler.compiled(
-        kernel, types, given, gpu, num_warps=config.warps, num_stages=config.stages
-    )
-    found = gpu_compiler.resources(binary)
+    options = {"num_warps": config.warps, "num_stages": config.stages}
+    try:
+        found = gpu_compiler.resources(gpu_compiler.compiled(kernel, types, given, gpu, **options))
+        fault = wrong(found, gpu)
+    except CompilationError as error:
+        found = gpu_compiler.Resources(0, 0, 0, 0, 0, 0)
+        fault = f"does not compile: {str(error).splitlines()[-1]}"
     seconds = round(time.perf_counter() - begun, 1)
-    return Compiled(kernel_name, mode, dtype, width, gpu, *found, seconds, wrong(found, gpu))
+    return Compiled(kernel_name, mode, dtype, width, gpu, *found, seconds, fault)
 
 
 def wrong(found: gpu_compiler.Resources, gpu: int) -> str:
@@ -142,19 +147,20 @@ def wrong(found: gpu_compiler.Resources, gpu: int) -> str:
 
 
 def shipped(options) -> list[tuple[str, str, str, int, int]]:
-    """What is compiled: the plain mode in every dtype, width and GPU asked for, others in the first of each."""
+    """What is compiled: the plain mode for every dtype, width and GPU asked for, others for the first dtype and width, on
+    Hopper or the last GPU asked for. The common ones first, so that an interruption leaves the most."""
     cells = []
-    for mode in options.modes:
-        for kernel in KERNELS:
-            if kernel == "decay_gradients" and not mode.startswith("decay"):
-                continue
-            for dtype in options.dtypes if mode == "plain" else options.dtypes[:1]:
-                for width in options.widths if mode == "plain" else options.widths[:1]:
-                    for gpu in (
-                        options.gpus if mode == "plain" else [max(options.gpus, key=lambda x: x == 90)]
-                    ):
-                        cells.append((kernel, mode, dtype, width, gpu))
-    return cells
+    for mode, dtype, width, gpu, kernel in product(
+        options.modes, options.dtypes, options.widths, options.gpus, KERNELS
+    ):
+        first = dtype == options.dtypes[0] and width == options.widths[0]
+        hopper = gpu == (90 if 90 in options.gpus else options.gpus[-1])
+        if (mode == "plain" or (first and hopper)) and (
+            kernel != "decay_gradients" or mode.startswith("decay")
+        ):
+            rank = options.dtypes.index(dtype) + options.widths.index(width)
+            cells.append((rank, (kernel, mode, dtype, width, gpu)))
+    return [cell for _, cell in sorted(cells, key=lambda x: x[0])]
 
 
 def measure(options, results: dict[str, list[Compiled]], keep) -> None:

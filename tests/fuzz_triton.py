@@ -41,7 +41,10 @@ def drawn(seed: int, number: int) -> Drawn:
 def wrong(call: Drawn) -> list[str]:
     """What is wrong with it, in words."""
     processors = 10_000 if call.number % 2 else 1
-    with mock.patch.object(launch, "processors", lambda device: processors), honest_interpreter.order(call.number):
+    with (
+        mock.patch.object(launch, "processors", return_value=processors),
+        honest_interpreter.order(call.number),
+    ):
         try:
             errors, limits, _ = fuzz.judge(call)
         except Exception as error:  # whatever the interpreter finds
@@ -49,7 +52,10 @@ def wrong(call: Drawn) -> list[str]:
     if call.dtype != "float32":
         once = torch.finfo(DTYPES[call.dtype]).eps
         limits = limits | {kind: max(limits[kind], once) for kind in "Sz"}
-    return [f"{kind}: error {errors[kind]:.2g}, at most {limits[kind]:.2g}" for kind in fuzz.exceeded(errors, limits)]
+    return [
+        f"{kind}: error {errors[kind]:.2g}, at most {limits[kind]:.2g}"
+        for kind in fuzz.exceeded(errors, limits)
+    ]
 
 
 def main() -> int:
@@ -68,7 +74,15 @@ def main() -> int:
         if faults := wrong(call):
             failures.append({"call": asdict(call), "wrong": faults})
             print(number, *faults, call, sep="\n   ", flush=True)
-        kinds.update([call.dtype, call.feature_map, call.way, f"decay {call.decay}", "causal" if call.causal else "full"])
+        kinds.update(
+            [
+                call.dtype,
+                call.feature_map,
+                call.way,
+                f"decay {call.decay}",
+                "causal" if call.causal else "full",
+            ]
+        )
         number += 1
         options.out.write_text(
             json.dumps(

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tarnn.cli import machine as cli_machine
 from tarnn.kernels import triton
 from tarnn.kernels.backends import Mendable
 from tarnn.kernels.call import Call
@@ -76,3 +77,14 @@ def test_calls_that_they_take_and_calls_that_they_do_not(anywhere):
     assert "nothing" in refusal(e=0)
     far = torch.empty_strided((1, 1, 2, 8), (0, 0, 2**25, 1))
     assert "apart" in triton.refusal(Call(far, far, far))
+
+
+def test_info_says_which_kernels_run_on_the_gpu_and_why(a_gpu, monkeypatch):
+    monkeypatch.delenv("TARNN_KERNELS", raising=False)
+    a_gpu(capability=(7, 0))
+    monkeypatch.setattr(cli_machine, "accelerator", lambda: "a GPU")
+    assert "GPU kernel" not in cli_machine.machine_text(cli_machine.machine_facts())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    facts = cli_machine.machine_facts()
+    assert facts["gpu_kernel"]["path"] == "PyTorch"
+    assert "sm_70" in cli_machine.machine_text(facts)

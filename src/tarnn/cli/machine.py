@@ -10,6 +10,7 @@ import torch
 
 import tarnn
 from tarnn.kernels.cpu import library
+from tarnn.kernels.triton import machine as triton_machine
 
 
 def machine_facts() -> dict[str, Any]:
@@ -27,12 +28,18 @@ def machine_facts() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "accelerator": accelerator(),
         "kernel": kernel_facts(),
+        "gpu_kernel": gpu_kernel_facts(),
     }
 
 
 def kernel_facts() -> dict[str, str]:
     """The path that attention takes on the CPU, and why."""
     return library.status()._asdict()
+
+
+def gpu_kernel_facts() -> dict[str, str] | None:
+    """The path that attention takes on the first GPU, and why; None without one."""
+    return triton_machine.status(0)._asdict() if torch.cuda.is_available() else None
 
 
 def processor() -> str:
@@ -61,5 +68,7 @@ def machine_text(facts: dict[str, Any]) -> str:
         "accelerator": facts["accelerator"] or "none",
         "CPU kernel": f"{facts['kernel']['path']}: {facts['kernel']['why']}",
     }
+    if (gpu := facts["gpu_kernel"]) is not None:
+        rows["GPU kernel"] = f"{gpu['path']}: {gpu['why']}"
     width = max(map(len, rows))
     return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())

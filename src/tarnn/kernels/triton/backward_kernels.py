@@ -21,6 +21,7 @@ from tarnn.kernels.triton.tiles import (
     load_channels,
     load_rows,
     load_state,
+    lowered,
     on_diagonal,
     pair_and_query,
     row_maxima,
@@ -146,8 +147,8 @@ def gradient_sums(
                 w, d, M_in, M_out, at, chunk, rows, inside, C, DECAY, WEIGHTED
             )
             if DECAY or WEIGHTED:
-                _, query = pair_and_query(weight, lost, M_a, C, DECAY, WEIGHTED)
-                _, keep = key_and_keep(weight, lost, M_a, M_b, C, DECAY, WEIGHTED)
+                _pair, query = pair_and_query(weight, lost, M_a, C, DECAY, WEIGHTED)
+                _key, keep = key_and_keep(weight, lost, M_a, M_b, C, DECAY, WEIGHTED)
                 state, sums = state * keep, sums * keep
             if CHANNELS:
                 live = live_rows(mask + row * mask_b, t0, stop, rows, MASKED)
@@ -158,14 +159,14 @@ def gradient_sums(
         for head in range(R):
             h = g * R + head
             at_q = (row * H + h) * T + t0
-            _, phi = query_tile(
+            _u, phi = query_tile(
                 q + row * q_b + h * q_h + t0.to(tl.int64) * q_t, q_t, at_q, scale_q, omega, bias, rows, inside, cf,
                 factor, square, offset, shift, D, F, BD, FUNCTION, PROJECTED, BIAS,
             )  # fmt: skip
             begin = grad_o + row * grad_b + h * grad_h + t0.to(tl.int64) * grad_t
             grad = gradient_tile(begin, grad_t, r, at_q, rows, inside, ce, E)
-            low = (phi * through * query[:, None]).to(LOW)
-            state = tl.dot(tl.trans(low), grad.to(LOW), state, input_precision=PRECISION)
+            low = lowered(phi * through * query[:, None], LOW, PRECISION)
+            state = tl.dot(tl.trans(low), lowered(grad, LOW, PRECISION), state, input_precision=PRECISION)
             of_den = tl.load(gz + at_q + rows, mask=inside, other=0.0)
             sums += tl.sum(low.to(tl.float32) * of_den[:, None], 0)
     place = item * G + g
@@ -214,18 +215,19 @@ def query_gradients(
             q, q_t, at_q, scale_q, omega, bias, rows, inside, cf, factor, square, offset, shift,
             D, F, BD, FUNCTION, PROJECTED, BIAS,
         )  # fmt: skip
-        grad = gradient_tile(grad_o, grad_t, r, at_q, rows, inside, ce, E).to(LOW)
+        grad = lowered(gradient_tile(grad_o, grad_t, r, at_q, rows, inside, ce, E), LOW, PRECISION)
         of_den = tl.load(gz + at_q + rows, mask=inside, other=0.0)
         read = (
-            tl.dot(grad, tl.trans(state.to(LOW)), input_precision=PRECISION) + of_den[:, None] * sums[None, :]
+            tl.dot(grad, tl.trans(lowered(state, LOW, PRECISION)), input_precision=PRECISION)
+            + of_den[:, None] * sums[None, :]
         )
         if CAUSAL:
             live = live_rows(mask + row * mask_b, t0, stop, rows, MASKED)
-            _, phi_k = query_tile(
+            _u_k, phi_k = query_tile(
                 k, k_t, at, scale_k, omega, bias, rows, live, cf, factor, square, offset, shift,
                 D, F, BD, FUNCTION, PROJECTED, BIAS,
             )  # fmt: skip
-            values = load_rows(v, v_t, rows, live, ce, E).to(LOW)
+            values = lowered(load_rows(v, v_t, rows, live, ce, E), LOW, PRECISION)
             of_pairs = tl.dot(grad, tl.trans(values), input_precision=PRECISION) + of_den[:, None]
             of_pairs = tl.where(lower, of_pairs, 0.0)
             weight, lost, M_a, M_b = chunk_factors(
@@ -242,16 +244,21 @@ def query_gradients(
                 read = read * up_to(channels, C, C)
                 read += tl.sum(tl.where(on_diagonal(C), of_pairs, 0.0), 1)[:, None] * phi_k
                 for level in tl.static_range(LEVELS):
-                    right = (phi_k * behind(channels, 1 << level, C)).to(LOW)
-                    part = tl.where(anchored(1 << level, C), of_pairs, 0.0).to(LOW)
+                    right = lowered(phi_k * behind(channels, 1 << level, C), LOW, PRECISION)
+                    part = lowered(tl.where(anchored(1 << level, C), of_pairs, 0.0), LOW, PRECISION)
                     part = tl.dot(part, right, input_precision=PRECISION)
                     read += part * up_to(channels, 1 << level, C)
                 seen_k, keeps = seen_k * behind(channels, C, C), keeps * tl.exp2(tl.sum(channels, 0))
             else:
-                read = tl.dot(of_pairs.to(LOW), phi_k.to(LOW), read, input_precision=PRECISION)
+                read = tl.dot(
+                    lowered(of_pairs, LOW, PRECISION),
+                    lowered(phi_k, LOW, PRECISION),
+                    read,
+                    input_precision=PRECISION,
+                )
             if DECAY or WEIGHTED or CHANNELS:
                 state, sums = state * keeps[:, None], sums * keeps
-            low = seen_k.to(LOW)
+            low = lowered(seen_k, LOW, PRECISION)
             state = tl.dot(tl.trans(low), values, state, input_precision=PRECISION)
             sums += tl.sum(low.to(tl.float32), 0)
         store_rows(dq, dq_t, rows, inside, cf, F, through_function(u, phi, shift, read, FUNCTION))
@@ -308,9 +315,12 @@ def key_gradients(
             k + row * k_b + g * k_h + t * k_t, k_t, at, scale_k, omega, bias, rows, live, cf,
             factor, square, offset, shift, D, F, BD, FUNCTION, PROJECTED, BIAS,
         )  # fmt: skip
-        values = load_rows(v + row * v_b + g * v_h + t * v_t, v_t, rows, live, ce, E).to(LOW)
+        values = lowered(load_rows(v + row * v_b + g * v_h + t * v_t, v_t, rows, live, ce, E), LOW, PRECISION)
         weight, lost, M_a, M_b = chunk_factors(w, d, M_in, M_out, at, chunk, rows, inside, C, DECAY, WEIGHTED)
-        entered = tl.dot(values, tl.trans(state.to(LOW)), input_precision=PRECISION) + sums[None, :]
+        entered = (
+            tl.dot(values, tl.trans(lowered(state, LOW, PRECISION)), input_precision=PRECISION)
+            + sums[None, :]
+        )
         query, through = tl.full((C,), 1.0, tl.float32), tl.full((C, BF), 1.0, tl.float32)
         if DECAY or WEIGHTED:
             key, keep = key_and_keep(weight, lost, M_a, M_b, C, DECAY, WEIGHTED)
@@ -328,12 +338,12 @@ def key_gradients(
             for head in range(R):
                 h = g * R + head
                 at_q = (row * H + h) * T + t0
-                _, phi_q = query_tile(
+                _u_q, phi_q = query_tile(
                     q + row * q_b + h * q_h + t * q_t, q_t, at_q, scale_q, omega, bias, rows, inside, cf,
                     factor, square, offset, shift, D, F, BD, FUNCTION, PROJECTED, BIAS,
                 )  # fmt: skip
                 begin_g = grad_o + row * grad_b + h * grad_h + t * grad_t
-                grad = gradient_tile(begin_g, grad_t, r, at_q, rows, inside, ce, E).to(LOW)
+                grad = lowered(gradient_tile(begin_g, grad_t, r, at_q, rows, inside, ce, E), LOW, PRECISION)
                 of_den = tl.load(gz + at_q + rows, mask=inside, other=0.0)
                 of_pairs = tl.dot(grad, tl.trans(values), input_precision=PRECISION) + of_den[:, None]
                 of_pairs = tl.where(lower, of_pairs, 0.0)
@@ -342,14 +352,16 @@ def key_gradients(
                 if CHANNELS:
                     entered += tl.sum(tl.where(on_diagonal(C), of_pairs, 0.0), 0)[:, None] * phi_q
                     for level in tl.static_range(LEVELS):
-                        left = (phi_q * up_to(channels, 1 << level, C)).to(LOW)
-                        part = tl.where(anchored(1 << level, C), of_pairs, 0.0).to(LOW)
+                        left = lowered(phi_q * up_to(channels, 1 << level, C), LOW, PRECISION)
+                        part = lowered(tl.where(anchored(1 << level, C), of_pairs, 0.0), LOW, PRECISION)
                         part = tl.dot(tl.trans(part), left, input_precision=PRECISION)
                         entered += part * behind(channels, 1 << level, C)
                 else:
-                    turned = tl.trans(of_pairs.to(LOW))
-                    entered = tl.dot(turned, phi_q.to(LOW), entered, input_precision=PRECISION)
-                low = (phi_q * through * query[:, None]).to(LOW)
+                    turned = tl.trans(lowered(of_pairs, LOW, PRECISION))
+                    entered = tl.dot(
+                        turned, lowered(phi_q, LOW, PRECISION), entered, input_precision=PRECISION
+                    )
+                low = lowered(phi_q * through * query[:, None], LOW, PRECISION)
                 state = tl.dot(tl.trans(low), grad, state, input_precision=PRECISION)
                 sums += tl.sum(low.to(tl.float32) * of_den[:, None], 0)
         entered = tl.where(live[:, None], entered, 0.0)
@@ -396,7 +408,7 @@ def value_gradients(
         live = live_rows(mask + row * mask_b, t0, stop, rows, MASKED)
         at = (row * G + g) * T + t0
         chunk = (tl.load(items + 3).to(tl.int64) + number - 1 - step) * G + g
-        _, phi = query_tile(
+        _u, phi = query_tile(
             k + row * k_b + g * k_h + t * k_t, k_t, at, scale_k, omega, bias, rows, live, cf,
             factor, square, offset, shift, D, F, BD, FUNCTION, PROJECTED, BIAS,
         )  # fmt: skip
@@ -413,28 +425,36 @@ def value_gradients(
             channels = load_channels(begin, decay_t, rows, live, cf, lost, F, DECAY)
             seen_k, through = seen_k * behind(channels, C, C), up_to(channels, C, C)
             keeps = keeps * tl.exp2(tl.sum(channels, 0))
-        out = tl.dot(seen_k.to(LOW), state.to(LOW), input_precision=PRECISION)
+        out = tl.dot(
+            lowered(seen_k, LOW, PRECISION), lowered(state, LOW, PRECISION), input_precision=PRECISION
+        )
         if CAUSAL:
             if DECAY or WEIGHTED or CHANNELS:
                 state = state * keeps[:, None]
             for head in range(R):
                 h = g * R + head
                 at_q = (row * H + h) * T + t0
-                _, phi_q = query_tile(
+                _u_q, phi_q = query_tile(
                     q + row * q_b + h * q_h + t * q_t, q_t, at_q, scale_q, omega, bias, rows, inside, cf,
                     factor, square, offset, shift, D, F, BD, FUNCTION, PROJECTED, BIAS,
                 )  # fmt: skip
                 begin_g = grad_o + row * grad_b + h * grad_h + t * grad_t
-                grad = gradient_tile(begin_g, grad_t, r, at_q, rows, inside, ce, E).to(LOW)
+                grad = lowered(gradient_tile(begin_g, grad_t, r, at_q, rows, inside, ce, E), LOW, PRECISION)
                 if CHANNELS:
                     products = channel_products(phi_q, phi, channels, C, LOW, PRECISION)
                 else:
-                    products = tl.dot(phi_q.to(LOW), tl.trans(phi.to(LOW)), input_precision=PRECISION)
+                    products = tl.dot(
+                        lowered(phi_q, LOW, PRECISION),
+                        tl.trans(lowered(phi, LOW, PRECISION)),
+                        input_precision=PRECISION,
+                    )
                 products = tl.where(lower, products, 0.0)
                 if DECAY or WEIGHTED:
                     products = products * pair
-                out = tl.dot(tl.trans(products.to(LOW)), grad, out, input_precision=PRECISION)
-                low = (phi_q * through * query[:, None]).to(LOW)
+                out = tl.dot(
+                    tl.trans(lowered(products, LOW, PRECISION)), grad, out, input_precision=PRECISION
+                )
+                low = lowered(phi_q * through * query[:, None], LOW, PRECISION)
                 state = tl.dot(tl.trans(low), grad, state, input_precision=PRECISION)
         out = tl.where(live[:, None], out, 0.0)
         store_rows(dv + row * dv_b + g * dv_h + t * dv_t, dv_t, rows, inside, ce, E, out)
@@ -468,18 +488,20 @@ def decay_gradients(
     omega += row * omega_b + g * omega_h
     bias += row * bias_b + g * bias_h
     at_q, at = (row * H + h) * T + start, (row * G + g) * T + start
-    _, phi_q = query_tile(
+    _u_q, phi_q = query_tile(
         q + row * q_b + h * q_h + t * q_t, q_t, at_q, scale_q, omega, bias, rows, inside, cf,
         factor, square, offset, shift, D, F, BD, FUNCTION, PROJECTED, BIAS,
     )  # fmt: skip
-    _, phi_k = query_tile(
+    _u_k, phi_k = query_tile(
         k + row * k_b + g * k_h + t * k_t, k_t, at, scale_k, omega, bias, rows, live, cf,
         factor, square, offset, shift, D, F, BD, FUNCTION, PROJECTED, BIAS,
     )  # fmt: skip
-    values = load_rows(v + row * v_b + g * v_h + t * v_t, v_t, rows, live, ce, E).to(LOW)
-    grad = gradient_tile(
-        grad_o + row * grad_b + h * grad_h + t * grad_t, grad_t, r, at_q, rows, inside, ce, E
-    ).to(LOW)
+    values = lowered(load_rows(v + row * v_b + g * v_h + t * v_t, v_t, rows, live, ce, E), LOW, PRECISION)
+    grad = lowered(
+        gradient_tile(grad_o + row * grad_b + h * grad_h + t * grad_t, grad_t, r, at_q, rows, inside, ce, E),
+        LOW,
+        PRECISION,
+    )
     of_den = tl.load(gz + at_q + rows, mask=inside, other=0.0)
     before, sums = (
         load_state(S_in + place * F * E, cf, ce, F, E),
@@ -491,8 +513,14 @@ def decay_gradients(
     lower = rows[:, None] >= rows[None, :]
     of_pairs = tl.dot(grad, tl.trans(values), input_precision=PRECISION) + of_den[:, None]
     of_pairs = tl.where(lower, of_pairs, 0.0)
-    read = tl.dot(grad, tl.trans(before.to(LOW)), input_precision=PRECISION) + of_den[:, None] * sums[None, :]
-    entered = tl.dot(values, tl.trans(after.to(LOW)), input_precision=PRECISION) + sums_after[None, :]
+    read = (
+        tl.dot(grad, tl.trans(lowered(before, LOW, PRECISION)), input_precision=PRECISION)
+        + of_den[:, None] * sums[None, :]
+    )
+    entered = (
+        tl.dot(values, tl.trans(lowered(after, LOW, PRECISION)), input_precision=PRECISION)
+        + sums_after[None, :]
+    )
     across = tl.sum(before * after, 1) + sums * sums_after
     if DECAY or WEIGHTED:
         pair, query = pair_and_query(weight, lost, M_a, C, DECAY, WEIGHTED)
@@ -521,16 +549,22 @@ def decay_gradients(
         passing += across[None, :]
         for level in tl.static_range(LEVELS):
             left, right = phi_q * up_to(channels, 1 << level, C), phi_k * behind(channels, 1 << level, C)
-            part = tl.where(anchored(1 << level, C), of_pairs, 0.0).to(LOW)
-            of_left = left * tl.dot(part, right.to(LOW), input_precision=PRECISION)
-            of_right = right * tl.dot(tl.trans(part), left.to(LOW), input_precision=PRECISION)
+            part = lowered(tl.where(anchored(1 << level, C), of_pairs, 0.0), LOW, PRECISION)
+            of_left = left * tl.dot(part, lowered(right, LOW, PRECISION), input_precision=PRECISION)
+            of_right = right * tl.dot(
+                tl.trans(part), lowered(left, LOW, PRECISION), input_precision=PRECISION
+            )
             same = (rows[:, None] >> level) == (rows[None, :] >> level)
             passing += tl.dot(tl.where(same, up, 0.0), of_left, input_precision="tf32x3")
             passing += tl.dot(tl.where(same, down, 0.0), of_right, input_precision="tf32x3")
         passing = tl.where(live[:, None], passing, 0.0)
         store_rows(shares + ((row * H + h) * T + start) * F, F, rows, inside, cf, F, passing)
     else:
-        products = tl.dot(phi_q.to(LOW), tl.trans(phi_k.to(LOW)), input_precision=PRECISION)
+        products = tl.dot(
+            lowered(phi_q, LOW, PRECISION),
+            tl.trans(lowered(phi_k, LOW, PRECISION)),
+            input_precision=PRECISION,
+        )
         flow = tl.where(rows[:, None] > rows[None, :], products * of_pairs, 0.0)  # (i, j), j < i
         flow = tl.dot(up, flow, input_precision="tf32x3")  # (l, j): to queries from l on
         passing = tl.sum(tl.where(rows[:, None] > rows[None, :], flow, 0.0), 1)

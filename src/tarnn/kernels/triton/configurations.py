@@ -42,11 +42,9 @@ def configuration(
     of parts, into narrower ones. Found by what the compiler says of registers and spills (`benchmarks/gpu_resources.py`).
     """
     wide = max(features, values)
-    if dtype == torch.bfloat16:
-        chunk = 64 if wide <= (64 if backward else 128) else 32
-    else:
-        chunk = 32 if wide <= 64 else 16
-    held = 64 * (64 if wide <= 64 else 128) // (1 if dtype == torch.bfloat16 else 2)
+    narrow = dtype == torch.bfloat16
+    chunk = 64 if narrow and wide <= (64 if backward else 128) else 32 if narrow or wide <= 64 else 16
+    held = 64 * (64 if wide <= 64 else 128) // (1 if narrow else 2)
     by = lambda other, width: max(16, min(padded(width), held // padded(other)))  # noqa: E731
     return Configuration(
         CHUNK_WITH_CHANNELS if channels else chunk,

@@ -20,6 +20,7 @@ from tarnn.kernels.triton.tiles import (
     load_channels,
     load_rows,
     load_state,
+    lowered,
     pair_and_query,
     row_maxima,
     store_rows,
@@ -65,7 +66,7 @@ def state_sums(
             factor, square, offset, D, F, BD, PROJECTED, BIAS,
         )  # fmt: skip
         phi = features(u, top, shift, live, cf, FUNCTION, F)
-        values = load_rows(v, v_t, rows, live, ce, E).to(LOW)
+        values = lowered(load_rows(v, v_t, rows, live, ce, E), LOW, PRECISION)
         lost = tl.zeros((C,), tl.float32)
         if DECAY:
             lost = tl.load(d + at + rows, mask=inside, other=0.0)
@@ -82,7 +83,7 @@ def state_sums(
             phi = phi * behind(channels, C, C)
             keeps = tl.exp2(tl.sum(channels, 0))
             state, sums, through = state * keeps[:, None], sums * keeps, through * keeps
-        low = phi.to(LOW)
+        low = lowered(phi, LOW, PRECISION)
         state = tl.dot(tl.trans(low), values, state, input_precision=PRECISION)
         sums += tl.sum(low.to(tl.float32), 0)
         k += C * k_t
@@ -172,7 +173,7 @@ def outputs(
         u = arguments(
             q, q_t, rows, inside, cf, omega, bias, factor, square, offset, D, F, BD, PROJECTED, BIAS
         )
-        phi_q = features(u, top, shift, inside, cf, FUNCTION, F).to(LOW).to(tl.float32)
+        phi_q = lowered(features(u, top, shift, inside, cf, FUNCTION, F), LOW, PRECISION).to(tl.float32)
         M_rows = tl.zeros((C,), tl.float32)
         if FUNCTION == 4:
             M_rows = top
@@ -184,7 +185,7 @@ def outputs(
                 k, k_t, rows, live, cf, omega, bias, factor, square, offset, D, F, BD, PROJECTED, BIAS
             )
             phi_k = features(u, top, shift, live, cf, FUNCTION, F)
-            values = load_rows(v, v_t, rows, live, ce, E).to(LOW)
+            values = lowered(load_rows(v, v_t, rows, live, ce, E), LOW, PRECISION)
             lost, weight, M_a, M_b = tl.zeros((C,), tl.float32), tl.zeros((C,), tl.float32), 0.0, 0.0
             if DECAY:
                 lost = tl.load(d + at + rows, mask=inside, other=0.0)
@@ -198,10 +199,14 @@ def outputs(
                 seen_q, seen_k = phi_q * up_to(channels, C, C), phi_k * behind(channels, C, C)
                 keeps = tl.exp2(tl.sum(channels, 0))
             else:
-                products = tl.dot(phi_q.to(LOW), tl.trans(phi_k.to(LOW)), input_precision=PRECISION)
+                products = tl.dot(
+                    lowered(phi_q, LOW, PRECISION),
+                    tl.trans(lowered(phi_k, LOW, PRECISION)),
+                    input_precision=PRECISION,
+                )
             products = tl.where(lower, products, 0.0)
-            low_q = seen_q.to(LOW)
-            out = tl.dot(low_q, state.to(LOW), input_precision=PRECISION)
+            low_q = lowered(seen_q, LOW, PRECISION)
+            out = tl.dot(low_q, lowered(state, LOW, PRECISION), input_precision=PRECISION)
             total = tl.sum(low_q.to(tl.float32) * sums[None, :], 1)
             if DECAY or WEIGHTED:
                 pair, query = pair_and_query(weight, lost, M_a, C, DECAY, WEIGHTED)
@@ -210,16 +215,16 @@ def outputs(
                 seen_k, keeps = seen_k * key[:, None], keeps * keep
                 if WEIGHTED and not NORMALIZE:
                     M_rows += row_maxima(weight, lost, M_a, C, DECAY)
-            out = tl.dot(products.to(LOW), values, out, input_precision=PRECISION)
+            out = tl.dot(lowered(products, LOW, PRECISION), values, out, input_precision=PRECISION)
             total += tl.sum(products, 1)
             if DECAY or WEIGHTED or CHANNELS:
                 state, sums = state * keeps[:, None], sums * keeps
-            low_k = seen_k.to(LOW)
+            low_k = lowered(seen_k, LOW, PRECISION)
             state = tl.dot(tl.trans(low_k), values, state, input_precision=PRECISION)
             sums += tl.sum(low_k.to(tl.float32), 0)
         else:
-            low_q = phi_q.to(LOW)
-            out = tl.dot(low_q, state.to(LOW), input_precision=PRECISION)
+            low_q = lowered(phi_q, LOW, PRECISION)
+            out = tl.dot(low_q, lowered(state, LOW, PRECISION), input_precision=PRECISION)
             total = tl.sum(phi_q * sums[None, :], 1)
             if WEIGHTED and not NORMALIZE:
                 M_rows += finite(tl.load(M_end + place) * LOG2E)

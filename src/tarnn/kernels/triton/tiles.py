@@ -51,6 +51,15 @@ def live_rows(mask, t0, stop, rows, MASKED: tl.constexpr):
     return live
 
 
+@triton.jit
+def lowered(x, LOW: tl.constexpr, PRECISION: tl.constexpr):
+    """x as products read it. Tensor cores cut a float32 to tf32, so it is rounded first where that is all they read of it."""
+    if PRECISION == "tf32":
+        bits = x.to(tl.float32).to(tl.uint32, bitcast=True) + 0x1000
+        return bits.to(tl.float32, bitcast=True)
+    return x.to(LOW)
+
+
 # --- features
 
 
@@ -225,8 +234,8 @@ def channel_products(phi_q, phi_k, channels, C: tl.constexpr, LOW: tl.constexpr,
     """Σ_f φ(q_i)_f φ(k_j)_f 2^(D_ij)_f for j ≤ i, else 0."""
     products = tl.where(on_diagonal(C), tl.sum(phi_q * phi_k, 1)[:, None], 0.0)
     for level in tl.static_range(LEVELS):
-        left = (phi_q * up_to(channels, 1 << level, C)).to(LOW)
-        right = (phi_k * behind(channels, 1 << level, C)).to(LOW)
+        left = lowered(phi_q * up_to(channels, 1 << level, C), LOW, PRECISION)
+        right = lowered(phi_k * behind(channels, 1 << level, C), LOW, PRECISION)
         part = tl.dot(left, tl.trans(right), input_precision=PRECISION)
         products = tl.where(anchored(1 << level, C), part, products)
     return products

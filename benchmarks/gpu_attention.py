@@ -1,0 +1,160 @@
+"""Causal attention on a GPU: ours, plain PyTorch, SDPA (FlashAttention) and flash-linear-attention, on its own six shapes.
+
+    python benchmarks/gpu_attention.py          # a few minutes on a GPU; benchmarks/results/gpu_attention.{json,md}
+
+elu + 1 and the normaliser, bfloat16, forward and forward + backward; flash-linear-attention is given features and does not
+normalise, and takes part where it is installed. The floor is what the tensors alone cost: q, k, v and o read or written once
+forward, twelve such passes for both, at the bandwidth of a copy. Each method is first compared with float64. Without a GPU
+the page says so, and has the floors alone.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from gpu_clock import copy_bandwidth, gpu, milliseconds
+
+from scripts.common.options import parse
+from scripts.common.results import run
+from scripts.common.tables import markdown, page
+from tarnn import Elu, linear_attention
+from tarnn.kernels import backends
+
+SHAPES = {  # b, t, h, d
+    "1×8192×96×128": (1, 8192, 96, 128), "2×16384×16×128": (2, 16384, 16, 128), "4×2048×16×128": (4, 2048, 16, 128),
+    "4×4096×64×128": (4, 4096, 64, 128), "8×2048×32×256": (8, 2048, 32, 256), "8×1024×8×64": (8, 1024, 8, 64),
+}  # fmt: skip
+FULL = {"shapes": list(SHAPES)}
+QUICK = {"shapes": ["8×1024×8×64"]}
+PASSES = {"forward": 4, "both": 12}  # how often as many bytes as q has go through memory, at least
+H200 = 4.8e12  # bytes per second, by its data sheet: for floors where there is nothing to measure
+PHI = Elu()
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return linear_attention(q, k, v, PHI, causal=True)
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    with mock.patch.object(backends, "ORDER", ("eager",)):
+        return linear_attention(q, k, v, PHI, causal=True)
+
+
+def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def methods() -> dict[str, Attend]:
+    found: dict[str, Attend] = {"tarnn": ours, "plain PyTorch": plain, "SDPA": softmax}
+    if importlib.util.find_spec("fla") is not None:
+        from fla.ops.linear_attn import chunk_linear_attn
+
+        def fla(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            given = (x.transpose(1, 2) for x in (q, k, v))  # (b, t, h, d), as it wants them
+            return chunk_linear_attn(*given, scale=1.0, normalize=False)[0].transpose(1, 2)
+
+        found["flash-linear-attention"] = fla
+    return found
+
+
+def inputs(shape: str, device: str) -> list[Tensor]:
+    """(b, h, t, d), in memory as a projection leaves them."""
+    b, t, h, d = SHAPES[shape]
+    make = lambda: torch.randn(b, t, h, d, device=device, dtype=torch.bfloat16).transpose(1, 2)  # noqa: E731
+    return [make().requires_grad_() for _ in range(3)]
+
+
+def check(options) -> str:
+    """What is wrong with ours, against float64 in plain PyTorch, or nothing."""
+    if gpu() is None:
+        return ""
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(2, 3, 300, 64, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3)
+    )
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    found, expected = ours(q, k, v), plain(*exact)
+    grad = torch.randn_like(found)
+    pairs = zip(
+        [found, *torch.autograd.grad(found, (q, k, v), grad)],
+        [expected, *torch.autograd.grad(expected, exact, grad.double())],
+    )
+    errors = [((x.double() - y).norm() / y.norm()).item() for x, y in pairs]
+    return "" if max(errors) < 2e-2 else f"relative errors of o, dq, dk, dv: {errors}"
+
+
+def measure(options, results: dict[str, list[dict[str, Any]]], keep) -> None:
+    rows = results.setdefault("calls", [])
+    bandwidth = copy_bandwidth() if gpu() else H200
+    for shape in options.shapes:
+        b, t, h, d = SHAPES[shape]
+        for passes, count in PASSES.items():
+            floor = count * b * t * h * d * 2 / bandwidth * 1e3
+            row = {"shape": shape, "passes": passes, "floor_ms": floor}
+            if gpu():
+                row |= {name: time_of(attend, shape, passes) for name, attend in methods().items()}
+            rows.append(row)
+            keep()
+
+
+def time_of(attend: Attend, shape: str, passes: str) -> float | None:
+    """Milliseconds, or None where memory doesn't suffice."""
+    q, k, v = inputs(shape, "cuda")
+    grad = torch.randn_like(v)
+    try:
+        if passes == "forward":
+            with torch.no_grad():
+                return milliseconds(lambda: attend(q, k, v))
+        return milliseconds(lambda: torch.autograd.grad(attend(q, k, v), (q, k, v), grad))
+    except torch.OutOfMemoryError:
+        return None
+    finally:
+        torch.cuda.empty_cache()
+
+
+def report(options, facts: dict[str, Any], results: dict[str, list[dict[str, Any]]]) -> str:
+    names = list(methods())
+    number = lambda x: None if x is None else f"{x:.3f}"  # noqa: E731
+    rows = []
+    for row in results["calls"]:
+        mine = row.get("tarnn")
+        share = None if mine is None else f"{row['floor_ms'] / mine:.0%}"
+        rows.append(
+            [
+                row["shape"],
+                row["passes"],
+                number(row["floor_ms"]),
+                *(number(row.get(x)) for x in names),
+                share,
+            ]
+        )
+    where = (
+        f"Measured on {gpu()}."
+        if gpu()
+        else "Not measured on a GPU: there was none. Floors are computed, for an H200."
+    )
+    return page(
+        "Causal attention on a GPU",
+        where,
+        f"`{facts['command']}`. Milliseconds; bfloat16; b × t × h × d. The floor: {PASSES['forward']} passes over a tensor "
+        f"forward, {PASSES['both']} for both, at the bandwidth of a copy. Share: the floor by our time.",
+        markdown(["shape", "passes", "floor", *names, "share of floor"], rows, left=2),
+    )
+
+
+def main() -> int:
+    options = parse(__file__, __doc__, FULL, QUICK, choices={"shapes": list(SHAPES)})
+    return run(options, measure, check=check, report=report, facts=lambda options, results: {"gpu": gpu()})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
