@@ -118,8 +118,8 @@ FAULTS = {
         "phi_k = features(u, top, shift, rows < C, cf, FUNCTION, F)",
     ),
     "a masked key's value is read": (
-        "values = load_rows(v, v_t, rows, live, ce, E).to(LOW)\n            lost",
-        "values = load_rows(v, v_t, rows, inside, ce, E).to(LOW)\n            lost",
+        "values = lowered(load_rows(v, v_t, rows, live, ce, E), LOW, PRECISION)\n            lost",
+        "values = lowered(load_rows(v, v_t, rows, inside, ce, E), LOW, PRECISION)\n            lost",
     ),
     "a query sees what comes after it": (
         "lower = rows[:, None] >= rows[None, :]",

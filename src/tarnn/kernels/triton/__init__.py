@@ -13,6 +13,7 @@ from tarnn.kernels.triton import machine
 from tarnn.kernels.triton.configurations import MAX_WIDTH
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MOST_PROGRAMS = 65_535  # along the second and third axis of a CUDA grid
 FARTHEST = 2**24  # elements between neighbouring positions: within a tile, offsets are 32 bits wide
 
 
@@ -32,6 +33,8 @@ def refusal(call: Call) -> str | None:
         )
     if 0 in (*widths, call.q.shape[0], call.q.shape[1]):
         return "There is nothing for a kernel to do."
+    if max(call.q.shape[:2]) > MOST_PROGRAMS:
+        return f"The kernels for GPUs take at most {MOST_PROGRAMS:,} rows and heads; got {tuple(call.q.shape[:2])}."
     if any(_far(x) for x in (call.q, call.k, call.v, call.log_decay)):
         return f"The kernels for GPUs take positions that lie at most {FARTHEST:,} elements apart."
     return None

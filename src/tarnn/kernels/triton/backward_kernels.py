@@ -32,7 +32,7 @@ from tarnn.kernels.triton.tiles import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "S"])
 def gradient_rows(
     grad_o, o, den, scale_q, w, d, M_in, M_end, chunks, r, gz, grad_b, grad_h, grad_t, T, S, G, R, eps,
     E: tl.constexpr, BE: tl.constexpr, C: tl.constexpr, FUNCTION: tl.constexpr, DECAY: tl.constexpr,
@@ -116,7 +116,7 @@ def chunk_factors(
     return weight, lost, M_a, M_b
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def gradient_sums(
     q, grad_o, r, gz, w, d, decay, mask, scale_q, omega, bias, M_in, M_out, items, S, z,
     q_b, q_h, q_t, grad_b, grad_h, grad_t, decay_b, decay_h, decay_t, mask_b, omega_b, omega_h, bias_b, bias_h,
@@ -175,7 +175,7 @@ def gradient_sums(
         tl.store(z + place * F + cf, sums, mask=cf < F)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def query_gradients(
     q, k, v, grad_o, r, gz, dq, w, d, decay, mask, scale_q, scale_k, omega, bias, M_in, M_out, items, S_in, z_in,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, dq_b, dq_h, dq_t, decay_b, decay_h, decay_t,
@@ -273,7 +273,7 @@ def query_gradients(
         chunk += G
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "B"])
 def key_gradients(
     q, k, v, grad_o, r, gz, dk, dw, w, d, decay, mask, scale_q, scale_k, omega, bias, M_in, M_out, items,
     S_behind, z_behind, S_before, z_before,
@@ -375,7 +375,7 @@ def key_gradients(
         tl.store(z_before + place * F + cf, sums, mask=cf < F)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def value_gradients(
     q, k, grad_o, r, dv, w, d, decay, mask, scale_q, scale_k, omega, bias, M_in, M_out, items, S_behind,
     q_b, q_h, q_t, k_b, k_h, k_t, grad_b, grad_h, grad_t, dv_b, dv_h, dv_t, decay_b, decay_h, decay_t,
@@ -460,7 +460,7 @@ def value_gradients(
         store_rows(dv + row * dv_b + g * dv_h + t * dv_t, dv_t, rows, inside, ce, E, out)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "B"])
 def decay_gradients(
     q, k, v, grad_o, r, gz, shares, w, d, decay, mask, scale_q, scale_k, omega, bias, M_in, M_out, items,
     S_in, z_in, S_behind, z_behind,

@@ -29,7 +29,7 @@ from tarnn.kernels.triton.tiles import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def state_sums(
     k, v, w, d, decay, mask, scale, omega, bias, M_in, M_out, items, S, z, kept,
     k_b, k_h, k_t, v_b, v_h, v_t, decay_b, decay_h, decay_t, mask_b, omega_b, omega_h, bias_b, bias_h,
@@ -130,7 +130,7 @@ def prefix(
     tl.store(after + (n * G + g) * F * E + i, total, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def outputs(
     q, k, v, o, den, w, d, decay, mask, scale_q, scale_k, omega, bias, M_in, M_out, M_end, items, S_in, z_in, S_out, z_out,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, decay_b, decay_h, decay_t, mask_b, omega_b, omega_h, bias_b, bias_h,

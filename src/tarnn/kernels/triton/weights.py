@@ -6,7 +6,7 @@ import triton.language as tl
 from tarnn.kernels.triton.tiles import LOG2E, arguments, finite, live_rows, load_rows, terms
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def row_scales(
     x, scale, omega, bias, x_b, x_h, x_t, omega_b, omega_h, bias_b, bias_h, T, H, R, factor, square, offset,
     D: tl.constexpr, F: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, C: tl.constexpr,
@@ -25,7 +25,7 @@ def row_scales(
     tl.store(scale + (b * H + h) * T + t0 + rows, tl.max(u, 1) * LOG2E, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def chunk_weights(
     decay, log_weight, scale, mask, w, d, top, total, chunks, decay_b, decay_h, decay_t, weight_b, weight_h, weight_t,
     mask_b, T, G, C: tl.constexpr, F: tl.constexpr, BF: tl.constexpr, DECAY: tl.constexpr, CHANNELS: tl.constexpr,
