@@ -78,15 +78,11 @@ class Compiled:
 def constants(kernel: str, mode: str, dtype: torch.dtype, width: int, gpu: int) -> tuple[dict[str, Any], Any]:
     """As `Launches` makes them, for heads of this width in all."""
     options = MODES[mode]
-    shared = SHARED[gpu]
     config = configuration(
-        dtype,
-        width,
-        width,
-        options.get("CHANNELS", False),
-        shared,
+        dtype, width, width, SHARED[gpu], channels=options.get("CHANNELS", False),
+        factors=not options.keys().isdisjoint(("DECAY", "CHANNELS", "WEIGHTED")),
         backward=KERNELS[kernel] is backward_kernels,
-    )
+    )  # fmt: skip
     low, precision = launch.PRODUCTS[dtype]
     side = padded(width)
     tile = (config.backward_features, side) if kernel in HOLD_VALUES else (side, config.forward_values)

@@ -34,16 +34,25 @@ def padded(width: int) -> int:
 
 
 def configuration(
-    dtype: torch.dtype, features: int, values: int, channels: bool, shared: int, *, backward: bool
+    dtype: torch.dtype,
+    features: int,
+    values: int,
+    shared: int,
+    *,
+    channels: bool,
+    factors: bool,
+    backward: bool,
 ) -> Configuration:
-    """By dtype, the state's sides and the GPU's shared memory, in KiB of a block.
+    """By dtype, the state's sides and the GPU's shared memory, in KiB of a block; factors: of decays or log-weights.
 
     A tile of a state stays in registers, so wide heads are cut into blocks of columns, and float32, whose products are made
     of parts, into narrower ones. Found by what the compiler says of registers and spills (`benchmarks/gpu_resources.py`).
     """
     wide = max(features, values)
     narrow = dtype == torch.bfloat16
-    chunk = 64 if narrow and wide <= (64 if backward else 128) else 32 if narrow or wide <= 64 else 16
+    chunk = 32 if narrow or wide <= 64 else 16
+    if narrow and wide <= (64 if backward else 128) and not (backward and factors):
+        chunk = 64
     held = 64 * (64 if wide <= 64 else 128) // (1 if narrow else 2)
     by = lambda other, width: max(16, min(padded(width), held // padded(other)))  # noqa: E731
     return Configuration(

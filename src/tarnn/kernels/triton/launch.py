@@ -47,8 +47,9 @@ class Launches:
         (b, h, t, d), (g, s), e, f = call.q.shape, call.k.shape[1:3], call.v.shape[3], call.num_features
         self.sizes = b, h, t, g, s, f, e
         self.config = config = configuration(
-            call.q.dtype, f, e, call.has_channels, shared_memory(call.q.device), backward=backward
-        )
+            call.q.dtype, f, e, shared_memory(call.q.device), channels=call.has_channels,
+            factors=call.weighted or call.log_decay is not None, backward=backward,
+        )  # fmt: skip
         item = config.chunk
         if not backward or call.log_decay is None:
             blocks = triton.cdiv(e, config.forward_values)
