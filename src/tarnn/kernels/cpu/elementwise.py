@@ -14,7 +14,7 @@ _DTYPES = (torch.float32, torch.float64)
 
 def supports(x: Tensor, y: Tensor) -> bool:
     """Whether the kernels are there for these inputs: contiguous, of one dtype, on a CPU, and nothing traces the call."""
-    if not is_plain(x) or not x.is_cpu or x.dtype not in _DTYPES or y.dtype != x.dtype:
+    if not (is_plain(x) and is_plain(y)) or not x.is_cpu or x.dtype not in _DTYPES or y.dtype != x.dtype:
         return False
     return x.is_contiguous() and y.is_contiguous() and library.available()
 
