@@ -5,6 +5,7 @@ import re
 import sys
 from types import SimpleNamespace
 
+import fused_step
 import model_steps
 import parts
 import pytest
@@ -65,6 +66,19 @@ def test_a_step_is_held_against_an_empty_call_and_its_state_copied(monkeypatch, 
     judged = [t for t in step_script.targets(found) if t.case == "tarnn.step"]
     assert [t.met for t in judged] == [met, met]
     assert all(t.met is None for t in step_script.targets(found) if t.case != "tarnn.step")
+
+
+def test_fused_steps_are_measured_and_judged(script, folder, monkeypatch):
+    if not library.available():
+        pytest.skip("no compiled kernels here")
+    monkeypatch.setattr(fused_step, "LARGE", 2**20)
+    monkeypatch.setattr(fused_step, "SIZES", dict.fromkeys(fused_step.SIZES, (64, 1)))
+    code, _, _ = script("fused_step", "--quick")
+    assert code == 0
+    data = json.loads((folder / "fused_step.json").read_text())
+    assert list(data["results"]) == ["one thread, 13 M", "quiet, batch 16", "busy, batch 16"]
+    assert [t["measured"] for t in data["targets"]] == [1] * 7
+    assert "## Two threads, 25 M parameters" in (folder / "fused_step.md").read_text()
 
 
 TINY = ["--lengths", "8", "16", "--tokens", "32", "--layers", "1"]
