@@ -163,8 +163,8 @@ def gradient_sums(
                 q + row * q_b + h * q_h + t0.to(tl.int64) * q_t, q_t, at_q, scale_q, omega, bias, rows, inside, cf,
                 factor, square, offset, shift, D, F, BD, FUNCTION, PROJECTED, BIAS,
             )  # fmt: skip
-            begin = grad_o + row * grad_b + h * grad_h + t0.to(tl.int64) * grad_t
-            grad = gradient_tile(begin, grad_t, r, at_q, rows, inside, ce, E)
+            begin_g = grad_o + row * grad_b + h * grad_h + t0.to(tl.int64) * grad_t
+            grad = gradient_tile(begin_g, grad_t, r, at_q, rows, inside, ce, E)
             low = lowered(phi * through * query[:, None], LOW, PRECISION)
             state = tl.dot(tl.trans(low), lowered(grad, LOW, PRECISION), state, input_precision=PRECISION)
             of_den = tl.load(gz + at_q + rows, mask=inside, other=0.0)
