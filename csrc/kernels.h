@@ -106,6 +106,7 @@ struct KernelsOf {
 
 struct StackKernel;         // model_step/stack.h
 struct ElementwiseKernels;  // elementwise/elementwise.h
+struct HybridKernels;       // attention/hybrid_problem.h
 
 struct Kernels {
   const char* isa;
@@ -113,6 +114,7 @@ struct Kernels {
   KernelsOf<double> of_double;
   const StackKernel* stack;
   const ElementwiseKernels* elementwise;
+  const HybridKernels* hybrid;
 };
 
 /// Those of the instruction set in use.

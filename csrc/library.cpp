@@ -13,6 +13,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include "attention/hybrid_problem.h"
 #include "attention/plan.h"
 #include "threads.h"
 
@@ -278,6 +279,32 @@ void step(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight, T
   call(q.scalar_type(), [&](auto& of) { of.step(p); }, [&](auto& of) { of.step(p); });
 }
 
+void hybrid_forward(Tensor q, Tensor k, Tensor v, Tensor sink_k, Tensor sink_v, Tensor count, Tensor length, Maybe phi_q, Maybe a,
+                    Maybe phi_k, Maybe weight, Tensor S, Tensor z, Tensor M, Tensor o, Maybe share, Tensor S_out, Tensor z_out,
+                    Tensor M_out, double scale) {
+  tarnn::HybridProblem p;
+  p.b = k.size(0);
+  p.g = k.size(1);
+  p.r = q.size(1) / p.g;
+  p.d = k.size(3);
+  p.e = v.size(3);
+  p.f = phi_q ? phi_q->size(3) : 0;
+  p.window = k.size(2) - q.size(2);
+  p.sinks = sink_k.size(2);
+  p.scale = scale;
+  p.count = static_cast<const Index*>(count.const_data_ptr());
+  p.length = static_cast<const Index*>(length.const_data_ptr());
+  p.q = view(q), p.k = view(k), p.v = view(v), p.sink_k = view(sink_k), p.sink_v = view(sink_v);
+  p.phi_q = view(phi_q), p.a = view(a), p.phi_k = view(phi_k), p.weight = view(weight);
+  p.o = view(o), p.share = view(share);
+  p.before = {data(S), data(z), data(M)};
+  p.after = {S_out.mutable_data_ptr(), z_out.mutable_data_ptr(), M_out.mutable_data_ptr()};
+  p.threads = torch::stable::get_num_threads();
+  p.run = run;
+  const tarnn::HybridKernels& hybrid = *kernels().hybrid;
+  q.scalar_type() == ScalarType::Double ? hybrid.of_double(p) : hybrid.of_float(p);
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(tarnn_cpu, m) {
@@ -291,6 +318,9 @@ STABLE_TORCH_LIBRARY(tarnn_cpu, m) {
   m.def("step(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_log_weight, Tensor S, Tensor z, Tensor? M, "
         "Tensor? omega, Tensor? bias, Tensor(a!) o, Tensor(b!) S_out, Tensor(c!) z_out, Tensor(d!)? M_out, int map, "
         "bool normalize, float eps, float factor, float square, float offset, float shift) -> ()");
+  m.def("hybrid_forward(Tensor q, Tensor k, Tensor v, Tensor sink_k, Tensor sink_v, Tensor count, Tensor length, "
+        "Tensor? phi_q, Tensor? a, Tensor? phi_k, Tensor? weight, Tensor S, Tensor z, Tensor M, Tensor(a!) o, Tensor(b!)? share, "
+        "Tensor(c!) S_out, Tensor(d!) z_out, Tensor(e!) M_out, float scale) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CompositeExplicitAutograd, m) { m.impl("isa", TORCH_BOX(&isa)); }
@@ -299,4 +329,5 @@ STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CPU, m) {
   m.impl("forward", TORCH_BOX(&forward));
   m.impl("backward", TORCH_BOX(&backward));
   m.impl("step", TORCH_BOX(&step));
+  m.impl("hybrid_forward", TORCH_BOX(&hybrid_forward));
 }

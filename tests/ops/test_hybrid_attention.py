@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tarnn
+from tarnn.kernels.cpu import library
 from tarnn.ops import reference, softmax_attention
 from tarnn.ops.features import features
 from tarnn.ops.hybrid import hybrid_attention, hybrid_step
@@ -166,6 +167,25 @@ def test_in_float32_steps_chunks_and_the_definition_agree():
         exact = hybrid_attention(*(x.double() for x in (q, k, v)), phi, **options)
         for o in (hybrid_attention(q, k, v, phi, **options), steps(q, k, v, phi, **options)[0]):
             assert close(o.double(), exact, 1e-5)
+
+
+@settings(laws, max_examples=20)
+@given(case=cases(causal=True, slots=0, softcap=None, log_decay=None))
+def test_the_compiled_kernel_is_the_plain_computation(case):
+    """Where there is one: in float64 to its last digits, in 16 bits as closely as these allow."""
+    q, k, v, phi, options = case
+    o, state = hybrid_attention(q, k, v, phi, return_state=True, **options)
+    small, options_too = (
+        [x.bfloat16() for x in (q, k, v)],
+        {**options, "far_bias": options["far_bias"].float()},
+    )
+    rounded = hybrid_attention(*small, phi, **options_too)
+    with library.disabled():
+        plain, end = hybrid_attention(q, k, v, phi, return_state=True, **options)
+        plain_rounded = hybrid_attention(*small, phi, **options_too)
+    assert close(o, plain)
+    same_state(state, end)
+    assert close(rounded, plain_rounded, 0.05)
 
 
 def test_a_step_leaves_the_state_as_it_was_unless_asked():

@@ -6,11 +6,12 @@ work on keys and values that are delayed. Parts are merged by the logarithms of 
 """
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tarnn.kernels.cpu import hybrid as compiled
 from tarnn.kernels.eager.weights import chunk_weights
 from tarnn.numerics import finite, wide
 from tarnn.ops import hybrid_slots
@@ -18,6 +19,7 @@ from tarnn.ops.features import features
 from tarnn.ops.hybrid_state import HybridState, Options, at, capped, room_of
 
 CHUNK = 64
+PIECE = 4096  # tokens, where features are made for the compiled kernel
 
 
 class Part(NamedTuple):
@@ -48,6 +50,25 @@ def attend(how: Options, q, k, v, count, log_decay, state):
         empty = torch.zeros_like(q[..., 0], dtype=dtype)
         return empty[..., None].expand(-1, -1, -1, v.shape[3]).to(v.dtype), state, empty
     keys = _keys(how, state, k, v, real, log_decay)
+    if (
+        how.causal
+        and not how.slots
+        and log_decay is None
+        and how.softcap is None
+        and how.exact_queries is None
+    ):
+        given = (
+            q,
+            k,
+            v,
+            state.k,
+            state.S,
+            how.far_bias,
+            *(how.feature_map or torch.nn.Module()).parameters(),
+        )
+        watched = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given)
+        if not watched and compiled.refusal(q) is None:
+            return _compiled(how, q, keys, state)
     slots = _slots(how, state, keys) if how.slots else None
     parts = [_exact(how, q.to(dtype), keys, slots)]
     after = state
@@ -64,6 +85,45 @@ def attend(how: Options, q, k, v, count, log_decay, state):
         o, rho = _with_exact_rows(how, q, k, v, real, o, rho)
     o = o.masked_fill(~real[:, None, :, None], 0.0).to(v.dtype)
     return o, _after(how, after, keys, slots) if how.causal else None, rho.masked_fill(~real[:, None], 0.0)
+
+
+def _compiled(how: Options, q, keys: "_Keys", state: HybridState):
+    """The same by the compiled kernel, which takes features as they are; in pieces, so that few of them exist at a time."""
+    t, w = q.shape[2], how.window
+    bias, kind = torch.as_tensor(how.far_bias, device=q.device), wide(q.dtype)
+    outputs, shares = [], []
+    sums: Any = (state.S, state.z, state.M)
+    enters = ((keys.there & (keys.place >= how.sinks))[:, :t] & keys.real)[:, None]
+    total = keys.real.sum(-1)
+    for at_token in range(0, t, PIECE):
+        here = slice(at_token, min(t, at_token + PIECE))
+        length = (total - at_token).clamp(0, here.stop - at_token)
+        queries = q[:, :, here]
+        far: Any = (None, None, None, None)
+        if how.feature_map is not None:
+            phi_q, a = features(how.feature_map, queries, "queries")
+            phi_k, weight = features(how.feature_map, keys.k[:, :, here], "keys")
+            a = (phi_q.new_zeros(phi_q.shape[:3]) if a is None else a) + bias.to(kind).expand(q.shape[1])[
+                :, None
+            ]
+            weight = torch.zeros_like(phi_k[..., 0]) if weight is None else weight
+            far = (
+                phi_q.to(kind),
+                a.to(kind),
+                phi_k.to(kind),
+                weight.to(kind).masked_fill(~enters[:, :, here], -torch.inf),
+            )
+        row = slice(at_token, here.stop + w)
+        given: Any = (
+                queries, keys.k[:, :, row], keys.v[:, :, row], keys.sink_k, keys.sink_v, state.count + at_token, length,
+                *far, *sums, how.scale,
+        )  # fmt: skip
+        o, share, *sums = compiled.forward(compiled.HybridCall(*given))
+        outputs.append(o)
+        shares.append(share)
+    S, z, M = sums
+    after = _after(how, replace(state, S=S, z=z, M=M), keys, None)
+    return torch.cat(outputs, 2), after, torch.cat(shares, 2)
 
 
 class _Keys(NamedTuple):
