@@ -121,7 +121,7 @@ class ClassificationTask(SequenceTask):
         import torch
 
         for text in inputs:
-            ids = torch.tensor([reader.backend_reader.encode(text).ids], device=model.device)
+            ids = torch.tensor([reader.backend_tokenizer.encode(text).ids], device=model.device)
             shares = model(ids).logits[0].float().softmax(-1)
             best = shares.topk(min(top, len(shares)))
             names = [model.config.id2label[i] for i in best.indices.tolist()]

@@ -97,7 +97,7 @@ class MaskedLMTask(TextTask):
         """The text with its masks filled as "output", and the `top` likeliest tokens for each mask."""
         import torch
 
-        backend = reader.backend_reader
+        backend = reader.backend_tokenizer
         mask = backend.token_to_id(MASK)
         for text in inputs:
             ids = torch.tensor([backend.encode(text).ids], device=model.device)

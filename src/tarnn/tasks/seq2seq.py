@@ -105,7 +105,7 @@ class Seq2SeqTask(SequenceTask):
         import torch
 
         for text in inputs:
-            ids = torch.tensor([reader.backend_reader.encode(text).ids], device=model.device)
+            ids = torch.tensor([reader.backend_tokenizer.encode(text).ids], device=model.device)
             state, token = model.read(ids, capacity=LONGEST), model.start(1)
             made: list[int] = []
             while len(made) < LONGEST:
