@@ -108,6 +108,10 @@ def test_the_text_says_dtype_kernel_and_limits(command, checkpoints, tmp_path):
     assert half["memory"][0]["softmax_state_bytes"] == full["memory"][0]["softmax_state_bytes"] // 2
     assert half["memory"][0]["state_bytes"] == full["memory"][0]["state_bytes"]  # sums stay in float32
     assert "CPU kernel  {}: {}".format(*library.status()) in text
+    assert full["no_fused_step"] is None or "the compiled kernels can't be used" in full["no_fused_step"]
+    assert ("CPU step    fused" in text) == library.available()
+    with library.disabled():
+        assert "not fused: the compiled kernels can't be used" in command("info", tmp_path).out
     assert "any length" in text
     text = command("info", checkpoints["learned"], "--lengths", "48,49").out
     assert "at most 48" in text

@@ -342,7 +342,7 @@ def test_what_it_does_not_serve_it_says():
     class OwnAttention(LinearAttention):
         pass
 
-    own = (OwnMap(torch.exp), GeneralizedFeatures(torch.exp), GeneralizedRandomFeatures(10, h=torch.sum))
+    own = (OwnMap(torch.tanh), GeneralizedFeatures(torch.tanh), GeneralizedRandomFeatures(10, h=torch.sum))
     for phi in own:
         model = text_model()
         model.model.layers[1].attention.feature_map = phi
