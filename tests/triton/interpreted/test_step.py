@@ -19,7 +19,7 @@ def test_the_definition(mode):
     in_place = CAUSAL.index(mode) % 2
     words = {"masked": False, "junk": "", "b": 2, "g": 2, "r": 2, "t": 2, "s": 2, "d": 17, "e": 70}
     words |= {
-        "dtype": "float32" if in_place else "bfloat16",
+        "dtype": "bfloat16" if in_place else "float32",
         "way": "stepped in place" if in_place else "stepped",
     }
     holds(mode, **words)
