@@ -55,7 +55,7 @@ TABLES, ROWS, OPTIONS = (
     "TSBGRH",
 )
 NUMBERS = ("eps", "factor", "square", "offset", "shift")
-STRIDED = ("q", "k", "v", "x", "grad", "dq", "dk", "dv", "decay", "weight", "mask", "omega", "bias")
+STRIDED = ("q", "k", "v", "o", "x", "grad", "dq", "dk", "dv", "decay", "weight", "mask", "omega", "bias")
 
 
 @dataclass

@@ -110,8 +110,8 @@ def test_addresses_that_overflow():
 
 FAULTS = {
     "outputs are stored beyond the end": (
-        "store_rows(o, E, rows, inside, ce, E, out)",
-        "store_rows(o, E, rows, rows < C, ce, E, out)",
+        "store_rows(o, o_t, rows, inside, ce, E, out)",
+        "store_rows(o, o_t, rows, rows < C, ce, E, out)",
     ),
     "a key behind the end has a feature: φ(0) = 1": (
         "phi_k = features(u, top, shift, live, cf, FUNCTION, F)",

@@ -34,7 +34,7 @@ from tarnn.kernels.triton.tiles import (
 
 @triton.jit(do_not_specialize=["T", "S"])
 def gradient_rows(
-    grad_o, o, den, scale_q, w, d, M_in, M_end, chunks, r, gz, grad_b, grad_h, grad_t, T, S, G, R, eps,
+    grad_o, o, den, scale_q, w, d, M_in, M_end, chunks, r, gz, grad_b, grad_h, grad_t, o_b, o_h, o_t, T, S, G, R, eps,
     E: tl.constexpr, BE: tl.constexpr, C: tl.constexpr, FUNCTION: tl.constexpr, DECAY: tl.constexpr,
     WEIGHTED: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
@@ -53,14 +53,14 @@ def gradient_rows(
         total = tl.load(den + at + rows, mask=live, other=0.0)
         factor = tl.where(total == 0, 0.0, 1.0 / (total + eps))
         grad_o += row * grad_b + h * grad_h + start.to(tl.int64) * grad_t
-        o += at * E
+        o += row * o_b + h * o_h + start.to(tl.int64) * o_t
         for e in range(0, E, BE):
             ce = e + tl.arange(0, BE)
             mask = live[:, None] & (ce < E)[None, :]
             given = tl.load(grad_o + rows[:, None] * grad_t + ce[None, :], mask=mask, other=0.0).to(
                 tl.float32
             )
-            out = tl.load(o + rows[:, None] * E + ce[None, :], mask=mask, other=0.0).to(tl.float32)
+            out = tl.load(o + rows[:, None] * o_t + ce[None, :], mask=mask, other=0.0).to(tl.float32)
             through -= tl.sum(given * out, 1)
     elif WEIGHTED:
         M = tl.zeros((C,), tl.float32)

@@ -37,8 +37,9 @@ class _Backward:
         launches, plan, (_, h, *_) = self.launches, self.launches.of_queries, self.launches.sizes
         if self.values["WEIGHTED"] and not self.call.causal:
             self.values["M_end"] = self.returned.M_behind
+        o = in_rows(self.returned.o)
         launches.run(
-            backward_kernels.gradient_rows, (plan.num_chunks, h), o=self.returned.o, den=self.returned.den.contiguous(),
+            backward_kernels.gradient_rows, (plan.num_chunks, h), o=o, **strides("o", o), den=self.returned.den.contiguous(),
             chunks=plan.chunks, BE=min(padded(self.values["E"]), ROWS),
         )  # fmt: skip
         before, kept = self._before()

@@ -133,8 +133,8 @@ def prefix(
 @triton.jit(do_not_specialize=["T"])
 def outputs(
     q, k, v, o, den, w, d, decay, mask, scale_q, scale_k, omega, bias, M_in, M_out, M_end, items, S_in, z_in, S_out, z_out,
-    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, decay_b, decay_h, decay_t, mask_b, omega_b, omega_h, bias_b, bias_h,
-    T, G, R, eps, factor, square, offset, shift,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, decay_b, decay_h, decay_t, mask_b,
+    omega_b, omega_h, bias_b, bias_h, T, G, R, eps, factor, square, offset, shift,
     D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
     C: tl.constexpr, FUNCTION: tl.constexpr, PROJECTED: tl.constexpr, BIAS: tl.constexpr, DECAY: tl.constexpr,
     CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr,
@@ -159,7 +159,7 @@ def outputs(
     omega += row * omega_b + g * omega_h
     bias += row * bias_b + g * bias_h
     at_q, at = (row * H + h) * T + start, (row * G + g) * T + start
-    o += at_q * E
+    o += row * o_b + h * o_h + start.to(tl.int64) * o_t
     state, sums = tl.zeros((BF, BE), tl.float32), tl.zeros((BF,), tl.float32)
     if GIVEN:
         state = load_state(S_in + place * F * E, cf, ce, F, E)
@@ -232,14 +232,14 @@ def outputs(
             out = out * tl.where(total == 0, 0.0, 1.0 / (total + eps))[:, None]
         elif WEIGHTED:
             out = out * tl.exp2(M_rows)[:, None]
-        store_rows(o, E, rows, inside, ce, E, out)
+        store_rows(o, o_t, rows, inside, ce, E, out)
         if KEEP_DEN and block == 0:
             tl.store(den + at_q + rows, total, mask=inside)
         q += C * q_t
         k += C * k_t
         v += C * v_t
         decay += C * decay_t
-        o += C * E
+        o += C * o_t
         at_q += C
         at += C
         chunk += G

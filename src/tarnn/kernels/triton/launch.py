@@ -207,7 +207,8 @@ def forward(call: Call, for_backward: bool) -> Outputs:
     if not call.causal:
         before |= {"S_in": outputs.S, "z_in": outputs.z}
     launches.run(
-        forward_kernels.outputs, (plan.num_items, h, triton.cdiv(e, values["BE"])), items=plan.items, o=outputs.o,
+        forward_kernels.outputs, (plan.num_items, h, triton.cdiv(e, values["BE"])), items=plan.items,
+        o=outputs.o, **strides("o", outputs.o),
         den=outputs.o if outputs.den is None else outputs.den, S_out=outputs.S, z_out=outputs.z, T=t,
         KEEP_STATE=alone, KEEP_DEN=for_backward, **before,
     )  # fmt: skip
