@@ -13,9 +13,9 @@ from tarnn.models import TarnnConfig, TarnnForCausalLM
 pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
 
 
-def stepped(step, steps=12, batch=20):
+def stepped(step, state=None, steps=12, batch=20):
     """What comes out last."""
-    state = step.model.new_state(batch)
+    state = step.model.new_state(batch) if state is None else state
     for i in range(steps):
         out, state = step(torch.arange(batch) + i, state, inplace=True)
     return out
@@ -34,12 +34,15 @@ def test_steps_of_several_callers_at_once_don_t_mix(with_threads):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_has_helpers_of_its_own(with_threads):
-    """Those of its parent are not in it, and may have held a lock."""
+    """Those of its parent are not in it, and may have held a lock.
+
+    The child's state is made before: PyTorch fills large tensors by OpenMP, which waits for ever in a forked child.
+    """
     step = FusedStep(TarnnForCausalLM(TarnnConfig(hidden_size=72, num_attention_heads=3)).eval())
     with with_threads(3):
-        expected = stepped(step)
+        expected, state = stepped(step), step.model.new_state(20)
         child = os.fork()
         if not child:
-            os._exit(0 if torch.equal(stepped(step), expected) else 1)
+            os._exit(0 if torch.equal(stepped(step, state), expected) else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert torch.equal(stepped(step), expected)
