@@ -30,14 +30,14 @@ AGAIN = "Make the state again with --state-out."
 NOT_THE_FUNCTION = {
     "use_cache", "dropout", "initializer_range", "bos_token_id", "eos_token_id", "pad_token_id"
 }  # fmt: skip
-# the config's choices that came after version 1: where they are empty, the function is that of a file without them
-LATER = {"attention_options"}
+# the config's choices that came after version 1, and the values by which the function is that of a file without them
+LATER = {"attention_options": {}, "causal": True, "input_size": None, "subsampling": 1}
 
 
 def fingerprint(model: TextModel) -> str:
     """SHA-256 over the config, less what doesn't change the function, and all weights: name, shape, bits."""
     config = {k: getattr(model.config, k) for k in TarnnConfig.known_keys() if k not in NOT_THE_FUNCTION}
-    config = {k: value for k, value in config.items() if value or k not in LATER}
+    config = {k: value for k, value in config.items() if k not in LATER or value != LATER[k]}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     return add_tensors(digest, model.state_dict()).hexdigest()
 
