@@ -12,6 +12,7 @@ that writes where it reads), and of far more than the caches hold. Correctness i
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -114,7 +115,7 @@ def operator_call(call: Callable[[], object]) -> Callable[[], object] | None:
         return None
     operators, seen = torch.ops.tarnn_cpu, []
     operator = operators.step
-    operators.step = lambda *args: seen.append(args) or operator(*args)
+    operators.step = SimpleNamespace(default=lambda *args: seen.append(args) or operator(*args))
     try:
         call()
     finally:

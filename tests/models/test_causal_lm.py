@@ -239,7 +239,7 @@ def test_misspelt_arguments_are_refused(make_model, ids):
 
 
 def test_arguments_that_would_be_ignored_are_refused(make_model, ids):
-    with pytest.raises(ValueError, match="see the past only"):
+    with pytest.raises(ValueError, match="its config's to say, here causal = True; got is_causal=False"):
         make_model()(ids(1, 3), is_causal=False)
 
 

@@ -107,15 +107,17 @@ class Call(NamedTuple):
         """Whether q is a view of (b, t, h·d), as a projection gives it. Then o is one of (b, t, h·e)."""
         return self.q.stride(1) < self.q.stride(2)
 
-    def new_outputs(self, *, den: bool = True) -> "Outputs":
-        """Tensors to write outputs into: o in the layout of q, so that heads merge without a copy, others contiguous."""
+    def new_o(self) -> Tensor:
+        """To write o into: in the layout of q, so that heads merge without a copy."""
         (b, h, t, _), e = self.q.shape, self.v.shape[3]
-        o = (
-            self.v.new_empty(b, t, h, e).transpose(1, 2)
-            if self.side_by_side
-            else self.v.new_empty(b, h, t, e)
-        )
-        return Outputs(o, self.q.new_empty(b, h, t, dtype=self.dtype) if den else None, *self.new_state())
+        if self.side_by_side:
+            return self.v.new_empty(b, t, h, e).transpose(1, 2)
+        return self.v.new_empty(b, h, t, e)
+
+    def new_outputs(self, *, den: bool = True) -> "Outputs":
+        """Tensors to write outputs into: o in the layout of q, others contiguous."""
+        sums = self.q.new_empty(self.q.shape[:3], dtype=self.dtype) if den else None
+        return Outputs(self.new_o(), sums, *self.new_state())
 
     def new_state(self) -> tuple[Tensor, Tensor, Tensor]:
         """S, z and M to write into."""

@@ -376,7 +376,9 @@ def _after(how: Options, state: HybridState, keys: _Keys, slots: _Slots | None) 
     empty = (place < s)[:, None, :, None]
     fade = (keys.birth + now)[..., None]
     ring_k, ring_v, ring_fade = (at(x, index).masked_fill(empty, 0.0) for x in (keys.k, keys.v, fade))
-    parts = [[keys.sink_k, ring_k], [keys.sink_v, ring_v], [(keys.sink_birth + now)[..., None], ring_fade]]
+    sinks = (keys.sink_k, keys.sink_v, (keys.sink_birth + now)[..., None])
+    none = (torch.arange(s, device=count.device) >= count[:, None])[:, None, :, None]
+    parts = [[x.masked_fill(none, 0.0), y] for x, y in zip(sinks, (ring_k, ring_v, ring_fade))]
     score, stood = state.score, state.place
     if slots is not None and slots.course is not None:
         held, score = slots.course.slots, slots.course.score

@@ -11,8 +11,8 @@ from tarnn.numerics import finite
 
 def forward(call: Call) -> Outputs:
     """The outputs of a call that isn't packed."""
-    q, v, segments = call.q, call.v, Segments(call)
-    o, den = v.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=call.dtype)
+    q, segments = call.q, Segments(call)
+    o, den = call.new_o(), q.new_empty(q.shape[:3], dtype=call.dtype)
     state, M = segments.initial_state()
     if not call.causal:
         state, M = _absorb(segments, state, M)
