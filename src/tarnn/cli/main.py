@@ -14,7 +14,7 @@ from tarnn._version import __version__
 
 # name of the subcommand, of its module here and of the function there → its line in `tarnn --help`
 COMMANDS = {
-    "train": "Train a model of text or images: files, folders, stdin, a dataset, MNIST, CIFAR-10, pictures …",
+    "train": "Train a model of text, images, labels, transcripts or pairs: files, folders, stdin, a dataset, pictures …",
     "generate": "Continue a prompt or draw images with a trained model, as an RNN: constant time and memory per token.",
     "convert": "Give a pretrained softmax model window, sinks and features: calibrated on texts, nothing is trained.",
     "finetune": "Train a converted model against its own softmax attention: maps and far bias, or all weights.",
