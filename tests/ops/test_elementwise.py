@@ -1,5 +1,7 @@
 """RMSNorm and SwiGLU's product: against their formulas in float64, by compiled kernels and by PyTorch."""
 
+import math
+
 import pytest
 import torch
 from torch.nn import functional
@@ -38,7 +40,10 @@ def with_gradients(f, inputs, grad):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("f", "formula", "shapes"), CASES, ids=["rms_norm", "swiglu"])
 def test_values_and_gradients_are_those_of_the_formula(f, formula, shapes, shape):
-    """In float64 to the last digits; in float32 the error is at most twice that of PyTorch's own operations."""
+    """In float64 to the last digits; in float32 the error is at most twice that of PyTorch's own operations.
+
+    Where it may be less than a rounding of the terms that a gradient is summed of: those are as large as their factors.
+    """
     exact = [3 * torch.randn(s, dtype=torch.float64) for s in shapes(shape)]
     grad = torch.randn(shape, dtype=torch.float64)
     expected = with_gradients(formula, exact, grad)
@@ -48,8 +53,9 @@ def test_values_and_gradients_are_those_of_the_formula(f, formula, shapes, shape
     expected = with_gradients(formula, [x.double() for x in small], grad.float().double())
     with library.disabled():
         plain = with_gradients(f, small, grad.float())
+    size = math.prod(max(x.abs().amax().item(), 1.0) for x in (*small, grad)) if grad.numel() else 0.0
     for x, y, z in zip(with_gradients(f, small, grad.float()), expected, plain):
-        tiny = torch.finfo(torch.float32).eps * y.abs().amax() if y.numel() else 0
+        tiny = torch.finfo(torch.float32).eps * size
         assert (x - y).norm() <= 2 * (z - y).norm() + tiny
 
 

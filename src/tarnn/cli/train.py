@@ -22,7 +22,7 @@ SOURCES = (
 
 
 def train(sources: list[str], out: Path, task: str, **given: Any) -> None:
-    """Train a model of text, images, labels, transcripts or pairs; it is validated on held-out data, in bits per byte or dimension.
+    """Train a model of text, images, labels, transcripts or pairs; it is validated on held-out data.
 
     Ctrl-C saves and stops. After that, or when killed, the same command with --resume goes on.
     Many processes: torchrun --nproc-per-node N -m tarnn.cli.main train …
