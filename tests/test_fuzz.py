@@ -101,3 +101,11 @@ def test_a_look_ahead_and_unsteady_bits_are_noticed(monkeypatch):
     monkeypatch.setattr(fuzz_calls, "linear_attention", unsteady)
     with fuzz.set_up(call.drawn):
         assert fuzz.to_the_bit(call, call.ours()) == ["another number of threads, other bits"]
+
+
+def test_a_call_that_is_sensitive_to_rounding_is_judged_by_its_own_sensitivity():
+    """Here one query's only feature is 0.02, the rest of sums of size 10: calls with other numbers say nothing of it."""
+    mine, limits, wrong = fuzz.judge(fuzz_calls.draw(11, 62))
+    assert wrong == ""
+    assert mine["gradients"] > 1e-5
+    assert limits["gradients"] < 1e-3

@@ -3,6 +3,7 @@ the definition says, in any dtype."""
 
 import math
 import random
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 
@@ -200,6 +201,13 @@ class Call:
             grad_o,
             *([rand(n, a.g, a.features, a.e), rand(n, a.g, a.features)] if a.state_grads else []),
         ]
+
+    def nearby(self, seed: int) -> "Call":
+        """The same call with each input changed by a unit in its last place, or not: it is as sensitive to rounding."""
+        generator, made = torch.Generator().manual_seed(seed), copy(self)
+        by = [torch.randint(-1, 2, x.shape, generator=generator) for x in self.inputs]
+        made.inputs = [x * (1 + torch.finfo(x.dtype).eps * i.to(x.dtype)) for x, i in zip(self.inputs, by)]
+        return made
 
     def _cuts(self, rng: random.Random) -> list[int]:
         """Where sequences end (packed), or where the first part does."""
