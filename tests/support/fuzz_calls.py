@@ -1,6 +1,7 @@
 """Drawn calls of linear attention, each from its number alone: what is asked, how our code is made to do it, and what
 the definition says, in any dtype."""
 
+import copy
 import math
 import random
 from copy import copy
@@ -233,6 +234,13 @@ class Call:
                 materialize_grads=True,
             )
         return [o, *sums, *grads]
+
+    def to(self, device: str) -> "Call":
+        """This call with its tensors there; the definition is computed on the CPU before."""
+        self.inputs, self.grads = ([x.to(device) for x in xs] for xs in (self.inputs, self.grads))
+        self.mask = None if self.mask is None else self.mask.to(device)
+        self.feature_map = copy.deepcopy(self.feature_map).to(device)
+        return self
 
     def ours(self) -> list[Tensor]:
         """As the op or the step computes it; no gradients where steps are in place."""

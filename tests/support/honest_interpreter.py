@@ -126,10 +126,16 @@ def _binary(self, a: TensorHandle, b: TensorHandle, op: Callable) -> TensorHandl
             else TensorHandle(narrowed(found), tl.bfloat16)
         )
     if a.dtype.scalar == tl.int32 and op in (np.add, np.subtract, np.multiply):
-        exact = op(a.data.astype(np.int64), b.data.astype(np.int64))
-        if exact.size and np.abs(exact).max() >= 2**31:
-            raise OverflowError(f"int32 arithmetic overflows at {_line()}")
+        left, right = _largest(a.data), _largest(b.data)
+        if (left * right if op is np.multiply else left + right) >= 2**31:
+            exact = op(a.data.astype(np.int64), b.data.astype(np.int64))
+            if np.abs(exact).max() >= 2**31:
+                raise OverflowError(f"int32 arithmetic overflows at {_line()}")
     return _plain_binary(self, a, b, op)
+
+
+def _largest(x: np.ndarray) -> int:
+    return max(int(x.max()), -int(x.min())) if x.size else 0
 
 
 def _unary(self, x: TensorHandle, op: Callable) -> TensorHandle:
@@ -175,15 +181,52 @@ _plain_atomic = InterpreterBuilder.create_atomic_rmw
 _plain_arguments = GridExecutor._init_args_hst
 
 
-@dataclasses.dataclass
 class _Block:
-    """Memory that a tensor of the launch spans, and which program (counted from 1) wrote and read each element."""
+    """Memory that a tensor of the launch spans, and which program (counted from 1) wrote and read each element.
 
-    start: int
-    stop: int
-    size: int
-    writer: np.ndarray
-    reader: np.ndarray  # −1: several programs
+    Most tensors are only read: their reads are kept in a list, and compared when somebody writes.
+    """
+
+    def __init__(self, start: int, stop: int, size: int):
+        self.start, self.stop, self.size = start, stop, size
+        self.reads: list[tuple[int, np.ndarray]] = []
+        self.writer: np.ndarray | None = None
+        self.reader = self.lane = np.zeros(0, np.int32)  # reader −1: several programs
+
+    def read(self, elements: np.ndarray) -> None:
+        me = _Launch.number
+        if self.writer is None:
+            self.reads.append((me, elements))
+            return
+        if _is_others(self.writer[elements], me):
+            raise RuntimeError(f"race: program {_Launch.program} reads what another one writes, at {_line()}")
+        self._mark(me, elements)
+
+    def _mark(self, number: int, elements: np.ndarray) -> None:
+        reader = self.reader[elements]
+        self.reader[elements] = np.where((reader == 0) | (reader == number), number, -1)
+
+    def write(self, elements: np.ndarray) -> None:
+        me = _Launch.number
+        if self.writer is None:
+            count = (self.stop - self.start) // self.size
+            self.writer, self.reader, self.lane = (np.zeros(count, np.int32) for _ in range(3))
+            for number, read in self.reads:
+                self._mark(number, read)
+        for marked, does in ((self.writer, "writes"), (self.reader, "reads")):
+            if _is_others(marked[elements], me):
+                raise RuntimeError(
+                    f"race: program {_Launch.program} writes what another one {does}, at {_line()}"
+                )
+        lanes = np.arange(elements.size, dtype=np.int32)
+        self.lane[elements] = lanes
+        if (self.lane[elements] != lanes).any():
+            raise RuntimeError(f"race: two lanes of one store write one element, at {_line()}")
+        self.writer[elements] = me
+
+
+def _is_others(marked: np.ndarray, me: int) -> bool:
+    return bool(((marked != 0) & (marked != me)).any())
 
 
 class _Launch:
@@ -205,14 +248,20 @@ def _line() -> str:
 
 def _check(pointers: TensorHandle, mask: TensorHandle, *, writes: bool, atomic: bool = False) -> None:
     addresses, live = np.broadcast_arrays(pointers.data, mask.data)
-    addresses = addresses[live].ravel().astype(np.int64)
+    addresses = (addresses if live.all() else addresses[live]).ravel().view(np.int64)
+    if not addresses.size:
+        return
+    low, high = addresses.min(), addresses.max()
+    for block in _Launch.blocks:  # nearly always one tensor has all lanes
+        if block.start <= low and high < block.stop:
+            _touch(block, addresses, writes, atomic)
+            return
     outside = np.ones(addresses.shape, bool)
     for block in _Launch.blocks:
         inside = outside & (addresses >= block.start) & (addresses < block.stop)
         if inside.any():
             outside &= ~inside
-            if not atomic:
-                _check_races(block, (addresses[inside] - block.start) // block.size, writes)
+            _touch(block, addresses[inside], writes, atomic)
     if outside.any():
         kind = "store" if writes else "load"
         lanes = int(outside.sum())
@@ -221,19 +270,10 @@ def _check(pointers: TensorHandle, mask: TensorHandle, *, writes: bool, atomic: 
         )
 
 
-def _check_races(block: _Block, elements: np.ndarray, writes: bool) -> None:
-    me, writer, reader = _Launch.number, block.writer[elements], block.reader[elements]
-    does = "writes" if writes else "reads"
-    if ((writer != 0) & (writer != me)).any():
-        raise RuntimeError(f"race: program {_Launch.program} {does} what another one writes, at {_line()}")
-    if not writes:
-        block.reader[elements] = np.where((reader == 0) | (reader == me), me, -1)
-        return
-    if ((reader != 0) & (reader != me)).any():
-        raise RuntimeError(f"race: program {_Launch.program} writes what another one reads, at {_line()}")
-    if np.unique(elements).size != elements.size:
-        raise RuntimeError(f"race: two lanes of one store write one element, at {_line()}")
-    block.writer[elements] = me
+def _touch(block: _Block, addresses: np.ndarray, writes: bool, atomic: bool) -> None:
+    if not atomic:
+        elements = ((addresses - block.start) // block.size).astype(np.int32)
+        block.write(elements) if writes else block.read(elements)
 
 
 def _load(self, pointers, mask, other, *more) -> TensorHandle:
@@ -281,8 +321,7 @@ def _arguments(self, args, kwargs):
         if isinstance(x, torch.Tensor) and x.numel():
             count = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride()))
             size, start = x.element_size(), x.data_ptr()
-            zeros = (np.zeros(count, np.int32) for _ in range(2))
-            found[start, count] = _Block(start, start + count * size, size, *zeros)
+            found[start, count] = _Block(start, start + count * size, size)
     _Launch.blocks = list(found.values())
     return _plain_arguments(self, args, kwargs)
 

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
-from fuzz import judge
+import torch
+from fuzz import allowed, errors, judge
 
-from support.fuzz_calls import Drawn
+from support import fuzz_calls
+from support.fuzz_calls import Call, Drawn
 
 CALL = Drawn(
     number=0, seed=0, b=2, g=2, r=2, t=41, s=41, d=17, e=33, dtype="float64", feature_map="elu", causal=True,
@@ -43,6 +45,18 @@ def drawn(mode: str, **words) -> Drawn:
 def holds(mode: str, **words) -> None:
     wrong = judge(drawn(mode, **words))[2]
     assert not wrong, wrong
+
+
+def holds_on_tensor_cores(mode: str, device: str = "cpu", **words) -> None:
+    """As `holds`, of kernels that multiply in 16 bits: the terms of a state are rounded to them, once each, before they
+    are summed in float32."""
+    call = Call(drawn(mode, **words))
+    exact = call.definition(torch.float64)
+    limits, dtype = allowed(call, exact), fuzz_calls.DTYPES[call.drawn.dtype]
+    found = errors([x.cpu() for x in call.to(device).ours()], exact)
+    once = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps
+    for kind, error in found.items():
+        assert error <= max(limits[kind], once if kind in "Sz" else 0.0), kind
 
 
 def same_bits(xs, ys) -> bool:

@@ -15,14 +15,26 @@ CAUSAL = [mode for mode, words in MODES.items() if words.get("causal", True)]
 
 @pytest.mark.parametrize("mode", CAUSAL)
 def test_the_definition(mode):
-    """In place in every second mode; gradients of steps go through plain PyTorch."""
-    in_place = CAUSAL.index(mode) % 2
-    words = {"masked": False, "junk": "", "b": 2, "g": 2, "r": 2, "t": 2, "s": 2, "d": 17, "e": 70}
-    words |= {
-        "dtype": "bfloat16" if in_place else "float32",
-        "way": "stepped in place" if in_place else "stepped",
+    """In place, and so without gradients."""
+    words = {
+        "number": 2,
+        "masked": False,
+        "junk": "",
+        "b": 2,
+        "g": 1,
+        "r": 2,
+        "t": 2,
+        "s": 2,
+        "d": 17,
+        "e": 70,
     }
-    holds(mode, **words)
+    dtype = "bfloat16" if CAUSAL.index(mode) % 2 else "float32"
+    holds(mode, **words, dtype=dtype, way="stepped in place")
+
+
+def test_the_definition_with_gradients():
+    words = {"number": 2, "masked": False, "b": 1, "g": 1, "r": 1, "t": 2, "s": 2, "d": 3, "e": 5}
+    holds("decay a token, weighted", **words, junk="", dtype="float32", way="stepped")
 
 
 def test_a_step_is_one_launch_that_writes_in_place(monkeypatch):
