@@ -1,10 +1,9 @@
 """Drawn calls of linear attention, each from its number alone: what is asked, how our code is made to do it, and what
 the definition says, in any dtype."""
 
-import copy
 import math
 import random
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 
@@ -239,7 +238,7 @@ class Call:
         """This call with its tensors there; the definition is computed on the CPU before."""
         self.inputs, self.grads = ([x.to(device) for x in xs] for xs in (self.inputs, self.grads))
         self.mask = None if self.mask is None else self.mask.to(device)
-        self.feature_map = copy.deepcopy(self.feature_map).to(device)
+        self.feature_map = deepcopy(self.feature_map).to(device)
         return self
 
     def ours(self) -> list[Tensor]:
