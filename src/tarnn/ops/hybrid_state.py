@@ -25,6 +25,24 @@ class Options(NamedTuple):
     exact_queries: Tensor | None
 
 
+class Keys(NamedTuple):
+    """The window before, and behind it the new keys: w + t places, of which `there` says what is filled.
+
+    A key's fade at new token i is clock_i + birth_j, in float64: differences of long sums.
+    """
+
+    k: Tensor  # (b, g, w + t, d)
+    v: Tensor
+    place: Tensor  # (b, w + t) in its sequence; below 0: none
+    there: Tensor  # (b, w + t)
+    birth: Tensor  # (b, g, w + t)
+    clock: Tensor  # (b, g, t)
+    sink_k: Tensor  # (b, g, s, d), those before and those among the new
+    sink_v: Tensor
+    sink_birth: Tensor
+    real: Tensor  # (b, t)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class HybridState(State):
     """What a sequence so far means to what comes after it: of constant size, however long it is.
