@@ -4,7 +4,8 @@
 
 Rows are noise with pairs and a needle in it: a pair is a key and its value, side by side; the needle is a marker and four
 tokens behind it. All of them come several times in a row, at random distances, and the loss is that of what can be known:
-the value behind a key that was there before, the needle's tokens behind its marker. OUT holds `model/` (load it with
+the value behind a key that was there before, the needle's tokens behind its marker. Some rows are a passage again and again:
+from pairs alone, two layers take long to find out where to look. OUT holds `model/` (load it with
 `from_pretrained`), `checkpoint.pt` and `log.jsonl`.
 """
 
@@ -78,6 +79,14 @@ def batch(n: int, length: int, draw: torch.Generator) -> Rows:
     return Rows(ids, asked)
 
 
+def repeated(n: int, length: int, draw: torch.Generator) -> Rows:
+    """Each row a passage again and again, of a length of its own: what a model learns to look back with."""
+    period = torch.randint(8, length // 2, (n, 1), generator=draw)
+    ids = torch.randint(4 * KINDS, (n, length), generator=draw)
+    place = torch.arange(length)
+    return Rows(ids.gather(1, place % period), place > period)
+
+
 def question(kind: str, n: int, length: int, distance: int, pairs: int = 8, seed: int = 0) -> Rows:
     """Rows that end with a pair or a needle that stood `distance` tokens before. Other pairs stand anywhere."""
     draw = torch.Generator().manual_seed(1000 * distance + seed)
@@ -137,11 +146,12 @@ def train(options: argparse.Namespace) -> None:
         print(line, flush=True)
 
     while seconds < limit:
-        done = seconds / limit  # short rows first: what to look for is found there
-        length = options.context // (4 if done < 0.15 else 2 if done < 0.3 else 1)
+        done = seconds / limit  # short rows first, and passages: what to look for is found there
+        length = options.context // (4 if done < 0.2 else 2 if done < 0.4 else 1)
         for peak, group in zip(peaks, (group for one in made for group in one.param_groups)):
             group["lr"] = peak * min(1.0, (step + 1) / 50, 2 * (1 - done) + 0.02)
-        rows = batch(4096 // length, length, torch.Generator().manual_seed(step))
+        make = repeated if done < 0.2 or step % 4 == 0 else batch
+        rows = make(4096 // length, length, torch.Generator().manual_seed(step))
         logits = model(rows.ids, use_cache=False).logits[:, :-1][rows.asked[:, 1:]]
         found = torch.nn.functional.cross_entropy(logits, rows.ids[:, 1:][rows.asked[:, 1:]])
         found.backward()

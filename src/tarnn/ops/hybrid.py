@@ -91,7 +91,7 @@ def hybrid_attention(
             and state is not None
             and (inplace or not is_watched(how, q, k, v, log_decay, *pytree.tree_leaves(state)))
         ):
-            state.check(how)
+            state.check(how, q.dtype)
             o, state, rho = take_step(how, q, k, v, log_decay, state, inplace=inplace)
         elif cu_seqlens is not None:
             o, state, rho = _packed(

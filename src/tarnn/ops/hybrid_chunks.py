@@ -15,6 +15,7 @@ from tarnn.kernels.eager.weights import chunk_weights
 from tarnn.numerics import finite, wide
 from tarnn.ops import hybrid_compiled, hybrid_slots
 from tarnn.ops.features import features
+from tarnn.ops.hybrid_compiled import log_scale
 from tarnn.ops.hybrid_state import HybridState, Keys, Options, at, capped, room_of
 
 CHUNK = 64
@@ -44,9 +45,9 @@ def attend(how: Options, q, k, v, count, log_decay, state, state_too: bool):
     k, v = (x.masked_fill(~real[:, None, :, None], 0.0) for x in (k, v))  # whatever stands there: NaN too
     if state is None:
         state = new_state(how, k, v)
-    state.check(how)
+    state.check(how, q.dtype)
     if not t:
-        empty = torch.zeros_like(q[..., 0], dtype=dtype)
+        empty = q.sum(-1, dtype=dtype)  # autograd sees where it comes from
         return empty[..., None].expand(-1, -1, -1, v.shape[3]).to(v.dtype), state, empty
     keys = _keys(how, state, k, v, real, log_decay)
     watched = hybrid_compiled.is_watched(how, q, k, v, state.k, state.S)
@@ -209,9 +210,7 @@ def _far(how: Options, q, keys: Keys, slots: _Slots | None, state: HybridState):
     t, window = q.shape[2], how.window
     assert how.feature_map is not None
     phi_q, a_q = features(how.feature_map, q, "queries")
-    bias = how.far_bias
-    bias = bias[None, :, None] if isinstance(bias, Tensor) and bias.ndim else bias
-    a = phi_q.new_zeros(phi_q.shape[:3]) + bias if a_q is None else a_q + bias  # (b, h, t)
+    a = log_scale(how, phi_q, a_q, phi_q.dtype)  # (b, h, t)
     lives = (keys.there & (keys.place >= how.sinks))[:, None]
     enters = lives[:, :, :t] & keys.real[:, None]  # with each new token one key leaves the window
     if slots is None or slots.course is None:

@@ -79,8 +79,13 @@ class HybridState(State):
             torch.zeros(b, dtype=torch.int64, device=k.device),
         )  # fmt: skip
 
-    def check(self, how: Options) -> None:
-        """ValueError for a state that was made with other options."""
+    def check(self, how: Options, dtype: torch.dtype) -> None:
+        """ValueError for a state that was made with other options, or whose sums are not what inputs of this dtype need."""
+        if self.S.dtype != wide(dtype):
+            raise ValueError(
+                f"the state is {self.S.dtype}, and inputs in {dtype} need {wide(dtype)}; cast the inputs, or "
+                "begin a new state."
+            )
         n, slots = how.sinks + how.window + how.slots, self.score.shape[2]
         if self.k.shape[2] != n or slots != how.slots:
             raise ValueError(
