@@ -64,10 +64,11 @@ def attend(
     for start in range(0, t, PIECE if how.causal and not watched else t):
         here = slice(start, min(t, start + PIECE) if how.causal and not watched else t)
         row, size = slice(start, here.stop + w), here.stop - start
-        call = HybridCall(
+        given: Any = (
             q[:, :, here], keys.k[:, :, row], keys.v[:, :, row], keys.sink_k, keys.sink_v, state.count + start,
             (total - start).clamp(0, size), *far_of(how, q, keys, here), w, how.causal, how.scale, how.softcap or 0.0,
         )  # fmt: skip
+        call = HybridCall(*given)
         if watched:
             o, share = _Attend.apply(*call, sums)  # type: ignore[misc]
         else:
