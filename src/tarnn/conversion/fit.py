@@ -30,7 +30,7 @@ from tarnn.training.safe_trainer import SafeTrainer
 class Rows:
     """Rows of ids, as `SafeTrainer` takes them; the loss is the distillation's own."""
 
-    tokenizer, rates = None, ()
+    tokenizer, rates, has_sample = None, (), False
 
     def __init__(self, rows: list[dict[str, Tensor]]):
         self.examples = rows

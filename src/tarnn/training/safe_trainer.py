@@ -33,7 +33,12 @@ class Trainable(Protocol):
 
     examples: Any
     tokenizer: Any
-    rates: tuple[str, ...]
+
+    @property
+    def rates(self) -> tuple[str, ...]: ...
+
+    @property
+    def has_sample(self) -> bool: ...
 
     def sampler(self, num_examples: int, seed: int) -> Sampler[int]: ...
 
