@@ -1,15 +1,27 @@
-"""Triton's kernels compiled for a GPU that isn't there, and what the machine code needs: no driver is touched."""
+"""Triton's kernels for a GPU that isn't there: which ones a call launches, compiled, and what their machine code needs.
 
+No driver is touched and nothing is run: the call's tensors are on the CPU, and each launch is only written down.
+"""
+
+import contextlib
+import hashlib
 import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from tarnn.kernels.triton import launch, machine
+from tarnn.kernels.triton.configurations import SHARED
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # then there is nothing to compile
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -25,28 +37,88 @@ class Resources(NamedTuple):
     tensor_core: int  # HMMA, HGMMA, QGMMA, UTCHMMA: products on tensor cores
     ffma: int  # products of single numbers
     instructions: int
+    products: bool  # whether the kernel multiplies tiles at all
 
 
-def compiled(kernel, types: dict[str, str], constants: dict[str, Any], capability: int, **options):
-    """The kernel for this GPU. Pointers, and integers that aren't excepted, count as multiples of 16, as they are at run
-    time where heads have 16 channels or more."""
-    names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else types[name] for name in names}
-    excepted = set(kernel.do_not_specialize or ())
-    attributes = {
-        (i,): [["tt.divisibility", 16]]
-        for i, name in enumerate(names)
-        if signature[name].startswith(("*", "i")) and name not in excepted
-    }
-    given = {(names.index(name),): x for name, x in constants.items() if name in names}
-    source = ASTSource(kernel, signature=signature, constexprs=given, attrs=attributes)
-    target = (
-        GPUTarget("hip", capability, 64) if isinstance(capability, str) else GPUTarget("cuda", capability, 32)
-    )
-    return triton.compile(source, target=target, options=options)
+class Specialised(NamedTuple):
+    """A kernel as a launch wants it: what a call compiles the first time, and finds compiled afterwards."""
+
+    name: str
+    source: Any
+    target: GPUTarget
+    options: dict[str, Any]
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """By name."""
+        names = self.source.fn.arg_names
+        return {names[place[0]]: x for place, x in self.source.constants.items() if len(place) == 1}
+
+    @property
+    def identity(self) -> str:
+        """Of all that its machine code depends on."""
+        given = self.source.hash(), self.target, sorted(self.options.items(), key=str), triton.__version__
+        return hashlib.sha256(repr(given).encode()).hexdigest()[:16]
+
+    def compiled(self) -> Any:
+        return triton.compile(self.source, target=self.target, options=self.options)
 
 
-def resources(binary) -> Resources:
+class _AbsentGPU:
+    """What Triton asks a driver for before it compiles."""
+
+    def __init__(self, target: GPUTarget):
+        self.target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> str:
+        return str(self.target)  # Triton keeps what is compiled by device
+
+    def get_current_stream(self, device: str) -> int:
+        return 0
+
+
+def target_of(gpu: int | str) -> GPUTarget:
+    """90, or one by AMD: "gfx942"."""
+    return GPUTarget("hip", gpu, 64) if isinstance(gpu, str) else GPUTarget("cuda", gpu, 32)
+
+
+@contextlib.contextmanager
+def absent_gpu(gpu: int | str, *, processors: int):
+    """In here, kernels that are launched are appended to the list that this gives, once each. Tensors are on the CPU."""
+    found: dict[Any, Specialised] = {}
+
+    def write_down(kernel, key, signature, device, constants, options, attributes, warmup) -> None:
+        name = kernel.fn.__name__
+        made = lambda: ASTSource(kernel, signature, constants, attributes)  # noqa: E731
+        found.setdefault((name, str(key)), Specialised(name, made(), target_of(gpu), dict(options.__dict__)))
+
+    before = driver._active
+    driver.set_active(_AbsentGPU(target_of(gpu)))  # type: ignore[arg-type]
+    launches: list[Specialised] = []
+    try:
+        with (
+            mock.patch.object(JITFunction, "_do_compile", write_down),
+            mock.patch.object(machine, "interpreted", True),
+            mock.patch.object(launch, "processors", return_value=processors),
+            mock.patch.object(launch, "shared_memory", return_value=SHARED.get(gpu, 64)),
+        ):
+            yield launches
+    finally:
+        driver._active = before
+        launches.extend(found.values())
+
+
+def launched(call: Callable[[], object], gpu: int | str, *, processors: int = 1) -> list[Specialised]:
+    """The kernels that this launches, on a GPU that runs so many programs at once."""
+    with absent_gpu(gpu, processors=processors) as found:
+        call()
+    return found
+
+
+def resources(binary: Any) -> Resources:
     """What cuobjdump and nvdisasm, which come with Triton, say of a compiled kernel."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
@@ -58,6 +130,18 @@ def resources(binary) -> Resources:
     return Resources(
         number("REG"), number("STACK"), binary.metadata.shared,
         count(r"\b(?:HMMA|HGMMA|QGMMA|UTC[A-Z]*MMA)\b"), count(r"\bFFMA2?\b"), count(r"\n\s+/\*[0-9a-f]{4,}\*/"),
+        "tt.dot" in binary.asm["ttir"],
+    )  # fmt: skip
+
+
+def amd_resources(binary: Any) -> Resources:
+    """The same of a GPU by AMD, from the assembler's own notes."""
+    code = binary.asm["amdgcn"]
+    number = lambda key: int(re.search(key + r":?\s+(\d+)", code).group(1))  # type: ignore[union-attr]  # noqa: E731
+    count = lambda pattern: len(re.findall(pattern, code))  # noqa: E731
+    return Resources(
+        number("NumVgprs"), number("ScratchSize"), binary.metadata.shared, count(r"\bv_mfma"), count(r"\bv_(?:pk_)?fma"),
+        count(r"\n\t[sv]_|\n\t(?:ds|buffer|global)_"), "tt.dot" in binary.asm["ttir"],
     )  # fmt: skip
 
 

@@ -1,15 +1,20 @@
-"""The kernels for GPUs, compiled for GPUs that aren't there: registers, spills, shared memory, tensor cores.
+"""The kernels for GPUs, compiled for GPUs that aren't there: registers, spills, shared memory, tensor cores, seconds.
 
-    python benchmarks/gpu_resources.py                       # twenty minutes; results/gpu_resources.{json,md}
+    python benchmarks/gpu_resources.py                       # an hour of one core; results/gpu_resources.{json,md}
     python benchmarks/gpu_resources.py --gpus 90 --dtypes bfloat16 --widths 64 --modes plain
+    python benchmarks/gpu_resources.py --minutes 10          # go on for so long: what is compiled already is kept
 
 A gate: it fails where a kernel that is shipped takes more shared memory than the GPU has, spills more than the budget, has
-no instruction of a tensor core, or has so many FFMA that a product must be made of them. No driver is touched, nothing is
-run, and no time is measured.
+no instruction of a tensor core, or has so many FFMA that a product must be made of them. What is compiled is what calls
+launch (forward, backward, a step), written down instead of launched; so no driver is touched, nothing is run, and no time
+of a kernel is measured. A kernel that didn't change since the last run isn't compiled again.
 """
 
+import json
+import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -18,44 +23,34 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import gpu_compiler
 import torch
+from gpu_compiler import Resources, Specialised
 from triton.compiler.errors import CompilationError
 
 from scripts.common.options import parse
 from scripts.common.results import run
 from scripts.common.tables import markdown, page
-from tarnn.kernels.features import NAMES
-from tarnn.kernels.triton import backward_kernels, forward_kernels, launch
-from tarnn.kernels.triton.configurations import SHARED, configuration, padded
+from tarnn.kernels import triton
+from tarnn.kernels.call import Call, Returned
+from tarnn.kernels.triton.configurations import SHARED
 
-KERNELS = {
-    "state_sums": forward_kernels, "outputs": forward_kernels, "gradient_sums": backward_kernels,
-    "query_gradients": backward_kernels, "key_gradients": backward_kernels, "value_gradients": backward_kernels,
-    "decay_gradients": backward_kernels,
-}  # fmt: skip
-HOLD_VALUES = ("query_gradients", "key_gradients", "decay_gradients")
-MODES: dict[str, dict[str, Any]] = {
+MODES: dict[str, dict[str, Any]] = {  # fields of a call; strings name what a tensor is made of
     "plain": {},
-    "masked, grouped": {"MASKED": True},
-    "not causal": {"CAUSAL": False},
-    "decay a token, weighted": {"DECAY": True, "WEIGHTED": True},
-    "decay a channel": {"CHANNELS": True},
-    "random features": {"FUNCTION": NAMES.index("exp"), "PROJECTED": True, "WEIGHTED": True},
+    "decay a token": {"log_decay": "bgt"},
+    "random features": {"function": "exp", "omega": "1gfd", "square": 0.5},
+    "masked, grouped": {"key_mask": "bt", "g": 1},
+    "not causal": {"causal": False},
+    "decay a channel": {"log_decay": "bgtf"},
+    "decay a token, weighted": {"log_decay": "bgt", "key_log_weight": "bgt"},
 }
+GPUS = {**{f"sm_{x}": x for x in (90, 80, 89, 100)}, "gfx942": "gfx942"}  # Hopper first
 FULL = {
-    "gpus": [80, 89, 90, 100], "dtypes": ["bfloat16", "float32", "float16"], "widths": [64, 128, 256],
-    "modes": list(MODES),
+    "gpus": ["sm_90", "sm_80", "sm_89", "sm_100"], "dtypes": ["bfloat16", "float32", "float16"], "widths": [64, 128, 256],
+    "modes": list(MODES), "minutes": 600.0,
 }  # fmt: skip
-QUICK = {"gpus": [90], "dtypes": ["bfloat16"], "widths": [64], "modes": ["plain"]}
-NAMES_OF_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+QUICK = {"gpus": ["sm_90"], "dtypes": ["bfloat16"], "widths": [64], "modes": ["plain"]}
 SPILL = 512  # bytes of a thread's stack
 FFMA_SHARE = 0.12  # of all instructions: maps and factors are made of some, products would be most
-TABLES, ROWS, OPTIONS = (
-    ("items", "chunks", "sequences"),
-    ("q", "k", "v", "o", "grad_o", "dq", "dk", "dv"),
-    "TSBGRH",
-)
-NUMBERS = ("eps", "factor", "square", "offset", "shift")
-STRIDED = ("q", "k", "v", "o", "x", "grad", "dq", "dk", "dv", "decay", "weight", "mask", "omega", "bias")
+PROCESSORS = 132  # so that sequences are cut: then all kernels take part
 
 
 @dataclass
@@ -64,147 +59,185 @@ class Compiled:
     mode: str
     dtype: str
     width: int
-    gpu: int
+    gpu: str
+    chunk: int
+    tile: str
+    warps: int
     registers: int
     stack: int
     shared: int
     tensor_core: int
     ffma: int
     instructions: int
+    products: bool
     seconds: float
     wrong: str
+    identity: str
 
 
-def constants(kernel: str, mode: str, dtype: torch.dtype, width: int, gpu: int) -> tuple[dict[str, Any], Any]:
-    """As `Launches` makes them, for heads of this width in all."""
-    options = MODES[mode]
-    config = configuration(
-        dtype, width, width, SHARED[gpu], channels=options.get("CHANNELS", False),
-        factors=not options.keys().isdisjoint(("DECAY", "CHANNELS", "WEIGHTED")),
-        backward=KERNELS[kernel] is backward_kernels,
-    )  # fmt: skip
-    low, precision = launch.PRODUCTS[dtype]
-    side = padded(width)
-    tile = (config.backward_features, side) if kernel in HOLD_VALUES else (side, config.forward_values)
-    flags = dict.fromkeys(
-        ("PROJECTED", "BIAS", "DECAY", "CHANNELS", "WEIGHTED", "MASKED", "KEEP_STATE", "KEEP_WEIGHT"), False
+def call_of(mode: str, dtype: str, width: int) -> Call:
+    """Two chunks at least; its numbers are never read."""
+    given = {"causal": True, "function": "elu", "g": 2} | MODES[mode]
+    sizes = {"1": 1, "b": 1, "h": 2, "g": given.pop("g"), "t": 256, "d": width, "f": width}
+    make = lambda axes, kind: torch.empty([sizes[x] for x in axes], dtype=kind)  # noqa: E731
+    q, k, v = (make(axes, getattr(torch, dtype)) for axes in ("bhtd", "bgtd", "bgtd"))
+    for name in given.keys() & {"log_decay", "key_log_weight", "omega", "key_mask"}:
+        given[name] = make(given[name], torch.bool if name == "key_mask" else torch.float32)
+    return Call(q, k, v, **given, eps=1e-6)
+
+
+def whole_call(call: Call) -> None:
+    """Forward, backward and a step."""
+    outputs = triton.forward(call)
+    behind = (None, None, None) if call.causal else outputs[2:]
+    triton.backward(
+        call, Returned(outputs.o, None, None, outputs.o, outputs.den, *behind, call.omega is not None)
     )
-    return {
-        **flags, "D": width, "F": width, "E": width, "BD": side, "BF": tile[0], "BE": tile[1], "C": config.chunk,
-        "FUNCTION": NAMES.index("elu"), "CAUSAL": True, "NORMALIZE": True, "GIVEN": True, "KEEP_DEN": True,
-        "LOW": low, "PRECISION": precision, **options,
-    }, config  # fmt: skip
+    if call.causal and call.key_mask is None:
+        first = {
+            name: x[:, :, :1]
+            for name, x in call._asdict().items()
+            if name in ("q", "k", "v", "log_decay", "key_log_weight") and x is not None
+        }
+        M = outputs.M if call.weighted else None
+        triton.step(call._replace(**first, S=outputs.S, z=outputs.z, M=M))
 
 
-def type_of(name: str, kernel: Any, dtype: str) -> str:
-    """Of an argument, by its name."""
-    if name in ROWS:
-        return f"*{NAMES_OF_TYPES[dtype]}"
-    if name in TABLES:
-        return "*i32"
-    if name == "mask":
-        return "*u8"
-    if name in NUMBERS:
-        return "fp32"
-    stem, _, axis = name.rpartition("_")
-    if (axis in ("b", "h", "t") and stem in STRIDED) or (name in OPTIONS and "S_in" not in name):
-        state = name == "S" and "z" in kernel.arg_names
-        return "*fp32" if state else "i32"
-    return "*fp32"
+def kernels_of(mode: str, dtype: str, width: int, gpu: str) -> list[Specialised]:
+    call = call_of(mode, dtype, width)
+    return gpu_compiler.launched(lambda: whole_call(call), GPUS[gpu], processors=PROCESSORS)
 
 
-def compile_one(kernel_name: str, mode: str, dtype: str, width: int, gpu: int) -> Compiled:
-    kernel = getattr(KERNELS[kernel_name], kernel_name)
-    given, config = constants(kernel_name, mode, getattr(torch, dtype), width, gpu)
-    given = {name: x for name, x in given.items() if name in kernel.arg_names}
-    types = {name: type_of(name, kernel, dtype) for name in kernel.arg_names if name not in given}
-    begun = time.perf_counter()
-    options = {"num_warps": config.warps, "num_stages": config.stages}
+def compile_one(kernel: Specialised, mode: str, dtype: str, width: int, gpu: str) -> Compiled:
+    begun = time.process_time() + children()
     try:
-        found = gpu_compiler.resources(gpu_compiler.compiled(kernel, types, given, gpu, **options))
+        binary = kernel.compiled()
+        found = (
+            gpu_compiler.resources(binary) if gpu.startswith("sm_") else gpu_compiler.amd_resources(binary)
+        )
         fault = wrong(found, gpu)
-    except CompilationError as error:
-        found = gpu_compiler.Resources(0, 0, 0, 0, 0, 0)
-        fault = f"does not compile: {str(error).splitlines()[-1]}"
-    seconds = round(time.perf_counter() - begun, 1)
-    return Compiled(kernel_name, mode, dtype, width, gpu, *found, seconds, fault)
+    except (CompilationError, RuntimeError) as error:
+        found, fault = Resources(*[0] * 6, False), f"does not compile: {str(error).splitlines()[-1]}"
+    seconds = round(time.process_time() + children() - begun, 1)
+    names, options = kernel.constants, kernel.options
+    tile = f"{names.get('BF', '')}×{names.get('BE', names.get('B', ''))}"
+    return Compiled(
+        kernel.name,
+        mode,
+        dtype,
+        width,
+        gpu,
+        names.get("C", 0),
+        tile,
+        options["num_warps"],
+        *found,
+        seconds,
+        fault,
+        kernel.identity,
+    )
 
 
-def wrong(found: gpu_compiler.Resources, gpu: int) -> str:
+def children() -> float:
+    """Seconds of processor time of the assembler, which is a process of its own."""
+    used = os.times()
+    return used.children_user + used.children_system
+
+
+def wrong(found: Resources, gpu: str) -> str:
     """What the gate says; "" where nothing is wrong."""
-    room = SHARED[gpu] * 1024
+    room = SHARED.get(GPUS[gpu], 64) * 1024
     faults = {
         f"{found.shared} bytes of shared memory, of {room}": found.shared > room,
         f"{found.stack} bytes spilled": found.stack > SPILL,
-        "no tensor cores": not found.tensor_core,
-        f"{found.ffma} FFMA": found.ffma > FFMA_SHARE * found.instructions,
+        "no tensor cores": found.products and not found.tensor_core,
+        f"{found.ffma} FFMA": found.products and found.ffma > FFMA_SHARE * found.instructions,
     }
     return "; ".join(name for name, is_so in faults.items() if is_so)
 
 
-def shipped(options) -> list[tuple[str, str, str, int, int]]:
-    """What is compiled: the plain mode for every dtype, width and GPU asked for, others for the first dtype and width, on
-    Hopper or the last GPU asked for. The common ones first, so that an interruption leaves the most."""
-    cells = []
-    for mode, dtype, width, gpu, kernel in product(
-        options.modes, options.dtypes, options.widths, options.gpus, KERNELS
-    ):
-        first = dtype == options.dtypes[0] and width == options.widths[0]
-        hopper = gpu == (90 if 90 in options.gpus else options.gpus[-1])
-        if (mode == "plain" or (first and hopper)) and (
-            kernel != "decay_gradients" or mode.startswith("decay")
-        ):
-            rank = options.dtypes.index(dtype) + options.widths.index(width)
-            cells.append((rank, (kernel, mode, dtype, width, gpu)))
-    return [cell for _, cell in sorted(cells, key=lambda x: x[0])]
+def cells(options) -> list[tuple[str, str, int, str]]:
+    """The common ones first, so that an interruption leaves the most: by how far each is from the first of its kind."""
+    names = ("modes", "dtypes", "widths", "gpus")
+    all_cells = product(*(enumerate(getattr(options, name)) for name in names))
+    return [tuple(x for _, x in cell) for cell in sorted(all_cells, key=lambda cell: sum(i for i, _ in cell))]  # type: ignore[misc]
 
 
 def measure(options, results: dict[str, list[Compiled]], keep) -> None:
-    found = results.setdefault("kernels", [])
-    for cell in shipped(options):
-        found.append(compile_one(*cell))
+    begun, found = time.monotonic(), results.setdefault("kernels", [])
+    before = earlier(options.out / "gpu_resources.json")
+    missing = []
+    for cell in cells(options):
+        for kernel in kernels_of(*cell):
+            old = before.get((kernel.identity, *cell))
+            found.append(old) if old else missing.append((kernel, cell))
+    print(f"{len(found)} are compiled, {len(missing)} are to be", flush=True)
+    for done, (kernel, cell) in enumerate(missing):
+        if time.monotonic() - begun > 60 * options.minutes:
+            results["left"] = [" ".join([kernel.name, *map(str, cell)]) for kernel, cell in missing[done:]]
+            break
+        found.append(compile_one(kernel, *cell))
         last = found[-1]
-        print(*cell, f"{last.seconds} s", last.wrong or "ok", flush=True)
+        print(kernel.name, *cell, f"{last.seconds} s", last.wrong or "ok", flush=True)
         keep()
 
 
-def report(options, facts: dict[str, Any], results: dict[str, list[Compiled]]) -> str:
-    faults = [x for x in results["kernels"] if x.wrong]
+def earlier(path: Path) -> dict[tuple, Compiled]:
+    """What an earlier run compiled, by what it depends on."""
+    rows = json.loads(path.read_text())["results"]["kernels"] if path.exists() else []
+    made = [Compiled(**row) for row in rows if row.keys() == Compiled.__annotations__.keys()]
+    return {(x.identity, x.mode, x.dtype, x.width, x.gpu): x for x in made}
+
+
+def report(options, facts: dict[str, Any], results: dict[str, Any]) -> str:
+    kernels, left = results["kernels"], results.get("left", [])
+    faults = [x for x in kernels if x.wrong]
     header = [
-        "kernel",
-        "mode",
-        "dtype",
-        "width",
-        "GPU",
-        "registers",
-        "stack",
-        "shared",
-        "MMA",
-        "FFMA",
-        "all",
-        "gate",
-    ]
+        "kernel", "mode", "dtype", "width", "GPU", "chunk", "tile", "warps", "registers", "stack", "shared", "MMA",
+        "FFMA", "all", "s", "gate",
+    ]  # fmt: skip
     rows = [
-        [x.kernel, x.mode, x.dtype, x.width, f"sm_{x.gpu}", x.registers, x.stack, x.shared, x.tensor_core, x.ffma,
-         x.instructions, x.wrong or "ok"]
-        for x in results["kernels"]
+        [x.kernel, x.mode, x.dtype, x.width, x.gpu, x.chunk, x.tile, x.warps, x.registers, x.stack, x.shared, x.tensor_core,
+         x.ffma, x.instructions, x.seconds, x.wrong or "ok"]
+        for x in sorted(kernels, key=lambda x: (list(MODES).index(x.mode), x.dtype, x.width, x.gpu))
     ]  # fmt: skip
     versions = ", ".join(f"{name} {x}" for name, x in facts["versions"].items())
     return page(
         "What the kernels for GPUs need",
-        "Not measured on a GPU: compiled for these GPUs on a machine without one. Nothing was run, no time is given.",
+        "Not measured on a GPU: compiled for these GPUs on a machine without one. Nothing was run, no time of a kernel is given.",
         f"`{facts['command']}`; {versions}; Triton {gpu_compiler.triton.__version__}.",
         f"Per thread: registers, and bytes of stack (spills; budget {SPILL}). Per block: bytes of shared memory. In the "
         "machine code: instructions of tensor cores (MMA), multiplications of single numbers (FFMA), all. One unrolled "
-        "body each: how often they are run is not in it. Width: of head, features and values.",
-        f"{len(rows)} compiled, {len(faults)} outside of the gate.",
-        markdown(header, rows, left=3),
+        "body each: how often they are run is not in it. Width: of head, features and values. Tile: features × values of a "
+        "state that a program holds. s: processor seconds of compiling.",
+        f"{len(rows)} compiled, {len(faults)} outside of the gate, {len(left)} not compiled yet.",
+        *totals(kernels),
+        markdown(header, rows, left=5),
+    )
+
+
+def totals(kernels: list[Compiled]) -> Iterator[str]:
+    """What a first call compiles: the kernels of a path, and their seconds."""
+    forward = ("row_scales", "chunk_weights", "running_maximum", "state_sums", "prefix", "outputs")
+    rows, seconds = [], lambda xs: f"{sum(x.seconds for x in xs):.1f}"
+    for cell in product(MODES, FULL["dtypes"], FULL["widths"]):
+        mine = [
+            x
+            for x in kernels
+            if (x.mode, x.dtype, x.width) == cell and x.gpu == "sm_90" and x.kernel != "one_token"
+        ]
+        first = [x for x in mine if x.kernel in forward]
+        if mine:
+            longest = max(mine, key=lambda x: x.seconds)
+            last = f"{longest.kernel} {longest.seconds}"
+            rows.append([*cell, len(first), seconds(first), len(mine), seconds(mine), last])
+    yield markdown(
+        ["sm_90", "dtype", "width", "kernels forward", "s", "with backward", "s", "longest"], rows, left=2
     )
 
 
 def main() -> int:
-    options = parse(__file__, __doc__, FULL, QUICK, choices={"modes": list(MODES)})
-    found: dict[str, list[Compiled]] = {}
+    options = parse(__file__, __doc__, FULL, QUICK, choices={"modes": list(MODES), "gpus": list(GPUS)})
+    found: dict[str, Any] = {}
     code = run(options, measure, results=found, report=report)
     return code or int(any(x.wrong for x in found["kernels"]))
 

@@ -21,7 +21,9 @@ import math
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -69,8 +71,10 @@ def errors(got: list[torch.Tensor], exact: list[torch.Tensor]) -> dict[str, floa
     return found
 
 
-def judge(drawn: Drawn) -> tuple[dict[str, float], dict[str, float], str]:
-    """A call's errors, what they may be, and in words what is wrong ("" if nothing is)."""
+def judge(
+    drawn: Drawn, least: Mapping[str, float] = MappingProxyType({})
+) -> tuple[dict[str, float], dict[str, float], str]:
+    """A call's errors, what they may be (some kinds at least so much), and in words what is wrong ("" if nothing is)."""
     call, dtype = Call(drawn), DTYPES[drawn.dtype]
     exact = call.definition(torch.float64)
     limits = LIMITS if dtype == torch.float64 else allowed(call, exact)
@@ -78,6 +82,7 @@ def judge(drawn: Drawn) -> tuple[dict[str, float], dict[str, float], str]:
         ours = call.ours()
         wrong = to_the_bit(call, ours)
     mine = errors(ours, exact)
+    limits = {kind: max(limit, least.get(kind, 0.0)) for kind, limit in limits.items()}
     if dtype != torch.float64 and exceeded(mine, limits):
         near = [call.nearby(i) for i in range(NEARBY)]
         others = [limits, *(allowed(call, call.definition(torch.float64)) for call in near)]

@@ -247,7 +247,9 @@ def _line() -> str:
 
 
 def _check(pointers: TensorHandle, mask: TensorHandle, *, writes: bool, atomic: bool = False) -> None:
-    addresses, live = np.broadcast_arrays(pointers.data, mask.data)
+    addresses, live = np.broadcast_arrays(
+        pointers.data, mask.data.astype(bool)
+    )  # `&` makes integers of masks
     addresses = (addresses if live.all() else addresses[live]).ravel().view(np.int64)
     if not addresses.size:
         return

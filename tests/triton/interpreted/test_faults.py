@@ -29,6 +29,12 @@ def add_one(x, y, n, B: tl.constexpr, OTHER: tl.constexpr, MASK_STORE: tl.conste
 
 
 @triton.jit
+def two_masks(x, n, B: tl.constexpr):
+    i = tl.arange(0, B)
+    tl.store(x + i, 1.0, mask=(i >= 0) & (i < n))
+
+
+@triton.jit
 def neighbours(x, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     before = tl.load(x + tl.maximum(i - 1, 0))
@@ -65,6 +71,13 @@ def test_what_is_right_passes():
 def test_a_store_out_of_bounds():
     with pytest.raises(InterpreterError, match=r"store outside of every tensor, 6 lanes.*test_faults"):
         add(torch.randn(10), mask_store=False)
+
+
+def test_a_store_out_of_bounds_behind_a_mask_of_two():
+    """Triton's interpreter makes an integer of `a & b`; lanes were looked up by it, as by an index."""
+    with pytest.raises(InterpreterError, match=r"store outside of every tensor, 1 lanes"):
+        two_masks[(1,)](torch.zeros(10), 11, 16)
+    two_masks[(1,)](torch.zeros(10), 10, 16)
 
 
 def test_a_lane_masked_off_is_no_number():

@@ -25,13 +25,13 @@ def refusal(call: Call) -> str | None:
         return why
     if call.q.dtype not in DTYPES:
         return f"The kernels for GPUs take float32, bfloat16 and float16; got {call.q.dtype}."
-    widths = call.q.shape[3], call.num_features, call.v.shape[3]
+    widths = call.q.shape[3], call.num_features
     if max(widths) > MAX_WIDTH:
         return Mendable(
             f"Attention on the GPU runs in plain PyTorch: the kernels hold heads of at most "
-            f"{MAX_WIDTH} channels, features and values; got {widths}."
+            f"{MAX_WIDTH} channels and features; got {widths}."
         )
-    if 0 in (*widths, call.q.shape[0], call.q.shape[1]):
+    if 0 in (*widths, call.v.shape[3], call.q.shape[0], call.q.shape[1]):
         return "There is nothing for a kernel to do."
     if max(call.q.shape[:2]) > MOST_PROGRAMS:
         return f"The kernels for GPUs take at most {MOST_PROGRAMS:,} rows and heads; got {tuple(call.q.shape[:2])}."
@@ -46,9 +46,11 @@ def _far(x: Tensor | None) -> bool:
 
 def forward(call: Call, *, for_backward: bool = True) -> Outputs:
     """The outputs; the denominators are None, and never written, where there will be no backward."""
-    from tarnn.kernels.triton import launch
+    from tarnn.kernels.triton import first_call, launch
 
     with torch.cuda.device_of(call.q):
+        if call.q.is_cuda:
+            first_call.compile_together(call, for_backward)
         return launch.forward(call, for_backward)
 
 

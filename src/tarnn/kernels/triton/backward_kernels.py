@@ -9,7 +9,7 @@ import triton.language as tl
 
 from tarnn.kernels.triton.tiles import (
     LEVELS,
-    LOG2E,
+    accurate_exp,
     anchored,
     arguments,
     behind,
@@ -32,7 +32,7 @@ from tarnn.kernels.triton.tiles import (
 )
 
 
-@triton.jit(do_not_specialize=["T", "S"])
+@triton.jit(do_not_specialize=["T", "S", "G"])
 def gradient_rows(
     grad_o, o, den, scale_q, w, d, M_in, M_end, chunks, r, gz, grad_b, grad_h, grad_t, o_b, o_h, o_t, T, S, G, R, eps,
     E: tl.constexpr, BE: tl.constexpr, C: tl.constexpr, FUNCTION: tl.constexpr, DECAY: tl.constexpr,
@@ -75,8 +75,8 @@ def gradient_rows(
             M += row_maxima(weight, lost, tl.load(M_in + chunk * G + g), C, DECAY)
         else:
             sequence = tl.load(chunks + chunk * 4 + 3).to(tl.int64)
-            M += finite(tl.load(M_end + sequence * G + g) * LOG2E)
-        factor = tl.exp2(M)
+            M += finite(tl.load(M_end + sequence * G + g))
+        factor = accurate_exp(M)
     tl.store(r + at + rows, factor, mask=live)
     tl.store(gz + at + rows, factor * through, mask=live)
 
@@ -116,7 +116,7 @@ def chunk_factors(
     return weight, lost, M_a, M_b
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "G", "mask_b"])
 def gradient_sums(
     q, grad_o, r, gz, w, d, decay, mask, scale_q, omega, bias, M_in, M_out, items, S, z,
     q_b, q_h, q_t, grad_b, grad_h, grad_t, decay_b, decay_h, decay_t, mask_b, omega_b, omega_h, bias_b, bias_h,
@@ -175,14 +175,14 @@ def gradient_sums(
         tl.store(z + place * F + cf, sums, mask=cf < F)
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "G", "mask_b", "GIVEN"])
 def query_gradients(
     q, k, v, grad_o, r, gz, dq, w, d, decay, mask, scale_q, scale_k, omega, bias, M_in, M_out, items, S_in, z_in,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, dq_b, dq_h, dq_t, decay_b, decay_h, decay_t,
-    mask_b, omega_b, omega_h, bias_b, bias_h, T, G, R, factor, square, offset, shift,
+    mask_b, omega_b, omega_h, bias_b, bias_h, T, G, R, GIVEN, factor, square, offset, shift,
     D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
     C: tl.constexpr, FUNCTION: tl.constexpr, PROJECTED: tl.constexpr, BIAS: tl.constexpr, DECAY: tl.constexpr,
-    CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, GIVEN: tl.constexpr,
+    CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     LOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq (b, h, t, d) of an item, BF channels of it; of projected features ∂/∂u (b, h, t, f)."""
@@ -204,10 +204,8 @@ def query_gradients(
     omega += row * omega_b + g * omega_h
     bias += row * bias_b + g * bias_h
     at_q, at = (row * H + h) * T + start, (row * G + g) * T + start
-    state, sums = tl.zeros((BF, BE), tl.float32), tl.zeros((BF,), tl.float32)
-    if GIVEN:
-        state = load_state(S_in + place * F * E, cf, ce, F, E)
-        sums = tl.load(z_in + place * F + cf, mask=cf < F, other=0.0)
+    state = load_state(S_in + place * F * E, cf, ce, GIVEN, F, E)
+    sums = tl.load(z_in + place * F + cf, mask=(cf < F) & (GIVEN != 0), other=0.0)
     lower = rows[:, None] >= rows[None, :]
     for t0 in range(start, stop, C):
         inside = t0 + rows < stop
@@ -273,16 +271,16 @@ def query_gradients(
         chunk += G
 
 
-@triton.jit(do_not_specialize=["T", "B"])
+@triton.jit(do_not_specialize=["T", "B", "G", "mask_b", "GIVEN", "KEEP_STATE"])
 def key_gradients(
     q, k, v, grad_o, r, gz, dk, dw, w, d, decay, mask, scale_q, scale_k, omega, bias, M_in, M_out, items,
     S_behind, z_behind, S_before, z_before,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, dk_b, dk_h, dk_t, decay_b, decay_h, decay_t,
-    mask_b, omega_b, omega_h, bias_b, bias_h, T, B, G, R, factor, square, offset, shift,
+    mask_b, omega_b, omega_h, bias_b, bias_h, T, B, G, R, GIVEN, KEEP_STATE, factor, square, offset, shift,
     D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
     C: tl.constexpr, FUNCTION: tl.constexpr, PROJECTED: tl.constexpr, BIAS: tl.constexpr, DECAY: tl.constexpr,
-    CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, GIVEN: tl.constexpr,
-    KEEP_STATE: tl.constexpr, KEEP_WEIGHT: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
+    CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    KEEP_WEIGHT: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk (b, g, s, d) of an item, BF channels of it (of projected features ∂/∂u), and their share of ∂/∂w.
 
@@ -298,10 +296,8 @@ def key_gradients(
     rows, cf, ce = tl.arange(0, C), block * BF + tl.arange(0, BF), tl.arange(0, BE)
     omega += row * omega_b + g * omega_h
     bias += row * bias_b + g * bias_h
-    state, sums = tl.zeros((BF, BE), tl.float32), tl.zeros((BF,), tl.float32)
-    if GIVEN:
-        state = load_state(S_behind + place * F * E, cf, ce, F, E)
-        sums = tl.load(z_behind + place * F + cf, mask=cf < F, other=0.0)
+    state = load_state(S_behind + place * F * E, cf, ce, GIVEN, F, E)
+    sums = tl.load(z_behind + place * F + cf, mask=(cf < F) & (GIVEN != 0), other=0.0)
     lower = rows[:, None] >= rows[None, :]
     number = tl.cdiv(stop - start, C)
     for step in range(number):
@@ -370,19 +366,19 @@ def key_gradients(
             tl.store(share + rows, tl.sum(phi * entered, 1), mask=inside)
         grad_u = through_function(u, phi, shift, entered, FUNCTION)
         store_rows(dk + row * dk_b + g * dk_h + t * dk_t, dk_t, rows, inside, cf, F, grad_u)
-    if KEEP_STATE:
+    if KEEP_STATE != 0:
         store_state(S_before + place * F * E, cf, ce, F, E, state)
         tl.store(z_before + place * F + cf, sums, mask=cf < F)
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "G", "mask_b", "GIVEN"])
 def value_gradients(
     q, k, grad_o, r, dv, w, d, decay, mask, scale_q, scale_k, omega, bias, M_in, M_out, items, S_behind,
     q_b, q_h, q_t, k_b, k_h, k_t, grad_b, grad_h, grad_t, dv_b, dv_h, dv_t, decay_b, decay_h, decay_t,
-    mask_b, omega_b, omega_h, bias_b, bias_h, T, G, R, factor, square, offset, shift,
+    mask_b, omega_b, omega_h, bias_b, bias_h, T, G, R, GIVEN, factor, square, offset, shift,
     D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
     C: tl.constexpr, FUNCTION: tl.constexpr, PROJECTED: tl.constexpr, BIAS: tl.constexpr, DECAY: tl.constexpr,
-    CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, GIVEN: tl.constexpr,
+    CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     LOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dv (b, g, s, e) of an item, BE channels of it."""
@@ -396,9 +392,7 @@ def value_gradients(
     rows, cf, ce = tl.arange(0, C), tl.arange(0, BF), block * BE + tl.arange(0, BE)
     omega += row * omega_b + g * omega_h
     bias += row * bias_b + g * bias_h
-    state = tl.zeros((BF, BE), tl.float32)
-    if GIVEN:
-        state = load_state(S_behind + place * F * E, cf, ce, F, E)
+    state = load_state(S_behind + place * F * E, cf, ce, GIVEN, F, E)
     lower = rows[:, None] >= rows[None, :]
     number = tl.cdiv(stop - start, C)
     for step in range(number):
@@ -460,7 +454,7 @@ def value_gradients(
         store_rows(dv + row * dv_b + g * dv_h + t * dv_t, dv_t, rows, inside, ce, E, out)
 
 
-@triton.jit(do_not_specialize=["T", "B"])
+@triton.jit(do_not_specialize=["T", "B", "G", "mask_b"])
 def decay_gradients(
     q, k, v, grad_o, r, gz, shares, w, d, decay, mask, scale_q, scale_k, omega, bias, M_in, M_out, items,
     S_in, z_in, S_behind, z_behind,
@@ -504,10 +498,10 @@ def decay_gradients(
     )
     of_den = tl.load(gz + at_q + rows, mask=inside, other=0.0)
     before, sums = (
-        load_state(S_in + place * F * E, cf, ce, F, E),
+        load_state(S_in + place * F * E, cf, ce, 1, F, E),
         tl.load(z_in + place * F + cf, mask=cf < F, other=0.0),
     )
-    after = load_state(S_behind + place * F * E, cf, ce, F, E)
+    after = load_state(S_behind + place * F * E, cf, ce, 1, F, E)
     sums_after = tl.load(z_behind + place * F + cf, mask=cf < F, other=0.0)
     weight, lost, M_a, M_b = chunk_factors(w, d, M_in, M_out, at, chunk, rows, inside, C, DECAY, WEIGHTED)
     lower = rows[:, None] >= rows[None, :]

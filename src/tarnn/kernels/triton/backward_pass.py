@@ -8,23 +8,35 @@ from torch import Tensor
 
 from tarnn.kernels.call import Call, Gradients, Returned
 from tarnn.kernels.triton import backward_kernels
-from tarnn.kernels.triton.configurations import padded
+from tarnn.kernels.triton.configurations import CHUNK_WITH_CHANNELS, padded
 from tarnn.kernels.triton.launch import ROWS, Launches
+from tarnn.kernels.triton.parts import parts_of
 from tarnn.kernels.triton.rows import in_rows, strides
 
 
 def backward(call: Call, returned: Returned) -> Gradients:
     grads = call.new_gradients(returned.wants_projection)
-    return _Backward(call, returned, grads).run().of(call)
+    parts = parts_of(call, CHUNK_WITH_CHANNELS)
+    if len(parts) == 1:
+        return Backward(call, returned, grads).run().of(call)
+    if parts[0].e.stop < call.v.shape[3]:  # those of q and k are sums
+        grads = Gradients(*(x if x is None else x.to(torch.float32) for x in grads))
+    for x in grads:
+        if x is not None:
+            x.zero_()
+    for part in parts:
+        mine, given = part.call(call), part.returned(returned)
+        part.add(grads, Backward(mine, given, mine.new_gradients(given.wants_projection)).run())
+    return grads.of(call)
 
 
-class _Backward:
+class Backward:
     """The launches of a backward pass. A decay's gradient wants the states at both ends of each chunk, so there an item is
     a chunk; otherwise nothing of a chunk's size is in memory."""
 
-    def __init__(self, call: Call, returned: Returned, grads: Gradients):
+    def __init__(self, call: Call, returned: Returned, grads: Gradients, make: type[Launches] = Launches):
         self.call, self.returned, self.grads = call, returned, grads
-        self.launches = launches = Launches(call, backward=True)
+        self.launches = launches = make(call, backward=True)
         b, h, t, *_ = launches.sizes
         grad_o = in_rows(returned.grad_o)
         launches.values |= {"grad_o": grad_o, **strides("grad", grad_o), "r": launches.wide(b, h, t)}
@@ -55,7 +67,7 @@ class _Backward:
     def _before(self) -> tuple[dict[str, Any], Tensor | None]:
         """The states that queries read."""
         if not self.call.causal:
-            return {"S_in": self.returned.S_behind, "z_in": self.returned.z_behind, "GIVEN": True}, None
+            return {"S_in": self.returned.S_behind, "z_in": self.returned.z_behind, "GIVEN": 1}, None
         if self.alone:
             return self.launches.state(), None
         return self.launches.states_before(self.call.new_state()[:2])
@@ -70,8 +82,8 @@ class _Backward:
             given = wide.contiguous(), flat.contiguous()
         if self.alone:
             there = given[0] is not None
-            S, z = given if there else (call.q, call.q)
-            return {"S_behind": S, "z_behind": z, "GIVEN": there}
+            S, z = given if there else (self.values["nothing"], self.values["nothing"])
+            return {"S_behind": S, "z_behind": z, "GIVEN": int(there)}
         plan, (_, _, _, g, _, f, e) = launches.of_queries, launches.sizes
         S, z = launches.wide(plan.num_items, g, f, e), launches.wide(plan.num_items, g, f)
         launches.run(
@@ -80,13 +92,13 @@ class _Backward:
         )  # fmt: skip
         if call.causal:
             launches.prefix(plan, (S, z), given, (grads.S, grads.z), kept, reverse=True)
-            return {"S_behind": S, "z_behind": z, "GIVEN": True}
+            return {"S_behind": S, "z_behind": z, "GIVEN": 1}
         total = torch.empty_like(grads.S), torch.empty_like(grads.z)
         launches.prefix(plan, (S, z), given, total, None, reverse=True)
         begin = self.values["begin"] if self.values["WEIGHTED"] else torch.ones_like(total[1][..., 0])
         grads.S.copy_(total[0] * begin[..., None, None])
         grads.z.copy_(total[1] * begin[..., None])
-        return {"S_behind": total[0], "z_behind": total[1], "GIVEN": True}
+        return {"S_behind": total[0], "z_behind": total[1], "GIVEN": 1}
 
     def _tile(self) -> dict[str, int]:
         """Of kernels that hold all values and some features."""
@@ -121,7 +133,7 @@ class _Backward:
         dw = launches.wide(blocks, b, g, s) if weight is not None else dk
         launches.run(
             backward_kernels.key_gradients, (plan.num_items, g, blocks), items=plan.items, dk=dk, dw=dw, T=s,
-            S_before=self.grads.S, z_before=self.grads.z, KEEP_STATE=self.alone, KEEP_WEIGHT=weight is not None,
+            S_before=self.grads.S, z_before=self.grads.z, KEEP_STATE=int(self.alone), KEEP_WEIGHT=weight is not None,
             **strides("dk", dk), **tile, **behind,
         )  # fmt: skip
         if weight is not None:

@@ -15,7 +15,9 @@ SHARED = {
     103: 227,
     120: 99,
 }  # KiB a block may take, by capability
-MAX_WIDTH = 256  # features, head dim, value width: of tiles that have to fit on a processor
+MAX_WIDTH = (
+    256  # of heads and features, of tiles that have to fit on a processor; wider values are taken in parts
+)
 
 
 class Configuration(NamedTuple):
@@ -62,6 +64,11 @@ def configuration(
         4 if wide <= 64 else 8,
         2 if shared > 160 else 1,
     )
+
+
+def values_at_once(dtype: torch.dtype, features: int) -> int:
+    """Columns of v that a backward pass holds beside so many features; wider values are taken in parts."""
+    return MAX_WIDTH if dtype == torch.bfloat16 or features <= 128 else 64
 
 
 def stretch(length: int, programs: int, processors: int, chunk: int) -> int:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from tarnn.kernels.triton.tiles import (
-    LOG2E,
+    accurate_exp,
     arguments,
     behind,
     channel_products,
@@ -29,7 +29,7 @@ from tarnn.kernels.triton.tiles import (
 )
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "G", "mask_b"])
 def state_sums(
     k, v, w, d, decay, mask, scale, omega, bias, M_in, M_out, items, S, z, kept,
     k_b, k_h, k_t, v_b, v_h, v_t, decay_b, decay_h, decay_t, mask_b, omega_b, omega_h, bias_b, bias_h,
@@ -99,10 +99,10 @@ def state_sums(
             tl.store(kept + place * F + cf, through, mask=cf < F)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["G", "F", "E", "GIVEN", "REVERSE"])
 def prefix(
-    sums, kept, before, begin, after, sequences, G, F, E, B: tl.constexpr, KEPT: tl.constexpr, GIVEN: tl.constexpr,
-    SCALED: tl.constexpr, REVERSE: tl.constexpr,
+    sums, kept, before, begin, after, sequences, G, F, E, GIVEN, REVERSE, B: tl.constexpr, KEPT: tl.constexpr,
+    SCALED: tl.constexpr,
 ):  # fmt: skip
     """Sums (item, g, f, e) of items become those of all items before each; in reverse, of all behind. `after` (n, g, f, e)
     is the total. `begin` (n, g) scales the state before the first item, and in reverse its gradient."""
@@ -110,35 +110,30 @@ def prefix(
     i = tl.program_id(2) * B + tl.arange(0, B)
     live = i < F * E
     first, end = tl.load(sequences + n * 4), tl.load(sequences + n * 4 + 1)
-    total = tl.zeros((B,), tl.float32)
-    if GIVEN:
-        total = tl.load(before + (n * G + g) * F * E + i, mask=live, other=0.0)
-    if SCALED and not REVERSE:
-        total *= tl.load(begin + n * G + g)
+    total = tl.load(before + (n * G + g) * F * E + i, mask=live & (GIVEN != 0), other=0.0)
+    if SCALED:
+        total *= tl.where(REVERSE != 0, 1.0, tl.load(begin + n * G + g))
     for step in range(end - first):
-        item = first + step
-        if REVERSE:
-            item = end - 1 - step
+        item = tl.where(REVERSE != 0, end - 1 - step, first + step)
         place = item.to(tl.int64) * G + g
         own = tl.load(sums + place * F * E + i, mask=live, other=0.0)
         tl.store(sums + place * F * E + i, total, mask=live)
         if KEPT:
             total *= tl.load(kept + place * F + i // E, mask=live, other=0.0)
         total += own
-    if SCALED and REVERSE:
-        total *= tl.load(begin + n * G + g)
+    if SCALED:
+        total *= tl.where(REVERSE != 0, tl.load(begin + n * G + g), 1.0)
     tl.store(after + (n * G + g) * F * E + i, total, mask=live)
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "G", "mask_b", "GIVEN", "KEEP_STATE", "KEEP_DEN"])
 def outputs(
     q, k, v, o, den, w, d, decay, mask, scale_q, scale_k, omega, bias, M_in, M_out, M_end, items, S_in, z_in, S_out, z_out,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, decay_b, decay_h, decay_t, mask_b,
-    omega_b, omega_h, bias_b, bias_h, T, G, R, eps, factor, square, offset, shift,
+    omega_b, omega_h, bias_b, bias_h, T, G, R, GIVEN, KEEP_STATE, KEEP_DEN, eps, factor, square, offset, shift,
     D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
     C: tl.constexpr, FUNCTION: tl.constexpr, PROJECTED: tl.constexpr, BIAS: tl.constexpr, DECAY: tl.constexpr,
     CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr,
-    GIVEN: tl.constexpr, KEEP_STATE: tl.constexpr, KEEP_DEN: tl.constexpr,
     LOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """o (b, h, t, e) and den (b, h, t) of an item's queries, from the state before it; where not causal, from that of all
@@ -160,10 +155,8 @@ def outputs(
     bias += row * bias_b + g * bias_h
     at_q, at = (row * H + h) * T + start, (row * G + g) * T + start
     o += row * o_b + h * o_h + start.to(tl.int64) * o_t
-    state, sums = tl.zeros((BF, BE), tl.float32), tl.zeros((BF,), tl.float32)
-    if GIVEN:
-        state = load_state(S_in + place * F * E, cf, ce, F, E)
-        sums = tl.load(z_in + place * F + cf, mask=cf < F, other=0.0)
+    state = load_state(S_in + place * F * E, cf, ce, GIVEN, F, E)
+    sums = tl.load(z_in + place * F + cf, mask=(cf < F) & (GIVEN != 0), other=0.0)
     lower = rows[:, None] >= rows[None, :]
     for t0 in range(start, stop, C):
         inside = t0 + rows < stop
@@ -227,13 +220,13 @@ def outputs(
             out = tl.dot(low_q, lowered(state, LOW, PRECISION), input_precision=PRECISION)
             total = tl.sum(phi_q * sums[None, :], 1)
             if WEIGHTED and not NORMALIZE:
-                M_rows += finite(tl.load(M_end + place) * LOG2E)
+                M_rows += finite(tl.load(M_end + place))
         if NORMALIZE:
             out = out * tl.where(total == 0, 0.0, 1.0 / (total + eps))[:, None]
         elif WEIGHTED:
-            out = out * tl.exp2(M_rows)[:, None]
+            out = out * accurate_exp(M_rows)[:, None]
         store_rows(o, o_t, rows, inside, ce, E, out)
-        if KEEP_DEN and block == 0:
+        if (KEEP_DEN != 0) & (block == 0):
             tl.store(den + at_q + rows, total, mask=inside)
         q += C * q_t
         k += C * k_t
@@ -243,7 +236,7 @@ def outputs(
         at_q += C
         at += C
         chunk += G
-    if KEEP_STATE and h % R == 0:
+    if (KEEP_STATE != 0) & (h % R == 0):
         store_state(S_out + place * F * E, cf, ce, F, E, state)
         if block == 0:
             tl.store(z_out + place * F + cf, sums, mask=cf < F)

@@ -55,7 +55,7 @@ class Launches:
             blocks = triton.cdiv(e, config.forward_values)
             programs = call.num_sequences * g * blocks
             longest = max(t, s) if call.cu_seqlens is None else t
-            item = stretch(longest, programs, processors(call.q.device), config.chunk)
+            item = stretch(longest, programs, self.processors(), config.chunk)
         self.of_keys = self._stretches(s, item, config)
         self.of_queries = self.of_keys if t == s else self._stretches(t, item, config)
         low, precision = PRODUCTS[call.q.dtype]
@@ -71,6 +71,7 @@ class Launches:
             "eps": call.eps, "factor": call.factor, "square": call.square, "offset": call.offset, "shift": call.shift,
             "num_warps": config.warps, "num_stages": config.stages,
         }  # fmt: skip
+        self.values["nothing"] = self.wide(1)  # in the place of what isn't there, and is never read
         self._tensors()
         self._scales()
         self._weights()
@@ -82,25 +83,33 @@ class Launches:
             return of_rows(call.q.shape[0], length, item, config.chunk, call.q.device)
         return of_packed(cuts, item, config.chunk, call.q.device)
 
+    def named(self, kernel, more: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+        """What a kernel names, and how it is compiled."""
+        given = {**self.values, **more}
+        return {name: given[name] for name in kernel.arg_names}, {
+            name: given[name] for name in ("num_warps", "num_stages")
+        }
+
     def run(self, kernel, grid: tuple[int, ...], **more) -> None:
         """Launches a kernel with what it names; nothing where nobody has anything to do."""
-        if 0 in grid:
-            return
-        given = {**self.values, **more}
-        named = {name: given[name] for name in kernel.arg_names}
-        kernel[grid](**named, num_warps=given["num_warps"], num_stages=given["num_stages"])
+        if 0 not in grid:
+            named, options = self.named(kernel, more)
+            kernel[grid](**named, **options)
+
+    def processors(self) -> int:
+        return processors(self.call.q.device)
 
     def wide(self, *shape: int) -> Tensor:
         return self.call.q.new_empty(shape, dtype=torch.float32)
 
     def _tensors(self) -> None:
         call, values = self.call, self.values
-        nothing = call.q  # in the place of what isn't there, and is never read
+        nothing = values["nothing"]
         for name in ("q", "k", "v"):
             x = in_rows(getattr(call, name))
             values |= {name: x, **strides(name, x)}
-        decay = call.log_decay if not call.has_channels else in_rows(call.log_decay)  # type: ignore[arg-type]
-        values |= {"decay": nothing if decay is None else decay, **strides("decay", decay)}
+        channels = in_rows(call.log_decay) if call.has_channels else None  # type: ignore[arg-type]
+        values |= {"decay": nothing if channels is None else channels, **strides("decay", channels)}
         weight = call.key_log_weight
         values |= {"log_weight": nothing if weight is None else weight, **strides("weight", weight)}
         mask = None if call.key_mask is None else call.key_mask.contiguous().view(torch.uint8)
@@ -140,7 +149,7 @@ class Launches:
         self.values["scale"] = self.values["scale_k"]
 
     def _weights(self) -> None:
-        """Log-weights and decays of keys, base 2, and the running maximum by chunks."""
+        """Log-weights and decays of keys, and the running maximum by chunks."""
         values, call, plan = self.values, self.call, self.of_keys
         if not (values["WEIGHTED"] or values["DECAY"]):
             return
@@ -150,6 +159,7 @@ class Launches:
         top, total = self.wide(chunks, g), self.wide(chunks, g)
         self.run(
             weights.chunk_weights, (chunks, g), top=top, total=total, chunks=plan.chunks,
+            **self._decay(),
             GIVEN=call.key_log_weight is not None, SCALED=call.function == "exp",
         )  # fmt: skip
         if not values["WEIGHTED"]:
@@ -158,16 +168,22 @@ class Launches:
         values |= {"M_end": self.wide(n, g), "begin": self.wide(n, g)}
         M = call.M if call.M is None else call.M.contiguous()
         self.run(
-            weights.running_maximum, (n, g), top=top, total=total, M=call.q if M is None else M,
+            weights.running_maximum, (n, g), top=top, total=total, M=values["nothing"] if M is None else M,
             sequences=plan.sequences, B=ROWS, GIVEN=M is not None, FRESH=call.S is None,
         )  # fmt: skip
+
+    def _decay(self) -> dict[str, Any]:
+        """The decay as it was given; the other kernels read it only where it has channels."""
+        decay = self.call.log_decay if not self.call.has_channels else self.values["decay"]
+        return {"decay": self.values["nothing"] if decay is None else decay, **strides("decay", decay)}
 
     def state(self) -> dict[str, Any]:
         """What the state before is, as kernels take it."""
         S, z = self.call.S, self.call.z
         if S is None or z is None:
-            return {"S_in": self.call.q, "z_in": self.call.q, "GIVEN": False}
-        return {"S_in": S.contiguous(), "z_in": z.contiguous(), "GIVEN": True}
+            nothing = self.values["nothing"]
+            return {"S_in": nothing, "z_in": nothing, "GIVEN": 0}
+        return {"S_in": S.contiguous(), "z_in": z.contiguous(), "GIVEN": 1}
 
     def prefix(
         self, plan: Stretches, sums: tuple[Tensor, Tensor], before: tuple[Tensor | None, Tensor | None],
@@ -180,8 +196,8 @@ class Launches:
             self.run(
                 forward_kernels.prefix, (n, g, triton.cdiv(f * width, PREFIX)), sums=x, after=total,
                 before=total if start is None else start, kept=total if kept is None else kept,
-                sequences=plan.sequences, E=width, B=PREFIX, KEPT=kept is not None, GIVEN=start is not None,
-                SCALED=scaled, REVERSE=reverse,
+                sequences=plan.sequences, E=width, B=PREFIX, KEPT=kept is not None, GIVEN=int(start is not None),
+                SCALED=scaled, REVERSE=int(reverse),
             )  # fmt: skip
 
     def states_before(self, after: tuple[Tensor, Tensor]) -> tuple[dict[str, Any], Tensor | None]:
@@ -196,11 +212,11 @@ class Launches:
         before = self.state()
         start = (before["S_in"], before["z_in"]) if before["GIVEN"] else (None, None)
         self.prefix(plan, (S, z), start, after, kept, scaled=self.values["WEIGHTED"] and not self.call.causal)
-        return {"S_in": S, "z_in": z, "GIVEN": True}, kept
+        return {"S_in": S, "z_in": z, "GIVEN": 1}, kept
 
 
-def forward(call: Call, for_backward: bool) -> Outputs:
-    launches, outputs = Launches(call), call.new_outputs(den=for_backward)
+def forward(call: Call, for_backward: bool, make: type[Launches] = Launches) -> Outputs:
+    launches, outputs = make(call), call.new_outputs(den=for_backward)
     plan, (_, h, t, _, _, _, e), values = launches.of_queries, launches.sizes, launches.values
     alone = call.causal and plan.whole
     before = launches.state() if alone else launches.states_before((outputs.S, outputs.z))[0]
@@ -209,8 +225,8 @@ def forward(call: Call, for_backward: bool) -> Outputs:
     launches.run(
         forward_kernels.outputs, (plan.num_items, h, triton.cdiv(e, values["BE"])), items=plan.items,
         o=outputs.o, **strides("o", outputs.o),
-        den=outputs.o if outputs.den is None else outputs.den, S_out=outputs.S, z_out=outputs.z, T=t,
-        KEEP_STATE=alone, KEEP_DEN=for_backward, **before,
+        den=values["nothing"] if outputs.den is None else outputs.den, S_out=outputs.S, z_out=outputs.z, T=t,
+        KEEP_STATE=int(alone), KEEP_DEN=int(for_backward), **before,
     )  # fmt: skip
     M = values["M_end"] if values["WEIGHTED"] else outputs.M.zero_()
     return outputs._replace(M=M)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from tarnn.kernels.triton.tiles import LOG2E, finite
+from tarnn.kernels.triton.tiles import LOG2E, accurate_exp, exp, finite
 
 
 @triton.jit
@@ -12,7 +12,7 @@ def vector(
     D: tl.constexpr, F: tl.constexpr, BD: tl.constexpr, FUNCTION: tl.constexpr, PROJECTED: tl.constexpr,
     BIAS: tl.constexpr,
 ):  # fmt: skip
-    """φ(x) (f,) and its log-scale, base 2: 0 but for exp."""
+    """φ(x) (f,) and its log-scale: 0 but for exp."""
     live = columns < F
     if PROJECTED:
         d = tl.arange(0, BD)
@@ -34,8 +34,8 @@ def vector(
     elif FUNCTION == 3:
         phi = tl.maximum(u, 0.0) * tl.maximum(u, 0.0)
     else:
-        scale = tl.max(tl.where(live, u, float("-inf")), 0) * LOG2E
-        phi = tl.exp2(u * LOG2E - scale)
+        scale = tl.max(tl.where(live, u, float("-inf")), 0)
+        phi = exp(u - scale)
     return tl.where(live, phi + shift, 0.0), scale
 
 
@@ -78,22 +78,22 @@ def one_token(
     if DECAY:
         decay += b * decay_b + g * decay_h
         if CHANNELS:
-            keep = tl.load(decay + cf, mask=live, other=0.0).to(tl.float32) * LOG2E
+            keep = tl.load(decay + cf, mask=live, other=0.0).to(tl.float32)
         else:
-            keep += tl.load(decay).to(tl.float32) * LOG2E
+            keep += tl.load(decay).to(tl.float32)
     top = tl.full((), 0.0, tl.float32)
     if WEIGHTED:
         if GIVEN:
-            weight += tl.load(log_weight + b * weight_b + g * weight_h).to(tl.float32) * LOG2E
+            weight += tl.load(log_weight + b * weight_b + g * weight_h).to(tl.float32)
         before = tl.full((), 0.0, tl.float32)
         if HAS_M:
-            before = tl.load(M + place) * LOG2E
+            before = tl.load(M + place)
         M_now = tl.maximum(before + tl.max(tl.where(live, keep, float("-inf")), 0), weight)
-        tl.store(M_new + place, M_now / LOG2E)
+        tl.store(M_new + place, M_now)
         top = finite(M_now)
         keep += before - top
-        phi_k = phi_k * tl.exp2(weight - top)
-    keep = tl.exp2(keep)
+        phi_k = phi_k * exp(weight - top)
+    keep = exp(keep)
     sums = keep * tl.load(z + place * F + cf, mask=live, other=0.0) + phi_k
     tl.store(z_new + place * F + cf, sums, mask=live)
     for e in range(0, E, BE):
@@ -114,6 +114,6 @@ def one_token(
             if NORMALIZE:
                 out = out * tl.where(den == 0, 0.0, 1.0 / (den + eps))
             elif WEIGHTED:
-                out = out * tl.exp2(top + scale)
+                out = out * accurate_exp(top + scale)
             at = o + (b * G * R + h) * E + ce
             tl.store(at, out.to(o.dtype.element_ty), mask=ce < E)

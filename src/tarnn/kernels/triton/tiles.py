@@ -1,13 +1,16 @@
 """What the kernels do with tiles: rows of tensors, their features, and the factors of decays and log-weights.
 
-A tile has C positions (rows) and features or values (columns). All exponents are of base 2. The factors are those of
-`kernels/eager/weights.py`; sums of decays are made term by term, never as a difference of prefix sums.
+A tile has C positions (rows) and features or values (columns). The factors are those of `kernels/eager/weights.py`; sums of
+decays are made term by term, never as a difference of prefix sums. Log-weights, decays and M are natural logarithms: what
+is left after they were subtracted is turned into base 2, so that large ones lose no digits.
 """
 
 import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.693359375)  # of few bits, so that a whole number of it is exact
+LN2_REST = tl.constexpr(-2.12194440e-4)
 LOWEST = tl.constexpr(-1e30)  # a decay that forgets all; −∞ times 0 would be NaN
 LEVELS = tl.constexpr(4)  # sizes of blocks in a chunk of 16, the length where decays have channels
 
@@ -30,9 +33,9 @@ def store_rows(x, stride, rows, live, columns, WIDTH: tl.constexpr, values):
 
 
 @triton.jit
-def load_state(S, features, values, F: tl.constexpr, E: tl.constexpr):
-    """A tile of a state (f, e), zeros beyond its sides."""
-    mask = (features < F)[:, None] & (values < E)[None, :]
+def load_state(S, features, values, given, F: tl.constexpr, E: tl.constexpr):
+    """A tile of a state (f, e), zeros beyond its sides, or where none is given."""
+    mask = (features < F)[:, None] & (values < E)[None, :] & (given != 0)
     return tl.load(S + features[:, None] * E + values[None, :], mask=mask, other=0.0)
 
 
@@ -64,6 +67,19 @@ def lowered(x, LOW: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def exp(x):
+    return tl.exp2(x * LOG2E)
+
+
+@triton.jit
+def accurate_exp(x):
+    """e^x with all digits for a large x too, whose product with log₂e is rounded to fewer."""
+    whole = tl.floor(x * LOG2E + 0.5)
+    rest = (x - whole * LN2) - whole * LN2_REST
+    return tl.exp2(whole) * exp(tl.minimum(tl.maximum(rest, -1.0), 1.0))
+
+
+@triton.jit
 def arguments(
     x, stride, rows, live, columns, omega, bias, factor, square, offset,
     D: tl.constexpr, F: tl.constexpr, BD: tl.constexpr, PROJECTED: tl.constexpr, BIAS: tl.constexpr,
@@ -85,7 +101,7 @@ def arguments(
 
 @triton.jit
 def features(u, scale, shift, live, columns, FUNCTION: tl.constexpr, F: tl.constexpr):
-    """φ(u) by its number in `kernels.features.NAMES`; of exp, 2^(u·log₂e − scale). Zeros where there is no feature."""
+    """φ(u) by its number in `kernels.features.NAMES`; of exp, e^(u − scale). Zeros where there is no feature."""
     if FUNCTION == 0:
         phi = u
     elif FUNCTION == 1:
@@ -95,7 +111,7 @@ def features(u, scale, shift, live, columns, FUNCTION: tl.constexpr, F: tl.const
     elif FUNCTION == 3:
         phi = tl.maximum(u, 0.0) * tl.maximum(u, 0.0)
     else:
-        phi = tl.exp2(u * LOG2E - scale[:, None])
+        phi = exp(u - scale[:, None])
     phi += shift
     mask = live[:, None]
     if tl.constexpr(F) % columns.shape[0] != 0:
@@ -164,7 +180,7 @@ def pair_and_query(w, d, M_in, C: tl.constexpr, DECAY: tl.constexpr, WEIGHTED: t
         M = finite(tl.maximum(M_in + query, tl.max(pair, 1)))
         pair -= M[:, None]
         query += M_in - M
-    return tl.exp2(pair), tl.exp2(query)
+    return exp(pair), exp(query)
 
 
 @triton.jit
@@ -178,7 +194,7 @@ def key_and_keep(w, d, M_in, M_out, C: tl.constexpr, DECAY: tl.constexpr, WEIGHT
     if WEIGHTED:
         key += w - finite(M_out)
         keep += M_in - finite(M_out)
-    return tl.exp2(key), tl.exp2(keep)
+    return exp(key), exp(keep)
 
 
 # --- decays with channels: one number per position and feature
@@ -191,12 +207,12 @@ def key_and_keep(w, d, M_in, M_out, C: tl.constexpr, DECAY: tl.constexpr, WEIGHT
 @triton.jit
 def load_channels(x, stride, rows, live, columns, d, F: tl.constexpr, RELATIVE: tl.constexpr):
     """(C, B) in base 2; relative to d, the largest channel, where that one is in the pair's factor already."""
-    found = load_rows(x, stride, rows, live, columns, F).to(tl.float32) * LOG2E
+    found = load_rows(x, stride, rows, live, columns, F).to(tl.float32)
     if RELATIVE:
         found -= finite(d)[:, None]
         found = tl.where((d == float("-inf"))[:, None], 0.0, found)
         found = tl.where((columns < F)[None, :], found, 0.0)
-    return tl.maximum(found, LOWEST)
+    return tl.maximum(found * LOG2E, LOWEST)
 
 
 @triton.jit

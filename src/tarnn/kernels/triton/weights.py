@@ -3,10 +3,10 @@
 import triton
 import triton.language as tl
 
-from tarnn.kernels.triton.tiles import LOG2E, arguments, finite, live_rows, load_rows, terms
+from tarnn.kernels.triton.tiles import arguments, exp, finite, live_rows, load_rows, terms
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "H"])
 def row_scales(
     x, scale, omega, bias, x_b, x_h, x_t, omega_b, omega_h, bias_b, bias_h, T, H, R, factor, square, offset,
     D: tl.constexpr, F: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, C: tl.constexpr,
@@ -22,16 +22,29 @@ def row_scales(
         factor, square, offset, D, F, BD, PROJECTED, BIAS,
     )  # fmt: skip
     u = tl.where((columns < F)[None, :], u, float("-inf"))
-    tl.store(scale + (b * H + h) * T + t0 + rows, tl.max(u, 1) * LOG2E, mask=live)
+    tl.store(scale + (b * H + h) * T + t0 + rows, tl.max(u, 1), mask=live)
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(
+    do_not_specialize=[
+        "T",
+        "G",
+        "decay_b",
+        "decay_h",
+        "decay_t",
+        "weight_b",
+        "weight_h",
+        "weight_t",
+        "mask_b",
+    ],
+    do_not_specialize_on_alignment=["decay", "log_weight", "mask"],
+)
 def chunk_weights(
     decay, log_weight, scale, mask, w, d, top, total, chunks, decay_b, decay_h, decay_t, weight_b, weight_h, weight_t,
     mask_b, T, G, C: tl.constexpr, F: tl.constexpr, BF: tl.constexpr, DECAY: tl.constexpr, CHANNELS: tl.constexpr,
     WEIGHTED: tl.constexpr, GIVEN: tl.constexpr, SCALED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Per key w and d (b, g, s), base 2: −∞ and 0 where masked. Per chunk (c, g): max_j w_j + D_cj, and the sum of d."""
+    """Per key w and d (b, g, s): −∞ and 0 where masked. Per chunk (c, g): max_j w_j + D_cj, and the sum of d."""
     chunk, g = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row, start, stop = (
         tl.load(chunks + chunk * 4).to(tl.int64), tl.load(chunks + chunk * 4 + 1), tl.load(chunks + chunk * 4 + 2),
@@ -49,12 +62,12 @@ def chunk_weights(
             lost = tl.max(tl.where((columns < F)[None, :], channels, float("-inf")), 1)
         else:
             lost = tl.load(decay + rows * decay_t, mask=live, other=0.0).to(tl.float32)
-        lost = tl.where(live, lost * LOG2E, 0.0)
+        lost = tl.where(live, lost, 0.0)
         tl.store(d + at, lost, mask=start + rows < stop)
     if WEIGHTED:
         if GIVEN:
             log_weight += row * weight_b + g * weight_h + start.to(tl.int64) * weight_t
-            weight = tl.load(log_weight + rows * weight_t, mask=live, other=0.0).to(tl.float32) * LOG2E
+            weight = tl.load(log_weight + rows * weight_t, mask=live, other=0.0).to(tl.float32)
         if SCALED:
             weight += tl.load(scale + at, mask=live, other=0.0)
         weight = tl.where(live, weight, float("-inf"))
@@ -65,12 +78,12 @@ def chunk_weights(
         tl.store(total + chunk.to(tl.int64) * G + g, tl.sum(lost, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["G"])
 def running_maximum(
     top, total, M, sequences, M_in, M_out, M_end, begin, G, B: tl.constexpr, CAUSAL: tl.constexpr, GIVEN: tl.constexpr,
     FRESH: tl.constexpr,
 ):  # fmt: skip
-    """M before and behind each chunk (c, g) and behind each sequence (n, g), base 2; B chunks at a time.
+    """M before and behind each chunk (c, g) and behind each sequence (n, g); B chunks at a time.
 
     Where not causal there is one M, that of all keys. `begin` (n, g): what the given state is multiplied with, to be in
     units of the first M. FRESH: there was no state before, so no M.
@@ -82,7 +95,7 @@ def running_maximum(
     if FRESH:
         before = tl.full((), float("-inf"), tl.float32)
     if GIVEN:
-        before = tl.load(M + n * G + g) * LOG2E
+        before = tl.load(M + n * G + g)
     current = before
     for chunk in range(first, end, B):
         live = chunk + rows < end
@@ -106,5 +119,5 @@ def running_maximum(
             at = (chunk + rows).to(tl.int64) * G + g
             tl.store(M_in + at, current + tl.zeros((B,), tl.float32), mask=chunk + rows < end)
             tl.store(M_out + at, current + tl.zeros((B,), tl.float32), mask=chunk + rows < end)
-        tl.store(begin + n * G + g, tl.exp2(before - finite(current)))
-    tl.store(M_end + n * G + g, current / LOG2E)
+        tl.store(begin + n * G + g, exp(before - finite(current)))
+    tl.store(M_end + n * G + g, current)
