@@ -4,13 +4,15 @@
 
 A masked language model, `TarnnForMaskedLM`: 2 layers of 4 heads, 128 wide by default, float32. `softmax` is the same model with
 PyTorch's scaled_dot_product_attention. A step is forward, loss and backward on one sequence; reading is a batch of 8
-sequences of 512 tokens, no gradients. The models take turns on the same tokens.
+sequences of 512 tokens, no gradients. The models take turns on the same tokens. Correctness is checked first: loss and
+gradients of each against those of plain PyTorch.
 """
 
 import sys
 from pathlib import Path
 from typing import Any
 
+import model_steps
 import torch
 from torch import Tensor
 
@@ -35,7 +37,21 @@ READING = "reading"
 
 def main() -> int:
     options = parse(__file__, __doc__, FULL, QUICK)
-    return run(options, measure, report=report)
+    return run(options, measure, check=check, report=report)
+
+
+def check(options) -> str:
+    found = {
+        name: model_steps.wrong(make_model(name, options), tokens(2, 70), train_step) for name in METHODS
+    }
+    return "; ".join(f"{name} is {what}" for name, what in found.items() if what)
+
+
+def train_step(model: TarnnForMaskedLM, ids: Tensor) -> Tensor:
+    """Forward, loss, backward."""
+    loss = model(ids, labels=ids).loss
+    loss.backward()
+    return loss.detach()
 
 
 def make_model(method: str, options) -> TarnnForMaskedLM:
@@ -59,7 +75,7 @@ def measure(options, found: dict[str, Any], keep) -> None:
             model = make_model(name, options).train()
 
             def step(model=model, ids=ids) -> None:
-                model(ids, labels=ids).loss.backward()
+                train_step(model, ids)
                 model.zero_grad()
 
             contenders[name] = Contender(step)

@@ -40,8 +40,8 @@ from tarnn.data.tokenizers import amino_tokenizer, encode
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForMaskedLM
 
 FULL = {
-    "steps": 400, "every": 100, "context": 512, "batch_size": 4, "hidden_size": 96, "layers": 3, "heads": 6,
-    "features": 64, "learning_rate": 2e-3, "test_sequences": 200, "long": 8192, "data": Path, "runs": Path("runs/proteins"),
+    "steps": 2500, "every": 500, "context": 256, "batch_size": 8, "hidden_size": 64, "layers": 3, "heads": 8,
+    "features": 32, "learning_rate": 6e-3, "test_sequences": 200, "long": 8192, "data": Path, "runs": Path("runs/proteins"),
 }  # fmt: skip
 QUICK = {
     "steps": 4, "every": 2, "context": 64, "batch_size": 2, "hidden_size": 32, "layers": 1, "heads": 2, "features": 8,
@@ -179,8 +179,6 @@ def trained(direction: str, name: str, data: Data, options) -> dict[str, Any]:
         folder, model, loss, options.steps, every=options.every, learning_rate=options.learning_rate,
         measure=lambda model: evaluate(direction, model, data.test[:50], options.context),
     )  # fmt: skip
-    model.save_pretrained(folder / "model")  # for `tarnn show`
-    TOKENS.save_pretrained(folder / "model")
     model.save_pretrained(folder / "model")  # for `tarnn show`
     TOKENS.save_pretrained(folder / "model")
     return {

@@ -29,7 +29,7 @@ from tarnn.data.transcripts import read_pronunciations
 from tarnn.models import TarnnForConditionalGeneration, TarnnSeq2SeqConfig
 
 FULL = {
-    "steps": 300, "every": 100, "batch_size": 32, "hidden_size": 64, "layers": 2, "heads": 4, "longest": 12, "held_out": 100,
+    "steps": 1000, "every": 250, "batch_size": 32, "hidden_size": 64, "layers": 2, "heads": 4, "longest": 12, "held_out": 100,
     "learning_rate": 3e-3, "sources": [64, 1024, 16384], "data": Path, "runs": Path("runs/seq2seq"),
 }  # fmt: skip
 QUICK = {

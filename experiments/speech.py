@@ -13,20 +13,17 @@ Katharopoulos et al. 2020 (arXiv 2006.16236), section 4.3.
 """
 
 import io
-import json
 import random
 import sys
+import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import ctc_loss
-from torch.nn.utils.rnn import pad_sequence
-from transformers import Wav2Vec2CTCTokenizer
+from transformers.modeling_outputs import CausalLMOutput
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from scripts.common.loop import train
@@ -35,15 +32,23 @@ from scripts.common.plots import BLUE, GREEN, RED, SKY, label, line, panels
 from scripts.common.results import Unmeasured, run
 from scripts.common.tables import markdown, page
 from tarnn.data.audio import SpeechFeatures, read_wav
-from tarnn.data.ctc import beam_search, best_path, error_rate
-from tarnn.data.transcripts import BLANK, LETTERS, SPACE, Symbols, letters_of, phones_of, read_pronunciations
+from tarnn.data.ctc import beam_search, best_path, error_rate, places_needed
+from tarnn.data.transcripts import LETTERS, Symbols, letters_of, phones_of, read_pronunciations
 from tarnn.models import TarnnConfig, TarnnForCTC
+from tarnn.tasks.ctc import padded, symbols_tokenizer
 
 METHODS = {"linear": BLUE, "softmax": RED, "bi-LSTM": GREEN, "linear, causal": SKY}
-TASKS = ["an4 phones", "fsdd letters", "an4 letters"]
+
+
+class Task(NamedTuple):
+    subsampling: int  # frames of 10 ms per place
+    epochs: int
+
+
+TASKS = {"an4 phones": Task(4, 30), "fsdd letters": Task(2, 12), "an4 letters": Task(4, 30)}
 FULL = {
-    "epochs": 12, "batch_size": 16, "hidden_size": 64, "layers": 2, "heads": 4, "subsampling": 2, "learning_rate": 3e-3,
-    "utterances": 1500, "beam": 16, "data": Path, "runs": Path("runs/speech"),
+    "epochs": int, "batch_size": 8, "hidden_size": 96, "layers": 3, "heads": 4, "learning_rate": 4e-3, "utterances": int,
+    "beam": 16, "data": Path, "runs": Path("runs/speech"),
 }  # fmt: skip
 QUICK = {
     "epochs": 2,
@@ -54,6 +59,7 @@ QUICK = {
     "utterances": 12,
     "beam": 4,
 }
+PARTS = ["errors", "epoch"]
 PAPER = {"bi-LSTM": (10.94, 1047), "softmax": (5.12, 2711), "linear": (8.08, 824)}  # PER, seconds per epoch
 DIGITS = ("ZERO", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE")
 
@@ -63,12 +69,18 @@ class Utterance(NamedTuple):
     ids: np.ndarray  # of its symbols
     place: str  # for messages
 
+    @property
+    def row(self) -> dict[str, np.ndarray]:
+        """As a model's arguments are called."""
+        return {"input_features": self.frames, "labels": self.ids}
+
 
 class Data(NamedTuple):
     train: list[Utterance]
     test: list[Utterance]
     symbols: Symbols
     front: SpeechFeatures | None  # what made the frames of sound, where that is at hand
+    subsampling: int = 1
 
 
 class Lstm(nn.Module):
@@ -78,22 +90,39 @@ class Lstm(nn.Module):
         super().__init__()
         self.subsampling = subsampling
         self.lstm = nn.LSTM(
-            input_size * subsampling, hidden_size, layers, batch_first=True, bidirectional=True
+            input_size * subsampling,
+            hidden_size,
+            layers,
+            batch_first=True,
+            bidirectional=True,
+            dropout=0.1 if layers > 1 else 0.0,
         )
         self.head = nn.Linear(2 * hidden_size, symbols)
 
-    def forward(self, frames: Tensor, lengths: Tensor) -> Tensor:
-        frames = nn.functional.pad(frames, (0, 0, 0, -frames.shape[1] % self.subsampling))
-        x = frames.unflatten(1, (-1, self.subsampling)).flatten(2)
-        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        return self.head(nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0])
+    def forward(self, input_features: Tensor, attention_mask: Tensor, labels: Tensor) -> CausalLMOutput:
+        """As `TarnnForCTC` has it; the blank is number 0."""
+        lengths, s = attention_mask.sum(-1), self.subsampling
+        frames = nn.functional.pad(input_features, (0, 0, 0, -input_features.shape[1] % s))
+        packed = nn.utils.rnn.pack_padded_sequence(
+            frames.unflatten(1, (-1, s)).flatten(2),
+            places := -(-lengths // s),
+            batch_first=True,
+            enforce_sorted=False,
+        )
+        logits = self.head(nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0])
+        loss = nn.functional.ctc_loss(
+            logits.log_softmax(-1).transpose(0, 1), labels[labels >= 0], places, (labels >= 0).sum(-1)
+        )
+        return CausalLMOutput(loss=loss, logits=logits)
 
 
 def main() -> int:
-    lists = {"tasks": TASKS, "methods": list(METHODS)}
-    about = {"data": "the folder with an4 and fsdd", "runs": "where the runs are kept"}
+    lists = {"tasks": list(TASKS), "methods": list(METHODS), "parts": PARTS}
+    about = {
+        "data": "the folder with an4 and fsdd", "runs": "where the runs are kept", "epochs": "by default each task's own"
+    }  # fmt: skip
     options = parse(__file__, __doc__, FULL | lists, QUICK, choices=lists, about=about)
-    return run(options, measure, report=report, figure=figure)
+    return run(options, measure, results={"errors": {}, "epoch": {}}, report=report, figure=figure)
 
 
 def measure(options, results: dict[str, Any], keep) -> None:
@@ -101,9 +130,11 @@ def measure(options, results: dict[str, Any], keep) -> None:
         raise Unmeasured("--data FOLDER says where the recordings are.")
     for name in options.tasks:
         data = read(name, options)
-        for method in options.methods:
-            results.setdefault(name, {})[method] = trained(name, method, data, options)
+        for method in options.methods if "errors" in options.parts else []:
+            results["errors"].setdefault(name, {})[method] = trained(name, method, data, options)
             keep()
+        if "epoch" in options.parts:
+            results["epoch"][name] = epochs_in_turns(data, options)
 
 
 def read(name: str, options) -> Data:
@@ -117,9 +148,9 @@ def read(name: str, options) -> Data:
     if data.front is not None:
         data.front.mean, data.front.std = mean.tolist(), std.tolist()
     for x in data.train:
-        check_room(x, options.subsampling)
+        check_room(x, TASKS[name].subsampling)
     parts = [[x._replace(frames=(x.frames - mean) / std) for x in part] for part in data[:2]]
-    return Data(*parts, *data[2:])
+    return Data(*parts, data.symbols, data.front, TASKS[name].subsampling)
 
 
 def an4(folder: Path, *, phones: bool, most: int | None) -> Data:
@@ -156,19 +187,19 @@ def fsdd(path: Path, *, most: int | None) -> Data:
 
 
 def check_room(x: Utterance, subsampling: int) -> None:
-    """Each symbol needs a place, and a blank between two that are alike; else no path spells them, and the loss is infinite."""
-    places, needed = -(-len(x.frames) // subsampling), len(x.ids) + int((x.ids[1:] == x.ids[:-1]).sum())
+    """Else no path spells the symbols, and the loss is infinite."""
+    places, needed = -(-len(x.frames) // subsampling), places_needed(x.ids)
     if places < needed:
-        raise Unmeasured(f"{x.place} has {places} places for {needed} symbols; lower --subsampling.")
+        raise Unmeasured(f"{x.place} has {places} places for {needed} symbols.")
 
 
 def build(method: str, data: Data, options) -> nn.Module:
     torch.manual_seed(0)
     size, number = data.train[0].frames.shape[1], len(data.symbols.names) + 1
     if method == "bi-LSTM":
-        return Lstm(size, options.hidden_size, options.layers, number, options.subsampling)
+        return Lstm(size, 3 * options.hidden_size // 4, options.layers, number, data.subsampling)
     config = TarnnConfig(
-        vocab_size=number, pad_token_id=0, input_size=size, subsampling=options.subsampling, dropout=0.1,
+        vocab_size=number, pad_token_id=0, input_size=size, subsampling=data.subsampling, dropout=0.1,
         hidden_size=options.hidden_size, num_hidden_layers=options.layers, num_attention_heads=options.heads,
         attention=method.split(",")[0], causal="causal" in method,
         decay="token" if "causal" in method else "none",
@@ -176,58 +207,62 @@ def build(method: str, data: Data, options) -> nn.Module:
     return TarnnForCTC(config)
 
 
-def logits_of(model: nn.Module, rows: list[Utterance]) -> tuple[Tensor, Tensor]:
-    """(logits (b, places, symbols), how many places each row has)."""
-    lengths = torch.tensor([len(x.frames) for x in rows])
-    frames = pad_sequence([torch.from_numpy(x.frames) for x in rows], batch_first=True)
-    if isinstance(model, TarnnForCTC):
-        mask = torch.arange(frames.shape[1])[None] < lengths[:, None]
-        places = model.frames.places(lengths)
-        return model(input_features=frames, attention_mask=mask.long()).logits.float(), places
-    places = -(-lengths // model.subsampling)
-    return model(frames, places), places
-
-
 def trained(name: str, method: str, data: Data, options) -> dict[str, Any]:
-    model, size = build(method, data, options), options.batch_size
+    """One run, from where it was stopped."""
+    model, epochs = build(method, data, options), options.epochs or TASKS[name].epochs
     folder = options.runs / f"{name}_{method}".replace(" ", "_").replace(",", "")
-    order = sorted(range(len(data.train)), key=lambda i: len(data.train[i].frames))
-    batches = [order[i : i + size] for i in range(0, len(order), size)]  # of similar length
+    rows, batches = padded([x.row for x in data.train]), batches_of(data, options)
 
     def loss(model: nn.Module, step: int) -> Tensor:
         epoch, place = divmod(step, len(batches))
-        rows = [data.train[i] for i in batches[np.random.default_rng(epoch).permutation(len(batches))[place]]]
-        logits, places = logits_of(model, rows)
-        labels = torch.from_numpy(np.concatenate([x.ids for x in rows]))
-        counts = torch.tensor([len(x.ids) for x in rows])
-        return ctc_loss(logits.log_softmax(-1).transpose(0, 1), labels, places, counts)
+        order = np.random.default_rng(epoch).permutation(len(batches))
+        return model(**rows.__getitems__(batches[order[place]])).loss
 
     done = train(
-        folder, model, loss, options.epochs * len(batches), every=len(batches) * max(1, options.epochs // 6),
-        learning_rate=options.learning_rate,
-        measure=lambda model: {"error": errors(model, data.test, lambda x: best_path(x.numpy()), size)},
+        folder, model, loss, epochs * len(batches), every=len(batches) * max(1, epochs // 6),
+        learning_rate=options.learning_rate, measure=lambda model: {"error": errors(model, data, options)},
     )  # fmt: skip
     if isinstance(model, TarnnForCTC) and data.front is not None:
         save(model, data, folder / "model")
     return {
-        "error": done.curve[-1]["error"],
-        "beam": errors(model, data.test, lambda x: beam_search(x.double().log_softmax(-1).numpy(), options.beam), size),
+        "error": done.curve[-1]["error"], "beam": errors(model, data, options, beam=True),
         "seconds_an_epoch": done.seconds / done.step * len(batches),
         "parameters": sum(x.numel() for x in model.parameters()), "epochs": done.step // len(batches), "curve": done.curve,
     }  # fmt: skip
 
 
+def batches_of(data: Data, options) -> list[list[int]]:
+    """Of utterances of similar length."""
+    order = sorted(range(len(data.train)), key=lambda i: len(data.train[i].frames))
+    return [order[i : i + options.batch_size] for i in range(0, len(order), options.batch_size)]
+
+
 @torch.no_grad()
-def errors(
-    model: nn.Module, rows: list[Utterance], decode: Callable[[Tensor], list[int]], size: int
-) -> float:
-    """Edits per symbol, in per cent."""
-    pairs = []
-    for start in range(0, len(rows), size):
-        some = rows[start : start + size]
-        for x, logits, places in zip(some, *logits_of(model, some)):
-            pairs.append((decode(logits[:places]), x.ids.tolist()))
+def errors(model: nn.Module, data: Data, options, *, beam: bool = False) -> float:
+    """Edits per symbol of the test utterances, in per cent."""
+    rows, size, pairs = padded([x.row for x in data.test]), options.batch_size, []
+    for start in range(0, len(data.test), size):
+        some = data.test[start : start + size]
+        logits = model(**rows.__getitems__(range(start, start + len(some)))).logits.double()
+        for x, row in zip(some, logits):
+            row = row[: -(-len(x.frames) // data.subsampling)]
+            found = beam_search(row.log_softmax(-1).numpy(), options.beam) if beam else best_path(row.numpy())
+            pairs.append((found, x.ids.tolist()))
     return error_rate(pairs)
+
+
+def epochs_in_turns(data: Data, options) -> dict[str, float]:
+    """Seconds of one epoch (forward, backward), by method; they take turns, batch by batch."""
+    models = {method: build(method, data, options).train() for method in options.methods}
+    rows, seconds = padded([x.row for x in data.train]), dict.fromkeys(models, 0.0)
+    for batch in batches_of(data, options):
+        given = rows.__getitems__(batch)
+        for method, model in models.items():
+            begun = time.perf_counter()
+            model(**given).loss.backward()
+            model.zero_grad()
+            seconds[method] += time.perf_counter() - begun
+    return seconds
 
 
 def save(model: TarnnForCTC, data: Data, folder: Path) -> None:
@@ -235,38 +270,43 @@ def save(model: TarnnForCTC, data: Data, folder: Path) -> None:
     model.save_pretrained(folder)
     assert data.front is not None
     data.front.save_pretrained(folder)
-    vocab = {name: i for i, name in enumerate((BLANK, *data.symbols.names, "<unk>"))}
-    (folder / "vocab.json").write_text(json.dumps(vocab))
-    tokenizer = Wav2Vec2CTCTokenizer(
-        folder / "vocab.json", bos_token=None, eos_token=None, pad_token=BLANK, word_delimiter_token=SPACE
-    )
-    tokenizer.save_pretrained(folder)
+    symbols_tokenizer(folder, data.symbols.names).save_pretrained(folder)
 
 
 def report(options, facts, results: dict[str, Any]) -> str:
     rows = []
-    for name, found in results.items():
+    for name, found in results["errors"].items():
         for method, one in found.items():
             paper = PAPER.get(method, (None, None)) if name == "an4 phones" else (None, None)
+            epoch = results["epoch"].get(name, {}).get(method)
             rows.append([
-                name, method, f"{one['error']:.1f}", f"{one['beam']:.1f}", f"{one['seconds_an_epoch']:.1f}",
+                name, method, f"{one['error']:.1f}", f"{one['beam']:.1f}", one["epochs"], epoch and f"{epoch:.1f}",
                 f"{one['parameters']:,}", *paper,
             ])  # fmt: skip
+    header = [
+        "task",
+        "method",
+        "error",
+        "beam",
+        "epochs",
+        "s per epoch",
+        "parameters",
+        "paper: PER",
+        "paper: s per epoch",
+    ]
     return page(
         "Speech recognition with CTC, by attention",
-        f"{options.layers} layers, hidden {options.hidden_size}, {options.heads} heads, {options.subsampling} frames per place, "
-        f"{options.epochs} epochs, batches of {options.batch_size}. Error: edits per letter or phone, in per cent, of test "
-        f"utterances, by the most likely path and by a beam of {options.beam}; seconds per epoch in processor time of one "
-        "thread. The paper's columns are of WSJ (80 hours, 9 layers, a GPU). One run each.",
-        markdown(
-            ["task", "method", "error", "beam", "s per epoch", "parameters", "paper: PER", "paper: s per epoch"], rows, left=2
-        ),
+        f"{options.layers} layers, hidden {options.hidden_size}, {options.heads} heads, batches of {options.batch_size}. Error: "
+        f"edits per letter or phone, in per cent, of test utterances, by the most likely path and by a beam of {options.beam}; "
+        "seconds of one epoch's forward and backward passes, the methods in turns. The paper's columns are of WSJ (80 hours, "
+        "9 layers, a GPU). One run each.",
+        markdown(header, rows, left=2),
     )  # fmt: skip
 
 
 def figure(options, facts, results: dict[str, Any]):
-    made, every = panels(len(results))
-    for axes, (name, found) in zip(every, results.items()):
+    made, every = panels(max(1, len(results["errors"])))
+    for axes, (name, found) in zip(every, results["errors"].items()):
         for method, one in found.items():
             line(axes, [(x["step"], x["error"]) for x in one["curve"]], METHODS[method], method)
         label(axes, "steps", "edits per symbol, %", scales="linear linear", title=name, legend="")

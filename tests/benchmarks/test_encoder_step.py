@@ -1,8 +1,10 @@
 """benchmarks/encoder_step.py with tiny sizes, and its targets."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import encoder_step
+import pytest
 
 
 def test_a_step_and_a_reading_are_measured(script, data_of):
@@ -20,3 +22,28 @@ def test_targets_are_ratios_to_sdpa():
 
     found = {"step 4096": at(10, 40), "step 8192": at(10, 79), "reading 8 x 512": at(10, 10)}
     assert [x.met for x in encoder_step.targets(found)] == [True, False, True]
+
+
+def test_a_wrong_gradient_prints_no_figure(script, monkeypatch):
+    right = encoder_step.model_steps.library.disabled
+    monkeypatch.setattr(encoder_step.model_steps.library, "disabled", lambda: bent(right))
+    code, _, err = script("encoder_step", "--quick")
+    assert code == 1
+    assert "the check is red: linear is off plain PyTorch by" in err
+
+
+@contextmanager
+def bent(right):
+    """Plain PyTorch whose weights are others than those that the kernels saw."""
+    with right(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoder_step.TarnnForMaskedLM, "forward", scaled(encoder_step.TarnnForMaskedLM.forward))
+        yield
+
+
+def scaled(forward):
+    def call(self, *args, **kwargs):
+        out = forward(self, *args, **kwargs)
+        out.loss = 1.01 * out.loss
+        return out
+
+    return call

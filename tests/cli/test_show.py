@@ -7,7 +7,7 @@ import pytest
 import transformers as hf
 
 from tarnn.data.tokenizers import amino_tokenizer, byte_tokenizer
-from tarnn.models import TarnnConfig, TarnnForMaskedLM
+from tarnn.models import TarnnConfig, TarnnForConditionalGeneration, TarnnForMaskedLM, TarnnSeq2SeqConfig
 
 
 def test_a_model_of_ours(command, checkpoints, tmp_path):
@@ -72,6 +72,13 @@ def test_what_can_not_be_opened(command, checkpoints, tmp_path, damage):
         (model / "tokenizer.json").write_text("{")
     assert command("show", model, "--input", "x", "--out", tmp_path / "o").is_refusal(model)
     assert not (tmp_path / "o").exists()
+
+
+def test_more_than_one_text_is_refused(command, tmp_path):
+    config = TarnnSeq2SeqConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    TarnnForConditionalGeneration(config).save_pretrained(tmp_path / "pairs")
+    done = command("show", tmp_path / "pairs", "--input", "x", "--out", tmp_path / "o")
+    assert done.is_refusal("an encoder with a decoder", "tarnn.analysis.attention_maps")
 
 
 def test_inputs_that_are_refused(command, checkpoints, tmp_path):

@@ -61,7 +61,7 @@ def test_damage_is_told_with_the_file(tmp_path, kind):
 def test_rates_and_lengths_that_do_not_fit():
     front = SpeechFeatures(20, 8000, num_filters=20)
     with pytest.raises(
-        UserError, match=r"a\.wav has 44,100 samples per second; this model was trained on 8,000"
+        UserError, match=r"a\.wav has 44,100 samples per second; expected 8,000, as in training"
     ):
         front.check(SOUND, 44100, "a.wav")
     with pytest.raises(UserError, match="has 100 samples, less than one frame of 200"):

@@ -46,7 +46,7 @@ def test_a_quick_run_goes_on(reviews, script, data_of, tmp_path):
     assert first.code == 0, first.err
     assert set(found["accuracy"]) == {"text", "listops"}
     assert set(found["speed"]) == {f"{m} {n}" for m in long_classification.ATTENTION for n in (64, 128)}
-    assert len(re.findall(r"step': \d", first.out)) == 12
+    assert len(re.findall(r"step': \d", first.out)) == 24
     second = script(*options)
     assert not re.findall(r"step': \d", second.out)
     assert data_of("long_classification")["results"]["accuracy"] == found["accuracy"]

@@ -40,7 +40,7 @@ def recordings(tmp_path):
 @pytest.fixture
 def options(recordings, monkeypatch):
     monkeypatch.setattr("sys.argv", ["speech.py", "--quick", "--data", str(recordings)])
-    lists = {"tasks": speech.TASKS, "methods": list(speech.METHODS)}
+    lists = {"tasks": list(speech.TASKS), "methods": list(speech.METHODS)}
     return speech.parse(speech.__file__, "", speech.FULL | lists, speech.QUICK)
 
 
@@ -56,11 +56,11 @@ def test_what_is_read(options):
     np.testing.assert_allclose([every.mean(), every.std()], [0, 1], atol=1e-4)
 
 
-def test_a_word_that_is_unknown_and_a_sound_that_is_too_short(options, recordings):
+def test_a_word_that_is_unknown_and_a_sound_that_is_too_short(options, recordings, monkeypatch):
     (recordings / "an4" / "an4.dic").write_text("A  AH\n")
     with pytest.raises(ValueError, match=r"train\.npz, utterance u0: the transcript has 'NO'"):
         speech.read("an4 phones", options)
-    options.subsampling = 12
+    monkeypatch.setitem(speech.TASKS, "fsdd letters", speech.Task(12, 1))
     with pytest.raises(speech.Unmeasured, match=r"recordings\.zip/9_b_8\.wav has 3 places for 4 symbols"):
         speech.read("fsdd letters", options)
 
@@ -70,21 +70,23 @@ def test_a_word_that_is_unknown_and_a_sound_that_is_too_short(options, recording
 def test_padding_changes_nothing(options, method):
     data = speech.read("an4 letters", options)
     model = speech.build(method, data, options).eval()
-    together, places = speech.logits_of(model, data.train)
-    for x, logits, n in zip(data.train, together, places):
-        torch.testing.assert_close(logits[:n], speech.logits_of(model, [x])[0][0], rtol=1e-4, atol=1e-4)
+    rows = speech.padded([x.row for x in data.train])
+    together = model(**rows.__getitems__(range(len(rows)))).logits
+    for i, logits in enumerate(together):
+        alone = model(**rows.__getitems__([i])).logits[0]
+        torch.testing.assert_close(logits[: len(alone)], alone, rtol=1e-4, atol=1e-4)
 
 
 def test_runs_goes_on_and_transcribes(script, data_of, pictures, recordings, tmp_path, capsys):
     given = (*TINY, "--data", recordings, "--runs", tmp_path / "runs", "--tasks", "fsdd letters")
     code, out, _ = script("speech", *given)
     assert code == 0
-    found = data_of("speech")["results"]["fsdd letters"]
+    found = data_of("speech")["results"]["errors"]["fsdd letters"]
     assert list(found) == list(speech.METHODS)
     assert all(x["epochs"] == 1 and 0 <= x["beam"] < 900 for x in found.values())
     assert "| fsdd letters | bi-LSTM |" in out
     assert "'step': 1," not in script("speech", *given, "--epochs", 2).out
-    assert all(x["epochs"] == 2 for x in data_of("speech")["results"]["fsdd letters"].values())
+    assert all(x["epochs"] == 2 for x in data_of("speech")["results"]["errors"]["fsdd letters"].values())
     sound = tmp_path / "a.wav"
     with zipfile.ZipFile(recordings / "fsdd" / "recordings.zip") as archive:
         sound.write_bytes(archive.read("7_b_40.wav"))

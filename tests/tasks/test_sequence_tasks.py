@@ -115,6 +115,23 @@ def test_labels_by_the_command_and_by_the_pipeline(tarnn, sources, tmp_path):
     assert not model.config.causal
 
 
+def test_an_empty_file_is_no_input(tarnn, sources, tmp_path):
+    tarnn(
+        "train",
+        sources["classification"],
+        "--out",
+        tmp_path / "run",
+        *options("classification"),
+        "--steps",
+        1,
+    )
+    (tmp_path / "none.txt").write_text("\n")
+    code, out, err = tarnn("predict", tmp_path / "run", "AB", tmp_path / "none.txt")
+    assert code == 2
+    assert len(out.splitlines()) == 1
+    assert err.endswith("none.txt' is empty; expected a text, or a file with one on each line.\n")
+
+
 def test_masks_are_filled(tarnn, sources, tmp_path):
     run = tmp_path / "run"
     tarnn("train", sources["masked-lm"], "--out", run, *options("masked-lm"), "--steps", 60)

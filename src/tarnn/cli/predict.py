@@ -51,12 +51,15 @@ def predict(
 
 
 def inputs_of(inputs: list[str]) -> Iterator[str]:
-    """Texts themselves, and the lines of files and of stdin, without those that are blank."""
+    """Texts themselves, and the lines of files and of stdin, without those that are blank; UserError where none is left."""
     from tarnn.data.files import opened
 
     for each in inputs:
+        found = False
         if each == "-":
-            yield from filter(None, (line.strip() for line in sys.stdin))
+            for line in filter(None, (line.strip() for line in sys.stdin)):
+                found = True
+                yield line
         elif Path(each).is_file():
             with opened(Path(each)) as lines:
                 for number, line in enumerate(lines, start=1):
@@ -67,11 +70,13 @@ def inputs_of(inputs: list[str]) -> Iterator[str]:
                             f"{each}, line {number} is not UTF-8; expected a text on each line."
                         ) from None
                     if text:
+                        found = True
                         yield text
         elif each.strip():
+            found = True
             yield each
-        else:
-            raise UserError("an input is empty; expected a text, or a file with one on each line.")
+        if not found:
+            raise UserError(f"the input {each!r} is empty; expected a text, or a file with one on each line.")
 
 
 def line_of(row: dict[str, Any]) -> str:

@@ -65,7 +65,7 @@ def show(
 def open_any(checkpoint: Path, attention: str) -> tuple[Any, Any]:
     """The backbone in a folder, of tarnn or of transformers, and its tokenizer. Only local data are read."""
     import transformers
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
 
     import tarnn.conversion  # noqa: F401  makes its attention known
     from tarnn.analysis.attention_maps import FUNCTIONS
@@ -78,18 +78,18 @@ def open_any(checkpoint: Path, attention: str) -> tuple[Any, Any]:
     transformers.utils.logging.disable_progress_bar()
     safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        model = AutoModel.from_pretrained(
-            checkpoint, attn_implementation=attention, use_safetensors=True, **safe
-        )
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint, **safe)
+        config = AutoConfig.from_pretrained(checkpoint, **safe)
+        if not config.is_encoder_decoder and getattr(config, "input_size", None) is None:
+            model = AutoModel.from_pretrained(
+                checkpoint, attn_implementation=attention, use_safetensors=True, **safe
+            )
+            return model.eval(), AutoTokenizer.from_pretrained(checkpoint, **safe)
     except Exception as error:  # of whatever kind transformers raises
         raise UserError(f"{checkpoint} can't be opened: {' '.join(str(error).split()):.300}") from error
-    if getattr(model.config, "is_encoder_decoder", False) or getattr(model.config, "input_size", None):
-        raise UserError(
-            f"{checkpoint} holds a model that reads more than one text (an encoder with a decoder, or frames of sound); use "
-            "tarnn.analysis.attention_maps in Python."
-        )
-    return model.eval(), tokenizer
+    raise UserError(
+        f"{checkpoint} holds a model that reads more than one text (an encoder with a decoder) or frames of sound; use "
+        "tarnn.analysis.attention_maps in Python."
+    )
 
 
 def is_causal(model: Any) -> bool:

@@ -23,8 +23,8 @@ def transcribe(
 ) -> None:
     """Write what is said in FILE, by the model in CHECKPOINT.
 
-    The folder holds a `TarnnForCTC`, its front end (preprocessor_config.json) and its tokenizer, as `experiments/speech.py`
-    leaves them.
+    The folder holds a `TarnnForCTC`, its front end (preprocessor_config.json) and its tokenizer, as `tarnn train --task ctc`
+    and `experiments/speech.py` leave them.
     """
     import torch
 
@@ -104,7 +104,7 @@ def open_speech(checkpoint: Path) -> tuple[Any, Any, Any]:
     for name in ("config.json", "preprocessor_config.json", "vocab.json"):
         if not (checkpoint / name).is_file():
             raise UserError(
-                f"{checkpoint} holds no model of speech: it has no {name}. `experiments/speech.py` leaves all of them."
+                f"{checkpoint} holds no model of speech: it has no {name}. `tarnn train --task ctc` makes one."
             )
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

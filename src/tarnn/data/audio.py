@@ -86,7 +86,7 @@ class SpeechFeatures(SequenceFeatureExtractor):
         """UserError for another rate than the model's, and for less than a frame."""
         if rate != self.sampling_rate:
             raise UserError(
-                f"{name} has {rate:,} samples per second; this model was trained on {self.sampling_rate:,}. Resample it: "
+                f"{name} has {rate:,} samples per second; expected {self.sampling_rate:,}, as in training. Resample it: "
                 f"`sox IN.wav -r {self.sampling_rate} OUT.wav`."
             )
         if len(samples) < self.frame_length:

@@ -2,6 +2,7 @@
 
 from transformers import (
     AutoConfig,
+    AutoFeatureExtractor,
     AutoModel,
     AutoModelForAudioClassification,
     AutoModelForCausalLM,
@@ -12,6 +13,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from tarnn.data.audio import SpeechFeatures
 from tarnn.models.backbone import TarnnModel
 from tarnn.models.cache import LinearStateLayer, SoftmaxStateLayer
 from tarnn.models.causal_lm import TarnnForCausalLM
@@ -38,6 +40,7 @@ AutoModelForSequenceClassification.register(TarnnConfig, TarnnForSequenceClassif
 AutoModelForAudioClassification.register(TarnnConfig, TarnnForSequenceClassification)
 AutoModelForTokenClassification.register(TarnnConfig, TarnnForTokenClassification)
 AutoModelForCTC.register(TarnnConfig, TarnnForCTC)
+AutoFeatureExtractor.register(TarnnConfig, SpeechFeatures)
 AutoConfig.register("tarnn_seq2seq", TarnnSeq2SeqConfig)
 AutoModelForSeq2SeqLM.register(TarnnSeq2SeqConfig, TarnnForConditionalGeneration)
 AutoConfig.register("tarnn_image", TarnnImageConfig)

@@ -41,6 +41,8 @@ class CtcTask(SequenceTask):
     unit, counted, rates = "bits_per_letter", "recordings", ("letter_error_rate",)
 
     def __init__(self, settings: CtcSettings, first: bool, saved: dict[str, Any] | None, report: Report):
+        from tarnn.data.transcripts import LETTERS
+
         self.settings: CtcSettings = settings
         names = (settings.audio_field, settings.transcript_field)
         rows = [pair for source in settings.sources for pair in self.pairs(source, *names)]
@@ -57,7 +59,7 @@ class CtcTask(SequenceTask):
         ]
         self.examples, *rest = (padded(part) for part in rows_of if part)
         self.held_out = rest[0] if rest else None
-        self.tokenizer = letters_tokenizer(settings.out)
+        self.tokenizer = symbols_tokenizer(settings.out, LETTERS)
         self.front.save_pretrained(settings.out)
         self.epoch = len(self.examples)
 
@@ -70,6 +72,7 @@ class CtcTask(SequenceTask):
     def read(self, rows: Sequence[Pair]) -> list[dict[str, np.ndarray]]:
         """Frames and letters; UserError, with file and line, for what has no path that spells it."""
         from tarnn.data.audio import read_wav
+        from tarnn.data.ctc import places_needed
         from tarnn.data.transcripts import LETTERS, Symbols, letters_of
 
         symbols, found = Symbols(LETTERS), []
@@ -81,7 +84,7 @@ class CtcTask(SequenceTask):
                 raise UserError(f"{row.place}: {error}") from error
             ids, frames = symbols.ids(letters_of(row.last), row.place), self.front.frames(samples)
             places = -(-len(frames) // self.settings.subsampling)
-            if places < (needed := len(ids) + int((ids[1:] == ids[:-1]).sum())):
+            if places < (needed := places_needed(ids)):
                 raise UserError(
                     f"{row.place}: {row.first} has {places} places for {needed} letters (blanks between equal ones counted); "
                     "correct the transcript, or lower --subsampling."
@@ -179,14 +182,14 @@ def front_end(rows: Sequence[Pair]) -> Any:
         raise UserError(f"{rows[0].place}: {error}") from error
 
 
-def letters_tokenizer(folder: Path) -> Any:
-    """Of the blank (number 0) and the letters, as `tarnn transcribe` reads it."""
+def symbols_tokenizer(folder: Path, names: Sequence[str]) -> Any:
+    """Of the blank (number 0) and the symbols, as `tarnn transcribe` reads it; its vocab.json is in `folder`."""
     from transformers import Wav2Vec2CTCTokenizer
 
-    from tarnn.data.transcripts import BLANK, LETTERS, SPACE
+    from tarnn.data.transcripts import BLANK, SPACE
 
     file = folder / "vocab.json"
-    file.write_text(json.dumps({name: i for i, name in enumerate((BLANK, *LETTERS, "<unk>"))}))
+    file.write_text(json.dumps({name: i for i, name in enumerate((BLANK, *names, "<unk>"))}))
     return Wav2Vec2CTCTokenizer(
         file, bos_token=None, eos_token=None, pad_token=BLANK, word_delimiter_token=SPACE
     )
