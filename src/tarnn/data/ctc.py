@@ -46,7 +46,7 @@ def total(one: tuple[tuple[int, ...], tuple[float, float]]) -> float:
     return float(np.logaddexp(one[1][0], one[1][1]))
 
 
-def places_needed(ids: Sequence[int]) -> int:
+def places_needed(ids: Sequence[int] | np.ndarray) -> int:
     """The fewest places of a path that spells these symbols: one for each, and a blank between two that are alike."""
     return len(ids) + sum(a == b for a, b in zip(ids, ids[1:]))
 
