@@ -98,8 +98,7 @@ def open_speech(checkpoint: Path) -> tuple[Any, Any, Any]:
     import transformers
     from transformers import Wav2Vec2CTCTokenizer
 
-    from tarnn.data.audio import SpeechFeatures
-    from tarnn.models import TarnnForCTC
+    from tarnn.models import SpeechFeatures, TarnnForCTC
 
     for name in ("config.json", "preprocessor_config.json", "vocab.json"):
         if not (checkpoint / name).is_file():

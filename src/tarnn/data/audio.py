@@ -1,13 +1,10 @@
-"""Sound as numbers: wav files, and the log-mel or cepstral frames that a model reads."""
+"""Sound as numbers: wav files. The frames that a model reads of them: `tarnn.models.SpeechFeatures`."""
 
 import wave
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
-from transformers import BatchFeature, SequenceFeatureExtractor
-from transformers.audio_utils import mel_filter_bank
 
 from tarnn.errors import UserError
 
@@ -43,93 +40,3 @@ def read_wav(path: str | Path, stream: BinaryIO | None = None) -> tuple[np.ndarr
         data = np.pad(np.frombuffer(data, np.uint8).reshape(-1, 3), ((0, 0), (1, 0))).tobytes()
     samples = np.frombuffer(data, "<i2" if width == 2 else "<i4")
     return (samples / 2.0 ** (15 if width == 2 else 31)).astype(np.float32), rate
-
-
-class SpeechFeatures(SequenceFeatureExtractor):
-    """Frames of sound as `input_features` of `TarnnForCTC`, in the Hugging Face manner: saved as preprocessor_config.json.
-
-    kind: "log_mel", the logarithms of the energies in `num_filters` bands of equal width on the mel scale; or "mfcc", the
-    first `feature_size` coefficients of their cosine transform. A frame spans `window` seconds and begins `hop` seconds
-    after the one before; only whole frames are read, so a frame depends on its own samples alone and a stream gives the
-    frames of the whole. mean and std (feature_size,): of the training frames, by which features are normalised.
-    """
-
-    model_input_names = ["input_features", "attention_mask"]  # noqa: RUF012
-
-    def __init__(
-        self, feature_size: int = 40, sampling_rate: int = 16000, kind: str = "log_mel", num_filters: int = 40,
-        window: float = 0.025, hop: float = 0.01, low: float = 20.0, high: float | None = None,
-        mean: list[float] | None = None, std: list[float] | None = None, padding_value: float = 0.0, **kwargs: Any,
-    ):  # fmt: skip
-        super().__init__(feature_size, sampling_rate, padding_value, **kwargs)
-        if kind not in ("log_mel", "mfcc"):
-            raise ValueError(f"kind must be log_mel or mfcc; got {kind!r}.")
-        if feature_size > num_filters or (kind == "log_mel" and feature_size != num_filters):
-            raise ValueError(
-                f"log_mel has as many features as filters, mfcc at most as many; got {feature_size} and {num_filters}."
-            )
-        self.kind, self.num_filters, self.window, self.hop, self.low = kind, num_filters, window, hop, low
-        self.high = sampling_rate / 2 if high is None else high
-        self.mean, self.std = mean, std
-
-    @property
-    def frame_length(self) -> int:
-        """Samples of a frame."""
-        return round(self.window * self.sampling_rate)
-
-    @property
-    def hop_length(self) -> int:
-        """Samples from a frame to the next."""
-        return round(self.hop * self.sampling_rate)
-
-    def check(self, samples: np.ndarray, rate: int, name: str = "the sound") -> None:
-        """UserError for another rate than the model's, and for less than a frame."""
-        if rate != self.sampling_rate:
-            raise UserError(
-                f"{name} has {rate:,} samples per second; expected {self.sampling_rate:,}, as in training. Resample it: "
-                f"`sox IN.wav -r {self.sampling_rate} OUT.wav`."
-            )
-        if len(samples) < self.frame_length:
-            raise UserError(
-                f"{name} has {len(samples):,} samples, less than one frame of {self.frame_length:,}; expected more sound."
-            )
-
-    def frames(self, samples: np.ndarray) -> np.ndarray:
-        """(frames, feature_size) float32, of samples (n,); normalised where mean and std are known."""
-        size = 1 << (self.frame_length - 1).bit_length()
-        pieces = np.lib.stride_tricks.sliding_window_view(samples, self.frame_length)[:: self.hop_length]
-        before = np.concatenate([pieces[:, :1], pieces[:, :-1]], axis=1)
-        spectra = np.fft.rfft((pieces - 0.97 * before) * np.hamming(self.frame_length + 1)[:-1], size)
-        bank = mel_filters(size, self.num_filters, self.low, self.high, self.sampling_rate)
-        found = np.log(np.maximum(np.abs(spectra) ** 2 @ bank, 1e-10))
-        if self.kind == "mfcc":
-            found = found @ cosines(self.num_filters, self.feature_size)
-        if self.mean is not None and self.std is not None:
-            found = (found - np.array(self.mean)) / np.array(self.std)
-        return found.astype(np.float32)
-
-    def __call__(
-        self, raw_speech: Any, sampling_rate: int | None = None, padding: bool | str = True,
-        return_tensors: str | None = None, **kwargs: Any,
-    ) -> BatchFeature:  # fmt: skip
-        """One sound or a list of them, samples (n,) → padded input_features (b, t, n) and their attention_mask."""
-        several = isinstance(raw_speech, list | tuple) and len(raw_speech) > 0 and np.ndim(raw_speech[0]) == 1
-        sounds = [np.asarray(x, np.float32) for x in (raw_speech if several else [raw_speech])]
-        for sound in sounds:
-            self.check(sound, self.sampling_rate if sampling_rate is None else sampling_rate)
-        batch = BatchFeature({"input_features": [self.frames(x) for x in sounds]})
-        return self.pad(batch, padding=padding, return_attention_mask=True, return_tensors=return_tensors)
-
-
-@lru_cache(maxsize=4)
-def mel_filters(size: int, num_filters: int, low: float, high: float, rate: int) -> np.ndarray:
-    """(size / 2 + 1, num_filters): how much of each frequency is in each band."""
-    return mel_filter_bank(size // 2 + 1, num_filters, low, high, rate, norm=None, mel_scale="htk")
-
-
-def cosines(num_filters: int, count: int) -> np.ndarray:
-    """(num_filters, count): the cosine transform (DCT-II, orthonormal) that makes cepstra of log energies."""
-    places = (np.arange(num_filters) + 0.5)[:, None] * np.arange(count) * np.pi / num_filters
-    table = np.cos(places) * np.sqrt(2 / num_filters)
-    table[:, 0] /= np.sqrt(2)
-    return table

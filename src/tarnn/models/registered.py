@@ -13,7 +13,6 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from tarnn.data.audio import SpeechFeatures
 from tarnn.models.backbone import TarnnModel
 from tarnn.models.cache import LinearStateLayer, SoftmaxStateLayer
 from tarnn.models.causal_lm import TarnnForCausalLM
@@ -30,6 +29,7 @@ from tarnn.models.likelihoods import Categorical, LogisticMixture
 from tarnn.models.recurrent_images import ImageState
 from tarnn.models.seq2seq import TarnnForConditionalGeneration
 from tarnn.models.seq2seq_configuration import TarnnSeq2SeqConfig
+from tarnn.models.speech_features import SpeechFeatures
 from tarnn.models.state import ModelState
 
 AutoConfig.register("tarnn", TarnnConfig)
@@ -48,6 +48,7 @@ AutoModel.register(TarnnImageConfig, TarnnForImageGeneration)
 
 __all__ = [
     "Categorical", "ImageState", "LinearStateLayer", "LogisticMixture", "ModelState", "SoftmaxStateLayer",
+    "SpeechFeatures",
     "TarnnConfig", "TarnnForCTC", "TarnnForCausalLM", "TarnnForConditionalGeneration", "TarnnForImageGeneration",
     "TarnnForMaskedLM",    "TarnnForSequenceClassification", "TarnnForTokenClassification", "TarnnImageConfig", "TarnnModel",
     "TarnnSeq2SeqConfig",

@@ -153,9 +153,10 @@ class CtcTask(SequenceTask):
         """The letters of the likeliest path as "output"."""
         import torch
 
-        from tarnn.data.audio import SpeechFeatures, read_wav
+        from tarnn.data.audio import read_wav
         from tarnn.data.ctc import best_path
         from tarnn.data.transcripts import LETTERS, SPACE, Symbols
+        from tarnn.models import SpeechFeatures
 
         front = SpeechFeatures.from_pretrained(reader, local_files_only=True)
         for path in inputs:
@@ -174,7 +175,8 @@ def padded(rows: Sequence[dict[str, np.ndarray]]) -> PaddedRows:
 
 def front_end(rows: Sequence[Pair]) -> Any:
     """Log-mel frames at the rate of the first recording."""
-    from tarnn.data.audio import SpeechFeatures, read_wav
+    from tarnn.data.audio import read_wav
+    from tarnn.models import SpeechFeatures
 
     try:
         return SpeechFeatures(40, read_wav(rows[0].first)[1])
