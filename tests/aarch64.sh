@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The arithmetic of the attention kernels on another processor, without torch: tests/kernels/alone.cpp, which holds them
-# against a loop in float64, compiled for aarch64 (NEON) and run under qemu-user. About two minutes.
+# The arithmetic of the kernels on another processor, without torch: tests/kernels/alone.cpp (attention) and products_alone.cpp
+# (the fused step's products), which hold them against loops in float64, compiled for aarch64 (NEON) and run under qemu-user.
+# About three minutes.
 #
 #   apt-get install g++-aarch64-linux-gnu qemu-user && tests/aarch64.sh
 #   CXX=g++-11 FLAGS="-DTARNN_ISA=avx2 -mavx2 -mfma" RUN= tests/aarch64.sh     another compiler or instruction set, here
@@ -11,7 +12,9 @@ RUN=${RUN-qemu-aarch64}
 command -v "$CXX" > /dev/null || { echo "aarch64: skipped, there is no $CXX"; exit 0; }
 build=$(mktemp -d)
 trap 'rm -r "$build"' EXIT
-# shellcheck disable=SC2086
-"$CXX" -std=c++20 -O2 -static -Wall -Wextra -Wno-psabi -fno-math-errno -fno-trapping-math ${FLAGS:-} -I csrc \
-    tests/kernels/alone.cpp -o "$build/alone"
-echo "$("$CXX" --version | head -1)${FLAGS:+, $FLAGS}: $($RUN "$build/alone")"
+for name in alone products_alone; do
+    # shellcheck disable=SC2086
+    "$CXX" -std=c++20 -O2 -static -Wall -Wextra -Wno-psabi -fno-math-errno -fno-trapping-math ${FLAGS:-} -I csrc \
+        "tests/kernels/$name.cpp" -o "$build/$name"
+    echo "$("$CXX" --version | head -1)${FLAGS:+, $FLAGS}: $($RUN "$build/$name")"
+done

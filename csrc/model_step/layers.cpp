@@ -349,9 +349,9 @@ class Sweep {
 
   Rows rows(const float* x, Index ld) const { return {count_, ld, x, at_.levels, at_.ld_levels, at_.step, at_.least}; }
 
-  /// For a product with int8 weights its rows become bytes.
+  /// For a product with whole numbers its rows become bytes.
   void to_bytes(const Matrix& next, const float* x, Index ld, Index i) {
-    if (next.format == Format::int8)
+    if (next.takes_bytes())
       to_levels(x + i * ld, next.inputs, at_.levels + i * at_.ld_levels, at_.step[i], at_.least[i]);
   }
 

@@ -2,15 +2,14 @@
 // by one chain of multiplications and additions: the result does not depend on how rows or panels are shared out.
 #pragma once
 
+#include "model_step/bytes.h"
 #include "model_step/stack.h"
 #include "simd/tiles.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
 
-using Bytes = std::uint8_t __attribute__((vector_size(TARNN_VECTOR_BYTES)));
-
-/// Rows of activations. For int8 weights they are bytes: x ≈ step·level + least, with a step and a least of each row.
+/// Rows of activations. For weights of whole numbers they are bytes: x ≈ step·level + least, with a step and a least of each row.
 struct Rows {
   Index count, ld;
   const float* x;
@@ -22,114 +21,162 @@ struct Rows {
   }
 };
 
-// --- what each format does with one input (of bytes: four inputs) and a vector of outputs
-
-struct Float32Weights {
-  using Stored = float;
-  using Sum = Vec<float>;
-  static constexpr Index group = 1;
-  static Index steps(Index inputs) { return inputs; }
-  static TARNN_INLINE Vec<float> load(const Stored* w) { return TARNN_ISA::load(w); }
-  static TARNN_INLINE float input(const Rows& in, Index row, Index i) { return in.x[row * in.ld + i]; }
-  static TARNN_INLINE void add(Sum& sum, Vec<float> w, float x) { sum += w * x; }
-};
-
-struct Bfloat16Weights : Float32Weights {
-  using Stored = std::uint16_t;
-  static TARNN_INLINE Vec<float> load(const Stored* w) { return Bfloat16::load(w); }
-};
-
-/// Four products of bytes a lane, by plain arithmetic.
-struct Int8Weights {
-  using Stored = std::int8_t;
-  using Sum = Integers<float>;
-  static constexpr Index group = 4;
-  static Index steps(Index inputs) { return (inputs + 3) / 4; }
-  static TARNN_INLINE Integers<float> load(const Stored* w) {
-    Integers<float> x;
-    std::memcpy(&x, w, sizeof x);
-    return x;
-  }
-  static TARNN_INLINE std::int32_t input(const Rows& in, Index row, Index i) {
-    std::int32_t x;
-    std::memcpy(&x, in.levels + row * in.ld_levels + 4 * i, sizeof x);
-    return x;
-  }
-  static TARNN_INLINE void add(Sum& sum, Integers<float> w, std::int32_t x) {
-    sum += ((w << 24) >> 24) * (x & 255) + ((w << 16) >> 24) * ((x >> 8) & 255) + ((w << 8) >> 24) * ((x >> 16) & 255) +
-           (w >> 24) * ((x >> 24) & 255);
-  }
-};
-
-#if defined(__AVX512F__)
-/// The same numbers by the one instruction for it, which the processor may lack: so it is not left to the compiler.
-struct Int8DotProducts : Int8Weights {
-  static TARNN_INLINE void add(Sum& sum, Integers<float> w, std::int32_t x) {
-    const Integers<float> four = x - Integers<float>{};
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(four), "v"(w));
-  }
-};
-#endif
-
-// --- tiles of R rows and N vectors of outputs
-
-// few rows: as many vectors as a panel has, so that weights, which cost most, are read in their order; many rows: tiles
-// that need fewer loads a multiplication, from a panel that is in cache
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int few_rows = 6, few_vectors = 4, many_rows = 12, many_vectors = 2;
-#else
-constexpr int few_rows = 3, few_vectors = 4, many_rows = 6, many_vectors = 2;
-#endif
-
 constexpr Index ahead = 4096;  // bytes by which weights are asked for before they are wanted
 
-template <typename W, int R, int N>
-TARNN_INLINE void product_tile(const Matrix& of, const typename W::Stored* w, const Rows& in, Index column, float* out,
-                               Index ldo) {
-  typename W::Sum sums[R * N];
-  unrolled<R * N>([&](auto i) TARNN_LAMBDA { sums[i] = typename W::Sum{}; });
-  for (Index k = 0, steps = W::steps(of.inputs); k < steps; ++k, w += panel * W::group) {
-    unrolled<N>([&](auto j) TARNN_LAMBDA {
-      __builtin_prefetch(reinterpret_cast<const char*>(w) + ahead + j * TARNN_VECTOR_BYTES);
+template <int N>
+TARNN_INLINE void ask_ahead(const char* w) {
+  unrolled<N>([&](auto j) TARNN_LAMBDA { __builtin_prefetch(w + ahead + j * TARNN_VECTOR_BYTES); });
+}
+
+// --- what each format does: a tile of R rows and N vectors of outputs from `column` on, whose panel lies at w
+//
+// few rows: as many vectors as a panel has, so that weights, which cost most, are read in their order; many rows: tiles
+// that need fewer loads a multiplication, from a panel that is in cache
+
+struct Float {
+  static constexpr Index bytes = sizeof(float);
+  static TARNN_INLINE Vec<float> load(const char* w) { return TARNN_ISA::load(reinterpret_cast<const float*>(w)); }
+};
+
+struct Bfloat {
+  static constexpr Index bytes = sizeof(std::uint16_t);
+  static TARNN_INLINE Vec<float> load(const char* w) { return Bfloat16::load(reinterpret_cast<const std::uint16_t*>(w)); }
+};
+
+template <typename Stored>
+struct FloatWeights {
+  static constexpr int few_rows = many_registers ? 6 : 3, few_vectors = 4, many_rows = 2 * few_rows, many_vectors = 2;
+  static Index panel_bytes(Index inputs) { return inputs * panel * Stored::bytes; }
+
+  template <int R, int N>
+  static TARNN_INLINE void sum(const Matrix& of, const char* w, Index column, const Rows& in, Vec<float> (&sums)[R * N]) {
+    w += column % panel * Stored::bytes;
+    for (Index k = 0; k < of.inputs; ++k, w += panel * Stored::bytes) {
+      ask_ahead<N>(w);
+      Vec<float> right[N];
+      unrolled<N>([&](auto n) TARNN_LAMBDA { right[n] = Stored::load(w + n * width<float> * Stored::bytes); });
+      unrolled<R>([&](auto i) TARNN_LAMBDA {
+        const float left = in.x[i * in.ld + k];
+        unrolled<N>([&](auto n) TARNN_LAMBDA { sums[i * N + n] += right[n] * left; });
+      });
+    }
+  }
+};
+
+/// sums[i, n] += weights(n) · levels(i), of both whichever are fewer kept in registers.
+template <typename Dot, int R, int N, typename F, typename G>
+TARNN_INLINE void add_dots(typename Dot::Sum (&sums)[R * N], F weights, G levels) {
+  if constexpr (R < N) {
+    typename Dot::Levels left[R];
+    unrolled<R>([&](auto i) TARNN_LAMBDA { left[i] = Dot::levels(four_levels(levels(i))); });
+    unrolled<N>([&](auto n) TARNN_LAMBDA {
+      const auto right = Dot::weights(weights(n));
+      unrolled<R>([&](auto i) TARNN_LAMBDA { Dot::add(sums[i * N + n], right, left[i]); });
     });
-    decltype(W::load(w)) right[N];
-    unrolled<N>([&](auto j) TARNN_LAMBDA { right[j] = W::load(w + j * width<float> * W::group); });
+  } else {
+    typename Dot::Weights right[N];
+    unrolled<N>([&](auto n) TARNN_LAMBDA { right[n] = Dot::weights(weights(n)); });
     unrolled<R>([&](auto i) TARNN_LAMBDA {
-      const auto left = W::input(in, i, k);
-      unrolled<N>([&](auto j) TARNN_LAMBDA { W::add(sums[i * N + j], right[j], left); });
+      const auto left = Dot::levels(four_levels(levels(i)));
+      unrolled<N>([&](auto n) TARNN_LAMBDA { Dot::add(sums[i * N + n], right[n], left); });
     });
   }
+}
+
+/// Tiles of `sums` sums, as many as fit the registers beside what is added to them.
+template <int sums>
+struct ByteTiles {
+  static constexpr int few_rows = sums / 4, few_vectors = 4, many_rows = sums / 2, many_vectors = 2;
+};
+
+/// Whole numbers, four inputs at a time; the factor of an output is multiplied with its sum.
+template <typename Dot, int tile = Dot::tile>
+struct Int8Weights : ByteTiles<tile> {
+  static Index panel_bytes(Index inputs) { return (inputs + 3) / 4 * 4 * panel; }
+
+  template <int R, int N>
+  static TARNN_INLINE void sum(const Matrix& of, const char* w, Index column, const Rows& in, Vec<float> (&sums)[R * N]) {
+    typename Dot::Sum dots[R * N]{};
+    w += column % panel * 4;
+    for (Index k = 0; k < of.inputs; k += 4, w += 4 * panel) {
+      ask_ahead<N>(w);
+      add_dots<Dot, R, N>(dots, [&](auto n) TARNN_LAMBDA { return load_bytes(w + n * TARNN_VECTOR_BYTES); },
+                          [&](auto i) TARNN_LAMBDA { return in.levels + i * in.ld_levels + k; });
+    }
+    unrolled<N>([&](auto n) TARNN_LAMBDA {
+      const Vec<float> scale = load(of.scale + column + n * width<float>);
+      unrolled<R>([&](auto i) TARNN_LAMBDA {
+        sums[i * N + n] = __builtin_convertvector(Dot::total(dots[i * N + n]), Vec<float>) * in.step[i] * scale;
+      });
+    });
+  }
+};
+
+/// Whole numbers from −8 to 7 in groups of 32 inputs: of each group 64 factors (bfloat16), then eight inputs at a time: four in
+/// the low halves of an output's bytes and four in the high ones.
+template <typename Dot>
+struct Int4Weights : ByteTiles<many_registers ? 12 : 8> {
+  static constexpr Index group = 32, factors = 2 * panel, group_bytes = factors + group * panel / 2;
+  static Index panel_bytes(Index inputs) { return (inputs + group - 1) / group * group_bytes; }
+
+  template <int R, int N>
+  static TARNN_INLINE void sum(const Matrix& of, const char* w, Index column, const Rows& in, Vec<float> (&sums)[R * N]) {
+    const Index j = column % panel;
+    for (Index k = 0; k < of.inputs; k += group, w += group_bytes) {
+      typename Dot::Sum dots[R * N]{};
+      const char* at = w + factors + 4 * j;
+      for (Index part = k; part < k + group; part += 8, at += 4 * panel) {
+        ask_ahead<N>(at);
+        const std::uint8_t* levels = in.levels + part;
+        add_dots<Dot, R, N>(dots, [&](auto n) TARNN_LAMBDA { return less_eight(load_bytes(at + n * TARNN_VECTOR_BYTES)); },
+                            [&](auto i) TARNN_LAMBDA { return levels + i * in.ld_levels; });
+        add_dots<Dot, R, N>(dots, [&](auto n) TARNN_LAMBDA { return less_eight(load_bytes(at + n * TARNN_VECTOR_BYTES) >> 4); },
+                            [&](auto i) TARNN_LAMBDA { return levels + i * in.ld_levels + 4; });
+      }
+      unrolled<N>([&](auto n) TARNN_LAMBDA {
+        const Vec<float> scale = Bfloat16::load(reinterpret_cast<const std::uint16_t*>(w) + j + n * width<float>);
+        unrolled<R>([&](auto i) TARNN_LAMBDA { sums[i * N + n] += __builtin_convertvector(Dot::total(dots[i * N + n]), Vec<float>) * scale; });
+      });
+    }
+    unrolled<R * N>([&](auto i) TARNN_LAMBDA { sums[i] *= in.step[i / N]; });
+  }
+};
+
+// --- tiles
+
+template <typename W, int R, int N>
+TARNN_INLINE void product_tile(const Matrix& of, const char* w, Index column, const Rows& in, float* out, Index ldo) {
+  Vec<float> sums[R * N]{};
+  W::template sum<R, N>(of, w, column, in, sums);
   unrolled<R>([&](auto i) TARNN_LAMBDA {
-    unrolled<N>([&](auto j) TARNN_LAMBDA {
-      const Index at = column + j * width<float>;
-      Vec<float> y;
-      if constexpr (W::group == 1) y = sums[i * N + j];
-      else y = __builtin_convertvector(sums[i * N + j], Vec<float>) * in.step[i] * load(of.scale + at) + in.least[i] * load(of.sums + at);
-      store(out + i * ldo + j * width<float>, y + load(of.bias + at));
+    unrolled<N>([&](auto n) TARNN_LAMBDA {
+      const Index at = column + n * width<float>;
+      Vec<float> y = sums[i * N + n];
+      if (of.sums) y += in.least[i] * load(of.sums + at);
+      store(out + i * ldo + n * width<float>, y + load(of.bias + at));
     });
   });
 }
 
 template <typename W, int R, int N>
-void product_tile_of(Index rows, const Matrix& of, const typename W::Stored* w, const Rows& in, Index column, float* out,
-                     Index ldo) {
-  if (rows == R) return product_tile<W, R, N>(of, w, in, column, out, ldo);
-  if constexpr (R > 1) product_tile_of<W, R - 1, N>(rows, of, w, in, column, out, ldo);
+void product_tile_of(Index rows, const Matrix& of, const char* w, Index column, const Rows& in, float* out, Index ldo) {
+  if (rows == R) return product_tile<W, R, N>(of, w, column, in, out, ldo);
+  if constexpr (R > 1) product_tile_of<W, R - 1, N>(rows, of, w, column, in, out, ldo);
 }
 
 template <typename W>
 void product_by(const Matrix& of, const Rows& in, Index index, float* out, Index ldo) {
-  const auto w = static_cast<const typename W::Stored*>(of.at) + index * W::steps(of.inputs) * W::group * panel;
-  const bool few = in.count <= few_rows;
-  const Index wide = (few ? few_vectors : many_vectors) * width<float>, high = few ? few_rows : many_rows;
+  const char* w = static_cast<const char*>(of.at) + index * W::panel_bytes(of.inputs);
+  const bool few = in.count <= W::few_rows;
+  const Index wide = (few ? W::few_vectors : W::many_vectors) * width<float>, high = few ? W::few_rows : W::many_rows;
   for (Index j = 0; j < panel; j += wide) {
     Index left = (in.count + high - 1) / high;  // tiles to go, as even as they come
     for (Index i = 0, rows; i < in.count; i += rows, --left) {
       rows = (in.count - i + left - 1) / left;
       const Rows part = in.part(i, rows);
       float* to = out + i * ldo + j;
-      if (few) product_tile_of<W, few_rows, few_vectors>(rows, of, w + j * W::group, part, index * panel + j, to, ldo);
-      else product_tile_of<W, many_rows, many_vectors>(rows, of, w + j * W::group, part, index * panel + j, to, ldo);
+      if (few) product_tile_of<W, W::few_rows, W::few_vectors>(rows, of, w, index * panel + j, part, to, ldo);
+      else product_tile_of<W, W::many_rows, W::many_vectors>(rows, of, w, index * panel + j, part, to, ldo);
     }
   }
 }
@@ -137,14 +184,19 @@ void product_by(const Matrix& of, const Rows& in, Index index, float* out, Index
 /// One panel of outputs of all rows, to out (rows ldo apart, 64 of each).
 inline void product(const Matrix& of, bool dot_products, const Rows& in, Index index, float* out, Index ldo) {
   switch (of.format) {
-    case Format::float32: return product_by<Float32Weights>(of, in, index, out, ldo);
-    case Format::bfloat16: return product_by<Bfloat16Weights>(of, in, index, out, ldo);
+    case Format::float32: return product_by<FloatWeights<Float>>(of, in, index, out, ldo);
+    case Format::bfloat16: return product_by<FloatWeights<Bfloat>>(of, in, index, out, ldo);
     case Format::int8:
 #if defined(__AVX512F__)
-      if (dot_products) return product_by<Int8DotProducts>(of, in, index, out, ldo);
+      if (dot_products) return product_by<Int8Weights<DotProducts>>(of, in, index, out, ldo);
+      #endif
+      return product_by<Int8Weights<BytesOfAll>>(of, in, index, out, ldo);
+    case Format::int4:
+#if defined(__AVX512F__)
+      if (dot_products) return product_by<Int4Weights<DotProducts>>(of, in, index, out, ldo);
 #endif
       (void)dot_products;
-      return product_by<Int8Weights>(of, in, index, out, ldo);
+      return product_by<Int4Weights<ShortSums>>(of, in, index, out, ldo);
   }
 }
 

@@ -202,7 +202,7 @@ def test_it_goes_on_from_what_was_read(model):
 
 
 @compiled
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int4"])
 def test_a_row_has_the_same_bits_in_any_batch_and_with_any_threads(weights, with_threads):
     model = text_model(hidden_size=72, head_dim=34)
     step, ids = FusedStep(model, weights), torch.randint(0, 97, (4, 70))
@@ -217,15 +217,18 @@ def test_a_row_has_the_same_bits_in_any_batch_and_with_any_threads(weights, with
 
 
 @compiled
-@pytest.mark.parametrize(("weights", "low", "high"), [("bfloat16", 1e-4, 2e-2), ("int8", 1e-4, 5e-2)])
+@pytest.mark.parametrize(
+    ("weights", "low", "high"), [("bfloat16", 1e-4, 2e-2), ("int8", 1e-4, 5e-2), ("int4", 1e-3, 0.8)]
+)
 @pytest.mark.parametrize("model", [text_model(), image_model()], ids=["text", "image"])
 def test_fewer_bits_are_near_and_not_the_same(model, weights, low, high):
-    """Of the largest number: bfloat16 rounds by up to 0.4 %, bytes by up to 0.8 % of the largest weight."""
+    """Of the largest number: bfloat16 rounds by up to 0.4 %, int8 by up to 0.8 % of the largest weight, int4 by up to 7 % of
+    the largest of 32."""
     assert low < differences(model, FusedStep(model, weights), 5, 12) < high
 
 
 @compiled
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int4"])
 def test_a_nan_comes_out_again(weights):
     """A model or a state that has diverged must not look like one that has not: bytes know no NaN."""
     model = text_model()
@@ -361,8 +364,8 @@ def test_models_elsewhere_or_in_training_are_not_served():
     assert "float32 on a CPU" in refusal(text_model().double())
     assert "training mode" in refusal(text_model().train())
     assert "not for Linear" in refusal(torch.nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="float32, bfloat16, int8; got 'int4'"):
-        FusedStep(text_model(), "int4")
+    with pytest.raises(ValueError, match="float32, bfloat16, int8, int4; got 'int2'"):
+        FusedStep(text_model(), "int2")
 
 
 @compiled

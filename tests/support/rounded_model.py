@@ -1,20 +1,23 @@
-"""A model that computes as the fused step with int8 weights says it does, in plain PyTorch."""
+"""A model that computes as the fused step with int8 or int4 weights says it does, in plain PyTorch."""
 
 import copy
 
 import torch
 from torch import nn
 
-from tarnn.kernels.cpu.stack import rounded
+from tarnn.kernels.cpu.stack import rounded, rounded_groups
 
 
 class RoundedLinear(nn.Module):
-    """W and each row of x rounded to bytes: W ≈ factor·whole, x ≈ step·level + least."""
+    """W rounded as `kind` says, and each row of x to bytes: W ≈ factor·whole, x ≈ step·level + least."""
 
-    def __init__(self, linear):
+    def __init__(self, linear, kind):
         super().__init__()
-        whole, factor = rounded(linear.weight.detach())
-        self.weight, self.bias = whole.double() * factor[:, None].double(), linear.bias
+        weight, self.bias = linear.weight.detach(), linear.bias
+        whole, factor = rounded(weight) if kind == "int8" else rounded_groups(weight)
+        self.weight = (whole.double() * factor[..., None].double()).view(len(weight), -1)[
+            :, : weight.shape[1]
+        ]
 
     def forward(self, x):
         least, most = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
@@ -24,14 +27,14 @@ class RoundedLinear(nn.Module):
         return (y if self.bias is None else y + self.bias).float()
 
 
-def rounded_model(model):
+def rounded_model(model, kind):
     """The same model, with every matrix of its layers rounded, and its head in bfloat16."""
     made = copy.deepcopy(model)
     for layer in made.model.layers:
         for module in list(layer.modules()):
             for name, child in module.named_children():
                 if isinstance(child, nn.Linear):
-                    setattr(module, name, RoundedLinear(child))
+                    setattr(module, name, RoundedLinear(child, kind))
     head = made.lm_head if hasattr(made, "lm_head") else made.head
     head.weight = nn.Parameter(head.weight.detach().bfloat16().float())
     return made
@@ -42,7 +45,7 @@ def share_alike(model, step, batch, steps=3):
 
     A number close to the middle between two levels may go to either, which then is seen in all of its row.
     """
-    reference, ids = rounded_model(model), torch.arange(steps * batch).view(steps, batch) % 97
+    reference, ids = rounded_model(model, step.weights), torch.arange(steps * batch).view(steps, batch) % 97
     ours, theirs = model.new_state(batch), model.new_state(batch)
     for token in ids:
         got, ours = step(token, ours)

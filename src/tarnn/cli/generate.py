@@ -17,7 +17,7 @@ from tarnn.generation.checkpoint import GENERATED, open_config, open_model
 from tarnn.tasks import TASKS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Weights = Literal["float32", "bfloat16", "int8"]
+Weights = Literal["float32", "bfloat16", "int8", "int4"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BOTH = ("num_samples",)
 TEXT_ONLY = ("prompt", "prompt_file", "max_new_tokens", "stop", "state_in", "state_out", "repetition_penalty")
@@ -85,9 +85,9 @@ def generate(
     Images are drawn into a PNG, side by side; with --complete each line is what was given, what was made of it, and
     the original. --evaluate SOURCE reports what held-out images cost, in bits per dimension.
 
-    On a CPU most linear models have a fused step: the whole model in one call. Its weights may be kept as bfloat16, or
-    as int8 with activations rounded to bytes: faster, by a little or by a lot. Measure what that costs your model's
-    likelihood; for a trained model of digits it was 0.03 %. --evaluate computes in float32, whatever --weights.
+    On a CPU most models have a fused step: the whole model in one call. Its weights may be kept as bfloat16, or as int8
+    or int4 with activations rounded to bytes: faster, by a little or by a lot. Measure what that costs your model's
+    likelihood: int8 cost a trained model of digits 0.03 %. --evaluate computes in float32, whatever --weights.
     """
     given: dict[str, Any] = {
         k: v for k, v in locals().items() if k in (*BOTH, *TEXT_ONLY, *IMAGE_ONLY) and v is not None

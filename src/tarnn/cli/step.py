@@ -12,7 +12,7 @@ from tarnn.generation.fused import FusedStep, refusal
 @dataclass(frozen=True)
 class StepOptions:
     """compile: whether to compile the model's own step; None: where it pays and there is no fused one.
-    weights: how the fused step keeps them, float32 | bfloat16 | int8; None: as float32, where there is one."""
+    weights: how the fused step keeps them, float32 | bfloat16 | int8 | int4; None: as float32, where there is one."""
 
     compile: bool | None = None
     weights: str | None = None

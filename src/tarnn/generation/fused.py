@@ -100,8 +100,8 @@ class FusedStep:
         step = FusedStep(model, weights="int8")
         parameters, state = step(token_ids, state)      # as model.step; inplace=True writes into the state
 
-    weights: float32 | bfloat16 | int8, how the layers' matrices are kept; the sums over them and all else are float32.
-    With int8, each row of activations is rounded to bytes too (see `tarnn.kernels.cpu.stack`), and the head is bfloat16.
+    weights: float32 | bfloat16 | int8 | int4, how the layers' matrices are kept; the sums over them and all else are float32.
+    With int8 and int4, each row of activations is rounded to bytes too (see `tarnn.kernels.cpu.stack`), and the head is bfloat16.
     A change of the model's weights afterwards is not seen. One call at a time.
 
     Raises ValueError for a model that has no fused step (`refusal`), and for an unknown format.

@@ -5,9 +5,12 @@ of; csrc/model_step/operator.cpp reads it in the same order. A product y = W x +
 
 float32, bfloat16   [panel][input][64]
 int8                [panel][input / 4][64][4], whole numbers from −127 to 127, a factor and a sum per output
+int4                [panel][input / 32], of each 64 factors (bfloat16) and [4][64][4] bytes of two whole numbers from −8 to 7,
+                    and a sum per output
 
-For int8 the kernel rounds each row of activations to bytes, x ≈ step·level + least, and multiplies whole numbers:
-y = step·factor·Σ level·W + least·factor·Σ W + bias. Sums are exact; what is lost is the rounding of W and of x.
+For int8 and int4 the kernel rounds each row of activations to bytes, x ≈ step·level + least, and multiplies whole numbers:
+y = step·factor·Σ level·W + least·factor·Σ W + bias, of int4 for each 32 inputs. Sums of whole numbers are exact; what is
+lost is the rounding of W and of x.
 """
 
 from collections.abc import Sequence
@@ -19,7 +22,16 @@ from torch.autograd.graph import increment_version
 from tarnn.kernels.features import NAMES
 
 PANEL = 64
-FORMATS = ("float32", "bfloat16", "int8")
+FORMATS = ("float32", "bfloat16", "int8", "int4")
+GROUP = 32  # inputs that share a factor, of int4
+EXTREMES = (
+    -8.0,
+    -7.5,
+    -7.0,
+    -8.5,
+    -9.0,
+    7.0,
+)  # what the largest number of a group may be, in units of its factor
 NOWHERE = -1
 # as csrc/model_step/stack.h has them
 FUNCTIONS = (
@@ -69,6 +81,10 @@ class Block:
             whole, scale = rounded(weight.float())
             sums = whole.float().sum(-1) * scale
             self.place(panels(whole, group=4))
+        elif kind == "int4":
+            groups, factors = rounded_groups(weight.float())
+            sums = (groups.sum(-1) * factors.float()).sum(-1)
+            self.place(packed_groups(groups, factors))
         else:
             self.place(panels(weight.to(torch.bfloat16 if kind == "bfloat16" else torch.float32), group=1))
         self.vector(weight.new_zeros(outputs) if bias is None else bias)
@@ -87,6 +103,39 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
     scale = weight.abs().amax(-1) / 127
     per_scale = torch.where(scale > 0, 1 / scale, 0.0)
     return (weight * per_scale[:, None]).round().to(torch.int8), scale
+
+
+def rounded_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """W (outputs, inputs) ≈ factor·whole by groups of 32 inputs: whole numbers (outputs, groups, 32) from −8 to 7,
+    float32, and factors (outputs, groups), bfloat16.
+
+    The largest number of a group becomes each of `EXTREMES` in turn; of these, each group takes the one whose squared
+    error is least.
+    """
+    groups = padded(weight, GROUP).unflatten(-1, (-1, GROUP))
+    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    best = torch.full_like(largest, torch.inf)
+    whole, factors = torch.zeros_like(groups), torch.zeros_like(largest)
+    for extreme in EXTREMES:
+        factor = (largest / extreme).bfloat16().float()
+        near = (groups * torch.where(factor != 0, 1 / factor, 0.0)).round_().clamp_(-8, 7)
+        error = (near * factor).sub_(groups).square_().sum(-1, keepdim=True)
+        better = error < best
+        best, factors = torch.where(better, error, best), torch.where(better, factor, factors)
+        whole = torch.where(better, near, whole)
+    return whole, factors.squeeze(-1).bfloat16()
+
+
+def packed_groups(whole: Tensor, factors: Tensor) -> Tensor:
+    """What `rounded_groups` found, as bytes [panel][group][128 of factors, 4 · 64 · 4 of weights]."""
+    more = (0, 0, 0, 0, 0, -len(whole) % PANEL)
+    whole = torch.nn.functional.pad(whole + 8, more, value=8.0).to(torch.uint8)
+    low, high = (
+        whole.unflatten(0, (-1, PANEL)).unflatten(-1, (-1, 2, 4)).unbind(-2)
+    )  # [panel][64][group][4][4]
+    weights = (low | high << 4).permute(0, 2, 3, 1, 4).flatten(2)
+    factors = torch.nn.functional.pad(factors, more[2:]).unflatten(0, (-1, PANEL)).mT.contiguous()
+    return torch.cat([factors.view(torch.uint8), weights], dim=-1)
 
 
 def panels(weight: Tensor, group: int) -> Tensor:

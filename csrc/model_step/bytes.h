@@ -1,0 +1,163 @@
+// Sums of products of bytes: levels of activations (0 to 255) times whole numbers of weights (−128 to 127), four at a time for each
+// output. The sums are exact, so every way to compute them gives the same numbers:
+//
+//     PlainBytes   shifts and multiplications of any compiler's vectors
+//     PairsOfBytes x86: bytes become sixteen bits, two products an instruction (pmaddwd)
+//     LongBytes    NEON: the same, by smlal, into twice as many sums
+//     DotProducts  AVX-512 VNNI: one instruction for all four, which the processor may lack
+//     ShortSums    for weights from −8 to 7: sums of sixteen bits, which hold 32 products of an output
+#pragma once
+
+#include "simd/vector.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace tarnn {
+namespace TARNN_ISA {
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr bool many_registers = true;
+#else
+constexpr bool many_registers = false;
+#endif
+
+typedef std::int16_t Shorts __attribute__((vector_size(TARNN_VECTOR_BYTES)));
+
+typedef std::int8_t Chars __attribute__((vector_size(TARNN_VECTOR_BYTES)));
+
+TARNN_INLINE Integers<float> load_bytes(const void* at) {
+  Integers<float> x;
+  std::memcpy(&x, at, sizeof x);
+  return x;
+}
+
+/// Half a byte each, 0 to 15, as numbers from −8 to 7.
+TARNN_INLINE Integers<float> less_eight(Integers<float> x) {
+  return bit_cast<Integers<float>>(bit_cast<Chars>(x & 0x0F0F0F0F) - static_cast<std::int8_t>(8));
+}
+
+/// Four levels, of one row.
+TARNN_INLINE std::int32_t four_levels(const std::uint8_t* at) {
+  std::int32_t x;
+  std::memcpy(&x, at, sizeof x);
+  return x;
+}
+
+/// Bytes as numbers of sixteen bits: those at even and those at odd places.
+struct Halves {
+  Shorts even, odd;
+};
+
+TARNN_INLINE Halves signed_halves(Integers<float> w) {
+  const Shorts x = bit_cast<Shorts>(w);
+  return {(x << 8) >> 8, x >> 8};
+}
+
+TARNN_INLINE Halves level_halves(std::int32_t x) {
+  const Integers<float> all = x - Integers<float>{};
+  return {bit_cast<Shorts>(all & 0x00FF00FF), bit_cast<Shorts>((all >> 8) & 0x00FF00FF)};
+}
+
+struct PlainBytes {
+  static constexpr int tile = many_registers ? 24 : 8;  // sums that fit the registers
+  using Weights = Integers<float>;
+  using Levels = std::int32_t;
+  using Sum = Integers<float>;
+  static TARNN_INLINE Weights weights(Integers<float> w) { return w; }
+  static TARNN_INLINE Levels levels(std::int32_t x) { return x; }
+  static TARNN_INLINE void add(Sum& sum, Weights w, Levels x) {
+    sum += ((w << 24) >> 24) * (x & 255) + ((w << 16) >> 24) * ((x >> 8) & 255) + ((w << 8) >> 24) * ((x >> 16) & 255) +
+           (w >> 24) * ((x >> 24) & 255);
+  }
+  static TARNN_INLINE Integers<float> total(Sum sum) { return sum; }
+};
+
+#if defined(__x86_64__)
+struct PairsOfBytes {
+  static constexpr int tile = many_registers ? 20 : 8;
+  using Weights = Halves;
+  using Levels = Halves;
+  using Sum = Integers<float>;
+  static TARNN_INLINE Weights weights(Integers<float> w) { return signed_halves(w); }
+  static TARNN_INLINE Levels levels(std::int32_t x) { return level_halves(x); }
+  static TARNN_INLINE void add(Sum& sum, Weights w, Levels x) { sum += pairs(w.even, x.even) + pairs(w.odd, x.odd); }
+  static TARNN_INLINE Integers<float> total(Sum sum) { return sum; }
+
+ private:
+  static TARNN_INLINE Integers<float> pairs(Shorts a, Shorts b) {
+#if defined(__AVX512BW__)
+    return bit_cast<Integers<float>>(_mm512_madd_epi16(bit_cast<__m512i>(a), bit_cast<__m512i>(b)));
+#elif defined(__AVX2__)
+    return bit_cast<Integers<float>>(_mm256_madd_epi16(bit_cast<__m256i>(a), bit_cast<__m256i>(b)));
+#else
+    return bit_cast<Integers<float>>(_mm_madd_epi16(bit_cast<__m128i>(a), bit_cast<__m128i>(b)));
+#endif
+  }
+};
+using BytesOfAll = PairsOfBytes;
+#elif defined(__aarch64__)
+struct LongBytes {
+  static constexpr int tile = 12;
+  using Weights = Halves;
+  using Levels = Halves;
+  struct Sum {
+    int32x4_t low, high;  // two sums an output: of outputs 0 and 1, and of 2 and 3
+  };
+  static TARNN_INLINE Weights weights(Integers<float> w) { return signed_halves(w); }
+  static TARNN_INLINE Levels levels(std::int32_t x) { return level_halves(x); }
+  static TARNN_INLINE void add(Sum& sum, Weights w, Levels x) {
+    for (const auto& [a, b] : {std::pair(w.even, x.even), std::pair(w.odd, x.odd)}) {
+      const auto left = bit_cast<int16x8_t>(a), right = bit_cast<int16x8_t>(b);
+      sum.low = vmlal_s16(sum.low, vget_low_s16(left), vget_low_s16(right));
+      sum.high = vmlal_high_s16(sum.high, left, right);
+    }
+  }
+  static TARNN_INLINE Integers<float> total(Sum sum) { return bit_cast<Integers<float>>(vpaddq_s32(sum.low, sum.high)); }
+};
+using BytesOfAll = LongBytes;
+#else
+using BytesOfAll = PlainBytes;
+#endif
+
+/// A product is at most 8·255 in size, and each half of an output has 16 of them: less than 2¹⁵.
+struct ShortSums {
+  using Sum = Shorts;
+#if defined(__AVX2__)
+  using Weights = Integers<float>;
+  using Levels = Integers<float>;
+  static TARNN_INLINE Weights weights(Integers<float> w) { return w; }
+  static TARNN_INLINE Levels levels(std::int32_t x) { return x - Integers<float>{}; }
+  static TARNN_INLINE void add(Sum& sum, Weights w, Levels x) {
+#if defined(__AVX512BW__)
+    sum += bit_cast<Shorts>(_mm512_maddubs_epi16(bit_cast<__m512i>(x), bit_cast<__m512i>(w)));
+#else
+    sum += bit_cast<Shorts>(_mm256_maddubs_epi16(bit_cast<__m256i>(x), bit_cast<__m256i>(w)));
+#endif
+  }
+#else
+  using Weights = Halves;
+  using Levels = Halves;
+  static TARNN_INLINE Weights weights(Integers<float> w) { return signed_halves(w); }
+  static TARNN_INLINE Levels levels(std::int32_t x) { return level_halves(x); }
+  static TARNN_INLINE void add(Sum& sum, Weights w, Levels x) { sum += w.even * x.even + w.odd * x.odd; }
+#endif
+  static TARNN_INLINE Integers<float> total(Sum sum) {
+    const Integers<float> both = bit_cast<Integers<float>>(sum);
+    return ((both << 16) >> 16) + (both >> 16);
+  }
+};
+
+#if defined(__AVX512F__)
+struct DotProducts : PlainBytes {
+  using Levels = Integers<float>;
+  static TARNN_INLINE Levels levels(std::int32_t x) { return x - Integers<float>{}; }
+  static TARNN_INLINE void add(Sum& sum, Weights w, Levels x) { asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w)); }
+};
+#endif
+
+}  // namespace TARNN_ISA
+}  // namespace tarnn

@@ -1,0 +1,111 @@
+// The products of the fused step without torch: y = W x + bias in each format against sums in float64, with the largest
+// numbers that bytes can hold too.
+//
+//     g++ -std=c++20 -O2 -I csrc tests/kernels/products_alone.cpp -o alone && ./alone          (tests/aarch64.sh, for another processor)
+#include <cstdio>
+#include <random>
+#include <vector>
+
+#include "model_step/products.h"
+
+using namespace tarnn;
+namespace isa = TARNN_ISA;
+
+namespace {
+
+std::mt19937 draw(1);
+
+/// W and x as drawn, and as a product takes them.
+struct Case {
+  Format format;
+  Index inputs, outputs, rows, ld_levels;
+  std::vector<float> weight, factor, x, bias, scale, sums, step, least;  // factor: of each output and 32 inputs
+  std::vector<std::uint8_t> packed, levels;
+
+  Case(Format format, Index inputs, Index outputs, Index rows, bool extreme)
+      : format(format), inputs(inputs), outputs(outputs), rows(rows), ld_levels(inputs + 100) {
+    const Index whole = (outputs + panel - 1) / panel * panel;
+    std::normal_distribution<float> normal;
+    std::uniform_int_distribution<int> level(0, 255), number(most_negative(), -most_negative() - (format == Format::int4));
+    for (Index i = 0; i < outputs * inputs; ++i) weight.push_back(floats() ? rounded(normal(draw)) : extreme ? most_negative() : number(draw));
+    for (Index i = 0; i < whole * groups(); ++i) factor.push_back(rounded(normal(draw)));
+    for (Index i = 0; i < rows * ld_levels; ++i) x.push_back(normal(draw)), levels.push_back(extreme ? 255 : level(draw));
+    for (Index i = 0; i < whole; ++i) bias.push_back(normal(draw)), scale.push_back(normal(draw));
+    for (Index i = 0; i < rows; ++i) step.push_back(0.01f), least.push_back(normal(draw));
+    sums.assign(whole, 0.f);
+    for (Index o = 0; o < outputs; ++o)
+      for (Index i = 0; i < inputs; ++i) sums[o] += weight[o * inputs + i] * factor_of(o, i);
+    packed.assign((whole * (inputs + 32) * 4) + 8192, 0x88);
+    for (Index o = 0; o < outputs; ++o)
+      for (Index i = 0; i < inputs; ++i) put(o, i);
+    for (Index o = 0; o < whole; ++o)
+      for (Index i = 0; format == Format::int4 && i < inputs; i += 32) put_bits(packed.data() + group_at(o, i) + 2 * (o % panel), factor[o * groups() + i / 32]);
+    if (format == Format::int8)  // inputs that are missing, to the next four
+      for (Index o = 0; o < whole; ++o)
+        for (Index i = o < outputs ? inputs : 0; i < (inputs + 3) / 4 * 4; ++i) packed[byte_at(o, i)] = 0;
+  }
+
+  bool floats() const { return format == Format::float32 || format == Format::bfloat16; }
+  int most_negative() const { return format == Format::int4 ? -8 : -127; }
+  Index groups() const { return (inputs + 31) / 32; }
+  float factor_of(Index o, Index i) const { return format == Format::int8 ? scale[o] : format == Format::int4 ? factor[o * groups() + i / 32] : 1.f; }
+  static float rounded(float x) { return isa::bit_cast<float>(isa::bit_cast<std::uint32_t>(x) & 0xFFFF0000u); }
+  static void put_bits(std::uint8_t* at, float x) { std::memcpy(at, reinterpret_cast<const char*>(&x) + 2, 2); }
+
+  Index group_at(Index o, Index i) const { return (o / panel * groups() + i / 32) * (128 + 1024); }
+  Index byte_at(Index o, Index i) const { return o / panel * panel * ((inputs + 3) / 4 * 4) + i / 4 * 4 * panel + o % panel * 4 + i % 4; }
+
+  void put(Index o, Index i) {
+    const float w = weight[o * inputs + i];
+    const Index at = o / panel * panel * inputs + i * panel + o % panel;
+    if (format == Format::float32) std::memcpy(packed.data() + 4 * at, &w, 4);
+    if (format == Format::bfloat16) put_bits(packed.data() + 2 * at, w);
+    if (format == Format::int8) packed[byte_at(o, i)] = static_cast<std::uint8_t>(static_cast<int>(w));
+    if (format != Format::int4) return;
+    std::uint8_t& byte = packed[group_at(o, i) + 128 + i % 32 / 8 * 4 * panel + o % panel * 4 + i % 4];
+    const int four = static_cast<int>(w) + 8, shift = i % 8 >= 4 ? 4 : 0;
+    byte = static_cast<std::uint8_t>((byte & (0xF0 >> shift)) | four << shift);
+  }
+
+  /// The largest error, as a share of what is added up.
+  double error(bool dot_products) const {
+    const Matrix w{format, inputs, outputs, packed.data(), bias.data(), scale.data(), floats() ? nullptr : sums.data()};
+    const isa::Rows in{rows, ld_levels, x.data(), levels.data(), ld_levels, step.data(), least.data()};
+    std::vector<float> out(rows * w.panels() * panel);
+    for (Index i = 0; i < w.panels(); ++i) isa::product(w, dot_products, in, i, out.data() + i * panel, w.panels() * panel);
+    double worst = 0;
+    for (Index r = 0; r < rows; ++r)
+      for (Index o = 0; o < outputs; ++o) {
+        double exact = bias[o], size = std::abs(exact);
+        for (Index i = 0; i < inputs; ++i) {
+          const double left = floats() ? x[r * ld_levels + i] : double(step[r]) * levels[r * ld_levels + i] + least[r];
+          const double term = left * weight[o * inputs + i] * factor_of(o, i);
+          exact += term, size += std::abs(term) + (floats() ? 0 : std::abs(least[r] * weight[o * inputs + i] * factor_of(o, i)));
+        }
+        worst = std::max(worst, std::abs(exact - out[r * w.panels() * panel + o]) / size);
+      }
+    return worst;
+  }
+};
+
+}  // namespace
+
+int main() {
+  bool right = true, dot_products = false;
+#if defined(__AVX512F__)
+  dot_products = __builtin_cpu_supports("avx512vnni");
+#endif
+  for (const Format format : {Format::float32, Format::bfloat16, Format::int8, Format::int4})
+    for (const Index inputs : {1, 20, 32, 70, 129})
+      for (const Index outputs : {5, 64, 130})
+        for (const Index rows : {1, 2, 3, 4, 5, 7, 11, 13, 36})
+          for (const bool extreme : {false, true})
+            for (int dots = 0; dots <= dot_products; ++dots) {
+              const double error = Case(format, inputs, outputs, rows, extreme).error(dots);
+              if (error < 2e-6) continue;
+              right = false;
+              std::printf("wrong by %.1e: format %d, %d × %d, %d rows\n", error, int(format), int(outputs), int(inputs), int(rows));
+            }
+  std::printf("products %s\n", right ? "right" : "wrong");
+  return right ? 0 : 1;
+}
