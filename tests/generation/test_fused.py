@@ -34,7 +34,7 @@ SERVED = {
     "post-norm": {"norm_position": "post", "norm": "layer", "max_position_embeddings": 64, "position": "sinusoidal"},
     "softmax": {"attention": "softmax", "num_key_value_heads": 2, "position": "learned", "max_position_embeddings": 64},
     "hybrid": {"attention": ["linear", "softmax", "none"], "position": "rotary", "bias": True},
-    "rotated features": {"position": "rotary", "num_key_value_heads": 2},
+    "rotated features": {"position": "rotary", "num_key_value_heads": 2, "max_position_embeddings": 64},
     "rotated features, unnormalised": {"position": "rotary", "feature_map": "elu", "normalize": False, "decay": "head"},
     "channels": {"decay": "channel", "feature_map": ["elu", "favor", "hedgehog"], "num_key_value_heads": 2},
     "no layers' bias": {"norm_position": "post", "mlp": "gelu", "tie_word_embeddings": False},

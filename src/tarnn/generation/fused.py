@@ -340,13 +340,15 @@ def _full_width(model: Model, x: Tensor) -> Tensor:
 
 def _place_table(model: Model) -> Tensor | None:
     """(places, hidden); None where there are none, or too many."""
-    config, limit = model.config, model.config.max_position_embeddings
-    if config.position == "none" or limit is None or limit > MOST_PLACES:
+    limit = model.config.max_position_embeddings
+    if limit is None or limit > MOST_PLACES:
         return None
     places = torch.arange(limit)[None]
     if isinstance(model, ImageModel) and model.grid:
         start = torch.zeros(1, limit, dtype=torch.long)
         return (model.embed(start, places, None) - model.model.embed_tokens(start))[0].contiguous()
+    if model.model.embed_positions is None:
+        return None
     return _beside(model, places)[0].contiguous()
 
 
