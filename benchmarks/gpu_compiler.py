@@ -61,7 +61,10 @@ class Specialised(NamedTuple):
         return hashlib.sha256(repr(given).encode()).hexdigest()[:16]
 
     def compiled(self) -> Any:
-        return triton.compile(self.source, target=self.target, options=self.options)
+        """Compiled anew, whatever Triton has in its cache."""
+        with triton.knobs.compilation.scope():
+            triton.knobs.compilation.always_compile = True
+            return triton.compile(self.source, target=self.target, options=self.options)
 
 
 class _AbsentGPU:

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -156,36 +156,46 @@ def wrong(found: Resources, gpu: str) -> str:
 
 
 def cells(options) -> list[tuple[str, str, int, str]]:
-    """The common ones first, so that an interruption leaves the most: by how far each is from the first of its kind."""
+    """The common ones first, so that an interruption leaves the most: by how far each is from the first of its kind, which
+    counts twice for modes."""
     names = ("modes", "dtypes", "widths", "gpus")
     all_cells = product(*(enumerate(getattr(options, name)) for name in names))
-    return [tuple(x for _, x in cell) for cell in sorted(all_cells, key=lambda cell: sum(i for i, _ in cell))]  # type: ignore[misc]
+    return [
+        tuple(x for _, x in cell)
+        for cell in sorted(all_cells, key=lambda cell: cell[0][0] + sum(i for i, _ in cell))
+    ]  # type: ignore[misc]
 
 
 def measure(options, results: dict[str, list[Compiled]], keep) -> None:
     begun, found = time.monotonic(), results.setdefault("kernels", [])
-    before = earlier(options.out / "gpu_resources.json")
-    missing = []
+    known, missing = earlier(options.out / "gpu_resources.json"), []
     for cell in cells(options):
         for kernel in kernels_of(*cell):
-            old = before.get((kernel.identity, *cell))
-            found.append(old) if old else missing.append((kernel, cell))
+            if kernel.identity in known:
+                found.append(of_cell(known[kernel.identity], *cell))
+            else:
+                missing.append((kernel, cell))
     print(f"{len(found)} are compiled, {len(missing)} are to be", flush=True)
     for done, (kernel, cell) in enumerate(missing):
         if time.monotonic() - begun > 60 * options.minutes:
             results["left"] = [" ".join([kernel.name, *map(str, cell)]) for kernel, cell in missing[done:]]
             break
-        found.append(compile_one(kernel, *cell))
-        last = found[-1]
+        last = known[kernel.identity] if kernel.identity in known else compile_one(kernel, *cell)
+        known[kernel.identity] = last
+        found.append(of_cell(last, *cell))
         print(kernel.name, *cell, f"{last.seconds} s", last.wrong or "ok", flush=True)
         keep()
 
 
-def earlier(path: Path) -> dict[tuple, Compiled]:
+def of_cell(row: Compiled, mode: str, dtype: str, width: int, gpu: str) -> Compiled:
+    """The same machine code, for another kind of call."""
+    return replace(row, mode=mode, dtype=dtype, width=width, gpu=gpu)
+
+
+def earlier(path: Path) -> dict[str, Compiled]:
     """What an earlier run compiled, by what it depends on."""
     rows = json.loads(path.read_text())["results"]["kernels"] if path.exists() else []
-    made = [Compiled(**row) for row in rows if row.keys() == Compiled.__annotations__.keys()]
-    return {(x.identity, x.mode, x.dtype, x.width, x.gpu): x for x in made}
+    return {row["identity"]: Compiled(**row) for row in rows if row.keys() == Compiled.__annotations__.keys()}
 
 
 def report(options, facts: dict[str, Any], results: dict[str, Any]) -> str:

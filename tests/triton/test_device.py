@@ -9,8 +9,7 @@ import copy
 import pytest
 import torch
 
-from tarnn import feature_maps, linear_attention, step
-from tarnn.models import TarnnConfig, TarnnForCausalLM
+from tarnn import feature_maps, linear_attention, models, step
 
 META = torch.device("meta")
 MAPS = {
@@ -36,16 +35,79 @@ def test_attention_stays_on_the_device(name, causal):
     assert o.device == state.S.device == META
 
 
-@pytest.mark.parametrize("attention", ["linear", "softmax"])
-def test_a_language_model_stays_on_the_device(attention):
-    config = TarnnConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, attention=attention)
-    model = TarnnForCausalLM(config).to(META)
-    tokens = torch.zeros(2, 9, dtype=torch.long, device=META)
-    loss = model(input_ids=tokens, labels=tokens).loss
+def ones(*shape: int) -> torch.Tensor:
+    return torch.ones(*shape, dtype=torch.long, device=META)
+
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
+IMAGES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_height": 3,
+    "image_width": 4,
+}
+
+
+def language_model(**options):
+    batch = {"input_ids": ones(2, 9), "labels": ones(2, 9)}
+    return models.TarnnForCausalLM(models.TarnnConfig(**SIZES, **options)), batch
+
+
+LEARNS = {  # a model, and a batch that it learns from
+    "decoder": lambda: language_model(),
+    "random features": lambda: language_model(feature_map="favor", decay="none"),
+    "softmax": lambda: language_model(attention="softmax"),
+    "masked": lambda: (
+        models.TarnnForMaskedLM(models.TarnnConfig(**SIZES, causal=False, decay="none")),
+        {"input_ids": ones(2, 9), "attention_mask": ones(2, 9), "labels": ones(2, 9)},
+    ),
+    "classes": lambda: (
+        models.TarnnForSequenceClassification(models.TarnnConfig(**SIZES, causal=False, decay="none", pad_token_id=0)),
+        {"input_ids": ones(2, 9), "attention_mask": ones(2, 9), "labels": ones(2)},
+    ),
+    "translation": lambda: (
+        models.TarnnForConditionalGeneration(models.TarnnSeq2SeqConfig(**SIZES)),
+        {"input_ids": ones(2, 9), "attention_mask": ones(2, 9), "labels": ones(2, 5)},
+    ),
+    "images": lambda: (
+        models.TarnnForImageGeneration(models.TarnnImageConfig(**IMAGES, num_classes=3)),
+        {"pixel_values": torch.ones(2, 3, 4, 1, dtype=torch.uint8, device=META), "class_labels": ones(2)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LEARNS)
+def test_a_model_learns_on_the_device(kind):
+    """Built on the CPU, moved; forward, backward and a step of AdamW: nothing stays behind, and nothing is waited for."""
+    model, batch = LEARNS[kind]()
+    model.to(META)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=False, foreach=True)
+    loss = model(**batch).loss
     loss.backward()
+    optimizer.step()
+    assert loss.device == META
     assert {x.grad.device for x in model.parameters() if x.grad is not None} == {META}
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_a_language_model_generates_on_the_device(attention):
+    model = models.TarnnForCausalLM(models.TarnnConfig(**SIZES, attention=attention)).to(META)
     with torch.no_grad():
-        _, state = model.prefill(tokens, model.new_state(2, capacity=20))
-        logits, state = model.step(tokens[:, 0], state)
+        _, state = model.prefill(ones(2, 9), model.new_state(2, capacity=20))
+        logits, state = model.step(ones(2), state)
     assert logits.device == META
     assert {x.device for x in state.tensors().values()} == {META}
+
+
+@pytest.mark.parametrize("kind", ["decoder", "random features", "images"])
+def test_a_step_can_be_recorded(kind):
+    """In place, the state's tensors stay the ones that they were, so a CUDA graph that writes them can be played again; and
+    nothing is waited for, which a recording would refuse."""
+    model = LEARNS[kind]()[0].to(META)
+    state = model.new_state(2, class_labels=ones(2)) if kind == "images" else model.new_state(2, capacity=20)
+    with torch.no_grad():
+        _, after = model.step(ones(2), state, inplace=True)
+    before, after = state.tensors(), after.tensors()
+    assert before.keys() == after.keys()
+    assert all(after[name] is x for name, x in before.items())

@@ -1,4 +1,5 @@
-"""Which step the token loop takes: the fused one where it can be had, a compiled one where that pays, else the model's own."""
+"""Which step the token loop takes: the fused one where it can be had, on a GPU a recorded one, a compiled one where that
+pays, else the model's own."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from tarnn.cli.progress import Report
 from tarnn.errors import UserError
 from tarnn.generation.compiled import choose, compile_step
 from tarnn.generation.fused import FusedStep, refusal
+from tarnn.generation.recorded import RecordedStep, cannot_record
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,14 @@ def prepare_step(loop: Any, num_tokens: int, options: StepOptions, report: Repor
         loop.step = FusedStep(loop.model, weights)
         report(f"tarnn: fused step ({weights} weights)")
         return
+    if options.compile is None and cannot_record(loop) is None:
+        try:
+            loop.step = RecordedStep(loop)
+        except RuntimeError as error:  # something in the step waits for the GPU
+            report(f"tarnn: the step can't be recorded in a CUDA graph: {str(error).splitlines()[0]}")
+        else:
+            report("tarnn: step recorded in a CUDA graph")
+            return
     compiled, why = choose(loop, options.compile, num_tokens)
     if compiled:
         report(f"tarnn: compiling the step ({why}), which takes 15 to 40 s on most machines")

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tarnn.generation.samplers import Sampler
+from tarnn.models.inputs import check_length
 from tarnn.models.recurrent import TextModel
 from tarnn.models.state import ModelState
 
@@ -76,7 +77,10 @@ class TokenLoop:
             )
         ends = torch.tensor(sorted(end_ids), dtype=torch.long, device=self.logits.device)
         ended = torch.zeros(self.logits.shape[0], dtype=torch.bool, device=self.logits.device)
-        for _ in range(max_new_tokens):
+        limit = self.model.config.max_position_embeddings
+        past = 0 if limit is None else int(self.state.position.max())
+        for count in range(max_new_tokens):
+            check_length(self.model.config, count + 1, past)
             token = sample(self.logits).masked_fill(ended, pad_id)
             self.logits, self.state = self.step(token, self.state, inplace=True)
             yield token

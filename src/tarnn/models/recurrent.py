@@ -120,7 +120,12 @@ class Backbone(Recurrent):
 
         `inplace` writes into the given state's tensors, position included, and allocates nothing.
         """
-        if self.config.max_position_embeddings is not None and not torch.compiler.is_compiling():
+        # on another device this would wait for each token, and couldn't be recorded: there the token loop counts
+        if (
+            self.config.max_position_embeddings
+            and state.position.is_cpu
+            and not torch.compiler.is_compiling()
+        ):
             check_length(self.config, 1, int(state.position.max()))
         positions = state.position[:, None]
         x, layers = self.embed(token_ids[:, None], positions, inputs_embeds), []

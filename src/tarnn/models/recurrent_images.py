@@ -97,7 +97,8 @@ class ImageModel(Recurrent):
             raise ValueError(
                 f"this model makes images of {num_classes} classes: it needs class_labels ({batch_size},); got {got}."
             )
-        if not torch.compiler.is_compiling() and len(class_labels):
+        # on another device reading them would wait for it, and the embedding refuses them itself
+        if class_labels.is_cpu and not torch.compiler.is_compiling() and len(class_labels):
             low, high = int(class_labels.min()), int(class_labels.max())
             if low < 0 or high >= num_classes:
                 raise ValueError(
