@@ -1,6 +1,7 @@
 """Causal attention on a GPU: ours, plain PyTorch, SDPA (FlashAttention) and flash-linear-attention, on its own six shapes.
 
-    python benchmarks/gpu_attention.py          # a few minutes on a GPU; benchmarks/results/gpu_attention.{json,md}
+    python benchmarks/gpu_attention.py            # a few minutes on a GPU; benchmarks/results/gpu_attention.{json,md}
+    python benchmarks/gpu_attention.py --dry-run  # seconds on a CPU: does the script run?
 
 elu + 1 and the normaliser, bfloat16, forward and forward + backward; flash-linear-attention is given features and does not
 normalise, and takes part where it is installed. The floor is what the tensors alone cost: q, k, v and o read or written once
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from gpu_clock import copy_bandwidth, gpu, milliseconds
+from gpu_clock import about, copy_bandwidth, gpu, milliseconds, where
 
 from scripts.common.options import parse
 from scripts.common.results import run
@@ -32,7 +33,8 @@ SHAPES = {  # b, t, h, d
     "1×8192×96×128": (1, 8192, 96, 128), "2×16384×16×128": (2, 16384, 16, 128), "4×2048×16×128": (4, 2048, 16, 128),
     "4×4096×64×128": (4, 4096, 64, 128), "8×2048×32×256": (8, 2048, 32, 256), "8×1024×8×64": (8, 1024, 8, 64),
 }  # fmt: skip
-FULL = {"shapes": list(SHAPES)}
+TINY = (1, 40, 2, 16)  # of a dry run
+FULL = {"shapes": list(SHAPES), "dry_run": False}
 QUICK = {"shapes": ["8×1024×8×64"]}
 PASSES = {"forward": 4, "both": 12}  # how often as many bytes as q has go through memory, at least
 H200 = 4.8e12  # bytes per second, by its data sheet: for floors where there is nothing to measure
@@ -68,18 +70,19 @@ def methods() -> dict[str, Attend]:
 
 def inputs(shape: str, device: str) -> list[Tensor]:
     """(b, h, t, d), in memory as a projection leaves them."""
-    b, t, h, d = SHAPES[shape]
+    b, t, h, d = SHAPES[shape] if device == "cuda" else TINY
     make = lambda: torch.randn(b, t, h, d, device=device, dtype=torch.bfloat16).transpose(1, 2)  # noqa: E731
     return [make().requires_grad_() for _ in range(3)]
 
 
 def check(options) -> str:
     """What is wrong with ours, against float64 in plain PyTorch, or nothing."""
-    if gpu() is None:
+    device = where(options)
+    if device is None:
         return ""
     torch.manual_seed(0)
     q, k, v = (
-        torch.randn(2, 3, 300, 64, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3)
+        torch.randn(2, 3, 300, 64, device=device, dtype=torch.bfloat16).requires_grad_() for _ in range(3)
     )
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
     found, expected = ours(q, k, v), plain(*exact)
@@ -94,27 +97,27 @@ def check(options) -> str:
 
 def measure(options, results: dict[str, list[dict[str, Any]]], keep) -> None:
     rows = results.setdefault("calls", [])
-    bandwidth = copy_bandwidth() if gpu() else H200
+    device, bandwidth = where(options), copy_bandwidth() if gpu() else H200
     for shape in options.shapes:
         b, t, h, d = SHAPES[shape]
         for passes, count in PASSES.items():
             floor = count * b * t * h * d * 2 / bandwidth * 1e3
             row = {"shape": shape, "passes": passes, "floor_ms": floor}
-            if gpu():
-                row |= {name: time_of(attend, shape, passes) for name, attend in methods().items()}
+            if device:
+                row |= {name: time_of(attend, shape, passes, device) for name, attend in methods().items()}
             rows.append(row)
             keep()
 
 
-def time_of(attend: Attend, shape: str, passes: str) -> float | None:
+def time_of(attend: Attend, shape: str, passes: str, device: str) -> float | None:
     """Milliseconds, or None where memory doesn't suffice."""
-    q, k, v = inputs(shape, "cuda")
+    q, k, v = inputs(shape, device)
     grad = torch.randn_like(v)
     try:
         if passes == "forward":
             with torch.no_grad():
-                return milliseconds(lambda: attend(q, k, v))
-        return milliseconds(lambda: torch.autograd.grad(attend(q, k, v), (q, k, v), grad))
+                return milliseconds(lambda: attend(q, k, v), device)
+        return milliseconds(lambda: torch.autograd.grad(attend(q, k, v), (q, k, v), grad), device)
     except torch.OutOfMemoryError:
         return None
     finally:
@@ -137,14 +140,9 @@ def report(options, facts: dict[str, Any], results: dict[str, list[dict[str, Any
                 share,
             ]
         )
-    where = (
-        f"Measured on {gpu()}."
-        if gpu()
-        else "Not measured on a GPU: there was none. Floors are computed, for an H200."
-    )
     return page(
         "Causal attention on a GPU",
-        where,
+        about(options, " Floors are computed, for an H200."),
         f"`{facts['command']}`. Milliseconds; bfloat16; b × t × h × d. The floor: {PASSES['forward']} passes over a tensor "
         f"forward, {PASSES['both']} for both, at the bandwidth of a copy. Share: the floor by our time.",
         markdown(["shape", "passes", "floor", *names, "share of floor"], rows, left=2),

@@ -1,6 +1,10 @@
-"""Milliseconds of work on a GPU, by its own clock; and what there is to run on."""
+"""Milliseconds of work on a GPU, by its own clock; and what there is to run on.
+
+A dry run goes through a script on the CPU, with tiny sizes, so that no mistake in it wastes a GPU's time.
+"""
 
 import statistics
+import time
 from collections.abc import Callable
 
 import torch
@@ -14,8 +18,26 @@ def gpu() -> str | None:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
-def milliseconds(call: Callable[[], object]) -> float:
+def where(options) -> str | None:
+    """The device of the measurement; None: there is nothing to measure on."""
+    if options.dry_run:
+        return "cpu"
+    return "cuda" if gpu() else None
+
+
+def about(options, without: str = "") -> str:
+    """The first line of a page."""
+    if options.dry_run:
+        return "A dry run on a CPU, to see that the script runs: no figure here means anything."
+    return f"Measured on {gpu()}." if gpu() else f"Not measured on a GPU: there was none.{without}"
+
+
+def milliseconds(call: Callable[[], object], device: str = "cuda") -> float:
     """The median of some calls, each after the cache was overwritten."""
+    if device == "cpu":
+        begun = time.perf_counter()
+        call()
+        return (time.perf_counter() - begun) * 1e3
     junk = torch.empty(FLUSH, dtype=torch.uint8, device="cuda")
     for _ in range(WARM_UP):
         call()
