@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 TORCH  := torch==2.13.0
 
-.PHONY: demo test sanitize install clean
+.PHONY: demo test sanitize gpu install clean
 
 demo: install
 	$(BIN)/tarnn demo --out runs/demo
@@ -22,6 +22,12 @@ test: install
 # the kernels' tests under the sanitizers, with each instruction set
 sanitize: install
 	tests/sanitize.sh
+
+# on a machine with a GPU, whose torch and Triton are the ones that PYTHON has: the op's laws, then the pages of results
+gpu:
+	$(PYTHON) -m pytest -q tests/triton tests/ops
+	$(PYTHON) benchmarks/gpu_attention.py
+	$(PYTHON) benchmarks/gpu_decode.py
 
 install: $(VENV)/.installed $(VENV)/.kernels
 

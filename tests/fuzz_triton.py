@@ -49,8 +49,19 @@ def drawn(seed: int, number: int) -> Drawn:
         "t": min(call.t, longest),
         "s": min(call.s, longest),
     }
+    spread = (
+        call.spread if call.normalize else min(call.spread, 0.1 if dtype == "float16" else 1.0)
+    )  # as `draw` has it
     # the number says what is computed again: never with other threads, of which there are none
-    return replace(call, **small, dtype=dtype, number=min(number % 4, 2) or 2, tiny_chunks=False, threads=1)
+    return replace(
+        call,
+        **small,
+        dtype=dtype,
+        spread=spread,
+        number=min(number % 4, 2) or 2,
+        tiny_chunks=False,
+        threads=1,
+    )
 
 
 def wrong(call: Drawn, number: int) -> str:

@@ -96,12 +96,12 @@ def test_a_first_call_compiles_all_that_later_calls_launch(causal, function, mon
     monkeypatch.setattr(first_call, "_met", set())
     call = gpu_resources.call_of("masked, grouped", "bfloat16", 64)._replace(causal=causal, function=function)
     names = lambda found: {x.identity: x.name for x in found}  # noqa: E731
-    first = names(gpu_compiler.launched(lambda: first_call.compile_together(call, True), 90))
+    compiled = lambda: (first_call.compile_forward(call), first_call.compile_backward(call))  # noqa: E731
+    first = names(gpu_compiler.launched(compiled, 90))
     assert first
     for processors in (1, 132):
         later = names(
             gpu_compiler.launched(lambda: gpu_resources.whole_call(call), 90, processors=processors)
         )
         assert {x: name for x, name in later.items() if x not in first} == {}
-    again = gpu_compiler.launched(lambda: first_call.compile_together(call, False), 90)
-    assert not again
+    assert not gpu_compiler.launched(compiled, 90)

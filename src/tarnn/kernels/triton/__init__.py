@@ -50,14 +50,16 @@ def forward(call: Call, *, for_backward: bool = True) -> Outputs:
 
     with torch.cuda.device_of(call.q):
         if call.q.is_cuda:
-            first_call.compile_together(call, for_backward)
+            first_call.compile_forward(call)
         return launch.forward(call, for_backward)
 
 
 def backward(call: Call, returned: Returned) -> Gradients:
-    from tarnn.kernels.triton import backward_pass
+    from tarnn.kernels.triton import backward_pass, first_call
 
     with torch.cuda.device_of(call.q):
+        if call.q.is_cuda:
+            first_call.compile_backward(call)
         return backward_pass.backward(call, returned)
 
 

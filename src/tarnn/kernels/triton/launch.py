@@ -59,6 +59,8 @@ class Launches:
         self.of_keys = self._stretches(s, item, config)
         self.of_queries = self.of_keys if t == s else self._stretches(t, item, config)
         low, precision = PRODUCTS[call.q.dtype]
+        if call.omega is not None and precision == "tf32":  # projected features are float32's, whatever x is
+            precision = "tf32x3"
         weighted, channels = call.weighted, call.has_channels
         decay = call.log_decay is not None and (weighted or not channels)
         self.weighing = decay or weighted or channels
