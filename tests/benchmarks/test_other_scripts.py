@@ -19,6 +19,7 @@ from support.scripts import lines_of
 from scripts.common.clock import Effort, Timing
 from tarnn import LinearState
 from tarnn.kernels.cpu import library
+from tarnn.kernels.cpu.stack import FORMATS
 
 
 def timing(ms):
@@ -77,7 +78,7 @@ def test_fused_steps_are_measured_and_judged(script, folder, monkeypatch):
     assert code == 0
     data = json.loads((folder / "fused_step.json").read_text())
     assert list(data["results"]) == ["one thread, 13 M", "quiet, batch 16", "busy, batch 16"]
-    assert [t["measured"] for t in data["targets"]] == [1] * 7
+    assert [t["measured"] for t in data["targets"]] == [1] * (len(FORMATS) + 4)
     assert "## Two threads, 25 M parameters" in (folder / "fused_step.md").read_text()
 
 
@@ -219,3 +220,16 @@ def test_the_summary_is_made_of_what_is_there(script, folder, monkeypatch, capsy
     assert "| t | SDPA (softmax), forward | SDPA (softmax), forward + backward |" in text
     assert "\n| 128 | " in text
     assert "Of 0 targets that were measured, 0 are met." in text
+
+
+def test_baselines_of_decoding_that_are_missing_are_named(script, folder):
+    if not library.available():
+        pytest.skip("no compiled kernels here")
+    code, _, _ = script("decode_baselines", "--quick")
+    assert code == 0
+    found = json.loads((folder / "decode_baselines.json").read_text())["results"]
+    assert {kind for kind, x in found.items() if "ms" in x} >= {
+        f"tarnn, {a}: {w}" for a in ("softmax", "linear") for w in FORMATS
+    }
+    assert "no bfloat16 products" in found["onnxruntime: bfloat16"]["missing"]
+    assert "llama.cpp, int4: ModuleNotFoundError" in (folder / "decode_baselines.md").read_text()
