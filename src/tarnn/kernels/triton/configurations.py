@@ -56,6 +56,8 @@ def configuration(
     if narrow and wide <= (64 if backward else 128) and not (backward and factors):
         chunk = 64
     held = 64 * (64 if wide <= 64 else 128) // (1 if narrow else 2)
+    if backward and shared <= 160:  # Ada: with less of it in shared memory, more is in registers
+        held //= 2
     by = lambda other, width: max(16, min(padded(width), held // padded(other)))  # noqa: E731
     return Configuration(
         CHUNK_WITH_CHANNELS if channels else chunk,
