@@ -40,7 +40,7 @@ from tarnn.data.tokenizers import amino_tokenizer, encode
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForMaskedLM
 
 FULL = {
-    "steps": 2500, "every": 500, "context": 256, "batch_size": 8, "hidden_size": 64, "layers": 3, "heads": 8,
+    "steps": 1000, "every": 250, "context": 256, "batch_size": 8, "hidden_size": 64, "layers": 3, "heads": 8,
     "features": 32, "learning_rate": 6e-3, "test_sequences": 200, "long": 8192, "data": Path, "runs": Path("runs/proteins"),
 }  # fmt: skip
 QUICK = {

@@ -45,7 +45,7 @@ class Task(NamedTuple):
     epochs: int
 
 
-TASKS = {"an4 phones": Task(4, 30), "fsdd letters": Task(2, 12), "an4 letters": Task(4, 30)}
+TASKS = {"an4 phones": Task(4, 30), "fsdd letters": Task(2, 12), "an4 letters": Task(4, 15)}
 FULL = {
     "epochs": int, "batch_size": 8, "hidden_size": 96, "layers": 3, "heads": 4, "learning_rate": 4e-3, "utterances": int,
     "beam": 16, "data": Path, "runs": Path("runs/speech"),
