@@ -38,7 +38,8 @@ for mode in MODES:
             assert max(found.values()) <= limit, (call, found)
 config = TarnnConfig(hidden_size=40, num_hidden_layers=1, num_attention_heads=5, initializer_range=0.2)
 model = TarnnForCausalLM(config).eval()
-assert share_alike(model, FusedStep(model, "int8"), batch=30)[0] > 0.6
+for weights in ("int8", "int4"):
+    assert all(share_alike(model, FusedStep(model, weights), batch)[0] > 0.6 for batch in (1, 4, 30))
 for weights, limit in {"float32": 1e-5, "bfloat16": 0.02}.items():
     step, ours, theirs = FusedStep(model, weights), model.new_state(13), model.new_state(13)
     for token in torch.randint(0, 257, (3, 13)):
