@@ -79,6 +79,9 @@ class Cost:
     peak_bytes: int | None  # above what was there before the call, results included
     extra_bytes: int | None  # beyond outputs and gradients
     mm_gflops: float | None  # float32, 2048³
+    heads_first_ms: float | None = (
+        None  # the same heads-first, in the same rounds; where the layout is another
+    )
 
     def share_of_matmul(self, flops: int) -> float | None:
         """Of the rate that torch.mm had in the same rounds."""
@@ -235,21 +238,34 @@ def measure_cell(
     contenders: dict[Any, Contender] = {}
     results: dict[tuple[str, str], int] = {}
     for method, dtype in entrants:
-        *qkv, grad = (laid_out(x, cell.layout) for x in inputs[dtype])
-        with method.surroundings(), torch.no_grad():
-            given = method.given(*qkv)
-        one = Contender(call(method, given, grad, cell), method.patience, method.surroundings, method.release)
-        contenders[method.name, dtype] = one
-        results[method.name, dtype] = result_bytes(given, grad, cell)
+        who = method.name, dtype
+        contenders[who], results[who] = contender(method, inputs[dtype], cell)
+        if method.ours and cell.layout != HEADS_FIRST:
+            contenders[*who, HEADS_FIRST], _ = contender(
+                method, inputs[dtype], cell._replace(layout=HEADS_FIRST)
+            )
     if cell.t >= MATMUL_FROM:
         contenders["matmul"] = matmul(device)
     timings = measure_in_turns(contenders, effort, device)
     mm = 2 * MATMUL_SIZE**3 / timings.pop("matmul").ms / 1e6 if "matmul" in timings else None
     costs = []
-    for (name, dtype), timing in timings.items():
-        extra = None if timing.peak_bytes is None else max(0, timing.peak_bytes - results[name, dtype])
-        costs.append(Cost(name, dtype, cell, **asdict(timing), extra_bytes=extra, mm_gflops=mm))
+    for (name, dtype), nbytes in results.items():
+        timing, twin = timings[name, dtype], timings.get((name, dtype, HEADS_FIRST))
+        extra = None if timing.peak_bytes is None else max(0, timing.peak_bytes - nbytes)
+        first = twin.ms if twin else None
+        costs.append(
+            Cost(name, dtype, cell, **asdict(timing), extra_bytes=extra, mm_gflops=mm, heads_first_ms=first)
+        )
     return costs
+
+
+def contender(method: Method, inputs: list[Tensor], cell: Cell) -> tuple[Contender, int]:
+    """A method on these inputs, laid out as the cell says; and the bytes of its results."""
+    *qkv, grad = (laid_out(x, cell.layout) for x in inputs)
+    with method.surroundings(), torch.no_grad():
+        given = method.given(*qkv)
+    one = Contender(call(method, given, grad, cell), method.patience, method.surroundings, method.release)
+    return one, result_bytes(given, grad, cell)
 
 
 @cache

@@ -77,12 +77,8 @@ def _against_specialised(costs: Costs, dtype: str, case: str, cells: list[Cell])
 
 
 def _layouts(costs: Costs, dtype: str, case: str, cells: list[Cell]) -> Target:
-    """Side by side against heads first, cell by cell."""
-    slower = {}
-    for cell in (c for c in cells if c.layout != HEADS_FIRST):
-        times = [costs.get("native", dtype, c) for c in (cell, cell._replace(layout=HEADS_FIRST))]
-        if all(times):
-            slower[str(cell)] = times[0].ms / times[1].ms
+    """Side by side against heads first, in the same rounds, cell by cell."""
+    slower = _values(cells, costs, dtype, lambda cost: cost.heads_first_ms and cost.ms / cost.heads_first_ms)
     return at_most("side by side, (b, t, h·d): at most 1.1 times as long as heads first", case, 1.1, slower)
 
 

@@ -33,7 +33,7 @@ from scripts.common.options import parse
 from scripts.common.results import Unmeasured, run
 from tarnn import PositiveRandomFeatures, linear_attention
 from tarnn.feature_maps import Identity
-from tarnn.kernels.cpu import CHUNK, library
+from tarnn.kernels.cpu import CHUNK_OF_MANY, library
 
 FULL = {
     "lengths": [1024, 4096, 16384], "features": [64, 256], "head_dim": 64, "heads": 8, "kinds": ["causal", "full"],
@@ -81,7 +81,7 @@ def shape(options) -> dict[str, Any]:
 
 def facts(options, costs: Costs) -> dict[str, Any]:
     judged = [t.as_json() for t in targets(costs, options.features)]
-    return {"shape": shape(options), "skipped": costs.skipped, "chunk": CHUNK, "targets": judged}
+    return {"shape": shape(options), "skipped": costs.skipped, "chunk": CHUNK_OF_MANY, "targets": judged}
 
 
 def entrants_of(options) -> list[tuple[Method, str]]:

@@ -74,7 +74,7 @@ def report(options, facts: dict[str, Any], costs: Costs) -> str:
         "before. Extra memory is the peak of one call beyond inputs, outputs and gradients. Share of mm: of the rate that "
         "`torch.mm` of 2048³ had in the same rounds, by the flops that the fused kernels do: "
         f"forward 8·d·m + c·(m + d) per token and head, backward 18·d·m + 3c·(m + d), c = {facts['chunk']}, not causal "
-        "without c."
+        "without c. At most: how many times faster than stored the fused kernels would be at mm's rate."
     )
     names = {f"m = {m}": m for m in options.features}
     return page(
@@ -88,15 +88,22 @@ def table(costs: Costs, m: int, cells: Sequence[Cell], heads: int, chunk: int) -
     """A row for each pass and length."""
     names = [*(named(kind, m) for kind in KINDS), "sdpa"]
     head = [
-        "pass", "t", *(f"{kind}, ms" for kind in (*KINDS, "sdpa")), "stored / fused", "fused / ready", "sdpa / fused",
+        "pass", "t", *(f"{kind}, ms" for kind in (*KINDS, "sdpa")), "stored / fused", "at most", "fused / ready", "sdpa / fused",
         "fused: share of mm", "stored: the same", *(f"{kind}, extra MiB" for kind in (*KINDS, "sdpa")), "fused / stored",
     ]  # fmt: skip
     rows = []
     for cell in sorted(cells, key=lambda c: (c.backward, c.t)):
         fused, stored, ready, sdpa = found = [costs.get(name, DTYPE, cell) for name in names]
         row = [cell.way, f"{cell.t:,}", *map(milliseconds, found)]
-        row += [ratio(stored, fused), ratio(fused, ready), ratio(sdpa, fused)]
-        row += [share(x, flops(cell, m, heads, chunk)) for x in (fused, stored)]
+        count = flops(cell, m, heads, chunk)
+        most = stored and stored.share_of_matmul(count)
+        row += [
+            ratio(stored, fused),
+            f"{1 / most:.2f}" if most else None,
+            ratio(fused, ready),
+            ratio(sdpa, fused),
+        ]
+        row += [share(x, count) for x in (fused, stored)]
         rows.append([*row, *(extra(x, 1) for x in found), _part(fused, stored)])
     return markdown(head, rows)
 

@@ -217,19 +217,19 @@ void set_up(const Inputs& in, Call& call) {
 
 // --- the operators
 
-void forward(CALL(PARAMETER) Tensor o, Maybe den, Tensor S_out, Tensor z_out, Tensor M_out) {
+void forward(CALL(PARAMETER) Tensor o, Maybe den, Maybe S_out, Maybe z_out, Maybe M_out) {
   Call c;
   set_up({CALL(NAME)}, c);
   in_large_pages(o);
   c.problem.o = view(o);
   c.problem.den = view(den);
-  c.problem.after = {S_out.mutable_data_ptr(), z_out.mutable_data_ptr(), M_out.mutable_data_ptr()};
+  c.problem.after = {data(S_out), data(z_out), data(M_out)};
   call(q.scalar_type(), [&](auto& of) { of.forward(c.problem); }, [&](auto& of) { of.forward(c.problem); });
 }
 
 void backward(Tensor grad_o, Maybe grad_S, Maybe grad_z, Tensor o, Tensor den, Maybe S_behind, Maybe z_behind, Maybe M_behind,
               CALL(PARAMETER) Tensor grad_q, Tensor grad_k, Tensor grad_v, Maybe grad_log_decay, Maybe grad_key_log_weight,
-              Tensor grad_S_before, Tensor grad_z_before, Maybe grad_omega, Maybe grad_bias) {
+              Maybe grad_S_before, Maybe grad_z_before, Maybe grad_omega, Maybe grad_bias) {
   Call c;
   set_up({CALL(NAME)}, c);
   tarnn::Problem& p = c.problem;
@@ -246,7 +246,7 @@ void backward(Tensor grad_o, Maybe grad_S, Maybe grad_z, Tensor o, Tensor den, M
   p.grad_key_log_weight = view(grad_key_log_weight);
   p.grad_omega = view(grad_omega);
   p.grad_bias = view(grad_bias);
-  p.grad_before = {grad_S_before.mutable_data_ptr(), grad_z_before.mutable_data_ptr(), nullptr};
+  p.grad_before = {data(grad_S_before), data(grad_z_before), nullptr};
   call(q.scalar_type(), [&](auto& of) { of.backward(p); }, [&](auto& of) { of.backward(p); });
 }
 
@@ -309,11 +309,11 @@ void hybrid_forward(Tensor q, Tensor k, Tensor v, Tensor sink_k, Tensor sink_v, 
 
 STABLE_TORCH_LIBRARY(tarnn_cpu, m) {
   m.def("isa() -> str");
-  m.def("forward(" CALL(SCHEMA) "Tensor(a!) o, Tensor(b!)? den, Tensor(c!) S_out, Tensor(d!) z_out, Tensor(e!) M_out) -> ()");
+  m.def("forward(" CALL(SCHEMA) "Tensor(a!) o, Tensor(b!)? den, Tensor(c!)? S_out, Tensor(d!)? z_out, Tensor(e!)? M_out) -> ()");
   m.def("backward(Tensor grad_o, Tensor? grad_S, Tensor? grad_z, Tensor o, Tensor den, Tensor? S_behind, Tensor? z_behind, "
         "Tensor? M_behind, " CALL(SCHEMA)
         "Tensor(a!) grad_q, Tensor(b!) grad_k, Tensor(c!) grad_v, Tensor(d!)? grad_log_decay, "
-        "Tensor(e!)? grad_key_log_weight, Tensor(f!) grad_S_before, Tensor(g!) grad_z_before, Tensor(h!)? grad_omega, "
+        "Tensor(e!)? grad_key_log_weight, Tensor(f!)? grad_S_before, Tensor(g!)? grad_z_before, Tensor(h!)? grad_omega, "
         "Tensor(i!)? grad_bias) -> ()");
   m.def("step(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_log_weight, Tensor S, Tensor z, Tensor? M, "
         "Tensor? omega, Tensor? bias, Tensor(a!) o, Tensor(b!) S_out, Tensor(c!) z_out, Tensor(d!)? M_out, int map, "

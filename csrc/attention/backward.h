@@ -145,6 +145,11 @@ inline void want_queries(const Problem& p, const Onward& next, Ahead& ahead) {
   if (p.normalize) next.want_of_queries(p.o, p.e, ahead);
 }
 
+/// Whether nothing reads the state behind these positions: its gradient is zero, and products with it are left out.
+inline bool ends_unread(const Problem& p, const Stretch& s, Index end) {
+  return s.last && end == s.end && !p.grad_after.S && !p.grad_after.z;
+}
+
 /// The gradient of the state behind a sequence, transposed: that given, or zero.
 template <typename T>
 void given_gradient(const Problem& p, const Sizes<T>& n, const Stretch& s, State<T>& square, const Transposed<T>& R) {
@@ -153,9 +158,10 @@ void given_gradient(const Problem& p, const Sizes<T>& n, const Stretch& s, State
   R.from(square, n);
 }
 
-/// R as the gradient of the state before a sequence.
+/// R as the gradient of the state before a sequence, where somebody wants it.
 template <typename T>
 void put_gradient(const Problem& p, const Sizes<T>& n, const Stretch& s, const Transposed<T>& R, const State<T>& square) {
+  if (!p.grad_before.z) return;
   transpose(R.S, n.ldf, n.e, n.f, square.S, n.lde);
   put_state(p, n, s, State<T>{square.S, R.z, 0}, p.grad_before);
 }

@@ -104,7 +104,8 @@ void causal_outputs(const Problem& p, const Sizes<T>& n, const Stretch& s, Index
                                  p.map == Map::exp ? at.scale[i] : T(0));
   const bool direct = lies_well<T>(p.o, n.e);
   T* o = direct ? static_cast<T*>(p.o.data) + offset(p.o, s.row, head, time) : at.o;
-  sum_of_products<T>(rows, n.e, {rows, {at.P, n.ldc, 1}, at.keys.v, at.keys.ldv}, {n.f, {q, n.ldf, 1}, state.S, n.lde},
+  const Index terms = begins_empty(p, s, time) ? 0 : n.f;
+  sum_of_products<T>(rows, n.e, {rows, {at.P, n.ldc, 1}, at.keys.v, at.keys.ldv}, {terms, {q, n.ldf, 1}, state.S, n.lde},
                      at.factor, o, direct ? n.e : n.lde, &at.ahead);
   if (!direct) store_tile(at.o, n.lde, p.o, s.row, head, time, rows, n.e);
   store_denominators(p, s.row, head, time, rows, at.den);
@@ -125,7 +126,8 @@ void causal_sweep(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Cau
         next.want_of_queries(p.o, p.e, at.ahead);
         causal_outputs(p, n, s, s.head * p.r + r, time, state, at);
       }
-      absorb(at.keys, n, state, &at.ahead);
+      const bool wanted = time + n.c < s.end || (s.last && p.after.M);
+      if (wanted) absorb(at.keys, n, state, &at.ahead, begins_empty(p, s, time));
     }
   for (Index i = 0; i < bundle.heads; ++i)
     if (bundle[i].last) put_state(p, n, bundle[i], at.states[i], p.after);

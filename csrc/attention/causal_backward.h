@@ -56,7 +56,9 @@ void causal_backward(const Problem& p) {
     BackwardScratch<T> at(scratch, p, n, bundles.heads());
     for (Index x = 0; x < bundles[i].heads; ++x) {
       state_before(p, n, bundles[i][x], slots.get(), at.square);
-      at.heads[x].S.from(at.square, n);
+      if (!begins_empty(p, bundles[i][x], bundles[i][x].begin)) at.heads[x].S.from(at.square, n);
+      else if (p.grad_log_decay) at.heads[x].S.clear(n);  // it is a checkpoint
+      else clear(at.heads[x].S.z, n.ldf);
       at.heads[x].M = at.square.M;
       at.heads[x].grad_omega = of_omega.at(bundles[i][x]);
     }

@@ -115,7 +115,7 @@ void states_of(const Problem& p, const Sizes<T>& n, const Stretch& s, Index from
     T* next = at.states + (chunk - from + 1) * block;
     std::memcpy(next, next - block, static_cast<std::size_t>(block) * sizeof(T));
     load_keys(p, n, s, s.begin + chunk * n.c, n.c, chunk_M ? chunk_M[chunk] : T(0), at.keys);
-    Transposed<T>(next, n).absorb(at.keys, n, nullptr);
+    Transposed<T>(next, n).absorb(at.keys, n, nullptr, false);
   }
 }
 

@@ -36,6 +36,7 @@ void add_query_head(const Problem& p, const Sizes<T>& n, const Stretch& s, Index
   if (p.channels) channel_key_gradients(keys, n, at.A, q.phi, at.grad_phi);
   else matmul<Part::upper_left>(rows, n.f, rows, {at.A, 1, n.ldc}, q.phi, n.ldf, at.grad_phi, n.ldf, true, &at.ahead);
   matmul<Part::lower_right>(n.e, rows, rows, {q.G, 1, n.lde}, at.P, n.ldc, at.grad_v_t, n.ldc, true, &at.ahead);
+  if (time == s.begin && !(s.first && p.grad_before.z)) return;  // nobody reads R any more
   const T* phi = weighted_queries(keys, n, q.phi, rows, q.weighted);
   matmul(n.e, n.f, rows, {q.G, 1, n.lde}, phi, n.ldf, R.S, n.ldf, true, &at.ahead);
   add_rows(R.z, q.G_z, phi, n.ldf, rows, n.f);
@@ -62,10 +63,15 @@ void key_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Index 
   transpose(keys.v, keys.ldv, rows, n.e, at.v_t, n.ldc);
   if (!p.channels) transpose(keys.phi, n.ldf, rows, n.f, keys.phi_t, n.ldc);
   if (!keys.weights.plain) transpose(keys.weighted, n.ldf, rows, n.f, at.weighted_t, n.ldc);
-  for (Index i = 0; i < rows; ++i) std::memcpy(at.grad_phi + i * n.ldf, R.z, static_cast<std::size_t>(n.ldf) * sizeof(T));
-  matmul(rows, n.f, n.e, {keys.v, keys.ldv, 1}, R.S, n.ldf, at.grad_phi, n.ldf, true, &at.ahead);
-  weigh_rows(keys.weights, keys.weights.key, n, rows, at.grad_phi);
-  matmul(n.e, rows, n.f, {R.S, n.ldf, 1}, at.weighted_t, n.ldc, at.grad_v_t, n.ldc, false, &at.ahead);
+  if (ends_unread(p, s, time + rows)) {
+    clear(at.grad_phi, rows * n.ldf);
+    clear(at.grad_v_t, n.e * n.ldc);
+  } else {
+    for (Index i = 0; i < rows; ++i) std::memcpy(at.grad_phi + i * n.ldf, R.z, static_cast<std::size_t>(n.ldf) * sizeof(T));
+    matmul(rows, n.f, n.e, {keys.v, keys.ldv, 1}, R.S, n.ldf, at.grad_phi, n.ldf, true, &at.ahead);
+    weigh_rows(keys.weights, keys.weights.key, n, rows, at.grad_phi);
+    matmul(n.e, rows, n.f, {R.S, n.ldf, 1}, at.weighted_t, n.ldc, at.grad_v_t, n.ldc, false, &at.ahead);
+  }
   if (p.grad_log_decay) {
     keep_entered(p, n, Transposed<T>(const_cast<T*>(state), n), R, at);
     clear(at.flow, rows * (p.channels ? n.ldf : 1));

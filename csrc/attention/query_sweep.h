@@ -28,9 +28,13 @@ void query_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Inde
   load_queries(p, n, s, head, time, rows, keys.weights.plain ? nullptr : keys.weights.M, T(0), q, &at.ahead);
   pair_gradients(keys, n, q, at.v_t, at.A, &at.ahead);
   weigh_pairs(keys, n, at.A);
-  matmul(rows, n.f, n.e, {q.G, n.lde, 1}, own.S.S, n.ldf, q.grad_phi, n.ldf, false, &at.ahead);
-  add_outer(q.grad_phi, q.G_z, own.S.z, n.ldf, rows, n.f);
-  weigh_rows(keys.weights, keys.weights.query, n, rows, q.grad_phi);
+  if (begins_empty(p, s, time)) {
+    clear(q.grad_phi, rows * n.ldf);
+  } else {
+    matmul(rows, n.f, n.e, {q.G, n.lde, 1}, own.S.S, n.ldf, q.grad_phi, n.ldf, false, &at.ahead);
+    add_outer(q.grad_phi, q.G_z, own.S.z, n.ldf, rows, n.f);
+    weigh_rows(keys.weights, keys.weights.query, n, rows, q.grad_phi);
+  }
   if (p.grad_log_decay) keep_flow(p, n, s, time, rows, q);
   if (keys.weights.channels) channel_query_gradients(keys, n, at.A, keys.phi_t, q.grad_phi);
   else matmul<Part::lower_left>(rows, n.f, rows, {at.A, n.ldc, 1}, keys.phi, n.ldf, q.grad_phi, n.ldf, true, &at.ahead);
@@ -72,7 +76,7 @@ void query_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Inde
   }
   if (!s.first && !at.keys.weights.plain)
     for (Index j = 0; j < n.f; ++j) own.reach[j] *= at.keys.weights.keep[p.channels ? j : 0];
-  own.S.absorb(at.keys, n, &at.ahead);
+  if (time + n.c < s.end) own.S.absorb(at.keys, n, &at.ahead, begins_empty(p, s, time));
   own.M = at.keys.weights.M_out;
 }
 

@@ -41,13 +41,13 @@ void decay_state(const Weights<T>& w, const Sizes<T>& n, State<T>& state) {
   }
 }
 
-/// S ← keep·S + (key ⊙ φ(K))ᵀ V, and z; of keys that `load_keys_to_absorb` loaded.
+/// S ← keep·S + (key ⊙ φ(K))ᵀ V, and z; of keys that `load_keys_to_absorb` loaded. empty: S is not there yet.
 template <typename T>
-void absorb(const Keys<T>& keys, const Sizes<T>& n, State<T>& state, Ahead* ahead) {
-  decay_state(keys.weights, n, state);
+void absorb(const Keys<T>& keys, const Sizes<T>& n, State<T>& state, Ahead* ahead, bool empty) {
+  if (!empty) decay_state(keys.weights, n, state);
   const bool plain = keys.weights.plain;
   const Left<T> left = plain && keys.turned ? Left<T>{keys.phi_t, n.ldc, 1} : Left<T>{keys.weighted, 1, n.ldf};
-  matmul(n.f, n.e, keys.rows, left, keys.v, keys.ldv, state.S, n.lde, true, ahead);
+  matmul(n.f, n.e, keys.rows, left, keys.v, keys.ldv, state.S, n.lde, !empty, ahead);
   for (Index j = 0; j < n.f; j += width<T>) {
     Vec<T> z = load(state.z + j);
     if (plain) z += load(keys.sums + j);
@@ -102,15 +102,24 @@ void get_state(const Problem& p, const Sizes<T>& n, const Stretch& s, const Sums
   to.M = from.M ? static_cast<const T*>(from.M)[at] : T(0);
 }
 
+/// Whether no key comes before these positions: then the state is zero, its S is not even written, and products with it are
+/// left out.
+inline bool begins_empty(const Problem& p, const Stretch& s, Index time) {
+  return s.first && time == s.begin && time < s.end && !p.before.S && !p.before.z && !p.before.M;
+}
+
 /// The state given, or the one that has seen nothing.
 template <typename T>
 void given_state(const Problem& p, const Sizes<T>& n, const Stretch& s, State<T>& to) {
-  get_state(p, n, s, p.before, to);
+  if (begins_empty(p, s, s.begin)) clear(to.z, n.ldf), to.M = T(0);
+  else get_state(p, n, s, p.before, to);
   if (p.weighted && !p.before.M && !p.before.z) to.M = minus_infinity<T>;
 }
 
+/// Nothing where nobody wants it: without M, which a state has even where it has no features.
 template <typename T>
 void put_state(const Problem& p, const Sizes<T>& n, const Stretch& s, const State<T>& from, const Sums& to) {
+  if (!to.z && !to.M) return;
   const Index at = place(p, s);
   write_rows(from.S, n.lde, n.f, n.e, static_cast<T*>(to.S) + at * n.f * n.e);
   write_rows(from.z, n.ldf, 1, n.f, static_cast<T*>(to.z) + at * n.f);
@@ -167,10 +176,10 @@ struct Transposed {
     transpose(state.S, n.lde, n.f, n.e, S, n.ldf);
     if (z != state.z) std::memcpy(z, state.z, static_cast<std::size_t>(n.ldf) * sizeof(T));
   }
-  /// S ← keep·S + (key ⊙ φ(K))ᵀ V, and z.
-  void absorb(const Keys<T>& keys, const Sizes<T>& n, Ahead* ahead) const {
-    decay(keys.weights, n);
-    matmul(n.e, n.f, keys.rows, {keys.v, 1, keys.ldv}, keys.weighted, n.ldf, S, n.ldf, true, ahead);
+  /// S ← keep·S + (key ⊙ φ(K))ᵀ V, and z. empty: S is not there yet.
+  void absorb(const Keys<T>& keys, const Sizes<T>& n, Ahead* ahead, bool empty) const {
+    if (!empty) decay(keys.weights, n);
+    matmul(n.e, n.f, keys.rows, {keys.v, 1, keys.ldv}, keys.weighted, n.ldf, S, n.ldf, !empty, ahead);
     for (Index j = 0; j < n.f; j += width<T>) {
       Vec<T> total = load(z + j);
       for (Index i = 0; i < keys.rows; ++i) total += load(keys.weighted + i * n.ldf + j);

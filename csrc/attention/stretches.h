@@ -141,7 +141,7 @@ void stretch_sums(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Key
       load_keys_to_absorb(p, n, bundle[i], time, smaller(n.c, bundle[i].end - time), state.M, false, at.keys, &at.ahead);
       at.ahead.clear();
       want_keys(p, Onward(p, bundle, i, p.r - 1, time, time + n.c), at.ahead);
-      absorb(at.keys, n, state, &at.ahead);
+      absorb(at.keys, n, state, &at.ahead, begins_empty(p, bundle[i], time));
     }
   for (Index i = 0; i < bundle.heads; ++i) write_state(at.states[i], n, slots + bundle[i].slot * n.state());
 }

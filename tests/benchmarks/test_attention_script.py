@@ -48,6 +48,9 @@ def test_a_run_leaves_figures_tables_and_a_picture(script, folder, pictures):
     assert len(plain) == (len(methods) * 2 - 1) * 2 * 2  # dtypes, lengths, causal and full
     spread = [who for *who, cell in costs.by if cell.layout == SIDE_BY_SIDE]
     assert len(spread) == len({"native", "specialised"} & methods) * 2 * 2  # in float32
+    # of ours, the other layout ran in the same rounds
+    twins = {who for (who, _, cell), cost in costs.by.items() if cost.heads_first_ms}
+    assert twins == {"native"} & methods
     assert not any(cell.cold for _, _, cell in costs.by)  # too short for it
     assert data["command"] == f"python benchmarks/attention.py --threads 1 {' '.join(TINY)}"
     assert data["threads"] == 1

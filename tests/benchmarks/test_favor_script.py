@@ -168,5 +168,5 @@ def test_a_row_has_times_ratios_shares_and_memory():
     ):
         costs.add(Cost(name, "float32", cell, ms, ms, ms, 1 if name == "sdpa" else 5, 1, 0, extra, mm))
     assert table(costs, 64, [cell], 8, 32).splitlines()[-1] == (
-        "| forward | 1,024 | 1 | 5 | – | 123* | 5.00 | – | 123.40 | 80% | 16% | 1.0 | 16.0 | – | 0.0 | 6.2% |"
+        "| forward | 1,024 | 1 | 5 | – | 123* | 5.00 | 6.25 | – | 123.40 | 80% | 16% | 1.0 | 16.0 | – | 0.0 | 6.2% |"
     )

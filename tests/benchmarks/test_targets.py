@@ -69,7 +69,8 @@ def made_costs(change=None):
         mm = flops(cell, 8, 32) / 1e6 / 0.8 if cell.t >= 1024 else None
         for dtype, method in product(("float32", "bfloat16"), ms):
             time, peak, extra = (change or {}).get((method, dtype, cell), (ms[method], 10 * MIB, 2 * MIB))
-            costs.add(Cost(method, dtype, cell, time, time, time, 5, 1, peak, extra, mm))
+            first = None if cell.layout == HEADS_FIRST else ms[method]
+            costs.add(Cost(method, dtype, cell, time, time, time, 5, 1, peak, extra, mm, first))
     return costs
 
 

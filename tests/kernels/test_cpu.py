@@ -4,11 +4,16 @@
 narrower dtypes to twice the error of the definition computed in that dtype. It also tries another number of threads.
 """
 
+from itertools import product
+
 import pytest
 import torch
 from fuzz import errors, set_up
 from support.fuzz_calls import Call
 from support.kernel_calls import DTYPES, MODES, drawn, holds, same_bits
+
+from tarnn import Elu, LinearAttention
+from tarnn.ops import LinearState, linear_attention
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -66,6 +71,35 @@ def test_many_chunks_and_stretches(mode, way, g, r):
     backward for decays keeps two states to start from. States go in and out."""
     way = way if drawn(mode).causal else way.removesuffix(" continued")  # which would read all keys twice
     holds(mode, b=1, g=g, r=r, t=41, s=41, d=6, e=5, tiny_chunks=True, way=way, seed=g)
+
+
+@pytest.mark.parametrize("t", [1, 33, 1100])
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_left_out_changes_no_bit(mode, t):
+    """Nobody makes a state that is not asked for, or multiplies one that is zero: o and gradients are as with a state of zeros
+    before, and with one behind whose gradient is zero. (1,100 positions are cut into two stretches.)"""
+    call = Call(drawn(mode, b=1, g=1, t=t, s=t, d=8, e=8, dtype="float32"))
+    f, log_scaled = call.drawn.features, call.drawn.weighted or call.feature_map.log_scaled
+    before, results = LinearState.zeros(1, 1, f, 8, log_weights=log_scaled), []
+    for state, return_state in product((None, before), (False, True)):
+        q, k, v, *rest = leaves = [x.detach().requires_grad_() for x in call.inputs]
+        options = dict(zip(call.names, rest)) | {"key_mask": call.mask, "state": state}
+        how = {"causal": call.drawn.causal, "normalize": call.drawn.normalize, "return_state": return_state}
+        found = linear_attention(q, k, v, call.feature_map, **options, **how)
+        o, *behind = (found[0], found[1].S) if return_state else (found,)
+        grads = [call.grads[0], *(torch.zeros_like(x) for x in behind)]
+        results.append([o, *torch.autograd.grad([o, *behind], leaves, grads)])
+    assert all(same_bits(results[0], others) for others in results[1:])
+
+
+def test_nobody_makes_a_state_that_is_not_asked_for(monkeypatch):
+    """Nor its gradient, forward or backward, of the op or of a layer."""
+    monkeypatch.setattr("tarnn.kernels.call.Call.new_state", lambda call: pytest.fail("a state was made"))
+    q, k, v = (torch.randn(1, 2, 9, 4, requires_grad=True) for _ in range(3))
+    linear_attention(q, k, v, causal=True).sum().backward()
+    layer = LinearAttention(hidden_size=8, num_heads=2, feature_map=Elu(), causal=True)
+    layer(torch.randn(1, 9, 8)).sum().backward()
+    assert q.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

@@ -93,7 +93,7 @@ class LinearAttention(MultiHeadAttention):
     def mix(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, key_mask, cu_seqlens, positions, rotation, state,
         return_state: bool, inplace: bool,
-    ) -> tuple[Tensor, LinearState]:  # fmt: skip
+    ) -> tuple[Tensor, LinearState | None]:  # fmt: skip
         unplaced = positions is None and rotation is None and state is None
         if unplaced and self.rotary is not None and self.rotates_inputs:
             # with one fixed draw of ω the weights depend on absolute positions too; averaged over draws they do not
@@ -105,10 +105,14 @@ class LinearAttention(MultiHeadAttention):
         if self.fits_by_call:
             self._check_no_state(state, return_state)
             phi = phi.fitted(q, k, cu_seqlens=cu_seqlens, **masks)
-        return self._op(linear_attention, q, rotation)(
+        needs_sums = (
+            return_state or rotation is not None
+        )  # the plain weights of rotated features are a state of their own
+        found = self._op(linear_attention, q, rotation)(
             q, k, v, phi, causal=self.causal, key_mask=key_mask, cu_seqlens=cu_seqlens,
-            log_decay=self._log_decay(x), state=state, return_state=True,
+            log_decay=self._log_decay(x), state=state, return_state=needs_sums,
         )  # fmt: skip
+        return found if needs_sums else (found, None)
 
     def attend_token(
         self, x: Tensor, state: LinearState, *, positions, rotation, inplace: bool

@@ -26,8 +26,8 @@ class Backend(Protocol):
     def refusal(self, call: Call) -> str | None:
         """Why it can't compute this call, in a sentence (`Mendable` if the user can change that), or None."""
 
-    def forward(self, call: Call, *, for_backward: bool = True) -> Outputs:
-        """The outputs; without denominators where there will be no backward, if it likes."""
+    def forward(self, call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:
+        """The outputs; without denominators where there will be no backward, without a state that nobody wants, if it likes."""
 
     def backward(self, call: Call, returned: Returned) -> Gradients:
         """The gradients, laid out as `Call.new_gradients` does."""

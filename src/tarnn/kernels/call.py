@@ -114,10 +114,10 @@ class Call(NamedTuple):
             return self.v.new_empty(b, t, h, e).transpose(1, 2)
         return self.v.new_empty(b, h, t, e)
 
-    def new_outputs(self, *, den: bool = True) -> "Outputs":
-        """Tensors to write outputs into: o in the layout of q, others contiguous."""
+    def new_outputs(self, *, den: bool = True, state: bool = True) -> "Outputs":
+        """Tensors to write outputs into, None for what isn't wanted: o in the layout of q, others contiguous."""
         sums = self.q.new_empty(self.q.shape[:3], dtype=self.dtype) if den else None
-        return Outputs(self.new_o(), sums, *self.new_state())
+        return Outputs(self.new_o(), sums, *(self.new_state() if state else (None, None, None)))
 
     def new_state(self) -> tuple[Tensor, Tensor, Tensor]:
         """S, z and M to write into."""
@@ -125,15 +125,15 @@ class Call(NamedTuple):
         S = self.q.new_empty(n, g, f, e, dtype=self.dtype)
         return S, S.new_empty(n, g, f), S.new_empty(n, g)
 
-    def new_gradients(self, wants_projection: bool) -> "Gradients":
-        """Tensors to write gradients into; those of Ω and β are zeros to add to.
+    def new_gradients(self, wants_projection: bool, *, state: bool = True) -> "Gradients":
+        """Tensors to write gradients into; those of Ω and β are zeros to add to. state: with those of a state.
 
         Those of q, k and v lie in memory as q, k and v do, in their dtype; the others are contiguous, in the wide dtype.
         """
         make = self.q.new_empty if self.q.shape[1] else self.q.new_zeros  # without queries nobody writes them
         decay, weight = self.log_decay, self.key_log_weight
         omega, bias = (self.omega, self.bias) if wants_projection else (None, None)
-        S, z, _ = self.new_state()
+        S, z, _ = self.new_state() if state else (None, None, None)
         return Gradients(
             torch.empty_like(self.q), torch.empty_like(self.k), torch.empty_like(self.v),
             None if decay is None else make(decay.shape, dtype=self.dtype),
@@ -149,8 +149,8 @@ class Outputs(NamedTuple):
 
     o: Tensor  # (b, h, t, e)
     den: Tensor | None  # (b, h, t)
-    S: Tensor  # (n, g, f, e)  the state behind
-    z: Tensor  # (n, g, f)
+    S: Any  # (n, g, f, e)  the state behind; with z and M None where nobody asked for it
+    z: Any  # (n, g, f)
     M: Any  # (n, g)  zeros where nothing has a log-weight; a step without log-weights has None
 
 

@@ -78,7 +78,7 @@ def linear_attention(
         q, k, v, feature_map, causal=causal, normalize=normalize, eps=eps, key_mask=key_mask, cu_seqlens=cu_seqlens,
         log_decay=log_decay, key_log_weight=key_log_weight, state=state,
     )  # fmt: skip
-    outputs = attend(call)
+    outputs = attend(call, with_state=return_state)
     o = with_log_weights(outputs.o, log_weight)
     if not return_state:
         return o

@@ -18,12 +18,14 @@ from tarnn.kernels.plain import is_plain
 from tarnn.numerics import full_precision
 
 
-def attend(call: Call) -> Outputs:
-    """The outputs of a call, differentiable twice. Denominators may be None."""
+def attend(call: Call, *, with_state: bool = True) -> Outputs:
+    """The outputs of a call, differentiable twice. Denominators may be None, and a state that nobody wants."""
     if is_plain(call.q):
-        if _wants_gradient(call):
-            return Outputs(*_Attention.apply(call, *call.given))
-        return choose(call).forward(call, for_backward=False)
+        if not _wants_gradient(call):
+            return choose(call).forward(call, for_backward=False, with_state=with_state)
+        found = _Attention.apply(call, with_state, *call.given)
+        o, *state = found if with_state else (found, None, None, None)
+        return Outputs(o, None, *state)
     if torch._C._are_functorch_transforms_active():
         return eager.forward(call)  # torch.func sees through plain operations only
     return Outputs(*linear_attention_op(*call))
@@ -71,31 +73,34 @@ def _(*inputs):
 )
 def backward_op(*inputs):
     returned, call = returned_call(inputs)
-    return _without_none(choose(call).backward(call, returned), call)
+    return _of_operator(choose(call).backward(call, returned), call)
 
 
 @backward_op.register_fake
 def _(*inputs):
     returned, call = returned_call(inputs)
-    return _without_none(call.new_gradients(returned.wants_projection).of(call), call)
+    return _of_operator(call.new_gradients(returned.wants_projection).of(call), call)
 
 
-def _without_none(grads: Gradients, call: Call) -> tuple[Tensor, ...]:
-    """Empty tensors for None, which an operator cannot return."""
-    return tuple(call.q.new_empty(0) if x is None else x for x in grads)
+def _of_operator(grads: Gradients, call: Call) -> tuple[Tensor, ...]:
+    """Those of what the call has; empty tensors for None, which an operator cannot return."""
+    return tuple(call.q.new_empty(0) if x is None else x for x in grads.wanted(call))
 
 
 # --- first derivative
 
 
 def _save_for_backward(ctx, inputs, output):
-    """Inputs, o and den; where not causal, copies of the state that all queries read: the one handed out may be written to."""
-    _save(ctx, Call(*inputs), output)
+    _save(ctx, Call(*inputs), output, handed_out=True)
 
 
-def _save(ctx, call: Call, outputs) -> None:
+def _save(ctx, call: Call, outputs, *, handed_out: bool) -> None:
+    """Inputs, o and den; where not causal, the state that all queries read: a copy of one that is handed out, which may
+    be written to."""
     o, den, *behind = outputs
-    ctx.save_for_backward(*call.given, o, den, *([] if call.causal else [x.clone() for x in behind]))
+    if handed_out and not call.causal:
+        behind = [x.clone() for x in behind]
+    ctx.save_for_backward(*call.given, o, den, *([] if call.causal else behind))
     ctx.form = call.form
 
 
@@ -142,22 +147,24 @@ class _Attention(torch.autograd.Function):
     forward alone, and the tensors in it, which autograd has to see."""
 
     @staticmethod
-    def forward(ctx, call: Call, *given: Tensor):
-        outputs = choose(call).forward(call)
-        _save(ctx, call, outputs)
-        ctx.mark_non_differentiable(outputs.den, outputs.M)
+    def forward(ctx, call: Call, with_state: bool, *given: Tensor):
+        outputs = choose(call).forward(call, with_state=with_state)
+        _save(ctx, call, outputs, handed_out=with_state)
         ctx.set_materialize_grads(False)
-        return tuple(outputs)
+        if not with_state:
+            return outputs.o
+        ctx.mark_non_differentiable(outputs.M)
+        return outputs.o, outputs.S, outputs.z, outputs.M
 
     @staticmethod
-    def backward(ctx, grad_o, _, grad_S, grad_z, __):
-        form, needs = ctx.form, ctx.needs_input_grad[1:]
+    def backward(ctx, grad_o, grad_S=None, grad_z=None, _=None):
+        form, needs = ctx.form, ctx.needs_input_grad[2:]
         wants_projection = bool(form.omega) and _wants_projection(Call.of_form(form, needs)[0])
         again = torch.is_grad_enabled()  # it is to be differentiated itself
         by = _by_operator if again else _by_backend
         call, grads = _gradients(ctx, grad_o, grad_S, grad_z, wants_projection, by)
         given = [g for g, x in zip(grads, call) if x is not None]
-        return (None, *given, *[None] * (len(needs) - len(given)))
+        return (None, None, *given, *[None] * (len(needs) - len(given)))
 
 
 # --- second derivative

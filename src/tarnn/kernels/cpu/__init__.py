@@ -32,15 +32,16 @@ def refusal(call: Call) -> str | None:
     return library.refusal()
 
 
-def forward(call: Call, *, for_backward: bool = True) -> Outputs:
-    """The outputs; the denominators are None, and never written, where there will be no backward."""
-    outputs = call.new_outputs(den=for_backward)
+def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:
+    """The outputs; None, and never made, are denominators where there will be no backward, and a state that nobody wants."""
+    read_again = for_backward and not call.causal
+    outputs = call.new_outputs(den=for_backward, state=with_state or read_again)
     torch.ops.tarnn_cpu.forward.default(*_inputs(call), *_options(call), *outputs)
     return outputs
 
 
 def backward(call: Call, returned: Returned) -> Gradients:
-    grads = call.new_gradients(returned.wants_projection)
+    grads = call.new_gradients(returned.wants_projection, state=call.S is not None)
     grad_S, grad_z = (_in_a_row(x, call.dtype) for x in (returned.grad_S, returned.grad_z))
     torch.ops.tarnn_cpu.backward.default(
         returned.grad_o, grad_S, grad_z, returned.o, returned.den.contiguous(),
@@ -79,14 +80,15 @@ def _in_a_row(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _inputs(call: Call) -> tuple:
-    """The tensors, as the kernels read them."""
-    wide = call.dtype
-    decay, weight = (None if x is None else x.to(wide) for x in (call.log_decay, call.key_log_weight))
-    before = (_in_a_row(x, wide) for x in (call.S, call.z, call.M))
-    cuts = call.cuts()
-    bounds = None if cuts is None else torch.tensor(cuts, dtype=torch.int64, device="cpu")
-    projection = (_in_a_row(call.omega, wide), _in_a_row(call.bias, wide))
-    return (call.q, call.k, call.v, decay, weight, *before, call.key_mask, bounds, *projection)
+    """The tensors, as the kernels read them. (Without generators: for short sequences, this is a part of the time.)"""
+    q, k, v, decay, weight, S, z, omega, bias, M, key_mask, cu_seqlens = call.tensors
+    wide, cuts = call.dtype, None if cu_seqlens is None else call.cuts()
+    return (
+        q, k, v, None if decay is None else decay.to(wide), None if weight is None else weight.to(wide),
+        _in_a_row(S, wide), _in_a_row(z, wide), _in_a_row(M, wide), key_mask,
+        None if cuts is None else torch.tensor(cuts, dtype=torch.int64, device="cpu"),
+        _in_a_row(omega, wide), _in_a_row(bias, wide),
+    )  # fmt: skip
 
 
 def _options(call: Call) -> tuple:

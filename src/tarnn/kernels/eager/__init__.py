@@ -28,7 +28,7 @@ def refusal(call: Call) -> str | None:
     return None
 
 
-def forward(call: Call, *, for_backward: bool = True) -> Outputs:
+def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:
     with full_precision(call.q):
         if (cuts := call.cuts()) is not None:
             return packed.forward(call, cuts)

@@ -44,7 +44,7 @@ def _far(x: Tensor | None) -> bool:
     return x is not None and x.shape[2] > 1 and x.stride(2) > FARTHEST
 
 
-def forward(call: Call, *, for_backward: bool = True) -> Outputs:
+def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:
     """The outputs; the denominators are None, and never written, where there will be no backward."""
     from tarnn.kernels.triton import first_call, launch
 
