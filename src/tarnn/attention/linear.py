@@ -108,7 +108,7 @@ class LinearAttention(MultiHeadAttention):
         needs_sums = (
             return_state or rotation is not None
         )  # the plain weights of rotated features are a state of their own
-        found = self._op(linear_attention, q, rotation)(
+        found: Any = self._op(linear_attention, q, rotation)(
             q, k, v, phi, causal=self.causal, key_mask=key_mask, cu_seqlens=cu_seqlens,
             log_decay=self._log_decay(x), state=state, return_state=needs_sums,
         )  # fmt: skip
