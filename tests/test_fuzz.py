@@ -114,3 +114,10 @@ def test_a_call_that_is_sensitive_to_rounding_is_judged_by_its_own_sensitivity()
 def test_sums_of_one_term_after_the_other_may_round_more_than_sums_of_blocks():
     """64 features of one sign: the definition, whose sums are torch's, rounds a quarter as much."""
     assert fuzz.judge(fuzz_calls.draw(11, 815))[2] == ""
+
+
+def test_a_weight_that_is_no_normal_number_beside_the_largest_may_be_zero():
+    """One query sees a single key, of weight 2e-39 of the largest: eps leaves 5e-5 of its value, the kernels nothing."""
+    mine, limits, wrong = fuzz.judge(fuzz_calls.draw(0, 772))
+    assert wrong == ""
+    assert 1e-5 < mine["o"] < limits["o"] < 1e-4

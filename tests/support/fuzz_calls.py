@@ -209,6 +209,15 @@ class Call:
         made.inputs = [x * (1 + torch.finfo(x.dtype).eps * i.to(x.dtype)) for x, i in zip(self.inputs, by)]
         return made
 
+    def without_lost_keys(self) -> "Call":
+        """The same call without the keys whose weight may be no normal float32 beside the largest: to the kernels they are 0."""
+        made, inputs = copy(self), dict(zip(self.names, self.inputs[3:]))
+        if (w := inputs.get("key_log_weight")) is not None:
+            lost = w < w.amax(-1, keepdim=True) + math.log(torch.finfo(torch.float32).tiny)
+            inputs["key_log_weight"] = w.masked_fill(lost, -1e4)
+        made.inputs = [*self.inputs[:3], *inputs.values()]
+        return made
+
     def _cuts(self, rng: random.Random) -> list[int]:
         """Where sequences end (packed), or where the first part does."""
         s = self.drawn.s
