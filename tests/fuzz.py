@@ -10,9 +10,9 @@ and one unit in the last place for the rounding of the result. One such error is
 feature of a query that is almost 0 makes all of its gradient uncertain): if a call exceeds it, the worst of 32 more
 counts, half of them the same call with its inputs changed in their last place, half of them calls of its kind (other
 numbers in the same tensors), and √f/2 units more: the kernels add f features one after the other, which rounds so much
-as a rule (Higham and Mary 2019, doi 10.1137/18M1226312), and torch in blocks. Twice what those keys change whose weights
-are no normal float32 beside the largest is allowed, too: the kernels take them for 0, and eps does nearly the same. States
-are sums in float32, and judged as such.
+as a rule (Higham and Mary 2019, doi 10.1137/18M1226312), and torch in blocks. Where every query sees all keys, twice what
+those change whose weights are no normal float32 beside the largest is allowed, too: the kernels take them for 0, and eps
+does nearly the same. States are sums in float32, and judged as such.
 Besides, to the bit: the number of threads changes nothing, and nothing later changes an earlier output.
 """
 

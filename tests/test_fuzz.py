@@ -121,3 +121,9 @@ def test_a_weight_that_is_no_normal_number_beside_the_largest_may_be_zero():
     mine, limits, wrong = fuzz.judge(fuzz_calls.draw(0, 772))
     assert wrong == ""
     assert 1e-5 < mine["o"] < limits["o"] < 1e-4
+
+
+def test_keys_that_some_queries_see_alone_are_no_excuse():
+    """Causal: a key far below the largest of all is the largest to the first queries, and an error there is an error."""
+    call = fuzz_calls.Call(some_call(dtype="float32", way="whole", causal=True, weighted=True, spread=3.0))
+    assert call.without_lost_keys() is call

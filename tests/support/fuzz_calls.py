@@ -210,7 +210,13 @@ class Call:
         return made
 
     def without_lost_keys(self) -> "Call":
-        """The same call without the keys whose weight may be no normal float32 beside the largest: to the kernels they are 0."""
+        """The same call without the keys whose weight is no normal float32 beside the largest: to the kernels they are 0.
+
+        Only where all queries see all keys; else what is the largest differs from query to query.
+        """
+        a = self.drawn
+        if a.causal or a.masked or a.way.startswith("packed"):
+            return self
         made, inputs = copy(self), dict(zip(self.names, self.inputs[3:]))
         if (w := inputs.get("key_log_weight")) is not None:
             lost = w < w.amax(-1, keepdim=True) + math.log(torch.finfo(torch.float32).tiny)
