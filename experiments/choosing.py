@@ -70,7 +70,7 @@ def train(folder: Path, kind: str, width: int, rate: float, steps: int, *, threa
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     if not lines or lines[-1]["step"] < steps or "validation_bits_per_byte" not in lines[-1]:
         command = [
-            sys.executable, "-m", "tarnn.cli.main", "train", "python-docs", "--out", folder, "--overwrite", "--steps", steps,
+            sys.executable, "-m", "tarnn", "train", "python-docs", "--out", folder, "--overwrite", "--steps", steps,
             "--eval-every", steps, "--save-every", max(steps, 10), "--sample-tokens", 0, "--context", 256, "--batch-size", 4,
             "--hidden-size", width, "--layers", 4, "--heads", 4, "--learning-rate", rate, *ATTENTION[kind],
         ]  # fmt: skip

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     # generation looks into kernels for the fused step
     "generation": {"kernels", "ops", "feature_maps", "attention", "models", "data", "tasks"},
     "analysis": {"ops", "feature_maps", "attention", "models", "data"},
-    "conversion": {"ops", "feature_maps", "models", "data"},
+    "conversion": {"ops", "feature_maps", "models", "data", "training", "tasks"},  # finetune trains
     "cli": {
         "ops",
         "feature_maps",

@@ -1,6 +1,8 @@
-// Hybrid attention, causal, forward: softmax over a window and sinks, features for all keys before, one denominator.
+// Hybrid attention, forward: softmax over a window and sinks, features for all other keys, one denominator.
 //
 //     o_i = (Σ_exact e^(s_ij) v_j + e^(a_i + M_i) Sᵀφ_i) / (Σ_exact e^(s_ij) + e^(a_i + M_i) zᵀφ_i)
+//
+// To both sides, sums of the keys behind the window join: the same sweep with time reversed, done first.
 //
 // A task is a row and a key/value head: it goes through the queries in chunks, those of all its query heads together, with
 // the sums in scratch. Exact keys come in blocks, their softmax with a running maximum (Milakov and Gimelshein 2018, arXiv
@@ -20,10 +22,11 @@ constexpr Index key_block = 64;
 template <typename T>
 struct HybridScratch {
   Index c, m, ldd, lde, ldf, ldc;
-  T *q, *k_t, *v, *p, *o, *most, *total, *sums;               // exact
-  T *phi_q, *phi_k, *phi_t, *pairs, *far, *den, *S, *z, *w, *M;  // far
-  HybridScratch(Scratch& scratch, const HybridProblem& p_)
-      : c(p_.r >= 4 ? 32 : 64), m(p_.r * c), ldd(whole<T>(p_.d)), lde(whole<T>(p_.e)), ldf(whole<T>(p_.f)), ldc(whole<T>(c)) {
+  T *q, *k_t, *v, *p, *o, *most, *total, *sums, *fade;                // exact
+  T *phi_q, *phi_k, *phi_t, *pairs, *far, *den, *S, *z, *w, *M, *keep;  // far
+  template <typename P>
+  HybridScratch(Scratch& scratch, const P& p_, Index c)
+      : c(c), m(p_.r * c), ldd(whole<T>(p_.d)), lde(whole<T>(p_.e)), ldf(whole<T>(p_.f)), ldc(whole<T>(c)) {
     q = scratch.take<T>(m * ldd);
     k_t = scratch.take<T>(ldd * key_block);
     v = scratch.take<T>(key_block * lde);
@@ -32,8 +35,9 @@ struct HybridScratch {
     most = scratch.take<T>(m);
     total = scratch.take<T>(m);
     sums = scratch.take<T>(ldd > ldf ? ldd : ldf);
+    fade = scratch.take<T>(key_block);
     phi_q = scratch.take<T>(m * ldf);
-    phi_k = scratch.take<T>(c * ldf);
+    phi_k = scratch.take<T>(ldc * ldf);
     phi_t = scratch.take<T>(ldf * ldc);
     pairs = scratch.take<T>(m * ldc);
     far = scratch.take<T>(m * lde);
@@ -41,16 +45,31 @@ struct HybridScratch {
     S = scratch.take<T>(ldf * lde);
     z = scratch.take<T>(ldf);
     w = scratch.take<T>(ldc);
-    M = scratch.take<T>(c);
+    M = scratch.take<T>(ldc);
+    keep = scratch.take<T>(ldf);
   }
 };
 
+inline Index chunk_of(const HybridProblem& p) {
+  return p.r >= 4 ? 32 : 64;
+}
+
+/// softcap·tanh(x/softcap), by e^(−2|x|/softcap).
+template <typename T>
+TARNN_INLINE Vec<T> capped(Vec<T> x, T softcap) {
+  const Vec<T> y = x / softcap, size = y < 0 ? -y : y, small = exp_nonpositive(T(-2) * size);
+  const Vec<T> tanh = (T(1) - small) / (T(1) + small);
+  return softcap * (y < 0 ? -tanh : tanh);
+}
+
 /// Up to key_block keys from `from` on join the softmax of the rows. first, last (of a row's query i of the chunk): which of
 /// these keys it sees, from first(i) up to but not last(i).
-template <typename T, typename First, typename Last>
-void add_keys(const HybridProblem& p, const View& k, const View& v, Index b, Index g, Index from, Index keys, Index queries,
-              HybridScratch<T>& at, First first, Last last) {
+/// fade: added to the products with each key; null: nothing.
+template <typename T, typename P, typename First, typename Last>
+void add_keys(const P& p, const View& k, const View& v, Index b, Index g, Index from, Index keys, Index queries,
+              HybridScratch<T>& at, First first, Last last, const T* fade = nullptr) {
   const Index wide = whole<T>(keys);
+  const T softcap = static_cast<T>(p.softcap);
   clear(at.sums, at.ldd);
   load_transposed(k, b, g, from, keys, p.d, at.k_t, key_block, at.sums);
   load_tile(v, b, g, from, keys, p.e, at.v, at.lde);
@@ -66,7 +85,10 @@ void add_keys(const HybridProblem& p, const View& k, const View& v, Index b, Ind
       Vec<T> largest_of = broadcast<T>(-INFINITY);
       for (Index j = 0; j < wide; j += width<T>) {
         const Integers<T> number = lane + static_cast<int>(j);
-        const Vec<T> x = (number >= begin) & (number < end) ? load(row + j) : broadcast<T>(-INFINITY);
+        Vec<T> y = load(row + j);
+        if (softcap != T(0)) y = capped(y, softcap);
+        if (fade) y += load(fade + j);
+        const Vec<T> x = (number >= begin) & (number < end) ? y : broadcast<T>(-INFINITY);
         store(row + j, x);
         largest_of = x > largest_of ? x : largest_of;
       }
@@ -91,17 +113,54 @@ void add_keys(const HybridProblem& p, const View& k, const View& v, Index b, Ind
   }
 }
 
+/// The first `length` tokens of x, with time reversed.
+inline View reversed(const View& x, Index length) {
+  View out = x;
+  if (!x) return out;
+  const Index bytes = x.type == Type::float64 ? 8 : x.type == Type::float32 ? 4 : 2;
+  out.data = static_cast<char*>(x.data) + (length - 1) * x.stride[2] * bytes;
+  out.stride[2] = -x.stride[2];
+  return out;
+}
+
+/// Where the features of the keys are that enter the sums: number time + i + shift at query time + i, if it is one of `limit`.
+struct Entering {
+  View phi_q, phi_k, weight, v;
+  Index shift, limit;
+};
+
+inline Entering entering(const HybridProblem& p, Index b, bool behind) {
+  if (p.causal) return {p.phi_q, p.phi_k, p.weight, p.v, 0, p.t};
+  const Index length = p.length[b];
+  View v = p.v;  // of the new keys
+  const Index bytes = v.type == Type::float64 ? 8 : v.type == Type::float32 ? 4 : 2;
+  v.data = static_cast<char*>(v.data) + p.window * v.stride[2] * bytes;
+  if (!behind) return {p.phi_q, p.phi_k, p.weight, v, -p.window, length};
+  return {reversed(p.phi_q, length), reversed(p.phi_k, length), reversed(p.weight, length), reversed(v, length),
+          -p.window, length};
+}
+
+/// Those of a chunk, into phi_k, w and v; zeros and −∞ where there are none.
+template <typename T>
+void load_entering(const HybridProblem& p, const Entering& in, Index b, Index g, Index time, Index queries, HybridScratch<T>& at) {
+  const Index from = time + in.shift, first = from < 0 ? smaller(-from, queries) : 0;
+  const Index last = in.limit - from < queries ? (in.limit - from > first ? in.limit - from : first) : queries;
+  clear(at.phi_k, at.ldc * at.ldf);
+  clear(at.v, queries * at.lde);
+  std::fill_n(at.w, at.ldc, T(-INFINITY));
+  if (first == last) return;
+  load_tile(in.phi_k, b, g, from + first, last - first, p.f, at.phi_k + first * at.ldf, at.ldf);
+  const T* weight = static_cast<const T*>(in.weight.data) + offset(in.weight, b, g, from + first);
+  for (Index i = first; i < last; ++i) at.w[i] = weight[(i - first) * in.weight.stride[2]];
+  load_tile(in.v, b, g, from + first, last - first, p.e, at.v + first * at.lde, at.lde);
+}
+
 /// The keys that leave the window in this chunk, and those that left it before, as its queries see them: `far`, `den` in units of
 /// e^(M_i); then they enter the sums.
 template <typename T>
-void add_far(const HybridProblem& p, Index b, Index g, Index time, Index queries, T& M, HybridScratch<T>& at) {
-  load_tile(p.phi_k, b, g, time, queries, p.f, at.phi_k, at.ldf);
-  clear(at.sums, at.ldf);
-  load_transposed(p.phi_k, b, g, time, queries, p.f, at.phi_t, at.ldc, at.sums);
-  at_position<T>(p.weight, b, g, time, [&](auto format, auto from) {
-    load_rows<decltype(format)>(from, 0, p.weight.stride[2], 1, queries, at.w, at.ldc, AsItIs());
-  });
-  load_tile(p.v, b, g, time, queries, p.e, at.v, at.lde);
+void add_far(const HybridProblem& p, const Entering& in, Index b, Index g, Index time, Index queries, T& M, HybridScratch<T>& at) {
+  load_entering(p, in, b, g, time, queries, at);
+  transpose(at.phi_k, at.ldf, queries, p.f, at.phi_t, at.ldc);
   T most = M;
   for (Index i = 0; i < queries; ++i) {
     most = at.w[i] > most ? at.w[i] : most;
@@ -111,7 +170,7 @@ void add_far(const HybridProblem& p, Index b, Index g, Index time, Index queries
   const Integers<T> lane = iota<T>();
   for (Index r = 0; r < p.r; ++r) {
     T *phi = at.phi_q + r * at.c * at.ldf, *pairs = at.pairs + r * at.c * at.ldc;
-    load_tile(p.phi_q, b, g * p.r + r, time, queries, p.f, phi, at.ldf);
+    load_tile(in.phi_q, b, g * p.r + r, time, queries, p.f, phi, at.ldf);
     matmul(queries, queries, p.f, Left<T>{phi, at.ldf, 1}, at.phi_t, at.ldc, pairs, at.ldc, false);
     for (Index i = 0; i < queries; ++i) {
       T* row = pairs + i * at.ldc;
@@ -147,61 +206,116 @@ void add_far(const HybridProblem& p, Index b, Index g, Index time, Index queries
   matmul(p.f, p.e, queries, Left<T>{at.phi_k, 1, at.ldf}, at.v, at.lde, at.S, at.lde, true);
 }
 
-/// Exact and far parts with one denominator, to o and, if asked for, ρ.
+/// One query's far parts are put together with its exact one: (e^(most)·o, total) += e^(unit)·(far, den), and the far share of the
+/// total.
+template <typename T>
+void join(T unit, const T* far, T den, Index lde, T* o, T& most, T& total, T& share) {
+  if (!(den > T(0))) return;
+  const T next = most > unit ? most : unit, keep = exp_one<T>(most - next), factor = exp_one<T>(unit - next);
+  for (Index j = 0; j < lde; j += width<T>) store(o + j, load(o + j) * keep + load(far + j) * factor);
+  total = total * keep + factor * den;
+  share = share * keep + factor * den;
+  most = next;
+}
+
+/// Exact and far parts with one denominator, to o and, if asked for, ρ and ℓ.
 template <typename T>
 void put_together(const HybridProblem& p, Index b, Index g, Index time, Index queries, HybridScratch<T>& at) {
   for (Index r = 0; r < p.r; ++r) {
+    const Index head = g * p.r + r;
     for (Index i = 0; i < queries; ++i) {
-      const Index x = r * at.c + i, head = g * p.r + r;
-      T *o = at.o + x * at.lde, near = T(1), far = T(0), share = T(0);
-      if (p.f && at.den[x] > T(0)) {
+      const Index x = r * at.c + i;
+      T *o = at.o + x * at.lde, share = T(0);
+      if (p.f) {
         const T a = static_cast<const T*>(p.a.data)[offset(p.a, b, head, time + i)];
-        const T unit = a + finite(at.M[i]), most = at.most[x] > unit ? at.most[x] : unit;
-        near = exp_one<T>(at.most[x] - most), far = exp_one<T>(unit - most);
-        share = far * at.den[x];
+        join(a + finite(at.M[i]), at.far + x * at.lde, at.den[x], at.lde, o, at.most[x], at.total[x], share);
+        if (p.behind) {
+          const T* behind = static_cast<const T*>(p.behind.data) + offset(p.behind, b, head, time + i);
+          load_rows<Same<T>>(behind, 0, 1, 1, p.e, at.far + x * at.lde, at.lde, AsItIs());
+          join(a + behind[p.e + 1], at.far + x * at.lde, behind[p.e], at.lde, o, at.most[x], at.total[x], share);
+        }
       }
-      const T total = near * at.total[x] + share, inverse = total > T(0) ? T(1) / total : T(0);
-      near *= inverse, far *= inverse;
-      for (Index j = 0; j < at.lde; j += width<T>) {
-        Vec<T> y = load(o + j) * near;
-        if (far != T(0)) y += load(at.far + x * at.lde + j) * far;
-        store(o + j, y);
-      }
+      const T inverse = at.total[x] > T(0) ? T(1) / at.total[x] : T(0);
+      for (Index j = 0; j < at.lde; j += width<T>) store(o + j, load(o + j) * inverse);
       if (p.share) static_cast<T*>(p.share.data)[offset(p.share, b, head, time + i)] = share * inverse;
+      if (p.log_total)
+        static_cast<T*>(p.log_total.data)[offset(p.log_total, b, head, time + i)] =
+            at.total[x] > T(0) ? at.most[x] + std::log(at.total[x]) : T(INFINITY);
     }
-    store_tile(at.o + r * at.c * at.lde, at.lde, p.o, b, g * p.r + r, time, queries, p.e);
+    store_tile(at.o + r * at.c * at.lde, at.lde, p.o, b, head, time, queries, p.e);
+  }
+}
+
+/// What the sums of the keys behind their windows give to all queries, to `behind`: numerators, denominator and its unit.
+template <typename T>
+void look_behind(const HybridProblem& p, Index b, Index g, HybridScratch<T>& at) {
+  const Index length = p.length[b];
+  const Entering in = entering(p, b, true);
+  clear(at.S, at.ldf * at.lde);
+  clear(at.z, at.ldf);
+  T M = -INFINITY;
+  for (Index time = 0; time < length; time += at.c) {
+    const Index queries = smaller(at.c, length - time);
+    add_far(p, in, b, g, time, queries, M, at);
+    for (Index r = 0; r < p.r; ++r)
+      for (Index i = 0; i < queries; ++i) {
+        const Index x = r * at.c + i;
+        T* to = static_cast<T*>(p.behind.data) + offset(p.behind, b, g * p.r + r, length - 1 - time - i);
+        std::copy_n(at.far + x * at.lde, p.e, to);
+        to[p.e] = at.den[x], to[p.e + 1] = finite(at.M[i]);
+      }
+  }
+}
+
+/// The queries of a chunk, times the scale.
+template <typename T>
+void load_queries(const HybridProblem& p, Index b, Index g, Index time, Index queries, HybridScratch<T>& at) {
+  const T scale = static_cast<T>(p.scale);
+  for (Index r = 0; r < p.r; ++r)
+    load_tile(p.q, b, g * p.r + r, time, queries, p.d, at.q + r * at.c * at.ldd, at.ldd, [&](auto x) { return x * scale; });
+}
+
+/// Which keys a chunk of queries sees: visit(k, v, from, keys, first, last) for each block of the window's row, then of sinks.
+/// Query i of the chunk sees keys first(i) … last(i) − 1 of the block.
+template <typename V>
+void over_exact(const HybridProblem& p, Index b, Index time, Index queries, V visit) {
+  const Index count = p.count[b], length = p.length[b];
+  const Index none = p.sinks + p.window - count;  // the first so many of the row are no keys of the window
+  const Index reach = p.causal ? p.window : 2 * p.window - 1, all = p.window + length;
+  const Index begin = none > time + 1 ? none : time + 1;
+  const Index end = smaller(time + queries + reach, all);
+  for (Index from = begin; from < end; from += key_block)
+    visit(false, from, smaller(key_block, end - from), [=](Index i) { return time + i + 1 - from; },
+          [=](Index i) { return time + i + 1 + reach - from; });
+  for (Index from = 0; from < p.sinks; from += key_block) {
+    const bool causal = p.causal;
+    visit(true, from, smaller(key_block, p.sinks - from), [](Index) { return Index(0); },
+          [=](Index i) { return (causal ? count + time + i + 1 : length) - from; });
   }
 }
 
 template <typename T>
 void hybrid_head(const HybridProblem& p, Index b, Index g, HybridScratch<T>& at) {
-  const Index count = p.count[b], length = p.length[b], size = p.f * p.e, state = b * p.g + g;
+  const Index length = p.length[b], size = p.f * p.e, state = b * p.g + g;
   T M = -INFINITY;
+  Entering in{};
+  if (p.f && !p.causal) look_behind(p, b, g, at);
   if (p.f) {
+    in = entering(p, b, false);
     read_rows(static_cast<const T*>(p.before.S) + state * size, p.f, p.e, at.S, at.lde);
     read_rows(static_cast<const T*>(p.before.z) + state * p.f, 1, p.f, at.z, at.ldf);
     M = static_cast<const T*>(p.before.M)[state];
   }
-  const T scale = static_cast<T>(p.scale);
-  const Index none = p.sinks + p.window - count;  // the first so many of the row are no keys of the window
   for (Index time = 0; time < length; time += at.c) {
     const Index queries = smaller(at.c, length - time);
-    for (Index r = 0; r < p.r; ++r)
-      load_tile(p.q, b, g * p.r + r, time, queries, p.d, at.q + r * at.c * at.ldd, at.ldd, [&](auto x) { return x * scale; });
+    load_queries(p, b, g, time, queries, at);
     clear(at.o, at.m * at.lde);
     clear(at.total, at.m);
     std::fill_n(at.most, at.m, T(-INFINITY));
-    // query i of the chunk sees the row's keys time + i + 1 … time + i + window
-    const Index begin = none > time + 1 ? none : time + 1, end = time + queries + p.window;
-    for (Index from = begin; from < end; from += key_block) {
-      const Index keys = smaller(key_block, end - from);
-      add_keys(p, p.k, p.v, b, g, from, keys, queries, at,
-               [&](Index i) { return time + i + 1 - from; }, [&](Index i) { return time + i + 1 + p.window - from; });
-    }
-    for (Index from = 0; from < p.sinks; from += key_block)
-      add_keys(p, p.sink_k, p.sink_v, b, g, from, smaller(key_block, p.sinks - from), queries, at,
-               [&](Index) { return 0; }, [&](Index i) { return count + time + i + 1 - from; });
-    if (p.f) add_far(p, b, g, time, queries, M, at);
+    over_exact(p, b, time, queries, [&](bool sink, Index from, Index keys, auto first, auto last) {
+      add_keys(p, sink ? p.sink_k : p.k, sink ? p.sink_v : p.v, b, g, from, keys, queries, at, first, last);
+    });
+    if (p.f) add_far(p, in, b, g, time, queries, M, at);
     put_together(p, b, g, time, queries, at);
   }
   if (!p.f) return;
@@ -214,10 +328,10 @@ void hybrid_head(const HybridProblem& p, Index b, Index g, HybridScratch<T>& at)
 template <typename T>
 void hybrid_forward(const HybridProblem& p) {
   Scratch counting(nullptr);
-  HybridScratch<T> layout(counting, p);
+  HybridScratch<T> layout(counting, p, chunk_of(p));
   parallel(p, p.b * p.g, counting.used(), [&](Index i, void* memory) {
     Scratch scratch(memory);
-    HybridScratch<T> at(scratch, p);
+    HybridScratch<T> at(scratch, p, chunk_of(p));
     hybrid_head<T>(p, i / p.g, i % p.g, at);
   });
 }

@@ -1,27 +1,57 @@
-// What the library hands to the kernel of hybrid attention.
+// What the library hands to the kernels of hybrid attention.
 #pragma once
 
 #include "kernels.h"
 
 namespace tarnn {
 
-/// Row b: count[b] tokens came before, length[b] are new. k, v hold `window` keys from before, then the new ones, so that
-/// key j of the row leaves the window at new token j. phi_k and weight (the log of its scale, −∞ where it does not enter) are
-/// those of the row's first t keys; a is the log of a query's scale and λ. Features and the sums are wide; f = 0: none.
+/// Row b: count[b] tokens came before, length[b] are new. k, v hold `window` keys from before, then the new ones.
+///
+/// Causal: phi_k and weight (the log of its scale, −∞ where it does not enter) are those of the row's first t keys, so that
+/// number j leaves the window at new token j. To both sides: those of the new keys. a is the log of a query's scale and λ.
+/// Features and the sums are wide; f = 0: none.
 struct HybridProblem {
   Index b, g, r, d, e, f, window, sinks;
-  double scale;
+  bool causal = true;
+  double scale, softcap = 0;  // 0: none
   const Index *count, *length;
   View q, k, v, sink_k, sink_v, phi_q, a, phi_k, weight;
-  View o, share;  // share: null where not asked for
+  View o, share, log_total;  // the last two: null where not asked for; ℓ: the log of a query's denominator
+  View behind;               // to both sides: (b, h, t, e + 2), room for what the sums of later keys give
   Sums before, after;
+  // backward, causal: of `length` tokens that nothing came before. Gradients of keys and values are wide, contiguous and zeros to
+  // add to; those of features likewise, written
+  View grad_o, grad_q;
+  void *grad_k = nullptr, *grad_v = nullptr, *grad_sink_k = nullptr, *grad_sink_v = nullptr, *grad_phi_q = nullptr,
+       *grad_phi_k = nullptr;
+  Index t = 0;
   Index threads = 1;
   Run run;
 };
 
+/// One token: the store of `room` exact keys and values (b, g, room, ·), and the sums, are written in place. fade (b, g, room)
+/// is added to products with the keys; phi_k, weight: of the key that leaves the window, if the window is full.
+struct HybridStep {
+  Index b, g, r, d, e, f, room, sinks;
+  double scale, softcap = 0;
+  const Index* count;
+  View q, k, v, phi_q, a, phi_k, weight, decay;
+  View store_k, store_v, fade, o, share;
+  Sums sums;
+  Index threads = 1;
+  Run run;
+};
+
+template <typename T>
+struct HybridKernelsOf {
+  void (*forward)(const HybridProblem&);
+  void (*backward)(const HybridProblem&);
+  void (*step)(const HybridStep&);
+};
+
 struct HybridKernels {
-  void (*of_float)(const HybridProblem&);
-  void (*of_double)(const HybridProblem&);
+  HybridKernelsOf<float> of_float;
+  HybridKernelsOf<double> of_double;
 };
 
 }  // namespace tarnn

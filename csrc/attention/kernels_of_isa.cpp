@@ -1,6 +1,7 @@
 // Compiled once for each instruction set, with -DTARNN_ISA=<its name> and the flags that allow it.
 #include "attention/full.h"
-#include "attention/hybrid.h"
+#include "attention/hybrid_backward.h"
+#include "attention/hybrid_step.h"
 #include "attention/step.h"
 
 #define JOIN_(a, b) a##b
@@ -24,7 +25,8 @@ void backward(const Problem& p) {
   p.causal ? causal_backward<T>(p) : full_backward<T>(p);
 }
 
-const HybridKernels hybrid_kernels = {hybrid_forward<float>, hybrid_forward<double>};
+const HybridKernels hybrid_kernels = {{hybrid_forward<float>, hybrid_backward<float>, hybrid_step<float>},
+                                      {hybrid_forward<double>, hybrid_backward<double>, hybrid_step<double>}};
 
 const Kernels table = {TEXT(TARNN_ISA), {forward<float>, backward<float>, step<float>}, {forward<double>, backward<double>, step<double>},
                        &stack_kernel, &elementwise_kernels, &hybrid_kernels};

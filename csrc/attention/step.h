@@ -53,6 +53,34 @@ TARNN_INLINE void update_columns(Index f, Index e, const T* keep, const T* k, co
   unrolled<N>([&](auto j) TARNN_LAMBDA { store(o + j * width<T>, total[j]); });
 }
 
+/// S ← keep·S + k vᵀ from `from` to `to` (f × e, without gaps; they may be the same), and o = Sᵀq.
+template <typename T>
+void update_state(Index f, Index e, const T* keep, const T* k, const T* v, const T* q, const T* from, T* to, T* o) {
+  for (Index j = 0; j < e;) {
+    const Index left = e - j;
+    if (left >= 4 * width<T>) {
+      update_columns<4>(f, e, keep, k, v + j, q, from + j, to + j, left, o + j);
+      j += 4 * width<T>;
+    } else if (left >= 2 * width<T>) {
+      update_columns<2>(f, e, keep, k, v + j, q, from + j, to + j, left, o + j);
+      j += 2 * width<T>;
+    } else {
+      update_columns<1>(f, e, keep, k, v + j, q, from + j, to + j, left, o + j);
+      j += width<T>;
+    }
+  }
+}
+
+/// o = Sᵀq.
+template <typename T>
+void read_columns(Index f, Index e, const T* S, const T* q, T* o) {
+  for (Index j = 0; j < e; j += width<T>) {
+    Vec<T> total{};
+    for (Index i = 0; i < f; ++i) total += read(S + i * e + j, e - j) * q[i];
+    store(o + j, total);
+  }
+}
+
 /// keep (f), the key's factor, and M: what the step multiplies with. d: the log-decay, one or f.
 template <typename T>
 T step_factors(const Step& p, Index b, Index g, T scale, T M, T* d, T* keep, T& M_out) {
@@ -113,19 +141,7 @@ void step_one(const Step& p, const Projected<T>& projected, Index b, Index g, St
       for (Index i = 0; i < p.f; ++i) at.keep[i] = 1, at.k[i] = 0;
     }
     const T den = dot(at.q, at.z, p.f);
-    for (Index j = 0; j < p.e;) {
-      const Index left = p.e - j;
-      if (left >= 4 * width<T>) {
-        update_columns<4>(p.f, p.e, at.keep, at.k, at.v + j, at.q, S_before + j, S + j, left, at.o + j);
-        j += 4 * width<T>;
-      } else if (left >= 2 * width<T>) {
-        update_columns<2>(p.f, p.e, at.keep, at.k, at.v + j, at.q, S_before + j, S + j, left, at.o + j);
-        j += 2 * width<T>;
-      } else {
-        update_columns<1>(p.f, p.e, at.keep, at.k, at.v + j, at.q, S_before + j, S + j, left, at.o + j);
-        j += width<T>;
-      }
-    }
+    update_state(p.f, p.e, at.keep, at.k, at.v, at.q, S_before, S, at.o);
     if (nobody) return;
     T factor;
     if (p.normalize) factor = den == 0 ? T(0) : T(1) / (den + static_cast<T>(p.eps));

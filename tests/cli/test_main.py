@@ -87,6 +87,12 @@ def test_help_and_version_import_nothing_heavy():
         assert f"\n  {name} " in done.stdout
 
 
+def test_the_package_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "tarnn", "trian"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("tarnn: error: No such command 'trian'")
+
+
 def test_each_command_has_help(capsys):
     assert cli.main(["train", "--help"]) == 0
     shown = capsys.readouterr().out

@@ -1,7 +1,10 @@
 """Training a converted model: what is trained, that it helps, and that it goes on where it was stopped."""
 
 import copy
+import json
 import math
+import os
+import signal
 
 import pytest
 import torch
@@ -10,6 +13,10 @@ from support.families import FAMILIES, model_of
 from tarnn.conversion import convert, finetune, set_options
 from tarnn.conversion.calibration import Near
 from tarnn.conversion.distil import MapLosses
+from tarnn.conversion.fit import Rows
+from tarnn.errors import UserError
+from tarnn.training.interruption import InterruptedRun
+from tarnn.training.safe_trainer import SafeTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -75,14 +82,57 @@ def test_stage_2_comes_closer_to_softmax(model, texts, train):
     assert report.unit == "nats per token"
 
 
-def test_a_stopped_training_goes_on(model, texts, tmp_path):
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("train", ["maps", "weights"])
+def test_a_killed_training_goes_on_bit_for_bit(model, texts, tmp_path, monkeypatch, train):
+    options = {"steps": 10, "train": train, "drop_window": train == "weights"}
     whole = copy.deepcopy(model)
-    finetune(whole, texts, steps=10, out=tmp_path / "whole")
-    assert (tmp_path / "whole" / "checkpoints" / "checkpoint-10").is_dir()
-    loss = weights_of(whole)
-    finetune(model, texts, steps=10, out=tmp_path / "whole", resume=True)  # nothing is left to do
-    for name, x in weights_of(model).items():
-        assert torch.allclose(x, loss[name], atol=1e-6), name
+    finetune(whole, texts, out=tmp_path / "whole", **options)
+    assert (tmp_path / "whole" / "checkpoints" / "checkpoint-10" / "complete.json").is_file()
+    step, killed = SafeTrainer.training_step, copy.deepcopy(model)
+
+    def dies(self, *args):
+        if self.state.global_step == 6:
+            raise Killed
+        return step(self, *args)
+
+    monkeypatch.setattr(SafeTrainer, "training_step", dies)
+    with pytest.raises(Killed):
+        finetune(killed, texts, out=tmp_path / "cut", **options)
+    monkeypatch.undo()
+    finetune(model, texts, out=tmp_path / "cut", resume=True, **options)
+    expected = weights_of(whole)
+    assert all(torch.equal(x, expected[name]) for name, x in weights_of(model).items())
+    logs = [
+        [json.loads(x) for x in (tmp_path / n / "log.jsonl").read_text().splitlines()]
+        for n in ("whole", "cut")
+    ]
+    assert [x["loss"] for x in logs[0]] == [x["loss"] for x in logs[1]]
+
+
+def test_a_signal_saves_and_stops(model, texts, tmp_path, monkeypatch):
+    step = SafeTrainer.training_step
+
+    def asked_to_stop(self, *args):
+        if self.state.global_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, *args)
+
+    monkeypatch.setattr(SafeTrainer, "training_step", asked_to_stop)
+    with pytest.raises(InterruptedRun):
+        finetune(model, texts, steps=10, out=tmp_path)
+    assert (tmp_path / "checkpoints" / "checkpoint-4" / "complete.json").is_file()
+
+
+def test_a_loss_that_is_not_finite_stops(model, texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        Rows, "loss", lambda self, model, batch: (x := model(**batch)["loss"] * math.nan, {"loss": x})
+    )
+    with pytest.raises(UserError, match="not finite"):
+        finetune(model, texts, steps=3, out=tmp_path)
 
 
 def test_refused(texts):

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 import tarnn
 from tarnn.kernels.cpu import library
-from tarnn.ops import reference, softmax_attention
+from tarnn.ops import hybrid_chunks, hybrid_compiled, reference, softmax_attention
 from tarnn.ops.features import features
 from tarnn.ops.hybrid import hybrid_attention, hybrid_step
-from tarnn.ops.hybrid_chunks import CHUNK
+from tarnn.ops.hybrid_chunks import CHUNK, new_state
 from tarnn.ops.hybrid_slots import scores
-from tarnn.ops.hybrid_state import HybridState, at
+from tarnn.ops.hybrid_state import HybridState, Options, at
 
 D, E = 4, 5
 laws = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -170,21 +170,24 @@ def test_in_float32_steps_chunks_and_the_definition_agree():
 
 
 @settings(laws, max_examples=20)
-@given(case=cases(causal=True, slots=0, softcap=None, log_decay=None))
+@given(case=cases(slots=0, log_decay=None))
 def test_the_compiled_kernel_is_the_plain_computation(case):
     """Where there is one: in float64 to its last digits, in 16 bits as closely as these allow."""
     q, k, v, phi, options = case
-    o, state = hybrid_attention(q, k, v, phi, return_state=True, **options)
+    more = {"return_far_share": True, **({"return_state": True} if options["causal"] else {})}
+    found = hybrid_attention(q, k, v, phi, **more, **options)
     small, options_too = (
         [x.bfloat16() for x in (q, k, v)],
         {**options, "far_bias": options["far_bias"].float()},
     )
     rounded = hybrid_attention(*small, phi, **options_too)
     with library.disabled():
-        plain, end = hybrid_attention(q, k, v, phi, return_state=True, **options)
+        plain = hybrid_attention(q, k, v, phi, **more, **options)
         plain_rounded = hybrid_attention(*small, phi, **options_too)
-    assert close(o, plain)
-    same_state(state, end)
+    assert close(found[0], plain[0])
+    assert close(found[-1], plain[-1])
+    if options["causal"]:
+        same_state(found[1], plain[1])
     assert close(rounded, plain_rounded, 0.05)
 
 
@@ -323,6 +326,137 @@ def test_gradients(causal):
 
     inputs = [x.requires_grad_() for x in (q, k, v, bias, decay)]
     assert torch.autograd.gradcheck(attend, inputs)
+
+
+@settings(laws, max_examples=25)
+@given(case=cases(causal=True, slots=0, log_decay=None))
+def test_compiled_gradients_are_the_plain_ones(case):
+    """Of q, k, v, λ, and of all that the map learns; in float64 to their last digits, in 16 bits as closely as these allow."""
+    q, k, v, phi, options = case
+    learned = tarnn.feature_maps.QueryClusters(D, 6, num_heads=k.shape[1], seed=3).double()
+    phi = learned if phi is MAPS["exp"] else phi
+    weight = torch.randn(*q.shape[:3], E, dtype=torch.float64)
+
+    def gradients(*given, bias):
+        inputs = [x.detach().requires_grad_() for x in (*given, bias)]
+        o = hybrid_attention(*inputs[:3], phi, **{**options, "far_bias": inputs[3]})
+        inputs += list(phi.parameters()) if phi is learned else []
+        return torch.autograd.grad(
+            (o * weight.to(o.dtype)).sum(), inputs, allow_unused=True, materialize_grads=True
+        )
+
+    small = [x.bfloat16() for x in (q, k, v)]
+    found, rounded = gradients(q, k, v, bias=options["far_bias"]), gradients(*small, bias=options["far_bias"])
+    with library.disabled():
+        plain, plain_rounded = (
+            gradients(q, k, v, bias=options["far_bias"]),
+            gradients(*small, bias=options["far_bias"]),
+        )
+    assert all(
+        close(x, y, 1e-9 * (1 + y.abs().max().item() if y.numel() else 1)) for x, y in zip(found, plain)
+    )
+    size = [1 + (x.abs().max().item() if x.numel() else 0) for x in plain]
+    assert all(close(x.double(), y.double(), 0.05 * n) for x, y, n in zip(rounded, plain_rounded, size))
+
+
+@pytest.mark.parametrize("name", ["favor", "elu"])
+def test_gradients_of_the_compiled_kernels(name):
+    q, k, v = tensors(2, 1, 2, 7)
+    bias = torch.randn(2, dtype=torch.float64)
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    mask[1, :2] = False
+    options = {"causal": True, "window": 2, "sinks": 1, "softcap": 3.0, "key_mask": mask}
+
+    def attend(q, k, v, bias):
+        return hybrid_attention(q, k, v, MAPS[name], far_bias=bias, **options)
+
+    assert torch.autograd.gradcheck(attend, [x.requires_grad_() for x in (q, k, v, bias)])
+
+
+@settings(laws, max_examples=15)
+@given(case=cases(causal=True, t=30, key_mask=None, slots=0), inplace=st.booleans())
+def test_a_compiled_step_is_the_plain_one(case, inplace):
+    q, k, v, phi, options = case
+    del options["key_mask"]
+    o, state = steps(q, k, v, phi, inplace=inplace, **options)
+    small = [x.bfloat16() for x in (q, k, v)]
+    options_too = {name: x.float() if torch.is_tensor(x) else x for name, x in options.items()}
+    rounded, _ = steps(*small, phi, inplace=inplace, **options_too)
+    with library.disabled():
+        plain, end = steps(q, k, v, phi, inplace=inplace, **options)
+        plain_rounded, _ = steps(*small, phi, inplace=inplace, **options_too)
+    assert close(o, plain)
+    same_state(state, end)
+    assert rounded.dtype == torch.bfloat16
+    assert close(rounded, plain_rounded, 0.05)
+
+
+def test_threads_change_no_bit():
+    q, k, v = (x.requires_grad_() for x in tensors(3, 2, 2, 3 * CHUNK + 5, torch.float32))
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            o, state = hybrid_attention(
+                q, k, v, MAPS["favor"], causal=True, window=9, sinks=2, return_state=True
+            )
+            o = hybrid_attention(q, k, v, MAPS["favor"], causal=True, window=9, sinks=2)
+            grads = torch.autograd.grad(o.square().sum(), (q, k, v))
+            with torch.no_grad():
+                one, state = hybrid_step(
+                    *(x[:, :, :1] for x in (q, k, v)), MAPS["favor"], state, window=9, sinks=2
+                )
+            found.append([o, *grads, one, *state.tensors().values()])
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other))
+
+
+def test_what_has_faded_stays_faded_where_nothing_more_fades():
+    """A prefix with decay, then a rest without: as one call with zeros there."""
+    q, k, v = tensors(1, 2, 1, 20)
+    decay = -torch.rand(1, 2, 20, dtype=torch.float64)
+    decay[:, :, 12:] = 0
+    options = {"causal": True, "window": 5, "sinks": 1}
+    whole = hybrid_attention(q, k, v, MAPS["favor"], log_decay=decay, **options)
+    first, rest = ([x[:, :, a:b] for x in (q, k, v)] for a, b in ((0, 12), (12, 20)))
+    _, state = hybrid_attention(
+        *first, MAPS["favor"], log_decay=decay[:, :, :12], return_state=True, **options
+    )
+    assert close(hybrid_attention(*rest, MAPS["favor"], state=state, **options), whole[:, :, 12:])
+
+
+def test_a_state_of_another_precision_is_refused():
+    q, k, v = tensors(1, 2, 1, 9, torch.float32)
+    options = {"causal": True, "window": 3, "sinks": 1, "return_state": True}
+    _, state = hybrid_attention(q, k, v, MAPS["favor"], **options)
+    for t in (1, 3):
+        with pytest.raises(ValueError, match=r"state is torch.float32.*float64"):
+            hybrid_attention(
+                *(x[:, :, :t].double() for x in (q, k, v)), MAPS["favor"], state=state, **options
+            )
+
+
+def test_why_plain_pytorch_computes():
+    if not library.available():
+        pytest.skip("no compiled kernels")
+    q, k, v = tensors(1, 1, 1, 9)
+    how = Options(MAPS["favor"], True, 3, 1, 0, 0.5, None, 0.0, None)
+    state = new_state(how, k, v)
+    keys = hybrid_chunks._keys(how, state, k, v, torch.ones(1, 9, dtype=torch.bool), None)
+
+    def why(how, *, watched=False, state_too=False, log_decay=None):
+        return hybrid_compiled.refusal(how, q, keys, state, log_decay, watched=watched, state_too=state_too)
+
+    assert why(how) is None
+    assert why(how, watched=True) is None
+    assert why(how._replace(causal=False)) is None
+    assert "Slots" in why(how._replace(slots=2))
+    assert "fade" in why(how, log_decay=torch.zeros(1, 1, 9))
+    assert "both sides" in why(how._replace(causal=False), watched=True)
+    assert "state" in why(how, watched=True, state_too=True)
+    with library.disabled():
+        assert "switched off" in why(how)
 
 
 def test_gradients_of_a_step():

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from tarnn.errors import UserError
 
@@ -38,6 +38,7 @@ def finetune(
         raise UserError(f"{out} exists already; name a new folder, or go on in it with --resume.")
     from tarnn.conversion import finetune as finetuned
     from tarnn.conversion.checkpoints import open_pretrained, read_rows, tokenizer_of, usual_length
+    from tarnn.training.interruption import InterruptedRun
 
     model = open_pretrained(checkpoint, converted=True)
     tokenizer, length = tokenizer_of(checkpoint, model), length or usual_length(model)
@@ -53,14 +54,18 @@ def finetune(
         print(f"tarnn: {line}", file=sys.stderr, flush=True)
 
     rows = read_rows(texts, tokenizer, number=num_texts, length=length, report=report)
-    found = finetuned(
-        model, rows, train=train, steps=steps, batch_size=batch_size, learning_rate=learning_rate,
-        drop_window=drop_window, out=out, resume=resume, report=report,
-    )  # fmt: skip
+    try:
+        found = finetuned(
+            model, rows, train=train, steps=steps, batch_size=batch_size, learning_rate=learning_rate,
+            drop_window=drop_window, out=out, resume=resume, report=report,
+        )  # fmt: skip
+    except InterruptedRun as stop:
+        report(f"{stop}, saved; the same command with --resume goes on")
+        raise Exit(stop.exit_code) from None
     model.save_pretrained(out)
     if tokenizer is not None:
         tokenizer.save_pretrained(out)
     paths = found.save(out)
     print(f"{found.unit}: {found.softmax:.4f} → {found.hybrid:.4f}")
-    for name, path in {"model": out, "report": paths[1]}.items():
+    for name, path in {"model": out, "report": paths[1], "log": out / "log.jsonl"}.items():
         print(f"{name:>13}  {path}")

@@ -113,7 +113,3 @@ def main(argv: list[str] | None = None) -> int:
     if code == 130:
         print("tarnn: interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -25,7 +25,7 @@ def train(sources: list[str], out: Path, task: str, **given: Any) -> None:
     """Train a model of text, images, labels, transcripts or pairs; it is validated on held-out data.
 
     Ctrl-C saves and stops. After that, or when killed, the same command with --resume goes on.
-    Many processes: torchrun --nproc-per-node N -m tarnn.cli.main train …
+    Many processes: torchrun --nproc-per-node N -m tarnn train …
     """
     started = time.monotonic()
     foreign = {name: (o, f) for o in reversed(TASKS) if o != task for name, f in own_options(o).items()}

@@ -106,16 +106,21 @@ class TokenLosses(Distillation):
     """Stage 2: KL to the original's tokens. `original` is the model that it was converted from, or None: the same
     weights without adapters (LoRA)."""
 
+    calls: Tensor
+
     def __init__(self, model: Any, names: Iterable[str], original: Any, steps: int, drop_window: bool):
         super().__init__(model, names)
         self._others.append(original)
-        self.steps, self.drop_window, self.calls = steps, drop_window, 0
+        self.steps, self.drop_window = steps, drop_window
+        self.register_buffer(
+            "calls", torch.zeros((), dtype=torch.int64)
+        )  # in checkpoints: where the schedule stands
 
     def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():
             target = self.softmax_logits(input_ids).float().log_softmax(-1)
+        stage = min(2, 3 * int(self.calls) // max(self.steps, 1))
         self.calls += 1
-        stage = min(2, 3 * (self.calls - 1) // max(self.steps, 1))
         dropped = self.drop_window and random.random() < SCHEDULE[stage]
         layers = [x for x in map(child_of, attention_layers(self.model)) if x is not None]
         kept = [x.options for x in layers]

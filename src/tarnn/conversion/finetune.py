@@ -1,18 +1,15 @@
-"""Training a converted model: stage 1 its maps and λ, stage 2 its weights; with the Trainer of transformers."""
+"""Training a converted model: stage 1 its maps and λ, stage 2 its weights. How: `fit.py`."""
 
 import copy
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from tarnn.conversion.calibration import Layer, Near
 from tarnn.conversion.distil import Distillation, MapLosses, TokenLosses
+from tarnn.conversion.fit import fit
 from tarnn.conversion.options import KEY, AttentionOptions, attention_layers, child_of, set_options
 from tarnn.conversion.pretrained import Check, choose, rows_of
 from tarnn.conversion.report import Report
@@ -32,9 +29,10 @@ def finetune(
         afterwards (needs peft); "weights": all of them. Both by KL to the model's tokens with softmax attention.
     drop_window: in "lora" and "weights" windows shrink to one token with probability 0.9, 0.75, 0.5 in thirds of the steps,
         so that features must do the work (SSD, arXiv 2510.05901).
-    out: a folder for the Trainer's checkpoints; with `resume` it goes on from the last one there.
+    out: a folder for checkpoints and log.jsonl; with `resume` it goes on from the last complete checkpoint there.
 
-    A quarter of the texts measures the loss before and after. Raises ValueError for a model that was not converted.
+    A quarter of the texts measures the loss before and after. Raises ValueError for a model that was not converted, UserError
+    for a loss that is not finite, and after Ctrl-C or SIGTERM, once it has saved, InterruptedRun.
     """
     stored = getattr(model.config, KEY, None)
     if not stored:
@@ -105,25 +103,3 @@ def gathered(model: Any) -> dict[int, Layer]:
             heads = (*own.heads, own.heads.d)
             found[i] = Layer(feature_map=own.feature_map, bias=own.far_bias.detach().clone(), heads=heads)
     return found
-
-
-def fit(
-    loss: Distillation, data: list[dict[str, Tensor]], steps: int, batch_size: int, learning_rate: float,
-    out: Path | None, resume: bool, seed: int,
-) -> None:  # fmt: skip
-    """The Trainer's loop: AdamW, gradients clipped at 1, a linear fall after a short rise."""
-    folder = None if out is None else str(out / "checkpoints")
-    args = TrainingArguments(
-        output_dir=folder or "unused", max_steps=steps, per_device_train_batch_size=batch_size, learning_rate=learning_rate,
-        warmup_steps=min(10, steps // 10), max_grad_norm=1.0, weight_decay=0.0, logging_steps=max(1, steps // 20),
-        save_strategy="no" if folder is None else "steps", save_steps=max(1, steps // 10), save_total_limit=2, seed=seed,
-        report_to=[], remove_unused_columns=False, disable_tqdm=not sys.stderr.isatty(),
-        use_cpu=next(loss.parameters()).device.type == "cpu",
-    )  # fmt: skip
-    trainer = Trainer(loss, args, train_dataset=data, data_collator=together)  # type: ignore[arg-type]
-    last = get_last_checkpoint(folder) if resume and folder and Path(folder).is_dir() else None
-    trainer.train(resume_from_checkpoint=last)
-
-
-def together(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}

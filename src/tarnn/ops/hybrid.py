@@ -25,6 +25,7 @@ from tarnn.kernels.packing import bounds, buckets
 from tarnn.numerics import autocast, full_precision
 from tarnn.ops.checks import check_attention
 from tarnn.ops.hybrid_chunks import attend
+from tarnn.ops.hybrid_compiled import is_watched
 from tarnn.ops.hybrid_state import HybridState, Options, at
 from tarnn.ops.hybrid_step import take_step
 
@@ -83,14 +84,21 @@ def hybrid_attention(
         raise ValueError(
             f"inplace=True is for one token and a state, without key_mask and cu_seqlens; got {t} tokens and state={state}."
         )
+    state_too = state is not None or return_state or return_far_share
     with full_precision(q):
-        if one and state is not None and (inplace or not _differentiable(how, q, k, v, log_decay, state)):
-            state.check(how)
+        if (
+            one
+            and state is not None
+            and (inplace or not is_watched(how, q, k, v, log_decay, *pytree.tree_leaves(state)))
+        ):
+            state.check(how, q.dtype)
             o, state, rho = take_step(how, q, k, v, log_decay, state, inplace=inplace)
         elif cu_seqlens is not None:
-            o, state, rho = _packed(how, q, k, v, key_mask, log_decay, state, bounds(cu_seqlens, t))
+            o, state, rho = _packed(
+                how, q, k, v, key_mask, log_decay, state, bounds(cu_seqlens, t), state_too
+            )
         else:
-            o, state, rho = _compact(how, q, k, v, key_mask, log_decay, state)
+            o, state, rho = _compact(how, q, k, v, key_mask, log_decay, state, state_too)
     found = (o, *([state] if return_state else []), *([rho] if return_far_share else []))
     return found if len(found) > 1 else o
 
@@ -134,32 +142,19 @@ def _check_options(causal, window, sinks, slots, softcap, state, return_state, e
         raise ValueError("exact_queries see every key, but a state keeps few; pass one of the two.")
 
 
-def _differentiable(how: Options, *given) -> bool:
-    """Whether autograd watches: a step writes into its copy of the state, which has no gradient."""
-    if not torch.is_grad_enabled():
-        return False
-    parts = (
-        how.far_bias,
-        *given,
-        *pytree.tree_leaves(given[-1]),
-        *(how.feature_map or nn.Module()).parameters(),
-    )
-    return any(isinstance(x, Tensor) and x.requires_grad for x in parts)
-
-
-def _compact(how: Options, q, k, v, key_mask, log_decay, state):
+def _compact(how: Options, q, k, v, key_mask, log_decay, state, state_too: bool):
     """Real tokens to the front, masked ones behind them and left out; outputs back to their places."""
     if key_mask is None:
-        return attend(how, q, k, v, None, log_decay, state)
+        return attend(how, q, k, v, None, log_decay, state, state_too)
     order = (~key_mask).to(torch.int8).argsort(dim=-1, stable=True)  # (b, t)
     q, k, v = (at(x, order) for x in (q, k, v))
     log_decay = None if log_decay is None else at(log_decay[..., None], order)[..., 0]
-    o, state, rho = attend(how, q, k, v, key_mask.sum(-1), log_decay, state)
+    o, state, rho = attend(how, q, k, v, key_mask.sum(-1), log_decay, state, state_too)
     back = order.argsort(dim=-1)
     return at(o, back), state, at(rho[..., None], back)[..., 0]
 
 
-def _packed(how: Options, q, k, v, key_mask, log_decay, state, cuts):
+def _packed(how: Options, q, k, v, key_mask, log_decay, state, cuts, state_too: bool):
     """Sequences of similar length as batches; their outputs back into the row."""
     pieces, places, states = [], [], []
     for members, index, real in buckets(cuts, q.device):
@@ -167,7 +162,7 @@ def _packed(how: Options, q, k, v, key_mask, log_decay, state, cuts):
         q_i, k_i, v_i = (x[0][:, index].transpose(0, 1) for x in (q, k, v))
         decay = None if log_decay is None else log_decay[0][:, index].transpose(0, 1)
         before = None if state is None else state.select(members)
-        out, after, share = _compact(how, q_i, k_i, v_i, mask, decay, before)
+        out, after, share = _compact(how, q_i, k_i, v_i, mask, decay, before, state_too)
         both = torch.cat([out, share[..., None].to(out.dtype)], -1)
         pieces.append(both.transpose(0, 1)[:, real])  # (h, tokens, e + 1)
         places.append(index[real])

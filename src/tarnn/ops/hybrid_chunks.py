@@ -6,20 +6,19 @@ work on keys and values that are delayed. Parts are merged by the logarithms of 
 """
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tarnn.kernels.cpu import hybrid as compiled
 from tarnn.kernels.eager.weights import chunk_weights
 from tarnn.numerics import finite, wide
-from tarnn.ops import hybrid_slots
+from tarnn.ops import hybrid_compiled, hybrid_slots
 from tarnn.ops.features import features
-from tarnn.ops.hybrid_state import HybridState, Options, at, capped, room_of
+from tarnn.ops.hybrid_compiled import log_scale
+from tarnn.ops.hybrid_state import HybridState, Keys, Options, at, capped, room_of
 
 CHUNK = 64
-PIECE = 4096  # tokens, where features are made for the compiled kernel
 
 
 class Part(NamedTuple):
@@ -35,8 +34,9 @@ def new_state(how: Options, k: Tensor, v: Tensor) -> HybridState:
     return HybridState.zeros(k, v, f, window=how.window, sinks=how.sinks, slots=how.slots)
 
 
-def attend(how: Options, q, k, v, count, log_decay, state):
-    """Rows whose real tokens stand in front, `count` (b,) of them (None: all)."""
+def attend(how: Options, q, k, v, count, log_decay, state, state_too: bool):
+    """Rows whose real tokens stand in front, `count` (b,) of them (None: all). state_too: so that gradients pass through
+    the state and ρ."""
     b, t = q.shape[0], q.shape[2]
     dtype = wide(v.dtype)
     real = torch.ones(b, t, dtype=torch.bool, device=q.device)
@@ -45,30 +45,18 @@ def attend(how: Options, q, k, v, count, log_decay, state):
     k, v = (x.masked_fill(~real[:, None, :, None], 0.0) for x in (k, v))  # whatever stands there: NaN too
     if state is None:
         state = new_state(how, k, v)
-    state.check(how)
+    state.check(how, q.dtype)
     if not t:
-        empty = torch.zeros_like(q[..., 0], dtype=dtype)
+        empty = q.sum(-1, dtype=dtype)  # autograd sees where it comes from
         return empty[..., None].expand(-1, -1, -1, v.shape[3]).to(v.dtype), state, empty
     keys = _keys(how, state, k, v, real, log_decay)
-    if (
-        how.causal
-        and not how.slots
-        and log_decay is None
-        and how.softcap is None
-        and how.exact_queries is None
-    ):
-        given = (
-            q,
-            k,
-            v,
-            state.k,
-            state.S,
-            how.far_bias,
-            *(how.feature_map or torch.nn.Module()).parameters(),
-        )
-        watched = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given)
-        if not watched and compiled.refusal(q) is None:
-            return _compiled(how, q, keys, state)
+    watched = hybrid_compiled.is_watched(how, q, k, v, state.k, state.S)
+    if hybrid_compiled.refusal(how, q, keys, state, log_decay, watched=watched, state_too=state_too) is None:
+        o, rho, sums = hybrid_compiled.attend(how, q, keys, state, watched=watched)
+        if how.exact_queries is not None:
+            o, rho = _with_exact_rows(how, q, k, v, real, o, rho)
+        after = replace(state, **sums._asdict()) if how.causal else state
+        return o, _after(how, after, keys, None) if how.causal else None, rho
     slots = _slots(how, state, keys) if how.slots else None
     parts = [_exact(how, q.to(dtype), keys, slots)]
     after = state
@@ -87,64 +75,7 @@ def attend(how: Options, q, k, v, count, log_decay, state):
     return o, _after(how, after, keys, slots) if how.causal else None, rho.masked_fill(~real[:, None], 0.0)
 
 
-def _compiled(how: Options, q, keys: "_Keys", state: HybridState):
-    """The same by the compiled kernel, which takes features as they are; in pieces, so that few of them exist at a time."""
-    t, w = q.shape[2], how.window
-    bias, kind = torch.as_tensor(how.far_bias, device=q.device), wide(q.dtype)
-    outputs, shares = [], []
-    sums: Any = (state.S, state.z, state.M)
-    enters = ((keys.there & (keys.place >= how.sinks))[:, :t] & keys.real)[:, None]
-    total = keys.real.sum(-1)
-    for at_token in range(0, t, PIECE):
-        here = slice(at_token, min(t, at_token + PIECE))
-        length = (total - at_token).clamp(0, here.stop - at_token)
-        queries = q[:, :, here]
-        far: Any = (None, None, None, None)
-        if how.feature_map is not None:
-            phi_q, a = features(how.feature_map, queries, "queries")
-            phi_k, weight = features(how.feature_map, keys.k[:, :, here], "keys")
-            a = (phi_q.new_zeros(phi_q.shape[:3]) if a is None else a) + bias.to(kind).expand(q.shape[1])[
-                :, None
-            ]
-            weight = torch.zeros_like(phi_k[..., 0]) if weight is None else weight
-            far = (
-                phi_q.to(kind),
-                a.to(kind),
-                phi_k.to(kind),
-                weight.to(kind).masked_fill(~enters[:, :, here], -torch.inf),
-            )
-        row = slice(at_token, here.stop + w)
-        given: Any = (
-                queries, keys.k[:, :, row], keys.v[:, :, row], keys.sink_k, keys.sink_v, state.count + at_token, length,
-                *far, *sums, how.scale,
-        )  # fmt: skip
-        o, share, *sums = compiled.forward(compiled.HybridCall(*given))
-        outputs.append(o)
-        shares.append(share)
-    S, z, M = sums
-    after = _after(how, replace(state, S=S, z=z, M=M), keys, None)
-    return torch.cat(outputs, 2), after, torch.cat(shares, 2)
-
-
-class _Keys(NamedTuple):
-    """The window before, and behind it the new keys: w + t places, of which `there` says what is filled.
-
-    A key's fade at new token i is clock_i + birth_j, in float64: differences of long sums.
-    """
-
-    k: Tensor  # (b, g, w + t, d)
-    v: Tensor
-    place: Tensor  # (b, w + t) in its sequence; below 0: none
-    there: Tensor  # (b, w + t)
-    birth: Tensor  # (b, g, w + t)
-    clock: Tensor  # (b, g, t)
-    sink_k: Tensor  # (b, g, s, d), those before and those among the new
-    sink_v: Tensor
-    sink_birth: Tensor
-    real: Tensor  # (b, t)
-
-
-def _keys(how: Options, state: HybridState, k, v, real, log_decay) -> _Keys:
+def _keys(how: Options, state: HybridState, k, v, real, log_decay) -> Keys:
     (b, g, t, _), w, s, device = k.shape, how.window, how.sinks, k.device
     # e^−10⁴ is 0
     decay = torch.zeros(b, g, t, device=device) if log_decay is None else log_decay.clamp(min=-1e4)
@@ -159,14 +90,14 @@ def _keys(how: Options, state: HybridState, k, v, real, log_decay) -> _Keys:
         sink_birth = torch.where(old, sink_birth, at(-clock[..., None], index))
     ring = room_of(place[:, :w].clamp(min=s), how)
     before_k, before_v, fade = (at(x, ring) for x in (state.k, state.v, state.fade[..., None]))
-    return _Keys(
+    return Keys(
         torch.cat([before_k, k], 2), torch.cat([before_v, v], 2), place, there,
         torch.cat([fade[..., 0].double(), -clock], 2), clock, sink_k, sink_v, sink_birth[..., 0], real,
     )  # fmt: skip
 
 
 class _Slots(NamedTuple):
-    """The keys of one row, slots before those of `_Keys`, and which of them slots hold at which token."""
+    """The keys of one row, slots before those of `Keys`, and which of them slots hold at which token."""
 
     k: Tensor  # (b, g, c + w + t, d)
     v: Tensor
@@ -177,7 +108,7 @@ class _Slots(NamedTuple):
     course: hybrid_slots.Course | None  # None: the slots are the same for all queries
 
 
-def _slots(how: Options, state: HybridState, keys: _Keys) -> _Slots:
+def _slots(how: Options, state: HybridState, keys: Keys) -> _Slots:
     g, t, c = keys.k.shape[1], keys.real.shape[1], how.slots
     first = how.sinks + how.window
     row = (
@@ -194,13 +125,13 @@ def _slots(how: Options, state: HybridState, keys: _Keys) -> _Slots:
     index, there = hybrid_slots.worst(score, lives, c)
     n = -(-t // CHUNK)
     # those in the window of a query stand there already
-    now = torch.arange(n * CHUNK, device=score.device).view(n, CHUNK, 1) + how.window  # in the row of `_Keys`
+    now = torch.arange(n * CHUNK, device=score.device).view(n, CHUNK, 1) + how.window  # in the row of `Keys`
     far = (index[:, :, None, None] - now).abs() >= how.window
     index = index[:, :, None].expand(-1, -1, n, -1)
     return _Slots(*row, index + c, far & there[:, :, None, None], None)
 
 
-def _exact(how: Options, q: Tensor, keys: _Keys, slots: _Slots | None) -> Part:
+def _exact(how: Options, q: Tensor, keys: Keys, slots: _Slots | None) -> Part:
     """Window, sinks and slots, chunk by chunk."""
     (b, h, t, _), g, window, sinks = q.shape, keys.k.shape[1], how.window, how.sinks
     n, reach = -(-t // CHUNK), window if how.causal else 2 * window - 1
@@ -274,14 +205,12 @@ def _merged(parts: list[Part]) -> tuple[Tensor, Tensor]:
     return o.squeeze(-2), log_weight.squeeze(-1)
 
 
-def _far(how: Options, q, keys: _Keys, slots: _Slots | None, state: HybridState):
+def _far(how: Options, q, keys: Keys, slots: _Slots | None, state: HybridState):
     """The keys beyond the window, estimated: a part for those before, where not causal one for those behind; and S, z, M."""
     t, window = q.shape[2], how.window
     assert how.feature_map is not None
     phi_q, a_q = features(how.feature_map, q, "queries")
-    bias = how.far_bias
-    bias = bias[None, :, None] if isinstance(bias, Tensor) and bias.ndim else bias
-    a = phi_q.new_zeros(phi_q.shape[:3]) + bias if a_q is None else a_q + bias  # (b, h, t)
+    a = log_scale(how, phi_q, a_q, phi_q.dtype)  # (b, h, t)
     lives = (keys.there & (keys.place >= how.sinks))[:, None]
     enters = lives[:, :, :t] & keys.real[:, None]  # with each new token one key leaves the window
     if slots is None or slots.course is None:
@@ -365,7 +294,7 @@ def _with_exact_rows(how: Options, q, k, v, real, o, rho):
     return o.index_copy(2, rows_at, mean.flatten(1, 2)), rho.index_fill(2, rows_at, 0.0)
 
 
-def _after(how: Options, state: HybridState, keys: _Keys, slots: _Slots | None) -> HybridState:
+def _after(how: Options, state: HybridState, keys: Keys, slots: _Slots | None) -> HybridState:
     """The state behind the new tokens."""
     w, s = how.window, how.sinks
     count, now = state.count + keys.real.sum(-1), keys.clock[:, :, -1:]

@@ -25,6 +25,24 @@ class Options(NamedTuple):
     exact_queries: Tensor | None
 
 
+class Keys(NamedTuple):
+    """The window before, and behind it the new keys: w + t places, of which `there` says what is filled.
+
+    A key's fade at new token i is clock_i + birth_j, in float64: differences of long sums.
+    """
+
+    k: Tensor  # (b, g, w + t, d)
+    v: Tensor
+    place: Tensor  # (b, w + t) in its sequence; below 0: none
+    there: Tensor  # (b, w + t)
+    birth: Tensor  # (b, g, w + t)
+    clock: Tensor  # (b, g, t)
+    sink_k: Tensor  # (b, g, s, d), those before and those among the new
+    sink_v: Tensor
+    sink_birth: Tensor
+    real: Tensor  # (b, t)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class HybridState(State):
     """What a sequence so far means to what comes after it: of constant size, however long it is.
@@ -61,8 +79,13 @@ class HybridState(State):
             torch.zeros(b, dtype=torch.int64, device=k.device),
         )  # fmt: skip
 
-    def check(self, how: Options) -> None:
-        """ValueError for a state that was made with other options."""
+    def check(self, how: Options, dtype: torch.dtype) -> None:
+        """ValueError for a state that was made with other options, or whose sums are not what inputs of this dtype need."""
+        if self.S.dtype != wide(dtype):
+            raise ValueError(
+                f"the state is {self.S.dtype}, and inputs in {dtype} need {wide(dtype)}; cast the inputs, or "
+                "begin a new state."
+            )
         n, slots = how.sinks + how.window + how.slots, self.score.shape[2]
         if self.k.shape[2] != n or slots != how.slots:
             raise ValueError(

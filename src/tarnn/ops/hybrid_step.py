@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from tarnn.numerics import finite, wide
-from tarnn.ops import hybrid_slots
+from tarnn.ops import hybrid_compiled, hybrid_slots
 from tarnn.ops.features import features
 from tarnn.ops.hybrid_state import HybridState, Options, capped, room_of
 
@@ -16,6 +16,11 @@ def take_step(
     """One real token of each row: o (b, h, 1, e), the state behind it, ρ (b, h, 1)."""
     if not inplace:
         state = state.clone()
+    if hybrid_compiled.step_refusal(how, q, state) is None:
+        o, rho = hybrid_compiled.step(how, q, k, v, log_decay, room_of(state.count, how), state)
+        if inplace:
+            increment_version(_written(state))
+        return o, state, rho
     if log_decay is not None:  # e^−10⁴ is 0
         decay = log_decay[..., 0].clamp(min=-1e4).to(state.fade.dtype)
         state.fade.add_(decay[..., None] * _filled(how, state))
@@ -23,8 +28,12 @@ def take_step(
     _make_room(how, k, v, state)
     o, rho = _read(how, q, v.dtype, state)
     if inplace:
-        increment_version(tuple(state.tensors().values()))
+        increment_version(_written(state))
     return o, state, rho
+
+
+def _written(s: HybridState) -> tuple[Tensor, ...]:
+    return s.k, s.v, s.fade, s.score, s.place, s.S, s.z, s.M, s.count
 
 
 def _make_room(how: Options, k: Tensor, v: Tensor, state: HybridState) -> None:

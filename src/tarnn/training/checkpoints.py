@@ -94,7 +94,7 @@ def sweep(folder: Path) -> None:
 
 
 def read_state(checkpoint: Path) -> RunState:
-    """The marker's content, if every file that it lists is there in full and the model is one of ours.
+    """The marker's content, if every file that it lists is there in full.
 
     Raises UserError that names the file, what was expected and what to do.
     """
@@ -109,18 +109,23 @@ def read_state(checkpoint: Path) -> RunState:
             what = "is missing" if got is None else f"has {got:,} bytes where {size:,} were written"
             raise UserError(f"{path} {what}: the checkpoint is damaged. {remedy(checkpoint)}")
     with reading(checkpoint):
-        kind = json.loads((checkpoint / "config.json").read_text()).get("model_type")
         json.loads((checkpoint / "trainer_state.json").read_text())
         for path in checkpoint.glob("*.safetensors"):
             with safe_open(path, framework="pt"):
                 pass
+    return state
+
+
+def refuse_other_kind(checkpoint: Path) -> None:
+    """UserError where the model in it is not one of ours."""
+    with reading(checkpoint):
+        kind = json.loads((checkpoint / "config.json").read_text()).get("model_type")
     kinds = [task.model_type for task in TASKS.values()]
     if kind not in kinds:
         raise UserError(
             f"{checkpoint} holds a model of another kind ({kind!r}); expected {' or '.join(map(repr, kinds))}. "
             f"{remedy(checkpoint)}"
         )
-    return state
 
 
 @contextmanager

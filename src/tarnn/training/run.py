@@ -124,6 +124,7 @@ def run(
         checkpoint = find_checkpoint(settings, args, progress)
         if checkpoint:
             trainer.run_state = checkpoints.read_state(checkpoint)
+            checkpoints.refuse_other_kind(checkpoint)
             progress.best = trainer.run_state.best_bits_per_byte or math.inf
         add_callbacks(trainer, settings, facts, progress)
         set_seed(settings.seed + args.process_index)  # dropout differs between processes

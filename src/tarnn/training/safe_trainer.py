@@ -3,9 +3,9 @@
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from torch.utils.data import Sampler
 from transformers import Trainer, TrainingArguments
 
 from tarnn.errors import UserError
-from tarnn.tasks import Task
 from tarnn.training import checkpoints
 from tarnn.training.budget import Clock, TimeBudget
 from tarnn.training.checkpoints import RunState
@@ -29,6 +28,31 @@ class ValidationGivenUpError(Exception):
     """A validation that was cut short by a signal; its sums are no measure."""
 
 
+class Trainable(Protocol):
+    """What the trainer asks of a `Task`, and of whatever else it trains."""
+
+    examples: Any
+    tokenizer: Any
+
+    @property
+    def rates(self) -> tuple[str, ...]: ...
+
+    @property
+    def has_sample(self) -> bool: ...
+
+    def sampler(self, num_examples: int, seed: int) -> Sampler[int]: ...
+
+    def collate(self, rows: Any, /) -> dict[str, Tensor]: ...
+
+    def validation(self, batch_size: int) -> Sequence[dict[str, Tensor]] | None: ...
+
+    def loss(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]: ...
+
+    def sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor: ...
+
+    def trainer_options(self, args: TrainingArguments) -> dict[str, Any]: ...
+
+
 class SafeTrainer(Trainer):
     """Trains the model of a task on one endless row of its examples, epoch after epoch without a seam.
 
@@ -38,7 +62,7 @@ class SafeTrainer(Trainer):
     """
 
     def __init__(
-        self, *, task: Task, args: TrainingArguments, folder: Path, keep: int, clock: Clock,
+        self, *, task: Trainable, args: TrainingArguments, folder: Path, keep: int, clock: Clock,
         interruption: Interruption, **kwargs: Any,
     ):  # fmt: skip
         self.task, self.folder, self.keep, self.clock = task, folder, keep, clock

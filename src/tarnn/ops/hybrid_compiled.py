@@ -1,0 +1,156 @@
+"""Hybrid attention by the compiled kernels: what they can't do, the features that they are given, and gradients."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from tarnn.kernels.cpu import hybrid as compiled
+from tarnn.kernels.cpu.hybrid import HybridCall, Sums
+from tarnn.numerics import wide
+from tarnn.ops.features import features
+from tarnn.ops.hybrid_state import HybridState, Keys, Options
+
+PIECE = 4096  # tokens for which features are made at a time, so that few of them exist
+
+
+def refusal(
+    how: Options, q: Tensor, keys: Keys, state: HybridState, log_decay: Tensor | None, *, watched: bool, state_too: bool
+) -> str | None:  # fmt: skip
+    """Why plain PyTorch computes a sequence, or None. watched: autograd does; state_too: through the state or ρ, too."""
+    if how.slots:
+        return "Slots are filled in plain PyTorch."
+    if log_decay is not None or bool(state.fade.any()):
+        return "Keys fade in plain PyTorch; only single tokens do so in the compiled kernels."
+    if watched and not how.causal:
+        return "The gradients of attention to both sides are computed in plain PyTorch."
+    if watched and (state_too or how.exact_queries is not None):
+        return "Gradients through a state, ρ or exact_queries are computed in plain PyTorch."
+    return mixed(q, keys.k, keys.v, state.S) or compiled.refusal(q)
+
+
+def step_refusal(how: Options, q: Tensor, state: HybridState) -> str | None:
+    """Why plain PyTorch computes a single token, or None."""
+    if how.slots:
+        return "Slots are filled in plain PyTorch."
+    if not all(x.is_contiguous() for x in (state.fade, state.S, state.z, state.M)):
+        return "The compiled step writes into states without gaps; this one is a view of another."
+    return mixed(q, state.k, state.v, state.S) or compiled.refusal(q)
+
+
+def mixed(q: Tensor, *others: Tensor) -> str | None:
+    """A refusal where float64 meets another type."""
+    if any(wide(x.dtype) != wide(q.dtype) for x in others):
+        return "The compiled kernels of hybrid attention take float64 together with float64 alone."
+    return None
+
+
+def is_watched(how: Options, *given: Any) -> bool:
+    """Whether autograd watches something that attention depends on."""
+    if not torch.is_grad_enabled():
+        return False
+    parts = (how.far_bias, *given, *(how.feature_map or nn.Module()).parameters())
+    return any(isinstance(x, Tensor) and x.requires_grad for x in parts)
+
+
+def attend(
+    how: Options, q: Tensor, keys: Keys, state: HybridState, *, watched: bool
+) -> tuple[Tensor, Tensor, Sums]:
+    """o (b, h, t, e), ρ (b, h, t) and the sums behind; in pieces where autograd doesn't watch."""
+    t, w = q.shape[2], how.window
+    total, sums = keys.real.sum(-1), Sums(state.S, state.z, state.M)
+    outputs, shares = [], []
+    for start in range(0, t, PIECE if how.causal and not watched else t):
+        here = slice(start, min(t, start + PIECE) if how.causal and not watched else t)
+        row, size = slice(start, here.stop + w), here.stop - start
+        given: Any = (
+            q[:, :, here], keys.k[:, :, row], keys.v[:, :, row], keys.sink_k, keys.sink_v, state.count + start,
+            (total - start).clamp(0, size), *far_of(how, q, keys, here), w, how.causal, how.scale, how.softcap or 0.0,
+        )  # fmt: skip
+        call = HybridCall(*given)
+        if watched:
+            o, share = _Attend.apply(*call, sums)  # type: ignore[misc]
+        else:
+            o, share, _, sums = compiled.forward(call, sums, for_backward=False)
+        outputs.append(o)
+        shares.append(share)
+    if len(outputs) == 1:
+        return outputs[0], shares[0], sums
+    return torch.cat(outputs, 2), torch.cat(shares, 2), sums
+
+
+def far_of(how: Options, q: Tensor, keys: Keys, here: slice) -> tuple[Any, ...]:
+    """φ(q), a, φ(k), w of `HybridCall`."""
+    if how.feature_map is None:
+        return None, None, None, None
+    kind, w = wide(q.dtype), how.window
+    lives = keys.there & (keys.place >= how.sinks)
+    if how.causal:  # with each new token one key leaves the window
+        k, enters = keys.k[:, :, here], (lives[:, : keys.real.shape[1]] & keys.real)[:, here]
+    else:
+        k, enters = keys.k[:, :, w:], lives[:, w:]
+    phi_q, a = features(how.feature_map, q[:, :, here], "queries")
+    phi_k, weight = features(how.feature_map, k, "keys")
+    weight = torch.zeros_like(phi_k[..., 0]) if weight is None else weight
+    return (
+        phi_q.to(kind), log_scale(how, phi_q, a, kind), phi_k.to(kind),
+        weight.to(kind).masked_fill(~enters[:, None], -torch.inf),
+    )  # fmt: skip
+
+
+def log_scale(how: Options, phi_q: Tensor, a: Tensor | None, kind: torch.dtype) -> Tensor:
+    """a + λ, (b, h, t)."""
+    bias = torch.as_tensor(how.far_bias, device=phi_q.device).to(kind).expand(phi_q.shape[1])[:, None]
+    return bias.expand(phi_q.shape[:3]) if a is None else a.to(kind) + bias
+
+
+class _Attend(torch.autograd.Function):
+    """A causal call with nothing before it. Log-scales have gradients, too: φ·dφ, summed."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        call, sums = HybridCall(*inputs[:-1]), inputs[-1]
+        o, share, log_total, _ = compiled.forward(call, sums, for_backward=True)
+        ctx.save_for_backward(*call[:11], o, log_total)
+        ctx.constants = call[11:]
+        ctx.mark_non_differentiable(share)
+        return o, share
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_o, _):
+        *tensors, o, log_total = ctx.saved_tensors
+        call = HybridCall(*tensors, *ctx.constants)
+        grad_q, grad_k, grad_v, grad_sink_k, grad_sink_v, grad_phi_q, grad_phi_k = compiled.backward(
+            call, o, log_total, grad_o
+        )
+        a = None if grad_phi_q is None else (call.phi_q * grad_phi_q).sum(-1)
+        weight = None if grad_phi_k is None else (call.phi_k * grad_phi_k).sum(-1)
+        return (
+            grad_q, grad_k, grad_v, grad_sink_k, grad_sink_v, None, None, grad_phi_q, a, grad_phi_k, weight,
+            *[None] * 5,
+        )  # fmt: skip
+
+
+def step(
+    how: Options, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, room: Tensor, state: HybridState
+) -> tuple[Tensor, Tensor]:
+    """One token per row into the state, in place: o and ρ. room (b,): where the store takes it."""
+    far: tuple[Any, ...] = (None, None, None, None)
+    if how.feature_map is not None:
+        kind = wide(q.dtype)
+        old = state.k.gather(2, room[:, None, None, None].expand(-1, state.k.shape[1], 1, state.k.shape[3]))
+        (phi_q, a), (phi_k, weight) = (
+            features(how.feature_map, x, side) for x, side in ((q, "queries"), (old, "keys"))
+        )
+        weight = torch.zeros_like(phi_k[..., 0]) if weight is None else weight
+        far = phi_q.to(kind), log_scale(how, phi_q, a, kind), phi_k.to(kind), weight.to(kind)
+    decay = None if log_decay is None else log_decay[..., 0].clamp(min=-1e4).to(state.fade.dtype)
+    o, rho = compiled.step(
+        q, k.to(state.k.dtype), v.to(state.v.dtype), far, None if decay is None else decay[..., None],
+        (state.k, state.v, state.fade), state.count, Sums(state.S, state.z, state.M), sinks=how.sinks, scale=how.scale,
+        softcap=how.softcap or 0.0,
+    )  # fmt: skip
+    state.count.add_(1)
+    return o.to(v.dtype), rho
