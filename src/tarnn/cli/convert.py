@@ -37,11 +37,11 @@ def convert(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already; name a new folder.")
     from tarnn.conversion import convert as converted
-    from tarnn.conversion.checkpoints import open_pretrained, read_rows, tokenizer_of, usual_length
+    from tarnn.conversion.checkpoints import length_of_rows, open_pretrained, read_rows, tokenizer_of
     from tarnn.feature_maps import options_of
 
     model = open_pretrained(checkpoint)
-    tokenizer, length = tokenizer_of(checkpoint, model), length or usual_length(model)
+    tokenizer, length = tokenizer_of(checkpoint, model), length_of_rows(model, length)
     described = {
         "name": feature_map,
         **({"num_features": features} if "num_features" in options_of(feature_map) else {}),

@@ -37,11 +37,11 @@ def finetune(
     if out.exists() and any(out.iterdir()) and not resume:
         raise UserError(f"{out} exists already; name a new folder, or go on in it with --resume.")
     from tarnn.conversion import finetune as finetuned
-    from tarnn.conversion.checkpoints import open_pretrained, read_rows, tokenizer_of, usual_length
+    from tarnn.conversion.checkpoints import length_of_rows, open_pretrained, read_rows, tokenizer_of
     from tarnn.training.interruption import InterruptedRun
 
     model = open_pretrained(checkpoint, converted=True)
-    tokenizer, length = tokenizer_of(checkpoint, model), length or usual_length(model)
+    tokenizer, length = tokenizer_of(checkpoint, model), length_of_rows(model, length)
     shown = {
         "checkpoint": f"{checkpoint} ({type(model).__name__}, {model.num_parameters():,} parameters)",
         "texts": f"{', '.join(texts)}: {num_texts} rows of {length:,} tokens", "train": train,

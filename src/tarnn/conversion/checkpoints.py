@@ -1,6 +1,7 @@
 """Checkpoints of transformers from a folder, and texts as rows of ids for them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ def open_pretrained(folder: Path, *, converted: bool = False) -> Any:
             f"{folder}: no config.json there; expected the folder of a checkpoint of transformers, as save_pretrained "
             "writes it."
         )
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with reading(folder):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
     if config.model_type.startswith("tarnn"):
         raise UserError(
             f"{folder}: a {config.model_type} checkpoint is linear already; a softmax model can be converted."
@@ -37,7 +39,19 @@ def open_pretrained(folder: Path, *, converted: bool = False) -> Any:
         )
         raise UserError(f"{folder}: this checkpoint has {has} converted; {remedy}.")
     kind = getattr(transformers, (config.architectures or [""])[0], AutoModel)
-    return kind.from_pretrained(folder, local_files_only=True).eval()
+    with reading(folder):
+        return kind.from_pretrained(folder, local_files_only=True).eval()
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """What transformers has to say of a folder that it can't read, in one sentence about that folder."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"{folder} can't be read as a checkpoint of transformers: {' '.join(str(error).split())[:300]}"
+        ) from error
 
 
 def tokenizer_of(folder: Path, model: Any) -> Any:
@@ -55,6 +69,8 @@ def read_rows(
     sources: Sequence[str], tokenizer: Any, *, number: int, length: int, report: Callable[[str], None]
 ) -> list[Tensor]:
     """`number` rows of `length` ids (or of fewer, where documents are shorter), spread evenly over the sources."""
+    if number < 1 or length < 2:
+        raise UserError(f"expected 1 text or more, of 2 tokens or more; got {number} of {length}.")
     found: list[Tensor] = []
     for document in read_documents(sources, report=report):
         if tokenizer is None:
@@ -72,6 +88,11 @@ def read_rows(
     return whole[::step][:number]
 
 
-def usual_length(model: Any) -> int:
-    """As long as the model reads, within reason."""
-    return min(LONGEST, getattr(model.config, "max_position_embeddings", None) or LONGEST)
+def length_of_rows(model: Any, asked: int | None) -> int:
+    """What was asked for, or as long as the model reads, within reason. UserError for more than it reads."""
+    most = getattr(model.config, "max_position_embeddings", None)
+    if asked is not None and most and asked > most:
+        raise UserError(
+            f"--length {asked:,} is longer than this model's context; expected {most:,} tokens at most."
+        )
+    return asked if asked is not None else min(LONGEST, most or LONGEST)

@@ -54,6 +54,10 @@ def convert(
     check = Check(model, rows[len(rows) - kept :] if kept else rows)
     report("queries and keys of each layer")
     layers = gather(model, seen, feature_map, near)
+    if not 0 <= exact_layers <= len(layers):
+        raise ValueError(
+            f"exact_layers must be 0 to {len(layers)}, as many as can be converted; got {exact_layers}."
+        )
     report("output errors of each head")
     reports = choose(model, seen, layers, near)
     before = check.softmax

@@ -33,6 +33,8 @@ class QueryClusters(FeatureMap):
         self, head_dim: int, num_features: int = 64, *, num_heads: int = 1, sharpness: float = 3.0,
         scale: float | None = None, seed: int | None = None,
     ):  # fmt: skip
+        if num_features < 1:
+            raise ValueError(f"QueryClusters needs num_features of 1 or more; got {num_features}.")
         super().__init__()
         self.head_dim, self.first_sharpness, self.seed = head_dim, sharpness, seed
         self.scale = head_dim**-0.5 if scale is None else scale

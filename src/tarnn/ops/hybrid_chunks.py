@@ -6,13 +6,15 @@ work on keys and values that are delayed. Parts are merged by the logarithms of 
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from tarnn.kernels.cpu.hybrid import HybridCall
 from tarnn.kernels.eager.weights import chunk_weights
-from tarnn.numerics import finite, wide
+from tarnn.numerics import default_eps, finite, wide
 from tarnn.ops import hybrid_compiled, hybrid_slots
 from tarnn.ops.features import features
 from tarnn.ops.hybrid_compiled import log_scale
@@ -52,7 +54,8 @@ def attend(how: Options, q, k, v, count, log_decay, state, state_too: bool):
     keys = _keys(how, state, k, v, real, log_decay)
     watched = hybrid_compiled.is_watched(how, q, k, v, state.k, state.S)
     if hybrid_compiled.refusal(how, q, keys, state, log_decay, watched=watched, state_too=state_too) is None:
-        o, rho, sums = hybrid_compiled.attend(how, q, keys, state, watched=watched)
+        plain = partial(_from_features, how, keys)
+        o, rho, sums = hybrid_compiled.attend(how, q, keys, state, plain, watched=watched)
         if how.exact_queries is not None:
             o, rho = _with_exact_rows(how, q, k, v, real, o, rho)
         after = replace(state, **sums._asdict()) if how.causal else state
@@ -73,6 +76,19 @@ def attend(how: Options, q, k, v, count, log_decay, state, state_too: bool):
         o, rho = _with_exact_rows(how, q, k, v, real, o, rho)
     o = o.masked_fill(~real[:, None, :, None], 0.0).to(v.dtype)
     return o, _after(how, after, keys, slots) if how.causal else None, rho.masked_fill(~real[:, None], 0.0)
+
+
+def _from_features(how: Options, keys: Keys, call: HybridCall) -> Tensor:
+    """o of a causal call that nothing came before, as the compiled kernel computes it."""
+    keys = keys._replace(k=call.k, v=call.v, sink_k=call.sink_k, sink_v=call.sink_v)
+    t, dtype = call.q.shape[2], wide(call.q.dtype)
+    parts = [_exact(how, call.q.to(dtype), keys, None)]
+    if call.phi_q is not None:
+        (b, g, _, f), e = call.phi_k.shape, call.v.shape[3]
+        nothing = call.phi_k.new_zeros(b, g, f, e + 1), call.phi_k.new_full((b, g), -torch.inf)
+        far = (call.phi_q, call.phi_k, call.v[:, :, :t], call.weight, keys.clock.to(dtype), *nothing, call.a)
+        parts.append(_sweep(*far)[0])
+    return _merged(parts)[0].masked_fill(~keys.real[:, None, :, None], 0.0).to(call.v.dtype)
 
 
 def _keys(how: Options, state: HybridState, k, v, real, log_decay) -> Keys:
@@ -274,7 +290,7 @@ def _sweep(phi_q, phi_k, v, w, decay, sums, M, a):
         for x in (found, weights.M[:, :, :, None].expand(found.shape[:-1]))
     )
     num, den = found[..., :-1], found[..., -1]
-    none = den <= 0
+    none = den <= default_eps(den.dtype)  # smaller ones would have infinite gradients
     safe = den.masked_fill(none, 1.0)
     log_weight = torch.where(none, -torch.inf, safe.log() + unit + a)
     return Part(num / safe[..., None], log_weight), sums, weights.M_out

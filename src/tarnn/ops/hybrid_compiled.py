@@ -1,10 +1,10 @@
 """Hybrid attention by the compiled kernels: what they can't do, the features that they are given, and gradients."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from tarnn.kernels.cpu import hybrid as compiled
 from tarnn.kernels.cpu.hybrid import HybridCall, Sums
@@ -19,6 +19,8 @@ def refusal(
     how: Options, q: Tensor, keys: Keys, state: HybridState, log_decay: Tensor | None, *, watched: bool, state_too: bool
 ) -> str | None:  # fmt: skip
     """Why plain PyTorch computes a sequence, or None. watched: autograd does; state_too: through the state or ρ, too."""
+    if why := mixed(q, keys.k, keys.v, state.S) or compiled.refusal(q):
+        return why
     if how.slots:
         return "Slots are filled in plain PyTorch."
     if log_decay is not None or bool(state.fade.any()):
@@ -27,7 +29,7 @@ def refusal(
         return "The gradients of attention to both sides are computed in plain PyTorch."
     if watched and (state_too or how.exact_queries is not None):
         return "Gradients through a state, ρ or exact_queries are computed in plain PyTorch."
-    return mixed(q, keys.k, keys.v, state.S) or compiled.refusal(q)
+    return None
 
 
 def step_refusal(how: Options, q: Tensor, state: HybridState) -> str | None:
@@ -55,9 +57,12 @@ def is_watched(how: Options, *given: Any) -> bool:
 
 
 def attend(
-    how: Options, q: Tensor, keys: Keys, state: HybridState, *, watched: bool
-) -> tuple[Tensor, Tensor, Sums]:
-    """o (b, h, t, e), ρ (b, h, t) and the sums behind; in pieces where autograd doesn't watch."""
+    how: Options, q: Tensor, keys: Keys, state: HybridState, plain: Callable[[HybridCall], Tensor], *, watched: bool
+) -> tuple[Tensor, Tensor, Sums]:  # fmt: skip
+    """o (b, h, t, e), ρ (b, h, t) and the sums behind; in pieces where autograd doesn't watch.
+
+    plain: o of a call that nothing came before, for derivatives of gradients.
+    """
     t, w = q.shape[2], how.window
     total, sums = keys.real.sum(-1), Sums(state.S, state.z, state.M)
     outputs, shares = [], []
@@ -70,7 +75,7 @@ def attend(
         )  # fmt: skip
         call = HybridCall(*given)
         if watched:
-            o, share = _Attend.apply(*call, sums)  # type: ignore[misc]
+            o, share = _Attend.apply(*call, sums, plain)  # type: ignore[misc]
         else:
             o, share, _, sums = compiled.forward(call, sums, for_backward=False)
         outputs.append(o)
@@ -110,18 +115,27 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *inputs):
-        call, sums = HybridCall(*inputs[:-1]), inputs[-1]
+        *given, sums, ctx.plain = inputs
+        call = HybridCall(*given)
         o, share, log_total, _ = compiled.forward(call, sums, for_backward=True)
-        ctx.save_for_backward(*call[:11], o, log_total)
+        ctx.save_for_backward(*call[:11], o, log_total, share)
         ctx.constants = call[11:]
         ctx.mark_non_differentiable(share)
         return o, share
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad_o, _):
-        *tensors, o, log_total = ctx.saved_tensors
+        *tensors, o, log_total, share = ctx.saved_tensors
         call = HybridCall(*tensors, *ctx.constants)
+        if torch.is_grad_enabled():  # to be differentiated again
+            wanted = [i for i, needed in enumerate(ctx.needs_input_grad[:11]) if needed]
+            found = torch.autograd.grad(
+                ctx.plain(call), [tensors[i] for i in wanted], grad_o, create_graph=True, allow_unused=True
+            )
+            grads = dict(zip(wanted, found))
+            return *(grads.get(i) for i in range(11)), *[None] * 6
+        if call.a is not None:  # a far part that is nothing has no gradient
+            call = call._replace(a=call.a.masked_fill(share == 0, -torch.inf))
         grad_q, grad_k, grad_v, grad_sink_k, grad_sink_v, grad_phi_q, grad_phi_k = compiled.backward(
             call, o, log_total, grad_o
         )
@@ -129,7 +143,7 @@ class _Attend(torch.autograd.Function):
         weight = None if grad_phi_k is None else (call.phi_k * grad_phi_k).sum(-1)
         return (
             grad_q, grad_k, grad_v, grad_sink_k, grad_sink_v, None, None, grad_phi_q, a, grad_phi_k, weight,
-            *[None] * 5,
+            *[None] * 6,
         )  # fmt: skip
 
 
