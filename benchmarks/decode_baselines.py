@@ -27,8 +27,8 @@ from tarnn.kernels.cpu.stack import FORMATS
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 FULL = {
-    "python": sys.executable, "positions": [128, 8192], "hidden": 512, "layers": 8, "heads": 8, "kv_heads": 8, "inner": 1408,
-    "vocab": 257, "tokens": 32,
+    "python": Path(sys.executable), "positions": [128, 8192], "hidden": 512, "layers": 8, "heads": 8, "kv_heads": 8,
+    "inner": 1408, "vocab": 257, "tokens": 32,
 }  # fmt: skip
 QUICK = {"positions": [16], "hidden": 64, "layers": 1, "heads": 2, "kv_heads": 1, "inner": 96, "tokens": 2}
 ABOUT = {"python": "the interpreter of the environment that has the baselines", "tokens": "timed one by one"}
@@ -95,7 +95,9 @@ def baseline(options, engine: str, weights: str) -> dict[str, Any]:
         "shape": shape,
     }
     worker = Path(__file__).with_name("decode_workers.py")
-    done = subprocess.run([options.python, str(worker), json.dumps(given)], capture_output=True, text=True)
+    done = subprocess.run(
+        [str(options.python), str(worker), json.dumps(given)], capture_output=True, text=True
+    )
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
     return {"missing": (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]}
