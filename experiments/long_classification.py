@@ -37,8 +37,8 @@ from tarnn.data.pairs import read_pairs
 from tarnn.models import TarnnConfig, TarnnForSequenceClassification
 
 FULL = {
-    "steps": 2000, "batch_size": 32, "text_steps": 400, "text_batch": 8, "hidden_size": 64, "layers": 2, "heads": 4,
-    "features": 32, "learning_rate": 2e-3, "text_length": 1024, "list_lengths": [10, 60], "train_lists": 20000, "test_rows": 1000,
+    "steps": 2000, "batch_size": 32, "text_steps": 600, "text_batch": 16, "hidden_size": 64, "layers": 2, "heads": 4,
+    "features": 32, "learning_rate": 2e-3, "text_length": 512, "list_lengths": [10, 60], "train_lists": 20000, "test_rows": 1000,
     "lengths": [1024, 2048, 3072, 4096], "speed_batch": 4, "data": Path, "runs": Path("runs/long_classification"),
 }  # fmt: skip
 QUICK = {

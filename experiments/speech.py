@@ -13,6 +13,7 @@ Katharopoulos et al. 2020 (arXiv 2006.16236), section 4.3.
 """
 
 import io
+import json
 import random
 import sys
 import time
@@ -27,7 +28,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from scripts.common.loop import train
-from scripts.common.options import parse
+from scripts.common.options import as_facts, parse
 from scripts.common.plots import BLUE, GREEN, RED, SKY, label, line, panels
 from scripts.common.results import Unmeasured, run
 from scripts.common.tables import markdown, page
@@ -122,7 +123,17 @@ def main() -> int:
         "data": "the folder with an4 and fsdd", "runs": "where the runs are kept", "epochs": "by default each task's own"
     }  # fmt: skip
     options = parse(__file__, __doc__, FULL | lists, QUICK, choices=lists, about=about)
-    return run(options, measure, results={"errors": {}, "epoch": {}}, report=report, figure=figure)
+    return run(options, measure, results=earlier(options), report=report, figure=figure)
+
+
+def earlier(options) -> dict[str, Any]:
+    """What runs with the same settings left of other tasks and methods."""
+    path, other = options.out / "speech.json", ("tasks", "methods", "parts")
+    if path.exists():
+        data, settings = json.loads(path.read_text()), as_facts(options)
+        if all(data["settings"].get(name) == value for name, value in settings.items() if name not in other):
+            return data["results"]
+    return {"errors": {}, "epoch": {}}
 
 
 def measure(options, results: dict[str, Any], keep) -> None:
@@ -134,7 +145,7 @@ def measure(options, results: dict[str, Any], keep) -> None:
             results["errors"].setdefault(name, {})[method] = trained(name, method, data, options)
             keep()
         if "epoch" in options.parts:
-            results["epoch"][name] = epochs_in_turns(data, options)
+            results["epoch"].setdefault(name, {}).update(epochs_in_turns(data, options))
 
 
 def read(name: str, options) -> Data:

@@ -87,6 +87,11 @@ def test_runs_goes_on_and_transcribes(script, data_of, pictures, recordings, tmp
     assert "| fsdd letters | bi-LSTM |" in out
     assert "'step': 1," not in script("speech", *given, "--epochs", 2).out
     assert all(x["epochs"] == 2 for x in data_of("speech")["results"]["errors"]["fsdd letters"].values())
+    epoch = ("--parts", "epoch", "--methods", "linear")
+    assert script("speech", *given, "--epochs", 2, *epoch).code == 0
+    after = data_of("speech")["results"]
+    assert list(after["errors"]["fsdd letters"]) == list(speech.METHODS)  # what was there stays
+    assert after["epoch"]["fsdd letters"]["linear"] > 0
     sound = tmp_path / "a.wav"
     with zipfile.ZipFile(recordings / "fsdd" / "recordings.zip") as archive:
         sound.write_bytes(archive.read("7_b_40.wav"))
