@@ -12,11 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import model_steps
 import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import model_steps
+
 from scripts.common.clock import Contender, Effort, measure_in_turns
 from scripts.common.options import parse
 from scripts.common.results import run

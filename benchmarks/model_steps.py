@@ -41,7 +41,7 @@ def step_call(model: TarnnForCausalLM, tokens: Tensor, optimizer: str = "none") 
     return call
 
 
-def wrong(model: Any, tokens: Tensor, step: Callable[[Any, Tensor], Tensor] = step) -> str:
+def wrong(model: Any, tokens: Tensor, step: Callable[[Any, Tensor], Tensor]) -> str:
     """What is wrong with a model's step, or nothing: loss and gradients against those of plain PyTorch."""
     loss_and_gradients = []
     for surroundings in (nullcontext, library.disabled):

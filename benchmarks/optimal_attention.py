@@ -61,7 +61,9 @@ def main() -> int:
 
 
 def check(options) -> str:
-    return model_steps.wrong(make_model("performer", options), draw_tokens(2, 70, VOCABULARY))
+    return model_steps.wrong(
+        make_model("performer", options), draw_tokens(2, 70, VOCABULARY), model_steps.step
+    )
 
 
 def make_model(name: str, options) -> TarnnForCausalLM:

@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def check(options) -> str:
-    return model_steps.wrong(make_model("linear", layers=2), draw_tokens(2, 70))
+    return model_steps.wrong(make_model("linear", layers=2), draw_tokens(2, 70), model_steps.step)
 
 
 def measure(options, found: Found, keep) -> None:
