@@ -3,6 +3,7 @@
 import errno
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -104,21 +105,32 @@ COSTLY = ("transformers", "transformers.modeling_utils", "torch._dynamo", "sympy
 
 
 def start(code):
-    """CPU seconds of a fresh Python that runs `code`, the least of three, and which of the costly modules it imported."""
+    """CPU seconds of a fresh Python that runs `code`, and which of the costly modules it imported."""
     code += f"; import time, sys; print(time.process_time(), *(set({COSTLY}) & {{*sys.modules}}), file=sys.stderr)"
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        for _ in range(3)
-    ]
-    found = [run.stderr.splitlines()[-1].split() for run in runs]
-    return min(float(seconds) for seconds, *_ in found), set(found[0][1:])
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, *costly = run.stderr.splitlines()[-1].split()
+    return float(seconds), set(costly)
+
+
+@cache
+def torch_seconds():
+    return min(start("import torch")[0] for _ in range(3))
+
+
+def starts_within(seconds, code):
+    """Whether one of three starts takes so little: a busy machine slows one, not all. And what it imported."""
+    runs = []
+    while len(runs) < 3 and not (runs and runs[-1][0] < seconds):
+        runs.append(start(code))
+    return runs[-1][0] < seconds, runs[0][1]
 
 
 def test_info_of_the_machine_starts_about_as_fast_as_torch():
-    torch, _ = start("import torch")
-    info, costly = start("from tarnn.cli.main import main; main(['info'])")
+    fast, costly = starts_within(
+        1.5 * torch_seconds() + 0.5, "from tarnn.cli.main import main; main(['info'])"
+    )
     assert not costly
-    assert info < 1.5 * torch + 0.5
+    assert fast
 
 
 LINES = (["info"], ["generate", "--prompt", "x", "--max-new-tokens", "10"])
@@ -129,9 +141,7 @@ LINES = (["info"], ["generate", "--prompt", "x", "--max-new-tokens", "10"])
 def test_a_checkpoint_is_read_without_what_only_training_needs(line, kind, checkpoints):
     """Neither transformers' models nor torch's compiler; then nearly all of the time is torch's own import."""
     command, *options = line
-    torch, _ = start("import torch")
-    seconds, costly = start(
-        f"from tarnn.cli.main import main; main({[command, str(checkpoints[kind]), *options]!r})"
-    )
+    code = f"from tarnn.cli.main import main; main({[command, str(checkpoints[kind]), *options]!r})"
+    fast, costly = starts_within(2 * torch_seconds() + 1, code)
     assert costly <= {"transformers"}
-    assert seconds < 2 * torch + 1
+    assert fast
