@@ -1,15 +1,15 @@
 """Linear attention on GPUs, in Triton: what `eager` computes, with the states on the chip. How: docs/gpu.md.
 
 Nothing here imports Triton before the first call that it computes. A call that it can't compute is refused by a sentence,
-and plain PyTorch takes it.
+and plain PyTorch takes it; so is one whose kernels turn out to be too much for the GPU, when they are first launched.
 """
 
 import torch
 from torch import Tensor
 
-from tarnn.kernels.backends import Mendable
+from tarnn.kernels.backends import Backend, Mendable, choose
 from tarnn.kernels.call import Call, Gradients, Outputs, Returned
-from tarnn.kernels.triton import machine
+from tarnn.kernels.triton import kinds, machine
 from tarnn.kernels.triton.configurations import MAX_WIDTH
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -37,7 +37,7 @@ def refusal(call: Call) -> str | None:
         return f"The kernels for GPUs take at most {MOST_PROGRAMS:,} rows and heads; got {tuple(call.q.shape[:2])}."
     if any(_far(x) for x in (call.q, call.k, call.v, call.log_decay)):
         return f"The kernels for GPUs take positions that lie at most {FARTHEST:,} elements apart."
-    return None
+    return kinds.refusal(call)
 
 
 def _far(x: Tensor | None) -> bool:
@@ -48,24 +48,39 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
     """The outputs; the denominators are None, and never written, where there will be no backward."""
     from tarnn.kernels.triton import first_call, launch
 
-    with torch.cuda.device_of(call.q):
-        if call.q.is_cuda:
-            first_call.compile_forward(call)
-        return launch.forward(call, for_backward)
+    try:
+        with torch.cuda.device_of(call.q):
+            if call.q.is_cuda:
+                first_call.compile_forward(call)
+            return launch.forward(call, for_backward)
+    except kinds.LaunchError as error:
+        return _without(call, error).forward(call, for_backward=for_backward, with_state=with_state)
 
 
 def backward(call: Call, returned: Returned) -> Gradients:
     from tarnn.kernels.triton import backward_pass, first_call
 
-    with torch.cuda.device_of(call.q):
-        if call.q.is_cuda:
-            first_call.compile_backward(call)
-        return backward_pass.backward(call, returned)
+    try:
+        with torch.cuda.device_of(call.q):
+            if call.q.is_cuda:
+                first_call.compile_backward(call)
+            return backward_pass.backward(call, returned)
+    except kinds.LaunchError as error:
+        return _without(call, error).backward(call, returned)
 
 
 def step(call: Call, *, inplace: bool = False) -> Outputs:
     """One token for every row and head in one launch; autograd is told of tensors that are written in place."""
     from tarnn.kernels.triton import one_token
 
-    with torch.cuda.device_of(call.q):
-        return one_token.step(call, inplace)
+    try:
+        with torch.cuda.device_of(call.q):
+            return one_token.step(call, inplace)
+    except kinds.LaunchError as error:
+        return _without(call, error).step(call, inplace=inplace)
+
+
+def _without(call: Call, error: kinds.LaunchError) -> Backend:
+    """Who computes it instead, from now on: a kernel of this kind of call can't be launched."""
+    kinds.refuse(call, error)
+    return choose(call)

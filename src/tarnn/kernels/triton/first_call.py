@@ -16,7 +16,8 @@ import triton
 from tarnn.kernels.call import Call, Returned
 from tarnn.kernels.triton.backward_pass import Backward
 from tarnn.kernels.triton.configurations import values_at_once
-from tarnn.kernels.triton.launch import Launches, forward
+from tarnn.kernels.triton.kinds import kind_of
+from tarnn.kernels.triton.launch import Launches, forward, launching
 from tarnn.kernels.triton.parts import EVERYTHING, Part
 
 FEW = slice(0, 130)  # more than two of the longest chunks
@@ -29,16 +30,11 @@ class _Compiled(Launches):
 
     def run(self, kernel, grid: tuple[int, ...], **more) -> None:
         named, options = self.named(kernel, more)
-        kernel.warmup(grid=grid, **named, **options)
+        with launching(kernel):
+            kernel.warmup(grid=grid, **named, **options)
 
     def processors(self) -> int:
         return 2**20  # so sequences are cut
-
-
-def kind_of(call: Call, way: str) -> tuple:
-    """What the kernels of a call depend on, but for how tensors lie in memory."""
-    widths = call.q.shape[3], call.num_features, call.v.shape[3], call.q.shape[1] == call.k.shape[1]
-    return (way, call.q.device, call.q.dtype, widths, call.has_channels, *call.form)
 
 
 def compile_forward(call: Call) -> None:
@@ -60,15 +56,24 @@ def _backward(few: Call) -> None:
 
 
 def _compile(call: Call, way: str, launch: Callable[[Call], object]) -> None:
-    kind = kind_of(call, way)
+    kind = (way, *kind_of(call))
     if kind in _met:
         return
     _met.add(kind)
     values = slice(0, values_at_once(call.q.dtype, call.num_features) if way == "backward" else None)
-    one = slice(0, 1)
-    few = Part(b=one, n=one, g=EVERYTHING, h=EVERYTHING, e=values, t=FEW, s=FEW).call(call)
+    two = slice(0, 2)  # one would have no stride
+    few = Part(
+        b=two,
+        n=two if call.cu_seqlens is None else slice(0, 1),
+        g=EVERYTHING,
+        h=EVERYTHING,
+        e=values,
+        t=FEW,
+        s=FEW,
+    ).call(call)
     if call.cu_seqlens is not None:
         few = few._replace(cu_seqlens=torch.tensor([0, few.q.shape[2]], dtype=torch.int32))
     threads = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1))
-    with threads, triton.AsyncCompileMode(threads):
+    # an error waits in the kernel and is raised when that is launched; raised here it would leave Triton in this mode
+    with threads, triton.AsyncCompileMode(threads, ignore_errors=True):
         launch(few)

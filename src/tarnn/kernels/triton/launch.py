@@ -1,16 +1,20 @@
 """From a call to launches: one table of everything that kernels take, by name, and each kernel picks what it names."""
 
+import contextlib
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+from triton.runtime.errors import InterpreterError
 
 from tarnn.kernels.call import Call, Outputs
 from tarnn.kernels.features import NAMES
 from tarnn.kernels.triton import forward_kernels, weights
 from tarnn.kernels.triton.configurations import SHARED, Configuration, configuration, padded, stretch
+from tarnn.kernels.triton.kinds import LaunchError
 from tarnn.kernels.triton.rows import in_rows, strides
 from tarnn.kernels.triton.stretches import Stretches, of_packed, of_rows
 
@@ -23,6 +27,19 @@ PRODUCTS = {
 }
 ROWS = 64  # of tiles that nothing is multiplied in
 PREFIX = 1024
+# what no other path mends: memory is full, what ran before had a fault, or the interpreter of tests found one
+_PASSED_ON = (torch.OutOfMemoryError, torch.AcceleratorError, InterpreterError)
+
+
+@contextlib.contextmanager
+def launching(kernel) -> Iterator[None]:
+    """LaunchError if it can't be: Triton, ptxas, the C compiler that it calls and the driver each have errors of their own."""
+    try:
+        yield
+    except _PASSED_ON:
+        raise
+    except Exception as error:
+        raise LaunchError(kernel.__name__, error) from error
 
 
 @cache
@@ -96,7 +113,8 @@ class Launches:
         """Launches a kernel with what it names; nothing where nobody has anything to do."""
         if 0 not in grid:
             named, options = self.named(kernel, more)
-            kernel[grid](**named, **options)
+            with launching(kernel):
+                kernel[grid](**named, **options)
 
     def processors(self) -> int:
         return processors(self.call.q.device)

@@ -10,6 +10,7 @@ from torch.autograd.graph import increment_version
 from tarnn.kernels.call import Call, Outputs
 from tarnn.kernels.features import NAMES
 from tarnn.kernels.triton.configurations import padded
+from tarnn.kernels.triton.launch import launching
 from tarnn.kernels.triton.rows import in_rows, strides
 from tarnn.kernels.triton.step_kernel import one_token
 
@@ -54,7 +55,8 @@ def step(call: Call, inplace: bool) -> Outputs:
     decay = in_rows(call.log_decay) if call.has_channels and call.log_decay is not None else call.log_decay
     for name, short, x in (("decay", "decay", decay), ("log_weight", "weight", call.key_log_weight)):
         values |= {name: q if x is None else x, **strides(short, x, 2)}
-    one_token[(b, g)](**{name: values[name] for name in one_token.arg_names}, num_warps=4)
+    with launching(one_token):
+        one_token[(b, g)](**{name: values[name] for name in one_token.arg_names}, num_warps=4)
     if not inplace:
         return Outputs(o, None, *after)
     return Outputs(o, None, *_written((S, z, M), after))
