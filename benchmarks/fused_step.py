@@ -18,12 +18,14 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from model_steps import wrong_token
+
 from scripts.common.clock import Contender, Effort, Timing, measure_in_turns
 from scripts.common.options import parse
 from scripts.common.results import run
 from scripts.common.tables import markdown, page, source
 from scripts.common.targets import Target, at_least, at_most, section
-from tarnn.generation.fused import FusedStep, refusal
+from tarnn.generation.fused import FusedStep
 from tarnn.kernels.cpu.stack import FORMATS
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
@@ -37,7 +39,7 @@ def main() -> int:
     full = {"sizes": list(SIZES), "batch_sizes": [1, 16, 64], "rounds": 15}
     options = parse(__file__, __doc__, full, {"sizes": ["13 M"], "batch_sizes": [16], "rounds": 3})
     with torch.no_grad():
-        return run(options, measure, check=lambda options: check(), facts=facts, report=report)
+        return run(options, measure, check=check, facts=facts, report=report)
 
 
 def make(size: str) -> TarnnForCausalLM:
@@ -47,20 +49,8 @@ def make(size: str) -> TarnnForCausalLM:
     return TarnnForCausalLM(config).eval()
 
 
-def check() -> str:
-    """What is wrong with the fused step, or nothing."""
-    model = TarnnForCausalLM(TarnnConfig(num_hidden_layers=2)).eval()
-    if reason := refusal(model):
-        return reason
-    step, ours, theirs = FusedStep(model), model.new_state(3), model.new_state(3)
-    for i in range(5):
-        got, ours = step(torch.full((3,), i), ours)
-        expected, theirs = model.step(torch.full((3,), i), theirs)
-    return (
-        ""
-        if torch.allclose(got, expected, rtol=1e-3, atol=1e-4)
-        else "its logits are not those of model.step"
-    )
+def check(options) -> str:
+    return wrong_token(TarnnForCausalLM(TarnnConfig(num_hidden_layers=2)).eval(), 3)
 
 
 def measure(options, found: Found, keep: Callable[[], None]) -> None:

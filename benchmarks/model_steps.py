@@ -10,6 +10,7 @@ from torch import Tensor
 from scripts.common.clock import Contender, Effort, Timing, measure_in_turns
 from scripts.common.plots import label, line, panels
 from scripts.common.tables import MIB, markdown, mebibytes, milliseconds, ratio
+from tarnn.generation.fused import FusedStep, refusal
 from tarnn.kernels.cpu import library
 from tarnn.models import TarnnForCausalLM
 
@@ -52,6 +53,20 @@ def wrong(model: Any, tokens: Tensor, step: Callable[[Any, Tensor], Tensor]) -> 
     for x, y in zip(*loss_and_gradients):
         if not (x - y).norm() <= 1e-4 * y.norm() + 1e-7:
             return f"off plain PyTorch by {(x - y).norm() / y.norm():.1e}"
+    return ""
+
+
+def wrong_token(model: TarnnForCausalLM, batch_size: int) -> str:
+    """What is wrong with the fused step of a model, or nothing: five tokens' logits against those of model.step."""
+    if reason := refusal(model):
+        return reason
+    step, ours, theirs = FusedStep(model), *(model.new_state(batch_size, capacity=8) for _ in range(2))
+    for token in range(5):
+        ids = torch.full((batch_size,), token)
+        got, ours = step(ids, ours)
+        expected, theirs = model.step(ids, theirs)
+        if not torch.allclose(got, expected, rtol=1e-3, atol=1e-4):
+            return f"the logits of token {token} are not those of model.step"
     return ""
 
 

@@ -329,15 +329,21 @@ void hybrid_head(const HybridProblem& p, Index b, Index g, HybridScratch<T>& at)
   static_cast<T*>(p.after.M)[state] = M;
 }
 
-template <typename T>
-void hybrid_forward(const HybridProblem& p) {
+/// head(b, g, scratch) for each row and key/value head, on torch's threads; chunks of c tokens.
+template <typename Layout, typename P, typename F>
+void over_heads(const P& p, Index c, F head) {
   Scratch counting(nullptr);
-  HybridScratch<T> layout(counting, p, chunk_of(p));
+  Layout layout(counting, p, c);
   parallel(p, p.b * p.g, counting.used(), [&](Index i, void* memory) {
     Scratch scratch(memory);
-    HybridScratch<T> at(scratch, p, chunk_of(p));
-    hybrid_head<T>(p, i / p.g, i % p.g, at);
+    Layout at(scratch, p, c);
+    head(i / p.g, i % p.g, at);
   });
+}
+
+template <typename T>
+void hybrid_forward(const HybridProblem& p) {
+  over_heads<HybridScratch<T>>(p, chunk_of(p), [&](Index b, Index g, auto& at) { hybrid_head<T>(p, b, g, at); });
 }
 
 }  // namespace TARNN_ISA

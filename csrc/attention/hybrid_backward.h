@@ -133,13 +133,19 @@ void weigh_pairs(Index r, Index queries, T* products, HybridGradients<T>& at) {
   }
 }
 
+/// The keys that enter in a chunk, and their values transposed.
+template <typename T>
+void load_keys(const HybridProblem& p, const Entering& in, Index b, Index g, Index time, Index queries, HybridGradients<T>& at) {
+  load_entering(p, in, b, g, time, queries, at);
+  clear(at.v + queries * at.lde, (at.ldc - queries) * at.lde);
+  transpose(at.v, at.lde, queries, p.e, at.v_t, at.ldc);
+}
+
 /// dφ of a chunk's queries, then its keys enter Sᵀ (`state_t`) and z.
 template <typename T>
 void query_gradients(const HybridProblem& p, const Entering& in, Index b, Index g, Index time, Index queries, T& M,
                      HybridGradients<T>& at) {
-  load_entering(p, in, b, g, time, queries, at);
-  clear(at.v + queries * at.lde, (at.ldc - queries) * at.lde);
-  transpose(at.v, at.lde, queries, p.e, at.v_t, at.ldc);
+  load_keys(p, in, b, g, time, queries, at);
   for (Index r = 0; r < p.r; ++r) {
     const Left<T> grad_o{at.grad_o + r * at.c * at.lde, at.lde, 1};
     T* dphi = at.tile_phi;
@@ -177,9 +183,7 @@ void query_gradients(const HybridProblem& p, const Entering& in, Index b, Index 
 template <typename T>
 void key_gradients(const HybridProblem& p, const Entering& in, Index b, Index g, Index time, Index queries, T& N,
                    HybridGradients<T>& at) {
-  load_entering(p, in, b, g, time, queries, at);
-  clear(at.v + queries * at.lde, (at.ldc - queries) * at.lde);
-  transpose(at.v, at.lde, queries, p.e, at.v_t, at.ldc);
+  load_keys(p, in, b, g, time, queries, at);
   transpose(at.phi_k, at.ldf, queries, p.f, at.phi_t, at.ldc);
   clear(at.tile_phi, queries * at.ldf);
   clear(at.tile_v, queries * at.lde);
@@ -265,13 +269,7 @@ void hybrid_backward_head(const HybridProblem& p, Index b, Index g, HybridGradie
 
 template <typename T>
 void hybrid_backward(const HybridProblem& p) {
-  Scratch counting(nullptr);
-  HybridGradients<T> layout(counting, p, chunk_of(p));
-  parallel(p, p.b * p.g, counting.used(), [&](Index i, void* memory) {
-    Scratch scratch(memory);
-    HybridGradients<T> at(scratch, p, chunk_of(p));
-    hybrid_backward_head<T>(p, i / p.g, i % p.g, at);
-  });
+  over_heads<HybridGradients<T>>(p, chunk_of(p), [&](Index b, Index g, auto& at) { hybrid_backward_head<T>(p, b, g, at); });
 }
 
 }  // namespace TARNN_ISA

@@ -83,13 +83,7 @@ void hybrid_step_head(const HybridStep& p, Index b, Index g, HybridScratch<T>& a
 
 template <typename T>
 void hybrid_step(const HybridStep& p) {
-  Scratch counting(nullptr);
-  HybridScratch<T> layout(counting, p, 1);
-  parallel(p, p.b * p.g, counting.used(), [&](Index i, void* memory) {
-    Scratch scratch(memory);
-    HybridScratch<T> at(scratch, p, 1);
-    hybrid_step_head<T>(p, i / p.g, i % p.g, at);
-  });
+  over_heads<HybridScratch<T>>(p, 1, [&](Index b, Index g, auto& at) { hybrid_step_head<T>(p, b, g, at); });
 }
 
 }  // namespace TARNN_ISA
