@@ -35,7 +35,7 @@ def train(
     """
     parameters = [x for x in model.parameters() if x.requires_grad]
     optimizer = torch.optim.AdamW(parameters, learning_rate, betas=(0.9, 0.98), weight_decay=0.1)
-    path, progress, mean = folder / "checkpoint.pt", Progress(), 0.0
+    path, progress, losses = folder / "checkpoint.pt", Progress(), []
     if path.exists():
         saved = torch.load(path, weights_only=True)
         model.load_state_dict(saved["model"])
@@ -53,16 +53,16 @@ def train(
         optimizer.step()
         progress.step += 1
         progress.seconds += (time.process_time() - begun) / torch.get_num_threads()
-        mean += float(value.detach()) / every
+        losses.append(float(value.detach()))
         if progress.step % every == 0 or progress.step == steps:
             model.eval()
             with torch.no_grad():
-                entry = {"step": progress.step, "loss": mean, **measure(model)}
+                entry = {"step": progress.step, "loss": sum(losses) / len(losses), **measure(model)}
             model.train()
             progress.curve.append(entry)
             save(path, model, optimizer, progress)
             print(f"  {folder.name}: {entry}", flush=True)
-            mean = 0.0
+            losses = []
     model.eval()
     return progress
 

@@ -70,6 +70,11 @@ def test_control_c(command, capsys):
         (["trian"], "No such command 'trian'. Did you mean 'train'? See `tarnn --help`."),
         (["--frob"], "No such option: --frob. See `tarnn --help`."),
         (["train"], "Missing argument 'SOURCE...'. See `tarnn train --help`."),
+        (
+            ["train", "x", "--out", "y", "--task", "speech"],
+            "Invalid value for '--task': 'speech' is not one of 'text', 'image', 'masked-lm', 'classification', 'ctc', "
+            "'seq2seq'. See `tarnn train --help`.",
+        ),
     ],
 )
 def test_a_command_line_that_is_wrong(argv, line, capsys):

@@ -97,7 +97,8 @@ def main(argv: list[str] | None = None) -> int:
         code = 130
     except TyperException as error:
         command = " ".join(["tarnn", *argv[: bool(argv and argv[0] in COMMANDS)]])
-        message = error.format_message()
+        # typer reads values by pydantic, which begins with the kind of its error
+        message = error.format_message().replace("Value error, ", "")
         stop = "" if message.endswith((".", "?")) else "."
         return fail(f"{message}{stop} See `{command} --help`.")
     except (OSError, ValueError) as error:
