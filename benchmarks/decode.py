@@ -3,8 +3,9 @@
     python benchmarks/decode.py            # about five minutes; benchmarks/results/decode.{json,md,png}
 
 The claim: with linear attention a token costs the same wherever it stands, in time (within 10 %) and in memory; with softmax
-both grow with all that came before. Same model but for its attention, float32, random weights, each with the number of
-threads that is fastest for it. How a position is reached without generating up to it: see `tarnn.analysis.decode_cost`.
+both grow with all that came before. Same model but for its attention, float32, random weights, by the fused step that
+`tarnn generate` uses, each with the number of threads that is fastest for it. How a position is reached without generating
+up to it: see `tarnn.analysis.decode_cost`.
 Correctness is checked first, and nothing is measured if that fails.
 """
 
@@ -15,6 +16,8 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from model_steps import wrong_token
+
 from scripts.common.options import parse
 from scripts.common.provenance import total_memory
 from scripts.common.results import run
@@ -22,6 +25,7 @@ from scripts.common.tables import bullets, markdown, page, source
 from tarnn import Elu, LinearState, step
 from tarnn.analysis.decode_cost import ROUNDS, SECONDS_A_ROUND, DecodeCost, fastest_decode_cost, softmax_twin
 from tarnn.analysis.plots import decode_cost_figure
+from tarnn.generation.fused import FusedStep
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.ops import reference
 
@@ -74,6 +78,8 @@ def check() -> str:
             logits, state = model.step(ids[:, i], state)
         if not torch.allclose(logits, model(ids).logits[:, -1], rtol=1e-3, atol=1e-3):
             return f"a {one.attention} model steps to other logits than it computes at once"
+        if what := wrong_token(model, 2):
+            return f"the fused step of a {one.attention} model: {what}"
     return ""
 
 
@@ -81,11 +87,11 @@ def measure(options, costs: dict[str, list[DecodeCost]], skipped: list[dict], ke
     """Costs by name of the series, each printed as soon as it is known, and what had no room in memory."""
     config = TarnnConfig(**SHAPE)
     linear, softmax = (TarnnForCausalLM(c).eval() for c in (config, softmax_twin(config)))
-    series = {"linear": (linear, None), "softmax": (softmax, None)}
+    series = {"linear": (linear, FusedStep(linear)), "softmax": (softmax, FusedStep(softmax))}
     if options.compile:
         series["linear, compiled"] = (linear, torch.compile(linear.step, fullgraph=True, dynamic=False))
     for batch_size in options.batch_sizes:
-        for kind, (model, compiled) in series.items():
+        for kind, (model, one_token) in series.items():
             name = f"{kind}, batch {batch_size}"
             for position in options.positions:
                 tokens = position if kind == "softmax" else 1
@@ -96,7 +102,7 @@ def measure(options, costs: dict[str, list[DecodeCost]], skipped: list[dict], ke
                     continue
                 cost = fastest_decode_cost(
                     model, position, threads=options.thread_counts or (), batch_size=batch_size, rounds=options.rounds,
-                    seconds_a_round=options.seconds_a_round, step=compiled,
+                    seconds_a_round=options.seconds_a_round, step=one_token,
                 )  # fmt: skip
                 costs.setdefault(name, []).append(cost)
                 print(
@@ -126,7 +132,7 @@ def report(options, facts: dict[str, Any], costs: dict[str, list[DecodeCost]]) -
         f"{x['series']}, {x['position']:,}: a cache of {x['state_bytes']:,} bytes" for x in facts["skipped"]
     ]
     return page(
-        "One more token, by its position", source(facts, "8 layers of 8 heads, 256 wide, float32. Medians."),
+        "One more token, by its position", source(facts, "8 layers of 8 heads, 256 wide, float32, fused step. Medians."),
         markdown(["", "position", "ms", "least – most", "bytes of state", "threads"], rows), bullets(flat),
         "## Left out", bullets(left_out),
     )  # fmt: skip
