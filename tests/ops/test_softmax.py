@@ -1,5 +1,8 @@
 """The baseline: it is softmax attention, and its cache is honest."""
 
+import mmap
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -91,6 +94,28 @@ def test_a_cache_refuses_what_does_not_fit_and_stays_as_it_was():
         cache.append(k.float().expand(2, -1, -1, -1), v.float().expand(2, -1, -1, -1))
     assert cache.length == 0
     assert not cache.k.any()
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="large pages are asked for on Linux")
+def test_a_long_cache_asks_for_large_pages_and_a_copy_of_it_too(monkeypatch):
+    asked = []
+
+    class Memory(mmap.mmap):
+        def madvise(self, advice):
+            asked.append((len(self), advice))
+
+    monkeypatch.setattr(mmap, "mmap", Memory)
+    cache = KVCache.empty(1, 2, 4096, 64)
+    copy = replace(cache, length=3).clone()
+    assert asked == [(2 * 4096 * 64 * 4, mmap.MADV_HUGEPAGE)] * 4
+    assert not copy.k.any()
+    assert copy.length == 3
+    assert copy.k.data_ptr() != cache.k.data_ptr()
+    KVCache.empty(1, 2, 4095, 64)  # a page is more
+    KVCache.empty(1, 2, 4096, 64, device="meta")
+    monkeypatch.setenv("TARNN_LARGE_PAGES", "off")
+    KVCache.empty(1, 2, 4096, 64)
+    assert len(asked) == 4
 
 
 def test_packed_is_a_loop():

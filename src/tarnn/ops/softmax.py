@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tarnn.ops import packing
 from tarnn.ops.checks import check_attention
+from tarnn.ops.room import room_like
 from tarnn.ops.state import State
 
 
@@ -39,8 +40,14 @@ class KVCache(State):
         dtype: torch.dtype | None = None, device: torch.device | str | None = None,
     ) -> "KVCache":  # fmt: skip
         shape = (batch_size, num_kv_heads, capacity)
-        k = torch.zeros(*shape, head_dim, dtype=dtype, device=device)
-        return cls(k, k.new_zeros(*shape, head_dim if value_dim is None else value_dim))
+        k, v = (
+            room_like(torch.empty(*shape, width, dtype=dtype, device=device))
+            for width in (head_dim, head_dim if value_dim is None else value_dim)
+        )
+        return cls(k, v)
+
+    def clone(self) -> "KVCache":
+        return self.map(lambda x: room_like(x).copy_(x))
 
     @property
     def capacity(self) -> int:

@@ -1,0 +1,31 @@
+"""Room for a cache: zeros in large pages, which a processor reads faster than small ones."""
+
+import mmap
+import os
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+LARGE_PAGE = 2**21  # bytes
+
+
+def room_like(x: Tensor) -> Tensor:
+    """Zeros of x's shape, type and device, contiguous; on a CPU, from 2 MB on, in large pages where the system has them.
+
+    These come fresh from the system, so a page takes memory once it is written. Long caches are read in order and little
+    is done with each number; with pages of 4 KB a tenth to a third of the time goes into finding them.
+    TARNN_LARGE_PAGES=off asks for none.
+    """
+    if not _has_large_pages(x):
+        return torch.zeros_like(x, memory_format=torch.contiguous_format)
+    memory = mmap.mmap(-1, x.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel that was built without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=x.dtype).view(x.shape)
+
+
+def _has_large_pages(x: Tensor) -> bool:
+    plain = type(x) is Tensor and x.device.type == "cpu" and not torch.compiler.is_compiling()
+    wanted = hasattr(mmap, "MADV_HUGEPAGE") and os.environ.get("TARNN_LARGE_PAGES") != "off"
+    return plain and wanted and x.nbytes >= LARGE_PAGE
