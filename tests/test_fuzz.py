@@ -116,14 +116,19 @@ def test_sums_of_one_term_after_the_other_may_round_more_than_sums_of_blocks():
     assert fuzz.judge(fuzz_calls.draw(11, 815))[2] == ""
 
 
-def test_a_weight_that_is_no_normal_number_beside_the_largest_may_be_zero():
-    """One query sees a single key, of weight 2e-39 of the largest: eps leaves 5e-5 of its value, the kernels nothing."""
-    mine, limits, wrong = fuzz.judge(fuzz_calls.draw(0, 772))
-    assert wrong == ""
-    assert 1e-5 < mine["o"] < limits["o"] < 1e-4
+@pytest.mark.parametrize("number", [772, 1784, 2974, 6868, 8332, 9642])
+def test_weights_that_are_no_normal_number_beside_the_largest_are_lost_in_rounding(number):
+    """Some query sees only such keys: the kernels take their weights for 0, and eps is so large that it hardly shows."""
+    assert fuzz.judge(fuzz_calls.draw(0, number))[2] == ""
 
 
-def test_keys_that_some_queries_see_alone_are_no_excuse():
-    """Causal: a key far below the largest of all is the largest to the first queries, and an error there is an error."""
-    call = fuzz_calls.Call(some_call(dtype="float32", way="whole", causal=True, weighted=True, spread=3.0))
-    assert call.without_lost_keys() is call
+def test_large_log_weights_and_scales_cost_no_accuracy():
+    """8176: decays of log-weights of 55. 4343: outputs e^33 times their sums."""
+    for number in (8176, 4343):
+        assert fuzz.judge(fuzz_calls.draw(0, number))[2] == ""
+
+
+def test_sixteen_bits_excuse_what_comes_of_them():
+    """551: with one feature, a query's gradient is 0, but for the rounding of the output. 6538: outputs below float16's range."""
+    for number in (551, 6538):
+        assert fuzz.judge(fuzz_calls.draw(0, number))[2] == ""

@@ -208,7 +208,7 @@ void add_far(const HybridProblem& p, const Entering& in, Index b, Index g, Index
 
 /// Features that have underflowed beyond this say nothing, and their gradients would be infinite (numerics.default_eps).
 template <typename T>
-constexpr T least_den = sizeof(T) == 4 ? T(1e-33) : T(1e-290);
+constexpr T least_den = sizeof(T) == 4 ? T(1e-30) : T(1e-290);
 
 /// One query's far parts are put together with its exact one: (e^(most)·o, total) += e^(unit)·(far, den), and the far share of the
 /// total.

@@ -171,10 +171,10 @@ const T* weighted_queries(const Keys<T>& keys, const Sizes<T>& n, const T* phi, 
 }
 
 /// What the numerator of a query is multiplied with: 1/(den + eps), 0 where den is; unnormalised, e^(M + scale).
-template <typename T>
-TARNN_INLINE T output_factor(const Problem& p, T den, T M, T scale) {
+template <typename Of, typename T>
+TARNN_INLINE T output_factor(const Of& p, T den, T M, T scale) {
   if (p.normalize) return den == 0 ? T(0) : T(1) / (den + static_cast<T>(p.eps));
-  return p.weighted ? exp_one<T>(M + scale) : T(1);
+  return p.weighted ? exp_one<T>(M + scale) * (T(1) + rounded_off(M, scale)) : T(1);
 }
 
 }  // namespace TARNN_ISA

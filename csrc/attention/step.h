@@ -94,7 +94,7 @@ T step_factors(const Step& p, Index b, Index g, T scale, T M, T* d, T* keep, T& 
     for (Index i = 1; i < x; ++i) most = d[i] > most ? d[i] : most;
     if (p.key_log_weight) w += static_cast<const T*>(p.key_log_weight.data)[offset(p.key_log_weight, b, g, 0)];
     M_out = M + most > w ? M + most : w;
-    for (Index i = 0; i < x; ++i) d[i] = (d[i] + M) - finite(M_out);
+    for (Index i = 0; i < x; ++i) d[i] = log_keep(d[i], M, M_out);
     enter = exp_one<T>(w - finite(M_out));
   }
   if (!p.channels)
@@ -143,9 +143,7 @@ void step_one(const Step& p, const Projected<T>& projected, Index b, Index g, St
     const T den = dot(at.q, at.z, p.f);
     update_state(p.f, p.e, at.keep, at.k, at.v, at.q, S_before, S, at.o);
     if (nobody) return;
-    T factor;
-    if (p.normalize) factor = den == 0 ? T(0) : T(1) / (den + static_cast<T>(p.eps));
-    else factor = p.weighted ? exp_one<T>(finite(M_out) + (p.map == Map::exp ? q_scale[0] : T(0))) : T(1);
+    const T factor = output_factor(p, den, finite(M_out), p.map == Map::exp ? q_scale[0] : T(0));
     scale_rows(at.o, lde, 1, p.e, &factor);
     store_tile(at.o, lde, p.o, b, g * p.r + r, 0, 1, p.e);
   }

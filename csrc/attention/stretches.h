@@ -155,8 +155,7 @@ void join(const Problem& p, const Sizes<T>& n, const T* before, T* sums) {
   const T decayed = M_before + decay[n.f], M = !p.weighted ? T(0) : decayed > M_sums ? decayed : M_sums;
   const T add = p.weighted ? exp_one<T>(M_sums - finite(M)) : T(1);
   for (Index i = 0; i < n.f; ++i) {
-    const T log_keep = decay[p.channels ? i : 0];
-    const T keep = exp_one<T>(p.weighted ? (log_keep + M_before) - finite(M) : log_keep);
+    const T d = decay[p.channels ? i : 0], keep = exp_one<T>(p.weighted ? log_keep(d, M_before, M) : d);
     for (Index j = i * n.e; j < (i + 1) * n.e; ++j) sums[j] = keep * before[j] + add * sums[j];
     sums[size + i] = keep * before[size + i] + add * sums[size + i];
   }

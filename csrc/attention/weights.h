@@ -3,10 +3,10 @@
 // With w_i the log-weight of key i and d_i the log-decay at i, position by position,
 //
 //     M_i = max(M_{i−1} + d_i, w_i)        the running maximum, in whose units the sums are
-//     a_i = e^(d_i + M_{i−1} − M_i)        what everything before i is multiplied with
+//     a_i = e^(d_i + M_{i−1} − M_i)        what everything before i is multiplied with; 1 but for M's rounding, or less
 //     u_i = e^(w_i − M_i)                  what key i enters with
 //
-// and all factors are products of these, each ≤ 1:
+// and all factors are products of these, none above 1 (but for roundings):
 //
 //     pair_ij = u_j Π_{j<l≤i} a_l    query_i = Π_{l≤i} a_l    key_j = u_j Π_{l>j} a_l    keep = Π a_l
 //
@@ -27,6 +27,20 @@ constexpr T minus_infinity = -__builtin_inf();
 template <typename T>
 TARNN_INLINE T finite(T M) {
   return M == minus_infinity<T> ? T(0) : M;
+}
+
+/// What x + y loses when it is rounded (Knuth's sum of two); 0 where it is infinite.
+template <typename T>
+TARNN_INLINE T rounded_off(T x, T y) {
+  const T sum = x + y, of_y = sum - x, lost = (x - (sum - of_y)) + (y - of_y);
+  return lost == lost ? lost : T(0);
+}
+
+/// The logarithm of what sums in units of e^M_before are multiplied with in those of e^M, when they decay by d. M_before + d is
+/// rounded, by a unit in the last place of a large M; what that loses comes back here, so M may be any size.
+template <typename T>
+TARNN_INLINE T log_keep(T d, T M_before, T M) {
+  return ((d + M_before) - finite(M)) + rounded_off(M_before, d);
 }
 
 template <typename T>
@@ -54,24 +68,24 @@ TARNN_INLINE bool is_masked(const Problem& p, Index row, Index time) {
   return p.mask && !static_cast<const bool*>(p.mask.data)[row * p.mask.stride[0] + time * p.mask.stride[2]];
 }
 
-/// Factors without channels, each from one exponent, which is summed term by term: log-weights are large, and each rounding
-/// of one would count. Comes with log-decays in `query`, log-weights in `u`; M_in: the maximum before.
+/// Factors without channels, each from one exponent, which is summed term by term. Comes with the logarithms of a in `query`
+/// and of u in `u`. All are beside M, for log-weights are large, and a rounding of one would count.
 template <typename T>
-void scalar_weights(Index rows, Index ldc, T M_in, bool decays, bool causal, Weights<T>& out) {
+void scalar_weights(Index rows, Index ldc, bool causal, Weights<T>& out) {
   const Index c = whole<T>(rows);
-  T* seen = out.a;  // log-weight of each key, as position i sees it
+  T* seen = out.a;  // log-weight of each key beside M, as position i sees it
   for (Index j = 0; j < c; ++j) seen[j] = minus_infinity<T>;
+  T total = 0;
   for (Index i = 0; i < rows; ++i) {
     const T d = out.query[i];
-    M_in += d;
-    for (Index j = 0; decays && j <= i; j += width<T>) store(seen + j, load(seen + j) + d);
+    for (Index j = 0; d != 0 && j <= i; j += width<T>) store(seen + j, load(seen + j) + d);
     seen[i] = out.u[i];
     if (causal)
-      for (Index j = 0; j <= i; j += width<T>) store(out.pair + i * ldc + j, exp_nonpositive(load(seen + j) - out.M[i]));
-    out.query[i] = M_in - out.M[i];
+      for (Index j = 0; j <= i; j += width<T>) store(out.pair + i * ldc + j, exp_nonpositive(load(seen + j)));
+    out.query[i] = total += d;
   }
   for (Index i = 0; i < c; i += width<T>) store(out.query + i, exp_nonpositive(load(out.query + i)));
-  for (Index j = 0; j < c; j += width<T>) store(out.key + j, exp_nonpositive(load(seen + j) - out.M[rows - 1]));
+  for (Index j = 0; j < c; j += width<T>) store(out.key + j, exp_nonpositive(load(seen + j)));
   out.keep[0] = out.query[rows - 1];
 }
 
@@ -103,12 +117,11 @@ void chunk_weights(const Problem& p, const Stretch& s, Index time, Index rows, c
     const T w = log_weight(p, s, time + i, scale ? scale[i] : T(0), masked), decayed = M + most;
     const T next = decayed > w ? decayed : w;
     // the padding behind f channels stays 0: M is not its maximum, and what grew there would meet zeros as infinity
-    for (Index j = 0; p.channels && j < p.f; ++j) d[j] = (d[j] + M) - finite(next);
-    out.u[i] = p.channels ? w - finite(next) : w;
+    for (Index j = 0; j < (p.channels ? p.f : 1); ++j) d[j] = log_keep(d[j], M, next);
+    out.u[i] = w - finite(next);
     out.M[i] = finite(next);
     M = next;
   }
-  const T M_in = out.M_out;
   out.M_out = M;
   if (p.channels) {
     for (Index i = 0; i < c; i += width<T>) store(out.u + i, exp_nonpositive(load(out.u + i)));
@@ -128,7 +141,7 @@ void chunk_weights(const Problem& p, const Stretch& s, Index time, Index rows, c
     }
     return;
   }
-  scalar_weights(rows, ldc, M_in, static_cast<bool>(p.log_decay), p.causal, out);
+  scalar_weights(rows, ldc, p.causal, out);
 }
 
 }  // namespace TARNN_ISA

@@ -32,9 +32,9 @@ def full_precision(like: Tensor) -> AbstractContextManager:
 
 
 def default_eps(dtype: torch.dtype) -> float:
-    """Added to a denominator of sums over inputs of this dtype: far below any that is worth having, and with room
-    above the smallest number, so that a gradient of 10⁵ divided by it is still finite."""
-    return 1e-290 if dtype == torch.float64 else 1e-33
+    """Added to a denominator of sums over inputs of this dtype: far below any that is worth having, and so far above the
+    smallest normal number that what is smaller, and taken for 0, is lost in rounding beside it."""
+    return 1e-290 if dtype == torch.float64 else 1e-30
 
 
 def finite(M: Tensor) -> Tensor:

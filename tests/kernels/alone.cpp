@@ -66,7 +66,7 @@ struct Case {
     if (decay) p.log_decay = log_decay.view, p.grad_log_decay = grad_decay.view;
     p.after = {S.data(), z.data(), M.data()};
     p.grad_before = {grad_S.data(), grad_z.data(), nullptr};
-    p.causal = causal, p.normalize = true, p.map = Map::elu, p.eps = sizeof(T) == 8 ? 1e-290 : 1e-33, p.run = run, p.threads = threads;
+    p.causal = causal, p.normalize = true, p.map = Map::elu, p.eps = sizeof(T) == 8 ? 1e-290 : 1e-30, p.run = run, p.threads = threads;
     keys = plan({0, t}, false, b, g, 32, 8, 512, !causal);
     if (!causal) queries = plan({0, t}, false, b, g, 32, 8, 512, true);
     p.keys = keys.view(), p.queries = queries.view();

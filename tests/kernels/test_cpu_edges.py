@@ -1,19 +1,24 @@
 """What the compiled kernels make of the extreme: strong decays, empty axes, junk where nobody looks, NaN to come."""
 
+import contextlib
 import copy
 import itertools
 import math
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from support.attention_cases import Case, relative_error
+from support.chunks import tiny_chunks
 from support.fuzz_calls import Call
 from support.kernel_calls import DTYPES, MODES, drawn, holds, same_bits
+from torch.nn.functional import elu
 
-from tarnn.ops import linear_attention
+from tarnn.ops import linear_attention, reference
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -28,6 +33,30 @@ CAUSAL = [mode for mode in MODES if not mode.startswith("full")]
 def test_channels_that_decay_more_than_new_keys_weigh(dtype, d, steep):
     """The running maximum is then that of old keys, and the room behind the last channel is not in its units."""
     holds("decay a channel, weighted", dtype=dtype, d=d, steep=steep, masked=False)
+
+
+@pytest.mark.parametrize("chunks", [contextlib.nullcontext, tiny_chunks])
+@pytest.mark.parametrize("decay", ["token", "channel"])
+def test_the_size_of_log_weights_costs_no_accuracy(decay, chunks):
+    """A thousand more on each of them changes nothing: where the maximum M only decays, its roundings are made good."""
+    case = Case(b=1, g=2, r=1, t=300, decay=decay, weighted=True, dtype=torch.float32)
+    w = (case.options.pop("key_log_weight") * 64).round() / 1024  # as many bits as w + 1024 has room for
+    q, k, v = (x.requires_grad_() for x in (case.q, case.k, case.v))
+    options = {"log_decay": case.options["log_decay"].float() / 64, "key_log_weight": w.float()}
+
+    def results(attend, dtype, shift):
+        given = {n: x.to(dtype) for n, x in options.items()} | {"key_log_weight": w.to(dtype) + shift}
+        o = attend(q.to(dtype), k.to(dtype), v.to(dtype), **given)
+        return [o, *torch.autograd.grad(o.sin().sum(), (q, k, v))]
+
+    def definition(q, k, v, **given):
+        return reference.recurrent(elu(q) + 1, elu(k) + 1, v, eps=1e-30, **given)[0]
+
+    exact, theirs = (results(definition, dtype, 0.0) for dtype in (torch.float64, torch.float32))
+    with chunks():
+        ours = results(partial(linear_attention, causal=True), torch.float32, 1024.0)
+    for x, y, z in zip(ours, theirs, exact, strict=True):
+        assert relative_error(x, z) <= 2 * relative_error(y, z) + torch.finfo(torch.float32).eps
 
 
 EMPTY = ["b", *("".join(axes) for n in (1, 2, 3, 4) for axes in itertools.combinations("trde", n))]

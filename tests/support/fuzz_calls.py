@@ -5,7 +5,7 @@ import math
 import random
 from copy import copy, deepcopy
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -209,21 +209,6 @@ class Call:
         made.inputs = [x * (1 + torch.finfo(x.dtype).eps * i.to(x.dtype)) for x, i in zip(self.inputs, by)]
         return made
 
-    def without_lost_keys(self) -> "Call":
-        """The same call without the keys whose weight is no normal float32 beside the largest: to the kernels they are 0.
-
-        Only where all queries see all keys; else what is the largest differs from query to query.
-        """
-        a = self.drawn
-        if a.causal or a.masked or a.way.startswith("packed"):
-            return self
-        made, inputs = copy(self), dict(zip(self.names, self.inputs[3:]))
-        if (w := inputs.get("key_log_weight")) is not None:
-            lost = w < w.amax(-1, keepdim=True) + math.log(torch.finfo(torch.float32).tiny)
-            inputs["key_log_weight"] = w.masked_fill(lost, -1e4)
-        made.inputs = [*self.inputs[:3], *inputs.values()]
-        return made
-
     def _cuts(self, rng: random.Random) -> list[int]:
         """Where sequences end (packed), or where the first part does."""
         s = self.drawn.s
@@ -267,8 +252,9 @@ class Call:
         o, state = getattr(self, "_" + way.replace(" ", "_"))(q, k, v, options)
         return self._results(o, state.S, state.z, state.M, leaves if way != "stepped in place" else [])
 
-    def definition(self, dtype: torch.dtype) -> list[Tensor]:
-        """As `ops/reference.py` computes it in `dtype`, sequence after sequence."""
+    def definition(self, dtype: torch.dtype, outputs_kept_in: torch.dtype | None = None) -> list[Tensor]:
+        """As `ops/reference.py` computes it in `dtype`, sequence after sequence. Gradients may be made of outputs that were
+        kept in a narrower dtype."""
         a, leaves = self.drawn, [x.detach().to(dtype, copy=True).requires_grad_() for x in self.inputs]
         q, k, v, *rest = leaves
         options = dict(zip(self.names, rest))
@@ -280,8 +266,15 @@ class Call:
             options["key_log_weight"] = options.get("key_log_weight", 0) + k_scale
         cuts = self.cuts if a.way.startswith("packed") else None
         spans = [slice(i, j) for i, j in zip(cuts, cuts[1:])] if cuts else [slice(None)]
-        pieces = [self._define(fq[:, :, at], fk[:, :, at], v[:, :, at], part_of(options, at)) for at in spans]
+        parts = [(fq[:, :, at], fk[:, :, at], v[:, :, at], part_of(options, at)) for at in spans]
+        pieces = [self._define(*part) for part in parts]
         o = torch.cat([piece[0] for piece in pieces], dim=2)
+        if outputs_kept_in and a.normalize:
+            den = torch.cat([self._denominators(*part) for part in parts], dim=2)
+            lost = (o.to(outputs_kept_in).to(dtype) - o).detach()
+            o = o - lost * (
+                den.log() - den.log().detach()
+            )  # the same o, whose gradient of den is −o/den with o as kept
         if q_scale is not None and not a.normalize:
             o = o * q_scale.exp()[..., None]
         state = [torch.cat(parts) for parts in zip(*(piece[1] for piece in pieces))]
@@ -305,6 +298,16 @@ class Call:
         nobody = fk.new_zeros(fk.shape)
         o = reference.quadratic(fq, fk, v, causal=False, **how, **options)
         return o, reference.recurrent(nobody, fk, v, **options)[1]
+
+    def _denominators(self, fq: Tensor, fk: Tensor, v: Tensor, options: dict[str, Tensor]) -> Tensor:
+        """Of one sequence a row, in units of its largest log-weight; 1 where there is none."""
+        if "key_log_weight" in options and fk.shape[2]:
+            w = options["key_log_weight"]
+            options = options | {"key_log_weight": w - w.detach().amax(-1, keepdim=True)}
+        define = reference.recurrent if self.drawn.causal else partial(reference.quadratic, causal=False)
+        found = define(fq, fk, torch.ones_like(v[..., :1]), normalize=False, **options)
+        den = found[0] if self.drawn.causal else found
+        return torch.where(den == 0, 1.0, den)
 
     # --- the ways to do it
 

@@ -44,7 +44,7 @@ def linear_attention(
         causal: position i sees j ≤ i only, to the bit: nothing later changes its output. (In plain PyTorch that holds
             for finite numbers: within a chunk, a later value is multiplied by zero, and NaN stays NaN.)
         normalize: divide by the sum of the weights. Signed maps can't; they take normalize=False.
-        eps: added to the denominator, in units of the largest key weight so far; by default 1e-33, and 1e-290
+        eps: added to the denominator, in units of the largest key weight so far; by default 1e-30, and 1e-290
             for float64 inputs: sums below that fade to zero.
         key_mask: bool (b, s), True = attend. A masked key is absent: from S, from z, and no decay happens at it.
         cu_seqlens: int (n + 1,): the row (b = 1) holds n sequences end to end, which don't see each other.
