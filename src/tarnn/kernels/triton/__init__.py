@@ -51,7 +51,7 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
     try:
         with torch.cuda.device_of(call.q):
             if call.q.is_cuda:
-                first_call.compile_forward(call)
+                first_call.compile_forward(call, for_backward)
             return launch.forward(call, for_backward)
     except kinds.LaunchError as error:
         return _without(call, error).forward(call, for_backward=for_backward, with_state=with_state)

@@ -1,17 +1,21 @@
 """The kernels of a first call, compiled side by side: Triton alone would compile each when it is launched.
 
 A few positions of the call go through forward, or through backward, in items of one chunk, where every kernel takes part;
-instead of being launched, kernels are compiled, by threads. Lengths, batches and numbers of heads are no part of what is
-compiled, so this happens once for each kind of call: dtype, widths, feature map, options.
+instead of being launched, kernels are compiled, by threads. Nobody waits here: a launch waits for its own kernel. A forward
+pass that will have a backward pass hands in both, so that the second is compiled while the first runs. Lengths, batches and
+numbers of heads are no part of what is compiled, so this happens once for each kind of call: dtype, widths, feature map,
+options.
 """
 
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import torch
 import triton
+from triton.runtime import _async_compile
 
 from tarnn.kernels.call import Call, Returned
 from tarnn.kernels.triton.backward_pass import Backward
@@ -23,6 +27,19 @@ from tarnn.kernels.triton.parts import EVERYTHING, Part
 FEW = slice(0, 130)  # more than two of the longest chunks
 MOST_THREADS = 8
 _met: set[tuple] = set()
+
+
+class _Handed(triton.AsyncCompileMode):
+    """In here, kernels are handed to the threads. Triton's own mode would wait for them, and not end if one fails."""
+
+    def __exit__(self, *_) -> None:
+        _async_compile.active_mode.set(None)
+
+
+@cache
+def threads() -> ThreadPoolExecutor:
+    """First in, first out."""
+    return ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1))
 
 
 class _Compiled(Launches):
@@ -37,13 +54,14 @@ class _Compiled(Launches):
         return 2**20  # so sequences are cut
 
 
-def compile_forward(call: Call) -> None:
-    """All that a forward pass of this kind launches, unless one was met before."""
+def compile_forward(call: Call, for_backward: bool) -> None:
+    """All that a forward pass of this kind launches, unless one was met before; and then a backward pass."""
     _compile(call, "forward", lambda few: forward(few, True, _Compiled))
+    if for_backward:
+        compile_backward(call)
 
 
 def compile_backward(call: Call) -> None:
-    """The same of a backward pass."""
     _compile(call, "backward", _backward)
 
 
@@ -73,7 +91,5 @@ def _compile(call: Call, way: str, launch: Callable[[Call], object]) -> None:
     ).call(call)
     if call.cu_seqlens is not None:
         few = few._replace(cu_seqlens=torch.tensor([0, few.q.shape[2]], dtype=torch.int32))
-    threads = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1))
-    # an error waits in the kernel and is raised when that is launched; raised here it would leave Triton in this mode
-    with threads, triton.AsyncCompileMode(threads, ignore_errors=True):
+    with _Handed(threads()):
         launch(few)
