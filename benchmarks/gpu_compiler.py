@@ -3,10 +3,13 @@
 No driver is touched and nothing is run: the call's tensors are on the CPU, and each launch is only written down.
 """
 
+import ast
 import contextlib
+import functools
 import hashlib
 import os
 import re
+import struct
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -25,6 +28,12 @@ from tarnn.kernels.triton.configurations import SHARED
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # then there is nothing to compile
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+TENSOR_CORE = {
+    0x3C,
+    0x1F0,
+    0x1EA,
+}  # opcodes of HMMA, HGMMA, UTCHMMA; tests/triton/test_compiles.py asks nvdisasm
+FFMA = {0x23, 0x49}  # FFMA, FFMA2
 
 
 class Resources(NamedTuple):
@@ -38,6 +47,20 @@ class Resources(NamedTuple):
     ffma: int  # products of single numbers
     instructions: int
     products: bool  # whether the kernel multiplies tiles at all
+
+
+@functools.cache
+def code_of(function: JITFunction) -> str:
+    """A kernel's source and that of all that it calls, without comments, docstrings and the places where they stand."""
+    tree = ast.parse(function.src)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    names = sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
+    used = [(name, function.__globals__[name]) for name in names if name in function.__globals__]
+    functions = [code_of(x) for _, x in used if isinstance(x, JITFunction)]
+    numbers = [f"{name} = {x.value}" for name, x in used if isinstance(x, triton.language.constexpr)]
+    return "\n".join([ast.unparse(tree), *functions, *numbers])
 
 
 class Specialised(NamedTuple):
@@ -57,7 +80,21 @@ class Specialised(NamedTuple):
     @property
     def identity(self) -> str:
         """Of all that its machine code depends on."""
-        given = self.source.hash(), self.target, sorted(self.options.items(), key=str), triton.__version__
+        options = {
+            name: x for name, x in self.options.items() if name != "extern_libs"
+        }  # paths of this machine
+        source = (
+            code_of(self.source.fn),
+            sorted(self.source.signature.items()),
+            sorted(self.constants.items(), key=str),
+        )
+        given = (
+            source,
+            str(self.source.attrs),
+            self.target,
+            sorted(options.items(), key=str),
+            triton.__version__,
+        )
         return hashlib.sha256(repr(given).encode()).hexdigest()[:16]
 
     def compiled(self) -> Any:
@@ -122,19 +159,28 @@ def launched(call: Callable[[], object], gpu: int | str, *, processors: int = 1)
 
 
 def resources(binary: Any) -> Resources:
-    """What cuobjdump and nvdisasm, which come with Triton, say of a compiled kernel."""
+    """What cuobjdump, which comes with Triton, and the machine code say of a compiled kernel."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
         file.flush()
         usage = _output(TOOLS / "cuobjdump", "-res-usage", file.name)
-        code = _output(TOOLS / "nvdisasm", "-c", file.name)
     number = lambda key: int(re.search(key + r":(\d+)", usage).group(1))  # type: ignore[union-attr]  # noqa: E731
-    count = lambda pattern: len(re.findall(pattern, code))  # noqa: E731
+    codes = opcodes(binary.asm["cubin"])
+    count = lambda kinds: sum(code in kinds for code in codes)  # noqa: E731
     return Resources(
-        number("REG"), number("STACK"), binary.metadata.shared,
-        count(r"\b(?:HMMA|HGMMA|QGMMA|UTC[A-Z]*MMA)\b"), count(r"\bFFMA2?\b"), count(r"\n\s+/\*[0-9a-f]{4,}\*/"),
+        number("REG"), number("STACK"), binary.metadata.shared, count(TENSOR_CORE), count(FFMA), len(codes),
         "tt.dot" in binary.asm["ttir"],
     )  # fmt: skip
+
+
+def opcodes(cubin: bytes) -> list[int]:
+    """Of all instructions: the lowest 9 of 128 bits, without the kinds of operands. nvdisasm, which knows their names, takes
+    longer to start than many kernels take to compile."""
+    at, size, number, names = struct.unpack_from("<Q10xHHH", cubin, 0x28)  # section headers
+    headers = [struct.unpack_from("<IIQQQQ", cubin, at + i * size) for i in range(number)]
+    name_of = lambda header: cubin[headers[names][4] + header[0] :].partition(b"\0")[0]  # noqa: E731
+    code = b"".join(cubin[x[4] : x[4] + x[5]] for x in headers if name_of(x).startswith(b".text."))
+    return [code[i] | (code[i + 1] & 1) << 8 for i in range(0, len(code), 16)]
 
 
 def amd_resources(binary: Any) -> Resources:

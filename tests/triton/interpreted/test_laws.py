@@ -81,3 +81,10 @@ def test_lengths(t):
 def test_widths(widths):
     d, e = widths
     holds("causal", **SIZES | {"d": d, "e": e, "r": 1, "t": 17, "s": 17})
+
+
+def test_a_long_sum_is_cut():
+    """Of few rows: `tiles.product`, with features in its columns, and with values."""
+    holds_on_tensor_cores(
+        "causal", **SIZES | {"d": 129, "e": 130, "r": 1, "t": 5, "s": 5, "dtype": "bfloat16"}
+    )

@@ -24,6 +24,7 @@ from tarnn.kernels.triton.tiles import (
     lowered,
     on_diagonal,
     pair_and_query,
+    product,
     row_maxima,
     store_rows,
     store_state,
@@ -32,10 +33,10 @@ from tarnn.kernels.triton.tiles import (
 )
 
 
-@triton.jit(do_not_specialize=["T", "S", "G"])
+@triton.jit(do_not_specialize=["T", "S", "G", "E"])
 def gradient_rows(
-    grad_o, o, den, scale_q, w, d, M_in, M_end, chunks, r, gz, grad_b, grad_h, grad_t, o_b, o_h, o_t, T, S, G, R, eps,
-    E: tl.constexpr, BE: tl.constexpr, C: tl.constexpr, FUNCTION: tl.constexpr, DECAY: tl.constexpr,
+    grad_o, o, den, scale_q, w, d, M_in, M_end, chunks, r, gz, grad_b, grad_h, grad_t, o_b, o_h, o_t, T, S, G, R, E, eps,
+    BE: tl.constexpr, C: tl.constexpr, FUNCTION: tl.constexpr, DECAY: tl.constexpr,
     WEIGHTED: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
     """r (b, h, t), what a numerator is multiplied with to be an output, and G_z = −r Σ_e grad_o·o."""
@@ -216,7 +217,7 @@ def query_gradients(
         grad = lowered(gradient_tile(grad_o, grad_t, r, at_q, rows, inside, ce, E), LOW, PRECISION)
         of_den = tl.load(gz + at_q + rows, mask=inside, other=0.0)
         read = (
-            tl.dot(grad, tl.trans(lowered(state, LOW, PRECISION)), input_precision=PRECISION)
+            product(grad, tl.trans(lowered(state, LOW, PRECISION)), PRECISION)
             + of_den[:, None] * sums[None, :]
         )
         if CAUSAL:
@@ -226,7 +227,7 @@ def query_gradients(
                 D, F, BD, FUNCTION, PROJECTED, BIAS,
             )  # fmt: skip
             values = lowered(load_rows(v, v_t, rows, live, ce, E), LOW, PRECISION)
-            of_pairs = tl.dot(grad, tl.trans(values), input_precision=PRECISION) + of_den[:, None]
+            of_pairs = product(grad, tl.trans(values), PRECISION) + of_den[:, None]
             of_pairs = tl.where(lower, of_pairs, 0.0)
             weight, lost, M_a, M_b = chunk_factors(
                 w, d, M_in, M_out, at, chunk, rows, inside, C, DECAY, WEIGHTED
@@ -313,10 +314,7 @@ def key_gradients(
         )  # fmt: skip
         values = lowered(load_rows(v + row * v_b + g * v_h + t * v_t, v_t, rows, live, ce, E), LOW, PRECISION)
         weight, lost, M_a, M_b = chunk_factors(w, d, M_in, M_out, at, chunk, rows, inside, C, DECAY, WEIGHTED)
-        entered = (
-            tl.dot(values, tl.trans(lowered(state, LOW, PRECISION)), input_precision=PRECISION)
-            + sums[None, :]
-        )
+        entered = product(values, tl.trans(lowered(state, LOW, PRECISION)), PRECISION) + sums[None, :]
         query, through = tl.full((C,), 1.0, tl.float32), tl.full((C, BF), 1.0, tl.float32)
         if DECAY or WEIGHTED:
             key, keep = key_and_keep(weight, lost, M_a, M_b, C, DECAY, WEIGHTED)
@@ -341,7 +339,7 @@ def key_gradients(
                 begin_g = grad_o + row * grad_b + h * grad_h + t * grad_t
                 grad = lowered(gradient_tile(begin_g, grad_t, r, at_q, rows, inside, ce, E), LOW, PRECISION)
                 of_den = tl.load(gz + at_q + rows, mask=inside, other=0.0)
-                of_pairs = tl.dot(grad, tl.trans(values), input_precision=PRECISION) + of_den[:, None]
+                of_pairs = product(grad, tl.trans(values), PRECISION) + of_den[:, None]
                 of_pairs = tl.where(lower, of_pairs, 0.0)
                 if DECAY or WEIGHTED:
                     of_pairs = of_pairs * pair
@@ -419,9 +417,7 @@ def value_gradients(
             channels = load_channels(begin, decay_t, rows, live, cf, lost, F, DECAY)
             seen_k, through = seen_k * behind(channels, C, C), up_to(channels, C, C)
             keeps = keeps * tl.exp2(tl.sum(channels, 0))
-        out = tl.dot(
-            lowered(seen_k, LOW, PRECISION), lowered(state, LOW, PRECISION), input_precision=PRECISION
-        )
+        out = product(lowered(seen_k, LOW, PRECISION), lowered(state, LOW, PRECISION), PRECISION)
         if CAUSAL:
             if DECAY or WEIGHTED or CHANNELS:
                 state = state * keeps[:, None]
@@ -437,11 +433,8 @@ def value_gradients(
                 if CHANNELS:
                     products = channel_products(phi_q, phi, channels, C, LOW, PRECISION)
                 else:
-                    products = tl.dot(
-                        lowered(phi_q, LOW, PRECISION),
-                        tl.trans(lowered(phi, LOW, PRECISION)),
-                        input_precision=PRECISION,
-                    )
+                    turned = tl.trans(lowered(phi, LOW, PRECISION))
+                    products = product(lowered(phi_q, LOW, PRECISION), turned, PRECISION)
                 products = tl.where(lower, products, 0.0)
                 if DECAY or WEIGHTED:
                     products = products * pair
@@ -476,7 +469,7 @@ def decay_gradients(
     chunk = tl.load(items + 3).to(tl.int64) * G + g
     place = item * G + g
     t = start.to(tl.int64)
-    rows, cf, ce = tl.arange(0, C), block * BF + tl.arange(0, BF), tl.arange(0, BE)
+    rows, cf = tl.arange(0, C), block * BF + tl.arange(0, BF)
     inside = start + rows < stop
     live = live_rows(mask + row * mask_b, start, stop, rows, MASKED)
     omega += row * omega_b + g * omega_h
@@ -490,32 +483,27 @@ def decay_gradients(
         k + row * k_b + g * k_h + t * k_t, k_t, at, scale_k, omega, bias, rows, live, cf,
         factor, square, offset, shift, D, F, BD, FUNCTION, PROJECTED, BIAS,
     )  # fmt: skip
-    values = lowered(load_rows(v + row * v_b + g * v_h + t * v_t, v_t, rows, live, ce, E), LOW, PRECISION)
-    grad = lowered(
-        gradient_tile(grad_o + row * grad_b + h * grad_h + t * grad_t, grad_t, r, at_q, rows, inside, ce, E),
-        LOW,
-        PRECISION,
-    )
     of_den = tl.load(gz + at_q + rows, mask=inside, other=0.0)
-    before, sums = (
-        load_state(S_in + place * F * E, cf, ce, 1, F, E),
-        tl.load(z_in + place * F + cf, mask=cf < F, other=0.0),
-    )
-    after = load_state(S_behind + place * F * E, cf, ce, 1, F, E)
+    sums = tl.load(z_in + place * F + cf, mask=cf < F, other=0.0)
     sums_after = tl.load(z_behind + place * F + cf, mask=cf < F, other=0.0)
     weight, lost, M_a, M_b = chunk_factors(w, d, M_in, M_out, at, chunk, rows, inside, C, DECAY, WEIGHTED)
-    lower = rows[:, None] >= rows[None, :]
-    of_pairs = tl.dot(grad, tl.trans(values), input_precision=PRECISION) + of_den[:, None]
-    of_pairs = tl.where(lower, of_pairs, 0.0)
-    read = (
-        tl.dot(grad, tl.trans(lowered(before, LOW, PRECISION)), input_precision=PRECISION)
-        + of_den[:, None] * sums[None, :]
-    )
-    entered = (
-        tl.dot(values, tl.trans(lowered(after, LOW, PRECISION)), input_precision=PRECISION)
-        + sums_after[None, :]
-    )
-    across = tl.sum(before * after, 1) + sums * sums_after
+    of_pairs = of_den[:, None] + tl.zeros((C, C), tl.float32)
+    read = of_den[:, None] * sums[None, :]
+    entered = sums_after[None, :] + tl.zeros((C, BF), tl.float32)
+    across = sums * sums_after
+    for e in range(0, E, BE):
+        ce = e + tl.arange(0, BE)
+        values = load_rows(v + row * v_b + g * v_h + t * v_t, v_t, rows, live, ce, E)
+        values = lowered(values, LOW, PRECISION)
+        begin_g = grad_o + row * grad_b + h * grad_h + t * grad_t
+        grad = lowered(gradient_tile(begin_g, grad_t, r, at_q, rows, inside, ce, E), LOW, PRECISION)
+        before = load_state(S_in + place * F * E, cf, ce, 1, F, E)
+        after = load_state(S_behind + place * F * E, cf, ce, 1, F, E)
+        of_pairs = tl.dot(grad, tl.trans(values), of_pairs, input_precision=PRECISION)
+        read = tl.dot(grad, tl.trans(lowered(before, LOW, PRECISION)), read, input_precision=PRECISION)
+        entered = tl.dot(values, tl.trans(lowered(after, LOW, PRECISION)), entered, input_precision=PRECISION)
+        across += tl.sum(before * after, 1)
+    of_pairs = tl.where(rows[:, None] >= rows[None, :], of_pairs, 0.0)
     if DECAY or WEIGHTED:
         pair, query = pair_and_query(weight, lost, M_a, C, DECAY, WEIGHTED)
         key, keep = key_and_keep(weight, lost, M_a, M_b, C, DECAY, WEIGHTED)

@@ -9,7 +9,7 @@ from torch import Tensor
 from tarnn.kernels.call import Call, Gradients, Returned
 from tarnn.kernels.triton import backward_kernels
 from tarnn.kernels.triton.configurations import CHUNK_WITH_CHANNELS, padded
-from tarnn.kernels.triton.launch import ROWS, Launches
+from tarnn.kernels.triton.launch import PLAIN, ROWS, Launches
 from tarnn.kernels.triton.parts import parts_of
 from tarnn.kernels.triton.rows import in_rows, strides
 
@@ -52,7 +52,7 @@ class Backward:
         o = in_rows(self.returned.o)
         launches.run(
             backward_kernels.gradient_rows, (plan.num_chunks, h), o=o, **strides("o", o), den=self.returned.den.contiguous(),
-            chunks=plan.chunks, BE=min(padded(self.values["E"]), ROWS),
+            chunks=plan.chunks, BE=min(padded(self.values["E"]), ROWS), **PLAIN,
         )  # fmt: skip
         before, kept = self._before()
         behind = self._behind(kept)
@@ -161,6 +161,7 @@ class Backward:
         """Shares of heads and of blocks of features, then their sum."""
         launches, plan, tile = self.launches, self.launches.of_keys, self._tile()
         b, h, t, g, _, f, _ = launches.sizes
+        tile["BE"] = min(tile["BE"], ROWS)
         blocks = triton.cdiv(f, tile["BF"])
         shape = (1, b, h, t, f) if self.call.has_channels else (blocks, b, h, t)
         shares = launches.wide(*shape)

@@ -22,6 +22,7 @@ from tarnn.kernels.triton.tiles import (
     load_state,
     lowered,
     pair_and_query,
+    product,
     row_maxima,
     store_rows,
     store_state,
@@ -192,14 +193,11 @@ def outputs(
                 seen_q, seen_k = phi_q * up_to(channels, C, C), phi_k * behind(channels, C, C)
                 keeps = tl.exp2(tl.sum(channels, 0))
             else:
-                products = tl.dot(
-                    lowered(phi_q, LOW, PRECISION),
-                    tl.trans(lowered(phi_k, LOW, PRECISION)),
-                    input_precision=PRECISION,
-                )
+                turned = tl.trans(lowered(phi_k, LOW, PRECISION))
+                products = product(lowered(phi_q, LOW, PRECISION), turned, PRECISION)
             products = tl.where(lower, products, 0.0)
             low_q = lowered(seen_q, LOW, PRECISION)
-            out = tl.dot(low_q, lowered(state, LOW, PRECISION), input_precision=PRECISION)
+            out = product(low_q, lowered(state, LOW, PRECISION), PRECISION)
             total = tl.sum(low_q.to(tl.float32) * sums[None, :], 1)
             if DECAY or WEIGHTED:
                 pair, query = pair_and_query(weight, lost, M_a, C, DECAY, WEIGHTED)
@@ -217,7 +215,7 @@ def outputs(
             sums += tl.sum(low_k.to(tl.float32), 0)
         else:
             low_q = lowered(phi_q, LOW, PRECISION)
-            out = tl.dot(low_q, lowered(state, LOW, PRECISION), input_precision=PRECISION)
+            out = product(low_q, lowered(state, LOW, PRECISION), PRECISION)
             total = tl.sum(phi_q * sums[None, :], 1)
             if WEIGHTED and not NORMALIZE:
                 M_rows += finite(tl.load(M_end + place))

@@ -26,6 +26,8 @@ PRODUCTS = {
     torch.float16: (triton.language.float32, "tf32"),
 }
 ROWS = 64  # of tiles that nothing is multiplied in
+# how the kernels without products are compiled, whatever the widths: so they are few
+PLAIN = {"num_warps": 4, "num_stages": 1}
 PREFIX = 1024
 # what no other path mends: memory is full, what ran before had a fault, or the interpreter of tests found one
 _PASSED_ON = (torch.OutOfMemoryError, torch.AcceleratorError, InterpreterError)
@@ -83,7 +85,7 @@ class Launches:
         self.weighing = decay or weighted or channels
         self.values: dict[str, Any] = {
             "T": s, "S": s, "B": b, "G": g, "R": h // g, "H": h, "D": d, "F": f, "E": e,
-            "BD": padded(d), "BF": padded(f), "BE": config.forward_values, "C": config.chunk,
+            "BD": min(32, padded(d)), "BF": padded(f), "BE": config.forward_values, "C": config.chunk,
             "FUNCTION": NAMES.index(call.function), "PROJECTED": call.omega is not None, "BIAS": call.bias is not None,
             "DECAY": decay, "CHANNELS": channels, "WEIGHTED": weighted, "MASKED": call.key_mask is not None,
             "CAUSAL": call.causal, "NORMALIZE": call.normalize, "LOW": low, "PRECISION": precision,
@@ -180,7 +182,7 @@ class Launches:
         self.run(
             weights.chunk_weights, (chunks, g), top=top, total=total, chunks=plan.chunks,
             **self._decay(),
-            GIVEN=call.key_log_weight is not None, SCALED=call.function == "exp",
+            GIVEN=call.key_log_weight is not None, SCALED=call.function == "exp", **PLAIN,
         )  # fmt: skip
         if not values["WEIGHTED"]:
             return
@@ -190,6 +192,7 @@ class Launches:
         self.run(
             weights.running_maximum, (n, g), top=top, total=total, M=values["nothing"] if M is None else M,
             sequences=plan.sequences, B=ROWS, GIVEN=M is not None, FRESH=call.S is None,
+            **PLAIN,
         )  # fmt: skip
 
     def _decay(self) -> dict[str, Any]:
@@ -217,7 +220,7 @@ class Launches:
                 forward_kernels.prefix, (n, g, triton.cdiv(f * width, PREFIX)), sums=x, after=total,
                 before=total if start is None else start, kept=total if kept is None else kept,
                 sequences=plan.sequences, E=width, B=PREFIX, KEPT=kept is not None, GIVEN=int(start is not None),
-                SCALED=scaled, REVERSE=int(reverse),
+                SCALED=scaled, REVERSE=int(reverse), **PLAIN,
             )  # fmt: skip
 
     def states_before(self, after: tuple[Tensor, Tensor]) -> tuple[dict[str, Any], Tensor | None]:

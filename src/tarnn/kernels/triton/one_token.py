@@ -42,7 +42,7 @@ def step(call: Call, inplace: bool) -> Outputs:
         "q": q, **strides("q", q, 2), "k": k, **strides("k", k, 2), "v": v, **strides("v", v, 2), "o": o,
         "S": before[0], "z": before[1], "M": q if before[2] is None else before[2],
         "S_new": after[0], "z_new": after[1], "M_new": q if after[2] is None else after[2],
-        "G": g, "R": h // g, "D": d, "F": f, "E": e, "BD": padded(d), "BF": width,
+        "G": g, "R": h // g, "D": d, "F": f, "E": e, "BD": min(32, padded(d)), "BF": width,
         "BE": max(16, min(padded(e), triton.next_power_of_2(TILE // width))),
         "FUNCTION": NAMES.index(call.function), "PROJECTED": call.omega is not None, "BIAS": call.bias is not None,
         "DECAY": call.log_decay is not None, "CHANNELS": call.has_channels, "WEIGHTED": weighted,

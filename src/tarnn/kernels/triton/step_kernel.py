@@ -15,11 +15,15 @@ def vector(
     """φ(x) (f,) and its log-scale: 0 but for exp."""
     live = columns < F
     if PROJECTED:
-        d = tl.arange(0, BD)
-        given = tl.load(x + d, mask=d < D, other=0.0).to(tl.float32)
-        inside = live[:, None] & (d < D)[None, :]
-        rows = tl.load(omega + columns[:, None] * D + d[None, :], mask=inside, other=0.0)
-        u = factor * tl.sum(rows * given[None, :], 1) + offset - square * tl.sum(given * given, 0)
+        u, length = tl.zeros(columns.shape, tl.float32), tl.full((), 0.0, tl.float32)
+        for d0 in range(0, D, BD):
+            d = d0 + tl.arange(0, BD)
+            given = tl.load(x + d, mask=d < D, other=0.0).to(tl.float32)
+            inside = live[:, None] & (d < D)[None, :]
+            rows = tl.load(omega + columns[:, None] * D + d[None, :], mask=inside, other=0.0)
+            u += tl.sum(rows * given[None, :], 1)
+            length += tl.sum(given * given, 0)
+        u = factor * u + offset - square * length
         if BIAS:
             u += tl.load(bias + columns, mask=live, other=0.0)
     else:

@@ -63,6 +63,22 @@ def lowered(x, LOW: tl.constexpr, PRECISION: tl.constexpr):
     return x.to(LOW)
 
 
+@triton.jit
+def product(a, b, PRECISION: tl.constexpr):
+    """a·b, where few rows of a sum over many columns. One instruction's rows and columns are then most of the result, and
+    every warp would hold all of a: so the sum is cut, each warp adds a part of it, and the parts are added."""
+    ROWS: tl.constexpr = a.shape[0]
+    LENGTH: tl.constexpr = a.shape[1]
+    COLUMNS: tl.constexpr = b.shape[1]
+    if ROWS * COLUMNS <= 1024 and LENGTH * a.dtype.primitive_bitwidth >= 4096:
+        cut_a = tl.permute(tl.reshape(a, (ROWS, LENGTH // 32, 32)), (1, 0, 2))
+        cut_b = tl.reshape(b, (LENGTH // 32, 32, COLUMNS))
+        found = tl.sum(tl.dot(cut_a, cut_b, input_precision=PRECISION), 0)
+    else:
+        found = tl.dot(a, b, input_precision=PRECISION)
+    return found
+
+
 # --- features
 
 
@@ -84,16 +100,24 @@ def arguments(
     x, stride, rows, live, columns, omega, bias, factor, square, offset,
     D: tl.constexpr, F: tl.constexpr, BD: tl.constexpr, PROJECTED: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """u (C, B) in float32: x, or factor·Ωx + β − square·|x|² + offset. Ωx in tf32x3, whatever the dtype: u is an exponent."""
+    """u (C, B) in float32: x, or factor·Ωx + β − square·|x|² + offset. Ωx in tf32x3, whatever the dtype: u is an exponent.
+
+    BD channels at a time, in a loop that is not unrolled: so Ω is read again for each chunk, and not kept in registers.
+    """
     if PROJECTED:
-        d = tl.arange(0, BD)
-        given = load_rows(x, stride, rows, live, d, D).to(tl.float32)
-        inside = (columns < F)[None, :] & (d < D)[:, None]
-        turned = tl.load(omega + columns[None, :] * D + d[:, None], mask=inside, other=0.0)  # (d, f)
-        u = factor * tl.dot(given, turned, input_precision="tf32x3") + offset
+        u = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
+        length = tl.zeros(rows.shape, tl.float32)
+        for d0 in range(0, D, BD):
+            d = d0 + tl.arange(0, BD)
+            given = load_rows(x, stride, rows, live, d, D).to(tl.float32)
+            inside = (columns < F)[None, :] & (d < D)[:, None]
+            turned = tl.load(omega + columns[None, :] * D + d[:, None], mask=inside, other=0.0)  # (d, f)
+            u = tl.dot(given, turned, u, input_precision="tf32x3")
+            length += tl.sum(given * given, 1)
+        u = factor * u + offset
         if BIAS:
             u += tl.load(bias + columns, mask=columns < F, other=0.0)[None, :]
-        u -= square * tl.sum(given * given, 1)[:, None]
+        u -= square * length[:, None]
     else:
         u = load_rows(x, stride, rows, live, columns, F).to(tl.float32)
     return u
