@@ -1,44 +1,37 @@
 """Where a training step's time goes, and how much of it are matrix products: the default model at the demo's size.
 
-    python benchmarks/training_profile.py     # a minute; benchmarks/results/training_profile.{json,md}
-    python benchmarks/training_profile.py --before OLD.json     # beside what another version took
+    python benchmarks/training_profile.py     # half a minute; benchmarks/results/training_profile.{json,md}
+    python benchmarks/training_profile.py --other ../before     # in turns with another checkout and its compiled kernels
+    python benchmarks/training_profile.py --compiled     # in turns with torch.compile, which first takes minutes
 
-128 wide, 4 layers of 4 heads, 4 × 256 tokens a step, float32. In turns: the model's step (forward, loss, backward, clipping,
-AdamW) and torch.mm of 2,048³; then `tarnn train` itself, by the seconds in its log. The claim: a step of `tarnn train` takes
-no longer than the matrix products of its linear layers, at torch.mm's rate, divided by 0.6. Those of attention don't count
-as products here. Where the rest goes, torch.profiler says.
+128 wide, 4 layers of 4 heads, 4 × 256 tokens per step, float32. Each contender is a process that runs `tarnn train`. They take
+turns: one makes a few steps, then a few of the model's own (forward, loss, backward, clipping, AdamW, without the
+Trainer), then torch.mm of 2,048³; then the next. The claim: a step of `tarnn train` takes no longer than the matrix products of
+its linear layers, at torch.mm's rate of the same round, divided by 0.6. Those of attention don't count as products here. Where
+the rest goes, torch.profiler says.
 """
 
 import json
-import random
+import os
 import statistics
+import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.nn.functional import cross_entropy
-from torch.profiler import ProfilerActivity, profile
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from scripts.common.clock import Contender, Effort, measure_in_turns
-from scripts.common.options import parse
-from scripts.common.results import run
+from scripts.common.options import ROOT, parse
+from scripts.common.results import Unmeasured, run
 from scripts.common.tables import markdown, page, source
 from scripts.common.targets import Target, at_least, section
-from tarnn.models import TarnnConfig, TarnnForCausalLM
-from tarnn.tasks import TextSettings
-from tarnn.training.folder import LOG
-from tarnn.training.log import read_log
-from tarnn.training.run import train
 
 MODEL = {"hidden_size": 128, "layers": 4, "heads": 4, "context": 256, "batch_size": 4}
-FULL = {"steps": 60, "profiled": 10, "matrix": 2048, "before": Path}
-QUICK = {"steps": 20, "profiled": 1, "matrix": 256}
-EFFORT = Effort(seconds_a_round=0.3, rounds=(5, 9), seconds=6)
+TOKENS = MODEL["batch_size"] * MODEL["context"]
+FULL = {"rounds": 12, "steps": 10, "profiled": 10, "matrix": 2048, "other": Path, "compiled": False}
+QUICK = {"rounds": 1, "steps": 2, "profiled": 1, "matrix": 256}
 SHARE = 0.6
+NOW, BEFORE, COMPILED = "now", "before", "with torch.compile"
 # what operators are for, by the first part that is in their names
 PARTS = {
     "matrix products": ("aten::mm", "aten::addmm", "aten::bmm"),
@@ -59,64 +52,70 @@ REST = "everything else that torch does"
 
 
 def main() -> int:
-    about = {"before": "the JSON of another version, to stand beside this one", "steps": "of tarnn train"}
+    about = {
+        "other": "another checkout", "compiled": "also with --set torch_compile=true", "steps": "of tarnn train, in a round",
+    }  # fmt: skip
     return run(parse(__file__, __doc__, FULL, QUICK, about=about), measure, facts=facts, report=report)
 
 
 def measure(options, found: dict[str, Any], keep) -> None:
-    model, step = make_step()
-    matrix = torch.randn(options.matrix, options.matrix)
-    timed = measure_in_turns(
-        {"step": Contender(step), "mm": Contender(lambda: matrix @ matrix)},
-        EFFORT,
-    )
-    rate = 2 * options.matrix**3 / timed["mm"].ms
-    found |= {
-        "parameters": model.num_parameters(), "gflops_of_mm": rate / 1e6, "step_ms": timed["step"].ms,
-        "products_ms": 6 * in_products(model) * tokens() / rate, "parts_ms": profiled(step, options.profiled),
+    if options.other is not None and not (options.other / "src" / "tarnn").is_dir():
+        raise Unmeasured("--other names no checkout of tarnn")
+    asked = {BEFORE: (options.other, {}), NOW: (ROOT, {}), COMPILED: (ROOT, {"torch_compile": True})}
+    wanted = {BEFORE: options.other is not None, NOW: True, COMPILED: options.compiled}
+    workers: dict[str, Any] = {}
+    about: dict[str, dict[str, float]] = {}
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name, is_wanted in wanted.items() if is_wanted}
+    with ExitStack() as all_workers:
+        for name in rounds:
+            workers[name] = all_workers.enter_context(worker(options, *asked[name]))
+            about[name] = answer(workers[name])
+        for _ in range(options.rounds):
+            for name, one in workers.items():
+                print(file=one.stdin, flush=True)
+                rounds[name].append(answer(one))
+        for name, one in workers.items():
+            one.stdin.close()
+            found[name] = summary(options, about[name], rounds[name]) | {"parts_ms": by_part(answer(one))}
+
+
+def worker(options, checkout: Path, assignments: dict[str, Any]) -> subprocess.Popen:
+    given = {
+        "model": MODEL, "set": assignments, "threads": options.threads, "steps": options.steps,
+        "profiled": options.profiled, "matrix": options.matrix,
     }  # fmt: skip
-    keep()
-    found["train_ms"] = trained(options.steps)
-
-
-def tokens() -> int:
-    return MODEL["batch_size"] * MODEL["context"]
-
-
-def in_products(model: TarnnForCausalLM) -> int:
-    """Weights that each token is multiplied with once."""
-    return sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
-
-
-def make_step() -> tuple[TarnnForCausalLM, Callable[[], None]]:
-    """The model, and a step as `tarnn train` makes it, without the Trainer."""
-    torch.manual_seed(0)
-    config = TarnnConfig(
-        vocab_size=257, hidden_size=MODEL["hidden_size"], num_hidden_layers=MODEL["layers"],
-        num_attention_heads=MODEL["heads"],
+    return subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("training_worker.py")), json.dumps(given)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(checkout.resolve() / "src")},
     )  # fmt: skip
-    model = TarnnForCausalLM(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), fused=True)
-    rows = torch.randint(0, 257, (MODEL["batch_size"], MODEL["context"] + 1))
-
-    def step() -> None:
-        logits = model(input_ids=rows[:, :-1], use_cache=False).logits
-        cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten()).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        model.zero_grad()
-
-    return model, step
 
 
-def profiled(step: Callable[[], None], steps: int) -> dict[str, float]:
-    """Milliseconds a step by part, as torch.profiler has them."""
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
-        for _ in range(steps):
-            step()
+def answer(one: subprocess.Popen) -> dict[str, float]:
+    assert one.stdout is not None
+    line = one.stdout.readline()
+    if not line:
+        raise Unmeasured("a contender ended before its time; its message is above")
+    return json.loads(line)
+
+
+def summary(options, about: dict[str, float], rounds: list[dict[str, float]]) -> dict[str, Any]:
+    """Medians of the rounds; the share is that of each round's own rate of torch.mm."""
+    found = {f"{name}_ms": statistics.median(x[name] for x in rounds) for name in ("train", "step", "mm")}
+    per_product = (
+        6 * about["in_products"] * TOKENS / (2 * options.matrix**3)
+    )  # products of a step, in those of torch.mm
+    shares = sorted(per_product * x["mm"] / x["train"] for x in rounds)
+    return about | found | {
+        "gflops_of_mm": 2 * options.matrix**3 / found["mm_ms"] / 1e6, "products_ms": per_product * found["mm_ms"],
+        "share": statistics.median(shares), "share_min": shares[0], "share_max": shares[-1],
+    }  # fmt: skip
+
+
+def by_part(operators: dict[str, float]) -> dict[str, float]:
     parts = dict.fromkeys([*PARTS, REST], 0.0)
-    for event in seen.key_averages():
-        parts[part_of(event.key)] += event.self_cpu_time_total / 1000 / steps
+    for name, ms in operators.items():
+        parts[part_of(name)] += ms
     return parts
 
 
@@ -124,59 +123,40 @@ def part_of(operator: str) -> str:
     return next((part for part, names in PARTS.items() if any(x in operator for x in names)), REST)
 
 
-def trained(steps: int) -> float:
-    """Milliseconds a step of `tarnn train`, the median of the times between lines of its log, of which the first is left out."""
-    with tempfile.TemporaryDirectory() as folder:
-        text = Path(folder, "text.txt")
-        text.write_bytes(bytes(random.Random(0).choices(range(32, 127), k=100_000)))
-        out = Path(folder, "run")
-        train(
-            TextSettings(
-                (str(text),), out, **MODEL, steps=steps, save_every=steps, val_fraction=0.0, sample_tokens=0
-            ),
-            show=False,
-        )
-        lines = [line for line in read_log(out / LOG) if "loss" in line]
-    gaps = [1000 * (b["seconds"] - a["seconds"]) / (b["step"] - a["step"]) for a, b in zip(lines, lines[1:])]
-    return statistics.median(gaps[:-1] or gaps)  # the last has the checkpoint in it
-
-
-def share(found: dict[str, Any]) -> float:
-    return found["products_ms"] / found["train_ms"]
-
-
 def targets(found: dict[str, Any]) -> list[Target]:
-    ratio = {"tarnn train": share(found)} if "train_ms" in found else {}
+    ratio = {"tarnn train": found[NOW]["share"]} if NOW in found else {}
     return [
         at_least(f"at least {SHARE:.0%} of a step are products at mm's rate", "measured", SHARE, ratio, "")
     ]
 
 
 def facts(options, found: dict[str, Any]) -> dict[str, Any]:
-    earlier = {} if options.before is None else json.loads(options.before.read_text())["results"]
-    return {"before": earlier, "targets": [t.as_json() for t in targets(found)]}
+    return {"targets": [t.as_json() for t in targets(found)]}
 
 
 def report(options, facts: dict[str, Any], found: dict[str, Any]) -> str:
-    columns = [x for x in (facts["before"], found) if x]
-    names = ["before", "now"][-len(columns) :]
-    lines: list[list[Any]] = [
-        ["products of the linear layers, at mm's rate, ms", *(f"{x['products_ms']:.1f}" for x in columns)],
-        ["the model's step, ms", *(f"{x['step_ms']:.1f}" for x in columns)],
-        ["a step of tarnn train, ms", *(f"{x['train_ms']:.1f}" for x in columns)],
-        ["tokens per second of tarnn train", *(f"{1000 * tokens() / x['train_ms']:,.0f}" for x in columns)],
-        ["products' share of it", *(f"{share(x):.0%}" for x in columns)],
-    ]
-    parts = [[part, *(f"{x['parts_ms'].get(part, 0):.1f}" for x in columns)] for part in [*PARTS, REST]]
+    columns = list(found.values())
+    rows = {
+        "products of the linear layers, at mm's rate, ms": lambda x: f"{x['products_ms']:.1f}",
+        "the model's step, ms": lambda x: f"{x['step_ms']:.1f}",
+        "a step of tarnn train, ms": lambda x: f"{x['train_ms']:.1f}",
+        "tokens per second of tarnn train": lambda x: f"{1000 * TOKENS / x['train_ms']:,.0f}",
+        "products' share of it": lambda x: f"{x['share']:.0%} ({x['share_min']:.0%} … {x['share_max']:.0%})",
+        "its first step, s": lambda x: f"{x['first_step_s']:.1f}",
+    }
+    lines = [[name, *map(text, columns)] for name, text in rows.items()]
+    parts = [[part, *(f"{x['parts_ms'][part]:.1f}" for x in columns)] for part in [*PARTS, REST]]
+    size = f"{MODEL['hidden_size']} wide, {MODEL['layers']} layers of {MODEL['heads']} heads"
     how = (
-        f"{MODEL['hidden_size']} wide, {MODEL['layers']} layers of {MODEL['heads']} heads, {found['parameters']:,} parameters, "
-        f"{MODEL['batch_size']} × {MODEL['context']} tokens, float32; torch.mm {found['gflops_of_mm']:.0f} GFLOP/s."
+        f"{size}, {columns[0]['parameters']:,} parameters, {MODEL['batch_size']} × {MODEL['context']} tokens, float32; "
+        f"torch.mm {found[NOW]['gflops_of_mm']:.0f} GFLOP/s. Medians of {options.rounds} rounds in turns; a share is that of "
+        "one round's own rate."
     )
     return page(
-        "Where a training step's time goes", source(facts, how), section(targets(found)), markdown(["", *names], lines),
-        "## By operator, ms a step",
-        "As torch.profiler has it, whose own time is in it; Python between operators is not.",
-        markdown(["part", *names], parts),
+        "Where a training step's time goes", source(facts, how), section(targets(found)), markdown(["", *found], lines),
+        "## By operator, ms per step",
+        "The model's step as torch.profiler has it, whose own time is in it; Python between operators is not.",
+        markdown(["part", *found], parts),
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ import training_step
 from support.scripts import lines_of
 
 from scripts.common.clock import Effort, Timing
+from scripts.common.results import Unmeasured
 from tarnn import LinearState
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.stack import FORMATS
@@ -130,18 +132,25 @@ def test_projections_alone_have_all_products_of_a_step_but_attentions():
     assert torch.equal(layer(x), layer.o_proj(layer.v_proj(x)))
 
 
-def test_a_training_step_is_taken_apart(script, folder, monkeypatch):
-    monkeypatch.setattr(training_profile, "EFFORT", Effort(0, rounds=(3, 3)))
-    code, _, _ = script("training_profile", "--quick")
+def test_a_training_step_is_taken_apart(script, folder):
+    """By a process that trains, and pauses after each round."""
+    code, _, _ = script("training_profile", "--quick", "--rounds", 2)
     assert code == 0
-    data = json.loads((folder / "training_profile.json").read_text())
-    found = data["results"]
+    found = json.loads((folder / "training_profile.json").read_text())["results"]["now"]
     assert found["parts_ms"]["matrix products"] > 0
-    assert found["train_ms"] > 0
-    weights = found["products_ms"] * found["gflops_of_mm"] / 6 / 1024 * 1e6
+    assert found["share_min"] <= found["share"] <= found["share_max"]
     # all but the norms, the decays' bias and the embedding, which is the last layer's matrix
+    weights = found["products_ms"] * found["gflops_of_mm"] / 6 / training_profile.TOKENS * 1e6
     assert 0.99 < weights / found["parameters"] < 1
     assert "products' share of it" in (folder / "training_profile.md").read_text()
+
+
+def test_a_contender_that_ends_too_early_is_no_measurement():
+    with (
+        subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE, text=True) as ended,
+        pytest.raises(Unmeasured, match="ended before its time"),
+    ):
+        training_profile.answer(ended)
 
 
 def test_operators_have_their_parts():
