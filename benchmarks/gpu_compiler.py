@@ -12,11 +12,12 @@ import re
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -33,6 +34,7 @@ TENSOR_CORE = {
     0x1F0,
     0x1EA,
 }  # opcodes of HMMA, HGMMA, UTCHMMA; tests/triton/test_compiles.py asks nvdisasm
+FLOAT32 = (triton.language.float32, "ieee")  # AMD's matrix cores multiply float32 themselves
 FFMA = {0x23, 0x49}  # FFMA, FFMA2
 
 
@@ -99,7 +101,7 @@ class Specialised(NamedTuple):
 
     def compiled(self) -> Any:
         """Compiled anew, whatever Triton has in its cache."""
-        with triton.knobs.compilation.scope():
+        with triton.knobs.compilation.scope(), active(self.target):
             triton.knobs.compilation.always_compile = True
             return triton.compile(self.source, target=self.target, options=self.options)
 
@@ -120,6 +122,17 @@ class _AbsentGPU:
         return 0
 
 
+@contextlib.contextmanager
+def active(target: GPUTarget) -> Iterator[None]:
+    """In here, that GPU is the one that there is."""
+    before = driver._active
+    driver.set_active(_AbsentGPU(target))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        driver._active = before
+
+
 def target_of(gpu: int | str) -> GPUTarget:
     """90, or one by AMD: "gfx942"."""
     return GPUTarget("hip", gpu, 64) if isinstance(gpu, str) else GPUTarget("cuda", gpu, 32)
@@ -135,19 +148,19 @@ def absent_gpu(gpu: int | str, *, processors: int):
         made = lambda: ASTSource(kernel, signature, constants, attributes)  # noqa: E731
         found.setdefault((name, str(key)), Specialised(name, made(), target_of(gpu), dict(options.__dict__)))
 
-    before = driver._active
-    driver.set_active(_AbsentGPU(target_of(gpu)))  # type: ignore[arg-type]
     launches: list[Specialised] = []
+    products = dict.fromkeys(launch.PRODUCTS, FLOAT32) | {torch.bfloat16: launch.PRODUCTS[torch.bfloat16]}
     try:
         with (
+            active(target_of(gpu)),
             mock.patch.object(JITFunction, "_do_compile", write_down),
             mock.patch.object(machine, "interpreted", True),
             mock.patch.object(launch, "processors", return_value=processors),
             mock.patch.object(launch, "shared_memory", return_value=SHARED.get(gpu, 64)),
+            mock.patch.object(launch, "PRODUCTS", products if isinstance(gpu, str) else launch.PRODUCTS),
         ):
             yield launches
     finally:
-        driver._active = before
         launches.extend(found.values())
 
 

@@ -14,6 +14,7 @@ from tarnn.kernels.triton.tiles import (
     arguments,
     behind,
     channel_products,
+    exact,
     features,
     finite,
     key_and_keep,
@@ -527,7 +528,7 @@ def decay_gradients(
         tl.where(rows[None, :] < rows[:, None], 1.0, 0.0),
     )
     if CHANNELS:
-        passing = tl.dot(up, read, input_precision="tf32x3") + tl.dot(down, entered, input_precision="tf32x3")
+        passing = tl.dot(up, read, input_precision=exact()) + tl.dot(down, entered, input_precision=exact())
         passing += across[None, :]
         for level in tl.static_range(LEVELS):
             left, right = phi_q * up_to(channels, 1 << level, C), phi_k * behind(channels, 1 << level, C)
@@ -537,8 +538,8 @@ def decay_gradients(
                 tl.trans(part), lowered(left, LOW, PRECISION), input_precision=PRECISION
             )
             same = (rows[:, None] >> level) == (rows[None, :] >> level)
-            passing += tl.dot(tl.where(same, up, 0.0), of_left, input_precision="tf32x3")
-            passing += tl.dot(tl.where(same, down, 0.0), of_right, input_precision="tf32x3")
+            passing += tl.dot(tl.where(same, up, 0.0), of_left, input_precision=exact())
+            passing += tl.dot(tl.where(same, down, 0.0), of_right, input_precision=exact())
         passing = tl.where(live[:, None], passing, 0.0)
         store_rows(shares + ((row * H + h) * T + start) * F, F, rows, inside, cf, F, passing)
     else:
@@ -548,7 +549,7 @@ def decay_gradients(
             input_precision=PRECISION,
         )
         flow = tl.where(rows[:, None] > rows[None, :], products * of_pairs, 0.0)  # (i, j), j < i
-        flow = tl.dot(up, flow, input_precision="tf32x3")  # (l, j): to queries from l on
+        flow = tl.dot(up, flow, input_precision=exact())  # (l, j): to queries from l on
         passing = tl.sum(tl.where(rows[:, None] > rows[None, :], flow, 0.0), 1)
         passing += tl.sum(up * tl.sum(read, 1)[None, :], 1) + tl.sum(down * tl.sum(entered, 1)[None, :], 1)
         passing = tl.where(live, passing + tl.sum(across, 0), 0.0)

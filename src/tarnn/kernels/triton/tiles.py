@@ -7,12 +7,19 @@ is left after they were subtracted is turned into base 2, so that large ones los
 
 import triton
 import triton.language as tl
+from triton.language.target_info import is_hip
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.693359375)  # of few bits, so that a whole number of it is exact
 LN2_REST = tl.constexpr(-2.12194440e-4)
 LOWEST = tl.constexpr(-1e30)  # a decay that forgets all; −∞ times 0 would be NaN
 LEVELS = tl.constexpr(4)  # sizes of blocks in a chunk of 16, the length where decays have channels
+
+
+@triton.constexpr_function
+def exact():
+    """How products with all of float32's digits are made. AMD's matrix cores multiply float32 themselves."""
+    return "ieee" if is_hip() else "tf32x3"
 
 
 @triton.jit
@@ -112,7 +119,7 @@ def arguments(
             given = load_rows(x, stride, rows, live, d, D).to(tl.float32)
             inside = (columns < F)[None, :] & (d < D)[:, None]
             turned = tl.load(omega + columns[None, :] * D + d[:, None], mask=inside, other=0.0)  # (d, f)
-            u = tl.dot(given, turned, u, input_precision="tf32x3")
+            u = tl.dot(given, turned, u, input_precision=exact())
             length += tl.sum(given * given, 1)
         u = factor * u + offset
         if BIAS:
@@ -244,7 +251,7 @@ def up_to(channels, SIZE: tl.constexpr, C: tl.constexpr):
     """2^Σ over the positions of i's block of this size, up to i."""
     place = tl.arange(0, C)
     inside = (place[:, None] // SIZE == place[None, :] // SIZE) & (place[None, :] <= place[:, None])
-    return tl.exp2(tl.dot(tl.where(inside, 1.0, 0.0), channels, input_precision="tf32x3"))
+    return tl.exp2(tl.dot(tl.where(inside, 1.0, 0.0), channels, input_precision=exact()))
 
 
 @triton.jit
@@ -252,7 +259,7 @@ def behind(channels, SIZE: tl.constexpr, C: tl.constexpr):
     """2^Σ over the positions of j's block of this size that are behind j."""
     place = tl.arange(0, C)
     inside = (place[:, None] // SIZE == place[None, :] // SIZE) & (place[None, :] > place[:, None])
-    return tl.exp2(tl.dot(tl.where(inside, 1.0, 0.0), channels, input_precision="tf32x3"))
+    return tl.exp2(tl.dot(tl.where(inside, 1.0, 0.0), channels, input_precision=exact()))
 
 
 @triton.jit
