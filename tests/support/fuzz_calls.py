@@ -170,8 +170,11 @@ def laid_out(x: Tensor, layout: str) -> Tensor:
 class Call:
     """The tensors of a drawn call, and two ways to compute it: ours and the definition's.
 
-    Both give [o, S·e^M, z·e^M, and the gradients of q, k, v, log-decay and log-weights], the sums in float64.
+    Both give [o, S·e^M, z·e^M, and the gradients of q, k, v, log-decay and log-weights], the sums in float64. What comes back
+    through S and z is in units of e^M too: of the M that the definition has in float64, once that is known.
     """
+
+    M: Tensor | None = None
 
     def __init__(self, drawn: Drawn):
         self.drawn = a = drawn
@@ -205,6 +208,7 @@ class Call:
     def nearby(self, seed: int) -> "Call":
         """The same call with each input changed by a unit in its last place, or not: it is as sensitive to rounding."""
         generator, made = torch.Generator().manual_seed(seed), copy(self)
+        made.M = None
         by = [torch.randint(-1, 2, x.shape, generator=generator) for x in self.inputs]
         made.inputs = [x * (1 + torch.finfo(x.dtype).eps * i.to(x.dtype)) for x, i in zip(self.inputs, by)]
         return made
@@ -222,6 +226,9 @@ class Call:
         if M is not None:
             factor = torch.where(M == -torch.inf, 0.0, M.double()).exp()
             sums = [sums[0] * factor[..., None, None], sums[1] * factor[..., None]]
+            if self.M is not None:
+                units = (M.double() - self.M).nan_to_num(0.0).exp()  # both may be −∞
+                S, z = S * units[..., None, None].to(S.dtype), z * units[..., None].to(z.dtype)
         pairs = [(y, g.to(y.dtype)) for y, g in zip((o, S, z), self.grads) if y.requires_grad]
         grads = [torch.zeros_like(x) for x in leaves]
         if pairs:
@@ -278,6 +285,8 @@ class Call:
         if q_scale is not None and not a.normalize:
             o = o * q_scale.exp()[..., None]
         state = [torch.cat(parts) for parts in zip(*(piece[1] for piece in pieces))]
+        if dtype == torch.float64:
+            self.M = state[2].detach()
         return self._results(o, *state, leaves)
 
     def _features(self, x: Tensor) -> features.Scaled:
