@@ -77,6 +77,11 @@ def measure(options, found: dict[str, Any], keep) -> None:
         for name, one in workers.items():
             one.stdin.close()
             found[name] = summary(options, about[name], rounds[name]) | {"parts_ms": by_part(answer(one))}
+            one.wait()  # or its end would disturb the others' profiles
+    first = next(iter(rounds.values()))
+    for name, own in rounds.items():
+        ratios = (x["train"] / y["train"] for x, y in zip(own, first, strict=True))
+        found[name]["ratio"] = statistics.median(ratios)
 
 
 def worker(options, checkout: Path, assignments: dict[str, Any]) -> subprocess.Popen:
@@ -142,6 +147,7 @@ def report(options, facts: dict[str, Any], found: dict[str, Any]) -> str:
         "a step of tarnn train, ms": lambda x: f"{x['train_ms']:.1f}",
         "tokens per second of tarnn train": lambda x: f"{1000 * TOKENS / x['train_ms']:,.0f}",
         "products' share of it": lambda x: f"{x['share']:.0%} ({x['share_min']:.0%} … {x['share_max']:.0%})",
+        "its time, divided by that of the first column": lambda x: f"{x['ratio']:.2f}",
         "its first step, s": lambda x: f"{x['first_step_s']:.1f}",
     }
     lines = [[name, *map(text, columns)] for name, text in rows.items()]
@@ -149,8 +155,8 @@ def report(options, facts: dict[str, Any], found: dict[str, Any]) -> str:
     size = f"{MODEL['hidden_size']} wide, {MODEL['layers']} layers of {MODEL['heads']} heads"
     how = (
         f"{size}, {columns[0]['parameters']:,} parameters, {MODEL['batch_size']} × {MODEL['context']} tokens, float32; "
-        f"torch.mm {found[NOW]['gflops_of_mm']:.0f} GFLOP/s. Medians of {options.rounds} rounds in turns; a share is that of "
-        "one round's own rate."
+        f"torch.mm {found[NOW]['gflops_of_mm']:.0f} GFLOP/s. Medians of {options.rounds} rounds in turns; shares and ratios are "
+        "medians of those of each round."
     )
     return page(
         "Where a training step's time goes", source(facts, how), section(targets(found)), markdown(["", *found], lines),
