@@ -80,7 +80,7 @@ struct OwnBuffers {
     for (float** at : {&u, &features, &turned}) *at = scratch.take<float>(n * ldf);
     scale = scratch.take<float>(n);
     gate = scratch.take<float>(3 * ldf);
-    scores = scratch.take<float>(keys_a_block);
+    scores = scratch.take<float>((n - 1) * keys_a_block);
   }
 };
 
@@ -165,30 +165,33 @@ class Sweep {
     }
     place(l, row, head);
     if (l.attention == Attention::linear) return attend_linear(l, row, head);
-    append(l, row, head);
-    for (Index r = 0; r < r_; ++r) attend_part(l, row, head, r, 0), join(row, head, r, 1);
+    append(l.cache, begin_ + row, head, s_.g, s_.d, key(row, head), value(row, head));
+    attend_part(l, row, head, 0);
+    for (Index r = 0; r < r_; ++r) join(row, head, r, 1);
   }
 
   /// A long cache: first all keys and values get their places, then its blocks are tasks.
   void attend_blocks(const Layer& l, Index blocks) {
     team_.phase(count_ * s_.g, [&](Index i) {
-      place(l, i / s_.g, i % s_.g);
-      append(l, i / s_.g, i % s_.g);
+      const Index row = i / s_.g, head = i % s_.g;
+      place(l, row, head);
+      append(l.cache, begin_ + row, head, s_.g, s_.d, key(row, head), value(row, head));
     }, [] {});
-    phase(count_ * s_.g * blocks, [&](Index i) {
-      for (Index r = 0; r < r_; ++r) attend_part(l, i / blocks / s_.g, i / blocks % s_.g, r, i % blocks);
-    }, [&](Index row) {
+    phase(count_ * s_.g * blocks, [&](Index i) { attend_part(l, i / blocks / s_.g, i / blocks % s_.g, i % blocks); }, [&](Index row) {
       for (Index i = 0; i < s_.h; ++i) join(row, i / r_, i % r_, blocks);
       to_bytes(l.o, at_.heads, at_.ld_heads, row);
     });
   }
 
-  void attend_part(const Layer& l, Index row, Index head, Index r, Index block) {
-    float* q = own_.x;
-    clear(q, own_.ldx);
-    std::memcpy(q, query(row, head) + r * s_.d, bytes(s_.d));
-    attend_block(l.cache, begin_ + row, head, s_.g, s_.d, l.cache.length + 1, block, q, own_.scores,
-                 parts(row, head, r, key_blocks(l.cache.length + 1)) + block * partial_size(s_.d));
+  void attend_part(const Layer& l, Index row, Index head, Index block) {
+    for (Index r = 0; r < r_; ++r) {
+      float* q = own_.x + r * own_.ldx;
+      clear(q, own_.ldx);
+      std::memcpy(q, query(row, head) + r * s_.d, bytes(s_.d));
+    }
+    const Index size = partial_size(s_.d), blocks = key_blocks(l.cache.length + 1);
+    attend_block(l.cache, begin_ + row, head, s_.g, s_.d, block, r_, own_.x, own_.ldx, own_.scores,
+                 parts(row, head, 0, blocks) + block * size, blocks * size);
   }
 
   void join(Index row, Index head, Index r, Index blocks) {
@@ -197,13 +200,6 @@ class Sweep {
 
   float* parts(Index row, Index head, Index r, Index blocks) const {
     return at_.parts + row * at_.ld_parts + (head * r_ + r) * blocks * partial_size(s_.d);
-  }
-
-  void append(const Layer& l, Index row, Index head) {
-    const Index place = ((begin_ + row) * s_.g + head) * l.cache.capacity + l.cache.length;
-    std::memcpy(l.cache.k + place * s_.d, key(row, head), bytes(s_.d));
-    std::memcpy(l.cache.v + place * s_.d, value(row, head), bytes(s_.d));
-    if (l.cache.mask && head == 0) l.cache.mask[(begin_ + row) * l.cache.capacity + l.cache.length] = true;
   }
 
   /// q and k, normed and rotated.

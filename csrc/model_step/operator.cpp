@@ -115,8 +115,8 @@ void read_states(std::vector<Layer>& layers, const std::vector<Tensor>& states, 
   for (Layer& l : layers) {
     if (l.attention == Attention::softmax) {
       l.cache.capacity = next->size(2), l.cache.length = *length++;
-      l.cache.k = static_cast<float*>((next++)->mutable_data_ptr());
-      l.cache.v = static_cast<float*>((next++)->mutable_data_ptr());
+      l.cache.type = next->scalar_type() == torch::headeronly::ScalarType::BFloat16 ? Type::bfloat16 : Type::float32;
+      l.cache.k = (next++)->mutable_data_ptr(), l.cache.v = (next++)->mutable_data_ptr();
       if (*length++) l.cache.mask = static_cast<bool*>((next++)->mutable_data_ptr());
     } else if (l.attention == Attention::linear) {
       l.state.S = (next++)->mutable_data_ptr(), l.state.z = (next++)->mutable_data_ptr();

@@ -1,6 +1,6 @@
 // Softmax attention of one token, over a cache of keys and values. Keys are taken in blocks of fixed length, each by one task:
-// with its own largest score, its sum and its sum of values; these are put together in their order. So nothing depends on
-// who computed which.
+// of each query its own largest score, its sum and its sum of values; these are put together in their order. So nothing
+// depends on who computed which.
 #pragma once
 
 #include "attention/step.h"
@@ -10,42 +10,73 @@ namespace tarnn {
 namespace TARNN_ISA {
 
 constexpr Index keys_a_block = 512;
+constexpr Index keys_a_tile = 32;  // so many stay in the first level of cache, for one query of their head after the other
 
 inline Index key_blocks(Index length) { return (length + keys_a_block - 1) / keys_a_block; }
 
-/// Of one head's query and one block: the largest score, Σ e^(score − it), and behind these Σ e^(score − it) v.
+/// Of one query and one block: the largest score, Σ e^(score − it), and behind these Σ e^(score − it) v.
 inline Index partial_size(Index d) { return 2 + whole<float>(d); }
 
-/// Scores of keys begin … begin + n − 1, (n): q·k/√d, −∞ where masked; `scores` has whole vectors.
-inline void score_keys(const Cache& cache, Index row, const float* keys, const float* q, Index d, Index begin, Index n, float* scores) {
+/// Calls f with the format in which a cache keeps its numbers, f(Format()).
+template <typename F>
+TARNN_INLINE void in_format(const Cache& cache, F f) {
+  if (cache.type == Type::bfloat16) f(Bfloat16());
+  else f(Same<float>());
+}
+
+/// Writes the key and value (d) of one head behind the others.
+inline void append(const Cache& cache, Index row, Index head, Index g, Index d, const float* key, const float* value) {
+  const Index at = ((row * g + head) * cache.capacity + cache.length) * d;
+  in_format(cache, [&](auto format) {
+    using Format = decltype(format);
+    store_rows<Format>(key, d, 1, d, static_cast<typename Format::Stored*>(cache.k) + at, d, 1);
+    store_rows<Format>(value, d, 1, d, static_cast<typename Format::Stored*>(cache.v) + at, d, 1);
+  });
+  if (cache.mask && head == 0) cache.mask[row * cache.capacity + cache.length] = true;
+}
+
+/// A vector of a row of which `there` more numbers are there. Its place in `next` is asked for, where that is not null.
+template <typename Format>
+TARNN_INLINE Vec<float> read_and_ask(const typename Format::Stored* x, Index at, Index there, const typename Format::Stored* next) {
+  if (next) __builtin_prefetch(next + at, 0, 2);
+  return there < width<float> ? load_some<Format>(x + at, 1, there) : Format::load(x + at);
+}
+
+/// Scores of n keys: q·k/√d, −∞ where masked.
+template <typename Format, typename Stored = typename Format::Stored>
+void score_keys(const Stored* keys, const Stored* next, const bool* mask, const float* q, Index d, Index n, float* scores) {
   const float scale = 1.f / __builtin_sqrtf(static_cast<float>(d));
-  for (Index j = 0; j < n; ++j, keys += d) {
+  for (Index j = 0; j < n; ++j, keys += d, next += next ? d : 0) {
     Vec<float> sum{};
-    for (Index c = 0; c < d; c += width<float>) sum += load(q + c) * read(keys + c, d - c);
-    const bool masked = cache.mask && !cache.mask[row * cache.capacity + begin + j];
-    scores[j] = masked ? minus_infinity<float> : scale * TARNN_ISA::sum<float>(sum);
+    for (Index c = 0; c < d; c += width<float>) sum += load(q + c) * read_and_ask<Format>(keys, c, d - c, next);
+    scores[j] = mask && !mask[j] ? minus_infinity<float> : scale * TARNN_ISA::sum<float>(sum);
   }
-  for (Index j = n; j < whole<float>(n); ++j) scores[j] = minus_infinity<float>;
 }
 
-/// N vectors of channels of Σ_j weight_j v_j.
-template <int N>
-TARNN_INLINE void sum_values(const float* values, const float* weights, Index d, Index n, Index left, float* out) {
+/// N vectors of channels from `at` on: out += Σ_j weight_j v_j.
+template <typename Format, int N, typename Stored = typename Format::Stored>
+TARNN_INLINE void sum_columns(const Stored* values, const Stored* next, const float* weights, Index d, Index at, Index n, float* out) {
   Vec<float> sums[N];
-  unrolled<N>([&](auto i) TARNN_LAMBDA { sums[i] = Vec<float>{}; });
-  for (Index j = 0; j < n; ++j, values += d)
+  unrolled<N>([&](auto i) TARNN_LAMBDA { sums[i] = load(out + at + i * width<float>); });
+  for (Index j = 0; j < n; ++j, values += d, next += next ? d : 0)
     unrolled<N>([&](auto i) TARNN_LAMBDA {
-      sums[i] += read(values + i * width<float>, N == 1 ? left : width<float>) * weights[j];
+      const Index c = at + i * width<float>;
+      sums[i] += read_and_ask<Format>(values, c, N == 1 ? d - c : width<float>, next) * weights[j];
     });
-  unrolled<N>([&](auto i) TARNN_LAMBDA { store(out + i * width<float>, sums[i]); });
+  unrolled<N>([&](auto i) TARNN_LAMBDA { store(out + at + i * width<float>, sums[i]); });
 }
 
-/// One block of keys for one query. q: d channels, zeros up to whole vectors. scores: room for a block.
-inline void attend_block(const Cache& cache, Index row, Index head, Index g, Index d, Index length, Index block, const float* q,
-                         float* scores, float* partial) {
-  const Index begin = block * keys_a_block, n = smaller(keys_a_block, length - begin);
-  const Index at = ((row * g + head) * cache.capacity + begin) * d;
-  score_keys(cache, row, cache.k + at, q, d, begin, n, scores);
+template <typename Format, typename Stored = typename Format::Stored>
+void sum_values(const Stored* values, const Stored* next, const float* weights, Index d, Index n, float* out) {
+  for (Index c = 0; c < d;) {
+    if (d - c >= 4 * width<float>) sum_columns<Format, 4>(values, next, weights, d, c, n, out), c += 4 * width<float>;
+    else sum_columns<Format, 1>(values, next, weights, d, c, n, out), c += width<float>;
+  }
+}
+
+/// Scores become weights, e^(score − the largest); that and their sum begin `partial`.
+inline void weigh(float* scores, Index n, float* partial) {
+  for (Index j = n; j < whole<float>(n); ++j) scores[j] = minus_infinity<float>;
   Vec<float> most{}, total{};
   most += minus_infinity<float>;
   for (Index j = 0; j < n; j += width<float>) most = load(scores + j) > most ? load(scores + j) : most;
@@ -56,12 +87,40 @@ inline void attend_block(const Cache& cache, Index row, Index head, Index g, Ind
     total += weight;
   }
   partial[1] = sum<float>(total);
-  const float* values = cache.v + at;
-  for (Index j = 0; j < d;) {
-    const Index left = d - j;
-    if (left >= 4 * width<float>) sum_values<4>(values + j, scores, d, n, left, partial + 2 + j), j += 4 * width<float>;
-    else sum_values<1>(values + j, scores, d, n, left, partial + 2 + j), j += width<float>;
+}
+
+/// One block of keys for the `queries` of its head, rows ldq apart with zeros up to whole vectors. scores: room for a block
+/// of each; of each, its part comes to `partial`, ldp apart.
+template <typename Format>
+void attend_block_in(const Cache& cache, Index row, Index head, Index g, Index d, Index block, Index queries, const float* q, Index ldq,
+                     float* scores, float* partial, Index ldp) {
+  using Stored = typename Format::Stored;
+  const Index begin = block * keys_a_block, n = smaller(keys_a_block, cache.length + 1 - begin), tile = queries > 1 ? keys_a_tile : n;
+  const Index at = ((row * g + head) * cache.capacity + begin) * d;
+  const Stored *keys = static_cast<const Stored*>(cache.k) + at, *values = static_cast<const Stored*>(cache.v) + at;
+  const bool* mask = cache.mask ? cache.mask + row * cache.capacity + begin : nullptr;
+  // the processor sees long blocks coming; of short ones, the first asks for what comes next: its values, the next head's keys
+  const bool asks = cache.length < keys_a_block;
+  for (Index j = 0; j < n; j += tile)
+    for (Index r = 0; r < queries; ++r)
+      score_keys<Format>(keys + j * d, asks && r == 0 ? values + j * d : nullptr, mask ? mask + j : nullptr, q + r * ldq, d,
+                         smaller(tile, n - j), scores + r * keys_a_block + j);
+  for (Index r = 0; r < queries; ++r) {
+    weigh(scores + r * keys_a_block, n, partial + r * ldp);
+    clear(partial + r * ldp + 2, whole<float>(d));
   }
+  const Stored* next = keys + cache.capacity * d;
+  for (Index j = 0; j < n; j += tile)
+    for (Index r = 0; r < queries; ++r)
+      sum_values<Format>(values + j * d, asks && r == 0 ? next + j * d : nullptr, scores + r * keys_a_block + j, d, smaller(tile, n - j),
+                         partial + r * ldp + 2);
+}
+
+inline void attend_block(const Cache& cache, Index row, Index head, Index g, Index d, Index block, Index queries, const float* q, Index ldq,
+                         float* scores, float* partial, Index ldp) {
+  in_format(cache, [&](auto format) {
+    attend_block_in<decltype(format)>(cache, row, head, g, d, block, queries, q, ldq, scores, partial, ldp);
+  });
 }
 
 /// o (d) of one query, of its blocks' parts.

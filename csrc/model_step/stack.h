@@ -57,9 +57,10 @@ struct FeatureMap {
 enum class Attention { linear, softmax, none };
 enum class Decay { none, head, token, channel };
 
-/// A cache of keys and values (b, g, capacity, d) with `length` of them there; mask (b, capacity) or null.
+/// A cache of keys and values (b, g, capacity, d), float32 or bfloat16, with `length` of them there; mask (b, capacity) or null.
 struct Cache {
-  float *k, *v;
+  void *k, *v;
+  Type type;
   bool* mask;
   Index capacity, length;
 };

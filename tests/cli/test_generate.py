@@ -217,6 +217,8 @@ BAD_OPTIONS = {
     "samples and a state": (("--num-samples", 2, "--state-out", "x"), ("--state-out",)),
     "state-out is a folder": (("--state-out", "/"), ("it is a folder",)),
     "state-out's folder is missing": (("--state-out", "/no/such/x.state"), ("/no/such", "Make it first")),
+    "cache of a state": (("--state-in", "x", "--cache", "bfloat16"), ("--cache", "--state-in")),
+    "cache of no softmax layers": (("--cache", "bfloat16"), ("softmax layers", "Leave it out")),
     "missing state": (("--state-in", "missing.state"), ("missing.state", "--state-out")),
 }
 

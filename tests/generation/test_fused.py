@@ -169,6 +169,26 @@ def test_a_long_cache_is_read_in_blocks(weights, with_threads):
 
 
 @compiled
+@pytest.mark.parametrize("position", [3, 600])
+def test_a_cache_in_bfloat16_costs_its_rounding_alone(position):
+    """Both steps round what they write, and read the same numbers. A key that lies between two numbers may be rounded to
+    either, which is much less than what all the roundings change."""
+    model = text_model(attention=["softmax", "linear"], num_key_value_heads=2, num_hidden_layers=2)
+    ids, step = torch.randint(0, 97, (2, position + 20)), FusedStep(model)
+    logits = {}
+    for kept in (None, torch.bfloat16):
+        state = read = model.prefill(ids[:, :position], model.new_state(2, position + 20, kept))[1]
+        assert state.layers[0].k.dtype == (kept or torch.float32)
+        for token in ids[:, position:].T:
+            logits["fused", kept], state = step(token, state)
+            logits["model", kept], read = model.step(token, read)
+    of_kept, of_whole = logits["model", torch.bfloat16], logits["model", None]
+    assert worst(logits["fused", None], of_whole) < 2e-5
+    assert worst(logits["fused", torch.bfloat16], of_kept) < worst(of_kept, of_whole) / 4
+    assert worst(of_kept, of_whole) < 0.02
+
+
+@compiled
 def test_a_full_cache_is_refused():
     model = text_model(attention="softmax")
     step, state = FusedStep(model), model.new_state(1, capacity=1)

@@ -51,6 +51,17 @@ def test_a_loaded_state_goes_on_to_the_bit(model, tmp_path):
     assert again.state.position.tolist() == [PROMPT.shape[1] + MORE.shape[1] + 20]
 
 
+def test_a_cache_in_bfloat16_comes_back_as_one(make_model, tmp_path):
+    model = make_model("softmax")
+    loop = TokenLoop(model, model.new_state(1, 64, torch.bfloat16))
+    loop.read(PROMPT)
+    save_state(tmp_path / "a.state", model, loop.state, loop.logits, [])
+    state, logits, _ = load_state(tmp_path / "a.state", model, room=20)
+    assert state.layers[0].k.dtype == torch.bfloat16
+    tokens = [list(one.tokens(greedy(), 20)) for one in (loop, TokenLoop(model, state, logits))]
+    assert torch.equal(*map(torch.stack, tokens))
+
+
 def test_a_cache_is_saved_as_far_as_it_is_filled(make_model, tmp_path):
     model = make_model("softmax")
     loop = TokenLoop(model, model.new_state(1, capacity=10_000))

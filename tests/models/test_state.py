@@ -20,6 +20,16 @@ def test_select_forks_a_sequence(model, ids):
     assert state.position.tolist() == [5, 5]
 
 
+@pytest.mark.refusals
+def test_keys_are_kept_in_the_type_of_the_weights_or_in_bfloat16(make_model):
+    model = make_model("softmax").float()
+    assert {x.k.dtype for x in model.new_state(1, 9, torch.bfloat16).layers} == {torch.bfloat16}
+    with pytest.raises(ValueError, match=r"in torch.float32, as the weights, or.*bfloat16; got cache_dtype=torch.float16"):
+        model.new_state(1, 9, torch.float16)
+    with pytest.raises(ValueError, match=r"in torch.float64, as the weights.*got cache_dtype=torch.bfloat16"):
+        model.double().new_state(1, 9, torch.bfloat16)
+
+
 @torch.no_grad()
 def test_two_continuations_from_one_prompt(model, ids):
     """Neither prefill nor step changes the state that it is given, so the first branch does not change the second."""

@@ -96,6 +96,21 @@ def test_a_cache_refuses_what_does_not_fit_and_stays_as_it_was():
     assert not cache.k.any()
 
 
+def test_a_cache_in_bfloat16_is_one_of_rounded_keys_and_values():
+    q, k, v, _, _ = (x.float() for x in drawn(5))
+    kept = KVCache.empty(2, 2, 9, 5, 3, dtype=torch.bfloat16)
+    o, kept = softmax_attention(q, k, v, causal=True, state=kept, return_state=True)
+    rounded = [x.bfloat16().float() for x in (k, v)]
+    assert torch.equal(o, softmax_attention(q, *rounded, causal=True))
+    assert kept.nbytes == 2 * 2 * 2 * 9 * (5 + 3)
+    whole = KVCache(*rounded, 7).resized(9)
+    last = [x[:, :, -1:] for x in (q, k, v)]
+    o, kept = softmax_step(*last, kept)
+    expected, whole = softmax_step(last[0], *(x[:, :, -1:] for x in rounded), whole)
+    assert torch.equal(o, expected)
+    assert torch.equal(kept.v.float(), whole.v)
+
+
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="large pages are asked for on Linux")
 def test_a_long_cache_asks_for_large_pages_and_a_copy_of_it_too(monkeypatch):
     asked = []

@@ -34,6 +34,7 @@ class Request:
     stop: tuple[str, ...] = ()
     state_in: Path | None = None
     state_out: Path | None = None
+    cache: str | None = None
     num_samples: int = 1
     repetition_penalty: float = 1.0
 
@@ -53,11 +54,13 @@ def continue_prompt(
     StopStrings(request.stop)
     if request.state_out:
         check_writable(request.state_out)
+    if request.cache and request.state_in:
+        raise UserError("--cache is for a new state; that of --state-in keeps what it has. Leave one of them out.")
     text = read_prompt(request.prompt, request.prompt_file, request.state_in)
     model = load()
     tokenizer = open_tokenizer(request.checkpoint)
     ids = prompt_ids(tokenizer, text, model, starts=request.state_in is None)
-    loop, recent = start(model, request.state_in, ids.shape[1], limit)
+    loop, recent = start(model, request, ids.shape[1], limit)
     read(loop, ids, report)
     if count > 1:
         loop.fork(count)
@@ -90,13 +93,21 @@ def check_numbers(max_new_tokens: int, num_samples: int, *, alike: bool, one: bo
         raise UserError(f"--num-samples {num_samples} does not go with {why}. Leave one of them out.")
 
 
-def start(model, state_in: Path | None, num_prompt: int, max_new_tokens: int) -> tuple[TokenLoop, list[int]]:
+def start(model, request: Request, num_prompt: int, max_new_tokens: int) -> tuple[TokenLoop, list[int]]:
     """A loop with room for all that is to come: empty, or with a saved state and its last tokens."""
     room = num_prompt + max_new_tokens
-    if state_in is None:
+    if request.state_in is None:
         check_positions(0, num_prompt, max_new_tokens, model.config.max_position_embeddings)
-        return TokenLoop(model, model.new_state(1, capacity=room)), []
-    state, logits, recent = load_state(state_in, model, room=room)
+        if request.cache is None:
+            return TokenLoop(model, model.new_state(1, room)), []
+        grows = any(layer.grows for layer in model.new_state(1, 0).layers)
+        if not grows or model.dtype != torch.float32:
+            raise UserError(
+                f"--cache {request.cache} is for softmax layers of a model in float32; this one "
+                f"{f'is in {model.dtype}' if grows else 'has none'}. Leave it out."
+            )
+        return TokenLoop(model, model.new_state(1, room, torch.bfloat16)), []
+    state, logits, recent = load_state(request.state_in, model, room=room)
     check_positions(int(state.position[0]), num_prompt, max_new_tokens, model.config.max_position_embeddings)
     return TokenLoop(model, state, logits), recent
 

@@ -199,11 +199,16 @@ def _check_state(model: Model, state: ModelState, batch_size: int) -> None:
 def _fits(layer: LayerState, wanted: LayerState) -> bool:
     """As wide, and as the kernel reads it; how long a cache is does not matter, and it may have a mask."""
     found, expected = _written(layer), _written(wanted)
+    floats = [torch.float32]
     if isinstance(layer, KVCache):
         expected = [x.expand(-1, -1, layer.capacity, -1) for x in expected]
+        floats.append(torch.bfloat16)
     shapes = [x.shape for x in found][: len(expected)] == [x.shape for x in expected]
-    floats = all(x.dtype in (torch.float32, torch.bool) for x in found)
-    return shapes and floats and all(x.device.type == "cpu" and x.is_contiguous() for x in found)
+    types = {x.dtype for x in found if x.dtype != torch.bool}
+    return (
+        shapes and len(types) < 2 and types.issubset(floats)
+        and all(x.device.type == "cpu" and x.is_contiguous() for x in found)
+    )  # fmt: skip
 
 
 def _written(layer: LayerState) -> list[Tensor]:

@@ -106,7 +106,7 @@ def load_state(path: str | Path, model: TextModel, *, room: int = 0) -> SavedSta
     device = next(model.parameters()).device
     tensors = {name: x.to(device) for name, x in tensors.items()}
     logits, recent, position = (tensors.pop(name) for name in ("logits", "recent", "position"))
-    empty = model.new_state(len(position), capacity=cache_length(tensors) + room)
+    empty = model.new_state(len(position), cache_length(tensors) + room, cache_dtype(tensors, model))
     layers = (layer.filled(fields_of(tensors, f"layers.{i}.")) for i, layer in enumerate(empty.layers))
     return SavedState(ModelState(tuple(layers), position), logits, recent.tolist())
 
@@ -115,7 +115,7 @@ def wrong_field(tensors: dict[str, Tensor], metadata: dict[str, str], model: Tex
     """The first field that no state of this model has, and why: its name, type, shape or values. None: all are good."""
     length, vocab = cache_length(tensors), model.config.vocab_size
     expected = {"logits": torch.zeros(1, vocab), "recent": torch.zeros(0, dtype=torch.long)}
-    expected |= model.new_state(1, capacity=0).tensors()
+    expected |= model.new_state(1, 0, cache_dtype(tensors, model)).tensors()
     masks = {name: torch.zeros(1, 0, dtype=torch.bool) for name in tensors if name.endswith(".mask")}
     masks = {name: mask for name, mask in masks.items() if name.replace(".mask", ".k") in expected}
     if names := sorted(set(expected | masks) ^ set(tensors)):
@@ -151,6 +151,12 @@ def wrong_number(
 def cache_length(tensors: dict[str, Tensor]) -> int:
     """How many positions the key/value caches have filled; 0 where there are none."""
     return max((x.shape[2] for name, x in tensors.items() if name.endswith(".k") and x.ndim == 4), default=0)
+
+
+def cache_dtype(tensors: dict[str, Tensor], model: TextModel) -> torch.dtype | None:
+    """bfloat16 where a model in float32 kept its keys in that; else None, the model's own."""
+    kept = {x.dtype for name, x in tensors.items() if name.endswith(".k")}
+    return torch.bfloat16 if kept == {torch.bfloat16} and model.dtype == torch.float32 else None
 
 
 def check_writable(path: str | Path, what: str = "the state") -> None:

@@ -135,14 +135,28 @@ class Backbone(Recurrent):
         position = state.position.add_(1) if inplace else state.position + 1
         return self.norm(x)[:, 0], ModelState(tuple(layers), position)
 
-    def new_states(self, batch_size: int, capacity: int | None = None) -> tuple[State, ...]:
-        """Each layer's state before the first token. `capacity`: how many tokens softmax layers make room for."""
-        new = (x.attention.new_state for x in self.layers)
-        return tuple(make(batch_size, capacity=capacity, dtype=self.dtype) for make in new)
+    def new_states(
+        self, batch_size: int, capacity: int | None = None, cache_dtype: torch.dtype | None = None
+    ) -> tuple[State, ...]:
+        """Each layer's state before the first token. `capacity`: how many tokens softmax layers make room for.
 
-    def new_state(self, batch_size: int, capacity: int | None = None) -> ModelState:
-        """The state before the first token. `capacity`: how many tokens softmax layers make room for."""
-        layers = self.new_states(batch_size, capacity)
+        cache_dtype: bfloat16 halves the memory of softmax layers' keys and values, and the time in which a token reads them,
+        for a model in float32; by default, and else, the weights' type. Raises ValueError for another.
+        """
+        narrower = cache_dtype == torch.bfloat16 and self.dtype == torch.float32
+        if cache_dtype not in (None, self.dtype) and not narrower:
+            raise ValueError(
+                f"keys and values are kept in {self.dtype}, as the weights, or, of a model in float32, in bfloat16; "
+                f"got cache_dtype={cache_dtype}."
+            )
+        new = (x.attention.new_state for x in self.layers)
+        return tuple(make(batch_size, capacity=capacity, dtype=cache_dtype or self.dtype) for make in new)
+
+    def new_state(
+        self, batch_size: int, capacity: int | None = None, cache_dtype: torch.dtype | None = None
+    ) -> ModelState:
+        """The state before the first token; see `new_states`."""
+        layers = self.new_states(batch_size, capacity, cache_dtype)
         return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64, device=self.device))
 
     def embed(
@@ -199,9 +213,11 @@ class TextModel(Recurrent):
         if self.tied:
             self.lm_head.weight = self.model.embed_tokens.weight
 
-    def new_state(self, batch_size: int, capacity: int | None = None) -> ModelState:
+    def new_state(
+        self, batch_size: int, capacity: int | None = None, cache_dtype: torch.dtype | None = None
+    ) -> ModelState:
         """`Backbone.new_state`."""
-        return self.model.new_state(batch_size, capacity)
+        return self.model.new_state(batch_size, capacity, cache_dtype)
 
     @torch.no_grad()
     def prefill(

@@ -24,7 +24,8 @@ class KVCache(State):
 
     `length` positions are filled; what is behind them means nothing. `mask` (b, capacity), True = attend, exists
     once a key mask was given. A cache is a value: `append` copies it, which costs as much as reading it. A loop
-    that owns its cache asks for `inplace=True` and pays for the new token alone.
+    that owns its cache asks for `inplace=True` and pays for the new token alone. One that was made in bfloat16 or
+    float16 rounds the keys and values that it is given.
     """
 
     grows = True
@@ -57,6 +58,11 @@ class KVCache(State):
         """Views of the filled parts of k, v and, where there is one, of the mask."""
         n = self.length
         return self.k[:, :, :n], self.v[:, :, :n], None if self.mask is None else self.mask[:, :n]
+
+    def read(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The same, k and v in that type."""
+        k, v, mask = self.used()
+        return k.to(dtype), v.to(dtype), mask
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: x for name, x in zip(("k", "v", "mask"), self.used()) if x is not None}
@@ -146,7 +152,8 @@ class KVCache(State):
                 f"this cache takes keys ({b}, {g}, t, {d}) and values ({b}, {g}, t, {self.v.shape[3]}); "
                 f"got {tuple(k.shape)} and {tuple(v.shape)}."
             )
-        if k.dtype != self.k.dtype and not torch.is_autocast_enabled(k.device.type):
+        rounds = self.k.dtype in (torch.bfloat16, torch.float16) and k.dtype.itemsize > 2
+        if k.dtype != self.k.dtype and not rounds and not torch.is_autocast_enabled(k.device.type):
             raise TypeError(
                 f"this cache holds {self.k.dtype}; got {k.dtype} and {v.dtype}. Make it with their dtype=."
             )
@@ -219,7 +226,7 @@ def softmax_attention(
     else:
         past = state.length
         state = state.append(k, v, key_mask, inplace=inplace) if k.shape[2] else state
-        k, v, key_mask = state.used()
+        k, v, key_mask = state.read(q.dtype)
     options = {"causal": causal, "scale": scale, "key_log_weight": key_log_weight}
     options |= {"past": past, "key_mask": key_mask}
     if return_weights:
@@ -237,7 +244,7 @@ def softmax_step(
     if q.shape[2] != 1:
         raise ValueError(f"softmax_step takes one token, q (b, h, 1, d); got {tuple(q.shape)}.")
     state = state.append(k, v, inplace=inplace)
-    k, v, key_mask = state.used()
+    k, v, key_mask = state.read(q.dtype)
     return _attend(q, k, v, causal=False, past=0, scale=scale, key_mask=key_mask, key_log_weight=None), state
 
 
