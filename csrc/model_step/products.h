@@ -22,16 +22,29 @@ struct Rows {
 };
 
 constexpr Index ahead = 4096;  // bytes by which weights are asked for before they are wanted
+constexpr Index line = 64;
 
-template <int N>
-TARNN_INLINE void ask_ahead(const char* w) {
-  unrolled<N>([&](auto j) TARNN_LAMBDA { __builtin_prefetch(w + ahead + j * TARNN_VECTOR_BYTES); });
-}
+/// At each step of a product, asks for some lines of weights so far from what the step reads, which are wanted soon.
+template <int lines>
+struct AskSoon {
+  Index distance;
+  TARNN_INLINE void operator()(const char* w) const {
+    unrolled<lines>([&](auto j) TARNN_LAMBDA { __builtin_prefetch(w + distance + j * line); });
+  }
+};
 
-// --- what each format does: a tile of R rows and N vectors of outputs from `column` on, whose panel lies at w
+/// The same of one line that other tiles are computed before: in the first level of cache it would be in their way.
+struct AskLater {
+  Index distance;
+  TARNN_INLINE void operator()(const char* w) const { __builtin_prefetch(w + distance, 0, 2); }
+};
+
+// --- what each format does: a tile of R rows and N vectors of outputs from `column` on, for inputs k … k + n − 1, whose weights
+// begin at w; sums: those of the inputs before
 //
 // few rows: as many vectors as a panel has, so that weights, which cost most, are read in their order; many rows: tiles
-// that need fewer loads a multiplication, from a panel that is in cache
+// that need fewer loads a multiplication, over a block of inputs, whose weights stay in the first level of cache for one tile after the other. A step
+// reads `step_bytes` of a panel.
 
 struct Float {
   static constexpr Index bytes = sizeof(float);
@@ -46,21 +59,26 @@ struct Bfloat {
 template <typename Stored>
 struct FloatWeights {
   static constexpr int few_rows = many_registers ? 6 : 3, few_vectors = 4, many_rows = 2 * few_rows, many_vectors = 2;
-  static Index panel_bytes(Index inputs) { return inputs * panel * Stored::bytes; }
+  static constexpr Index step_bytes = panel * Stored::bytes, block = 128;
+  static Index panel_bytes(Index inputs) { return inputs * step_bytes; }
 
-  template <int R, int N>
-  static TARNN_INLINE void sum(const Matrix& of, const char* w, Index column, const Rows& in, Vec<float> (&sums)[R * N]) {
-    w += column % panel * Stored::bytes;
-    for (Index k = 0; k < of.inputs; ++k, w += panel * Stored::bytes) {
-      ask_ahead<N>(w);
+  template <int R, int N, typename Ask>
+  static TARNN_INLINE void sum(const char* w, Index column, const Rows& in, Index k, Index n, Ask ask, Vec<float> (&sums)[R * N]) {
+    const Index end = k + n;
+    for (; k < end; ++k, w += step_bytes) {
+      ask(w);
+      const char* at = w + column % panel * Stored::bytes;
       Vec<float> right[N];
-      unrolled<N>([&](auto n) TARNN_LAMBDA { right[n] = Stored::load(w + n * width<float> * Stored::bytes); });
+      unrolled<N>([&](auto j) TARNN_LAMBDA { right[j] = Stored::load(at + j * width<float> * Stored::bytes); });
       unrolled<R>([&](auto i) TARNN_LAMBDA {
         const float left = in.x[i * in.ld + k];
-        unrolled<N>([&](auto n) TARNN_LAMBDA { sums[i * N + n] += right[n] * left; });
+        unrolled<N>([&](auto j) TARNN_LAMBDA { sums[i * N + j] += right[j] * left; });
       });
     }
   }
+
+  template <int R, int N>
+  static TARNN_INLINE void finish(const Matrix&, Index, const Rows&, Vec<float> (&)[R * N]) {}
 };
 
 /// sums[i, n] += weights(n) · levels(i), of both whichever are fewer kept in registers.
@@ -89,24 +107,33 @@ struct ByteTiles {
   static constexpr int few_rows = sums / 4, few_vectors = 4, many_rows = sums / 2, many_vectors = 2;
 };
 
-/// Whole numbers, four inputs at a time; the factor of an output is multiplied with its sum.
+/// Whole numbers, four inputs at a time. Sums are whole numbers, too, in the bits of `sums`, until the factor of an output is
+/// multiplied with them.
 template <typename Dot, int tile = Dot::tile>
 struct Int8Weights : ByteTiles<tile> {
-  static Index panel_bytes(Index inputs) { return (inputs + 3) / 4 * 4 * panel; }
+  static constexpr Index step_bytes = 4 * panel, block = 512;
+  static Index panel_bytes(Index inputs) { return (inputs + 3) / 4 * step_bytes; }
 
-  template <int R, int N>
-  static TARNN_INLINE void sum(const Matrix& of, const char* w, Index column, const Rows& in, Vec<float> (&sums)[R * N]) {
+  template <int R, int N, typename Ask>
+  static TARNN_INLINE void sum(const char* w, Index column, const Rows& in, Index k, Index n, Ask ask, Vec<float> (&sums)[R * N]) {
     typename Dot::Sum dots[R * N]{};
-    w += column % panel * 4;
-    for (Index k = 0; k < of.inputs; k += 4, w += 4 * panel) {
-      ask_ahead<N>(w);
-      add_dots<Dot, R, N>(dots, [&](auto n) TARNN_LAMBDA { return load_bytes(w + n * TARNN_VECTOR_BYTES); },
+    const Index end = k + n;
+    for (; k < end; k += 4, w += step_bytes) {
+      ask(w);
+      add_dots<Dot, R, N>(dots, [&](auto j) TARNN_LAMBDA { return load_bytes(w + column % panel * 4 + j * TARNN_VECTOR_BYTES); },
                           [&](auto i) TARNN_LAMBDA { return in.levels + i * in.ld_levels + k; });
     }
+    unrolled<R * N>([&](auto i) TARNN_LAMBDA {
+      sums[i] = bit_cast<Vec<float>>(bit_cast<Integers<float>>(sums[i]) + Dot::total(dots[i]));
+    });
+  }
+
+  template <int R, int N>
+  static TARNN_INLINE void finish(const Matrix& of, Index column, const Rows& in, Vec<float> (&sums)[R * N]) {
     unrolled<N>([&](auto n) TARNN_LAMBDA {
       const Vec<float> scale = load(of.scale + column + n * width<float>);
       unrolled<R>([&](auto i) TARNN_LAMBDA {
-        sums[i * N + n] = __builtin_convertvector(Dot::total(dots[i * N + n]), Vec<float>) * in.step[i] * scale;
+        sums[i * N + n] = __builtin_convertvector(bit_cast<Integers<float>>(sums[i * N + n]), Vec<float>) * in.step[i] * scale;
       });
     });
   }
@@ -117,20 +144,21 @@ struct Int8Weights : ByteTiles<tile> {
 template <typename Dot>
 struct Int4Weights : ByteTiles<many_registers ? 12 : 8> {
   static constexpr Index group = 32, factors = 2 * panel, group_bytes = factors + group * panel / 2;
+  static constexpr Index step_bytes = 4 * panel, block = 512;
   static Index panel_bytes(Index inputs) { return (inputs + group - 1) / group * group_bytes; }
 
-  template <int R, int N>
-  static TARNN_INLINE void sum(const Matrix& of, const char* w, Index column, const Rows& in, Vec<float> (&sums)[R * N]) {
-    const Index j = column % panel;
-    for (Index k = 0; k < of.inputs; k += group, w += group_bytes) {
+  template <int R, int N, typename Ask>
+  static TARNN_INLINE void sum(const char* w, Index column, const Rows& in, Index k, Index n, Ask ask, Vec<float> (&sums)[R * N]) {
+    const Index j = column % panel, end = k + n;
+    for (; k < end; k += group, w += group_bytes) {
       typename Dot::Sum dots[R * N]{};
-      const char* at = w + factors + 4 * j;
-      for (Index part = k; part < k + group; part += 8, at += 4 * panel) {
-        ask_ahead<N>(at);
+      const char* at = w + factors;
+      for (Index part = k; part < k + group; part += 8, at += step_bytes) {
+        ask(at);
         const std::uint8_t* levels = in.levels + part;
-        add_dots<Dot, R, N>(dots, [&](auto n) TARNN_LAMBDA { return less_eight(load_bytes(at + n * TARNN_VECTOR_BYTES)); },
+        add_dots<Dot, R, N>(dots, [&](auto n) TARNN_LAMBDA { return less_eight(load_bytes(at + 4 * j + n * TARNN_VECTOR_BYTES)); },
                             [&](auto i) TARNN_LAMBDA { return levels + i * in.ld_levels; });
-        add_dots<Dot, R, N>(dots, [&](auto n) TARNN_LAMBDA { return less_eight(load_bytes(at + n * TARNN_VECTOR_BYTES) >> 4); },
+        add_dots<Dot, R, N>(dots, [&](auto n) TARNN_LAMBDA { return less_eight(load_bytes(at + 4 * j + n * TARNN_VECTOR_BYTES) >> 4); },
                             [&](auto i) TARNN_LAMBDA { return levels + i * in.ld_levels + 4; });
       }
       unrolled<N>([&](auto n) TARNN_LAMBDA {
@@ -138,47 +166,83 @@ struct Int4Weights : ByteTiles<many_registers ? 12 : 8> {
         unrolled<R>([&](auto i) TARNN_LAMBDA { sums[i * N + n] += __builtin_convertvector(Dot::total(dots[i * N + n]), Vec<float>) * scale; });
       });
     }
+  }
+
+  template <int R, int N>
+  static TARNN_INLINE void finish(const Matrix&, Index, const Rows& in, Vec<float> (&sums)[R * N]) {
     unrolled<R * N>([&](auto i) TARNN_LAMBDA { sums[i] *= in.step[i / N]; });
   }
 };
 
 // --- tiles
 
-template <typename W, int R, int N>
-TARNN_INLINE void product_tile(const Matrix& of, const char* w, Index column, const Rows& in, float* out, Index ldo) {
+/// Inputs k … k + n − 1 of a panel: where their weights begin, whether they are the last, and what to ask for meanwhile.
+template <typename Ask>
+struct Inputs {
+  const char* w;
+  Index k, n;
+  bool last;
+  Ask ask;
+};
+
+/// A tile of R rows and N vectors, for some of the inputs: what is not yet whole stays in `out`.
+template <typename W, int R, int N, typename Ask>
+TARNN_INLINE void product_tile(const Matrix& of, const Inputs<Ask>& x, Index column, const Rows& in, float* out, Index ldo) {
   Vec<float> sums[R * N]{};
-  W::template sum<R, N>(of, w, column, in, sums);
-  unrolled<R>([&](auto i) TARNN_LAMBDA {
-    unrolled<N>([&](auto n) TARNN_LAMBDA {
-      const Index at = column + n * width<float>;
-      Vec<float> y = sums[i * N + n];
-      if (of.sums) y += in.least[i] * load(of.sums + at);
-      store(out + i * ldo + n * width<float>, y + load(of.bias + at));
+  const auto place = [&](auto i) TARNN_LAMBDA { return out + i / N * ldo + i % N * width<float>; };
+  if (x.k) unrolled<R * N>([&](auto i) TARNN_LAMBDA { sums[i] = load(place(i)); });
+  W::template sum<R, N>(x.w, column, in, x.k, x.n, x.ask, sums);
+  if (x.last) {
+    W::template finish<R, N>(of, column, in, sums);
+    unrolled<R * N>([&](auto i) TARNN_LAMBDA {
+      const Index at = column + i % N * width<float>;
+      if (of.sums) sums[i] += in.least[i / N] * load(of.sums + at);
+      sums[i] += load(of.bias + at);
     });
-  });
+  }
+  unrolled<R * N>([&](auto i) TARNN_LAMBDA { store(place(i), sums[i]); });
 }
 
-template <typename W, int R, int N>
-void product_tile_of(Index rows, const Matrix& of, const char* w, Index column, const Rows& in, float* out, Index ldo) {
-  if (rows == R) return product_tile<W, R, N>(of, w, column, in, out, ldo);
-  if constexpr (R > 1) product_tile_of<W, R - 1, N>(rows, of, w, column, in, out, ldo);
+template <typename W, int R, int N, typename Ask>
+void product_tile_of(Index rows, const Matrix& of, const Inputs<Ask>& x, Index column, const Rows& in, float* out, Index ldo) {
+  if (rows == R) return product_tile<W, R, N>(of, x, column, in, out, ldo);
+  if constexpr (R > 1) product_tile_of<W, R - 1, N>(rows, of, x, column, in, out, ldo);
+}
+
+template <typename W>
+void product_of_few(const Matrix& of, const char* w, Index begin, const Rows& in, float* out, Index ldo) {
+  constexpr Index wide = W::few_vectors * width<float>, lines = W::step_bytes * wide / panel / line;
+  for (Index j = 0; j < panel; j += wide) {
+    const Inputs<AskSoon<lines ? lines : 1>> all = {w, 0, of.inputs, true, {ahead + W::step_bytes * j / panel}};
+    product_tile_of<W, W::few_rows, W::few_vectors>(in.count, of, all, begin + j, in, out + j, ldo);
+  }
+}
+
+/// Each tile asks for one line per step of the block that comes next, until all are asked for.
+template <typename W>
+void product_of_many(const Matrix& of, const char* w, Index begin, const Rows& in, float* out, Index ldo) {
+  constexpr Index wide = W::many_vectors * width<float>, high = W::many_rows;
+  for (Index k = 0; k < of.inputs; k += W::block) {
+    const Index rest = of.inputs - k;
+    Index asked = 0;
+    for (Index j = 0; j < panel; j += wide) {
+      Index left = (in.count + high - 1) / high;  // tiles to go, as even as they come
+      for (Index i = 0, rows; i < in.count; i += rows, --left) {
+        rows = (in.count - i + left - 1) / left;
+        const AskLater ask = {asked < W::step_bytes ? W::panel_bytes(W::block) + asked : 0};
+        const Inputs<AskLater> some = {w + W::panel_bytes(k), k, rest < W::block ? rest : W::block, rest <= W::block, ask};
+        product_tile_of<W, high, W::many_vectors>(rows, of, some, begin + j, in.part(i, rows), out + i * ldo + j, ldo);
+        asked += line;
+      }
+    }
+  }
 }
 
 template <typename W>
 void product_by(const Matrix& of, const Rows& in, Index index, float* out, Index ldo) {
   const char* w = static_cast<const char*>(of.at) + index * W::panel_bytes(of.inputs);
-  const bool few = in.count <= W::few_rows;
-  const Index wide = (few ? W::few_vectors : W::many_vectors) * width<float>, high = few ? W::few_rows : W::many_rows;
-  for (Index j = 0; j < panel; j += wide) {
-    Index left = (in.count + high - 1) / high;  // tiles to go, as even as they come
-    for (Index i = 0, rows; i < in.count; i += rows, --left) {
-      rows = (in.count - i + left - 1) / left;
-      const Rows part = in.part(i, rows);
-      float* to = out + i * ldo + j;
-      if (few) product_tile_of<W, W::few_rows, W::few_vectors>(rows, of, w, index * panel + j, part, to, ldo);
-      else product_tile_of<W, W::many_rows, W::many_vectors>(rows, of, w, index * panel + j, part, to, ldo);
-    }
-  }
+  if (in.count <= W::few_rows) product_of_few<W>(of, w, index * panel, in, out, ldo);
+  else product_of_many<W>(of, w, index * panel, in, out, ldo);
 }
 
 /// One panel of outputs of all rows, to out (rows ldo apart, 64 of each).
