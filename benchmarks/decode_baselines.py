@@ -3,9 +3,9 @@
     python benchmarks/decode_baselines.py --python ENVIRONMENT/bin/python      # five minutes; benchmarks/results/
 
 Random weights of equal shape and bits, batch 1, behind 128 and 8,192 tokens; caches in float32 (llama.cpp: float16, its own
-choice). ENVIRONMENT has `llama-cpp-python` and `gguf`, or `onnx` and `onnxruntime`, or all of them; what is missing is named and
-left out. Each engine runs in a process of its own. int8 and int4 are the engines' own: Q8_0 and Q4_0, MatMulNBits with groups of
-32 and bytes as activations. The linear model has the same shape and no cache.
+choice; tarnn also with bfloat16). ENVIRONMENT has `llama-cpp-python` and `gguf`, or `onnx` and `onnxruntime`, or all of them;
+what is missing is named and left out. Each engine runs in a process of its own. int8 and int4 are the engines' own: Q8_0 and
+Q4_0, MatMulNBits with groups of 32 and bytes as activations. The linear model has the same shape and no cache.
 """
 
 import json
@@ -34,6 +34,10 @@ FULL = {
 }  # fmt: skip
 QUICK = {"positions": [16], "hidden": 64, "layers": 1, "heads": 2, "kv_heads": 1, "inner": 96, "tokens": 2}
 ABOUT = {"python": "the interpreter of the environment that has the baselines", "tokens": "timed one by one"}
+OURS = {  # attention, type of the cache
+    "tarnn, softmax": ("softmax", None), "tarnn, softmax, cache in bfloat16": ("softmax", torch.bfloat16),
+    "tarnn, linear": ("linear", None),
+}  # fmt: skip
 BASELINES = ("llama.cpp", "onnxruntime")
 UNSUPPORTED = {("onnxruntime", "bfloat16"): "it has no bfloat16 products on a CPU"}
 Found = dict[str, dict[str, Any]]  # by engine and weights: milliseconds by position, or why there are none
@@ -48,12 +52,12 @@ def main() -> int:
 
 def measure(options, found: Found, keep: Callable[[], None]) -> None:
     torch.set_num_threads(1)
-    for attention in ("softmax", "linear"):
+    for engine, (attention, cache_dtype) in OURS.items():
         model = make(options, attention)
         for weights in FORMATS:
-            step, engine = FusedStep(model, weights), f"tarnn, {attention}"
+            step = FusedStep(model, weights)
             ms = {
-                n: decode_cost(model, n, step=step, rounds=5, seconds_a_round=0.1).ms
+                n: decode_cost(model, n, step=step, rounds=5, seconds_a_round=0.1, cache_dtype=cache_dtype).ms
                 for n in options.positions
             }
             found[f"{engine}: {weights}"] = {

@@ -102,6 +102,15 @@ def test_two_runs_joined_by_a_state_are_one(command, checkpoints, tmp_path):
     assert "".join(parts) == whole
 
 
+def test_a_cache_in_bfloat16_goes_on_from_a_state_as_one(command, checkpoints, tmp_path):
+    line = ("generate", checkpoints["hybrid"], "--greedy", "--quiet", "--max-new-tokens")
+    begun = ("--prompt", "Call me", "--cache", "bfloat16")
+    whole = command(*line, 12, *begun)
+    first = command(*line, 5, *begun, "--state-out", tmp_path / "s")
+    rest = command(*line, 7, "--state-in", tmp_path / "s")
+    assert (whole.code, first.out + rest.out) == (0, whole.out)
+
+
 @pytest.mark.parametrize("kind", ["linear", "hybrid"])
 @pytest.mark.parametrize("greedily", [True, False])
 def test_min_p_and_repetition_penalty_are_those_of_generate(command, checkpoints, kind, greedily):

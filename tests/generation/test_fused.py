@@ -13,6 +13,7 @@ from tarnn.feature_maps import GeneralizedFeatures, GeneralizedRandomFeatures, O
 from tarnn.generation.fused import FusedStep, refusal
 from tarnn.generation.pixels import PixelLoop, pixel_sampler
 from tarnn.kernels.cpu import library
+from tarnn.kernels.cpu.stack import FORMATS
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
 
 TEXT = {
@@ -166,6 +167,16 @@ def test_a_long_cache_is_read_in_blocks(weights, with_threads):
     assert worst(found[0], logits[0]) < (2e-5 if weights == "float32" else 5e-2)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+@compiled
+@pytest.mark.parametrize("weights", FORMATS)
+def test_many_rows_take_their_inputs_in_blocks(weights):
+    """To the last bit what each row is alone, with more inputs than a block has."""
+    model = text_model(num_hidden_layers=1, intermediate_size=1100, mlp="gelu")
+    step, ids = FusedStep(model, weights), torch.arange(17)
+    out = step(ids, model.new_state(17))[0]
+    assert all(torch.equal(out[i], step(ids[i : i + 1], model.new_state(1))[0][0]) for i in (0, 9, 16))
 
 
 @compiled

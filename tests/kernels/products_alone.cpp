@@ -33,8 +33,11 @@ struct Case {
     for (Index i = 0; i < whole; ++i) bias.push_back(normal(draw)), scale.push_back(normal(draw));
     for (Index i = 0; i < rows; ++i) step.push_back(0.01f), least.push_back(normal(draw));
     sums.assign(whole, 0.f);
-    for (Index o = 0; o < outputs; ++o)
-      for (Index i = 0; i < inputs; ++i) sums[o] += weight[o * inputs + i] * factor_of(o, i);
+    for (Index o = 0; o < outputs; ++o) {
+      double all = 0;
+      for (Index i = 0; i < inputs; ++i) all += double(weight[o * inputs + i]) * factor_of(o, i);
+      sums[o] = static_cast<float>(all);
+    }
     packed.assign((whole * (inputs + 32) * 4) + 8192, 0x88);
     for (Index o = 0; o < outputs; ++o)
       for (Index i = 0; i < inputs; ++i) put(o, i);
@@ -96,7 +99,7 @@ int main() {
   dot_products = __builtin_cpu_supports("avx512vnni");
 #endif
   for (const Format format : {Format::float32, Format::bfloat16, Format::int8, Format::int4})
-    for (const Index inputs : {1, 20, 32, 70, 129})
+    for (const Index inputs : {1, 20, 32, 70, 129, 1100})
       for (const Index outputs : {5, 64, 130})
         for (const Index rows : {1, 2, 3, 4, 5, 7, 11, 13, 36})
           for (const bool extreme : {false, true})

@@ -24,7 +24,9 @@ def test_select_forks_a_sequence(model, ids):
 def test_keys_are_kept_in_the_type_of_the_weights_or_in_bfloat16(make_model):
     model = make_model("softmax").float()
     assert {x.k.dtype for x in model.new_state(1, 9, torch.bfloat16).layers} == {torch.bfloat16}
-    with pytest.raises(ValueError, match=r"in torch.float32, as the weights, or.*bfloat16; got cache_dtype=torch.float16"):
+    with pytest.raises(
+        ValueError, match=r"in torch.float32, as the weights, or.*bfloat16; got cache_dtype=torch.float16"
+    ):
         model.new_state(1, 9, torch.float16)
     with pytest.raises(ValueError, match=r"in torch.float64, as the weights.*got cache_dtype=torch.bfloat16"):
         model.double().new_state(1, 9, torch.bfloat16)

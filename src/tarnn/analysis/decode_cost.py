@@ -40,9 +40,9 @@ class DecodeCost:
 @torch.no_grad()
 def decode_cost(
     model: TextModel, position: int, *, batch_size: int = 1, rounds: int = ROUNDS,
-    seconds_a_round: float = SECONDS_A_ROUND, step: Step | None = None,
+    seconds_a_round: float = SECONDS_A_ROUND, step: Step | None = None, cache_dtype: torch.dtype | None = None,
 ) -> DecodeCost:  # fmt: skip
-    """Measures `model.step` (or `step`, a compiled form of it) with `position` tokens behind it.
+    """Measures `model.step` (or `step`, a compiled form of it) with `position` tokens behind it, caches in `cache_dtype`.
 
     Each round runs as many steps as take about `seconds_a_round` (at least 3, at most 128), and is worth its
     mean; the same few positions are written again each round, so that a cache need not grow for the sake of
@@ -50,7 +50,7 @@ def decode_cost(
     cache, the part that is filled, though all of it has to be allocated beforehand.
     """
     step = model.step if step is None else step
-    state = state_at(model, position, batch_size, room=MOST_STEPS)
+    state = state_at(model, position, batch_size, room=MOST_STEPS, cache_dtype=cache_dtype)
     state_bytes = used_bytes(state)
     token = torch.zeros(batch_size, dtype=torch.long, device=state.position.device)
     warm_up = time_steps(step, token, state, position, WARM_UP)
@@ -79,13 +79,15 @@ def fastest_decode_cost(
     return min(costs, key=lambda cost: cost.ms)
 
 
-def state_at(model: TextModel, position: int, batch_size: int, *, room: int) -> ModelState:
+def state_at(
+    model: TextModel, position: int, batch_size: int, *, room: int, cache_dtype: torch.dtype | None = None
+) -> ModelState:
     """A state as large as after `position` tokens, with random numbers in it, and room for some more.
 
     Keys, values and the sums of linear attention are normal numbers of the size that they have in a model (a
     sum over `position` keys); the normaliser's are positive, as sums of positive features are.
     """
-    state = rewind(model.new_state(batch_size, capacity=position + room), position)
+    state = rewind(model.new_state(batch_size, capacity=position + room, cache_dtype=cache_dtype), position)
     fill = {
         "k": Tensor.normal_,
         "v": Tensor.normal_,

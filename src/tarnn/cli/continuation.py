@@ -55,7 +55,9 @@ def continue_prompt(
     if request.state_out:
         check_writable(request.state_out)
     if request.cache and request.state_in:
-        raise UserError("--cache is for a new state; that of --state-in keeps what it has. Leave one of them out.")
+        raise UserError(
+            "--cache is for a new state; that of --state-in keeps what it has. Leave one of them out."
+        )
     text = read_prompt(request.prompt, request.prompt_file, request.state_in)
     model = load()
     tokenizer = open_tokenizer(request.checkpoint)

@@ -20,7 +20,16 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Weights = Literal["float32", "bfloat16", "int8", "int4"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BOTH = ("num_samples",)
-TEXT_ONLY = ("prompt", "prompt_file", "max_new_tokens", "stop", "state_in", "state_out", "cache", "repetition_penalty")
+TEXT_ONLY = (
+    "prompt",
+    "prompt_file",
+    "max_new_tokens",
+    "stop",
+    "state_in",
+    "state_out",
+    "cache",
+    "repetition_penalty",
+)
 IMAGE_ONLY = ("out", "complete", "hidden", "class_label", "evaluate", "limit", "batch_size")
 text, image = (partial(Option, rich_help_panel=heading) for heading in ("Text", "Images"))
 
@@ -42,7 +51,7 @@ def generate(
     state_out: Annotated[Path | None, text(help="Save the state after the last token here.")] = None,
     cache: Annotated[
         Literal["bfloat16"] | None,
-        text(help="Keep the keys and values of softmax layers in half as many bytes, read twice as fast (default: as the weights)."),
+        text(help="Keep the keys and values of softmax layers in half as many bytes (default: as the weights)."),
     ] = None,
     out: Annotated[Path | None, image(help="The PNG to write (default: images.png).")] = None,
     complete: Annotated[

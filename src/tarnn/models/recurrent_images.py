@@ -43,10 +43,12 @@ class ImageModel(Recurrent):
         batch_size: int,
         capacity: int | None = None,
         class_labels: Int[Tensor, " b"] | None = None,
+        cache_dtype: torch.dtype | None = None,
     ) -> ImageState:
-        """The state before START. Softmax layers make room for `capacity` tokens, by default a whole image."""
+        """The state before START. Softmax layers make room for `capacity` tokens, by default a whole image; `cache_dtype` as
+        in `Backbone.new_states`."""
         capacity = self.config.sequence_length if capacity is None else capacity
-        layers = self.model.new_states(batch_size, capacity)
+        layers = self.model.new_states(batch_size, capacity, cache_dtype)
         position = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
         return ImageState(layers, position, self.condition(class_labels, batch_size))
 
