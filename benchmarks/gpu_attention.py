@@ -1,6 +1,7 @@
 """Causal attention on a GPU: ours, plain PyTorch, SDPA (FlashAttention) and flash-linear-attention, on its own six shapes.
 
     python benchmarks/gpu_attention.py            # a few minutes on a GPU; benchmarks/results/gpu_attention.{json,md}
+    python benchmarks/gpu_attention.py --minutes 3  # the first cells: ours, then one baseline after another
     python benchmarks/gpu_attention.py --dry-run  # seconds on a CPU: does the script run?
 
 elu + 1 and the normaliser, bfloat16, forward and forward + backward; flash-linear-attention is given features and does not
@@ -9,8 +10,10 @@ forward, twelve such passes for both, at the bandwidth of a copy. Each method is
 the page says so, and has the floors alone.
 """
 
+import contextlib
 import importlib.util
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,11 +37,12 @@ SHAPES = {  # b, t, h, d
     "4×4096×64×128": (4, 4096, 64, 128), "8×2048×32×256": (8, 2048, 32, 256), "8×1024×8×64": (8, 1024, 8, 64),
 }  # fmt: skip
 TINY = (1, 40, 2, 16)  # of a dry run
-FULL = {"shapes": list(SHAPES), "dry_run": False}
+FULL = {"shapes": list(SHAPES), "minutes": 60.0, "dry_run": False}
 QUICK = {"shapes": ["8×1024×8×64"]}
 PASSES = {"forward": 4, "both": 12}  # how often as many bytes as q has go through memory, at least
 H200 = 4.8e12  # bytes per second, by its data sheet: for floors where there is nothing to measure
 PHI = Elu()
+OURS, PLAIN = "tarnn", "plain PyTorch"
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -46,9 +50,9 @@ def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return linear_attention(q, k, v, PHI, causal=True)
 
 
-def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    with mock.patch.object(backends, "ORDER", ("eager",)):
-        return linear_attention(q, k, v, PHI, causal=True)
+def plainly():
+    """In here, forward and backward are plain PyTorch's."""
+    return mock.patch.object(backends, "ORDER", ("eager",))
 
 
 def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -56,7 +60,7 @@ def softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def methods() -> dict[str, Attend]:
-    found: dict[str, Attend] = {"tarnn": ours, "plain PyTorch": plain, "SDPA": softmax}
+    found: dict[str, Attend] = {OURS: ours, PLAIN: ours, "SDPA": softmax}
     if importlib.util.find_spec("fla") is not None:
         from fla.ops.linear_attn import chunk_linear_attn
 
@@ -85,43 +89,58 @@ def check(options) -> str:
         torch.randn(2, 3, 300, 64, device=device, dtype=torch.bfloat16).requires_grad_() for _ in range(3)
     )
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    found, expected = ours(q, k, v), plain(*exact)
+    found = ours(q, k, v)
     grad = torch.randn_like(found)
-    pairs = zip(
-        [found, *torch.autograd.grad(found, (q, k, v), grad)],
-        [expected, *torch.autograd.grad(expected, exact, grad.double())],
-    )
-    errors = [((x.double() - y).norm() / y.norm()).item() for x, y in pairs]
+    mine = [found, *torch.autograd.grad(found, (q, k, v), grad)]
+    with plainly():
+        expected = ours(*exact)
+        right = [expected, *torch.autograd.grad(expected, exact, grad.double())]
+    errors = [((x.double() - y).norm() / y.norm()).item() for x, y in zip(mine, right)]
     return "" if max(errors) < 2e-2 else f"relative errors of o, dq, dk, dv: {errors}"
 
 
 def measure(options, results: dict[str, list[dict[str, Any]]], keep) -> None:
-    rows = results.setdefault("calls", [])
+    begun, rows = time.monotonic(), results.setdefault("calls", [])
     device, bandwidth = where(options), copy_bandwidth() if gpu() else H200
     for shape in options.shapes:
-        b, t, h, d = SHAPES[shape]
-        for passes, count in PASSES.items():
-            floor = count * b * t * h * d * 2 / bandwidth * 1e3
-            row = {"shape": shape, "passes": passes, "floor_ms": floor}
-            if device:
-                row |= {name: time_of(attend, shape, passes, device) for name, attend in methods().items()}
-            rows.append(row)
+        for passes in PASSES:
+            rows.append(
+                {"shape": shape, "passes": passes, "floor_ms": moved(shape, passes) / bandwidth * 1e3}
+            )
+    keep()
+    for name in methods() if device else ():
+        for row in rows:
+            if time.monotonic() - begun > 60 * options.minutes:
+                return
+            row[name] = time_of(name, row["shape"], row["passes"], str(device))
             keep()
 
 
-def time_of(attend: Attend, shape: str, passes: str, device: str) -> float | None:
-    """Milliseconds, or None where memory doesn't suffice."""
+def moved(shape: str, passes: str) -> int:
+    """Bytes through memory, at least."""
+    b, t, h, d = SHAPES[shape]
+    return PASSES[passes] * b * t * h * d * 2
+
+
+def time_of(name: str, shape: str, passes: str, device: str) -> float | None:
+    """Milliseconds, or None where memory doesn't suffice, or a baseline does not run."""
     q, k, v = inputs(shape, device)
-    grad = torch.randn_like(v)
-    try:
-        if passes == "forward":
-            with torch.no_grad():
-                return milliseconds(lambda: attend(q, k, v), device)
-        return milliseconds(lambda: torch.autograd.grad(attend(q, k, v), (q, k, v), grad), device)
-    except torch.OutOfMemoryError:
-        return None
-    finally:
-        torch.cuda.empty_cache()
+    grad, attend = torch.randn_like(v), methods()[name]
+    with plainly() if name == PLAIN else contextlib.nullcontext():
+        try:
+            if passes == "forward":
+                with torch.no_grad():
+                    return milliseconds(lambda: attend(q, k, v), device)
+            return milliseconds(lambda: torch.autograd.grad(attend(q, k, v), (q, k, v), grad), device)
+        except torch.OutOfMemoryError:
+            return None
+        except Exception as error:
+            if name == OURS:
+                raise
+            print(f"{name} does not run at {shape}: {error}", file=sys.stderr)
+            return None
+        finally:
+            torch.cuda.empty_cache()
 
 
 def report(options, facts: dict[str, Any], results: dict[str, list[dict[str, Any]]]) -> str:
@@ -129,8 +148,9 @@ def report(options, facts: dict[str, Any], results: dict[str, list[dict[str, Any
     number = lambda x: None if x is None else f"{x:.3f}"  # noqa: E731
     rows = []
     for row in results["calls"]:
-        mine = row.get("tarnn")
+        mine = row.get(OURS)
         share = None if mine is None else f"{row['floor_ms'] / mine:.0%}"
+        rate = None if mine is None else f"{moved(row['shape'], row['passes']) / mine / 1e6:,.0f}"
         rows.append(
             [
                 row["shape"],
@@ -138,14 +158,15 @@ def report(options, facts: dict[str, Any], results: dict[str, list[dict[str, Any
                 number(row["floor_ms"]),
                 *(number(row.get(x)) for x in names),
                 share,
+                rate,
             ]
         )
     return page(
         "Causal attention on a GPU",
         about(options, " Floors are computed, for an H200."),
         f"`{facts['command']}`. Milliseconds; bfloat16; b × t × h × d. The floor: {PASSES['forward']} passes over a tensor "
-        f"forward, {PASSES['both']} for both, at the bandwidth of a copy. Share: the floor by our time.",
-        markdown(["shape", "passes", "floor", *names, "share of floor"], rows, left=2),
+        f"forward, {PASSES['both']} for both, at the bandwidth of a copy. Share: the floor by our time; GB/s: its bytes by it.",
+        markdown(["shape", "passes", "floor", *names, "share of floor", "GB/s"], rows, left=2),
     )
 
 

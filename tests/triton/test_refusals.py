@@ -29,6 +29,7 @@ def a_gpu(monkeypatch):
 
 def test_a_gpu_with_all_that_is_needed(a_gpu, monkeypatch):
     monkeypatch.delenv("TARNN_KERNELS", raising=False)
+    assert a_gpu(triton_version="3.6.0") is None
     assert a_gpu() is None
     assert machine.status(0) == (
         "Triton 3.7.1, sm_90",
@@ -43,7 +44,7 @@ def test_a_gpu_with_all_that_is_needed(a_gpu, monkeypatch):
     [
         ({"capability": (7, 5)}, "8.0 (Ampere) or newer; this one is sm_75"),
         ({"triton_version": None}, 'not installed: install them by `pip install "tarnn[triton]"`'),
-        ({"triton_version": "3.8.0"}, "tested with Triton 3.7, and this is 3.8.0"),
+        ({"triton_version": "3.8.0"}, "tested with Triton 3.6 and 3.7, and this is 3.8.0"),
         ({"hip": "6.4"}, "AMD"),
     ],
 )

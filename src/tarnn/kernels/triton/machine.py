@@ -9,7 +9,7 @@ import torch
 
 from tarnn.kernels.backends import Mendable
 
-VERSION = "3.7"  # of Triton, that the kernels' tests pass with
+VERSIONS = ("3.6", "3.7")  # of Triton, that the kernels' tests pass with: those of torch 2.10 to 2.13
 OLDEST = (8, 0)  # compute capability: Ampere has tf32 and bfloat16
 PLAIN = "PyTorch"
 REMEDY = 'install them by `pip install "tarnn[triton]"`'
@@ -38,8 +38,11 @@ def status(index: int) -> Status:
     found = triton_version()
     if found is None:
         return Status(PLAIN, f"Triton is not installed: {REMEDY}")
-    if not found.startswith(f"{VERSION}."):
-        return Status(PLAIN, f"the kernels are tested with Triton {VERSION}, and this is {found}: {REMEDY}")
+    if not found.startswith(tuple(f"{version}." for version in VERSIONS)):
+        return Status(
+            PLAIN,
+            f"the kernels are tested with Triton {' and '.join(VERSIONS)}, and this is {found}: {REMEDY}",
+        )
     if torch.version.hip is not None:
         return Status(
             PLAIN, "the kernels are for NVIDIA's GPUs; for AMD's they compile, and nobody has run them"
