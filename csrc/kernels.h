@@ -59,6 +59,7 @@ struct Problem {
   // e: width of a value
   Index g, r, d, f, e;
   Index chunk;         // positions per chunk
+  Index segment;       // positions per segment, whole chunks: the causal backward makes so many states at a time
   Stretches keys;      // of the keys; where causal, of the queries too
   Stretches queries;   // of the queries, where not causal
   View q, k, v, o;     // o is written by forward, read by backward
@@ -72,6 +73,7 @@ struct Problem {
   double eps;
   View den;            // (b, h, t) wide, contiguous along t: written by forward if there is one, read by backward
   Sums before, after;  // the state before (null: none), and behind: read by backward where not causal
+  View kept;           // causal: states that forward keeps for backward, one for each segment but the first; or none
   // backward
   View grad_o, grad_q, grad_k, grad_v;
   View grad_log_decay, grad_key_log_weight;  // wide; any strides, but channels side by side; null where not wanted

@@ -152,7 +152,8 @@ void* data(const Maybe& x) { return x ? const_cast<void*>(x->const_data_ptr()) :
 #define CALL(X)                                                                                                          \
   X(Tensor, q) X(Tensor, k) X(Tensor, v) X(Maybe, log_decay) X(Maybe, key_log_weight)                                    \
   X(Maybe, S) X(Maybe, z) X(Maybe, M) X(Maybe, key_mask) X(Maybe, bounds) X(Maybe, omega) X(Maybe, bias)                 \
-  X(Index, map) X(bool, causal) X(bool, normalize) X(bool, weighted) X(double, eps) X(Index, chunk) X(Index, stretch)    \
+  X(Index, map) X(bool, causal) X(bool, normalize) X(bool, weighted) X(double, eps) X(Index, chunk) X(Index, segment)        \
+  X(Index, stretch)   \
   X(double, factor) X(double, square) X(double, offset) X(double, shift)
 #define PARAMETER(type, name) type name,
 #define FIELD(type, name) const type& name;
@@ -183,6 +184,7 @@ void set_up(const Inputs& in, Call& call) {
   p.e = in.v.size(3);
   p.projection = projection(in.omega, in.bias, in.factor, in.square, in.offset, in.shift);
   p.chunk = in.chunk;
+  p.segment = in.segment;
   p.q = view(in.q);
   p.k = view(in.k);
   p.v = view(in.v);
@@ -217,18 +219,20 @@ void set_up(const Inputs& in, Call& call) {
 
 // --- the operators
 
-void forward(CALL(PARAMETER) Tensor o, Maybe den, Maybe S_out, Maybe z_out, Maybe M_out) {
+void forward(CALL(PARAMETER) Tensor o, Maybe den, Maybe S_out, Maybe z_out, Maybe M_out, Maybe kept) {
   Call c;
   set_up({CALL(NAME)}, c);
   in_large_pages(o);
   c.problem.o = view(o);
   c.problem.den = view(den);
   c.problem.after = {data(S_out), data(z_out), data(M_out)};
+  c.problem.kept = view(kept);
+  if (kept) in_large_pages(*kept);
   call(q.scalar_type(), [&](auto& of) { of.forward(c.problem); }, [&](auto& of) { of.forward(c.problem); });
 }
 
 void backward(Tensor grad_o, Maybe grad_S, Maybe grad_z, Tensor o, Tensor den, Maybe S_behind, Maybe z_behind, Maybe M_behind,
-              CALL(PARAMETER) Tensor grad_q, Tensor grad_k, Tensor grad_v, Maybe grad_log_decay, Maybe grad_key_log_weight,
+              Maybe kept, CALL(PARAMETER) Tensor grad_q, Tensor grad_k, Tensor grad_v, Maybe grad_log_decay, Maybe grad_key_log_weight,
               Maybe grad_S_before, Maybe grad_z_before, Maybe grad_omega, Maybe grad_bias) {
   Call c;
   set_up({CALL(NAME)}, c);
@@ -238,6 +242,7 @@ void backward(Tensor grad_o, Maybe grad_S, Maybe grad_z, Tensor o, Tensor den, M
   p.grad_o = view(grad_o);
   p.grad_after = {data(grad_S), data(grad_z), nullptr};
   p.after = {data(S_behind), data(z_behind), data(M_behind)};
+  p.kept = view(kept);
   for (const Tensor* x : {&grad_q, &grad_k, &grad_v}) in_large_pages(*x);
   p.grad_q = view(grad_q);
   p.grad_k = view(grad_k);
@@ -364,9 +369,9 @@ void hybrid_step(Tensor q, Tensor k, Tensor v, Maybe phi_q, Maybe a, Maybe phi_k
 
 STABLE_TORCH_LIBRARY(tarnn_cpu, m) {
   m.def("isa() -> str");
-  m.def("forward(" CALL(SCHEMA) "Tensor(a!) o, Tensor(b!)? den, Tensor(c!)? S_out, Tensor(d!)? z_out, Tensor(e!)? M_out) -> ()");
+  m.def("forward(" CALL(SCHEMA) "Tensor(a!) o, Tensor(b!)? den, Tensor(c!)? S_out, Tensor(d!)? z_out, Tensor(e!)? M_out, Tensor(f!)? kept) -> ()");
   m.def("backward(Tensor grad_o, Tensor? grad_S, Tensor? grad_z, Tensor o, Tensor den, Tensor? S_behind, Tensor? z_behind, "
-        "Tensor? M_behind, " CALL(SCHEMA)
+        "Tensor? M_behind, Tensor? kept, " CALL(SCHEMA)
         "Tensor(a!) grad_q, Tensor(b!) grad_k, Tensor(c!) grad_v, Tensor(d!)? grad_log_decay, "
         "Tensor(e!)? grad_key_log_weight, Tensor(f!)? grad_S_before, Tensor(g!)? grad_z_before, Tensor(h!)? grad_omega, "
         "Tensor(i!)? grad_bias) -> ()");

@@ -117,6 +117,7 @@ void causal_sweep(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Cau
     for (Index i = 0; i < bundle.heads; ++i) {
       const Stretch& s = bundle[i];
       State<T>& state = at.states[i];
+      if (T* to = kept_state<T>(p, s, time)) write_state(state, n, to);
       load_keys_to_absorb(p, n, s, time, smaller(n.c, s.end - time), state.M, true, at.keys, &at.ahead);
       for (Index r = 0; r < p.r; ++r) {
         const Onward next(p, bundle, i, r, time, time + n.c);

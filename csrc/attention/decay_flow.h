@@ -3,9 +3,7 @@
 //     Σ_{j<l≤i} A_ij φ(q_i)·φ(k_j) + Σ_{i≥l} y_i + Σ_{j<l} x_j + ⟨keep·S_in, R_out⟩
 //     y_i = φ(q_i)·(query ⊙ (…))_i     x_j = φ(k_j)·(key ⊙ (…))_j
 //
-// term by term, as no difference of larger sums. The query sweep leaves the y_i where the gradient will be; the key sweep
-// adds the rest. It needs the state before each chunk, which runs the other way: so the query sweep keeps the state before
-// every eighth chunk, and the seven others are made once more.
+// term by term, as no difference of larger sums.
 #pragma once
 
 #include "attention/backward.h"
@@ -13,24 +11,13 @@
 namespace tarnn {
 namespace TARNN_ISA {
 
-/// Zeros where the gradient of a chunk's decays will be, for `keep_flow` to add to.
+/// y_i of one query head, added to those of the others in `read`.
 template <typename T>
-void clear_flow(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows) {
-  T* to = static_cast<T*>(p.grad_log_decay.data) + offset(p.grad_log_decay, s.row, s.head, time);
-  for (Index i = 0; i < rows; ++i, to += p.grad_log_decay.stride[2]) std::fill_n(to, p.channels ? n.f : 1, T(0));
-}
-
-/// y_i of one query head, added to those of the others where the reverse sweep will look for them.
-template <typename T>
-void keep_flow(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, const Queries<T>& q) {
-  T* to = static_cast<T*>(p.grad_log_decay.data) + offset(p.grad_log_decay, s.row, s.head, time);
-  for (Index i = 0; i < rows; ++i, to += p.grad_log_decay.stride[2]) {
+void add_read_flow(const Sizes<T>& n, bool channels, Index rows, const Queries<T>& q, T* read) {
+  for (Index i = 0; i < rows; ++i) {
     const T *phi = q.phi + i * n.ldf, *grad = q.grad_phi + i * n.ldf;
-    if (!p.channels) {
-      to[0] += dot(phi, grad, n.f);
-      continue;
-    }
-    for (Index j = 0; j < n.f; ++j) to[j] += phi[j] * grad[j];
+    if (!channels) read[i] += dot(phi, grad, n.f);
+    for (Index j = 0; channels && j < n.f; ++j) read[i * n.ldf + j] += phi[j] * grad[j];
   }
 }
 
@@ -84,7 +71,7 @@ void keep_entered(const Problem& p, const Sizes<T>& n, const Transposed<T>& S, c
   }
 }
 
-/// The gradient of a chunk's log-decays: flow within, Σ_{i≥l} y_i (found where it will be stored), Σ_{j<l} x_j, and across.
+/// The gradient of a chunk's log-decays: flow within, Σ_{i≥l} y_i, Σ_{j<l} x_j, and across.
 /// Sums only grow: none is a difference of larger ones.
 template <typename T>
 void store_decay_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, const BackwardScratch<T>& at) {
@@ -98,24 +85,9 @@ void store_decay_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s
       entered += at.entered[l * ld + x];
     }
     for (Index l = rows; l-- > 0;) {
-      T* here = grad + l * to.stride[2] + x;
-      read += *here;
-      *here = is_masked(p, s.row, time + l) ? T(0) : at.flow[l * ld + x] + read;
+      read += at.read[l * ld + x];
+      grad[l * to.stride[2] + x] = is_masked(p, s.row, time + l) ? T(0) : at.flow[l * ld + x] + read;
     }
-  }
-}
-
-/// The states before chunks `from` … `to` − 1, from the one before the first of them.
-template <typename T>
-void states_of(const Problem& p, const Sizes<T>& n, const Stretch& s, Index from, Index to, const T* chunk_M,
-               const T* checkpoint, BackwardScratch<T>& at) {
-  const Index block = Transposed<T>::block(n);
-  std::memcpy(at.states, checkpoint, static_cast<std::size_t>(block) * sizeof(T));
-  for (Index chunk = from; chunk + 1 < to; ++chunk) {
-    T* next = at.states + (chunk - from + 1) * block;
-    std::memcpy(next, next - block, static_cast<std::size_t>(block) * sizeof(T));
-    load_keys(p, n, s, s.begin + chunk * n.c, n.c, chunk_M ? chunk_M[chunk] : T(0), at.keys);
-    Transposed<T>(next, n).absorb(at.keys, n, nullptr, false);
   }
 }
 

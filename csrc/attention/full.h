@@ -95,15 +95,15 @@ void full_query_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle,
   const Head<T>& own = at.heads[i];
   Queries<T>& q = at.queries;
   const Index rows = smaller(n.c, s.end - time), head = s.head * p.r + r;
-  load_queries(p, n, s, head, time, rows, static_cast<const T*>(nullptr), finite(own.M), q, &at.ahead);
+  load_queries(p, n, s, head, time, rows, static_cast<const T*>(nullptr), finite(*own.M), q, &at.ahead);
   const NextQueries next(p, bundle, i, r, time);
   at.ahead.clear();
   at.ahead.want(p.q, s.row, next.head, next.time, next.rows, p.d);
   at.ahead.want(p.grad_o, s.row, next.head, next.time, next.rows, n.e);
   if (p.normalize) at.ahead.want(p.o, s.row, next.head, next.time, next.rows, n.e);
   at.ahead.want(p.grad_q, s.row, next.head, next.time, next.rows, p.d);
-  matmul(rows, n.f, n.e, {q.G, n.lde, 1}, own.S.S, n.ldf, q.grad_phi, n.ldf, false, &at.ahead);
-  add_outer(q.grad_phi, q.G_z, own.S.z, n.ldf, rows, n.f);
+  matmul(rows, n.f, n.e, {q.G, n.lde, 1}, own.S->S, n.ldf, q.grad_phi, n.ldf, false, &at.ahead);
+  add_outer(q.grad_phi, q.G_z, own.S->z, n.ldf, rows, n.f);
   matmul(n.e, n.f, rows, {q.G, 1, n.lde}, q.phi, n.ldf, own.R.S, n.ldf, true, &at.ahead);
   add_rows(own.R.z, q.G_z, q.phi, n.ldf, rows, n.f);
   store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.x, q.grad_x, own.grad_omega,
@@ -129,7 +129,7 @@ void full_key_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle, I
   if (p.weighted) {  // in units of the whole's maximum, not of the chunk's
     for (Index j = 0; j < rows; ++j) {
       const T scale = p.map == Map::exp ? keys.scale[j] : T(0);
-      keys.scale[j] = exp_one<T>(log_weight(p, s, time + j, scale, is_masked(p, s.row, time + j)) - finite(own.M));
+      keys.scale[j] = exp_one<T>(log_weight(p, s, time + j, scale, is_masked(p, s.row, time + j)) - finite(*own.M));
     }
     scale_rows(at.grad_phi, n.ldf, rows, n.f, keys.scale);
     scale_rows(at.grad_v, n.lde, rows, n.e, keys.scale);
@@ -163,16 +163,16 @@ void full_backward(const Problem& p) {
   Owned<T> own(p.queries.count * block);
   Owned<Index> first_of(p.keys.count);
   OmegaGradients<T> of_queries(p, n, p.queries), of_keys(p, n, p.keys);
-  const Bundles queries(p, p.queries, bytes_of_head(p, n)), keys(p, p.keys, bytes_of_head(p, n));
+  const Bundles queries(p, p.queries, bytes_of_head(n)), keys(p, p.keys, bytes_of_head(n));
   parallel(p, queries.count(), bytes_of<BackwardScratch<T>>(p, n, queries.heads()), [&](Index task, void* memory) {
     Scratch scratch(memory);
     BackwardScratch<T> at(scratch, p, n, queries.heads());
     const Bundle& bundle = queries[task];
     for (Index i = 0; i < bundle.heads; ++i) {
       get_state(p, n, bundle[i], p.after, at.square);
-      at.heads[i].S.from(at.square, n);
+      at.heads[i].S->from(at.square, n);
       at.heads[i].R.clear(n);
-      at.heads[i].M = at.square.M;
+      *at.heads[i].M = at.square.M;
       at.heads[i].grad_omega = of_queries.at(bundle[i]);
     }
     for (Index r = 0; r < p.r; ++r)
@@ -190,7 +190,7 @@ void full_backward(const Problem& p) {
       const Head<T>& head = at.heads[i];
       Transposed<T>(own.get() + first_of.get()[place(p, bundle[i])] * block, n).copy_to(head.R, n);
       transpose(head.R.S, n.ldf, n.e, n.f, at.R[i].S, n.lde);
-      at.heads[i].M = static_cast<const T*>(p.after.M)[place(p, bundle[i])];
+      *at.heads[i].M = static_cast<const T*>(p.after.M)[place(p, bundle[i])];
       at.heads[i].grad_omega = of_keys.at(bundle[i]);
     }
     for (Index time = bundle[0].begin; time < bundle[0].end; time += n.c)
@@ -200,7 +200,7 @@ void full_backward(const Problem& p) {
       const Transposed<T>& R = at.heads[i].R;
       State<T>& before = at.square;
       given_state(p, n, bundle[i], before);
-      const T keep = p.weighted ? exp_one<T>(before.M - finite(at.heads[i].M)) : T(1);
+      const T keep = p.weighted ? exp_one<T>(before.M - finite(*at.heads[i].M)) : T(1);
       for (Index j = 0; j < n.e * n.ldf; ++j) R.S[j] *= keep;
       for (Index j = 0; j < n.ldf; ++j) R.z[j] *= keep;
       put_gradient(p, n, bundle[i], R, at.square);

@@ -20,7 +20,7 @@ struct Bundle {
 /// head is the same in any bundle.
 class Bundles {
  public:
-  static constexpr Index most_bytes = 1 << 18;  // of states
+  static constexpr Index most_bytes = 5 << 16;  // of states: backward has room for two heads of 128 × 128
 
   /// bytes: of the states of a head
   Bundles(const Problem& p, const Stretches& of, Index bytes) : bundles_(of.count) {
@@ -122,6 +122,26 @@ void total_decay(const Problem& p, const Sizes<T>& n, const Stretch& s, T* total
   }
 }
 
+/// Where the state before a segment of a stretch is kept for the backward pass, as `write_state` does; null at other positions.
+template <typename T>
+T* kept_state(const Problem& p, const Stretch& s, Index time) {
+  if (!p.kept || time == s.begin || (time - s.begin) % p.segment) return nullptr;
+  return static_cast<T*>(p.kept.data) + offset(p.kept, s.row, s.head, time / p.segment - 1);
+}
+
+/// The bundle's states take in the keys from `begin` to `end`, whole chunks but for the stretch's last.
+template <typename T>
+void absorb_keys(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Index begin, Index end, KeyScratch<T>& at) {
+  for (Index time = begin; time < end; time += n.c)
+    for (Index i = 0; i < bundle.heads; ++i) {
+      State<T>& state = at.states[i];
+      load_keys_to_absorb(p, n, bundle[i], time, smaller(n.c, bundle[i].end - time), state.M, false, at.keys, &at.ahead);
+      at.ahead.clear();
+      want_keys(p, Onward(p, bundle, i, p.r - 1, time, time + n.c), at.ahead);
+      absorb(at.keys, n, state, &at.ahead, begins_empty(p, bundle[i], time));
+    }
+}
+
 /// The sums of a bundle's keys, from zero (a first stretch goes on from the state given), and its decay, as blocks.
 template <typename T>
 void stretch_sums(const Problem& p, const Sizes<T>& n, const Bundle& bundle, KeyScratch<T>& at, T* slots) {
@@ -135,14 +155,7 @@ void stretch_sums(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Key
       total_decay(p, n, bundle[i], slots + bundle[i].slot * n.state() + n.f * n.e + n.f + 1);
     }
   }
-  for (Index time = bundle[0].begin; time < bundle[0].end; time += n.c)
-    for (Index i = 0; i < bundle.heads; ++i) {
-      State<T>& state = at.states[i];
-      load_keys_to_absorb(p, n, bundle[i], time, smaller(n.c, bundle[i].end - time), state.M, false, at.keys, &at.ahead);
-      at.ahead.clear();
-      want_keys(p, Onward(p, bundle, i, p.r - 1, time, time + n.c), at.ahead);
-      absorb(at.keys, n, state, &at.ahead, begins_empty(p, bundle[i], time));
-    }
+  absorb_keys(p, n, bundle, bundle[0].begin, bundle[0].end, at);
   for (Index i = 0; i < bundle.heads; ++i) write_state(at.states[i], n, slots + bundle[i].slot * n.state());
 }
 

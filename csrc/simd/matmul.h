@@ -22,7 +22,6 @@ enum class Part {
   lower_result,   // only C[i][j] with j ≤ i, in blocks of `triangle_rows` rows
   lower_left,     // A[i][k] is 0 for k > i
   upper_left,     // A[i][k] is 0 for k < i
-  lower_right,    // B[k][j] is 0 for k < j
 };
 
 template <typename T>
@@ -91,7 +90,7 @@ void columns(Index j, Index m, Index k, Left<T> a, const T* b, Index ldb, T* c, 
   Index left = (m + tile_rows(N) - 1) / tile_rows(N);  // tiles to go; as even as they come: 32 rows are 6 + 6 + 5 + 5 + 5 + 5
   for (Index i = 0, rows; i < m; i += rows, --left) {
     rows = (m - i + left - 1) / left;
-    const Index from = part == Part::upper_left ? i : part == Part::lower_right ? (j < k ? j : k) : 0;
+    const Index from = part == Part::upper_left ? i : 0;
     const Index to = part == Part::lower_left && i + rows < k ? i + rows : k;
     tile_of<T, N>(static_cast<int>(rows), to - from, {a.at + i * a.row + from * a.column, a.row, a.column},
                   b + from * ldb + j, ldb, c + i * ldc + j, ldc, add, ahead);

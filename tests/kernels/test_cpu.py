@@ -13,7 +13,10 @@ from support.fuzz_calls import Call
 from support.kernel_calls import DTYPES, MODES, drawn, holds, same_bits
 
 from tarnn import Elu, LinearAttention
+from tarnn.kernels import cpu
+from tarnn.kernels.call import Returned
 from tarnn.ops import LinearState, linear_attention
+from tarnn.ops.call import make_call
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -67,8 +70,8 @@ def test_a_state_of_values_without_width_goes_on():
 @pytest.mark.parametrize("way", ["whole", "continued", "packed", "packed continued"])
 @pytest.mark.parametrize("mode", MODES)
 def test_many_chunks_and_stretches(mode, way, g, r):
-    """A sequence of 41: of one head it becomes stretches of 8, of eight it stays one stretch of 11 chunks or more, so that
-    backward for decays keeps two states to start from. States go in and out."""
+    """A sequence of 41: of one head it becomes stretches of 8, of eight it stays one stretch of two segments.
+    States go in and out."""
     way = way if drawn(mode).causal else way.removesuffix(" continued")  # which would read all keys twice
     holds(mode, b=1, g=g, r=r, t=41, s=41, d=6, e=5, tiny_chunks=True, way=way, seed=g)
 
@@ -90,6 +93,21 @@ def test_what_is_left_out_changes_no_bit(mode, t):
         grads = [call.grads[0], *(torch.zeros_like(x) for x in behind)]
         results.append([o, *torch.autograd.grad([o, *behind], leaves, grads)])
     assert all(same_bits(results[0], others) for others in results[1:])
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if drawn(mode).causal])
+def test_states_that_forward_keeps_are_those_that_backward_would_make(mode):
+    """To the bit; and backward reads them. 1,100 positions are two stretches, of two segments or more each."""
+    given = Call(drawn(mode, b=1, g=1, t=1100, s=1100, d=8, e=8, dtype="float32"))
+    options = dict(zip(given.names, given.inputs[3:])) | {"key_mask": given.mask}
+    how = {"causal": True, "normalize": given.drawn.normalize, "eps": None}
+    call, _ = make_call(*given.inputs[:3], given.feature_map, **how, **options)
+    outputs = cpu.forward(call)
+    returned = Returned(given.grads[0], None, None, *outputs[:2], None, None, None, False)
+    kept = (outputs.kept, None, torch.zeros_like(outputs.kept))
+    found = [cpu.backward(call, returned._replace(kept=x))[:3] for x in kept]
+    assert same_bits(found[0], found[1])
+    assert not same_bits(found[0], found[2])
 
 
 def test_nobody_makes_a_state_that_is_not_asked_for(monkeypatch):

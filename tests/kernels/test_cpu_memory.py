@@ -85,9 +85,9 @@ def test_sixteen_bits_cost_one_rounding(mode, dtype):
     wide = narrow._replace(**{x: getattr(narrow, x).float() for x in "qkv"})
     outputs, wide_outputs = cpu.forward(narrow), cpu.forward(wide)
     assert same_bits([outputs.o], [wide_outputs.o.to(outputs.o.dtype)])
-    assert same_bits(outputs[1:], wide_outputs[1:])
+    assert same_bits(outputs[1:5], wide_outputs[1:5])
     grad_o, grad_S, grad_z = given.grads
-    returned = Returned(grad_o, grad_S.float(), grad_z.float(), *outputs, wants_projection=False)
+    returned = Returned(grad_o, grad_S.float(), grad_z.float(), *outputs[:5], wants_projection=False)
     grads = cpu.backward(narrow, returned)
     wide_grads = cpu.backward(wide, returned._replace(grad_o=grad_o.float(), o=outputs.o.float()))
     pairs = [(x, y.to(x.dtype)) for x, y in zip(grads, wide_grads) if x is not None]

@@ -171,7 +171,7 @@ def test_opcheck(causal, packed, projected):
     o, den, S, z, M = linear_attention_op(*tensors, *options)
     grads = [torch.randn_like(x) for x in (o, S, z)]
     torch.library.opcheck(
-        backward_op, (*grads, *(x.detach() for x in (o, den, S, z, M)), projected, *tensors, *options)
+        backward_op, (*grads, *(x.detach() for x in (o, den, S, z, M)), projected, None, *tensors, *options)
     )
 
 

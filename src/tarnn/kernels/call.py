@@ -152,6 +152,7 @@ class Outputs(NamedTuple):
     S: Any  # (n, g, f, e)  the state behind; with z and M None where nobody asked for it
     z: Any  # (n, g, f)
     M: Any  # (n, g)  zeros where nothing has a log-weight; a step without log-weights has None
+    kept: Tensor | None = None  # states that a backend keeps for its own `backward`, as it likes, or None
 
 
 class Returned(NamedTuple):
@@ -168,6 +169,7 @@ class Returned(NamedTuple):
     M_behind: Tensor | None
     # whether the gradients of Ω and β are wanted
     wants_projection: bool
+    kept: Tensor | None = None  # as in the outputs
 
 
 class Gradients(NamedTuple):
@@ -200,9 +202,10 @@ _KINDS = {Tensor: "Tensor", Tensor | None: "Tensor?", str: "str", bool: "bool", 
 
 
 def schema(*records: type, results: Any) -> str:
-    """The schema of an operator that takes these records, flattened, and returns that of tensors."""
+    """The schema of an operator that takes these records, flattened, and returns that of tensors, but for what is optional."""
     fields = (f"{_KINDS[kind]} {name}" for record in records for name, kind in record.__annotations__.items())
-    return f"({', '.join(fields)}) -> ({', '.join(f'Tensor {name}' for name in results._fields)})"
+    found = [name for name in results._fields if name not in results._field_defaults]
+    return f"({', '.join(fields)}) -> ({', '.join(f'Tensor {name}' for name in found)})"
 
 
 def returned_call(inputs: tuple) -> tuple[Returned, Call]:

@@ -24,12 +24,13 @@ def make_call(
     Decays and log-weights come in the wide dtype, so that sums over them and their gradients do too. Raises ValueError
     and TypeError for arguments that don't fit each other.
     """
-    options, looks = (key_mask, cu_seqlens, log_decay, key_log_weight), None
+    options, looks, fine = (key_mask, cu_seqlens, log_decay, key_log_weight), None, None
     if key_mask is None and cu_seqlens is None and log_decay is None and key_log_weight is None:
         looks = _looks(q, k, v, feature_map, causal, normalize, eps, state)
-    if looks in _FINE:
+        fine = _FINE.get(looks)
+    if fine is not None:
         S, z = (None, None) if state is None else (state.S, state.z)
-        return Call(q, k, v, None, None, S, z, None, None, None, None, None, *_FINE[looks]), None
+        return Call(q, k, v, None, None, S, z, None, None, None, None, None, *fine), None
     call, log_weight = _checked(q, k, v, feature_map, causal, normalize, eps, *options, state)
     if looks is not None:
         if len(_FINE) >= _MOST_FINE:

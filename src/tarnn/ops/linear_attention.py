@@ -62,9 +62,10 @@ def linear_attention(
     Numbers must be finite, but at masked keys, where anything may stand, NaN too: it reaches no output and no gradient.
     Elsewhere a NaN or an infinity at position j spoils its row from the beginning of j's chunk on, not from j on only.
 
-    Kept for backward: q, k, v, o and one number per query; the features are computed again. So it is with random
-    features of softmax's kernel and of relu, whose projection is computed in the kernel too: t × m features are
-    never stored. (The features of another φ are ordinary tensors under autograd.) Twice differentiable.
+    Kept for backward: q, k, v, o, one number per query and, on a CPU where causal, one state in 256 tokens (512 with
+    random features); the features are computed again. So it is with random features of softmax's kernel and of relu,
+    whose projection is computed in the kernel too: t × m features are never stored. (The features of another φ are
+    ordinary tensors under autograd.) Twice differentiable.
 
     Raises ValueError or TypeError where shapes, dtypes or options don't fit.
 

@@ -60,12 +60,12 @@ def linear_attention_op(*inputs):
     outputs = choose(call).forward(call)
     if call.side_by_side:  # as the fake kernel says; a copy only of what the plain backend made
         outputs = outputs._replace(o=outputs.o.transpose(1, 2).contiguous().transpose(1, 2))
-    return tuple(outputs)
+    return outputs[:-1]  # without `kept`, whose shape is the backend's own: backward makes it again
 
 
 @linear_attention_op.register_fake
 def _(*inputs):
-    return tuple(Call(*inputs).new_outputs())
+    return Call(*inputs).new_outputs()[:-1]
 
 
 @torch.library.custom_op(
@@ -95,12 +95,11 @@ def _save_for_backward(ctx, inputs, output):
 
 
 def _save(ctx, call: Call, outputs, *, handed_out: bool) -> None:
-    """Inputs, o and den; where not causal, the state that all queries read: a copy of one that is handed out, which may
-    be written to."""
-    o, den, *behind = outputs
-    if handed_out and not call.causal:
-        behind = [x.clone() for x in behind]
-    ctx.save_for_backward(*call.given, o, den, *([] if call.causal else behind))
+    """Inputs, o and den; where causal, what the backend keeps; else the state that all queries read: a copy of one that is
+    handed out, which may be written to."""
+    o, den, S, z, M, kept = Outputs(*outputs)
+    behind = [kept] if call.causal else [x.clone() for x in (S, z, M)] if handed_out else [S, z, M]
+    ctx.save_for_backward(*call.given, o, den, *behind)
     ctx.form = call.form
 
 
@@ -121,8 +120,8 @@ def _gradients(ctx, grad_o, grad_S, grad_z, wants_projection: bool, by: Callable
     saved: tuple[Any, ...] = ctx.saved_tensors  # unpacked once: activation checkpointing allows no more
     call, (o, den, *behind) = Call.of_form(ctx.form, saved)
     grad_o = torch.zeros_like(o) if grad_o is None else grad_o
-    S, z, M = behind or (None, None, None)
-    return call, by(call, Returned(grad_o, grad_S, grad_z, o, den, S, z, M, wants_projection))
+    (S, z, M), kept = ((None, None, None), behind[0]) if call.causal else (behind, None)
+    return call, by(call, Returned(grad_o, grad_S, grad_z, o, den, S, z, M, wants_projection, kept))
 
 
 def _by_operator(call: Call, returned: Returned) -> Gradients:

@@ -19,6 +19,8 @@ from tarnn.kernels.features import NAMES
 CHUNK = 32
 CHUNK_OF_MANY = 64  # where features are projected: they are many, or states the only products
 CHUNK_WITH_CHANNELS = 16  # within a chunk, each pair of positions then costs f multiplications of its own
+# positions, at least, and at least eight chunks: forward keeps the state before each segment, backward has room for those in one
+SEGMENT = 256
 STRETCH = 512  # positions: no shorter does a sequence get cut to keep more cores busy
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -36,8 +38,16 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
     """The outputs; None, and never made, are denominators where there will be no backward, and a state that nobody wants."""
     read_again = for_backward and not call.causal
     outputs = call.new_outputs(den=for_backward, state=with_state or read_again)
-    torch.ops.tarnn_cpu.forward.default(*_inputs(call), *_options(call), *outputs)
-    return outputs
+    kept = _new_kept(call) if for_backward and call.causal else None
+    torch.ops.tarnn_cpu.forward.default(*_inputs(call), *_options(call), *outputs[:5], kept)
+    return outputs if kept is None else outputs._replace(kept=kept)
+
+
+def _new_kept(call: Call) -> Tensor | None:
+    """For the states before all segments of a row and head but the first: S, z and M."""
+    (b, g, t, _), f = call.k.shape, call.num_features
+    count = (t - 1) // _lengths(call)[1]
+    return None if count < 1 else call.q.new_empty(b, g, count, f * call.v.shape[3] + f + 1, dtype=call.dtype)
 
 
 def backward(call: Call, returned: Returned) -> Gradients:
@@ -45,7 +55,7 @@ def backward(call: Call, returned: Returned) -> Gradients:
     grad_S, grad_z = (_in_a_row(x, call.dtype) for x in (returned.grad_S, returned.grad_z))
     torch.ops.tarnn_cpu.backward.default(
         returned.grad_o, grad_S, grad_z, returned.o, returned.den.contiguous(),
-        returned.S_behind, returned.z_behind, returned.M_behind, *_inputs(call), *_options(call), *grads,
+        returned.S_behind, returned.z_behind, returned.M_behind, returned.kept, *_inputs(call), *_options(call), *grads,
     )  # fmt: skip
     return grads.of(call)
 
@@ -91,8 +101,13 @@ def _inputs(call: Call) -> tuple:
     )  # fmt: skip
 
 
-def _options(call: Call) -> tuple:
+def _lengths(call: Call) -> tuple[int, int]:
+    """Positions of a chunk and of a segment."""
     chunk = CHUNK_WITH_CHANNELS if call.has_channels else CHUNK if call.omega is None else CHUNK_OF_MANY
+    return chunk, max(SEGMENT, 8 * chunk)
+
+
+def _options(call: Call) -> tuple:
     numbers = (call.factor, call.square, call.offset, call.shift)
-    name = NAMES.index(call.function)
-    return name, call.causal, call.normalize, call.weighted, call.eps, chunk, STRETCH, *numbers
+    how = (NAMES.index(call.function), call.causal, call.normalize, call.weighted, call.eps)
+    return (*how, *_lengths(call), STRETCH, *numbers)
