@@ -72,3 +72,19 @@ def test_the_trainer_with_torch_compile(tmp_path):
         trainer.train()
         losses.append([x["loss"] for x in trainer.state.log_history if "loss" in x])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_a_model_is_traced_whole_and_trains_as_it_does_without():
+    """By another backend than inductor, which takes gradients' layouts as PyTorch's own operators promise them."""
+    model = TarnnForCausalLM(TarnnConfig(**SMALL)).train()
+    ids = torch.randint(0, 11, (2, 7))
+
+    def gradients(forward):
+        model.zero_grad()
+        forward(input_ids=ids, labels=ids).loss.backward()
+        return {name: x.grad for name, x in model.named_parameters()}
+
+    expected = gradients(model)
+    found = gradients(torch.compile(model, fullgraph=True, backend="aot_eager"))
+    for name, grad in expected.items():
+        torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=1e-6)

@@ -61,7 +61,8 @@ class TokenDecay(nn.Module):
         return torch.log(torch.expm1(-retention(num_heads)))
 
     def forward(self, x: Float[Tensor, "b t hidden"]) -> Float[Tensor, "b g t"]:
-        return -softplus(widen(self.gate(x)) + widen(self.bias)).mT
+        # contiguous: torch.compile takes the gradient's layout from softplus's input, PyTorch from the gradient that comes back
+        return -softplus((widen(self.gate(x)) + widen(self.bias)).mT.contiguous())
 
 
 @DECAYS.register("channel")
