@@ -4,8 +4,8 @@ Flops a token and head of the fused kernels, with chunk c, each multiplication a
 with m for the width of the features, and their projection):
 
     forward       4·d·m + 4·m·e + c·(m + e)          features of q and k; into the state and out of it; within the chunk
-    backward      8·d·m + 10·m·e + 3c·(m + e)        features again, and their gradients
-    not causal    the same without c
+    backward      8·d·m + 10·m·e + c·(3m + 2e)       features again, and their gradients; the states once more
+    not causal    forward without c, backward 8·d·m + 8·m·e
 """
 
 from collections.abc import Sequence
@@ -55,10 +55,10 @@ def targets(costs: Costs, features: Sequence[int]) -> list[Target]:
 
 def flops(cell: Cell, m: int, heads: int, chunk: int) -> int:
     """Of one call, with e = d."""
-    within = min(chunk, cell.t) * (m + cell.d) if cell.causal else 0
-    each = 8 * cell.d * m + within
+    within = min(chunk, cell.t) if cell.causal else 0
+    each = 8 * cell.d * m + within * (m + cell.d)
     if cell.backward:
-        each += 18 * cell.d * m + 3 * within
+        each += (18 if cell.causal else 16) * cell.d * m + within * (3 * m + 2 * cell.d)
     return each * cell.t * heads
 
 
@@ -73,8 +73,8 @@ def report(options, facts: dict[str, Any], costs: Costs) -> str:
         "autograd, then linear attention in chunked PyTorch. ready: the native kernels, given φ(q), φ(k) that were made "
         "before. Extra memory is the peak of one call beyond inputs, outputs and gradients. Share of mm: of the rate that "
         "`torch.mm` of 2048³ had in the same rounds, by the flops that the fused kernels do: "
-        f"forward 8·d·m + c·(m + d) per token and head, backward 18·d·m + 3c·(m + d), c = {facts['chunk']}, not causal "
-        "without c. At most: how many times faster than stored the fused kernels would be at mm's rate."
+        f"forward 8·d·m + c·(m + d) per token and head, backward 18·d·m + c·(3m + 2d), c = {facts['chunk']}, not causal "
+        "without c and with 16·d·m. At most: how many times faster than stored the fused kernels would be at mm's rate."
     )
     names = {f"m = {m}": m for m in options.features}
     return page(

@@ -32,12 +32,13 @@ struct BackwardScratch {
   Head<T>* heads;
   T *weighted_t, *v_t, *A, *P, *grad_phi, *grad_v, *grad_v_t, *x;
   T *flow, *entered, *read, *terms;
+  T* memos;         // random features of the keys of a segment, chunk by chunk, each with its scales
   State<T> square;  // for a state on its way to be transposed
   Ahead ahead;
   BackwardScratch(Scratch& scratch, const Problem& p, const Sizes<T>& n, Index count) : keys(take_keys(scratch, p, n)) {
-    const bool plain = keys.weights.plain;
+    const bool none = keys.weights.none;
     const Index states = most_chunks(p);
-    queries = take_queries(scratch, p, n, plain);
+    queries = take_queries(scratch, p, n, none);
     heads = scratch.take<Head<T>>(count);
     for (Index i = 0; i < count; ++i) {
       Head<T> head = {scratch.take<Transposed<T>>(states), scratch.take<T>(states), Transposed<T>::take(scratch, n),
@@ -48,7 +49,7 @@ struct BackwardScratch {
       }
       if (heads) heads[i] = head;
     }
-    weighted_t = plain ? keys.phi_t : scratch.take<T>(n.f_rows() * n.ldc);
+    weighted_t = none ? keys.phi_t : scratch.take<T>(n.f_rows() * n.ldc);
     v_t = scratch.take<T>(n.e_rows() * n.ldc);
     A = scratch.take<T>(n.rows() * n.ldc);
     P = scratch.take<T>(n.rows() * n.ldc);
@@ -57,12 +58,18 @@ struct BackwardScratch {
     grad_v_t = scratch.take<T>(n.e_rows() * n.ldc);
     x = p.map == Map::squared_relu && !n.projected ? scratch.take<T>(n.rows() * n.ldf) : nullptr;
     square = take_state(scratch, n);
+    memos = n.projected && p.causal ? scratch.take<T>(count * states * n.tile()) : nullptr;
     if (!p.grad_log_decay) return;
     const Index channels = p.channels ? n.ldf : 1;
     flow = scratch.take<T>(n.rows() * channels);
     read = scratch.take<T>(n.rows() * channels);
     entered = scratch.take<T>((n.rows() + 1) * channels);
     terms = scratch.take<T>(n.rows() * width<T>);
+  }
+
+  /// Of head i's keys in chunk k of a segment; there: made before.
+  Memo<T> memo(const Sizes<T>& n, const Bundle& bundle, Index i, Index k, bool there) const {
+    return {memos ? memos + (k * bundle.heads + i) * n.tile() : nullptr, memos && there};
   }
 };
 

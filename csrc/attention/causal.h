@@ -76,7 +76,7 @@ struct CausalScratch {
       : keys(take_keys(scratch, p, n)), states(take_states(scratch, n, heads)) {
     q = scratch.take<T>(n.rows() * n.ldf);
     scale = scratch.take<T>(n.ldc);
-    q_weighted = keys.weights.plain ? q : scratch.take<T>(n.rows() * n.ldf);
+    q_weighted = keys.weights.none ? q : scratch.take<T>(n.rows() * n.ldf);
     P = scratch.take<T>(n.rows() * n.ldc);
     o = scratch.take<T>(n.rows() * n.lde);
     den = scratch.take<T>(n.ldc);
@@ -95,12 +95,12 @@ template <typename T>
 void causal_outputs(const Problem& p, const Sizes<T>& n, const Stretch& s, Index head, Index time, const State<T>& state,
                     CausalScratch<T>& at) {
   const Index rows = at.keys.rows;
-  make_features(p, n, s, p.q, head, time, rows, at.keys.x, at.q, at.scale, &at.ahead);
+  make_features(p, n, s, p.q, head, time, rows, at.keys.x_tile, at.q, at.scale, &at.ahead);
   pairs(at.keys, n, at.q, at.P, &at.ahead);
   const T* q = weighted_queries(at.keys, n, at.q, rows, at.q_weighted);
   denominators(n, rows, at.P, q, state.z, at.den);
   for (Index i = 0; i < rows; ++i)
-    at.factor[i] = output_factor(p, at.den[i], at.keys.weights.plain ? T(0) : at.keys.weights.M[i],
+    at.factor[i] = output_factor(p, at.den[i], at.keys.weights.none ? T(0) : at.keys.weights.M[i],
                                  p.map == Map::exp ? at.scale[i] : T(0));
   const bool direct = lies_well<T>(p.o, n.e);
   T* o = direct ? static_cast<T*>(p.o.data) + offset(p.o, s.row, head, time) : at.o;

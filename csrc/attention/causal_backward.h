@@ -56,17 +56,18 @@ void add_own_queries(const Problem& p, const Sizes<T>& n, const Bundle& bundle, 
   Keys<T>& keys = at.keys;
   Queries<T>& q = at.queries;
   keys.rows = smaller(n.c, s.end - time);
-  if (!keys.weights.plain) load_keys(p, n, s, time, keys.rows, *own.M, keys, &at.ahead);
+  if (!keys.weights.none) load_keys(p, n, s, time, keys.rows, *own.M, keys, &at.ahead);
   for (Index r = 0; r < p.r; ++r) {
-    load_queries(p, n, s, s.head * p.r + r, time, keys.rows, keys.weights.plain ? nullptr : keys.weights.M, T(0), q, &at.ahead);
+    load_queries(p, n, s, s.head * p.r + r, time, keys.rows, keys.weights.M, T(0), q, &at.ahead);
     at.ahead.clear();
     want_queries(p, Onward(p, bundle, i, r, time, time + n.c), at.ahead);
-    weighted_queries(keys, n, q.phi, keys.rows, q.weighted);
-    if (!keys.weights.plain) scale_columns(q.weighted, n.ldf, keys.rows, n.f, own.reach);
+    const T* weighted = weighted_queries(keys, n, q.phi, keys.rows, q.weighted);
+    if (weighted != q.weighted) std::memcpy(q.weighted, weighted, static_cast<std::size_t>(keys.rows * n.ldf) * sizeof(T));
+    if (!keys.weights.none) scale_columns(q.weighted, n.ldf, keys.rows, n.f, own.reach);
     matmul(n.e, n.f, keys.rows, {q.G, 1, n.lde}, q.weighted, n.ldf, own.R.S, n.ldf, true, &at.ahead);
     add_rows(own.R.z, q.G_z, q.weighted, n.ldf, keys.rows, n.f);
   }
-  if (keys.weights.plain) return;
+  if (keys.weights.none) return;
   for (Index j = 0; j < n.f; ++j) own.reach[j] *= keys.weights.keep[p.channels ? j : 0];
   *own.M = keys.weights.M_out;
 }

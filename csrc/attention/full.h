@@ -48,7 +48,7 @@ void full_outputs(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Ind
   const Stretch& s = bundle[i];
   const State<T>& state = at.states[i];
   const Index rows = smaller(n.c, s.end - time), head = s.head * p.r + r;
-  make_features(p, n, s, p.q, head, time, rows, at.keys.x, at.q, at.scale, &at.ahead);
+  make_features(p, n, s, p.q, head, time, rows, at.keys.x_tile, at.q, at.scale, &at.ahead);
   for (Index j = 0; j < rows; ++j) {
     at.den[j] = dot(at.q + j * n.ldf, state.z, n.f);
     at.factor[j] = output_factor(p, at.den[j], finite(state.M), p.map == Map::exp ? at.scale[j] : T(0));
@@ -106,7 +106,7 @@ void full_query_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle,
   add_outer(q.grad_phi, q.G_z, own.S->z, n.ldf, rows, n.f);
   matmul(n.e, n.f, rows, {q.G, 1, n.lde}, q.phi, n.ldf, own.R.S, n.ldf, true, &at.ahead);
   add_rows(own.R.z, q.G_z, q.phi, n.ldf, rows, n.f);
-  store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.x, q.grad_x, own.grad_omega,
+  store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.from, q.x, q.grad_x, own.grad_omega,
                           &at.ahead);
 }
 

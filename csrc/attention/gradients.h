@@ -14,14 +14,15 @@ struct Queries {
   T *phi, *weighted, *scale;  // (c × f), query ⊙ phi, (c)
   T *G, *G_z;                 // (c × e), (c)
   T *factor, *grad_phi;       // (c), (c × f)
-  T *x, *grad_x;              // (c × f) x for the derivative of relu²; of a projection, (c × d) x and its gradient
+  T *x, *grad_x;              // (c × f) x for the derivative of relu²; of a projection, (c × d) a tile for x, its gradient
+  Source<T> from;               // (c × d) what was projected
 };
 
 template <typename T>
-Queries<T> take_queries(Scratch& scratch, const Problem& p, const Sizes<T>& n, bool plain) {
+Queries<T> take_queries(Scratch& scratch, const Problem& p, const Sizes<T>& n, bool no_weights) {
   Queries<T> q{};
   q.phi = scratch.take<T>(n.rows() * n.ldf);
-  q.weighted = plain ? q.phi : scratch.take<T>(n.rows() * n.ldf);
+  q.weighted = no_weights ? q.phi : scratch.take<T>(n.rows() * n.ldf);
   q.scale = scratch.take<T>(n.ldc);
   q.G = scratch.take<T>(n.rows() * n.lde);
   q.G_z = scratch.take<T>(n.ldc);
@@ -57,8 +58,8 @@ void load_output_gradients(const Problem& p, const Sizes<T>& n, Index row, Index
 /// M: the units of each row's sums, or null where all are in those of `M_all`.
 template <typename T>
 void load_queries(const Problem& p, const Sizes<T>& n, const Stretch& s, Index head, Index time, Index rows, const T* M, T M_all,
-                  Queries<T>& q, Ahead* ahead = nullptr) {
-  make_features(p, n, s, p.q, head, time, rows, q.x, q.phi, q.scale, ahead);
+                  Queries<T>& q, Ahead* ahead = nullptr, Memo<T> memo = {}) {
+  q.from = make_features(p, n, s, p.q, head, time, rows, q.x, q.phi, q.scale, ahead, memo);
   const T* den = static_cast<const T*>(p.den.data) + offset(p.den, s.row, head, time);
   for (Index i = 0; i < rows; ++i)
     q.factor[i] = output_factor(p, den[i], M ? M[i] : M_all, p.map == Map::exp ? q.scale[i] : T(0));
@@ -82,14 +83,14 @@ void add_rows(T* y, const T* a, const T* x, Index ld, Index rows, Index n) {
   }
 }
 
-/// Gradients of features (a tile, overwritten) to those of the inputs, stored in `to`. x: of a projection, what was
-/// projected, and grad_x a tile for its gradient; else a tile to load inputs into. of_keys: of those that the mask is for.
+/// Gradients of features (a tile, overwritten) to those of the inputs, stored in `to`. from: of a projection, what
+/// was projected, and grad_x a tile for its gradient; else x is a tile to load inputs into. of_keys: of those that the mask is for.
 template <typename T>
 void store_feature_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, const View& input, const View& to, Index head,
-                             Index time, Index rows, const T* phi, T* grad, T* x, T* grad_x, T* grad_omega, Ahead* ahead,
+                             Index time, Index rows, const T* phi, T* grad, Source<T> from, T* x, T* grad_x, T* grad_omega, Ahead* ahead,
                              bool of_keys = false) {
   if (n.projected) {
-    n.projected.gradients(s.row, s.head, rows, x, phi, grad, grad_x, grad_omega, ahead);
+    n.projected.gradients(s.row, s.head, rows, from, phi, grad, grad_x, grad_omega, ahead);
     return store_tile(grad_x, n.projected.ldd, to, s.row, head, time, rows, n.projected.d);
   }
   if (p.map == Map::squared_relu) load_tile(input, s.row, head, time, rows, n.f, x, n.ldf);
@@ -136,7 +137,7 @@ void store_key_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, 
     for (Index i = 0; i < keys.rows; ++i)
       w[i * p.grad_key_log_weight.stride[2]] = dot(keys.phi + i * n.ldf, grad_phi + i * n.ldf, n.f);
   }
-  store_feature_gradients(p, n, s, p.k, p.grad_k, s.head, time, keys.rows, keys.phi, grad_phi, n.projected ? keys.x : x, grad_x,
+  store_feature_gradients(p, n, s, p.k, p.grad_k, s.head, time, keys.rows, keys.phi, grad_phi, keys.x, x, grad_x,
                           grad_omega, ahead, true);
   store_tile(grad_v, n.lde, p.grad_v, s.row, s.head, time, keys.rows, n.e);
 }

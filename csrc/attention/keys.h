@@ -9,29 +9,35 @@ namespace TARNN_ISA {
 template <typename T>
 struct Sizes {
   Index f, e, c, ldf, lde, ldc;
+  Index longest = 0;  // stretch of keys
   Projected<T> projected;
   explicit Sizes(const Problem& p)
       : f(p.f), e(p.e), c(p.chunk), ldf(padded<T>(p.f)), lde(padded<T>(p.e)), ldc(padded<T>(p.chunk)),
-        projected(p.projection, p.map, p.f, p.d) {}
+        projected(p.projection, p.map, p.f, p.d) {
+    for (Index i = 0; i < p.keys.count; ++i) longest = std::max(longest, p.keys.at[i].end - p.keys.at[i].begin);
+  }
   Index rows() const { return whole<T>(c); }      // of a tile that may be transposed
   Index inputs() const { return projected ? rows() * projected.ldd : 0; }  // of a tile of what is projected
   Index f_rows() const { return whole<T>(f); }
   Index e_rows() const { return whole<T>(e); }
+  Index tile() const { return rows() * ldf + ldc; }  // of features, with their scales
   Index state() const { return f * e + f + 1 + f + 1; }  // of a state in a block: S, z, M, Σ log_decay, Σ of its largest
 };
 
 /// The keys and values of a chunk.
 template <typename T>
 struct Keys {
-  T* phi;         // (c × f); 0 where masked
-  T* weighted;    // key ⊙ φ(K); phi itself where there are no weights
+  T* phi;         // (c × f), of exponential features times u; 0 where masked
+  T* weighted;    // key ⊙ φ(K); phi itself where all factors are 1
+  T* room;        // where `weighted` is made
   T* phi_t;       // (f × c) φ(K)ᵀ, where pairs need it
   T* sums;        // (f) Σ_j φ(k_j), where there are no weights
   bool turned;    // whether `phi_t` is there, and, without weights, `phi` is not
   const T* v;     // (c × e) rows of ldv: a tile, 0 where masked, or the tensor itself
   Index ldv;
   T* v_tile;
-  T *x;           // (c × d) what was projected
+  T* x_tile;
+  Source<T> x;      // (c × d) what was projected
   T *scale;       // (c) of exp features
   Weights<T> weights;
   Index rows;
@@ -44,13 +50,14 @@ Keys<T> take_keys(Scratch& scratch, const Problem& p, const Sizes<T>& n) {
   keys.v_tile = scratch.take<T>(n.rows() * n.lde);
   keys.phi_t = scratch.take<T>(n.f_rows() * n.ldc);
   keys.sums = scratch.take<T>(n.ldf);
-  keys.x = scratch.take<T>(n.inputs());
+  keys.x_tile = scratch.take<T>(n.inputs());
   keys.scale = scratch.take<T>(n.ldc);
   Weights<T>& w = keys.weights;
-  w.plain = !p.log_decay && !p.weighted && !p.mask;
+  w.none = w.plain = !p.log_decay && !p.weighted && !p.mask;
   w.channels = p.channels;
-  keys.weighted = w.plain ? keys.phi : scratch.take<T>(n.rows() * n.ldf);
-  if (w.plain) return keys;
+  w.within = p.map == Map::exp && !p.channels;  // so du = φ ⊙ dφ is the same
+  keys.weighted = keys.room = w.none ? keys.phi : scratch.take<T>(n.rows() * n.ldf);
+  if (w.none) return keys;
   const Index x = p.channels ? n.rows() * n.ldf : n.rows() * n.ldc;
   w.a = scratch.take<T>(x);
   w.query = scratch.take<T>(x);
@@ -90,33 +97,60 @@ void load_values(const Problem& p, const Sizes<T>& n, const Stretch& s, Index ti
   clear_masked(p, s, time, rows, keys.v_tile, n.lde);
 }
 
-/// φ of positions time … time + rows − 1 of a query or key head as a tile; of exp, `scale` gets each row's maximum. x: a
-/// tile for what is projected, if it is.
+/// A place for a tile of features and their scales that are needed twice, if there is one; there: they were made before.
 template <typename T>
-void make_features(const Problem& p, const Sizes<T>& n, const Stretch& s, const View& input, Index head, Index time, Index rows,
-                   T* x, T* to, T* scale, Ahead* ahead = nullptr) {
-  if (!n.projected) return load_features(p.map, input, s.row, head, time, rows, n.f, to, n.ldf, scale);
-  load_tile(input, s.row, head, time, rows, n.projected.d, x, n.projected.ldd);
-  n.projected.features(s.row, s.head, rows, x, to, scale, ahead);
+struct Memo {
+  T* at = nullptr;
+  bool there = false;
+};
+
+/// φ of positions time … time + rows − 1 of a query or key head as a tile; of exp, `scale` gets each row's maximum. x: a
+/// tile for what is projected, if it is. Returns where that lies.
+template <typename T>
+Source<T> make_features(const Problem& p, const Sizes<T>& n, const Stretch& s, const View& input, Index head, Index time, Index rows,
+                      T* x, T* to, T* scale, Ahead* ahead = nullptr, Memo<T> memo = {}) {
+  Source<T> from{x, n.projected.ldd};
+  if (!n.projected) {
+    load_features(p.map, input, s.row, head, time, rows, n.f, to, n.ldf, scale);
+    return from;
+  }
+  if (!p.mask && lies_well<T>(input, n.projected.d))
+    from = {static_cast<const T*>(input.data) + offset(input, s.row, head, time), n.projected.d};
+  else load_tile(input, s.row, head, time, rows, n.projected.d, x, n.projected.ldd);
+  const auto copy = [&](const T* features, const T* scales, T* to_features, T* to_scales) {
+    std::memcpy(to_features, features, static_cast<std::size_t>(rows * n.ldf) * sizeof(T));
+    std::memcpy(to_scales, scales, static_cast<std::size_t>(rows) * sizeof(T));
+  };
+  T* scales = memo.at + n.rows() * n.ldf;
+  if (memo.there) {
+    copy(memo.at, scales, to, scale);
+  } else {
+    n.projected.features(s.row, s.head, rows, from, to, scale, ahead);
+    if (memo.at) copy(to, scale, memo.at, scales);
+  }
+  return from;
 }
 
 /// Loads keys time … time + rows − 1 and their values, without weights.
 template <typename T>
 void load_plain_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, Keys<T>& keys,
-                     Ahead* ahead = nullptr) {
+                     Ahead* ahead = nullptr, Memo<T> memo = {}) {
   keys.rows = rows;
-  make_features(p, n, s, p.k, s.head, time, rows, keys.x, keys.phi, keys.scale, ahead);
+  keys.x = make_features(p, n, s, p.k, s.head, time, rows, keys.x_tile, keys.phi, keys.scale, ahead, memo);
   load_values(p, n, s, time, rows, keys);
   clear_masked(p, s, time, rows, keys.phi, n.ldf);
-  if (n.projected) clear_masked(p, s, time, rows, keys.x, n.projected.ldd);
+  if (n.projected) clear_masked(p, s, time, rows, keys.x_tile, n.projected.ldd);
 }
 
 /// The same, and their weights, M being the maximum before them.
 template <typename T>
 void load_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, T M, Keys<T>& keys,
-               Ahead* ahead = nullptr) {
-  load_plain_keys(p, n, s, time, rows, keys, ahead);
+               Ahead* ahead = nullptr, Memo<T> memo = {}) {
+  load_plain_keys(p, n, s, time, rows, keys, ahead, memo);
   chunk_weights(p, s, time, rows, p.map == Map::exp ? keys.scale : nullptr, M, n.ldf, n.ldc, keys.weights);
+  if (keys.weights.none) return;
+  if (keys.weights.within) scale_rows(keys.phi, n.ldf, rows, n.f, keys.weights.u);
+  keys.weighted = keys.weights.plain ? keys.phi : keys.room;
   if (keys.weights.plain) return;
   if (keys.weights.channels) {
     multiply(keys.phi, keys.weights.key, n.ldf, rows, n.f, keys.weighted);
@@ -132,7 +166,7 @@ template <typename T>
 void load_keys_to_absorb(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, T M, bool for_pairs,
                          Keys<T>& keys, Ahead* ahead) {
   keys.turned = for_pairs && !p.channels;
-  if (!keys.weights.plain) {
+  if (!keys.weights.none) {
     load_keys(p, n, s, time, rows, M, keys, ahead);
     if (keys.turned) transpose(keys.phi, n.ldf, rows, n.f, keys.phi_t, n.ldc);
     return;
@@ -145,7 +179,7 @@ void load_keys_to_absorb(const Problem& p, const Sizes<T>& n, const Stretch& s, 
       load_transposed(p.k, s.row, s.head, time, rows, n.f, keys.phi_t, n.ldc, keys.sums, f);
     });
   } else {
-    make_features(p, n, s, p.k, s.head, time, rows, keys.x, keys.phi, keys.scale, ahead);
+    make_features(p, n, s, p.k, s.head, time, rows, keys.x_tile, keys.phi, keys.scale, ahead);
     if (keys.turned) transpose(keys.phi, n.ldf, rows, n.f, keys.phi_t, n.ldc);
     for (Index j = 0; j < n.f; j += width<T>) {
       Vec<T> total{};
@@ -156,7 +190,7 @@ void load_keys_to_absorb(const Problem& p, const Sizes<T>& n, const Stretch& s, 
   load_values(p, n, s, time, rows, keys);
 }
 
-/// query ⊙ φ(Q), in `to`, or φ(Q) itself where there are no weights.
+/// query ⊙ φ(Q), in `to`, or φ(Q) itself where all factors are 1.
 template <typename T>
 const T* weighted_queries(const Keys<T>& keys, const Sizes<T>& n, const T* phi, Index rows, T* to) {
   const Weights<T>& w = keys.weights;

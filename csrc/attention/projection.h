@@ -18,6 +18,13 @@
 namespace tarnn {
 namespace TARNN_ISA {
 
+/// Rows of numbers to read: a tile, or the tensor itself.
+template <typename T>
+struct Source {
+  const T* at;
+  Index ld;
+};
+
 /// A call's projection, packed. Without one it is empty, and features are made of x itself.
 template <typename T>
 class Projected {
@@ -34,12 +41,12 @@ class Projected {
   }
   explicit operator bool() const { return static_cast<bool>(of); }
 
-  /// x (rows × d) to features (rows × f), both tiles; of exp, `scale` gets each row's maximum: φ = tile · e^scale.
-  void features(Index row, Index head, Index rows, const T* x, T* to, T* scale, Ahead* ahead) const {
-    matmul(rows, f, d, {x, ldd, 1}, right_.get() + matrix(row, head) * whole<T>(d) * ldf, ldf, to, ldf, false, ahead);
+  /// x (rows × d) to features (rows × f), a tile; of exp, `scale` gets each row's maximum: φ = tile · e^scale.
+  void features(Index row, Index head, Index rows, Source<T> x, T* to, T* scale, Ahead* ahead) const {
+    matmul(rows, f, d, {x.at, x.ld, 1}, right_.get() + matrix(row, head) * whole<T>(d) * ldf, ldf, to, ldf, false, ahead);
     const T* bias = bias_.get() + matrix(row, head) * ldf;
     for (Index i = 0; i < rows; ++i) {
-      const T* here = x + i * ldd;
+      const T* here = x.at + i * x.ld;
       const T constant = static_cast<T>(of.offset) - (of.square == 0 ? T(0) : static_cast<T>(of.square) * dot(here, here, d));
       if (map == Map::exp) scale[i] = exponentials(to + i * ldf, bias) + constant;
       else with_map(map, [&](auto function) { apply(to + i * ldf, bias, constant, function); });
@@ -48,17 +55,17 @@ class Projected {
 
   /// The gradient of features (a tile, overwritten with du) to that of x; grad_omega (f × ldd) and behind it grad_bias
   /// (ldf) are added to, where there are any.
-  void gradients(Index row, Index head, Index rows, const T* x, const T* phi, T* grad, T* grad_x, T* grad_omega,
+  void gradients(Index row, Index head, Index rows, Source<T> x, const T* phi, T* grad, T* grad_x, T* grad_omega,
                  Ahead* ahead) const {
     features_backward(map, grad, phi, static_cast<const T*>(nullptr), ldf, rows, f, static_cast<T>(of.shift));
     matmul(rows, d, f, {grad, ldf, 1}, down_.get() + matrix(row, head) * whole<T>(f) * ldd, ldd, grad_x, ldd, false, ahead);
     for (Index i = 0; of.square != 0 && i < rows; ++i) {
       const T factor = static_cast<T>(-2 * of.square) * total(grad + i * ldf);
       for (Index j = 0; j < d; j += width<T>)
-        store(grad_x + i * ldd + j, load(grad_x + i * ldd + j) + factor * load(x + i * ldd + j));
+        store(grad_x + i * ldd + j, load(grad_x + i * ldd + j) + factor * load(x.at + i * x.ld + j));
     }
     if (!grad_omega) return;
-    matmul(f, d, rows, {grad, 1, ldf}, x, ldd, grad_omega, ldd, true, ahead);
+    matmul(f, d, rows, {grad, 1, ldf}, x.at, x.ld, grad_omega, ldd, true, ahead);
     for (Index i = 0; i < rows; ++i)
       for (Index j = 0; j < f; j += width<T>)
         store(grad_omega + f * ldd + j, load(grad_omega + f * ldd + j) + load(grad + i * ldf + j));

@@ -50,7 +50,7 @@ void query_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Inde
   if (p.grad_log_decay) add_read_flow(n, p.channels, rows, q, at.read);
   if (p.channels) channel_query_gradients(keys, n, at.A, keys.phi_t, q.grad_phi);
   else matmul<Part::lower_left>(rows, n.f, rows, {at.A, n.ldc, 1}, keys.phi, n.ldf, q.grad_phi, n.ldf, true, &at.ahead);
-  store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.x, q.grad_x, grad_omega, &at.ahead);
+  store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.from, q.x, q.grad_x, grad_omega, &at.ahead);
 }
 
 /// One query head in the chunk that `at.keys` holds: its gradients, and what it adds to those of keys and values, and to R.
@@ -60,7 +60,7 @@ void add_query_head(const Problem& p, const Sizes<T>& n, const Stretch& s, Index
   const Keys<T>& keys = at.keys;
   const Index rows = keys.rows, head = s.head * p.r + r;
   Queries<T>& q = at.queries;
-  load_queries(p, n, s, head, time, rows, keys.weights.plain ? nullptr : keys.weights.M, T(0), q, &at.ahead);
+  load_queries(p, n, s, head, time, rows, keys.weights.M, T(0), q, &at.ahead);
   pairs(keys, n, q.phi, at.P, &at.ahead);
   pair_gradients(keys, n, q, at.v_t, at.A, &at.ahead);
   if (p.grad_log_decay && !p.channels) add_pair_flow(n, rows, at.A, at.P, at.flow);
@@ -89,16 +89,17 @@ inline void want_before(const Problem& p, const Bundle& bundle, Index i, Index r
   next.want_of_keys(p.grad_v, p.e, ahead);
 }
 
-/// Chunk k of the segment that starts at `begin`, of one head in the bundle.
+/// Chunk k of the segment that starts at `begin`, of one head in the bundle. made: features of its keys are there,
+/// from when the state behind it was made.
 template <typename T>
-void reverse_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Index i, Index begin, Index k,
+void reverse_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Index i, Index begin, Index k, bool made,
                    BackwardScratch<T>& at) {
   const Stretch& s = bundle[i];
   const Head<T>& own = at.heads[i];
   const Transposed<T>& R = own.R;
   Keys<T>& keys = at.keys;
   const Index time = begin + k * n.c;
-  load_keys(p, n, s, time, smaller(n.c, s.end - time), own.M[k], keys, &at.ahead);
+  load_keys(p, n, s, time, smaller(n.c, s.end - time), own.M[k], keys, &at.ahead, at.memo(n, bundle, i, k, made));
   const Index rows = keys.rows;
   want_before(p, bundle, i, 0, time, k == 0, at.ahead);
   transpose(keys.v, keys.ldv, rows, n.e, at.v_t, n.ldc);
@@ -111,7 +112,8 @@ void reverse_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle, In
     for (Index j = 0; j < rows; ++j) std::memcpy(at.grad_phi + j * n.ldf, R.z, static_cast<std::size_t>(n.ldf) * sizeof(T));
     matmul(rows, n.f, n.e, {keys.v, keys.ldv, 1}, R.S, n.ldf, at.grad_phi, n.ldf, true, &at.ahead);
     weigh_rows(keys.weights, keys.weights.key, n, rows, at.grad_phi);
-    matmul(n.e, rows, n.f, {R.S, n.ldf, 1}, at.weighted_t, n.ldc, at.grad_v_t, n.ldc, false, &at.ahead);
+    matmul(n.e, rows, n.f, {R.S, n.ldf, 1}, keys.weights.plain ? keys.phi_t : at.weighted_t, n.ldc, at.grad_v_t, n.ldc, false,
+           &at.ahead);
     transpose(at.grad_v_t, n.ldc, n.e, rows, at.grad_v, n.lde);
   }
   if (p.grad_log_decay) {
@@ -138,7 +140,7 @@ void segment_states(const Problem& p, const Sizes<T>& n, const Bundle& bundle, I
       const Index time = begin + k * n.c;
       const Head<T>& own = at.heads[i];
       const Onward next(p, bundle, i, p.r - 1, time, time + n.c);
-      load_keys(p, n, bundle[i], time, n.c, own.M[k], at.keys, &at.ahead);
+      load_keys(p, n, bundle[i], time, n.c, own.M[k], at.keys, &at.ahead, at.memo(n, bundle, i, k, false));
       at.ahead.clear();
       want_keys(p, next, at.ahead);
       if (k + 2 == chunks) want_queries(p, next, at.ahead);  // there the way back begins
@@ -166,7 +168,7 @@ void reverse_sweep(const Problem& p, const Sizes<T>& n, const Bundle& bundle, co
     }
     segment_states(p, n, bundle, begin, chunks, at);
     for (Index k = chunks; k-- > 0;)
-      for (Index i = 0; i < bundle.heads; ++i) reverse_chunk(p, n, bundle, i, begin, k, at);
+      for (Index i = 0; i < bundle.heads; ++i) reverse_chunk(p, n, bundle, i, begin, k, k + 1 < chunks, at);
   }
 }
 

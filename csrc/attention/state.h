@@ -45,13 +45,13 @@ void decay_state(const Weights<T>& w, const Sizes<T>& n, State<T>& state) {
 template <typename T>
 void absorb(const Keys<T>& keys, const Sizes<T>& n, State<T>& state, Ahead* ahead, bool empty) {
   if (!empty) decay_state(keys.weights, n, state);
-  const bool plain = keys.weights.plain;
-  const Left<T> left = plain && keys.turned ? Left<T>{keys.phi_t, n.ldc, 1} : Left<T>{keys.weighted, 1, n.ldf};
+  const bool none = keys.weights.none;
+  const Left<T> left = none && keys.turned ? Left<T>{keys.phi_t, n.ldc, 1} : Left<T>{keys.weighted, 1, n.ldf};
   matmul(n.f, n.e, keys.rows, left, keys.v, keys.ldv, state.S, n.lde, !empty, ahead);
   for (Index j = 0; j < n.f; j += width<T>) {
     Vec<T> z = load(state.z + j);
-    if (plain) z += load(keys.sums + j);
-    for (Index i = 0; !plain && i < keys.rows; ++i) z += load(keys.weighted + i * n.ldf + j);
+    if (none) z += load(keys.sums + j);
+    for (Index i = 0; !none && i < keys.rows; ++i) z += load(keys.weighted + i * n.ldf + j);
     store(state.z + j, z);
   }
   state.M = keys.weights.M_out;

@@ -108,7 +108,7 @@ template <typename T>
 void features_of(const Step& p, const Projected<T>& projected, const View& input, Index b, Index head, Index g, T* x, T* to, T* scale) {
   if (!projected) return load_features(p.map, input, b, head, 0, 1, p.f, to, whole<T>(p.f), scale);
   load_tile(input, b, head, 0, 1, p.d, x, projected.ldd);
-  projected.features(b, g, 1, x, to, scale, nullptr);
+  projected.features(b, g, 1, {x, projected.ldd}, to, scale, nullptr);
 }
 
 template <typename T>

@@ -45,7 +45,9 @@ TARNN_INLINE T log_keep(T d, T M_before, T M) {
 
 template <typename T>
 struct Weights {
-  bool plain;     // all factors are 1 and nothing below is there
+  bool none;      // the call has no weights: nothing below is there
+  bool plain;     // all factors of the chunk are 1
+  bool within;    // u is a factor of the tile of features and not of `pair` and `key`
   bool channels;  // a, query, key have a row of f for each position, keep is one; else they are one number each
   T *a, *u;       // (c[, f]), (c)
   T *pair;        // (c × c) rows of ldc, by whole vectors up to the diagonal; none where not causal
@@ -69,17 +71,30 @@ TARNN_INLINE bool is_masked(const Problem& p, Index row, Index time) {
 }
 
 /// Factors without channels, each from one exponent, which is summed term by term. Comes with the logarithms of a in `query`
-/// and of u in `u`. All are beside M, for log-weights are large, and a rounding of one would count.
+/// and of u in `u`. All are beside M, for log-weights are large, and a rounding of one would count. Where M stays as it is
+/// and u is within the features, all of them are 1 and not made. (They would be exactly 1, so no bit depends on that.)
 template <typename T>
 void scalar_weights(Index rows, Index ldc, bool causal, Weights<T>& out) {
   const Index c = whole<T>(rows);
+  out.plain = out.within;
+  for (Index i = 0; i < rows; ++i) {
+    out.plain = out.plain && out.query[i] == 0;
+    if (out.within) out.key[i] = 0;
+    else out.key[i] = out.u[i];
+  }
+  if (out.within)
+    for (Index i = 0; i < c; i += width<T>) store(out.u + i, exp_nonpositive(load(out.u + i)));
+  if (out.plain) {
+    out.keep[0] = 1;
+    return;
+  }
   T* seen = out.a;  // log-weight of each key beside M, as position i sees it
   for (Index j = 0; j < c; ++j) seen[j] = minus_infinity<T>;
   T total = 0;
   for (Index i = 0; i < rows; ++i) {
     const T d = out.query[i];
     for (Index j = 0; d != 0 && j <= i; j += width<T>) store(seen + j, load(seen + j) + d);
-    seen[i] = out.u[i];
+    seen[i] = out.key[i];
     if (causal)
       for (Index j = 0; j <= i; j += width<T>) store(out.pair + i * ldc + j, exp_nonpositive(load(seen + j)));
     out.query[i] = total += d;
@@ -94,7 +109,7 @@ template <typename T>
 void chunk_weights(const Problem& p, const Stretch& s, Index time, Index rows, const T* scale, T M, Index ldf,
                    Index ldc, Weights<T>& out) {
   out.M_out = M;
-  if (out.plain) return;
+  if (out.none) return;
   const Index x = p.channels ? ldf : 1, c = whole<T>(rows);
   if (p.log_decay) load_tile(p.log_decay, s.row, s.head, time, rows, p.channels ? p.f : 1, out.a, p.channels ? ldf : ldc);
   for (Index i = 0; i < rows; ++i) {
