@@ -72,12 +72,12 @@ def test_ways(mode, way, divided):
         holds(mode, **SIZES | {"way": way, "t": 37, "s": 37, "r": 1} | of_channels(mode), seed=3)
 
 
-@pytest.mark.parametrize("t", [1, 32])
+@pytest.mark.parametrize("t", [0, 1, 32])
 def test_lengths(t):
     holds("decay a token, weighted", **SIZES | {"t": t, "s": t})
 
 
-@pytest.mark.parametrize("widths", [(1, 1), (16, 65), (130, 3)])  # blocks of values, of features
+@pytest.mark.parametrize("widths", [(1, 1), (16, 65), (130, 3), (256, 2)])  # blocks of values, of features
 def test_widths(widths):
     d, e = widths
     holds("causal", **SIZES | {"d": d, "e": e, "r": 1, "t": 17, "s": 17})
