@@ -35,6 +35,7 @@ TABLE = json.loads((Path(gpu_resources.__file__).parent / "results/gpu_resources
         ("outputs", ("random features", "bfloat16", 128, "sm_90")),
         ("value_gradients", ("plain", "float32", 256, "sm_80")),
         ("decay_gradients", ("decay a token", "float32", 128, "sm_89")),
+        ("outputs", ("random features", "float32", 64, "gfx942")),
     ],
     ids=str,
 )
@@ -45,7 +46,7 @@ def test_a_kernel_compiles_for_a_gpu_that_is_not_there(kernel, cell):
     )
     assert not found.wrong
     assert found.tensor_core > 0
-    assert 0 < found.registers <= 255
+    assert 0 < found.registers <= 256
 
 
 def test_the_table_has_no_kernel_outside_of_the_gate_without_a_reason():

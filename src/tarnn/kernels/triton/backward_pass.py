@@ -13,6 +13,8 @@ from tarnn.kernels.triton.launch import PLAIN, ROWS, Launches
 from tarnn.kernels.triton.parts import parts_of
 from tarnn.kernels.triton.rows import in_rows, strides
 
+FEW_VALUES = 32  # of a state before and of one behind, which `decay_gradients` holds at once
+
 
 def backward(call: Call, returned: Returned) -> Gradients:
     grads = call.new_gradients(returned.wants_projection)
@@ -161,7 +163,7 @@ class Backward:
         """Shares of heads and of blocks of features, then their sum."""
         launches, plan, tile = self.launches, self.launches.of_keys, self._tile()
         b, h, t, g, _, f, _ = launches.sizes
-        tile["BE"] = min(tile["BE"], ROWS)
+        tile["BE"] = min(tile["BE"], FEW_VALUES)
         blocks = triton.cdiv(f, tile["BF"])
         shape = (1, b, h, t, f) if self.call.has_channels else (blocks, b, h, t)
         shares = launches.wide(*shape)
