@@ -67,7 +67,7 @@ def compile_backward(call: Call) -> None:
 
 def _backward(few: Call) -> None:
     outputs: Any = few.new_outputs()
-    S, z, M = (None, None, None) if few.causal else outputs[2:]
+    S, z, M = (None, None, None) if few.causal else (outputs.S, outputs.z, outputs.M)
     projected = few.omega is not None
     returned = Returned(outputs.o, None, None, outputs.o, outputs.den, S, z, M, projected)
     Backward(few, returned, few.new_gradients(projected), _Compiled).run()
