@@ -25,10 +25,15 @@ def norm_of(x, weight):
     return rms_norm(x, weight, 1e-6)
 
 
+def inverse_rms(x, weight):
+    return (x.square().mean(-1) + 1e-6).rsqrt()
+
+
 CASES = [
     (norm_of, lambda x, w: formula_of_norm(x, w, 1e-6), lambda shape: (shape, shape[-1:])),
     (swiglu, formula_of_swiglu, lambda shape: (shape, shape)),
 ]
+FACTORS = [inverse_rms, lambda gate, up: torch.ones(())]  # what else is a factor of a case's gradients
 
 
 def with_gradients(f, inputs, grad):
@@ -38,8 +43,12 @@ def with_gradients(f, inputs, grad):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(("f", "formula", "shapes"), CASES, ids=["rms_norm", "swiglu"])
-def test_values_and_gradients_are_those_of_the_formula(f, formula, shapes, shape):
+@pytest.mark.parametrize(
+    ("f", "formula", "shapes", "factor"),
+    [(*case, x) for case, x in zip(CASES, FACTORS)],
+    ids=["rms_norm", "swiglu"],
+)
+def test_values_and_gradients_are_those_of_the_formula(f, formula, shapes, factor, shape):
     """In float64 to the last digits; in float32 the error is at most twice that of PyTorch's own operations.
 
     Where it may be less than a rounding of the terms that a gradient is summed of: those are as large as their factors.
@@ -53,7 +62,8 @@ def test_values_and_gradients_are_those_of_the_formula(f, formula, shapes, shape
     expected = with_gradients(formula, [x.double() for x in small], grad.float().double())
     with library.disabled():
         plain = with_gradients(f, small, grad.float())
-    size = math.prod(max(x.abs().amax().item(), 1.0) for x in (*small, grad)) if grad.numel() else 0.0
+    factors = (*small, grad, factor(*small))
+    size = math.prod(max(x.abs().amax().item(), 1.0) for x in factors) if grad.numel() else 0.0
     for x, y, z in zip(with_gradients(f, small, grad.float()), expected, plain):
         tiny = torch.finfo(torch.float32).eps * size
         assert (x - y).norm() <= 2 * (z - y).norm() + tiny
