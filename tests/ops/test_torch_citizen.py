@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tarnn import feature_maps
 from tarnn.kernels.cpu import library
 from tarnn.ops import LinearState, linear_attention, step
-from tarnn.ops.registration import backward_op, linear_attention_op
+from tarnn.ops.registration import _with_digest, backward_op, linear_attention_op
 
 EXP = feature_maps.Exp()
 
@@ -249,3 +249,12 @@ def test_step_exports():
     exported = torch.export.export(Step(), tuple(args)).module()
     for x, y in zip(exported(*args), Step()(*args)):
         assert relative_error(x, y) < 1e-13
+
+
+@pytest.mark.parametrize("operator", [linear_attention_op, backward_op])
+def test_a_graph_compiled_for_another_schema_is_not_found_again(operator):
+    """torch.compile's caches on disk tell operators apart by their names alone."""
+    full = operator._opoverload._schema
+    own, other = f"{full}".split("(", 1)[1], f"{full.name}".rsplit("_", 1)
+    assert _with_digest("name", f"({own}") == f"tarnn::name_{other[1]}"
+    assert _with_digest("name", f"({own}") != _with_digest("name", f"(bool more, {own}")

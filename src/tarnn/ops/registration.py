@@ -1,10 +1,11 @@
 """Linear attention as a torch operator: schema, shapes without data, first and second derivative.
 
-`tarnn::linear_attention` is opaque to torch.compile, which sees only its schema and fake kernel; inside, the backend
-that `tarnn.kernels.backends` chooses does the work. Calls that nothing traces go past the operator, which costs hundreds
-of microseconds, forward and backward: more than the arithmetic of a short sequence.
+`tarnn::linear_attention` (a digest of its schema follows in the name) is opaque to torch.compile, which sees only its schema
+and fake kernel; inside, the backend that `tarnn.kernels.backends` chooses does the work. Calls that nothing traces go past
+the operator, which costs hundreds of microseconds, forward and backward: more than the arithmetic of a short sequence.
 """
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,7 +55,17 @@ def _wants_gradient(call: Call) -> bool:
 # --- the operators
 
 
-@torch.library.custom_op("tarnn::linear_attention", mutates_args=(), schema=schema(Call, results=Outputs))
+def _with_digest(name: str, of_schema: str) -> str:
+    """The name of an operator. torch.compile's caches on disk know operators by name alone: without a digest in it, graphs that
+    were compiled for another schema, by another version of the library, would be called."""
+    return f"tarnn::{name}_{zlib.crc32(of_schema.encode()):08x}"
+
+
+_FORWARD = schema(Call, results=Outputs)
+_BACKWARD = schema(Returned, Call, results=Gradients)
+
+
+@torch.library.custom_op(_with_digest("linear_attention", _FORWARD), mutates_args=(), schema=_FORWARD)
 def linear_attention_op(*inputs):
     call = Call(*inputs)
     outputs = choose(call).forward(call)
@@ -69,7 +80,7 @@ def _(*inputs):
 
 
 @torch.library.custom_op(
-    "tarnn::linear_attention_backward", mutates_args=(), schema=schema(Returned, Call, results=Gradients)
+    _with_digest("linear_attention_backward", _BACKWARD), mutates_args=(), schema=_BACKWARD
 )
 def backward_op(*inputs):
     returned, call = returned_call(inputs)
@@ -125,7 +136,7 @@ def _gradients(ctx, grad_o, grad_S, grad_z, wants_projection: bool, by: Callable
 
 
 def _by_operator(call: Call, returned: Returned) -> Gradients:
-    grads = Gradients(*torch.ops.tarnn.linear_attention_backward(*returned, *call))
+    grads = Gradients(*backward_op(*returned, *call))
     return grads if returned.wants_projection else grads._replace(omega=None, bias=None)
 
 
@@ -138,7 +149,7 @@ def _for_inputs(grads: Sequence, record: Any) -> tuple:
     return (*grads, *[None] * (len(record._fields) - len(grads)))
 
 
-torch.library.register_autograd("tarnn::linear_attention", _backward, setup_context=_save_for_backward)
+linear_attention_op.register_autograd(_backward, setup_context=_save_for_backward)
 
 
 class _Attention(torch.autograd.Function):
@@ -208,6 +219,4 @@ def _grad(outputs: list, inputs: list, grads: list, create_graph: bool) -> list[
     return [None if x is None else next(each) for x in inputs]
 
 
-torch.library.register_autograd(
-    "tarnn::linear_attention_backward", _double_backward, setup_context=_save_for_double_backward
-)
+backward_op.register_autograd(_double_backward, setup_context=_save_for_double_backward)
