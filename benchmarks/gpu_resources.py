@@ -103,10 +103,7 @@ def call_of(mode: str, dtype: str, width: int) -> Call:
 def whole_call(call: Call) -> None:
     """Forward, backward and a step."""
     outputs = triton.forward(call)
-    behind = (None, None, None) if call.causal else outputs[2:]
-    triton.backward(
-        call, Returned(outputs.o, None, None, outputs.o, outputs.den, *behind, call.omega is not None)
-    )
+    triton.backward(call, Returned.of(call, outputs, outputs.o))
     if call.causal:
         first = {
             name: x[:, :, :1]
@@ -178,7 +175,7 @@ def measure(options, results: dict[str, list[Compiled]], keep) -> None:
     known, missing = earlier(options.out / "gpu_resources.json"), wanted(options)
     for identity in missing.keys() & known.keys():
         _, cells = missing.pop(identity)
-        found.append(replace(known[identity], calls=[", ".join(map(str, cell[:3])) for cell in cells]))
+        found.append(replace(known[identity], calls=names_of(cells)))
     found += [row for row in known.values() if row.gpu not in options.gpus]
     print(f"{len(found)} are compiled, {len(missing)} are to be", flush=True)
     keep()
@@ -188,10 +185,14 @@ def measure(options, results: dict[str, list[Compiled]], keep) -> None:
             results["left"] = [", ".join([x.name, *map(str, cells[0])]) for x, cells in left]
             break
         last = compile_one(kernel, *cells[0])
-        found.append(replace(last, calls=[", ".join(map(str, cell[:3])) for cell in cells]))
+        found.append(replace(last, calls=names_of(cells)))
         print(kernel.name, *cells[0], f"{last.seconds} s", last.wrong or "ok", flush=True)
         if done % 5 == 0:
             keep()
+
+
+def names_of(cells: list[tuple[str, str, int, str]]) -> list[str]:
+    return [", ".join(map(str, cell[:3])) for cell in cells]
 
 
 def wanted(options) -> dict[str, tuple[Specialised, list[tuple[str, str, int, str]]]]:

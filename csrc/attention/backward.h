@@ -19,10 +19,9 @@ struct Head {
 };
 
 /// Chunks in the longest segment.
-inline Index most_chunks(const Problem& p) {
-  Index most = 1;
-  for (Index i = 0; p.causal && i < p.keys.count; ++i) most = std::max(most, p.keys.at[i].end - p.keys.at[i].begin);
-  return (smaller(most, p.causal ? p.segment : 1) + p.chunk - 1) / p.chunk;
+template <typename T>
+Index most_chunks(const Problem& p, const Sizes<T>& n) {
+  return p.causal ? (smaller(n.longest, p.segment) + n.c - 1) / n.c : 1;
 }
 
 template <typename T>
@@ -37,7 +36,7 @@ struct BackwardScratch {
   Ahead ahead;
   BackwardScratch(Scratch& scratch, const Problem& p, const Sizes<T>& n, Index count) : keys(take_keys(scratch, p, n)) {
     const bool none = keys.weights.none;
-    const Index states = most_chunks(p);
+    const Index states = most_chunks(p, n);
     queries = take_queries(scratch, p, n, none);
     heads = scratch.take<Head<T>>(count);
     for (Index i = 0; i < count; ++i) {

@@ -9,7 +9,7 @@ namespace TARNN_ISA {
 template <typename T>
 struct Sizes {
   Index f, e, c, ldf, lde, ldc;
-  Index longest = 0;  // stretch of keys
+  Index longest = 1;  // stretch of keys, in positions
   Projected<T> projected;
   explicit Sizes(const Problem& p)
       : f(p.f), e(p.e), c(p.chunk), ldf(padded<T>(p.f)), lde(padded<T>(p.e)), ldc(padded<T>(p.chunk)),

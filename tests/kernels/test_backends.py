@@ -51,11 +51,9 @@ VARIANTS = [
 
 def all_results(backend, call: Call) -> tuple[Outputs, Gradients]:
     outputs = backend.forward(call)
-    behind = (None, None, None) if call.causal else outputs[2:5]
     grad_o = torch.ones(1, 1, 1, 1, dtype=call.v.dtype).expand(outputs.o.shape)
     grads = (torch.randn_like(outputs.S), torch.randn_like(outputs.z))
-    returned = Returned(grad_o, *grads, outputs.o, outputs.den, *behind, call.omega is not None, outputs.kept)
-    found = backend.backward(call, returned)
+    found = backend.backward(call, Returned.of(call, outputs, grad_o, *grads))
     # a backend may make gradients of a state that nobody gave, or not
     return outputs, Gradients(*found.wanted(call))
 
@@ -90,10 +88,7 @@ def test_results_look_alike_whoever_computes_them_and_as_the_fakes_promise(optio
         fake = Call(*[mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in call])
         promised = linear_attention_op(*fake)
         assert looks(promised) == looks(outputs[:5])  # what a backend keeps for itself is no result
-        behind = [None] * 3 if call.causal else promised[2:]
-        returned = Returned(
-            promised[0], promised[2], promised[3], *promised[:2], *behind, call.omega is not None
-        )
+        returned = Returned.of(call, Outputs(*promised), promised[0], promised[2], promised[3])
         found = backward_op(*returned, *fake)
     there = [(x, y) for x, y in zip(found, grads) if y is not None]
     assert looks([x for x, _ in there]) == looks([y for _, y in there])

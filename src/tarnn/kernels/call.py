@@ -171,6 +171,21 @@ class Returned(NamedTuple):
     wants_projection: bool
     kept: Tensor | None = None  # as in the outputs
 
+    @classmethod
+    def of(
+        cls,
+        call: Call,
+        outputs: Outputs,
+        grad_o: Tensor,
+        grad_S: Tensor | None = None,
+        grad_z: Tensor | None = None,
+    ) -> "Returned":
+        """These gradients of a call's outputs, with what it kept of them; gradients of all that it was given are wanted."""
+        S, z, M = (None, None, None) if call.causal else (outputs.S, outputs.z, outputs.M)
+        projected = call.omega is not None
+        assert outputs.den is not None, "a forward pass for backward gives denominators"
+        return cls(grad_o, grad_S, grad_z, outputs.o, outputs.den, S, z, M, projected, outputs.kept)
+
 
 class Gradients(NamedTuple):
     """A tensor for each of the first fields of a call; None for those that it doesn't have, or that nobody wants."""

@@ -17,7 +17,7 @@ def room_like(x: Tensor) -> Tensor:
     is done with each number; with pages of 4 KB a tenth to a third of the time goes into finding them.
     TARNN_LARGE_PAGES=off asks for none.
     """
-    if not _has_large_pages(x):
+    if not _fills_large_pages(x):
         return torch.zeros_like(x, memory_format=torch.contiguous_format)
     memory = mmap.mmap(-1, x.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel that was built without them
@@ -25,7 +25,11 @@ def room_like(x: Tensor) -> Tensor:
     return torch.frombuffer(memory, dtype=x.dtype).view(x.shape)
 
 
-def _has_large_pages(x: Tensor) -> bool:
+def large_pages() -> bool:
+    """Whether memory is to be asked for in large pages: where the system has them, unless TARNN_LARGE_PAGES=off."""
+    return hasattr(mmap, "MADV_HUGEPAGE") and os.environ.get("TARNN_LARGE_PAGES") != "off"
+
+
+def _fills_large_pages(x: Tensor) -> bool:
     plain = type(x) is Tensor and x.device.type == "cpu" and not torch.compiler.is_compiling()
-    wanted = hasattr(mmap, "MADV_HUGEPAGE") and os.environ.get("TARNN_LARGE_PAGES") != "off"
-    return plain and wanted and x.nbytes >= LARGE_PAGE
+    return plain and x.nbytes >= LARGE_PAGE and large_pages()

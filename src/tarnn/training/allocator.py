@@ -2,14 +2,14 @@
 
 import ctypes
 import mmap
-import os
 import sys
+
+from tarnn.ops.room import LARGE_PAGE, large_pages
 
 # of glibc's malloc.h
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 KEPT = 1 << 29  # bytes at the end of the heap that are kept rather than given back
 MAPPED = 1 << 25  # bytes from which a block has pages of its own: the most that glibc would come to by itself
-LARGE_PAGE = 1 << 21
 TOP_PAD = 1 << 17  # glibc's own: bytes by which the heap grows beyond what is asked for
 
 
@@ -27,7 +27,7 @@ def keep_freed_memory() -> None:
         return
     mallopt(M_MMAP_THRESHOLD, MAPPED)
     mallopt(M_TRIM_THRESHOLD, KEPT)
-    if hasattr(mmap, "MADV_HUGEPAGE") and os.environ.get("TARNN_LARGE_PAGES") != "off":
+    if large_pages():
         mallopt(M_TOP_PAD, KEPT - MAPPED)  # less, or freeing the last block would give all of it back
         begin, end = grown_heap(libc)
         mallopt(M_TOP_PAD, TOP_PAD)

@@ -67,10 +67,8 @@ def compile_backward(call: Call) -> None:
 
 def _backward(few: Call) -> None:
     outputs: Any = few.new_outputs()
-    S, z, M = (None, None, None) if few.causal else (outputs.S, outputs.z, outputs.M)
-    projected = few.omega is not None
-    returned = Returned(outputs.o, None, None, outputs.o, outputs.den, S, z, M, projected)
-    Backward(few, returned, few.new_gradients(projected), _Compiled).run()
+    returned = Returned.of(few, outputs, outputs.o)
+    Backward(few, returned, few.new_gradients(returned.wants_projection), _Compiled).run()
 
 
 def _compile(call: Call, way: str, launch: Callable[[Call], object]) -> None:
