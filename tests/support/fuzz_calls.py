@@ -259,9 +259,11 @@ class Call:
         o, state = getattr(self, "_" + way.replace(" ", "_"))(q, k, v, options)
         return self._results(o, state.S, state.z, state.M, leaves if way != "stepped in place" else [])
 
-    def definition(self, dtype: torch.dtype, outputs_kept_in: torch.dtype | None = None) -> list[Tensor]:
+    def definition(
+        self, dtype: torch.dtype, outputs_kept_in: torch.dtype | None = None, off_by: float = 0.0
+    ) -> list[Tensor]:
         """As `ops/reference.py` computes it in `dtype`, sequence after sequence. Gradients may be made of outputs that were
-        kept in a narrower dtype."""
+        kept in a narrower dtype, and were off by this share of them."""
         a, leaves = self.drawn, [x.detach().to(dtype, copy=True).requires_grad_() for x in self.inputs]
         q, k, v, *rest = leaves
         options = dict(zip(self.names, rest))
@@ -278,7 +280,7 @@ class Call:
         o = torch.cat([piece[0] for piece in pieces], dim=2)
         if outputs_kept_in and a.normalize:
             den = torch.cat([self._denominators(*part) for part in parts], dim=2)
-            lost = (o.to(outputs_kept_in).to(dtype) - o).detach()
+            lost = ((o * (1 + off_by)).to(outputs_kept_in).to(dtype) - o).detach()
             o = o - lost * (
                 den.log() - den.log().detach()
             )  # the same o, whose gradient of den is −o/den with o as kept
