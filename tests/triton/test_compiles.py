@@ -16,7 +16,7 @@ from gpu_compiler import Resources
 from gpu_resources import Compiled
 
 from tarnn import linear_attention
-from tarnn.kernels.triton import first_call, forward_kernels
+from tarnn.kernels.triton import first_call, forward_kernels, launch
 
 pytestmark = pytest.mark.skipif(gpu_compiler.INTERPRETED, reason="kernels are interpreted here")
 FORWARD = {"state_sums", "prefix", "outputs"}
@@ -47,6 +47,14 @@ def test_a_kernel_compiles_for_a_gpu_that_is_not_there(kernel, cell):
     assert not found.wrong
     assert found.tensor_core > 0
     assert 0 < found.registers <= 256
+
+
+def test_a_kernel_that_wants_too_much_tensor_memory_is_seen(monkeypatch):
+    """Triton compiles it without a word, to one instruction that stops."""
+    monkeypatch.setattr(launch, "ROWS", 128)
+    cell = "random features", "bfloat16", 256, "sm_100"
+    kernel = next(x for x in gpu_resources.kernels_of(*cell) if x.name == "row_scales")
+    assert gpu_resources.compile_one(kernel, *cell).wrong == "544 columns of tensor memory, of 512"
 
 
 def test_the_table_has_no_kernel_outside_of_the_gate_without_a_reason():

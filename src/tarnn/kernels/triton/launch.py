@@ -25,7 +25,7 @@ PRODUCTS = {
     torch.bfloat16: (triton.language.bfloat16, "ieee"),
     torch.float16: (triton.language.float32, "tf32"),
 }
-ROWS = 64  # of tiles that nothing is multiplied in
+ROWS = 64  # of tiles beside which no state is held
 # how the kernels without products are compiled, whatever the widths: so they are few
 PLAIN = {"num_warps": 4, "num_stages": 1}
 PREFIX = 1024
@@ -159,13 +159,16 @@ class Launches:
         """Of exp: each row's largest exponent."""
         if self.call.function != "exp":
             return
-        b, h, t, g, s, *_ = self.sizes
+        b, h, t, g, s, f, _ = self.sizes
+        rows = (
+            ROWS if f <= 128 else ROWS // 2
+        )  # two tiles of 64 × 256 are more than Blackwell's tensor memory holds
         for name, heads, length in (("q", h, t), ("k", g, s)):
             scale = self.wide(b, heads, length)
             of = {x: self.values[f"{name}_{x}"] for x in "bht"}
             self.run(
-                weights.row_scales, (triton.cdiv(length, ROWS), heads, b), x=self.values[name], scale=scale,
-                x_b=of["b"], x_h=of["h"], x_t=of["t"], T=length, H=heads, R=heads // g, C=ROWS,
+                weights.row_scales, (triton.cdiv(length, rows), heads, b), x=self.values[name], scale=scale,
+                x_b=of["b"], x_h=of["h"], x_t=of["t"], T=length, H=heads, R=heads // g, C=rows,
             )  # fmt: skip
             self.values[f"scale_{name}"] = scale
         self.values["scale"] = self.values["scale_k"]
