@@ -65,7 +65,7 @@ def configuration(
         CHUNK_WITH_CHANNELS if channels else chunk,
         by(features, values),
         by(values, features),
-        4 if wide <= 64 else 8,
+        4 if wide <= 64 and not channels else 8,  # decays per channel need registers of their own
         2 if shared > 160 else 1,
     )
 
