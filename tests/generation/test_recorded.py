@@ -1,5 +1,7 @@
 """A recorded step is the model's step. Recording is a GPU's; here what would be recorded is run again instead."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -14,10 +16,11 @@ from tarnn.models import TarnnConfig, TarnnForCausalLM
 def played_again(monkeypatch):
     """What is recorded runs as often as a recording does, and each time that it is played."""
 
-    def record(run):
-        for _ in range(recorded.WARM_UP + 1):
+    def record(run, undo):
+        for _ in range(recorded.WARM_UP):
             with torch.no_grad():
                 run()
+                undo()
         return run
 
     monkeypatch.setattr(recorded, "record", record)
@@ -56,6 +59,30 @@ def test_a_state_from_elsewhere_goes_on(played_again):
     assert made(loop) == first == made(expected)
 
 
+def test_the_warm_up_reads_no_position_that_the_model_does_not_have(played_again):
+    """There may be room for a single token more; on a GPU an index beyond a table of positions ends the process."""
+    expected, loop = (make_loop(position="learned", max_position_embeddings=8) for _ in range(2))
+    loop.step = recorded.RecordedStep(loop)
+    assert made(loop, 1) == made(expected, 1)
+    assert loop.state.position.item() == 8
+
+
+def test_a_step_is_recorded_on_the_device_of_the_model(monkeypatch):
+    """Which need not be the current one, whose streams would record nothing."""
+    loop, entered, during = make_loop(), [], []
+
+    @contextmanager
+    def device_of(x):
+        entered.append(x.device)
+        yield
+        entered.pop()
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(recorded, "record", lambda run, undo: during.extend(entered))
+    recorded.RecordedStep(loop)
+    assert during == [loop.model.device]
+
+
 def test_where_there_is_no_gpu_nothing_is_recorded():
     assert "not on a GPU" in recorded.cannot_record(make_loop())
     model = TarnnForCausalLM(
@@ -68,7 +95,7 @@ def test_where_there_is_no_gpu_nothing_is_recorded():
 def test_a_step_that_cannot_be_recorded_is_taken_as_it_is(played_again, monkeypatch):
     said, loop = [], make_loop()
 
-    def refuse(run):
+    def refuse(run, undo):
         raise RuntimeError("operation not permitted when stream is capturing\nadvice")
 
     monkeypatch.setattr("tarnn.cli.step.refusal", lambda model: "as if on a GPU")

@@ -36,8 +36,8 @@ class RecordedStep:
         self.token = torch.zeros_like(self.state.position)
         kept = self.state.clone()
         self.logits: Any = None
-        self.play = record(self._run)
-        self._load(kept)  # the warm-up went on
+        with torch.cuda.device_of(self.token):  # streams and graphs are of the current device
+            self.play = record(self._run, lambda: self._load(kept))
 
     def _run(self) -> None:
         self.logits, self.state = self.model.step(self.token, self.state, inplace=True)
@@ -56,13 +56,14 @@ class RecordedStep:
 
 
 @torch.no_grad()
-def record(run: Callable[[], None]) -> Callable[[], object]:
-    """What plays again the kernels that `run` launches, on the tensors that it used."""
+def record(run: Callable[[], None], undo: Callable[[], None]) -> Callable[[], object]:
+    """What plays again the kernels that `run` launches, on the tensors that it used, which are then as they were."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARM_UP):
             run()
+            undo()  # a position further on may be beyond the model's last
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
