@@ -66,6 +66,8 @@ class TarnnForConditionalGeneration(TarnnPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.encoder = TarnnModel(config.encoder())
         self.decoder = TarnnDecoder(config)
+        if config.tie_word_embeddings:  # one module: FSDP2 refuses a weight that two groups of modules own
+            self.encoder.embed_tokens = self.decoder.embed_tokens
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
