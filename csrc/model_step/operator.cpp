@@ -131,8 +131,9 @@ Index job_phases(const Stack& s) { return 12 * s.num_layers + 4; }
 
 /// A step, and all that its threads look at outside of tasks: a late one does when the step is long over.
 struct StackJob : Job {
-  StackJob(const Stack& stack, std::vector<Layer> of_layers, std::vector<Rotation> of_rotations, Index num_phases)
-      : Job(num_phases), layers(std::move(of_layers)), rotations(std::move(of_rotations)), s(stack), kernel(*kernels().stack) {
+  StackJob(const Stack& stack, std::vector<Layer> of_layers, std::vector<Rotation> of_rotations, Index num_phases,
+           Index num_members)
+      : Job(num_phases, num_members), layers(std::move(of_layers)), rotations(std::move(of_rotations)), s(stack), kernel(*kernels().stack) {
     s.layers = layers.data(), s.rotations = rotations.data();
   }
   std::vector<Layer> layers;
@@ -144,7 +145,8 @@ struct StackJob : Job {
 /// Runs blocks of rows one after the other, each through all layers by all threads together.
 void run(const Stack& s, std::vector<Layer> layers, std::vector<Rotation> rotations, Index threads) {
   const Index each = std::min(s.b, most_rows * ((threads + 15) / 16)), blocks = (s.b + each - 1) / each;
-  const auto job = std::make_shared<StackJob>(s, std::move(layers), std::move(rotations), threads > 1 ? blocks * job_phases(s) : 0);
+  const Index num_phases = threads > 1 ? blocks * job_phases(s) : 0;
+  const auto job = std::make_shared<StackJob>(s, std::move(layers), std::move(rotations), num_phases, threads);
   const std::size_t room = job->kernel.room(job->s, each), own = job->kernel.own_room(job->s);
   const std::size_t bytes = room + own * static_cast<std::size_t>(threads);
   thread_local ThreadMemory memory;
@@ -155,7 +157,7 @@ void run(const Stack& s, std::vector<Layer> layers, std::vector<Rotation> rotati
     char* mine = block + room + own * static_cast<std::size_t>(i);
     for (Index at = 0; at < s.b; at += each) job->kernel.run(s, at, std::min(each, s.b - at), block, mine, member);
   };
-  run_job(job, threads);
+  run_job(job);
 }
 
 const float* data(const Maybe& x) { return x ? static_cast<const float*>(x->const_data_ptr()) : nullptr; }

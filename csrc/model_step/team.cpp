@@ -53,7 +53,8 @@ class Helpers {
         const std::lock_guard<std::mutex> lock(mutex_);
         job = job_;
       }
-      job->work(member, Team::Member(job->team));
+      // woken for another job, of more members, this one may find a smaller one
+      if (member < job->members) job->work(member, Team::Member(job->team));
     }
   }
 
@@ -100,9 +101,9 @@ class Prudence {
 
 }  // namespace
 
-void run_job(const std::shared_ptr<Job>& job, Index threads) {
+void run_job(const std::shared_ptr<Job>& job) {
   thread_local Prudence prudence;
-  const Index allowed = prudence.allowed(threads);
+  const Index allowed = prudence.allowed(job->members);
   if (allowed > 1) helpers().offer(job, allowed - 1);
   const Clock::time_point began = Clock::now();
   job->work(0, Team::Member(job->team));

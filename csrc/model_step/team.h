@@ -89,15 +89,16 @@ class Team {
 };
 
 /// What a team does. Helpers that come late find all tasks taken; they may still hold it when the step is long over, so
-/// it owns all that is looked at outside of tasks.
+/// it owns all that is looked at outside of tasks. It has members 0 … members − 1: memory for no more of them.
 struct Job {
-  explicit Job(Index num_phases) : team(num_phases) {}
+  Job(Index num_phases, Index num_members) : team(num_phases), members(num_members) {}
   Team team;
+  Index members;
   std::function<void(Index member, Team::Member)> work;
 };
 
-/// work(0) on this thread, and work(1), work(2) … on helpers, as far as they come: up to `threads` in all, fewer for a
+/// work(0) on this thread, and work(1), work(2) … on helpers, as far as they come: up to the job's members in all, fewer for a
 /// while after one was held up. Returns when this thread is through.
-void run_job(const std::shared_ptr<Job>& job, Index threads);
+void run_job(const std::shared_ptr<Job>& job);
 
 }  // namespace tarnn

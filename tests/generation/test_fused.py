@@ -315,6 +315,25 @@ def test_another_state_is_seen():
 
 
 @compiled
+@pytest.mark.parametrize("change", ["written to", "replaced by others", "of another type"])
+def test_changed_weights_are_refused(change):
+    """By the first step with another state, rather than left out without a word; a sequence that has begun goes on."""
+    model = text_model()
+    step, token, begun = FusedStep(model), torch.tensor([3]), model.new_state(1)
+    step(token, begun, inplace=True)
+    if change == "written to":
+        with torch.no_grad():
+            model.model.norm.weight.mul_(2)
+    elif change == "replaced by others":
+        model.load_state_dict({name: 2 * x for name, x in model.state_dict().items()})
+    else:
+        model.to(torch.bfloat16)
+    step(token, begun, inplace=True)
+    with pytest.raises(ValueError, match="they have changed"):
+        step(token, model.new_state(1).map(lambda x: x.float() if x.is_floating_point() else x))
+
+
+@compiled
 def test_what_does_not_fit_is_refused_before_anything_is_written():
     model = text_model(position="learned", max_position_embeddings=3)
     step, state = FusedStep(model), model.new_state(2)

@@ -22,13 +22,31 @@ def stepped(step, state=None, steps=12, batch=20):
 
 
 def test_steps_of_several_callers_at_once_don_t_mix(with_threads):
-    """Helpers go to whoever called last; the others do without them."""
+    """Helpers go to whoever called last; the others do without them. Each caller has another number of threads: a helper that one
+    has woken may find a job of another, which has no memory for so many."""
     torch.manual_seed(0)
     step = FusedStep(TarnnForCausalLM(TarnnConfig(hidden_size=72, num_attention_heads=3)).eval())
     with with_threads(1):
         expected = stepped(step)
-    with ThreadPoolExecutor(3, initializer=torch.set_num_threads, initargs=(3,)) as callers:
-        for out in callers.map(lambda _: stepped(FusedStep(step.model)), range(6)):
+
+    def rounds(threads):
+        torch.set_num_threads(threads)
+        own = FusedStep(step.model)
+        return [stepped(own) for _ in range(8)]
+
+    with ThreadPoolExecutor(4) as callers:
+        for outs in callers.map(rounds, [2, 12, 3, 12]):
+            assert all(torch.equal(out, expected) for out in outs)
+
+
+def test_one_step_has_several_callers():
+    """Each with a state of its own, whatever state another brings in between."""
+    torch.manual_seed(0)
+    config = TarnnConfig(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, attention="softmax")
+    step = FusedStep(TarnnForCausalLM(config).eval())
+    expected = stepped(step, step.model.new_state(20, 12))
+    with ThreadPoolExecutor(3) as callers:
+        for out in callers.map(lambda _: stepped(step, step.model.new_state(20, 12)), range(30)):
             assert torch.equal(out, expected)
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from support.attention_cases import Case, relative_error
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 from tarnn import feature_maps
 from tarnn.kernels.cpu import library
@@ -209,6 +210,32 @@ def test_func_transforms():
         assert relative_error(x, y) < 1e-10
     each = torch.func.vmap(torch.func.grad(loss))(*(x.detach()[:, None] for x in tensors))
     assert relative_error(each[:, 0], grads[0]) < 1e-10
+
+
+@pytest.mark.parametrize("batched", [(0, None, None), (None, 0, None), (None, None, 0)])
+def test_vmap_over_one_input(batched):
+    """Whichever it is: the others are shared."""
+    case = Case(b=1, g=1, r=2, t=7)
+    several = [
+        torch.stack([x, x.flip(2)]) if axis == 0 else x for x, axis in zip((case.q, case.k, case.v), batched)
+    ]
+    outputs = torch.func.vmap(lambda *x: linear_attention(*x, causal=True), in_dims=batched)(*several)
+    for i, o in enumerate(outputs):
+        alone = [x[i] if axis == 0 else x for x, axis in zip(several, batched)]
+        assert relative_error(o, linear_attention(*alone, causal=True)) < 1e-10
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.parametrize("causal", [True, False])
+def test_forward_mode_derivatives(causal):
+    """Of dual tensors: a compiled kernel would compute their values and drop their tangents without a word."""
+    case = Case(b=1, g=1, r=2, t=7)
+    attend, given = (lambda *x: linear_attention(*x, causal=causal)), (case.q, case.k, case.v)
+    tangents = tuple(x.cos() for x in given)
+    with forward_ad.dual_level():
+        o = forward_ad.unpack_dual(attend(*(forward_ad.make_dual(*x) for x in zip(given, tangents))))
+    assert o.tangent is not None
+    assert relative_error(o.tangent, torch.func.jvp(attend, given, tangents)[1]) < 1e-10
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

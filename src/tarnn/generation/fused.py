@@ -102,7 +102,8 @@ class FusedStep:
 
     weights: float32 | bfloat16 | int8 | int4, how the layers' matrices are kept; the sums over them and all else are float32.
     With int8 and int4, each row of activations is rounded to bytes too (see `tarnn.kernels.cpu.stack`), and the head is bfloat16.
-    A change of the model's weights afterwards is not seen. One call at a time.
+    A step is of the weights that the model had when it was made; once they change, it refuses to begin with another state.
+    Several threads may call it at once, each with a state of its own.
 
     Raises ValueError for a model that has no fused step (`refusal`), and for an unknown format.
     """
@@ -123,8 +124,10 @@ class FusedStep:
             _head(model).out_features, min(limit or NO_LIMIT, NO_LIMIT), model.config.norm_eps,
             default_eps(torch.float32),
         )  # fmt: skip
-        self._parts: tuple[Any, ...] = ()
-        self._tensors: list[Tensor] = []
+        self._sources = list(model.state_dict(keep_vars=True).values())
+        self._made_of = _versions(self._sources)
+        # of the last call: the parts of its state, and their tensors; one tuple, so that threads don't mix them
+        self._seen: tuple[tuple[Any, ...], list[Tensor]] = ((), [])
 
     def __call__(
         self, token_ids: Int[Tensor, " b"], state: State, *, inplace: bool = False
@@ -132,7 +135,8 @@ class FusedStep:
         """One token per row, (b,): (parameters or logits (b, p) float32; the state after it).
 
         Raises ValueError for anything but whole numbers (b,), for a token that is not in the vocabulary, beyond the
-        model's last position, and for a state that is not of this model's kind; nothing is written then.
+        model's last position, for a state that is not of this model's kind, and for a first call with a state where the
+        model's weights have changed; nothing is written then.
         """
         state = state if inplace else state.clone()
         ids, positions = _whole(token_ids), state.position
@@ -146,25 +150,36 @@ class FusedStep:
         except RuntimeError as error:
             check_length(self.model.config, 1, int(positions.max()))
             raise ValueError(str(error).splitlines()[0]) from error
-        return parameters, state if not caches else self._longer(state)
+        return parameters, state if not caches else self._longer(state, tensors)
 
-    def _longer(self, state: State) -> State:
+    def _longer(self, state: State, tensors: list[Tensor]) -> State:
         """The state with one more key and value in each cache; its tensors are those that were looked at."""
         layers = tuple(replace(x, length=x.length + 1) if isinstance(x, KVCache) else x for x in state.layers)
-        self._parts = (state.position, *layers)
+        self._seen = (state.position, *layers), tensors
         return replace(state, layers=layers)
 
     def _tensors_of(self, state: ModelState, batch_size: int) -> list[Tensor]:
         """Those of all layers; looked at again only where they are others than those of the last call."""
-        parts = (state.position, *state.layers)
-        same = len(parts) == len(self._parts) and all(map(is_, parts, self._parts))
+        parts, (seen, tensors) = (state.position, *state.layers), self._seen
+        same = len(parts) == len(seen) and all(map(is_, parts, seen))
         if not same or len(state.position) != batch_size:
             _check_state(self.model, state, batch_size)
-            self._parts, self._tensors = parts, [x for layer in state.layers for x in _written(layer)]
+            if _versions(self._sources) != self._made_of:
+                raise ValueError(
+                    "the fused step is of the weights that the model had when it was made, and they have changed. "
+                    "Make another FusedStep."
+                )
+            tensors = [x for layer in state.layers for x in _written(layer)]
+            self._seen = parts, tensors
         for cache in _caches(state):
             if cache.length == cache.capacity:
                 raise full(cache.capacity, cache.length, 1)
-        return self._tensors
+        return tensors
+
+
+def _versions(weights: list[Tensor]) -> list[tuple[int, int]]:
+    """What tells whether weights are those of before: where each lies, and how often it was written to."""
+    return [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in weights]
 
 
 def _whole(token_ids: Tensor) -> Tensor:

@@ -2,12 +2,18 @@
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 _KINDS = (Tensor, nn.Parameter)
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether x has data and nothing traces what is done with it: no torch.compile, no torch.func, no dispatch mode."""
+    """Whether x has data and nothing traces what is done with it: no torch.compile, no transform, no dispatch mode."""
     if torch.compiler.is_compiling() or type(x) not in _KINDS:
         return False
-    return not (torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack())
+    return not (is_transformed() or torch._C._len_torch_dispatch_stack())
+
+
+def is_transformed() -> bool:
+    """Whether torch.func or a forward-mode derivative is at work: both see through plain operations only."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0

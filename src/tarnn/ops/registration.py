@@ -15,7 +15,7 @@ from torch import Tensor
 from tarnn.kernels import eager
 from tarnn.kernels.backends import choose
 from tarnn.kernels.call import Call, Gradients, Outputs, Returned, returned_call, schema
-from tarnn.kernels.plain import is_plain
+from tarnn.kernels.plain import is_plain, is_transformed
 from tarnn.numerics import full_precision
 
 
@@ -27,8 +27,8 @@ def attend(call: Call, *, with_state: bool = True) -> Outputs:
         found = _Attention.apply(call, with_state, *call.given)
         o, *state = found if with_state else (found, None, None, None)
         return Outputs(o, None, *state)
-    if torch._C._are_functorch_transforms_active():
-        return eager.forward(call)  # torch.func sees through plain operations only
+    if is_transformed():
+        return eager.forward(call)
     return Outputs(*linear_attention_op(*call))
 
 

@@ -12,7 +12,10 @@ from tarnn.numerics import finite
 def forward(call: Call) -> Outputs:
     """The outputs of a call that isn't packed."""
     q, segments = call.q, Segments(call)
-    o, den = call.new_o(), q.new_empty(q.shape[:3], dtype=call.dtype)
+    outs, dens = (
+        [call.v.new_empty(*q.shape[:2], 0, call.v.shape[3])],
+        [q.new_empty(*q.shape[:2], 0, dtype=call.dtype)],
+    )
     state, M = segments.initial_state()
     if not call.causal:
         state, M = _absorb(segments, state, M)
@@ -26,12 +29,20 @@ def forward(call: Call) -> Outputs:
         else:
             out = queries.phi.flatten(3, 4) @ state[:, :, None]
         out = out.unflatten(3, queries.x.shape[3:5]).transpose(2, 3).flatten(3, 4).flatten(1, 2)
-        num, den[:, :, at.start : at.stop] = out[..., :-1], out[..., -1]  # (b, h, l, e), (b, h, l)
-        o[:, :, at.start : at.stop] = num * output_factor(call, queries, M_rows, out[..., -1])[..., None]
+        num, den = out[..., :-1], out[..., -1]  # (b, h, l, e), (b, h, l)
+        outs.append((num * output_factor(call, queries, M_rows, den)[..., None]).to(call.v.dtype))
+        dens.append(den)
     M = state.new_zeros(state.shape[:2]) if M is None else M
     in_a_row = torch.contiguous_format
     S, z, M = (x.clone(memory_format=in_a_row) for x in (state[..., :-1], state[..., -1], M))
-    return Outputs(o, den, S, z, M)
+    return Outputs(_in_time(call, outs), torch.cat(dens, 2), S, z, M)
+
+
+def _in_time(call: Call, parts: list[Tensor]) -> Tensor:
+    """o in the layout of q. (Not written into one tensor: torch.vmap, of any of the inputs, would refuse that.)"""
+    if call.side_by_side:
+        return torch.cat([x.transpose(1, 2) for x in parts], 1).transpose(1, 2)
+    return torch.cat(parts, 2)
 
 
 def output_factor(call: Call, queries: Queries, M_rows: Tensor | None, den: Tensor) -> Tensor:
