@@ -5,9 +5,11 @@
 
 Ctrl-C keeps what is done; the same command goes on. Calls are those of `fuzz.py` in float32, bfloat16 and float16, with one
 or two rows and heads, at most 67 positions and four steps. Programs run in a shuffled order; in every second call a sequence
-is cut into items of one chunk. What may be wrong by how much is what `fuzz.py` says; but in 16 bits the terms of a state, and
-the weights that values are added with, are rounded once, as tensor cores read them. Denominators are not, so outputs are off by
-up to half a unit before they are rounded themselves, and gradients are made of those outputs.
+is cut into items of one chunk. What may be wrong by how much is what `fuzz.py` says, and besides what tensor cores may lose.
+They read features, the weights that values are added with, and states rounded once: in 16 bits to half a unit, in float32,
+multiplied in three parts, to 2^-22. Twice the error that this gives the definition is allowed, where terms cancel too.
+Denominators are not made of weights so rounded, so outputs are off by up to half a unit before they are rounded themselves,
+and gradients are made of those outputs.
 """
 
 import argparse
@@ -66,18 +68,25 @@ def drawn(seed: int, number: int) -> Drawn:
 
 
 def read_by_tensor_cores(drawn: Drawn) -> dict[str, float]:
-    """What may be wrong at least with a call in 16 bits."""
+    """What may be wrong at least with a call."""
     dtype, call = DTYPES[drawn.dtype], Call(drawn)
-    eps = torch.finfo(dtype).eps
-    exact = call.definition(torch.float64)
-    off = [call.definition(torch.float64, outputs_kept_in=dtype, off_by=by) for by in (-eps / 2, eps / 2)]
-    gradients = max(fuzz.errors(each, exact)["gradients"] for each in off)
-    return {"S": eps, "z": eps, "gradients": gradients + eps}
+    eps, exact = torch.finfo(dtype).eps, call.definition(torch.float64)
+    if drawn.dtype == "float32":
+        return {
+            kind: 2 * x
+            for kind, x in fuzz.errors(call.definition(torch.float64, units=2**-22), exact).items()
+        }
+    read = fuzz.errors(call.definition(torch.float64, units=eps / 2), exact)
+    kept = [call.definition(torch.float64, outputs_kept_in=dtype, off_by=by) for by in (-eps / 2, eps / 2)]
+    gradients = max(fuzz.errors(each, exact)["gradients"] for each in kept)
+    return {kind: 2 * x + eps for kind, x in read.items()} | {
+        "gradients": 2 * read["gradients"] + gradients + eps
+    }
 
 
 def wrong(call: Drawn, number: int) -> str:
     """What is wrong with it, in words."""
-    least = {} if call.dtype == "float32" else read_by_tensor_cores(call)
+    least = read_by_tensor_cores(call)
     with (
         mock.patch.object(launch, "processors", return_value=10_000 if number % 2 else 1),
         honest_interpreter.order(number),

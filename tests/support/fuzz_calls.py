@@ -260,10 +260,14 @@ class Call:
         return self._results(o, state.S, state.z, state.M, leaves if way != "stepped in place" else [])
 
     def definition(
-        self, dtype: torch.dtype, outputs_kept_in: torch.dtype | None = None, off_by: float = 0.0
+        self,
+        dtype: torch.dtype,
+        outputs_kept_in: torch.dtype | None = None,
+        off_by: float = 0.0,
+        units: float = 0.0,
     ) -> list[Tensor]:
         """As `ops/reference.py` computes it in `dtype`, sequence after sequence. Gradients may be made of outputs that were
-        kept in a narrower dtype, and were off by this share of them."""
+        kept in a narrower dtype, and were off by this share of them; features may be off, by up to so many units of theirs."""
         a, leaves = self.drawn, [x.detach().to(dtype, copy=True).requires_grad_() for x in self.inputs]
         q, k, v, *rest = leaves
         options = dict(zip(self.names, rest))
@@ -271,6 +275,12 @@ class Call:
             options["key_mask"] = self.mask
             k, v = (torch.where(self.mask[:, None, :, None], x, 0.0) for x in (k, v))
         (fq, q_scale), (fk, k_scale) = self._features(q), self._features(k)
+        if units:
+            generator = torch.Generator().manual_seed(a.seed)
+            fq, fk = (
+                x * (1 + units * (2 * torch.rand(x.shape, generator=generator, dtype=dtype) - 1))
+                for x in (fq, fk)
+            )
         if k_scale is not None:
             options["key_log_weight"] = options.get("key_log_weight", 0) + k_scale
         cuts = self.cuts if a.way.startswith("packed") else None
