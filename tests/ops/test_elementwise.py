@@ -76,6 +76,18 @@ def test_derivatives_of_both_orders(f, formula, shapes):
     assert torch.autograd.gradgradcheck(f, inputs)
 
 
+@pytest.mark.parametrize("width", [3, 5])
+def test_a_weight_of_another_width_is_refused(width):
+    """A kernel would read and write beyond the ends of what it was given: the process died later, in free()."""
+    with pytest.raises(RuntimeError, match="normalized_shape"):
+        rms_norm(torch.ones(2, 4), torch.ones(width), 1e-6)
+
+
+def test_second_derivatives_of_a_single_row():
+    x, weight = (torch.rand(5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradgradcheck(lambda x, weight: rms_norm(x, weight, 1e-6), (x, weight))
+
+
 def test_silu_is_finite_wherever_its_gate_is():
     """e^x neither overflows nor is it lost, on either side; far out the gradient is 0 or that of the identity."""
     gate = torch.tensor([-1e30, -200.0, -90.0, -0.0, 0.0, 90.0, 200.0, 1e30], requires_grad=True)

@@ -16,7 +16,7 @@ def rms_norm(
 
     eps: None is the smallest number with 1 + eps > 1 in x's dtype. Kept for backward: x, and one number per row.
     """
-    if not kernels.supports(x, weight):
+    if weight.shape != x.shape[-1:] or not kernels.supports(x, weight):  # PyTorch's says what doesn't fit
         return functional.rms_norm(x, weight.shape, weight, eps)
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
@@ -49,7 +49,7 @@ class _RmsNorm(torch.autograd.Function):
         # to be differentiated itself
         scale = (x.square().mean(-1, keepdim=True) + ctx.eps).rsqrt()
         along = (grad * weight * x).mean(-1, keepdim=True) * scale**3
-        grad_weight = (grad * x * scale).flatten(0, -2).sum(0)
+        grad_weight = (grad * x * scale)[None].flatten(0, -2).sum(0)
         return grad * weight * scale - x * along, grad_weight, None
 
 
