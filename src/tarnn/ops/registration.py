@@ -63,9 +63,13 @@ def _with_digest(name: str, of_schema: str) -> str:
 
 _FORWARD = schema(Call, results=Outputs)
 _BACKWARD = schema(Returned, Call, results=Gradients)
+# by torch.compile in CUDA graphs: a backend keeps tables on the device between calls, and reads cu_seqlens
+_NOT_RECORDED = (torch.Tag.cudagraph_unsafe,)
 
 
-@torch.library.custom_op(_with_digest("linear_attention", _FORWARD), mutates_args=(), schema=_FORWARD)
+@torch.library.custom_op(
+    _with_digest("linear_attention", _FORWARD), mutates_args=(), schema=_FORWARD, tags=_NOT_RECORDED
+)
 def linear_attention_op(*inputs):
     call = Call(*inputs)
     outputs = choose(call).forward(call)
@@ -80,7 +84,10 @@ def _(*inputs):
 
 
 @torch.library.custom_op(
-    _with_digest("linear_attention_backward", _BACKWARD), mutates_args=(), schema=_BACKWARD
+    _with_digest("linear_attention_backward", _BACKWARD),
+    mutates_args=(),
+    schema=_BACKWARD,
+    tags=_NOT_RECORDED,
 )
 def backward_op(*inputs):
     returned, call = returned_call(inputs)
