@@ -14,6 +14,20 @@ def x(*shape, dtype=torch.float32):
     return torch.ones(*shape, dtype=dtype)
 
 
+class Made(feature_maps.FeatureMap):
+    """Features as `make` makes them of queries, and keys as they are."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def queries(self, q):
+        return self.make(q), None
+
+    def scaled(self, x):
+        return x, None
+
+
 Q, K, V = x(2, 4, 6, 5), x(2, 2, 6, 5), x(2, 2, 6, 3)
 BAD = {
     "three axes": ({"q": x(4, 6, 5)}, r"four axes each; got q \(4, 6, 5\).*unflatten"),
@@ -59,6 +73,15 @@ ONLY_LINEAR = {
     "no map's name": ({"feature_map": "elo"}, r"one of .*, elu, .*; got 'elo'. Did you mean 'elu'\?"),
     "a map to be trained": ({"feature_map": "hedgehog"}, r"parameters to be trained: make it yourself"),
     "a map's class": ({"feature_map": feature_maps.Elu}, r"a module such as tarnn.Elu\(\); got <class"),
+    "a map of two widths": ({"feature_map": Made(lambda q: q[..., :3])}, r"as many features; got 3 and 5"),
+    "a map to float64": (
+        {"feature_map": Made(torch.Tensor.double)},
+        r"precision of its input; Made made torch.float64 of torch.float32",
+    ),
+    "a map to whole numbers": (
+        {"feature_map": Made(torch.Tensor.long)},
+        r"made torch.int64 of torch.float32",
+    ),
     "odd map": (
         {"feature_map": torch.nn.Flatten()},
         r"one token at a time; Flatten took \(2, 4, 6, 5\) to \(2, 120\)",

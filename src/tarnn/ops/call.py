@@ -10,7 +10,7 @@ from tarnn.kernels.call import Call
 from tarnn.kernels.plain import is_plain
 from tarnn.numerics import autocast, default_eps, wide
 from tarnn.ops.checks import check_attention, check_state
-from tarnn.ops.features import features, map_of
+from tarnn.ops.features import check_widths, features, map_of
 from tarnn.ops.state import LinearState
 
 
@@ -119,6 +119,7 @@ def _declared(phi: FeatureMap, q: Tensor, k: Tensor) -> Projected:
     found = phi.projected(q, k)
     if found is None:
         (q, q_scale), (k, k_scale) = features(phi, q, "queries"), features(phi, k, "keys")
+        check_widths(q, k)
         return Projected(Projection("identity"), q, k, q_scale, k_scale)
     return found
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from tarnn.feature_maps.base import FeatureMap
 from tarnn.feature_maps.registry import map_for
 from tarnn.kernels import features as kernel_features
-from tarnn.numerics import widen
+from tarnn.numerics import wide, widen
 
 
 def map_of(given: FeatureMap | nn.Module | str, q: Tensor, normalize: bool) -> FeatureMap:
@@ -20,7 +20,7 @@ def features(feature_map: FeatureMap, x: Tensor, side: str) -> tuple[Tensor, Ten
     """φ(x) and its log-scale (or None), for x (b, h, t, d), the "queries" or "keys"; by the kernels' maps in
     float32 at least.
 
-    Raises ValueError if the module does not keep the leading axes.
+    Raises ValueError if the module does not keep the leading axes, TypeError if float64 comes of other numbers or the reverse.
     """
     if name := feature_map.kernel:
         return kernel_features.features(name, widen(x))
@@ -30,4 +30,18 @@ def features(feature_map: FeatureMap, x: Tensor, side: str) -> tuple[Tensor, Ten
             f"a feature map takes (…, d) to (…, f), one token at a time; {feature_map._get_name()} took "
             f"{tuple(x.shape)} to {tuple(phi.shape)}."
         )
+    if not phi.is_floating_point() or wide(phi.dtype) != wide(
+        x.dtype
+    ):  # kernels compute all of a call in one type
+        raise TypeError(
+            f"a feature map must keep to the precision of its input; {feature_map._get_name()} made {phi.dtype} of {x.dtype}."
+        )
     return phi, scale
+
+
+def check_widths(phi_q: Tensor, phi_k: Tensor) -> None:
+    """Raises ValueError unless queries and keys have as many features: kernels read both by the width of one."""
+    if phi_q.shape[-1] != phi_k.shape[-1]:
+        raise ValueError(
+            f"a feature map must give queries and keys as many features; got {phi_q.shape[-1]} and {phi_k.shape[-1]}."
+        )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tarnn.kernels.cpu import hybrid as compiled
 from tarnn.kernels.cpu.hybrid import HybridCall, Sums
 from tarnn.numerics import wide
-from tarnn.ops.features import features
+from tarnn.ops.features import check_widths, features
 from tarnn.ops.hybrid_state import HybridState, Keys, Options
 
 PIECE = 4096  # tokens for which features are made at a time, so that few of them exist
@@ -97,6 +97,7 @@ def far_of(how: Options, q: Tensor, keys: Keys, here: slice) -> tuple[Any, ...]:
         k, enters = keys.k[:, :, w:], lives[:, w:]
     phi_q, a = features(how.feature_map, q[:, :, here], "queries")
     phi_k, weight = features(how.feature_map, k, "keys")
+    check_widths(phi_q, phi_k)
     weight = torch.zeros_like(phi_k[..., 0]) if weight is None else weight
     return (
         phi_q.to(kind), log_scale(how, phi_q, a, kind), phi_k.to(kind),
@@ -158,6 +159,7 @@ def step(
         (phi_q, a), (phi_k, weight) = (
             features(how.feature_map, x, side) for x, side in ((q, "queries"), (old, "keys"))
         )
+        check_widths(phi_q, phi_k)
         weight = torch.zeros_like(phi_k[..., 0]) if weight is None else weight
         far = phi_q.to(kind), log_scale(how, phi_q, a, kind), phi_k.to(kind), weight.to(kind)
     decay = None if log_decay is None else log_decay[..., 0].clamp(min=-1e4).to(state.fade.dtype)

@@ -40,7 +40,7 @@ def linear_attention(
         q, k, v: (b, h, t, d), (b, g, s, d), (b, g, s, e), one floating dtype, any strides. Key/value head j
             belongs to the h/g query heads from j·h/g on; nothing is repeated in memory.
         feature_map: φ, (…, d) → (…, f): one of `tarnn.feature_maps`, the name of one (with its default options, and
-            random features drawn from seed 0), or any nn.Module.
+            random features drawn from seed 0), or any nn.Module that keeps to the precision of x.
         causal: position i sees j ≤ i only, to the bit: nothing later changes its output. (In plain PyTorch that holds
             for finite numbers: within a chunk, a later value is multiplied by zero, and NaN stays NaN.)
         normalize: divide by the sum of the weights. Signed maps can't; they take normalize=False.
