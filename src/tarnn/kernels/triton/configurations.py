@@ -63,10 +63,9 @@ def configuration(
     by = lambda other, width: max(16, min(padded(width), held // padded(other)))  # noqa: E731
     return Configuration(
         CHUNK_WITH_CHANNELS if channels else chunk,
-        # with decays per channel 16 values beside 256 features spill four times what 32 do
-        max(by(features, values), min(32, padded(values))) if channels else by(features, values),
+        by(features, values),
         by(values, features),
-        4 if wide <= 64 and not channels else 8,  # decays per channel need registers of their own
+        4 if wide <= 64 else 8,
         2 if shared > 160 else 1,
     )
 

@@ -249,17 +249,18 @@ def load_channels(x, stride, rows, live, columns, d, F: tl.constexpr, RELATIVE: 
 @triton.jit
 def up_to(channels, SIZE: tl.constexpr, C: tl.constexpr):
     """2^Σ over the positions of i's block of this size, up to i."""
-    place = tl.arange(0, C)
-    inside = (place[:, None] // SIZE == place[None, :] // SIZE) & (place[None, :] <= place[:, None])
-    return tl.exp2(tl.dot(tl.where(inside, 1.0, 0.0), channels, input_precision=exact()))
+    blocks = tl.reshape(channels, (C // SIZE, SIZE, channels.shape[1]))
+    return tl.exp2(tl.reshape(tl.cumsum(blocks, 1), (C, channels.shape[1])))
 
 
 @triton.jit
 def behind(channels, SIZE: tl.constexpr, C: tl.constexpr):
     """2^Σ over the positions of j's block of this size that are behind j."""
     place = tl.arange(0, C)
-    inside = (place[:, None] // SIZE == place[None, :] // SIZE) & (place[None, :] > place[:, None])
-    return tl.exp2(tl.dot(tl.where(inside, 1.0, 0.0), channels, input_precision=exact()))
+    after = tl.minimum(place + 1, C - 1)[:, None] + tl.zeros((C, channels.shape[1]), tl.int32)
+    next_ones = tl.where(((place + 1) % SIZE != 0)[:, None], tl.gather(channels, after, 0), 0.0)
+    blocks = tl.reshape(next_ones, (C // SIZE, SIZE, channels.shape[1]))
+    return tl.exp2(tl.reshape(tl.cumsum(blocks, 1, reverse=True), (C, channels.shape[1])))
 
 
 @triton.jit
@@ -283,6 +284,6 @@ def channel_products(phi_q, phi_k, channels, C: tl.constexpr, LOW: tl.constexpr,
     for level in tl.static_range(LEVELS):
         left = lowered(phi_q * up_to(channels, 1 << level, C), LOW, PRECISION)
         right = lowered(phi_k * behind(channels, 1 << level, C), LOW, PRECISION)
-        part = tl.dot(left, tl.trans(right), input_precision=PRECISION)
+        part = product(left, tl.trans(right), PRECISION)
         products = tl.where(anchored(1 << level, C), part, products)
     return products
