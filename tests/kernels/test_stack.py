@@ -91,3 +91,14 @@ def test_whole_numbers_are_the_model_with_rounded_weights_and_activations(kind, 
     alike, worst = share_alike(model, FusedStep(model, kind), batch, steps=3 if batch > 20 else 9)
     assert alike > 0.6 or batch < 5
     assert worst < 0.02
+
+
+@pytest.mark.parametrize(("value", "asked"), [("off", 0), ("on", 1), ("", 1)])
+def test_large_pages_are_asked_for_unless_switched_off(monkeypatch, value, asked):
+    seen = []
+    monkeypatch.setattr(torch.ops.tarnn_cpu, "large_pages", seen.append)
+    monkeypatch.setenv("TARNN_LARGE_PAGES", value)
+    block = Block()
+    block.vector(torch.ones(3))
+    assert block.bytes().dtype == torch.uint8
+    assert len(seen) == asked
