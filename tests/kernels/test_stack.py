@@ -94,7 +94,7 @@ def test_whole_numbers_are_the_model_with_rounded_weights_and_activations(kind, 
 
 
 @pytest.mark.parametrize(("value", "asked"), [("off", 0), ("on", 1), ("", 1)])
-def test_large_pages_are_asked_for_unless_switched_off(monkeypatch, value, asked):
+def test_large_pages_are_asked_for_unless_switched_off(compiled, monkeypatch, value, asked):
     seen = []
     monkeypatch.setattr(torch.ops.tarnn_cpu, "large_pages", seen.append)
     monkeypatch.setenv("TARNN_LARGE_PAGES", value)
