@@ -77,6 +77,7 @@ def test_refusals(tarnn, llama, text, tmp_path):
     assert "exact_layers must be 0 to 2" in refused(llama, out, "--texts", text, *SMALL, "--exact-layers", -1)
     assert "exact_layers must be 0 to 2" in refused(llama, out, "--texts", text, *SMALL, "--exact-layers", 3)
     assert "128 tokens at most" in refused(llama, out, "--texts", text, *SMALL, "--length", 4096)
+    assert "--device meta can't be used" in refused(llama, out, "--texts", text, *SMALL, "--device", "meta")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text('{"model_type": "nosuch"}')
     assert "can't be read as a checkpoint" in refused(tmp_path / "other", out, "--texts", text)
@@ -96,3 +97,6 @@ def test_finetune_goes_on_from_what_convert_wrote(tarnn, llama, text, tmp_path):
     code, _, err = tarnn("finetune", llama, tmp_path / "other", *options)
     assert code == 2
     assert "not been converted" in err
+    code, _, err = tarnn("finetune", converted, tmp_path / "other", *options, "--device", "meta")
+    assert code == 2
+    assert "--device meta can't be used" in err

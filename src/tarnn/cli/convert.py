@@ -28,6 +28,7 @@ def convert(
     length: Annotated[
         int | None, Option(help="Tokens of a row; the model's context, at most 1,024, unless given.")
     ] = None,
+    device: Annotated[str, Option(help="Where it is calibrated: cpu, cuda …")] = "cpu",
 ) -> None:
     """Convert a pretrained softmax model: window and sinks exactly, all other keys by features.
 
@@ -36,11 +37,13 @@ def convert(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already; name a new folder.")
+    from tarnn.cli.generate import pick_device
     from tarnn.conversion import convert as converted
     from tarnn.conversion.checkpoints import length_of_rows, open_pretrained, read_rows, tokenizer_of
     from tarnn.feature_maps import options_of
 
-    model = open_pretrained(checkpoint)
+    where = pick_device(device)
+    model = open_pretrained(checkpoint).to(where)
     tokenizer, length = tokenizer_of(checkpoint, model), length_of_rows(model, length)
     described = {
         "name": feature_map,

@@ -32,15 +32,18 @@ def finetune(
     num_texts: Annotated[int, Option(help="How many rows of text are read; a quarter measures.")] = 256,
     length: Annotated[int | None, Option(help="Tokens of a row; the context, at most 1,024.")] = None,
     resume: Annotated[bool, Option("--resume", help="Go on where it was stopped.")] = False,
+    device: Annotated[str, Option(help="Where it is trained: cpu, cuda …")] = "cpu",
 ) -> None:
     """Train a converted model: its maps alone (stage 1), or its weights (stage 2). Says what it loses before and after."""
     if out.exists() and any(out.iterdir()) and not resume:
         raise UserError(f"{out} exists already; name a new folder, or go on in it with --resume.")
+    from tarnn.cli.generate import pick_device
     from tarnn.conversion import finetune as finetuned
     from tarnn.conversion.checkpoints import length_of_rows, open_pretrained, read_rows, tokenizer_of
     from tarnn.training.interruption import InterruptedRun
 
-    model = open_pretrained(checkpoint, converted=True)
+    where = pick_device(device)
+    model = open_pretrained(checkpoint, converted=True).to(where)
     tokenizer, length = tokenizer_of(checkpoint, model), length_of_rows(model, length)
     shown = {
         "checkpoint": f"{checkpoint} ({type(model).__name__}, {model.num_parameters():,} parameters)",
