@@ -36,7 +36,14 @@ def test_low_precision_costs_at_most_twice_the_definitions_error(mode, dtype):
 @pytest.mark.parametrize("mode", MODES)
 def test_every_width(mode, d, e):
     holds(mode, d=d, e=e, b=1, t=33)
-    narrow, wide = (Call(drawn(mode, d=d, e=e, b=1, t=33, dtype=x)) for x in ("float32", "float64"))
+    sizes = {
+        "d": d,
+        "e": e,
+        "b": 1,
+        "t": 33,
+        "seed": 2,
+    }  # with seed 0 an argument of relu is 3e-7, so its sign is luck
+    narrow, wide = (Call(drawn(mode, **sizes, dtype=x)) for x in ("float32", "float64"))
     wide.inputs, wide.grads = [x.double() for x in narrow.inputs], [x.double() for x in narrow.grads]
     found = errors(
         narrow.ours(), [x.detach().double() for x in wide.ours()]
