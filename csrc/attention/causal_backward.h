@@ -85,8 +85,9 @@ void own_gradients(const Problem& p, const Sizes<T>& n, const Bundle& bundle, co
     for (Index i = 0; i < bundle.heads; ++i) add_own_queries(p, n, bundle, i, time, at.heads[i], at);
   for (Index i = 0; i < bundle.heads; ++i) {
     const Own<T> to(n, bundle[i], blocks);
+    const T units = to_own_units(p, n, bundle[i], slots, *at.heads[i].M);
     at.heads[i].R.copy_to(to.R, n);
-    std::memcpy(to.reach, at.heads[i].reach, static_cast<std::size_t>(n.ldf) * sizeof(T));
+    for (Index j = 0; j < n.ldf; ++j) to.reach[j] = at.heads[i].reach[j] * units;
   }
 }
 

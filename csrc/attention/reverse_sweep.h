@@ -89,11 +89,19 @@ inline void want_before(const Problem& p, const Bundle& bundle, Index i, Index r
   next.want_of_keys(p.grad_v, p.e, ahead);
 }
 
+/// What R behind a stretch is multiplied with, to be in units of M_out, to which the stretch's own positions lead. It comes in
+/// units of the M of joined stretches, where the next one begins; the two differ by roundings.
+template <typename T>
+T to_own_units(const Problem& p, const Sizes<T>& n, const Stretch& s, const T* slots, T M_out) {
+  if (!p.weighted || s.last) return T(1);
+  return exp_one<T>(finite(M_out) - finite(slots[s.slot * n.state() + n.f * n.e + n.f]));
+}
+
 /// Chunk k of the segment that starts at `begin`, of one head in the bundle. made: features of its keys are there,
 /// from when the state behind it was made.
 template <typename T>
 void reverse_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Index i, Index begin, Index k, bool made,
-                   BackwardScratch<T>& at) {
+                   const T* slots, BackwardScratch<T>& at) {
   const Stretch& s = bundle[i];
   const Head<T>& own = at.heads[i];
   const Transposed<T>& R = own.R;
@@ -101,6 +109,7 @@ void reverse_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle, In
   const Index time = begin + k * n.c;
   load_keys(p, n, s, time, smaller(n.c, s.end - time), own.M[k], keys, &at.ahead, at.memo(n, bundle, i, k, made));
   const Index rows = keys.rows;
+  if (time + rows == s.end && p.weighted) R.scale(to_own_units(p, n, s, slots, keys.weights.M_out), n);
   want_before(p, bundle, i, 0, time, k == 0, at.ahead);
   transpose(keys.v, keys.ldv, rows, n.e, at.v_t, n.ldc);
   if (!p.channels) transpose(keys.phi, n.ldf, rows, n.f, keys.phi_t, n.ldc);
@@ -168,7 +177,7 @@ void reverse_sweep(const Problem& p, const Sizes<T>& n, const Bundle& bundle, co
     }
     segment_states(p, n, bundle, begin, chunks, at);
     for (Index k = chunks; k-- > 0;)
-      for (Index i = 0; i < bundle.heads; ++i) reverse_chunk(p, n, bundle, i, begin, k, k + 1 < chunks, at);
+      for (Index i = 0; i < bundle.heads; ++i) reverse_chunk(p, n, bundle, i, begin, k, k + 1 < chunks, slots, at);
   }
 }
 

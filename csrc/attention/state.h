@@ -160,6 +160,13 @@ struct Transposed {
       for (Index j = 0; j < n.f; ++j) to[j] += factor[j] * from[j];
     }
   }
+  void scale(T factor, const Sizes<T>& n) const {
+    if (factor == 1) return;
+    for (Index j = 0; j < (n.e + 1) * n.ldf; j += width<T>) {
+      T* at = j < n.e * n.ldf ? S + j : z + (j - n.e * n.ldf);
+      store(at, load(at) * factor);
+    }
+  }
   void decay(const Weights<T>& w, const Sizes<T>& n) const {
     if (w.plain) return;
     if (w.channels) {
