@@ -14,6 +14,7 @@ from torch._inductor import config
 from torch._subclasses import FakeTensorMode
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _triton
 
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
@@ -57,6 +58,13 @@ NOTHING_IS_RUN = {
 }
 
 
+def forget_what_was_asked() -> None:
+    """torch.utils._triton asks for a GPU once, and keeps the answer: of this pretence, or of the tests before."""
+    for function in vars(_triton).values():
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
+
+
 def code_for(function, inputs, options) -> str:
     """What Inductor writes for `function` of fake CUDA tensors like these; one graph, or an error."""
     found = []
@@ -67,6 +75,8 @@ def code_for(function, inputs, options) -> str:
         raise SystemExit  # there is nothing to run it on
 
     with ExitStack() as stack:
+        forget_what_was_asked()
+        stack.callback(forget_what_was_asked)
         for name, value in PRETENDED.items():
             stack.enter_context(mock.patch(name, value))
         stack.enter_context(mock.patch("torch._inductor.graph.GraphLowering.compile_to_module", keep))
