@@ -57,6 +57,11 @@ PATTERNS = {FAULTS: re.compile(r"^(asm_exc_page_fault|__x64_sys_munmap)$")}
 PATTERNS |= {
     part: re.compile(rf"tarnn::\w+::(?:\w+<\w+>::)?({names})(<|\(|$)") for part, names in PARTS.items()
 }
+# a product's own frame may be gone, by a jump in place of a call; then these are left, with the same template argument
+PIECES = {
+    "state": re.compile(r"tarnn::\w+::(panels|columns)<\(tarnn::\w+::Part\)0"),
+    "in-chunk": re.compile(r"tarnn::\w+::(panels|columns)<\(tarnn::\w+::Part\)[1-9]"),
+}
 Frames = list[str]  # function names of a sample, the innermost first
 
 
@@ -171,10 +176,11 @@ def inlined_names(addresses: Sequence[str], binary: Path) -> dict[str, Frames]:
 
 
 def part_of(frames: Frames) -> str:
-    for frame in frames:
-        for part, pattern in PATTERNS.items():
-            if pattern.search(frame):
-                return part
+    for patterns in (PATTERNS, PIECES):
+        for frame in frames:
+            for part, pattern in patterns.items():
+                if pattern.search(frame):
+                    return part
     return OTHER if any("tarnn::" in frame for frame in frames) else OVERHEAD
 
 

@@ -169,6 +169,8 @@ SAMPLE = "void tarnn::avx512::{}<float>(float*, tarnn::avx512::Keys<float> const
         (["T tarnn::avx2::exp_nonpositive<float>(T)", SAMPLE.format("load_rows"), SAMPLE.format("load_keys")], "features"),
         (["void tarnn::avx512::matmul<(tarnn::avx512::Part)0, float>(long)"], "state"),
         (["void tarnn::avx512::matmul<(tarnn::avx512::Part)12, float>(long)"], "in-chunk"),
+        (["void tarnn::avx512::columns<(tarnn::avx512::Part)0, 4, float>(long)", "tarnn::avx512::reverse<float>()"], "state"),
+        (["void tarnn::avx512::panels<(tarnn::avx512::Part)0, float>(long)", "tarnn::avx512::pairs<float>()"], "in-chunk"),
         ([SAMPLE.format("mask_pairs")], "in-chunk"),
         (["clear_page", "asm_exc_page_fault", SAMPLE.format("store_tile")], "page faults"),
         ([SAMPLE.format("store_tile"), SAMPLE.format("causal_outputs")], "loads and stores"),
