@@ -1,11 +1,12 @@
 """Room for a cache: zeros in large pages, which a processor reads faster than small ones."""
 
 import mmap
-import os
 from contextlib import suppress
 
 import torch
 from torch import Tensor
+
+from tarnn.kernels.cpu.library import large_pages
 
 LARGE_PAGE = 2**21  # bytes
 
@@ -23,11 +24,6 @@ def room_like(x: Tensor) -> Tensor:
     with suppress(OSError):  # a kernel that was built without them
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=x.dtype).view(x.shape)
-
-
-def large_pages() -> bool:
-    """Whether memory is to be asked for in large pages: where the system has them, unless TARNN_LARGE_PAGES=off."""
-    return hasattr(mmap, "MADV_HUGEPAGE") and os.environ.get("TARNN_LARGE_PAGES") != "off"
 
 
 def _fills_large_pages(x: Tensor) -> bool:

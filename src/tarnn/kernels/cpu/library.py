@@ -10,6 +10,7 @@ TARNN_LARGE_PAGES  off: results of 8 MB and more are not asked to lie in large p
 TARNN_BINARY    another library to load (`tests/sanitize.sh` does).
 """
 
+import mmap
 import os
 import platform
 import threading
@@ -105,6 +106,11 @@ def setting(name: str, known: tuple[str, ...]) -> str:
     if value and value not in known:
         raise ValueError(f"{name} is {', '.join(known[:-1])} or {known[-1]}, or not set; got {value!r}.")
     return value
+
+
+def large_pages() -> bool:
+    """Whether memory is to be asked for in large pages: where the system has them, unless TARNN_LARGE_PAGES=off."""
+    return hasattr(mmap, "MADV_HUGEPAGE") and os.environ.get("TARNN_LARGE_PAGES") != "off"
 
 
 def use(asked: str) -> tuple[str, str]:

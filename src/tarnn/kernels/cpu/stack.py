@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from tarnn.kernels.cpu.library import setting
+from tarnn.kernels.cpu.library import large_pages
 from tarnn.kernels.features import NAMES
 
 PANEL = 64
@@ -95,7 +95,7 @@ class Block:
     def bytes(self) -> Tensor:
         """The block, uint8, in large pages where the system has them, and with room to read beyond its end."""
         block = torch.empty(self._size + PANEL * 4, dtype=torch.uint8)
-        if setting("TARNN_LARGE_PAGES", ("off", "on")) != "off":
+        if large_pages():
             torch.ops.tarnn_cpu.large_pages(block)
         return torch.cat([*self._parts, block.new_zeros(PANEL * 4)], out=block)
 
