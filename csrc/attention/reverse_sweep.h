@@ -109,7 +109,7 @@ void reverse_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle, In
   const Index time = begin + k * n.c;
   load_keys(p, n, s, time, smaller(n.c, s.end - time), own.M[k], keys, &at.ahead, at.memo(n, bundle, i, k, made));
   const Index rows = keys.rows;
-  if (time + rows == s.end && p.weighted) R.scale(to_own_units(p, n, s, slots, keys.weights.M_out), n);
+  if (time + rows == s.end) R.scale(to_own_units(p, n, s, slots, keys.weights.M_out), n);
   want_before(p, bundle, i, 0, time, k == 0, at.ahead);
   transpose(keys.v, keys.ldv, rows, n.e, at.v_t, n.ldc);
   if (!p.channels) transpose(keys.phi, n.ldf, rows, n.f, keys.phi_t, n.ldc);
