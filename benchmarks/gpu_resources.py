@@ -53,9 +53,8 @@ FULL = {
 }  # fmt: skip
 QUICK = {"gpus": ["sm_90"], "dtypes": ["bfloat16"], "widths": [64], "modes": ["plain"]}
 SPILL = 512  # bytes of a thread's stack
-TENSOR_MEMORY = (
-    512  # columns that a block may take of it, on sm_100; beyond, Triton makes a kernel that only stops
-)
+# columns that a block may take of it, on sm_100; beyond, Triton makes a kernel that only stops
+TENSOR_MEMORY = 512
 FFMA_SHARE = 0.12  # of all instructions: maps and factors are made of some, products would be most
 PROCESSORS = 132  # so that sequences are cut: then all kernels take part
 
@@ -131,11 +130,9 @@ def compile_one(kernel: Specialised, mode: str, dtype: str, width: int, gpu: str
             gpu_compiler.resources(binary) if gpu.startswith("sm_") else gpu_compiler.amd_resources(binary)
         )
         columns = getattr(binary.metadata, "tmem_size", None) or 0  # AMD's has none
-        fault = (
-            wrong(found, gpu)
-            if columns <= TENSOR_MEMORY
-            else f"{columns} columns of tensor memory, of {TENSOR_MEMORY}"
-        )
+        fault = wrong(found, gpu)
+        if columns > TENSOR_MEMORY:
+            fault = f"{columns} columns of tensor memory, of {TENSOR_MEMORY}"
     except (CompilationError, RuntimeError) as error:
         found, fault = Resources(*[0] * 6, False), f"does not compile: {str(error).splitlines()[-1]}"
     seconds = round(time.process_time() + children() - begun, 1)

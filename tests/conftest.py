@@ -13,13 +13,9 @@ ROOT = Path(__file__).parents[1]
 def pytest_configure(config):
     """What torch.compile makes is made by this run, not found from an earlier one; xdist's workers inherit the folder."""
     if not hasattr(config, "workerinput"):
-        config.compiled = tempfile.TemporaryDirectory(prefix="tarnn-compiled-", ignore_cleanup_errors=True)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = config.compiled.name
-
-
-def pytest_unconfigure(config):
-    if not hasattr(config, "workerinput"):
-        config.compiled.cleanup()
+        compiled = tempfile.TemporaryDirectory(prefix="tarnn-compiled-", ignore_cleanup_errors=True)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled.name
+        config.add_cleanup(compiled.cleanup)
 
 
 @pytest.fixture

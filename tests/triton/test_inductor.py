@@ -124,17 +124,8 @@ def test_a_training_step_is_one_graph_around_our_operators(training_step):
 
 def test_the_above_where_nobody_has_asked_for_a_gpu_before():
     """torch keeps what it once found of GPUs in many places, so the pretence takes a new process."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-n0",
-        "-p",
-        "no:cacheprovider",
-        __file__,
-        "-k",
-        "one_graph",
-    ]
-    run = subprocess.run(command, env={**os.environ, ALONE: "1"}, capture_output=True, text=True)
+    alone = ["-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", __file__, "-k", "one_graph"]
+    run = subprocess.run(
+        [sys.executable, *alone], env={**os.environ, ALONE: "1"}, capture_output=True, text=True
+    )
     assert "1 passed" in run.stdout, run.stdout + run.stderr

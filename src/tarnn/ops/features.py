@@ -30,9 +30,8 @@ def features(feature_map: FeatureMap, x: Tensor, side: str) -> tuple[Tensor, Ten
             f"a feature map takes (…, d) to (…, f), one token at a time; {feature_map._get_name()} took "
             f"{tuple(x.shape)} to {tuple(phi.shape)}."
         )
-    if not phi.is_floating_point() or wide(phi.dtype) != wide(
-        x.dtype
-    ):  # kernels compute all of a call in one type
+    # kernels compute all of a call in one type
+    if not phi.is_floating_point() or wide(phi.dtype) != wide(x.dtype):
         raise TypeError(
             f"a feature map must keep to the precision of its input; {feature_map._get_name()} made {phi.dtype} of {x.dtype}."
         )

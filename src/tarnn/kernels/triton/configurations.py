@@ -52,11 +52,10 @@ def configuration(
     """
     wide = max(features, values)
     narrow = dtype == torch.bfloat16
-    chunk = 32 if narrow or wide <= 64 else 16
+    # with factors, backward: or the weights of pairs, in parts beside a state, are spilled
+    chunk = 32 if narrow or (wide <= 64 and not (backward and factors)) else 16
     if narrow and wide <= (64 if backward else 128) and not factors:
         chunk = 64
-    if backward and factors and not narrow:  # or the weights of pairs, in parts beside a state, are spilled
-        chunk = 16
     held = 64 * (64 if wide <= 64 else 128) // (1 if narrow else 2)
     if backward and shared <= 160:  # Ada: with less of it in shared memory, more is in registers
         held //= 2

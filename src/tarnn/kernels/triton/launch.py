@@ -160,9 +160,8 @@ class Launches:
         if self.call.function != "exp":
             return
         b, h, t, g, s, f, _ = self.sizes
-        rows = (
-            ROWS if f <= 128 else ROWS // 2
-        )  # two tiles of 64 × 256 are more than Blackwell's tensor memory holds
+        # two tiles of 64 × 256 are more than Blackwell's tensor memory holds
+        rows = ROWS if f <= 128 else ROWS // 2
         for name, heads, length in (("q", h, t), ("k", g, s)):
             scale = self.wide(b, heads, length)
             of = {x: self.values[f"{name}_{x}"] for x in "bht"}
