@@ -1,13 +1,14 @@
 """Language models with softmax, elu + 1 and Performer attention, at equal parameters and steps: figure 5 in small.
 
-    python experiments/long_softmax.py --books FOLDER       # under half an hour on two cores; killed, it goes on
+    python experiments/long_softmax.py --books FOLDER       # SECONDS; killed, it goes on
     python experiments/long_softmax.py --books FOLDER --quick
 
 Byte-level models of one size read novels; what they make of a novel that they have not read is plotted against
 steps, in bits per byte. As in the paper (PG-19, figure 5, right): softmax; Performer with positive features, drawn
 once and drawn anew; SMREG; Performer-ReLU; and the Linear Transformer's elu + 1. Positions are added to the
-embedding and nothing decays, so that attention is all that differs. Each run is a folder that `tarnn train` would
-have made, in --runs; one that is complete is not run again.
+embedding and nothing decays, so that attention is all that differs. A seed sets the weights at the start, the order of
+the text and the draws; runs of one seed read the same, so they are compared with each other. Each run is a folder that
+`tarnn train` would have made, in --runs; one that is complete is not run again.
 
 FOLDER holds books as .txt or .txt.gz; the one named by --unseen is kept for validation.
 Choromanski et al. 2021 (arXiv 2009.14794), section 4.3.
@@ -15,6 +16,8 @@ Choromanski et al. 2021 (arXiv 2009.14794), section 4.3.
 
 import argparse
 import gzip
+import math
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,7 +34,7 @@ from tarnn.tasks import TextSettings
 FULL = {
     "steps": 600, "context": 512, "batch_size": 4, "hidden_size": 128, "layers": 4, "features": 128,
     "redraw_every": 50, "eval_every": 50, "validation_bytes": 65536, "training_bytes": int, "learning_rate": 2e-3,
-    "books": Path, "unseen": "pride_and_prejudice", "runs": Path("runs/long_softmax"),
+    "seeds": [0], "books": Path, "unseen": "pride_and_prejudice", "runs": Path("runs/long_softmax"),
 }  # fmt: skip
 QUICK = {
     "steps": 8, "context": 64, "batch_size": 2, "hidden_size": 32, "layers": 1, "features": 16,
@@ -45,7 +48,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], str]] = {  # name → (settings of the
     "SMREG, redrawn": ({"feature_map": "smreg"}, "#56b4e9 -"),
     "Performer-ReLU": ({"feature_map": "generalized"}, "#009e73 -"),
 }
-
+REFERENCE = "Performer-softmax, redrawn"  # what the others are compared with
 
 ABOUT = {
     "books": "a folder of .txt or .txt.gz", "unseen": "the book that is kept for validation",
@@ -64,10 +67,11 @@ def settings() -> argparse.Namespace:
 
 def measure(options, results: dict[str, Any], keep) -> None:
     training, validation = texts(options)
-    for name in options.only:
-        print(f"{name} …", flush=True)
-        results[name] = one_run(name, training, validation, options)
-        keep()
+    for seed in options.seeds:
+        for name in options.only:
+            print(f"{name}, seed {seed} …", flush=True)
+            results.setdefault(name, []).append(one_run(name, seed, training, validation, options))
+            keep()
 
 
 def texts(options: argparse.Namespace) -> tuple[Path, Path]:
@@ -90,13 +94,16 @@ def texts(options: argparse.Namespace) -> tuple[Path, Path]:
     return training, validation
 
 
-def variant(name: str, training: Path, validation: Path, options: argparse.Namespace) -> TextSettings:
-    """The run of a variant; the same name is the same run, so it goes on where it stopped."""
+def variant(
+    name: str, seed: int, training: Path, validation: Path, options: argparse.Namespace
+) -> TextSettings:
+    """The run of a variant; the same name and seed are the same run, so it goes on where it stopped."""
+    folder = options.runs / f"{name.replace(' ', '_').replace(',', '')}_{seed}"
     given = {"redraw_every": options.redraw_every, **VARIANTS[name][0]}
     if given.get("feature_map") in ("favor", "smreg"):
         given["feature_map_options"] = {given["feature_map"]: {"num_features": options.features}}
     return TextSettings(
-        sources=(str(training),), out=options.runs / name.replace(" ", "_").replace(",", ""), val=str(validation),
+        sources=(str(training),), out=folder, val=str(validation), seed=seed,
         context=options.context, hidden_size=options.hidden_size, layers=options.layers, heads=4, decay="none",
         position="sinusoidal", steps=options.steps, batch_size=options.batch_size,
         learning_rate=options.learning_rate, eval_every=options.eval_every, save_every=options.eval_every, keep=1,
@@ -104,48 +111,75 @@ def variant(name: str, training: Path, validation: Path, options: argparse.Names
     )  # fmt: skip
 
 
-def one_run(name: str, training: Path, validation: Path, options: argparse.Namespace) -> dict[str, Any]:
+def one_run(
+    name: str, seed: int, training: Path, validation: Path, options: argparse.Namespace
+) -> dict[str, Any]:
     """The log's validations, and what became of the run."""
-    wanted, measure, stopped = variant(name, training, validation, options), "validation_bits_per_byte", ""
+    wanted, measure = variant(name, seed, training, validation, options), "validation_bits_per_byte"
+    stopped = ""
     try:
         lines = trained(wanted, measure)
     except UserError as error:
         if "training stopped after step" not in str(error):
             raise
-        lines, stopped = (
-            validations(wanted.out, measure),
-            str(error),
-        )  # a loss that is no number is a result, too
+        # a loss that is no number is a result, too
+        lines, stopped = validations(wanted.out, measure), str(error)
     return {
-        "steps": [line["step"] for line in lines], "bits_per_byte": [line[measure] for line in lines], "stopped": stopped,
+        "seed": seed, "steps": [line["step"] for line in lines], "bits_per_byte": [line[measure] for line in lines],
+        "stopped": stopped,
     }  # fmt: skip
 
 
 def report(options, facts, results: dict[str, Any]) -> str:
-    def shown(bits: list[float]) -> str | None:
-        return f"{bits[-1]:.3f}" if bits else None
-
     rows = [
         [
-            name, shown(found["bits_per_byte"]), shown(sorted(found["bits_per_byte"], reverse=True)),
-            "stopped: not a number" if found["stopped"] else found["steps"][-1],
+            name, over_seeds(ends(runs)), over_seeds(ends(runs, min)), against(runs, results.get(REFERENCE, [])),
+            "stopped: not a number" if any(x["stopped"] for x in runs) else runs[-1]["steps"][-1],
         ]
-        for name, found in results.items()
+        for name, runs in results.items()
     ]  # fmt: skip
+    seeds = len(options.seeds)
     return page(
         "Byte-level language models of novels, by attention",
         f"{options.layers} layers, hidden {options.hidden_size}, 4 heads, {options.batch_size} × {options.context} bytes "
         f"per step; random features: {options.features} per head, redrawn every {options.redraw_every} steps where so named. "
-        f"Bits per byte of the first {options.validation_bytes:,} bytes of {options.unseen}, which is not trained on. One "
-        "run each: differences of a few hundredths may be luck.",
-        markdown(["attention", "bits per byte at the end", "lowest", "steps"], rows),
+        f"Bits per byte of the first {options.validation_bytes:,} bytes of {options.unseen}, which is not trained on. "
+        + (
+            f"Means of {seeds} seeds ± their standard error; differences are taken seed by seed."
+            if seeds > 1
+            else "One run each: differences of a few hundredths may be luck."
+        ),
+        markdown(
+            ["attention", "bits per byte at the end", "lowest", f"more than {REFERENCE}", "steps"], rows
+        ),
     )
 
 
+def ends(runs: list[dict[str, Any]], of=lambda bits: bits[-1]) -> dict[int, float]:
+    """Seed → bits per byte at the end, or of the lowest, where there is any."""
+    return {x["seed"]: of(x["bits_per_byte"]) for x in runs if x["bits_per_byte"]}
+
+
+def against(runs: list[dict[str, Any]], reference: list[dict[str, Any]]) -> str | None:
+    """The difference at the end, seed by seed."""
+    here, there = ends(runs), ends(reference)
+    return over_seeds({seed: here[seed] - there[seed] for seed in here if seed in there}, "+.3f")
+
+
+def over_seeds(values: dict[int, float], form: str = ".3f") -> str | None:
+    """Mean ± standard error."""
+    found = list(values.values())
+    if len(found) < 2:
+        return f"{found[0]:{form}}" if found else None
+    return f"{statistics.mean(found):{form}} ± {statistics.stdev(found) / math.sqrt(len(found)):.3f}"
+
+
 def figure(options, facts, results: dict[str, Any]):
+    """A line a seed; only the first is in the legend."""
     made, (axes,) = panels(1, width=6.4, height=4.2)
-    for name, found in results.items():
-        line(axes, zip(found["steps"], found["bits_per_byte"]), VARIANTS[name][1], name)
+    for name, runs in results.items():
+        for x in runs:
+            line(axes, zip(x["steps"], x["bits_per_byte"]), VARIANTS[name][1], name if x is runs[0] else None)
     label(axes, "steps", "bits per byte of an unseen novel", scales="linear linear", legend="")
     return made
 
