@@ -16,6 +16,11 @@ def widen(x: Tensor) -> Tensor:
     return x.to(wide(x.dtype))
 
 
+def widest(device: torch.device | str) -> torch.dtype:
+    """The widest numbers of a device, for angles and for sums over a whole set: float64, on Apple's GPUs float32."""
+    return torch.float32 if torch.device(device).type == "mps" else torch.float64
+
+
 def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Under autocast, cast as torch's own attention casts: to its dtype, but for float64."""
     kind = tensors[0].device.type

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tarnn.models.positions import SinusoidalPositions, positions_in
+from tarnn.numerics import widest
 
 
 def test_positions_count_what_is_there():
@@ -46,3 +47,10 @@ def test_what_enters_the_first_block(make_model, ids, kind, expected):
     torch.testing.assert_close(
         model(x, output_hidden_states=True).hidden_states[0], expected(model.embed_tokens(x), place)
     )
+
+
+@pytest.mark.parametrize(
+    "device, dtype", [("cpu", torch.float64), ("cuda:1", torch.float64), ("mps", torch.float32)]
+)
+def test_angles_and_totals_are_as_exact_as_the_device_can(device, dtype):
+    assert widest(device) == widest(torch.device(device)) == dtype

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tarnn.numerics import wide
+from tarnn.numerics import wide, widest
 
 
 def positions_in(
@@ -65,8 +65,7 @@ class Rotary:
 
     def frequencies(self, device: torch.device | str = "cpu") -> Float[Tensor, " pairs"]:
         """base^(−2c/dim) of each pair."""
-        precise = torch.float32 if torch.device(device).type == "mps" else torch.float64
-        return self.base ** (torch.arange(0, self.dim, 2, device=device, dtype=precise) / -self.dim)
+        return self.base ** (torch.arange(0, self.dim, 2, device=device, dtype=widest(device)) / -self.dim)
 
     def of(self, positions: Tensor | None, rotation: Rotation | None, x: Tensor, state) -> Rotation:
         """The rotation for x (b, t, ·): as given, from positions, or for a sequence that starts here.

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from tarnn.feature_maps.base import FeatureMap
 from tarnn.feature_maps.registry import register
+from tarnn.numerics import widest
 
 
 @register("cosformer")
@@ -38,8 +39,9 @@ class CosFormer(FeatureMap):
             raise ValueError(
                 f"CosFormer was made for at most {self.max_length} positions; got {positions.shape[-1]}."
             )
-        dtype = torch.float32 if positions.device.type == "mps" else torch.float64
-        angle = (positions.to(dtype) * (torch.pi / (2 * self.max_length)))[..., None]  # (…, t, 1)
+        angle = (positions.to(widest(positions.device)) * (torch.pi / (2 * self.max_length)))[
+            ..., None
+        ]  # (…, t, 1)
         return CosFormerAt(angle if positions.ndim == 1 else angle[:, None], self)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch f"]:

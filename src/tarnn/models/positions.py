@@ -5,6 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tarnn.attention.rotary import positions_in as positions_in
+from tarnn.numerics import widest
 
 
 class SinusoidalPositions(nn.Module):
@@ -19,9 +20,9 @@ class SinusoidalPositions(nn.Module):
         self.dim = dim
 
     def forward(self, positions: Int[Tensor, "b t"]) -> Float[Tensor, "b t dim"]:
-        wide = torch.float32 if positions.device.type == "mps" else torch.float64
-        exponent = torch.arange(0, self.dim, 2, device=positions.device, dtype=wide) / -self.dim
-        angle = positions[..., None].to(wide) * 10000.0**exponent
+        dtype = widest(positions.device)
+        exponent = torch.arange(0, self.dim, 2, device=positions.device, dtype=dtype) / -self.dim
+        angle = positions[..., None].to(dtype) * 10000.0**exponent
         return torch.cat([angle.sin(), angle.cos()], dim=-1).float()
 
     def extra_repr(self) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tarnn.kernels.cpu.hybrid import HybridCall
 from tarnn.kernels.eager.weights import chunk_weights
-from tarnn.numerics import default_eps, finite, wide
+from tarnn.numerics import default_eps, finite, wide, widest
 from tarnn.ops import hybrid_compiled, hybrid_slots
 from tarnn.ops.features import features
 from tarnn.ops.hybrid_compiled import log_scale
@@ -95,12 +95,16 @@ def _keys(how: Options, state: HybridState, k, v, real, log_decay) -> Keys:
     (b, g, t, _), w, s, device = k.shape, how.window, how.sinks, k.device
     # e^−10⁴ is 0
     decay = torch.zeros(b, g, t, device=device) if log_decay is None else log_decay.clamp(min=-1e4)
-    clock = decay.double().masked_fill(~real[:, None], 0.0).cumsum(-1)
+    clock = decay.to(widest(decay.device)).masked_fill(~real[:, None], 0.0).cumsum(-1)
     place = state.count[:, None] - w + torch.arange(w + t, device=device)
     there = torch.cat([place[:, :w] >= s, real], dim=1)
     fresh = torch.arange(s, device=device) - state.count[:, None]  # (b, s): which new token becomes this sink
     old, index = (fresh < 0)[:, None, :, None], fresh.clamp(0, t - 1)
-    sink_k, sink_v, sink_birth = state.k[:, :, :s], state.v[:, :, :s], state.fade[:, :, :s, None].double()
+    sink_k, sink_v, sink_birth = (
+        state.k[:, :, :s],
+        state.v[:, :, :s],
+        state.fade[:, :, :s, None].to(clock.dtype),
+    )
     if s:
         sink_k, sink_v = torch.where(old, sink_k, at(k, index)), torch.where(old, sink_v, at(v, index))
         sink_birth = torch.where(old, sink_birth, at(-clock[..., None], index))
@@ -108,7 +112,7 @@ def _keys(how: Options, state: HybridState, k, v, real, log_decay) -> Keys:
     before_k, before_v, fade = (at(x, ring) for x in (state.k, state.v, state.fade[..., None]))
     return Keys(
         torch.cat([before_k, k], 2), torch.cat([before_v, v], 2), place, there,
-        torch.cat([fade[..., 0].double(), -clock], 2), clock, sink_k, sink_v, sink_birth[..., 0], real,
+        torch.cat([fade[..., 0].to(clock.dtype), -clock], 2), clock, sink_k, sink_v, sink_birth[..., 0], real,
     )  # fmt: skip
 
 
@@ -129,7 +133,7 @@ def _slots(how: Options, state: HybridState, keys: Keys) -> _Slots:
     first = how.sinks + how.window
     row = (
         torch.cat([state.k[:, :, first:], keys.k], 2), torch.cat([state.v[:, :, first:], keys.v], 2),
-        torch.cat([state.fade[:, :, first:].double(), keys.birth], 2),
+        torch.cat([state.fade[:, :, first:].to(keys.birth.dtype), keys.birth], 2),
         torch.cat([state.place, keys.place[:, None].expand(-1, g, -1)], 2),
     )  # fmt: skip
     score = hybrid_slots.scores(how.feature_map, keys.k, how.scale, how.softcap)

@@ -106,7 +106,7 @@ class Task(ABC):
 
     @abstractmethod
     def sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
-        """(nats, tokens, bytes) of a validation batch, float64, and after them what `rates` names."""
+        """(nats, tokens, bytes) of a validation batch, float64 where the device has it, and after them what `rates` names."""
 
     def sample(self, max_seconds: float | None) -> str:
         """What the trained model makes, within that time; printed at the end of the run."""

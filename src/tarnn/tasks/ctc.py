@@ -122,6 +122,7 @@ class CtcTask(SequenceTask):
         import torch
 
         from tarnn.data.ctc import best_path, edits
+        from tarnn.numerics import widest
 
         out = model(**batch)
         logits = out.logits.float()
@@ -137,7 +138,8 @@ class CtcTask(SequenceTask):
         wanted = [row[row >= 0].tolist() for row in batch["labels"]]
         found = [best_path(row[:n].cpu().numpy()) for row, n in zip(logits, lengths.tolist())]
         wrong, count = sum(map(edits, found, wanted)), sum(map(len, wanted))
-        return torch.stack([nats.double(), *(nats.new_tensor(x).double() for x in (count, count, wrong))])
+        nats = nats.to(widest(nats.device))
+        return torch.stack([nats, *(nats.new_tensor(x) for x in (count, count, wrong))])
 
     def rows(self) -> dict[str, str]:
         train, held_out = self.data_facts["train"], self.data_facts["validation"]

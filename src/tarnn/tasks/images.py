@@ -144,7 +144,10 @@ class ImageTask(Task):
     def sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
         import torch
 
-        nats, values = model(**batch).nats.double().sum(), batch["pixel_values"].numel()
+        from tarnn.numerics import widest
+
+        nats, values = model(**batch).nats, batch["pixel_values"].numel()
+        nats = nats.sum(dtype=widest(nats.device))
         return torch.stack([nats, nats.new_tensor(values), nats.new_tensor(values)])
 
     def trainer_options(self, args: TrainingArguments) -> dict[str, Any]:

@@ -64,10 +64,15 @@ class SequenceTask(Task):
         import torch
         from torch.nn.functional import cross_entropy
 
+        from tarnn.numerics import widest
+
         labels = batch["labels"].flatten()
         logits = model(**batch).logits.float().flatten(0, -2)
-        nats = cross_entropy(logits, labels, reduction="sum").double()
-        count, hits = (labels != -100).sum().double(), (logits.argmax(-1) == labels).sum().double()
+        nats = cross_entropy(logits, labels, reduction="sum").to(widest(labels.device))
+        count, hits = (
+            (labels != -100).sum().to(nats.dtype),
+            (logits.argmax(-1) == labels).sum().to(nats.dtype),
+        )
         return torch.stack([nats, count, count, hits])
 
     def step_row(self, per_step: int) -> str:

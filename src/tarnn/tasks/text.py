@@ -119,13 +119,15 @@ class TextTask(Task):
         from torch.nn.functional import cross_entropy
 
         from tarnn.data.windows import IGNORED
+        from tarnn.numerics import widest
 
         targets = batch["targets"]
         logits = model(input_ids=batch["input_ids"], use_cache=False).logits.float()
         nats = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
         counted = targets[targets != IGNORED]
         num_bytes = self.bytes_per_id.to(targets.device)[counted].sum()
-        return torch.stack([nats.double(), num_bytes.new_tensor(len(counted)).double(), num_bytes.double()])
+        nats = nats.to(widest(nats.device))
+        return torch.stack([nats, nats.new_tensor(len(counted)), num_bytes.to(nats.dtype)])
 
     @property
     def has_sample(self) -> bool:

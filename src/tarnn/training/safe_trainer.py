@@ -15,6 +15,7 @@ from torch.utils.data import Sampler
 from transformers import Trainer, TrainingArguments
 
 from tarnn.errors import UserError
+from tarnn.numerics import widest
 from tarnn.training import checkpoints
 from tarnn.training.budget import Clock, TimeBudget
 from tarnn.training.checkpoints import RunState
@@ -152,7 +153,9 @@ class SafeTrainer(Trainer):
         count = self.run_state.validation_batches or len(batches)
         chosen = [i * len(batches) // count for i in range(count)]
         self.model.eval()
-        totals = torch.zeros(3 + len(self.task.rates), dtype=torch.float64, device=self.args.device)
+        totals = torch.zeros(
+            3 + len(self.task.rates), dtype=widest(self.args.device), device=self.args.device
+        )
         for i in range(0, count, world):  # every process takes part in every round: FSDP must gather
             batch = self._prepare_inputs(batches[chosen[min(i + rank, count - 1)]])
             sums = self.task.sums(self.model, batch)
