@@ -50,7 +50,7 @@ def test_what_enters_the_first_block(make_model, ids, kind, expected):
 
 
 @pytest.mark.parametrize(
-    "device, dtype", [("cpu", torch.float64), ("cuda:1", torch.float64), ("mps", torch.float32)]
+    ("device", "dtype"), [("cpu", torch.float64), ("cuda:1", torch.float64), ("mps", torch.float32)]
 )
 def test_angles_and_totals_are_as_exact_as_the_device_can(device, dtype):
     assert widest(device) == widest(torch.device(device)) == dtype
