@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tarnn.analysis import compressors
+from tarnn.kernels.cpu import library
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,7 @@ def test_all_of_it_and_once_more_into_the_same_folder(command, folder, monkeypat
         64 * 2 * 2 * 32 * 4,
         256 * 2 * 2 * 32 * 4,
     ]
+    assert f"The {'fused' if library.available() else 'eager'} step" in outcome.out
     assert min(point["rounds"] for points in decode.values() for point in points) >= 5
     for name in ("model.safetensors", "decode.png", "demo.json", "log.jsonl"):
         assert (folder / name).stat().st_size > 0

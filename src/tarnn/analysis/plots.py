@@ -23,7 +23,7 @@ def decode_cost_figure(costs: Mapping[str, Sequence[DecodeCost]], title: str = "
     Time is the median of the rounds, with their range as a band.
     """
     from matplotlib.figure import Figure  # a Figure of its own draws with Agg and leaves pyplot's state alone
-    from matplotlib.ticker import EngFormatter, NullFormatter, NullLocator
+    from matplotlib.ticker import EngFormatter, NullFormatter, NullLocator, StrMethodFormatter
 
     figure = Figure(figsize=(9, 3.8), layout="constrained", dpi=150)
     time, size = figure.subplots(1, 2)
@@ -41,7 +41,7 @@ def decode_cost_figure(costs: Mapping[str, Sequence[DecodeCost]], title: str = "
         axes.xaxis.set_minor_locator(NullLocator())
         axes.grid(alpha=0.3)
     time.legend(frameon=False)
-    time.yaxis.set_major_formatter(EngFormatter())
+    time.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     time.yaxis.set_minor_formatter(NullFormatter())
     size.yaxis.set_major_formatter(EngFormatter(unit="B"))
     figure.suptitle(title, fontsize="medium")

@@ -13,9 +13,12 @@ from tarnn.analysis.compressors import bits_per_byte, compressors
 from tarnn.analysis.decode_cost import ROUNDS, SECONDS_A_ROUND, DecodeCost, fastest_decode_cost, softmax_twin
 from tarnn.analysis.plots import plot_decode_cost
 from tarnn.cli.output import Output
+from tarnn.cli.progress import silent
+from tarnn.cli.step import StepOptions, prepare_step
 from tarnn.data.corpus import Corpus, load
 from tarnn.errors import UserError
 from tarnn.generation.checkpoint import open_model
+from tarnn.generation.fused import FusedStep, refusal
 from tarnn.generation.loop import TokenLoop
 from tarnn.generation.samplers import sampler
 from tarnn.generation.streaming import TextStream, decoder
@@ -91,6 +94,7 @@ def write_sample(model: TarnnForCausalLM, corpus: Corpus, num_tokens: int, seed:
     """Text from the model, as it is made."""
     prompt, out, start = list(PROMPT.encode()), Output(), time.perf_counter()
     loop = TokenLoop(model, model.new_state(1))
+    prepare_step(loop, num_tokens, StepOptions(), silent)
     loop.read(torch.tensor([prompt], device=model.device))
     stream = TextStream(decoder(corpus.tokenizer), prompt)
     out.write(PROMPT)
@@ -130,28 +134,31 @@ def compare_bits(result: TrainResult, corpus: Corpus) -> dict[str, Any]:
 def measure(
     model: TarnnForCausalLM, positions: tuple[int, ...], seconds_a_round: float = SECONDS_A_ROUND
 ) -> dict[str, list[DecodeCost]]:
-    """Prints and returns the time and memory per token at each position, in this model and in its twin with softmax."""
+    """Prints and returns the time and memory per token at each position, in this model and in its twin with softmax:
+    of the fused step, where the compiled kernels are there, as in `tarnn generate`."""
     twin = TarnnForCausalLM(softmax_twin(model.config)).eval()
+    fused = refusal(model) is None
+    models = {
+        name: (one, FusedStep(one) if fused else None) for name, one in (("linear", model), ("softmax", twin))
+    }
     costs: dict[str, list[DecodeCost]] = {"linear": [], "softmax": []}
     print(
         f"  {'position':>10}{'linear, ms':>26}{'bytes of state':>16}{'softmax, ms':>26}{'bytes of cache':>16}"
     )
     for position in positions:
         cells = []
-        for name, one in (("linear", model), ("softmax", twin)):
-            costs[name].append(cost := fastest_decode_cost(one, position, seconds_a_round=seconds_a_round))
+        for name, (one, step) in models.items():
+            cost = fastest_decode_cost(one, position, seconds_a_round=seconds_a_round, step=step)
+            costs[name].append(cost)
             cells.append(
-                f"{cost.ms:11.2f} ({cost.ms_min:.2f} – {cost.ms_max:.2f})".rjust(26)
+                f"{cost.ms:11.3f} ({cost.ms_min:.3f} – {cost.ms_max:.3f})".rjust(26)
                 + f"{cost.state_bytes:16,}"
             )
         print(f"  {position:10,}" + "".join(cells), flush=True)
     threads = " or ".join(dict.fromkeys(["1", str(torch.get_num_threads())]))
-    print(
-        f"\n  Median of {ROUNDS} rounds (fastest – slowest), batch 1, {threads} threads, whichever is faster. The tokens"
-    )
-    print(
-        "  before a position were not generated: state and cache were filled with random numbers up to there."
-    )
+    print(f"""
+  The {"fused" if fused else "eager"} step, median of {ROUNDS} rounds (fastest – slowest), batch 1, {threads} threads, whichever
+  is faster. The tokens before a position were not generated: random numbers stand for them.""")
     return costs
 
 
