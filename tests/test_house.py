@@ -15,11 +15,11 @@ MAY_IMPORT = {
     "data": set(),
     "ops": {"kernels", "feature_maps"},
     "attention": {"ops", "feature_maps"},
-    "models": {"kernels", "ops", "feature_maps", "attention"},  # kernels: to sample a likelihood
+    # models look into kernels for the fused step, and to sample a likelihood
+    "models": {"kernels", "ops", "feature_maps", "attention"},
     "tasks": {"ops", "feature_maps", "attention", "models", "data"},
     "training": {"ops", "feature_maps", "attention", "models", "data", "tasks"},
-    # generation looks into kernels for the fused step
-    "generation": {"kernels", "ops", "feature_maps", "attention", "models", "data", "tasks"},
+    "generation": {"ops", "feature_maps", "attention", "models", "data", "tasks"},
     "analysis": {"ops", "feature_maps", "attention", "models", "data"},
     "conversion": {"ops", "feature_maps", "models", "data", "training", "tasks"},  # finetune trains
     "cli": {

@@ -1,8 +1,5 @@
 """Models small enough to run a thousand tokens of in a test."""
 
-from contextlib import contextmanager
-
-import pytest
 import torch
 from support.models import fixtures_of
 
@@ -31,19 +28,3 @@ def build(kind="linear", seed=0, **overrides):
 
 # make_model(kind="linear", **overrides of the config)
 kind, model, make_model = fixtures_of(KINDS, build)
-
-
-@pytest.fixture
-def with_threads():
-    """with with_threads(n): torch has n threads within."""
-
-    @contextmanager
-    def number_of(threads):
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-
-    return number_of

@@ -18,12 +18,12 @@ from tarnn.cli.step import StepOptions, prepare_step
 from tarnn.data.corpus import Corpus, load
 from tarnn.errors import UserError
 from tarnn.generation.checkpoint import open_model
-from tarnn.generation.fused import FusedStep, refusal
 from tarnn.generation.loop import TokenLoop
 from tarnn.generation.samplers import sampler
 from tarnn.generation.streaming import TextStream, decoder
 from tarnn.generation.threads import threads_for_steps
 from tarnn.models import TarnnForCausalLM
+from tarnn.models.fused import FusedStep, refusal
 from tarnn.tasks import TextSettings
 from tarnn.tasks.text import DATA
 from tarnn.training.folder import LOG, SETTINGS, read_settings

@@ -20,11 +20,11 @@ from tarnn.data import Images, read_images
 from tarnn.data.image_grid import image_grid, write_png
 from tarnn.errors import UserError
 from tarnn.generation.checkpoint import open_model
-from tarnn.generation.fused import FusedStep
 from tarnn.generation.pixels import PixelLoop, pixel_sampler, upper_rows
 from tarnn.generation.samplers import Sampler
 from tarnn.generation.state_file import check_writable
 from tarnn.generation.threads import threads_for_steps
+from tarnn.models.fused import FusedStep
 from tarnn.models.recurrent_images import ImageModel
 
 HIDDEN = 127  # the shade of what a completion does not see

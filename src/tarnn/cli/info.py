@@ -61,8 +61,8 @@ def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, An
     # transformers, which takes longer to import than all the rest, is for checkpoints only
     from tarnn.analysis.decode_cost import softmax_twin
     from tarnn.generation.checkpoint import open_config, weightless
-    from tarnn.generation.fused import refusal_of_its_kind
     from tarnn.generation.weights import check_weights, read_headers, read_weights, saved_dtype
+    from tarnn.models.fused import refusal_of_its_kind
     from tarnn.tasks import TASKS
 
     config, (file, header) = open_config(checkpoint, tuple(TASKS)), read_headers(checkpoint)

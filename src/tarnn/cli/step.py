@@ -7,8 +7,8 @@ from typing import Any
 from tarnn.cli.progress import Report
 from tarnn.errors import UserError
 from tarnn.generation.compiled import choose, compile_step
-from tarnn.generation.fused import FusedStep, refusal
 from tarnn.generation.recorded import RecordedStep, cannot_record
+from tarnn.models.fused import FusedStep, refusal
 
 
 @dataclass(frozen=True)

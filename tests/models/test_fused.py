@@ -10,11 +10,11 @@ from tarnn.analysis.image_likelihood import bits_per_dim_by_steps
 from tarnn.attention import LinearAttention, calibrating
 from tarnn.data import Images
 from tarnn.feature_maps import GeneralizedFeatures, GeneralizedRandomFeatures, OwnMap, names
-from tarnn.generation.fused import FusedStep, refusal
 from tarnn.generation.pixels import PixelLoop, pixel_sampler
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.stack import FORMATS
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
+from tarnn.models.fused import FusedStep, refusal
 
 TEXT = {
     "vocab_size": 97, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40,

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tarnn.generation.fused import FusedStep
 from tarnn.kernels.cpu import library
 from tarnn.models import TarnnConfig, TarnnForCausalLM
+from tarnn.models.fused import FusedStep
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
 

@@ -21,11 +21,11 @@ from tarnn.attention import (
     SoftmaxAttention,
     TokenDecay,
 )  # fmt: skip
-from tarnn.generation.fused_maps import Move, recipe
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.stack import ATTENTIONS, DECAYS, FORMATS, FUNCTIONS, Block, step
 from tarnn.models.block import Block as Layer
 from tarnn.models.block import GeluMlp
+from tarnn.models.fused_maps import Move, recipe
 from tarnn.models.inputs import check_length
 from tarnn.models.recurrent import TextModel
 from tarnn.models.recurrent_images import ImageModel
