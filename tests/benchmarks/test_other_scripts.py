@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import fused_step
+import generate
 import model_steps
 import parts
 import pytest
@@ -69,6 +70,27 @@ def test_a_step_is_held_against_an_empty_call_and_its_state_copied(monkeypatch, 
     judged = [t for t in step_script.targets(found) if t.case == "tarnn.step"]
     assert [t.met for t in judged] == [met, met]
     assert all(t.met is None for t in step_script.targets(found) if t.case != "tarnn.step")
+
+
+def test_generate_is_measured_where_all_ways_write_the_same(script, folder, monkeypatch):
+    if not library.available():
+        pytest.skip("no compiled kernels here")
+    monkeypatch.setattr(generate, "SIZES", dict.fromkeys(generate.SIZES, (64, 1)))
+    code, _, _ = script("generate", "--quick")
+    assert code == 0
+    [found] = json.loads((folder / "generate.json").read_text())["results"].values()
+    assert set(found["timings"]) == {
+        generate.OWN,
+        generate.UNASKED,
+        generate.INT8,
+        generate.LOOP,
+        generate.LLAMA,
+    }
+    assert "| 256 × 8 | 0.1 M |" in (folder / "generate.md").read_text()
+    monkeypatch.setattr(generate, "write", lambda *_: torch.zeros(1, 12, dtype=torch.long))
+    code, _, err = script("generate", "--quick")
+    assert code == 1
+    assert "the token loop wrote another text" in err
 
 
 def test_fused_steps_are_measured_and_judged(script, folder, monkeypatch):

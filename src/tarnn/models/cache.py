@@ -45,6 +45,15 @@ class StateLayer(CacheLayerMixin):
         self.state, self.is_initialized = state, True
         self.num_tokens += num_tokens
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The state's tensors and numbers: the same object until another state is set."""
+        return self._parts
+
+    def written_in_place(self, state: State, num_tokens: int) -> None:
+        """Takes in what `write` would, of a state whose tensors were written; a state before it can't be had again."""
+        self.state, self.num_tokens = state, self.num_tokens + num_tokens
+
     def get_seq_length(self) -> int:
         return self.num_tokens
 

@@ -1,6 +1,7 @@
 """The language model: logits for the next token, in parallel for training and as an RNN for generation."""
 
-from typing import Any, ClassVar
+from functools import wraps
+from typing import Any, ClassVar, cast
 
 from torch import Tensor
 from transformers import Cache, GenerationMixin
@@ -11,6 +12,7 @@ from transformers.utils.generic import can_return_tuple
 from tarnn.models.backbone import TarnnModel, TarnnPreTrainedModel
 from tarnn.models.configuration import TarnnConfig
 from tarnn.models.documents import find_documents, without_seams
+from tarnn.models.fused_forward import taken, unasked
 from tarnn.models.recurrent import Backbone, TextModel
 
 
@@ -49,6 +51,11 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
             that. With shift_labels (b, t) labels stand where they are predicted, and are taken instead.
         logits_to_keep: logits of the last n places only (0: all), or of the places in an index tensor.
         """
+        if (fused := taken(self)) is not None and not isinstance(logits_to_keep, Tensor):
+            asked = {"inputs_embeds": inputs_embeds, "labels": labels, "cu_seqlens": cu_seqlens, **kwargs}
+            logits = fused(input_ids, attention_mask, position_ids, past_key_values, asked)
+            if logits is not None:
+                return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
         if labels is not None and cu_seqlens is None:  # to know where labels end, too
             cu_seqlens = find_documents(
                 (labels.shape[0], labels.shape[1]), cu_seqlens=None, position_ids=position_ids, attention_mask=attention_mask,
@@ -68,3 +75,8 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
             loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states,
             attentions=out.attentions,
         )  # fmt: skip
+
+    @wraps(GenerationMixin.generate)  # its arguments and docstring
+    def generate(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        with unasked(self):
+            return GenerationMixin.generate(cast(Any, self), *args, **kwargs)

@@ -21,12 +21,14 @@ from tarnn.attention import (
     SoftmaxAttention,
     TokenDecay,
 )  # fmt: skip
+from tarnn.attention.norm import RMSNorm
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.stack import ATTENTIONS, DECAYS, FORMATS, FUNCTIONS, Block, step
 from tarnn.models.block import Block as Layer
-from tarnn.models.block import GeluMlp
+from tarnn.models.block import GeluMlp, SwiGlu
 from tarnn.models.fused_maps import Move, recipe
 from tarnn.models.inputs import check_length
+from tarnn.models.positions import SinusoidalPositions
 from tarnn.models.recurrent import TextModel
 from tarnn.models.recurrent_images import ImageModel
 from tarnn.models.state import ModelState
@@ -46,6 +48,13 @@ LINEAR = (
     "q_proj", "k_proj", "v_proj", "o_proj", "gate", "down", "up", "gate_proj", "up_proj", "down_proj", "lm_head",
     "head",
 )  # fmt: skip
+NORMS = (RMSNorm, nn.LayerNorm)
+# what a module of this name has to be, where there is one
+PLACES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(LINEAR, (nn.Linear,)), "mlp": (SwiGlu, GeluMlp), "attention_norm": NORMS, "mlp_norm": NORMS,
+    "norm": (*NORMS, nn.Identity), "embed_tokens": (nn.Embedding,),
+    "embed_positions": (nn.Embedding, SinusoidalPositions),
+}  # fmt: skip
 MOST_PLACES = 2**16  # positions whose embeddings are kept in a table; beyond, each step computes its own
 
 
@@ -53,8 +62,11 @@ def refusal(model: nn.Module) -> str | None:
     """Why there is no fused step for this model, or None where there is one."""
     if reason := refusal_of_its_kind(model):
         return reason
-    if any(p.device.type != "cpu" or p.dtype != torch.float32 for p in model.parameters()):
+    weights = list(model.parameters())
+    if any(p.device.type != "cpu" or p.dtype != torch.float32 for p in weights):
         return "it computes in float32 on a CPU, and this model is elsewhere or of another type"
+    if any(type(p.data) is not Tensor for p in weights):
+        return "its weights are sharded, or kept in another way than as numbers"
     return "the model is in training mode" if model.training else None
 
 
@@ -86,10 +98,14 @@ def _attention_refusal(attention: Any) -> str | None:
 
 
 def _replaced(model: nn.Module) -> str | None:
-    """The name of a module that does more than its weights say: hooked, or a projection that is no plain nn.Linear."""
+    """The name of a module that does more than its weights say: hooked, with a forward of its own, or in the place of another."""
     for name, module in model.named_modules():
-        projects = name.rpartition(".")[2] in LINEAR and type(module) is not nn.Linear
-        if projects or module._forward_hooks or module._forward_pre_hooks:
+        kind, place = type(module), name.rpartition(".")[2]
+        known = PLACES.get(place)
+        foreign = module is not model and kind.__module__.partition(".")[0] not in ("tarnn", "torch")
+        patched = module is not model and "forward" in vars(module)
+        hooked = module._forward_hooks or module._forward_pre_hooks
+        if foreign or patched or hooked or (known is not None and kind not in known):
             return name or "the model"
     return None
 

@@ -1,0 +1,124 @@
+"""transformers' `generate` on a model of tarnn's, with the fused step and without, against a Llama of the same shape.
+
+    python benchmarks/generate.py        # two minutes; benchmarks/results/generate.{json,md}
+
+The claim: who calls `model.generate`, or a pipeline, need not know of the fused step to be as fast as it allows. Greedy,
+batch 1, 16 tokens of a prompt and then 128 more, random weights, float32. In turns: `generate` as it is, which packs the
+weights in each call; within `fused_forward(model, "int8")`, packed in each call as well; with the model's own step; the
+token loop of `tarnn generate` with a step that was packed before; and `generate` of transformers' own Llama with its cache.
+All of ours must write the same text, but for int8.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from scripts.common.clock import Contender, Effort, Timing, measure_in_turns
+from scripts.common.options import parse
+from scripts.common.results import Unmeasured, run
+from scripts.common.tables import markdown, page, source
+from tarnn.generation.loop import TokenLoop
+from tarnn.models import TarnnConfig, TarnnForCausalLM
+from tarnn.models.fused import FusedStep, refusal
+from tarnn.models.fused_forward import fused_forward
+
+SIZES = {"256 × 8": (256, 8), "512 × 8": (512, 8), "512 × 12": (512, 12)}  # hidden width × layers
+HEADS, PROMPT = 8, 16
+OWN, UNASKED, INT8, LOOP, LLAMA = (
+    "generate, the model's own step", "generate", "generate, int8", "the token loop", "generate, Llama",
+)  # fmt: skip
+
+
+def main() -> int:
+    options = parse(
+        __file__, __doc__, {"tokens": 128, "rounds": 5, "sizes": list(SIZES)}, {"tokens": 12, "rounds": 3, "sizes": ["256 × 8"]},
+        choices={"sizes": list(SIZES)},
+    )  # fmt: skip
+    with torch.no_grad():
+        return run(options, measure, report=report)
+
+
+def measure(options, found: dict[str, Any], keep) -> None:
+    for size in options.sizes:
+        model, llama = models(*SIZES[size])
+        if reason := refusal(model):
+            raise Unmeasured(f"there is no fused step here: {reason}.")
+        ways = contenders(model, llama, options.tokens)
+        texts = {}
+        for name in (OWN, UNASKED, LOOP):
+            with ways[name].surroundings():
+                texts[name] = ways[name].call()
+        if wrong := [name for name, text in texts.items() if not torch.equal(text, texts[OWN])]:
+            raise Unmeasured(f"{', '.join(wrong)} wrote another text than {OWN}.")
+        timings = measure_in_turns(ways, Effort(0, rounds=(options.rounds, options.rounds), seconds=60))
+        for name, x in timings.items():
+            print(f"{size:10}{name:32}{x.ms / options.tokens:8.2f} ms a token", flush=True)
+        parameters = {"tarnn": model.num_parameters(), "llama": llama.num_parameters()}
+        found[size] = {"parameters": parameters, "timings": timings}
+        keep()
+
+
+def models(hidden: int, layers: int) -> tuple[TarnnForCausalLM, LlamaForCausalLM]:
+    """tarnn's default model of this size, and a Llama as wide, as deep, and with the same feed-forward."""
+    torch.manual_seed(0)
+    ours = TarnnConfig(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=HEADS)
+    theirs = LlamaConfig(
+        vocab_size=ours.vocab_size, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=HEADS,
+        intermediate_size=ours.intermediate_size, tie_word_embeddings=True,
+    )  # fmt: skip
+    return TarnnForCausalLM(ours).eval(), LlamaForCausalLM(theirs).eval()
+
+
+def contenders(model: TarnnForCausalLM, llama: LlamaForCausalLM, tokens: int) -> dict[str, Contender]:
+    prompt = torch.randint(0, 256, (1, PROMPT), generator=torch.Generator().manual_seed(1))
+    generated = partial(
+        call_generate, prompt=prompt, do_sample=False, eos_token_id=None, pad_token_id=0, min_new_tokens=tokens,
+        max_new_tokens=tokens,
+    )  # fmt: skip
+    return {
+        OWN: Contender(generated(model), surroundings=lambda: fused_forward(model, None)),
+        UNASKED: Contender(generated(model)),
+        INT8: Contender(generated(model), surroundings=lambda: fused_forward(model, "int8")),
+        LOOP: Contender(partial(write, model, FusedStep(model), prompt, tokens)),
+        LLAMA: Contender(generated(llama)),
+    }
+
+
+def call_generate(model: Any, prompt: Tensor, **options: Any) -> Callable[[], Tensor]:
+    return lambda: model.generate(prompt, **options)[:, PROMPT:]
+
+
+def write(model: TarnnForCausalLM, step: FusedStep, prompt: Tensor, tokens: int) -> Tensor:
+    """What `tarnn generate` does."""
+    loop = TokenLoop(model, model.new_state(1), step=step)
+    loop.read(prompt)
+    return torch.stack(list(loop.tokens(lambda logits: logits.argmax(-1), tokens)), 1)
+
+
+def report(options, facts, found: dict[str, Any]) -> str:
+    rows = []
+    for size, at in found.items():
+        timings: dict[str, Timing] = at["timings"]
+        millions = at["parameters"]["tarnn"] / 1e6
+        each = [f"{timings[x].ms / options.tokens:.2f}" for x in (LLAMA, OWN, UNASKED, INT8, LOOP)]
+        rows.append([size, f"{millions:.1f} M", *each])
+    return page(
+        "Milliseconds a token of transformers' `generate`",
+        source(facts, f"{options.tokens} tokens after a prompt of {PROMPT}, batch 1, greedy, random weights. Medians."),
+        markdown(
+            ["width × layers", "parameters", LLAMA, OWN, UNASKED, INT8, LOOP], rows
+        ),
+        "The weights are packed in each call of `generate`; for the token loop they were packed before. A Llama's token costs "
+        f"more the longer its cache is; here it has at most {PROMPT + options.tokens} keys.",
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

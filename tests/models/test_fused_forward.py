@@ -1,0 +1,257 @@
+"""transformers' generate() by the fused step: the same texts, caches that go on, and what it leaves to `forward`."""
+
+import threading
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from tarnn.kernels.cpu import library
+from tarnn.models import fused_forward as file
+from tarnn.models.fused import FusedStep, refusal
+from tarnn.models.fused_forward import PATIENCE, fused_forward
+
+pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
+LONG = {"max_new_tokens": 20, "eos_token_id": None, "pad_token_id": 0, "do_sample": False}
+WAYS = {
+    "greedy": {},
+    "beams": {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 0.5, "eos_token_id": 7},
+    "sampling": {"do_sample": True, "top_k": 0, "temperature": 1.5},
+    "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    "room for all": {"cache_implementation": "static"},
+    "prompt lookup": {"prompt_lookup_num_tokens": 3},
+}
+
+
+@pytest.fixture
+def model(kind, make_model):
+    """Of each kind, in float32."""
+    return make_model(kind).float()
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The fused steps that were made, and the tokens that they were given."""
+    made, call = [], FusedStep.__call__
+    before = FusedStep.__init__
+
+    def init(self, *args):
+        made.append([])
+        before(self, *args)
+        self.of_test = made[-1]
+
+    def counted(self, ids, *args, **options):
+        self.of_test.append(len(ids))
+        return call(self, ids, *args, **options)
+
+    monkeypatch.setattr(FusedStep, "__init__", init)
+    monkeypatch.setattr(FusedStep, "__call__", counted)
+    return made
+
+
+def generated(model, x, weights, **options):
+    torch.manual_seed(0)
+    with fused_forward(model, weights):
+        return model.generate(x, **LONG | options)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_text(model, ids, steps, way):
+    x = ids(1 if way == "prompt lookup" else 2, 5)
+    expected = generated(model, x, None, **WAYS[way])
+    assert not steps
+    assert torch.equal(generated(model, x, "float32", **WAYS[way]), expected)
+    if way == "greedy":
+        assert steps == [[2] * 19]  # the first of the twenty is the prompt's
+
+
+def test_left_padding(model, ids):
+    x, lengths = ids(2, 6), (3, 6)
+    mask = (torch.arange(6) >= 6 - torch.tensor(lengths)[:, None]).long()
+    expected = generated(model, x, None, attention_mask=mask)
+    assert torch.equal(generated(model, x, "float32", attention_mask=mask), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padded", [False, True])
+def test_logits_and_caches_are_those_of_forward(model, ids, padded):
+    """Tokens by the fused step and by forward in turns, on one cache; others by forward alone, on another."""
+    x, mask = ids(2, 30), torch.ones(2, 30, dtype=torch.long)
+    if padded:
+        mask[0, :4] = 0
+    one, other = (DynamicCache(config=model.config) for _ in range(2))
+    for cache in (one, other):
+        model(x[:, :6], attention_mask=mask[:, :6], past_key_values=cache)
+    for i in range(6, 30):
+        options = {"attention_mask": mask[:, : i + 1]} if padded or i % 2 else {}
+        with fused_forward(model, None if i % 5 == 4 else "float32"):
+            found = model(x[:, i : i + 1], past_key_values=one, **options)
+        expected = model(x[:, i : i + 1], past_key_values=other, **options)
+        assert found.logits.shape == expected.logits.shape
+        assert torch.allclose(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
+        assert found.past_key_values is one
+        assert one.get_seq_length() == other.get_seq_length() == i + 1
+    for a, b in zip(one.layers, other.layers, strict=True):
+        a, b = a.state.tensors(), b.state.tensors()
+        assert a.keys() == b.keys() or (padded, "mask") == (False, *(a.keys() ^ b.keys()))
+        for name in a.keys() & b.keys():
+            assert torch.allclose(a[name].float(), b[name].float(), rtol=1e-4, atol=1e-4)
+
+
+def test_short_texts_do_without_and_longer_ones_pack_once(make_model, ids, steps):
+    model = make_model("hybrid").float()
+    model.generate(ids(2, 5), **LONG | {"max_new_tokens": PATIENCE + 1})
+    assert not steps
+    model.generate(ids(2, 5), **LONG)
+    assert [len(x) for x in steps] == [20 - 1 - PATIENCE]
+
+
+def test_a_model_that_is_large_or_not_served_takes_its_own_step(make_model, ids, steps, monkeypatch):
+    model, x = make_model("default").float(), ids(1, 5)
+    expected = generated(model, x, None)
+    handle = model.model.layers[0].register_forward_hook(lambda *_: None)
+    assert torch.equal(model.generate(x, **LONG), expected)
+    with fused_forward(model):
+        assert torch.equal(model.generate(x, **LONG), expected)
+    handle.remove()
+    assert not any(steps)
+    steps.clear()
+    monkeypatch.setattr(file, "MOST_BYTES", 1000)
+    assert torch.equal(model.generate(x, **LONG), expected)
+    assert not steps
+    assert torch.equal(generated(model, x, "float32"), expected)  # asked for
+    assert len(steps) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"output_hidden_states": True},
+        {"labels": torch.tensor([[5], [6]])},
+        {"logits_to_keep": torch.tensor([0])},
+    ],
+    ids=["hidden states", "labels", "places"],
+)
+def test_what_asks_for_more_gets_it(make_model, ids, steps, options):
+    model, x = make_model("softmax").float(), ids(2, 6)
+    outs = []
+    for weights in (None, "float32"):
+        with torch.no_grad(), fused_forward(model, weights):
+            cache = model(x[:, :5], use_cache=True).past_key_values
+            outs.append(model(x[:, 5:], past_key_values=cache, **options))
+    assert outs[0].keys() == outs[1].keys()
+    assert torch.equal(outs[0].logits, outs[1].logits)
+    assert not any(steps)
+
+
+def test_gradients_autocast_embeddings_and_padding_are_for_forward(make_model, ids, steps):
+    model, x = make_model("default").float(), ids(2, 6)
+    with fused_forward(model):
+        cache = model(x[:, :3], use_cache=True).past_key_values
+        assert model(x[:, 3:4], past_key_values=cache).logits.requires_grad
+        with torch.no_grad():
+            with torch.autocast("cpu"):
+                assert model(x[:, 4:5], past_key_values=cache).logits.dtype == torch.bfloat16
+            model(inputs_embeds=model.model.embed_tokens(x[:, 5:]), past_key_values=cache)
+            mask = torch.ones(2, 7, dtype=torch.long)
+            mask[1, 6] = 0
+            model(x[:, :1], attention_mask=mask, past_key_values=cache)
+            assert not any(steps)
+            model(x[:, :1], past_key_values=cache)
+    assert steps == [[2]]
+
+
+def test_what_is_wrong_has_the_sentence_of_forward(make_model, ids):
+    model = make_model("default", position="learned", max_position_embeddings=8).float()
+    with torch.no_grad(), fused_forward(model):
+        cache = model(ids(1, 6), use_cache=True).past_key_values
+        model(ids(1, 1), past_key_values=cache)
+        with pytest.raises(IndexError):
+            model(torch.tensor([[99]]), past_key_values=cache)
+        model(ids(1, 1), past_key_values=cache)
+        with pytest.raises(ValueError, match="up to 8 tokens"):
+            model(ids(1, 1), past_key_values=cache)
+    with pytest.raises(ValueError, match="int8, int4, or None; got 'int2'"), fused_forward(model, "int2"):
+        pass
+
+
+def test_fewer_bits_change_the_logits_a_little(make_model, ids):
+    model, x = make_model("hybrid").float(), ids(1, 6)
+    found = {}
+    for weights in (None, "float32", "int8"):
+        with torch.no_grad(), fused_forward(model, weights):
+            cache = model(x[:, :5], use_cache=True).past_key_values
+            found[weights] = model(x[:, 5:], past_key_values=cache).logits
+    off = {w: (found[w] - found[None]).norm() / found[None].norm() for w in ("float32", "int8")}
+    assert off["float32"] < 1e-5
+    assert 1e-4 < off["int8"] < 0.05
+
+
+def test_two_models_and_two_threads_at_once(make_model, ids):
+    """Each thread's generate has a step of its own, and an assistant's is not its model's."""
+    model, other = (
+        make_model("hybrid").float(),
+        make_model("default", hidden_size=16, num_hidden_layers=1).float(),
+    )
+    prompts = [ids(2, 5) for _ in range(4)]
+    expected, found = [generated(model, x, None) for x in prompts], {}
+
+    def run(i):
+        found[i] = model.generate(prompts[i], **LONG)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[i], expected[i]) for i in range(4))
+    helped = generated(model, prompts[0][:1], "float32", assistant_model=other)
+    assert torch.equal(helped, generated(model, prompts[0][:1], None))
+
+
+def test_modules_in_the_place_of_others_are_seen(make_model):
+    """A norm, a feed-forward, a forward of its own, a block of another class, weights that are no plain tensors."""
+
+    class OwnBlock(type(make_model().model.layers[0])):
+        pass
+
+    def changed(change):
+        model = make_model("default").float()
+        change(model.model.layers[1])
+        return refusal(model)
+
+    assert changed(lambda _: None) is None
+    assert "attention_norm" in changed(lambda x: setattr(x, "attention_norm", torch.nn.Identity()))
+    assert "mlp" in changed(lambda x: setattr(x, "mlp", torch.nn.Identity()))
+    assert "layers.1 has" in changed(lambda x: setattr(x, "forward", x.forward))
+    assert "layers.1 has" in changed(lambda x: setattr(x, "__class__", OwnBlock))
+
+    class Packed(torch.Tensor):
+        pass
+
+    def subclass(x):
+        x.mlp.up_proj.weight = torch.nn.Parameter(x.mlp.up_proj.weight.data.as_subclass(Packed))
+
+    assert "kept in another way" in changed(subclass)
+
+
+def test_a_cache_that_fills_up_grows(make_model, ids, steps):
+    model, x = make_model("hybrid").float(), ids(1, 5)
+    longer = generated(model, x, "float32", max_new_tokens=140)
+    assert steps == [[1] * 139]
+    assert torch.equal(longer, generated(model, x, None, max_new_tokens=140))
+
+
+@torch.no_grad()
+def test_a_cache_that_keeps_its_past_can_forget(make_model, ids, steps):
+    model, x = make_model("default").float(), ids(1, 6)
+    cache = model(x[:, :5], use_cache=True).past_key_values
+    before = cache.layers[0].state.S.clone()
+    for layer in cache.layers:
+        layer.activate_past_recording()
+    with fused_forward(model):
+        model(x[:, 5:], past_key_values=cache)
+    cache.crop(-1)
+    assert cache.get_seq_length() == 5
+    assert torch.equal(cache.layers[0].state.S, before)
+    assert not steps
