@@ -47,3 +47,16 @@ def test_attention_costs_what_attention_measured():
         at = int(t.replace(",", ""))
         times = [found.get((m, at, b)) for b in (False, True) for m in ("native", "specialised", "sdpa")]
         assert measured == ["–" if ms is None else f"{ms:,.2f}" for ms in times], t
+
+
+def test_generate_takes_what_was_measured():
+    at = json.loads((RESULTS / "generate.json").read_text())["results"]["256 × 8"]
+    ours, int8, llama = (
+        at["timings"][x]["ms"] / 128 for x in ("generate", "generate, int8", "generate, Llama")
+    )
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert (
+        f"{ours:.1f} ms with {at['parameters']['tarnn'] / 1e6:.1f} M parameters on two CPU cores, {int8:.1f} ms with int8"
+        in text
+    )
+    assert f"Llama of the same shape takes {llama:.1f} ms" in text
