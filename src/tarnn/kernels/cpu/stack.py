@@ -25,14 +25,7 @@ from tarnn.kernels.features import NAMES
 PANEL = 64
 FORMATS = ("float32", "bfloat16", "int8", "int4")
 GROUP = 32  # inputs that share a factor, of int4
-EXTREMES = (
-    -8.0,
-    -7.5,
-    -7.0,
-    -8.5,
-    -9.0,
-    7.0,
-)  # what the largest number of a group may be, in units of its factor
+EXTREMES = (-8.0, -7.5, -7.0, -8.5, -9.0, 7.0)  # what the largest of a group may be, in units of its factor
 NOWHERE = -1
 # as csrc/model_step/stack.h has them
 FUNCTIONS = (
@@ -58,10 +51,9 @@ class Block:
         if x is None:
             self.plan.append(NOWHERE)
             return
-        raw = x.flatten().view(torch.uint8)
         self.plan.append(self._size)
-        self._parts.append(torch.nn.functional.pad(raw, (0, -len(raw) % 64)))
-        self._size += len(self._parts[-1])
+        self._parts.append(x)
+        self._size += x.nbytes + -x.nbytes % 64
 
     def vector(self, x: Tensor | None) -> None:
         """A float32 vector with zeros up to a whole panel."""
@@ -97,7 +89,14 @@ class Block:
         block = torch.empty(self._size + PANEL * 4, dtype=torch.uint8)
         if large_pages():
             torch.ops.tarnn_cpu.large_pages(block)
-        return torch.cat([*self._parts, block.new_zeros(PANEL * 4)], out=block)
+        start = 0
+        for x in self._parts:  # laid out here, so that no copy of it is made elsewhere
+            end = start + x.nbytes
+            block[start:end].view(x.dtype).view(x.shape).copy_(x)
+            start = end + -end % 64
+            block[end:start] = 0
+        block[start:] = 0
+        return block
 
 
 def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,8 +146,9 @@ def panels(weight: Tensor, group: int) -> Tensor:
 
 
 def padded(x: Tensor, multiple: int) -> Tensor:
-    """The last axis with zeros up to a multiple."""
-    return torch.nn.functional.pad(x, (0, -x.shape[-1] % multiple))
+    """The last axis with zeros up to a multiple; x itself where none are missing."""
+    missing = -x.shape[-1] % multiple
+    return torch.nn.functional.pad(x, (0, missing)) if missing else x
 
 
 def step(
