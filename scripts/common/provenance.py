@@ -4,6 +4,7 @@ import os
 import platform
 import shlex
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from tarnn.kernels.cpu import library
 
 
 def provenance(script: str) -> dict[str, Any]:
-    """Versions, machine, threads, kernels and the command, as JSON. script: as `benchmarks/step.py`."""
+    """Command, date, versions, machine, threads and kernels, as JSON. script: as `benchmarks/step.py`."""
     return {
         "command": command(script, sys.argv[1:]),
+        "date": date.today().isoformat(),
         "versions": {
             "tarnn": tarnn.__version__, "torch": torch.__version__, "python": platform.python_version(),
         },

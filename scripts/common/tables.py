@@ -21,7 +21,7 @@ def source(facts: dict[str, Any], text: str) -> str:
     """The command, what it ran on, and how: the first lines of a benchmark's page."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     return (
-        f"`{facts['command']}`\n\n{facts['machine']['cpu']}, {facts['threads']} threads; {versions}. "
+        f"`{facts['command']}`\n\n{facts['machine']['cpu']}, {facts['threads']} threads, {facts['date']}; {versions}. "
         f"Kernels: {facts['kernels']}. {text}"
     )
 

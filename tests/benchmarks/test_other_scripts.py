@@ -219,7 +219,7 @@ def test_parts_add_up_and_what_no_part_claims_is_named():
     assert others == {"python": 0.25}
     row = {"t": 7, "d": 5, "causal": True, "backward": False, "dtype": "float32", "ms": 8.0, "shares": shares}
     facts = {
-        "command": "c", "machine": {"cpu": "x"}, "threads": 1, "versions": {"torch": "t"}, "kernels": "k",
+        "command": "c", "date": "2026-11-22", "machine": {"cpu": "x"}, "threads": 1, "versions": {"torch": "t"}, "kernels": "k",
     }  # fmt: skip
     table = parts.report(SimpleNamespace(heads=8), facts, [row]).splitlines()
     assert table[-1] == "| float32 | yes | forward | 5 | 7 | 8.00 | 6.00 (75%) | 2.00 (25%) |"

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,7 @@ def test_a_run_leaves_its_files_also_when_it_is_interrupted(parsed, tmp_path, pi
     assert "interrupted: what was measured is kept" in out.err
     data = json.loads((tmp_path / "x.json").read_text())
     assert data["command"] == "python experiments/x.py --threads 1 --fast"
+    assert date.fromisoformat(data["date"]) <= date.today()
     assert data["settings"]["steps"] == 9
     assert earlier(tmp_path / "x.json", {"threads": 1}, ["threads"]) == data
     with pytest.raises(Unmeasured, match=r"x.json was measured with threads 1, this is 2: start anew"):
