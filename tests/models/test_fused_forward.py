@@ -14,7 +14,6 @@ from tarnn.models.fused_forward import PATIENCE, fused_forward
 pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
 LONG = {"max_new_tokens": 20, "eos_token_id": None, "pad_token_id": 0, "do_sample": False}
 WAYS = {
-    "greedy": {},
     "beams": {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 0.5, "eos_token_id": 7},
     "sampling": {"do_sample": True, "top_k": 0, "temperature": 1.5},
     "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
@@ -55,14 +54,19 @@ def generated(model, x, weights, **options):
         return model.generate(x, **LONG | options)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_same_text(model, ids, steps, way):
-    x = ids(1 if way == "prompt lookup" else 2, 5)
-    expected = generated(model, x, None, **WAYS[way])
+def test_the_same_text(model, ids, steps):
+    x = ids(2, 5)
+    expected = generated(model, x, None)
     assert not steps
-    assert torch.equal(generated(model, x, "float32", **WAYS[way]), expected)
-    if way == "greedy":
-        assert steps == [[2] * 19]  # the first of the twenty is the prompt's
+    assert torch.equal(generated(model, x, "float32"), expected)
+    assert steps == [[2] * 19]  # the first of the twenty is the prompt's
+
+
+@pytest.mark.parametrize("kind", ["default", "hybrid", "softmax"])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_text_in_every_way(make_model, kind, ids, way):
+    model, x = make_model(kind).float(), ids(1 if way == "prompt lookup" else 2, 5)
+    assert torch.equal(generated(model, x, "float32", **WAYS[way]), generated(model, x, None, **WAYS[way]))
 
 
 def test_left_padding(model, ids):
