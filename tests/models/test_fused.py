@@ -428,10 +428,10 @@ def test_a_model_with_a_module_replaced_or_hooked_is_not_served():
 
     model = text_model()
     model.model.layers[1].mlp.down_proj = Adapter(40, 24, bias=False).eval()
-    assert "model.layers.1.mlp.down_proj has a hook, or another module" in refusal(model)
+    assert "model.layers.1.mlp.down_proj, Adapter in the place of Linear" in refusal(model)
     model = text_model()
     handle = model.model.layers[0].register_forward_hook(lambda *_: None)
-    assert "model.layers.0 has a hook" in refusal(model)
+    assert "a hook on model.layers.0" in refusal(model)
     handle.remove()
     assert refusal(model) is None
 

@@ -1,5 +1,6 @@
 """transformers' generate() by the fused step: the same texts, caches that go on, and what it leaves to `forward`."""
 
+import asyncio
 import threading
 
 import pytest
@@ -8,7 +9,7 @@ from transformers import DynamicCache
 
 from tarnn.kernels.cpu import library
 from tarnn.models import fused_forward as file
-from tarnn.models.fused import FusedStep, refusal
+from tarnn.models.fused import FusedStep
 from tarnn.models.fused_forward import PATIENCE, fused_forward
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
@@ -213,32 +214,6 @@ def test_two_models_and_two_threads_at_once(make_model, ids):
     assert torch.equal(helped, generated(model, prompts[0][:1], None))
 
 
-def test_modules_in_the_place_of_others_are_seen(make_model):
-    """A norm, a feed-forward, a forward of its own, a block of another class, weights that are no plain tensors."""
-
-    class OwnBlock(type(make_model().model.layers[0])):
-        pass
-
-    def changed(change):
-        model = make_model("default").float()
-        change(model.model.layers[1])
-        return refusal(model)
-
-    assert changed(lambda _: None) is None
-    assert "attention_norm" in changed(lambda x: setattr(x, "attention_norm", torch.nn.Identity()))
-    assert "mlp" in changed(lambda x: setattr(x, "mlp", torch.nn.Identity()))
-    assert "layers.1 has" in changed(lambda x: setattr(x, "forward", x.forward))
-    assert "layers.1 has" in changed(lambda x: setattr(x, "__class__", OwnBlock))
-
-    class Packed(torch.Tensor):
-        pass
-
-    def subclass(x):
-        x.mlp.up_proj.weight = torch.nn.Parameter(x.mlp.up_proj.weight.data.as_subclass(Packed))
-
-    assert "kept in another way" in changed(subclass)
-
-
 def test_a_cache_that_fills_up_grows(make_model, ids, steps):
     model, x = make_model("hybrid").float(), ids(1, 5)
     longer = generated(model, x, "float32", max_new_tokens=140)
@@ -259,3 +234,103 @@ def test_a_cache_that_keeps_its_past_can_forget(make_model, ids, steps):
     assert cache.get_seq_length() == 5
     assert torch.equal(cache.layers[0].state.S, before)
     assert not steps
+
+
+@pytest.mark.compile
+def test_a_compiled_model_is_one_graph(make_model, ids):
+    model, x = make_model("default").float(), ids(2, 5)
+    expected = model(x).logits
+    with fused_forward(model), torch.no_grad():
+        found = torch.compile(model, fullgraph=True, backend="eager")(x, use_cache=False).logits
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_threads_that_were_started_within_have_their_own(make_model, ids):
+    """asyncio hands what is set for a context on to its threads; a step and its state are for one of them."""
+    model = make_model("default").float()
+    prompts = [ids(2, 5) for _ in range(4)]
+    expected = [generated(model, x, None) for x in prompts]
+
+    async def all_at_once():
+        return await asyncio.gather(*(asyncio.to_thread(model.generate, x, **LONG) for x in prompts))
+
+    with fused_forward(model):
+        found = asyncio.run(all_at_once())
+    assert all(map(torch.equal, found, expected))
+
+
+@torch.no_grad()
+def test_what_has_ended_is_over_in_whatever_order(make_model, ids, steps):
+    model, x = make_model("default").float(), ids(1, 9)
+
+    def reading(cache):
+        with fused_forward(model):
+            for i in range(5, 9):
+                yield model(x[:, i : i + 1], past_key_values=cache).logits
+
+    one, other = (reading(model(x[:, :5], use_cache=True).past_key_values) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=False))
+    one.close()
+    other.close()
+    steps.clear()
+    model(x[:, :1], past_key_values=model(x, use_cache=True).past_key_values)
+    assert not steps
+
+
+@torch.no_grad()
+def test_states_that_were_there_before_stay_as_they_were(model, ids):
+    """A state is a value: put back, it is where it was. (Keys and values are appended in place, as by `forward`.)"""
+    x = ids(2, 9)
+    cache = model(x[:, :5], use_cache=True).past_key_values
+    before = [layer.state for layer in cache.layers]
+    runs = []
+    for _ in range(2):
+        for layer, state in zip(cache.layers, before, strict=True):
+            layer.state, layer.num_tokens = state, 5
+        with fused_forward(model):
+            runs.append([model(x[:, i : i + 1], past_key_values=cache).logits for i in range(5, 9)])
+    assert all(map(torch.equal, *runs))
+
+
+def test_gradients_through_an_earlier_state(make_model, ids):
+    found = []
+    for weights in (None, "float32"):
+        model, x = make_model("default").float(), ids(1, 7) * 0 + torch.arange(7) + 3
+        cache = model(x[:, :4], use_cache=True).past_key_values
+        with torch.no_grad(), fused_forward(model, weights):
+            model(x[:, 4:5], past_key_values=cache)
+        model(x[:, 5:], past_key_values=cache).logits.sum().backward()
+        found.append(model.model.layers[0].attention.k_proj.weight.grad)
+    assert torch.allclose(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_where_memory_is_short_the_model_takes_its_own_step(make_model, ids, monkeypatch):
+    model, x = make_model("default").float(), ids(1, 5)
+    expected = generated(model, x, None)
+
+    def fails(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(FusedStep, "__init__", fails)
+    assert torch.equal(model.generate(x, **LONG), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"is_causal": False}, "got is_causal=False"), ({"foo": None}, "no argument 'foo'"),
+        ({"input_ids": torch.zeros(3, 1, dtype=torch.long)}, None), ({"position_ids": torch.tensor([[1, 2]] * 2)}, None),
+        ({"attention_mask": torch.ones(2, 3)}, "attention_mask must be"),
+    ],
+)  # fmt: skip
+def test_what_forward_refuses_is_refused(make_model, ids, options, error):
+    model, raised = make_model("default").float(), []
+    for weights in (None, "float32"):
+        cache = model(ids(2, 5), use_cache=True).past_key_values
+        with fused_forward(model, weights):
+            model(ids(2, 1), past_key_values=cache)
+            with pytest.raises((ValueError, TypeError, RuntimeError), match=error) as found:
+                model(**{"input_ids": ids(2, 1), "past_key_values": cache} | options)
+        raised.append(found.type)
+    assert raised[0] is raised[1]

@@ -11,7 +11,7 @@ from transformers.utils.generic import can_return_tuple
 
 from tarnn.models.backbone import TarnnModel, TarnnPreTrainedModel
 from tarnn.models.configuration import TarnnConfig
-from tarnn.models.documents import find_documents, without_seams
+from tarnn.models.documents import check_arguments, find_documents, without_seams
 from tarnn.models.fused_forward import taken, unasked
 from tarnn.models.recurrent import Backbone, TextModel
 
@@ -52,6 +52,7 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
         logits_to_keep: logits of the last n places only (0: all), or of the places in an index tensor.
         """
         if (fused := taken(self)) is not None and not isinstance(logits_to_keep, Tensor):
+            check_arguments(kwargs, causal=True)
             asked = {"inputs_embeds": inputs_embeds, "labels": labels, "cu_seqlens": cu_seqlens, **kwargs}
             logits = fused(input_ids, attention_mask, position_ids, past_key_values, asked)
             if logits is not None:

@@ -21,14 +21,13 @@ from tarnn.attention import (
     SoftmaxAttention,
     TokenDecay,
 )  # fmt: skip
-from tarnn.attention.norm import RMSNorm
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.stack import ATTENTIONS, DECAYS, FORMATS, FUNCTIONS, Block, step
+from tarnn.models.as_built import change
 from tarnn.models.block import Block as Layer
-from tarnn.models.block import GeluMlp, SwiGlu
+from tarnn.models.block import GeluMlp
 from tarnn.models.fused_maps import Move, recipe
 from tarnn.models.inputs import check_length
-from tarnn.models.positions import SinusoidalPositions
 from tarnn.models.recurrent import TextModel
 from tarnn.models.recurrent_images import ImageModel
 from tarnn.models.state import ModelState
@@ -44,18 +43,7 @@ DECAY_KINDS: dict[type, str] = {
     type(None): "none", HeadDecay: "head", TokenDecay: "token", ChannelDecay: "channel",
 }  # fmt: skip
 NO_LIMIT = 2**62
-LINEAR = (
-    "q_proj", "k_proj", "v_proj", "o_proj", "gate", "down", "up", "gate_proj", "up_proj", "down_proj", "lm_head",
-    "head",
-)  # fmt: skip
-NORMS = (RMSNorm, nn.LayerNorm)
-# what a module of this name has to be, where there is one
-PLACES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(LINEAR, (nn.Linear,)), "mlp": (SwiGlu, GeluMlp), "attention_norm": NORMS, "mlp_norm": NORMS,
-    "norm": (*NORMS, nn.Identity), "embed_tokens": (nn.Embedding,),
-    "embed_positions": (nn.Embedding, SinusoidalPositions),
-}  # fmt: skip
-MOST_PLACES = 2**16  # positions whose embeddings are kept in a table; beyond, each step computes its own
+MOST_PLACES = 2**12  # positions whose embeddings are kept in a table; beyond, each step computes its own
 
 
 def refusal(model: nn.Module) -> str | None:
@@ -67,7 +55,7 @@ def refusal(model: nn.Module) -> str | None:
         return "it computes in float32 on a CPU, and this model is elsewhere or of another type"
     if any(type(p.data) is not Tensor for p in weights):
         return "its weights are sharded, or kept in another way than as numbers"
-    return "the model is in training mode" if model.training else None
+    return "the model is in training mode" if any(x.training for x in model.modules()) else None
 
 
 def refusal_of_its_kind(model: nn.Module) -> str | None:
@@ -77,8 +65,8 @@ def refusal_of_its_kind(model: nn.Module) -> str | None:
     for block in model.model.layers:
         if reason := _attention_refusal(block.attention):
             return reason
-    if name := _replaced(model):
-        return f"{name} has a hook, or another module in its place, which it would leave out"
+    if what := change(model, TextModel if isinstance(model, TextModel) else ImageModel):
+        return f"it is made for models as their configs build them, and would leave out {what}"
     if not library.available():
         return f"the compiled kernels can't be used: {library.status().why}"
     return None
@@ -94,19 +82,6 @@ def _attention_refusal(attention: Any) -> str | None:
         return f"it has no {attention.feature_map._get_name()} features, or not with these options"
     if type(attention.decay) not in DECAY_KINDS:
         return f"it has no {type(attention.decay).__name__}"
-    return None
-
-
-def _replaced(model: nn.Module) -> str | None:
-    """The name of a module that does more than its weights say: hooked, with a forward of its own, or in the place of another."""
-    for name, module in model.named_modules():
-        kind, place = type(module), name.rpartition(".")[2]
-        known = PLACES.get(place)
-        foreign = module is not model and kind.__module__.partition(".")[0] not in ("tarnn", "torch")
-        patched = module is not model and "forward" in vars(module)
-        hooked = module._forward_hooks or module._forward_pre_hooks
-        if foreign or patched or hooked or (known is not None and kind not in known):
-            return name or "the model"
     return None
 
 
@@ -133,15 +108,14 @@ class FusedStep:
         block = Block()
         with torch.no_grad():
             _write_model(block, model, weights)
-            self.block, self.plan = block.bytes(), torch.tensor(block.plan)
+            self.block, self.plan = block.bytes(), torch.tensor(block.plan, device="cpu")
             self.tokens, self.places = _token_table(model), _place_table(model)
         limit = model.config.max_position_embeddings
         self._numbers: tuple[Any, ...] = (
             _head(model).out_features, min(limit or NO_LIMIT, NO_LIMIT), model.config.norm_eps,
             default_eps(torch.float32),
         )  # fmt: skip
-        self._sources = list(model.state_dict(keep_vars=True).values())
-        self._made_of = _versions(self._sources)
+        self._made_of = _versions(model)
         # of the last call: the parts of its state, and their tensors; one tuple, so that threads don't mix them
         self._seen: tuple[tuple[Any, ...], list[Tensor]] = ((), [])
 
@@ -157,7 +131,9 @@ class FusedStep:
         state = state if inplace else state.clone()
         ids, positions = _whole(token_ids), state.position
         tensors, caches = self._tensors_of(state, len(ids)), _caches(state)
-        lengths = torch.tensor([n for x in caches for n in (x.length, x.mask is not None)], dtype=torch.int64)
+        lengths = torch.tensor(
+            [n for x in caches for n in (x.length, x.mask is not None)], dtype=torch.int64, device="cpu"
+        )
         extra = _extra(self.model, state, self.places)
         try:
             parameters = step(
@@ -180,7 +156,7 @@ class FusedStep:
         same = len(parts) == len(seen) and all(map(is_, parts, seen))
         if not same or len(state.position) != batch_size:
             _check_state(self.model, state, batch_size)
-            if _versions(self._sources) != self._made_of:
+            if _versions(self.model) != self._made_of:
                 raise ValueError(
                     "the fused step is of the weights that the model had when it was made, and they have changed. "
                     "Make another FusedStep."
@@ -193,9 +169,12 @@ class FusedStep:
         return tensors
 
 
-def _versions(weights: list[Tensor]) -> list[tuple[int, int]]:
-    """What tells whether weights are those of before: where each lies, and how often it was written to."""
-    return [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in weights]
+def _versions(model: nn.Module) -> list[tuple[int, int, int]]:
+    """What tells whether weights are those of before: which they are, where they lie, how often they were written to."""
+    return [
+        (id(x), x.data_ptr(), 0 if x.is_inference() else x._version)
+        for x in (*model.parameters(), *model.buffers())
+    ]
 
 
 def _whole(token_ids: Tensor) -> Tensor:
@@ -366,12 +345,14 @@ def _head(model: Model) -> nn.Linear:
 
 
 def _token_table(model: Model) -> Tensor:
-    return _full_width(model, model.model.embed_tokens.weight * model.model.embed_scale)
+    weight, scale = model.model.embed_tokens.weight, model.model.embed_scale
+    return _full_width(model, weight if scale == 1 else weight * scale)
 
 
 def _full_width(model: Model, x: Tensor) -> Tensor:
     """(n, width) with zeros where the positions are beside the embedding."""
-    return torch.nn.functional.pad(x, (0, model.config.hidden_size - x.shape[1])).contiguous()
+    missing = model.config.hidden_size - x.shape[1]
+    return (torch.nn.functional.pad(x, (0, missing)) if missing else x.detach()).contiguous()
 
 
 def _place_table(model: Model) -> Tensor | None:
@@ -379,9 +360,9 @@ def _place_table(model: Model) -> Tensor | None:
     limit = model.config.max_position_embeddings
     if limit is None or limit > MOST_PLACES:
         return None
-    places = torch.arange(limit)[None]
+    places = torch.arange(limit, device="cpu")[None]
     if isinstance(model, ImageModel) and model.grid:
-        start = torch.zeros(1, limit, dtype=torch.long)
+        start = torch.zeros(1, limit, dtype=torch.long, device="cpu")
         return (model.embed(start, places, None) - model.model.embed_tokens(start))[0].contiguous()
     if model.model.embed_positions is None:
         return None

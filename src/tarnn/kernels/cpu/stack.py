@@ -86,7 +86,7 @@ class Block:
 
     def bytes(self) -> Tensor:
         """The block, uint8, in large pages where the system has them, and with room to read beyond its end."""
-        block = torch.empty(self._size + PANEL * 4, dtype=torch.uint8)
+        block = torch.empty(self._size + PANEL * 4, dtype=torch.uint8, device="cpu")
         if large_pages():
             torch.ops.tarnn_cpu.large_pages(block)
         start = 0
