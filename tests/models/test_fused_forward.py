@@ -325,7 +325,7 @@ def test_where_memory_is_short_the_model_takes_its_own_step(make_model, ids, mon
     ],
 )  # fmt: skip
 def test_what_forward_refuses_is_refused(make_model, ids, options, error):
-    model, raised = make_model("default").float(), []
+    model, raised = make_model("default", position="learned", max_position_embeddings=64).float(), []
     for weights in (None, "float32"):
         cache = model(ids(2, 5), use_cache=True).past_key_values
         with fused_forward(model, weights):

@@ -18,13 +18,9 @@ from tarnn.models.recurrent import TextModel
 from tarnn.models.state import ModelState
 from tarnn.ops import KVCache, State
 
-PATIENCE, BYTES_A_TOKEN = (
-    8,
-    2**24,
-)  # tokens by the model's own step before its weights are packed, which takes about as long
-MOST_BYTES = (
-    2**29
-)  # of weights that `generate` packs unasked; while it packs, memory holds them up to four times
+# `generate` packs unasked after so many tokens by the model's own step, and one more for so many bytes: in about that time
+PATIENCE, BYTES_A_TOKEN = 8, 2**23
+MOST_BYTES = 2**29  # and no more than this; while it packs, memory holds the weights up to four times
 IGNORED = ("return_dict", "token_type_ids", "tokenizer")  # arguments that change nothing
 WHOLE = (torch.int64, torch.int32)
 

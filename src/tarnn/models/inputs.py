@@ -44,6 +44,10 @@ def check_inputs(
     batch, t = given.shape[:2]
     if t == 0:
         raise ValueError("the input is empty: a model needs at least one token.")
+    if position_ids is not None and can_look(position_ids) and position_ids.shape not in ((batch, t), (1, t)):
+        raise ValueError(
+            f"position_ids must be (b, t) = {(batch, t)}, or (1, t); got {tuple(position_ids.shape)}."
+        )
     if attention_mask is not None:
         _check_mask(attention_mask, batch, t, past, position_ids)
     return given.shape[:2], given.device
