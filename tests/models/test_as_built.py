@@ -141,6 +141,14 @@ def test_a_vocabulary_that_was_cut_by_hand_is_seen(make_model):
     assert what(model) == "the shape of lm_head.weight"
 
 
+def test_a_config_that_was_changed_is_seen(make_model):
+    model = make_model("default")
+    model.config.norm_eps = 0.1
+    assert what(model) == "model.layers.0.attention_norm.eps"
+    model.config.num_attention_heads = 7
+    assert "nothing can be built" in what(model)
+
+
 def test_a_layer_that_is_being_calibrated_is_seen(make_model):
     model = make_model("random features")
     with calibrating(model):

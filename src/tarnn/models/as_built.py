@@ -13,9 +13,8 @@ from tarnn.models.recurrent import Recurrent
 
 PLAIN = (bool, int, float, str, tuple, type(None))
 OWN = "feature_map"  # of a layer: may be another than the config's, and whoever computes features asks it
-RECORDS = (
-    "transformers.utils.output_capturing"  # of hooks that only note what is put out, where that is asked for
-)
+# where hooks come from that only note what is put out, for those who ask for it
+RECORDS = "transformers.utils.output_capturing"
 
 
 def change(model: Recurrent, built_as: type[Recurrent]) -> str | None:
@@ -26,7 +25,11 @@ def change(model: Recurrent, built_as: type[Recurrent]) -> str | None:
     """
     if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
         return "a hook on all modules"
-    found, new = dict(model.named_modules()), dict(_new(built_as, _Key(model.config)).named_modules())  # type: ignore[arg-type]
+    try:
+        new = dict(_new(built_as, _Key(model.config)).named_modules())  # type: ignore[arg-type]
+    except Exception as error:  # whatever building raises, of a config that was changed
+        return f"what its config says now, of which nothing can be built ({error})"
+    found = dict(model.named_modules())
     for name, module in found.items():
         if reason := _put_upon(name, module):
             return reason
