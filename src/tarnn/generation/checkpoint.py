@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from tarnn.errors import UserError
 from tarnn.generation.json_file import read_json
 from tarnn.generation.weights import check_weights, fill, read_headers, read_weights, saved_dtype
 from tarnn.models.configuration import TarnnConfig
 from tarnn.models.recurrent import TextModel
+from tarnn.models.unfilled import unfilled
 from tarnn.tasks import TASKS, task_of
 
 GENERATED = tuple(name for name, task in TASKS.items() if task.next == "generate")
@@ -90,15 +90,6 @@ def open_model(
     return model.eval()
 
 
-class _NothingDrawn(TorchFunctionMode):
-    """Weights stay as they were allocated: to draw them on the meta device, torch would import its compiler (1.5 s)."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if getattr(function, "__module__", "") == "torch.nn.init":
-            return kwargs["tensor"]
-        return function(*args, **(kwargs or {}))
-
-
 def weightless(
     path: str | Path, config: TarnnConfig, header: dict[str, Any], dtype: torch.dtype, whole: bool = False
 ) -> Any:
@@ -111,8 +102,7 @@ def weightless(
             f"all that follow. It belongs to another model."
         )
     try:
-        with torch.device("meta"), _NothingDrawn():
-            model = (task.classes() if whole else task.recurrent())[1](config)
+        model = unfilled((task.classes() if whole else task.recurrent())[1], config)
         return nn.Module.to(model, dtype)
     except (RuntimeError, TypeError, OverflowError) as error:
         raise UserError(

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
 from tarnn.models.recurrent import Recurrent
+from tarnn.models.unfilled import unfilled
 
 PLAIN = (bool, int, float, str, tuple, type(None))
 OWN = "feature_map"  # of a layer: may be another than the config's, and whoever computes features asks it
@@ -113,6 +113,5 @@ class _Key:
 
 @lru_cache(maxsize=8)
 def _new(kind: type[Recurrent], key: _Key) -> Recurrent:
-    """Without numbers: it takes no memory worth speaking of."""
-    with torch.device("meta"):
-        return kind(copy.deepcopy(key.config)).eval()
+    """Without numbers, so that keeping it costs little."""
+    return unfilled(kind, copy.deepcopy(key.config)).eval()

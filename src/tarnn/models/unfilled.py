@@ -1,0 +1,21 @@
+"""Models with shapes and no numbers: to be filled from a file, or to be compared with."""
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Weights stay as they were allocated: to draw them on the meta device, torch would import its compiler (1.5 s)."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
+
+
+def unfilled(kind: Any, config: Any) -> Any:
+    """kind(config) on the meta device: nothing is allocated."""
+    with torch.device("meta"), _NothingDrawn():
+        return kind(config)
