@@ -1,5 +1,6 @@
 """Whether a model is what its config builds: every way to change one is seen, by name."""
 
+import functools
 from unittest.mock import patch
 
 import pytest
@@ -9,6 +10,8 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from tarnn.attention import calibrating
 from tarnn.attention.linear import LinearAttention
+from tarnn.attention.rotary import Rotary
+from tarnn.feature_maps import as_feature_map
 from tarnn.kernels.cpu import library
 from tarnn.models import TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
 from tarnn.models.as_built import change
@@ -66,7 +69,31 @@ def more(x):
     x.mlp.adapter = nn.Linear(3, 3)
 
 
+def other_base(x):
+    x.attention.rotary.base = 5.0
+
+
+def narrower_rotary(x):
+    x.attention.rotary = Rotary(4)
+
+
+def scaled_rotary(x):
+    class Scaled(Rotary):
+        def rotation(self, positions, dtype=torch.float32):
+            return super().rotation(positions / 8, dtype)
+
+    x.attention.rotary = Scaled(x.attention.rotary.dim, base=x.attention.rotary.base)
+
+
+def eps_of_each(x):
+    x.mlp_norm.eps = torch.full((32,), 1e-6)
+
+
 CHANGES = {
+    other_base: "model.layers.1.attention.rotary",
+    narrower_rotary: "model.layers.1.attention.rotary",
+    scaled_rotary: "model.layers.1.attention.rotary",
+    eps_of_each: "model.layers.1.mlp_norm.eps",
     own_forward: "model.layers.1.forward, a method of its own",
     other_norm: "model.layers.1.attention_norm, LayerNorm in the place of RMSNorm",
     no_gain: "model.layers.1.attention_norm, LayerNorm in the place of RMSNorm",
@@ -95,6 +122,29 @@ def test_what_was_built_is_as_built(model):
     assert what(model) is None
 
 
+def test_what_changes_no_number_is_no_change(make_model):
+    """What transformers leaves behind: hooks for gradients, a new head; dropout's rate, an embedding's padding."""
+    model = make_model("default", tie_word_embeddings=False)
+    model.enable_input_require_grads()
+    model.resize_token_embeddings(50)
+    model.model.dropout.p, model.model.embed_tokens.padding_idx = 0.5, 3
+    assert what(model) is None
+    if library.available():
+        assert refusal(model.float()) is None
+
+
+def test_another_map_is_seen_and_one_of_another_shape(make_model):
+    for name, kind in (("taylor", "default"), ("exp", "rotary"), ("hedgehog", "default")):
+        model = make_model(kind)
+        attention = model.model.layers[1].attention
+        attention.feature_map = as_feature_map(name, head_dim=attention.head_dim, num_heads=4)
+        assert what(model).startswith("model.layers.1.attention.feature_map, ")
+    model = make_model("random features", feature_map="favor", feature_map_options={}).float()
+    phi = model.model.layers[0].attention.feature_map
+    phi.omega = phi.omega[..., :2]
+    assert what(model) == "the shape of model.layers.0.attention.feature_map.omega"
+
+
 def test_what_was_loaded_is_as_built(make_model, tmp_path):
     make_model("hybrid").save_pretrained(tmp_path)
     assert what(TarnnForCausalLM.from_pretrained(tmp_path)) is None
@@ -111,7 +161,7 @@ def test_what_was_loaded_is_as_built(make_model, tmp_path):
 
 @pytest.mark.parametrize("how", CHANGES, ids=lambda x: x.__name__)
 def test_a_change_is_seen(make_model, how):
-    model = make_model("default", hidden_size=32).float()
+    model = make_model("rotary").float()
     block = model.model.layers[1]
     if how is gelu:
         block.config = model.config
@@ -127,8 +177,14 @@ def test_changes_to_all_modules_of_a_kind_are_seen(make_model):
     model = make_model("default")
     for kind, name in ((nn.Linear, "forward"), (SwiGlu, "forward"), (LinearAttention, "step")):
         old = getattr(kind, name)
-        with patch.object(kind, name, lambda *args, old=old, **options: old(*args, **options)):
-            assert what(model) == f"{kind.__name__}.{name}, which was replaced"
+        new = lambda *args, old=old, **options: old(*args, **options)  # noqa: E731
+        for method in (new, functools.wraps(old)(new)):
+            with patch.object(kind, name, method):
+                assert what(model) == f"{kind.__name__}.{name}, which was replaced"
+    with patch.object(nn.Linear, "__call__", lambda *args: None):
+        assert what(model) == "Linear.__call__, which was replaced"
+    with patch.object(Rotary, "rotation", lambda *args: None):
+        assert what(make_model("rotary")) == "Rotary.rotation, which was replaced"
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     assert what(model) == "a hook on all modules"
     handle.remove()

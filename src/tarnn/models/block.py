@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from math import lcm
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
@@ -12,6 +11,7 @@ from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.attention.norm import RMSNorm
 from tarnn.models.choices import make_attention
 from tarnn.models.configuration import TarnnConfig
+from tarnn.models.unfilled import unfilled
 from tarnn.ops.elementwise import swiglu
 
 
@@ -112,9 +112,10 @@ def count_in_blocks(config: TarnnConfig, context_size: int | None = None) -> int
     period = min(lcm(*(len(x) for x in patterns)), config.num_hidden_layers)
     kinds = [(config.attention_of(i), config.feature_map_of(i)) for i in range(period)]
     numbers = 0
-    with torch.device("meta"):
-        for kind in set(kinds):
-            block = Block(config, kinds.index(kind), causal=config.causal, context_size=context_size)
-            tensors = (*block.parameters(), *block.buffers())
-            numbers += kinds.count(kind) * sum(x.numel() for x in tensors)
+    for kind in set(kinds):
+        block = unfilled(
+            Block, config, layer=kinds.index(kind), causal=config.causal, context_size=context_size
+        )
+        tensors = (*block.parameters(), *block.buffers())
+        numbers += kinds.count(kind) * sum(x.numel() for x in tensors)
     return numbers * (config.num_hidden_layers // period)

@@ -53,9 +53,13 @@ def refusal(model: nn.Module) -> str | None:
     weights = list(model.parameters())
     if any(p.device.type != "cpu" or p.dtype != torch.float32 for p in weights):
         return "it computes in float32 on a CPU, and this model is elsewhere or of another type"
-    if any(type(p.data) is not Tensor for p in weights):
+    if any(type(p.data) is not Tensor or p.layout != torch.strided for p in weights):
         return "its weights are sharded, or kept in another way than as numbers"
-    return "the model is in training mode" if any(x.training for x in model.modules()) else None
+    # others do the same in training: transformers leaves a new head so
+    trains = (
+        x.training for x in model.modules() if not isinstance(x, nn.Linear | nn.Embedding | nn.ModuleList)
+    )
+    return "the model is in training mode" if any(trains) else None
 
 
 def refusal_of_its_kind(model: nn.Module) -> str | None:

@@ -1,4 +1,4 @@
-"""Models with shapes and no numbers: to be filled from a file, or to be compared with."""
+"""Models and layers with shapes and no numbers: to be filled from a file, compared with, or counted."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ class _NothingDrawn(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def unfilled(kind: Any, config: Any) -> Any:
-    """kind(config) on the meta device: nothing is allocated."""
+def unfilled(kind: Any, config: Any, **options: Any) -> Any:
+    """kind(config, …) on the meta device: nothing is allocated."""
     with torch.device("meta"), _NothingDrawn():
-        return kind(config)
+        return kind(config, **options)
