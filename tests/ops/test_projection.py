@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tarnn import feature_maps
+from tarnn.feature_maps.base import FeatureMap, Projected, Projection
 from tarnn.ops import linear_attention, reference, step
 
 D, M = 16, 40
@@ -165,3 +166,41 @@ def test_another_width_is_refused():
     q, k, v = tensors()
     with pytest.raises(ValueError, match="head_dim = 16"):
         linear_attention(q[..., :8], k[..., :8], v, MAPS["positive"], causal=True)
+
+
+@pytest.mark.parametrize("shape", [(M, 4), (M, 64), (M,)])
+def test_an_omega_of_another_width_is_refused(shape):
+    """Kernels would read beyond its end; and a buffer's width is anybody's to change."""
+    phi = feature_maps.PositiveRandomFeatures(D, M, seed=0)
+    phi.omega = torch.randn(shape)
+    q, k, v = tensors(1, torch.float32)
+    for call in (linear_attention, step):
+        with pytest.raises((ValueError, IndexError)):
+            call(q, k, v, phi, **{"causal": True} if call is linear_attention else {})
+
+
+@pytest.mark.parametrize(
+    ("omega", "bias"),
+    [((1, 1, M, 4), None), ((1, 1, M, D), (1, 1, 5)), ((1, 1, M, D), (1, M)), ((1, M, D), None)],
+)
+def test_a_projection_of_ones_own_that_does_not_fit_is_refused(omega, bias):
+    class Own(FeatureMap):
+        positive = True
+
+        def __init__(self, omega, bias=None):
+            super().__init__()
+            self.omega, self.bias = omega, bias
+
+        def num_features(self, head_dim):
+            return M
+
+        def projected(self, q, k):
+            return Projected(Projection("relu", self.omega, self.bias), q, k)
+
+    q, k, v = tensors(dtype=torch.float32)
+    with pytest.raises((ValueError, IndexError)):
+        linear_attention(
+            q, k, v, Own(torch.randn(omega), None if bias is None else torch.randn(bias)), causal=True
+        )
+    fits = Own(torch.randn(1, 1, M, D), torch.randn(1, 1, M))
+    assert linear_attention(q, k, v, fits, causal=True).shape == (2, 4, 70, 5)

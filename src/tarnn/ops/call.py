@@ -95,6 +95,7 @@ def _checked(
         key_log_weight = key_log_weight.to(sums)
         weight = key_log_weight if weight is None else weight + key_log_weight
     if omega is not None:
+        _check_projection(omega, bias, q, k)
         omega, bias = _for_heads(omega, k), None if bias is None else _for_heads(bias, k)
     S, z, M = (None, None, None) if state is None else (state.S, state.z, state.M)
     call = Call(
@@ -122,6 +123,18 @@ def _declared(phi: FeatureMap, q: Tensor, k: Tensor) -> Projected:
         check_widths(q, k)
         return Projected(Projection("identity"), q, k, q_scale, k_scale)
     return found
+
+
+def _check_projection(omega: Tensor, bias: Tensor | None, q: Tensor, k: Tensor) -> None:
+    """ValueError for a Ω (·, ·, m, d) or β (·, ·, m) that is not as wide as what it projects: kernels would read beyond it."""
+    widths = {omega.shape[-1], q.shape[-1], k.shape[-1]}
+    fits = bias is None or (bias.ndim == 3 and bias.shape[-1] == omega.shape[-2])
+    if omega.ndim != 4 or len(widths) > 1 or not fits:
+        bias_shape = "" if bias is None else f" and β {tuple(bias.shape)}"
+        raise ValueError(
+            f"a projection takes Ω (b or 1, g or 1, m, d) and β (b or 1, g or 1, m); got Ω {tuple(omega.shape)}{bias_shape} for "
+            f"q {tuple(q.shape)} and k {tuple(k.shape)}."
+        )
 
 
 def _for_heads(x: Tensor, k: Tensor) -> Tensor:
