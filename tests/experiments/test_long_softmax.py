@@ -60,7 +60,7 @@ def test_runs_at_equal_steps_and_what_is_written(experiment, data_of, pictures, 
     first = {n: (x["steps"], x["bits_per_byte"]) for n, (x, _) in data["results"].items()}
     assert first.items() <= lines_of(axes).items()
     a, b = (x["bits_per_byte"][-1] for x in data["results"]["softmax"])
-    assert f"| softmax | {(a + b) / 2:.3f} ± {abs(a - b) / 2:.3f} |" in out  # the error of a mean of two
+    assert f"| softmax | 2 | {(a + b) / 2:.3f} ± {abs(a - b) / 2:.3f} |" in out  # the error of a mean of two
     assert str(tmp_path) not in json.dumps(data)
 
 
