@@ -43,7 +43,7 @@ DECAY_KINDS: dict[type, str] = {
     type(None): "none", HeadDecay: "head", TokenDecay: "token", ChannelDecay: "channel",
 }  # fmt: skip
 NO_LIMIT = 2**62
-MOST_PLACES = 2**12  # positions whose embeddings are kept in a table; beyond, each step computes its own
+MOST_PLACES = 2**16  # positions whose embeddings are kept in a table; beyond, each step computes its own
 
 
 def refusal(model: nn.Module) -> str | None:
@@ -97,13 +97,14 @@ class FusedStep:
 
     weights: float32 | bfloat16 | int8 | int4, how the layers' matrices are kept; the sums over them and all else are float32.
     With int8 and int4, each row of activations is rounded to bytes too (see `tarnn.kernels.cpu.stack`), and the head is bfloat16.
+    most_places: positions whose embeddings are kept in a table; where a model has more, each step computes its own.
     A step is of the weights that the model had when it was made; once they change, it refuses to begin with another state.
     Several threads may call it at once, each with a state of its own.
 
     Raises ValueError for a model that has no fused step (`refusal`), and for an unknown format.
     """
 
-    def __init__(self, model: Model, weights: str = "float32"):
+    def __init__(self, model: Model, weights: str = "float32", most_places: int = MOST_PLACES):
         if weights not in FORMATS:
             raise ValueError(f"weights must be one of {', '.join(FORMATS)}; got {weights!r}.")
         if reason := refusal(model):
@@ -113,13 +114,21 @@ class FusedStep:
         with torch.no_grad():
             _write_model(block, model, weights)
             self.block, self.plan = block.bytes(), torch.tensor(block.plan, device="cpu")
-            self.tokens, self.places = _token_table(model), _place_table(model)
+            self.tokens, self.places = _token_table(model), _place_table(model, most_places)
         limit = model.config.max_position_embeddings
         self._numbers: tuple[Any, ...] = (
             _head(model).out_features, min(limit or NO_LIMIT, NO_LIMIT), model.config.norm_eps,
             default_eps(torch.float32),
         )  # fmt: skip
-        self._made_of = _versions(model)
+        # by their places, so that one in another's place is seen; the parts themselves, so that no other gets their address
+        self._slots = [
+            (of, name)
+            for x in model.modules()
+            for of in (x._modules, x._parameters, x._buffers)
+            for name in of
+        ]
+        self._parts = self._parts_now()
+        self._made_of = _versions(self._parts)
         # of the last call: the parts of its state, and their tensors; one tuple, so that threads don't mix them
         self._seen: tuple[tuple[Any, ...], list[Tensor]] = ((), [])
 
@@ -148,6 +157,9 @@ class FusedStep:
             raise ValueError(str(error).splitlines()[0]) from error
         return parameters, state if not caches else self._longer(state, tensors)
 
+    def _parts_now(self) -> list[Any]:
+        return [of.get(name) for of, name in self._slots]
+
     def _longer(self, state: State, tensors: list[Tensor]) -> State:
         """The state with one more key and value in each cache; its tensors are those that were looked at."""
         layers = tuple(replace(x, length=x.length + 1) if isinstance(x, KVCache) else x for x in state.layers)
@@ -160,7 +172,8 @@ class FusedStep:
         same = len(parts) == len(seen) and all(map(is_, parts, seen))
         if not same or len(state.position) != batch_size:
             _check_state(self.model, state, batch_size)
-            if _versions(self.model) != self._made_of:
+            now = self._parts_now()
+            if not all(map(is_, now, self._parts)) or _versions(now) != self._made_of:
                 raise ValueError(
                     "the fused step is of the weights that the model had when it was made, and they have changed. "
                     "Make another FusedStep."
@@ -173,12 +186,9 @@ class FusedStep:
         return tensors
 
 
-def _versions(model: nn.Module) -> list[tuple[int, int, int]]:
-    """What tells whether weights are those of before: which they are, where they lie, how often they were written to."""
-    return [
-        (id(x), x.data_ptr(), 0 if x.is_inference() else x._version)
-        for x in (*model.parameters(), *model.buffers())
-    ]
+def _versions(parts: list[Any]) -> list[tuple[int, int]]:
+    """What tells whether the tensors among them are as before: where each lies, and how often it was written to."""
+    return [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in parts if isinstance(x, Tensor)]
 
 
 def _whole(token_ids: Tensor) -> Tensor:
@@ -349,20 +359,19 @@ def _head(model: Model) -> nn.Linear:
 
 
 def _token_table(model: Model) -> Tensor:
-    weight, scale = model.model.embed_tokens.weight, model.model.embed_scale
-    return _full_width(model, weight if scale == 1 else weight * scale)
+    return _full_width(model, model.model.embed_tokens.weight * model.model.embed_scale)
 
 
 def _full_width(model: Model, x: Tensor) -> Tensor:
     """(n, width) with zeros where the positions are beside the embedding."""
     missing = model.config.hidden_size - x.shape[1]
-    return (torch.nn.functional.pad(x, (0, missing)) if missing else x.detach()).contiguous()
+    return (torch.nn.functional.pad(x, (0, missing)) if missing else x).contiguous()
 
 
-def _place_table(model: Model) -> Tensor | None:
+def _place_table(model: Model, most_places: int) -> Tensor | None:
     """(places, hidden); None where there are none, or too many."""
     limit = model.config.max_position_embeddings
-    if limit is None or limit > MOST_PLACES:
+    if limit is None or limit > most_places:
         return None
     places = torch.arange(limit, device="cpu")[None]
     if isinstance(model, ImageModel) and model.grid:

@@ -21,6 +21,7 @@ from tarnn.ops import KVCache, State
 # `generate` packs unasked after so many tokens by the model's own step, and one more for so many bytes: in about that time
 PATIENCE, BYTES_A_TOKEN = 8, 2**23
 MOST_BYTES = 2**29  # and no more than this; while it packs, memory holds the weights up to four times
+MOST_PLACES = 2**12  # in a table that is made for one text
 IGNORED = ("return_dict", "token_type_ids", "tokenizer")  # arguments that change nothing
 WHOLE = (torch.int64, torch.int32)
 
@@ -54,7 +55,7 @@ class FusedForward:
             return None
         if self._step is None:
             try:
-                self._step = FusedStep(self.model, self.weights)
+                self._step = FusedStep(self.model, self.weights, MOST_PLACES)
             except (ValueError, RuntimeError, MemoryError):  # none for this model, or no memory for one
                 self.weights = None
                 return None
