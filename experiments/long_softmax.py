@@ -140,7 +140,6 @@ def report(options, facts, results: dict[str, Any]) -> str:
         ]
         for name, runs in results.items()
     ]  # fmt: skip
-    seeds = len(options.seeds)
     return page(
         "Byte-level language models of novels, by attention",
         f"{options.layers} layers, hidden {options.hidden_size}, 4 heads, {options.batch_size} × {options.context} bytes "
@@ -148,7 +147,7 @@ def report(options, facts, results: dict[str, Any]) -> str:
         f"Bits per byte of the first {options.validation_bytes:,} bytes of {options.unseen}, which is not trained on. "
         + (
             "Means over the seeds ± their standard error; differences are taken seed by seed."
-            if seeds > 1
+            if len(options.seeds) > 1
             else "One run each: differences of a few hundredths may be luck."
         ),
         markdown(
@@ -188,4 +187,4 @@ def figure(options, facts, results: dict[str, Any]):
 
 
 if __name__ == "__main__":
-    raise Unmeasured(main())
+    sys.exit(main())

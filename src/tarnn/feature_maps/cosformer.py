@@ -39,9 +39,8 @@ class CosFormer(FeatureMap):
             raise ValueError(
                 f"CosFormer was made for at most {self.max_length} positions; got {positions.shape[-1]}."
             )
-        angle = (positions.to(widest(positions.device)) * (torch.pi / (2 * self.max_length)))[
-            ..., None
-        ]  # (…, t, 1)
+        angle = positions.to(widest(positions.device)) * (torch.pi / (2 * self.max_length))
+        angle = angle[..., None]  # (…, t, 1)
         return CosFormerAt(angle if positions.ndim == 1 else angle[:, None], self)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch f"]:

@@ -21,13 +21,8 @@ HARMLESS = (
     ("transformers.utils.output_capturing", ""),
     ("transformers.modeling_utils", "make_inputs_require_grads"),
 )
-DECORATORS = (
-    "tarnn",
-    "torch",
-    "transformers",
-    "jaxtyping",
-    "beartype",
-)  # packages that wrap methods of these classes
+# packages that wrap methods of these classes
+DECORATORS = ("tarnn", "torch", "transformers", "jaxtyping", "beartype")
 CALL = nn.Module.__call__
 
 
@@ -86,13 +81,9 @@ def _patched(kind: type) -> str | None:
         if one.__module__.partition(".")[0] not in ("tarnn", "torch") or one is nn.Module:
             continue
         for name, method in vars(one).items():
-            special = name.startswith("__") and name != "__call__"
-            if (
-                callable(method)
-                and not isinstance(method, type)
-                and not special
-                and not _is_at_home(method, one, name)
-            ):
+            if not callable(method) or isinstance(method, type) or (name[:2] == "__" and name != "__call__"):
+                continue
+            if not _is_at_home(method, one, name):
                 return f"{one.__name__}.{name}, which was replaced"
     return None
 

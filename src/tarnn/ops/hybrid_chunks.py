@@ -100,11 +100,8 @@ def _keys(how: Options, state: HybridState, k, v, real, log_decay) -> Keys:
     there = torch.cat([place[:, :w] >= s, real], dim=1)
     fresh = torch.arange(s, device=device) - state.count[:, None]  # (b, s): which new token becomes this sink
     old, index = (fresh < 0)[:, None, :, None], fresh.clamp(0, t - 1)
-    sink_k, sink_v, sink_birth = (
-        state.k[:, :, :s],
-        state.v[:, :, :s],
-        state.fade[:, :, :s, None].to(clock.dtype),
-    )
+    sink_k, sink_v = state.k[:, :, :s], state.v[:, :, :s]
+    sink_birth = state.fade[:, :, :s, None].to(clock.dtype)
     if s:
         sink_k, sink_v = torch.where(old, sink_k, at(k, index)), torch.where(old, sink_v, at(v, index))
         sink_birth = torch.where(old, sink_birth, at(-clock[..., None], index))

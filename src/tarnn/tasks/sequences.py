@@ -69,10 +69,7 @@ class SequenceTask(Task):
         labels = batch["labels"].flatten()
         logits = model(**batch).logits.float().flatten(0, -2)
         nats = cross_entropy(logits, labels, reduction="sum").to(widest(labels.device))
-        count, hits = (
-            (labels != -100).sum().to(nats.dtype),
-            (logits.argmax(-1) == labels).sum().to(nats.dtype),
-        )
+        count, hits = (x.sum().to(nats.dtype) for x in (labels != -100, logits.argmax(-1) == labels))
         return torch.stack([nats, count, count, hits])
 
     def step_row(self, per_step: int) -> str:

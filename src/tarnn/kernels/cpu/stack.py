@@ -40,7 +40,7 @@ class Block:
 
     def __init__(self) -> None:
         self.plan: list[int] = []
-        self._parts: list[Tensor] = []
+        self._parts: list[tuple[int, Tensor]] = []  # from which byte on
         self._size = 0
 
     def numbers(self, *values: int) -> None:
@@ -52,7 +52,7 @@ class Block:
             self.plan.append(NOWHERE)
             return
         self.plan.append(self._size)
-        self._parts.append(x)
+        self._parts.append((self._size, x))
         self._size += x.nbytes + -x.nbytes % 64
 
     def vector(self, x: Tensor | None) -> None:
@@ -89,13 +89,11 @@ class Block:
         block = torch.empty(self._size + PANEL * 4, dtype=torch.uint8, device="cpu")
         if large_pages():
             torch.ops.tarnn_cpu.large_pages(block)
-        start = 0
-        for x in self._parts:  # laid out here, so that no copy of it is made elsewhere
+        for start, x in self._parts:  # laid out here, so that no copy of it is made elsewhere
             end = start + x.nbytes
             block[start:end].view(x.dtype).view(x.shape).copy_(x)
-            start = end + -end % 64
-            block[end:start] = 0
-        block[start:] = 0
+            block[end : end + -end % 64] = 0
+        block[self._size :] = 0
         return block
 
 
