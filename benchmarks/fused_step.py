@@ -20,7 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from model_steps import wrong_token
 
-from scripts.common.clock import Contender, Effort, Timing, measure_in_turns
+from scripts.common.clock import Contender, Effort, Timing, measure_in_turns, with_threads
 from scripts.common.options import parse
 from scripts.common.results import run
 from scripts.common.tables import markdown, page, source
@@ -82,16 +82,6 @@ def step_call(step: FusedStep, batch_size: int, threads: int) -> Contender:
 def copy_call() -> Contender:
     x, y = torch.ones(LARGE // 4), torch.zeros(LARGE // 4)
     return Contender(lambda: y.copy_(x), surroundings=lambda: with_threads(1))
-
-
-@contextmanager
-def with_threads(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,19 +39,3 @@ def data():
         return path
 
     return find
-
-
-@pytest.fixture
-def with_threads():
-    """with with_threads(n): torch has n threads within."""
-
-    @contextmanager
-    def number_of(threads):
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-
-    return number_of

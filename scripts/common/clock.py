@@ -10,8 +10,8 @@ where a call takes over a second, of the first.
 import gc
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,6 +22,17 @@ from scripts.common.memory import peak_bytes
 MOST_CALLS = 2000
 SLOW = 1.0  # seconds a call, from which warming up more than once is a waste
 Key = TypeVar("Key", bound=Hashable)
+
+
+@contextmanager
+def with_threads(threads: int) -> Iterator[None]:
+    """Within: torch has so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from scripts.common.clock import with_threads
 from tarnn.analysis.image_likelihood import bits_per_dim_by_steps
 from tarnn.attention import LinearAttention, calibrating
 from tarnn.data import Images
@@ -109,7 +110,7 @@ def differences(model, step, batch, steps, prompt=0):
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("batch", [1, 3, 17])
 @pytest.mark.parametrize("kind", list(SERVED))
-def test_text_is_that_of_the_model(kind, batch, threads, with_threads):
+def test_text_is_that_of_the_model(kind, batch, threads):
     model = text_model(**SERVED[kind])
     with with_threads(threads):
         assert differences(model, FusedStep(model), batch, 40) < 2e-5
@@ -148,7 +149,7 @@ def test_every_map_is_that_of_the_model(name, options, grouped):
 
 @compiled
 @pytest.mark.parametrize("weights", ["float32", "int8"])
-def test_a_long_cache_is_read_in_blocks(weights, with_threads):
+def test_a_long_cache_is_read_in_blocks(weights):
     """Keys beyond one block, some of them masked; the same bits for any number of threads and any batch."""
     model = text_model(attention=["softmax", "linear", "softmax"], position="rotary", num_key_value_heads=2)
     step, ids = FusedStep(model, weights), torch.randint(0, 97, (3, 1210))
@@ -234,7 +235,7 @@ def test_it_goes_on_from_what_was_read(model):
 
 @compiled
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int4"])
-def test_a_row_has_the_same_bits_in_any_batch_and_with_any_threads(weights, with_threads):
+def test_a_row_has_the_same_bits_in_any_batch_and_with_any_threads(weights):
     model = text_model(hidden_size=72, head_dim=34)
     step, ids = FusedStep(model, weights), torch.randint(0, 97, (4, 70))
     expected = None
@@ -379,7 +380,7 @@ def test_tokens_of_any_whole_type_and_of_one_axis():
 
 @compiled
 @pytest.mark.parametrize("threads", [1, 2])
-def test_no_rows_are_a_batch_too(threads, with_threads):
+def test_no_rows_are_a_batch_too(threads):
     model = text_model()
     state = model.new_state(0)
     with with_threads(threads):

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from scripts.common.clock import with_threads
 from tarnn.kernels.cpu import library
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.models.fused import FusedStep
@@ -21,7 +22,7 @@ def stepped(step, state=None, steps=12, batch=20):
     return out
 
 
-def test_steps_of_several_callers_at_once_don_t_mix(with_threads):
+def test_steps_of_several_callers_at_once_don_t_mix():
     """Helpers go to whoever called last; the others do without them. Each caller has another number of threads: a helper that one
     has woken may find a job of another, which has no memory for so many."""
     torch.manual_seed(0)
@@ -51,7 +52,7 @@ def test_one_step_has_several_callers():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_has_helpers_of_its_own(with_threads):
+def test_a_forked_child_has_helpers_of_its_own():
     """Those of its parent are not in it, and may have held a lock.
 
     The child's state is made before: PyTorch fills large tensors by OpenMP, which waits for ever in a forked child.
