@@ -18,7 +18,7 @@ from tarnn.numerics import default_eps, finite, wide, widest
 from tarnn.ops import hybrid_compiled, hybrid_slots
 from tarnn.ops.features import features
 from tarnn.ops.hybrid_compiled import log_scale
-from tarnn.ops.hybrid_state import HybridState, Keys, Options, at, capped, room_of
+from tarnn.ops.hybrid_state import HybridState, Keys, Options, at, capped, places, room_of, within
 
 CHUNK = 64
 
@@ -228,6 +228,7 @@ def _far(how: Options, q, keys: Keys, slots: _Slots | None, state: HybridState):
     assert how.feature_map is not None
     phi_q, a_q = features(how.feature_map, q, "queries")
     a = log_scale(how, phi_q, a_q, phi_q.dtype)  # (b, h, t)
+    a = within(how, a, places(how, keys))
     lives = (keys.there & (keys.place >= how.sinks))[:, None]
     enters = lives[:, :, :t] & keys.real[:, None]  # with each new token one key leaves the window
     if slots is None or slots.course is None:

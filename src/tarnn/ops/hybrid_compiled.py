@@ -10,7 +10,7 @@ from tarnn.kernels.cpu import hybrid as compiled
 from tarnn.kernels.cpu.hybrid import HybridCall, Sums
 from tarnn.numerics import wide
 from tarnn.ops.features import check_widths, features
-from tarnn.ops.hybrid_state import HybridState, Keys, Options
+from tarnn.ops.hybrid_state import HybridState, Keys, Options, places, within
 
 PIECE = 4096  # tokens for which features are made at a time, so that few of them exist
 
@@ -99,8 +99,9 @@ def far_of(how: Options, q: Tensor, keys: Keys, here: slice) -> tuple[Any, ...]:
     phi_k, weight = features(how.feature_map, k, "keys")
     check_widths(phi_q, phi_k)
     weight = torch.zeros_like(phi_k[..., 0]) if weight is None else weight
+    place = places(how, keys)[:, here] if how.causal else places(how, keys)
     return (
-        phi_q.to(kind), log_scale(how, phi_q, a, kind), phi_k.to(kind),
+        phi_q.to(kind), within(how, log_scale(how, phi_q, a, kind), place), phi_k.to(kind),
         weight.to(kind).masked_fill(~enters[:, None], -torch.inf),
     )  # fmt: skip
 
@@ -161,7 +162,8 @@ def step(
         )
         check_widths(phi_q, phi_k)
         weight = torch.zeros_like(phi_k[..., 0]) if weight is None else weight
-        far = phi_q.to(kind), log_scale(how, phi_q, a, kind), phi_k.to(kind), weight.to(kind)
+        a = within(how, log_scale(how, phi_q, a, kind), state.count[:, None])
+        far = phi_q.to(kind), a, phi_k.to(kind), weight.to(kind)
     decay = None if log_decay is None else log_decay[..., 0].clamp(min=-1e4).to(state.fade.dtype)
     o, rho = compiled.step(
         q, k.to(state.k.dtype), v.to(state.v.dtype), far, None if decay is None else decay[..., None],

@@ -23,6 +23,7 @@ class Options(NamedTuple):
     softcap: float | None
     far_bias: Tensor | float  # λ, a number or (h,)
     exact_queries: Tensor | None
+    far_until: int | None = None
 
 
 class Keys(NamedTuple):
@@ -92,6 +93,16 @@ class HybridState(State):
                 f"this state has {self.k.shape[2] - slots} exact places and {slots} slots; expected "
                 f"{how.sinks} sinks + window {how.window} and {how.slots} slots. Go on with the options that it was made with."
             )
+
+
+def within(how: Options, a: Tensor, place: Tensor) -> Tensor:
+    """Log-scales (b, h, t) of queries at these places (b, t), −∞ from far_until on: those don't see estimated keys."""
+    return a if how.far_until is None else a.masked_fill((place >= how.far_until)[:, None], -torch.inf)
+
+
+def places(how: Options, keys: Keys) -> Tensor:
+    """How far each new token is in its sequence, (b, t); where not causal, how far the last one is, (b, 1)."""
+    return keys.place[:, -keys.real.shape[1] :] if how.causal else keys.real.sum(-1, keepdim=True) - 1
 
 
 def room_of(place: Tensor, how: Options) -> Tensor:

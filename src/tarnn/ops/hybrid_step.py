@@ -7,7 +7,7 @@ from torch.autograd.graph import increment_version
 from tarnn.numerics import finite, wide
 from tarnn.ops import hybrid_compiled, hybrid_slots
 from tarnn.ops.features import features
-from tarnn.ops.hybrid_state import HybridState, Options, capped, room_of
+from tarnn.ops.hybrid_state import HybridState, Options, capped, room_of, within
 
 
 def take_step(
@@ -109,6 +109,7 @@ def _read(how: Options, q: Tensor, dtype: torch.dtype, state: HybridState) -> tu
     phi = phi.to(kind).reshape(*logits.shape[:3], -1)
     bias = torch.as_tensor(how.far_bias, device=q.device).to(kind).expand(q.shape[1]).view(g, -1)
     a = bias.expand(logits.shape[:3]) if a is None else a.reshape(logits.shape[:3]) + bias
+    a = within(how, a, state.count[:, None] - 1)
     unit = (a + state.M[..., None])[..., None]
     most = torch.maximum(most, unit.detach())
     near_weights, far_weight = (logits - most).exp(), (unit - most).exp()
