@@ -33,7 +33,9 @@ def main() -> int:
     made.add_argument("old", help="a revision, or a checkout of one with its kernels")
     made.add_argument("--new", type=Path, default=HERE, help="a checkout (default: this one)")
     made.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    made.add_argument("--rounding", type=float, default=0.0, help="the largest difference allowed, relative to 1 + |x|")
+    made.add_argument(
+        "--rounding", type=float, default=0.0, help="the largest difference allowed, relative to 1 + |x|"
+    )
     made.add_argument("--quick", action="store_true", help="few of each: to see that it runs")
     options = made.parse_args()
     numbers, red = QUICK if options.quick else PARTS, 0
@@ -54,7 +56,17 @@ def checkout(old: str) -> Iterator[Path]:
     place = Path(tempfile.mkdtemp()) / "old"
     ask("git", "worktree", "add", "--detach", str(place), old, at=HERE)
     try:
-        build = ["cmake", "-S", ".", "-B", "build/dev", "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}", "-DTARNN_IN_PLACE=ON"]
+        build = [
+            "cmake",
+            "-S",
+            ".",
+            "-B",
+            "build/dev",
+            "-G",
+            "Ninja",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            "-DTARNN_IN_PLACE=ON",
+        ]
         ask(*build, at=place)
         ask("cmake", "--build", "build/dev", at=place)
         yield place
@@ -65,7 +77,11 @@ def checkout(old: str) -> Iterator[Path]:
 def ask(*words: str, at: Path) -> None:
     bin = str(Path(sys.executable).parent)
     subprocess.run(
-        words, cwd=at, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PATH": f"{bin}:{os.environ['PATH']}"}
+        words,
+        cwd=at,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PATH": f"{bin}:{os.environ['PATH']}"},
     )
 
 
@@ -76,7 +92,6 @@ def compared(part: str, number: int, old: Path, new: Path, folder: Path, roundin
     there.mkdir(exist_ok=True)
     if part == "files":
         run(old, "files.write", there, number)
-    if part == "files":
         shutil.copytree(there, here, dirs_exist_ok=True)
     run(old, part, there, number)
     if part == "texts":
@@ -89,13 +104,21 @@ def compared(part: str, number: int, old: Path, new: Path, folder: Path, roundin
 
 
 def run(tree: Path, part: str, folder: Path, number: int) -> None:
-    subprocess.run([sys.executable, str(RUN), str(tree), part, str(folder), str(number)], cwd=HERE, check=True)
+    """One part in one tree. What it says (of trainings, of loading) is heard only where it fails."""
+    words = [sys.executable, str(RUN), str(tree), part, str(folder), str(number)]
+    done = subprocess.run(words, cwd=HERE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"{done.stderr}\n{part} of {tree} failed; see above.")
 
 
 def difference(name: str, a, b, rounding: float) -> str:
-    """"" where the two are the same: tensors to the bit, or within rounding."""
+    """A line, or "" where the two are the same: tensors to the bit or within rounding, refusals whatever they say."""
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
-        return "" if a == b or "refused" in name and None not in (a, b) else f"  {name}: {a!s:.150} | {b!s:.150}"
+        return (
+            ""
+            if a == b or ("refused" in name and None not in (a, b))
+            else f"  {name}: {a!s:.150} | {b!s:.150}"
+        )
     if a.shape != b.shape or a.dtype != b.dtype:
         return f"  {name}: {a.dtype} {tuple(a.shape)} | {b.dtype} {tuple(b.shape)}"
     if torch.equal(bits(a), bits(b)):

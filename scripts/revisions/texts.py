@@ -18,7 +18,9 @@ def compute(number: int, folder: Path) -> dict[str, Any]:
         model = made(i, folder / f"model-{i}")
         for j in range(i, min(i + A_MODEL, number)):
             try:
-                found |= {f"text {j}: {part}": x for part, x in text(model, random.Random(f"text {j}")).items()}
+                found |= {
+                    f"text {j}: {part}": x for part, x in text(model, random.Random(f"text {j}")).items()
+                }
             except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
                 found[f"text {j}: refused"] = f"{type(error).__name__}: {error}"
     return found
