@@ -34,7 +34,9 @@ def main() -> int:
     made.add_argument("--new", type=Path, default=HERE, help="a checkout (default: this one)")
     made.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     made.add_argument(
-        "--rounding", type=float, default=0.0, help="the largest difference allowed, relative to 1 + |x|"
+        "--rounding",
+        type=float,
+        help="the largest difference allowed, relative to 1 + |x| (default: to the bit)",
     )
     made.add_argument("--quick", action="store_true", help="few of each: to see that it runs")
     options = made.parse_args()
@@ -85,7 +87,7 @@ def ask(*words: str, at: Path) -> None:
     )
 
 
-def compared(part: str, number: int, old: Path, new: Path, folder: Path, rounding: float) -> list[str]:
+def compared(part: str, number: int, old: Path, new: Path, folder: Path, rounding: float | None) -> list[str]:
     """What to say of a part: one line where all is as it was, and one more for each thing that differs."""
     here, there = folder / "new", folder / "old"
     here.mkdir(exist_ok=True)
@@ -111,7 +113,7 @@ def run(tree: Path, part: str, folder: Path, number: int) -> None:
         raise SystemExit(f"{done.stderr}\n{part} of {tree} failed; see above.")
 
 
-def difference(name: str, a, b, rounding: float) -> str:
+def difference(name: str, a, b, rounding: float | None) -> str:
     """A line, or "" where the two are the same: tensors to the bit or within rounding, refusals whatever they say."""
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return (
@@ -125,7 +127,7 @@ def difference(name: str, a, b, rounding: float) -> str:
         return ""
     x, y = a.double(), b.double()
     off = ((x - y).abs() / (1 + x.abs())).nan_to_num(torch.inf)[bits(a) != bits(b)].max().item()
-    return "" if off <= rounding else f"  {name}: off by {off:.1e}"
+    return "" if rounding is not None and off <= rounding else f"  {name}: off by {off:.1e}"
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:

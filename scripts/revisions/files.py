@@ -42,7 +42,10 @@ def write(folder: Path) -> None:
         run = folder / kind
         command("train", text, "--out", run, *A_RUN.split(), *options.split())
         command(
-            "generate", run, *["--prompt", "one", "--max-new-tokens", "3", "--seed", "1", "--state-out"], run / "a.state"
+            "generate",
+            run,
+            *["--prompt", "one", "--max-new-tokens", "3", "--seed", "1", "--state-out"],
+            run / "a.state",
         )
     a_llama(folder / "llama", tokenizer_of=folder / "linear")
     few = "--length 128 --num-texts 4 --window 16"
