@@ -10,11 +10,13 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-from tarnn.conversion.options import KEY
+from tarnn.conversion.options import KEY, attention_layers, child_of
 from tarnn.data.sources import read_documents
 from tarnn.errors import UserError
 
-LONGEST = 1024  # tokens of a row, where nobody says
+LONGEST = (
+    4096  # tokens of a row, where nobody says: calibration takes time and memory that grow with their square
+)
 
 
 def open_pretrained(folder: Path, *, converted: bool = False) -> Any:
@@ -89,10 +91,16 @@ def read_rows(
 
 
 def length_of_rows(model: Any, asked: int | None) -> int:
-    """What was asked for, or as long as the model reads, within reason. UserError for more than it reads."""
+    """What was asked for, or the model's context, within reason. UserError for more than it reads."""
     most = getattr(model.config, "max_position_embeddings", None)
     if asked is not None and most and asked > most:
         raise UserError(
             f"--length {asked:,} is longer than this model's context; expected {most:,} tokens at most."
         )
     return asked if asked is not None else min(LONGEST, most or LONGEST)
+
+
+def calibrated_length(model: Any) -> int | None:
+    """How far the features of a converted model reach; None where nothing ends them."""
+    lengths = [x.options.get("far_until") for x in map(child_of, attention_layers(model)) if x is not None]
+    return min((x for x in lengths if x is not None), default=None)

@@ -20,7 +20,7 @@ from tarnn.conversion.options import (
     options_in,
     set_options,
 )
-from tarnn.conversion.pretrained import Check, Row, choose, gather, rows_of
+from tarnn.conversion.pretrained import Check, Row, check_length, choose, gather, rows_of
 from tarnn.conversion.report import Report
 
 RATES = {"maps": 1e-2, "lora": 1e-4, "weights": 1e-5}
@@ -91,15 +91,6 @@ def check_training(train: str, steps: int, batch_size: int, learning_rate: float
             raise ValueError(f"{name} must be a whole number, 1 or more; got {value!r}.")
     if learning_rate is not None and not (0 < learning_rate < math.inf):
         raise ValueError(f"learning_rate must be a number above 0; got {learning_rate}.")
-
-
-def check_length(length: int, near: Near) -> None:
-    """ValueError for rows in which nothing is far."""
-    if length <= near.window + near.sinks:
-        raise ValueError(
-            f"training needs texts longer than window + sinks = {near.window + near.sinks} tokens, or nothing is far; got "
-            f"{length} tokens. Take longer ones."
-        )
 
 
 def own_layers(model: Any) -> list[tuple[int, LayerAttention]]:

@@ -113,6 +113,15 @@ def check_options(
         raise ValueError(f"mode must be choose or features; got {mode!r}.")
 
 
+def check_length(length: int, near: Near) -> None:
+    """ValueError for rows in which nothing is far."""
+    if length <= near.window + near.sinks:
+        raise ValueError(
+            f"texts must be longer than window + sinks = {near.window + near.sinks} tokens, or nothing is far; got "
+            f"{length:,} tokens. Take longer ones, or a smaller window."
+        )
+
+
 def check_fit(
     model: Any,
     rows: list[Row],
