@@ -1,7 +1,7 @@
 """From the arguments of an op to the record that backends take: cast, checked, with what the map declares."""
 
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -150,7 +150,7 @@ def _by_feature(
         scaled = causal_units(y, x, log_decay, M, cu_seqlens)
     else:
         scaled = full_units(y, x, M, cu_seqlens)
-        if S is not None:
+        if S is not None and z is not None:
             keep = (M - finite(scaled.M)).exp()
             S, z = S * keep[..., None], z * keep
     call = Call(
