@@ -74,7 +74,9 @@ def attention(name: str) -> Callable:
         if bounds is not None:
             o = of_documents(own, query, key, value, bounds, **shared)
             return o.transpose(1, 2).contiguous(), None
-        if attention_mask is not None and attention_mask.ndim == 2:  # a StaticCache hands places that nobody wrote, too
+        if (
+            attention_mask is not None and attention_mask.ndim == 2
+        ):  # a StaticCache hands places that nobody wrote, too
             key, value = (x[:, :, : attention_mask.shape[1]] for x in (key, value))
         shared["key_mask"] = real_tokens(layer, attention_mask, key)
         if cached is None:
