@@ -133,9 +133,9 @@ def foreign(tmp_path):
     """A tiny softmax model of transformers with a tokenizer of bytes."""
     torch.manual_seed(0)
     folder = tmp_path / "foreign"
-    GPT2LMHeadModel(GPT2Config(vocab_size=257, n_positions=64, n_embd=8, n_layer=1, n_head=2)).save_pretrained(
-        folder
-    )
+    GPT2LMHeadModel(
+        GPT2Config(vocab_size=257, n_positions=64, n_embd=8, n_layer=1, n_head=2)
+    ).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
 
@@ -179,7 +179,9 @@ def test_what_it_refuses(command, foreign, sources, tmp_path):
     none = tmp_path / "none"
     run_of("text", sources, command, none, "--val-fraction", 0)
     encoder = tmp_path / "encoder"
-    config = LlamaConfig(vocab_size=257, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    config = LlamaConfig(
+        vocab_size=257, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
+    )
     LlamaModel(config).save_pretrained(encoder)
     byte_tokenizer().save_pretrained(encoder)
     text, latin = sources["text"], tmp_path / "latin.txt"
