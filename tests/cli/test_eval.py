@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaModel
 
+from tarnn.cli.eval import confusion_lines
 from tarnn.data import read_images
 from tarnn.data.tokenizers import byte_tokenizer
 
@@ -99,11 +100,20 @@ def test_a_confusion_table_and_accuracy(command, sources, tmp_path):
     assert facts["labels"] == ["down", "up"]
     assert facts["confusion"] == table.tolist()
     assert facts["accuracy"] == pytest.approx(table.trace() / 3)
-    out = command("eval", run, data).out
-    assert "what was predicted" in out
-    assert max(map(len, out.splitlines())) <= 100
+    assert "what was predicted" in command("eval", run, data).out
     data.write_text("up\tABAB\nsideways\tAB\n")
     assert command("eval", run, data).is_refusal("line 2", "'sideways' is none of the classes")
+
+
+def test_a_table_too_wide_for_a_terminal_is_its_mistakes():
+    labels, table = [f"label {i}" for i in range(12)], np.eye(12, dtype=int)
+    table[3, 4] = 7
+    assert confusion_lines(labels, table.tolist()) == [
+        "most frequent mistakes",
+        "       7 × label 3 taken for label 4",
+    ]
+    narrow = confusion_lines(labels[:3], table[:3, :3].tolist())
+    assert [len(line) <= 80 for line in narrow] == [True] * 5
 
 
 def test_errors_of_letters_and_words(command, sources, tmp_path):
