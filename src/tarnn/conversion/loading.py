@@ -10,7 +10,7 @@ from typing import Any
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from tarnn.conversion.options import CHILD, HYBRID, attach
+from tarnn.conversion.options import CHILD, DEFAULTS, HYBRID, attach
 
 METHOD = "tarnn"
 
@@ -20,6 +20,10 @@ class ConvertedConfig(QuantizationConfigMixin):
     """What config.json says: attention, the implementation that the model runs unless another is asked for."""
 
     def __init__(self, attention: str = HYBRID, **kwargs: Any):
+        if attention not in DEFAULTS:  # transformers would look for other names on the network
+            raise ValueError(
+                f"the attention of a converted model is {' or '.join(DEFAULTS)}; got {attention!r:.60}."
+            )
         self.quant_method: Any = METHOD
         self.attention = attention
 

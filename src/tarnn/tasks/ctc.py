@@ -158,13 +158,11 @@ class CtcTask(SequenceTask):
         from tarnn.data.audio import read_wav
         from tarnn.data.ctc import best_path
         from tarnn.data.transcripts import LETTERS, SPACE, Symbols
-        from tarnn.models import SpeechFeatures
 
-        front = SpeechFeatures.from_pretrained(reader, local_files_only=True)
         for path in inputs:
             samples, rate = read_wav(path)
-            front.check(samples, rate, path)
-            frames = torch.from_numpy(front.frames(samples))[None].to(model.device)
+            reader.check(samples, rate, path)
+            frames = torch.from_numpy(reader.frames(samples))[None].to(model.device)
             ids = best_path(model(input_features=frames).logits[0].float().cpu().numpy())
             yield {"output": Symbols(LETTERS).text_of(ids).replace(SPACE, " ")}
 
