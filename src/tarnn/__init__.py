@@ -14,21 +14,34 @@ if TYPE_CHECKING:
     from tarnn.attention import LinearAttention, NoAttention, SoftmaxAttention
     from tarnn.feature_maps import Elu, FeatureMap, PositiveRandomFeatures
     from tarnn.models import TarnnConfig, TarnnForCausalLM
-    from tarnn.ops import KVCache, LinearState, linear_attention, softmax_attention, step
+    from tarnn.ops import (
+        HybridState,
+        KVCache,
+        LinearState,
+        hybrid_attention,
+        hybrid_step,
+        linear_attention,
+        softmax_attention,
+        step,
+    )
 
 __all__ = [
-    "Elu", "FeatureMap", "KVCache", "LinearAttention", "LinearState", "NoAttention", "PositiveRandomFeatures",
-    "SoftmaxAttention", "TarnnConfig", "TarnnForCausalLM", "linear_attention", "softmax_attention", "step",
+    "Elu", "FeatureMap", "HybridState", "KVCache", "LinearAttention", "LinearState", "NoAttention",
+    "PositiveRandomFeatures", "SoftmaxAttention", "TarnnConfig", "TarnnForCausalLM", "hybrid_attention", "hybrid_step",
+    "linear_attention", "softmax_attention", "step",
 ]  # fmt: skip
 
 _HOME = {
-    "tarnn.ops": ("KVCache", "LinearState", "linear_attention", "softmax_attention", "step"),
+    "tarnn.ops": (
+        "HybridState", "KVCache", "LinearState", "hybrid_attention", "hybrid_step", "linear_attention",
+        "softmax_attention", "step",
+    ),
     "tarnn.feature_maps": ("Elu", "FeatureMap", "PositiveRandomFeatures"),
     "tarnn.attention": ("LinearAttention", "NoAttention", "SoftmaxAttention"),
     "tarnn.models": ("TarnnConfig", "TarnnForCausalLM"),
-}
+}  # fmt: skip
 _ROOMS = (
-    "analysis", "attention", "data", "feature_maps", "generation", "kernels", "models", "ops", "tasks", "training"
+    "analysis", "attention", "conversion", "data", "feature_maps", "generation", "kernels", "models", "ops", "tasks", "training"
 )  # fmt: skip
 
 

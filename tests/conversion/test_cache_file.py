@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from support.families import FAMILIES, model_of
 
 from tarnn.conversion import constant_cache, load_cache, save_cache, set_options
+from tarnn.data.tensor_file import checksum
 from tarnn.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers has to say of random configs
@@ -48,6 +51,29 @@ def test_it_goes_on_where_it_was(name, prompt, tmp_path):
     assert size == (tmp_path / "c").stat().st_size
     expected = model.generate(**prompt, past_key_values=cache, **OPTIONS)
     again = load_cache(tmp_path / "c", model)
+    assert torch.equal(model.generate(**prompt, past_key_values=again, **OPTIONS), expected)
+
+
+def test_files_of_the_first_version_are_read(prompt, tmp_path):
+    """They have one maximum per head, also where this version has one per feature."""
+    model = made()
+    set_options(model, feature_map="clusters", slots=0)
+    cache = read(model, prompt)
+    save_cache(tmp_path / "c", model, cache)
+    expected = model.generate(**prompt, past_key_values=cache, **OPTIONS)
+    with safe_open(tmp_path / "c", "pt") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    for name in [name for name in tensors if name.endswith(".M")]:
+        assert tensors[name].ndim == 3
+        most = tensors[name].amax(-1)
+        keep = (tensors[name] - most[..., None]).exp()
+        tensors[name] = most
+        tensors[f"{name[:-1]}S"] *= keep[..., None]
+        tensors[f"{name[:-1]}z"] *= keep
+    del metadata["checksum"]
+    metadata["format_version"] = "1"
+    save_file(tensors, tmp_path / "old", metadata | {"checksum": checksum(tensors, metadata)})
+    again = load_cache(tmp_path / "old", model)
     assert torch.equal(model.generate(**prompt, past_key_values=again, **OPTIONS), expected)
 
 

@@ -108,7 +108,7 @@ def test_states_that_forward_keeps_are_those_that_backward_would_make(mode):
     given = Call(drawn(mode, b=1, g=1, t=1100, s=1100, d=8, e=8, dtype="float32"))
     options = dict(zip(given.names, given.inputs[3:])) | {"key_mask": given.mask}
     how = {"causal": True, "normalize": given.drawn.normalize, "eps": None}
-    call, _ = make_call(*given.inputs[:3], given.feature_map, **how, **options)
+    call = make_call(*given.inputs[:3], given.feature_map, **how, **options).call
     outputs = cpu.forward(call)
     returned = Returned(given.grads[0], None, None, *outputs[:2], None, None, None, False)
     kept = (outputs.kept, None, torch.zeros_like(outputs.kept))

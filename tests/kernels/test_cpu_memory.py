@@ -71,7 +71,7 @@ def test_sixteen_bits_cost_one_rounding(mode, dtype):
     given = Call(drawn(mode, dtype=dtype, spread=0.3))
     a, (q, k, v) = given.drawn, given.inputs[:3]
     options = dict(zip(given.names, given.inputs[3:]))
-    narrow, _ = make_call(
+    narrow = make_call(
         q,
         k,
         v,
@@ -81,7 +81,7 @@ def test_sixteen_bits_cost_one_rounding(mode, dtype):
         eps=None,
         key_mask=given.mask,
         **options,
-    )
+    ).call
     wide = narrow._replace(**{x: getattr(narrow, x).float() for x in "qkv"})
     outputs, wide_outputs = cpu.forward(narrow), cpu.forward(wide)
     assert same_bits([outputs.o], [wide_outputs.o.to(outputs.o.dtype)])

@@ -1,6 +1,7 @@
 """transformers' generate() by the fused step: the same texts, caches that go on, and what it leaves to `forward`."""
 
 import asyncio
+import contextlib
 import threading
 
 import pytest
@@ -234,6 +235,76 @@ def test_a_cache_that_keeps_its_past_can_forget(make_model, ids, steps):
     assert cache.get_seq_length() == 5
     assert torch.equal(cache.layers[0].state.S, before)
     assert not steps
+
+
+def of_numpy(model):
+    for x in model.parameters():
+        x.detach().numpy()[:] *= -3
+
+
+def of_data(model):
+    for x in model.parameters():
+        x.data.mul_(-3)
+
+
+def of_training(model):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True)
+    model(torch.arange(8)[None] + 3, labels=torch.arange(8)[None] + 3).loss.backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("change", [of_training, of_data, of_numpy])
+def test_each_text_begins_with_the_weights_of_then(make_model, ids, steps, change):
+    """Of writes, too, of which torch keeps no count: by generate, and token by token."""
+    model, x = make_model("hybrid").float(), ids(2, 5)
+    old = generated(model, x, None)
+    with fused_forward(model):
+        before = model.generate(x, **LONG)
+        with torch.no_grad():
+            model(x[:, 4:], past_key_values=model(x[:, :4], use_cache=True).past_key_values)
+        change(model)
+        after = model.generate(x, **LONG)
+        with torch.no_grad():
+            found = model(x[:, 4:], past_key_values=model(x[:, :4], use_cache=True).past_key_values).logits
+    assert len(steps) == 4
+    assert torch.equal(before, old)
+    assert torch.equal(after, generated(model, x, None))
+    assert not torch.equal(after, before)
+    assert torch.allclose(found[:, 0], model(x).logits[:, -1], rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_two_caches_in_turn_pack_once_each(make_model, ids, steps):
+    model, x = make_model("hybrid").float(), ids(1, 9)
+    caches = [model(x[:, :5], use_cache=True).past_key_values for _ in range(2)]
+    with fused_forward(model):
+        for i in range(5, 9):
+            for cache in caches:
+                model(x[:, i : i + 1], past_key_values=cache)
+    assert steps == [[1], [1] * 7]
+
+
+def test_another_task_of_the_same_thread_has_its_own(make_model, ids, steps):
+    """What one asyncio task enters is not another's, though they take turns in one thread."""
+    model, x = make_model("default").float(), ids(1, 6)
+
+    async def entered(weights, mine, theirs):
+        with torch.no_grad(), contextlib.nullcontext() if weights == "" else fused_forward(model, weights):
+            mine.set()
+            await theirs.wait()
+            cache = model(x[:, :5], use_cache=True).past_key_values
+            return model(x[:, 5:], past_key_values=cache).logits
+
+    async def both(*formats):
+        one, other = asyncio.Event(), asyncio.Event()
+        return await asyncio.gather(entered(formats[0], one, other), entered(formats[1], other, one))
+
+    asyncio.run(both("int4", ""))
+    assert steps == [[1]]
+    found = asyncio.run(both("float32", "int4"))
+    expected = [asyncio.run(both(*[weights] * 2))[0] for weights in ("float32", "int4")]
+    assert all(map(torch.equal, found, expected))
+    assert not torch.equal(*expected)
 
 
 @pytest.mark.compile

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import tarnn
 from tarnn.kernels.cpu import library
 from tarnn.ops import hybrid_chunks, hybrid_compiled, reference, softmax_attention
-from tarnn.ops.features import features
+from tarnn.ops.features import features, log_features
 from tarnn.ops.hybrid import hybrid_attention, hybrid_step
 from tarnn.ops.hybrid_chunks import CHUNK, new_state
 from tarnn.ops.hybrid_slots import scores
@@ -22,6 +22,7 @@ MAPS = {
     "favor": tarnn.PositiveRandomFeatures(D, 8, seed=1),
     "elu": tarnn.Elu(),
     "exp": tarnn.feature_maps.Exp(),
+    "clusters": tarnn.feature_maps.QueryClusters(D, 6, seed=1).double(),
     "none": None,
 }
 pytestmark = pytest.mark.one_path
@@ -37,8 +38,11 @@ def far_weight(phi, q, k, far_bias):
     """log of λ's factor times φ(q_i)·φ(k_j), (b, h, t, t)."""
     if phi is None:
         return None
-    (fq, a), (fk, b) = features(phi, q, "queries"), features(phi, k, "keys")
     r = q.shape[1] // k.shape[1]
+    if phi.log_features:
+        y, x = log_features(phi, q, "queries"), log_features(phi, k, "keys").repeat_interleave(r, 1)
+        return (y[:, :, :, None] + x[:, :, None]).logsumexp(-1) + far_bias[None, :, None, None]
+    (fq, a), (fk, b) = features(phi, q, "queries"), features(phi, k, "keys")
     log = (fq @ fk.repeat_interleave(r, 1).mT).log()
     for scale in (
         None if a is None else a[..., None],
@@ -113,7 +117,7 @@ def test_prefix_then_rest_is_the_whole(case, cuts):
 
 
 def true_sum(x, M):
-    return x * torch.where(M == -torch.inf, 0.0, M).exp().view(*M.shape, *[1] * (x.ndim - 2))
+    return x * torch.where(M == -torch.inf, 0.0, M).exp().view(*M.shape, *[1] * (x.ndim - M.ndim))
 
 
 def in_order(state: HybridState) -> HybridState:

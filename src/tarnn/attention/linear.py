@@ -132,7 +132,7 @@ class LinearAttention(MultiHeadAttention):
         return LinearState.zeros(
             batch_size, self.num_kv_heads, self.num_features, self.head_dim,
             dtype=wide(weight.dtype if dtype is None else dtype), device=weight.device if device is None else device,
-            log_weights=self.feature_map.log_scaled,
+            log_weights=self.feature_map.log_scaled, log_features=self.feature_map.log_features,
         )  # fmt: skip
 
     def _place(

@@ -3,11 +3,13 @@
 The file is safetensors, as our own models' state files are (`generation/state_file.py`). Tensors: `tokens` (layers,), how
 many each layer has seen, padding included, and for layer i `layers.i.parts.j.…`, the fields of the states of its heads, or
 `layers.i.keys`, `.values` where a layer keeps the model's own sliding window. Metadata: what it is, its version, the
-fingerprint of the model with its options, and a checksum over all of these.
+fingerprint of the model with its options, and a checksum over all of these. In files of version 1 sums have one maximum M per
+head for all maps; they are read too.
 """
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,13 @@ from transformers import Cache, PreTrainedModel
 from tarnn._version import __version__
 from tarnn.conversion.cache import HybridCacheLayer, constant_cache
 from tarnn.conversion.layer import HeadStates
+from tarnn.conversion.options import attention_layers, child_of
 from tarnn.data.tensor_file import add_tensors, checksum, fields_of, read_safetensors, write_atomically
 from tarnn.errors import UserError
 from tarnn.ops.hybrid_state import HybridState
 from tarnn.ops.softmax import KVCache
 
-FORMAT, VERSION = "tarnn.cache", "1"
+FORMAT, VERSION, FIRST_VERSION = "tarnn.cache", "2", "1"
 NOT_THE_FUNCTION = {
     "_name_or_path",
     "transformers_version",
@@ -76,9 +79,10 @@ def load_cache(path: str | Path, model: PreTrainedModel) -> Cache:
     tensors, metadata = read_safetensors(path, "cache", again)
     if metadata.get("format") != FORMAT:
         raise UserError(f"{path} is a safetensors file, but not a saved cache. {again}")
-    if metadata.get("format_version") != VERSION:
+    version = metadata.get("format_version")
+    if version not in (FIRST_VERSION, VERSION):
         raise UserError(
-            f"{path} has version {metadata.get('format_version')} of the cache format; this tarnn reads {VERSION}. {again}"
+            f"{path} has version {version} of the cache format; this tarnn reads versions {FIRST_VERSION} and {VERSION}. {again}"
         )
     if metadata.get("checksum") != checksum(tensors, metadata):
         raise UserError(f"{path} is damaged: its checksum is not that of its contents. {again}")
@@ -92,7 +96,20 @@ def load_cache(path: str | Path, model: PreTrainedModel) -> Cache:
         found = {name: x.to(model.device) for name, x in fields_of(tensors, f"layers.{i}.").items()}
         if found:
             fill(layer, found, seen)
+    if version == FIRST_VERSION:
+        for layer, attention in zip(cache.layers, attention_layers(model), strict=True):
+            if isinstance(layer, HybridCacheLayer) and layer.state is not None:
+                layer.state = with_maxima(layer.state, child_of(attention))
     return cache
+
+
+def with_maxima(state: Any, attention: Any) -> Any:
+    """A layer's state from a file of version 1: with one M per feature where the layer's map needs that."""
+    phi, parts = attention.feature_map, list(state.parts)
+    if phi is None or not phi.log_features:
+        return state
+    parts[0] = replace(parts[0], M=parts[0].M[..., None].expand_as(parts[0].z).contiguous())
+    return HeadStates(tuple(parts))
 
 
 def tensors_of(layer: Any) -> dict[str, Tensor]:

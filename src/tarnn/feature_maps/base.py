@@ -56,6 +56,9 @@ class FeatureMap(nn.Module):
     """It has random draws, which belong in a checkpoint."""
     log_scaled: bool = False
     """`scaled` returns a log-scale: features of one x may span more than a float's range."""
+    log_features: bool = False
+    """`log_queries` and `log_keys` give log φ. For maps whose features peak at different keys, many nats apart: sums over
+    keys are then kept in units of each feature's own maximum, not of one maximum per head."""
     positional: bool = False
     """It needs to know where its tokens are: `at(positions)` is the map for them."""
     dot_product: bool = False
@@ -121,6 +124,14 @@ class FeatureMap(nn.Module):
     def keys(self, k: Tensor) -> tuple[Tensor, Tensor | None]:
         """`scaled`, of keys."""
         return self.scaled(k)
+
+    def log_queries(self, q: Tensor) -> Tensor:
+        """log φ(q), (…, f), of a map with `log_features`. Its gradient flows through it as a whole."""
+        raise NotImplementedError
+
+    def log_keys(self, k: Tensor) -> Tensor:
+        """log φ(k), (…, f), of a map with `log_features`."""
+        raise NotImplementedError
 
     def projected(self, q: Tensor, k: Tensor) -> Projected | None:
         """What a kernel needs to make the features of q (b, h, t, d) and k (b, g, s, d); None where only `queries`

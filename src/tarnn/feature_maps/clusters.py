@@ -27,6 +27,7 @@ class QueryClusters(FeatureMap):
 
     learnable = True
     log_scaled = True
+    log_features = True  # a centre peaks at the keys in its own direction
     scale: float
 
     def __init__(
@@ -67,17 +68,24 @@ class QueryClusters(FeatureMap):
             c = torch.where(count > 0, member.mT @ widen(q) / count.clamp(min=1), c)
         self.centres.copy_(c)
 
-    def queries(
-        self, q: Float[Tensor, "*batch d"]
-    ) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
+    def log_queries(self, q: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch f"]:
         q = widen(q)
         c, beta = self._centres(q), per_head(self.sharpness, q).to(q.dtype)
         near = self.scale * beta * (q @ c.mT - 0.5 * c.square().sum(-1)[..., None, :])
-        return near.softmax(-1), torch.zeros_like(q[..., 0])
+        return near.log_softmax(-1)
+
+    def log_keys(self, k: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch f"]:
+        k = widen(k)
+        return self.scale * k @ self._centres(k).mT
+
+    def queries(
+        self, q: Float[Tensor, "*batch d"]
+    ) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
+        exponents = self.log_queries(q)
+        return exponents.exp(), torch.zeros_like(exponents[..., 0])
 
     def keys(self, k: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
-        k = widen(k)
-        exponents = self.scale * k @ self._centres(k).mT
+        exponents = self.log_keys(k)
         most = exponents.detach().amax(-1)
         return (exponents - most[..., None]).exp(), most
 

@@ -4,7 +4,8 @@ The file is safetensors. Tensors: `position` (b,), `logits` (b, vocab) of the to
 (the last few tokens, so that text can go on in the middle of a character), and for layer i `layers.i.S`, `.z`
 (and `.M`) or, for a softmax layer, the filled part of its cache `layers.i.k`, `.v` (and `.mask`). Metadata:
 what it is, its version, the fingerprint of the model that made it, the tokens seen, and since version 2 a
-checksum over all of these. Files of version 1 are read too; of both, every field is held against the model.
+checksum over all of these. Until version 2, sums had one maximum M per head with every map; since version 3 with some maps
+one per feature. Files of all versions are read; every field is held against the model.
 """
 
 import hashlib
@@ -25,7 +26,8 @@ from tarnn.models.configuration import TarnnConfig
 from tarnn.models.recurrent import TextModel
 from tarnn.models.state import ModelState
 
-FORMAT, VERSION, FIRST_VERSION = "tarnn.state", "2", "1"
+FORMAT, VERSION = "tarnn.state", "3"
+FIRST_VERSION, WITH_CHECKSUM = "1", "2"
 AGAIN = "Make the state again with --state-out."
 NOT_THE_FUNCTION = {
     "use_cache", "dropout", "initializer_range", "bos_token_id", "eos_token_id", "pad_token_id"
@@ -89,10 +91,10 @@ def load_state(path: str | Path, model: TextModel, *, room: int = 0) -> SavedSta
             f"{path} is a safetensors file, but not a saved state. `tarnn generate --state-out` writes one."
         )
     version = metadata.get("format_version")
-    if version not in (FIRST_VERSION, VERSION):
+    if version not in (FIRST_VERSION, WITH_CHECKSUM, VERSION):
         raise UserError(
             f"{path} has version {version} of the state format; this tarnn reads versions "
-            f"{FIRST_VERSION} and {VERSION}. Make the state again with this tarnn."
+            f"{FIRST_VERSION} to {VERSION}. Make the state again with this tarnn."
         )
     if version != FIRST_VERSION and metadata.get("checksum") != checksum(tensors, metadata):
         raise UserError(f"{path} is damaged: its checksum is not that of its contents. {AGAIN}")
@@ -101,6 +103,8 @@ def load_state(path: str | Path, model: TextModel, *, room: int = 0) -> SavedSta
             f"{path} was saved by another model: other weights, another config or another dtype. Give the "
             f"checkpoint that made it, or make the state again with this one."
         )
+    if version != VERSION:
+        tensors = with_maxima(tensors, model)
     if wrong := wrong_field(tensors, metadata, model):
         raise UserError(f"{path} is no state of this model: {wrong}. {AGAIN}")
     device = next(model.parameters()).device
@@ -109,6 +113,16 @@ def load_state(path: str | Path, model: TextModel, *, room: int = 0) -> SavedSta
     empty = model.new_state(len(position), cache_length(tensors) + room, cache_dtype(tensors, model))
     layers = (layer.filled(fields_of(tensors, f"layers.{i}.")) for i, layer in enumerate(empty.layers))
     return SavedState(ModelState(tuple(layers), position), logits, recent.tolist())
+
+
+def with_maxima(tensors: dict[str, Tensor], model: TextModel) -> dict[str, Tensor]:
+    """Tensors of an older version: with one M per feature where the model's map needs that."""
+    expected = model.new_state(1, 0, cache_dtype(tensors, model)).tensors()
+    return tensors | {
+        name: x[..., None].expand(*x.shape, expected[name].shape[-1]).contiguous()
+        for name, x in tensors.items()
+        if name.endswith(".M") and name in expected and expected[name].ndim == x.ndim + 1
+    }
 
 
 def wrong_field(tensors: dict[str, Tensor], metadata: dict[str, str], model: TextModel) -> str | None:

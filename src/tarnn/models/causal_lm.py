@@ -12,7 +12,7 @@ from transformers.utils.generic import can_return_tuple
 from tarnn.models.backbone import TarnnModel, TarnnPreTrainedModel
 from tarnn.models.configuration import TarnnConfig
 from tarnn.models.documents import check_arguments, find_documents, without_seams
-from tarnn.models.fused_forward import taken, unasked
+from tarnn.models.fused_forward import for_one_text, taken
 from tarnn.models.recurrent import Backbone, TextModel
 
 
@@ -79,5 +79,5 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
 
     @wraps(GenerationMixin.generate)  # its arguments and docstring
     def generate(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        with unasked(self):
+        with for_one_text(self):
             return GenerationMixin.generate(cast(Any, self), *args, **kwargs)

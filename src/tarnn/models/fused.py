@@ -90,16 +90,18 @@ def _attention_refusal(attention: Any) -> str | None:
 
 
 class FusedStep:
-    """`model.step` as one call of a kernel, with weights that were packed beforehand.
+    """A copy of a model's weights, packed, with which one call of a kernel computes what `model.step` does.
 
         step = FusedStep(model, weights="int8")
         parameters, state = step(token_ids, state)      # as model.step; inplace=True writes into the state
 
     weights: float32 | bfloat16 | int8 | int4, how the layers' matrices are kept; the sums over them and all else are float32.
     With int8 and int4, each row of activations is rounded to bytes too (see `tarnn.kernels.cpu.stack`), and the head is bfloat16.
-    most_places: positions whose embeddings are kept in a table; where a model has more, each step computes its own.
-    A step is of the weights that the model had when it was made; once they change, it refuses to begin with another state.
-    Several threads may call it at once, each with a state of its own.
+    most_places: sinusoidal positions that are kept in a table; where a model has more, each step computes its own.
+
+    The copy is made here, once, and never follows the model: a step goes on with the weights of its making, whatever
+    training, loading or writing does to the model's later. To use those, make another step. Several threads may call a
+    step at once, each with a state of its own.
 
     Raises ValueError for a model that has no fused step (`refusal`), and for an unknown format.
     """
@@ -120,15 +122,8 @@ class FusedStep:
             _head(model).out_features, min(limit or NO_LIMIT, NO_LIMIT), model.config.norm_eps,
             default_eps(torch.float32),
         )  # fmt: skip
-        # by their places, so that one in another's place is seen; the parts themselves, so that no other gets their address
-        self._slots = [
-            (of, name)
-            for x in model.modules()
-            for of in (x._modules, x._parameters, x._buffers)
-            for name in of
-        ]
-        self._parts = self._parts_now()
-        self._made_of = _versions(self._parts)
+        layers = model.model.layers
+        self._like = [x.attention.new_state(1, capacity=1, device="meta") for x in layers]
         # of the last call: the parts of its state, and their tensors; one tuple, so that threads don't mix them
         self._seen: tuple[tuple[Any, ...], list[Tensor]] = ((), [])
 
@@ -138,8 +133,7 @@ class FusedStep:
         """One token per row, (b,): (parameters or logits (b, p) float32; the state after it).
 
         Raises ValueError for anything but whole numbers (b,), for a token that is not in the vocabulary, beyond the
-        model's last position, for a state that is not of this model's kind, and for a first call with a state where the
-        model's weights have changed; nothing is written then.
+        model's last position, and for a state that is not of this model's kind; nothing is written then.
         """
         state = state if inplace else state.clone()
         ids, positions = _whole(token_ids), state.position
@@ -157,9 +151,6 @@ class FusedStep:
             raise ValueError(str(error).splitlines()[0]) from error
         return parameters, state if not caches else self._longer(state, tensors)
 
-    def _parts_now(self) -> list[Any]:
-        return [of.get(name) for of, name in self._slots]
-
     def _longer(self, state: State, tensors: list[Tensor]) -> State:
         """The state with one more key and value in each cache; its tensors are those that were looked at."""
         layers = tuple(replace(x, length=x.length + 1) if isinstance(x, KVCache) else x for x in state.layers)
@@ -171,24 +162,13 @@ class FusedStep:
         parts, (seen, tensors) = (state.position, *state.layers), self._seen
         same = len(parts) == len(seen) and all(map(is_, parts, seen))
         if not same or len(state.position) != batch_size:
-            _check_state(self.model, state, batch_size)
-            now = self._parts_now()
-            if not all(map(is_, now, self._parts)) or _versions(now) != self._made_of:
-                raise ValueError(
-                    "the fused step is of the weights that the model had when it was made, and they have changed. "
-                    "Make another FusedStep."
-                )
+            _check_state(self._like, state, batch_size)
             tensors = [x for layer in state.layers for x in _written(layer)]
             self._seen = parts, tensors
         for cache in _caches(state):
             if cache.length == cache.capacity:
                 raise full(cache.capacity, cache.length, 1)
         return tensors
-
-
-def _versions(parts: list[Any]) -> list[tuple[int, int]]:
-    """What tells whether the tensors among them are as before: where each lies, and how often it was written to."""
-    return [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in parts if isinstance(x, Tensor)]
 
 
 def _whole(token_ids: Tensor) -> Tensor:
@@ -202,8 +182,8 @@ def _whole(token_ids: Tensor) -> Tensor:
     return token_ids.contiguous()
 
 
-def _check_state(model: Model, state: ModelState, batch_size: int) -> None:
-    like = [block.attention.new_state(batch_size, capacity=1, device="meta") for block in model.model.layers]
+def _check_state(like: list[LayerState], state: ModelState, batch_size: int) -> None:
+    """like: a state of each layer, with one row."""
     position = state.position
     fits = position.shape == (batch_size,) and position.dtype == torch.int64 and position.is_contiguous()
     if len(like) != len(state.layers) or not fits:
@@ -211,7 +191,8 @@ def _check_state(model: Model, state: ModelState, batch_size: int) -> None:
             f"the state is of {len(state.layers)} layers and {len(state.position)} rows; the model has {len(like)} "
             f"layers, and {batch_size} tokens came. Make it with model.new_state({batch_size})."
         )
-    for layer, wanted in zip(state.layers, like, strict=True):
+    for layer, row in zip(state.layers, like, strict=True):
+        wanted = row.map(lambda x: x.expand(batch_size, *x.shape[1:]))
         if type(layer) is type(wanted) and _fits(layer, wanted):
             continue
         raise ValueError(
@@ -369,9 +350,9 @@ def _full_width(model: Model, x: Tensor) -> Tensor:
 
 
 def _place_table(model: Model, most_places: int) -> Tensor | None:
-    """(places, hidden); None where there are none, or too many."""
+    """(places, hidden); None where there are none, or too many of those that a formula gives."""
     limit = model.config.max_position_embeddings
-    if limit is None or limit > most_places:
+    if limit is None or (limit > most_places and model.config.position not in ("learned", "grid")):
         return None
     places = torch.arange(limit, device="cpu")[None]
     if isinstance(model, ImageModel) and model.grid:

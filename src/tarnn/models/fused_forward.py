@@ -1,10 +1,11 @@
 """`forward` of one token by the fused step: what transformers' `generate` asks for, token after token."""
 
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from operator import is_
 from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +30,15 @@ WHOLE = (torch.int64, torch.int32)
 class FusedForward:
     """The fused step of a model, for tokens that come one by one on top of a transformers cache.
 
-    weights: as `FusedStep` takes them; None: it is never taken. patience: how many tokens come before it is made.
+    weights: as `FusedStep` takes them; None: it is never taken. patience: how many tokens come before it is made. The step
+    is made anew for each cache that comes, so that no text begins with the weights of an earlier one.
     """
 
     def __init__(self, model: TextModel, weights: str | None, patience: int):
         self.model, self.weights, self.patience = model, weights, patience
         self._step: FusedStep | None = None
+        self._begun: WeakSet[Cache] = WeakSet()
+        self.over = False
         # what the caches held when the last token was written: their parts, as a model's state
         self._last: tuple[list[dict[str, Any]], ModelState] | None = None
 
@@ -53,16 +57,18 @@ class FusedForward:
         if self.patience > 0:
             self.patience -= 1
             return None
-        if self._step is None:
+        if (step := self._step) is None or cache not in self._begun:
+            self._step = None  # before there are two
             try:
-                self._step = FusedStep(self.model, self.weights, MOST_PLACES)
+                step = self._step = FusedStep(self.model, self.weights, MOST_PLACES)
             except (ValueError, RuntimeError, MemoryError):  # none for this model, or no memory for one
                 self.weights = None
                 return None
+            self._begun.add(cache)
         layers = cast(list[StateLayer], cache.layers)
         try:
             state = self._state_of(layers, input_ids, attention_mask, position_ids)
-            logits, after = self._step(input_ids[:, 0], state, inplace=True)
+            logits, after = step(input_ids[:, 0], state, inplace=True)
         except ValueError:  # `forward` says what is wrong, or computes it
             self._last = None
             return None
@@ -120,14 +126,8 @@ def _is_full(state: Any) -> bool:
     return isinstance(state, KVCache) and state.length == state.capacity
 
 
-class _Entered(threading.local):
-    """What this thread has entered, the last at the end."""
-
-    def __init__(self) -> None:
-        self.forwards: list[FusedForward] = []
-
-
-_entered = _Entered()
+# what was entered and not left, the last at the end: of this thread or asyncio task, and of those that it started since
+_entered: ContextVar[tuple[FusedForward, ...]] = ContextVar("fused_forward", default=())
 
 
 @contextmanager
@@ -138,30 +138,32 @@ def fused_forward(model: TextModel, weights: str | None = "float32", patience: i
             model.generate(ids, max_new_tokens=100)
 
     weights: float32 | bfloat16 | int8 | int4, as `FusedStep` takes them; None: the model's own step alone. They are packed
-    once, at the first such token after `patience` others, and must not change within. Only in the thread that entered it.
-    Raises ValueError for another format.
+    in each `generate`, and for each other cache at its first such token after `patience` others; what changes them takes
+    effect in the next. It holds where a context variable set here would: in this thread or asyncio task, and in the tasks
+    that it starts within. Raises ValueError for another format.
     """
     if weights is not None and weights not in FORMATS:
         raise ValueError(f"weights must be one of {', '.join(FORMATS)}, or None; got {weights!r}.")
-    entered, forward = _entered.forwards, FusedForward(model, weights, patience)
-    entered.append(forward)
+    forward = FusedForward(model, weights, patience)
+    _entered.set((*_entered.get(), forward))
     try:
         yield
-    finally:
-        forward.weights = None
-        entered.remove(forward)
+    finally:  # not by a token: a generator may be closed in another order, and in another context
+        forward.over, forward.weights = True, None
+        _entered.set(tuple(x for x in _entered.get() if not x.over))
 
 
 def taken(model: nn.Module) -> FusedForward | None:
-    """What this thread has entered for this model, the last of it. None where a compiler looks on."""
+    """What was entered for this model here, the last of it. None where a compiler looks on."""
     if torch.compiler.is_compiling():
         return None
-    return next((x for x in reversed(_entered.forwards) if x.model is model), None)
+    return next((x for x in reversed(_entered.get()) if x.model is model and not x.over), None)
 
 
-def unasked(model: TextModel) -> AbstractContextManager[None]:
-    """What `generate` enters: the fused step in float32, where it was not entered before; short texts do without."""
-    if taken(model) is not None:
-        return nullcontext()
+def for_one_text(model: TextModel) -> AbstractContextManager[None]:
+    """What `generate` enters: a fused step of the weights as they are now, in the format that was entered; else in float32,
+    where short texts do without."""
+    if (entered := taken(model)) is not None:
+        return fused_forward(model, entered.weights)
     size = sum(x.nbytes for x in model.parameters())
     return fused_forward(model, "float32" if size <= MOST_BYTES else None, PATIENCE + size // BYTES_A_TOKEN)

@@ -1,27 +1,40 @@
 """From the arguments of an op to the record that backends take: cast, checked, with what the map declares."""
 
 from collections.abc import Hashable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from tarnn.feature_maps.base import FeatureMap, Projected, Projection
-from tarnn.kernels.call import Call
+from tarnn.kernels.call import Call, Outputs
 from tarnn.kernels.plain import is_plain
-from tarnn.numerics import autocast, default_eps, wide
-from tarnn.ops.checks import check_attention, check_state
-from tarnn.ops.features import check_widths, features, map_of
+from tarnn.numerics import autocast, default_eps, finite, wide
+from tarnn.ops.checks import check_attention, check_state, check_sums
+from tarnn.ops.features import check_widths, features, log_features, map_of
 from tarnn.ops.state import LinearState
+from tarnn.ops.units import causal_units, full_units
+
+
+class Made(NamedTuple):
+    """A call, and what its outputs still need."""
+
+    call: Call
+    log_weight: Tensor | None = None  # (b, h, t), of the output
+    M: Tensor | None = None  # (n, g, f)  maxima behind it, of a map whose sums have one for each feature
+
+    def state_of(self, outputs: Outputs) -> LinearState:
+        """The state behind the call."""
+        M = outputs.M if self.call.weighted else None
+        return LinearState(outputs.S, outputs.z, M if self.M is None else self.M)
 
 
 def make_call(
     q: Tensor, k: Tensor, v: Tensor, feature_map: FeatureMap | nn.Module | str, *, causal: bool, normalize: bool,
     eps: float | None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None,
     log_decay: Tensor | None = None, key_log_weight: Tensor | None = None, state: LinearState | None = None,
-) -> tuple[Call, Tensor | None]:  # fmt: skip
-    """(the call, log-weights (b, h, t) that its output is still to be multiplied with, or None).
-
-    Decays and log-weights come in the wide dtype, so that sums over them and their gradients do too. Raises ValueError
+) -> Made:  # fmt: skip
+    """Decays and log-weights come in the wide dtype, so that sums over them and their gradients do too. Raises ValueError
     and TypeError for arguments that don't fit each other.
     """
     options, looks, fine = (key_mask, cu_seqlens, log_decay, key_log_weight), None, None
@@ -30,13 +43,13 @@ def make_call(
         fine = _FINE.get(looks)
     if fine is not None:
         S, z = (None, None) if state is None else (state.S, state.z)
-        return Call(q, k, v, None, None, S, z, None, None, None, None, None, *fine), None
-    call, log_weight = _checked(q, k, v, feature_map, causal, normalize, eps, *options, state)
+        return Made(Call(q, k, v, None, None, S, z, None, None, None, None, None, *fine))
+    made = _checked(q, k, v, feature_map, causal, normalize, eps, *options, state)
     if looks is not None:
         if len(_FINE) >= _MOST_FINE:
             _FINE.clear()
-        _FINE[looks] = call.constants
-    return call, log_weight
+        _FINE[looks] = made.call.constants
+    return made
 
 
 _MOST_FINE = 1000
@@ -73,7 +86,7 @@ def _looks(q, k, v, feature_map, causal, normalize, eps, state) -> Hashable:
 
 def _checked(
     q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state
-) -> tuple[Call, Tensor | None]:
+) -> Made:
     q, k, v = autocast(q, k, v)
     check_attention(
         q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens,
@@ -85,6 +98,10 @@ def _checked(
     eps = default_eps(q.dtype) if eps is None else float(eps)
     if key_mask is not None and not phi.kernel:  # whatever stands at masked keys, NaN too, meets no map
         k = k.masked_fill(~key_mask[:, None, :, None], 0.0)
+    if phi.log_features:
+        return _by_feature(
+            phi, q, k, v, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state
+        )
     projection, q, k, query_log_weight, weight = _declared(phi, q, k)
     function, omega, bias, *numbers = projection
     sums = wide(q.dtype)
@@ -103,7 +120,44 @@ def _checked(
         *numbers,
     )  # fmt: skip
     check_state(call)
-    return call, None if normalize else query_log_weight
+    return Made(call, None if normalize else query_log_weight)
+
+
+def _by_feature(
+    phi, q, k, v, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state
+) -> Made:
+    """The call of a map with `log_features`: of features in units of their own maxima, which decay in their place."""
+    y, x = log_features(phi, q, "queries"), log_features(phi, k, "keys")
+    check_widths(y, x)
+    if key_log_weight is not None:
+        x = x + key_log_weight.to(x.dtype)[..., None]
+    if key_mask is not None:
+        x = x.masked_fill(~key_mask[:, None, :, None], -torch.inf)
+    (b, g, s, f), n = x.shape, x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    S, z, M = (
+        (None, None, x.new_full((n, g, f), -torch.inf)) if state is None else (state.S, state.z, state.M)
+    )
+    if state is not None:
+        check_sums(n, x, v, S, z, M, by_feature=True)
+        M = x.new_zeros(n, g, f) if M is None else M if M.ndim == 3 else M[..., None].expand(n, g, f)
+    if causal:
+        if log_decay is not None:
+            log_decay = log_decay.to(x.dtype)
+            log_decay = log_decay[None, :, None].expand(b, g, s) if log_decay.ndim == 1 else log_decay
+            log_decay = log_decay if log_decay.ndim == 4 else log_decay[..., None]
+            if key_mask is not None:  # no time passes at what is masked
+                log_decay = log_decay.masked_fill(~key_mask[:, None, :, None], 0.0)
+        scaled = causal_units(y, x, log_decay, M, cu_seqlens)
+    else:
+        scaled = full_units(y, x, M, cu_seqlens)
+        if S is not None and z is not None:
+            keep = (M - finite(scaled.M)).exp()
+            S, z = S * keep[..., None], z * keep
+    call = Call(
+        scaled.q, scaled.k, v, scaled.log_decay, None, S, z, None, None, None, key_mask, cu_seqlens, "identity",
+        causal, normalize, eps,
+    )  # fmt: skip
+    return Made(call, None if normalize else scaled.U, scaled.M)
 
 
 def with_log_weights(o: Tensor, log_weight: Tensor | None) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from tarnn.kernels.call import Call
+from tarnn.numerics import wide
 
 
 def _shapes(**tensors: Tensor | None) -> str:
@@ -82,16 +83,21 @@ def _check_packing(cu_seqlens, b, t, s) -> None:
 
 def check_state(call: Call) -> None:
     """Raises unless a state, and a per-channel decay, fit the keys, features and values of a call."""
-    b, g, s, _ = call.k.shape
-    f, e = call.num_features, call.v.shape[3]
+    (b, g, s, _), f = call.k.shape, call.num_features
     if call.has_channels and call.log_decay is not None and call.log_decay.shape[3] != f:
         raise ValueError(
             f"a log_decay with channels must be (b, g, s, f) = {(b, g, s, f)}, per feature; got {tuple(call.log_decay.shape)}."
         )
-    if call.S is None:
-        return
-    n, device, dtype = call.num_sequences, call.k.device, call.dtype
-    for name, x, shape in (("S", call.S, (n, g, f, e)), ("z", call.z, (n, g, f)), ("M", call.M, (n, g))):
+    if call.S is not None:
+        features = call.k.new_empty(0, g, 0, f)
+        check_sums(call.num_sequences, features, call.v, call.S, call.z, call.M)
+
+
+def check_sums(n: int, phi: Tensor, v: Tensor, S, z, M, *, by_feature: bool = False) -> None:
+    """Raises ValueError unless a state fits n sequences with features phi (b, g, s, f) and values v (b, g, s, e)."""
+    (_, g, _, f), e, device, dtype = phi.shape, v.shape[3], phi.device, wide(phi.dtype)
+    maxima = (n, g, f) if by_feature and M is not None and M.ndim == 3 else (n, g)
+    for name, x, shape in (("S", S, (n, g, f, e)), ("z", z, (n, g, f)), ("M", M, maxima)):
         if x is not None and (x.shape != shape or x.dtype != dtype or x.device != device):
             raise ValueError(
                 f"the state's {name} must be {shape} in {dtype} on {device}; got {tuple(x.shape)} in {x.dtype} on {x.device}. "

@@ -25,6 +25,18 @@ def features(feature_map: FeatureMap, x: Tensor, side: str) -> tuple[Tensor, Ten
     if name := feature_map.kernel:
         return kernel_features.features(name, widen(x))
     phi, scale = feature_map.queries(x) if side == "queries" else feature_map.keys(x)
+    _check_made(feature_map, x, phi)
+    return phi, scale
+
+
+def log_features(feature_map: FeatureMap, x: Tensor, side: str) -> Tensor:
+    """log φ(x) (b, h, t, f) of a map that has `log_features`; errors as of `features`."""
+    found = feature_map.log_queries(x) if side == "queries" else feature_map.log_keys(x)
+    _check_made(feature_map, x, found)
+    return found
+
+
+def _check_made(feature_map: FeatureMap, x: Tensor, phi: Tensor) -> None:
     if phi.shape[:-1] != x.shape[:-1]:
         raise ValueError(
             f"a feature map takes (…, d) to (…, f), one token at a time; {feature_map._get_name()} took "
@@ -35,7 +47,6 @@ def features(feature_map: FeatureMap, x: Tensor, side: str) -> tuple[Tensor, Ten
         raise TypeError(
             f"a feature map must keep to the precision of its input; {feature_map._get_name()} made {phi.dtype} of {x.dtype}."
         )
-    return phi, scale
 
 
 def check_widths(phi_q: Tensor, phi_k: Tensor) -> None:

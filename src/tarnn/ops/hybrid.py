@@ -27,7 +27,7 @@ from tarnn.ops.checks import check_attention
 from tarnn.ops.hybrid_chunks import attend
 from tarnn.ops.hybrid_compiled import is_watched
 from tarnn.ops.hybrid_state import HybridState, Options, at
-from tarnn.ops.hybrid_step import take_step
+from tarnn.ops.hybrid_token import take_step
 
 
 def hybrid_attention(

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from tarnn.kernels.cpu.hybrid import HybridCall
+from tarnn.kernels.eager.forward_pass import pair_products
+from tarnn.kernels.eager.segments import CHUNK_WITH_CHANNELS
 from tarnn.kernels.eager.weights import chunk_weights
 from tarnn.numerics import default_eps, finite, wide, widest
 from tarnn.ops import hybrid_compiled, hybrid_slots
-from tarnn.ops.features import features
-from tarnn.ops.hybrid_compiled import log_scale
+from tarnn.ops.hybrid_compiled import scaled_features
 from tarnn.ops.hybrid_state import HybridState, Keys, Options, at, capped, room_of
+from tarnn.ops.units import causal_units
 
 CHUNK = 64
 
@@ -32,8 +34,10 @@ class Part(NamedTuple):
 
 def new_state(how: Options, k: Tensor, v: Tensor) -> HybridState:
     """The state that has seen nothing."""
-    f = 0 if how.feature_map is None else features(how.feature_map, k[:, :, :1], "keys")[0].shape[-1]
-    return HybridState.zeros(k, v, f, window=how.window, sinks=how.sinks, slots=how.slots)
+    f = 0 if how.feature_map is None else scaled_features(how, k[:, :, :1], "keys")[0].shape[-1]
+    return HybridState.zeros(
+        k, v, f, window=how.window, sinks=how.sinks, slots=how.slots, log_features=how.log_features
+    )
 
 
 def attend(how: Options, q, k, v, count, log_decay, state, state_too: bool):
@@ -85,7 +89,8 @@ def _from_features(how: Options, keys: Keys, call: HybridCall) -> Tensor:
     parts = [_exact(how, call.q.to(dtype), keys, None)]
     if call.phi_q is not None:
         (b, g, _, f), e = call.phi_k.shape, call.v.shape[3]
-        nothing = call.phi_k.new_zeros(b, g, f, e + 1), call.phi_k.new_full((b, g), -torch.inf)
+        M = call.phi_k.new_full((b, g, f) if how.log_features else (b, g), -torch.inf)
+        nothing = call.phi_k.new_zeros(b, g, f, e + 1), M
         far = (call.phi_q, call.phi_k, call.v[:, :, :t], call.weight, keys.clock.to(dtype), *nothing, call.a)
         parts.append(_sweep(*far)[0])
     return _merged(parts)[0].masked_fill(~keys.real[:, None, :, None], 0.0).to(call.v.dtype)
@@ -226,8 +231,6 @@ def _far(how: Options, q, keys: Keys, slots: _Slots | None, state: HybridState):
     """The keys beyond the window, estimated: a part for those before, where not causal one for those behind; and S, z, M."""
     t, window = q.shape[2], how.window
     assert how.feature_map is not None
-    phi_q, a_q = features(how.feature_map, q, "queries")
-    a = log_scale(how, phi_q, a_q, phi_q.dtype)  # (b, h, t)
     lives = (keys.there & (keys.place >= how.sinks))[:, None]
     enters = lives[:, :, :t] & keys.real[:, None]  # with each new token one key leaves the window
     if slots is None or slots.course is None:
@@ -242,31 +245,42 @@ def _far(how: Options, q, keys: Keys, slots: _Slots | None, state: HybridState):
         loser, enters = slots.course.loser, slots.course.loses
         k, v, birth = keys.k, keys.v, keys.birth
         first_k, first_v, first_birth = at(slots.k, loser), at(slots.v, loser), slots.birth.gather(2, loser)
-    decay = keys.clock.diff(dim=-1, prepend=keys.clock.new_zeros(*keys.clock.shape[:2], 1)).to(phi_q.dtype)
+    kind = wide(q.dtype)
+    decay = keys.clock.diff(dim=-1, prepend=keys.clock.new_zeros(*keys.clock.shape[:2], 1)).to(kind)
     sums = torch.cat([state.S, state.z[..., None]], -1)
-    phi_k, weight = features(how.feature_map, first_k, "keys")
-    w = first_birth + keys.clock if weight is None else weight + first_birth + keys.clock
-    w = w.to(phi_q.dtype).masked_fill(~enters, -torch.inf)
-    before, sums, M = _sweep(phi_q, phi_k, first_v, w, decay, sums, state.M, a)
+    phi_q, a = scaled_features(how, q, "queries")
+
+    def sweep(phi_q, k, v, w, sums, M, a):
+        phi_k, weight = scaled_features(how, k, "keys")
+        return _sweep(phi_q, phi_k, v, (weight + w).to(kind), decay, sums, M, a)
+
+    w = (first_birth + keys.clock).masked_fill(~enters, -torch.inf)
+    before, sums, M = sweep(phi_q, first_k, first_v, w, sums, state.M, a)
     if how.causal:
         return [before], sums[..., :-1], sums[..., -1], M
-    # the same from the end to the start: at token i key i + w joins
-    phi_k, weight = features(how.feature_map, k[:, :, window:], "keys")
-    w = birth[:, :, window:] if weight is None else weight + birth[:, :, window:]
-    w = w.to(phi_q.dtype).masked_fill(~lives[:, :, window:], -torch.inf)
-    behind = [
-        torch.nn.functional.pad(x.flip(2), (0, 0, window, 0))[:, :, :t] for x in (phi_k, v[:, :, window:])
-    ]
-    w = torch.nn.functional.pad(w.flip(2), (window, 0), value=-torch.inf)[:, :, :t]
+
+    def turned(x: Tensor) -> Tensor:
+        """From the end to the start: at token i key i + w joins."""
+        return torch.nn.functional.pad(x[:, :, window:].flip(2), (0, 0, window, 0))[:, :, :t]
+
+    w = birth[:, :, window:].masked_fill(~lives[:, :, window:], -torch.inf).flip(2)
+    w = torch.nn.functional.pad(w, (window, 0), value=-torch.inf)[:, :, :t]
     nothing = torch.zeros_like(sums), torch.full_like(state.M, -torch.inf)
-    after, _, _ = _sweep(phi_q.flip(2), behind[0], behind[1], w, decay, *nothing, a.flip(2))
+    after, _, _ = sweep(phi_q.flip(2), turned(k), turned(v), w, *nothing, a.flip(2))
     return [before, Part(after.mean.flip(2), after.log_weight.flip(2))], state.S, state.z, state.M
 
 
 def _sweep(phi_q, phi_k, v, w, decay, sums, M, a):
-    """Causal linear attention by chunks, weights with their scale: (the part, S' behind, M behind)."""
+    """Causal linear attention by chunks, weights with their scale: (the part, S' behind, M behind).
+
+    With M (b, g, f) phi_q and phi_k are logarithms.
+    """
     t, g = phi_q.shape[2], phi_k.shape[1]
-    c = min(CHUNK, t)
+    by_feature, decay = M.ndim == 3, decay[..., None]
+    if by_feature:
+        phi_q, phi_k, decay, U, M = causal_units(phi_q, phi_k + w[..., None], decay, M)
+        a = a + U
+    c = min(CHUNK_WITH_CHANNELS if by_feature else CHUNK, t)
     n = -(-t // c)
     missing = n * c - t
 
@@ -277,24 +291,23 @@ def _sweep(phi_q, phi_k, v, w, decay, sums, M, a):
     phi_q = chunked(phi_q).unflatten(1, (g, -1)).transpose(2, 3)  # (b, g, n, r, c, f)
     phi_k, value = chunked(phi_k.to(phi_q.dtype)), chunked(v.to(phi_q.dtype))
     value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
-    weights = chunk_weights(chunked(decay)[..., None], chunked(w, -torch.inf), M)
+    weights = chunk_weights(chunked(decay), None if by_feature else chunked(w, -torch.inf), M)
     entered = (phi_k * weights.key).mT @ value  # (b, g, n, f, e + 1)
     before = []
     for i in range(n):
         before.append(sums)
         sums = weights.keep[:, :, i, :, None] * sums + entered[:, :, i]
-    pairs = (phi_q @ phi_k[:, :, :, None].mT) * weights.pair[:, :, :, None, :, :, 0]
+    pairs = pair_products(phi_q, phi_k, weights.pair)
     from_before = (phi_q * weights.query[:, :, :, None]) @ torch.stack(before, 2)[:, :, :, None]
-    found = pairs.tril() @ value[:, :, :, None] + from_before
-    found, unit = (
-        x.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :, :t]
-        for x in (found, weights.M[:, :, :, None].expand(found.shape[:-1]))
-    )
+    found = pairs @ value[:, :, :, None] + from_before
+    found = found.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :, :t]
+    if not by_feature:
+        unit = weights.M[:, :, :, None].expand(*weights.M.shape[:3], phi_q.shape[3], c)
+        a, M = a + unit.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :, :t], weights.M_out
     num, den = found[..., :-1], found[..., -1]
     none = den <= default_eps(den.dtype)  # smaller ones would have infinite gradients
     safe = den.masked_fill(none, 1.0)
-    log_weight = torch.where(none, -torch.inf, safe.log() + unit + a)
-    return Part(num / safe[..., None], log_weight), sums, weights.M_out
+    return Part(num / safe[..., None], torch.where(none, -torch.inf, safe.log() + a)), sums, M
 
 
 def _with_exact_rows(how: Options, q, k, v, real, o, rho):

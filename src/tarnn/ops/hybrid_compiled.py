@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tarnn.kernels.cpu import hybrid as compiled
 from tarnn.kernels.cpu.hybrid import HybridCall, Sums
 from tarnn.numerics import wide
-from tarnn.ops.features import check_widths, features
+from tarnn.ops.features import check_widths, features, log_features
 from tarnn.ops.hybrid_state import HybridState, Keys, Options
 
 PIECE = 4096  # tokens for which features are made at a time, so that few of them exist
@@ -23,6 +23,8 @@ def refusal(
         return why
     if how.slots:
         return "Slots are filled in plain PyTorch."
+    if how.log_features:
+        return "Maxima of each feature are kept in plain PyTorch."
     if log_decay is not None or bool(state.fade.any()):
         return "Keys fade in plain PyTorch; only single tokens do so in the compiled kernels."
     if watched and not how.causal:
@@ -36,6 +38,8 @@ def step_refusal(how: Options, q: Tensor, state: HybridState) -> str | None:
     """Why plain PyTorch computes a single token, or None."""
     if how.slots:
         return "Slots are filled in plain PyTorch."
+    if how.log_features:
+        return "Maxima of each feature are kept in plain PyTorch."
     if not all(x.is_contiguous() for x in (state.fade, state.S, state.z, state.M)):
         return "The compiled step writes into states without gaps; this one is a view of another."
     return mixed(q, state.k, state.v, state.S) or compiled.refusal(q)
@@ -89,26 +93,31 @@ def far_of(how: Options, q: Tensor, keys: Keys, here: slice) -> tuple[Any, ...]:
     """φ(q), a, φ(k), w of `HybridCall`."""
     if how.feature_map is None:
         return None, None, None, None
-    kind, w = wide(q.dtype), how.window
+    w = how.window
     lives = keys.there & (keys.place >= how.sinks)
     if how.causal:  # with each new token one key leaves the window
         k, enters = keys.k[:, :, here], (lives[:, : keys.real.shape[1]] & keys.real)[:, here]
     else:
         k, enters = keys.k[:, :, w:], lives[:, w:]
-    phi_q, a = features(how.feature_map, q[:, :, here], "queries")
-    phi_k, weight = features(how.feature_map, k, "keys")
+    phi_q, a = scaled_features(how, q[:, :, here], "queries")
+    phi_k, weight = scaled_features(how, k, "keys")
     check_widths(phi_q, phi_k)
-    weight = torch.zeros_like(phi_k[..., 0]) if weight is None else weight
-    return (
-        phi_q.to(kind), log_scale(how, phi_q, a, kind), phi_k.to(kind),
-        weight.to(kind).masked_fill(~enters[:, None], -torch.inf),
-    )  # fmt: skip
+    return phi_q, a, phi_k, weight.masked_fill(~enters[:, None], -torch.inf)
 
 
-def log_scale(how: Options, phi_q: Tensor, a: Tensor | None, kind: torch.dtype) -> Tensor:
-    """a + λ, (b, h, t)."""
-    bias = torch.as_tensor(how.far_bias, device=phi_q.device).to(kind).expand(phi_q.shape[1])[:, None]
-    return bias.expand(phi_q.shape[:3]) if a is None else a.to(kind) + bias
+def scaled_features(how: Options, x: Tensor, side: str) -> tuple[Tensor, Tensor]:
+    """φ(x), or log φ(x) of a map with `log_features`, and its log-scale (b, h, t), of queries with λ; both wide."""
+    assert how.feature_map is not None
+    kind = wide(x.dtype)
+    if how.log_features:
+        phi, scale = log_features(how.feature_map, x, side), None
+    else:
+        phi, scale = features(how.feature_map, x, side)
+    scale = torch.zeros_like(phi[..., 0]) if scale is None else scale
+    if side == "queries":
+        bias = torch.as_tensor(how.far_bias, device=x.device).to(kind)
+        scale = scale.to(kind) + bias.expand(x.shape[1])[:, None]
+    return phi.to(kind), scale.to(kind)
 
 
 class _Attend(torch.autograd.Function):
@@ -154,14 +163,12 @@ def step(
     """One token per row into the state, in place: o and ρ. room (b,): where the store takes it."""
     far: tuple[Any, ...] = (None, None, None, None)
     if how.feature_map is not None:
-        kind = wide(q.dtype)
         old = state.k.gather(2, room[:, None, None, None].expand(-1, state.k.shape[1], 1, state.k.shape[3]))
         (phi_q, a), (phi_k, weight) = (
-            features(how.feature_map, x, side) for x, side in ((q, "queries"), (old, "keys"))
+            scaled_features(how, x, side) for x, side in ((q, "queries"), (old, "keys"))
         )
         check_widths(phi_q, phi_k)
-        weight = torch.zeros_like(phi_k[..., 0]) if weight is None else weight
-        far = phi_q.to(kind), log_scale(how, phi_q, a, kind), phi_k.to(kind), weight.to(kind)
+        far = phi_q, a, phi_k, weight
     decay = None if log_decay is None else log_decay[..., 0].clamp(min=-1e4).to(state.fade.dtype)
     o, rho = compiled.step(
         q, k.to(state.k.dtype), v.to(state.v.dtype), far, None if decay is None else decay[..., None],

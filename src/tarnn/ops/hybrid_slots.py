@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tarnn.feature_maps.base import FeatureMap
 from tarnn.numerics import widen
-from tarnn.ops.features import features
+from tarnn.ops.features import features, log_features
 from tarnn.ops.hybrid_state import capped
 
 
@@ -27,6 +27,9 @@ def scores(feature_map: FeatureMap | None, k: Tensor, scale: float, softcap: flo
     exact = capped(scale * x.square().sum(-1), softcap)
     if feature_map is None:
         return exact
+    if feature_map.log_features:
+        as_query, as_key = log_features(feature_map, k, "queries"), log_features(feature_map, k, "keys")
+        return exact - (as_query + as_key).logsumexp(-1)
     (as_query, a), (as_key, w) = features(feature_map, k, "queries"), features(feature_map, k, "keys")
     estimate = (as_query * as_key).sum(-1).log()
     for scale_of in (a, w):

@@ -24,6 +24,11 @@ class Options(NamedTuple):
     far_bias: Tensor | float  # λ, a number or (h,)
     exact_queries: Tensor | None
 
+    @property
+    def log_features(self) -> bool:
+        """Whether features are kept as logarithms, and their sums have a maximum for each (`units.py`)."""
+        return self.feature_map is not None and self.feature_map.log_features
+
 
 class Keys(NamedTuple):
     """The window before, and behind it the new keys: w + t places, of which `there` says what is filled.
@@ -50,7 +55,8 @@ class HybridState(State):
     k, v (b, g, s + w + c, ·): the exact keys and values. First the s sinks; then the window as a ring, the token at place
     p at s + (p − s) mod w; then the c slots. fade (b, g, s + w + c): how much each of them has faded by now, log.
     score, place (b, g, c): of the keys in the slots, how badly features represent them (−∞: empty) and where they stood.
-    S (b, g, f, e), z (b, g, f), M (b, g): the sums over all other keys, in units of e^M. count (b,): real tokens so far;
+    S (b, g, f, e), z (b, g, f): the sums over all other keys, in units of e^M; M (b, g), or (b, g, f) for maps with
+    `log_features`. count (b,): real tokens so far;
     room that no token has filled yet holds zeros.
     """
 
@@ -67,15 +73,16 @@ class HybridState(State):
     @classmethod
     def zeros(
         cls, k: Tensor, v: Tensor, num_features: int, *, window: int, sinks: int, slots: int = 0,
-        batch_size: int | None = None,
+        batch_size: int | None = None, log_features: bool = False,
     ) -> "HybridState":  # fmt: skip
         """The state that has seen nothing, for keys and values like these."""
         b, g, n = (k.shape[0] if batch_size is None else batch_size), k.shape[1], sinks + window + slots
         S = k.new_zeros(b, g, num_features, v.shape[3], dtype=wide(k.dtype))
+        maxima = (b, g, num_features) if log_features else (b, g)
         return cls(
             k.new_zeros(b, g, n, k.shape[3]), v.new_zeros(b, g, n, v.shape[3]), S.new_zeros(b, g, n),
             S.new_full((b, g, slots), -torch.inf), S.new_full((b, g, slots), -1, dtype=torch.int64),
-            S, S.new_zeros(b, g, num_features), S.new_full((b, g), -torch.inf),
+            S, S.new_zeros(b, g, num_features), S.new_full(maxima, -torch.inf),
             torch.zeros(b, dtype=torch.int64, device=k.device),
         )  # fmt: skip
 
@@ -91,6 +98,11 @@ class HybridState(State):
             raise ValueError(
                 f"this state has {self.k.shape[2] - slots} exact places and {slots} slots; expected "
                 f"{how.sinks} sinks + window {how.window} and {how.slots} slots. Go on with the options that it was made with."
+            )
+        if self.M.shape != (self.z.shape if how.log_features else self.z.shape[:2]):
+            raise ValueError(
+                f"this state's M is {tuple(self.M.shape)}; with {type(how.feature_map).__name__} expected "
+                f"{'(b, g, f)' if how.log_features else '(b, g)'}. Go on with the map that it was made with."
             )
 
 

@@ -75,12 +75,10 @@ def linear_attention(
     >>> linear_attention(q, k, v, causal=True).shape
     torch.Size([1, 2, 5, 4])
     """
-    call, log_weight = make_call(
+    made = make_call(
         q, k, v, feature_map, causal=causal, normalize=normalize, eps=eps, key_mask=key_mask, cu_seqlens=cu_seqlens,
         log_decay=log_decay, key_log_weight=key_log_weight, state=state,
     )  # fmt: skip
-    outputs = attend(call, with_state=return_state)
-    o = with_log_weights(outputs.o, log_weight)
-    if not return_state:
-        return o
-    return o, LinearState(outputs.S, outputs.z, outputs.M if call.weighted else None)
+    outputs = attend(made.call, with_state=return_state)
+    o = with_log_weights(outputs.o, made.log_weight)
+    return (o, made.state_of(outputs)) if return_state else o

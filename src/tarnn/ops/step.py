@@ -37,24 +37,32 @@ def step(
         raise ValueError(
             f"step takes one token, q (b, h, 1, d); got {tuple(q.shape)}. For more, linear_attention(state=…)."
         )
-    call, log_weight = make_call(
+    made = make_call(
         q, k, v, feature_map, causal=True, normalize=normalize, eps=eps, log_decay=log_decay,
         key_log_weight=key_log_weight, state=state,
     )  # fmt: skip
+    call = made.call
     if state is None:
         if inplace:
             raise ValueError(
                 "step(inplace=True) needs a state to write into: make one with LinearState.zeros(…)."
             )
         (b, g), f, e = call.k.shape[:2], call.num_features, call.v.shape[3]
-        state = LinearState.zeros(
-            b, g, f, e, log_weights=call.weighted, dtype=call.dtype, device=call.k.device
-        )
-        call = call._replace(S=state.S, z=state.z, M=state.M)
-    elif inplace and call.weighted and state.M is None:
+        new = LinearState.zeros(b, g, f, e, log_weights=call.weighted, dtype=call.dtype, device=call.k.device)
+        call = call._replace(S=new.S, z=new.z, M=new.M)
+    elif inplace and (call.weighted or made.M is not None) and state.M is None:
         raise ValueError(
             "a state without M has no room for log-weights: make it with LinearState.zeros(…, log_weights=True)."
         )
+    elif inplace and made.M is not None and state.M is not None and state.M.shape != made.M.shape:
+        raise ValueError(
+            f"this map's sums have a maximum for each feature, M {tuple(made.M.shape)}; the state has {tuple(state.M.shape)}. "
+            "Make it with LinearState.zeros(…, log_features=True)."
+        )
     outputs = take_step(call, inplace=inplace)
-    o = with_log_weights(outputs.o, log_weight)
-    return o, state if inplace else LinearState(outputs.S, outputs.z, outputs.M)
+    o = with_log_weights(outputs.o, made.log_weight)
+    if not inplace or state is None:
+        return o, made.state_of(outputs)
+    if made.M is not None and state.M is not None:
+        state.M.copy_(made.M)
+    return o, state

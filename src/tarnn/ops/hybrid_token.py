@@ -6,7 +6,7 @@ from torch.autograd.graph import increment_version
 
 from tarnn.numerics import finite, wide
 from tarnn.ops import hybrid_compiled, hybrid_slots
-from tarnn.ops.features import features
+from tarnn.ops.hybrid_compiled import scaled_features
 from tarnn.ops.hybrid_state import HybridState, Options, capped, room_of
 
 
@@ -24,7 +24,7 @@ def take_step(
     if log_decay is not None:  # e^−10⁴ is 0
         decay = log_decay[..., 0].clamp(min=-1e4).to(state.fade.dtype)
         state.fade.add_(decay[..., None] * _filled(how, state))
-        state.M.add_(decay)
+        state.M.add_(decay[..., None] if how.log_features else decay)
     _make_room(how, k, v, state)
     o, rho = _read(how, q, v.dtype, state)
     if inplace:
@@ -40,13 +40,13 @@ def _make_room(how: Options, k: Tensor, v: Tensor, state: HybridState) -> None:
     """The token into the ring or among the sinks. The key that stood there goes to a slot or into the sums."""
     row, near = torch.arange(k.shape[0], device=k.device), how.sinks + how.window
     room, full = room_of(state.count, how), state.count >= near
-    leaves = full[:, None].expand(state.M.shape)
+    leaves = full[:, None].expand(state.z.shape[:2])
     old = state.k[row, :, room], state.v[row, :, room], state.fade[row, :, room]
     if how.slots:
         old, leaves = _through_slots(how, state, old, state.count - how.window, leaves, near)
     if how.feature_map is not None:
         _add(how, state, *old, leaves)
-    for x, new in ((state.k, k[:, :, 0]), (state.v, v[:, :, 0]), (state.fade, torch.zeros_like(state.M))):
+    for x, new in ((state.k, k[:, :, 0]), (state.v, v[:, :, 0]), (state.fade, state.fade.new_zeros(()))):
         x[row, :, room] = new.to(x.dtype)
     state.count.add_(1)
 
@@ -73,16 +73,16 @@ def _through_slots(how: Options, state: HybridState, old, place: Tensor, leaves:
 
 def _add(how: Options, state: HybridState, k: Tensor, v: Tensor, fade: Tensor, enters: Tensor) -> None:
     """A key and value (b, g, ·) into the sums, where `enters` (b, g)."""
-    assert how.feature_map is not None
-    phi, w = features(how.feature_map, k[:, :, None], "keys")
-    w = fade if w is None else w[..., 0] + fade
-    w = w.to(state.M.dtype).masked_fill(~enters, -torch.inf)
-    M = torch.maximum(state.M, w).detach()
-    keep, weight = (state.M - finite(M)).exp(), (w - finite(M)).exp()
-    phi = phi[:, :, 0].to(state.S.dtype) * weight[..., None]
-    state.S.mul_(keep[..., None, None]).add_(phi[..., None] * v[:, :, None].to(phi.dtype))
-    state.z.mul_(keep[..., None]).add_(phi)
-    state.M.copy_(M)
+    phi, w = (x[:, :, 0] for x in scaled_features(how, k[:, :, None], "keys"))  # (b, g, f), (b, g)
+    w = (w + fade).masked_fill(~enters, -torch.inf)[..., None]
+    if how.log_features:
+        phi, w = torch.ones_like(phi), phi + w
+    before = state.M if how.log_features else state.M[..., None]  # (b, g, f or 1)
+    M = torch.maximum(before, w).detach()
+    keep, phi = (before - finite(M)).exp(), phi * (w - finite(M)).exp()
+    state.S.mul_(keep[..., None]).add_(phi[..., None] * v[:, :, None].to(phi.dtype))
+    state.z.mul_(keep).add_(phi)
+    state.M.copy_(M.view_as(state.M))
 
 
 def _filled(how: Options, state: HybridState) -> Tensor:
@@ -105,11 +105,14 @@ def _read(how: Options, q: Tensor, dtype: torch.dtype, state: HybridState) -> tu
         weights = (logits - most).exp()
         o = (weights @ state.v.to(kind)) / weights.sum(-1, keepdim=True)
         return o.reshape(*q.shape[:3], -1).to(dtype), torch.zeros_like(q[..., 0], dtype=kind)
-    phi, a = features(how.feature_map, q, "queries")
-    phi = phi.to(kind).reshape(*logits.shape[:3], -1)
-    bias = torch.as_tensor(how.far_bias, device=q.device).to(kind).expand(q.shape[1]).view(g, -1)
-    a = bias.expand(logits.shape[:3]) if a is None else a.reshape(logits.shape[:3]) + bias
-    unit = (a + state.M[..., None])[..., None]
+    phi, a = scaled_features(how, q, "queries")
+    phi, a = phi.reshape(*logits.shape[:3], -1), a.reshape(logits.shape[:3])
+    unit = state.M[:, :, None]  # (b, g, 1), or (b, g, 1, f)
+    if how.log_features:
+        logs = phi + unit
+        unit = logs.detach().amax(-1)  # −∞: no key yet
+        phi = (logs - finite(unit)[..., None]).exp()
+    unit = (a + unit)[..., None]
     most = torch.maximum(most, unit.detach())
     near_weights, far_weight = (logits - most).exp(), (unit - most).exp()
     far = far_weight * (phi @ state.z[..., None])
