@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from tarnn.cli.generate import pick_device
 from tarnn.errors import UserError
-from tarnn.generation.checkpoint import open_config, open_front_end, open_model, open_tokenizer
+from tarnn.generation.checkpoint import open_config, open_model, open_tokenizer
 from tarnn.tasks import TASKS, task_of
 
 PREDICTED = tuple(name for name, task in TASKS.items() if task.next == "predict")
@@ -44,10 +44,16 @@ def predict(
             seen.append(text)
             yield text
 
-    reader = open_tokenizer(checkpoint) if task.reads_text else open_front_end(checkpoint, config)
+    reader = open_tokenizer(checkpoint) if task.reads_text else front_end(checkpoint, config)
     for row in task.predict(model, reader, remembered(), top):
         text = seen.pop()
         print(json.dumps({"input": text, **row}, ensure_ascii=False) if as_json else line_of(row), flush=True)
+
+
+def front_end(checkpoint: Path, config: Any) -> Any:
+    from tarnn.models.speech_features import open_front_end
+
+    return open_front_end(checkpoint, config.input_size)
 
 
 def inputs_of(inputs: list[str]) -> Iterator[str]:

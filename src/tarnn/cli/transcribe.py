@@ -96,7 +96,8 @@ def letters(tokenizer: Any, ids: list[int]) -> str:
 def open_speech(checkpoint: Path) -> tuple[Any, Any, Any]:
     """The model, its front end and its tokenizer; UserError where one is missing or can't be read."""
     from tarnn.data.saved_tokenizer import open_saved_tokenizer
-    from tarnn.generation.checkpoint import open_front_end, open_model
+    from tarnn.generation.checkpoint import open_model
+    from tarnn.models.speech_features import open_front_end
 
     for name in ("config.json", "preprocessor_config.json", "vocab.json"):
         if not (checkpoint / name).is_file():
@@ -104,7 +105,7 @@ def open_speech(checkpoint: Path) -> tuple[Any, Any, Any]:
                 f"{checkpoint} holds no model of speech: it has no {name}. `tarnn train --task ctc` makes one."
             )
     model = open_model(checkpoint, tasks=("ctc",), whole=True)
-    front = open_front_end(checkpoint, model.config)
+    front = open_front_end(checkpoint, model.config.input_size)
     tokenizer = open_saved_tokenizer(checkpoint, model.config)
     if not hasattr(tokenizer, "word_delimiter_token"):
         raise UserError(

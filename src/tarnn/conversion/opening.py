@@ -22,10 +22,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
 from tarnn.conversion.options import DEFAULTS, KEY, attach
-from tarnn.data.json_file import read_json
 from tarnn.data.saved_tokenizer import open_saved_tokenizer
 from tarnn.errors import UserError
 from tarnn.generation.weights import FLOATS, FOREIGN, Header, check_counts, read_headers, read_weights
+from tarnn.json_file import read_json
 from tarnn.models.unfilled import unfilled
 
 # keys of a config that lead elsewhere: to code, to kernels, to the network, to other files, to other classes of layers

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tarnn.data.json_file import read_json
 from tarnn.errors import UserError
+from tarnn.json_file import read_json
 
 JSON_FILES = (
     "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",

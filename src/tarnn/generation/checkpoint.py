@@ -13,7 +13,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from tarnn.data.json_file import read_json
 from tarnn.errors import UserError
 from tarnn.generation.weights import (
     check_counts,
@@ -23,6 +22,7 @@ from tarnn.generation.weights import (
     read_weights,
     saved_dtype,
 )
+from tarnn.json_file import read_json
 from tarnn.models.configuration import TarnnConfig
 from tarnn.models.recurrent import TextModel
 from tarnn.models.unfilled import unfilled
@@ -116,29 +116,6 @@ def weightless(
         raise UserError(
             f"{file} calls for a model that can't be made: {str(error).splitlines()[0]}."
         ) from error
-
-
-def open_front_end(path: str | Path, config: TarnnConfig) -> Any:
-    """The front end of a model of speech, whose config that is; UserError where it is missing, can't be read, or makes
-    other frames than the model reads."""
-    from tarnn.models import SpeechFeatures
-
-    file = Path(path) / "preprocessor_config.json"
-    if not file.is_file():
-        raise UserError(
-            f"{path} holds no model of speech: it has no {file.name}. `tarnn train --task ctc` makes one."
-        )
-    fields = read_json(file)
-    try:
-        front: Any = SpeechFeatures.from_dict({k: v for k, v in fields.items() if k not in LEAD_ELSEWHERE})
-    except Exception as error:  # of wrong types in transformers' own keys, whatever it raises
-        raise UserError(f"{file}: {' '.join(str(error).split())[:300]}") from error
-    if config.input_size != front.feature_size:
-        raise UserError(
-            f"{path}: the model reads frames of {config.input_size} numbers and its front end makes "
-            f"{front.feature_size}: they don't belong together."
-        )
-    return front
 
 
 def end_ids(file: Path, config: TarnnConfig) -> frozenset[int]:

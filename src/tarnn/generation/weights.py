@@ -9,8 +9,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from tarnn.data.json_file import read_json
 from tarnn.errors import UserError
+from tarnn.json_file import read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

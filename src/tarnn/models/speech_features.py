@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from transformers import BatchFeature, SequenceFeatureExtractor
 from transformers.audio_utils import mel_filter_bank
 
 from tarnn.errors import UserError
+from tarnn.json_file import read_json
 
 
 class SpeechFeatures(SequenceFeatureExtractor):
@@ -88,6 +90,29 @@ class SpeechFeatures(SequenceFeatureExtractor):
             self.check(sound, self.sampling_rate if sampling_rate is None else sampling_rate)
         batch = BatchFeature({"input_features": [self.frames(x) for x in sounds]})
         return self.pad(batch, padding=padding, return_attention_mask=True, return_tensors=return_tensors)
+
+
+def open_front_end(folder: Path, input_size: int | None) -> SpeechFeatures:
+    """The front end in the folder of a model of speech that reads frames of `input_size` numbers; data only.
+
+    UserError where it is missing, can't be read, or makes other frames.
+    """
+    file = folder / "preprocessor_config.json"
+    if not file.is_file():
+        raise UserError(
+            f"{folder} holds no model of speech: it has no {file.name}. `tarnn train --task ctc` makes one."
+        )
+    fields = read_json(file)
+    try:
+        front: Any = SpeechFeatures.from_dict({k: v for k, v in fields.items() if k != "auto_map"})
+    except Exception as error:  # of wrong types in transformers' own keys, whatever it raises
+        raise UserError(f"{file}: {' '.join(str(error).split())[:300]}") from error
+    if input_size != front.feature_size:
+        raise UserError(
+            f"{folder}: the model reads frames of {input_size} numbers and its front end makes {front.feature_size}: "
+            "they don't belong together."
+        )
+    return front
 
 
 def check_frames(
