@@ -37,7 +37,14 @@ MAY_IMPORT = {
         "kernels",
     },
 }
-FREE = {"auto_classes", "errors", "json_file", "numerics", "registry", "_version"}  # no room: a leaf that anybody may use
+FREE = {
+    "auto_classes",
+    "errors",
+    "json_file",
+    "numerics",
+    "registry",
+    "_version",
+}  # no room: a leaf that anybody may use
 FILES = sorted(p for p in SOURCE.rglob("*.py") if len(p.relative_to(SOURCE).parts) > 1)
 
 
