@@ -45,20 +45,18 @@ def finetune(
     from tarnn.cli.convert import next_command
     from tarnn.cli.generate import pick_device
     from tarnn.conversion import finetune as finetuned
-    from tarnn.conversion.checkpoints import (
-        calibrated_length,
-        length_of_rows,
-        open_pretrained,
-        read_rows,
-        tokenizer_of,
-    )
+    from tarnn.conversion.checkpoints import calibrated_length, length_of_rows, read_rows
     from tarnn.conversion.finetune import check_training, near_of
+    from tarnn.conversion.opening import open_pretrained, tokenizer_of
     from tarnn.conversion.pretrained import check_length
     from tarnn.training.interruption import InterruptedRun
 
+    def report(line: str) -> None:
+        print(f"tarnn: {line}", file=sys.stderr, flush=True)
+
     check_training(train, steps, batch_size, learning_rate)
     where = pick_device(device)
-    model = open_pretrained(checkpoint, converted=True).to(where)
+    model = open_pretrained(checkpoint, converted=True, report=report).to(where)
     tokenizer, length = (
         tokenizer_of(checkpoint, model),
         length_of_rows(model, length or calibrated_length(model)),
@@ -72,10 +70,9 @@ def finetune(
     for name, value in shown.items():
         print(f"{name:>13}  {value}")
 
-    def report(line: str) -> None:
-        print(f"tarnn: {line}", file=sys.stderr, flush=True)
-
-    rows = read_rows(texts, tokenizer, number=num_texts, length=length, report=report)
+    rows = read_rows(
+        texts, tokenizer, number=num_texts, length=length, vocab_size=model.config.vocab_size, report=report,
+    )  # fmt: skip
     try:
         found = finetuned(
             model, rows, train=train, steps=steps, batch_size=batch_size, learning_rate=learning_rate,

@@ -44,10 +44,16 @@ def predict(
             seen.append(text)
             yield text
 
-    reader = open_tokenizer(checkpoint) if task.reads_text else checkpoint
+    reader = open_tokenizer(checkpoint) if task.reads_text else front_end(checkpoint, config)
     for row in task.predict(model, reader, remembered(), top):
         text = seen.pop()
         print(json.dumps({"input": text, **row}, ensure_ascii=False) if as_json else line_of(row), flush=True)
+
+
+def front_end(checkpoint: Path, config: Any) -> Any:
+    from tarnn.models.speech_features import open_front_end
+
+    return open_front_end(checkpoint, config.input_size)
 
 
 def inputs_of(inputs: list[str]) -> Iterator[str]:
