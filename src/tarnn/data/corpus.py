@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+<<<<<<< HEAD
 from tarnn.data.overlap import refuse_overlap
+=======
+from tarnn.data.saved_tokenizer import open_saved_tokenizer
+>>>>>>> main
 from tarnn.data.sources import Document
 from tarnn.data.ticker import ticking
 from tarnn.data.tokenizers import (
@@ -19,7 +23,6 @@ from tarnn.data.tokenizers import (
     byte_tokenizer,
     encode,
     pieces,
-    saved_tokenizer,
     token_bytes,
     train_bpe,
 )
@@ -106,7 +109,7 @@ def prepare(
 def load(folder: Path) -> Corpus:
     """What `prepare` wrote; the ids are mapped from disk."""
     facts = json.loads((folder / DESCRIPTION).read_text())
-    tokenizer = saved_tokenizer(folder / "tokenizer")
+    tokenizer = open_saved_tokenizer(folder / "tokenizer")
     dtype = id_dtype(len(tokenizer))
     parts = (folder / "train.ids", folder / "validation.ids")
     train, validation = (

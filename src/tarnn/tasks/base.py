@@ -168,7 +168,7 @@ class Task(ABC):
     def predict(cls, model: Any, reader: Any, inputs: Iterator[str], top: int) -> Iterator[dict[str, Any]]:
         """What a trained model says of each input: its "output", and more for JSON. For tasks whose `next` is predict.
 
-        reader: the tokenizer, or, where inputs are files, the folder of the checkpoint, which says how they are read.
+        reader: the tokenizer, or, where inputs are files of sound, the front end that makes frames of them.
         """
         raise NotImplementedError
 

@@ -61,9 +61,9 @@ class Seq2SeqTask(SequenceTask):
         return list(read_pairs(sources, self.settings.text_field, self.settings.target_field))
 
     def examples_of(self, rows: list[Pair], trained: Trained, report: Report) -> PaddedRows:
-        from tarnn.data.tokenizers import saved_tokenizer
+        from tarnn.data.saved_tokenizer import open_saved_tokenizer
 
-        self.tokenizer = saved_tokenizer(trained.folder)
+        self.tokenizer = open_saved_tokenizer(trained.folder)
         return self.tokenized(rows)
 
     def tokenized(self, rows: Sequence[Pair]) -> PaddedRows:
