@@ -62,20 +62,14 @@ def predict(
         print(json.dumps({"input": text, **row}, ensure_ascii=False) if as_json else line_of(row), flush=True)
 
 
-<<<<<<< HEAD
-def inputs_of(inputs: list[str], field: str, column: int) -> Iterator[str]:
-    """Texts themselves, and those of files and of stdin; UserError where one has none.
-=======
 def front_end(checkpoint: Path, config: Any) -> Any:
     from tarnn.models.speech_features import open_front_end
 
     return open_front_end(checkpoint, config.input_size)
 
 
-def inputs_of(inputs: list[str]) -> Iterator[str]:
-    """Texts themselves, and the lines of files and of stdin, without those that are blank; UserError where none is left."""
-    from tarnn.data.files import opened
->>>>>>> main
+def inputs_of(inputs: list[str], field: str, column: int) -> Iterator[str]:
+    """Texts themselves, and those of files and of stdin; UserError where one has none.
 
     Of .jsonl and .csv rows the text is that of the field, of .tsv lines that of the column, as in training.
     """

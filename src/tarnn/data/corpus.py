@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-<<<<<<< HEAD
 from tarnn.data.overlap import refuse_overlap
-=======
 from tarnn.data.saved_tokenizer import open_saved_tokenizer
->>>>>>> main
 from tarnn.data.sources import Document
 from tarnn.data.ticker import ticking
 from tarnn.data.tokenizers import (
