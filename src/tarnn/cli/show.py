@@ -99,15 +99,14 @@ def is_causal(model: Any) -> bool:
 
 def read_input(source: str, record: int) -> str:
     """The text itself, or that of the file of this name."""
+    from tarnn.data.files import is_file, looks_like_path
     from tarnn.data.proteins import is_protein_file, read_proteins
 
-    path = Path(source)
-    try:
-        is_file = path.is_file()
-    except OSError:  # too long for a name
-        is_file = False
-    if not is_file:
+    if not is_file(source):
+        if looks_like_path(source):
+            print(f"tarnn: there is no file {source}; it is taken as a text", file=sys.stderr)
         return source
+    path = Path(source)
     if is_protein_file(path):
         for number, protein in enumerate(read_proteins(path), start=1):
             if number == record:

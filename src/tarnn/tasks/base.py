@@ -66,6 +66,7 @@ class Task(ABC):
     rates: ClassVar[tuple[str, ...]] = ()  # what `sums` counts besides, each a part of the tokens: accuracy
     next: ClassVar[str] = "generate"  # the command that uses the model
     reads_text: ClassVar[bool] = True  # whether the inputs of `predict` are texts, or else files
+    text_column: ClassVar[int] = -1  # of a .tsv file, that `predict` reads
 
     epoch: int
     per_example: int = 1  # what one example counts

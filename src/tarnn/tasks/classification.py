@@ -55,7 +55,7 @@ class ClassificationTask(SequenceTask):
 
         self.settings: ClassificationSettings = settings
         val = None if settings.val is None else self.read_rows([settings.val])
-        train, held_out = split(self.read_rows(settings.sources), val, settings)
+        train, held_out = split(self.read_rows(settings.sources), val, settings, report)
         self.labels = sorted({row.first for row in train})
         if len(self.labels) < 2:
             raise UserError(

@@ -44,7 +44,7 @@ class CtcTask(SequenceTask):
 
         self.settings: CtcSettings = settings
         val = None if settings.val is None else self.read_rows([settings.val])
-        train, held_out = split(self.read_rows(settings.sources), val, settings)
+        train, held_out = split(self.read_rows(settings.sources), val, settings, report)
         self.data_facts = {"train": facts_of(train), "validation": facts_of(held_out)}
         refuse_other_data(self.data_facts, saved, self, settings)
         self.front, parts = front_end(train), []
