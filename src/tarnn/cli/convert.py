@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
+from tarnn.errors import UserError
+
 
 def convert(
     checkpoint: Annotated[Path, Argument(help="A folder as save_pretrained of transformers writes it.")],
