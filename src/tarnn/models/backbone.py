@@ -20,7 +20,7 @@ from tarnn.models.cache import StateLayer
 from tarnn.models.configuration import TarnnConfig
 from tarnn.models.documents import check_arguments, find_documents
 from tarnn.models.folders import check_folder
-from tarnn.models.inputs import check_inputs, check_length, check_positions
+from tarnn.models.inputs import check_inputs, check_length, check_positions, without_padding
 from tarnn.models.positions import positions_in
 from tarnn.models.recurrent import Backbone
 
@@ -149,7 +149,7 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
         caches = self._layer_caches(past_key_values)
         position_ids = self._positions(position_ids, attention_mask, cu_seqlens, past, (b, t), device)
         key_mask = None if attention_mask is None else attention_mask[:, -t:].bool()
-        x = self.embed(input_ids, position_ids, inputs_embeds)
+        x = self.embed(input_ids, position_ids, without_padding(inputs_embeds, key_mask))
         if cu_seqlens is not None:  # attention sees the rows laid end to end
             position_ids = position_ids.expand(b, t).reshape(1, b * t)
         watched = self._watched(kwargs.get("output_attentions", self.config.output_attentions))
