@@ -39,11 +39,15 @@ def convert(
         raise UserError(f"{out} exists already; name a new folder.")
     from tarnn.cli.generate import pick_device
     from tarnn.conversion import convert as converted
-    from tarnn.conversion.checkpoints import length_of_rows, open_pretrained, read_rows, tokenizer_of
+    from tarnn.conversion.checkpoints import length_of_rows, read_rows
+    from tarnn.conversion.opening import open_pretrained, tokenizer_of
     from tarnn.feature_maps import options_of
 
+    def report(line: str) -> None:
+        print(f"tarnn: {line}", file=sys.stderr, flush=True)
+
     where = pick_device(device)
-    model = open_pretrained(checkpoint).to(where)
+    model = open_pretrained(checkpoint, converted=False, report=report).to(where)
     tokenizer, length = tokenizer_of(checkpoint, model), length_of_rows(model, length)
     described = {
         "name": feature_map,
@@ -57,10 +61,9 @@ def convert(
     for name, value in shown.items():
         print(f"{name:>13}  {value}")
 
-    def report(line: str) -> None:
-        print(f"tarnn: {line}", file=sys.stderr, flush=True)
-
-    rows = read_rows(texts, tokenizer, number=num_texts, length=length, report=report)
+    rows = read_rows(
+        texts, tokenizer, number=num_texts, length=length, vocab_size=model.config.vocab_size, report=report,
+    )  # fmt: skip
     found = converted(
         model, rows, window=window, sinks=sinks, slots=slots, feature_map=described, exact_layers=exact_layers, budget=budget,
         report=report,

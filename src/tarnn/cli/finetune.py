@@ -39,11 +39,15 @@ def finetune(
         raise UserError(f"{out} exists already; name a new folder, or go on in it with --resume.")
     from tarnn.cli.generate import pick_device
     from tarnn.conversion import finetune as finetuned
-    from tarnn.conversion.checkpoints import length_of_rows, open_pretrained, read_rows, tokenizer_of
+    from tarnn.conversion.checkpoints import length_of_rows, read_rows
+    from tarnn.conversion.opening import open_pretrained, tokenizer_of
     from tarnn.training.interruption import InterruptedRun
 
+    def report(line: str) -> None:
+        print(f"tarnn: {line}", file=sys.stderr, flush=True)
+
     where = pick_device(device)
-    model = open_pretrained(checkpoint, converted=True).to(where)
+    model = open_pretrained(checkpoint, converted=True, report=report).to(where)
     tokenizer, length = tokenizer_of(checkpoint, model), length_of_rows(model, length)
     shown = {
         "checkpoint": f"{checkpoint} ({type(model).__name__}, {model.num_parameters():,} parameters)",
@@ -53,10 +57,9 @@ def finetune(
     for name, value in shown.items():
         print(f"{name:>13}  {value}")
 
-    def report(line: str) -> None:
-        print(f"tarnn: {line}", file=sys.stderr, flush=True)
-
-    rows = read_rows(texts, tokenizer, number=num_texts, length=length, report=report)
+    rows = read_rows(
+        texts, tokenizer, number=num_texts, length=length, vocab_size=model.config.vocab_size, report=report,
+    )  # fmt: skip
     try:
         found = finetuned(
             model, rows, train=train, steps=steps, batch_size=batch_size, learning_rate=learning_rate,
