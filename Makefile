@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 TORCH  := torch==2.13.0
 
-.PHONY: demo test sanitize gpu install clean
+.PHONY: demo test sanitize gpu install wheel clean
 
 demo: install
 	$(BIN)/tarnn demo --out runs/demo
@@ -31,22 +31,25 @@ gpu:
 
 install: $(VENV)/.installed $(VENV)/.kernels
 
-# The pinned torch first: a bare range would bring gigabytes of CUDA. Then this package, without build
-# isolation, so that its build sees that torch. Its kernels are compiled apart, where one sees what goes wrong.
+# one file for every Python and every torch from 2.10 on, in dist/: `pip install dist/tarnn-*.whl` installs it
+wheel:
+	TARNN_KERNELS=required $(PYTHON) -m pip wheel --no-deps --wheel-dir dist .
+
+# The pinned torch first: a bare range would bring gigabytes of CUDA. Then this package; its kernels are compiled
+# apart, where one sees what goes wrong.
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), f"tarnn needs Python 3.11 or newer; this is {sys.version}. Set PYTHON=python3.x"'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip "scikit-build-core>=1.1" cmake ninja
+	$(BIN)/python -m pip install --quiet --upgrade pip cmake ninja
 	$(BIN)/python -m pip install --quiet $(TORCH)
-	TARNN_KERNELS=off $(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[dev]"
+	TARNN_KERNELS=off $(BIN)/python -m pip install --quiet --editable ".[dev]"
 	touch $@
 
 $(VENV)/.kernels: $(VENV)/.installed CMakeLists.txt $(wildcard csrc/* csrc/*/*)
 	@if command -v "$${CXX:-c++}" > /dev/null; then \
 	    $(BIN)/cmake --log-level=WARNING -S . -B build/dev -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
-	        -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DTARNN_IN_PLACE=ON && $(BIN)/cmake --build build/dev; \
+	        -DTARNN_IN_PLACE=ON && $(BIN)/cmake --build build/dev && touch $@; \
 	else echo "No C++ compiler ($${CXX:-c++}): attention will run in plain PyTorch, several times slower."; fi
-	touch $@
 
 clean:
 	rm -rf build dist src/tarnn/kernels/cpu/*.so $(VENV)/.kernels .pytest_cache .ruff_cache .mypy_cache .hypothesis

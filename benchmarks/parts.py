@@ -103,7 +103,7 @@ def build() -> Path:
     """The kernels with line numbers and frame pointers; what is up to date is left alone."""
     BUILD.mkdir(parents=True, exist_ok=True)
     flags = "-DCMAKE_CXX_FLAGS=-g1 -fno-omit-frame-pointer -fno-optimize-sibling-calls"
-    configure = ["cmake", "-S", str(ROOT), "-B", str(BUILD), flags, f"-DPython_EXECUTABLE={sys.executable}"]
+    configure = ["cmake", "-S", str(ROOT), "-B", str(BUILD), flags]
     for command in (configure, ["cmake", "--build", str(BUILD), "--target", "tarnn_cpu"]):
         subprocess.run(command, check=True, capture_output=True, text=True)
     return BUILD / "libtarnn_cpu.so"

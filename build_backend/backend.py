@@ -1,7 +1,7 @@
 """The build backend: scikit-build-core's, and what it doesn't do.
 
-Where the kernels can't be compiled (no compiler, no torch whose headers could be read), the package is built
-without them and says so; plain PyTorch serves then. TARNN_KERNELS=required makes that an error, and off leaves
+Where the kernels can't be compiled (no compiler, or one that is too old), the package is built without them and says
+so; plain PyTorch serves then. TARNN_KERNELS=required makes that an error, and off leaves
 them out on purpose. Metadata are never prepared apart from a wheel: its tag depends on whether they compile.
 
 An editable installation has its kernels in the source tree, compiled by the commands that CONTRIBUTING.md gives.
@@ -37,7 +37,7 @@ __all__ = [
 WITHOUT = """\
 *** tarnn is built without its compiled kernels ({why}).
 *** Attention on the CPU will run in plain PyTorch, several times slower. They need a C++ compiler (GCC 11 or newer,
-*** or Clang) and an installed torch: with both at hand, install tarnn again, with --force-reinstall --no-deps --no-cache-dir.\
+*** or Clang): once there is one, run `pip install --force-reinstall --no-deps .` again.\
 """
 
 
@@ -84,9 +84,8 @@ def compile_in_place() -> str:
     if not cmake:
         raise FileNotFoundError("there is no cmake")
     generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
-    options = [f"-DPython_EXECUTABLE={sys.executable}", "-DTARNN_IN_PLACE=ON", *generator]
     for command in (
-        ["-S", ".", "-B", "build/editable", *options],
+        ["-S", ".", "-B", "build/editable", "-DTARNN_IN_PLACE=ON", *generator],
         ["--build", "build/editable", "--parallel"],
     ):
         subprocess.run([cmake, *command], check=True, env=environment)

@@ -1,4 +1,4 @@
-// Registers the kernels with torch (stable ABI: one binary for every Python and every torch from 2.10 on), picks the
+// Registers the kernels with torch (torch.h: one binary for every Python and every torch from 2.10 on), picks the
 // instruction set, and turns tensors into what kernels take. Python (kernels/cpu/__init__.py) has checked shapes and dtypes, and
 // allocates all results.
 #include <atomic>
@@ -9,22 +9,19 @@
 #include <string>
 #include <string_view>
 
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-
 #include "attention/hybrid_problem.h"
 #include "attention/plan.h"
 #include "threads.h"
+#include "torch.h"
 
 namespace {
 
 using tarnn::Index;
 using tarnn::Sums;
+using tarnn::Tensor;
+using tarnn::Type;
 using tarnn::View;
-using torch::stable::Tensor;
 using Maybe = std::optional<Tensor>;
-using torch::headeronly::ScalarType;
 
 // --- the instruction set
 
@@ -71,8 +68,8 @@ using tarnn::kernels;
 std::string isa() { return kernels().isa; }
 
 template <typename F, typename G>
-void call(ScalarType dtype, F of_float, G of_double) {
-  dtype == ScalarType::Double ? of_double(kernels().of_double) : of_float(kernels().of_float);
+void call(Type dtype, F of_float, G of_double) {
+  dtype == Type::float64 ? of_double(kernels().of_double) : of_float(kernels().of_float);
 }
 
 // --- threads
@@ -90,7 +87,7 @@ void run(Index tasks, Index threads, std::size_t bytes, void (*task)(void*, Inde
   };
   threads = std::min(threads, tasks);
   if (threads <= 1) worker(0, 1);
-  else torch::stable::parallel_for(0, threads, 1, worker);
+  else tarnn::parallel_for(0, threads, 1, worker);
   if (next == 0) throw tarnn::OutOfMemory(bytes);  // no thread had any: nothing is done
 }
 
@@ -100,7 +97,7 @@ void in_large_pages(const Tensor& x) {
   static const char* wish = std::getenv("TARNN_LARGE_PAGES");
   static const bool off = wish && std::string_view(wish) == "off";
   if (off) return;
-  const std::size_t each = x.scalar_type() == ScalarType::Double ? 8 : x.scalar_type() == ScalarType::Float ? 4 : 2;
+  const std::size_t each = x.scalar_type() == Type::float64 ? 8 : x.scalar_type() == Type::float32 ? 4 : 2;
   const std::size_t bytes = static_cast<std::size_t>(x.numel()) * each;
   if (bytes >= 4 * tarnn::large_page) tarnn::ask_for_large_pages(x.const_data_ptr(), bytes);
 }
@@ -110,12 +107,7 @@ void in_large_pages(const Tensor& x) {
 View view(const Tensor& x) {
   View out;
   out.data = const_cast<void*>(x.const_data_ptr());
-  switch (x.scalar_type()) {
-    case ScalarType::Double: out.type = tarnn::Type::float64; break;
-    case ScalarType::BFloat16: out.type = tarnn::Type::bfloat16; break;
-    case ScalarType::Half: out.type = tarnn::Type::float16; break;
-    default: out.type = tarnn::Type::float32;
-  }
+  out.type = x.scalar_type();
   for (Index i = 0; i < x.dim(); ++i) out.stride[i] = x.stride(i);
   return out;
 }
@@ -145,7 +137,8 @@ tarnn::Projection projection(const Maybe& omega, const Maybe& bias, double facto
   return out;
 }
 
-void* data(const Maybe& x) { return x ? const_cast<void*>(x->const_data_ptr()) : nullptr; }
+void* data(const Tensor& x) { return const_cast<void*>(x.const_data_ptr()); }
+void* data(const Maybe& x) { return x ? data(*x) : nullptr; }
 
 // What a call is about, but for its results: the parameters of both operators, their schemas and the record below come from
 // this one table.
@@ -199,7 +192,7 @@ void set_up(const Inputs& in, Call& call) {
   p.weighted = in.weighted;
   p.eps = in.eps;
   p.run = run;
-  p.threads = torch::stable::get_num_threads();
+  p.threads = tarnn::get_num_threads();
   const bool packed = in.bounds.has_value();
   std::vector<Index> of_keys = {0, s}, of_queries = {0, t};
   if (packed) {
@@ -280,13 +273,13 @@ void step(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight, T
   p.before = {data(S), data(z), data(M)};
   p.after = {S_out.mutable_data_ptr(), z_out.mutable_data_ptr(), data(M_out)};
   p.run = run;
-  p.threads = torch::stable::get_num_threads();
+  p.threads = tarnn::get_num_threads();
   call(q.scalar_type(), [&](auto& of) { of.step(p); }, [&](auto& of) { of.step(p); });
 }
 
 template <typename F>
-void hybrid(ScalarType dtype, F of) {
-  dtype == ScalarType::Double ? of(kernels().hybrid->of_double) : of(kernels().hybrid->of_float);
+void hybrid(Type dtype, F of) {
+  dtype == Type::float64 ? of(kernels().hybrid->of_double) : of(kernels().hybrid->of_float);
 }
 
 #define HYBRID(X)                                                                                                       \
@@ -317,7 +310,7 @@ tarnn::HybridProblem hybrid_problem(const HybridInputs& in) {
   p.length = static_cast<const Index*>(in.length.const_data_ptr());
   p.q = view(in.q), p.k = view(in.k), p.v = view(in.v), p.sink_k = view(in.sink_k), p.sink_v = view(in.sink_v);
   p.phi_q = view(in.phi_q), p.a = view(in.a), p.phi_k = view(in.phi_k), p.weight = view(in.weight);
-  p.threads = torch::stable::get_num_threads();
+  p.threads = tarnn::get_num_threads();
   p.run = run;
   return p;
 }
@@ -362,7 +355,7 @@ void hybrid_step(Tensor q, Tensor k, Tensor v, Maybe phi_q, Maybe a, Maybe phi_k
   p.store_k = view(store_k), p.store_v = view(store_v), p.fade = view(fade), p.o = view(o), p.share = view(share);
   p.sums = {data(S), data(z), data(M)};
   const Index work = p.b * p.g * (p.room * (p.d + p.e) * p.r + p.f * p.e);
-  p.threads = work < tarnn::worth_a_thread ? 1 : torch::stable::get_num_threads();
+  p.threads = work < tarnn::worth_a_thread ? 1 : tarnn::get_num_threads();
   p.run = run;
   hybrid(q.scalar_type(), [&](auto& of) { of.step(p); });
 }

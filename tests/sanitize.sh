@@ -23,8 +23,7 @@ if [[ ${1:-} == --short ]]; then  # without the four (null, alignment, object-si
     build=build/sanitize-short
     checks=address,bounds,shift,signed-integer-overflow,integer-divide-by-zero,nonnull-attribute,bool,enum,return,unreachable
 fi
-"$CMAKE" --log-level=WARNING -S . -B "$build" -DCMAKE_CXX_COMPILER="$CXX" -DPython_EXECUTABLE="$(realpath -s "$PYTHON")" \
-    -DTARNN_SANITIZE=$checks
+"$CMAKE" --log-level=WARNING -S . -B "$build" -DCMAKE_CXX_COMPILER="$CXX" -DTARNN_SANITIZE=$checks
 "$CMAKE" --build "$build" --parallel
 
 # Python leaks at exit, by design. libstdc++ is loaded first too, or the runtime misses the throw that it has to watch.

@@ -1,18 +1,79 @@
-"""Does an installed wheel attend with its compiled kernels, as the definition says? No test framework needed.
+"""Does an installed tarnn compute with its compiled kernels, as the definitions say? No test framework needed.
 
-python tests/smoke.py
+python tests/smoke.py              the compiled kernels have to be there
+python tests/smoke.py --plain      they have to be missing (no compiler was there): plain PyTorch, and one warning
 """
+
+import sys
+import warnings
 
 import torch
 
 import tarnn
 from tarnn.kernels.cpu import library
-from tarnn.ops import reference
+from tarnn.ops import hybrid_attention, reference
 
-q, k, v = (torch.randn(2, 3, 70, 8).double() for _ in range(3))
-o = tarnn.linear_attention(q, k, v, tarnn.Elu(), causal=True)
-error = (o - reference.quadratic(tarnn.Elu()(q), tarnn.Elu()(k), v, causal=True)).abs().max().item()
+PLAIN = sys.argv[1:] == ["--plain"]
+torch.manual_seed(0)
+
+
+def check(what: str, error: float, bound: float = 1e-12) -> None:
+    print(f"  {what:20} error {error:.1e}")
+    assert error < bound, what
+
+
+def drawn() -> list[torch.Tensor]:
+    return [torch.randn(2, 3, 70, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+
+
+def furthest(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    return max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    tarnn.linear_attention(*drawn(), causal=True)
 path, why = library.status()
-print(f"tarnn {tarnn.__version__}, torch {torch.__version__}: {path} ({why}), error {error:.1e}")
-assert library.available()
-assert error < 1e-12
+print(f"tarnn {tarnn.__version__}, torch {torch.__version__}: {path} ({why})")
+if PLAIN:
+    assert path == "PyTorch", path
+    assert "no compiled kernels" in why, why
+    (warning,) = caught
+    assert "C++ compiler" in str(warning.message), warning
+else:
+    assert path.startswith("compiled"), (path, why)
+    assert not caught, caught
+
+for name, phi in {"elu": tarnn.Elu(), "favor": tarnn.PositiveRandomFeatures(8, 32, seed=0).double()}.items():
+    q, k, v = drawn()
+    o = tarnn.linear_attention(q, k, v, phi, causal=True)
+    if name == "elu":
+        expected = reference.quadratic(phi(q), phi(k), v, causal=True)
+        check("elu, forward", furthest([o], [expected]))
+        weight = torch.randn_like(o)
+        gradients = [torch.autograd.grad((x * weight).sum(), (q, k, v)) for x in (o, expected)]
+        check("elu, backward", furthest(*gradients))
+    past, state = tarnn.linear_attention(
+        q[:, :, :-1], k[:, :, :-1], v[:, :, :-1], phi, causal=True, return_state=True
+    )
+    last, _ = tarnn.step(q[:, :, -1:], k[:, :, -1:], v[:, :, -1:], phi, state=state)
+    check(f"{name}, step", furthest([torch.cat([past, last], 2)], [o]), 1e-10)
+
+q, k, v = drawn()
+with torch.no_grad():
+    o = hybrid_attention(q, k, v, window=70, causal=True)
+    softmax = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+check("hybrid", furthest([o], [softmax]))
+
+config = tarnn.TarnnConfig(
+    hidden_size=32, num_hidden_layers=2, num_attention_heads=2, attention=["linear", "softmax"]
+)
+model = tarnn.TarnnForCausalLM(config).eval()
+ids = torch.randint(config.vocab_size, (1, 9))
+with torch.no_grad():
+    written = model.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=None)
+    logits = model(written).logits[:, 8:-1]
+check(
+    "generate", (logits.max(-1).values - logits.gather(-1, written[:, 9:, None])[..., 0]).max().item(), 1e-4
+)
+print("all right")

@@ -3,24 +3,21 @@
 #include <algorithm>
 #include <vector>
 
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-
 #include "elementwise/elementwise.h"
+#include "torch.h"
 
 namespace {
 
 using tarnn::Index;
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
+using tarnn::Tensor;
+using tarnn::Type;
 
 constexpr Index block = 1 << 14;  // numbers: about what a thread does while another wakes
 
 template <typename F>
 void by_dtype(const Tensor& x, F f) {
   const tarnn::ElementwiseKernels& kernels = *tarnn::kernels().elementwise;
-  x.scalar_type() == ScalarType::Double ? f(kernels.of_double, double()) : f(kernels.of_float, float());
+  x.scalar_type() == Type::float64 ? f(kernels.of_double, double()) : f(kernels.of_float, float());
 }
 
 template <typename T>
@@ -41,7 +38,7 @@ void in_blocks(Index count, Index each, F f) {
   };
   const Index blocks = (count + each - 1) / each;
   if (blocks <= 1) work(0, blocks);
-  else torch::stable::parallel_for(0, blocks, 1, work);
+  else tarnn::parallel_for(0, blocks, 1, work);
 }
 
 Index rows_a_block(Index n) { return std::max<Index>(1, block / std::max<Index>(1, n)); }

@@ -4,12 +4,11 @@
 #include <cmath>
 #include <cstdint>
 
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/tensor.h>
+#include "torch.h"
 
 namespace {
 
-using torch::stable::Tensor;
+using tarnn::Tensor;
 
 /// parameters (n, 3·m): logits, means, log-scales; exponential (n, m) and uniform (n) noise; values (n) int64.
 void sample_mixture(Tensor parameters, Tensor exponential, Tensor uniform, double temperature, double least, double most, Tensor values) {

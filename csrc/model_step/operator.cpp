@@ -6,17 +6,13 @@
 #include <string>
 #include <vector>
 
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-
 #include "model_step/stack.h"
 #include "threads.h"
+#include "torch.h"
 
 namespace {
 
 using namespace tarnn;
-using torch::stable::Tensor;
 using Maybe = std::optional<Tensor>;
 
 constexpr Index most_rows = 64;   // at once: their activations stay in the second level of cache
@@ -115,7 +111,7 @@ void read_states(std::vector<Layer>& layers, const std::vector<Tensor>& states, 
   for (Layer& l : layers) {
     if (l.attention == Attention::softmax) {
       l.cache.capacity = next->size(2), l.cache.length = *length++;
-      l.cache.type = next->scalar_type() == torch::headeronly::ScalarType::BFloat16 ? Type::bfloat16 : Type::float32;
+      l.cache.type = next->scalar_type() == Type::bfloat16 ? Type::bfloat16 : Type::float32;
       l.cache.k = (next++)->mutable_data_ptr(), l.cache.v = (next++)->mutable_data_ptr();
       if (*length++) l.cache.mask = static_cast<bool*>((next++)->mutable_data_ptr());
     } else if (l.attention == Attention::linear) {
@@ -184,7 +180,7 @@ void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tok
   for (Index i = 0; i < s.b; ++i)
     if (s.positions[i] < 0 || s.positions[i] >= limit) throw std::runtime_error("there is no position " + std::to_string(s.positions[i]) + ".");
   const FlushDenormals flush;
-  run(s, std::move(layers), std::move(rotations), std::max<Index>(1, torch::stable::get_num_threads()));
+  run(s, std::move(layers), std::move(rotations), std::max<Index>(1, get_num_threads()));
   Index* position = static_cast<Index*>(positions.mutable_data_ptr());
   for (Index i = 0; i < s.b; ++i) ++position[i];
 }

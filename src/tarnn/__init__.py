@@ -41,7 +41,7 @@ _HOME = {
     "tarnn.models": ("TarnnConfig", "TarnnForCausalLM"),
 }  # fmt: skip
 _ROOMS = (
-    "analysis", "attention", "data", "feature_maps", "generation", "kernels", "models", "ops", "tasks", "training"
+    "analysis", "attention", "conversion", "data", "feature_maps", "generation", "kernels", "models", "ops", "tasks", "training"
 )  # fmt: skip
 
 

@@ -1,16 +1,21 @@
-"""transformers' Auto classes know tarnn's models after `import tarnn` alone, which imports neither torch nor transformers.
+"""transformers' Auto classes know tarnn's models, and the converted ones, after `import tarnn` alone, which imports neither
+torch nor transformers.
 
 transformers has no entry points, but a mapping from the `model_type` in a config.json to a class. As soon as that mapping
 is imported, by whomever, tarnn's names are put into it with a stand-in, which imports `tarnn.models` (and so registers
-the classes themselves) when a checkpoint first asks for it.
+the classes themselves) when a checkpoint first asks for it. The same for its mapping from a "quant_method", by which
+a converted model asks for `tarnn.conversion` (see `tarnn.conversion.loading`).
 """
 
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 
 MODEL_TYPES = ("tarnn", "tarnn_image", "tarnn_seq2seq")
+METHOD = "tarnn"  # "quant_method" of a converted model's config
 _MAPPING = "transformers.models.auto.configuration_auto"
+_METHODS = "transformers.quantizers.auto"
 
 
 class ConfigOnDemand:
@@ -32,11 +37,23 @@ class ConfigOnDemand:
         return sys.modules[_MAPPING].CONFIG_MAPPING[self.model_type]
 
 
+class ConversionOnDemand:
+    """Stands for the config of converted models until one is read."""
+
+    @staticmethod
+    def from_dict(*args, **kwargs):
+        importlib.import_module("tarnn.conversion")
+        return sys.modules[_METHODS].AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD].from_dict(*args, **kwargs)
+
+
 class _WhenImported:
-    """A finder that does what all the others do, and registers once the mapping is there."""
+    """A finder that does what all the others do, and registers once a mapping is there."""
+
+    def __init__(self, mapping: str, register: Callable):
+        self.mapping, self.register = mapping, register
 
     def find_spec(self, name: str, path=None, target=None):
-        if name != _MAPPING:
+        if name != self.mapping:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -45,21 +62,26 @@ class _WhenImported:
 
             def run_and_register(module) -> None:
                 run(module)
-                _register(module)
+                self.register(module)
 
             spec.loader.exec_module = run_and_register  # type: ignore[method-assign]
         return spec
 
 
-def _register(module) -> None:
+def _register_configs(module) -> None:
     for model_type in MODEL_TYPES:
         if model_type not in module.CONFIG_MAPPING:
             module.CONFIG_MAPPING.register(model_type, ConfigOnDemand(model_type))
 
 
+def _register_method(module) -> None:
+    module.AUTO_QUANTIZATION_CONFIG_MAPPING.setdefault(METHOD, ConversionOnDemand)
+
+
 def announce() -> None:
     """Registers now if transformers is there already, else when it comes."""
-    if _MAPPING in sys.modules:
-        _register(sys.modules[_MAPPING])
-    else:
-        sys.meta_path.insert(0, _WhenImported())
+    for mapping, register in ((_MAPPING, _register_configs), (_METHODS, _register_method)):
+        if mapping in sys.modules:
+            register(sys.modules[mapping])
+        else:
+            sys.meta_path.insert(0, _WhenImported(mapping, register))

@@ -65,7 +65,18 @@ def test_no_code_escapes(page):
     assert unfenced_code(page) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+NOTES = sorted((ROOT / "docs/decisions").glob("20*.md"))
+LINKED = [
+    *PAGES,
+    *sorted(ROOT.glob("*/README.md")),
+    ROOT / "docs/decisions/README.md",
+    *NOTES,
+    ROOT / "CONTRIBUTING.md",
+    *sorted(ROOT.glob("*/results/*.md")),
+]
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     """Links to files of this repository, pictures included."""
     for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
@@ -83,3 +94,16 @@ def test_files_that_pages_name_are_there():
         if not (ROOT / name).exists()
     ]
     assert missing == []
+
+
+def test_every_decision_is_in_the_index_once_with_a_status():
+    rows = (ROOT / "docs/decisions/README.md").read_text().splitlines()
+    for note in NOTES:
+        found = [row for row in rows if row.startswith("| [") and f"]({note.name})" in row.split(" | ")[0]]
+        assert len(found) == 1, (
+            f"{note.name} stands in {len(found)} rows of docs/decisions/README.md, not in one"
+        )
+        status = found[0].split(" | ")[1]
+        assert status.startswith(("accepted", "superseded by [", "superseded in part: ")), found[0]
+        for later in re.findall(r"\]\(([^)]+)\)", status):
+            assert later in note.read_text(), f"{note.name} does not name {later}, which superseded it"

@@ -17,8 +17,9 @@ from tarnn.errors import UserError
 LONGEST = 1024  # tokens of a row, where nobody says
 
 
-def open_pretrained(folder: Path, *, converted: bool = False) -> Any:
-    """The model of a folder, in the class that wrote it. converted: whether it must be, or must not be, converted.
+def open_pretrained(folder: Path, *, converted: bool | None = False) -> Any:
+    """The model of a folder, in the class that wrote it. converted: whether it must be, or must not be, converted; None:
+    either.
 
     Raises UserError for a folder that holds none.
     """
@@ -33,7 +34,7 @@ def open_pretrained(folder: Path, *, converted: bool = False) -> Any:
         raise UserError(
             f"{folder}: a {config.model_type} checkpoint is linear already; a softmax model can be converted."
         )
-    if (getattr(config, KEY, None) is not None) != converted:
+    if converted not in (None, getattr(config, KEY, None) is not None):
         has, remedy = (
             ("not been", "`tarnn convert` makes one") if converted else ("been", "take the original")
         )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+from transformers.utils.import_utils import is_tracing
 
 from tarnn.conversion.layer import Heads, LayerAttention
 from tarnn.conversion.options import DEFAULTS, HYBRID, KEY, LINEAR, child_of, layer_attention
@@ -73,6 +74,10 @@ def attention(name: str) -> Callable:
         if bounds is not None:
             o = of_documents(own, query, key, value, bounds, **shared)
             return o.transpose(1, 2).contiguous(), None
+        if (
+            attention_mask is not None and attention_mask.ndim == 2
+        ):  # a StaticCache hands places that nobody wrote, too
+            key, value = (x[:, :, : attention_mask.shape[1]] for x in (key, value))
         shared["key_mask"] = real_tokens(layer, attention_mask, key)
         if cached is None:
             o = last_queries(own, query, key, value, **shared)
@@ -174,20 +179,49 @@ def as_sdpa_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
 
 
 def padding_mask(
-    *, batch_size: int, q_length: int, kv_length: int, mask_function: Callable = causal_mask_function,
+    *, batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, mask_function: Callable = causal_mask_function,
     attention_mask: Tensor | None = None, **options: Any,
 ) -> Tensor | None:  # fmt: skip
-    """The mask of a model, O(t): (b, s), or None where nothing is masked. A layer whose pattern is its own (a sliding
-    window, chunks) gets the mask of torch's attention, since it is computed by that."""
+    """The mask of a model, O(t): (b, s), or None where nothing is masked. With a StaticCache s counts the places that are
+    written. A layer whose pattern is its own (a sliding window, chunks) gets the mask of torch's attention, since it is
+    computed by that."""
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
         return sdpa_mask(
-            batch_size=batch_size, q_length=q_length, kv_length=kv_length, mask_function=mask_function,
+            batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, mask_function=mask_function,
             attention_mask=attention_mask, **options,
         )  # fmt: skip
+    static = isinstance(q_offset, Tensor)  # once it holds something
+    if not static:
+        static = kv_length > (q_offset + q_length if attention_mask is None else attention_mask.shape[1])
+    if static and mask_function is causal_mask_function:
+        return written(batch_size, kv_length, q_offset, q_length, attention_mask, options.get("device"))
     if attention_mask is None:
         return None
     mask = attention_mask[:, -kv_length:].bool()
     return None if mask.all() else mask
+
+
+def written(
+    b: int, room: int, past: Any, new: int, mask: Tensor | None, device: torch.device | None
+) -> Tensor | None:
+    """The mask (b, past + new) of a StaticCache's places that are written, the new ones included; None: all of them are.
+
+    Raises ValueError for a mask that is too short, and where a compiler traces, since `past` is then not known.
+    """
+    if is_tracing(past):
+        raise ValueError(
+            "tarnn's attention can't be compiled with a StaticCache, whose length is data; generate with "
+            "constant_cache(model), or without torch.compile."
+        )
+    seen = int(past) + new
+    if mask is None:
+        return None if seen == room else torch.ones(b, seen, dtype=torch.bool, device=device)
+    if mask.shape[1] < seen:
+        raise ValueError(
+            f"attention_mask has a column for each of {seen} tokens, those in the cache first; expected {seen} columns, "
+            f"got {mask.shape[1]}."
+        )
+    return mask[:, :seen].bool()
 
 
 def register() -> None:

@@ -7,21 +7,25 @@ weights are read the model carries no mark of it.
 
 from typing import Any
 
-from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.quantizers import HfQuantizer, register_quantizer
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from tarnn.auto_classes import METHOD
 from tarnn.conversion.options import CHILD, HYBRID, attach
 
-METHOD = "tarnn"
 
-
-@register_quantization_config(METHOD)
 class ConvertedConfig(QuantizationConfigMixin):
     """What config.json says: attention, the implementation that the model runs unless another is asked for."""
 
     def __init__(self, attention: str = HYBRID, **kwargs: Any):
         self.quant_method: Any = METHOD
         self.attention = attention
+
+
+AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = (
+    ConvertedConfig  # in the place of a stand-in (`tarnn.auto_classes`)
+)
 
 
 @register_quantizer(METHOD)

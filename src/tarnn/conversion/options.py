@@ -61,7 +61,7 @@ def set_options(model: nn.Module, *, layers: int | Iterable[int] | None = None, 
     """Sets `AttentionOptions` of some layers, or of all; `save_pretrained` saves them with the model.
 
     layers: numbers in `attention_layers(model)`; None: all. What is not named stays as it is, learned parameters too.
-    Where `tarnn.conversion` is imported, `from_pretrained` loads such a model with this attention.
+    Where `tarnn` is imported, `from_pretrained` loads such a model with this attention.
 
     Raises ValueError for an unknown option or layer, and for a map that does not fit the layer's heads.
     """

@@ -13,7 +13,15 @@ import numpy as np
 
 from tarnn.data.sources import Document
 from tarnn.data.ticker import ticking
-from tarnn.data.tokenizers import amino_tokenizer, byte_tokenizer, encode, pieces, token_bytes, train_bpe
+from tarnn.data.tokenizers import (
+    amino_tokenizer,
+    byte_tokenizer,
+    encode,
+    pieces,
+    saved_tokenizer,
+    token_bytes,
+    train_bpe,
+)
 from tarnn.errors import UserError
 
 if TYPE_CHECKING:
@@ -95,10 +103,8 @@ def prepare(
 
 def load(folder: Path) -> Corpus:
     """What `prepare` wrote; the ids are mapped from disk."""
-    from transformers import PreTrainedTokenizerFast
-
     facts = json.loads((folder / DESCRIPTION).read_text())
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
+    tokenizer = saved_tokenizer(folder / "tokenizer")
     dtype = id_dtype(len(tokenizer))
     parts = (folder / "train.ids", folder / "validation.ids")
     train, validation = (
@@ -217,6 +223,15 @@ def write_ids(
             count["bytes"] += len(data)
             count["tokens"] += len(ids)
     return count
+
+
+def ids_of(tokenizer: "PreTrainedTokenizerFast", documents: Iterable[Document]) -> np.ndarray:
+    """The ids of all documents in a row, each followed by <|endoftext|>, in memory."""
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    parts = [
+        x for each in documents for x in (encode(tokenizer, each.data, each.name), np.array(end, np.int64))
+    ]
+    return np.concatenate([np.zeros(0, np.int64), *parts]).astype(id_dtype(len(tokenizer)))
 
 
 def file_size(path: Path) -> int:

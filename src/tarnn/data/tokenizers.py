@@ -5,6 +5,7 @@ bytes underneath: every text has ids, and ids have an exact size in bytes, which
 """
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,6 +86,18 @@ def wrapped(backend, **more: str) -> "PreTrainedTokenizerFast":
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, padding_side="left", clean_up_tokenization_spaces=False, **special
     )
+
+
+def saved_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
+    """What one of these wrote with `save_pretrained`; UserError for a folder that holds none, or a damaged one."""
+    from transformers import PreTrainedTokenizerFast
+
+    if not (folder / "tokenizer.json").is_file():
+        raise UserError(f"{folder} holds no tokenizer (tokenizer.json).")
+    try:
+        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the tokenizers library raises bare Exceptions
+        raise UserError(f"the tokenizer in {folder} can't be read: {' '.join(str(error).split())}") from error
 
 
 def ids_of_bytes(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray | None:

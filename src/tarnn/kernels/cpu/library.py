@@ -27,8 +27,8 @@ BINARY = Path(__file__).with_name("libtarnn_cpu.so")
 PLAIN = "PyTorch"
 ISAS = ("baseline", "avx2", "avx512")
 REMEDY = (
-    "where torch and a C++ compiler (GCC 11 or newer, or Clang) are installed, `pip install --force-reinstall --no-deps "
-    "--no-cache-dir tarnn` compiles them, and in a checkout `make install`"
+    "install a C++ compiler (GCC 11 or newer, or Clang), then run `pip install --force-reinstall --no-deps .` in the clone "
+    "of tarnn"
 )
 
 
