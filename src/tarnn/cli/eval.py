@@ -75,7 +75,7 @@ def measure(
 
 def model_kind(checkpoint: Path) -> Any:
     """What config.json calls the model; UserError where there is no checkpoint."""
-    from tarnn.generation.json_file import read_json
+    from tarnn.json_file import read_json
 
     if not (checkpoint / "config.json").is_file():
         raise UserError(
@@ -108,8 +108,9 @@ def open_other(
     checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], report: Report
 ) -> tuple[Any, Any, dict[str, Any]]:
     """A causal model of transformers, converted or not, and a text."""
-    from tarnn.conversion.checkpoints import LONGEST, open_pretrained, tokenizer_of
+    from tarnn.conversion.checkpoints import LONGEST
     from tarnn.conversion.evaluation import PretrainedText, is_causal_lm
+    from tarnn.conversion.opening import open_pretrained, tokenizer_of
     from tarnn.data.sources import read_documents
 
     if not sources:
@@ -119,7 +120,7 @@ def open_other(
     if wrong := [name for name in ("label_field", "target_field") if options[name] is not None]:
         raise UserError(f"--{wrong[0].replace('_', '-')} does not go with a model of text; leave it out.")
     documents = [*read_documents(sources, text_field=options["text_field"] or "text", report=report)]
-    model = open_pretrained(checkpoint, converted=None).to(device)
+    model = open_pretrained(checkpoint, report=report).to(device)
     if not is_causal_lm(model):
         raise UserError(
             f"{checkpoint} holds a {type(model).__name__}; of models of transformers `tarnn eval` measures those that guess the "

@@ -70,7 +70,7 @@ class LayerAttention(nn.Module):
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: int, sinks: int, slots: int = 0,
-        scale: float | None = None, softcap: float | None = None, key_mask: Tensor | None = None,
+        far_until: int | None = None, scale: float | None = None, softcap: float | None = None, key_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None, state: HeadStates | None = None, return_state: bool = False, inplace: bool = False,
     ) -> tuple[Tensor, HeadStates | None]:  # fmt: skip
         """q (b, h, t, d), k and v (b, g, t, ·) → o (b, h, t, e), and the state behind if asked for."""
@@ -89,6 +89,7 @@ class LayerAttention(nn.Module):
             "slots": slots,
             "softcap": softcap,
             "inplace": inplace,
+            "far_until": far_until,
         }
         kinds = [mode for mode in MODES if mode in self.modes]
         befores: Any = [None] * len(kinds) if state is None else state.parts

@@ -5,7 +5,6 @@ bytes underneath: every text has ids, and ids have an exact size in bytes, which
 """
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,18 +87,6 @@ def wrapped(backend, **more: str) -> "PreTrainedTokenizerFast":
     )
 
 
-def saved_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
-    """What one of these wrote with `save_pretrained`; UserError for a folder that holds none, or a damaged one."""
-    from transformers import PreTrainedTokenizerFast
-
-    if not (folder / "tokenizer.json").is_file():
-        raise UserError(f"{folder} holds no tokenizer (tokenizer.json).")
-    try:
-        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # the tokenizers library raises bare Exceptions
-        raise UserError(f"the tokenizer in {folder} can't be read: {' '.join(str(error).split())}") from error
-
-
 def ids_of_bytes(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray | None:
     """(256,): the id of each byte, −1 where it has none. None for a tokenizer whose tokens are longer than a byte."""
     backend = tokenizer.backend_tokenizer
@@ -129,7 +116,7 @@ def encode(tokenizer: "PreTrainedTokenizerFast", data: bytes, name: str = "the t
     if table is not None:
         ids = table[np.frombuffer(data, dtype=np.uint8)]
         if len(unknown := np.flatnonzero(ids < 0)):
-            letters = "".join(x.decode() for x in token_bytes(tokenizer))
+            letters = bytes(np.argsort(table)[(table < 0).sum() :].tolist()).decode()
             raise UserError(
                 f"{name} has {data[unknown[0] : unknown[0] + 1]!r} at position {unknown[0]:,}, which this tokenizer does "
                 f"not know; expected {letters}."

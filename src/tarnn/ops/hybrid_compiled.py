@@ -10,7 +10,7 @@ from tarnn.kernels.cpu import hybrid as compiled
 from tarnn.kernels.cpu.hybrid import HybridCall, Sums
 from tarnn.numerics import wide
 from tarnn.ops.features import check_widths, features, log_features
-from tarnn.ops.hybrid_state import HybridState, Keys, Options
+from tarnn.ops.hybrid_state import HybridState, Keys, Options, places, within
 
 _CONSTANTS = len(HybridCall._fields) - 11 + 2  # of `_Attend`'s arguments: no gradient
 PIECE = 4096  # tokens for which features are made at a time, so that few of them exist
@@ -100,7 +100,8 @@ def far_of(how: Options, q: Tensor, keys: Keys, here: slice) -> tuple[Any, ...]:
     phi_q, a = scaled_features(how, q[:, :, here], "queries")
     phi_k, weight = scaled_features(how, k, "keys")
     check_widths(phi_q, phi_k)
-    return phi_q, a, phi_k, weight.masked_fill(~enters[:, None], -torch.inf)
+    place = places(how, keys)[:, here] if how.causal else places(how, keys)
+    return phi_q, within(how, a, place), phi_k, weight.masked_fill(~enters[:, None], -torch.inf)
 
 
 def scaled_features(how: Options, x: Tensor, side: str) -> tuple[Tensor, Tensor]:
@@ -168,7 +169,7 @@ def step(
             scaled_features(how, x, side) for x, side in ((q, "queries"), (old, "keys"))
         )
         check_widths(phi_q, phi_k)
-        far = phi_q, a, phi_k, weight
+        far = phi_q, within(how, a, state.count[:, None]), phi_k, weight
     decay = None if log_decay is None else log_decay[..., 0].clamp(min=-1e4).to(state.fade.dtype)
     o, rho = compiled.step(
         q, k.to(state.k.dtype), v.to(state.v.dtype), far, None if decay is None else decay[..., None],

@@ -66,6 +66,7 @@ class Task(ABC):
     rates: ClassVar[tuple[str, ...]] = ()  # what `sums` counts besides, each a part of the tokens: accuracy
     next: ClassVar[str] = "generate"  # the command that uses the model
     reads_text: ClassVar[bool] = True  # whether the inputs of `predict` are texts, or else files
+    text_column: ClassVar[int] = -1  # of a .tsv file, that `predict` reads
 
     epoch: int
     per_example: int = 1  # what one example counts
@@ -167,7 +168,7 @@ class Task(ABC):
     def predict(cls, model: Any, reader: Any, inputs: Iterator[str], top: int) -> Iterator[dict[str, Any]]:
         """What a trained model says of each input: its "output", and more for JSON. For tasks whose `next` is predict.
 
-        reader: the tokenizer, or, where inputs are files, the folder of the checkpoint, which says how they are read.
+        reader: the tokenizer, or, where inputs are files of sound, the front end that makes frames of them.
         """
         raise NotImplementedError
 

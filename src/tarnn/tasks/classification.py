@@ -55,7 +55,7 @@ class ClassificationTask(SequenceTask):
 
         self.settings: ClassificationSettings = settings
         val = None if settings.val is None else self.read_rows([settings.val])
-        train, held_out = split(self.read_rows(settings.sources), val, settings)
+        train, held_out = split(self.read_rows(settings.sources), val, settings, report)
         self.labels = sorted({row.first for row in train})
         if len(self.labels) < 2:
             raise UserError(
@@ -72,10 +72,10 @@ class ClassificationTask(SequenceTask):
         return list(read_pairs(sources, self.settings.label_field, self.settings.text_field))
 
     def examples_of(self, rows: list[Pair], trained: Trained, report: Report) -> PaddedRows:
-        from tarnn.data.tokenizers import saved_tokenizer
+        from tarnn.data.saved_tokenizer import open_saved_tokenizer
 
         names = trained.config.id2label
-        self.labels, self.tokenizer = [names[i] for i in sorted(names)], saved_tokenizer(trained.folder)
+        self.labels, self.tokenizer = [names[i] for i in sorted(names)], open_saved_tokenizer(trained.folder)
         return self.tokenized(rows, report)
 
     def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[tuple[int, int]]]:

@@ -44,7 +44,7 @@ class CtcTask(SequenceTask):
 
         self.settings: CtcSettings = settings
         val = None if settings.val is None else self.read_rows([settings.val])
-        train, held_out = split(self.read_rows(settings.sources), val, settings)
+        train, held_out = split(self.read_rows(settings.sources), val, settings, report)
         self.data_facts = {"train": facts_of(train), "validation": facts_of(held_out)}
         refuse_other_data(self.data_facts, saved, self, settings)
         self.front, parts = front_end(train), []
@@ -70,10 +70,10 @@ class CtcTask(SequenceTask):
         ]
 
     def examples_of(self, rows: list[Pair], trained: Trained, report: Report) -> PaddedRows:
-        from tarnn.models import SpeechFeatures
+        from tarnn.models.speech_features import open_front_end
 
         self.settings = replace(self.settings, subsampling=trained.config.subsampling)
-        self.front = SpeechFeatures.from_pretrained(trained.folder, local_files_only=True)
+        self.front = open_front_end(trained.folder, trained.config.input_size)
         return padded(self.read(rows))
 
     def read(self, rows: Sequence[Pair]) -> list[dict[str, np.ndarray]]:
@@ -182,13 +182,11 @@ class CtcTask(SequenceTask):
         from tarnn.data.audio import read_wav
         from tarnn.data.ctc import best_path
         from tarnn.data.transcripts import LETTERS, SPACE, Symbols
-        from tarnn.models import SpeechFeatures
 
-        front = SpeechFeatures.from_pretrained(reader, local_files_only=True)
         for path in inputs:
             samples, rate = read_wav(path)
-            front.check(samples, rate, path)
-            frames = torch.from_numpy(front.frames(samples))[None].to(model.device)
+            reader.check(samples, rate, path)
+            frames = torch.from_numpy(reader.frames(samples))[None].to(model.device)
             ids = best_path(model(input_features=frames).logits[0].float().cpu().numpy())
             yield {"output": Symbols(LETTERS).text_of(ids).replace(SPACE, " ")}
 

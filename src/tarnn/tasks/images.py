@@ -91,6 +91,11 @@ class ImageTask(Task):
         self.config()  # refuses before the images are split and hashed
         self.images, self.held_out = split(whole, settings)
         if self.held_out is not None:
+            if self.held_out.digest == self.images.digest:
+                raise UserError(
+                    f"{self.held_out.source} is what is trained on, so the validation would measure nothing; name other images "
+                    "with --val, or leave it out."
+                )
             check_like(self.held_out, whole, self.num_classes)
         self.examples = ImageRows(self.images, self.num_classes > 0)
         self.epoch = len(self.images)

@@ -40,7 +40,7 @@ class Seq2SeqTask(SequenceTask):
 
     name, model_type, of = "seq2seq", "tarnn_seq2seq", "pairs"
     architecture, next = "TarnnForConditionalGeneration", "predict"
-    settings_class = Seq2SeqSettings
+    settings_class, text_column = Seq2SeqSettings, 0
     unit, counted, rates = "bits_per_token", "pairs", ("accuracy",)
 
     def __init__(self, settings: Seq2SeqSettings, first: bool, saved: dict[str, Any] | None, report: Report):
@@ -48,7 +48,7 @@ class Seq2SeqTask(SequenceTask):
 
         self.settings: Seq2SeqSettings = settings
         val = None if settings.val is None else self.read_rows([settings.val])
-        train, held_out = split(self.read_rows(settings.sources), val, settings)
+        train, held_out = split(self.read_rows(settings.sources), val, settings, report)
         self.data_facts = {"train": facts_of(train), "validation": facts_of(held_out)}
         refuse_other_data(self.data_facts, saved, self, settings)
         texts = (text.encode() for row in train for text in row[:2])
@@ -61,9 +61,9 @@ class Seq2SeqTask(SequenceTask):
         return list(read_pairs(sources, self.settings.text_field, self.settings.target_field))
 
     def examples_of(self, rows: list[Pair], trained: Trained, report: Report) -> PaddedRows:
-        from tarnn.data.tokenizers import saved_tokenizer
+        from tarnn.data.saved_tokenizer import open_saved_tokenizer
 
-        self.tokenizer = saved_tokenizer(trained.folder)
+        self.tokenizer = open_saved_tokenizer(trained.folder)
         return self.tokenized(rows)
 
     def tokenized(self, rows: Sequence[Pair]) -> PaddedRows:

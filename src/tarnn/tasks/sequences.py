@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tarnn.data.overlap import refuse_overlap
 from tarnn.data.pairs import Pair, digest
 from tarnn.errors import UserError
 from tarnn.tasks.base import Report, Task, Trained, facts_of_held_out, refuse_other_held_out
@@ -21,7 +22,7 @@ VALIDATION_FRACTION, VALIDATION_ROWS = (
     0.1,
     1000,
 )  # held out where nothing was asked for: a part, and at most so many
-X = TypeVar("X")
+X = TypeVar("X", bound=tuple[Any, ...])  # two texts, or more, and the place that they are from
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,18 @@ def scored(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([nats, count, count, hits])
 
 
-def split(rows: Sequence[X], held_out: Sequence[X] | None, settings: RunSettings) -> tuple[list[X], list[X]]:
-    """Rows to train on, and those held out: of --val, or picked at random by --seed."""
+def split(
+    rows: Sequence[X], held_out: Sequence[X] | None, settings: RunSettings, report: Report = lambda line: None
+) -> tuple[list[X], list[X]]:
+    """Rows to train on, and those held out: of --val, or picked at random by --seed.
+
+    UserError where all rows of --val are among those to train on; `report` says it of some.
+    """
     import numpy as np
 
     if held_out is not None:
+        texts, others = ([row[:2] for row in part] for part in (rows, held_out))
+        refuse_overlap(texts, others, "rows", report)
         return list(rows), list(held_out)
     fraction = VALIDATION_FRACTION if settings.val_fraction is None else settings.val_fraction
     if not 0 <= fraction < 1:

@@ -79,10 +79,11 @@ class TextTask(Task):
     def to_evaluate(cls, trained: Trained, sources: Sequence[str], report: Report) -> TextTask:
         import torch
 
-        from tarnn.data.tokenizers import saved_tokenizer, token_bytes
+        from tarnn.data.saved_tokenizer import open_saved_tokenizer
+        from tarnn.data.tokenizers import token_bytes
 
         task = cls.__new__(cls)
-        task.settings, task.tokenizer = trained.settings, saved_tokenizer(trained.folder)
+        task.settings, task.tokenizer = trained.settings, open_saved_tokenizer(trained.folder)
         task.bytes_per_id = torch.tensor([len(x) for x in token_bytes(task.tokenizer)])
         if sources:
             documents = read_documents(sources, text_field=trained.settings.text_field, report=report)
