@@ -20,6 +20,7 @@ COMMANDS = {
     "convert": "Give a pretrained softmax model window, sinks and features: calibrated on texts, nothing is trained.",
     "finetune": "Train a converted model against its own softmax attention: maps and far bias, or all weights.",
     "predict": "Classify texts, fill masked ones, transform or transcribe, with a trained model.",
+    "eval": "Measure a model on held-out data: bits per byte, accuracy, error rates, bits per dimension.",
     "info": "Say what tarnn runs on here, or what a checkpoint holds: parameters, layers, bytes of state.",
     "transcribe": "Write what is said in a wav file, whole or as a stream.",
     "show": "Look into a model's attention for one input: a page to look around in, and plots.",
