@@ -12,6 +12,7 @@ from tarnn.numerics import wide
 from tarnn.ops.features import check_widths, features, log_features
 from tarnn.ops.hybrid_state import HybridState, Keys, Options, places, within
 
+_CONSTANTS = len(HybridCall._fields) - 11 + 2  # of `_Attend`'s arguments: no gradient
 PIECE = 4096  # tokens for which features are made at a time, so that few of them exist
 
 
@@ -23,8 +24,6 @@ def refusal(
         return why
     if how.slots:
         return "Slots are filled in plain PyTorch."
-    if how.log_features:
-        return "Maxima of each feature are kept in plain PyTorch."
     if log_decay is not None or bool(state.fade.any()):
         return "Keys fade in plain PyTorch; only single tokens do so in the compiled kernels."
     if watched and not how.causal:
@@ -38,8 +37,6 @@ def step_refusal(how: Options, q: Tensor, state: HybridState) -> str | None:
     """Why plain PyTorch computes a single token, or None."""
     if how.slots:
         return "Slots are filled in plain PyTorch."
-    if how.log_features:
-        return "Maxima of each feature are kept in plain PyTorch."
     if not all(x.is_contiguous() for x in (state.fade, state.S, state.z, state.M)):
         return "The compiled step writes into states without gaps; this one is a view of another."
     return mixed(q, state.k, state.v, state.S) or compiled.refusal(q)
@@ -76,6 +73,7 @@ def attend(
         given: Any = (
             q[:, :, here], keys.k[:, :, row], keys.v[:, :, row], keys.sink_k, keys.sink_v, state.count + start,
             (total - start).clamp(0, size), *far_of(how, q, keys, here), w, how.causal, how.scale, how.softcap or 0.0,
+            how.log_features,
         )  # fmt: skip
         call = HybridCall(*given)
         if watched:
@@ -144,17 +142,19 @@ class _Attend(torch.autograd.Function):
                 ctx.plain(call), [tensors[i] for i in wanted], grad_o, create_graph=True, allow_unused=True
             )
             grads = dict(zip(wanted, found))
-            return *(grads.get(i) for i in range(11)), *[None] * 6
+            return *(grads.get(i) for i in range(11)), *[None] * _CONSTANTS
         if call.a is not None:  # a far part that is nothing has no gradient
             call = call._replace(a=call.a.masked_fill(share == 0, -torch.inf))
         grad_q, grad_k, grad_v, grad_sink_k, grad_sink_v, grad_phi_q, grad_phi_k = compiled.backward(
             call, o, log_total, grad_o
         )
-        a = None if grad_phi_q is None else (call.phi_q * grad_phi_q).sum(-1)
-        weight = None if grad_phi_k is None else (call.phi_k * grad_phi_k).sum(-1)
+        a, weight = (
+            None if grad is None else (grad if call.log_features else phi * grad).sum(-1)
+            for phi, grad in ((call.phi_q, grad_phi_q), (call.phi_k, grad_phi_k))
+        )
         return (
             grad_q, grad_k, grad_v, grad_sink_k, grad_sink_v, None, None, grad_phi_q, a, grad_phi_k, weight,
-            *[None] * 6,
+            *[None] * _CONSTANTS,
         )  # fmt: skip
 
 
