@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tarnn.conversion.options import attention_layers, child_of
 from tarnn.data.saved_tokenizer import check_ids
 from tarnn.data.sources import read_documents
 from tarnn.errors import UserError
 
-LONGEST = 1024  # tokens of a row, where nobody says
+LONGEST = 4096  # tokens of a row, where nobody says: the time of calibration grows with its square
 
 
 def read_rows(
@@ -44,10 +45,16 @@ def read_rows(
 
 
 def length_of_rows(model: Any, asked: int | None) -> int:
-    """What was asked for, or as long as the model reads, within reason. UserError for more than it reads."""
+    """What was asked for, or the model's context, within reason. UserError for more than it reads."""
     most = getattr(model.config, "max_position_embeddings", None)
     if asked is not None and most and asked > most:
         raise UserError(
             f"--length {asked:,} is longer than this model's context; expected {most:,} tokens at most."
         )
     return asked if asked is not None else min(LONGEST, most or LONGEST)
+
+
+def calibrated_length(model: Any) -> int | None:
+    """How far the features of a converted model reach; None where nothing ends them."""
+    lengths = [x.options.get("far_until") for x in map(child_of, attention_layers(model)) if x is not None]
+    return min((x for x in lengths if x is not None), default=None)
