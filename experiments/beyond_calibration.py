@@ -11,6 +11,7 @@ short texts does where nothing bounds it. Each row is the mean over --seeds draw
 
 import copy
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def main() -> int:
 def measure(options, found: dict[str, Row], keep) -> None:
     if options.data is None:
         raise Unmeasured("--data names the folder of the shared data")
+    warnings.filterwarnings("ignore", "this model's features were calibrated")  # that is what is measured
     base, texts, test = own_stories(options)
     softmax = nats(base, test)
     d = base.config.hidden_size // base.config.num_attention_heads

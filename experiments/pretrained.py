@@ -197,13 +197,27 @@ def timed_embeddings(model, ids: Tensor) -> tuple[Tensor, float]:
 
 def agreement(found: Tensor, seconds: float, original: Tensor) -> Row:
     cosine = (found * original).sum(-1)
-    i, j = torch.triu_indices(len(found), len(found), 1)
-    ranks = [((x @ x.T)[i, j]).argsort().argsort().double() for x in (found, original)]
     return {
         "cosine": cosine.mean().item(), "least": cosine.min().item(),
-        "rank_correlation": torch.corrcoef(torch.stack(ranks))[0, 1].item() if len(i) > 1 else 1.0,
+        "rank_correlation": rank_correlation(found, original), "interval": rank_interval(found, original),
         "seconds_per_review": seconds / len(found),
     }  # fmt: skip
+
+
+def rank_correlation(found: Tensor, original: Tensor) -> float:
+    """Spearman's, of the similarities of all pairs of different texts, here and in the original."""
+    i, j = torch.triu_indices(len(found), len(found), 1)
+    different = (original[i] - original[j]).abs().sum(-1) > 0  # a text that is drawn twice is no pair
+    ranks = [((x @ x.T)[i, j][different]).argsort().argsort().double() for x in (found, original)]
+    return torch.corrcoef(torch.stack(ranks))[0, 1].item() if different.sum() > 1 else 1.0
+
+
+def rank_interval(found: Tensor, original: Tensor, draws: int = 1000) -> list[float]:
+    """95 % of it over texts drawn with replacement: pairs that share a text are not independent."""
+    generator, n = torch.Generator().manual_seed(0), len(found)
+    drawn = [torch.randint(n, (n,), generator=generator) for _ in range(draws if n > 2 else 1)]
+    values = torch.tensor([rank_correlation(found[x], original[x]) for x in drawn])
+    return values.quantile(torch.tensor([0.025, 0.975])).tolist()
 
 
 # Decoders
@@ -392,14 +406,24 @@ def encoder_table(found: dict[str, Row]) -> str:
         length = next(iter(rows.values()))["length"]
         cosine = merged(rows, lambda x: x["cosine"], ".4f")
         rank = merged(rows, lambda x: x["rank_correlation"], ".3f")
+        low, high = (merged(rows, lambda x, k=k: x["interval"][k], ".3f") for k in (0, 1))
         seconds = merged(rows, lambda x: 1000 * x["seconds_per_review"], ".0f")
         lines += [
-            [length, next(iter(rows.values()))["window"], name, cosine[name], rank[name], seconds[name]]
-            for name in cosine if name != "softmax"
+            [length, next(iter(rows.values()))["window"], name, cosine[name], rank[name],
+             f"{low[name].split()[0]} … {high[name].split()[0]}", seconds[name]]
+            for name in seconds
         ]  # fmt: skip
     if not lines:
         return ""
-    header = ["tokens", "window", "far keys", "cosine", "rank correlation", "ms of processor per review"]
+    header = [
+        "tokens",
+        "window",
+        "far keys",
+        "cosine",
+        "rank correlation",
+        "95 %",
+        "ms of processor per review",
+    ]
     return "## MiniLM, nothing trained\n\n" + markdown(header, lines, left=3)
 
 

@@ -65,3 +65,13 @@ def test_what_is_asked_for_stood_there_before(script, kind):
         for place in asked.nonzero().flatten().tolist():
             before = [i for i in range(1, place) if ids[i - 1] == ids[place - 1]]
             assert ids[place] in ids[before]
+
+
+def test_beyond_its_calibration_features_are_window_and_sinks(script, data, data_of):
+    code, out, _ = script("beyond_calibration", "--quick", "--data", data("stories260k").parent)
+    assert code == 0
+    found = data_of("beyond_calibration")["results"]
+    ended, endless = (found[f"64, features in all heads{x}"] for x in ("", ", without an end"))
+    assert ended["0× … 1×"] == endless["0× … 1×"]
+    assert ended["1× … 2×"] != endless["1× … 2×"]
+    assert "without an end" in out
