@@ -59,7 +59,9 @@ def hybrid_attention(
         inplace: of one token only: the given state is written into, and is the one that is returned.
         return_far_share: also return ρ (b, h, t), the share of each query's weight that was estimated.
 
-    Weights and sums are float32, float64 for float64 inputs; o has the dtype of v. Zeros at masked tokens.
+    Weights and sums are float32, float64 for float64 inputs; o has the dtype of v. Zeros at masked tokens. NaN and infinities
+    as in `linear_attention`: nothing later changes an earlier output, finite or not, and a NaN shows wherever it is used, also
+    in calls and steps that go on from a state.
 
     Returns o (b, h, t, e), then the state and ρ where they were asked for. Raises ValueError for what doesn't fit.
     The shared denominator is that of Scatterbrain (Chen et al. 2021, arXiv 2110.15343).
