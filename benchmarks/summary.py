@@ -81,8 +81,7 @@ def targets(found: dict[str, dict[str, Any]]) -> str:
     every = [t for facts in found.values() for t in facts["targets"]]
     met, measured = sum(t["met"] is True for t in every), sum(t["met"] is not None for t in every)
     rows = [
-        f"Of {measured} targets that were measured, {met} are met"
-        + ("." if met == measured else "; missed:"),
+        f"Of {measured} goals that were measured, {met} are met" + ("." if met == measured else "; missed:"),
         "",
     ]
     for t in (t for t in every if t["met"] is False):

@@ -58,6 +58,9 @@ def main() -> int:
     return run(parse(__file__, __doc__, FULL, QUICK, about=about), measure, facts=facts, report=report)
 
 
+UNCHECKED = "Nothing is guaranteed here: this script compares times and checks no results."
+
+
 def measure(options, found: dict[str, Any], keep) -> None:
     if options.other is not None and not (options.other / "src" / "tarnn").is_dir():
         raise Unmeasured("--other names no checkout of tarnn")
@@ -159,7 +162,8 @@ def report(options, facts: dict[str, Any], found: dict[str, Any]) -> str:
         "medians of those of each round."
     )
     return page(
-        "Where a training step's time goes", source(facts, how), section(targets(found)), markdown(["", *found], lines),
+        "Where a training step's time goes", source(facts, how), section(targets(found), UNCHECKED),
+        markdown(["", *found], lines),
         "## By operator, ms per step",
         "The model's step as torch.profiler has it, whose own time is in it; Python between operators is not.",
         markdown(["part", *found], parts),

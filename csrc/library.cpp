@@ -285,7 +285,7 @@ void hybrid(Type dtype, F of) {
 #define HYBRID(X)                                                                                                       \
   X(Tensor, q) X(Tensor, k) X(Tensor, v) X(Tensor, sink_k) X(Tensor, sink_v) X(Tensor, count) X(Tensor, length)             \
   X(Maybe, phi_q) X(Maybe, a) X(Maybe, phi_k) X(Maybe, weight)                                                           \
-  X(Index, window) X(bool, causal) X(double, scale) X(double, softcap)
+  X(Index, window) X(bool, causal) X(double, scale) X(double, softcap) X(bool, log_features)
 
 struct HybridInputs {
   HYBRID(FIELD)
@@ -305,6 +305,7 @@ tarnn::HybridProblem hybrid_problem(const HybridInputs& in) {
   p.causal = in.causal;
   p.scale = in.scale;
   p.softcap = in.softcap;
+  p.log_features = in.log_features;
   p.count = static_cast<const Index*>(in.count.const_data_ptr());
   p.length = static_cast<const Index*>(in.length.const_data_ptr());
   p.q = view(in.q), p.k = view(in.k), p.v = view(in.v), p.sink_k = view(in.sink_k), p.sink_v = view(in.sink_v);
@@ -337,6 +338,7 @@ void hybrid_step(Tensor q, Tensor k, Tensor v, Maybe phi_q, Maybe a, Maybe phi_k
                  Tensor store_v, Tensor fade, Tensor count, Tensor S, Tensor z, Tensor M, Tensor o, Tensor share, Index sinks,
                  double scale, double softcap) {
   tarnn::HybridStep p;
+  p.log_features = M.dim() == 3;
   p.b = k.size(0);
   p.g = k.size(1);
   p.r = p.g ? q.size(1) / p.g : 0;

@@ -6,13 +6,14 @@
 //
 // A task is a row and a key/value head: it goes through the queries in chunks, those of all its query heads together, with
 // the sums in scratch. Exact keys come in blocks, their softmax with a running maximum (Milakov and Gimelshein 2018, arXiv
-// 1805.02867); the sums are those of causal linear attention over keys that are `window` tokens late.
+// 1805.02867); the sums are those of causal linear attention over keys that are `window` tokens late. Where features come as
+// logarithms, sums have a unit for each (units.h), and M is 0.
 #pragma once
 
 #include <cmath>
 
 #include "attention/hybrid_problem.h"
-#include "attention/state.h"
+#include "attention/units.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
@@ -23,7 +24,7 @@ template <typename T>
 struct HybridScratch {
   Index c, m, ldd, lde, ldf, ldc;
   T *q, *k_t, *v, *p, *o, *most, *total, *sums, *fade;                // exact
-  T *phi_q, *phi_k, *phi_t, *pairs, *far, *den, *S, *z, *w, *M, *keep;  // far
+  T *phi_q, *phi_k, *phi_t, *pairs, *far, *den, *S, *z, *w, *unit, *units, *keep;  // far
   template <typename P>
   HybridScratch(Scratch& scratch, const P& p_, Index c)
       : c(c), m(p_.r * c), ldd(whole<T>(p_.d)), lde(whole<T>(p_.e)), ldf(whole<T>(p_.f)), ldc(whole<T>(c)) {
@@ -45,7 +46,8 @@ struct HybridScratch {
     S = scratch.take<T>(ldf * lde);
     z = scratch.take<T>(ldf);
     w = scratch.take<T>(ldc);
-    M = scratch.take<T>(ldc);
+    unit = scratch.take<T>(m);
+    units = scratch.take<T>(ldf);
     keep = scratch.take<T>(ldf);
   }
 };
@@ -161,39 +163,47 @@ void load_entering(const HybridProblem& p, const Entering& in, Index b, Index g,
   load_tile(in.v, b, g, from + first, last - first, p.e, at.v + first * at.lde, at.lde);
 }
 
-/// The keys that leave the window in this chunk, and those that left it before, as its queries see them: `far`, `den` in units of
-/// e^(M_i); then they enter the sums.
+/// Some keys that leave the window in this chunk, from number `first` on, and those that left it before, as its queries see
+/// them: `far`, `den` in units of e^unit; then they enter the sums.
 template <typename T>
-void add_far(const HybridProblem& p, const Entering& in, Index b, Index g, Index time, Index queries, T& M, HybridScratch<T>& at) {
-  load_entering(p, in, b, g, time, queries, at);
-  transpose(at.phi_k, at.ldf, queries, p.f, at.phi_t, at.ldc);
+void add_run(const HybridProblem& p, const Entering& in, Index b, Index g, Index time, Index first, Index queries, T& M,
+             HybridScratch<T>& at) {
+  T *phi_k = at.phi_k + first * at.ldf, *v = at.v + first * at.lde;
+  const T* w = at.w + first;
+  transpose(phi_k, at.ldf, queries, p.f, at.phi_t, at.ldc);
   T most = M;
   for (Index i = 0; i < queries; ++i) {
-    most = at.w[i] > most ? at.w[i] : most;
-    at.M[i] = most;
-    if (at.w[i] == -INFINITY) clear(at.v + i * at.lde, at.lde);  // whatever stands there
+    most = w[i] > most ? w[i] : most;
+    at.unit[first + i] = finite(most);
+    if (w[i] == -INFINITY) clear(v + i * at.lde, at.lde);  // whatever stands there
   }
   const Integers<T> lane = iota<T>();
   for (Index r = 0; r < p.r; ++r) {
-    T *phi = at.phi_q + r * at.c * at.ldf, *pairs = at.pairs + r * at.c * at.ldc;
-    load_tile(in.phi_q, b, g * p.r + r, time, queries, p.f, phi, at.ldf);
+    T *phi = at.phi_q + r * at.c * at.ldf, *pairs = at.pairs + r * at.c * at.ldc, *den = at.den + r * at.c + first;
+    T* units = at.unit + r * at.c + first;
+    std::copy_n(at.unit + first, queries, units);
+    load_tile(in.phi_q, b, g * p.r + r, time + first, queries, p.f, phi, at.ldf);
+    for (Index i = 0; p.log_features && i < queries; ++i) {
+      add_weight(phi + i * at.ldf, T(0), p.f, at.ldf);
+      units[i] = query_in_units(phi + i * at.ldf, at.units, at.ldf);
+    }
     matmul(queries, queries, p.f, Left<T>{phi, at.ldf, 1}, at.phi_t, at.ldc, pairs, at.ldc, false);
     for (Index i = 0; i < queries; ++i) {
       T* row = pairs + i * at.ldc;
-      const T unit = finite(at.M[i]), before = exp_one<T>(M - unit);
+      const T unit = p.log_features ? T(0) : units[i], before = exp_one<T>(M - unit);
       Vec<T> sum_of{};
       for (Index j = 0; j < whole<T>(queries); j += width<T>) {
-        const Vec<T> weight = lane + static_cast<int>(j) <= static_cast<int>(i) ? load(at.w + j) - unit : broadcast<T>(-INFINITY);
+        const Vec<T> weight = lane + static_cast<int>(j) <= static_cast<int>(i) ? load(w + j) - unit : broadcast<T>(-INFINITY);
         const Vec<T> x = lane + static_cast<int>(j) <= static_cast<int>(i) ? load(row + j) * exp_nonpositive(weight) : Vec<T>{};
         store(row + j, x);
         sum_of += x;
       }
       for (Index j = 0; j < at.ldf; j += width<T>) store(phi + i * at.ldf + j, load(phi + i * at.ldf + j) * before);
-      at.den[r * at.c + i] = sum<T>(sum_of) + dot(phi + i * at.ldf, at.z, at.ldf);
+      den[i] = sum<T>(sum_of) + dot(phi + i * at.ldf, at.z, at.ldf);
     }
-    T* far = at.far + r * at.c * at.lde;
+    T* far = at.far + (r * at.c + first) * at.lde;
     matmul(queries, p.e, p.f, Left<T>{phi, at.ldf, 1}, at.S, at.lde, far, at.lde, false);
-    matmul<Part::lower_left>(queries, p.e, queries, Left<T>{pairs, at.ldc, 1}, at.v, at.lde, far, at.lde, true);
+    matmul<Part::lower_left>(queries, p.e, queries, Left<T>{pairs, at.ldc, 1}, v, at.lde, far, at.lde, true);
   }
   const T behind = finite(most), keep = exp_one<T>(M - behind);
   M = most;
@@ -201,15 +211,54 @@ void add_far(const HybridProblem& p, const Entering& in, Index b, Index g, Index
     for (Index j = 0; j < p.f * at.lde; j += width<T>) store(at.S + j, load(at.S + j) * keep);
   for (Index j = 0; j < at.ldf; j += width<T>) store(at.z + j, load(at.z + j) * keep);
   for (Index i = 0; i < queries; ++i) {
-    const T weight = exp_one<T>(at.w[i] - behind);
-    T* row = at.phi_k + i * at.ldf;
+    const T weight = exp_one<T>(w[i] - behind);
+    T* row = phi_k + i * at.ldf;
     for (Index j = 0; j < at.ldf; j += width<T>) {
       const Vec<T> x = load(row + j) * weight;
       store(row + j, x);
       store(at.z + j, load(at.z + j) + x);
     }
   }
-  matmul(p.f, p.e, queries, Left<T>{at.phi_k, 1, at.ldf}, at.v, at.lde, at.S, at.lde, true);
+  matmul(p.f, p.e, queries, Left<T>{phi_k, 1, at.ldf}, v, at.lde, at.S, at.lde, true);
+}
+
+/// Logarithms of the features of a chunk's keys take up their weights: 0 is left of those, or −∞.
+template <typename T>
+void take_weights(const HybridProblem& p, Index queries, HybridScratch<T>& at) {
+  for (Index i = 0; i < queries; ++i) {
+    add_weight(at.phi_k + i * at.ldf, at.w[i], p.f, at.ldf);
+    if (at.w[i] != T(-INFINITY)) at.w[i] = T(0);
+  }
+}
+
+/// Begins a run of a chunk's keys at number `first`: raises units, by which scale(keep) changes the sums, and makes features
+/// of logarithms. Returns how many keys it has.
+template <typename T, typename F>
+Index begin_run(Index first, Index queries, HybridScratch<T>& at, F scale) {
+  T* row = at.phi_k + first * at.ldf;
+  if (!is_within(row, at.units, at.ldf)) {
+    raise(row, at.units, at.keep, at.ldf);
+    scale(at.keep);
+  }
+  Index rows = 1;
+  while (first + rows < queries && is_within(row + rows * at.ldf, at.units, at.ldf)) ++rows;
+  for (Index i = 0; i < rows; ++i) key_in_units(row + i * at.ldf, at.units, at.ldf);
+  return rows;
+}
+
+/// All keys that leave the window in this chunk.
+template <typename T>
+void add_far(const HybridProblem& p, const Entering& in, Index b, Index g, Index time, Index queries, T& M, HybridScratch<T>& at) {
+  load_entering(p, in, b, g, time, queries, at);
+  if (!p.log_features) return add_run(p, in, b, g, time, 0, queries, M, at);
+  take_weights(p, queries, at);
+  for (Index first = 0, rows; first < queries; first += rows) {
+    rows = begin_run(first, queries, at, [&](const T* keep) {
+      for (Index i = 0; i < p.f; ++i) scale_rows(at.S + i * at.lde, at.lde, 1, p.e, keep + i);
+      for (Index j = 0; j < at.ldf; j += width<T>) store(at.z + j, load(at.z + j) * load(keep + j));
+    });
+    add_run(p, in, b, g, time, first, rows, M, at);
+  }
 }
 
 /// Features that have underflowed beyond this say nothing, and their gradients would be infinite (numerics.default_eps).
@@ -238,7 +287,7 @@ void put_together(const HybridProblem& p, Index b, Index g, Index time, Index qu
       T *o = at.o + x * at.lde, share = T(0);
       if (p.f) {
         const T a = static_cast<const T*>(p.a.data)[offset(p.a, b, head, time + i)];
-        join(a + finite(at.M[i]), at.far + x * at.lde, at.den[x], at.lde, o, at.most[x], at.total[x], share);
+        join(a + at.unit[x], at.far + x * at.lde, at.den[x], at.lde, o, at.most[x], at.total[x], share);
         if (p.behind) {
           const T* behind = static_cast<const T*>(p.behind.data) + offset(p.behind, b, head, time + i);
           load_rows<Same<T>>(behind, 0, 1, 1, p.e, at.far + x * at.lde, at.lde, AsItIs());
@@ -256,6 +305,15 @@ void put_together(const HybridProblem& p, Index b, Index g, Index time, Index qu
   }
 }
 
+/// The units of sums (null: of none yet), into `units` where features come as logarithms; returns M.
+template <typename T>
+T begin_units(const HybridProblem& p, const T* M, HybridScratch<T>& at) {
+  if (!p.log_features) return M ? *M : T(-INFINITY);
+  clear(at.units, at.ldf);
+  M ? std::copy_n(M, p.f, at.units) : std::fill_n(at.units, p.f, T(-INFINITY));
+  return T(0);
+}
+
 /// What the sums of the keys behind their windows give to all queries, to `behind`: numerators, denominator and its unit.
 template <typename T>
 void look_behind(const HybridProblem& p, Index b, Index g, HybridScratch<T>& at) {
@@ -263,7 +321,7 @@ void look_behind(const HybridProblem& p, Index b, Index g, HybridScratch<T>& at)
   const Entering in = entering(p, b, true);
   clear(at.S, at.ldf * at.lde);
   clear(at.z, at.ldf);
-  T M = -INFINITY;
+  T M = begin_units<T>(p, nullptr, at);
   for (Index time = 0; time < length; time += at.c) {
     const Index queries = smaller(at.c, length - time);
     add_far(p, in, b, g, time, queries, M, at);
@@ -272,7 +330,7 @@ void look_behind(const HybridProblem& p, Index b, Index g, HybridScratch<T>& at)
         const Index x = r * at.c + i;
         T* to = static_cast<T*>(p.behind.data) + offset(p.behind, b, g * p.r + r, length - 1 - time - i);
         std::copy_n(at.far + x * at.lde, p.e, to);
-        to[p.e] = at.den[x], to[p.e + 1] = finite(at.M[i]);
+        to[p.e] = at.den[x], to[p.e + 1] = at.unit[x];
       }
   }
 }
@@ -306,7 +364,7 @@ void over_exact(const HybridProblem& p, Index b, Index time, Index queries, V vi
 
 template <typename T>
 void hybrid_head(const HybridProblem& p, Index b, Index g, HybridScratch<T>& at) {
-  const Index length = p.length[b], size = p.f * p.e, state = b * p.g + g;
+  const Index length = p.length[b], size = p.f * p.e, state = b * p.g + g, maxima = p.log_features ? p.f : 1;
   T M = -INFINITY;
   Entering in{};
   if (p.f && !p.causal) look_behind(p, b, g, at);
@@ -314,7 +372,7 @@ void hybrid_head(const HybridProblem& p, Index b, Index g, HybridScratch<T>& at)
     in = entering(p, b, false);
     read_rows(static_cast<const T*>(p.before.S) + state * size, p.f, p.e, at.S, at.lde);
     read_rows(static_cast<const T*>(p.before.z) + state * p.f, 1, p.f, at.z, at.ldf);
-    M = static_cast<const T*>(p.before.M)[state];
+    M = begin_units(p, static_cast<const T*>(p.before.M) + state * maxima, at);
   }
   for (Index time = 0; time < length; time += at.c) {
     const Index queries = smaller(at.c, length - time);
@@ -332,7 +390,7 @@ void hybrid_head(const HybridProblem& p, Index b, Index g, HybridScratch<T>& at)
   for (Index i = 0; i < p.f; ++i)
     std::copy_n(at.S + i * at.lde, p.e, static_cast<T*>(p.after.S) + state * size + i * p.e);
   std::copy_n(at.z, p.f, static_cast<T*>(p.after.z) + state * p.f);
-  static_cast<T*>(p.after.M)[state] = M;
+  std::copy_n(p.log_features ? at.units : &M, maxima, static_cast<T*>(p.after.M) + state * maxima);
 }
 
 /// head(b, g, scratch) for each row and key/value head, on torch's threads; chunks of c tokens.

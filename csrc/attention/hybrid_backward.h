@@ -5,7 +5,8 @@
 //
 // and dψ_j, dv_j likewise. Of the far part, a forward sweep with S, z gives dφ; a reverse one, with T = Σ e^(a_i − ℓ_i) φ_i do_iᵀ
 // and u = Σ e^(a_i − ℓ_i) D_i φ_i in units of e^N, dψ and dv. Exponents of single pairs are bounded by what
-// the least denominator allows; queries below that have a = −∞.
+// the least denominator allows; queries below that have a = −∞. Where features come as logarithms, the gradients are those of
+// the logarithms; sums have units as in the forward pass, and T and u units N_c of their own, of log φ_ic + a_i − ℓ_i.
 #pragma once
 
 #include "attention/hybrid.h"
@@ -114,16 +115,17 @@ void exact_gradients(const HybridProblem& p, bool sink, Index b, Index g, Index 
   add_rows(at.tile_v, at.lde, keys, p.e, sink ? p.grad_sink_v : p.grad_v, row);
 }
 
-/// pairs (i, j), j ≤ i: to `dp` e^(w_j + a_i − ℓ_i) (do_i·v_j − D_i), and `products`, if there, times that power; zeros above.
+/// pairs (i, j) of a run from `first` on, j ≤ i: to `dp` e^(w_j + a_i − ℓ_i) (do_i·v_j − D_i), and `products`, if there, times that power; zeros above.
 template <typename T>
-void weigh_pairs(Index r, Index queries, T* products, HybridGradients<T>& at) {
+void weigh_pairs(Index r, Index first, Index queries, T* products, HybridGradients<T>& at) {
   const Integers<T> lane = iota<T>();
+  const T* w = at.w + first;
   for (Index i = 0; i < queries; ++i) {
-    const Index x = r * at.c + i;
+    const Index x = r * at.c + first + i;
     const T unit = at.a[x] - at.log_total[x], D = at.D[x];
-    for (Index j = 0; j < at.ldc; j += width<T>) {
+    for (Index j = 0; j < whole<T>(queries); j += width<T>) {
       const auto seen = lane + static_cast<int>(j) <= static_cast<int>(i);
-      const Vec<T> power = exp_bounded<T>(load(at.w + j) + unit);
+      const Vec<T> power = exp_bounded<T>(load(w + j) + unit);
       T* dp = at.dp + i * at.ldc + j;
       store(dp, seen ? (load(dp) - D) * power : Vec<T>{});
       if (!products) continue;
@@ -141,59 +143,94 @@ void load_keys(const HybridProblem& p, const Entering& in, Index b, Index g, Ind
   transpose(at.v, at.lde, queries, p.e, at.v_t, at.ldc);
 }
 
-/// dφ of a chunk's queries, then its keys enter Sᵀ (`state_t`) and z.
+/// x ← x·y
 template <typename T>
-void query_gradients(const HybridProblem& p, const Entering& in, Index b, Index g, Index time, Index queries, T& M,
-                     HybridGradients<T>& at) {
-  load_keys(p, in, b, g, time, queries, at);
+void multiply(T* x, const T* y, Index n) {
+  for (Index j = 0; j < n; j += width<T>) store(x + j, load(x + j) * load(y + j));
+}
+
+/// dφ of a run's queries, from number `first` of the chunk on, then its keys enter Sᵀ (`state_t`) and z.
+template <typename T>
+void query_run(const HybridProblem& p, const Entering& in, Index b, Index g, Index time, Index first, Index queries, T& M,
+               HybridGradients<T>& at) {
+  T *phi_k = at.phi_k + first * at.ldf, *v = at.v + first * at.lde;
+  const T* w = at.w + first;
   for (Index r = 0; r < p.r; ++r) {
-    const Left<T> grad_o{at.grad_o + r * at.c * at.lde, at.lde, 1};
-    T* dphi = at.tile_phi;
-    matmul(queries, queries, p.e, grad_o, at.v_t, at.ldc, at.dp, at.ldc, false);
-    weigh_pairs<T>(r, queries, nullptr, at);
-    matmul<Part::lower_left>(queries, p.f, queries, Left<T>{at.dp, at.ldc, 1}, at.phi_k, at.ldf, dphi, at.ldf, false);
+    const Left<T> grad_o{at.grad_o + (r * at.c + first) * at.lde, at.lde, 1};
+    T *dphi = at.tile_phi, *phi = at.phi_q;
+    if (p.log_features) load_tile(in.phi_q, b, g * p.r + r, time + first, queries, p.f, phi, at.ldf);
+    for (Index i = 0; p.log_features && i < queries; ++i) {
+      add_weight(phi + i * at.ldf, T(0), p.f, at.ldf);
+      at.a[r * at.c + first + i] += query_in_units(phi + i * at.ldf, at.units, at.ldf);
+    }
+    matmul(queries, queries, p.e, grad_o, at.v_t + first, at.ldc, at.dp, at.ldc, false);
+    weigh_pairs<T>(r, first, queries, nullptr, at);
+    matmul<Part::lower_left>(queries, p.f, queries, Left<T>{at.dp, at.ldc, 1}, phi_k, at.ldf, dphi, at.ldf, false);
     if (M != T(-INFINITY)) {
       matmul(queries, p.f, p.e, grad_o, at.state_t, at.ldf, at.grad_phi, at.ldf, false);
       for (Index i = 0; i < queries; ++i) {
-        const Index x = r * at.c + i;
+        const Index x = r * at.c + first + i;
         const T power = exp_bounded<T>(broadcast<T>(at.a[x] + M - at.log_total[x]))[0];
         for (Index j = 0; j < at.ldf; j += width<T>)
           store(dphi + i * at.ldf + j,
                 load(dphi + i * at.ldf + j) + power * (load(at.grad_phi + i * at.ldf + j) - at.D[x] * load(at.z + j)));
       }
     }
-    write_rows(dphi, at.ldf, queries, p.f, static_cast<T*>(p.grad_phi_q) + ((b * p.g + g) * p.r + r) * p.t * p.f + time * p.f);
+    if (p.log_features) multiply(dphi, phi, queries * at.ldf);
+    write_rows(dphi, at.ldf, queries, p.f,
+               static_cast<T*>(p.grad_phi_q) + ((b * p.g + g) * p.r + r) * p.t * p.f + (time + first) * p.f);
   }
   T most = M;
-  for (Index i = 0; i < queries; ++i) most = at.w[i] > most ? at.w[i] : most;
+  for (Index i = 0; i < queries; ++i) most = w[i] > most ? w[i] : most;
   const T behind = finite(most), keep = exp_one<T>(M - behind);
   M = most;
   for (Index i = 0; i < p.e; ++i) scale_rows(at.state_t + i * at.ldf, at.ldf, 1, p.f, &keep);
   scale_rows(at.z, at.ldf, 1, p.f, &keep);
   for (Index i = 0; i < queries; ++i) {
-    const T weight = exp_one<T>(at.w[i] - behind);
-    T* row = at.phi_k + i * at.ldf;
+    const T weight = exp_one<T>(w[i] - behind);
+    T* row = phi_k + i * at.ldf;
     scale_rows(row, at.ldf, 1, p.f, &weight);
     for (Index j = 0; j < at.ldf; j += width<T>) store(at.z + j, load(at.z + j) + load(row + j));
   }
-  matmul(p.e, p.f, queries, Left<T>{at.v, 1, at.lde}, at.phi_k, at.ldf, at.state_t, at.ldf, true);
+  matmul(p.e, p.f, queries, Left<T>{v, 1, at.lde}, phi_k, at.ldf, at.state_t, at.ldf, true);
 }
 
-/// dψ and dv of the keys that enter in a chunk, from its queries and, through Tᵀ (`state_t`) and u (`z`), from all later ones.
+/// Sᵀ or Tᵀ (`state_t`) and z or u (`z`) in other units.
 template <typename T>
-void key_gradients(const HybridProblem& p, const Entering& in, Index b, Index g, Index time, Index queries, T& N,
-                   HybridGradients<T>& at) {
+void change_units(const HybridProblem& p, const T* keep, HybridGradients<T>& at) {
+  for (Index i = 0; i < p.e; ++i) multiply(at.state_t + i * at.ldf, keep, at.ldf);
+  multiply(at.z, keep, at.ldf);
+}
+
+/// dφ of all of a chunk's queries.
+template <typename T>
+void query_gradients(const HybridProblem& p, const Entering& in, Index b, Index g, Index time, Index queries, T& M,
+                     HybridGradients<T>& at) {
   load_keys(p, in, b, g, time, queries, at);
-  transpose(at.phi_k, at.ldf, queries, p.f, at.phi_t, at.ldc);
+  if (!p.log_features) return query_run(p, in, b, g, time, 0, queries, M, at);
+  take_weights(p, queries, at);
+  for (Index first = 0, rows; first < queries; first += rows) {
+    rows = begin_run(first, queries, at, [&](const T* keep) { change_units(p, keep, at); });
+    query_run(p, in, b, g, time, first, rows, M, at);
+  }
+}
+
+/// dψ and dv of a run's keys, from number `first` of the chunk on, from its queries and, through Tᵀ (`state_t`) and u (`z`), from
+/// all later ones.
+template <typename T>
+void key_run(const HybridProblem& p, Index b, Index g, Index time, Index first, Index queries, T& N, HybridGradients<T>& at) {
+  T *phi_k = at.phi_k + first * at.ldf, *v = at.v + first * at.lde;
+  const T* w = at.w + first;
+  transpose(phi_k, at.ldf, queries, p.f, at.phi_t, at.ldc);
   clear(at.tile_phi, queries * at.ldf);
   clear(at.tile_v, queries * at.lde);
   if (N != T(-INFINITY)) {
-    matmul(queries, p.f, p.e, Left<T>{at.v, at.lde, 1}, at.state_t, at.ldf, at.tile_phi, at.ldf, false);
+    matmul(queries, p.f, p.e, Left<T>{v, at.lde, 1}, at.state_t, at.ldf, at.tile_phi, at.ldf, false);
     clear(at.state_t + p.e * at.ldf, (at.lde - p.e) * at.ldf);
     transpose(at.state_t, at.ldf, p.e, p.f, at.S, at.lde);
-    matmul(queries, p.e, p.f, Left<T>{at.phi_k, at.ldf, 1}, at.S, at.lde, at.tile_v, at.lde, false);
+    matmul(queries, p.e, p.f, Left<T>{phi_k, at.ldf, 1}, at.S, at.lde, at.tile_v, at.lde, false);
     for (Index i = 0; i < queries; ++i) {
-      const T power = exp_bounded<T>(broadcast<T>(at.w[i] + N))[0];
+      const T power = exp_bounded<T>(broadcast<T>(w[i] + N))[0];
       T* row = at.tile_phi + i * at.ldf;
       for (Index j = 0; j < at.ldf; j += width<T>) store(row + j, power * (load(row + j) - load(at.z + j)));
       scale_rows(at.tile_v + i * at.lde, at.lde, 1, p.e, &power);
@@ -201,36 +238,78 @@ void key_gradients(const HybridProblem& p, const Entering& in, Index b, Index g,
   }
   T most = N;
   for (Index r = 0; r < p.r; ++r) {
-    const T* grad_o = at.grad_o + r * at.c * at.lde;
-    T *phi = at.phi_q + r * at.c * at.ldf, *products = at.pairs;
-    load_tile(in.phi_q, b, g * p.r + r, time, queries, p.f, phi, at.ldf);
+    const T* grad_o = at.grad_o + (r * at.c + first) * at.lde;
+    T *phi = at.phi_q + (r * at.c + first) * at.ldf, *products = at.pairs;
     matmul(queries, queries, p.f, Left<T>{phi, at.ldf, 1}, at.phi_t, at.ldc, products, at.ldc, false);
-    matmul(queries, queries, p.e, Left<T>{grad_o, at.lde, 1}, at.v_t, at.ldc, at.dp, at.ldc, false);
-    weigh_pairs<T>(r, queries, products, at);
+    matmul(queries, queries, p.e, Left<T>{grad_o, at.lde, 1}, at.v_t + first, at.ldc, at.dp, at.ldc, false);
+    weigh_pairs<T>(r, first, queries, products, at);
     matmul(queries, p.f, queries, Left<T>{at.dp, 1, at.ldc}, phi, at.ldf, at.tile_phi, at.ldf, true);
     matmul(queries, p.e, queries, Left<T>{products, 1, at.ldc}, grad_o, at.lde, at.tile_v, at.lde, true);
     for (Index i = 0; i < queries; ++i) {
-      const T unit = at.a[r * at.c + i] - at.log_total[r * at.c + i];
+      const T unit = at.a[r * at.c + first + i] - at.log_total[r * at.c + first + i];
       most = unit > most ? unit : most;
     }
   }
   const Index task = b * p.g + g;
-  write_rows(at.tile_phi, at.ldf, queries, p.f, static_cast<T*>(p.grad_phi_k) + (task * p.t + time) * p.f);
-  add_rows(at.tile_v, at.lde, queries, p.e, p.grad_v, task * (p.window + p.t) + time);
+  if (p.log_features) multiply(at.tile_phi, phi_k, queries * at.ldf);
+  write_rows(at.tile_phi, at.ldf, queries, p.f, static_cast<T*>(p.grad_phi_k) + (task * p.t + time + first) * p.f);
+  add_rows(at.tile_v, at.lde, queries, p.e, p.grad_v, task * (p.window + p.t) + time + first);
   const T keep = exp_one<T>(N - finite(most));
   N = most;
   for (Index i = 0; i < p.e; ++i) scale_rows(at.state_t + i * at.ldf, at.ldf, 1, p.f, &keep);
   scale_rows(at.z, at.ldf, 1, p.f, &keep);
   for (Index r = 0; r < p.r; ++r) {
-    T* phi = at.phi_q + r * at.c * at.ldf;
+    T* phi = at.phi_q + (r * at.c + first) * at.ldf;
     for (Index i = 0; i < queries; ++i) {
-      const Index x = r * at.c + i;
+      const Index x = r * at.c + first + i;
       const T power = exp_one<T>(at.a[x] - at.log_total[x] - finite(most));
       T* row = phi + i * at.ldf;
       scale_rows(row, at.ldf, 1, p.f, &power);
       for (Index j = 0; j < at.ldf; j += width<T>) store(at.z + j, load(at.z + j) + at.D[x] * load(row + j));
     }
-    matmul(p.e, p.f, queries, Left<T>{at.grad_o + r * at.c * at.lde, 1, at.lde}, phi, at.ldf, at.state_t, at.ldf, true);
+    matmul(p.e, p.f, queries, Left<T>{at.grad_o + (r * at.c + first) * at.lde, 1, at.lde}, phi, at.ldf, at.state_t, at.ldf, true);
+  }
+}
+
+/// Whether the logarithms of all heads' queries at a token of the chunk lie within the units; `raise_too`: raises these.
+template <typename T>
+bool queries_are_within(const HybridProblem& p, Index i, bool raise_too, HybridGradients<T>& at) {
+  bool all = true;
+  for (Index r = 0; r < p.r; ++r) {
+    const T* row = at.phi_q + (r * at.c + i) * at.ldf;
+    if (is_within(row, at.units, at.ldf)) continue;
+    all = false;
+    if (!raise_too) break;
+    raise(row, at.units, at.keep, at.ldf);
+    change_units(p, at.keep, at);
+  }
+  return all;
+}
+
+/// dψ and dv of all of a chunk's keys. Logarithms: in runs from the last token to the first, of which the last alone raises
+/// units, so that e^(log ψ_jc + N_c) is bounded by what query and key weigh together.
+template <typename T>
+void key_gradients(const HybridProblem& p, const Entering& in, Index b, Index g, Index time, Index queries, T& N,
+                   HybridGradients<T>& at) {
+  load_keys(p, in, b, g, time, queries, at);
+  for (Index r = 0; r < p.r; ++r)
+    load_tile(in.phi_q, b, g * p.r + r, time, queries, p.f, at.phi_q + r * at.c * at.ldf, at.ldf);
+  if (!p.log_features) return key_run(p, b, g, time, 0, queries, N, at);
+  take_weights(p, queries, at);
+  for (Index r = 0; r < p.r; ++r)
+    for (Index x = r * at.c; x < r * at.c + queries; ++x) {
+      add_weight(at.phi_q + x * at.ldf, at.a[x] - at.log_total[x], p.f, at.ldf);
+      at.a[x] = at.log_total[x] = T(0);
+    }
+  for (Index last = queries, first; last > 0; last = first) {
+    queries_are_within(p, last - 1, true, at);
+    for (first = last - 1; first > 0 && queries_are_within(p, first - 1, false, at);) --first;
+    for (Index i = first; i < last; ++i) {
+      for (Index r = 0; r < p.r; ++r) key_in_units(at.phi_q + (r * at.c + i) * at.ldf, at.units, at.ldf);
+      T* row = at.phi_k + i * at.ldf;
+      for (Index j = 0; j < at.ldf; j += width<T>) store(row + j, exp_bounded<T>(load(row + j) + load(at.units + j)));
+    }
+    key_run(p, b, g, time, first, last - first, N, at);
   }
 }
 
@@ -239,7 +318,7 @@ void hybrid_backward_head(const HybridProblem& p, Index b, Index g, HybridGradie
   const Index length = p.length[b];
   const T scale = static_cast<T>(p.scale);
   const Entering in = entering(p, b, false);
-  T M = -INFINITY, N = -INFINITY;
+  T M = begin_units<T>(p, nullptr, at);
   clear(at.state_t, at.lde * at.ldf);
   clear(at.z, at.ldf);
   for (Index time = 0; time < length; time += at.c) {
@@ -258,6 +337,7 @@ void hybrid_backward_head(const HybridProblem& p, Index b, Index g, HybridGradie
     if (p.f) query_gradients(p, in, b, g, time, queries, M, at);
   }
   if (!p.f) return;
+  T N = begin_units<T>(p, nullptr, at);
   clear(at.state_t, at.lde * at.ldf);
   clear(at.z, at.ldf);
   for (Index time = (length - 1) / at.c * at.c; time >= 0 && length; time -= at.c) {

@@ -14,6 +14,7 @@ struct HybridProblem {
   Index b, g, r, d, e, f, window, sinks;
   bool causal = true;
   double scale, softcap = 0;  // 0: none
+  bool log_features = false;  // phi_q and phi_k are logarithms, and M is (b, g, f)
   const Index *count, *length;
   View q, k, v, sink_k, sink_v, phi_q, a, phi_k, weight;
   View o, share, log_total;  // the last two: null where not asked for; ℓ: the log of a query's denominator
@@ -34,6 +35,7 @@ struct HybridProblem {
 struct HybridStep {
   Index b, g, r, d, e, f, room, sinks;
   double scale, softcap = 0;
+  bool log_features = false;
   const Index* count;
   View q, k, v, phi_q, a, phi_k, weight, decay;
   View store_k, store_v, fade, o, share;

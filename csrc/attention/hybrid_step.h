@@ -8,16 +8,25 @@
 namespace tarnn {
 namespace TARNN_ISA {
 
-/// The key in this room of the store into the sums; keep, phi_k: what S and z are multiplied with, and what is added.
+/// The key in this room of the store into the sums. M, keep (f): what S and z are multiplied with; phi_k: what is added.
 template <typename T>
-T leave(const HybridStep& p, Index b, Index g, Index room, T fade, T M, T& keep, HybridScratch<T>& at) {
+void leave(const HybridStep& p, Index b, Index g, Index room, T fade, T* M, HybridScratch<T>& at) {
   const T w = static_cast<const T*>(p.weight.data)[offset(p.weight, b, g, 0)] + fade;
-  const T next = M > w ? M : w, enter = exp_one<T>(w - finite(next));
-  keep = exp_one<T>(M - finite(next));
   load_tile(p.phi_k, b, g, 0, 1, p.f, at.phi_k, at.ldf);
-  scale_rows(at.phi_k, at.ldf, 1, p.f, &enter);
   load_tile(p.store_v, b, g, room, 1, p.e, at.v, at.lde);
-  return next;
+  if (p.log_features) {
+    add_weight(at.phi_k, w, p.f, at.ldf);
+    for (Index j = 0; j < p.f; ++j) {
+      const T next = M[j] > at.phi_k[j] ? M[j] : at.phi_k[j];
+      at.keep[j] = exp_one<T>(M[j] - finite(next));
+      M[j] = next;
+    }
+    return key_in_units(at.phi_k, M, at.ldf);
+  }
+  const T next = *M > w ? *M : w, enter = exp_one<T>(w - finite(next));
+  std::fill_n(at.keep, p.f, exp_one<T>(*M - finite(next)));
+  scale_rows(at.phi_k, at.ldf, 1, p.f, &enter);
+  *M = next;
 }
 
 template <typename T>
@@ -25,27 +34,36 @@ void hybrid_step_head(const HybridStep& p, Index b, Index g, HybridScratch<T>& a
   const Index count = p.count[b], state = b * p.g + g;
   const Index room = count < p.sinks ? count : p.sinks + (count - p.sinks) % (p.room - p.sinks);
   T* fade = static_cast<T*>(p.fade.data) + state * p.room;
-  T M = -INFINITY, keep = 1;
-  if (p.f) M = static_cast<T*>(p.sums.M)[state];
+  const Index maxima = p.log_features ? p.f : 1;
+  T none = -INFINITY, *M = &none;
+  if (p.f) {  // in rows of whole vectors
+    M = at.units;
+    clear(M, at.ldf);
+    std::copy_n(static_cast<T*>(p.sums.M) + state * maxima, maxima, M);
+  }
   if (p.decay) {
     const T decay = static_cast<const T*>(p.decay.data)[offset(p.decay, b, g, 0)];
     for (Index j = 0; j < smaller(count, p.room); ++j) fade[j] += decay;
-    M += decay;
+    for (Index j = 0; j < maxima; ++j) M[j] += decay;
   }
   T *S = static_cast<T*>(p.sums.S) + state * p.f * p.e, *z = static_cast<T*>(p.sums.z) + state * p.f;
   const bool leaves = p.f && count >= p.room;
   if (leaves) {
-    M = leave(p, b, g, room, fade[room], M, keep, at);
-    for (Index i = 0; i < p.f; ++i) z[i] = z[i] * keep + at.phi_k[i];
-    for (Index i = 0; i < p.f; ++i) at.keep[i] = keep;
+    leave(p, b, g, room, fade[room], M, at);
+    for (Index i = 0; i < p.f; ++i) z[i] = z[i] * at.keep[i] + at.phi_k[i];
   }
   if (p.f) {
-    static_cast<T*>(p.sums.M)[state] = M;
+    std::copy_n(M, maxima, static_cast<T*>(p.sums.M) + state * maxima);
     read_rows(z, 1, p.f, at.z, at.ldf);
   }
   for (Index r = 0; p.f && r < p.r; ++r) {
     T* phi = at.phi_q + r * at.ldf;
     load_tile(p.phi_q, b, g * p.r + r, 0, 1, p.f, phi, at.ldf);
+    at.unit[r] = finite(*M);
+    if (p.log_features) {
+      add_weight(phi, T(0), p.f, at.ldf);
+      at.unit[r] = query_in_units(phi, M, at.ldf);
+    }
     at.den[r] = dot(phi, at.z, at.ldf);
     if (r || !leaves) read_columns(p.f, p.e, S, phi, at.far + r * at.lde);
     else update_state(p.f, p.e, at.keep, at.phi_k, at.v, phi, S, S, at.far);
@@ -72,7 +90,7 @@ void hybrid_step_head(const HybridStep& p, Index b, Index g, HybridScratch<T>& a
     T *o = at.o + r * at.lde, share = 0;
     if (p.f) {
       const T a = static_cast<const T*>(p.a.data)[offset(p.a, b, g * p.r + r, 0)];
-      join(a + finite(M), at.far + r * at.lde, at.den[r], at.lde, o, at.most[r], at.total[r], share);
+      join(a + at.unit[r], at.far + r * at.lde, at.den[r], at.lde, o, at.most[r], at.total[r], share);
     }
     const T inverse = T(1) / at.total[r];
     scale_rows(o, at.lde, 1, p.e, &inverse);

@@ -1,5 +1,6 @@
 """Figures of one row of panels, drawn without a display, in colours that every kind of eye tells apart (Okabe and Ito)."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -36,8 +37,20 @@ def label(
     if axes.lines:  # a logarithmic axis needs something on it
         axes.set(**dict(zip(("xscale", "yscale"), scales.split())))
         if ticks:
-            axes.set_xticks(ticks, [f"{t // 1024}k" if t >= 1024 else str(t) for t in ticks])
+            shown = spaced(ticks, logarithmic=scales.startswith("log"))
+            names = [f"{t // 1024}k" if t >= 1024 else str(t) for t in ticks]
+            axes.set_xticks(ticks, [name if t in shown else "" for t, name in zip(ticks, names)])
             axes.minorticks_off()
     axes.grid(alpha=0.3)
     if legend is not None:
         axes.legend(frameon=False, title=legend or None, fontsize="small")
+
+
+def spaced(ticks: Sequence[int], logarithmic: bool = True, least: float = 0.08) -> set[int]:
+    """Those of the ticks, from the first on, that lie so far apart that their labels don't overlap: a part of the axis."""
+    places = [math.log(t) if logarithmic else t for t in sorted(ticks)]
+    found, gap = [places[0]], least * (places[-1] - places[0])
+    for place in places[1:]:
+        if place - found[-1] >= gap:
+            found.append(place)
+    return {t for t, place in zip(sorted(ticks), places) if place in found}

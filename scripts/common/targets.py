@@ -1,4 +1,4 @@
-"""Targets of a benchmark: computed from its results, met or missed, never typed in."""
+"""Goals of a benchmark: computed from its results, met or missed, never typed in. What is guaranteed stands apart."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ def target_table(targets: Sequence[Target]) -> str:
         [claim, *(_cell(by[claim, case]) if (claim, case) in by else "" for case in cases)]
         for claim in dict.fromkeys(t.claim for t in targets)
     ]
-    table = markdown(["target", *cases], rows, left=1 + len(cases))
+    table = markdown(["goal", *cases], rows, left=1 + len(cases))
     missed = [t for t in targets if t.met is False]
     lines = [table, "", f"{summary(targets)}. In each cell the worst value, and where it was measured."]
     for t in missed:
@@ -87,5 +87,13 @@ def _cell(t: Target) -> str:
     return f"{t.shown(worst)}{at} met" if t.met else f"**{t.shown(worst)}{at} missed**"
 
 
-def section(targets: Sequence[Target]) -> str:
-    return f"## Targets of this benchmark: {summary(targets)}\n\n{target_table(targets)}"
+GUARANTEE = (
+    "**Guaranteed** by the script's exit code: results are checked before anything is measured. "
+    "If the check is red, the script measures nothing and exits with 1."
+)
+
+
+def section(targets: Sequence[Target], guarantee: str = GUARANTEE) -> str:
+    """Markdown: what is guaranteed, then the goals, which hold nothing up."""
+    goals = "No test holds these, and a goal that is missed does not change the exit code."
+    return f"{guarantee}\n\n## Goals: {summary(targets)}\n\n{goals}\n\n{target_table(targets)}"

@@ -123,7 +123,7 @@ def test_a_training_step_is_measured_and_judged(script, folder, pictures, monkey
     expected = {m: ([8, 16], [at[m]["ms"] for at in data["results"].values()]) for m in training_step.METHODS}
     assert lines_of(times) == expected
     assert (times.get_ylabel(), sizes.get_ylabel()) == ("milliseconds per step", "peak MiB")
-    assert "## Targets of this benchmark:" in out
+    assert "## Goals:" in out
 
 
 def test_training_is_measured_only_where_the_gradients_are_right(script, folder, wrong_gradients):
@@ -252,7 +252,7 @@ def test_the_summary_is_made_of_what_is_there(script, folder, monkeypatch, capsy
     text = capsys.readouterr().out
     assert "| t | SDPA (softmax), forward | SDPA (softmax), forward + backward |" in text
     assert "\n| 128 | " in text
-    assert "Of 0 targets that were measured, 0 are met." in text
+    assert "Of 0 goals that were measured, 0 are met." in text
 
 
 def test_baselines_of_decoding_that_are_missing_are_named(script, folder):

@@ -39,7 +39,7 @@ def test_the_table_has_a_row_a_claim_a_column_a_case_and_every_miss():
             at_least("a share", "causal", 0.7, {"t = 1": 0.71}, "%"),
         ]
     ).splitlines()
-    assert table[0] == "| target | causal | full |"
+    assert table[0] == "| goal | causal | full |"
     assert table[2] == "| five times | 6.25× (t = 1) met | **2.00× (t = 2) missed** |"
     assert table[3] == "| a share | 71% (t = 1) met |  |"
     assert table[-1] == "* missed, full: five times: 3.00× (t = 1), 2.00× (t = 2) of 3 measured"

@@ -69,12 +69,9 @@ def test_refusals(tarnn, llama, text, tmp_path):
     out = tmp_path / "out"
     assert "longer than window + sinks = 202" in refused(llama, out, "--texts", text, *SMALL, "--window", 200)
     assert "no config.json" in refused(tmp_path / "nothing", out, "--texts", text)
-    assert "no such file" in refused(llama, out, "--texts", tmp_path / "nothing")
+    assert "no such file" in refused(llama, out, *SMALL, "--texts", tmp_path / "nothing")
     assert "feature_map must be one of" in refused(llama, out, "--texts", text, *SMALL, "--feature-map", "x")
     assert "too small" in refused(llama, out, "--texts", text, *SMALL, "--budget", 10)
-    assert "num_features of 1 or more" in refused(llama, out, "--texts", text, *SMALL, "--features", -4)
-    assert "got 0 of 64" in refused(llama, out, "--texts", text, *SMALL, "--num-texts", 0)
-    assert "exact_layers must be 0 to 2" in refused(llama, out, "--texts", text, *SMALL, "--exact-layers", -1)
     assert "exact_layers must be 0 to 2" in refused(llama, out, "--texts", text, *SMALL, "--exact-layers", 3)
     assert "128 tokens at most" in refused(llama, out, "--texts", text, *SMALL, "--length", 4096)
     assert "--device meta can't be used" in refused(llama, out, "--texts", text, *SMALL, "--device", "meta")
@@ -82,6 +79,58 @@ def test_refusals(tarnn, llama, text, tmp_path):
     (tmp_path / "other" / "config.json").write_text('{"model_type": "nosuch"}')
     assert "can't be read as a checkpoint" in refused(tmp_path / "other", out, "--texts", text)
     assert not out.exists()
+
+
+NUMBERS = {
+    "convert": ["window -1", "window 0", "sinks -1", "slots -1", "features 0", "exact-layers -1", "budget 0", "num-texts 0",
+                "length 1", "window 2.5"],
+    "finetune": ["steps 0", "steps -3", "batch-size 0", "num-texts -1", "length 1", "learning-rate nan", "learning-rate -1",
+                 "learning-rate inf", "learning-rate 0"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "option"), [(x, y) for x, of in NUMBERS.items() for y in of])
+def test_numbers_are_checked_before_any_work(command, tmp_path, name, option):
+    """No folder is looked at: this one has nothing in it."""
+    option, value = option.split()
+    outcome = command(
+        name, tmp_path / "in", tmp_path / "out", "--texts", tmp_path / "none", f"--{option}", value
+    )
+    assert outcome.is_refusal(option.replace("learning-rate", "learning"))
+    assert "none" not in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_lengths_are_checked_before_the_texts_are_read(command, llama, tmp_path):
+    converted, options = tmp_path / "converted", ["--window", "16", "--sinks", "2", "--length", "18"]
+    outcome = command("convert", llama, tmp_path / "out", "--texts", tmp_path / "none", *options)
+    assert outcome.code == 2
+    assert "longer than window + sinks = 18 tokens" in outcome.err
+    (tmp_path / "text").write_text("the cat sat on the mat, " * 50)
+    command("convert", llama, converted, "--texts", tmp_path / "text", *SMALL)
+    outcome = command("finetune", converted, tmp_path / "out", "--texts", tmp_path / "none", "--length", "18")
+    assert outcome.code == 2
+    assert "longer than window + sinks = 18 tokens" in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_window_and_sinks_alone(tarnn, command, llama, text, tmp_path):
+    out = tmp_path / "out"
+    code, shown, err = tarnn(
+        "convert", llama, out, "--texts", text, *SMALL[:4], "--feature-map", "none", *SMALL[6:]
+    )
+    assert code == 0, err
+    assert "features  none" in shown
+    assert shown.splitlines()[-1].split(maxsplit=1) == [
+        "next",
+        f'tarnn generate {out} --prompt "Once upon a time"',
+    ]
+    loaded = hf.AutoModelForCausalLM.from_pretrained(out)
+    assert not any("centres" in x for x, _ in loaded.named_parameters())
+    both = command(
+        "convert", llama, tmp_path / "other", "--texts", text, "--feature-map", "none", "--features", "8"
+    )
+    assert both.is_refusal("--feature-map none has no features")
 
 
 def test_finetune_goes_on_from_what_convert_wrote(tarnn, llama, text, tmp_path):

@@ -67,6 +67,17 @@ def test_the_pipeline_of_transformers_says_the_same(command, folders, sound):
     assert found.split() == command("transcribe", sound(), folders[True]).out.split()
 
 
+def test_the_pipeline_does_not_read_padding(folders, sound):
+    """A batch of recordings of two lengths is as each alone."""
+    asr = pipeline("automatic-speech-recognition", model=str(folders[False]))
+    with torch.no_grad():
+        asr.model.lm_head.weight.copy_(torch.randn(5, 32, generator=torch.manual_seed(1)))
+    samples, rate = read_wav(sound())
+    both = [{"raw": x, "sampling_rate": rate} for x in (samples, samples[: len(samples) // 3])]
+    alone = [asr(dict(x))["text"] for x in both]
+    assert [x["text"] for x in asr([dict(x) for x in both], batch_size=2)] == alone
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("size", [160, 501, 4000, 20000])
 def test_a_stream_is_the_whole(folders, sound, size):

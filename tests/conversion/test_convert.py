@@ -1,13 +1,14 @@
 """Conversion: what the report says is what the op does, and what is saved is what was measured."""
 
 import json
+import warnings
 
 import pytest
 import torch
 import transformers as hf
 from support.families import FAMILIES, REFUSED, model_of
 
-from tarnn.conversion import convert
+from tarnn.conversion import constant_cache, convert, pretrained
 from tarnn.conversion.options import attention_layers, child_of
 from tarnn.conversion.watching import watching
 from tarnn.ops.hybrid import hybrid_attention
@@ -48,7 +49,7 @@ def error(o, right, heads):
 @pytest.mark.parametrize("name", ["Llama", "BERT"])
 def test_errors_and_shares_are_those_of_the_op(name, texts):
     model, row = peaky(name), texts[:1]
-    report = convert(model, row, **SMALL)
+    report = convert(model, row, mode="features", **SMALL)
     compared = 0
     for layer in report.layers:
         seen, own = call_of(model, row)[layer.layer], child_of(attention_layers(model)[layer.layer])
@@ -70,11 +71,114 @@ def test_errors_and_shares_are_those_of_the_op(name, texts):
     assert compared
 
 
-def test_a_head_has_features_only_where_they_lower_its_error(texts):
-    for layer in convert(peaky("Llama"), texts, **SMALL).layers:
-        for head in layer.heads:
-            better = "features" if head.error_features < head.error_window else "window"
-            assert head.mode == better
+def even(name="Llama"):
+    """A model whose keys all weigh the same: one feature estimates them exactly."""
+    made = model_of(FAMILIES[name])
+    with torch.no_grad():
+        for key, x in made.named_parameters():
+            if "k_proj" in key:
+                x.zero_()
+    return made
+
+
+CLUSTERS = {"window": 6, "sinks": 2, "feature_map": {"name": "clusters", "num_features": 4}}
+
+
+def test_a_head_has_features_where_they_beat_both_windows(texts):
+    report = convert(even(), texts, **CLUSTERS)
+    assert {head.mode for layer in report.layers for head in layer.heads} == {"features"}
+    assert report.hybrid == pytest.approx(report.softmax, abs=1e-5)
+    assert f"in {len(report.layers) * 2} of {len(report.layers) * 2} heads" in report.advice
+
+
+def test_a_head_has_no_features_where_their_bytes_are_better_spent_on_a_window(texts):
+    """They beat the small window here, in some heads; never the one of equal bytes."""
+    model = peaky("Llama")
+    report = convert(model, texts, **{**SMALL, "feature_map": {"name": "oprf", "num_features": 40}})
+    heads = [head for layer in report.layers for head in layer.heads]
+    assert any(head.error_wide <= head.error_features < head.error_window for head in heads)
+    assert {head.mode for head in heads} == {"window"}
+    wide = report.wide_window
+    assert wide == 6 + 40 * 4 * 9 // (16 * 4)
+    advice = f"a window of {wide} would lose less in all heads: `--window {wide} --feature-map none`"
+    assert report.advice == advice
+    assert advice[1:] in report.page()
+    loss = convert(peaky("Llama"), texts, window=wide, sinks=2, feature_map=None).hybrid
+    assert report.wide_alone == pytest.approx(loss, abs=1e-6)
+
+
+def test_no_features_at_all(texts, tmp_path):
+    model = peaky("Llama")
+    report = convert(model, texts, window=6, sinks=2, feature_map=None)
+    assert report.hybrid == pytest.approx(report.window_alone, abs=1e-6)
+    assert report.advice is None
+    assert "| window | – | " in report.page()
+    model.save_pretrained(tmp_path)
+    loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(model(texts).logits, loaded(texts).logits)
+    assert not any("centres" in name for name, _ in loaded.named_parameters())
+
+
+def test_features_end_where_their_calibration_did(texts):
+    """Far behind the texts' length the model is its window and sinks alone; one warning says so."""
+    model, alone = even(), even()
+    convert(model, texts, mode="features", **CLUSTERS)
+    convert(alone, texts, window=6, sinks=2, feature_map=None)
+    torch.manual_seed(2)
+    ids = torch.randint(3, 99, (2, 90))
+    with torch.no_grad():
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            within, there = model(ids[:, :40]).logits, alone(ids[:, :40]).logits
+        assert not torch.allclose(within[:, 30:], there[:, 30:], atol=1e-4)
+        with pytest.warns(UserWarning, match="calibrated on up to 40 tokens; beyond that"):
+            found = model(ids).logits
+        settled = 40 + 6 * len(attention_layers(model))  # no window reaches back before 40, through no layer
+        assert settled < 80
+        torch.testing.assert_close(found[:, settled:], alone(ids).logits[:, settled:], rtol=0, atol=1e-5)
+        cache = constant_cache(model)
+        with pytest.warns(UserWarning, match="calibrated on up to 40 tokens"):
+            parts = [
+                model(ids[:, a:b], past_key_values=cache).logits
+                for a, b in ((0, 38), (38, 39), (39, 41), (41, 90))
+            ]
+        torch.testing.assert_close(torch.cat(parts, 1), found, rtol=0, atol=1e-4)
+
+
+def test_features_reach_as_far_as_a_quarter_of_the_texts(texts):
+    rows = [*texts[:3, :20], *texts]  # three of 20 tokens and five of 40; two of those measure
+    assert convert(even(), rows, **CLUSTERS).length == 40
+    rows = [texts[0], *[x[:20] for x in texts], *[x[:20] for x in texts]]
+    report = convert(even(), rows, mode="features", **CLUSTERS)
+    assert report.length == 20
+    assert "calibrated on texts of 20 tokens" in report.page()
+
+
+def test_options_are_checked_before_any_work(texts, monkeypatch):
+    """No row is run by a call that will be refused for its options alone."""
+    model = peaky("Llama")
+    wrong = [
+        ({"window": -1}, "window must be a whole number, 1 or more; got -1"), ({"window": 2.5}, "window"),
+        ({"window": True}, "window"), ({"sinks": -1}, "sinks"), ({"slots": -2}, "slots"), ({"budget": 0}, "budget"),
+        ({"exact_layers": -1}, "exact_layers"), ({"mode": "some"}, "mode must be"),
+    ]  # fmt: skip
+    monkeypatch.setattr(model, "forward", None)
+    for options, words in wrong:
+        with pytest.raises(ValueError, match=words):
+            convert(model, texts, **{**SMALL, **options})
+    monkeypatch.undo()
+    monkeypatch.setattr(
+        pretrained, "gather", None
+    )  # behind the run of one row, that says which layers there are
+    wrong = [
+        ({"exact_layers": 3}, "exact_layers must be 0 to 2"), ({"budget": 10}, "a budget of 10 bytes is too small"),
+        ({"feature_map": "nosuch"}, "feature_map must be one of"), ({"feature_map": {"name": "oprf", "wrong": 1}}, "wrong"),
+        ({"feature_map": {"name": "clusters", "num_features": 10**6}}, "clusters need as many queries"),
+    ]  # fmt: skip
+    for options, words in wrong:
+        with pytest.raises(ValueError, match=words):
+            convert(model, texts, **{**SMALL, **options})
 
 
 def test_what_is_loaded_is_what_was_converted(texts, tmp_path):

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+import sys
 
 import pytest
 import torch
@@ -138,3 +139,40 @@ def test_a_loss_that_is_not_finite_stops(model, texts, tmp_path, monkeypatch):
 def test_refused(texts):
     with pytest.raises(ValueError, match="convert"):
         finetune(model_of(FAMILIES["Llama"]), texts)
+
+
+def test_options_are_checked_before_any_work(model, texts, monkeypatch):
+    monkeypatch.setattr(model, "forward", None)
+    wrong = [
+        ({"steps": 0}, "steps must be a whole number, 1 or more; got 0"), ({"batch_size": -3}, "batch_size"),
+        ({"learning_rate": math.nan}, "learning_rate must be a number above 0; got nan"),
+        ({"learning_rate": -1.0}, "learning_rate"), ({"learning_rate": 0.0}, "learning_rate"), ({"train": "all"}, "train is"),
+    ]  # fmt: skip
+    for options, words in wrong:
+        with pytest.raises(ValueError, match=words):
+            finetune(model, texts, **options)
+    with pytest.raises(ValueError, match=r"longer than window \+ sinks = 8 tokens.*got 8"):
+        finetune(model, texts[:, :8])
+
+
+def test_a_model_without_features_has_no_maps_to_train(texts):
+    made = model_of(FAMILIES["Llama"])
+    convert(made, texts, window=6, sinks=2, feature_map=None)
+    with pytest.raises(ValueError, match="converted without features"):
+        finetune(made, texts, steps=1)
+
+
+def test_stage_1_calibrates_heads_that_had_no_features(model, texts, monkeypatch):
+    """Their maps were not kept; they begin from calibrated ones, not from a draw."""
+    convert(
+        model, texts, window=6, sinks=2, feature_map={"name": "clusters", "num_features": 5}, mode="features"
+    )
+    calibrated = {name: x.clone() for name, x in model.named_parameters() if "centres" in name}
+    set_options(model, mode="window")
+    monkeypatch.setattr(sys.modules["tarnn.conversion.finetune"], "fit", lambda *given: None)
+    monkeypatch.setattr(sys.modules["tarnn.conversion.finetune"], "choose", lambda *given: [])
+    finetune(model, texts, steps=1)
+    found = dict(model.named_parameters())
+    for name, x in calibrated.items():
+        # of all but the last quarter of the texts, as `convert` took them
+        torch.testing.assert_close(found[name], x)

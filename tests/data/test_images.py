@@ -137,7 +137,8 @@ def test_digits_from_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", ModuleType("sklearn"))
     monkeypatch.setitem(sys.modules, "sklearn.datasets", SimpleNamespace(load_digits=load_digits))
     images = read_images("digits")
-    assert images.pixels[:, 0, 0, 0].tolist() == [0, 16, 32, 48, 64, 80, 96, 112, 128, 143]
+    assert images.pixels[:, 0, 0, 0].tolist() == [0, 16, 32, 48, 64, 80, 96, 112, 128]
+    assert read_images("digits", parts=("valid", "test")).labels.tolist() == [9]
     assert len(read_images("digits:train")) == 9
     assert read_images("digits:test").labels.tolist() == [9]
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
@@ -150,7 +151,8 @@ def test_digits_from_scikit_learn(monkeypatch):
 def test_the_real_digits():
     pytest.importorskip("sklearn.datasets")
     images = read_images("digits")
-    assert images.pixels.shape == (1797, 8, 8, 1)
+    assert (images.source, images.pixels.shape) == ("digits:train", (1618, 8, 8, 1))
+    assert len(read_images("digits", parts=("test",))) == 179
     assert (images.pixels.max(), images.num_classes) == (255, 10)
 
 

@@ -71,7 +71,7 @@ def test_built_in_corpora_are_sorted_and_large_enough():
     [
         (b"", "rows.jsonl is empty"),
         (b'{"text": "a"}\nnot json\n', "rows.jsonl, line 2 is not JSON"),
-        (b'["text"]', "line 1 holds a JSON list; expected an object with a 'text'"),
+        (b'["text"]', "line 1 holds a JSON list; expected an object"),
         (b'{"txt": "a"}', "line 1 has only 'txt' where the text was expected, in the field 'text'"),
         (b'{"text": 3}', "line 1 has a int where the text was expected"),
         (b'{"text": "\\ud800"}', "line 1 is not text: .*surrogate"),
@@ -97,3 +97,54 @@ def test_sources_that_are_not_there(folder, tmp_path):
         read(str(tmp_path / "bare"))
     with pytest.raises(UserError, match=r"does not name a dataset"):
         read("datasets:")
+
+
+def test_csv_reads_the_named_column(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text('\ufeffn,text\n1,"one, and\ntwo"\n\n2,three\n', encoding="utf-8")
+    assert read(str(path)) == [(f"{path}, line 3", b"one, and\ntwo"), (f"{path}, line 5", b"three")]
+    for content, message in (
+        ("n,body\n1,x\n", r"line 2 has only 'n', 'body' .* --text-field"),
+        ("n,text\n1\n", "line 2 has 1 values for the 2 columns of the header"),
+        ('n,text\n1,"x\n', "is no row of a .csv file"),
+        ("n,text\n", "is empty; expected a row"),
+    ):
+        path.write_text(content)
+        with pytest.raises(UserError, match=message):
+            read(str(path))
+
+
+def test_what_lies_about_a_text_is_no_text(folder):
+    for name in ("README.md", "LICENSE", "readme", "License.txt", "CHANGELOG.rst"):
+        (folder / name).write_text("about")
+    (folder / ".notes.txt").write_text("hidden")
+    assert [data for _, data in read(str(folder))] == [b"\xff\x01a", b"bee", b"sea"]
+    assert b"hidden" not in [data for _, data in read(str(folder / "*.txt"))]
+    assert read(str(folder / "README.md")) == [(str(folder / "README.md"), b"about")]
+    alone = folder / "alone"
+    alone.mkdir()
+    (alone / "README").write_text("about")
+    assert [data for _, data in read(str(alone))] == [b"about"]
+
+
+def test_a_dataset_that_is_away_fails_at_once(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    tried = []
+
+    def load_dataset(*args, **options):
+        tried.append(datasets.config.HF_HUB_OFFLINE)
+        raise ConnectionError("not in the cache")
+
+    def no_way(address, timeout):
+        tried.append(address)
+        raise OSError("unreachable")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr("tarnn.data.sources.getproxies", dict)
+    monkeypatch.setattr("tarnn.data.sources.socket.create_connection", no_way)
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    before = datasets.config.HF_HUB_OFFLINE
+    with pytest.raises(UserError, match=r"is not on this machine, and the Hugging Face Hub can't be reached"):
+        read("datasets:nobody/nothing")
+    assert tried == [("huggingface.co", 443), True]
+    assert datasets.config.HF_HUB_OFFLINE is before

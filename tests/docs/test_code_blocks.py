@@ -6,10 +6,13 @@ images, a book, a folder of digits (see `conftest.py`).
 """
 
 import re
+import tomllib
 
 import pytest
+import yaml
 from support.code_blocks import NOT_RUN, PAGES, ROOT, Block, blocks, commands, unfenced_code
 
+import tarnn
 from tarnn.cli.main import main
 
 SHORT = ["--steps", "2", "--layers", "1", "--hidden-size", "32", "--heads", "2", "--batch-size", "2"]
@@ -72,6 +75,7 @@ LINKED = [
     ROOT / "docs/decisions/README.md",
     *NOTES,
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     *sorted(ROOT.glob("*/results/*.md")),
 ]
 
@@ -107,3 +111,19 @@ def test_every_decision_is_in_the_index_once_with_a_status():
         assert status.startswith(("accepted", "superseded by [", "superseded in part: ")), found[0]
         for later in re.findall(r"\]\(([^)]+)\)", status):
             assert later in note.read_text(), f"{note.name} does not name {later}, which superseded it"
+
+
+def test_the_citation_names_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["version"] == tarnn.__version__
+    assert all(x["authors"] and x["title"] and x["type"] for x in [citation, *citation["references"]])
+
+
+def test_hosted_tests_cover_the_pythons_and_the_oldest_torch_that_are_promised():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8"))
+    matrix = workflow["jobs"]["test"]["strategy"]["matrix"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["requires-python"] == f">={matrix['python'][0]}"
+    oldest = next(x for x in project["dependencies"] if x.startswith("torch")).removeprefix("torch>=")
+    assert matrix["torch"] == [f"torch=={oldest}.0", "torch"]

@@ -4,6 +4,8 @@ Centres of clusters point in different directions, and so do the keys: each feat
 nats (powers of e) above those of another. Queries that use the small features alone must not lose their keys.
 """
 
+import contextlib
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 import tarnn
 from tarnn import linear_attention
+from tarnn.kernels.cpu import library
 from tarnn.ops import hybrid_attention, reference
 
 D, E, M = 8, 5, 4
@@ -99,8 +102,8 @@ def error(x, expected):
 
 
 def check(found, definition, expected, size):
-    """At most twice the definition's error, where that is not below the last digit of numbers of this size."""
-    assert error(found, expected) <= 2 * error(definition, expected) + 2**-23 * size.item()
+    """At most twice the definition's error, beyond what two of the kernels' exponentials may round off (9e-8 each)."""
+    assert error(found, expected) <= 2 * error(definition, expected) + 2**-22 * size.item()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -136,6 +139,32 @@ def test_the_law_of_precision_for_gradients(op, way, seed, apart):
     found = gradients(lambda *x: along(attend, way, clusters(torch.float32), *x), narrow)
     for parts in zip(found, definition, expected):
         check(*parts, parts[-1].abs().max().clamp(min=1e-3))  # sums over queries come before differences
+
+
+@pytest.mark.parametrize("op", OPS)
+@laws
+@given(seed=st.integers(0, 10**6), apart=st.sampled_from([0.0, 60.0, 200.0]), cut=st.integers(0, 149))
+def test_nothing_later_changes_a_bit(op, seed, apart, cut):
+    """Not even keys that are larger than all before, which raise the units of sums."""
+    attend, _ = OPS[op]
+    q, k, v = (x.float() for x in inputs(seed, apart, t=150))
+    before = attend(q, k, v, clusters(torch.float32), causal=True)[:, :, :cut]
+    for x in (q, k, v):
+        x[:, :, cut:] = 40 * torch.randn(x[:, :, cut:].shape, generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(before, attend(q, k, v, clusters(torch.float32), causal=True)[:, :, :cut])
+
+
+def test_states_of_both_paths_go_on_in_each_other():
+    """Units are another maximum in the compiled kernel than in plain PyTorch; a state says in which its sums are."""
+    q, k, v = (x.float() for x in inputs(0, 200.0, t=90))
+    phi, state, outputs = clusters(torch.float32), None, []
+    whole = hybrid(q, k, v, phi, causal=True)
+    for i, (a, b) in enumerate([(0, 40), (40, 41), (41, 42), (42, 43), (43, 70), (70, 90)]):
+        with library.disabled() if i % 2 else contextlib.nullcontext():
+            now = [x[:, :, a:b] for x in (q, k, v)]
+            o, state = hybrid(*now, phi, causal=True, state=state, return_state=True)
+        outputs.append(o)
+    assert (torch.cat(outputs, 2) - whole).abs().max() < 1e-5
 
 
 def test_two_clusters_far_apart():

@@ -531,6 +531,52 @@ def test_float32_holds_at_every_norm(size):
     assert close(o.double(), exact, 1e-5 * max(1.0, size / 10))
 
 
+@pytest.mark.parametrize("slots", [0, 3])  # with slots in plain PyTorch, without by the compiled kernel
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_far_until_bounds_features_to_the_first_places(slots, dtype):
+    """Before that place nothing changes to the bit; from there on window, sinks and slots are alone, on every path."""
+    t, until = 150, 70
+    q, k, v = tensors(1, 2, 2, t, dtype)
+    options = {"causal": True, "window": 7, "sinks": 2, "slots": slots}
+    whole = hybrid_attention(q, k, v, MAPS["favor"], **options)
+    alone = hybrid_attention(q, k, v, MAPS["favor"], far_bias=-torch.inf, **options)
+    options["far_until"] = until
+    o, share = hybrid_attention(q, k, v, MAPS["favor"], return_far_share=True, **options)
+    assert torch.equal(o[:, :, :until], whole[:, :, :until])
+    assert close(o[:, :, until:], alone[:, :, until:], 1e-6)
+    assert share[:, :, until - 1].min() > 0
+    assert (share[:, :, until:] == 0).all()
+    prefix, state = hybrid_attention(
+        *(x[:, :, :60] for x in (q, k, v)), MAPS["favor"], return_state=True, **options
+    )
+    found = [prefix]
+    for i in range(60, 80):
+        one = (x[:, :, i : i + 1] for x in (q, k, v))
+        step, state = hybrid_attention(
+            *one, MAPS["favor"], state=state, return_state=True, inplace=i % 2 == 0, **options
+        )
+        found.append(step)
+    assert close(torch.cat(found, 2), o[:, :, :80], 1e-6)
+    cuts = torch.tensor([0, 75, 150])
+    packed = hybrid_attention(q, k, v, MAPS["favor"], cu_seqlens=cuts, **options)
+    assert close(
+        packed[:, :, 75:],
+        hybrid_attention(*(x[:, :, 75:] for x in (q, k, v)), MAPS["favor"], **options),
+        1e-6,
+    )
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    hybrid_attention(*inputs, MAPS["favor"], **options)[:, :, until:].sum().backward()
+    assert all(x.grad.isfinite().all() for x in inputs)
+
+
+def test_far_until_of_both_sides_is_of_the_whole_sequence():
+    q, k, v = tensors(1, 1, 2, 40)
+    options = {"causal": False, "window": 5, "sinks": 1}
+    whole, alone = (hybrid_attention(q, k, v, phi, **options) for phi in (MAPS["favor"], None))
+    assert torch.equal(hybrid_attention(q, k, v, MAPS["favor"], far_until=40, **options), whole)
+    assert close(hybrid_attention(q, k, v, MAPS["favor"], far_until=39, **options), alone)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -538,6 +584,7 @@ def test_float32_holds_at_every_norm(size):
         ({"causal": True, "window": 3, "sinks": -1}, "sinks"),
         ({"causal": True, "window": 3, "slots": -1}, "slots"),
         ({"causal": True, "window": 3, "inplace": True}, "one token"),
+        ({"causal": True, "window": 3, "far_until": -1}, "far_until"),
         ({"causal": True, "window": 3, "softcap": 0.0}, "softcap"),
         ({"causal": False, "window": 3, "return_state": True}, "both sides"),
     ],

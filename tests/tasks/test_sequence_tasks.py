@@ -248,9 +248,68 @@ def test_pairs_of_json_lines(tmp_path):
     assert [x[:2] for x in read_pairs([str(path)], "a", "b")] == [("1", "x"), ("two", "y")]
     for line, message in (
         ("[1]", "holds a JSON list"),
-        ('{"a": 1}', "has only 'a' where a text"),
+        ('{"a": 1}', "has only 'a' where the text"),
         ("{", "is not JSON"),
     ):
         path.write_text(line)
         with pytest.raises(UserError, match=rf"rows.jsonl, line 1 {message}"):
             list(read_pairs([str(path)], "a", "b"))
+
+
+def test_predict_reads_files_as_train_does(tarnn, sources, tmp_path):
+    run = tmp_path / "run"
+    tarnn("train", sources["classification"], "--out", run, *options("classification"), "--steps", 1)
+    tables = {
+        "a.jsonl": '{"n": 1, "text": "AB ab"}\n',
+        "a.csv": 'n,text\n1,"AB ab"\n',
+        "a.tsv": "up\tmore\tAB ab\n",
+    }
+    for name, content in {**tables, "a.txt": "AB ab\n"}.items():
+        (tmp_path / name).write_text(content)
+        code, out, err = tarnn("predict", run, tmp_path / name, "--json")
+        assert (code, json.loads(out)["input"]) == (0, "AB ab"), (name, err)
+        assert "no file" not in err
+    (tmp_path / "a.jsonl").write_text('{"body": "AB"}\n')
+    code, _, err = tarnn("predict", run, tmp_path / "a.jsonl")
+    assert code == 2
+    assert "a.jsonl, line 1 has only 'body' where the text was expected, in the field 'text'" in err
+    assert "--text-field" in err
+    assert tarnn("predict", run, tmp_path / "a.jsonl", "--text-field", "body")[0] == 0
+
+
+@pytest.mark.parametrize("text", ["nosuchfile.txt", "folder/file", "my notes.jsonl", "x.wav"])
+def test_what_looks_like_a_file_that_is_not_there(text, tarnn, sources, tmp_path):
+    run = tmp_path / "run"
+    tarnn("train", sources["classification"], "--out", run, *options("classification"), "--steps", 1)
+    code, out, err = tarnn("predict", run, text, "A fine film.", "and/or so")
+    assert (code, len(out.splitlines())) == (0, 3)
+    assert err == f"tarnn: there is no file {text}; it is taken as a text\n"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_validating_on_what_is_trained_on(task, tarnn, sources, tmp_path):
+    argv = ("train", sources[task], "--out", tmp_path / "run", *options(task), "--steps", 1)
+    code, _, err = tarnn(*argv, "--val", sources[task])
+    assert code == 2
+    assert re.search(r"all (rows|documents) of --val .* measure nothing", err.splitlines()[-1])
+
+
+def test_validating_on_some_of_what_is_trained_on(tarnn, tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text(name * 300)
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val" / "b.txt").write_text("b" * 300)
+    (tmp_path / "val" / "d.txt").write_text("d" * 300)
+    argv = (
+        "train",
+        tmp_path / "a.txt",
+        tmp_path / "b.txt",
+        "--out",
+        tmp_path / "run",
+        *TINY,
+        "--context",
+        16,
+    )
+    code, _, err = tarnn(*argv, "--steps", 1, "--sample-tokens", 0, "--val", tmp_path / "val")
+    assert code == 0
+    assert "1 of the 2 documents of --val are among those to train on, too" in err

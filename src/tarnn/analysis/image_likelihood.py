@@ -17,9 +17,8 @@ from tarnn.models.recurrent_images import ImageModel, ImageState
 VALUES_AT_ONCE = 16_384  # in a batch: larger ones are no faster on a CPU, and take more memory
 
 
-def check_fit(model: ImageModel, images: Images) -> None:
-    """UserError where a model was made for images of another size, or for classes that these don't have."""
-    config = model.config
+def check_fit(config: Any, images: Images) -> None:
+    """UserError where the model of that config was made for images of another size, or for classes that these don't have."""
     shape = (config.image_height, config.image_width, config.num_channels)
     if images.shape != shape:
         raise UserError(
@@ -42,7 +41,7 @@ def bits_per_dim(model: Any, images: Images, batch_size: int | None = None) -> I
 
     model: a `TarnnForImageGeneration`. Raises UserError for images that don't fit it.
     """
-    check_fit(model, images)
+    check_fit(model.config, images)
     length = model.config.sequence_length
     rows = ImageRows(images, labelled=model.config.num_classes > 0)
     for batch in Batches(rows, batch_size or max(1, VALUES_AT_ONCE // length)):
@@ -60,7 +59,7 @@ def bits_per_dim_by_steps(
 
     For a step that is compiled, fused or has its weights in fewer bits: what it draws has this likelihood.
     """
-    check_fit(model, images)
+    check_fit(model.config, images)
     rows = ImageRows(images, labelled=model.config.num_classes > 0).__getitems__(range(len(images)))
     batch = {name: x.to(model.device) for name, x in rows.items()}
     values, labels = model.sequence(batch["pixel_values"]), batch.get("class_labels")

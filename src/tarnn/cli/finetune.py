@@ -23,28 +23,45 @@ def finetune(
             help="Stage 1: maps (that learn, such as hedgehog) and far bias. Stage 2: adapters, or all weights."
         ),
     ] = "maps",
-    steps: Annotated[int, Option(help="How many steps.")] = 200,
-    batch_size: Annotated[int, Option(help="Rows per step.")] = 4,
+    steps: Annotated[int, Option(min=1, help="How many steps.")] = 200,
+    batch_size: Annotated[int, Option(min=1, help="Rows per step.")] = 4,
     learning_rate: Annotated[float | None, Option(help="1e-2 for maps, 1e-4 lora, 1e-5 weights.")] = None,
     drop_window: Annotated[
         bool, Option("--drop-window", help="Stage 2: leave the window away in many steps.")
     ] = False,
-    num_texts: Annotated[int, Option(help="How many rows of text are read; a quarter measures.")] = 256,
-    length: Annotated[int | None, Option(help="Tokens of a row; the context, at most 1,024.")] = None,
+    num_texts: Annotated[
+        int, Option(min=1, help="How many rows of text are read; a quarter measures.")
+    ] = 256,
+    length: Annotated[
+        int | None,
+        Option(min=2, help="Tokens of a row (default: as many as the conversion was calibrated on)."),
+    ] = None,
     resume: Annotated[bool, Option("--resume", help="Go on where it was stopped.")] = False,
     device: Annotated[str, Option(help="Where it is trained: cpu, cuda …")] = "cpu",
 ) -> None:
     """Train a converted model: its maps alone (stage 1), or its weights (stage 2). Says what it loses before and after."""
     if out.exists() and any(out.iterdir()) and not resume:
         raise UserError(f"{out} exists already; name a new folder, or go on in it with --resume.")
+    from tarnn.cli.convert import next_command
     from tarnn.cli.generate import pick_device
     from tarnn.conversion import finetune as finetuned
-    from tarnn.conversion.checkpoints import length_of_rows, open_pretrained, read_rows, tokenizer_of
+    from tarnn.conversion.checkpoints import calibrated_length, length_of_rows, read_rows
+    from tarnn.conversion.finetune import check_training, near_of
+    from tarnn.conversion.opening import open_pretrained, tokenizer_of
+    from tarnn.conversion.pretrained import check_length
     from tarnn.training.interruption import InterruptedRun
 
+    def report(line: str) -> None:
+        print(f"tarnn: {line}", file=sys.stderr, flush=True)
+
+    check_training(train, steps, batch_size, learning_rate)
     where = pick_device(device)
-    model = open_pretrained(checkpoint, converted=True).to(where)
-    tokenizer, length = tokenizer_of(checkpoint, model), length_of_rows(model, length)
+    model = open_pretrained(checkpoint, converted=True, report=report).to(where)
+    tokenizer, length = (
+        tokenizer_of(checkpoint, model),
+        length_of_rows(model, length or calibrated_length(model)),
+    )
+    check_length(length, near_of(model))
     shown = {
         "checkpoint": f"{checkpoint} ({type(model).__name__}, {model.num_parameters():,} parameters)",
         "texts": f"{', '.join(texts)}: {num_texts} rows of {length:,} tokens", "train": train,
@@ -53,10 +70,9 @@ def finetune(
     for name, value in shown.items():
         print(f"{name:>13}  {value}")
 
-    def report(line: str) -> None:
-        print(f"tarnn: {line}", file=sys.stderr, flush=True)
-
-    rows = read_rows(texts, tokenizer, number=num_texts, length=length, report=report)
+    rows = read_rows(
+        texts, tokenizer, number=num_texts, length=length, vocab_size=model.config.vocab_size, report=report,
+    )  # fmt: skip
     try:
         found = finetuned(
             model, rows, train=train, steps=steps, batch_size=batch_size, learning_rate=learning_rate,
@@ -70,5 +86,6 @@ def finetune(
         tokenizer.save_pretrained(out)
     paths = found.save(out)
     print(f"{found.unit}: {found.softmax:.4f} → {found.hybrid:.4f}")
-    for name, path in {"model": out, "report": paths[1], "log": out / "log.jsonl"}.items():
+    after = {"model": out, "report": paths[1], "log": out / "log.jsonl", "next": next_command(model, out)}
+    for name, path in after.items():
         print(f"{name:>13}  {path}")

@@ -61,7 +61,7 @@ def generate(
     class_label: Annotated[
         list[int] | None, image(help="Draw this class. May be repeated; default: all, in turn.")
     ] = None,
-    evaluate: Annotated[str | None, image(help="Report bits per dimension on this source.")] = None,
+    evaluate: Annotated[str | None, image(help="Report bits per dimension on this source; `tarnn eval` does, too.")] = None,
     limit: Annotated[int | None, image(help="Evaluate on its first so many images.")] = None,
     batch_size: Annotated[int | None, image(help="Images that are drawn at once (default: 64).")] = None,
     temperature: Annotated[float, Option(help="Below 1 sharper, above 1 flatter, 0 greedy.")] = 1.0,

@@ -75,14 +75,14 @@ def generate_images(
     images, labels = None, None
     if request.num_samples and request.complete:
         images = first(read_images(request.complete, parts=("test", "valid")), request.num_samples)
-        check_fit(model, images)
+        check_fit(model.config, images)
         if model.config.num_classes:
             labels = torch.from_numpy(images.labels)
     elif request.num_samples:
         labels = choose_labels(request.class_labels, request.num_samples, model.config.num_classes)
     held_out = read_images(request.evaluate, parts=("test", "valid")) if request.evaluate else None
     if held_out is not None:
-        check_fit(model, held_out)  # before anything is drawn
+        check_fit(model.config, held_out)  # before anything is drawn
     if request.num_samples:
         rows = visible_rows(request.hidden, model.config.image_height) if images is not None else 0
         start = time.perf_counter()

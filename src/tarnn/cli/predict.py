@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,12 +10,18 @@ import torch
 from typer import Argument, Option
 
 from tarnn.cli.generate import pick_device
+from tarnn.data.files import is_file, looks_like_path
+from tarnn.data.tables import field_of, is_table, lines_of, read_rows
 from tarnn.errors import UserError
 from tarnn.generation.checkpoint import open_config, open_model, open_tokenizer
 from tarnn.tasks import TASKS, task_of
+from tarnn.training.evaluation import trained
 
 PREDICTED = tuple(name for name, task in TASKS.items() if task.next == "predict")
-INPUT = "Texts, or files with one on each line (also compressed); - is stdin. For speech: files of sound or of features."
+INPUT = (
+    "Texts, or files of them, also compressed: one on each line, or in each row of .jsonl, .csv and .tsv; - is stdin. For "
+    "speech: wav files."
+)
 
 
 @torch.no_grad()
@@ -25,6 +31,9 @@ def predict(
     as_json: Annotated[
         bool, Option("--json", help="One JSON object per input, with all that is known.")
     ] = False,
+    text_field: Annotated[
+        str | None, Option(help="The field of the text in .jsonl and .csv (default: as in training).")
+    ] = None,
     top: Annotated[int, Option(min=1, help="How many labels, or tokens for a mask, to report.")] = 3,
     device: Annotated[str, Option(help="cpu, cuda, mps …; auto: an accelerator if there is one.")] = "auto",
 ) -> None:
@@ -36,7 +45,10 @@ def predict(
     config = open_config(checkpoint, PREDICTED)
     task: Any = task_of(config.to_dict())
     model = open_model(checkpoint, tasks=PREDICTED, whole=True, device=pick_device(device))
-    texts = inputs_of(inputs) if task.reads_text else inputs
+    texts = iter(inputs)
+    if task.reads_text:
+        settings = trained(task, checkpoint, config, inputs).settings
+        texts = inputs_of(inputs, text_field or settings.text_field, task.text_column)
     seen: list[str] = []
 
     def remembered() -> Iterator[str]:
@@ -44,39 +56,47 @@ def predict(
             seen.append(text)
             yield text
 
-    reader = open_tokenizer(checkpoint) if task.reads_text else checkpoint
+    reader = open_tokenizer(checkpoint) if task.reads_text else front_end(checkpoint, config)
     for row in task.predict(model, reader, remembered(), top):
         text = seen.pop()
         print(json.dumps({"input": text, **row}, ensure_ascii=False) if as_json else line_of(row), flush=True)
 
 
-def inputs_of(inputs: list[str]) -> Iterator[str]:
-    """Texts themselves, and the lines of files and of stdin, without those that are blank; UserError where none is left."""
-    from tarnn.data.files import opened
+def front_end(checkpoint: Path, config: Any) -> Any:
+    from tarnn.models.speech_features import open_front_end
 
+    return open_front_end(checkpoint, config.input_size)
+
+
+def inputs_of(inputs: list[str], field: str, column: int) -> Iterator[str]:
+    """Texts themselves, and those of files and of stdin; UserError where one has none.
+
+    Of .jsonl and .csv rows the text is that of the field, of .tsv lines that of the column, as in training.
+    """
     for each in inputs:
-        found = False
         if each == "-":
-            for line in filter(None, (line.strip() for line in sys.stdin)):
-                found = True
-                yield line
-        elif Path(each).is_file():
-            with opened(Path(each)) as lines:
-                for number, line in enumerate(lines, start=1):
-                    try:
-                        text = line.decode().strip()
-                    except UnicodeDecodeError:
-                        raise UserError(
-                            f"{each}, line {number} is not UTF-8; expected a text on each line."
-                        ) from None
-                    if text:
-                        found = True
-                        yield text
-        elif each.strip():
+            texts: Iterable[str] = (line.strip() for line in sys.stdin)
+        elif is_file(each):
+            texts = texts_of(Path(each), field, column)
+        else:
+            if looks_like_path(each):
+                print(f"tarnn: there is no file {each}; it is taken as a text", file=sys.stderr, flush=True)
+            texts = [each.strip()]
+        found = False
+        for text in filter(None, texts):
             found = True
-            yield each
+            yield text
         if not found:
             raise UserError(f"the input {each!r} is empty; expected a text, or a file with one on each line.")
+
+
+def texts_of(path: Path, field: str, column: int) -> Iterator[str]:
+    """The texts of a file, one for each row or line."""
+    if not is_table(path):
+        yield from (line.strip() for _, line in lines_of(path))
+        return
+    for place, row in read_rows(path):
+        yield (row[column] if isinstance(row, list) else field_of(row, field, place, "--text-field")).strip()
 
 
 def line_of(row: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tarnn.data.saved_tokenizer import check_ids
 from tarnn.data.tokenizers import encode
 from tarnn.errors import UserError
 
@@ -51,9 +52,5 @@ def prompt_ids(tokenizer, text: bytes, model, *, starts: bool) -> Tensor:
                 "the prompt is empty and this tokenizer has no separator to start from; give a --prompt."
             )
         ids = torch.tensor([separator])
-    if len(ids) and int(ids.max()) >= model.config.vocab_size:
-        raise UserError(
-            f"the tokenizer makes ids up to {int(ids.max())} but the model knows {model.config.vocab_size}: "
-            "they don't belong together. Put the model's own tokenizer into the checkpoint."
-        )
+    check_ids(ids, model.config.vocab_size)
     return ids[None].to(model.device)

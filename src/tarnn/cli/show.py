@@ -37,6 +37,7 @@ def show(
     from tarnn.analysis.attention_maps import attention_maps
     from tarnn.analysis.attention_page import attention_page
     from tarnn.analysis.plots import attention_figure
+    from tarnn.data.saved_tokenizer import check_ids
 
     model, tokenizer = open_any(checkpoint, attention)
     text = read_input(source, record)
@@ -50,6 +51,7 @@ def show(
         )
         ids = ids[:, :max_tokens]
     tokens = [str(tokenizer.decode([i])).translate(SIGNS) or "∅" for i in ids[0].tolist()]
+    check_ids(ids, model.config.vocab_size)
     maps = attention_maps(model, input_ids=ids, **({"use_cache": False} if is_causal(model) else {}))
     out.mkdir(parents=True, exist_ok=True)
     (out / PAGE).write_text(attention_page(maps, tokens, f"Attention of {checkpoint.name}"), encoding="utf-8")
@@ -64,32 +66,30 @@ def show(
 
 def open_any(checkpoint: Path, attention: str) -> tuple[Any, Any]:
     """The backbone in a folder, of tarnn or of transformers, and its tokenizer. Only local data are read."""
-    import transformers
-    from transformers import AutoConfig, AutoModel, AutoTokenizer
-
-    import tarnn.conversion  # noqa: F401  makes its attention known
     from tarnn.analysis.attention_maps import FUNCTIONS
+    from tarnn.conversion.opening import open_pretrained, read_config
+    from tarnn.data.saved_tokenizer import open_saved_tokenizer
+    from tarnn.generation.checkpoint import open_model
+    from tarnn.tasks import TASKS, task_of
 
     if attention not in FUNCTIONS:
         raise UserError(f"--attention is {' or '.join(FUNCTIONS)}; got {attention!r}.")
-    if not (checkpoint / "config.json").is_file():
-        raise UserError(f"{checkpoint} holds no checkpoint: it has no config.json.")
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    try:
-        config = AutoConfig.from_pretrained(checkpoint, **safe)
-        if not config.is_encoder_decoder and getattr(config, "input_size", None) is None:
-            model = AutoModel.from_pretrained(
-                checkpoint, attn_implementation=attention, use_safetensors=True, **safe
-            )
-            return model.eval(), AutoTokenizer.from_pretrained(checkpoint, **safe)
-    except Exception as error:  # of whatever kind transformers raises
-        raise UserError(f"{checkpoint} can't be opened: {' '.join(str(error).split()):.300}") from error
-    raise UserError(
-        f"{checkpoint} holds a model that reads more than one text (an encoder with a decoder) or frames of sound; use "
-        "tarnn.analysis.attention_maps in Python."
-    )
+    fields = read_config(checkpoint)
+    task = task_of(fields)
+    if (
+        fields.get("is_encoder_decoder")
+        or fields.get("input_size") is not None
+        or (task and not task.reads_text)
+    ):
+        raise UserError(
+            f"{checkpoint} holds a model that reads more than one text (an encoder with a decoder) or frames of sound; use "
+            "tarnn.analysis.attention_maps in Python."
+        )
+    if task is None:
+        model = open_pretrained(checkpoint, attention=attention)
+    else:
+        model = open_model(checkpoint, tasks=tuple(TASKS), whole=True)
+    return model.base_model, open_saved_tokenizer(checkpoint, model.config)
 
 
 def is_causal(model: Any) -> bool:
@@ -99,15 +99,14 @@ def is_causal(model: Any) -> bool:
 
 def read_input(source: str, record: int) -> str:
     """The text itself, or that of the file of this name."""
+    from tarnn.data.files import is_file, looks_like_path
     from tarnn.data.proteins import is_protein_file, read_proteins
 
-    path = Path(source)
-    try:
-        is_file = path.is_file()
-    except OSError:  # too long for a name
-        is_file = False
-    if not is_file:
+    if not is_file(source):
+        if looks_like_path(source):
+            print(f"tarnn: there is no file {source}; it is taken as a text", file=sys.stderr)
         return source
+    path = Path(source)
     if is_protein_file(path):
         for number, protein in enumerate(read_proteins(path), start=1):
             if number == record:

@@ -95,28 +95,21 @@ def letters(tokenizer: Any, ids: list[int]) -> str:
 
 def open_speech(checkpoint: Path) -> tuple[Any, Any, Any]:
     """The model, its front end and its tokenizer; UserError where one is missing or can't be read."""
-    import transformers
-    from transformers import Wav2Vec2CTCTokenizer
-
-    from tarnn.models import SpeechFeatures, TarnnForCTC
+    from tarnn.data.saved_tokenizer import open_saved_tokenizer
+    from tarnn.generation.checkpoint import open_model
+    from tarnn.models.speech_features import open_front_end
 
     for name in ("config.json", "preprocessor_config.json", "vocab.json"):
         if not (checkpoint / name).is_file():
             raise UserError(
                 f"{checkpoint} holds no model of speech: it has no {name}. `tarnn train --task ctc` makes one."
             )
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    safe: dict[str, Any] = {"local_files_only": True}
-    try:
-        model = TarnnForCTC.from_pretrained(checkpoint, use_safetensors=True, **safe).eval()
-        front = SpeechFeatures.from_pretrained(checkpoint, **safe)
-        tokenizer = Wav2Vec2CTCTokenizer.from_pretrained(checkpoint, **safe)
-    except Exception as error:  # of whatever kind transformers raises
-        raise UserError(f"{checkpoint} can't be opened: {' '.join(str(error).split()):.300}") from error
-    if model.config.input_size != front.feature_size:
+    model = open_model(checkpoint, tasks=("ctc",), whole=True)
+    front = open_front_end(checkpoint, model.config.input_size)
+    tokenizer = open_saved_tokenizer(checkpoint, model.config)
+    if not hasattr(tokenizer, "word_delimiter_token"):
         raise UserError(
-            f"{checkpoint}: the model reads frames of {model.config.input_size} numbers and its front end makes "
-            f"{front.feature_size}: they don't belong together."
+            f"{checkpoint} holds a tokenizer of text ({type(tokenizer).__name__}); expected one of letters that are heard "
+            "(Wav2Vec2CTCTokenizer)."
         )
     return model, front, tokenizer

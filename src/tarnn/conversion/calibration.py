@@ -135,19 +135,21 @@ class Layer:
             self.queries = self.queries + some.sum(-1)
 
     def see_errors(self, seen: Seen, near: Near, wide: Near) -> None:
-        phi = estimate(self.feature_map, seen)
+        phi = None if self.feature_map is None else estimate(self.feature_map, seen)
         self.heads = heads_of(seen)
         self.rows += seen.q.shape[2]
         for block, wider in zip(blocks(seen, near), blocks(seen, wide)):
             o_exact, exact = mean_of(block.exact, block.values)
             o_far, far = mean_of(block.far, block.values)
-            o_phi, estimated = mean_of(far_logits(block, phi), block.values)
             rho = share(far, exact)
             o = o_exact + rho[..., None] * (o_far - o_exact)
             self.norm = self.norm + _square(o)
             self.teacher_share = self.teacher_share + rho.sum(-1)
             self.window = self.window + _square(o_exact - o)
+            if phi is None:
+                continue
             self.wide = self.wide + _square(mean_of(wider.exact, block.values)[0] - o)
+            o_phi, estimated = mean_of(far_logits(block, phi), block.values)
             trust = torch.tensor(TRUST, device=o.device)[:, None, None]
             rho = share(estimated + self.bias[:, None] + trust, exact)  # (trust, h, c)
             found = o_exact + rho[..., None] * (o_phi - o_exact)

@@ -5,6 +5,7 @@ the layers that see the whole sequence; what it can't compute exactly as the mod
 attention (cross-attention, a model's own sliding windows) or refused by name (biases by position, attention weights).
 """
 
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -68,9 +69,11 @@ def attention(name: str) -> Callable:
         how = DEFAULTS[name]._replace(**own.options)
         shared: dict[str, Any] = {
             "causal": causal, "window": how.window, "sinks": how.sinks, "slots": how.slots, "scale": scaling,
-            "softcap": options.get("softcap"),
+            "softcap": options.get("softcap"), "far_until": how.far_until,
         }  # fmt: skip
         bounds = documents_in(query, key, attention_mask, options, cached=cached is not None)
+        if how.far_until is not None and own.feature_map is not None:
+            warn_beyond(how.far_until, bounds, key.shape[2] if cached is None else cached.num_tokens)
         if bounds is not None:
             o = of_documents(own, query, key, value, bounds, **shared)
             return o.transpose(1, 2).contiguous(), None
@@ -96,6 +99,16 @@ def attention(name: str) -> Callable:
         return o.transpose(1, 2).contiguous(), None
 
     return run
+
+
+def warn_beyond(far_until: int, bounds: Tensor | None, length: int) -> None:
+    """A warning, once, that a sequence is longer than what the features were calibrated on."""
+    if (length if bounds is None else int(bounds.diff().amax())) > far_until:
+        warnings.warn(
+            f"this model's features were calibrated on up to {far_until:,} tokens; beyond that it sees its window and "
+            "sinks alone. Convert it on longer texts (`tarnn convert --length`) to use them there.",
+            stacklevel=3,
+        )
 
 
 def refuse(layer: str, options: dict[str, Any], dropout: float) -> None:

@@ -33,6 +33,10 @@ class HeadStates(State):
     def grows(self) -> bool:  # type: ignore[override]
         return any(part.grows for part in self.parts)
 
+    @property
+    def batch_size(self) -> int:
+        return len(self.parts[0].k)  # type: ignore[attr-defined]  # of either kind
+
 
 class LayerAttention(nn.Module):
     """Attention of one layer, with its own map and λ.
@@ -70,7 +74,7 @@ class LayerAttention(nn.Module):
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: int, sinks: int, slots: int = 0,
-        scale: float | None = None, softcap: float | None = None, key_mask: Tensor | None = None,
+        far_until: int | None = None, scale: float | None = None, softcap: float | None = None, key_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None, state: HeadStates | None = None, return_state: bool = False, inplace: bool = False,
     ) -> tuple[Tensor, HeadStates | None]:  # fmt: skip
         """q (b, h, t, d), k and v (b, g, t, ·) → o (b, h, t, e), and the state behind if asked for."""
@@ -89,6 +93,7 @@ class LayerAttention(nn.Module):
             "slots": slots,
             "softcap": softcap,
             "inplace": inplace,
+            "far_until": far_until,
         }
         kinds = [mode for mode in MODES if mode in self.modes]
         befores: Any = [None] * len(kinds) if state is None else state.parts

@@ -12,13 +12,17 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from tarnn.auto_classes import METHOD
-from tarnn.conversion.options import CHILD, HYBRID, attach
+from tarnn.conversion.options import CHILD, DEFAULTS, HYBRID, attach
 
 
 class ConvertedConfig(QuantizationConfigMixin):
     """What config.json says: attention, the implementation that the model runs unless another is asked for."""
 
     def __init__(self, attention: str = HYBRID, **kwargs: Any):
+        if attention not in DEFAULTS:  # transformers would look for other names on the network
+            raise ValueError(
+                f"the attention of a converted model is {' or '.join(DEFAULTS)}; got {attention!r:.60}."
+            )
         self.quant_method: Any = METHOD
         self.attention = attention
 

@@ -28,6 +28,8 @@ class AttentionOptions(NamedTuple):
         for all of the layer's key/value heads; None: they are not seen.
     mode: for all key/value heads, or a list with one for each: "features"; "window": window, sinks and slots alone; "exact":
         softmax over everything, whose keys and values are all kept.
+    far_until: queries at this place of their sequence (from 0) and beyond see no estimated keys: `convert` sets the length
+        that it calibrated on, since beyond it features do harm. Not causal: no query of a longer text does. None: all do.
     far_bias: λ, added to the log-weights of estimated keys: a number, or one for each query head. It is a parameter of
         the layer, so it is saved with the weights, not in config.json.
     """
@@ -38,6 +40,7 @@ class AttentionOptions(NamedTuple):
     feature_map: Any = "favor"
     mode: Any = "features"
     far_bias: Any = 0.0
+    far_until: int | None = None
 
 
 DEFAULTS = {HYBRID: AttentionOptions(), LINEAR: AttentionOptions(window=1, sinks=0)}

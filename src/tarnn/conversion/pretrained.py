@@ -6,12 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tarnn.conversion.calibration import TRUST, Layer, Near
-from tarnn.conversion.options import HYBRID, attention_layers, child_of, set_options
+from tarnn.conversion.calibration import SAMPLED, TRUST, Layer, Near
+from tarnn.conversion.calibration import heads_of as shape_of
+from tarnn.conversion.options import HYBRID, attention_layers, child_of, heads_of, made_map, set_options
 from tarnn.conversion.report import HeadReport, LayerReport, Report
 from tarnn.conversion.watching import Seen, watching
 from tarnn.feature_maps import QueryClusters, make, options_of
 from tarnn.feature_maps.spread import FittedMap
+from tarnn.ops.hybrid import hybrid_attention
 
 Row = Mapping[str, Tensor]  # what a model is called with: one text
 Progress = Callable[[str], None]
@@ -19,48 +21,62 @@ Progress = Callable[[str], None]
 
 def convert(
     model: Any, texts: Sequence[Any] | Tensor, *, tokenizer: Any = None, window: int = 256, sinks: int = 4, slots: int = 0,
-    feature_map: str | Mapping[str, Any] = "clusters", exact_layers: int = 0, budget: int | None = None,
-    report: Progress = lambda _: None,
+    feature_map: str | Mapping[str, Any] | None = "clusters", mode: str = "choose", exact_layers: int = 0,
+    budget: int | None = None, report: Progress = lambda _: None,
 ) -> Report:  # fmt: skip
     """Gives each layer of a model of transformers hybrid attention, calibrated on some texts; changes the model.
 
     Calibrated per key/value head: the map's centre, balance and A; per query head λ (far bias). A head estimates far keys
-    by features where that lowers the error of its output on these texts, and has its window and sinks alone otherwise.
+    by features where its output then errs less, on these texts, than with window and sinks alone and than with a window
+    that is larger by the bytes of the features; it has its window and sinks alone otherwise. So have all heads where the
+    model as a whole loses more with the features than without, and all queries further from the start than the texts reach.
 
     Args:
-        texts: 32 to 128 of them, of the length that the model will meet: strings (with a tokenizer), ids (n, t) or a list
+        texts: 32 to 128 of them, as long as the model will meet (features stand for nothing beyond the length that a quarter
+            of them reach): strings (with a tokenizer), ids (n, t) or a list
             of ids (t,), or dicts of what the model is called with. A quarter is kept to measure what the model loses.
         window, sinks, slots: keys that are exact; slots (causal models only) hold those that features represent worst.
         feature_map: a name or {"name": …, options}. Clusters are those of the texts' queries; estimates of softmax's kernel
-            function (oprf, favor …) are centred and balanced.
+            function (oprf, favor …) are centred and balanced. None: window and sinks alone.
+        mode: "features": every head has them, whatever it loses (to train them, or beside slots, which the choice leaves out).
         exact_layers: so many layers stay softmax attention: those whose conversion alone harms the loss most.
         budget: bytes of keys, values and sums for one sequence of the texts' length; key/value heads become exact, those
             first whose error, times the harm of their layer, is largest, while the bytes suffice.
         report: takes lines about progress.
 
     Returns what was measured; `model.save_pretrained(…)` keeps the rest. Raises ValueError for a model without an
-    attention interface, for texts no longer than window + sinks, and for a budget that is too small.
+    attention interface, for options out of range, for texts no longer than window + sinks, and for a budget that is too
+    small; all of that before the texts are looked at.
     """
+    check_options(window, sinks, slots, mode, exact_layers, budget)
     rows = rows_of(texts, tokenizer, model)
     kept = max(1, len(rows) // 4) if len(rows) > 1 else 0
     seen = rows[: len(rows) - kept]
-    near, length = Near(window, sinks, slots), max(map(length_of, rows))
+    near, lengths = Near(window, sinks, slots), sorted(map(length_of, seen), reverse=True)
+    length = lengths[(len(lengths) - 1) // 4]  # that a quarter of the texts reach
     if length <= window + sinks:
         raise ValueError(
-            f"calibration needs texts longer than window + sinks = {window + sinks} tokens, or nothing is far; the "
-            f"longest of {len(rows)} has {length}. Pass longer texts, or choose a smaller window."
+            f"calibration needs texts longer than window + sinks = {window + sinks} tokens, or nothing is far; a quarter of "
+            f"these {len(seen)} must be, and the longest has {lengths[0]}. Pass longer texts, or choose a smaller window."
         )
     model.eval()
+    check_fit(model, rows, feature_map, exact_layers, budget, near, length)
     check = Check(model, rows[len(rows) - kept :] if kept else rows)
+    before = check.softmax
     report("queries and keys of each layer")
     layers = gather(model, seen, feature_map, near)
-    if not 0 <= exact_layers <= len(layers):
-        raise ValueError(
-            f"exact_layers must be 0 to {len(layers)}, as many as can be converted; got {exact_layers}."
-        )
     report("output errors of each head")
-    reports = choose(model, seen, layers, near)
-    before = check.softmax
+    reports = choose(model, seen, layers, near, length, always=mode == "features")
+    model.set_attn_implementation(HYBRID)
+    wide = None if feature_map is None else max(wider(model, x, near).window for x in layers.values())
+    alone = check.with_window(near)
+    wide_loss = None if wide is None else check.with_window(near._replace(window=wide))
+    if mode == "choose" and wide is not None and check.loss() > max(alone, before):
+        report("together the features lose more than window and sinks alone: no head has them")
+        for one in reports:
+            for head in one.heads:
+                head.mode = "window"
+            set_options(model, layers=one.layer, mode=one.modes)
     if exact_layers or budget is not None:
         report(f"the harm of each of {len(reports)} layers")
         for one in reports:
@@ -69,12 +85,84 @@ def convert(
         keep_heads(reports, budget)
         for one in reports:
             set_options(model, layers=one.layer, mode=one.modes)
-    model.set_attn_implementation(HYBRID)
     report("what the model loses")
     options = {
-        **near._asdict(), "feature_map": feature_map, "exact_layers": exact_layers, "budget": budget,
+        **near._asdict(), "feature_map": feature_map, "mode": mode, "exact_layers": exact_layers, "budget": budget,
     }  # fmt: skip
-    return Report(options, len(seen), len(check.rows), length, check.unit, before, check.loss(), reports)
+    return Report(
+        options, len(seen), len(check.rows), length, check.unit, before, check.loss(), reports,
+        window_alone=alone, wide_window=wide, wide_alone=wide_loss,
+    )  # fmt: skip
+
+
+def check_options(
+    window: int, sinks: int, slots: int, mode: str, exact_layers: int, budget: int | None
+) -> None:
+    """ValueError for options that are out of range, whatever the model."""
+    least = {
+        "window": (window, 1),
+        "sinks": (sinks, 0),
+        "slots": (slots, 0),
+        "exact_layers": (exact_layers, 0),
+    }
+    least |= {} if budget is None else {"budget": (budget, 1)}
+    for name, (value, smallest) in least.items():
+        if type(value) is not int or value < smallest:
+            raise ValueError(f"{name} must be a whole number, {smallest} or more; got {value!r}.")
+    if mode not in ("choose", "features"):
+        raise ValueError(f"mode must be choose or features; got {mode!r}.")
+
+
+def check_length(length: int, near: Near) -> None:
+    """ValueError for rows in which nothing is far."""
+    if length <= near.window + near.sinks:
+        raise ValueError(
+            f"texts must be longer than window + sinks = {near.window + near.sinks} tokens, or nothing is far; got "
+            f"{length:,} tokens. Take longer ones, or a smaller window."
+        )
+
+
+def check_fit(
+    model: Any,
+    rows: list[Row],
+    feature_map: Any,
+    exact_layers: int,
+    budget: int | None,
+    near: Near,
+    length: int,
+) -> None:
+    """ValueError for options that don't fit the model or the texts: one row is run, to find the layers to convert."""
+    layers: dict[int, Seen] = {}
+    with torch.no_grad(), watching(model, lambda i, seen: layers.update({i: seen})):
+        run(model, rows[0])
+    if not layers:
+        raise ValueError(
+            f"no layer of {type(model).__name__} calls an attention function over its whole input, so there is nothing "
+            "to convert: its layers are sliding windows, cross-attention, or not attention."
+        )
+    if exact_layers > len(layers):
+        raise ValueError(
+            f"exact_layers must be 0 to {len(layers)}, as many as can be converted; got {exact_layers}."
+        )
+    size, least = next(model.parameters()).element_size(), 0
+    for i, seen in layers.items():
+        (h, g, d), e = heads_of(attention_layers(model)[i]), seen.v.shape[3]
+        least += g * min(sum(near), length) * (d + e) * size
+        if feature_map is not None:
+            phi = made_map(feature_map, d, g)
+            queries = sum(
+                min(length_of(row), SAMPLED) for row in rows[: max(1, len(rows) - len(rows) // 4)]
+            ) * (h // g)
+            if isinstance(phi, QueryClusters) and phi.num_features(d) > queries:
+                raise ValueError(
+                    f"{phi.num_features(d):,} clusters need as many queries or more, and these texts have {queries:,} per "
+                    "head; take fewer features, or more texts."
+                )
+    if budget is not None and budget < least:
+        raise ValueError(
+            f"a budget of {budget:,} bytes is too small: windows and sinks alone take {least:,}. Choose a smaller window, "
+            "or a larger budget."
+        )
 
 
 def rows_of(texts: Sequence[Any] | Tensor, tokenizer: Any, model: Any) -> list[Row]:
@@ -133,6 +221,18 @@ class Check:
                 found.append(((o - target).square().sum() / target.square().sum()).item())
         return sum(found) / len(found)
 
+    def with_window(self, near: Near) -> float:
+        """With window, sinks and slots alone in every layer."""
+
+        def look(i: int, seen: Seen) -> Tensor:
+            return hybrid_attention(
+                seen.q, seen.k, seen.v, causal=seen.causal, scale=seen.scale, softcap=seen.softcap, key_mask=seen.key_mask,
+                **near._asdict(),
+            )  # fmt: skip
+
+        with watching(self.model, look):
+            return self.loss()
+
     def with_one_layer(self, layer: int) -> float:
         """With hybrid attention in this layer alone."""
         own: Any = child_of(attention_layers(self.model)[layer])
@@ -152,6 +252,10 @@ class Check:
 def gather(model: Any, rows: list[Row], feature_map: Any, near: Near) -> dict[int, Layer]:
     """The layers that the hybrid computes, each with its calibrated map and λ."""
     layers: dict[int, Layer] = {}
+    if feature_map is None:
+        with watching(model, lambda i, seen: layers.update({i: Layer(heads=shape_of(seen))})):
+            run(model, rows[0])
+        return dict(sorted(layers.items()))
     options = {"name": feature_map} if isinstance(feature_map, str) else dict(feature_map)
     name = options.pop("name")
     taken = options_of(name)
@@ -163,11 +267,6 @@ def gather(model: Any, rows: list[Row], feature_map: Any, near: Near) -> dict[in
     with watching(model, spread):
         for row in rows:
             run(model, row)
-    if not layers:
-        raise ValueError(
-            f"no layer of {type(model).__name__} calls an attention function over its whole input, so there is nothing "
-            "to convert: its layers are sliding windows, cross-attention, or not attention."
-        )
     for i, layer in layers.items():
         seed = {"seed": i} if "seed" in taken else {}
         _, g, d, _ = layer.heads
@@ -185,13 +284,22 @@ def gather(model: Any, rows: list[Row], feature_map: Any, near: Near) -> dict[in
     return dict(sorted(layers.items()))
 
 
-def choose(model: Any, rows: list[Row], layers: dict[int, Layer], near: Near) -> list[LayerReport]:
-    """Gives each layer its map, and each of its heads what has the smaller error on these rows."""
+def choose(
+    model: Any, rows: list[Row], layers: dict[int, Layer], near: Near, length: int, *, always: bool = False
+) -> list[LayerReport]:
+    """Gives each layer its map, and each of its heads features where they have the smaller error on these rows, or `always`.
+
+    length: how long these rows are, by and large.
+    """
     reports = judge(model, rows, layers, near)
     for one in reports:
+        phi = layers[one.layer].feature_map
+        if always and phi is not None:
+            for head in one.heads:
+                head.mode = "features"
         set_options(
-            model, layers=one.layer, **near._asdict(), feature_map=layers[one.layer].feature_map,
-            mode=one.modes, far_bias=[x for head in one.heads for x in head.far_bias],
+            model, layers=one.layer, **near._asdict(), feature_map=phi, mode=one.modes,
+            far_bias=[x for head in one.heads for x in head.far_bias], far_until=None if phi is None else length,
         )  # fmt: skip
     return reports
 
@@ -200,33 +308,44 @@ def choose(model: Any, rows: list[Row], layers: dict[int, Layer], near: Near) ->
 def judge(model: Any, rows: list[Row], layers: dict[int, Layer], near: Near) -> list[LayerReport]:
     """What each head loses by each of its choices."""
     size, length = next(model.parameters()).element_size(), max(map(length_of, rows))
-    wide = {}
-    for i, layer in layers.items():
-        _, _, d, e = layer.heads
-        extra = 4 * layer.feature_map.num_features(d) * (e + 1) // ((d + e) * size)
-        wide[i] = near._replace(window=near.window + extra)
+    wide = {i: wider(model, layer, near) for i, layer in layers.items()}
     with watching(model, lambda i, seen: layers[i].see_errors(seen, near, wide[i])):
         for row in rows:
             run(model, row)
     return [layer_report(i, layer, near, length, size) for i, layer in layers.items()]
 
 
+def wider(model: Any, layer: Layer, near: Near) -> Near:
+    """With a window that is larger by the bytes of a layer's features."""
+    _, _, d, e = layer.heads
+    size = next(model.parameters()).element_size()
+    features = 0 if layer.feature_map is None else layer.feature_map.num_features(d)
+    return near._replace(window=near.window + 4 * features * (e + 1) // ((d + e) * size))
+
+
 def layer_report(number: int, layer: Layer, near: Near, length: int, size: int) -> LayerReport:
     h, g, d, e = layer.heads
-    best = layer.features.argmin(0)  # (h,): of TRUST
-    query_heads = torch.arange(h, device=best.device)
-    bias = layer.bias + torch.tensor(TRUST, device=best.device)[best]
     keep = min(sum(near), length) * (d + e) * size
-    sums = {
-        "window": keep,
-        "features": keep + 4 * layer.feature_map.num_features(d) * (e + 1),
-        "exact": length * (d + e) * size,
-    }
+    sums = {"window": keep, "exact": length * (d + e) * size}
 
     def grouped(x: Tensor) -> Tensor:
         return x.view(g, h // g).sum(1)
 
     norm = grouped(layer.norm)
+    if layer.feature_map is None:
+        error, share = (
+            (grouped(layer.window) / norm).tolist(),
+            grouped(layer.teacher_share) / (layer.rows * (h // g)),
+        )
+        nothing = [0.0] * (h // g)
+        heads = [
+            HeadReport("window", None, error[j], None, 0.0, share[j].item(), nothing, sums) for j in range(g)
+        ]
+        return LayerReport(number, heads)
+    sums["features"] = keep + 4 * layer.feature_map.num_features(d) * (e + 1)
+    best = layer.features.argmin(0)  # (h,): of TRUST
+    query_heads = torch.arange(h, device=best.device)
+    bias = layer.bias + torch.tensor(TRUST, device=best.device)[best]
     errors = [
         (grouped(x) / norm).tolist() for x in (layer.features[best, query_heads], layer.window, layer.wide)
     ]
@@ -236,7 +355,7 @@ def layer_report(number: int, layer: Layer, near: Near, length: int, size: int) 
     ]
     heads = [
         HeadReport(
-            "features" if errors[0][j] < errors[1][j] else "window", errors[0][j], errors[1][j], errors[2][j],
+            "features" if errors[0][j] < min(errors[1][j], errors[2][j]) else "window", errors[0][j], errors[1][j], errors[2][j],
             shares[0][j], shares[1][j], bias.view(g, -1)[j].tolist(), sums,
         )
         for j in range(g)
@@ -256,10 +375,14 @@ def keep_heads(reports: list[LayerReport], budget: int | None) -> None:
     if budget is None:
         return
     used = sum(head.bytes for one in reports for head in one.heads)
+    with_sums = [head for one in reports for head in one.heads if head.mode == "features"]
+    for head in sorted(with_sums, key=lambda x: x.error_window - x.error):  # those that gain least go first
+        if used > budget:
+            used, head.mode = used - head.bytes + head.bytes_of["window"], "window"
     if used > budget:
         raise ValueError(
-            f"a budget of {budget:,} bytes is too small: windows, sinks and sums alone take {used:,}. Choose a smaller "
-            "window or fewer features, or a larger budget."
+            f"a budget of {budget:,} bytes is too small: windows, sinks and exact layers take {used:,}. Choose a smaller "
+            "window or fewer exact layers, or a larger budget."
         )
 
     def worth(item: tuple[LayerReport, HeadReport]) -> float:

@@ -12,15 +12,20 @@ LAYERS = (
     "| layer | harm | heads |\n| --: | --: | --- |\n"
 )
 
+BEYOND = (
+    "**Features were calibrated on texts of {:,} tokens. Queries further from the start see window and sinks alone**, since "
+    "beyond that length features do harm; convert on longer texts to use them there."
+)
+
 
 @dataclass
 class HeadReport:
     """A key/value head, and the query heads that share it. Errors: |output − teacher's|² / |teacher's|²."""
 
     mode: str  # features, window, exact
-    error_features: float
+    error_features: float | None  # None: there are none
     error_window: float
-    error_wide: float  # of a window that is larger by the bytes of the features
+    error_wide: float | None  # of a window that is larger by the bytes of the features
     far_share: float  # ρ: the mean share of a query's weight that features give to far keys
     teacher_far_share: float
     far_bias: list[float]  # λ of each query head
@@ -28,7 +33,8 @@ class HeadReport:
 
     @property
     def error(self) -> float:
-        return {"features": self.error_features, "window": self.error_window, "exact": 0.0}[self.mode]
+        errors = {"features": self.error_features, "window": self.error_window, "exact": 0.0}
+        return errors[self.mode] or 0.0
 
     @property
     def bytes(self) -> int:
@@ -48,7 +54,11 @@ class LayerReport:
 
 @dataclass
 class Report:
-    """A conversion. softmax, hybrid: the loss before and after, on texts that nothing was calibrated on."""
+    """A conversion. softmax, hybrid: the loss before and after, on texts that nothing was calibrated on.
+
+    length: how far features were calibrated. window_alone, wide_alone: the loss with window and sinks alone, and with a
+    window of wide_window tokens, which is larger by the bytes of the features; None: not measured.
+    """
 
     options: dict[str, Any]
     texts: int
@@ -58,6 +68,23 @@ class Report:
     softmax: float
     hybrid: float
     layers: list[LayerReport]
+    window_alone: float | None = None
+    wide_window: int | None = None
+    wide_alone: float | None = None
+
+    @property
+    def advice(self) -> str | None:
+        """Whether features earn their bytes; None where there are none."""
+        heads = [(x.error_features, x.error_wide) for layer in self.layers for x in layer.heads]
+        better = [a < b for a, b in heads if a is not None and b is not None]
+        if self.wide_window is None or not better:
+            return None
+        if any(better):
+            return (
+                f"features lose less than a window of {self.wide_window:,}, which has as many bytes, in {sum(better)} of "
+                f"{len(better)} heads."
+            )
+        return f"a window of {self.wide_window:,} would lose less in all heads: `--window {self.wide_window} --feature-map none`"
 
     @property
     def bytes(self) -> int:
@@ -92,8 +119,8 @@ class Report:
         modes = [head.mode for layer in self.layers for head in layer.heads]
         counts = ", ".join(f"{modes.count(x)} {x}" for x in ("features", "window", "exact"))
         rows = [
-            f"| {layer.layer} | {i} | {head.mode} | {head.error_features:.4f} | {head.error_window:.4f} | "
-            f"{head.error_wide:.4f} | {head.far_share:.3f} | {head.teacher_far_share:.3f} |"
+            f"| {layer.layer} | {i} | {head.mode} | {number(head.error_features)} | {head.error_window:.4f} | "
+            f"{number(head.error_wide)} | {head.far_share:.3f} | {head.teacher_far_share:.3f} |"
             for layer in self.layers
             for i, head in enumerate(layer.heads)
         ]
@@ -102,12 +129,14 @@ class Report:
         ]
         parts = [
             "# What the conversion found",
-            f"{self.texts} texts of up to {self.length:,} tokens calibrated it, {self.check_texts} others measured it. "
+            f"{self.texts} texts of {self.length:,} tokens calibrated it, {self.check_texts} others measured it. "
             f"Window {self.options['window']}, sinks {self.options['sinks']}: {near:,} keys are exact. "
             f"Key/value heads: {counts}.",
             f"* {self.unit}: {self.softmax:.4f} with softmax attention, {self.hybrid:.4f} converted "
-            f"({self.hybrid - self.softmax:+.4f})\n"
+            f"({self.hybrid - self.softmax:+.4f})\n{self.controls()}"
             f"* bytes of keys, values and sums of one such sequence: {self.bytes:,} of {self.softmax_bytes:,}",
+            *([BEYOND.format(self.length)] if "features" in modes else []),
+            *([self.advice[0].upper() + self.advice[1:]] if self.advice else []),
             *([LAYERS + "\n".join(harm)] if harm else []),
             "## Heads\n\nErrors of a head's output, squared and relative, where far keys are estimated by features, where "
             "window and sinks are alone, and where the window is larger by the bytes of the features. ρ: the share of "
@@ -116,3 +145,20 @@ class Report:
             "| --: | --: | --- | --: | --: | --: | --: | --: |\n" + "\n".join(rows),
         ]  # fmt: skip
         return "\n\n".join(parts) + "\n"
+
+    def controls(self) -> str:
+        """The losses without features, as lines of a list."""
+        alone, wide = self.window_alone, self.wide_alone
+        lines = {
+            "window and sinks alone": alone,
+            f"a window of {self.wide_window} alone, of equal bytes": wide,
+        }
+        return "".join(
+            f"* {name}: {loss:.4f} ({loss - self.softmax:+.4f})\n"
+            for name, loss in lines.items()
+            if loss is not None
+        )
+
+
+def number(x: float | None) -> str:
+    return "–" if x is None else f"{x:.4f}"

@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from tarnn.data.overlap import refuse_overlap
+from tarnn.data.saved_tokenizer import open_saved_tokenizer
 from tarnn.data.sources import Document
 from tarnn.data.ticker import ticking
-from tarnn.data.tokenizers import amino_tokenizer, byte_tokenizer, encode, pieces, token_bytes, train_bpe
+from tarnn.data.tokenizers import (
+    amino_tokenizer,
+    byte_tokenizer,
+    encode,
+    pieces,
+    token_bytes,
+    train_bpe,
+)
 from tarnn.errors import UserError
 
 if TYPE_CHECKING:
@@ -69,6 +78,7 @@ def prepare(
         text = spool(documents, partial / "text")
     if validation_documents is not None:
         held_out, cut = spool(validation_documents, partial / "validation-text"), len(text.data)
+        refuse_overlap(text.digests, held_out.digests, "documents", report)
     else:
         held_out, cut = text, cut_before(text.data, validation_fraction)
     tokens = FIXED[tokenizer]() if tokenizer in FIXED else byte_tokenizer()
@@ -95,10 +105,8 @@ def prepare(
 
 def load(folder: Path) -> Corpus:
     """What `prepare` wrote; the ids are mapped from disk."""
-    from transformers import PreTrainedTokenizerFast
-
     facts = json.loads((folder / DESCRIPTION).read_text())
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
+    tokenizer = open_saved_tokenizer(folder / "tokenizer")
     dtype = id_dtype(len(tokenizer))
     parts = (folder / "train.ids", folder / "validation.ids")
     train, validation = (
@@ -122,6 +130,7 @@ class Spool(NamedTuple):
     data: np.ndarray  # uint8, mapped
     ends: array
     digest: str
+    digests: list[bytes]  # of each document
 
     def documents(self, start: int, stop: int) -> Iterator[tuple[bytes, bool]]:
         """What lies in [start, stop), document by document, each with whether it is there to its end."""
@@ -133,16 +142,17 @@ class Spool(NamedTuple):
 
 
 def spool(documents: Iterable[Document], path: Path) -> Spool:
-    ends, total, identity = array("q"), 0, Digest()
+    ends, total, identity, digests = array("q"), 0, Digest(), []
     with path.open("wb") as file:
         for document in documents:
             identity.add(document)
+            digests.append(hashlib.blake2b(document.data, digest_size=16).digest())
             file.write(document.data)
             total += len(document.data)
             ends.append(total)
     if not total:
         raise UserError("there is no text: all documents are empty.")
-    return Spool(np.memmap(path, dtype=np.uint8, mode="r"), ends, identity.hex())
+    return Spool(np.memmap(path, dtype=np.uint8, mode="r"), ends, identity.hex(), digests)
 
 
 class Digest:
@@ -217,6 +227,15 @@ def write_ids(
             count["bytes"] += len(data)
             count["tokens"] += len(ids)
     return count
+
+
+def ids_of(tokenizer: "PreTrainedTokenizerFast", documents: Iterable[Document]) -> np.ndarray:
+    """The ids of all documents in a row, each followed by <|endoftext|>, in memory."""
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    parts = [
+        x for each in documents for x in (encode(tokenizer, each.data, each.name), np.array(end, np.int64))
+    ]
+    return np.concatenate([np.zeros(0, np.int64), *parts]).astype(id_dtype(len(tokenizer)))
 
 
 def file_size(path: Path) -> int:

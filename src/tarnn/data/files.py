@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import lzma
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +50,25 @@ BINARY = {
     b"\xfe\xff": "text in UTF-16",
 }
 LOOKED_AT = 1 << 16  # bytes
+
+
+# how names of files end that a user may have mistyped
+NAMED = re.compile(
+    r".*\.(txt|md|csv|tsv|json|jsonl|html|fasta|sto|wav|gz|bz2|xz|zst)|\S*[/\\]\S*\w|\S+\.[a-z]{2,5}"
+)
+
+
+def looks_like_path(text: str) -> bool:
+    """Whether a text was rather meant as the name of a file: it ends as such names do, or has a slash and no space."""
+    return len(text) < 4096 and NAMED.fullmatch(text) is not None
+
+
+def is_file(text: str) -> bool:
+    """Whether there is a file of that name; what can't be a name is none."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long for a name, or with a NUL in it
+        return False
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from tarnn.data import image_files
 from tarnn.data.image_files import Pixels
 from tarnn.errors import UserError
 
+DIGITS_PARTS = ("train", "test")
 SPLITS = ("train", "valid", "test")
 KINDS = (
     "a folder or file of idx (MNIST), npz, CIFAR-10 or ImageNet64 batches, PNG or JPEG pictures, or 'digits' "
@@ -79,15 +80,15 @@ def read_images(source: str, *, parts: Sequence[str] = ("train",)) -> Images:
     """The images of a source: `'digits'`, a file, or a folder, after which ':train', ':valid' or ':test' may stand.
 
     The names of a folder's files say which part they belong to; for pictures, that of the outermost folder. Where the
-    source names none, the first of `parts` that there is is read; a folder without parts is read whole. The name of
-    the folder that a picture lies in is its class. './digits' is a folder of that name.
+    source names none, the first of `parts` that there is is read; a folder without parts is read whole, 'digits' never is.
+    The name of the folder that a picture lies in is its class. './digits' is a folder of that name.
 
     Raises UserError, in a sentence that names the file: no such source, nothing in it, files of several formats,
     a damaged file, images of several sizes.
     """
     path, wanted = part_of(source)
     if path == "digits":
-        return read_digits(source, wanted)
+        return read_digits(wanted or next((part for part in parts if part in DIGITS_PARTS), ""))
     where = Path(path).expanduser()
     if where.is_dir():
         return read_folder(where, wanted, parts)
@@ -232,16 +233,16 @@ def size(shape: Sequence[int]) -> str:
     return f"{shape[0]} × {shape[1]} pixels in {'grey' if shape[2] == 1 else 'colour'}"
 
 
-def read_digits(source: str, wanted: str | None) -> Images:
+def read_digits(part: str) -> Images:
     """scikit-learn's 1,797 handwritten digits of 8 × 8: 17 shades, here spread over 0 to 255. The last tenth is 'test'."""
+    if part not in DIGITS_PARTS:
+        raise UserError("'digits' has the parts train and test, and no valid.")
     try:
         from sklearn.datasets import load_digits
     except ImportError:
         raise UserError("'digits' needs the package scikit-learn: pip install 'tarnn[images]'.") from None
     digits = load_digits()
     pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)[..., None]
-    images = Images(pixels, digits.target.astype(np.int64), source)
-    cut = len(images) - len(images) // 10
-    if wanted == "valid":
-        raise UserError("'digits' has the parts train and test, and no valid.")
-    return images if wanted is None else images.take(slice(cut) if wanted == "train" else slice(cut, None))
+    cut = len(pixels) - len(pixels) // 10
+    images = Images(pixels, digits.target.astype(np.int64), f"digits:{part}")
+    return images.take(slice(cut) if part == "train" else slice(cut, None))

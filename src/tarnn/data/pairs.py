@@ -1,16 +1,17 @@
 """Pairs of texts from files: a label and a text to classify, or a sequence and what it becomes."""
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tarnn.data.files import not_text, opened, plain_suffix
+from tarnn.data.files import plain_suffix
+from tarnn.data.tables import Row, field_of, is_table, lines_of, read_rows
 from tarnn.errors import UserError
 
 KINDS = (
-    "a .tsv file (two columns or more: the first and the last count), a .jsonl file (either may be .gz, .bz2, .xz or .zst) "
+    "a .tsv file (two columns or more: the first and the last count), a .jsonl file, a .csv file with a header (each may be "
+    ".gz, .bz2, .xz or .zst) "
     "or 'datasets:NAME[:CONFIG[:SPLIT]]'"
 )
 
@@ -24,8 +25,8 @@ class Pair(NamedTuple):
 
 
 def read_pairs(sources: Sequence[str], first: str, last: str) -> Iterator[Pair]:
-    """The pairs of all sources in the order given: of a .tsv file its first and last column, of .jsonl lines and
-    `datasets` rows the fields called `first` and `last`.
+    """The pairs of all sources in the order given: of a .tsv file its first and last column, of .jsonl lines, .csv
+    and `datasets` rows the fields called `first` and `last`.
 
     Raises UserError, with file and line, for a line without two columns or fields, one that is empty, what is not UTF-8
     or JSON, a damaged file, and a source with no pair in it.
@@ -50,63 +51,29 @@ def _read(source: str, first: str, last: str) -> Iterator[Pair]:
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise UserError(f"{source} {what}; expected {KINDS}.")
-    lines = _lines(path)
-    if plain_suffix(path) == ".jsonl":
-        for place, line in lines:
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
+    if not is_table(path) or plain_suffix(path) == ".tsv":
+        for place, line in lines_of(path):
+            columns = line.split("\t")
+            if len(columns) < 2:
                 raise UserError(
-                    f"{place} is not JSON ({error}); a .jsonl file has one object per line."
-                ) from None
-            yield _of_fields(row, first, last, place)
+                    f"{place} has no tab; expected the {first} and the {last} with a tab between them, or a .jsonl or .csv file."
+                )
+            yield Pair(columns[0].strip(), columns[-1].strip(), place)
         return
-    for place, line in lines:
-        columns = line.split("\t")
-        if len(columns) < 2:
-            raise UserError(
-                f"{place} has no tab; expected the {first} and the {last} with a tab between them, or a .jsonl file."
-            )
-        yield Pair(columns[0].strip(), columns[-1].strip(), place)
-
-
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """(file and line for messages, the line) of all that are not blank."""
-    with opened(path) as stream:
-        for number, line in enumerate(stream, start=1):
-            place = f"{path}, line {number}"
-            if what := not_text(line):
-                raise UserError(f"{place} is not text but {what}; expected {KINDS}.")
-            try:
-                text = line.decode()
-            except UnicodeDecodeError as error:
-                raise UserError(f"{place} is not UTF-8 ({error.reason}); convert the file.") from None
-            if text.strip():
-                yield place, text.rstrip("\r\n")
-
-
-def _of_fields(row: object, first: str, last: str, place: str) -> Pair:
-    if not isinstance(row, dict):
-        raise UserError(f"{place} holds a JSON {type(row).__name__}; expected an object.")
-    values = []
-    for name in (first, last):
-        value = row.get(name)
-        if isinstance(value, bool) or not isinstance(value, str | int):
-            got = (
-                f"a {type(value).__name__}"
-                if name in row
-                else f"only {', '.join(map(repr, row)) or 'nothing'}"
-            )
-            raise UserError(f"{place} has {got} where a text was expected, in the field {name!r}.")
-        values.append(str(value))
-    return Pair(values[0], values[1], place)
+    for place, row in read_rows(path):
+        yield pair_of(row, first, last, place)
 
 
 def _of_dataset(source: str, first: str, last: str) -> Iterator[Pair]:
     from tarnn.data.sources import dataset_rows
 
     for number, row in enumerate(dataset_rows(source)):
-        yield _of_fields(row, first, last, f"{source}, row {number}")
+        place = f"{source}, row {number}"
+        yield pair_of(row, first, last, place)
+
+
+def pair_of(row: Row, first: str, last: str, place: str) -> Pair:
+    return Pair(field_of(row, first, place, numbers=True), field_of(row, last, place, numbers=True), place)
 
 
 def digest(pairs: Iterable[Pair]) -> str:

@@ -1,23 +1,32 @@
 """Text from wherever it lies: files, folders, globs, standard input, jsonl, `datasets`, a built-in corpus."""
 
 import glob
-import json
+import os
+import re
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from tarnn.data.corpora import CORPORA
 from tarnn.data.files import not_text, opened, plain_suffix
 from tarnn.data.proteins import is_protein_file, read_proteins
+from tarnn.data.tables import field_of, read_rows
 from tarnn.errors import UserError
 
 KINDS = (
-    "a file, a folder, a glob, '-' for standard input, a .jsonl file, sequences as .fasta or .sto (files may be .gz, .bz2, "
-    ".xz or .zst), "
+    "a file, a folder, a glob, '-' for standard input, a .jsonl or .csv file, sequences as .fasta or .sto (files may be .gz, "
+    ".bz2, .xz or .zst), "
     f"'datasets:NAME[:CONFIG[:SPLIT]]', or a built-in corpus ({', '.join(CORPORA)})"
 )
+
+# files of a folder that are about its texts, and none of them
+ABOUT = re.compile(r"(readme|licen[cs]e|copying|notice|changelog)([-.].*)?", re.IGNORECASE)
 
 
 class Document(NamedTuple):
@@ -32,11 +41,11 @@ def read_documents(
 ) -> Iterator[Document]:
     """The documents of all sources, in the order given; those of a folder or a glob by name.
 
-    A folder stands for every file below it that is not hidden. Empty ones there are passed over, those that are not
-    text too, and `report` gets a line about them; a file that was named is refused in both cases. Standard input is
-    taken as it is. Of FASTA and Stockholm files each sequence is a document (`tarnn.data.proteins`). A built-in corpus
-    wins over a file of the same name ('./NAME' is the file). `text_field` names the field that holds the text in jsonl
-    lines and `datasets` rows.
+    A folder stands for every file below it that is not hidden and no README, LICENSE or the like. Empty ones there are
+    passed over, those that are not text too, and `report` gets a line about them; a file that was named is refused in both
+    cases. Standard input is taken as it is. Of FASTA and Stockholm files each sequence is a document
+    (`tarnn.data.proteins`). A built-in corpus wins over a file of the same name ('./NAME' is the file). `text_field` names
+    the field that holds the text in jsonl lines, .csv rows and `datasets` rows.
 
     Raises UserError: no such source, nothing in it, a line that is not JSON, a field that is not there.
     """
@@ -60,7 +69,7 @@ def read_source(source: str, text_field: str, report: Callable[[str], None]) -> 
         yield from read_file(path, text_field)
     elif glob.has_magic(source):
         matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
-        files = [match for match in matches if match.is_file()]
+        files = [match for match in matches if match.is_file() and not match.name.startswith(".")]
         yield from read_all(files, f"glob {source!r}", text_field, report)
     else:
         close = get_close_matches(source, CORPORA, n=1)
@@ -78,9 +87,12 @@ def files_below(folder: Path) -> Iterator[Path]:
 def read_all(
     paths: Sequence[Path], where: str, text_field: str, report: Callable[[str], None]
 ) -> Iterator[Document]:
-    """The files of a folder or a glob that hold text; at least one must."""
+    """The files of a folder or a glob that hold text, at least one; those about the texts count where no other does."""
     left_out, found = [], False
-    for path in paths:
+    about = [path for path in paths if ABOUT.fullmatch(path.name)]
+    for path in (*(path for path in paths if path not in about), *about):
+        if found and path in about:
+            break
         if not path.stat().st_size:
             continue
         try:
@@ -105,8 +117,9 @@ class NotTextError(UserError):
 
 
 def read_file(path: Path, text_field: str) -> Iterator[Document]:
-    if plain_suffix(path) == ".jsonl":
-        yield from read_jsonl(path, text_field)
+    if plain_suffix(path) in (".jsonl", ".csv"):  # a text for each row
+        for name, row in read_rows(path):
+            yield Document(name, field_of(row, text_field, name, "--text-field").encode())
         return
     if is_protein_file(path):
         yield from (Document(x.place, x.sequence.encode()) for x in read_proteins(path))
@@ -127,34 +140,11 @@ def not_empty(document: Document) -> Document:
     return document
 
 
-def read_jsonl(path: Path, text_field: str) -> Iterator[Document]:
-    """One document per line: the string under `text_field` of its JSON object. Blank lines are passed over."""
-    found = False
-    with opened(path) as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            name = f"{path}, line {number}"
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise UserError(
-                    f"{name} is not JSON ({error}); a .jsonl file has one JSON object per line."
-                ) from None
-            if not isinstance(row, dict):
-                raise UserError(
-                    f"{name} holds a JSON {type(row).__name__}; expected an object with a {text_field!r}."
-                )
-            yield text_of(row, text_field, name)
-            found = True
-    if not found:
-        raise UserError(f"{path} is empty; expected one JSON object per line.")
-
-
 def read_dataset(source: str, text_field: str) -> Iterator[Document]:
     """The texts in the rows of a Hugging Face dataset."""
     for number, row in enumerate(dataset_rows(source)):
-        yield text_of(row, text_field, f"{source}, row {number}")
+        name = f"{source}, row {number}"
+        yield Document(name, field_of(row, text_field, name, "--text-field").encode())
 
 
 def dataset_rows(source: str) -> Any:
@@ -170,25 +160,38 @@ def dataset_rows(source: str) -> Any:
         import datasets
     except ImportError:
         raise UserError(f"{source} needs the package 'datasets': pip install 'tarnn[datasets]'.") from None
+    away = not Path(name).exists() and hub_is_away()
     try:
-        return datasets.load_dataset(name, config or None, split=split or "train")
+        with offline(datasets) if away else nullcontext():
+            return datasets.load_dataset(name, config or None, split=split or "train")
     except Exception as error:  # of many kinds, most of them not the package's own
+        if away:
+            raise UserError(
+                f"{source} is not on this machine, and the Hugging Face Hub can't be reached from here; give a file or a folder."
+            ) from error
         raise UserError(f"{source} could not be loaded: {type(error).__name__}: {error}") from error
 
 
-def text_of(row: dict, text_field: str, name: str) -> Document:
-    text = row.get(text_field)
-    if not isinstance(text, str):
-        got = (
-            f"a {type(text).__name__}"
-            if text_field in row
-            else f"only {', '.join(map(repr, row)) or 'nothing'}"
-        )
-        raise UserError(
-            f"{name} has {got} where the text was expected, in the field {text_field!r}; name the right one "
-            "with --text-field."
-        )
+def hub_is_away() -> bool:
+    """Whether the hub does not answer within seconds: the packages that load from it try for minutes."""
+    if getproxies():  # which only they know how to use
+        return False
+    address = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     try:
-        return Document(name, text.encode())
-    except UnicodeEncodeError as error:
-        raise UserError(f"{name} is not text: {error.reason} (a lone half of a surrogate pair).") from None
+        socket.create_connection((address.hostname or "", address.port or 443), timeout=5).close()
+    except OSError:
+        return True
+    return False
+
+
+@contextmanager
+def offline(datasets: Any) -> Iterator[None]:
+    """What is in the cache alone is loaded."""
+    from huggingface_hub import constants
+
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before

@@ -116,7 +116,7 @@ def encode(tokenizer: "PreTrainedTokenizerFast", data: bytes, name: str = "the t
     if table is not None:
         ids = table[np.frombuffer(data, dtype=np.uint8)]
         if len(unknown := np.flatnonzero(ids < 0)):
-            letters = "".join(x.decode() for x in token_bytes(tokenizer))
+            letters = bytes(np.argsort(table)[(table < 0).sum() :].tolist()).decode()
             raise UserError(
                 f"{name} has {data[unknown[0] : unknown[0] + 1]!r} at position {unknown[0]:,}, which this tokenizer does "
                 f"not know; expected {letters}."

@@ -14,8 +14,15 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from tarnn.errors import UserError
-from tarnn.generation.json_file import read_json
-from tarnn.generation.weights import check_weights, fill, read_headers, read_weights, saved_dtype
+from tarnn.generation.weights import (
+    check_counts,
+    check_weights,
+    fill,
+    read_headers,
+    read_weights,
+    saved_dtype,
+)
+from tarnn.json_file import read_json
 from tarnn.models.configuration import TarnnConfig
 from tarnn.models.recurrent import TextModel
 from tarnn.models.unfilled import unfilled
@@ -80,6 +87,7 @@ def open_model(
     not finite, and for weights that don't belong to the config.
     """
     config, (file, header) = open_config(path, tasks), read_headers(path)
+    check_counts(Path(path) / "config.json", config.to_dict(), header)
     saved = saved_dtype(file, header)
     dtype = dtype or (config.dtype if isinstance(config.dtype, torch.dtype) else saved)
     model = weightless(path, config, header, dtype, whole)

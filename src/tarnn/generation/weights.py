@@ -1,5 +1,6 @@
 """The weights of a checkpoint: safetensors files and nothing else, held against the model before one is used."""
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from tarnn.errors import UserError
-from tarnn.generation.json_file import read_json
+from tarnn.json_file import read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 INTEGERS = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 Header = dict[str, tuple[str, tuple[int, ...]]]
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.h5", "*.msgpack")
+# keys of a config that count what each takes a place in the weights
+COUNTED = re.compile(r"(^|_)(layers?|heads?|experts?|labels?)(_|$)")
+SMALL = 4096  # counts of that many cost nothing
 INTACT = "Take an intact copy, or train again."
 FOREIGN = "Its config.json belongs to another model."
 
@@ -25,6 +30,12 @@ def weight_files(path: str | Path) -> list[Path]:
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if not (folder / INDEX).is_file():
+        pickled = sorted(x.name for pattern in PICKLED for x in folder.glob(pattern))
+        if pickled:
+            raise UserError(
+                f"{folder} holds its weights as {pickled[0]}, a format that may hold code, and no {WEIGHTS}; expected "
+                "safetensors: load it where you trust it, and save_pretrained writes them."
+            )
         raise UserError(f"{folder} holds no weights: there is no {WEIGHTS} in it. {INTACT}")
     names = read_json(folder / INDEX).get("weight_map")
     names = set(names.values()) if isinstance(names, dict) and names else {None}
@@ -51,6 +62,21 @@ def read_header(file: Path) -> Header:
         raise UserError(
             f"{file} can't be read: it was cut short or is no safetensors file ({error}). {INTACT}"
         ) from error
+
+
+def check_counts(file: Path, fields: Any, found: Header) -> None:
+    """UserError where a config.json counts more layers, heads, experts or labels than its weights can have.
+
+    No count exceeds both the number of tensors and their longest axis: to be looked at before anything is built.
+    """
+    most = max([SMALL, len(found), *(size for _, shape in found.values() for size in shape)])
+    for key, value in fields.items() if isinstance(fields, dict) else enumerate(fields):
+        if isinstance(value, dict | list):
+            check_counts(file, value, found)
+        elif isinstance(value, int | float) and COUNTED.search(str(key)) and value > most:
+            raise UserError(
+                f"{file}: {key} is {value:,}, and the weights have room for {most:,} at most. {FOREIGN}"
+            )
 
 
 def saved_dtype(file: Path, header: Header) -> torch.dtype:

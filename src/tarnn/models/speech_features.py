@@ -1,6 +1,8 @@
 """The log-mel or cepstral frames of sound that a model reads."""
 
 from functools import lru_cache
+from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,7 @@ from transformers import BatchFeature, SequenceFeatureExtractor
 from transformers.audio_utils import mel_filter_bank
 
 from tarnn.errors import UserError
+from tarnn.json_file import read_json
 
 
 class SpeechFeatures(SequenceFeatureExtractor):
@@ -26,6 +29,9 @@ class SpeechFeatures(SequenceFeatureExtractor):
         window: float = 0.025, hop: float = 0.01, low: float = 20.0, high: float | None = None,
         mean: list[float] | None = None, std: list[float] | None = None, padding_value: float = 0.0, **kwargs: Any,
     ):  # fmt: skip
+        check_frames(
+            feature_size, sampling_rate, num_filters, window, hop, low, high, {"mean": mean, "std": std}
+        )
         super().__init__(feature_size, sampling_rate, padding_value, **kwargs)
         if kind not in ("log_mel", "mfcc"):
             raise ValueError(f"kind must be log_mel or mfcc; got {kind!r}.")
@@ -84,6 +90,50 @@ class SpeechFeatures(SequenceFeatureExtractor):
             self.check(sound, self.sampling_rate if sampling_rate is None else sampling_rate)
         batch = BatchFeature({"input_features": [self.frames(x) for x in sounds]})
         return self.pad(batch, padding=padding, return_attention_mask=True, return_tensors=return_tensors)
+
+
+def open_front_end(folder: Path, input_size: int | None) -> SpeechFeatures:
+    """The front end in the folder of a model of speech that reads frames of `input_size` numbers; data only.
+
+    UserError where it is missing, can't be read, or makes other frames.
+    """
+    file = folder / "preprocessor_config.json"
+    if not file.is_file():
+        raise UserError(
+            f"{folder} holds no model of speech: it has no {file.name}. `tarnn train --task ctc` makes one."
+        )
+    fields = read_json(file)
+    try:
+        front: Any = SpeechFeatures.from_dict({k: v for k, v in fields.items() if k != "auto_map"})
+    except Exception as error:  # of wrong types in transformers' own keys, whatever it raises
+        raise UserError(f"{file}: {' '.join(str(error).split())[:300]}") from error
+    if input_size != front.feature_size:
+        raise UserError(
+            f"{folder}: the model reads frames of {input_size} numbers and its front end makes {front.feature_size}: "
+            "they don't belong together."
+        )
+    return front
+
+
+def check_frames(
+    feature_size: Any, rate: Any, num_filters: Any, window: Any, hop: Any, low: Any, high: Any, statistics: dict[str, Any],
+) -> None:  # fmt: skip
+    """ValueError for what can't be frames, as a file can say it."""
+    for name, value, most in (
+        ("feature_size", feature_size, 4096), ("num_filters", num_filters, 4096), ("sampling_rate", rate, 10**6),
+    ):  # fmt: skip
+        if type(value) is not int or not 1 <= value <= most:
+            raise ValueError(f"{name} must be a whole number from 1 to {most:,}; got {value!r:.60}.")
+    for name, value, least, largest in (
+        ("window", window, 1 / rate, 10), ("hop", hop, 1 / rate, 10), ("low", low, 0, rate / 2),
+        ("high", rate / 2 if high is None else high, 0, rate / 2),
+    ):  # fmt: skip
+        if type(value) not in (int, float) or not least <= value <= largest:
+            raise ValueError(f"{name} must be a number from {least:g} to {largest:g}; got {value!r:.60}.")
+    for name, values in statistics.items():
+        numbers = values is None or (isinstance(values, list | tuple) and len(values) == feature_size)
+        if not numbers or not all(isinstance(x, int | float) and isfinite(x) for x in values or ()):
+            raise ValueError(f"{name} must be {feature_size} numbers, one per feature; got {values!r:.60}.")
 
 
 @lru_cache(maxsize=4)

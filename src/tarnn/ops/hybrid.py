@@ -35,7 +35,7 @@ def hybrid_attention(
     causal: bool, window: int, sinks: int = 0, slots: int = 0, scale: float | None = None, far_bias: Tensor | float = 0.0,
     softcap: float | None = None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None,
     log_decay: Tensor | None = None, exact_queries: Tensor | None = None, state: HybridState | None = None,
-    return_state: bool = False, return_far_share: bool = False, inplace: bool = False,
+    return_state: bool = False, return_far_share: bool = False, inplace: bool = False, far_until: int | None = None,
 ):  # fmt: skip
     """Softmax attention to a window and to sinks, and features of all other keys, in time and memory linear in t.
 
@@ -52,6 +52,8 @@ def hybrid_attention(
             (`hybrid_slots.py` says how they are chosen); without causality, so many of the whole row.
         scale: of the products, 1/√d by default. softcap c: then c·tanh(product / c).
         far_bias: λ, a number or (h,), added to the log-weight of every estimated key.
+        far_until: queries at this place of their sequence (from 0) and beyond see no estimated key; where not causal, no
+            query of a longer sequence does. None: all do.
         cu_seqlens: (n + 1,), sequences end to end in one row.
         log_decay: ≤ 0, (g,) or (b, g, t), causal only: keys fade, exact ones too. A constant −m is ALiBi's slope m.
         exact_queries: places (n,) whose queries see every key exactly, such as [0] for a CLS token. Without a state.
@@ -69,6 +71,8 @@ def hybrid_attention(
     q, k, v = autocast(q, k, v)
     check_attention(q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, log_decay=log_decay)
     _check_options(causal, window, sinks, slots, softcap, state, return_state, exact_queries)
+    if far_until is not None and far_until < 0:
+        raise ValueError(f"far_until must be 0 or more, or None for no end; got {far_until}.")
     (b, _, t, d), g = q.shape, k.shape[1]
     if k.shape[2] != t:
         raise ValueError(
@@ -78,7 +82,7 @@ def hybrid_attention(
     if phi is not None:
         phi.check_positive()
     scale = d**-0.5 if scale is None else scale
-    how = Options(phi, causal, window, sinks, slots, scale, softcap, far_bias, exact_queries)
+    how = Options(phi, causal, window, sinks, slots, scale, softcap, far_bias, exact_queries, far_until)
     if log_decay is not None and log_decay.ndim == 1:
         log_decay = log_decay[None, :, None].expand(b, g, t)
     one = t == 1 and causal and exact_queries is None and key_mask is None and cu_seqlens is None

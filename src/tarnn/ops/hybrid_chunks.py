@@ -19,7 +19,7 @@ from tarnn.kernels.eager.weights import chunk_weights
 from tarnn.numerics import default_eps, finite, marked, set_aside, wide, widest
 from tarnn.ops import hybrid_compiled, hybrid_slots
 from tarnn.ops.hybrid_compiled import scaled_features
-from tarnn.ops.hybrid_state import HybridState, Keys, Options, at, capped, room_of
+from tarnn.ops.hybrid_state import HybridState, Keys, Options, at, capped, places, room_of, within
 from tarnn.ops.units import causal_units
 
 CHUNK = 64
@@ -290,6 +290,7 @@ def _far(how: Options, q, keys: Keys, slots: _Slots | None, state: HybridState):
     decay = keys.clock.diff(dim=-1, prepend=keys.clock.new_zeros(*keys.clock.shape[:2], 1)).to(kind)
     sums = torch.cat([state.S, state.z[..., None]], -1)
     phi_q, a = scaled_features(how, q, "queries")
+    a = within(how, a, places(how, keys))
 
     def sweep(phi_q, k, v, w, sums, M, a):
         phi_k, weight = scaled_features(how, k, "keys")

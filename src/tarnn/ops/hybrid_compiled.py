@@ -10,8 +10,9 @@ from tarnn.kernels.cpu import hybrid as compiled
 from tarnn.kernels.cpu.hybrid import HybridCall, Sums
 from tarnn.numerics import wide
 from tarnn.ops.features import check_widths, features, log_features
-from tarnn.ops.hybrid_state import HybridState, Keys, Options
+from tarnn.ops.hybrid_state import HybridState, Keys, Options, places, within
 
+_CONSTANTS = len(HybridCall._fields) - 11 + 2  # of `_Attend`'s arguments: no gradient
 PIECE = 4096  # tokens for which features are made at a time, so that few of them exist
 
 
@@ -23,8 +24,6 @@ def refusal(
         return why
     if how.slots:
         return "Slots are filled in plain PyTorch."
-    if how.log_features:
-        return "Maxima of each feature are kept in plain PyTorch."
     if log_decay is not None or bool(state.fade.any()):
         return "Keys fade in plain PyTorch; only single tokens do so in the compiled kernels."
     if watched and not how.causal:
@@ -38,8 +37,6 @@ def step_refusal(how: Options, q: Tensor, state: HybridState) -> str | None:
     """Why plain PyTorch computes a single token, or None."""
     if how.slots:
         return "Slots are filled in plain PyTorch."
-    if how.log_features:
-        return "Maxima of each feature are kept in plain PyTorch."
     if not all(x.is_contiguous() for x in (state.fade, state.S, state.z, state.M)):
         return "The compiled step writes into states without gaps; this one is a view of another."
     return mixed(q, state.k, state.v, state.S) or compiled.refusal(q)
@@ -76,6 +73,7 @@ def attend(
         given: Any = (
             q[:, :, here], keys.k[:, :, row], keys.v[:, :, row], keys.sink_k, keys.sink_v, state.count + start,
             (total - start).clamp(0, size), *far_of(how, q, keys, here), w, how.causal, how.scale, how.softcap or 0.0,
+            how.log_features,
         )  # fmt: skip
         call = HybridCall(*given)
         if watched:
@@ -102,7 +100,8 @@ def far_of(how: Options, q: Tensor, keys: Keys, here: slice) -> tuple[Any, ...]:
     phi_q, a = scaled_features(how, q[:, :, here], "queries")
     phi_k, weight = scaled_features(how, k, "keys")
     check_widths(phi_q, phi_k)
-    return phi_q, a, phi_k, weight.masked_fill(~enters[:, None], -torch.inf)
+    place = places(how, keys)[:, here] if how.causal else places(how, keys)
+    return phi_q, within(how, a, place), phi_k, weight.masked_fill(~enters[:, None], -torch.inf)
 
 
 def scaled_features(how: Options, x: Tensor, side: str) -> tuple[Tensor, Tensor]:
@@ -143,17 +142,19 @@ class _Attend(torch.autograd.Function):
                 ctx.plain(call), [tensors[i] for i in wanted], grad_o, create_graph=True, allow_unused=True
             )
             grads = dict(zip(wanted, found))
-            return *(grads.get(i) for i in range(11)), *[None] * 6
+            return *(grads.get(i) for i in range(11)), *[None] * _CONSTANTS
         if call.a is not None:  # a far part that is nothing has no gradient
             call = call._replace(a=call.a.masked_fill(share == 0, -torch.inf))
         grad_q, grad_k, grad_v, grad_sink_k, grad_sink_v, grad_phi_q, grad_phi_k = compiled.backward(
             call, o, log_total, grad_o
         )
-        a = None if grad_phi_q is None else (call.phi_q * grad_phi_q).sum(-1)
-        weight = None if grad_phi_k is None else (call.phi_k * grad_phi_k).sum(-1)
+        a, weight = (
+            None if grad is None else (grad if call.log_features else phi * grad).sum(-1)
+            for phi, grad in ((call.phi_q, grad_phi_q), (call.phi_k, grad_phi_k))
+        )
         return (
             grad_q, grad_k, grad_v, grad_sink_k, grad_sink_v, None, None, grad_phi_q, a, grad_phi_k, weight,
-            *[None] * 6,
+            *[None] * _CONSTANTS,
         )  # fmt: skip
 
 
@@ -168,7 +169,7 @@ def step(
             scaled_features(how, x, side) for x, side in ((q, "queries"), (old, "keys"))
         )
         check_widths(phi_q, phi_k)
-        far = phi_q, a, phi_k, weight
+        far = phi_q, within(how, a, state.count[:, None]), phi_k, weight
     decay = None if log_decay is None else log_decay[..., 0].clamp(min=-1e4).to(state.fade.dtype)
     o, rho = compiled.step(
         q, k.to(state.k.dtype), v.to(state.v.dtype), far, None if decay is None else decay[..., None],

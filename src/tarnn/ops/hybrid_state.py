@@ -23,6 +23,7 @@ class Options(NamedTuple):
     softcap: float | None
     far_bias: Tensor | float  # λ, a number or (h,)
     exact_queries: Tensor | None
+    far_until: int | None = None
 
     @property
     def log_features(self) -> bool:
@@ -104,6 +105,16 @@ class HybridState(State):
                 f"this state's M is {tuple(self.M.shape)}; with {type(how.feature_map).__name__} expected "
                 f"{'(b, g, f)' if how.log_features else '(b, g)'}. Go on with the map that it was made with."
             )
+
+
+def within(how: Options, a: Tensor, place: Tensor) -> Tensor:
+    """Log-scales (b, h, t) of queries at these places (b, t), −∞ from far_until on: those don't see estimated keys."""
+    return a if how.far_until is None else a.masked_fill((place >= how.far_until)[:, None], -torch.inf)
+
+
+def places(how: Options, keys: Keys) -> Tensor:
+    """How far each new token is in its sequence, (b, t); where not causal, how far the last one is, (b, 1)."""
+    return keys.place[:, -keys.real.shape[1] :] if how.causal else keys.real.sum(-1, keepdim=True) - 1
 
 
 def room_of(place: Tensor, how: Options) -> Tensor:

@@ -7,7 +7,7 @@ from torch.autograd.graph import increment_version
 from tarnn.numerics import finite, wide
 from tarnn.ops import hybrid_compiled, hybrid_slots
 from tarnn.ops.hybrid_compiled import scaled_features
-from tarnn.ops.hybrid_state import HybridState, Options, capped, room_of
+from tarnn.ops.hybrid_state import HybridState, Options, capped, room_of, within
 
 
 def take_step(
@@ -106,6 +106,7 @@ def _read(how: Options, q: Tensor, dtype: torch.dtype, state: HybridState) -> tu
         o = (weights @ state.v.to(kind)) / weights.sum(-1, keepdim=True)
         return o.reshape(*q.shape[:3], -1).to(dtype), torch.zeros_like(q[..., 0], dtype=kind)
     phi, a = scaled_features(how, q, "queries")
+    a = within(how, a, state.count[:, None] - 1)
     phi, a = phi.reshape(*logits.shape[:3], -1), a.reshape(logits.shape[:3])
     unit = state.M[:, :, None]  # (b, g, 1), or (b, g, 1, f)
     if how.log_features:

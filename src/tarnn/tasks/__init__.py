@@ -1,6 +1,6 @@
 """Tasks: what a model is trained for. One file per task, and one registry, `TASKS`."""
 
-from tarnn.tasks.base import TASKS, Facts, Task, own_options, register, task_of
+from tarnn.tasks.base import TASKS, Facts, Task, Trained, own_options, register, task_of
 from tarnn.tasks.settings import RunSettings
 from tarnn.tasks.text import TextSettings, TextTask
 
@@ -22,5 +22,5 @@ from tarnn.tasks.seq2seq import Seq2SeqSettings, Seq2SeqTask
 __all__ = [
     "TASKS", "ClassificationSettings", "ClassificationTask", "CtcSettings", "CtcTask", "Facts", "ImageSettings", "ImageTask",
     "MaskedLMSettings", "MaskedLMTask", "RunSettings", "Seq2SeqSettings", "Seq2SeqTask", "Task", "TextSettings", "TextTask",
-    "own_options", "register", "task_of",
+    "Trained",    "own_options", "register", "task_of",
 ]  # fmt: skip

@@ -12,8 +12,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tarnn.errors import UserError
 from tarnn.tasks.settings import RunSettings
 
 if TYPE_CHECKING:
@@ -36,6 +38,16 @@ class Facts:
     rates: tuple[str, ...] = ()  # what else a validation measures
 
 
+@dataclass(frozen=True)
+class Trained:
+    """A trained model's folder, and what is known of its run."""
+
+    folder: Path
+    config: Any  # of the model
+    settings: Any  # of the run; the task's defaults where `saved` is None
+    saved: dict[str, Any] | None  # settings.json; None for a model that was saved without a run
+
+
 class Task(ABC):
     """One kind of training. Its file is light to import: torch and the models are imported by the methods.
 
@@ -54,6 +66,7 @@ class Task(ABC):
     rates: ClassVar[tuple[str, ...]] = ()  # what `sums` counts besides, each a part of the tokens: accuracy
     next: ClassVar[str] = "generate"  # the command that uses the model
     reads_text: ClassVar[bool] = True  # whether the inputs of `predict` are texts, or else files
+    text_column: ClassVar[int] = -1  # of a .tsv file, that `predict` reads
 
     epoch: int
     per_example: int = 1  # what one example counts
@@ -61,6 +74,7 @@ class Task(ABC):
     data_facts: dict[str, Any]  # about the data, for settings.json
     examples: Dataset
     tokenizer: Any = None
+    evaluated: str = ""  # what `to_evaluate` has found to measure on, in words
 
     @abstractmethod
     def __init__(self, settings: Any, first: bool, saved: dict[str, Any] | None, report: Report): ...
@@ -108,6 +122,23 @@ class Task(ABC):
     def sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
         """(nats, tokens, bytes) of a validation batch, float64 where the device has it, and after them what `rates` names."""
 
+    @classmethod
+    def to_evaluate(cls, trained: Trained, sources: Sequence[str], report: Report) -> Task:
+        """The task with data to measure a trained model on, and nothing to train: `sources`, or, where there are none, what
+        its run held out.
+
+        UserError where the run held nothing out, or its data are no longer those that it began with.
+        """
+        raise UserError(f"tarnn eval does not measure the task {cls.name}.")
+
+    def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[Any]]:
+        """`sums` of a batch, and what `details` needs of each of its examples."""
+        return self.sums(model, batch), []
+
+    def details(self, outcomes: list[Any]) -> dict[str, Any]:
+        """More about all examples than sums can say: a confusion table, errors per word, a standard error."""
+        return {}
+
     def sample(self, max_seconds: float | None) -> str:
         """What the trained model makes, within that time; printed at the end of the run."""
         return ""
@@ -137,7 +168,7 @@ class Task(ABC):
     def predict(cls, model: Any, reader: Any, inputs: Iterator[str], top: int) -> Iterator[dict[str, Any]]:
         """What a trained model says of each input: its "output", and more for JSON. For tasks whose `next` is predict.
 
-        reader: the tokenizer, or, where inputs are files, the folder of the checkpoint, which says how they are read.
+        reader: the tokenizer, or, where inputs are files of sound, the front end that makes frames of them.
         """
         raise NotImplementedError
 
@@ -158,6 +189,31 @@ def task_of(config: Mapping[str, Any]) -> type[Task] | None:
     alike = [task for task in TASKS.values() if task.model_type == kind]
     named = [task for task in alike if isinstance(names, list) and task.architecture in names]
     return next(iter(named or alike), None)
+
+
+def facts_of_held_out(trained: Trained, task: type[Task]) -> Any:
+    """What settings.json says of what a run held out; UserError where it held nothing out."""
+    if trained.saved is None:
+        raise UserError(
+            f"{trained.folder} holds no settings.json, which says what a run held out. {name_data(trained)}"
+        )
+    facts = (trained.saved.get(task.of) or {}).get("validation")
+    if not facts or 0 in (facts.get("tokens"), facts.get("rows")):
+        raise UserError(f"the run in {trained.folder} held nothing out. {name_data(trained)}")
+    return facts
+
+
+def name_data(trained: Trained) -> str:
+    return f"Name the data: `tarnn eval {trained.folder} DATA`."
+
+
+def refuse_other_held_out(trained: Trained, task: type[Task], now: Any) -> None:
+    """UserError where the sources of a run hold other data than those that it held out; `now` are their facts."""
+    if facts_of_held_out(trained, task) != now:
+        raise UserError(
+            f"{', '.join(trained.settings.sources)} no longer hold what the run in {trained.folder} held out. "
+            f"{name_data(trained)}"
+        )
 
 
 def own_options(task: str) -> dict[str, Field]:

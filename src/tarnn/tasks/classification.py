@@ -6,14 +6,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tarnn.data.pairs import Pair, digest, read_pairs
+from tarnn.data.pairs import Pair, read_pairs
 from tarnn.errors import UserError
-from tarnn.tasks.base import Report, register
-from tarnn.tasks.sequences import EncoderSettings, SequenceTask, refuse_other_data, split
+from tarnn.tasks.base import Report, Trained, register
+from tarnn.tasks.sequences import (
+    EncoderSettings,
+    SequenceTask,
+    facts_of,
+    refuse_other_data,
+    scored,
+    split,
+)
 from tarnn.tasks.settings import option
 from tarnn.tasks.text import TokenSettings
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from tarnn.data.examples import PaddedRows
 
 
@@ -45,10 +54,8 @@ class ClassificationTask(SequenceTask):
         from tarnn.data.corpus import make_tokenizer
 
         self.settings: ClassificationSettings = settings
-        names = (settings.label_field, settings.text_field)
-        rows = list(read_pairs(settings.sources, *names))
-        val = None if settings.val is None else list(read_pairs([settings.val], *names))
-        train, held_out = split(rows, val, settings)
+        val = None if settings.val is None else self.read_rows([settings.val])
+        train, held_out = split(self.read_rows(settings.sources), val, settings, report)
         self.labels = sorted({row.first for row in train})
         if len(self.labels) < 2:
             raise UserError(
@@ -60,6 +67,25 @@ class ClassificationTask(SequenceTask):
         self.examples = self.tokenized(train, report)
         self.held_out = self.tokenized(held_out, report) if held_out else None
         self.epoch = len(self.examples)
+
+    def read_rows(self, sources: Sequence[str]) -> list[Pair]:
+        return list(read_pairs(sources, self.settings.label_field, self.settings.text_field))
+
+    def examples_of(self, rows: list[Pair], trained: Trained, report: Report) -> PaddedRows:
+        from tarnn.data.saved_tokenizer import open_saved_tokenizer
+
+        names = trained.config.id2label
+        self.labels, self.tokenizer = [names[i] for i in sorted(names)], open_saved_tokenizer(trained.folder)
+        return self.tokenized(rows, report)
+
+    def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[tuple[int, int]]]:
+        """With the label and the guess of each text."""
+        logits, labels = model(**batch).logits, batch["labels"]
+        return scored(logits, labels), list(zip(labels.tolist(), logits.argmax(-1).tolist()))
+
+    def details(self, outcomes: list[Any]) -> dict[str, Any]:
+        """labels; confusion: by label, how many of its texts were given each label."""
+        return confusion(self.labels, outcomes)
 
     def tokenized(self, rows: Sequence[Pair], report: Report) -> PaddedRows:
         """Ids and the number of the label; UserError for a label that the training data lack."""
@@ -147,5 +173,9 @@ def token_config(settings: Any, tokenizer: Any = None, longest: int = 1, **of_da
     return make_config(TarnnConfig, settings, choices | of_data)
 
 
-def facts_of(rows: Sequence[Pair]) -> dict[str, Any]:
-    return {"rows": len(rows), "digest": digest(rows)}
+def confusion(labels: Sequence[str], outcomes: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """{"labels": …, "confusion": …}: a row for each true label, a column for each that was guessed."""
+    table = [[0] * len(labels) for _ in labels]
+    for true, guess in outcomes:
+        table[true][guess] += 1
+    return {"labels": list(labels), "confusion": table}

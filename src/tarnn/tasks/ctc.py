@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tarnn.data.pairs import Pair, read_pairs
 from tarnn.errors import UserError
-from tarnn.tasks.base import Report, register
-from tarnn.tasks.classification import facts_of
-from tarnn.tasks.sequences import EncoderSettings, SequenceTask, refuse_other_data, split
+from tarnn.tasks.base import Report, Trained, register
+from tarnn.tasks.sequences import EncoderSettings, SequenceTask, facts_of, refuse_other_data, split
 from tarnn.tasks.settings import option
 
 if TYPE_CHECKING:
@@ -44,10 +43,8 @@ class CtcTask(SequenceTask):
         from tarnn.data.transcripts import LETTERS
 
         self.settings: CtcSettings = settings
-        names = (settings.audio_field, settings.transcript_field)
-        rows = [pair for source in settings.sources for pair in self.pairs(source, *names)]
-        val = None if settings.val is None else self.pairs(settings.val, *names)
-        train, held_out = split(rows, val, settings)
+        val = None if settings.val is None else self.read_rows([settings.val])
+        train, held_out = split(self.read_rows(settings.sources), val, settings, report)
         self.data_facts = {"train": facts_of(train), "validation": facts_of(held_out)}
         refuse_other_data(self.data_facts, saved, self, settings)
         self.front, parts = front_end(train), []
@@ -63,11 +60,21 @@ class CtcTask(SequenceTask):
         self.front.save_pretrained(settings.out)
         self.epoch = len(self.examples)
 
-    @staticmethod
-    def pairs(source: str, *names: str) -> list[Pair]:
+    def read_rows(self, sources: Sequence[str]) -> list[Pair]:
         """Paths are seen from the file that names them."""
-        folder = Path(source).expanduser().parent
-        return [pair._replace(first=str(folder / pair.first)) for pair in read_pairs([source], *names)]
+        names = (self.settings.audio_field, self.settings.transcript_field)
+        return [
+            pair._replace(first=str(Path(source).expanduser().parent / pair.first))
+            for source in sources
+            for pair in read_pairs([source], *names)
+        ]
+
+    def examples_of(self, rows: list[Pair], trained: Trained, report: Report) -> PaddedRows:
+        from tarnn.models.speech_features import open_front_end
+
+        self.settings = replace(self.settings, subsampling=trained.config.subsampling)
+        self.front = open_front_end(trained.folder, trained.config.input_size)
+        return padded(self.read(rows))
 
     def read(self, rows: Sequence[Pair]) -> list[dict[str, np.ndarray]]:
         """Frames and letters; UserError, with file and line, for what has no path that spells it."""
@@ -118,7 +125,11 @@ class CtcTask(SequenceTask):
         return ctc_config(self.settings, self.front.feature_size)
 
     def sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
-        """Nats, letters, letters, and the edits that make the likeliest path's letters those that are said."""
+        return self.outcome(model, batch)[0]
+
+    def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[Any]]:
+        """Nats, letters, letters, and the edits that make the likeliest path's letters those that are said; and of each
+        recording what was found and what is said."""
         import torch
 
         from tarnn.data.ctc import best_path, edits
@@ -139,7 +150,20 @@ class CtcTask(SequenceTask):
         found = [best_path(row[:n].cpu().numpy()) for row, n in zip(logits, lengths.tolist())]
         wrong, count = sum(map(edits, found, wanted)), sum(map(len, wanted))
         nats = nats.to(widest(nats.device))
-        return torch.stack([nats, *(nats.new_tensor(x) for x in (count, count, wrong))])
+        return torch.stack([nats, *(nats.new_tensor(x) for x in (count, count, wrong))]), list(
+            zip(found, wanted)
+        )
+
+    def details(self, outcomes: list[Any]) -> dict[str, Any]:
+        """word_error_rate: edits of words per word that is said."""
+        from tarnn.data.ctc import edits
+        from tarnn.data.transcripts import LETTERS, SPACE, Symbols
+
+        symbols = Symbols(LETTERS)
+        words = [[symbols.text_of(ids).split(SPACE) for ids in pair] for pair in outcomes]
+        words = [[[word for word in text if word] for text in pair] for pair in words]
+        wrong, count = sum(edits(*pair) for pair in words), sum(len(wanted) for _, wanted in words)
+        return {"words": count, "word_error_rate": wrong / max(1, count)}
 
     def rows(self) -> dict[str, str]:
         train, held_out = self.data_facts["train"], self.data_facts["validation"]
@@ -158,13 +182,11 @@ class CtcTask(SequenceTask):
         from tarnn.data.audio import read_wav
         from tarnn.data.ctc import best_path
         from tarnn.data.transcripts import LETTERS, SPACE, Symbols
-        from tarnn.models import SpeechFeatures
 
-        front = SpeechFeatures.from_pretrained(reader, local_files_only=True)
         for path in inputs:
             samples, rate = read_wav(path)
-            front.check(samples, rate, path)
-            frames = torch.from_numpy(front.frames(samples))[None].to(model.device)
+            reader.check(samples, rate, path)
+            frames = torch.from_numpy(reader.frames(samples))[None].to(model.device)
             ids = best_path(model(input_features=frames).logits[0].float().cpu().numpy())
             yield {"output": Symbols(LETTERS).text_of(ids).replace(SPACE, " ")}
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tarnn.data.images import Images, part_of, parts_of, read_images, size
 from tarnn.errors import UserError
-from tarnn.tasks.base import Report, Task, register
+from tarnn.tasks.base import (
+    Report,
+    Task,
+    Trained,
+    facts_of_held_out,
+    refuse_other_held_out,
+    register,
+)
 from tarnn.tasks.settings import RunSettings, option
 
 if TYPE_CHECKING:
@@ -82,6 +91,11 @@ class ImageTask(Task):
         self.config()  # refuses before the images are split and hashed
         self.images, self.held_out = split(whole, settings)
         if self.held_out is not None:
+            if self.held_out.digest == self.images.digest:
+                raise UserError(
+                    f"{self.held_out.source} is what is trained on, so the validation would measure nothing; name other images "
+                    "with --val, or leave it out."
+                )
             check_like(self.held_out, whole, self.num_classes)
         self.examples = ImageRows(self.images, self.num_classes > 0)
         self.epoch = len(self.images)
@@ -141,14 +155,44 @@ class ImageTask(Task):
         out = model(**batch)
         return out.loss, {"logits": out.parameters}
 
+    @classmethod
+    def to_evaluate(cls, trained: Trained, sources: Sequence[str], report: Report) -> ImageTask:
+        task, settings = cls.__new__(cls), trained.settings
+        task.settings, task.num_classes = settings, trained.config.num_classes
+        if len(sources) > 1:
+            raise UserError(
+                f"images come from one source at a time; got {len(sources)}: {', '.join(sources)}."
+            )
+        if sources:
+            task.held_out = read_images(sources[0], parts=("test", "valid"))
+        else:
+            facts_of_held_out(trained, cls)
+            task.held_out = split(read_images(settings.sources[0]), settings)[1]
+            refuse_other_held_out(trained, cls, task.held_out and facts_of(task.held_out))
+        assert task.held_out is not None
+        task.evaluated = f"{task.held_out.source}: {len(task.held_out):,} images"
+        return task
+
     def sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+        return self.outcome(model, batch)[0]
+
+    def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[float]]:
+        """With the bits per dimension of each image."""
         import torch
 
         from tarnn.numerics import widest
 
-        nats, values = model(**batch).nats, batch["pixel_values"].numel()
-        nats = nats.sum(dtype=widest(nats.device))
-        return torch.stack([nats, nats.new_tensor(values), nats.new_tensor(values)])
+        each, values = model(**batch).nats, batch["pixel_values"].numel()
+        nats = each.sum(dtype=widest(each.device))
+        bits = [x * len(each) / (values * math.log(2)) for x in each.tolist()]
+        return torch.stack([nats, nats.new_tensor(values), nats.new_tensor(values)]), bits
+
+    def details(self, outcomes: list[Any]) -> dict[str, Any]:
+        """standard_error: of the mean bits per dimension, over images."""
+        count = len(outcomes)
+        if count < 2:
+            return {}
+        return {"standard_error": statistics.stdev(outcomes) / count**0.5}
 
     def trainer_options(self, args: TrainingArguments) -> dict[str, Any]:
         if self.settings.optimizer != "radam":

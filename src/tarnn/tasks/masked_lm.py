@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tarnn.data.tokenizers import MASK
 from tarnn.errors import UserError
-from tarnn.tasks.base import Report, register
+from tarnn.tasks.base import Report, Trained, register
 from tarnn.tasks.sequences import SequenceTask
 from tarnn.tasks.settings import RunSettings, option
 from tarnn.tasks.text import TextTask, WindowSettings, text_config
@@ -44,6 +44,12 @@ class MaskedLMTask(TextTask):
         self.bytes_per_token = 1.0  # the measure is per token
         self.examples = MaskedWindows(self.corpus.train, settings.context, self.masking())
 
+    @classmethod
+    def to_evaluate(cls, trained: Trained, sources: Sequence[str], report: Report) -> TextTask:
+        task = super().to_evaluate(trained, sources, report)
+        task.tokenizer = with_mask(task.tokenizer)
+        return task
+
     def masking(self) -> Masking:
         from tarnn.data.masking import Masking
 
@@ -76,6 +82,7 @@ class MaskedLMTask(TextTask):
     collate = staticmethod(SequenceTask.collate)
     loss = SequenceTask.loss
     sums = SequenceTask.sums
+    outcome = SequenceTask.outcome
     has_sample = False
 
     def validation(self, batch_size: int) -> Batches | None:  # type: ignore[override]
@@ -86,7 +93,7 @@ class MaskedLMTask(TextTask):
         context = self.validation_context
         if not context:
             return None
-        windows = MaskedWindows(self.corpus.validation, context, self.masking())
+        windows = MaskedWindows(self.held_out, context, self.masking())
         return Batches(windows, batch_size, range(0, len(windows), context))
 
     def sample(self, max_seconds: float | None) -> str:

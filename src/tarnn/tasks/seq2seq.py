@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tarnn.data.pairs import Pair, read_pairs
-from tarnn.tasks.base import Report, register
-from tarnn.tasks.classification import facts_of
-from tarnn.tasks.sequences import SequenceTask, refuse_other_data, split
+from tarnn.tasks.base import Report, Trained, register
+from tarnn.tasks.sequences import SequenceTask, facts_of, refuse_other_data, split
 from tarnn.tasks.settings import PATTERN, option
 from tarnn.tasks.text import TokenSettings
 
@@ -41,17 +40,15 @@ class Seq2SeqTask(SequenceTask):
 
     name, model_type, of = "seq2seq", "tarnn_seq2seq", "pairs"
     architecture, next = "TarnnForConditionalGeneration", "predict"
-    settings_class = Seq2SeqSettings
+    settings_class, text_column = Seq2SeqSettings, 0
     unit, counted, rates = "bits_per_token", "pairs", ("accuracy",)
 
     def __init__(self, settings: Seq2SeqSettings, first: bool, saved: dict[str, Any] | None, report: Report):
         from tarnn.data.corpus import make_tokenizer
 
         self.settings: Seq2SeqSettings = settings
-        names = (settings.text_field, settings.target_field)
-        rows = list(read_pairs(settings.sources, *names))
-        val = None if settings.val is None else list(read_pairs([settings.val], *names))
-        train, held_out = split(rows, val, settings)
+        val = None if settings.val is None else self.read_rows([settings.val])
+        train, held_out = split(self.read_rows(settings.sources), val, settings, report)
         self.data_facts = {"train": facts_of(train), "validation": facts_of(held_out)}
         refuse_other_data(self.data_facts, saved, self, settings)
         texts = (text.encode() for row in train for text in row[:2])
@@ -59,6 +56,15 @@ class Seq2SeqTask(SequenceTask):
         self.examples = self.tokenized(train)
         self.held_out = self.tokenized(held_out) if held_out else None
         self.epoch = len(self.examples)
+
+    def read_rows(self, sources: Sequence[str]) -> list[Pair]:
+        return list(read_pairs(sources, self.settings.text_field, self.settings.target_field))
+
+    def examples_of(self, rows: list[Pair], trained: Trained, report: Report) -> PaddedRows:
+        from tarnn.data.saved_tokenizer import open_saved_tokenizer
+
+        self.tokenizer = open_saved_tokenizer(trained.folder)
+        return self.tokenized(rows)
 
     def tokenized(self, rows: Sequence[Pair]) -> PaddedRows:
         """Ids of the source, and of the target with the token that ends it."""

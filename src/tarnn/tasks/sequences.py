@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tarnn.data.overlap import refuse_overlap
+from tarnn.data.pairs import Pair, digest
 from tarnn.errors import UserError
-from tarnn.tasks.base import Task
+from tarnn.tasks.base import Report, Task, Trained, facts_of_held_out, refuse_other_held_out
 from tarnn.tasks.settings import RunSettings, option
 
 if TYPE_CHECKING:
@@ -19,7 +22,7 @@ VALIDATION_FRACTION, VALIDATION_ROWS = (
     0.1,
     1000,
 )  # held out where nothing was asked for: a part, and at most so many
-X = TypeVar("X")
+X = TypeVar("X", bound=tuple[Any, ...])  # two texts, or more, and the place that they are from
 
 
 @dataclass(frozen=True)
@@ -60,27 +63,62 @@ class SequenceTask(Task):
         return out.loss, {"logits": out.logits}
 
     def sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
-        """Nats and hits over all labels that are not −100."""
-        import torch
-        from torch.nn.functional import cross_entropy
+        return scored(model(**batch).logits, batch["labels"])
 
-        from tarnn.numerics import widest
+    @classmethod
+    def to_evaluate(cls, trained: Trained, sources: Sequence[str], report: Report) -> SequenceTask:
+        settings = trained.settings
+        task = cls.__new__(cls)
+        task.settings = settings
+        if sources:
+            rows = task.read_rows(sources)
+        else:
+            facts_of_held_out(trained, cls)
+            val = None if settings.val is None else task.read_rows([settings.val])
+            rows = split(task.read_rows(settings.sources), val, settings)[1]
+            refuse_other_held_out(trained, cls, facts_of(rows))
+        task.evaluated = ", ".join(sources) or f"what {trained.folder} held out"
+        task.evaluated += f": {len(rows):,} {cls.counted}"
+        task.held_out = task.examples_of(rows, trained, report)
+        return task
 
-        labels = batch["labels"].flatten()
-        logits = model(**batch).logits.float().flatten(0, -2)
-        nats = cross_entropy(logits, labels, reduction="sum").to(widest(labels.device))
-        count, hits = (x.sum().to(nats.dtype) for x in (labels != -100, logits.argmax(-1) == labels))
-        return torch.stack([nats, count, count, hits])
+    @abstractmethod
+    def read_rows(self, sources: Sequence[str]) -> list[Pair]:
+        """The rows of files, as the settings say how they are read."""
+
+    @abstractmethod
+    def examples_of(self, rows: list[Pair], trained: Trained, report: Report) -> PaddedRows:
+        """Rows as a trained model reads them."""
 
     def step_row(self, per_step: int) -> str:
         return f"{per_step:,} {self.counted}"
 
 
-def split(rows: Sequence[X], held_out: Sequence[X] | None, settings: RunSettings) -> tuple[list[X], list[X]]:
-    """Rows to train on, and those held out: of --val, or picked at random by --seed."""
+def scored(logits: Tensor, labels: Tensor) -> Tensor:
+    """(nats, labels, labels, hits) over all labels that are not −100; float64 where the device has it."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from tarnn.numerics import widest
+
+    logits, labels = logits.float().flatten(0, -2), labels.flatten()
+    nats = cross_entropy(logits, labels, reduction="sum").to(widest(labels.device))
+    count, hits = (x.sum().to(nats.dtype) for x in (labels != -100, logits.argmax(-1) == labels))
+    return torch.stack([nats, count, count, hits])
+
+
+def split(
+    rows: Sequence[X], held_out: Sequence[X] | None, settings: RunSettings, report: Report = lambda line: None
+) -> tuple[list[X], list[X]]:
+    """Rows to train on, and those held out: of --val, or picked at random by --seed.
+
+    UserError where all rows of --val are among those to train on; `report` says it of some.
+    """
     import numpy as np
 
     if held_out is not None:
+        texts, others = ([row[:2] for row in part] for part in (rows, held_out))
+        refuse_overlap(texts, others, "rows", report)
         return list(rows), list(held_out)
     fraction = VALIDATION_FRACTION if settings.val_fraction is None else settings.val_fraction
     if not 0 <= fraction < 1:
@@ -104,3 +142,7 @@ def refuse_other_data(
             f"the data of {', '.join(settings.sources)} are no longer those that the run in {settings.out} began with; "
             "restore them to --resume, or start again with --overwrite."
         )
+
+
+def facts_of(rows: Sequence[Pair]) -> dict[str, Any]:
+    return {"rows": len(rows), "digest": digest(rows)}

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tarnn.data.corpus import DESCRIPTION, Corpus, Digest, load, prepare
+from tarnn.data.corpus import DESCRIPTION, Corpus, Digest, ids_of, load, prepare
 from tarnn.data.sources import read_documents
 from tarnn.errors import UserError
-from tarnn.tasks.base import Report, Task, register
+from tarnn.tasks.base import Report, Task, Trained, facts_of_held_out, name_data, register
 from tarnn.tasks.settings import RunSettings, option
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from tarnn.data.windows import ValidationBatches, WindowSampler
@@ -67,7 +68,38 @@ class TextTask(Task):
         self.bytes_per_id = torch.from_numpy(self.corpus.bytes_per_id)
         self.tokenizer = self.corpus.tokenizer
         self.data_facts = self.corpus.facts
-        self.validation_context = min(settings.context, max(0, len(self.corpus.validation) - 1))
+        self.hold_out(self.corpus.validation)
+
+    def hold_out(self, ids: np.ndarray) -> None:
+        """Take these ids for validation, in windows of at most the context."""
+        self.held_out = ids
+        self.validation_context = min(self.settings.context, max(0, len(ids) - 1))
+
+    @classmethod
+    def to_evaluate(cls, trained: Trained, sources: Sequence[str], report: Report) -> TextTask:
+        import torch
+
+        from tarnn.data.saved_tokenizer import open_saved_tokenizer
+        from tarnn.data.tokenizers import token_bytes
+
+        task = cls.__new__(cls)
+        task.settings, task.tokenizer = trained.settings, open_saved_tokenizer(trained.folder)
+        task.bytes_per_id = torch.tensor([len(x) for x in token_bytes(task.tokenizer)])
+        if sources:
+            documents = read_documents(sources, text_field=trained.settings.text_field, report=report)
+            task.hold_out(ids_of(task.tokenizer, documents))
+        else:
+            task.hold_out(held_out_ids(trained, cls))
+        task.evaluated = ", ".join(sources) or f"the text that {trained.folder} held out"
+        if len(task.held_out) < 2:
+            raise UserError(f"{task.evaluated} has fewer than two tokens; expected more text to measure on.")
+        if (highest := int(task.held_out.max())) >= trained.config.vocab_size:
+            raise UserError(
+                f"the tokenizer in {trained.folder} makes ids up to {highest} but the model knows "
+                f"{trained.config.vocab_size}: they don't belong together."
+            )
+        task.evaluated += f": {len(task.held_out):,} tokens in windows of {task.validation_context:,}"
+        return task
 
     @staticmethod
     def classes() -> tuple[Any, Any]:
@@ -105,7 +137,7 @@ class TextTask(Task):
 
         if not self.validation_context:
             return None
-        return ValidationBatches(self.corpus.validation, self.validation_context, batch_size)
+        return ValidationBatches(self.held_out, self.validation_context, batch_size)
 
     def loss(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean cross-entropy in nats per token."""
@@ -198,6 +230,15 @@ def text_config(settings: WindowSettings, tokenizer: Any = None, causal: bool = 
             "(max_position_embeddings); expected at most as many, or raise that number in --config."
         )
     return config
+
+
+def held_out_ids(trained: Trained, task: type[Task]) -> np.ndarray:
+    """The validation text of a run, as its folder keeps it."""
+    facts_of_held_out(trained, task)
+    folder = trained.settings.out / DATA
+    if not (folder / DESCRIPTION).exists():
+        raise UserError(f"{folder} is gone, where the run kept what it held out. {name_data(trained)}")
+    return load(folder).validation
 
 
 def ready_corpus(settings: WindowSettings, first: bool, report: Report) -> Corpus:

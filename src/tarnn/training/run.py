@@ -39,6 +39,7 @@ from tarnn.training.memory import refuse_too_large
 from tarnn.training.progress import Progress
 from tarnn.training.redraw import Redraw, random_maps
 from tarnn.training.safe_trainer import SafeTrainer
+from tarnn.training.slowdown import Slowdown
 from tarnn.training.summary import describe, table
 
 FOREVER = 10**9  # steps, for a run that only the clock ends
@@ -165,6 +166,7 @@ def add_callbacks(trainer: SafeTrainer, settings: RunSettings, facts: Facts, pro
     trainer.add_callback(trainer.interruption)
     trainer.add_callback(LogFile(settings.out / LOG, trainer.clock, facts))
     trainer.add_callback(progress)
+    trainer.add_callback(Slowdown(trainer.clock, progress.say))
 
 
 def fit(trainer: SafeTrainer, checkpoint: Path | None, progress: Progress, started: float) -> None:

@@ -58,7 +58,8 @@ def table(settings: RunSettings, facts: dict[str, Any], task: Task) -> str:
         "length": " or ".join(length),
         "learning rate": f"{settings.learning_rate:g}, {schedule(settings)}",
         "redraw": f"every {settings.redraw_every:,} steps" if settings.redraw_every else "never",
-        "device": f"{run['device']}, {run['threads']} threads" + (", bf16" if settings.bf16 else ""),
+        "device": f"{run['device']}, {run['threads']} thread{'s' * (run['threads'] != 1)}"
+        + (", bf16" if settings.bf16 else ""),
         "out": f"{settings.out} (seed {settings.seed})",
     }
     if not run["random_features"]:

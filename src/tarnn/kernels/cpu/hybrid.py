@@ -23,7 +23,7 @@ class HybridCall(NamedTuple):
     sink_v: Tensor  # (b, g, s, e)
     seen: Tensor
     length: Tensor
-    phi_q: Any  # (b, h, t, f) wide, as are all below
+    phi_q: Any  # (b, h, t, f) wide, as are all below; with log_features log φ
     a: Any  # (b, h, t)  log-scales of queries, with λ
     phi_k: (
         Any  # (b, g, t, f)  causal: of the keys that leave the window at each new token; else of the new keys
@@ -33,6 +33,7 @@ class HybridCall(NamedTuple):
     causal: bool
     scale: float
     softcap: float  # 0: none
+    log_features: bool  # features are logarithms, and their sums have an M (b, g, f)
 
 
 class Sums(NamedTuple):
@@ -77,7 +78,8 @@ def forward(call: HybridCall, sums: Sums, *, for_backward: bool) -> HybridOutput
 
 
 def backward(call: HybridCall, o: Tensor, log_total: Tensor, grad_o: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of q, k, v, sink_k, sink_v, phi_q and phi_k, of a causal call that no sums came before."""
+    """The gradients of q, k, v, sink_k, sink_v, phi_q and phi_k (of the logarithms, where these are), of a causal call
+    that no sums came before."""
     kind = wide(call.q.dtype)
     grad_q = torch.zeros_like(call.q)
     keys = [x.new_zeros(x.shape, dtype=kind) for x in call[1:5]]

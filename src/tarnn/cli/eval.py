@@ -1,0 +1,187 @@
+"""`tarnn eval`: what data cost a trained model: bits per byte, accuracy, error rates, bits per dimension."""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from tarnn.cli.progress import Report, progress, silent
+from tarnn.errors import UserError
+
+TOKENS_AT_ONCE, LOGITS_AT_ONCE = (
+    1 << 13,
+    1 << 25,
+)  # in a batch: larger ones are no faster on a CPU, and take more memory
+COLUMNS = 80
+SOURCES = "What to measure on, of the kinds that `tarnn train` takes; left out, what the run itself held out."
+
+
+def eval(
+    checkpoint: Annotated[
+        Path, Argument(metavar="RUN", help="A folder of `tarnn train` or `tarnn convert`, or a causal model of transformers.")
+    ],
+    data: Annotated[list[str] | None, Argument(metavar="[DATA]...", help=SOURCES, show_default=False)] = None,
+    as_json: Annotated[bool, Option("--json", help="As JSON, for programs.")] = False,
+    context: Annotated[
+        int | None, Option(min=1, help="Of a text: tokens in a window (default: as in training; others 1,024).")
+    ] = None,
+    batch_size: Annotated[int | None, Option(min=1, help="Examples at once (default: as suits the model).")] = None,
+    text_field: Annotated[str | None, Option(help="The field of the text in .jsonl (default: as in training).")] = None,
+    label_field: Annotated[str | None, Option(help="The field of the label (default: as in training).")] = None,
+    target_field: Annotated[str | None, Option(help="The field of the target (default: as in training).")] = None,
+    device: Annotated[str, Option(help="cpu, cuda, mps …; auto: an accelerator if there is one.")] = "auto",
+    quiet: Annotated[bool, Option("--quiet", "-q", help="The result only, nothing on stderr.")] = False,
+) -> None:  # fmt: skip
+    """Measure a trained model on data that it has not seen: its run's own held-out data, or yours.
+
+    A text: bits per byte, and perplexity per token. Labelled texts: accuracy and a table of which label was taken for
+    which. Recordings: errors per letter and per word. Images: bits per dimension. Pairs and masked text: bits per token,
+    accuracy.
+
+    Example: tarnn eval runs/books chapter.txt
+    """
+    from tarnn.cli.generate import pick_device
+
+    where = pick_device(device)
+    report = silent if quiet else partial(print, file=sys.stderr, flush=True)
+    options = {
+        "context": context,
+        "text_field": text_field,
+        "label_field": label_field,
+        "target_field": target_field,
+    }
+    facts = measure(checkpoint, data or [], where, options, batch_size, report)
+    print(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else as_text(facts))
+
+
+def measure(
+    checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], batch_size: int | None, report: Report
+) -> dict[str, Any]:  # fmt: skip
+    """All that the command tells, as JSON has it."""
+    from tarnn.tasks import TASKS
+    from tarnn.training.evaluation import evaluate
+
+    kind = model_kind(checkpoint)
+    opened = open_ours if kind in {task.model_type for task in TASKS.values()} else open_other
+    model, task, about = opened(checkpoint, sources, device, options, report)
+    report(f"tarnn: {checkpoint} on {device}: {about['data']}")
+    batches = task.validation(batch_size or rows_at_once(model.config, task))
+    track = partial(track_batches, report=report)
+    return {"checkpoint": str(checkpoint), **about, **evaluate(task, model, batches, track)}
+
+
+def model_kind(checkpoint: Path) -> Any:
+    """What config.json calls the model; UserError where there is no checkpoint."""
+    from tarnn.json_file import read_json
+
+    if not (checkpoint / "config.json").is_file():
+        raise UserError(
+            f"{checkpoint} holds no checkpoint: it has no config.json. `tarnn train … --out {checkpoint}` makes one."
+        )
+    return read_json(checkpoint / "config.json").get("model_type")
+
+
+def open_ours(
+    checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], report: Report
+) -> tuple[Any, Any, dict[str, Any]]:
+    """A model that `tarnn train` made, and its task with the data."""
+    from tarnn.analysis.image_likelihood import check_fit
+    from tarnn.generation.checkpoint import open_config, open_model
+    from tarnn.tasks import TASKS, task_of
+    from tarnn.training.evaluation import trained
+
+    config = open_config(checkpoint, tuple(TASKS))
+    kind = task_of(config.to_dict())
+    assert kind is not None
+    known = trained(kind, checkpoint, config, sources, **options)
+    task = kind.to_evaluate(known, sources, report)
+    if kind.name == "image":
+        check_fit(config, task.held_out)  # type: ignore[attr-defined]
+    model = open_model(checkpoint, tasks=(kind.name,), whole=True, device=device)
+    return model, task, {"task": kind.name, "data": task.evaluated, "next": f"tarnn {kind.next} {checkpoint}"}
+
+
+def open_other(
+    checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], report: Report
+) -> tuple[Any, Any, dict[str, Any]]:
+    """A causal model of transformers, converted or not, and a text."""
+    from tarnn.conversion.checkpoints import LONGEST
+    from tarnn.conversion.evaluation import PretrainedText, is_causal_lm
+    from tarnn.conversion.opening import open_pretrained, tokenizer_of
+    from tarnn.data.sources import read_documents
+
+    if not sources:
+        raise UserError(
+            f"{checkpoint} is of no run that held data out. Name a text: `tarnn eval {checkpoint} TEXT`."
+        )
+    if wrong := [name for name in ("label_field", "target_field") if options[name] is not None]:
+        raise UserError(f"--{wrong[0].replace('_', '-')} does not go with a model of text; leave it out.")
+    documents = [*read_documents(sources, text_field=options["text_field"] or "text", report=report)]
+    model = open_pretrained(checkpoint, report=report).to(device)
+    if not is_causal_lm(model):
+        raise UserError(
+            f"{checkpoint} holds a {type(model).__name__}; of models of transformers `tarnn eval` measures those that guess the "
+            "next token (causal language models)."
+        )
+    most = getattr(model.config, "max_position_embeddings", None)
+    context = options["context"] or min(LONGEST, most or LONGEST)
+    if most and context > most:
+        raise UserError(
+            f"--context {context:,} is beyond this model's {most:,} positions; expected at most as many."
+        )
+    task = PretrainedText(tokenizer_of(checkpoint, model), documents, context, model.config.vocab_size)
+    data = f"{', '.join(sources)}: {len(task.ids):,} tokens in windows of {task.context:,}"
+    return model, task, {"task": "text", "data": data, "next": f"tarnn info {checkpoint}"}
+
+
+def rows_at_once(config: Any, task: Any) -> int:
+    """Examples of a batch that suits the memory."""
+    length = (
+        getattr(config, "sequence_length", None)
+        or getattr(task, "validation_context", None)
+        or getattr(task, "context", 512)
+    )
+    return max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // max(1, config.vocab_size)) // length)
+
+
+def track_batches(batches: Any, total: int, report: Report) -> Any:
+    return progress((batches[i] for i in range(total)), total, "batches measured", report)
+
+
+def as_text(facts: dict[str, Any]) -> str:
+    """The same for the eye."""
+    rows = {"model": f"{facts['checkpoint']} ({facts['task']})", "data": facts["data"]}
+    rows |= {name.replace("_", " "): number(name, x) for name, x in facts.items() if isinstance(x, float)}
+    error = rows.pop("standard error", None)
+    if error:
+        rows["bits per dim"] += f" ± {error} (standard error)"
+    lines = [f"{name:>17}  {value}" for name, value in rows.items()]
+    if "confusion" in facts:
+        lines += ["", *confusion_lines(facts["labels"], facts["confusion"]), ""]
+    return "\n".join([*lines, f"{'next':>17}  {facts['next']}"])
+
+
+def number(name: str, x: float) -> str:
+    return f"{x:,.2f} per token" if name == "perplexity" else f"{x:.4f}"
+
+
+def confusion_lines(labels: list[str], table: list[list[int]]) -> list[str]:
+    """A row for each label, a column for each guess; of a table wider than a terminal the most frequent mistakes."""
+    first = max(12, *(len(label) for label in labels))
+    width = max(len(x) for x in (*labels, *(f"{n:,}" for row in table for n in row))) + 2
+    if first + width * len(labels) <= COLUMNS:
+        head = " " * first + "".join(f"{label:>{width}}" for label in labels)
+        rows = (
+            f"{label:>{first}}" + "".join(f"{n:{width},}" for n in row) for label, row in zip(labels, table)
+        )
+        return [f"{'label':>{first}}  what was predicted", head, *rows]
+    wrong = [
+        (n, labels[i], labels[j]) for i, row in enumerate(table) for j, n in enumerate(row) if n and i != j
+    ]
+    wrong.sort(key=lambda x: -x[0])
+    return ["most frequent mistakes"] + [
+        f"{n:8,} × {true} taken for {guess}" for n, true, guess in wrong[:10]
+    ]

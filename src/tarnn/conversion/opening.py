@@ -1,0 +1,274 @@
+"""Opens a pretrained checkpoint of transformers: as data, with one sentence for whatever is wrong with it.
+
+Left to itself, transformers follows names in these files to code in the folder, to kernels, adapters and the network,
+draws weights that are missing, and makes room for whatever sizes are written there. So JSON and tensors are read here;
+transformers is given a config without such names and the tensors, after both were held against each other.
+"""
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers.initialization import no_init_weights
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils import logging
+
+from tarnn.conversion.options import DEFAULTS, KEY, attach
+from tarnn.data.saved_tokenizer import open_saved_tokenizer
+from tarnn.errors import UserError
+from tarnn.generation.weights import FLOATS, FOREIGN, Header, check_counts, read_headers, read_weights
+from tarnn.json_file import read_json
+from tarnn.models.unfilled import unfilled
+
+# keys of a config that lead elsewhere: to code, to kernels, to the network, to other files, to other classes of layers
+LEAD_ELSEWHERE = {
+    "_attn_implementation", "_attn_implementation_internal", "_experts_implementation",
+    "_experts_implementation_internal", "_name_or_path", "attn_implementation", "auto_map", "backbone_kwargs",
+    "custom_generate", "distributed_config", "experts_implementation", "fusion_config", "kernel_config", "name_or_path",
+    "quantization_config", "transformers_weights", "trust_remote_code", "use_pretrained_backbone",
+}  # fmt: skip
+LARGEST_TABLE = 2**28  # numbers that are computed, not saved, such as positions
+AUTO_CLASSES = [getattr(modeling_auto, name) for name in dir(modeling_auto) if name.startswith("AutoModel")]
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The fields of a folder's config.json; UserError where there is none."""
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"{folder}: no config.json there; expected the folder of a checkpoint of transformers, as save_pretrained "
+            "writes it."
+        )
+    return read_json(folder / "config.json")
+
+
+def is_converted(fields: dict[str, Any]) -> bool:
+    """Whether a config.json is that of a model that `tarnn convert` has written."""
+    return fields.get(KEY) is not None
+
+
+def open_pretrained(
+    folder: Path, *, converted: bool | None = None, attention: str | None = None,
+    report: Callable[[str], None] = lambda _: None,
+) -> Any:  # fmt: skip
+    """The model of a folder, in the class that wrote it, ready to run, with exactly the weights of its files.
+
+    converted: whether `tarnn convert` must have written it, or must not; None: either. attention: the implementation that
+    it runs (sdpa, tarnn_hybrid, tarnn_linear); None: its own. report: takes a line about weights that the model has no use
+    for.
+
+    Raises UserError for a folder that holds none, for a config that can't be read or asks for more than the weights are,
+    and for weights that are missing, of another shape, not floating-point, not finite, or that can't be read.
+    """
+    fields = read_config(folder)
+    refuse_other_kinds(folder, fields, converted)
+    file, header = read_headers(folder)
+    check_counts(folder / "config.json", fields, header)
+    config = make_config(folder, fields)
+    kind = class_of(config, fields.get("architectures"))
+    check_sizes(folder, kind, config, file, header)
+    with quiet(), refused(folder):
+        options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
+        weights = dict(read_weights(folder))
+        model, info = kind.from_pretrained(
+            None, config=config, state_dict=weights, output_loading_info=True, ignore_mismatched_sizes=True,
+            generation_config=generation_config(folder, fields), **options,
+        )  # fmt: skip
+    check_loaded(file, info, model)
+    if unused := sorted(info["unexpected_keys"]):
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        report(f"{file} has weights that a {kind.__name__} does not use: {', '.join(unused[:3])}{more}")
+    model.config.name_or_path = str(folder)
+    return model.eval()
+
+
+def refuse_other_kinds(folder: Path, fields: dict[str, Any], converted: bool | None) -> None:
+    """UserError for what is no model of transformers, for one of our own, for one that is converted or not against what is
+    expected, and for weights that are no floating-point numbers."""
+    model_type = fields.get("model_type")
+    if isinstance(model_type, str) and model_type.startswith("tarnn"):
+        raise UserError(
+            f"{folder}: a {model_type} checkpoint is linear already; a softmax model can be converted."
+        )
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        raise UserError(
+            f"{folder} can't be read as a checkpoint of transformers: transformers {transformers.__version__} has no "
+            f"model_type {model_type!r:.60}."
+        )
+    if converted is not None and is_converted(fields) != converted:
+        has, remedy = (
+            ("not been", "`tarnn convert` makes one") if converted else ("been", "take the original")
+        )
+        raise UserError(f"{folder}: this checkpoint has {has} converted; {remedy}.")
+    quantized = fields.get("quantization_config")
+    if quantized is not None and not is_ours(quantized):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        raise UserError(
+            f"{folder}: its weights are quantized ({method!r:.40}); expected floating-point weights. Take the original."
+        )
+
+
+def is_ours(quantized: Any) -> bool:
+    """Whether that is the mark of a converted model, with an attention that we have."""
+    return (
+        isinstance(quantized, dict)
+        and quantized.get("quant_method") == "tarnn"
+        and quantized.get("attention") in DEFAULTS
+    )
+
+
+def make_config(folder: Path, fields: dict[str, Any]) -> Any:
+    """The config that a config.json describes, of a class of transformers' own, and without what leads elsewhere."""
+    with quiet(), refused(folder):
+        config = CONFIG_MAPPING[fields["model_type"]].from_dict(harmless(fields))
+        if is_ours(mark := fields.get("quantization_config")):
+            config.quantization_config = mark
+        return config
+
+
+def harmless(value: Any) -> Any:
+    """A config's fields, nested ones too, without the keys that lead elsewhere."""
+    if isinstance(value, list):
+        return [harmless(x) for x in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: harmless(x) for key, x in value.items() if key not in LEAD_ELSEWHERE}
+
+
+def generation_config(folder: Path, fields: dict[str, Any]) -> Any:
+    """What generation_config.json says, or without one the fields of config.json, as older versions of transformers left
+    them there."""
+    file, of_model = folder / "generation_config.json", {"_from_model_config": True}
+    if file.is_file():
+        fields, of_model = read_json(file), {}
+    try:
+        return transformers.GenerationConfig.from_dict(harmless(fields), **of_model)
+    except Exception as error:  # of wrong types, whatever its checks raise
+        raise UserError(f"{file}: {' '.join(str(error).split())[:300]}") from error
+
+
+def class_of(config: Any, architectures: Any) -> Any:
+    """The class that wrote a checkpoint: among those that transformers' Auto classes have for this config, the one that
+    `architectures` names, else the backbone."""
+    names = architectures if isinstance(architectures, list) else []
+    for auto in AUTO_CLASSES:
+        kind = auto._model_mapping.get(type(config), None)
+        for one in kind if isinstance(kind, tuple) else (kind,):
+            if one is not None and one.__name__ in names[:1]:
+                return one
+    kind = modeling_auto.AutoModel._model_mapping.get(type(config), None)
+    kind = kind[0] if isinstance(kind, tuple) else kind
+    if kind is None:
+        raise UserError(
+            f"transformers has no class {names[:1]} for a model_type {config.model_type!r}; expected one of its own."
+        )
+    return kind
+
+
+def check_sizes(folder: Path, kind: Any, config: Any, file: Path, header: Header) -> None:
+    """UserError where the config calls for more numbers than the files hold; found on a model without any."""
+
+    def build(config: Any) -> nn.Module:
+        with no_init_weights():
+            model = kind(config)
+        if is_converted(vars(config)):
+            attach(model)
+        return model
+
+    with quiet(), refused(folder), at_most(4 * len(header) + 64, f"{file} has {len(header)} tensors"):
+        model = unfilled(build, copy.deepcopy(config))  # which models complete
+    held = sum(torch.Size(shape).numel() for _, shape in header.values())
+    needed = sum(x.numel() for x in model.parameters())
+    # embeddings that are shared are counted twice here, and saved once
+    if needed > 2 * held + 4096:
+        raise UserError(
+            f"{folder / 'config.json'} calls for {needed:,} weights, and {file} holds {held:,}. {FOREIGN}"
+        )
+    if (computed := sum(x.numel() for x in model.buffers())) > max(LARGEST_TABLE, held):
+        raise UserError(
+            f"{folder / 'config.json'} calls for tables of {computed:,} numbers; expected {LARGEST_TABLE:,} at most."
+        )
+    floats = {name for name, x in model.state_dict().items() if x.is_floating_point()}
+    for name, (dtype, _) in sorted(header.items()):
+        here = name.endswith(".weight") or any(
+            name == x or name.endswith("." + x) or x.endswith("." + name) for x in floats
+        )
+        if dtype not in FLOATS and here:
+            raise UserError(f"{file} has {name} as {dtype} where the model needs floating-point numbers.")
+
+
+def check_loaded(file: Path, info: dict[str, Any], model: nn.Module) -> None:
+    """UserError where a weight was not in the files, or had another shape there."""
+    if missing := sorted(info["missing_keys"]):
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise UserError(f"{file} lacks {', '.join(missing[:3])}{more}. {FOREIGN}")
+    for name, found, wanted in sorted(info["mismatched_keys"], key=str):
+        raise UserError(
+            f"{file} has {name} of shape {tuple(found)} where the config calls for {tuple(wanted)}. {FOREIGN}"
+        )
+    if info.get("error_msgs"):
+        raise UserError(f"{file} can't be read: {' '.join(str(info['error_msgs'][0]).split())[:300]}")
+
+
+def tokenizer_of(folder: Path, model: Any) -> Any:
+    """The folder's own; None for a model of bytes."""
+    if any(folder.glob("tokenizer*")) or any(folder.glob("vocab*")):
+        return open_saved_tokenizer(folder, model.config)
+    if model.config.vocab_size == 256:
+        return None
+    raise UserError(
+        f"{folder}: no tokenizer there, and {model.config.vocab_size:,} tokens are no bytes; add its tokenizer.json."
+    )
+
+
+@contextmanager
+def refused(folder: Path) -> Iterator[None]:
+    """Whatever transformers raises over a folder becomes one sentence about that folder."""
+    try:
+        yield
+    except UserError:
+        raise
+    except MemoryError:
+        raise
+    except Exception as error:
+        reason = re.sub(r"\s+", " ", str(error))[:300] or type(error).__name__
+        raise UserError(f"{folder} can't be read as a checkpoint of transformers: {reason}") from error
+
+
+@contextmanager
+def at_most(parameters: int, because: str) -> Iterator[None]:
+    """UserError as soon as models made meanwhile have more parameters than that: layers without end."""
+    count = 0
+
+    def counted(module: nn.Module, name: str, parameter: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > parameters:
+            raise UserError(f"{because}, and its config.json calls for more. {FOREIGN}")
+
+    handle = register_module_parameter_registration_hook(counted)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers' own report, warnings and progress bar are left out: errors are ours."""
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()

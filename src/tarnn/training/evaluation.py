@@ -1,0 +1,73 @@
+"""A trained model measured on data: what `tarnn eval` reports, as facts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tarnn.errors import UserError
+from tarnn.numerics import widest
+from tarnn.tasks import Task, Trained
+from tarnn.training.folder import CHECKPOINTS, SETTINGS, read_settings
+from tarnn.training.metrics import bits_per_byte, perplexity
+
+PER_TOKEN = ("bits_per_byte", "bits_per_token")  # units of tasks whose nats per token have a perplexity
+
+
+@torch.no_grad()
+def evaluate(
+    task: Task, model: Any, batches: Sequence[dict[str, torch.Tensor]],
+    track: Callable[[Any, int], Any] = lambda steps, total: steps,
+) -> dict[str, Any]:  # fmt: skip
+    """What the batches cost a model: the measure of the task's unit, its rates, and its details.
+
+    track(batches, their number) is what the batches pass through: a place for a progress bar.
+    """
+    model.eval()
+    device, outcomes = model.device, []
+    totals = torch.zeros(3 + len(task.rates), dtype=widest(device), device=device)
+    for batch in track(batches, len(batches)):
+        sums, some = task.outcome(model, {name: x.to(device) for name, x in batch.items()})
+        totals += sums
+        outcomes += some
+    nats, tokens, num_bytes, *counts = totals.tolist()
+    if not num_bytes:
+        raise UserError(
+            "there is nothing to measure: the data have no labels, or tokens that stand for no bytes."
+        )
+    facts: dict[str, Any] = {task.unit: bits_per_byte(nats, num_bytes)}
+    if task.unit in PER_TOKEN:
+        facts |= {"perplexity": perplexity(nats / tokens), "tokens": round(tokens), "bytes": round(num_bytes)}
+    facts |= {name: count / tokens for name, count in zip(task.rates, counts, strict=True)}
+    return facts | task.details(outcomes)
+
+
+def find_run(folder: Path) -> Path | None:
+    """The folder of the run that a model is of: its own, or that of the checkpoint that it is; None without one."""
+    places = [folder, folder.parent.parent] if folder.parent.name == CHECKPOINTS else [folder]
+    return next((place for place in places if (place / SETTINGS).is_file()), None)
+
+
+def trained(kind: type[Task], folder: Path, config: Any, sources: Sequence[str], **options: Any) -> Trained:
+    """A model's folder with the settings of its run, or with those of `options` in their place.
+
+    Raises UserError for an option that the task does not have.
+    """
+    run = find_run(folder)
+    saved = None if run is None else read_settings(run)
+    known = {f.name for f in fields(kind.settings_class)}
+    kept = {} if saved is None else {k: v for k, v in saved["settings"].items() if k in known}
+    given = {name: value for name, value in options.items() if value is not None}
+    if unknown := given.keys() - known:
+        raise UserError(
+            f"--{min(unknown).replace('_', '-')} does not go with a model of {kind.of}, as {folder} is; leave it out."
+        )
+    where = {
+        "sources": tuple(kept.get("sources", sources)),
+        "out": run or folder,
+        "resume": False,
+        "overwrite": False,
+    }
+    return Trained(folder, config, kind.settings_class(**kept | given | where), saved)
