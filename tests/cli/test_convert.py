@@ -1,5 +1,7 @@
 """`tarnn convert`: a checkpoint in, a calibrated one out; what can't be converted is one sentence, exit code 2."""
 
+import errno
+
 import pytest
 import torch
 import transformers as hf
@@ -149,3 +151,58 @@ def test_finetune_goes_on_from_what_convert_wrote(tarnn, llama, text, tmp_path):
     code, _, err = tarnn("finetune", converted, tmp_path / "other", *options, "--device", "meta")
     assert code == 2
     assert "--device meta can't be used" in err
+
+
+def die(*_, **__):
+    raise KeyboardInterrupt  # as a kill would, but that this process goes on
+
+
+def no_room(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("end", [die, no_room])
+def test_a_conversion_that_ends_early_leaves_nothing(tarnn, llama, text, tmp_path, end, monkeypatch):
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("tarnn.conversion.report.Report.save", end)
+        code, _, err = tarnn("convert", llama, out, "--texts", text, *SMALL)
+    assert code == (130 if end is die else 2)
+    assert end is die or "the disk is full" in err.splitlines()[-1]
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["llama", "text.txt"]
+    (tmp_path / ".out.partial").mkdir()  # of one that was killed
+    (tmp_path / ".out.partial" / "model.safetensors").write_bytes(b"half")
+    assert tarnn("convert", llama, out, "--texts", text, *SMALL)[0] == 0
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["llama", "out", "text.txt"]
+
+
+@pytest.mark.parametrize("end", [die, no_room])
+def test_a_training_that_ends_early_blocks_nothing(tarnn, llama, text, tmp_path, end, monkeypatch):
+    converted, out = tmp_path / "converted", tmp_path / "out"
+    tarnn("convert", llama, converted, "--texts", text, *SMALL, "--feature-map", "hedgehog")
+    options = ["--texts", text, "--num-texts", "4", "--length", "64", "--steps", "2", "--batch-size", "1"]
+    with monkeypatch.context() as patch:  # before its first checkpoint: the corrected command just runs
+        patch.setattr("tarnn.conversion.fit.run", end)
+        assert tarnn("finetune", converted, out, *options)[0] == (130 if end is die else 2)
+    assert not out.exists()
+    out.mkdir()
+    for name in ("run.lock", "log.jsonl"):  # of one that was killed
+        (out / name).touch()
+    with monkeypatch.context() as patch:  # after it: nothing half-written, and --resume
+        patch.setattr("tarnn.conversion.report.Report.save", end)
+        code, _, err = tarnn("finetune", converted, out, *options)
+        assert code == (130 if end is die else 2)
+    assert sorted(x.name for x in out.iterdir()) == ["checkpoints", "log.jsonl", "run.lock"]
+    code, _, err = tarnn("finetune", converted, out, *options)
+    assert (code, "go on in it with --resume" in err) == (2, True)
+    assert tarnn("finetune", converted, out, *options, "--resume")[0] == 0
+    hf.AutoModelForCausalLM.from_pretrained(out)
+
+
+def test_where_nothing_can_be_written(tarnn, text, tmp_path):
+    (tmp_path / "file").touch()
+    for command in ("convert", "finetune"):
+        code, _, err = tarnn(command, tmp_path / "nothing", tmp_path / "file" / "out", "--texts", text)
+        assert (code, "no folder that can be written" in err) == (2, True)
+        code, _, err = tarnn(command, tmp_path / "nothing", tmp_path / "file", "--texts", text)
+        assert (code, "name a new folder" in err) == (2, True)

@@ -42,12 +42,14 @@ class MaskedLMTask(TextTask):
         super().__init__(settings, first, saved, report)
         self.tokenizer = with_mask(self.tokenizer)
         self.bytes_per_token = 1.0  # the measure is per token
+        self.example = masked_example(self.tokenizer, self.corpus.train)
         self.examples = MaskedWindows(self.corpus.train, settings.context, self.masking())
 
     @classmethod
     def to_evaluate(cls, trained: Trained, sources: Sequence[str], report: Report) -> TextTask:
         task = super().to_evaluate(trained, sources, report)
         task.tokenizer = with_mask(task.tokenizer)
+        task.example = masked_example(task.tokenizer, task.held_out)
         return task
 
     def masking(self) -> Masking:
@@ -121,6 +123,11 @@ class MaskedLMTask(TextTask):
                 for row, shares in zip(best.indices, best.values)
             ]
             yield {"output": reader.decode(ids[0].tolist()), "masks": guesses}
+
+
+def masked_example(tokenizer: Any, ids: Any) -> str:
+    """A few tokens of a text, and a mask."""
+    return str(tokenizer.decode(ids[:16].astype("int64"), skip_special_tokens=True)) + MASK
 
 
 def with_mask(tokenizer: Any) -> Any:
