@@ -77,9 +77,9 @@ def attend(how: Options, q, k, v, count, log_decay, state, state_too: bool):
         after = replace(state, S=S, z=z, M=M)
     o, log_weight = _merged(parts)
     rho = torch.zeros_like(log_weight)
-    if far := [x.log_weight for x in parts[1:]]:
-        share = (torch.logsumexp(torch.stack(far), 0) - log_weight).exp()
-        rho = share.masked_fill(log_weight == -torch.inf, 0.0)
+    if len(parts) > 1:  # in sums whose derivatives are numbers where no key is seen: logsumexp's are not
+        far = parts[1].log_weight if len(parts) == 2 else _merged(parts[1:])[1]
+        rho = (far - finite(log_weight)).exp()
     if how.exact_queries is not None:
         o, rho = _with_exact_rows(how, q, keys, o, rho)
     o = o.masked_fill(~real[:, None, :, None], 0.0).to(v.dtype)
