@@ -59,8 +59,11 @@ def continue_prompt(
         )
     text = read_prompt(request.prompt, request.prompt_file, request.state_in)
     model = load()
-    tokenizer = open_tokenizer(request.checkpoint)
-    ids = prompt_ids(tokenizer, text, model, starts=request.state_in is None)
+    if hasattr(model, "ids_of"):  # a converted model, which has its own tokenizer
+        ids, decode = model.ids_of(text), model.decode
+    else:
+        tokenizer = open_tokenizer(request.checkpoint)
+        ids, decode = prompt_ids(tokenizer, text, model, starts=request.state_in is None), decoder(tokenizer)
     loop, recent = start(model, request, ids.shape[1], limit)
     read(loop, ids, report)
     if count > 1:
@@ -70,7 +73,7 @@ def continue_prompt(
             draw, penalty, torch.cat([torch.tensor(recent).long(), ids[0].cpu()])
         )
     context = [*recent, *ids[0, -KEEP:].tolist()]
-    rows = [TextStream(decoder(tokenizer), context, request.stop) for _ in range(count)]
+    rows = [TextStream(decode, context, request.stop) for _ in range(count)]
     if limit:
         prepare_step(loop, limit, step, report)
         with threads_for_steps(model):

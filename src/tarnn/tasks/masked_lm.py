@@ -107,12 +107,14 @@ class MaskedLMTask(TextTask):
         import torch
 
         backend = reader.backend_tokenizer
-        mask = backend.token_to_id(MASK)
+        foreign = getattr(reader, "mask_token", None)  # of a model of transformers
+        name, plain = foreign or MASK, foreign is not None
+        mask = backend.token_to_id(name)
         for text in inputs:
             ids = torch.tensor([backend.encode(text).ids], device=model.device)
             places = (ids[0] == mask).nonzero()[:, 0]
             if not len(places):
-                raise UserError(f"{text:.60} has no mask; write {MASK} where the model is to guess.")
+                raise UserError(f"{text:.60} has no mask; write {name} where the model is to guess.")
             best = model(ids).logits[0, places].float().softmax(-1).topk(min(top, model.config.vocab_size))
             ids[0, places] = best.indices[:, 0]
             guesses = [
@@ -122,7 +124,7 @@ class MaskedLMTask(TextTask):
                 ]
                 for row, shares in zip(best.indices, best.values)
             ]
-            yield {"output": reader.decode(ids[0].tolist()), "masks": guesses}
+            yield {"output": reader.decode(ids[0].tolist(), skip_special_tokens=plain), "masks": guesses}
 
 
 def masked_example(tokenizer: Any, ids: Any) -> str:
