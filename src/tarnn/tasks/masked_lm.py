@@ -109,7 +109,7 @@ class MaskedLMTask(TextTask):
 
         backend = reader.backend_tokenizer
         foreign = getattr(reader, "mask_token", None)  # of a model of transformers
-        name, decode = foreign or MASK, partial(reader.decode, skip_special_tokens=foreign is not None)
+        name, plain = foreign or MASK, foreign is not None
         mask = backend.token_to_id(name)
         for text in inputs:
             ids = torch.tensor([backend.encode(text).ids], device=model.device)
@@ -125,7 +125,7 @@ class MaskedLMTask(TextTask):
                 ]
                 for row, shares in zip(best.indices, best.values)
             ]
-            yield {"output": decode(ids[0].tolist()), "masks": guesses}
+            yield {"output": reader.decode(ids[0].tolist(), skip_special_tokens=plain), "masks": guesses}
 
 
 def masked_example(tokenizer: Any, ids: Any) -> str:
