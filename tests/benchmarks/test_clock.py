@@ -22,24 +22,35 @@ def test_contenders_take_turns_round_by_round():
     assert {(x.rounds, x.calls) for x in timings.values()} == {(4, 1)}
 
 
-def test_times_are_of_one_call_whatever_the_number_of_calls():
-    [timing] = measure_in_turns(
-        {"nap": Contender(lambda: time.sleep(0.004))}, Effort(0.04, rounds=(3, 3))
-    ).values()
-    assert 4 <= timing.ms_min <= timing.ms <= timing.ms_max
-    assert timing.ms_min < 20  # not the round's, which are 40
-    assert timing.calls > 1
+@pytest.fixture
+def wind(monkeypatch):
+    """wind(seconds): the clock goes on by so much, and by nothing else."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def wind(seconds):
+        now[0] += seconds
+
+    return wind
 
 
-def test_who_is_slower_than_its_patience_is_called_once():
+def test_times_are_of_one_call_whatever_the_number_of_calls(wind):
+    [timing] = measure_in_turns({"nap": Contender(lambda: wind(0.004))}, Effort(0.04, rounds=(3, 3))).values()
+    assert (timing.ms, timing.ms_min, timing.ms_max) == pytest.approx(
+        (4, 4, 4)
+    )  # not the round's, which are 40
+    assert timing.calls == 10
+
+
+def test_who_is_slower_than_its_patience_is_called_once(wind):
     calls = []
     contenders = {
-        "slow": Contender(lambda: calls.append(time.sleep(1.01)), patience=1.0),
+        "slow": Contender(lambda: calls.append(wind(1.01)), patience=1.0),
         "fast": Contender(lambda: None),
     }
     timings = measure_in_turns(contenders, Effort(0, rounds=(3, 3)))
     assert len(calls) == timings["slow"].rounds == 1
-    assert timings["slow"].ms >= 1010
+    assert timings["slow"].ms == pytest.approx(1010)
     assert timings["fast"].rounds == 3
 
 

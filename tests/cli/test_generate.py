@@ -357,7 +357,7 @@ def test_a_reader_that_leaves_ends_it_quietly(executable, tmp_path):
     process = executable(subprocess.PIPE, "--state-out", tmp_path / "s")
     assert process.stdout.read(20)
     process.stdout.close()
-    assert process.wait(60) == 0
+    assert process.wait() == 0
     err = process.stderr.read().decode()
     assert "nobody reads on" in err
     assert "Traceback" not in err
@@ -369,7 +369,7 @@ def test_ctrl_c_ends_it_quietly(executable):
     process = executable(subprocess.PIPE)
     assert process.stdout.read(20)
     process.send_signal(signal.SIGINT)
-    rest, err = process.communicate(timeout=60)
+    rest, err = process.communicate()
     assert process.returncode == 130
     assert err.decode().splitlines()[-1] == "tarnn: interrupted"
     assert b"Traceback" not in err + rest
@@ -378,7 +378,7 @@ def test_ctrl_c_ends_it_quietly(executable):
 def test_a_full_stdout_is_an_error_in_a_sentence(executable):
     with open("/dev/full", "wb") as full:
         process = executable(full)
-        assert process.wait(60) == 2
+        assert process.wait() == 2
     err = process.stderr.read().decode()
     assert err.splitlines()[-1].startswith("tarnn: error: ")
     assert "No space left" in err

@@ -3,7 +3,6 @@
 import errno
 import subprocess
 import sys
-from functools import cache
 
 import pytest
 
@@ -109,33 +108,15 @@ def test_each_command_has_help(capsys):
 COSTLY = ("transformers", "transformers.modeling_utils", "torch._dynamo", "sympy", "scipy")
 
 
-def start(code):
-    """CPU seconds of a fresh Python that runs `code`, and which of the costly modules it imported."""
-    code += f"; import time, sys; print(time.process_time(), *(set({COSTLY}) & {{*sys.modules}}), file=sys.stderr)"
+def costly_imports(code):
+    """Which of the costly modules a fresh Python imports that runs `code`."""
+    code += f"; import sys; print(*(set({COSTLY}) & {{*sys.modules}}), file=sys.stderr)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    seconds, *costly = run.stderr.splitlines()[-1].split()
-    return float(seconds), set(costly)
+    return set(run.stderr.splitlines()[-1].split())
 
 
-@cache
-def torch_seconds():
-    return min(start("import torch")[0] for _ in range(3))
-
-
-def starts_within(seconds, code):
-    """Whether one of three starts takes so little: a busy machine slows one, not all. And what it imported."""
-    runs = []
-    while len(runs) < 3 and not (runs and runs[-1][0] < seconds):
-        runs.append(start(code))
-    return runs[-1][0] < seconds, runs[0][1]
-
-
-def test_info_of_the_machine_starts_about_as_fast_as_torch():
-    fast, costly = starts_within(
-        1.5 * torch_seconds() + 0.5, "from tarnn.cli.main import main; main(['info'])"
-    )
-    assert not costly
-    assert fast
+def test_info_of_the_machine_imports_little_but_torch():
+    assert not costly_imports("from tarnn.cli.main import main; main(['info'])")
 
 
 LINES = (["info"], ["generate", "--prompt", "x", "--max-new-tokens", "10"])
@@ -144,9 +125,7 @@ LINES = (["info"], ["generate", "--prompt", "x", "--max-new-tokens", "10"])
 @pytest.mark.parametrize("kind", ["single", "hybrid"])
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line[0])
 def test_a_checkpoint_is_read_without_what_only_training_needs(line, kind, checkpoints):
-    """Neither transformers' models nor torch's compiler; then nearly all of the time is torch's own import."""
+    """Neither transformers' models nor torch's compiler."""
     command, *options = line
     code = f"from tarnn.cli.main import main; main({[command, str(checkpoints[kind]), *options]!r})"
-    fast, costly = starts_within(2 * torch_seconds() + 1, code)
-    assert costly <= {"transformers"}
-    assert fast
+    assert costly_imports(code) <= {"transformers"}

@@ -95,6 +95,22 @@ def test_its_size_does_not_grow(model, prompt):
     assert sizes[0] == sizes[1] == sizes[2]
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [1, 3])
+def test_another_batch_is_refused(model, prompt, rows):
+    cache, ids = constant_cache(model), prompt[0]
+    model(input_ids=ids, past_key_values=cache)
+    other = ids[:1, :1].expand(rows, -1)
+    with pytest.raises(ValueError, match=f"holds 2 sequences, and the batch has {rows}; begin a new one"):
+        model(input_ids=other, past_key_values=cache)
+    if rows == 1:  # and taken as said
+        cache.batch_select_indices(torch.tensor([1]))
+        expected = model(input_ids=torch.cat([ids[1:], other], 1), use_cache=False).logits[:, -1:]
+        torch.testing.assert_close(
+            model(input_ids=other, past_key_values=cache).logits, expected, rtol=1e-4, atol=1e-4
+        )
+
+
 def test_a_model_with_another_attention_is_refused():
     with pytest.raises(ValueError, match="tarnn_hybrid"):
         constant_cache(model_of(FAMILIES["Llama"]))

@@ -66,6 +66,35 @@ def test_padding_is_cutting(head, kind, ids):
     torch.testing.assert_close(padded if head == "sequence" else padded[:5], alone, **CLOSE)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize(("head", "kind"), CASES)
+def test_what_stands_at_padding_is_not_read(head, kind, value, ids):
+    """On either side, also where it is not a number: not by a head, a layer, or a gradient."""
+    model, x = build(head, kind), ids(2, 9)
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[1, :3] = mask[0, 7:] = 0
+    found = []
+    for number in (0.5, value):
+        x_embeds = model.model.embed_tokens(x).detach().masked_fill(mask[..., None] == 0, number)
+        x_embeds.requires_grad_()
+        logits = model(inputs_embeds=x_embeds, attention_mask=mask).logits
+        real = logits if head == "sequence" else logits[mask.bool()]
+        (gradient,) = torch.autograd.grad(real.square().sum(), x_embeds)
+        found.append((real, gradient))
+    assert all(map(torch.equal, *found))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_the_transcript_of_a_padded_row_is_that_of_the_row(kind, ids):
+    model, x = build("ctc", kind), ids(2, 9)
+    model.lm_head.bias[0] = -9.0  # it hardly ever says blank
+    mask = (torch.arange(9) < torch.tensor([[9], [5]])).long()
+    best = model(x, attention_mask=mask).logits.argmax(-1)
+    assert best[1, :5].tolist() == model(x[1:, :5]).logits.argmax(-1)[0].tolist()
+    assert best[1, 5:].eq(0).all()
+
+
 @torch.no_grad()
 @pytest.mark.parametrize(("head", "kind"), [x for x in CASES if x[0] != "ctc"])
 def test_packing_is_a_loop(head, kind, ids):

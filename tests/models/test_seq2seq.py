@@ -1,11 +1,14 @@
 """The encoder–decoder: one function whichever way it runs, and a source that is read once."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForSeq2SeqLM
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModel, AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from tarnn.models import TarnnForConditionalGeneration, TarnnSeq2SeqConfig
+from tarnn.models import TarnnForConditionalGeneration, TarnnSeq2SeqConfig, TarnnSeq2SeqModel
 
 SIZES = {
     "vocab_size": 37, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "eos_token_id": 2,
@@ -108,10 +111,101 @@ def test_saved_loaded_and_counted(model, source, ids, tmp_path):
 
 
 def test_gradients_reach_everything(model, source, ids):
+    """The same ones, without checkpoints of activations and with both kinds."""
     model.train()
-    model.activation_checkpointing_enable()
-    model(*source, labels=ids(2, 5)).loss.backward()
-    assert all(p.grad is not None and p.grad.any() for p in model.parameters())
+    gradients, target = [], ids(2, 5)
+    for options in (None, {"use_reentrant": False}, {"use_reentrant": True}):
+        model.zero_grad()
+        if options is not None:
+            model._set_gradient_checkpointing(True, partial(checkpoint, **options))
+        model(*source, labels=target).loss.backward()
+        assert all(p.grad is not None and p.grad.any() for p in model.parameters())
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    for other in gradients[1:]:
+        torch.testing.assert_close(other, gradients[0], rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_embeddings_are_read_in_the_place_of_tokens(model, source, ids):
+    (x, mask), target = source, ids(2, 4)
+    expected = model(x, mask, decoder_input_ids=target).logits
+    embed = model.get_input_embeddings()
+    other = model.encoder.embed_tokens
+    both = {"inputs_embeds": other(x), "decoder_inputs_embeds": embed(target)}
+    for options in (both, {"encoder_outputs": model.encoder(x, mask, return_dict=False)}):
+        options = {"decoder_input_ids": None if "inputs_embeds" in options else target, **options}
+        out = model(attention_mask=mask, **options).logits
+        torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_hidden_states_and_weights_of_both_halves(kind, source, ids):
+    model, (x, mask) = build(kind), source
+    attentions = {
+        "linear": (0, 0, 0),
+        "softmax": (2, 2, 2),
+        "linear, softmax across": (0, 0, 2),
+        "mixed": (1, 1, 1),
+        "favor": (0, 0, 0),
+    }[kind]
+    options = {"decoder_input_ids": ids(2, 4), "output_hidden_states": True}
+    expected = model(x, mask, decoder_input_ids=options["decoder_input_ids"]).logits
+    if not any(attentions):
+        with pytest.raises(ValueError, match="no softmax layer"):
+            model(x, mask, **options, output_attentions=True)
+    for cached in (False, True):
+        out = model(x, mask, **options, use_cache=cached, output_attentions=any(attentions))
+        torch.testing.assert_close(out.logits, expected, rtol=1e-9, atol=1e-9)
+        assert torch.equal(out.encoder_hidden_states[-1], out.encoder_last_hidden_state)
+        assert len(out.encoder_hidden_states) == model.config.encoder_layers + 1
+        assert [x.shape for x in out.decoder_hidden_states] == [(2, 4, 32)] * 3
+        parts = (out.encoder_attentions, out.decoder_attentions, out.cross_attentions)
+        assert tuple(len(x or ()) for x in parts) == attentions
+        for weights, shape in zip(parts, ((9, 9), (4, 4), (4, 9)), strict=True):
+            for one in weights or ():
+                assert one.shape == (2, 4, *shape)
+                torch.testing.assert_close(one.sum(-1), torch.ones_like(one.sum(-1)))
+        for one in out.cross_attentions or ():
+            assert one[1, :, :, 5:].eq(0).all()  # padding of the source
+    if any(attentions):
+        config = {"output_attentions": True, "output_hidden_states": True, "return_dict_in_generate": True}
+        if attentions[0]:
+            made = model.generate(x, attention_mask=mask, max_new_tokens=3, **config)
+            assert len(made.cross_attentions) == len(made.decoder_hidden_states) == 3
+
+
+@torch.no_grad()
+def test_the_body_alone(model, source, ids, tmp_path):
+    """AutoModel opens the checkpoint without its last layer."""
+    model.save_pretrained(tmp_path)
+    body = AutoModel.from_pretrained(tmp_path)
+    assert type(body) is TarnnSeq2SeqModel
+    target = ids(2, 3)
+    out = body(*source, decoder_input_ids=target)
+    torch.testing.assert_close(
+        model.lm_head(out.last_hidden_state),
+        model(*source, decoder_input_ids=target).logits,
+        rtol=1e-9,
+        atol=1e-9,
+    )
+    body.save_pretrained(tmp_path / "body")
+    again = TarnnForConditionalGeneration.from_pretrained(tmp_path / "body")
+    tied = model.config.tie_word_embeddings
+    assert torch.equal(again.lm_head.weight, model.lm_head.weight) == tied
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_trainer_predicts_with_generate(source, ids, tmp_path):
+    model, (x, mask) = build("mixed").float(), source
+    target = ids(2, 4)
+    rows = [{"input_ids": x[i], "attention_mask": mask[i], "labels": target[i]} for i in range(2)]
+    options = Seq2SeqTrainingArguments(
+        str(tmp_path), predict_with_generate=True, generation_max_length=6, report_to=[], use_cpu=True
+    )
+    predicted = Seq2SeqTrainer(model, options, eval_dataset=rows).predict(rows)
+    expected = model.generate(x, attention_mask=mask, max_length=6)
+    assert predicted.predictions[:, : expected.shape[1]].tolist() == expected.tolist()
 
 
 def test_refusals(ids):

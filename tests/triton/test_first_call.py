@@ -1,7 +1,6 @@
 """The kernels of a first call: when they are compiled, and what happens if they aren't."""
 
 import threading
-import time
 
 import pytest
 import torch
@@ -85,7 +84,9 @@ def test_backward_kernels_are_compiled_behind_the_forward_ones_and_nobody_waits(
     first_call.compile_forward(call, for_backward)
     go_on.set()
     # what comes behind all of them
-    list(first_call.threads().map(lambda _: time.sleep(0.01), range(first_call.MOST_THREADS)))
+    pool = first_call.threads()
+    all_of_them = threading.Barrier(pool._max_workers)
+    list(pool.map(lambda _: all_of_them.wait(), range(pool._max_workers)))
     assert set(begun[:3]) == FORWARD
     assert set(begun) - FORWARD == (BACKWARD if for_backward else set())
 

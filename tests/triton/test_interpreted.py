@@ -10,7 +10,7 @@ import pytest
 FOLDER = Path(__file__).parent / "interpreted"
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(7200)
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="they run here themselves")
 def test_interpreted():
     pytest.importorskip("triton")

@@ -51,8 +51,9 @@ def convert(
     Each head is calibrated on the texts; the report says what each of them loses, and what a window alone would.
     Nothing is trained: `tarnn finetune` does that.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists already; name a new folder.")
+    from tarnn.training.new_folder import check_new, whole_folder
+
+    check_new(out)
     from tarnn.cli.generate import pick_device
     from tarnn.conversion import convert as converted
     from tarnn.conversion.checkpoints import length_of_rows, read_rows
@@ -89,17 +90,18 @@ def convert(
         model, rows, window=window, sinks=sinks, slots=slots, feature_map=described, mode=mode,
         exact_layers=exact_layers, budget=budget, report=report,
     )  # fmt: skip
-    model.save_pretrained(out)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(out)
-    paths = found.save(out)
+    with whole_folder(out) as partial:
+        model.save_pretrained(partial)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(partial)
+        page = found.save(partial)[1].name
     print(
         f"{found.unit}: {found.softmax:.4f} → {found.hybrid:.4f}; bytes of keys, values and sums of {length:,} tokens: "
         f"{found.softmax_bytes:,} → {found.bytes:,}"
     )
     if found.advice:
         print(found.advice)
-    for name, path in {"model": out, "report": paths[1], "next": next_command(model, out)}.items():
+    for name, path in {"model": out, "report": out / page, "next": next_command(model, out)}.items():
         print(f"{name:>13}  {path}")
 
 
@@ -108,4 +110,6 @@ def next_command(model: Any, out: Path) -> str:
     folder = shlex.quote(str(out))
     if model.can_generate():
         return f'tarnn generate {folder} --prompt "Once upon a time"'
-    return f'tarnn show {folder} --input "Once upon a time" --out {folder}-attention --attention tarnn_hybrid'
+    if type(model).__name__.endswith(("ForSequenceClassification", "ForMaskedLM")):
+        return f'tarnn predict {folder} "a text"'
+    return f'tarnn show {folder} --input "a text" --out {folder}-attention'

@@ -6,8 +6,6 @@ from typing import Annotated, Literal
 
 from typer import Argument, Exit, Option
 
-from tarnn.errors import UserError
-
 
 def finetune(
     checkpoint: Annotated[Path, Argument(help="A folder that `tarnn convert` wrote.")],
@@ -40,8 +38,9 @@ def finetune(
     device: Annotated[str, Option(help="Where it is trained: cpu, cuda …")] = "cpu",
 ) -> None:
     """Train a converted model: its maps alone (stage 1), or its weights (stage 2). Says what it loses before and after."""
-    if out.exists() and any(out.iterdir()) and not resume:
-        raise UserError(f"{out} exists already; name a new folder, or go on in it with --resume.")
+    from tarnn.training.new_folder import check_trained, whole_model
+
+    check_trained(out, resume)
     from tarnn.cli.convert import next_command
     from tarnn.cli.generate import pick_device
     from tarnn.conversion import finetune as finetuned
@@ -81,11 +80,12 @@ def finetune(
     except InterruptedRun as stop:
         report(f"{stop}, saved; the same command with --resume goes on")
         raise Exit(stop.exit_code) from None
-    model.save_pretrained(out)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(out)
-    paths = found.save(out)
+    with whole_model(out) as partial:
+        model.save_pretrained(partial)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(partial)
+        page = found.save(partial)[1].name
     print(f"{found.unit}: {found.softmax:.4f} → {found.hybrid:.4f}")
-    after = {"model": out, "report": paths[1], "log": out / "log.jsonl", "next": next_command(model, out)}
+    after = {"model": out, "report": out / page, "log": out / "log.jsonl", "next": next_command(model, out)}
     for name, path in after.items():
         print(f"{name:>13}  {path}")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import tarnn
+from tarnn.cli.waiting import described
 from tarnn.kernels.cpu import library
 from tarnn.kernels.triton import machine as triton_machine
 
@@ -26,6 +27,7 @@ def machine_facts() -> dict[str, Any]:
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "idle_threads": described(),
         "accelerator": accelerator(),
         "kernel": kernel_facts(),
         "gpu_kernel": gpu_kernel_facts(),
@@ -64,7 +66,7 @@ def machine_text(facts: dict[str, Any]) -> str:
         "versions": ", ".join(f"{name} {number}" for name, number in facts["versions"].items()),
         "system": facts["system"],
         "processor": f"{facts['processor']}, {facts['cores']} cores",
-        "threads": str(facts["threads"]),
+        "threads": f"{facts['threads']}, waiting by {facts['idle_threads']}",
         "accelerator": facts["accelerator"] or "none",
         "CPU kernel": f"{facts['kernel']['path']}: {facts['kernel']['why']}",
     }

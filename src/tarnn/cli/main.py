@@ -11,6 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from tarnn._version import __version__
+from tarnn.cli.waiting import wait_briefly
 
 # name of the subcommand, of its module here and of the function there → its line in `tarnn --help`
 COMMANDS = {
@@ -32,10 +33,7 @@ class LazyCommand(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         assert self.name is not None
-        if self.name == "generate":
-            # read by OpenMP when torch is loaded: its threads sleep between operations rather than spin, by which a busy
-            # machine reads a prompt 8 to 10 times as fast
-            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        wait_briefly()
         function = getattr(importlib.import_module(f"tarnn.cli.{self.name}"), self.name)
         app = typer.Typer(add_completion=False)
         app.command(name=self.name)(function)

@@ -2,13 +2,14 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 from typer import Argument, Option
 
+from tarnn.cli.converted import is_converted, predict_converted
 from tarnn.cli.generate import pick_device
 from tarnn.data.files import is_file, looks_like_path
 from tarnn.data.tables import field_of, is_table, lines_of, read_rows
@@ -42,6 +43,10 @@ def predict(
     Classification: the label with its probability, and the next likeliest. Masked text: the text with each <|mask|> filled.
     Sequence to sequence: what the input becomes. Nothing is written but the results; errors name the input.
     """
+    if is_converted(checkpoint):
+        texts = inputs_of(inputs, text_field or "text", -1)
+        show(lambda given: predict_converted(checkpoint, given, top, pick_device(device)), texts, as_json)
+        return
     config = open_config(checkpoint, PREDICTED)
     task: Any = task_of(config.to_dict())
     model = open_model(checkpoint, tasks=PREDICTED, whole=True, device=pick_device(device))
@@ -49,6 +54,12 @@ def predict(
     if task.reads_text:
         settings = trained(task, checkpoint, config, inputs).settings
         texts = inputs_of(inputs, text_field or settings.text_field, task.text_column)
+    reader = open_tokenizer(checkpoint) if task.reads_text else front_end(checkpoint, config)
+    show(lambda given: task.predict(model, reader, given, top), texts, as_json)
+
+
+def show(predict: Callable[[Iterator[str]], Any], texts: Iterator[str], as_json: bool) -> None:
+    """A line for each text, as soon as there is one."""
     seen: list[str] = []
 
     def remembered() -> Iterator[str]:
@@ -56,8 +67,7 @@ def predict(
             seen.append(text)
             yield text
 
-    reader = open_tokenizer(checkpoint) if task.reads_text else front_end(checkpoint, config)
-    for row in task.predict(model, reader, remembered(), top):
+    for row in predict(remembered()):
         text = seen.pop()
         print(json.dumps({"input": text, **row}, ensure_ascii=False) if as_json else line_of(row), flush=True)
 

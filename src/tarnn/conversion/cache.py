@@ -2,7 +2,7 @@
 
 import warnings
 import weakref
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
@@ -52,6 +52,25 @@ class HybridCacheLayer(StateLayer):
             )
 
 
+class ConstantCache(Cache):
+    """What `constant_cache` makes: it holds as many rows as began it."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
+    ) -> tuple[Tensor, Tensor]:
+        layer, rows = cast(Any, self.layers[layer_idx]), len(key_states)
+        if isinstance(layer, HybridCacheLayer):
+            held = rows if layer.state is None else layer.state.batch_size
+        else:
+            held = len(layer.keys) if layer.is_initialized else rows
+        if held != rows:
+            raise ValueError(
+                f"this cache holds {held} sequences, and the batch has {rows}; begin a new one (constant_cache), or take rows "
+                "of this one (batch_select_indices, batch_repeat_interleave)."
+            )
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+
 def constant_cache(model: PreTrainedModel) -> Cache:
     """A cache of constant size for `model.generate(…, past_key_values=constant_cache(model))`.
 
@@ -72,7 +91,7 @@ def constant_cache(model: PreTrainedModel) -> Cache:
         kinds = ["sliding_attention"] * config.num_hidden_layers
     sliding = [kind == "sliding_attention" for kind in kinds]
     warn_of_growth(model, sliding)
-    return Cache(
+    return ConstantCache(
         [DynamicSlidingWindowLayer(sliding_window=window) if x else HybridCacheLayer() for x in sliding]
     )
 

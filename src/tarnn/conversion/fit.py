@@ -23,6 +23,7 @@ from tarnn.training.folder import CHECKPOINTS, LOG
 from tarnn.training.interruption import InterruptedRun, Interruption
 from tarnn.training.lock import locked
 from tarnn.training.log import LogFile, cut_log
+from tarnn.training.new_folder import nothing_or_a_checkpoint
 from tarnn.training.progress import Progress
 from tarnn.training.safe_trainer import SafeTrainer
 
@@ -68,7 +69,7 @@ def fit(
     """AdamW, gradients clipped at 1, a linear fall after a short rise. Without `out` nothing is shown, and nothing kept."""
     with nullcontext(out) if out else TemporaryDirectory() as place:
         folder = Path(place)
-        with failures_explained(folder), locked(folder):
+        with nothing_or_a_checkpoint(folder), failures_explained(folder), locked(folder):
             run(
                 loss,
                 data,

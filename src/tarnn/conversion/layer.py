@@ -33,6 +33,10 @@ class HeadStates(State):
     def grows(self) -> bool:  # type: ignore[override]
         return any(part.grows for part in self.parts)
 
+    @property
+    def batch_size(self) -> int:
+        return len(self.parts[0].k)  # type: ignore[attr-defined]  # of either kind
+
 
 class LayerAttention(nn.Module):
     """Attention of one layer, with its own map and λ.

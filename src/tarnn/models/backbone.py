@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map_only
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from tarnn.attention import HeadDecay, SoftmaxAttention, TokenDecay
@@ -20,7 +20,7 @@ from tarnn.models.cache import StateLayer
 from tarnn.models.configuration import TarnnConfig
 from tarnn.models.documents import check_arguments, find_documents
 from tarnn.models.folders import check_folder
-from tarnn.models.inputs import check_inputs, check_length, check_positions
+from tarnn.models.inputs import check_inputs, check_length, check_positions, without_padding
 from tarnn.models.positions import positions_in
 from tarnn.models.recurrent import Backbone
 
@@ -29,11 +29,15 @@ class TarnnBlock(Block, GradientCheckpointingLayer):
     """`Block` with a third way through it: `forward`, with a transformers cache or none."""
 
     def forward(
-        self, x: Tensor, *, past_key_values=None, cu_seqlens: Tensor | None = None, cross=None, **options
-    ) -> Tensor:
-        """x (b, t, hidden) → the same. `past_key_values`: this layer's `StateLayer`, read and written (under
+        self, x: Tensor, context: Tensor | None = None, *, past_key_values=None, cu_seqlens: Tensor | None = None,
+        cross=None, **options,
+    ) -> Tensor:  # fmt: skip
+        """x (b, t, hidden) → the same. `context`: what cross-attention reads, where `cross` does not have it (beside x, so
+        that reentrant gradient checkpointing sees it). `past_key_values`: this layer's `StateLayer`, read and written (under
         this name, so that gradient checkpointing leaves it out); `cu_seqlens`: of documents in all b·t tokens;
         options as in `MultiHeadAttention`."""
+        if context is not None:
+            cross = {**cross, "context": context}
         if past_key_values is not None:
             return self._with_cache(x, past_key_values, cross, options)
         rows = self._before(x, self.attention_norm)
@@ -115,7 +119,7 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
         past_key_values: Cache | None = None, inputs_embeds: Tensor | None = None, cu_seqlens: Tensor | None = None,
         use_cache: bool | None = None, cross: Sequence[Mapping[str, Any]] | None = None, **kwargs: Any,
-    ) -> BaseModelOutputWithPast:  # fmt: skip
+    ) -> BaseModelOutputWithPast | BaseModelOutputWithPastAndCrossAttentions:  # fmt: skip
         """input_ids (b, t), or inputs_embeds (b, t, width) → hidden states (b, t, hidden).
 
         attention_mask: (b, t), or (b, past + t) with a cache; 0 = padding, on whichever side. cu_seqlens:
@@ -149,26 +153,35 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
         caches = self._layer_caches(past_key_values)
         position_ids = self._positions(position_ids, attention_mask, cu_seqlens, past, (b, t), device)
         key_mask = None if attention_mask is None else attention_mask[:, -t:].bool()
-        x = self.embed(input_ids, position_ids, inputs_embeds)
+        x = self.embed(input_ids, position_ids, without_padding(inputs_embeds, key_mask))
         if cu_seqlens is not None:  # attention sees the rows laid end to end
             position_ids = position_ids.expand(b, t).reshape(1, b * t)
-        watched = self._watched(kwargs.get("output_attentions", self.config.output_attentions))
-        for block, cache, place, options in zip(
-            self.layers, caches, self.places(position_ids, cross), watched, strict=True
-        ):
-            options |= {"key_mask": key_mask, "cu_seqlens": cu_seqlens}
-            x = block(x, past_key_values=cache, **place, **options)
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
-
-    def _watched(self, output_attentions: bool | None) -> list[dict[str, Any]]:
-        """The option that makes a layer hand out its weights, where it has any and they are asked for."""
-        asked = [bool(output_attentions) and block.attention.has_weights for block in self.layers]
-        if output_attentions and not any(asked):
+        watched = kwargs.get("output_attentions", self.config.output_attentions)
+        if watched and not self.has_weights:
             raise ValueError(
                 "linear attention never forms its attention matrices, and this model has no softmax layer: "
                 "output_attentions can't be had."
             )
-        return [{"return_weights": True} if one else {} for one in asked]
+        for block, cache, place in zip(self.layers, caches, self.places(position_ids, cross), strict=True):
+            options: dict[str, Any] = {"key_mask": key_mask, "cu_seqlens": cu_seqlens}
+            context = None
+            if watched and block.attention.has_weights:
+                options["return_weights"] = True
+            if cross is not None:
+                reads = dict(place["cross"])
+                context = reads.pop("context", None)
+                if watched and cast(Any, block.cross_attention).has_weights:
+                    reads["return_weights"] = True
+                place = {**place, "cross": reads}
+            x = block(x, context, past_key_values=cache, **place, **options)
+        made = BaseModelOutputWithPast if cross is None else BaseModelOutputWithPastAndCrossAttentions
+        return made(last_hidden_state=self.norm(x), past_key_values=past_key_values)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether some layer has attention weights to hand out."""
+        kinds = (x for block in self.layers for x in (block.attention, block.cross_attention))
+        return any(x is not None and x.has_weights for x in kinds)
 
     def _positions(self, position_ids, attention_mask, cu_seqlens, past: int, shape, device) -> Tensor:
         """As given, or counted; (b, t) or (1, t), and within max_position_embeddings."""

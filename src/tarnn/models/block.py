@@ -99,6 +99,7 @@ class Block(nn.Module):
         x = self._join(x, y, self.attention_norm)
         if self.cross_attention is not None:
             y = self.cross_attention(self._before(x, self.cross_norm), **cross or {})
+            y = y[0] if isinstance(y, tuple) else y
             x = self._join(x, y, self.cross_norm)
         return self._join(x, self.mlp(self._before(x, self.mlp_norm)), self.mlp_norm)
 

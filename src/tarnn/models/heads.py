@@ -19,6 +19,8 @@ from tarnn.models.documents import find_documents
 from tarnn.models.frames import Frames
 from tarnn.models.inputs import can_look
 
+NEVER = -1e4  # a logit, also in float16
+
 
 class TarnnHead(TarnnPreTrainedModel):
     """`TarnnModel` and what a subclass makes of its hidden states: `classify`, and the loss against labels, `loss`.
@@ -178,7 +180,8 @@ class TarnnForCTC(TarnnHead):
 
     Connectionist temporal classification (Graves et al. 2006). The blank is config.pad_token_id. With config.input_size
     it reads `input_features`, else `input_ids`. labels: (b, n) tokens, −100 (or blanks) where a row has fewer. The loss
-    is the mean over rows of nats per label.
+    is the mean over rows of nats per label. At padding the blank is certain, so whoever decodes a padded row, such as a
+    pipeline, spells the row alone.
     """
 
     output = CausalLMOutput
@@ -194,7 +197,12 @@ class TarnnForCTC(TarnnHead):
             raise ValueError(
                 "CTC aligns each row with its own labels: packed documents can't be had; pad rows."
             )
-        return self.lm_head(x)
+        logits = self.lm_head(x)
+        if mask is None:
+            return logits
+        blank = logits.new_full(logits.shape[-1:], NEVER)
+        blank[cast(int, self.config.pad_token_id)] = 0.0
+        return torch.where(mask.bool()[..., None], logits, blank)
 
     def loss(self, logits: Tensor, labels: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
         lengths = logits.new_full((len(logits),), logits.shape[1]).long() if mask is None else mask.sum(-1)

@@ -53,6 +53,13 @@ def check_inputs(
     return given.shape[:2], given.device
 
 
+def without_padding(inputs_embeds: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
+    """Embeddings (b, t, width) with zeros at padding, where anything may stand, also NaN."""
+    if inputs_embeds is None or key_mask is None:
+        return inputs_embeds
+    return inputs_embeds.masked_fill(~key_mask[..., None], 0.0)
+
+
 def _check_mask(mask: Tensor, batch: int, t: int, past: int, position_ids: Tensor | None) -> None:
     whole = (batch, past + t)
     if mask.shape != whole and mask.shape != (batch, t):

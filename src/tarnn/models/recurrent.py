@@ -14,7 +14,7 @@ from tarnn.attention.rotary import Rotation
 from tarnn.models.block import Block, make_norm
 from tarnn.models.configuration import TarnnConfig
 from tarnn.models.frames import Frames
-from tarnn.models.inputs import check_inputs, check_length, check_positions
+from tarnn.models.inputs import check_inputs, check_length, check_positions, without_padding
 from tarnn.models.positions import SinusoidalPositions, positions_in
 from tarnn.models.state import ModelState
 from tarnn.ops import State
@@ -103,7 +103,7 @@ class Backbone(Recurrent):
         if self.config.max_position_embeddings is not None:
             check_positions(self.config, positions, past=int(state.position.max()))
         key_mask = None if attention_mask is None else attention_mask.bool()
-        x, layers = self.embed(input_ids, positions, inputs_embeds), []
+        x, layers = self.embed(input_ids, positions, without_padding(inputs_embeds, key_mask)), []
         for block, layer, place in zip(self.layers, state.layers, self.places(positions), strict=True):
             x, layer = block.prefill(x, layer, key_mask=key_mask, inplace=inplace, **place)
             layers.append(layer)

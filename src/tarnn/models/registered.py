@@ -27,7 +27,7 @@ from tarnn.models.image_configuration import TarnnImageConfig
 from tarnn.models.image_generation import TarnnForImageGeneration
 from tarnn.models.likelihoods import Categorical, LogisticMixture
 from tarnn.models.recurrent_images import ImageState
-from tarnn.models.seq2seq import TarnnForConditionalGeneration
+from tarnn.models.seq2seq import TarnnForConditionalGeneration, TarnnSeq2SeqModel
 from tarnn.models.seq2seq_configuration import TarnnSeq2SeqConfig
 from tarnn.models.speech_features import SpeechFeatures
 from tarnn.models.state import ModelState
@@ -42,6 +42,7 @@ AutoModelForTokenClassification.register(TarnnConfig, TarnnForTokenClassificatio
 AutoModelForCTC.register(TarnnConfig, TarnnForCTC)
 AutoFeatureExtractor.register(TarnnConfig, SpeechFeatures)
 AutoConfig.register("tarnn_seq2seq", TarnnSeq2SeqConfig)
+AutoModel.register(TarnnSeq2SeqConfig, TarnnSeq2SeqModel)
 AutoModelForSeq2SeqLM.register(TarnnSeq2SeqConfig, TarnnForConditionalGeneration)
 AutoConfig.register("tarnn_image", TarnnImageConfig)
 AutoModel.register(TarnnImageConfig, TarnnForImageGeneration)
@@ -51,5 +52,5 @@ __all__ = [
     "SpeechFeatures",
     "TarnnConfig", "TarnnForCTC", "TarnnForCausalLM", "TarnnForConditionalGeneration", "TarnnForImageGeneration",
     "TarnnForMaskedLM",    "TarnnForSequenceClassification", "TarnnForTokenClassification", "TarnnImageConfig", "TarnnModel",
-    "TarnnSeq2SeqConfig",
+    "TarnnSeq2SeqConfig", "TarnnSeq2SeqModel",
 ]  # fmt: skip

@@ -39,6 +39,7 @@ from tarnn.training.memory import refuse_too_large
 from tarnn.training.progress import Progress
 from tarnn.training.redraw import Redraw, random_maps
 from tarnn.training.safe_trainer import SafeTrainer
+from tarnn.training.slowdown import Slowdown
 from tarnn.training.summary import describe, table
 
 FOREVER = 10**9  # steps, for a run that only the clock ends
@@ -58,6 +59,7 @@ class TrainResult:
     bits_per_byte: float | None
     sample: str
     rates: dict[str, float] = field(default_factory=dict)  # of the same validation: accuracy …
+    example: str = ""  # an input that `tarnn predict` takes
 
 
 def train(settings: RunSettings, show: bool = True, started: float | None = None) -> TrainResult:
@@ -137,7 +139,7 @@ def run(
         text = task.sample(None if trainer.budget is None else max(1.0, trainer.budget.left()))
     return TrainResult(
         settings.out, state.step, state.seconds, state.best_step, state.best_bits_per_byte, text,
-        best_rates(settings.out / LOG, state.best_step, task.rates),
+        best_rates(settings.out / LOG, state.best_step, task.rates), task.example,
     )  # fmt: skip
 
 
@@ -165,6 +167,7 @@ def add_callbacks(trainer: SafeTrainer, settings: RunSettings, facts: Facts, pro
     trainer.add_callback(trainer.interruption)
     trainer.add_callback(LogFile(settings.out / LOG, trainer.clock, facts))
     trainer.add_callback(progress)
+    trainer.add_callback(Slowdown(trainer.clock, progress.say))
 
 
 def fit(trainer: SafeTrainer, checkpoint: Path | None, progress: Progress, started: float) -> None:
