@@ -8,8 +8,6 @@ of transformers' own, what tokenizer.json says is enough.
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tarnn.errors import UserError
 from tarnn.json_file import read_json
 
@@ -50,7 +48,7 @@ def open_saved_tokenizer(folder: Path, config: Any = None) -> Any:
 
 def check_ids(ids: Any, vocab_size: int) -> None:
     """UserError where a tokenizer makes ids (array or tensor, of any shape) that the model has no embedding for."""
-    if np.size(ids) and (largest := int(ids.max())) >= vocab_size:
+    if 0 not in ids.shape and (largest := int(ids.max())) >= vocab_size:
         raise UserError(
             f"the tokenizer makes ids up to {largest} but the model knows {vocab_size}: they don't belong together. "
             "Put the model's own tokenizer into the checkpoint."
