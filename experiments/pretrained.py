@@ -240,7 +240,8 @@ def losses(found: Tensor, softmax: Tensor, window: int) -> Row:
     }  # fmt: skip
 
 
-def stories(options, row) -> None:
+def own_stories(options) -> tuple[Any, Tensor, Tensor]:
+    """stories260K, and stories that it has written: to calibrate with, and to measure."""
     base = stories_model(options.data / "stories260k" / "stories260K.bin")
     number = options.calibrate + options.rows
     length = 128 if options.quick else 512
@@ -254,9 +255,11 @@ def stories(options, row) -> None:
         options.out.mkdir(parents=True, exist_ok=True)
         torch.save(ids, path)
     ids = torch.load(path)
-    texts, test = ids[: options.calibrate], ids[options.calibrate :]
+    return base, ids[: options.calibrate], ids[options.calibrate :]
 
-    decoder(options, row, "stories", base, texts, test)
+
+def stories(options, row) -> None:
+    decoder(options, row, "stories", *own_stories(options))
 
 
 def novels(options, row) -> None:

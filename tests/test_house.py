@@ -43,6 +43,7 @@ FREE = {
     "numerics",
     "registry",
     "_version",
+    "other_names",
 }  # no room: a leaf that anybody may use
 FILES = sorted(p for p in SOURCE.rglob("*.py") if len(p.relative_to(SOURCE).parts) > 1)
 

@@ -21,12 +21,17 @@ class Registry(dict[str, Named]):
     """A dict of names and the decorator that fills it.
 
     what: what the names are of, for messages. package: its modules declare the names; they are imported when a name
-    is first looked up, not before. Classes of your own may be registered from anywhere.
+    is first looked up, not before. Classes of your own may be registered from anywhere. others: what else the world calls
+    one of them; such a name is understood, but neither listed nor kept.
     """
 
-    def __init__(self, what: str, package: str):
+    def __init__(self, what: str, package: str, others: Mapping[str, str] | None = None):
         super().__init__()
-        self.what, self.package, self.loaded = what, package, False
+        self.what, self.package, self.others, self.loaded = what, package, dict(others or {}), False
+
+    def own_name(self, name: Any) -> Any:
+        """The name that is kept, of one that may be another's."""
+        return self.others.get(name, name) if isinstance(name, str) else name
 
     def register(self, name: str, **implied: Any) -> Callable[[Kind], Kind]:
         """The decorator: the class below is called `name`. Raises ValueError for a name that another class has."""
@@ -53,8 +58,9 @@ class Registry(dict[str, Named]):
 
     def find(self, name: str) -> Named:
         """What a name stands for. Raises ValueError for an unknown one, with those that are known."""
+        name = self.own_name(name)
         if name not in self and name not in self.names():
-            close = difflib.get_close_matches(str(name), self.names(), n=1)
+            close = difflib.get_close_matches(str(name), [*self.names(), *self.others], n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ValueError(
                 f"{self.what.replace(' ', '_')} must be one of {', '.join(self.names())}; got {name!r}.{hint}"

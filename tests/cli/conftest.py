@@ -7,7 +7,9 @@ import pytest
 import torch
 from transformers.utils import logging
 
+from tarnn.cli import progress
 from tarnn.cli.main import main
+from tarnn.data import ticker
 from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
@@ -15,6 +17,13 @@ TINY = [
     "--hidden-size", "32", "--layers", "2", "--heads", "2", "--context", "16", "--batch-size", "2",
     "--steps", "12", "--eval-every", "4", "--save-every", "4", "--sample-tokens", "4",
 ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """No line because something takes long: on a busy machine everything does."""
+    monkeypatch.setattr(progress, "QUIET", 1e6)
+    monkeypatch.setattr(ticker, "FIRST", 1e6)
 
 
 @pytest.fixture

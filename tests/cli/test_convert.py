@@ -1,10 +1,15 @@
 """`tarnn convert`: a checkpoint in, a calibrated one out; what can't be converted is one sentence, exit code 2."""
 
 import errno
+import json
+import warnings
 
 import pytest
 import torch
 import transformers as hf
+
+from tarnn.conversion import constant_cache
+from tarnn.data.tokenizers import byte_tokenizer
 
 SMALL = ["--window", "16", "--sinks", "2", "--features", "16", "--num-texts", "3", "--length", "64"]
 
@@ -206,3 +211,97 @@ def test_where_nothing_can_be_written(tarnn, text, tmp_path):
         assert (code, "no folder that can be written" in err) == (2, True)
         code, _, err = tarnn(command, tmp_path / "nothing", tmp_path / "file", "--texts", text)
         assert (code, "name a new folder" in err) == (2, True)
+
+
+@pytest.fixture
+def converted(tarnn, llama, text, tmp_path):
+    code, _, err = tarnn(
+        "convert", llama, tmp_path / "converted", "--texts", text, *SMALL, "--mode", "features"
+    )
+    assert code == 0, err
+    return tmp_path / "converted"
+
+
+def test_generate_writes_what_transformers_would(command, converted):
+    """In constant memory, beyond the length of the calibration too; 128 tokens are the model's context."""
+    model = hf.AutoModelForCausalLM.from_pretrained(converted)
+    prompt = "the cat sat on the mat, " * 3
+    ids = torch.tensor([list(prompt.encode())])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = model.generate(
+            ids, do_sample=False, max_new_tokens=40, past_key_values=constant_cache(model)
+        )
+    outcome = command("generate", converted, "--prompt", prompt, "--greedy", "--max-new-tokens", 40)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out == bytes(expected[0, ids.shape[1] :].tolist()).decode("utf-8", "replace")
+    assert "features calibrated on 64 tokens, window and sinks alone beyond" in outcome.err
+    assert "Warning" not in outcome.err
+    several = command(
+        "generate", converted, "--prompt", prompt, "--num-samples", 2, "--max-new-tokens", 5, "--seed", 1
+    )
+    assert several.out.count("--- sample") == 2
+
+
+def test_generate_refuses_what_does_not_fit_a_converted_model(command, converted, llama, tmp_path):
+    for options in (["--state-out", tmp_path / "x"], ["--weights", "int8"], ["--cache", "bfloat16"]):
+        outcome = command("generate", converted, "--prompt", "a", *options)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert options[0] in outcome.err.splitlines()[-1]
+    assert command("generate", converted, "--prompt", "a", "--max-new-tokens", 400).is_refusal(
+        "128 positions"
+    )
+    assert command("generate", converted, "--prompt", "").is_refusal("the prompt is empty")
+    assert command("generate", llama, "--prompt", "a").is_refusal("tarnn convert")
+    assert command("predict", converted, "a").is_refusal("tarnn generate")
+
+
+def test_info_of_a_converted_model(command, converted, llama):
+    outcome = command("info", converted, "--lengths", "100,1000")
+    assert outcome.code == 0, outcome.err
+    assert "LlamaForCausalLM" in outcome.out
+    assert "window 16, 2 sinks" in outcome.out
+    assert "calibrated on 64 tokens" in outcome.out
+    facts = json.loads(command("info", converted, "--lengths", "100,1000", "--json").out)
+    assert [x["length"] for x in facts["memory"]] == [100, 1000]
+    # two layers, two heads, keys and values of width 8 in float32: 18 exact tokens, 16 clusters of 9 sums
+    exact, sums = 2 * 2 * 18 * 16 * 4, 2 * 2 * 16 * 9 * 4
+    assert {x["state_bytes"] for x in facts["memory"]} == {exact + sums}
+    assert [x["softmax_state_bytes"] for x in facts["memory"]] == [2 * 2 * x * 16 * 4 for x in (100, 1000)]
+    assert command("info", llama).is_refusal("tarnn convert")
+
+
+@pytest.fixture
+def classifier(tarnn, tmp_path, text):
+    """A converted classifier of bytes: `predict` and `show` read it."""
+    torch.manual_seed(0)
+    config = hf.BertConfig(
+        vocab_size=257, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=128, id2label={0: "bad", 1: "good"},
+    )  # fmt: skip
+    hf.BertForSequenceClassification(config).save_pretrained(tmp_path / "bert")
+    byte_tokenizer().save_pretrained(tmp_path / "bert")
+    code, shown, err = tarnn("convert", tmp_path / "bert", tmp_path / "out", "--texts", text, *SMALL)
+    assert code == 0, err
+    assert shown.splitlines()[-1].split(maxsplit=1) == ["next", f'tarnn predict {tmp_path / "out"} "a text"']
+    return tmp_path / "out"
+
+
+def test_predict_and_show_read_converted_encoders(command, classifier, tmp_path):
+    outcome = command("predict", classifier, "the cat sat", "a hat", "--json")
+    assert outcome.code == 0, outcome.err
+    rows = [json.loads(line) for line in outcome.out.splitlines()]
+    assert [row["input"] for row in rows] == ["the cat sat", "a hat"]
+    model = hf.AutoModelForSequenceClassification.from_pretrained(classifier)
+    for row in rows:
+        ids = torch.tensor([list(row["input"].encode())])
+        with torch.no_grad():
+            shares = model(input_ids=ids).logits[0].softmax(-1).tolist()
+        assert row["probabilities"] == pytest.approx(dict(zip(("bad", "good"), shares)), abs=1e-5)
+        assert row["output"] == max(row["probabilities"], key=row["probabilities"].get)
+    shown = command(
+        "show", classifier, "--input", "the cat sat on the mat, on the hat", "--out", tmp_path / "page"
+    )
+    assert shown.code == 0, shown.err
+    assert (tmp_path / "page" / "attention.html").is_file()
+    assert command("generate", classifier, "--prompt", "a").is_refusal("tarnn predict")

@@ -14,6 +14,7 @@ def clock(monkeypatch):
     """Seconds that pass when `clock[0]` is raised."""
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("tarnn.cli.progress.QUIET", 2.0)
     return now
 
 

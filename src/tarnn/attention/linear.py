@@ -16,6 +16,7 @@ from tarnn.feature_maps import FeatureMap, Identity, as_feature_map
 from tarnn.numerics import full_precision, wide, widen
 from tarnn.ops import LinearState, linear_attention, step
 from tarnn.ops.features import features
+from tarnn.other_names import LAYER, names_ours
 
 _IDENTITY = Identity()
 
@@ -48,6 +49,7 @@ class LinearAttention(MultiHeadAttention):
     Raises ValueError for combinations that have no meaning, with the reason.
     """
 
+    @names_ours(LAYER)
     def __init__(
         self, hidden_size: int, num_heads: int, *, causal: bool, feature_map: FeatureMap | nn.Module | str = "elu",
         num_kv_heads: int | None = None, head_dim: int | None = None, context_size: int | None = None,

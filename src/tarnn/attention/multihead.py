@@ -10,6 +10,7 @@ from tarnn.attention.norm import RMSNorm
 from tarnn.attention.rotary import Rotary, Rotation
 from tarnn.feature_maps.base import FeatureMap
 from tarnn.ops import State
+from tarnn.other_names import FORWARD, ours
 
 
 class MultiHeadAttention(nn.Module):
@@ -102,6 +103,9 @@ class MultiHeadAttention(nn.Module):
         `state` is what earlier tokens left behind; it stays as it was, unless `inplace=True` lets its memory be used
         for the new one (which only the owner may ask for). options: those of one kind of attention.
         """
+        for name in options:
+            if name in FORWARD:
+                raise TypeError(f"{type(self).__name__}() has no argument {name!r}.{ours(name, FORWARD)}")
         return self.attend(
             x, self.source(x, context, state), key_mask=key_mask, cu_seqlens=cu_seqlens, positions=positions,
             rotation=rotation, state=state, return_state=return_state, inplace=inplace, **options,

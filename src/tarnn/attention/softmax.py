@@ -8,6 +8,7 @@ from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.attention.registry import register
 from tarnn.attention.rotary import Rotary
 from tarnn.ops import KVCache, softmax_attention, softmax_step
+from tarnn.other_names import LAYER, names_ours
 
 
 @register("softmax")
@@ -21,6 +22,7 @@ class SoftmaxAttention(MultiHeadAttention):
     layer_type = "tarnn_softmax"
     has_weights = True
 
+    @names_ours(LAYER)
     def __init__(
         self, hidden_size: int, num_heads: int, *, causal: bool, num_kv_heads: int | None = None,
         head_dim: int | None = None, context_size: int | None = None, rotary: Rotary | None = None,

@@ -1,6 +1,5 @@
 """A prompt continued: read in pieces, then token after token, to stdout as it is made."""
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tarnn.cli.output import Output
+from tarnn.cli.output import Output, same_stream, writes_to_file
 from tarnn.cli.progress import Report, progress
 from tarnn.cli.prompt import prompt_ids, read_prompt
 from tarnn.cli.step import StepOptions, prepare_step
@@ -60,8 +59,11 @@ def continue_prompt(
         )
     text = read_prompt(request.prompt, request.prompt_file, request.state_in)
     model = load()
-    tokenizer = open_tokenizer(request.checkpoint)
-    ids = prompt_ids(tokenizer, text, model, starts=request.state_in is None)
+    if hasattr(model, "ids_of"):  # a converted model, which has its own tokenizer
+        ids, decode = model.ids_of(text), model.decode
+    else:
+        tokenizer = open_tokenizer(request.checkpoint)
+        ids, decode = prompt_ids(tokenizer, text, model, starts=request.state_in is None), decoder(tokenizer)
     loop, recent = start(model, request, ids.shape[1], limit)
     read(loop, ids, report)
     if count > 1:
@@ -71,7 +73,7 @@ def continue_prompt(
             draw, penalty, torch.cat([torch.tensor(recent).long(), ids[0].cpu()])
         )
     context = [*recent, *ids[0, -KEEP:].tolist()]
-    rows = [TextStream(decoder(tokenizer), context, request.stop) for _ in range(count)]
+    rows = [TextStream(decode, context, request.stop) for _ in range(count)]
     if limit:
         prepare_step(loop, limit, step, report)
         with threads_for_steps(model):
@@ -140,7 +142,7 @@ def write(
     out, made, start = Output(), 0, time.perf_counter()
     ends, pad = loop.model.end_ids, loop.model.config.pad_token_id or 0
     tokens = loop.tokens(draw, limit, end_ids=ends, pad_id=pad)
-    seen = len(rows) == 1 and sys.stdout.isatty()  # then the text itself shows how far it is
+    seen = len(rows) == 1 and not writes_to_file()  # then the text itself shows how far it is
     for token in tokens if seen else progress(tokens, limit, "tokens made", report):
         made += 1
         for row, one in zip(rows, token.tolist(), strict=True):
@@ -153,7 +155,7 @@ def write(
     for i, row in enumerate(rows):
         row.finish("--max-new-tokens reached", goes_on=goes_on)
         out.write((f"--- sample {i + 1} ---\n" if len(rows) > 1 else "") + row.take())
-        out.end_line(always=len(rows) > 1)
+        out.end_line(always=len(rows) > 1 or same_stream())
     why = "nobody reads on" if out.closed else ", ".join(dict.fromkeys(row.over for row in rows))
     report(f"tarnn: made {speed(made * len(rows), seconds)}; {why}; {loop.state.nbytes:,} bytes of state")
 

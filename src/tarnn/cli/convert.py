@@ -110,4 +110,6 @@ def next_command(model: Any, out: Path) -> str:
     folder = shlex.quote(str(out))
     if model.can_generate():
         return f'tarnn generate {folder} --prompt "Once upon a time"'
-    return f'tarnn show {folder} --input "Once upon a time" --out {folder}-attention --attention tarnn_hybrid'
+    if type(model).__name__.endswith(("ForSequenceClassification", "ForMaskedLM")):
+        return f'tarnn predict {folder} "a text"'
+    return f'tarnn show {folder} --input "a text" --out {folder}-attention'

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from tarnn.cli.next_command import next_command
 from tarnn.cli.progress import Report, progress, silent
 from tarnn.errors import UserError
 
@@ -105,7 +106,8 @@ def open_ours(
     if kind.name == "image":
         check_fit(config, task.held_out)  # type: ignore[attr-defined]
     model = open_model(checkpoint, tasks=(kind.name,), whole=True, device=device)
-    return model, task, {"task": kind.name, "data": task.evaluated, "next": f"tarnn {kind.next} {checkpoint}"}
+    command = next_command(kind.next, checkpoint, task.example, is_path=not kind.reads_text)
+    return model, task, {"task": kind.name, "data": task.evaluated, "next": command}
 
 
 def open_other(
@@ -138,7 +140,7 @@ def open_other(
         )
     task = PretrainedText(tokenizer_of(checkpoint, model), documents, context, model.config.vocab_size)
     data = f"{', '.join(sources)}: {len(task.ids):,} tokens in windows of {task.context:,}"
-    return model, task, {"task": "text", "data": data, "next": f"tarnn info {checkpoint}"}
+    return model, task, {"task": "text", "data": data, "next": next_command("generate", checkpoint)}
 
 
 def rows_at_once(config: Any, task: Any) -> int:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import torch
 from typer import Argument, Option
 
+from tarnn.cli.converted import is_converted
 from tarnn.cli.progress import progress, silent
 from tarnn.cli.step import StepOptions
 from tarnn.errors import UserError
@@ -105,7 +106,8 @@ def generate(
     given: dict[str, Any] = {
         k: v for k, v in locals().items() if k in (*BOTH, *TEXT_ONLY, *IMAGE_ONLY) and v is not None
     }
-    images = open_config(checkpoint, GENERATED).model_type == "tarnn_image"
+    converted = is_converted(checkpoint)
+    images = not converted and open_config(checkpoint, GENERATED).model_type == "tarnn_image"
     refuse_other_task(checkpoint, task, images, given)
     step = StepOptions(compile, weights)
     if seed is not None and not 0 <= seed < 2**63:
@@ -138,6 +140,12 @@ def generate(
     else:
         from tarnn.cli.continuation import Request, continue_prompt
 
+        if converted:
+            from tarnn.cli.converted import continue_converted
+
+            asked = {"dtype": DTYPES.get(dtype), "device": where}
+            continue_converted(checkpoint, given, asked, sampling, said, step=step, report=report)
+            return
         request = Request(checkpoint, **given)
         continue_prompt(request, load, sampling, step=step, report=report)
 

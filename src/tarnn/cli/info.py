@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from tarnn.cli.converted import converted_text, describe_converted, is_converted
 from tarnn.cli.machine import kernel_facts, machine_facts, machine_text
 from tarnn.cli.progress import progress
 from tarnn.errors import UserError
@@ -33,6 +34,10 @@ def info(
     stands the same model with softmax in every layer of attention, whose keys and values have to be kept.
     Nothing is run; the weights are read once, to see that all of them are finite.
     """
+    if checkpoint is not None and is_converted(checkpoint):
+        facts = describe_converted(checkpoint, None if lengths is None else parse_lengths(lengths))
+        print(json.dumps(facts, indent=2) if as_json else converted_text(facts))
+        return
     if checkpoint is not None:
         facts = describe(checkpoint, None if lengths is None else parse_lengths(lengths))
     elif lengths is not None:

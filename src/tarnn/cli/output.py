@@ -1,6 +1,7 @@
 """stdout as a stream that may end: the reader goes away, the disk fills up."""
 
 import os
+import stat
 import sys
 
 CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -37,6 +38,22 @@ class Output:
         """A line end, so that a terminal's prompt gets a line of its own; elsewhere the text stays exact."""
         if self._line_open and (always or sys.stdout.isatty()):
             self.write("\n")
+
+
+def writes_to_file() -> bool:
+    """Whether stdout is a file: a terminal shows its text, and so may what reads from a pipe."""
+    try:
+        return stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def same_stream() -> bool:
+    """Whether stdout and stderr go to one place (`2>&1`), where a status line must not follow a text on its line."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def leave_stdout() -> None:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from typer import Argument, Option
 
+from tarnn.cli.converted import is_converted, predict_converted
 from tarnn.cli.generate import pick_device
 from tarnn.data.files import is_file, looks_like_path
 from tarnn.data.saved_tokenizer import check_ids
@@ -44,6 +45,10 @@ def predict(
     Classification: the label with its probability, and the next likeliest. Masked text: the text with each <|mask|> filled.
     Sequence to sequence: what the input becomes. Nothing is written but the results; errors name the input.
     """
+    if is_converted(checkpoint):
+        texts = inputs_of(inputs, text_field or "text", -1)
+        show(lambda given: predict_converted(checkpoint, given, top, pick_device(device)), texts, as_json)
+        return
     config = open_config(checkpoint, PREDICTED)
     task: Any = task_of(config.to_dict())
     model = open_model(checkpoint, tasks=PREDICTED, whole=True, device=pick_device(device))
@@ -51,6 +56,16 @@ def predict(
     if task.reads_text:
         settings = trained(task, checkpoint, config, inputs).settings
         texts = inputs_of(inputs, text_field or settings.text_field, task.text_column)
+    if task.reads_text:
+        reader: Any = open_tokenizer(checkpoint)
+        check_ids(np.array([*reader.backend_tokenizer.get_vocab().values()]), config.vocab_size)
+    else:
+        reader = front_end(checkpoint, config)
+    show(lambda given: task.predict(model, reader, given, top), texts, as_json)
+
+
+def show(predict: Callable[[Iterator[str]], Any], texts: Iterator[str], as_json: bool) -> None:
+    """A line for each text, as soon as there is one."""
     seen: list[str] = []
 
     def remembered() -> Iterator[str]:
@@ -58,12 +73,7 @@ def predict(
             seen.append(text)
             yield text
 
-    if task.reads_text:
-        reader: Any = open_tokenizer(checkpoint)
-        check_ids(np.array([*reader.backend_tokenizer.get_vocab().values()]), config.vocab_size)
-    else:
-        reader = front_end(checkpoint, config)
-    for row in task.predict(model, reader, remembered(), top):
+    for row in predict(remembered()):
         text = seen.pop()
         print(json.dumps({"input": text, **row}, ensure_ascii=False) if as_json else line_of(row), flush=True)
 

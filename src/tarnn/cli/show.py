@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from tarnn.cli.converted import is_converted
 from tarnn.errors import UserError
 
 PAGE, ARRAYS = "attention.html", "attention.npz"
@@ -23,8 +24,11 @@ def show(
         int, Option(help="Only the first so many tokens are shown.", min=1, max=2048)
     ] = 256,
     attention: Annotated[
-        str, Option(help="For a model of transformers: sdpa (softmax), tarnn_hybrid or tarnn_linear.")
-    ] = "sdpa",
+        str | None,
+        Option(
+            help="For a model of transformers: sdpa (softmax), tarnn_hybrid or tarnn_linear (default: its own)."
+        ),
+    ] = None,
 ) -> None:
     """Look into a model's attention: which token reads from which, by layer and head, for one input.
 
@@ -39,6 +43,7 @@ def show(
     from tarnn.analysis.plots import attention_figure
     from tarnn.data.saved_tokenizer import check_ids
 
+    attention = attention or ("tarnn_hybrid" if is_converted(checkpoint) else "sdpa")
     model, tokenizer = open_any(checkpoint, attention)
     text = read_input(source, record)
     ids = tokenizer(text, return_tensors="pt", add_special_tokens=True)["input_ids"]

@@ -9,6 +9,8 @@ from tarnn.errors import UserError
 from tarnn.generation.compiled import choose, compile_step
 from tarnn.generation.recorded import RecordedStep, cannot_record
 from tarnn.models.fused import FusedStep, refusal
+from tarnn.models.recurrent import TextModel
+from tarnn.models.recurrent_images import ImageModel
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,9 @@ def prepare_step(loop: Any, num_tokens: int, options: StepOptions, report: Repor
 
     Raises UserError where what was asked for can't be had.
     """
+    if not isinstance(loop.model, TextModel | ImageModel):
+        report("tarnn: step by transformers, on a cache of constant size")
+        return
     reason = refusal(loop.model)
     if options.weights and reason:
         raise UserError(f"--weights is for the fused step, which can't be had here: {reason}. Leave it out.")

@@ -10,9 +10,12 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from typer import Argument, Exit, Option
 
+from tarnn.cli.next_command import next_command
+from tarnn.cli.output import Output
 from tarnn.errors import UserError
 from tarnn.tasks import TASKS, RunSettings, own_options
 from tarnn.tasks.settings import flag_of
+from tarnn.tasks.text import SAMPLE, SAMPLE_START
 
 SOURCES = (
     "Text: files (also .gz, .bz2, .xz, .zst), folders, globs, - (stdin), .jsonl files, datasets:NAME[:CONFIG[:SPLIT]], "
@@ -58,7 +61,9 @@ def train(sources: list[str], out: Path, task: str, **given: Any) -> None:
 
             sample = draw_sample(out, out / PICTURE, given["sample_images"], settings.seed)
             paths = {"sample": sample, **paths}
-        print(report(result, settings, paths))
+        Output().write(  # which escapes what would steer a terminal
+            report(result, settings, paths) + "\n"
+        )
 
 
 def parameters() -> list[inspect.Parameter]:
@@ -110,5 +115,14 @@ def report(result, settings: Any, paths: dict[str, Path]) -> str:
     measure += "".join(f", {name.replace('_', ' ')} {value:.4f}" for name, value in result.rates.items())
     lines = [result.sample, ""] if result.sample else []
     lines += [f"{result.steps:,} steps in {result.seconds:,.0f} s, {measure}"]
+    if result.sample:
+        lines.append(
+            f"{'sample':>9}  {result.out / SAMPLE}: {SAMPLE_START} tokens of the text, and how the model goes on"
+        )
     lines += [f"{name:>9}  {path}" for name, path in paths.items()]
-    return "\n".join([*lines, f"{'next':>9}  tarnn {task.next} {result.out}"])
+    return "\n".join(
+        [
+            *lines,
+            f"{'next':>9}  {next_command(task.next, result.out, result.example, is_path=not task.reads_text)}",
+        ]
+    )

@@ -11,8 +11,8 @@ from tarnn.errors import UserError
 
 
 def transcribe(
+    checkpoint: Annotated[Path, Argument(metavar="RUN", help="A folder of a CTC model, with its tokenizer.")],
     file: Annotated[Path, Argument(help="A mono wav file, sampled as often as the model's training data.")],
-    checkpoint: Annotated[Path, Argument(help="A checkpoint folder of a CTC model, with its tokenizer.")],
     beam: Annotated[
         int, Option(help="Search with so many prefixes; 1: the most likely path.", min=1, max=1000)
     ] = 1,
@@ -21,7 +21,7 @@ def transcribe(
     ] = False,
     chunk: Annotated[float, Option(help="With --stream: seconds read at a time.", min=0.01, max=60)] = 0.5,
 ) -> None:
-    """Write what is said in FILE, by the model in CHECKPOINT.
+    """Write what is said in FILE, by the model in RUN. (FILE before RUN is understood, too.)
 
     The folder holds a `TarnnForCTC`, its front end (preprocessor_config.json) and its tokenizer, as `tarnn train --task ctc`
     and `experiments/speech.py` leave them.
@@ -31,6 +31,8 @@ def transcribe(
     from tarnn.data.audio import read_wav
     from tarnn.data.ctc import beam_search, best_path
 
+    if file.is_dir() and not checkpoint.is_dir():  # the order of earlier versions
+        checkpoint, file = file, checkpoint
     model, front, tokenizer = open_speech(checkpoint)
     samples, rate = read_wav(file)
     front.check(samples, rate, str(file))

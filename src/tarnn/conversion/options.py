@@ -139,6 +139,9 @@ def check_stored(stored: Any, num_layers: int) -> None:
                 raise ValueError(
                     f"{KEY}: {name} must be a whole number of {least} or more; got {value!r:.60}."
                 )
+        until = options.get("far_until")
+        if not (until is None or (type(until) is int and until >= 0)):
+            raise ValueError(f"{KEY}: far_until must be a whole number of 0 or more; got {until!r:.60}.")
         phi, mode, bias = (options.get(name) for name in ("feature_map", "mode", "far_bias"))
         if not (
             phi is None

@@ -13,7 +13,7 @@ from tarnn.feature_maps.base import FeatureMap
 from tarnn.feature_maps.own import OwnMap
 from tarnn.registry import Registry, arguments_of
 
-MAPS = Registry("feature map", "tarnn.feature_maps")
+MAPS = Registry("feature map", "tarnn.feature_maps", {"performer": "favor"})
 register, names = MAPS.register, MAPS.names
 OF_THE_MODEL = {"head_dim", "num_heads", "max_length"}
 MOVES = {"centre", "balance"}  # these options put a `Reparametrized` around the map

@@ -58,7 +58,7 @@ def open_config(path: str | Path, tasks: Collection[str] = ("text",)) -> TarnnCo
     task = task_of(fields)
     if task is None or task.name not in tasks:
         expected = " or ".join(dict.fromkeys(repr(TASKS[name].model_type) for name in tasks))
-        hint = f"It is a model of {task.of}" if task else "`tarnn train` makes checkpoints of ours"
+        hint = f"It is a model of {task.of}" if task else elsewhere(fields)
         if task and kind in [TASKS[name].model_type for name in tasks]:
             kind, expected = task.architecture, " or ".join(TASKS[name].architecture for name in tasks)
             hint = f"It is of the task {task.name}: `tarnn {task.next}` takes it"
@@ -70,6 +70,16 @@ def open_config(path: str | Path, tasks: Collection[str] = ("text",)) -> TarnnCo
         return task.recurrent()[0].from_dict({k: v for k, v in fields.items() if k not in LEAD_ELSEWHERE})
     except Exception as error:  # of wrong types in transformers' own keys, whatever its checks raise
         raise UserError(f"{file}: {' '.join(str(error).split())}") from error
+
+
+def elsewhere(fields: dict[str, Any]) -> str:
+    """Which commands take a folder that is not one of ours."""
+    if fields.get("tarnn_attention") is not None:
+        return (
+            "`tarnn convert` has written it: `tarnn generate` continues texts with it, or `tarnn predict` and `tarnn show` take "
+            "it where it is an encoder; so do `tarnn info` and `tarnn eval`"
+        )
+    return "`tarnn train` makes checkpoints of ours, and `tarnn convert` makes one of a softmax model of transformers"
 
 
 def open_model(

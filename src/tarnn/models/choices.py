@@ -87,7 +87,7 @@ def named_maps(maps: Any, options: Any) -> tuple[Any, Any, dict[str, dict[str, A
             of_models |= of_model
         return names, options, of_models
     if not isinstance(maps, FeatureMap):
-        return maps, options, {}
+        return MAPS.own_name(maps), options, {}
     name, own, of_model = described(maps)
     if options.get(name, own) != own:
         raise ValueError(
@@ -95,6 +95,11 @@ def named_maps(maps: Any, options: Any) -> tuple[Any, Any, dict[str, dict[str, A
             f"for {name!r}."
         )
     return name, {**options, name: own}, {name: of_model}
+
+
+def by_own_names(options: Any) -> Any:
+    """Options of feature maps, each map under the one name that a config keeps."""
+    return {MAPS.own_name(name): x for name, x in options.items()} if isinstance(options, dict) else options
 
 
 def check_options(config) -> None:

@@ -11,8 +11,9 @@ from tarnn.attention.registry import ATTENTIONS, DECAYS
 from tarnn.feature_maps import FeatureMap
 from tarnn.feature_maps.registry import MAPS
 from tarnn.models.base_keys import TAKEN, check_base_keys, without_old_keys
-from tarnn.models.choices import check_options, named_maps, of_the_model
+from tarnn.models.choices import by_own_names, check_options, named_maps, of_the_model
 from tarnn.models.folders import check_folder
+from tarnn.other_names import CONFIG
 from tarnn.registry import Registry
 
 _CHOICES = {"norm": ("rms", "layer"), "norm_position": ("pre", "post"), "mlp": ("swiglu", "gelu")}
@@ -100,6 +101,7 @@ class TarnnConfig(PreTrainedConfig):
             self.tie_word_embeddings = self._can_tie()
         self.attention_options = self.attention_options or {}
         self.feature_map_options = self.feature_map_options or {}
+        self.feature_map_options = by_own_names(self.feature_map_options)
         check_options(self)
         self.feature_map, options, of_maps = named_maps(self.feature_map, self.feature_map_options)
         self.feature_map_options = {name: given for name, given in options.items() if given}
@@ -213,8 +215,10 @@ class TarnnConfig(PreTrainedConfig):
     def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
         unknown = sorted(set(kwargs) - TAKEN)
         if unknown:
-            close = [x for one in unknown for x in get_close_matches(one, self.known_keys(), n=1)]
-            hint = f" Did you mean {', '.join(close)}?" if close else ""
+            close = [
+                CONFIG.get(x) or next(iter(get_close_matches(x, self.known_keys(), n=1)), "") for x in unknown
+            ]
+            hint = f" Did you mean {', '.join(filter(None, close))}?" if any(close) else ""
             raise ValueError(
                 f"{type(self).__name__} has no {', '.join(map(repr, unknown))}; "
                 f"it takes {', '.join(self.known_keys())}.{hint}"
@@ -312,7 +316,9 @@ def check_positive_int(name: str, value) -> None:
 
 def check_choice(name: str, value, known) -> None:
     if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}.")
+        close = get_close_matches(str(value), known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}.{hint}")
 
 
 def check_pattern(name: str, value, known: Registry, num_layers: int) -> None:

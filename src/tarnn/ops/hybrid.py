@@ -28,8 +28,10 @@ from tarnn.ops.hybrid_chunks import attend
 from tarnn.ops.hybrid_compiled import is_watched
 from tarnn.ops.hybrid_state import HybridState, Options, at
 from tarnn.ops.hybrid_token import take_step
+from tarnn.other_names import FUNCTION, names_ours
 
 
+@names_ours(FUNCTION)
 def hybrid_attention(
     q: Tensor, k: Tensor, v: Tensor, feature_map: nn.Module | str | None = None, *,
     causal: bool, window: int, sinks: int = 0, slots: int = 0, scale: float | None = None, far_bias: Tensor | float = 0.0,

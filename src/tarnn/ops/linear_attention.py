@@ -8,10 +8,12 @@ from tarnn.feature_maps.elementwise import Elu
 from tarnn.ops.call import make_call, with_log_weights
 from tarnn.ops.registration import attend
 from tarnn.ops.state import LinearState
+from tarnn.other_names import FUNCTION, names_ours
 
 _ELU = Elu()
 
 
+@names_ours(FUNCTION)
 def linear_attention(
     q: Float[Tensor, "b h t d"],
     k: Float[Tensor, "b g s d"],

@@ -16,6 +16,7 @@ from tarnn.ops import packing
 from tarnn.ops.checks import check_attention
 from tarnn.ops.room import room_like
 from tarnn.ops.state import State
+from tarnn.other_names import FUNCTION, names_ours
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -169,6 +170,7 @@ def full(capacity: int, taken: int, more: int) -> ValueError:
     )
 
 
+@names_ours(FUNCTION)
 def softmax_attention(
     q: Float[Tensor, "b h t d"],
     k: Float[Tensor, "b g s d"],

@@ -8,8 +8,10 @@ from tarnn.ops.call import make_call, with_log_weights
 from tarnn.ops.linear_attention import _ELU
 from tarnn.ops.registration import take_step
 from tarnn.ops.state import LinearState
+from tarnn.other_names import FUNCTION, names_ours
 
 
+@names_ours(FUNCTION)
 def step(
     q: Float[Tensor, "b h 1 d"],
     k: Float[Tensor, "b g 1 d"],

@@ -74,6 +74,7 @@ class Task(ABC):
     data_facts: dict[str, Any]  # about the data, for settings.json
     examples: Dataset
     tokenizer: Any = None
+    example: str = ""  # an input of the data, for a task whose `next` is predict
     evaluated: str = ""  # what `to_evaluate` has found to measure on, in words
 
     @abstractmethod

@@ -66,10 +66,14 @@ class ClassificationTask(SequenceTask):
         self.tokenizer = make_tokenizer(settings.tokenizer, (row.last.encode() for row in train))
         self.examples = self.tokenized(train, report)
         self.held_out = self.tokenized(held_out, report) if held_out else None
-        self.epoch = len(self.examples)
+        self.epoch, self.example = len(self.examples), self.input_of(train[0])
 
     def read_rows(self, sources: Sequence[str]) -> list[Pair]:
         return list(read_pairs(sources, self.settings.label_field, self.settings.text_field))
+
+    @staticmethod
+    def input_of(row: Pair) -> str:
+        return row.last
 
     def examples_of(self, rows: list[Pair], trained: Trained, report: Report) -> PaddedRows:
         from tarnn.data.saved_tokenizer import open_saved_tokenizer

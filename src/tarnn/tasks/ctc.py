@@ -58,7 +58,7 @@ class CtcTask(SequenceTask):
         self.held_out = rest[0] if rest else None
         self.tokenizer = symbols_tokenizer(settings.out, LETTERS)
         self.front.save_pretrained(settings.out)
-        self.epoch = len(self.examples)
+        self.epoch, self.example = len(self.examples), self.input_of(train[0])
 
     def read_rows(self, sources: Sequence[str]) -> list[Pair]:
         """Paths are seen from the file that names them."""
@@ -68,6 +68,10 @@ class CtcTask(SequenceTask):
             for source in sources
             for pair in read_pairs([source], *names)
         ]
+
+    @staticmethod
+    def input_of(row: Pair) -> str:
+        return row.first
 
     def examples_of(self, rows: list[Pair], trained: Trained, report: Report) -> PaddedRows:
         from tarnn.models.speech_features import open_front_end

@@ -42,12 +42,14 @@ class MaskedLMTask(TextTask):
         super().__init__(settings, first, saved, report)
         self.tokenizer = with_mask(self.tokenizer)
         self.bytes_per_token = 1.0  # the measure is per token
+        self.example = masked_example(self.tokenizer, self.corpus.train)
         self.examples = MaskedWindows(self.corpus.train, settings.context, self.masking())
 
     @classmethod
     def to_evaluate(cls, trained: Trained, sources: Sequence[str], report: Report) -> TextTask:
         task = super().to_evaluate(trained, sources, report)
         task.tokenizer = with_mask(task.tokenizer)
+        task.example = masked_example(task.tokenizer, task.held_out)
         return task
 
     def masking(self) -> Masking:
@@ -105,12 +107,14 @@ class MaskedLMTask(TextTask):
         import torch
 
         backend = reader.backend_tokenizer
-        mask = backend.token_to_id(MASK)
+        foreign = getattr(reader, "mask_token", None)  # of a model of transformers
+        name, plain = foreign or MASK, foreign is not None
+        mask = backend.token_to_id(name)
         for text in inputs:
             ids = torch.tensor([backend.encode(text).ids], device=model.device)
             places = (ids[0] == mask).nonzero()[:, 0]
             if not len(places):
-                raise UserError(f"{text:.60} has no mask; write {MASK} where the model is to guess.")
+                raise UserError(f"{text:.60} has no mask; write {name} where the model is to guess.")
             best = model(ids).logits[0, places].float().softmax(-1).topk(min(top, model.config.vocab_size))
             ids[0, places] = best.indices[:, 0]
             guesses = [
@@ -120,7 +124,12 @@ class MaskedLMTask(TextTask):
                 ]
                 for row, shares in zip(best.indices, best.values)
             ]
-            yield {"output": reader.decode(ids[0].tolist()), "masks": guesses}
+            yield {"output": reader.decode(ids[0].tolist(), skip_special_tokens=plain), "masks": guesses}
+
+
+def masked_example(tokenizer: Any, ids: Any) -> str:
+    """A few tokens of a text, and a mask."""
+    return str(tokenizer.decode(ids[:16].astype("int64"), skip_special_tokens=True)) + MASK
 
 
 def with_mask(tokenizer: Any) -> Any:

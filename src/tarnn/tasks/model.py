@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from tarnn.errors import UserError
 from tarnn.feature_maps import names, options_of
+from tarnn.feature_maps.registry import MAPS
 from tarnn.models import TarnnConfig
 from tarnn.tasks.settings import RunSettings
 
@@ -38,10 +39,12 @@ def map_options(settings: RunSettings, choices: dict[str, Any]) -> dict[str, Any
     given = choices.get("feature_map_options") or {}
     if not isinstance(given, dict) or not all(isinstance(x, dict) for x in given.values()):
         return given  # the config will say what is wrong with it
-    options = {name: dict(x) for name, x in given.items()}
+    options = {MAPS.own_name(name): dict(x) for name, x in given.items()}
     for name, own in settings.feature_map_options.items():
+        name = MAPS.own_name(name)
         options[name] = options.get(name, {}) | own
     for name in [maps] if isinstance(maps, str) else maps if isinstance(maps, list) else []:
+        name = MAPS.own_name(name)
         if name in names() and "seed" in options_of(name):
             options.setdefault(name, {}).setdefault("seed", settings.seed)
     return options

@@ -55,10 +55,14 @@ class Seq2SeqTask(SequenceTask):
         self.tokenizer = make_tokenizer(settings.tokenizer, texts)
         self.examples = self.tokenized(train)
         self.held_out = self.tokenized(held_out) if held_out else None
-        self.epoch = len(self.examples)
+        self.epoch, self.example = len(self.examples), self.input_of(train[0])
 
     def read_rows(self, sources: Sequence[str]) -> list[Pair]:
         return list(read_pairs(sources, self.settings.text_field, self.settings.target_field))
+
+    @staticmethod
+    def input_of(row: Pair) -> str:
+        return row.first
 
     def examples_of(self, rows: list[Pair], trained: Trained, report: Report) -> PaddedRows:
         from tarnn.data.saved_tokenizer import open_saved_tokenizer

@@ -80,7 +80,13 @@ class SequenceTask(Task):
         task.evaluated = ", ".join(sources) or f"what {trained.folder} held out"
         task.evaluated += f": {len(rows):,} {cls.counted}"
         task.held_out = task.examples_of(rows, trained, report)
+        task.example = task.input_of(rows[0])
         return task
+
+    @staticmethod
+    @abstractmethod
+    def input_of(row: Pair) -> str:
+        """What `predict` reads of a row."""
 
     @abstractmethod
     def read_rows(self, sources: Sequence[str]) -> list[Pair]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from tarnn.data.windows import ValidationBatches, WindowSampler
 
+SAMPLE_START = 32  # tokens of held-out text that the sample goes on from
 DATA, SAMPLE = "data", "sample.txt"  # in the folder of a run: the prepared text, and what the model writes
 
 
@@ -168,18 +169,20 @@ class TextTask(Task):
         return self.settings.sample_tokens > 0
 
     def sample(self, max_seconds: float | None) -> str:
-        """What the model in the run's folder writes as a new document, at temperature 0.8; also in sample.txt."""
+        """How the model in the run's folder goes on from the beginning of the held-out text, at temperature 0.8; also in
+        sample.txt. Without held-out text from that of the training text."""
         import torch
 
         settings = self.settings
         model = self.classes()[1].from_pretrained(settings.out).eval()
-        start = torch.tensor([[self.tokenizer.eos_token_id]])
-        longest = model.config.max_position_embeddings or settings.sample_tokens + 1
+        longest = model.config.max_position_embeddings or settings.sample_tokens + SAMPLE_START
+        before = self.held_out if len(self.held_out) else self.corpus.train
+        start = torch.from_numpy(before[: min(SAMPLE_START, longest - 1)].astype("int64"))[None]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             ids = model.generate(
                 start, attention_mask=torch.ones_like(start), do_sample=True, temperature=0.8, top_k=0,
-                max_new_tokens=min(settings.sample_tokens, longest - 1), max_time=max_seconds,
+                max_new_tokens=min(settings.sample_tokens, longest - start.shape[1]), max_time=max_seconds,
             )  # fmt: skip
         text = str(self.tokenizer.decode(ids[0], skip_special_tokens=True))
         (settings.out / SAMPLE).write_text(text, encoding="utf-8")

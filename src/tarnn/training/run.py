@@ -59,6 +59,7 @@ class TrainResult:
     bits_per_byte: float | None
     sample: str
     rates: dict[str, float] = field(default_factory=dict)  # of the same validation: accuracy …
+    example: str = ""  # an input that `tarnn predict` takes
 
 
 def train(settings: RunSettings, show: bool = True, started: float | None = None) -> TrainResult:
@@ -138,7 +139,7 @@ def run(
         text = task.sample(None if trainer.budget is None else max(1.0, trainer.budget.left()))
     return TrainResult(
         settings.out, state.step, state.seconds, state.best_step, state.best_bits_per_byte, text,
-        best_rates(settings.out / LOG, state.best_step, task.rates),
+        best_rates(settings.out / LOG, state.best_step, task.rates), task.example,
     )  # fmt: skip
 
 

@@ -1,0 +1,145 @@
+"""What the commands do with a folder that `tarnn convert` wrote."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from tarnn.cli.progress import Report
+from tarnn.errors import UserError
+from tarnn.json_file import read_json
+
+OURS_ALONE = {
+    "state_in": "in Python tarnn.conversion.load_cache reads a saved one",
+    "state_out": "in Python tarnn.conversion.save_cache keeps one",
+    "cache": "its cache has a constant size already",
+}
+
+
+def is_converted(folder: Path) -> bool:
+    """Whether a folder's config.json is that of a converted model; nothing heavy is imported for it."""
+    file = folder / "config.json"
+    return file.is_file() and read_json(file).get("tarnn_attention") is not None
+
+
+def continue_converted(
+    checkpoint: Path, given: dict[str, Any], asked: dict[str, Any], sampling: dict[str, Any], said: str, *, step: Any,
+    report: Report,
+) -> None:  # fmt: skip
+    """`tarnn generate` for a converted model. given: the options; asked: where and in which dtype it runs."""
+    for name, instead in OURS_ALONE.items():
+        if name in given:
+            raise UserError(f"--{name.replace('_', '-')} is for tarnn's own models; {instead}. Leave it out.")
+    if step.weights or step.compile:
+        raise UserError(
+            f"--{'weights' if step.weights else 'compile'} is for tarnn's own models; leave it out."
+        )
+    from tarnn.cli.continuation import Request, continue_prompt
+    from tarnn.conversion.text import open_text
+
+    def load() -> Any:
+        model = open_text(checkpoint, **asked)
+        dtype = str(model.dtype).removeprefix("torch.")
+        report(f"tarnn: {checkpoint}, {dtype} on {asked['device']}; {said}; {model.about}")
+        return model
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "this model's features were calibrated")  # `about` has said it
+        continue_prompt(Request(checkpoint, **given), load, sampling, step=step, report=report)
+
+
+def predict_converted(checkpoint: Path, texts: Any, top: int, device: Any) -> Any:
+    """What a converted classifier or masked model says of each text, as `tarnn predict` has it of tarnn's own models."""
+    from tarnn.conversion.opening import open_pretrained, tokenizer_of
+    from tarnn.data.saved_tokenizer import check_ids
+    from tarnn.tasks import TASKS
+
+    model = open_pretrained(checkpoint, converted=True).to(device)
+    name = type(model).__name__
+    task = {"ForSequenceClassification": "classification", "ForMaskedLM": "masked-lm"}.get(
+        name[name.find("For") :]
+    )
+    if task is None:
+        fits = "tarnn generate` continues" if model.can_generate() else "tarnn show` looks into"
+        raise UserError(f"{checkpoint} holds a {name}, which says nothing of a text by itself; `{fits} one.")
+    most = getattr(model.config, "max_position_embeddings", None)
+
+    def check(module: Any, args: Any) -> None:
+        check_ids(args[0], model.config.vocab_size)
+        if most and args[0].shape[1] > most:
+            raise UserError(f"an input has {args[0].shape[1]:,} tokens; this model reads {most:,} at most.")
+
+    model.register_forward_pre_hook(check)
+    return TASKS[task].predict(model, tokenizer_of(checkpoint, model), texts, top)
+
+
+def describe_converted(checkpoint: Path, lengths: list[int] | None) -> dict[str, Any]:
+    """What `tarnn info` tells of a converted model, as JSON has it."""
+    from tarnn.cli.machine import kernel_facts
+    from tarnn.conversion.opening import open_pretrained
+    from tarnn.conversion.options import AttentionOptions, attention_layers, child_of
+
+    model = open_pretrained(checkpoint, converted=True)
+    size, layers = next(model.parameters()).element_size(), []
+    for i, own in enumerate(map(child_of, attention_layers(model))):
+        if own is not None:
+            how = AttentionOptions()._replace(**own.options)
+            features = 0 if own.feature_map is None else own.feature_map.num_features(own.heads.d)
+            layers.append({
+                "layer": i, "heads": list(own.modes), "window": how.window, "sinks": how.sinks, "slots": how.slots,
+                "feature_map": how.feature_map, "features": features, "calibrated_on": how.far_until, "head_dim": own.heads.d,
+            })  # fmt: skip
+    weights = sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
+    memory = []
+    for length in (lengths or LENGTHS) if model.can_generate() else []:
+        state = sum(bytes_of(x, length, size) for x in layers)
+        softmax = sum(2 * len(x["heads"]) * length * x["head_dim"] * size for x in layers)
+        memory.append({
+            "length": length, "state_bytes": state, "total_bytes": weights + state, "softmax_state_bytes": softmax,
+            "softmax_total_bytes": weights + softmax,
+        })  # fmt: skip
+    return {
+        "checkpoint": str(checkpoint), "converted": type(model).__name__,
+        "parameters": sum(x.numel() for x in model.parameters()), "dtype": str(model.dtype).removeprefix("torch."),
+        "weight_bytes": weights, "layers": layers, "memory": memory, "kernel": kernel_facts(),
+    }  # fmt: skip
+
+
+LENGTHS = [1024, 4096, 16384, 65536]
+
+
+def bytes_of(layer: dict[str, Any], length: int, size: int) -> int:
+    """Keys, values and sums of one sequence of that length in one layer."""
+    d, near = layer["head_dim"], layer["window"] + layer["sinks"] + layer["slots"]
+    exact = sum(2 * d * size * (length if mode == "exact" else near) for mode in layer["heads"])
+    return exact + layer["heads"].count("features") * 4 * layer["features"] * (d + 1)
+
+
+def converted_text(facts: dict[str, Any]) -> str:
+    """The same for the eye."""
+    rows = {
+        "model": f"{facts['converted']}, converted",
+        "parameters": f"{facts['parameters']:,} in {facts['dtype']}: {facts['weight_bytes']:,} bytes",
+    }
+    for x in facts["layers"]:
+        counts = ", ".join(
+            f"{x['heads'].count(m)} {m}" for m in ("features", "window", "exact") if m in x["heads"]
+        )
+        about = f"window {x['window']}, {x['sinks']} sinks, {x['slots']} slots; heads: {counts}"
+        if "features" in x["heads"]:
+            about += f"; {x['features']} features each" + (
+                f", calibrated on {x['calibrated_on']:,} tokens" if x["calibrated_on"] else ""
+            )
+        rows[f"layer {x['layer']}"] = about
+    rows["CPU kernel"] = f"{facts['kernel']['path']}: {facts['kernel']['why']}"
+    width = max(map(len, rows))
+    lines = [facts["checkpoint"], *(f"  {name:{width}}  {value}" for name, value in rows.items())]
+    if facts["memory"]:
+        lines += ["", "memory to generate one sequence, bytes"]
+        lines += [
+            f"{'tokens':>12}{'state':>18}{'with weights':>18}{'softmax: cache':>18}{'with weights':>18}"
+        ]
+        lines += [
+            "".join([f"{x['length']:12,}", *(f"{y:18,}" for y in list(x.values())[1:])])
+            for x in facts["memory"]
+        ]
+    return "\n".join(lines)

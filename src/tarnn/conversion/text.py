@@ -1,0 +1,134 @@
+"""A converted model as the token loop runs it: a prompt in pieces, then token after token, in constant memory."""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+
+from tarnn.conversion.cache import constant_cache
+from tarnn.conversion.opening import open_pretrained, tokenizer_of
+from tarnn.conversion.options import attention_layers, child_of
+from tarnn.errors import UserError
+
+
+@dataclass(frozen=True)
+class CacheState:
+    """A constant cache, with the methods of a model's state that the loop calls."""
+
+    cache: Cache
+    position: Tensor  # (b,)
+
+    def clone(self) -> "CacheState":
+        return CacheState(copy.deepcopy(self.cache), self.position.clone())
+
+    def select(self, rows: Tensor) -> "CacheState":
+        """Rows by their numbers; a number may come several times."""
+        chosen = self.clone()
+        chosen.cache.batch_select_indices(rows)
+        return CacheState(chosen.cache, chosen.position[rows])
+
+    @property
+    def nbytes(self) -> int:
+        layers: list[Any] = self.cache.layers
+        parts = (x.state if hasattr(x, "state") else (x.keys, x.values) for x in layers if x.is_initialized)
+        return sum(sum(y.nbytes for y in x) if isinstance(x, tuple) else x.nbytes for x in parts)
+
+
+class ConvertedText(nn.Module):
+    """A converted causal language model and its tokenizer: `prefill` and `step` as `TextModel` has them."""
+
+    def __init__(self, model: Any, tokenizer: Any):
+        super().__init__()
+        self.model, self.tokenizer = model, tokenizer
+        self.dtype, self.device = model.dtype, model.device
+        config = model.config
+        self.config = SimpleNamespace(
+            vocab_size=config.vocab_size, pad_token_id=getattr(config, "pad_token_id", None),
+            max_position_embeddings=getattr(config, "max_position_embeddings", None),
+        )  # fmt: skip
+        ends = model.generation_config.eos_token_id
+        self.end_ids = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
+
+    def new_state(self, batch_size: int, capacity: int = 0) -> CacheState:
+        return CacheState(
+            constant_cache(self.model), torch.zeros(batch_size, dtype=torch.long, device=self.device)
+        )
+
+    @torch.no_grad()
+    def prefill(self, ids: Tensor, state: CacheState, *, inplace: bool = False) -> tuple[Tensor, CacheState]:
+        """ids (b, t) → logits (b, v) of the token that comes next, and the state behind."""
+        state = state if inplace else state.clone()
+        logits = self.model(
+            input_ids=ids, past_key_values=state.cache, use_cache=True, logits_to_keep=1
+        ).logits[:, -1]
+        return logits, CacheState(state.cache, state.position + ids.shape[1])
+
+    def step(self, ids: Tensor, state: CacheState, *, inplace: bool = False) -> tuple[Tensor, CacheState]:
+        """ids (b,) → the same."""
+        return self.prefill(ids[:, None], state, inplace=inplace)
+
+    def ids_of(self, text: bytes) -> Tensor:
+        """(1, t) ids of a prompt, with the tokens that the tokenizer puts before a text; UserError for none at all."""
+        if self.tokenizer is None:
+            ids = (
+                torch.frombuffer(bytearray(text), dtype=torch.uint8).long() if text else torch.zeros(0).long()
+            )
+        else:
+            try:
+                words = text.decode()
+            except UnicodeDecodeError as error:
+                raise UserError(f"the prompt is not UTF-8 at byte {error.start:,}; give text.") from error
+            ids = torch.tensor(self.tokenizer(words)["input_ids"], dtype=torch.long)
+            if not len(ids):
+                start = self.tokenizer.bos_token_id
+                ids = torch.tensor(
+                    [x for x in (start, self.tokenizer.eos_token_id) if x is not None][:1]
+                ).long()
+        if not len(ids):
+            raise UserError("the prompt is empty and this model has no token to start from; give a --prompt.")
+        if int(ids.max()) >= self.config.vocab_size:
+            raise UserError(
+                f"the tokenizer makes ids up to {int(ids.max())} but the model knows {self.config.vocab_size}: they don't "
+                "belong together. Put the model's own tokenizer into the checkpoint."
+            )
+        return ids[None].to(self.device)
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of tokens, special ones left out."""
+        if self.tokenizer is None:
+            return bytes(ids).decode("utf-8", "replace")
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    @property
+    def about(self) -> str:
+        """What its attention reaches, for people."""
+        layers = [x for x in map(child_of, attention_layers(self.model)) if x is not None]
+        modes = [mode for layer in layers for mode in layer.modes]
+        counts = ", ".join(f"{modes.count(x)} {x}" for x in ("features", "window", "exact"))
+        ends = [
+            x.options["far_until"] for x in layers if x.options.get("far_until") and "features" in x.modes
+        ]
+        beyond = (
+            f"; features calibrated on {min(ends):,} tokens, window and sinks alone beyond" if ends else ""
+        )
+        return f"converted, key/value heads: {counts}{beyond}"
+
+
+def open_text(folder: Path, *, dtype: torch.dtype | None, device: torch.device) -> ConvertedText:
+    """The converted model in a folder, ready to continue a text; UserError for one that writes none."""
+    model = open_pretrained(folder, converted=True)
+    if not model.can_generate():
+        raise UserError(
+            f"{folder} holds a {type(model).__name__}, which reads whole texts and writes none: "
+            "`tarnn predict` and `tarnn show` take it."
+        )
+    model = model.to(device) if dtype is None else model.to(device, dtype)
+    for module in attention_layers(model):
+        if (own := child_of(module)) is not None:
+            own.float()  # small, and 16 bits would lose what was calibrated
+    return ConvertedText(model, tokenizer_of(folder, model)).eval()
