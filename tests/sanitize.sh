@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The compiled kernels under AddressSanitizer and UndefinedBehaviorSanitizer: a library of their own in build/sanitize,
-# and the tests that run it, in one process. The first finding ends it.
+# and the tests that run it, in one process; and the threads of a fused step under ThreadSanitizer. The first finding ends it.
 #
-#   tests/sanitize.sh            3,000 drawn calls, tests/kernels and tests/ops, with each instruction set  (make sanitize)
-#   tests/sanitize.sh --short    300 drawn calls, with the richest one                                      (.ci/run)
+#   tests/sanitize.sh            threads; 3,000 drawn calls, tests/kernels and tests/ops, with each instruction set  (make sanitize)
+#   tests/sanitize.sh --short    threads; 300 drawn calls, with the richest one                                      (.ci/run)
 #   tests/sanitize.sh -k packed  what pytest is told
 #
 # PYTHON, CMAKE and CXX name other programs. It takes GCC on Linux: the sanitizers have to be there before Python is.
@@ -18,6 +18,14 @@ if [[ $runtime != /* ]]; then
     echo "sanitize: skipped, it takes GCC on Linux, and $CXX has no libasan.so"
     exit 0
 fi
+threads() {  # the helpers of a fused step, in a program of their own: Python itself would need to be built for it
+    mkdir -p build
+    "$CXX" -std=c++20 -O1 -g -fsanitize=thread -pthread -I csrc tests/kernels/team_alone.cpp csrc/model_step/team.cpp \
+        -o build/team_alone
+    TSAN_OPTIONS=halt_on_error=1 build/team_alone
+}
+[[ $# == 0 || $1 == --short ]] && threads
+
 build=build/sanitize checks=address,undefined
 if [[ ${1:-} == --short ]]; then  # without the four (null, alignment, object-size, pointer-overflow) that take minutes to compile
     build=build/sanitize-short

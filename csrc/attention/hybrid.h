@@ -95,7 +95,13 @@ void add_keys(const P& p, const View& k, const View& v, Index b, Index g, Index 
         largest_of = x > largest_of ? x : largest_of;
       }
       const T now = largest<T>(largest_of), unit = now > most ? now : most;
-      if (unit == -INFINITY) {
+      if (unit == -INFINITY) {  // no key is seen, or NaN in all of them, which is no maximum
+        Vec<T> nothing{};
+        for (Index j = 0; j < wide; j += width<T>) {
+          const Vec<T> x = load(row + j);
+          nothing += x == x ? Vec<T>{} : x;
+        }
+        total += sum<T>(nothing);
         clear(row, wide);
         continue;
       }
@@ -263,7 +269,7 @@ constexpr T least_den = sizeof(T) == 4 ? T(1e-30) : T(1e-290);
 /// total.
 template <typename T>
 void join(T unit, const T* far, T den, Index lde, T* o, T& most, T& total, T& share) {
-  if (!(den > least_den<T>)) return;
+  if (den <= least_den<T>) return;  // a NaN goes on
   const T next = most > unit ? most : unit, keep = exp_one<T>(most - next), factor = exp_one<T>(unit - next);
   for (Index j = 0; j < lde; j += width<T>) store(o + j, load(o + j) * keep + load(far + j) * factor);
   total = total * keep + factor * den;
@@ -288,12 +294,12 @@ void put_together(const HybridProblem& p, Index b, Index g, Index time, Index qu
           join(a + behind[p.e + 1], at.far + x * at.lde, behind[p.e], at.lde, o, at.most[x], at.total[x], share);
         }
       }
-      const T inverse = at.total[x] > T(0) ? T(1) / at.total[x] : T(0);
+      const T inverse = at.total[x] == T(0) ? T(0) : T(1) / at.total[x];
       for (Index j = 0; j < at.lde; j += width<T>) store(o + j, load(o + j) * inverse);
       if (p.share) static_cast<T*>(p.share.data)[offset(p.share, b, head, time + i)] = share * inverse;
       if (p.log_total)
         static_cast<T*>(p.log_total.data)[offset(p.log_total, b, head, time + i)] =
-            at.total[x] > T(0) ? at.most[x] + std::log(at.total[x]) : T(INFINITY);
+            at.total[x] == T(0) ? T(INFINITY) : at.most[x] + std::log(at.total[x]);
     }
     store_tile(at.o + r * at.c * at.lde, at.lde, p.o, b, head, time, queries, p.e);
   }

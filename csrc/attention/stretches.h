@@ -106,13 +106,13 @@ inline void want_keys(const Problem& p, const Onward& next, Ahead& ahead) {
 /// largest of each position, by which M does.
 template <typename T>
 void total_decay(const Problem& p, const Sizes<T>& n, const Stretch& s, T* total) {
-  const Index x = p.channels ? n.f : 1;
+  const Index x = p.channels ? n.f : smaller(1, n.f);
   clear(total, n.f + 1);
   if (!p.log_decay) return;
   for (Index time = s.begin; time < s.end; ++time) {
     if (is_masked(p, s.row, time)) continue;
     const T* d = static_cast<const T*>(p.log_decay.data) + offset(p.log_decay, s.row, s.head, time);
-    T most = x ? d[0] : T(0);
+    T most = x || !p.channels ? d[0] : T(0);
     for (Index j = 0; j < x; ++j) {
       const T here = d[j * p.log_decay.stride[3]];
       total[j] += here;

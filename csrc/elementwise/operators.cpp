@@ -14,6 +14,8 @@ using tarnn::Type;
 
 constexpr Index block = 1 << 14;  // numbers: about what a thread does while another wakes
 
+constexpr Index most_parts = 64;  // sums over rows are kept apart, each as long as a row: more of them would be as large as x
+
 template <typename F>
 void by_dtype(const Tensor& x, F f) {
   const tarnn::ElementwiseKernels& kernels = *tarnn::kernels().elementwise;
@@ -54,17 +56,21 @@ void rms_norm(Tensor x, Tensor weight, double eps, Tensor y, Tensor scale) {
 }
 
 void rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor scale, Tensor grad_x, Tensor grad_weight) {
-  const Index n = weight.numel(), rows = scale.numel(), each = rows_a_block(n);
+  const Index n = weight.numel(), rows = scale.numel();
+  const Index each = std::max(rows_a_block(n), (rows + most_parts - 1) / most_parts), blocks = (rows + each - 1) / each;
   by_dtype(x, [&](const auto& of, auto zero) {
     using T = decltype(zero);
-    std::vector<T> parts((rows + each - 1) / each * n);  // of grad_weight, a block after the other
+    std::vector<T> parts(blocks * n);  // of grad_weight, a block after the other
     in_blocks(rows, each, [&](Index i, Index first, Index count) {
       of.rms_norm_backward(count, n, in<T>(grad) + first * n, in<T>(x) + first * n, in<T>(weight), in<T>(scale) + first,
                            out<T>(grad_x) + first * n, parts.data() + i * n);
     });
     T* sums = out<T>(grad_weight);
-    std::fill(sums, sums + n, T(0));
-    for (std::size_t i = 0; i < parts.size(); ++i) sums[i % n] += parts[i];
+    in_blocks(n, std::max<Index>(1, block / std::max<Index>(1, blocks)), [&](Index, Index first, Index count) {
+      std::fill_n(sums + first, count, T(0));
+      for (Index i = 0; i < blocks; ++i)
+        for (Index j = first; j < first + count; ++j) sums[j] += parts[i * n + j];
+    });
   });
 }
 

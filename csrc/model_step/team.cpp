@@ -11,6 +11,7 @@
 #include <pthread.h>
 #endif
 
+#include "model_step/prudence.h"
 #include "threads.h"
 
 namespace tarnn {
@@ -75,39 +76,16 @@ Helpers& helpers() {
   return *made;
 }
 
-/// How many threads take part. Where one was held up, another program wants its processor. Half of them go on then, for so
-/// long that the wait is a small part of it; if it soon happens again, for longer.
-class Prudence {
- public:
-  Index allowed(Index threads) {
-    if (level_ < threads && Clock::now() >= until_) level_ = threads, steps_ = 0;
-    return level_ = std::min(threads, level_);
-  }
-  void learn(Clock::duration held_up, Clock::duration whole) {
-    ++steps_;
-    if (3 * held_up <= whole) return;  // all of them are still faster than half
-    rest_ = steps_ < few ? std::min(most, 2 * rest_) : least;
-    until_ = Clock::now() + rest_ * held_up;
-    level_ = std::max<Index>(1, level_ / 2);
-  }
-
- private:
-  static constexpr int least = 8, most = 64;  // times as long as the wait
-  static constexpr Index few = 3;             // steps: so soon is at once
-  Clock::time_point until_{};
-  Index level_ = 1, steps_ = 0;
-  int rest_ = least;
-};
-
 }  // namespace
 
 void run_job(const std::shared_ptr<Job>& job) {
   thread_local Prudence prudence;
-  const Index allowed = prudence.allowed(job->members);
-  if (allowed > 1) helpers().offer(job, allowed - 1);
   const Clock::time_point began = Clock::now();
+  const Index allowed = prudence.allowed(job->members, began);
+  if (allowed > 1) helpers().offer(job, allowed - 1);
   job->work(0, Team::Member(job->team));
-  if (allowed > 1) prudence.learn(job->team.held_up(), Clock::now() - began);
+  const Clock::time_point now = Clock::now();
+  if (allowed > 1) prudence.learn(job->team.held_up(), now - began, now);
 }
 
 }  // namespace tarnn

@@ -42,6 +42,18 @@ def default_eps(dtype: torch.dtype) -> float:
     return 1e-290 if dtype == torch.float64 else 1e-30
 
 
+def set_aside(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(x (…, n) with 0 for NaN and infinities, whether a row has such (…)): so that they meet no zero of a causal mask, since
+    0·NaN is NaN. Nothing is read on the host: it costs two passes over x."""
+    with full_precision(x):
+        return x.nan_to_num(0.0, 0.0, 0.0), (x.detach() @ x.new_zeros(x.shape[-1])) != 0
+
+
+def marked(o: Tensor, spoiled: Tensor) -> Tensor:
+    """o (…, e) with NaN in the rows that are spoiled (…). (Added, so that a gradient which is NaN goes on.)"""
+    return o + torch.zeros_like(spoiled, dtype=o.dtype).masked_fill(spoiled, torch.nan)[..., None]
+
+
 def finite(M: Tensor) -> Tensor:
     """M with 0 for −∞, so that −∞ − M is −∞ and not NaN."""
     return M.masked_fill(M == -torch.inf, 0.0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import tarnn
 from tarnn.kernels.cpu import library
-from tarnn.ops import hybrid_chunks, hybrid_compiled, reference, softmax_attention
+from tarnn.ops import hybrid_chunks, hybrid_compiled, linear_attention, reference, softmax_attention
 from tarnn.ops.features import features, log_features
 from tarnn.ops.hybrid import hybrid_attention, hybrid_step
 from tarnn.ops.hybrid_chunks import CHUNK, new_state
@@ -587,8 +587,65 @@ def test_far_until_of_both_sides_is_of_the_whole_sequence():
         ({"causal": True, "window": 3, "far_until": -1}, "far_until"),
         ({"causal": True, "window": 3, "softcap": 0.0}, "softcap"),
         ({"causal": False, "window": 3, "return_state": True}, "both sides"),
+        ({"causal": True, "window": True}, "window must be a whole number"),
+        ({"causal": True, "window": 2.5}, "window must be a whole number"),
+        ({"causal": True, "window": 3, "softcap": torch.nan}, "softcap must be"),
+        ({"causal": True, "window": 3, "scale": torch.inf}, "scale must be"),
+        ({"causal": True, "window": 3, "far_bias": torch.zeros(3)}, r"far_bias must be .* got \(3,\)"),
+        ({"causal": True, "window": 3, "log_decay": torch.ones(1)}, "log_decay must be ≤ 0"),
+        ({"causal": "yes", "window": 3}, "causal must be"),
     ],
 )
 def test_refusals(options, words):
     with pytest.raises(ValueError, match=words):
         hybrid_attention(*tensors(1, 1, 1, 4), MAPS["elu"], **options)
+
+
+def test_what_is_no_tensor_is_refused():
+    q, k, v = tensors(1, 1, 1, 4)
+    for attend in (hybrid_attention, linear_attention, softmax_attention):
+        options = {"window": 3, "feature_map": "elu"} if attend is hybrid_attention else {}
+        with pytest.raises(TypeError, match="cu_seqlens must be a tensor; got list"):
+            attend(q, k, v, causal=True, cu_seqlens=[0, 4], **options)
+    with pytest.raises(TypeError, match="exact_queries must be a tensor"):
+        hybrid_attention(q, k, v, None, causal=True, window=3, exact_queries=[0])
+    with pytest.raises(ValueError, match="a head and a channel"):
+        hybrid_attention(q[..., :0], k[..., :0], v, None, causal=True, window=3)
+
+
+def test_exact_queries_fade_too_and_are_nothing_where_a_row_has_no_token():
+    q, k, v = tensors(2, 2, 2, 20)
+    decay = -0.2 * torch.rand(2, 2, 20)
+    places = torch.tensor([0, 12, 19])
+    o = hybrid_attention(q, k, v, "elu", causal=True, window=3, log_decay=decay, exact_queries=places)
+    whole = hybrid_attention(q, k, v, None, causal=True, window=20, log_decay=decay)
+    assert close(o[:, :, places], whole[:, :, places], 1e-5)
+    mask = torch.arange(20) < torch.tensor([15, 8])[:, None]
+    for causal in (True, False):
+        o = hybrid_attention(q, k, v, "elu", causal=causal, window=3, key_mask=mask, exact_queries=places)
+        assert (o.transpose(1, 2)[~mask] == 0).all()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_what_stands_at_masked_queries_reaches_no_gradient(causal):
+    mask = torch.arange(20) < torch.tensor([15, 8])[:, None]
+    grads = []
+    for junk in (0.0, torch.nan):
+        given = [x.masked_fill(~mask[:, None, :, None], junk).requires_grad_() for x in tensors(2, 2, 2, 20)]
+        o = hybrid_attention(*given, MAPS["favor"], causal=causal, window=3, sinks=1, key_mask=mask)
+        grads.append(torch.autograd.grad(o.masked_fill(~mask[:, None, :, None], 0.0).square().sum(), given))
+    for x, y in zip(*grads):
+        assert y.isfinite().all()
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_packed_rows_of_unequal_length_are_twice_differentiable(causal):
+    q, k, v = (x.double() for x in tensors(1, 1, 1, 9))
+    cuts = torch.tensor([0, 2, 9])
+
+    def attend(q, k, v):
+        return hybrid_attention(q, k, v, "elu", causal=causal, window=2, cu_seqlens=cuts)
+
+    given = [x.requires_grad_() for x in (q, k, v)]
+    assert torch.autograd.gradgradcheck(attend, given)

@@ -190,8 +190,9 @@ def test_autograd_sees_what_is_written_in_place():
     from tarnn.ops import softmax_attention, softmax_step
 
     q, k = torch.randn(1, 1, 3, 2, requires_grad=True), torch.randn(1, 1, 3, 2)
-    own = KVCache.empty(1, 1, 5, 2)
-    o, own = softmax_attention(q, k, k, causal=True, state=own, return_state=True, inplace=True)
+    own = KVCache.empty(1, 1, 6, 2)
+    _, own = softmax_attention(q, k, k, causal=True, state=own, return_state=True, inplace=True)
+    o, own = softmax_step(q[:, :, :1], k[:, :, :1], k[:, :, :1], own, inplace=True)
     softmax_step(q.detach()[:, :, :1], k[:, :, :1], k[:, :, :1], own, inplace=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         o.sum().backward()

@@ -9,7 +9,8 @@ from tarnn.cli import machine as cli_machine
 from tarnn.kernels import triton
 from tarnn.kernels.backends import Mendable
 from tarnn.kernels.call import Call
-from tarnn.kernels.triton import machine
+from tarnn.kernels.triton import machine, stretches
+from tarnn.kernels.triton.rows import in_rows
 
 
 @pytest.fixture
@@ -78,6 +79,24 @@ def test_calls_that_they_take_and_calls_that_they_do_not(anywhere):
     assert "nothing" in refusal(e=0)
     far = torch.empty_strided((1, 1, 2, 8), (0, 0, 2**25, 1))
     assert "apart" in triton.refusal(Call(far, far, far))
+    near = in_rows(far)  # gradients come as they come: they are copied
+    assert near.stride(2) == 8
+    assert in_rows(near) is near
+
+
+def test_tables_that_a_cuda_graph_reads_are_kept(monkeypatch):
+    """Others leave the cache after 64 more; a graph would read memory that is no longer theirs."""
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(stretches, "_RECORDED", {})
+    before = stretches.of_rows(1, 7, 64, 64, cpu)
+    monkeypatch.setattr(stretches, "_recording", lambda: True)
+    recorded = stretches.of_rows(1, 7, 64, 64, cpu)
+    assert recorded is before  # nothing is made while a graph is recorded
+    monkeypatch.setattr(stretches, "_recording", lambda: False)
+    for length in range(100, 200):
+        stretches.of_rows(1, length, 64, 64, cpu)
+    assert stretches.of_rows(1, 7, 64, 64, cpu) is recorded
+    assert list(stretches._RECORDED.values()) == [recorded]
 
 
 def test_info_says_which_kernels_run_on_the_gpu_and_why(a_gpu, monkeypatch):

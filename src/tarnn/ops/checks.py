@@ -15,6 +15,15 @@ def check_attention(
     q, k, v, *, causal, key_mask=None, cu_seqlens=None, log_decay=None, key_log_weight=None
 ) -> None:
     """Raises ValueError or TypeError unless the arguments of an attention op fit each other."""
+    _check_tensors(
+        q=q,
+        k=k,
+        v=v,
+        key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+        log_decay=log_decay,
+        key_log_weight=key_log_weight,
+    )
     if not q.ndim == k.ndim == v.ndim == 4:
         raise ValueError(
             f"attention takes q (b, h, t, d), k (b, g, s, d), v (b, g, s, e): four axes each; got {_shapes(q=q, k=k, v=v)}. "
@@ -59,6 +68,12 @@ def check_attention(
                 f"log_decay must be (g,) = {(g,)}, (b, g, s) = {(b, g, s)} or (b, g, s, f), g the key/value heads; "
                 f"got {tuple(log_decay.shape)}."
             )
+
+
+def _check_tensors(**given) -> None:
+    for name, x in given.items():
+        if x is not None and not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a tensor; got {type(x).__name__}. Pass torch.tensor({name}).")
 
 
 def _check_key_mask(key_mask, b, s) -> None:

@@ -14,6 +14,7 @@ sums. It is causal to the bit: M_i depends on these keys alone.
 How it is computed in chunks: `hybrid_chunks.py`.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from tarnn.feature_maps.registry import map_for
 from tarnn.kernels.packing import bounds, buckets
+from tarnn.kernels.plain import is_plain
 from tarnn.numerics import autocast, full_precision
 from tarnn.ops.checks import check_attention
 from tarnn.ops.hybrid_chunks import attend
@@ -63,14 +65,29 @@ def hybrid_attention(
         inplace: of one token only: the given state is written into, and is the one that is returned.
         return_far_share: also return ρ (b, h, t), the share of each query's weight that was estimated.
 
-    Weights and sums are float32, float64 for float64 inputs; o has the dtype of v. Zeros at masked tokens.
+    Weights and sums are float32, float64 for float64 inputs; o has the dtype of v. Zeros at masked tokens. NaN and infinities
+    as in `linear_attention`: nothing later changes an earlier output, finite or not, and a NaN shows wherever it is used, also
+    in calls and steps that go on from a state.
 
     Returns o (b, h, t, e), then the state and ρ where they were asked for. Raises ValueError for what doesn't fit.
     The shared denominator is that of Scatterbrain (Chen et al. 2021, arXiv 2110.15343).
     """
     q, k, v = autocast(q, k, v)
     check_attention(q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, log_decay=log_decay)
-    _check_options(causal, window, sinks, slots, softcap, state, return_state, exact_queries)
+    _check_options(
+        q,
+        causal,
+        window,
+        sinks,
+        slots,
+        scale,
+        softcap,
+        far_bias,
+        log_decay,
+        state,
+        return_state,
+        exact_queries,
+    )
     if far_until is not None and far_until < 0:
         raise ValueError(f"far_until must be 0 or more, or None for no end; got {far_until}.")
     (b, _, t, d), g = q.shape, k.shape[1]
@@ -135,17 +152,55 @@ def hybrid_step(
     )
 
 
-def _check_options(causal, window, sinks, slots, softcap, state, return_state, exact_queries) -> None:
-    if window < 1 or sinks < 0 or slots < 0:
+def _check_options(
+    q, causal, window, sinks, slots, scale, softcap, far_bias, log_decay, state, return_state, exact_queries
+) -> None:
+    sizes = {"window": (window, 1), "sinks": (sinks, 0), "slots": (slots, 0)}
+    for name, (size, least) in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, (int, torch.SymInt)) or size < least:
+            raise ValueError(f"{name} must be a whole number of tokens, {least} or more; got {size!r}.")
+    if not isinstance(causal, bool):
+        raise ValueError(f"causal must be True or False; got {causal!r}.")
+    if scale is not None and not (_is_number(scale) and math.isfinite(scale)):
+        raise ValueError(f"scale must be a finite number, or None for 1/√d; got {scale!r}.")
+    if softcap is not None and not (_is_number(softcap) and 0 < softcap < math.inf):
+        raise ValueError(f"softcap must be a number above 0, or None for none; got {softcap!r}.")
+    if not isinstance(far_bias, Tensor) and not _is_number(far_bias):
+        raise ValueError(f"far_bias must be a number or a tensor (h,); got {far_bias!r}.")
+    if isinstance(far_bias, Tensor) and far_bias.shape not in ((), (1,), (q.shape[1],)):
         raise ValueError(
-            f"window must be 1 or more, sinks and slots 0 or more; got {window}, {sinks} and {slots}."
+            f"far_bias must be a number or (h,) = {(q.shape[1],)}, one per query head; got {tuple(far_bias.shape)}."
         )
-    if softcap is not None and softcap <= 0:
-        raise ValueError(f"softcap must be above 0, or None for none; got {softcap}.")
+    if 0 in (q.shape[1], q.shape[3]):
+        raise ValueError(f"hybrid attention needs a head and a channel at least; got q {tuple(q.shape)}.")
+    if log_decay is not None and log_decay.ndim == 4:
+        raise ValueError(
+            f"hybrid attention takes log_decay (g,) or (b, g, t): exact keys have no channels; got {tuple(log_decay.shape)}."
+        )
+    if log_decay is not None and log_decay.is_cpu and is_plain(q) and bool((log_decay > 0).any()):
+        raise ValueError(
+            f"log_decay must be ≤ 0: keys fade, never grow; got {log_decay.max().item():.3g}. Pass the logarithm of a factor."
+        )
+    if exact_queries is not None and not (
+        isinstance(exact_queries, Tensor)
+        and exact_queries.ndim == 1
+        and exact_queries.dtype in (torch.int32, torch.int64)
+    ):
+        raise TypeError(
+            f"exact_queries must be a tensor of places (n,), int64; got {exact_queries!r}. Pass torch.tensor([0])."
+        )
+    if state is not None and not isinstance(state, HybridState):
+        raise TypeError(
+            f"state must be a HybridState, which hybrid_attention returns; got {type(state).__name__}."
+        )
     if not causal and (state is not None or return_state):
         raise ValueError("attention to both sides has no state: it would also need what comes after.")
     if exact_queries is not None and state is not None:
         raise ValueError("exact_queries see every key, but a state keeps few; pass one of the two.")
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(x, bool)
 
 
 def _compact(how: Options, q, k, v, key_mask, log_decay, state, state_too: bool):

@@ -16,7 +16,7 @@ from tarnn.kernels.cpu.hybrid import HybridCall
 from tarnn.kernels.eager.forward_pass import pair_products
 from tarnn.kernels.eager.segments import CHUNK_WITH_CHANNELS
 from tarnn.kernels.eager.weights import chunk_weights
-from tarnn.numerics import default_eps, finite, wide, widest
+from tarnn.numerics import default_eps, finite, marked, set_aside, wide, widest
 from tarnn.ops import hybrid_compiled, hybrid_slots
 from tarnn.ops.hybrid_compiled import scaled_features
 from tarnn.ops.hybrid_state import HybridState, Keys, Options, at, capped, places, room_of, within
@@ -48,22 +48,26 @@ def attend(how: Options, q, k, v, count, log_decay, state, state_too: bool):
     real = torch.ones(b, t, dtype=torch.bool, device=q.device)
     if count is not None:
         real = torch.arange(t, device=q.device) < count[:, None]
-    k, v = (x.masked_fill(~real[:, None, :, None], 0.0) for x in (k, v))  # whatever stands there: NaN too
+        # whatever stands at what is no token: NaN too
+        q, k, v = (x.masked_fill(~real[:, None, :, None], 0.0) for x in (q, k, v))
     if state is None:
         state = new_state(how, k, v)
     state.check(how, q.dtype)
     if not t:
         empty = q.sum(-1, dtype=dtype)  # autograd sees where it comes from
         return empty[..., None].expand(-1, -1, -1, v.shape[3]).to(v.dtype), state, empty
-    keys = _keys(how, state, k, v, real, log_decay)
+    given = _keys(how, state, k, v, real, log_decay)
+    keys, spoilt = _set_aside(given)
+    users = _users(how, keys, state, spoilt, q.shape[1] // k.shape[1])
     watched = hybrid_compiled.is_watched(how, q, k, v, state.k, state.S)
     if hybrid_compiled.refusal(how, q, keys, state, log_decay, watched=watched, state_too=state_too) is None:
         plain = partial(_from_features, how, keys)
         o, rho, sums = hybrid_compiled.attend(how, q, keys, state, plain, watched=watched)
         if how.exact_queries is not None:
-            o, rho = _with_exact_rows(how, q, k, v, real, o, rho)
+            o, rho = _with_exact_rows(how, q, keys, o, rho)
         after = replace(state, **sums._asdict()) if how.causal else state
-        return o, _after(how, after, keys, None) if how.causal else None, rho
+        after = _after(how, after, given, None, spoilt) if how.causal else None
+        return marked(o, users), after, marked(rho[..., None], users)[..., 0]
     slots = _slots(how, state, keys) if how.slots else None
     parts = [_exact(how, q.to(dtype), keys, slots)]
     after = state
@@ -73,13 +77,49 @@ def attend(how: Options, q, k, v, count, log_decay, state, state_too: bool):
         after = replace(state, S=S, z=z, M=M)
     o, log_weight = _merged(parts)
     rho = torch.zeros_like(log_weight)
-    if far := [x.log_weight for x in parts[1:]]:
-        share = (torch.logsumexp(torch.stack(far), 0) - log_weight).exp()
-        rho = share.masked_fill(log_weight == -torch.inf, 0.0)
+    if len(parts) > 1:  # in sums whose derivatives are numbers where no key is seen: logsumexp's are not
+        far = parts[1].log_weight if len(parts) == 2 else _merged(parts[1:])[1]
+        rho = (far - finite(log_weight)).exp()
     if how.exact_queries is not None:
-        o, rho = _with_exact_rows(how, q, k, v, real, o, rho)
+        o, rho = _with_exact_rows(how, q, keys, o, rho)
     o = o.masked_fill(~real[:, None, :, None], 0.0).to(v.dtype)
-    return o, _after(how, after, keys, slots) if how.causal else None, rho.masked_fill(~real[:, None], 0.0)
+    rho = rho.masked_fill(~real[:, None], 0.0)
+    after = _after(how, after, given, slots, spoilt) if how.causal else None
+    return marked(o, users), after, marked(rho[..., None], users)[..., 0]
+
+
+def _set_aside(keys: Keys) -> tuple[Keys, Tensor]:
+    """The keys and values with zeros for numbers that aren't finite, and which keys of the row have such, (b, g, w + t)."""
+    (k, in_k), (v, in_v) = set_aside(keys.k), set_aside(keys.v)
+    sinks = (x.nan_to_num(0.0, 0.0, 0.0) for x in (keys.sink_k, keys.sink_v))
+    return keys._replace(k=k, v=v, **dict(zip(("sink_k", "sink_v"), sinks))), (in_k | in_v) & keys.there[
+        :, None
+    ]
+
+
+def _users(how: Options, keys: Keys, state: HybridState, spoilt: Tensor, groups: int) -> Tensor:
+    """Which queries (b, h, t) use a key that `_set_aside` has changed, or one of the state's sinks or slots that has such."""
+    t, w, s = keys.real.shape[1], how.window, how.sinks
+    before = spoilt.cumsum(-1)[..., w:] > 0 if how.causal else spoilt.any(-1, keepdim=True)
+    seen = before
+    if how.feature_map is None and not how.slots:  # what has left the window is used no more, but for sinks
+        count = torch.nn.functional.pad(spoilt.cumsum(-1), (1, 0))
+        first = torch.arange(1, t + 1, device=spoilt.device)
+        last = (first + (w if how.causal else 2 * w - 1)).clamp(max=w + t)
+        sinks = spoilt[..., w:] & (keys.place[:, None, w:] < s)
+        seen = (count[..., last] > count[..., first]) | (
+            sinks.cumsum(-1) > 0 if how.causal else sinks.any(-1, keepdim=True)
+        )
+        if how.exact_queries is not None:
+            exact = torch.isin(torch.arange(t, device=spoilt.device), how.exact_queries)
+            seen = seen | (before & exact)
+    if s or how.slots:
+        kept = (
+            torch.cat([state.k[:, :, :s], state.k[:, :, s + w :]], 2),
+            torch.cat([state.v[:, :, :s], state.v[:, :, s + w :]], 2),
+        )
+        seen = seen | (set_aside(kept[0])[1] | set_aside(kept[1])[1]).any(-1, keepdim=True)
+    return (seen & keys.real[:, None]).repeat_interleave(groups, dim=1)
 
 
 def _from_features(how: Options, keys: Keys, call: HybridCall) -> Tensor:
@@ -134,7 +174,8 @@ def _slots(how: Options, state: HybridState, keys: Keys) -> _Slots:
     g, t, c = keys.k.shape[1], keys.real.shape[1], how.slots
     first = how.sinks + how.window
     row = (
-        torch.cat([state.k[:, :, first:], keys.k], 2), torch.cat([state.v[:, :, first:], keys.v], 2),
+        torch.cat([set_aside(state.k[:, :, first:])[0], keys.k], 2),
+        torch.cat([set_aside(state.v[:, :, first:])[0], keys.v], 2),
         torch.cat([state.fade[:, :, first:].to(keys.birth.dtype), keys.birth], 2),
         torch.cat([state.place, keys.place[:, None].expand(-1, g, -1)], 2),
     )  # fmt: skip
@@ -311,22 +352,30 @@ def _sweep(phi_q, phi_k, v, w, decay, sums, M, a):
     return Part(num / safe[..., None], torch.where(none, -torch.inf, safe.log() + a)), sums, M
 
 
-def _with_exact_rows(how: Options, q, k, v, real, o, rho):
+def _with_exact_rows(how: Options, q, keys: Keys, o, rho):
     """The rows of `exact_queries` by softmax over everything."""
     assert how.exact_queries is not None
     rows_at = how.exact_queries[how.exact_queries < q.shape[2]]
-    g, dtype = k.shape[1], o.dtype
+    g, dtype, real, w = keys.k.shape[1], o.dtype, keys.real, how.window
+    k, v = keys.k[:, :, w:], keys.v[:, :, w:]
     rows = q[:, :, rows_at].to(dtype).unflatten(1, (g, -1))  # (b, g, r, n, d)
     logits = capped(how.scale * rows @ k.to(dtype)[:, :, None].mT, how.softcap)
-    seen = real[:, None, None, None]
+    seen = real[:, None, None, None] & real[:, rows_at][:, None, None, :, None]
     if how.causal:
         seen = seen & (torch.arange(k.shape[2], device=q.device) <= rows_at[:, None])
+        fade = (keys.clock[:, :, rows_at, None] - keys.clock[:, :, None]).to(dtype)[:, :, None]
+        logits = logits + fade.masked_fill(~seen, 0.0)
     mean, _ = _softmax(logits.masked_fill(~seen, -torch.inf), v.to(dtype)[:, :, None])
     return o.index_copy(2, rows_at, mean.flatten(1, 2)), rho.index_fill(2, rows_at, 0.0)
 
 
-def _after(how: Options, state: HybridState, keys: Keys, slots: _Slots | None) -> HybridState:
-    """The state behind the new tokens."""
+def _after(how: Options, state: HybridState, keys: Keys, slots: _Slots | None, spoilt: Tensor) -> HybridState:
+    """The state behind the new tokens: keys as they were given, and NaN in z where one of `spoilt` has left the window."""
+    left = (
+        spoilt[..., : keys.real.shape[1]]
+        & (keys.real & (keys.place[:, : keys.real.shape[1]] >= how.sinks))[:, None]
+    )
+    state = replace(state, z=marked(state.z, left.any(-1)))
     w, s = how.window, how.sinks
     count, now = state.count + keys.real.sum(-1), keys.clock[:, :, -1:]
     last = count[:, None] - 1

@@ -43,8 +43,7 @@ def linear_attention(
             belongs to the h/g query heads from j·h/g on; nothing is repeated in memory.
         feature_map: φ, (…, d) → (…, f): one of `tarnn.feature_maps`, the name of one (with its default options, and
             random features drawn from seed 0), or any nn.Module that keeps to the precision of x.
-        causal: position i sees j ≤ i only, to the bit: nothing later changes its output. (In plain PyTorch that holds
-            for finite numbers: within a chunk, a later value is multiplied by zero, and NaN stays NaN.)
+        causal: position i sees j ≤ i only, to the bit: nothing later changes its output, finite or not.
         normalize: divide by the sum of the weights. Signed maps can't; they take normalize=False.
         eps: added to the denominator, in units of the largest key weight so far; by default 1e-30, and 1e-290
             for float64 inputs: sums below that fade to zero.
@@ -61,8 +60,9 @@ def linear_attention(
     Precision: features (of maps the kernels know: identity, elu, relu, relu², exp) and all sums are float32,
     float64 for float64 inputs, whatever the dtype; o has the dtype of v. Under autocast, q, k, v are cast first.
 
-    Numbers must be finite, but at masked keys, where anything may stand, NaN too: it reaches no output and no gradient.
-    Elsewhere a NaN or an infinity at position j spoils its row from the beginning of j's chunk on, not from j on only.
+    Not finite: a NaN shows in every output that uses it: one in a query in its own, one in a key, value, weight or decay in
+    those from its position on (without causality in all of its row and head). Outputs before it stay as they are, to the bit.
+    (GPU kernels keep this for finite numbers only.) At masked keys anything may stand: it reaches no output and no gradient.
 
     Kept for backward: q, k, v, o, one number per query and, on a CPU where causal, one state in 256 tokens (512 with
     random features); the features are computed again. So it is with random features of softmax's kernel and of relu,

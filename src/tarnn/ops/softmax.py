@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from tarnn.numerics import marked, set_aside
 from tarnn.ops import packing
 from tarnn.ops.checks import check_attention
 from tarnn.ops.room import room_like
@@ -191,7 +192,9 @@ def softmax_attention(
     `scale` is 1/√d by default. `state` is a `KVCache`: the queries see its keys as well as the new ones. With
     `return_state` the cache with both is returned, too (without one: a full one, in the memory of k and v). The
     given one stays as it was, unless `inplace` lets the new keys be written into its room (see `KVCache.append`).
-    A query that may see no key yields zeros. Returns (b, h, t, e), or that and the cache; with `return_weights`
+    A query that may see no key yields zeros. NaN and infinities as in `linear_attention`: nothing later changes an earlier
+    output, finite or not, a NaN shows wherever it is used, and what stands at masked keys reaches nothing.
+    Returns (b, h, t, e), or that and the cache; with `return_weights`
     (o, the cache, the weights (b, h, t, s), of which o is then made).
 
     Raises ValueError for shapes that don't fit, a full cache, and cu_seqlens together with a state.
@@ -254,6 +257,12 @@ def _attend(q, k, v, *, causal, past, scale, key_mask, key_log_weight, pairs=Non
     (t, s), groups = (q.shape[2], k.shape[2]), q.shape[1] // k.shape[1]
     if not s or not t:
         return q.new_zeros(*q.shape[:3], v.shape[-1]) + 0 * (q.sum() + k.sum() + v.sum())
+    if key_mask is not None:  # whatever stands at masked keys is absent
+        k, v = (x.masked_fill(~key_mask[:, None, :, None], 0.0) for x in (k, v))
+    spoilt = None
+    if (causal and t > 1) or pairs is not None:  # a weight that is zero must meet numbers: 0·NaN is NaN
+        (k, in_k), (v, in_v) = set_aside(k), set_aside(v)
+        spoilt = _users(in_k | in_v, groups, causal, past, t, pairs)
     mask = pairs if key_mask is None else key_mask[:, None, None, :]
     if causal and (mask is not None or past or key_log_weight is not None) and t > 1:
         past_or_now = torch.ones(t, s, dtype=torch.bool, device=q.device).tril(past)
@@ -265,15 +274,36 @@ def _attend(q, k, v, *, causal, past, scale, key_mask, key_log_weight, pairs=Non
     o = scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal and mask is None and not past, scale=scale, enable_gqa=groups > 1
     )  # fmt: skip
-    if key_mask is None:
-        return o
-    seen = key_mask.cumsum(-1)[:, past:] > 0 if causal else key_mask.any(-1, keepdim=True).expand(-1, t)
-    return torch.where(seen[:, None, :, None], o, 0.0)  # rows that see no key: zeros, not NaN
+    if key_mask is not None:
+        seen = key_mask.cumsum(-1)[:, past:] > 0 if causal else key_mask.any(-1, keepdim=True).expand(-1, t)
+        o = torch.where(seen[:, None, :, None], o, 0.0)  # rows that see no key: zeros, not NaN
+    return o if spoilt is None else marked(o, spoilt)
+
+
+def _users(keys, groups: int, causal: bool, past: int, t: int, pairs) -> Tensor:
+    """Which queries (b, h, t) see one of these keys (b, g, s)."""
+    if pairs is None:
+        seen = keys.cumsum(-1)[:, :, past:] > 0
+    else:  # (t, s): of packed sequences
+        allowed = (pairs.tril() if causal else pairs).float()
+        seen = (keys.float() @ allowed.mT) > 0
+    return seen.repeat_interleave(groups, dim=1) if groups > 1 else seen
 
 
 def _weighted(q, k, v, state, options) -> tuple[Tensor, KVCache | None, Tensor]:
     """(o, state, weights): the weights are what attention makes of the unit vectors as values."""
     units = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*k.shape[:3], -1)
     weights = _attend(q, k, units, **options)
-    o = weights.unflatten(1, (k.shape[1], -1)) @ v[:, :, None]  # (b, g, h / g, t, e)
-    return o.flatten(1, 2), state, weights
+    (_b, g, s, _), t, key_mask = v.shape, q.shape[2], options["key_mask"]
+    if key_mask is not None:
+        v = v.masked_fill(~key_mask[:, None, :, None], 0.0)
+    value, spoilt = set_aside(v)
+    o = (weights.unflatten(1, (g, -1)) @ value[:, :, None]).flatten(1, 2)  # (b, h, t, e)
+    pairs = options.get("pairs")
+    if not options["causal"] and pairs is None:
+        pairs = torch.ones(t, s, dtype=torch.bool, device=v.device)
+    return (
+        marked(o, _users(spoilt, q.shape[1] // g, options["causal"], options["past"], t, pairs)),
+        state,
+        weights,
+    )

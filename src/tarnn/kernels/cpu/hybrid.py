@@ -82,8 +82,8 @@ def backward(call: HybridCall, o: Tensor, log_total: Tensor, grad_o: Tensor) -> 
     that no sums came before."""
     kind = wide(call.q.dtype)
     grad_q = torch.zeros_like(call.q)
-    keys = [torch.zeros(x.shape, dtype=kind) for x in call[1:5]]
-    far = [None if x is None else torch.zeros(x.shape, dtype=kind) for x in (call.phi_q, call.phi_k)]
+    keys = [x.new_zeros(x.shape, dtype=kind) for x in call[1:5]]
+    far = [None if x is None else x.new_zeros(x.shape, dtype=kind) for x in (call.phi_q, call.phi_k)]
     torch.ops.tarnn_cpu.hybrid_backward.default(*call, o, log_total, grad_o, grad_q, *keys, *far)
     return (grad_q, *(grad.to(x.dtype) for grad, x in zip(keys, call[1:5])), *far)
 
@@ -98,7 +98,7 @@ def step(
     without features.
     """
     o = v.new_empty(*q.shape[:3], v.shape[3])
-    share = torch.empty(q.shape[:3], dtype=wide(q.dtype))
+    share = q.new_empty(q.shape[:3], dtype=wide(q.dtype))
     torch.ops.tarnn_cpu.hybrid_step.default(
         q, k, v, *far, decay, *store, count, *sums, o, share, sinks, scale, softcap
     )

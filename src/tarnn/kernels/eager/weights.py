@@ -43,7 +43,8 @@ def chunk_weights(log_decay: Tensor | None, w: Tensor | None, M: Tensor | None) 
     if w is None:
         return Weights(between.exp(), since.exp(), to_end.exp(), since[..., -1, :].exp())
     assert M is not None, "log-weights need the maximum before them"
-    M_rows, M_in, M_out = _running_max(log_decay, w, M)
+    # a log-weight that is not finite is in no maximum: earlier rows would see it there
+    M_rows, M_in, M_out = _running_max(log_decay, w.nan_to_num(-torch.inf, -torch.inf, -torch.inf), M)
     rows, last = finite(M_rows), finite(M_rows[..., -1])
     return Weights(
         (between + (w[..., None, :] - rows[..., :, None])[..., None]).exp(),

@@ -5,16 +5,15 @@ and plain PyTorch takes it; so is one whose kernels turn out to be too much for 
 """
 
 import torch
-from torch import Tensor
 
 from tarnn.kernels.backends import Backend, Mendable, choose
 from tarnn.kernels.call import Call, Gradients, Outputs, Returned
 from tarnn.kernels.triton import kinds, machine
 from tarnn.kernels.triton.configurations import MAX_WIDTH
+from tarnn.kernels.triton.rows import FARTHEST, far
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_PROGRAMS = 65_535  # along the second and third axis of a CUDA grid
-FARTHEST = 2**24  # elements between neighbouring positions: within a tile, offsets are 32 bits wide
 
 
 def refusal(call: Call) -> str | None:
@@ -35,13 +34,9 @@ def refusal(call: Call) -> str | None:
         return "There is nothing for a kernel to do."
     if max(call.q.shape[:2]) > MOST_PROGRAMS:
         return f"The kernels for GPUs take at most {MOST_PROGRAMS:,} rows and heads; got {tuple(call.q.shape[:2])}."
-    if any(_far(x) for x in (call.q, call.k, call.v, call.log_decay)):
+    if any(x is not None and far(x) for x in (call.q, call.k, call.v, call.log_decay)):
         return f"The kernels for GPUs take positions that lie at most {FARTHEST:,} elements apart."
     return kinds.refusal(call)
-
-
-def _far(x: Tensor | None) -> bool:
-    return x is not None and x.shape[2] > 1 and x.stride(2) > FARTHEST
 
 
 def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:

@@ -2,10 +2,17 @@
 
 from torch import Tensor
 
+FARTHEST = 2**24  # elements between neighbouring positions: within a tile, offsets are 32 bits wide
+
+
+def far(x: Tensor) -> bool:
+    """Whether positions of x (b, h, t, …) lie farther apart than kernels can count."""
+    return x.ndim > 2 and x.shape[2] > 1 and x.stride(2) > FARTHEST
+
 
 def in_rows(x: Tensor) -> Tensor:
-    """x with its last axis in a row, which kernels read without a stride."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+    """x with its last axis in a row, which kernels read without a stride, and positions that they reach."""
+    return x if (x.stride(-1) == 1 or x.shape[-1] == 1) and not far(x) else x.contiguous()
 
 
 def strides(name: str, x: Tensor | None, count: int = 3) -> dict[str, int]:

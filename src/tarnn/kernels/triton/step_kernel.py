@@ -55,7 +55,7 @@ def one_token(
     """S ← keep·S + φ(k) vᵀ, z likewise, and o (b, h, e) of all heads that share it.
 
     A program holds all of one state's features, and all of its values, BE at a time: so it alone reads and writes z and M,
-    and in place is safe.
+    and in place is safe, with a barrier between loads and stores: small tiles are read by several warps, each for itself.
     """
     b, g = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     place, cf = b * G + g, tl.arange(0, BF)
@@ -92,6 +92,7 @@ def one_token(
         before = tl.full((), 0.0, tl.float32)
         if HAS_M:
             before = tl.load(M + place)
+        tl.debug_barrier()  # all threads have read what one of them writes now: in place, M_new is M
         M_now = tl.maximum(before + tl.max(tl.where(live, keep, float("-inf")), 0), weight)
         tl.store(M_new + place, M_now)
         top = finite(M_now)
@@ -99,6 +100,7 @@ def one_token(
         phi_k = phi_k * exp(weight - top)
     keep = exp(keep)
     sums = keep * tl.load(z + place * F + cf, mask=live, other=0.0) + phi_k
+    tl.debug_barrier()
     tl.store(z_new + place * F + cf, sums, mask=live)
     for e in range(0, E, BE):
         ce = e + tl.arange(0, BE)
@@ -107,6 +109,7 @@ def one_token(
         values = tl.load(v + b * v_b + g * v_h + ce, mask=ce < E, other=0.0).to(tl.float32)
         state = tl.load(S + tile, mask=inside, other=0.0)
         state = keep[:, None] * state + phi_k[:, None] * values[None, :]
+        tl.debug_barrier()
         tl.store(S_new + tile, state, mask=inside)
         for head in range(R):
             h = g * R + head

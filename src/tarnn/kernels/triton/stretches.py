@@ -24,16 +24,34 @@ class Stretches(NamedTuple):
         return self.chunks.shape[0]
 
 
-@lru_cache(maxsize=64)
+_RECORDED: dict[
+    tuple, Stretches
+] = {}  # tables that CUDA graphs read, which go on reading them: kept for ever
+
+
 def of_rows(num_rows: int, length: int, item: int, chunk: int, device: torch.device) -> Stretches:
     """Rows of one length each."""
-    rows = torch.arange(num_rows)
+    asked = num_rows, length, item, chunk, device
+    tables = _RECORDED.get(asked) or _of_rows(*asked)
+    if _recording():
+        _RECORDED[asked] = tables
+    return tables
+
+
+def _recording() -> bool:
+    """Whether a CUDA graph is being recorded."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+@lru_cache(maxsize=64)
+def _of_rows(num_rows: int, length: int, item: int, chunk: int, device: torch.device) -> Stretches:
+    rows = torch.arange(num_rows, device="cpu")
     return _divided(rows, torch.zeros_like(rows), torch.full_like(rows, length), item, chunk, device)
 
 
 def of_packed(cuts: list[int], item: int, chunk: int, device: torch.device) -> Stretches:
     """Sequences end to end in one row."""
-    at = torch.tensor(cuts)
+    at = torch.tensor(cuts, device="cpu")
     return _divided(torch.zeros_like(at[1:]), at[:-1], at[1:], item, chunk, device)
 
 
@@ -58,6 +76,6 @@ def _cut(starts: Tensor, stops: Tensor, length: int) -> tuple[Tensor, Tensor, Te
     """Pieces of at most `length`: which sequence each is of, its start, its stop; and where each sequence's pieces end."""
     counts = (stops - starts + length - 1) // length
     ends = counts.cumsum(0)
-    of = torch.repeat_interleave(torch.arange(len(starts)), counts)
-    begin = starts[of] + (torch.arange(len(of)) - (ends - counts)[of]) * length
+    of = torch.repeat_interleave(torch.arange(len(starts), device="cpu"), counts)
+    begin = starts[of] + (torch.arange(len(of), device="cpu") - (ends - counts)[of]) * length
     return of, begin, torch.minimum(begin + length, stops[of]), ends
