@@ -72,7 +72,7 @@ def test_control_c(command, capsys):
         (
             ["train", "x", "--out", "y", "--task", "speech"],
             "Invalid value for '--task': 'speech' is not one of 'text', 'image', 'masked-lm', 'classification', 'ctc', "
-            "'seq2seq'. See `tarnn train --help`.",
+            "'seq2seq', 'token-classification'. See `tarnn train --help`.",
         ),
     ],
 )

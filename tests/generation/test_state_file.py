@@ -186,6 +186,28 @@ def test_files_of_the_first_version_are_read(first_version, kind):
         assert torch.equal(found.state.tensors()[name], x)
 
 
+def test_older_files_have_one_maximum_per_head(make_model, tmp_path):
+    """So they had of clusters, too, whose sums have one per feature now."""
+    model, path = make_model("linear", feature_map="clusters"), tmp_path / "a.state"
+    loop = loop_after(model, PROMPT)
+    save_state(path, model, loop.state, loop.logits, PROMPT[0].tolist())
+    tensors, metadata = contents(path)
+    for name in [name for name in tensors if name.endswith(".M")]:
+        assert tensors[name].ndim == 3
+        most = tensors[name].amax(-1)
+        keep = (tensors[name] - most[..., None]).exp()
+        tensors[name] = most
+        tensors[f"{name[:-1]}S"] *= keep[..., None]
+        tensors[f"{name[:-1]}z"] *= keep
+    del metadata["checksum"]
+    metadata["format_version"] = "2"
+    save_file(tensors, path, metadata | {"checksum": tensor_file.checksum(tensors, metadata)})
+    again = TokenLoop(model, *load_state(path, model, room=20)[:2])
+    for one in (loop, again):
+        one.read(MORE)
+    assert (again.logits - loop.logits).abs().max() < 1e-5
+
+
 WRONG_FIELDS = {
     "no S": (lambda t, m: t.pop("layers.0.S"), "lacks layers.0.S"),
     "no logits": (lambda t, m: t.pop("logits"), "lacks logits"),

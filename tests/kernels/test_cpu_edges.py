@@ -19,6 +19,7 @@ from support.fuzz_calls import Call, draw
 from support.kernel_calls import DTYPES, MODES, drawn, holds, same_bits
 from torch.nn.functional import elu
 
+from tarnn.kernels.cpu import library
 from tarnn.ops import linear_attention, reference
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -146,3 +147,23 @@ def test_without_memory_a_call_raises_and_harms_nothing():
         capture_output=True, text=True,
     )  # fmt: skip
     assert run.stdout.split() == ["of_a_thread", "of_the_whole", "of_backward", "of_a_step"], run.stderr
+
+
+def test_the_maximum_decays_once_where_there_are_no_features():
+    """M goes on across stretches also where a map has no features: what it decays by was counted twice there."""
+    torch.manual_seed(0)
+    q, v = torch.randn(1, 1, 4096, 0), torch.randn(1, 1, 4096, 2)
+    options = {
+        "causal": True,
+        "log_decay": torch.full((1, 1, 4096), -0.01),
+        "key_log_weight": torch.zeros(1, 1, 4096),
+    }
+    options["key_log_weight"][:, :, 0] = 100.0
+
+    def maximum():
+        return linear_attention(q, q, v, "identity", normalize=False, return_state=True, **options)[1].M
+
+    ours = maximum()
+    with library.disabled():
+        assert torch.allclose(ours, maximum(), atol=1e-2)
+    assert abs(ours.item() - (100.0 - 0.01 * 4095)) < 0.1

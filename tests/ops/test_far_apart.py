@@ -167,6 +167,38 @@ def test_states_of_both_paths_go_on_in_each_other():
     assert (torch.cat(outputs, 2) - whole).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize(
+    "name", ["PositiveRandomFeatures", "HyperbolicRandomFeatures", "OptimalRandomFeatures"]
+)
+@pytest.mark.parametrize("opposite", [False, True])
+def test_random_features_keep_the_law_up_to_45_nats(name, opposite):
+    """They have one maximum per head: within 45 nats features' largest keys may lie apart (beyond about 60 sums underflow;
+    the estimates are worthless long before)."""
+    width = 64
+    phi = getattr(tarnn.feature_maps, name)(width, 64, seed=1)
+
+    def logarithms(x):
+        parts = phi.exponents(x)
+        u = parts.x @ parts.omega.to(x.dtype).mT
+        u = torch.cat([u, -u], -1) if parts.mirrored else u
+        return (u if parts.bias is None else u + parts.bias) + parts.offset[..., None]
+
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 60, n, generator=draw, dtype=torch.float64) for n in (width, width, E))
+    if opposite:  # all queries on one side, all keys on the other
+        side = torch.randn(width, generator=draw, dtype=torch.float64)
+        q, k = q / 2 + side, k / 2 - side
+    narrow = [(2.5 * q).float(), (2.5 * k).float(), v.float()]
+
+    def definition(q, k, v):
+        logits = (logarithms(q)[:, :, :, None] + logarithms(k)[:, :, None]).logsumexp(-1)
+        return logits.masked_fill(torch.ones(60, 60, dtype=torch.bool).triu(1), -torch.inf).softmax(-1) @ v
+
+    expected = definition(*(x.double() for x in narrow))
+    found = linear(*narrow, phi, causal=True)
+    check(found, definition(*narrow), expected, expected.square().mean().sqrt())
+
+
 def test_two_clusters_far_apart():
     """Keys with exponent 80 towards the first of two centres, queries of the second: float32 once lost all of their keys."""
     torch.manual_seed(0)

@@ -147,6 +147,7 @@ def test_the_words_of_the_tasks():
         "classification": "tarnn",
         "ctc": "tarnn",
         "seq2seq": "tarnn_seq2seq",
+        "token-classification": "tarnn",
     }
     for name, task in TASKS.items():
         assert task_of({"model_type": task.model_type, "architectures": [task.architecture]}) is task

@@ -80,4 +80,4 @@ def test_what_images_refuse():
         ImageSettings(("a", "b"), Path("out"))
     with pytest.raises(UserError, match="--mixtures 0 is not possible"):
         ImageSettings(("digits",), Path("out"), mixtures=0)
-    assert set(own_options("text")) == {"text_field", "tokenizer", "context", "sample_tokens"}
+    assert set(own_options("text")) == {"text_field", "tokenizer", "context", "sample_tokens", "start"}

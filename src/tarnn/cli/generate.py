@@ -171,5 +171,5 @@ def pick_device(name: str) -> torch.device:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise UserError(
-            f"--device {name} can't be used here: {str(error).splitlines()[0]}. Try cpu or auto."
+            f"--device {name} can't be used here: {str(error).splitlines()[0].split('. ')[0].rstrip('.')}. Try cpu or auto."
         ) from error

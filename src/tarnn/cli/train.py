@@ -39,6 +39,10 @@ def train(sources: list[str], out: Path, task: str, **given: Any) -> None:
     parsers = {f.name: parse for f in fields(kind) if (parse := f.metadata.get("parse"))}
     given |= {name: parse(given[name] or []) for name, parse in parsers.items()}
     settings = kind(sources=tuple(sources), out=out, **given)  # refuses before seconds of imports
+    if settings.threads is not None:
+        import torch
+
+        torch.set_num_threads(settings.threads)
     from tarnn.training.checkpoints import latest
     from tarnn.training.interruption import InterruptedRun
     from tarnn.training.run import train as train_run

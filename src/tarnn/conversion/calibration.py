@@ -14,7 +14,8 @@ from torch import Tensor
 from tarnn.conversion.watching import Seen
 from tarnn.feature_maps.spread import Spread, spread_of
 from tarnn.numerics import widen
-from tarnn.ops.features import features
+from tarnn.ops.features import features, log_features
+from tarnn.ops.units import full_units
 
 BLOCK = 256
 SAMPLED = 256  # queries of a row, for clusters
@@ -70,8 +71,15 @@ class Phi(NamedTuple):
 def estimate(feature_map: Any, seen: Seen) -> Phi:
     """What a map makes of a call with one row; key heads as often as query heads."""
     d, r = seen.q.shape[-1], seen.q.shape[1] // seen.k.shape[1]
-    phi_q, a = features(feature_map, seen.q * (seen.scale * d**0.5), "queries")
-    phi_k, b = features(feature_map, seen.k, "keys")
+    q = seen.q * (seen.scale * d**0.5)
+    if feature_map.log_features:
+        a: Tensor | None
+        b: Tensor | None
+        y, x = log_features(feature_map, q, "queries"), log_features(feature_map, seen.k, "keys")
+        phi_q, phi_k, _, U, _ = full_units(y, x, x.new_full((*x.shape[:2], x.shape[3]), -torch.inf))
+        a, b = U, None
+    else:
+        (phi_q, a), (phi_k, b) = features(feature_map, q, "queries"), features(feature_map, seen.k, "keys")
     a, b = (torch.zeros_like(x[..., 0]) if y is None else y for x, y in ((phi_q, a), (phi_k, b)))
     return Phi(phi_q[0], a[0], phi_k[0].repeat_interleave(r, 0), b[0].repeat_interleave(r, 0))
 

@@ -16,6 +16,7 @@ from tarnn.data.saved_tokenizer import open_saved_tokenizer
 from tarnn.data.sources import Document
 from tarnn.data.ticker import ticking
 from tarnn.data.tokenizers import (
+    END_OF_TEXT,
     amino_tokenizer,
     byte_tokenizer,
     encode,
@@ -65,7 +66,8 @@ def prepare(
 
     Held out for validation is the end of the text, one stretch: its last `validation_fraction` (by default
     a tenth, at most 256 KB), or `validation_documents` where given. A tokenizer is trained on the rest alone:
-    `tokenizer` is "bytes", "amino-acids" or "bpe:N". Each document is followed by <|endoftext|>.
+    `tokenizer` is "bytes", "amino-acids", "bpe:N" or the folder of one that works on bytes.
+    Each document is followed by <|endoftext|>.
     """
     vocab_size = bpe_size(tokenizer)
     partial = folder.with_name(folder.name + ".partial")
@@ -81,7 +83,7 @@ def prepare(
         refuse_overlap(text.digests, held_out.digests, "documents", report)
     else:
         held_out, cut = text, cut_before(text.data, validation_fraction)
-    tokens = FIXED[tokenizer]() if tokenizer in FIXED else byte_tokenizer()
+    tokens = byte_tokenizer() if vocab_size is not None else ready_tokenizer(tokenizer)
     if vocab_size is not None:
         with ticking(f"training a tokenizer on {cut:,} bytes", report):
             tokens = train_bpe((data for data, _ in text.documents(0, cut)), vocab_size)
@@ -190,7 +192,7 @@ def cut_before(data: np.ndarray, fraction: float | None) -> int:
 def bpe_size(tokenizer: str) -> int | None:
     """N of "bpe:N", None for one that needs no training; UserError for anything else."""
     kind, _, size = tokenizer.partition(":")
-    if tokenizer in FIXED:
+    if tokenizer in FIXED or is_folder(tokenizer):
         return None
     if kind == "bpe" and size.isdecimal():
         if len(size) > 12 or int(size) > LARGEST_VOCABULARY:
@@ -199,15 +201,40 @@ def bpe_size(tokenizer: str) -> int | None:
             )
         return int(size)
     raise UserError(
-        f"no tokenizer is called {tokenizer!r}; expected {', '.join(map(repr, FIXED))} or 'bpe:N' with N ids, such as "
-        "'bpe:4096'."
+        f"no tokenizer is called {tokenizer!r}; expected {', '.join(map(repr, FIXED))} 'bpe:N' with N ids, such as "
+        "'bpe:4096', or the folder of a tokenizer."
     )
 
 
 def make_tokenizer(name: str, texts: Iterable[bytes]) -> "PreTrainedTokenizerFast":
     """The tokenizer of that name; "bpe:N" is trained on the texts."""
     vocab_size = bpe_size(name)
-    return FIXED[name]() if vocab_size is None else train_bpe(texts, vocab_size)
+    return ready_tokenizer(name) if vocab_size is None else train_bpe(texts, vocab_size)
+
+
+def is_folder(tokenizer: str) -> bool:
+    """Whether it is the folder of a tokenizer, and not the name of one."""
+    return tokenizer not in FIXED and Path(tokenizer).expanduser().is_dir()
+
+
+def ready_tokenizer(name: str) -> "PreTrainedTokenizerFast":
+    """One that needs no training: by its name, or from its folder.
+
+    UserError for a folder's tokenizer that does not work on bytes: then its tokens have no exact number of bytes.
+    """
+    if name in FIXED:
+        return FIXED[name]()
+    tokenizer = open_saved_tokenizer(Path(name).expanduser())
+    try:
+        if tokenizer.eos_token_id is None:
+            tokenizer.add_special_tokens({"eos_token": END_OF_TEXT})
+        token_bytes(tokenizer)
+    except (KeyError, AttributeError) as error:
+        raise UserError(
+            f"the tokenizer in {name} is not byte-level (as those of GPT-2, Llama 3 and tarnn are), so its tokens have no exact "
+            "number of bytes; give another, or --tokenizer bpe:N."
+        ) from error
+    return tokenizer
 
 
 def id_dtype(num_ids: int) -> np.dtype:

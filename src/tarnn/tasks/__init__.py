@@ -19,8 +19,12 @@ from tarnn.tasks.ctc import CtcSettings, CtcTask
 # isort: split
 from tarnn.tasks.seq2seq import Seq2SeqSettings, Seq2SeqTask
 
+# isort: split
+from tarnn.tasks.token_classification import TokenClassificationSettings, TokenClassificationTask
+
 __all__ = [
     "TASKS", "ClassificationSettings", "ClassificationTask", "CtcSettings", "CtcTask", "Facts", "ImageSettings", "ImageTask",
     "MaskedLMSettings", "MaskedLMTask", "RunSettings", "Seq2SeqSettings", "Seq2SeqTask", "Task", "TextSettings", "TextTask",
+    "TokenClassificationSettings", "TokenClassificationTask",
     "Trained",    "own_options", "register", "task_of",
 ]  # fmt: skip

@@ -56,14 +56,14 @@ class ClassificationTask(SequenceTask):
         self.settings: ClassificationSettings = settings
         val = None if settings.val is None else self.read_rows([settings.val])
         train, held_out = split(self.read_rows(settings.sources), val, settings, report)
-        self.labels = sorted({row.first for row in train})
+        self.labels = sorted({label for row in train for label in self.labels_of(row)})
         if len(self.labels) < 2:
             raise UserError(
                 f"all texts of {', '.join(settings.sources)} have the label {self.labels[0]!r}; a classifier needs two or more."
             )
         self.data_facts = {"classes": self.labels, "train": facts_of(train), "validation": facts_of(held_out)}
         refuse_other_data(self.data_facts, saved, self, settings)
-        self.tokenizer = make_tokenizer(settings.tokenizer, (row.last.encode() for row in train))
+        self.tokenizer = make_tokenizer(settings.tokenizer, (self.input_of(row).encode() for row in train))
         self.examples = self.tokenized(train, report)
         self.held_out = self.tokenized(held_out, report) if held_out else None
         self.epoch, self.example = len(self.examples), self.input_of(train[0])
@@ -96,24 +96,27 @@ class ClassificationTask(SequenceTask):
         from tarnn.data.corpus import encode
         from tarnn.data.examples import PaddedRows
 
-        numbers, limit, cut, found = (
-            {x: i for i, x in enumerate(self.labels)},
-            self.settings.max_length,
-            0,
-            [],
-        )
+        limit, cut, found = self.settings.max_length, 0, []
         for row in rows:
-            if row.first not in numbers:
-                raise UserError(
-                    f"{row.place}: the label {row.first!r} is none of the classes of the training data, which are "
-                    f"{', '.join(self.labels[:10])}{' …' if len(self.labels) > 10 else ''}."
-                )
             ids = encode(self.tokenizer, row.last.encode(), row.place)
             cut += limit is not None and len(ids) > limit
-            found.append({"input_ids": ids[:limit], "labels": numbers[row.first]})
+            found.append({"input_ids": ids[:limit], "labels": self.number_of(row.first, row)})
         if cut:
             report(f"cut to --max-length {limit:,} tokens: {cut:,} of {len(rows):,} texts")
         return PaddedRows(found, {"input_ids": self.tokenizer.pad_token_id})
+
+    @staticmethod
+    def labels_of(row: Pair) -> list[str]:
+        return [row.first]
+
+    def number_of(self, label: str, row: Pair) -> int:
+        """UserError for a label that is none of the classes."""
+        if label not in self.labels:
+            raise UserError(
+                f"{row.place}: the label {label!r} is none of the classes of the training data, which are "
+                f"{', '.join(self.labels[:10])}{' …' if len(self.labels) > 10 else ''}."
+            )
+        return self.labels.index(label)
 
     @staticmethod
     def classes() -> tuple[Any, Any]:

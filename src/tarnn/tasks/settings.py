@@ -130,6 +130,12 @@ class RunSettings:
         may_change=True,
     )  # fmt: skip
     bf16: bool = option(False, "Train in mixed precision.", LENGTH)
+    device: str = option(
+        "auto", "cpu, cuda, mps …; auto: an accelerator if there is one.", LENGTH, may_change=True
+    )
+    threads: int | None = option(
+        None, "Threads of the CPU (default: as torch has them).", LENGTH, least=1, most=4096, may_change=True
+    )
     gradient_checkpointing: bool = option(
         False, "Save memory by computing activations twice.", LENGTH, flag="--gradient-checkpointing"
     )
@@ -211,5 +217,10 @@ def check_bounds(each: Field, value: Any) -> None:
 
 def flag_of(name: str) -> str:
     """The name of a field on the command line."""
-    others = {"sources": "SOURCE", "training_arguments": "--set", "feature_map_options": "--map-option"}
+    others = {
+        "sources": "SOURCE",
+        "training_arguments": "--set",
+        "feature_map_options": "--map-option",
+        "start": "--from",
+    }
     return others.get(name, "--" + name.replace("_", "-"))

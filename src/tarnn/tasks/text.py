@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tarnn.data.corpus import DESCRIPTION, Corpus, Digest, ids_of, load, prepare
 from tarnn.data.sources import read_documents
 from tarnn.errors import UserError
 from tarnn.tasks.base import Report, Task, Trained, facts_of_held_out, name_data, register
-from tarnn.tasks.settings import RunSettings, option
+from tarnn.tasks.settings import MODEL, RunSettings, flag_of, option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +28,9 @@ class TokenSettings(RunSettings):
     """What runs on text have in common."""
 
     text_field: str = option("text", "The field that holds the text in jsonl and datasets.", "Text")
-    tokenizer: str = option("bytes", "bytes, amino-acids, or bpe:N: trained on the text, N ids.", "Text")
+    tokenizer: str = option(
+        "bytes", "bytes, amino-acids, bpe:N (trained on the text, N ids), or a tokenizer's folder.", "Text"
+    )
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,19 @@ class WindowSettings(TokenSettings):
     """The same where a text is cut into sequences of one length."""
 
     context: int = option(256, "Tokens in a training sequence.", "Text", least=1)
+    start: Path | None = option(  # noqa: RUF009
+        None,
+        "Go on from the weights of this run, with its shape and tokenizer.",
+        MODEL,
+        flag="--from",
+        metavar="RUN",
+    )
+
+    def __post_init__(self) -> None:
+        if self.start is not None:
+            refuse_other_shape(self)
+            object.__setattr__(self, "tokenizer", str(self.start))
+        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -124,6 +140,17 @@ class TextTask(Task):
     def config(self) -> Any:
         return text_config(self.settings, self.tokenizer)
 
+    def model(self) -> Any:
+        if self.settings.start is None:
+            return super().model()
+        return self.classes()[1].from_pretrained(
+            self.settings.start,
+            config=self.config(),
+            dtype="float32",
+            local_files_only=True,
+            use_safetensors=True,
+        )
+
     def sampler(self, num_examples: int, seed: int) -> WindowSampler:
         from tarnn.data.windows import WindowSampler
 
@@ -212,10 +239,10 @@ def text_config(settings: WindowSettings, tokenizer: Any = None, causal: bool = 
     """
     from tarnn.tasks.model import chosen, make_config
 
-    choices = chosen(settings)
+    choices = chosen(settings) if settings.start is None else shape_of(settings)
     if choices.setdefault("causal", causal) is not causal:
         raise UserError(
-            f"causal is {choices['causal']} in {settings.config}, but {causal} for --task {settings.task}."
+            f"causal is {choices['causal']} in {settings.config or settings.start}, but {causal} for --task {settings.task}."
         )
     if choices.get("position") == "learned":
         choices.setdefault("max_position_embeddings", settings.context)
@@ -223,8 +250,8 @@ def text_config(settings: WindowSettings, tokenizer: Any = None, causal: bool = 
         size, end = len(tokenizer), tokenizer.eos_token_id
         if choices.get("vocab_size", size) != size:
             raise UserError(
-                f"vocab_size is {choices['vocab_size']} in {settings.config}, but the tokenizer has {size} ids; "
-                "leave it out."
+                f"vocab_size is {choices['vocab_size']} in {settings.config or settings.start}, but the tokenizer has {size} "
+                "ids; leave it out."
             )
         choices |= {"vocab_size": size, "bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
     config = make_config(TextTask.classes()[0], settings, choices)
@@ -235,6 +262,45 @@ def text_config(settings: WindowSettings, tokenizer: Any = None, causal: bool = 
             "(max_position_embeddings); expected at most as many, or raise that number in --config."
         )
     return config
+
+
+def refuse_other_shape(settings: WindowSettings) -> None:
+    """UserError for options of the model or its tokenizer, which --from brings along."""
+    for each in fields(settings):
+        of_model = each.metadata.get("heading") == MODEL and each.name not in (
+            "start",
+            "redraw_every",
+            "dropout",
+        )
+        value = getattr(settings, each.name)
+        if (of_model and value not in (None, each.default, {})) or (
+            each.name == "tokenizer" and value not in (each.default, str(settings.start))
+        ):
+            raise UserError(
+                f"{flag_of(each.name)} does not go with --from, which goes on with the model and the tokenizer of "
+                f"{settings.start}; leave it out."
+            )
+
+
+def shape_of(settings: WindowSettings) -> dict[str, Any]:
+    """The config of the model that --from names; UserError where there is none, or one of another task."""
+    from tarnn.json_file import read_json
+    from tarnn.tasks.base import TASKS, task_of
+
+    assert settings.start is not None
+    for name in ("config.json", "model.safetensors"):
+        if not (settings.start / name).is_file():
+            raise UserError(
+                f"--from {settings.start} holds no checkpoint: it has no {name}. Name the folder of a run."
+            )
+    saved, task = read_json(settings.start / "config.json"), TASKS[settings.task]
+    if task_of(saved) is not task:
+        raise UserError(
+            f"--from {settings.start} holds a {saved.get('model_type')!r:.60} model of another task; expected one of --task "
+            f"{settings.task}."
+        )
+    kept = {name: value for name, value in saved.items() if name in task.classes()[0].known_keys()}
+    return kept | ({} if settings.dropout is None else {"dropout": settings.dropout})
 
 
 def held_out_ids(trained: Trained, task: type[Task]) -> np.ndarray:

@@ -86,6 +86,7 @@ def training_arguments(settings: RunSettings) -> TrainingArguments:
     work per step that nobody looks at.
     """
     check_assignments(settings.training_arguments)
+    check_device(settings.device)
     if settings.max_minutes is not None and "lr_scheduler_type" in settings.training_arguments:
         raise UserError(
             "--set lr_scheduler_type: with --max-minutes the learning rate follows the clock; leave it out."
@@ -110,7 +111,8 @@ def training_arguments(settings: RunSettings) -> TrainingArguments:
         "eval_steps": settings.eval_every,
         "save_strategy": "steps",
         "save_steps": settings.save_every,
-        "use_cpu": not torch.accelerator.is_available(),  # or processes would not find each other
+        "use_cpu": settings.device == "cpu"
+        or not torch.accelerator.is_available(),  # or processes would not find each other
         "report_to": "none",
         "disable_tqdm": True,
         "log_level": "error",
@@ -135,6 +137,15 @@ def training_arguments(settings: RunSettings) -> TrainingArguments:
             "--set fsdp: the Trainer shards on accelerators only, and here there is none; leave it out."
         )
     return args
+
+
+def check_device(name: str) -> None:
+    """UserError for a device that the Trainer can't be given here: it takes the CPU or the accelerator."""
+    here = torch.accelerator.current_accelerator(check_available=True)
+    known = ["auto", "cpu", *([] if here is None else [here.type])]
+    if name not in known:
+        which = " Choose one of several by CUDA_VISIBLE_DEVICES." if ":" in name else ""
+        raise UserError(f"--device {name} can't be used here; expected {' or '.join(known)}.{which}")
 
 
 def try_parts(args: TrainingArguments) -> None:
