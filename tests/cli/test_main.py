@@ -105,6 +105,22 @@ def test_each_command_has_help(capsys):
         assert option in shown
 
 
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_has_an_example_and_fits_a_terminal(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main([name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"Example: tarnn {name} " in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_paragraph_of_help_is_one_line():
+    assert (
+        cli.help_of("One\n    thing.\n\n    Two.\n    ", "tarnn x")
+        == "One thing.\n\nTwo.\n\nExample: tarnn x"
+    )
+
+
 COSTLY = ("transformers", "transformers.modeling_utils", "torch._dynamo", "sympy", "scipy")
 
 

@@ -41,8 +41,6 @@ def eval(
     A text: bits per byte, and perplexity per token. Labelled texts: accuracy and a table of which label was taken for
     which. Recordings: errors per letter and per word. Images: bits per dimension. Pairs and masked text: bits per token,
     accuracy.
-
-    Example: tarnn eval runs/books chapter.txt
     """
     from tarnn.cli.generate import pick_device
 

@@ -1,6 +1,7 @@
 """`tarnn`: the list of subcommands, and what becomes of errors. Each subcommand is a module of its own."""
 
 import importlib
+import inspect
 import os
 import sys
 import traceback
@@ -28,6 +29,26 @@ COMMANDS = {
 }
 
 
+EXAMPLES = {
+    "train": "tarnn train my-books/ --out runs/books",
+    "generate": "tarnn generate runs/books --prompt 'Call me'",
+    "convert": "tarnn convert llama/ converted/ --texts my-books/",
+    "finetune": "tarnn finetune converted/ tuned/ --texts my-books/",
+    "predict": "tarnn predict runs/reviews 'A fine film.' other_texts.txt",
+    "eval": "tarnn eval runs/books book.txt",
+    "info": "tarnn info runs/books",
+    "transcribe": "tarnn transcribe runs/speech seven.wav",
+    "show": "tarnn show runs/books --input 'Call me Ishmael' --out attention/",
+    "demo": "tarnn demo --out runs/demo",
+}
+
+
+def help_of(docstring: str, example: str) -> str:
+    """A docstring as help: each paragraph on one line, for the terminal to break; at the end an example."""
+    paragraphs = inspect.cleandoc(docstring).split("\n\n")
+    return "\n\n".join([*(" ".join(each.split()) for each in paragraphs), f"Example: {example}"])
+
+
 class LazyCommand(TyperCommand):
     """A subcommand whose module is imported when it runs, so that `tarnn --help` stays quick."""
 
@@ -36,7 +57,7 @@ class LazyCommand(TyperCommand):
         wait_briefly()
         function = getattr(importlib.import_module(f"tarnn.cli.{self.name}"), self.name)
         app = typer.Typer(add_completion=False)
-        app.command(name=self.name)(function)
+        app.command(name=self.name, help=help_of(function.__doc__ or "", EXAMPLES[self.name]))(function)
         return typer.main.get_command(app).make_context(info_name, args, parent, **extra)
 
 
