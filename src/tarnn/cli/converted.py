@@ -50,6 +50,7 @@ def continue_converted(
 def predict_converted(checkpoint: Path, texts: Any, top: int, device: Any) -> Any:
     """What a converted classifier or masked model says of each text, as `tarnn predict` has it of tarnn's own models."""
     from tarnn.conversion.opening import open_pretrained, tokenizer_of
+    from tarnn.data.saved_tokenizer import check_ids
     from tarnn.tasks import TASKS
 
     model = open_pretrained(checkpoint, converted=True).to(device)
@@ -63,6 +64,7 @@ def predict_converted(checkpoint: Path, texts: Any, top: int, device: Any) -> An
     most = getattr(model.config, "max_position_embeddings", None)
 
     def check(module: Any, args: Any) -> None:
+        check_ids(args[0], model.config.vocab_size)
         if most and args[0].shape[1] > most:
             raise UserError(f"an input has {args[0].shape[1]:,} tokens; this model reads {most:,} at most.")
 

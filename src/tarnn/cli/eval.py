@@ -64,7 +64,11 @@ def measure(
     from tarnn.training.evaluation import evaluate
 
     kind = model_kind(checkpoint)
-    opened = open_ours if kind in {task.model_type for task in TASKS.values()} else open_other
+    opened = (
+        open_ours
+        if isinstance(kind, str) and kind in {task.model_type for task in TASKS.values()}
+        else open_other
+    )
     model, task, about = opened(checkpoint, sources, device, options, report)
     report(f"tarnn: {checkpoint} on {device}: {about['data']}")
     batches = task.validation(batch_size or rows_at_once(model.config, task))

@@ -100,7 +100,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 def fail(message: object) -> int:
     """One line on stderr (from the first process only, where there are several), and exit code 2."""
     if os.environ.get("RANK", "0") == "0":
-        print("tarnn: error: " + " ".join(str(message).split()), file=sys.stderr)
+        line = "tarnn: error: " + " ".join(str(message).split())
+        # names may hold bytes that are no text
+        print(line.encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
     return 2
 
 

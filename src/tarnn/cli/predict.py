@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from typer import Argument, Option
 
 from tarnn.cli.converted import is_converted, predict_converted
 from tarnn.cli.generate import pick_device
 from tarnn.data.files import is_file, looks_like_path
+from tarnn.data.saved_tokenizer import check_ids
 from tarnn.data.tables import field_of, is_table, lines_of, read_rows
 from tarnn.errors import UserError
 from tarnn.generation.checkpoint import open_config, open_model, open_tokenizer
@@ -54,7 +56,11 @@ def predict(
     if task.reads_text:
         settings = trained(task, checkpoint, config, inputs).settings
         texts = inputs_of(inputs, text_field or settings.text_field, task.text_column)
-    reader = open_tokenizer(checkpoint) if task.reads_text else front_end(checkpoint, config)
+    if task.reads_text:
+        reader: Any = open_tokenizer(checkpoint)
+        check_ids(np.array([*reader.backend_tokenizer.get_vocab().values()]), config.vocab_size)
+    else:
+        reader = front_end(checkpoint, config)
     show(lambda given: task.predict(model, reader, given, top), texts, as_json)
 
 
@@ -85,19 +91,30 @@ def inputs_of(inputs: list[str], field: str, column: int) -> Iterator[str]:
     """
     for each in inputs:
         if each == "-":
-            texts: Iterable[str] = (line.strip() for line in sys.stdin)
+            texts: Iterable[str] = (check_text(line, "standard input").strip() for line in sys.stdin)
         elif is_file(each):
             texts = texts_of(Path(each), field, column)
         else:
             if looks_like_path(each):
                 print(f"tarnn: there is no file {each}; it is taken as a text", file=sys.stderr, flush=True)
-            texts = [each.strip()]
+            texts = [check_text(each, "the input").strip()]
         found = False
         for text in filter(None, texts):
             found = True
             yield text
         if not found:
             raise UserError(f"the input {each!r} is empty; expected a text, or a file with one on each line.")
+
+
+def check_text(text: str, name: str) -> str:
+    """The text; UserError for one that was typed or piped as bytes that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{name} is not text in UTF-8 ({text[error.start]!a} at position {error.start:,})."
+        ) from None
+    return text
 
 
 def texts_of(path: Path, field: str, column: int) -> Iterator[str]:

@@ -47,6 +47,7 @@ def show(
     model, tokenizer = open_any(checkpoint, attention)
     text = read_input(source, record)
     ids = tokenizer(text, return_tensors="pt", add_special_tokens=True)["input_ids"]
+    check_ids(ids, model.config.vocab_size)
     if not ids.shape[1]:
         raise UserError("--input is empty; expected a text of at least one token.")
     if ids.shape[1] > max_tokens:
@@ -56,7 +57,6 @@ def show(
         )
         ids = ids[:, :max_tokens]
     tokens = [str(tokenizer.decode([i])).translate(SIGNS) or "∅" for i in ids[0].tolist()]
-    check_ids(ids, model.config.vocab_size)
     maps = attention_maps(model, input_ids=ids, **({"use_cache": False} if is_causal(model) else {}))
     out.mkdir(parents=True, exist_ok=True)
     (out / PAGE).write_text(attention_page(maps, tokens, f"Attention of {checkpoint.name}"), encoding="utf-8")
@@ -104,13 +104,14 @@ def is_causal(model: Any) -> bool:
 
 def read_input(source: str, record: int) -> str:
     """The text itself, or that of the file of this name."""
+    from tarnn.cli.predict import check_text
     from tarnn.data.files import is_file, looks_like_path
     from tarnn.data.proteins import is_protein_file, read_proteins
 
     if not is_file(source):
         if looks_like_path(source):
             print(f"tarnn: there is no file {source}; it is taken as a text", file=sys.stderr)
-        return source
+        return check_text(source, "--input")
     path = Path(source)
     if is_protein_file(path):
         for number, protein in enumerate(read_proteins(path), start=1):

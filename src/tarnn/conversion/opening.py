@@ -35,6 +35,7 @@ LEAD_ELSEWHERE = {
     "custom_generate", "distributed_config", "experts_implementation", "fusion_config", "kernel_config", "name_or_path",
     "quantization_config", "transformers_weights", "trust_remote_code", "use_pretrained_backbone",
 }  # fmt: skip
+WHOLE = ("max_length", "max_new_tokens", "min_length", "num_beams", "num_return_sequences", "top_k")
 LARGEST_TABLE = 2**28  # numbers that are computed, not saved, such as positions
 AUTO_CLASSES = [getattr(modeling_auto, name) for name in dir(modeling_auto) if name.startswith("AutoModel")]
 
@@ -148,6 +149,9 @@ def generation_config(folder: Path, fields: dict[str, Any]) -> Any:
     file, of_model = folder / "generation_config.json", {"_from_model_config": True}
     if file.is_file():
         fields, of_model = read_json(file), {}
+    for name in WHOLE:
+        if type(fields.get(name)) not in (int, type(None)):
+            raise UserError(f"{file}: {name} must be a whole number; got {fields[name]!r:.60}.")
     try:
         return transformers.GenerationConfig.from_dict(harmless(fields), **of_model)
     except Exception as error:  # of wrong types, whatever its checks raise

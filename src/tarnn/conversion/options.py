@@ -117,9 +117,55 @@ def options_in(stored: Mapping, layer: int) -> dict[str, Any]:
     return common | stored.get("layers", {}).get(str(layer), {})
 
 
+def check_stored(stored: Any, num_layers: int) -> None:
+    """ValueError for options that a config.json can hold and no layer can have: another type, or out of range."""
+    if not isinstance(stored, Mapping) or not isinstance(stored.get("layers", {}), Mapping):
+        raise ValueError(f"{KEY} must be an object, and its layers too; got {stored!r:.80}.")
+    single = stored.get("layers", {})
+    if wrong := [i for i in single if not (str(i).isdecimal() and int(i) < num_layers)]:
+        raise ValueError(
+            f"{KEY}: this model has attention layers 0 to {num_layers - 1}; got layer {wrong[0]!r:.40}."
+        )
+    for options in ({k: v for k, v in stored.items() if k != "layers"}, *single.values()):
+        if not isinstance(options, Mapping):
+            raise ValueError(f"{KEY}: the options of a layer are an object; got {options!r:.80}.")
+        if unknown := sorted(set(options) - set(AttentionOptions._fields)):
+            raise ValueError(
+                f"{KEY} has no option {', '.join(unknown)}; it has {', '.join(AttentionOptions._fields)}."
+            )
+        for name, least in (("window", 1), ("sinks", 0), ("slots", 0)):
+            value = options.get(name, least)
+            if type(value) is not int or not least <= value < 2**31:
+                raise ValueError(
+                    f"{KEY}: {name} must be a whole number of {least} or more; got {value!r:.60}."
+                )
+        until = options.get("far_until")
+        if not (until is None or (type(until) is int and until >= 0)):
+            raise ValueError(f"{KEY}: far_until must be a whole number of 0 or more; got {until!r:.60}.")
+        phi, mode, bias = (options.get(name) for name in ("feature_map", "mode", "far_bias"))
+        if not (
+            phi is None
+            or isinstance(phi, str)
+            or (isinstance(phi, Mapping) and isinstance(phi.get("name"), str))
+        ):
+            raise ValueError(f"{KEY}: feature_map must be a name or {{'name': …, options}}; got {phi!r:.60}.")
+        if not (
+            mode is None
+            or isinstance(mode, str)
+            or (isinstance(mode, list) and all(isinstance(x, str) for x in mode))
+        ):
+            raise ValueError(f"{KEY}: mode must be a name or a list of names; got {mode!r:.60}.")
+        if not (bias is None or isinstance(bias, int | float)):
+            raise ValueError(f"{KEY}: far_bias must be a number; got {bias!r:.60}.")
+
+
 def attach(model: nn.Module) -> None:
-    """Gives each attention layer what the model's config says; its parameters are as they start."""
+    """Gives each attention layer what the model's config says; its parameters are as they start.
+
+    Raises ValueError for options that it can't have.
+    """
     stored = getattr(model.config, KEY, None) or {}
+    check_stored(stored, len(attention_layers(model)))
     for i, module in enumerate(attention_layers(model)):
         setattr(module, CHILD, layer_attention(options_in(stored, i), heads_of(module), None, None))
 

@@ -182,6 +182,7 @@ def cut_before(data: np.ndarray, fraction: float | None) -> int:
         raise UserError(
             f"a validation fraction of {fraction} is not a part of the text; expected 0 ≤ fraction < 1."
         )
+    held_out = 0 if held_out == 1 else held_out  # one byte is nothing to guess from
     cut = len(data) - held_out
     while 0 < cut < len(data) and 0x80 <= data[cut] < 0xC0 and len(data) - held_out - cut < 3:
         cut -= 1

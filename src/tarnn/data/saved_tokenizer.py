@@ -48,7 +48,7 @@ def open_saved_tokenizer(folder: Path, config: Any = None) -> Any:
 
 def check_ids(ids: Any, vocab_size: int) -> None:
     """UserError where a tokenizer makes ids (array or tensor, of any shape) that the model has no embedding for."""
-    if len(ids.reshape(-1)) and (largest := int(ids.max())) >= vocab_size:
+    if 0 not in ids.shape and (largest := int(ids.max())) >= vocab_size:
         raise UserError(
             f"the tokenizer makes ids up to {largest} but the model knows {vocab_size}: they don't belong together. "
             "Put the model's own tokenizer into the checkpoint."

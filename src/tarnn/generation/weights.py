@@ -73,7 +73,11 @@ def check_counts(file: Path, fields: Any, found: Header) -> None:
     for key, value in fields.items() if isinstance(fields, dict) else enumerate(fields):
         if isinstance(value, dict | list):
             check_counts(file, value, found)
-        elif isinstance(value, int | float) and COUNTED.search(str(key)) and value > most:
+        elif isinstance(value, int | float) and COUNTED.search(str(key)):
+            if value < 0 and str(key).startswith("n"):  # num_…; others count from the end
+                raise UserError(f"{file}: {key} must be 0 or more; got {value:,}.")
+            if value <= most:
+                continue
             raise UserError(
                 f"{file}: {key} is {value:,}, and the weights have room for {most:,} at most. {FOREIGN}"
             )

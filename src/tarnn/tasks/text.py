@@ -88,9 +88,11 @@ class TextTask(Task):
         self.hold_out(self.corpus.validation)
 
     def hold_out(self, ids: np.ndarray) -> None:
-        """Take these ids for validation, in windows of at most the context."""
+        """Take these ids for validation, in windows of at most the context; none where nothing but separators follows the
+        first."""
         self.held_out = ids
-        self.validation_context = min(self.settings.context, max(0, len(ids) - 1))
+        some = len(ids) > 1 and bool(self.bytes_per_id.numpy()[ids[1:]].any())
+        self.validation_context = min(self.settings.context, len(ids) - 1) if some else 0
 
     @classmethod
     def to_evaluate(cls, trained: Trained, sources: Sequence[str], report: Report) -> TextTask:
@@ -108,7 +110,7 @@ class TextTask(Task):
         else:
             task.hold_out(held_out_ids(trained, cls))
         task.evaluated = ", ".join(sources) or f"the text that {trained.folder} held out"
-        if len(task.held_out) < 2:
+        if not task.validation_context:
             raise UserError(f"{task.evaluated} has fewer than two tokens; expected more text to measure on.")
         if (highest := int(task.held_out.max())) >= trained.config.vocab_size:
             raise UserError(

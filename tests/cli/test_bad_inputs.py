@@ -1,0 +1,306 @@
+"""A hundred bad inputs: each ends with one sentence and exit code 2, and nothing is left behind."""
+
+import json
+import os
+import shutil
+import wave
+
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+from transformers import Wav2Vec2CTCTokenizer
+
+from tarnn.cli.main import main
+from tarnn.data.tokenizers import amino_tokenizer, byte_tokenizer
+from tarnn.models import SpeechFeatures, TarnnConfig, TarnnForCausalLM, TarnnForCTC, TarnnForMaskedLM
+from tarnn.tasks.masked_lm import with_mask
+
+SIZE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """Folders that every command takes, by the kind of model in them."""
+    top = tmp_path_factory.mktemp("good")
+    torch.manual_seed(0)
+    llama = hf.LlamaConfig(**SIZE, vocab_size=258, intermediate_size=32, max_position_embeddings=64)
+    hf.LlamaForCausalLM(llama).save_pretrained(top / "llama")
+    TarnnForCausalLM(TarnnConfig(**SIZE, vocab_size=258)).save_pretrained(top / "ours")
+    TarnnForMaskedLM(TarnnConfig(**SIZE, vocab_size=258, causal=False)).save_pretrained(top / "masked")
+    TarnnForCausalLM(TarnnConfig(**SIZE, vocab_size=28)).save_pretrained(top / "letters")
+    amino_tokenizer().save_pretrained(top / "letters")
+    for name in ("llama", "ours", "masked"):
+        with_mask(byte_tokenizer()).save_pretrained(top / name)
+    speech = TarnnConfig(**SIZE, vocab_size=5, pad_token_id=0, input_size=12, causal=False)
+    TarnnForCTC(speech).save_pretrained(top / "speech")
+    SpeechFeatures(12, 8000, num_filters=12).save_pretrained(top / "speech")
+    (top / "vocab.json").write_text(
+        json.dumps({x: i for i, x in enumerate(("<pad>", "|", "A", "B", "<unk>"))})
+    )
+    Wav2Vec2CTCTokenizer(
+        top / "vocab.json", bos_token=None, eos_token=None, word_delimiter_token="|"
+    ).save_pretrained(top / "speech")
+    text = top / "text.txt"
+    text.write_text("the cat sat on the mat. " * 40)
+    options = [
+        "--texts", str(text), "--window", "8", "--features", "4", "--num-texts", "2", "--length", "32",
+    ]  # fmt: skip
+    assert main(["convert", str(top / "llama"), str(top / "converted"), *options]) == 0
+    return top
+
+
+def sets(file, *keys, **fields):
+    """Changes fields of a JSON file; nested ones by their path."""
+
+    def damage(folder):
+        whole = json.loads((folder / file).read_text())
+        part = whole
+        for key in keys:
+            part = part[key]
+        part.update(fields)
+        (folder / file).write_text(json.dumps(whole))
+
+    return damage
+
+
+def writes(file, data):
+    return lambda folder: (folder / file).write_bytes(data)
+
+
+def removes(file):
+    return lambda folder: (folder / file).unlink()
+
+
+def weights(change):
+    def damage(folder):
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+    return damage
+
+
+def cut(file, share=0.5):
+    def damage(folder):
+        os.truncate(folder / file, int((folder / file).stat().st_size * share))
+
+    return damage
+
+
+def pickled(folder):
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def a_folder(file):
+    return lambda folder: ((folder / file).unlink(), (folder / file).mkdir())
+
+
+def index(weight_map):
+    def damage(folder):
+        (folder / "model.safetensors").rename(folder / "a.safetensors")
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+    return damage
+
+
+UP = "model.layers.0.mlp.up_proj.weight"
+ANY = {  # of any folder with weights and a config
+    "weights: cut": cut("model.safetensors"),
+    "weights: cut in the header": cut("model.safetensors", 0.01),
+    "weights: empty": writes("model.safetensors", b""),
+    "weights: a header of 2⁶³ bytes": writes("model.safetensors", b"\xff" * 7 + b"\x7f{}"),
+    "weights: pickled": pickled,
+    "weights: a pickle by the name of safetensors": writes("model.safetensors", b"\x80\x04\x95\x0b\x00\x00\x00"),
+    "weights: none": removes("model.safetensors"),
+    "weights: a folder": a_folder("model.safetensors"),
+    "weights: one is missing": weights(lambda x: x.pop(UP)),
+    "weights: integers": weights(lambda x: x.update({UP: x[UP].int()})),
+    "weights: eight bits": weights(lambda x: x.update({UP: x[UP].to(torch.float8_e4m3fn)})),
+    "weights: NaN": weights(lambda x: x[UP].view(-1)[5:6].fill_(torch.nan)),
+    "weights: an infinity": weights(lambda x: x[UP].view(-1)[5:6].fill_(-torch.inf)),
+    "weights: another shape": weights(lambda x: x.update({UP: x[UP][:, :3].clone()})),
+    "weights: a number": weights(lambda x: x.update({UP: torch.tensor(1.0)})),
+    "weights: none in the file": weights(dict.clear),
+    "index: a path above": index({UP: "../a.safetensors"}),
+    "index: a zero byte": index({UP: "a\0.safetensors"}),
+    "index: no such file": index({UP: "b.safetensors"}),
+    "index: a number": index({UP: 3}),
+    "config: cut": cut("config.json"),
+    "config: empty": writes("config.json", b""),
+    "config: a list": writes("config.json", b"[]"),
+    "config: not UTF-8": writes("config.json", b'{"model_type": "\xff"}'),
+    "config: nested": writes("config.json", b'{"a":' + b"[" * 100_000),
+    "config: a folder": a_folder("config.json"),
+    "config: none": removes("config.json"),
+    "config: model_type of nobody": sets("config.json", model_type="nosuch"),
+    "config: model_type a list": sets("config.json", model_type=["llama"]),
+    "config: no heads": sets("config.json", num_attention_heads=0),
+    "config: −1 layers": sets("config.json", num_hidden_layers=-1),
+    "config: 10⁹ heads": sets("config.json", num_attention_heads=10**9, num_key_value_heads=10**9, head_dim=1),
+    "config: 10⁹ layers": sets("config.json", num_hidden_layers=10**9),
+    "config: 10¹² words": sets("config.json", vocab_size=10**12),
+    "config: width in words": sets("config.json", hidden_size="many"),
+    "config: half a width": sets("config.json", hidden_size=16.5),
+    "config: width of 10⁴⁰": sets("config.json", hidden_size=10**40),
+    "config: dtype of nobody": sets("config.json", dtype="float33"),
+    "config: dtype a number": sets("config.json", dtype=3),
+}  # fmt: skip
+FOREIGN = {
+    "config: an unknown activation": sets("config.json", hidden_act="nosuch"),
+    "config: RoPE of nobody": sets("config.json", rope_parameters={"rope_type": "nosuch", "rope_theta": 1.0}),
+    "config: RoPE a number": sets("config.json", rope_parameters=7),
+    "config: quantized": sets("config.json", quantization_config={"quant_method": "gptq", "bits": 4}),
+    "config: quantized by a list": sets("config.json", quantization_config=[1]),
+    "config: eps a word": sets("config.json", rms_norm_eps="small"),
+    "generation_config: a list": writes("generation_config.json", b"[1]"),
+    "generation_config: wrong types": sets("generation_config.json", max_length="long", num_beams="x"),
+}
+TOKENIZER = {
+    "tokenizer: cut": cut("tokenizer.json"),
+    "tokenizer: empty": writes("tokenizer.json", b""),
+    "tokenizer: a list": writes("tokenizer.json", b"[]"),
+    "tokenizer: no vocabulary": sets("tokenizer.json", model={"type": "BPE"}),
+    "tokenizer: of nobody": sets("tokenizer.json", model={"type": "Nosuch", "vocab": {}}),
+    "tokenizer: not UTF-8": writes("tokenizer.json", b'{"\xff": 1}'),
+    "tokenizer: config a list": writes("tokenizer_config.json", b"[]"),
+    "tokenizer: config cut": cut("tokenizer_config.json"),
+    "tokenizer: added tokens a number": sets("tokenizer.json", added_tokens=7),
+    "tokenizer: larger than the vocabulary": sets("tokenizer.json", "model", vocab={chr(i): i + 900 for i in range(33, 127)}),
+}  # fmt: skip
+CONVERTED = {
+    "options: a list": sets("config.json", tarnn_attention=[1]),
+    "options: unknown": sets("config.json", "tarnn_attention", nosuch=1),
+    "options: a window in words": sets("config.json", "tarnn_attention", window="wide"),
+    "options: a window of −1": sets("config.json", "tarnn_attention", window=-1),
+    "options: a window of 2.5": sets("config.json", "tarnn_attention", window=2.5),
+    "options: a window of true": sets("config.json", "tarnn_attention", window=True),
+    "options: sinks null": sets("config.json", "tarnn_attention", sinks=None),
+    "options: −3 slots": sets("config.json", "tarnn_attention", slots=-3),
+    "options: 10⁹ slots": sets("config.json", "tarnn_attention", slots=10**19),
+    "options: layers a list": sets("config.json", "tarnn_attention", layers=[1]),
+    "options: a layer of words": sets("config.json", "tarnn_attention", layers={"first": {}}),
+    "options: a layer a number": sets("config.json", "tarnn_attention", layers={"0": 7}),
+    "options: layer 7": sets("config.json", "tarnn_attention", layers={"7": {"window": 3}}),
+    "options: mode a number": sets("config.json", "tarnn_attention", layers={"0": {"mode": 7}}),
+    "options: modes of nobody": sets("config.json", "tarnn_attention", layers={"0": {"mode": ["nosuch"] * 4}}),
+    "options: modes of lists": sets("config.json", "tarnn_attention", layers={"0": {"mode": [[], [], [], []]}}),
+    "options: a map of nobody": sets("config.json", "tarnn_attention", layers={"0": {"feature_map": "nosuch"}}),
+    "options: a map a number": sets("config.json", "tarnn_attention", layers={"0": {"feature_map": 7}}),
+    "options: a map without a name": sets("config.json", "tarnn_attention", layers={"0": {"feature_map": {}}}),
+    "options: 10⁹ features": sets(
+        "config.json", "tarnn_attention",
+        layers={"0": {"mode": "features", "feature_map": {"name": "favor", "num_features": 10**9}}},
+    ),
+    "options: a bias in words": sets("config.json", "tarnn_attention", far_bias="strong"),
+    "options: attention of somebody": sets(
+        "config.json", quantization_config={"quant_method": "tarnn", "attention": "someone/kernels"}
+    ),
+}  # fmt: skip
+SPEECH = {
+    "front end: none": removes("preprocessor_config.json"),
+    "front end: a list": writes("preprocessor_config.json", b"[]"),
+    "front end: other frames": sets("preprocessor_config.json", feature_size=13, num_filters=13),
+    "front end: 10⁹ filters": sets("preprocessor_config.json", num_filters=10**9),
+    "front end: no rate": sets("preprocessor_config.json", sampling_rate=0),
+    "front end: a hop of nothing": sets("preprocessor_config.json", hop=0.0),
+    "front end: a window in words": sets("preprocessor_config.json", window="long"),
+    "front end: means of another size": sets("preprocessor_config.json", mean=[0.0]),
+}
+# which damages a command meets, on a copy of which folder
+MET = {
+    "convert": ("llama", ANY | FOREIGN | TOKENIZER),
+    "finetune": ("converted", ANY | TOKENIZER | CONVERTED),
+    "show": ("llama", ANY | TOKENIZER),
+    "eval": ("llama", ANY | TOKENIZER),
+    "predict": ("masked", {k: v for k, v in (ANY | TOKENIZER).items() if "dtype of" not in k}),
+}
+CASES = [(command, case) for command, (_, cases) in MET.items() for case in cases]
+
+
+def run(capsys, command, folder, out, *options):
+    """The last line on stderr, after checking that the command was refused in one sentence and left nothing."""
+    before = sorted(out.parent.iterdir())
+    code = main([command, *map(str, [folder, *options])])
+    shown = capsys.readouterr()
+    assert code == 2, shown
+    assert "Traceback" not in shown.err + shown.out
+    *_, last = shown.err.splitlines()
+    assert last.startswith("tarnn: error: "), shown.err
+    assert sum(line.startswith("tarnn: error: ") for line in shown.err.splitlines()) == 1
+    assert len(last) < 700
+    assert sorted(out.parent.iterdir()) == before
+    return last
+
+
+@pytest.fixture
+def options(good, tmp_path):
+    """What each command is given besides the folder."""
+    out, text = tmp_path / "out", good / "text.txt"
+    few = ["--texts", text, "--num-texts", 2, "--length", 32]
+    return {
+        "convert": [out, *few, "--window", 8, "--features", 4],
+        "finetune": [out, *few, "--steps", 1, "--batch-size", 1],
+        "show": ["--input", "the cat", "--out", out],
+        "eval": [text],
+        "predict": ["the <|mask|> sat"],
+    }
+
+
+@pytest.mark.parametrize(("command", "case"), CASES, ids=lambda x: x)
+def test_a_damaged_folder(good, options, tmp_path, capsys, command, case):
+    kind, cases = MET[command]
+    folder = shutil.copytree(good / kind, tmp_path / "copy")
+    cases[case](folder)
+    run(capsys, command, folder, tmp_path / "out", *options[command])
+
+
+@pytest.mark.parametrize("case", SPEECH)
+def test_a_damaged_front_end(good, tmp_path, capsys, case):
+    folder = shutil.copytree(good / "speech", tmp_path / "copy")
+    SPEECH[case](folder)
+    with wave.open(str(tmp_path / "a.wav"), "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(bytes(4000))
+    run(capsys, "predict", folder, tmp_path / "out", tmp_path / "a.wav")
+    code = main(["transcribe", str(tmp_path / "a.wav"), str(folder)])
+    assert (code, "Traceback" in capsys.readouterr().err) == (2, False)
+
+
+@pytest.mark.parametrize("command", MET)
+@pytest.mark.parametrize("name", ["\0", "a\0b", "x" * 300, "nothing", "\udcff"])
+def test_a_folder_that_is_no_name(options, tmp_path, capsys, command, name):
+    run(capsys, command, name, tmp_path / "out", *options[command])
+
+
+BYTES = {"not UTF-8": b"the c\xe4t\n", "cut within a character": "é".encode()[:1], "zero bytes": b"\0\0\0"}
+
+
+@pytest.mark.parametrize("data", BYTES.values(), ids=BYTES)
+def test_inputs_that_are_not_text(good, tmp_path, capsys, data):
+    (tmp_path / "input").write_bytes(data)
+    out = tmp_path / "out"
+    if b"\0" not in data:
+        run(capsys, "predict", good / "masked", out, tmp_path / "input")
+        run(capsys, "show", good / "ours", out, "--input", tmp_path / "input", "--out", out)
+        typed = os.fsdecode(data)
+        run(capsys, "show", good / "llama", out, "--input", typed, "--out", out)
+        run(capsys, "predict", good / "masked", out, typed)
+
+
+def test_an_alphabet_without_the_letters_of_the_prompt(good, tmp_path, capsys):
+    said = run(capsys, "generate", good / "letters", tmp_path / "out", "--prompt", "*")
+    assert "expected ACDEFGHIKLMNPQRSTVWYBJOUXZ" in said
+
+
+@pytest.mark.parametrize("size", [1, 2, 12])
+def test_a_text_of_a_few_bytes(tmp_path, capsys, size):
+    (tmp_path / "text").write_bytes(b"x" * size)
+    code = main(
+        ["train", str(tmp_path / "text"), "--out", str(tmp_path / "run"), "--steps", "1", "--context", "8"]
+    )
+    shown = capsys.readouterr()
+    assert code in (0, 2)
+    assert "Traceback" not in shown.err
+    assert code == 0 or shown.err.splitlines()[-1].startswith("tarnn: error: ")
