@@ -78,3 +78,13 @@ def test_transcripts(tmp_path):
     (tmp_path / "d.dic").write_text("A AH\n\nNO\n")
     with pytest.raises(UserError, match=r"d\.dic, line 3: the word NO has no phones"):
         read_pronunciations(tmp_path / "d.dic")
+
+
+def test_samples_of_64_bits_are_refused(tmp_path):
+    samples = np.zeros(20, "<i8").tobytes()
+    head = b"RIFF" + (36 + len(samples)).to_bytes(4, "little") + b"WAVEfmt " + (16).to_bytes(4, "little")
+    rest = [(1, 2), (1, 2), (8000, 4), (64000, 4), (8, 2), (64, 2)]
+    head += b"".join(x.to_bytes(n, "little") for x, n in rest) + b"data" + len(samples).to_bytes(4, "little")
+    (tmp_path / "a.wav").write_bytes(head + samples)
+    with pytest.raises(UserError, match="samples of 64 bits; expected 8, 16, 24 or 32"):
+        read_wav(tmp_path / "a.wav")

@@ -266,3 +266,9 @@ def test_embeddings_are_tied_where_they_can_be():
     assert not TarnnConfig(position="sinusoidal_half").tie_word_embeddings
     assert not TarnnConfig.paper().tie_word_embeddings
     assert TarnnConfig.paper(position="none").tie_word_embeddings
+
+
+def test_a_thousand_million_heads_cost_nothing():
+    """They are refused before anything per head is made."""
+    with pytest.raises(ValueError, match="must be at most 1,048,576; got 1,000,000,000"):
+        TarnnConfig(num_attention_heads=10**9, head_dim=1, hidden_size=32)

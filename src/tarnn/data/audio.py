@@ -21,13 +21,17 @@ def read_wav(path: str | Path, stream: BinaryIO | None = None) -> tuple[np.ndarr
             data = file.readframes(promised)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; expected a wav file.") from None
-    except (wave.Error, EOFError) as error:
+    except (wave.Error, EOFError, ValueError) as error:  # ValueError: a zero byte in the name
         raise UserError(
             f"{path} is not a wav file that can be read ({str(error) or 'it ends too early'}); expected uncompressed "
             "samples (PCM). Convert it: `sox IN OUT.wav`."
         ) from None
     if channels != 1:
         raise UserError(f"{path} has {channels} channels; expected one. Mix them: `sox IN.wav -c 1 OUT.wav`.")
+    if width > 4:
+        raise UserError(
+            f"{path} has samples of {8 * width} bits; expected 8, 16, 24 or 32. Convert it: `sox IN.wav -b 16 OUT.wav`."
+        )
     if len(data) != promised * width:
         raise UserError(
             f"{path} is cut short: it promises {promised:,} samples and holds {len(data) // width:,}. Take an intact copy."

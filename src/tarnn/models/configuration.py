@@ -18,6 +18,7 @@ from tarnn.registry import Registry
 
 _CHOICES = {"norm": ("rms", "layer"), "norm_position": ("pre", "post"), "mlp": ("swiglu", "gelu")}
 _RANGES = {"dropout": (0, 1), "initializer_range": (0, 10), "norm_eps": (0, 10), "rotary_base": (1, 1e12)}
+MOST_HEADS = 2**20  # numbers per head are made before weights are counted
 LARGEST = 10**13  # weights of a model; above that a size is a slip
 
 
@@ -276,6 +277,11 @@ class TarnnConfig(PreTrainedConfig):
 
     def _check_sizes(self) -> None:
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        if max(heads, kv_heads or 0) > MOST_HEADS:
+            raise ValueError(
+                f"num_attention_heads and num_key_value_heads must be at most {MOST_HEADS:,}; got {heads:,} and "
+                f"{kv_heads or heads:,}."
+            )
         if self.head_dim is None and self.hidden_size % heads:
             raise ValueError(
                 "hidden_size must be a multiple of num_attention_heads, or head_dim given; got "
