@@ -49,8 +49,10 @@ def set_aside(x: Tensor) -> tuple[Tensor, Tensor]:
         return x.nan_to_num(0.0, 0.0, 0.0), (x.detach() @ x.new_zeros(x.shape[-1])) != 0
 
 
-def marked(o: Tensor, spoiled: Tensor) -> Tensor:
-    """o (…, e) with NaN in the rows that are spoiled (…). (Added, so that a gradient which is NaN goes on.)"""
+def marked(o: Tensor, spoiled: Tensor | None) -> Tensor:
+    """o (…, e) with NaN in the rows that are spoiled (…), None: none. (Added, so that a gradient which is NaN goes on.)"""
+    if spoiled is None:
+        return o
     return o + torch.zeros_like(spoiled, dtype=o.dtype).masked_fill(spoiled, torch.nan)[..., None]
 
 

@@ -50,7 +50,7 @@ def test_a_run_and_all_that_it_writes(train, tmp_path, monkeypatch):
     for resolved in ("12 steps", "batch 2 × context 16", "2 layers, hidden 32", "seed 0"):
         assert resolved in stderr
     assert {path.name for path in (out / "checkpoints").iterdir()} == {"checkpoint-8", "checkpoint-12"}
-    sample, tokens = (out / "sample.txt").read_text(), Path(tmp_path / "text.txt").read_bytes()
+    sample, tokens = (out / "sample.txt").read_text(), (tmp_path / "text.txt").read_bytes()
     assert stdout.startswith(sample)
     held_out = tokens[len(tokens) - round(len(tokens) * 0.1) :]
     assert sample.startswith(

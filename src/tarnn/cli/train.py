@@ -96,7 +96,8 @@ def annotation_of(field: Field, kind: Any) -> Any:
     option = Option(
         *([flag] if flag else []), help=about["help"], metavar=about["metavar"], rich_help_panel=about["heading"]
     )  # fmt: skip
-    return Annotated[list[str] | None if about["parse"] else kind, option]
+    taken = list[str] | None if about["parse"] else kind
+    return Annotated[taken, option]
 
 
 def default_of(field: Field) -> Any:

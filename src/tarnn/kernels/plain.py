@@ -1,5 +1,7 @@
 """Whether a call may go straight to kernels, past operators that torch can see through."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -12,6 +14,13 @@ def is_plain(x: Tensor) -> bool:
     if torch.compiler.is_compiling() or type(x) not in _KINDS:
         return False
     return not (is_transformed() or torch._C._len_torch_dispatch_stack())
+
+
+def known_finite(*tensors: Tensor) -> bool:
+    """Whether these hold no NaN and no infinity, for one pass over them. Looked at is only what is a plain tensor of a CPU, where
+    looking stops nothing; of all others nothing is known. (A sum with either is neither finite; one of finite numbers may
+    overflow, and then nothing is known.)"""
+    return all(x.is_cpu and is_plain(x) and math.isfinite(x.detach().sum().item()) for x in tensors)
 
 
 def is_transformed() -> bool:

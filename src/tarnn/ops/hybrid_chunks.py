@@ -16,6 +16,7 @@ from tarnn.kernels.cpu.hybrid import HybridCall
 from tarnn.kernels.eager.forward_pass import pair_products
 from tarnn.kernels.eager.segments import CHUNK_WITH_CHANNELS
 from tarnn.kernels.eager.weights import chunk_weights
+from tarnn.kernels.plain import known_finite
 from tarnn.numerics import default_eps, finite, marked, set_aside, wide, widest
 from tarnn.ops import hybrid_compiled, hybrid_slots
 from tarnn.ops.hybrid_compiled import scaled_features
@@ -57,8 +58,10 @@ def attend(how: Options, q, k, v, count, log_decay, state, state_too: bool):
         empty = q.sum(-1, dtype=dtype)  # autograd sees where it comes from
         return empty[..., None].expand(-1, -1, -1, v.shape[3]).to(v.dtype), state, empty
     given = _keys(how, state, k, v, real, log_decay)
-    keys, spoilt = _set_aside(given)
-    users = _users(how, keys, state, spoilt, q.shape[1] // k.shape[1])
+    keys, spoilt, users = given, None, None
+    if not known_finite(given.k, given.v, state.k, state.v):
+        keys, spoilt = _set_aside(given)
+        users = _users(how, keys, state, spoilt, q.shape[1] // k.shape[1])
     watched = hybrid_compiled.is_watched(how, q, k, v, state.k, state.S)
     if hybrid_compiled.refusal(how, q, keys, state, log_decay, watched=watched, state_too=state_too) is None:
         plain = partial(_from_features, how, keys)
@@ -369,13 +372,14 @@ def _with_exact_rows(how: Options, q, keys: Keys, o, rho):
     return o.index_copy(2, rows_at, mean.flatten(1, 2)), rho.index_fill(2, rows_at, 0.0)
 
 
-def _after(how: Options, state: HybridState, keys: Keys, slots: _Slots | None, spoilt: Tensor) -> HybridState:
+def _after(
+    how: Options, state: HybridState, keys: Keys, slots: _Slots | None, spoilt: Tensor | None
+) -> HybridState:
     """The state behind the new tokens: keys as they were given, and NaN in z where one of `spoilt` has left the window."""
-    left = (
-        spoilt[..., : keys.real.shape[1]]
-        & (keys.real & (keys.place[:, : keys.real.shape[1]] >= how.sinks))[:, None]
-    )
-    state = replace(state, z=marked(state.z, left.any(-1)))
+    if spoilt is not None:
+        w = keys.real.shape[1]
+        left = spoilt[..., :w] & (keys.real & (keys.place[:, :w] >= how.sinks))[:, None]
+        state = replace(state, z=marked(state.z, left.any(-1)))
     w, s = how.window, how.sinks
     count, now = state.count + keys.real.sum(-1), keys.clock[:, :, -1:]
     last = count[:, None] - 1

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from tarnn.kernels.plain import known_finite
 from tarnn.numerics import marked, set_aside
 from tarnn.ops import packing
 from tarnn.ops.checks import check_attention
@@ -260,7 +261,9 @@ def _attend(q, k, v, *, causal, past, scale, key_mask, key_log_weight, pairs=Non
     if key_mask is not None:  # whatever stands at masked keys is absent
         k, v = (x.masked_fill(~key_mask[:, None, :, None], 0.0) for x in (k, v))
     spoilt = None
-    if (causal and t > 1) or pairs is not None:  # a weight that is zero must meet numbers: 0·NaN is NaN
+    if ((causal and t > 1) or pairs is not None) and not known_finite(
+        k, v
+    ):  # a weight that is zero must meet numbers: 0·NaN is NaN
         (k, in_k), (v, in_v) = set_aside(k), set_aside(v)
         spoilt = _users(in_k | in_v, groups, causal, past, t, pairs)
     mask = pairs if key_mask is None else key_mask[:, None, None, :]

@@ -6,6 +6,7 @@ from torch import Tensor
 from tarnn.kernels.call import Call, Outputs
 from tarnn.kernels.eager.segments import Keys, Queries, Segment, Segments
 from tarnn.kernels.eager.weights import Weights
+from tarnn.kernels.plain import known_finite
 from tarnn.numerics import finite, marked, set_aside
 
 
@@ -81,6 +82,8 @@ def _causal_segment(queries: Queries, keys: Keys, weights: Weights, state: Tenso
     before, state = states(keys, weights, state)
     products = pair_products(queries.phi, keys.phi, weights.pair)
     phi_q = queries.phi if weights.query is None else queries.phi * weights.query[:, :, :, None]
+    if known_finite(keys.v):
+        return products.flatten(3, 4) @ keys.v + phi_q.flatten(3, 4) @ before, state
     value, spoilt = set_aside(keys.v)
     out = products.flatten(3, 4) @ value + phi_q.flatten(3, 4) @ before
     later = spoilt.cumsum(-1)[:, :, :, None] > 0  # (b, g, n, 1, c)
