@@ -25,8 +25,8 @@ from scripts.common.tables import bullets, markdown, page, source
 from tarnn import Elu, LinearState, step
 from tarnn.analysis.decode_cost import ROUNDS, SECONDS_A_ROUND, DecodeCost, fastest_decode_cost, softmax_twin
 from tarnn.analysis.plots import decode_cost_figure
+from tarnn.decoding.fused import FusedStep
 from tarnn.models import TarnnConfig, TarnnForCausalLM
-from tarnn.models.fused import FusedStep
 from tarnn.ops import reference
 
 FULL = {

@@ -24,9 +24,9 @@ from scripts.common.options import parse
 from scripts.common.results import run
 from scripts.common.tables import bullets, markdown, page, source
 from tarnn.analysis.decode_cost import decode_cost
+from tarnn.decoding.fused import FusedStep
 from tarnn.kernels.cpu.stack import FORMATS
 from tarnn.models import TarnnConfig, TarnnForCausalLM
-from tarnn.models.fused import FusedStep
 
 FULL = {
     "python": Path(sys.executable), "positions": [128, 8192], "hidden": 512, "layers": 8, "heads": 8, "kv_heads": 8,

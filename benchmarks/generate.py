@@ -24,10 +24,10 @@ from scripts.common.clock import Contender, Effort, Timing, measure_in_turns
 from scripts.common.options import parse
 from scripts.common.results import Unmeasured, run
 from scripts.common.tables import markdown, page, source
-from tarnn.generation.loop import TokenLoop
+from tarnn.decoding.fused import FusedStep, refusal
+from tarnn.decoding.loop import TokenLoop
+from tarnn.huggingface.fused_forward import fused_forward
 from tarnn.models import TarnnConfig, TarnnForCausalLM
-from tarnn.models.fused import FusedStep, refusal
-from tarnn.models.fused_forward import fused_forward
 
 SIZES = {"256 × 8": (256, 8), "512 × 8": (512, 8), "512 × 12": (512, 12)}  # hidden width × layers
 HEADS, PROMPT = 8, 16

@@ -19,8 +19,8 @@ from gpu_clock import ROUNDS, WARM_UP, about, gpu, milliseconds, where
 from scripts.common.options import parse
 from scripts.common.results import run
 from scripts.common.tables import markdown, page
-from tarnn.generation.loop import TokenLoop
-from tarnn.generation.recorded import RecordedStep
+from tarnn.decoding.loop import TokenLoop
+from tarnn.decoding.recorded import RecordedStep
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 FULL = {"batch_sizes": [1, 32, 256], "positions": [1024, 4096, 16384, 65536, 131072], "dry_run": False}

@@ -10,9 +10,9 @@ from torch import Tensor
 from scripts.common.clock import Contender, Effort, Timing, measure_in_turns
 from scripts.common.plots import label, line, panels
 from scripts.common.tables import MIB, markdown, mebibytes, milliseconds, ratio
+from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.kernels.cpu import library
 from tarnn.models import TarnnForCausalLM
-from tarnn.models.fused import FusedStep, refusal
 
 EFFORT = Effort(seconds_a_round=0, rounds=(3, 7), seconds=8)
 Found = dict[int, dict[str, Timing]]  # by length, by method

@@ -22,9 +22,9 @@ from experiments.byte_model import HELD_OUT
 from scripts.common.options import parse
 from scripts.common.results import run
 from scripts.common.tables import markdown, page, source
+from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.kernels.cpu.stack import FORMATS
 from tarnn.models import TarnnConfig, TarnnForCausalLM
-from tarnn.models.fused import FusedStep, refusal
 
 FULL = {"model": Path, "books": Path, "rows": 24, "length": 1024}
 QUICK = {"rows": 2, "length": 16}

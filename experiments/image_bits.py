@@ -34,9 +34,9 @@ from scripts.common.tables import markdown, page
 from scripts.common.training import trained
 from tarnn.analysis.image_likelihood import bits_per_dim
 from tarnn.data import Images, read_images
-from tarnn.generation.checkpoint import open_model
 from tarnn.models import TarnnForImageGeneration
 from tarnn.tasks import ImageSettings
+from tarnn.tasks.checkpoint import open_model
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 METHODS = ["linear", "softmax"]

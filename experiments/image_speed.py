@@ -6,7 +6,7 @@
 
 Ways to make the same kind of image from models of the same shape, with random weights (which cost what trained ones
 do): softmax that computes its whole prefix again for every value, as the paper's baseline; softmax with a key/value
-cache, allocated once; linear attention, an RNN, by its fused step (`tarnn.models.fused`), with weights kept as
+cache, allocated once; linear attention, an RNN, by its fused step (`tarnn.decoding.fused`), with weights kept as
 float32 and as int8. A step is one value of each image of the batch, drawing it included. What a step costs is measured
 at stated positions, and summed over the image along the parabola through them (reading a prefix again costs
 a + b·p + c·p², a cache a + b·p, a state a): whole images of the first would take hours. Batch 1, and the batch with the
@@ -34,12 +34,12 @@ from scripts.common.tables import markdown, page
 from tarnn.analysis.decode_cost import rewind, state_at
 from tarnn.analysis.image_likelihood import bits_per_dim_by_steps
 from tarnn.data import read_images
-from tarnn.generation.checkpoint import open_model
-from tarnn.generation.pixels import PixelLoop, pixel_sampler
+from tarnn.decoding.fused import FusedStep, refusal
+from tarnn.decoding.pixels import PixelLoop, pixel_sampler
 from tarnn.kernels.cpu import library
 from tarnn.models import TarnnForImageGeneration, TarnnImageConfig
-from tarnn.models.fused import FusedStep, refusal
 from tarnn.models.image_configuration import START
+from tarnn.tasks.checkpoint import open_model
 
 MODELS: dict[str, dict[str, Any]] = {
     "mnist": {"image_height": 28, "image_width": 28, "num_channels": 1, "num_hidden_layers": 8},

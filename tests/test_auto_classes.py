@@ -95,7 +95,7 @@ def test_a_converted_model_in_a_fresh_process(order, tmp_path):
 
 def test_a_stand_in_for_each_model():
     """What is registered by name is what the models register themselves."""
-    from tarnn.models import registered as models
+    from tarnn.huggingface import registered as models
 
     configs = {c for c in vars(models).values() if isinstance(c, type) and hasattr(c, "known_keys")}
     assert {c.model_type for c in configs} == set(MODEL_TYPES)

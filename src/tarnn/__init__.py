@@ -7,7 +7,7 @@ layers need torch, the models transformers besides.
 import importlib
 from typing import TYPE_CHECKING
 
-from tarnn import auto_classes
+from tarnn import auto_classes, moved
 from tarnn._version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -41,11 +41,13 @@ _HOME = {
     "tarnn.models": ("TarnnConfig", "TarnnForCausalLM"),
 }  # fmt: skip
 _ROOMS = (
-    "analysis", "attention", "conversion", "data", "feature_maps", "generation", "kernels", "models", "ops", "tasks", "training"
+    "analysis", "attention", "conversion", "data", "decoding", "feature_maps", "huggingface", "kernels", "models", "ops",
+    "tasks", "training",
 )  # fmt: skip
 
 
 auto_classes.announce()
+moved.announce()
 
 
 def __getattr__(name: str):

@@ -33,7 +33,7 @@ class ConfigOnDemand:
         return getattr(self._load(), name)
 
     def _load(self):
-        importlib.import_module("tarnn.models.registered")
+        importlib.import_module("tarnn.huggingface.registered")
         return sys.modules[_MAPPING].CONFIG_MAPPING[self.model_type]
 
 

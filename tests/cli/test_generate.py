@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from tarnn.data.tokenizers import train_bpe
-from tarnn.generation.checkpoint import open_model, open_tokenizer
 from tarnn.kernels.cpu import library
+from tarnn.tasks.checkpoint import open_model, open_tokenizer
 
 TARNN = Path(sys.executable).with_name("tarnn")
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tarnn.analysis.decode_cost import softmax_twin
-from tarnn.generation.checkpoint import open_model
 from tarnn.kernels.cpu import library
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
+from tarnn.tasks.checkpoint import open_model
 
 
 def facts_of(command, folder, *options):

@@ -11,7 +11,7 @@ from support.families import FAMILIES, REFUSED, model_of
 from tarnn.conversion import constant_cache, convert, pretrained
 from tarnn.conversion.options import attention_layers, child_of
 from tarnn.conversion.watching import watching
-from tarnn.ops.hybrid import hybrid_attention
+from tarnn.ops.hybrid.op import hybrid_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers has to say of random configs
 SMALL = {"window": 6, "sinks": 2, "feature_map": {"name": "oprf", "num_features": 16}}

@@ -10,7 +10,7 @@ from tarnn.conversion.layer import Heads
 from tarnn.conversion.options import layer_attention
 from tarnn.feature_maps.spread import spread_of
 from tarnn.ops import softmax_attention
-from tarnn.ops.hybrid import hybrid_attention
+from tarnn.ops.hybrid.op import hybrid_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers has to say of random configs
 NEAR = {"causal": True, "window": 5, "sinks": 1}

@@ -13,7 +13,7 @@ from tarnn import Elu, linear_attention, step
 from tarnn.errors import SlowPathWarning
 from tarnn.kernels import backends, cpu, eager, triton
 from tarnn.kernels.call import Call, Gradients, Outputs, Returned, returned_call, schema
-from tarnn.ops.registration import backward_op, linear_attention_op
+from tarnn.ops.linear.registration import backward_op, linear_attention_op
 
 DTYPES = [torch.float64, torch.float32, torch.float16]
 

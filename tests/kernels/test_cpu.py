@@ -16,7 +16,7 @@ from tarnn import Elu, LinearAttention
 from tarnn.kernels import cpu
 from tarnn.kernels.call import Returned
 from tarnn.ops import LinearState, linear_attention
-from tarnn.ops.call import make_call
+from tarnn.ops.linear.call import make_call
 
 pytestmark = pytest.mark.usefixtures("compiled")
 

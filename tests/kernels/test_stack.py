@@ -4,9 +4,9 @@ import pytest
 import torch
 from support.rounded_model import share_alike
 
+from tarnn.decoding.fused import FusedStep
 from tarnn.kernels.cpu.stack import PANEL, Block, packed_groups, panels, rounded, rounded_groups
 from tarnn.models import TarnnConfig, TarnnForCausalLM
-from tarnn.models.fused import FusedStep
 
 
 @pytest.mark.parametrize("group", [1, 4])

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, layer_norm, silu
 
+from tarnn.huggingface.backbone import TarnnBlock
 from tarnn.models import TarnnConfig, TarnnModel
-from tarnn.models.backbone import TarnnBlock
 
 
 class Half(nn.Module):

@@ -5,7 +5,8 @@ import torch
 
 from tarnn import feature_maps
 from tarnn.feature_maps import Elu
-from tarnn.ops import LinearState, call, linear_attention, softmax_attention, step
+from tarnn.ops import LinearState, linear_attention, softmax_attention, step
+from tarnn.ops.linear import call
 
 pytestmark = [pytest.mark.refusals, pytest.mark.one_path]
 

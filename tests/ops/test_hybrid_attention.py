@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 import tarnn
 from tarnn.kernels.cpu import library
-from tarnn.ops import hybrid_chunks, hybrid_compiled, linear_attention, reference, softmax_attention
+from tarnn.ops import linear_attention, reference, softmax_attention
 from tarnn.ops.features import features, log_features
-from tarnn.ops.hybrid import hybrid_attention, hybrid_step
-from tarnn.ops.hybrid_chunks import CHUNK, new_state
-from tarnn.ops.hybrid_slots import scores
-from tarnn.ops.hybrid_state import HybridState, Options, at
+from tarnn.ops.hybrid import chunks as hybrid_chunks
+from tarnn.ops.hybrid import compiled as hybrid_compiled
+from tarnn.ops.hybrid.chunks import CHUNK, new_state
+from tarnn.ops.hybrid.op import hybrid_attention, hybrid_step
+from tarnn.ops.hybrid.slots import scores
+from tarnn.ops.hybrid.state import HybridState, Options, at
 
 D, E = 4, 5
 laws = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

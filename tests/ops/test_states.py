@@ -7,7 +7,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tarnn.models import ModelState
-from tarnn.models.recurrent_images import ImageState
+from tarnn.models.images import ImageState
 from tarnn.ops import KVCache, LinearState, NoState
 
 pytestmark = pytest.mark.one_path

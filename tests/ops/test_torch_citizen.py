@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from tarnn import feature_maps
 from tarnn.kernels.cpu import library
 from tarnn.ops import LinearState, linear_attention, step
-from tarnn.ops.registration import _with_digest, backward_op, linear_attention_op
+from tarnn.ops.linear.registration import _with_digest, backward_op, linear_attention_op
 
 EXP = feature_maps.Exp()
 

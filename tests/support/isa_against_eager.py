@@ -9,9 +9,9 @@ from fuzz import errors, set_up
 from support.fuzz_calls import Call
 from support.kernel_calls import MODES, drawn
 from support.rounded_model import share_alike
+from tarnn.decoding.fused import FusedStep
 from tarnn.kernels.cpu import library
 from tarnn.models import TarnnConfig, TarnnForCausalLM
-from tarnn.models.fused import FusedStep
 
 LIMITS = {
     "float64": 1e-12,

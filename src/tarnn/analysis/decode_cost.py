@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from tarnn.models.backbone import TextModel
 from tarnn.models.configuration import TarnnConfig
-from tarnn.models.recurrent import TextModel
 from tarnn.models.state import ModelState
 
 ROUNDS, SECONDS_A_ROUND, WARM_UP, MOST_STEPS = 7, 0.25, 3, 128

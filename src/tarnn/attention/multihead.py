@@ -29,7 +29,7 @@ class MultiHeadAttention(nn.Module):
     """
 
     layer_type: ClassVar[str] = "tarnn_linear"
-    """The layer of a transformers cache that holds its state: see `tarnn.models.cache`."""
+    """The layer of a transformers cache that holds its state: see `tarnn.huggingface.cache`."""
     has_weights: ClassVar[bool] = False
     """Whether `forward` takes return_weights=True, which makes it return (y, state, weights (b, h, t, s))."""
     rotary: Rotary | None = None

@@ -13,13 +13,13 @@ from tarnn.cli.output import Output, same_stream, writes_to_file
 from tarnn.cli.progress import Report, progress
 from tarnn.cli.prompt import prompt_ids, read_prompt
 from tarnn.cli.step import StepOptions, prepare_step
+from tarnn.decoding import samplers
+from tarnn.decoding.loop import PIECE, TokenLoop
+from tarnn.decoding.state_file import check_writable, load_state, save_state
+from tarnn.decoding.streaming import KEEP, StopStrings, TextStream, decoder
+from tarnn.decoding.threads import threads_for_steps
 from tarnn.errors import UserError
-from tarnn.generation import samplers
-from tarnn.generation.checkpoint import open_tokenizer
-from tarnn.generation.loop import PIECE, TokenLoop
-from tarnn.generation.state_file import check_writable, load_state, save_state
-from tarnn.generation.streaming import KEEP, StopStrings, TextStream, decoder
-from tarnn.generation.threads import threads_for_steps
+from tarnn.tasks.checkpoint import open_tokenizer
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,15 @@ from tarnn.cli.output import Output
 from tarnn.cli.progress import silent
 from tarnn.cli.step import StepOptions, prepare_step
 from tarnn.data.corpus import Corpus, load
+from tarnn.decoding.fused import FusedStep, refusal
+from tarnn.decoding.loop import TokenLoop
+from tarnn.decoding.samplers import sampler
+from tarnn.decoding.streaming import TextStream, decoder
+from tarnn.decoding.threads import threads_for_steps
 from tarnn.errors import UserError
-from tarnn.generation.checkpoint import open_model
-from tarnn.generation.loop import TokenLoop
-from tarnn.generation.samplers import sampler
-from tarnn.generation.streaming import TextStream, decoder
-from tarnn.generation.threads import threads_for_steps
 from tarnn.models import TarnnForCausalLM
-from tarnn.models.fused import FusedStep, refusal
 from tarnn.tasks import TextSettings
+from tarnn.tasks.checkpoint import open_model
 from tarnn.tasks.text import DATA
 from tarnn.training.folder import LOG, SETTINGS, read_settings
 from tarnn.training.run import TrainResult, train

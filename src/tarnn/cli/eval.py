@@ -92,8 +92,8 @@ def open_ours(
 ) -> tuple[Any, Any, dict[str, Any]]:
     """A model that `tarnn train` made, and its task with the data."""
     from tarnn.analysis.image_likelihood import check_fit
-    from tarnn.generation.checkpoint import open_config, open_model
     from tarnn.tasks import TASKS, task_of
+    from tarnn.tasks.checkpoint import open_config, open_model
     from tarnn.training.evaluation import trained
 
     config = open_config(checkpoint, tuple(TASKS))

@@ -12,10 +12,10 @@ from typer import Argument, Option
 from tarnn.cli.converted import is_converted
 from tarnn.cli.progress import progress, silent
 from tarnn.cli.step import StepOptions
+from tarnn.decoding import samplers
 from tarnn.errors import UserError
-from tarnn.generation import samplers
-from tarnn.generation.checkpoint import GENERATED, open_config, open_model
 from tarnn.tasks import TASKS
+from tarnn.tasks.checkpoint import GENERATED, open_config, open_model
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Weights = Literal["float32", "bfloat16", "int8", "int4"]

@@ -18,14 +18,14 @@ from tarnn.cli.progress import Report, progress, silent
 from tarnn.cli.step import StepOptions, prepare_step
 from tarnn.data import Images, read_images
 from tarnn.data.image_grid import image_grid, write_png
+from tarnn.decoding.fused import FusedStep
+from tarnn.decoding.pixels import PixelLoop, pixel_sampler, upper_rows
+from tarnn.decoding.samplers import Sampler
+from tarnn.decoding.state_file import check_writable
+from tarnn.decoding.threads import threads_for_steps
 from tarnn.errors import UserError
-from tarnn.generation.checkpoint import open_model
-from tarnn.generation.pixels import PixelLoop, pixel_sampler, upper_rows
-from tarnn.generation.samplers import Sampler
-from tarnn.generation.state_file import check_writable
-from tarnn.generation.threads import threads_for_steps
-from tarnn.models.fused import FusedStep
-from tarnn.models.recurrent_images import ImageModel
+from tarnn.models.images import ImageModel
+from tarnn.tasks.checkpoint import open_model
 
 HIDDEN = 127  # the shade of what a completion does not see
 LEAST_SIDE = 64  # pixels of an image in the grid: smaller ones are enlarged

@@ -16,8 +16,8 @@ from tarnn.data.files import is_file, looks_like_path
 from tarnn.data.saved_tokenizer import check_ids
 from tarnn.data.tables import field_of, is_table, lines_of, read_rows
 from tarnn.errors import UserError
-from tarnn.generation.checkpoint import open_config, open_model, open_tokenizer
 from tarnn.tasks import TASKS, task_of
+from tarnn.tasks.checkpoint import open_config, open_model, open_tokenizer
 from tarnn.training.evaluation import trained
 
 PREDICTED = tuple(name for name, task in TASKS.items() if task.next == "predict")
@@ -79,7 +79,7 @@ def show(predict: Callable[[Iterator[str]], Any], texts: Iterator[str], as_json:
 
 
 def front_end(checkpoint: Path, config: Any) -> Any:
-    from tarnn.models.speech_features import open_front_end
+    from tarnn.huggingface.speech_features import open_front_end
 
     return open_front_end(checkpoint, config.input_size)
 

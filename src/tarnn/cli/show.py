@@ -74,8 +74,8 @@ def open_any(checkpoint: Path, attention: str) -> tuple[Any, Any]:
     from tarnn.analysis.attention_maps import FUNCTIONS
     from tarnn.conversion.opening import open_pretrained, read_config
     from tarnn.data.saved_tokenizer import open_saved_tokenizer
-    from tarnn.generation.checkpoint import open_model
     from tarnn.tasks import TASKS, task_of
+    from tarnn.tasks.checkpoint import open_model
 
     if attention not in FUNCTIONS:
         raise UserError(f"--attention is {' or '.join(FUNCTIONS)}; got {attention!r}.")

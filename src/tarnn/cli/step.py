@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tarnn.cli.progress import Report
+from tarnn.decoding.compiled import choose, compile_step
+from tarnn.decoding.fused import FusedStep, refusal
+from tarnn.decoding.recorded import RecordedStep, cannot_record
 from tarnn.errors import UserError
-from tarnn.generation.compiled import choose, compile_step
-from tarnn.generation.recorded import RecordedStep, cannot_record
-from tarnn.models.fused import FusedStep, refusal
-from tarnn.models.recurrent import TextModel
-from tarnn.models.recurrent_images import ImageModel
+from tarnn.models.backbone import TextModel
+from tarnn.models.images import ImageModel
 
 
 @dataclass(frozen=True)

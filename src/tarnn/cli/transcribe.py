@@ -98,8 +98,8 @@ def letters(tokenizer: Any, ids: list[int]) -> str:
 def open_speech(checkpoint: Path) -> tuple[Any, Any, Any]:
     """The model, its front end and its tokenizer; UserError where one is missing or can't be read."""
     from tarnn.data.saved_tokenizer import open_saved_tokenizer
-    from tarnn.generation.checkpoint import open_model
-    from tarnn.models.speech_features import open_front_end
+    from tarnn.huggingface.speech_features import open_front_end
+    from tarnn.tasks.checkpoint import open_model
 
     for name in ("config.json", "preprocessor_config.json", "vocab.json"):
         if not (checkpoint / name).is_file():

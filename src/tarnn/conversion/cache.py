@@ -9,7 +9,7 @@ from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from tarnn.conversion.options import attention_layers, child_of
-from tarnn.models.cache import StateLayer
+from tarnn.huggingface.cache import StateLayer
 
 
 class HybridCacheLayer(StateLayer):

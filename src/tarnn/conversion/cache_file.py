@@ -1,6 +1,6 @@
 """A constant cache in a file: a converted model reads a book once, and goes on from it many times.
 
-The file is safetensors, as our own models' state files are (`generation/state_file.py`). Tensors: `tokens` (layers,), how
+The file is safetensors, as our own models' state files are (`decoding/state_file.py`). Tensors: `tokens` (layers,), how
 many each layer has seen, padding included, and for layer i `layers.i.parts.j.…`, the fields of the states of its heads, or
 `layers.i.keys`, `.values` where a layer keeps the model's own sliding window. Metadata: what it is, its version, the
 fingerprint of the model with its options, and a checksum over all of these. In files of version 1 sums have one maximum M per
@@ -24,8 +24,8 @@ from tarnn.conversion.layer import HeadStates
 from tarnn.conversion.options import attention_layers, child_of
 from tarnn.data.tensor_file import add_tensors, checksum, fields_of, read_safetensors, write_atomically
 from tarnn.errors import UserError
-from tarnn.ops.hybrid_state import HybridState
-from tarnn.ops.softmax import KVCache
+from tarnn.ops.hybrid.state import HybridState
+from tarnn.ops.softmax.op import KVCache
 
 FORMAT, VERSION, FIRST_VERSION = "tarnn.cache", "2", "1"
 NOT_THE_FUNCTION = {

@@ -19,7 +19,7 @@ from transformers.utils.import_utils import is_tracing
 
 from tarnn.conversion.layer import Heads, LayerAttention
 from tarnn.conversion.options import DEFAULTS, HYBRID, KEY, LINEAR, child_of, layer_attention
-from tarnn.models.documents import find_documents
+from tarnn.huggingface.documents import find_documents
 
 REFUSED = {
     "position_bias": "adds a bias that depends on positions to the products",

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from tarnn.feature_maps import FeatureMap
-from tarnn.ops.hybrid import hybrid_attention
-from tarnn.ops.softmax import KVCache, softmax_attention
+from tarnn.ops.hybrid.op import hybrid_attention
+from tarnn.ops.softmax.op import KVCache, softmax_attention
 from tarnn.ops.state import State
 
 MODES = ("features", "window", "exact")

@@ -23,8 +23,8 @@ from transformers.utils import logging
 
 from tarnn.conversion.options import DEFAULTS, KEY, attach
 from tarnn.data.saved_tokenizer import open_saved_tokenizer
+from tarnn.decoding.weights import FLOATS, FOREIGN, Header, check_counts, read_headers, read_weights
 from tarnn.errors import UserError
-from tarnn.generation.weights import FLOATS, FOREIGN, Header, check_counts, read_headers, read_weights
 from tarnn.json_file import read_json
 from tarnn.models.unfilled import unfilled
 

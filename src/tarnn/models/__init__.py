@@ -1,17 +1,16 @@
-"""Models in the Hugging Face manner, registered with transformers' Auto classes when one of these names is first used.
-
-Files of this room that need no transformers (`recurrent`, `state`, …) can be imported by themselves, and start quickly.
+"""Models: configs, blocks, the models as RNNs. The names that users import from here are those of `tarnn.huggingface`, too:
+with the first of them, all are registered with transformers' Auto classes.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tarnn.models.registered import *  # noqa: F403
+    from tarnn.huggingface.registered import *  # noqa: F403
 
 
 def __getattr__(name: str):
-    registered = importlib.import_module("tarnn.models.registered")
+    registered = importlib.import_module("tarnn.huggingface.registered")
     if name == "__all__" or name in registered.__all__:
         value = globals()[name] = getattr(registered, name)
         return value

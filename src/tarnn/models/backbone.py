@@ -1,206 +1,251 @@
-"""The backbone in the Hugging Face manner: `forward`, with transformers' caches and options, and how weights start."""
+"""The models as RNNs: embedding, blocks, final norm and a head; `prefill` and `step`. All of it without transformers.
+
+What generates needs no more than this. `TarnnModel`, `TarnnForCausalLM` and `TarnnForImageGeneration` are the same in the
+Hugging Face manner: they add `forward`, caches, and initial weights.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
-from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers import initialization as init
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast, BaseModelOutputWithPastAndCrossAttentions
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from tarnn.attention import HeadDecay, SoftmaxAttention, TokenDecay
-from tarnn.attention.decay import retention
-from tarnn.feature_maps import FeatureMap, Hedgehog
-from tarnn.models.block import Block
-from tarnn.models.cache import StateLayer
+from tarnn.attention.rotary import Rotation
+from tarnn.models.block import Block, make_norm
 from tarnn.models.configuration import TarnnConfig
-from tarnn.models.documents import check_arguments, find_documents
-from tarnn.models.folders import check_folder
+from tarnn.models.frames import Frames
 from tarnn.models.inputs import check_inputs, check_length, check_positions, without_padding
-from tarnn.models.positions import positions_in
-from tarnn.models.recurrent import Backbone
+from tarnn.models.positions import SinusoidalPositions, positions_in
+from tarnn.models.state import ModelState
+from tarnn.ops import State
 
 
-class TarnnBlock(Block, GradientCheckpointingLayer):
-    """`Block` with a third way through it: `forward`, with a transformers cache or none."""
+class Recurrent(nn.Module):
+    """A module that is built from a config."""
 
-    def forward(
-        self, x: Tensor, context: Tensor | None = None, *, past_key_values=None, cu_seqlens: Tensor | None = None,
-        cross=None, **options,
-    ) -> Tensor:  # fmt: skip
-        """x (b, t, hidden) → the same. `context`: what cross-attention reads, where `cross` does not have it (beside x, so
-        that reentrant gradient checkpointing sees it). `past_key_values`: this layer's `StateLayer`, read and written (under
-        this name, so that gradient checkpointing leaves it out); `cu_seqlens`: of documents in all b·t tokens;
-        options as in `MultiHeadAttention`."""
-        if context is not None:
-            cross = {**cross, "context": context}
-        if past_key_values is not None:
-            return self._with_cache(x, past_key_values, cross, options)
-        rows = self._before(x, self.attention_norm)
-        if cu_seqlens is not None:
-            rows = rows.flatten(0, 1)[None]  # (1, b·t, hidden)
-        y = self.attention(rows, cu_seqlens=cu_seqlens, **options)
-        if "return_weights" in options:
-            y, *_ = y
-        return self._rest(x, y.view_as(x), cross)
+    config: Any
 
-    def _with_cache(self, x: Tensor, cache: StateLayer, cross, options) -> Tensor:
-        """Reads and writes this layer's part of a transformers cache."""
-        start, before = x, cache.take(x.shape[1])
+    def __init__(self, config: Any, **options: Any):
+        super().__init__()
+        self.config = config
+        self.build(config, **options)
+        self.tie()
 
-        def again(n: int):
-            first = lambda y: y[:, :, :n] if y.ndim == 4 else y[:, :n]  # noqa: E731  # a Rotation's time is axis 2
-            part, some = tree_map_only(Tensor, first, (start, options))
-            part = self._before(part, self.attention_norm)
-            return self.attention(part, state=before, return_state=True, **some)[1]
-
-        # the cache owns its state, so it is written in place; not where autograd may need the one before
-        x, state = self.prefill(x, before, cross, inplace=not torch.is_grad_enabled(), **options)
-        cache.write(state, x.shape[1], again)
-        return x
-
-
-class TarnnPreTrainedModel(PreTrainedModel):
-    """What transformers must know: the config's class, how weights start, what may not be split."""
-
-    config: TarnnConfig
-    config_class: Any = TarnnConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _no_split_modules = ["TarnnBlock"]  # noqa: RUF012
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
-    _supports_sdpa = True
-    _can_compile_fullgraph = True
-    _can_record_outputs = {  # noqa: RUF012
-        "hidden_states": TarnnBlock,
-        "attentions": OutputRecorder(SoftmaxAttention, index=2),
-    }
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
-        check_folder(pretrained_model_name_or_path)
-        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """Normal(0, initializer_range); what adds to the residual stream 1/√(2·layers) of that (GPT-2)."""
-        super()._init_weights(module)
-        if getattr(module, "adds_to_residual", False):
-            std = self.config.initializer_range / (2 * self.config.num_hidden_layers) ** 0.5
-            init.normal_(cast(nn.Linear, module).weight, std=std)
-        elif isinstance(module, HeadDecay):
-            init.copy_(module.log_decay, retention(len(module.log_decay)))
-        elif isinstance(module, TokenDecay):
-            init.copy_(module.bias, module.initial_bias(len(module.bias)))
-        elif isinstance(module, Hedgehog):
-            init.copy_(module.weight, torch.eye(*module.weight.shape[1:]).expand_as(module.weight))
-        elif isinstance(module, FeatureMap):  # draws, and what is calibrated
-            for name, value in module.initial_buffers().items():
-                init.copy_(getattr(module, name), value)
-
-
-class TarnnModel(Backbone, TarnnPreTrainedModel):
-    """`Backbone` in the Hugging Face manner."""
-
-    block: ClassVar[type[Block]] = TarnnBlock
-
-    def __init__(self, config: TarnnConfig):
-        TarnnPreTrainedModel.__init__(self, config)
-        self.build(config)
-        self.gradient_checkpointing = False
-        self.post_init()
-
-    @capture_outputs
-    def forward(
-        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None, inputs_embeds: Tensor | None = None, cu_seqlens: Tensor | None = None,
-        use_cache: bool | None = None, cross: Sequence[Mapping[str, Any]] | None = None, **kwargs: Any,
-    ) -> BaseModelOutputWithPast | BaseModelOutputWithPastAndCrossAttentions:  # fmt: skip
-        """input_ids (b, t), or inputs_embeds (b, t, width) → hidden states (b, t, hidden).
-
-        attention_mask: (b, t), or (b, past + t) with a cache; 0 = padding, on whichever side. cu_seqlens:
-        int32 (n + 1,), bounds of documents packed into the rows, which don't see each other; transformers' ways
-        to say so do as well (`find_documents`). use_cache: hand on a cache; by default as the config says,
-        but not in training nor for packed documents. cross: what each layer's cross-attention reads, as `Block` takes it,
-        in a decoder. output_attentions: the weights of each softmax layer.
-
-        Raises ValueError for an empty input, positions beyond max_position_embeddings, masks and caches that
-        don't fit, and output_attentions without softmax layers: linear attention never forms that matrix.
-        TypeError: unknown arguments.
-        """
-        check_arguments(kwargs, self.config.causal)
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        (b, t), device = check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, past)
-        cu_seqlens = find_documents(
-            (b, t), cu_seqlens=cu_seqlens, position_ids=position_ids, attention_mask=attention_mask,
-            past_key_values=past_key_values, use_cache=use_cache, arguments=kwargs,
-        )  # fmt: skip
-        if use_cache is None:
-            use_cache = (
-                self.config.use_cache and self.config.causal and not self.training and cu_seqlens is None
-            )
-        if not self.config.causal and (use_cache or past_key_values is not None):
-            raise ValueError(
-                "a model that sees both sides reads whole sequences and has no cache; leave out past_key_values and "
-                "use_cache."
-            )
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        caches = self._layer_caches(past_key_values)
-        position_ids = self._positions(position_ids, attention_mask, cu_seqlens, past, (b, t), device)
-        key_mask = None if attention_mask is None else attention_mask[:, -t:].bool()
-        x = self.embed(input_ids, position_ids, without_padding(inputs_embeds, key_mask))
-        if cu_seqlens is not None:  # attention sees the rows laid end to end
-            position_ids = position_ids.expand(b, t).reshape(1, b * t)
-        watched = kwargs.get("output_attentions", self.config.output_attentions)
-        if watched and not self.has_weights:
-            raise ValueError(
-                "linear attention never forms its attention matrices, and this model has no softmax layer: "
-                "output_attentions can't be had."
-            )
-        for block, cache, place in zip(self.layers, caches, self.places(position_ids, cross), strict=True):
-            options: dict[str, Any] = {"key_mask": key_mask, "cu_seqlens": cu_seqlens}
-            context = None
-            if watched and block.attention.has_weights:
-                options["return_weights"] = True
-            if cross is not None:
-                reads = dict(place["cross"])
-                context = reads.pop("context", None)
-                if watched and cast(Any, block.cross_attention).has_weights:
-                    reads["return_weights"] = True
-                place = {**place, "cross": reads}
-            x = block(x, context, past_key_values=cache, **place, **options)
-        made = BaseModelOutputWithPast if cross is None else BaseModelOutputWithPastAndCrossAttentions
-        return made(last_hidden_state=self.norm(x), past_key_values=past_key_values)
+    def build(self, config: Any) -> None:
+        """Makes the layers."""
+        raise NotImplementedError
 
     @property
-    def has_weights(self) -> bool:
-        """Whether some layer has attention weights to hand out."""
-        kinds = (x for block in self.layers for x in (block.attention, block.cross_attention))
-        return any(x is not None and x.has_weights for x in kinds)
+    def tied(self) -> dict[str, str]:
+        """Weights that are others of the model as well, by name."""
+        return {}
 
-    def _positions(self, position_ids, attention_mask, cu_seqlens, past: int, shape, device) -> Tensor:
-        """As given, or counted; (b, t) or (1, t), and within max_position_embeddings."""
-        b, t = shape
-        if position_ids is None and attention_mask is None and cu_seqlens is None:
-            check_length(self.config, t, past)  # nothing to look up
-            return torch.arange(past, past + t, device=device)[None]
-        if position_ids is None:
-            width = t if cu_seqlens is None else b * t
-            position_ids = positions_in(attention_mask, cu_seqlens, past, width, device).view(-1, t)
-        check_positions(self.config, position_ids, past)
-        return position_ids
+    def tie(self) -> None:
+        """Makes them one."""
 
-    def _layer_caches(self, cache: Cache | None) -> list[StateLayer | None]:
-        if cache is None:
-            return [None] * len(self.layers)
-        if len(cache.layers) != len(self.layers) or not all(isinstance(x, StateLayer) for x in cache.layers):
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(x.dtype for x in self.parameters() if x.is_floating_point())
+
+
+class Backbone(Recurrent):
+    """Token and position embeddings, `num_hidden_layers` blocks, a final norm (none after post-norm blocks).
+
+    config.causal: each place sees those before it, as language models do; else all places see all others (an encoder,
+    which has no cache and no state).
+
+    Sinusoidal positions have amplitude 1, so embeddings are scaled by √hidden beside them (Vaswani et al.
+    2017, section 3.4).
+    """
+
+    block: ClassVar[type[Block]] = Block
+    cross: ClassVar[bool] = False  # whether blocks also attend to another sequence of the same width
+
+    def build(self, config: TarnnConfig) -> None:
+        sinusoidal = config.position.startswith("sinusoidal")
+        width = config.hidden_size // 2 if config.position == "sinusoidal_half" else config.hidden_size
+        self.embed_tokens: Any = (
+            nn.Embedding(config.vocab_size, width)
+            if config.input_size is None
+            else Frames(config.input_size, width, config.subsampling)
+        )
+        self.embed_positions: nn.Module | None = None
+        if sinusoidal:
+            self.embed_positions = SinusoidalPositions(width)
+        elif config.position == "learned":
+            self.embed_positions = nn.Embedding(cast(int, config.max_position_embeddings), width)
+        self.embed_scale = config.hidden_size**0.5 if sinusoidal else 1.0
+        self.dropout = nn.Dropout(config.dropout)
+        sides: dict[str, Any] = {
+            "causal": config.causal,
+            "context_size": config.hidden_size if self.cross else None,
+        }
+        blocks = [self.block(config, i, **sides) for i in range(config.num_hidden_layers)]
+        self.layers = cast(list[Block], nn.ModuleList(blocks))
+        self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
+
+    def prefill(
+        self, input_ids: Tensor | None, state: ModelState, attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None, *, inplace: bool = False,
+    ) -> tuple[Tensor, ModelState]:  # fmt: skip
+        """input_ids (b, t) on top of a state → (hidden states (b, t, hidden), the state after them).
+
+        inputs_embeds (b, t, width): embeddings, where they are not just those of the ids, in their place. The given
+        state stays as it was; `inplace` lets its memory be used for the new one.
+        """
+        ids = input_ids if inputs_embeds is None else None
+        (_, t), device = check_inputs(ids, inputs_embeds, attention_mask)
+        positions = state.position[:, None] + positions_in(attention_mask, None, 0, t, device)
+        if self.config.max_position_embeddings is not None:
+            check_positions(self.config, positions, past=int(state.position.max()))
+        key_mask = None if attention_mask is None else attention_mask.bool()
+        x, layers = self.embed(input_ids, positions, without_padding(inputs_embeds, key_mask)), []
+        for block, layer, place in zip(self.layers, state.layers, self.places(positions), strict=True):
+            x, layer = block.prefill(x, layer, key_mask=key_mask, inplace=inplace, **place)
+            layers.append(layer)
+        seen = t if key_mask is None else key_mask.sum(-1)
+        return self.norm(x), ModelState(tuple(layers), state.position + seen)
+
+    def step(
+        self, token_ids: Tensor, state: ModelState, inputs_embeds: Tensor | None = None, *, inplace: bool = False,
+        cross: Sequence[Mapping[str, Any]] | None = None,
+    ) -> tuple[Tensor, ModelState]:  # fmt: skip
+        """One token per row, (b,) → ((b, hidden), the state after it). inputs_embeds (b, 1, width): as in `prefill`.
+
+        cross: what each layer's cross-attention reads, as `Block` takes it.
+
+        `inplace` writes into the given state's tensors, position included, and allocates nothing.
+        """
+        # on another device this would wait for each token, and couldn't be recorded: there the token loop counts
+        if (
+            self.config.max_position_embeddings
+            and state.position.is_cpu
+            and not torch.compiler.is_compiling()
+        ):
+            check_length(self.config, 1, int(state.position.max()))
+        positions = state.position[:, None]
+        x, layers = self.embed(token_ids[:, None], positions, inputs_embeds), []
+        for block, layer, place in zip(self.layers, state.layers, self.places(positions, cross), strict=True):
+            x, layer = block.step(x, layer, inplace=inplace, **place)
+            layers.append(layer)
+        position = state.position.add_(1) if inplace else state.position + 1
+        return self.norm(x)[:, 0], ModelState(tuple(layers), position)
+
+    def new_states(
+        self, batch_size: int, capacity: int | None = None, cache_dtype: torch.dtype | None = None
+    ) -> tuple[State, ...]:
+        """Each layer's state before the first token. `capacity`: how many tokens softmax layers make room for.
+
+        cache_dtype: bfloat16 halves the memory of softmax layers' keys and values, and the time in which a token reads them,
+        for a model in float32; by default, and else, the weights' type. Raises ValueError for another.
+        """
+        narrower = cache_dtype == torch.bfloat16 and self.dtype == torch.float32
+        if cache_dtype not in (None, self.dtype) and not narrower:
             raise ValueError(
-                "this cache was not made for this model; make one with DynamicCache(config=model.config) or "
-                "StaticCache(config=model.config, max_cache_len=…)."
+                f"keys and values are kept in {self.dtype}, as the weights, or, of a model in float32, in bfloat16; "
+                f"got cache_dtype={cache_dtype}."
             )
-        return cast(list[StateLayer | None], cache.layers)
+        new = (x.attention.new_state for x in self.layers)
+        return tuple(make(batch_size, capacity=capacity, dtype=cache_dtype or self.dtype) for make in new)
+
+    def new_state(
+        self, batch_size: int, capacity: int | None = None, cache_dtype: torch.dtype | None = None
+    ) -> ModelState:
+        """The state before the first token; see `new_states`."""
+        layers = self.new_states(batch_size, capacity, cache_dtype)
+        return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64, device=self.device))
+
+    def embed(
+        self, input_ids: Tensor | None, positions: Tensor, inputs_embeds: Tensor | None = None
+    ) -> Tensor:
+        """What enters the first block, (b, t, hidden)."""
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if self.embed_positions is not None:
+            place = self.embed_positions(positions).to(x.dtype)
+            x = x if self.embed_scale == 1 else x * self.embed_scale
+            half = self.config.position == "sinusoidal_half"
+            x = torch.cat([x, place.expand(*x.shape[:2], -1)], dim=-1) if half else x + place
+        return self.dropout(x)
+
+    def places(
+        self, positions: Tensor, cross: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[dict[str, Any]]:
+        """Where the tokens are, as each layer's attention takes it; layers of one width share a rotation. With what
+        each layer's cross-attention reads, where there is any."""
+        made: dict[int, Rotation] = {}
+        places: list[dict[str, Any]] = []
+        for i, block in enumerate(self.layers):
+            place: dict[str, Any] = (
+                {"positions": positions} if cross is None else {"positions": positions, "cross": cross[i]}
+            )
+            if (rotary := block.attention.rotary) is not None:
+                if rotary.dim not in made:
+                    made[rotary.dim] = rotary.rotation(positions, self.dtype)
+                place["rotation"] = made[rotary.dim]
+            places.append(place)
+        return places
+
+
+class TextModel(Recurrent):
+    """`Backbone` and a linear layer to the vocabulary. How to run it: see `TarnnForCausalLM`."""
+
+    backbone: ClassVar[type[Backbone]] = Backbone
+    end_ids: frozenset[int] = frozenset()  # the tokens that end a text, as `open_model` has read them
+
+    def build(self, config: TarnnConfig) -> None:
+        if not config.causal or config.input_size is not None:
+            raise ValueError(
+                "a language model reads tokens and sees those before the one that it guesses: its config has causal=True "
+                f"and no input_size; got causal={config.causal} and input_size={config.input_size}."
+            )
+        self.model = self.backbone(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    @property
+    def tied(self) -> dict[str, str]:
+        return {"lm_head.weight": "model.embed_tokens.weight"} if self.config.tie_word_embeddings else {}
+
+    def tie(self) -> None:
+        if self.tied:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def new_state(
+        self, batch_size: int, capacity: int | None = None, cache_dtype: torch.dtype | None = None
+    ) -> ModelState:
+        """`Backbone.new_state`."""
+        return self.model.new_state(batch_size, capacity, cache_dtype)
+
+    @torch.no_grad()
+    def prefill(
+        self, input_ids: Tensor, state: ModelState, attention_mask: Tensor | None = None, *, inplace: bool = False
+    ) -> tuple[Tensor, ModelState]:  # fmt: skip
+        """Reads input_ids (b, t) on top of a state: (logits after each row's last token, new state).
+
+        Logits are (b, vocab) float32. A long prompt may come in pieces. attention_mask (b, t) is for these
+        tokens, 0 = padding, on whichever side. The given state stays as it was, unless `inplace` lets its memory
+        be used for the new one: softmax layers then write behind the keys that they have, without a copy.
+        """
+        x, state = self.model.prefill(input_ids, state, attention_mask, inplace=inplace)
+        if attention_mask is None:
+            last = x[:, -1]
+        else:  # the last place whose mask is 1
+            place = (attention_mask.long() * torch.arange(1, x.shape[1] + 1, device=x.device)).argmax(-1)
+            last = x[torch.arange(x.shape[0], device=x.device), place]
+        return self.lm_head(last).float(), state
+
+    @torch.no_grad()
+    def step(
+        self, token_ids: Tensor, state: ModelState, *, inplace: bool = False
+    ) -> tuple[Tensor, ModelState]:
+        """One token per row (b,): (logits (b, vocab) float32, the state after it).
+
+        The given state stays as it was, unless `inplace` lets its tensors be written: then nothing is copied, and
+        of the given state no more use can be made. Shapes never change, so `torch.compile(model.step,
+        fullgraph=True)` compiles once (for models without softmax layers, whose caches fill up).
+        """
+        x, state = self.model.step(token_ids, state, inplace=inplace)
+        return self.lm_head(x).float(), state

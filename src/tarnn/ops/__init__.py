@@ -3,14 +3,14 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from tarnn.ops.linear_attention import linear_attention
-from tarnn.ops.softmax import KVCache, softmax_attention, softmax_step
+from tarnn.ops.linear.op import linear_attention
+from tarnn.ops.linear.step import step
+from tarnn.ops.softmax.op import KVCache, softmax_attention, softmax_step
 from tarnn.ops.state import LinearState, NoState, State
-from tarnn.ops.step import step
 
 if TYPE_CHECKING:
-    from tarnn.ops.hybrid import hybrid_attention, hybrid_step
-    from tarnn.ops.hybrid_state import HybridState
+    from tarnn.ops.hybrid.op import hybrid_attention, hybrid_step
+    from tarnn.ops.hybrid.state import HybridState
     from tarnn.ops.partition import ClassSums, random_feature_softmax, sum_classes
 
 __all__ = [
@@ -20,7 +20,7 @@ __all__ = [
 
 # loaded when first used
 _HOME = {
-    "ClassSums": "partition", "HybridState": "hybrid_state", "hybrid_attention": "hybrid", "hybrid_step": "hybrid",
+    "ClassSums": "partition", "HybridState": "hybrid.state", "hybrid_attention": "hybrid.op", "hybrid_step": "hybrid.op",
     "random_feature_softmax": "partition", "sum_classes": "partition",
 }  # fmt: skip
 

@@ -74,7 +74,7 @@ class CtcTask(SequenceTask):
         return row.first
 
     def examples_of(self, rows: list[Pair], trained: Trained, report: Report) -> PaddedRows:
-        from tarnn.models.speech_features import open_front_end
+        from tarnn.huggingface.speech_features import open_front_end
 
         self.settings = replace(self.settings, subsampling=trained.config.subsampling)
         self.front = open_front_end(trained.folder, trained.config.input_size)

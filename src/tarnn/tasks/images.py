@@ -127,7 +127,7 @@ class ImageTask(Task):
     @classmethod
     def recurrent(cls) -> tuple[Any, Any]:
         from tarnn.models.image_configuration import TarnnImageConfig
-        from tarnn.models.recurrent_images import ImageModel
+        from tarnn.models.images import ImageModel
 
         return TarnnImageConfig, ImageModel
 

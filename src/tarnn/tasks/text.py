@@ -128,8 +128,8 @@ class TextTask(Task):
 
     @classmethod
     def recurrent(cls) -> tuple[Any, Any]:
+        from tarnn.models.backbone import TextModel
         from tarnn.models.configuration import TarnnConfig
-        from tarnn.models.recurrent import TextModel
 
         return TarnnConfig, TextModel
 

@@ -6,7 +6,7 @@ from kernels.test_backends import VARIANTS, a_call, all_results, looks
 
 from tarnn import Elu, linear_attention
 from tarnn.kernels import eager, triton
-from tarnn.ops.registration import linear_attention_op
+from tarnn.ops.linear.registration import linear_attention_op
 
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 

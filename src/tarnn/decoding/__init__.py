@@ -1,0 +1,1 @@
+"""What runs a model: the token loop, samplers, streaming, the fused step, state files."""

@@ -1,0 +1,206 @@
+"""The backbone in the Hugging Face manner: `forward`, with transformers' caches and options, and how weights start."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, BaseModelOutputWithPastAndCrossAttentions
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from tarnn.attention import HeadDecay, SoftmaxAttention, TokenDecay
+from tarnn.attention.decay import retention
+from tarnn.feature_maps import FeatureMap, Hedgehog
+from tarnn.huggingface.cache import StateLayer
+from tarnn.huggingface.documents import check_arguments, find_documents
+from tarnn.models.backbone import Backbone
+from tarnn.models.block import Block
+from tarnn.models.configuration import TarnnConfig
+from tarnn.models.folders import check_folder
+from tarnn.models.inputs import check_inputs, check_length, check_positions, without_padding
+from tarnn.models.positions import positions_in
+
+
+class TarnnBlock(Block, GradientCheckpointingLayer):
+    """`Block` with a third way through it: `forward`, with a transformers cache or none."""
+
+    def forward(
+        self, x: Tensor, context: Tensor | None = None, *, past_key_values=None, cu_seqlens: Tensor | None = None,
+        cross=None, **options,
+    ) -> Tensor:  # fmt: skip
+        """x (b, t, hidden) → the same. `context`: what cross-attention reads, where `cross` does not have it (beside x, so
+        that reentrant gradient checkpointing sees it). `past_key_values`: this layer's `StateLayer`, read and written (under
+        this name, so that gradient checkpointing leaves it out); `cu_seqlens`: of documents in all b·t tokens;
+        options as in `MultiHeadAttention`."""
+        if context is not None:
+            cross = {**cross, "context": context}
+        if past_key_values is not None:
+            return self._with_cache(x, past_key_values, cross, options)
+        rows = self._before(x, self.attention_norm)
+        if cu_seqlens is not None:
+            rows = rows.flatten(0, 1)[None]  # (1, b·t, hidden)
+        y = self.attention(rows, cu_seqlens=cu_seqlens, **options)
+        if "return_weights" in options:
+            y, *_ = y
+        return self._rest(x, y.view_as(x), cross)
+
+    def _with_cache(self, x: Tensor, cache: StateLayer, cross, options) -> Tensor:
+        """Reads and writes this layer's part of a transformers cache."""
+        start, before = x, cache.take(x.shape[1])
+
+        def again(n: int):
+            first = lambda y: y[:, :, :n] if y.ndim == 4 else y[:, :n]  # noqa: E731  # a Rotation's time is axis 2
+            part, some = tree_map_only(Tensor, first, (start, options))
+            part = self._before(part, self.attention_norm)
+            return self.attention(part, state=before, return_state=True, **some)[1]
+
+        # the cache owns its state, so it is written in place; not where autograd may need the one before
+        x, state = self.prefill(x, before, cross, inplace=not torch.is_grad_enabled(), **options)
+        cache.write(state, x.shape[1], again)
+        return x
+
+
+class TarnnPreTrainedModel(PreTrainedModel):
+    """What transformers must know: the config's class, how weights start, what may not be split."""
+
+    config: TarnnConfig
+    config_class: Any = TarnnConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["TarnnBlock"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_sdpa = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {  # noqa: RUF012
+        "hidden_states": TarnnBlock,
+        "attentions": OutputRecorder(SoftmaxAttention, index=2),
+    }
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
+        check_folder(pretrained_model_name_or_path)
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Normal(0, initializer_range); what adds to the residual stream 1/√(2·layers) of that (GPT-2)."""
+        super()._init_weights(module)
+        if getattr(module, "adds_to_residual", False):
+            std = self.config.initializer_range / (2 * self.config.num_hidden_layers) ** 0.5
+            init.normal_(cast(nn.Linear, module).weight, std=std)
+        elif isinstance(module, HeadDecay):
+            init.copy_(module.log_decay, retention(len(module.log_decay)))
+        elif isinstance(module, TokenDecay):
+            init.copy_(module.bias, module.initial_bias(len(module.bias)))
+        elif isinstance(module, Hedgehog):
+            init.copy_(module.weight, torch.eye(*module.weight.shape[1:]).expand_as(module.weight))
+        elif isinstance(module, FeatureMap):  # draws, and what is calibrated
+            for name, value in module.initial_buffers().items():
+                init.copy_(getattr(module, name), value)
+
+
+class TarnnModel(Backbone, TarnnPreTrainedModel):
+    """`Backbone` in the Hugging Face manner."""
+
+    block: ClassVar[type[Block]] = TarnnBlock
+
+    def __init__(self, config: TarnnConfig):
+        TarnnPreTrainedModel.__init__(self, config)
+        self.build(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @capture_outputs
+    def forward(
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None, inputs_embeds: Tensor | None = None, cu_seqlens: Tensor | None = None,
+        use_cache: bool | None = None, cross: Sequence[Mapping[str, Any]] | None = None, **kwargs: Any,
+    ) -> BaseModelOutputWithPast | BaseModelOutputWithPastAndCrossAttentions:  # fmt: skip
+        """input_ids (b, t), or inputs_embeds (b, t, width) → hidden states (b, t, hidden).
+
+        attention_mask: (b, t), or (b, past + t) with a cache; 0 = padding, on whichever side. cu_seqlens:
+        int32 (n + 1,), bounds of documents packed into the rows, which don't see each other; transformers' ways
+        to say so do as well (`find_documents`). use_cache: hand on a cache; by default as the config says,
+        but not in training nor for packed documents. cross: what each layer's cross-attention reads, as `Block` takes it,
+        in a decoder. output_attentions: the weights of each softmax layer.
+
+        Raises ValueError for an empty input, positions beyond max_position_embeddings, masks and caches that
+        don't fit, and output_attentions without softmax layers: linear attention never forms that matrix.
+        TypeError: unknown arguments.
+        """
+        check_arguments(kwargs, self.config.causal)
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        (b, t), device = check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, past)
+        cu_seqlens = find_documents(
+            (b, t), cu_seqlens=cu_seqlens, position_ids=position_ids, attention_mask=attention_mask,
+            past_key_values=past_key_values, use_cache=use_cache, arguments=kwargs,
+        )  # fmt: skip
+        if use_cache is None:
+            use_cache = (
+                self.config.use_cache and self.config.causal and not self.training and cu_seqlens is None
+            )
+        if not self.config.causal and (use_cache or past_key_values is not None):
+            raise ValueError(
+                "a model that sees both sides reads whole sequences and has no cache; leave out past_key_values and "
+                "use_cache."
+            )
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        caches = self._layer_caches(past_key_values)
+        position_ids = self._positions(position_ids, attention_mask, cu_seqlens, past, (b, t), device)
+        key_mask = None if attention_mask is None else attention_mask[:, -t:].bool()
+        x = self.embed(input_ids, position_ids, without_padding(inputs_embeds, key_mask))
+        if cu_seqlens is not None:  # attention sees the rows laid end to end
+            position_ids = position_ids.expand(b, t).reshape(1, b * t)
+        watched = kwargs.get("output_attentions", self.config.output_attentions)
+        if watched and not self.has_weights:
+            raise ValueError(
+                "linear attention never forms its attention matrices, and this model has no softmax layer: "
+                "output_attentions can't be had."
+            )
+        for block, cache, place in zip(self.layers, caches, self.places(position_ids, cross), strict=True):
+            options: dict[str, Any] = {"key_mask": key_mask, "cu_seqlens": cu_seqlens}
+            context = None
+            if watched and block.attention.has_weights:
+                options["return_weights"] = True
+            if cross is not None:
+                reads = dict(place["cross"])
+                context = reads.pop("context", None)
+                if watched and cast(Any, block.cross_attention).has_weights:
+                    reads["return_weights"] = True
+                place = {**place, "cross": reads}
+            x = block(x, context, past_key_values=cache, **place, **options)
+        made = BaseModelOutputWithPast if cross is None else BaseModelOutputWithPastAndCrossAttentions
+        return made(last_hidden_state=self.norm(x), past_key_values=past_key_values)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether some layer has attention weights to hand out."""
+        kinds = (x for block in self.layers for x in (block.attention, block.cross_attention))
+        return any(x is not None and x.has_weights for x in kinds)
+
+    def _positions(self, position_ids, attention_mask, cu_seqlens, past: int, shape, device) -> Tensor:
+        """As given, or counted; (b, t) or (1, t), and within max_position_embeddings."""
+        b, t = shape
+        if position_ids is None and attention_mask is None and cu_seqlens is None:
+            check_length(self.config, t, past)  # nothing to look up
+            return torch.arange(past, past + t, device=device)[None]
+        if position_ids is None:
+            width = t if cu_seqlens is None else b * t
+            position_ids = positions_in(attention_mask, cu_seqlens, past, width, device).view(-1, t)
+        check_positions(self.config, position_ids, past)
+        return position_ids
+
+    def _layer_caches(self, cache: Cache | None) -> list[StateLayer | None]:
+        if cache is None:
+            return [None] * len(self.layers)
+        if len(cache.layers) != len(self.layers) or not all(isinstance(x, StateLayer) for x in cache.layers):
+            raise ValueError(
+                "this cache was not made for this model; make one with DynamicCache(config=model.config) or "
+                "StaticCache(config=model.config, max_cache_len=…)."
+            )
+        return cast(list[StateLayer | None], cache.layers)

@@ -1,0 +1,83 @@
+"""The language model: logits for the next token, in parallel for training and as an RNN for generation."""
+
+from functools import wraps
+from typing import Any, ClassVar, cast
+
+from torch import Tensor
+from transformers import Cache, GenerationMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils.generic import can_return_tuple
+
+from tarnn.huggingface.backbone import TarnnModel, TarnnPreTrainedModel
+from tarnn.huggingface.documents import check_arguments, find_documents, without_seams
+from tarnn.huggingface.fused_forward import for_one_text, taken
+from tarnn.models.backbone import Backbone, TextModel
+from tarnn.models.configuration import TarnnConfig
+
+
+class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
+    """`TarnnModel` and a linear layer to the vocabulary.
+
+    Two ways to run it. `forward`, the Hugging Face way, with a transformers cache: for the Trainer,
+    `generate` and pipelines. And `new_state`, `prefill`, `step`, with the state as a plain value: for a token
+    loop without overhead. Both give the same logits.
+
+        state = model.new_state(batch_size=1)
+        logits, state = model.prefill(prompt_ids, state)
+        while True:
+            logits, state = model.step(logits.argmax(-1), state)
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    backbone: ClassVar[type[Backbone]] = TarnnModel
+
+    def __init__(self, config: TarnnConfig):
+        TarnnPreTrainedModel.__init__(self, config)
+        self.build(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None, inputs_embeds: Tensor | None = None, labels: Tensor | None = None,
+        cu_seqlens: Tensor | None = None, use_cache: bool | None = None, logits_to_keep: int | Tensor = 0, **kwargs: Any,
+    ) -> CausalLMOutputWithPast:  # fmt: skip
+        """Arguments of `TarnnModel.forward`, and:
+
+        labels: (b, t), compared with the logits one place earlier, −100 left out, and where documents are packed,
+            each one's first. The loss is in nats: the mean per token, or with num_items_in_batch the sum divided by
+            that. With shift_labels (b, t) labels stand where they are predicted, and are taken instead.
+        logits_to_keep: logits of the last n places only (0: all), or of the places in an index tensor.
+        """
+        if (fused := taken(self)) is not None and not isinstance(logits_to_keep, Tensor):
+            check_arguments(kwargs, causal=True)
+            asked = {"inputs_embeds": inputs_embeds, "labels": labels, "cu_seqlens": cu_seqlens, **kwargs}
+            logits = fused(input_ids, attention_mask, position_ids, past_key_values, asked)
+            if logits is not None:
+                return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
+        if labels is not None and cu_seqlens is None:  # to know where labels end, too
+            cu_seqlens = find_documents(
+                (labels.shape[0], labels.shape[1]), cu_seqlens=None, position_ids=position_ids, attention_mask=attention_mask,
+                past_key_values=past_key_values, use_cache=use_cache, arguments=kwargs,
+            )  # fmt: skip
+        out = self.model(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds, cu_seqlens=cu_seqlens, use_cache=use_cache, **kwargs,
+        )  # fmt: skip
+        logits = self.lm_head(slice_logits_to_keep(out.last_hidden_state, logits_to_keep))
+        loss = None
+        if labels is not None:
+            if cu_seqlens is not None:
+                labels, kwargs = without_seams(labels, cu_seqlens, kwargs)
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states,
+            attentions=out.attentions,
+        )  # fmt: skip
+
+    @wraps(GenerationMixin.generate)  # its arguments and docstring
+    def generate(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        with for_one_text(self):
+            return GenerationMixin.generate(cast(Any, self), *args, **kwargs)

@@ -1,0 +1,239 @@
+"""What stands on the backbone where no text is generated: filled gaps, classes of sequences and of tokens, transcripts."""
+
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import (
+    CausalLMOutput,
+    MaskedLMOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.utils import ModelOutput
+from transformers.utils.generic import can_return_tuple
+
+from tarnn.huggingface.backbone import TarnnModel, TarnnPreTrainedModel
+from tarnn.huggingface.documents import find_documents
+from tarnn.models.configuration import TarnnConfig
+from tarnn.models.frames import Frames
+from tarnn.models.inputs import can_look
+
+NEVER = -1e4  # a logit, also in float16
+
+
+class TarnnHead(TarnnPreTrainedModel):
+    """`TarnnModel` and what a subclass makes of its hidden states: `classify`, and the loss against labels, `loss`.
+
+    Each token sees both sides where config.causal is False, else the tokens before it.
+    """
+
+    output: ClassVar[type[ModelOutput]]
+
+    def __init__(self, config: TarnnConfig):
+        super().__init__(config)
+        self.main_input_name = "input_ids" if config.input_size is None else "input_features"
+        self.model = TarnnModel(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.build_head(config)
+        self.post_init()
+
+    @property
+    def tied(self) -> dict[str, str]:
+        """Weights that are others of the model as well, by name; as `Recurrent` has it."""
+        return (self._tied_weights_keys or {}) if self.config.tie_word_embeddings else {}
+
+    def tie(self) -> None:
+        """Makes them one."""
+        self.tie_weights()
+
+    def build_head(self, config: TarnnConfig) -> None:
+        """Makes the layers after the backbone."""
+        raise NotImplementedError
+
+    def classify(self, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+        """Logits, of hidden states x (b, t, hidden); mask (b, t) and documents as in `TarnnModel.forward`."""
+        raise NotImplementedError
+
+    def loss(self, logits: Tensor, labels: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
+        """In nats, the mean; options: those of transformers' loss functions."""
+        raise NotImplementedError
+
+    @can_return_tuple
+    def forward(
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None, labels: Tensor | None = None, cu_seqlens: Tensor | None = None,
+        input_features: Tensor | None = None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """Arguments of `TarnnModel.forward`, and:
+
+        labels: what the class's `loss` says. input_features (b, t, config.input_size): frames, in place of tokens; their
+            attention_mask is (b, t), 0 where padding ends a row.
+        """
+        if input_features is not None:
+            inputs_embeds, attention_mask = self.frames.read(input_features, attention_mask)
+        shape = inputs_embeds if input_ids is None else input_ids
+        if shape is not None:  # else the backbone says what is missing
+            cu_seqlens = find_documents(
+                (shape.shape[0], shape.shape[1]), cu_seqlens=cu_seqlens, position_ids=position_ids,
+                attention_mask=attention_mask, past_key_values=None, use_cache=None, arguments=kwargs,
+            )  # fmt: skip
+        out = self.model(
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, inputs_embeds=inputs_embeds,
+            cu_seqlens=cu_seqlens, use_cache=False, **kwargs,
+        )  # fmt: skip
+        logits = self.classify(self.dropout(out.last_hidden_state), attention_mask, cu_seqlens)
+        return self.output(
+            loss=None if labels is None else self.loss(logits, labels, attention_mask, **kwargs), logits=logits,
+            hidden_states=out.hidden_states, attentions=out.attentions,
+        )  # fmt: skip
+
+    @property
+    def frames(self) -> Frames:
+        """What reads input_features; ValueError for a model of tokens."""
+        if not isinstance(self.model.embed_tokens, Frames):
+            raise ValueError(
+                "this model reads tokens, input_ids; for input_features its config says how wide they are, input_size."
+            )
+        return self.model.embed_tokens
+
+
+class TarnnForMaskedLM(TarnnHead):
+    """Logits for the token in each place, seen from both sides: what masked tokens were (Devlin et al. 2019).
+
+    labels: (b, t), the tokens; −100 where nothing was masked.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    output = MaskedLMOutput
+
+    def build_head(self, config: TarnnConfig) -> None:
+        if config.causal or config.input_size is not None:
+            raise ValueError(
+                "a masked language model guesses tokens from both sides: its config has causal=False and no input_size; "
+                f"got causal={config.causal} and input_size={config.input_size}."
+            )
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def classify(self, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+        return self.lm_head(x)
+
+    def loss(self, logits: Tensor, labels: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
+        return self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **options)
+
+
+class TarnnForSequenceClassification(TarnnHead):
+    """Logits (b, num_labels) for whole sequences: of the mean over tokens, or, causal, of the last token.
+
+    labels: (b,) classes, (b, num_labels) zeros and ones where a sequence may have several, or numbers where num_labels
+    is 1. Of packed documents there is one row of logits and one label each.
+    """
+
+    output = SequenceClassifierOutput
+
+    def build_head(self, config: TarnnConfig) -> None:
+        self.classifier = nn.Linear(config.hidden_size, cast(int, config.num_labels))
+
+    def classify(self, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+        if cu_seqlens is not None:
+            return self.classifier(self._of_documents(x.flatten(0, 1), cu_seqlens.long()))
+        if self.config.causal:
+            places = torch.arange(1, x.shape[1] + 1, device=x.device)
+            last = places[None] if mask is None else mask.long() * places  # the last place whose mask is 1
+            last = last.argmax(-1).expand(len(x))
+            return self.classifier(x[torch.arange(len(x), device=x.device), last])
+        if mask is None:
+            return self.classifier(x.mean(1))
+        kept = mask[..., None].to(x.dtype)
+        return self.classifier((x * kept).sum(1) / kept.sum(1).clamp_min(1))
+
+    def _of_documents(self, x: Tensor, bounds: Tensor) -> Tensor:
+        """Of the tokens (n, hidden) of all documents: what stands for each."""
+        if self.config.causal:
+            return x[bounds[1:] - 1]
+        lengths = bounds.diff()
+        index = torch.repeat_interleave(torch.arange(len(lengths), device=x.device), lengths)
+        sums = x.new_zeros(len(lengths), x.shape[-1]).index_add(0, index, x)
+        return sums / lengths.clamp_min(1)[:, None].to(x.dtype)
+
+    def loss(self, logits: Tensor, labels: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
+        return self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **options)
+
+
+class TarnnForTokenClassification(TarnnHead):
+    """Logits (b, t, num_labels) for each token. labels: (b, t) classes, −100 where a token has none."""
+
+    output = TokenClassifierOutput
+
+    def build_head(self, config: TarnnConfig) -> None:
+        self.classifier = nn.Linear(config.hidden_size, cast(int, config.num_labels))
+
+    def classify(self, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+        return self.classifier(x)
+
+    def loss(self, logits: Tensor, labels: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
+        return self.loss_function(logits, labels, self.config, **options)
+
+
+class TarnnForCTC(TarnnHead):
+    """Logits (b, places, vocab_size) whose most likely path, without repeats and blanks, is the transcript.
+
+    Connectionist temporal classification (Graves et al. 2006). The blank is config.pad_token_id. With config.input_size
+    it reads `input_features`, else `input_ids`. labels: (b, n) tokens, −100 (or blanks) where a row has fewer. The loss
+    is the mean over rows of nats per label. At padding the blank is certain, so whoever decodes a padded row, such as a
+    pipeline, spells the row alone.
+    """
+
+    output = CausalLMOutput
+    accepts_loss_kwargs = False
+
+    def build_head(self, config: TarnnConfig) -> None:
+        if config.pad_token_id is None:
+            raise ValueError("CTC needs a blank: give the config pad_token_id=, the number of that token.")
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+
+    def classify(self, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+        if cu_seqlens is not None:
+            raise ValueError(
+                "CTC aligns each row with its own labels: packed documents can't be had; pad rows."
+            )
+        logits = self.lm_head(x)
+        if mask is None:
+            return logits
+        blank = logits.new_full(logits.shape[-1:], NEVER)
+        blank[cast(int, self.config.pad_token_id)] = 0.0
+        return torch.where(mask.bool()[..., None], logits, blank)
+
+    def loss(self, logits: Tensor, labels: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
+        lengths = logits.new_full((len(logits),), logits.shape[1]).long() if mask is None else mask.sum(-1)
+        if can_look(labels):
+            self._check_room(labels, lengths)
+        return self.loss_function(
+            logits, labels, logit_lengths=lengths, blank_token_id=self.config.pad_token_id
+        )
+
+    def _check_room(self, labels: Tensor, lengths: Tensor) -> None:
+        """Each label needs a place, and a blank stands between two that are alike; without room the loss is infinite."""
+        real = (labels >= 0) & (labels != self.config.pad_token_id)
+        needed = real.sum(-1) + ((labels[:, 1:] == labels[:, :-1]) & real[:, 1:]).sum(-1)
+        short = needed.to(lengths.device) > lengths
+        if short.any():
+            row = int(short.nonzero()[0])
+            raise ValueError(
+                f"row {row} has {int(lengths[row])} places for {int(needed[row])} labels (blanks between equal ones "
+                "counted): no path spells them. Leave the row out, or lower subsampling."
+            )
+
+    def new_state(self, batch_size: int, capacity: int | None = None):
+        """`Backbone.new_state`: where a stream begins."""
+        return self.model.new_state(batch_size, capacity)
+
+    @torch.no_grad()
+    def prefill(self, input_features: Tensor, state, *, inplace: bool = False):
+        """Reads frames (b, t, input_size) on top of a state (`new_state`): (logits (b, places, vocab), the state after them).
+
+        For a causal model, whose state is of constant size: a stream may come in pieces, each of them a multiple of
+        config.subsampling frames. `inplace`: as in `TarnnForCausalLM.prefill`.
+        """
+        x, state = self.model.prefill(None, state, inputs_embeds=self.frames(input_features), inplace=inplace)
+        return self.lm_head(x).float(), state

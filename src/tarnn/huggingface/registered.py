@@ -1,0 +1,56 @@
+"""All names of `tarnn.models`. Importing this registers them with transformers' Auto classes."""
+
+from transformers import (
+    AutoConfig,
+    AutoFeatureExtractor,
+    AutoModel,
+    AutoModelForAudioClassification,
+    AutoModelForCausalLM,
+    AutoModelForCTC,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from tarnn.huggingface.backbone import TarnnModel
+from tarnn.huggingface.cache import LinearStateLayer, SoftmaxStateLayer
+from tarnn.huggingface.causal_lm import TarnnForCausalLM
+from tarnn.huggingface.heads import (
+    TarnnForCTC,
+    TarnnForMaskedLM,
+    TarnnForSequenceClassification,
+    TarnnForTokenClassification,
+)
+from tarnn.huggingface.image_generation import TarnnForImageGeneration
+from tarnn.huggingface.seq2seq import TarnnForConditionalGeneration, TarnnSeq2SeqModel
+from tarnn.huggingface.speech_features import SpeechFeatures
+from tarnn.models.configuration import TarnnConfig
+from tarnn.models.image_configuration import TarnnImageConfig
+from tarnn.models.images import ImageState
+from tarnn.models.likelihoods import Categorical, LogisticMixture
+from tarnn.models.seq2seq_configuration import TarnnSeq2SeqConfig
+from tarnn.models.state import ModelState
+
+AutoConfig.register("tarnn", TarnnConfig)
+AutoModel.register(TarnnConfig, TarnnModel)
+AutoModelForCausalLM.register(TarnnConfig, TarnnForCausalLM)
+AutoModelForMaskedLM.register(TarnnConfig, TarnnForMaskedLM)
+AutoModelForSequenceClassification.register(TarnnConfig, TarnnForSequenceClassification)
+AutoModelForAudioClassification.register(TarnnConfig, TarnnForSequenceClassification)
+AutoModelForTokenClassification.register(TarnnConfig, TarnnForTokenClassification)
+AutoModelForCTC.register(TarnnConfig, TarnnForCTC)
+AutoFeatureExtractor.register(TarnnConfig, SpeechFeatures)
+AutoConfig.register("tarnn_seq2seq", TarnnSeq2SeqConfig)
+AutoModel.register(TarnnSeq2SeqConfig, TarnnSeq2SeqModel)
+AutoModelForSeq2SeqLM.register(TarnnSeq2SeqConfig, TarnnForConditionalGeneration)
+AutoConfig.register("tarnn_image", TarnnImageConfig)
+AutoModel.register(TarnnImageConfig, TarnnForImageGeneration)
+
+__all__ = [
+    "Categorical", "ImageState", "LinearStateLayer", "LogisticMixture", "ModelState", "SoftmaxStateLayer",
+    "SpeechFeatures",
+    "TarnnConfig", "TarnnForCTC", "TarnnForCausalLM", "TarnnForConditionalGeneration", "TarnnForImageGeneration",
+    "TarnnForMaskedLM",    "TarnnForSequenceClassification", "TarnnForTokenClassification", "TarnnImageConfig", "TarnnModel",
+    "TarnnSeq2SeqConfig", "TarnnSeq2SeqModel",
+]  # fmt: skip

@@ -1,0 +1,267 @@
+"""The encoder–decoder: a source is read once, by an encoder that sees both sides; its target is made token after token."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
+from transformers.utils.generic import can_return_tuple
+from transformers.utils.output_capturing import OutputRecorder
+
+from tarnn.attention import SoftmaxAttention
+from tarnn.attention.multihead import MultiHeadAttention
+from tarnn.huggingface.backbone import TarnnBlock, TarnnModel, TarnnPreTrainedModel
+from tarnn.huggingface.cache import StateLayer
+from tarnn.models.seq2seq_configuration import TarnnSeq2SeqConfig
+from tarnn.models.state import ModelState
+from tarnn.ops import State
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Seq2SeqState(State):
+    """What the decoder remembers: of the target so far, and of the source, layer by layer, once and for all."""
+
+    target: ModelState
+    source: tuple[State, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return self.target.nbytes + sum(x.nbytes for x in self.source)
+
+
+class TarnnDecoder(TarnnModel):
+    """`TarnnModel` whose blocks also attend to an encoder's output, between attention and feed-forward."""
+
+    config: TarnnSeq2SeqConfig
+    config_class = TarnnSeq2SeqConfig
+    cross = True
+    _can_record_outputs = {  # noqa: RUF012
+        "hidden_states": TarnnBlock,
+        "attentions": OutputRecorder(SoftmaxAttention, index=2, layer_name="attention"),
+        "cross_attentions": OutputRecorder(SoftmaxAttention, index=2, layer_name="cross_attention"),
+    }
+
+
+class TarnnSeq2SeqModel(TarnnPreTrainedModel):
+    """Encoder and decoder with cross-attention, which share one embedding where the config ties them."""
+
+    config: TarnnSeq2SeqConfig
+    config_class = TarnnSeq2SeqConfig
+    _tied_weights_keys = {  # noqa: RUF012
+        "encoder.embed_tokens.weight": "decoder.embed_tokens.weight"
+    }
+
+    def __init__(self, config: TarnnSeq2SeqConfig):
+        super().__init__(config)
+        self.build(config)
+        self.post_init()
+
+    def build(self, config: TarnnSeq2SeqConfig) -> None:
+        """Makes the layers."""
+        self.encoder = TarnnModel(config.encoder())
+        self.decoder = TarnnDecoder(config)
+        if config.tie_word_embeddings:  # one module: FSDP2 refuses a weight that two groups of modules own
+            self.encoder.embed_tokens = self.decoder.embed_tokens
+
+    @property
+    def tied(self) -> dict[str, str]:
+        """Weights that are others of the model as well, by name; as `Recurrent` has it."""
+        return self._tied_weights_keys if self.config.tie_word_embeddings else {}
+
+    def tie(self) -> None:
+        """Makes them one."""
+        self.tie_weights()
+
+    def get_encoder(self, modality: str | None = None) -> nn.Module:
+        return self.encoder
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.decoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.encoder.embed_tokens = self.decoder.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, inputs_embeds: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None, decoder_attention_mask: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None, encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None, use_cache: bool | None = None, **kwargs: Any,
+    ) -> Seq2SeqModelOutput:  # fmt: skip
+        """The source, input_ids (b, s), inputs_embeds (b, s, width) or encoder_outputs; the target so far, decoder_input_ids
+        (b, t) or decoder_inputs_embeds → the decoder's hidden states (b, t, hidden).
+
+        attention_mask (b, s), decoder_attention_mask (b, t): 0 = padding. output_attentions: the weights of softmax layers;
+        a half without any has None. Raises ValueError where there are none at all.
+        """
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        if use_cache and past_key_values is None:
+            past_key_values = self._new_cache()
+        weights = kwargs.pop("output_attentions", self.config.output_attentions)
+        states = kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        read = isinstance(past_key_values, EncoderDecoderCache) and past_key_values.is_updated.get(0, False)
+        if encoder_outputs is None and not read:
+            encoder_outputs = self.encoder(
+                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, use_cache=False,
+                output_hidden_states=states, output_attentions=weights and self.encoder.has_weights,
+            )  # fmt: skip
+        elif isinstance(encoder_outputs, tuple):
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        source = None if encoder_outputs is None else encoder_outputs[0]
+        own, cross = self._crosses(source, attention_mask, past_key_values)
+        out = self.decoder(
+            input_ids=decoder_input_ids, inputs_embeds=decoder_inputs_embeds, attention_mask=decoder_attention_mask,
+            past_key_values=own, use_cache=use_cache, cross=cross,
+            output_attentions=weights and (self.decoder.has_weights or not self.encoder.has_weights), **kwargs,
+        )  # fmt: skip
+        return Seq2SeqModelOutput(
+            last_hidden_state=out.last_hidden_state, past_key_values=cast(Any, past_key_values),
+            decoder_hidden_states=out.hidden_states, decoder_attentions=out.attentions,
+            cross_attentions=out.cross_attentions, encoder_last_hidden_state=source,
+            encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
+            encoder_attentions=getattr(encoder_outputs, "attentions", None),
+        )  # fmt: skip
+
+    def _new_cache(self) -> EncoderDecoderCache:
+        return EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
+
+    def _crosses(
+        self, source: Tensor | None, mask: Tensor | None, cache: Cache | None
+    ) -> tuple[Cache | None, list[dict[str, Any]]]:
+        """(the decoder's own cache, what each layer's cross-attention reads): the source itself, or, with a cache, the
+        state that it left there, which is made when it is first read."""
+        if cache is None:
+            assert source is not None
+            key_mask = None if mask is None else mask.bool()
+            return None, [{"context": source, "key_mask": key_mask}] * len(self.decoder.layers)
+        if not isinstance(cache, EncoderDecoderCache):
+            raise ValueError(
+                "the cache of an encoder–decoder is an EncoderDecoderCache; leave past_key_values out."
+            )
+        if not cache.is_updated.get(0, False):
+            assert source is not None
+            made = [StateLayer() for _ in self.decoder.layers]
+            for layer, state in zip(made, self._read(source, mask)):
+                layer.write(state, source.shape[1], self._never)
+            cache.cross_attention_cache.layers = cast(Any, made)
+            cache.is_updated = dict.fromkeys(range(len(made)), True)
+        left: Any = cache.cross_attention_cache.layers
+        return cache.self_attention_cache, [{"state": layer.state} for layer in left]
+
+    @staticmethod
+    def _never(n: int) -> State:
+        raise NotImplementedError("a source is never read in part.")
+
+    def _read(self, source: Tensor, mask: Tensor | None) -> Iterator[State]:
+        """What each layer's cross-attention keeps of the encoder's output (b, s, hidden)."""
+        nothing = source.new_zeros(len(source), 0, source.shape[-1])  # no query yet
+        key_mask = None if mask is None else mask.bool()
+        for block in self.decoder.layers:
+            attention = cast(MultiHeadAttention, block.cross_attention)
+            yield attention(nothing, source, key_mask=key_mask, return_state=True)[1]
+
+
+class TarnnForConditionalGeneration(TarnnSeq2SeqModel, GenerationMixin):
+    """Encoder, decoder with cross-attention, and a linear layer to the vocabulary, which all share one embedding.
+
+    Self- and cross-attention are linear or softmax by their names in the config. What linear cross-attention needs of
+    the source is S = Σ_j φ(k_j) v_jᵀ and z = Σ_j φ(k_j) per layer and head: computed once, and a step never looks at
+    the source again. With softmax it is the keys and values of the whole source.
+
+    Two ways to run it, which agree: `forward` with a transformers cache (Trainer, `generate`, beams), and `read`, `step`
+    with the state as a plain value:
+
+        state = model.read(source_ids)
+        token = model.start(len(source_ids))
+        while True:
+            logits, state = model.step(token, state)
+            token = logits.argmax(-1)
+    """
+
+    _tied_weights_keys = {  # noqa: RUF012
+        "lm_head.weight": "decoder.embed_tokens.weight", **TarnnSeq2SeqModel._tied_weights_keys,
+    }  # fmt: skip
+
+    def build(self, config: TarnnSeq2SeqConfig) -> None:
+        super().build(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Labels one place later, after the start token."""
+        shifted = labels.roll(1, dims=-1)
+        shifted = shifted.masked_fill(shifted < 0, cast(int, self.config.pad_token_id))
+        return shifted.index_fill(1, torch.zeros(1, dtype=torch.long, device=labels.device), self.start_id)
+
+    @property
+    def start_id(self) -> int:
+        return self.config.decoder_start_token_id
+
+    @can_return_tuple
+    def forward(
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, inputs_embeds: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None, decoder_attention_mask: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None, encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None, labels: Tensor | None = None, use_cache: bool | None = None, **kwargs: Any,
+    ) -> Seq2SeqLMOutput:  # fmt: skip
+        """Arguments of `TarnnSeq2SeqModel.forward`, and labels → logits (b, t, vocab).
+
+        labels (b, t): the tokens to be made, −100 left out; without decoder_input_ids and decoder_inputs_embeds they are
+        read one place later. The loss is in nats, the mean per token.
+        """
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            if labels is None:
+                raise ValueError("an encoder–decoder needs decoder_input_ids, or labels to make them of.")
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        if use_cache is None and labels is not None:
+            use_cache = False
+        out = super().forward(
+            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds,
+            decoder_input_ids=decoder_input_ids, decoder_attention_mask=decoder_attention_mask,
+            decoder_inputs_embeds=decoder_inputs_embeds, encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values, use_cache=use_cache, **kwargs,
+        )  # fmt: skip
+        logits = self.lm_head(out.last_hidden_state)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits, labels, vocab_size=self.config.vocab_size, **{**kwargs, "shift_labels": labels}
+            )
+        return Seq2SeqLMOutput(
+            loss=loss, logits=logits, **{k: x for k, x in out.items() if k != "last_hidden_state"}
+        )
+
+    @wraps(
+        GenerationMixin.generate
+    )  # its arguments and docstring; the Seq2SeqTrainer hands the labels on, too
+    def generate(self, *args: Any, labels: Tensor | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
+        return GenerationMixin.generate(cast(Any, self), *args, **kwargs)
+
+    # as an RNN
+
+    def start(self, batch_size: int) -> Tensor:
+        """The token that a target begins with, (b,)."""
+        return torch.full((batch_size,), self.start_id, device=self.device)
+
+    @torch.no_grad()
+    def read(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, capacity: int | None = None
+    ) -> Seq2SeqState:
+        """The state after the source (b, s) and before the target, for whose softmax layers `capacity` makes room."""
+        source = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return Seq2SeqState(
+            self.decoder.new_state(len(input_ids), capacity), tuple(self._read(source, attention_mask))
+        )
+
+    @torch.no_grad()
+    def step(
+        self, token_ids: Tensor, state: Seq2SeqState, *, inplace: bool = False
+    ) -> tuple[Tensor, Seq2SeqState]:
+        """One token per row (b,): (logits (b, vocab) float32, the state after it). As in `TarnnForCausalLM.step`."""
+        cross = [{"state": x} for x in state.source]
+        x, target = self.decoder.step(token_ids, state.target, inplace=inplace, cross=cross)
+        return self.lm_head(x).float(), Seq2SeqState(target, state.source)

@@ -1,0 +1,128 @@
+"""The model of images as an RNN, value after value, without transformers: `TarnnForImageGeneration` less `forward`."""
+
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from tarnn.models.backbone import Backbone, Recurrent
+from tarnn.models.image_configuration import TarnnImageConfig
+from tarnn.models.state import ModelState
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ImageState(ModelState):
+    """A `ModelState`, and what is to be drawn: condition (b, width), the classes' embeddings, or None."""
+
+    condition: Tensor | None = None
+
+
+class ImageModel(Recurrent):
+    """`Backbone` over the values of an image, and a linear layer to the parameters of a distribution."""
+
+    config: TarnnImageConfig
+    backbone: ClassVar[type[Backbone]] = Backbone
+
+    def build(self, config: TarnnImageConfig) -> None:
+        self.model = self.backbone(config)
+        self.likelihood = config.make_likelihood()
+        width = cast(nn.Embedding, self.model.embed_tokens).embedding_dim
+        self.grid = config.position == "grid"
+        if self.grid:
+            self.embed_rows = nn.Embedding(config.image_height, width)
+            self.embed_columns = nn.Embedding(config.image_width, width)
+            self.embed_channels = nn.Embedding(config.num_channels, width)
+        self.embed_classes = nn.Embedding(config.num_classes, width) if config.num_classes else None
+        self.head = nn.Linear(config.hidden_size, self.likelihood.num_parameters)
+
+    @torch.no_grad()
+    def new_state(
+        self,
+        batch_size: int,
+        capacity: int | None = None,
+        class_labels: Int[Tensor, " b"] | None = None,
+        cache_dtype: torch.dtype | None = None,
+    ) -> ImageState:
+        """The state before START. Softmax layers make room for `capacity` tokens, by default a whole image; `cache_dtype` as
+        in `Backbone.new_states`."""
+        capacity = self.config.sequence_length if capacity is None else capacity
+        layers = self.model.new_states(batch_size, capacity, cache_dtype)
+        position = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
+        return ImageState(layers, position, self.condition(class_labels, batch_size))
+
+    @torch.no_grad()
+    def prefill(
+        self, input_ids: Int[Tensor, "b t"], state: ImageState, *, inplace: bool = False
+    ) -> tuple[Float[Tensor, "b p"], ImageState]:
+        """Reads START and the values so far, (b, t), in one or several pieces: (parameters of the next value's
+        distribution, float32; new state). `inplace` lets the given state's memory be used for the new one."""
+        places = state.position[:, None] + torch.arange(input_ids.shape[1], device=input_ids.device)
+        embedded = self.embed(input_ids, places.clamp(max=self.config.sequence_length - 1), state.condition)
+        x, after = self.model.prefill(input_ids, state, inputs_embeds=embedded, inplace=inplace)
+        return self.head(x[:, -1]).float(), ImageState(after.layers, after.position, state.condition)
+
+    @torch.no_grad()
+    def step(
+        self, token_ids: Int[Tensor, " b"], state: ImageState, *, inplace: bool = False
+    ) -> tuple[Float[Tensor, "b p"], ImageState]:
+        """One value per row (b,), START first: (parameters of the next one's distribution, float32; the state after
+        it). `inplace` writes into the given state. Shapes never change, so it can be compiled (but for softmax
+        layers, whose caches fill up)."""
+        places = state.position[:, None].clamp(max=self.config.sequence_length - 1)
+        embedded = self.embed(token_ids[:, None], places, state.condition)
+        x, after = self.model.step(token_ids, state, inputs_embeds=embedded, inplace=inplace)
+        return self.head(x).float(), ImageState(after.layers, after.position, state.condition)
+
+    def embed(
+        self, ids: Int[Tensor, "b t"], places: Int[Tensor, "#b t"], condition: Float[Tensor, "b width"] | None
+    ) -> Float[Tensor, "b t width"]:
+        """Tokens, the places of the values that they predict (of `grid` models), and the class."""
+        x = self.model.embed_tokens(ids)
+        if self.grid:
+            pixels = places // self.config.num_channels
+            x = x + self.embed_rows(pixels // self.config.image_width)
+            x = x + self.embed_columns(pixels % self.config.image_width)
+            x = x + self.embed_channels(places % self.config.num_channels)
+        return x if condition is None else x + condition[:, None]
+
+    def condition(self, class_labels: Tensor | None, batch_size: int) -> Tensor | None:
+        """The classes' embeddings, (b, width); None for a model without classes."""
+        num_classes = self.config.num_classes
+        if self.embed_classes is None:
+            if class_labels is not None:
+                raise ValueError("this model knows no classes (num_classes = 0); leave class_labels out.")
+            return None
+        if class_labels is None or class_labels.shape != (batch_size,):
+            got = "none" if class_labels is None else f"shape {tuple(class_labels.shape)}"
+            raise ValueError(
+                f"this model makes images of {num_classes} classes: it needs class_labels ({batch_size},); got {got}."
+            )
+        # on another device reading them would wait for it, and the embedding refuses them itself
+        if class_labels.is_cpu and not torch.compiler.is_compiling() and len(class_labels):
+            low, high = int(class_labels.min()), int(class_labels.max())
+            if low < 0 or high >= num_classes:
+                raise ValueError(
+                    f"class_labels must be from 0 to {num_classes - 1}; got {low if low < 0 else high}."
+                )
+        return self.embed_classes(class_labels)
+
+    def sequence(self, pixel_values: Tensor) -> Int[Tensor, "b n"]:
+        """Images (b, height, width, channels) as sequences of their values, int64."""
+        config = self.config
+        shape = (config.image_height, config.image_width, config.num_channels)
+        if pixel_values.ndim != 4 or pixel_values.shape[1:] != shape or not len(pixel_values):
+            raise ValueError(
+                f"this model's images are (b, {', '.join(map(str, shape))}): batch, height, width, channels; got "
+                f"{tuple(pixel_values.shape)}."
+            )
+        if pixel_values.is_floating_point() or pixel_values.dtype == torch.bool:
+            raise ValueError(
+                f"pixel_values are integers from 0 to 255, best as uint8; got {pixel_values.dtype}."
+            )
+        if pixel_values.dtype != torch.uint8 and not torch.compiler.is_compiling():
+            low, high = int(pixel_values.min()), int(pixel_values.max())
+            if low < 0 or high > 255:
+                raise ValueError(f"pixel_values must be from 0 to 255; got {low if low < 0 else high}.")
+        return pixel_values.flatten(1).long()

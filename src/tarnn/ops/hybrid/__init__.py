@@ -1,0 +1,1 @@
+"""Softmax attention to a window and to sinks, and features of all other keys."""

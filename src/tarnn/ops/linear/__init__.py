@@ -1,0 +1,1 @@
+"""Linear attention: the function, one step of it, the record of its call, its operators."""

@@ -1,0 +1,86 @@
+"""Linear attention: one function for every device, map, mask, decay and state."""
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from tarnn.feature_maps.base import FeatureMap
+from tarnn.feature_maps.elementwise import Elu
+from tarnn.ops.linear.call import make_call, with_log_weights
+from tarnn.ops.linear.registration import attend
+from tarnn.ops.state import LinearState
+from tarnn.other_names import FUNCTION, names_ours
+
+_ELU = Elu()
+
+
+@names_ours(FUNCTION)
+def linear_attention(
+    q: Float[Tensor, "b h t d"],
+    k: Float[Tensor, "b g s d"],
+    v: Float[Tensor, "b g s e"],
+    feature_map: FeatureMap | nn.Module | str = _ELU,
+    *,
+    causal: bool,
+    normalize: bool = True,
+    eps: float | None = None,
+    key_mask: Bool[Tensor, "b s"] | None = None,
+    cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
+    log_decay: Float[Tensor, "..."] | None = None,
+    key_log_weight: Float[Tensor, "b g s"] | None = None,
+    state: LinearState | None = None,
+    return_state: bool = False,
+) -> Float[Tensor, "b h t e"] | tuple[Float[Tensor, "b h t e"], LinearState]:
+    """Attention whose weights are dot products of features, in time and memory linear in t:
+
+        o_i = Σ_j e^(w_j + D_ij) φ(q_i)·φ(k_j) v_j / (Σ_j e^(w_j + D_ij) φ(q_i)·φ(k_j) + eps)
+
+    over j ≤ i where causal, over all j else; D_ij = Σ_{j<l≤i} log_decay_l, w = key_log_weight. There is no
+    1/√d: scale q yourself where the map wants it. A query that sees no key, or none with a feature in common,
+    yields zeros and passes no gradient.
+
+    Args:
+        q, k, v: (b, h, t, d), (b, g, s, d), (b, g, s, e), one floating dtype, any strides. Key/value head j
+            belongs to the h/g query heads from j·h/g on; nothing is repeated in memory.
+        feature_map: φ, (…, d) → (…, f): one of `tarnn.feature_maps`, the name of one (with its default options, and
+            random features drawn from seed 0), or any nn.Module that keeps to the precision of x.
+        causal: position i sees j ≤ i only, to the bit: nothing later changes its output, finite or not.
+        normalize: divide by the sum of the weights. Signed maps can't; they take normalize=False.
+        eps: added to the denominator, in units of the largest key weight so far; by default 1e-30, and 1e-290
+            for float64 inputs: sums below that fade to zero.
+        key_mask: bool (b, s), True = attend. A masked key is absent: from S, from z, and no decay happens at it.
+        cu_seqlens: int (n + 1,): the row (b = 1) holds n sequences end to end, which don't see each other.
+        log_decay: ≤ 0, of the state before position i is added: (g,) per head (RetNet), (b, g, s) per token
+            (Mamba-2, RFA's gate), (b, g, s, f) per channel (GLA). −∞ forgets all. Causal only. That it is ≤ 0 is not
+            checked, since that would read the data.
+        key_log_weight: (b, g, s): key j counts e^(w_j) times, in numerator and denominator, whatever its size.
+        state: continues a sequence: attend(x ++ y) = attend(x), then attend(y, state), also in gradients.
+            Non-causal queries see its keys as well as the ones given.
+        return_state: return (o, state).
+
+    Precision: features (of maps the kernels know: identity, elu, relu, relu², exp) and all sums are float32,
+    float64 for float64 inputs, whatever the dtype; o has the dtype of v. Under autocast, q, k, v are cast first.
+
+    Not finite: a NaN shows in every output that uses it: one in a query in its own, one in a key, value, weight or decay in
+    those from its position on (without causality in all of its row and head). Outputs before it stay as they are, to the bit.
+    (GPU kernels keep this for finite numbers only.) At masked keys anything may stand: it reaches no output and no gradient.
+
+    Kept for backward: q, k, v, o, one number per query and, on a CPU where causal, one state in 256 tokens (512 with
+    random features); the features are computed again. So it is with random features of softmax's kernel and of relu,
+    whose projection is computed in the kernel too: t × m features are never stored. (The features of another φ are
+    ordinary tensors under autograd.) Twice differentiable.
+
+    Raises ValueError or TypeError where shapes, dtypes or options don't fit.
+
+    Katharopoulos et al. 2020, eq. 4–15 (arXiv 2006.16236); Choromanski et al. 2021, algorithm 1 (arXiv 2009.14794).
+
+    >>> q = k = v = torch.ones(1, 2, 5, 4)
+    >>> linear_attention(q, k, v, causal=True).shape
+    torch.Size([1, 2, 5, 4])
+    """
+    made = make_call(
+        q, k, v, feature_map, causal=causal, normalize=normalize, eps=eps, key_mask=key_mask, cu_seqlens=cu_seqlens,
+        log_decay=log_decay, key_log_weight=key_log_weight, state=state,
+    )  # fmt: skip
+    outputs = attend(made.call, with_state=return_state)
+    o = with_log_weights(outputs.o, made.log_weight)
+    return (o, made.state_of(outputs)) if return_state else o

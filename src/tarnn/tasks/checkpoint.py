@@ -1,0 +1,172 @@
+"""Opens a checkpoint folder, or says in one sentence what is wrong with it.
+
+Only data is read: JSON, and safetensors. transformers' own loaders would follow names in these files to code in the
+folder, to adapters and to the network (`auto_map`, `adapter_config.json`, `attn_implementation`), so they stay out.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+
+from tarnn.decoding.weights import check_counts, check_weights, fill, read_headers, read_weights, saved_dtype
+from tarnn.errors import UserError
+from tarnn.json_file import read_json
+from tarnn.models.backbone import TextModel
+from tarnn.models.configuration import TarnnConfig
+from tarnn.models.unfilled import unfilled
+from tarnn.tasks import TASKS, task_of
+
+GENERATED = tuple(name for name, task in TASKS.items() if task.next == "generate")
+LEAD_ELSEWHERE = (
+    "auto_map",
+    "attn_implementation",
+    "_attn_implementation",
+    "experts_implementation",
+    "quantization_config",
+)
+# a config's checks take time per layer, before the weights can say how many there are
+MOST_LAYERS = 10_000
+SPECIAL = ("bos_token", "eos_token", "pad_token")
+
+
+def open_config(path: str | Path, tasks: Collection[str] = ("text",)) -> TarnnConfig:
+    """The config of the checkpoint in folder `path`; UserError where there is none, or not one of these tasks."""
+    folder = Path(path)
+    file = folder / "config.json"
+    if not folder.is_dir():
+        wrong = "is a file, not a checkpoint folder" if folder.exists() else "does not exist"
+        raise UserError(f"{folder} {wrong}. `tarnn train TEXT --out {folder}` makes a checkpoint.")
+    if not file.is_file():
+        raise UserError(
+            f"{folder} holds no checkpoint: it has no config.json. If its training was stopped early, "
+            f"go on with `tarnn train … --out {folder} --resume`."
+        )
+    fields = read_json(file)
+    kind: Any = fields.get("model_type")
+    task = task_of(fields)
+    if task is None or task.name not in tasks:
+        expected = " or ".join(dict.fromkeys(repr(TASKS[name].model_type) for name in tasks))
+        hint = f"It is a model of {task.of}" if task else elsewhere(fields)
+        if task and kind in [TASKS[name].model_type for name in tasks]:
+            kind, expected = task.architecture, " or ".join(TASKS[name].architecture for name in tasks)
+            hint = f"It is of the task {task.name}: `tarnn {task.next}` takes it"
+        raise UserError(f"{folder} holds a model of another kind: {kind!r:.60}, not {expected}. {hint}.")
+    layers = fields.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise UserError(f"{file}: num_hidden_layers must be at most {MOST_LAYERS:,}; got {layers:,}.")
+    try:
+        return task.recurrent()[0].from_dict({k: v for k, v in fields.items() if k not in LEAD_ELSEWHERE})
+    except Exception as error:  # of wrong types in transformers' own keys, whatever its checks raise
+        raise UserError(f"{file}: {' '.join(str(error).split())}") from error
+
+
+def elsewhere(fields: dict[str, Any]) -> str:
+    """Which commands take a folder that is not one of ours."""
+    if fields.get("tarnn_attention") is not None:
+        return (
+            "`tarnn convert` has written it: `tarnn generate` continues texts with it, or `tarnn predict` and `tarnn show` take "
+            "it where it is an encoder; so do `tarnn info` and `tarnn eval`"
+        )
+    return "`tarnn train` makes checkpoints of ours, and `tarnn convert` makes one of a softmax model of transformers"
+
+
+def open_model(
+    path: str | Path, *, tasks: Collection[str] = ("text",), dtype: torch.dtype | None = None, whole: bool = False,
+    device: torch.device | str = "cpu", track: Callable[[Any, int], Any] = lambda steps, total: steps,
+) -> Any:  # fmt: skip
+    """The model in folder `path`, of one of these tasks, ready to run. `dtype` None: as saved.
+
+    It runs token after token (`TextModel`, `ImageModel`) and needs no transformers; `whole`: with `forward` too, as
+    transformers has it.
+
+    `track(tensors, their number)` is what the weights pass through, one after the other: a place for a progress bar.
+
+    Raises UserError for everything that `open_config` refuses, for weights that are missing, cut short, unreadable or
+    not finite, and for weights that don't belong to the config.
+    """
+    config, (file, header) = open_config(path, tasks), read_headers(path)
+    check_counts(Path(path) / "config.json", config.to_dict(), header)
+    saved = saved_dtype(file, header)
+    dtype = dtype or (config.dtype if isinstance(config.dtype, torch.dtype) else saved)
+    model = weightless(path, config, header, dtype, whole)
+    check_weights(file, header, model)
+    fill(model, track(read_weights(path), len(header)), dtype, device)
+    if isinstance(model, TextModel):
+        model.end_ids = end_ids(Path(path) / "generation_config.json", config)
+    return model.eval()
+
+
+def weightless(
+    path: str | Path, config: TarnnConfig, header: dict[str, Any], dtype: torch.dtype, whole: bool = False
+) -> Any:
+    """The model with shapes and no numbers: nothing is allocated, by its states neither."""
+    file, task = Path(path) / "config.json", task_of(config.to_dict())
+    assert task is not None
+    if config.num_hidden_layers > len(header):
+        raise UserError(
+            f"{file} calls for {config.num_hidden_layers:,} layers, but the weights lack model.layers.{len(header)} and "
+            f"all that follow. It belongs to another model."
+        )
+    try:
+        model = unfilled((task.classes() if whole else task.recurrent())[1], config)
+        return nn.Module.to(model, dtype)
+    except (RuntimeError, TypeError, OverflowError) as error:
+        raise UserError(
+            f"{file} calls for a model that can't be made: {str(error).splitlines()[0]}."
+        ) from error
+
+
+def end_ids(file: Path, config: TarnnConfig) -> frozenset[int]:
+    """The tokens that end a text, by generation_config.json or, without one, by the config; UserError for what can't be
+    tokens."""
+    found = read_json(file).get("eos_token_id") if file.is_file() else config.eos_token_id
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(type(one) is int and 0 <= one < config.vocab_size for one in ids):
+        raise UserError(
+            f"{file}: eos_token_id must be a token below {config.vocab_size}, or a list of them; got {found!r:.60}."
+        )
+    return frozenset(ids)
+
+
+@dataclass(frozen=True)
+class SavedTokenizer:
+    """What a prompt and its continuation need of a tokenizer."""
+
+    backend_tokenizer: Tokenizer
+    bos_token_id: int | None
+    eos_token_id: int | None
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
+        return self.backend_tokenizer.decode([*map(int, ids)], skip_special_tokens=skip_special_tokens)
+
+
+def open_tokenizer(path: str | Path) -> SavedTokenizer:
+    """The tokenizer saved beside the model; UserError where it is missing or can't be read.
+
+    It is read from tokenizer.json whatever class tokenizer_config.json names; of that only the special tokens count.
+    """
+    folder = Path(path)
+    for name in ("tokenizer_config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise UserError(f"{path} holds no tokenizer ({name}). Copy it from the checkpoint's origin.")
+    settings = read_json(folder / "tokenizer_config.json")
+    named = {name: settings[name] for name in SPECIAL if settings.get(name) is not None}
+    special: dict[str, Any] = {
+        name: token.get("content") if isinstance(token, dict) else token for name, token in named.items()
+    }
+    try:
+        backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        if unknown := [token for token in special.values() if backend.token_to_id(token) is None]:
+            raise ValueError(f"its vocabulary lacks the special token {unknown[0]!r}")
+        backend.add_special_tokens(list(special.values()))
+        ends = (backend.token_to_id(special[name]) if name in special else None for name in SPECIAL[:2])
+        return SavedTokenizer(backend, *ends)
+    except Exception as error:  # the tokenizers library raises bare Exceptions
+        raise UserError(
+            f"the tokenizer in {path} can't be read: {' '.join(str(error).split())}. Copy it from the checkpoint's origin."
+        ) from error

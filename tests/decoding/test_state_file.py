@@ -1,0 +1,337 @@
+"""A state in a file goes on as if it had never left, and no other file passes for one."""
+
+import errno
+import hashlib
+import json
+import os
+import random
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from tarnn.data import tensor_file
+from tarnn.decoding.loop import TokenLoop
+from tarnn.decoding.samplers import greedy
+from tarnn.decoding.state_file import check_writable, fingerprint, load_state, save_state, write_atomically
+from tarnn.errors import UserError
+
+PROMPT = torch.tensor([[5, 17, 2, 88, 41, 41, 9]])
+MORE = torch.tensor([[7, 7, 30]])
+
+
+def loop_after(model, ids):
+    loop = TokenLoop(model, model.new_state(1, capacity=64))
+    loop.read(ids)
+    return loop
+
+
+@pytest.fixture
+def saved(make_model, tmp_path):
+    model = make_model()
+    loop = loop_after(model, PROMPT)
+    save_state(tmp_path / "a.state", model, loop.state, loop.logits, PROMPT[0].tolist())
+    return model, tmp_path / "a.state"
+
+
+def test_a_loaded_state_goes_on_to_the_bit(model, tmp_path):
+    loop = loop_after(model, PROMPT)
+    size = save_state(tmp_path / "a.state", model, loop.state, loop.logits, [41, 9])
+    assert size == (tmp_path / "a.state").stat().st_size
+    state, logits, recent = load_state(tmp_path / "a.state", model, room=MORE.shape[1] + 20)
+    assert recent == [41, 9]
+    again = TokenLoop(model, state, logits)
+    assert torch.equal(again.logits, loop.logits)
+    for one in (loop, again):
+        one.read(MORE)
+    tokens = [torch.stack(list(one.tokens(greedy(), 20))) for one in (loop, again)]
+    assert torch.equal(*tokens)
+    assert torch.equal(again.logits, loop.logits)
+    assert again.state.position.tolist() == [PROMPT.shape[1] + MORE.shape[1] + 20]
+
+
+def test_a_cache_in_bfloat16_comes_back_as_one(make_model, tmp_path):
+    model = make_model("softmax")
+    loop = TokenLoop(model, model.new_state(1, 64, torch.bfloat16))
+    loop.read(PROMPT)
+    save_state(tmp_path / "a.state", model, loop.state, loop.logits, [])
+    state, logits, _ = load_state(tmp_path / "a.state", model, room=20)
+    assert state.layers[0].k.dtype == torch.bfloat16
+    tokens = [list(one.tokens(greedy(), 20)) for one in (loop, TokenLoop(model, state, logits))]
+    assert torch.equal(*map(torch.stack, tokens))
+
+
+def test_a_cache_is_saved_as_far_as_it_is_filled(make_model, tmp_path):
+    model = make_model("softmax")
+    loop = TokenLoop(model, model.new_state(1, capacity=10_000))
+    loop.read(PROMPT)
+    size = save_state(tmp_path / "a.state", model, loop.state, loop.logits, [])
+    assert size < 20_000 < loop.state.nbytes
+
+
+def test_the_file_says_what_it_is(saved):
+    model, path = saved
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    assert metadata["format"] == "tarnn.state"
+    assert metadata["tokens_seen"] == str(PROMPT.shape[1])
+    assert metadata["fingerprint"] == fingerprint(model)
+
+
+def test_the_fingerprint_tells_models_apart(make_model):
+    a = make_model()
+    assert fingerprint(a) == fingerprint(make_model())
+    assert fingerprint(a) == fingerprint(make_model(dropout=0.1))
+    others = [make_model(seed=1), make_model(normalize=False), make_model().bfloat16()]
+    with torch.no_grad():
+        changed = make_model()
+        changed.lm_head.weight[3, 3] += 1e-3
+    assert len({fingerprint(m) for m in (a, *others, changed)}) == 5
+
+
+def rewritten(path, **metadata):
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        save_file(tensors, path, file.metadata() | metadata)
+
+
+def test_what_is_no_state_of_this_model_is_refused_by_name(saved, make_model, tmp_path):
+    model, path = saved
+
+    def refused(match, path=path, model=model):
+        with pytest.raises(UserError, match=match) as error:
+            load_state(path, model)
+        assert str(path) in str(error.value)
+
+    refused("no state file at", tmp_path / "missing.state")
+    refused("no state file at", tmp_path)
+    refused("another model", model=make_model(seed=1))
+    whole = path.read_bytes()
+    for wrong in (whole[: len(whole) // 2], whole[:5], b"", b"The Republic, by Plato\n" * 9):
+        path.write_bytes(wrong)
+        refused("no state file, or one that was cut short")
+    path.write_bytes(whole)
+    rewritten(path, format_version="4")
+    refused("version 4 of the state format; this tarnn reads versions 1 to 3")
+    save_file({"x": torch.zeros(1)}, path)
+    refused("not a saved state")
+
+
+def contents(path):
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+
+
+def same(a, b):
+    """Whether two saved states are alike to the bit."""
+    one, other = a.state.tensors() | {"logits": a.logits}, b.state.tensors() | {"logits": b.logits}
+    return (
+        a.recent == b.recent
+        and one.keys() == other.keys()
+        and all(torch.equal(one[k], other[k]) for k in one)
+    )
+
+
+@pytest.fixture
+def first_version(make_model, tmp_path, monkeypatch):
+    """first_version(kind) → a model, and a file as version 1 was: without a checksum, by a fingerprint of these keys."""
+    keys = [
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+        "attention",
+        "feature_map",
+        "feature_map_options",
+        "normalize",
+        "decay",
+        "position",
+        "rotary_base",
+        "max_position_embeddings",
+        "norm",
+        "norm_eps",
+        "norm_position",
+        "mlp",
+        "qk_norm",
+        "bias",
+        "tie_word_embeddings",
+    ]
+
+    def write(kind):
+        model, path = make_model(kind), tmp_path / f"{kind}.state"
+        digest = hashlib.sha256(
+            json.dumps({k: getattr(model.config, k) for k in keys}, sort_keys=True).encode()
+        )
+        for name, x in sorted(model.state_dict().items()):
+            digest.update(f"{name} {tuple(x.shape)} {x.dtype}".encode() + x.numpy().tobytes())
+        loop = loop_after(model, PROMPT)
+        tensors = loop.state.tensors() | {"logits": loop.logits, "recent": torch.tensor([41, 9])}
+        metadata = {"format": "tarnn.state", "format_version": "1", "tarnn_version": "0.1.0"}
+        metadata |= {"fingerprint": digest.hexdigest(), "tokens_seen": str(PROMPT.shape[1])}
+        save_file({name: x.contiguous() for name, x in tensors.items()}, path, metadata)
+        return model, path
+
+    return write
+
+
+def test_files_of_the_first_version_are_read(first_version, kind):
+    model, path = first_version(kind)
+    loop, found = loop_after(model, PROMPT), load_state(path, model)
+    assert torch.equal(found.logits, loop.logits)
+    for name, x in loop.state.tensors().items():
+        assert torch.equal(found.state.tensors()[name], x)
+
+
+def test_older_files_have_one_maximum_per_head(make_model, tmp_path):
+    """So they had of clusters, too, whose sums have one per feature now."""
+    model, path = make_model("linear", feature_map="clusters"), tmp_path / "a.state"
+    loop = loop_after(model, PROMPT)
+    save_state(path, model, loop.state, loop.logits, PROMPT[0].tolist())
+    tensors, metadata = contents(path)
+    for name in [name for name in tensors if name.endswith(".M")]:
+        assert tensors[name].ndim == 3
+        most = tensors[name].amax(-1)
+        keep = (tensors[name] - most[..., None]).exp()
+        tensors[name] = most
+        tensors[f"{name[:-1]}S"] *= keep[..., None]
+        tensors[f"{name[:-1]}z"] *= keep
+    del metadata["checksum"]
+    metadata["format_version"] = "2"
+    save_file(tensors, path, metadata | {"checksum": tensor_file.checksum(tensors, metadata)})
+    again = TokenLoop(model, *load_state(path, model, room=20)[:2])
+    for one in (loop, again):
+        one.read(MORE)
+    assert (again.logits - loop.logits).abs().max() < 1e-5
+
+
+WRONG_FIELDS = {
+    "no S": (lambda t, m: t.pop("layers.0.S"), "lacks layers.0.S"),
+    "no logits": (lambda t, m: t.pop("logits"), "lacks logits"),
+    "a layer too many": (lambda t, m: t.update({"layers.2.S": t["layers.0.S"].clone()}), "unknown layers.2.S"),
+    "a mask of no cache": (lambda t, m: t.update({"layers.0.mask": torch.ones(1, 7).bool()}), "unknown layers.0.mask"),
+    "S in other numbers": (lambda t, m: t.update({"layers.0.S": t["layers.0.S"].half()}), "layers.0.S is .*float16"),
+    "logits in other numbers": (lambda t, m: t.update({"logits": t["logits"].double()}), "logits is .*float64"),
+    "position in other numbers": (lambda t, m: t.update({"position": t["position"].float()}), "position is .*float32"),
+    "ids in other numbers": (lambda t, m: t.update({"recent": t["recent"].int()}), "recent is .*int32"),
+    "ids in rows": (lambda t, m: t.update({"recent": t["recent"][None].clone()}), r"recent is \(1, 2\)"),
+    "fewer logits": (lambda t, m: t.update({"logits": t["logits"][:, 1:].clone()}), r"logits is \(1, 96\)"),
+    "other rows": (lambda t, m: t.update({"position": t["position"].repeat(2)}), "for 2 rows"),
+    "no rows": (lambda t, m: t.update({"position": t["position"][:0]}), "for 0 rows"),
+    "S turned": (lambda t, m: t.update({"layers.0.S": t["layers.0.z"].clone()}), "layers.0.S is"),
+    "keys shorter than values": (lambda t, m: t.update({"layers.1.v": t["layers.1.v"][:, :, 1:].clone()}), "layers.1.v is"),
+    "a cache too short": (lambda t, m: t.update({f"layers.1.{n}": t[f"layers.1.{n}"][:, :, 1:].clone() for n in "kv"}),
+                          "caches hold 6 of 7 tokens"),
+    "an infinity in S": (lambda t, m: t["layers.0.S"].view(-1)[3:4].fill_(torch.inf), "layers.0.S holds NaN"),
+    "NaN among the keys": (lambda t, m: t["layers.1.k"].view(-1)[3:4].fill_(torch.nan), "layers.1.k holds NaN"),
+    "NaN among the logits": (lambda t, m: t["logits"].view(-1)[3:4].fill_(torch.nan), "logits holds NaN"),
+    "a token that is none": (lambda t, m: t["recent"].fill_(97), "recent holds a token"),
+    "another position": (lambda t, m: t["position"].fill_(8), "position says 8 tokens, tokens_seen 7"),
+    "a position before the first": (lambda t, m: (t["position"].fill_(-1), m.update(tokens_seen="-1")), "position says -1"),
+    "more tokens than were kept": (lambda t, m: (t["position"].fill_(2**60), m.update(tokens_seen=f"{2**60}")), "caches hold 7"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", list(WRONG_FIELDS))
+def test_every_field_is_checked(first_version, wrong):
+    model, path = first_version("hybrid")
+    change, sentence = WRONG_FIELDS[wrong]
+    tensors, metadata = contents(path)
+    change(tensors, metadata)
+    save_file(tensors, path, metadata)
+    with pytest.raises(UserError, match=sentence) as error:
+        load_state(path, model)
+    assert str(path) in str(error.value)
+
+
+def damage(path, drawn):
+    """Flips a bit, cuts the file short, or swaps, renames or moves what is in it; any header a valid one."""
+    data = bytearray(path.read_bytes())
+    kind = drawn.choice(["bit", "bit in the header", "cut", "swap", "rename", "number"])
+    if kind.startswith("bit"):
+        end = 8 + int.from_bytes(data[:8], "little") if kind == "bit in the header" else len(data)
+        data[drawn.randrange(end)] ^= 1 << drawn.randrange(8)
+        return path.write_bytes(data)
+    if kind == "cut":
+        return path.write_bytes(data[: drawn.randrange(len(data))])
+    tensors, metadata = contents(path)
+    a, b = drawn.sample(sorted(tensors), 2)
+    if kind == "swap":
+        tensors[a], tensors[b] = tensors[b], tensors[a]
+    elif kind == "rename":
+        tensors[drawn.choice(["x", "layers.0.M", "layers.7.S"])] = tensors.pop(a)
+    else:
+        tensors[a].view(-1)[drawn.randrange(tensors[a].numel())] += 1
+    return save_file(tensors, path, metadata)
+
+
+@pytest.mark.parametrize("kind", ["linear", "hybrid"])
+def test_a_damaged_file_is_refused_or_says_the_same(make_model, tmp_path, kind):
+    model, path = make_model(kind), tmp_path / "a.state"
+    loop = loop_after(model, PROMPT)
+    save_state(path, model, loop.state, loop.logits, PROMPT[0].tolist())
+    whole, original, refused = path.read_bytes(), load_state(path, model), 0
+    for seed in range(250):
+        path.write_bytes(whole)
+        damage(path, random.Random(f"{kind} {seed}"))
+        try:
+            assert same(load_state(path, model), original), seed
+        except UserError:
+            refused += 1
+    assert refused > 240
+
+
+@pytest.mark.parametrize("last", ["fsync", "replace"])
+def test_a_write_that_fails_at_last_leaves_the_old_file_and_nothing_beside_it(saved, monkeypatch, last):
+    model, path = saved
+    before = path.read_bytes()
+    loop = loop_after(model, MORE)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, last, full)
+    with pytest.raises(UserError, match=r"No space left on device\. What was there is as it was"):
+        save_state(path, model, loop.state, loop.logits, [])
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_an_interrupted_write_leaves_the_old_file(saved, monkeypatch):
+    _, path = saved
+    before = path.read_bytes()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tensor_file, "write_all", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_writing_follows_links_and_spares_devices(tmp_path):
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.write_bytes(b"old")
+    link.symlink_to(real)
+    write_atomically(link, b"new")
+    assert link.is_symlink()
+    assert real.read_bytes() == b"new"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(tmp_path / "pipe", b"through the pipe")
+    assert os.read(reader, 99) == b"through the pipe"
+    os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_places_that_cannot_be_written_are_known_beforehand(tmp_path):
+    check_writable(tmp_path / "new.state")
+    with pytest.raises(UserError, match="it is a folder"):
+        check_writable(tmp_path)
+    with pytest.raises(UserError, match="there is no folder"):
+        check_writable(tmp_path / "no" / "new.state")

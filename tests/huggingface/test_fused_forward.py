@@ -1,0 +1,407 @@
+"""transformers' generate() by the fused step: the same texts, caches that go on, and what it leaves to `forward`."""
+
+import asyncio
+import contextlib
+import threading
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from tarnn.decoding.fused import FusedStep
+from tarnn.huggingface import fused_forward as file
+from tarnn.huggingface.fused_forward import PATIENCE, fused_forward
+from tarnn.kernels.cpu import library
+
+pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
+LONG = {"max_new_tokens": 20, "eos_token_id": None, "pad_token_id": 0, "do_sample": False}
+WAYS = {
+    "beams": {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 0.5, "eos_token_id": 7},
+    "sampling": {"do_sample": True, "top_k": 0, "temperature": 1.5},
+    "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    "room for all": {"cache_implementation": "static"},
+    "prompt lookup": {"prompt_lookup_num_tokens": 3},
+}
+
+
+@pytest.fixture
+def model(kind, make_model):
+    """Of each kind, in float32."""
+    return make_model(kind).float()
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The fused steps that were made, and the tokens that they were given."""
+    made, call = [], FusedStep.__call__
+    before = FusedStep.__init__
+
+    def init(self, *args):
+        made.append([])
+        before(self, *args)
+        self.of_test = made[-1]
+
+    def counted(self, ids, *args, **options):
+        self.of_test.append(len(ids))
+        return call(self, ids, *args, **options)
+
+    monkeypatch.setattr(FusedStep, "__init__", init)
+    monkeypatch.setattr(FusedStep, "__call__", counted)
+    return made
+
+
+def generated(model, x, weights, **options):
+    torch.manual_seed(0)
+    with fused_forward(model, weights):
+        return model.generate(x, **LONG | options)
+
+
+def test_the_same_text(model, ids, steps):
+    x = ids(2, 5)
+    expected = generated(model, x, None)
+    assert not steps
+    assert torch.equal(generated(model, x, "float32"), expected)
+    assert steps == [[2] * 19]  # the first of the twenty is the prompt's
+
+
+@pytest.mark.parametrize("kind", ["default", "hybrid", "softmax"])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_text_in_every_way(make_model, kind, ids, way):
+    model, x = make_model(kind).float(), ids(1 if way == "prompt lookup" else 2, 5)
+    assert torch.equal(generated(model, x, "float32", **WAYS[way]), generated(model, x, None, **WAYS[way]))
+
+
+def test_left_padding(model, ids):
+    x, lengths = ids(2, 6), (3, 6)
+    mask = (torch.arange(6) >= 6 - torch.tensor(lengths)[:, None]).long()
+    expected = generated(model, x, None, attention_mask=mask)
+    assert torch.equal(generated(model, x, "float32", attention_mask=mask), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padded", [False, True])
+def test_logits_and_caches_are_those_of_forward(model, ids, padded):
+    """Tokens by the fused step and by forward in turns, on one cache; others by forward alone, on another."""
+    x, mask = ids(2, 30), torch.ones(2, 30, dtype=torch.long)
+    if padded:
+        mask[0, :4] = 0
+    one, other = (DynamicCache(config=model.config) for _ in range(2))
+    for cache in (one, other):
+        model(x[:, :6], attention_mask=mask[:, :6], past_key_values=cache)
+    for i in range(6, 30):
+        options = {"attention_mask": mask[:, : i + 1]} if padded or i % 2 else {}
+        with fused_forward(model, None if i % 5 == 4 else "float32"):
+            found = model(x[:, i : i + 1], past_key_values=one, **options)
+        expected = model(x[:, i : i + 1], past_key_values=other, **options)
+        assert found.logits.shape == expected.logits.shape
+        assert torch.allclose(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
+        assert found.past_key_values is one
+        assert one.get_seq_length() == other.get_seq_length() == i + 1
+    for a, b in zip(one.layers, other.layers, strict=True):
+        a, b = a.state.tensors(), b.state.tensors()
+        assert a.keys() == b.keys() or (padded, "mask") == (False, *(a.keys() ^ b.keys()))
+        for name in a.keys() & b.keys():
+            assert torch.allclose(a[name].float(), b[name].float(), rtol=1e-4, atol=1e-4)
+
+
+def test_short_texts_do_without_and_longer_ones_pack_once(make_model, ids, steps):
+    model = make_model("hybrid").float()
+    model.generate(ids(2, 5), **LONG | {"max_new_tokens": PATIENCE + 1})
+    assert not steps
+    model.generate(ids(2, 5), **LONG)
+    assert [len(x) for x in steps] == [20 - 1 - PATIENCE]
+
+
+def test_a_model_that_is_large_or_not_served_takes_its_own_step(make_model, ids, steps, monkeypatch):
+    model, x = make_model("default").float(), ids(1, 5)
+    expected = generated(model, x, None)
+    handle = model.model.layers[0].register_forward_hook(lambda *_: None)
+    assert torch.equal(model.generate(x, **LONG), expected)
+    with fused_forward(model):
+        assert torch.equal(model.generate(x, **LONG), expected)
+    handle.remove()
+    assert not any(steps)
+    steps.clear()
+    monkeypatch.setattr(file, "MOST_BYTES", 1000)
+    assert torch.equal(model.generate(x, **LONG), expected)
+    assert not steps
+    assert torch.equal(generated(model, x, "float32"), expected)  # asked for
+    assert len(steps) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"output_hidden_states": True},
+        {"labels": torch.tensor([[5], [6]])},
+        {"logits_to_keep": torch.tensor([0])},
+    ],
+    ids=["hidden states", "labels", "places"],
+)
+def test_what_asks_for_more_gets_it(make_model, ids, steps, options):
+    model, x = make_model("softmax").float(), ids(2, 6)
+    outs = []
+    for weights in (None, "float32"):
+        with torch.no_grad(), fused_forward(model, weights):
+            cache = model(x[:, :5], use_cache=True).past_key_values
+            outs.append(model(x[:, 5:], past_key_values=cache, **options))
+    assert outs[0].keys() == outs[1].keys()
+    assert torch.equal(outs[0].logits, outs[1].logits)
+    assert not any(steps)
+
+
+def test_gradients_autocast_embeddings_and_padding_are_for_forward(make_model, ids, steps):
+    model, x = make_model("default").float(), ids(2, 6)
+    with fused_forward(model):
+        cache = model(x[:, :3], use_cache=True).past_key_values
+        assert model(x[:, 3:4], past_key_values=cache).logits.requires_grad
+        with torch.no_grad():
+            with torch.autocast("cpu"):
+                assert model(x[:, 4:5], past_key_values=cache).logits.dtype == torch.bfloat16
+            model(inputs_embeds=model.model.embed_tokens(x[:, 5:]), past_key_values=cache)
+            mask = torch.ones(2, 7, dtype=torch.long)
+            mask[1, 6] = 0
+            model(x[:, :1], attention_mask=mask, past_key_values=cache)
+            assert not any(steps)
+            model(x[:, :1], past_key_values=cache)
+    assert steps == [[2]]
+
+
+def test_what_is_wrong_has_the_sentence_of_forward(make_model, ids):
+    model = make_model("default", position="learned", max_position_embeddings=8).float()
+    with torch.no_grad(), fused_forward(model):
+        cache = model(ids(1, 6), use_cache=True).past_key_values
+        model(ids(1, 1), past_key_values=cache)
+        with pytest.raises(IndexError):
+            model(torch.tensor([[99]]), past_key_values=cache)
+        model(ids(1, 1), past_key_values=cache)
+        with pytest.raises(ValueError, match="up to 8 tokens"):
+            model(ids(1, 1), past_key_values=cache)
+    with pytest.raises(ValueError, match="int8, int4, or None; got 'int2'"), fused_forward(model, "int2"):
+        pass
+
+
+def test_fewer_bits_change_the_logits_a_little(make_model, ids):
+    model, x = make_model("hybrid").float(), ids(1, 6)
+    found = {}
+    for weights in (None, "float32", "int8"):
+        with torch.no_grad(), fused_forward(model, weights):
+            cache = model(x[:, :5], use_cache=True).past_key_values
+            found[weights] = model(x[:, 5:], past_key_values=cache).logits
+    off = {w: (found[w] - found[None]).norm() / found[None].norm() for w in ("float32", "int8")}
+    assert off["float32"] < 1e-5
+    assert 1e-4 < off["int8"] < 0.05
+
+
+def test_two_models_and_two_threads_at_once(make_model, ids):
+    """Each thread's generate has a step of its own, and an assistant's is not its model's."""
+    model, other = (
+        make_model("hybrid").float(),
+        make_model("default", hidden_size=16, num_hidden_layers=1).float(),
+    )
+    prompts = [ids(2, 5) for _ in range(4)]
+    expected, found = [generated(model, x, None) for x in prompts], {}
+
+    def run(i):
+        found[i] = model.generate(prompts[i], **LONG)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[i], expected[i]) for i in range(4))
+    helped = generated(model, prompts[0][:1], "float32", assistant_model=other)
+    assert torch.equal(helped, generated(model, prompts[0][:1], None))
+
+
+def test_a_cache_that_fills_up_grows(make_model, ids, steps):
+    model, x = make_model("hybrid").float(), ids(1, 5)
+    longer = generated(model, x, "float32", max_new_tokens=140)
+    assert steps == [[1] * 139]
+    assert torch.equal(longer, generated(model, x, None, max_new_tokens=140))
+
+
+@torch.no_grad()
+def test_a_cache_that_keeps_its_past_can_forget(make_model, ids, steps):
+    model, x = make_model("default").float(), ids(1, 6)
+    cache = model(x[:, :5], use_cache=True).past_key_values
+    before = cache.layers[0].state.S.clone()
+    for layer in cache.layers:
+        layer.activate_past_recording()
+    with fused_forward(model):
+        model(x[:, 5:], past_key_values=cache)
+    cache.crop(-1)
+    assert cache.get_seq_length() == 5
+    assert torch.equal(cache.layers[0].state.S, before)
+    assert not steps
+
+
+def of_numpy(model):
+    for x in model.parameters():
+        x.detach().numpy()[:] *= -3
+
+
+def of_data(model):
+    for x in model.parameters():
+        x.data.mul_(-3)
+
+
+def of_training(model):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True)
+    model(torch.arange(8)[None] + 3, labels=torch.arange(8)[None] + 3).loss.backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("change", [of_training, of_data, of_numpy])
+def test_each_text_begins_with_the_weights_of_then(make_model, ids, steps, change):
+    """Of writes, too, of which torch keeps no count: by generate, and token by token."""
+    model, x = make_model("hybrid").float(), ids(2, 5)
+    old = generated(model, x, None)
+    with fused_forward(model):
+        before = model.generate(x, **LONG)
+        with torch.no_grad():
+            model(x[:, 4:], past_key_values=model(x[:, :4], use_cache=True).past_key_values)
+        change(model)
+        after = model.generate(x, **LONG)
+        with torch.no_grad():
+            found = model(x[:, 4:], past_key_values=model(x[:, :4], use_cache=True).past_key_values).logits
+    assert len(steps) == 4
+    assert torch.equal(before, old)
+    assert torch.equal(after, generated(model, x, None))
+    assert not torch.equal(after, before)
+    assert torch.allclose(found[:, 0], model(x).logits[:, -1], rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_two_caches_in_turn_pack_once_each(make_model, ids, steps):
+    model, x = make_model("hybrid").float(), ids(1, 9)
+    caches = [model(x[:, :5], use_cache=True).past_key_values for _ in range(2)]
+    with fused_forward(model):
+        for i in range(5, 9):
+            for cache in caches:
+                model(x[:, i : i + 1], past_key_values=cache)
+    assert steps == [[1], [1] * 7]
+
+
+def test_another_task_of_the_same_thread_has_its_own(make_model, ids, steps):
+    """What one asyncio task enters is not another's, though they take turns in one thread."""
+    model, x = make_model("default").float(), ids(1, 6)
+
+    async def entered(weights, mine, theirs):
+        with torch.no_grad(), contextlib.nullcontext() if weights == "" else fused_forward(model, weights):
+            mine.set()
+            await theirs.wait()
+            cache = model(x[:, :5], use_cache=True).past_key_values
+            return model(x[:, 5:], past_key_values=cache).logits
+
+    async def both(*formats):
+        one, other = asyncio.Event(), asyncio.Event()
+        return await asyncio.gather(entered(formats[0], one, other), entered(formats[1], other, one))
+
+    asyncio.run(both("int4", ""))
+    assert steps == [[1]]
+    found = asyncio.run(both("float32", "int4"))
+    expected = [asyncio.run(both(*[weights] * 2))[0] for weights in ("float32", "int4")]
+    assert all(map(torch.equal, found, expected))
+    assert not torch.equal(*expected)
+
+
+@pytest.mark.compile
+def test_a_compiled_model_is_one_graph(make_model, ids):
+    model, x = make_model("default").float(), ids(2, 5)
+    expected = model(x).logits
+    with fused_forward(model), torch.no_grad():
+        found = torch.compile(model, fullgraph=True, backend="eager")(x, use_cache=False).logits
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_threads_that_were_started_within_have_their_own(make_model, ids):
+    """asyncio hands what is set for a context on to its threads; a step and its state are for one of them."""
+    model = make_model("default").float()
+    prompts = [ids(2, 5) for _ in range(4)]
+    expected = [generated(model, x, None) for x in prompts]
+
+    async def all_at_once():
+        return await asyncio.gather(*(asyncio.to_thread(model.generate, x, **LONG) for x in prompts))
+
+    with fused_forward(model):
+        found = asyncio.run(all_at_once())
+    assert all(map(torch.equal, found, expected))
+
+
+@torch.no_grad()
+def test_what_has_ended_is_over_in_whatever_order(make_model, ids, steps):
+    model, x = make_model("default").float(), ids(1, 9)
+
+    def reading(cache):
+        with fused_forward(model):
+            for i in range(5, 9):
+                yield model(x[:, i : i + 1], past_key_values=cache).logits
+
+    one, other = (reading(model(x[:, :5], use_cache=True).past_key_values) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=False))
+    one.close()
+    other.close()
+    steps.clear()
+    model(x[:, :1], past_key_values=model(x, use_cache=True).past_key_values)
+    assert not steps
+
+
+@torch.no_grad()
+def test_states_that_were_there_before_stay_as_they_were(model, ids):
+    """A state is a value: put back, it is where it was. (Keys and values are appended in place, as by `forward`.)"""
+    x = ids(2, 9)
+    cache = model(x[:, :5], use_cache=True).past_key_values
+    before = [layer.state for layer in cache.layers]
+    runs = []
+    for _ in range(2):
+        for layer, state in zip(cache.layers, before, strict=True):
+            layer.state, layer.num_tokens = state, 5
+        with fused_forward(model):
+            runs.append([model(x[:, i : i + 1], past_key_values=cache).logits for i in range(5, 9)])
+    assert all(map(torch.equal, *runs))
+
+
+def test_gradients_through_an_earlier_state(make_model, ids):
+    found = []
+    for weights in (None, "float32"):
+        model, x = make_model("default").float(), ids(1, 7) * 0 + torch.arange(7) + 3
+        cache = model(x[:, :4], use_cache=True).past_key_values
+        with torch.no_grad(), fused_forward(model, weights):
+            model(x[:, 4:5], past_key_values=cache)
+        model(x[:, 5:], past_key_values=cache).logits.sum().backward()
+        found.append(model.model.layers[0].attention.k_proj.weight.grad)
+    assert torch.allclose(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_where_memory_is_short_the_model_takes_its_own_step(make_model, ids, monkeypatch):
+    model, x = make_model("default").float(), ids(1, 5)
+    expected = generated(model, x, None)
+
+    def fails(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(FusedStep, "__init__", fails)
+    assert torch.equal(model.generate(x, **LONG), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"is_causal": False}, "got is_causal=False"), ({"foo": None}, "no argument 'foo'"),
+        ({"input_ids": torch.zeros(3, 1, dtype=torch.long)}, None), ({"position_ids": torch.tensor([[1, 2]] * 2)}, None),
+        ({"attention_mask": torch.ones(2, 3)}, "attention_mask must be"),
+    ],
+)  # fmt: skip
+def test_what_forward_refuses_is_refused(make_model, ids, options, error):
+    model, raised = make_model("default", position="learned", max_position_embeddings=64).float(), []
+    for weights in (None, "float32"):
+        cache = model(ids(2, 5), use_cache=True).past_key_values
+        with fused_forward(model, weights):
+            model(ids(2, 1), past_key_values=cache)
+            with pytest.raises((ValueError, TypeError, RuntimeError), match=error) as found:
+                model(**{"input_ids": ids(2, 1), "past_key_values": cache} | options)
+        raised.append(found.type)
+    assert raised[0] is raised[1]
