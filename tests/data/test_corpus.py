@@ -94,7 +94,7 @@ def test_what_cannot_be_prepared(tmp_path):
     with pytest.raises(UserError, match="there is no text: all documents are empty"):
         prepare([Document("e", b"")], tmp_path / "data")
     with pytest.raises(
-        UserError, match="no tokenizer is called 'words'; expected 'bytes', 'amino-acids' or 'bpe:N'"
+        UserError, match="no tokenizer is called 'words'; expected 'bytes', 'amino-acids', 'bpe:N'"
     ):
         prepare(DOCUMENTS, tmp_path / "data", tokenizer="words")
     with pytest.raises(UserError, match=r"three is not UTF-8: byte 0xff at position 4"):

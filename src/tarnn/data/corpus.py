@@ -201,7 +201,7 @@ def bpe_size(tokenizer: str) -> int | None:
             )
         return int(size)
     raise UserError(
-        f"no tokenizer is called {tokenizer!r}; expected {', '.join(map(repr, FIXED))} 'bpe:N' with N ids, such as "
+        f"no tokenizer is called {tokenizer!r}; expected {', '.join(map(repr, FIXED))}, 'bpe:N' with N ids, such as "
         "'bpe:4096', or the folder of a tokenizer."
     )
 
