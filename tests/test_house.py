@@ -37,7 +37,7 @@ MAY_IMPORT = {
         "analysis",
         "conversion",
         "kernels",
-    },  # fmt: skip
+    },
 }
 FACADES = {"models/__init__.py": {"huggingface"}}  # `from tarnn.models import TarnnConfig`, as users write it
 FREE = {
