@@ -5,19 +5,34 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 TORCH  := torch==2.13.0
 
-.PHONY: demo test sanitize gpu install wheel clean
+.PHONY: demo quick test test-all format sanitize gpu install wheel clean
 
 demo: install
 	$(BIN)/tarnn demo --out runs/demo
 
 # one thread a worker: two that wait for each other by spinning are slower than one
-test: export OMP_NUM_THREADS = 1
+quick test test-all: export OMP_NUM_THREADS = 1
+
+# before each commit, in less than a minute of one core: the rules of the house, and the laws at small sizes
+quick: install
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest -q -m "not compile and not refusals and not thorough" tests/test_house.py tests/ops tests/feature_maps tests/attention
+
+# how long each test took: build/tests.xml
 test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 -q
+	$(BIN)/python -m pytest -n 2 -q --junitxml=build/tests.xml
+
+# and what is slow and rarely breaks: GPU kernels by Triton's interpreter, the laws under a runtime type checker
+test-all: test
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 -q tests/triton/interpreted
 	$(BIN)/python -m pytest -n 2 -q -m "not compile and not refusals" --jaxtyping-packages=tarnn.ops,tarnn.feature_maps,tarnn.attention,beartype.beartype tests/ops tests/feature_maps tests/attention
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 # the kernels' tests under the sanitizers, with each instruction set
 sanitize: install

@@ -318,6 +318,7 @@ def test_exact_queries_are_softmax():
     assert not close(o[:, :, 1:39], exact[:, :, 1:39], 1e-3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("causal", [True, False])
 def test_gradients(causal):
     q, k, v = tensors(1, 1, 2, 7)
@@ -365,6 +366,7 @@ def test_compiled_gradients_are_the_plain_ones(case):
     assert all(close(x.double(), y.double(), 0.05 * n) for x, y, n in zip(rounded, plain_rounded, size))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["favor", "elu"])
 def test_gradients_of_the_compiled_kernels(name):
     q, k, v = tensors(2, 1, 2, 5)
@@ -398,6 +400,7 @@ def test_gradients_hold_at_every_norm(name, size):
     assert (found - exact).norm() <= 4 * (plain - exact).norm() + 1e-6 * exact.norm()
 
 
+@pytest.mark.thorough
 def test_compiled_gradients_are_differentiated_again():
     q, k, v = tensors(1, 1, 1, 4)
     bias = torch.randn(1, dtype=torch.float64)
@@ -408,6 +411,7 @@ def test_compiled_gradients_are_differentiated_again():
     assert torch.autograd.gradgradcheck(attend, [x.requires_grad_() for x in (q, k, v, bias)])
 
 
+@pytest.mark.thorough
 @settings(laws, max_examples=15)
 @given(case=cases(causal=True, t=30, key_mask=None, slots=0), inplace=st.booleans())
 def test_a_compiled_step_is_the_plain_one(case, inplace):
@@ -426,6 +430,7 @@ def test_a_compiled_step_is_the_plain_one(case, inplace):
     assert close(rounded, plain_rounded, 0.05)
 
 
+@pytest.mark.thorough
 def test_threads_change_no_bit():
     q, k, v = (x.requires_grad_() for x in tensors(3, 2, 2, 3 * CHUNK + 5, torch.float32))
     before, found = torch.get_num_threads(), []
@@ -641,6 +646,7 @@ def test_what_stands_at_masked_queries_reaches_no_gradient(causal):
         assert torch.equal(x, y)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("causal", [True, False])
 def test_packed_rows_of_unequal_length_are_twice_differentiable(causal):
     q, k, v = (x.double() for x in tensors(1, 1, 1, 9))

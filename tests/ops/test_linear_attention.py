@@ -243,6 +243,7 @@ def test_user_map_learns():
         assert relative_error(x, y) < 1e-10
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("map_name", ["elu", "exp"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_same_bits_whatever_the_number_of_threads(map_name, threads):

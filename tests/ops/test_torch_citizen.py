@@ -51,6 +51,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cu_seqlens", [None, [0, 2, 2, 6]])
 @pytest.mark.parametrize(("feature_map", "causal", "normalize", "projection"), OPTIONS)
 def test_first_and_second_derivatives(feature_map, causal, normalize, projection, cu_seqlens):
@@ -83,6 +84,7 @@ def test_first_and_second_derivatives(feature_map, causal, normalize, projection
     assert torch.autograd.gradgradcheck(f, given, fast_mode=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.one_path
 @pytest.mark.parametrize("decay", ["none", "channel"])
 def test_derivatives_of_the_plain_call(decay):
