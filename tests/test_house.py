@@ -112,6 +112,7 @@ def test_who_opens_checkpoints(path):
     assert "trust_remote_code=True" not in path.read_text()
 
 
+@pytest.mark.thorough
 def test_import_is_light():
     """All of tarnn but its models needs torch and nothing heavier."""
     code = (
@@ -123,6 +124,7 @@ def test_import_is_light():
     assert run.stdout.split() == []
 
 
+@pytest.mark.thorough
 def test_the_command_line_opens_without_torch():
     code = "import sys, tarnn, tarnn.cli.main; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -146,6 +148,7 @@ def test_no_file_hides_a_name_that_is_loaded_when_first_used(package):
     assert not names & {p.stem for p in package.parent.iterdir() if not p.name.startswith("_")}
 
 
+@pytest.mark.thorough
 def test_hybrid_attention_is_public():
     code = (
         "import tarnn.ops.hybrid.op; from tarnn import hybrid_attention; from tarnn.ops import hybrid_step; "

@@ -22,6 +22,7 @@ def test_every_map_that_can_be_had_has_a_name():
     assert names() == sorted(names())
 
 
+@pytest.mark.thorough
 def test_importing_tarnn_loads_no_map_and_the_first_look_at_names_all_of_them():
     code = (
         "import sys, tarnn, tarnn.feature_maps; tarnn.feature_maps.register; before = set(sys.modules); "

@@ -73,6 +73,7 @@ def test_prefix_then_rest_is_the_whole(chunks, case):
         assert relative_error(x, y) < 1e-11
 
 
+@pytest.mark.thorough
 @laws
 @given(case=cases(causal=True, decay="token", weighted=True, normalize=True, d=5))
 def test_gradients_pass_through_a_state_handed_over(chunks, case):
@@ -126,6 +127,7 @@ def test_padded_is_cut(chunks, case):
             assert relative_error(x[row], y[row]) < 1e-11
 
 
+@pytest.mark.thorough
 @laws
 @given(case=cases(b=1, d=5))
 def test_packed_is_a_loop(chunks, case):
