@@ -93,7 +93,9 @@ def _scan(most: Tensor, decay: Tensor, which: Tensor) -> Tensor:
     t, reach = most.shape[2], 1
     pad = torch.nn.functional.pad
     while reach < t:
-        other = which[reach:] != which[:-reach]  # masked, since a NaN of another sequence would outlast a decay of −∞
+        other = (
+            which[reach:] != which[:-reach]
+        )  # masked, since a NaN of another sequence would outlast a decay of −∞
         earlier = (most[:, :, :-reach] + decay[:, :, reach:]).masked_fill(other[:, None], -torch.inf)
         most = torch.maximum(most, pad(earlier, (0, 0, reach, 0), value=-torch.inf))
         decay = decay + pad(decay[:, :, :-reach], (0, 0, reach, 0))
