@@ -322,6 +322,16 @@ def test_an_alphabet_without_the_letters_of_the_prompt(good, tmp_path, capsys):
     assert "expected ACDEFGHIKLMNPQRSTVWYBJOUXZ" in said
 
 
+def test_a_device_is_no_text(good, tmp_path, capsys):
+    said = run(capsys, "eval", good / "ours", tmp_path / "out", "/dev/null")
+    assert "/dev/null is a device" in said
+
+
+@pytest.mark.parametrize("option", ["--steps", "--batch-size"])
+def test_a_training_without_end(good, options, tmp_path, capsys, option):
+    run(capsys, "finetune", good / "converted", tmp_path / "out", *options["finetune"], option, 10**30)
+
+
 @pytest.mark.parametrize("size", [1, 2, 12])
 def test_a_text_of_a_few_bytes(tmp_path, capsys, size):
     (tmp_path / "text").write_bytes(b"x" * size)
