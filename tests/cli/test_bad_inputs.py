@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import struct
 import wave
 
 import pytest
@@ -93,6 +94,14 @@ def pickled(folder):
     (folder / "model.safetensors").unlink()
 
 
+def terabyte(folder):
+    size = 10**12
+    part = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
+    header = json.dumps({"model.embed_tokens.weight": part}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    os.truncate(folder / "model.safetensors", 8 + len(header) + size)
+
+
 def a_folder(file):
     return lambda folder: ((folder / file).unlink(), (folder / file).mkdir())
 
@@ -113,6 +122,7 @@ ANY = {  # of any folder with weights and a config
     "weights: a header of 2⁶³ bytes": writes("model.safetensors", b"\xff" * 7 + b"\x7f{}"),
     "weights: pickled": pickled,
     "weights: a pickle by the name of safetensors": writes("model.safetensors", b"\x80\x04\x95\x0b\x00\x00\x00"),
+    "weights: a terabyte, not written": terabyte,
     "weights: none": removes("model.safetensors"),
     "weights: a folder": a_folder("model.safetensors"),
     "weights: one is missing": weights(lambda x: x.pop(UP)),
@@ -148,6 +158,20 @@ ANY = {  # of any folder with weights and a config
     "config: dtype a number": sets("config.json", dtype=3),
 }  # fmt: skip
 FOREIGN = {
+    "config: RoPE with factors in words": sets(
+        "config.json",
+        max_position_embeddings=64,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 1.0,
+            "short_factor": [1.0],
+            "long_factor": "x",
+            "original_max_position_embeddings": 3,
+        },
+    ),
+    "generation_config: cannot be saved again": sets(
+        "generation_config.json", temperature="hot", do_sample=1
+    ),
     "config: an unknown activation": sets("config.json", hidden_act="nosuch"),
     "config: RoPE of nobody": sets("config.json", rope_parameters={"rope_type": "nosuch", "rope_theta": 1.0}),
     "config: RoPE a number": sets("config.json", rope_parameters=7),
@@ -167,6 +191,7 @@ TOKENIZER = {
     "tokenizer: config a list": writes("tokenizer_config.json", b"[]"),
     "tokenizer: config cut": cut("tokenizer_config.json"),
     "tokenizer: added tokens a number": sets("tokenizer.json", added_tokens=7),
+    "tokenizer: of another class, that has no [UNK]": sets("tokenizer_config.json", tokenizer_class="BertTokenizer"),
     "tokenizer: larger than the vocabulary": sets("tokenizer.json", "model", vocab={chr(i): i + 900 for i in range(33, 127)}),
 }  # fmt: skip
 CONVERTED = {
@@ -214,7 +239,10 @@ MET = {
     "finetune": ("converted", ANY | TOKENIZER | CONVERTED),
     "show": ("llama", ANY | TOKENIZER),
     "eval": ("llama", ANY | TOKENIZER),
-    "predict": ("masked", {k: v for k, v in (ANY | TOKENIZER).items() if "dtype of" not in k}),
+    "predict": (
+        "masked",
+        {k: v for k, v in (ANY | TOKENIZER).items() if not any(x in k for x in ("dtype of", "[UNK]"))},
+    ),
 }
 CASES = [(command, case) for command, (_, cases) in MET.items() for case in cases]
 
@@ -292,6 +320,16 @@ def test_inputs_that_are_not_text(good, tmp_path, capsys, data):
 def test_an_alphabet_without_the_letters_of_the_prompt(good, tmp_path, capsys):
     said = run(capsys, "generate", good / "letters", tmp_path / "out", "--prompt", "*")
     assert "expected ACDEFGHIKLMNPQRSTVWYBJOUXZ" in said
+
+
+def test_a_device_is_no_text(good, tmp_path, capsys):
+    said = run(capsys, "eval", good / "ours", tmp_path / "out", "/dev/null")
+    assert "/dev/null is a device" in said
+
+
+@pytest.mark.parametrize("option", ["--steps", "--batch-size"])
+def test_a_training_without_end(good, options, tmp_path, capsys, option):
+    run(capsys, "finetune", good / "converted", tmp_path / "out", *options["finetune"], option, 10**30)
 
 
 @pytest.mark.parametrize("size", [1, 2, 12])

@@ -57,6 +57,24 @@ def test_bugs_keep_their_traceback(command):
         cli.main(["info"])
 
 
+def test_what_a_foreign_model_raises_as_it_runs_is_one_line(command, capsys):
+    for module in ("transformers.models.llama.modeling_llama", "transformers.tokenization_utils_tokenizers"):
+        command(TypeError("new(): invalid data type"), module=module)
+        assert cli.main(["info"]) == 2
+        assert capsys.readouterr().err.startswith(
+            "tarnn: error: the model or its tokenizer can't run: new(): invalid"
+        )
+
+
+def test_an_error_is_a_line_of_text_however_much_it_quotes(command, capsys):
+    command(UserError("got '" + "\x1b[2J" + "x" * 10**6 + "'; expected less."))
+    assert cli.main(["info"]) == 2
+    line = capsys.readouterr().err
+    assert len(line) < 700
+    assert line.endswith("xx'; expected less.\n")
+    assert "\\x1b[2Jxx" in line
+
+
 def test_control_c(command, capsys):
     command(KeyboardInterrupt())
     assert cli.main(["info"]) == 130

@@ -217,6 +217,11 @@ def test_refused(texts):
     bloom = hf.BloomForCausalLM(hf.BloomConfig(vocab_size=99, hidden_size=32, n_layer=1, n_head=4))
     with pytest.raises(ValueError, match="no attention interface"):
         convert(bloom, texts, **SMALL)
+    gemma = hf.Gemma2Config(
+        vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, head_dim=8
+    )
+    with pytest.raises(ValueError, match=r"Gemma2Attention caps its logits at 50.0 \(attn_logit_softcapping"):
+        convert(hf.Gemma2ForCausalLM(gemma), texts, **SMALL)
     t5 = hf.AutoModel.from_config(REFUSED["T5"][0]()).get_encoder()
     with pytest.raises(ValueError, match=r"position_bias|no attention interface"):
         convert(t5, texts, **SMALL)

@@ -162,3 +162,22 @@ def test_a_nan_of_any_bits_stays_one(name, dtype):
         assert nan.isnan().all()
         given["k"][:, :, 20] = nan
         assert WAYS[name](**given, causal=True)[:, :, 20:].isnan().all(), hex(bits)
+
+
+@pytest.mark.parametrize("junk", JUNK)
+@pytest.mark.parametrize("name", ["elu", "favor", "clusters"])
+def test_packed_sequences_keep_what_is_not_finite_to_themselves(name, junk):
+    q, k, v = (x[:1] for x in inputs(()).values())
+    phi, cuts = make(name, head_dim=D), torch.tensor([0, 20, 20, 45, T])
+    decay = -0.1 * torch.rand(1, G, T)
+    options = {"causal": True, "cu_seqlens": cuts}
+    before = linear_attention(q, k, v, phi, log_decay=decay, **options)
+    key, fade = k.clone(), decay.clone()
+    key[:, :, 30, 3] = junk
+    fade[:, :, 30] = torch.nan
+    for spoilt in (
+        linear_attention(q, key, v, phi, log_decay=decay, **options),
+        linear_attention(q, k, v, phi, log_decay=fade, **options),
+    ):
+        assert same_bits(spoilt[:, :, :30], before[:, :, :30])
+        assert same_bits(spoilt[:, :, 45:], before[:, :, 45:])

@@ -277,6 +277,26 @@ def test_predict_reads_files_as_train_does(tarnn, sources, tmp_path):
     assert tarnn("predict", run, tmp_path / "a.jsonl", "--text-field", "body")[0] == 0
 
 
+def test_predict_reads_the_words_that_train_reads(tarnn, tmp_path):
+    rows, run = tmp_path / "rows.jsonl", tmp_path / "run"
+    rows.write_text('{"tokens": ["Ada", "wrote"], "labels": ["NAME", "VERB"]}\n' * 30)
+    options = (
+        "--task",
+        "token-classification",
+        "--steps",
+        1,
+        "--hidden-size",
+        16,
+        "--layers",
+        1,
+        "--heads",
+        1,
+    )
+    tarnn("train", rows, "--out", run, *options)
+    code, out, err = tarnn("predict", run, rows, "--json")
+    assert (code, json.loads(out.splitlines()[0])["input"]) == (0, "Ada wrote"), err
+
+
 @pytest.mark.parametrize("text", ["nosuchfile.txt", "folder/file", "my notes.jsonl", "x.wav"])
 def test_what_looks_like_a_file_that_is_not_there(text, tarnn, sources, tmp_path):
     run = tmp_path / "run"

@@ -21,8 +21,8 @@ def finetune(
             help="Stage 1: maps (that learn, such as hedgehog) and far bias. Stage 2: adapters, or all weights."
         ),
     ] = "maps",
-    steps: Annotated[int, Option(min=1, help="How many steps.")] = 200,
-    batch_size: Annotated[int, Option(min=1, help="Rows per step.")] = 4,
+    steps: Annotated[int, Option(min=1, max=10**9, help="How many steps.")] = 200,
+    batch_size: Annotated[int, Option(min=1, max=10**5, help="Rows per step.")] = 4,
     learning_rate: Annotated[float | None, Option(help="1e-2 for maps, 1e-4 lora, 1e-5 weights.")] = None,
     drop_window: Annotated[
         bool, Option("--drop-window", help="Stage 2: leave the window away in many steps.")

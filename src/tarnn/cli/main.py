@@ -12,6 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from tarnn._version import __version__
+from tarnn.cli.output import CONTROL
 from tarnn.cli.waiting import wait_briefly
 
 # name of the subcommand, of its module here and of the function there → its line in `tarnn --help`
@@ -28,6 +29,7 @@ COMMANDS = {
     "demo": "Train, generate and measure, in a few minutes: what this project is about.",
 }
 
+LONGEST = 600  # characters of an error
 
 EXAMPLES = {
     "train": "tarnn train my-books/ --out runs/books",
@@ -97,19 +99,43 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
 
 
+def is_of_transformers(error: BaseException) -> bool:
+    """Raised by the code of a model or a tokenizer of transformers as it ran: its files ask for what that can't do."""
+    modules = [
+        str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    kinds = ("transformers.models.", "transformers.tokenization")
+    last = next((name for name in reversed(modules) if name.startswith(("tarnn.", *kinds))), "")
+    return last.startswith(kinds)
+
+
 def fail(message: object) -> int:
     """One line on stderr (from the first process only, where there are several), and exit code 2."""
     if os.environ.get("RANK", "0") == "0":
-        line = "tarnn: error: " + " ".join(str(message).split())
+        text = " ".join(str(message).split()).translate(CONTROL)
+        if len(text) > LONGEST:  # it quotes a file
+            text = f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
+        line = f"tarnn: error: {text}"
         # names may hold bytes that are no text
         print(line.encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
     return 2
 
 
+def fail_of_model(error: Exception) -> int:
+    """The same for what the code of transformers raised over a model; any other error is a bug, and goes on."""
+    if os.environ.get("TARNN_TRACEBACK") or not is_of_transformers(error):
+        raise error
+    return fail(
+        f"the model or its tokenizer can't run: {str(error)[:300] or type(error).__name__}. Its files may not fit each "
+        "other or this input; TARNN_TRACEBACK=1 shows where it stopped."
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code: 0, 2 for what the user can mend, 130 for Ctrl-C.
 
-    `UserError`, a `ValueError` raised by tarnn's own code, any `OSError` and a lack of memory become one line on stderr.
+    `UserError`, a `ValueError` raised by tarnn's own code, any `OSError` and a lack of memory become one line on stderr;
+    so does whatever the code of a foreign model raises while it runs.
     Everything else is a bug and keeps its traceback; TARNN_TRACEBACK=1 keeps it for all of them.
     """
     argv = sys.argv[1:] if argv is None else argv
@@ -125,11 +151,11 @@ def main(argv: list[str] | None = None) -> int:
         return fail(f"{message}{stop} See `{command} --help`.")
     except (OSError, ValueError) as error:
         if os.environ.get("TARNN_TRACEBACK") or not (isinstance(error, OSError) or is_ours(error)):
-            raise
+            return fail_of_model(error)
         return fail(error)
-    except (MemoryError, RuntimeError, TypeError) as error:
+    except Exception as error:
         if os.environ.get("TARNN_TRACEBACK") or not is_out_of_memory(error):
-            raise
+            return fail_of_model(error)
         return fail(
             f"there is not enough memory for this: {str(error).splitlines()[0]}. Ask for less at once."
         )

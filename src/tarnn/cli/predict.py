@@ -55,7 +55,7 @@ def predict(
     texts = iter(inputs)
     if task.reads_text:
         settings = trained(task, checkpoint, config, inputs).settings
-        texts = inputs_of(inputs, text_field or settings.text_field, task.text_column)
+        texts = inputs_of(inputs, text_field or getattr(settings, task.text_setting), task.text_column)
     if task.reads_text:
         reader: Any = open_tokenizer(checkpoint)
         check_ids(np.array([*reader.backend_tokenizer.get_vocab().values()]), config.vocab_size)
@@ -118,12 +118,17 @@ def check_text(text: str, name: str) -> str:
 
 
 def texts_of(path: Path, field: str, column: int) -> Iterator[str]:
-    """The texts of a file, one for each row or line."""
+    """The texts of a file, one for each row or line; a list of words is a text, too."""
     if not is_table(path):
         yield from (line.strip() for _, line in lines_of(path))
         return
     for place, row in read_rows(path):
-        yield (row[column] if isinstance(row, list) else field_of(row, field, place, "--text-field")).strip()
+        if isinstance(row, list):
+            yield row[column].strip()
+        elif isinstance(words := row.get(field), list) and all(isinstance(word, str) for word in words):
+            yield " ".join(words)
+        else:
+            yield field_of(row, field, place, "--text-field").strip()
 
 
 def line_of(row: dict[str, Any]) -> str:

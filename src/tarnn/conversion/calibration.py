@@ -49,8 +49,6 @@ def blocks(seen: Seen, near: Near) -> Iterator[Block]:
     for start in range(0, t, BLOCK):
         rows = slice(start, min(start + BLOCK, t))
         logits = seen.scale * q[:, rows] @ k.mT
-        if seen.softcap is not None:
-            logits = seen.softcap * torch.tanh(logits / seen.softcap)
         i = j[rows, None]
         visible = j <= i if seen.causal else torch.ones_like(j <= i)
         exact = visible & (((i - j).abs() < near.window) | (j < near.sinks))

@@ -7,6 +7,7 @@ transformers is given a config without such names and the tensors, after both we
 
 import copy
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,7 +81,7 @@ def open_pretrained(
         weights = dict(read_weights(folder))
         model, info = kind.from_pretrained(
             None, config=config, state_dict=weights, output_loading_info=True, ignore_mismatched_sizes=True,
-            generation_config=generation_config(folder, fields), **options,
+            generation_config=generation_config(folder, fields, strict=converted is not None), **options,
         )  # fmt: skip
     check_loaded(file, info, model)
     if unused := sorted(info["unexpected_keys"]):
@@ -143,9 +144,9 @@ def harmless(value: Any) -> Any:
     return {key: harmless(x) for key, x in value.items() if key not in LEAD_ELSEWHERE}
 
 
-def generation_config(folder: Path, fields: dict[str, Any]) -> Any:
+def generation_config(folder: Path, fields: dict[str, Any], *, strict: bool) -> Any:
     """What generation_config.json says, or without one the fields of config.json, as older versions of transformers left
-    them there."""
+    them there. strict: it must be one that can be saved again."""
     file, of_model = folder / "generation_config.json", {"_from_model_config": True}
     if file.is_file():
         fields, of_model = read_json(file), {}
@@ -153,7 +154,9 @@ def generation_config(folder: Path, fields: dict[str, Any]) -> Any:
         if type(fields.get(name)) not in (int, type(None)):
             raise UserError(f"{file}: {name} must be a whole number; got {fields[name]!r:.60}.")
     try:
-        return transformers.GenerationConfig.from_dict(harmless(fields), **of_model)
+        config = transformers.GenerationConfig.from_dict(harmless(fields), **of_model)
+        config.validate(strict=strict)
+        return config
     except Exception as error:  # of wrong types, whatever its checks raise
         raise UserError(f"{file}: {' '.join(str(error).split())[:300]}") from error
 
@@ -271,7 +274,9 @@ def quiet() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.set_verbosity(before)
         if bars:

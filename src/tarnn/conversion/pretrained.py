@@ -226,7 +226,7 @@ class Check:
 
         def look(i: int, seen: Seen) -> Tensor:
             return hybrid_attention(
-                seen.q, seen.k, seen.v, causal=seen.causal, scale=seen.scale, softcap=seen.softcap, key_mask=seen.key_mask,
+                seen.q, seen.k, seen.v, causal=seen.causal, scale=seen.scale, key_mask=seen.key_mask,
                 **near._asdict(),
             )  # fmt: skip
 
@@ -241,7 +241,7 @@ class Check:
         def look(i: int, seen: Seen) -> Tensor | None:
             if i != layer:
                 return None
-            options = {"causal": seen.causal, "scale": seen.scale, "softcap": seen.softcap}
+            options = {"causal": seen.causal, "scale": seen.scale}
             return own(seen.q, seen.k, seen.v, key_mask=seen.key_mask, **options, **near)[0]
 
         with watching(self.model, look):

@@ -22,7 +22,6 @@ class Seen(NamedTuple):
     v: Tensor  # (b, g, t, e)
     causal: bool
     scale: float
-    softcap: float | None
     key_mask: Tensor | None  # (b, t)
 
 
@@ -36,15 +35,18 @@ def run(
     """torch's softmax attention; a layer that the hybrid would compute is looked at first."""
     layer, look = type(module).__name__, getattr(module, "tarnn_look", None)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    softcap = options.get("softcap")
+    softcap = options.pop("softcap", None)
+    if softcap is not None:
+        raise ValueError(
+            f"{layer} caps its logits at {softcap} (attn_logit_softcapping), which torch's softmax attention, the measure of a "
+            "conversion, does not; such a model can't be converted."
+        )
     if look is not None and options.get("sliding_window") is None and not crosses(module, query, key, causal):
         refuse(layer, options, dropout if module.training else 0.0)
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        o = look(Seen(query, key, value, causal, scale, softcap, real_tokens(layer, attention_mask, key)))
+        o = look(Seen(query, key, value, causal, scale, real_tokens(layer, attention_mask, key)))
         if o is not None:
             return o.transpose(1, 2).contiguous(), None
-    if softcap is None:
-        options.pop("softcap", None)
     return sdpa_attention_forward(
         module, query, key, value, as_sdpa_mask(attention_mask, query), dropout=dropout, scaling=scaling,
         is_causal=is_causal, **options,

@@ -74,6 +74,8 @@ def is_file(text: str) -> bool:
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
     """The content of a file as a stream, decompressed. UserError where it is damaged."""
+    if path.is_char_device():  # /dev/zero has no end
+        raise UserError(f"{path} is a device; expected a file.")
     with path.open("rb") as file:
         begins = file.read(8)
     name, opener = next((x for begin, x in COMPRESSED.items() if begins.startswith(begin)), ("", Path.open))

@@ -138,7 +138,9 @@ def _other_shapes(name: str, module: nn.Module, new: nn.Module) -> str | None:
 
 def _same_kind(kind: type, new: type) -> bool:
     """The same, or what this package derives from it for transformers."""
-    return kind is new or (issubclass(kind, new) and kind.__module__.startswith(("tarnn.models.", "tarnn.huggingface.")))
+    return kind is new or (
+        issubclass(kind, new) and kind.__module__.startswith(("tarnn.models.", "tarnn.huggingface."))
+    )
 
 
 def _shapes(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...] | None]]:

@@ -58,7 +58,7 @@ def read_header(file: Path) -> Header:
         with safe_open(file, "pt") as tensors:
             slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
             return {name: (s.get_dtype(), tuple(s.get_shape())) for name, s in slices.items()}
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:  # RuntimeError: more than can be mapped
         raise UserError(
             f"{file} can't be read: it was cut short or is no safetensors file ({error}). {INTACT}"
         ) from error

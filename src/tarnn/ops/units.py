@@ -72,14 +72,14 @@ def _running(
     """M_i, and the decay in its units, both (b, g, t, f)."""
     t, tokens = x.shape[2], torch.arange(x.shape[2], device=x.device)
     if cu_seqlens is None:
-        starts, first = tokens == 0, M[:, :, None]
+        which, starts, first = torch.zeros_like(tokens), tokens == 0, M[:, :, None]
     else:
         which = _sequence_of(tokens, cu_seqlens)
         starts, first = tokens == cu_seqlens[which], M[which].transpose(0, 1)[None]
     before = torch.where(starts[:, None], first, -torch.inf)  # what a sequence begins with
     decay = torch.zeros_like(x[..., :1]) if log_decay is None else log_decay
     kind = x.dtype if log_decay is None else widest(x.device)
-    most = _scan(torch.maximum(x, before + decay).detach().to(kind), decay.detach().to(kind), starts)
+    most = _scan(torch.maximum(x, before + decay).detach().to(kind), decay.detach().to(kind), which)
     most = most.to(x.dtype)
     last = torch.where(
         starts[:, None], before, torch.nn.functional.pad(most, (0, 0, 1, 0), value=-torch.inf)[:, :, :t]
@@ -88,14 +88,16 @@ def _running(
     return most, (change + decay).to(x.dtype)
 
 
-def _scan(most: Tensor, decay: Tensor, starts: Tensor) -> Tensor:
-    """m_i = max(m_i, m_(i−1) + decay_i), but for those that start a sequence: by doubling, so that −∞ costs no digits."""
+def _scan(most: Tensor, decay: Tensor, which: Tensor) -> Tensor:
+    """m_i = max(m_i, m_(i−1) + decay_i) within each sequence: by doubling, so that −∞ costs no digits. which (t,)"""
     t, reach = most.shape[2], 1
-    decay = decay.masked_fill(starts[:, None], -torch.inf)
     pad = torch.nn.functional.pad
     while reach < t:
-        earlier = pad(most[:, :, :-reach], (0, 0, reach, 0), value=-torch.inf)
-        most = torch.maximum(most, earlier + decay)
+        other = (
+            which[reach:] != which[:-reach]
+        )  # masked, since a NaN of another sequence would outlast a decay of −∞
+        earlier = (most[:, :, :-reach] + decay[:, :, reach:]).masked_fill(other[:, None], -torch.inf)
+        most = torch.maximum(most, pad(earlier, (0, 0, reach, 0), value=-torch.inf))
         decay = decay + pad(decay[:, :, :-reach], (0, 0, reach, 0))
         reach *= 2
     return most

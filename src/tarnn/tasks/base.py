@@ -67,6 +67,7 @@ class Task(ABC):
     next: ClassVar[str] = "generate"  # the command that uses the model
     reads_text: ClassVar[bool] = True  # whether the inputs of `predict` are texts, or else files
     text_column: ClassVar[int] = -1  # of a .tsv file, that `predict` reads
+    text_setting: ClassVar[str] = "text_field"  # names the field of other rows, that it reads
 
     epoch: int
     per_example: int = 1  # what one example counts

@@ -40,7 +40,7 @@ class TokenClassificationTask(ClassificationTask):
 
     name, of = "token-classification", "texts with labelled words"
     architecture = "TarnnForTokenClassification"
-    settings_class = TokenClassificationSettings
+    settings_class, text_setting = TokenClassificationSettings, "tokens_field"
     settings: TokenClassificationSettings
 
     def read_rows(self, sources: Sequence[str]) -> list[Pair]:
