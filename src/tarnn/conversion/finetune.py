@@ -55,7 +55,7 @@ def finetune(
         options_in(stored, i).get("feature_map") is None for i, _ in own_layers(model)
     ):
         raise ValueError(
-            'this model was converted without features, so it has no maps to train; train="weights" trains it.'
+            'this model was converted without features, so it has no maps to train; --train weights (train="weights") trains it.'
         )
     rows = rows_of(texts, tokenizer, model)
     check_length(min(row["input_ids"].shape[1] for row in rows), near)
