@@ -8,6 +8,7 @@ import torch
 from transformers.utils import logging
 
 from tarnn.cli.main import main
+from tarnn.feature_maps.registry import MAPS
 
 SMALL = ["--hidden-size", "32", "--layers", "2", "--heads", "2", "--steps", "4", "--batch-size", "2"]
 
@@ -44,11 +45,15 @@ def furnished(tmp_path_factory):
 
 @pytest.fixture
 def workplace(furnished, tmp_path, monkeypatch):
-    """A copy of that folder, as the working folder; torch and its random numbers are left as they were."""
+    """A copy of that folder, as the working folder; torch, its random numbers and the names of maps are left as they were."""
     shutil.copytree(furnished, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(1)
+    MAPS.names()
+    maps = dict(MAPS)
     yield tmp_path
+    MAPS.clear()
+    MAPS.update(maps)
     torch.set_num_threads(threads)
     torch.set_rng_state(state)
