@@ -584,6 +584,7 @@ def test_far_until_of_both_sides_is_of_the_whole_sequence():
     assert close(hybrid_attention(q, k, v, MAPS["favor"], far_until=39, **options), alone)
 
 
+@pytest.mark.refusals
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -608,6 +609,7 @@ def test_refusals(options, words):
         hybrid_attention(*tensors(1, 1, 1, 4), MAPS["elu"], **options)
 
 
+@pytest.mark.refusals
 def test_what_is_no_tensor_is_refused():
     q, k, v = tensors(1, 1, 1, 4)
     for attend in (hybrid_attention, linear_attention, softmax_attention):
