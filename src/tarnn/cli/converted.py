@@ -4,6 +4,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from tarnn.auto_classes import CONVERTED
+from tarnn.cli.model_page import LENGTHS, model_page
 from tarnn.cli.progress import Report
 from tarnn.errors import UserError
 from tarnn.json_file import read_json
@@ -18,7 +20,7 @@ OURS_ALONE = {
 def is_converted(folder: Path) -> bool:
     """Whether a folder's config.json is that of a converted model; nothing heavy is imported for it."""
     file = folder / "config.json"
-    return file.is_file() and read_json(file).get("tarnn_attention") is not None
+    return file.is_file() and read_json(file).get(CONVERTED) is not None
 
 
 def continue_converted(
@@ -104,9 +106,6 @@ def describe_converted(checkpoint: Path, lengths: list[int] | None) -> dict[str,
     }  # fmt: skip
 
 
-LENGTHS = [1024, 4096, 16384, 65536]
-
-
 def bytes_of(layer: dict[str, Any], length: int, size: int) -> int:
     """Keys, values and sums of one sequence of that length in one layer."""
     d, near = layer["head_dim"], layer["window"] + layer["sinks"] + layer["slots"]
@@ -131,15 +130,4 @@ def converted_text(facts: dict[str, Any]) -> str:
             )
         rows[f"layer {x['layer']}"] = about
     rows["CPU kernel"] = f"{facts['kernel']['path']}: {facts['kernel']['why']}"
-    width = max(map(len, rows))
-    lines = [facts["checkpoint"], *(f"  {name:{width}}  {value}" for name, value in rows.items())]
-    if facts["memory"]:
-        lines += ["", "memory to generate one sequence, bytes"]
-        lines += [
-            f"{'tokens':>12}{'state':>18}{'with weights':>18}{'softmax: cache':>18}{'with weights':>18}"
-        ]
-        lines += [
-            "".join([f"{x['length']:12,}", *(f"{y:18,}" for y in list(x.values())[1:])])
-            for x in facts["memory"]
-        ]
-    return "\n".join(lines)
+    return model_page(facts["checkpoint"], rows, facts["memory"])

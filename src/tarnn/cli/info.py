@@ -10,10 +10,9 @@ from typer import Argument, Option
 
 from tarnn.cli.converted import converted_text, describe_converted, is_converted
 from tarnn.cli.machine import kernel_facts, machine_facts, machine_text
+from tarnn.cli.model_page import LENGTHS, model_page
 from tarnn.cli.progress import progress
 from tarnn.errors import UserError
-
-LENGTHS = "1024,4096,16384,65536"
 
 
 def info(
@@ -22,7 +21,9 @@ def info(
     ] = None,
     lengths: Annotated[
         str | None,
-        Option(help=f"Numbers of tokens, with commas between them; {LENGTHS}, or an image's, unless given."),
+        Option(
+            help=f"Numbers of tokens, with commas between them; {','.join(map(str, LENGTHS))}, or an image's, unless given."
+        ),
     ] = None,
     as_json: Annotated[bool, Option("--json", help="As JSON, for programs.")] = False,
 ) -> None:
@@ -75,7 +76,7 @@ def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, An
         lengths = []  # it reads whole sequences, from no state
     if lengths is None:
         whole = getattr(config, "sequence_length", None)
-        lengths = parse_lengths(LENGTHS) if whole is None else [whole]
+        lengths = LENGTHS if whole is None else [whole]
     dtype = saved_dtype(file, header)
     model, twin = (weightless(checkpoint, c, header, dtype) for c in (config, softmax_twin(config)))
     check_weights(file, header, model)
@@ -141,16 +142,7 @@ def as_text(facts: dict[str, Any]) -> str:
         "CPU kernel": f"{facts['kernel']['path']}: {facts['kernel']['why']}",
         "CPU step": "fused" if facts["no_fused_step"] is None else f"not fused: {facts['no_fused_step']}",
     }
-    width = max(map(len, rows))
-    lines = [facts["checkpoint"], *(f"  {name:{width}}  {value}" for name, value in rows.items())]
-    if not facts["memory"]:
-        return "\n".join(lines)
-    lines += ["", "memory to generate one sequence, bytes"]
-    lines += [f"{'tokens':>12}{'state':>18}{'with weights':>18}{'softmax: cache':>18}{'with weights':>18}"]
-    for row in facts["memory"]:
-        beyond = "  (beyond its positions)" if limit and row["length"] > limit else ""
-        lines += [f"{row['length']:12,}" + "".join(f"{x:18,}" for x in list(row.values())[1:]) + beyond]
-    return "\n".join(lines)
+    return model_page(facts["checkpoint"], rows, facts["memory"], limit)
 
 
 def image_rows(config: dict[str, Any]) -> dict[str, str]:

@@ -56,7 +56,6 @@ def predict(
     if task.reads_text:
         settings = trained(task, checkpoint, config, inputs).settings
         texts = inputs_of(inputs, text_field or getattr(settings, task.text_setting), task.text_column)
-    if task.reads_text:
         reader: Any = open_tokenizer(checkpoint)
         check_ids(np.array([*reader.backend_tokenizer.get_vocab().values()]), config.vocab_size)
     else:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from tarnn.data.saved_tokenizer import check_ids
 from tarnn.data.sources import Document
 from tarnn.data.windows import IGNORED, ValidationBatches
 from tarnn.errors import UserError
@@ -39,10 +40,7 @@ class PretrainedText:
         self.ids = np.concatenate([np.zeros(0, np.int64), *parts])
         if len(self.ids) < 2:
             raise UserError("the text has fewer than two tokens; expected more text to measure on.")
-        if (highest := int(self.ids.max())) >= vocab_size:
-            raise UserError(
-                f"the tokenizer makes ids up to {highest} but the model knows {vocab_size}: they don't belong together."
-            )
+        check_ids(self.ids, vocab_size)
         self.context = min(context, len(self.ids) - 1)
 
     def validation(self, batch_size: int) -> ValidationBatches:

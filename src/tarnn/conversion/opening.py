@@ -22,6 +22,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
+from tarnn.auto_classes import METHOD
 from tarnn.conversion.options import DEFAULTS, KEY, attach
 from tarnn.data.saved_tokenizer import open_saved_tokenizer
 from tarnn.decoding.weights import FLOATS, FOREIGN, Header, check_counts, read_headers, read_weights
@@ -121,7 +122,7 @@ def is_ours(quantized: Any) -> bool:
     """Whether that is the mark of a converted model, with an attention that we have."""
     return (
         isinstance(quantized, dict)
-        and quantized.get("quant_method") == "tarnn"
+        and quantized.get("quant_method") == METHOD
         and quantized.get("attention") in DEFAULTS
     )
 
@@ -240,9 +241,7 @@ def refused(folder: Path) -> Iterator[None]:
     """Whatever transformers raises over a folder becomes one sentence about that folder."""
     try:
         yield
-    except UserError:
-        raise
-    except MemoryError:
+    except (UserError, MemoryError):
         raise
     except Exception as error:
         reason = re.sub(r"\s+", " ", str(error))[:300] or type(error).__name__

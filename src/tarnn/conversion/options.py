@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from tarnn.auto_classes import CONVERTED, METHOD
 from tarnn.conversion.layer import MODES, Heads, LayerAttention
 from tarnn.feature_maps import FeatureMap
 from tarnn.feature_maps.registry import described, make, options_of
 
 LINEAR, HYBRID = "tarnn_linear", "tarnn_hybrid"
-KEY = "tarnn_attention"  # of a model's config: the options of all layers, and under "layers" those of single ones
+KEY = CONVERTED  # of a model's config: the options of all layers, and under "layers" those of single ones
 CHILD = "tarnn"  # of an attention module
 
 
@@ -95,7 +96,7 @@ def set_options(model: nn.Module, *, layers: int | Iterable[int] | None = None, 
         setattr(module, CHILD, layer)
     setattr(config, KEY, stored)
     name = config._attn_implementation
-    config.quantization_config = {"quant_method": "tarnn", "attention": name if name in DEFAULTS else HYBRID}
+    config.quantization_config = {"quant_method": METHOD, "attention": name if name in DEFAULTS else HYBRID}
 
 
 def with_options(stored: Mapping, options: Mapping, layers: Iterable[int] | None) -> dict[str, Any]:

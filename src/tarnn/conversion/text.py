@@ -13,6 +13,7 @@ from transformers import Cache
 from tarnn.conversion.cache import constant_cache
 from tarnn.conversion.opening import open_pretrained, tokenizer_of
 from tarnn.conversion.options import attention_layers, child_of
+from tarnn.data.saved_tokenizer import check_ids
 from tarnn.errors import UserError
 
 
@@ -91,11 +92,7 @@ class ConvertedText(nn.Module):
                 ).long()
         if not len(ids):
             raise UserError("the prompt is empty and this model has no token to start from; give a --prompt.")
-        if int(ids.max()) >= self.config.vocab_size:
-            raise UserError(
-                f"the tokenizer makes ids up to {int(ids.max())} but the model knows {self.config.vocab_size}: they don't "
-                "belong together. Put the model's own tokenizer into the checkpoint."
-            )
+        check_ids(ids, self.config.vocab_size)
         return ids[None].to(self.device)
 
     def decode(self, ids: list[int]) -> str:

@@ -15,15 +15,13 @@ def check_attention(
     q, k, v, *, causal, key_mask=None, cu_seqlens=None, log_decay=None, key_log_weight=None
 ) -> None:
     """Raises ValueError or TypeError unless the arguments of an attention op fit each other."""
-    _check_tensors(
-        q=q,
-        k=k,
-        v=v,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        log_decay=log_decay,
-        key_log_weight=key_log_weight,
-    )
+    options = {
+        "key_mask": key_mask,
+        "cu_seqlens": cu_seqlens,
+        "log_decay": log_decay,
+        "key_log_weight": key_log_weight,
+    }
+    _check_tensors(q=q, k=k, v=v, **options)
     if not q.ndim == k.ndim == v.ndim == 4:
         raise ValueError(
             f"attention takes q (b, h, t, d), k (b, g, s, d), v (b, g, s, e): four axes each; got {_shapes(q=q, k=k, v=v)}. "
@@ -104,17 +102,16 @@ def check_state(call: Call) -> None:
             f"a log_decay with channels must be (b, g, s, f) = {(b, g, s, f)}, per feature; got {tuple(call.log_decay.shape)}."
         )
     if call.S is not None:
-        features = call.k.new_empty(0, g, 0, f)
-        check_sums(call.num_sequences, features, call.v, call.S, call.z, call.M)
+        check_sums((call.num_sequences, g, f, call.v.shape[3]), call.k, call.S, call.z, call.M)
 
 
-def check_sums(n: int, phi: Tensor, v: Tensor, S, z, M, *, by_feature: bool = False) -> None:
-    """Raises ValueError unless a state fits n sequences with features phi (b, g, s, f) and values v (b, g, s, e)."""
-    (_, g, _, f), e, device, dtype = phi.shape, v.shape[3], phi.device, wide(phi.dtype)
+def check_sums(shape: tuple[int, int, int, int], like: Tensor, S, z, M, *, by_feature: bool = False) -> None:
+    """Raises ValueError unless a state's sums are of this shape (n, g, f, e), and as wide and where sums over `like` are."""
+    (n, g, f, _), device, dtype = shape, like.device, wide(like.dtype)
     maxima = (n, g, f) if by_feature and M is not None and M.ndim == 3 else (n, g)
-    for name, x, shape in (("S", S, (n, g, f, e)), ("z", z, (n, g, f)), ("M", M, maxima)):
-        if x is not None and (x.shape != shape or x.dtype != dtype or x.device != device):
+    for name, x, expected in (("S", S, shape), ("z", z, (n, g, f)), ("M", M, maxima)):
+        if x is not None and (x.shape != expected or x.dtype != dtype or x.device != device):
             raise ValueError(
-                f"the state's {name} must be {shape} in {dtype} on {device}; got {tuple(x.shape)} in {x.dtype} on {x.device}. "
+                f"the state's {name} must be {expected} in {dtype} on {device}; got {tuple(x.shape)} in {x.dtype} on {x.device}. "
                 "A state fits the model, the number of sequences and the precision that made it."
             )

@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
+from tarnn.auto_classes import CONVERTED
 from tarnn.decoding.weights import check_counts, check_weights, fill, read_headers, read_weights, saved_dtype
 from tarnn.errors import UserError
 from tarnn.json_file import read_json
@@ -67,7 +68,7 @@ def open_config(path: str | Path, tasks: Collection[str] = ("text",)) -> TarnnCo
 
 def elsewhere(fields: dict[str, Any]) -> str:
     """Which commands take a folder that is not one of ours."""
-    if fields.get("tarnn_attention") is not None:
+    if fields.get(CONVERTED) is not None:
         return (
             "`tarnn convert` has written it: `tarnn generate` continues texts with it, or `tarnn predict` and `tarnn show` take "
             "it where it is an encoder; so do `tarnn info` and `tarnn eval`"

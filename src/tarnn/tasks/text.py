@@ -98,7 +98,7 @@ class TextTask(Task):
     def to_evaluate(cls, trained: Trained, sources: Sequence[str], report: Report) -> TextTask:
         import torch
 
-        from tarnn.data.saved_tokenizer import open_saved_tokenizer
+        from tarnn.data.saved_tokenizer import check_ids, open_saved_tokenizer
         from tarnn.data.tokenizers import token_bytes
 
         task = cls.__new__(cls)
@@ -112,11 +112,7 @@ class TextTask(Task):
         task.evaluated = ", ".join(sources) or f"the text that {trained.folder} held out"
         if not task.validation_context:
             raise UserError(f"{task.evaluated} has fewer than two tokens; expected more text to measure on.")
-        if (highest := int(task.held_out.max())) >= trained.config.vocab_size:
-            raise UserError(
-                f"the tokenizer in {trained.folder} makes ids up to {highest} but the model knows "
-                f"{trained.config.vocab_size}: they don't belong together."
-            )
+        check_ids(task.held_out, trained.config.vocab_size)
         task.evaluated += f": {len(task.held_out):,} tokens in windows of {task.validation_context:,}"
         return task
 

@@ -82,12 +82,12 @@ def _causal_segment(queries: Queries, keys: Keys, weights: Weights, state: Tenso
     before, state = states(keys, weights, state)
     products = pair_products(queries.phi, keys.phi, weights.pair)
     phi_q = queries.phi if weights.query is None else queries.phi * weights.query[:, :, :, None]
-    if known_finite(keys.v):
-        return products.flatten(3, 4) @ keys.v + phi_q.flatten(3, 4) @ before, state
-    value, spoilt = set_aside(keys.v)
-    out = products.flatten(3, 4) @ value + phi_q.flatten(3, 4) @ before
-    later = spoilt.cumsum(-1)[:, :, :, None] > 0  # (b, g, n, 1, c)
-    return marked(out, later.expand(products.shape[:-1]).flatten(3, 4)), state
+    value, later = keys.v, None
+    if not known_finite(value):
+        value, spoilt = set_aside(value)
+        later = spoilt.cumsum(-1)[:, :, :, None] > 0  # (b, g, n, 1, c)
+        later = later.expand(products.shape[:-1]).flatten(3, 4)
+    return marked(products.flatten(3, 4) @ value + phi_q.flatten(3, 4) @ before, later), state
 
 
 def states(keys: Keys, weights: Weights, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,9 +24,8 @@ class Stretches(NamedTuple):
         return self.chunks.shape[0]
 
 
-_RECORDED: dict[
-    tuple, Stretches
-] = {}  # tables that CUDA graphs read, which go on reading them: kept for ever
+# tables that CUDA graphs read, which go on reading them: kept for ever
+_RECORDED: dict[tuple, Stretches] = {}
 
 
 def of_rows(num_rows: int, length: int, item: int, chunk: int, device: torch.device) -> Stretches:

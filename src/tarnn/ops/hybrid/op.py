@@ -11,7 +11,7 @@ others (estimated by features), both summed by log-sum-exp,
 φ(q_i) = φ̂_i e^(a_i), and S, z in units of e^(M_i), the running maximum of the log-weights of the keys that have entered the
 sums. It is causal to the bit: M_i depends on these keys alone.
 
-How it is computed in chunks: `hybrid_chunks.py`.
+How it is computed in chunks: `chunks.py`.
 """
 
 import math
@@ -53,7 +53,7 @@ def hybrid_attention(
         window: keys at a distance of less than this are exact, the query's own among them; on both sides where not causal.
         sinks: the first so many tokens of a sequence are exact for every query.
         slots: so many keys per key/value head that features represent badly stay exact after they have left the window
-            (`hybrid_slots.py` says how they are chosen); without causality, so many of the whole row.
+            (`slots.py` says how they are chosen); without causality, so many of the whole row.
         scale: of the products, 1/√d by default. softcap c: then c·tanh(product / c).
         far_bias: λ, a number or (h,), added to the log-weight of every estimated key.
         far_until: queries at this place of their sequence (from 0) and beyond see no estimated key; where not causal, no

@@ -138,7 +138,7 @@ def _by_feature(
         (None, None, x.new_full((n, g, f), -torch.inf)) if state is None else (state.S, state.z, state.M)
     )
     if state is not None:
-        check_sums(n, x, v, S, z, M, by_feature=True)
+        check_sums((n, g, f, v.shape[3]), x, S, z, M, by_feature=True)
         M = x.new_zeros(n, g, f) if M is None else M if M.ndim == 3 else M[..., None].expand(n, g, f)
     if causal:
         if log_decay is not None:

@@ -261,9 +261,10 @@ def _attend(q, k, v, *, causal, past, scale, key_mask, key_log_weight, pairs=Non
     if key_mask is not None:  # whatever stands at masked keys is absent
         k, v = (x.masked_fill(~key_mask[:, None, :, None], 0.0) for x in (k, v))
     spoilt = None
-    if ((causal and t > 1) or pairs is not None) and not known_finite(
-        k, v
-    ):  # a weight that is zero must meet numbers: 0·NaN is NaN
+    hides = (
+        causal and t > 1
+    ) or pairs is not None  # some keys from some queries, by weights of zero: 0·NaN is NaN
+    if hides and not known_finite(k, v):
         (k, in_k), (v, in_v) = set_aside(k), set_aside(v)
         spoilt = _users(in_k | in_v, groups, causal, past, t, pairs)
     mask = pairs if key_mask is None else key_mask[:, None, None, :]
@@ -280,16 +281,18 @@ def _attend(q, k, v, *, causal, past, scale, key_mask, key_log_weight, pairs=Non
     if key_mask is not None:
         seen = key_mask.cumsum(-1)[:, past:] > 0 if causal else key_mask.any(-1, keepdim=True).expand(-1, t)
         o = torch.where(seen[:, None, :, None], o, 0.0)  # rows that see no key: zeros, not NaN
-    return o if spoilt is None else marked(o, spoilt)
+    return marked(o, spoilt)
 
 
 def _users(keys, groups: int, causal: bool, past: int, t: int, pairs) -> Tensor:
     """Which queries (b, h, t) see one of these keys (b, g, s)."""
-    if pairs is None:
-        seen = keys.cumsum(-1)[:, :, past:] > 0
-    else:  # (t, s): of packed sequences
+    if pairs is not None:  # (t, s): of packed sequences
         allowed = (pairs.tril() if causal else pairs).float()
         seen = (keys.float() @ allowed.mT) > 0
+    elif causal:
+        seen = keys.cumsum(-1)[:, :, past:] > 0
+    else:
+        seen = keys.any(-1, keepdim=True).expand(-1, -1, t)
     return seen.repeat_interleave(groups, dim=1) if groups > 1 else seen
 
 
@@ -297,16 +300,10 @@ def _weighted(q, k, v, state, options) -> tuple[Tensor, KVCache | None, Tensor]:
     """(o, state, weights): the weights are what attention makes of the unit vectors as values."""
     units = torch.eye(k.shape[2], dtype=v.dtype, device=v.device).expand(*k.shape[:3], -1)
     weights = _attend(q, k, units, **options)
-    (_b, g, s, _), t, key_mask = v.shape, q.shape[2], options["key_mask"]
+    g, key_mask = v.shape[1], options["key_mask"]
     if key_mask is not None:
         v = v.masked_fill(~key_mask[:, None, :, None], 0.0)
     value, spoilt = set_aside(v)
     o = (weights.unflatten(1, (g, -1)) @ value[:, :, None]).flatten(1, 2)  # (b, h, t, e)
-    pairs = options.get("pairs")
-    if not options["causal"] and pairs is None:
-        pairs = torch.ones(t, s, dtype=torch.bool, device=v.device)
-    return (
-        marked(o, _users(spoilt, q.shape[1] // g, options["causal"], options["past"], t, pairs)),
-        state,
-        weights,
-    )
+    causal, past, pairs = options["causal"], options["past"], options.get("pairs")
+    return marked(o, _users(spoilt, q.shape[1] // g, causal, past, q.shape[2], pairs)), state, weights
