@@ -31,12 +31,21 @@ from scripts.common.results import Unmeasured, run
 from tarnn.kernels.cpu import CHUNK  # positions that the native kernel takes at once
 
 FULL = {
-    "lengths": [1, 16, 64, 128, 256, 1024, 4096, 16384, 65536], "head_dims": [32, 64, 128],
-    "dtypes": ["float32", "bfloat16"], "kinds": ["causal", "full"], "passes": ["forward", "both"],
-    "layouts": [HEADS_FIRST, SIDE_BY_SIDE], "caches": ["warm", "cold"], "methods": [str],
-    "heads": 8, "batch_size": 1, "device": "cuda" if torch.cuda.is_available() else "cpu", "seconds": 2.5,
-    "longest_call": 12.0, "resume": False,
-}  # fmt: skip
+    "lengths": [1, 16, 64, 128, 256, 1024, 4096, 16384, 65536],
+    "head_dims": [32, 64, 128],
+    "dtypes": ["float32", "bfloat16"],
+    "kinds": ["causal", "full"],
+    "passes": ["forward", "both"],
+    "layouts": [HEADS_FIRST, SIDE_BY_SIDE],
+    "caches": ["warm", "cold"],
+    "methods": [str],
+    "heads": 8,
+    "batch_size": 1,
+    "device": "cuda" if torch.cuda.is_available() else "cpu",
+    "seconds": 2.5,
+    "longest_call": 12.0,
+    "resume": False,
+}
 QUICK = {
     "lengths": [64, 256, 1024, 4096],
     "head_dims": [64],
@@ -52,10 +61,11 @@ CHOICES = {
     "caches": ["warm", "cold"],
 }
 ABOUT = {
-    "methods": "only these, such as native sdpa", "resume": "go on where the results file ends",
+    "methods": "only these, such as native sdpa",
+    "resume": "go on where the results file ends",
     "seconds": "about so long, at most, for all rounds of one method",
     "longest_call": "seconds beyond which a method is left out",
-}  # fmt: skip
+}
 Entrant = tuple[Method, str]  # who, and in which dtype
 
 
@@ -78,9 +88,7 @@ def entrants_of(options) -> tuple[list[Entrant], dict[str, str]]:
     methods, absent = available(options.device)
     names = [m.name for m in methods]
     if unknown := set(options.methods or names) - {*names, *absent}:
-        raise Unmeasured(
-            f"no method is called {', '.join(unknown)}; there are {', '.join((*names, *absent))}."
-        )
+        raise Unmeasured(f"no method is called {', '.join(unknown)}; there are {', '.join((*names, *absent))}.")
     entrants = []
     for method in (m for m in methods if m.name in (options.methods or names)):
         for dtype in (["float64"] if method.ours else []) + list(options.dtypes):
@@ -100,10 +108,13 @@ def shape(options) -> dict[str, Any]:
 
 def facts(options, costs: Costs) -> dict[str, Any]:
     return {
-        "shape": shape(options), "absent": costs.absent, "skipped": costs.skipped, "chunk": CHUNK,
+        "shape": shape(options),
+        "absent": costs.absent,
+        "skipped": costs.skipped,
+        "chunk": CHUNK,
         "matmul_gflops": costs.matmul_gflops(),
         "targets": [t.as_json() for t in targets(costs, options.heads, CHUNK, options.threads)],
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

@@ -23,10 +23,7 @@ COLD_FROM = 1024  # lengths from which calls on cold inputs are measured
 COLD_BYTES = 2**27  # of inputs that take turns: more than the caches have
 # (b, h, t, d) contiguous; a view of (b, t, h·d), as a projection gives it
 HEADS_FIRST, SIDE_BY_SIDE = "heads-first", "side-by-side"
-SPREAD = (
-    "native",
-    "specialised",
-)  # who is measured in every layout, cold and warm; others only heads first and warm
+SPREAD = ("native", "specialised")  # who is measured in every layout, cold and warm; others only heads first and warm
 SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 Inputs = dict[str, list[Tensor]]  # q, k, v and the gradient of o, by dtype
 
@@ -79,9 +76,7 @@ class Cost:
     peak_bytes: int | None  # above what was there before the call, results included
     extra_bytes: int | None  # beyond outputs and gradients
     mm_gflops: float | None  # float32, 2048³
-    heads_first_ms: float | None = (
-        None  # the same heads-first, in the same rounds; where the layout is another
-    )
+    heads_first_ms: float | None = None  # the same heads-first, in the same rounds; where the layout is another
 
     def share_of_matmul(self, flops: int) -> float | None:
         """Of the rate that torch.mm had in the same rounds."""
@@ -133,9 +128,12 @@ class Costs:
         return max(kin, key=lambda c: c.cell.t, default=None)
 
     def ratios(
-        self, over: tuple[str, str], under: tuple[str, str], cells: Iterable[Cell],
+        self,
+        over: tuple[str, str],
+        under: tuple[str, str],
+        cells: Iterable[Cell],
         value: Callable[[Cost], float | None] = lambda cost: cost.ms,
-    ) -> dict[str, float]:  # fmt: skip
+    ) -> dict[str, float]:
         """By cell, how many times larger one's value (method, dtype) is than the other's, where both are known."""
         found = {}
         for cell in cells:
@@ -241,9 +239,7 @@ def measure_cell(
         who = method.name, dtype
         contenders[who], results[who] = contender(method, inputs[dtype], cell)
         if method.ours and cell.layout != HEADS_FIRST:
-            contenders[*who, HEADS_FIRST], _ = contender(
-                method, inputs[dtype], cell._replace(layout=HEADS_FIRST)
-            )
+            contenders[*who, HEADS_FIRST], _ = contender(method, inputs[dtype], cell._replace(layout=HEADS_FIRST))
     if cell.t >= MATMUL_FROM:
         contenders["matmul"] = matmul(device)
     timings = measure_in_turns(contenders, effort, device)
@@ -253,9 +249,7 @@ def measure_cell(
         timing, twin = timings[name, dtype], timings.get((name, dtype, HEADS_FIRST))
         extra = None if timing.peak_bytes is None else max(0, timing.peak_bytes - nbytes)
         first = twin.ms if twin else None
-        costs.append(
-            Cost(name, dtype, cell, **asdict(timing), extra_bytes=extra, mm_gflops=mm, heads_first_ms=first)
-        )
+        costs.append(Cost(name, dtype, cell, **asdict(timing), extra_bytes=extra, mm_gflops=mm, heads_first_ms=first))
     return costs
 
 

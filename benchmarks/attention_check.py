@@ -20,9 +20,12 @@ Attended = tuple[Tensor, ...]  # o, dq, dk, dv
 
 
 def wrong(
-    method: Method, dtype: torch.dtype, head_dims: Sequence[int], device: str = "cpu",
+    method: Method,
+    dtype: torch.dtype,
+    head_dims: Sequence[int],
+    device: str = "cpu",
     phi: Callable[[Tensor], Tensor] = PHI,
-) -> str:  # fmt: skip
+) -> str:
     """What is wrong with this method, or nothing. SDPA is torch's own and computes something else: not asked."""
     if method.power > 1:
         return ""

@@ -11,11 +11,19 @@ from scripts.common.tables import MIB, bullets, markdown, mebibytes, millisecond
 from scripts.common.targets import section
 
 NAMES = {
-    "native": "tarnn, native", "chunked": "chunked PyTorch", "specialised": "specialised PyTorch", "sdpa": "SDPA (softmax)",
-}  # fmt: skip
+    "native": "tarnn, native",
+    "chunked": "chunked PyTorch",
+    "specialised": "specialised PyTorch",
+    "sdpa": "SDPA (softmax)",
+}
 COLORS = {
-    "native": BLUE, "chunked": SKY, "specialised": ORANGE, "sdpa": RED, "fast-transformers": GREEN, "performer": PINK,
-}  # fmt: skip
+    "native": BLUE,
+    "chunked": SKY,
+    "specialised": ORANGE,
+    "sdpa": RED,
+    "fast-transformers": GREEN,
+    "performer": PINK,
+}
 
 
 def report(options, facts: dict[str, Any], costs: Costs) -> str:
@@ -32,11 +40,16 @@ def report(options, facts: dict[str, Any], costs: Costs) -> str:
         "turns; times are medians of the rounds."
     )
     return page(
-        "Attention: time and memory against length", source(facts, how), speed,
-        section(targets(costs, options.heads, chunk, facts["threads"])), arithmetic(chunk),
+        "Attention: time and memory against length",
+        source(facts, how),
+        speed,
+        section(targets(costs, options.heads, chunk, facts["threads"])),
+        arithmetic(chunk),
         *by_case(costs, costs.dtypes, lambda dtype, cells: table(costs, dtype, cells, options.heads, chunk)),
-        *places(costs, options.heads, chunk), "## Left out", bullets(costs.left_out()),
-    )  # fmt: skip
+        *places(costs, options.heads, chunk),
+        "## Left out",
+        bullets(costs.left_out()),
+    )
 
 
 def places(costs: Costs, heads: int, chunk: int) -> list[str]:
@@ -63,11 +76,7 @@ def places(costs: Costs, heads: int, chunk: int) -> list[str]:
         "gives. Warm, all calls have the same inputs; cold, each has inputs that no cache holds. Against "
         "heads-first: the same call in that layout, in the same rounds."
     )
-    return [
-        "## Layouts, and inputs from memory",
-        about,
-        markdown([*head, "specialised / native", "share of mm"], rows),
-    ]
+    return ["## Layouts, and inputs from memory", about, markdown([*head, "specialised / native", "share of mm"], rows)]
 
 
 def by_case(costs: Costs, names: Sequence[Any], table: Callable[[Any, list[Cell]], str]) -> list[str]:
@@ -159,8 +168,11 @@ def cost_figure(
             found = [(c.t, x) for c in wanted if (x := costs.get(method, dtype, c))]
             line(axes, ((t, (x.extra_bytes or 0) / MIB if memory else x.ms) for t, x in found), style, name)
         label(
-            axes, "length t", "MiB beyond inputs and outputs" if memory else "milliseconds",
-            title="forward + backward" if backward else "forward", ticks=sorted({c.t for c in costs.cells}),
-        )  # fmt: skip
+            axes,
+            "length t",
+            "MiB beyond inputs and outputs" if memory else "milliseconds",
+            title="forward + backward" if backward else "forward",
+            ticks=sorted({c.t for c in costs.cells}),
+        )
     next((axes for axes in axes_of if axes.lines), axes_of[0]).legend(frameon=False, fontsize="small")
     return made

@@ -107,9 +107,7 @@ def available(device: str = "cpu") -> tuple[list[Method], dict[str, str]]:
     if library.available() and device == "cpu":
         methods.append(Method("native", tarnn_attend, ours=True, release=release_scratch))
     else:
-        absent["native"] = (
-            kernels() if device == "cpu" else f"the native kernels are for CPUs; this is {device}"
-        )
+        absent["native"] = kernels() if device == "cpu" else f"the native kernels are for CPUs; this is {device}"
     methods.append(Method("chunked", tarnn_attend, ours=True, surroundings=library.disabled))
     methods.append(Method("specialised", specialised))
     methods.append(Method("sdpa", sdpa, power=2, patience=1.0))

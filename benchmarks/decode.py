@@ -30,13 +30,18 @@ from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.ops import reference
 
 FULL = {
-    "positions": [256, 1024, 4096, 16384, 65536], "batch_sizes": [1, 32], "rounds": ROUNDS,
-    "seconds_a_round": SECONDS_A_ROUND, "thread_counts": [int], "compile": False,
-}  # fmt: skip
+    "positions": [256, 1024, 4096, 16384, 65536],
+    "batch_sizes": [1, 32],
+    "rounds": ROUNDS,
+    "seconds_a_round": SECONDS_A_ROUND,
+    "thread_counts": [int],
+    "compile": False,
+}
 QUICK = {"positions": [64, 256], "batch_sizes": [1], "rounds": 2, "seconds_a_round": 0.02}
 ABOUT = {
-    "thread_counts": "each is tried; by default 1 and all", "compile": "also the compiled step of the linear model",
-}  # fmt: skip
+    "thread_counts": "each is tried; by default 1 and all",
+    "compile": "also the compiled step of the linear model",
+}
 SHAPE = {"num_hidden_layers": 8, "num_attention_heads": 8, "hidden_size": 256, "vocab_size": 257}
 ROOM = 0.8  # of the machine's memory, at most, for a cache
 
@@ -101,9 +106,14 @@ def measure(options, costs: dict[str, list[DecodeCost]], skipped: list[dict], ke
                     print(f"{name:28}{position:8,}  skipped: {needed:,} bytes of cache have no room here")
                     continue
                 cost = fastest_decode_cost(
-                    model, position, threads=options.thread_counts or (), batch_size=batch_size, rounds=options.rounds,
-                    seconds_a_round=options.seconds_a_round, step=one_token,
-                )  # fmt: skip
+                    model,
+                    position,
+                    threads=options.thread_counts or (),
+                    batch_size=batch_size,
+                    rounds=options.rounds,
+                    seconds_a_round=options.seconds_a_round,
+                    step=one_token,
+                )
                 costs.setdefault(name, []).append(cost)
                 print(
                     f"{name:28}{position:8,}{cost.ms:10.3f} ms ({cost.ms_min:.3f} – {cost.ms_max:.3f})"
@@ -123,19 +133,17 @@ def report(options, facts: dict[str, Any], costs: dict[str, list[DecodeCost]]) -
         [name, f"{p.position:,}", f"{p.ms:.3f}", f"{p.ms_min:.3f} – {p.ms_max:.3f}", f"{p.state_bytes:,}", p.threads]
         for name, points in costs.items()
         for p in points
-    ]  # fmt: skip
-    flat = [
-        f"{name}: the slowest position over the fastest {ratio:.3f}"
-        for name, ratio in facts["flatness"].items()
     ]
-    left_out = [
-        f"{x['series']}, {x['position']:,}: a cache of {x['state_bytes']:,} bytes" for x in facts["skipped"]
-    ]
+    flat = [f"{name}: the slowest position over the fastest {ratio:.3f}" for name, ratio in facts["flatness"].items()]
+    left_out = [f"{x['series']}, {x['position']:,}: a cache of {x['state_bytes']:,} bytes" for x in facts["skipped"]]
     return page(
-        "One more token, by its position", source(facts, "8 layers of 8 heads, 256 wide, float32, fused step. Medians."),
-        markdown(["", "position", "ms", "least – most", "bytes of state", "threads"], rows), bullets(flat),
-        "## Left out", bullets(left_out),
-    )  # fmt: skip
+        "One more token, by its position",
+        source(facts, "8 layers of 8 heads, 256 wide, float32, fused step. Medians."),
+        markdown(["", "position", "ms", "least – most", "bytes of state", "threads"], rows),
+        bullets(flat),
+        "## Left out",
+        bullets(left_out),
+    )
 
 
 def figure(options, facts: dict[str, Any], costs: dict[str, list[DecodeCost]]):

@@ -29,15 +29,23 @@ from tarnn.kernels.cpu.stack import FORMATS
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 FULL = {
-    "python": Path(sys.executable), "positions": [128, 8192], "hidden": 512, "layers": 8, "heads": 8, "kv_heads": 8,
-    "inner": 1408, "vocab": 257, "tokens": 32,
-}  # fmt: skip
+    "python": Path(sys.executable),
+    "positions": [128, 8192],
+    "hidden": 512,
+    "layers": 8,
+    "heads": 8,
+    "kv_heads": 8,
+    "inner": 1408,
+    "vocab": 257,
+    "tokens": 32,
+}
 QUICK = {"positions": [16], "hidden": 64, "layers": 1, "heads": 2, "kv_heads": 1, "inner": 96, "tokens": 2}
 ABOUT = {"python": "the interpreter of the environment that has the baselines", "tokens": "timed one by one"}
 OURS = {  # attention, type of the cache
-    "tarnn, softmax": ("softmax", None), "tarnn, softmax, cache in bfloat16": ("softmax", torch.bfloat16),
+    "tarnn, softmax": ("softmax", None),
+    "tarnn, softmax, cache in bfloat16": ("softmax", torch.bfloat16),
     "tarnn, linear": ("linear", None),
-}  # fmt: skip
+}
 BASELINES = ("llama.cpp", "onnxruntime")
 UNSUPPORTED = {("onnxruntime", "bfloat16"): "it has no bfloat16 products on a CPU"}
 Found = dict[str, dict[str, Any]]  # by engine and weights: milliseconds by position, or why there are none
@@ -45,9 +53,7 @@ Found = dict[str, dict[str, Any]]  # by engine and weights: milliseconds by posi
 
 def main() -> int:
     options = parse(__file__, __doc__, FULL, QUICK, about=ABOUT)
-    return run(
-        options, measure, check=lambda options: wrong_token(make(options, "softmax"), 1), report=report
-    )
+    return run(options, measure, check=lambda options: wrong_token(make(options, "softmax"), 1), report=report)
 
 
 def measure(options, found: Found, keep: Callable[[], None]) -> None:
@@ -68,11 +74,7 @@ def measure(options, found: Found, keep: Callable[[], None]) -> None:
             keep()
     for engine in BASELINES:
         for weights in FORMATS:
-            found[f"{engine}: {weights}"] = {
-                "engine": engine,
-                "weights": weights,
-                **baseline(options, engine, weights),
-            }
+            found[f"{engine}: {weights}"] = {"engine": engine, "weights": weights, **baseline(options, engine, weights)}
             keep()
 
 
@@ -80,21 +82,24 @@ def make(options, attention: str) -> TarnnForCausalLM:
     torch.manual_seed(0)
     return TarnnForCausalLM(
         TarnnConfig(
-            vocab_size=options.vocab, hidden_size=options.hidden, num_hidden_layers=options.layers,
-            num_attention_heads=options.heads, num_key_value_heads=options.kv_heads, intermediate_size=options.inner,
-            attention=attention, qk_norm=False,
+            vocab_size=options.vocab,
+            hidden_size=options.hidden,
+            num_hidden_layers=options.layers,
+            num_attention_heads=options.heads,
+            num_key_value_heads=options.kv_heads,
+            intermediate_size=options.inner,
+            attention=attention,
+            qk_norm=False,
             **({"position": "rotary"} if attention == "softmax" else {}),
         )
-    ).eval()  # fmt: skip
+    ).eval()
 
 
 def baseline(options, engine: str, weights: str) -> dict[str, Any]:
     """What `decode_workers.py` measured, or why it could not."""
     if why := UNSUPPORTED.get((engine, weights)):
         return {"missing": why}
-    shape = {
-        name: getattr(options, name) for name in ("hidden", "layers", "heads", "kv_heads", "inner", "vocab")
-    }
+    shape = {name: getattr(options, name) for name in ("hidden", "layers", "heads", "kv_heads", "inner", "vocab")}
     given = {
         "engine": engine,
         "weights": weights,
@@ -103,9 +108,7 @@ def baseline(options, engine: str, weights: str) -> dict[str, Any]:
         "shape": shape,
     }
     worker = Path(__file__).with_name("decode_workers.py")
-    done = subprocess.run(
-        [str(options.python), str(worker), json.dumps(given)], capture_output=True, text=True
-    )
+    done = subprocess.run([str(options.python), str(worker), json.dumps(given)], capture_output=True, text=True)
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
     return {"missing": (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]}
@@ -114,16 +117,24 @@ def baseline(options, engine: str, weights: str) -> dict[str, Any]:
 def report(options, facts: dict[str, Any], found: Found) -> str:
     there = [x for x in found.values() if "ms" in x]
     rows = [
-        [x["engine"] + (f" {x['version']}" if "version" in x else ""), x["weights"], *(f"{ms:.2f}" for ms in x["ms"].values())]
+        [
+            x["engine"] + (f" {x['version']}" if "version" in x else ""),
+            x["weights"],
+            *(f"{ms:.2f}" for ms in x["ms"].values()),
+        ]
         for x in there
-    ]  # fmt: skip
+    ]
     missing = [f"{x['engine']}, {x['weights']}: {x['missing']}" for x in found.values() if "missing" in x]
-    shape = f"{options.layers} layers, {options.hidden} wide, {options.heads} heads, {options.kv_heads} of keys and values"
+    shape = (
+        f"{options.layers} layers, {options.hidden} wide, {options.heads} heads, {options.kv_heads} of keys and values"
+    )
     return page(
-        "One token more, beside llama.cpp and ONNX Runtime", source(facts, f"{shape}; random weights, one thread, batch 1."),
+        "One token more, beside llama.cpp and ONNX Runtime",
+        source(facts, f"{shape}; random weights, one thread, batch 1."),
         markdown(["", "weights", *(f"behind {n:,} tokens, ms" for n in options.positions)], rows, left=2),
-        "## Left out" if missing else "", bullets(missing) if missing else "",
-    )  # fmt: skip
+        "## Left out" if missing else "",
+        bullets(missing) if missing else "",
+    )
 
 
 if __name__ == "__main__":

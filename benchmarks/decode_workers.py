@@ -168,10 +168,7 @@ class Graph:
 
     def norm(self, x, hidden):
         return self.node(
-            "SimplifiedLayerNormalization",
-            [x, self.constant(np.ones(hidden, np.float32))],
-            epsilon=1e-6,
-            axis=-1,
+            "SimplifiedLayerNormalization", [x, self.constant(np.ones(hidden, np.float32))], epsilon=1e-6, axis=-1
         )
 
 
@@ -179,19 +176,12 @@ def onnx_model(given, capacity):
     from onnx import TensorProto, helper
 
     graph, shape = Graph(given), given["shape"]
-    hidden, heads, kv, d = (
-        shape["hidden"],
-        shape["heads"],
-        shape["kv_heads"],
-        shape["hidden"] // shape["heads"],
-    )
+    hidden, heads, kv, d = (shape["hidden"], shape["heads"], shape["kv_heads"], shape["hidden"] // shape["heads"])
     angles = np.arange(capacity)[:, None] * 10000.0 ** (-np.arange(d // 2) * 2 / d)
     cos, sin = (graph.constant(f(angles).astype(np.float32)) for f in (np.cos, np.sin))
     x = graph.node("Gather", [graph.constant(random(graph.rng, (shape["vocab"], hidden))), "ids"])
     values = [helper.make_tensor_value_info("ids", TensorProto.INT64, [1, 1])]
-    values += [
-        helper.make_tensor_value_info(n, TensorProto.INT32, s) for n, s in (("lengths", [1]), ("total", []))
-    ]
+    values += [helper.make_tensor_value_info(n, TensorProto.INT32, s) for n, s in (("lengths", [1]), ("total", []))]
     results = []
     for layer in range(shape["layers"]):
         sizes = matrices(shape)
@@ -208,9 +198,7 @@ def onnx_model(given, capacity):
             kv_num_heads=kv,
             do_rotary=1,
         )
-        results += [
-            helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, kv, capacity, d]) for n in present
-        ]
+        results += [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, kv, capacity, d]) for n in present]
         x = graph.node("Add", [x, graph.product(o, sizes["attn_output"])])
         y = graph.norm(x, hidden)
         gate, up = (graph.product(y, sizes[f"ffn_{n}"]) for n in ("gate", "up"))

@@ -27,11 +27,7 @@ from tarnn.models import TarnnConfig, TarnnForMaskedLM
 
 FULL = {"lengths": [1024, 4096, 8192], "batch": 8, "short": 512, "layers": 2, "hidden_size": 128, "heads": 4}
 QUICK = {"lengths": [64, 128], "batch": 2, "short": 32, "layers": 1, "hidden_size": 32, "heads": 2}
-METHODS = {
-    "linear": {"feature_map": "elu"},
-    "FAVOR+": {"feature_map": "favor"},
-    "softmax": {"attention": "softmax"},
-}
+METHODS = {"linear": {"feature_map": "elu"}, "FAVOR+": {"feature_map": "favor"}, "softmax": {"attention": "softmax"}}
 FASTER = {4096: 4.0, 8192: 8.0}  # a step at that length, times SDPA's speed
 READING = "reading"
 
@@ -42,9 +38,7 @@ def main() -> int:
 
 
 def check(options) -> str:
-    found = {
-        name: model_steps.wrong(make_model(name, options), tokens(2, 70), train_step) for name in METHODS
-    }
+    found = {name: model_steps.wrong(make_model(name, options), tokens(2, 70), train_step) for name in METHODS}
     return "; ".join(f"{name} is {what}" for name, what in found.items() if what)
 
 
@@ -58,9 +52,12 @@ def train_step(model: TarnnForMaskedLM, ids: Tensor) -> Tensor:
 def make_model(method: str, options) -> TarnnForMaskedLM:
     torch.manual_seed(0)
     config = TarnnConfig(
-        hidden_size=options.hidden_size, num_hidden_layers=options.layers, num_attention_heads=options.heads, causal=False,
+        hidden_size=options.hidden_size,
+        num_hidden_layers=options.layers,
+        num_attention_heads=options.heads,
+        causal=False,
         **METHODS[method],
-    )  # fmt: skip
+    )
     return TarnnForMaskedLM(config)
 
 
@@ -100,9 +97,7 @@ def targets(found: dict[str, Any]) -> list[Target]:
         at = found.get(f"step {t}")
         ratios = {} if at is None else {"elu + 1": at["softmax"].ms / at["linear"].ms}
         judged.append(
-            at_least(
-                f"a step at t = {t:,}: at least {bound:g} times as fast as SDPA", "measured", bound, ratios
-            )
+            at_least(f"a step at t = {t:,}: at least {bound:g} times as fast as SDPA", "measured", bound, ratios)
         )
     ratios = {name: x["softmax"].ms / x["linear"].ms for name, x in found.items() if name.startswith(READING)}
     judged.append(at_least("reading a batch: never slower than SDPA", "measured", 1.0, ratios))
@@ -119,16 +114,9 @@ def report(options, facts, found: dict[str, Any]) -> str:
         ]
         for what, at in found.items()
     ]
-    header = [
-        "",
-        *(f"{name}, ms" for name in METHODS),
-        "softmax / linear",
-        *(f"{name}, MiB" for name in METHODS),
-    ]
+    header = ["", *(f"{name}, ms" for name in METHODS), "softmax / linear", *(f"{name}, MiB" for name in METHODS)]
     about = f"{options.layers} layers, hidden {options.hidden_size}, {options.heads} heads: a small model."
-    return page(
-        "A training step of an encoder", source(facts, about), section(targets(found)), markdown(header, rows)
-    )
+    return page("A training step of an encoder", source(facts, about), section(targets(found)), markdown(header, rows))
 
 
 if __name__ == "__main__":

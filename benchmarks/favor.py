@@ -36,16 +36,24 @@ from tarnn.feature_maps import Identity
 from tarnn.kernels.cpu import CHUNK_OF_MANY, library
 
 FULL = {
-    "lengths": [1024, 4096, 16384], "features": [64, 256], "head_dim": 64, "heads": 8, "kinds": ["causal", "full"],
-    "passes": ["forward", "both"], "seconds": 2.5, "longest_call": 15.0, "resume": False,
-}  # fmt: skip
+    "lengths": [1024, 4096, 16384],
+    "features": [64, 256],
+    "head_dim": 64,
+    "heads": 8,
+    "kinds": ["causal", "full"],
+    "passes": ["forward", "both"],
+    "seconds": 2.5,
+    "longest_call": 15.0,
+    "resume": False,
+}
 QUICK = {"lengths": [256, 1024], "features": [64], "seconds": 0.3}
 CHOICES = {"kinds": ["causal", "full"], "passes": ["forward", "both"]}
 ABOUT = {
-    "features": "m", "resume": "go on where the results file ends",
+    "features": "m",
+    "resume": "go on where the results file ends",
     "seconds": "about so long, at most, for all rounds of one method",
     "longest_call": "seconds beyond which a method is left out",
-}  # fmt: skip
+}
 
 
 class Ready(Identity):
@@ -59,12 +67,7 @@ READY = Ready()
 
 def main() -> int:
     options = parse(__file__, __doc__, FULL, QUICK, choices=CHOICES, about=ABOUT)
-    options.head_dims, options.dtypes, options.batch_size, options.device = (
-        [options.head_dim],
-        [DTYPE],
-        1,
-        "cpu",
-    )
+    options.head_dims, options.dtypes, options.batch_size, options.device = ([options.head_dim], [DTYPE], 1, "cpu")
     options.layouts, options.caches = [HEADS_FIRST], ["warm"]
     return run(options, measure, results=Costs(), facts=facts, report=report, figure=figure)
 

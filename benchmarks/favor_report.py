@@ -22,9 +22,11 @@ DTYPE = "float32"
 KINDS = ("fused", "stored", "ready")
 COLORS = {"fused": BLUE, "stored": SKY, "ready": GREEN, "sdpa": RED}
 LABELS = {
-    "fused": "tarnn", "stored": "features stored, chunked PyTorch", "ready": "native, features given",
+    "fused": "tarnn",
+    "stored": "features stored, chunked PyTorch",
+    "ready": "native, features given",
     "sdpa": "SDPA (softmax)",
-}  # fmt: skip
+}
 
 
 def named(kind: str, m: int) -> str:
@@ -78,31 +80,41 @@ def report(options, facts: dict[str, Any], costs: Costs) -> str:
     )
     names = {f"m = {m}": m for m in options.features}
     return page(
-        "Random features within the kernels", source(facts, how), what, section(targets(costs, options.features)),
-        *by_case(costs, list(names), lambda name, cells: table(costs, names[name], cells, options.heads, facts["chunk"])),
-        "## Left out", bullets(costs.left_out()),
-    )  # fmt: skip
+        "Random features within the kernels",
+        source(facts, how),
+        what,
+        section(targets(costs, options.features)),
+        *by_case(
+            costs, list(names), lambda name, cells: table(costs, names[name], cells, options.heads, facts["chunk"])
+        ),
+        "## Left out",
+        bullets(costs.left_out()),
+    )
 
 
 def table(costs: Costs, m: int, cells: Sequence[Cell], heads: int, chunk: int) -> str:
     """A row for each pass and length."""
     names = [*(named(kind, m) for kind in KINDS), "sdpa"]
     head = [
-        "pass", "t", *(f"{kind}, ms" for kind in (*KINDS, "sdpa")), "stored / fused", "at most", "fused / ready", "sdpa / fused",
-        "fused: share of mm", "stored: the same", *(f"{kind}, extra MiB" for kind in (*KINDS, "sdpa")), "fused / stored",
-    ]  # fmt: skip
+        "pass",
+        "t",
+        *(f"{kind}, ms" for kind in (*KINDS, "sdpa")),
+        "stored / fused",
+        "at most",
+        "fused / ready",
+        "sdpa / fused",
+        "fused: share of mm",
+        "stored: the same",
+        *(f"{kind}, extra MiB" for kind in (*KINDS, "sdpa")),
+        "fused / stored",
+    ]
     rows = []
     for cell in sorted(cells, key=lambda c: (c.backward, c.t)):
         fused, stored, ready, sdpa = found = [costs.get(name, DTYPE, cell) for name in names]
         row = [cell.way, f"{cell.t:,}", *map(milliseconds, found)]
         count = flops(cell, m, heads, chunk)
         most = stored and stored.share_of_matmul(count)
-        row += [
-            ratio(stored, fused),
-            f"{1 / most:.2f}" if most else None,
-            ratio(fused, ready),
-            ratio(sdpa, fused),
-        ]
+        row += [ratio(stored, fused), f"{1 / most:.2f}" if most else None, ratio(fused, ready), ratio(sdpa, fused)]
         row += [share(x, count) for x in (fused, stored)]
         rows.append([*row, *(extra(x, 1) for x in found), _part(fused, stored)])
     return markdown(head, rows)
@@ -121,10 +133,7 @@ def figure(options, facts: dict[str, Any], costs: Costs):
     for m in options.features:
         for kind in KINDS:
             solid = m == most
-            lines[named(kind, m), DTYPE] = (
-                f"{COLORS[kind]} {'-' if solid else '--'}",
-                LABELS[kind] if solid else None,
-            )
+            lines[named(kind, m), DTYPE] = (f"{COLORS[kind]} {'-' if solid else '--'}", LABELS[kind] if solid else None)
     fewer = "".join(f"; dashed: m = {m}" for m in options.features if m != most)
     kind = "causal" if any(c.causal for c in costs.cells) else "not causal"
     on = f"{facts['machine']['cpu']}, {facts['threads']} threads"

@@ -66,9 +66,7 @@ def measure(options, found: Found, keep: Callable[[], None]) -> None:
     steps = {kind: FusedStep(make("25 M"), kind) for kind in ("float32", "int8")}
     for beside, surroundings in (("quiet", nobody), ("busy", busy_process)):
         for batch_size in options.batch_sizes:
-            threads = {
-                f"{kind}, {n}": step_call(step, batch_size, n) for kind, step in steps.items() for n in (1, 2)
-            }
+            threads = {f"{kind}, {n}": step_call(step, batch_size, n) for kind, step in steps.items() for n in (1, 2)}
             with surroundings():
                 found[f"{beside}, batch {batch_size}"] = measure_in_turns(threads, effort)
             keep()
@@ -108,27 +106,21 @@ def targets(found: Found) -> list[Target]:
     sizes = {name: x for name, x in found.items() if name.startswith("one thread")}
     made = [
         at_most(
-            "batch 1, one thread: at most 1.3 times as long as reading the weights", kind, 1.3,
+            "batch 1, one thread: at most 1.3 times as long as reading the weights",
+            kind,
+            1.3,
             {name: x[kind].ms / bound(x, kind) for name, x in sizes.items()},
         )
         for kind in FORMATS
-    ]  # fmt: skip
+    ]
     for kind in ("float32", "int8"):
-        ratios = {
-            name: x[f"{kind}, 1"].ms / x[f"{kind}, 2"].ms for name, x in found.items() if "batch" in name
-        }
-        quiet = {
-            name: x for name, x in ratios.items() if name.startswith("quiet") and name != "quiet, batch 1"
-        }
+        ratios = {name: x[f"{kind}, 1"].ms / x[f"{kind}, 2"].ms for name, x in found.items() if "batch" in name}
+        quiet = {name: x for name, x in ratios.items() if name.startswith("quiet") and name != "quiet, batch 1"}
         busy = {name: 1 / x for name, x in ratios.items() if name.startswith("busy")}
         made.append(
-            at_least(
-                "two threads, quiet, from batch 16 on: at least 1.7 times as fast as one", kind, 1.7, quiet
-            )
+            at_least("two threads, quiet, from batch 16 on: at least 1.7 times as fast as one", kind, 1.7, quiet)
         )
-        made.append(
-            at_most("two threads beside a busy process: at most 1.2 times one's time", kind, 1.2, busy)
-        )
+        made.append(at_most("two threads beside a busy process: at most 1.2 times one's time", kind, 1.2, busy))
     return made
 
 
@@ -138,20 +130,32 @@ def facts(options, found: Found) -> dict[str, Any]:
 
 def report(options, facts: dict[str, Any], found: Found) -> str:
     weights = [
-        [name.removeprefix("one thread, "), kind, f"{x[f'{kind}, bytes']:,}", f"{x[kind].ms:.2f}", f"{bound(x, kind):.2f}"]
-        for name, x in found.items() if name.startswith("one thread") for kind in FORMATS
-    ]  # fmt: skip
+        [
+            name.removeprefix("one thread, "),
+            kind,
+            f"{x[f'{kind}, bytes']:,}",
+            f"{x[kind].ms:.2f}",
+            f"{bound(x, kind):.2f}",
+        ]
+        for name, x in found.items()
+        if name.startswith("one thread")
+        for kind in FORMATS
+    ]
     threads = [
         [name, kind, *(f"{x[f'{kind}, {n}'].ms:.2f}" for n in (1, 2)), f"{x[f'{kind}, 1'].ms / x[f'{kind}, 2'].ms:.2f}"]
-        for name, x in found.items() if "batch" in name for kind in ("float32", "int8")
-    ]  # fmt: skip
+        for name, x in found.items()
+        if "batch" in name
+        for kind in ("float32", "int8")
+    ]
     return page(
-        "A step of a whole model, by the fused step", source(facts, "Random weights; medians, in turns."),
+        "A step of a whole model, by the fused step",
+        source(facts, "Random weights; medians, in turns."),
         section(targets(found)),
-        "## Batch 1, one thread", markdown(["parameters", "weights", "bytes", "ms", "ms to read them"], weights, left=2),
+        "## Batch 1, one thread",
+        markdown(["parameters", "weights", "bytes", "ms", "ms to read them"], weights, left=2),
         "## Two threads, 25 M parameters",
         markdown(["", "weights", "1 thread, ms", "2 threads, ms", "times as fast"], threads, left=2),
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -32,15 +32,22 @@ from tarnn.models import TarnnConfig, TarnnForCausalLM
 SIZES = {"256 × 8": (256, 8), "512 × 8": (512, 8), "512 × 12": (512, 12)}  # hidden width × layers
 HEADS, PROMPT = 8, 16
 OWN, UNASKED, INT8, LOOP, LLAMA = (
-    "generate, the model's own step", "generate", "generate, int8", "the token loop", "generate, Llama",
-)  # fmt: skip
+    "generate, the model's own step",
+    "generate",
+    "generate, int8",
+    "the token loop",
+    "generate, Llama",
+)
 
 
 def main() -> int:
     options = parse(
-        __file__, __doc__, {"tokens": 128, "rounds": 5, "sizes": list(SIZES)}, {"tokens": 12, "rounds": 3, "sizes": ["256 × 8"]},
+        __file__,
+        __doc__,
+        {"tokens": 128, "rounds": 5, "sizes": list(SIZES)},
+        {"tokens": 12, "rounds": 3, "sizes": ["256 × 8"]},
         choices={"sizes": list(SIZES)},
-    )  # fmt: skip
+    )
     with torch.no_grad():
         return run(options, measure, report=report)
 
@@ -70,18 +77,27 @@ def models(hidden: int, layers: int) -> tuple[TarnnForCausalLM, LlamaForCausalLM
     torch.manual_seed(0)
     ours = TarnnConfig(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=HEADS)
     theirs = LlamaConfig(
-        vocab_size=ours.vocab_size, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=HEADS,
-        intermediate_size=ours.intermediate_size, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=ours.vocab_size,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        intermediate_size=ours.intermediate_size,
+        tie_word_embeddings=True,
+    )
     return TarnnForCausalLM(ours).eval(), LlamaForCausalLM(theirs).eval()
 
 
 def contenders(model: TarnnForCausalLM, llama: LlamaForCausalLM, tokens: int) -> dict[str, Contender]:
     prompt = torch.randint(0, 256, (1, PROMPT), generator=torch.Generator().manual_seed(1))
     generated = partial(
-        call_generate, prompt=prompt, do_sample=False, eos_token_id=None, pad_token_id=0, min_new_tokens=tokens,
+        call_generate,
+        prompt=prompt,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        min_new_tokens=tokens,
         max_new_tokens=tokens,
-    )  # fmt: skip
+    )
     return {
         OWN: Contender(generated(model), surroundings=lambda: fused_forward(model, None)),
         UNASKED: Contender(generated(model)),
@@ -112,12 +128,10 @@ def report(options, facts, found: dict[str, Any]) -> str:
     return page(
         "Milliseconds a token of transformers' `generate`",
         source(facts, f"{options.tokens} tokens after a prompt of {PROMPT}, batch 1, greedy, random weights. Medians."),
-        markdown(
-            ["width × layers", "parameters", LLAMA, OWN, UNASKED, INT8, LOOP], rows
-        ),
+        markdown(["width × layers", "parameters", LLAMA, OWN, UNASKED, INT8, LOOP], rows),
         "The weights are packed in each call of `generate`; for the token loop they were packed before. A Llama's token costs "
         f"more the longer its cache is; here it has at most {PROMPT + options.tokens} keys.",
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

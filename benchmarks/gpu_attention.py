@@ -33,9 +33,13 @@ from tarnn import Elu, linear_attention
 from tarnn.kernels import backends
 
 SHAPES = {  # b, t, h, d
-    "1×8192×96×128": (1, 8192, 96, 128), "2×16384×16×128": (2, 16384, 16, 128), "4×2048×16×128": (4, 2048, 16, 128),
-    "4×4096×64×128": (4, 4096, 64, 128), "8×2048×32×256": (8, 2048, 32, 256), "8×1024×8×64": (8, 1024, 8, 64),
-}  # fmt: skip
+    "1×8192×96×128": (1, 8192, 96, 128),
+    "2×16384×16×128": (2, 16384, 16, 128),
+    "4×2048×16×128": (4, 2048, 16, 128),
+    "4×4096×64×128": (4, 4096, 64, 128),
+    "8×2048×32×256": (8, 2048, 32, 256),
+    "8×1024×8×64": (8, 1024, 8, 64),
+}
 TINY = (1, 40, 2, 16)  # of a dry run
 FULL = {"shapes": list(SHAPES), "minutes": 60.0, "dry_run": False}
 QUICK = {"shapes": ["8×1024×8×64"]}
@@ -85,9 +89,7 @@ def check(options) -> str:
     if device is None:
         return ""
     torch.manual_seed(0)
-    q, k, v = (
-        torch.randn(2, 3, 300, 64, device=device, dtype=torch.bfloat16).requires_grad_() for _ in range(3)
-    )
+    q, k, v = (torch.randn(2, 3, 300, 64, device=device, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
     found = ours(q, k, v)
     grad = torch.randn_like(found)
@@ -104,9 +106,7 @@ def measure(options, results: dict[str, list[dict[str, Any]]], keep) -> None:
     device, bandwidth = where(options), copy_bandwidth() if gpu() else H200
     for shape in options.shapes:
         for passes in PASSES:
-            rows.append(
-                {"shape": shape, "passes": passes, "floor_ms": moved(shape, passes) / bandwidth * 1e3}
-            )
+            rows.append({"shape": shape, "passes": passes, "floor_ms": moved(shape, passes) / bandwidth * 1e3})
     keep()
     for name in methods() if device else ():
         for row in rows:
@@ -152,14 +152,7 @@ def report(options, facts: dict[str, Any], results: dict[str, list[dict[str, Any
         share = None if mine is None else f"{row['floor_ms'] / mine:.0%}"
         rate = None if mine is None else f"{moved(row['shape'], row['passes']) / mine / 1e6:,.0f}"
         rows.append(
-            [
-                row["shape"],
-                row["passes"],
-                number(row["floor_ms"]),
-                *(number(row.get(x)) for x in names),
-                share,
-                rate,
-            ]
+            [row["shape"], row["passes"], number(row["floor_ms"]), *(number(row.get(x)) for x in names), share, rate]
         )
     return page(
         "Causal attention on a GPU",

@@ -29,11 +29,7 @@ from tarnn.kernels.triton.configurations import SHARED
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # then there is nothing to compile
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
-TENSOR_CORE = {
-    0x3C,
-    0x1F0,
-    0x1EA,
-}  # opcodes of HMMA, HGMMA, UTCHMMA; tests/triton/test_compiles.py asks nvdisasm
+TENSOR_CORE = {0x3C, 0x1F0, 0x1EA}  # opcodes of HMMA, HGMMA, UTCHMMA; tests/triton/test_compiles.py asks nvdisasm
 FLOAT32 = (triton.language.float32, "ieee")  # AMD's matrix cores multiply float32 themselves
 FFMA = {0x23, 0x49}  # FFMA, FFMA2
 
@@ -82,21 +78,13 @@ class Specialised(NamedTuple):
     @property
     def identity(self) -> str:
         """Of all that its machine code depends on."""
-        options = {
-            name: x for name, x in self.options.items() if name != "extern_libs"
-        }  # paths of this machine
+        options = {name: x for name, x in self.options.items() if name != "extern_libs"}  # paths of this machine
         source = (
             code_of(self.source.fn),
             sorted(self.source.signature.items()),
             sorted(self.constants.items(), key=str),
         )
-        given = (
-            source,
-            str(self.source.attrs),
-            self.target,
-            sorted(options.items(), key=str),
-            triton.__version__,
-        )
+        given = (source, str(self.source.attrs), self.target, sorted(options.items(), key=str), triton.__version__)
         return hashlib.sha256(repr(given).encode()).hexdigest()[:16]
 
     def compiled(self) -> Any:
@@ -181,9 +169,14 @@ def resources(binary: Any) -> Resources:
     codes = opcodes(binary.asm["cubin"])
     count = lambda kinds: sum(code in kinds for code in codes)  # noqa: E731
     return Resources(
-        number("REG"), number("STACK"), binary.metadata.shared, count(TENSOR_CORE), count(FFMA), len(codes),
+        number("REG"),
+        number("STACK"),
+        binary.metadata.shared,
+        count(TENSOR_CORE),
+        count(FFMA),
+        len(codes),
         "tt.dot" in binary.asm["ttir"],
-    )  # fmt: skip
+    )
 
 
 def opcodes(cubin: bytes) -> list[int]:
@@ -202,9 +195,14 @@ def amd_resources(binary: Any) -> Resources:
     number = lambda key: int(re.search(key + r":?\s+(\d+)", code).group(1))  # type: ignore[union-attr]  # noqa: E731
     count = lambda pattern: len(re.findall(pattern, code))  # noqa: E731
     return Resources(
-        number("NumVgprs"), number("ScratchSize"), binary.metadata.shared, count(r"\bv_mfma"), count(r"\bv_(?:pk_)?fma"),
-        count(r"\n\t[sv]_|\n\t(?:ds|buffer|global)_"), "tt.dot" in binary.asm["ttir"],
-    )  # fmt: skip
+        number("NumVgprs"),
+        number("ScratchSize"),
+        binary.metadata.shared,
+        count(r"\bv_mfma"),
+        count(r"\bv_(?:pk_)?fma"),
+        count(r"\n\t[sv]_|\n\t(?:ds|buffer|global)_"),
+        "tt.dot" in binary.asm["ttir"],
+    )
 
 
 def _output(*command) -> str:

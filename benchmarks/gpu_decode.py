@@ -87,9 +87,7 @@ def measure(options, results: dict[str, list[dict[str, Any]]], keep) -> None:
 
 def report(options, facts: dict[str, Any], results: dict[str, list[dict[str, Any]]]) -> str:
     number = lambda x: None if x is None else f"{x:,.0f}"  # noqa: E731
-    rows = [
-        [x["batch_size"], x["position"], number(x["linear"]), number(x["softmax"])] for x in results["steps"]
-    ]
+    rows = [[x["batch_size"], x["position"], number(x["linear"]), number(x["softmax"])] for x in results["steps"]]
     return page(
         "Tokens per second on a GPU",
         about(options),

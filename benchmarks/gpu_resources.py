@@ -39,18 +39,16 @@ MODES: dict[str, dict[str, Any]] = {  # fields of a call; strings name what a te
     "random features": {"function": "exp", "omega": "1gfd", "square": 0.5},
     "not causal": {"causal": False},
     "decay a channel": {"log_decay": "bgtf"},
-    "decay a token, weighted, masked, grouped": {
-        "log_decay": "bgt",
-        "key_log_weight": "bgt",
-        "key_mask": "bt",
-        "g": 1,
-    },
+    "decay a token, weighted, masked, grouped": {"log_decay": "bgt", "key_log_weight": "bgt", "key_mask": "bt", "g": 1},
 }
 GPUS = {**{f"sm_{x}": x for x in (90, 80, 89, 100)}, "gfx942": "gfx942"}  # Hopper first
 FULL = {
-    "gpus": ["sm_90", "sm_80", "sm_89", "sm_100"], "dtypes": ["bfloat16", "float32", "float16"], "widths": [64, 128, 256],
-    "modes": list(MODES), "minutes": 600.0,
-}  # fmt: skip
+    "gpus": ["sm_90", "sm_80", "sm_89", "sm_100"],
+    "dtypes": ["bfloat16", "float32", "float16"],
+    "widths": [64, 128, 256],
+    "modes": list(MODES),
+    "minutes": 600.0,
+}
 QUICK = {"gpus": ["sm_90"], "dtypes": ["bfloat16"], "widths": [64], "modes": ["plain"]}
 SPILL = 512  # bytes of a thread's stack
 # columns that a block may take of it, on sm_100; beyond, Triton makes a kernel that only stops
@@ -84,11 +82,7 @@ class Compiled:
 # What is outside of the gate and shipped nevertheless: (kernel, call, GPU) and why.
 EXPECTED: dict[tuple[str, str, str], str] = {
     ("key_gradients", "decay a channel, float32, 256", "sm_80"): "688 bytes spilled, budget 512",
-    (
-        "outputs",
-        "decay a token, weighted, masked, grouped, float32, 64",
-        "sm_100",
-    ): "616 bytes spilled, budget 512",
+    ("outputs", "decay a token, weighted, masked, grouped, float32, 64", "sm_100"): "616 bytes spilled, budget 512",
 }
 
 
@@ -126,9 +120,7 @@ def compile_one(kernel: Specialised, mode: str, dtype: str, width: int, gpu: str
     begun = time.process_time() + children()
     try:
         binary = kernel.compiled()
-        found = (
-            gpu_compiler.resources(binary) if gpu.startswith("sm_") else gpu_compiler.amd_resources(binary)
-        )
+        found = gpu_compiler.resources(binary) if gpu.startswith("sm_") else gpu_compiler.amd_resources(binary)
         columns = getattr(binary.metadata, "tmem_size", None) or 0  # AMD's has none
         fault = wrong(found, gpu)
         if columns > TENSOR_MEMORY:
@@ -171,8 +163,7 @@ def cells(options) -> list[tuple[str, str, int, str]]:
     names = ("modes", "dtypes", "widths", "gpus")
     all_cells = product(*(enumerate(getattr(options, name)) for name in names))
     return [
-        tuple(x for _, x in cell)
-        for cell in sorted(all_cells, key=lambda cell: cell[0][0] + sum(i for i, _ in cell))
+        tuple(x for _, x in cell) for cell in sorted(all_cells, key=lambda cell: cell[0][0] + sum(i for i, _ in cell))
     ]  # type: ignore[misc]
 
 
@@ -221,14 +212,42 @@ def report(options, facts: dict[str, Any], results: dict[str, Any]) -> str:
     kernels, left = results["kernels"], results.get("left", [])
     faults = [x for x in kernels if x.wrong]
     header = [
-        "kernel", "compiled for", "calls", "GPU", "chunk", "tile", "warps", "registers", "stack", "shared", "MMA",
-        "FFMA", "all", "s", "gate",
-    ]  # fmt: skip
+        "kernel",
+        "compiled for",
+        "calls",
+        "GPU",
+        "chunk",
+        "tile",
+        "warps",
+        "registers",
+        "stack",
+        "shared",
+        "MMA",
+        "FFMA",
+        "all",
+        "s",
+        "gate",
+    ]
     rows = [
-        [x.kernel, x.calls[0], len(x.calls), x.gpu, x.chunk, x.tile, x.warps, x.registers, x.stack, x.shared,
-         x.tensor_core, x.ffma, x.instructions, x.seconds, x.wrong or "ok"]
+        [
+            x.kernel,
+            x.calls[0],
+            len(x.calls),
+            x.gpu,
+            x.chunk,
+            x.tile,
+            x.warps,
+            x.registers,
+            x.stack,
+            x.shared,
+            x.tensor_core,
+            x.ffma,
+            x.instructions,
+            x.seconds,
+            x.wrong or "ok",
+        ]
         for x in sorted(kernels, key=lambda x: (x.calls[0], x.gpu, x.kernel))
-    ]  # fmt: skip
+    ]
     versions = ", ".join(f"{name} {x}" for name, x in facts["versions"].items())
     return page(
         "What the kernels for GPUs need",

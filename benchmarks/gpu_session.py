@@ -39,8 +39,11 @@ STEPS: dict[str, tuple[float, list[str]]] = {  # minutes at most; the command, {
     "attention": (6.0, ["benchmarks/gpu_attention.py", "--minutes", "5", "--out", "{out}"]),
     "decode": (5.0, ["benchmarks/gpu_decode.py", "--out", "{out}"]),
     "laws": (9.0, ["pytest", LAWS]),
-    "ops": (6.0, ["pytest", f"{OPS}/test_torch_citizen.py", f"{OPS}/test_packing.py", f"{OPS}/test_step.py", "-k", "cuda"]),
-}  # fmt: skip
+    "ops": (
+        6.0,
+        ["pytest", f"{OPS}/test_torch_citizen.py", f"{OPS}/test_packing.py", f"{OPS}/test_step.py", "-k", "cuda"],
+    ),
+}
 
 
 def command(step: str, out: Path) -> list[str]:
@@ -80,9 +83,7 @@ def main() -> int:
         left = 60 * options.minutes - (time.monotonic() - begun)
         log, started = options.out.absolute() / f"{step}.log", time.monotonic()
         ended = (
-            run(command(step, options.out.absolute()), log, min(60 * STEPS[step][0], left))
-            if left > 5
-            else "no time"
+            run(command(step, options.out.absolute()), log, min(60 * STEPS[step][0], left)) if left > 5 else "no time"
         )
         found[step] = {"ended": ended, "seconds": round(time.monotonic() - started, 1)}
         (options.out / "session.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -53,7 +53,7 @@ def measure(options, found: dict[str, Any], keep) -> None:
     workers = {
         name: subprocess.Popen(command, env=clean | setting, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for name, setting in environments(options).items()
-    }  # fmt: skip
+    }
     try:
         for surroundings, busy in (("quiet", 0), ("busy", options.busy)):
             others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
@@ -86,9 +86,7 @@ def targets(found: dict[str, Any]) -> list[Target]:
             ms = medians(found, surroundings, step)
             if chosen in ms:
                 values[step] = ms[chosen] / ms[DEFAULT]
-        judged.append(
-            at_most(f"{chosen}: at most {bound} × the time with {DEFAULT}", surroundings, bound, values)
-        )
+        judged.append(at_most(f"{chosen}: at most {bound} × the time with {DEFAULT}", surroundings, bound, values))
     return judged
 
 
@@ -98,15 +96,14 @@ def facts(options, found: dict[str, Any]) -> dict[str, Any]:
 
 def report(options, facts: dict[str, Any], found: dict[str, Any]) -> str:
     columns = [(surroundings, step) for surroundings in found for step in STEPS]
-    rows = [
-        [name, *(f"{medians(found, *column)[name]:.1f}" for column in columns)]
-        for name in environments(options)
-    ]
+    rows = [[name, *(f"{medians(found, *column)[name]:.1f}" for column in columns)] for name in environments(options)]
     how = f"Milliseconds a step, medians of {options.rounds} rounds in turns; busy: beside {options.busy} processes that compute."
     return page(
-        "How long idle threads spin", source(facts, how), section(targets(found)),
+        "How long idle threads spin",
+        source(facts, how),
+        section(targets(found)),
         markdown(["setting", *(f"{step}, {surroundings}" for surroundings, step in columns)], rows),
-    )  # fmt: skip
+    )
 
 
 def work(threads: int, steps: int) -> None:

@@ -30,21 +30,22 @@ from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 PATIENCE = 8.0  # seconds per step beyond which one must do
 VOCABULARY = 256
-METHODS = {
-    "performer": ("linear", 1),
-    "softmax": ("softmax", 2),
-    "none": ("none", 1),
-}  # attention, power of t
+METHODS = {"performer": ("linear", 1), "softmax": ("softmax", 2), "none": ("none", 1)}  # attention, power of t
 COLORS = {"performer": BLUE, "softmax": RED, "none": GREY}
 FULL = {
-    "lengths": [1024, 2048, 4096, 8192, 16384, 32768], "layers": 2, "hidden_size": 512, "features": 256,
-    "methods": list(METHODS), "longest_call": 60.0,
-}  # fmt: skip
+    "lengths": [1024, 2048, 4096, 8192, 16384, 32768],
+    "layers": 2,
+    "hidden_size": 512,
+    "features": 256,
+    "methods": list(METHODS),
+    "longest_call": 60.0,
+}
 QUICK = {"lengths": [256, 1024], "layers": 1}
 ABOUT = {
-    "layers": "6 are the paper's", "features": "m",
+    "layers": "6 are the paper's",
+    "features": "m",
     "longest_call": "seconds per step beyond which a model is left out",
-}  # fmt: skip
+}
 
 
 def main() -> int:
@@ -61,20 +62,28 @@ def main() -> int:
 
 
 def check(options) -> str:
-    return model_steps.wrong(
-        make_model("performer", options), draw_tokens(2, 70, VOCABULARY), model_steps.step
-    )
+    return model_steps.wrong(make_model("performer", options), draw_tokens(2, 70, VOCABULARY), model_steps.step)
 
 
 def make_model(name: str, options) -> TarnnForCausalLM:
     """The paper's regular model, in width: LayerNorm before each sublayer, GELU, positions added to the embedding."""
     torch.manual_seed(0)
     config = TarnnConfig(
-        vocab_size=VOCABULARY, hidden_size=options.hidden_size, num_hidden_layers=options.layers,
-        num_attention_heads=8, intermediate_size=4 * options.hidden_size, attention=METHODS[name][0],
-        feature_map="favor", feature_map_options={"favor": {"num_features": options.features}}, decay="none",
-        position="sinusoidal", norm="layer", mlp="gelu", bias=True, qk_norm=False,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=options.hidden_size,
+        num_hidden_layers=options.layers,
+        num_attention_heads=8,
+        intermediate_size=4 * options.hidden_size,
+        attention=METHODS[name][0],
+        feature_map="favor",
+        feature_map_options={"favor": {"num_features": options.features}},
+        decay="none",
+        position="sinusoidal",
+        norm="layer",
+        mlp="gelu",
+        bias=True,
+        qk_norm=False,
+    )
     return TarnnForCausalLM(config).train()
 
 
@@ -110,9 +119,12 @@ def report(options, facts: dict[str, Any], found: Found) -> str:
     )
     ratios = (("performer", "none"), ("softmax", "none"), ("softmax", "performer"))
     return page(
-        "A training step against the best that attention could do", source(facts, how),
-        table(found, options.methods, ratios), "## Left out", bullets(facts["left_out"]),
-    )  # fmt: skip
+        "A training step against the best that attention could do",
+        source(facts, how),
+        table(found, options.methods, ratios),
+        "## Left out",
+        bullets(facts["left_out"]),
+    )
 
 
 def figure(options, facts: dict[str, Any], found: Found):

@@ -32,12 +32,19 @@ from scripts.common.tables import markdown, page, source
 from tarnn.kernels.cpu import library
 
 FULL = {
-    "lengths": [4096], "head_dims": [32, 64, 128], "dtypes": ["float32"], "kinds": ["causal", "full"],
-    "passes": ["forward", "both"], "heads": 8, "seconds": 3.0,
-}  # fmt: skip
+    "lengths": [4096],
+    "head_dims": [32, 64, 128],
+    "dtypes": ["float32"],
+    "kinds": ["causal", "full"],
+    "passes": ["forward", "both"],
+    "heads": 8,
+    "seconds": 3.0,
+}
 CHOICES = {
-    "dtypes": ["float32", "bfloat16", "float16", "float64"], "kinds": ["causal", "full"], "passes": ["forward", "both"],
-}  # fmt: skip
+    "dtypes": ["float32", "bfloat16", "float16", "float64"],
+    "kinds": ["causal", "full"],
+    "passes": ["forward", "both"],
+}
 BUILD = ROOT / "runs" / "parts"
 NEEDED = ("perf", "addr2line", "cmake")
 SAMPLES_A_SECOND = 999
@@ -54,9 +61,7 @@ PARTS = {  # part: functions of csrc/; those of a fused product count together
 }
 OTHER, OVERHEAD = "rest of the kernels", "overhead"
 PATTERNS = {FAULTS: re.compile(r"^(asm_exc_page_fault|__x64_sys_munmap)$")}
-PATTERNS |= {
-    part: re.compile(rf"tarnn::\w+::(?:\w+<\w+>::)?({names})(<|\(|$)") for part, names in PARTS.items()
-}
+PATTERNS |= {part: re.compile(rf"tarnn::\w+::(?:\w+<\w+>::)?({names})(<|\(|$)") for part, names in PARTS.items()}
 # a product's own frame may be gone, by a jump in place of a call; then these are left, with the same template argument
 PIECES = {
     "state": re.compile(r"tarnn::\w+::(panels|columns)<\(tarnn::\w+::Part\)0"),
@@ -87,9 +92,7 @@ def measure(options, rows: list[dict[str, Any]], keep) -> None:
             shown = "  ".join(f"{part} {share:.0%}" for part, share in shares.items())
             print(f"{cell}, {cell.kind}, {dtype}: {ms:.2f} ms: {shown}", flush=True)
     except subprocess.CalledProcessError as error:
-        raise Unmeasured(
-            f"{' '.join(map(str, error.cmd))}\n{error.stdout or ''}{error.stderr or ''}"
-        ) from error
+        raise Unmeasured(f"{' '.join(map(str, error.cmd))}\n{error.stdout or ''}{error.stderr or ''}") from error
 
 
 def cells_of(options) -> Iterable[tuple[Cell, str]]:
@@ -116,9 +119,23 @@ def sampled(cell: Cell, dtype: str, binary: Path, options) -> tuple[float, list[
     f()  # also starts the threads, which perf has to find
     data = BUILD / "perf.data"
     perf = [
-        "perf", "record", "-q", "-e", "cpu-clock", "-F", str(SAMPLES_A_SECOND), "--call-graph", "fp",
-        "-o", str(data), "-p", str(os.getpid()), "--", "sleep", str(options.seconds),
-    ]  # fmt: skip
+        "perf",
+        "record",
+        "-q",
+        "-e",
+        "cpu-clock",
+        "-F",
+        str(SAMPLES_A_SECOND),
+        "--call-graph",
+        "fp",
+        "-o",
+        str(data),
+        "-p",
+        str(os.getpid()),
+        "--",
+        "sleep",
+        str(options.seconds),
+    ]
     with subprocess.Popen(perf, stderr=subprocess.PIPE, text=True) as looking:
         start, calls = time.perf_counter(), 0
         while looking.poll() is None:
@@ -138,11 +155,7 @@ def frames_of(data: Path, binary: Path) -> list[Frames]:
     ours = {address for sample in samples for address, _, dso in sample if dso == str(binary)}
     names = inlined_names(sorted(ours), binary)
     return [
-        [
-            name
-            for address, symbol, dso in sample
-            for name in names.get(address, [symbol] if dso != str(binary) else [])
-        ]
+        [name for address, symbol, dso in sample for name in names.get(address, [symbol] if dso != str(binary) else [])]
         for sample in samples
         if sample
     ]
@@ -160,9 +173,7 @@ def inlined_names(addresses: Sequence[str], binary: Path) -> dict[str, Frames]:
     # an address behind a call is of the next line: one less is of the call
     asked = "\n".join(f"0x{int(x, 16) - 1:x}" for x in addresses)
     command = ["addr2line", "-a", "-i", "-f", "-C", "-e", str(binary)]
-    lines = subprocess.run(
-        command, input=asked, check=True, capture_output=True, text=True
-    ).stdout.splitlines()
+    lines = subprocess.run(command, input=asked, check=True, capture_output=True, text=True).stdout.splitlines()
     names: list[Frames] = []
     for line in lines:
         if line.startswith("0x"):

@@ -61,9 +61,7 @@ def check() -> str:
     for i in range(q.shape[2]):
         o, _ = step(*(x[:, :, i : i + 1] for x in (q, k, v)), PHI, state, inplace=True)
         if not torch.allclose(o, expected[:, :, i : i + 1], rtol=1e-9, atol=1e-12):
-            return (
-                f"step {i} differs from the definition by {(o - expected[:, :, i : i + 1]).abs().max():.1e}"
-            )
+            return f"step {i} differs from the definition by {(o - expected[:, :, i : i + 1]).abs().max():.1e}"
     return ""
 
 
@@ -135,7 +133,9 @@ def targets(found: dict[int, Timings]) -> list[Target]:
             ratios["batch 1"] = one[case].ms / bound
         if native and case in many:
             shares["batch 128"] = many["copy_"].ms / many[case].ms
-        what = f"{HEADS} heads of {HEAD_DIM} × {HEAD_DIM}, batch 1: at most 1.5 times an empty call and its state copied"
+        what = (
+            f"{HEADS} heads of {HEAD_DIM} × {HEAD_DIM}, batch 1: at most 1.5 times an empty call and its state copied"
+        )
         targets.append(at_most(what, case, 1.5, ratios))
         targets.append(at_least("batch 128: at least 70 % of copy_'s bandwidth", case, 0.7, shares, "%"))
     return targets
@@ -147,16 +147,16 @@ def report(options, facts: dict[str, Any], found: dict[int, Timings]) -> str:
         for name, x in timings.items():
             moved = 2 * bytes_moved(name, batch_size)
             span = f"{1000 * x.ms_min:.2f} – {1000 * x.ms_max:.2f}"
-            rows.append(
-                [name, batch_size, f"{1000 * x.ms:.2f}", span, f"{moved / x.ms / 1e6:.1f}" if moved else ""]
-            )
+            rows.append([name, batch_size, f"{1000 * x.ms:.2f}", span, f"{moved / x.ms / 1e6:.1f}" if moved else ""])
     sizes = ", ".join(f"{state_bytes(b):,} bytes at batch {b}" for b in found)
     how = f"{HEADS} heads of {HEAD_DIM} × {HEAD_DIM}, float32: a state of {sizes}. Medians, in turns."
     return page(
-        "One token: a step in place", source(facts, how), section(targets(found)),
+        "One token: a step in place",
+        source(facts, how),
+        section(targets(found)),
         markdown(["", "batch", "µs", "least – most", "GB/s, read and written"], rows),
         f"At batch 1 {overhead(found.get(1, {}))}",
-    )  # fmt: skip
+    )
 
 
 def overhead(one: Timings) -> str:

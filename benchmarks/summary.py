@@ -80,10 +80,7 @@ def targets(found: dict[str, dict[str, Any]]) -> str:
     """How many were met, and each that was not, with its worst value."""
     every = [t for facts in found.values() for t in facts["targets"]]
     met, measured = sum(t["met"] is True for t in every), sum(t["met"] is not None for t in every)
-    rows = [
-        f"Of {measured} goals that were measured, {met} are met" + ("." if met == measured else "; missed:"),
-        "",
-    ]
+    rows = [f"Of {measured} goals that were measured, {met} are met" + ("." if met == measured else "; missed:"), ""]
     for t in (t for t in every if t["met"] is False):
         bound = f"{'≥' if t['at_least'] else '≤'} {t['bound']:g}"
         where = f", at {t['where']}" if t["where"] else ""

@@ -40,21 +40,17 @@ PARTS = {
     "SwiGLU": ("swiglu", "SwiGlu", "aten::silu"),
     "loss": ("log_softmax", "nll_loss"),
     "optimizer, clipping": ("adam", "Adam", "foreach", "linalg_vector_norm"),
-    "sums and products of whole tensors": (
-        "aten::add",
-        "aten::mul",
-        "aten::sum",
-        "aten::copy_",
-        "aten::fill_",
-    ),
+    "sums and products of whole tensors": ("aten::add", "aten::mul", "aten::sum", "aten::copy_", "aten::fill_"),
 }
 REST = "everything else that torch does"
 
 
 def main() -> int:
     about = {
-        "other": "another checkout", "compiled": "also with --set torch_compile=true", "steps": "of tarnn train, in a round",
-    }  # fmt: skip
+        "other": "another checkout",
+        "compiled": "also with --set torch_compile=true",
+        "steps": "of tarnn train, in a round",
+    }
     return run(parse(__file__, __doc__, FULL, QUICK, about=about), measure, facts=facts, report=report)
 
 
@@ -89,14 +85,20 @@ def measure(options, found: dict[str, Any], keep) -> None:
 
 def worker(options, checkout: Path, assignments: dict[str, Any]) -> subprocess.Popen:
     given = {
-        "model": MODEL, "set": assignments, "threads": options.threads, "steps": options.steps,
-        "profiled": options.profiled, "matrix": options.matrix,
-    }  # fmt: skip
+        "model": MODEL,
+        "set": assignments,
+        "threads": options.threads,
+        "steps": options.steps,
+        "profiled": options.profiled,
+        "matrix": options.matrix,
+    }
     return subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("training_worker.py")), json.dumps(given)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(checkout.resolve() / "src")},
-    )  # fmt: skip
+    )
 
 
 def answer(one: subprocess.Popen) -> dict[str, float]:
@@ -114,10 +116,17 @@ def summary(options, about: dict[str, float], rounds: list[dict[str, float]]) ->
         6 * about["in_products"] * TOKENS / (2 * options.matrix**3)
     )  # products of a step, in those of torch.mm
     shares = sorted(per_product * x["mm"] / x["train"] for x in rounds)
-    return about | found | {
-        "gflops_of_mm": 2 * options.matrix**3 / found["mm_ms"] / 1e6, "products_ms": per_product * found["mm_ms"],
-        "share": statistics.median(shares), "share_min": shares[0], "share_max": shares[-1],
-    }  # fmt: skip
+    return (
+        about
+        | found
+        | {
+            "gflops_of_mm": 2 * options.matrix**3 / found["mm_ms"] / 1e6,
+            "products_ms": per_product * found["mm_ms"],
+            "share": statistics.median(shares),
+            "share_min": shares[0],
+            "share_max": shares[-1],
+        }
+    )
 
 
 def by_part(operators: dict[str, float]) -> dict[str, float]:
@@ -133,9 +142,7 @@ def part_of(operator: str) -> str:
 
 def targets(found: dict[str, Any]) -> list[Target]:
     ratio = {"tarnn train": found[NOW]["share"]} if NOW in found else {}
-    return [
-        at_least(f"at least {SHARE:.0%} of a step are products at mm's rate", "measured", SHARE, ratio, "")
-    ]
+    return [at_least(f"at least {SHARE:.0%} of a step are products at mm's rate", "measured", SHARE, ratio, "")]
 
 
 def facts(options, found: dict[str, Any]) -> dict[str, Any]:
@@ -162,12 +169,14 @@ def report(options, facts: dict[str, Any], found: dict[str, Any]) -> str:
         "medians of those of each round."
     )
     return page(
-        "Where a training step's time goes", source(facts, how), section(targets(found), UNCHECKED),
+        "Where a training step's time goes",
+        source(facts, how),
+        section(targets(found), UNCHECKED),
         markdown(["", *found], lines),
         "## By operator, ms per step",
         "The model's step as torch.profiler has it, whose own time is in it; Python between operators is not.",
         markdown(["part", *found], parts),
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

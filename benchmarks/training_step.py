@@ -45,10 +45,12 @@ METHODS = {
 }  # name: attention
 FASTER_THAN_SOFTMAX = {4096: 2.0, 16384: 6.0}
 FULL = {
-    "lengths": [256, 1024, 4096, 16384], "tokens": 16384, "layers": 8,
+    "lengths": [256, 1024, 4096, 16384],
+    "tokens": 16384,
+    "layers": 8,
     "methods": ["linear", "softmax", PROJECTIONS, "none"],
     "optimizer": "none",
-}  # fmt: skip
+}
 QUICK = {"lengths": [256, 1024], "tokens": 1024, "layers": 1}
 CHOICES = {"methods": list(METHODS), "optimizer": ["none", "adamw"]}
 
@@ -111,17 +113,13 @@ def targets(found: Found) -> list[Target]:
     for t, bound in FASTER_THAN_SOFTMAX.items():
         at = found.get(t, {})
         ratio = {"": at["softmax"].ms / at["linear"].ms} if {"softmax", "linear"} <= at.keys() else {}
-        judged.append(
-            at_least(f"t = {t:,}: at least {bound:g} times faster than softmax (SDPA)", case, bound, ratio)
-        )
+        judged.append(at_least(f"t = {t:,}: at least {bound:g} times faster than softmax (SDPA)", case, bound, ratio))
     ratios = {
         f"t = {t:,}": x["linear"].ms / x[PROJECTIONS].ms
         for t, x in found.items()
         if {"linear", PROJECTIONS} <= x.keys()
     }
-    judged.append(
-        at_most("at most 1.2 times as long as the projections alone, at every t", case, 1.2, ratios)
-    )
+    judged.append(at_most("at most 1.2 times as long as the projections alone, at every t", case, 1.2, ratios))
     return judged
 
 
@@ -136,17 +134,18 @@ def report(options, facts: dict[str, Any], found: Found) -> str:
         f"backward, {update}. Medians, in turns; a time with * is of one step."
     )
     return page(
-        "A training step of the model of 2020", source(facts, how), section(targets(found)), "## Time and memory",
+        "A training step of the model of 2020",
+        source(facts, how),
+        section(targets(found)),
+        "## Time and memory",
         table(found, options.methods, (("softmax", "linear"), ("linear", PROJECTIONS), ("linear", "none"))),
-    )  # fmt: skip
+    )
 
 
 def figure(options, facts: dict[str, Any], found: Found):
     on = f"{facts['machine']['cpu']}, {facts['threads']} threads"
     return model_steps.figure(
-        found,
-        ATTENTION | {PROJECTIONS: ORANGE, PLAIN: SKY},
-        f"a training step of the same number of tokens; {on}",
+        found, ATTENTION | {PROJECTIONS: ORANGE, PLAIN: SKY}, f"a training step of the same number of tokens; {on}"
     )
 
 

@@ -42,9 +42,15 @@ def main() -> None:
         text = Path(folder, "text.txt")
         text.write_bytes(bytes(random.Random(0).choices(range(32, 127), k=100_000)))
         settings = TextSettings(
-            (str(text),), Path(folder, "run"), **given["model"], steps=MOST_STEPS, save_every=MOST_STEPS, val_fraction=0.0,
-            sample_tokens=0, training_arguments=given["set"],
-        )  # fmt: skip
+            (str(text),),
+            Path(folder, "run"),
+            **given["model"],
+            steps=MOST_STEPS,
+            save_every=MOST_STEPS,
+            val_fraction=0.0,
+            sample_tokens=0,
+            training_arguments=given["set"],
+        )
         training.train(settings, show=False)
 
 
@@ -92,9 +98,11 @@ def make_step(model: dict) -> tuple[TarnnForCausalLM, Callable[[], None]]:
     """The model, and a step as `tarnn train` makes it, without the Trainer."""
     torch.manual_seed(0)
     config = TarnnConfig(
-        vocab_size=257, hidden_size=model["hidden_size"], num_hidden_layers=model["layers"],
+        vocab_size=257,
+        hidden_size=model["hidden_size"],
+        num_hidden_layers=model["layers"],
         num_attention_heads=model["heads"],
-    )  # fmt: skip
+    )
     net = TarnnForCausalLM(config).train()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, betas=(0.9, 0.95), fused=True)
     rows = torch.randint(0, 257, (model["batch_size"], model["context"] + 1))

@@ -58,17 +58,23 @@ for line in sys.stdin:
 CELLS = {
     **{
         f"{'causal' if causal else 'full'}, d = {d}, t = {t:,}, {dtype}, {'both' if backward else 'forward'}": (
-            "attention", (t, d, causal, dtype, backward, "elu")
+            "attention",
+            (t, d, causal, dtype, backward, "elu"),
         )
         for d, dtype, causal in [
-            (64, "float32", True), (64, "float32", False), (64, "bfloat16", True), (32, "float32", True), (128, "float32", True)
+            (64, "float32", True),
+            (64, "float32", False),
+            (64, "bfloat16", True),
+            (32, "float32", True),
+            (128, "float32", True),
         ]
         for t in (128, 1024, 16384)
         for backward in (False, True)
     },
     **{
         f"favor 256, d = 64, t = 4,096, {'both' if backward else 'forward'}": (
-            "attention", (4096, 64, True, "float32", backward, "favor")
+            "attention",
+            (4096, 64, True, "float32", backward, "favor"),
         )
         for backward in (False, True)
     },
@@ -77,14 +83,17 @@ CELLS = {
         for batch in (1, 128)
         for inplace in (False, True)
     },
-}  # fmt: skip
+}
 
 
 def main() -> int:
     options = parse(
-        __file__, __doc__, {"other": Path, "rounds": 7, "seconds": 0.15}, {"rounds": 1, "seconds": 0.0},
+        __file__,
+        __doc__,
+        {"other": Path, "rounds": 7, "seconds": 0.15},
+        {"rounds": 1, "seconds": 0.0},
         about={"other": "the other checkout"},
-    )  # fmt: skip
+    )
     return run(options, measure, report=report)
 
 
@@ -94,8 +103,7 @@ def measure(options, results: dict[str, dict[str, float]], keep) -> None:
     workers = [worker(ROOT), worker(options.other)]
     for name, (kind, arguments) in CELLS.items():
         rounds = [
-            [ask(one, [name, kind, arguments, options.seconds]) for one in workers]
-            for _ in range(options.rounds)
+            [ask(one, [name, kind, arguments, options.seconds]) for one in workers] for _ in range(options.rounds)
         ]
         here, there = (statistics.median(times) * 1e3 for times in zip(*rounds))
         results[name] = {"ms": here, "other_ms": there, "ratio": statistics.median(a / b for a, b in rounds)}
@@ -105,9 +113,12 @@ def measure(options, results: dict[str, dict[str, float]], keep) -> None:
 
 def worker(checkout: Path) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", WORKER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(checkout.resolve() / "src")},
-    )  # fmt: skip
+    )
 
 
 def ask(one: subprocess.Popen, what: list) -> float:
@@ -119,9 +130,7 @@ def ask(one: subprocess.Popen, what: list) -> float:
 
 
 def report(options, facts, results) -> str:
-    rows = [
-        [name, f"{x['ms']:.3f}", f"{x['other_ms']:.3f}", f"{x['ratio']:.2f}"] for name, x in results.items()
-    ]
+    rows = [[name, f"{x['ms']:.3f}", f"{x['other_ms']:.3f}", f"{x['ratio']:.2f}"] for name, x in results.items()]
     ratios = sorted(x["ratio"] for x in results.values())
     about = (
         f"{facts['machine']['cpu']}, {options.threads} threads. 8 heads, batch 1. Ratios: median "

@@ -49,9 +49,7 @@ def build_wheel(directory: str, settings: dict[str, Any] | None = None, metadata
     )
 
 
-def build_editable(
-    directory: str, settings: dict[str, Any] | None = None, metadata: str | None = None
-) -> str:
+def build_editable(directory: str, settings: dict[str, Any] | None = None, metadata: str | None = None) -> str:
     """A path to src/, and the kernels compiled into it; without them a library from before goes too."""
     if not attempt(compile_in_place):
         Path("src/tarnn/kernels/cpu/libtarnn_cpu.so").unlink(missing_ok=True)

@@ -34,9 +34,13 @@ SHOWN = ("bidirectional", "Performer-ReLU")  # in the figure
 def main() -> int:
     lists = {"only": list(proteins.ATTENTION), "directions": list(proteins.PAPER)}
     options = parse(
-        __file__, __doc__, proteins.FULL | lists, proteins.QUICK, choices=lists,
+        __file__,
+        __doc__,
+        proteins.FULL | lists,
+        proteins.QUICK,
+        choices=lists,
         about={"data": "the folder of the sequences", "runs": "the runs of experiments/proteins.py"},
-    )  # fmt: skip
+    )
     return run(options, measure, report=report, figure=figure)
 
 
@@ -50,9 +54,7 @@ def measure(options, results: dict[str, Any], keep) -> None:
         for name in options.only:
             path = proteins.folder_of(direction, name, options) / "checkpoint.pt"
             if not path.exists():
-                raise Unmeasured(
-                    f"{path} is not there; experiments/proteins.py makes it, with the same settings."
-                )
+                raise Unmeasured(f"{path} is not there; experiments/proteins.py makes it, with the same settings.")
             model, found = proteins.build(direction, name, options).eval(), {}
             more = {"use_cache": False} if model.config.causal else {}
             for when in ("before", "after"):
@@ -60,8 +62,10 @@ def measure(options, results: dict[str, Any], keep) -> None:
                     model.load_state_dict(torch.load(path, weights_only=True)["model"])
                 matrix = similarity(attention_to_residues(model, rows, **more))
                 found[when] = {
-                    "agreement": agreement(matrix, blosum), "closest": closest(matrix), "matrix": matrix.tolist()
-                }  # fmt: skip
+                    "agreement": agreement(matrix, blosum),
+                    "closest": closest(matrix),
+                    "matrix": matrix.tolist(),
+                }
             results[f"{direction}, {name}"] = found
             keep()
 
@@ -94,9 +98,7 @@ def figure(options, facts, results: dict[str, Any]):
     model.load_state_dict(torch.load(path, weights_only=True)["model"])
     protein = next(read_proteins(options.data / "BPT1_BOVIN.fasta"))
     more = {"use_cache": False} if model.config.causal else {}
-    weights = attention_maps(model, input_ids=torch.from_numpy(proteins.ids_of(protein))[None], **more)[
-        -1
-    ].weights()[0]
+    weights = attention_maps(model, input_ids=torch.from_numpy(proteins.ids_of(protein))[None], **more)[-1].weights()[0]
     made, axes = panels(2 + min(4, len(weights)), f"{direction} {name}", width=3.4, height=3.8)
     for one, matrix, title in (
         (axes[0], results[f"{direction}, {name}"]["after"]["matrix"], "similarity by attention"),

@@ -47,19 +47,29 @@ from tarnn.feature_maps.spread import FittedMap, Spread, spread_of
 from tarnn.ops import softmax_attention
 
 FULL = {
-    "length": 4096, "head_dim": 16, "draws": 15, "features": [16, 32, 64, 128, 256], "sigma": [0.5, 1.0],
-    "stories": Path, "encoder": Path, "texts": Path, "threads": 1,
-}  # fmt: skip
+    "length": 4096,
+    "head_dim": 16,
+    "draws": 15,
+    "features": [16, 32, 64, 128, 256],
+    "sigma": [0.5, 1.0],
+    "stories": Path,
+    "encoder": Path,
+    "texts": Path,
+    "threads": 1,
+}
 QUICK = {"length": 512, "draws": 5, "features": [16, 64]}
 ABOUT = {
-    "sigma": "of random q and k", "stories": "stories260K.bin of llama2.c",
+    "sigma": "of random q and k",
+    "stories": "stories260K.bin of llama2.c",
     "encoder": "a Hugging Face folder of an encoder, such as MiniLM",
     "texts": "lines for the encoder; half to fit to, half to judge by",
-}  # fmt: skip
+}
 Make = Callable[..., FeatureMap]
 METHODS: dict[str, tuple[Make, str]] = {  # name → (the map for d, m, heads, seed; how it is drawn in the picture)
     "trigonometric, iid": (
-        lambda d, m, g, s: TrigonometricRandomFeatures(d, m, directions="iid", seed=s), f"{GREY} --"),
+        lambda d, m, g, s: TrigonometricRandomFeatures(d, m, directions="iid", seed=s),
+        f"{GREY} --",
+    ),
     "trigonometric, orthogonal": (lambda d, m, g, s: TrigonometricRandomFeatures(d, m, seed=s), f"{GREY} -"),
     "positive, iid": (lambda d, m, g, s: PositiveRandomFeatures(d, m, directions="iid", seed=s), f"{BLUE} --"),
     "positive, orthogonal (FAVOR+)": (lambda d, m, g, s: PositiveRandomFeatures(d, m, seed=s), f"{BLUE} -"),
@@ -67,13 +77,17 @@ METHODS: dict[str, tuple[Make, str]] = {  # name → (the map for d, m, heads, s
     "FAVOR++ (OPRF)": (lambda d, m, g, s: OptimalRandomFeatures(d, m, num_heads=g, seed=s), f"{RED} -"),
     "FAVOR+, centred": (
         lambda d, m, g, s: Reparametrized(PositiveRandomFeatures(d, m, seed=s), num_heads=g, balance=False),
-        f"{GREEN} --"),
+        f"{GREEN} --",
+    ),
     "SADERF": (
         lambda d, m, g, s: Reparametrized(OptimalRandomFeatures(d, m, num_heads=g, seed=s), num_heads=g, centre=False),
-        f"{RED} --"),
+        f"{RED} --",
+    ),
     "FAVOR++, centred, balanced": (
-        lambda d, m, g, s: Reparametrized(OptimalRandomFeatures(d, m, num_heads=g, seed=s), num_heads=g), f"{GREEN} -"),
-}  # fmt: skip
+        lambda d, m, g, s: Reparametrized(OptimalRandomFeatures(d, m, num_heads=g, seed=s), num_heads=g),
+        f"{GREEN} -",
+    ),
+}
 
 
 class Problem(NamedTuple):
@@ -121,11 +135,7 @@ def problems(options: argparse.Namespace) -> Iterable[Problem]:
             [Layer(*(x[cut] for x in layer)) for layer in layers] for cut in (slice(half), slice(half, None))
         )
         yield Problem(
-            options.encoder.name,
-            judged,
-            causal=False,
-            mask=mask[half:],
-            spreads=spreads_of(seen, mask[:half]),
+            options.encoder.name, judged, causal=False, mask=mask[half:], spreads=spreads_of(seen, mask[:half])
         )
 
 
@@ -133,9 +143,8 @@ def spreads_of(layers: list[Layer], mask: Tensor | None) -> list[tuple[Spread, S
     """A layer's queries' and keys', a key head, over all rows."""
     heads = layers[0].k.shape[1]
     return [
-        (spread_of(x.q, heads, mask=mask).over_batch(), spread_of(x.k, heads, mask=mask).over_batch())
-        for x in layers
-    ]  # fmt: skip
+        (spread_of(x.q, heads, mask=mask).over_batch(), spread_of(x.k, heads, mask=mask).over_batch()) for x in layers
+    ]
 
 
 def errors_of(problem: Problem, draws: int, features: Iterable[int]) -> dict[str, dict[int, list[float]]]:
@@ -151,7 +160,7 @@ def errors_of(problem: Problem, draws: int, features: Iterable[int]) -> dict[str
             errors = [
                 error_of(problem, exact, lambda i, m=m, draw=draw, make=make: make(head_dim, m, heads, 1000 * draw + i))
                 for draw in range(draws)
-            ]  # fmt: skip
+            ]
             found.setdefault(name, {})[m] = errors
     return found
 
@@ -185,7 +194,7 @@ def report(options, facts, results) -> str:
     parts = [
         f"‖ô − o‖²/‖o‖², median over {options.draws} draws (10 % – 90 %). Random data: t = {options.length}, "
         f"d = {options.head_dim}, attention to both sides, maps fitted by the call. Trained models: maps calibrated on "
-        "other text. A number above 1 is worse than answering zero.",
+        "other text. A number above 1 is worse than answering zero."
     ]
     for name, methods in results.items():
         features = list(next(iter(methods.values())))
@@ -208,9 +217,7 @@ def figure(options, facts, results):
             low, middle, high = zip(*(quantiles(x) for x in errors.values()))
             bars = [[a - b for a, b in zip(middle, low)], [b - a for a, b in zip(middle, high)]]
             at = [m * 1.03 ** (i - len(methods) / 2) for m in errors]  # side by side
-            axes.errorbar(
-                at, middle, yerr=bars, color=color, linestyle=line, marker=".", capsize=2, label=method
-            )
+            axes.errorbar(at, middle, yerr=bars, color=color, linestyle=line, marker=".", capsize=2, label=method)
         label(axes, "features", "‖ô − o‖²/‖o‖²", title=name, ticks=list(errors))
         axes.set_ylim(top=6 * max(max(x) for method, x in middles.items() if "trigonometric" not in method))
     handles, labels = axes_of[0].get_legend_handles_labels()

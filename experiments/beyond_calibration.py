@@ -29,9 +29,11 @@ from tarnn.conversion import convert, set_options
 FULL = {"lengths": [128, 256], "seeds": 3, "calibrate": 24, "rows": 40, "features": 64, "data": Path}
 QUICK = {"lengths": [64], "seeds": 1, "calibrate": 4, "rows": 2, "features": 8}
 ABOUT = {
-    "data": "the folder of stories260k", "lengths": "tokens of the calibration's texts",
-    "calibrate": "texts that calibrate", "rows": "stories that measure",
-}  # fmt: skip
+    "data": "the folder of stories260k",
+    "lengths": "tokens of the calibration's texts",
+    "calibrate": "texts that calibrate",
+    "rows": "stories that measure",
+}
 Row = dict[str, Any]
 
 
@@ -58,9 +60,7 @@ def measure(options, found: dict[str, Row], keep) -> None:
             for name, mode in {"chosen": "choose", "in all heads": "features"}.items():
                 phi = {"name": "clusters", "num_features": options.features, "seed": seed}
                 model = copy.deepcopy(base)
-                made = convert(
-                    model, texts[:, :length], window=window, sinks=SINKS, feature_map=phi, mode=mode
-                )
+                made = convert(model, texts[:, :length], window=window, sinks=SINKS, feature_map=phi, mode=mode)
                 count = sum(head.mode == "features" for layer in made.layers for head in layer.heads)
                 print(f"calibrated on {length}, seed {seed}, features {name}: in {count} heads", flush=True)
                 losses.setdefault(f"features {name}", []).append(nats(model, test))
@@ -105,9 +105,7 @@ def report(options, facts, found: dict[str, Row]) -> str:
         if not rows:
             continue
         bins = [name for name in next(iter(rows.values())) if "×" in name]
-        lines = [
-            [name, *("{:+.4f} ({:+.4f} … {:+.4f})".format(*x[b]) for b in bins)] for name, x in rows.items()
-        ]
+        lines = [[name, *("{:+.4f} ({:+.4f} … {:+.4f})".format(*x[b]) for b in bins)] for name, x in rows.items()]
         window = next(iter(rows.values()))["window"]
         parts.append(
             f"## Calibrated on {length} tokens: window {window}, {SINKS} sinks\n\n{markdown(['far keys', *bins], lines)}"

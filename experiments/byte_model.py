@@ -128,20 +128,12 @@ def train(options: argparse.Namespace) -> None:
     files = sorted(options.books.glob("*.txt.gz"))
     books = b"\n\n".join(read(x) for x in files if x.name.removesuffix(".txt.gz") not in HELD_OUT)
     unseen = read(options.books / f"{HELD_OUT[0]}.txt.gz")
-    print(
-        f"{model.num_parameters() / 1e6:.2f} M parameters, {len(books):,} bytes; from token {tokens:,}",
-        flush=True,
-    )
+    print(f"{model.num_parameters() / 1e6:.2f} M parameters, {len(books):,} bytes; from token {tokens:,}", flush=True)
 
     def save() -> None:
         parts = {"model": model.state_dict(), "mean": mean.state_dict()}
         torch.save(
-            {
-                **parts,
-                "optimizers": [one.state_dict() for one in made],
-                "tokens": tokens,
-                "seconds": seconds,
-            },
+            {**parts, "optimizers": [one.state_dict() for one in made], "tokens": tokens, "seconds": seconds},
             path.with_suffix(".partial"),
         )
         os.replace(path.with_suffix(".partial"), path)
@@ -149,9 +141,11 @@ def train(options: argparse.Namespace) -> None:
             None, config=model.config, state_dict=mean.module.state_dict(), dtype=torch.bfloat16
         ).save_pretrained(options.out / "model")
         line = {
-            "tokens": tokens, "processor_seconds": round(seconds), "training_loss": round(loss, 4),
+            "tokens": tokens,
+            "processor_seconds": round(seconds),
+            "training_loss": round(loss, 4),
             "bits_per_byte": round(bits(mean.module, unseen, options.context), 4),
-        }  # fmt: skip
+        }
         with (options.out / "log.jsonl").open("a") as log:
             log.write(json.dumps(line) + "\n")
         print(line, flush=True)

@@ -30,11 +30,15 @@ WIDTH, RATE = 128, 3e-3
 def main() -> int:
     return run(
         parse(
-            __file__, __doc__, {"steps": 1000, "speed_steps": 30, "runs": ROOT / "runs" / "choosing", "threads": 1},
-            {"steps": 2, "speed_steps": 0}, about={"runs": "folder of the training runs; finished ones are read"},
+            __file__,
+            __doc__,
+            {"steps": 1000, "speed_steps": 30, "runs": ROOT / "runs" / "choosing", "threads": 1},
+            {"steps": 2, "speed_steps": 0},
+            about={"runs": "folder of the training runs; finished ones are read"},
         ),
-        measure, report=report,
-    )  # fmt: skip
+        measure,
+        report=report,
+    )
 
 
 def measure(options, results: dict[str, dict], keep) -> None:
@@ -49,17 +53,16 @@ def measure(options, results: dict[str, dict], keep) -> None:
             log = train(folder, kind, width, rate, options.steps, threads=1)
             facts = json.loads((folder / "settings.json").read_text())
             quality[name] = {
-                "bits_per_byte": log[-1]["validation_bits_per_byte"], "parameters": facts["run"]["parameters"],
-            }  # fmt: skip
+                "bits_per_byte": log[-1]["validation_bits_per_byte"],
+                "parameters": facts["run"]["parameters"],
+            }
             keep()
     for kind, width in [(kind, WIDTH) for kind in ATTENTION] + [(next(iter(ATTENTION)), w) for w in WIDTHS]:
         name = f"{kind}; {width}"
         if options.speed_steps and name not in speed:
             folder = options.runs / f"speed_{kind.split(',')[0]}_{width}"
             log = train(folder, kind, width, RATE, options.speed_steps, threads=2)
-            first, last = (
-                next(x for x in log if x["step"] == s and "loss" in x) for s in (10, options.speed_steps)
-            )
+            first, last = (next(x for x in log if x["step"] == s and "loss" in x) for s in (10, options.speed_steps))
             speed[name] = (last["tokens"] - first["tokens"]) / (last["seconds"] - first["seconds"])
             keep()
 
@@ -75,9 +78,12 @@ def train(folder: Path, kind: str, width: int, rate: float, steps: int, *, threa
             "--hidden-size", width, "--layers", 4, "--heads", 4, "--learning-rate", rate, *ATTENTION[kind],
         ]  # fmt: skip
         subprocess.run(
-            [str(x) for x in command], check=True, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            [str(x) for x in command],
+            check=True,
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-        )  # fmt: skip
+        )
         lines = [json.loads(line) for line in log.read_text().splitlines()]
     return lines
 
@@ -99,12 +105,7 @@ def report(options, facts, results) -> str:
     linear = next(iter(ATTENTION))
     sizes = {width: quality.get(f"{linear}; {width}; {RATE:g}", {}).get("parameters", 0) for width in WIDTHS}
     by_width = markdown(
-        [
-            "linear, width",
-            "parameters",
-            *(f"learning rate {rate:g}" for rate in RATES[:2]),
-            "tokens per second",
-        ],
+        ["linear, width", "parameters", *(f"learning rate {rate:g}" for rate in RATES[:2]), "tokens per second"],
         [
             [
                 width,

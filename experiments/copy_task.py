@@ -31,24 +31,23 @@ from tarnn.models import TarnnConfig, TarnnForCausalLM
 SEPARATOR, SYMBOLS = 0, 10
 METHODS = [name for name in ATTENTION if name != "none"]
 FULL = {
-    "updates": 4000, "drop_at": 3000, "every": 50, "length": 32, "hidden": 64, "layers": 4, "batch_size": 64,
-    "methods": METHODS, "heads": 8, "seed": 0, "save_every": 500, "runs": Path("runs/copy_task"),
-}  # fmt: skip
-QUICK = {
-    "updates": 120, "drop_at": 100, "every": 30, "length": 16, "hidden": 32, "layers": 2, "batch_size": 16,
-}  # fmt: skip
+    "updates": 4000,
+    "drop_at": 3000,
+    "every": 50,
+    "length": 32,
+    "hidden": 64,
+    "layers": 4,
+    "batch_size": 64,
+    "methods": METHODS,
+    "heads": 8,
+    "seed": 0,
+    "save_every": 500,
+    "runs": Path("runs/copy_task"),
+}
+QUICK = {"updates": 120, "drop_at": 100, "every": 30, "length": 16, "hidden": 32, "layers": 2, "batch_size": 16}
 
 
-SAME = (
-    "drop_at",
-    "every",
-    "length",
-    "hidden",
-    "layers",
-    "batch_size",
-    "heads",
-    "seed",
-)  # of a run that goes on
+SAME = ("drop_at", "every", "length", "hidden", "layers", "batch_size", "heads", "seed")  # of a run that goes on
 
 
 @dataclass
@@ -88,9 +87,12 @@ def draw(generator: torch.Generator, batch_size: int, symbols: int) -> tuple[Ten
 def build(method: str, options) -> TarnnForCausalLM:
     torch.manual_seed(options.seed)
     config = TarnnConfig.paper(
-        vocab_size=SYMBOLS + 1, hidden_size=options.hidden, num_hidden_layers=options.layers,
-        num_attention_heads=options.heads, attention=method,
-    )  # fmt: skip
+        vocab_size=SYMBOLS + 1,
+        hidden_size=options.hidden,
+        num_hidden_layers=options.layers,
+        num_attention_heads=options.heads,
+        attention=method,
+    )
     return TarnnForCausalLM(config)
 
 
@@ -146,10 +148,15 @@ class Training:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(".partial")
         kept = {
-            "settings": self._settings(), "update": self.update, "seconds": self.seconds, "losses": self.losses,
-            "curve": asdict(self.curve), "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "settings": self._settings(),
+            "update": self.update,
+            "seconds": self.seconds,
+            "losses": self.losses,
+            "curve": asdict(self.curve),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "generator": self.generator.get_state(),
-        }  # fmt: skip
+        }
         torch.save(kept, partial)
         partial.replace(self.path)
 
@@ -168,9 +175,7 @@ class Training:
 
 
 @torch.no_grad()
-def look(
-    model: TarnnForCausalLM, held_out, curve: Curve, update: int, losses: list[float], seconds: float
-) -> None:
+def look(model: TarnnForCausalLM, held_out, curve: Curve, update: int, losses: list[float], seconds: float) -> None:
     ids, labels = held_out
     out = model.eval()(input_ids=ids, labels=labels, use_cache=False)
     model.train()
@@ -187,14 +192,15 @@ def report(options, facts, curves: dict[str, Curve]) -> str:
     longest = options.length // 2 - 1
     rows = [
         [
-            method, f"{curve.loss[-1]:.4f}", f"{curve.accuracy[-1]:.1%}",
-            next((f"{u:,}" for u, a in zip(curve.update, curve.accuracy) if a > 0.99), None), f"{curve.seconds[-1]:.0f}",
+            method,
+            f"{curve.loss[-1]:.4f}",
+            f"{curve.accuracy[-1]:.1%}",
+            next((f"{u:,}" for u, a in zip(curve.update, curve.accuracy) if a > 0.99), None),
+            f"{curve.seconds[-1]:.0f}",
         ]
         for method, curve in curves.items()
-    ]  # fmt: skip
-    header = [
-        "attention", "loss, nats per symbol", "symbols right", "updates to 99 %", "processor seconds",
-    ]  # fmt: skip
+    ]
+    header = ["attention", "loss, nats per symbol", "symbols right", "updates to 99 %", "processor seconds"]
     return page(
         f"Copying {longest} symbols",
         f"{options.layers} layers, {options.heads} heads, {options.hidden} wide, batches of {options.batch_size}, "

@@ -33,11 +33,7 @@ ABOUT = {
     "books": "a folder of .txt.gz",
     "rows": "of both books together",
 }
-NAMES = {
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "mlp_norm",
-    "self_attn": "attention",
-}
+NAMES = {"input_layernorm": "attention_norm", "post_attention_layernorm": "mlp_norm", "self_attn": "attention"}
 
 
 def main() -> int:
@@ -54,10 +50,7 @@ def measure(options, found: dict[str, Any], keep: Callable[[], None]) -> None:
         for i in range(options.length - 1):
             logits, state = step(ids[:, i], state, inplace=True)
             nats += torch.nn.functional.cross_entropy(logits, ids[:, i + 1], reduction="sum").item()
-        found[weights] = {
-            "bits_per_byte": nats / math.log(2) / ids[:, 1:].numel(),
-            "bytes": step.block.numel(),
-        }
+        found[weights] = {"bits_per_byte": nats / math.log(2) / ids[:, 1:].numel(), "bytes": step.block.numel()}
         print(weights, found[weights], flush=True)
         keep()
 
@@ -70,12 +63,20 @@ def load(folder: Path) -> TarnnForCausalLM:
     c = theirs.config
     ours = TarnnForCausalLM(
         TarnnConfig(
-            vocab_size=c.vocab_size, hidden_size=c.hidden_size, num_hidden_layers=c.num_hidden_layers,
-            num_attention_heads=c.num_attention_heads, num_key_value_heads=c.num_key_value_heads,
-            intermediate_size=c.intermediate_size, attention="softmax", position="rotary", qk_norm=False,
-            norm_eps=c.rms_norm_eps, tie_word_embeddings=c.tie_word_embeddings, max_position_embeddings=c.max_position_embeddings,
+            vocab_size=c.vocab_size,
+            hidden_size=c.hidden_size,
+            num_hidden_layers=c.num_hidden_layers,
+            num_attention_heads=c.num_attention_heads,
+            num_key_value_heads=c.num_key_value_heads,
+            intermediate_size=c.intermediate_size,
+            attention="softmax",
+            position="rotary",
+            qk_norm=False,
+            norm_eps=c.rms_norm_eps,
+            tie_word_embeddings=c.tie_word_embeddings,
+            max_position_embeddings=c.max_position_embeddings,
         )
-    ).eval()  # fmt: skip
+    ).eval()
     weights = {}
     for name, x in theirs.state_dict().items():
         for before, after in NAMES.items():
@@ -101,12 +102,10 @@ def report(options, facts: dict[str, Any], found: dict[str, Any]) -> str:
     rows = [
         [weights, f"{x['bytes']:,}", f"{x['bits_per_byte']:.4f}", f"{100 * (x['bits_per_byte'] / best - 1):+.2f} %"]
         for weights, x in found.items()
-    ]  # fmt: skip
+    ]
     said = f"{options.rows} rows of {options.length:,} bytes from {' and '.join(HELD_OUT)}."
     return page(
-        "Weights of fewer bits",
-        source(facts, said),
-        markdown(["weights", "bytes", "bits per byte", "change"], rows),
+        "Weights of fewer bits", source(facts, said), markdown(["weights", "bytes", "bits per byte", "change"], rows)
     )
 
 

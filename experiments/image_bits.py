@@ -41,14 +41,33 @@ from tarnn.tasks.checkpoint import open_model
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 METHODS = ["linear", "softmax"]
 FULL = {
-    "updates": 1500, "layers": 4, "hidden": 128, "batch_size": 4, "learning_rate": 2e-3, "eval_every": 100,
-    "test_images": 300, "val_images": 64, "train_images": int, "datasets": ["mnist", "cifar10"], "heads": 8, "seed": 0,
-    "methods": METHODS, "mnist": SHARED / "mnist", "cifar10": SHARED / "cifar10", "runs": Path("runs/image_bits"),
-}  # fmt: skip
+    "updates": 1500,
+    "layers": 4,
+    "hidden": 128,
+    "batch_size": 4,
+    "learning_rate": 2e-3,
+    "eval_every": 100,
+    "test_images": 300,
+    "val_images": 64,
+    "train_images": int,
+    "datasets": ["mnist", "cifar10"],
+    "heads": 8,
+    "seed": 0,
+    "methods": METHODS,
+    "mnist": SHARED / "mnist",
+    "cifar10": SHARED / "cifar10",
+    "runs": Path("runs/image_bits"),
+}
 QUICK = {
-    "updates": 10, "layers": 2, "hidden": 32, "eval_every": 5, "test_images": 8, "val_images": 4, "train_images": 64,
+    "updates": 10,
+    "layers": 2,
+    "hidden": 32,
+    "eval_every": 5,
+    "test_images": 8,
+    "val_images": 4,
+    "train_images": 64,
     "datasets": ["mnist"],
-}  # fmt: skip
+}
 CHOICES = {"methods": METHODS, "datasets": ["mnist", "cifar10"]}
 # of the paper: images of its runs, what it reports, and how deep its models are
 PAPER_IMAGES = {"mnist": 15_000_000, "cifar10": 5_000_000}  # 937,500 updates of 16; 500,000 of 10
@@ -57,9 +76,7 @@ PAPER_LAYERS = {"mnist": 8, "cifar10": 16}
 
 
 def main() -> int:
-    options = parse(
-        __file__, __doc__, FULL, QUICK, choices=CHOICES, about={"runs": "where the runs' folders go"}
-    )
+    options = parse(__file__, __doc__, FULL, QUICK, choices=CHOICES, about={"runs": "where the runs' folders go"})
     return run(options, measure, facts=facts, report=report, figure=figure)
 
 
@@ -78,27 +95,41 @@ def one_run(name: str, method: str, options) -> dict[str, Any]:
     folder = options.runs / f"{name}-{method}"
     source = prepared(name, options)
     settings = ImageSettings(
-        (str(source),), folder, preset="paper", attention=method, layers=options.layers, hidden_size=options.hidden,
-        heads=options.heads, steps=options.updates, batch_size=options.batch_size, learning_rate=options.learning_rate,
-        eval_every=options.eval_every, save_every=options.eval_every, keep=1, val=f"{source}:valid", seed=options.seed,
+        (str(source),),
+        folder,
+        preset="paper",
+        attention=method,
+        layers=options.layers,
+        hidden_size=options.hidden,
+        heads=options.heads,
+        steps=options.updates,
+        batch_size=options.batch_size,
+        learning_rate=options.learning_rate,
+        eval_every=options.eval_every,
+        save_every=options.eval_every,
+        keep=1,
+        val=f"{source}:valid",
+        seed=options.seed,
         resume=True,
-    )  # fmt: skip
+    )
     looks = trained(settings, "validation_bits_per_dim")
     curve = [{"update": line["step"], "bits": line["validation_bits_per_dim"]} for line in looks]
     model = open_model(folder, tasks=("image",), whole=True)
     test = read_images(f"{getattr(options, name)}:test").take(slice(options.test_images))
     bits = torch.cat(list(bits_per_dim(model, test)))
     return {
-        "curve": curve, "updates": curve[-1]["update"], "images": curve[-1]["update"] * settings.batch_size,
+        "curve": curve,
+        "updates": curve[-1]["update"],
+        "images": curve[-1]["update"] * settings.batch_size,
         "seconds_an_update": seconds_an_update(model, read_images(f"{source}:train"), settings.batch_size),
-        "parameters": model.num_parameters(), "test_bits": bits.mean().item(),
-        "test_error": bits.std().item() / math.sqrt(len(bits)), "test_images": len(bits),
-    }  # fmt: skip
+        "parameters": model.num_parameters(),
+        "test_bits": bits.mean().item(),
+        "test_error": bits.std().item() / math.sqrt(len(bits)),
+        "test_images": len(bits),
+    }
 
 
-def seconds_an_update(
-    model: TarnnForImageGeneration, images: Images, batch_size: int, rounds: int = 3
-) -> float:
+def seconds_an_update(model: TarnnForImageGeneration, images: Images, batch_size: int, rounds: int = 3) -> float:
     """Forward, backward and optimizer: the median, in processor time a thread, which other work changes little."""
     pixels, times = torch.from_numpy(images.pixels[:batch_size].copy()), []
     optimizer = torch.optim.RAdam(model.train().parameters(), lr=0.0)
@@ -134,12 +165,14 @@ def compare(runs: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     seconds = min(run["updates"] * run["seconds_an_update"] for run in runs.values())
     return {
         method: {
-            "at_updates": updates, "bits_at_updates": last(run["curve"], updates),
-            "at_seconds": seconds, "bits_at_seconds": last(run["curve"], seconds / run["seconds_an_update"]),
+            "at_updates": updates,
+            "bits_at_updates": last(run["curve"], updates),
+            "at_seconds": seconds,
+            "bits_at_seconds": last(run["curve"], seconds / run["seconds_an_update"]),
             **{k: v for k, v in run.items() if k != "curve"},
         }
         for method, run in runs.items()
-    }  # fmt: skip
+    }
 
 
 def last(curve: list[dict[str, float]], updates: float) -> float | None:
@@ -155,16 +188,25 @@ def report(options, facts, found) -> str:
         share = max(run["images"] for run in methods.values()) / PAPER_IMAGES[name]
         rows = [
             [
-                method, bits(run["bits_at_updates"]), bits(run["bits_at_seconds"]),
-                f"{run['test_bits']:.3f} ± {run['test_error']:.3f}", f"{run['updates']:,}", f"{run['seconds_an_update']:.2f}",
+                method,
+                bits(run["bits_at_updates"]),
+                bits(run["bits_at_seconds"]),
+                f"{run['test_bits']:.3f} ± {run['test_error']:.3f}",
+                f"{run['updates']:,}",
+                f"{run['seconds_an_update']:.2f}",
                 f"{PAPER[name][method]:.3f}",
             ]
             for method, run in methods.items()
-        ]  # fmt: skip
+        ]
         header = [
-            "attention", f"valid., {one['at_updates']:,} updates each", f"valid., {one['at_seconds']:,.0f} s each",
-            f"test, {one['test_images']:,} images", "updates", "seconds an update", "paper (test)",
-        ]  # fmt: skip
+            "attention",
+            f"valid., {one['at_updates']:,} updates each",
+            f"valid., {one['at_seconds']:,.0f} s each",
+            f"test, {one['test_images']:,} images",
+            "updates",
+            "seconds an update",
+            "paper (test)",
+        ]
         parts += [
             f"## {name}",
             f"{options.layers} layers (paper: {PAPER_LAYERS[name]}), {options.hidden} wide (256), {one['parameters']:,} "
@@ -186,12 +228,7 @@ def figure(options, facts, found):
             points = ((p["update"] * one["seconds_an_update"], p["bits"]) for p in one["curve"])
             line(axes, points, ATTENTION[method], method, marker="")
         label(
-            axes,
-            "seconds of training",
-            "bits per dimension, held out",
-            title=name,
-            scales="linear linear",
-            legend="",
+            axes, "seconds of training", "bits per dimension, held out", title=name, scales="linear linear", legend=""
         )
     return made
 

@@ -51,28 +51,40 @@ WEIGHTS = {"linear": "float32", "linear, int8 weights": "int8"}
 # images a second, and seconds for one image on the paper's CPU and GPU
 PAPER = {
     "mnist": {
-        "softmax, recomputed": (0.45, 72.6, 10.2), "softmax, KV cache": (7.56, 7.4, 10.4), "linear": (142.8, 5.5, 7.3)
+        "softmax, recomputed": (0.45, 72.6, 10.2),
+        "softmax, KV cache": (7.56, 7.4, 10.4),
+        "linear": (142.8, 5.5, 7.3),
     },
     "cifar10": {
-        "softmax, recomputed": (0.004, 8651.4, 300.1), "softmax, KV cache": (0.32, 71.9, 70.4),
+        "softmax, recomputed": (0.004, 8651.4, 300.1),
+        "softmax, KV cache": (0.32, 71.9, 70.4),
         "linear": (17.85, 45.1, 61.3),
     },
-}  # fmt: skip
+}
 MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist"
 VERDICTS = {True: "met", False: "missed", None: ""}
 MOST_CHANGE = 0.005  # of bits per dimension, by which fewer bits may change them
 # what is to be reached on two CPU cores: seconds for one image, images a second, factors over cache and recomputing
 TARGETS = {"mnist": (1.5, 10.0, 4.0, 317.0), "cifar10": (12.0, None, 10.0, 4462.0)}
 FULL = {
-    "models": list(MODELS), "batches": [1, 4, 16, 64, 128, 256], "positions": 5, "seconds": 2.0, "room": 6.0,
-    "methods": list(METHODS), "trained": Path, "mnist": MNIST, "test_images": 256,
-}  # fmt: skip
+    "models": list(MODELS),
+    "batches": [1, 4, 16, 64, 128, 256],
+    "positions": 5,
+    "seconds": 2.0,
+    "room": 6.0,
+    "methods": list(METHODS),
+    "trained": Path,
+    "mnist": MNIST,
+    "test_images": 256,
+}
 QUICK = {"models": ["mnist"], "batches": [1, 4], "positions": 2, "seconds": 0.1}
 ABOUT = {
-    "positions": "how many, the first and the last value among them", "seconds": "of steps at each position",
-    "room": "GiB that states and activations may take", "mnist": "whose test images it is judged on",
+    "positions": "how many, the first and the last value among them",
+    "seconds": "of steps at each position",
+    "room": "GiB that states and activations may take",
+    "mnist": "whose test images it is judged on",
     "trained": "a trained model of MNIST, as image_bits.py leaves one",
-}  # fmt: skip
+}
 
 
 StepAt = Callable[[int], Callable[[], object]]  # position → a step there
@@ -154,8 +166,9 @@ def speeds(name: str, method: str, options) -> dict[str, Speed]:
         found.append(min(both, key=lambda speed: speed.seconds))
         print(
             f"{name:8} {method:20} batch {batch_size:4}  {found[-1].seconds:10.2f} s for the batch, "
-            f"{found[-1].images_a_second:8.3f} images/s, {found[-1].threads} threads", flush=True,
-        )  # fmt: skip
+            f"{found[-1].images_a_second:8.3f} images/s, {found[-1].threads} threads",
+            flush=True,
+        )
         if len(found) > 1 and found[-1].images_a_second < 1.05 * max(x.images_a_second for x in found[:-1]):
             break
     torch.set_num_threads(options.threads)
@@ -169,8 +182,7 @@ def bytes_of(model: TarnnForImageGeneration, method: str, batch_size: int) -> in
         return batch_size * config.sequence_length * (4 * config.hidden_size + config.intermediate_size) * 4
     with torch.device("meta"):
         layers = [
-            block.attention.new_state(1, capacity=config.sequence_length, device="meta")
-            for block in model.model.layers
+            block.attention.new_state(1, capacity=config.sequence_length, device="meta") for block in model.model.layers
         ]
     return batch_size * sum(layer.nbytes for layer in layers)
 
@@ -182,9 +194,7 @@ def speed_of(step_at: StepAt, batch_size: int, length: int, threads: int, option
     positions = sorted({round(x * (length - 1)) for x in spread})
     times = [timings(step_at(position), options.seconds) for position in positions]
     ms = [1000 * sorted(x)[len(x) // 2] for x in times]
-    return Speed(
-        batch_size, threads, summed(positions, ms, length) / 1000, positions, ms, [len(x) for x in times]
-    )
+    return Speed(batch_size, threads, summed(positions, ms, length) / 1000, positions, ms, [len(x) for x in times])
 
 
 def states(model: TarnnForImageGeneration, batch_size: int, weights: str | None = None) -> StepAt:
@@ -262,9 +272,11 @@ def judge(name: str, methods: dict[str, dict[str, Speed]], kept: bool = False) -
     most = max(linear, key=lambda m: linear[m]["best"].images_a_second)
     seconds, best = linear[one]["one"].seconds, linear[most]["best"].images_a_second
     reached = {
-        "seconds for one image": (seconds, one), "images a second": (best, most),
-        "times the KV cache": (best / cached, most), "times recomputing": (best / recomputed, most),
-    }  # fmt: skip
+        "seconds for one image": (seconds, one),
+        "images a second": (best, most),
+        "times the KV cache": (best / cached, most),
+        "times recomputing": (best / recomputed, most),
+    }
     return {
         what: {"reached": value, "target": target, "met": met(what, value, target), "by": by}
         for (what, (value, by)), target in zip(reached.items(), TARGETS[name], strict=True)
@@ -281,23 +293,31 @@ def report(options, facts, results) -> str:
     parts = [
         f"Up to {options.threads} threads, float32 but for the weights named int8. Steps timed at {options.positions} "
         "positions of an image and summed over it (positions and times: image_speed.json). The paper's CPU and GPU were "
-        "others; its batches were not equal.",
+        "others; its batches were not equal."
     ]
     for name, methods in results.items():
         base = methods.get("softmax, recomputed")
         rows = [
             [
-                m, f"{found['one'].seconds:.2f}", f"{paper(name, m)[1]:g} / {paper(name, m)[2]:g}",
-                f"{found['best'].images_a_second:.4g} (batch {found['best'].batch_size})", f"{paper(name, m)[0]:g}",
+                m,
+                f"{found['one'].seconds:.2f}",
+                f"{paper(name, m)[1]:g} / {paper(name, m)[2]:g}",
+                f"{found['best'].images_a_second:.4g} (batch {found['best'].batch_size})",
+                f"{paper(name, m)[0]:g}",
                 base and f"{found['best'].images_a_second / base['best'].images_a_second:,.1f}",
                 f"{paper(name, m)[0] / paper(name, 'softmax, recomputed')[0]:,.0f}",
             ]
             for m, found in methods.items()
-        ]  # fmt: skip
+        ]
         header = [
-            "method", "s for one image", "paper, CPU / GPU", "images/s, best batch", "paper, GPU", "times recomputing",
+            "method",
+            "s for one image",
+            "paper, CPU / GPU",
+            "images/s, best batch",
+            "paper, GPU",
+            "times recomputing",
             "paper",
-        ]  # fmt: skip
+        ]
         parts += [f"## {name}", markdown(header, rows)]
         if targets := facts["targets"][name]:
             lines = [
@@ -311,9 +331,7 @@ def report(options, facts, results) -> str:
             "## What fewer bits cost",
             f"Bits per dimension of {likelihood['images']} test images of MNIST by a trained model "
             f"({likelihood['model']}), value after value through the fused step.",
-            markdown(
-                ["weights", "bits/dim", "change"], [[w, f"{bits[w]:.4f}", f"{change[w]:+.3%}"] for w in bits]
-            ),
+            markdown(["weights", "bits/dim", "change"], [[w, f"{bits[w]:.4f}", f"{change[w]:+.3%}"] for w in bits]),
         ]
     return page("How fast images are made", *parts)
 

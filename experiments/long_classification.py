@@ -37,14 +37,40 @@ from tarnn.data.pairs import read_pairs
 from tarnn.models import TarnnConfig, TarnnForSequenceClassification
 
 FULL = {
-    "steps": 2000, "batch_size": 32, "text_steps": 600, "text_batch": 16, "hidden_size": 64, "layers": 2, "heads": 4,
-    "features": 32, "learning_rate": 2e-3, "text_length": 512, "list_lengths": [10, 60], "train_lists": 20000, "test_rows": 1000,
-    "lengths": [1024, 2048, 3072, 4096], "speed_batch": 4, "data": Path, "runs": Path("runs/long_classification"),
-}  # fmt: skip
+    "steps": 2000,
+    "batch_size": 32,
+    "text_steps": 600,
+    "text_batch": 16,
+    "hidden_size": 64,
+    "layers": 2,
+    "heads": 4,
+    "features": 32,
+    "learning_rate": 2e-3,
+    "text_length": 512,
+    "list_lengths": [10, 60],
+    "train_lists": 20000,
+    "test_rows": 1000,
+    "lengths": [1024, 2048, 3072, 4096],
+    "speed_batch": 4,
+    "data": Path,
+    "runs": Path("runs/long_classification"),
+}
 QUICK = {
-    "steps": 4, "batch_size": 2, "text_steps": 4, "text_batch": 2, "hidden_size": 16, "layers": 1, "heads": 2, "features": 8,
-    "text_length": 64, "list_lengths": [10, 40], "train_lists": 16, "test_rows": 8, "lengths": [64, 128], "speed_batch": 1,
-}  # fmt: skip
+    "steps": 4,
+    "batch_size": 2,
+    "text_steps": 4,
+    "text_batch": 2,
+    "hidden_size": 16,
+    "layers": 1,
+    "heads": 2,
+    "features": 8,
+    "text_length": 64,
+    "list_lengths": [10, 40],
+    "train_lists": 16,
+    "test_rows": 8,
+    "lengths": [64, 128],
+    "speed_batch": 1,
+}
 ATTENTION: dict[str, tuple[dict[str, Any], str]] = {  # name → (keys of the config, how it is drawn)
     "softmax": ({"attention": "softmax"}, "#d55e00"),
     "linear": ({"feature_map": "elu"}, "#e69f00"),
@@ -55,12 +81,7 @@ PAPER = {  # accuracy of ListOps and Text; steps per second and GB at 1K, 2K, 3K
     "linear": (16.13, 65.90, (9.1, 9.3, 8.6, 7.8), (0.37, 0.57, 0.80, 1.03)),
     "Performer": (18.01, 65.40, (9.5, 9.4, 8.7, 8.0), (0.37, 0.59, 0.82, 1.06)),
 }
-OPERATORS = {
-    "[MAX": max,
-    "[MIN": min,
-    "[MED": lambda x: int(statistics.median(x)),
-    "[SM": lambda x: sum(x) % 10,
-}
+OPERATORS = {"[MAX": max, "[MIN": min, "[MED": lambda x: int(statistics.median(x)), "[SM": lambda x: sum(x) % 10}
 TOKENS = [*map(str, range(10)), *OPERATORS, "]"]
 MAX_DEPTH, MAX_ARGUMENTS, NESTED = 10, 10, 0.25
 
@@ -110,9 +131,7 @@ def text(options) -> Task:
 
     test = read("test.tsv.gz")
     random.Random(0).shuffle(test)
-    return Task(
-        read("train.tsv.gz"), test[: options.test_rows], 257, 2, options.text_steps, options.text_batch
-    )
+    return Task(read("train.tsv.gz"), test[: options.test_rows], 257, 2, options.text_steps, options.text_batch)
 
 
 def listops(options) -> Task:
@@ -157,9 +176,15 @@ def build(name: str, num_ids: int, num_classes: int, options) -> TarnnForSequenc
     if given.get("feature_map") == "favor":
         given["feature_map_options"] = {"favor": {"num_features": options.features}}
     config = TarnnConfig(
-        vocab_size=num_ids, hidden_size=options.hidden_size, num_hidden_layers=options.layers, causal=False,
-        num_attention_heads=options.heads, pad_token_id=num_ids - 1, num_labels=num_classes, **given,
-    )  # fmt: skip
+        vocab_size=num_ids,
+        hidden_size=options.hidden_size,
+        num_hidden_layers=options.layers,
+        causal=False,
+        num_attention_heads=options.heads,
+        pad_token_id=num_ids - 1,
+        num_labels=num_classes,
+        **given,
+    )
     return TarnnForSequenceClassification(config)
 
 
@@ -175,13 +200,20 @@ def trained(name: str, task: Task, model_name: str, options) -> dict[str, Any]:
     model = build(model_name, task.num_ids, task.num_classes, options)
     folder = options.runs / f"{name}_{model_name}"
     done = train(
-        folder, model, loss, task.steps, every=max(1, task.steps // 4), learning_rate=options.learning_rate,
+        folder,
+        model,
+        loss,
+        task.steps,
+        every=max(1, task.steps // 4),
+        learning_rate=options.learning_rate,
         measure=lambda model: {"accuracy": accuracy(model, test)},
-    )  # fmt: skip
+    )
     return {
-        "accuracy": done.curve[-1]["accuracy"], "seconds_a_step": done.seconds / done.step,
-        "parameters": sum(x.numel() for x in model.parameters()), "curve": done.curve,
-    }  # fmt: skip
+        "accuracy": done.curve[-1]["accuracy"],
+        "seconds_a_step": done.seconds / done.step,
+        "parameters": sum(x.numel() for x in model.parameters()),
+        "curve": done.curve,
+    }
 
 
 @torch.no_grad()

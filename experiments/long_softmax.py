@@ -33,14 +33,34 @@ from tarnn.errors import UserError
 from tarnn.tasks import TextSettings
 
 FULL = {
-    "steps": 600, "context": 512, "batch_size": 4, "hidden_size": 128, "layers": 4, "features": 128,
-    "redraw_every": 50, "eval_every": 50, "validation_bytes": 65536, "training_bytes": int, "learning_rate": 2e-3,
-    "seeds": [0], "books": Path, "unseen": "pride_and_prejudice", "runs": Path("runs/long_softmax"),
-}  # fmt: skip
+    "steps": 600,
+    "context": 512,
+    "batch_size": 4,
+    "hidden_size": 128,
+    "layers": 4,
+    "features": 128,
+    "redraw_every": 50,
+    "eval_every": 50,
+    "validation_bytes": 65536,
+    "training_bytes": int,
+    "learning_rate": 2e-3,
+    "seeds": [0],
+    "books": Path,
+    "unseen": "pride_and_prejudice",
+    "runs": Path("runs/long_softmax"),
+}
 QUICK = {
-    "steps": 8, "context": 64, "batch_size": 2, "hidden_size": 32, "layers": 1, "features": 16,
-    "redraw_every": 4, "eval_every": 4, "validation_bytes": 2048, "training_bytes": 65536,
-}  # fmt: skip
+    "steps": 8,
+    "context": 64,
+    "batch_size": 2,
+    "hidden_size": 32,
+    "layers": 1,
+    "features": 16,
+    "redraw_every": 4,
+    "eval_every": 4,
+    "validation_bytes": 2048,
+    "training_bytes": 65536,
+}
 VARIANTS: dict[str, tuple[dict[str, Any], str]] = {  # name → (settings of the run, how it is drawn)
     "softmax": ({"attention": "softmax"}, "#d55e00 -"),
     "elu + 1": ({"feature_map": "elu"}, "#e69f00 -"),
@@ -52,9 +72,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], str]] = {  # name → (settings of the
 REFERENCE = "Performer-softmax, redrawn"  # what the others are compared with
 
 ABOUT = {
-    "books": "a folder of .txt or .txt.gz", "unseen": "the book that is kept for validation",
+    "books": "a folder of .txt or .txt.gz",
+    "unseen": "the book that is kept for validation",
     "runs": "where the runs are kept",
-}  # fmt: skip
+}
 
 
 def main() -> int:
@@ -95,26 +116,36 @@ def texts(options: argparse.Namespace) -> tuple[Path, Path]:
     return training, validation
 
 
-def variant(
-    name: str, seed: int, training: Path, validation: Path, options: argparse.Namespace
-) -> TextSettings:
+def variant(name: str, seed: int, training: Path, validation: Path, options: argparse.Namespace) -> TextSettings:
     """The run of a variant; the same name and seed are the same run, so it goes on where it stopped."""
     folder = options.runs / f"{name.replace(' ', '_').replace(',', '')}_{seed}"
     given = {"redraw_every": options.redraw_every, **VARIANTS[name][0]}
     if given.get("feature_map") in ("favor", "smreg"):
         given["feature_map_options"] = {given["feature_map"]: {"num_features": options.features}}
     return TextSettings(
-        sources=(str(training),), out=folder, val=str(validation), seed=seed,
-        context=options.context, hidden_size=options.hidden_size, layers=options.layers, heads=4, decay="none",
-        position="sinusoidal", steps=options.steps, batch_size=options.batch_size,
-        learning_rate=options.learning_rate, eval_every=options.eval_every, save_every=options.eval_every, keep=1,
-        sample_tokens=0, resume=True, **given,
-    )  # fmt: skip
+        sources=(str(training),),
+        out=folder,
+        val=str(validation),
+        seed=seed,
+        context=options.context,
+        hidden_size=options.hidden_size,
+        layers=options.layers,
+        heads=4,
+        decay="none",
+        position="sinusoidal",
+        steps=options.steps,
+        batch_size=options.batch_size,
+        learning_rate=options.learning_rate,
+        eval_every=options.eval_every,
+        save_every=options.eval_every,
+        keep=1,
+        sample_tokens=0,
+        resume=True,
+        **given,
+    )
 
 
-def one_run(
-    name: str, seed: int, training: Path, validation: Path, options: argparse.Namespace
-) -> dict[str, Any]:
+def one_run(name: str, seed: int, training: Path, validation: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The log's validations, and what became of the run."""
     wanted, measure = variant(name, seed, training, validation, options), "validation_bits_per_byte"
     stopped = ""
@@ -126,20 +157,25 @@ def one_run(
         # a loss that is no number is a result, too
         lines, stopped = validations(wanted.out, measure), str(error)
     return {
-        "seed": seed, "steps": [line["step"] for line in lines], "bits_per_byte": [line[measure] for line in lines],
+        "seed": seed,
+        "steps": [line["step"] for line in lines],
+        "bits_per_byte": [line[measure] for line in lines],
         "stopped": stopped,
-    }  # fmt: skip
+    }
 
 
 def report(options, facts, results: dict[str, Any]) -> str:
     rows = [
         [
-            name, len(runs), over_seeds(ends(runs)), over_seeds(ends(runs, min)),
+            name,
+            len(runs),
+            over_seeds(ends(runs)),
+            over_seeds(ends(runs, min)),
             None if name == REFERENCE else against(runs, results.get(REFERENCE, [])),
             "stopped: not a number" if any(x["stopped"] for x in runs) else runs[-1]["steps"][-1],
         ]
         for name, runs in results.items()
-    ]  # fmt: skip
+    ]
     return page(
         "Byte-level language models of novels, by attention",
         f"{options.layers} layers, hidden {options.hidden_size}, 4 heads, {options.batch_size} × {options.context} bytes "
@@ -150,10 +186,7 @@ def report(options, facts, results: dict[str, Any]) -> str:
             if len(options.seeds) > 1
             else "One run each: differences of a few hundredths may be luck."
         ),
-        markdown(
-            ["attention", "seeds", "bits per byte at the end", "lowest", f"more than {REFERENCE}", "steps"],
-            rows,
-        ),
+        markdown(["attention", "seeds", "bits per byte at the end", "lowest", f"more than {REFERENCE}", "steps"], rows),
     )
 
 

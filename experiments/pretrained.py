@@ -40,19 +40,43 @@ from tarnn.conversion import convert, finetune, set_options
 
 PARTS = ["encoder", "stories", "bytes", "recall", "performer"]
 FULL = {
-    "parts": PARTS, "seeds": 3, "lengths": [64, 128, 256, 512], "window": int, "reviews": 32, "calibrate": 12, "rows": 12,
-    "features": 64, "map": "clusters", "stage1_steps": 60, "performer_steps": 60, "questions": 64, "data": Path, "minilm": Path,
-    "bytes": Path, "recall": Path, "resume": False,
-}  # fmt: skip
+    "parts": PARTS,
+    "seeds": 3,
+    "lengths": [64, 128, 256, 512],
+    "window": int,
+    "reviews": 32,
+    "calibrate": 12,
+    "rows": 12,
+    "features": 64,
+    "map": "clusters",
+    "stage1_steps": 60,
+    "performer_steps": 60,
+    "questions": 64,
+    "data": Path,
+    "minilm": Path,
+    "bytes": Path,
+    "recall": Path,
+    "resume": False,
+}
 QUICK = {
-    "seeds": 1, "lengths": [64], "reviews": 4, "calibrate": 2, "rows": 2, "features": 16, "stage1_steps": 2,
-    "performer_steps": 2, "questions": 4,
-}  # fmt: skip
+    "seeds": 1,
+    "lengths": [64],
+    "reviews": 4,
+    "calibrate": 2,
+    "rows": 2,
+    "features": 16,
+    "stage1_steps": 2,
+    "performer_steps": 2,
+    "questions": 4,
+}
 ABOUT = {
-    "data": "the folder of stories260k, gutenberg_books and imdb", "minilm": "the folder of MiniLM's model",
-    "bytes": "the model/ of byte_model.py", "recall": "the model/ of recall_model.py",
-    "questions": "rows per distance and kind of recall", "resume": "go on where the results file ends",
-}  # fmt: skip
+    "data": "the folder of stories260k, gutenberg_books and imdb",
+    "minilm": "the folder of MiniLM's model",
+    "bytes": "the model/ of byte_model.py",
+    "recall": "the model/ of recall_model.py",
+    "questions": "rows per distance and kind of recall",
+    "resume": "go on where the results file ends",
+}
 SINKS, SLOTS = 4, 16
 Row = dict[str, Any]
 
@@ -83,18 +107,15 @@ def measure(options, found: dict[str, Row], keep) -> None:
 
     for part in options.parts:
         needs = {
-            "encoder": options.minilm, "bytes": options.bytes, "performer": options.bytes, "recall": options.recall,
-        }.get(part, options.data)  # fmt: skip
+            "encoder": options.minilm,
+            "bytes": options.bytes,
+            "performer": options.bytes,
+            "recall": options.recall,
+        }.get(part, options.data)
         if needs is None or not needs.exists():
             print(f"{part}: left out, since its model is not there ({needs})", flush=True)
             continue
-        does = {
-            "encoder": encoder,
-            "stories": stories,
-            "bytes": novels,
-            "recall": recall,
-            "performer": performer,
-        }
+        does = {"encoder": encoder, "stories": stories, "bytes": novels, "recall": recall, "performer": performer}
         does[part](options, row)
 
 
@@ -129,15 +150,18 @@ def setups(options, base, texts, window: int, d: int, slots: int = 0) -> dict[st
     wide = window + equal_bytes(options.features, d)
     after = {"after stage 1": trained} if base.can_generate() and options.stage1_steps else {}
     more = {
-        "slots alone": lambda: with_window(window, slots), "equal bytes of both": lambda: with_window(wide + slots),
+        "slots alone": lambda: with_window(window, slots),
+        "equal bytes of both": lambda: with_window(wide + slots),
         **{f"features and slots, seed {seed}": partial(converted, seed, slots) for seed in range(options.seeds)},
-    }  # fmt: skip
+    }
     return {
-        "softmax": lambda: copy.deepcopy(base), "far off": lambda: with_window(window),
+        "softmax": lambda: copy.deepcopy(base),
+        "far off": lambda: with_window(window),
         "equal bytes": lambda: with_window(wide),
-        **{f"features, seed {seed}": partial(converted, seed) for seed in range(options.seeds)}, **after,
+        **{f"features, seed {seed}": partial(converted, seed) for seed in range(options.seeds)},
+        **after,
         **(more if slots else {}),
-    }  # fmt: skip
+    }
 
 
 # An encoder
@@ -156,9 +180,7 @@ def encoder(options, row) -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.minilm, local_files_only=True)
     base = AutoModel.from_pretrained(options.minilm, local_files_only=True).eval()
     d = base.config.hidden_size // base.config.num_attention_heads
-    train, test = (
-        reviews(options.data / "imdb", x, n) for x, n in zip(IMDB, (options.calibrate, options.reviews))
-    )
+    train, test = (reviews(options.data / "imdb", x, n) for x, n in zip(IMDB, (options.calibrate, options.reviews)))
 
     def ids(texts: list[str], length: int) -> Tensor:
         made = tokenizer(texts, truncation=True, max_length=length)["input_ids"]
@@ -174,9 +196,11 @@ def encoder(options, row) -> None:
             row(
                 f"encoder, {label}: {name}",
                 lambda make=make, cut=cut, original=original, length=length, window=window: {
-                    "length": length, "window": window, **agreement(*timed_embeddings(make(), cut), original),
+                    "length": length,
+                    "window": window,
+                    **agreement(*timed_embeddings(make(), cut), original),
                 },
-            )  # fmt: skip
+            )
 
 
 IMDB = ("train.tsv.gz", "test.tsv.gz")
@@ -198,10 +222,12 @@ def timed_embeddings(model, ids: Tensor) -> tuple[Tensor, float]:
 def agreement(found: Tensor, seconds: float, original: Tensor) -> Row:
     cosine = (found * original).sum(-1)
     return {
-        "cosine": cosine.mean().item(), "least": cosine.min().item(),
-        "rank_correlation": rank_correlation(found, original), "interval": rank_interval(found, original),
+        "cosine": cosine.mean().item(),
+        "least": cosine.min().item(),
+        "rank_correlation": rank_correlation(found, original),
+        "interval": rank_interval(found, original),
         "seconds_per_review": seconds / len(found),
-    }  # fmt: skip
+    }
 
 
 def rank_correlation(found: Tensor, original: Tensor) -> float:
@@ -227,9 +253,7 @@ def rank_interval(found: Tensor, original: Tensor, draws: int = 1000) -> list[fl
 def nats(model, ids: Tensor) -> Tensor:
     """Of each token but the first, (n, t − 1)."""
     logits = torch.cat([model(input_ids=x, use_cache=False).logits.float() for x in ids.split(4)])
-    loss = torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
-    )
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
     return loss.view(len(ids), -1)
 
 
@@ -249,9 +273,13 @@ def losses(found: Tensor, softmax: Tensor, window: int) -> Row:
     draws = torch.randint(len(means), (1000, len(means)), generator=torch.Generator().manual_seed(0))
     low, high = means[draws].mean(-1).quantile(torch.tensor([0.025, 0.975])).tolist()
     return {
-        "window": window, "nats": found.mean().item(), "more": more.mean().item(), "low": low, "high": high,
+        "window": window,
+        "nats": found.mean().item(),
+        "more": more.mean().item(),
+        "low": low,
+        "high": high,
         "by_eighths": [x.mean().item() for x in more.tensor_split(8, dim=1)],
-    }  # fmt: skip
+    }
 
 
 def own_stories(options) -> tuple[Any, Tensor, Tensor]:
@@ -290,15 +318,15 @@ def recall(options, row) -> None:
     distances = {"½ w": w // 2, "2 w": 2 * w, "4 w": 4 * w, "8 w": 8 * w, "12 w": 12 * w}
     asked = {
         f"{kind}, {label}": recall_model.question(kind, options.questions, length, distance)
-        for kind in ("pair", "needle") for label, distance in distances.items()
-    }  # fmt: skip
+        for kind in ("pair", "needle")
+        for label, distance in distances.items()
+    }
     texts = recall_model.batch(options.calibrate, length, torch.Generator().manual_seed(1)).ids
 
     @torch.no_grad()
     def right(model) -> Row:
         found = {
-            name: recall_model.right(model(rows.ids, use_cache=False).logits, rows)
-            for name, rows in asked.items()
+            name: recall_model.right(model(rows.ids, use_cache=False).logits, rows) for name, rows in asked.items()
         }
         return {"window": w, "layers": layers, "right": found}
 
@@ -311,9 +339,7 @@ def byte_model(options) -> tuple[Any, Tensor, Tensor]:
 
     base = LlamaForCausalLM.from_pretrained(options.bytes, dtype=torch.float32).eval()
     length = 128 if options.quick else base.config.max_position_embeddings
-    known, unread = (
-        read(options.data / "gutenberg_books" / f"{x}.txt.gz") for x in ("middlemarch", HELD_OUT[0])
-    )
+    known, unread = (read(options.data / "gutenberg_books" / f"{x}.txt.gz") for x in ("middlemarch", HELD_OUT[0]))
 
     def rows(text: bytes, number: int) -> Tensor:
         step = (len(text) - length) // number
@@ -409,21 +435,20 @@ def encoder_table(found: dict[str, Row]) -> str:
         low, high = (merged(rows, lambda x, k=k: x["interval"][k], ".3f") for k in (0, 1))
         seconds = merged(rows, lambda x: 1000 * x["seconds_per_review"], ".0f")
         lines += [
-            [length, next(iter(rows.values()))["window"], name, cosine[name], rank[name],
-             f"{low[name].split()[0]} … {high[name].split()[0]}", seconds[name]]
+            [
+                length,
+                next(iter(rows.values()))["window"],
+                name,
+                cosine[name],
+                rank[name],
+                f"{low[name].split()[0]} … {high[name].split()[0]}",
+                seconds[name],
+            ]
             for name in seconds
-        ]  # fmt: skip
+        ]
     if not lines:
         return ""
-    header = [
-        "tokens",
-        "window",
-        "far keys",
-        "cosine",
-        "rank correlation",
-        "95 %",
-        "ms of processor per review",
-    ]
+    header = ["tokens", "window", "far keys", "cosine", "rank correlation", "95 %", "ms of processor per review"]
     return "## MiniLM, nothing trained\n\n" + markdown(header, lines, left=3)
 
 
@@ -433,18 +458,17 @@ def decoder_table(name: str, found: dict[str, Row]) -> str:
         return ""
     off = rows.get("far off", {}).get("more")
     lines = [
-        [setup, f"{x['nats']:.4f}", f"{x['more']:+.4f}", f"{x['low']:+.4f} … {x['high']:+.4f}", f"{x['by_eighths'][-1]:+.4f}",
-         None if setup == "softmax" or off is None or off <= 0 else f"{1 - x['more'] / off:.0%}"]
+        [
+            setup,
+            f"{x['nats']:.4f}",
+            f"{x['more']:+.4f}",
+            f"{x['low']:+.4f} … {x['high']:+.4f}",
+            f"{x['by_eighths'][-1]:+.4f}",
+            None if setup == "softmax" or off is None or off <= 0 else f"{1 - x['more'] / off:.0%}",
+        ]
         for setup, x in rows.items()
-    ]  # fmt: skip
-    header = [
-        "far keys",
-        "nats per token",
-        "more than softmax",
-        "95 %",
-        "last eighth",
-        "share of the gap closed",
     ]
+    header = ["far keys", "nats per token", "more than softmax", "95 %", "last eighth", "share of the gap closed"]
     window = next(iter(rows.values()))["window"]
     return f"## {name}: window {window}, {SINKS} sinks\n\n{markdown(header, lines)}"
 

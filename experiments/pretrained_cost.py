@@ -26,35 +26,32 @@ from tarnn.conversion import constant_cache, set_options
 
 COLORS = {"softmax": ORANGE, "hybrid": BLUE}
 FULL = {
-    "lengths": [2**n for n in range(10, 17)], "layers": 1, "hidden": 768, "heads": 12, "kv_heads": 4, "window": 256,
-    "features": 128, "slots": 0, "tokens": 16, "patience": 40.0, "resume": False,
-}  # fmt: skip
-QUICK = {
-    "lengths": [64, 128],
-    "hidden": 64,
-    "heads": 4,
-    "kv_heads": 2,
-    "window": 16,
-    "features": 16,
-    "tokens": 2,
+    "lengths": [2**n for n in range(10, 17)],
+    "layers": 1,
+    "hidden": 768,
+    "heads": 12,
+    "kv_heads": 4,
+    "window": 256,
+    "features": 128,
+    "slots": 0,
+    "tokens": 16,
+    "patience": 40.0,
+    "resume": False,
 }
+QUICK = {"lengths": [64, 128], "hidden": 64, "heads": 4, "kv_heads": 2, "window": 16, "features": 16, "tokens": 2}
 ABOUT = {
-    "tokens": "timed one by one after the prefill", "patience": "seconds that a prefill may take",
-    "layers": "of the model's twelve", "resume": "go on where the results file ends",
-}  # fmt: skip
+    "tokens": "timed one by one after the prefill",
+    "patience": "seconds that a prefill may take",
+    "layers": "of the model's twelve",
+    "resume": "go on where the results file ends",
+}
 WHAT = {"prefill_s": "Seconds of prefill", "token_ms": "Milliseconds per token", "bytes": "MiB of cache"}
 Row = dict[str, Any]
 
 
 def main() -> int:
     options = parse(__file__, __doc__, FULL, QUICK, about=ABOUT)
-    return run(
-        options,
-        measure,
-        facts=lambda _, found: {"crossover": crossovers(found)},
-        report=report,
-        figure=figure,
-    )
+    return run(options, measure, facts=lambda _, found: {"crossover": crossovers(found)}, report=report, figure=figure)
 
 
 def measure(options, found: dict[str, Row], keep) -> None:
@@ -83,10 +80,14 @@ def model_of(options, method: str):
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=32000 if not options.quick else 99, hidden_size=options.hidden, num_hidden_layers=options.layers,
-        intermediate_size=8 * options.hidden // 3, num_attention_heads=options.heads,
-        num_key_value_heads=options.kv_heads, max_position_embeddings=2 * max(options.lengths),
-    )  # fmt: skip
+        vocab_size=32000 if not options.quick else 99,
+        hidden_size=options.hidden,
+        num_hidden_layers=options.layers,
+        intermediate_size=8 * options.hidden // 3,
+        num_attention_heads=options.heads,
+        num_key_value_heads=options.kv_heads,
+        max_position_embeddings=2 * max(options.lengths),
+    )
     model = LlamaForCausalLM._from_config(config, attn_implementation="sdpa").eval()
     if method == "hybrid":
         model.set_attn_implementation("tarnn_hybrid")
@@ -140,9 +141,7 @@ def report(options, facts, found: dict[str, Row]) -> str:
             rows.append([f"{length:,}", *(None if x is None else f"{x[what] / unit:,.3g}" for x in cells)])
         at = facts["crossover"][what]
         says = (
-            f"Hybrid costs less from {at:,} tokens on."
-            if at
-            else "Hybrid does not cost less at any length measured."
+            f"Hybrid costs less from {at:,} tokens on." if at else "Hybrid does not cost less at any length measured."
         )
         parts += [f"## {title}", markdown(["length", *COLORS], rows), says]
     return page(

@@ -40,13 +40,32 @@ from tarnn.data.tokenizers import amino_tokenizer, encode
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForMaskedLM
 
 FULL = {
-    "steps": 1000, "every": 250, "context": 256, "batch_size": 8, "hidden_size": 64, "layers": 3, "heads": 8,
-    "features": 32, "learning_rate": 6e-3, "test_sequences": 200, "long": 8192, "data": Path, "runs": Path("runs/proteins"),
-}  # fmt: skip
+    "steps": 1000,
+    "every": 250,
+    "context": 256,
+    "batch_size": 8,
+    "hidden_size": 64,
+    "layers": 3,
+    "heads": 8,
+    "features": 32,
+    "learning_rate": 6e-3,
+    "test_sequences": 200,
+    "long": 8192,
+    "data": Path,
+    "runs": Path("runs/proteins"),
+}
 QUICK = {
-    "steps": 4, "every": 2, "context": 64, "batch_size": 2, "hidden_size": 32, "layers": 1, "heads": 2, "features": 8,
-    "test_sequences": 4, "long": 256,
-}  # fmt: skip
+    "steps": 4,
+    "every": 2,
+    "context": 64,
+    "batch_size": 2,
+    "hidden_size": 32,
+    "layers": 1,
+    "heads": 2,
+    "features": 8,
+    "test_sequences": 4,
+    "long": 256,
+}
 ATTENTION: dict[str, tuple[dict[str, Any], str]] = {  # name → (keys of the config, how it is drawn)
     "softmax": ({"attention": "softmax"}, "#d55e00"),
     "Performer-softmax": ({"feature_map": "favor"}, "#0072b2"),
@@ -55,14 +74,17 @@ ATTENTION: dict[str, tuple[dict[str, Any], str]] = {  # name → (keys of the co
 }
 PAPER = {  # accuracy and perplexity, Test and OOD: table 2
     "unidirectional": {
-        "empirical": (9.92, 17.80, 9.07, 17.93), "softmax": (30.80, 9.37, 19.70, 13.20),
+        "empirical": (9.92, 17.80, 9.07, 17.93),
+        "softmax": (30.80, 9.37, 19.70, 13.20),
         "Performer-ReLU": (31.58, 9.17, 18.44, 13.63),
     },
     "bidirectional": {
-        "empirical": (9.92, 17.80, 9.07, 17.93), "softmax": (33.32, 9.22, 25.07, 12.09),
-        "Performer-ReLU": (36.09, 8.36, 24.10, 12.26), "Performer-softmax": (33.00, 9.24, 23.48, 12.41),
+        "empirical": (9.92, 17.80, 9.07, 17.93),
+        "softmax": (33.32, 9.22, 25.07, 12.09),
+        "Performer-ReLU": (36.09, 8.36, 24.10, 12.26),
+        "Performer-softmax": (33.00, 9.24, 23.48, 12.41),
     },
-}  # fmt: skip
+}
 FAMILIES = ("globins45.fasta", "Pkinase_PF00069_seed.sto")
 NAMED = ("globin", "protein kinase")
 WORD, SHARED, MASKED, IGNORED = 6, 3, 0.15, -100
@@ -82,9 +104,7 @@ def main() -> int:
     about = {"data": "the folder of the sequences", "runs": "where the runs are kept"}
     choices = {"only": list(ATTENTION), "directions": list(PAPER)}
     options = parse(__file__, __doc__, FULL | only, QUICK, choices=choices, about=about)
-    return run(
-        options, measure, results={"sequences": {}, "models": {}, "long": {}}, report=report, figure=figure
-    )
+    return run(options, measure, results={"sequences": {}, "models": {}, "long": {}}, report=report, figure=figure)
 
 
 def measure(options, results: dict[str, Any], keep) -> None:
@@ -117,11 +137,17 @@ def split(options) -> Data:
     test, kept = rest[: options.test_sequences], rest[options.test_sequences :]
     random.Random(0).shuffle(ood := families + strange)
     row = np.concatenate([np.append(ids_of(x), TOKENS.eos_token_id) for x in kept])
-    return Data(row, *([ids_of(x) for x in some] for x in (test, ood[: options.test_sequences]) for some in [x]), {
-        "training": len(kept), "training residues": len(row) - len(kept), "test": len(test),
-        "of held-out families": min(len(ood), options.test_sequences),
-        "left out, like those": len(everything) - len(rest) - len(strange),
-    })  # fmt: skip
+    return Data(
+        row,
+        *([ids_of(x) for x in some] for x in (test, ood[: options.test_sequences]) for some in [x]),
+        {
+            "training": len(kept),
+            "training residues": len(row) - len(kept),
+            "test": len(test),
+            "of held-out families": min(len(ood), options.test_sequences),
+            "left out, like those": len(everything) - len(rest) - len(strange),
+        },
+    )
 
 
 def words_of(sequence: str) -> set[str]:
@@ -141,10 +167,7 @@ def empirical(data: Data) -> dict[str, Any]:
     for part, rows in (("test", data.test), ("ood", data.ood)):
         ids = torch.from_numpy(np.concatenate(rows))
         accuracy = (ids == log_p.argmax()).double().mean()
-        found[part] = {
-            "accuracy": 100 * float(accuracy),
-            "perplexity": math.exp(-float(log_p[ids].double().mean())),
-        }
+        found[part] = {"accuracy": 100 * float(accuracy), "perplexity": math.exp(-float(log_p[ids].double().mean()))}
     return found
 
 
@@ -154,10 +177,17 @@ def build(direction: str, name: str, options) -> TarnnForCausalLM | TarnnForMask
     if given.get("feature_map") == "favor":
         given["feature_map_options"] = {"favor": {"num_features": options.features}}
     config = TarnnConfig(
-        vocab_size=len(TOKENS), hidden_size=options.hidden_size, num_hidden_layers=options.layers,
-        num_attention_heads=options.heads, decay="none", position="sinusoidal", causal=direction == "unidirectional",
-        eos_token_id=TOKENS.eos_token_id, pad_token_id=TOKENS.eos_token_id, **given,
-    )  # fmt: skip
+        vocab_size=len(TOKENS),
+        hidden_size=options.hidden_size,
+        num_hidden_layers=options.layers,
+        num_attention_heads=options.heads,
+        decay="none",
+        position="sinusoidal",
+        causal=direction == "unidirectional",
+        eos_token_id=TOKENS.eos_token_id,
+        pad_token_id=TOKENS.eos_token_id,
+        **given,
+    )
     return (TarnnForCausalLM if config.causal else TarnnForMaskedLM)(config)
 
 
@@ -176,16 +206,25 @@ def trained(direction: str, name: str, data: Data, options) -> dict[str, Any]:
         return cross_entropy(logits_of(model, inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
     done = train(
-        folder, model, loss, options.steps, every=options.every, learning_rate=options.learning_rate,
+        folder,
+        model,
+        loss,
+        options.steps,
+        every=options.every,
+        learning_rate=options.learning_rate,
         measure=lambda model: evaluate(direction, model, data.test[:50], options.context),
-    )  # fmt: skip
+    )
     model.save_pretrained(folder / "model")  # for `tarnn show`
     TOKENS.save_pretrained(folder / "model")
     return {
-        **{part: evaluate(direction, model, rows, options.context) for part, rows in (("test", data.test), ("ood", data.ood))},
-        "seconds_a_step": done.seconds / done.step, "parameters": sum(x.numel() for x in model.parameters()),
+        **{
+            part: evaluate(direction, model, rows, options.context)
+            for part, rows in (("test", data.test), ("ood", data.ood))
+        },
+        "seconds_a_step": done.seconds / done.step,
+        "parameters": sum(x.numel() for x in model.parameters()),
         "curve": done.curve,
-    }  # fmt: skip
+    }
 
 
 def windows(ids: np.ndarray, context: int, batch_size: int, step: int) -> Tensor:
@@ -213,9 +252,7 @@ def logits_of(model, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(
-    direction: str, model, rows: list[np.ndarray], context: int, batch_size: int = 8
-) -> dict[str, float]:
+def evaluate(direction: str, model, rows: list[np.ndarray], context: int, batch_size: int = 8) -> dict[str, float]:
     """Accuracy in per cent and perplexity of the first `context` residues of each sequence, each read by itself."""
     nats, right, number = 0.0, 0, 0
     rows = sorted((row[:context] for row in rows), key=len)
@@ -246,9 +283,7 @@ def long_steps(data: Data, options) -> dict[str, Any]:
     for direction in options.directions:
         for name in options.only:
             model = build(direction, name, options)
-            inputs, targets = task(
-                direction, windows(data.train, options.long, 1, 0), torch.Generator().manual_seed(0)
-            )
+            inputs, targets = task(direction, windows(data.train, options.long, 1, 0), torch.Generator().manual_seed(0))
 
             def step(model=model, inputs=inputs, targets=targets) -> None:
                 logits = logits_of(model, inputs)
@@ -268,15 +303,9 @@ def report(options, facts, results: dict[str, Any]) -> str:
             paper = PAPER[direction].get(name, (None,) * 4)
             ours = [one[part][what] for part in ("test", "ood") for what in ("accuracy", "perplexity")]
             rows.append([name, *(f"{x:.2f}" for x in ours), *paper])
-        header = [
-            direction,
-            *(f"{part} {what}" for part in ("Test", "OOD") for what in ("accuracy", "perplexity")),
-        ]
+        header = [direction, *(f"{part} {what}" for part in ("Test", "OOD") for what in ("accuracy", "perplexity"))]
         tables.append(markdown([*header, *(f"paper: {x}" for x in header[1:])], rows))
-    speed = [
-        [name, milliseconds(timing), mebibytes(timing.peak_bytes, 0)]
-        for name, timing in results["long"].items()
-    ]
+    speed = [[name, milliseconds(timing), mebibytes(timing.peak_bytes, 0)] for name, timing in results["long"].items()]
     return page(
         "Language models of proteins, by attention",
         f"{options.layers} layers, hidden {options.hidden_size}, {options.heads} heads, {options.steps} steps of "
@@ -284,9 +313,7 @@ def report(options, facts, results: dict[str, Any]) -> str:
         + ", ".join(f"{name}: {number:,}" for name, number in results["sequences"].items())
         + ". One run each.",
         *tables,
-        markdown([f"a training step on {options.long:,} concatenated residues", "ms", "MiB"], speed)
-        if speed
-        else "",
+        markdown([f"a training step on {options.long:,} concatenated residues", "ms", "MiB"], speed) if speed else "",
     )
 
 
@@ -296,9 +323,7 @@ def figure(options, facts, results: dict[str, Any]):
         for name, one in found.items():
             if "curve" in one:
                 line(axes, [(x["step"], x["perplexity"]) for x in one["curve"]], ATTENTION[name][1], name)
-        label(
-            axes, "steps", "perplexity, 50 test sequences", scales="linear linear", title=direction, legend=""
-        )
+        label(axes, "steps", "perplexity, 50 test sequences", scales="linear linear", title=direction, legend="")
     return made
 
 

@@ -21,12 +21,7 @@ from byte_model import model_of, optimizers
 from torch import Tensor
 
 KINDS = 64  # keys, values, tokens of needles, and noise: so many each
-KEYS, VALUES, NEEDLE, NOISE = (
-    0,
-    KINDS,
-    2 * KINDS,
-    3 * KINDS,
-)  # the first of each; the first of a needle is its marker
+KEYS, VALUES, NEEDLE, NOISE = (0, KINDS, 2 * KINDS, 3 * KINDS)  # the first of each; the first of a needle is its marker
 CELL, COPIED = 6, 4  # a cell of a row holds a pair or a needle
 
 
@@ -91,10 +86,7 @@ def question(kind: str, n: int, length: int, distance: int, pairs: int = 8, seed
     """Rows that end with a pair or a needle that stood `distance` tokens before. Other pairs stand anywhere."""
     draw = torch.Generator().manual_seed(1000 * distance + seed)
     ids, asked, row = noise(n, length, draw), torch.zeros(n, length, dtype=torch.bool), torch.arange(n)
-    keys, values = (
-        different(n, pairs, KEYS, draw),
-        torch.randint(VALUES, VALUES + KINDS, (n, pairs), generator=draw),
-    )
+    keys, values = (different(n, pairs, KEYS, draw), torch.randint(VALUES, VALUES + KINDS, (n, pairs), generator=draw))
     thing = torch.stack([keys[:, 0], values[:, 0]], 1) if kind == "pair" else needle(n, draw)
     last, first = length - thing.shape[1], length - thing.shape[1] - distance
     for start in (first, last):
@@ -129,11 +121,13 @@ def train(options: argparse.Namespace) -> None:
     def save() -> None:
         torch.save(
             {
-                "model": model.state_dict(), "optimizers": [one.state_dict() for one in made], "step": step,
+                "model": model.state_dict(),
+                "optimizers": [one.state_dict() for one in made],
+                "step": step,
                 "seconds": seconds,
             },
             path.with_suffix(".partial"),
-        )  # fmt: skip
+        )
         os.replace(path.with_suffix(".partial"), path)
         model.save_pretrained(options.out / "model")
         with torch.no_grad():

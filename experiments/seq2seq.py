@@ -29,13 +29,30 @@ from tarnn.data.transcripts import read_pronunciations
 from tarnn.models import TarnnForConditionalGeneration, TarnnSeq2SeqConfig
 
 FULL = {
-    "steps": 1000, "every": 250, "batch_size": 32, "hidden_size": 64, "layers": 2, "heads": 4, "longest": 12, "held_out": 100,
-    "learning_rate": 3e-3, "sources": [64, 1024, 16384], "data": Path, "runs": Path("runs/seq2seq"),
-}  # fmt: skip
+    "steps": 1000,
+    "every": 250,
+    "batch_size": 32,
+    "hidden_size": 64,
+    "layers": 2,
+    "heads": 4,
+    "longest": 12,
+    "held_out": 100,
+    "learning_rate": 3e-3,
+    "sources": [64, 1024, 16384],
+    "data": Path,
+    "runs": Path("runs/seq2seq"),
+}
 QUICK = {
-    "steps": 4, "every": 2, "batch_size": 4, "hidden_size": 16, "layers": 1, "heads": 2, "longest": 5, "held_out": 4,
+    "steps": 4,
+    "every": 2,
+    "batch_size": 4,
+    "hidden_size": 16,
+    "layers": 1,
+    "heads": 2,
+    "longest": 5,
+    "held_out": 4,
     "sources": [8, 16],
-}  # fmt: skip
+}
 METHODS: dict[str, tuple[dict[str, Any], str]] = {
     "linear": ({}, BLUE),
     "linear, softmax across": ({"cross_attention": "softmax"}, GREEN),
@@ -58,12 +75,8 @@ class Data(NamedTuple):
 def main() -> int:
     full = FULL | {"tasks": TASKS, "methods": list(METHODS)}
     about = {"data": "the folder of an4.dic", "runs": "where the runs are kept"}
-    options = parse(
-        __file__, __doc__, full, QUICK, choices={"tasks": TASKS, "methods": list(METHODS)}, about=about
-    )
-    return run(
-        options, measure, results={"tasks": {}, "speed": {}, "bytes": {}}, report=report, figure=figure
-    )
+    options = parse(__file__, __doc__, full, QUICK, choices={"tasks": TASKS, "methods": list(METHODS)}, about=about)
+    return run(options, measure, results={"tasks": {}, "speed": {}, "bytes": {}}, report=report, figure=figure)
 
 
 def measure(options, results: dict[str, Any], keep) -> None:
@@ -79,18 +92,12 @@ def pronunciations(options) -> Data:
     if options.data is None:
         raise Unmeasured("--data FOLDER says where an4.dic is.")
     words = read_pronunciations(options.data / "an4.dic")
-    pairs = [
-        (list(word), [f"/{x}/" for x in phones])
-        for word, phones in words.items()
-        if set(word) <= set(LETTERS)
-    ]
+    pairs = [(list(word), [f"/{x}/" for x in phones]) for word, phones in words.items() if set(word) <= set(LETTERS)]
     random.Random(0).shuffle(pairs)
     count = min(options.held_out, len(pairs) // 5)
     rest, phones = pairs[count:], sorted({phone for _, some in pairs for phone in some})
     return Data(
-        lambda step: random.Random(step).choices(rest, k=options.batch_size),
-        pairs[:count],
-        [*LETTERS, *phones],
+        lambda step: random.Random(step).choices(rest, k=options.batch_size), pairs[:count], [*LETTERS, *phones]
     )
 
 
@@ -108,9 +115,13 @@ def strings(name: str, options) -> Data:
 def build(method: str, num_ids: int, options) -> TarnnForConditionalGeneration:
     torch.manual_seed(0)
     config = TarnnSeq2SeqConfig(
-        vocab_size=num_ids, hidden_size=options.hidden_size, num_hidden_layers=options.layers, eos_token_id=END,
-        num_attention_heads=options.heads, **METHODS[method][0],
-    )  # fmt: skip
+        vocab_size=num_ids,
+        hidden_size=options.hidden_size,
+        num_hidden_layers=options.layers,
+        eos_token_id=END,
+        num_attention_heads=options.heads,
+        **METHODS[method][0],
+    )
     return TarnnForConditionalGeneration(config)
 
 
@@ -136,9 +147,14 @@ def trained(name: str, method: str, data: Data, options) -> dict[str, Any]:
     model = build(method, len(data.symbols) + 2, options)
     folder = options.runs / f"{name}_{method.replace(', ', '_').replace(' ', '_')}"
     done = train(
-        folder, model, loss, options.steps, every=options.every, learning_rate=options.learning_rate,
+        folder,
+        model,
+        loss,
+        options.steps,
+        every=options.every,
+        learning_rate=options.learning_rate,
         measure=lambda model: right(model, data),
-    )  # fmt: skip
+    )
     return {"seconds_a_step": done.seconds / done.step, "curve": done.curve, **done.curve[-1]}
 
 
@@ -156,8 +172,9 @@ def right(model: TarnnForConditionalGeneration, data: Data) -> dict[str, float]:
         made.append(token := logits.argmax(-1))
     real, same = wanted != PAD, torch.stack(made, dim=1) == wanted
     return {
-        "sequences": 100 * float((same | ~real).all(-1).double().mean()), "tokens": 100 * float(same[real].double().mean()),
-    }  # fmt: skip
+        "sequences": 100 * float((same | ~real).all(-1).double().mean()),
+        "tokens": 100 * float(same[real].double().mean()),
+    }
 
 
 def speed(options, results: dict[str, Any]) -> None:
@@ -185,26 +202,22 @@ def report(options, facts, results: dict[str, Any]) -> str:
         for method, x in found.items()
     ]
     lines = [
-        [method, *(f"{milliseconds(results['speed'][f'{method} {n}'])}" for n in options.sources),
-         *(f"{results['bytes'][f'{method} {n}']:,}" for n in options.sources)]
-        for method in options.methods if results["speed"]
-    ]  # fmt: skip
+        [
+            method,
+            *(f"{milliseconds(results['speed'][f'{method} {n}'])}" for n in options.sources),
+            *(f"{results['bytes'][f'{method} {n}']:,}" for n in options.sources),
+        ]
+        for method in options.methods
+        if results["speed"]
+    ]
     names = [f"{n:,}" for n in options.sources]
     return page(
         "Sequence to sequence, by attention",
         f"{options.layers} + {options.layers} layers, hidden {options.hidden_size}, {options.heads} heads; {options.steps} steps "
         f"of {options.batch_size} pairs, one run each. Strings of 2 to {options.longest} letters. Made greedily.",
+        markdown(["task", "attention", "targets right, %", "tokens right, %", "ms per step of training"], rows, left=2),
         markdown(
-            ["task", "attention", "targets right, %", "tokens right, %", "ms per step of training"],
-            rows,
-            left=2,
-        ),
-        markdown(
-            [
-                "one token after a source of",
-                *(f"{x}: ms" for x in names),
-                *(f"{x}: bytes of state" for x in names),
-            ],
+            ["one token after a source of", *(f"{x}: ms" for x in names), *(f"{x}: bytes of state" for x in names)],
             lines,
         ),
     )

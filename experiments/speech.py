@@ -48,18 +48,18 @@ class Task(NamedTuple):
 
 TASKS = {"an4 phones": Task(4, 30), "fsdd letters": Task(2, 12), "an4 letters": Task(4, 15)}
 FULL = {
-    "epochs": int, "batch_size": 8, "hidden_size": 96, "layers": 3, "heads": 4, "learning_rate": 4e-3, "utterances": int,
-    "beam": 16, "data": Path, "runs": Path("runs/speech"),
-}  # fmt: skip
-QUICK = {
-    "epochs": 2,
-    "batch_size": 4,
-    "hidden_size": 32,
-    "layers": 1,
-    "heads": 2,
-    "utterances": 12,
-    "beam": 4,
+    "epochs": int,
+    "batch_size": 8,
+    "hidden_size": 96,
+    "layers": 3,
+    "heads": 4,
+    "learning_rate": 4e-3,
+    "utterances": int,
+    "beam": 16,
+    "data": Path,
+    "runs": Path("runs/speech"),
 }
+QUICK = {"epochs": 2, "batch_size": 4, "hidden_size": 32, "layers": 1, "heads": 2, "utterances": 12, "beam": 4}
 PARTS = ["errors", "epoch"]
 PAPER = {"bi-LSTM": (10.94, 1047), "softmax": (5.12, 2711), "linear": (8.08, 824)}  # PER, seconds per epoch
 DIGITS = ("ZERO", "ONE", "TWO", "THREE", "FOUR", "FIVE", "SIX", "SEVEN", "EIGHT", "NINE")
@@ -105,10 +105,7 @@ class Lstm(nn.Module):
         lengths, s = attention_mask.sum(-1), self.subsampling
         frames = nn.functional.pad(input_features, (0, 0, 0, -input_features.shape[1] % s))
         packed = nn.utils.rnn.pack_padded_sequence(
-            frames.unflatten(1, (-1, s)).flatten(2),
-            places := -(-lengths // s),
-            batch_first=True,
-            enforce_sorted=False,
+            frames.unflatten(1, (-1, s)).flatten(2), places := -(-lengths // s), batch_first=True, enforce_sorted=False
         )
         logits = self.head(nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0])
         loss = nn.functional.ctc_loss(
@@ -120,8 +117,10 @@ class Lstm(nn.Module):
 def main() -> int:
     lists = {"tasks": list(TASKS), "methods": list(METHODS), "parts": PARTS}
     about = {
-        "data": "the folder with an4 and fsdd", "runs": "where the runs are kept", "epochs": "by default each task's own"
-    }  # fmt: skip
+        "data": "the folder with an4 and fsdd",
+        "runs": "where the runs are kept",
+        "epochs": "by default each task's own",
+    }
     options = parse(__file__, __doc__, FULL | lists, QUICK, choices=lists, about=about)
     return run(options, measure, results=earlier(options), report=report, figure=figure)
 
@@ -210,11 +209,18 @@ def build(method: str, data: Data, options) -> nn.Module:
     if method == "bi-LSTM":
         return Lstm(size, 3 * options.hidden_size // 4, options.layers, number, data.subsampling)
     config = TarnnConfig(
-        vocab_size=number, pad_token_id=0, input_size=size, subsampling=data.subsampling, dropout=0.1,
-        hidden_size=options.hidden_size, num_hidden_layers=options.layers, num_attention_heads=options.heads,
-        attention=method.split(",")[0], causal="causal" in method,
+        vocab_size=number,
+        pad_token_id=0,
+        input_size=size,
+        subsampling=data.subsampling,
+        dropout=0.1,
+        hidden_size=options.hidden_size,
+        num_hidden_layers=options.layers,
+        num_attention_heads=options.heads,
+        attention=method.split(",")[0],
+        causal="causal" in method,
         decay="token" if "causal" in method else "none",
-    )  # fmt: skip
+    )
     return TarnnForCTC(config)
 
 
@@ -230,16 +236,24 @@ def trained(name: str, method: str, data: Data, options) -> dict[str, Any]:
         return model(**rows.__getitems__(batches[order[place]])).loss
 
     done = train(
-        folder, model, loss, epochs * len(batches), every=len(batches) * max(1, epochs // 6),
-        learning_rate=options.learning_rate, measure=lambda model: {"error": errors(model, data, options)},
-    )  # fmt: skip
+        folder,
+        model,
+        loss,
+        epochs * len(batches),
+        every=len(batches) * max(1, epochs // 6),
+        learning_rate=options.learning_rate,
+        measure=lambda model: {"error": errors(model, data, options)},
+    )
     if isinstance(model, TarnnForCTC) and data.front is not None:
         save(model, data, folder / "model")
     return {
-        "error": done.curve[-1]["error"], "beam": errors(model, data, options, beam=True),
+        "error": done.curve[-1]["error"],
+        "beam": errors(model, data, options, beam=True),
         "seconds_an_epoch": done.seconds / done.step * len(batches),
-        "parameters": sum(x.numel() for x in model.parameters()), "epochs": done.step // len(batches), "curve": done.curve,
-    }  # fmt: skip
+        "parameters": sum(x.numel() for x in model.parameters()),
+        "epochs": done.step // len(batches),
+        "curve": done.curve,
+    }
 
 
 def batches_of(data: Data, options) -> list[list[int]]:
@@ -290,10 +304,18 @@ def report(options, facts, results: dict[str, Any]) -> str:
         for method, one in found.items():
             paper = PAPER.get(method, (None, None)) if name == "an4 phones" else (None, None)
             epoch = results["epoch"].get(name, {}).get(method)
-            rows.append([
-                name, method, f"{one['error']:.1f}", f"{one['beam']:.1f}", one["epochs"], epoch and f"{epoch:.1f}",
-                f"{one['parameters']:,}", *paper,
-            ])  # fmt: skip
+            rows.append(
+                [
+                    name,
+                    method,
+                    f"{one['error']:.1f}",
+                    f"{one['beam']:.1f}",
+                    one["epochs"],
+                    epoch and f"{epoch:.1f}",
+                    f"{one['parameters']:,}",
+                    *paper,
+                ]
+            )
     header = [
         "task",
         "method",
@@ -312,7 +334,7 @@ def report(options, facts, results: dict[str, Any]) -> str:
         "seconds of one epoch's forward and backward passes, the methods in turns. The paper's columns are of WSJ (80 hours, "
         "9 layers, a GPU). One run each.",
         markdown(header, rows, left=2),
-    )  # fmt: skip
+    )
 
 
 def figure(options, facts, results: dict[str, Any]):

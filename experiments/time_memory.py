@@ -33,14 +33,22 @@ from tarnn import Elu, LinearAttention, SoftmaxAttention
 
 COLORS = {"softmax, matrix": RED, "softmax, fused": ORANGE, "linear": BLUE}
 FULL = {
-    "lengths": [2**n for n in range(9, 17)], "tokens": 2**14, "hidden": 256, "patience": 120.0, "rounds": 3, "heads": 8,
-    "room": 6.0, "methods": list(COLORS), "device": "cuda" if torch.cuda.is_available() else "cpu",
-}  # fmt: skip
+    "lengths": [2**n for n in range(9, 17)],
+    "tokens": 2**14,
+    "hidden": 256,
+    "patience": 120.0,
+    "rounds": 3,
+    "heads": 8,
+    "room": 6.0,
+    "methods": list(COLORS),
+    "device": "cuda" if torch.cuda.is_available() else "cpu",
+}
 QUICK = {"lengths": [2**n for n in range(6, 11)], "tokens": 2**10, "hidden": 32, "patience": 1.0, "rounds": 2}
 ABOUT = {
-    "tokens": "in a batch, where a sample is not longer", "patience": "seconds that a step may take",
+    "tokens": "in a batch, where a sample is not longer",
+    "patience": "seconds that a step may take",
     "room": "GiB that a step may hold",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -74,9 +82,7 @@ METHODS: dict[str, Callable[..., nn.Module]] = {
 
 def main() -> int:
     options = parse(__file__, __doc__, FULL, QUICK, choices={"methods": list(COLORS)}, about=ABOUT)
-    return run(
-        options, measure, facts=lambda options, costs: {"slopes": slopes(costs)}, report=report, figure=figure
-    )
+    return run(options, measure, facts=lambda options, costs: {"slopes": slopes(costs)}, report=report, figure=figure)
 
 
 def measure(options, costs: dict[str, list[Cost]], keep) -> None:
@@ -101,15 +107,12 @@ def costs_of(method: str, options) -> list[Cost]:
         def step(x=x, wanted=wanted):
             return torch.autograd.grad(layer(x).square().mean(), wanted)
 
-        times = sorted(seconds_of(step, 1, options.device) for _ in range(options.rounds + 1))[
-            :-1
-        ]  # less the warm-up
+        times = sorted(seconds_of(step, 1, options.device) for _ in range(options.rounds + 1))[:-1]  # less the warm-up
         peak = peak_bytes(step, options.device)
         ms, least, most = (1000 * t / batch_size for t in (times[len(times) // 2], times[0], times[-1]))
         costs.append(Cost(length, batch_size, ms, least, most, None if peak is None else peak / batch_size))
         print(
-            f"{method:16} {length:7,}  {ms:10.2f} ms  {(peak or 0) / batch_size / 2**20:9.1f} MiB a sample",
-            flush=True,
+            f"{method:16} {length:7,}  {ms:10.2f} ms  {(peak or 0) / batch_size / 2**20:9.1f} MiB a sample", flush=True
         )
     return costs
 

@@ -31,13 +31,20 @@ class Stories:
         width, hidden, layers, self.heads, self.kv_heads, vocab, context = struct.unpack("<7i", raw[:28])
         self.head_dim = width // self.heads
         shapes = {
-            "embedding": (vocab, width), "attn_norm": (layers, width), "wq": (layers, width, width),
+            "embedding": (vocab, width),
+            "attn_norm": (layers, width),
+            "wq": (layers, width, width),
             "wk": (layers, self.kv_heads * self.head_dim, width),
-            "wv": (layers, self.kv_heads * self.head_dim, width), "wo": (layers, width, width),
-            "ffn_norm": (layers, width), "w1": (layers, hidden, width), "w2": (layers, width, hidden),
-            "w3": (layers, hidden, width), "norm": (width,),
-            "cos": (context, self.head_dim // 2), "sin": (context, self.head_dim // 2),
-        }  # fmt: skip
+            "wv": (layers, self.kv_heads * self.head_dim, width),
+            "wo": (layers, width, width),
+            "ffn_norm": (layers, width),
+            "w1": (layers, hidden, width),
+            "w2": (layers, width, hidden),
+            "w3": (layers, hidden, width),
+            "norm": (width,),
+            "cos": (context, self.head_dim // 2),
+            "sin": (context, self.head_dim // 2),
+        }
         flat, at = torch.frombuffer(bytearray(raw[28:]), dtype=torch.float32), 0
         self.weights: dict[str, Tensor] = {}
         for name, shape in shapes.items():
@@ -55,8 +62,7 @@ class Stories:
         for i in range(len(w["wq"])):
             h = rms_norm(x, x.shape[-1:], w["attn_norm"][i], 1e-5)
             q, k, v = (
-                (h @ w[name][i].T).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-                for name in ("wq", "wk", "wv")
+                (h @ w[name][i].T).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for name in ("wq", "wk", "wv")
             )
             layers.append(Layer(self._turned(q), self._turned(k), v))
             o = scaled_dot_product_attention(*layers[-1], is_causal=True, enable_gqa=True)
@@ -110,8 +116,7 @@ def encoder_layers(folder: Path, texts: list[str]) -> tuple[list[Layer], Tensor]
             rows.append(list(layers))
     longest = mask.shape[1]
     padded = [
-        Layer(*(torch.cat([_pad(row[i][j], longest) for row in rows]) for j in range(3)))
-        for i in range(len(rows[0]))
+        Layer(*(torch.cat([_pad(row[i][j], longest) for row in rows]) for j in range(3))) for i in range(len(rows[0]))
     ]
     return padded, mask
 
@@ -128,16 +133,30 @@ def stories_model(path: Path) -> "LlamaForCausalLM":
     w, d = story.weights, story.head_dim
     vocab, width = w["embedding"].shape
     config = LlamaConfig(
-        vocab_size=vocab, hidden_size=width, intermediate_size=w["w1"].shape[1], num_hidden_layers=len(w["wq"]),
-        num_attention_heads=story.heads, num_key_value_heads=story.kv_heads, max_position_embeddings=len(w["cos"]),
-        rms_norm_eps=1e-5, rope_theta=1e4, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
+        vocab_size=vocab,
+        hidden_size=width,
+        intermediate_size=w["w1"].shape[1],
+        num_hidden_layers=len(w["wq"]),
+        num_attention_heads=story.heads,
+        num_key_value_heads=story.kv_heads,
+        max_position_embeddings=len(w["cos"]),
+        rms_norm_eps=1e-5,
+        rope_theta=1e4,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
     model = LlamaForCausalLM(config).eval()
     order = torch.cat([torch.arange(0, d, 2), torch.arange(1, d, 2)])  # channels of a head, pairs apart
     names = {
-        "input_layernorm": "attn_norm", "self_attn.v_proj": "wv", "self_attn.o_proj": "wo",
-        "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "w1", "mlp.down_proj": "w2", "mlp.up_proj": "w3",
-    }  # fmt: skip
+        "input_layernorm": "attn_norm",
+        "self_attn.v_proj": "wv",
+        "self_attn.o_proj": "wo",
+        "post_attention_layernorm": "ffn_norm",
+        "mlp.gate_proj": "w1",
+        "mlp.down_proj": "w2",
+        "mlp.up_proj": "w3",
+    }
     state = {"model.embed_tokens.weight": w["embedding"], "model.norm.weight": w["norm"]}
     for i in range(len(w["wq"])):
         state |= {f"model.layers.{i}.{new}.weight": w[old][i] for new, old in names.items()}

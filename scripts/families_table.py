@@ -9,10 +9,13 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 TARGET = ROOT / "docs" / "families.md"
 KINDS = {
-    "decoder": "decoder of text", "encoder": "encoder of text", "vision": "encoder of images",
-    "speech": "encoder of sound", "sequences": "encoder and decoder of text",
+    "decoder": "decoder of text",
+    "encoder": "encoder of text",
+    "vision": "encoder of images",
+    "speech": "encoder of sound",
+    "sequences": "encoder and decoder of text",
     "sequences of sound": "encoder of sound, decoder of text",
-}  # fmt: skip
+}
 REASONS = {
     "position_bias": "adds a bias by position to the products",
     "mask of shape": "hands its bias by position as a mask",

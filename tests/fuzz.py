@@ -65,9 +65,7 @@ def errors(got: list[torch.Tensor], exact: list[torch.Tensor]) -> dict[str, floa
         if not y.numel():
             continue
         top = torch.finfo(x.dtype).max
-        difference = (
-            (x.double() - y).abs().masked_fill(y.abs() >= top * 0.99, 0.0)
-        )  # what this dtype can't hold
+        difference = (x.double() - y).abs().masked_fill(y.abs() >= top * 0.99, 0.0)  # what this dtype can't hold
         least = max(torch.finfo(x.dtype).tiny, 1e-30)
         error = difference.max().item() / (scale if i >= 3 else max(y.abs().max().item(), least))
         kind = KINDS[min(i, 3)]
@@ -93,9 +91,7 @@ def judge(
         others = [limits, *(allowed(call, call.definition(torch.float64)) for call in near + kin)]
         one_by_one = math.sqrt(drawn.features) * torch.finfo(wide(dtype)).eps / 2
         limits = {kind: max(limit[kind] for limit in others) + one_by_one for kind in KINDS}
-    wrong += [
-        f"{kind}: error {mine[kind]:.2g}, at most {limits[kind]:.2g}" for kind in exceeded(mine, limits)
-    ]
+    wrong += [f"{kind}: error {mine[kind]:.2g}, at most {limits[kind]:.2g}" for kind in exceeded(mine, limits)]
     return mine, limits, "; ".join(wrong)
 
 
@@ -174,18 +170,23 @@ class Run:
         machine = machine_facts()
         self.facts: dict[str, Any] = {
             "command": " ".join(["python", "tests/fuzz.py", *sys.argv[1:]]),
-            "machine": machine, "code": fingerprint(), "seed": seed, "calls": calls, "done": 0, "seconds": 0.0, "failures": [],
-            "largest_error": {}, "largest_share_of_what_is_allowed": {},
-        }  # fmt: skip
+            "machine": machine,
+            "code": fingerprint(),
+            "seed": seed,
+            "calls": calls,
+            "done": 0,
+            "seconds": 0.0,
+            "failures": [],
+            "largest_error": {},
+            "largest_share_of_what_is_allowed": {},
+        }
         if path.exists():
             before = json.loads(path.read_text())
             same = all(before.get(n) == self.facts[n] for n in ("seed", "machine", "code"))
             if same and before["done"] < calls:
                 self.facts = {**before, "calls": calls}
 
-    def add(
-        self, drawn: Drawn, mine: dict[str, float], limits: dict[str, float], wrong: str, seconds: float
-    ) -> None:
+    def add(self, drawn: Drawn, mine: dict[str, float], limits: dict[str, float], wrong: str, seconds: float) -> None:
         facts = self.facts
         facts["done"], facts["seconds"] = drawn.number + 1, facts["seconds"] + seconds
         for kind in KINDS:
@@ -211,12 +212,8 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument(
-        "--fresh", action="store_true", help="from the first call on, whatever was done before"
-    )
-    parser.add_argument(
-        "--unjudged", action="store_true", help="only compute them: sanitizers do the judging"
-    )
+    parser.add_argument("--fresh", action="store_true", help="from the first call on, whatever was done before")
+    parser.add_argument("--unjudged", action="store_true", help="only compute them: sanitizers do the judging")
     parser.add_argument("--only", type=int, help="the number of one call to try again")
     given = parser.parse_args()
     torch.use_deterministic_algorithms(True)  # fills torch.empty with NaN: what isn't written shows
@@ -230,9 +227,7 @@ def main() -> int:
     if given.fresh:
         given.out.unlink(missing_ok=True)
     run = Run(given.out, given.seed, given.calls)
-    print(
-        json.dumps(run.facts["machine"], indent=1), f"from call {run.facts['done']} on", sep="\n", flush=True
-    )
+    print(json.dumps(run.facts["machine"], indent=1), f"from call {run.facts['done']} on", sep="\n", flush=True)
     try:
         for number in range(run.facts["done"], given.calls):
             start, drawn = time.perf_counter(), draw(given.seed, number)
@@ -242,9 +237,7 @@ def main() -> int:
                 rate = run.facts["done"] / run.facts["seconds"]
                 left, failures = (given.calls - number - 1) / rate, len(run.facts["failures"])
                 print(
-                    f"\r{number + 1} of {given.calls}, {failures} failed, {left / 60:.0f} min left ",
-                    end="",
-                    flush=True,
+                    f"\r{number + 1} of {given.calls}, {failures} failed, {left / 60:.0f} min left ", end="", flush=True
                 )
     except KeyboardInterrupt:
         print("\nstopped; the same command goes on")

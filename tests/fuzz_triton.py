@@ -52,18 +52,10 @@ def drawn(seed: int, number: int) -> Drawn:
         "t": min(call.t, longest),
         "s": min(call.s, longest),
     }
-    spread = (
-        call.spread if call.normalize else min(call.spread, 0.1 if dtype == "float16" else 1.0)
-    )  # as `draw` has it
+    spread = call.spread if call.normalize else min(call.spread, 0.1 if dtype == "float16" else 1.0)  # as `draw` has it
     # the number says what is computed again: never with other threads, of which there are none
     return replace(
-        call,
-        **small,
-        dtype=dtype,
-        spread=spread,
-        number=min(number % 4, 2) or 2,
-        tiny_chunks=False,
-        threads=1,
+        call, **small, dtype=dtype, spread=spread, number=min(number % 4, 2) or 2, tiny_chunks=False, threads=1
     )
 
 
@@ -72,16 +64,11 @@ def read_by_tensor_cores(drawn: Drawn) -> dict[str, float]:
     dtype, call = DTYPES[drawn.dtype], Call(drawn)
     eps, exact = torch.finfo(dtype).eps, call.definition(torch.float64)
     if drawn.dtype == "float32":
-        return {
-            kind: 2 * x
-            for kind, x in fuzz.errors(call.definition(torch.float64, units=2**-22), exact).items()
-        }
+        return {kind: 2 * x for kind, x in fuzz.errors(call.definition(torch.float64, units=2**-22), exact).items()}
     read = fuzz.errors(call.definition(torch.float64, units=eps / 2), exact)
     kept = [call.definition(torch.float64, outputs_kept_in=dtype, off_by=by) for by in (-eps / 2, eps / 2)]
     gradients = max(fuzz.errors(each, exact)["gradients"] for each in kept)
-    return {kind: 2 * x + eps for kind, x in read.items()} | {
-        "gradients": 2 * read["gradients"] + gradients + eps
-    }
+    return {kind: 2 * x + eps for kind, x in read.items()} | {"gradients": 2 * read["gradients"] + gradients + eps}
 
 
 def wrong(call: Drawn, number: int) -> str:
@@ -117,11 +104,15 @@ def main() -> int:
     honest_interpreter.install()
     machine.interpreted = True
     torch.use_deterministic_algorithms(True)  # fills torch.empty with NaN: what isn't written shows
-    found = earlier(options.out, {
-        "about": "not measured on a GPU: run by Triton's interpreter on a CPU, made to compute as a GPU does",
-        "versions": {"torch": torch.__version__, "triton": triton.__version__},
-        "seed": options.seed, "code": fuzz.fingerprint(),
-    })  # fmt: skip
+    found = earlier(
+        options.out,
+        {
+            "about": "not measured on a GPU: run by Triton's interpreter on a CPU, made to compute as a GPU does",
+            "versions": {"torch": torch.__version__, "triton": triton.__version__},
+            "seed": options.seed,
+            "code": fuzz.fingerprint(),
+        },
+    )
     begun, kinds = time.monotonic(), Counter(found["kinds"])
     while found["calls"] < options.calls and time.monotonic() - begun < 60 * options.minutes:
         call = drawn(options.seed, found["calls"])
@@ -129,13 +120,7 @@ def main() -> int:
             found["failures"].append({"number": found["calls"], "call": asdict(call), "wrong": fault})
             print(found["calls"], fault, call, sep="\n   ", flush=True)
         kinds.update(
-            [
-                call.dtype,
-                call.feature_map,
-                call.way,
-                f"decay {call.decay}",
-                "causal" if call.causal else "full",
-            ]
+            [call.dtype, call.feature_map, call.way, f"decay {call.decay}", "causal" if call.causal else "full"]
         )
         found |= {"calls": found["calls"] + 1, "kinds": dict(sorted(kinds.items()))}
         options.out.with_suffix(".part").write_text(json.dumps(found, indent=1) + "\n")

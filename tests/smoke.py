@@ -53,9 +53,7 @@ for name, phi in {"elu": tarnn.Elu(), "favor": tarnn.PositiveRandomFeatures(8, 3
         weight = torch.randn_like(o)
         gradients = [torch.autograd.grad((x * weight).sum(), (q, k, v)) for x in (o, expected)]
         check("elu, backward", furthest(*gradients))
-    past, state = tarnn.linear_attention(
-        q[:, :, :-1], k[:, :, :-1], v[:, :, :-1], phi, causal=True, return_state=True
-    )
+    past, state = tarnn.linear_attention(q[:, :, :-1], k[:, :, :-1], v[:, :, :-1], phi, causal=True, return_state=True)
     last, _ = tarnn.step(q[:, :, -1:], k[:, :, -1:], v[:, :, -1:], phi, state=state)
     check(f"{name}, step", furthest([torch.cat([past, last], 2)], [o]), 1e-10)
 
@@ -65,15 +63,11 @@ with torch.no_grad():
     softmax = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 check("hybrid", furthest([o], [softmax]))
 
-config = tarnn.TarnnConfig(
-    hidden_size=32, num_hidden_layers=2, num_attention_heads=2, attention=["linear", "softmax"]
-)
+config = tarnn.TarnnConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, attention=["linear", "softmax"])
 model = tarnn.TarnnForCausalLM(config).eval()
 ids = torch.randint(config.vocab_size, (1, 9))
 with torch.no_grad():
     written = model.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=None)
     logits = model(written).logits[:, 8:-1]
-check(
-    "generate", (logits.max(-1).values - logits.gather(-1, written[:, 9:, None])[..., 0]).max().item(), 1e-4
-)
+check("generate", (logits.max(-1).values - logits.gather(-1, written[:, 9:, None])[..., 0]).max().item(), 1e-4)
 print("all right")

@@ -48,8 +48,9 @@ def test_loading_in_a_fresh_process(folders, order):
     expected = "TarnnConfig TarnnForCausalLM TarnnModel TarnnForImageGeneration [97, 98] 1 64"
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", f"{ORDERS[order]}\n{USES}", *map(str, folders)],
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+    )
     assert run.returncode == 0, run.stderr
     assert " ".join(run.stdout.split()) == expected
 

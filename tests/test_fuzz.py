@@ -34,9 +34,7 @@ def command(monkeypatch, tmp_path):
 def some_call(**wanted):
     """The first short drawn call that is as wanted."""
     calls = (fuzz_calls.draw(0, number) for number in range(10_000))
-    return next(
-        c for c in calls if 3 <= c.t <= 9 and c.e and all(getattr(c, n) == x for n, x in wanted.items())
-    )
+    return next(c for c in calls if 3 <= c.t <= 9 and c.e and all(getattr(c, n) == x for n, x in wanted.items()))
 
 
 def test_a_run_that_was_interrupted_goes_on(command, monkeypatch):
@@ -89,9 +87,7 @@ def test_gradients_that_are_missing_are_noticed(monkeypatch):
 def test_a_look_ahead_and_unsteady_bits_are_noticed(monkeypatch):
     """Both changes are far below any rounding that is allowed."""
     op = fuzz_calls.linear_attention
-    drawn = some_call(
-        dtype="float32", way="whole", causal=True, feature_map="elu", masked=False, decay="none"
-    )
+    drawn = some_call(dtype="float32", way="whole", causal=True, feature_map="elu", masked=False, decay="none")
     call = fuzz_calls.Call(replace(drawn, number=1))
     ahead = lambda q, k, v, *x, **more: scaled(op(q, k, v, *x, **more), 1 + 1e-7 * (v[0, 0, -1, 0] > 2.9))  # noqa: E731
     monkeypatch.setattr(fuzz_calls, "linear_attention", ahead)

@@ -19,9 +19,12 @@ from tarnn.ops import LinearState, linear_attention, reference, softmax_attentio
 VALUES = json.loads((Path(__file__).parent / "golden" / "values.json").read_text())
 ATTENTION, FEATURES = VALUES["attention"], VALUES["features"]
 ELEMENTWISE = {
-    "identity": feature_maps.Identity, "elu": feature_maps.Elu, "relu": feature_maps.Relu,
-    "squared_relu": feature_maps.SquaredRelu, "exp": feature_maps.Exp,
-}  # fmt: skip
+    "identity": feature_maps.Identity,
+    "elu": feature_maps.Elu,
+    "relu": feature_maps.Relu,
+    "squared_relu": feature_maps.SquaredRelu,
+    "exp": feature_maps.Exp,
+}
 
 
 def tensor(values):
@@ -105,9 +108,7 @@ def test_gradients():
     options = [tensor(case[n]) for n in ("log_decay", "key_log_weight")]
     leaves = [x.requires_grad_() for x in (*map(tensor, ATTENTION["inputs"]), *options)]
     log_decay, weight = leaves[3:]
-    o = linear_attention(
-        *leaves[:3], feature_maps.Elu(), causal=True, log_decay=log_decay, key_log_weight=weight
-    )
+    o = linear_attention(*leaves[:3], feature_maps.Elu(), causal=True, log_decay=log_decay, key_log_weight=weight)
     for x, expected in zip(torch.autograd.grad(o, leaves, tensor(case["grad"])), case["found"], strict=True):
         torch.testing.assert_close(x, tensor(expected), rtol=1e-11, atol=1e-12)
 
@@ -122,10 +123,12 @@ def test_softmax_attention(case):
 
 
 RANDOM = {
-    "positive": feature_maps.PositiveRandomFeatures, "hyperbolic": feature_maps.HyperbolicRandomFeatures,
-    "optimal": feature_maps.OptimalRandomFeatures, "trigonometric": feature_maps.TrigonometricRandomFeatures,
+    "positive": feature_maps.PositiveRandomFeatures,
+    "hyperbolic": feature_maps.HyperbolicRandomFeatures,
+    "optimal": feature_maps.OptimalRandomFeatures,
+    "trigonometric": feature_maps.TrigonometricRandomFeatures,
     "relu": feature_maps.GeneralizedRandomFeatures,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", RANDOM)

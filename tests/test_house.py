@@ -140,10 +140,7 @@ def test_no_file_hides_a_name_that_is_loaded_when_first_used(package):
     ]
     homes = [ast.literal_eval(x) for x in tables]
     names = {
-        name
-        for home in homes
-        for key, value in home.items()
-        for name in (value if type(value) is tuple else (key,))
+        name for home in homes for key, value in home.items() for name in (value if type(value) is tuple else (key,))
     }
     assert not names & {p.stem for p in package.parent.iterdir() if not p.name.startswith("_")}
 

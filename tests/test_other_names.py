@@ -23,7 +23,7 @@ TABLES = {
     "layers": (LAYER, *[arguments(LinearAttention)] * 2),
     "forward": (FORWARD, arguments(MultiHeadAttention.forward, LinearAttention), arguments(MultiHeadAttention.forward)),
     "config": (CONFIG, *[set(TarnnConfig.known_keys())] * 2),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -48,9 +48,7 @@ def test_a_function_names_ours(function):
 def test_a_layer_names_ours(layer):
     with pytest.raises(TypeError, match=r"argument 'embed_dim'. In its place tarnn takes hidden_size."):
         layer(embed_dim=8, num_heads=2, causal=True)
-    with pytest.raises(
-        TypeError, match=r"no argument 'attn_mask'. In its place tarnn takes key_mask \(b, s\)"
-    ):
+    with pytest.raises(TypeError, match=r"no argument 'attn_mask'. In its place tarnn takes key_mask \(b, s\)"):
         layer(8, 2, causal=True)(torch.randn(1, 3, 8), attn_mask=None)
 
 
@@ -68,9 +66,7 @@ def test_performer_means_favor():
     q = torch.randn(1, 2, 5, 8)
     expected = tarnn.linear_attention(q, q, q, "favor", causal=True)
     assert torch.equal(tarnn.linear_attention(q, q, q, "performer", causal=True), expected)
-    config = TarnnConfig(
-        feature_map=["performer", "elu"], feature_map_options={"performer": {"num_features": 8}}
-    )
+    config = TarnnConfig(feature_map=["performer", "elu"], feature_map_options={"performer": {"num_features": 8}})
     assert config.feature_map == ["favor", "elu"]
     assert config.feature_map_options == {"favor": {"num_features": 8}}
     with pytest.raises(ValueError, match=r"got 'performr'. Did you mean 'performer'"):

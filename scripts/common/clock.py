@@ -42,9 +42,7 @@ class Contender:
     call: Callable[[], object]
     patience: float = 4.0  # seconds a call
     surroundings: Callable[[], AbstractContextManager] = nullcontext
-    release: Callable[[], object] = lambda: (
-        None
-    )  # gives back what is kept between calls, before a look at memory
+    release: Callable[[], object] = lambda: None  # gives back what is kept between calls, before a look at memory
 
 
 @dataclass(frozen=True)
@@ -74,9 +72,7 @@ class Timing:
     peak_bytes: int | None
 
 
-def measure_in_turns(
-    contenders: Mapping[Key, Contender], effort: Effort, device: str = "cpu"
-) -> dict[Key, Timing]:
+def measure_in_turns(contenders: Mapping[Key, Contender], effort: Effort, device: str = "cpu") -> dict[Key, Timing]:
     """A timing a contender. Whoever raises leaves all unmeasured: what can't run should not be here."""
     gc.freeze()  # what is there stays, so that collecting before each look at memory is cheap
     try:
@@ -110,9 +106,7 @@ def _measure_in_turns(contenders: Mapping[Key, Contender], effort: Effort, devic
     for key in contenders:
         rounds = times[key] or [1000 * seconds[key]]
         calls = plans[key][1] if key in plans else 1
-        timings[key] = Timing(
-            statistics.median(rounds), min(rounds), max(rounds), len(rounds), calls, peaks[key]
-        )
+        timings[key] = Timing(statistics.median(rounds), min(rounds), max(rounds), len(rounds), calls, peaks[key])
     return timings
 
 

@@ -26,9 +26,15 @@ class Progress:
 
 
 def train(
-    folder: Path, model: nn.Module, loss: Callable[[nn.Module, int], Tensor], steps: int, *, every: int,
-    learning_rate: float, measure: Callable[[nn.Module], dict[str, float]],
-) -> Progress:  # fmt: skip
+    folder: Path,
+    model: nn.Module,
+    loss: Callable[[nn.Module, int], Tensor],
+    steps: int,
+    *,
+    every: int,
+    learning_rate: float,
+    measure: Callable[[nn.Module], dict[str, float]],
+) -> Progress:
     """Trains up to `steps`. Every so many the model is measured and saved in `folder`, from where the next call goes on.
 
     loss(model, step): of the batch of that step. measure(model): in evaluation mode, without gradients.
@@ -78,8 +84,5 @@ def scale(step: int, steps: int) -> float:
 def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    torch.save(
-        {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": vars(progress)},
-        partial,
-    )
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "progress": vars(progress)}, partial)
     partial.replace(path)

@@ -12,9 +12,14 @@ NO_SETTINGS = ("threads", "resume", "device")  # they change where and when some
 
 
 def parse(
-    file: str, doc: str, full: Mapping[str, Any], quick: Mapping[str, Any] | None = None, *,
-    choices: Mapping[str, Sequence[str]] | None = None, about: Mapping[str, str] | None = None,
-) -> argparse.Namespace:  # fmt: skip
+    file: str,
+    doc: str,
+    full: Mapping[str, Any],
+    quick: Mapping[str, Any] | None = None,
+    *,
+    choices: Mapping[str, Sequence[str]] | None = None,
+    about: Mapping[str, str] | None = None,
+) -> argparse.Namespace:
     """What the command line says; what it leaves open, the quick settings (with --quick) or the full ones.
 
     file, doc: the script's `__file__` and `__doc__`. full: name → default, whose type is the option's; a type in its place
@@ -39,13 +44,12 @@ def parse(
     small = dict(quick or {}) if given.pop("quick", False) else {}
     options = argparse.Namespace(**{**defaults, **small, **given}, quick=bool(small))
     changed = {
-        name for name, value in vars(options).items()
+        name
+        for name, value in vars(options).items()
         if name in full and not isinstance(value, Path) and value != defaults[name]
-    }  # fmt: skip
+    }
     partial = ROOT / "runs" / script.parent.name
-    options.out = given.get("out") or (
-        partial if small or changed - {*NO_SETTINGS} else script.parent / "results"
-    )
+    options.out = given.get("out") or (partial if small or changed - {*NO_SETTINGS} else script.parent / "results")
     options.script = f"{script.parent.name}/{script.name}"
     torch.set_num_threads(options.threads or torch.get_num_threads())
     options.threads = torch.get_num_threads()
@@ -53,9 +57,7 @@ def parse(
 
 
 def default_of(value: Any) -> Any:
-    return (
-        None if isinstance(value, type) or (isinstance(value, list) and isinstance(value[0], type)) else value
-    )
+    return None if isinstance(value, type) or (isinstance(value, list) and isinstance(value[0], type)) else value
 
 
 def kind_of(value: Any, choices: Sequence[str] | None) -> dict[str, Any]:

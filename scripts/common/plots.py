@@ -5,8 +5,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 BLUE, SKY, GREEN, ORANGE, RED, PINK, GREY = (
-    "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#cc79a7", "#999999",
-)  # fmt: skip
+    "#0072b2",
+    "#56b4e9",
+    "#009e73",
+    "#e69f00",
+    "#d55e00",
+    "#cc79a7",
+    "#999999",
+)
 ATTENTION = {"linear": BLUE, "softmax": RED, "none": GREY}
 
 
@@ -21,7 +27,7 @@ def panels(number: int, title: str = "", *, width: float = 4.5, height: float = 
 
 def line(
     axes: Any, points: Iterable[tuple[float, float | None]], style: str, label: str | None = None, marker: str = "."
-) -> None:  # fmt: skip
+) -> None:
     """A line through what is known and above zero. style: colour and kind of line, as "#0072b2 --"."""
     color, _, dashes = style.partition(" ")
     if known := [(x, y) for x, y in points if y]:
@@ -29,9 +35,15 @@ def line(
 
 
 def label(
-    axes: Any, x: str, y: str, *, title: str = "", ticks: Sequence[int] = (), scales: str = "log log",
+    axes: Any,
+    x: str,
+    y: str,
+    *,
+    title: str = "",
+    ticks: Sequence[int] = (),
+    scales: str = "log log",
     legend: str | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """What the axes are, where anything is on them; ticks: lengths, on the x axis. legend: its title."""
     axes.set(xlabel=x, ylabel=y, title=title)
     if axes.lines:  # a logarithmic axis needs something on it

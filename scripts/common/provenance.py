@@ -20,9 +20,7 @@ def provenance(script: str) -> dict[str, Any]:
     return {
         "command": command(script, sys.argv[1:]),
         "date": date.today().isoformat(),
-        "versions": {
-            "tarnn": tarnn.__version__, "torch": torch.__version__, "python": platform.python_version(),
-        },
+        "versions": {"tarnn": tarnn.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "machine": {
             "cpu": processor(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -32,7 +30,7 @@ def provenance(script: str) -> dict[str, Any]:
         },
         "threads": torch.get_num_threads(),
         "kernels": kernels(),
-    }  # fmt: skip
+    }
 
 
 def command(script: str, words: list[str]) -> str:

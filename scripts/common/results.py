@@ -77,10 +77,7 @@ def run(
 def save(path: Path, facts: dict[str, Any], results: Any) -> None:
     """Facts and results as JSON, all or nothing; a row of a table a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [
-        f"{json.dumps(name)}: {_text(value)}"
-        for name, value in {**facts, "results": as_json(results)}.items()
-    ]
+    lines = [f"{json.dumps(name)}: {_text(value)}" for name, value in {**facts, "results": as_json(results)}.items()]
     partial = path.with_suffix(".partial")
     partial.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     partial.replace(path)

@@ -20,9 +20,7 @@ class Target:
     @property
     def missed(self) -> dict[str, float]:
         return {
-            where: x
-            for where, x in self.values.items()
-            if not (x >= self.bound if self.at_least else x <= self.bound)
+            where: x for where, x in self.values.items() if not (x >= self.bound if self.at_least else x <= self.bound)
         }
 
     @property
@@ -42,9 +40,16 @@ class Target:
     def as_json(self) -> dict:
         where, worst = self.worst if self.values else (None, None)
         return {
-            "claim": self.claim, "case": self.case, "bound": self.bound, "at_least": self.at_least, "met": self.met,
-            "worst": worst, "where": where, "measured": len(self.values), "missed": self.missed,
-        }  # fmt: skip
+            "claim": self.claim,
+            "case": self.case,
+            "bound": self.bound,
+            "at_least": self.at_least,
+            "met": self.met,
+            "worst": worst,
+            "where": where,
+            "measured": len(self.values),
+            "missed": self.missed,
+        }
 
 
 def at_least(claim: str, case: str, bound: float, values: Mapping[str, float], unit: str = "×") -> Target:
@@ -67,9 +72,7 @@ def target_table(targets: Sequence[Target]) -> str:
     missed = [t for t in targets if t.met is False]
     lines = [table, "", f"{summary(targets)}. In each cell the worst value, and where it was measured."]
     for t in missed:
-        values = ", ".join(
-            f"{t.shown(x)} ({where})" if where else t.shown(x) for where, x in t.missed.items()
-        )
+        values = ", ".join(f"{t.shown(x)} ({where})" if where else t.shown(x) for where, x in t.missed.items())
         lines.append(f"* missed, {t.case}: {t.claim}: {values} of {len(t.values)} measured")
     return "\n".join(lines)
 

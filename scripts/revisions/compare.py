@@ -34,9 +34,7 @@ def main() -> int:
     made.add_argument("--new", type=Path, default=HERE, help="a checkout (default: this one)")
     made.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     made.add_argument(
-        "--rounding",
-        type=float,
-        help="the largest difference allowed, relative to 1 + |x| (default: to the bit)",
+        "--rounding", type=float, help="the largest difference allowed, relative to 1 + |x| (default: to the bit)"
     )
     made.add_argument("--quick", action="store_true", help="few of each: to see that it runs")
     options = made.parse_args()
@@ -79,11 +77,7 @@ def checkout(old: str) -> Iterator[Path]:
 def ask(*words: str, at: Path) -> None:
     bin = str(Path(sys.executable).parent)
     subprocess.run(
-        words,
-        cwd=at,
-        check=True,
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "PATH": f"{bin}:{os.environ['PATH']}"},
+        words, cwd=at, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PATH": f"{bin}:{os.environ['PATH']}"}
     )
 
 
@@ -116,11 +110,7 @@ def run(tree: Path, part: str, folder: Path, number: int) -> None:
 def difference(name: str, a, b, rounding: float | None) -> str:
     """A line, or "" where the two are the same: tensors to the bit or within rounding, refusals whatever they say."""
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
-        return (
-            ""
-            if a == b or ("refused" in name and None not in (a, b))
-            else f"  {name}: {a!s:.150} | {b!s:.150}"
-        )
+        return "" if a == b or ("refused" in name and None not in (a, b)) else f"  {name}: {a!s:.150} | {b!s:.150}"
     if a.shape != b.shape or a.dtype != b.dtype:
         return f"  {name}: {a.dtype} {tuple(a.shape)} | {b.dtype} {tuple(b.shape)}"
     if torch.equal(bits(a), bits(b)):

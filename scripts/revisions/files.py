@@ -18,7 +18,7 @@ KINDS = {
     "linear": "--attention linear --decay token",
     "favor": "--attention linear --feature-map favor --map-option favor.num_features=16 --redraw-every 15",
     "mixed": "--attention linear,softmax",
-}  # fmt: skip
+}
 
 
 def command(*words: str | Path) -> None:

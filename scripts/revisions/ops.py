@@ -12,11 +12,25 @@ from tarnn.feature_maps import make
 
 SEEDED = {"num_features": 24, "seed": 1}
 MAPS: dict[str, dict[str, Any]] = {
-    "clusters": {"num_features": 8, "seed": 1}, "cosformer": {"max_length": 512}, "dpfp": {}, "elu": {}, "exp": {},
-    "favor": SEEDED, "gaussian": SEEDED, "generalized_random": SEEDED, "hedgehog": {}, "hyperbolic": SEEDED,
-    "identity": {}, "oprf": SEEDED, "polynomial2": {}, "relu": {}, "saderf": SEEDED, "squared_relu": {}, "taylor": {},
+    "clusters": {"num_features": 8, "seed": 1},
+    "cosformer": {"max_length": 512},
+    "dpfp": {},
+    "elu": {},
+    "exp": {},
+    "favor": SEEDED,
+    "gaussian": SEEDED,
+    "generalized_random": SEEDED,
+    "hedgehog": {},
+    "hyperbolic": SEEDED,
+    "identity": {},
+    "oprf": SEEDED,
+    "polynomial2": {},
+    "relu": {},
+    "saderf": SEEDED,
+    "squared_relu": {},
+    "taylor": {},
     "trigonometric": SEEDED,
-}  # fmt: skip
+}
 DTYPES = [torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64]
 DECAYS = [None, None, "head", "token", "channel"]
 Found = dict[str, Any]
@@ -55,9 +69,10 @@ class Drawn:
 
     def qkv(self) -> list[Tensor]:
         return [
-            self.normal(self.b, self.h, self.t, self.d), self.normal(self.b, self.g, self.t, self.d),
+            self.normal(self.b, self.h, self.t, self.d),
+            self.normal(self.b, self.g, self.t, self.d),
             self.normal(self.b, self.g, self.t, self.e),
-        ]  # fmt: skip
+        ]
 
     def map(self, names=tuple(MAPS)):
         name = self.draw.choice(names)
@@ -107,8 +122,10 @@ def linear(draw: random.Random) -> dict[str, Tensor]:
     x = Drawn(draw)
     phi = x.map()
     options: dict[str, Any] = {
-        "causal": x.causal, "log_decay": x.log_decay(phi), "normalize": phi.positive and draw.random() < 0.8
-    }  # fmt: skip
+        "causal": x.causal,
+        "log_decay": x.log_decay(phi),
+        "normalize": phi.positive and draw.random() < 0.8,
+    }
     if (cuts := x.cuts()) is not None:
         options["cu_seqlens"] = cuts
     elif (mask := x.key_mask()) is not None:
@@ -133,9 +150,11 @@ def softmax(draw: random.Random) -> dict[str, Tensor]:
 def hybrid(draw: random.Random) -> dict[str, Tensor]:
     x = Drawn(draw)
     options: dict[str, Any] = {
-        "causal": x.causal, "window": draw.choice([1, 4, 16, 64]), "sinks": draw.choice([0, 0, 2, 4]),
+        "causal": x.causal,
+        "window": draw.choice([1, 4, 16, 64]),
+        "sinks": draw.choice([0, 0, 2, 4]),
         "slots": draw.choice([0, 0, 3]),
-    }  # fmt: skip
+    }
     if draw.random() < 0.2:
         options["softcap"] = 20.0
     if draw.random() < 0.3:
@@ -155,9 +174,7 @@ def step(draw: random.Random) -> dict[str, Tensor]:
     phi = x.map()
     normalize = phi.positive and draw.random() < 0.8
     for i in range(draw.choice([2, 5])):
-        o, state = tarnn.step(
-            *x.qkv(), phi, state, normalize=normalize, inplace=bool(state) and draw.random() < 0.5
-        )
+        o, state = tarnn.step(*x.qkv(), phi, state, normalize=normalize, inplace=bool(state) and draw.random() < 0.5)
         parts |= {f"{i} {part}": y.clone() for part, y in named((o, state)).items()}
     return parts
 
@@ -207,6 +224,12 @@ def classes(draw: random.Random) -> dict[str, Tensor]:
 
 
 CALLS = {
-    "linear": linear, "softmax": softmax, "hybrid": hybrid, "step": step, "softmax step": softmax_step,
-    "hybrid step": hybrid_step, "elementwise": elementwise, "classes": classes,
-}  # fmt: skip
+    "linear": linear,
+    "softmax": softmax,
+    "hybrid": hybrid,
+    "step": step,
+    "softmax step": softmax_step,
+    "hybrid step": hybrid_step,
+    "elementwise": elementwise,
+    "classes": classes,
+}

@@ -18,9 +18,7 @@ def compute(number: int, folder: Path) -> dict[str, Any]:
         model = made(i, folder / f"model-{i}")
         for j in range(i, min(i + A_MODEL, number)):
             try:
-                found |= {
-                    f"text {j}: {part}": x for part, x in text(model, random.Random(f"text {j}")).items()
-                }
+                found |= {f"text {j}: {part}": x for part, x in text(model, random.Random(f"text {j}")).items()}
             except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
                 found[f"text {j}: refused"] = f"{type(error).__name__}: {error}"
     return found
@@ -41,11 +39,16 @@ def config(draw: random.Random) -> dict[str, Any]:
     position = draw.choice(["rotary", "sinusoidal", "learned", "none"])
     decays = ["none", "head", "token", *(["channel"] if position != "rotary" else [])]
     return {
-        "vocab_size": VOCABULARY, "hidden_size": heads * width, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "attention": attention, "max_position_embeddings": 512,
+        "vocab_size": VOCABULARY,
+        "hidden_size": heads * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "attention": attention,
+        "max_position_embeddings": 512,
         "feature_map": draw.choice(["elu", "favor", "relu", "hedgehog", "dpfp", "clusters"]),
-        "position": position, "decay": draw.choice(decays) if "linear" in attention else "none",
-    }  # fmt: skip
+        "position": position,
+        "decay": draw.choice(decays) if "linear" in attention else "none",
+    }
 
 
 def text(model: Any, draw: random.Random) -> dict[str, torch.Tensor]:
@@ -60,7 +63,12 @@ def text(model: Any, draw: random.Random) -> dict[str, torch.Tensor]:
     elif draw.random() < 0.3:
         options |= {"num_beams": 2}
     made = model.generate(
-        ids, attention_mask=mask, max_new_tokens=new, pad_token_id=0, return_dict_in_generate=True,
-        output_logits=True, **options,
-    )  # fmt: skip
+        ids,
+        attention_mask=mask,
+        max_new_tokens=new,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_logits=True,
+        **options,
+    )
     return {"ids": made.sequences, "logits": torch.stack(made.logits)}

@@ -26,24 +26,53 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Elu", "FeatureMap", "HybridState", "KVCache", "LinearAttention", "LinearState", "NoAttention",
-    "PositiveRandomFeatures", "SoftmaxAttention", "TarnnConfig", "TarnnForCausalLM", "hybrid_attention", "hybrid_step",
-    "linear_attention", "softmax_attention", "step",
-]  # fmt: skip
+    "Elu",
+    "FeatureMap",
+    "HybridState",
+    "KVCache",
+    "LinearAttention",
+    "LinearState",
+    "NoAttention",
+    "PositiveRandomFeatures",
+    "SoftmaxAttention",
+    "TarnnConfig",
+    "TarnnForCausalLM",
+    "hybrid_attention",
+    "hybrid_step",
+    "linear_attention",
+    "softmax_attention",
+    "step",
+]
 
 _HOME = {
     "tarnn.ops": (
-        "HybridState", "KVCache", "LinearState", "hybrid_attention", "hybrid_step", "linear_attention",
-        "softmax_attention", "step",
+        "HybridState",
+        "KVCache",
+        "LinearState",
+        "hybrid_attention",
+        "hybrid_step",
+        "linear_attention",
+        "softmax_attention",
+        "step",
     ),
     "tarnn.feature_maps": ("Elu", "FeatureMap", "PositiveRandomFeatures"),
     "tarnn.attention": ("LinearAttention", "NoAttention", "SoftmaxAttention"),
     "tarnn.models": ("TarnnConfig", "TarnnForCausalLM"),
-}  # fmt: skip
+}
 _ROOMS = (
-    "analysis", "attention", "conversion", "data", "decoding", "feature_maps", "huggingface", "kernels", "models", "ops",
-    "tasks", "training",
-)  # fmt: skip
+    "analysis",
+    "attention",
+    "conversion",
+    "data",
+    "decoding",
+    "feature_maps",
+    "huggingface",
+    "kernels",
+    "models",
+    "ops",
+    "tasks",
+    "training",
+)
 
 
 auto_classes.announce()

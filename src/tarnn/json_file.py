@@ -12,13 +12,9 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(
-            f"{file} can't be read: {error.strerror}. Take {file.name} from an intact copy."
-        ) from error
+        raise UserError(f"{file} can't be read: {error.strerror}. Take {file.name} from an intact copy.") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not JSON ({error}). Take {file.name} from an intact copy.") from error
     if not isinstance(found, dict):
-        raise UserError(
-            f"{file} must hold a JSON object; got {found!r:.60}. Take {file.name} from an intact copy."
-        )
+        raise UserError(f"{file} must hold a JSON object; got {found!r:.60}. Take {file.name} from an intact copy.")
     return found

@@ -33,9 +33,13 @@ LAYER = {  # of `LinearAttention` and `SoftmaxAttention`
 }  # fmt: skip
 FORWARD = {  # of a layer's forward
     **{name: FUNCTION[name] for name in ("attn_mask", "attention_mask", "mask", "key_padding_mask")},
-    "is_causal": "causal=, when the layer is made", "need_weights": "return_weights=True, of SoftmaxAttention",
-    "past_key_values": "state", "length_mask": "key_mask", "key_lengths": "key_mask", "use_cache": "return_state=True",
-}  # fmt: skip
+    "is_causal": "causal=, when the layer is made",
+    "need_weights": "return_weights=True, of SoftmaxAttention",
+    "past_key_values": "state",
+    "length_mask": "key_mask",
+    "key_lengths": "key_mask",
+    "use_cache": "return_state=True",
+}
 CONFIG = {  # of `TarnnConfig`
     "d_model": "hidden_size", "dim": "hidden_size", "n_embd": "hidden_size", "embed_dim": "hidden_size",
     "n_layer": "num_hidden_layers", "n_layers": "num_hidden_layers", "num_layers": "num_hidden_layers",
@@ -58,9 +62,7 @@ def ours(name: str, names: Mapping[str, str]) -> str:
     return f" In its place tarnn takes {names[name]}." if name in names else ""
 
 
-def names_ours(
-    names: Mapping[str, str],
-) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+def names_ours(names: Mapping[str, str]) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """The decorator: where a keyword is another library's, the TypeError also says what to write in its place."""
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

@@ -39,9 +39,7 @@ class Registry(dict[str, Named]):
         def declare(kind: Kind) -> Kind:
             other = self.get(name)
             if other is not None and other.kind.__qualname__ != kind.__qualname__:
-                raise ValueError(
-                    f"there is a {self.what} called {name!r} already: {other.kind.__qualname__}."
-                )
+                raise ValueError(f"there is a {self.what} called {name!r} already: {other.kind.__qualname__}.")
             self[name] = Named(kind, implied)
             return kind
 
@@ -73,8 +71,7 @@ class Registry(dict[str, Named]):
             if self[name].kind is kind and not self[name].implied:
                 return name
         raise ValueError(
-            f"{kind.__name__} has no name that a config could hold; give the class one: "
-            f'@{self.package}.register("…").'
+            f'{kind.__name__} has no name that a config could hold; give the class one: @{self.package}.register("…").'
         )
 
     def build(self, name: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
@@ -89,9 +86,7 @@ class Registry(dict[str, Named]):
         try:
             return kind(**for_it | dict(options))
         except TypeError as error:
-            raise ValueError(
-                f"the {self.what} {name!r} can't be made with {dict(options)}: {error}."
-            ) from error
+            raise ValueError(f"the {self.what} {name!r} can't be made with {dict(options)}: {error}.") from error
 
     def check_options(self, name: str, options: Mapping[str, Any], known: set[str]) -> None:
         """Raises ValueError for options that are not among the known ones."""

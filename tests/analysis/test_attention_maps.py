@@ -11,9 +11,13 @@ from tarnn.attention import LinearAttention, TorchMultihead
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnModel
 
 SMALL = {
-    "vocab_size": 11, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 11,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "initializer_range": 0.5,
-}  # fmt: skip
+}
 KINDS = {
     "linear": {"position": "rotary", "decay": "none"},
     "both": {"attention": ["linear", "softmax"], "position": "rotary", "decay": "none"},
@@ -87,13 +91,8 @@ def test_models_of_transformers_give_the_weights_of_their_eager_attention(family
     real = given.get("attention_mask", torch.ones(2, 40)).bool()
     assert len(maps) == len(expected)
     for found in maps:
-        weights, rows = (
-            found.weights(block=16),
-            real[:, None, : found.shape[2]].expand(-1, found.shape[1], -1),
-        )
-        assert any(
-            x.shape == weights.shape and torch.allclose(weights[rows], x[rows], atol=1e-5) for x in expected
-        )
+        weights, rows = (found.weights(block=16), real[:, None, : found.shape[2]].expand(-1, found.shape[1], -1))
+        assert any(x.shape == weights.shape and torch.allclose(weights[rows], x[rows], atol=1e-5) for x in expected)
 
 
 @torch.no_grad()

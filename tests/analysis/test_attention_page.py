@@ -42,9 +42,7 @@ def test_the_page_holds_the_weights_and_needs_nothing_else(page, maps):
         steps = np.frombuffer(base64.b64decode(layer["weights"]), np.uint8).reshape(4, 7, 7)
         weights = steps / 255 * np.array(layer["largest"])[:, None, None]
         assert np.abs(weights - one.weights()[0].numpy()).max() <= max(layer["largest"]) / 510 + 1e-6
-    assert not re.search(
-        r"""(src|href)\s*=|https?://|import\s|fetch\(|url\(""", page.replace(json.dumps(found), "")
-    )
+    assert not re.search(r"""(src|href)\s*=|https?://|import\s|fetch\(|url\(""", page.replace(json.dumps(found), ""))
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,7 @@ def test_sizes_are_those_of_the_command(name, command):
         pytest.skip(f"no {command[0]} here")
     written = subprocess.run(command, input=TEXT, capture_output=True, check=True).stdout
     compress = compressors.compressors()[name]
-    assert (
-        abs(compress(TEXT) - len(written)) <= 8
-    )  # a checksum of another kind, and whether the size is noted
+    assert abs(compress(TEXT) - len(written)) <= 8  # a checksum of another kind, and whether the size is noted
 
 
 def test_zstd_comes_from_the_package_or_the_command_or_not_at_all(monkeypatch):
@@ -41,9 +39,7 @@ def test_text_that_was_seen_costs_next_to_nothing():
     found = bits_per_byte(compressors.xz, noise, training=noise)
     assert 8 <= found.alone < 8.2
     assert found.after_training < 0.3
-    assert bits_per_byte(compressors.xz, noise, training=b"").after_training == pytest.approx(
-        found.alone, abs=0.1
-    )
+    assert bits_per_byte(compressors.xz, noise, training=b"").after_training == pytest.approx(found.alone, abs=0.1)
 
 
 def test_an_empty_text_is_refused():

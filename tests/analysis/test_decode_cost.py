@@ -4,14 +4,7 @@ import pytest
 import torch
 from support.scripts import lines_of
 
-from tarnn.analysis.decode_cost import (
-    decode_cost,
-    fastest_decode_cost,
-    rewind,
-    softmax_twin,
-    state_at,
-    time_steps,
-)
+from tarnn.analysis.decode_cost import decode_cost, fastest_decode_cost, rewind, softmax_twin, state_at, time_steps
 from tarnn.analysis.plots import decode_cost_figure, plot_decode_cost
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.ops import KVCache
@@ -57,9 +50,7 @@ def test_time_is_that_of_the_step(monkeypatch):
 
     clock = iter([0.0, 0.030, 1.0, 1.004, 2.0, 2.006, 3.0, 3.040])
     monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
-    found = decode_cost(
-        make(), 5, rounds=3, seconds_a_round=0.02
-    )  # 10 ms a step at first, so 3 steps a round
+    found = decode_cost(make(), 5, rounds=3, seconds_a_round=0.02)  # 10 ms a step at first, so 3 steps a round
     assert (found.ms, found.ms_min, found.ms_max) == pytest.approx((2.0, 4 / 3, 40 / 3))
 
 
@@ -67,9 +58,7 @@ def test_the_fastest_number_of_threads_is_taken(monkeypatch):
     from tarnn.analysis import decode_cost as module
 
     before = torch.get_num_threads()
-    monkeypatch.setattr(
-        module, "time_steps", lambda *_: {1: 0.004, 2: 0.002, 3: 0.009}[torch.get_num_threads()]
-    )
+    monkeypatch.setattr(module, "time_steps", lambda *_: {1: 0.004, 2: 0.002, 3: 0.009}[torch.get_num_threads()])
     found = fastest_decode_cost(make(), 5, threads=(1, 2, 3), rounds=5)
     assert (found.threads, found.ms, found.rounds) == (2, 2.0, 5)
     assert torch.get_num_threads() == before
@@ -111,9 +100,7 @@ def test_the_plot_shows_times_with_their_ranges_and_bytes():
     assert lines_of(time) == {"linear": ([4, 16], [p.ms for p in costs["linear"]])}
     assert lines_of(size) == {"linear": ([4, 16], [p.state_bytes for p in costs["linear"]])}
     band = time.collections[0].get_paths()[0].vertices[:, 1]
-    assert (band.min(), band.max()) == (
-        min(p.ms_min for p in costs["linear"]), max(p.ms_max for p in costs["linear"]),
-    )  # fmt: skip
+    assert (band.min(), band.max()) == (min(p.ms_min for p in costs["linear"]), max(p.ms_max for p in costs["linear"]))
     assert (time.get_xscale(), time.get_yscale(), figure.get_suptitle()) == ("log", "log", "a title")
 
 

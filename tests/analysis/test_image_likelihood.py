@@ -14,9 +14,7 @@ TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "in
 
 def build(**choices):
     torch.manual_seed(0)
-    config = TarnnImageConfig(
-        image_height=3, image_width=2, **{"num_channels": 3, "num_classes": 4, **TINY, **choices}
-    )
+    config = TarnnImageConfig(image_height=3, image_width=2, **{"num_channels": 3, "num_classes": 4, **TINY, **choices})
     return TarnnForImageGeneration(config).double().eval()
 
 

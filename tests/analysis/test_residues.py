@@ -5,13 +5,7 @@ import pytest
 import torch
 
 from tarnn.analysis.attention_maps import attention_maps
-from tarnn.analysis.residues import (
-    agreement,
-    attention_to_residues,
-    closest,
-    read_matrix,
-    similarity,
-)
+from tarnn.analysis.residues import agreement, attention_to_residues, closest, read_matrix, similarity
 from tarnn.data.proteins import AMINO_ACIDS
 from tarnn.errors import UserError
 from tarnn.models import TarnnConfig, TarnnForMaskedLM
@@ -23,12 +17,7 @@ ROWS = [torch.randint(20, (n,), generator=torch.Generator().manual_seed(n)) for 
 def model():
     torch.manual_seed(0)
     config = TarnnConfig(
-        vocab_size=28,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        causal=False,
-        initializer_range=0.5,
+        vocab_size=28, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, causal=False, initializer_range=0.5
     )
     return TarnnForMaskedLM(config).eval()
 

@@ -4,15 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tarnn.attention import (
-    ChannelDecay,
-    HeadDecay,
-    LinearAttention,
-    NoAttention,
-    Rotary,
-    SoftmaxAttention,
-    TokenDecay,
-)
+from tarnn.attention import ChannelDecay, HeadDecay, LinearAttention, NoAttention, Rotary, SoftmaxAttention, TokenDecay
 from tarnn.feature_maps import (
     CosFormer,
     Dpfp,
@@ -88,9 +80,7 @@ ROWS = {
     "linear, taylor, rotary": linear(Taylor, rotary=Rotary(HEAD_DIM)),
     "linear, cosformer": linear(lambda: CosFormer(64)),
     "softmax": lambda **more: SoftmaxAttention(**SIZES | more),
-    "softmax, one kv head": lambda **more: SoftmaxAttention(
-        **SIZES | {"num_kv_heads": 1, "bias": True} | more
-    ),
+    "softmax, one kv head": lambda **more: SoftmaxAttention(**SIZES | {"num_kv_heads": 1, "bias": True} | more),
     "softmax, rotary": lambda **more: SoftmaxAttention(rotary=Rotary(HEAD_DIM), **SIZES | more),
     "linear, q and k normed": linear(Elu, qk_norm=True),
     "softmax, q and k normed": lambda **more: SoftmaxAttention(qk_norm=True, **SIZES | more),
@@ -99,9 +89,7 @@ ROWS = {
 CAUSAL_ROWS = ROWS | {
     "linear, decay a head": lambda **m: linear(Elu, decay=HeadDecay(KV_HEADS))(**m),
     "linear, decay a token": lambda **m: linear(Elu, decay=TokenDecay(HIDDEN, KV_HEADS))(**m),
-    "linear, decay a channel": lambda **m: linear(Dpfp, decay=ChannelDecay(HIDDEN, KV_HEADS, 2 * HEAD_DIM))(
-        **m
-    ),
+    "linear, decay a channel": lambda **m: linear(Dpfp, decay=ChannelDecay(HIDDEN, KV_HEADS, 2 * HEAD_DIM))(**m),
     "linear, log-scaled, decay": lambda **m: linear(Exp, decay=TokenDecay(HIDDEN, KV_HEADS))(**m),
     "linear, random features, decay a token": lambda **m: linear(
         positive, decay=TokenDecay(HIDDEN, KV_HEADS), rotary=Rotary(HEAD_DIM)
@@ -115,9 +103,7 @@ CAUSAL_ROWS = ROWS | {
 }
 BOTH_ROWS = ROWS | {
     "linear, fitted by the call": linear(lambda: moved("call")),
-    "linear, fitted by the call, with covariances": linear(
-        lambda: moved("call", SderfFeatures, balance=False)
-    ),
+    "linear, fitted by the call, with covariances": linear(lambda: moved("call", SderfFeatures, balance=False)),
 }
 CROSS_ROWS = {
     name: ROWS[name]

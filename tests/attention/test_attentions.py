@@ -158,9 +158,7 @@ def test_every_parameter_learns(causal, rand):
     (y * torch.linspace(-1, 1, 14, dtype=y.dtype)).sum().backward()
     for name, p in causal.named_parameters():
         assert p.grad is not None, name
-        assert p.grad.abs().sum() > 0 or name == "k_proj.bias", (
-            name
-        )  # softmax does not see a bias of its keys
+        assert p.grad.abs().sum() > 0 or name == "k_proj.bias", name  # softmax does not see a bias of its keys
 
 
 def test_gradients_are_right(causal, rand):
@@ -268,10 +266,7 @@ def test_cross_needs_a_context(cross, rand):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        (
-            {"hidden_size": 14, "num_heads": 4},
-            "hidden_size must be a multiple of num_heads.*14 and num_heads = 4",
-        ),
+        ({"hidden_size": 14, "num_heads": 4}, "hidden_size must be a multiple of num_heads.*14 and num_heads = 4"),
         ({"hidden_size": 12, "num_heads": 6, "num_kv_heads": 4}, "multiple of num_kv_heads; got 6 and 4"),
         ({"hidden_size": 12, "num_heads": 6, "context_size": 5}, "no order of keys to be causal in"),
     ],
@@ -285,9 +280,14 @@ def check_mixing(layer, rand):
     """`mix` with one-hot values gives the matrix of weights, as wide as there are keys, and A v = o."""
     x, mask = rand(2, 7, 14), torch.tensor([[1] * 7, [1] * 5 + [0] * 2]).bool()
     how = {
-        "key_mask": mask, "cu_seqlens": None, "positions": None, "rotation": None, "state": None,
-        "return_state": False, "inplace": False,
-    }  # fmt: skip
+        "key_mask": mask,
+        "cu_seqlens": None,
+        "positions": None,
+        "rotation": None,
+        "state": None,
+        "return_state": False,
+        "inplace": False,
+    }
     q, k, v = layer.project(x, x)
     one_hot = torch.eye(7, dtype=x.dtype).expand(2, v.shape[1], 7, 7)
     mix = lambda v: o[0] if isinstance(o := layer.mix(x, q, k, v, **how), tuple) else o  # noqa: E731

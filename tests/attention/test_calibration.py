@@ -5,13 +5,7 @@ import torch
 from torch import nn
 
 from tarnn.attention import LinearAttention, Rotary, SoftmaxAttention, calibrating
-from tarnn.feature_maps import (
-    Elu,
-    OptimalRandomFeatures,
-    PositiveRandomFeatures,
-    Reparametrized,
-    SderfFeatures,
-)
+from tarnn.feature_maps import Elu, OptimalRandomFeatures, PositiveRandomFeatures, Reparametrized, SderfFeatures
 
 HEAD_DIM, KV_HEADS = 4, 2
 
@@ -20,9 +14,16 @@ def layer(inner=OptimalRandomFeatures, rotary=None, **options):
     heads = {"num_heads": KV_HEADS}
     phi = inner(HEAD_DIM, 64, seed=0, **({} if inner is PositiveRandomFeatures else heads))
     return LinearAttention(
-        16, 4, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, feature_map=Reparametrized(phi, **heads),
-        causal=True, rotary=rotary, bias=True, **options,
-    )  # fmt: skip
+        16,
+        4,
+        num_kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        feature_map=Reparametrized(phi, **heads),
+        causal=True,
+        rotary=rotary,
+        bias=True,
+        **options,
+    )
 
 
 def large(module, seed=0):
@@ -56,9 +57,7 @@ def test_set_to_the_mean_and_spread_of_what_passed():
 def test_it_brings_the_layer_closer_to_softmax(inner, rotary):
     """With a short text for calibration and another one to judge by."""
     module = large(layer(inner, rotary=rotary))
-    exact = SoftmaxAttention(
-        16, 4, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, causal=True, rotary=rotary, bias=True
-    )
+    exact = SoftmaxAttention(16, 4, num_kv_heads=KV_HEADS, head_dim=HEAD_DIM, causal=True, rotary=rotary, bias=True)
     exact.load_state_dict({k: v for k, v in module.state_dict().items() if "feature_map" not in k})
     seen, x = torch.randn(2, 50, 16), torch.randn(4, 60, 16)
 

@@ -25,9 +25,7 @@ def test_token_decay_starts_as_head_decay():
     torch.testing.assert_close(decay, HeadDecay(3)(torch.zeros(1, 1, 1))[None, :, None].expand(2, 3, 4))
 
 
-@pytest.mark.parametrize(
-    ("decay", "shape"), [(TokenDecay(5, 3), (2, 3, 4)), (ChannelDecay(5, 3, 7), (2, 3, 4, 7))]
-)
+@pytest.mark.parametrize(("decay", "shape"), [(TokenDecay(5, 3), (2, 3, 4)), (ChannelDecay(5, 3, 7), (2, 3, 4, 7))])
 def test_learned_decays(decay, shape):
     x = torch.randn(2, 4, 5) * 10
     out = decay(x)

@@ -5,14 +5,7 @@ import torch
 from torch import nn
 
 from tarnn.attention import ChannelDecay, HeadDecay, LinearAttention, NoAttention, Rotary, SoftmaxAttention
-from tarnn.feature_maps import (
-    CosFormer,
-    Elu,
-    Exp,
-    Identity,
-    OptimalRandomFeatures,
-    PositiveRandomFeatures,
-)
+from tarnn.feature_maps import CosFormer, Elu, Exp, Identity, OptimalRandomFeatures, PositiveRandomFeatures
 
 
 @pytest.mark.parametrize(
@@ -26,19 +19,13 @@ from tarnn.feature_maps import (
             {"feature_map": PositiveRandomFeatures(4, 6), "rotary": Rotary(6)},
             "q and k: its dim must be theirs, 4; got 6",
         ),
-        (
-            {"feature_map": OptimalRandomFeatures(4, 6, fit="call")},
-            "whose later keys causal attention may not know",
-        ),
+        ({"feature_map": OptimalRandomFeatures(4, 6, fit="call")}, "whose later keys causal attention may not know"),
         ({"feature_map": CosFormer(9), "rotary": Rotary(8)}, "CosFormer weighs.*no rotary positions besides"),
         (
             {"feature_map": CosFormer(9), "causal": False, "context_size": 5},
             "CosFormer weighs.*cross attention has none",
         ),
-        (
-            {"feature_map": Elu(), "rotary": Rotary(4), "decay": ChannelDecay(8, 2, 4)},
-            "mix pairs of features",
-        ),
+        ({"feature_map": Elu(), "rotary": Rotary(4), "decay": ChannelDecay(8, 2, 4)}, "mix pairs of features"),
         (
             {"feature_map": Elu(), "rotary": Rotary(4), "causal": False, "context_size": 5},
             "cross attention has no such thing",
@@ -71,9 +58,7 @@ def test_no_attention_needs_a_context_as_long_as_x():
 
 
 def test_a_map_fitted_by_the_call_leaves_no_state():
-    module = LinearAttention(
-        8, 2, feature_map=OptimalRandomFeatures(4, 6, fit="call"), causal=False, context_size=8
-    )
+    module = LinearAttention(8, 2, feature_map=OptimalRandomFeatures(4, 6, fit="call"), causal=False, context_size=8)
     x = torch.randn(1, 3, 8)
     with pytest.raises(ValueError, match=r'fitted by the call.*Make the map with fit="calibrated"'):
         module(x, x, return_state=True)
@@ -157,9 +142,7 @@ def test_a_map_that_gives_no_features_gives_zeros():
     assert x.grad.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    "options", [{"rotary": Rotary(4, base=1e8)}, {"normalize": False}], ids=["rotary", "normed"]
-)
+@pytest.mark.parametrize("options", [{"rotary": Rotary(4, base=1e8)}, {"normalize": False}], ids=["rotary", "normed"])
 @torch.no_grad()
 def test_sums_that_nothing_divides_do_not_overflow_in_fp16(options):
     """They grow with t, here past 65504, the largest number in fp16; prefill and step."""

@@ -31,7 +31,7 @@ def encoder(attention=LinearAttention, **options):
         (True, {"src_mask": (CAUSAL < 0) | PADDING[:, None].repeat_interleave(4, 0)}),
     ],
     ids=["none", "padding", "padding as a mask", "causal", "causal by name", "both", "both in one"],
-)  # fmt: skip
+)
 def test_an_encoder_layer_is_that_with_the_same_masks(train, causal, masks):
     """With softmax attention and torch's own weights: exactly what torch computes itself."""
     theirs = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True).train(train)
@@ -66,12 +66,7 @@ WINDOW = torch.ones(7, 7).tril().triu(-2) == 0
 @pytest.mark.parametrize(
     ("causal", "arguments", "options", "message"),
     [
-        (
-            False,
-            (x, x, x),
-            {"attn_mask": CAUSAL},
-            r"\(causal=False\) attn_mask must be padding, .*another \(7, 7\)",
-        ),
+        (False, (x, x, x), {"attn_mask": CAUSAL}, r"\(causal=False\) attn_mask must be padding, .*another \(7, 7\)"),
         (True, (x, x, x), {"attn_mask": WINDOW}, r"\(causal=True\) attn_mask must be the causal one"),
         (True, (x, x, x), {"attn_mask": torch.zeros(7, 7)}, "must be the causal one"),
         (True, (x, x, x), {"attn_mask": 0.5 * torch.ones(7, 7)}, "adds no bias"),
@@ -110,9 +105,7 @@ def test_a_step_says_what_it_takes():
     layer = LinearAttention(8, 2, causal=True)
     state = layer.new_state(3)
     for shape in ((3, 8), (3, 1, 9), (3, 2, 8)):
-        with pytest.raises(
-            ValueError, match=r"step takes one token, \(b, 1, hidden\); got .* pass x\[:, None\]"
-        ):
+        with pytest.raises(ValueError, match=r"step takes one token, \(b, 1, hidden\); got .* pass x\[:, None\]"):
             layer.step(torch.randn(shape), state)
 
 

@@ -18,18 +18,7 @@ TINY = ["--lengths", "1", "40", "--head-dims", "16", "--heads", "2", "--seconds"
 
 
 def one_head(*lengths, kind):
-    return [
-        "--lengths",
-        *lengths,
-        "--head-dims",
-        "16",
-        "--heads",
-        "1",
-        "--dtypes",
-        "float32",
-        "--kinds",
-        kind,
-    ]
+    return ["--lengths", *lengths, "--head-dims", "16", "--heads", "1", "--dtypes", "float32", "--kinds", kind]
 
 
 def results(folder):
@@ -175,8 +164,11 @@ def test_methods_that_are_installed_take_part(script, folder, monkeypatch):
     assert script("attention", *TINY, *names)[0] == 0
     data, costs = results(folder)
     assert {(c.method, c.dtype) for c in costs.by.values()} == {
-        ("sdpa", "float32"), ("sdpa", "bfloat16"), ("fast-transformers", "float32"), ("performer", "float32"),
-    }  # fmt: skip
+        ("sdpa", "float32"),
+        ("sdpa", "bfloat16"),
+        ("fast-transformers", "float32"),
+        ("performer", "float32"),
+    }
     assert data["absent"]["fast-transformers in bfloat16"] == "TypeError: expected float32"
     assert "off the definition" in data["absent"]["performer in bfloat16"]  # its sums are bfloat16
 
@@ -216,7 +208,4 @@ def test_what_is_left_out_is_listed_once(script, folder):
     data, costs = results(folder)
     [skipped] = data["skipped"]
     assert (skipped["method"], skipped["t"], [c.t for c in costs.cells]) == ("sdpa", 40, [1])
-    assert (
-        "sdpa, float32, t = 40, d = 16, forward, full: one call would take"
-        in (folder / "attention.md").read_text()
-    )
+    assert "sdpa, float32, t = 40, d = 16, forward, full: one call would take" in (folder / "attention.md").read_text()

@@ -36,18 +36,13 @@ def wind(monkeypatch):
 
 def test_times_are_of_one_call_whatever_the_number_of_calls(wind):
     [timing] = measure_in_turns({"nap": Contender(lambda: wind(0.004))}, Effort(0.04, rounds=(3, 3))).values()
-    assert (timing.ms, timing.ms_min, timing.ms_max) == pytest.approx(
-        (4, 4, 4)
-    )  # not the round's, which are 40
+    assert (timing.ms, timing.ms_min, timing.ms_max) == pytest.approx((4, 4, 4))  # not the round's, which are 40
     assert timing.calls == 10
 
 
 def test_who_is_slower_than_its_patience_is_called_once(wind):
     calls = []
-    contenders = {
-        "slow": Contender(lambda: calls.append(wind(1.01)), patience=1.0),
-        "fast": Contender(lambda: None),
-    }
+    contenders = {"slow": Contender(lambda: calls.append(wind(1.01)), patience=1.0), "fast": Contender(lambda: None)}
     timings = measure_in_turns(contenders, Effort(0, rounds=(3, 3)))
     assert len(calls) == timings["slow"].rounds == 1
     assert timings["slow"].ms == pytest.approx(1010)

@@ -13,19 +13,7 @@ from scripts.common.clock import Effort
 from tarnn import PositiveRandomFeatures, linear_attention
 from tarnn.kernels.cpu import library
 
-TINY = [
-    "--quick",
-    "--lengths",
-    "40",
-    "--features",
-    "6",
-    "--head-dim",
-    "8",
-    "--heads",
-    "2",
-    "--seconds",
-    "0.01",
-]
+TINY = ["--quick", "--lengths", "40", "--features", "6", "--head-dim", "8", "--heads", "2", "--seconds", "0.01"]
 CELL = Cell(50, 8, True, True)
 
 
@@ -44,9 +32,7 @@ def test_a_run_leaves_figures_tables_and_a_picture(script, folder, pictures):
     forward, both, memory = map(lines_of, pictures["favor.png"].axes)
     for lines, backward in ((forward, False), (both, True)):
         at = Cell(40, 8, True, backward)
-        assert lines == {
-            LABELS[name.split(",")[0]]: ([40], [costs.get(name, DTYPE, at).ms]) for name in costs.methods
-        }
+        assert lines == {LABELS[name.split(",")[0]]: ([40], [costs.get(name, DTYPE, at).ms]) for name in costs.methods}
     assert set(memory) <= set(both)
     assert out.splitlines()[-2] == str(folder / "favor.png")
 
@@ -69,15 +55,10 @@ def test_an_interruption_keeps_what_there_is(script, folder, monkeypatch):
 
 
 def test_nothing_is_measured_of_what_is_wrong(script, folder, monkeypatch):
-    monkeypatch.setattr(
-        favor, "linear_attention", lambda *args, **options: 1.0001 * linear_attention(*args, **options)
-    )
+    monkeypatch.setattr(favor, "linear_attention", lambda *args, **options: 1.0001 * linear_attention(*args, **options))
     code, _, err = script("favor", *TINY)
     assert code == 1
-    assert (
-        "the check is red: fused, m = 6, t = 97, d = 8, causal, float64: o is 1.0e-04 off the definition"
-        in err
-    )
+    assert "the check is red: fused, m = 6, t = 97, d = 8, causal, float64: o is 1.0e-04 off the definition" in err
     assert not folder.exists()
 
 
@@ -92,9 +73,7 @@ def test_features_are_stored_by_plain_pytorch_and_ready_before_the_clock(monkeyp
     for kind, calls in seen.items():
         given = methods[kind].given(q, k, v)
         f = attention_cells.call(methods[kind], given, grad, CELL)
-        monkeypatch.setattr(
-            phi, "exponents", lambda x, calls=calls: calls.append(library.available()) or exponents(x)
-        )
+        monkeypatch.setattr(phi, "exponents", lambda x, calls=calls: calls.append(library.available()) or exponents(x))
         with methods[kind].surroundings():
             gradients = f()
         monkeypatch.setattr(phi, "exponents", exponents)
@@ -161,11 +140,7 @@ def test_flops_are_those_of_the_arithmetic():
 def test_a_row_has_times_ratios_shares_and_memory():
     cell, costs = Cell(1024, 64, False, False), Costs()
     mm = flops(cell, 64, 8, 32) / 1e6 / 0.8  # so fast that one millisecond is 80 % of torch.mm
-    for name, ms, extra in (
-        ("fused, m = 64", 1.0, 2**20),
-        ("stored, m = 64", 5.0, 2**24),
-        ("sdpa", 123.4, 0),
-    ):
+    for name, ms, extra in (("fused, m = 64", 1.0, 2**20), ("stored, m = 64", 5.0, 2**24), ("sdpa", 123.4, 0)):
         costs.add(Cost(name, "float32", cell, ms, ms, ms, 1 if name == "sdpa" else 5, 1, 0, extra, mm))
     assert table(costs, 64, [cell], 8, 32).splitlines()[-1] == (
         "| forward | 1,024 | 1 | 5 | – | 123* | 5.00 | 6.25 | – | 123.40 | 80% | 16% | 1.0 | 16.0 | – | 0.0 | 6.2% |"

@@ -79,6 +79,4 @@ def test_what_a_session_runs_is_there(tmp_path):
         words = gpu_session.command(step, tmp_path)
         assert all((gpu_session.ROOT / x).exists() for x in words if x.startswith(("tests/", "benchmarks/")))
     source = (gpu_session.ROOT / gpu_session.LAWS).read_text()
-    assert all(
-        f"def test_{name}" in source for name in ("the_definition", "a_step_is_recorded_in_a_cuda_graph")
-    )
+    assert all(f"def test_{name}" in source for name in ("the_definition", "a_step_is_recorded_in_a_cuda_graph"))

@@ -24,20 +24,13 @@ def test_three_models_are_measured_against_length(script, folder, pictures):
     assert list(data["results"]) == ["8", "16"]
     assert all(set(at) == {"performer", "softmax", "none"} for at in data["results"].values())
     settings = data["settings"]
-    assert (settings["layers"], settings["hidden_size"], settings["features"], data["left_out"]) == (
-        1,
-        32,
-        4,
-        [],
-    )
+    assert (settings["layers"], settings["hidden_size"], settings["features"], data["left_out"]) == (1, 32, 4, [])
     text = (folder / "optimal_attention.md").read_text()
     assert "| performer / none | softmax / none | softmax / performer |" in text
     at = data["results"]["16"]
     assert f"| {at['performer']['ms'] / at['none']['ms']:.2f} |" in text
     times, sizes = pictures["optimal_attention.png"].axes
-    expected = {
-        m: ([8, 16], [at[m]["ms"] for at in data["results"].values()]) for m in optimal_attention.METHODS
-    }
+    expected = {m: ([8, 16], [at[m]["ms"] for at in data["results"].values()]) for m in optimal_attention.METHODS}
     assert lines_of(times) == expected
     assert (times.get_xscale(), sizes.get_yscale(), sizes.get_ylabel()) == ("log", "log", "peak MiB")
     assert out.splitlines()[-2] == str(folder / "optimal_attention.png")
@@ -54,9 +47,7 @@ def test_the_models_differ_in_their_attention_alone():
 
 
 def test_what_would_take_too_long_is_left_out_and_listed(script, folder):
-    assert (
-        script("optimal_attention", *TINY, "--methods", "softmax", "none", "--longest-call", "1e-9")[0] == 0
-    )
+    assert script("optimal_attention", *TINY, "--methods", "softmax", "none", "--longest-call", "1e-9")[0] == 0
     data = json.loads((folder / "optimal_attention.json").read_text())
     assert {t: set(at) for t, at in data["results"].items()} == {"8": {"softmax", "none"}, "16": set()}
     assert [line.partition(":")[0] for line in data["left_out"]] == ["softmax, t = 16", "none, t = 16"]

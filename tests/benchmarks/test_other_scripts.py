@@ -79,13 +79,7 @@ def test_generate_is_measured_where_all_ways_write_the_same(script, folder, monk
     code, _, _ = script("generate", "--quick")
     assert code == 0
     [found] = json.loads((folder / "generate.json").read_text())["results"].values()
-    assert set(found["timings"]) == {
-        generate.OWN,
-        generate.UNASKED,
-        generate.INT8,
-        generate.LOOP,
-        generate.LLAMA,
-    }
+    assert set(found["timings"]) == {generate.OWN, generate.UNASKED, generate.INT8, generate.LOOP, generate.LLAMA}
     assert "| 256 × 8 | 0.1 M |" in (folder / "generate.md").read_text()
     monkeypatch.setattr(generate, "write", lambda *_: torch.zeros(1, 12, dtype=torch.long))
     code, _, err = script("generate", "--quick")
@@ -176,9 +170,7 @@ def test_a_contender_that_ends_too_early_is_no_measurement():
 
 
 def test_operators_have_their_parts():
-    parts = {
-        x: training_profile.part_of(x) for x in ("aten::mm", "tarnn_cpu::rms_norm_backward", "aten::view")
-    }
+    parts = {x: training_profile.part_of(x) for x in ("aten::mm", "tarnn_cpu::rms_norm_backward", "aten::view")}
     assert list(parts.values()) == ["matrix products", "norms", training_profile.REST]
 
 
@@ -188,18 +180,27 @@ SAMPLE = "void tarnn::avx512::{}<float>(float*, tarnn::avx512::Keys<float> const
 @pytest.mark.parametrize(
     ("frames", "part"),
     [
-        (["T tarnn::avx2::exp_nonpositive<float>(T)", SAMPLE.format("load_rows"), SAMPLE.format("load_keys")], "features"),
+        (
+            ["T tarnn::avx2::exp_nonpositive<float>(T)", SAMPLE.format("load_rows"), SAMPLE.format("load_keys")],
+            "features",
+        ),
         (["void tarnn::avx512::matmul<(tarnn::avx512::Part)0, float>(long)"], "state"),
         (["void tarnn::avx512::matmul<(tarnn::avx512::Part)12, float>(long)"], "in-chunk"),
-        (["void tarnn::avx512::columns<(tarnn::avx512::Part)0, 4, float>(long)", "tarnn::avx512::reverse<float>()"], "state"),
-        (["void tarnn::avx512::panels<(tarnn::avx512::Part)0, float>(long)", "tarnn::avx512::pairs<float>()"], "in-chunk"),
+        (
+            ["void tarnn::avx512::columns<(tarnn::avx512::Part)0, 4, float>(long)", "tarnn::avx512::reverse<float>()"],
+            "state",
+        ),
+        (
+            ["void tarnn::avx512::panels<(tarnn::avx512::Part)0, float>(long)", "tarnn::avx512::pairs<float>()"],
+            "in-chunk",
+        ),
         ([SAMPLE.format("mask_pairs")], "in-chunk"),
         (["clear_page", "asm_exc_page_fault", SAMPLE.format("store_tile")], "page faults"),
         ([SAMPLE.format("store_tile"), SAMPLE.format("causal_outputs")], "loads and stores"),
         ([SAMPLE.format("causal_outputs")], "rest of the kernels"),
         (["_PyEval_EvalFrameDefault"], "overhead"),
     ],
-)  # fmt: skip
+)
 def test_samples_are_counted_for_the_innermost_function_that_has_a_part(frames, part):
     assert parts.part_of(frames) == part
 
@@ -219,8 +220,13 @@ def test_parts_add_up_and_what_no_part_claims_is_named():
     assert others == {"python": 0.25}
     row = {"t": 7, "d": 5, "causal": True, "backward": False, "dtype": "float32", "ms": 8.0, "shares": shares}
     facts = {
-        "command": "c", "date": "2026-11-22", "machine": {"cpu": "x"}, "threads": 1, "versions": {"torch": "t"}, "kernels": "k",
-    }  # fmt: skip
+        "command": "c",
+        "date": "2026-11-22",
+        "machine": {"cpu": "x"},
+        "threads": 1,
+        "versions": {"torch": "t"},
+        "kernels": "k",
+    }
     table = parts.report(SimpleNamespace(heads=8), facts, [row]).splitlines()
     assert table[-1] == "| float32 | yes | forward | 5 | 7 | 8.00 | 6.00 (75%) | 2.00 (25%) |"
 
@@ -234,18 +240,7 @@ def test_the_summary_is_made_of_what_is_there(script, folder, monkeypatch, capsy
     monkeypatch.setattr(sys, "argv", ["summary.py", "--results", str(folder)])
     assert summary.main() == 1
     assert "no results" in capsys.readouterr().err
-    options = [
-        "--lengths",
-        "128",
-        "--head-dims",
-        "64",
-        "--heads",
-        "1",
-        "--dtypes",
-        "float32",
-        "--seconds",
-        "0.01",
-    ]
+    options = ["--lengths", "128", "--head-dims", "64", "--heads", "1", "--dtypes", "float32", "--seconds", "0.01"]
     assert script("attention", *options, "--methods", "sdpa")[0] == 0
     monkeypatch.setattr(sys, "argv", ["summary.py", "--results", str(folder)])
     assert summary.main() == 0

@@ -61,9 +61,7 @@ def made_costs(change=None):
     """Costs at which every target is met; `change` gives other numbers for some: {(method, dtype, cell): (ms, peak, extra)}."""
     ms = {"native": 1.0, "chunked": 6.0, "specialised": 5.0, "sdpa": 25.0}
     costs = Costs()
-    kinds = product(
-        LENGTHS, (32, 64, 128), (True, False), (True, False), (HEADS_FIRST, SIDE_BY_SIDE), (False, True)
-    )
+    kinds = product(LENGTHS, (32, 64, 128), (True, False), (True, False), (HEADS_FIRST, SIDE_BY_SIDE), (False, True))
     for cell in (Cell(*kind) for kind in kinds):
         # so fast that native is at 80 % of torch.mm
         mm = flops(cell, 8, 32) / 1e6 / 0.8 if cell.t >= 1024 else None
@@ -82,9 +80,13 @@ def test_where_all_is_well_every_target_is_met():
     found = targets(made_costs(), 8, 32, 2)
     assert all(t.met for t in found)
     assert {t.case for t in found} == {
-        "float32, causal", "float32, full", "bfloat16, causal", "bfloat16, full",
-        "float32, causal, cold", "float32, full, cold",
-    }  # fmt: skip
+        "float32, causal",
+        "float32, full",
+        "bfloat16, causal",
+        "bfloat16, full",
+        "float32, causal, cold",
+        "float32, full, cold",
+    }
 
 
 CELL = Cell(4096, 64, True, True)
@@ -93,31 +95,15 @@ CELL = Cell(4096, 64, True, True)
 @pytest.mark.parametrize(
     ("who", "values", "words"),
     [
-        (
-            ("chunked", "float32", CELL),
-            (3.9, 0, 0),
-            "forward + backward at least 4 times faster than chunked",
-        ),
+        (("chunked", "float32", CELL), (3.9, 0, 0), "forward + backward at least 4 times faster than chunked"),
         (("sdpa", "bfloat16", CELL), (19.0, 10 * MIB, 0), "at least 20 times faster than SDPA"),
         (("native", "float32", Cell(1024, 64, False, True)), (1.46, 0, 0), "at least 55% of torch.mm's rate"),
-        (
-            ("native", "float32", Cell(65536, 128, True, False)),
-            (1.0, 0, 2 * MIB + 1),
-            "at most 1 MiB a thread",
-        ),
+        (("native", "float32", Cell(65536, 128, True, False)), (1.0, 0, 2 * MIB + 1), "at most 1 MiB a thread"),
         (("native", "float32", CELL), (1.0, 10 * MIB + 1, 0), "never above SDPA's"),
         (("native", "bfloat16", CELL), (1.06, 0, 0), "bfloat16 not slower"),
         (("chunked", "float32", Cell(256, 64, True, False)), (0.94, 0, 0), "never slower than chunked"),
-        (
-            ("specialised", "float32", Cell(1024, 128, True, True)),
-            (2.9, 0, 0),
-            "faster than specialised PyTorch",
-        ),
-        (
-            ("native", "float32", Cell(4096, 64, True, True, SIDE_BY_SIDE)),
-            (1.11, 0, 0),
-            "at most 1.1 times as long",
-        ),
+        (("specialised", "float32", Cell(1024, 128, True, True)), (2.9, 0, 0), "faster than specialised PyTorch"),
+        (("native", "float32", Cell(4096, 64, True, True, SIDE_BY_SIDE)), (1.11, 0, 0), "at most 1.1 times as long"),
         (("sdpa", "float32", Cell(256, 64, True, False)), (0.99, 10 * MIB, 0), "faster than SDPA at every t"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
@@ -147,9 +133,7 @@ def test_a_share_is_of_the_rate_in_the_same_rounds():
 
 def test_a_row_has_times_ratios_shares_and_memory():
     cells = [CELL, Cell(1, 64, True, True)]
-    costs = Costs(
-        c for c in made_costs({("sdpa", "bfloat16", CELL): (123.4, 0, 0)}).by.values() if c.cell in cells
-    )
+    costs = Costs(c for c in made_costs({("sdpa", "bfloat16", CELL): (123.4, 0, 0)}).by.values() if c.cell in cells)
     costs.add(replace(costs.get("chunked", "bfloat16", CELL), rounds=1))
     head, _, short, long = table(costs, "bfloat16", cells, 8, 32).splitlines()
     assert head == (

@@ -14,9 +14,25 @@ from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 TINY = [
-    "--hidden-size", "32", "--layers", "2", "--heads", "2", "--context", "16", "--batch-size", "2",
-    "--steps", "12", "--eval-every", "4", "--save-every", "4", "--sample-tokens", "4",
-]  # fmt: skip
+    "--hidden-size",
+    "32",
+    "--layers",
+    "2",
+    "--heads",
+    "2",
+    "--context",
+    "16",
+    "--batch-size",
+    "2",
+    "--steps",
+    "12",
+    "--eval-every",
+    "4",
+    "--save-every",
+    "4",
+    "--sample-tokens",
+    "4",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +47,7 @@ def text(tmp_path):
     """A few thousand bytes that a model can learn something of."""
     words = random.Random(0)
     path = tmp_path / "text.txt"
-    path.write_text(
-        "".join(words.choice(["the cat ", "a hat ", "sat on ", "the mat.\n"]) for _ in range(500))
-    )
+    path.write_text("".join(words.choice(["the cat ", "a hat ", "sat on ", "the mat.\n"]) for _ in range(500)))
     return path
 
 
@@ -122,9 +136,14 @@ def checkpoints(tmp_path_factory):
         torch.manual_seed(0)
         folders[kind] = folder = tmp_path_factory.mktemp(kind)
         config = TarnnConfig(
-            hidden_size=32, num_attention_heads=4, initializer_range=0.3, bos_token_id=256, eos_token_id=256,
-            pad_token_id=256, **{"num_hidden_layers": 2, **options},
-        )  # fmt: skip
+            hidden_size=32,
+            num_attention_heads=4,
+            initializer_range=0.3,
+            bos_token_id=256,
+            eos_token_id=256,
+            pad_token_id=256,
+            **{"num_hidden_layers": 2, **options},
+        )
         TarnnForCausalLM(config).save_pretrained(folder)
         byte_tokenizer().save_pretrained(folder)
     return folders

@@ -36,17 +36,13 @@ def good(tmp_path_factory):
     speech = TarnnConfig(**SIZE, vocab_size=5, pad_token_id=0, input_size=12, causal=False)
     TarnnForCTC(speech).save_pretrained(top / "speech")
     SpeechFeatures(12, 8000, num_filters=12).save_pretrained(top / "speech")
-    (top / "vocab.json").write_text(
-        json.dumps({x: i for i, x in enumerate(("<pad>", "|", "A", "B", "<unk>"))})
+    (top / "vocab.json").write_text(json.dumps({x: i for i, x in enumerate(("<pad>", "|", "A", "B", "<unk>"))}))
+    Wav2Vec2CTCTokenizer(top / "vocab.json", bos_token=None, eos_token=None, word_delimiter_token="|").save_pretrained(
+        top / "speech"
     )
-    Wav2Vec2CTCTokenizer(
-        top / "vocab.json", bos_token=None, eos_token=None, word_delimiter_token="|"
-    ).save_pretrained(top / "speech")
     text = top / "text.txt"
     text.write_text("the cat sat on the mat. " * 40)
-    options = [
-        "--texts", str(text), "--window", "8", "--features", "4", "--num-texts", "2", "--length", "32",
-    ]  # fmt: skip
+    options = ["--texts", str(text), "--window", "8", "--features", "4", "--num-texts", "2", "--length", "32"]
     assert main(["convert", str(top / "llama"), str(top / "converted"), *options]) == 0
     return top
 
@@ -156,7 +152,7 @@ ANY = {  # of any folder with weights and a config
     "config: width of 10⁴⁰": sets("config.json", hidden_size=10**40),
     "config: dtype of nobody": sets("config.json", dtype="float33"),
     "config: dtype a number": sets("config.json", dtype=3),
-}  # fmt: skip
+}
 FOREIGN = {
     "config: RoPE with factors in words": sets(
         "config.json",
@@ -169,9 +165,7 @@ FOREIGN = {
             "original_max_position_embeddings": 3,
         },
     ),
-    "generation_config: cannot be saved again": sets(
-        "generation_config.json", temperature="hot", do_sample=1
-    ),
+    "generation_config: cannot be saved again": sets("generation_config.json", temperature="hot", do_sample=1),
     "config: an unknown activation": sets("config.json", hidden_act="nosuch"),
     "config: RoPE of nobody": sets("config.json", rope_parameters={"rope_type": "nosuch", "rope_theta": 1.0}),
     "config: RoPE a number": sets("config.json", rope_parameters=7),
@@ -192,8 +186,10 @@ TOKENIZER = {
     "tokenizer: config cut": cut("tokenizer_config.json"),
     "tokenizer: added tokens a number": sets("tokenizer.json", added_tokens=7),
     "tokenizer: of another class, that has no [UNK]": sets("tokenizer_config.json", tokenizer_class="BertTokenizer"),
-    "tokenizer: larger than the vocabulary": sets("tokenizer.json", "model", vocab={chr(i): i + 900 for i in range(33, 127)}),
-}  # fmt: skip
+    "tokenizer: larger than the vocabulary": sets(
+        "tokenizer.json", "model", vocab={chr(i): i + 900 for i in range(33, 127)}
+    ),
+}
 CONVERTED = {
     "options: a list": sets("config.json", tarnn_attention=[1]),
     "options: unknown": sets("config.json", "tarnn_attention", nosuch=1),
@@ -215,14 +211,15 @@ CONVERTED = {
     "options: a map a number": sets("config.json", "tarnn_attention", layers={"0": {"feature_map": 7}}),
     "options: a map without a name": sets("config.json", "tarnn_attention", layers={"0": {"feature_map": {}}}),
     "options: 10⁹ features": sets(
-        "config.json", "tarnn_attention",
+        "config.json",
+        "tarnn_attention",
         layers={"0": {"mode": "features", "feature_map": {"name": "favor", "num_features": 10**9}}},
     ),
     "options: a bias in words": sets("config.json", "tarnn_attention", far_bias="strong"),
     "options: attention of somebody": sets(
         "config.json", quantization_config={"quant_method": "tarnn", "attention": "someone/kernels"}
     ),
-}  # fmt: skip
+}
 SPEECH = {
     "front end: none": removes("preprocessor_config.json"),
     "front end: a list": writes("preprocessor_config.json", b"[]"),
@@ -335,9 +332,7 @@ def test_a_training_without_end(good, options, tmp_path, capsys, option):
 @pytest.mark.parametrize("size", [1, 2, 12])
 def test_a_text_of_a_few_bytes(tmp_path, capsys, size):
     (tmp_path / "text").write_bytes(b"x" * size)
-    code = main(
-        ["train", str(tmp_path / "text"), "--out", str(tmp_path / "run"), "--steps", "1", "--context", "8"]
-    )
+    code = main(["train", str(tmp_path / "text"), "--out", str(tmp_path / "run"), "--steps", "1", "--context", "8"])
     shown = capsys.readouterr()
     assert code in (0, 2)
     assert "Traceback" not in shown.err

@@ -18,9 +18,16 @@ SMALL = ["--window", "16", "--sinks", "2", "--features", "16", "--num-texts", "3
 def llama(tmp_path):
     torch.manual_seed(0)
     config = hf.LlamaConfig(
-        vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     hf.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
     return tmp_path / "llama"
 
@@ -46,10 +53,7 @@ def test_converts_and_says_what_it_cost(tarnn, llama, text, tmp_path):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (
-            lambda: hf.BloomConfig(vocab_size=256, hidden_size=32, n_layer=1, n_head=4),
-            "no attention interface",
-        ),
+        (lambda: hf.BloomConfig(vocab_size=256, hidden_size=32, n_layer=1, n_head=4), "no attention interface"),
         (
             lambda: hf.T5Config(vocab_size=256, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4),
             "position_bias|no attention interface|decoder",
@@ -100,9 +104,7 @@ NUMBERS = {
 def test_numbers_are_checked_before_any_work(command, tmp_path, name, option):
     """No folder is looked at: this one has nothing in it."""
     option, value = option.split()
-    outcome = command(
-        name, tmp_path / "in", tmp_path / "out", "--texts", tmp_path / "none", f"--{option}", value
-    )
+    outcome = command(name, tmp_path / "in", tmp_path / "out", "--texts", tmp_path / "none", f"--{option}", value)
     assert outcome.is_refusal(option.replace("learning-rate", "learning"))
     assert "none" not in outcome.err
     assert not (tmp_path / "out").exists()
@@ -123,20 +125,13 @@ def test_lengths_are_checked_before_the_texts_are_read(command, llama, tmp_path)
 
 def test_window_and_sinks_alone(tarnn, command, llama, text, tmp_path):
     out = tmp_path / "out"
-    code, shown, err = tarnn(
-        "convert", llama, out, "--texts", text, *SMALL[:4], "--feature-map", "none", *SMALL[6:]
-    )
+    code, shown, err = tarnn("convert", llama, out, "--texts", text, *SMALL[:4], "--feature-map", "none", *SMALL[6:])
     assert code == 0, err
     assert "features  none" in shown
-    assert shown.splitlines()[-1].split(maxsplit=1) == [
-        "next",
-        f'tarnn generate {out} --prompt "Once upon a time"',
-    ]
+    assert shown.splitlines()[-1].split(maxsplit=1) == ["next", f'tarnn generate {out} --prompt "Once upon a time"']
     loaded = hf.AutoModelForCausalLM.from_pretrained(out)
     assert not any("centres" in x for x, _ in loaded.named_parameters())
-    both = command(
-        "convert", llama, tmp_path / "other", "--texts", text, "--feature-map", "none", "--features", "8"
-    )
+    both = command("convert", llama, tmp_path / "other", "--texts", text, "--feature-map", "none", "--features", "8")
     assert both.is_refusal("--feature-map none has no features")
 
 
@@ -215,9 +210,7 @@ def test_where_nothing_can_be_written(tarnn, text, tmp_path):
 
 @pytest.fixture
 def converted(tarnn, llama, text, tmp_path):
-    code, _, err = tarnn(
-        "convert", llama, tmp_path / "converted", "--texts", text, *SMALL, "--mode", "features"
-    )
+    code, _, err = tarnn("convert", llama, tmp_path / "converted", "--texts", text, *SMALL, "--mode", "features")
     assert code == 0, err
     return tmp_path / "converted"
 
@@ -229,17 +222,13 @@ def test_generate_writes_what_transformers_would(command, converted):
     ids = torch.tensor([list(prompt.encode())])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = model.generate(
-            ids, do_sample=False, max_new_tokens=40, past_key_values=constant_cache(model)
-        )
+        expected = model.generate(ids, do_sample=False, max_new_tokens=40, past_key_values=constant_cache(model))
     outcome = command("generate", converted, "--prompt", prompt, "--greedy", "--max-new-tokens", 40)
     assert outcome.code == 0, outcome.err
     assert outcome.out == bytes(expected[0, ids.shape[1] :].tolist()).decode("utf-8", "replace")
     assert "features calibrated on 64 tokens, window and sinks alone beyond" in outcome.err
     assert "Warning" not in outcome.err
-    several = command(
-        "generate", converted, "--prompt", prompt, "--num-samples", 2, "--max-new-tokens", 5, "--seed", 1
-    )
+    several = command("generate", converted, "--prompt", prompt, "--num-samples", 2, "--max-new-tokens", 5, "--seed", 1)
     assert several.out.count("--- sample") == 2
 
 
@@ -248,9 +237,7 @@ def test_generate_refuses_what_does_not_fit_a_converted_model(command, converted
         outcome = command("generate", converted, "--prompt", "a", *options)
         assert (outcome.code, outcome.out) == (2, "")
         assert options[0] in outcome.err.splitlines()[-1]
-    assert command("generate", converted, "--prompt", "a", "--max-new-tokens", 400).is_refusal(
-        "128 positions"
-    )
+    assert command("generate", converted, "--prompt", "a", "--max-new-tokens", 400).is_refusal("128 positions")
     assert command("generate", converted, "--prompt", "").is_refusal("the prompt is empty")
     assert command("generate", llama, "--prompt", "a").is_refusal("tarnn convert")
     assert command("predict", converted, "a").is_refusal("tarnn generate")
@@ -276,9 +263,14 @@ def classifier(tarnn, tmp_path, text):
     """A converted classifier of bytes: `predict` and `show` read it."""
     torch.manual_seed(0)
     config = hf.BertConfig(
-        vocab_size=257, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=128, id2label={0: "bad", 1: "good"},
-    )  # fmt: skip
+        vocab_size=257,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        id2label={0: "bad", 1: "good"},
+    )
     hf.BertForSequenceClassification(config).save_pretrained(tmp_path / "bert")
     byte_tokenizer().save_pretrained(tmp_path / "bert")
     code, shown, err = tarnn("convert", tmp_path / "bert", tmp_path / "out", "--texts", text, *SMALL)
@@ -299,9 +291,7 @@ def test_predict_and_show_read_converted_encoders(command, classifier, tmp_path)
             shares = model(input_ids=ids).logits[0].softmax(-1).tolist()
         assert row["probabilities"] == pytest.approx(dict(zip(("bad", "good"), shares)), abs=1e-5)
         assert row["output"] == max(row["probabilities"], key=row["probabilities"].get)
-    shown = command(
-        "show", classifier, "--input", "the cat sat on the mat, on the hat", "--out", tmp_path / "page"
-    )
+    shown = command("show", classifier, "--input", "the cat sat on the mat, on the hat", "--out", tmp_path / "page")
     assert shown.code == 0, shown.err
     assert (tmp_path / "page" / "attention.html").is_file()
     assert command("generate", classifier, "--prompt", "a").is_refusal("tarnn predict")

@@ -128,9 +128,7 @@ def test_a_json_file_that_is_missing(outcomes, name, wrong):
     assert generate.code == (0 if name == "generation_config.json" else 2)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"), [(n, c) for n in VALUES for c in VALUES[n]], ids=lambda x: f"{x!r:.50}"
-)
+@pytest.mark.parametrize(("name", "changes"), [(n, c) for n in VALUES for c in VALUES[n]], ids=lambda x: f"{x!r:.50}")
 def test_a_value_that_is_wrong_or_strange(outcomes, name, changes):
     def damage(folder):
         (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | changes))

@@ -21,20 +21,13 @@ def test_all_of_it_and_once_more_into_the_same_folder(command, folder, monkeypat
     figures = json.loads((folder / "demo.json").read_text())
     bits, decode = figures["bits_per_byte"], figures["decode"]
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    assert bits["this model"] == min(
-        line["validation_bits_per_byte"] for line in log if "validation_loss" in line
-    )
+    assert bits["this model"] == min(line["validation_bits_per_byte"] for line in log if "validation_loss" in line)
     assert 4 < bits["this model"] < 8
     assert 1 < bits["xz -9e"]["after_training"] < bits["xz -9e"]["alone"] < 3
     assert f"{bits['xz -9e']['alone']:.3f}" in outcome.out
     assert [point["position"] for point in decode["linear"]] == [64, 256]
-    assert (
-        decode["linear"][0]["state_bytes"] == decode["linear"][1]["state_bytes"] == 2 * 2 * (16 * 16 + 16) * 4
-    )
-    assert [point["state_bytes"] for point in decode["softmax"]] == [
-        64 * 2 * 2 * 32 * 4,
-        256 * 2 * 2 * 32 * 4,
-    ]
+    assert decode["linear"][0]["state_bytes"] == decode["linear"][1]["state_bytes"] == 2 * 2 * (16 * 16 + 16) * 4
+    assert [point["state_bytes"] for point in decode["softmax"]] == [64 * 2 * 2 * 32 * 4, 256 * 2 * 2 * 32 * 4]
     assert f"The {'fused' if library.available() else 'eager'} step" in outcome.out
     assert min(point["rounds"] for points in decode.values() for point in points) >= 5
     for name in ("model.safetensors", "decode.png", "demo.json", "log.jsonl"):
@@ -61,8 +54,7 @@ def test_the_run_of_another_is_left_alone(command, folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "word"),
-    [(("--minutes", "0"), "minutes"), (("--corpus", "novels"), "--corpus"), ((), "--out")],
+    ("options", "word"), [(("--minutes", "0"), "minutes"), (("--corpus", "novels"), "--corpus"), ((), "--out")]
 )
 def test_bad_options_are_refused(command, tmp_path, options, word):
     out = ("--out", tmp_path / "run") if options else ()

@@ -17,9 +17,23 @@ from tarnn.data import read_images
 from tarnn.data.tokenizers import byte_tokenizer
 
 TINY = [
-    "--hidden-size", "16", "--layers", "1", "--heads", "2", "--batch-size", "8", "--learning-rate", "0.02", "--steps", "6",
-    "--eval-every", "3", "--save-every", "6",
-]  # fmt: skip
+    "--hidden-size",
+    "16",
+    "--layers",
+    "1",
+    "--heads",
+    "2",
+    "--batch-size",
+    "8",
+    "--learning-rate",
+    "0.02",
+    "--steps",
+    "6",
+    "--eval-every",
+    "3",
+    "--save-every",
+    "6",
+]
 
 
 @pytest.fixture
@@ -37,10 +51,14 @@ def sources(tmp_path):
     rows = [[("ada", "NAME"), ("saw", "VERB"), ("bob", "NAME")][: 1 + i % 3] for i in range(40)]
     words.write_text("".join(json.dumps(dict(zip(("tokens", "labels"), zip(*row)))) + "\n" for row in rows))
     return {
-        "token-classification": words, "text": text,
-        "masked-lm": text, "classification": labelled, "seq2seq": pairs, "ctc": sounds(tmp_path),
+        "token-classification": words,
+        "text": text,
+        "masked-lm": text,
+        "classification": labelled,
+        "seq2seq": pairs,
+        "ctc": sounds(tmp_path),
         "image": tmp_path / "images.npz",
-    }  # fmt: skip
+    }
 
 
 def sounds(folder):
@@ -92,12 +110,7 @@ def test_of_a_run_it_finds_what_the_run_found(task, command, sources, tmp_path, 
     for out in (trained.out, shown.out):  # what follows works as typed
         _, program, *argv = shlex.split(out.splitlines()[-1])
         assert program == "tarnn"
-        assert (
-            command(
-                *argv, *(["--num-samples", 1, "--out", tmp_path / "a.png"] if task == "image" else [])
-            ).code
-            == 0
-        )
+        assert command(*argv, *(["--num-samples", 1, "--out", tmp_path / "a.png"] if task == "image" else [])).code == 0
     assert command("eval", run, "--quiet").err == ""
     checkpoint = run / "checkpoints" / "checkpoint-6"
     if task != "ctc":  # whose front end lies in the run's folder alone
@@ -124,10 +137,7 @@ def test_a_confusion_table_and_accuracy(command, sources, tmp_path):
 def test_a_table_too_wide_for_a_terminal_is_its_mistakes():
     labels, table = [f"label {i}" for i in range(12)], np.eye(12, dtype=int)
     table[3, 4] = 7
-    assert confusion_lines(labels, table.tolist()) == [
-        "most frequent mistakes",
-        "       7 × label 3 taken for label 4",
-    ]
+    assert confusion_lines(labels, table.tolist()) == ["most frequent mistakes", "       7 × label 3 taken for label 4"]
     narrow = confusion_lines(labels[:3], table[:3, :3].tolist())
     assert [len(line) <= 80 for line in narrow] == [True] * 5
 
@@ -145,10 +155,7 @@ def test_a_label_for_each_word(command, sources, tmp_path):
     assert [(x["word"], x["label"]) for x in row["words"]] == [("bob", "NAME"), ("saw", "VERB")]
     for line, words in [
         ({"tokens": ["a"], "labels": ["NAME", "VERB"]}, ["line 1 has 1 tokens and 2 labels"]),
-        (
-            {"tokens": "ada", "labels": ["NAME"]},
-            ["line 1 has a str where a list was expected, in the field 'tokens'"],
-        ),
+        ({"tokens": "ada", "labels": ["NAME"]}, ["line 1 has a str where a list was expected, in the field 'tokens'"]),
         ({"tokens": ["a b"], "labels": ["NAME"]}, ["the token 'a b'; expected a word without spaces"]),
         ({"tokens": ["a"]}, ["line 1 has only 'tokens'", "'labels'"]),
         ({"tokens": ["a"], "labels": ["NOUN"]}, ["the label 'NOUN' is none of the classes"]),
@@ -187,9 +194,7 @@ def foreign(tmp_path):
     """A tiny softmax model of transformers with a tokenizer of bytes."""
     torch.manual_seed(0)
     folder = tmp_path / "foreign"
-    GPT2LMHeadModel(
-        GPT2Config(vocab_size=257, n_positions=64, n_embd=8, n_layer=1, n_head=2)
-    ).save_pretrained(folder)
+    GPT2LMHeadModel(GPT2Config(vocab_size=257, n_positions=64, n_embd=8, n_layer=1, n_head=2)).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
 
@@ -218,9 +223,7 @@ def test_a_converted_model(command, foreign, tmp_path):
     options = ("--window", 8, "--features", 4, "--num-texts", 4, "--length", 40)
     converted = command("convert", foreign, out, "--texts", text, *options)
     assert converted.code == 0, converted.err
-    facts, before = (
-        json.loads(command("eval", x, text, "--context", 40, "--json").out) for x in (out, foreign)
-    )
+    facts, before = (json.loads(command("eval", x, text, "--context", 40, "--json").out) for x in (out, foreign))
     assert facts["bits_per_byte"] != before["bits_per_byte"]  # its window was in use
     assert facts["bits_per_byte"] == pytest.approx(before["bits_per_byte"], rel=0.2)
 
@@ -233,9 +236,7 @@ def test_what_it_refuses(command, foreign, sources, tmp_path):
     none = tmp_path / "none"
     run_of("text", sources, command, none, "--val-fraction", 0)
     encoder = tmp_path / "encoder"
-    config = LlamaConfig(
-        vocab_size=257, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
-    )
+    config = LlamaConfig(vocab_size=257, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
     LlamaModel(config).save_pretrained(encoder)
     byte_tokenizer().save_pretrained(encoder)
     text, latin = sources["text"], tmp_path / "latin.txt"

@@ -58,9 +58,7 @@ def test_greedy_from_argument_file_and_stdin(command, checkpoints, tmp_path, mon
 
 def test_an_empty_prompt_starts_a_document(command, checkpoints):
     expected = generated(checkpoints["linear"], b"", do_sample=False)
-    code, out, err = command(
-        "generate", checkpoints["linear"], "--prompt", "", "--greedy", "--max-new-tokens", 30
-    )
+    code, out, err = command("generate", checkpoints["linear"], "--prompt", "", "--greedy", "--max-new-tokens", 30)
     assert (code, out) == (0, expected)
     assert "prompt 1 tokens" in err
 
@@ -141,9 +139,7 @@ def test_stop_strings_end_the_text_and_are_not_shown(command, checkpoints):
 
 def test_several_samples_are_those_of_generate(command, checkpoints):
     folder = checkpoints["hybrid"]
-    outcome = command(
-        "generate", folder, "--prompt", "ab", "--num-samples", 3, "--seed", 1, "--max-new-tokens", 20
-    )
+    outcome = command("generate", folder, "--prompt", "ab", "--num-samples", 3, "--seed", 1, "--max-new-tokens", 20)
     torch.manual_seed(1)
     model, tokenizer = open_model(folder, whole=True), open_tokenizer(folder)
     ids = model.generate(
@@ -159,9 +155,7 @@ def test_the_step_says_which_it_is_and_why(command, checkpoints):
     short = ("--prompt", "x", "--max-new-tokens", 2)
     if library.available():
         assert "fused step (float32 weights)" in command("generate", checkpoints["hybrid"], *short).err
-    assert command("generate", checkpoints["hybrid"], *short, "--compile").is_refusal(
-        "caches", "Leave --compile"
-    )
+    assert command("generate", checkpoints["hybrid"], *short, "--compile").is_refusal("caches", "Leave --compile")
     with library.disabled():
         assert "eager step (the caches" in command("generate", checkpoints["hybrid"], *short).err
         told = command("generate", checkpoints["linear"], *short).err
@@ -179,10 +173,7 @@ def test_the_fused_step_is_taken_where_it_serves(command, checkpoints):
     assert "fused step (float32 weights)" in fused.err
     with library.disabled():
         assert command("generate", checkpoints["linear"], *options).out == fused.out
-    assert (
-        "fused step (int8 weights)"
-        in command("generate", checkpoints["linear"], *options, "--weights", "int8").err
-    )
+    assert "fused step (int8 weights)" in command("generate", checkpoints["linear"], *options, "--weights", "int8").err
     with library.disabled():
         assert command("generate", checkpoints["linear"], *options, "--weights", "int8").is_refusal(
             "compiled kernels can't be used", "Leave it out"
@@ -287,9 +278,7 @@ def test_states_that_are_not_this_models_are_refused(command, checkpoints, tmp_p
     state = tmp_path / "a.state"
 
     def refused(*words, folder=checkpoints["linear"]):
-        return command("generate", folder, "--state-in", state, "--max-new-tokens", 3).is_refusal(
-            state, *words
-        )
+        return command("generate", folder, "--state-in", state, "--max-new-tokens", 3).is_refusal(state, *words)
 
     command("generate", checkpoints["hybrid"], "--prompt", "x", "--max-new-tokens", 0, "--state-out", state)
     assert refused("another model")
@@ -301,16 +290,7 @@ def test_states_that_are_not_this_models_are_refused(command, checkpoints, tmp_p
 
 def test_a_full_disk_leaves_the_old_state_alone(command, checkpoints, tmp_path):
     state = tmp_path / "a.state"
-    line = (
-        "generate",
-        checkpoints["linear"],
-        "--prompt",
-        "x",
-        "--max-new-tokens",
-        0,
-        "--quiet",
-        "--state-out",
-    )
+    line = ("generate", checkpoints["linear"], "--prompt", "x", "--max-new-tokens", 0, "--quiet", "--state-out")
     assert command(*line, "/dev/full").is_refusal("/dev/full", "No space left", "Make room")
     assert command(*line, state).code == 0
     before = state.read_bytes()
@@ -340,9 +320,7 @@ def executable(checkpoints, tmp_path):
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         # what this process ignores a child ignores: a suite in the background would see no Ctrl-C
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        running.append(
-            subprocess.Popen([str(a) for a in line], stdout=stdout, stderr=subprocess.PIPE, env=environment)
-        )
+        running.append(subprocess.Popen([str(a) for a in line], stdout=stdout, stderr=subprocess.PIPE, env=environment))
         signal.signal(signal.SIGINT, before)
         return running[-1]
 

@@ -15,9 +15,25 @@ from tarnn.data.image_grid import GAP, LABEL
 from tarnn.training.safe_trainer import SafeTrainer
 
 TINY = [
-    "--task", "image", "--hidden-size", "32", "--layers", "2", "--heads", "2", "--batch-size", "4", "--steps", "12",
-    "--eval-every", "4", "--save-every", "4", "--sample-images", "0",
-]  # fmt: skip
+    "--task",
+    "image",
+    "--hidden-size",
+    "32",
+    "--layers",
+    "2",
+    "--heads",
+    "2",
+    "--batch-size",
+    "4",
+    "--steps",
+    "12",
+    "--eval-every",
+    "4",
+    "--save-every",
+    "4",
+    "--sample-images",
+    "0",
+]
 SIDE, SCALE = 4, 16  # of an image, and how much larger it is in a grid
 STEP = SIDE * SCALE + GAP
 
@@ -58,9 +74,14 @@ def test_a_run_and_all_that_it_writes(train, folder, tmp_path):
     code, stdout, stderr = train("--sample-images", 5)
     assert code == 0
     for resolved in (
-        f"{folder}:train: 54 of 4 × 4 pixels in grey", f"validation  6 images, {folder}:train", "position grid",
-        "64 values: batch 4", "12 steps", "0.001, cosine", "step 4: validation",
-    ):  # fmt: skip
+        f"{folder}:train: 54 of 4 × 4 pixels in grey",
+        f"validation  6 images, {folder}:train",
+        "position grid",
+        "64 values: batch 4",
+        "12 steps",
+        "0.001, cosine",
+        "step 4: validation",
+    ):
         assert resolved in stderr, resolved
     lines = log_of(out)
     assert [line["step"] for line in lines] == [4, 4, 8, 8, 12, 12]
@@ -114,13 +135,8 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(train, tmp_path, monk
 def test_radam_decouples_its_weight_decay(train, monkeypatch):
     made = []
     create = SafeTrainer.create_optimizer
-    monkeypatch.setattr(
-        SafeTrainer, "create_optimizer", lambda self, *a: made.append(create(self, *a)) or made[0]
-    )
-    assert (
-        train("--optimizer", "radam", "--steps", 1, "--learning-rate", 5e-4, "--set", "adam_epsilon=1e-6")[0]
-        == 0
-    )
+    monkeypatch.setattr(SafeTrainer, "create_optimizer", lambda self, *a: made.append(create(self, *a)) or made[0])
+    assert train("--optimizer", "radam", "--steps", 1, "--learning-rate", 5e-4, "--set", "adam_epsilon=1e-6")[0] == 0
     (optimizer,) = made
     assert type(optimizer) is torch.optim.RAdam
     group = max(optimizer.param_groups, key=lambda group: group["weight_decay"])
@@ -133,18 +149,12 @@ def test_what_is_validated_on(train, folder, tmp_path):
     code, _, stderr = train("--val", f"{folder}:test", "--steps", 1)
     assert (code, f"validation  7 images, {folder}:test" in stderr) == (0, True)
     code, stdout, stderr = train("--val-fraction", 0, "--steps", 1, "--overwrite")
-    assert (code, "none: the latest model is kept" in stderr, "no validation images" in stdout) == (
-        0,
-        True,
-        True,
-    )
+    assert (code, "none: the latest model is kept" in stderr, "no validation images" in stdout) == (0, True, True)
     parts = tmp_path / "parts"
     parts.mkdir()
     for name, n in (("train", 4), ("valid", 9)):
         np.savez(parts / f"{name}.npz", images=np.zeros((n, 181, 181), np.uint8))
-    code, _, stderr = train(
-        "--steps", 1, "--batch-size", 1, "--attention", "none", "--overwrite", source=parts
-    )
+    code, _, stderr = train("--steps", 1, "--batch-size", 1, "--attention", "none", "--overwrite", source=parts)
     assert (code, f"8 images, the first of 9 of {parts}:valid" in stderr) == (0, True)
 
 
@@ -197,8 +207,13 @@ def test_images_of_a_class(command, runs, tmp_path):
     by_class = shades()
     for drawn in (by_class, shades("--batch-size", 4)):
         assert all(drawn[i] < drawn[i + 1] for i in (0, 1, 3, 4))
-    assert np.abs(np.array(shades("--class-label", 2, "--class-label", 0, "--batch-size", 4)).reshape(3, 2)
-                  - [[by_class[2], by_class[0]]]).max() < 60  # fmt: skip
+    assert (
+        np.abs(
+            np.array(shades("--class-label", 2, "--class-label", 0, "--batch-size", 4)).reshape(3, 2)
+            - [[by_class[2], by_class[0]]]
+        ).max()
+        < 60
+    )
 
 
 @pytest.mark.parametrize("name", ["plain", "classes", "categorical"])
@@ -241,20 +256,14 @@ def test_what_generate_refuses(command, runs, folder, checkpoints, tmp_path):
         ((plain, "--prompt", "x"), ["--prompt does not go with a model of images"]),
         ((checkpoints["linear"], "--complete", folder), ["--complete does not go with a model of text"]),
         ((checkpoints["linear"], "--task", "image"), ["--task image", "a model of text"]),
-        (
-            (plain, "--complete", tmp_path / "large.npz", "--num-samples", 1),
-            ["large.npz", "5 × 5 × 1", "4 × 4 × 1"],
-        ),
+        ((plain, "--complete", tmp_path / "large.npz", "--num-samples", 1), ["large.npz", "5 × 5 × 1", "4 × 4 × 1"]),
         ((plain, "--complete", folder), ["has 7 images, and 16 were asked for"]),
         ((plain, "--complete", folder, "--hidden", 0), ["--hidden must be above 0"]),
         ((classes, "--complete", folder, "--class-label", 1), ["leave --class-label out"]),
         ((classes, "--class-label", 3), ["--class-label 3", "0 to 2"]),
         ((plain, "--class-label", 0), ["knows no classes"]),
         ((plain, "--num-samples", 0), ["--num-samples must be 1 or more, or 0 beside --evaluate"]),
-        (
-            (plain, "--num-samples", 0, "--evaluate", folder, "--weights", "int8"),
-            ["--weights is for drawing"],
-        ),
+        ((plain, "--num-samples", 0, "--evaluate", folder, "--weights", "int8"), ["--weights is for drawing"]),
         ((plain, "--batch-size", 0), ["must be 1 or more"]),
         ((plain, "--top-k", -1), ["top-k must be 0 (off) or above"]),
         ((plain, "--num-samples", 1, "--out", nowhere), [nowhere, "there is no folder"]),
@@ -280,11 +289,7 @@ def test_what_train_refuses(train, folder, tmp_path):
         (["--val-fraction", 1], {}, ["validation fraction of 1.0", "0 ≤ fraction < 1"]),
         (["--config", tmp_path / "config.json"], {}, ["image_height is 5 in", "4 by the images"]),
         (["--class-conditional"], bare, ["bare.npz has no labels; leave --class-conditional out"]),
-        (
-            ["--class-conditional", "--val", tmp_path / "bare.npz"],
-            {},
-            ["bare.npz has no labels", "3 classes"],
-        ),
+        (["--class-conditional", "--val", tmp_path / "bare.npz"], {}, ["bare.npz has no labels", "3 classes"]),
         (["--val", tmp_path / "large.npz"], {}, ["large.npz has images of 5 × 5", "of 4 × 4"]),
         ([], {"source": tmp_path / "torn.npz"}, ["torn.npz can't be read", "Take an intact copy"]),
         ([], {"source": tmp_path / "gone"}, ["gone: no such file or folder; expected a folder"]),

@@ -34,26 +34,24 @@ def test_figures_are_those_of_the_loaded_model(command, checkpoints, kind):
 
 
 def test_the_rival_is_the_same_model_with_softmax(command, checkpoints):
-    mine, baseline = (
-        facts_of(command, checkpoints[kind], "--lengths", "999") for kind in ("linear", "softmax")
-    )
-    assert (
-        mine["memory"][0]["softmax_state_bytes"]
-        == baseline["memory"][0]["state_bytes"]
-        == 2 * 2 * 32 * 4 * 999
-    )
+    mine, baseline = (facts_of(command, checkpoints[kind], "--lengths", "999") for kind in ("linear", "softmax"))
+    assert mine["memory"][0]["softmax_state_bytes"] == baseline["memory"][0]["state_bytes"] == 2 * 2 * 32 * 4 * 999
     assert mine["memory"][0]["softmax_total_bytes"] == baseline["memory"][0]["total_bytes"]
-    config = TarnnConfig(
-        num_hidden_layers=4, attention=["none", "linear"], feature_map="dpfp", normalize=False
-    )
+    config = TarnnConfig(num_hidden_layers=4, attention=["none", "linear"], feature_map="dpfp", normalize=False)
     assert softmax_twin(config).attention == ["none", "softmax"] * 2
 
 
 def test_models_of_images(command, tmp_path):
     config = TarnnImageConfig(
-        hidden_size=32, num_attention_heads=4, num_hidden_layers=2, image_height=4, image_width=5, num_channels=3,
-        num_classes=7, num_mixtures=3,
-    )  # fmt: skip
+        hidden_size=32,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        image_height=4,
+        image_width=5,
+        num_channels=3,
+        num_classes=7,
+        num_mixtures=3,
+    )
     model = TarnnForImageGeneration(config)
     model.save_pretrained(tmp_path)
     facts = facts_of(command, tmp_path)
@@ -69,13 +67,7 @@ def test_models_of_images(command, tmp_path):
 
 def test_layers_are_told_by_kind(command, checkpoints):
     assert facts_of(command, checkpoints["hybrid"])["layers"] == [
-        {
-            "layer": 0,
-            "attention": "linear",
-            "feature_map": "elu",
-            "features": 8,
-            "state_bytes": 4 * 4 * (8 * 8 + 8),
-        },
+        {"layer": 0, "attention": "linear", "feature_map": "elu", "features": 8, "state_bytes": 4 * 4 * (8 * 8 + 8)},
         {"layer": 1, "attention": "softmax", "state_bytes_per_token": 2 * 32 * 4},
     ]
     text = command("info", checkpoints["hybrid"]).out
@@ -87,10 +79,7 @@ def test_layers_are_told_by_kind(command, checkpoints):
 def test_random_features_are_told_and_their_draws_are_bytes(command, checkpoints):
     facts, text = facts_of(command, checkpoints["random"]), command("info", checkpoints["random"]).out
     assert facts["layers"][0]["random"]
-    assert (facts["dtype"], facts["parameters"]) == (
-        "float32",
-        facts_of(command, checkpoints["linear"])["parameters"],
-    )
+    assert (facts["dtype"], facts["parameters"]) == ("float32", facts_of(command, checkpoints["linear"])["parameters"])
     assert "linear, favor, 24 random features per head, state" in text
     assert 'map options  {"favor": {"num_features": 24}}' in text
     state = 4 * 4 * (24 * 8 + 24) + 4 * 4  # S and z of four heads, and M
@@ -141,9 +130,7 @@ def test_a_setting_of_the_kernels_that_nobody_knows(command, monkeypatch):
 
 @pytest.mark.parametrize("lengths", ["", "0", "-3", "1,x", "1024,", "1.5"])
 def test_lengths_that_are_none(command, checkpoints, lengths):
-    assert command("info", checkpoints["linear"], f"--lengths={lengths}").is_refusal(
-        "--lengths", repr(lengths)
-    )
+    assert command("info", checkpoints["linear"], f"--lengths={lengths}").is_refusal("--lengths", repr(lengths))
 
 
 def test_what_is_no_checkpoint_of_ours(command, checkpoints, tmp_path):

@@ -61,9 +61,7 @@ def test_what_a_foreign_model_raises_as_it_runs_is_one_line(command, capsys):
     for module in ("transformers.models.llama.modeling_llama", "transformers.tokenization_utils_tokenizers"):
         command(TypeError("new(): invalid data type"), module=module)
         assert cli.main(["info"]) == 2
-        assert capsys.readouterr().err.startswith(
-            "tarnn: error: the model or its tokenizer can't run: new(): invalid"
-        )
+        assert capsys.readouterr().err.startswith("tarnn: error: the model or its tokenizer can't run: new(): invalid")
 
 
 def test_an_error_is_a_line_of_text_however_much_it_quotes(command, capsys):
@@ -133,10 +131,7 @@ def test_help_has_an_example_and_fits_a_terminal(name, capsys, monkeypatch):
 
 
 def test_a_paragraph_of_help_is_one_line():
-    assert (
-        cli.help_of("One\n    thing.\n\n    Two.\n    ", "tarnn x")
-        == "One thing.\n\nTwo.\n\nExample: tarnn x"
-    )
+    assert cli.help_of("One\n    thing.\n\n    Two.\n    ", "tarnn x") == "One thing.\n\nTwo.\n\nExample: tarnn x"
 
 
 COSTLY = ("transformers", "transformers.modeling_utils", "torch._dynamo", "sympy", "scipy")

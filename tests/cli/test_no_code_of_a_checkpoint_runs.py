@@ -23,21 +23,22 @@ class TrapConfig(PreTrainedConfig): model_type = "tarnn"
 class TrapModel(PreTrainedModel): pass
 """
 AUTO_MAP = {
-    "AutoTokenizer": ["trap.Trap", "trap.Trap"], "AutoConfig": "trap.TrapConfig",
-    "AutoModelForCausalLM": "trap.TrapModel", "AutoModel": "trap.TrapModel",
-}  # fmt: skip
+    "AutoTokenizer": ["trap.Trap", "trap.Trap"],
+    "AutoConfig": "trap.TrapConfig",
+    "AutoModelForCausalLM": "trap.TrapModel",
+    "AutoModel": "trap.TrapModel",
+}
 TRAPS = {
     "tokenizer_config.json": {"auto_map": AUTO_MAP, "tokenizer_class": "Trap"},
     "config.json": {"auto_map": AUTO_MAP, "attn_implementation": "someone/kernels", "_attn_implementation": "a/b:c"},
     "generation_config.json": {"auto_map": AUTO_MAP, "custom_generate": ".", "trust_remote_code": True},
-    "adapter_config.json": {"base_model_name_or_path": "someone/adapter", "peft_type": "LORA", "auto_mapping": AUTO_MAP},
-}  # fmt: skip
-OURS = {
-    "info": TarnnForCausalLM,
-    "generate": TarnnForCausalLM,
-    "show": TarnnForCausalLM,
-    "predict": TarnnForMaskedLM,
+    "adapter_config.json": {
+        "base_model_name_or_path": "someone/adapter",
+        "peft_type": "LORA",
+        "auto_mapping": AUTO_MAP,
+    },
 }
+OURS = {"info": TarnnForCausalLM, "generate": TarnnForCausalLM, "show": TarnnForCausalLM, "predict": TarnnForMaskedLM}
 
 
 @pytest.fixture
@@ -82,9 +83,7 @@ def options(tmp_path, text):
     }
 
 
-@pytest.mark.parametrize(
-    "names", [*([name] for name in TRAPS), list(TRAPS)], ids=lambda names: "+".join(names)
-)
+@pytest.mark.parametrize("names", [*([name] for name in TRAPS), list(TRAPS)], ids=lambda names: "+".join(names))
 @pytest.mark.parametrize("command", ["info", "generate", "show", "predict", "convert", "finetune"])
 def test_neither_code_nor_a_question(trapped, options, names, command, monkeypatch, capsys):
     folder, mark = trapped(command)

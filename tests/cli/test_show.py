@@ -18,8 +18,11 @@ def test_a_model_of_ours(command, checkpoints, tmp_path):
     assert arrays["layers.1.attention"].shape == (4, 6, 6)
     assert not np.triu(arrays["layers.0.attention"], 1).any()
     assert {x.name for x in (tmp_path / "seen").iterdir()} == {
-        "attention.html", "attention.npz", "layer-0.png", "layer-1.png"
-    }  # fmt: skip
+        "attention.html",
+        "attention.npz",
+        "layer-0.png",
+        "layer-1.png",
+    }
 
 
 def test_a_protein_and_a_model_that_sees_both_sides(command, tmp_path):

@@ -53,9 +53,7 @@ def test_a_run_and_all_that_it_writes(train, tmp_path, monkeypatch):
     sample, tokens = (out / "sample.txt").read_text(), (tmp_path / "text.txt").read_bytes()
     assert stdout.startswith(sample)
     held_out = tokens[len(tokens) - round(len(tokens) * 0.1) :]
-    assert sample.startswith(
-        held_out[:32].decode()
-    )  # a model that has hardly seen a separator does not start from one
+    assert sample.startswith(held_out[:32].decode())  # a model that has hardly seen a separator does not start from one
     assert len(sample) > 32
     for name in ("log.jsonl", "settings.json"):
         assert str(out / name) in stdout
@@ -72,16 +70,12 @@ def test_a_run_and_all_that_it_writes(train, tmp_path, monkeypatch):
         if "loss" in line:
             assert line["bits_per_byte"] == pytest.approx(line["loss"] / math.log(2), rel=1e-3)
 
-    best = min(
-        (line for line in lines if "validation_loss" in line), key=lambda line: line["validation_loss"]
-    )
+    best = min((line for line in lines if "validation_loss" in line), key=lambda line: line["validation_loss"])
     corpus = load(out / "data")
     nats = nats_of(model_of(out), corpus.validation)
     num_bytes = sum(len(bytes([i])) for i in corpus.validation[1:] if i < 256)
     assert best["validation_bits_per_byte"] == pytest.approx(nats / num_bytes / math.log(2), rel=1e-5)
-    assert best["validation_perplexity"] == pytest.approx(
-        math.exp(nats / (len(corpus.validation) - 1)), rel=1e-5
-    )
+    assert best["validation_perplexity"] == pytest.approx(math.exp(nats / (len(corpus.validation) - 1)), rel=1e-5)
     assert f"{best['validation_bits_per_byte']:.4f} bits/byte" in stdout
     assert AutoTokenizer.from_pretrained(out).decode([104, 105]) == "hi"
 
@@ -151,9 +145,7 @@ def test_bpe_jsonl_and_a_validation_file_of_its_own(train, text, tmp_path):
     assert corpus.facts["validation"]["bytes"] == 24 * 20
     line = log_of(tmp_path / "run")[-1]
     tokens, num_bytes = len(corpus.validation) - 1, 24 * 20 - corpus.bytes_per_id[corpus.validation[0]]
-    assert line["validation_bits_per_byte"] == pytest.approx(
-        line["validation_loss"] * tokens / num_bytes / math.log(2)
-    )
+    assert line["validation_bits_per_byte"] == pytest.approx(line["validation_loss"] * tokens / num_bytes / math.log(2))
 
 
 def test_standard_input_and_any_bytes(train, tmp_path, monkeypatch):
@@ -170,9 +162,7 @@ def test_epochs_end_a_run(train, tmp_path):
     assert (code, f"\n{math.ceil(0.05 * tokens / 32)} steps in" in stdout) == (0, True)
 
 
-def test_minutes_are_those_of_the_whole_command_and_the_learning_rate_follows_the_clock(
-    train, tmp_path, monkeypatch
-):
+def test_minutes_are_those_of_the_whole_command_and_the_learning_rate_follows_the_clock(train, tmp_path, monkeypatch):
     """With data that are slow to read, a validation that alone would take half a minute, and a slow sample: by a clock that
     goes on by what each of them is said to take, and a little whenever it is read."""
     out, limit, now = tmp_path / "run", 8, [0.0]  # seconds
@@ -219,13 +209,21 @@ def test_minutes_are_those_of_the_whole_command_and_the_learning_rate_follows_th
 
 def test_the_model_is_what_preset_file_and_options_say(train, tmp_path):
     config = tmp_path / "model.json"
-    config.write_text(
-        json.dumps({"hidden_size": 64, "num_hidden_layers": 4, "decay": "head", "dropout": 0.25})
-    )
+    config.write_text(json.dumps({"hidden_size": 64, "num_hidden_layers": 4, "decay": "head", "dropout": 0.25}))
     code, _, _ = train(
-        "--config", config, "--attention", "linear,softmax", "--feature-map", "relu", "--layers", 4,
-        "--steps", 1, "--hidden-size", 32,
-    )  # fmt: skip
+        "--config",
+        config,
+        "--attention",
+        "linear,softmax",
+        "--feature-map",
+        "relu",
+        "--layers",
+        4,
+        "--steps",
+        1,
+        "--hidden-size",
+        32,
+    )
     assert code == 0
     made = model_of(tmp_path / "run").config
     assert (made.hidden_size, made.num_hidden_layers, made.decay, made.dropout) == (32, 4, "head", 0.25)
@@ -238,9 +236,15 @@ def test_the_model_is_what_preset_file_and_options_say(train, tmp_path):
 
 
 RANDOM = (
-    "--feature-map", "favor,elu", "--map-option", "favor.num_features=8", "--map-option", "favor.centre=true",
-    "--redraw-every", 4,
-)  # fmt: skip
+    "--feature-map",
+    "favor,elu",
+    "--map-option",
+    "favor.num_features=8",
+    "--map-option",
+    "favor.centre=true",
+    "--redraw-every",
+    4,
+)
 
 
 def test_random_features_are_redrawn_and_a_resumed_run_sees_the_same_draws(train, tmp_path):

@@ -13,9 +13,25 @@ import pytest
 
 BIN = Path(sys.executable).parent
 TINY = [
-    "--hidden-size", "32", "--layers", "2", "--heads", "2", "--context", "16", "--batch-size", "4",
-    "--eval-every", "8", "--save-every", "4", "--sample-tokens", "0", "--val-fraction", "0.1",
-]  # fmt: skip
+    "--hidden-size",
+    "32",
+    "--layers",
+    "2",
+    "--heads",
+    "2",
+    "--context",
+    "16",
+    "--batch-size",
+    "4",
+    "--eval-every",
+    "8",
+    "--save-every",
+    "4",
+    "--sample-tokens",
+    "0",
+    "--val-fraction",
+    "0.1",
+]
 LAST = "checkpoints/checkpoint-60/model.safetensors"
 
 
@@ -30,9 +46,7 @@ def text(tmp_path):
 def start(*argv):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [str(BIN / "tarnn"), *map(str, argv)]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def losses_of(run):

@@ -16,20 +16,7 @@ def other(tmp_path):
     return path
 
 
-SHORT = (
-    "--context",
-    16,
-    "--batch-size",
-    2,
-    "--steps",
-    4,
-    "--eval-every",
-    4,
-    "--save-every",
-    4,
-    "--sample-tokens",
-    0,
-)
+SHORT = ("--context", 16, "--batch-size", 2, "--steps", 4, "--eval-every", 4, "--save-every", 4, "--sample-tokens", 0)
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:270"])

@@ -32,18 +32,11 @@ def start(text):
     It is forked from a server that has imported everything once.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["runpy", "tarnn.cli.train", "tarnn.training.run", "transformers.modeling_utils"]
-    )
+    context.set_forkserver_preload(["runpy", "tarnn.cli.train", "tarnn.training.run", "transformers.modeling_utils"])
 
     def fork(out, *options, moment="", at=0, environment=()):
         argv = ["train", str(text), "--out", str(out), *OPTIONS, *options]
-        given = {
-            "ARGV": argv,
-            "MOMENT": moment,
-            "AT": at,
-            "ENVIRONMENT": {"OMP_NUM_THREADS": "1", **dict(environment)},
-        }
+        given = {"ARGV": argv, "MOMENT": moment, "AT": at, "ENVIRONMENT": {"OMP_NUM_THREADS": "1", **dict(environment)}}
         process = context.Process(target=runpy.run_path, args=(KILLED_RUN, given, "run"))
         process.start()
         return process
@@ -130,10 +123,15 @@ def test_a_signal_to_one_of_two_processes_stops_both_at_the_same_step(start, tmp
     world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     options = ["--steps", "1000000", "--save-every", "1000000", "--eval-every", "1000000"]
     ranks = [
-        start(tmp_path / "two", *options, environment={**world, "RANK": rank, "LOCAL_RANK": rank},
-              moment="a signal in a step" if rank == "1" else "", at=3)
+        start(
+            tmp_path / "two",
+            *options,
+            environment={**world, "RANK": rank, "LOCAL_RANK": rank},
+            moment="a signal in a step" if rank == "1" else "",
+            at=3,
+        )
         for rank in ("0", "1")
-    ]  # fmt: skip
+    ]
     for process in ranks:
         process.join(120)
     assert [process.exitcode for process in ranks] == [128 + signal.SIGTERM] * 2

@@ -25,9 +25,7 @@ def test_text_that_is_not_there_or_not_enough(refused, tmp_path):
     empty.touch()
     assert matches(refused(source=empty), empty, "is empty; expected text")
     assert matches(
-        refused(source=tmp_path / "gone.txt"),
-        tmp_path / "gone.txt",
-        "no such file or folder; expected a file",
+        refused(source=tmp_path / "gone.txt"), tmp_path / "gone.txt", "no such file or folder; expected a file"
     )
     short = tmp_path / "short.txt"
     short.write_text("only this")
@@ -58,10 +56,7 @@ def test_text_that_is_not_there_or_not_enough(refused, tmp_path):
         (["--redraw-every", "-1"], ["--redraw-every -1", "0 or more"]),
         (["--map-option", "favor"], ["--map-option favor", "map.option=value"]),
         (["--map-option", "flavour.seed=1"], ["no feature map is called 'flavour'"]),
-        (
-            ["--feature-map", "favor", "--map-option", "favor.features=3"],
-            ["no option 'features'", "num_features"],
-        ),
+        (["--feature-map", "favor", "--map-option", "favor.features=3"], ["no option 'features'", "num_features"]),
         (["--feature-map", "cosformer"], ["'cosformer'", "max_position_embeddings"]),
         (["--set", "weight_decy=1"], ["weight_decy", "weight_decay"]),
         (["--set", "weight_decay=much"], ["weight_decay=much", "expected a number"]),
@@ -89,15 +84,9 @@ def test_text_that_is_not_there_or_not_enough(refused, tmp_path):
         (["--set", "torch_compile=1"], ["torch_compile=1", "true or false"]),
         (["--set", "log_level_replica=loud"], ["can't start with --set log_level_replica=loud", "'loud'"]),
         (["--seed", "12345678901234567890123"], ["--seed", "4,294,967,295 or less"]),
-        (
-            ["--tokenizer", "bpe:99999999999999999999"],
-            ["99999999999999999999 is too large", "at most 1,000,000"],
-        ),
+        (["--tokenizer", "bpe:99999999999999999999"], ["99999999999999999999 is too large", "at most 1,000,000"]),
         (["--layers", "1000000000"], ["--layers 1000000000", "10,000 or less"]),
-        (
-            ["--hidden-size", "200000"],
-            ["parameters need at least", "GB are free", "smaller --hidden-size"],
-        ),
+        (["--hidden-size", "200000"], ["parameters need at least", "GB are free", "smaller --hidden-size"]),
         (["--batch-size", "1000000000"], ["tokens need at least", "GB are free", "smaller --batch-size"]),
         (["--steps", "99999999999999999999999"], ["--steps", "999,999,999 or less"]),
         (["--batch-szie", "1"], ["--batch-szie", "tarnn train --help"]),
@@ -147,9 +136,7 @@ def test_folders_that_hold_something_else(refused, train, tmp_path, text):
 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years")
-    assert matches(
-        refused("--overwrite", out=tmp_path / "mine"), "holds thesis.tex and no run", "another folder"
-    )
+    assert matches(refused("--overwrite", out=tmp_path / "mine"), "holds thesis.tex and no run", "another folder")
     assert (tmp_path / "mine" / "thesis.tex").exists()
     assert matches(refused(out=text), text, "is a file; expected a folder")
     GPT2Config().save_pretrained(tmp_path / "gpt2")
@@ -189,9 +176,7 @@ def test_checkpoints_that_cannot_be_resumed(refused, train, tmp_path):
         marker["files"]["config.json"] = path.stat().st_size
         (path.parent / "complete.json").write_text(json.dumps(marker))
 
-    assert matches(
-        spoiled("config.json", another_kind), last, "a model of another kind ('gpt2'); expected 'tarnn'"
-    )
+    assert matches(spoiled("config.json", another_kind), last, "a model of another kind ('gpt2'); expected 'tarnn'")
     assert matches(spoiled("complete.json", lambda path: path.write_text("{")), last, "can't be read")
 
     shutil.rmtree(older)
@@ -210,9 +195,7 @@ def test_what_was_never_finished_is_not_picked_up(train, tmp_path):
 
 
 @pytest.mark.parametrize("poison", ["loss", "gradient"])
-def test_a_loss_that_is_not_a_number_stops_before_the_weights_are_ruined(
-    refused, train, tmp_path, monkeypatch, poison
-):
+def test_a_loss_that_is_not_a_number_stops_before_the_weights_are_ruined(refused, train, tmp_path, monkeypatch, poison):
     compute_loss = SafeTrainer.compute_loss
 
     def poisoned(self, model, inputs, **kwargs):
@@ -226,9 +209,7 @@ def test_a_loss_that_is_not_a_number_stops_before_the_weights_are_ruined(
     said = refused()
     last = tmp_path / "run/checkpoints/checkpoint-4"
     what = "the loss is nan and the gradients are" if poison == "loss" else ": the gradients are"
-    assert matches(
-        said, "stopped after step 6", what, f"The last good checkpoint is {last}.", "--learning-rate"
-    )
+    assert matches(said, "stopped after step 6", what, f"The last good checkpoint is {last}.", "--learning-rate")
     for folder in (last, tmp_path / "run"):
         assert all(tensor.isfinite().all() for tensor in load_file(folder / "model.safetensors").values())
     monkeypatch.undo()
@@ -244,9 +225,7 @@ def test_weights_that_are_no_numbers_are_never_saved(refused, tmp_path, monkeypa
         save(self, model, trial)
 
     monkeypatch.setattr(SafeTrainer, "_save_checkpoint", poisoned)
-    assert matches(
-        refused(), "after step 8", "weights are no longer finite", tmp_path / "run/checkpoints/checkpoint-4"
-    )
+    assert matches(refused(), "after step 8", "weights are no longer finite", tmp_path / "run/checkpoints/checkpoint-4")
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["checkpoint-4"]
 
 
@@ -286,8 +265,7 @@ def room_for(num_bytes):
 
 
 @pytest.mark.parametrize(
-    ("limit", "writer"),
-    [(1_000, "the ids"), (7_000, "tokenizers"), (100_000, "safetensors"), (200_000, "torch.save")],
+    ("limit", "writer"), [(1_000, "the ids"), (7_000, "tokenizers"), (100_000, "safetensors"), (200_000, "torch.save")]
 )
 def test_a_full_disk_leaves_the_last_good_checkpoint(refused, train, tmp_path, limit, writer):
     out = tmp_path / "run"

@@ -25,9 +25,16 @@ def folders(tmp_path_factory):
         made[causal] = folder = tmp_path_factory.mktemp("speech")
         vocab = {name: i for i, name in enumerate(("<pad>", "|", "A", "B", "C", "<unk>"))}
         config = TarnnConfig(
-            vocab_size=5, pad_token_id=0, input_size=12, subsampling=3, hidden_size=32, num_hidden_layers=2,
-            num_attention_heads=2, causal=causal, initializer_range=0.5,
-        )  # fmt: skip
+            vocab_size=5,
+            pad_token_id=0,
+            input_size=12,
+            subsampling=3,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            causal=causal,
+            initializer_range=0.5,
+        )
         TarnnForCTC(config).save_pretrained(folder)
         SpeechFeatures(12, 8000, num_filters=12, mean=[-6.0] * 12, std=[2.0] * 12).save_pretrained(folder)
         (folder / "vocab.json").write_text(json.dumps(vocab))
@@ -97,12 +104,8 @@ def test_a_stream_is_written(command, folders, sound):
 def test_what_is_refused(command, folders, sound, tmp_path):
     model = folders[False]
     assert command("transcribe", sound(rate=16000), model).is_refusal("a.wav has 16,000 samples per second")
-    assert command("transcribe", sound(SOUND[:50]), model).is_refusal(
-        "a.wav has 50 samples, less than one frame"
-    )
+    assert command("transcribe", sound(SOUND[:50]), model).is_refusal("a.wav has 50 samples, less than one frame")
     assert command("transcribe", sound(), model, "--stream").is_refusal("sees both sides")
-    assert command("transcribe", sound(), folders[True], "--stream", "--beam", 2).is_refusal(
-        "--beam", "--stream"
-    )
+    assert command("transcribe", sound(), folders[True], "--stream", "--beam", 2).is_refusal("--beam", "--stream")
     assert command("transcribe", sound(), tmp_path).is_refusal("it has no config.json")
     assert command("transcribe", tmp_path / "b.wav", model).is_refusal("b.wav: no such file")

@@ -79,9 +79,7 @@ def test_generation_goes_on_where_it_was(model, prompt):
     first = model.generate(ids, attention_mask=mask, past_key_values=cache, **options)
     mask = torch.cat([mask, mask.new_ones(2, 5)], 1)
     second = model.generate(first, attention_mask=mask, past_key_values=cache, **options)
-    whole = model.generate(
-        ids, attention_mask=prompt[1], use_cache=False, **{**options, "max_new_tokens": 10}
-    )
+    whole = model.generate(ids, attention_mask=prompt[1], use_cache=False, **{**options, "max_new_tokens": 10})
     assert torch.equal(second, whole)
 
 
@@ -106,9 +104,7 @@ def test_another_batch_is_refused(model, prompt, rows):
     if rows == 1:  # and taken as said
         cache.batch_select_indices(torch.tensor([1]))
         expected = model(input_ids=torch.cat([ids[1:], other], 1), use_cache=False).logits[:, -1:]
-        torch.testing.assert_close(
-            model(input_ids=other, past_key_values=cache).logits, expected, rtol=1e-4, atol=1e-4
-        )
+        torch.testing.assert_close(model(input_ids=other, past_key_values=cache).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_model_with_another_attention_is_refused():

@@ -63,9 +63,7 @@ def test_errors_and_shares_are_those_of_the_op(name, texts):
             assert head.error_window == pytest.approx(error(alone, everything, mine), rel=1e-3)
             if set(layer.modes) == {"features"}:
                 phi, compared = own.feature_map, compared + 1
-                o, rho = hybrid_attention(
-                    q, k, v, phi, far_bias=own.far_bias.detach(), return_far_share=True, **near
-                )
+                o, rho = hybrid_attention(q, k, v, phi, far_bias=own.far_bias.detach(), return_far_share=True, **near)
                 assert head.error_features == pytest.approx(error(o, everything, mine), rel=1e-3)
                 assert head.far_share == pytest.approx(rho[:, mine].mean().item(), rel=1e-3)
     assert compared
@@ -140,8 +138,7 @@ def test_features_end_where_their_calibration_did(texts):
         cache = constant_cache(model)
         with pytest.warns(UserWarning, match="calibrated on up to 40 tokens"):
             parts = [
-                model(ids[:, a:b], past_key_values=cache).logits
-                for a, b in ((0, 38), (38, 39), (39, 41), (41, 90))
+                model(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 38), (38, 39), (39, 41), (41, 90))
             ]
         torch.testing.assert_close(torch.cat(parts, 1), found, rtol=0, atol=1e-4)
 
@@ -159,23 +156,28 @@ def test_options_are_checked_before_any_work(texts, monkeypatch):
     """No row is run by a call that will be refused for its options alone."""
     model = peaky("Llama")
     wrong = [
-        ({"window": -1}, "window must be a whole number, 1 or more; got -1"), ({"window": 2.5}, "window"),
-        ({"window": True}, "window"), ({"sinks": -1}, "sinks"), ({"slots": -2}, "slots"), ({"budget": 0}, "budget"),
-        ({"exact_layers": -1}, "exact_layers"), ({"mode": "some"}, "mode must be"),
-    ]  # fmt: skip
+        ({"window": -1}, "window must be a whole number, 1 or more; got -1"),
+        ({"window": 2.5}, "window"),
+        ({"window": True}, "window"),
+        ({"sinks": -1}, "sinks"),
+        ({"slots": -2}, "slots"),
+        ({"budget": 0}, "budget"),
+        ({"exact_layers": -1}, "exact_layers"),
+        ({"mode": "some"}, "mode must be"),
+    ]
     monkeypatch.setattr(model, "forward", None)
     for options, words in wrong:
         with pytest.raises(ValueError, match=words):
             convert(model, texts, **{**SMALL, **options})
     monkeypatch.undo()
-    monkeypatch.setattr(
-        pretrained, "gather", None
-    )  # behind the run of one row, that says which layers there are
+    monkeypatch.setattr(pretrained, "gather", None)  # behind the run of one row, that says which layers there are
     wrong = [
-        ({"exact_layers": 3}, "exact_layers must be 0 to 2"), ({"budget": 10}, "a budget of 10 bytes is too small"),
-        ({"feature_map": "nosuch"}, "feature_map must be one of"), ({"feature_map": {"name": "oprf", "wrong": 1}}, "wrong"),
+        ({"exact_layers": 3}, "exact_layers must be 0 to 2"),
+        ({"budget": 10}, "a budget of 10 bytes is too small"),
+        ({"feature_map": "nosuch"}, "feature_map must be one of"),
+        ({"feature_map": {"name": "oprf", "wrong": 1}}, "wrong"),
         ({"feature_map": {"name": "clusters", "num_features": 10**6}}, "clusters need as many queries"),
-    ]  # fmt: skip
+    ]
     for options, words in wrong:
         with pytest.raises(ValueError, match=words):
             convert(model, texts, **{**SMALL, **options})
@@ -217,9 +219,7 @@ def test_refused(texts):
     bloom = hf.BloomForCausalLM(hf.BloomConfig(vocab_size=99, hidden_size=32, n_layer=1, n_head=4))
     with pytest.raises(ValueError, match="no attention interface"):
         convert(bloom, texts, **SMALL)
-    gemma = hf.Gemma2Config(
-        vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, head_dim=8
-    )
+    gemma = hf.Gemma2Config(vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, head_dim=8)
     with pytest.raises(ValueError, match=r"Gemma2Attention caps its logits at 50.0 \(attn_logit_softcapping"):
         convert(hf.Gemma2ForCausalLM(gemma), texts, **SMALL)
     t5 = hf.AutoModel.from_config(REFUSED["T5"][0]()).get_encoder()

@@ -29,9 +29,7 @@ def test_a_window_over_everything_changes_nothing(name):
         set_options(model, window=1000, sinks=2, feature_map="favor")
         torch.testing.assert_close(outputs(model, given), expected, atol=3e-6, rtol=1e-5)
         set_options(model, window=2, sinks=1)
-        assert not torch.allclose(outputs(model, given), expected, atol=3e-6), (
-            "our attention was never called"
-        )
+        assert not torch.allclose(outputs(model, given), expected, atol=3e-6), "our attention was never called"
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -90,11 +88,7 @@ def test_one_row_with_padding_on_the_left_is_no_packed_row(cached):
     cache = constant_cache(model) if cached else None
     with torch.no_grad():
         padded = model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=cached,
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=cached
         ).logits
         alone = model(input_ids=ids[:, 9:]).logits
     torch.testing.assert_close(padded[:, 9:], alone, atol=1e-5, rtol=1e-5)

@@ -107,10 +107,7 @@ def test_a_killed_training_goes_on_bit_for_bit(model, texts, tmp_path, monkeypat
     finetune(model, texts, out=tmp_path / "cut", resume=True, **options)
     expected = weights_of(whole)
     assert all(torch.equal(x, expected[name]) for name, x in weights_of(model).items())
-    logs = [
-        [json.loads(x) for x in (tmp_path / n / "log.jsonl").read_text().splitlines()]
-        for n in ("whole", "cut")
-    ]
+    logs = [[json.loads(x) for x in (tmp_path / n / "log.jsonl").read_text().splitlines()] for n in ("whole", "cut")]
     assert [x["loss"] for x in logs[0]] == [x["loss"] for x in logs[1]]
 
 
@@ -129,9 +126,7 @@ def test_a_signal_saves_and_stops(model, texts, tmp_path, monkeypatch):
 
 
 def test_a_loss_that_is_not_finite_stops(model, texts, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        Rows, "loss", lambda self, model, batch: (x := model(**batch)["loss"] * math.nan, {"loss": x})
-    )
+    monkeypatch.setattr(Rows, "loss", lambda self, model, batch: (x := model(**batch)["loss"] * math.nan, {"loss": x}))
     with pytest.raises(UserError, match="not finite"):
         finetune(model, texts, steps=3, out=tmp_path)
 
@@ -144,10 +139,13 @@ def test_refused(texts):
 def test_options_are_checked_before_any_work(model, texts, monkeypatch):
     monkeypatch.setattr(model, "forward", None)
     wrong = [
-        ({"steps": 0}, "steps must be a whole number, 1 or more; got 0"), ({"batch_size": -3}, "batch_size"),
+        ({"steps": 0}, "steps must be a whole number, 1 or more; got 0"),
+        ({"batch_size": -3}, "batch_size"),
         ({"learning_rate": math.nan}, "learning_rate must be a number above 0; got nan"),
-        ({"learning_rate": -1.0}, "learning_rate"), ({"learning_rate": 0.0}, "learning_rate"), ({"train": "all"}, "train is"),
-    ]  # fmt: skip
+        ({"learning_rate": -1.0}, "learning_rate"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"train": "all"}, "train is"),
+    ]
     for options, words in wrong:
         with pytest.raises(ValueError, match=words):
             finetune(model, texts, **options)
@@ -164,9 +162,7 @@ def test_a_model_without_features_has_no_maps_to_train(texts):
 
 def test_stage_1_calibrates_heads_that_had_no_features(model, texts, monkeypatch):
     """Their maps were not kept; they begin from calibrated ones, not from a draw."""
-    convert(
-        model, texts, window=6, sinks=2, feature_map={"name": "clusters", "num_features": 5}, mode="features"
-    )
+    convert(model, texts, window=6, sinks=2, feature_map={"name": "clusters", "num_features": 5}, mode="features")
     calibrated = {name: x.clone() for name, x in model.named_parameters() if "centres" in name}
     set_options(model, mode="window")
     monkeypatch.setattr(sys.modules["tarnn.conversion.finetune"], "fit", lambda *given: None)

@@ -18,9 +18,14 @@ from tarnn.errors import UserError
 def llama(tmp_path_factory):
     torch.manual_seed(0)
     config = hf.LlamaConfig(
-        vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64,
-    )  # fmt: skip
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
     folder = tmp_path_factory.mktemp("llama")
     hf.LlamaForCausalLM(config).save_pretrained(folder)
     return folder
@@ -82,10 +87,17 @@ def test_weights_that_nobody_needs_are_named(damaged):
 
 
 HUGE = [
-    {"num_attention_heads": 10**9}, {"num_hidden_layers": 10**9}, {"num_hidden_layers": 4000}, {"vocab_size": 10**12},
-    {"hidden_size": 10**9}, {"num_key_value_heads": 10**9}, {"intermediate_size": 10**11}, {"num_labels": 10**9},
-    {"head_dim": 10**9}, {"layer_types": ["full_attention"] * 3},
-]  # fmt: skip
+    {"num_attention_heads": 10**9},
+    {"num_hidden_layers": 10**9},
+    {"num_hidden_layers": 4000},
+    {"vocab_size": 10**12},
+    {"hidden_size": 10**9},
+    {"num_key_value_heads": 10**9},
+    {"intermediate_size": 10**11},
+    {"num_labels": 10**9},
+    {"head_dim": 10**9},
+    {"layer_types": ["full_attention"] * 3},
+]
 
 
 @pytest.mark.parametrize("sizes", HUGE, ids=str)
@@ -111,12 +123,7 @@ def at_most_bytes(number):
 
 def test_only_known_classes_are_made(damaged):
     """`architectures` is looked up among the classes that transformers has for such a config, and nowhere else."""
-    kinds = {
-        "LlamaModel": "LlamaModel",
-        "Trainer": "LlamaModel",
-        "BertModel": "LlamaModel",
-        "os": "LlamaModel",
-    }
+    kinds = {"LlamaModel": "LlamaModel", "Trainer": "LlamaModel", "BertModel": "LlamaModel", "os": "LlamaModel"}
     for name, expected in kinds.items():
         assert type(open_pretrained(damaged(architectures=[name]))).__name__ == expected
     for strange in (None, [], 7, [7], {}, [[]], "LlamaForCausalLM"):

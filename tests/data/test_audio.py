@@ -35,18 +35,27 @@ def damaged(path, kind):
         return write(path, channels=2)
     if kind == "no sound":
         return write(path, SOUND[:0])
-    path.write_bytes({
-        "cut short": data[:-100], "no wav": b"ID3" + data, "empty": b"", "header": data[:20],
-        "not PCM": data[:20] + struct.pack("<H", 85) + data[22:],
-    }[kind])  # fmt: skip
+    path.write_bytes(
+        {
+            "cut short": data[:-100],
+            "no wav": b"ID3" + data,
+            "empty": b"",
+            "header": data[:20],
+            "not PCM": data[:20] + struct.pack("<H", 85) + data[22:],
+        }[kind]
+    )
     return path
 
 
 SENTENCES = {
-    "stereo": "has 2 channels; expected one. Mix them", "no sound": "holds no sound",
-    "cut short": "promises 4,000 samples and holds 3,950", "no wav": "not a wav file", "empty": "not a wav file",
-    "header": "not a wav file", "not PCM": "not a wav file .*unknown format",
-}  # fmt: skip
+    "stereo": "has 2 channels; expected one. Mix them",
+    "no sound": "holds no sound",
+    "cut short": "promises 4,000 samples and holds 3,950",
+    "no wav": "not a wav file",
+    "empty": "not a wav file",
+    "header": "not a wav file",
+    "not PCM": "not a wav file .*unknown format",
+}
 
 
 @pytest.mark.parametrize("kind", SENTENCES)

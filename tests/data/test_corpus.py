@@ -84,18 +84,13 @@ def test_the_digest_knows_where_documents_end():
         return Digest([Document("", text) for text in texts]).hex()
 
     assert digest(b"ab", b"c") == digest(b"ab", b"c")
-    assert (
-        len({digest(b"ab", b"c"), digest(b"a", b"bc"), digest(b"abc"), digest(b"abd"), digest(b"abc", b"")})
-        == 5
-    )
+    assert len({digest(b"ab", b"c"), digest(b"a", b"bc"), digest(b"abc"), digest(b"abd"), digest(b"abc", b"")}) == 5
 
 
 def test_what_cannot_be_prepared(tmp_path):
     with pytest.raises(UserError, match="there is no text: all documents are empty"):
         prepare([Document("e", b"")], tmp_path / "data")
-    with pytest.raises(
-        UserError, match="no tokenizer is called 'words'; expected 'bytes', 'amino-acids', 'bpe:N'"
-    ):
+    with pytest.raises(UserError, match="no tokenizer is called 'words'; expected 'bytes', 'amino-acids', 'bpe:N'"):
         prepare(DOCUMENTS, tmp_path / "data", tokenizer="words")
     with pytest.raises(UserError, match=r"three is not UTF-8: byte 0xff at position 4"):
         prepare(DOCUMENTS, tmp_path / "data", tokenizer="bpe:300")

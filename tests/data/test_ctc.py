@@ -15,12 +15,7 @@ from tarnn.data.ctc import beam_search, best_path, edits, error_rate
 
 
 def drawn(seed, places=5, symbols=3):
-    return (
-        torch.randn(places, symbols, generator=torch.Generator().manual_seed(seed))
-        .double()
-        .mul(2)
-        .log_softmax(-1)
-    )
+    return torch.randn(places, symbols, generator=torch.Generator().manual_seed(seed)).double().mul(2).log_softmax(-1)
 
 
 def collapsed(path):
@@ -68,9 +63,7 @@ def test_edits(a, b):
         if not i or not j:
             return i + j
         return min(
-            definition(i - 1, j) + 1,
-            definition(i, j - 1) + 1,
-            definition(i - 1, j - 1) + (a[i - 1] != b[j - 1]),
+            definition(i - 1, j) + 1, definition(i, j - 1) + 1, definition(i - 1, j - 1) + (a[i - 1] != b[j - 1])
         )
 
     assert edits(a, b) == definition(len(a), len(b))

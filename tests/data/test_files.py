@@ -79,9 +79,7 @@ def test_what_is_not_text_is_refused_by_name_and_left_out_of_a_folder(tmp_path):
     texts, told = read(tmp_path)
     assert texts == [b"caf\xe9, in Latin-1"]
     assert told == [f"left out: 7 files of folder {tmp_path} that are not text: a.png, b.jpg, c.pdf …"]
-    assert read(tmp_path / "[Re]*")[1] == [
-        f"left out: a file of glob '{tmp_path}/[Re]*' that is not text: e.bin"
-    ]
+    assert read(tmp_path / "[Re]*")[1] == [f"left out: a file of glob '{tmp_path}/[Re]*' that is not text: e.bin"]
 
 
 def test_json_nested_too_deeply_is_one_sentence(tmp_path):

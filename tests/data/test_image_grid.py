@@ -19,11 +19,7 @@ def test_every_image_has_its_place(channels, columns, least_side, scale, tmp_pat
         found = grid[top : top + 4 * scale, left : left + 3 * scale]
         np.testing.assert_array_equal(found[::scale, ::scale], image)
         np.testing.assert_array_equal(found, image.repeat(scale, 0).repeat(scale, 1))
-    assert grid.shape == (
-        -(-7 // columns) * (4 * scale + GAP) - GAP,
-        columns * (3 * scale + GAP) - GAP,
-        channels,
-    )
+    assert grid.shape == (-(-7 // columns) * (4 * scale + GAP) - GAP, columns * (3 * scale + GAP) - GAP, channels)
     assert (grid[4 * scale : 4 * scale + GAP] == BACKGROUND).all()
     write_png(tmp_path / "grid.png", grid)
     np.testing.assert_array_equal(read_images(str(tmp_path / "grid.png")).pixels[0], grid)

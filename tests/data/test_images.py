@@ -77,11 +77,7 @@ def test_npz_and_its_parts(tmp_path):
 
 def test_cifar_binary_and_python(tmp_path):
     pixels, labels = draw(5, 32, 32, 3), np.array([3, 0, 9, 1, 2])
-    for name, rows in (
-        ("data_batch_1", slice(2)),
-        ("data_batch_2", slice(2, 4)),
-        ("test_batch", slice(4, 5)),
-    ):
+    for name, rows in (("data_batch_1", slice(2)), ("data_batch_2", slice(2, 4)), ("test_batch", slice(4, 5))):
         records = np.concatenate([labels[rows, None].astype(np.uint8), planes(pixels[rows])], axis=1)
         (tmp_path / "binary").mkdir(exist_ok=True)
         (tmp_path / "binary" / f"{name}.bin").write_bytes(records.tobytes())
@@ -142,9 +138,7 @@ def test_digits_from_scikit_learn(monkeypatch):
     assert len(read_images("digits:train")) == 9
     assert read_images("digits:test").labels.tolist() == [9]
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(
-        UserError, match=r"'digits' needs the package scikit-learn: pip install 'tarnn\[images\]'"
-    ):
+    with pytest.raises(UserError, match=r"'digits' needs the package scikit-learn: pip install 'tarnn\[images\]'"):
         read_images("digits")
 
 
@@ -201,28 +195,12 @@ def damaged(folder: Path):
         ("a.npz", saved(images=draw(2)[0, 0]), r"shape \(3, 1\); expected \(n, height, width"),
         ("a.npz", saved(images=draw(2, channels=4)), r"shape \(2, 4, 3, 4\).*of 1 channel or 3"),
         ("a.npz", saved(images=draw(2), labels=np.zeros(3, int)), r"labels of shape \(3,\).* for 2 images"),
-        (
-            "a.npz",
-            saved(images=draw(2), labels=np.array([0, -1])),
-            "has a label -1; expected classes numbered from 0",
-        ),
-        (
-            "a.npz",
-            saved(images=draw(2), labels=np.array([0, 10**12])),
-            "has a label 1000000000000; expected .* 65,535",
-        ),
-        (
-            "a.npz",
-            saved(images=draw(2), labels=np.array([2**63, 0], np.uint64)),
-            "has a label 9223372036854775808;",
-        ),
+        ("a.npz", saved(images=draw(2), labels=np.array([0, -1])), "has a label -1; expected classes numbered from 0"),
+        ("a.npz", saved(images=draw(2), labels=np.array([0, 10**12])), "has a label 1000000000000; expected .* 65,535"),
+        ("a.npz", saved(images=draw(2), labels=np.array([2**63, 0], np.uint64)), "has a label 9223372036854775808;"),
         ("a.npz", saved(images=draw(2), labels=np.zeros(2)), "type float64 for 2 images"),
         ("a.npz", saved(images=np.array([None])), "can't be read.*damaged"),
-        (
-            "a.npz",
-            saved(data=np.zeros((2, 100), np.uint8)),
-            r"shape \(2, 100\); expected \(n, 3 · side · side\)",
-        ),
+        ("a.npz", saved(data=np.zeros((2, 100), np.uint8)), r"shape \(2, 100\); expected \(n, 3 · side · side\)"),
         ("test_batch.bin", record[:-1], "has 3,072 bytes; expected a multiple of 3,073"),
         ("test_batch.bin", b"", "has 0 bytes"),
         ("test_batch.bin", b"\x0a" + record[1:], "has a label 10; expected 0 to 9"),
@@ -267,9 +245,7 @@ def test_folders_that_do_not_fit_together(tmp_path):
     with pytest.raises(UserError, match="no part called valid"):
         read_images(only + ":valid")
     (Path(only) / "data_batch_1.bin").write_bytes(bytes(3073))
-    with pytest.raises(
-        UserError, match=r"several formats, test\.npz \(npz\), data_batch_1\.bin \(CIFAR-10 binary\)"
-    ):
+    with pytest.raises(UserError, match=r"several formats, test\.npz \(npz\), data_batch_1\.bin \(CIFAR-10 binary\)"):
         read_images(only)
     with pytest.raises(UserError, match="has no images in it; expected a folder or file"):
         read_images(folder("empty"))

@@ -13,11 +13,7 @@ ALIGNED = "# STOCKHOLM 1.0\n#=GF ID x\n\na ..MK\nb A-VL\n#=GC RF ..xx\n\na LL.\n
 # name of the file, its content, and the sentence after its path
 DAMAGED = {
     "no header": ("a.fa", "MKV\n>x\nA\n", ", line 1: expected a FASTA header, .* got MKV"),
-    "odd letter": (
-        "a.fa",
-        ">x\nMKV\nM*A\n",
-        r", line 3: '\*' is not an amino acid; expected the letters ACD",
-    ),
+    "odd letter": ("a.fa", ">x\nMKV\nM*A\n", r", line 3: '\*' is not an amino acid; expected the letters ACD"),
     "gap in a sequence": ("a.fa", ">x\nMK-V\n", ", line 2: '-' is not an amino acid"),
     "no sequence": ("a.fa", ">x\n\n>y\nA\n", ", line 1: the sequence of x is empty"),
     "no last sequence": ("a.fa", ">x\nA\n>y\n", ", line 3: the sequence of y is empty"),
@@ -78,9 +74,6 @@ def test_a_file_is_read_as_it_is_asked_for(tmp_path):
 
 
 def test_shared_data(data):
-    count = {
-        name: len(list(read_proteins(data(f"proteins/{name}"))))
-        for name in ("globins45.fasta", "globins4.sto")
-    }
+    count = {name: len(list(read_proteins(data(f"proteins/{name}")))) for name in ("globins45.fasta", "globins4.sto")}
     assert count == {"globins45.fasta": 45, "globins4.sto": 4}
     assert [len(x.sequence) for x in read_proteins(data("proteins/BPT1_BOVIN.fasta"))] == [100, 58]

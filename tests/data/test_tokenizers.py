@@ -83,9 +83,7 @@ def test_a_long_text_is_cut_at_line_ends_without_a_loss(bpe):
 
 
 def test_what_bpe_refuses(bpe):
-    with pytest.raises(
-        UserError, match=r"notes is not UTF-8: byte 0xff at position 70,001.*--tokenizer bytes"
-    ):
+    with pytest.raises(UserError, match=r"notes is not UTF-8: byte 0xff at position 70,001.*--tokenizer bytes"):
         encode(bpe, b"a" * 70_000 + b"\n\xff", "notes")
     with pytest.raises(UserError, match="vocabulary of 257 leaves nothing to merge; expected at least 258"):
         train_bpe([b"abc"], 257)
@@ -100,7 +98,5 @@ def test_amino_acids(tmp_path):
         assert (one.eos_token_id, one.pad_token_id, one.mask_token_id, len(one)) == (26, 26, 27, 28)
         assert one("A<|mask|>D").input_ids == [0, 27, 2]
         assert one("AéD").input_ids == [0, 24, 24, 2]  # in a prompt, X: any
-    with pytest.raises(
-        UserError, match=r"the text has b'\*' at position 2, .* expected ACDEFGHIKLMNPQRSTVWYBJOUXZ\."
-    ):
+    with pytest.raises(UserError, match=r"the text has b'\*' at position 2, .* expected ACDEFGHIKLMNPQRSTVWYBJOUXZ\."):
         encode(tokenizer, b"AC*")

@@ -43,15 +43,11 @@ def test_an_epoch_has_each_token_as_a_target_at_most_once_and_nearly_all(length,
 def test_the_order_depends_on_seed_and_epoch_alone():
     windows = Windows(np.arange(1000), context=7)
     whole = list(WindowSampler(windows, 500, seed=3))
-    assert whole[:200] == list(
-        WindowSampler(windows, 200, seed=3)
-    )  # more steps don't change what comes first
+    assert whole[:200] == list(WindowSampler(windows, 200, seed=3))  # more steps don't change what comes first
     assert len(whole) == len(WindowSampler(windows, 500, seed=3)) == 500
     per_epoch = len(WindowSampler(windows, 1, seed=3).epoch(0))
     assert whole[per_epoch:] != whole[: 500 - per_epoch]
-    assert {start % 7 for start in whole[:per_epoch]} != {
-        start % 7 for start in whole[per_epoch : 2 * per_epoch]
-    }
+    assert {start % 7 for start in whole[:per_epoch]} != {start % 7 for start in whole[per_epoch : 2 * per_epoch]}
     assert whole[:200] != list(WindowSampler(windows, 200, seed=4))
 
 

@@ -20,9 +20,17 @@ KINDS = {
 def build(kind="linear", seed=0, **overrides):
     torch.manual_seed(seed)
     config = TarnnConfig(
-        vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-        initializer_range=0.3, eos_token_id=96, bos_token_id=96, pad_token_id=95, **KINDS[kind] | overrides,
-    )  # fmt: skip
+        vocab_size=97,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        initializer_range=0.3,
+        eos_token_id=96,
+        bos_token_id=96,
+        pad_token_id=95,
+        **KINDS[kind] | overrides,
+    )
     return TarnnForCausalLM(config).eval()
 
 

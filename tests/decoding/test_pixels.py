@@ -8,9 +8,15 @@ from tarnn.decoding.pixels import PixelLoop, pixel_sampler, upper_rows
 from tarnn.models import TarnnForImageGeneration, TarnnImageConfig
 
 TINY = {
-    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
-    "initializer_range": 0.3, "image_height": 4, "image_width": 3, "num_mixtures": 3,
-}  # fmt: skip
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "initializer_range": 0.3,
+    "image_height": 4,
+    "image_width": 3,
+    "num_mixtures": 3,
+}
 
 
 def build(**choices):

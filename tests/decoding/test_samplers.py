@@ -36,9 +36,7 @@ def transformers_draws(logits, seed, temperature, top_k, top_p, min_p=0.0):
 def test_draws_the_tokens_that_transformers_draws(temperature, top_k, top_p):
     for seed in range(5):
         logits = some_logits(seed)
-        ours = sampler(
-            temperature=temperature, top_k=top_k, top_p=top_p, generator=torch.Generator().manual_seed(seed)
-        )
+        ours = sampler(temperature=temperature, top_k=top_k, top_p=top_p, generator=torch.Generator().manual_seed(seed))
         assert torch.equal(ours(logits), transformers_draws(logits, seed, temperature, top_k, top_p))
 
 

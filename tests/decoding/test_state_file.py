@@ -126,11 +126,7 @@ def contents(path):
 def same(a, b):
     """Whether two saved states are alike to the bit."""
     one, other = a.state.tensors() | {"logits": a.logits}, b.state.tensors() | {"logits": b.logits}
-    return (
-        a.recent == b.recent
-        and one.keys() == other.keys()
-        and all(torch.equal(one[k], other[k]) for k in one)
-    )
+    return a.recent == b.recent and one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
 @pytest.fixture
@@ -163,9 +159,7 @@ def first_version(make_model, tmp_path, monkeypatch):
 
     def write(kind):
         model, path = make_model(kind), tmp_path / f"{kind}.state"
-        digest = hashlib.sha256(
-            json.dumps({k: getattr(model.config, k) for k in keys}, sort_keys=True).encode()
-        )
+        digest = hashlib.sha256(json.dumps({k: getattr(model.config, k) for k in keys}, sort_keys=True).encode())
         for name, x in sorted(model.state_dict().items()):
             digest.update(f"{name} {tuple(x.shape)} {x.dtype}".encode() + x.numpy().tobytes())
         loop = loop_after(model, PROMPT)
@@ -222,17 +216,28 @@ WRONG_FIELDS = {
     "other rows": (lambda t, m: t.update({"position": t["position"].repeat(2)}), "for 2 rows"),
     "no rows": (lambda t, m: t.update({"position": t["position"][:0]}), "for 0 rows"),
     "S turned": (lambda t, m: t.update({"layers.0.S": t["layers.0.z"].clone()}), "layers.0.S is"),
-    "keys shorter than values": (lambda t, m: t.update({"layers.1.v": t["layers.1.v"][:, :, 1:].clone()}), "layers.1.v is"),
-    "a cache too short": (lambda t, m: t.update({f"layers.1.{n}": t[f"layers.1.{n}"][:, :, 1:].clone() for n in "kv"}),
-                          "caches hold 6 of 7 tokens"),
+    "keys shorter than values": (
+        lambda t, m: t.update({"layers.1.v": t["layers.1.v"][:, :, 1:].clone()}),
+        "layers.1.v is",
+    ),
+    "a cache too short": (
+        lambda t, m: t.update({f"layers.1.{n}": t[f"layers.1.{n}"][:, :, 1:].clone() for n in "kv"}),
+        "caches hold 6 of 7 tokens",
+    ),
     "an infinity in S": (lambda t, m: t["layers.0.S"].view(-1)[3:4].fill_(torch.inf), "layers.0.S holds NaN"),
     "NaN among the keys": (lambda t, m: t["layers.1.k"].view(-1)[3:4].fill_(torch.nan), "layers.1.k holds NaN"),
     "NaN among the logits": (lambda t, m: t["logits"].view(-1)[3:4].fill_(torch.nan), "logits holds NaN"),
     "a token that is none": (lambda t, m: t["recent"].fill_(97), "recent holds a token"),
     "another position": (lambda t, m: t["position"].fill_(8), "position says 8 tokens, tokens_seen 7"),
-    "a position before the first": (lambda t, m: (t["position"].fill_(-1), m.update(tokens_seen="-1")), "position says -1"),
-    "more tokens than were kept": (lambda t, m: (t["position"].fill_(2**60), m.update(tokens_seen=f"{2**60}")), "caches hold 7"),
-}  # fmt: skip
+    "a position before the first": (
+        lambda t, m: (t["position"].fill_(-1), m.update(tokens_seen="-1")),
+        "position says -1",
+    ),
+    "more tokens than were kept": (
+        lambda t, m: (t["position"].fill_(2**60), m.update(tokens_seen=f"{2**60}")),
+        "caches hold 7",
+    ),
+}
 
 
 @pytest.mark.parametrize("wrong", list(WRONG_FIELDS))

@@ -28,16 +28,7 @@ def furnished(tmp_path_factory):
     (folder / "book.txt").write_text(story(100, 7))
     logging.disable_progress_bar()
     text = ["train", str(folder / "my-books"), "--out", str(folder / "runs/books"), "--sample-tokens", "0"]
-    images = [
-        "train",
-        "digits",
-        "--task",
-        "image",
-        "--out",
-        str(folder / "runs/digits"),
-        "--sample-images",
-        "0",
-    ]
+    images = ["train", "digits", "--task", "image", "--out", str(folder / "runs/digits"), "--sample-images", "0"]
     for argv in (text, [*images, "--class-conditional"]):
         assert main([*argv, *SMALL]) == 0
     return folder

@@ -38,9 +38,7 @@ def test_commands_run_as_pasted(block: Block, workplace, capfd):
         if line.startswith(NOT_RUN):
             check_script(words)
             continue
-        assert words[0] == "tarnn", (
-            f"{block.place}: what is {line!r}? Add it to NOT_RUN, or write a tarnn command."
-        )
+        assert words[0] == "tarnn", f"{block.place}: what is {line!r}? Add it to NOT_RUN, or write a tarnn command."
         argv = shortened(words[1:]) if words[1:2] == ["train"] else words[1:]
         assert main(argv) == 0, (line, capfd.readouterr().err[-2000:])
 
@@ -104,9 +102,7 @@ def test_every_decision_is_in_the_index_once_with_a_status():
     rows = (ROOT / "docs/decisions/README.md").read_text().splitlines()
     for note in NOTES:
         found = [row for row in rows if row.startswith("| [") and f"]({note.name})" in row.split(" | ")[0]]
-        assert len(found) == 1, (
-            f"{note.name} stands in {len(found)} rows of docs/decisions/README.md, not in one"
-        )
+        assert len(found) == 1, f"{note.name} stands in {len(found)} rows of docs/decisions/README.md, not in one"
         status = found[0].split(" | ")[1]
         assert status.startswith(("accepted", "superseded by [", "superseded in part: ")), found[0]
         for later in re.findall(r"\]\(([^)]+)\)", status):

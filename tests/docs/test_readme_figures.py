@@ -23,9 +23,7 @@ def decimal_bytes(n: int) -> str:
 
 def test_one_token_costs_what_decode_measured():
     points = json.loads((RESULTS / "decode.json").read_text())["results"]
-    found = {
-        (name.split(",")[0], p["batch_size"], p["position"]): p for name, of in points.items() for p in of
-    }
+    found = {(name.split(",")[0], p["batch_size"], p["position"]): p for name, of in points.items() for p in of}
     for position, batch_size, *cells in rows_behind("| position | batch |"):
         at = int(batch_size), int(position.replace(",", ""))
         expected = []
@@ -40,8 +38,7 @@ def test_attention_costs_what_attention_measured():
     found = {
         (c["method"], c["t"], c["backward"]): c["ms"]
         for c in cells
-        if (c["d"], c["dtype"], c["causal"], c["layout"], c["cold"])
-        == (64, "float32", True, "heads-first", False)
+        if (c["d"], c["dtype"], c["causal"], c["layout"], c["cold"]) == (64, "float32", True, "heads-first", False)
     }
     for t, *measured in rows_behind("| t | tarnn, forward |"):
         at = int(t.replace(",", ""))
@@ -51,9 +48,7 @@ def test_attention_costs_what_attention_measured():
 
 def test_generate_takes_what_was_measured():
     at = json.loads((RESULTS / "generate.json").read_text())["results"]["256 × 8"]
-    ours, int8, llama = (
-        at["timings"][x]["ms"] / 128 for x in ("generate", "generate, int8", "generate, Llama")
-    )
+    ours, int8, llama = (at["timings"][x]["ms"] / 128 for x in ("generate", "generate, int8", "generate, Llama"))
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert (
         f"{ours:.1f} ms with {at['parameters']['tarnn'] / 1e6:.1f} M parameters on two CPU cores, {int8:.1f} ms with int8"

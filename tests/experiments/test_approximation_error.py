@@ -61,9 +61,7 @@ def test_random_data(script, data_of, pictures, tmp_path):
 
 def test_a_trained_language_model(script, data_of, data):
     path = data("stories260k") / "stories260K.bin"
-    code, *_ = script(
-        "approximation_error", "--quick", *TINY, "--draws", 2, "--features", 64, "--stories", path
-    )
+    code, *_ = script("approximation_error", "--quick", *TINY, "--draws", 2, "--features", 64, "--stories", path)
     assert code == 0
     found = data_of("approximation_error")["results"]["stories260K"]
     median = {name: sorted(errors["64"])[len(errors["64"]) // 2] for name, errors in found.items()}
@@ -93,9 +91,7 @@ def test_the_trained_model_tells_its_story(data):
 def encoder(tmp_path):
     folder = tmp_path / "encoder"
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=12, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
-    )
+    config = BertConfig(vocab_size=12, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
     BertModel(config).save_pretrained(folder)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefg"]
     (folder / "vocab.txt").write_text("\n".join(words))

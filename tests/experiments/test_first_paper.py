@@ -43,9 +43,17 @@ def test_a_model_that_copies_is_seen_to_copy():
 
 
 TINY = {
-    "updates": 6, "drop_at": 4, "every": 2, "length": 8, "hidden": 16, "layers": 1, "batch_size": 4, "heads": 4,
-    "seed": 0, "save_every": 3,
-}  # fmt: skip
+    "updates": 6,
+    "drop_at": 4,
+    "every": 2,
+    "length": 8,
+    "hidden": 16,
+    "layers": 1,
+    "batch_size": 4,
+    "heads": 4,
+    "seed": 0,
+    "save_every": 3,
+}
 
 
 def test_a_copy_run_that_was_stopped_goes_on(tmp_path):
@@ -72,9 +80,7 @@ def test_a_copy_run_that_was_stopped_goes_on(tmp_path):
 
 def test_the_copy_task(script, data_of, pictures, folder):
     tiny = ("--updates", 30, "--drop-at", 20, "--every", 10, "--length", 8, "--hidden", 16, "--layers", 1)
-    code, out, _ = script(
-        "copy_task", "--quick", *tiny, "--batch-size", 4, "--heads", 4, "--runs", folder / "runs"
-    )
+    code, out, _ = script("copy_task", "--quick", *tiny, "--batch-size", 4, "--heads", 4, "--runs", folder / "runs")
     assert code == 0
     data = data_of("copy_task")
     assert set(data["results"]) >= {"softmax", "linear"}
@@ -125,11 +131,7 @@ def test_time_and_memory(script, data_of, pictures, folder):
     assert code == 0
     data = data_of("time_memory")
     for method in ("softmax, matrix", "softmax, fused", "linear"):
-        assert [(p["length"], p["batch_size"]) for p in data["results"][method]] == [
-            (16, 4),
-            (32, 2),
-            (64, 1),
-        ]
+        assert [(p["length"], p["batch_size"]) for p in data["results"][method]] == [(16, 4), (32, 2), (64, 1)]
         assert data["slopes"][method]["time"] is not None
     assert "| slope |" in (folder / "time_memory.md").read_text()
     times, sizes = map(lines_of, pictures["time_memory.png"].axes)
@@ -184,18 +186,15 @@ def test_a_step_of_the_measurement_is_a_step_of_the_model(method, monkeypatch):
     monkeypatch.setattr(model.head, "forward", lambda x: seen.append(x.shape) or head(x))
     drawn = []
     monkeypatch.setattr(
-        image_speed, "pixel_sampler",
+        image_speed,
+        "pixel_sampler",
         lambda *_, **__: lambda p: drawn.append(p.shape) or torch.zeros(len(p), dtype=torch.long),
-    )  # fmt: skip
-    make = (
-        image_speed.prefixes if method == "softmax, recomputed" else image_speed.states
-    )  # here, the model's own step
+    )
+    make = image_speed.prefixes if method == "softmax, recomputed" else image_speed.states  # here, the model's own step
     before = []
     embed = model.embed
     monkeypatch.setattr(
-        model,
-        "embed",
-        lambda ids, places, c: before.append((ids.shape, int(places.max()))) or embed(ids, places, c),
+        model, "embed", lambda ids, places, c: before.append((ids.shape, int(places.max()))) or embed(ids, places, c)
     )
     step = make(model, 3)(17)
     step()
@@ -246,17 +245,7 @@ def mnist(tmp_path):
 
 
 def test_image_bits(script, data_of, pictures, tmp_path, mnist):
-    options = (
-        "--quick",
-        "--mnist",
-        mnist,
-        "--runs",
-        tmp_path / "runs",
-        "--test-images",
-        5,
-        "--batch-size",
-        2,
-    )
+    options = ("--quick", "--mnist", mnist, "--runs", tmp_path / "runs", "--test-images", 5, "--batch-size", 2)
     code, *_ = script("image_bits", *options)
     assert code == 0
     data = data_of("image_bits")
@@ -276,6 +265,4 @@ def test_image_bits(script, data_of, pictures, tmp_path, mnist):
     assert script("image_bits", *options)[0] == 0
     assert [log.read_text() for log in logs] == before
     assert script("image_bits", *options, "--updates", 15)[0] == 0
-    assert all(
-        log.read_text().startswith(old) and '"step": 15' in log.read_text() for log, old in zip(logs, before)
-    )
+    assert all(log.read_text().startswith(old) and '"step": 15' in log.read_text() for log, old in zip(logs, before))

@@ -12,9 +12,11 @@ def value_of(tokens):
     functions = {"[MAX": "max", "[MIN": "min", "[MED": "median", "[SM": "modulo"}
     text = "".join(f"{functions[x]}([" if x in functions else "])," if x == "]" else f"{x}," for x in tokens)
     names = {
-        "max": max, "min": min, "modulo": lambda x: sum(x) % 10,
+        "max": max,
+        "min": min,
+        "modulo": lambda x: sum(x) % 10,
         "median": lambda x: (sorted(x)[(len(x) - 1) // 2] + sorted(x)[len(x) // 2]) // 2,
-    }  # fmt: skip
+    }
     return eval(text, {"__builtins__": {}}, names)[0]
 
 
@@ -33,9 +35,7 @@ def reviews(tmp_path):
     for name in ("train", "test"):
         rows = [f"{i % 2}\t{i}\tx\t{'a good one' if i % 2 else 'a bad one'}\n" for i in range(16)]
         (tmp_path / f"{name}.tsv").write_text("".join(rows))
-        (tmp_path / f"{name}.tsv").rename(
-            tmp_path / f"{name}.tsv.gz"
-        )  # read by what it holds, not by its name
+        (tmp_path / f"{name}.tsv").rename(tmp_path / f"{name}.tsv.gz")  # read by what it holds, not by its name
     return tmp_path
 
 

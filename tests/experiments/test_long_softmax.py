@@ -22,18 +22,14 @@ def books(tmp_path):
     folder, words = tmp_path / "books", random.Random(0)
     folder.mkdir()
     for i, name in enumerate(("one.txt", "two.txt.gz", "pride_and_prejudice.txt.gz")):
-        text = "".join(
-            words.choice(["the cat ", "a hat ", "sat on ", "the mat.\n"]) for _ in range(400 + i)
-        ).encode()
+        text = "".join(words.choice(["the cat ", "a hat ", "sat on ", "the mat.\n"]) for _ in range(400 + i)).encode()
         (folder / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
     return folder
 
 
 @pytest.fixture
 def experiment(script, books, tmp_path):
-    return lambda *options: script(
-        "long_softmax", "--books", books, "--runs", tmp_path / "runs", *TINY, *options
-    )
+    return lambda *options: script("long_softmax", "--books", books, "--runs", tmp_path / "runs", *TINY, *options)
 
 
 def test_runs_at_equal_steps_and_what_is_written(experiment, data_of, pictures, tmp_path):

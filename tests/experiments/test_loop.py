@@ -13,9 +13,14 @@ def test_a_logged_loss_is_the_mean_since_the_line_before(tmp_path):
 
     def trained(steps):
         return train(
-            tmp_path, model, lambda model, step: model.weight.sum() * 0 + losses[step], steps, every=2, learning_rate=0.1,
+            tmp_path,
+            model,
+            lambda model, step: model.weight.sum() * 0 + losses[step],
+            steps,
+            every=2,
+            learning_rate=0.1,
             measure=lambda model: {},
-        )  # fmt: skip
+        )
 
     assert [x["loss"] for x in trained(3).curve] == pytest.approx([4.0, 1.0])
     assert [(x["step"], x["loss"]) for x in trained(6).curve] == [(2, 4.0), (3, 1.0), (4, 2.0), (6, 5.5)]

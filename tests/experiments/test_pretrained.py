@@ -43,9 +43,7 @@ def test_recall_over_distances_with_slots_and_controls(script, data, data_of, tm
     )
     code, out, _ = script("pretrained", "--quick", *options)
     assert code == 0
-    found = {
-        name.removeprefix("recall, "): x["right"] for name, x in data_of("pretrained")["results"].items()
-    }
+    found = {name.removeprefix("recall, "): x["right"] for name, x in data_of("pretrained")["results"].items()}
     assert set(found) == {*ROWS, "slots alone", "equal bytes of both", "features and slots, seed 0"}
     assert len(found["softmax"]) == 10
     assert "pair, 12 w" in out

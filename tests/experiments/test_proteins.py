@@ -33,8 +33,12 @@ def test_families_are_held_out(sequences, monkeypatch):
     options.data, options.test_sequences = sequences, 3
     data = proteins.split(options)
     assert data.facts == {
-        "training": 9, "training residues": 720, "test": 3, "of held-out families": 3, "left out, like those": 1,
-    }  # fmt: skip
+        "training": 9,
+        "training residues": 720,
+        "test": 3,
+        "of held-out families": 3,
+        "left out, like those": 1,
+    }
     assert sorted(map(len, data.ood)) == [30, 50, 60]
     assert len(data.train) == 9 * 81
     found = proteins.empirical(data)["test"]
@@ -59,9 +63,7 @@ def test_what_is_guessed():
 def test_each_sequence_counts_as_if_it_were_alone(direction, monkeypatch):
     """Padding, and the order of the sequences, change nothing."""
     monkeypatch.setattr("sys.argv", ["proteins.py", "--quick"])
-    model = proteins.build(
-        direction, "elu + 1", proteins.parse(proteins.__file__, "", proteins.FULL, proteins.QUICK)
-    )
+    model = proteins.build(direction, "elu + 1", proteins.parse(proteins.__file__, "", proteins.FULL, proteins.QUICK))
     rows = [np.arange(n) % 20 for n in (17, 5, 9)]
     together = proteins.evaluate(direction, model.eval(), rows, 16)
     if direction == "unidirectional":
@@ -72,16 +74,7 @@ def test_each_sequence_counts_as_if_it_were_alone(direction, monkeypatch):
 
 
 def test_runs_and_goes_on(script, data_of, pictures, sequences, tmp_path):
-    options = (
-        "--quick",
-        "--data",
-        sequences,
-        "--runs",
-        tmp_path / "runs",
-        "--only",
-        "softmax",
-        "Performer-ReLU",
-    )
+    options = ("--quick", "--data", sequences, "--runs", tmp_path / "runs", "--only", "softmax", "Performer-ReLU")
     code, out, _ = script("proteins", *options)
     assert code == 0
     found = data_of("proteins")["results"]
@@ -107,16 +100,7 @@ def test_sequences_that_are_not_there(script):
 def test_amino_acids_by_attention(script, data_of, pictures, sequences, data, tmp_path):
     for name in ("BLOSUM62.txt", "BPT1_BOVIN.fasta"):
         (sequences / name).write_bytes(data(f"proteins/{name}").read_bytes())
-    given = (
-        "--quick",
-        "--data",
-        sequences,
-        "--runs",
-        tmp_path / "runs",
-        "--only",
-        "softmax",
-        "Performer-ReLU",
-    )
+    given = ("--quick", "--data", sequences, "--runs", tmp_path / "runs", "--only", "softmax", "Performer-ReLU")
     code, _, err = script("amino_acids", *given)
     assert (code, "experiments/proteins.py makes it" in err) == (1, True)
     script("proteins", *given, "--long", 0)

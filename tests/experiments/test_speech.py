@@ -25,9 +25,12 @@ def recordings(tmp_path):
     for part, texts in (("train", ["NO", "A NO", "NO NO", "A A"]), ("test", ["NO A", "A"])):
         lengths = np.array([20 + 5 * i for i in range(len(texts))])
         np.savez(
-            an4 / f"{part}.npz", features=random.normal(size=(lengths.sum(), 13)).astype(np.float16),
-            offsets=np.append(0, lengths.cumsum()), ids=[f"u{i}" for i in range(len(texts))], text=texts,
-        )  # fmt: skip
+            an4 / f"{part}.npz",
+            features=random.normal(size=(lengths.sum(), 13)).astype(np.float16),
+            offsets=np.append(0, lengths.cumsum()),
+            ids=[f"u{i}" for i in range(len(texts))],
+            text=texts,
+        )
     with zipfile.ZipFile(fsdd / "recordings.zip", "w") as archive:
         for name in ("0_a_0", "1_a_9", "2_a_1", "7_b_40", "9_b_8"):
             with wave.open(file := io.BytesIO(), "wb") as sound:
@@ -45,9 +48,7 @@ def options(recordings, monkeypatch):
 
 
 def test_what_is_read(options):
-    phones, letters, digits = (
-        speech.read(f"{x}", options) for x in ("an4 phones", "an4 letters", "fsdd letters")
-    )
+    phones, letters, digits = (speech.read(f"{x}", options) for x in ("an4 phones", "an4 letters", "fsdd letters"))
     assert phones.symbols.text_of(phones.train[1].ids, " ") == "AH N OW"
     assert letters.symbols.text_of(letters.train[1].ids) == "A|NO"
     assert {digits.symbols.text_of(x.ids) for x in digits.train} == {"ONE", "SEVEN", "NINE"}

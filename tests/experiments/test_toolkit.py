@@ -36,13 +36,7 @@ def parsed(monkeypatch):
 
 def test_settings_are_the_full_ones_the_quick_ones_and_what_is_said_over_them(parsed):
     full = parsed()
-    assert (full.steps, full.widths, full.rate, full.fast, full.data) == (
-        9,
-        [5, 6],
-        None,
-        False,
-        Path("there"),
-    )
+    assert (full.steps, full.widths, full.rate, full.fast, full.data) == (9, [5, 6], None, False, Path("there"))
     quick = parsed("--quick", "--widths", 3, 4, "--rate", 0.5, "--fast")
     assert (quick.steps, quick.widths, quick.rate, quick.fast) == (2, [3, 4], 0.5, True)
     facts = {"steps": 2, "widths": [3, 4], "rate": 0.5, "fast": True, "data": "there", "quick": True}
@@ -109,9 +103,7 @@ def test_every_script_finds_the_toolkit_of_its_checkout(folder):
         "|".join(x.stem for x in siblings_of(folder)),
     )
     for name, text in scripts.items():
-        assert not re.search(
-            rf"^(from scripts|(from|import) ({siblings})\\b)", text.partition(finds)[0], re.M
-        ), name
+        assert not re.search(rf"^(from scripts|(from|import) ({siblings})\\b)", text.partition(finds)[0], re.M), name
 
 
 def siblings_of(folder):
@@ -124,5 +116,5 @@ def test_scripts_run_from_anywhere_without_installation(script, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     run = subprocess.run(
         [sys.executable, ROOT / script, "--help"], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )  # fmt: skip
+    )
     assert "--out" in run.stdout, run.stderr

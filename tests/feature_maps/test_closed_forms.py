@@ -27,9 +27,7 @@ def gaussian_mean(f):
     return (density @ f(u[:, None], u[None]) @ density).item()
 
 
-@pytest.mark.parametrize(
-    "function", [torch.relu, torch.abs, torch.sigmoid, torch.nn.functional.gelu, torch.exp]
-)
+@pytest.mark.parametrize("function", [torch.relu, torch.abs, torch.sigmoid, torch.nn.functional.gelu, torch.exp])
 def test_generalized_is_the_mean_over_projections(function):
     """x, y in the plane: ω·x and ω·y are sums of two normal numbers."""
     x, y = torch.tensor([0.6, 0.2], dtype=torch.float64), torch.tensor([0.3, -0.5], dtype=torch.float64)
@@ -73,11 +71,14 @@ def test_exp_keeps_its_scale_apart():
 
 def test_signs_of_functions():
     assert [GeneralizedFeatures(f).positive for f in ("relu", "exp", "abs", "sigmoid", "gelu", "cos")] == [
-        True, True, True, True, False, False,
-    ]  # fmt: skip
-    assert not GeneralizedFeatures(
-        torch.sin
-    ).positive  # one's own is taken to be signed, unless said otherwise
+        True,
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert not GeneralizedFeatures(torch.sin).positive  # one's own is taken to be signed, unless said otherwise
     assert GeneralizedFeatures(torch.cosh, positive=True).positive
 
 
@@ -118,9 +119,7 @@ def test_cosformer_steps():
 def test_definitions_agree_with_the_reference():
     """The quadratic form of this file is that of ops/reference.py where the cosine is 1."""
     q, k, v = normal(1, 2, 9, 5).abs(), normal(1, 2, 9, 5, seed=2).abs(), normal(1, 2, 9, 3, seed=3)
-    assert torch.allclose(
-        cosformer_definition(q, k, v, 10**9, True), reference.quadratic(q, k, v, causal=True)
-    )
+    assert torch.allclose(cosformer_definition(q, k, v, 10**9, True), reference.quadratic(q, k, v, causal=True))
 
 
 @pytest.mark.parametrize(

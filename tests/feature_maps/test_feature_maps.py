@@ -11,10 +11,7 @@ from tarnn.numerics import wide
 from tarnn.ops import linear_attention, reference, step
 
 D = 6
-TWO_SIDED = (
-    feature_maps.Reparametrized,
-    feature_maps.QueryClusters,
-)  # queries and keys have features of their own
+TWO_SIDED = (feature_maps.Reparametrized, feature_maps.QueryClusters)  # queries and keys have features of their own
 SEED = {"head_dim": D, "seed": 0}
 MAPS = {
     **ELEMENTWISE,
@@ -37,15 +34,11 @@ MAPS = {
     "optimal with heads": feature_maps.OptimalRandomFeatures(num_features=11, num_heads=2, **SEED),
     "sderf": feature_maps.SderfFeatures(num_features=11, **SEED),
     "sderf with heads": feature_maps.SderfFeatures(num_features=11, num_heads=2, **SEED),
-    "reparametrized": feature_maps.Reparametrized(
-        feature_maps.PositiveRandomFeatures(num_features=11, **SEED)
-    ),
+    "reparametrized": feature_maps.Reparametrized(feature_maps.PositiveRandomFeatures(num_features=11, **SEED)),
     "reparametrized with heads": feature_maps.Reparametrized(
         feature_maps.OptimalRandomFeatures(num_features=11, num_heads=2, **SEED), num_heads=2
     ),
-    "reparametrized sderf": feature_maps.Reparametrized(
-        feature_maps.SderfFeatures(num_features=11, **SEED)
-    ),
+    "reparametrized sderf": feature_maps.Reparametrized(feature_maps.SderfFeatures(num_features=11, **SEED)),
     "reparametrized, signed": feature_maps.Reparametrized(
         feature_maps.TrigonometricRandomFeatures(num_features=10, **SEED), balance=False
     ),
@@ -53,18 +46,17 @@ MAPS = {
     "generalized gelu": feature_maps.GeneralizedFeatures("gelu", epsilon=0.0),
     "generalized, user's": feature_maps.GeneralizedFeatures(torch.cosh, positive=True),
     "generalized random relu": feature_maps.GeneralizedRandomFeatures(num_features=11, **SEED),
-    "generalized random exp": feature_maps.GeneralizedRandomFeatures(
-        num_features=11, function="exp", **SEED
-    ),
-    "generalized random cos": feature_maps.GeneralizedRandomFeatures(
-        num_features=11, function="cos", **SEED
-    ),
+    "generalized random exp": feature_maps.GeneralizedRandomFeatures(num_features=11, function="exp", **SEED),
+    "generalized random cos": feature_maps.GeneralizedRandomFeatures(num_features=11, function="cos", **SEED),
     "generalized random, user's": feature_maps.GeneralizedRandomFeatures(
-        num_features=11, function=torch.nn.functional.softplus, positive=True,
-        h=lambda x: 1 / (1 + x.square().sum(-1)), **SEED,
+        num_features=11,
+        function=torch.nn.functional.softplus,
+        positive=True,
+        h=lambda x: 1 / (1 + x.square().sum(-1)),
+        **SEED,
     ),
     "taylor": feature_maps.Taylor(),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(params=MAPS)
@@ -132,9 +124,7 @@ def test_scaled_is_the_map_with_its_scale_apart(phi, side):
 @pytest.mark.parametrize("side", SIDES)
 def test_gradients(phi, side):
     """The scale is a constant under autograd, and the gradient through the features is the whole."""
-    assert torch.autograd.gradcheck(
-        lambda x: applied(phi, x, side), inputs().requires_grad_(), fast_mode=True
-    )
+    assert torch.autograd.gradcheck(lambda x: applied(phi, x, side), inputs().requires_grad_(), fast_mode=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -189,9 +179,7 @@ def test_kernels_compute_the_same_map(phi):
 
 def test_elu_by_hand_and_to_the_last_digit():
     x = torch.tensor([-40.0, -1.0, 0.0, 3.0])
-    assert torch.allclose(
-        feature_maps.Elu()(x), torch.tensor([4.248354e-18, 0.36787944, 1.0, 4.0]), rtol=1e-6, atol=0
-    )
+    assert torch.allclose(feature_maps.Elu()(x), torch.tensor([4.248354e-18, 0.36787944, 1.0, 4.0]), rtol=1e-6, atol=0)
 
 
 def test_polynomial_is_the_kernel_exactly():
@@ -226,9 +214,7 @@ def test_hedgehog_starts_as_two_softmaxes_and_gives_each_key_head_its_queries():
     torch.nn.init.normal_(fresh.weight)
     alone = feature_maps.Hedgehog(D)
     alone.weight.data = fresh.weight.data[1:]
-    assert torch.allclose(
-        fresh(x)[:, 2:], alone(x[:, 2:])
-    )  # 4 query heads, 2 maps: heads 2 and 3 have the second
+    assert torch.allclose(fresh(x)[:, 2:], alone(x[:, 2:]))  # 4 query heads, 2 maps: heads 2 and 3 have the second
 
 
 @pytest.mark.parametrize(
@@ -239,10 +225,7 @@ def test_hedgehog_starts_as_two_softmaxes_and_gives_each_key_head_its_queries():
         (lambda: feature_maps.Dpfp(4)(torch.ones(2)), r"nu < 2·head_dim = 4; got nu = 4"),
         (lambda: feature_maps.Hedgehog(D, num_features=7), r"even num_features.*got 7"),
         (lambda: feature_maps.Hedgehog(D)(torch.ones(1, 2, 3, 5)), r"head_dim = 6; got \(1, 2, 3, 5\)"),
-        (
-            lambda: feature_maps.Hedgehog(D, num_heads=3)(torch.ones(1, 2, 3, D)),
-            r"3 heads needs.*got \(1, 2, 3, 6\)",
-        ),
+        (lambda: feature_maps.Hedgehog(D, num_heads=3)(torch.ones(1, 2, 3, D)), r"3 heads needs.*got \(1, 2, 3, 6\)"),
     ],
 )
 def test_errors(make, message):

@@ -22,11 +22,9 @@ MAKE = {
     "sderf": lambda: SderfFeatures(D, 12, seed=0, fit="call"),
     "centred, balanced": lambda: Reparametrized(PositiveRandomFeatures(D, 12, seed=0), fit="call"),
     "saderf": lambda: Reparametrized(OptimalRandomFeatures(D, 12, seed=0, fit="call"), centre=False, fit="call"),
-    "centred sderf": lambda: Reparametrized(
-        SderfFeatures(D, 12, seed=0, fit="call"), balance=False, fit="call"
-    ),
+    "centred sderf": lambda: Reparametrized(SderfFeatures(D, 12, seed=0, fit="call"), balance=False, fit="call"),
     "all of it": lambda: Reparametrized(OptimalRandomFeatures(D, 12, seed=0, fit="call"), fit="call"),
-}  # fmt: skip
+}
 
 
 def normal(*shape, seed=1):
@@ -86,10 +84,7 @@ def test_packed_sequences_have_spreads_of_their_own():
 
 def test_merged_spreads_are_that_of_all():
     q, _, _ = data()
-    parts, whole = (
-        [spread_of(q[:, :, a:b], 2, full=True) for a, b in ((0, 3), (3, 11))],
-        spread_of(q, 2, full=True),
-    )
+    parts, whole = ([spread_of(q[:, :, a:b], 2, full=True) for a, b in ((0, 3), (3, 11))], spread_of(q, 2, full=True))
     for found, expected in zip(parts[0].merged(parts[1]), whole, strict=True):
         assert torch.allclose(found, expected)
     flat = q.transpose(0, 1).unflatten(0, (2, 2)).flatten(1, 3)  # (2, 3·2·11, D)
@@ -177,9 +172,7 @@ def test_padded_is_cut(name):
     mask = torch.arange(11)[None].expand(3, -1) < 7
     q[:, :, 7:], k[:, :, 7:] = 100.0, torch.nan
     phi = MAKE[name]().double()
-    padded = linear_attention(
-        q, k, v, phi.fitted(q, k, query_mask=mask, key_mask=mask), causal=False, key_mask=mask
-    )
+    padded = linear_attention(q, k, v, phi.fitted(q, k, query_mask=mask, key_mask=mask), causal=False, key_mask=mask)
     q, k, v = (x[:, :, :7] for x in (q, k, v))
     assert torch.allclose(padded[:, :, :7], linear_attention(q, k, v, phi.fitted(q, k), causal=False))
 

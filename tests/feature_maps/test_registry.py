@@ -59,8 +59,14 @@ def test_centring_is_an_option_of_maps_of_softmax_only():
     assert isinstance(made, feature_maps.Reparametrized)
     assert (made.centre, made.balance, made.num_heads, made.feature_map.num_draws) == (True, False, 3, 10)
     assert {name for name in names() if "centre" in options_of(name)} == {
-        "favor", "hyperbolic", "smreg", "oprf", "saderf", "sderf", "trigonometric"
-    }  # fmt: skip
+        "favor",
+        "hyperbolic",
+        "smreg",
+        "oprf",
+        "saderf",
+        "sderf",
+        "trigonometric",
+    }
     with pytest.raises(ValueError, match="'elu' has no option 'centre'; it takes none"):
         make("elu", head_dim=8, centre=True)
 
@@ -78,7 +84,7 @@ def test_centring_is_an_option_of_maps_of_softmax_only():
         (lambda: described(as_feature_map(nn.ReLU(), head_dim=8)), ValueError, r"OwnMap has no name.*register"),
         (lambda: map_for("hedgehog", torch.ones(1, 4)), ValueError, r"to be trained: make it.*Hedgehog\(…\)"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.refusals
 def test_refusals(call, error, message):
     with pytest.raises(error, match=message):

@@ -62,11 +62,7 @@ INNER = {
 @pytest.mark.parametrize("backend", ["compiled", "plain"])
 @pytest.mark.parametrize(
     ("inner", "centre"),
-    [
-        *itertools.product(("positive", "optimal"), (0.0, 10.0, 100.0)),
-        ("trigonometric", 0.0),
-        ("trigonometric", 1.0),
-    ],
+    [*itertools.product(("positive", "optimal"), (0.0, 10.0, 100.0)), ("trigonometric", 0.0), ("trigonometric", 1.0)],
 )
 @pytest.mark.parametrize("dtype", SIXTEEN)
 def test_reparametrized_moves_without_rounding(dtype, inner, centre, backend):

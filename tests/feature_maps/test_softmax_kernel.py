@@ -86,9 +86,7 @@ def test_unbiased(name, d):
 def test_the_gaussian_kernel():
     x, y = pair(16)
     phi = GaussianRandomFeatures(16, 100_000, sigma=1.3, seed=0).double()
-    assert (phi(x) @ phi(y)).item() == pytest.approx(
-        (-(x - y).square().sum() / (2 * 1.3**2)).exp().item(), abs=0.01
-    )
+    assert (phi(x) @ phi(y)).item() == pytest.approx((-(x - y).square().sum() / (2 * 1.3**2)).exp().item(), abs=0.01)
 
 
 def test_the_scale_is_that_of_the_product_and_applied_once():
@@ -179,12 +177,8 @@ def test_less_variance_where_it_is_claimed():
     plain = error(lambda seed: PositiveRandomFeatures(16, seed=seed))  # 0.072
     optimal = error(lambda seed: OptimalRandomFeatures(16, seed=seed))  # 0.040
     sderf = error(lambda seed: SderfFeatures(16, seed=seed))  # 0.030
-    centred = error(
-        lambda seed: Reparametrized(PositiveRandomFeatures(16, seed=seed), balance=False)
-    )  # 0.048
-    balanced = error(
-        lambda seed: Reparametrized(PositiveRandomFeatures(16, seed=seed), centre=False)
-    )  # 0.026
+    centred = error(lambda seed: Reparametrized(PositiveRandomFeatures(16, seed=seed), balance=False))  # 0.048
+    balanced = error(lambda seed: Reparametrized(PositiveRandomFeatures(16, seed=seed), centre=False))  # 0.026
     saderf = error(lambda seed: Reparametrized(OptimalRandomFeatures(16, seed=seed), centre=False))  # 0.014
     both = error(lambda seed: Reparametrized(PositiveRandomFeatures(16, seed=seed)))  # 0.009
     all_three = error(lambda seed: Reparametrized(OptimalRandomFeatures(16, seed=seed)))  # 0.005
@@ -216,10 +210,7 @@ def test_shifting_all_keys_changes_nothing_where_they_are_centred():
 def test_no_norm_overflows(name, size):
     """In float32 as in float64, though the features themselves are e^(±5000) where vectors are 100 long."""
     phi = UNBIASED[name](8, 24, seed=0)
-    q, k, v = (
-        x.float()
-        for x in (size * normal(1, 2, 20, 8), size * normal(1, 2, 20, 8, seed=2), normal(1, 2, 20, 3))
-    )
+    q, k, v = (x.float() for x in (size * normal(1, 2, 20, 8), size * normal(1, 2, 20, 8, seed=2), normal(1, 2, 20, 3)))
     o = linear_attention(q, k, v, phi, causal=True)
     (fq, _), (fk, w) = phi.queries(q.double()), phi.keys(k.double())
     eps = default_eps(torch.float32)  # sums below it fade to zero, instead of becoming noise
@@ -308,7 +299,7 @@ def test_in_autocast_the_exponents_stay_in_float32():
             r"3 heads needs.*got \(1, 2, 5, 4\)",
         ),
     ],
-)  # fmt: skip
+)
 @pytest.mark.refusals
 def test_errors(make, message):
     with pytest.raises(ValueError, match=message):

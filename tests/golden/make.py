@@ -39,10 +39,7 @@ def shape_of(array: Array) -> list[int]:
 
 def as_json(array: Array) -> Any:
     """Nested lists of float64, or of truth values."""
-    shape, flat = (
-        shape_of(array),
-        [x if isinstance(x := array[at], bool) else float(x) for at in sorted(array)],
-    )
+    shape, flat = (shape_of(array), [x if isinstance(x := array[at], bool) else float(x) for at in sorted(array)])
     assert len(flat) == prod(shape)
     for size in reversed(shape[1:]):
         flat = [flat[i : i + size] for i in range(0, len(flat), size)]
@@ -59,9 +56,17 @@ MAPS: dict[str, Callable[[Any], Any]] = {
 
 
 def linear_attention(
-    q: Array, k: Array, v: Array, *, feature_map: str = "elu", causal: bool = True, normalize: bool = True,
-    key_mask: Array | None = None, log_decay: Array | None = None, key_log_weight: Array | None = None,
-) -> Array:  # fmt: skip
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    feature_map: str = "elu",
+    causal: bool = True,
+    normalize: bool = True,
+    key_mask: Array | None = None,
+    log_decay: Array | None = None,
+    key_log_weight: Array | None = None,
+) -> Array:
     """o_i = Σ_j w_ij v_j / Σ_j w_ij, w_ij = Σ_c e^(weight_j + D_ijc) φ(q_i)_c φ(k_j)_c, D the decays in (j, i]."""
     phi, out = MAPS[feature_map], {}
     for h, i in product(range(HEADS), range(T)):
@@ -128,8 +133,10 @@ def attention_cases() -> dict[str, Any]:
     mask: Array = {(0, j): j not in (1, 4) for j in range(T)}
     weight = numbers(4, 1, KEY_HEADS, T)
     decays = {
-        "head": numbers(5, KEY_HEADS), "token": numbers(6, 1, KEY_HEADS, T), "channel": numbers(7, 1, KEY_HEADS, T, D),
-    }  # fmt: skip
+        "head": numbers(5, KEY_HEADS),
+        "token": numbers(6, 1, KEY_HEADS, T),
+        "channel": numbers(7, 1, KEY_HEADS, T, D),
+    }
     decays = {name: {at: -abs(x) for at, x in decay.items()} for name, decay in decays.items()}
     calls: dict[str, dict[str, Any]] = {name: {"feature_map": name} for name in MAPS if name != "identity"}
     calls |= {f"{name}, full": {"feature_map": name, "causal": False} for name in ("elu", "relu", "exp")}
@@ -149,9 +156,7 @@ def attention_cases() -> dict[str, Any]:
         found.append({"name": name, "options": shown, "o": as_json(o)})
     grad, names = numbers(8, 1, HEADS, T, E), ("log_decay", "key_log_weight")
     slopes = gradients(
-        lambda xs: linear_attention(*xs[:3], **dict(zip(names, xs[3:]))),
-        [q, k, v, decays["channel"], weight],
-        grad,
+        lambda xs: linear_attention(*xs[:3], **dict(zip(names, xs[3:]))), [q, k, v, decays["channel"], weight], grad
     )
     S, z = final_state(k, v)
     softmax = [
@@ -159,22 +164,24 @@ def attention_cases() -> dict[str, Any]:
         for causal, m in ((True, None), (False, None), (False, mask))
     ]
     return {
-        "inputs": [as_json(x) for x in (q, k, v)], "linear": found, "softmax": softmax,
+        "inputs": [as_json(x) for x in (q, k, v)],
+        "linear": found,
+        "softmax": softmax,
         "state": {"S": as_json(S), "z": as_json(z)},
         "gradients": {
-            "log_decay": as_json(decays["channel"]), "key_log_weight": as_json(weight), "grad": as_json(grad),
+            "log_decay": as_json(decays["channel"]),
+            "key_log_weight": as_json(weight),
+            "grad": as_json(grad),
             "found": [as_json(x) for x in slopes],
         },
-    }  # fmt: skip
+    }
 
 
 def feature_cases() -> dict[str, Any]:
     n, m, d = 3, 4, 3
     x, omega, A = numbers(11, n, d), numbers(12, m, d), mpf(-3) / 16
     scaled = {at: value / mpf(d) ** mpf("0.25") for at, value in x.items()}
-    products = {
-        (i, j): sum(omega[j, c] * scaled[i, c] for c in range(d)) for i, j in product(range(n), range(m))
-    }
+    products = {(i, j): sum(omega[j, c] * scaled[i, c] for c in range(d)) for i, j in product(range(n), range(m))}
     half = [sum(scaled[i, c] ** 2 for c in range(d)) / 2 for i in range(n)]
     square = [sum(omega[j, c] ** 2 for c in range(d)) for j in range(m)]
     rows = [(i, j) for i, j in product(range(n), range(m))]
@@ -205,10 +212,16 @@ def feature_cases() -> dict[str, Any]:
         for i, shift, c in product(range(n), range(2), range(2 * d))
     }
     return {
-        "x": as_json(x), "omega": as_json(omega), "A": float(A), "positive": as_json(positive),
-        "hyperbolic": as_json(hyperbolic), "optimal": as_json(optimal), "trigonometric": as_json(trigonometric),
-        "relu": as_json(relu), "dpfp": as_json(dpfp),
-    }  # fmt: skip
+        "x": as_json(x),
+        "omega": as_json(omega),
+        "A": float(A),
+        "positive": as_json(positive),
+        "hyperbolic": as_json(hyperbolic),
+        "optimal": as_json(optimal),
+        "trigonometric": as_json(trigonometric),
+        "relu": as_json(relu),
+        "dpfp": as_json(dpfp),
+    }
 
 
 def position_cases() -> dict[str, Any]:
@@ -229,7 +242,7 @@ def swiglu_case() -> dict[str, Any]:
     n, hidden, inner = 3, 4, 5
     x, gate, up, down = (
         numbers(31 + i, *s) for i, s in enumerate([(n, hidden), (inner, hidden), (inner, hidden), (hidden, inner)])
-    )  # fmt: skip
+    )
     out = {}
     for i in range(n):
         mixed = []
@@ -237,10 +250,7 @@ def swiglu_case() -> dict[str, Any]:
             a, b = (sum(w[j, c] * x[i, c] for c in range(hidden)) for w in (gate, up))
             mixed.append(a / (1 + exp(-a)) * b)
         out |= {(i, c): sum(down[c, j] * mixed[j] for j in range(inner)) for c in range(hidden)}
-    return {
-        name: as_json(a)
-        for name, a in (("x", x), ("gate", gate), ("up", up), ("down", down), ("out", out))
-    }  # fmt: skip
+    return {name: as_json(a) for name, a in (("x", x), ("gate", gate), ("up", up), ("down", down), ("out", out))}
 
 
 def mixture_case() -> dict[str, Any]:
@@ -264,9 +274,12 @@ def mixture_case() -> dict[str, Any]:
 
 def main() -> None:
     cases = {
-        "attention": attention_cases(), "features": feature_cases(), "positions": position_cases(),
-        "swiglu": swiglu_case(), "logistic_mixture": mixture_case(),
-    }  # fmt: skip
+        "attention": attention_cases(),
+        "features": feature_cases(),
+        "positions": position_cases(),
+        "swiglu": swiglu_case(),
+        "logistic_mixture": mixture_case(),
+    }
     lines = ",\n".join(f'"{name}": {json.dumps(case)}' for name, case in cases.items())
     Path(__file__).with_name("values.json").write_text(f"{{\n{lines}\n}}\n")
 

@@ -63,10 +63,7 @@ def test_rows_can_be_reordered_repeated_and_picked(model, ids):
     operations = {
         "reorder": (lambda c, i: c.reorder_cache(i), torch.tensor([2, 2, 0])),
         "pick": (lambda c, i: c.batch_select_indices(i), torch.tensor([1, 0])),
-        "pick by mask": (
-            lambda c, i: c.batch_select_indices(torch.tensor([True, False, True])),
-            torch.tensor([0, 2]),
-        ),
+        "pick by mask": (lambda c, i: c.batch_select_indices(torch.tensor([True, False, True])), torch.tensor([0, 2])),
         "repeat": (lambda c, i: c.batch_repeat_interleave(2), torch.tensor([0, 0, 1, 1, 2, 2])),
     }
     for name, (operation, index) in operations.items():
@@ -74,9 +71,7 @@ def test_rows_can_be_reordered_repeated_and_picked(model, ids):
         operation(cache, index)
         n = len(index)
         logits = model(token.expand(n, 1), past_key_values=cache, attention_mask=one_more[index]).logits
-        torch.testing.assert_close(
-            logits, plain[index], rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        torch.testing.assert_close(logits, plain[index], rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_an_empty_cache_can_be_reordered_too(make_model):
@@ -100,9 +95,7 @@ def test_static_cache(model, ids):
     x = ids(2, 8)
     cache = StaticCache(config=model.config, max_cache_len=8)
     model(x[:, :7], past_key_values=cache)
-    torch.testing.assert_close(
-        logits_after(model, cache, x[:, 7:]), model(x).logits[:, -1], rtol=1e-9, atol=1e-9
-    )
+    torch.testing.assert_close(logits_after(model, cache, x[:, 7:]), model(x).logits[:, -1], rtol=1e-9, atol=1e-9)
     if "tarnn_softmax" in model.config.layer_types:
         with pytest.raises(ValueError, match="the key/value cache is full: it holds 8 positions"):
             logits_after(model, cache, x[:, :1])

@@ -189,10 +189,7 @@ def test_dropout_is_for_training_only(make_model, ids):
 def test_the_paper_model(make_model):
     model = make_model("paper")
     block = model.model.layers[0]
-    assert model.model.embed_tokens.weight.shape == (
-        37,
-        16,
-    )  # half of the channels; the other half is the place
+    assert model.model.embed_tokens.weight.shape == (37, 16)  # half of the channels; the other half is the place
     assert model.lm_head.weight.shape == (37, 32)
     assert block.attention.q_proj.bias is not None
     assert not block.pre_norm
@@ -218,11 +215,7 @@ def test_the_paper_model(make_model):
             "goes without a cache",
         ),
         (
-            lambda m, x: {
-                "input_ids": x[:1],
-                "cu_seqlens": torch.tensor([0, 5]),
-                "attention_mask": torch.ones(1, 5),
-            },
+            lambda m, x: {"input_ids": x[:1], "cu_seqlens": torch.tensor([0, 5]), "attention_mask": torch.ones(1, 5)},
             "without attention_mask",
         ),
     ],

@@ -14,11 +14,7 @@ from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnModel
 def test_a_saved_model_is_the_same_function(model, ids, tmp_path):
     x = ids(2, 6)
     model.save_pretrained(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-    ]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "generation_config.json", "model.safetensors"]
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(loaded) is TarnnForCausalLM
     assert not loaded.training

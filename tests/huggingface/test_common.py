@@ -53,9 +53,7 @@ def test_all_missing_weights_are_started(make, tmp_path):
     fresh = type(model)(model.config)
     for (name, a), (_, b) in zip(loaded.named_parameters(), fresh.named_parameters(), strict=True):
         assert a.isfinite().all(), name
-        assert a.std(correction=0).item() == pytest.approx(b.std(correction=0).item(), rel=0.3, abs=1e-6), (
-            name
-        )
+        assert a.std(correction=0).item() == pytest.approx(b.std(correction=0).item(), rel=0.3, abs=1e-6), name
     for (name, a), (_, b) in zip(loaded.named_buffers(), fresh.named_buffers(), strict=True):
         torch.testing.assert_close(a, b, msg=name)
 

@@ -13,9 +13,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
 ]
-SMALL = {
-    "vocab_size": 11, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24,
-}  # fmt: skip
+SMALL = {"vocab_size": 11, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
 
 
 @pytest.fixture(autouse=True)
@@ -64,9 +62,17 @@ def test_the_trainer_with_torch_compile(tmp_path):
     for compiled in (False, True):
         torch.manual_seed(0)
         arguments = TrainingArguments(
-            tmp_path, max_steps=3, per_device_train_batch_size=4, torch_compile=compiled, use_cpu=True, report_to="none",
-            learning_rate=1e-2, logging_steps=1, disable_tqdm=True, save_strategy="no",
-        )  # fmt: skip
+            tmp_path,
+            max_steps=3,
+            per_device_train_batch_size=4,
+            torch_compile=compiled,
+            use_cpu=True,
+            report_to="none",
+            learning_rate=1e-2,
+            logging_steps=1,
+            disable_tqdm=True,
+            save_strategy="no",
+        )
         rows = [{"input_ids": x, "labels": x} for x in ids]
         trainer = Trainer(TarnnForCausalLM(TarnnConfig(**SMALL)), arguments, train_dataset=rows)
         trainer.train()

@@ -26,9 +26,7 @@ def alone(model, documents):
 @pytest.mark.parametrize("collator", COLLATORS)
 def test_flattened_batches(make_model, ids, collator):
     """transformers' collator of documents, but for the labels at seams, which the model itself leaves out."""
-    for kind in (
-        ("plain", "hybrid") if collator == "from 2" else ("linear", "paper", "hybrid", "random features")
-    ):
+    for kind in ("plain", "hybrid") if collator == "from 2" else ("linear", "paper", "hybrid", "random features"):
         model, documents = make_model(kind).train(), [ids(1, n) for n in LENGTHS]
         batch = DataCollatorWithFlattening(**COLLATORS[collator])(
             [{"input_ids": x[0].tolist()} for x in documents], return_tensors="pt"
@@ -46,10 +44,7 @@ def test_packed_is_alone(model, ids):
     results = []
     positions = torch.cat([torch.arange(n) for n in LENGTHS])[None]
     x = torch.cat(documents, dim=1)
-    for run in (
-        lambda: model(x, labels=x, position_ids=positions)[:2],
-        lambda: alone(model, documents)[::-1],
-    ):
+    for run in (lambda: model(x, labels=x, position_ids=positions)[:2], lambda: alone(model, documents)[::-1]):
         model.zero_grad()
         loss, logits = run()
         (loss + logits.square().mean()).backward()
@@ -96,10 +91,7 @@ def test_what_is_no_packing(make_model, ids):
     ("arguments", "message"),
     [
         ({"position_ids": torch.tensor([[0, 1, 0, 1]]), "use_cache": True}, "goes without a cache"),
-        (
-            {"cu_seq_lens_q": torch.tensor([0, 4]), "attention_mask": torch.ones(1, 4)},
-            "without attention_mask",
-        ),
+        ({"cu_seq_lens_q": torch.tensor([0, 4]), "attention_mask": torch.ones(1, 4)}, "without attention_mask"),
         ({"cu_seq_lens_q": torch.tensor([0, 2, 4]), "cu_seq_lens_k": torch.tensor([0, 4])}, "must equal"),
     ],
 )

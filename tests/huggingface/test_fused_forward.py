@@ -131,11 +131,7 @@ def test_a_model_that_is_large_or_not_served_takes_its_own_step(make_model, ids,
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"output_hidden_states": True},
-        {"labels": torch.tensor([[5], [6]])},
-        {"logits_to_keep": torch.tensor([0])},
-    ],
+    [{"output_hidden_states": True}, {"labels": torch.tensor([[5], [6]])}, {"logits_to_keep": torch.tensor([0])}],
     ids=["hidden states", "labels", "places"],
 )
 def test_what_asks_for_more_gets_it(make_model, ids, steps, options):
@@ -195,10 +191,7 @@ def test_fewer_bits_change_the_logits_a_little(make_model, ids):
 
 def test_two_models_and_two_threads_at_once(make_model, ids):
     """Each thread's generate has a step of its own, and an assistant's is not its model's."""
-    model, other = (
-        make_model("hybrid").float(),
-        make_model("default", hidden_size=16, num_hidden_layers=1).float(),
-    )
+    model, other = (make_model("hybrid").float(), make_model("default", hidden_size=16, num_hidden_layers=1).float())
     prompts = [ids(2, 5) for _ in range(4)]
     expected, found = [generated(model, x, None) for x in prompts], {}
 
@@ -390,11 +383,13 @@ def test_where_memory_is_short_the_model_takes_its_own_step(make_model, ids, mon
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"is_causal": False}, "got is_causal=False"), ({"foo": None}, "no argument 'foo'"),
-        ({"input_ids": torch.zeros(3, 1, dtype=torch.long)}, None), ({"position_ids": torch.tensor([[1, 2]] * 2)}, None),
+        ({"is_causal": False}, "got is_causal=False"),
+        ({"foo": None}, "no argument 'foo'"),
+        ({"input_ids": torch.zeros(3, 1, dtype=torch.long)}, None),
+        ({"position_ids": torch.tensor([[1, 2]] * 2)}, None),
         ({"attention_mask": torch.ones(2, 3)}, "attention_mask must be"),
     ],
-)  # fmt: skip
+)
 def test_what_forward_refuses_is_refused(make_model, ids, options, error):
     model, raised = make_model("default", position="learned", max_position_embeddings=64).float(), []
     for weights in (None, "float32"):

@@ -26,9 +26,13 @@ from tarnn.models import (
 )
 
 SIZES = {
-    "vocab_size": 37, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0,
+    "vocab_size": 37,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "pad_token_id": 0,
     "initializer_range": 0.3,
-}  # fmt: skip
+}
 FAVOR = {"feature_map": "favor", "feature_map_options": {"favor": {"num_features": 12}}}
 BACKBONES = {
     "linear": {"causal": False},
@@ -121,9 +125,7 @@ def test_loss_is_its_formula(head, kind, ids):
     torch.testing.assert_close(out.loss.float(), expected)
     if head in ("masked", "token"):
         none = model(x, labels=labels.index_fill(1, torch.arange(4), -100)).loss
-        torch.testing.assert_close(
-            none.float(), cross_entropy(logits[:, 4:].flatten(0, 1), labels[:, 4:].flatten())
-        )
+        torch.testing.assert_close(none.float(), cross_entropy(logits[:, 4:].flatten(0, 1), labels[:, 4:].flatten()))
     assert model(x, labels=labels, return_dict=False)[0] == out.loss
 
 
@@ -131,9 +133,7 @@ def test_loss_is_its_formula(head, kind, ids):
 def test_a_sequence_is_its_mean_or_its_last_token(ids):
     for kind, stands in (("linear", lambda x: x.mean(1)), ("causal", lambda x: x[:, -1])):
         model, x = build("sequence", kind), ids(2, 9)
-        torch.testing.assert_close(
-            model(x).logits, model.classifier(stands(model.model(x).last_hidden_state))
-        )
+        torch.testing.assert_close(model(x).logits, model.classifier(stands(model.model(x).last_hidden_state)))
 
 
 @torch.no_grad()
@@ -216,9 +216,7 @@ class TestFrames:
         labels = torch.tensor([[4, 4, 7], [9, -100, -100]])
         out = model(input_features=frames, attention_mask=mask, labels=labels)
         logs = out.logits.float().log_softmax(-1).transpose(0, 1)
-        expected = ctc_loss(
-            logs, torch.tensor([4, 4, 7, 9]), torch.tensor([6, 3]), torch.tensor([3, 1]), blank=0
-        )
+        expected = ctc_loss(logs, torch.tensor([4, 4, 7, 9]), torch.tensor([6, 3]), torch.tensor([3, 1]), blank=0)
         torch.testing.assert_close(out.loss.float(), expected)
 
     @torch.no_grad()
@@ -289,9 +287,7 @@ def test_pipelines():
     best = pipeline("fill-mask", model=model, tokenizer=tokenizer)("a<mask>c", top_k=2)
     assert [re.sub(r"(?s)^a(.*)c$", r"\1", x["sequence"]) for x in best] == [x["token_str"] for x in best]
     model = TarnnForSequenceClassification(TarnnConfig(**sizes, **labels))
-    rows = pipeline("text-classification", model=model, tokenizer=tokenizer)(
-        ["abc", "a longer one"], batch_size=2
-    )
+    rows = pipeline("text-classification", model=model, tokenizer=tokenizer)(["abc", "a longer one"], batch_size=2)
     assert {row["label"] for row in rows} <= {"bad", "good"}
     model = TarnnForTokenClassification(TarnnConfig(**sizes, **labels))
     found = pipeline("token-classification", model=model, tokenizer=tokenizer, ignore_labels=[])("abc")

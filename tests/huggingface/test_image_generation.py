@@ -11,9 +11,15 @@ from tarnn.models.image_configuration import START
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # the fast interface returns float32 parameters
 TINY = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
-    "initializer_range": 0.3, "image_height": 3, "image_width": 4, "num_mixtures": 3,
-}  # fmt: skip
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "initializer_range": 0.3,
+    "image_height": 3,
+    "image_width": 4,
+    "num_mixtures": 3,
+}
 KINDS = {
     "grid": {},
     "paper": None,
@@ -40,9 +46,7 @@ def draw(model, batch=3, seed=1):
     config, generator = model.config, torch.Generator().manual_seed(seed)
     shape = (batch, config.image_height, config.image_width, config.num_channels)
     pixels = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    labels = (
-        torch.randint(0, config.num_classes, (batch,), generator=generator) if config.num_classes else None
-    )
+    labels = torch.randint(0, config.num_classes, (batch,), generator=generator) if config.num_classes else None
     return pixels, labels
 
 
@@ -101,9 +105,7 @@ def test_loss_nats_and_bits(model):
     torch.testing.assert_close(out.nats, expected.sum(-1))
     torch.testing.assert_close(out.loss, expected.mean())
     torch.testing.assert_close(model.bits_per_dim(pixels, labels), expected.sum(-1) / n / math.log(2))
-    alone = [
-        model.bits_per_dim(pixels[i : i + 1], None if labels is None else labels[i : i + 1]) for i in range(3)
-    ]
+    alone = [model.bits_per_dim(pixels[i : i + 1], None if labels is None else labels[i : i + 1]) for i in range(3)]
     torch.testing.assert_close(torch.cat(alone), model.bits_per_dim(pixels, labels))
 
 
@@ -235,11 +237,7 @@ def test_a_language_model_has_no_grid():
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        (
-            "grid",
-            lambda x: (x[:, :2], None),
-            r"images are \(b, 3, 4, 1\): batch, height, .*; got \(3, 2, 4, 1\)",
-        ),
+        ("grid", lambda x: (x[:, :2], None), r"images are \(b, 3, 4, 1\): batch, height, .*; got \(3, 2, 4, 1\)"),
         ("grid", lambda x: (x[..., 0], None), r"got \(3, 3, 4\)"),
         ("grid", lambda x: (x[:0], None), r"got \(0, 3, 4, 1\)"),
         ("grid", lambda x: (x.float(), None), "integers from 0 to 255, best as uint8; got torch.float32"),

@@ -11,9 +11,13 @@ from transformers import AutoModel, AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2S
 from tarnn.models import TarnnForConditionalGeneration, TarnnSeq2SeqConfig, TarnnSeq2SeqModel
 
 SIZES = {
-    "vocab_size": 37, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "eos_token_id": 2,
+    "vocab_size": 37,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "eos_token_id": 2,
     "initializer_range": 0.3,
-}  # fmt: skip
+}
 KINDS = {
     "linear": {"encoder_layers": 1},
     "softmax": {"attention": "softmax", "position": "rotary"},
@@ -67,9 +71,7 @@ def test_a_padded_source_is_a_cut_one(model, source, ids):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "options", [{}, {"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}], ids=str)
 def test_generate_with_a_cache_is_without(model, source, options):
     x, mask = source
     wanted = {"attention_mask": mask, "max_new_tokens": 7, "do_sample": False, **options}
@@ -184,10 +186,7 @@ def test_the_body_alone(model, source, ids, tmp_path):
     target = ids(2, 3)
     out = body(*source, decoder_input_ids=target)
     torch.testing.assert_close(
-        model.lm_head(out.last_hidden_state),
-        model(*source, decoder_input_ids=target).logits,
-        rtol=1e-9,
-        atol=1e-9,
+        model.lm_head(out.last_hidden_state), model(*source, decoder_input_ids=target).logits, rtol=1e-9, atol=1e-9
     )
     body.save_pretrained(tmp_path / "body")
     again = TarnnForConditionalGeneration.from_pretrained(tmp_path / "body")

@@ -13,9 +13,7 @@ SOUND = np.random.default_rng(0).normal(0, 0.1, 4000).astype(np.float32)
 
 def test_rates_and_lengths_that_do_not_fit():
     front = SpeechFeatures(20, 8000, num_filters=20)
-    with pytest.raises(
-        UserError, match=r"a\.wav has 44,100 samples per second; expected 8,000, as in training"
-    ):
+    with pytest.raises(UserError, match=r"a\.wav has 44,100 samples per second; expected 8,000, as in training"):
         front.check(SOUND, 44100, "a.wav")
     with pytest.raises(UserError, match="has 100 samples, less than one frame of 200"):
         front(SOUND[:100], sampling_rate=8000)
@@ -27,9 +25,18 @@ def test_frames_are_those_of_transformers():
     front = SpeechFeatures(20, 8000, num_filters=20)
     bank = mel_filter_bank(129, 20, 20.0, 4000.0, 8000, norm=None, mel_scale="htk")
     expected = spectrogram(
-        SOUND, window_function(200, "hamming"), 200, 80, 256, power=2.0, center=False, preemphasis=0.97,
-        mel_filters=bank, log_mel="log", mel_floor=1e-10,
-    ).T  # fmt: skip
+        SOUND,
+        window_function(200, "hamming"),
+        200,
+        80,
+        256,
+        power=2.0,
+        center=False,
+        preemphasis=0.97,
+        mel_filters=bank,
+        log_mel="log",
+        mel_floor=1e-10,
+    ).T
     np.testing.assert_allclose(front.frames(SOUND), expected, rtol=1e-4, atol=1e-4)
 
 

@@ -23,9 +23,7 @@ def strided(*shape: int, dtype=torch.float32) -> torch.Tensor:
     return torch.rand(*shape[:-2], shape[-1], shape[-2], dtype=dtype).mT
 
 
-def a_call(
-    *, causal=True, packed=False, channels=False, projected=False, state=True, h=4, dtype=torch.float32
-) -> Call:
+def a_call(*, causal=True, packed=False, channels=False, projected=False, state=True, h=4, dtype=torch.float32) -> Call:
     """A call that has everything, each tensor laid out in a way of its own; decays and log-weights as narrow as q."""
     b, g, t, d, e = (1 if packed else 3), 2, 11, 6, 5
     n = 3 if packed else b
@@ -34,19 +32,33 @@ def a_call(
     f = 7 if projected else d
     decay = -strided(b, g, t, *[f] * channels, dtype=dtype)
     return Call(
-        q, strided(b, g, t, d, dtype=dtype), torch.randn(b, g, 2 * t, e, dtype=dtype)[:, :, ::2],
-        decay if causal else None, strided(b, g, t, dtype=dtype),
+        q,
+        strided(b, g, t, d, dtype=dtype),
+        torch.randn(b, g, 2 * t, e, dtype=dtype)[:, :, ::2],
+        decay if causal else None,
+        strided(b, g, t, dtype=dtype),
         *((strided(n, g, f, e, dtype=wide), strided(n, g, f, dtype=wide)) if state else (None, None)),
         *((strided(1, g, f, d), strided(1, g, f)) if projected else (None, None)),
-        torch.zeros(n, g, dtype=wide) if state else None, torch.rand(b, t) > 0.3,
-        torch.tensor([0, 4, 4, t], dtype=torch.int32) if packed else None, "exp" if projected else "elu", causal,
-    )._replace(eps=1e-30)  # fmt: skip
+        torch.zeros(n, g, dtype=wide) if state else None,
+        torch.rand(b, t) > 0.3,
+        torch.tensor([0, 4, 4, t], dtype=torch.int32) if packed else None,
+        "exp" if projected else "elu",
+        causal,
+    )._replace(eps=1e-30)
 
 
 VARIANTS = [
-    {}, {"causal": False}, {"channels": True, "projected": True}, {"packed": True}, {"packed": True, "causal": False},
-    {"projected": True}, {"state": False}, {"state": False, "causal": False, "packed": True}, {"h": 0}, {"h": 0, "packed": True},
-]  # fmt: skip
+    {},
+    {"causal": False},
+    {"channels": True, "projected": True},
+    {"packed": True},
+    {"packed": True, "causal": False},
+    {"projected": True},
+    {"state": False},
+    {"state": False, "causal": False, "packed": True},
+    {"h": 0},
+    {"h": 0, "packed": True},
+]
 
 
 def all_results(backend, call: Call) -> tuple[Outputs, Gradients]:

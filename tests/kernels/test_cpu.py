@@ -36,13 +36,7 @@ def test_low_precision_costs_at_most_twice_the_definitions_error(mode, dtype):
 @pytest.mark.parametrize("mode", MODES)
 def test_every_width(mode, d, e):
     holds(mode, d=d, e=e, b=1, t=33)
-    sizes = {
-        "d": d,
-        "e": e,
-        "b": 1,
-        "t": 33,
-        "seed": 2,
-    }  # with seed 0 an argument of relu is 3e-7, so its sign is luck
+    sizes = {"d": d, "e": e, "b": 1, "t": 33, "seed": 2}  # with seed 0 an argument of relu is 3e-7, so its sign is luck
     narrow, wide = (Call(drawn(mode, **sizes, dtype=x)) for x in ("float32", "float64"))
     wide.inputs, wide.grads = [x.double() for x in narrow.inputs], [x.double() for x in narrow.grads]
     found = errors(
@@ -178,14 +172,7 @@ def test_same_bits_whatever_the_number_of_threads(mode, way):
     """Sequences of 1,100 are cut into stretches where there is one head; with tiny chunks, into many. Of five heads that lie
     side by side, one thread takes all together, two take fewer."""
     t = {"tiny": 150, "side by side": 140}.get(way, 1100)
-    words = {
-        "b": 1,
-        "g": 1,
-        "t": t,
-        "s": t,
-        "dtype": "float32",
-        "way": "packed" if way == "packed" else "whole",
-    }
+    words = {"b": 1, "g": 1, "t": t, "s": t, "dtype": "float32", "way": "packed" if way == "packed" else "whole"}
     if way == "side by side":
         words |= {"g": 5, "d": 32, "e": 32, "layouts": ("as projected",) * 4}
     results = []

@@ -137,15 +137,14 @@ def test_the_gradient_of_a_decay_for_each_head_is_rounded_once(dtype):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is set and read as Linux does it")
-@pytest.mark.skipif(
-    "ASAN_OPTIONS" in os.environ, reason="the sanitizer ends a process that has no memory left"
-)
+@pytest.mark.skipif("ASAN_OPTIONS" in os.environ, reason="the sanitizer ends a process that has no memory left")
 def test_without_memory_a_call_raises_and_harms_nothing():
     run = subprocess.run(
         [sys.executable, TESTS / "support/out_of_memory.py"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+    )
     assert run.stdout.split() == ["of_a_thread", "of_the_whole", "of_backward", "of_a_step"], run.stderr
 
 
@@ -153,11 +152,7 @@ def test_the_maximum_decays_once_where_there_are_no_features():
     """M goes on across stretches also where a map has no features: what it decays by was counted twice there."""
     torch.manual_seed(0)
     q, v = torch.randn(1, 1, 4096, 0), torch.randn(1, 1, 4096, 2)
-    options = {
-        "causal": True,
-        "log_decay": torch.full((1, 1, 4096), -0.01),
-        "key_log_weight": torch.zeros(1, 1, 4096),
-    }
+    options = {"causal": True, "log_decay": torch.full((1, 1, 4096), -0.01), "key_log_weight": torch.zeros(1, 1, 4096)}
     options["key_log_weight"][:, :, 0] = 100.0
 
     def maximum():

@@ -52,15 +52,20 @@ def test_sums_are_rounded_once_to_the_nearest_even(dtype):
     bits = torch.randint(-(2**31), 2**31, (1 << 17,), generator=generator).to(torch.int32)
     last = 16 if dtype == torch.bfloat16 else 13  # bits that are rounded away
     ties = (bits >> last << last) + (1 << last - 1)
-    edge = torch.tensor(
-        [65504.0, 65519.99, 65520.0, 65536.0, 3.3895e38, 3.3961e38, 3.4e38, 2**-25, 2**-24 * 1.5]
-    )
+    edge = torch.tensor([65504.0, 65519.99, 65520.0, 65536.0, 3.3895e38, 3.3961e38, 3.4e38, 2**-25, 2**-24 * 1.5])
     S = torch.cat([*(x.view(torch.float32) for x in (bits, ties, ties - 1, ties + 1)), edge, -edge])
     S = flushed(S)
     none = torch.ones(1, 1, 1, 1, dtype=dtype)
     state = LinearState(S[None, None, None], torch.ones(1, 1, 1))
-    o = linear_attention(none, none[:, :, :0], none.expand(1, 1, 1, len(S))[:, :, :0], MAPS["identity"],
-                         causal=False, normalize=False, state=state)  # fmt: skip
+    o = linear_attention(
+        none,
+        none[:, :, :0],
+        none.expand(1, 1, 1, len(S))[:, :, :0],
+        MAPS["identity"],
+        causal=False,
+        normalize=False,
+        state=state,
+    )
     assert same_bits([o.flatten()], [S.to(dtype)])
 
 
@@ -72,15 +77,7 @@ def test_sixteen_bits_cost_one_rounding(mode, dtype):
     a, (q, k, v) = given.drawn, given.inputs[:3]
     options = dict(zip(given.names, given.inputs[3:]))
     narrow = make_call(
-        q,
-        k,
-        v,
-        given.feature_map,
-        causal=a.causal,
-        normalize=a.normalize,
-        eps=None,
-        key_mask=given.mask,
-        **options,
+        q, k, v, given.feature_map, causal=a.causal, normalize=a.normalize, eps=None, key_mask=given.mask, **options
     ).call
     wide = narrow._replace(**{x: getattr(narrow, x).float() for x in "qkv"})
     outputs, wide_outputs = cpu.forward(narrow), cpu.forward(wide)

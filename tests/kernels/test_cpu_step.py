@@ -37,9 +37,7 @@ def test_steps_are_the_definition(mode, dtype, way):
     holds(mode, dtype=dtype, way=way, t=9, masked=False, junk="")
 
 
-@pytest.mark.parametrize(
-    ("d", "e"), [(1, 16), (16, 1), (3, 15), (31, 17), (17, 33), (33, 48), (64, 65), (65, 130)]
-)
+@pytest.mark.parametrize(("d", "e"), [(1, 16), (16, 1), (3, 15), (31, 17), (17, 33), (33, 48), (64, 65), (65, 130)])
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_every_width(weights, d, e):
     """Against the parallel form in float64; float32 has vectors of another length."""
@@ -48,9 +46,13 @@ def test_every_width(weights, d, e):
         q, k, v, phi, state, options = one_token(weights, dtype, d, e)
         o, after = step(q, k, v, phi, state, **options)
         expected, end = linear_attention(
-            *(x.double() for x in (q, k, v)), phi, causal=True, state=state.map(torch.Tensor.double),
-            return_state=True, **options,
-        )  # fmt: skip
+            *(x.double() for x in (q, k, v)),
+            phi,
+            causal=True,
+            state=state.map(torch.Tensor.double),
+            return_state=True,
+            **options,
+        )
         assert relative_error(o, expected) < most
         for name, x in after.tensors().items():
             assert relative_error(x, end.tensors()[name]) < most

@@ -21,6 +21,7 @@ def test_lesser_instruction_sets(isa):
     run = subprocess.run(
         [sys.executable, TESTS / "support/isa_against_eager.py"],
         env={**os.environ, "TARNN_ISA": isa, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
-        capture_output=True, text=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+    )
     assert run.stdout.strip() == f"compiled, {isa}", run.stderr

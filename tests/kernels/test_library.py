@@ -42,8 +42,11 @@ def chosen():
 def in_a_process(code: str, **environment: str) -> str:
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
-        env={**os.environ, **environment}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return run.stdout.strip()
 
 

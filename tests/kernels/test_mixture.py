@@ -23,9 +23,7 @@ def test_the_same_values_from_the_same_seed(shape, temperature):
 
 
 def test_values_stay_in_their_range():
-    parameters = torch.tensor(
-        [[0.0, 50.0, 1.0], [0.0, -50.0, 1.0], [0.0, float("nan"), 1.0], [0.0, 0.0, 500.0]]
-    )
+    parameters = torch.tensor([[0.0, 50.0, 1.0], [0.0, -50.0, 1.0], [0.0, float("nan"), 1.0], [0.0, 0.0, 500.0]])
     values = LogisticMixture(1).sample(parameters.repeat(500, 1)).view(500, 4)
     assert values[:, :3].unique(dim=0).tolist() == [[255, 0, 0]]
     assert values[:, 3].unique().numel() > 1  # a scale beyond the bounds is the largest

@@ -84,9 +84,7 @@ def test_whole_numbers_are_the_model_with_rounded_weights_and_activations(kind, 
     torch.manual_seed(width)
     choices = {"norm_position": "post", "norm": "layer", "mlp": "gelu", "bias": True} if batch % 2 else {}
     model = TarnnForCausalLM(
-        TarnnConfig(
-            hidden_size=width, num_hidden_layers=1, num_attention_heads=4, initializer_range=0.2, **choices
-        )
+        TarnnConfig(hidden_size=width, num_hidden_layers=1, num_attention_heads=4, initializer_range=0.2, **choices)
     ).eval()
     alike, worst = share_alike(model, FusedStep(model, kind), batch, steps=3 if batch > 20 else 9)
     assert alike > 0.6 or batch < 5

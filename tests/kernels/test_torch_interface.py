@@ -19,10 +19,23 @@ pytestmark = pytest.mark.skipif(
 
 def compiles(source: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [COMPILER, "-std=c++20", "-fsyntax-only", "-DTORCH_TARGET_VERSION=0x020a000000000000", "-x", "c++", "-",
-         "-I", CSRC, "-isystem", INCLUDE],
-        input=source, capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            COMPILER,
+            "-std=c++20",
+            "-fsyntax-only",
+            "-DTORCH_TARGET_VERSION=0x020a000000000000",
+            "-x",
+            "c++",
+            "-",
+            "-I",
+            CSRC,
+            "-isystem",
+            INCLUDE,
+        ],
+        input=source,
+        capture_output=True,
+        text=True,
+    )
 
 
 def test_declarations_are_torchs_own():

@@ -76,24 +76,18 @@ def test_cross_attention_stands_between_attention_and_mlp(options):
     _, read_once = block.cross_attention(x, context, key_mask=mask, return_state=True)
     torch.testing.assert_close(block(x, cross={"state": read_once}), expected)
     state = block.attention.new_state(2)
-    first, _ = block.step(
-        x[:, :1], state, cross={"state": read_once}, positions=torch.zeros(2, 1, dtype=torch.long)
-    )
+    first, _ = block.step(x[:, :1], state, cross={"state": read_once}, positions=torch.zeros(2, 1, dtype=torch.long))
     torch.testing.assert_close(first, expected[:, :1])
 
 
 def test_a_block_with_cross_attention_needs_something_to_read():
-    block = TarnnBlock(
-        TarnnConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2), 0, context_size=10
-    )
+    block = TarnnBlock(TarnnConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2), 0, context_size=10)
     with pytest.raises(ValueError, match="cross attention needs a context, or the state"):
         block(torch.randn(1, 3, 16))
 
 
 def test_an_encoder_sees_both_sides():
-    config = TarnnConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, decay="none", position="rotary"
-    )
+    config = TarnnConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, decay="none", position="rotary")
     both = TarnnConfig(**config.to_diff_dict() | {"causal": False})
     encoder, decoder = TarnnModel(both).eval(), TarnnModel(config).eval()
     ids = torch.randint(0, 257, (2, 9))

@@ -3,14 +3,7 @@
 import pytest
 import torch
 
-from tarnn.attention import (
-    ChannelDecay,
-    HeadDecay,
-    LinearAttention,
-    NoAttention,
-    SoftmaxAttention,
-    TokenDecay,
-)
+from tarnn.attention import ChannelDecay, HeadDecay, LinearAttention, NoAttention, SoftmaxAttention, TokenDecay
 from tarnn.feature_maps import Dpfp, Elu, Hedgehog, PositiveRandomFeatures, Reparametrized, names
 from tarnn.feature_maps.registry import MAPS
 from tarnn.models import TarnnConfig, TarnnForCausalLM
@@ -24,15 +17,14 @@ def attentions(**options):
 
 def test_patterns_become_layers():
     layers = attentions(
-        attention=["linear", "softmax", "none", "linear"], feature_map=["elu", "dpfp"], position="rotary",
-        rotary_base=77.0, decay="none", feature_map_options={"dpfp": {"nu": 3}},
-    )  # fmt: skip
-    assert [type(layer) for layer in layers] == [
-        LinearAttention,
-        SoftmaxAttention,
-        NoAttention,
-        LinearAttention,
-    ]
+        attention=["linear", "softmax", "none", "linear"],
+        feature_map=["elu", "dpfp"],
+        position="rotary",
+        rotary_base=77.0,
+        decay="none",
+        feature_map_options={"dpfp": {"nu": 3}},
+    )
+    assert [type(layer) for layer in layers] == [LinearAttention, SoftmaxAttention, NoAttention, LinearAttention]
     assert [type(layer.feature_map) for layer in (layers[0], layers[3])] == [Elu, Dpfp]
     assert layers[3].feature_map.nu == 3
     rotaries = [(layer.rotary.dim, layer.rotary.base) for layer in (layers[0], layers[1], layers[3])]
@@ -48,8 +40,7 @@ def test_grouped_heads_share_a_learned_map():
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [("none", type(None)), ("head", HeadDecay), ("token", TokenDecay), ("channel", ChannelDecay)],
+    ("name", "kind"), [("none", type(None)), ("head", HeadDecay), ("token", TokenDecay), ("channel", ChannelDecay)]
 )
 def test_decays(name, kind):
     assert type(attentions(decay=name, position="none")[0].decay) is kind
@@ -60,9 +51,7 @@ SIGNED = ("identity", "trigonometric", "gaussian")
 
 @pytest.mark.parametrize("name", names())
 def test_every_map_can_be_named(name):
-    config = TarnnConfig(
-        feature_map=name, normalize=name not in SIGNED, position="none", max_position_embeddings=64
-    )
+    config = TarnnConfig(feature_map=name, normalize=name not in SIGNED, position="none", max_position_embeddings=64)
     made = make_feature_map(config, 0)
     assert type(made.inner) is MAPS[name].kind
     assert isinstance(made, Reparametrized) == (name == "saderf")
@@ -94,14 +83,8 @@ def test_rotary_rotates_q_and_k_before_random_features():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"feature_map": "favor", "feature_map_options": {"favor": {"features": 3}}},
-            "no option 'features'; it takes",
-        ),
-        (
-            {"feature_map": "favor", "feature_map_options": {"favor": {"seed": -1}}},
-            "whole number from 0.*got -1",
-        ),
+        ({"feature_map": "favor", "feature_map_options": {"favor": {"features": 3}}}, "no option 'features'; it takes"),
+        ({"feature_map": "favor", "feature_map_options": {"favor": {"seed": -1}}}, "whole number from 0.*got -1"),
         ({"feature_map": "favor", "feature_map_options": {"favor": {"norms": "one"}}}, "norms = chi, fixed"),
         ({"feature_map": "elu", "feature_map_options": {"elu": {"centre": True}}}, "no option 'centre'"),
         (
@@ -125,9 +108,10 @@ def test_an_object_stands_for_its_name_and_options():
     phi = PositiveRandomFeatures(8, 24, seed=3)
     layers = attentions(feature_map=[Reparametrized(phi, balance=False), Dpfp(2)], position="none")
     by_name = attentions(
-        feature_map=["favor", "dpfp"], position="none",
+        feature_map=["favor", "dpfp"],
+        position="none",
         feature_map_options={"favor": {"num_features": 24, "seed": 3, "centre": True}, "dpfp": {"nu": 2}},
-    )  # fmt: skip
+    )
     assert [repr(x.feature_map) for x in layers] == [repr(x.feature_map) for x in by_name]
     omegas = [x[2].feature_map.feature_map.omega for x in (layers, by_name)]
     assert torch.equal(*omegas)

@@ -18,25 +18,16 @@ def rows(heading: str) -> dict[str, list[str]]:
     """The rows of the table under a heading, by the word in their first cell."""
     section = re.split(r"^## ", PAGE, flags=re.M)
     [text] = [x for x in section if x.startswith(heading + "\n")]
-    cells = [
-        [x.strip() for x in line.strip("|").split(" | ")]
-        for line in text.splitlines()
-        if line.startswith("| `")
-    ]
+    cells = [[x.strip() for x in line.strip("|").split(" | ")] for line in text.splitlines() if line.startswith("| `")]
     return {row[0].strip("` "): row[1:] for row in cells}
 
 
 def test_keys_and_defaults():
     found = rows("Keys") | rows("Keys of image models")
     defaults = {x.name: x.default for x in (*fields(TarnnImageConfig), *fields(TarnnConfig))}
-    keys = [
-        *TarnnConfig.known_keys(),
-        *(x for x in TarnnImageConfig.known_keys() if x not in TarnnConfig.known_keys()),
-    ]
+    keys = [*TarnnConfig.known_keys(), *(x for x in TarnnImageConfig.known_keys() if x not in TarnnConfig.known_keys())]
     assert list(found) == keys
-    assert {key: row[0] for key, row in found.items()} == {
-        key: f"`{json.dumps(defaults[key])}`" for key in keys
-    }
+    assert {key: row[0] for key, row in found.items()} == {key: f"`{json.dumps(defaults[key])}`" for key in keys}
 
 
 def test_feature_maps_and_their_options():

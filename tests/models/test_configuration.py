@@ -61,7 +61,10 @@ def test_patterns(pattern, layers):
         ({"head_dim": 7, "position": "rotary"}, "dim must be even and ≥ 2; got 7"),
         ({"feature_map_options": {"nu": 2}}, r"as in \{'dpfp': \{'nu': 2\}\}; got \{'nu': 2\}"),
         ({"feature_map_options": [1]}, r"as in .*; got \[1\]"),
-        ({"feature_map_options": {"favour": {}}}, "no feature map is called 'favour'; there are clusters, cosformer, dpfp"),
+        (
+            {"feature_map_options": {"favour": {}}},
+            "no feature map is called 'favour'; there are clusters, cosformer, dpfp",
+        ),
         ({"feature_map": "dpfp", "feature_map_options": {"dpfp": {"nu": "2"}}}, "can't be made with {'nu': '2'"),
         ({"eos_token_id": 257}, "from 0 to below vocab_size = 257, or null; got 257"),
         ({"eos_token_id": [1, -1]}, r"eos_token_id must be a token's number.*got \[1, -1\]"),
@@ -89,7 +92,7 @@ def test_patterns(pattern, layers):
         ({"position": "sinusoidal_half", "tie_word_embeddings": True}, "leave tie_word_embeddings out"),
         ({"model_type": "llama"}, "the config of a 'llama' model"),
     ],
-)  # fmt: skip
+)
 def test_refusals(options, message):
     with pytest.raises(ValueError, match=message) as caught:
         TarnnConfig(**options)
@@ -101,13 +104,11 @@ def test_refusals(options, message):
     [
         {},
         {
-            "attention": ["linear", "softmax"], "feature_map": ["elu", "relu", "dpfp", "elu"],
+            "attention": ["linear", "softmax"],
+            "feature_map": ["elu", "relu", "dpfp", "elu"],
             "max_position_embeddings": 99,
         },
-        {
-            "feature_map": "dpfp", "feature_map_options": {"dpfp": {"nu": 3}}, "eos_token_id": [1, 2],
-            "position": "none",
-        },
+        {"feature_map": "dpfp", "feature_map_options": {"dpfp": {"nu": 3}}, "eos_token_id": [1, 2], "position": "none"},
         {
             "feature_map": [Dpfp(3), Reparametrized(PositiveRandomFeatures(32, 64, seed=1), balance=False)],
             "position": "none",
@@ -115,7 +116,7 @@ def test_refusals(options, message):
         {"vocab_size": 12, "eos_token_id": 3, "bos_token_id": 4, "pad_token_id": 5, "use_cache": False},
     ],
     ids=["default", "patterns", "options", "objects", "tokens"],
-)  # fmt: skip
+)
 def test_a_file_keeps_everything(tmp_path, options):
     config = TarnnConfig(**options)
     config.save_pretrained(tmp_path)
@@ -179,22 +180,14 @@ def test_what_transformers_sets_is_taken(tmp_path):
     assert str(config.dtype) == "torch.bfloat16"
 
 
-OLD_KEYS = {
-    "pretraining_tp": 1,
-    "tokenizer_class": "X",
-    "is_decoder": True,
-    "bos_token": "<s>",
-    "max_length": 20,
-}
+OLD_KEYS = {"pretraining_tp": 1, "tokenizer_class": "X", "is_decoder": True, "bos_token": "<s>", "max_length": 20}
 
 
 def test_keys_of_transformers_own_are_ignored_in_a_file_and_refused_in_a_call(tmp_path):
     TarnnConfig(hidden_size=64).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | OLD_KEYS))
-    words = (
-        "the config has bos_token, is_decoder, max_length, pretraining_tp, tokenizer_class, which .* ignored"
-    )
+    words = "the config has bos_token, is_decoder, max_length, pretraining_tp, tokenizer_class, which .* ignored"
     for read in (AutoConfig, TarnnConfig):
         with pytest.warns(UserWarning, match=words):
             read_back = read.from_pretrained(tmp_path)
@@ -245,9 +238,7 @@ IMAGE = {"image_height": 3, "image_width": 5}
 @pytest.mark.parametrize(
     "config",
     [
-        TarnnConfig(
-            **SMALL, attention=["linear", "softmax"], feature_map=["favor", "hedgehog", "elu", "dpfp"]
-        ),
+        TarnnConfig(**SMALL, attention=["linear", "softmax"], feature_map=["favor", "hedgehog", "elu", "dpfp"]),
         TarnnConfig(**SMALL, position="learned", max_position_embeddings=9, decay="channel", bias=True),
         TarnnConfig(**SMALL, tie_word_embeddings=False, attention="none"),
         TarnnConfig.paper(**SMALL),

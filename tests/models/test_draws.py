@@ -11,9 +11,15 @@ OPTIONS = {"favor": {"num_features": 12, "centre": True}}
 
 def make(**options):
     config = TarnnConfig(
-        vocab_size=37, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-        feature_map="favor", feature_map_options=OPTIONS, **options,
-    )  # fmt: skip
+        vocab_size=37,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        feature_map="favor",
+        feature_map_options=OPTIONS,
+        **options,
+    )
     return TarnnForCausalLM(config).eval()
 
 
@@ -48,9 +54,7 @@ def test_the_same_config_makes_the_same_draws_whatever_torchs_seed():
     first = make()
     torch.manual_seed(2)
     second = make()
-    assert not torch.equal(
-        first.model.layers[0].mlp.up_proj.weight, second.model.layers[0].mlp.up_proj.weight
-    )
+    assert not torch.equal(first.model.layers[0].mlp.up_proj.weight, second.model.layers[0].mlp.up_proj.weight)
     for a, b in zip(draws(first), draws(second)):
         assert torch.equal(a.omega, b.omega)
 
@@ -78,10 +82,7 @@ def test_a_checkpoint_without_draws_is_refused_or_drawn_anew(tmp_path):
 
 
 def test_draws_are_counted_as_bytes_but_not_as_parameters():
-    model, plain = (
-        make(),
-        TarnnForCausalLM(TarnnConfig(**make().config.to_diff_dict() | {"feature_map": "elu"})),
-    )
+    model, plain = (make(), TarnnForCausalLM(TarnnConfig(**make().config.to_diff_dict() | {"feature_map": "elu"})))
     assert model.num_parameters() == plain.num_parameters()
     assert model.get_memory_footprint() > plain.get_memory_footprint()
 

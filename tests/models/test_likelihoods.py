@@ -21,11 +21,7 @@ def parameters(likelihood, *shape, spread=1.0, seed=0, dtype=torch.float64):
 @given(spread=st.sampled_from([0.0, 0.3, 1.0, 3.0, 20.0, 1000.0]), seed=st.integers(0, 10**6))
 def test_256_probabilities_add_up_to_one(likelihood, spread, seed):
     for dtype, close in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
-        total = (
-            likelihood.log_probs(parameters(likelihood, 5, spread=spread, seed=seed, dtype=dtype))
-            .exp()
-            .sum(-1)
-        )
+        total = likelihood.log_probs(parameters(likelihood, 5, spread=spread, seed=seed, dtype=dtype)).exp().sum(-1)
         torch.testing.assert_close(total, torch.ones(5, dtype=dtype), rtol=0, atol=close)
 
 

@@ -28,15 +28,7 @@ class RunningMean(MultiHeadAttention):
         self.gain = gain
 
     def forward(
-        self,
-        x,
-        *,
-        key_mask=None,
-        cu_seqlens=None,
-        positions=None,
-        state=None,
-        return_state=False,
-        inplace=False,
+        self, x, *, key_mask=None, cu_seqlens=None, positions=None, state=None, return_state=False, inplace=False
     ):
         state = self.new_state(x.shape[0]) if state is None else state
         seen = x.new_ones(x.shape[:2]) if key_mask is None else key_mask.to(x.dtype)
@@ -70,9 +62,14 @@ def mean():
 def model(mean):
     torch.manual_seed(0)
     config = TarnnConfig(
-        vocab_size=31, hidden_size=16, num_hidden_layers=4, num_attention_heads=2, initializer_range=0.3,
-        attention=["test_mean", "linear", "softmax", "test_mean"], attention_options={"test_mean": {"gain": 2.0}},
-    )  # fmt: skip
+        vocab_size=31,
+        hidden_size=16,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        initializer_range=0.3,
+        attention=["test_mean", "linear", "softmax", "test_mean"],
+        attention_options={"test_mean": {"gain": 2.0}},
+    )
     return TarnnForCausalLM(config).double().eval()
 
 

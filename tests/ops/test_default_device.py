@@ -79,7 +79,7 @@ CALLS = {
     "softmax": softmax(causal=True, key_mask=MASK),
     "packed": packed,
     "definitions": definitions,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CALLS)

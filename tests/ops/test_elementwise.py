@@ -44,9 +44,7 @@ def with_gradients(f, inputs, grad):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(
-    ("f", "formula", "shapes", "factor"),
-    [(*case, x) for case, x in zip(CASES, FACTORS)],
-    ids=["rms_norm", "swiglu"],
+    ("f", "formula", "shapes", "factor"), [(*case, x) for case, x in zip(CASES, FACTORS)], ids=["rms_norm", "swiglu"]
 )
 def test_values_and_gradients_are_those_of_the_formula(f, formula, shapes, factor, shape):
     """In float64 to the last digits; in float32 the error is at most twice that of PyTorch's own operations.

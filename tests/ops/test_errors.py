@@ -35,16 +35,10 @@ BAD = {
     "widths differ": ({"k": x(2, 2, 6, 7)}, r"must share b, d.*k \(2, 2, 6, 7\)"),
     "k and v differ": ({"v": x(2, 2, 7, 3)}, r"k and v also g and s.*v \(2, 2, 7, 3\)"),
     "heads": ({"k": x(2, 3, 6, 5), "v": x(2, 3, 6, 3)}, r"multiple of key/value heads; got 4 and 3"),
-    "fewer keys": (
-        {"k": x(2, 2, 5, 5), "v": x(2, 2, 5, 3)},
-        r"as many keys as queries.*\(2, 2, 5, 5\).*pass state=",
-    ),
+    "fewer keys": ({"k": x(2, 2, 5, 5), "v": x(2, 2, 5, 3)}, r"as many keys as queries.*\(2, 2, 5, 5\).*pass state="),
     "mask shape": ({"key_mask": x(2, 5).bool()}, r"key_mask must be \(b, s\) = \(2, 6\); got \(2, 5\)"),
     "mask dtype": ({"key_mask": x(2, 6)}, r"bool, True = attend; got torch.float32.*mask.bool\(\)"),
-    "dtypes": (
-        {"v": V.double()},
-        r"share one floating dtype; got torch.float32, torch.float32, torch.float64",
-    ),
+    "dtypes": ({"v": V.double()}, r"share one floating dtype; got torch.float32, torch.float32, torch.float64"),
     "packed batch": ({"cu_seqlens": torch.tensor([0, 6])}, r"b = 1 .*got b = 2"),
     "log-weight": (
         {"key_log_weight": x(2, 4, 6)},
@@ -57,10 +51,7 @@ ONLY_LINEAR = {
     "decay shape": ({"log_decay": -x(4)}, r"log_decay must be \(g,\) = \(2,\).*got \(4,\)"),
     "decay channels": ({"log_decay": -x(2, 2, 6, 3)}, r"\(2, 2, 6, 5\), per feature; got \(2, 2, 6, 3\)"),
     "decay, not causal": ({"log_decay": -x(2), "causal": False}, r"needs causal=True"),
-    "state": (
-        {"state": LinearState.zeros(2, 4, 5, 3)},
-        r"state's S must be \(2, 2, 5, 3\).*got \(2, 4, 5, 3\)",
-    ),
+    "state": ({"state": LinearState.zeros(2, 4, 5, 3)}, r"state's S must be \(2, 2, 5, 3\).*got \(2, 4, 5, 3\)"),
     "decay of five axes": ({"log_decay": -x(2, 2, 6, 5, 1)}, r"got \(2, 2, 6, 5, 1\)"),
     "half a state": ({"state": HALF}, r"LinearState\(S, z, M\) with S and z"),
     "state dtype": (
@@ -79,14 +70,8 @@ ONLY_LINEAR = {
         {"feature_map": Made(torch.Tensor.double)},
         r"precision of its input; Made made torch.float64 of torch.float32",
     ),
-    "a map to whole numbers": (
-        {"feature_map": Made(torch.Tensor.long)},
-        r"made torch.int64 of torch.float32",
-    ),
-    "odd map": (
-        {"feature_map": torch.nn.Flatten()},
-        r"one token at a time; Flatten took \(2, 4, 6, 5\) to \(2, 120\)",
-    ),
+    "a map to whole numbers": ({"feature_map": Made(torch.Tensor.long)}, r"made torch.int64 of torch.float32"),
+    "odd map": ({"feature_map": torch.nn.Flatten()}, r"one token at a time; Flatten took \(2, 4, 6, 5\) to \(2, 120\)"),
 }
 
 
@@ -107,9 +92,7 @@ def test_softmax_attention_says_the_same(name):
 @pytest.mark.parametrize("cuts", [[0], [1, 6], [0, 4, 3, 6], [0, 5], [0, 7]])
 def test_bad_cu_seqlens(cuts):
     one = [t[:1] for t in (Q, K, V)]
-    with pytest.raises(
-        ValueError, match=r"start with 0, never fall, and end with the number of packed tokens, 6; got"
-    ):
+    with pytest.raises(ValueError, match=r"start with 0, never fall, and end with the number of packed tokens, 6; got"):
         linear_attention(*one, causal=True, cu_seqlens=torch.tensor(cuts, dtype=torch.int32))
 
 
@@ -126,10 +109,14 @@ def test_a_call_that_was_fine_excuses_no_other():
         step(q, k, v, Elu(), state)
     other = LinearState(state.S.double(), state.z.double())
     wrong = [
-        ({"q": q.double()}, "one floating dtype"), ({"k": k[:1]}, "must share b"), ({"v": v[:, :2]}, "must share b"),
-        ({"q": q[:, :2]}, "multiple of key/value heads"), ({"feature_map": Signed()}, "normalize=False"),
-        ({"state": other}, "the state's S"), ({"state": LinearState(state.S, state.z[:1])}, "the state's z"),
-    ]  # fmt: skip
+        ({"q": q.double()}, "one floating dtype"),
+        ({"k": k[:1]}, "must share b"),
+        ({"v": v[:, :2]}, "must share b"),
+        ({"q": q[:, :2]}, "multiple of key/value heads"),
+        ({"feature_map": Signed()}, "normalize=False"),
+        ({"state": other}, "the state's S"),
+        ({"state": LinearState(state.S, state.z[:1])}, "the state's z"),
+    ]
     for change, sentence in wrong:
         arguments = {"q": q, "k": k, "v": v, "feature_map": Elu(), "state": state} | change
         with pytest.raises((ValueError, TypeError), match=sentence):

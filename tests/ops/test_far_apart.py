@@ -19,10 +19,7 @@ from tarnn.ops import hybrid_attention, reference
 D, E, M = 8, 5, 4
 WAYS = ["whole", "in parts", "by steps", "both sides", "packed"]
 laws = settings(
-    max_examples=15,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -167,9 +164,7 @@ def test_states_of_both_paths_go_on_in_each_other():
     assert (torch.cat(outputs, 2) - whole).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize(
-    "name", ["PositiveRandomFeatures", "HyperbolicRandomFeatures", "OptimalRandomFeatures"]
-)
+@pytest.mark.parametrize("name", ["PositiveRandomFeatures", "HyperbolicRandomFeatures", "OptimalRandomFeatures"])
 @pytest.mark.parametrize("opposite", [False, True])
 def test_random_features_keep_the_law_up_to_45_nats(name, opposite):
     """They have one maximum per head: within 45 nats features' largest keys may lie apart (beyond about 60 sums underflow;

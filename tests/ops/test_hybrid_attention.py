@@ -46,10 +46,7 @@ def far_weight(phi, q, k, far_bias):
         return (y[:, :, :, None] + x[:, :, None]).logsumexp(-1) + far_bias[None, :, None, None]
     (fq, a), (fk, b) = features(phi, q, "queries"), features(phi, k, "keys")
     log = (fq @ fk.repeat_interleave(r, 1).mT).log()
-    for scale in (
-        None if a is None else a[..., None],
-        None if b is None else b.repeat_interleave(r, 1)[:, :, None],
-    ):
+    for scale in (None if a is None else a[..., None], None if b is None else b.repeat_interleave(r, 1)[:, :, None]):
         log = log if scale is None else log + scale
     return log + far_bias[None, :, None, None]
 
@@ -182,10 +179,7 @@ def test_the_compiled_kernel_is_the_plain_computation(case):
     q, k, v, phi, options = case
     more = {"return_far_share": True, **({"return_state": True} if options["causal"] else {})}
     found = hybrid_attention(q, k, v, phi, **more, **options)
-    small, options_too = (
-        [x.bfloat16() for x in (q, k, v)],
-        {**options, "far_bias": options["far_bias"].float()},
-    )
+    small, options_too = ([x.bfloat16() for x in (q, k, v)], {**options, "far_bias": options["far_bias"].float()})
     rounded = hybrid_attention(*small, phi, **options_too)
     with library.disabled():
         plain = hybrid_attention(q, k, v, phi, **more, **options)
@@ -215,15 +209,7 @@ def test_a_step_leaves_the_state_as_it_was_unless_asked():
 def test_slots_over_everything_are_softmax(causal):
     q, k, v = tensors(2, 2, 2, 30)
     o, share = hybrid_attention(
-        q,
-        k,
-        v,
-        MAPS["favor"],
-        causal=causal,
-        window=3,
-        sinks=2,
-        slots=25 if causal else 28,
-        return_far_share=True,
+        q, k, v, MAPS["favor"], causal=causal, window=3, sinks=2, slots=25 if causal else 28, return_far_share=True
     )
     assert close(o, softmax_attention(q, k, v, causal=causal))
     assert (share == 0).all()
@@ -243,9 +229,7 @@ def test_slots_keep_the_keys_that_features_represent_worst():
 def test_a_window_over_everything_is_softmax(causal):
     q, k, v = tensors(2, 2, 2, 30)
     window = 28 if causal else 30  # on both sides, the first query is 29 from the last key
-    o, share = hybrid_attention(
-        q, k, v, MAPS["favor"], causal=causal, window=window, sinks=2, return_far_share=True
-    )
+    o, share = hybrid_attention(q, k, v, MAPS["favor"], causal=causal, window=window, sinks=2, return_far_share=True)
     assert close(o, softmax_attention(q, k, v, causal=causal))
     assert (share == 0).all()
 
@@ -348,9 +332,7 @@ def test_compiled_gradients_are_the_plain_ones(case):
         inputs = [x.detach().requires_grad_() for x in (*given, bias)]
         o = hybrid_attention(*inputs[:3], phi, **{**options, "far_bias": inputs[3]})
         inputs += list(phi.parameters()) if phi is learned else []
-        return torch.autograd.grad(
-            (o * weight.to(o.dtype)).sum(), inputs, allow_unused=True, materialize_grads=True
-        )
+        return torch.autograd.grad((o * weight.to(o.dtype)).sum(), inputs, allow_unused=True, materialize_grads=True)
 
     small = [x.bfloat16() for x in (q, k, v)]
     found, rounded = gradients(q, k, v, bias=options["far_bias"]), gradients(*small, bias=options["far_bias"])
@@ -359,9 +341,7 @@ def test_compiled_gradients_are_the_plain_ones(case):
             gradients(q, k, v, bias=options["far_bias"]),
             gradients(*small, bias=options["far_bias"]),
         )
-    assert all(
-        close(x, y, 1e-9 * (1 + y.abs().max().item() if y.numel() else 1)) for x, y in zip(found, plain)
-    )
+    assert all(close(x, y, 1e-9 * (1 + y.abs().max().item() if y.numel() else 1)) for x, y in zip(found, plain))
     size = [1 + (x.abs().max().item() if x.numel() else 0) for x in plain]
     assert all(close(x.double(), y.double(), 0.05 * n) for x, y, n in zip(rounded, plain_rounded, size))
 
@@ -437,15 +417,11 @@ def test_threads_change_no_bit():
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            o, state = hybrid_attention(
-                q, k, v, MAPS["favor"], causal=True, window=9, sinks=2, return_state=True
-            )
+            o, state = hybrid_attention(q, k, v, MAPS["favor"], causal=True, window=9, sinks=2, return_state=True)
             o = hybrid_attention(q, k, v, MAPS["favor"], causal=True, window=9, sinks=2)
             grads = torch.autograd.grad(o.square().sum(), (q, k, v))
             with torch.no_grad():
-                one, state = hybrid_step(
-                    *(x[:, :, :1] for x in (q, k, v)), MAPS["favor"], state, window=9, sinks=2
-                )
+                one, state = hybrid_step(*(x[:, :, :1] for x in (q, k, v)), MAPS["favor"], state, window=9, sinks=2)
             found.append([o, *grads, one, *state.tensors().values()])
     finally:
         torch.set_num_threads(before)
@@ -460,9 +436,7 @@ def test_what_has_faded_stays_faded_where_nothing_more_fades():
     options = {"causal": True, "window": 5, "sinks": 1}
     whole = hybrid_attention(q, k, v, MAPS["favor"], log_decay=decay, **options)
     first, rest = ([x[:, :, a:b] for x in (q, k, v)] for a, b in ((0, 12), (12, 20)))
-    _, state = hybrid_attention(
-        *first, MAPS["favor"], log_decay=decay[:, :, :12], return_state=True, **options
-    )
+    _, state = hybrid_attention(*first, MAPS["favor"], log_decay=decay[:, :, :12], return_state=True, **options)
     assert close(hybrid_attention(*rest, MAPS["favor"], state=state, **options), whole[:, :, 12:])
 
 
@@ -472,9 +446,7 @@ def test_a_state_of_another_precision_is_refused():
     _, state = hybrid_attention(q, k, v, MAPS["favor"], **options)
     for t in (1, 3):
         with pytest.raises(ValueError, match=r"state is torch.float32.*float64"):
-            hybrid_attention(
-                *(x[:, :, :t].double() for x in (q, k, v)), MAPS["favor"], state=state, **options
-            )
+            hybrid_attention(*(x[:, :, :t].double() for x in (q, k, v)), MAPS["favor"], state=state, **options)
 
 
 def test_why_plain_pytorch_computes():
@@ -532,9 +504,7 @@ def test_gradients_are_finite_where_nothing_is_seen():
 def test_float32_holds_at_every_norm(size):
     q, k, v = tensors(1, 2, 1, 200)
     exact = hybrid_attention(q * size, k * size, v, MAPS["elu"], causal=True, window=16, sinks=1)
-    o = hybrid_attention(
-        *(x.float() for x in (q * size, k * size, v)), MAPS["elu"], causal=True, window=16, sinks=1
-    )
+    o = hybrid_attention(*(x.float() for x in (q * size, k * size, v)), MAPS["elu"], causal=True, window=16, sinks=1)
     assert close(o.double(), exact, 1e-5 * max(1.0, size / 10))
 
 
@@ -553,9 +523,7 @@ def test_far_until_bounds_features_to_the_first_places(slots, dtype):
     assert close(o[:, :, until:], alone[:, :, until:], 1e-6)
     assert share[:, :, until - 1].min() > 0
     assert (share[:, :, until:] == 0).all()
-    prefix, state = hybrid_attention(
-        *(x[:, :, :60] for x in (q, k, v)), MAPS["favor"], return_state=True, **options
-    )
+    prefix, state = hybrid_attention(*(x[:, :, :60] for x in (q, k, v)), MAPS["favor"], return_state=True, **options)
     found = [prefix]
     for i in range(60, 80):
         one = (x[:, :, i : i + 1] for x in (q, k, v))
@@ -567,9 +535,7 @@ def test_far_until_bounds_features_to_the_first_places(slots, dtype):
     cuts = torch.tensor([0, 75, 150])
     packed = hybrid_attention(q, k, v, MAPS["favor"], cu_seqlens=cuts, **options)
     assert close(
-        packed[:, :, 75:],
-        hybrid_attention(*(x[:, :, 75:] for x in (q, k, v)), MAPS["favor"], **options),
-        1e-6,
+        packed[:, :, 75:], hybrid_attention(*(x[:, :, 75:] for x in (q, k, v)), MAPS["favor"], **options), 1e-6
     )
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
     hybrid_attention(*inputs, MAPS["favor"], **options)[:, :, until:].sum().backward()

@@ -65,12 +65,8 @@ def test_a_relu_query_that_meets_no_key(dtype, causal, device):
     """q·z = 0: zeros and finite gradients, not 0/0 and not 1e10."""
     if dtype == torch.float64 and device == "mps":
         pytest.skip("MPS has no float64")
-    q = torch.tensor(
-        [[[[-1.0, -2.0], [1.0, -1.0], [1.0, 1.0]]]], dtype=dtype, device=device, requires_grad=True
-    )
-    k = torch.tensor(
-        [[[[-1.0, 3.0], [-2.0, 1.0], [1.0, 1.0]]]], dtype=dtype, device=device, requires_grad=True
-    )
+    q = torch.tensor([[[[-1.0, -2.0], [1.0, -1.0], [1.0, 1.0]]]], dtype=dtype, device=device, requires_grad=True)
+    k = torch.tensor([[[[-1.0, 3.0], [-2.0, 1.0], [1.0, 1.0]]]], dtype=dtype, device=device, requires_grad=True)
     v = torch.randn(1, 1, 3, 2, device=device).to(dtype).requires_grad_()
     o = linear_attention(q, k, v, feature_maps.Relu(), causal=causal)
     assert (o[:, :, 0] == 0).all()  # no feature at all
@@ -142,11 +138,7 @@ def test_a_heavy_key_early_does_not_drown_what_comes_after_it_has_decayed():
     v = torch.arange(t, dtype=torch.float32)[None, None, :, None]
     o = linear_attention(q, k, v, causal=True, key_log_weight=w, log_decay=torch.tensor([-1.0]))
     exact = reference.recurrent(
-        k.double() + 1,
-        k.double() + 1,
-        v.double(),
-        key_log_weight=w.double(),
-        log_decay=torch.tensor([-1.0]).double(),
+        k.double() + 1, k.double() + 1, v.double(), key_log_weight=w.double(), log_decay=torch.tensor([-1.0]).double()
     )[0]
     assert o[0, 0, 100, 0] < 1e-30  # still the early key's value, 0
     assert o[0, 0, -1, 0] > 590  # a stale maximum would leave 0/0 here

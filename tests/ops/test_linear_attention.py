@@ -16,9 +16,7 @@ def attend(case: Case, at=slice(None), **more):
     """The op on the case's positions `at`, with its options."""
     options = {}
     for name, x in case.options.items():
-        options[name] = (
-            x if name == "log_decay" and x.ndim == 1 else x[:, at] if name == "key_mask" else x[:, :, at]
-        )
+        options[name] = x if name == "log_decay" and x.ndim == 1 else x[:, at] if name == "key_mask" else x[:, :, at]
     q, k, v = (x[:, :, at] for x in (case.q, case.k, case.v))
     return linear_attention(
         q, k, v, MAPS[case.feature_map], causal=case.causal, normalize=case.normalize, **{**options, **more}
@@ -40,8 +38,7 @@ def same_gradients(case: Case, f, expected_f) -> None:
     tensors = [x.requires_grad_() for x in case.tensors()]
     grad = torch.randn(case.b, case.g * case.r, case.t, case.e, dtype=torch.float64)
     got, expected = (
-        torch.autograd.grad(y, tensors, grad, allow_unused=True, materialize_grads=True)
-        for y in (f(), expected_f())
+        torch.autograd.grad(y, tensors, grad, allow_unused=True, materialize_grads=True) for y in (f(), expected_f())
     )
     scale = max([1e-6, *(x.abs().max().item() for x in expected)])
     for x, y in zip(got, expected):
@@ -165,9 +162,7 @@ def test_reversed_packed_batch_attends_backwards_within_each_sequence():
     cuts = [0, 3, 3, 4, 13]
     cu_seqlens = torch.tensor(cuts, dtype=torch.int32)
     turn = lambda x: packing.reverse(x, cu_seqlens)  # noqa: E731
-    back = turn(
-        linear_attention(turn(case.q), turn(case.k), turn(case.v), causal=True, cu_seqlens=cu_seqlens)
-    )
+    back = turn(linear_attention(turn(case.q), turn(case.k), turn(case.v), causal=True, cu_seqlens=cu_seqlens))
     for a, b in zip(cuts, cuts[1:]):
         q, k, v = (x[:, :, a:b].flip(2) for x in (case.q, case.k, case.v))
         assert relative_error(back[:, :, a:b], linear_attention(q, k, v, causal=True).flip(2)) < 1e-12
@@ -187,23 +182,13 @@ def test_identity_map_goes_unnormalised():
 
 def test_queries_of_another_length_read_all_keys_and_a_state():
     """Cross-attention; and a state read by queries alone (no new keys)."""
-    q, k, v = (
-        torch.randn(2, 6, 4, 5).double(),
-        torch.randn(2, 3, 11, 5).double(),
-        torch.randn(2, 3, 11, 7).double(),
-    )
+    q, k, v = (torch.randn(2, 6, 4, 5).double(), torch.randn(2, 3, 11, 5).double(), torch.randn(2, 3, 11, 7).double())
     phi = MAPS["exp"]
     o, state = linear_attention(q, k, v, phi, causal=False, return_state=True)
     assert relative_error(o, reference.quadratic(q.exp(), k.exp(), v, causal=False)) < 1e-12
-    assert (
-        relative_error(linear_attention(q, k[:, :, :0], v[:, :, :0], phi, causal=False, state=state), o)
-        < 1e-12
-    )
+    assert relative_error(linear_attention(q, k[:, :, :0], v[:, :, :0], phi, causal=False, state=state), o) < 1e-12
     _, first = linear_attention(q, k[:, :, :4], v[:, :, :4], phi, causal=False, return_state=True)
-    assert (
-        relative_error(linear_attention(q, k[:, :, 4:], v[:, :, 4:], phi, causal=False, state=first), o)
-        < 1e-12
-    )
+    assert relative_error(linear_attention(q, k[:, :, 4:], v[:, :, 4:], phi, causal=False, state=first), o) < 1e-12
 
 
 @pytest.mark.parametrize("causal", [True, False])

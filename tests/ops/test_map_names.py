@@ -25,9 +25,7 @@ def test_a_name_is_the_map_with_its_default_options(name):
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(
-    "given", ["favor", nn.Sequential(nn.Linear(5, 7), nn.Softplus())], ids=["name", "module"]
-)
+@pytest.mark.parametrize("given", ["favor", nn.Sequential(nn.Linear(5, 7), nn.Softplus())], ids=["name", "module"])
 def test_names_and_modules_compile(given):
     torch._dynamo.reset()
 

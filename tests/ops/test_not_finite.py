@@ -45,8 +45,10 @@ def inputs(options):
     torch.manual_seed(0)
     given = {"q": torch.randn(B, H, T, D), "k": torch.randn(B, G, T, D), "v": torch.randn(B, G, T, E)}
     more = {
-        "key_log_weight": torch.randn(B, G, T), "log_decay": -0.1 * torch.rand(B, G, T), "key_mask": torch.rand(B, T) > 0.2,
-    }  # fmt: skip
+        "key_log_weight": torch.randn(B, G, T),
+        "log_decay": -0.1 * torch.rand(B, G, T),
+        "key_mask": torch.rand(B, T) > 0.2,
+    }
     more["key_mask"][:, [0, 9, 66]] = True
     return given | {name: more[name] for name in options}
 
@@ -119,9 +121,7 @@ def test_a_step_with_a_query_that_is_nan_shows_it():
         first = {n: x[:, :, :40] for n, x in given.items()}
         _, state = hybrid_attention(**first, feature_map=phi, causal=True, return_state=True, **NEAR)
         now = {n: x[:, :, 40:41] for n, x in given.items()}
-        o, _ = hybrid_step(
-            **(now | {"q": torch.full_like(now["q"], torch.nan)}), feature_map=phi, state=state, **NEAR
-        )
+        o, _ = hybrid_step(**(now | {"q": torch.full_like(now["q"], torch.nan)}), feature_map=phi, state=state, **NEAR)
         assert o.isnan().all()
 
 

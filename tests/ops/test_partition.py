@@ -19,9 +19,7 @@ D, N = 8, 1000
 
 
 def normal(*shape, seed=1):
-    return torch.randn(
-        *shape, generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float64, device="cpu"
-    )
+    return torch.randn(*shape, generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float64, device="cpu")
 
 
 @pytest.fixture

@@ -44,10 +44,7 @@ def test_features_are_never_kept(name, causal):
         o = linear_attention(q, k, v, MAPS[name], causal=causal)
     copies = 3 if name == "reparametrized" else 1
     tokens = q.shape[0] * q.shape[1] * q.shape[2]
-    assert (
-        sum(kept.values())
-        <= copies * (q.numel() + k.numel()) + v.numel() + o.numel() + 4 * tokens + 4 * M * D
-    )
+    assert sum(kept.values()) <= copies * (q.numel() + k.numel()) + v.numel() + o.numel() + 4 * tokens + 4 * M * D
     assert sum(kept.values()) < M * tokens  # which the features of the queries alone would be
 
 
@@ -180,8 +177,7 @@ def test_an_omega_of_another_width_is_refused(shape):
 
 
 @pytest.mark.parametrize(
-    ("omega", "bias"),
-    [((1, 1, M, 4), None), ((1, 1, M, D), (1, 1, 5)), ((1, 1, M, D), (1, M)), ((1, M, D), None)],
+    ("omega", "bias"), [((1, 1, M, 4), None), ((1, 1, M, D), (1, 1, 5)), ((1, 1, M, D), (1, M)), ((1, M, D), None)]
 )
 def test_a_projection_of_ones_own_that_does_not_fit_is_refused(omega, bias):
     class Own(FeatureMap):
@@ -199,8 +195,6 @@ def test_a_projection_of_ones_own_that_does_not_fit_is_refused(omega, bias):
 
     q, k, v = tensors(dtype=torch.float32)
     with pytest.raises((ValueError, IndexError)):
-        linear_attention(
-            q, k, v, Own(torch.randn(omega), None if bias is None else torch.randn(bias)), causal=True
-        )
+        linear_attention(q, k, v, Own(torch.randn(omega), None if bias is None else torch.randn(bias)), causal=True)
     fits = Own(torch.randn(1, 1, M, D), torch.randn(1, 1, M))
     assert linear_attention(q, k, v, fits, causal=True).shape == (2, 4, 70, 5)

@@ -21,9 +21,7 @@ def test_by_hand():
         [10, 65 / 3.5]
     )
     weight = torch.tensor([[[3.0, 1.0]]]).log()  # token 0 counts three times
-    assert reference.recurrent(fq, fk, v, key_log_weight=weight)[0].flatten().tolist() == pytest.approx(
-        [10, 15]
-    )
+    assert reference.recurrent(fq, fk, v, key_log_weight=weight)[0].flatten().tolist() == pytest.approx([10, 15])
     mask = torch.tensor([[False, True]])
     assert reference.recurrent(fq, fk, v, key_mask=mask)[0].flatten().tolist() == [0, 20]
 
@@ -36,6 +34,5 @@ def test_quadratic_equals_recurrent(decay, masked, normalize):
     fq, fk = elementwise("elu", case.q)[0], elementwise("elu", case.k)[0]
     quadratic = reference.quadratic(fq, fk, case.v, causal=True, normalize=normalize, **case.options)
     assert (
-        relative_error(quadratic, reference.recurrent(fq, fk, case.v, normalize=normalize, **case.options)[0])
-        < 1e-12
+        relative_error(quadratic, reference.recurrent(fq, fk, case.v, normalize=normalize, **case.options)[0]) < 1e-12
     )

@@ -22,9 +22,13 @@ def drawn(seed, b=2, g=2, r=2, t=7, s=7, d=5, e=3):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    causal=st.booleans(), masked=st.booleans(), weighted=st.booleans(), r=st.integers(1, 3),
-    t=st.sampled_from([0, 1, 2, 7, 13]), seed=st.integers(0, 2**31),
-)  # fmt: skip
+    causal=st.booleans(),
+    masked=st.booleans(),
+    weighted=st.booleans(),
+    r=st.integers(1, 3),
+    t=st.sampled_from([0, 1, 2, 7, 13]),
+    seed=st.integers(0, 2**31),
+)
 def test_equals_the_definition(causal, masked, weighted, r, t, seed):
     q, k, v, mask, w = drawn(seed, r=r, t=t, s=t)
     options = {"key_mask": mask if masked else None, "key_log_weight": w if weighted else None}
@@ -52,11 +56,7 @@ def test_a_cache_filled_in_any_steps_is_the_whole(masked):
     for a, b in ((0, 3), (3, 4), (4, 6)):
         part = (x[:, :, a:b] for x in (q, k, v))
         o, cache = softmax_attention(
-            *part,
-            causal=True,
-            key_mask=None if mask is None else mask[:, a:b],
-            state=cache,
-            return_state=True,
+            *part, causal=True, key_mask=None if mask is None else mask[:, a:b], state=cache, return_state=True
         )
         outputs.append(o)
     o, cache = softmax_step(q[:, :, 6:], k[:, :, 6:], v[:, :, 6:], cache)
@@ -84,9 +84,7 @@ def test_a_cache_in_place_keeps_its_memory_and_says_when_it_is_full():
 def test_a_cache_refuses_what_does_not_fit_and_stays_as_it_was():
     q, k, v, _, _ = drawn(4, b=1)
     cache = KVCache.empty(2, 2, 9, 5, 3, dtype=torch.float64)
-    with pytest.raises(
-        ValueError, match=r"takes keys \(2, 2, t, 5\) and values \(2, 2, t, 3\); got \(1, 2, 1, 5\)"
-    ):
+    with pytest.raises(ValueError, match=r"takes keys \(2, 2, t, 5\) and values \(2, 2, t, 3\); got \(1, 2, 1, 5\)"):
         softmax_step(q[:, :, :1], k[:, :, :1], v[:, :, :1], cache)
     with pytest.raises(ValueError, match=r"one token.*\(1, 4, 2, 5\)"):
         softmax_step(q[:, :, :2], k[:, :, :2], v[:, :, :2], cache)
@@ -136,12 +134,9 @@ def test_a_long_cache_asks_for_large_pages_and_a_copy_of_it_too(monkeypatch):
 def test_packed_is_a_loop():
     q, k, v, _, w = drawn(3, b=1, t=11, s=11)
     cuts = [0, 4, 4, 11]
-    got = softmax_attention(
-        q, k, v, causal=True, key_log_weight=w, cu_seqlens=torch.tensor(cuts, dtype=torch.int32)
-    )
+    got = softmax_attention(q, k, v, causal=True, key_log_weight=w, cu_seqlens=torch.tensor(cuts, dtype=torch.int32))
     for a, b in zip(cuts, cuts[1:]):
         part = (x[:, :, a:b] for x in (q, k, v))
         assert (
-            relative_error(got[:, :, a:b], reference.softmax(*part, causal=True, key_log_weight=w[:, :, a:b]))
-            < 1e-12
+            relative_error(got[:, :, a:b], reference.softmax(*part, causal=True, key_log_weight=w[:, :, a:b])) < 1e-12
         )

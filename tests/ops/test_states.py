@@ -113,9 +113,19 @@ def test_another_kind_is_refused(make):
 def test_names_of_a_models_tensors():
     state = KINDS["images"](1)
     assert list(state.tensors()) == [
-        "layers.0.S", "layers.0.z", "layers.1.k", "layers.1.v", "layers.3.k", "layers.3.v", "layers.3.mask",
-        "layers.4.S", "layers.4.z", "layers.4.M", "position", "condition",
-    ]  # fmt: skip
+        "layers.0.S",
+        "layers.0.z",
+        "layers.1.k",
+        "layers.1.v",
+        "layers.3.k",
+        "layers.3.v",
+        "layers.3.mask",
+        "layers.4.S",
+        "layers.4.z",
+        "layers.4.M",
+        "position",
+        "condition",
+    ]
     assert state.tensors()["layers.1.k"].shape == (1, 2, 4, 5)  # what is used of it
 
 

@@ -8,10 +8,7 @@ from support.attention_cases import Case, cases, relative_error
 from tarnn import feature_maps
 from tarnn.ops import LinearState, linear_attention, step
 
-MAPS = {
-    m.kernel: m
-    for m in (feature_maps.Elu(), feature_maps.Relu(), feature_maps.SquaredRelu(), feature_maps.Exp())
-}
+MAPS = {m.kernel: m for m in (feature_maps.Elu(), feature_maps.Relu(), feature_maps.SquaredRelu(), feature_maps.Exp())}
 
 
 def run(case: Case, state=None, *, inplace=False):
@@ -20,9 +17,7 @@ def run(case: Case, state=None, *, inplace=False):
     for i in range(case.t):
         options = {n: x if x.ndim == 1 else x[:, :, i : i + 1] for n, x in case.options.items()}
         q, k, v = (x[:, :, i : i + 1] for x in (case.q, case.k, case.v))
-        o, state = step(
-            q, k, v, MAPS[case.feature_map], state, normalize=case.normalize, inplace=inplace, **options
-        )
+        o, state = step(q, k, v, MAPS[case.feature_map], state, normalize=case.normalize, inplace=inplace, **options)
         outputs.append(o)
     return torch.cat(outputs, dim=2), state
 
@@ -35,8 +30,15 @@ def test_steps_equal_the_definition_and_the_parallel_state(case):
     o, state = run(case)
     assert relative_error(o, case.definition()) < 1e-11
     _, expected = linear_attention(
-        case.q, case.k, case.v, MAPS[case.feature_map], causal=True, normalize=case.normalize, return_state=True, **case.options
-    )  # fmt: skip
+        case.q,
+        case.k,
+        case.v,
+        MAPS[case.feature_map],
+        causal=True,
+        normalize=case.normalize,
+        return_state=True,
+        **case.options,
+    )
     assert (state.M is None) == (expected.M is None)
     for name, x in state.tensors().items():
         assert relative_error(x, expected.tensors()[name]) < 1e-10

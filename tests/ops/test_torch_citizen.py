@@ -25,11 +25,7 @@ def everything(
     case = Case(b=b, g=2, r=2, t=t, d=3, e=2, decay=decay if causal else "none", weighted=True, spread=0.5)
     f = 5 if projected else 3
     S, z = torch.rand(b, 2, f, 2).double(), torch.rand(b, 2, f).double() + 0.5
-    omega = (
-        [torch.randn(1, 2, f, 3).double() / 2, torch.randn(1, 2, f).double() / 4]
-        if projected
-        else [None, None]
-    )
+    omega = [torch.randn(1, 2, f, 3).double() / 2, torch.randn(1, 2, f).double() / 4] if projected else [None, None]
     log_decay = case.options.get("log_decay")
     if log_decay is not None:
         log_decay = log_decay.clamp(min=-3)  # numerical differences can't cross −∞
@@ -128,9 +124,7 @@ def test_third_derivative():
     x = torch.randn(1, 1, 4, 2, dtype=torch.float64, requires_grad=True)
 
     def f(q):
-        (first,) = torch.autograd.grad(
-            linear_attention(q, q, q, causal=True).square().sum(), q, create_graph=True
-        )
+        (first,) = torch.autograd.grad(linear_attention(q, q, q, causal=True).square().sum(), q, create_graph=True)
         (second,) = torch.autograd.grad(first.square().sum(), q, create_graph=True)
         return second
 
@@ -196,9 +190,7 @@ def test_compiles_without_a_graph_break():
             assert relative_error(x, y) < 1e-9
     one = [x.detach()[:, :, :1] for x in (case.q, case.k, case.v)]
     state = state.map(torch.Tensor.detach)
-    stepped = torch.compile(lambda *x: step(*x[:3], EXP, x[3]), fullgraph=True, backend="aot_eager")(
-        *one, state
-    )
+    stepped = torch.compile(lambda *x: step(*x[:3], EXP, x[3]), fullgraph=True, backend="aot_eager")(*one, state)
     assert relative_error(stepped[0], step(*one, EXP, state)[0]) < 1e-12
 
 
@@ -218,9 +210,7 @@ def test_func_transforms():
 def test_vmap_over_one_input(batched):
     """Whichever it is: the others are shared."""
     case = Case(b=1, g=1, r=2, t=7)
-    several = [
-        torch.stack([x, x.flip(2)]) if axis == 0 else x for x, axis in zip((case.q, case.k, case.v), batched)
-    ]
+    several = [torch.stack([x, x.flip(2)]) if axis == 0 else x for x, axis in zip((case.q, case.k, case.v), batched)]
     outputs = torch.func.vmap(lambda *x: linear_attention(*x, causal=True), in_dims=batched)(*several)
     for i, o in enumerate(outputs):
         alone = [x[i] if axis == 0 else x for x, axis in zip(several, batched)]
@@ -255,9 +245,7 @@ def test_autocast_casts_q_k_v_and_not_the_sums(device, causal, dtype):
     assert o.dtype == dtype
     assert torch.equal(o, expected)
     assert torch.equal(state.S, expected_state.S)
-    for x, y in zip(
-        grads, torch.autograd.grad(expected.float().square().sum(), (q, k, v), retain_graph=True)
-    ):
+    for x, y in zip(grads, torch.autograd.grad(expected.float().square().sum(), (q, k, v), retain_graph=True)):
         assert torch.equal(x, y)
     again, again_after = step(*(x[:, :, :1] for x in cast), state=expected_state)
     assert torch.equal(stepped, again)

@@ -39,9 +39,7 @@ class Case:
     seed: int = 0
     dtype: torch.dtype = torch.float64
     f: int = 0  # features, where they are not d
-    steep: float = (
-        0.0  # decays are stronger by this, and log-weights fall as fast: M is then that of old keys
-    )
+    steep: float = 0.0  # decays are stronger by this, and log-weights fall as fast: M is then that of old keys
     options: dict = field(init=False)
 
     def __post_init__(self):
@@ -58,9 +56,7 @@ class Case:
             shape = {"head": (g,), "token": (b, g, t), "channel": (b, g, t, self.f or self.d)}[self.decay]
             log_decay = -rand(*shape).abs() - self.steep
             if self.decay != "head":  # some resets, some that come close to one
-                log_decay = log_decay.masked_fill(rand(*shape) > 1.6, -torch.inf).masked_fill(
-                    rand(*shape) > 1.9, -1e5
-                )
+                log_decay = log_decay.masked_fill(rand(*shape) > 1.6, -torch.inf).masked_fill(rand(*shape) > 1.9, -1e5)
             self.options["log_decay"] = log_decay
         if self.weighted:
             falling = min(self.steep, 20.0) * torch.arange(float(t), dtype=torch.float64)
@@ -77,9 +73,7 @@ class Case:
         if k_scale is not None:
             options["key_log_weight"] = options.get("key_log_weight", 0) + k_scale
         if self.causal:
-            o = reference.recurrent(
-                fq, fk, v, normalize=self.normalize, eps=default_eps(torch.float64), **options
-            )[0]
+            o = reference.recurrent(fq, fk, v, normalize=self.normalize, eps=default_eps(torch.float64), **options)[0]
         else:
             o = reference.quadratic(
                 fq, fk, v, causal=False, normalize=self.normalize, eps=default_eps(torch.float64), **options

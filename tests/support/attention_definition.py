@@ -16,9 +16,7 @@ def turned(x, rotary):
     half = rotary.dim // 2
     frequency = rotary.base ** (-torch.arange(half, dtype=torch.float64) / half)
     angle = torch.arange(x.shape[2], dtype=torch.float64)[:, None] * frequency
-    z = torch.complex(x[..., :half].double(), x[..., half:].double()) * torch.polar(
-        torch.ones_like(angle), angle
-    )
+    z = torch.complex(x[..., :half].double(), x[..., half:].double()) * torch.polar(torch.ones_like(angle), angle)
     return torch.cat([z.real, z.imag], dim=-1).to(x.dtype)
 
 

@@ -11,9 +11,16 @@ from pathlib import Path
 from typing import Any
 
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--window-size=1400,1600",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1400,1600",
+)
 KEYS = {"right": "\ue014", "left": "\ue012", "down": "\ue015", "up": "\ue013"}  # as WebDriver names them
 MISSING = "no browser: it takes chromium and chromedriver (Debian: apt-get install chromium chromium-driver)"
 
@@ -44,9 +51,7 @@ class Browser:
 
     def _ask(self, method: str, path: str, body: Any = None, patience: float = 0.0) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            self.address + path, data, {"Content-Type": "application/json"}, method=method
-        )
+        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"}, method=method)
         until = time.monotonic() + patience
         while True:
             try:
@@ -68,9 +73,7 @@ class Browser:
 
     def press(self, *keys: str) -> None:
         """Real key presses."""
-        actions = [
-            {"type": kind, "value": KEYS.get(key, key)} for key in keys for kind in ("keyDown", "keyUp")
-        ]
+        actions = [{"type": kind, "value": KEYS.get(key, key)} for key in keys for kind in ("keyDown", "keyUp")]
         self._ask("POST", "/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": actions}]})
 
     def point(self, selector: str, x: float = 0.5, y: float = 0.5, *, click: bool = True) -> None:
@@ -80,9 +83,7 @@ class Browser:
             "const r = e.getBoundingClientRect(); return [r.left, r.top, r.width, r.height];"
         )
         place = {"x": round(box[0] + x * box[2]), "y": round(box[1] + y * box[3])}
-        actions: list[dict[str, Any]] = [
-            {"type": "pointerMove", "duration": 0, "origin": "viewport", **place}
-        ]
+        actions: list[dict[str, Any]] = [{"type": "pointerMove", "duration": 0, "origin": "viewport", **place}]
         if click:
             actions += [{"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}]
         self._ask("POST", "/actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": actions}]})

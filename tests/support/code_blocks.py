@@ -9,16 +9,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # what a shell block may begin with besides tarnn: these install, take minutes, or are checked elsewhere
-NOT_RUN = (
-    "make",
-    "pip",
-    "cmake",
-    "torchrun",
-    "git",
-    "python benchmarks/",
-    "python experiments/",
-    "python tests/",
-)
+NOT_RUN = ("make", "pip", "cmake", "torchrun", "git", "python benchmarks/", "python experiments/", "python tests/")
 
 
 class Block(NamedTuple):
@@ -35,10 +26,7 @@ class Block(NamedTuple):
 def blocks(page: Path) -> list[Block]:
     """The fenced blocks of a page."""
     text = page.read_text()
-    return [
-        Block(page, text[: found.start()].count("\n") + 1, found[1], found[2])
-        for found in FENCE.finditer(text)
-    ]
+    return [Block(page, text[: found.start()].count("\n") + 1, found[1], found[2]) for found in FENCE.finditer(text)]
 
 
 def commands(block: Block) -> list[list[str]]:

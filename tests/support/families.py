@@ -12,14 +12,26 @@ LONG = {**SIZE, "vocab_size": 99, "max_position_embeddings": 66}
 GROUPED = {**SIZE, **TEXT, "num_key_value_heads": 2, "pad_token_id": 0}
 PATCHES = {**SIZE, "image_size": 16, "patch_size": 4}
 WAVE = {
-    **SIZE, "vocab_size": 32, "conv_dim": (32,) * 3, "conv_stride": (5, 2, 2), "conv_kernel": (10, 3, 3),
-    "num_feat_extract_layers": 3, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2,
+    **SIZE,
+    "vocab_size": 32,
+    "conv_dim": (32,) * 3,
+    "conv_stride": (5, 2, 2),
+    "conv_kernel": (10, 3, 3),
+    "num_feat_extract_layers": 3,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 2,
     "attention_dropout": 0.0,
-}  # fmt: skip
+}
 SEQUENCES = {
-    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": 99,
-}  # fmt: skip
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "vocab_size": 99,
+}
 
 
 class Family(NamedTuple):
@@ -97,10 +109,7 @@ FAMILIES = {
 }  # fmt: skip
 
 REFUSED = {
-    "T5": (
-        lambda: hf.T5Config(vocab_size=99, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4),
-        "position_bias",
-    ),
+    "T5": (lambda: hf.T5Config(vocab_size=99, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4), "position_bias"),
     "BEiT": (lambda: hf.BeitConfig(**PATCHES, use_relative_position_bias=True), "mask of shape"),
 }
 
@@ -127,8 +136,6 @@ def inputs_of(kind: str) -> dict[str, dict[str, torch.Tensor]]:
     return {
         "vision": {"whole": {"pixel_values": torch.randn(2, 3, 16, 16)}},
         "speech": {"whole": {"input_values": torch.randn(2, 1200)}},
-        "sequences of sound": {
-            "whole": {"input_features": torch.randn(2, 8, 60), "decoder_input_ids": ids[:, :10]}
-        },
+        "sequences of sound": {"whole": {"input_features": torch.randn(2, 8, 60), "decoder_input_ids": ids[:, :10]}},
         "sequences": {"whole": {"input_ids": ids, "decoder_input_ids": ids[:, :10]}},
     }[kind]

@@ -18,12 +18,7 @@ from tarnn.ops import LinearState, linear_attention, reference, step
 
 PROJECTED = ["positive", "hyperbolic", "optimal", "random relu"]  # made of a projection, within the kernels
 PAPER_NAMES = {"random relu": "relu"}
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WIDTHS = [1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 24, 31, 33, 48, 64, 67]
 LONG = [97, 127, 128, 129, 251]
 LAYOUTS = ["contiguous", "as projected", "every second", "wider", "expanded", "transposed"]
@@ -105,30 +100,40 @@ def draw_plain(seed: int, number: int) -> Drawn:
     rng = random.Random(f"{seed}/{number}")
     pick, maybe = rng.choice, lambda p: rng.random() < p
     feature_map, causal = pick(list(MAPS)), maybe(0.65)
-    way = pick(
-        ["whole"] * 4 + ["continued", "packed"] + ["packed continued", "stepped", "stepped in place"] * causal
-    )
+    way = pick(["whole"] * 4 + ["continued", "packed"] + ["packed continued", "stepped", "stepped in place"] * causal)
     length = pick(LONG) if maybe(0.06) else pick(LENGTHS)
     masked = maybe(0.4) and not way.startswith("stepped")
     packed, s = way.startswith("packed"), min(length, 17) if way.startswith("stepped") else length
     dtype, weighted = pick(["float64", *DTYPES]), maybe(0.4)
     normalize, spread = feature_map != "identity" and maybe(0.7), pick([0.1, 1.0, 1.0, 3.0])
     if not normalize and (weighted or feature_map == "exp") and dtype != "float64":
-        spread = min(
-            spread, 0.1 if dtype == "float16" else 1.0
-        )  # e^w is a factor of o, and has to have room in it
+        spread = min(spread, 0.1 if dtype == "float16" else 1.0)  # e^w is a factor of o, and has to have room in it
     return Drawn(
-        number, rng.getrandbits(31),
-        b=1 if packed else pick([1, 1, 2, 3]), g=pick([1, 1, 2, 3]), r=pick([1, 1, 2, 3]),
-        t=s if causal or packed or maybe(0.4) else pick(LENGTHS), s=s,
-        d=pick(WIDTHS), e=0 if maybe(0.02) else pick(WIDTHS),
-        dtype=dtype, feature_map=feature_map, causal=causal, normalize=normalize,
-        masked=masked, junk=pick(["", "huge", "nan", "inf"]) if masked else "",
+        number,
+        rng.getrandbits(31),
+        b=1 if packed else pick([1, 1, 2, 3]),
+        g=pick([1, 1, 2, 3]),
+        r=pick([1, 1, 2, 3]),
+        t=s if causal or packed or maybe(0.4) else pick(LENGTHS),
+        s=s,
+        d=pick(WIDTHS),
+        e=0 if maybe(0.02) else pick(WIDTHS),
+        dtype=dtype,
+        feature_map=feature_map,
+        causal=causal,
+        normalize=normalize,
+        masked=masked,
+        junk=pick(["", "huge", "nan", "inf"]) if masked else "",
         decay=pick(["none", "none", "head", "token", "channel"]) if causal else "none",
-        weighted=weighted, options_narrow=maybe(0.3), spread=spread, way=way,
+        weighted=weighted,
+        options_narrow=maybe(0.3),
+        spread=spread,
+        way=way,
         layouts=tuple(pick(LAYOUTS) if maybe(0.5) else "contiguous" for _ in range(4)),
-        state_grads=maybe(0.5), tiny_chunks=maybe(0.5), threads=pick([1, 2]),
-    )  # fmt: skip
+        state_grads=maybe(0.5),
+        tiny_chunks=maybe(0.5),
+        threads=pick([1, 2]),
+    )
 
 
 @cache
@@ -141,9 +146,10 @@ def map_of(name: str, d: int, m: int, g: int, seed: int) -> torch.nn.Module:
         made.A.mul_(torch.arange(1.0, g + 1)[:, None, None])
         return made
     kinds = {
-        "positive": feature_maps.PositiveRandomFeatures, "hyperbolic": feature_maps.HyperbolicRandomFeatures,
+        "positive": feature_maps.PositiveRandomFeatures,
+        "hyperbolic": feature_maps.HyperbolicRandomFeatures,
         "random relu": feature_maps.GeneralizedRandomFeatures,
-    }  # fmt: skip
+    }
     return kinds[name](d, m, seed=seed)
 
 
@@ -180,9 +186,21 @@ class Call:
         self.drawn = a = drawn
         dtype = DTYPES[a.dtype]
         case = Case(
-            b=a.b, g=a.g, r=a.r, t=a.s, d=a.d, e=a.e, masked=a.masked, decay=a.decay, weighted=a.weighted,
-            spread=a.spread, seed=a.seed, dtype=dtype, f=a.features, steep=a.steep,
-        )  # fmt: skip
+            b=a.b,
+            g=a.g,
+            r=a.r,
+            t=a.s,
+            d=a.d,
+            e=a.e,
+            masked=a.masked,
+            decay=a.decay,
+            weighted=a.weighted,
+            spread=a.spread,
+            seed=a.seed,
+            dtype=dtype,
+            f=a.features,
+            steep=a.steep,
+        )
         self.feature_map = map_of(a.feature_map, a.d, a.m, a.g, a.seed)
         generator = torch.Generator().manual_seed(a.seed + 1)
         rand = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
@@ -190,9 +208,7 @@ class Call:
         self.mask = case.options.pop("key_mask", None)
         if a.junk:
             for x in (case.k, case.v):
-                x.masked_fill_(
-                    ~self.mask[:, None, :, None], {"huge": 1e4, "nan": torch.nan, "inf": torch.inf}[a.junk]
-                )
+                x.masked_fill_(~self.mask[:, None, :, None], {"huge": 1e4, "nan": torch.nan, "inf": torch.inf}[a.junk])
         narrow = dtype if a.options_narrow else wide(dtype)
         self.names = list(case.options)  # of the options that have a gradient
         self.inputs = [laid_out(x, how) for x, how in zip((q, case.k, case.v), a.layouts)]
@@ -200,10 +216,7 @@ class Call:
         self.cuts = self._cuts(random.Random(a.seed))
         n = len(self.cuts) - 1 if a.way.startswith("packed") else a.b
         grad_o = laid_out(rand(a.b, a.g * a.r, a.t, a.e).to(dtype), a.layouts[3])
-        self.grads = [
-            grad_o,
-            *([rand(n, a.g, a.features, a.e), rand(n, a.g, a.features)] if a.state_grads else []),
-        ]
+        self.grads = [grad_o, *([rand(n, a.g, a.features, a.e), rand(n, a.g, a.features)] if a.state_grads else [])]
 
     def nearby(self, seed: int) -> "Call":
         """The same call with each input changed by a unit in its last place, or not: it is as sensitive to rounding."""
@@ -219,9 +232,7 @@ class Call:
         inner = sorted(rng.randint(0, s) for _ in range(rng.randint(0, 4)))
         return [0, *inner, s] if self.drawn.way.startswith("packed") else [rng.randint(0, s)]
 
-    def _results(
-        self, o: Tensor, S: Tensor, z: Tensor, M: Tensor | None, leaves: list[Tensor]
-    ) -> list[Tensor]:
+    def _results(self, o: Tensor, S: Tensor, z: Tensor, M: Tensor | None, leaves: list[Tensor]) -> list[Tensor]:
         sums = [S.double(), z.double()]
         if M is not None:
             factor = torch.where(M == -torch.inf, 0.0, M.double()).exp()
@@ -233,11 +244,7 @@ class Call:
         grads = [torch.zeros_like(x) for x in leaves]
         if pairs:
             grads = torch.autograd.grad(
-                [y for y, _ in pairs],
-                leaves,
-                [g for _, g in pairs],
-                allow_unused=True,
-                materialize_grads=True,
+                [y for y, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True, materialize_grads=True
             )
         return [o, *sums, *grads]
 
@@ -260,11 +267,7 @@ class Call:
         return self._results(o, state.S, state.z, state.M, leaves if way != "stepped in place" else [])
 
     def definition(
-        self,
-        dtype: torch.dtype,
-        outputs_kept_in: torch.dtype | None = None,
-        off_by: float = 0.0,
-        units: float = 0.0,
+        self, dtype: torch.dtype, outputs_kept_in: torch.dtype | None = None, off_by: float = 0.0, units: float = 0.0
     ) -> list[Tensor]:
         """As `ops/reference.py` computes it in `dtype`, sequence after sequence. Gradients may be made of outputs that were
         kept in a narrower dtype, and were off by this share of them; features may be off, by up to so many units of theirs."""
@@ -278,8 +281,7 @@ class Call:
         if units:
             generator = torch.Generator().manual_seed(a.seed)
             fq, fk = (
-                x * (1 + units * (2 * torch.rand(x.shape, generator=generator, dtype=dtype) - 1))
-                for x in (fq, fk)
+                x * (1 + units * (2 * torch.rand(x.shape, generator=generator, dtype=dtype) - 1)) for x in (fq, fk)
             )
         if k_scale is not None:
             options["key_log_weight"] = options.get("key_log_weight", 0) + k_scale
@@ -335,15 +337,7 @@ class Call:
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Tensor], **more):
         a = self.drawn
         return linear_attention(
-            q,
-            k,
-            v,
-            self.feature_map,
-            causal=a.causal,
-            normalize=a.normalize,
-            return_state=True,
-            **options,
-            **more,
+            q, k, v, self.feature_map, causal=a.causal, normalize=a.normalize, return_state=True, **options, **more
         )
 
     def _whole(self, q, k, v, options):
@@ -370,9 +364,7 @@ class Call:
             at = torch.cat([torch.arange(span[part], span[part + 1]) for span in spans])
             cu_seqlens = torch.tensor([0, *(span[part + 1] - span[part] for span in spans)]).cumsum(0).int()
             q_at, k_at, v_at = (x[:, :, at] for x in (q, k, v))
-            o, state = self._attend(
-                q_at, k_at, v_at, part_of(options, at), state=state, cu_seqlens=cu_seqlens
-            )
+            o, state = self._attend(q_at, k_at, v_at, part_of(options, at), state=state, cu_seqlens=cu_seqlens)
             pieces.append(o)
             indices.append(at)
         return torch.cat(pieces, dim=2)[:, :, torch.cat(indices).argsort()], state
@@ -384,9 +376,15 @@ class Call:
         for i in range(a.s):
             at = slice(i, i + 1)
             o, state = step(
-                q[:, :, at], k[:, :, at], v[:, :, at], self.feature_map, state, normalize=a.normalize,
-                inplace=inplace, **part_of(options, at),
-            )  # fmt: skip
+                q[:, :, at],
+                k[:, :, at],
+                v[:, :, at],
+                self.feature_map,
+                state,
+                normalize=a.normalize,
+                inplace=inplace,
+                **part_of(options, at),
+            )
             outputs.append(o)
         return torch.cat(outputs, dim=2), state
 

@@ -30,13 +30,7 @@ from triton.runtime.interpreter import GridExecutor, InterpretedFunction, Interp
 
 SMALLEST_SIDE = 16
 NAN_BF16 = np.uint16(0x7FC0)
-PARTS = {
-    "TF32": ("tf32", 1),
-    "TF32x3": ("tf32", 2),
-    "BF16x3": ("bf16", 2),
-    "BF16x6": ("bf16", 3),
-    "IEEE": ("", 0),
-}
+PARTS = {"TF32": ("tf32", 1), "TF32x3": ("tf32", 2), "BF16x3": ("bf16", 2), "BF16x6": ("bf16", 3), "IEEE": ("", 0)}
 _seed: int | None = None
 
 
@@ -55,10 +49,18 @@ def install() -> None:
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, allowed_dot_input_precisions=precisions)
     for name, method in {
-        "cast_impl": _cast, "create_fp_to_fp": _round, "binary_op": _binary, "unary_op": _unary, "create_dot": _dot,
-        "create_masked_load": _load, "create_masked_store": _store, "create_atomic_rmw": _atomic,
-        "set_grid_dim": _set_grid, "set_grid_idx": _set_program, "get_bf16": _bf16_constant,
-    }.items():  # fmt: skip
+        "cast_impl": _cast,
+        "create_fp_to_fp": _round,
+        "binary_op": _binary,
+        "unary_op": _unary,
+        "create_dot": _dot,
+        "create_masked_load": _load,
+        "create_masked_store": _store,
+        "create_atomic_rmw": _atomic,
+        "set_grid_dim": _set_grid,
+        "set_grid_idx": _set_program,
+        "get_bf16": _bf16_constant,
+    }.items():
         setattr(InterpreterBuilder, name, method)
     InterpretedFunction.__call__ = _call
     GridExecutor._init_args_hst = _arguments
@@ -120,11 +122,7 @@ def _round(self, x: TensorHandle, dtype, rounding) -> TensorHandle:
 def _binary(self, a: TensorHandle, b: TensorHandle, op: Callable) -> TensorHandle:
     if _is_bf16(a) and _is_bf16(b) and op not in (np.bitwise_and, np.bitwise_or, np.bitwise_xor):
         found = op(widened(a.data), widened(b.data))
-        return (
-            TensorHandle(found, tl.int1)
-            if found.dtype == bool
-            else TensorHandle(narrowed(found), tl.bfloat16)
-        )
+        return TensorHandle(found, tl.int1) if found.dtype == bool else TensorHandle(narrowed(found), tl.bfloat16)
     if a.dtype.scalar == tl.int32 and op in (np.add, np.subtract, np.multiply):
         left, right = _largest(a.data), _largest(b.data)
         if (left * right if op is np.multiply else left + right) >= 2**31:
@@ -215,9 +213,7 @@ class _Block:
                 self._mark(number, read)
         for marked, does in ((self.writer, "writes"), (self.reader, "reads")):
             if _is_others(marked[elements], me):
-                raise RuntimeError(
-                    f"race: program {_Launch.program} writes what another one {does}, at {_line()}"
-                )
+                raise RuntimeError(f"race: program {_Launch.program} writes what another one {does}, at {_line()}")
         lanes = np.arange(elements.size, dtype=np.int32)
         self.lane[elements] = lanes
         if (self.lane[elements] != lanes).any():
@@ -247,9 +243,7 @@ def _line() -> str:
 
 
 def _check(pointers: TensorHandle, mask: TensorHandle, *, writes: bool, atomic: bool = False) -> None:
-    addresses, live = np.broadcast_arrays(
-        pointers.data, mask.data.astype(bool)
-    )  # `&` makes integers of masks
+    addresses, live = np.broadcast_arrays(pointers.data, mask.data.astype(bool))  # `&` makes integers of masks
     addresses = (addresses if live.all() else addresses[live]).ravel().view(np.int64)
     if not addresses.size:
         return
@@ -267,9 +261,7 @@ def _check(pointers: TensorHandle, mask: TensorHandle, *, writes: bool, atomic: 
     if outside.any():
         kind = "store" if writes else "load"
         lanes = int(outside.sum())
-        raise IndexError(
-            f"{kind} outside of every tensor, {lanes} lanes, program {_Launch.program}, at {_line()}"
-        )
+        raise IndexError(f"{kind} outside of every tensor, {lanes} lanes, program {_Launch.program}, at {_line()}")
 
 
 def _touch(block: _Block, addresses: np.ndarray, writes: bool, atomic: bool) -> None:
@@ -334,9 +326,7 @@ def _keep(self, *_) -> None:
 
 def _set_grid(self, x: int, y: int, z: int) -> None:
     if max(y, z) > 65535:
-        raise ValueError(
-            f"a grid of {x} × {y} × {z}: CUDA takes at most 65,535 along its second and third axis"
-        )
+        raise ValueError(f"a grid of {x} × {y} × {z}: CUDA takes at most 65,535 along its second and third axis")
     self.grid_dim = (x, y, z)
     places = list(range(x * y * z))
     _Launch.places = places

@@ -24,11 +24,7 @@ torch.use_deterministic_algorithms(True)  # fills torch.empty with NaN
 torch.set_num_threads(1)
 for mode in MODES:
     for dtype, limit in LIMITS.items():
-        for size in (
-            {"d": 16, "e": 64, "t": 64, "s": 64},
-            {"d": 7, "e": 37},
-            {"d": 35, "e": 5, "tiny_chunks": True},
-        ):
+        for size in ({"d": 16, "e": 64, "t": 64, "s": 64}, {"d": 7, "e": 37}, {"d": 35, "e": 5, "tiny_chunks": True}):
             call = drawn(mode, dtype=dtype, options_narrow=True, spread=0.5, b=1, g=1, **size)
             with set_up(call):
                 compiled = Call(call).ours()

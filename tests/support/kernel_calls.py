@@ -26,13 +26,7 @@ MODES = {
     "full, random features": {"feature_map": "optimal", "m": 40, "causal": False, "weighted": True},
     "random features, decay": {"feature_map": "hyperbolic", "m": 18, "decay": "token", "normalize": False},
     "random relu": {"feature_map": "random relu", "m": 19, "decay": "channel"},
-    "full, random relu": {
-        "feature_map": "random relu",
-        "m": 32,
-        "causal": False,
-        "masked": True,
-        "junk": "nan",
-    },
+    "full, random relu": {"feature_map": "random relu", "m": 32, "causal": False, "masked": True, "junk": "nan"},
 }
 DTYPES = ["float64", "float32", "bfloat16", "float16"]
 

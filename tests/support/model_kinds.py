@@ -7,10 +7,16 @@ from support.models import fixtures_of
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 TINY = {
-    "vocab_size": 37, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "intermediate_size": 48, "initializer_range": 0.3,
-    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 37,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 LINEAR = {
     "linear": {},
     "default": {"position": "none", "decay": "token"},

@@ -34,9 +34,7 @@ def of_a_thread():
 def of_the_whole():
     """The sums of the keys, beside the state that is returned: 64 MB each."""
     x = torch.randn(64, 4, 1, 256)
-    return lambda: [
-        linear_attention(x, x, x, Identity(), causal=False, normalize=False, return_state=True)[0]
-    ]
+    return lambda: [linear_attention(x, x, x, Identity(), causal=False, normalize=False, return_state=True)[0]]
 
 
 def of_backward():

@@ -15,9 +15,7 @@ class RoundedLinear(nn.Module):
         super().__init__()
         weight, self.bias = linear.weight.detach(), linear.bias
         whole, factor = rounded(weight) if kind == "int8" else rounded_groups(weight)
-        self.weight = (whole.double() * factor[..., None].double()).view(len(weight), -1)[
-            :, : weight.shape[1]
-        ]
+        self.weight = (whole.double() * factor[..., None].double()).view(len(weight), -1)[:, : weight.shape[1]]
 
     def forward(self, x):
         least, most = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)

@@ -27,9 +27,7 @@ def pictures(monkeypatch):
     """Figures by the name of their file, as they would have been saved: what they show can be asked, and no time is
     spent on drawing."""
     saved: dict[str, Figure] = {}
-    monkeypatch.setattr(
-        Figure, "savefig", lambda figure, path: saved.update({path.name: figure}) or path.touch()
-    )
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: saved.update({path.name: figure}) or path.touch())
     return saved
 
 

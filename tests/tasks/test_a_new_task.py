@@ -48,9 +48,14 @@ class Counting(Task):
 
     def config(self):
         return TarnnConfig(
-            hidden_size=self.settings.hidden_size, num_hidden_layers=1, num_attention_heads=2,
-            vocab_size=self.settings.highest, bos_token_id=None, eos_token_id=None, pad_token_id=None,
-        )  # fmt: skip
+            hidden_size=self.settings.hidden_size,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            vocab_size=self.settings.highest,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=None,
+        )
 
     def sampler(self, num_examples, seed):
         return EpochSampler(len(self.examples), num_examples, seed)
@@ -102,9 +107,7 @@ def counting():
 
 
 def settings(out, **options):
-    return CountingSettings(
-        ("none",), out, hidden_size=16, batch_size=4, eval_every=20, save_every=20, **options
-    )
+    return CountingSettings(("none",), out, hidden_size=16, batch_size=4, eval_every=20, save_every=20, **options)
 
 
 @pytest.mark.usefixtures("counting")
@@ -113,17 +116,11 @@ def test_it_trains(tmp_path, capsys):
     assert "64 rows" in capsys.readouterr().err
     lines = [json.loads(line) for line in (tmp_path / "whole/log.jsonl").read_text().splitlines()]
     assert [line["rows"] for line in lines if "loss" in line] == [40, 80, 120, 160, 200, 240]
-    assert whole.bits_per_byte == min(
-        x["validation_bits_per_number"] for x in lines if "validation_loss" in x
-    )
+    assert whole.bits_per_byte == min(x["validation_bits_per_number"] for x in lines if "validation_loss" in x)
     assert whole.bits_per_byte < lines[0]["bits_per_number"]
     assert whole.sample == "one, two, three"
     saved = json.loads((tmp_path / "whole/settings.json").read_text())
-    assert (saved["settings"]["task"], saved["settings"]["highest"], saved["numbers"]) == (
-        "counting",
-        7,
-        {"rows": 64},
-    )
+    assert (saved["settings"]["task"], saved["settings"]["highest"], saved["numbers"]) == ("counting", 7, {"rows": 64})
 
 
 @pytest.mark.usefixtures("counting")

@@ -85,7 +85,7 @@ WRONG = {
     "a weight is missing": (rename_a_weight, "lacks model.norm.weight"),
     "a misshapen weight": (reshape_a_weight, r"model.norm.weight of shape \(31,\).*calls for \(32,\)"),
     "weights of a wider model": (lambda f: change_config(f, intermediate_size=64), "config calls for"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("wrong", list(WRONG))

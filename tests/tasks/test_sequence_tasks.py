@@ -16,9 +16,21 @@ from tarnn.data.pairs import read_pairs
 from tarnn.errors import UserError
 
 TINY = [
-    "--hidden-size", "16", "--layers", "1", "--heads", "2", "--batch-size", "8", "--learning-rate", "0.02",
-    "--eval-every", "20", "--save-every", "20",
-]  # fmt: skip
+    "--hidden-size",
+    "16",
+    "--layers",
+    "1",
+    "--heads",
+    "2",
+    "--batch-size",
+    "8",
+    "--learning-rate",
+    "0.02",
+    "--eval-every",
+    "20",
+    "--save-every",
+    "20",
+]
 TASKS = ("masked-lm", "classification", "ctc", "seq2seq")
 
 
@@ -41,9 +53,7 @@ def sources(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("".join(words.choice(["abcdef ", "ABCDEF "]) for _ in range(400)))
     labelled = tmp_path / "labelled.tsv.gz"
-    lines = [
-        f"{'up' if i % 2 else 'down'}\tmore\t{'AB' * (3 + i % 4) if i % 2 else 'ab' * 5}" for i in range(60)
-    ]
+    lines = [f"{'up' if i % 2 else 'down'}\tmore\t{'AB' * (3 + i % 4) if i % 2 else 'ab' * 5}" for i in range(60)]
     labelled.write_bytes(gzip.compress("\n".join(lines).encode()))
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("".join(f"{x}\t{x[::-1]}\n" for x in (f"{i:02b}" for i in range(60))))
@@ -101,11 +111,7 @@ def test_labels_by_the_command_and_by_the_pipeline(tarnn, sources, tmp_path):
     code, out, _ = tarnn("predict", run, texts, "abab", "--json")
     rows = [json.loads(line) for line in out.splitlines()]
     assert code == 0
-    assert [(x["input"], x["output"]) for x in rows] == [
-        ("ababab", "down"),
-        ("ABABAB", "up"),
-        ("abab", "down"),
-    ]
+    assert [(x["input"], x["output"]) for x in rows] == [("ababab", "down"), ("ABABAB", "up"), ("abab", "down")]
     assert sum(rows[0]["probabilities"].values()) == pytest.approx(1)
     assert tarnn("predict", run, "abab")[1].startswith("down\tdown ")
     loaded = pipeline("text-classification", model=str(run))
@@ -116,15 +122,7 @@ def test_labels_by_the_command_and_by_the_pipeline(tarnn, sources, tmp_path):
 
 
 def test_an_empty_file_is_no_input(tarnn, sources, tmp_path):
-    tarnn(
-        "train",
-        sources["classification"],
-        "--out",
-        tmp_path / "run",
-        *options("classification"),
-        "--steps",
-        1,
-    )
+    tarnn("train", sources["classification"], "--out", tmp_path / "run", *options("classification"), "--steps", 1)
     (tmp_path / "none.txt").write_text("\n")
     code, out, err = tarnn("predict", tmp_path / "run", "AB", tmp_path / "none.txt")
     assert code == 2
@@ -171,17 +169,7 @@ def test_sounds_become_letters(tarnn, sources, tmp_path):
 def test_targets_of_sources(tarnn, sources, tmp_path, monkeypatch):
     run = tmp_path / "run"
     monkeypatch.setattr("tarnn.tasks.seq2seq.LONGEST", 8)  # this model may not know where to end
-    tarnn(
-        "train",
-        sources["seq2seq"],
-        "--out",
-        run,
-        *options("seq2seq"),
-        "--steps",
-        20,
-        "--cross-attention",
-        "softmax",
-    )
+    tarnn("train", sources["seq2seq"], "--out", run, *options("seq2seq"), "--steps", 20, "--cross-attention", "softmax")
     code, out, _ = tarnn("predict", run, "101", "--json")
     row = json.loads(out)
     assert (code, set(row)) == (0, {"input", "output", "ended"})
@@ -259,11 +247,7 @@ def test_pairs_of_json_lines(tmp_path):
 def test_predict_reads_files_as_train_does(tarnn, sources, tmp_path):
     run = tmp_path / "run"
     tarnn("train", sources["classification"], "--out", run, *options("classification"), "--steps", 1)
-    tables = {
-        "a.jsonl": '{"n": 1, "text": "AB ab"}\n',
-        "a.csv": 'n,text\n1,"AB ab"\n',
-        "a.tsv": "up\tmore\tAB ab\n",
-    }
+    tables = {"a.jsonl": '{"n": 1, "text": "AB ab"}\n', "a.csv": 'n,text\n1,"AB ab"\n', "a.tsv": "up\tmore\tAB ab\n"}
     for name, content in {**tables, "a.txt": "AB ab\n"}.items():
         (tmp_path / name).write_text(content)
         code, out, err = tarnn("predict", run, tmp_path / name, "--json")
@@ -280,18 +264,7 @@ def test_predict_reads_files_as_train_does(tarnn, sources, tmp_path):
 def test_predict_reads_the_words_that_train_reads(tarnn, tmp_path):
     rows, run = tmp_path / "rows.jsonl", tmp_path / "run"
     rows.write_text('{"tokens": ["Ada", "wrote"], "labels": ["NAME", "VERB"]}\n' * 30)
-    options = (
-        "--task",
-        "token-classification",
-        "--steps",
-        1,
-        "--hidden-size",
-        16,
-        "--layers",
-        1,
-        "--heads",
-        1,
-    )
+    options = ("--task", "token-classification", "--steps", 1, "--hidden-size", 16, "--layers", 1, "--heads", 1)
     tarnn("train", rows, "--out", run, *options)
     code, out, err = tarnn("predict", run, rows, "--json")
     assert (code, json.loads(out.splitlines()[0])["input"]) == (0, "Ada wrote"), err
@@ -320,16 +293,7 @@ def test_validating_on_some_of_what_is_trained_on(tarnn, tmp_path):
     (tmp_path / "val").mkdir()
     (tmp_path / "val" / "b.txt").write_text("b" * 300)
     (tmp_path / "val" / "d.txt").write_text("d" * 300)
-    argv = (
-        "train",
-        tmp_path / "a.txt",
-        tmp_path / "b.txt",
-        "--out",
-        tmp_path / "run",
-        *TINY,
-        "--context",
-        16,
-    )
+    argv = ("train", tmp_path / "a.txt", tmp_path / "b.txt", "--out", tmp_path / "run", *TINY, "--context", 16)
     code, _, err = tarnn(*argv, "--steps", 1, "--sample-tokens", 0, "--val", tmp_path / "val")
     assert code == 0
     assert "1 of the 2 documents of --val are among those to train on, too" in err

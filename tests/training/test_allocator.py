@@ -54,9 +54,7 @@ def test_a_step_takes_the_memory_that_the_one_before_freed():
     """Three blocks of 512 pages: without the call every step has page faults again, with it none."""
 
     def faults(line):
-        run = subprocess.run(
-            [sys.executable, "-c", STEPS.format(line)], capture_output=True, text=True, check=True
-        )
+        run = subprocess.run([sys.executable, "-c", STEPS.format(line)], capture_output=True, text=True, check=True)
         return float(run.stdout)
 
     assert faults("keep_freed_memory()") < 1
@@ -70,7 +68,5 @@ def test_the_heap_grows_into_large_pages(wish, found):
     if not Path("/sys/kernel/mm/transparent_hugepage").exists():
         pytest.skip("a kernel without large pages")
     environment = {**os.environ, "TARNN_LARGE_PAGES": wish}
-    run = subprocess.run(
-        [sys.executable, "-c", LARGE], capture_output=True, text=True, check=True, env=environment
-    )
+    run = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True, env=environment)
     assert run.stdout.split() == [found]

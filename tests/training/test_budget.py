@@ -22,9 +22,7 @@ def test_the_schedule_rises_to_one_and_falls_to_its_floor():
 class Run:
     """A run whose steps, validations and checkpoints take as long as is said; no clock is looked at."""
 
-    def __init__(
-        self, limit, *, max_steps=None, spent=0.0, step=1.0, saving=0.0, batch=0.0, batches=1, every=10
-    ):
+    def __init__(self, limit, *, max_steps=None, spent=0.0, step=1.0, saving=0.0, batch=0.0, batches=1, every=10):
         self.now, self.step_seconds, self.every, self.evaluations, self.steps = 0.0, step, every, [], 0
         self.budget = TimeBudget(limit, max_steps, lambda: self.now)
         self.budget.begin(spent)
@@ -69,9 +67,7 @@ def test_steps_end_a_run_where_they_come_first():
 def test_the_whole_keeps_to_its_time_and_validation_to_its_share(batch, step, spent):
     run = Run(200.0, spent=spent, step=step, batch=batch, batches=100)
     seconds = run.train()
-    assert (
-        spent + seconds + run.budget.sample_seconds <= 200 + 2 * batch
-    )  # one batch is the least of validations
+    assert spent + seconds + run.budget.sample_seconds <= 200 + 2 * batch  # one batch is the least of validations
     assert spent + seconds + run.budget.sample_seconds >= 200 - 2 * step - 0.01
     assert run.budget.validated <= max(SHARE * 200, 2 * batch)
     assert len(run.evaluations) >= 1

@@ -26,7 +26,5 @@ def test_a_tenth_is_held_out_but_no_more_than_can_be_validated_in_a_moment(n, fr
 
 
 def test_a_part_is_a_part():
-    with pytest.raises(
-        UserError, match=r"fraction of 1.5 is not a part of the images; expected 0 ≤ fraction < 1"
-    ):
+    with pytest.raises(UserError, match=r"fraction of 1.5 is not a part of the images; expected 0 ≤ fraction < 1"):
         split(made(9, 2, 2, 1), ImageSettings(("gone",), Path("out"), val_fraction=1.5))

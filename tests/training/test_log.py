@@ -31,10 +31,20 @@ def test_a_line_of_training_and_one_of_evaluation(tmp_path):
     log.on_log(None, state, None, logs={"loss": 9.0})
     training, evaluation = (json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines())
     assert training == {
-        "step": 5, "epoch": 0.5, "seconds": 1.5, "tokens": 320, "loss": 2.0,
-        "bits_per_byte": pytest.approx(2 / (4 * 0.6931471805599453)), "learning_rate": 0.1, "grad_norm": 3.0,
-    }  # fmt: skip
+        "step": 5,
+        "epoch": 0.5,
+        "seconds": 1.5,
+        "tokens": 320,
+        "loss": 2.0,
+        "bits_per_byte": pytest.approx(2 / (4 * 0.6931471805599453)),
+        "learning_rate": 0.1,
+        "grad_norm": 3.0,
+    }
     assert evaluation == {
-        "step": 5, "epoch": 0.5, "seconds": 1.5, "validation_loss": 1.0, "validation_bits_per_byte": 0.5,
+        "step": 5,
+        "epoch": 0.5,
+        "seconds": 1.5,
+        "validation_loss": 1.0,
+        "validation_bits_per_byte": 0.5,
         "validation_perplexity": 2.7,
-    }  # fmt: skip
+    }

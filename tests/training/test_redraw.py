@@ -11,9 +11,15 @@ from tarnn.training.redraw import Redraw, random_maps
 
 def model(**options):
     config = TarnnConfig(
-        vocab_size=37, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
-        feature_map="favor", feature_map_options={"favor": {"num_features": 8, **options}}, dropout=0.1,
-    )  # fmt: skip
+        vocab_size=37,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        feature_map="favor",
+        feature_map_options={"favor": {"num_features": 8, **options}},
+        dropout=0.1,
+    )
     torch.manual_seed(0)
     return TarnnForCausalLM(config)
 
@@ -89,9 +95,7 @@ def test_calibrates_with_every_draw_and_leaves_the_mode_alone():
 
 def test_a_learned_omega_is_left_alone():
     model = TarnnForCausalLM(
-        TarnnConfig(
-            vocab_size=8, hidden_size=16, num_attention_heads=2, num_hidden_layers=1, feature_map="favor"
-        )
+        TarnnConfig(vocab_size=8, hidden_size=16, num_attention_heads=2, num_hidden_layers=1, feature_map="favor")
     )
     (phi,) = random_maps(model)
     phi.omega = torch.nn.Parameter(phi.omega.clone())
@@ -102,9 +106,7 @@ def test_a_learned_omega_is_left_alone():
 
 
 def test_maps_that_are_not_random_are_no_business_of_it():
-    plain = TarnnForCausalLM(
-        TarnnConfig(vocab_size=37, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    )
+    plain = TarnnForCausalLM(TarnnConfig(vocab_size=37, hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
     step(Redraw(1, lambda model: pytest.fail("nothing to calibrate")), plain, 3)
 
 

@@ -38,9 +38,7 @@ def test_a_resumed_run_shares_all_choices_but_those_of_length_and_of_looking():
     assert replace(image, sample_images=3).differences(image.as_json()) == []
 
 
-@pytest.mark.parametrize(
-    ("save_every", "log_every"), [(250, 10), (7, 7), (13, 1), (1, 1), (12, 6), (1000, 10)]
-)
+@pytest.mark.parametrize(("save_every", "log_every"), [(250, 10), (7, 7), (13, 1), (1, 1), (12, 6), (1000, 10)])
 def test_every_checkpoint_falls_on_a_line_of_the_log(save_every, log_every):
     assert replace(RUN, save_every=save_every).log_every == log_every
 
@@ -48,17 +46,18 @@ def test_every_checkpoint_falls_on_a_line_of_the_log(save_every, log_every):
 def test_assignments_are_json_where_they_can_be():
     given = ["weight_decay=0.5", "optim=adamw_torch", "tf32=false", 'lr_scheduler_kwargs={"a": 1}']
     assert parse_assignments(given) == {
-        "weight_decay": 0.5, "optim": "adamw_torch", "tf32": False, "lr_scheduler_kwargs": {"a": 1},
-    }  # fmt: skip
+        "weight_decay": 0.5,
+        "optim": "adamw_torch",
+        "tf32": False,
+        "lr_scheduler_kwargs": {"a": 1},
+    }
     for key in OWN:
         with pytest.raises(UserError, match=f"--set {key}: use --"):
             training_arguments(replace(RUN, training_arguments={key: 1}))
 
 
 def test_what_is_set_wins_over_what_we_set(tmp_path):
-    args = training_arguments(
-        replace(RUN, out=tmp_path, training_arguments={"weight_decay": 0.5, "adam_beta2": 0.99})
-    )
+    args = training_arguments(replace(RUN, out=tmp_path, training_arguments={"weight_decay": 0.5, "adam_beta2": 0.99}))
     assert (args.weight_decay, args.adam_beta2, args.adam_beta1) == (0.5, 0.99, 0.9)
 
 

@@ -23,7 +23,9 @@ def test_a_third_of_the_speed_is_said_once():
     run.steps(20, 1.4)
     assert run.lines == []
     run.steps(40, 1.6)
-    expected = "A step takes 3.2 times as long as it did: 1,600 ms, before 500. Another program may be using the processor."
+    expected = (
+        "A step takes 3.2 times as long as it did: 1,600 ms, before 500. Another program may be using the processor."
+    )
     assert run.lines == [expected]
 
 

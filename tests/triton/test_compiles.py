@@ -34,9 +34,7 @@ BACKWARD = {"gradient_rows", "gradient_sums", "query_gradients", "key_gradients"
 )
 def test_a_kernel_compiles_for_a_gpu_that_is_not_there(kernel, cell):
     """On tensor cores, in the memory that there is, with no product of single numbers, within the budget of spills."""
-    found = gpu_resources.compile_one(
-        next(x for x in gpu_resources.kernels_of(*cell) if x.name == kernel), *cell
-    )
+    found = gpu_resources.compile_one(next(x for x in gpu_resources.kernels_of(*cell) if x.name == kernel), *cell)
     assert not found.wrong
     assert found.tensor_core > 0
     assert 0 < found.registers <= 256
@@ -53,9 +51,7 @@ def test_a_kernel_that_wants_too_much_tensor_memory_is_seen(monkeypatch):
 def test_a_row_outside_of_the_gate_is_seen(monkeypatch):
     cell = "plain", "bfloat16", 64, "sm_90"
     kernel = next(x for x in gpu_resources.kernels_of(*cell) if x.name == "state_sums")
-    row = replace(
-        gpu_resources.compile_one(kernel, *cell), calls=["plain, bfloat16, 64"], wrong="2000 bytes spilled"
-    )
+    row = replace(gpu_resources.compile_one(kernel, *cell), calls=["plain, bfloat16, 64"], wrong="2000 bytes spilled")
     assert gpu_resources.expected(row) is None
     monkeypatch.setitem(gpu_resources.EXPECTED, (row.kernel, row.calls[-1], row.gpu), "as an example")
     assert gpu_resources.expected(row) == "as an example"
@@ -73,11 +69,7 @@ def test_instructions_are_counted_as_the_disassembler_does(gpu):
         command = [gpu_compiler.TOOLS / "nvdisasm", "-c", file.name]
         code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     count = lambda pattern: len(re.findall(pattern, code))  # noqa: E731
-    expected = (
-        count(r"\b(?:HMMA|HGMMA|UTC[A-Z]*MMA)\b"),
-        count(r"\bFFMA2?\b"),
-        count(r"\n\s+/\*[0-9a-f]{4,}\*/"),
-    )
+    expected = (count(r"\b(?:HMMA|HGMMA|UTC[A-Z]*MMA)\b"), count(r"\bFFMA2?\b"), count(r"\n\s+/\*[0-9a-f]{4,}\*/"))
     assert (found.tensor_core, found.ffma, found.instructions) == expected
     assert min(expected) > 0
 
@@ -119,8 +111,7 @@ def attend(t=256, *, b=1, h=2, layout="bthd", differentiated=True, **options) ->
     """A call of any size; options by the axes of their tensors."""
     sizes = {"b": b, "h": h, "t": t, "d": 64}
     q, k, v = (
-        torch.empty([sizes[x] for x in layout], dtype=torch.bfloat16).requires_grad_(differentiated)
-        for _ in range(3)
+        torch.empty([sizes[x] for x in layout], dtype=torch.bfloat16).requires_grad_(differentiated) for _ in range(3)
     )
     q, k, v = (x.transpose(1, 2) if layout == "bthd" else x for x in (q, k, v))
     given = {name: torch.empty([sizes[x] for x in axes]) for name, axes in options.items()}
@@ -132,25 +123,17 @@ def attend(t=256, *, b=1, h=2, layout="bthd", differentiated=True, **options) ->
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"key_mask": "bt", "log_decay": "bht", "key_log_weight": "bht"}, {"log_decay": "bhtd"}],
-    ids=str,
+    "options", [{}, {"key_mask": "bt", "log_decay": "bht", "key_log_weight": "bht"}, {"log_decay": "bhtd"}], ids=str
 )
 def test_sizes_are_no_part_of_what_is_compiled(options):
     """One row and many, short and long, cut or not, with a backward pass or without, however they lie in memory."""
     launched = lambda processors, **words: {  # noqa: E731
-        x.identity: x.name
-        for x in gpu_compiler.launched(lambda: attend(**options | words), 90, processors=processors)
+        x.identity: x.name for x in gpu_compiler.launched(lambda: attend(**options | words), 90, processors=processors)
     }
     every = launched(132)
     if not options:
         assert sorted(every.values()) == sorted(FORWARD | BACKWARD)
-    for words in (
-        {"t": 17},
-        {"t": 1000, "b": 3},
-        {"t": 333, "h": 5, "layout": "bhtd"},
-        {"differentiated": False},
-    ):
+    for words in ({"t": 17}, {"t": 1000, "b": 3}, {"t": 333, "h": 5, "layout": "bhtd"}, {"differentiated": False}):
         for processors in (1, 132):
             assert launched(processors, **words).keys() <= every.keys()
 
@@ -167,8 +150,6 @@ def test_a_first_call_compiles_all_that_later_calls_launch(causal, function, mon
     first = names(gpu_compiler.launched(compiled, 90))
     assert first
     for processors in (1, 132):
-        later = names(
-            gpu_compiler.launched(lambda: gpu_resources.whole_call(call), 90, processors=processors)
-        )
+        later = names(gpu_compiler.launched(lambda: gpu_resources.whole_call(call), 90, processors=processors))
         assert {x: name for x, name in later.items() if x not in first and name != "one_token"} == {}
     assert not gpu_compiler.launched(compiled, 90)

@@ -40,13 +40,7 @@ def ones(*shape: int) -> torch.Tensor:
 
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
-IMAGES = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_height": 3,
-    "image_width": 4,
-}
+IMAGES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_height": 3, "image_width": 4}
 
 
 def language_model(**options):
@@ -74,7 +68,7 @@ LEARNS = {  # a model, and a batch that it learns from
         models.TarnnForImageGeneration(models.TarnnImageConfig(**IMAGES, num_classes=3)),
         {"pixel_values": torch.ones(2, 3, 4, 1, dtype=torch.uint8, device=META), "class_labels": ones(2)},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", LEARNS)

@@ -26,11 +26,23 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, what is made up here is real"),
 ]
 H100 = SimpleNamespace(
-    type="cuda", index=0, name="H100", gcnArchName="", major=9, minor=0, multi_processor_count=132, warp_size=32,
-    total_memory=80 << 30, max_threads_per_block=1024, max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536,
-    shared_memory_per_block=48 << 10, shared_memory_per_block_optin=227 << 10, shared_memory_per_multiprocessor=228 << 10,
+    type="cuda",
+    index=0,
+    name="H100",
+    gcnArchName="",
+    major=9,
+    minor=0,
+    multi_processor_count=132,
+    warp_size=32,
+    total_memory=80 << 30,
+    max_threads_per_block=1024,
+    max_threads_per_multi_processor=2048,
+    regs_per_multiprocessor=65536,
+    shared_memory_per_block=48 << 10,
+    shared_memory_per_block_optin=227 << 10,
+    shared_memory_per_multiprocessor=228 << 10,
     L2_cache_size=50 << 20,
-)  # fmt: skip
+)
 ALONE = "TARNN_TEST_ALONE"
 INTERFACE = "torch._dynamo.device_interface.CudaInterface"
 PRETENDED = {  # what Inductor asks of a GPU, and what it would run on one
@@ -54,11 +66,7 @@ PRETENDED = {  # what Inductor asks of a GPU, and what it would run on one
     "torch._inductor.fx_passes.post_grad.lazy_init": lambda *_: None,
     "torch.utils._triton.triton_hash_with_backend": lambda: "",
 }
-NOTHING_IS_RUN = {
-    "force_disable_caches": True,
-    "compile_threads": 1,
-    "joint_graph_constant_folding": False,
-}
+NOTHING_IS_RUN = {"force_disable_caches": True, "compile_threads": 1, "joint_graph_constant_folding": False}
 
 
 def code_for(function, inputs, options) -> str:
@@ -125,7 +133,5 @@ def test_a_training_step_is_one_graph_around_our_operators(training_step):
 def test_the_above_where_nobody_has_asked_for_a_gpu_before():
     """torch keeps what it once found of GPUs in many places, so the pretence takes a new process."""
     alone = ["-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", __file__, "-k", "one_graph"]
-    run = subprocess.run(
-        [sys.executable, *alone], env={**os.environ, ALONE: "1"}, capture_output=True, text=True
-    )
+    run = subprocess.run([sys.executable, *alone], env={**os.environ, ALONE: "1"}, capture_output=True, text=True)
     assert "1 passed" in run.stdout, run.stdout + run.stderr

@@ -32,10 +32,7 @@ def test_a_gpu_with_all_that_is_needed(a_gpu, monkeypatch):
     monkeypatch.delenv("TARNN_KERNELS", raising=False)
     assert a_gpu(triton_version="3.6.0") is None
     assert a_gpu() is None
-    assert machine.status(0) == (
-        "Triton 3.7.1, sm_90",
-        "the GPU has tensor cores for bfloat16 and tf32",
-    )
+    assert machine.status(0) == ("Triton 3.7.1, sm_90", "the GPU has tensor cores for bfloat16 and tf32")
     monkeypatch.setenv("TARNN_KERNELS", "off")
     assert "switched off" in a_gpu()
 

@@ -18,8 +18,13 @@ from tarnn.attention.multihead import MultiHeadAttention
 
 FUNCTIONS = ("sdpa", "tarnn_hybrid", "tarnn_linear")  # of transformers' models: those that take any values
 USUAL: dict[str, Any] = {  # what `MultiHeadAttention.forward` may be told, where it is told nothing
-    "key_mask": None, "cu_seqlens": None, "positions": None, "rotation": None, "state": None, "inplace": False,
-}  # fmt: skip
+    "key_mask": None,
+    "cu_seqlens": None,
+    "positions": None,
+    "rotation": None,
+    "state": None,
+    "inplace": False,
+}
 
 
 @dataclass(frozen=True)
@@ -121,9 +126,7 @@ def _recorded_functions(model: nn.Module, found: list[AttentionMap]) -> Iterator
                 return run(module, query, key, values, attention_mask, **options)[0].transpose(1, 2)
 
             shape = (*query.shape[:3], key.shape[2])
-            found.append(
-                AttentionMap(names.get(id(module), ""), shape, value.dtype, value.device, key.shape[1], mix)
-            )
+            found.append(AttentionMap(names.get(id(module), ""), shape, value.dtype, value.device, key.shape[1], mix))
             return run(module, query, key, value, attention_mask, **options)
 
         return attend

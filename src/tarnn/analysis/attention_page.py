@@ -33,5 +33,10 @@ def as_bytes(one: AttentionMap) -> dict[str, Any]:
     encoded = base64.b64encode(steps.cpu().numpy().astype(np.uint8).tobytes()).decode()
     _, heads, queries, keys = one.shape
     return {
-        "name": one.name, "heads": heads, "queries": queries, "keys": keys, "largest": largest.tolist(), "weights": encoded,
-    }  # fmt: skip
+        "name": one.name,
+        "heads": heads,
+        "queries": queries,
+        "keys": keys,
+        "largest": largest.tolist(),
+        "weights": encoded,
+    }

@@ -39,9 +39,15 @@ class DecodeCost:
 
 @torch.no_grad()
 def decode_cost(
-    model: TextModel, position: int, *, batch_size: int = 1, rounds: int = ROUNDS,
-    seconds_a_round: float = SECONDS_A_ROUND, step: Step | None = None, cache_dtype: torch.dtype | None = None,
-) -> DecodeCost:  # fmt: skip
+    model: TextModel,
+    position: int,
+    *,
+    batch_size: int = 1,
+    rounds: int = ROUNDS,
+    seconds_a_round: float = SECONDS_A_ROUND,
+    step: Step | None = None,
+    cache_dtype: torch.dtype | None = None,
+) -> DecodeCost:
     """Measures `model.step` (or `step`, a compiled form of it) with `position` tokens behind it, caches in `cache_dtype`.
 
     Each round runs as many steps as take about `seconds_a_round` (at least 3, at most 128), and is worth its
@@ -61,9 +67,7 @@ def decode_cost(
     return DecodeCost(position, batch_size, ms, min(times), max(times), rounds, state_bytes, threads)
 
 
-def fastest_decode_cost(
-    model: TextModel, position: int, *, threads: Sequence[int] = (), **options: Any
-) -> DecodeCost:
+def fastest_decode_cost(model: TextModel, position: int, *, threads: Sequence[int] = (), **options: Any) -> DecodeCost:
     """`decode_cost` with each number of threads (by default one, and torch's own), the fastest of them.
 
     A short cache is read faster by one thread, a long one by all, and each kind of attention gets its best.

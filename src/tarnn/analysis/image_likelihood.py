@@ -26,9 +26,7 @@ def check_fit(config: Any, images: Images) -> None:
             f"makes images of {' × '.join(map(str, shape))}. Give images of that size."
         )
     if config.num_classes and images.labels is None:
-        raise UserError(
-            f"{images.source} has no labels, and the model is one of {config.num_classes} classes."
-        )
+        raise UserError(f"{images.source} has no labels, and the model is one of {config.num_classes} classes.")
     if config.num_classes and images.num_classes > config.num_classes:
         raise UserError(
             f"{images.source} has a label {images.num_classes - 1}, and the model knows {config.num_classes} classes."
@@ -51,9 +49,7 @@ def bits_per_dim(model: Any, images: Images, batch_size: int | None = None) -> I
 
 @torch.no_grad()
 def bits_per_dim_by_steps(
-    model: ImageModel,
-    images: Images,
-    step: Callable[..., tuple[Tensor, ImageState]] | None = None,
+    model: ImageModel, images: Images, step: Callable[..., tuple[Tensor, ImageState]] | None = None
 ) -> Tensor:
     """The same, (n,) float64, as the pixel loop has it: value after value through `step`, by default `model.step`.
 

@@ -39,11 +39,7 @@ def similarity(shares: np.ndarray) -> np.ndarray:
 
 def read_matrix(path: str | Path) -> np.ndarray:
     """(20, 20): a substitution matrix in NCBI's form, in the order of AMINO_ACIDS. UserError with file and line."""
-    rows = [
-        (n, line.split())
-        for n, line in enumerate(Path(path).read_text().splitlines(), start=1)
-        if line[:1] != "#"
-    ]
+    rows = [(n, line.split()) for n, line in enumerate(Path(path).read_text().splitlines(), start=1) if line[:1] != "#"]
     rows = [(n, row) for n, row in rows if row]
     letters = rows[0][1] if rows else []
     found = {}
@@ -55,9 +51,7 @@ def read_matrix(path: str | Path) -> np.ndarray:
                 f"{path}, line {n}: expected a letter and {len(letters)} numbers; got {name} and {len(values)} words."
             ) from None
     if missing := [x for x in AMINO_ACIDS if x not in found or x not in letters]:
-        raise UserError(
-            f"{path} has no row or column of {', '.join(missing)}; expected all of {AMINO_ACIDS}."
-        )
+        raise UserError(f"{path} has no row or column of {', '.join(missing)}; expected all of {AMINO_ACIDS}.")
     return np.array([[found[a][b] for b in AMINO_ACIDS] for a in AMINO_ACIDS])
 
 

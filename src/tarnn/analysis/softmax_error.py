@@ -11,9 +11,14 @@ from tarnn.ops import linear_attention, softmax_attention
 
 @torch.no_grad()
 def softmax_error(
-    q: Float[Tensor, "b h t d"], k: Float[Tensor, "b g s d"], v: Float[Tensor, "b g s e"], feature_map: FeatureMap, *,
-    causal: bool, key_mask: Bool[Tensor, "b s"] | None = None,
-) -> Float[Tensor, "b h"]:  # fmt: skip
+    q: Float[Tensor, "b h t d"],
+    k: Float[Tensor, "b g s d"],
+    v: Float[Tensor, "b g s e"],
+    feature_map: FeatureMap,
+    *,
+    causal: bool,
+    key_mask: Bool[Tensor, "b s"] | None = None,
+) -> Float[Tensor, "b h"]:
     """‖ô − o‖/‖o‖ for each row and head: o of softmax attention, ô of linear attention with `feature_map`.
 
     0.05 is a good stand-in, 1 is none at all. The kernel's scale is the map's. Signed maps are divided by the sum

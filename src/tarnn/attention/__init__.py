@@ -15,9 +15,18 @@ if TYPE_CHECKING:
     from tarnn.attention.torch_multihead import TorchMultihead
 
 __all__ = [
-    "ChannelDecay", "HeadDecay", "LinearAttention", "NoAttention", "Rotary", "SoftmaxAttention", "TokenDecay",
-    "TorchMultihead", "calibrating", "names", "register",
-]  # fmt: skip
+    "ChannelDecay",
+    "HeadDecay",
+    "LinearAttention",
+    "NoAttention",
+    "Rotary",
+    "SoftmaxAttention",
+    "TokenDecay",
+    "TorchMultihead",
+    "calibrating",
+    "names",
+    "register",
+]
 
 _HOME = {"calibrating": "calibration", "TorchMultihead": "torch_multihead"}
 

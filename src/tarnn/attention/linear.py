@@ -51,15 +51,33 @@ class LinearAttention(MultiHeadAttention):
 
     @names_ours(LAYER)
     def __init__(
-        self, hidden_size: int, num_heads: int, *, causal: bool, feature_map: FeatureMap | nn.Module | str = "elu",
-        num_kv_heads: int | None = None, head_dim: int | None = None, context_size: int | None = None,
-        normalize: bool = True, decay: nn.Module | None = None, rotary: Rotary | None = None,
-        bias: bool = False, qk_norm: bool = False, dropout: float = 0.0,
-    ):  # fmt: skip
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        causal: bool,
+        feature_map: FeatureMap | nn.Module | str = "elu",
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        context_size: int | None = None,
+        normalize: bool = True,
+        decay: nn.Module | None = None,
+        rotary: Rotary | None = None,
+        bias: bool = False,
+        qk_norm: bool = False,
+        dropout: float = 0.0,
+    ):
         super().__init__(
-            hidden_size, num_heads, causal=causal, num_kv_heads=num_kv_heads, head_dim=head_dim,
-            context_size=context_size, bias=bias, qk_norm=qk_norm, dropout=dropout,
-        )  # fmt: skip
+            hidden_size,
+            num_heads,
+            causal=causal,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            context_size=context_size,
+            bias=bias,
+            qk_norm=qk_norm,
+            dropout=dropout,
+        )
         phi = as_feature_map(feature_map, head_dim=self.head_dim, num_heads=self.num_kv_heads)
         if normalize:
             phi.check_positive(self.head_dim)
@@ -72,9 +90,7 @@ class LinearAttention(MultiHeadAttention):
         width = self.rotary_dim(self.head_dim, phi)
         if rotary is not None and rotary.dim != width:
             what = (
-                "q and k: its dim must be theirs"
-                if self.rotates_inputs
-                else "features: its dim must be their number"
+                "q and k: its dim must be theirs" if self.rotates_inputs else "features: its dim must be their number"
             )
             raise ValueError(f"rotary rotates {what}, {width}; got {rotary.dim}.")
         self.o_norm = None if normalize else nn.RMSNorm(self.head_dim, eps=1e-6)
@@ -93,9 +109,20 @@ class LinearAttention(MultiHeadAttention):
         return (y, state) if return_state else y
 
     def mix(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, key_mask, cu_seqlens, positions, rotation, state,
-        return_state: bool, inplace: bool,
-    ) -> tuple[Tensor, LinearState | None]:  # fmt: skip
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        key_mask,
+        cu_seqlens,
+        positions,
+        rotation,
+        state,
+        return_state: bool,
+        inplace: bool,
+    ) -> tuple[Tensor, LinearState | None]:
         unplaced = positions is None and rotation is None and state is None
         if unplaced and self.rotary is not None and self.rotates_inputs:
             # with one fixed draw of ω the weights depend on absolute positions too; averaged over draws they do not
@@ -111,9 +138,17 @@ class LinearAttention(MultiHeadAttention):
             return_state or rotation is not None
         )  # the plain weights of rotated features are a state of their own
         found: Any = self._op(linear_attention, q, rotation)(
-            q, k, v, phi, causal=self.causal, key_mask=key_mask, cu_seqlens=cu_seqlens,
-            log_decay=self._log_decay(x), state=state, return_state=needs_sums,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            phi,
+            causal=self.causal,
+            key_mask=key_mask,
+            cu_seqlens=cu_seqlens,
+            log_decay=self._log_decay(x),
+            state=state,
+            return_state=needs_sums,
+        )
         return found if needs_sums else (found, None)
 
     def attend_token(
@@ -125,21 +160,22 @@ class LinearAttention(MultiHeadAttention):
         o, state = op(q, k, v, phi, state=state, log_decay=self._log_decay(x), inplace=inplace)
         return self._output(o, x), state
 
-    def new_state(
-        self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None
-    ) -> LinearState:
+    def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> LinearState:
         """The state that has seen nothing. Its size does not depend on `capacity`; it is float32, or float64
         for that `dtype` (by default the weights')."""
         weight = self.v_proj.weight
         return LinearState.zeros(
-            batch_size, self.num_kv_heads, self.num_features, self.head_dim,
-            dtype=wide(weight.dtype if dtype is None else dtype), device=weight.device if device is None else device,
-            log_weights=self.feature_map.log_scaled, log_features=self.feature_map.log_features,
-        )  # fmt: skip
+            batch_size,
+            self.num_kv_heads,
+            self.num_features,
+            self.head_dim,
+            dtype=wide(weight.dtype if dtype is None else dtype),
+            device=weight.device if device is None else device,
+            log_weights=self.feature_map.log_scaled,
+            log_features=self.feature_map.log_features,
+        )
 
-    def _place(
-        self, q: Tensor, k: Tensor, positions, rotation, x: Tensor, state
-    ) -> tuple[Tensor, Tensor, Any, Any]:
+    def _place(self, q: Tensor, k: Tensor, positions, rotation, x: Tensor, state) -> tuple[Tensor, Tensor, Any, Any]:
         """Positions to where they work: (q, k, the rotation that is left for features, φ at these positions)."""
         phi: Any = self.feature_map
         if phi.positional:
@@ -235,9 +271,7 @@ def _check_choices(feature_map: FeatureMap, causal, decay, rotary, context_size)
     if rotary is None:
         return
     if context_size is not None:
-        raise ValueError(
-            "rotary positions are about the distance of key and query; cross attention has no such thing."
-        )
+        raise ValueError("rotary positions are about the distance of key and query; cross attention has no such thing.")
     if feature_map.dot_product:
         return
     if feature_map.log_scaled:

@@ -49,10 +49,18 @@ class MultiHeadAttention(nn.Module):
         return head_dim
 
     def __init__(
-        self, hidden_size: int, num_heads: int, *, causal: bool, num_kv_heads: int | None = None,
-        head_dim: int | None = None, context_size: int | None = None, bias: bool = False,
-        qk_norm: bool = False, dropout: float = 0.0,
-    ):  # fmt: skip
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        causal: bool,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        context_size: int | None = None,
+        bias: bool = False,
+        qk_norm: bool = False,
+        dropout: float = 0.0,
+    ):
         super().__init__()
         if head_dim is None and hidden_size % num_heads:
             raise ValueError(
@@ -66,9 +74,7 @@ class MultiHeadAttention(nn.Module):
                 "num_kv_heads = num_heads is multi-head, 1 multi-query attention."
             )
         if context_size is not None and causal:
-            raise ValueError(
-                "cross attention (context_size=) has no order of keys to be causal in; pass causal=False."
-            )
+            raise ValueError("cross attention (context_size=) has no order of keys to be causal in; pass causal=False.")
         self.hidden_size, self.num_heads, self.num_kv_heads = hidden_size, num_heads, num_kv_heads
         self.head_dim = hidden_size // num_heads if head_dim is None else head_dim
         self.context_size, self.causal = context_size, causal
@@ -107,9 +113,17 @@ class MultiHeadAttention(nn.Module):
             if name in FORWARD:
                 raise TypeError(f"{type(self).__name__}() has no argument {name!r}.{ours(name, FORWARD)}")
         return self.attend(
-            x, self.source(x, context, state), key_mask=key_mask, cu_seqlens=cu_seqlens, positions=positions,
-            rotation=rotation, state=state, return_state=return_state, inplace=inplace, **options,
-        )  # fmt: skip
+            x,
+            self.source(x, context, state),
+            key_mask=key_mask,
+            cu_seqlens=cu_seqlens,
+            positions=positions,
+            rotation=rotation,
+            state=state,
+            return_state=return_state,
+            inplace=inplace,
+            **options,
+        )
 
     def step(
         self,
@@ -132,25 +146,19 @@ class MultiHeadAttention(nn.Module):
         if self.context_size is not None:  # reads what the context left behind; writes nothing
             return self(x, state=state), state
         if not self.causal:
-            raise ValueError(
-                "attention to both sides has no step: a token also sees what comes after it. Use forward."
-            )
+            raise ValueError("attention to both sides has no step: a token also sees what comes after it. Use forward.")
         return self.attend_token(x, state, positions=positions, rotation=rotation, inplace=inplace)
 
     def source(self, x: Tensor, context: Tensor | None, state) -> Tensor:
         """Where keys and values come from, (b, s, ·); ValueError if context is missing or not wanted."""
         if self.context_size is None:
             if context is not None:
-                raise ValueError(
-                    "this is self attention and takes no context; for cross attention pass context_size=."
-                )
+                raise ValueError("this is self attention and takes no context; for cross attention pass context_size=.")
             return x
         if context is not None:
             return context
         if state is None:
-            raise ValueError(
-                "cross attention needs a context, or the state that an earlier context left behind."
-            )
+            raise ValueError("cross attention needs a context, or the state that an earlier context left behind.")
         return x.new_zeros(x.shape[0], 0, self.context_size)  # no new keys: only the state is read
 
     def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -160,9 +168,7 @@ class MultiHeadAttention(nn.Module):
         return q, k, self.heads(self.v_proj(source), self.num_kv_heads)
 
     @staticmethod
-    def heads(
-        x: Float[Tensor, "b t h_d"], num_heads: int, norm: nn.RMSNorm | None = None
-    ) -> Float[Tensor, "b h t d"]:
+    def heads(x: Float[Tensor, "b t h_d"], num_heads: int, norm: nn.RMSNorm | None = None) -> Float[Tensor, "b h t d"]:
         """A projection's output as heads, normed where asked for: a view, nothing is copied."""
         x = x.unflatten(-1, (num_heads, -1))
         if norm is not None:

@@ -21,14 +21,27 @@ class NoAttention(MultiHeadAttention):
     """
 
     def __init__(
-        self, hidden_size: int, num_heads: int, *, causal: bool, num_kv_heads: int | None = None,
-        head_dim: int | None = None, context_size: int | None = None, bias: bool = False,
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        causal: bool,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        context_size: int | None = None,
+        bias: bool = False,
         dropout: float = 0.0,
-    ):  # fmt: skip
+    ):
         super().__init__(
-            hidden_size, num_heads, causal=causal, num_kv_heads=num_kv_heads, head_dim=head_dim,
-            context_size=context_size, bias=bias, dropout=dropout,
-        )  # fmt: skip
+            hidden_size,
+            num_heads,
+            causal=causal,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            context_size=context_size,
+            bias=bias,
+            dropout=dropout,
+        )
         del self.q_proj, self.k_proj
 
     def source(self, x: Tensor, context: Tensor | None, state) -> Tensor:
@@ -47,9 +60,7 @@ class NoAttention(MultiHeadAttention):
         """There are values alone; x and the source stand where queries and keys would."""
         return x, source, self.heads(self.v_proj(source), self.num_kv_heads)
 
-    def mix(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, key_mask=None, **_
-    ) -> tuple[Tensor, NoState]:
+    def mix(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, key_mask=None, **_) -> tuple[Tensor, NoState]:
         v = v if key_mask is None else v.masked_fill(~key_mask[:, None, :, None], 0.0)
         return v.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1), _NOTHING
 

@@ -50,9 +50,7 @@ class Rotary:
 
     def __init__(self, dim: int, base: float = 10000.0):
         if dim < 2 or dim % 2:
-            raise ValueError(
-                f"rotary positions rotate pairs of channels: dim must be even and ≥ 2; got {dim}."
-            )
+            raise ValueError(f"rotary positions rotate pairs of channels: dim must be even and ≥ 2; got {dim}.")
         self.dim, self.base = dim, base
 
     def rotation(self, positions: Int[Tensor, "b t"], dtype: torch.dtype = torch.float32) -> Rotation:

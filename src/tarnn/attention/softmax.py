@@ -24,14 +24,30 @@ class SoftmaxAttention(MultiHeadAttention):
 
     @names_ours(LAYER)
     def __init__(
-        self, hidden_size: int, num_heads: int, *, causal: bool, num_kv_heads: int | None = None,
-        head_dim: int | None = None, context_size: int | None = None, rotary: Rotary | None = None,
-        bias: bool = False, qk_norm: bool = False, dropout: float = 0.0,
-    ):  # fmt: skip
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        causal: bool,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        context_size: int | None = None,
+        rotary: Rotary | None = None,
+        bias: bool = False,
+        qk_norm: bool = False,
+        dropout: float = 0.0,
+    ):
         super().__init__(
-            hidden_size, num_heads, causal=causal, num_kv_heads=num_kv_heads, head_dim=head_dim,
-            context_size=context_size, bias=bias, qk_norm=qk_norm, dropout=dropout,
-        )  # fmt: skip
+            hidden_size,
+            num_heads,
+            causal=causal,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            context_size=context_size,
+            bias=bias,
+            qk_norm=qk_norm,
+            dropout=dropout,
+        )
         if rotary is not None and context_size is not None:
             raise ValueError(
                 "rotary positions are about the distance of key and query; cross attention has no such thing."
@@ -49,9 +65,7 @@ class SoftmaxAttention(MultiHeadAttention):
         q, k = self._place(x, q, k, positions, rotation, options["state"])
         return softmax_attention(q, k, v, causal=self.causal, **options)
 
-    def attend_token(
-        self, x: Tensor, state: KVCache, *, positions, rotation, inplace: bool
-    ) -> tuple[Tensor, KVCache]:
+    def attend_token(self, x: Tensor, state: KVCache, *, positions, rotation, inplace: bool) -> tuple[Tensor, KVCache]:
         q, k, v = self.project(x, x)
         q, k = self._place(x, q, k, positions, rotation, state)
         o, state = softmax_step(q, k, v, state, inplace=inplace)
@@ -66,10 +80,13 @@ class SoftmaxAttention(MultiHeadAttention):
             raise ValueError("softmax attention keeps every key and value: say how many, capacity=.")
         weight = self.v_proj.weight
         return KVCache.empty(
-            batch_size, self.num_kv_heads, capacity, self.head_dim,
+            batch_size,
+            self.num_kv_heads,
+            capacity,
+            self.head_dim,
             dtype=dtype or (weight.dtype if weight.is_floating_point() else None),
             device=weight.device if device is None else device,
-        )  # fmt: skip
+        )
 
     def _place(self, x: Tensor, q: Tensor, k: Tensor, positions, rotation, state) -> tuple[Tensor, Tensor]:
         if self.rotary is None:

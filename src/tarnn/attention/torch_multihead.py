@@ -66,11 +66,7 @@ class TorchMultihead(nn.Module):
         if self.layer.causal:
             expected = expected & torch.ones_like(by_row).tril()
         if not torch.equal(expected, by_row):
-            kind = (
-                "the causal one, with padding or without"
-                if self.layer.causal
-                else "padding, for all queries alike"
-            )
+            kind = "the causal one, with padding or without" if self.layer.causal else "padding, for all queries alike"
             raise ValueError(
                 f"linear attention forms no matrix that a mask could be laid on: for this layer (causal="
                 f"{self.layer.causal}) attn_mask must be {kind}; got another {tuple(seen.shape)}."
@@ -84,7 +80,5 @@ def _seen(mask: Tensor, name: str) -> Tensor:
         return ~mask
     seen = mask == 0
     if not torch.compiler.is_compiling() and not bool((seen | (mask == -torch.inf)).all()):
-        raise ValueError(
-            f"a floating {name} may hold 0 (seen) and −∞ (left out) only; linear attention adds no bias."
-        )
+        raise ValueError(f"a floating {name} may hold 0 (seen) and −∞ (left out) only; linear attention adds no bias.")
     return seen

@@ -54,9 +54,7 @@ def continue_prompt(
     if request.state_out:
         check_writable(request.state_out)
     if request.cache and request.state_in:
-        raise UserError(
-            "--cache is for a new state; that of --state-in keeps what it has. Leave one of them out."
-        )
+        raise UserError("--cache is for a new state; that of --state-in keeps what it has. Leave one of them out.")
     text = read_prompt(request.prompt, request.prompt_file, request.state_in)
     model = load()
     if hasattr(model, "ids_of"):  # a converted model, which has its own tokenizer
@@ -69,9 +67,7 @@ def continue_prompt(
     if count > 1:
         loop.fork(count)
     if penalty != 1:
-        draw = samplers.penalize_repetition(
-            draw, penalty, torch.cat([torch.tensor(recent).long(), ids[0].cpu()])
-        )
+        draw = samplers.penalize_repetition(draw, penalty, torch.cat([torch.tensor(recent).long(), ids[0].cpu()]))
     context = [*recent, *ids[0, -KEEP:].tolist()]
     rows = [TextStream(decode, context, request.stop) for _ in range(count)]
     if limit:
@@ -81,9 +77,7 @@ def continue_prompt(
     if request.state_out:
         assert loop.logits is not None  # a prompt was read, or a separator, or a state
         size = save_state(request.state_out, model, loop.state, loop.logits, rows[0].recent)
-        report(
-            f"tarnn: state after {int(loop.state.position[0]):,} tokens in {request.state_out} ({size:,} bytes)"
-        )
+        report(f"tarnn: state after {int(loop.state.position[0]):,} tokens in {request.state_out} ({size:,} bytes)")
 
 
 def check_numbers(max_new_tokens: int, num_samples: int, *, alike: bool, one: bool) -> None:
@@ -128,16 +122,14 @@ def check_positions(before: int, num_prompt: int, max_new_tokens: int, limit: in
 def read(loop: TokenLoop, ids: Tensor, report: Report) -> None:
     """Reads the prompt into the state."""
     start, pieces = time.perf_counter(), ids.split(PIECE, dim=1)
-    for piece in progress(
-        pieces, ids.shape[1], "tokens of the prompt read", report, size=lambda x: x.shape[1]
-    ):
+    for piece in progress(pieces, ids.shape[1], "tokens of the prompt read", report, size=lambda x: x.shape[1]):
         loop.read(piece)
     report(f"tarnn: prompt {speed(ids.shape[1], time.perf_counter() - start)}")
 
 
 def write(
     loop: TokenLoop, draw: samplers.Sampler, limit: int, rows: list[TextStream], report: Report, *, goes_on: bool
-) -> None:  # fmt: skip
+) -> None:
     """Makes the tokens. One row's text goes out as it is made, that of several rows at the end."""
     out, made, start = Output(), 0, time.perf_counter()
     ends, pad = loop.model.end_ids, loop.model.config.pad_token_id or 0

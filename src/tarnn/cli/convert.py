@@ -18,31 +18,22 @@ def convert(
     ],
     window: Annotated[int, Option(min=1, help="Keys nearer than this are exact.")] = 256,
     sinks: Annotated[int, Option(min=0, help="The first so many tokens are exact.")] = 4,
-    slots: Annotated[
-        int, Option(min=0, help="So many far keys that features represent worst are exact.")
-    ] = 0,
+    slots: Annotated[int, Option(min=0, help="So many far keys that features represent worst are exact.")] = 0,
     feature_map: Annotated[
         str, Option(help="What estimates all others; none: nothing does, window and sinks are alone.")
     ] = "clusters",
     features: Annotated[int | None, Option(min=1, help="How many features per head (default: 64).")] = None,
     mode: Annotated[
-        Literal["choose", "features"],
-        Option(help="Features in the heads where they earn their bytes, or in all."),
+        Literal["choose", "features"], Option(help="Features in the heads where they earn their bytes, or in all.")
     ] = "choose",
-    exact_layers: Annotated[
-        int, Option(min=0, help="So many layers stay softmax: those that matter most.")
-    ] = 0,
+    exact_layers: Annotated[int, Option(min=0, help="So many layers stay softmax: those that matter most.")] = 0,
     budget: Annotated[
-        int | None,
-        Option(min=1, help="Bytes for one sequence; heads that matter most become exact within it."),
+        int | None, Option(min=1, help="Bytes for one sequence; heads that matter most become exact within it.")
     ] = None,
     num_texts: Annotated[int, Option(min=1, help="How many rows of text are read.")] = 32,
     length: Annotated[
         int | None,
-        Option(
-            min=2,
-            help="Tokens of a row: as many as will be used (default: the model's context, at most 4,096).",
-        ),
+        Option(min=2, help="Tokens of a row: as many as will be used (default: the model's context, at most 4,096)."),
     ] = None,
     device: Annotated[str, Option(help="Where it is calibrated: cpu, cuda …")] = "cpu",
 ) -> None:
@@ -76,20 +67,32 @@ def convert(
     check_length(length, Near(window, sinks))
     shown = {
         "checkpoint": f"{checkpoint} ({type(model).__name__}, {model.num_parameters():,} parameters)",
-        "texts": f"{', '.join(texts)}: {num_texts} rows of {length:,} tokens", "window": window, "sinks": sinks, "slots": slots,
+        "texts": f"{', '.join(texts)}: {num_texts} rows of {length:,} tokens",
+        "window": window,
+        "sinks": sinks,
+        "slots": slots,
         "features": ", ".join(str(x) for x in (described or {"name": "none"}).values()),
-        "exact layers": exact_layers, "budget": budget or "none",
-    }  # fmt: skip
+        "exact layers": exact_layers,
+        "budget": budget or "none",
+    }
     for name, value in shown.items():
         print(f"{name:>13}  {value}")
 
     rows = read_rows(
-        texts, tokenizer, number=num_texts, length=length, vocab_size=model.config.vocab_size, report=report,
-    )  # fmt: skip
+        texts, tokenizer, number=num_texts, length=length, vocab_size=model.config.vocab_size, report=report
+    )
     found = converted(
-        model, rows, window=window, sinks=sinks, slots=slots, feature_map=described, mode=mode,
-        exact_layers=exact_layers, budget=budget, report=report,
-    )  # fmt: skip
+        model,
+        rows,
+        window=window,
+        sinks=sinks,
+        slots=slots,
+        feature_map=described,
+        mode=mode,
+        exact_layers=exact_layers,
+        budget=budget,
+        report=report,
+    )
     with whole_folder(out) as partial:
         model.save_pretrained(partial)
         if tokenizer is not None:

@@ -24,17 +24,21 @@ def is_converted(folder: Path) -> bool:
 
 
 def continue_converted(
-    checkpoint: Path, given: dict[str, Any], asked: dict[str, Any], sampling: dict[str, Any], said: str, *, step: Any,
+    checkpoint: Path,
+    given: dict[str, Any],
+    asked: dict[str, Any],
+    sampling: dict[str, Any],
+    said: str,
+    *,
+    step: Any,
     report: Report,
-) -> None:  # fmt: skip
+) -> None:
     """`tarnn generate` for a converted model. given: the options; asked: where and in which dtype it runs."""
     for name, instead in OURS_ALONE.items():
         if name in given:
             raise UserError(f"--{name.replace('_', '-')} is for tarnn's own models; {instead}. Leave it out.")
     if step.weights or step.compile:
-        raise UserError(
-            f"--{'weights' if step.weights else 'compile'} is for tarnn's own models; leave it out."
-        )
+        raise UserError(f"--{'weights' if step.weights else 'compile'} is for tarnn's own models; leave it out.")
     from tarnn.cli.continuation import Request, continue_prompt
     from tarnn.conversion.text import open_text
 
@@ -57,9 +61,7 @@ def predict_converted(checkpoint: Path, texts: Any, top: int, device: Any) -> An
 
     model = open_pretrained(checkpoint, converted=True).to(device)
     name = type(model).__name__
-    task = {"ForSequenceClassification": "classification", "ForMaskedLM": "masked-lm"}.get(
-        name[name.find("For") :]
-    )
+    task = {"ForSequenceClassification": "classification", "ForMaskedLM": "masked-lm"}.get(name[name.find("For") :])
     if task is None:
         fits = "tarnn generate` continues" if model.can_generate() else "tarnn show` looks into"
         raise UserError(f"{checkpoint} holds a {name}, which says nothing of a text by itself; `{fits} one.")
@@ -86,24 +88,43 @@ def describe_converted(checkpoint: Path, lengths: list[int] | None) -> dict[str,
         if own is not None:
             how = AttentionOptions()._replace(**own.options)
             features = 0 if own.feature_map is None else own.feature_map.num_features(own.heads.d)
-            layers.append({
-                "layer": i, "heads": list(own.modes), "window": how.window, "sinks": how.sinks, "slots": how.slots,
-                "feature_map": how.feature_map, "features": features, "calibrated_on": how.far_until, "head_dim": own.heads.d,
-            })  # fmt: skip
+            layers.append(
+                {
+                    "layer": i,
+                    "heads": list(own.modes),
+                    "window": how.window,
+                    "sinks": how.sinks,
+                    "slots": how.slots,
+                    "feature_map": how.feature_map,
+                    "features": features,
+                    "calibrated_on": how.far_until,
+                    "head_dim": own.heads.d,
+                }
+            )
     weights = sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
     memory = []
     for length in (lengths or LENGTHS) if model.can_generate() else []:
         state = sum(bytes_of(x, length, size) for x in layers)
         softmax = sum(2 * len(x["heads"]) * length * x["head_dim"] * size for x in layers)
-        memory.append({
-            "length": length, "state_bytes": state, "total_bytes": weights + state, "softmax_state_bytes": softmax,
-            "softmax_total_bytes": weights + softmax,
-        })  # fmt: skip
+        memory.append(
+            {
+                "length": length,
+                "state_bytes": state,
+                "total_bytes": weights + state,
+                "softmax_state_bytes": softmax,
+                "softmax_total_bytes": weights + softmax,
+            }
+        )
     return {
-        "checkpoint": str(checkpoint), "converted": type(model).__name__,
-        "parameters": sum(x.numel() for x in model.parameters()), "dtype": str(model.dtype).removeprefix("torch."),
-        "weight_bytes": weights, "layers": layers, "memory": memory, "kernel": kernel_facts(),
-    }  # fmt: skip
+        "checkpoint": str(checkpoint),
+        "converted": type(model).__name__,
+        "parameters": sum(x.numel() for x in model.parameters()),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "weight_bytes": weights,
+        "layers": layers,
+        "memory": memory,
+        "kernel": kernel_facts(),
+    }
 
 
 def bytes_of(layer: dict[str, Any], length: int, size: int) -> int:
@@ -120,9 +141,7 @@ def converted_text(facts: dict[str, Any]) -> str:
         "parameters": f"{facts['parameters']:,} in {facts['dtype']}: {facts['weight_bytes']:,} bytes",
     }
     for x in facts["layers"]:
-        counts = ", ".join(
-            f"{x['heads'].count(m)} {m}" for m in ("features", "window", "exact") if m in x["heads"]
-        )
+        counts = ", ".join(f"{x['heads'].count(m)} {m}" for m in ("features", "window", "exact") if m in x["heads"])
         about = f"window {x['window']}, {x['sinks']} sinks, {x['slots']} slots; heads: {counts}"
         if "features" in x["heads"]:
             about += f"; {x['features']} features each" + (

@@ -32,12 +32,22 @@ from tarnn.training.run import TrainResult, train
 NAME = "tarnn demo"  # of its runs, in their settings: by it the next demo knows a folder that it may clear
 POSITIONS, QUICK_POSITIONS = (1024, 4096, 16384, 65536), (64, 256)
 MODEL: dict[str, Any] = {
-    "hidden_size": 128, "layers": 4, "heads": 4, "context": 256, "batch_size": 4, "learning_rate": 3e-3,
-}  # fmt: skip
-QUICK_MODEL: dict[str, Any] = {
-    "hidden_size": 32, "layers": 2, "heads": 2, "context": 64, "batch_size": 8, "steps": 10,
+    "hidden_size": 128,
+    "layers": 4,
+    "heads": 4,
+    "context": 256,
+    "batch_size": 4,
     "learning_rate": 3e-3,
-}  # fmt: skip
+}
+QUICK_MODEL: dict[str, Any] = {
+    "hidden_size": 32,
+    "layers": 2,
+    "heads": 2,
+    "context": 64,
+    "batch_size": 8,
+    "steps": 10,
+    "learning_rate": 3e-3,
+}
 PROMPT, SAMPLE_TOKENS, QUICK_SAMPLE_TOKENS = "The ", 600, 40
 
 
@@ -49,7 +59,7 @@ def demo(
     minutes: Annotated[float, Option(help="Minutes for the training; the rest takes about one more minute.")] = 3.0,
     seed: Annotated[int, Option(help="Decides the first weights and the order of the text.")] = 0,
     quick: Annotated[bool, Option("--quick", help="A tiny run of some seconds, to see that everything works.")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Train a small Linear Transformer, byte by byte, on text that comes with Python; let it write; measure it.
 
     What is measured: bits per byte on held-out text, beside general compressors; and, at positions up to
@@ -58,9 +68,14 @@ def demo(
     """
     replace = may_replace(out)
     settings = TextSettings(
-        sources=(corpus,), out=out, seed=seed, overwrite=replace, sample_tokens=0,
-        training_arguments={"run_name": NAME}, **(QUICK_MODEL if quick else MODEL | {"max_minutes": minutes}),
-    )  # fmt: skip
+        sources=(corpus,),
+        out=out,
+        seed=seed,
+        overwrite=replace,
+        sample_tokens=0,
+        training_arguments={"run_name": NAME},
+        **(QUICK_MODEL if quick else MODEL | {"max_minutes": minutes}),
+    )
     heading(f"1. training on {corpus}" + ("" if quick else f" for {minutes:g} minutes"))
     result = train(settings)
     model, text = open_model(out, whole=True), load(out / DATA)
@@ -106,16 +121,12 @@ def write_sample(model: TarnnForCausalLM, corpus: Corpus, num_tokens: int, seed:
     stream.finish("enough")
     out.write(stream.take() + "\n")
     seconds = time.perf_counter() - start
-    print(
-        f"\n  {num_tokens:,} bytes in {seconds:.1f} s, temperature 0.8, {loop.state.nbytes:,} bytes of state"
-    )
+    print(f"\n  {num_tokens:,} bytes in {seconds:.1f} s, temperature 0.8, {loop.state.nbytes:,} bytes of state")
 
 
 def compare_bits(result: TrainResult, corpus: Corpus) -> dict[str, Any]:
     """Prints and returns bits per byte: the model's, and those of compressors."""
-    training, held_out = (
-        ids[ids < 256].astype("uint8").tobytes() for ids in (corpus.train, corpus.validation)
-    )
+    training, held_out = (ids[ids < 256].astype("uint8").tobytes() for ids in (corpus.train, corpus.validation))
     print(f"  {len(held_out):,} bytes held out, {len(training):,} for training\n")
     print(f"  {'':24}{'alone':>10}{'after the training text':>28}")
     print(f"  {'this model':24}{'':10}{result.bits_per_byte:28.3f}", flush=True)
@@ -138,21 +149,16 @@ def measure(
     of the fused step, where the compiled kernels are there, as in `tarnn generate`."""
     twin = TarnnForCausalLM(softmax_twin(model.config)).eval()
     fused = refusal(model) is None
-    models = {
-        name: (one, FusedStep(one) if fused else None) for name, one in (("linear", model), ("softmax", twin))
-    }
+    models = {name: (one, FusedStep(one) if fused else None) for name, one in (("linear", model), ("softmax", twin))}
     costs: dict[str, list[DecodeCost]] = {"linear": [], "softmax": []}
-    print(
-        f"  {'position':>10}{'linear, ms':>26}{'bytes of state':>16}{'softmax, ms':>26}{'bytes of cache':>16}"
-    )
+    print(f"  {'position':>10}{'linear, ms':>26}{'bytes of state':>16}{'softmax, ms':>26}{'bytes of cache':>16}")
     for position in positions:
         cells = []
         for name, (one, step) in models.items():
             cost = fastest_decode_cost(one, position, seconds_a_round=seconds_a_round, step=step)
             costs[name].append(cost)
             cells.append(
-                f"{cost.ms:11.3f} ({cost.ms_min:.3f} – {cost.ms_max:.3f})".rjust(26)
-                + f"{cost.state_bytes:16,}"
+                f"{cost.ms:11.3f} ({cost.ms_min:.3f} – {cost.ms_max:.3f})".rjust(26) + f"{cost.state_bytes:16,}"
             )
         print(f"  {position:10,}" + "".join(cells), flush=True)
     threads = " or ".join(dict.fromkeys(["1", str(torch.get_num_threads())]))
@@ -166,12 +172,8 @@ def write_results(
     out: Path, result: TrainResult, bits: dict[str, Any], costs: dict[str, list[DecodeCost]]
 ) -> dict[str, Path]:
     """The figures as JSON and as a plot; returns all files worth a look, by what they are."""
-    files = {
-        "checkpoint": out, "plot": out / "decode.png", "figures": out / "demo.json", "log": out / LOG
-    }  # fmt: skip
-    plot_decode_cost(
-        costs, files["plot"], "one more token, batch 1: linear attention and softmax with a cache"
-    )
+    files = {"checkpoint": out, "plot": out / "decode.png", "figures": out / "demo.json", "log": out / LOG}
+    plot_decode_cost(costs, files["plot"], "one more token, batch 1: linear attention and softmax with a cache")
     figures = {
         "steps": result.steps,
         "training_seconds": result.seconds,

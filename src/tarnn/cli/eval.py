@@ -22,7 +22,10 @@ SOURCES = "What to measure on, of the kinds that `tarnn train` takes; left out, 
 
 def eval(
     checkpoint: Annotated[
-        Path, Argument(metavar="RUN", help="A folder of `tarnn train` or `tarnn convert`, or a causal model of transformers.")
+        Path,
+        Argument(
+            metavar="RUN", help="A folder of `tarnn train` or `tarnn convert`, or a causal model of transformers."
+        ),
     ],
     data: Annotated[list[str] | None, Argument(metavar="[DATA]...", help=SOURCES, show_default=False)] = None,
     as_json: Annotated[bool, Option("--json", help="As JSON, for programs.")] = False,
@@ -35,7 +38,7 @@ def eval(
     target_field: Annotated[str | None, Option(help="The field of the target (default: as in training).")] = None,
     device: Annotated[str, Option(help="cpu, cuda, mps …; auto: an accelerator if there is one.")] = "auto",
     quiet: Annotated[bool, Option("--quiet", "-q", help="The result only, nothing on stderr.")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Measure a trained model on data that it has not seen: its run's own held-out data, or yours.
 
     A text: bits per byte, and perplexity per token. Labelled texts: accuracy and a table of which label was taken for
@@ -46,29 +49,20 @@ def eval(
 
     where = pick_device(device)
     report = silent if quiet else partial(print, file=sys.stderr, flush=True)
-    options = {
-        "context": context,
-        "text_field": text_field,
-        "label_field": label_field,
-        "target_field": target_field,
-    }
+    options = {"context": context, "text_field": text_field, "label_field": label_field, "target_field": target_field}
     facts = measure(checkpoint, data or [], where, options, batch_size, report)
     print(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else as_text(facts))
 
 
 def measure(
     checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], batch_size: int | None, report: Report
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """All that the command tells, as JSON has it."""
     from tarnn.tasks import TASKS
     from tarnn.training.evaluation import evaluate
 
     kind = model_kind(checkpoint)
-    opened = (
-        open_ours
-        if isinstance(kind, str) and kind in {task.model_type for task in TASKS.values()}
-        else open_other
-    )
+    opened = open_ours if isinstance(kind, str) and kind in {task.model_type for task in TASKS.values()} else open_other
     model, task, about = opened(checkpoint, sources, device, options, report)
     report(f"tarnn: {checkpoint} on {device}: {about['data']}")
     batches = task.validation(batch_size or rows_at_once(model.config, task))
@@ -118,9 +112,7 @@ def open_other(
     from tarnn.data.sources import read_documents
 
     if not sources:
-        raise UserError(
-            f"{checkpoint} is of no run that held data out. Name a text: `tarnn eval {checkpoint} TEXT`."
-        )
+        raise UserError(f"{checkpoint} is of no run that held data out. Name a text: `tarnn eval {checkpoint} TEXT`.")
     if wrong := [name for name in ("label_field", "target_field") if options[name] is not None]:
         raise UserError(f"--{wrong[0].replace('_', '-')} does not go with a model of text; leave it out.")
     documents = [*read_documents(sources, text_field=options["text_field"] or "text", report=report)]
@@ -133,9 +125,7 @@ def open_other(
     most = getattr(model.config, "max_position_embeddings", None)
     context = options["context"] or min(LONGEST, most or LONGEST)
     if most and context > most:
-        raise UserError(
-            f"--context {context:,} is beyond this model's {most:,} positions; expected at most as many."
-        )
+        raise UserError(f"--context {context:,} is beyond this model's {most:,} positions; expected at most as many.")
     task = PretrainedText(tokenizer_of(checkpoint, model), documents, context, model.config.vocab_size)
     data = f"{', '.join(sources)}: {len(task.ids):,} tokens in windows of {task.context:,}"
     return model, task, {"task": "text", "data": data, "next": next_command("generate", checkpoint)}
@@ -178,14 +168,8 @@ def confusion_lines(labels: list[str], table: list[list[int]]) -> list[str]:
     width = max(len(x) for x in (*labels, *(f"{n:,}" for row in table for n in row))) + 2
     if first + width * len(labels) <= COLUMNS:
         head = " " * first + "".join(f"{label:>{width}}" for label in labels)
-        rows = (
-            f"{label:>{first}}" + "".join(f"{n:{width},}" for n in row) for label, row in zip(labels, table)
-        )
+        rows = (f"{label:>{first}}" + "".join(f"{n:{width},}" for n in row) for label, row in zip(labels, table))
         return [f"{'label':>{first}}  what was predicted", head, *rows]
-    wrong = [
-        (n, labels[i], labels[j]) for i, row in enumerate(table) for j, n in enumerate(row) if n and i != j
-    ]
+    wrong = [(n, labels[i], labels[j]) for i, row in enumerate(table) for j, n in enumerate(row) if n and i != j]
     wrong.sort(key=lambda x: -x[0])
-    return ["most frequent mistakes"] + [
-        f"{n:8,} × {true} taken for {guess}" for n, true, guess in wrong[:10]
-    ]
+    return ["most frequent mistakes"] + [f"{n:8,} × {true} taken for {guess}" for n, true, guess in wrong[:10]]

@@ -21,16 +21,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Weights = Literal["float32", "bfloat16", "int8", "int4"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BOTH = ("num_samples",)
-TEXT_ONLY = (
-    "prompt",
-    "prompt_file",
-    "max_new_tokens",
-    "stop",
-    "state_in",
-    "state_out",
-    "cache",
-    "repetition_penalty",
-)
+TEXT_ONLY = ("prompt", "prompt_file", "max_new_tokens", "stop", "state_in", "state_out", "cache", "repetition_penalty")
 IMAGE_ONLY = ("out", "complete", "hidden", "class_label", "evaluate", "limit", "batch_size")
 text, image = (partial(Option, rich_help_panel=heading) for heading in ("Text", "Images"))
 
@@ -62,7 +53,9 @@ def generate(
     class_label: Annotated[
         list[int] | None, image(help="Draw this class. May be repeated; default: all, in turn.")
     ] = None,
-    evaluate: Annotated[str | None, image(help="Report bits per dimension on this source; `tarnn eval` does, too.")] = None,
+    evaluate: Annotated[
+        str | None, image(help="Report bits per dimension on this source; `tarnn eval` does, too.")
+    ] = None,
     limit: Annotated[int | None, image(help="Evaluate on its first so many images.")] = None,
     batch_size: Annotated[int | None, image(help="Images that are drawn at once (default: 64).")] = None,
     temperature: Annotated[float, Option(help="Below 1 sharper, above 1 flatter, 0 greedy.")] = 1.0,
@@ -88,7 +81,7 @@ def generate(
     device: Annotated[str, Option(help="cpu, cuda, mps …; auto: an accelerator if there is one.")] = "auto",
     dtype: Annotated[Dtype, Option(help="auto: as saved.")] = "auto",
     quiet: Annotated[bool, Option("--quiet", "-q", help="The results only, nothing on stderr.")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Continue a prompt with a trained model, as an RNN: constant time and memory per token. Or draw images.
 
     The text goes to stdout as it is made, everything else to stderr. On a terminal it ends with a newline, and control
@@ -114,8 +107,11 @@ def generate(
         raise UserError(f"--seed must be from 0 to below 2**63; got {seed}.")
     seed = secrets.randbelow(2**31) if seed is None else seed
     sampling: dict[str, Any] = {
-        "temperature": 0.0 if greedy else temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p
-    }  # fmt: skip
+        "temperature": 0.0 if greedy else temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+    }
     samplers.sampler(**sampling)  # its errors before anything is read
     where = pick_device(device)
     sampling["generator"] = torch.Generator(where).manual_seed(seed)

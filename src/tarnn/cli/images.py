@@ -51,16 +51,14 @@ class ImageRequest:
         if self.batch_size < 1 or (self.limit is not None and self.limit < 1):
             raise UserError("--batch-size and --limit must be 1 or more.")
         if self.num_samples < 0 or (self.num_samples == 0 and not self.evaluate):
-            raise UserError(
-                f"--num-samples must be 1 or more, or 0 beside --evaluate; got {self.num_samples}."
-            )
+            raise UserError(f"--num-samples must be 1 or more, or 0 beside --evaluate; got {self.num_samples}.")
         if self.complete and self.class_labels:
             raise UserError("--complete takes each image's own class; leave --class-label out.")
 
 
 def generate_images(
     request: ImageRequest, load: Callable[[], Any], sampling: dict[str, Any], *, step: StepOptions, report: Report
-) -> None:  # fmt: skip
+) -> None:
     """Draws or completes images into a PNG, and reports bits per dimension, as asked for.
 
     `load` opens the model; `sampling` are the arguments of the sampler; `report` takes lines about the
@@ -88,39 +86,42 @@ def generate_images(
         start = time.perf_counter()
         known = None if images is None else upper_rows(torch.from_numpy(images.pixels), rows)
         count = request.num_samples if images is None else len(images)
-        made = draw(
-            model, count, request.batch_size, sample, labels=labels, known=known, step=step, report=report
-        )
+        made = draw(model, count, request.batch_size, sample, labels=labels, known=known, step=step, report=report)
         report(f"tarnn: {speed(count, time.perf_counter() - start)}")
         if images is None:
             write_png(
-                request.out,
-                image_grid(made, least_side=LEAST_SIDE, labels=() if labels is None else labels.tolist()),
+                request.out, image_grid(made, least_side=LEAST_SIDE, labels=() if labels is None else labels.tolist())
             )
         else:
             write_png(request.out, completions(images.pixels, made, rows))
         print(request.out, flush=True)
     if held_out is not None:
-        print(
-            report_bits(model, held_out if request.limit is None else first(held_out, request.limit), report)
-        )
+        print(report_bits(model, held_out if request.limit is None else first(held_out, request.limit), report))
 
 
 def draw(
-    model: ImageModel, count: int, batch_size: int, sample: Sampler, *,
-    labels: Tensor | None = None, known: Tensor | None = None, step: StepOptions | None = None,
+    model: ImageModel,
+    count: int,
+    batch_size: int,
+    sample: Sampler,
+    *,
+    labels: Tensor | None = None,
+    known: Tensor | None = None,
+    step: StepOptions | None = None,
     report: Report = silent,
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """`count` images, at most `batch_size` at once: uint8 (count, height, width, channels)."""
     made, length, fused = [], model.config.sequence_length, None
     sizes = [min(batch_size, count - i) for i in range(0, count, batch_size)]
     for i, size in zip(range(0, count, batch_size), sizes, strict=True):
         part = slice(i, i + size)
         loop = PixelLoop(
-            model, size,
+            model,
+            size,
             class_labels=None if labels is None else labels[part].to(model.device),
-            known=None if known is None else known[part], step=fused,
-        )  # fmt: skip
+            known=None if known is None else known[part],
+            step=fused,
+        )
         if fused is None:
             num_values = (length - loop.filled) * len(sizes)
             prepare_step(loop, num_values, step or StepOptions(), report)
@@ -138,12 +139,8 @@ def draw_sample(checkpoint: Path, path: Path, count: int, seed: int) -> Path:
     model = open_model(checkpoint, tasks=("image",))
     sample = pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(seed))
     labels = choose_labels((), count, model.config.num_classes)
-    images = draw(
-        model, count, count, sample, labels=labels, report=partial(print, file=sys.stderr, flush=True)
-    )
-    write_png(
-        path, image_grid(images, least_side=LEAST_SIDE, labels=() if labels is None else labels.tolist())
-    )
+    images = draw(model, count, count, sample, labels=labels, report=partial(print, file=sys.stderr, flush=True))
+    write_png(path, image_grid(images, least_side=LEAST_SIDE, labels=() if labels is None else labels.tolist()))
     return path
 
 
@@ -178,9 +175,7 @@ def completions(originals: np.ndarray, made: np.ndarray, rows: int) -> np.ndarra
     """A line per image: what was seen, what became of it, what it was."""
     seen = originals.copy()
     seen[:, rows:] = HIDDEN
-    return image_grid(
-        np.stack([seen, made, originals], 1).reshape(-1, *made.shape[1:]), 3, least_side=LEAST_SIDE
-    )
+    return image_grid(np.stack([seen, made, originals], 1).reshape(-1, *made.shape[1:]), 3, least_side=LEAST_SIDE)
 
 
 def first(images: Images, count: int) -> Images:

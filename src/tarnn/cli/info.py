@@ -16,9 +16,7 @@ from tarnn.errors import UserError
 
 
 def info(
-    checkpoint: Annotated[
-        Path | None, Argument(help="A checkpoint folder, as `tarnn train --out` writes it.")
-    ] = None,
+    checkpoint: Annotated[Path | None, Argument(help="A checkpoint folder, as `tarnn train --out` writes it.")] = None,
     lengths: Annotated[
         str | None,
         Option(
@@ -42,9 +40,7 @@ def info(
     if checkpoint is not None:
         facts = describe(checkpoint, None if lengths is None else parse_lengths(lengths))
     elif lengths is not None:
-        raise UserError(
-            "--lengths asks what a checkpoint takes; name one: `tarnn info CHECKPOINT --lengths …`."
-        )
+        raise UserError("--lengths asks what a checkpoint takes; name one: `tarnn info CHECKPOINT --lengths …`.")
     else:
         facts = machine_facts()
     text = machine_text if checkpoint is None else as_text

@@ -101,9 +101,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_of_transformers(error: BaseException) -> bool:
     """Raised by the code of a model or a tokenizer of transformers as it ran: its files ask for what that can't do."""
-    modules = [
-        str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)
-    ]
+    modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
     kinds = ("transformers.models.", "transformers.tokenization")
     last = next((name for name in reversed(modules) if name.startswith(("tarnn.", *kinds))), "")
     return last.startswith(kinds)
@@ -156,9 +154,7 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("TARNN_TRACEBACK") or not is_out_of_memory(error):
             return fail_of_model(error)
-        return fail(
-            f"there is not enough memory for this: {str(error).splitlines()[0]}. Ask for less at once."
-        )
+        return fail(f"there is not enough memory for this: {str(error).splitlines()[0]}. Ask for less at once.")
     if code == 130:
         print("tarnn: interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0

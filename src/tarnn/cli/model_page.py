@@ -3,9 +3,7 @@
 LENGTHS = [1024, 4096, 16384, 65536]  # tokens, where nobody asks for others
 
 
-def model_page(
-    checkpoint: str, rows: dict[str, str], memory: list[dict[str, int]], limit: int | None = None
-) -> str:
+def model_page(checkpoint: str, rows: dict[str, str], memory: list[dict[str, int]], limit: int | None = None) -> str:
     """memory: for each length its bytes, in the order of the table. limit: the model's positions, None: any number."""
     width = max(map(len, rows))
     lines = [checkpoint, *(f"  {name:{width}}  {value}" for name, value in rows.items())]

@@ -31,9 +31,7 @@ INPUT = (
 def predict(
     checkpoint: Annotated[Path, Argument(help="A folder that `tarnn train` or save_pretrained has written.")],
     inputs: Annotated[list[str], Argument(metavar="INPUT...", help=INPUT, show_default=False)],
-    as_json: Annotated[
-        bool, Option("--json", help="One JSON object per input, with all that is known.")
-    ] = False,
+    as_json: Annotated[bool, Option("--json", help="One JSON object per input, with all that is known.")] = False,
     text_field: Annotated[
         str | None, Option(help="The field of the text in .jsonl and .csv (default: as in training).")
     ] = None,
@@ -110,9 +108,7 @@ def check_text(text: str, name: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(
-            f"{name} is not text in UTF-8 ({text[error.start]!a} at position {error.start:,})."
-        ) from None
+        raise UserError(f"{name} is not text in UTF-8 ({text[error.start]!a} at position {error.start:,}).") from None
     return text
 
 

@@ -16,9 +16,8 @@ def silent(_: str) -> None:
 
 
 def progress(
-    steps: Iterable[T], total: int | None, text: str, report: Report | None, *,
-    size: Callable[[T], int] = lambda _: 1,
-) -> Iterator[T]:  # fmt: skip
+    steps: Iterable[T], total: int | None, text: str, report: Report | None, *, size: Callable[[T], int] = lambda _: 1
+) -> Iterator[T]:
     """The same steps. `total`: the sum of their sizes, where it is known."""
     quiet = report is silent
     if sys.stderr.isatty() and not quiet:
@@ -39,7 +38,5 @@ def progress(
         seconds = time.monotonic() - start
         if seconds > next_line and not quiet:
             next_line = seconds + EVERY
-            left = (
-                "" if total is None else f" of {total:,}, about {seconds * (total - done) / done:.0f} s left"
-            )
+            left = "" if total is None else f" of {total:,}, about {seconds * (total - done) / done:.0f} s left"
             report(f"tarnn: {text}: {done:,}{left}")  # type: ignore[misc]  # mypy takes it for what `silent` returns

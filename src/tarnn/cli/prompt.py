@@ -48,9 +48,7 @@ def prompt_ids(tokenizer, text: bytes, model, *, starts: bool) -> Tensor:
     if starts and not len(ids):
         separator = tokenizer.bos_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
         if separator is None:
-            raise UserError(
-                "the prompt is empty and this tokenizer has no separator to start from; give a --prompt."
-            )
+            raise UserError("the prompt is empty and this tokenizer has no separator to start from; give a --prompt.")
         ids = torch.tensor([separator])
     check_ids(ids, model.config.vocab_size)
     return ids[None].to(model.device)

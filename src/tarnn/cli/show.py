@@ -15,19 +15,13 @@ SIGNS = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥"})
 
 def show(
     checkpoint: Annotated[Path, Argument(help="A checkpoint folder with its tokenizer.")],
-    source: Annotated[
-        str, Option("--input", help="A text, a file of text, or a FASTA or Stockholm file of proteins.")
-    ],
+    source: Annotated[str, Option("--input", help="A text, a file of text, or a FASTA or Stockholm file of proteins.")],
     out: Annotated[Path, Option(help="The folder for the page and the plots.")],
     record: Annotated[int, Option(help="Which sequence of a FASTA or Stockholm file, from 1 on.", min=1)] = 1,
-    max_tokens: Annotated[
-        int, Option(help="Only the first so many tokens are shown.", min=1, max=2048)
-    ] = 256,
+    max_tokens: Annotated[int, Option(help="Only the first so many tokens are shown.", min=1, max=2048)] = 256,
     attention: Annotated[
         str | None,
-        Option(
-            help="For a model of transformers: sdpa (softmax), tarnn_hybrid or tarnn_linear (default: its own)."
-        ),
+        Option(help="For a model of transformers: sdpa (softmax), tarnn_hybrid or tarnn_linear (default: its own)."),
     ] = None,
 ) -> None:
     """Look into a model's attention: which token reads from which, by layer and head, for one input.
@@ -81,11 +75,7 @@ def open_any(checkpoint: Path, attention: str) -> tuple[Any, Any]:
         raise UserError(f"--attention is {' or '.join(FUNCTIONS)}; got {attention!r}.")
     fields = read_config(checkpoint)
     task = task_of(fields)
-    if (
-        fields.get("is_encoder_decoder")
-        or fields.get("input_size") is not None
-        or (task and not task.reads_text)
-    ):
+    if fields.get("is_encoder_decoder") or fields.get("input_size") is not None or (task and not task.reads_text):
         raise UserError(
             f"{checkpoint} holds a model that reads more than one text (an encoder with a decoder) or frames of sound; use "
             "tarnn.analysis.attention_maps in Python."

@@ -95,7 +95,7 @@ def annotation_of(field: Field, kind: Any) -> Any:
     flag = about["flag"] or ("--" + field.name.replace("_", "-") if kind is bool else None)
     option = Option(
         *([flag] if flag else []), help=about["help"], metavar=about["metavar"], rich_help_panel=about["heading"]
-    )  # fmt: skip
+    )
     taken = list[str] | None if about["parse"] else kind
     return Annotated[taken, option]
 
@@ -126,8 +126,5 @@ def report(result, settings: Any, paths: dict[str, Path]) -> str:
         )
     lines += [f"{name:>9}  {path}" for name, path in paths.items()]
     return "\n".join(
-        [
-            *lines,
-            f"{'next':>9}  {next_command(task.next, result.out, result.example, is_path=not task.reads_text)}",
-        ]
+        [*lines, f"{'next':>9}  {next_command(task.next, result.out, result.example, is_path=not task.reads_text)}"]
     )

@@ -13,9 +13,7 @@ from tarnn.errors import UserError
 def transcribe(
     checkpoint: Annotated[Path, Argument(metavar="RUN", help="A folder of a CTC model, with its tokenizer.")],
     file: Annotated[Path, Argument(help="A mono wav file, sampled as often as the model's training data.")],
-    beam: Annotated[
-        int, Option(help="Search with so many prefixes; 1: the most likely path.", min=1, max=1000)
-    ] = 1,
+    beam: Annotated[int, Option(help="Search with so many prefixes; 1: the most likely path.", min=1, max=1000)] = 1,
     stream: Annotated[
         bool, Option(help="Write letters as soon as they are heard, in constant memory (causal models).")
     ] = False,
@@ -39,9 +37,7 @@ def transcribe(
     output = Output()
     if stream:
         if beam > 1:
-            raise UserError(
-                "--beam looks at a whole utterance and --stream writes before its end; give one of them."
-            )
+            raise UserError("--beam looks at a whole utterance and --stream writes before its end; give one of them.")
         if not model.config.causal:
             raise UserError(
                 f"{checkpoint} holds a model that sees both sides, so it needs the whole file; leave --stream out."
@@ -52,11 +48,7 @@ def transcribe(
         frames = torch.from_numpy(front.frames(samples))[None]
         with torch.no_grad():
             logits = model(input_features=frames).logits[0].float()
-        ids = (
-            best_path(logits.numpy())
-            if beam == 1
-            else beam_search(logits.log_softmax(-1).double().numpy(), beam)
-        )
+        ids = best_path(logits.numpy()) if beam == 1 else beam_search(logits.log_softmax(-1).double().numpy(), beam)
         output.write(letters(tokenizer, ids))
     output.write("\n")
 
@@ -76,9 +68,7 @@ def heard(model: Any, front: Any, samples: Any, size: int) -> Iterator[list[int]
     for start in range(0, len(samples), size):
         waiting = np.concatenate([waiting, samples[start : start + size]])
         count = max(0, 1 + (len(waiting) - front.frame_length) // front.hop_length)
-        count = (
-            count if start + size >= len(samples) else count - count % together
-        )  # the last may be filled up
+        count = count if start + size >= len(samples) else count - count % together  # the last may be filled up
         if count < 1:
             continue
         used = waiting[: (count - 1) * front.hop_length + front.frame_length]

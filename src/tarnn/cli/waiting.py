@@ -10,10 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, MutableMapping
 
-SHORT = {
-    "GOMP_SPINCOUNT": "1000",
-    "KMP_BLOCKTIME": "1",
-}  # libgomp: turns of its loop; LLVM's and Intel's: milliseconds
+SHORT = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}  # libgomp: turns of its loop; LLVM's and Intel's: milliseconds
 CHOICES = ("OMP_WAIT_POLICY", *SHORT)  # by which a user says how threads wait
 
 
@@ -25,7 +22,4 @@ def wait_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
 
 def described(environment: Mapping[str, str] = os.environ) -> str:
     """What is set, as "GOMP_SPINCOUNT=1000, KMP_BLOCKTIME=1"; "OpenMP's default" for nothing."""
-    return (
-        ", ".join(f"{name}={environment[name]}" for name in CHOICES if name in environment)
-        or "OpenMP's default"
-    )
+    return ", ".join(f"{name}={environment[name]}" for name in CHOICES if name in environment) or "OpenMP's default"

@@ -14,6 +14,12 @@ from tarnn.conversion.pretrained import convert
 register()
 
 __all__ = [
-    "AttentionOptions", "attention_layers", "constant_cache", "convert", "finetune", "load_cache", "save_cache",
+    "AttentionOptions",
+    "attention_layers",
+    "constant_cache",
+    "convert",
+    "finetune",
+    "load_cache",
+    "save_cache",
     "set_options",
-]  # fmt: skip
+]

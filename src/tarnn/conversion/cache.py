@@ -99,12 +99,9 @@ def constant_cache(model: PreTrainedModel) -> Cache:
 def warn_of_growth(model: PreTrainedModel, sliding: list[bool]) -> None:
     """A warning that names the layers that keep all keys of some head."""
     layers = (child_of(x) for x in attention_layers(model))
-    growing = [
-        str(i) for i, x in enumerate(layers) if x is not None and x.grows and not any(sliding[i : i + 1])
-    ]
+    growing = [str(i) for i, x in enumerate(layers) if x is not None and x.grows and not any(sliding[i : i + 1])]
     if growing:
         what = f"layer {growing[0]} keeps" if len(growing) == 1 else f"layers {', '.join(growing)} keep"
         warnings.warn(
-            f'{what} all keys of heads of mode "exact": this cache grows with the sequence there.',
-            stacklevel=3,
+            f'{what} all keys of heads of mode "exact": this cache grows with the sequence there.', stacklevel=3
         )

@@ -57,8 +57,11 @@ def save_cache(path: str | Path, model: PreTrainedModel, cache: Cache) -> int:
         tensors |= {f"layers.{i}.{name}": x for name, x in tensors_of(layer).items()}
     tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
     metadata = {
-        "format": FORMAT, "format_version": VERSION, "tarnn_version": __version__, "fingerprint": fingerprint(model)
-    }  # fmt: skip
+        "format": FORMAT,
+        "format_version": VERSION,
+        "tarnn_version": __version__,
+        "fingerprint": fingerprint(model),
+    }
     data = save(tensors, metadata | {"checksum": checksum(tensors, metadata)})
     try:
         write_atomically(path, data)
@@ -129,8 +132,6 @@ def fill(layer: Any, found: dict[str, Tensor], seen: int) -> None:
     while part := fields_of(found, f"parts.{len(parts)}."):
         hybrid = "count" in part
         parts.append(
-            HybridState(**part)
-            if hybrid
-            else KVCache(part["k"], part["v"], part["k"].shape[2], part.get("mask"))
+            HybridState(**part) if hybrid else KVCache(part["k"], part["v"], part["k"].shape[2], part.get("mask"))
         )
     layer.state, layer.num_tokens, layer.is_initialized = HeadStates(tuple(parts)), seen, True

@@ -52,9 +52,7 @@ def blocks(seen: Seen, near: Near) -> Iterator[Block]:
         i = j[rows, None]
         visible = j <= i if seen.causal else torch.ones_like(j <= i)
         exact = visible & (((i - j).abs() < near.window) | (j < near.sinks))
-        yield Block(
-            rows, logits.masked_fill(~exact, -torch.inf), logits.masked_fill(~visible | exact, -torch.inf), v
-        )
+        yield Block(rows, logits.masked_fill(~exact, -torch.inf), logits.masked_fill(~visible | exact, -torch.inf), v)
 
 
 class Phi(NamedTuple):

@@ -15,9 +15,8 @@ LONGEST = 4096  # tokens of a row, where nobody says: the time of calibration gr
 
 
 def read_rows(
-    sources: Sequence[str], tokenizer: Any, *, number: int, length: int, vocab_size: int,
-    report: Callable[[str], None],
-) -> list[Tensor]:  # fmt: skip
+    sources: Sequence[str], tokenizer: Any, *, number: int, length: int, vocab_size: int, report: Callable[[str], None]
+) -> list[Tensor]:
     """`number` rows of `length` ids (or of fewer, where documents are shorter), spread evenly over the sources.
 
     UserError for a tokenizer with ids beyond the model's vocabulary.
@@ -31,9 +30,7 @@ def read_rows(
             found += list(ids.split(length))
         else:
             text = document.data[: 16 * number * length].decode("utf-8", "replace")
-            pieces = tokenizer(text, truncation=True, max_length=length, return_overflowing_tokens=True)[
-                "input_ids"
-            ]
+            pieces = tokenizer(text, truncation=True, max_length=length, return_overflowing_tokens=True)["input_ids"]
             pieces = [pieces] if pieces and isinstance(pieces[0], int) else pieces
             found += [torch.tensor(piece) for piece in pieces]
     whole = [row for row in found if len(row) == length] or found
@@ -48,9 +45,7 @@ def length_of_rows(model: Any, asked: int | None) -> int:
     """What was asked for, or the model's context, within reason. UserError for more than it reads."""
     most = getattr(model.config, "max_position_embeddings", None)
     if asked is not None and most and asked > most:
-        raise UserError(
-            f"--length {asked:,} is longer than this model's context; expected {most:,} tokens at most."
-        )
+        raise UserError(f"--length {asked:,} is longer than this model's context; expected {most:,} tokens at most.")
     return asked if asked is not None else min(LONGEST, most or LONGEST)
 
 

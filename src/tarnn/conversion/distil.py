@@ -112,9 +112,7 @@ class TokenLosses(Distillation):
         super().__init__(model, names)
         self._others.append(original)
         self.steps, self.drop_window = steps, drop_window
-        self.register_buffer(
-            "calls", torch.zeros((), dtype=torch.int64)
-        )  # in checkpoints: where the schedule stands
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))  # in checkpoints: where the schedule stands
 
     def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():

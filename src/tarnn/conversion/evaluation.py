@@ -76,8 +76,6 @@ def ids_of(tokenizer: Any, document: Document) -> tuple[np.ndarray, int]:
         return ids, 0
     if offsets:
         (start, end), (second, _) = [*encoding["offset_mapping"], (len(text), 0)][:2]
-        shared = (
-            start < end and second == start
-        )  # a character of several tokens begins with a token of one byte
+        shared = start < end and second == start  # a character of several tokens begins with a token of one byte
         return ids, 1 if shared else len(text[start:end].encode())
     return ids, 0 if ids[0] in tokenizer.all_special_ids else len(tokenizer.decode(ids[:1]).encode())

@@ -12,14 +12,7 @@ from tarnn.conversion.calibration import Layer, Near
 from tarnn.conversion.distil import Distillation, MapLosses, TokenLosses
 from tarnn.conversion.fit import fit
 from tarnn.conversion.layer import LayerAttention
-from tarnn.conversion.options import (
-    KEY,
-    AttentionOptions,
-    attention_layers,
-    child_of,
-    options_in,
-    set_options,
-)
+from tarnn.conversion.options import KEY, AttentionOptions, attention_layers, child_of, options_in, set_options
 from tarnn.conversion.pretrained import Check, Row, check_length, choose, gather, rows_of
 from tarnn.conversion.report import Report
 
@@ -27,10 +20,20 @@ RATES = {"maps": 1e-2, "lora": 1e-4, "weights": 1e-5}
 
 
 def finetune(
-    model: Any, texts: Sequence[Any] | Tensor, *, train: str = "maps", steps: int = 200, batch_size: int = 1,
-    learning_rate: float | None = None, drop_window: bool = False, tokenizer: Any = None, out: Path | None = None,
-    resume: bool = False, seed: int = 0, report: Callable[[str], None] = lambda _: None,
-) -> Report:  # fmt: skip
+    model: Any,
+    texts: Sequence[Any] | Tensor,
+    *,
+    train: str = "maps",
+    steps: int = 200,
+    batch_size: int = 1,
+    learning_rate: float | None = None,
+    drop_window: bool = False,
+    tokenizer: Any = None,
+    out: Path | None = None,
+    resume: bool = False,
+    seed: int = 0,
+    report: Callable[[str], None] = lambda _: None,
+) -> Report:
     """Trains a model that was converted, on texts of one length (a list of ids, or strings that are long enough).
 
     train: "maps": feature maps that learn (Hedgehog) and λ of every head that isn't exact, against softmax attention in
@@ -47,13 +50,9 @@ def finetune(
     check_training(train, steps, batch_size, learning_rate)
     stored = getattr(model.config, KEY, None)
     if not stored:
-        raise ValueError(
-            "finetune trains converted models; call tarnn.conversion.convert(model, texts) first."
-        )
+        raise ValueError("finetune trains converted models; call tarnn.conversion.convert(model, texts) first.")
     near = near_of(model)
-    if train == "maps" and all(
-        options_in(stored, i).get("feature_map") is None for i, _ in own_layers(model)
-    ):
+    if train == "maps" and all(options_in(stored, i).get("feature_map") is None for i, _ in own_layers(model)):
         raise ValueError(
             'this model was converted without features, so it has no maps to train; --train weights (train="weights") trains it.'
         )
@@ -71,11 +70,7 @@ def finetune(
         parameter.requires_grad_(True)
     if train == "lora":
         loss.model.merge_and_unload()
-    reports = (
-        choose(model, rows[: len(rows) - kept] or rows, gathered(model), near, length)
-        if train == "maps"
-        else []
-    )
+    reports = choose(model, rows[: len(rows) - kept] or rows, gathered(model), near, length) if train == "maps" else []
     options = {**near._asdict(), "train": train, "steps": steps}
     after = check.loss()
     report(f"after:  {after:.4f} {check.unit}")
@@ -104,25 +99,19 @@ def near_of(model: Any) -> Near:
     return Near(*(options.get(name, getattr(AttentionOptions(), name)) for name in Near._fields))
 
 
-def losses(
-    model: Any, train: str, near: Near, steps: int, drop_window: bool, rows: list[Row]
-) -> Distillation:
+def losses(model: Any, train: str, near: Near, steps: int, drop_window: bool, rows: list[Row]) -> Distillation:
     """What is trained, and on what. Heads without features get them, and their layer is calibrated anew on the rows."""
     if train == "maps":
         lacking = [(i, x) for i, x in own_layers(model) if "window" in x.modes]
         if lacking:
             first = lacking[0][0]
             described = options_in(getattr(model.config, KEY), first)["feature_map"]
-            if (
-                isinstance(described, Mapping) and described.get("seed") == first
-            ):  # each layer's number, unless given
+            if isinstance(described, Mapping) and described.get("seed") == first:  # each layer's number, unless given
                 described = {name: x for name, x in described.items() if name != "seed"}
             layers = gather(model, rows, described, near)
         for i, own in lacking:
             modes = ["exact" if mode == "exact" else "features" for mode in own.modes]
-            set_options(
-                model, layers=i, mode=modes, feature_map=layers[i].feature_map, far_bias=layers[i].bias
-            )
+            set_options(model, layers=i, mode=modes, feature_map=layers[i].feature_map, far_bias=layers[i].bias)
         return MapLosses(model, near)
     if train == "weights":
         original = copy.deepcopy(model)
@@ -135,9 +124,11 @@ def losses(
         raise ValueError('training adapters needs peft: pip install "tarnn[lora]".') from error
     targets = [
         f"{name}.{inner}"
-        for name, module in model.named_modules() if hasattr(module, "is_causal")
-        for inner, part in module.named_modules() if isinstance(part, nn.Linear)
-    ]  # fmt: skip
+        for name, module in model.named_modules()
+        if hasattr(module, "is_causal")
+        for inner, part in module.named_modules()
+        if isinstance(part, nn.Linear)
+    ]
     adapted = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=targets))
     names = [name for name, _ in adapted.named_parameters() if "lora_" in name]
     return TokenLosses(adapted, names, None, steps, drop_window)

@@ -63,9 +63,15 @@ class DistillationTrainer(SafeTrainer):
 
 
 def fit(
-    loss: Distillation, data: list[dict[str, Tensor]], steps: int, batch_size: int, learning_rate: float,
-    out: Path | None, resume: bool, seed: int,
-) -> None:  # fmt: skip
+    loss: Distillation,
+    data: list[dict[str, Tensor]],
+    steps: int,
+    batch_size: int,
+    learning_rate: float,
+    out: Path | None,
+    resume: bool,
+    seed: int,
+) -> None:
     """AdamW, gradients clipped at 1, a linear fall after a short rise. Without `out` nothing is shown, and nothing kept."""
     with nullcontext(out) if out else TemporaryDirectory() as place:
         folder = Path(place)
@@ -81,21 +87,28 @@ def fit(
 
 
 def arguments(
-    loss: Distillation,
-    folder: Path,
-    steps: int,
-    batch_size: int,
-    learning_rate: float,
-    seed: int,
-    out: Path | None,
+    loss: Distillation, folder: Path, steps: int, batch_size: int, learning_rate: float, seed: int, out: Path | None
 ) -> TrainingArguments:
     return TrainingArguments(
-        output_dir=str(folder / CHECKPOINTS), max_steps=steps, per_device_train_batch_size=batch_size,
-        learning_rate=learning_rate, warmup_steps=min(10, steps // 10), max_grad_norm=1.0, weight_decay=0.0, seed=seed,
-        logging_steps=max(1, steps // 20), logging_nan_inf_filter=False, save_strategy="steps" if out else "no",
-        save_steps=max(1, steps // 10), report_to="none", remove_unused_columns=False, disable_tqdm=True, log_level="error",
-        use_cpu=next(loss.parameters()).device.type == "cpu", dataloader_pin_memory=torch.cuda.is_available(),
-    )  # fmt: skip
+        output_dir=str(folder / CHECKPOINTS),
+        max_steps=steps,
+        per_device_train_batch_size=batch_size,
+        learning_rate=learning_rate,
+        warmup_steps=min(10, steps // 10),
+        max_grad_norm=1.0,
+        weight_decay=0.0,
+        seed=seed,
+        logging_steps=max(1, steps // 20),
+        logging_nan_inf_filter=False,
+        save_strategy="steps" if out else "no",
+        save_steps=max(1, steps // 10),
+        report_to="none",
+        remove_unused_columns=False,
+        disable_tqdm=True,
+        log_level="error",
+        use_cpu=next(loss.parameters()).device.type == "cpu",
+        dataloader_pin_memory=torch.cuda.is_available(),
+    )
 
 
 def run(
@@ -108,13 +121,7 @@ def run(
     show: bool,
 ) -> None:
     trainer = DistillationTrainer(
-        task=Rows(data),
-        model=loss,
-        args=args,
-        folder=folder,
-        keep=2,
-        clock=Clock(),
-        interruption=Interruption(show),
+        task=Rows(data), model=loss, args=args, folder=folder, keep=2, clock=Clock(), interruption=Interruption(show)
     )
     length = data[0]["input_ids"].shape[0]
     # of the loss, which is no number of bits
@@ -127,9 +134,7 @@ def run(
         checkpoints.sweep(place)
     cut_log(folder / LOG, trainer.run_state.step if checkpoint else -1)
     if resume:
-        progress.say(
-            f"resuming from {checkpoint}" if checkpoint else "nothing to resume yet: from the beginning"
-        )
+        progress.say(f"resuming from {checkpoint}" if checkpoint else "nothing to resume yet: from the beginning")
     trainer.remove_callback(PrinterCallback)
     for callback in (trainer.interruption, LogFile(folder / LOG, trainer.clock, facts), progress):
         trainer.add_callback(callback)

@@ -51,9 +51,17 @@ def attention(name: str) -> Callable:
     """The attention function that transformers calls."""
 
     def run(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *,
-        scaling: float | None = None, dropout: float = 0.0, is_causal: bool | None = None, **options: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        is_causal: bool | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, None]:
         """query (b, h, t, d), key and value (b, g, s, ·) → (b, t, h, e), None."""
         layer = type(module).__name__
         refuse(layer, options, dropout if module.training else 0.0)
@@ -62,24 +70,34 @@ def attention(name: str) -> Callable:
             if options.get("softcap") is None:
                 options.pop("softcap", None)
             return sdpa_attention_forward(
-                module, query, key, value, as_sdpa_mask(attention_mask, query), dropout=dropout, scaling=scaling,
-                is_causal=is_causal, **options,
-            )  # fmt: skip
+                module,
+                query,
+                key,
+                value,
+                as_sdpa_mask(attention_mask, query),
+                dropout=dropout,
+                scaling=scaling,
+                is_causal=is_causal,
+                **options,
+            )
         own, cached = layer_of(module, query, key), getattr(key, "tarnn_cache_layer", None)
         how = DEFAULTS[name]._replace(**own.options)
         shared: dict[str, Any] = {
-            "causal": causal, "window": how.window, "sinks": how.sinks, "slots": how.slots, "scale": scaling,
-            "softcap": options.get("softcap"), "far_until": how.far_until,
-        }  # fmt: skip
+            "causal": causal,
+            "window": how.window,
+            "sinks": how.sinks,
+            "slots": how.slots,
+            "scale": scaling,
+            "softcap": options.get("softcap"),
+            "far_until": how.far_until,
+        }
         bounds = documents_in(query, key, attention_mask, options, cached=cached is not None)
         if how.far_until is not None and own.feature_map is not None:
             warn_beyond(how.far_until, bounds, key.shape[2] if cached is None else cached.num_tokens)
         if bounds is not None:
             o = of_documents(own, query, key, value, bounds, **shared)
             return o.transpose(1, 2).contiguous(), None
-        if (
-            attention_mask is not None and attention_mask.ndim == 2
-        ):  # a StaticCache hands places that nobody wrote, too
+        if attention_mask is not None and attention_mask.ndim == 2:  # a StaticCache hands places that nobody wrote, too
             key, value = (x[:, :, : attention_mask.shape[1]] for x in (key, value))
         shared["key_mask"] = real_tokens(layer, attention_mask, key)
         if cached is None:
@@ -162,9 +180,14 @@ def documents_in(
     if query.shape[2] != key.shape[2] or padding or (positions is not None and positions.ndim != 2):
         return None
     return find_documents(
-        (query.shape[0], query.shape[2]), cu_seqlens=None, position_ids=positions, attention_mask=None,
-        past_key_values=None, use_cache=cached, arguments=options,
-    )  # fmt: skip
+        (query.shape[0], query.shape[2]),
+        cu_seqlens=None,
+        position_ids=positions,
+        attention_mask=None,
+        past_key_values=None,
+        use_cache=cached,
+        arguments=options,
+    )
 
 
 def of_documents(
@@ -192,17 +215,28 @@ def as_sdpa_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
 
 
 def padding_mask(
-    *, batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, mask_function: Callable = causal_mask_function,
-    attention_mask: Tensor | None = None, **options: Any,
-) -> Tensor | None:  # fmt: skip
+    *,
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    mask_function: Callable = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    **options: Any,
+) -> Tensor | None:
     """The mask of a model, O(t): (b, s), or None where nothing is masked. With a StaticCache s counts the places that are
     written. A layer whose pattern is its own (a sliding window, chunks) gets the mask of torch's attention, since it is
     computed by that."""
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
         return sdpa_mask(
-            batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, mask_function=mask_function,
-            attention_mask=attention_mask, **options,
-        )  # fmt: skip
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            **options,
+        )
     static = isinstance(q_offset, Tensor)  # once it holds something
     if not static:
         static = kv_length > (q_offset + q_length if attention_mask is None else attention_mask.shape[1])
@@ -214,9 +248,7 @@ def padding_mask(
     return None if mask.all() else mask
 
 
-def written(
-    b: int, room: int, past: Any, new: int, mask: Tensor | None, device: torch.device | None
-) -> Tensor | None:
+def written(b: int, room: int, past: Any, new: int, mask: Tensor | None, device: torch.device | None) -> Tensor | None:
     """The mask (b, past + new) of a StaticCache's places that are written, the new ones included; None: all of them are.
 
     Raises ValueError for a mask that is too short, and where a compiler traces, since `past` is then not known.

@@ -73,10 +73,24 @@ class LayerAttention(nn.Module):
         return "exact" in self.modes
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: int, sinks: int, slots: int = 0,
-        far_until: int | None = None, scale: float | None = None, softcap: float | None = None, key_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None, state: HeadStates | None = None, return_state: bool = False, inplace: bool = False,
-    ) -> tuple[Tensor, HeadStates | None]:  # fmt: skip
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool,
+        window: int,
+        sinks: int,
+        slots: int = 0,
+        far_until: int | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        key_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        state: HeadStates | None = None,
+        return_state: bool = False,
+        inplace: bool = False,
+    ) -> tuple[Tensor, HeadStates | None]:
         """q (b, h, t, d), k and v (b, g, t, ·) → o (b, h, t, e), and the state behind if asked for."""
         if scale is not None:  # maps estimate e^(q·k/√d)
             q = q * (scale * self.heads.d**0.5)
@@ -124,14 +138,20 @@ class LayerAttention(nn.Module):
 
 
 def exact_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, key_mask: Tensor | None, cu_seqlens: Tensor | None,
-    softcap: float | None, state: KVCache | None, return_state: bool,
-):  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    softcap: float | None,
+    state: KVCache | None,
+    return_state: bool,
+):
     """Softmax over everything. A cache doubles when it is full, so that a token is appended in O(1)."""
     if softcap is not None:
-        raise ValueError(
-            'heads of mode "exact" have no soft cap (attn_logit_softcapping); give them a mode that has.'
-        )
+        raise ValueError('heads of mode "exact" have no soft cap (attn_logit_softcapping); give them a mode that has.')
     options: dict[str, Any] = {"causal": causal, "key_mask": key_mask}
     if cu_seqlens is not None:
         return softmax_attention(q, k, v, causal=causal, cu_seqlens=cu_seqlens)
@@ -144,6 +164,4 @@ def exact_attention(
     needed = state.length + k.shape[2]
     if needed > state.capacity:
         state = state.resized(max(64, needed, 2 * state.capacity))
-    return softmax_attention(
-        q, k, v, state=state, return_state=True, inplace=not torch.is_grad_enabled(), **options
-    )
+    return softmax_attention(q, k, v, state=state, return_state=True, inplace=not torch.is_grad_enabled(), **options)

@@ -20,16 +20,12 @@ class ConvertedConfig(QuantizationConfigMixin):
 
     def __init__(self, attention: str = HYBRID, **kwargs: Any):
         if attention not in DEFAULTS:  # transformers would look for other names on the network
-            raise ValueError(
-                f"the attention of a converted model is {' or '.join(DEFAULTS)}; got {attention!r:.60}."
-            )
+            raise ValueError(f"the attention of a converted model is {' or '.join(DEFAULTS)}; got {attention!r:.60}.")
         self.quant_method: Any = METHOD
         self.attention = attention
 
 
-AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = (
-    ConvertedConfig  # in the place of a stand-in (`tarnn.auto_classes`)
-)
+AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = ConvertedConfig  # in the place of a stand-in (`tarnn.auto_classes`)
 
 
 @register_quantizer(METHOD)
@@ -49,9 +45,7 @@ class ConvertedLayers(HfQuantizer):
 
     def preprocess_model(self, model: Any, dtype: Any = None, **kwargs: Any) -> None:
         attach(model)
-        model._keep_in_fp32_modules_strict.add(
-            CHILD
-        )  # λ and maps are small, and 16 bits would lose their steps
+        model._keep_in_fp32_modules_strict.add(CHILD)  # λ and maps are small, and 16 bits would lose their steps
 
     def postprocess_model(self, model: Any, **kwargs: Any) -> None:
         model.config.quantization_config = self.quantization_config

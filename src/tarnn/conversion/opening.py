@@ -32,11 +32,25 @@ from tarnn.models.unfilled import unfilled
 
 # keys of a config that lead elsewhere: to code, to kernels, to the network, to other files, to other classes of layers
 LEAD_ELSEWHERE = {
-    "_attn_implementation", "_attn_implementation_internal", "_experts_implementation",
-    "_experts_implementation_internal", "_name_or_path", "attn_implementation", "auto_map", "backbone_kwargs",
-    "custom_generate", "distributed_config", "experts_implementation", "fusion_config", "kernel_config", "name_or_path",
-    "quantization_config", "transformers_weights", "trust_remote_code", "use_pretrained_backbone",
-}  # fmt: skip
+    "_attn_implementation",
+    "_attn_implementation_internal",
+    "_experts_implementation",
+    "_experts_implementation_internal",
+    "_name_or_path",
+    "attn_implementation",
+    "auto_map",
+    "backbone_kwargs",
+    "custom_generate",
+    "distributed_config",
+    "experts_implementation",
+    "fusion_config",
+    "kernel_config",
+    "name_or_path",
+    "quantization_config",
+    "transformers_weights",
+    "trust_remote_code",
+    "use_pretrained_backbone",
+}
 WHOLE = ("max_length", "max_new_tokens", "min_length", "num_beams", "num_return_sequences", "top_k")
 LARGEST_TABLE = 2**28  # numbers that are computed, not saved, such as positions
 AUTO_CLASSES = [getattr(modeling_auto, name) for name in dir(modeling_auto) if name.startswith("AutoModel")]
@@ -58,9 +72,12 @@ def is_converted(fields: dict[str, Any]) -> bool:
 
 
 def open_pretrained(
-    folder: Path, *, converted: bool | None = None, attention: str | None = None,
+    folder: Path,
+    *,
+    converted: bool | None = None,
+    attention: str | None = None,
     report: Callable[[str], None] = lambda _: None,
-) -> Any:  # fmt: skip
+) -> Any:
     """The model of a folder, in the class that wrote it, ready to run, with exactly the weights of its files.
 
     converted: whether `tarnn convert` must have written it, or must not; None: either. attention: the implementation that
@@ -81,9 +98,14 @@ def open_pretrained(
         options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
         weights = dict(read_weights(folder))
         model, info = kind.from_pretrained(
-            None, config=config, state_dict=weights, output_loading_info=True, ignore_mismatched_sizes=True,
-            generation_config=generation_config(folder, fields, strict=converted is not None), **options,
-        )  # fmt: skip
+            None,
+            config=config,
+            state_dict=weights,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            generation_config=generation_config(folder, fields, strict=converted is not None),
+            **options,
+        )
     check_loaded(file, info, model)
     if unused := sorted(info["unexpected_keys"]):
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
@@ -97,18 +119,14 @@ def refuse_other_kinds(folder: Path, fields: dict[str, Any], converted: bool | N
     expected, and for weights that are no floating-point numbers."""
     model_type = fields.get("model_type")
     if isinstance(model_type, str) and model_type.startswith("tarnn"):
-        raise UserError(
-            f"{folder}: a {model_type} checkpoint is linear already; a softmax model can be converted."
-        )
+        raise UserError(f"{folder}: a {model_type} checkpoint is linear already; a softmax model can be converted.")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise UserError(
             f"{folder} can't be read as a checkpoint of transformers: transformers {transformers.__version__} has no "
             f"model_type {model_type!r:.60}."
         )
     if converted is not None and is_converted(fields) != converted:
-        has, remedy = (
-            ("not been", "`tarnn convert` makes one") if converted else ("been", "take the original")
-        )
+        has, remedy = ("not been", "`tarnn convert` makes one") if converted else ("been", "take the original")
         raise UserError(f"{folder}: this checkpoint has {has} converted; {remedy}.")
     quantized = fields.get("quantization_config")
     if quantized is not None and not is_ours(quantized):
@@ -196,9 +214,7 @@ def check_sizes(folder: Path, kind: Any, config: Any, file: Path, header: Header
     needed = sum(x.numel() for x in model.parameters())
     # embeddings that are shared are counted twice here, and saved once
     if needed > 2 * held + 4096:
-        raise UserError(
-            f"{folder / 'config.json'} calls for {needed:,} weights, and {file} holds {held:,}. {FOREIGN}"
-        )
+        raise UserError(f"{folder / 'config.json'} calls for {needed:,} weights, and {file} holds {held:,}. {FOREIGN}")
     if (computed := sum(x.numel() for x in model.buffers())) > max(LARGEST_TABLE, held):
         raise UserError(
             f"{folder / 'config.json'} calls for tables of {computed:,} numbers; expected {LARGEST_TABLE:,} at most."

@@ -124,36 +124,24 @@ def check_stored(stored: Any, num_layers: int) -> None:
         raise ValueError(f"{KEY} must be an object, and its layers too; got {stored!r:.80}.")
     single = stored.get("layers", {})
     if wrong := [i for i in single if not (str(i).isdecimal() and int(i) < num_layers)]:
-        raise ValueError(
-            f"{KEY}: this model has attention layers 0 to {num_layers - 1}; got layer {wrong[0]!r:.40}."
-        )
+        raise ValueError(f"{KEY}: this model has attention layers 0 to {num_layers - 1}; got layer {wrong[0]!r:.40}.")
     for options in ({k: v for k, v in stored.items() if k != "layers"}, *single.values()):
         if not isinstance(options, Mapping):
             raise ValueError(f"{KEY}: the options of a layer are an object; got {options!r:.80}.")
         if unknown := sorted(set(options) - set(AttentionOptions._fields)):
-            raise ValueError(
-                f"{KEY} has no option {', '.join(unknown)}; it has {', '.join(AttentionOptions._fields)}."
-            )
+            raise ValueError(f"{KEY} has no option {', '.join(unknown)}; it has {', '.join(AttentionOptions._fields)}.")
         for name, least in (("window", 1), ("sinks", 0), ("slots", 0)):
             value = options.get(name, least)
             if type(value) is not int or not least <= value < 2**31:
-                raise ValueError(
-                    f"{KEY}: {name} must be a whole number of {least} or more; got {value!r:.60}."
-                )
+                raise ValueError(f"{KEY}: {name} must be a whole number of {least} or more; got {value!r:.60}.")
         until = options.get("far_until")
         if not (until is None or (type(until) is int and until >= 0)):
             raise ValueError(f"{KEY}: far_until must be a whole number of 0 or more; got {until!r:.60}.")
         phi, mode, bias = (options.get(name) for name in ("feature_map", "mode", "far_bias"))
-        if not (
-            phi is None
-            or isinstance(phi, str)
-            or (isinstance(phi, Mapping) and isinstance(phi.get("name"), str))
-        ):
+        if not (phi is None or isinstance(phi, str) or (isinstance(phi, Mapping) and isinstance(phi.get("name"), str))):
             raise ValueError(f"{KEY}: feature_map must be a name or {{'name': …, options}}; got {phi!r:.60}.")
         if not (
-            mode is None
-            or isinstance(mode, str)
-            or (isinstance(mode, list) and all(isinstance(x, str) for x in mode))
+            mode is None or isinstance(mode, str) or (isinstance(mode, list) and all(isinstance(x, str) for x in mode))
         ):
             raise ValueError(f"{KEY}: mode must be a name or a list of names; got {mode!r:.60}.")
         if not (bias is None or isinstance(bias, int | float)):

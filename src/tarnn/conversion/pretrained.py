@@ -20,10 +20,19 @@ Progress = Callable[[str], None]
 
 
 def convert(
-    model: Any, texts: Sequence[Any] | Tensor, *, tokenizer: Any = None, window: int = 256, sinks: int = 4, slots: int = 0,
-    feature_map: str | Mapping[str, Any] | None = "clusters", mode: str = "choose", exact_layers: int = 0,
-    budget: int | None = None, report: Progress = lambda _: None,
-) -> Report:  # fmt: skip
+    model: Any,
+    texts: Sequence[Any] | Tensor,
+    *,
+    tokenizer: Any = None,
+    window: int = 256,
+    sinks: int = 4,
+    slots: int = 0,
+    feature_map: str | Mapping[str, Any] | None = "clusters",
+    mode: str = "choose",
+    exact_layers: int = 0,
+    budget: int | None = None,
+    report: Progress = lambda _: None,
+) -> Report:
     """Gives each layer of a model of transformers hybrid attention, calibrated on some texts; changes the model.
 
     Calibrated per key/value head: the map's centre, balance and A; per query head λ (far bias). A head estimates far keys
@@ -87,24 +96,30 @@ def convert(
             set_options(model, layers=one.layer, mode=one.modes)
     report("what the model loses")
     options = {
-        **near._asdict(), "feature_map": feature_map, "mode": mode, "exact_layers": exact_layers, "budget": budget,
-    }  # fmt: skip
-    return Report(
-        options, len(seen), len(check.rows), length, check.unit, before, check.loss(), reports,
-        window_alone=alone, wide_window=wide, wide_alone=wide_loss,
-    )  # fmt: skip
-
-
-def check_options(
-    window: int, sinks: int, slots: int, mode: str, exact_layers: int, budget: int | None
-) -> None:
-    """ValueError for options that are out of range, whatever the model."""
-    least = {
-        "window": (window, 1),
-        "sinks": (sinks, 0),
-        "slots": (slots, 0),
-        "exact_layers": (exact_layers, 0),
+        **near._asdict(),
+        "feature_map": feature_map,
+        "mode": mode,
+        "exact_layers": exact_layers,
+        "budget": budget,
     }
+    return Report(
+        options,
+        len(seen),
+        len(check.rows),
+        length,
+        check.unit,
+        before,
+        check.loss(),
+        reports,
+        window_alone=alone,
+        wide_window=wide,
+        wide_alone=wide_loss,
+    )
+
+
+def check_options(window: int, sinks: int, slots: int, mode: str, exact_layers: int, budget: int | None) -> None:
+    """ValueError for options that are out of range, whatever the model."""
+    least = {"window": (window, 1), "sinks": (sinks, 0), "slots": (slots, 0), "exact_layers": (exact_layers, 0)}
     least |= {} if budget is None else {"budget": (budget, 1)}
     for name, (value, smallest) in least.items():
         if type(value) is not int or value < smallest:
@@ -123,13 +138,7 @@ def check_length(length: int, near: Near) -> None:
 
 
 def check_fit(
-    model: Any,
-    rows: list[Row],
-    feature_map: Any,
-    exact_layers: int,
-    budget: int | None,
-    near: Near,
-    length: int,
+    model: Any, rows: list[Row], feature_map: Any, exact_layers: int, budget: int | None, near: Near, length: int
 ) -> None:
     """ValueError for options that don't fit the model or the texts: one row is run, to find the layers to convert."""
     layers: dict[int, Seen] = {}
@@ -141,18 +150,14 @@ def check_fit(
             "to convert: its layers are sliding windows, cross-attention, or not attention."
         )
     if exact_layers > len(layers):
-        raise ValueError(
-            f"exact_layers must be 0 to {len(layers)}, as many as can be converted; got {exact_layers}."
-        )
+        raise ValueError(f"exact_layers must be 0 to {len(layers)}, as many as can be converted; got {exact_layers}.")
     size, least = next(model.parameters()).element_size(), 0
     for i, seen in layers.items():
         (h, g, d), e = heads_of(attention_layers(model)[i]), seen.v.shape[3]
         least += g * min(sum(near), length) * (d + e) * size
         if feature_map is not None:
             phi = made_map(feature_map, d, g)
-            queries = sum(
-                min(length_of(row), SAMPLED) for row in rows[: max(1, len(rows) - len(rows) // 4)]
-            ) * (h // g)
+            queries = sum(min(length_of(row), SAMPLED) for row in rows[: max(1, len(rows) - len(rows) // 4)]) * (h // g)
             if isinstance(phi, QueryClusters) and phi.num_features(d) > queries:
                 raise ValueError(
                     f"{phi.num_features(d):,} clusters need as many queries or more, and these texts have {queries:,} per "
@@ -226,9 +231,8 @@ class Check:
 
         def look(i: int, seen: Seen) -> Tensor:
             return hybrid_attention(
-                seen.q, seen.k, seen.v, causal=seen.causal, scale=seen.scale, key_mask=seen.key_mask,
-                **near._asdict(),
-            )  # fmt: skip
+                seen.q, seen.k, seen.v, causal=seen.causal, scale=seen.scale, key_mask=seen.key_mask, **near._asdict()
+            )
 
         with watching(self.model, look):
             return self.loss()
@@ -298,9 +302,14 @@ def choose(
             for head in one.heads:
                 head.mode = "features"
         set_options(
-            model, layers=one.layer, **near._asdict(), feature_map=phi, mode=one.modes,
-            far_bias=[x for head in one.heads for x in head.far_bias], far_until=None if phi is None else length,
-        )  # fmt: skip
+            model,
+            layers=one.layer,
+            **near._asdict(),
+            feature_map=phi,
+            mode=one.modes,
+            far_bias=[x for head in one.heads for x in head.far_bias],
+            far_until=None if phi is None else length,
+        )
     return reports
 
 
@@ -333,33 +342,32 @@ def layer_report(number: int, layer: Layer, near: Near, length: int, size: int) 
 
     norm = grouped(layer.norm)
     if layer.feature_map is None:
-        error, share = (
-            (grouped(layer.window) / norm).tolist(),
-            grouped(layer.teacher_share) / (layer.rows * (h // g)),
-        )
+        error, share = ((grouped(layer.window) / norm).tolist(), grouped(layer.teacher_share) / (layer.rows * (h // g)))
         nothing = [0.0] * (h // g)
-        heads = [
-            HeadReport("window", None, error[j], None, 0.0, share[j].item(), nothing, sums) for j in range(g)
-        ]
+        heads = [HeadReport("window", None, error[j], None, 0.0, share[j].item(), nothing, sums) for j in range(g)]
         return LayerReport(number, heads)
     sums["features"] = keep + 4 * layer.feature_map.num_features(d) * (e + 1)
     best = layer.features.argmin(0)  # (h,): of TRUST
     query_heads = torch.arange(h, device=best.device)
     bias = layer.bias + torch.tensor(TRUST, device=best.device)[best]
-    errors = [
-        (grouped(x) / norm).tolist() for x in (layer.features[best, query_heads], layer.window, layer.wide)
-    ]
+    errors = [(grouped(x) / norm).tolist() for x in (layer.features[best, query_heads], layer.window, layer.wide)]
     shares = [
         (grouped(x) / (layer.rows * (h // g))).tolist()
         for x in (layer.far_share[best, query_heads], layer.teacher_share)
     ]
     heads = [
         HeadReport(
-            "features" if errors[0][j] < min(errors[1][j], errors[2][j]) else "window", errors[0][j], errors[1][j], errors[2][j],
-            shares[0][j], shares[1][j], bias.view(g, -1)[j].tolist(), sums,
+            "features" if errors[0][j] < min(errors[1][j], errors[2][j]) else "window",
+            errors[0][j],
+            errors[1][j],
+            errors[2][j],
+            shares[0][j],
+            shares[1][j],
+            bias.view(g, -1)[j].tolist(),
+            sums,
         )
         for j in range(g)
-    ]  # fmt: skip
+    ]
     return LayerReport(number, heads)
 
 

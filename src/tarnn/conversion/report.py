@@ -100,14 +100,8 @@ class Report:
         import torch
         import transformers
 
-        versions = {
-            "tarnn": __version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        }
-        facts = {
-            **asdict(self), "bytes": self.bytes, "softmax_bytes": self.softmax_bytes, "versions": versions,
-        }  # fmt: skip
+        versions = {"tarnn": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
+        facts = {**asdict(self), "bytes": self.bytes, "softmax_bytes": self.softmax_bytes, "versions": versions}
         paths = [folder / "conversion.json", folder / "conversion.md"]
         paths[0].write_text(json.dumps(facts, indent=1) + "\n")
         paths[1].write_text(self.page())
@@ -124,9 +118,7 @@ class Report:
             for layer in self.layers
             for i, head in enumerate(layer.heads)
         ]
-        harm = [
-            f"| {x.layer} | {x.harm:+.4f} | {', '.join(x.modes)} |" for x in self.layers if x.harm is not None
-        ]
+        harm = [f"| {x.layer} | {x.harm:+.4f} | {', '.join(x.modes)} |" for x in self.layers if x.harm is not None]
         parts = [
             "# What the conversion found",
             f"{self.texts} texts of {self.length:,} tokens calibrated it, {self.check_texts} others measured it. "
@@ -143,20 +135,15 @@ class Report:
             "a query's weight that lies on far keys, as features have it and in the original.\n\n"
             "| layer | head | chosen | features | window | equal bytes | ρ | ρ, original |\n"
             "| --: | --: | --- | --: | --: | --: | --: | --: |\n" + "\n".join(rows),
-        ]  # fmt: skip
+        ]
         return "\n\n".join(parts) + "\n"
 
     def controls(self) -> str:
         """The losses without features, as lines of a list."""
         alone, wide = self.window_alone, self.wide_alone
-        lines = {
-            "window and sinks alone": alone,
-            f"a window of {self.wide_window} alone, of equal bytes": wide,
-        }
+        lines = {"window and sinks alone": alone, f"a window of {self.wide_window} alone, of equal bytes": wide}
         return "".join(
-            f"* {name}: {loss:.4f} ({loss - self.softmax:+.4f})\n"
-            for name, loss in lines.items()
-            if loss is not None
+            f"* {name}: {loss:.4f} ({loss - self.softmax:+.4f})\n" for name, loss in lines.items() if loss is not None
         )
 
 

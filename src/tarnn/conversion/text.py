@@ -49,24 +49,21 @@ class ConvertedText(nn.Module):
         self.dtype, self.device = model.dtype, model.device
         config = model.config
         self.config = SimpleNamespace(
-            vocab_size=config.vocab_size, pad_token_id=getattr(config, "pad_token_id", None),
+            vocab_size=config.vocab_size,
+            pad_token_id=getattr(config, "pad_token_id", None),
             max_position_embeddings=getattr(config, "max_position_embeddings", None),
-        )  # fmt: skip
+        )
         ends = model.generation_config.eos_token_id
         self.end_ids = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
 
     def new_state(self, batch_size: int, capacity: int = 0) -> CacheState:
-        return CacheState(
-            constant_cache(self.model), torch.zeros(batch_size, dtype=torch.long, device=self.device)
-        )
+        return CacheState(constant_cache(self.model), torch.zeros(batch_size, dtype=torch.long, device=self.device))
 
     @torch.no_grad()
     def prefill(self, ids: Tensor, state: CacheState, *, inplace: bool = False) -> tuple[Tensor, CacheState]:
         """ids (b, t) → logits (b, v) of the token that comes next, and the state behind."""
         state = state if inplace else state.clone()
-        logits = self.model(
-            input_ids=ids, past_key_values=state.cache, use_cache=True, logits_to_keep=1
-        ).logits[:, -1]
+        logits = self.model(input_ids=ids, past_key_values=state.cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         return logits, CacheState(state.cache, state.position + ids.shape[1])
 
     def step(self, ids: Tensor, state: CacheState, *, inplace: bool = False) -> tuple[Tensor, CacheState]:
@@ -76,9 +73,7 @@ class ConvertedText(nn.Module):
     def ids_of(self, text: bytes) -> Tensor:
         """(1, t) ids of a prompt, with the tokens that the tokenizer puts before a text; UserError for none at all."""
         if self.tokenizer is None:
-            ids = (
-                torch.frombuffer(bytearray(text), dtype=torch.uint8).long() if text else torch.zeros(0).long()
-            )
+            ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long() if text else torch.zeros(0).long()
         else:
             try:
                 words = text.decode()
@@ -87,9 +82,7 @@ class ConvertedText(nn.Module):
             ids = torch.tensor(self.tokenizer(words)["input_ids"], dtype=torch.long)
             if not len(ids):
                 start = self.tokenizer.bos_token_id
-                ids = torch.tensor(
-                    [x for x in (start, self.tokenizer.eos_token_id) if x is not None][:1]
-                ).long()
+                ids = torch.tensor([x for x in (start, self.tokenizer.eos_token_id) if x is not None][:1]).long()
         if not len(ids):
             raise UserError("the prompt is empty and this model has no token to start from; give a --prompt.")
         check_ids(ids, self.config.vocab_size)
@@ -107,12 +100,8 @@ class ConvertedText(nn.Module):
         layers = [x for x in map(child_of, attention_layers(self.model)) if x is not None]
         modes = [mode for layer in layers for mode in layer.modes]
         counts = ", ".join(f"{modes.count(x)} {x}" for x in ("features", "window", "exact"))
-        ends = [
-            x.options["far_until"] for x in layers if x.options.get("far_until") and "features" in x.modes
-        ]
-        beyond = (
-            f"; features calibrated on {min(ends):,} tokens, window and sinks alone beyond" if ends else ""
-        )
+        ends = [x.options["far_until"] for x in layers if x.options.get("far_until") and "features" in x.modes]
+        beyond = f"; features calibrated on {min(ends):,} tokens, window and sinks alone beyond" if ends else ""
         return f"converted, key/value heads: {counts}{beyond}"
 
 

@@ -29,9 +29,17 @@ Look = Callable[[int, Seen], Tensor | None]
 
 
 def run(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *,
-    scaling: float | None = None, dropout: float = 0.0, is_causal: bool | None = None, **options: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
     """torch's softmax attention; a layer that the hybrid would compute is looked at first."""
     layer, look = type(module).__name__, getattr(module, "tarnn_look", None)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
@@ -48,9 +56,16 @@ def run(
         if o is not None:
             return o.transpose(1, 2).contiguous(), None
     return sdpa_attention_forward(
-        module, query, key, value, as_sdpa_mask(attention_mask, query), dropout=dropout, scaling=scaling,
-        is_causal=is_causal, **options,
-    )  # fmt: skip
+        module,
+        query,
+        key,
+        value,
+        as_sdpa_mask(attention_mask, query),
+        dropout=dropout,
+        scaling=scaling,
+        is_causal=is_causal,
+        **options,
+    )
 
 
 @contextmanager

@@ -7,6 +7,16 @@ from tarnn.data.sources import Document, read_documents
 from tarnn.data.tokenizers import byte_tokenizer, decode_bytes, encode, token_bytes, train_bpe
 
 __all__ = [
-    "CORPORA", "Corpus", "Document", "Images", "byte_tokenizer", "decode_bytes", "encode", "prepare",
-    "read_documents", "read_images", "token_bytes", "train_bpe",
-]  # fmt: skip
+    "CORPORA",
+    "Corpus",
+    "Document",
+    "Images",
+    "byte_tokenizer",
+    "decode_bytes",
+    "encode",
+    "prepare",
+    "read_documents",
+    "read_images",
+    "token_bytes",
+    "train_bpe",
+]

@@ -14,9 +14,7 @@ def python_docs() -> Iterator[tuple[str, bytes]]:
     try:
         from pydoc_data.topics import topics
     except ImportError:
-        raise UserError(
-            "this Python has no pydoc_data.topics, so no 'python-docs'; give a text of yours."
-        ) from None
+        raise UserError("this Python has no pydoc_data.topics, so no 'python-docs'; give a text of yours.") from None
     for name in sorted(topics):
         yield name, topics[name].encode()
 

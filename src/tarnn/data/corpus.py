@@ -15,15 +15,7 @@ from tarnn.data.overlap import refuse_overlap
 from tarnn.data.saved_tokenizer import open_saved_tokenizer
 from tarnn.data.sources import Document
 from tarnn.data.ticker import ticking
-from tarnn.data.tokenizers import (
-    END_OF_TEXT,
-    amino_tokenizer,
-    byte_tokenizer,
-    encode,
-    pieces,
-    token_bytes,
-    train_bpe,
-)
+from tarnn.data.tokenizers import END_OF_TEXT, amino_tokenizer, byte_tokenizer, encode, pieces, token_bytes, train_bpe
 from tarnn.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,10 +50,14 @@ class Corpus:
 
 
 def prepare(
-    documents: Iterable[Document], folder: Path, *, tokenizer: str = "bytes",
-    validation_fraction: float | None = None, validation_documents: Iterable[Document] | None = None,
+    documents: Iterable[Document],
+    folder: Path,
+    *,
+    tokenizer: str = "bytes",
+    validation_fraction: float | None = None,
+    validation_documents: Iterable[Document] | None = None,
     report: Callable[[str], None] = lambda line: None,
-) -> Corpus:  # fmt: skip
+) -> Corpus:
     """Split, tokenize and write a text to `folder`, which appears whole or not at all.
 
     Held out for validation is the end of the text, one stretch: its last `validation_fraction` (by default
@@ -94,7 +90,7 @@ def prepare(
     start = cut if held_out is text else 0
     facts["validation"] = write_ids(
         tokens, held_out.documents(start, len(held_out.data)), partial / "validation.ids", dict.fromkeys(count, 0)
-    )  # fmt: skip
+    )
     if held_out is not text:
         facts["validation"]["digest"] = held_out.digest
         (partial / "validation-text").unlink()
@@ -112,8 +108,7 @@ def load(folder: Path) -> Corpus:
     dtype = id_dtype(len(tokenizer))
     parts = (folder / "train.ids", folder / "validation.ids")
     train, validation = (
-        np.memmap(part, dtype=dtype, mode="r") if part.stat().st_size else np.zeros(0, dtype)
-        for part in parts
+        np.memmap(part, dtype=dtype, mode="r") if part.stat().st_size else np.zeros(0, dtype) for part in parts
     )
     return Corpus(tokenizer, train, validation, facts)
 
@@ -179,9 +174,7 @@ def cut_before(data: np.ndarray, fraction: float | None) -> int:
     elif 0 <= fraction < 1:
         held_out = round(len(data) * fraction)
     else:
-        raise UserError(
-            f"a validation fraction of {fraction} is not a part of the text; expected 0 ≤ fraction < 1."
-        )
+        raise UserError(f"a validation fraction of {fraction} is not a part of the text; expected 0 ≤ fraction < 1.")
     held_out = 0 if held_out == 1 else held_out  # one byte is nothing to guess from
     cut = len(data) - held_out
     while 0 < cut < len(data) and 0x80 <= data[cut] < 0xC0 and len(data) - held_out - cut < 3:
@@ -196,9 +189,7 @@ def bpe_size(tokenizer: str) -> int | None:
         return None
     if kind == "bpe" and size.isdecimal():
         if len(size) > 12 or int(size) > LARGEST_VOCABULARY:
-            raise UserError(
-                f"a BPE vocabulary of {size} is too large; expected at most {LARGEST_VOCABULARY:,}."
-            )
+            raise UserError(f"a BPE vocabulary of {size} is too large; expected at most {LARGEST_VOCABULARY:,}.")
         return int(size)
     raise UserError(
         f"no tokenizer is called {tokenizer!r}; expected {', '.join(map(repr, FIXED))}, 'bpe:N' with N ids, such as "
@@ -243,7 +234,7 @@ def id_dtype(num_ids: int) -> np.dtype:
 
 def write_ids(
     tokenizer: "PreTrainedTokenizerFast", documents: Iterable[tuple[bytes, bool]], path: Path, count: dict[str, int]
-) -> dict[str, int]:  # fmt: skip
+) -> dict[str, int]:
     """The ids of documents, each that is whole followed by <|endoftext|>; adds what was written to `count`."""
     dtype = id_dtype(len(tokenizer))
     separator = np.array([tokenizer.eos_token_id])
@@ -260,9 +251,7 @@ def write_ids(
 def ids_of(tokenizer: "PreTrainedTokenizerFast", documents: Iterable[Document]) -> np.ndarray:
     """The ids of all documents in a row, each followed by <|endoftext|>, in memory."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    parts = [
-        x for each in documents for x in (encode(tokenizer, each.data, each.name), np.array(end, np.int64))
-    ]
+    parts = [x for each in documents for x in (encode(tokenizer, each.data, each.name), np.array(end, np.int64))]
     return np.concatenate([np.zeros(0, np.int64), *parts]).astype(id_dtype(len(tokenizer)))
 
 

@@ -17,9 +17,7 @@ def open_zstd(path: Path, _mode: str) -> Any:
     try:
         import zstandard
     except ImportError:
-        raise UserError(
-            f"{path} needs the package zstandard: pip install zstandard, or decompress the file."
-        ) from None
+        raise UserError(f"{path} needs the package zstandard: pip install zstandard, or decompress the file.") from None
     data, parts = path.read_bytes(), []
     while data:  # frame after frame: the package's own stream takes a file that was cut short for a whole one
         frame = zstandard.ZstdDecompressor().decompressobj()
@@ -53,9 +51,7 @@ LOOKED_AT = 1 << 16  # bytes
 
 
 # how names of files end that a user may have mistyped
-NAMED = re.compile(
-    r".*\.(txt|md|csv|tsv|json|jsonl|html|fasta|sto|wav|gz|bz2|xz|zst)|\S*[/\\]\S*\w|\S+\.[a-z]{2,5}"
-)
+NAMED = re.compile(r".*\.(txt|md|csv|tsv|json|jsonl|html|fasta|sto|wav|gz|bz2|xz|zst)|\S*[/\\]\S*\w|\S+\.[a-z]{2,5}")
 
 
 def looks_like_path(text: str) -> bool:

@@ -120,9 +120,7 @@ def read_cifar_binary(path: Path) -> Pixels:
         )
     records = data.reshape(-1, CIFAR_RECORD)
     if (highest := int(records[:, 0].max())) > 9:
-        raise UserError(
-            f"{path} is damaged or no CIFAR-10 binary file: it has a label {highest}; expected 0 to 9."
-        )
+        raise UserError(f"{path} is damaged or no CIFAR-10 binary file: it has a label {highest}; expected 0 to 9.")
     return batch(path, records[:, 1:], records[:, 0])
 
 
@@ -178,9 +176,7 @@ def read_picture(path: Path) -> Pixels:
 def whole(path: Path, pixels: np.ndarray, labels) -> Pixels:
     """Images as they are, (n, height, width[, channels])."""
     if pixels.ndim not in (3, 4):
-        raise UserError(
-            f"{path} has images of shape {pixels.shape}; expected (n, height, width[, channels])."
-        )
+        raise UserError(f"{path} has images of shape {pixels.shape}; expected (n, height, width[, channels]).")
     return checked(path, pixels if pixels.ndim == 4 else pixels[..., None], labels)
 
 
@@ -188,16 +184,12 @@ def batch(path: Path, rows: np.ndarray, labels) -> Pixels:
     """Images as rows of three square planes, (n, 3 · side · side)."""
     side = math.isqrt(rows.shape[-1] // 3) if rows.ndim == 2 else 0
     if rows.ndim != 2 or side == 0 or 3 * side * side != rows.shape[1]:
-        raise UserError(
-            f"{path} has `data` of shape {rows.shape}; expected (n, 3 · side · side), plane after plane."
-        )
+        raise UserError(f"{path} has `data` of shape {rows.shape}; expected (n, 3 · side · side), plane after plane.")
     pixels = rows.reshape(-1, 3, side, side).transpose(0, 2, 3, 1)
     return checked(path, pixels, labels, first=1 if side == 64 else 0)
 
 
-def checked(
-    path: Path, pixels: np.ndarray, labels, labels_path: Path | None = None, first: int = 0
-) -> Pixels:
+def checked(path: Path, pixels: np.ndarray, labels, labels_path: Path | None = None, first: int = 0) -> Pixels:
     """Images that are images, and as many labels as there are of them. Labels count from `first`."""
     if pixels.dtype != np.uint8:
         raise UserError(f"{path} has pixels of type {pixels.dtype}; expected uint8, values from 0 to 255.")

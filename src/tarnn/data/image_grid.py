@@ -13,9 +13,12 @@ LABEL = 14  # pixels that a label above an image takes
 
 
 def image_grid(
-    images: UInt8[np.ndarray, "n height width channels"], columns: int | None = None, *, least_side: int = 0,
+    images: UInt8[np.ndarray, "n height width channels"],
+    columns: int | None = None,
+    *,
+    least_side: int = 0,
     labels: Sequence[object] = (),
-) -> UInt8[np.ndarray, "grid_height grid_width channels"]:  # fmt: skip
+) -> UInt8[np.ndarray, "grid_height grid_width channels"]:
     """n images in rows of `columns` (by default about as many as there are rows), `GAP` pixels between them.
 
     Each pixel is repeated until an image's longer side has at least `least_side`. With labels, one per image, each

@@ -117,9 +117,7 @@ def part_of(source: str) -> tuple[str, str | None]:
 
 
 def format_of(path: Path) -> str | None:
-    return next(
-        (name for name, (pattern, _) in FORMATS.items() if re.search(pattern, path.name.lower())), None
-    )
+    return next((name for name, (pattern, _) in FORMATS.items() if re.search(pattern, path.name.lower())), None)
 
 
 def format_or_refuse(path: Path) -> str:
@@ -156,9 +154,7 @@ def parts_below(folder: Path) -> tuple[str, dict[str, list[Path]]]:
         raise UserError(f"folder {folder} has no images in it; expected {KINDS}.")
     if others:
         told = ", ".join(f"{found[0].name} ({kind})" for kind, found in kinds.items())
-        raise UserError(
-            f"folder {folder} has images in several formats, {told}; expected one. Name a file instead."
-        )
+        raise UserError(f"folder {folder} has images in several formats, {told}; expected one. Name a file instead.")
     return kind, pictures_by_part(folder, found) if kind == "pictures" else files_by_part(found)
 
 
@@ -195,9 +191,7 @@ def pictures_by_part(folder: Path, paths: Sequence[Path]) -> dict[str, list[Path
     return {"": list(paths)} if "" in by_part else by_part
 
 
-def classes_of(
-    folder: Path, paths: Sequence[Path], in_parts: bool
-) -> tuple[np.ndarray | None, tuple[str, ...]]:
+def classes_of(folder: Path, paths: Sequence[Path], in_parts: bool) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """Labels by the names of the folders that pictures lie in; none where some lie in no folder but a part's."""
     homes = [path.parent for path in paths]
     if any(home == folder or (in_parts and home.parent == folder) for home in homes):
@@ -222,9 +216,7 @@ def join_labels(folder: Path, paths: Sequence[Path], pieces: Sequence[Pixels]) -
     """The labels of all files: all have them, or none has."""
     bare = [path for path, piece in zip(paths, pieces, strict=True) if piece.labels is None]
     if bare and len(bare) < len(paths):
-        raise UserError(
-            f"{bare[0]} has no labels, but other files of {folder} have; expected all or none to."
-        )
+        raise UserError(f"{bare[0]} has no labels, but other files of {folder} have; expected all or none to.")
     return None if bare else np.concatenate([piece.labels for piece in pieces if piece.labels is not None])
 
 

@@ -101,9 +101,7 @@ def read_stockholm(first: Line, lines: Iterator[Line]) -> Iterator[Protein]:
         elif line and not line.startswith("#"):
             name, _, letters = line.partition(" ")
             if not begun or not letters.strip():
-                raise UserError(
-                    f"{place}: expected a row of an alignment, a name and its letters; got {line:.30}."
-                )
+                raise UserError(f"{place}: expected a row of an alignment, a name and its letters; got {line:.30}.")
             rows.setdefault(name, (place, []))[1].append(letters.strip())
     if begun:
         raise UserError(

@@ -11,9 +11,7 @@ from typing import Any
 from tarnn.errors import UserError
 from tarnn.json_file import read_json
 
-JSON_FILES = (
-    "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-)  # fmt: skip
+JSON_FILES = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
 
 
 def open_saved_tokenizer(folder: Path, config: Any = None) -> Any:
@@ -26,14 +24,10 @@ def open_saved_tokenizer(folder: Path, config: Any = None) -> Any:
 
     found = {name: read_json(folder / name) for name in JSON_FILES if (folder / name).is_file()}
     if not found and not any(folder.glob("*.model")) and not any(folder.glob("vocab*")):
-        raise UserError(
-            f"{folder} holds no tokenizer (tokenizer.json). Copy it from the checkpoint's origin."
-        )
+        raise UserError(f"{folder} holds no tokenizer (tokenizer.json). Copy it from the checkpoint's origin.")
     settings = found.get("tokenizer_config.json", {})
     try:
-        own = (
-            "auto_map" in settings and tokenizer_class_from_name(str(settings.get("tokenizer_class"))) is None
-        )
+        own = "auto_map" in settings and tokenizer_class_from_name(str(settings.get("tokenizer_class"))) is None
         if own and "tokenizer.json" in found:
             return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         return AutoTokenizer.from_pretrained(

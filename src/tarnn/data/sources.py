@@ -84,9 +84,7 @@ def files_below(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def read_all(
-    paths: Sequence[Path], where: str, text_field: str, report: Callable[[str], None]
-) -> Iterator[Document]:
+def read_all(paths: Sequence[Path], where: str, text_field: str, report: Callable[[str], None]) -> Iterator[Document]:
     """The files of a folder or a glob that hold text, at least one; those about the texts count where no other does."""
     left_out, found = [], False
     about = [path for path in paths if ABOUT.fullmatch(path.name)]
@@ -102,11 +100,7 @@ def read_all(
             left_out.append(path.name)
     if left_out:
         names = ", ".join(left_out[:3]) + (" …" if len(left_out) > 3 else "")
-        many = (
-            f"{len(left_out):,} files of {where} that are"
-            if len(left_out) > 1
-            else f"a file of {where} that is"
-        )
+        many = f"{len(left_out):,} files of {where} that are" if len(left_out) > 1 else f"a file of {where} that is"
         report(f"left out: {many} not text: {names}")
     if not found:
         raise UserError(f"{where} has no files with text in them; expected at least one.")

@@ -74,9 +74,7 @@ def _objects(path: Path) -> Iterator[tuple[str, Row]]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(
-                f"{place} is not JSON ({error}); a .jsonl file has one JSON object per line."
-            ) from None
+            raise UserError(f"{place} is not JSON ({error}); a .jsonl file has one JSON object per line.") from None
         if not isinstance(row, dict):
             raise UserError(f"{place} holds a JSON {type(row).__name__}; expected an object.")
         yield place, row

@@ -9,9 +9,7 @@ FIRST, THEN = 2.0, 10.0  # seconds until the first line, and between the others
 
 
 @contextmanager
-def ticking(
-    what: str, report: Callable[[str], None], so_far: Callable[[], str] = lambda: ""
-) -> Iterator[None]:
+def ticking(what: str, report: Callable[[str], None], so_far: Callable[[], str] = lambda: "") -> Iterator[None]:
     """Within: after two seconds, and then every ten, `report` gets a line: what, how long, and how far it is."""
     done, started = threading.Event(), time.monotonic()
 

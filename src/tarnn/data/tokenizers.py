@@ -21,11 +21,7 @@ PIECE = 1 << 16  # bytes of text given to a tokenizer at a time, cut at the end 
 
 def byte_characters() -> list[str]:
     """The printable character by which byte-level tokenizers write each byte, as GPT-2 chose them."""
-    printable = {
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    }
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     spare = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
 

@@ -14,13 +14,16 @@ from tarnn.models.unfilled import unfilled
 PLAIN = (bool, int, float, str, tuple, type(None))
 OWN = "feature_map"  # of a layer: what it holds is its own, and whoever computes features asks it
 UNREAD = {  # by what computes without gradients
-    "training", "p", "inplace", "adds_to_residual", "padding_idx", "scale_grad_by_freq", "sparse",
-}  # fmt: skip
+    "training",
+    "p",
+    "inplace",
+    "adds_to_residual",
+    "padding_idx",
+    "scale_grad_by_freq",
+    "sparse",
+}
 # hooks that change no number: they note what is put out for those who ask, or ask for gradients of the embeddings
-HARMLESS = (
-    ("transformers.utils.output_capturing", ""),
-    ("transformers.modeling_utils", "make_inputs_require_grads"),
-)
+HARMLESS = (("transformers.utils.output_capturing", ""), ("transformers.modeling_utils", "make_inputs_require_grads"))
 # packages that wrap methods of these classes
 DECORATORS = ("tarnn", "torch", "transformers", "jaxtyping", "beartype")
 CALL = nn.Module.__call__

@@ -12,15 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tarnn.attention import (
-    ChannelDecay,
-    HeadDecay,
-    LinearAttention,
-    NoAttention,
-    Rotary,
-    SoftmaxAttention,
-    TokenDecay,
-)  # fmt: skip
+from tarnn.attention import ChannelDecay, HeadDecay, LinearAttention, NoAttention, Rotary, SoftmaxAttention, TokenDecay
 from tarnn.decoding.as_built import change
 from tarnn.decoding.fused_maps import Move, recipe
 from tarnn.kernels.cpu import library
@@ -39,9 +31,7 @@ from tarnn.ops.softmax.op import full
 Model = TextModel | ImageModel
 State = TypeVar("State", bound=ModelState)
 KINDS: dict[type, str] = {LinearAttention: "linear", SoftmaxAttention: "softmax", NoAttention: "none"}
-DECAY_KINDS: dict[type, str] = {
-    type(None): "none", HeadDecay: "head", TokenDecay: "token", ChannelDecay: "channel",
-}  # fmt: skip
+DECAY_KINDS: dict[type, str] = {type(None): "none", HeadDecay: "head", TokenDecay: "token", ChannelDecay: "channel"}
 NO_LIMIT = 2**62
 MOST_PLACES = 2**16  # positions whose embeddings are kept in a table; beyond, each step computes its own
 
@@ -56,9 +46,7 @@ def refusal(model: nn.Module) -> str | None:
     if any(type(p.data) is not Tensor or p.layout != torch.strided for p in weights):
         return "its weights are sharded, or kept in another way than as numbers"
     # others do the same in training: transformers leaves a new head so
-    trains = (
-        x.training for x in model.modules() if not isinstance(x, nn.Linear | nn.Embedding | nn.ModuleList)
-    )
+    trains = (x.training for x in model.modules() if not isinstance(x, nn.Linear | nn.Embedding | nn.ModuleList))
     return "the model is in training mode" if any(trains) else None
 
 
@@ -119,9 +107,11 @@ class FusedStep:
             self.tokens, self.places = _token_table(model), _place_table(model, most_places)
         limit = model.config.max_position_embeddings
         self._numbers: tuple[Any, ...] = (
-            _head(model).out_features, min(limit or NO_LIMIT, NO_LIMIT), model.config.norm_eps,
+            _head(model).out_features,
+            min(limit or NO_LIMIT, NO_LIMIT),
+            model.config.norm_eps,
             default_eps(torch.float32),
-        )  # fmt: skip
+        )
         layers = model.model.layers
         self._like = [x.attention.new_state(1, capacity=1, device="meta") for x in layers]
         # of the last call: the parts of its state, and their tensors; one tuple, so that threads don't mix them
@@ -145,7 +135,7 @@ class FusedStep:
         try:
             parameters = step(
                 ids, positions, self.plan, self.block, self.tokens, self.places, extra, tensors, lengths, *self._numbers
-            )  # fmt: skip
+            )
         except RuntimeError as error:
             check_length(self.model.config, 1, int(positions.max()))
             raise ValueError(str(error).splitlines()[0]) from error
@@ -211,9 +201,11 @@ def _fits(layer: LayerState, wanted: LayerState) -> bool:
     shapes = [x.shape for x in found][: len(expected)] == [x.shape for x in expected]
     types = {x.dtype for x in found if x.dtype != torch.bool}
     return (
-        shapes and len(types) < 2 and types.issubset(floats)
+        shapes
+        and len(types) < 2
+        and types.issubset(floats)
         and all(x.device.type == "cpu" and x.is_contiguous() for x in found)
-    )  # fmt: skip
+    )
 
 
 def _written(layer: LayerState) -> list[Tensor]:
@@ -233,9 +225,14 @@ def _write_model(block: Block, model: Model, weights: str) -> None:
     pre_norm = config.norm_position == "pre"
     rotaries = {x.dim: x for x in (layer.attention.rotary for layer in layers) if x is not None}
     block.numbers(
-        config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim,
-        config.intermediate_size, len(layers), len(rotaries),
-    )  # fmt: skip
+        config.hidden_size,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.head_dim,
+        config.intermediate_size,
+        len(layers),
+        len(rotaries),
+    )
     block.numbers(pre_norm, config.norm == "layer", config.mlp == "swiglu", config.normalize)
     for rotary in rotaries.values():
         block.numbers(rotary.dim)
@@ -259,9 +256,7 @@ def _write_layer(block: Block, layer: Layer, weights: str, widths: Sequence[int]
         _write_features(block, attention)
     _write_norm(block, layer.attention_norm)
     _write_norm(block, layer.mlp_norm)
-    projections = (
-        [attention.v_proj] if kind == "none" else [attention.q_proj, attention.k_proj, attention.v_proj]
-    )
+    projections = [attention.v_proj] if kind == "none" else [attention.q_proj, attention.k_proj, attention.v_proj]
     rows = [(x.weight, x.bias) for x in projections]
     if isinstance(decay, TokenDecay):
         rows.append((decay.gate.weight, decay.bias))

@@ -22,7 +22,7 @@ from tarnn.feature_maps import (
     Reparametrized,
     Taylor,
     TrigonometricRandomFeatures,
-)  # fmt: skip
+)
 from tarnn.feature_maps.generalized import FUNCTIONS as GENERALIZED
 from tarnn.feature_maps.spread import FittedMap
 from tarnn.kernels.features import NAMES
@@ -47,9 +47,7 @@ class Recipe(NamedTuple):
     offset: float = 0.0
     gain: float = 1.0
     shift: float = 0.0
-    number: float = (
-        -math.inf
-    )  # exp: the least that its logarithm may be; dpfp: ν; cosformer: the angle per position
+    number: float = -math.inf  # exp: the least that its logarithm may be; dpfp: ν; cosformer: the angle per position
     parts: tuple[float, ...] = ()  # of pairs: 1, x, x², x_i·x_j, x, 1, with these factors
     queries: Move | None = None
     keys: Move | None = None
@@ -82,14 +80,11 @@ def _moved(feature_map: Reparametrized, head_dim: int) -> Recipe | None:
     inner = recipe(feature_map.feature_map, head_dim)
     if inner is None:
         return None
-    q, k, stretch = (
-        getattr(feature_map, name).squeeze(1) for name in ("query_centre", "key_centre", "stretch")
-    )
+    q, k, stretch = (getattr(feature_map, name).squeeze(1) for name in ("query_centre", "key_centre", "stretch"))
     scale = feature_map.feature_map.scale
     none = q.new_zeros(len(q))
     return inner._replace(
-        queries=Move(q, stretch, scale * k, none),
-        keys=Move(k, 1 / stretch, scale * q, -scale * (q * k).sum(-1)),
+        queries=Move(q, stretch, scale * k, none), keys=Move(k, 1 / stretch, scale * q, -scale * (q * k).sum(-1))
     )
 
 
@@ -105,8 +100,12 @@ def _generalized_random(feature_map: GeneralizedRandomFeatures, head_dim: int) -
     if feature_map.h is not None or feature_map.function is not GENERALIZED.get(name, (None,))[0]:
         return None
     return Recipe(
-        name, feature_map.omega[None], gain=factor, shift=factor * feature_map.epsilon, number=0.0 if name == "exp" else -math.inf
-    )  # fmt: skip
+        name,
+        feature_map.omega[None],
+        gain=factor,
+        shift=factor * feature_map.epsilon,
+        number=0.0 if name == "exp" else -math.inf,
+    )
 
 
 def _waves(feature_map: Any, factor: float, square: float) -> Recipe:

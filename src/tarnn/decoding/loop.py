@@ -36,9 +36,13 @@ class TokenLoop:
     """
 
     def __init__(
-        self, model: TextModel, state: ModelState, logits: Float[Tensor, "b v"] | None = None, *,
+        self,
+        model: TextModel,
+        state: ModelState,
+        logits: Float[Tensor, "b v"] | None = None,
+        *,
         step: Step | None = None,
-    ):  # fmt: skip
+    ):
         self.model, self.state, self.logits = model, state.clone(), logits
         self.step: Step = model.step if step is None else step
 
@@ -55,9 +59,7 @@ class TokenLoop:
         Raises ValueError where there are several rows already.
         """
         if len(self.state.position) != 1:
-            raise ValueError(
-                f"only a single sequence can be forked; this state has {len(self.state.position)} rows."
-            )
+            raise ValueError(f"only a single sequence can be forked; this state has {len(self.state.position)} rows.")
         index = torch.zeros(copies, dtype=torch.long, device=self.state.position.device)
         self.state = self.state.select(index)
         self.logits = None if self.logits is None else self.logits[index]
@@ -72,9 +74,7 @@ class TokenLoop:
         until all have ended. Raises ValueError before anything was read: there is nothing to continue.
         """
         if self.logits is None:
-            raise ValueError(
-                "nothing was read yet, so there is no next token. read() a prompt, or a separator, first."
-            )
+            raise ValueError("nothing was read yet, so there is no next token. read() a prompt, or a separator, first.")
         ends = torch.tensor(sorted(end_ids), dtype=torch.long, device=self.logits.device)
         ended = torch.zeros(self.logits.shape[0], dtype=torch.bool, device=self.logits.device)
         limit = self.model.config.max_position_embeddings

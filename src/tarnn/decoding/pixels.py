@@ -14,9 +14,14 @@ from tarnn.models.likelihoods import Categorical, LogisticMixture
 
 
 def pixel_sampler(
-    likelihood: Categorical | LogisticMixture, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0,
-    min_p: float = 0.0, generator: torch.Generator | None = None,
-) -> Sampler:  # fmt: skip
+    likelihood: Categorical | LogisticMixture,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> Sampler:
     """From the parameters of a distribution (b, p) to a value of each row (b,).
 
     Plain draws come from the distribution itself. With top_k, top_p or min_p, from its 256 probabilities, as tokens are
@@ -40,9 +45,14 @@ class PixelLoop:
     """
 
     def __init__(
-        self, model: ImageModel, batch_size: int, *, class_labels: Int[Tensor, " b"] | None = None,
-        known: UInt8[Tensor, "b t"] | None = None, step: Step | None = None,
-    ):  # fmt: skip
+        self,
+        model: ImageModel,
+        batch_size: int,
+        *,
+        class_labels: Int[Tensor, " b"] | None = None,
+        known: UInt8[Tensor, "b t"] | None = None,
+        step: Step | None = None,
+    ):
         self.model = model
         self.step: Step = model.step if step is None else step
         self.state = model.new_state(batch_size, class_labels=class_labels)

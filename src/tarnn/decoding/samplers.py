@@ -17,9 +17,7 @@ Sampler = Callable[[Tensor], Tensor]
 def divide_by_temperature(value: float) -> Warp:
     """logits / value: below 1 sharpens the distribution, above 1 flattens it. value > 0."""
     if not value > 0:
-        raise ValueError(
-            f"temperature must be above 0 to divide by it; got {value}. Greedy choice is greedy()."
-        )
+        raise ValueError(f"temperature must be above 0 to divide by it; got {value}. Greedy choice is greedy().")
     return lambda logits: logits / value
 
 
@@ -84,9 +82,7 @@ def penalize_repetition(sample: Sampler, penalty: float, seen: Int[Tensor, " n"]
             had.append(torch.zeros(logits.shape, dtype=torch.bool, device=logits.device))
             had[0][:, seen.to(logits.device)] = True
         scores = logits.float()
-        token = sample(
-            torch.where(had[0], torch.where(scores < 0, scores * penalty, scores / penalty), scores)
-        )
+        token = sample(torch.where(had[0], torch.where(scores < 0, scores * penalty, scores / penalty), scores))
         had[0].scatter_(1, token[:, None], True)
         return token
 
@@ -99,9 +95,13 @@ def greedy() -> Sampler:
 
 
 def sampler(
-    *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
     generator: torch.Generator | None = None,
-) -> Sampler:  # fmt: skip
+) -> Sampler:
     """Logits (b, vocab) to one token per row (b,), drawn at random.
 
     temperature = 0 is greedy choice; top_k = 0, top_p = 1 and min_p = 0 are off: the same as leaving them out. A

@@ -29,9 +29,7 @@ from tarnn.models.state import ModelState
 FORMAT, VERSION = "tarnn.state", "3"
 FIRST_VERSION, WITH_CHECKSUM = "1", "2"
 AGAIN = "Make the state again with --state-out."
-NOT_THE_FUNCTION = {
-    "use_cache", "dropout", "initializer_range", "bos_token_id", "eos_token_id", "pad_token_id"
-}  # fmt: skip
+NOT_THE_FUNCTION = {"use_cache", "dropout", "initializer_range", "bos_token_id", "eos_token_id", "pad_token_id"}
 # the config's choices that came after version 1, and the values by which the function is that of a file without them
 LATER = {"attention_options": {}, "causal": True, "input_size": None, "subsampling": 1}
 
@@ -54,7 +52,7 @@ class SavedState(NamedTuple):
 
 def save_state(
     path: str | Path, model: TextModel, state: ModelState, logits: Float[Tensor, "b v"], recent: list[int]
-) -> int:  # fmt: skip
+) -> int:
     """Writes the state, the next token's logits and the last tokens; returns the file's size in bytes.
 
     Atomic, see `write_atomically`. Raises UserError where the file can't be written.
@@ -143,9 +141,12 @@ def wrong_field(tensors: dict[str, Tensor], metadata: dict[str, str], model: Tex
         if x.is_floating_point() and not (x < torch.inf if name.endswith(".M") else x.isfinite()).all():
             return f"{name} holds NaN or an infinity"
     return wrong_number(
-        tensors["position"], tensors["recent"], metadata, vocab,
+        tensors["position"],
+        tensors["recent"],
+        metadata,
+        vocab,
         length if any(name.endswith(".k") for name in expected) else None,
-    )  # fmt: skip
+    )
 
 
 def wrong_number(
@@ -179,10 +180,6 @@ def check_writable(path: str | Path, what: str = "the state") -> None:
     if target.is_dir():
         raise UserError(f"{what} can't be written to {path}: it is a folder. Give a file in it.")
     if not target.parent.is_dir():
-        raise UserError(
-            f"{what} can't be written to {path}: there is no folder {target.parent}. Make it first."
-        )
+        raise UserError(f"{what} can't be written to {path}: there is no folder {target.parent}. Make it first.")
     if not os.access(target if target.exists() and not target.is_file() else target.parent, os.W_OK):
-        raise UserError(
-            f"{what} can't be written to {path}: no permission. Give a place that you may write to."
-        )
+        raise UserError(f"{what} can't be written to {path}: no permission. Give a place that you may write to.")

@@ -116,9 +116,7 @@ class TextStream:
     `over` says why it ended, once it has; tokens pushed after that are left out.
     """
 
-    def __init__(
-        self, decode: Callable[[list[int]], str], context: Sequence[int] = (), stop: Sequence[str] = ()
-    ):
+    def __init__(self, decode: Callable[[list[int]], str], context: Sequence[int] = (), stop: Sequence[str] = ()):
         self._decoder, self._stop = StreamingDecoder(decode, context), StopStrings(stop)
         self._text: list[str] = []
         self.over = ""

@@ -78,9 +78,7 @@ def check_counts(file: Path, fields: Any, found: Header) -> None:
                 raise UserError(f"{file}: {key} must be 0 or more; got {value:,}.")
             if value <= most:
                 continue
-            raise UserError(
-                f"{file}: {key} is {value:,}, and the weights have room for {most:,} at most. {FOREIGN}"
-            )
+            raise UserError(f"{file}: {key} is {value:,}, and the weights have room for {most:,} at most. {FOREIGN}")
 
 
 def saved_dtype(file: Path, header: Header) -> torch.dtype:
@@ -105,13 +103,9 @@ def check_weights(file: Path, found: Header, model: Any) -> None:
     for name, (kind, shape) in sorted(found.items()):
         wanted, dtype = tuple(expected[name].shape), expected[name].dtype
         if shape != wanted:
-            raise UserError(
-                f"{file} has {name} of shape {shape} where the config calls for {wanted}. {FOREIGN}"
-            )
+            raise UserError(f"{file} has {name} of shape {shape} where the config calls for {wanted}. {FOREIGN}")
         if not (kind in FLOATS if dtype.is_floating_point else INTEGERS.get(kind) == dtype):
-            numbers = (
-                "floating-point numbers" if dtype.is_floating_point else f"{dtype}".removeprefix("torch.")
-            )
+            numbers = "floating-point numbers" if dtype.is_floating_point else f"{dtype}".removeprefix("torch.")
             raise UserError(f"{file} has {name} as {kind} where the model needs {numbers}. {INTACT}")
 
 
@@ -125,15 +119,11 @@ def read_weights(path: str | Path) -> Iterator[tuple[str, Tensor]]:
                 except (SafetensorError, RuntimeError) as error:
                     raise UserError(f"{file} can't be read: {name} is damaged ({error}). {INTACT}") from error
                 if x.is_floating_point() and not x.sum(dtype=torch.float64).isfinite():
-                    raise UserError(
-                        f"{file} holds NaN or an infinity in {name}: the training diverged. {INTACT}"
-                    )
+                    raise UserError(f"{file} holds NaN or an infinity in {name}: the training diverged. {INTACT}")
                 yield name, x
 
 
-def fill(
-    model: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, device: torch.device | str
-) -> None:
+def fill(model: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, device: torch.device | str) -> None:
     """Puts weights into a model that has none yet (on the meta device); floats become `dtype`.
 
     Copies, so that the file may change afterwards.

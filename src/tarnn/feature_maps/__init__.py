@@ -61,9 +61,7 @@ def __getattr__(name: str):
         if name in names:
             value = globals()[name] = getattr(importlib.import_module(f"tarnn.feature_maps.{home}"), name)
             return value
-    raise AttributeError(
-        f"module 'tarnn.feature_maps' has no attribute {name!r}; it has {', '.join(__all__)}"
-    )
+    raise AttributeError(f"module 'tarnn.feature_maps' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 
 def __dir__() -> list[str]:

@@ -31,9 +31,15 @@ class QueryClusters(FeatureMap):
     scale: float
 
     def __init__(
-        self, head_dim: int, num_features: int = 64, *, num_heads: int = 1, sharpness: float = 3.0,
-        scale: float | None = None, seed: int | None = None,
-    ):  # fmt: skip
+        self,
+        head_dim: int,
+        num_features: int = 64,
+        *,
+        num_heads: int = 1,
+        sharpness: float = 3.0,
+        scale: float | None = None,
+        seed: int | None = None,
+    ):
         if num_features < 1:
             raise ValueError(f"QueryClusters needs num_features of 1 or more; got {num_features}.")
         super().__init__()
@@ -78,9 +84,7 @@ class QueryClusters(FeatureMap):
         k = widen(k)
         return self.scale * k @ self._centres(k).mT
 
-    def queries(
-        self, q: Float[Tensor, "*batch d"]
-    ) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
+    def queries(self, q: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
         exponents = self.log_queries(q)
         return exponents.exp(), torch.zeros_like(exponents[..., 0])
 
@@ -90,16 +94,12 @@ class QueryClusters(FeatureMap):
         return (exponents - most[..., None]).exp(), most
 
     def scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        raise ValueError(
-            "QueryClusters treats queries and keys in different ways: take .queries(q) and .keys(k)."
-        )
+        raise ValueError("QueryClusters treats queries and keys in different ways: take .queries(q) and .keys(k).")
 
     def _centres(self, x: Tensor) -> Tensor:
         """c for x (…, h, t, d), in its dtype: (m, d) or (h, m, d)."""
         if x.shape[-1] != self.head_dim:
-            raise ValueError(
-                f"these QueryClusters were made for head_dim = {self.head_dim}; got {tuple(x.shape)}."
-            )
+            raise ValueError(f"these QueryClusters were made for head_dim = {self.head_dim}; got {tuple(x.shape)}.")
         g, centres = self.centres.shape[0], self.centres.to(x.dtype)
         if g == 1:
             return centres[0]

@@ -36,9 +36,7 @@ class CosFormer(FeatureMap):
     def at(self, positions: Int[Tensor, "#b t"] | Int[Tensor, " t"]) -> "CosFormerAt":
         """This map for tokens at these positions, (t,) or (b, t), from 0 to max_length − 1 (not checked)."""
         if positions.shape[-1] > self.max_length:
-            raise ValueError(
-                f"CosFormer was made for at most {self.max_length} positions; got {positions.shape[-1]}."
-            )
+            raise ValueError(f"CosFormer was made for at most {self.max_length} positions; got {positions.shape[-1]}.")
         angle = positions.to(widest(positions.device)) * (torch.pi / (2 * self.max_length))
         angle = angle[..., None]  # (…, t, 1)
         return CosFormerAt(angle if positions.ndim == 1 else angle[:, None], self)

@@ -64,8 +64,7 @@ def _orthogonal(blocks: int, dim: int, generator: torch.Generator) -> Tensor:
 def _hadamard(blocks: int, dim: int, generator: torch.Generator) -> Tensor:
     if dim & (dim - 1):
         raise ValueError(
-            f'directions="hadamard" needs a head_dim that is a power of two; got {dim}. Take "givens" or '
-            '"orthogonal".'
+            f'directions="hadamard" needs a head_dim that is a power of two; got {dim}. Take "givens" or "orthogonal".'
         )
     x = torch.eye(dim, dtype=torch.float64, device="cpu").expand(blocks, dim, dim)
     for _ in range(3):
@@ -78,9 +77,7 @@ def _walsh_hadamard(x: Tensor) -> Tensor:
     dim, half = x.shape[-2], 1
     while half < dim:
         pairs = x.unflatten(-2, (-1, 2, half))
-        x = torch.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], dim=2).flatten(
-            1, 3
-        )
+        x = torch.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], dim=2).flatten(1, 3)
         half *= 2
     return x
 
@@ -125,9 +122,14 @@ class RandomFeatureMap(FeatureMap):
     draw: Tensor
 
     def __init__(
-        self, head_dim: int, num_draws: int, *, directions: str = "orthogonal", norms: str = "chi",
+        self,
+        head_dim: int,
+        num_draws: int,
+        *,
+        directions: str = "orthogonal",
+        norms: str = "chi",
         seed: int | None = None,
-    ):  # fmt: skip
+    ):
         super().__init__()
         name = type(self).__name__
         for option, value, known in (("directions", directions, DIRECTIONS), ("norms", norms, NORMS)):

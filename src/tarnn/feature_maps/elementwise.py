@@ -79,8 +79,6 @@ class Exp(_Elementwise):
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         return x.exp()
 
-    def scaled(
-        self, x: Float[Tensor, "*batch d"]
-    ) -> tuple[Float[Tensor, "*batch d"], Float[Tensor, "*batch"]]:
+    def scaled(self, x: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch d"], Float[Tensor, "*batch"]]:
         scale = x.detach().amax(-1, keepdim=True)
         return (x - scale).exp(), scale.squeeze(-1)

@@ -64,14 +64,18 @@ class ExponentialMap(RandomFeatureMap):
     mirrored = False
 
     def __init__(
-        self, head_dim: int, num_features: int = 256, *, scale: float | None = None,
-        directions: str = "orthogonal", norms: str = "chi", seed: int | None = None,
-    ):  # fmt: skip
+        self,
+        head_dim: int,
+        num_features: int = 256,
+        *,
+        scale: float | None = None,
+        directions: str = "orthogonal",
+        norms: str = "chi",
+        seed: int | None = None,
+    ):
         name, halves = type(self).__name__, 2 if self.mirrored else 1
         if num_features % halves:
-            raise ValueError(
-                f"{name} makes features in pairs: num_features must be even; got {num_features}."
-            )
+            raise ValueError(f"{name} makes features in pairs: num_features must be even; got {num_features}.")
         if scale is not None and not 0 < scale < math.inf:
             raise ValueError(f"{name} estimates exp(scale·x·y) with a scale above 0; got {scale}.")
         super().__init__(head_dim, num_features // halves, directions=directions, norms=norms, seed=seed)
@@ -101,9 +105,7 @@ class ExponentialMap(RandomFeatureMap):
         found = self.projection(q.dtype)
         return None if found is None else Projected(found, q, k)
 
-    def scaled(
-        self, x: Float[Tensor, "*batch d"]
-    ) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
+    def scaled(self, x: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
         return self.exponents(x).features()
 
     def extra_repr(self) -> str:
@@ -151,7 +153,12 @@ class RegularizedRandomFeatures(ExponentialMap):
     """
 
     def __init__(
-        self, head_dim: int, num_features: int = 256, *, scale: float | None = None,
-        directions: str = "orthogonal", seed: int | None = None,
-    ):  # fmt: skip
+        self,
+        head_dim: int,
+        num_features: int = 256,
+        *,
+        scale: float | None = None,
+        directions: str = "orthogonal",
+        seed: int | None = None,
+    ):
         super().__init__(head_dim, num_features, scale=scale, directions=directions, norms="fixed", seed=seed)

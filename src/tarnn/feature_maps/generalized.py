@@ -23,9 +23,7 @@ FUNCTIONS: dict[str, tuple[Function, bool]] = {  # and whether they are ≥ 0
 }
 
 
-def _choose(
-    name: str, function: str | Function, epsilon: float, positive: bool | None
-) -> tuple[Function, bool]:
+def _choose(name: str, function: str | Function, epsilon: float, positive: bool | None) -> tuple[Function, bool]:
     """The function, and whether its features are ≥ 0; ValueError for an unknown name."""
     if not epsilon >= 0:
         raise ValueError(f"{name} needs epsilon ≥ 0; got {epsilon}.")
@@ -51,9 +49,7 @@ class GeneralizedFeatures(FeatureMap):
     positive: that f ≥ 0; known for the named ones, and taken to be false for one of your own.
     """
 
-    def __init__(
-        self, function: str | Function = "relu", *, epsilon: float = 1e-3, positive: bool | None = None
-    ):
+    def __init__(self, function: str | Function = "relu", *, epsilon: float = 1e-3, positive: bool | None = None):
         super().__init__()
         self.function, self.positive = _choose("GeneralizedFeatures", function, epsilon, positive)
         self.function_name, self.epsilon = _name(function), epsilon
@@ -81,16 +77,22 @@ class GeneralizedRandomFeatures(RandomFeatureMap):
     """
 
     def __init__(
-        self, head_dim: int, num_features: int = 256, *, function: str | Function = "relu",
-        epsilon: float = 1e-3, h: Function | None = None, positive: bool | None = None,
-        directions: str = "orthogonal", norms: str = "chi", seed: int | None = None,
-    ):  # fmt: skip
+        self,
+        head_dim: int,
+        num_features: int = 256,
+        *,
+        function: str | Function = "relu",
+        epsilon: float = 1e-3,
+        h: Function | None = None,
+        positive: bool | None = None,
+        directions: str = "orthogonal",
+        norms: str = "chi",
+        seed: int | None = None,
+    ):
         super().__init__(head_dim, num_features, directions=directions, norms=norms, seed=seed)
         self.function, self.positive = _choose("GeneralizedRandomFeatures", function, epsilon, positive)
         if h is not None and not callable(h):
-            raise ValueError(
-                f"GeneralizedRandomFeatures takes h, a function of your own, or none; got {h!r}."
-            )
+            raise ValueError(f"GeneralizedRandomFeatures takes h, a function of your own, or none; got {h!r}.")
         self.function_name, self.epsilon, self.h = _name(function), epsilon, h
         self.log_scaled = function == "exp"
 
@@ -104,9 +106,7 @@ class GeneralizedRandomFeatures(RandomFeatureMap):
         if self.function_name != "relu" or self.function is not FUNCTIONS["relu"][0] or self.h is not None:
             return None
         factor = self.num_draws**-0.5
-        return Projected(
-            Projection("relu", self.omega[None, None], factor=factor, shift=factor * self.epsilon), q, k
-        )
+        return Projected(Projection("relu", self.omega[None, None], factor=factor, shift=factor * self.epsilon), q, k)
 
     def scaled(self, x: Float[Tensor, "*batch d"]) -> tuple[Tensor, Tensor | None]:
         self.check_width(x)

@@ -44,10 +44,17 @@ class OptimalRandomFeatures(FittedMap, ExponentialMap):
     A: Tensor
 
     def __init__(
-        self, head_dim: int, num_features: int = 256, *, num_heads: int = 1, A: float | None = None,
-        fit: str = "calibrated", scale: float | None = None, directions: str = "orthogonal",
+        self,
+        head_dim: int,
+        num_features: int = 256,
+        *,
+        num_heads: int = 1,
+        A: float | None = None,
+        fit: str = "calibrated",
+        scale: float | None = None,
+        directions: str = "orthogonal",
         seed: int | None = None,
-    ):  # fmt: skip
+    ):
         super().__init__(head_dim, num_features, scale=scale, directions=directions, seed=seed)
         self.set_fit(fit, num_heads)
         if A is not None and not A < 0.125:
@@ -105,9 +112,16 @@ class SderfFeatures(FittedMap, ExponentialMap):
     U: Tensor
 
     def __init__(
-        self, head_dim: int, num_features: int = 256, *, num_heads: int = 1, fit: str = "calibrated",
-        scale: float | None = None, directions: str = "orthogonal", seed: int | None = None,
-    ):  # fmt: skip
+        self,
+        head_dim: int,
+        num_features: int = 256,
+        *,
+        num_heads: int = 1,
+        fit: str = "calibrated",
+        scale: float | None = None,
+        directions: str = "orthogonal",
+        seed: int | None = None,
+    ):
         super().__init__(head_dim, num_features, scale=scale, directions=directions, seed=seed)
         self.set_fit(fit, num_heads)
         self.register_buffer("a", torch.zeros(num_heads, 1, head_dim))

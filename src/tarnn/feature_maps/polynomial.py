@@ -26,9 +26,7 @@ class Polynomial2(FeatureMap):
     def __init__(self, offset: float = 0.0):
         super().__init__()
         if not offset >= 0:
-            raise ValueError(
-                f"Polynomial2 needs offset ≥ 0 for (x·y + offset)² to be a kernel; got {offset}."
-            )
+            raise ValueError(f"Polynomial2 needs offset ≥ 0 for (x·y + offset)² to be a kernel; got {offset}.")
         self.offset = offset
 
     def num_features(self, head_dim: int) -> int:

@@ -25,9 +25,7 @@ def options_of(name: str) -> set[str]:
     return arguments_of(kind) - OF_THE_MODEL | (MOVES if kind.softmax_kernel else set())
 
 
-def make(
-    name: str, *, head_dim: int, num_heads: int = 1, max_length: int | None = None, **options: Any
-) -> FeatureMap:
+def make(name: str, *, head_dim: int, num_heads: int = 1, max_length: int | None = None, **options: Any) -> FeatureMap:
     """The map of this name, for heads of width head_dim.
 
     num_heads: key/value heads, for maps with parameters for each head. max_length: the longest sequence, for maps

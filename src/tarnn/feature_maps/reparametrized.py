@@ -43,9 +43,14 @@ class Reparametrized(FittedMap):
     stretch: Tensor
 
     def __init__(
-        self, feature_map: ExponentialMap | TrigonometricRandomFeatures, *, num_heads: int = 1,
-        centre: bool = True, balance: bool = True, fit: str = "calibrated",
-    ):  # fmt: skip
+        self,
+        feature_map: ExponentialMap | TrigonometricRandomFeatures,
+        *,
+        num_heads: int = 1,
+        centre: bool = True,
+        balance: bool = True,
+        fit: str = "calibrated",
+    ):
         super().__init__()
         if not isinstance(feature_map, FeatureMap) or not feature_map.softmax_kernel:
             raise ValueError(
@@ -79,9 +84,7 @@ class Reparametrized(FittedMap):
 
     def parameters_for(self, q: Spread, k: Spread) -> dict[str, Tensor]:
         zeros = torch.zeros_like(q.mean)
-        centres = {
-            "query_centre": q.mean if self.centre else zeros, "key_centre": k.mean if self.centre else zeros,
-        }  # fmt: skip
+        centres = {"query_centre": q.mean if self.centre else zeros, "key_centre": k.mean if self.centre else zeros}
         if not self.balance:
             return {**centres, "stretch": torch.ones_like(zeros)}
         squares = [x.variance if self.centre else x.square for x in (k, q)]
@@ -128,18 +131,14 @@ class Reparametrized(FittedMap):
             return None
         return found._replace(query_log_weight=query_log_weight, key_log_weight=key_log_weight)
 
-    def queries(
-        self, q: Float[Tensor, "*batch d"]
-    ) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
+    def queries(self, q: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
         return _weighted(self.feature_map, *self.moved_queries(q))
 
     def keys(self, k: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
         return _weighted(self.feature_map, *self.moved_keys(k))
 
     def scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        raise ValueError(
-            "Reparametrized moves queries and keys in different ways: take .queries(q) and .keys(k)."
-        )
+        raise ValueError("Reparametrized moves queries and keys in different ways: take .queries(q) and .keys(k).")
 
     def _values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         values = (self.query_centre, self.key_centre, self.stretch)

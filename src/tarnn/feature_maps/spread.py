@@ -69,9 +69,13 @@ class Spread(NamedTuple):
 
 @torch.no_grad()
 def spread_of(
-    x: Float[Tensor, "b h t d"], num_heads: int, *, mask: Bool[Tensor, "b t"] | None = None,
-    cu_seqlens: Int[Tensor, " n_plus_1"] | None = None, full: bool = False,
-) -> Spread:  # fmt: skip
+    x: Float[Tensor, "b h t d"],
+    num_heads: int,
+    *,
+    mask: Bool[Tensor, "b t"] | None = None,
+    cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
+    full: bool = False,
+) -> Spread:
     """The spread of x for each of `num_heads` groups of its heads: in float32 at least, in two passes, O(t·d).
 
     mask: True = counts. cu_seqlens: each packed sequence by itself, u = n; full: the covariance too, O(t·d²).
@@ -161,10 +165,14 @@ class FittedMap(FeatureMap):
 
     @torch.no_grad()
     def fitted(
-        self, q: Float[Tensor, "b h t d"], k: Float[Tensor, "b g s d"], *,
-        query_mask: Bool[Tensor, "b t"] | None = None, key_mask: Bool[Tensor, "b s"] | None = None,
+        self,
+        q: Float[Tensor, "b h t d"],
+        k: Float[Tensor, "b g s d"],
+        *,
+        query_mask: Bool[Tensor, "b t"] | None = None,
+        key_mask: Bool[Tensor, "b s"] | None = None,
         cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
-    ) -> "FittedMap":  # fmt: skip
+    ) -> "FittedMap":
         """This map with the parameters that suit these queries and keys, row by row and head by head.
 
         Masked ones don't count; packed sequences are fitted one by one. The result is for this call only.

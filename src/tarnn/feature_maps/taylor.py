@@ -37,6 +37,4 @@ class Taylor(FeatureMap):
         d = x.shape[-1]
         x = x * (d**-0.5 if self.scale is None else self.scale) ** 0.5
         i, j = torch.triu_indices(d, d, offset=1, device=x.device)
-        return torch.cat(
-            [torch.ones_like(x[..., :1]), x, 0.5**0.5 * x.square(), x[..., i] * x[..., j]], dim=-1
-        )
+        return torch.cat([torch.ones_like(x[..., :1]), x, 0.5**0.5 * x.square(), x[..., i] * x[..., j]], dim=-1)

@@ -19,9 +19,7 @@ class _Fourier(RandomFeatureMap):
     def __init__(self, head_dim: int, num_features: int, directions: str, norms: str, seed: int | None):
         if num_features % 2:
             name = type(self).__name__
-            raise ValueError(
-                f"{name} makes features in pairs: num_features must be even; got {num_features}."
-            )
+            raise ValueError(f"{name} makes features in pairs: num_features must be even; got {num_features}.")
         super().__init__(head_dim, num_features // 2, directions=directions, norms=norms, seed=seed)
 
     def num_features(self, head_dim: int) -> int:
@@ -45,9 +43,15 @@ class GaussianRandomFeatures(_Fourier):
     """
 
     def __init__(
-        self, head_dim: int, num_features: int = 256, *, sigma: float = 1.0, directions: str = "orthogonal",
-        norms: str = "chi", seed: int | None = None,
-    ):  # fmt: skip
+        self,
+        head_dim: int,
+        num_features: int = 256,
+        *,
+        sigma: float = 1.0,
+        directions: str = "orthogonal",
+        norms: str = "chi",
+        seed: int | None = None,
+    ):
         if not 0 < sigma < math.inf:
             raise ValueError(f"GaussianRandomFeatures needs a sigma above 0; got {sigma}.")
         super().__init__(head_dim, num_features, directions, norms, seed)
@@ -76,17 +80,21 @@ class TrigonometricRandomFeatures(_Fourier):
     scale: float
 
     def __init__(
-        self, head_dim: int, num_features: int = 256, *, scale: float | None = None,
-        directions: str = "orthogonal", norms: str = "chi", seed: int | None = None,
-    ):  # fmt: skip
+        self,
+        head_dim: int,
+        num_features: int = 256,
+        *,
+        scale: float | None = None,
+        directions: str = "orthogonal",
+        norms: str = "chi",
+        seed: int | None = None,
+    ):
         if scale is not None and not 0 < scale < math.inf:
             raise ValueError(f"TrigonometricRandomFeatures needs a scale above 0; got {scale}.")
         super().__init__(head_dim, num_features, directions, norms, seed)
         self.scale = head_dim**-0.5 if scale is None else scale
 
-    def scaled(
-        self, x: Float[Tensor, "*batch d"]
-    ) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
+    def scaled(self, x: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
         waves = self.waves(x, self.scale**0.5)
         scale = 0.5 * self.scale * x.to(waves.dtype).square().sum(-1)
         constant = scale.detach()

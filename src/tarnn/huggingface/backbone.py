@@ -29,9 +29,15 @@ class TarnnBlock(Block, GradientCheckpointingLayer):
     """`Block` with a third way through it: `forward`, with a transformers cache or none."""
 
     def forward(
-        self, x: Tensor, context: Tensor | None = None, *, past_key_values=None, cu_seqlens: Tensor | None = None,
-        cross=None, **options,
-    ) -> Tensor:  # fmt: skip
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        past_key_values=None,
+        cu_seqlens: Tensor | None = None,
+        cross=None,
+        **options,
+    ) -> Tensor:
         """x (b, t, hidden) → the same. `context`: what cross-attention reads, where `cross` does not have it (beside x, so
         that reentrant gradient checkpointing sees it). `past_key_values`: this layer's `StateLayer`, read and written (under
         this name, so that gradient checkpointing leaves it out); `cu_seqlens`: of documents in all b·t tokens;
@@ -116,10 +122,17 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
 
     @capture_outputs
     def forward(
-        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None, inputs_embeds: Tensor | None = None, cu_seqlens: Tensor | None = None,
-        use_cache: bool | None = None, cross: Sequence[Mapping[str, Any]] | None = None, **kwargs: Any,
-    ) -> BaseModelOutputWithPast | BaseModelOutputWithPastAndCrossAttentions:  # fmt: skip
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        use_cache: bool | None = None,
+        cross: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast | BaseModelOutputWithPastAndCrossAttentions:
         """input_ids (b, t), or inputs_embeds (b, t, width) → hidden states (b, t, hidden).
 
         attention_mask: (b, t), or (b, past + t) with a cache; 0 = padding, on whichever side. cu_seqlens:
@@ -136,13 +149,16 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         (b, t), device = check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, past)
         cu_seqlens = find_documents(
-            (b, t), cu_seqlens=cu_seqlens, position_ids=position_ids, attention_mask=attention_mask,
-            past_key_values=past_key_values, use_cache=use_cache, arguments=kwargs,
-        )  # fmt: skip
+            (b, t),
+            cu_seqlens=cu_seqlens,
+            position_ids=position_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            arguments=kwargs,
+        )
         if use_cache is None:
-            use_cache = (
-                self.config.use_cache and self.config.causal and not self.training and cu_seqlens is None
-            )
+            use_cache = self.config.use_cache and self.config.causal and not self.training and cu_seqlens is None
         if not self.config.causal and (use_cache or past_key_values is not None):
             raise ValueError(
                 "a model that sees both sides reads whole sequences and has no cache; leave out past_key_values and "

@@ -158,6 +158,4 @@ class SoftmaxStateLayer(StateLayer):
 
 
 # Importing this has registered both kinds for dynamic caches; they are for static ones as well.
-STATIC_LAYER_TYPE_MAPPING.update(
-    {layer._layer_type: layer for layer in (LinearStateLayer, SoftmaxStateLayer)}
-)
+STATIC_LAYER_TYPE_MAPPING.update({layer._layer_type: layer for layer in (LinearStateLayer, SoftmaxStateLayer)})

@@ -40,10 +40,18 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
 
     @can_return_tuple
     def forward(
-        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None, inputs_embeds: Tensor | None = None, labels: Tensor | None = None,
-        cu_seqlens: Tensor | None = None, use_cache: bool | None = None, logits_to_keep: int | Tensor = 0, **kwargs: Any,
-    ) -> CausalLMOutputWithPast:  # fmt: skip
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
         """Arguments of `TarnnModel.forward`, and:
 
         labels: (b, t), compared with the logits one place earlier, −100 left out, and where documents are packed,
@@ -59,13 +67,24 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
                 return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
         if labels is not None and cu_seqlens is None:  # to know where labels end, too
             cu_seqlens = find_documents(
-                (labels.shape[0], labels.shape[1]), cu_seqlens=None, position_ids=position_ids, attention_mask=attention_mask,
-                past_key_values=past_key_values, use_cache=use_cache, arguments=kwargs,
-            )  # fmt: skip
+                (labels.shape[0], labels.shape[1]),
+                cu_seqlens=None,
+                position_ids=position_ids,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                arguments=kwargs,
+            )
         out = self.model(
-            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds, cu_seqlens=cu_seqlens, use_cache=use_cache, **kwargs,
-        )  # fmt: skip
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            cu_seqlens=cu_seqlens,
+            use_cache=use_cache,
+            **kwargs,
+        )
         logits = self.lm_head(slice_logits_to_keep(out.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
@@ -73,9 +92,12 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
                 labels, kwargs = without_seams(labels, cu_seqlens, kwargs)
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states,
+            loss=loss,
+            logits=logits,
+            past_key_values=out.past_key_values,
+            hidden_states=out.hidden_states,
             attentions=out.attentions,
-        )  # fmt: skip
+        )
 
     @wraps(GenerationMixin.generate)  # its arguments and docstring
     def generate(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]

@@ -11,8 +11,12 @@ from transformers.utils.import_utils import is_tracing
 # What transformers hands to every model, also to those that have no use for it, as Llama has none for token_type_ids.
 # (`generate` hands on the tokenizer that it needs for stop_strings.)
 _OF_TRANSFORMERS = TransformersKwargs.__optional_keys__ | {
-    "ignore_index", "return_dict", "shift_labels", "token_type_ids", "tokenizer",
-}  # fmt: skip
+    "ignore_index",
+    "return_dict",
+    "shift_labels",
+    "token_type_ids",
+    "tokenizer",
+}
 
 
 def check_arguments(arguments: Mapping, causal: bool) -> None:
@@ -29,9 +33,15 @@ def check_arguments(arguments: Mapping, causal: bool) -> None:
 
 
 def find_documents(
-    shape: tuple[int, int], *, cu_seqlens: Tensor | None, position_ids: Tensor | None, attention_mask: Tensor | None,
-    past_key_values: Cache | None, use_cache: bool | None, arguments: Mapping,
-) -> Tensor | None:  # fmt: skip
+    shape: tuple[int, int],
+    *,
+    cu_seqlens: Tensor | None,
+    position_ids: Tensor | None,
+    attention_mask: Tensor | None,
+    past_key_values: Cache | None,
+    use_cache: bool | None,
+    arguments: Mapping,
+) -> Tensor | None:
     """Bounds (n + 1,) of the n documents among all b·t tokens, row after row; None where each row is one document.
 
     They are given as cu_seqlens, as cu_seq_lens_q, as seq_idx (the number of each token's document), or by

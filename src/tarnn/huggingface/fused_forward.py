@@ -43,9 +43,13 @@ class FusedForward:
         self._last: tuple[list[dict[str, Any]], ModelState] | None = None
 
     def __call__(
-        self, input_ids: Tensor | None, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None,
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        cache: Cache | None,
         asked: Mapping[str, Any],
-    ) -> Tensor | None:  # fmt: skip
+    ) -> Tensor | None:
         """Logits (b, 1, vocab), the cache written; None, and nothing written, where `forward` has to compute it.
 
         asked: other arguments of `forward`; what they ask for, such as hidden states, is `forward`'s to give.

@@ -61,10 +61,16 @@ class TarnnHead(TarnnPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None, labels: Tensor | None = None, cu_seqlens: Tensor | None = None,
-        input_features: Tensor | None = None, **kwargs: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        input_features: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Arguments of `TarnnModel.forward`, and:
 
         labels: what the class's `loss` says. input_features (b, t, config.input_size): frames, in place of tokens; their
@@ -75,18 +81,30 @@ class TarnnHead(TarnnPreTrainedModel):
         shape = inputs_embeds if input_ids is None else input_ids
         if shape is not None:  # else the backbone says what is missing
             cu_seqlens = find_documents(
-                (shape.shape[0], shape.shape[1]), cu_seqlens=cu_seqlens, position_ids=position_ids,
-                attention_mask=attention_mask, past_key_values=None, use_cache=None, arguments=kwargs,
-            )  # fmt: skip
+                (shape.shape[0], shape.shape[1]),
+                cu_seqlens=cu_seqlens,
+                position_ids=position_ids,
+                attention_mask=attention_mask,
+                past_key_values=None,
+                use_cache=None,
+                arguments=kwargs,
+            )
         out = self.model(
-            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, inputs_embeds=inputs_embeds,
-            cu_seqlens=cu_seqlens, use_cache=False, **kwargs,
-        )  # fmt: skip
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            cu_seqlens=cu_seqlens,
+            use_cache=False,
+            **kwargs,
+        )
         logits = self.classify(self.dropout(out.last_hidden_state), attention_mask, cu_seqlens)
         return self.output(
-            loss=None if labels is None else self.loss(logits, labels, attention_mask, **kwargs), logits=logits,
-            hidden_states=out.hidden_states, attentions=out.attentions,
-        )  # fmt: skip
+            loss=None if labels is None else self.loss(logits, labels, attention_mask, **kwargs),
+            logits=logits,
+            hidden_states=out.hidden_states,
+            attentions=out.attentions,
+        )
 
     @property
     def frames(self) -> Frames:
@@ -194,9 +212,7 @@ class TarnnForCTC(TarnnHead):
 
     def classify(self, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
         if cu_seqlens is not None:
-            raise ValueError(
-                "CTC aligns each row with its own labels: packed documents can't be had; pad rows."
-            )
+            raise ValueError("CTC aligns each row with its own labels: packed documents can't be had; pad rows.")
         logits = self.lm_head(x)
         if mask is None:
             return logits
@@ -208,9 +224,7 @@ class TarnnForCTC(TarnnHead):
         lengths = logits.new_full((len(logits),), logits.shape[1]).long() if mask is None else mask.sum(-1)
         if can_look(labels):
             self._check_room(labels, lengths)
-        return self.loss_function(
-            logits, labels, logit_lengths=lengths, blank_token_id=self.config.pad_token_id
-        )
+        return self.loss_function(logits, labels, logit_lengths=lengths, blank_token_id=self.config.pad_token_id)
 
     def _check_room(self, labels: Tensor, lengths: Tensor) -> None:
         """Each label needs a place, and a blank stands between two that are alike; without room the loss is infinite."""

@@ -78,9 +78,7 @@ class TarnnForImageGeneration(ImageModel, TarnnPreTrainedModel):
 
     @torch.no_grad()
     def bits_per_dim(
-        self,
-        pixel_values: Int[Tensor, "b height width channels"],
-        class_labels: Int[Tensor, " b"] | None = None,
+        self, pixel_values: Int[Tensor, "b height width channels"], class_labels: Int[Tensor, " b"] | None = None
     ) -> Float[Tensor, " b"]:
         """−log₂ P(image) / n of each image; a random guess among 256 values costs 8."""
         nats = self(pixel_values, class_labels).nats

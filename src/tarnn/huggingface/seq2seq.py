@@ -87,11 +87,18 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, inputs_embeds: Tensor | None = None,
-        decoder_input_ids: Tensor | None = None, decoder_attention_mask: Tensor | None = None,
-        decoder_inputs_embeds: Tensor | None = None, encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: Cache | None = None, use_cache: bool | None = None, **kwargs: Any,
-    ) -> Seq2SeqModelOutput:  # fmt: skip
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqModelOutput:
         """The source, input_ids (b, s), inputs_embeds (b, s, width) or encoder_outputs; the target so far, decoder_input_ids
         (b, t) or decoder_inputs_embeds → the decoder's hidden states (b, t, hidden).
 
@@ -107,25 +114,37 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
         read = isinstance(past_key_values, EncoderDecoderCache) and past_key_values.is_updated.get(0, False)
         if encoder_outputs is None and not read:
             encoder_outputs = self.encoder(
-                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, use_cache=False,
-                output_hidden_states=states, output_attentions=weights and self.encoder.has_weights,
-            )  # fmt: skip
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                inputs_embeds=inputs_embeds,
+                use_cache=False,
+                output_hidden_states=states,
+                output_attentions=weights and self.encoder.has_weights,
+            )
         elif isinstance(encoder_outputs, tuple):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
         source = None if encoder_outputs is None else encoder_outputs[0]
         own, cross = self._crosses(source, attention_mask, past_key_values)
         out = self.decoder(
-            input_ids=decoder_input_ids, inputs_embeds=decoder_inputs_embeds, attention_mask=decoder_attention_mask,
-            past_key_values=own, use_cache=use_cache, cross=cross,
-            output_attentions=weights and (self.decoder.has_weights or not self.encoder.has_weights), **kwargs,
-        )  # fmt: skip
+            input_ids=decoder_input_ids,
+            inputs_embeds=decoder_inputs_embeds,
+            attention_mask=decoder_attention_mask,
+            past_key_values=own,
+            use_cache=use_cache,
+            cross=cross,
+            output_attentions=weights and (self.decoder.has_weights or not self.encoder.has_weights),
+            **kwargs,
+        )
         return Seq2SeqModelOutput(
-            last_hidden_state=out.last_hidden_state, past_key_values=cast(Any, past_key_values),
-            decoder_hidden_states=out.hidden_states, decoder_attentions=out.attentions,
-            cross_attentions=out.cross_attentions, encoder_last_hidden_state=source,
+            last_hidden_state=out.last_hidden_state,
+            past_key_values=cast(Any, past_key_values),
+            decoder_hidden_states=out.hidden_states,
+            decoder_attentions=out.attentions,
+            cross_attentions=out.cross_attentions,
+            encoder_last_hidden_state=source,
             encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
             encoder_attentions=getattr(encoder_outputs, "attentions", None),
-        )  # fmt: skip
+        )
 
     def _new_cache(self) -> EncoderDecoderCache:
         return EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
@@ -140,9 +159,7 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
             key_mask = None if mask is None else mask.bool()
             return None, [{"context": source, "key_mask": key_mask}] * len(self.decoder.layers)
         if not isinstance(cache, EncoderDecoderCache):
-            raise ValueError(
-                "the cache of an encoder–decoder is an EncoderDecoderCache; leave past_key_values out."
-            )
+            raise ValueError("the cache of an encoder–decoder is an EncoderDecoderCache; leave past_key_values out.")
         if not cache.is_updated.get(0, False):
             assert source is not None
             made = [StateLayer() for _ in self.decoder.layers]
@@ -184,8 +201,9 @@ class TarnnForConditionalGeneration(TarnnSeq2SeqModel, GenerationMixin):
     """
 
     _tied_weights_keys = {  # noqa: RUF012
-        "lm_head.weight": "decoder.embed_tokens.weight", **TarnnSeq2SeqModel._tied_weights_keys,
-    }  # fmt: skip
+        "lm_head.weight": "decoder.embed_tokens.weight",
+        **TarnnSeq2SeqModel._tied_weights_keys,
+    }
 
     def build(self, config: TarnnSeq2SeqConfig) -> None:
         super().build(config)
@@ -203,11 +221,19 @@ class TarnnForConditionalGeneration(TarnnSeq2SeqModel, GenerationMixin):
 
     @can_return_tuple
     def forward(
-        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, inputs_embeds: Tensor | None = None,
-        decoder_input_ids: Tensor | None = None, decoder_attention_mask: Tensor | None = None,
-        decoder_inputs_embeds: Tensor | None = None, encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: Cache | None = None, labels: Tensor | None = None, use_cache: bool | None = None, **kwargs: Any,
-    ) -> Seq2SeqLMOutput:  # fmt: skip
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple | None = None,
+        past_key_values: Cache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqLMOutput:
         """Arguments of `TarnnSeq2SeqModel.forward`, and labels → logits (b, t, vocab).
 
         labels (b, t): the tokens to be made, −100 left out; without decoder_input_ids and decoder_inputs_embeds they are
@@ -220,24 +246,26 @@ class TarnnForConditionalGeneration(TarnnSeq2SeqModel, GenerationMixin):
         if use_cache is None and labels is not None:
             use_cache = False
         out = super().forward(
-            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds,
-            decoder_input_ids=decoder_input_ids, decoder_attention_mask=decoder_attention_mask,
-            decoder_inputs_embeds=decoder_inputs_embeds, encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values, use_cache=use_cache, **kwargs,
-        )  # fmt: skip
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            **kwargs,
+        )
         logits = self.lm_head(out.last_hidden_state)
         loss = None
         if labels is not None:
             loss = self.loss_function(
                 logits, labels, vocab_size=self.config.vocab_size, **{**kwargs, "shift_labels": labels}
             )
-        return Seq2SeqLMOutput(
-            loss=loss, logits=logits, **{k: x for k, x in out.items() if k != "last_hidden_state"}
-        )
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **{k: x for k, x in out.items() if k != "last_hidden_state"})
 
-    @wraps(
-        GenerationMixin.generate
-    )  # its arguments and docstring; the Seq2SeqTrainer hands the labels on, too
+    @wraps(GenerationMixin.generate)  # its arguments and docstring; the Seq2SeqTrainer hands the labels on, too
     def generate(self, *args: Any, labels: Tensor | None = None, **kwargs: Any) -> Any:  # type: ignore[override]
         return GenerationMixin.generate(cast(Any, self), *args, **kwargs)
 
@@ -253,14 +281,10 @@ class TarnnForConditionalGeneration(TarnnSeq2SeqModel, GenerationMixin):
     ) -> Seq2SeqState:
         """The state after the source (b, s) and before the target, for whose softmax layers `capacity` makes room."""
         source = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        return Seq2SeqState(
-            self.decoder.new_state(len(input_ids), capacity), tuple(self._read(source, attention_mask))
-        )
+        return Seq2SeqState(self.decoder.new_state(len(input_ids), capacity), tuple(self._read(source, attention_mask)))
 
     @torch.no_grad()
-    def step(
-        self, token_ids: Tensor, state: Seq2SeqState, *, inplace: bool = False
-    ) -> tuple[Tensor, Seq2SeqState]:
+    def step(self, token_ids: Tensor, state: Seq2SeqState, *, inplace: bool = False) -> tuple[Tensor, Seq2SeqState]:
         """One token per row (b,): (logits (b, vocab) float32, the state after it). As in `TarnnForCausalLM.step`."""
         cross = [{"state": x} for x in state.source]
         x, target = self.decoder.step(token_ids, state.target, inplace=inplace, cross=cross)

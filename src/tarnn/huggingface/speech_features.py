@@ -25,13 +25,21 @@ class SpeechFeatures(SequenceFeatureExtractor):
     model_input_names = ["input_features", "attention_mask"]  # noqa: RUF012
 
     def __init__(
-        self, feature_size: int = 40, sampling_rate: int = 16000, kind: str = "log_mel", num_filters: int = 40,
-        window: float = 0.025, hop: float = 0.01, low: float = 20.0, high: float | None = None,
-        mean: list[float] | None = None, std: list[float] | None = None, padding_value: float = 0.0, **kwargs: Any,
-    ):  # fmt: skip
-        check_frames(
-            feature_size, sampling_rate, num_filters, window, hop, low, high, {"mean": mean, "std": std}
-        )
+        self,
+        feature_size: int = 40,
+        sampling_rate: int = 16000,
+        kind: str = "log_mel",
+        num_filters: int = 40,
+        window: float = 0.025,
+        hop: float = 0.01,
+        low: float = 20.0,
+        high: float | None = None,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        padding_value: float = 0.0,
+        **kwargs: Any,
+    ):
+        check_frames(feature_size, sampling_rate, num_filters, window, hop, low, high, {"mean": mean, "std": std})
         super().__init__(feature_size, sampling_rate, padding_value, **kwargs)
         if kind not in ("log_mel", "mfcc"):
             raise ValueError(f"kind must be log_mel or mfcc; got {kind!r}.")
@@ -80,9 +88,13 @@ class SpeechFeatures(SequenceFeatureExtractor):
         return found.astype(np.float32)
 
     def __call__(
-        self, raw_speech: Any, sampling_rate: int | None = None, padding: bool | str = True,
-        return_tensors: str | None = None, **kwargs: Any,
-    ) -> BatchFeature:  # fmt: skip
+        self,
+        raw_speech: Any,
+        sampling_rate: int | None = None,
+        padding: bool | str = True,
+        return_tensors: str | None = None,
+        **kwargs: Any,
+    ) -> BatchFeature:
         """One sound or a list of them, samples (n,) → padded input_features (b, t, n) and their attention_mask."""
         several = isinstance(raw_speech, list | tuple) and len(raw_speech) > 0 and np.ndim(raw_speech[0]) == 1
         sounds = [np.asarray(x, np.float32) for x in (raw_speech if several else [raw_speech])]
@@ -116,18 +128,29 @@ def open_front_end(folder: Path, input_size: int | None) -> SpeechFeatures:
 
 
 def check_frames(
-    feature_size: Any, rate: Any, num_filters: Any, window: Any, hop: Any, low: Any, high: Any, statistics: dict[str, Any],
-) -> None:  # fmt: skip
+    feature_size: Any,
+    rate: Any,
+    num_filters: Any,
+    window: Any,
+    hop: Any,
+    low: Any,
+    high: Any,
+    statistics: dict[str, Any],
+) -> None:
     """ValueError for what can't be frames, as a file can say it."""
     for name, value, most in (
-        ("feature_size", feature_size, 4096), ("num_filters", num_filters, 4096), ("sampling_rate", rate, 10**6),
-    ):  # fmt: skip
+        ("feature_size", feature_size, 4096),
+        ("num_filters", num_filters, 4096),
+        ("sampling_rate", rate, 10**6),
+    ):
         if type(value) is not int or not 1 <= value <= most:
             raise ValueError(f"{name} must be a whole number from 1 to {most:,}; got {value!r:.60}.")
     for name, value, least, largest in (
-        ("window", window, 1 / rate, 10), ("hop", hop, 1 / rate, 10), ("low", low, 0, rate / 2),
+        ("window", window, 1 / rate, 10),
+        ("hop", hop, 1 / rate, 10),
+        ("low", low, 0, rate / 2),
         ("high", rate / 2 if high is None else high, 0, rate / 2),
-    ):  # fmt: skip
+    ):
         if type(value) not in (int, float) or not least <= value <= largest:
             raise ValueError(f"{name} must be a number from {least:g} to {largest:g}; got {value!r:.60}.")
     for name, values in statistics.items():

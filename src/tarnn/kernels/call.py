@@ -135,13 +135,16 @@ class Call(NamedTuple):
         omega, bias = (self.omega, self.bias) if wants_projection else (None, None)
         S, z, _ = self.new_state() if state else (None, None, None)
         return Gradients(
-            torch.empty_like(self.q), torch.empty_like(self.k), torch.empty_like(self.v),
+            torch.empty_like(self.q),
+            torch.empty_like(self.k),
+            torch.empty_like(self.v),
             None if decay is None else make(decay.shape, dtype=self.dtype),
             None if weight is None else make(weight.shape, dtype=self.dtype),
-            S, z,
+            S,
+            z,
             None if omega is None else omega.new_zeros(omega.shape, dtype=self.dtype),
             None if bias is None else bias.new_zeros(bias.shape, dtype=self.dtype),
-        )  # fmt: skip
+        )
 
 
 class Outputs(NamedTuple):
@@ -173,12 +176,7 @@ class Returned(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        call: Call,
-        outputs: Outputs,
-        grad_o: Tensor,
-        grad_S: Tensor | None = None,
-        grad_z: Tensor | None = None,
+        cls, call: Call, outputs: Outputs, grad_o: Tensor, grad_S: Tensor | None = None, grad_z: Tensor | None = None
     ) -> "Returned":
         """These gradients of a call's outputs, with what it kept of them; gradients of all that it was given are wanted."""
         S, z, M = (None, None, None) if call.causal else (outputs.S, outputs.z, outputs.M)
@@ -203,9 +201,7 @@ class Gradients(NamedTuple):
     def of(self, call: Call) -> "Gradients":
         """Each in the dtype of the input that it is the gradient of: those of small inputs were made in the wide one."""
         pairs = zip(self, call.differentiable)
-        return Gradients(
-            *[g if g is None or x is None or g.dtype == x.dtype else g.to(x.dtype) for g, x in pairs]
-        )
+        return Gradients(*[g if g is None or x is None or g.dtype == x.dtype else g.to(x.dtype) for g, x in pairs])
 
     def wanted(self, call: Call) -> tuple[Any, ...]:
         """None for what the call doesn't have."""

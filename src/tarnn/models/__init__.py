@@ -16,6 +16,4 @@ def __getattr__(name: str):
         return value
     if name in globals():  # a file, which is there now
         return globals()[name]
-    raise AttributeError(
-        f"module 'tarnn.models' has no attribute {name!r}; it has {', '.join(registered.__all__)}"
-    )
+    raise AttributeError(f"module 'tarnn.models' has no attribute {name!r}; it has {', '.join(registered.__all__)}")

@@ -80,18 +80,20 @@ class Backbone(Recurrent):
             self.embed_positions = nn.Embedding(cast(int, config.max_position_embeddings), width)
         self.embed_scale = config.hidden_size**0.5 if sinusoidal else 1.0
         self.dropout = nn.Dropout(config.dropout)
-        sides: dict[str, Any] = {
-            "causal": config.causal,
-            "context_size": config.hidden_size if self.cross else None,
-        }
+        sides: dict[str, Any] = {"causal": config.causal, "context_size": config.hidden_size if self.cross else None}
         blocks = [self.block(config, i, **sides) for i in range(config.num_hidden_layers)]
         self.layers = cast(list[Block], nn.ModuleList(blocks))
         self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
 
     def prefill(
-        self, input_ids: Tensor | None, state: ModelState, attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None, *, inplace: bool = False,
-    ) -> tuple[Tensor, ModelState]:  # fmt: skip
+        self,
+        input_ids: Tensor | None,
+        state: ModelState,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        *,
+        inplace: bool = False,
+    ) -> tuple[Tensor, ModelState]:
         """input_ids (b, t) on top of a state → (hidden states (b, t, hidden), the state after them).
 
         inputs_embeds (b, t, width): embeddings, where they are not just those of the ids, in their place. The given
@@ -111,9 +113,14 @@ class Backbone(Recurrent):
         return self.norm(x), ModelState(tuple(layers), state.position + seen)
 
     def step(
-        self, token_ids: Tensor, state: ModelState, inputs_embeds: Tensor | None = None, *, inplace: bool = False,
+        self,
+        token_ids: Tensor,
+        state: ModelState,
+        inputs_embeds: Tensor | None = None,
+        *,
+        inplace: bool = False,
         cross: Sequence[Mapping[str, Any]] | None = None,
-    ) -> tuple[Tensor, ModelState]:  # fmt: skip
+    ) -> tuple[Tensor, ModelState]:
         """One token per row, (b,) → ((b, hidden), the state after it). inputs_embeds (b, 1, width): as in `prefill`.
 
         cross: what each layer's cross-attention reads, as `Block` takes it.
@@ -121,11 +128,7 @@ class Backbone(Recurrent):
         `inplace` writes into the given state's tensors, position included, and allocates nothing.
         """
         # on another device this would wait for each token, and couldn't be recorded: there the token loop counts
-        if (
-            self.config.max_position_embeddings
-            and state.position.is_cpu
-            and not torch.compiler.is_compiling()
-        ):
+        if self.config.max_position_embeddings and state.position.is_cpu and not torch.compiler.is_compiling():
             check_length(self.config, 1, int(state.position.max()))
         positions = state.position[:, None]
         x, layers = self.embed(token_ids[:, None], positions, inputs_embeds), []
@@ -159,9 +162,7 @@ class Backbone(Recurrent):
         layers = self.new_states(batch_size, capacity, cache_dtype)
         return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64, device=self.device))
 
-    def embed(
-        self, input_ids: Tensor | None, positions: Tensor, inputs_embeds: Tensor | None = None
-    ) -> Tensor:
+    def embed(self, input_ids: Tensor | None, positions: Tensor, inputs_embeds: Tensor | None = None) -> Tensor:
         """What enters the first block, (b, t, hidden)."""
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if self.embed_positions is not None:
@@ -171,9 +172,7 @@ class Backbone(Recurrent):
             x = torch.cat([x, place.expand(*x.shape[:2], -1)], dim=-1) if half else x + place
         return self.dropout(x)
 
-    def places(
-        self, positions: Tensor, cross: Sequence[Mapping[str, Any]] | None = None
-    ) -> list[dict[str, Any]]:
+    def places(self, positions: Tensor, cross: Sequence[Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
         """Where the tokens are, as each layer's attention takes it; layers of one width share a rotation. With what
         each layer's cross-attention reads, where there is any."""
         made: dict[int, Rotation] = {}
@@ -222,7 +221,7 @@ class TextModel(Recurrent):
     @torch.no_grad()
     def prefill(
         self, input_ids: Tensor, state: ModelState, attention_mask: Tensor | None = None, *, inplace: bool = False
-    ) -> tuple[Tensor, ModelState]:  # fmt: skip
+    ) -> tuple[Tensor, ModelState]:
         """Reads input_ids (b, t) on top of a state: (logits after each row's last token, new state).
 
         Logits are (b, vocab) float32. A long prompt may come in pieces. attention_mask (b, t) is for these
@@ -238,9 +237,7 @@ class TextModel(Recurrent):
         return self.lm_head(last).float(), state
 
     @torch.no_grad()
-    def step(
-        self, token_ids: Tensor, state: ModelState, *, inplace: bool = False
-    ) -> tuple[Tensor, ModelState]:
+    def step(self, token_ids: Tensor, state: ModelState, *, inplace: bool = False) -> tuple[Tensor, ModelState]:
         """One token per row (b,): (logits (b, vocab) float32, the state after it).
 
         The given state stays as it was, unless `inplace` lets its tensors be written: then nothing is copied, and

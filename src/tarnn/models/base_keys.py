@@ -8,9 +8,18 @@ from transformers import GenerationConfig
 
 # What the base class takes besides its fields, or what transformers itself writes into a config.json.
 TAKEN = {
-    "model_type", "torch_dtype", "name_or_path", "_name_or_path", "_commit_hash", "output_attentions",
-    "auto_map", "attn_implementation", "experts_implementation", "num_labels", "quantization_config",
-}  # fmt: skip
+    "model_type",
+    "torch_dtype",
+    "name_or_path",
+    "_name_or_path",
+    "_commit_hash",
+    "output_attentions",
+    "auto_map",
+    "attn_implementation",
+    "experts_implementation",
+    "num_labels",
+    "quantization_config",
+}
 # What its older versions wrote, and what tools that write for many models add; none of it changes what ours compute.
 _OLD = {
     "pretraining_tp", "tokenizer_class", "is_decoder", "add_cross_attention", "cross_attention_hidden_size",
@@ -23,12 +32,21 @@ _OLD = {
 _STRING, _FLAG, _OBJECT = (str, "a string"), (bool, "true or false"), (dict, "an object")
 _TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
     "architectures": (list, "a list of names"),
-    "transformers_version": _STRING, "_commit_hash": _STRING,
-    "experts_implementation": _STRING, "attn_implementation": ((str, dict), "a name"),
-    "problem_type": _STRING, "auto_map": _OBJECT, "id2label": _OBJECT, "label2id": _OBJECT,
-    "use_cache": _FLAG, "output_hidden_states": _FLAG, "output_attentions": _FLAG, "return_dict": _FLAG,
-    "is_encoder_decoder": _FLAG, "chunk_size_feed_forward": (int, "a whole number"),
-}  # fmt: skip
+    "transformers_version": _STRING,
+    "_commit_hash": _STRING,
+    "experts_implementation": _STRING,
+    "attn_implementation": ((str, dict), "a name"),
+    "problem_type": _STRING,
+    "auto_map": _OBJECT,
+    "id2label": _OBJECT,
+    "label2id": _OBJECT,
+    "use_cache": _FLAG,
+    "output_hidden_states": _FLAG,
+    "output_attentions": _FLAG,
+    "return_dict": _FLAG,
+    "is_encoder_decoder": _FLAG,
+    "chunk_size_feed_forward": (int, "a whole number"),
+}
 
 
 def check_base_keys(values: dict[str, Any]) -> None:
@@ -49,9 +67,7 @@ def check_base_keys(values: dict[str, Any]) -> None:
         raise ValueError(f"num_labels must be a whole number from 1 to a million; got {number!r}.")
     labels = values.get("id2label")
     if labels is not None and not all(str(key).isdecimal() for key in labels):
-        raise ValueError(
-            f"id2label gives labels by their numbers, as in {{0: 'no', 1: 'yes'}}; got {labels!r}."
-        )
+        raise ValueError(f"id2label gives labels by their numbers, as in {{0: 'no', 1: 'yes'}}; got {labels!r}.")
 
 
 def without_old_keys(values: dict[str, Any], known: set[str]) -> dict[str, Any]:
@@ -59,7 +75,5 @@ def without_old_keys(values: dict[str, Any], known: set[str]) -> dict[str, Any]:
     generation = set(GenerationConfig._get_default_generation_params())
     ignored = sorted(set(values) & (_OLD | generation) - known)
     if ignored:
-        warnings.warn(
-            f"the config has {', '.join(ignored)}, which these models don't read; ignored.", stacklevel=3
-        )
+        warnings.warn(f"the config has {', '.join(ignored)}, which these models don't read; ignored.", stacklevel=3)
     return {key: value for key, value in values.items() if key not in ignored}

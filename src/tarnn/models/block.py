@@ -56,9 +56,7 @@ class Block(nn.Module):
     what reading that context has left behind.
     """
 
-    def __init__(
-        self, config: TarnnConfig, layer: int, *, causal: bool = True, context_size: int | None = None
-    ):
+    def __init__(self, config: TarnnConfig, layer: int, *, causal: bool = True, context_size: int | None = None):
         super().__init__()
         self.pre_norm = config.norm_position == "pre"
         self.attention = make_attention(config, layer, causal=causal)
@@ -114,9 +112,7 @@ def count_in_blocks(config: TarnnConfig, context_size: int | None = None) -> int
     kinds = [(config.attention_of(i), config.feature_map_of(i)) for i in range(period)]
     numbers = 0
     for kind in set(kinds):
-        block = unfilled(
-            Block, config, layer=kinds.index(kind), causal=config.causal, context_size=context_size
-        )
+        block = unfilled(Block, config, layer=kinds.index(kind), causal=config.causal, context_size=context_size)
         tensors = (*block.parameters(), *block.buffers())
         numbers += kinds.count(kind) * sum(x.numel() for x in tensors)
     return numbers * (config.num_hidden_layers // period)

@@ -38,9 +38,7 @@ def seed_of(seed: int, layer: int) -> int:
     return seed * 100_000 + layer
 
 
-def make_attention(
-    config, layer: int, *, causal: bool, context_size: int | None = None
-) -> MultiHeadAttention:
+def make_attention(config, layer: int, *, causal: bool, context_size: int | None = None) -> MultiHeadAttention:
     """This layer's attention, to its own sequence or, with context_size, to another.
 
     A kind of attention is given what it takes of all that the config says, and the options under its name.
@@ -55,20 +53,26 @@ def make_attention(
     if context_size is None and config.position == "rotary" and "rotary" in takes:
         rotary = Rotary(kind.rotary_dim(config.head_dim, feature_map), config.rotary_base)
     given = {
-        "hidden_size": config.hidden_size, "num_heads": config.num_attention_heads, "causal": causal,
-        "num_kv_heads": config.num_key_value_heads, "head_dim": config.head_dim, "context_size": context_size,
-        "bias": config.bias, "qk_norm": config.qk_norm, "feature_map": feature_map,
-        "normalize": config.normalize, "decay": decay, "rotary": rotary,
-    }  # fmt: skip
+        "hidden_size": config.hidden_size,
+        "num_heads": config.num_attention_heads,
+        "causal": causal,
+        "num_kv_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "context_size": context_size,
+        "bias": config.bias,
+        "qk_norm": config.qk_norm,
+        "feature_map": feature_map,
+        "normalize": config.normalize,
+        "decay": decay,
+        "rotary": rotary,
+    }
     return ATTENTIONS.build(name, given, config.attention_options.get(name, {}))
 
 
 def make_decay(config, feature_map: FeatureMap | None) -> nn.Module:
     """The decay of one layer's state, which has a row for each feature."""
     width = config.head_dim if feature_map is None else feature_map.num_features(config.head_dim)
-    given = {
-        "hidden_size": config.hidden_size, "num_heads": config.num_key_value_heads, "num_features": width,
-    }  # fmt: skip
+    given = {"hidden_size": config.hidden_size, "num_heads": config.num_key_value_heads, "num_features": width}
     return DECAYS.build(config.decay, given, {})
 
 
@@ -110,9 +114,7 @@ def check_options(config) -> None:
 
 def _check_options(name: str, options: Any, registry: Registry, example: str) -> None:
     if not isinstance(options, dict) or not all(isinstance(x, dict) for x in options.values()):
-        raise ValueError(
-            f"{name} holds options under the name that they belong to, as in {example}; got {options!r}."
-        )
+        raise ValueError(f"{name} holds options under the name that they belong to, as in {example}; got {options!r}.")
     if unknown := sorted(set(options) - set(registry.names())):
         raise ValueError(
             f"{name}: no {registry.what} is called {', '.join(map(repr, unknown))}; "

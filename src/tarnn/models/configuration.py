@@ -139,11 +139,21 @@ class TarnnConfig(PreTrainedConfig):
         initializer_range = 1/√(3·hidden_size).
         """
         preset: dict[str, Any] = {
-            "hidden_size": 256, "num_hidden_layers": 8, "num_attention_heads": 8,
-            "attention": "linear", "feature_map": "elu", "normalize": True, "decay": "none",
-            "position": "sinusoidal_half", "norm": "layer", "norm_eps": 1e-5, "norm_position": "post",
-            "mlp": "gelu", "bias": True, "qk_norm": False,
-        }  # fmt: skip
+            "hidden_size": 256,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 8,
+            "attention": "linear",
+            "feature_map": "elu",
+            "normalize": True,
+            "decay": "none",
+            "position": "sinusoidal_half",
+            "norm": "layer",
+            "norm_eps": 1e-5,
+            "norm_position": "post",
+            "mlp": "gelu",
+            "bias": True,
+            "qk_norm": False,
+        }
         config = cls(**{**preset, **overrides})
         if "initializer_range" not in overrides:
             config.initializer_range = (3 * config.hidden_size) ** -0.5
@@ -216,9 +226,7 @@ class TarnnConfig(PreTrainedConfig):
     def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
         unknown = sorted(set(kwargs) - TAKEN)
         if unknown:
-            close = [
-                CONFIG.get(x) or next(iter(get_close_matches(x, self.known_keys(), n=1)), "") for x in unknown
-            ]
+            close = [CONFIG.get(x) or next(iter(get_close_matches(x, self.known_keys(), n=1)), "") for x in unknown]
             hint = f" Did you mean {', '.join(filter(None, close))}?" if any(close) else ""
             raise ValueError(
                 f"{type(self).__name__} has no {', '.join(map(repr, unknown))}; "
@@ -230,13 +238,7 @@ class TarnnConfig(PreTrainedConfig):
     def _check(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "subsampling"):
             check_positive_int(name, getattr(self, name))
-        optional = (
-            "num_key_value_heads",
-            "head_dim",
-            "intermediate_size",
-            "max_position_embeddings",
-            "input_size",
-        )
+        optional = ("num_key_value_heads", "head_dim", "intermediate_size", "max_position_embeddings", "input_size")
         for name in optional:
             if getattr(self, name) is not None:
                 check_positive_int(name, getattr(self, name))

@@ -68,11 +68,12 @@ class TarnnImageConfig(TarnnConfig):
             raise ValueError(f"num_classes must be 0 or a positive integer; got {self.num_classes!r}.")
         check_choice("likelihood", self.likelihood, LIKELIHOODS)
         fixed: dict[str, object] = {
-            "vocab_size": VOCABULARY, "tie_word_embeddings": False, "causal": True, "input_size": None,
-        }  # fmt: skip
+            "vocab_size": VOCABULARY,
+            "tie_word_embeddings": False,
+            "causal": True,
+            "input_size": None,
+        }
         fixed["max_position_embeddings"] = self.max_position_embeddings and self.sequence_length
         for name, value in fixed.items():
             if getattr(self, name) != value:
-                raise ValueError(
-                    f"{name} of a model of images is {value}, not {getattr(self, name)!r}; leave it out."
-                )
+                raise ValueError(f"{name} of a model of images is {value}, not {getattr(self, name)!r}; leave it out.")

@@ -103,9 +103,7 @@ class ImageModel(Recurrent):
         if class_labels.is_cpu and not torch.compiler.is_compiling() and len(class_labels):
             low, high = int(class_labels.min()), int(class_labels.max())
             if low < 0 or high >= num_classes:
-                raise ValueError(
-                    f"class_labels must be from 0 to {num_classes - 1}; got {low if low < 0 else high}."
-                )
+                raise ValueError(f"class_labels must be from 0 to {num_classes - 1}; got {low if low < 0 else high}.")
         return self.embed_classes(class_labels)
 
     def sequence(self, pixel_values: Tensor) -> Int[Tensor, "b n"]:
@@ -118,9 +116,7 @@ class ImageModel(Recurrent):
                 f"{tuple(pixel_values.shape)}."
             )
         if pixel_values.is_floating_point() or pixel_values.dtype == torch.bool:
-            raise ValueError(
-                f"pixel_values are integers from 0 to 255, best as uint8; got {pixel_values.dtype}."
-            )
+            raise ValueError(f"pixel_values are integers from 0 to 255, best as uint8; got {pixel_values.dtype}.")
         if pixel_values.dtype != torch.uint8 and not torch.compiler.is_compiling():
             low, high = int(pixel_values.min()), int(pixel_values.max())
             if low < 0 or high > 255:

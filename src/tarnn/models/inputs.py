@@ -30,24 +30,23 @@ def can_look(x: Tensor) -> bool:
 
 
 def check_inputs(
-    input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, attention_mask: Tensor | None = None,
-    position_ids: Tensor | None = None, past: int = 0,
-) -> tuple[torch.Size, torch.device]:  # fmt: skip
+    input_ids: Tensor | None = None,
+    inputs_embeds: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    past: int = 0,
+) -> tuple[torch.Size, torch.device]:
     """The input's shape (b, t) and device. Raises ValueError for what doesn't fit together."""
     given = input_ids if inputs_embeds is None else inputs_embeds
     if given is None or (input_ids is not None and inputs_embeds is not None):
         raise ValueError("give input_ids or inputs_embeds, one of the two.")
     if given.ndim != (2 if inputs_embeds is None else 3):
-        raise ValueError(
-            f"a model takes input_ids (b, t) or inputs_embeds (b, t, width); got {tuple(given.shape)}."
-        )
+        raise ValueError(f"a model takes input_ids (b, t) or inputs_embeds (b, t, width); got {tuple(given.shape)}.")
     batch, t = given.shape[:2]
     if t == 0:
         raise ValueError("the input is empty: a model needs at least one token.")
     if position_ids is not None and can_look(position_ids) and position_ids.shape not in ((batch, t), (1, t)):
-        raise ValueError(
-            f"position_ids must be (b, t) = {(batch, t)}, or (1, t); got {tuple(position_ids.shape)}."
-        )
+        raise ValueError(f"position_ids must be (b, t) = {(batch, t)}, or (1, t); got {tuple(position_ids.shape)}.")
     if attention_mask is not None:
         _check_mask(attention_mask, batch, t, past, position_ids)
     return given.shape[:2], given.device
@@ -63,9 +62,7 @@ def without_padding(inputs_embeds: Tensor | None, key_mask: Tensor | None) -> Te
 def _check_mask(mask: Tensor, batch: int, t: int, past: int, position_ids: Tensor | None) -> None:
     whole = (batch, past + t)
     if mask.shape != whole and mask.shape != (batch, t):
-        raise ValueError(
-            f"attention_mask must be (b, t) = {whole}, 0 where there is padding; got {tuple(mask.shape)}."
-        )
+        raise ValueError(f"attention_mask must be (b, t) = {whole}, 0 where there is padding; got {tuple(mask.shape)}.")
     if mask.shape != whole and position_ids is None:
         raise ValueError(
             f"with a cache of {past} tokens attention_mask must cover them too, {whole}; got "

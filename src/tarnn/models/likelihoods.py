@@ -52,7 +52,7 @@ class LogisticMixture:
 
     def sample(
         self, parameters: Float[Tensor, "*n p"], generator: torch.Generator | None = None, temperature: float = 1.0
-    ) -> Int[Tensor, "*n"]:  # fmt: skip
+    ) -> Int[Tensor, "*n"]:
         """A value from each distribution: a component, a point of its logistic, the value nearest to that.
 
         temperature divides the logits of π and multiplies the scales; at 0, the mean of the likeliest component.
@@ -112,7 +112,7 @@ class Categorical:
 
     def sample(
         self, parameters: Float[Tensor, "*n p"], generator: torch.Generator | None = None, temperature: float = 1.0
-    ) -> Int[Tensor, "*n"]:  # fmt: skip
+    ) -> Int[Tensor, "*n"]:
         """A value from each distribution; temperature divides the logits; at 0, the likeliest value."""
         if temperature == 0:
             return parameters.argmax(-1)

@@ -50,9 +50,7 @@ class TarnnSeq2SeqConfig(TarnnConfig):
     def num_parameters_estimate(self) -> int:
         from tarnn.models.block import count_in_blocks  # which is made of a config
 
-        shared = (
-            self.vocab_size * self.hidden_size
-        )  # the encoder has no output layer, or shares its embedding
+        shared = self.vocab_size * self.hidden_size  # the encoder has no output layer, or shares its embedding
         encoder = self.encoder().num_parameters_estimate() - shared
         return count_in_blocks(self, self.hidden_size) + self._around_blocks() + encoder
 

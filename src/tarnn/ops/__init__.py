@@ -14,15 +14,31 @@ if TYPE_CHECKING:
     from tarnn.ops.partition import ClassSums, random_feature_softmax, sum_classes
 
 __all__ = [
-    "ClassSums", "HybridState", "KVCache", "LinearState", "NoState", "State", "hybrid_attention", "hybrid_step",
-    "linear_attention", "random_feature_softmax", "softmax_attention", "softmax_step", "step", "sum_classes",
-]  # fmt: skip
+    "ClassSums",
+    "HybridState",
+    "KVCache",
+    "LinearState",
+    "NoState",
+    "State",
+    "hybrid_attention",
+    "hybrid_step",
+    "linear_attention",
+    "random_feature_softmax",
+    "softmax_attention",
+    "softmax_step",
+    "step",
+    "sum_classes",
+]
 
 # loaded when first used
 _HOME = {
-    "ClassSums": "partition", "HybridState": "hybrid.state", "hybrid_attention": "hybrid.op", "hybrid_step": "hybrid.op",
-    "random_feature_softmax": "partition", "sum_classes": "partition",
-}  # fmt: skip
+    "ClassSums": "partition",
+    "HybridState": "hybrid.state",
+    "hybrid_attention": "hybrid.op",
+    "hybrid_step": "hybrid.op",
+    "random_feature_softmax": "partition",
+    "sum_classes": "partition",
+}
 
 
 def __getattr__(name: str):

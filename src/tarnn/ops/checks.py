@@ -11,16 +11,9 @@ def _shapes(**tensors: Tensor | None) -> str:
     return ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items() if x is not None)
 
 
-def check_attention(
-    q, k, v, *, causal, key_mask=None, cu_seqlens=None, log_decay=None, key_log_weight=None
-) -> None:
+def check_attention(q, k, v, *, causal, key_mask=None, cu_seqlens=None, log_decay=None, key_log_weight=None) -> None:
     """Raises ValueError or TypeError unless the arguments of an attention op fit each other."""
-    options = {
-        "key_mask": key_mask,
-        "cu_seqlens": cu_seqlens,
-        "log_decay": log_decay,
-        "key_log_weight": key_log_weight,
-    }
+    options = {"key_mask": key_mask, "cu_seqlens": cu_seqlens, "log_decay": log_decay, "key_log_weight": key_log_weight}
     _check_tensors(q=q, k=k, v=v, **options)
     if not q.ndim == k.ndim == v.ndim == 4:
         raise ValueError(
@@ -34,9 +27,7 @@ def check_attention(
             f"got {_shapes(q=q, k=k, v=v)}."
         )
     if g == 0 or h % g:
-        raise ValueError(
-            f"query heads must be a multiple of key/value heads; got {h} and {g} ({_shapes(q=q, k=k)})."
-        )
+        raise ValueError(f"query heads must be a multiple of key/value heads; got {h} and {g} ({_shapes(q=q, k=k)}).")
     if causal and t != s:
         raise ValueError(
             f"causal attention needs as many keys as queries; got {_shapes(q=q, k=k)}. For a continued sequence pass state=."
@@ -57,9 +48,7 @@ def check_attention(
         )
     if log_decay is not None:
         if not causal:
-            raise ValueError(
-                "log_decay needs causal=True: a decay runs along time; without causality there is none."
-            )
+            raise ValueError("log_decay needs causal=True: a decay runs along time; without causality there is none.")
         channels = log_decay.ndim == 4 and log_decay.shape[:3] == (b, g, s)
         if log_decay.shape not in ((g,), (b, g, s)) and not channels:
             raise ValueError(
@@ -76,9 +65,7 @@ def _check_tensors(**given) -> None:
 
 def _check_key_mask(key_mask, b, s) -> None:
     if key_mask.dtype != torch.bool:
-        raise TypeError(
-            f"key_mask must be bool, True = attend; got {key_mask.dtype}. For a 0/1 mask pass mask.bool()."
-        )
+        raise TypeError(f"key_mask must be bool, True = attend; got {key_mask.dtype}. For a 0/1 mask pass mask.bool().")
     if key_mask.shape != (b, s):
         raise ValueError(f"key_mask must be (b, s) = {(b, s)}; got {tuple(key_mask.shape)}.")
 
@@ -89,9 +76,7 @@ def _check_packing(cu_seqlens, b, t, s) -> None:
             f"cu_seqlens goes with one packed row: b = 1 and as many keys as queries; got b = {b}, t = {t}, s = {s}."
         )
     if cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise TypeError(
-            f"cu_seqlens must be int32 (n + 1,); got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}."
-        )
+        raise TypeError(f"cu_seqlens must be int32 (n + 1,); got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}.")
 
 
 def check_state(call: Call) -> None:

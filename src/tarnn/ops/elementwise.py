@@ -9,9 +9,7 @@ from torch.nn import functional
 from tarnn.kernels.cpu import elementwise as kernels
 
 
-def rms_norm(
-    x: Float[Tensor, "... n"], weight: Float[Tensor, " n"], eps: float | None
-) -> Float[Tensor, "... n"]:
+def rms_norm(x: Float[Tensor, "... n"], weight: Float[Tensor, " n"], eps: float | None) -> Float[Tensor, "... n"]:
     """x · weight / √(mean(x²) + eps), the mean over the last axis (Zhang and Sennrich 2019, eq. 4, arXiv 1910.07467).
 
     eps: None is the smallest number with 1 + eps > 1 in x's dtype. Kept for backward: x, and one number per row.

@@ -9,9 +9,7 @@ from tarnn.kernels.packing import bounds
 __all__ = ["bounds", "reverse"]
 
 
-def reverse(
-    x: Shaped[Tensor, "..."], cu_seqlens: Int[Tensor, " n_plus_1"], dim: int = -2
-) -> Shaped[Tensor, "..."]:
+def reverse(x: Shaped[Tensor, "..."], cu_seqlens: Int[Tensor, " n_plus_1"], dim: int = -2) -> Shaped[Tensor, "..."]:
     """Each packed sequence turned around within its own bounds along `dim`; its own inverse.
 
     With it, causal attention runs from the last token to the first: reverse the inputs, attend, reverse the
@@ -19,8 +17,6 @@ def reverse(
     """
     t = x.shape[dim]
     index = torch.arange(t, device=x.device)
-    which = (
-        torch.searchsorted(cu_seqlens.to(torch.int64), index, right=True) - 1
-    )  # the sequence of each token
+    which = torch.searchsorted(cu_seqlens.to(torch.int64), index, right=True) - 1  # the sequence of each token
     turned = cu_seqlens[which] + cu_seqlens[which + 1] - 1 - index
     return x.index_select(dim, turned)

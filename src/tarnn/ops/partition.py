@@ -73,9 +73,13 @@ def sum_classes(
 
 
 def random_feature_softmax(
-    q: Float[Tensor, "*batch d"], k: Float[Tensor, "*batch_k c d"], feature_map: FeatureMap, sums: ClassSums, *,
+    q: Float[Tensor, "*batch d"],
+    k: Float[Tensor, "*batch_k c d"],
+    feature_map: FeatureMap,
+    sums: ClassSums,
+    *,
     log_weight: Float[Tensor, "*batch_k c"] | None = None,
-) -> RandomFeatureSoftmax:  # fmt: skip
+) -> RandomFeatureSoftmax:
     """log p of the classes k for queries q, with Z estimated: exact logits, an estimated denominator. O(m·d + c·d).
 
     q: (…, d). k: the classes asked for, (c, d) or (…, c, d), with their log_weight; any number of them, none too.

@@ -48,9 +48,17 @@ def pair_log_weight(
 
 
 def quadratic(
-    fq: Tensor, fk: Tensor, v: Tensor, *, causal: bool, normalize: bool = True, eps: float = 0.0,
-    key_mask=None, log_decay=None, key_log_weight=None,
-) -> Tensor:  # fmt: skip
+    fq: Tensor,
+    fk: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    normalize: bool = True,
+    eps: float = 0.0,
+    key_mask=None,
+    log_decay=None,
+    key_log_weight=None,
+) -> Tensor:
     """Linear attention written as softmax attention is: a (t, s) matrix of weights, O(t·s) time and memory.
 
     fq: (b, h, t, f), fk: (b, g, s, f), v: (b, g, s, e), with h a multiple of g. key_mask: bool (b, s).
@@ -85,9 +93,17 @@ class RecurrentState(NamedTuple):
 
 
 def recurrent(
-    fq: Tensor, fk: Tensor, v: Tensor, *, normalize: bool = True, eps: float = 0.0, key_mask=None,
-    log_decay=None, key_log_weight=None, state: RecurrentState | None = None,
-) -> tuple[Tensor, RecurrentState]:  # fmt: skip
+    fq: Tensor,
+    fk: Tensor,
+    v: Tensor,
+    *,
+    normalize: bool = True,
+    eps: float = 0.0,
+    key_mask=None,
+    log_decay=None,
+    key_log_weight=None,
+    state: RecurrentState | None = None,
+) -> tuple[Tensor, RecurrentState]:
     """Causal linear attention as the RNN that it is, one token at a time. Shapes as in `quadratic`."""
     (b, h, t, f), (g, e) = fq.shape, (v.shape[1], v.shape[3])
     if state is None:
@@ -108,10 +124,7 @@ def recurrent(
         keep = (M[..., None] + decay - finite[..., None]).exp()  # (b, g, f or 1)
         add = (w - finite).exp()[..., None]  # (b, g, 1)
         phi_k = torch.where(seen[..., None], fk[:, :, i], 0.0) * add
-        S = (
-            keep[..., None] * S
-            + phi_k[..., None] * torch.where(seen[..., None], v[:, :, i], 0.0)[..., None, :]
-        )
+        S = keep[..., None] * S + phi_k[..., None] * torch.where(seen[..., None], v[:, :, i], 0.0)[..., None, :]
         z = keep * z + phi_k
         M = new_M
         phi_q = fq[:, :, i].unflatten(1, (g, h // g))  # (b, g, r, f)
@@ -126,9 +139,7 @@ def recurrent(
     return o, RecurrentState(S, z, M)
 
 
-def softmax(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale=None, key_mask=None, key_log_weight=None
-) -> Tensor:
+def softmax(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale=None, key_mask=None, key_log_weight=None) -> Tensor:
     """Softmax attention, O(t·s): o_i = Σ_j exp(scale·q_i·k_j + w_j) v_j / Σ_j exp(…). Zeros where i sees no key.
 
     With more keys than queries, causal means that the last query sees the last key.
@@ -140,9 +151,7 @@ def softmax(
     if key_log_weight is not None:
         logits = logits + key_log_weight.repeat_interleave(h // g, dim=1)[:, :, None, :]
     if causal:
-        logits = logits.masked_fill(
-            torch.ones(t, s, dtype=torch.bool, device=q.device).triu(1 + s - t), -torch.inf
-        )
+        logits = logits.masked_fill(torch.ones(t, s, dtype=torch.bool, device=q.device).triu(1 + s - t), -torch.inf)
     if key_mask is not None:
         logits = logits.masked_fill(~key_mask[:, None, None, :], -torch.inf)
     if not s:
@@ -154,10 +163,22 @@ def softmax(
 
 
 def hybrid(
-    q: Tensor, k: Tensor, v: Tensor, far_weight: Tensor | None, *, causal: bool, window: int, sinks: int, scale: float,
-    key_mask=None, log_decay=None, softcap: float | None = None, exact_queries: Tensor | None = None, slots: int = 0,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    far_weight: Tensor | None,
+    *,
+    causal: bool,
+    window: int,
+    sinks: int,
+    scale: float,
+    key_mask=None,
+    log_decay=None,
+    softcap: float | None = None,
+    exact_queries: Tensor | None = None,
+    slots: int = 0,
     score: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Exact softmax over near keys and sinks, estimated weights for all others, one denominator; O(t²).
 
     q (b, h, t, d), k (b, g, t, d), v (b, g, t, e); far_weight (b, h, t, t): log of the estimated weight of each pair, or

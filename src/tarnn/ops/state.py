@@ -31,9 +31,12 @@ class State:
         super().__init_subclass__(**kwargs)
         name = f"{cls.__module__}.{cls.__qualname__}"
         pytree.register_pytree_node(
-            cls, _flatten, lambda parts, names: cls(**dict(zip(names, parts, strict=True))),
-            serialized_type_name=name, flatten_with_keys_fn=_flatten_with_keys,
-        )  # fmt: skip
+            cls,
+            _flatten,
+            lambda parts, names: cls(**dict(zip(names, parts, strict=True))),
+            serialized_type_name=name,
+            flatten_with_keys_fn=_flatten_with_keys,
+        )
 
     def map(self: Kind, f) -> Kind:
         """f applied to each tensor: `state.map(torch.Tensor.detach)`."""
@@ -134,9 +137,17 @@ class LinearState(State):
 
     @classmethod
     def zeros(
-        cls, batch_size: int, num_kv_heads: int, num_features: int, head_dim: int, *, log_weights: bool = False,
-        log_features: bool = False, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None,
-    ) -> "LinearState":  # fmt: skip
+        cls,
+        batch_size: int,
+        num_kv_heads: int,
+        num_features: int,
+        head_dim: int,
+        *,
+        log_weights: bool = False,
+        log_features: bool = False,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> "LinearState":
         """The state that has seen nothing. `log_weights`: with room for M (at −∞: no key yet);
         `log_features`: for one M per feature, as maps with `log_features` need."""
         S = torch.zeros(batch_size, num_kv_heads, num_features, head_dim, dtype=dtype, device=device)

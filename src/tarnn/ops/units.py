@@ -32,9 +32,7 @@ class Scaled(NamedTuple):
     M: Tensor  # (n, g, f)  maxima behind the last key; −∞: no key
 
 
-def causal_units(
-    y: Tensor, x: Tensor, log_decay: Tensor | None, M: Tensor, cu_seqlens: Tensor | None = None
-) -> Scaled:
+def causal_units(y: Tensor, x: Tensor, log_decay: Tensor | None, M: Tensor, cu_seqlens: Tensor | None = None) -> Scaled:
     """y (b, h, t, f) and x (b, g, t, f), −∞ where there is no key; log_decay (b, g, t, 1 or f); M (n, g, f) before."""
     most, keep = _running(x, log_decay, M, cu_seqlens)
     q, U = _queries(y, most)
@@ -66,9 +64,7 @@ def _queries(y: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
     return (seen - U[..., None]).exp().flatten(1, 2), U.flatten(1, 2)
 
 
-def _running(
-    x: Tensor, log_decay: Tensor | None, M: Tensor, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _running(x: Tensor, log_decay: Tensor | None, M: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     """M_i, and the decay in its units, both (b, g, t, f)."""
     t, tokens = x.shape[2], torch.arange(x.shape[2], device=x.device)
     if cu_seqlens is None:
@@ -81,9 +77,7 @@ def _running(
     kind = x.dtype if log_decay is None else widest(x.device)
     most = _scan(torch.maximum(x, before + decay).detach().to(kind), decay.detach().to(kind), which)
     most = most.to(x.dtype)
-    last = torch.where(
-        starts[:, None], before, torch.nn.functional.pad(most, (0, 0, 1, 0), value=-torch.inf)[:, :, :t]
-    )
+    last = torch.where(starts[:, None], before, torch.nn.functional.pad(most, (0, 0, 1, 0), value=-torch.inf)[:, :, :t])
     change = (last.to(kind) - finite(most).to(kind)).masked_fill(last == -torch.inf, 0.0)
     return most, (change + decay).to(x.dtype)
 
@@ -93,9 +87,7 @@ def _scan(most: Tensor, decay: Tensor, which: Tensor) -> Tensor:
     t, reach = most.shape[2], 1
     pad = torch.nn.functional.pad
     while reach < t:
-        other = (
-            which[reach:] != which[:-reach]
-        )  # masked, since a NaN of another sequence would outlast a decay of −∞
+        other = which[reach:] != which[:-reach]  # masked, since a NaN of another sequence would outlast a decay of −∞
         earlier = (most[:, :, :-reach] + decay[:, :, reach:]).masked_fill(other[:, None], -torch.inf)
         most = torch.maximum(most, pad(earlier, (0, 0, reach, 0), value=-torch.inf))
         decay = decay + pad(decay[:, :, :-reach], (0, 0, reach, 0))

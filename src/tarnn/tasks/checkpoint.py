@@ -77,9 +77,14 @@ def elsewhere(fields: dict[str, Any]) -> str:
 
 
 def open_model(
-    path: str | Path, *, tasks: Collection[str] = ("text",), dtype: torch.dtype | None = None, whole: bool = False,
-    device: torch.device | str = "cpu", track: Callable[[Any, int], Any] = lambda steps, total: steps,
-) -> Any:  # fmt: skip
+    path: str | Path,
+    *,
+    tasks: Collection[str] = ("text",),
+    dtype: torch.dtype | None = None,
+    whole: bool = False,
+    device: torch.device | str = "cpu",
+    track: Callable[[Any, int], Any] = lambda steps, total: steps,
+) -> Any:
     """The model in folder `path`, of one of these tasks, ready to run. `dtype` None: as saved.
 
     It runs token after token (`TextModel`, `ImageModel`) and needs no transformers; `whole`: with `forward` too, as
@@ -117,9 +122,7 @@ def weightless(
         model = unfilled((task.classes() if whole else task.recurrent())[1], config)
         return nn.Module.to(model, dtype)
     except (RuntimeError, TypeError, OverflowError) as error:
-        raise UserError(
-            f"{file} calls for a model that can't be made: {str(error).splitlines()[0]}."
-        ) from error
+        raise UserError(f"{file} calls for a model that can't be made: {str(error).splitlines()[0]}.") from error
 
 
 def end_ids(file: Path, config: TarnnConfig) -> frozenset[int]:

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tarnn.data.pairs import Pair, read_pairs
 from tarnn.errors import UserError
 from tarnn.tasks.base import Report, Trained, register
-from tarnn.tasks.sequences import (
-    EncoderSettings,
-    SequenceTask,
-    facts_of,
-    refuse_other_data,
-    scored,
-    split,
-)
+from tarnn.tasks.sequences import EncoderSettings, SequenceTask, facts_of, refuse_other_data, scored, split
 from tarnn.tasks.settings import option
 from tarnn.tasks.text import TokenSettings
 
@@ -32,10 +25,7 @@ class ClassificationSettings(EncoderSettings, TokenSettings):
 
     label_field: str = option("label", "The field that holds the label in jsonl and datasets.", "Sequences")
     max_length: int | None = option(
-        None,
-        "Cut longer sequences to so many tokens, which is logged (default: none is cut).",
-        "Sequences",
-        least=1,
+        None, "Cut longer sequences to so many tokens, which is logged (default: none is cut).", "Sequences", least=1
     )
 
 
@@ -48,9 +38,7 @@ class ClassificationTask(SequenceTask):
     settings_class = ClassificationSettings
     unit, counted, rates = "bits_per_label", "texts", ("accuracy",)
 
-    def __init__(
-        self, settings: ClassificationSettings, first: bool, saved: dict[str, Any] | None, report: Report
-    ):
+    def __init__(self, settings: ClassificationSettings, first: bool, saved: dict[str, Any] | None, report: Report):
         from tarnn.data.corpus import make_tokenizer
 
         self.settings: ClassificationSettings = settings
@@ -129,13 +117,8 @@ class ClassificationTask(SequenceTask):
         token_config(settings)
 
     def config(self) -> Any:
-        longest = max(
-            len(row["input_ids"]) for part in (self.examples, self.held_out) if part for row in part.rows
-        )
-        names = {
-            "id2label": dict(enumerate(self.labels)),
-            "label2id": {x: i for i, x in enumerate(self.labels)},
-        }
+        longest = max(len(row["input_ids"]) for part in (self.examples, self.held_out) if part for row in part.rows)
+        names = {"id2label": dict(enumerate(self.labels)), "label2id": {x: i for i, x in enumerate(self.labels)}}
         return token_config(self.settings, self.tokenizer, longest, **names)
 
     def rows(self) -> dict[str, str]:
@@ -171,12 +154,7 @@ def token_config(settings: Any, tokenizer: Any = None, longest: int = 1, **of_da
         choices.setdefault("max_position_embeddings", longest)
     if tokenizer is not None:
         end = tokenizer.eos_token_id
-        choices |= {
-            "vocab_size": len(tokenizer),
-            "bos_token_id": end,
-            "eos_token_id": end,
-            "pad_token_id": end,
-        }
+        choices |= {"vocab_size": len(tokenizer), "bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
     return make_config(TarnnConfig, settings, choices | of_data)
 
 

@@ -51,9 +51,7 @@ class CtcTask(SequenceTask):
         for part in (train, held_out):
             parts.append(self.read(part))
         self.normalize(parts[0])
-        rows_of = [
-            [row | {"input_features": self.normal(row["input_features"])} for row in part] for part in parts
-        ]
+        rows_of = [[row | {"input_features": self.normal(row["input_features"])} for row in part] for part in parts]
         self.examples, *rest = (padded(part) for part in rows_of if part)
         self.held_out = rest[0] if rest else None
         self.tokenizer = symbols_tokenizer(settings.out, LETTERS)
@@ -144,19 +142,13 @@ class CtcTask(SequenceTask):
         lengths = model.model.embed_tokens.places(batch["attention_mask"].sum(-1))
         real = batch["labels"] >= 0
         nats = torch.nn.functional.ctc_loss(
-            logits.log_softmax(-1).transpose(0, 1),
-            batch["labels"][real],
-            lengths,
-            real.sum(-1),
-            reduction="sum",
+            logits.log_softmax(-1).transpose(0, 1), batch["labels"][real], lengths, real.sum(-1), reduction="sum"
         )
         wanted = [row[row >= 0].tolist() for row in batch["labels"]]
         found = [best_path(row[:n].cpu().numpy()) for row, n in zip(logits, lengths.tolist())]
         wrong, count = sum(map(edits, found, wanted)), sum(map(len, wanted))
         nats = nats.to(widest(nats.device))
-        return torch.stack([nats, *(nats.new_tensor(x) for x in (count, count, wrong))]), list(
-            zip(found, wanted)
-        )
+        return torch.stack([nats, *(nats.new_tensor(x) for x in (count, count, wrong))]), list(zip(found, wanted))
 
     def details(self, outcomes: list[Any]) -> dict[str, Any]:
         """word_error_rate: edits of words per word that is said."""
@@ -220,9 +212,7 @@ def symbols_tokenizer(folder: Path, names: Sequence[str]) -> Any:
 
     file = folder / "vocab.json"
     file.write_text(json.dumps({name: i for i, name in enumerate((BLANK, *names, "<unk>"))}))
-    return Wav2Vec2CTCTokenizer(
-        file, bos_token=None, eos_token=None, pad_token=BLANK, word_delimiter_token=SPACE
-    )
+    return Wav2Vec2CTCTokenizer(file, bos_token=None, eos_token=None, pad_token=BLANK, word_delimiter_token=SPACE)
 
 
 def ctc_config(settings: CtcSettings, input_size: int) -> Any:
@@ -232,7 +222,10 @@ def ctc_config(settings: CtcSettings, input_size: int) -> Any:
     from tarnn.tasks.model import chosen, make_config
 
     fixed = {
-        "causal": settings.causal, "input_size": input_size, "subsampling": settings.subsampling,
-        "vocab_size": len(LETTERS) + 1, "pad_token_id": 0,
-    }  # fmt: skip
+        "causal": settings.causal,
+        "input_size": input_size,
+        "subsampling": settings.subsampling,
+        "vocab_size": len(LETTERS) + 1,
+        "pad_token_id": 0,
+    }
     return make_config(TarnnConfig, settings, chosen(settings) | fixed)

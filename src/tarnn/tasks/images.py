@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarnn.data.images import Images, part_of, parts_of, read_images, size
 from tarnn.errors import UserError
-from tarnn.tasks.base import (
-    Report,
-    Task,
-    Trained,
-    facts_of_held_out,
-    refuse_other_held_out,
-    register,
-)
+from tarnn.tasks.base import Report, Task, Trained, facts_of_held_out, refuse_other_held_out, register
 from tarnn.tasks.settings import RunSettings, option
 
 if TYPE_CHECKING:
@@ -34,17 +27,17 @@ VALIDATION_FRACTION, VALIDATION_VALUES = 0.1, 1 << 18
 class ImageSettings(RunSettings):
     """A run of `tarnn train --task image`. The preset "paper" is trained as the paper's scripts do: RAdam, constant."""
 
-    likelihood: str | None = option(
-        None, "logistic_mixture or categorical (default: logistic_mixture).", "Images"
-    )
+    likelihood: str | None = option(None, "logistic_mixture or categorical (default: logistic_mixture).", "Images")
     mixtures: int | None = option(None, "Components of the mixture (default: 10).", "Images", least=1)
     class_conditional: bool = option(
         False, "Learn to make images of a given class.", "Images", flag="--class-conditional"
     )
     optimizer: str | None = option(
-        None, "adamw or radam (default: adamw; with --preset paper radam, constant).", "Images",
+        None,
+        "adamw or radam (default: adamw; with --preset paper radam, constant).",
+        "Images",
         one_of=("adamw", "radam"),
-    )  # fmt: skip
+    )
     sample_images: int = option(16, "Images to draw at the end; 0: none.", "Images", least=0, may_change=True)
 
     def __post_init__(self) -> None:
@@ -160,9 +153,7 @@ class ImageTask(Task):
         task, settings = cls.__new__(cls), trained.settings
         task.settings, task.num_classes = settings, trained.config.num_classes
         if len(sources) > 1:
-            raise UserError(
-                f"images come from one source at a time; got {len(sources)}: {', '.join(sources)}."
-            )
+            raise UserError(f"images come from one source at a time; got {len(sources)}: {', '.join(sources)}.")
         if sources:
             task.held_out = read_images(sources[0], parts=("test", "valid"))
         else:
@@ -254,9 +245,7 @@ def split(images: Images, settings: ImageSettings) -> tuple[Images, Images | Non
         return images, first_of(read_images(f"{part_of(source)[0]}:valid"), most)
     fraction = VALIDATION_FRACTION if settings.val_fraction is None else settings.val_fraction
     if not 0 <= fraction < 1:
-        raise UserError(
-            f"a validation fraction of {fraction} is not a part of the images; expected 0 ≤ fraction < 1."
-        )
+        raise UserError(f"a validation fraction of {fraction} is not a part of the images; expected 0 ≤ fraction < 1.")
     wanted = round(fraction * len(images))
     wanted = min(wanted, most) if settings.val_fraction is None else wanted
     if not wanted:
@@ -287,6 +276,9 @@ def check_like(images: Images, others: Images, num_classes: int) -> None:
 
 def facts_of(images: Images) -> dict[str, Any]:
     return {
-        "source": images.source, "images": len(images), "shape": list(images.shape), "classes": images.num_classes,
+        "source": images.source,
+        "images": len(images),
+        "shape": list(images.shape),
+        "classes": images.num_classes,
         "digest": images.digest,
-    }  # fmt: skip
+    }

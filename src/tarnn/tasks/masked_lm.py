@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 class MaskedLMSettings(WindowSettings):
     """A run of `tarnn train --task masked-lm`."""
 
-    mask_probability: float = option(
-        0.15, "The part of the tokens that is to be guessed.", "Text", above=0, most=1
-    )
+    mask_probability: float = option(0.15, "The part of the tokens that is to be guessed.", "Text", above=0, most=1)
 
 
 @register
@@ -118,10 +116,7 @@ class MaskedLMTask(TextTask):
             best = model(ids).logits[0, places].float().softmax(-1).topk(min(top, model.config.vocab_size))
             ids[0, places] = best.indices[:, 0]
             guesses = [
-                [
-                    {"token": reader.decode([i]), "probability": p}
-                    for i, p in zip(row.tolist(), shares.tolist())
-                ]
+                [{"token": reader.decode([i]), "probability": p} for i, p in zip(row.tolist(), shares.tolist())]
                 for row, shares in zip(best.indices, best.values)
             ]
             yield {"output": reader.decode(ids[0].tolist(), skip_special_tokens=plain), "masks": guesses}

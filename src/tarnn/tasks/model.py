@@ -14,9 +14,13 @@ C = TypeVar("C", bound=TarnnConfig)
 # small enough for a laptop's CPU
 MODERN = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
 OPTIONS = {
-    "hidden_size": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads",
-    "decay": "decay", "position": "position", "dropout": "dropout",
-}  # fmt: skip
+    "hidden_size": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "decay": "decay",
+    "position": "position",
+    "dropout": "dropout",
+}
 
 
 def chosen(settings: RunSettings) -> dict[str, Any]:

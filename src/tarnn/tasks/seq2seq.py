@@ -22,12 +22,8 @@ LONGEST = 1024  # tokens that `predict` makes of one input
 class Seq2SeqSettings(TokenSettings):
     """A run of `tarnn train --task seq2seq`."""
 
-    target_field: str = option(
-        "target", "The field that holds the target in jsonl and datasets.", "Sequences"
-    )
-    encoder_layers: int | None = option(
-        None, "Blocks of the encoder (default: as --layers).", "Sequences", least=1
-    )
+    target_field: str = option("target", "The field that holds the target in jsonl and datasets.", "Sequences")
+    encoder_layers: int | None = option(None, "Blocks of the encoder (default: as --layers).", "Sequences", least=1)
     cross_attention: str | None = option(
         None, f"Of the decoder to the encoder: {PATTERN.replace('linear).', '--attention).')}", "Sequences"
     )
@@ -137,10 +133,5 @@ def seq2seq_config(settings: Seq2SeqSettings, tokenizer: Any = None) -> Any:
             choices[name] = value.split(",") if isinstance(value, str) and "," in value else value
     if tokenizer is not None:
         end = tokenizer.eos_token_id
-        choices |= {
-            "vocab_size": len(tokenizer),
-            "bos_token_id": end,
-            "eos_token_id": end,
-            "pad_token_id": end,
-        }
+        choices |= {"vocab_size": len(tokenizer), "bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
     return make_config(Seq2SeqTask.classes()[0], settings, choices)

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
     from tarnn.data.examples import Batches, EpochSampler, PaddedRows
 
-VALIDATION_FRACTION, VALIDATION_ROWS = (
-    0.1,
-    1000,
-)  # held out where nothing was asked for: a part, and at most so many
+VALIDATION_FRACTION, VALIDATION_ROWS = (0.1, 1000)  # held out where nothing was asked for: a part, and at most so many
 X = TypeVar("X", bound=tuple[Any, ...])  # two texts, or more, and the place that they are from
 
 
@@ -30,9 +27,11 @@ class EncoderSettings(RunSettings):
     """What runs of encoders have in common."""
 
     causal: bool = option(
-        False, "Each token sees only those before it, so that a stream can be read (default: both sides).", "Sequences",
+        False,
+        "Each token sees only those before it, so that a stream can be read (default: both sides).",
+        "Sequences",
         flag="--causal",
-    )  # fmt: skip
+    )
 
 
 class SequenceTask(Task):
@@ -138,9 +137,7 @@ def split(
     return [x for i, x in enumerate(rows) if i not in chosen], [x for i, x in enumerate(rows) if i in chosen]
 
 
-def refuse_other_data(
-    facts: dict[str, Any], saved: dict[str, Any] | None, task: Task, settings: RunSettings
-) -> None:
+def refuse_other_data(facts: dict[str, Any], saved: dict[str, Any] | None, task: Task, settings: RunSettings) -> None:
     """UserError where a run is resumed and its data are not what they were."""
     before = (saved or {}).get(task.of)
     if before is not None and before != facts:

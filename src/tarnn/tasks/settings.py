@@ -24,10 +24,19 @@ VALIDATION = (
 
 
 def option(
-    default: Any, help: str, heading: str | None = None, *, least: float | None = None, most: float | None = None,
-    above: float | None = None, one_of: Sequence[str] = (), may_change: bool = False, flag: str | None = None,
-    metavar: str | None = None, parse: Callable[[list[str]], dict[str, Any]] | None = None,
-) -> Any:  # fmt: skip
+    default: Any,
+    help: str,
+    heading: str | None = None,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    one_of: Sequence[str] = (),
+    may_change: bool = False,
+    flag: str | None = None,
+    metavar: str | None = None,
+    parse: Callable[[list[str]], dict[str, Any]] | None = None,
+) -> Any:
     """A field that is an option.
 
     least, most, above: bounds of a number. one_of: the words it may be. may_change: a resumed run may have another
@@ -101,9 +110,13 @@ class RunSettings:
         None, "elu, relu, dpfp, hedgehog, favor, oprf … (default: elu), or a pattern over the layers.", MODEL
     )
     feature_map_options: dict[str, Any] = option(
-        dict, "An option of a feature map, such as favor.num_features=128.", MODEL,
-        flag="--map-option", metavar="MAP.OPTION=VALUE", parse=parse_map_options,
-    )  # fmt: skip
+        dict,
+        "An option of a feature map, such as favor.num_features=128.",
+        MODEL,
+        flag="--map-option",
+        metavar="MAP.OPTION=VALUE",
+        parse=parse_map_options,
+    )
     redraw_every: int = option(
         1000, "Steps between new draws of random features; 0: keep the first draw.", MODEL, least=0
     )
@@ -113,44 +126,43 @@ class RunSettings:
     )
     dropout: float | None = option(None, "On the embedding and in every block (default: 0).", MODEL)
     steps: int | None = option(
-        None, f"Optimizer steps (default: {DEFAULT_STEPS}, if nothing else ends the run).", LENGTH,
-        least=1, most=999_999_999, may_change=True,
-    )  # fmt: skip
+        None,
+        f"Optimizer steps (default: {DEFAULT_STEPS}, if nothing else ends the run).",
+        LENGTH,
+        least=1,
+        most=999_999_999,
+        may_change=True,
+    )
     epochs: float | None = option(None, "Passes over the data.", LENGTH, above=0, may_change=True)
     max_minutes: float | None = option(
-        None, "The time for the whole command; the learning rate follows the clock.", LENGTH, above=0,
-        may_change=True,
-    )  # fmt: skip
-    batch_size: int = option(
-        16, "Sequences or images per batch, on each device.", LENGTH, least=1, most=10**9
+        None, "The time for the whole command; the learning rate follows the clock.", LENGTH, above=0, may_change=True
     )
+    batch_size: int = option(16, "Sequences or images per batch, on each device.", LENGTH, least=1, most=10**9)
     accumulate: int = option(1, "Batches per step.", LENGTH, least=1, most=10**9)
     learning_rate: float | None = option(
-        None, "The highest one (default: 1e-3; images with --preset paper: 1e-4).", LENGTH, above=0,
-        may_change=True,
-    )  # fmt: skip
-    bf16: bool = option(False, "Train in mixed precision.", LENGTH)
-    device: str = option(
-        "auto", "cpu, cuda, mps …; auto: an accelerator if there is one.", LENGTH, may_change=True
+        None, "The highest one (default: 1e-3; images with --preset paper: 1e-4).", LENGTH, above=0, may_change=True
     )
+    bf16: bool = option(False, "Train in mixed precision.", LENGTH)
+    device: str = option("auto", "cpu, cuda, mps …; auto: an accelerator if there is one.", LENGTH, may_change=True)
     threads: int | None = option(
         None, "Threads of the CPU (default: as torch has them).", LENGTH, least=1, most=4096, may_change=True
     )
     gradient_checkpointing: bool = option(
         False, "Save memory by computing activations twice.", LENGTH, flag="--gradient-checkpointing"
     )
-    seed: int = option(
-        0, "For the first weights, the order of the data, and dropout.", LENGTH, least=0, most=2**32 - 1
-    )
+    seed: int = option(0, "For the first weights, the order of the data, and dropout.", LENGTH, least=0, most=2**32 - 1)
     eval_every: int = option(250, "Steps between validations.", KEPT, least=1, most=10**9, may_change=True)
     save_every: int = option(250, "Steps between checkpoints.", KEPT, least=1, most=10**9, may_change=True)
     keep: int = option(2, "Checkpoints to keep.", KEPT, least=1, most=10**9, may_change=True)
     resume: bool = option(False, "Go on from the last complete checkpoint, if any.", KEPT, may_change=True)
     overwrite: bool = option(False, "Delete the run in --out first.", KEPT, may_change=True)
     training_arguments: dict[str, Any] = option(
-        dict, "Any other field of Hugging Face's TrainingArguments.",
-        flag="--set", metavar="KEY=VALUE", parse=parse_assignments,
-    )  # fmt: skip
+        dict,
+        "Any other field of Hugging Face's TrainingArguments.",
+        flag="--set",
+        metavar="KEY=VALUE",
+        parse=parse_assignments,
+    )
 
     def __post_init__(self) -> None:
         if self.steps is None and self.epochs is None and self.max_minutes is None:
@@ -162,9 +174,7 @@ class RunSettings:
         if self.resume and self.overwrite:
             raise UserError("--resume goes on with a run and --overwrite deletes it; give one of them.")
         if self.val is not None and self.val_fraction is not None:
-            raise UserError(
-                "--val names a source of its own and --val-fraction splits one off; give one of them."
-            )
+            raise UserError("--val names a source of its own and --val-fraction splits one off; give one of them.")
 
     @property
     def usual_learning_rate(self) -> float:

@@ -39,11 +39,7 @@ class WindowSettings(TokenSettings):
 
     context: int = option(256, "Tokens in a training sequence.", "Text", least=1)
     start: Path | None = option(  # noqa: RUF009
-        None,
-        "Go on from the weights of this run, with its shape and tokenizer.",
-        MODEL,
-        flag="--from",
-        metavar="RUN",
+        None, "Go on from the weights of this run, with its shape and tokenizer.", MODEL, flag="--from", metavar="RUN"
     )
 
     def __post_init__(self) -> None:
@@ -57,9 +53,7 @@ class WindowSettings(TokenSettings):
 class TextSettings(WindowSettings):
     """A run of `tarnn train` on text."""
 
-    sample_tokens: int = option(
-        256, "Length of the sample at the end; 0: none.", "Text", least=0, may_change=True
-    )
+    sample_tokens: int = option(256, "Length of the sample at the end; 0: none.", "Text", least=0, may_change=True)
 
 
 @register
@@ -140,11 +134,7 @@ class TextTask(Task):
         if self.settings.start is None:
             return super().model()
         return self.classes()[1].from_pretrained(
-            self.settings.start,
-            config=self.config(),
-            dtype="float32",
-            local_files_only=True,
-            use_safetensors=True,
+            self.settings.start, config=self.config(), dtype="float32", local_files_only=True, use_safetensors=True
         )
 
     def sampler(self, num_examples: int, seed: int) -> WindowSampler:
@@ -204,9 +194,14 @@ class TextTask(Task):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             ids = model.generate(
-                start, attention_mask=torch.ones_like(start), do_sample=True, temperature=0.8, top_k=0,
-                max_new_tokens=min(settings.sample_tokens, longest - start.shape[1]), max_time=max_seconds,
-            )  # fmt: skip
+                start,
+                attention_mask=torch.ones_like(start),
+                do_sample=True,
+                temperature=0.8,
+                top_k=0,
+                max_new_tokens=min(settings.sample_tokens, longest - start.shape[1]),
+                max_time=max_seconds,
+            )
         text = str(self.tokenizer.decode(ids[0], skip_special_tokens=True))
         (settings.out / SAMPLE).write_text(text, encoding="utf-8")
         return text
@@ -263,11 +258,7 @@ def text_config(settings: WindowSettings, tokenizer: Any = None, causal: bool = 
 def refuse_other_shape(settings: WindowSettings) -> None:
     """UserError for options of the model or its tokenizer, which --from brings along."""
     for each in fields(settings):
-        of_model = each.metadata.get("heading") == MODEL and each.name not in (
-            "start",
-            "redraw_every",
-            "dropout",
-        )
+        of_model = each.metadata.get("heading") == MODEL and each.name not in ("start", "redraw_every", "dropout")
         value = getattr(settings, each.name)
         if (of_model and value not in (None, each.default, {})) or (
             each.name == "tokenizer" and value not in (each.default, str(settings.start))
@@ -286,9 +277,7 @@ def shape_of(settings: WindowSettings) -> dict[str, Any]:
     assert settings.start is not None
     for name in ("config.json", "model.safetensors"):
         if not (settings.start / name).is_file():
-            raise UserError(
-                f"--from {settings.start} holds no checkpoint: it has no {name}. Name the folder of a run."
-            )
+            raise UserError(f"--from {settings.start} holds no checkpoint: it has no {name}. Name the folder of a run.")
     saved, task = read_json(settings.start / "config.json"), TASKS[settings.task]
     if task_of(saved) is not task:
         raise UserError(
@@ -321,9 +310,13 @@ def ready_corpus(settings: WindowSettings, first: bool, report: Report) -> Corpu
     held_out = None if settings.val is None else read([settings.val])
     if not (folder / DESCRIPTION).exists():
         return prepare(
-            read(settings.sources), folder, tokenizer=settings.tokenizer,
-            validation_fraction=settings.val_fraction, validation_documents=held_out, report=report,
-        )  # fmt: skip
+            read(settings.sources),
+            folder,
+            tokenizer=settings.tokenizer,
+            validation_fraction=settings.val_fraction,
+            validation_documents=held_out,
+            report=report,
+        )
     corpus = load(folder)
     if first and not (
         Digest(read(settings.sources)).hex() == corpus.facts["digest"]

@@ -144,11 +144,7 @@ def pair_of(row: dict[str, Any], labels: str, tokens: str, place: str) -> Pair:
     """The labels and the words of a row; UserError where they are not two lists of one length, or a word is empty."""
     for name in (labels, tokens):
         if not isinstance(row.get(name), list):
-            got = (
-                f"a {type(row[name]).__name__}"
-                if name in row
-                else f"only {', '.join(map(repr, row)) or 'nothing'}"
-            )
+            got = f"a {type(row[name]).__name__}" if name in row else f"only {', '.join(map(repr, row)) or 'nothing'}"
             raise UserError(f"{place} has {got} where a list was expected, in the field {name!r}.")
     if len(row[labels]) != len(row[tokens]) or not row[tokens]:
         raise UserError(

@@ -16,27 +16,55 @@ from tarnn.training.budget import FLOOR, WARMUP
 
 # what has an option of its own, or what the run depends on being as it is
 OWN = {
-    "output_dir": "--out", "learning_rate": "--learning-rate", "per_device_train_batch_size": "--batch-size",
-    "gradient_accumulation_steps": "--accumulate", "max_steps": "--steps", "num_train_epochs": "--epochs",
-    "seed": "--seed", "data_seed": "--seed", "bf16": "--bf16",
+    "output_dir": "--out",
+    "learning_rate": "--learning-rate",
+    "per_device_train_batch_size": "--batch-size",
+    "gradient_accumulation_steps": "--accumulate",
+    "max_steps": "--steps",
+    "num_train_epochs": "--epochs",
+    "seed": "--seed",
+    "data_seed": "--seed",
+    "bf16": "--bf16",
     "gradient_checkpointing": "--gradient-checkpointing",
-    "activation_checkpointing": "--gradient-checkpointing", "eval_steps": "--eval-every",
-    "save_steps": "--save-every", "save_total_limit": "--keep", "resume_from_checkpoint": "--resume",
-    "eval_strategy": "--eval-every and --val-fraction", "save_strategy": "--save-every",
-    "logging_steps": "--save-every", "logging_strategy": "--save-every",
-}  # fmt: skip
+    "activation_checkpointing": "--gradient-checkpointing",
+    "eval_steps": "--eval-every",
+    "save_steps": "--save-every",
+    "save_total_limit": "--keep",
+    "resume_from_checkpoint": "--resume",
+    "eval_strategy": "--eval-every and --val-fraction",
+    "save_strategy": "--save-every",
+    "logging_steps": "--save-every",
+    "logging_strategy": "--save-every",
+}
 FIXED = {
-    "remove_unused_columns", "load_best_model_at_end", "metric_for_best_model", "save_only_model",
-    "ignore_data_skip", "auto_find_batch_size", "disable_tqdm", "do_train", "do_eval", "do_predict",
-    "train_sampling_strategy", "label_smoothing_factor", "push_to_hub", "use_cache", "local_rank",
-}  # fmt: skip
+    "remove_unused_columns",
+    "load_best_model_at_end",
+    "metric_for_best_model",
+    "save_only_model",
+    "ignore_data_skip",
+    "auto_find_batch_size",
+    "disable_tqdm",
+    "do_train",
+    "do_eval",
+    "do_predict",
+    "train_sampling_strategy",
+    "label_smoothing_factor",
+    "push_to_hub",
+    "use_cache",
+    "local_rank",
+}
 
 # least, and what it must stay below; other numbers are 0 or more
 RANGES: dict[str, tuple[float, float]] = {
-    "adam_beta1": (0, 1), "adam_beta2": (0, 1), "per_device_eval_batch_size": (1, math.inf),
-    "torch_empty_cache_steps": (1, math.inf), "eval_accumulation_steps": (1, math.inf),
-    "dataloader_prefetch_factor": (1, math.inf), "ddp_timeout": (1, 2**31), "ddp_bucket_cap_mb": (1, math.inf),
-}  # fmt: skip
+    "adam_beta1": (0, 1),
+    "adam_beta2": (0, 1),
+    "per_device_eval_batch_size": (1, math.inf),
+    "torch_empty_cache_steps": (1, math.inf),
+    "eval_accumulation_steps": (1, math.inf),
+    "dataloader_prefetch_factor": (1, math.inf),
+    "ddp_timeout": (1, 2**31),
+    "ddp_bucket_cap_mb": (1, math.inf),
+}
 WORDS = {str: "text", dict: "a JSON object", list: "a JSON list", bool: "true or false"}
 
 
@@ -63,9 +91,7 @@ def check_kind(key: str, value: Any, declared: Any) -> None:
     least, below = RANGES.get(key, (0, math.inf))
     if numbers and str not in kinds and not (value is None and NoneType in kinds):
         if not is_number or (float not in numbers and not isinstance(value, int)):
-            raise UserError(
-                f"--set {key}={value}: expected a {'number' if float in numbers else 'whole number'}."
-            )
+            raise UserError(f"--set {key}={value}: expected a {'number' if float in numbers else 'whole number'}.")
         if not least <= value < below:
             upper = f" and below {below:g}" if below < math.inf else ""
             raise UserError(f"--set {key}={value}: expected a number of at least {least}{upper}.")
@@ -133,9 +159,7 @@ def training_arguments(settings: RunSettings) -> TrainingArguments:
     except Exception as error:  # of as many kinds as there are parts
         raise UserError(f"the Trainer refuses these settings: {' '.join(str(error).split())}") from error
     if args.fsdp and on_cpu:
-        raise UserError(
-            "--set fsdp: the Trainer shards on accelerators only, and here there is none; leave it out."
-        )
+        raise UserError("--set fsdp: the Trainer shards on accelerators only, and here there is none; leave it out.")
     return args
 
 
@@ -153,8 +177,11 @@ def try_parts(args: TrainingArguments) -> None:
     weights = torch.nn.Linear(1, 1)
     Trainer.get_optimizer_cls_and_kwargs(args, weights)  # type: ignore[arg-type]
     get_scheduler(
-        args.lr_scheduler_type, torch.optim.SGD(weights.parameters(), 1.0), num_warmup_steps=1,
-        num_training_steps=10, scheduler_specific_kwargs=cast(dict, args.lr_scheduler_kwargs or {}),
-    )  # fmt: skip
+        args.lr_scheduler_type,
+        torch.optim.SGD(weights.parameters(), 1.0),
+        num_warmup_steps=1,
+        num_training_steps=10,
+        scheduler_specific_kwargs=cast(dict, args.lr_scheduler_kwargs or {}),
+    )
     for callback in get_reporting_integration_callbacks(args.report_to):
         callback()

@@ -33,9 +33,7 @@ class TimeBudget(TrainerCallback):
     the clock cannot be repeated bit for bit; its log holds the learning rates it had.
     """
 
-    def __init__(
-        self, limit: float, max_steps: int | None, seconds: Callable[[], float], has_sample: bool = True
-    ):
+    def __init__(self, limit: float, max_steps: int | None, seconds: Callable[[], float], has_sample: bool = True):
         self.limit, self.max_steps, self.seconds = limit, max_steps, seconds
         self.whole = limit
         self.progress = 0.0

@@ -37,11 +37,7 @@ class RunState:
 
 def complete(folder: Path) -> list[Path]:
     """The complete checkpoints in `folder`, oldest first. Anything else there is passed over."""
-    found = [
-        (int(m[1]), p)
-        for p in folder.glob("checkpoint-*")
-        if (m := re.fullmatch(r"checkpoint-(\d+)", p.name))
-    ]
+    found = [(int(m[1]), p) for p in folder.glob("checkpoint-*") if (m := re.fullmatch(r"checkpoint-(\d+)", p.name))]
     return [path for _, path in sorted(found) if (path / MARKER).is_file()]
 
 

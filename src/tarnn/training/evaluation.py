@@ -18,9 +18,11 @@ PER_TOKEN = ("bits_per_byte", "bits_per_token")  # units of tasks whose nats per
 
 @torch.no_grad()
 def evaluate(
-    task: Task, model: Any, batches: Sequence[dict[str, torch.Tensor]],
+    task: Task,
+    model: Any,
+    batches: Sequence[dict[str, torch.Tensor]],
     track: Callable[[Any, int], Any] = lambda steps, total: steps,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What the batches cost a model: the measure of the task's unit, its rates, and its details.
 
     track(batches, their number) is what the batches pass through: a place for a progress bar.
@@ -34,9 +36,7 @@ def evaluate(
         outcomes += some
     nats, tokens, num_bytes, *counts = totals.tolist()
     if not num_bytes:
-        raise UserError(
-            "there is nothing to measure: the data have no labels, or tokens that stand for no bytes."
-        )
+        raise UserError("there is nothing to measure: the data have no labels, or tokens that stand for no bytes.")
     facts: dict[str, Any] = {task.unit: bits_per_byte(nats, num_bytes)}
     if task.unit in PER_TOKEN:
         facts |= {"perplexity": perplexity(nats / tokens), "tokens": round(tokens), "bytes": round(num_bytes)}
@@ -64,10 +64,5 @@ def trained(kind: type[Task], folder: Path, config: Any, sources: Sequence[str],
         raise UserError(
             f"--{min(unknown).replace('_', '-')} does not go with a model of {kind.of}, as {folder} is; leave it out."
         )
-    where = {
-        "sources": tuple(kept.get("sources", sources)),
-        "out": run or folder,
-        "resume": False,
-        "overwrite": False,
-    }
+    where = {"sources": tuple(kept.get("sources", sources)), "out": run or folder, "resume": False, "overwrite": False}
     return Trained(folder, config, kind.settings_class(**kept | given | where), saved)

@@ -14,9 +14,20 @@ from tarnn.training.checkpoints import DOOMED, PARTIAL
 
 SETTINGS, LOG, PICTURE, CHECKPOINTS = "settings.json", "log.jsonl", "sample.png", "checkpoints"
 FILES = (
-    LOG, SAMPLE, PICTURE, "model.safetensors", "config.json", "generation_config.json", "tokenizer.json",
-    "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "added_tokens.json", "preprocessor_config.json", SETTINGS,
-)  # fmt: skip
+    LOG,
+    SAMPLE,
+    PICTURE,
+    "model.safetensors",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "added_tokens.json",
+    "preprocessor_config.json",
+    SETTINGS,
+)
 
 
 def refuse_stranger(folder: Path) -> None:
@@ -99,8 +110,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
         assert isinstance(saved["settings"], dict)
     except (ValueError, KeyError, TypeError, AssertionError) as error:
         raise UserError(
-            f"{folder / SETTINGS} can't be read ({type(error).__name__}: {error}); start again with "
-            "--overwrite."
+            f"{folder / SETTINGS} can't be read ({type(error).__name__}: {error}); start again with --overwrite."
         ) from error
     return saved
 

@@ -58,9 +58,7 @@ class Interruption(TrainerCallback):
     def agreed(self) -> bool:
         """Whether any process has got a signal. All of them must ask at the same time."""
         if distributed():
-            flag = torch.tensor(
-                self.signal, device="cuda" if torch.distributed.get_backend() == "nccl" else None
-            )
+            flag = torch.tensor(self.signal, device="cuda" if torch.distributed.get_backend() == "nccl" else None)
             torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
             if flag and not self.signal:
                 self._since = time.monotonic()

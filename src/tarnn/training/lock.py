@@ -31,9 +31,7 @@ def locked(folder: Path) -> Iterator[None]:
                 "another folder with --out."
             ) from None
         os.ftruncate(handle, 0)
-        os.write(
-            handle, json.dumps({"pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}).encode()
-        )
+        os.write(handle, json.dumps({"pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}).encode())
         yield
     finally:
         os.close(handle)

@@ -50,11 +50,7 @@ class LogFile(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         logs, facts = logs or {}, self.facts
         seen = state.global_step * facts.per_step
-        line = {
-            "step": state.global_step,
-            "epoch": round(seen / facts.epoch, 6),
-            "seconds": round(self.seconds(), 3),
-        }
+        line = {"step": state.global_step, "epoch": round(seen / facts.epoch, 6), "seconds": round(self.seconds(), 3)}
         if "loss" in logs:
             line[facts.counted] = seen
             line["loss"] = logs["loss"]

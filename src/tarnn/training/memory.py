@@ -17,9 +17,7 @@ def refuse_too_large(task: Task, args: TrainingArguments) -> None:
     """
     config, free = task.config(), free_memory(args)
     weights = config.num_parameters_estimate()
-    refuse_beyond(
-        free, weights * BYTES_PER_WEIGHT, f"{weights:,} parameters", "--hidden-size, --layers or --mixtures"
-    )
+    refuse_beyond(free, weights * BYTES_PER_WEIGHT, f"{weights:,} parameters", "--hidden-size, --layers or --mixtures")
     example = task.collate(task.examples.__getitems__([0]))  # type: ignore[attr-defined]
     longest = example.get("attention_mask")  # of frames, each of which has many numbers
     numbers = max(x.numel() for x in example.values()) if longest is None else longest.numel()

@@ -34,9 +34,7 @@ def check_writable(out: Path) -> None:
     """UserError where the folder, or the nearest one above it that is there, can't be written."""
     above = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise UserError(
-            f"{out} can't be made: {above} is no folder that can be written. Name another folder."
-        )
+        raise UserError(f"{out} can't be made: {above} is no folder that can be written. Name another folder.")
 
 
 @contextmanager

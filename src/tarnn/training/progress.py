@@ -20,9 +20,7 @@ class Progress(TrainerCallback):
     `fraction` says how much of the run is done, from 0 to 1. Only the first process shows anything.
     """
 
-    def __init__(
-        self, fraction: Callable[[int], float], seconds: Callable[[], float], facts: Facts, show: bool = True
-    ):
+    def __init__(self, fraction: Callable[[int], float], seconds: Callable[[], float], facts: Facts, show: bool = True):
         self.fraction, self.seconds, self.facts = fraction, seconds, facts
         self.show = show
         self.unit = facts.unit.replace("_per_", "/")
@@ -62,9 +60,7 @@ class Progress(TrainerCallback):
         now = (metrics or {}).get("eval_bits_per_byte", float("inf"))
         mark = "  best so far" if now < self.best else ""
         self.best = min(self.best, now)
-        rates = "".join(
-            f", {name.replace('_', ' ')} {metrics[f'eval_{name}']:.4f}" for name in self.facts.rates
-        )
+        rates = "".join(f", {name.replace('_', ' ')} {metrics[f'eval_{name}']:.4f}" for name in self.facts.rates)
         self.say(f"step {state.global_step:,}: validation {now:.4f} {self.unit}{rates}{mark}")
 
     def show_text(self, step: int, text: str = "", at_once: bool = False) -> None:

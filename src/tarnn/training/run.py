@@ -24,14 +24,7 @@ from tarnn.training.allocator import keep_freed_memory
 from tarnn.training.arguments import training_arguments
 from tarnn.training.budget import Clock, TimeBudget
 from tarnn.training.failures import assignments_blamed, failures_explained
-from tarnn.training.folder import (
-    CHECKPOINTS,
-    LOG,
-    claim,
-    refuse_other_number,
-    refuse_stranger,
-    write_settings,
-)
+from tarnn.training.folder import CHECKPOINTS, LOG, claim, refuse_other_number, refuse_stranger, write_settings
 from tarnn.training.interruption import InterruptedRun, Interruption
 from tarnn.training.lock import locked
 from tarnn.training.log import LogFile, cut_log, read_log
@@ -106,22 +99,30 @@ def train(settings: RunSettings, show: bool = True, started: float | None = None
 def facts_of(task: Task, args: TrainingArguments) -> Facts:
     """What is counted, and how many of it in a step of all processes."""
     examples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    return Facts(
-        task.unit, task.counted, examples * task.per_example, task.epoch, task.bytes_per_token, task.rates
-    )  # fmt: skip
+    return Facts(task.unit, task.counted, examples * task.per_example, task.epoch, task.bytes_per_token, task.rates)
 
 
 def run(
-    settings: RunSettings, args: TrainingArguments, task: Task, facts: Facts, model: PreTrainedModel, show: bool,
+    settings: RunSettings,
+    args: TrainingArguments,
+    task: Task,
+    facts: Facts,
+    model: PreTrainedModel,
+    show: bool,
     started: float,
-) -> TrainResult:  # fmt: skip
+) -> TrainResult:
     """Train from the beginning, or from the last complete checkpoint where that was asked for."""
     trainer: SafeTrainer | None = None
     with assignments_blamed(settings, lambda: trainer is not None and trainer.has_stepped):
         trainer = SafeTrainer(
-            task=task, model=model, args=args, folder=settings.out, keep=settings.keep, clock=Clock(),
+            task=task,
+            model=model,
+            args=args,
+            folder=settings.out,
+            keep=settings.keep,
+            clock=Clock(),
             interruption=Interruption(show),
-        )  # fmt: skip
+        )
         progress = Progress(lambda step: fraction_done(trainer, step), trainer.clock, facts, show)
         checkpoint = find_checkpoint(settings, args, progress)
         if checkpoint:
@@ -138,17 +139,21 @@ def run(
     if args.process_index == 0 and task.has_sample:
         text = task.sample(None if trainer.budget is None else max(1.0, trainer.budget.left()))
     return TrainResult(
-        settings.out, state.step, state.seconds, state.best_step, state.best_bits_per_byte, text,
-        best_rates(settings.out / LOG, state.best_step, task.rates), task.example,
-    )  # fmt: skip
+        settings.out,
+        state.step,
+        state.seconds,
+        state.best_step,
+        state.best_bits_per_byte,
+        text,
+        best_rates(settings.out / LOG, state.best_step, task.rates),
+        task.example,
+    )
 
 
 def best_rates(log: Path, step: int | None, names: tuple[str, ...]) -> dict[str, float]:
     """What the validation at that step measured beside the loss."""
     keys = {name: f"validation_{name}" for name in names}
-    lines = (
-        line for line in read_log(log) if line["step"] == step and keys and set(keys.values()) <= set(line)
-    )
+    lines = (line for line in read_log(log) if line["step"] == step and keys and set(keys.values()) <= set(line))
     return {name: line[key] for line in lines for name, key in keys.items()}
 
 
@@ -205,9 +210,7 @@ def find_checkpoint(settings: RunSettings, args: TrainingArguments, progress: Pr
                 checkpoints.sweep(place)
             cut_log(settings.out / LOG, step)
     if settings.resume:
-        progress.say(
-            f"resuming from {checkpoint}" if checkpoint else "nothing to resume yet: from the beginning"
-        )
+        progress.say(f"resuming from {checkpoint}" if checkpoint else "nothing to resume yet: from the beginning")
     return checkpoint
 
 

@@ -63,9 +63,16 @@ class SafeTrainer(Trainer):
     """
 
     def __init__(
-        self, *, task: Trainable, args: TrainingArguments, folder: Path, keep: int, clock: Clock,
-        interruption: Interruption, **kwargs: Any,
-    ):  # fmt: skip
+        self,
+        *,
+        task: Trainable,
+        args: TrainingArguments,
+        folder: Path,
+        keep: int,
+        clock: Clock,
+        interruption: Interruption,
+        **kwargs: Any,
+    ):
         self.task, self.folder, self.keep, self.clock = task, folder, keep, clock
         self.interruption = interruption
         self.batches = task.validation(args.eval_batch_size)
@@ -74,9 +81,14 @@ class SafeTrainer(Trainer):
         self._partial: Path | None = None
         self._loss_of_step: Tensor | None = None
         super().__init__(
-            args=args, train_dataset=task.examples, data_collator=task.collate, processing_class=task.tokenizer,
-            eval_dataset=cast(Any, self.batches), **task.trainer_options(args), **kwargs,
-        )  # fmt: skip
+            args=args,
+            train_dataset=task.examples,
+            data_collator=task.collate,
+            processing_class=task.tokenizer,
+            eval_dataset=cast(Any, self.batches),
+            **task.trainer_options(args),
+            **kwargs,
+        )
         self.loss_is_scaled_for_ga = False  # a mean: the Trainer divides it by the batches of a step
 
     @property
@@ -86,9 +98,7 @@ class SafeTrainer(Trainer):
 
     def forward_on_examples(self, model: Any) -> None:
         """The model on the first examples of the run: what its feature maps are calibrated with."""
-        rows = cast(Any, self.train_dataset).__getitems__(
-            list(self.task.sampler(CALIBRATION, self.args.seed))
-        )
+        rows = cast(Any, self.train_dataset).__getitems__(list(self.task.sampler(CALIBRATION, self.args.seed)))
         self.task.loss(model, self._prepare_inputs(self.task.collate(rows)))
 
     # Data: one endless row of examples, so that epochs have no seam and a resumed run needs no special case.
@@ -142,9 +152,7 @@ class SafeTrainer(Trainer):
     # Evaluation
 
     @torch.no_grad()
-    def evaluate(
-        self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Every validation batch once (or those that the time is enough for): exact on any number of processes."""
         batches = self.batches if eval_dataset is None else eval_dataset
         assert batches is not None
@@ -153,9 +161,7 @@ class SafeTrainer(Trainer):
         count = self.run_state.validation_batches or len(batches)
         chosen = [i * len(batches) // count for i in range(count)]
         self.model.eval()
-        totals = torch.zeros(
-            3 + len(self.task.rates), dtype=widest(self.args.device), device=self.args.device
-        )
+        totals = torch.zeros(3 + len(self.task.rates), dtype=widest(self.args.device), device=self.args.device)
         for i in range(0, count, world):  # every process takes part in every round: FSDP must gather
             batch = self._prepare_inputs(batches[chosen[min(i + rank, count - 1)]])
             sums = self.task.sums(self.model, batch)
@@ -174,10 +180,7 @@ class SafeTrainer(Trainer):
             f"{metric_key_prefix}_bits_per_byte": bits_per_byte(nats, num_bytes),
             f"{metric_key_prefix}_perplexity": perplexity(nats / tokens),
             f"{metric_key_prefix}_seconds": seconds,
-            **{
-                f"{metric_key_prefix}_{name}": n / tokens
-                for name, n in zip(self.task.rates, counts, strict=True)
-            },
+            **{f"{metric_key_prefix}_{name}": n / tokens for name, n in zip(self.task.rates, counts, strict=True)},
         }
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -196,9 +199,7 @@ class SafeTrainer(Trainer):
         count = self.budget.plan_validation((time.perf_counter() - started) / self.args.world_size, every)
         if count < len(self.batches):
             self.run_state.validation_batches = count
-            report(
-                f"validation: {count:,} of {len(self.batches):,} batches, so that it takes a small part of the time"
-            )
+            report(f"validation: {count:,} of {len(self.batches):,} batches, so that it takes a small part of the time")
 
     def _evaluate(self, trial, ignore_keys_for_eval, skip_scheduler=False) -> dict[str, float]:
         try:
@@ -259,9 +260,7 @@ class SafeTrainer(Trainer):
         if self.budget is not None and self.budget.over:  # what is left was kept for the end
             self.run_state.seconds = max(self.run_state.seconds, self.budget.limit)
         if self.args.should_save:
-            checkpoints.finish(
-                folder / checkpoints.PARTIAL / f"checkpoint-{self.state.global_step}", self.run_state
-            )
+            checkpoints.finish(folder / checkpoints.PARTIAL / f"checkpoint-{self.state.global_step}", self.run_state)
             checkpoints.sweep(folder)
             checkpoints.rotate(folder, self.keep)
         if self.batches is None or (self.interruption.signal and self.run_state.best_step is None):

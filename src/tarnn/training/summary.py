@@ -50,8 +50,7 @@ def table(settings: RunSettings, facts: dict[str, Any], task: Task) -> str:
     rows = {
         **task.rows(),
         "model": f"{run['parameters']:,} parameters: {layers} layers, hidden {model.get('hidden_size')}, "
-        f"{model.get('num_attention_heads')} heads"
-        + "".join(f", {key} {value}" for key, value in kinds.items()),
+        f"{model.get('num_attention_heads')} heads" + "".join(f", {key} {value}" for key, value in kinds.items()),
         "step": task.step_row(run[f"{task.counted}_per_step"])
         + (f" × {settings.accumulate} accumulated" if settings.accumulate > 1 else "")
         + (f" × {run['processes']} processes" if run["processes"] > 1 else ""),
@@ -73,8 +72,6 @@ def schedule(settings: RunSettings) -> str:
     chosen = settings.recipe | settings.training_arguments
     warmup = chosen.get("warmup_steps", WARMUP)
     kind = chosen.get("lr_scheduler_type") or ("following the clock" if settings.max_minutes else "cosine")
-    lead = (
-        f"{100 * warmup:g} % warm-up" if 0 < warmup < 1 else f"{warmup:g} steps of warm-up" if warmup else ""
-    )
+    lead = f"{100 * warmup:g} % warm-up" if 0 < warmup < 1 else f"{warmup:g} steps of warm-up" if warmup else ""
     optimizer = f"; RAdam, weight decay {settings.recipe['weight_decay']:g}" if settings.recipe else ""
     return ", ".join(part for part in (kind, lead) if part) + optimizer

@@ -148,13 +148,7 @@ def test_another_map_is_seen_and_one_of_another_shape(make_model):
 def test_what_was_loaded_is_as_built(make_model, tmp_path):
     make_model("hybrid").save_pretrained(tmp_path)
     assert what(TarnnForCausalLM.from_pretrained(tmp_path)) is None
-    sizes = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "image_height": 4,
-        "image_width": 4,
-    }
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_height": 4, "image_width": 4}
     image = TarnnForImageGeneration(TarnnImageConfig.paper(**sizes, position="grid", num_classes=3))
     assert change(image, ImageModel) is None
 

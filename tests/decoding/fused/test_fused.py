@@ -18,13 +18,24 @@ from tarnn.kernels.cpu.stack import FORMATS
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
 
 TEXT = {
-    "vocab_size": 97, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40,
-    "initializer_range": 0.2, "head_dim": 10,
-}  # fmt: skip
+    "vocab_size": 97,
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "initializer_range": 0.2,
+    "head_dim": 10,
+}
 IMAGE = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 72,
-    "initializer_range": 0.2, "image_height": 5, "image_width": 4, "num_mixtures": 3,
-}  # fmt: skip
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 72,
+    "initializer_range": 0.2,
+    "image_height": 5,
+    "image_width": 4,
+    "num_mixtures": 3,
+}
 SERVED = {
     "default": {},
     "wider than a panel": {"hidden_size": 72, "head_dim": 34, "intermediate_size": 200, "vocab_size": 131},
@@ -40,7 +51,7 @@ SERVED = {
     "rotated features, unnormalised": {"position": "rotary", "feature_map": "elu", "normalize": False, "decay": "head"},
     "channels": {"decay": "channel", "feature_map": ["elu", "favor", "hedgehog"], "num_key_value_heads": 2},
     "no layers' bias": {"norm_position": "post", "mlp": "gelu", "tie_word_embeddings": False},
-}  # fmt: skip
+}
 SERVED_IMAGES = {
     "paper": {},
     "colour": {"num_channels": 3, "likelihood": "categorical"},
@@ -48,12 +59,25 @@ SERVED_IMAGES = {
     "grid": {"position": "grid", "num_classes": 2, "norm_position": "pre"},
 }
 MAPS = {
-    "favor": {"num_features": 70}, "hyperbolic": {"num_features": 24}, "smreg": {"centre": True, "balance": True},
-    "oprf": {"num_features": 40}, "saderf": {"num_features": 16}, "sderf": {"num_features": 16},
-    "trigonometric": {"num_features": 20}, "gaussian": {"num_features": 20}, "dpfp": {"nu": 2}, "hedgehog": {},
-    "taylor": {}, "polynomial2": {"offset": 0.5}, "cosformer": {}, "elu": {}, "relu": {}, "squared_relu": {},
-    "identity": {}, "exp": {},
-}  # fmt: skip
+    "favor": {"num_features": 70},
+    "hyperbolic": {"num_features": 24},
+    "smreg": {"centre": True, "balance": True},
+    "oprf": {"num_features": 40},
+    "saderf": {"num_features": 16},
+    "sderf": {"num_features": 16},
+    "trigonometric": {"num_features": 20},
+    "gaussian": {"num_features": 20},
+    "dpfp": {"nu": 2},
+    "hedgehog": {},
+    "taylor": {},
+    "polynomial2": {"offset": 0.5},
+    "cosformer": {},
+    "elu": {},
+    "relu": {},
+    "squared_relu": {},
+    "identity": {},
+    "exp": {},
+}
 FUNCTIONS = ("relu", "exp", "abs", "sigmoid", "gelu", "cos")
 compiled = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
 
@@ -132,11 +156,7 @@ def test_the_maps_that_a_model_can_have_are_all_tried():
 def test_every_map_is_that_of_the_model(name, options, grouped):
     """Normalised where it can be; of maps with parameters from data, these are others than at the start."""
     choices = {"feature_map": name, "feature_map_options": {name: options}, "num_hidden_layers": 2}
-    choices |= {
-        "num_key_value_heads": 2 if grouped else 4,
-        "max_position_embeddings": 64,
-        "position": "learned",
-    }
+    choices |= {"num_key_value_heads": 2 if grouped else 4, "max_position_embeddings": 64, "position": "learned"}
     try:
         model = text_model(**choices)
     except ValueError:
@@ -276,18 +296,12 @@ def test_int8_weights_hardly_change_a_likelihood():
     """Bits per dimension of images that the model itself has drawn, and so is sure of; 0.5 % are allowed."""
     model = image_model(image_height=8, image_width=8, hidden_size=64)
     loop = PixelLoop(model, 32)
-    list(
-        loop.draw(
-            pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(0), temperature=0.2)
-        )
-    )
+    list(loop.draw(pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(0), temperature=0.2)))
     images = Images(loop.images.numpy(), None, "drawn")
     bits = {w: bits_per_dim_by_steps(model, images, FusedStep(model, w)) for w in ("float32", "int8")}
     assert not torch.equal(bits["int8"], bits["float32"])
     assert bits["int8"].mean().item() == pytest.approx(bits["float32"].mean().item(), rel=0.005)
-    assert bits["float32"].mean().item() == pytest.approx(
-        bits_per_dim_by_steps(model, images).mean().item(), rel=1e-5
-    )
+    assert bits["float32"].mean().item() == pytest.approx(bits_per_dim_by_steps(model, images).mean().item(), rel=1e-5)
 
 
 @compiled

@@ -10,14 +10,7 @@ from triton.runtime.errors import InterpreterError
 
 from tarnn.kernels import eager
 from tarnn.kernels.call import Call, Outputs, Returned
-from tarnn.kernels.triton import (
-    backward_kernels,
-    backward_pass,
-    forward_kernels,
-    launch,
-    one_token,
-    step_kernel,
-)
+from tarnn.kernels.triton import backward_kernels, backward_pass, forward_kernels, launch, one_token, step_kernel
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 # a fault: how sequences are cut, what is right, what is wrong, and what says so: the interpreter, or the numbers
@@ -60,27 +53,36 @@ BACKWARD = {
 }  # fmt: skip
 PLAIN = {  # weights alone would leave out masked keys and later ones
     "a key has a gradient from queries before it": (
-        "whole", "lower = rows[:, None] >= rows[None, :]", "lower = rows[:, None] >= rows[None, :] - 1", NUMBERS,
-    ),
-    "masked keys count": (
-        "whole", " k, k_t, at, scale_k, omega, bias, rows, live, cf", " k, k_t, at, scale_k, omega, bias, rows, inside, cf",
+        "whole",
+        "lower = rows[:, None] >= rows[None, :]",
+        "lower = rows[:, None] >= rows[None, :] - 1",
         NUMBERS,
     ),
-}  # fmt: skip
+    "masked keys count": (
+        "whole",
+        " k, k_t, at, scale_k, omega, bias, rows, live, cf",
+        " k, k_t, at, scale_k, omega, bias, rows, inside, cf",
+        NUMBERS,
+    ),
+}
 DECAYED = {
     "the state's way through counts for each head": ("split", "if h % R != 0:", "if h < 0:", NUMBERS),
     "shares of blocks of features lie in one place": (
-        "split", "shares + ((block * B + row) * H + h)", "shares + (row * H + h)", RACE,
+        "split",
+        "shares + ((block * B + row) * H + h)",
+        "shares + (row * H + h)",
+        RACE,
     ),
-    "a decay's gradient is stored beyond the end": (
-        "split", "passing, mask=inside)", "passing, mask=rows < C)", RACE,
-    ),
-}  # fmt: skip
+    "a decay's gradient is stored beyond the end": ("split", "passing, mask=inside)", "passing, mask=rows < C)", RACE),
+}
 PREFIX = {
     "gradients of states are summed from the first": (
-        "split", "tl.where(REVERSE != 0, end - 1 - step, first + step)", "first + step", NUMBERS,
-    ),
-}  # fmt: skip
+        "split",
+        "tl.where(REVERSE != 0, end - 1 - step, first + step)",
+        "first + step",
+        NUMBERS,
+    )
+}
 STEP = {
     "z is stored beyond its end": ("z_new + place * F + cf, sums, mask=live", "z_new + place * F + cf, sums", RACE),
     "a value is read beyond the end": ("mask=ce < E, other=0.0)", "mask=ce >= 0, other=0.0)", BOUNDS),
@@ -88,7 +90,7 @@ STEP = {
     "a program reads another one's state": ("tl.load(S + tile", "tl.load(S + tile % (F * E)", RACE),
     "the state is not kept": ("state = keep[:, None] * state +", "state = 0.0 * state +", NUMBERS),
     "one head alone of those that share a key": ("for head in range(R):", "for head in range(1):", NUMBERS),
-}  # fmt: skip
+}
 
 
 OF = {"weighted": BACKWARD, "plain": PLAIN, "decayed": DECAYED}
@@ -103,9 +105,17 @@ def a_call(kind: str) -> Call:
     mask = torch.rand(1, 20) > 0.3
     v = v.masked_fill(~mask[:, None, :, None], torch.nan)
     return Call(
-        q, k, v, decay if kind == "decayed" else None, None if kind == "plain" else weight, state[..., :40],
-        state[..., 40], key_mask=mask, function="elu", eps=1e-30,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        decay if kind == "decayed" else None,
+        None if kind == "plain" else weight,
+        state[..., :40],
+        state[..., 40],
+        key_mask=mask,
+        function="elu",
+        eps=1e-30,
+    )
 
 
 @cache
@@ -139,9 +149,7 @@ def test_without_a_fault_gradients_are_right(how, kind, divided):
         gradients(kind)
 
 
-@pytest.mark.parametrize(
-    ("kind", "fault"), [(kind, fault) for kind, faults in OF.items() for fault in faults]
-)
+@pytest.mark.parametrize(("kind", "fault"), [(kind, fault) for kind, faults in OF.items() for fault in faults])
 def test_a_fault_of_the_backward_pass_is_caught(kind, fault, planted, divided, monkeypatch):
     how, right, wrong, by = OF[kind][fault]
     divided(how)

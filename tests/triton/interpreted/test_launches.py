@@ -126,9 +126,7 @@ def test_a_step_that_fails_does_not_stop_the_attention_of_its_model(broken):
     assert kinds.refusal(Call(q, k, v, S=state.S, z=state.z, function="elu")) is None
 
 
-@pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("full"), torch.AcceleratorError("an illegal access")]
-)
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), torch.AcceleratorError("an illegal access")])
 def test_what_plain_pytorch_would_not_mend_is_raised(broken, error):
     broken(forward_kernels, "outputs", error)
     with pytest.raises(type(error)), warnings.catch_warnings():

@@ -85,6 +85,4 @@ def test_widths(widths):
 
 def test_a_long_sum_is_cut():
     """Of few rows: `tiles.product`, with features in its columns, and with values."""
-    holds_on_tensor_cores(
-        "causal", **SIZES | {"d": 129, "e": 130, "r": 1, "t": 5, "s": 5, "dtype": "bfloat16"}
-    )
+    holds_on_tensor_cores("causal", **SIZES | {"d": 129, "e": 130, "r": 1, "t": 5, "s": 5, "dtype": "bfloat16"})

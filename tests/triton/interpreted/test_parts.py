@@ -22,9 +22,18 @@ def test_one_row_of_one_head_after_another(monkeypatch):
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 4, 3, 2), torch.randn(2, 2, 3, 2), torch.randn(2, 2, 3, 3)
     call = Call(
-        q, k, v, -torch.rand(2, 2, 3), S=torch.rand(2, 2, 5, 3), z=torch.rand(2, 2, 5), omega=torch.randn(1, 2, 5, 2),
-        bias=torch.randn(1, 2, 5), key_mask=torch.rand(2, 3) > 0.3, function="elu", eps=1e-30,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        -torch.rand(2, 2, 3),
+        S=torch.rand(2, 2, 5, 3),
+        z=torch.rand(2, 2, 5),
+        omega=torch.randn(1, 2, 5, 2),
+        bias=torch.randn(1, 2, 5),
+        key_mask=torch.rand(2, 3) > 0.3,
+        function="elu",
+        eps=1e-30,
+    )
     expected = results_of(eager, call)[1]
     monkeypatch.setattr(parts, "MOST_BYTES", 1)
     assert len(parts.parts_of(call, 16)) == 4
@@ -38,14 +47,7 @@ def test_values_wider_than_a_tile():
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 1, 5, n) for n in (3, 3, 300))
     call = Call(
-        q,
-        k,
-        v,
-        -torch.rand(1, 1, 5),
-        S=torch.rand(1, 1, 3, 300),
-        z=torch.rand(1, 1, 3),
-        function="elu",
-        eps=1e-30,
+        q, k, v, -torch.rand(1, 1, 5), S=torch.rand(1, 1, 3, 300), z=torch.rand(1, 1, 3), function="elu", eps=1e-30
     )
     assert triton.refusal(call) is None
     assert [part.e for part in parts.parts_of(call, 16)] == [slice(0, 256), slice(256, 300)]

@@ -16,18 +16,7 @@ CAUSAL = [mode for mode, words in MODES.items() if words.get("causal", True)]
 @pytest.mark.parametrize("mode", CAUSAL)
 def test_the_definition(mode):
     """In place, and so without gradients."""
-    words = {
-        "number": 2,
-        "masked": False,
-        "junk": "",
-        "b": 2,
-        "g": 1,
-        "r": 2,
-        "t": 2,
-        "s": 2,
-        "d": 17,
-        "e": 70,
-    }
+    words = {"number": 2, "masked": False, "junk": "", "b": 2, "g": 1, "r": 2, "t": 2, "s": 2, "d": 17, "e": 70}
     dtype = "bfloat16" if CAUSAL.index(mode) % 2 else "float32"
     holds(mode, **words, dtype=dtype, way="stepped in place")
 

@@ -26,9 +26,7 @@ def test_results_look_as_the_others_do_and_all_is_written(number, divided):
 
 def test_opcheck():
     q, k, v = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3))
-    call = a_call()._replace(
-        q=q, k=k, v=v, S=None, z=None, M=None, log_decay=None, key_log_weight=None, key_mask=None
-    )
+    call = a_call()._replace(q=q, k=k, v=v, S=None, z=None, M=None, log_decay=None, key_log_weight=None, key_mask=None)
     torch.library.opcheck(linear_attention_op, tuple(call))
 
 
@@ -41,9 +39,7 @@ def test_compiles_without_a_graph_break():
         inputs = [torch.randn(1, 2, t, 4, requires_grad=True) for _ in range(3)]
         found, expected = compiled(*inputs), f(*inputs)
         assert torch.equal(found, expected)
-        for x, y in zip(
-            torch.autograd.grad(found.sum(), inputs), torch.autograd.grad(expected.sum(), inputs)
-        ):
+        for x, y in zip(torch.autograd.grad(found.sum(), inputs), torch.autograd.grad(expected.sum(), inputs)):
             assert torch.equal(x, y)
 
 

@@ -54,9 +54,19 @@ def backward(call: Call, returned: Returned) -> Gradients:
     grads = call.new_gradients(returned.wants_projection, state=call.S is not None)
     grad_S, grad_z = (_in_a_row(x, call.dtype) for x in (returned.grad_S, returned.grad_z))
     torch.ops.tarnn_cpu.backward.default(
-        returned.grad_o, grad_S, grad_z, returned.o, returned.den.contiguous(),
-        returned.S_behind, returned.z_behind, returned.M_behind, returned.kept, *_inputs(call), *_options(call), *grads,
-    )  # fmt: skip
+        returned.grad_o,
+        grad_S,
+        grad_z,
+        returned.o,
+        returned.den.contiguous(),
+        returned.S_behind,
+        returned.z_behind,
+        returned.M_behind,
+        returned.kept,
+        *_inputs(call),
+        *_options(call),
+        *grads,
+    )
     return grads.of(call)
 
 
@@ -73,9 +83,21 @@ def step(call: Call, *, inplace: bool = False) -> Outputs:
     after: Any = before if inplace else [None if x is None else torch.empty_like(x) for x in before]
     o = torch.empty_like(v) if q.shape == v.shape else v.new_empty((*q.shape[:3], v.shape[3]))
     torch.ops.tarnn_cpu.step.default(
-        q, k, v, None if log_decay is None else log_decay.to(wide), None if weight is None else weight.to(wide), *before,
-        _in_a_row(omega, wide), _in_a_row(bias, wide), o, *after, NAMES.index(function), normalize, eps, *numbers,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        None if log_decay is None else log_decay.to(wide),
+        None if weight is None else weight.to(wide),
+        *before,
+        _in_a_row(omega, wide),
+        _in_a_row(bias, wide),
+        o,
+        *after,
+        NAMES.index(function),
+        normalize,
+        eps,
+        *numbers,
+    )
     if not inplace:
         return Outputs(o, None, *after)
     for x, y in zip((S, z, M), after):
@@ -94,11 +116,19 @@ def _inputs(call: Call) -> tuple:
     q, k, v, decay, weight, S, z, omega, bias, M, key_mask, cu_seqlens = call.tensors
     wide, cuts = call.dtype, None if cu_seqlens is None else call.cuts()
     return (
-        q, k, v, None if decay is None else decay.to(wide), None if weight is None else weight.to(wide),
-        _in_a_row(S, wide), _in_a_row(z, wide), _in_a_row(M, wide), key_mask,
+        q,
+        k,
+        v,
+        None if decay is None else decay.to(wide),
+        None if weight is None else weight.to(wide),
+        _in_a_row(S, wide),
+        _in_a_row(z, wide),
+        _in_a_row(M, wide),
+        key_mask,
         None if cuts is None else torch.tensor(cuts, dtype=torch.int64, device="cpu"),
-        _in_a_row(omega, wide), _in_a_row(bias, wide),
-    )  # fmt: skip
+        _in_a_row(omega, wide),
+        _in_a_row(bias, wide),
+    )
 
 
 def _lengths(call: Call) -> tuple[int, int]:

@@ -25,9 +25,7 @@ class HybridCall(NamedTuple):
     length: Tensor
     phi_q: Any  # (b, h, t, f) wide, as are all below; with log_features log φ
     a: Any  # (b, h, t)  log-scales of queries, with λ
-    phi_k: (
-        Any  # (b, g, t, f)  causal: of the keys that leave the window at each new token; else of the new keys
-    )
+    phi_k: Any  # (b, g, t, f)  causal: of the keys that leave the window at each new token; else of the new keys
     weight: Any  # (b, g, t)  their log-scales, −∞ for those that never enter the sums
     window: int
     causal: bool
@@ -56,7 +54,9 @@ def refusal(q: Tensor) -> str | None:
     if not is_plain(q):
         return "A traced call is computed in plain PyTorch."
     if not q.is_cpu or q.dtype not in DTYPES:
-        return f"The compiled kernels of hybrid attention are for floating numbers on CPUs; got {q.dtype} on {q.device}."
+        return (
+            f"The compiled kernels of hybrid attention are for floating numbers on CPUs; got {q.dtype} on {q.device}."
+        )
     return library.refusal()
 
 
@@ -89,9 +89,19 @@ def backward(call: HybridCall, o: Tensor, log_total: Tensor, grad_o: Tensor) -> 
 
 
 def step(
-    q: Tensor, k: Tensor, v: Tensor, far: tuple[Any, ...], decay: Tensor | None, store: tuple[Tensor, Tensor, Tensor],
-    count: Tensor, sums: Sums, *, sinks: int, scale: float, softcap: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    far: tuple[Any, ...],
+    decay: Tensor | None,
+    store: tuple[Tensor, Tensor, Tensor],
+    count: Tensor,
+    sums: Sums,
+    *,
+    sinks: int,
+    scale: float,
+    softcap: float,
+) -> tuple[Tensor, Tensor]:
     """o (b, h, 1, e) and ρ (b, h, 1) of one token per row. Written in place: the store (keys, values, fade), and the sums.
 
     far: φ(q) and its log-scale with λ, then φ and log-scale (b, g, 1) of the key in the room that the token takes; Nones
@@ -99,7 +109,5 @@ def step(
     """
     o = v.new_empty(*q.shape[:3], v.shape[3])
     share = q.new_empty(q.shape[:3], dtype=wide(q.dtype))
-    torch.ops.tarnn_cpu.hybrid_step.default(
-        q, k, v, *far, decay, *store, count, *sums, o, share, sinks, scale, softcap
-    )
+    torch.ops.tarnn_cpu.hybrid_step.default(q, k, v, *far, decay, *store, count, *sums, o, share, sinks, scale, softcap)
     return o, share

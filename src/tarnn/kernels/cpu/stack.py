@@ -28,9 +28,7 @@ GROUP = 32  # inputs that share a factor, of int4
 EXTREMES = (-8.0, -7.5, -7.0, -8.5, -9.0, 7.0)  # what the largest of a group may be, in units of its factor
 NOWHERE = -1
 # as csrc/model_step/stack.h has them
-FUNCTIONS = (
-    *NAMES, "abs", "sigmoid", "gelu", "cos", "plain_exp", "waves", "halves", "dpfp", "pairs", "cosformer",
-)  # fmt: skip
+FUNCTIONS = (*NAMES, "abs", "sigmoid", "gelu", "cos", "plain_exp", "waves", "halves", "dpfp", "pairs", "cosformer")
 ATTENTIONS = ("linear", "softmax", "none")
 DECAYS = ("none", "head", "token", "channel")
 
@@ -129,9 +127,7 @@ def packed_groups(whole: Tensor, factors: Tensor) -> Tensor:
     """What `rounded_groups` found, as bytes [panel][group][128 of factors, 4 · 64 · 4 of weights]."""
     more = (0, 0, 0, 0, 0, -len(whole) % PANEL)
     whole = torch.nn.functional.pad(whole + 8, more, value=8.0).to(torch.uint8)
-    low, high = (
-        whole.unflatten(0, (-1, PANEL)).unflatten(-1, (-1, 2, 4)).unbind(-2)
-    )  # [panel][64][group][4][4]
+    low, high = whole.unflatten(0, (-1, PANEL)).unflatten(-1, (-1, 2, 4)).unbind(-2)  # [panel][64][group][4][4]
     weights = (low | high << 4).permute(0, 2, 3, 1, 4).flatten(2)
     factors = torch.nn.functional.pad(factors, more[2:]).unflatten(0, (-1, PANEL)).mT.contiguous()
     return torch.cat([factors.view(torch.uint8), weights], dim=-1)
@@ -150,10 +146,20 @@ def padded(x: Tensor, multiple: int) -> Tensor:
 
 
 def step(
-    ids: Tensor, positions: Tensor, plan: Tensor, weights: Tensor, tokens: Tensor, places: Tensor | None,
-    extra: Tensor | None, states: Sequence[Tensor], lengths: Tensor, num_outputs: int, limit: int, norm_eps: float,
+    ids: Tensor,
+    positions: Tensor,
+    plan: Tensor,
+    weights: Tensor,
+    tokens: Tensor,
+    places: Tensor | None,
+    extra: Tensor | None,
+    states: Sequence[Tensor],
+    lengths: Tensor,
+    num_outputs: int,
+    limit: int,
+    norm_eps: float,
     eps: float,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """One token of each row, (b,) → what the head puts out, (b, num_outputs) float32.
 
     What enters the first layer is tokens[id] + places[position] + extra[row]; beyond the last place, that one counts.

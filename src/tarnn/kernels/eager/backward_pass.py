@@ -93,9 +93,7 @@ def _full_backward(segments: Segments, grads, returned, M_before, grad_state) ->
     return grad_state if M is None else grad_state * (M_before - finite(M)).exp()[..., None, None]
 
 
-def _grad_output(
-    call: Call, at: Segment, queries: Queries, M_rows: Tensor | None, returned: Returned
-) -> Tensor:
+def _grad_output(call: Call, at: Segment, queries: Queries, M_rows: Tensor | None, returned: Returned) -> Tensor:
     """G' (b, g, n, r·c, e + 1): the gradient of [numerator | denominator], from that of o."""
     here = slice(at.start, at.stop)
     grad, den = returned.grad_o[:, :, here].to(call.dtype), returned.den[:, :, here]
@@ -159,9 +157,7 @@ def _write_queries(call: Call, grads: Gradients, at: Segment, queries: Queries, 
 def _write_keys(segments: Segments, grads: Gradients, at: Segment, keys: Keys, grad_phi, grad_v) -> None:
     here = slice(at.start, at.stop)
     if segments.masked is not None:
-        grad_phi = grad_phi.masked_fill(
-            segments.masked[:, :, here].unflatten(2, (at.n, at.c))[..., None], 0.0
-        )
+        grad_phi = grad_phi.masked_fill(segments.masked[:, :, here].unflatten(2, (at.n, at.c))[..., None], 0.0)
     if grads.key_log_weight is not None:
         grads.key_log_weight[:, :, here] = (keys.phi * grad_phi).sum(-1).flatten(2, 3)
     grad = _inputs_backward(segments.call, grads, keys.x, keys.phi, grad_phi).flatten(2, 3)

@@ -30,9 +30,7 @@ def step(call: Call, inplace: bool) -> Outputs:
     return Outputs(num.flatten(1, 2)[:, :, None].to(call.v.dtype), None, S, z, M)
 
 
-def _decay_and_weight(
-    call: Call, phi_k: Tensor, w: Tensor | None
-) -> tuple[Tensor | None, Tensor, Tensor | None]:
+def _decay_and_weight(call: Call, phi_k: Tensor, w: Tensor | None) -> tuple[Tensor | None, Tensor, Tensor | None]:
     """(what the state is multiplied with (…, f or 1) or None, φ(k) weighted, new M or None)."""
     decay = None if call.log_decay is None else call.log_decay.to(call.dtype).reshape(*phi_k.shape[:2], -1)
     if not call.weighted:

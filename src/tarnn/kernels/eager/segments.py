@@ -44,9 +44,7 @@ class Segments:
         self.call, self.dtype = call, call.dtype
         mask = call.key_mask
         self.masked = None if mask is None else ~mask[:, None]  # (b, 1, s)
-        decay, weight = (
-            None if x is None else x.to(self.dtype) for x in (call.log_decay, call.key_log_weight)
-        )
+        decay, weight = (None if x is None else x.to(self.dtype) for x in (call.log_decay, call.key_log_weight))
         if decay is not None:
             decay = decay if call.has_channels else decay[..., None]  # (b, g, s, x)
             if self.masked is not None:  # a masked key is absent: no time passes at it

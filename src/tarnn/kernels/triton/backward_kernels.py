@@ -44,8 +44,10 @@ def gradient_rows(
     chunk, h = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     g, H = h // R, G * R
     row, start, stop = (
-        tl.load(chunks + chunk * 4).to(tl.int64), tl.load(chunks + chunk * 4 + 1), tl.load(chunks + chunk * 4 + 2),
-    )  # fmt: skip
+        tl.load(chunks + chunk * 4).to(tl.int64),
+        tl.load(chunks + chunk * 4 + 1),
+        tl.load(chunks + chunk * 4 + 2),
+    )
     rows = tl.arange(0, C)
     live = start + rows < stop
     at = (row * H + h) * T + start
@@ -59,9 +61,7 @@ def gradient_rows(
         for e in range(0, E, BE):
             ce = e + tl.arange(0, BE)
             mask = live[:, None] & (ce < E)[None, :]
-            given = tl.load(grad_o + rows[:, None] * grad_t + ce[None, :], mask=mask, other=0.0).to(
-                tl.float32
-            )
+            given = tl.load(grad_o + rows[:, None] * grad_t + ce[None, :], mask=mask, other=0.0).to(tl.float32)
             out = tl.load(o + rows[:, None] * o_t + ce[None, :], mask=mask, other=0.0).to(tl.float32)
             through -= tl.sum(given * out, 1)
     elif WEIGHTED:
@@ -145,9 +145,7 @@ def gradient_sums(
         if CAUSAL and (DECAY or WEIGHTED or CHANNELS):
             at = (row * G + g) * T + t0
             chunk = (tl.load(items + 3).to(tl.int64) + number - 1 - step) * G + g
-            weight, lost, M_a, M_b = chunk_factors(
-                w, d, M_in, M_out, at, chunk, rows, inside, C, DECAY, WEIGHTED
-            )
+            weight, lost, M_a, M_b = chunk_factors(w, d, M_in, M_out, at, chunk, rows, inside, C, DECAY, WEIGHTED)
             if DECAY or WEIGHTED:
                 _pair, query = pair_and_query(weight, lost, M_a, C, DECAY, WEIGHTED)
                 _key, keep = key_and_keep(weight, lost, M_a, M_b, C, DECAY, WEIGHTED)
@@ -217,10 +215,7 @@ def query_gradients(
         )  # fmt: skip
         grad = lowered(gradient_tile(grad_o, grad_t, r, at_q, rows, inside, ce, E), LOW, PRECISION)
         of_den = tl.load(gz + at_q + rows, mask=inside, other=0.0)
-        read = (
-            product(grad, tl.trans(lowered(state, LOW, PRECISION)), PRECISION)
-            + of_den[:, None] * sums[None, :]
-        )
+        read = product(grad, tl.trans(lowered(state, LOW, PRECISION)), PRECISION) + of_den[:, None] * sums[None, :]
         if CAUSAL:
             live = live_rows(mask + row * mask_b, t0, stop, rows, MASKED)
             _u_k, phi_k = query_tile(
@@ -230,9 +225,7 @@ def query_gradients(
             values = lowered(load_rows(v, v_t, rows, live, ce, E), LOW, PRECISION)
             of_pairs = product(grad, tl.trans(values), PRECISION) + of_den[:, None]
             of_pairs = tl.where(lower, of_pairs, 0.0)
-            weight, lost, M_a, M_b = chunk_factors(
-                w, d, M_in, M_out, at, chunk, rows, inside, C, DECAY, WEIGHTED
-            )
+            weight, lost, M_a, M_b = chunk_factors(w, d, M_in, M_out, at, chunk, rows, inside, C, DECAY, WEIGHTED)
             seen_k, keeps = phi_k, tl.full((BF,), 1.0, tl.float32)
             if DECAY or WEIGHTED:
                 pair, query = pair_and_query(weight, lost, M_a, C, DECAY, WEIGHTED)
@@ -251,10 +244,7 @@ def query_gradients(
                 seen_k, keeps = seen_k * behind(channels, C, C), keeps * tl.exp2(tl.sum(channels, 0))
             else:
                 read = tl.dot(
-                    lowered(of_pairs, LOW, PRECISION),
-                    lowered(phi_k, LOW, PRECISION),
-                    read,
-                    input_precision=PRECISION,
+                    lowered(of_pairs, LOW, PRECISION), lowered(phi_k, LOW, PRECISION), read, input_precision=PRECISION
                 )
             if DECAY or WEIGHTED or CHANNELS:
                 state, sums = state * keeps[:, None], sums * keeps
@@ -353,9 +343,7 @@ def key_gradients(
                         entered += part * behind(channels, 1 << level, C)
                 else:
                     turned = tl.trans(lowered(of_pairs, LOW, PRECISION))
-                    entered = tl.dot(
-                        turned, lowered(phi_q, LOW, PRECISION), entered, input_precision=PRECISION
-                    )
+                    entered = tl.dot(turned, lowered(phi_q, LOW, PRECISION), entered, input_precision=PRECISION)
                 low = lowered(phi_q * through * query[:, None], LOW, PRECISION)
                 state = tl.dot(tl.trans(low), grad, state, input_precision=PRECISION)
                 sums += tl.sum(low.to(tl.float32) * of_den[:, None], 0)
@@ -439,9 +427,7 @@ def value_gradients(
                 products = tl.where(lower, products, 0.0)
                 if DECAY or WEIGHTED:
                     products = products * pair
-                out = tl.dot(
-                    tl.trans(lowered(products, LOW, PRECISION)), grad, out, input_precision=PRECISION
-                )
+                out = tl.dot(tl.trans(lowered(products, LOW, PRECISION)), grad, out, input_precision=PRECISION)
                 low = lowered(phi_q * through * query[:, None], LOW, PRECISION)
                 state = tl.dot(tl.trans(low), grad, state, input_precision=PRECISION)
         out = tl.where(live[:, None], out, 0.0)
@@ -523,10 +509,7 @@ def decay_gradients(
     read, entered = phi_q * read, phi_k * entered
     if h % R != 0:  # the state's way through, and the keys' into it, count once for all heads that share them
         entered, across = entered * 0.0, across * 0.0
-    up, down = (
-        tl.where(rows[None, :] >= rows[:, None], 1.0, 0.0),
-        tl.where(rows[None, :] < rows[:, None], 1.0, 0.0),
-    )
+    up, down = (tl.where(rows[None, :] >= rows[:, None], 1.0, 0.0), tl.where(rows[None, :] < rows[:, None], 1.0, 0.0))
     if CHANNELS:
         passing = tl.dot(up, read, input_precision=exact()) + tl.dot(down, entered, input_precision=exact())
         passing += across[None, :]
@@ -534,9 +517,7 @@ def decay_gradients(
             left, right = phi_q * up_to(channels, 1 << level, C), phi_k * behind(channels, 1 << level, C)
             part = lowered(tl.where(anchored(1 << level, C), of_pairs, 0.0), LOW, PRECISION)
             of_left = left * tl.dot(part, lowered(right, LOW, PRECISION), input_precision=PRECISION)
-            of_right = right * tl.dot(
-                tl.trans(part), lowered(left, LOW, PRECISION), input_precision=PRECISION
-            )
+            of_right = right * tl.dot(tl.trans(part), lowered(left, LOW, PRECISION), input_precision=PRECISION)
             same = (rows[:, None] >> level) == (rows[None, :] >> level)
             passing += tl.dot(tl.where(same, up, 0.0), of_left, input_precision=exact())
             passing += tl.dot(tl.where(same, down, 0.0), of_right, input_precision=exact())
@@ -544,9 +525,7 @@ def decay_gradients(
         store_rows(shares + ((row * H + h) * T + start) * F, F, rows, inside, cf, F, passing)
     else:
         products = tl.dot(
-            lowered(phi_q, LOW, PRECISION),
-            tl.trans(lowered(phi_k, LOW, PRECISION)),
-            input_precision=PRECISION,
+            lowered(phi_q, LOW, PRECISION), tl.trans(lowered(phi_k, LOW, PRECISION)), input_precision=PRECISION
         )
         flow = tl.where(rows[:, None] > rows[None, :], products * of_pairs, 0.0)  # (i, j), j < i
         flow = tl.dot(up, flow, input_precision=exact())  # (l, j): to queries from l on

@@ -53,9 +53,15 @@ class Backward:
             self.values["M_end"] = self.returned.M_behind
         o = in_rows(self.returned.o)
         launches.run(
-            backward_kernels.gradient_rows, (plan.num_chunks, h), o=o, **strides("o", o), den=self.returned.den.contiguous(),
-            chunks=plan.chunks, BE=min(padded(self.values["E"]), ROWS), **PLAIN,
-        )  # fmt: skip
+            backward_kernels.gradient_rows,
+            (plan.num_chunks, h),
+            o=o,
+            **strides("o", o),
+            den=self.returned.den.contiguous(),
+            chunks=plan.chunks,
+            BE=min(padded(self.values["E"]), ROWS),
+            **PLAIN,
+        )
         before, kept = self._before()
         behind = self._behind(kept)
         grad_q, grad_k = self._queries(before), self._keys(behind)
@@ -89,9 +95,12 @@ class Backward:
         plan, (_, _, _, g, _, f, e) = launches.of_queries, launches.sizes
         S, z = launches.wide(plan.num_items, g, f, e), launches.wide(plan.num_items, g, f)
         launches.run(
-            backward_kernels.gradient_sums, (plan.num_items, g, triton.cdiv(e, self.values["BE"])), items=plan.items,
-            S=S, z=z,
-        )  # fmt: skip
+            backward_kernels.gradient_sums,
+            (plan.num_items, g, triton.cdiv(e, self.values["BE"])),
+            items=plan.items,
+            S=S,
+            z=z,
+        )
         if call.causal:
             launches.prefix(plan, (S, z), given, (grads.S, grads.z), kept, reverse=True)
             return {"S_behind": S, "z_behind": z, "GIVEN": 1}
@@ -120,9 +129,14 @@ class Backward:
         launches, plan, tile = self.launches, self.launches.of_queries, self._tile()
         dq = self._target(self.grads.q, self.call.q)
         launches.run(
-            backward_kernels.query_gradients, (plan.num_items, launches.sizes[1], triton.cdiv(self.values["F"], tile["BF"])),
-            items=plan.items, dq=dq, **strides("dq", dq), **tile, **before,
-        )  # fmt: skip
+            backward_kernels.query_gradients,
+            (plan.num_items, launches.sizes[1], triton.cdiv(self.values["F"], tile["BF"])),
+            items=plan.items,
+            dq=dq,
+            **strides("dq", dq),
+            **tile,
+            **before,
+        )
         if dq is not self.grads.q and not self.projected:
             self.grads.q.copy_(dq)
         return dq
@@ -134,10 +148,20 @@ class Backward:
         dk = self._target(self.grads.k, self.call.k)
         dw = launches.wide(blocks, b, g, s) if weight is not None else dk
         launches.run(
-            backward_kernels.key_gradients, (plan.num_items, g, blocks), items=plan.items, dk=dk, dw=dw, T=s,
-            S_before=self.grads.S, z_before=self.grads.z, KEEP_STATE=int(self.alone), KEEP_WEIGHT=weight is not None,
-            **strides("dk", dk), **tile, **behind,
-        )  # fmt: skip
+            backward_kernels.key_gradients,
+            (plan.num_items, g, blocks),
+            items=plan.items,
+            dk=dk,
+            dw=dw,
+            T=s,
+            S_before=self.grads.S,
+            z_before=self.grads.z,
+            KEEP_STATE=int(self.alone),
+            KEEP_WEIGHT=weight is not None,
+            **strides("dk", dk),
+            **tile,
+            **behind,
+        )
         if weight is not None:
             weight.copy_(dw.sum(0))
         if dk is not self.grads.k and not self.projected:
@@ -147,15 +171,16 @@ class Backward:
     def _values(self, behind: dict[str, Any]) -> None:
         launches, plan, grad = self.launches, self.launches.of_keys, self.grads.v
         g, s, e = launches.sizes[3], launches.sizes[4], launches.sizes[6]
-        dv = (
-            grad
-            if grad.stride(-1) == 1 or e == 1
-            else torch.empty_like(grad, memory_format=torch.contiguous_format)
-        )
+        dv = grad if grad.stride(-1) == 1 or e == 1 else torch.empty_like(grad, memory_format=torch.contiguous_format)
         launches.run(
-            backward_kernels.value_gradients, (plan.num_items, g, triton.cdiv(e, self.values["BE"])), items=plan.items,
-            dv=dv, T=s, **strides("dv", dv), **behind,
-        )  # fmt: skip
+            backward_kernels.value_gradients,
+            (plan.num_items, g, triton.cdiv(e, self.values["BE"])),
+            items=plan.items,
+            dv=dv,
+            T=s,
+            **strides("dv", dv),
+            **behind,
+        )
         if dv is not grad:
             grad.copy_(dv)
 
@@ -168,9 +193,14 @@ class Backward:
         shape = (1, b, h, t, f) if self.call.has_channels else (blocks, b, h, t)
         shares = launches.wide(*shape)
         launches.run(
-            backward_kernels.decay_gradients, (plan.num_items, h, blocks), items=plan.items, shares=shares,
-            **before, **{name: x for name, x in behind.items() if name != "GIVEN"}, **tile,
-        )  # fmt: skip
+            backward_kernels.decay_gradients,
+            (plan.num_items, h, blocks),
+            items=plan.items,
+            shares=shares,
+            **before,
+            **{name: x for name, x in behind.items() if name != "GIVEN"},
+            **tile,
+        )
         self.grads.log_decay.copy_(shares.sum(0).unflatten(1, (g, h // g)).sum(2))
 
     def _projection(self, grad_q: Tensor, grad_k: Tensor) -> None:

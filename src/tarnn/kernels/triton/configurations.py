@@ -5,19 +5,8 @@ from typing import NamedTuple
 import torch
 
 CHUNK_WITH_CHANNELS = 16
-SHARED = {
-    80: 163,
-    86: 99,
-    87: 163,
-    89: 99,
-    90: 227,
-    100: 227,
-    103: 227,
-    120: 99,
-}  # KiB a block may take, by capability
-MAX_WIDTH = (
-    256  # of heads and features, of tiles that have to fit on a processor; wider values are taken in parts
-)
+SHARED = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}  # KiB a block may take, by capability
+MAX_WIDTH = 256  # of heads and features, of tiles that have to fit on a processor; wider values are taken in parts
 
 
 class Configuration(NamedTuple):
@@ -36,14 +25,7 @@ def padded(width: int) -> int:
 
 
 def configuration(
-    dtype: torch.dtype,
-    features: int,
-    values: int,
-    shared: int,
-    *,
-    channels: bool,
-    factors: bool,
-    backward: bool,
+    dtype: torch.dtype, features: int, values: int, shared: int, *, channels: bool, factors: bool, backward: bool
 ) -> Configuration:
     """By dtype, the state's sides and the GPU's shared memory, in KiB of a block; factors: of decays or log-weights.
 

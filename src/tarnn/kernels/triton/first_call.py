@@ -79,13 +79,7 @@ def _compile(call: Call, way: str, launch: Callable[[Call], object]) -> None:
     values = slice(0, values_at_once(call.q.dtype, call.num_features) if way == "backward" else None)
     two = slice(0, 2)  # one would have no stride
     few = Part(
-        b=two,
-        n=two if call.cu_seqlens is None else slice(0, 1),
-        g=EVERYTHING,
-        h=EVERYTHING,
-        e=values,
-        t=FEW,
-        s=FEW,
+        b=two, n=two if call.cu_seqlens is None else slice(0, 1), g=EVERYTHING, h=EVERYTHING, e=values, t=FEW, s=FEW
     ).call(call)
     if call.cu_seqlens is not None:
         few = few._replace(cu_seqlens=torch.tensor([0, few.q.shape[2]], dtype=torch.int32))

@@ -63,9 +63,22 @@ def state_sums(
         if FUNCTION == 4:
             top = tl.load(scale + at + rows, mask=inside, other=0.0)
         u = arguments(
-            k, k_t, rows, live, cf, omega + row * omega_b + g * omega_h, bias + row * bias_b + g * bias_h,
-            factor, square, offset, D, F, BD, PROJECTED, BIAS,
-        )  # fmt: skip
+            k,
+            k_t,
+            rows,
+            live,
+            cf,
+            omega + row * omega_b + g * omega_h,
+            bias + row * bias_b + g * bias_h,
+            factor,
+            square,
+            offset,
+            D,
+            F,
+            BD,
+            PROJECTED,
+            BIAS,
+        )
         phi = features(u, top, shift, live, cf, FUNCTION, F)
         values = lowered(load_rows(v, v_t, rows, live, ce, E), LOW, PRECISION)
         lost = tl.zeros((C,), tl.float32)
@@ -102,9 +115,21 @@ def state_sums(
 
 @triton.jit(do_not_specialize=["G", "F", "E", "GIVEN", "REVERSE"])
 def prefix(
-    sums, kept, before, begin, after, sequences, G, F, E, GIVEN, REVERSE, B: tl.constexpr, KEPT: tl.constexpr,
+    sums,
+    kept,
+    before,
+    begin,
+    after,
+    sequences,
+    G,
+    F,
+    E,
+    GIVEN,
+    REVERSE,
+    B: tl.constexpr,
+    KEPT: tl.constexpr,
     SCALED: tl.constexpr,
-):  # fmt: skip
+):
     """Sums (item, g, f, e) of items become those of all items before each; in reverse, of all behind. `after` (n, g, f, e)
     is the total. `begin` (n, g) scales the state before the first item, and in reverse its gradient."""
     n, g = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -164,9 +189,7 @@ def outputs(
         top = tl.zeros((C,), tl.float32)
         if FUNCTION == 4:
             top = tl.load(scale_q + at_q + rows, mask=inside, other=0.0)
-        u = arguments(
-            q, q_t, rows, inside, cf, omega, bias, factor, square, offset, D, F, BD, PROJECTED, BIAS
-        )
+        u = arguments(q, q_t, rows, inside, cf, omega, bias, factor, square, offset, D, F, BD, PROJECTED, BIAS)
         phi_q = lowered(features(u, top, shift, inside, cf, FUNCTION, F), LOW, PRECISION).to(tl.float32)
         M_rows = tl.zeros((C,), tl.float32)
         if FUNCTION == 4:
@@ -175,9 +198,7 @@ def outputs(
             live = live_rows(mask + row * mask_b, t0, stop, rows, MASKED)
             if FUNCTION == 4:
                 top = tl.load(scale_k + at + rows, mask=inside, other=0.0)
-            u = arguments(
-                k, k_t, rows, live, cf, omega, bias, factor, square, offset, D, F, BD, PROJECTED, BIAS
-            )
+            u = arguments(k, k_t, rows, live, cf, omega, bias, factor, square, offset, D, F, BD, PROJECTED, BIAS)
             phi_k = features(u, top, shift, live, cf, FUNCTION, F)
             values = lowered(load_rows(v, v_t, rows, live, ce, E), LOW, PRECISION)
             lost, weight, M_a, M_b = tl.zeros((C,), tl.float32), tl.zeros((C,), tl.float32), 0.0, 0.0

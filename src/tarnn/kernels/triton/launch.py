@@ -66,9 +66,14 @@ class Launches:
         (b, h, t, d), (g, s), e, f = call.q.shape, call.k.shape[1:3], call.v.shape[3], call.num_features
         self.sizes = b, h, t, g, s, f, e
         self.config = config = configuration(
-            call.q.dtype, f, e, shared_memory(call.q.device), channels=call.has_channels,
-            factors=call.weighted or call.log_decay is not None, backward=backward,
-        )  # fmt: skip
+            call.q.dtype,
+            f,
+            e,
+            shared_memory(call.q.device),
+            channels=call.has_channels,
+            factors=call.weighted or call.log_decay is not None,
+            backward=backward,
+        )
         item = config.chunk
         if not backward or call.log_decay is None:
             blocks = triton.cdiv(e, config.forward_values)
@@ -166,9 +171,18 @@ class Launches:
             scale = self.wide(b, heads, length)
             of = {x: self.values[f"{name}_{x}"] for x in "bht"}
             self.run(
-                weights.row_scales, (triton.cdiv(length, rows), heads, b), x=self.values[name], scale=scale,
-                x_b=of["b"], x_h=of["h"], x_t=of["t"], T=length, H=heads, R=heads // g, C=rows,
-            )  # fmt: skip
+                weights.row_scales,
+                (triton.cdiv(length, rows), heads, b),
+                x=self.values[name],
+                scale=scale,
+                x_b=of["b"],
+                x_h=of["h"],
+                x_t=of["t"],
+                T=length,
+                H=heads,
+                R=heads // g,
+                C=rows,
+            )
             self.values[f"scale_{name}"] = scale
         self.values["scale"] = self.values["scale_k"]
 
@@ -182,20 +196,33 @@ class Launches:
         values |= {"w": self.wide(b, g, s), "d": self.wide(b, g, s)}
         top, total = self.wide(chunks, g), self.wide(chunks, g)
         self.run(
-            weights.chunk_weights, (chunks, g), top=top, total=total, chunks=plan.chunks,
+            weights.chunk_weights,
+            (chunks, g),
+            top=top,
+            total=total,
+            chunks=plan.chunks,
             **self._decay(),
-            GIVEN=call.key_log_weight is not None, SCALED=call.function == "exp", **PLAIN,
-        )  # fmt: skip
+            GIVEN=call.key_log_weight is not None,
+            SCALED=call.function == "exp",
+            **PLAIN,
+        )
         if not values["WEIGHTED"]:
             return
         values |= {"M_in": self.wide(chunks, g), "M_out": self.wide(chunks, g)}
         values |= {"M_end": self.wide(n, g), "begin": self.wide(n, g)}
         M = call.M if call.M is None else call.M.contiguous()
         self.run(
-            weights.running_maximum, (n, g), top=top, total=total, M=values["nothing"] if M is None else M,
-            sequences=plan.sequences, B=ROWS, GIVEN=M is not None, FRESH=call.S is None,
+            weights.running_maximum,
+            (n, g),
+            top=top,
+            total=total,
+            M=values["nothing"] if M is None else M,
+            sequences=plan.sequences,
+            B=ROWS,
+            GIVEN=M is not None,
+            FRESH=call.S is None,
             **PLAIN,
-        )  # fmt: skip
+        )
 
     def _decay(self) -> dict[str, Any]:
         """The decay as it was given; the other kernels read it only where it has channels."""
@@ -211,19 +238,36 @@ class Launches:
         return {"S_in": S.contiguous(), "z_in": z.contiguous(), "GIVEN": 1}
 
     def prefix(
-        self, plan: Stretches, sums: tuple[Tensor, Tensor], before: tuple[Tensor | None, Tensor | None],
-        after: tuple[Tensor, Tensor], kept: Tensor | None, *, scaled: bool = False, reverse: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        plan: Stretches,
+        sums: tuple[Tensor, Tensor],
+        before: tuple[Tensor | None, Tensor | None],
+        after: tuple[Tensor, Tensor],
+        kept: Tensor | None,
+        *,
+        scaled: bool = False,
+        reverse: bool = False,
+    ) -> None:
         """S and z of items become those before them (in reverse: behind), and `after` the totals."""
         n, g, f = self.call.num_sequences, *self.sizes[3:6:2]
         for x, start, total in zip(sums, before, after):
             width = x[0, 0].numel() // f if x.numel() else total[0, 0].numel() // f
             self.run(
-                forward_kernels.prefix, (n, g, triton.cdiv(f * width, PREFIX)), sums=x, after=total,
-                before=total if start is None else start, kept=total if kept is None else kept,
-                sequences=plan.sequences, E=width, B=PREFIX, KEPT=kept is not None, GIVEN=int(start is not None),
-                SCALED=scaled, REVERSE=int(reverse), **PLAIN,
-            )  # fmt: skip
+                forward_kernels.prefix,
+                (n, g, triton.cdiv(f * width, PREFIX)),
+                sums=x,
+                after=total,
+                before=total if start is None else start,
+                kept=total if kept is None else kept,
+                sequences=plan.sequences,
+                E=width,
+                B=PREFIX,
+                KEPT=kept is not None,
+                GIVEN=int(start is not None),
+                SCALED=scaled,
+                REVERSE=int(reverse),
+                **PLAIN,
+            )
 
     def states_before(self, after: tuple[Tensor, Tensor]) -> tuple[dict[str, Any], Tensor | None]:
         """S and z before each item; `after` becomes the state behind all. And what each item keeps of a state."""
@@ -231,9 +275,13 @@ class Launches:
         S, z = self.wide(plan.num_items, g, f, e), self.wide(plan.num_items, g, f)
         kept = self.wide(plan.num_items, g, f) if self.weighing else None
         self.run(
-            forward_kernels.state_sums, (plan.num_items, g, triton.cdiv(e, self.values["BE"])), items=plan.items,
-            S=S, z=z, kept=z if kept is None else kept,
-        )  # fmt: skip
+            forward_kernels.state_sums,
+            (plan.num_items, g, triton.cdiv(e, self.values["BE"])),
+            items=plan.items,
+            S=S,
+            z=z,
+            kept=z if kept is None else kept,
+        )
         before = self.state()
         start = (before["S_in"], before["z_in"]) if before["GIVEN"] else (None, None)
         self.prefix(plan, (S, z), start, after, kept, scaled=self.values["WEIGHTED"] and not self.call.causal)
@@ -248,10 +296,18 @@ def forward(call: Call, for_backward: bool, make: type[Launches] = Launches) -> 
     if not call.causal:
         before |= {"S_in": outputs.S, "z_in": outputs.z}
     launches.run(
-        forward_kernels.outputs, (plan.num_items, h, triton.cdiv(e, values["BE"])), items=plan.items,
-        o=outputs.o, **strides("o", outputs.o),
-        den=values["nothing"] if outputs.den is None else outputs.den, S_out=outputs.S, z_out=outputs.z, T=t,
-        KEEP_STATE=int(alone), KEEP_DEN=int(for_backward), **before,
-    )  # fmt: skip
+        forward_kernels.outputs,
+        (plan.num_items, h, triton.cdiv(e, values["BE"])),
+        items=plan.items,
+        o=outputs.o,
+        **strides("o", outputs.o),
+        den=values["nothing"] if outputs.den is None else outputs.den,
+        S_out=outputs.S,
+        z_out=outputs.z,
+        T=t,
+        KEEP_STATE=int(alone),
+        KEEP_DEN=int(for_backward),
+        **before,
+    )
     M = values["M_end"] if values["WEIGHTED"] else outputs.M.zero_()
     return outputs._replace(M=M)

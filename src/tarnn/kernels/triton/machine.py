@@ -40,19 +40,14 @@ def status(index: int) -> Status:
         return Status(PLAIN, f"Triton is not installed: {REMEDY}")
     if not found.startswith(tuple(f"{version}." for version in VERSIONS)):
         return Status(
-            PLAIN,
-            f"the kernels are tested with Triton {' and '.join(VERSIONS)}, and this is {found}: {REMEDY}",
+            PLAIN, f"the kernels are tested with Triton {' and '.join(VERSIONS)}, and this is {found}: {REMEDY}"
         )
     if torch.version.hip is not None:
-        return Status(
-            PLAIN, "the kernels are for NVIDIA's GPUs; for AMD's they compile, and nobody has run them"
-        )
+        return Status(PLAIN, "the kernels are for NVIDIA's GPUs; for AMD's they compile, and nobody has run them")
     capability = torch.cuda.get_device_capability(index)
     name = f"sm_{capability[0]}{capability[1]}"
     if capability < OLDEST:
-        return Status(
-            PLAIN, f"the kernels need a GPU of compute capability 8.0 (Ampere) or newer; this one is {name}"
-        )
+        return Status(PLAIN, f"the kernels need a GPU of compute capability 8.0 (Ampere) or newer; this one is {name}")
     return Status(f"Triton {found}, {name}", "the GPU has tensor cores for bfloat16 and tf32")
 
 

@@ -28,11 +28,7 @@ def step(call: Call, inplace: bool) -> Outputs:
     before = (S.contiguous(), z.contiguous(), None if M is None else M.contiguous())
     made = M is not None or not weighted
     room = M if made else z.new_empty(b, g)
-    after = (
-        before
-        if inplace and made
-        else (*(before[:2] if inplace else map(torch.empty_like, before[:2])), room)
-    )
+    after = before if inplace and made else (*(before[:2] if inplace else map(torch.empty_like, before[:2])), room)
     if not inplace and M is not None:
         after = (*after[:2], torch.empty_like(M, memory_format=torch.contiguous_format))
     o = call.v.new_empty(b, h, 1, e)

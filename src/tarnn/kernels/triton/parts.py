@@ -75,11 +75,7 @@ def parts_of(call: Call, chunk: int) -> list[Part]:
     rows, heads = max(1, most // g), min(most, g)
     return [
         Part(
-            row,
-            EVERYTHING if call.cu_seqlens is not None else row,
-            head,
-            slice(head.start * r, head.stop * r),
-            values,
+            row, EVERYTHING if call.cu_seqlens is not None else row, head, slice(head.start * r, head.stop * r), values
         )
         for row in _cut(b, rows)
         for head in _cut(g, heads)

@@ -8,10 +8,21 @@ from tarnn.kernels.triton.tiles import LOG2E, accurate_exp, exp, finite
 
 @triton.jit
 def vector(
-    x, omega, bias, columns, factor, square, offset, shift,
-    D: tl.constexpr, F: tl.constexpr, BD: tl.constexpr, FUNCTION: tl.constexpr, PROJECTED: tl.constexpr,
+    x,
+    omega,
+    bias,
+    columns,
+    factor,
+    square,
+    offset,
+    shift,
+    D: tl.constexpr,
+    F: tl.constexpr,
+    BD: tl.constexpr,
+    FUNCTION: tl.constexpr,
+    PROJECTED: tl.constexpr,
     BIAS: tl.constexpr,
-):  # fmt: skip
+):
     """φ(x) (f,) and its log-scale: 0 but for exp."""
     live = columns < F
     if PROJECTED:
@@ -63,20 +74,7 @@ def one_token(
     omega += b * omega_b + g * omega_h
     bias += b * bias_b + g * bias_h
     phi_k, weight = vector(
-        k + b * k_b + g * k_h,
-        omega,
-        bias,
-        cf,
-        factor,
-        square,
-        offset,
-        shift,
-        D,
-        F,
-        BD,
-        FUNCTION,
-        PROJECTED,
-        BIAS,
+        k + b * k_b + g * k_h, omega, bias, cf, factor, square, offset, shift, D, F, BD, FUNCTION, PROJECTED, BIAS
     )
     keep = tl.zeros((BF,), tl.float32)
     if DECAY:
@@ -114,9 +112,21 @@ def one_token(
         for head in range(R):
             h = g * R + head
             phi_q, scale = vector(
-                q + b * q_b + h * q_h, omega, bias, cf, factor, square, offset, shift,
-                D, F, BD, FUNCTION, PROJECTED, BIAS,
-            )  # fmt: skip
+                q + b * q_b + h * q_h,
+                omega,
+                bias,
+                cf,
+                factor,
+                square,
+                offset,
+                shift,
+                D,
+                F,
+                BD,
+                FUNCTION,
+                PROJECTED,
+                BIAS,
+            )
             out, den = tl.sum(phi_q[:, None] * state, 0), tl.sum(phi_q * sums, 0)
             if NORMALIZE:
                 out = out * tl.where(den == 0, 0.0, 1.0 / (den + eps))

@@ -104,9 +104,22 @@ def accurate_exp(x):
 
 @triton.jit
 def arguments(
-    x, stride, rows, live, columns, omega, bias, factor, square, offset,
-    D: tl.constexpr, F: tl.constexpr, BD: tl.constexpr, PROJECTED: tl.constexpr, BIAS: tl.constexpr,
-):  # fmt: skip
+    x,
+    stride,
+    rows,
+    live,
+    columns,
+    omega,
+    bias,
+    factor,
+    square,
+    offset,
+    D: tl.constexpr,
+    F: tl.constexpr,
+    BD: tl.constexpr,
+    PROJECTED: tl.constexpr,
+    BIAS: tl.constexpr,
+):
     """u (C, B) in float32: x, or factor·Ωx + β − square·|x|² + offset. Ωx in tf32x3, whatever the dtype: u is an exponent.
 
     BD channels at a time, in a loop that is not unrolled: so Ω is read again for each chunk, and not kept in registers.

@@ -18,25 +18,28 @@ def row_scales(
     live = t0 + rows < T
     x += b * x_b + h * x_h + t0.to(tl.int64) * x_t
     u = arguments(
-        x, x_t, rows, live, columns, omega + b * omega_b + h // R * omega_h, bias + b * bias_b + h // R * bias_h,
-        factor, square, offset, D, F, BD, PROJECTED, BIAS,
-    )  # fmt: skip
+        x,
+        x_t,
+        rows,
+        live,
+        columns,
+        omega + b * omega_b + h // R * omega_h,
+        bias + b * bias_b + h // R * bias_h,
+        factor,
+        square,
+        offset,
+        D,
+        F,
+        BD,
+        PROJECTED,
+        BIAS,
+    )
     u = tl.where((columns < F)[None, :], u, float("-inf"))
     tl.store(scale + (b * H + h) * T + t0 + rows, tl.max(u, 1), mask=live)
 
 
 @triton.jit(
-    do_not_specialize=[
-        "T",
-        "G",
-        "decay_b",
-        "decay_h",
-        "decay_t",
-        "weight_b",
-        "weight_h",
-        "weight_t",
-        "mask_b",
-    ],
+    do_not_specialize=["T", "G", "decay_b", "decay_h", "decay_t", "weight_b", "weight_h", "weight_t", "mask_b"],
     do_not_specialize_on_alignment=["decay", "log_weight", "mask"],
 )
 def chunk_weights(
@@ -47,8 +50,10 @@ def chunk_weights(
     """Per key w and d (b, g, s): −∞ and 0 where masked. Per chunk (c, g): max_j w_j + D_cj, and the sum of d."""
     chunk, g = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row, start, stop = (
-        tl.load(chunks + chunk * 4).to(tl.int64), tl.load(chunks + chunk * 4 + 1), tl.load(chunks + chunk * 4 + 2),
-    )  # fmt: skip
+        tl.load(chunks + chunk * 4).to(tl.int64),
+        tl.load(chunks + chunk * 4 + 1),
+        tl.load(chunks + chunk * 4 + 2),
+    )
     rows = tl.arange(0, C)
     live = live_rows(mask + row * mask_b, start, stop, rows, MASKED)
     at = (row * G + g) * T + start + rows
@@ -80,9 +85,20 @@ def chunk_weights(
 
 @triton.jit(do_not_specialize=["G"])
 def running_maximum(
-    top, total, M, sequences, M_in, M_out, M_end, begin, G, B: tl.constexpr, CAUSAL: tl.constexpr, GIVEN: tl.constexpr,
+    top,
+    total,
+    M,
+    sequences,
+    M_in,
+    M_out,
+    M_end,
+    begin,
+    G,
+    B: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    GIVEN: tl.constexpr,
     FRESH: tl.constexpr,
-):  # fmt: skip
+):
     """M before and behind each chunk (c, g) and behind each sequence (n, g); B chunks at a time.
 
     Where not causal there is one M, that of all keys. `begin` (n, g): what the given state is multiplied with, to be in

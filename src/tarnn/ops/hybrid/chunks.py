@@ -96,9 +96,7 @@ def _set_aside(keys: Keys) -> tuple[Keys, Tensor]:
     """The keys and values with zeros for numbers that aren't finite, and which keys of the row have such, (b, g, w + t)."""
     (k, in_k), (v, in_v) = set_aside(keys.k), set_aside(keys.v)
     sinks = (x.nan_to_num(0.0, 0.0, 0.0) for x in (keys.sink_k, keys.sink_v))
-    return keys._replace(k=k, v=v, **dict(zip(("sink_k", "sink_v"), sinks))), (in_k | in_v) & keys.there[
-        :, None
-    ]
+    return keys._replace(k=k, v=v, **dict(zip(("sink_k", "sink_v"), sinks))), (in_k | in_v) & keys.there[:, None]
 
 
 def _users(how: Options, keys: Keys, state: HybridState, spoilt: Tensor, groups: int) -> Tensor:
@@ -157,9 +155,17 @@ def _keys(how: Options, state: HybridState, k, v, real, log_decay) -> Keys:
     ring = room_of(place[:, :w].clamp(min=s), how)
     before_k, before_v, fade = (at(x, ring) for x in (state.k, state.v, state.fade[..., None]))
     return Keys(
-        torch.cat([before_k, k], 2), torch.cat([before_v, v], 2), place, there,
-        torch.cat([fade[..., 0].to(clock.dtype), -clock], 2), clock, sink_k, sink_v, sink_birth[..., 0], real,
-    )  # fmt: skip
+        torch.cat([before_k, k], 2),
+        torch.cat([before_v, v], 2),
+        place,
+        there,
+        torch.cat([fade[..., 0].to(clock.dtype), -clock], 2),
+        clock,
+        sink_k,
+        sink_v,
+        sink_birth[..., 0],
+        real,
+    )
 
 
 class _Slots(NamedTuple):
@@ -182,7 +188,7 @@ def _slots(how: Options, state: HybridState, keys: Keys) -> _Slots:
         torch.cat([set_aside(state.v[:, :, first:])[0], keys.v], 2),
         torch.cat([state.fade[:, :, first:].to(keys.birth.dtype), keys.birth], 2),
         torch.cat([state.place, keys.place[:, None].expand(-1, g, -1)], 2),
-    )  # fmt: skip
+    )
     score = hybrid_slots.scores(how.feature_map, keys.k, how.scale, how.softcap)
     lives = keys.there & (keys.place >= how.sinks)
     if how.causal:
@@ -203,9 +209,7 @@ def _exact(how: Options, q: Tensor, keys: Keys, slots: _Slots | None) -> Part:
     (b, h, t, _), g, window, sinks = q.shape, keys.k.shape[1], how.window, how.sinks
     n, reach = -(-t // CHUNK), window if how.causal else 2 * window - 1
     length, r, missing = CHUNK + reach - 1, h // g, n * CHUNK - t
-    q = how.scale * torch.nn.functional.pad(q, (0, 0, 0, missing)).unflatten(1, (g, r)).unflatten(
-        3, (n, CHUNK)
-    )
+    q = how.scale * torch.nn.functional.pad(q, (0, 0, 0, missing)).unflatten(1, (g, r)).unflatten(3, (n, CHUNK))
     q = q.transpose(2, 3)  # (b, g, n, r, c, d)
 
     def windows(x: Tensor) -> Tensor:
@@ -220,9 +224,7 @@ def _exact(how: Options, q: Tensor, keys: Keys, slots: _Slots | None) -> Part:
     # (b, g, n, c, 1)
     clock = torch.nn.functional.pad(keys.clock, (0, missing))[..., None].unflatten(2, (n, CHUNK))
     fade = (clock + windows(keys.birth)[..., None, :])[:, :, :, None].to(q.dtype)
-    logits = (capped(q @ k[:, :, :, None], how.softcap) + fade.masked_fill(~near, 0.0)).masked_fill(
-        ~near, -torch.inf
-    )
+    logits = (capped(q @ k[:, :, :, None], how.softcap) + fade.masked_fill(~near, 0.0)).masked_fill(~near, -torch.inf)
     values = [v.mT[:, :, :, None]]
     if sinks:
         now = keys.place[:, -1:] - t + 1 + torch.arange(n * CHUNK, device=q.device)
@@ -235,17 +237,13 @@ def _exact(how: Options, q: Tensor, keys: Keys, slots: _Slots | None) -> Part:
         seen = seen.unflatten(1, (n, CHUNK))[:, None, :, None]  # (b, 1, n, 1, c, s)
         fade = (clock + keys.sink_birth[:, :, None, None])[:, :, :, None].to(q.dtype)
         products = capped(q @ keys.sink_k.to(q.dtype)[:, :, None, None].mT, how.softcap)
-        logits = torch.cat(
-            [logits, (products + fade.masked_fill(~seen, 0.0)).masked_fill(~seen, -torch.inf)], -1
-        )
+        logits = torch.cat([logits, (products + fade.masked_fill(~seen, 0.0)).masked_fill(~seen, -torch.inf)], -1)
         values.append(keys.sink_v.to(q.dtype)[:, :, None, None].expand(-1, -1, n, -1, -1, -1))
     if slots is not None:
         held = slots.held[:, :, :, None]  # (b, g, n, 1, c, l)
         index = slots.entries.flatten(2)
         shape = slots.entries.shape[2:]
-        slot_k, slot_v = (
-            at(x, index).to(q.dtype).unflatten(2, shape)[:, :, :, None] for x in (slots.k, slots.v)
-        )
+        slot_k, slot_v = (at(x, index).to(q.dtype).unflatten(2, shape)[:, :, :, None] for x in (slots.k, slots.v))
         birth = slots.birth.gather(2, index).unflatten(2, shape)[..., None, :]
         fade = (clock + birth)[:, :, :, None].to(q.dtype).masked_fill(~held, 0.0)
         products = capped(q @ slot_k.mT, how.softcap)
@@ -280,9 +278,7 @@ def _far(how: Options, q, keys: Keys, slots: _Slots | None, state: HybridState):
     enters = lives[:, :, :t] & keys.real[:, None]  # with each new token one key leaves the window
     if slots is None or slots.course is None:
         if slots is not None:
-            lives = lives.expand(-1, keys.k.shape[1], -1).scatter(
-                2, slots.entries[:, :, 0] - how.slots, False
-            )
+            lives = lives.expand(-1, keys.k.shape[1], -1).scatter(2, slots.entries[:, :, 0] - how.slots, False)
             enters = enters & lives[:, :, :t]
         k, v, birth = keys.k, keys.v, keys.birth
         first_k, first_v, first_birth = k[:, :, :t], v[:, :, :t], birth[:, :, :t]
@@ -373,9 +369,7 @@ def _with_exact_rows(how: Options, q, keys: Keys, o, rho):
     return o.index_copy(2, rows_at, mean.flatten(1, 2)), rho.index_fill(2, rows_at, 0.0)
 
 
-def _after(
-    how: Options, state: HybridState, keys: Keys, slots: _Slots | None, spoilt: Tensor | None
-) -> HybridState:
+def _after(how: Options, state: HybridState, keys: Keys, slots: _Slots | None, spoilt: Tensor | None) -> HybridState:
     """The state behind the new tokens: keys as they were given, and NaN in z where one of `spoilt` has left the window."""
     if spoilt is not None:
         w = keys.real.shape[1]
@@ -401,6 +395,4 @@ def _after(
         for part, x in zip(parts, (slots.k, slots.v, (slots.birth + now)[..., None])):
             part.append(at(x, held).masked_fill(empty, 0.0))
     k, v, fade = (torch.cat(x, 2) for x in parts)
-    return replace(
-        state, k=k, v=v, fade=fade[..., 0].to(state.fade.dtype), score=score, place=stood, count=count
-    )
+    return replace(state, k=k, v=v, fade=fade[..., 0].to(state.fade.dtype), score=score, place=stood, count=count)

@@ -18,7 +18,7 @@ PIECE = 4096  # tokens for which features are made at a time, so that few of the
 
 def refusal(
     how: Options, q: Tensor, keys: Keys, state: HybridState, log_decay: Tensor | None, *, watched: bool, state_too: bool
-) -> str | None:  # fmt: skip
+) -> str | None:
     """Why plain PyTorch computes a sequence, or None. watched: autograd does; state_too: through the state or ρ, too."""
     if why := mixed(q, keys.k, keys.v, state.S) or compiled.refusal(q):
         return why
@@ -59,7 +59,7 @@ def is_watched(how: Options, *given: Any) -> bool:
 
 def attend(
     how: Options, q: Tensor, keys: Keys, state: HybridState, plain: Callable[[HybridCall], Tensor], *, watched: bool
-) -> tuple[Tensor, Tensor, Sums]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Sums]:
     """o (b, h, t, e), ρ (b, h, t) and the sums behind; in pieces where autograd doesn't watch.
 
     plain: o of a call that nothing came before, for derivatives of gradients.
@@ -71,10 +71,20 @@ def attend(
         here = slice(start, min(t, start + PIECE) if how.causal and not watched else t)
         row, size = slice(start, here.stop + w), here.stop - start
         given: Any = (
-            q[:, :, here], keys.k[:, :, row], keys.v[:, :, row], keys.sink_k, keys.sink_v, state.count + start,
-            (total - start).clamp(0, size), *far_of(how, q, keys, here), w, how.causal, how.scale, how.softcap or 0.0,
+            q[:, :, here],
+            keys.k[:, :, row],
+            keys.v[:, :, row],
+            keys.sink_k,
+            keys.sink_v,
+            state.count + start,
+            (total - start).clamp(0, size),
+            *far_of(how, q, keys, here),
+            w,
+            how.causal,
+            how.scale,
+            how.softcap or 0.0,
             how.log_features,
-        )  # fmt: skip
+        )
         call = HybridCall(*given)
         if watched:
             o, share = _Attend.apply(*call, sums, plain)  # type: ignore[misc]
@@ -153,9 +163,19 @@ class _Attend(torch.autograd.Function):
             for phi, grad in ((call.phi_q, grad_phi_q), (call.phi_k, grad_phi_k))
         )
         return (
-            grad_q, grad_k, grad_v, grad_sink_k, grad_sink_v, None, None, grad_phi_q, a, grad_phi_k, weight,
+            grad_q,
+            grad_k,
+            grad_v,
+            grad_sink_k,
+            grad_sink_v,
+            None,
+            None,
+            grad_phi_q,
+            a,
+            grad_phi_k,
+            weight,
             *[None] * _CONSTANTS,
-        )  # fmt: skip
+        )
 
 
 def step(
@@ -165,16 +185,22 @@ def step(
     far: tuple[Any, ...] = (None, None, None, None)
     if how.feature_map is not None:
         old = state.k.gather(2, room[:, None, None, None].expand(-1, state.k.shape[1], 1, state.k.shape[3]))
-        (phi_q, a), (phi_k, weight) = (
-            scaled_features(how, x, side) for x, side in ((q, "queries"), (old, "keys"))
-        )
+        (phi_q, a), (phi_k, weight) = (scaled_features(how, x, side) for x, side in ((q, "queries"), (old, "keys")))
         check_widths(phi_q, phi_k)
         far = phi_q, within(how, a, state.count[:, None]), phi_k, weight
     decay = None if log_decay is None else log_decay[..., 0].clamp(min=-1e4).to(state.fade.dtype)
     o, rho = compiled.step(
-        q, k.to(state.k.dtype), v.to(state.v.dtype), far, None if decay is None else decay[..., None],
-        (state.k, state.v, state.fade), state.count, Sums(state.S, state.z, state.M), sinks=how.sinks, scale=how.scale,
+        q,
+        k.to(state.k.dtype),
+        v.to(state.v.dtype),
+        far,
+        None if decay is None else decay[..., None],
+        (state.k, state.v, state.fade),
+        state.count,
+        Sums(state.S, state.z, state.M),
+        sinks=how.sinks,
+        scale=how.scale,
         softcap=how.softcap or 0.0,
-    )  # fmt: skip
+    )
     state.count.add_(1)
     return o.to(v.dtype), rho

@@ -75,26 +75,13 @@ def hybrid_attention(
     q, k, v = autocast(q, k, v)
     check_attention(q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, log_decay=log_decay)
     _check_options(
-        q,
-        causal,
-        window,
-        sinks,
-        slots,
-        scale,
-        softcap,
-        far_bias,
-        log_decay,
-        state,
-        return_state,
-        exact_queries,
+        q, causal, window, sinks, slots, scale, softcap, far_bias, log_decay, state, return_state, exact_queries
     )
     if far_until is not None and far_until < 0:
         raise ValueError(f"far_until must be 0 or more, or None for no end; got {far_until}.")
     (b, _, t, d), g = q.shape, k.shape[1]
     if k.shape[2] != t:
-        raise ValueError(
-            f"hybrid attention is self-attention: as many keys as queries; got {t} and {k.shape[2]}."
-        )
+        raise ValueError(f"hybrid attention is self-attention: as many keys as queries; got {t} and {k.shape[2]}.")
     phi = None if feature_map is None else map_for(feature_map, q)
     if phi is not None:
         phi.check_positive()
@@ -117,9 +104,7 @@ def hybrid_attention(
             state.check(how, q.dtype)
             o, state, rho = take_step(how, q, k, v, log_decay, state, inplace=inplace)
         elif cu_seqlens is not None:
-            o, state, rho = _packed(
-                how, q, k, v, key_mask, log_decay, state, bounds(cu_seqlens, t), state_too
-            )
+            o, state, rho = _packed(how, q, k, v, key_mask, log_decay, state, bounds(cu_seqlens, t), state_too)
         else:
             o, state, rho = _compact(how, q, k, v, key_mask, log_decay, state, state_too)
     found = (o, *([state] if return_state else []), *([rho] if return_far_share else []))
@@ -127,9 +112,16 @@ def hybrid_attention(
 
 
 def hybrid_step(
-    q: Tensor, k: Tensor, v: Tensor, feature_map: nn.Module | str | None, state: HybridState, *, window: int,
-    inplace: bool = False, **options: Any,
-) -> tuple[Tensor, HybridState]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    feature_map: nn.Module | str | None,
+    state: HybridState,
+    *,
+    window: int,
+    inplace: bool = False,
+    **options: Any,
+) -> tuple[Tensor, HybridState]:
     """One token more: o (b, h, 1, e) and the new state. `inplace` writes into the given one, for loops that own it.
 
     Arguments, options and errors as in `hybrid_attention`, which gives the state; time and memory don't grow.
@@ -139,16 +131,7 @@ def hybrid_step(
             f"a step takes one token, q (b, h, 1, d); got {tuple(q.shape)}. For more, hybrid_attention(state=…)."
         )
     return hybrid_attention(
-        q,
-        k,
-        v,
-        feature_map,
-        causal=True,
-        window=window,
-        state=state,
-        return_state=True,
-        inplace=inplace,
-        **options,
+        q, k, v, feature_map, causal=True, window=window, state=state, return_state=True, inplace=inplace, **options
     )
 
 
@@ -190,9 +173,7 @@ def _check_options(
             f"exact_queries must be a tensor of places (n,), int64; got {exact_queries!r}. Pass torch.tensor([0])."
         )
     if state is not None and not isinstance(state, HybridState):
-        raise TypeError(
-            f"state must be a HybridState, which hybrid_attention returns; got {type(state).__name__}."
-        )
+        raise TypeError(f"state must be a HybridState, which hybrid_attention returns; got {type(state).__name__}.")
     if not causal and (state is not None or return_state):
         raise ValueError("attention to both sides has no state: it would also need what comes after.")
     if exact_queries is not None and state is not None:

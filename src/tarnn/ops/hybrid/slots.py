@@ -56,9 +56,7 @@ def course(score: Tensor, place: Tensor, leaves: Tensor, leaving: Tensor, chunk:
     (b, g, c), t = score.shape, leaving.shape[2]
     new = leaving.masked_fill(~leaves[:, None], -torch.inf)
     pad = -t % chunk
-    new = torch.nn.functional.pad(new, (0, pad), value=-torch.inf).unflatten(
-        2, (-1, chunk)
-    )  # (b, g, n, chunk)
+    new = torch.nn.functional.pad(new, (0, pad), value=-torch.inf).unflatten(2, (-1, chunk))  # (b, g, n, chunk)
     slots = place.argsort(-1)  # of equal scores the first counts more, so they stand in the order of time
     score = score.gather(2, slots)
     entries, held, losers, loses = [], [], [], []
@@ -75,9 +73,13 @@ def course(score: Tensor, place: Tensor, leaves: Tensor, leaving: Tensor, chunk:
         keep = (~stay).to(torch.int8).argsort(dim=-1, stable=True)[..., :c]
         slots, score = row.gather(-1, keep), ranked.masked_fill(~stay, -torch.inf).gather(-1, keep)
     return Course(
-        torch.stack(entries, 2), torch.stack(held, 2), torch.cat(losers, -1)[..., :t], torch.cat(loses, -1)[..., :t],
-        slots, score,
-    )  # fmt: skip
+        torch.stack(entries, 2),
+        torch.stack(held, 2),
+        torch.cat(losers, -1)[..., :t],
+        torch.cat(loses, -1)[..., :t],
+        slots,
+        score,
+    )
 
 
 def _compete(score: Tensor, c: int) -> tuple[Tensor, Tensor]:

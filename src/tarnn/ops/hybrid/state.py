@@ -73,19 +73,32 @@ class HybridState(State):
 
     @classmethod
     def zeros(
-        cls, k: Tensor, v: Tensor, num_features: int, *, window: int, sinks: int, slots: int = 0,
-        batch_size: int | None = None, log_features: bool = False,
-    ) -> "HybridState":  # fmt: skip
+        cls,
+        k: Tensor,
+        v: Tensor,
+        num_features: int,
+        *,
+        window: int,
+        sinks: int,
+        slots: int = 0,
+        batch_size: int | None = None,
+        log_features: bool = False,
+    ) -> "HybridState":
         """The state that has seen nothing, for keys and values like these."""
         b, g, n = (k.shape[0] if batch_size is None else batch_size), k.shape[1], sinks + window + slots
         S = k.new_zeros(b, g, num_features, v.shape[3], dtype=wide(k.dtype))
         maxima = (b, g, num_features) if log_features else (b, g)
         return cls(
-            k.new_zeros(b, g, n, k.shape[3]), v.new_zeros(b, g, n, v.shape[3]), S.new_zeros(b, g, n),
-            S.new_full((b, g, slots), -torch.inf), S.new_full((b, g, slots), -1, dtype=torch.int64),
-            S, S.new_zeros(b, g, num_features), S.new_full(maxima, -torch.inf),
+            k.new_zeros(b, g, n, k.shape[3]),
+            v.new_zeros(b, g, n, v.shape[3]),
+            S.new_zeros(b, g, n),
+            S.new_full((b, g, slots), -torch.inf),
+            S.new_full((b, g, slots), -1, dtype=torch.int64),
+            S,
+            S.new_zeros(b, g, num_features),
+            S.new_full(maxima, -torch.inf),
             torch.zeros(b, dtype=torch.int64, device=k.device),
-        )  # fmt: skip
+        )
 
     def check(self, how: Options, dtype: torch.dtype) -> None:
         """ValueError for a state that was made with other options, or whose sums are not what inputs of this dtype need."""

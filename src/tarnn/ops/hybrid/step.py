@@ -13,7 +13,7 @@ from tarnn.ops.hybrid.state import HybridState, Options, capped, room_of, within
 
 def take_step(
     how: Options, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: HybridState, *, inplace: bool
-) -> tuple[Tensor, HybridState, Tensor]:  # fmt: skip
+) -> tuple[Tensor, HybridState, Tensor]:
     """One real token of each row: o (b, h, 1, e), the state behind it, ρ (b, h, 1)."""
     if not inplace:
         state = state.clone()
@@ -56,9 +56,7 @@ def _through_slots(how: Options, state: HybridState, old, place: Tensor, leaves:
     """A key that leaves the window against the slots: the loser, and whether there is one."""
     score = hybrid_slots.scores(how.feature_map, old[0][:, :, None], how.scale, how.softcap)[..., 0]
     least = state.score.amin(-1, keepdim=True)
-    last = state.place.masked_fill(state.score > least, -2).argmax(
-        -1, keepdim=True
-    )  # of equal ones the last loses
+    last = state.place.masked_fill(state.score > least, -2).argmax(-1, keepdim=True)  # of equal ones the last loses
     wins = leaves & (score > least[..., 0])
     loses = leaves & ~(wins & (least[..., 0] == -torch.inf))
     losers = []
@@ -96,9 +94,7 @@ def _filled(how: Options, state: HybridState) -> Tensor:
 def _read(how: Options, q: Tensor, dtype: torch.dtype, state: HybridState) -> tuple[Tensor, Tensor]:
     """o and ρ of the token that was written last."""
     g, kind = state.k.shape[1], wide(dtype)
-    logits = capped(
-        how.scale * q.to(kind).reshape(q.shape[0], g, -1, q.shape[3]) @ state.k.to(kind).mT, how.softcap
-    )
+    logits = capped(how.scale * q.to(kind).reshape(q.shape[0], g, -1, q.shape[3]) @ state.k.to(kind).mT, how.softcap)
     filled = _filled(how, state)[:, :, None]
     logits = (logits + state.fade[:, :, None]).masked_fill(~filled, -torch.inf)  # (b, g, r, s + w + c)
     most = logits.detach().amax(-1, keepdim=True)

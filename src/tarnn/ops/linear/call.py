@@ -30,10 +30,20 @@ class Made(NamedTuple):
 
 
 def make_call(
-    q: Tensor, k: Tensor, v: Tensor, feature_map: FeatureMap | nn.Module | str, *, causal: bool, normalize: bool,
-    eps: float | None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None,
-    log_decay: Tensor | None = None, key_log_weight: Tensor | None = None, state: LinearState | None = None,
-) -> Made:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    feature_map: FeatureMap | nn.Module | str,
+    *,
+    causal: bool,
+    normalize: bool,
+    eps: float | None,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    log_decay: Tensor | None = None,
+    key_log_weight: Tensor | None = None,
+    state: LinearState | None = None,
+) -> Made:
     """Decays and log-weights come in the wide dtype, so that sums over them and their gradients do too. Raises ValueError
     and TypeError for arguments that don't fit each other.
     """
@@ -53,9 +63,7 @@ def make_call(
 
 
 _MOST_FINE = 1000
-_FINE: dict[
-    Hashable, tuple
-] = {}  # plain calls that have passed all checks: what those look at → the call's constants
+_FINE: dict[Hashable, tuple] = {}  # plain calls that have passed all checks: what those look at → the call's constants
 
 
 def _looks(q, k, v, feature_map, causal, normalize, eps, state) -> Hashable:
@@ -64,16 +72,23 @@ def _looks(q, k, v, feature_map, causal, normalize, eps, state) -> Hashable:
     """
     if not is_plain(q):
         return None
-    if (
-        not isinstance(feature_map, FeatureMap)
-        or not feature_map.kernel
-        or torch._C._is_any_autocast_enabled()
-    ):
+    if not isinstance(feature_map, FeatureMap) or not feature_map.kernel or torch._C._is_any_autocast_enabled():
         return None
     plain = (
-        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, type(feature_map),
-        causal, normalize, eps,
-    )  # fmt: skip
+        q.shape,
+        k.shape,
+        v.shape,
+        q.dtype,
+        k.dtype,
+        v.dtype,
+        q.device,
+        k.device,
+        v.device,
+        type(feature_map),
+        causal,
+        normalize,
+        eps,
+    )
     if state is None:
         return plain
     if type(state) is not LinearState or state.M is not None:
@@ -89,9 +104,15 @@ def _checked(
 ) -> Made:
     q, k, v = autocast(q, k, v)
     check_attention(
-        q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens,
-        log_decay=log_decay, key_log_weight=key_log_weight,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        causal=causal,
+        key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+        log_decay=log_decay,
+        key_log_weight=key_log_weight,
+    )
     phi = map_of(feature_map, q, normalize)
     if state is not None and (not isinstance(state, LinearState) or state.S is None or state.z is None):
         raise ValueError(f"state must be a LinearState(S, z, M) with S and z; got {type(state).__name__}.")
@@ -99,9 +120,7 @@ def _checked(
     if key_mask is not None and not phi.kernel:  # whatever stands at masked keys, NaN too, meets no map
         k = k.masked_fill(~key_mask[:, None, :, None], 0.0)
     if phi.log_features:
-        return _by_feature(
-            phi, q, k, v, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state
-        )
+        return _by_feature(phi, q, k, v, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state)
     projection, q, k, query_log_weight, weight = _declared(phi, q, k)
     function, omega, bias, *numbers = projection
     sums = wide(q.dtype)
@@ -123,9 +142,7 @@ def _checked(
     return Made(call, None if normalize else query_log_weight)
 
 
-def _by_feature(
-    phi, q, k, v, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state
-) -> Made:
+def _by_feature(phi, q, k, v, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state) -> Made:
     """The call of a map with `log_features`: of features in units of their own maxima, which decay in their place."""
     y, x = log_features(phi, q, "queries"), log_features(phi, k, "keys")
     check_widths(y, x)
@@ -134,9 +151,7 @@ def _by_feature(
     if key_mask is not None:
         x = x.masked_fill(~key_mask[:, None, :, None], -torch.inf)
     (b, g, s, f), n = x.shape, x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    S, z, M = (
-        (None, None, x.new_full((n, g, f), -torch.inf)) if state is None else (state.S, state.z, state.M)
-    )
+    S, z, M = (None, None, x.new_full((n, g, f), -torch.inf)) if state is None else (state.S, state.z, state.M)
     if state is not None:
         check_sums((n, g, f, v.shape[3]), x, S, z, M, by_feature=True)
         M = x.new_zeros(n, g, f) if M is None else M if M.ndim == 3 else M[..., None].expand(n, g, f)

@@ -78,9 +78,19 @@ def linear_attention(
     torch.Size([1, 2, 5, 4])
     """
     made = make_call(
-        q, k, v, feature_map, causal=causal, normalize=normalize, eps=eps, key_mask=key_mask, cu_seqlens=cu_seqlens,
-        log_decay=log_decay, key_log_weight=key_log_weight, state=state,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        feature_map,
+        causal=causal,
+        normalize=normalize,
+        eps=eps,
+        key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+        log_decay=log_decay,
+        key_log_weight=key_log_weight,
+        state=state,
+    )
     outputs = attend(made.call, with_state=return_state)
     o = with_log_weights(outputs.o, made.log_weight)
     return (o, made.state_of(outputs)) if return_state else o

@@ -84,10 +84,7 @@ def _(*inputs):
 
 
 @torch.library.custom_op(
-    _with_digest("linear_attention_backward", _BACKWARD),
-    mutates_args=(),
-    schema=_BACKWARD,
-    tags=_NOT_RECORDED,
+    _with_digest("linear_attention_backward", _BACKWARD), mutates_args=(), schema=_BACKWARD, tags=_NOT_RECORDED
 )
 def backward_op(*inputs):
     returned, call = returned_call(inputs)

@@ -40,15 +40,21 @@ def step(
             f"step takes one token, q (b, h, 1, d); got {tuple(q.shape)}. For more, linear_attention(state=…)."
         )
     made = make_call(
-        q, k, v, feature_map, causal=True, normalize=normalize, eps=eps, log_decay=log_decay,
-        key_log_weight=key_log_weight, state=state,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        feature_map,
+        causal=True,
+        normalize=normalize,
+        eps=eps,
+        log_decay=log_decay,
+        key_log_weight=key_log_weight,
+        state=state,
+    )
     call = made.call
     if state is None:
         if inplace:
-            raise ValueError(
-                "step(inplace=True) needs a state to write into: make one with LinearState.zeros(…)."
-            )
+            raise ValueError("step(inplace=True) needs a state to write into: make one with LinearState.zeros(…).")
         (b, g), f, e = call.k.shape[:2], call.num_features, call.v.shape[3]
         new = LinearState.zeros(b, g, f, e, log_weights=call.weighted, dtype=call.dtype, device=call.k.device)
         call = call._replace(S=new.S, z=new.z, M=new.M)

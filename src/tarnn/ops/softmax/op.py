@@ -40,9 +40,16 @@ class KVCache(State):
 
     @classmethod
     def empty(
-        cls, batch_size: int, num_kv_heads: int, capacity: int, head_dim: int, value_dim: int | None = None, *,
-        dtype: torch.dtype | None = None, device: torch.device | str | None = None,
-    ) -> "KVCache":  # fmt: skip
+        cls,
+        batch_size: int,
+        num_kv_heads: int,
+        capacity: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> "KVCache":
         shape = (batch_size, num_kv_heads, capacity)
         k, v = (
             room_like(torch.empty(*shape, width, dtype=dtype, device=device))
@@ -75,9 +82,13 @@ class KVCache(State):
         return self.append(found["k"], found["v"], found.get("mask"))
 
     def append(
-        self, k: Float[Tensor, "b g t d"], v: Float[Tensor, "b g t e"], key_mask: Bool[Tensor, "b t"] | None = None,
-        *, inplace: bool = False,
-    ) -> "KVCache":  # fmt: skip
+        self,
+        k: Float[Tensor, "b g t d"],
+        v: Float[Tensor, "b g t e"],
+        key_mask: Bool[Tensor, "b t"] | None = None,
+        *,
+        inplace: bool = False,
+    ) -> "KVCache":
         """The cache with t more keys and values behind the others, and as much room in all.
 
         With `inplace` they are written into this one's buffers, which the returned cache shares: no copy. This one
@@ -98,9 +109,7 @@ class KVCache(State):
                 buffer.narrow(dim, start, end - start).copy_(new)
                 return buffer
             room = self.capacity - end
-            return torch.cat(
-                [buffer.narrow(dim, 0, start), new.to(buffer.dtype), buffer.narrow(dim, end, room)], dim
-            )
+            return torch.cat([buffer.narrow(dim, 0, start), new.to(buffer.dtype), buffer.narrow(dim, end, room)], dim)
 
         mask = None if mask is None or key_mask is None else put(mask, key_mask, 1)
         return KVCache(put(self.k, k, 2), put(self.v, v, 2), end, mask)
@@ -117,18 +126,13 @@ class KVCache(State):
             return new
 
         return KVCache(
-            moved(self.k, 2),
-            moved(self.v, 2),
-            self.length,
-            None if self.mask is None else moved(self.mask, 1),
+            moved(self.k, 2), moved(self.v, 2), self.length, None if self.mask is None else moved(self.mask, 1)
         )
 
     def cropped(self, length: int) -> "KVCache":
         """The first `length` positions; shares memory with this one."""
         if not 0 <= length <= self.length:
-            raise ValueError(
-                f"a cache of {self.length} positions is cropped to 0 … {self.length}; got {length}."
-            )
+            raise ValueError(f"a cache of {self.length} positions is cropped to 0 … {self.length}; got {length}.")
         return replace(self, length=length)
 
     def _aligned(self, other: "KVCache") -> tuple["KVCache", "KVCache"]:
@@ -157,9 +161,7 @@ class KVCache(State):
             )
         rounds = self.k.dtype in (torch.bfloat16, torch.float16) and k.dtype.itemsize > 2
         if k.dtype != self.k.dtype and not rounds and not torch.is_autocast_enabled(k.device.type):
-            raise TypeError(
-                f"this cache holds {self.k.dtype}; got {k.dtype} and {v.dtype}. Make it with their dtype=."
-            )
+            raise TypeError(f"this cache holds {self.k.dtype}; got {k.dtype} and {v.dtype}. Make it with their dtype=.")
         if self.length + k.shape[2] > self.capacity:
             raise full(self.capacity, self.length, k.shape[2])
 
@@ -200,32 +202,30 @@ def softmax_attention(
 
     Raises ValueError for shapes that don't fit, a full cache, and cu_seqlens together with a state.
     """
-    check_attention(
-        q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, key_log_weight=key_log_weight
-    )
+    check_attention(q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, key_log_weight=key_log_weight)
     if cu_seqlens is not None:
         if state is not None or return_state or key_mask is not None:
             raise ValueError("softmax_attention takes cu_seqlens without state, return_state or key_mask.")
         if return_weights or torch.compiler.is_compiling():  # one graph for any bounds: pairs are masked
-            which = torch.searchsorted(
-                cu_seqlens.long(), torch.arange(q.shape[2], device=q.device), right=True
-            )
+            which = torch.searchsorted(cu_seqlens.long(), torch.arange(q.shape[2], device=q.device), right=True)
             options: dict[str, Any] = {"causal": causal, "scale": scale, "key_log_weight": key_log_weight}
             options |= {"past": 0, "key_mask": None, "pairs": which[:, None] == which}
             return _weighted(q, k, v, None, options) if return_weights else _attend(q, k, v, **options)
         cuts = packing.bounds(cu_seqlens, q.shape[2])
         pieces = [
             softmax_attention(
-                q[:, :, a:b], k[:, :, a:b], v[:, :, a:b], causal=causal, scale=scale,
+                q[:, :, a:b],
+                k[:, :, a:b],
+                v[:, :, a:b],
+                causal=causal,
+                scale=scale,
                 key_log_weight=None if key_log_weight is None else key_log_weight[:, :, a:b],
             )
             for a, b in zip(cuts, cuts[1:])
-        ]  # fmt: skip
+        ]
         return torch.cat(pieces, dim=2)
     if (return_state or state is not None) and key_log_weight is not None:
-        raise ValueError(
-            "softmax_attention keeps no log-weights in its cache: pass key_log_weight without state."
-        )
+        raise ValueError("softmax_attention keeps no log-weights in its cache: pass key_log_weight without state.")
     past = 0
     if state is None:
         state = KVCache(k, v, k.shape[2], None if key_mask is None else key_mask.clone())
@@ -242,9 +242,14 @@ def softmax_attention(
 
 
 def softmax_step(
-    q: Float[Tensor, "b h 1 d"], k: Float[Tensor, "b g 1 d"], v: Float[Tensor, "b g 1 e"], state: KVCache, *,
-    scale: float | None = None, inplace: bool = False,
-) -> tuple[Float[Tensor, "b h 1 e"], KVCache]:  # fmt: skip
+    q: Float[Tensor, "b h 1 d"],
+    k: Float[Tensor, "b g 1 d"],
+    v: Float[Tensor, "b g 1 e"],
+    state: KVCache,
+    *,
+    scale: float | None = None,
+    inplace: bool = False,
+) -> tuple[Float[Tensor, "b h 1 e"], KVCache]:
     """One token of softmax attention: O(length) time. Returns o and the new cache; `inplace` as in `KVCache.append`."""
     check_attention(q, k, v, causal=True)
     if q.shape[2] != 1:
@@ -261,9 +266,7 @@ def _attend(q, k, v, *, causal, past, scale, key_mask, key_log_weight, pairs=Non
     if key_mask is not None:  # whatever stands at masked keys is absent
         k, v = (x.masked_fill(~key_mask[:, None, :, None], 0.0) for x in (k, v))
     spoilt = None
-    hides = (
-        causal and t > 1
-    ) or pairs is not None  # some keys from some queries, by weights of zero: 0·NaN is NaN
+    hides = (causal and t > 1) or pairs is not None  # some keys from some queries, by weights of zero: 0·NaN is NaN
     if hides and not known_finite(k, v):
         (k, in_k), (v, in_v) = set_aside(k), set_aside(v)
         spoilt = _users(in_k | in_v, groups, causal, past, t, pairs)
@@ -277,7 +280,7 @@ def _attend(q, k, v, *, causal, past, scale, key_mask, key_log_weight, pairs=Non
     # is_causal: torch's own causal path, which reads half of the pairs
     o = scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal and mask is None and not past, scale=scale, enable_gqa=groups > 1
-    )  # fmt: skip
+    )
     if key_mask is not None:
         seen = key_mask.cumsum(-1)[:, past:] > 0 if causal else key_mask.any(-1, keepdim=True).expand(-1, t)
         o = torch.where(seen[:, None, :, None], o, 0.0)  # rows that see no key: zeros, not NaN
