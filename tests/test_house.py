@@ -43,6 +43,7 @@ FACADES = {"models/__init__.py": {"huggingface"}}  # `from tarnn.models import T
 FREE = {
     "auto_classes",
     "errors",
+    "extras",
     "json_file",
     "numerics",
     "registry",

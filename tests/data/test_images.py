@@ -138,7 +138,7 @@ def test_digits_from_scikit_learn(monkeypatch):
     assert len(read_images("digits:train")) == 9
     assert read_images("digits:test").labels.tolist() == [9]
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(UserError, match=r"'digits' needs the package scikit-learn: pip install 'tarnn\[images\]'"):
+    with pytest.raises(UserError, match=r"'digits' needs scikit-learn: pip install 'tarnn\[images\]'"):
         read_images("digits")
 
 

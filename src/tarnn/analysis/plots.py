@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from tarnn.analysis.decode_cost import DecodeCost
+from tarnn.extras import needed_for
 
 COLORS = {"linear": "#0072b2", "softmax": "#d55e00"}  # told apart by every kind of eye (Okabe and Ito)
 LINES = ("-", "--", ":", "-.")
@@ -16,6 +17,7 @@ def plot_decode_cost(costs: Mapping[str, Sequence[DecodeCost]], path: Path, titl
     decode_cost_figure(costs, title).savefig(path)
 
 
+@needed_for("a plot")
 def decode_cost_figure(costs: Mapping[str, Sequence[DecodeCost]], title: str = ""):
     """Milliseconds per token and bytes of state against position, one line per model, both axes logarithmic.
 
@@ -48,6 +50,7 @@ def decode_cost_figure(costs: Mapping[str, Sequence[DecodeCost]], title: str = "
     return figure
 
 
+@needed_for("a plot")
 def attention_figure(weights: Tensor, tokens: Sequence[str], title: str = ""):
     """One layer's weights (h, t, s), a panel per head: rows read, columns are read. Few tokens stand on the axes."""
     from matplotlib.figure import Figure

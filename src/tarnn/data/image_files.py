@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tarnn.errors import UserError
+from tarnn.extras import needed_for
 
 IDX_UBYTE = 0x08
 CIFAR_RECORD = 1 + 3 * 32 * 32  # a label and three planes
@@ -155,10 +156,8 @@ class ArraysOnly(pickle.Unpickler):
 
 def read_picture(path: Path) -> Pixels:
     """One PNG or JPEG: grey as one channel, colour as three. A palette becomes its colours; transparency is refused."""
-    try:
+    with needed_for(str(path)):
         from PIL import Image
-    except ImportError:
-        raise UserError(f"{path} needs the package pillow: pip install pillow.") from None
     with reading(path, "picture"), Image.open(path) as file:
         image: Image.Image = file.copy()
         if image.mode == "RGBA" and image.getchannel("A").getextrema() == (255, 255):

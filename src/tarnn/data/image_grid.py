@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from tarnn.errors import UserError
+from tarnn.extras import needed_for
 
 GAP, BACKGROUND = 2, 127  # pixels between images, and their shade
 LABEL = 14  # pixels that a label above an image takes
@@ -42,7 +43,8 @@ def image_grid(
 
 def label_strip(text: str, width: int) -> UInt8[np.ndarray, "height width"]:
     """White text on the background's grey, LABEL pixels high."""
-    from PIL import Image, ImageDraw
+    with needed_for("a label of an image"):
+        from PIL import Image, ImageDraw
 
     strip = Image.new("L", (width, LABEL), BACKGROUND)
     ImageDraw.Draw(strip).text((width // 2, LABEL // 2), text, fill=255, anchor="mm")
@@ -51,10 +53,8 @@ def label_strip(text: str, width: int) -> UInt8[np.ndarray, "height width"]:
 
 def write_png(path: Path, picture: UInt8[np.ndarray, "height width channels"]) -> None:
     """A picture in grey or colour as a PNG file; UserError where it can't be written."""
-    try:
+    with needed_for(str(path)):
         from PIL import Image
-    except ImportError:
-        raise UserError(f"{path} needs the package pillow: pip install pillow.") from None
     try:
         Image.fromarray(picture[..., 0] if picture.shape[-1] == 1 else picture).save(path, format="PNG")
     except OSError as error:

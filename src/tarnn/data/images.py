@@ -15,6 +15,7 @@ import numpy as np
 from tarnn.data import image_files
 from tarnn.data.image_files import Pixels
 from tarnn.errors import UserError
+from tarnn.extras import needed_for
 
 DIGITS_PARTS = ("train", "test")
 SPLITS = ("train", "valid", "test")
@@ -229,10 +230,8 @@ def read_digits(part: str) -> Images:
     """scikit-learn's 1,797 handwritten digits of 8 × 8: 17 shades, here spread over 0 to 255. The last tenth is 'test'."""
     if part not in DIGITS_PARTS:
         raise UserError("'digits' has the parts train and test, and no valid.")
-    try:
+    with needed_for("'digits'"):
         from sklearn.datasets import load_digits
-    except ImportError:
-        raise UserError("'digits' needs the package scikit-learn: pip install 'tarnn[images]'.") from None
     digits = load_digits()
     pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)[..., None]
     cut = len(pixels) - len(pixels) // 10
