@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tarnn.data.images import Images, part_of, parts_of, read_images, size
 from tarnn.errors import UserError
 from tarnn.tasks.base import Report, Task, Trained, facts_of_held_out, refuse_other_held_out, register
+from tarnn.tasks.images.sources import Images, part_of, parts_of, read_images, size
 from tarnn.tasks.settings import RunSettings, option
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class ImageTask(Task):
     unit, counted = "bits_per_dim", "images"
 
     def __init__(self, settings: ImageSettings, first: bool, saved: dict[str, Any] | None, report: Report):
-        from tarnn.data.image_batches import ImageRows
+        from tarnn.tasks.images.batches import ImageRows
 
         self.settings = settings
         (source,) = settings.sources
@@ -137,7 +137,7 @@ class ImageTask(Task):
 
     def validation(self, batch_size: int) -> Batches | None:
         from tarnn.data.examples import Batches
-        from tarnn.data.image_batches import ImageRows
+        from tarnn.tasks.images.batches import ImageRows
 
         if self.held_out is None:
             return None

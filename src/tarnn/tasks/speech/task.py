@@ -40,7 +40,7 @@ class CtcTask(SequenceTask):
     unit, counted, rates = "bits_per_letter", "recordings", ("letter_error_rate",)
 
     def __init__(self, settings: CtcSettings, first: bool, saved: dict[str, Any] | None, report: Report):
-        from tarnn.data.transcripts import LETTERS
+        from tarnn.tasks.speech.transcripts import LETTERS
 
         self.settings: CtcSettings = settings
         val = None if settings.val is None else self.read_rows([settings.val])
@@ -80,9 +80,9 @@ class CtcTask(SequenceTask):
 
     def read(self, rows: Sequence[Pair]) -> list[dict[str, np.ndarray]]:
         """Frames and letters; UserError, with file and line, for what has no path that spells it."""
-        from tarnn.data.audio import read_wav
-        from tarnn.data.ctc import places_needed
-        from tarnn.data.transcripts import LETTERS, Symbols, letters_of
+        from tarnn.tasks.speech.audio import read_wav
+        from tarnn.tasks.speech.ctc import places_needed
+        from tarnn.tasks.speech.transcripts import LETTERS, Symbols, letters_of
 
         symbols, found = Symbols(LETTERS), []
         for row in rows:
@@ -134,8 +134,8 @@ class CtcTask(SequenceTask):
         recording what was found and what is said."""
         import torch
 
-        from tarnn.data.ctc import best_path, edits
         from tarnn.numerics import widest
+        from tarnn.tasks.speech.ctc import best_path, edits
 
         out = model(**batch)
         logits = out.logits.float()
@@ -152,8 +152,8 @@ class CtcTask(SequenceTask):
 
     def details(self, outcomes: list[Any]) -> dict[str, Any]:
         """word_error_rate: edits of words per word that is said."""
-        from tarnn.data.ctc import edits
-        from tarnn.data.transcripts import LETTERS, SPACE, Symbols
+        from tarnn.tasks.speech.ctc import edits
+        from tarnn.tasks.speech.transcripts import LETTERS, SPACE, Symbols
 
         symbols = Symbols(LETTERS)
         words = [[symbols.text_of(ids).split(SPACE) for ids in pair] for pair in outcomes]
@@ -175,9 +175,9 @@ class CtcTask(SequenceTask):
         """The letters of the likeliest path as "output"."""
         import torch
 
-        from tarnn.data.audio import read_wav
-        from tarnn.data.ctc import best_path
-        from tarnn.data.transcripts import LETTERS, SPACE, Symbols
+        from tarnn.tasks.speech.audio import read_wav
+        from tarnn.tasks.speech.ctc import best_path
+        from tarnn.tasks.speech.transcripts import LETTERS, SPACE, Symbols
 
         for path in inputs:
             samples, rate = read_wav(path)
@@ -195,8 +195,8 @@ def padded(rows: Sequence[dict[str, np.ndarray]]) -> PaddedRows:
 
 def front_end(rows: Sequence[Pair]) -> Any:
     """Log-mel frames at the rate of the first recording."""
-    from tarnn.data.audio import read_wav
     from tarnn.models import SpeechFeatures
+    from tarnn.tasks.speech.audio import read_wav
 
     try:
         return SpeechFeatures(40, read_wav(rows[0].first)[1])
@@ -208,7 +208,7 @@ def symbols_tokenizer(folder: Path, names: Sequence[str]) -> Any:
     """Of the blank (number 0) and the symbols, as `tarnn transcribe` reads it; its vocab.json is in `folder`."""
     from transformers import Wav2Vec2CTCTokenizer
 
-    from tarnn.data.transcripts import BLANK, SPACE
+    from tarnn.tasks.speech.transcripts import BLANK, SPACE
 
     file = folder / "vocab.json"
     file.write_text(json.dumps({name: i for i, name in enumerate((BLANK, *names, "<unk>"))}))
@@ -217,9 +217,9 @@ def symbols_tokenizer(folder: Path, names: Sequence[str]) -> Any:
 
 def ctc_config(settings: CtcSettings, input_size: int) -> Any:
     """The config that the settings ask for."""
-    from tarnn.data.transcripts import LETTERS
     from tarnn.models import TarnnConfig
     from tarnn.tasks.model import chosen, make_config
+    from tarnn.tasks.speech.transcripts import LETTERS
 
     fixed = {
         "causal": settings.causal,

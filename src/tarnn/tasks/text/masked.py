@@ -11,11 +11,11 @@ from tarnn.errors import UserError
 from tarnn.tasks.base import Report, Trained, register
 from tarnn.tasks.sequences import SequenceTask
 from tarnn.tasks.settings import RunSettings, option
-from tarnn.tasks.text import TextTask, WindowSettings, text_config
+from tarnn.tasks.text.task import TextTask, WindowSettings, text_config
 
 if TYPE_CHECKING:
     from tarnn.data.examples import Batches
-    from tarnn.data.masking import MaskedSampler, Masking
+    from tarnn.tasks.text.masking import MaskedSampler, Masking
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class MaskedLMTask(TextTask):
     unit, rates = "bits_per_token", ("accuracy",)
 
     def __init__(self, settings: MaskedLMSettings, first: bool, saved: dict[str, Any] | None, report: Report):
-        from tarnn.data.masking import MaskedWindows
+        from tarnn.tasks.text.masking import MaskedWindows
 
         super().__init__(settings, first, saved, report)
         self.tokenizer = with_mask(self.tokenizer)
@@ -51,7 +51,7 @@ class MaskedLMTask(TextTask):
         return task
 
     def masking(self) -> Masking:
-        from tarnn.data.masking import Masking
+        from tarnn.tasks.text.masking import Masking
 
         settings, special = self.settings, frozenset(self.tokenizer.all_special_ids)
         probability = settings.mask_probability
@@ -75,7 +75,7 @@ class MaskedLMTask(TextTask):
         return text_config(self.settings, self.tokenizer, causal=False)
 
     def sampler(self, num_examples: int, seed: int) -> MaskedSampler:
-        from tarnn.data.masking import MaskedSampler
+        from tarnn.tasks.text.masking import MaskedSampler
 
         return MaskedSampler(self.examples, num_examples, seed)
 
@@ -88,7 +88,7 @@ class MaskedLMTask(TextTask):
     def validation(self, batch_size: int) -> Batches | None:  # type: ignore[override]
         """Windows end to end, each with the same masks at each validation."""
         from tarnn.data.examples import Batches
-        from tarnn.data.masking import MaskedWindows
+        from tarnn.tasks.text.masking import MaskedWindows
 
         context = self.validation_context
         if not context:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import ctc_loss
 
-from tarnn.data.ctc import beam_search, best_path, edits, error_rate
+from tarnn.tasks.speech.ctc import beam_search, best_path, edits, error_rate
 
 
 def drawn(seed, places=5, symbols=3):

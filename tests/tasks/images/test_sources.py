@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tarnn.data import Images, read_images
 from tarnn.data.examples import Batches, EpochSampler, collate
-from tarnn.data.image_batches import ImageRows
 from tarnn.errors import UserError
+from tarnn.tasks.images import Images, read_images
+from tarnn.tasks.images.batches import ImageRows
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
+DATA = Path(__file__).parents[4] / "shared" / "data"
 RNG = np.random.default_rng(0)
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tarnn.data import image_files
-from tarnn.data.image_files import Pixels
 from tarnn.errors import UserError
 from tarnn.extras import needed_for
+from tarnn.tasks.images import files
+from tarnn.tasks.images.files import Pixels
 
 DIGITS_PARTS = ("train", "test")
 SPLITS = ("train", "valid", "test")
@@ -25,11 +25,11 @@ KINDS = (
 )
 # what a file's name says of its format and of its part
 FORMATS: dict[str, tuple[str, Callable[[Path], Pixels]]] = {
-    "idx": (r"images[-.]idx[34]-ubyte(\.gz)?$", image_files.read_idx_images),
-    "npz": (r"\.npz$", image_files.read_npz),
-    "CIFAR-10 binary": (r"^(data|test)_batch(_\d+)?\.bin$", image_files.read_cifar_binary),
-    "pickled batches": (r"^((train_)?data_batch_\d+|test_batch|val_data)$", image_files.read_pickle),
-    "pictures": (r"\.(png|jpe?g)$", image_files.read_picture),
+    "idx": (r"images[-.]idx[34]-ubyte(\.gz)?$", files.read_idx_images),
+    "npz": (r"\.npz$", files.read_npz),
+    "CIFAR-10 binary": (r"^(data|test)_batch(_\d+)?\.bin$", files.read_cifar_binary),
+    "pickled batches": (r"^((train_)?data_batch_\d+|test_batch|val_data)$", files.read_pickle),
+    "pictures": (r"\.(png|jpe?g)$", files.read_picture),
 }
 # how a file's name begins
 PARTS = {"train": r"^train|^data_batch", "valid": r"^val|^dev", "test": r"^test|^t10k"}

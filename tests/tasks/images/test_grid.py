@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tarnn.data import read_images
-from tarnn.data.image_grid import BACKGROUND, GAP, LABEL, image_grid, write_png
 from tarnn.errors import UserError
+from tarnn.tasks.images import read_images
+from tarnn.tasks.images.grid import BACKGROUND, GAP, LABEL, image_grid, write_png
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tarnn.data import Images
 from tarnn.errors import UserError
-from tarnn.tasks.images import VALIDATION_VALUES, ImageSettings, split
+from tarnn.tasks.images import Images
+from tarnn.tasks.images.task import VALIDATION_VALUES, ImageSettings, split
 
 
 def made(n, *shape):

@@ -6,9 +6,9 @@ import wave
 import numpy as np
 import pytest
 
-from tarnn.data.audio import read_wav
-from tarnn.data.transcripts import LETTERS, Symbols, letters_of, phones_of, read_pronunciations
 from tarnn.errors import UserError
+from tarnn.tasks.speech.audio import read_wav
+from tarnn.tasks.speech.transcripts import LETTERS, Symbols, letters_of, phones_of, read_pronunciations
 
 SOUND = np.random.default_rng(0).normal(0, 0.1, 4000).astype(np.float32)
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tarnn.data.windows import IGNORED, Windows, WindowSampler
+from tarnn.tasks.text.windows import IGNORED, Windows, WindowSampler
 
 
 @dataclass(frozen=True)

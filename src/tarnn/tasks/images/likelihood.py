@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tarnn.data import Images
 from tarnn.data.examples import Batches
-from tarnn.data.image_batches import ImageRows
 from tarnn.errors import UserError
 from tarnn.models.image_configuration import START
 from tarnn.models.images import ImageModel, ImageState
+from tarnn.tasks.images.batches import ImageRows
+from tarnn.tasks.images.sources import Images
 
 VALUES_AT_ONCE = 16_384  # in a batch: larger ones are no faster on a CPU, and take more memory
 

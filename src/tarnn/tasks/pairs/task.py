@@ -10,7 +10,7 @@ from tarnn.data.pairs import Pair, read_pairs
 from tarnn.tasks.base import Report, Trained, register
 from tarnn.tasks.sequences import SequenceTask, facts_of, refuse_other_data, split
 from tarnn.tasks.settings import PATTERN, option
-from tarnn.tasks.text import TokenSettings
+from tarnn.tasks.text.task import TokenSettings
 
 if TYPE_CHECKING:
     from tarnn.data.examples import PaddedRows
@@ -40,7 +40,7 @@ class Seq2SeqTask(SequenceTask):
     unit, counted, rates = "bits_per_token", "pairs", ("accuracy",)
 
     def __init__(self, settings: Seq2SeqSettings, first: bool, saved: dict[str, Any] | None, report: Report):
-        from tarnn.data.corpus import make_tokenizer
+        from tarnn.tasks.text.corpus import make_tokenizer
 
         self.settings: Seq2SeqSettings = settings
         val = None if settings.val is None else self.read_rows([settings.val])
@@ -70,8 +70,8 @@ class Seq2SeqTask(SequenceTask):
         """Ids of the source, and of the target with the token that ends it."""
         import numpy as np
 
-        from tarnn.data.corpus import encode
         from tarnn.data.examples import PaddedRows
+        from tarnn.tasks.text.corpus import encode
 
         end = self.tokenizer.eos_token_id
         found = [

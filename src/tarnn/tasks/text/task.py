@@ -7,17 +7,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tarnn.data.corpus import DESCRIPTION, Corpus, Digest, ids_of, load, prepare
 from tarnn.data.sources import read_documents
 from tarnn.errors import UserError
 from tarnn.tasks.base import Report, Task, Trained, facts_of_held_out, name_data, register
 from tarnn.tasks.settings import MODEL, RunSettings, flag_of, option
+from tarnn.tasks.text.corpus import DESCRIPTION, Corpus, Digest, ids_of, load, prepare
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from tarnn.data.windows import ValidationBatches, WindowSampler
+    from tarnn.tasks.text.windows import ValidationBatches, WindowSampler
 
 SAMPLE_START = 32  # tokens of held-out text that the sample goes on from
 DATA, SAMPLE = "data", "sample.txt"  # in the folder of a run: the prepared text, and what the model writes
@@ -68,7 +68,7 @@ class TextTask(Task):
     def __init__(self, settings: Any, first: bool, saved: dict[str, Any] | None, report: Report):
         import torch
 
-        from tarnn.data.windows import Windows
+        from tarnn.tasks.text.windows import Windows
 
         self.settings: Any = settings
         self.corpus = ready_corpus(settings, first, report)
@@ -138,18 +138,18 @@ class TextTask(Task):
         )
 
     def sampler(self, num_examples: int, seed: int) -> WindowSampler:
-        from tarnn.data.windows import WindowSampler
+        from tarnn.tasks.text.windows import WindowSampler
 
         return WindowSampler(self.examples, num_examples, seed)
 
     @staticmethod
     def collate(rows: Any) -> dict[str, Tensor]:
-        from tarnn.data.windows import collate
+        from tarnn.tasks.text.windows import collate
 
         return collate(rows)
 
     def validation(self, batch_size: int) -> ValidationBatches | None:
-        from tarnn.data.windows import ValidationBatches
+        from tarnn.tasks.text.windows import ValidationBatches
 
         if not self.validation_context:
             return None
@@ -166,8 +166,8 @@ class TextTask(Task):
         import torch
         from torch.nn.functional import cross_entropy
 
-        from tarnn.data.windows import IGNORED
         from tarnn.numerics import widest
+        from tarnn.tasks.text.windows import IGNORED
 
         targets = batch["targets"]
         logits = model(input_ids=batch["input_ids"], use_cache=False).logits.float()

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from residues import agreement, attention_to_residues, closest, read_matrix, similarity
 
 from tarnn.analysis.attention_maps import attention_maps
-from tarnn.analysis.residues import agreement, attention_to_residues, closest, read_matrix, similarity
 from tarnn.data.proteins import AMINO_ACIDS
 from tarnn.errors import UserError
 from tarnn.models import TarnnConfig, TarnnForMaskedLM

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from tarnn.data.images import Images
+from tarnn.tasks.images.sources import Images
 
 
 class ImageRows(Dataset):

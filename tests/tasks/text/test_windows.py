@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from tarnn.data.windows import ValidationBatches, Windows, WindowSampler, collate
 from tarnn.errors import UserError
+from tarnn.tasks.text.windows import ValidationBatches, Windows, WindowSampler, collate
 
 
 def test_targets_are_the_inputs_one_place_on():

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from tarnn.analysis import compressors
-from tarnn.analysis.compressors import bits_per_byte
+from tarnn.cli import compressors
+from tarnn.cli.compressors import bits_per_byte
 
 TEXT = " ".join(random.Random(0).choices(["cat", "sat", "mat", "on", "a", "that", "it"], k=5000)).encode()
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from tarnn.analysis.image_likelihood import bits_per_dim, bits_per_dim_by_steps
-from tarnn.data import Images
 from tarnn.errors import UserError
 from tarnn.models import TarnnForImageGeneration, TarnnImageConfig
+from tarnn.tasks.images import Images
+from tarnn.tasks.images.likelihood import bits_per_dim, bits_per_dim_by_steps
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.3}
 

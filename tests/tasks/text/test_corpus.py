@@ -5,9 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tarnn.data import Document, decode_bytes, prepare
-from tarnn.data.corpus import VALIDATION_LIMIT, Digest, cut_before, load
+from tarnn.data import Document, decode_bytes
 from tarnn.errors import UserError
+from tarnn.tasks.text.corpus import VALIDATION_LIMIT, Digest, cut_before, load, prepare
 
 DOCUMENTS = [Document("one", b"abcdef"), Document("two", b""), Document("three", b"ghij\xff")]
 

@@ -12,7 +12,7 @@ from tarnn.data.files import plain_suffix
 from tarnn.data.pairs import Pair
 from tarnn.errors import UserError
 from tarnn.tasks.base import Report, register
-from tarnn.tasks.classification import ClassificationSettings, ClassificationTask, confusion
+from tarnn.tasks.labels.task import ClassificationSettings, ClassificationTask, confusion
 from tarnn.tasks.sequences import scored
 from tarnn.tasks.settings import option
 

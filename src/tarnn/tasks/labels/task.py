@@ -11,7 +11,7 @@ from tarnn.errors import UserError
 from tarnn.tasks.base import Report, Trained, register
 from tarnn.tasks.sequences import EncoderSettings, SequenceTask, facts_of, refuse_other_data, scored, split
 from tarnn.tasks.settings import option
-from tarnn.tasks.text import TokenSettings
+from tarnn.tasks.text.task import TokenSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +39,7 @@ class ClassificationTask(SequenceTask):
     unit, counted, rates = "bits_per_label", "texts", ("accuracy",)
 
     def __init__(self, settings: ClassificationSettings, first: bool, saved: dict[str, Any] | None, report: Report):
-        from tarnn.data.corpus import make_tokenizer
+        from tarnn.tasks.text.corpus import make_tokenizer
 
         self.settings: ClassificationSettings = settings
         val = None if settings.val is None else self.read_rows([settings.val])
@@ -81,8 +81,8 @@ class ClassificationTask(SequenceTask):
 
     def tokenized(self, rows: Sequence[Pair], report: Report) -> PaddedRows:
         """Ids and the number of the label; UserError for a label that the training data lack."""
-        from tarnn.data.corpus import encode
         from tarnn.data.examples import PaddedRows
+        from tarnn.tasks.text.corpus import encode
 
         limit, cut, found = self.settings.max_length, 0, []
         for row in rows:

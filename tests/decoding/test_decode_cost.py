@@ -4,8 +4,8 @@ import pytest
 import torch
 from support.scripts import lines_of
 
-from tarnn.analysis.decode_cost import decode_cost, fastest_decode_cost, rewind, softmax_twin, state_at, time_steps
-from tarnn.analysis.plots import decode_cost_figure, plot_decode_cost
+from tarnn.decoding.decode_cost import decode_cost, fastest_decode_cost, rewind, softmax_twin, state_at, time_steps
+from tarnn.decoding.decode_cost_figure import decode_cost_figure, plot_decode_cost
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.ops import KVCache
 
@@ -46,7 +46,7 @@ def test_every_round_begins_at_the_position(attention):
 
 
 def test_time_is_that_of_the_step(monkeypatch):
-    from tarnn.analysis import decode_cost as module
+    from tarnn.decoding import decode_cost as module
 
     clock = iter([0.0, 0.030, 1.0, 1.004, 2.0, 2.006, 3.0, 3.040])
     monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
@@ -55,7 +55,7 @@ def test_time_is_that_of_the_step(monkeypatch):
 
 
 def test_the_fastest_number_of_threads_is_taken(monkeypatch):
-    from tarnn.analysis import decode_cost as module
+    from tarnn.decoding import decode_cost as module
 
     before = torch.get_num_threads()
     monkeypatch.setattr(module, "time_steps", lambda *_: {1: 0.004, 2: 0.002, 3: 0.009}[torch.get_num_threads()])
