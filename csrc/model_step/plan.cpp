@@ -10,8 +10,6 @@ namespace {
 
 constexpr Index most = Index(1) << 28;  // of any size, so that a matrix has fewer than 2⁶³ bytes
 
-Index whole_panels(Index n) { return (n + panel - 1) / panel * panel; }
-
 /// Bytes of W in a format.
 Index size_of(Format format, Index inputs, Index outputs) {
   const Index panels = whole_panels(outputs);

@@ -104,6 +104,7 @@ def test_a_whole_plan_runs(block, weights):
         (lambda plan: [*plan[:2], plan[2] + 64, *plan[3:]], "is for a block of"),
         (lambda plan: [*plan[:3], 25, *plan[4:]], "must be"),
         (lambda plan: [*plan[:4], 3, *plan[5:]], "the heads do not fit each other"),
+        (lambda plan: [*plan[:20], FUNCTIONS.index("waves"), *plan[21:]], "the number of features is not that"),
         (lambda plan: [*plan[:15], plan[15] + 1, *plan[16:]], "do not lie in the block"),
         (lambda plan: [*plan[:15], plan[2] - 8, *plan[16:]], "do not lie in the block"),
         (lambda plan: torch.tensor(plan, dtype=torch.int32), "must be int64"),
