@@ -4,6 +4,8 @@ import sys
 
 PLACES = {
     "tarnn.generation": "tarnn.decoding",
+    "tarnn.kernels.backends": "tarnn.kernels.contract",
+    "tarnn.kernels.call": "tarnn.kernels.linear",
     "tarnn.models.fused": "tarnn.decoding.fused",
     "tarnn.models.fused_forward": "tarnn.huggingface.fused_forward",
     "tarnn.models.recurrent": "tarnn.models.backbone",
