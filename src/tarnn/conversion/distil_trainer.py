@@ -17,7 +17,7 @@ from tarnn.data.examples import EpochSampler
 from tarnn.tasks import RunSettings
 from tarnn.tasks.base import Trainable
 from tarnn.training.arguments import training_arguments
-from tarnn.training.failures import failures_explained
+from tarnn.training.error_messages import failures_explained
 from tarnn.training.lock import locked
 from tarnn.training.new_folder import nothing_or_a_checkpoint
 from tarnn.training.run import facts_of, run
