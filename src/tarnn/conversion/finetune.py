@@ -15,6 +15,7 @@ from tarnn.conversion.layer import LayerAttention
 from tarnn.conversion.options import KEY, AttentionOptions, attention_layers, child_of, options_in, set_options
 from tarnn.conversion.pretrained import Check, Row, check_length, choose, gather, rows_of
 from tarnn.conversion.report import Report
+from tarnn.extras import needed_for
 
 RATES = {"maps": 1e-2, "lora": 1e-4, "weights": 1e-5}
 
@@ -118,10 +119,8 @@ def losses(model: Any, train: str, near: Near, steps: int, drop_window: bool, ro
         original.set_attn_implementation("sdpa")
         names = [name for name, x in model.named_parameters() if x.is_floating_point()]
         return TokenLosses(model, names, original, steps, drop_window)
-    try:
+    with needed_for("training adapters"):
         from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise ValueError('training adapters needs peft: pip install "tarnn[lora]".') from error
     targets = [
         f"{name}.{inner}"
         for name, module in model.named_modules()

@@ -18,7 +18,7 @@ from tarnn.data.examples import EpochSampler
 from tarnn.tasks import Facts
 from tarnn.training import checkpoints
 from tarnn.training.budget import Clock
-from tarnn.training.failures import failures_explained
+from tarnn.training.error_messages import failures_explained
 from tarnn.training.folder import CHECKPOINTS, LOG
 from tarnn.training.interruption import InterruptedRun, Interruption
 from tarnn.training.lock import locked

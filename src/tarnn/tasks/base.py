@@ -1,4 +1,4 @@
-"""What a task is made of: its settings, data, model, loss, measure and sample. One file per task.
+"""What a task is made of: its settings, data, model, loss, measure and sample. One folder per task.
 
     @register
     class MyTask(Task): ...

@@ -23,7 +23,7 @@ from tarnn.training import checkpoints
 from tarnn.training.allocator import keep_freed_memory
 from tarnn.training.arguments import training_arguments
 from tarnn.training.budget import Clock, TimeBudget
-from tarnn.training.failures import assignments_blamed, failures_explained
+from tarnn.training.error_messages import assignments_blamed, failures_explained
 from tarnn.training.folder import CHECKPOINTS, LOG, claim, refuse_other_number, refuse_stranger, write_settings
 from tarnn.training.interruption import InterruptedRun, Interruption
 from tarnn.training.lock import locked
