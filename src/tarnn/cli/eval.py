@@ -85,9 +85,9 @@ def open_ours(
     checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], report: Report
 ) -> tuple[Any, Any, dict[str, Any]]:
     """A model that `tarnn train` made, and its task with the data."""
-    from tarnn.analysis.image_likelihood import check_fit
     from tarnn.tasks import TASKS, task_of
     from tarnn.tasks.checkpoint import open_config, open_model
+    from tarnn.tasks.images.likelihood import check_fit
     from tarnn.training.evaluation import trained
 
     config = open_config(checkpoint, tuple(TASKS))
@@ -106,9 +106,9 @@ def open_other(
     checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], report: Report
 ) -> tuple[Any, Any, dict[str, Any]]:
     """A causal model of transformers, converted or not, and a text."""
-    from tarnn.conversion.checkpoints import LONGEST
     from tarnn.conversion.evaluation import PretrainedText, is_causal_lm
     from tarnn.conversion.opening import open_pretrained, tokenizer_of
+    from tarnn.conversion.rows import LONGEST
     from tarnn.data.sources import read_documents
 
     if not sources:

@@ -2,7 +2,7 @@
 
 import os
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ def machine_facts() -> dict[str, Any]:
         "versions": {
             "tarnn": tarnn.__version__,
             "torch": torch.__version__,
-            "transformers": version("transformers"),
+            **transformers_version(),
             "python": platform.python_version(),
         },
         "system": f"{platform.system()} {platform.machine()}",
@@ -32,6 +32,14 @@ def machine_facts() -> dict[str, Any]:
         "gpu_kernel": backends.gpu_kernels(),
         "ops": {op: choice._asdict() for op, choice in backends.choices().items()},
     }
+
+
+def transformers_version() -> dict[str, str]:
+    """Nothing where it is not installed: the ops and layers don't need it."""
+    try:
+        return {"transformers": version("transformers")}
+    except PackageNotFoundError:
+        return {}
 
 
 def processor() -> str:
