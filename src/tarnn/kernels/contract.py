@@ -12,13 +12,12 @@ import importlib
 import warnings
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Protocol, TypeVar, get_type_hints, runtime_checkable
+from typing import Any, Protocol, get_type_hints, runtime_checkable
 
 from torch import Tensor
 
 from tarnn.errors import SlowPathWarning
 
-Record = TypeVar("Record", bound=tuple)
 ORDER = ("triton", "cpu", "eager")
 _KINDS = {
     Tensor: "Tensor",
@@ -107,16 +106,18 @@ def present(call: tuple) -> list[Tensor]:
     return [x for x in call[: num_tensors(type(call))] if x is not None]
 
 
-def form(call: Record) -> Record:
+def form(call: Any) -> Any:
     """The call without its tensors: for each, whether it is there."""
-    n = num_tensors(type(call))
-    return type(call)(*[x is not None for x in call[:n]], *call[n:])
+    kind: Any = type(call)
+    n = num_tensors(kind)
+    return kind(*[x is not None for x in call[:n]], *call[n:])
 
 
-def of_form(form: Record, tensors: Sequence) -> tuple[Record, list[Any]]:
+def of_form(form: Any, tensors: Sequence) -> tuple[Any, list[Any]]:
     """The call of this form with these in the places of its tensors, and those that are left."""
-    n, each = num_tensors(type(form)), iter(tensors)
-    return type(form)(*[next(each) if there else None for there in form[:n]], *form[n:]), list(each)
+    kind: Any = type(form)
+    n, each = num_tensors(kind), iter(tensors)
+    return kind(*[next(each) if there else None for there in form[:n]], *form[n:]), list(each)
 
 
 def schema(*records: Any, results: Any) -> str:

@@ -20,8 +20,8 @@ def sample_mixture(
 
     The same seed gives the same noise, whoever computes the values from it.
     """
-    shape, how = parameters.shape[:-1], {"dtype": wide(parameters.dtype), "device": parameters.device}
-    exponential = torch.empty(*shape, parameters.shape[-1] // 3, **how).exponential_(generator=generator)  # type: ignore[arg-type]
-    uniform = torch.rand((*shape, 1), generator=generator, **how)  # type: ignore[call-overload]
+    shape, dtype = parameters.shape[:-1], wide(parameters.dtype)
+    exponential = parameters.new_empty(*shape, parameters.shape[-1] // 3, dtype=dtype).exponential_(generator=generator)
+    uniform = torch.rand((*shape, 1), generator=generator, dtype=dtype, device=parameters.device)
     call = Call(parameters, exponential, uniform, temperature, *log_scales)
     return choose("mixture", call).forward(call)

@@ -59,7 +59,10 @@ class Op:
         self.returned = returned or _returned(outputs, differentiable)
         self.nothing = outputs(*[None] * len(outputs._fields))
         self.num_gradients = len(gradients._fields)
-        self.forward_op, self.backward_op = _operators(self, operator) if operator else (None, None)
+        self.forward_op: Any = None
+        self.backward_op: Any = None
+        if operator:
+            self.forward_op, self.backward_op = _operators(self, operator)
 
     def __call__(self, call: Any, *, with_state: bool = True) -> Any:
         """The outputs that are handed out; without `with_state` perhaps only the first, and None for others."""

@@ -4,9 +4,11 @@ Nothing here imports Triton before the first call that it computes. A call that 
 and plain PyTorch takes it; so is one whose kernels turn out to be too much for the GPU, when they are first launched.
 """
 
+from typing import Any
+
 import torch
 
-from tarnn.kernels.contract import Backend, Mendable, choose
+from tarnn.kernels.contract import Mendable, choose
 from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
 from tarnn.kernels.triton import kinds, machine
 from tarnn.kernels.triton.configurations import MAX_WIDTH
@@ -75,7 +77,7 @@ def step(call: Call, *, inplace: bool = False) -> Outputs:
         return _without(call, error).step(call, inplace=inplace)
 
 
-def _without(call: Call, error: kinds.LaunchError) -> Backend:
+def _without(call: Call, error: kinds.LaunchError) -> Any:
     """Who computes it instead, from now on: a kernel of this kind of call can't be launched."""
     kinds.refuse(call, error)
     return choose("linear", call)
