@@ -53,6 +53,7 @@ FREE = {
     "registry",
     "_version",
     "other_names",
+    "units",
 }  # no room: a leaf that anybody may use
 FILES = sorted(p for p in SOURCE.rglob("*.py") if len(p.relative_to(SOURCE).parts) > 1)
 

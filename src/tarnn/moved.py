@@ -36,6 +36,7 @@ PLACES = {
     "tarnn.models.fused": "tarnn.decoding.fused",
     "tarnn.models.fused_forward": "tarnn.huggingface.fused_forward",
     "tarnn.models.recurrent": "tarnn.models.backbone",
+    "tarnn.ops.units": "tarnn.units",
     "tarnn.ops.hybrid_state": "tarnn.ops.hybrid.state",
 }
 
