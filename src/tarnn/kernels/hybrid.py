@@ -85,7 +85,7 @@ class Token(NamedTuple):
     store_k: Tensor  # (b, g, s + w + c, d)  the exact keys, and
     store_v: Tensor  # their values, and
     fade: Tensor  # (b, g, s + w + c)  how much they have faded
-    count: Tensor  # (b,)
+    seen: Tensor  # (b,)  how many tokens each row had
     S: Tensor
     z: Tensor
     M: Tensor

@@ -47,14 +47,15 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
     share = q.new_zeros(q.shape[:3], dtype=kind)
     log_total = torch.full_like(share, torch.inf) if for_backward else None
     before = [x.contiguous() for x in (call.S, call.z, call.M)]
-    after, behind = [torch.empty_like(x) for x in before], None
+    after = [torch.empty_like(x) for x in before]
+    behind = None
     if call.phi_q is None:
         after = before
     elif not call.causal:
         behind = q.new_empty(*q.shape[:3], e + 2, dtype=kind)
     inputs = _inputs(call)
     torch.ops.tarnn_cpu.hybrid_forward.default(*inputs, *before, o, share, log_total, behind, *after)
-    return Outputs(o, share, *after, log_total)
+    return Outputs._make((o, share, *after, log_total, None, None))
 
 
 def backward(call: Call, returned: Any) -> Gradients:
@@ -71,7 +72,8 @@ def backward(call: Call, returned: Any) -> Gradients:
         None if grad is None or phi is None else (grad if call.log_features else phi * grad).sum(-1)
         for phi, grad in ((call.phi_q, phi_q), (call.phi_k, phi_k))
     )
-    return Gradients(grad_q, *(grad.to(x.dtype) for grad, x in zip(keys, call[1:5])), phi_q, a, phi_k, weight)
+    keys = [grad.to(x.dtype) for grad, x in zip(keys, call[1:5])]
+    return Gradients._make((grad_q, *keys, phi_q, a, phi_k, weight))
 
 
 def _inputs(call: Call) -> tuple:
@@ -87,7 +89,7 @@ def step(token: Token) -> Outputs:
     o = v.new_empty(*q.shape[:3], v.shape[3])
     share = q.new_empty(q.shape[:3], dtype=wide(q.dtype))
     inputs = (q, token.k.to(token.store_k.dtype), v, token.phi_q, token.a, token.phi_k, token.weight, token.decay)
-    state = (token.store_k, token.store_v, token.fade, token.count, token.S, token.z, token.M)
+    state = (token.store_k, token.store_v, token.fade, token.seen, token.S, token.z, token.M)
     torch.ops.tarnn_cpu.hybrid_step.default(*inputs, *state, o, share, token.sinks, token.scale, token.softcap)
-    token.count.add_(1)
+    token.seen.add_(1)
     return Outputs(o.to(token.v.dtype), share, token.S, token.z, token.M)

@@ -22,7 +22,7 @@ def step(token: Token) -> Outputs:
 def _make_room(token: Token) -> None:
     """The token into the ring or among the sinks. The key that stood there goes to a slot or into the sums."""
     rows = torch.arange(token.k.shape[0], device=token.k.device)
-    room, full = room_of(token.count, token.sinks, token.window), token.count >= token.sinks + token.window
+    room, full = room_of(token.seen, token.sinks, token.window), token.seen >= token.sinks + token.window
     leaves = full[:, None].expand(token.z.shape[:2])
     store = (token.store_k, token.store_v, token.fade)
     old: Any = [x[rows, :, room] for x in store]
@@ -30,10 +30,10 @@ def _make_room(token: Token) -> None:
     if token.slot_score is not None:
         old, phi, weight, leaves = _through_slots(token, old, leaves)
     if phi is not None and weight is not None:
-        _add(token, phi[:, :, 0], weight[:, :, 0], *old[1:], leaves)
+        _add(token, phi[:, :, 0], weight[:, :, 0], old[1], old[2], leaves)
     for x, new in zip(store, (token.k[:, :, 0], token.v[:, :, 0], token.fade.new_zeros(()))):
         x[rows, :, room] = new.to(x.dtype)
-    token.count.add_(1)
+    token.seen.add_(1)
 
 
 def _through_slots(token: Token, old: list[Tensor], leaves: Tensor):
@@ -53,7 +53,7 @@ def _through_slots(token: Token, old: list[Tensor], leaves: Tensor):
         before = x.gather(2, entries)[:, :, 0]
         losers.append(torch.where(chosen, before, new))
         x.scatter_(2, entries, torch.where(chosen, new, before)[:, :, None])
-    came = (token.count - token.window)[:, None].expand_as(score)
+    came = (token.seen - token.window)[:, None].expand_as(score)
     for x, new in ((slot_score, score), (place, came)):
         x.scatter_(2, last, torch.where(wins, new.to(x.dtype), x.gather(2, last)[..., 0])[..., None])
     phi, weight = token.phi_k, token.weight
@@ -78,7 +78,7 @@ def _add(token: Token, phi: Tensor, w: Tensor, v: Tensor, fade: Tensor, enters: 
 
 def _filled(token: Token) -> Tensor:
     """Which room of the store holds a key, (b, g, s + w + c)."""
-    near = torch.arange(token.sinks + token.window, device=token.k.device) < token.count[:, None]
+    near = torch.arange(token.sinks + token.window, device=token.k.device) < token.seen[:, None]
     near = near[:, None].expand(-1, token.k.shape[1], -1)
     return near if token.slot_score is None else torch.cat([near, token.slot_score > -torch.inf], -1)
 

@@ -111,18 +111,19 @@ def _call(
     slot_row: SlotRow | None,
     state: HybridState,
     here: slice,
-    sums: tuple,
+    sums: Any,
     fades: bool,
     alone: bool,
 ) -> Call:
     """The call of the new tokens `here`."""
     t, c, w = here.stop - here.start, how.slots, how.window
     row = slice(here.start, here.stop + w)
+    fading: Any = (keys.clock, keys.birth, keys.sink_birth) if fades else (None, None, None)
     slots: Any = [None] * 6
     if slot_row is not None:
         score = scores(how.feature_map, keys.k, how.scale, how.softcap)
         slots = [*(x[:, :, :c] for x in slot_row[:3]), state.score, state.place, score]
-    return Call(
+    fields = (
         q[:, :, here],
         keys.k[:, :, row],
         keys.v[:, :, row],
@@ -132,7 +133,7 @@ def _call(
         *sums,
         state.count + here.start,
         (keys.real.sum(-1) - here.start).clamp(0, t),
-        *((keys.clock, keys.birth, keys.sink_birth) if fades else (None, None, None)),
+        *fading,
         *slots,
         w,
         how.causal,
@@ -141,11 +142,10 @@ def _call(
         how.log_features,
         alone,
     )
+    return Call._make(fields)
 
 
-def _far(
-    how: Options, q: Tensor, keys: Keys, slot_row: SlotRow | None, here: slice, fades: bool
-) -> tuple[Tensor | None, ...]:
+def _far(how: Options, q: Tensor, keys: Keys, slot_row: SlotRow | None, here: slice, fades: bool) -> Any:
     """φ(q), a, φ(k) and weight of a call."""
     if how.feature_map is None:
         return None, None, None, None

@@ -24,7 +24,7 @@ def take_step(
     decay = None if log_decay is None else log_decay.clamp(min=-1e4).to(s.fade.dtype)
     far, slots = _features(how, q, s)
     constants = (how.sinks, how.window, how.scale, how.softcap or 0.0, how.log_features)
-    token = Token(q, k, v, *far, decay, s.k, s.v, s.fade, s.count, s.S, s.z, s.M, *slots, *constants)
+    token = Token._make((q, k, v, *far, decay, s.k, s.v, s.fade, s.count, s.S, s.z, s.M, *slots, *constants))
     outputs = choose("hybrid", token).step(token)
     if inplace:
         increment_version((s.k, s.v, s.fade, s.score, s.place, s.S, s.z, s.M, s.count))
