@@ -14,6 +14,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from tarnn.attention import HeadDecay, SoftmaxAttention, TokenDecay
 from tarnn.attention.decay import retention
+from tarnn.attention.rotary import positions_in
 from tarnn.feature_maps import FeatureMap, Hedgehog
 from tarnn.huggingface.cache import StateLayer
 from tarnn.huggingface.documents import check_arguments, find_documents
@@ -22,7 +23,6 @@ from tarnn.models.block import Block
 from tarnn.models.configuration import TarnnConfig
 from tarnn.models.folders import check_folder
 from tarnn.models.inputs import check_inputs, check_length, check_positions, without_padding
-from tarnn.models.positions import positions_in
 
 
 class TarnnBlock(Block, GradientCheckpointingLayer):

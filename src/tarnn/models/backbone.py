@@ -10,12 +10,12 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from tarnn.attention.rotary import Rotation
+from tarnn.attention.rotary import Rotation, positions_in
 from tarnn.models.block import Block, make_norm
 from tarnn.models.configuration import TarnnConfig
 from tarnn.models.frames import Frames
 from tarnn.models.inputs import check_inputs, check_length, check_positions, without_padding
-from tarnn.models.positions import SinusoidalPositions, positions_in
+from tarnn.models.positions import SinusoidalPositions
 from tarnn.models.state import ModelState
 from tarnn.ops import State
 
