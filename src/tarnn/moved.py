@@ -25,6 +25,8 @@ PLACES = {
     "tarnn.data.windows": "tarnn.tasks.text.windows",
     "tarnn.feature_maps.spread": "tarnn.feature_maps.statistics",
     "tarnn.generation": "tarnn.decoding",
+    "tarnn.kernels.backends": "tarnn.kernels.contract",
+    "tarnn.kernels.call": "tarnn.kernels.linear",
     "tarnn.models.fused": "tarnn.decoding.fused",
     "tarnn.models.fused_forward": "tarnn.huggingface.fused_forward",
     "tarnn.models.recurrent": "tarnn.models.backbone",
