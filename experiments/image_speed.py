@@ -38,7 +38,7 @@ from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.decoding.pixels import PixelLoop, pixel_sampler
 from tarnn.kernels.cpu import library
 from tarnn.models import TarnnForImageGeneration, TarnnImageConfig
-from tarnn.models.image_configuration import START
+from tarnn.models.images import START
 from tarnn.tasks.checkpoint import open_model
 
 MODELS: dict[str, dict[str, Any]] = {

@@ -4,9 +4,16 @@ import sys
 
 PLACES = {
     "tarnn.generation": "tarnn.decoding",
+    "tarnn.models.base_keys": "tarnn.huggingface.config_keys",
+    "tarnn.models.choices": "tarnn.models.build_layers",
+    "tarnn.models.configuration": "tarnn.huggingface.config",
+    "tarnn.models.folders": "tarnn.huggingface.folders",
     "tarnn.models.fused": "tarnn.decoding.fused",
     "tarnn.models.fused_forward": "tarnn.huggingface.fused_forward",
+    "tarnn.models.image_configuration": "tarnn.huggingface.image_config",
     "tarnn.models.recurrent": "tarnn.models.backbone",
+    "tarnn.models.seq2seq_configuration": "tarnn.huggingface.seq2seq_config",
+    "tarnn.models.unfilled": "tarnn.models.meta_device",
     "tarnn.ops.hybrid_state": "tarnn.ops.hybrid.state",
 }
 

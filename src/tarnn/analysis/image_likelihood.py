@@ -11,8 +11,7 @@ from tarnn.data import Images
 from tarnn.data.examples import Batches
 from tarnn.data.image_batches import ImageRows
 from tarnn.errors import UserError
-from tarnn.models.image_configuration import START
-from tarnn.models.images import ImageModel, ImageState
+from tarnn.models.images import START, ImageModel, ImageState
 
 VALUES_AT_ONCE = 16_384  # in a batch: larger ones are no faster on a CPU, and take more memory
 

@@ -11,6 +11,7 @@ one per feature. Files of all versions are read; every field is held against the
 import hashlib
 import json
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,20 +24,20 @@ from tarnn._version import __version__
 from tarnn.data.tensor_file import add_tensors, checksum, fields_of, read_safetensors, write_atomically
 from tarnn.errors import UserError
 from tarnn.models.backbone import TextModel
-from tarnn.models.configuration import TarnnConfig
+from tarnn.models.config import ModelConfig
 from tarnn.models.state import ModelState
 
 FORMAT, VERSION = "tarnn.state", "3"
 FIRST_VERSION, WITH_CHECKSUM = "1", "2"
 AGAIN = "Make the state again with --state-out."
-NOT_THE_FUNCTION = {"use_cache", "dropout", "initializer_range", "bos_token_id", "eos_token_id", "pad_token_id"}
+NOT_THE_FUNCTION = {"dropout"}
 # the config's choices that came after version 1, and the values by which the function is that of a file without them
 LATER = {"attention_options": {}, "causal": True, "input_size": None, "subsampling": 1}
 
 
 def fingerprint(model: TextModel) -> str:
     """SHA-256 over the config, less what doesn't change the function, and all weights: name, shape, bits."""
-    config = {k: getattr(model.config, k) for k in TarnnConfig.known_keys() if k not in NOT_THE_FUNCTION}
+    config = {x.name: getattr(model.config, x.name) for x in fields(ModelConfig) if x.name not in NOT_THE_FUNCTION}
     config = {k: value for k, value in config.items() if k not in LATER or value != LATER[k]}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     return add_tensors(digest, model.state_dict()).hexdigest()
