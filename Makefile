@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 TORCH  := torch==2.13.0
 
-.PHONY: demo quick test test-all format sanitize gpu install wheel clean
+.PHONY: demo quick test test-all coverage format sanitize gpu install wheel clean
 
 demo: install
 	$(BIN)/tarnn demo --out runs/demo
@@ -29,6 +29,14 @@ test: install
 test-all: test
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 -q tests/triton/interpreted
 	$(BIN)/python -m pytest -n 2 -q -m "not compile and not refusals" --jaxtyping-packages=tarnn.ops,tarnn.feature_maps,tarnn.attention,beartype.beartype tests/ops tests/feature_maps tests/attention
+
+# which lines no test runs: build/coverage/index.html; takes longer than `make test`
+coverage: export OMP_NUM_THREADS = 1
+coverage: install
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -q -m "not compile"
+	$(BIN)/coverage combine
+	$(BIN)/coverage html --directory build/coverage
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -23,7 +23,7 @@ from model_steps import wrong_token
 from scripts.common.options import parse
 from scripts.common.results import run
 from scripts.common.tables import bullets, markdown, page, source
-from tarnn.analysis.decode_cost import decode_cost
+from tarnn.decoding.decode_cost import decode_cost
 from tarnn.decoding.fused import FusedStep
 from tarnn.kernels.cpu.stack import FORMATS
 from tarnn.models import TarnnConfig, TarnnForCausalLM

@@ -12,7 +12,6 @@ with linear attention, loss and gradients are those of plain PyTorch.
 """
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from scripts.common.plots import ATTENTION, ORANGE, SKY
 from scripts.common.results import run
 from scripts.common.tables import page, source
 from scripts.common.targets import Target, at_least, at_most, section
-from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.kernels.cpu import library
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
@@ -86,12 +84,12 @@ def make_model(method: str, layers: int) -> TarnnForCausalLM:
     model = TarnnForCausalLM(config).train()
     if method == PROJECTIONS:
         for block in model.model.layers:
-            block.attention.attend = partial(values_for_outputs, block.attention)
+            block.attention.mix = values_for_outputs
     return model
 
 
-def values_for_outputs(layer: MultiHeadAttention, x: Tensor, source: Tensor, **_) -> Tensor:
-    return layer.merge(FreeAttention.apply(*layer.project(x, source)))
+def values_for_outputs(x: Tensor, q: Tensor, k: Tensor, v: Tensor, **_) -> tuple[Tensor]:
+    return (FreeAttention.apply(q, k, v),)
 
 
 class FreeAttention(torch.autograd.Function):

@@ -20,12 +20,13 @@ import proteins
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from residues import agreement, attention_to_residues, closest, read_matrix, similarity
+
 from scripts.common.options import parse
 from scripts.common.plots import panels
 from scripts.common.results import Unmeasured, run
 from scripts.common.tables import markdown, page
 from tarnn.analysis.attention_maps import attention_maps
-from tarnn.analysis.residues import agreement, attention_to_residues, closest, read_matrix, similarity
 from tarnn.data.proteins import AMINO_ACIDS, read_proteins
 
 SHOWN = ("bidirectional", "Performer-ReLU")  # in the figure

@@ -28,13 +28,13 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from softmax_error import attend
 from trained import Layer, Stories, encoder_layers
 
 from scripts.common.options import parse
 from scripts.common.plots import BLUE, GREEN, GREY, RED, SKY, label, panels
 from scripts.common.results import Unmeasured, run
 from scripts.common.tables import markdown, page
-from tarnn.analysis.softmax_error import attend
 from tarnn.feature_maps import (
     FeatureMap,
     OptimalRandomFeatures,

@@ -12,10 +12,11 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from softmax_error import softmax_error
+
 from scripts.common.options import parse
 from scripts.common.results import run
 from scripts.common.tables import markdown, page
-from tarnn.analysis.softmax_error import softmax_error
 from tarnn.feature_maps import (
     FeatureMap,
     HyperbolicRandomFeatures,

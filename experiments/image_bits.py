@@ -32,11 +32,11 @@ from scripts.common.plots import ATTENTION, label, line, panels
 from scripts.common.results import run
 from scripts.common.tables import markdown, page
 from scripts.common.training import trained
-from tarnn.analysis.image_likelihood import bits_per_dim
-from tarnn.data import Images, read_images
 from tarnn.models import TarnnForImageGeneration
 from tarnn.tasks import ImageSettings
 from tarnn.tasks.checkpoint import open_model
+from tarnn.tasks.images import Images, read_images
+from tarnn.tasks.images.likelihood import bits_per_dim
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 METHODS = ["linear", "softmax"]

@@ -25,8 +25,8 @@ from scripts.common.options import parse
 from scripts.common.plots import BLUE, GREEN, RED, label, line, panels
 from scripts.common.results import Unmeasured, run
 from scripts.common.tables import markdown, milliseconds, page
-from tarnn.data.transcripts import read_pronunciations
 from tarnn.models import TarnnForConditionalGeneration, TarnnSeq2SeqConfig
+from tarnn.tasks.speech.transcripts import read_pronunciations
 
 FULL = {
     "steps": 1000,

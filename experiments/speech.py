@@ -32,11 +32,11 @@ from scripts.common.options import as_facts, parse
 from scripts.common.plots import BLUE, GREEN, RED, SKY, label, line, panels
 from scripts.common.results import Unmeasured, run
 from scripts.common.tables import markdown, page
-from tarnn.data.audio import read_wav
-from tarnn.data.ctc import beam_search, best_path, error_rate, places_needed
-from tarnn.data.transcripts import LETTERS, Symbols, letters_of, phones_of, read_pronunciations
 from tarnn.models import SpeechFeatures, TarnnConfig, TarnnForCTC
-from tarnn.tasks.ctc import padded, symbols_tokenizer
+from tarnn.tasks.speech.audio import read_wav
+from tarnn.tasks.speech.ctc import beam_search, best_path, error_rate, places_needed
+from tarnn.tasks.speech.task import padded, symbols_tokenizer
+from tarnn.tasks.speech.transcripts import LETTERS, Symbols, letters_of, phones_of, read_pronunciations
 
 METHODS = {"linear": BLUE, "softmax": RED, "bi-LSTM": GREEN, "linear, causal": SKY}
 

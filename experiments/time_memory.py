@@ -70,7 +70,7 @@ class MatrixAttention(SoftmaxAttention):
         q, k, v = self.project(x, x)
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
-        return self.merge(scores.masked_fill(future, -torch.inf).softmax(-1) @ v)
+        return self.merge(scores.masked_fill(future, -torch.inf).softmax(-1) @ v, v.dtype)
 
 
 METHODS: dict[str, Callable[..., nn.Module]] = {

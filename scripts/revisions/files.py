@@ -1,4 +1,4 @@
-"""What the old revision wrote, opened: checkpoints, a run cut short and resumed, a state file, a converted folder.
+"""What the old revision wrote, opened: checkpoints, a run cut short and resumed, state files, a converted folder and its cache.
 
 `write` runs the old revision's command line; `compute` then opens copies of these files, in either revision.
 """
@@ -50,6 +50,25 @@ def write(folder: Path) -> None:
     a_llama(folder / "llama", tokenizer_of=folder / "linear")
     few = "--length 128 --num-texts 4 --window 16"
     command("convert", folder / "llama", folder / "converted", "--texts", text, *few.split())
+    from tarnn.conversion import constant_cache, save_cache
+
+    model = converted(folder)
+    cache = constant_cache(model)
+    with torch.no_grad():
+        model(some_ids()[:, :50], past_key_values=cache)
+    save_cache(folder / "converted.cache", model, cache)
+
+
+def converted(folder: Path) -> Any:
+    import transformers
+
+    import tarnn.conversion  # noqa: F401  (makes converted folders known to transformers)
+
+    return transformers.AutoModelForCausalLM.from_pretrained(folder / "converted").eval()
+
+
+def some_ids() -> torch.Tensor:
+    return torch.randint(3, 250, (1, 200), generator=torch.Generator().manual_seed(0))
 
 
 def text_of(folder: Path) -> Path:
@@ -79,15 +98,16 @@ def compute(number: int, folder: Path) -> dict[str, Any]:
         cut_back(run)
         command("train", text_of(folder), "--out", run, *A_RUN.split(), *options.split(), "--resume")
         found |= weights(f"{kind} resumed", run)
-    import transformers
+    from tarnn.conversion import load_cache
 
-    import tarnn.conversion  # noqa: F401  (makes converted folders known to transformers)
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "converted").eval()
-    ids = torch.randint(3, 250, (1, 200), generator=torch.Generator().manual_seed(0))
+    model, ids = converted(folder), some_ids()
     with torch.no_grad():
         found["converted: logits"] = model(ids).logits
-        found["converted: text"] = model.generate(ids[:, :50], max_new_tokens=number, do_sample=False)
+    for name, prompt, options in (
+        ("text", ids[:, :50], {}),
+        ("text from its cache", ids[:, :60], {"past_key_values": load_cache(folder / "converted.cache", model)}),
+    ):
+        found[f"converted: {name}"] = model.generate(prompt, max_new_tokens=number, do_sample=False, **options)
     return found
 
 

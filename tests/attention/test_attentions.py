@@ -290,10 +290,9 @@ def check_mixing(layer, rand):
     }
     q, k, v = layer.project(x, x)
     one_hot = torch.eye(7, dtype=x.dtype).expand(2, v.shape[1], 7, 7)
-    mix = lambda v: o[0] if isinstance(o := layer.mix(x, q, k, v, **how), tuple) else o  # noqa: E731
-    weights = mix(one_hot)
+    weights, o = layer.mix(x, q, k, one_hot, **how)[0], layer.mix(x, q, k, v, **how)[0]
     values = v.repeat_interleave(layer.num_heads // layer.num_kv_heads, dim=1)
-    torch.testing.assert_close(weights @ values, mix(v), **CLOSE)
+    torch.testing.assert_close(weights @ values, o, **CLOSE)
     assert weights.shape == (2, 6, 7, 7)
     assert not weights[1, :, :, 5:].any()
     return weights

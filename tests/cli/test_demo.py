@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tarnn.analysis import compressors
+from tarnn.cli import compressors
 from tarnn.kernels.cpu import library
 
 

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaModel
 
 from tarnn.cli.eval import confusion_lines
-from tarnn.data import read_images
 from tarnn.data.tokenizers import byte_tokenizer
+from tarnn.tasks.images import read_images
 
 TINY = [
     "--hidden-size",
@@ -92,7 +92,7 @@ def last_validation(run):
 )
 def test_of_a_run_it_finds_what_the_run_found(task, command, sources, tmp_path, monkeypatch):
     run = tmp_path / "run"
-    monkeypatch.setattr("tarnn.tasks.seq2seq.LONGEST", 8)  # this model may not know where to end
+    monkeypatch.setattr("tarnn.tasks.pairs.task.LONGEST", 8)  # this model may not know where to end
     trained = run_of(task, sources, command, run)
     seen = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
     found = command("eval", run, "--json")

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModel
 
 from tarnn.cli.images import HIDDEN
-from tarnn.data import read_images
-from tarnn.data.image_grid import GAP, LABEL
+from tarnn.tasks.images import read_images
+from tarnn.tasks.images.grid import GAP, LABEL
 from tarnn.training.safe_trainer import SafeTrainer
 
 TINY = [

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from tarnn.analysis.decode_cost import softmax_twin
+from tarnn.decoding.decode_cost import softmax_twin
 from tarnn.kernels.cpu import library
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
 from tarnn.tasks.checkpoint import open_model

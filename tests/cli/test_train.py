@@ -18,8 +18,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tarnn.data.corpus import load
 from tarnn.tasks import TextTask
+from tarnn.tasks.text.corpus import load
 from tarnn.training.safe_trainer import SafeTrainer
 
 

@@ -9,9 +9,9 @@ import torch
 from transformers import Wav2Vec2CTCTokenizer, pipeline
 
 from tarnn.cli.transcribe import heard, open_speech
-from tarnn.data.audio import read_wav
-from tarnn.data.ctc import best_path
 from tarnn.models import SpeechFeatures, TarnnConfig, TarnnForCTC
+from tarnn.tasks.speech.audio import read_wav
+from tarnn.tasks.speech.ctc import best_path
 
 SOUND = np.random.default_rng(0).normal(0, 3000, 9000).astype("<i2")
 

@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from support.families import FAMILIES, model_of
+from support.state_files import contents, rewrite, with_one_maximum
 
 from tarnn.conversion import constant_cache, load_cache, save_cache, set_options
-from tarnn.data.tensor_file import checksum
 from tarnn.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers has to say of random configs
@@ -54,26 +52,19 @@ def test_it_goes_on_where_it_was(name, prompt, tmp_path):
     assert torch.equal(model.generate(**prompt, past_key_values=again, **OPTIONS), expected)
 
 
-def test_files_of_the_first_version_are_read(prompt, tmp_path):
-    """They have one maximum per head, also where this version has one per feature."""
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_caches_were_files_of_their_own_format(version, prompt, tmp_path):
+    """In version 1 they had one maximum per head, also where sums have one per feature now."""
     model = made()
     set_options(model, feature_map="clusters", slots=0)
     cache = read(model, prompt)
     save_cache(tmp_path / "c", model, cache)
     expected = model.generate(**prompt, past_key_values=cache, **OPTIONS)
-    with safe_open(tmp_path / "c", "pt") as file:
-        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-    for name in [name for name in tensors if name.endswith(".M")]:
-        assert tensors[name].ndim == 3
-        most = tensors[name].amax(-1)
-        keep = (tensors[name] - most[..., None]).exp()
-        tensors[name] = most
-        tensors[f"{name[:-1]}S"] *= keep[..., None]
-        tensors[f"{name[:-1]}z"] *= keep
-    del metadata["checksum"]
-    metadata["format_version"] = "1"
-    save_file(tensors, tmp_path / "old", metadata | {"checksum": checksum(tensors, metadata)})
-    again = load_cache(tmp_path / "old", model)
+    tensors, metadata = contents(tmp_path / "c")
+    assert metadata["format"] == "tarnn.state"
+    tensors = with_one_maximum(tensors) if version == "1" else tensors
+    rewrite(tmp_path / "c", tensors, metadata | {"format": "tarnn.cache", "format_version": version})
+    again = load_cache(tmp_path / "c", model)
     assert torch.equal(model.generate(**prompt, past_key_values=again, **OPTIONS), expected)
 
 

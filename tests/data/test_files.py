@@ -53,7 +53,7 @@ def test_a_damaged_one_is_refused(tmp_path, suffix):
 def test_zstd_needs_its_package(tmp_path, monkeypatch):
     (tmp_path / "a.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(20))
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(UserError, match=r"a\.zst needs the package zstandard: pip install zstandard"):
+    with pytest.raises(UserError, match=r"a\.zst needs zstandard: pip install .tarnn\[train\]"):
         read(tmp_path / "a.zst")
 
 

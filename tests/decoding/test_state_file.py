@@ -8,13 +8,12 @@ import random
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
+from support.state_files import contents, rewrite, with_one_maximum
 
-from tarnn.data import tensor_file
 from tarnn.decoding.loop import TokenLoop
 from tarnn.decoding.samplers import greedy
-from tarnn.decoding.state_file import check_writable, fingerprint, load_state, save_state, write_atomically
+from tarnn.decoding.state_file import check_writable, fingerprint, load_state, save_state
 from tarnn.errors import UserError
 
 PROMPT = torch.tensor([[5, 17, 2, 88, 41, 41, 9]])
@@ -72,8 +71,7 @@ def test_a_cache_is_saved_as_far_as_it_is_filled(make_model, tmp_path):
 
 def test_the_file_says_what_it_is(saved):
     model, path = saved
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
+    _, metadata = contents(path)
     assert metadata["format"] == "tarnn.state"
     assert metadata["tokens_seen"] == str(PROMPT.shape[1])
     assert metadata["fingerprint"] == fingerprint(model)
@@ -88,12 +86,6 @@ def test_the_fingerprint_tells_models_apart(make_model):
         changed = make_model()
         changed.lm_head.weight[3, 3] += 1e-3
     assert len({fingerprint(m) for m in (a, *others, changed)}) == 5
-
-
-def rewritten(path, **metadata):
-    with safe_open(path, "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        save_file(tensors, path, file.metadata() | metadata)
 
 
 def test_what_is_no_state_of_this_model_is_refused_by_name(saved, make_model, tmp_path):
@@ -112,15 +104,11 @@ def test_what_is_no_state_of_this_model_is_refused_by_name(saved, make_model, tm
         path.write_bytes(wrong)
         refused("no state file, or one that was cut short")
     path.write_bytes(whole)
-    rewritten(path, format_version="4")
+    tensors, metadata = contents(path)
+    rewrite(path, tensors, metadata | {"format_version": "4"})
     refused("version 4 of the state format; this tarnn reads versions 1 to 3")
     save_file({"x": torch.zeros(1)}, path)
     refused("not a saved state")
-
-
-def contents(path):
-    with safe_open(path, "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
 
 
 def same(a, b):
@@ -186,16 +174,7 @@ def test_older_files_have_one_maximum_per_head(make_model, tmp_path):
     loop = loop_after(model, PROMPT)
     save_state(path, model, loop.state, loop.logits, PROMPT[0].tolist())
     tensors, metadata = contents(path)
-    for name in [name for name in tensors if name.endswith(".M")]:
-        assert tensors[name].ndim == 3
-        most = tensors[name].amax(-1)
-        keep = (tensors[name] - most[..., None]).exp()
-        tensors[name] = most
-        tensors[f"{name[:-1]}S"] *= keep[..., None]
-        tensors[f"{name[:-1]}z"] *= keep
-    del metadata["checksum"]
-    metadata["format_version"] = "2"
-    save_file(tensors, path, metadata | {"checksum": tensor_file.checksum(tensors, metadata)})
+    rewrite(path, with_one_maximum(tensors), metadata | {"format_version": "2"})
     again = TokenLoop(model, *load_state(path, model, room=20)[:2])
     for one in (loop, again):
         one.read(MORE)
@@ -303,35 +282,6 @@ def test_a_write_that_fails_at_last_leaves_the_old_file_and_nothing_beside_it(sa
         save_state(path, model, loop.state, loop.logits, [])
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == [path.name]
-
-
-def test_an_interrupted_write_leaves_the_old_file(saved, monkeypatch):
-    _, path = saved
-    before = path.read_bytes()
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tensor_file, "write_all", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(path, b"new")
-    assert path.read_bytes() == before
-    assert [p.name for p in path.parent.iterdir()] == [path.name]
-
-
-def test_writing_follows_links_and_spares_devices(tmp_path):
-    real, link = tmp_path / "real", tmp_path / "link"
-    real.write_bytes(b"old")
-    link.symlink_to(real)
-    write_atomically(link, b"new")
-    assert link.is_symlink()
-    assert real.read_bytes() == b"new"
-    os.mkfifo(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    write_atomically(tmp_path / "pipe", b"through the pipe")
-    assert os.read(reader, 99) == b"through the pipe"
-    os.close(reader)
-    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_places_that_cannot_be_written_are_known_beforehand(tmp_path):

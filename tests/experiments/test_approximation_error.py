@@ -5,9 +5,9 @@ import struct
 
 import pytest
 import torch
+from softmax_error import attend, softmax_error
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
-from tarnn.analysis.softmax_error import attend, softmax_error
 from tarnn.feature_maps import Elu, PositiveRandomFeatures, Taylor, TrigonometricRandomFeatures
 from tarnn.ops import linear_attention, reference
 

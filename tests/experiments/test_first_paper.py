@@ -100,7 +100,7 @@ def test_softmax_with_its_matrix_is_softmax():
     layer = time_memory.MatrixAttention(12, 3, causal=True).double()
     x = torch.randn(2, 7, 12, dtype=torch.float64)
     q, k, v = (layer.heads(f(x), 3) for f in (layer.q_proj, layer.k_proj, layer.v_proj))
-    torch.testing.assert_close(layer(x), layer.merge(softmax_attention(q, k, v, causal=True)))
+    torch.testing.assert_close(layer(x), layer.merge(softmax_attention(q, k, v, causal=True), v.dtype))
 
 
 def test_slopes_are_exponents():

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from support.scripts import lines_of
 
 from tarnn.models import TarnnForCausalLM
-from tarnn.tasks.text import text_config
+from tarnn.tasks.text.task import text_config
 from tarnn.training.log import read_log
 
 TINY = ("--quick", "--steps", 4, "--eval-every", 2, "--redraw-every", 2)

@@ -37,7 +37,7 @@ def arm(moment: str) -> None:
     import torch
     import transformers.modeling_utils
 
-    from tarnn.data import corpus
+    from tarnn.tasks.text import corpus
     from tarnn.training import checkpoints, folder, log, safe_trainer
 
     calls = {"n": 0}

@@ -11,9 +11,9 @@ import pytest
 from transformers import AutoModelForSequenceClassification, pipeline
 
 from tarnn.cli.main import main
-from tarnn.data.masking import Masking
 from tarnn.data.pairs import read_pairs
 from tarnn.errors import UserError
+from tarnn.tasks.text.masking import Masking
 
 TINY = [
     "--hidden-size",
@@ -168,7 +168,7 @@ def test_sounds_become_letters(tarnn, sources, tmp_path):
 
 def test_targets_of_sources(tarnn, sources, tmp_path, monkeypatch):
     run = tmp_path / "run"
-    monkeypatch.setattr("tarnn.tasks.seq2seq.LONGEST", 8)  # this model may not know where to end
+    monkeypatch.setattr("tarnn.tasks.pairs.task.LONGEST", 8)  # this model may not know where to end
     tarnn("train", sources["seq2seq"], "--out", run, *options("seq2seq"), "--steps", 20, "--cross-attention", "softmax")
     code, out, _ = tarnn("predict", run, "101", "--json")
     row = json.loads(out)

@@ -98,8 +98,7 @@ def _recorder(name: str, found: list[AttentionMap]) -> Callable[..., None]:
         shape = (x.shape[0], layer.num_heads, x.shape[1], v.shape[2])
 
         def mix(values: Tensor) -> Tensor:
-            o = layer.mix(x, q, k, values, **how)
-            return o[0] if isinstance(o, tuple) else o
+            return layer.mix(x, q, k, values, **how)[0]
 
         found.append(AttentionMap(name, shape, v.dtype, v.device, layer.num_kv_heads, mix))
 

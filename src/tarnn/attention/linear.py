@@ -1,12 +1,10 @@
 """Linear attention as a module: projections, a feature map, and the op."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
 
 from tarnn.attention.decay import ChannelDecay
 from tarnn.attention.multihead import MultiHeadAttention
@@ -102,12 +100,6 @@ class LinearAttention(MultiHeadAttention):
             return head_dim
         return feature_map.num_features(head_dim)
 
-    def attend(self, x: Tensor, source: Tensor, *, return_state: bool, **options) -> Any:
-        """As any attention; a state of sums is small, so a new one is made whether `inplace` or not."""
-        o, state = self.mix(x, *self.project(x, source), return_state=return_state, **options)
-        y = self._output(o, x)
-        return (y, state) if return_state else y
-
     def mix(
         self,
         x: Tensor,
@@ -122,7 +114,8 @@ class LinearAttention(MultiHeadAttention):
         state,
         return_state: bool,
         inplace: bool,
-    ) -> tuple[Tensor, LinearState | None]:
+    ) -> tuple[Any, ...]:
+        """The state of sums is small: a new one is made whether `inplace` or not."""
         unplaced = positions is None and rotation is None and state is None
         if unplaced and self.rotary is not None and self.rotates_inputs:
             # with one fixed draw of ω the weights depend on absolute positions too; averaged over draws they do not
@@ -134,31 +127,29 @@ class LinearAttention(MultiHeadAttention):
         if self.fits_by_call:
             self._check_no_state(state, return_state)
             phi = phi.fitted(q, k, cu_seqlens=cu_seqlens, **masks)
-        needs_sums = (
-            return_state or rotation is not None
-        )  # the plain weights of rotated features are a state of their own
-        found: Any = self._op(linear_attention, q, rotation)(
+        with_sums = return_state or rotation is not None  # the plain weights of rotated features are sums of their own
+        outputs = self._attend(
+            linear_attention,
             q,
             k,
             v,
             phi,
+            rotation,
             causal=self.causal,
             key_mask=key_mask,
             cu_seqlens=cu_seqlens,
             log_decay=self._log_decay(x),
             state=state,
-            return_state=needs_sums,
+            return_state=with_sums,
         )
-        return found if needs_sums else (found, None)
+        o, *after = outputs if with_sums else (outputs,)
+        return (o, *after) if return_state else (o,)
 
-    def attend_token(
-        self, x: Tensor, state: LinearState, *, positions, rotation, inplace: bool
+    def mix_token(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: LinearState, *, positions, rotation, inplace: bool
     ) -> tuple[Tensor, LinearState]:
-        q, k, v = self.project(x, x)
         q, k, rotation, phi = self._place(q, k, positions, rotation, x, state)
-        op = self._op(step, q, rotation)
-        o, state = op(q, k, v, phi, state=state, log_decay=self._log_decay(x), inplace=inplace)
-        return self._output(o, x), state
+        return self._attend(step, q, k, v, phi, rotation, state=state, log_decay=self._log_decay(x), inplace=inplace)
 
     def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> LinearState:
         """The state that has seen nothing. Its size does not depend on `capacity`; it is float32, or float64
@@ -202,28 +193,18 @@ class LinearAttention(MultiHeadAttention):
     def _log_decay(self, x: Tensor) -> Tensor | None:
         return None if self.decay is None else self.decay(x)
 
-    def _op(self, op, q: Tensor, rotation: Rotation | None) -> Callable[..., tuple[Tensor, LinearState]]:
-        """`op`, one of linear_attention and step, as it is called for these q, with features rotated after φ."""
+    def _attend(self, op: Callable, q, k, v, phi, rotation: Rotation | None, **options) -> Any:
+        """What `op`, linear_attention or step, returns, with features rotated after φ."""
         if rotation is None and (self.normalize or q.dtype != torch.float16):
-            return partial(op, normalize=self.normalize)
-        return partial(self._in_full_precision, op, rotation)
-
-    def _in_full_precision(self, op, rotation: Rotation | None, q, k, v, phi, *, state, **options):
-        """For undivided sums, which grow with t, in fp16 to infinity."""
-        with full_precision(q):
+            return op(q, k, v, phi, normalize=self.normalize, **options)
+        with full_precision(q):  # undivided sums grow with t, in fp16 to infinity
             q, k, v = widen(q), widen(k), widen(v)
             if rotation is None:
-                return op(q, k, v, phi, normalize=False, state=state, **options)
-            phi_q, phi_k = (features(phi, x, side)[0] for x, side in ((q, "queries"), (k, "keys")))
+                return op(q, k, v, phi, normalize=False, **options)
+            phi_q, phi_k = features(phi, q, "queries")[0], features(phi, k, "keys")[0]
             if self.normalize:
-                return _fraction(op, phi_q, phi_k, v, rotation, state, **options)
-            q, k = rotation.apply(phi_q), rotation.apply(phi_k)
-            return op(q, k, v, _IDENTITY, normalize=False, state=state, **options)
-
-    def _output(self, o: Tensor, x: Tensor) -> Tensor:
-        if self.o_norm is not None:
-            o = rms_norm(o, (self.head_dim,), self.o_norm.weight.to(o.dtype), self.o_norm.eps)
-        return self.merge(o.to(x.dtype))
+                return _fraction(op, phi_q, phi_k, v, rotation, **options)
+            return op(rotation.apply(phi_q), rotation.apply(phi_k), v, _IDENTITY, normalize=False, **options)
 
     def extra_repr(self) -> str:
         rotary = "" if self.rotary is None else f", rotary={self.rotary!r}"

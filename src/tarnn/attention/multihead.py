@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm
 
 from tarnn.attention.norm import RMSNorm
 from tarnn.attention.rotary import Rotary, Rotation
@@ -16,7 +18,7 @@ from tarnn.other_names import FORWARD, ours
 class MultiHeadAttention(nn.Module):
     """Projections of (b, t, hidden) to h query heads and g key/value heads, and of h heads back.
 
-    What happens between them is a subclass's business: its `attend` and `attend_token`. `forward`, `step` and
+    What happens between them is a subclass's business: its `mix` and `mix_token`. `forward`, `step` and
     `new_state` have one signature for all kinds of attention, so that a model can put any kind into any layer.
 
     `qk_norm`: an RMSNorm of each query and key, with a gain per channel, before all else: products stay of a
@@ -33,13 +35,11 @@ class MultiHeadAttention(nn.Module):
     has_weights: ClassVar[bool] = False
     """Whether `forward` takes return_weights=True, which makes it return (y, state, weights (b, h, t, s))."""
     rotary: Rotary | None = None
-    attend: Callable[..., Any]
-    """attend(x, source (b, s, ·), *, key_mask, …): what `forward` returns, with keys and values made of the source."""
-    mix: Callable[..., Any]
-    """mix(x, q, k, v (b, g, s, e), …): what `attend` does between projections, with its options: o (b, h, t, e),
-    or a tuple that begins with it. Linear in v, whose width is free."""
-    attend_token: Callable[..., tuple[Tensor, Any]]
-    """attend_token(x, state, *, positions, rotation, inplace): what `step` returns for a token of self attention."""
+    mix: Callable[..., tuple[Any, ...]]
+    """mix(x, q, k, v (b, g, s, e), *, key_mask, …): a tuple of o (b, h, t, e) and what `forward` returns behind y. It takes
+    all options of `forward`; o is linear in v, whose width is free."""
+    mix_token: Callable[..., tuple[Tensor, Any]]
+    """mix_token(x, q, k, v, state, *, positions, rotation, inplace): (o, the state after this token)."""
     new_state: Callable[..., State]
     """new_state(batch_size, *, capacity=None, dtype=None, device=None): the state that has seen nothing."""
 
@@ -86,6 +86,7 @@ class MultiHeadAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.q_norm = RMSNorm(self.head_dim, eps=1e-6) if qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, eps=1e-6) if qk_norm else None
+        self.o_norm: nn.RMSNorm | None = None  # of each head's output
 
     def forward(
         self,
@@ -112,9 +113,12 @@ class MultiHeadAttention(nn.Module):
         for name in options:
             if name in FORWARD:
                 raise TypeError(f"{type(self).__name__}() has no argument {name!r}.{ours(name, FORWARD)}")
-        return self.attend(
+        q, k, v = self.project(x, self.source(x, context, state))
+        o, *more = self.mix(
             x,
-            self.source(x, context, state),
+            q,
+            k,
+            v,
             key_mask=key_mask,
             cu_seqlens=cu_seqlens,
             positions=positions,
@@ -124,6 +128,8 @@ class MultiHeadAttention(nn.Module):
             inplace=inplace,
             **options,
         )
+        y = self.merge(o, v.dtype)
+        return (y, *more) if more else y
 
     def step(
         self,
@@ -147,7 +153,9 @@ class MultiHeadAttention(nn.Module):
             return self(x, state=state), state
         if not self.causal:
             raise ValueError("attention to both sides has no step: a token also sees what comes after it. Use forward.")
-        return self.attend_token(x, state, positions=positions, rotation=rotation, inplace=inplace)
+        q, k, v = self.project(x, x)
+        o, state = self.mix_token(x, q, k, v, state, positions=positions, rotation=rotation, inplace=inplace)
+        return self.merge(o, v.dtype), state
 
     def source(self, x: Tensor, context: Tensor | None, state) -> Tensor:
         """Where keys and values come from, (b, s, ·); ValueError if context is missing or not wanted."""
@@ -175,9 +183,11 @@ class MultiHeadAttention(nn.Module):
             x = norm(x.to(norm.weight.dtype)).to(x.dtype)  # in autocast, the weight's is more than that of x
         return x.transpose(1, 2)
 
-    def merge(self, o: Float[Tensor, "b h t d"]) -> Float[Tensor, "b t hidden"]:
-        """Heads back to the hidden size."""
-        return self.dropout(self.o_proj(o.transpose(1, 2).flatten(2)))
+    def merge(self, o: Float[Tensor, "b h t d"], dtype: torch.dtype) -> Float[Tensor, "b t hidden"]:
+        """Norm the heads if the layer has an `o_norm`, and project them back to the hidden size, in that type."""
+        if self.o_norm is not None:
+            o = rms_norm(o, (self.head_dim,), self.o_norm.weight.to(o.dtype), self.o_norm.eps)
+        return self.dropout(self.o_proj(o.to(dtype).transpose(1, 2).flatten(2)))
 
     def extra_repr(self) -> str:
         parts = [f"{self.hidden_size}, num_heads={self.num_heads}, head_dim={self.head_dim}"]

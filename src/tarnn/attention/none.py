@@ -47,25 +47,22 @@ class NoAttention(MultiHeadAttention):
     def source(self, x: Tensor, context: Tensor | None, state) -> Tensor:
         return super().source(x, context, None)  # the state knows nothing of a context
 
-    def attend(self, x: Tensor, source: Tensor, *, return_state=False, **options) -> Any:
-        if source.shape[:2] != x.shape[:2]:
-            raise ValueError(
-                "NoAttention gives each position its own value, so the context must be as long as x; "
-                f"got x {tuple(x.shape)} and context {tuple(source.shape)}."
-            )
-        o, state = self.mix(x, *self.project(x, source), **options)
-        return (self.merge(o), state) if return_state else self.merge(o)
-
     def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """There are values alone; x and the source stand where queries and keys would."""
         return x, source, self.heads(self.v_proj(source), self.num_kv_heads)
 
-    def mix(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, key_mask=None, **_) -> tuple[Tensor, NoState]:
+    def mix(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, key_mask, return_state: bool, **_) -> tuple[Any, ...]:
+        if k.shape[:2] != x.shape[:2]:
+            raise ValueError(
+                "NoAttention gives each position its own value, so the context must be as long as x; "
+                f"got x {tuple(x.shape)} and context {tuple(k.shape)}."
+            )
         v = v if key_mask is None else v.masked_fill(~key_mask[:, None, :, None], 0.0)
-        return v.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1), _NOTHING
+        o = v.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1)
+        return (o, _NOTHING) if return_state else (o,)
 
-    def attend_token(self, x: Tensor, state: NoState, **_) -> tuple[Tensor, NoState]:
-        return self(x), state
+    def mix_token(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: NoState, **_) -> tuple[Tensor, NoState]:
+        return v.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1), state
 
     def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> NoState:
         return _NOTHING

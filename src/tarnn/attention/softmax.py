@@ -56,20 +56,17 @@ class SoftmaxAttention(MultiHeadAttention):
             raise ValueError(f"rotary rotates q and k, so its dim must be {self.head_dim}; got {rotary.dim}.")
         self.rotary = rotary
 
-    def attend(self, x: Tensor, source: Tensor, **options: Any) -> Any:
-        """With return_weights: (y, the state, the weights (b, h, t, s))."""
-        o = self.mix(x, *self.project(x, source), **options)
-        return (self.merge(o[0]), *o[1:]) if isinstance(o, tuple) else self.merge(o)
-
-    def mix(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, positions, rotation, **options) -> Any:
+    def mix(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, positions, rotation, **options) -> tuple[Any, ...]:
+        """With return_weights: (o, the state, the weights (b, h, t, s))."""
         q, k = self._place(x, q, k, positions, rotation, options["state"])
-        return softmax_attention(q, k, v, causal=self.causal, **options)
+        outputs = softmax_attention(q, k, v, causal=self.causal, **options)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
 
-    def attend_token(self, x: Tensor, state: KVCache, *, positions, rotation, inplace: bool) -> tuple[Tensor, KVCache]:
-        q, k, v = self.project(x, x)
+    def mix_token(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: KVCache, *, positions, rotation, inplace: bool
+    ) -> tuple[Tensor, KVCache]:
         q, k = self._place(x, q, k, positions, rotation, state)
-        o, state = softmax_step(q, k, v, state, inplace=inplace)
-        return self.merge(o), state
+        return softmax_step(q, k, v, state, inplace=inplace)
 
     def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> KVCache:
         """An empty cache of `dtype`, by default the weights' (of quantised ones, torch's default).

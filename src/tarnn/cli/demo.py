@@ -9,13 +9,12 @@ from typing import Annotated, Any, Literal
 import torch
 from typer import Option
 
-from tarnn.analysis.compressors import bits_per_byte, compressors
-from tarnn.analysis.decode_cost import ROUNDS, SECONDS_A_ROUND, DecodeCost, fastest_decode_cost, softmax_twin
-from tarnn.analysis.plots import plot_decode_cost
+from tarnn.cli.compressors import bits_per_byte, compressors
 from tarnn.cli.output import Output
 from tarnn.cli.progress import silent
 from tarnn.cli.step import StepOptions, prepare_step
-from tarnn.data.corpus import Corpus, load
+from tarnn.decoding.decode_cost import ROUNDS, SECONDS_A_ROUND, DecodeCost, fastest_decode_cost, softmax_twin
+from tarnn.decoding.decode_cost_figure import plot_decode_cost
 from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.decoding.loop import TokenLoop
 from tarnn.decoding.samplers import sampler
@@ -25,7 +24,8 @@ from tarnn.errors import UserError
 from tarnn.models import TarnnForCausalLM
 from tarnn.tasks import TextSettings
 from tarnn.tasks.checkpoint import open_model
-from tarnn.tasks.text import DATA
+from tarnn.tasks.text.corpus import Corpus, load
+from tarnn.tasks.text.task import DATA
 from tarnn.training.folder import LOG, SETTINGS, read_settings
 from tarnn.training.run import TrainResult, train
 

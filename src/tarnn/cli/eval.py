@@ -85,9 +85,9 @@ def open_ours(
     checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], report: Report
 ) -> tuple[Any, Any, dict[str, Any]]:
     """A model that `tarnn train` made, and its task with the data."""
-    from tarnn.analysis.image_likelihood import check_fit
     from tarnn.tasks import TASKS, task_of
     from tarnn.tasks.checkpoint import open_config, open_model
+    from tarnn.tasks.images.likelihood import check_fit
     from tarnn.training.evaluation import trained
 
     config = open_config(checkpoint, tuple(TASKS))

@@ -13,11 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tarnn.analysis.image_likelihood import bits_per_dim, check_fit
 from tarnn.cli.progress import Report, progress, silent
 from tarnn.cli.step import StepOptions, prepare_step
-from tarnn.data import Images, read_images
-from tarnn.data.image_grid import image_grid, write_png
 from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.pixels import PixelLoop, pixel_sampler, upper_rows
 from tarnn.decoding.samplers import Sampler
@@ -26,6 +23,9 @@ from tarnn.decoding.threads import threads_for_steps
 from tarnn.errors import UserError
 from tarnn.models.images import ImageModel
 from tarnn.tasks.checkpoint import open_model
+from tarnn.tasks.images import Images, read_images
+from tarnn.tasks.images.grid import image_grid, write_png
+from tarnn.tasks.images.likelihood import bits_per_dim, check_fit
 
 HIDDEN = 127  # the shade of what a completion does not see
 LEAST_SIDE = 64  # pixels of an image in the grid: smaller ones are enlarged

@@ -2,7 +2,7 @@
 
 import os
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ def machine_facts() -> dict[str, Any]:
         "versions": {
             "tarnn": tarnn.__version__,
             "torch": torch.__version__,
-            "transformers": version("transformers"),
+            **transformers_version(),
             "python": platform.python_version(),
         },
         "system": f"{platform.system()} {platform.machine()}",
@@ -32,6 +32,14 @@ def machine_facts() -> dict[str, Any]:
         "kernel": kernel_facts(),
         "gpu_kernel": gpu_kernel_facts(),
     }
+
+
+def transformers_version() -> dict[str, str]:
+    """Nothing where it is not installed: the ops and layers don't need it."""
+    try:
+        return {"transformers": version("transformers")}
+    except PackageNotFoundError:
+        return {}
 
 
 def kernel_facts() -> dict[str, str]:

@@ -14,6 +14,7 @@ from typer.exceptions import TyperException
 from tarnn._version import __version__
 from tarnn.cli.output import CONTROL
 from tarnn.cli.waiting import wait_briefly
+from tarnn.extras import needed_for
 
 # name of the subcommand, of its module here and of the function there → its line in `tarnn --help`
 COMMANDS = {
@@ -138,7 +139,8 @@ def main(argv: list[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
     try:
-        code = build_app().main(argv or ["--help"], prog_name="tarnn", standalone_mode=False)
+        with needed_for(" ".join(["tarnn", *argv[:1]])):
+            code = build_app().main(argv or ["--help"], prog_name="tarnn", standalone_mode=False)
     except KeyboardInterrupt:
         code = 130
     except TyperException as error:

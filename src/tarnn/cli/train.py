@@ -15,7 +15,7 @@ from tarnn.cli.output import Output
 from tarnn.errors import UserError
 from tarnn.tasks import TASKS, RunSettings, own_options
 from tarnn.tasks.settings import flag_of
-from tarnn.tasks.text import SAMPLE, SAMPLE_START
+from tarnn.tasks.text.task import SAMPLE, SAMPLE_START
 
 SOURCES = (
     "Text: files (also .gz, .bz2, .xz, .zst), folders, globs, - (stdin), .jsonl files, datasets:NAME[:CONFIG[:SPLIT]], "

@@ -26,8 +26,8 @@ def transcribe(
     """
     import torch
 
-    from tarnn.data.audio import read_wav
-    from tarnn.data.ctc import beam_search, best_path
+    from tarnn.tasks.speech.audio import read_wav
+    from tarnn.tasks.speech.ctc import beam_search, best_path
 
     if file.is_dir() and not checkpoint.is_dir():  # the order of earlier versions
         checkpoint, file = file, checkpoint
@@ -61,7 +61,7 @@ def heard(model: Any, front: Any, samples: Any, size: int) -> Iterator[list[int]
     import numpy as np
     import torch
 
-    from tarnn.data.ctc import best_path
+    from tarnn.tasks.speech.ctc import best_path
 
     state, last = model.new_state(1, capacity=len(samples) // front.hop_length + 1), 0
     waiting, together = np.zeros(0, np.float32), model.config.subsampling

@@ -3,6 +3,11 @@
 model = AutoModel.from_pretrained(…, attn_implementation="tarnn_hybrid")
 """
 
+from tarnn.extras import needed_for
+
+with needed_for("tarnn.conversion"):
+    import transformers  # noqa: F401
+
 from tarnn.conversion import loading  # noqa: F401  (registers itself)
 from tarnn.conversion.cache import constant_cache
 from tarnn.conversion.cache_file import load_cache, save_cache

@@ -11,9 +11,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from tarnn.data.saved_tokenizer import check_ids
 from tarnn.data.sources import Document
-from tarnn.data.windows import IGNORED, ValidationBatches
 from tarnn.errors import UserError
 from tarnn.numerics import widest
+from tarnn.tasks.text.windows import IGNORED, ValidationBatches
 
 
 def is_causal_lm(model: Any) -> bool:

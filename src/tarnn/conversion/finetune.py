@@ -1,4 +1,4 @@
-"""Training a converted model: stage 1 its maps and λ, stage 2 its weights. How: `fit.py`."""
+"""Training a converted model: stage 1 its maps and λ, stage 2 its weights. How: `distil_trainer.py`."""
 
 import copy
 import math
@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from tarnn.conversion.calibration import Layer, Near
 from tarnn.conversion.distil import Distillation, MapLosses, TokenLosses
-from tarnn.conversion.fit import fit
+from tarnn.conversion.distil_trainer import distil
 from tarnn.conversion.layer import LayerAttention
 from tarnn.conversion.options import KEY, AttentionOptions, attention_layers, child_of, options_in, set_options
 from tarnn.conversion.pretrained import Check, Row, check_length, choose, gather, rows_of
 from tarnn.conversion.report import Report
+from tarnn.extras import needed_for
 
 RATES = {"maps": 1e-2, "lora": 1e-4, "weights": 1e-5}
 
@@ -65,7 +66,7 @@ def finetune(
     length = min(row["input_ids"].shape[1] for row in rows)
     data = [{"input_ids": row["input_ids"][0, :length]} for row in rows[: len(rows) - kept] or rows]
     loss = losses(model, train, near, steps, drop_window, rows[: len(rows) - kept] or rows)
-    fit(loss, data, steps, batch_size, learning_rate or RATES[train], out, resume, seed)
+    distil(loss, data, steps, batch_size, learning_rate or RATES[train], out, resume, seed)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     if train == "lora":
@@ -118,10 +119,8 @@ def losses(model: Any, train: str, near: Near, steps: int, drop_window: bool, ro
         original.set_attn_implementation("sdpa")
         names = [name for name, x in model.named_parameters() if x.is_floating_point()]
         return TokenLosses(model, names, original, steps, drop_window)
-    try:
+    with needed_for("training adapters"):
         from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise ValueError('training adapters needs peft: pip install "tarnn[lora]".') from error
     targets = [
         f"{name}.{inner}"
         for name, module in model.named_modules()

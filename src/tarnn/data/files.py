@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from tarnn.errors import UserError
+from tarnn.extras import needed_for
 
 
 def open_zstd(path: Path, _mode: str) -> Any:
-    try:
+    with needed_for(str(path)):
         import zstandard
-    except ImportError:
-        raise UserError(f"{path} needs the package zstandard: pip install zstandard, or decompress the file.") from None
     data, parts = path.read_bytes(), []
     while data:  # frame after frame: the package's own stream takes a file that was cut short for a whole one
         frame = zstandard.ZstdDecompressor().decompressobj()

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from tarnn.errors import UserError
+from tarnn.extras import needed_for
 from tarnn.json_file import read_json
 
 JSON_FILES = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
 
 
+@needed_for("a tokenizer")
 def open_saved_tokenizer(folder: Path, config: Any = None) -> Any:
     """The tokenizer in `folder`, of the class that its files name. config: of the model beside it, already checked.
 

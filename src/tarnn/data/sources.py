@@ -18,6 +18,7 @@ from tarnn.data.files import not_text, opened, plain_suffix
 from tarnn.data.proteins import is_protein_file, read_proteins
 from tarnn.data.tables import field_of, read_rows
 from tarnn.errors import UserError
+from tarnn.extras import needed_for
 
 KINDS = (
     "a file, a folder, a glob, '-' for standard input, a .jsonl or .csv file, sequences as .fasta or .sto (files may be .gz, "
@@ -150,10 +151,8 @@ def dataset_rows(source: str) -> Any:
     name, config, split = [*source.split(":", 3)[1:], "", ""][:3]
     if not name:
         raise UserError(f"{source!r} does not name a dataset; expected 'datasets:NAME[:CONFIG[:SPLIT]]'.")
-    try:
+    with needed_for(source):
         import datasets
-    except ImportError:
-        raise UserError(f"{source} needs the package 'datasets': pip install 'tarnn[datasets]'.") from None
     away = not Path(name).exists() and hub_is_away()
     try:
         with offline(datasets) if away else nullcontext():

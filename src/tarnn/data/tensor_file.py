@@ -1,16 +1,98 @@
-"""Tensors in a safetensors file with a checksum, written all of it or nothing: what states and caches are saved with."""
+"""The format of state files, for tarnn's own models (`decoding/state_file.py`) and converted ones (`conversion/cache_file.py`).
+
+A state file is safetensors. Its metadata: format, version, the fingerprint of the model that made it, and a checksum over
+everything else. Older files are read: version 1 had no checksum; before version 3 sums had one maximum M per head, with
+every map; caches of converted models had a format of their own, `tarnn.cache`, whose version 1 is older than that change.
+"""
 
 import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
 
+from tarnn._version import __version__
 from tarnn.errors import UserError
+
+FORMAT, VERSION = "tarnn.state", "3"
+READABLE = {"tarnn.state": ("1", "2", "3"), "tarnn.cache": ("1", "2")}
+WITHOUT_CHECKSUM = {("tarnn.state", "1")}
+WITH_ONE_MAXIMUM = {("tarnn.state", "1"), ("tarnn.state", "2"), ("tarnn.cache", "1")}
+
+
+class StateFile(NamedTuple):
+    """The contents of a state file. one_maximum: M is that of a head, also for maps that have one per feature now."""
+
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+    one_maximum: bool
+
+    def with_maxima(self, num_features: dict[str, int]) -> dict[str, Tensor]:
+        """The tensors, with one maximum per feature for each name in `num_features`."""
+        maxima = {name: x for name, x in self.tensors.items() if name in num_features and x.ndim == 2}
+        if not self.one_maximum:
+            return self.tensors
+        return self.tensors | {
+            name: x[..., None].expand(-1, -1, num_features[name]).contiguous() for name, x in maxima.items()
+        }
+
+
+def save(path: str | Path, tensors: dict[str, Tensor], fingerprint: str, *, what: str = "state", **facts: str) -> int:
+    """Write a state file; return its size in bytes. facts: more metadata.
+
+    Atomic, see `write_atomically`. Raises UserError where the file can't be written.
+    """
+    tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+    metadata = {"format": FORMAT, "format_version": VERSION, "tarnn_version": __version__, "fingerprint": fingerprint}
+    metadata |= facts
+    data = to_bytes(tensors, metadata | {"checksum": checksum(tensors, metadata)})
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise UserError(
+            f"the {what} ({len(data):,} bytes) can't be written to {path}: {error.strerror}. What was there "
+            f"is as it was. Make room, or give another place."
+        ) from error
+    return len(data)
+
+
+def load(path: str | Path, fingerprint: str, *, what: str = "state", writer: str) -> StateFile:
+    """Read a state file. writer: the function or command that makes one, named in the errors.
+
+    Raises UserError (a ValueError) for a file that is missing, cut short, no state file, changed since it was written, of
+    another version of the format or of another model.
+    """
+    tensors, metadata = read_safetensors(path, what, f"{writer} writes one.")
+    kind, version = metadata.get("format", ""), metadata.get("format_version", "")
+    if kind not in READABLE:
+        raise UserError(f"{path} is a safetensors file, but not a saved {what}. {writer} writes one.")
+    if version not in READABLE[kind]:
+        first, *_, last = READABLE[kind]
+        raise UserError(
+            f"{path} has version {version} of the {what} format; this tarnn reads versions {first} to {last}. "
+            f"Make the {what} again with this tarnn."
+        )
+    if (kind, version) not in WITHOUT_CHECKSUM and metadata.get("checksum") != checksum(tensors, metadata):
+        raise UserError(
+            f"{path} is damaged: its checksum is not that of its contents. Make the {what} again: {writer} writes one."
+        )
+    if metadata.get("fingerprint") != fingerprint:
+        raise UserError(
+            f"{path} was saved by another model: other weights, another config or another dtype. Give the "
+            f"checkpoint that made it, or make the {what} again with this one."
+        )
+    return StateFile(tensors, metadata, (kind, version) in WITH_ONE_MAXIMUM)
+
+
+def fingerprint_of(model: nn.Module, config: dict[str, Any]) -> str:
+    """SHA-256 over a config and all weights: name, shape, bits."""
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    return add_tensors(digest, model.state_dict()).hexdigest()
 
 
 def checksum(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:

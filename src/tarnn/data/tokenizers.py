@@ -11,6 +11,7 @@ import numpy as np
 
 from tarnn.data.proteins import AMINO_ACIDS, OTHERS
 from tarnn.errors import UserError
+from tarnn.extras import needed_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -26,6 +27,7 @@ def byte_characters() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
 
 
+@needed_for("a tokenizer")
 def byte_tokenizer() -> "PreTrainedTokenizerFast":
     """Ids 0–255 are the bytes themselves; 256 is <|endoftext|>, which separates documents, ends and pads."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -37,6 +39,7 @@ def byte_tokenizer() -> "PreTrainedTokenizerFast":
     return wrapped(backend)
 
 
+@needed_for("a tokenizer")
 def amino_tokenizer() -> "PreTrainedTokenizerFast":
     """Ids 0–19 are the amino acids, 20–25 the letters that stand for others; then <|endoftext|> and <|mask|>.
 
@@ -51,6 +54,7 @@ def amino_tokenizer() -> "PreTrainedTokenizerFast":
     return wrapped(backend, mask_token=MASK)
 
 
+@needed_for("a tokenizer")
 def train_bpe(texts: Iterable[bytes], vocab_size: int) -> "PreTrainedTokenizerFast":
     """A byte-level BPE of at most `vocab_size` ids, the 256 bytes and <|endoftext|> among them.
 
@@ -73,6 +77,7 @@ def train_bpe(texts: Iterable[bytes], vocab_size: int) -> "PreTrainedTokenizerFa
     return wrapped(backend)
 
 
+@needed_for("a tokenizer")
 def wrapped(backend, **more: str) -> "PreTrainedTokenizerFast":
     """The Hugging Face tokenizer around a `tokenizers` one; <|endoftext|> gets the next free id, then `more` special ones."""
     from transformers import PreTrainedTokenizerFast

@@ -1,15 +1,11 @@
 """A model's state in a file: read a book once, continue from it many times.
 
-The file is safetensors. Tensors: `position` (b,), `logits` (b, vocab) of the token that comes next, `recent`
+The format is `data/tensor_file.py`. Tensors: `position` (b,), `logits` (b, vocab) of the token that comes next, `recent`
 (the last few tokens, so that text can go on in the middle of a character), and for layer i `layers.i.S`, `.z`
-(and `.M`) or, for a softmax layer, the filled part of its cache `layers.i.k`, `.v` (and `.mask`). Metadata:
-what it is, its version, the fingerprint of the model that made it, the tokens seen, and since version 2 a
-checksum over all of these. Until version 2, sums had one maximum M per head with every map; since version 3 with some maps
-one per feature. Files of all versions are read; every field is held against the model.
+(and `.M`) or, for a softmax layer, the filled part of its cache `layers.i.k`, `.v` (and `.mask`). Metadata: the tokens
+seen. Every field is held against the model.
 """
 
-import hashlib
-import json
 import os
 from dataclasses import fields
 from pathlib import Path
@@ -17,30 +13,24 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import save
 from torch import Tensor
 
-from tarnn._version import __version__
-from tarnn.data.tensor_file import add_tensors, checksum, fields_of, read_safetensors, write_atomically
+from tarnn.data.tensor_file import fields_of, fingerprint_of, load, save
 from tarnn.errors import UserError
 from tarnn.models.backbone import TextModel
 from tarnn.models.config import ModelConfig
 from tarnn.models.state import ModelState
 
-FORMAT, VERSION = "tarnn.state", "3"
-FIRST_VERSION, WITH_CHECKSUM = "1", "2"
 AGAIN = "Make the state again with --state-out."
 NOT_THE_FUNCTION = {"dropout"}
-# the config's choices that came after version 1, and the values by which the function is that of a file without them
+# config keys added after format version 1, with the values that reproduce version-1 behaviour
 LATER = {"attention_options": {}, "causal": True, "input_size": None, "subsampling": 1}
 
 
 def fingerprint(model: TextModel) -> str:
-    """SHA-256 over the config, less what doesn't change the function, and all weights: name, shape, bits."""
+    """SHA-256 over all weights and the config, except keys that don't change the function."""
     config = {x.name: getattr(model.config, x.name) for x in fields(ModelConfig) if x.name not in NOT_THE_FUNCTION}
-    config = {k: value for k, value in config.items() if k not in LATER or value != LATER[k]}
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    return add_tensors(digest, model.state_dict()).hexdigest()
+    return fingerprint_of(model, {k: x for k, x in config.items() if k not in LATER or x != LATER[k]})
 
 
 class SavedState(NamedTuple):
@@ -54,57 +44,25 @@ class SavedState(NamedTuple):
 def save_state(
     path: str | Path, model: TextModel, state: ModelState, logits: Float[Tensor, "b v"], recent: list[int]
 ) -> int:
-    """Writes the state, the next token's logits and the last tokens; returns the file's size in bytes.
+    """Write the state, the next token's logits and the last tokens; return the file's size in bytes.
 
-    Atomic, see `write_atomically`. Raises UserError where the file can't be written.
+    Atomic: a file that was there stays until the new one is complete. Raises UserError where it can't be written.
     """
     tensors = state.tensors() | {"logits": logits, "recent": torch.tensor(recent, dtype=torch.long)}
-    metadata = {
-        "format": FORMAT,
-        "format_version": VERSION,
-        "tarnn_version": __version__,
-        "fingerprint": fingerprint(model),
-        "tokens_seen": str(int(state.position.max())),
-    }
-    tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
-    data = save(tensors, metadata | {"checksum": checksum(tensors, metadata)})
-    try:
-        write_atomically(path, data)
-    except OSError as error:
-        raise UserError(
-            f"the state ({len(data):,} bytes) can't be written to {path}: {error.strerror}. What was there "
-            f"is as it was. Make room, or give another place."
-        ) from error
-    return len(data)
+    return save(path, tensors, fingerprint(model), tokens_seen=str(int(state.position.max())))
 
 
 def load_state(path: str | Path, model: TextModel, *, room: int = 0) -> SavedState:
-    """The state that `save_state` wrote. `room`: tokens that caches must still be able to hold.
+    """Read what `save_state` wrote. `room`: tokens that caches must still be able to hold.
 
     Raises UserError (a ValueError) for a file that is missing, cut short, no state, changed since it was written, of
     another version of the format or of another model.
     """
-    tensors, metadata = read_safetensors(path, "state", f"`tarnn generate --state-out {path}` writes one.")
-    if metadata.get("format") != FORMAT:
-        raise UserError(
-            f"{path} is a safetensors file, but not a saved state. `tarnn generate --state-out` writes one."
-        )
-    version = metadata.get("format_version")
-    if version not in (FIRST_VERSION, WITH_CHECKSUM, VERSION):
-        raise UserError(
-            f"{path} has version {version} of the state format; this tarnn reads versions "
-            f"{FIRST_VERSION} to {VERSION}. Make the state again with this tarnn."
-        )
-    if version != FIRST_VERSION and metadata.get("checksum") != checksum(tensors, metadata):
-        raise UserError(f"{path} is damaged: its checksum is not that of its contents. {AGAIN}")
-    if metadata.get("fingerprint") != fingerprint(model):
-        raise UserError(
-            f"{path} was saved by another model: other weights, another config or another dtype. Give the "
-            f"checkpoint that made it, or make the state again with this one."
-        )
-    if version != VERSION:
-        tensors = with_maxima(tensors, model)
-    if wrong := wrong_field(tensors, metadata, model):
+    file = load(path, fingerprint(model), writer=f"`tarnn generate --state-out {path}`")
+    expected = model.new_state(1, 0, cache_dtype(file.tensors, model)).tensors()
+    maxima = {name: x.shape[-1] for name, x in expected.items() if name.endswith(".M") and x.ndim == 3}
+    tensors = file.with_maxima(maxima)
+    if wrong := wrong_field(tensors, file.metadata, model):
         raise UserError(f"{path} is no state of this model: {wrong}. {AGAIN}")
     device = next(model.parameters()).device
     tensors = {name: x.to(device) for name, x in tensors.items()}
@@ -112,16 +70,6 @@ def load_state(path: str | Path, model: TextModel, *, room: int = 0) -> SavedSta
     empty = model.new_state(len(position), cache_length(tensors) + room, cache_dtype(tensors, model))
     layers = (layer.filled(fields_of(tensors, f"layers.{i}.")) for i, layer in enumerate(empty.layers))
     return SavedState(ModelState(tuple(layers), position), logits, recent.tolist())
-
-
-def with_maxima(tensors: dict[str, Tensor], model: TextModel) -> dict[str, Tensor]:
-    """Tensors of an older version: with one M per feature where the model's map needs that."""
-    expected = model.new_state(1, 0, cache_dtype(tensors, model)).tensors()
-    return tensors | {
-        name: x[..., None].expand(*x.shape, expected[name].shape[-1]).contiguous()
-        for name, x in tensors.items()
-        if name.endswith(".M") and name in expected and expected[name].ndim == x.ndim + 1
-    }
 
 
 def wrong_field(tensors: dict[str, Tensor], metadata: dict[str, str], model: TextModel) -> str | None:

@@ -1,26 +1,26 @@
-"""Tasks: what a model is trained for. One file per task, and one registry, `TASKS`."""
+"""Tasks: what a model is trained for. One folder per task, and one registry, `TASKS`."""
 
 from tarnn.tasks.base import TASKS, Facts, Task, Trained, own_options, register, task_of
 from tarnn.tasks.settings import RunSettings
-from tarnn.tasks.text import TextSettings, TextTask
+from tarnn.tasks.text.task import TextSettings, TextTask
 
 # isort: split
-from tarnn.tasks.images import ImageSettings, ImageTask  # after text, which is listed first
+from tarnn.tasks.images.task import ImageSettings, ImageTask  # after text, which is listed first
 
 # isort: split
-from tarnn.tasks.masked_lm import MaskedLMSettings, MaskedLMTask
+from tarnn.tasks.text.masked import MaskedLMSettings, MaskedLMTask
 
 # isort: split
-from tarnn.tasks.classification import ClassificationSettings, ClassificationTask
+from tarnn.tasks.labels.task import ClassificationSettings, ClassificationTask
 
 # isort: split
-from tarnn.tasks.ctc import CtcSettings, CtcTask
+from tarnn.tasks.speech.task import CtcSettings, CtcTask
 
 # isort: split
-from tarnn.tasks.seq2seq import Seq2SeqSettings, Seq2SeqTask
+from tarnn.tasks.pairs.task import Seq2SeqSettings, Seq2SeqTask
 
 # isort: split
-from tarnn.tasks.token_classification import TokenClassificationSettings, TokenClassificationTask
+from tarnn.tasks.labels.words import TokenClassificationSettings, TokenClassificationTask
 
 __all__ = [
     "TASKS", "ClassificationSettings", "ClassificationTask", "CtcSettings", "CtcTask", "Facts", "ImageSettings", "ImageTask",

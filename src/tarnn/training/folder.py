@@ -8,7 +8,7 @@ from typing import Any
 
 from tarnn.errors import UserError
 from tarnn.tasks import RunSettings
-from tarnn.tasks.text import DATA, SAMPLE
+from tarnn.tasks.text.task import DATA, SAMPLE
 from tarnn.training import lock
 from tarnn.training.checkpoints import DOOMED, PARTIAL
 

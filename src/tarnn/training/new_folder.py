@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tarnn.errors import UserError
 from tarnn.training.checkpoints import PARTIAL, flush
-from tarnn.training.failures import write_failure
+from tarnn.training.error_messages import write_failure
 from tarnn.training.lock import NAME
 
 BEGUN = {NAME, "log.jsonl", "checkpoints", PARTIAL}  # what a training has before its first checkpoint

@@ -54,7 +54,7 @@ def other_eps(x):
 
 
 def own_method(x):
-    x.attention.attend = x.attention.attend
+    x.attention.mix = x.attention.mix
 
 
 def other_dropout(x):
@@ -101,7 +101,7 @@ CHANGES = {
     gelu: "model.layers.1.mlp",
     wider: "the shape of model.layers.1.mlp.down_proj.weight",
     other_eps: "model.layers.1.mlp_norm.eps",
-    own_method: "model.layers.1.attention.attend, a method of its own",
+    own_method: "model.layers.1.attention.mix, a method of its own",
     other_dropout: "model.layers.1.attention.dropout",
     hook: "a hook on model.layers.1",
     more: "model.layers.1.mlp.adapter",

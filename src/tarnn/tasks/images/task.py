@@ -1,0 +1,284 @@
+"""Images: a model of pixels, one after the other; a value (a channel of a pixel) is a token, and a byte."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tarnn.errors import UserError
+from tarnn.tasks.base import Report, Task, Trained, facts_of_held_out, refuse_other_held_out, register
+from tarnn.tasks.images.sources import Images, part_of, parts_of, read_images, size
+from tarnn.tasks.settings import RunSettings, option
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import TrainingArguments
+
+    from tarnn.data.examples import Batches, EpochSampler
+
+# where nothing was asked for: this part of the images is held out, and at most so many values
+VALIDATION_FRACTION, VALIDATION_VALUES = 0.1, 1 << 18
+
+
+@dataclass(frozen=True)
+class ImageSettings(RunSettings):
+    """A run of `tarnn train --task image`. The preset "paper" is trained as the paper's scripts do: RAdam, constant."""
+
+    likelihood: str | None = option(None, "logistic_mixture or categorical (default: logistic_mixture).", "Images")
+    mixtures: int | None = option(None, "Components of the mixture (default: 10).", "Images", least=1)
+    class_conditional: bool = option(
+        False, "Learn to make images of a given class.", "Images", flag="--class-conditional"
+    )
+    optimizer: str | None = option(
+        None,
+        "adamw or radam (default: adamw; with --preset paper radam, constant).",
+        "Images",
+        one_of=("adamw", "radam"),
+    )
+    sample_images: int = option(16, "Images to draw at the end; 0: none.", "Images", least=0, may_change=True)
+
+    def __post_init__(self) -> None:
+        if self.optimizer is None:
+            object.__setattr__(self, "optimizer", "radam" if self.preset == "paper" else "adamw")
+        super().__post_init__()
+        if len(self.sources) != 1:
+            raise UserError(
+                f"images come from one source at a time; got {len(self.sources)}: {', '.join(self.sources)}. Put them "
+                "into one folder."
+            )
+
+    @property
+    def usual_learning_rate(self) -> float:
+        return 1e-4 if self.preset == "paper" else 1e-3
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """RAdam as the paper's scripts have it: weight decay 0.01, β₂ = 0.999, a constant learning rate."""
+        if self.optimizer != "radam":
+            return {}
+        return {"weight_decay": 0.01, "adam_beta2": 0.999, "lr_scheduler_type": "constant", "warmup_steps": 0}
+
+
+@register
+class ImageTask(Task):
+    """An image is the unit of progress, a value that of the measure."""
+
+    name, model_type, of = "image", "tarnn_image", "images"
+    architecture = "TarnnForImageGeneration"
+    settings_class = ImageSettings
+    unit, counted = "bits_per_dim", "images"
+
+    def __init__(self, settings: ImageSettings, first: bool, saved: dict[str, Any] | None, report: Report):
+        from tarnn.tasks.images.batches import ImageRows
+
+        self.settings = settings
+        (source,) = settings.sources
+        whole = read_images(source)
+        if settings.class_conditional and whole.labels is None:
+            raise UserError(f"{whole.source} has no labels; leave --class-conditional out.")
+        self.num_classes = whole.num_classes if settings.class_conditional else 0
+        self.shape = whole.shape
+        self.config()  # refuses before the images are split and hashed
+        self.images, self.held_out = split(whole, settings)
+        if self.held_out is not None:
+            if self.held_out.digest == self.images.digest:
+                raise UserError(
+                    f"{self.held_out.source} is what is trained on, so the validation would measure nothing; name other images "
+                    "with --val, or leave it out."
+                )
+            check_like(self.held_out, whole, self.num_classes)
+        self.examples = ImageRows(self.images, self.num_classes > 0)
+        self.epoch = len(self.images)
+        self.data_facts = {
+            "train": facts_of(self.images),
+            "validation": None if self.held_out is None else facts_of(self.held_out),
+        }
+        before = (saved or {}).get(self.of)
+        if before is not None and before != self.data_facts:
+            raise UserError(
+                f"the images of {source} are no longer those that the run in {settings.out} began with; restore "
+                "them to --resume, or start again with --overwrite."
+            )
+
+    @staticmethod
+    def classes() -> tuple[Any, Any]:
+        from tarnn.models import TarnnForImageGeneration, TarnnImageConfig
+
+        return TarnnImageConfig, TarnnForImageGeneration
+
+    @staticmethod
+    def check(settings: ImageSettings) -> None:
+        if settings.config is None:  # which may name the images' size
+            image_config(settings, (8, 8, 1))
+
+    def config(self) -> Any:
+        return image_config(self.settings, self.shape, self.num_classes)
+
+    @classmethod
+    def recurrent(cls) -> tuple[Any, Any]:
+        from tarnn.huggingface.image_config import TarnnImageConfig
+        from tarnn.models.images import ImageModel
+
+        return TarnnImageConfig, ImageModel
+
+    def sampler(self, num_examples: int, seed: int) -> EpochSampler:
+        from tarnn.data.examples import EpochSampler
+
+        return EpochSampler(len(self.images), num_examples, seed)
+
+    @staticmethod
+    def collate(rows: Any) -> dict[str, Tensor]:
+        from tarnn.data.examples import collate
+
+        return collate(rows)
+
+    def validation(self, batch_size: int) -> Batches | None:
+        from tarnn.data.examples import Batches
+        from tarnn.tasks.images.batches import ImageRows
+
+        if self.held_out is None:
+            return None
+        return Batches(ImageRows(self.held_out, self.num_classes > 0), batch_size)
+
+    def loss(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean nats per value."""
+        out = model(**batch)
+        return out.loss, {"logits": out.parameters}
+
+    @classmethod
+    def to_evaluate(cls, trained: Trained, sources: Sequence[str], report: Report) -> ImageTask:
+        task, settings = cls.__new__(cls), trained.settings
+        task.settings, task.num_classes = settings, trained.config.num_classes
+        if len(sources) > 1:
+            raise UserError(f"images come from one source at a time; got {len(sources)}: {', '.join(sources)}.")
+        if sources:
+            task.held_out = read_images(sources[0], parts=("test", "valid"))
+        else:
+            facts_of_held_out(trained, cls)
+            task.held_out = split(read_images(settings.sources[0]), settings)[1]
+            refuse_other_held_out(trained, cls, task.held_out and facts_of(task.held_out))
+        assert task.held_out is not None
+        task.evaluated = f"{task.held_out.source}: {len(task.held_out):,} images"
+        return task
+
+    def sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+        return self.outcome(model, batch)[0]
+
+    def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[float]]:
+        """With the bits per dimension of each image."""
+        import torch
+
+        from tarnn.numerics import widest
+
+        each, values = model(**batch).nats, batch["pixel_values"].numel()
+        nats = each.sum(dtype=widest(each.device))
+        bits = [x * len(each) / (values * math.log(2)) for x in each.tolist()]
+        return torch.stack([nats, nats.new_tensor(values), nats.new_tensor(values)]), bits
+
+    def details(self, outcomes: list[Any]) -> dict[str, Any]:
+        """standard_error: of the mean bits per dimension, over images."""
+        count = len(outcomes)
+        if count < 2:
+            return {}
+        return {"standard_error": statistics.stdev(outcomes) / count**0.5}
+
+    def trainer_options(self, args: TrainingArguments) -> dict[str, Any]:
+        if self.settings.optimizer != "radam":
+            return {}
+        from torch.optim import RAdam
+
+        betas = (args.adam_beta1, args.adam_beta2)
+        radam = {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
+        return {"optimizer_cls_and_kwargs": (RAdam, radam | {"decoupled_weight_decay": True})}
+
+    def run_facts(self) -> dict[str, Any]:
+        return {"values_per_image": math.prod(self.images.shape)}
+
+    def rows(self) -> dict[str, str]:
+        """Lines of the table of settings."""
+        classes = f" of {self.num_classes} classes" if self.num_classes else ""
+        held_out = self.held_out
+        return {
+            "images": f"{self.images.source}: {len(self.images):,} of {size(self.images.shape)}{classes}",
+            "validation": "none: the latest model is kept, not the best"
+            if held_out is None
+            else f"{len(held_out):,} images, {held_out.source}",
+        }
+
+    def step_row(self, per_step: int) -> str:
+        values = per_step * math.prod(self.images.shape)
+        return f"{values:,} values: batch {self.settings.batch_size}"
+
+
+def image_config(settings: ImageSettings, shape: tuple[int, int, int], num_classes: int = 0) -> Any:
+    """The config for images of that (height, width, channels), which are the data's to say, as is the number of classes."""
+    from tarnn.tasks.model import chosen, make_config
+
+    choices = chosen(settings)
+    if settings.likelihood is not None:
+        choices["likelihood"] = settings.likelihood
+    if settings.mixtures is not None:
+        choices["num_mixtures"] = settings.mixtures
+    of_data = dict(zip(("image_height", "image_width", "num_channels"), shape), num_classes=num_classes)
+    for name, value in of_data.items():
+        if choices.get(name, value) != value:
+            raise UserError(
+                f"{name} is {choices[name]} in {settings.config}, but {value} by the images and --class-conditional; "
+                "leave it out."
+            )
+    return make_config(ImageTask.classes()[0], settings, choices | of_data)
+
+
+def split(images: Images, settings: ImageSettings) -> tuple[Images, Images | None]:
+    """Images to train on, and those held out: as asked for; else the source's own valid part; else some of its images.
+
+    What was not asked for is at most 262,144 values, since each validation goes over all of them.
+    """
+    most = max(1, VALIDATION_VALUES // math.prod(images.shape))
+    (source,) = settings.sources
+    if settings.val is not None:
+        return images, read_images(settings.val, parts=("valid", "test"))
+    if settings.val_fraction is None and "valid" in parts_of(source):
+        return images, first_of(read_images(f"{part_of(source)[0]}:valid"), most)
+    fraction = VALIDATION_FRACTION if settings.val_fraction is None else settings.val_fraction
+    if not 0 <= fraction < 1:
+        raise UserError(f"a validation fraction of {fraction} is not a part of the images; expected 0 ≤ fraction < 1.")
+    wanted = round(fraction * len(images))
+    wanted = min(wanted, most) if settings.val_fraction is None else wanted
+    if not wanted:
+        return images, None
+    return images.split(wanted)
+
+
+def first_of(images: Images, most: int) -> Images:
+    if len(images) <= most:
+        return images
+    return replace(images.take(slice(most)), source=f"the first of {len(images):,} of {images.source}")
+
+
+def check_like(images: Images, others: Images, num_classes: int) -> None:
+    """UserError where held-out images are of another size, or lack the classes of those that are trained on."""
+    if images.shape != others.shape:
+        raise UserError(
+            f"{images.source} has images of {size(images.shape)}, and {others.source} of {size(others.shape)}; "
+            "expected images of one size to train on and to validate on."
+        )
+    if num_classes and (images.labels is None or images.num_classes > num_classes):
+        what = "no labels" if images.labels is None else f"a label {images.num_classes - 1}"
+        raise UserError(
+            f"{images.source} has {what}, and {others.source} has {num_classes} classes; leave --class-conditional "
+            "out, or validate on images of the same classes."
+        )
+
+
+def facts_of(images: Images) -> dict[str, Any]:
+    return {
+        "source": images.source,
+        "images": len(images),
+        "shape": list(images.shape),
+        "classes": images.num_classes,
+        "digest": images.digest,
+    }

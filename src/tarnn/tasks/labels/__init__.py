@@ -1,0 +1,1 @@
+"""Labels: one for each text, or one for each of its words."""

@@ -1,0 +1,156 @@
+"""Token classification: a label for each word of a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tarnn.data.files import plain_suffix
+from tarnn.data.pairs import Pair
+from tarnn.errors import UserError
+from tarnn.tasks.base import Report, register
+from tarnn.tasks.labels.task import ClassificationSettings, ClassificationTask, confusion
+from tarnn.tasks.sequences import scored
+from tarnn.tasks.settings import option
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from tarnn.data.examples import PaddedRows
+
+NO_LABEL = -100
+
+
+@dataclass(frozen=True)
+class TokenClassificationSettings(ClassificationSettings):
+    """A run of `tarnn train --task token-classification`. Sources are .jsonl files, or rows of `datasets`."""
+
+    tokens_field: str = option("tokens", "The field that holds the list of words.", "Sequences")
+    labels_field: str = option("labels", "The field that holds as many labels.", "Sequences")
+
+
+@register
+class TokenClassificationTask(ClassificationTask):
+    """A word's label is that of its last token, which has seen all of the word in a causal model too; the measure is bits per
+    label."""
+
+    name, of = "token-classification", "texts with labelled words"
+    architecture = "TarnnForTokenClassification"
+    settings_class, text_setting = TokenClassificationSettings, "tokens_field"
+    settings: TokenClassificationSettings
+
+    def read_rows(self, sources: Sequence[str]) -> list[Pair]:
+        """Pairs of labels and words, each as a JSON list."""
+        names = (self.settings.labels_field, self.settings.tokens_field)
+        return [pair_of(row, *names, place) for source in sources for place, row in objects_of(source)]
+
+    @staticmethod
+    def labels_of(row: Pair) -> list[str]:
+        return json.loads(row.first)
+
+    @staticmethod
+    def input_of(row: Pair) -> str:
+        return " ".join(json.loads(row.last))
+
+    def tokenized(self, rows: Sequence[Pair], report: Report) -> PaddedRows:
+        """Ids, and at the last of each word the number of its label; UserError for a label that the training data lack."""
+        import numpy as np
+
+        from tarnn.data.examples import PaddedRows
+
+        limit, cut, found = self.settings.max_length, 0, []
+        for row in rows:
+            numbers = [self.number_of(label, row) for label in self.labels_of(row)]
+            ids, ends = ids_of_words(self.tokenizer, json.loads(row.last), row.place)
+            labels = np.full(len(ids), NO_LABEL)
+            labels[ends] = numbers
+            cut += limit is not None and len(ids) > limit
+            found.append({"input_ids": ids[:limit], "labels": labels[:limit]})
+        if cut:
+            report(f"cut to --max-length {limit:,} tokens: {cut:,} of {len(rows):,} texts")
+        return PaddedRows(found, {"input_ids": self.tokenizer.pad_token_id, "labels": NO_LABEL})
+
+    @staticmethod
+    def classes() -> tuple[Any, Any]:
+        from tarnn.models import TarnnConfig, TarnnForTokenClassification
+
+        return TarnnConfig, TarnnForTokenClassification
+
+    def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[tuple[int, int]]]:
+        """With the label and the guess of each word."""
+        logits, labels = model(**batch).logits, batch["labels"]
+        real = labels != NO_LABEL
+        return scored(logits, labels), list(zip(labels[real].tolist(), logits.argmax(-1)[real].tolist()))
+
+    def details(self, outcomes: list[Any]) -> dict[str, Any]:
+        return {"words": len(outcomes), **confusion(self.labels, outcomes)}
+
+    @classmethod
+    def predict(cls, model: Any, reader: Any, inputs: Iterator[str], top: int) -> Iterator[dict[str, Any]]:
+        """Each word with its likeliest label as "output", and "words" with the label and its probability."""
+        import torch
+
+        for text in inputs:
+            words = text.split()
+            ids, ends = ids_of_words(reader, words, "the text")
+            shares = model(torch.from_numpy(ids)[None].to(model.device)).logits[0, ends].float().softmax(-1)
+            best = shares.max(-1)
+            names = [model.config.id2label[i] for i in best.indices.tolist()]
+            yield {
+                "output": " ".join(f"{word}/{name}" for word, name in zip(words, names)),
+                "words": [
+                    {"word": word, "label": name, "probability": share}
+                    for word, name, share in zip(words, names, best.values.tolist())
+                ],
+            }
+
+
+def ids_of_words(tokenizer: Any, words: Sequence[str], place: str) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of words with spaces between them, and where the last one of each word stands."""
+    import numpy as np
+
+    backend = tokenizer.backend_tokenizer
+    parts = [np.array(backend.encode(" " * (i > 0) + word).ids, np.int64) for i, word in enumerate(words)]
+    if empty := [word for word, part in zip(words, parts) if not len(part)]:
+        raise UserError(f"{place}: the word {empty[0]!r} has no tokens; leave it out.")
+    return np.concatenate(parts), np.cumsum([len(part) for part in parts]) - 1
+
+
+def objects_of(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, row) of a .jsonl file or of `datasets:…`; UserError for anything else."""
+    from tarnn.data.sources import dataset_rows
+    from tarnn.data.tables import read_rows
+
+    if source.startswith("datasets:"):
+        yield from ((f"{source}, row {i}", row) for i, row in enumerate(dataset_rows(source)))
+        return
+    path = Path(source).expanduser()
+    if not path.is_file() or plain_suffix(path) != ".jsonl":
+        what = "is not a .jsonl file" if path.exists() else "does not exist"
+        raise UserError(
+            f'{source} {what}; expected lines such as {{"tokens": ["Ada", "wrote"], "labels": ["NAME", "VERB"]}}, or '
+            "'datasets:NAME[:CONFIG[:SPLIT]]'."
+        )
+    for place, row in read_rows(path):
+        assert isinstance(row, dict)
+        yield place, row
+
+
+def pair_of(row: dict[str, Any], labels: str, tokens: str, place: str) -> Pair:
+    """The labels and the words of a row; UserError where they are not two lists of one length, or a word is empty."""
+    for name in (labels, tokens):
+        if not isinstance(row.get(name), list):
+            got = f"a {type(row[name]).__name__}" if name in row else f"only {', '.join(map(repr, row)) or 'nothing'}"
+            raise UserError(f"{place} has {got} where a list was expected, in the field {name!r}.")
+    if len(row[labels]) != len(row[tokens]) or not row[tokens]:
+        raise UserError(
+            f"{place} has {len(row[tokens])} tokens and {len(row[labels])} labels; expected one label for each."
+        )
+    for word in row[tokens]:
+        if not isinstance(word, str) or not word.strip() or word != "".join(word.split()):
+            raise UserError(f"{place} has the token {word!r}; expected a word without spaces.")
+    return Pair(json.dumps([str(x) for x in row[labels]]), json.dumps(row[tokens]), place)

@@ -1,0 +1,1 @@
+"""Pairs of texts: from one to the other, by an encoder–decoder."""

@@ -1,0 +1,134 @@
+"""Masked text: an encoder that guesses hidden tokens from both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tarnn.data.tokenizers import MASK
+from tarnn.errors import UserError
+from tarnn.tasks.base import Report, Trained, register
+from tarnn.tasks.sequences import SequenceTask
+from tarnn.tasks.settings import RunSettings, option
+from tarnn.tasks.text.task import TextTask, WindowSettings, text_config
+
+if TYPE_CHECKING:
+    from tarnn.data.examples import Batches
+    from tarnn.tasks.text.masking import MaskedSampler, Masking
+
+
+@dataclass(frozen=True)
+class MaskedLMSettings(WindowSettings):
+    """A run of `tarnn train --task masked-lm`."""
+
+    mask_probability: float = option(0.15, "The part of the tokens that is to be guessed.", "Text", above=0, most=1)
+
+
+@register
+class MaskedLMTask(TextTask):
+    """Text as `TextTask` reads it; a masked token is the unit of the measure."""
+
+    name, of = "masked-lm", "text"
+    architecture, next = "TarnnForMaskedLM", "predict"
+    settings_class: ClassVar[type[RunSettings]] = MaskedLMSettings
+    unit, rates = "bits_per_token", ("accuracy",)
+
+    def __init__(self, settings: MaskedLMSettings, first: bool, saved: dict[str, Any] | None, report: Report):
+        from tarnn.tasks.text.masking import MaskedWindows
+
+        super().__init__(settings, first, saved, report)
+        self.tokenizer = with_mask(self.tokenizer)
+        self.bytes_per_token = 1.0  # the measure is per token
+        self.example = masked_example(self.tokenizer, self.corpus.train)
+        self.examples = MaskedWindows(self.corpus.train, settings.context, self.masking())
+
+    @classmethod
+    def to_evaluate(cls, trained: Trained, sources: Sequence[str], report: Report) -> TextTask:
+        task = super().to_evaluate(trained, sources, report)
+        task.tokenizer = with_mask(task.tokenizer)
+        task.example = masked_example(task.tokenizer, task.held_out)
+        return task
+
+    def masking(self) -> Masking:
+        from tarnn.tasks.text.masking import Masking
+
+        settings, special = self.settings, frozenset(self.tokenizer.all_special_ids)
+        probability = settings.mask_probability
+        return Masking(probability, self.tokenizer.mask_token_id, len(self.tokenizer), special, settings.seed)
+
+    @staticmethod
+    def classes() -> tuple[Any, Any]:
+        from tarnn.models import TarnnConfig, TarnnForMaskedLM
+
+        return TarnnConfig, TarnnForMaskedLM
+
+    @classmethod
+    def recurrent(cls) -> tuple[Any, Any]:
+        return cls.classes()
+
+    @staticmethod
+    def check(settings: WindowSettings) -> None:
+        text_config(settings, causal=False)
+
+    def config(self) -> Any:
+        return text_config(self.settings, self.tokenizer, causal=False)
+
+    def sampler(self, num_examples: int, seed: int) -> MaskedSampler:
+        from tarnn.tasks.text.masking import MaskedSampler
+
+        return MaskedSampler(self.examples, num_examples, seed)
+
+    collate = staticmethod(SequenceTask.collate)
+    loss = SequenceTask.loss
+    sums = SequenceTask.sums
+    outcome = SequenceTask.outcome
+    has_sample = False
+
+    def validation(self, batch_size: int) -> Batches | None:  # type: ignore[override]
+        """Windows end to end, each with the same masks at each validation."""
+        from tarnn.data.examples import Batches
+        from tarnn.tasks.text.masking import MaskedWindows
+
+        context = self.validation_context
+        if not context:
+            return None
+        windows = MaskedWindows(self.held_out, context, self.masking())
+        return Batches(windows, batch_size, range(0, len(windows), context))
+
+    def sample(self, max_seconds: float | None) -> str:
+        return ""
+
+    @classmethod
+    def predict(cls, model: Any, reader: Any, inputs: Iterator[str], top: int) -> Iterator[dict[str, Any]]:
+        """The text with its masks filled as "output", and the `top` likeliest tokens for each mask."""
+        import torch
+
+        backend = reader.backend_tokenizer
+        foreign = getattr(reader, "mask_token", None)  # of a model of transformers
+        name, plain = foreign or MASK, foreign is not None
+        mask = backend.token_to_id(name)
+        for text in inputs:
+            ids = torch.tensor([backend.encode(text).ids], device=model.device)
+            places = (ids[0] == mask).nonzero()[:, 0]
+            if not len(places):
+                raise UserError(f"{text:.60} has no mask; write {name} where the model is to guess.")
+            best = model(ids).logits[0, places].float().softmax(-1).topk(min(top, model.config.vocab_size))
+            ids[0, places] = best.indices[:, 0]
+            guesses = [
+                [{"token": reader.decode([i]), "probability": p} for i, p in zip(row.tolist(), shares.tolist())]
+                for row, shares in zip(best.indices, best.values)
+            ]
+            yield {"output": reader.decode(ids[0].tolist(), skip_special_tokens=plain), "masks": guesses}
+
+
+def masked_example(tokenizer: Any, ids: Any) -> str:
+    """A few tokens of a text, and a mask."""
+    return str(tokenizer.decode(ids[:16].astype("int64"), skip_special_tokens=True)) + MASK
+
+
+def with_mask(tokenizer: Any) -> Any:
+    """The tokenizer, with a mask as its last id where it has none."""
+    if tokenizer.mask_token_id is None:
+        tokenizer.add_special_tokens({"mask_token": MASK})
+    return tokenizer

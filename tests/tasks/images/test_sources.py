@@ -1,0 +1,290 @@
+"""Images from every kind of file, the same whichever way they are stored; and the sentence for each that is damaged."""
+
+import gzip
+import pickle
+import struct
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tarnn.data.examples import Batches, EpochSampler, collate
+from tarnn.errors import UserError
+from tarnn.tasks.images import Images, read_images
+from tarnn.tasks.images.batches import ImageRows
+
+DATA = Path(__file__).parents[4] / "shared" / "data"
+RNG = np.random.default_rng(0)
+
+
+def draw(n=5, height=4, width=3, channels=1):
+    return RNG.integers(0, 256, (n, height, width, channels), dtype=np.uint8)
+
+
+def idx(array):
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def planes(pixels):
+    """(n, h, w, 3) → (n, 3·h·w), plane after plane."""
+    return pixels.transpose(0, 3, 1, 2).reshape(len(pixels), -1)
+
+
+def same(images, pixels, labels=None):
+    np.testing.assert_array_equal(images.pixels, pixels)
+    assert images.pixels.dtype == np.uint8
+    assert images.pixels.flags.writeable  # or torch would warn of it
+    if labels is None:
+        assert images.labels is None
+    else:
+        np.testing.assert_array_equal(images.labels, labels)
+        assert images.labels.dtype == np.int64
+    return True
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("joint", ["-", "."])
+def test_idx(tmp_path, zipped, joint):
+    pixels, labels = draw(7), np.arange(7, dtype=np.uint8) % 3
+    for part, count in (("train", 5), ("t10k", 2)):
+        for kind, array in (("images", pixels[:count, ..., 0]), ("labels", labels[:count])):
+            data, name = idx(array), f"{part}-{kind}{joint}idx{array.ndim}-ubyte"
+            (tmp_path / (name + ".gz" * zipped)).write_bytes(gzip.compress(data) if zipped else data)
+    (tmp_path / "README.md").write_text("not an image")
+    assert same(read_images(str(tmp_path)), pixels[:5], labels[:5])
+    assert same(read_images(f"{tmp_path}:test"), pixels[:2], labels[:2])
+    assert same(read_images(str(tmp_path), parts=("valid", "test")), pixels[:2], labels[:2])
+    (file,) = tmp_path.glob("t10k-images*")
+    assert same(read_images(str(file)), pixels[:2], labels[:2])
+    next(tmp_path.glob("t10k-labels*")).unlink()
+    assert same(read_images(str(file)), pixels[:2])
+
+
+def test_npz_and_its_parts(tmp_path):
+    colour, grey, labels = draw(6, channels=3), draw(4), np.arange(6)
+    np.savez(tmp_path / "train.npz", images=colour, labels=labels)
+    np.savez_compressed(tmp_path / "valid.npz", x=colour[:2], y=labels[:2])
+    images = read_images(str(tmp_path))
+    assert same(images, colour, labels)
+    assert (images.source, images.shape, images.num_classes) == (f"{tmp_path}:train", (4, 3, 3), 6)
+    assert same(read_images(f"{tmp_path}:valid"), colour[:2], labels[:2])
+    np.savez(tmp_path / "grey.npz", images=grey[..., 0])
+    assert same(read_images(str(tmp_path / "grey.npz")), grey)
+
+
+def test_cifar_binary_and_python(tmp_path):
+    pixels, labels = draw(5, 32, 32, 3), np.array([3, 0, 9, 1, 2])
+    for name, rows in (("data_batch_1", slice(2)), ("data_batch_2", slice(2, 4)), ("test_batch", slice(4, 5))):
+        records = np.concatenate([labels[rows, None].astype(np.uint8), planes(pixels[rows])], axis=1)
+        (tmp_path / "binary").mkdir(exist_ok=True)
+        (tmp_path / "binary" / f"{name}.bin").write_bytes(records.tobytes())
+        (tmp_path / "python").mkdir(exist_ok=True)
+        content = {b"data": planes(pixels[rows]), b"labels": labels[rows].tolist()}
+        (tmp_path / "python" / name).write_bytes(pickle.dumps(content, protocol=2))
+    for kind in ("binary", "python"):
+        assert same(read_images(str(tmp_path / kind)), pixels[:4], labels[:4])
+        assert same(read_images(f"{tmp_path / kind}:test"), pixels[4:], labels[4:])
+
+
+def test_imagenet64_counts_its_classes_from_one(tmp_path):
+    pixels, labels = draw(3, 64, 64, 3), np.array([1, 1000, 7])
+    np.savez(tmp_path / "train_data_batch_1.npz", data=planes(pixels), labels=labels, mean=np.zeros(12288))
+    content = {"data": planes(pixels), "labels": labels.tolist(), "mean": np.zeros(12288)}
+    (tmp_path / "val_data").write_bytes(pickle.dumps(content, protocol=4))
+    assert same(read_images(str(tmp_path / "train_data_batch_1.npz")), pixels, labels - 1)
+    assert same(read_images(str(tmp_path / "val_data")), pixels, labels - 1)
+
+
+def test_pictures(tmp_path):
+    """Grey, colour, palette; classes by folder, parts by the outermost one; JPEG only nearly."""
+    colour = draw(4, 8, 6, 3)
+    for i, name in enumerate(["cat", "train", "cat", "train"]):  # a class that is called like a part
+        (tmp_path / "all" / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(colour[i]).save(tmp_path / "all" / name / f"{i}.png")
+    images = read_images(str(tmp_path / "all"))
+    assert same(images, colour[[0, 2, 1, 3]], [0, 0, 1, 1])
+    assert images.class_names == ("cat", "train")
+    for part in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / "parts" / part / name).mkdir(parents=True)
+            Image.fromarray(colour[0]).save(tmp_path / "parts" / part / name / "x.PNG")
+    assert same(read_images(f"{tmp_path / 'parts'}:test"), colour[[0, 0]], [0, 1])
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    shades = np.full((8, 6), 7, np.uint8)
+    Image.fromarray(shades).save(flat / "grey.png")
+    assert same(read_images(str(flat)), shades[None, ..., None])
+    Image.fromarray(colour[0]).quantize(40).save(tmp_path / "palette.png")
+    assert read_images(str(tmp_path / "palette.png")).pixels.shape == (1, 8, 6, 3)
+    Image.fromarray(shades).save(tmp_path / "photo.jpeg", quality=95)
+    assert abs(read_images(str(tmp_path / "photo.jpeg")).pixels.astype(int) - 7).max() <= 2
+    opaque = np.concatenate([colour[0], np.full((8, 6, 1), 255, np.uint8)], axis=-1)
+    Image.fromarray(opaque).save(tmp_path / "opaque.png")
+    assert same(read_images(str(tmp_path / "opaque.png")), colour[:1])
+
+
+def test_digits_from_scikit_learn(monkeypatch):
+    def load_digits():
+        return SimpleNamespace(images=np.arange(17.0).repeat(64).reshape(17, 8, 8)[:10], target=np.arange(10))
+
+    monkeypatch.setitem(sys.modules, "sklearn", ModuleType("sklearn"))
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", SimpleNamespace(load_digits=load_digits))
+    images = read_images("digits")
+    assert images.pixels[:, 0, 0, 0].tolist() == [0, 16, 32, 48, 64, 80, 96, 112, 128]
+    assert read_images("digits", parts=("valid", "test")).labels.tolist() == [9]
+    assert len(read_images("digits:train")) == 9
+    assert read_images("digits:test").labels.tolist() == [9]
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(UserError, match=r"'digits' needs scikit-learn: pip install 'tarnn\[images\]'"):
+        read_images("digits")
+
+
+def test_the_real_digits():
+    pytest.importorskip("sklearn.datasets")
+    images = read_images("digits")
+    assert (images.source, images.pixels.shape) == ("digits:train", (1618, 8, 8, 1))
+    assert len(read_images("digits", parts=("test",))) == 179
+    assert (images.pixels.max(), images.num_classes) == (255, 10)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the shared data sets are not here")
+def test_real_mnist_and_cifar():
+    mnist, cifar = read_images(f"{DATA}/mnist:test"), read_images(f"{DATA}/cifar10:valid")
+    assert (mnist.pixels.shape, mnist.labels[:4].tolist()) == ((10000, 28, 28, 1), [7, 2, 1, 0])
+    assert (cifar.pixels.shape, cifar.num_classes) == ((1000, 32, 32, 3), 10)
+    assert 30 < mnist.pixels.mean() < 36
+    assert 115 < cifar.pixels.mean() < 127
+
+
+class Nasty:
+    def __reduce__(self):
+        return (print, ("run!",))
+
+
+def damaged(folder: Path):
+    """(file, what the sentence must say) for everything that can be wrong with one."""
+    good, labels = idx(draw(3)[..., 0]), idx(np.zeros(3, np.uint8))
+    zipped = gzip.compress(good)
+    np.savez(folder / "good.npz", images=(stored := draw(3)))
+    npz = (folder / "good.npz").read_bytes()
+    record = bytes(3073)
+    png = folder / "good.png"
+    Image.fromarray(draw(1, 32, 32, 3)[0]).save(png)
+    picture = png.read_bytes()
+
+    def saved(**arrays):
+        np.savez(folder / "tmp.npz", **arrays)
+        return (folder / "tmp.npz").read_bytes()
+
+    return [
+        ("a-images-idx3-ubyte", b"", "begins with nothing"),
+        ("a-images-idx3-ubyte", good[:-1], "promises 3 × 4 × 3 = 36 bytes, and 35 follow"),
+        ("a-images-idx3-ubyte", good[:10], "ubyte can't be read .*: it is damaged or no idx file"),
+        ("a-images-idx3-ubyte", b"\x89PNG" + good, "begins with 89 50 4e 47, expected 00 00 08"),
+        ("a-images-idx3-ubyte", labels, r"shape \(3,\); expected images"),
+        ("a-images-idx3-ubyte", idx(np.zeros((0, 4, 3), np.uint8)), r"shape \(0, 4, 3, 1\).*at least one"),
+        ("a-images-idx3-ubyte.gz", zipped[:-12], "can't be read .*damaged or no idx file"),
+        ("a-images-idx3-ubyte.gz", zipped[:20] + b"\xff\xff" + zipped[22:], "damaged"),
+        ("a.npz", npz[: len(npz) // 2], "BadZipFile.*damaged or no npz file"),
+        ("a.npz", npz.replace(stored.tobytes(), bytes(stored.size)), "Bad CRC-32.*damaged"),
+        ("a.npz", saved(pictures=draw(2)), "it holds pictures; expected `images`"),
+        ("a.npz", saved(images=draw(2).astype(np.float32)), "type float32; expected uint8"),
+        ("a.npz", saved(images=draw(2)[0, 0]), r"shape \(3, 1\); expected \(n, height, width"),
+        ("a.npz", saved(images=draw(2, channels=4)), r"shape \(2, 4, 3, 4\).*of 1 channel or 3"),
+        ("a.npz", saved(images=draw(2), labels=np.zeros(3, int)), r"labels of shape \(3,\).* for 2 images"),
+        ("a.npz", saved(images=draw(2), labels=np.array([0, -1])), "has a label -1; expected classes numbered from 0"),
+        ("a.npz", saved(images=draw(2), labels=np.array([0, 10**12])), "has a label 1000000000000; expected .* 65,535"),
+        ("a.npz", saved(images=draw(2), labels=np.array([2**63, 0], np.uint64)), "has a label 9223372036854775808;"),
+        ("a.npz", saved(images=draw(2), labels=np.zeros(2)), "type float64 for 2 images"),
+        ("a.npz", saved(images=np.array([None])), "can't be read.*damaged"),
+        ("a.npz", saved(data=np.zeros((2, 100), np.uint8)), r"shape \(2, 100\); expected \(n, 3 · side · side\)"),
+        ("test_batch.bin", record[:-1], "has 3,072 bytes; expected a multiple of 3,073"),
+        ("test_batch.bin", b"", "has 0 bytes"),
+        ("test_batch.bin", b"\x0a" + record[1:], "has a label 10; expected 0 to 9"),
+        ("data_batch_1", pickle.dumps({"data": Nasty()}), "asks for builtins.print, which no image needs"),
+        ("data_batch_1", pickle.dumps([1]), "holds no dict with `data`"),
+        ("data_batch_1", pickle.dumps({"data": np.zeros((2, 3072), np.uint8)})[:-9], "damaged or no pickled"),
+        ("a.png", picture[: len(picture) // 2], "damaged or no picture"),
+        ("a.png", b"GIF", "damaged or no picture"),
+        ("a.jpg", b"", "damaged or no picture"),
+        ("a.txt", b"", "is no file of images by its name; expected a folder or file"),
+    ]
+
+
+def test_damaged_files_and_wrong_shapes(tmp_path, capsys):
+    for name, data, message in damaged(tmp_path):
+        path = tmp_path / name
+        path.write_bytes(data)
+        with pytest.raises(UserError, match=message) as error:  # noqa: PT012
+            read_images(str(path))
+            pytest.fail(f"{name} was read: {message}")
+        assert str(path) in str(error.value), message
+        assert "\n" not in str(error.value)
+    assert "run!" not in capsys.readouterr().out
+
+
+def test_folders_that_do_not_fit_together(tmp_path):
+    def folder(name, **files):
+        (tmp_path / name).mkdir()
+        for file, arrays in files.items():
+            np.savez(tmp_path / name / f"{file}.npz", **arrays)
+        return str(tmp_path / name)
+
+    two = folder("sizes", a={"images": draw(2)}, b={"images": draw(2, 5, 5)})
+    with pytest.raises(UserError, match=r"b\.npz has images of 5 × 5 pixels in grey, .*a\.npz of 4 × 3"):
+        read_images(two)
+    two = folder("labels", a={"images": draw(2), "labels": np.arange(2)}, b={"images": draw(2)})
+    with pytest.raises(UserError, match=r"b\.npz has no labels, but other files"):
+        read_images(two)
+    only = folder("parts", test={"images": draw(2)})
+    with pytest.raises(UserError, match=r"has no part called train; it has test. Name .*parts:test"):
+        read_images(only)
+    with pytest.raises(UserError, match="no part called valid"):
+        read_images(only + ":valid")
+    (Path(only) / "data_batch_1.bin").write_bytes(bytes(3073))
+    with pytest.raises(UserError, match=r"several formats, test\.npz \(npz\), data_batch_1\.bin \(CIFAR-10 binary\)"):
+        read_images(only)
+    with pytest.raises(UserError, match="has no images in it; expected a folder or file"):
+        read_images(folder("empty"))
+    runs = folder("beside a run", train={"images": draw(2)})
+    (Path(runs) / "run").mkdir()
+    for name in ("run/sample.png", "images.png"):
+        Image.fromarray(draw(1, channels=3)[0]).save(Path(runs) / name)
+    assert len(read_images(runs)) == 2
+    with pytest.raises(UserError, match="nowhere: no such file or folder"):
+        read_images(str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match="names a part of a file"):
+        read_images(str(Path(two) / "a.npz:test"))
+    Image.fromarray(np.zeros((4, 4, 4), np.uint8)).save(tmp_path / "clear.png")
+    with pytest.raises(UserError, match=r"clear\.png is a picture .* can't hold \(RGBA\); convert"):
+        read_images(str(tmp_path / "clear.png"))
+
+
+def test_holding_out_is_at_random_and_repeatable():
+    images = Images(draw(20), np.arange(20) // 10, "made")
+    rest, held_out = images.split(6)
+    assert (len(rest), len(held_out)) == (14, 6)
+    assert set(held_out.labels) == {0, 1}
+    rows = {x.tobytes() for x in rest.pixels} | {x.tobytes() for x in held_out.pixels}
+    assert rows == {x.tobytes() for x in images.pixels}
+    assert images.split(6)[1].digest == held_out.digest
+    assert images.split(6, seed=1)[1].digest != held_out.digest
+    assert Images(images.pixels, None, "made").digest != images.digest
+
+
+def test_batches():
+    images = Images(draw(7), np.arange(7), "made")
+    batches = Batches(ImageRows(images, labelled=True), 3)
+    assert [len(batch["class_labels"]) for batch in batches] == [3, 3, 1]
+    np.testing.assert_array_equal(np.concatenate([b["pixel_values"].numpy() for b in batches]), images.pixels)
+    rows = ImageRows(images, labelled=False)
+    assert list(rows[2]) == ["pixel_values"]
+    assert collate([rows[2], rows[4]])["pixel_values"].shape == (2, 4, 3, 1)
+    order = list(EpochSampler(7, 17, seed=3))
+    assert sorted(order[:7]) == sorted(order[7:14]) == list(range(7))
+    assert order[:7] != order[7:14]
+    assert list(EpochSampler(7, 9, seed=3)) == order[:9]
+    assert list(EpochSampler(7, 9, seed=4)) != order[:9]
