@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from tarnn.conversion.calibration import Layer, Near
+from tarnn.conversion.convert import Check, Row, check_length, choose, gather, rows_of
 from tarnn.conversion.distil import Distillation, MapLosses, TokenLosses
 from tarnn.conversion.distil_trainer import distil
 from tarnn.conversion.layer import LayerAttention
 from tarnn.conversion.options import KEY, AttentionOptions, attention_layers, child_of, options_in, set_options
-from tarnn.conversion.pretrained import Check, Row, check_length, choose, gather, rows_of
 from tarnn.conversion.report import Report
 from tarnn.extras import needed_for
 
