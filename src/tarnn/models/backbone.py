@@ -197,6 +197,7 @@ class TextModel(Recurrent):
 
     backbone: ClassVar[type[Backbone]] = Backbone
     end_ids: frozenset[int] = frozenset()  # the tokens that end a text, as `open_model` has read them
+    pad_id: int = 0  # the token after those
 
     def build(self, config: ModelConfig) -> None:
         if not config.causal or config.input_size is not None:

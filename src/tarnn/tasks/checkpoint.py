@@ -105,6 +105,7 @@ def open_model(
     fill(model, track(read_weights(path), len(header)), dtype, device)
     if isinstance(model, TextModel):
         model.end_ids = end_ids(Path(path) / "generation_config.json", config)
+        model.pad_id = config.pad_token_id or 0
     return model.eval()
 
 
