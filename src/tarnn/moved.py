@@ -3,6 +3,7 @@
 import sys
 
 PLACES = {
+    "tarnn.feature_maps.spread": "tarnn.feature_maps.statistics",
     "tarnn.analysis.compressors": "tarnn.cli.compressors",
     "tarnn.analysis.decode_cost": "tarnn.decoding.decode_cost",
     "tarnn.analysis.image_likelihood": "tarnn.tasks.images.likelihood",

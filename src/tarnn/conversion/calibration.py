@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tarnn.conversion.capture import Seen
-from tarnn.feature_maps.spread import Spread, spread_of
+from tarnn.feature_maps.statistics import Spread, spread_of
 from tarnn.numerics import widen
 from tarnn.ops.features import features, log_features
 from tarnn.ops.units import full_units

@@ -5,7 +5,8 @@ from typing import Any, ClassVar, cast
 
 from tarnn.attention.registry import ATTENTIONS, DECAYS
 from tarnn.feature_maps import FeatureMap
-from tarnn.feature_maps.registry import MAPS, described
+from tarnn.feature_maps.by_name import described
+from tarnn.feature_maps.registry import MAPS
 from tarnn.models.checks import check_choice, check_flag, check_number, check_options, check_pattern, check_positive_int
 
 FILLED_IN: Any = None  # the default of a key that others decide
