@@ -35,6 +35,8 @@ PLACES = {
     "tarnn.models.choices": "tarnn.models.build_layers",
     "tarnn.models.configuration": "tarnn.huggingface.config",
     "tarnn.models.folders": "tarnn.huggingface.folders",
+    "tarnn.kernels.backends": "tarnn.kernels.contract",
+    "tarnn.kernels.call": "tarnn.kernels.linear",
     "tarnn.models.fused": "tarnn.decoding.fused",
     "tarnn.models.fused_forward": "tarnn.huggingface.fused_forward",
     "tarnn.models.image_configuration": "tarnn.huggingface.image_config",

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from tarnn.kernels.backends import Mendable
+from tarnn.kernels.contract import Mendable
 
 BINARY = Path(__file__).with_name("libtarnn_cpu.so")
 PLAIN = "PyTorch"
