@@ -28,6 +28,8 @@ from tarnn.models.inputs import check_inputs, check_length, check_positions, wit
 class TarnnBlock(Block, GradientCheckpointingLayer):
     """`Block` with a third way through it: `forward`, with a transformers cache or none."""
 
+    describe = Block.describe
+
     def forward(
         self,
         x: Tensor,
@@ -113,6 +115,7 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
     """`Backbone` in the Hugging Face manner."""
 
     block: ClassVar[type[Block]] = TarnnBlock
+    describe = Backbone.describe
 
     def __init__(self, config: TarnnConfig):
         TarnnPreTrainedModel.__init__(self, config)
