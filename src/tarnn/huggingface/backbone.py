@@ -14,6 +14,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from tarnn.attention import HeadDecay, SoftmaxAttention, TokenDecay
 from tarnn.attention.decay import retention
+from tarnn.attention.rotary import positions_in
 from tarnn.feature_maps import FeatureMap, Hedgehog
 from tarnn.huggingface.cache import StateLayer
 from tarnn.huggingface.config import TarnnConfig
@@ -22,11 +23,12 @@ from tarnn.huggingface.folders import check_folder
 from tarnn.models.backbone import Backbone
 from tarnn.models.block import Block
 from tarnn.models.inputs import check_inputs, check_length, check_positions, without_padding
-from tarnn.models.positions import positions_in
 
 
 class TarnnBlock(Block, GradientCheckpointingLayer):
     """`Block` with a third way through it: `forward`, with a transformers cache or none."""
+
+    describe = Block.describe
 
     def forward(
         self,
@@ -131,6 +133,7 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
     """`Backbone` in the Hugging Face manner."""
 
     block: ClassVar[type[Block]] = TarnnBlock
+    describe = Backbone.describe
 
     __init__ = TarnnPreTrainedModel.__init__
 
