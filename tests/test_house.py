@@ -51,7 +51,6 @@ LOADS_BY_NAME = {  # whoever imports a module whose name is computed, and so uns
     "tarnn.auto_classes": "what transformers asks for, when it asks",
     "tarnn.kernels.contract": "backends",
     "tarnn.cli.main": "a command, when it is called",
-    "tarnn.models": "names on first use",
     "tarnn.data": "names on first use",
 }
 
@@ -156,7 +155,7 @@ def test_the_command_line_opens_without_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-LAZY = ("tarnn", "tarnn.attention", "tarnn.feature_maps", "tarnn.ops")
+LAZY = ("tarnn", "tarnn.attention", "tarnn.feature_maps", "tarnn.models", "tarnn.ops")
 
 
 @pytest.mark.parametrize("name", LAZY)
