@@ -12,7 +12,7 @@ from torch import Tensor
 from tarnn.cli.output import Output, same_stream, writes_to_file
 from tarnn.cli.progress import Report, progress
 from tarnn.cli.prompt import prompt_ids, read_prompt
-from tarnn.cli.step import StepOptions, prepare_step
+from tarnn.cli.step import prepare_step
 from tarnn.decoding import samplers
 from tarnn.decoding.loop import PIECE, TokenLoop
 from tarnn.decoding.state_file import check_writable, load_state, save_state
@@ -39,11 +39,11 @@ class Request:
 
 
 def continue_prompt(
-    request: Request, load: Callable[[], Any], sampling: dict[str, Any], *, step: StepOptions, report: Report
+    request: Request, load: Callable[[], Any], sampling: dict[str, Any], *, weights: str | None, report: Report
 ) -> None:
     """Reads the prompt, and writes its continuation to stdout; the state to a file where that is asked for.
 
-    `load` opens the model; `sampling` are the arguments of the sampler; `step` says which step to take.
+    `load` opens the model; `sampling` are the arguments of the sampler; `weights`: as `prepare_step` takes them.
     """
     draw, count, limit = samplers.sampler(**sampling), request.num_samples, request.max_new_tokens
     check_numbers(limit, count, alike=sampling["temperature"] == 0, one=request.state_out is not None)
@@ -71,7 +71,7 @@ def continue_prompt(
     context = [*recent, *ids[0, -KEEP:].tolist()]
     rows = [TextStream(decode, context, request.stop) for _ in range(count)]
     if limit:
-        prepare_step(loop, limit, step, report)
+        prepare_step(loop, weights, report)
         with threads_for_steps(model):
             write(loop, draw, limit, rows, report, goes_on=request.state_out is not None)
     if request.state_out:
@@ -132,8 +132,8 @@ def write(
 ) -> None:
     """Makes the tokens. One row's text goes out as it is made, that of several rows at the end."""
     out, made, start = Output(), 0, time.perf_counter()
-    ends, pad = loop.model.end_ids, loop.model.config.pad_token_id or 0
-    tokens = loop.tokens(draw, limit, end_ids=ends, pad_id=pad)
+    ends = loop.model.end_ids
+    tokens = loop.tokens(draw, limit, end_ids=ends, pad_id=loop.model.pad_id)
     seen = len(rows) == 1 and not writes_to_file()  # then the text itself shows how far it is
     for token in tokens if seen else progress(tokens, limit, "tokens made", report):
         made += 1

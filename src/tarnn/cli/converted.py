@@ -30,15 +30,15 @@ def continue_converted(
     sampling: dict[str, Any],
     said: str,
     *,
-    step: Any,
+    weights: str | None,
     report: Report,
 ) -> None:
     """`tarnn generate` for a converted model. given: the options; asked: where and in which dtype it runs."""
     for name, instead in OURS_ALONE.items():
         if name in given:
             raise UserError(f"--{name.replace('_', '-')} is for tarnn's own models; {instead}. Leave it out.")
-    if step.weights or step.compile:
-        raise UserError(f"--{'weights' if step.weights else 'compile'} is for tarnn's own models; leave it out.")
+    if weights:
+        raise UserError("--weights is for tarnn's own models; leave it out.")
     from tarnn.cli.continuation import Request, continue_prompt
     from tarnn.conversion.text import open_text
 
@@ -50,7 +50,7 @@ def continue_converted(
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "this model's features were calibrated")  # `about` has said it
-        continue_prompt(Request(checkpoint, **given), load, sampling, step=step, report=report)
+        continue_prompt(Request(checkpoint, **given), load, sampling, weights=weights, report=report)
 
 
 def predict_converted(checkpoint: Path, texts: Any, top: int, device: Any) -> Any:
@@ -78,9 +78,9 @@ def predict_converted(checkpoint: Path, texts: Any, top: int, device: Any) -> An
 
 def describe_converted(checkpoint: Path, lengths: list[int] | None) -> dict[str, Any]:
     """What `tarnn info` tells of a converted model, as JSON has it."""
-    from tarnn.cli.machine import kernel_facts
     from tarnn.conversion.opening import open_pretrained
     from tarnn.conversion.options import AttentionOptions, attention_layers, child_of
+    from tarnn.ops.backends import cpu_kernels
 
     model = open_pretrained(checkpoint, converted=True)
     size, layers = next(model.parameters()).element_size(), []
@@ -123,7 +123,7 @@ def describe_converted(checkpoint: Path, lengths: list[int] | None) -> dict[str,
         "weight_bytes": weights,
         "layers": layers,
         "memory": memory,
-        "kernel": kernel_facts(),
+        "kernel": cpu_kernels(),
     }
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tarnn.models.backbone import TextModel
-from tarnn.models.configuration import TarnnConfig
 from tarnn.models.state import ModelState
 
 ROUNDS, SECONDS_A_ROUND, WARM_UP, MOST_STEPS = 7, 0.25, 3, 128
@@ -48,7 +47,7 @@ def decode_cost(
     step: Step | None = None,
     cache_dtype: torch.dtype | None = None,
 ) -> DecodeCost:
-    """Measures `model.step` (or `step`, a compiled form of it) with `position` tokens behind it, caches in `cache_dtype`.
+    """Measures `model.step` (or `step`, a faster form of it) with `position` tokens behind it, caches in `cache_dtype`.
 
     Each round runs as many steps as take about `seconds_a_round` (at least 3, at most 128), and is worth its
     mean; the same few positions are written again each round, so that a cache need not grow for the sake of
@@ -133,7 +132,7 @@ def used_bytes(state: ModelState) -> int:
     return sum(x.nbytes for layer in state.layers for x in layer.tensors().values())
 
 
-def softmax_twin(config: TarnnConfig) -> TarnnConfig:
+def softmax_twin(config: Any) -> Any:
     """The same shape with softmax for every kind of attention; a layer without any stays without."""
     pattern = [config.attention_of(i) for i in range(config.num_hidden_layers)]
     twin = {"attention": ["none" if kind == "none" else "softmax" for kind in pattern]}

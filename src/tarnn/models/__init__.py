@@ -1,19 +1,36 @@
-"""Models: configs, blocks, the models as RNNs. The names that users import from here are those of `tarnn.huggingface`, too:
-with the first of them, all are registered with transformers' Auto classes.
+"""Models in plain torch: config, blocks, backbones, run as RNNs. No file here loads transformers.
+
+Users also import from here the classes of `tarnn.huggingface`; with the first of them, all are registered with
+transformers' Auto classes.
 """
 
-import importlib
 from typing import TYPE_CHECKING
+
+from tarnn.lazy import lazy_names
 
 if TYPE_CHECKING:
     from tarnn.huggingface.registered import *  # noqa: F403
 
+__all__ = [  # noqa: F405
+    "Categorical",
+    "ImageState",
+    "LinearStateLayer",
+    "LogisticMixture",
+    "ModelState",
+    "SoftmaxStateLayer",
+    "SpeechFeatures",
+    "TarnnConfig",
+    "TarnnForCTC",
+    "TarnnForCausalLM",
+    "TarnnForConditionalGeneration",
+    "TarnnForImageGeneration",
+    "TarnnForMaskedLM",
+    "TarnnForSequenceClassification",
+    "TarnnForTokenClassification",
+    "TarnnImageConfig",
+    "TarnnModel",
+    "TarnnSeq2SeqConfig",
+    "TarnnSeq2SeqModel",
+]
 
-def __getattr__(name: str):
-    registered = importlib.import_module("tarnn.huggingface.registered")
-    if name == "__all__" or name in registered.__all__:
-        value = globals()[name] = getattr(registered, name)
-        return value
-    if name in globals():  # a file, which is there now
-        return globals()[name]
-    raise AttributeError(f"module 'tarnn.models' has no attribute {name!r}; it has {', '.join(registered.__all__)}")
+__getattr__, __dir__ = lazy_names(__name__)

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from tarnn.kernels.cpu.library import available, large_pages
+from tarnn.kernels.cpu.library import available
 from tarnn.kernels.features import NAMES
+from tarnn.large_pages import wants_large_pages
 
 VERSION = 1  # of a plan; csrc/model_step/plan.h has the same. Change both with the order or the meaning of its numbers
 PANEL = 64
@@ -102,7 +103,7 @@ class Block:
                 "(make install)."
             )
         block = torch.empty(self._num_bytes(), dtype=torch.uint8, device="cpu")
-        if large_pages():
+        if wants_large_pages():
             torch.ops.tarnn_cpu.large_pages(block)
         for start, x in self._parts:  # laid out here, so that no copy of it is made elsewhere
             end = start + x.nbytes

@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from tarnn.kernels.call import Call, Outputs
+from tarnn.kernels.linear import Call, Outputs
 from tarnn.kernels.triton.configurations import padded
 from tarnn.kernels.triton.launch import launching, map_of
 from tarnn.kernels.triton.rows import in_rows, strides

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from tarnn.feature_maps.base import FeatureMap, Projected, Projection
-from tarnn.kernels.call import Call, Outputs
+from tarnn.kernels.linear import Call, Outputs
 from tarnn.kernels.plain import is_plain
 from tarnn.numerics import autocast, default_eps, finite, wide
 from tarnn.ops.checks import check_attention, check_state, check_sums
 from tarnn.ops.features import check_widths, features, log_features, map_of
 from tarnn.ops.state import LinearState
-from tarnn.ops.units import causal_units, full_units
+from tarnn.units import causal_units, full_units
 
 
 class Made(NamedTuple):
@@ -58,7 +58,7 @@ def make_call(
     if looks is not None:
         if len(_FINE) >= _MOST_FINE:
             _FINE.clear()
-        _FINE[looks] = made.call.constants
+        _FINE[looks] = made.call[12:]
     return made
 
 

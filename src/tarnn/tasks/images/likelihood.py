@@ -9,8 +9,7 @@ from torch import Tensor
 
 from tarnn.data.examples import Batches
 from tarnn.errors import UserError
-from tarnn.models.image_configuration import START
-from tarnn.models.images import ImageModel, ImageState
+from tarnn.models.images import START, ImageModel, ImageState
 from tarnn.tasks.images.batches import ImageRows
 from tarnn.tasks.images.sources import Images
 
@@ -53,7 +52,7 @@ def bits_per_dim_by_steps(
 ) -> Tensor:
     """The same, (n,) float64, as the pixel loop has it: value after value through `step`, by default `model.step`.
 
-    For a step that is compiled, fused or has its weights in fewer bits: what it draws has this likelihood.
+    For a fused step, or one with weights in fewer bits: what it draws has this likelihood.
     """
     check_fit(model.config, images)
     rows = ImageRows(images, labelled=model.config.num_classes > 0).__getitems__(range(len(images)))
