@@ -12,7 +12,7 @@ from tarnn.attention.norm import RMSNorm
 from tarnn.attention.rotary import Rotary, Rotation
 from tarnn.feature_maps.base import FeatureMap
 from tarnn.ops import State
-from tarnn.other_names import FORWARD, ours
+from tarnn.other_names import FORWARD, our_name
 
 
 class MultiHeadAttention(nn.Module):
@@ -111,8 +111,10 @@ class MultiHeadAttention(nn.Module):
         for the new one (which only the owner may ask for). options: those of one kind of attention.
         """
         for name in options:
-            if name in FORWARD:
-                raise TypeError(f"{type(self).__name__}() has no argument {name!r}.{ours(name, FORWARD)}")
+            if instead := our_name(name, FORWARD):
+                raise TypeError(
+                    f"{type(self).__name__}() has no argument {name!r}. In its place tarnn takes {instead}."
+                )
         q, k, v = self.project(x, self.source(x, context, state))
         o, *more = self.mix(
             x,
