@@ -24,6 +24,7 @@ PLACES = {
     "tarnn.data.transcripts": "tarnn.tasks.speech.transcripts",
     "tarnn.data.windows": "tarnn.tasks.text.windows",
     "tarnn.feature_maps.spread": "tarnn.feature_maps.statistics",
+    "tarnn.decoding.recorded": "tarnn.decoding.cuda_graph",
     "tarnn.generation": "tarnn.decoding",
     "tarnn.models.base_keys": "tarnn.huggingface.config_keys",
     "tarnn.models.choices": "tarnn.models.build_layers",
