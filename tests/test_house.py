@@ -41,6 +41,7 @@ GROUND = {  # files at the top level, which anybody may use, and which look into
     "other_names",
     "registry",
     "tarnn",
+    "units",
 }
 LAUNDERED = {  # names that are taken from a file which only imports them, and why
     "tarnn.huggingface.registered": "the names of tarnn.models: to import one registers all with transformers"

@@ -40,6 +40,7 @@ PLACES = {
     "tarnn.models.unfilled": "tarnn.models.meta_device",
     "tarnn.ops.hybrid_state": "tarnn.ops.hybrid.state",
     "tarnn.ops.room": "tarnn.large_pages",
+    "tarnn.ops.units": "tarnn.units",
     "tarnn.tasks.classification": "tarnn.tasks.labels.task",
     "tarnn.tasks.ctc": "tarnn.tasks.speech.task",
     "tarnn.tasks.masked_lm": "tarnn.tasks.text.masked",
