@@ -1,4 +1,4 @@
-// Compiled once for each instruction set, with -DTARNN_ISA=<its name> and the flags that allow it.
+// Elementwise layers. Compiled once for each instruction set: see ../kernels_of_isa.cpp.
 #include "elementwise/elementwise.h"
 
 #include <cmath>

@@ -1,5 +1,5 @@
 // φ of one token's queries and key, for every map that a model can have. Those that act on each channel by itself are left to
-// attention/step.h; the others are made here:
+// linear/step.h; the others are made here:
 //
 //     x ← (x − centre)·stretch, u = Ω x + bias − square·|x|² + offset, φ = gain·function(u) + shift
 //

@@ -1,4 +1,4 @@
-// One token through all layers. Compiled once for each instruction set, as attention/kernels_of_isa.cpp.
+// One token through all layers. Compiled once for each instruction set: see ../kernels_of_isa.cpp.
 #include <cmath>
 
 #include "model_step/features.h"

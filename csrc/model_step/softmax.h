@@ -3,7 +3,7 @@
 // depends on who computed which.
 #pragma once
 
-#include "attention/step.h"
+#include "linear/step.h"
 #include "model_step/stack.h"
 
 namespace tarnn {

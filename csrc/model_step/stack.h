@@ -1,7 +1,7 @@
 // One token through all layers of a model: what the library hands to the kernel.
 #pragma once
 
-#include "kernels.h"
+#include "linear/problem.h"
 #include "model_step/team.h"
 
 namespace tarnn {

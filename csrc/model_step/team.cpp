@@ -11,8 +11,8 @@
 #include <pthread.h>
 #endif
 
+#include "common/threads.h"
 #include "model_step/prudence.h"
-#include "threads.h"
 
 namespace tarnn {
 namespace {

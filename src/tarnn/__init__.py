@@ -4,11 +4,11 @@ Names are loaded when they are first used, so that `import tarnn` and `tarnn --h
 layers need torch, the models transformers besides.
 """
 
-import importlib
 from typing import TYPE_CHECKING
 
 from tarnn import auto_classes, moved
 from tarnn._version import __version__ as __version__
+from tarnn.lazy import lazy_names
 
 if TYPE_CHECKING:
     from tarnn.attention import LinearAttention, NoAttention, SoftmaxAttention
@@ -44,50 +44,6 @@ __all__ = [
     "step",
 ]
 
-_HOME = {
-    "tarnn.ops": (
-        "HybridState",
-        "KVCache",
-        "LinearState",
-        "hybrid_attention",
-        "hybrid_step",
-        "linear_attention",
-        "softmax_attention",
-        "step",
-    ),
-    "tarnn.feature_maps": ("Elu", "FeatureMap", "PositiveRandomFeatures"),
-    "tarnn.attention": ("LinearAttention", "NoAttention", "SoftmaxAttention"),
-    "tarnn.models": ("TarnnConfig", "TarnnForCausalLM"),
-}
-_ROOMS = (
-    "analysis",
-    "attention",
-    "conversion",
-    "data",
-    "decoding",
-    "feature_maps",
-    "huggingface",
-    "kernels",
-    "models",
-    "ops",
-    "tasks",
-    "training",
-)
-
-
+__getattr__, __dir__ = lazy_names(__name__)
 auto_classes.announce()
 moved.announce()
-
-
-def __getattr__(name: str):
-    if name in _ROOMS:
-        return importlib.import_module(f"tarnn.{name}")
-    for home, names in _HOME.items():
-        if name in names:
-            value = globals()[name] = getattr(importlib.import_module(home), name)
-            return value
-    raise AttributeError(f"module 'tarnn' has no attribute {name!r}; it has {', '.join(__all__)}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_ROOMS})

@@ -4,7 +4,7 @@ torch nor transformers.
 transformers has no entry points, but a mapping from the `model_type` in a config.json to a class. As soon as that mapping
 is imported, by whomever, tarnn's names are put into it with a stand-in, which imports `tarnn.models` (and so registers
 the classes themselves) when a checkpoint first asks for it. The same for its mapping from a "quant_method", by which
-a converted model asks for `tarnn.conversion` (see `tarnn.conversion.loading`).
+a converted model asks for `tarnn.conversion` (see `tarnn.conversion.hf_quantizer_hook`).
 """
 
 import importlib

@@ -3,11 +3,17 @@
 import sys
 
 PLACES = {
+    "tarnn.feature_maps.spread": "tarnn.feature_maps.statistics",
     "tarnn.analysis.compressors": "tarnn.cli.compressors",
     "tarnn.analysis.decode_cost": "tarnn.decoding.decode_cost",
     "tarnn.analysis.image_likelihood": "tarnn.tasks.images.likelihood",
     "tarnn.analysis.residues": "experiments.residues",
     "tarnn.analysis.softmax_error": "experiments.softmax_error",
+    "tarnn.conversion.checkpoints": "tarnn.conversion.rows",
+    "tarnn.conversion.fit": "tarnn.conversion.distil_trainer",
+    "tarnn.conversion.loading": "tarnn.conversion.hf_quantizer_hook",
+    "tarnn.conversion.pretrained": "tarnn.conversion.convert",
+    "tarnn.conversion.watching": "tarnn.conversion.capture",
     "tarnn.data.audio": "tarnn.tasks.speech.audio",
     "tarnn.data.corpus": "tarnn.tasks.text.corpus",
     "tarnn.data.ctc": "tarnn.tasks.speech.ctc",

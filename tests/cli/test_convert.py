@@ -182,7 +182,7 @@ def test_a_training_that_ends_early_blocks_nothing(tarnn, llama, text, tmp_path,
     tarnn("convert", llama, converted, "--texts", text, *SMALL, "--feature-map", "hedgehog")
     options = ["--texts", text, "--num-texts", "4", "--length", "64", "--steps", "2", "--batch-size", "1"]
     with monkeypatch.context() as patch:  # before its first checkpoint: the corrected command just runs
-        patch.setattr("tarnn.conversion.fit.run", end)
+        patch.setattr("tarnn.conversion.distil_trainer.run", end)
         assert tarnn("finetune", converted, out, *options)[0] == (130 if end is die else 2)
     assert not out.exists()
     out.mkdir()

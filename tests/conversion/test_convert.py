@@ -1,6 +1,7 @@
 """Conversion: what the report says is what the op does, and what is saved is what was measured."""
 
 import json
+import sys
 import warnings
 
 import pytest
@@ -8,9 +9,9 @@ import torch
 import transformers as hf
 from support.families import FAMILIES, REFUSED, model_of
 
-from tarnn.conversion import constant_cache, convert, pretrained
+from tarnn.conversion import constant_cache, convert
+from tarnn.conversion.capture import watching
 from tarnn.conversion.options import attention_layers, child_of
-from tarnn.conversion.watching import watching
 from tarnn.ops.hybrid.op import hybrid_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers has to say of random configs
@@ -170,7 +171,9 @@ def test_options_are_checked_before_any_work(texts, monkeypatch):
         with pytest.raises(ValueError, match=words):
             convert(model, texts, **{**SMALL, **options})
     monkeypatch.undo()
-    monkeypatch.setattr(pretrained, "gather", None)  # behind the run of one row, that says which layers there are
+    monkeypatch.setattr(
+        sys.modules["tarnn.conversion.convert"], "gather", None
+    )  # behind the run of one row, that says which layers there are
     wrong = [
         ({"exact_layers": 3}, "exact_layers must be 0 to 2"),
         ({"budget": 10}, "a budget of 10 bytes is too small"),

@@ -14,7 +14,7 @@ from support.families import FAMILIES, model_of
 from tarnn.conversion import convert, finetune, set_options
 from tarnn.conversion.calibration import Near
 from tarnn.conversion.distil import MapLosses
-from tarnn.conversion.fit import Rows
+from tarnn.conversion.distil_trainer import DistillationTask
 from tarnn.errors import UserError
 from tarnn.training.interruption import InterruptedRun
 from tarnn.training.safe_trainer import SafeTrainer
@@ -126,7 +126,9 @@ def test_a_signal_saves_and_stops(model, texts, tmp_path, monkeypatch):
 
 
 def test_a_loss_that_is_not_finite_stops(model, texts, tmp_path, monkeypatch):
-    monkeypatch.setattr(Rows, "loss", lambda self, model, batch: (x := model(**batch)["loss"] * math.nan, {"loss": x}))
+    monkeypatch.setattr(
+        DistillationTask, "loss", lambda self, model, batch: (x := model(**batch)["loss"] * math.nan, {"loss": x})
+    )
     with pytest.raises(UserError, match="not finite"):
         finetune(model, texts, steps=3, out=tmp_path)
 
@@ -165,7 +167,7 @@ def test_stage_1_calibrates_heads_that_had_no_features(model, texts, monkeypatch
     convert(model, texts, window=6, sinks=2, feature_map={"name": "clusters", "num_features": 5}, mode="features")
     calibrated = {name: x.clone() for name, x in model.named_parameters() if "centres" in name}
     set_options(model, mode="window")
-    monkeypatch.setattr(sys.modules["tarnn.conversion.finetune"], "fit", lambda *given: None)
+    monkeypatch.setattr(sys.modules["tarnn.conversion.finetune"], "distil", lambda *given: None)
     monkeypatch.setattr(sys.modules["tarnn.conversion.finetune"], "choose", lambda *given: [])
     finetune(model, texts, steps=1)
     found = dict(model.named_parameters())

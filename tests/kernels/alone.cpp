@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "attention/full.h"
-#include "attention/plan.h"
+#include "linear/full.h"
+#include "linear/plan.h"
 
 using namespace tarnn;
 namespace isa = TARNN_ISA;

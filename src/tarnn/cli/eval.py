@@ -106,9 +106,9 @@ def open_other(
     checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], report: Report
 ) -> tuple[Any, Any, dict[str, Any]]:
     """A causal model of transformers, converted or not, and a text."""
-    from tarnn.conversion.checkpoints import LONGEST
     from tarnn.conversion.evaluation import PretrainedText, is_causal_lm
     from tarnn.conversion.opening import open_pretrained, tokenizer_of
+    from tarnn.conversion.rows import LONGEST
     from tarnn.data.sources import read_documents
 
     if not sources:

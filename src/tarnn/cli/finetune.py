@@ -33,10 +33,10 @@ def finetune(
     from tarnn.cli.convert import next_command
     from tarnn.cli.generate import pick_device
     from tarnn.conversion import finetune as finetuned
-    from tarnn.conversion.checkpoints import calibrated_length, length_of_rows, read_rows
+    from tarnn.conversion.convert import check_length
     from tarnn.conversion.finetune import check_training, near_of
     from tarnn.conversion.opening import open_pretrained, tokenizer_of
-    from tarnn.conversion.pretrained import check_length
+    from tarnn.conversion.rows import calibrated_length, length_of_rows, read_rows
     from tarnn.training.interruption import InterruptedRun
 
     def report(line: str) -> None:

@@ -109,6 +109,8 @@ def state_bytes(model: Any, length: int) -> int:
 
 def layer_facts(model: Any, i: int) -> dict[str, Any]:
     """One layer: its kind of attention, its map, and the state that it keeps for a sequence."""
+    from tarnn.feature_maps import RandomFeatureMap
+
     attention, kind = model.model.layers[i].attention, model.config.attention_of(i)
     facts = {"layer": i, "attention": kind}
     if kind == "linear":
@@ -117,7 +119,7 @@ def layer_facts(model: Any, i: int) -> dict[str, Any]:
             "features": attention.num_features,
             "state_bytes": attention.new_state(1).nbytes,
         }
-        facts |= {"random": True} if attention.feature_map.random else {}
+        facts |= {"random": True} if isinstance(attention.feature_map.inner, RandomFeatureMap) else {}
     if kind == "softmax":
         facts |= {"state_bytes_per_token": attention.new_state(1, capacity=1).nbytes}
     return facts

@@ -8,13 +8,13 @@ from tarnn.extras import needed_for
 with needed_for("tarnn.conversion"):
     import transformers  # noqa: F401
 
-from tarnn.conversion import loading  # noqa: F401  (registers itself)
+from tarnn.conversion import hf_quantizer_hook  # noqa: F401  (registers itself)
 from tarnn.conversion.cache import constant_cache
 from tarnn.conversion.cache_file import load_cache, save_cache
+from tarnn.conversion.convert import convert
 from tarnn.conversion.finetune import finetune
 from tarnn.conversion.interface import register
 from tarnn.conversion.options import AttentionOptions, attention_layers, set_options
-from tarnn.conversion.pretrained import convert
 
 register()
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tarnn.conversion.watching import Seen
-from tarnn.feature_maps.spread import Spread, spread_of
+from tarnn.conversion.capture import Seen
+from tarnn.feature_maps.statistics import Spread, spread_of
 from tarnn.numerics import widen
 from tarnn.ops.features import features, log_features
 from tarnn.ops.units import full_units

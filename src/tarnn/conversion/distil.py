@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from tarnn.conversion.calibration import Near, blocks, estimate, far_logits, mean_of, share
+from tarnn.conversion.capture import Seen, watching
 from tarnn.conversion.layer import LayerAttention
 from tarnn.conversion.options import attention_layers, child_of
-from tarnn.conversion.watching import Seen, watching
 
 SCHEDULE = (0.9, 0.75, 0.5)  # with which the window is dropped, in thirds of the training
 

@@ -1,4 +1,4 @@
-"""Training a converted model: stage 1 its maps and λ, stage 2 its weights. How: `fit.py`."""
+"""Training a converted model: stage 1 its maps and λ, stage 2 its weights. How: `distil_trainer.py`."""
 
 import copy
 import math
@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from tarnn.conversion.calibration import Layer, Near
+from tarnn.conversion.convert import Check, Row, check_length, choose, gather, rows_of
 from tarnn.conversion.distil import Distillation, MapLosses, TokenLosses
-from tarnn.conversion.fit import fit
+from tarnn.conversion.distil_trainer import distil
 from tarnn.conversion.layer import LayerAttention
 from tarnn.conversion.options import KEY, AttentionOptions, attention_layers, child_of, options_in, set_options
-from tarnn.conversion.pretrained import Check, Row, check_length, choose, gather, rows_of
 from tarnn.conversion.report import Report
 from tarnn.extras import needed_for
 
@@ -66,7 +66,7 @@ def finetune(
     length = min(row["input_ids"].shape[1] for row in rows)
     data = [{"input_ids": row["input_ids"][0, :length]} for row in rows[: len(rows) - kept] or rows]
     loss = losses(model, train, near, steps, drop_window, rows[: len(rows) - kept] or rows)
-    fit(loss, data, steps, batch_size, learning_rate or RATES[train], out, resume, seed)
+    distil(loss, data, steps, batch_size, learning_rate or RATES[train], out, resume, seed)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     if train == "lora":

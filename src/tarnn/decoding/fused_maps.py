@@ -24,7 +24,7 @@ from tarnn.feature_maps import (
     TrigonometricRandomFeatures,
 )
 from tarnn.feature_maps.generalized import FUNCTIONS as GENERALIZED
-from tarnn.feature_maps.spread import FittedMap
+from tarnn.feature_maps.statistics import FittedMap
 from tarnn.kernels.features import NAMES
 
 

@@ -4,13 +4,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tarnn.feature_maps.base import FeatureMap
+from tarnn.feature_maps.base import FeatureMap, PositionalMap
 from tarnn.feature_maps.registry import register
 from tarnn.numerics import widest
 
 
 @register("cosformer")
-class CosFormer(FeatureMap):
+class CosFormer(PositionalMap):
     """φ(q_i)·φ(k_j) = relu(q_i)·relu(k_j) · cos(π(i − j)/2M), from φ(x_i) = (relu(x) cos θi, relu(x) sin θi).
 
     θ = π/2M; f = 2d. Weights are ≥ 0 for |i − j| ≤ M only, so M = `max_length` bounds the sequence. Near keys
@@ -21,8 +21,6 @@ class CosFormer(FeatureMap):
 
     Raises ValueError if max_length < 1, for more tokens than that, and where positions were not given.
     """
-
-    positional = True
 
     def __init__(self, max_length: int):
         super().__init__()

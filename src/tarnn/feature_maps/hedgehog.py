@@ -21,8 +21,6 @@ class Hedgehog(FeatureMap):
     and one head's W for all where num_heads = 1. Raises ValueError where the heads or widths don't fit.
     """
 
-    learnable = True
-
     def __init__(self, head_dim: int, num_heads: int = 1, num_features: int | None = None):
         super().__init__()
         m = head_dim if num_features is None else num_features // 2

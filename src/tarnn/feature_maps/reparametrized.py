@@ -13,9 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tarnn.feature_maps.base import FeatureMap, Projected
-from tarnn.feature_maps.exponential import ExponentialMap
-from tarnn.feature_maps.spread import FittedMap, Spread, per_head
-from tarnn.feature_maps.trigonometric import TrigonometricRandomFeatures
+from tarnn.feature_maps.draws import SoftmaxKernelMap
+from tarnn.feature_maps.statistics import FittedMap, Spread, per_head
 from tarnn.numerics import widen
 
 SMALL = 1e-6  # of the mean square: keeps a channel that is always zero from being blown up
@@ -44,7 +43,7 @@ class Reparametrized(FittedMap):
 
     def __init__(
         self,
-        feature_map: ExponentialMap | TrigonometricRandomFeatures,
+        feature_map: SoftmaxKernelMap,
         *,
         num_heads: int = 1,
         centre: bool = True,
@@ -52,7 +51,7 @@ class Reparametrized(FittedMap):
         fit: str = "calibrated",
     ):
         super().__init__()
-        if not isinstance(feature_map, FeatureMap) or not feature_map.softmax_kernel:
+        if not isinstance(feature_map, SoftmaxKernelMap):
             raise ValueError(
                 "Reparametrized takes a map of softmax's kernel, such as PositiveRandomFeatures; got "
                 f"{type(feature_map).__name__}."
@@ -66,7 +65,7 @@ class Reparametrized(FittedMap):
                     f"{mine} and {its}."
                 )
         self.feature_map, self.centre, self.balance = feature_map, centre, balance
-        self.positive, self.random = feature_map.positive, feature_map.random
+        self.positive = feature_map.positive
         self.full_spread = isinstance(feature_map, FittedMap) and feature_map.full_spread
         for name, value in self.initial_buffers().items():
             self.register_buffer(name, value)

@@ -8,7 +8,8 @@ from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.attention.registry import ATTENTIONS, DECAYS
 from tarnn.attention.rotary import Rotary
 from tarnn.feature_maps import FeatureMap, make, options_of
-from tarnn.feature_maps.registry import MAPS, described
+from tarnn.feature_maps.by_name import described
+from tarnn.feature_maps.registry import MAPS
 from tarnn.registry import Registry, arguments_of
 
 

@@ -34,7 +34,7 @@ class Facts:
     counted: str  # what progress counts: tokens, images
     per_step: int  # how many of them one optimizer step takes
     epoch: int  # how many the data have
-    bytes_per_token: float
+    bytes_per_token: float | None  # None: the measure is the loss itself
     rates: tuple[str, ...] = ()  # what else a validation measures
 
 
@@ -48,7 +48,57 @@ class Trained:
     saved: dict[str, Any] | None  # settings.json; None for a model that was saved without a run
 
 
-class Task(ABC):
+class Trainable(ABC):
+    """Data and their loss, as the trainer takes them; nothing is held out unless `validation` says so."""
+
+    unit: ClassVar[str] = "bits_per_byte"
+    counted: ClassVar[str] = "tokens"
+    rates: ClassVar[tuple[str, ...]] = ()  # what `sums` counts besides, each a part of the tokens: accuracy
+    keeps_model: ClassVar[bool] = True  # whether the run leaves the best model in its folder
+
+    epoch: int
+    per_example: int = 1  # what one example counts
+    bytes_per_token: float | None = 1.0
+    examples: Dataset
+    tokenizer: Any = None
+    example: str = ""  # an input of the data, for a task whose `next` is predict
+
+    @abstractmethod
+    def sampler(self, num_examples: int, seed: int) -> Sampler[int]:
+        """The examples of the whole run, in order: epoch after epoch without a seam."""
+
+    @staticmethod
+    @abstractmethod
+    def collate(rows: Any) -> dict[str, Tensor]:
+        """Examples as a batch."""
+
+    @abstractmethod
+    def loss(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean loss in nats, in float32, and the model's outputs."""
+
+    def validation(self, batch_size: int) -> Sequence[dict[str, Tensor]] | None:
+        """The held-out data in batches, in a fixed order; None where nothing is held out."""
+        return None
+
+    def sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+        """(nats, tokens, bytes) of a validation batch, float64 where the device has it, and after them what `rates` names."""
+        raise NotImplementedError
+
+    def sample(self, max_seconds: float | None) -> str:
+        """What the trained model makes, within that time; printed at the end of the run."""
+        return ""
+
+    @property
+    def has_sample(self) -> bool:
+        """Whether `sample` makes something, and takes its time."""
+        return False
+
+    def trainer_options(self, args: TrainingArguments) -> dict[str, Any]:
+        """Arguments of Hugging Face's Trainer that are the task's own, such as its optimizer."""
+        return {}
+
+
+class Task(Trainable):
     """One kind of training. Its file is light to import: torch and the models are imported by the methods.
 
     An object of the class is the task with its data: `settings` are checked, `first` says whether this is the first
@@ -61,21 +111,12 @@ class Task(ABC):
     architecture: ClassVar[str]  # the name of the model's class, as there
     of: ClassVar[str]  # "a model of …"
     settings_class: ClassVar[type[RunSettings]]
-    unit: ClassVar[str] = "bits_per_byte"
-    counted: ClassVar[str] = "tokens"
-    rates: ClassVar[tuple[str, ...]] = ()  # what `sums` counts besides, each a part of the tokens: accuracy
     next: ClassVar[str] = "generate"  # the command that uses the model
     reads_text: ClassVar[bool] = True  # whether the inputs of `predict` are texts, or else files
     text_column: ClassVar[int] = -1  # of a .tsv file, that `predict` reads
     text_setting: ClassVar[str] = "text_field"  # names the field of other rows, that it reads
 
-    epoch: int
-    per_example: int = 1  # what one example counts
-    bytes_per_token: float = 1.0
     data_facts: dict[str, Any]  # about the data, for settings.json
-    examples: Dataset
-    tokenizer: Any = None
-    example: str = ""  # an input of the data, for a task whose `next` is predict
     evaluated: str = ""  # what `to_evaluate` has found to measure on, in words
 
     @abstractmethod
@@ -103,27 +144,6 @@ class Task(ABC):
     def model(self) -> PreTrainedModel:
         return self.classes()[1](self.config())
 
-    @abstractmethod
-    def sampler(self, num_examples: int, seed: int) -> Sampler[int]:
-        """The examples of the whole run, in order: epoch after epoch without a seam."""
-
-    @staticmethod
-    @abstractmethod
-    def collate(rows: Any) -> dict[str, Tensor]:
-        """Examples as a batch."""
-
-    @abstractmethod
-    def validation(self, batch_size: int) -> Sequence[dict[str, Tensor]] | None:
-        """The held-out data in batches, in a fixed order; None where nothing is held out."""
-
-    @abstractmethod
-    def loss(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean loss in nats, in float32, and the model's outputs."""
-
-    @abstractmethod
-    def sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
-        """(nats, tokens, bytes) of a validation batch, float64 where the device has it, and after them what `rates` names."""
-
     @classmethod
     def to_evaluate(cls, trained: Trained, sources: Sequence[str], report: Report) -> Task:
         """The task with data to measure a trained model on, and nothing to train: `sources`, or, where there are none, what
@@ -139,19 +159,6 @@ class Task(ABC):
 
     def details(self, outcomes: list[Any]) -> dict[str, Any]:
         """More about all examples than sums can say: a confusion table, errors per word, a standard error."""
-        return {}
-
-    def sample(self, max_seconds: float | None) -> str:
-        """What the trained model makes, within that time; printed at the end of the run."""
-        return ""
-
-    @property
-    def has_sample(self) -> bool:
-        """Whether `sample` makes something, and takes its time."""
-        return False
-
-    def trainer_options(self, args: TrainingArguments) -> dict[str, Any]:
-        """Arguments of Hugging Face's Trainer that are the task's own, such as its optimizer."""
         return {}
 
     @abstractmethod

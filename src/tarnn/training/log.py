@@ -9,7 +9,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from tarnn.tasks import Facts
-from tarnn.training.metrics import bits_per_byte
+from tarnn.training.metrics import measure
 
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:
@@ -54,7 +54,7 @@ class LogFile(TrainerCallback):
         if "loss" in logs:
             line[facts.counted] = seen
             line["loss"] = logs["loss"]
-            line[facts.unit] = bits_per_byte(logs["loss"], facts.bytes_per_token)
+            line[facts.unit] = measure(logs["loss"], facts)
             line |= {key: logs[key] for key in ("learning_rate", "grad_norm") if key in logs}
         elif "eval_loss" in logs:
             names = {"loss": "loss", facts.unit: "bits_per_byte", "perplexity": "perplexity"}

@@ -2,6 +2,8 @@
 
 import math
 
+from tarnn.tasks import Facts
+
 
 def bits_per_byte(nats: float, num_bytes: float) -> float:
     """Σ nats / (bytes · ln 2): the bits that a byte of the text takes, compressed with the model's guesses.
@@ -13,6 +15,11 @@ def bits_per_byte(nats: float, num_bytes: float) -> float:
     8.0
     """
     return nats / (num_bytes * math.log(2))
+
+
+def measure(nats: float, facts: Facts) -> float:
+    """A loss in the unit of the task: bits per byte, unless that is the loss."""
+    return nats if facts.bytes_per_token is None else bits_per_byte(nats, facts.bytes_per_token)
 
 
 def perplexity(nats_per_token: float) -> float:

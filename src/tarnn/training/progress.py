@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 
 from tarnn.data.ticker import clock_time
 from tarnn.tasks import Facts
-from tarnn.training.metrics import bits_per_byte
+from tarnn.training.metrics import measure
 
 LINE_EVERY = 10.0  # seconds, without a terminal
 
@@ -45,8 +45,7 @@ class Progress(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if logs and "loss" in logs:
-            bits = bits_per_byte(logs["loss"], self.facts.bytes_per_token)
-            self.text = f"step {state.global_step:,}  {bits:.3f} {self.unit}"
+            self.text = f"step {state.global_step:,}  {measure(logs['loss'], self.facts):.3f} {self.unit}"
             steps, seconds = state.global_step - self.since[0], self.seconds() - self.since[1]
             if seconds > 0:
                 self.text += f"  {steps * self.facts.per_step / seconds:,.0f} {self.facts.counted}/s"

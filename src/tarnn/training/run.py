@@ -13,12 +13,13 @@ from typing import cast
 
 import transformers
 from torch import nn
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import IntervalStrategy, set_seed
 
 from tarnn.attention.calibration import calibrated_layers
-from tarnn.tasks import TASKS, Facts, RunSettings, Task
+from tarnn.tasks import TASKS, Facts, RunSettings
+from tarnn.tasks.base import Trainable
 from tarnn.training import checkpoints
 from tarnn.training.allocator import keep_freed_memory
 from tarnn.training.arguments import training_arguments
@@ -96,7 +97,7 @@ def train(settings: RunSettings, show: bool = True, started: float | None = None
         return run(settings, args, task, facts, model, show, started)
 
 
-def facts_of(task: Task, args: TrainingArguments) -> Facts:
+def facts_of(task: Trainable, args: TrainingArguments) -> Facts:
     """What is counted, and how many of it in a step of all processes."""
     examples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     return Facts(task.unit, task.counted, examples * task.per_example, task.epoch, task.bytes_per_token, task.rates)
@@ -105,9 +106,9 @@ def facts_of(task: Task, args: TrainingArguments) -> Facts:
 def run(
     settings: RunSettings,
     args: TrainingArguments,
-    task: Task,
+    task: Trainable,
     facts: Facts,
-    model: PreTrainedModel,
+    model: nn.Module,
     show: bool,
     started: float,
 ) -> TrainResult:
@@ -127,7 +128,8 @@ def run(
         checkpoint = find_checkpoint(settings, args, progress)
         if checkpoint:
             trainer.run_state = checkpoints.read_state(checkpoint)
-            checkpoints.refuse_other_kind(checkpoint)
+            if task.keeps_model:
+                checkpoints.refuse_other_kind(checkpoint)
             progress.best = trainer.run_state.best_bits_per_byte or math.inf
         add_callbacks(trainer, settings, facts, progress)
         set_seed(settings.seed + args.process_index)  # dropout differs between processes

@@ -3,9 +3,9 @@
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from transformers import Trainer, TrainingArguments
 
 from tarnn.errors import UserError
 from tarnn.numerics import widest
+from tarnn.tasks.base import Trainable
 from tarnn.training import checkpoints
 from tarnn.training.budget import Clock, TimeBudget
 from tarnn.training.checkpoints import RunState
@@ -27,31 +28,6 @@ CALIBRATION = 16  # examples
 
 class ValidationGivenUpError(Exception):
     """A validation that was cut short by a signal; its sums are no measure."""
-
-
-class Trainable(Protocol):
-    """What the trainer asks of a `Task`, and of whatever else it trains."""
-
-    examples: Any
-    tokenizer: Any
-
-    @property
-    def rates(self) -> tuple[str, ...]: ...
-
-    @property
-    def has_sample(self) -> bool: ...
-
-    def sampler(self, num_examples: int, seed: int) -> Sampler[int]: ...
-
-    def collate(self, rows: Any, /) -> dict[str, Tensor]: ...
-
-    def validation(self, batch_size: int) -> Sequence[dict[str, Tensor]] | None: ...
-
-    def loss(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]: ...
-
-    def sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor: ...
-
-    def trainer_options(self, args: TrainingArguments) -> dict[str, Any]: ...
 
 
 class SafeTrainer(Trainer):
@@ -222,6 +198,8 @@ class SafeTrainer(Trainer):
 
     def save_best(self) -> None:
         """The model's files in `folder`, each replaced whole by a rename; the weights last."""
+        if not self.task.keeps_model:
+            return
         partial = self.folder / checkpoints.PARTIAL
         if self.args.should_save:
             checkpoints.sweep(self.folder)

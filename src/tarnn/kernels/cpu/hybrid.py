@@ -1,4 +1,4 @@
-"""Hybrid attention by the compiled kernels (csrc/attention/hybrid*.h): forward, backward, and one token in place."""
+"""Hybrid attention by the compiled kernels (csrc/hybrid): forward, backward, and one token in place."""
 
 from typing import Any, NamedTuple
 

@@ -1,7 +1,7 @@
 """One token through a whole model by one compiled kernel (csrc/model_step/layers.cpp): its weights packed, and the call.
 
 All weights lie in one block of bytes. A plan, a list of numbers, says where each begins and what the model is made
-of; csrc/model_step/operator.cpp reads it in the same order. A product y = W x + bias has W in panels of 64 outputs:
+of; csrc/model_step/operators.cpp reads it in the same order. A product y = W x + bias has W in panels of 64 outputs:
 
 float32, bfloat16   [panel][input][64]
 int8                [panel][input / 4][64][4], whole numbers from −127 to 127, a factor and a sum per output

@@ -1,7 +1,7 @@
 // The tiles of a chunk: its keys and values with their weights, and the features of its queries.
 #pragma once
 
-#include "attention/projection.h"
+#include "linear/projection.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels.h"
+#include "linear/problem.h"
 
 namespace tarnn {
 
@@ -13,9 +13,6 @@ namespace tarnn {
 /// arithmetic, the sums of its keys once more: two cores lose a fifth, so eight cores are kept busy and no more. Other
 /// attention needs those sums anyway.
 inline Index tasks_of(bool causal, Index length) { return causal || length < 16384 ? 8 : 64; }
-
-/// Products of features and values from which a call is worth waking a second thread: about 20 microseconds.
-constexpr Index worth_a_thread = 1 << 20;
 
 struct Plan {
   std::vector<Stretch> stretches;

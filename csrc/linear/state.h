@@ -2,7 +2,7 @@
 // its way from and to memory.
 #pragma once
 
-#include "attention/keys.h"
+#include "linear/keys.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

@@ -2,7 +2,7 @@
 // (eq. 16–20 of Katharopoulos et al. 2020, arXiv 2006.16236)
 #pragma once
 
-#include "attention/keys.h"
+#include "linear/keys.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

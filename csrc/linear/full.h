@@ -4,7 +4,7 @@
 //     dφ(Q) = G Sᵀ + G_z zᵀ      R = φ(Q)ᵀ G      dφ(K) = key ⊙ (V Rᵀ + 1 R_zᵀ)      dV = (key ⊙ φ(K)) R
 #pragma once
 
-#include "attention/causal_backward.h"
+#include "linear/causal_backward.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

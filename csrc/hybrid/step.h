@@ -2,8 +2,8 @@
 // are read with one denominator.
 #pragma once
 
-#include "attention/hybrid.h"
-#include "attention/step.h"
+#include "hybrid/forward.h"
+#include "linear/step.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

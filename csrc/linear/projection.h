@@ -10,9 +10,9 @@
 // (positive random features: Choromanski et al. 2021, eq. 5, arXiv 2009.14794, with map = exp, square = ½.)
 #pragma once
 
-#include "attention/maps.h"
-#include "attention/memory.h"
-#include "attention/weights.h"
+#include "common/memory.h"
+#include "linear/maps.h"
+#include "linear/weights.h"
 #include "simd/matmul.h"
 
 namespace tarnn {

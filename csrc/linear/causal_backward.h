@@ -9,7 +9,7 @@
 // is how they are read.
 #pragma once
 
-#include "attention/reverse_sweep.h"
+#include "linear/reverse_sweep.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

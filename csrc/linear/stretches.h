@@ -2,7 +2,7 @@
 // after the other, the state before each. Where a sequence is one stretch, nothing of this happens.
 #pragma once
 
-#include "attention/state.h"
+#include "linear/state.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

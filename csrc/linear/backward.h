@@ -2,8 +2,8 @@
 // state.
 #pragma once
 
-#include "attention/causal.h"
-#include "attention/gradients.h"
+#include "linear/causal.h"
+#include "linear/gradients.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

@@ -7,7 +7,7 @@
 
 #include <cmath>
 
-#include "attention/state.h"
+#include "linear/state.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

@@ -3,8 +3,8 @@
 
 #include <cstdlib>
 
+#include "common/threads.h"
 #include "simd/vector.h"
-#include "threads.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

@@ -12,8 +12,8 @@
 
 #include <cmath>
 
-#include "attention/hybrid_problem.h"
-#include "attention/units.h"
+#include "hybrid/problem.h"
+#include "hybrid/units.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "linear/problem.h"
 #include "simd/tiles.h"
 
 namespace tarnn {

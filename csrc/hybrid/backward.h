@@ -9,7 +9,7 @@
 // the logarithms; sums have units as in the forward pass, and T and u units N_c of their own, of log φ_ic + a_i − ℓ_i.
 #pragma once
 
-#include "attention/hybrid.h"
+#include "hybrid/forward.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

@@ -2,7 +2,7 @@
 // features to gradients of inputs.
 #pragma once
 
-#include "attention/stretches.h"
+#include "linear/stretches.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

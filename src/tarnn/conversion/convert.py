@@ -8,11 +8,11 @@ from torch import Tensor
 
 from tarnn.conversion.calibration import SAMPLED, TRUST, Layer, Near
 from tarnn.conversion.calibration import heads_of as shape_of
+from tarnn.conversion.capture import Seen, watching
 from tarnn.conversion.options import HYBRID, attention_layers, child_of, heads_of, made_map, set_options
 from tarnn.conversion.report import HeadReport, LayerReport, Report
-from tarnn.conversion.watching import Seen, watching
 from tarnn.feature_maps import QueryClusters, make, options_of
-from tarnn.feature_maps.spread import FittedMap
+from tarnn.feature_maps.statistics import FittedMap
 from tarnn.ops.hybrid.op import hybrid_attention
 
 Row = Mapping[str, Tensor]  # what a model is called with: one text

@@ -2,7 +2,7 @@
 // of the state. The states are made a segment at a time, forward, from the one before it, which the forward pass kept.
 #pragma once
 
-#include "attention/decay_flow.h"
+#include "linear/decay_flow.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

@@ -15,6 +15,7 @@
 // goes by the channel that decays least; then `pair` is not formed (causal.h multiplies keys up as it goes).
 #pragma once
 
+#include "linear/problem.h"
 #include "simd/tiles.h"
 
 namespace tarnn {

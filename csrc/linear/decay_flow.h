@@ -6,7 +6,7 @@
 // term by term, as no difference of larger sums.
 #pragma once
 
-#include "attention/backward.h"
+#include "linear/backward.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

@@ -1,19 +1,16 @@
 // The operator for one token through a whole model: reads its plan (kernels/cpu/stack.py wrote it), and shares out the work.
 #include <algorithm>
 #include <cstdint>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "common/operators.h"
 #include "model_step/stack.h"
-#include "threads.h"
-#include "torch.h"
 
 namespace {
 
 using namespace tarnn;
-using Maybe = std::optional<Tensor>;
 
 constexpr Index most_rows = 64;   // at once: their activations stay in the second level of cache
 
@@ -139,7 +136,7 @@ struct StackJob : Job {
 };
 
 /// Runs blocks of rows one after the other, each through all layers by all threads together.
-void run(const Stack& s, std::vector<Layer> layers, std::vector<Rotation> rotations, Index threads) {
+void run_stack(const Stack& s, std::vector<Layer> layers, std::vector<Rotation> rotations, Index threads) {
   const Index each = std::min(s.b, most_rows * ((threads + 15) / 16)), blocks = (s.b + each - 1) / each;
   const Index num_phases = threads > 1 ? blocks * job_phases(s) : 0;
   const auto job = std::make_shared<StackJob>(s, std::move(layers), std::move(rotations), num_phases, threads);
@@ -156,7 +153,7 @@ void run(const Stack& s, std::vector<Layer> layers, std::vector<Rotation> rotati
   run_job(job);
 }
 
-const float* data(const Maybe& x) { return x ? static_cast<const float*>(x->const_data_ptr()) : nullptr; }
+const float* floats(const Maybe& x) { return x ? static_cast<const float*>(x->const_data_ptr()) : nullptr; }
 
 void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tokens, Maybe places, Maybe extra,
            std::vector<Tensor> states, Tensor lengths, Tensor out, int64_t limit, double norm_eps, double eps) {
@@ -171,7 +168,7 @@ void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tok
   s.ids = static_cast<const Index*>(ids.const_data_ptr());
   s.positions = static_cast<const Index*>(positions.const_data_ptr());
   s.tokens = static_cast<const float*>(tokens.const_data_ptr());
-  s.places = data(places), s.extra = data(extra);
+  s.places = floats(places), s.extra = floats(extra);
   s.out = static_cast<float*>(out.mutable_data_ptr());
   for (Index i = 0; i < s.b; ++i)
     if (s.ids[i] < 0 || s.ids[i] >= s.num_tokens)
@@ -180,7 +177,7 @@ void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tok
   for (Index i = 0; i < s.b; ++i)
     if (s.positions[i] < 0 || s.positions[i] >= limit) throw std::runtime_error("there is no position " + std::to_string(s.positions[i]) + ".");
   const FlushDenormals flush;
-  run(s, std::move(layers), std::move(rotations), std::max<Index>(1, get_num_threads()));
+  run_stack(s, std::move(layers), std::move(rotations), std::max<Index>(1, get_num_threads()));
   Index* position = static_cast<Index*>(positions.mutable_data_ptr());
   for (Index i = 0; i < s.b; ++i) ++position[i];
 }

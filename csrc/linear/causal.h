@@ -6,7 +6,7 @@
 // (eq. 9–12 of Katharopoulos et al. 2020, arXiv 2006.16236, by chunks). `weights.h` has the factors.
 #pragma once
 
-#include "attention/stretches.h"
+#include "linear/stretches.h"
 
 namespace tarnn {
 namespace TARNN_ISA {

@@ -1,0 +1,67 @@
+// What the operators of all kinds of attention share: tensors as the kernels take them, tasks on torch's threads, and parameters
+// that are listed once.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+
+#include "common/threads.h"
+#include "torch.h"
+
+namespace tarnn {
+
+using Maybe = std::optional<Tensor>;
+
+inline View view(const Tensor& x) {
+  View out;
+  out.data = const_cast<void*>(x.const_data_ptr());
+  out.type = x.scalar_type();
+  for (Index i = 0; i < x.dim(); ++i) out.stride[i] = x.stride(i);
+  return out;
+}
+
+inline View view(const Maybe& x) { return x ? view(*x) : View(); }
+
+inline void* data(const Tensor& x) { return const_cast<void*>(x.const_data_ptr()); }
+inline void* data(const Maybe& x) { return x ? data(*x) : nullptr; }
+
+/// Products of features and values from which a call is worth waking a second thread: about 20 microseconds.
+constexpr Index worth_a_thread = 1 << 20;
+
+inline void run(Index tasks, Index threads, std::size_t bytes, void (*task)(void*, Index, void*), void* context) {
+  if (tasks == 0) return;
+  std::atomic<Index> next{0};
+  const auto worker = [&](Index, Index) {
+    thread_local ThreadMemory memory;
+    FlushDenormals flush;
+    void* scratch = memory.at_least(bytes);
+    if (!scratch) return;  // the other threads take its tasks
+    for (Index i; (i = next.fetch_add(1)) < tasks;) task(context, i, scratch);
+    memory.shrink();
+  };
+  threads = std::min(threads, tasks);
+  if (threads <= 1) worker(0, 1);
+  else parallel_for(0, threads, 1, worker);
+  if (next == 0) throw OutOfMemory(bytes);  // no thread had any: nothing is done
+}
+
+/// f(kernels of the dtype), of a table that has `of_float` and `of_double`.
+template <typename Table, typename F>
+void by_dtype(Type dtype, const Table& table, F f) {
+  dtype == Type::float64 ? f(table.of_double) : f(table.of_float);
+}
+
+}  // namespace tarnn
+
+// The parameters of an operator as one table, X(type, name) after another: its function's parameters, the fields of a record, the
+// arguments that fill it, and its schema come from there.
+#define PARAMETER(type, name) type name,
+#define FIELD(type, name) const type& name;
+#define NAME(type, name) name,
+#define SCHEMA(type, name) SCHEMA_##type " " #name ", "
+#define SCHEMA_Tensor "Tensor"
+#define SCHEMA_Maybe "Tensor?"
+#define SCHEMA_Index "int"
+#define SCHEMA_bool "bool"
+#define SCHEMA_double "float"

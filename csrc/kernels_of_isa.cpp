@@ -1,0 +1,23 @@
+// The kernels of one instruction set. As the other files of this name, and model_step/layers.cpp, it is compiled once for each,
+// with -DTARNN_ISA=<its name> and the flags that allow it.
+#include "kernels.h"
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define TEXT_(a) #a
+#define TEXT(a) TEXT_(a)
+
+namespace tarnn {
+namespace TARNN_ISA {
+
+extern const LinearKernels linear_kernels;            // linear/kernels_of_isa.cpp
+extern const HybridKernels hybrid_kernels;            // hybrid/kernels_of_isa.cpp
+extern const StackKernel stack_kernel;                // model_step/layers.cpp
+extern const ElementwiseKernels elementwise_kernels;  // elementwise/kernels_of_isa.cpp
+
+const Kernels table = {TEXT(TARNN_ISA), &linear_kernels, &hybrid_kernels, &stack_kernel, &elementwise_kernels};
+
+}  // namespace TARNN_ISA
+}  // namespace tarnn
+
+const tarnn::Kernels* JOIN(tarnn_kernels_, TARNN_ISA)() { return &tarnn::TARNN_ISA::table; }

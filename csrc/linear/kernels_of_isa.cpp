@@ -1,0 +1,23 @@
+// Linear attention. Compiled once for each instruction set: see ../kernels_of_isa.cpp.
+#include "linear/full.h"
+#include "linear/step.h"
+
+namespace tarnn {
+namespace TARNN_ISA {
+
+template <typename T>
+void forward(const Problem& p) {
+  p.causal ? causal_forward<T>(p) : full_forward<T>(p);
+}
+
+template <typename T>
+void backward(const Problem& p) {
+  p.causal ? causal_backward<T>(p) : full_backward<T>(p);
+}
+
+extern const LinearKernels linear_kernels;
+const LinearKernels linear_kernels = {{forward<float>, backward<float>, step<float>},
+                                      {forward<double>, backward<double>, step<double>}};
+
+}  // namespace TARNN_ISA
+}  // namespace tarnn
