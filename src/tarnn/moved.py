@@ -3,7 +3,6 @@
 import sys
 
 PLACES = {
-    "tarnn.feature_maps.spread": "tarnn.feature_maps.statistics",
     "tarnn.analysis.compressors": "tarnn.cli.compressors",
     "tarnn.analysis.decode_cost": "tarnn.decoding.decode_cost",
     "tarnn.analysis.image_likelihood": "tarnn.tasks.images.likelihood",
@@ -24,17 +23,28 @@ PLACES = {
     "tarnn.data.masking": "tarnn.tasks.text.masking",
     "tarnn.data.transcripts": "tarnn.tasks.speech.transcripts",
     "tarnn.data.windows": "tarnn.tasks.text.windows",
+    "tarnn.feature_maps.spread": "tarnn.feature_maps.statistics",
+    "tarnn.generation": "tarnn.decoding",
+    "tarnn.models.base_keys": "tarnn.huggingface.config_keys",
+    "tarnn.models.choices": "tarnn.models.build_layers",
+    "tarnn.models.configuration": "tarnn.huggingface.config",
+    "tarnn.models.folders": "tarnn.huggingface.folders",
+    "tarnn.kernels.backends": "tarnn.kernels.contract",
+    "tarnn.kernels.call": "tarnn.kernels.linear",
+    "tarnn.models.fused": "tarnn.decoding.fused",
+    "tarnn.models.fused_forward": "tarnn.huggingface.fused_forward",
+    "tarnn.models.image_configuration": "tarnn.huggingface.image_config",
+    "tarnn.models.recurrent": "tarnn.models.backbone",
+    "tarnn.models.seq2seq_configuration": "tarnn.huggingface.seq2seq_config",
+    "tarnn.models.unfilled": "tarnn.models.meta_device",
+    "tarnn.ops.hybrid_state": "tarnn.ops.hybrid.state",
+    "tarnn.ops.room": "tarnn.large_pages",
     "tarnn.tasks.classification": "tarnn.tasks.labels.task",
     "tarnn.tasks.ctc": "tarnn.tasks.speech.task",
     "tarnn.tasks.masked_lm": "tarnn.tasks.text.masked",
     "tarnn.tasks.seq2seq": "tarnn.tasks.pairs.task",
     "tarnn.tasks.token_classification": "tarnn.tasks.labels.words",
     "tarnn.training.failures": "tarnn.training.error_messages",
-    "tarnn.generation": "tarnn.decoding",
-    "tarnn.models.fused": "tarnn.decoding.fused",
-    "tarnn.models.fused_forward": "tarnn.huggingface.fused_forward",
-    "tarnn.models.recurrent": "tarnn.models.backbone",
-    "tarnn.ops.hybrid_state": "tarnn.ops.hybrid.state",
 }
 
 

@@ -47,7 +47,8 @@ def convert(
     check_new(out)
     from tarnn.cli.generate import pick_device
     from tarnn.conversion import convert as converted
-    from tarnn.conversion.convert import Near, check_length
+    from tarnn.conversion.calibration import Near
+    from tarnn.conversion.convert import check_length
     from tarnn.conversion.opening import open_pretrained, tokenizer_of
     from tarnn.conversion.rows import length_of_rows, read_rows
     from tarnn.feature_maps import options_of

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from tarnn.cli.converted import converted_text, describe_converted, is_converted
-from tarnn.cli.machine import kernel_facts, machine_facts, machine_text
+from tarnn.cli.machine import machine_facts, machine_text
 from tarnn.cli.model_page import LENGTHS, model_page
 from tarnn.cli.progress import progress
 from tarnn.errors import UserError
+from tarnn.ops.backends import cpu_kernels
 
 
 def info(
@@ -97,7 +98,7 @@ def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, An
             }
             for length in lengths
         ],
-        "kernel": kernel_facts(),
+        "kernel": cpu_kernels(),
         "no_fused_step": refusal_of_its_kind(model),
     }
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from tarnn.models.backbone import Recurrent
-from tarnn.models.unfilled import unfilled
+from tarnn.models.meta_device import build_on_meta
 
 PLAIN = (bool, int, float, str, tuple, type(None))
 OWN = "feature_map"  # of a layer: what it holds is its own, and whoever computes features asks it
@@ -159,7 +159,7 @@ class _Key:
     """A config, to be looked up by what it says."""
 
     def __init__(self, config: Any):
-        self.config, self.text = config, repr(sorted(config.to_dict().items(), key=lambda x: x[0]))
+        self.config, self.text = config, repr(sorted(vars(config).items(), key=lambda x: x[0]))
 
     def __hash__(self) -> int:
         return hash(self.text)
@@ -171,4 +171,5 @@ class _Key:
 @lru_cache(maxsize=8)
 def _new(kind: type[Recurrent], key: _Key) -> Recurrent:
     """Without numbers, so that keeping it costs little."""
-    return unfilled(kind, copy.deepcopy(key.config)).eval()
+    record = getattr(key.config, "record", None)  # of a config of transformers
+    return build_on_meta(kind, copy.deepcopy(key.config) if record is None else record()).eval()

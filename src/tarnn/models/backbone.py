@@ -10,18 +10,21 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from tarnn.attention.rotary import Rotation
+from tarnn.attention.rotary import Rotation, positions_in
 from tarnn.models.block import Block, make_norm
-from tarnn.models.configuration import TarnnConfig
+from tarnn.models.config import ModelConfig
 from tarnn.models.frames import Frames
 from tarnn.models.inputs import check_inputs, check_length, check_positions, without_padding
-from tarnn.models.positions import SinusoidalPositions, positions_in
+from tarnn.models.positions import SinusoidalPositions
 from tarnn.models.state import ModelState
 from tarnn.ops import State
 
 
 class Recurrent(nn.Module):
-    """A module that is built from a config."""
+    """A module that is built from a config.
+
+    Where transformers has made it, `config` is transformers' kind of config, with the same keys as the record.
+    """
 
     config: Any
 
@@ -65,7 +68,7 @@ class Backbone(Recurrent):
     block: ClassVar[type[Block]] = Block
     cross: ClassVar[bool] = False  # whether blocks also attend to another sequence of the same width
 
-    def build(self, config: TarnnConfig) -> None:
+    def build(self, config: ModelConfig) -> None:
         sinusoidal = config.position.startswith("sinusoidal")
         width = config.hidden_size // 2 if config.position == "sinusoidal_half" else config.hidden_size
         self.embed_tokens: Any = (
@@ -194,14 +197,15 @@ class TextModel(Recurrent):
 
     backbone: ClassVar[type[Backbone]] = Backbone
     end_ids: frozenset[int] = frozenset()  # the tokens that end a text, as `open_model` has read them
+    pad_id: int = 0  # the token after those
 
-    def build(self, config: TarnnConfig) -> None:
+    def build(self, config: ModelConfig) -> None:
         if not config.causal or config.input_size is not None:
             raise ValueError(
                 "a language model reads tokens and sees those before the one that it guesses: its config has causal=True "
                 f"and no input_size; got causal={config.causal} and input_size={config.input_size}."
             )
-        self.model = self.backbone(config)
+        self.model = self.backbone(self.config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     @property

@@ -1,10 +1,9 @@
-"""Positions: which place each token has in its sequence, and the embeddings that are made of it."""
+"""Sinusoidal embeddings of positions."""
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tarnn.attention.rotary import positions_in as positions_in
 from tarnn.numerics import widest
 
 
