@@ -99,7 +99,7 @@ def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, An
             for length in lengths
         ],
         "kernel": cpu_kernels(),
-        "no_fused_step": refusal_of_its_kind(model),
+        "no_fused_step": refusal_of_its_kind(model.eval()),
     }
 
 

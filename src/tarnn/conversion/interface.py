@@ -179,15 +179,8 @@ def documents_in(
     positions, padding = options.get("position_ids"), mask is not None and mask.ndim == 2
     if query.shape[2] != key.shape[2] or padding or (positions is not None and positions.ndim != 2):
         return None
-    return find_documents(
-        (query.shape[0], query.shape[2]),
-        cu_seqlens=None,
-        position_ids=positions,
-        attention_mask=None,
-        past_key_values=None,
-        use_cache=cached,
-        arguments=options,
-    )
+    shape = query.shape[0], query.shape[2]
+    return find_documents(shape, options, position_ids=positions, use_cache=cached).bounds
 
 
 def of_documents(

@@ -88,6 +88,12 @@ class Backbone(Recurrent):
         self.layers = cast(list[Block], nn.ModuleList(blocks))
         self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
 
+    def describe(self, plan: Any) -> None:
+        plan.add(self.dropout)
+        plan.tokens, plan.scale = plan.add(self.embed_tokens), self.embed_scale
+        plan.places, plan.limit = plan.add(self.embed_positions), self.config.max_position_embeddings
+        plan.layers, plan.last_norm = [plan.add(x) for x in self.layers], plan.add(self.norm)
+
     def prefill(
         self,
         input_ids: Tensor | None,
@@ -176,18 +182,19 @@ class Backbone(Recurrent):
         return self.dropout(x)
 
     def places(self, positions: Tensor, cross: Sequence[Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
-        """Where the tokens are, as each layer's attention takes it; layers of one width share a rotation. With what
+        """Where the tokens are, as each layer's attention takes it; equal rotary positions share a rotation. With what
         each layer's cross-attention reads, where there is any."""
-        made: dict[int, Rotation] = {}
+        rotations: dict[Any, Rotation] = {}
         places: list[dict[str, Any]] = []
         for i, block in enumerate(self.layers):
             place: dict[str, Any] = (
                 {"positions": positions} if cross is None else {"positions": positions, "cross": cross[i]}
             )
             if (rotary := block.attention.rotary) is not None:
-                if rotary.dim not in made:
-                    made[rotary.dim] = rotary.rotation(positions, self.dtype)
-                place["rotation"] = made[rotary.dim]
+                key = (type(rotary), *vars(rotary).values())
+                if key not in rotations:
+                    rotations[key] = rotary.rotation(positions, self.dtype)
+                place["rotation"] = rotations[key]
             places.append(place)
         return places
 
@@ -215,6 +222,10 @@ class TextModel(Recurrent):
     def tie(self) -> None:
         if self.tied:
             self.lm_head.weight = self.model.embed_tokens.weight
+
+    def describe(self, plan: Any) -> None:
+        plan.add(self.model)
+        plan.head = plan.add(self.lm_head)
 
     def new_state(
         self, batch_size: int, capacity: int | None = None, cache_dtype: torch.dtype | None = None

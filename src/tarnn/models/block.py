@@ -22,6 +22,9 @@ class SwiGlu(nn.Module):
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
 
+    def describe(self, plan: Any) -> Any:
+        return plan.feed_forward(plan.add(self.up_proj), plan.add(self.down_proj), gate=plan.add(self.gate_proj))
+
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
 
@@ -33,6 +36,9 @@ class GeluMlp(nn.Module):
         super().__init__()
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
+
+    def describe(self, plan: Any) -> Any:
+        return plan.feed_forward(plan.add(self.up_proj), plan.add(self.down_proj))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(gelu(self.up_proj(x)))
@@ -69,6 +75,13 @@ class Block(nn.Module):
         for attention in filter(None, (self.attention, self.cross_attention)):
             attention.o_proj.adds_to_residual = True  # type: ignore[assignment]  # its weights start smaller
         self.mlp.down_proj.adds_to_residual = True  # type: ignore[assignment]
+
+    def describe(self, plan: Any) -> Any:
+        if self.cross_attention is not None:
+            raise plan.refusal(self, "has cross-attention")
+        plan.add(self.dropout)
+        parts = (self.attention_norm, self.attention, self.mlp_norm, self.mlp)
+        return plan.layer(*map(plan.add, parts), pre_norm=self.pre_norm)
 
     def prefill(self, x: Tensor, state, cross=None, **options):
         """Many tokens on top of a state, or of none: (x, the state after them)."""

@@ -1,7 +1,7 @@
 """The model of images as an RNN, value after value, without transformers: `TarnnForImageGeneration` less `forward`."""
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -105,6 +105,13 @@ class ImageModel(Recurrent):
             self.embed_channels = nn.Embedding(config.num_channels, width)
         self.embed_classes = nn.Embedding(config.num_classes, width) if config.num_classes else None
         self.head = nn.Linear(config.hidden_size, self.likelihood.num_parameters)
+
+    def describe(self, plan: Any) -> None:
+        plan.add(self.model)
+        plan.head = plan.add(self.head)
+        if self.grid:
+            rows, columns, channels = map(plan.add, (self.embed_rows, self.embed_columns, self.embed_channels))
+            plan.places = (rows[:, None, None] + columns[:, None] + channels).flatten(0, 2)
 
     @torch.no_grad()
     def new_state(
