@@ -1,4 +1,4 @@
-"""Where the files are now that docs once showed elsewhere: importing one from its old place says so."""
+"""Files that have moved: importing one from its old place raises an error that names the new place."""
 
 import sys
 
@@ -51,7 +51,7 @@ PLACES = {
 
 
 class _Moved:
-    """A finder that finds nothing, but knows where to look. It is asked first: an old folder may have left its cache behind."""
+    """A finder that raises for moved names. It is asked first, since an old folder may have left its cache behind."""
 
     @staticmethod
     def find_spec(name: str, path=None, target=None):
