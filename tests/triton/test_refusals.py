@@ -1,5 +1,7 @@
 """What the kernels for GPUs don't compute, plain PyTorch does: a reason, and a warning once where it can be mended."""
 
+import contextlib
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -8,9 +10,9 @@ import torch
 from tarnn.cli import machine as cli_machine
 from tarnn.kernels.contract import Mendable
 from tarnn.kernels.linear import Call
+from tarnn.kernels.triton import device, schedule
 from tarnn.kernels.triton import linear as triton
-from tarnn.kernels.triton import machine, stretches
-from tarnn.kernels.triton.rows import in_rows
+from tarnn.kernels.triton.strides import in_rows
 
 
 @pytest.fixture
@@ -19,20 +21,20 @@ def a_gpu(monkeypatch):
 
     def believe(capability=(9, 0), triton_version="3.7.1", hip=None):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
-        monkeypatch.setattr(machine, "triton_version", lambda: triton_version)
+        monkeypatch.setattr(device, "triton_version", lambda: triton_version)
         monkeypatch.setattr(torch.version, "hip", hip)
-        machine.status.cache_clear()
-        return machine.refusal(torch.device("cuda", 0))
+        device.status.cache_clear()
+        return device.refusal(torch.device("cuda", 0))
 
     yield believe
-    machine.status.cache_clear()
+    device.status.cache_clear()
 
 
 def test_a_gpu_with_all_that_is_needed(a_gpu, monkeypatch):
     monkeypatch.delenv("TARNN_KERNELS", raising=False)
     assert a_gpu(triton_version="3.6.0") is None
     assert a_gpu() is None
-    assert machine.status(0) == ("Triton 3.7.1, sm_90", "the GPU has tensor cores for bfloat16 and tf32")
+    assert device.status(0) == ("Triton 3.7.1, sm_90", "the GPU has tensor cores for bfloat16 and tf32")
     monkeypatch.setenv("TARNN_KERNELS", "off")
     assert "switched off" in a_gpu()
 
@@ -56,7 +58,7 @@ def test_what_can_be_mended_is_worth_a_warning(a_gpu, monkeypatch, words, part):
 
 @pytest.fixture
 def anywhere(monkeypatch):
-    monkeypatch.setattr(machine, "interpreted", True)
+    monkeypatch.setattr(device, "interpreted", True)
 
 
 def refusal(**words) -> str | None:
@@ -84,16 +86,16 @@ def test_calls_that_they_take_and_calls_that_they_do_not(anywhere):
 def test_tables_that_a_cuda_graph_reads_are_kept(monkeypatch):
     """Others leave the cache after 64 more; a graph would read memory that is no longer theirs."""
     cpu = torch.device("cpu")
-    monkeypatch.setattr(stretches, "_RECORDED", {})
-    before = stretches.of_rows(1, 7, 64, 64, cpu)
-    monkeypatch.setattr(stretches, "_recording", lambda: True)
-    recorded = stretches.of_rows(1, 7, 64, 64, cpu)
+    monkeypatch.setattr(schedule, "_RECORDED", {})
+    before = schedule.of_rows(1, 7, 64, 64, cpu)
+    monkeypatch.setattr(schedule, "_recording", lambda: True)
+    recorded = schedule.of_rows(1, 7, 64, 64, cpu)
     assert recorded is before  # nothing is made while a graph is recorded
-    monkeypatch.setattr(stretches, "_recording", lambda: False)
+    monkeypatch.setattr(schedule, "_recording", lambda: False)
     for length in range(100, 200):
-        stretches.of_rows(1, length, 64, 64, cpu)
-    assert stretches.of_rows(1, 7, 64, 64, cpu) is recorded
-    assert list(stretches._RECORDED.values()) == [recorded]
+        schedule.of_rows(1, length, 64, 64, cpu)
+    assert schedule.of_rows(1, 7, 64, 64, cpu) is recorded
+    assert list(schedule._RECORDED.values()) == [recorded]
 
 
 def test_info_says_which_kernels_run_on_the_gpu_and_why(a_gpu, monkeypatch):
@@ -105,3 +107,22 @@ def test_info_says_which_kernels_run_on_the_gpu_and_why(a_gpu, monkeypatch):
     facts = cli_machine.machine_facts()
     assert facts["gpu_kernel"]["path"] == "PyTorch"
     assert "sm_70" in cli_machine.machine_text(facts)
+
+
+@pytest.mark.parametrize("way", ["forward", "step"])
+def test_the_first_use_on_a_gpu_says_that_the_kernels_are_experimental(way, monkeypatch):
+    launch, one_token, precompile = (
+        pytest.importorskip(f"tarnn.kernels.triton.{name}") for name in ("launch", "one_token", "precompile")
+    )
+    monkeypatch.setattr(torch.cuda, "device_of", lambda x: contextlib.nullcontext())
+    for module, name in ((launch, "forward"), (one_token, "step"), (precompile, "compile_forward")):
+        monkeypatch.setattr(module, name, lambda *given: "launched")
+    on_a_gpu, on_a_cpu = (SimpleNamespace(q=SimpleNamespace(is_cuda=where)) for where in (True, False))
+    device.warn_experimental.cache_clear()
+    assert getattr(triton, way)(on_a_cpu) == "launched"  # a warning would be an error
+    with pytest.warns(UserWarning, match="experimental kernels: tested by Triton's interpreter"):
+        assert getattr(triton, way)(on_a_gpu) == "launched"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        getattr(triton, way)(on_a_gpu)
+    device.warn_experimental.cache_clear()

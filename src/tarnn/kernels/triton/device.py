@@ -1,6 +1,7 @@
 """Whether the kernels run here, and if not, why: Triton, its version, the GPU."""
 
 import os
+import warnings
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
@@ -62,3 +63,13 @@ def refusal(device: torch.device) -> str | None:
         return None
     sentence = f"Attention on the GPU runs in plain PyTorch: {why}."
     return sentence if why.startswith("switched off") else Mendable(sentence)
+
+
+@cache
+def warn_experimental() -> None:
+    """Warn, once a process, that these kernels have not run on a GPU yet."""
+    warnings.warn(
+        "Attention on this GPU runs in experimental kernels: tested by Triton's interpreter and compiled for GPUs, but not yet "
+        "run on one. Check results before you rely on them; TARNN_KERNELS=off asks for plain PyTorch.",
+        stacklevel=2,
+    )
