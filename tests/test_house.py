@@ -41,6 +41,7 @@ GROUND = {  # files at the top level, which anybody may use, and which look into
     "other_names",
     "registry",
     "tarnn",
+    "units",
 }
 LAUNDERED = {  # names that are taken from a file which only imports them, and why
     "tarnn.huggingface.registered": "the names of tarnn.models: to import one registers all with transformers"
@@ -91,6 +92,7 @@ def test_who_imports_what_no_test_can_see(module):
     assert ("import_module" in called) == (module in LOADS_BY_NAME)
 
 
+@pytest.mark.thorough
 def test_who_imports_from_an_old_place_is_told_the_new_one():
     import tarnn.moved
 

@@ -15,7 +15,7 @@ from tarnn.conversion.capture import Seen
 from tarnn.feature_maps.statistics import Spread, spread_of
 from tarnn.numerics import widen
 from tarnn.ops.features import features, log_features
-from tarnn.ops.units import full_units
+from tarnn.units import full_units
 
 BLOCK = 256
 SAMPLED = 256  # queries of a row, for clusters
