@@ -24,7 +24,7 @@ def read_rows(
     if number < 1 or length < 2:
         raise UserError(f"expected 1 text or more, of 2 tokens or more; got {number} of {length}.")
     found: list[Tensor] = []
-    for document in read_documents(sources, report=report):
+    for document in read_documents(sources, log=report):
         if tokenizer is None:
             ids = torch.frombuffer(bytearray(document.data), dtype=torch.uint8).long()
             found += list(ids.split(length))
