@@ -61,9 +61,9 @@ TARNN_INLINE Vec<T> capped(Vec<T> x, T softcap) {
 
 /// Up to key_block keys from `from` on join the softmax of the rows. first, last (of a row's query i of the chunk): which of
 /// these keys it sees, from first(i) up to but not last(i).
-/// fade: added to the products with each key; null: nothing.
+/// fade: added to the products with each key; null: nothing. (Inlined, so that first and last are: they are asked for each row.)
 template <typename T, typename P, typename First, typename Last>
-void add_keys(const P& p, const View& k, const View& v, Index b, Index g, Index from, Index keys, Index queries,
+TARNN_INLINE void add_keys(const P& p, const View& k, const View& v, Index b, Index g, Index from, Index keys, Index queries,
               HybridScratch<T>& at, First first, Last last, const T* fade = nullptr) {
   const Index wide = whole<T>(keys);
   const T softcap = static_cast<T>(p.softcap);
