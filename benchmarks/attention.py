@@ -28,7 +28,7 @@ from baselines import Method, available
 
 from scripts.common.options import parse
 from scripts.common.results import Unmeasured, run
-from tarnn.kernels.cpu import CHUNK  # positions that the native kernel takes at once
+from tarnn.kernels.cpu.linear import CHUNK  # positions that the native kernel takes at once
 
 FULL = {
     "lengths": [1, 16, 64, 128, 256, 1024, 4096, 16384, 65536],

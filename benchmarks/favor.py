@@ -33,7 +33,8 @@ from scripts.common.options import parse
 from scripts.common.results import Unmeasured, run
 from tarnn import PositiveRandomFeatures, linear_attention
 from tarnn.feature_maps import Identity
-from tarnn.kernels.cpu import CHUNK_OF_MANY, library
+from tarnn.kernels.cpu import library
+from tarnn.kernels.cpu.linear import CHUNK_OF_MANY
 
 FULL = {
     "lengths": [1024, 4096, 16384],

@@ -29,8 +29,8 @@ from triton.compiler.errors import CompilationError
 from scripts.common.options import parse
 from scripts.common.results import run
 from scripts.common.tables import markdown, page
-from tarnn.kernels import triton
-from tarnn.kernels.call import Call, Returned
+from tarnn.kernels.linear import Call, Returned
+from tarnn.kernels.triton import linear as triton
 from tarnn.kernels.triton.configurations import SHARED
 
 MODES: dict[str, dict[str, Any]] = {  # fields of a call; strings name what a tensor is made of

@@ -43,7 +43,7 @@ from tarnn.feature_maps import (
     Reparametrized,
     TrigonometricRandomFeatures,
 )
-from tarnn.feature_maps.spread import FittedMap, Spread, spread_of
+from tarnn.feature_maps.statistics import FittedMap, Spread, spread_of
 from tarnn.ops import softmax_attention
 
 FULL = {

@@ -24,7 +24,7 @@ from tarnn.feature_maps import (
     PositiveRandomFeatures,
     RegularizedRandomFeatures,
 )
-from tarnn.feature_maps.spread import FittedMap
+from tarnn.feature_maps.statistics import FittedMap
 
 SIGMAS = (0.25, 0.5, 0.75, 1.0)
 MAPS = {

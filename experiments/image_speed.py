@@ -36,7 +36,7 @@ from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.decoding.pixels import PixelLoop, pixel_sampler
 from tarnn.kernels.cpu import library
 from tarnn.models import TarnnForImageGeneration, TarnnImageConfig
-from tarnn.models.image_configuration import START
+from tarnn.models.images import START
 from tarnn.tasks.checkpoint import open_model
 from tarnn.tasks.images import read_images
 from tarnn.tasks.images.likelihood import bits_per_dim_by_steps

@@ -26,7 +26,7 @@ def softmax_error(
 
     Raises ValueError for a map that is no estimate of softmax's kernel, having no scale.
     """
-    scale = feature_map.inner.scale
+    scale = getattr(feature_map.inner, "scale", None)
     if scale is None and not feature_map.dot_product:
         raise ValueError(
             f"{type(feature_map).__name__} does not stand for softmax's kernel; such maps are PositiveRandomFeatures, "

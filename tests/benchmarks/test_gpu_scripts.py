@@ -8,7 +8,7 @@ import gpu_decode
 import gpu_session
 import pytest
 
-from tarnn.kernels import cpu
+from tarnn.kernels.cpu import linear as cpu
 
 
 @pytest.mark.parametrize(

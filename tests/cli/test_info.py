@@ -2,13 +2,16 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from tarnn.decoding.decode_cost import softmax_twin
+from tarnn.kernels import contract
 from tarnn.kernels.cpu import library
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
+from tarnn.ops import backends
 from tarnn.tasks.checkpoint import open_model
 
 
@@ -118,8 +121,21 @@ def test_without_a_checkpoint_it_tells_what_it_runs_on(command):
     assert facts["processor"] in text
     with library.disabled():
         text = command("info").out
-    assert "CPU kernel   PyTorch: switched off by" in text
+    assert "CPU kernel      PyTorch: switched off by" in text
     assert command("info", "--lengths", "9").is_refusal("name one: `tarnn info CHECKPOINT")
+
+
+def test_it_names_the_backend_of_every_op_and_the_reason_for_a_slow_one(command):
+    records = Path(contract.__file__).parent.glob("*.py")
+    ops = {path.stem for path in records if "class Call(NamedTuple)" in path.read_text()}
+    assert ops == set(backends.choices())
+    facts = json.loads(command("info", "--json").out)["ops"]
+    assert {choice["backend"] for choice in facts.values()} == {"cpu" if library.available() else "eager"}
+    with library.disabled():
+        facts, lines = json.loads(command("info", "--json").out)["ops"], command("info").out.splitlines()
+    for op in ops:
+        assert facts[op]["backend"] == "eager"
+        assert any(line.startswith(f"op {op} ") and "switched off by" in line for line in lines)
 
 
 def test_a_setting_of_the_kernels_that_nobody_knows(command, monkeypatch):

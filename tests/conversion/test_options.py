@@ -8,7 +8,7 @@ import tarnn
 from tarnn.conversion import attention_layers, constant_cache, set_options
 from tarnn.conversion.layer import Heads
 from tarnn.conversion.options import layer_attention
-from tarnn.feature_maps.spread import spread_of
+from tarnn.feature_maps.statistics import spread_of
 from tarnn.ops import softmax_attention
 from tarnn.ops.hybrid.op import hybrid_attention
 

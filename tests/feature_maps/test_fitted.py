@@ -13,7 +13,7 @@ from tarnn.feature_maps import (
     SderfFeatures,
 )
 from tarnn.feature_maps.optimal import optimal_a
-from tarnn.feature_maps.spread import Spread, sequence_of, spread_of
+from tarnn.feature_maps.statistics import Spread, sequence_of, spread_of
 from tarnn.ops import linear_attention
 
 D = 5

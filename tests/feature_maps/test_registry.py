@@ -10,7 +10,8 @@ from torch import nn
 
 from tarnn import feature_maps
 from tarnn.feature_maps import FeatureMap, as_feature_map, make, names, options_of, register
-from tarnn.feature_maps.registry import MAPS, described, map_for
+from tarnn.feature_maps.by_name import described, map_for
+from tarnn.feature_maps.registry import MAPS
 
 MODEL = {"head_dim": 4, "num_heads": 2, "max_length": 9}
 
@@ -96,7 +97,7 @@ def test_a_module_becomes_a_map_and_a_map_stays_itself():
     phi = as_feature_map(module, head_dim=4)
     assert isinstance(phi, FeatureMap)
     assert as_feature_map(phi, head_dim=4) is phi
-    assert (phi.num_features(4), phi.learnable, phi.positive) == (6, True, True)
+    assert (phi.num_features(4), phi.positive) == (6, True)
     x = torch.randn(2, 3, 5, 4, dtype=torch.float64)
     assert torch.equal(phi(x), module(x))
     assert repr(phi).startswith("Sequential(")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tarnn import feature_maps
+from tarnn.feature_maps.base import PositionalMap
 from tarnn.kernels.cpu import library
 from tarnn.ops import linear_attention, step
 
@@ -31,7 +32,7 @@ def sixteen_bit_inputs(dtype, d, std, centre=0.0):
 def maps(d):
     """All that have names, but for those that need positions, and all functions of the generalized ones."""
     made = {name: feature_maps.make(name, head_dim=d, max_length=67) for name in feature_maps.names()}
-    made = {name: phi for name, phi in made.items() if not phi.positional}
+    made = {name: phi for name, phi in made.items() if not isinstance(phi, PositionalMap)}
     for f in FUNCTIONS:
         made[f"generalized {f}"] = feature_maps.GeneralizedFeatures(**f)
         made[f"generalized random {f}"] = feature_maps.GeneralizedRandomFeatures(d, 64, seed=0, **f)

@@ -13,7 +13,7 @@ from tarnn.feature_maps import (
     SderfFeatures,
     TrigonometricRandomFeatures,
 )
-from tarnn.feature_maps.spread import FittedMap, spread_of
+from tarnn.feature_maps.statistics import FittedMap, spread_of
 from tarnn.numerics import default_eps
 from tarnn.ops import linear_attention, reference, step
 

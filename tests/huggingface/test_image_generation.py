@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from tarnn.models import TarnnConfig, TarnnForImageGeneration, TarnnImageConfig
-from tarnn.models.image_configuration import START
+from tarnn.models.images import START
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # the fast interface returns float32 parameters
 TINY = {

@@ -208,7 +208,9 @@ def test_the_trainer_predicts_with_generate(source, ids, tmp_path):
 
 
 def test_refusals(ids):
-    with pytest.raises(ValueError, match="has is_encoder_decoder=True, a causal decoder"):
+    with pytest.raises(ValueError, match="has is_encoder_decoder=True; leave it out"):
+        TarnnSeq2SeqConfig(**SIZES, is_encoder_decoder=False)
+    with pytest.raises(ValueError, match="has a causal decoder and no input_size; leave both out"):
         TarnnSeq2SeqConfig(**SIZES, causal=False)
     with pytest.raises(ValueError, match=r"must be one of .*softmax.*; got 'hard'"):
         TarnnSeq2SeqConfig(**SIZES, cross_attention="hard")

@@ -1,6 +1,5 @@
 """The contract of backends: one record of a call, one chooser, and what every backend's results look like."""
 
-import importlib
 import subprocess
 import sys
 import warnings
@@ -11,9 +10,13 @@ import torch
 
 from tarnn import Elu, linear_attention, step
 from tarnn.errors import SlowPathWarning
-from tarnn.kernels import backends, cpu, eager, triton
-from tarnn.kernels.call import Call, Gradients, Outputs, Returned, returned_call, schema
-from tarnn.ops.linear.registration import backward_op, linear_attention_op
+from tarnn.kernels import contract
+from tarnn.kernels.contract import schema
+from tarnn.kernels.cpu import linear as cpu
+from tarnn.kernels.eager import linear as eager
+from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
+from tarnn.kernels.triton import linear as triton
+from tarnn.ops.linear.op import attend
 
 DTYPES = [torch.float64, torch.float32, torch.float16]
 
@@ -90,7 +93,7 @@ def test_results_look_alike_whoever_computes_them_and_as_the_fakes_promise(optio
     outputs, grads = all_results(eager, call)
     assert all(x is None or not x.isnan().any() for x in (*outputs, *grads))
     assert looks(outputs) == looks(call.new_outputs())
-    assert looks(grads) == looks(call.new_gradients(call.omega is not None).of(call).wanted(call))
+    assert looks(grads) == looks(call.new_gradients(Returned.of(call, outputs, outputs.o)).of(call).wanted(call))
     if cpu.refusal(call) is None:
         compiled, compiled_grads = all_results(cpu, call)
         assert looks(compiled) == looks(outputs)
@@ -98,10 +101,10 @@ def test_results_look_alike_whoever_computes_them_and_as_the_fakes_promise(optio
         assert all(x is None or not x.isnan().any() for x in (*compiled, *compiled_grads))
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = Call(*[mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in call])
-        promised = linear_attention_op(*fake)
+        promised = attend.forward_op(*fake)
         assert looks(promised) == looks(outputs[:5])  # what a backend keeps for itself is no result
         returned = Returned.of(call, Outputs(*promised), promised[0], promised[2], promised[3])
-        found = backward_op(*returned, *fake)
+        found = attend.backward_op(*returned, *fake)
     there = [(x, y) for x, y in zip(found, grads) if y is not None]
     assert looks([x for x, _ in there]) == looks([y for _, y in there])
 
@@ -122,24 +125,24 @@ def test_a_record_is_its_flattened_form():
     """Schemas name the records' fields in their order, and gradients go with the first fields of a call."""
     call = a_call()
     assert Call._fields[: len(Gradients._fields)] == Gradients._fields
-    assert all(x is y for x, y in zip(Call(*call.tensors, *call.constants), call))
-    arguments = linear_attention_op._opoverload._schema.arguments
+    assert all(x is y for x, y in zip(contract.of_form(contract.form(call), contract.present(call))[0], call))
+    arguments = attend.forward_op._opoverload._schema.arguments
     assert tuple(x.name for x in arguments) == Call._fields
-    arguments = backward_op._opoverload._schema.arguments
+    arguments = attend.backward_op._opoverload._schema.arguments
     assert tuple(x.name for x in arguments) == (*Returned._fields, *Call._fields)
     returned = Returned(*range(len(Returned._fields)))
-    back = returned_call((*returned, *call))
+    back = attend.records((*returned, *call))
     assert back[0] == returned
     assert all(x is y for x, y in zip(back[1], call))
-    end = "bool wants_projection, Tensor? kept) -> (Tensor o, Tensor den, Tensor S, Tensor z, Tensor M)"
+    end = "Tensor? kept, bool wants_projection) -> (Tensor o, Tensor den, Tensor S, Tensor z, Tensor M)"
     assert schema(Returned, results=Outputs).endswith(end)
 
 
 def test_every_backend_has_the_contracts_functions():
-    for name in backends.ORDER:
-        module = importlib.import_module(f"tarnn.kernels.{name}")
+    for name in contract.ORDER:
+        module = contract.named(name, "linear")
         assert all(callable(getattr(module, f)) for f in ("refusal", "forward", "backward", "step"))
-    assert backends.ORDER[-1] == "eager"
+    assert contract.ORDER[-1] == "eager"
     assert eager.refusal(a_call()) is None
 
 
@@ -160,11 +163,11 @@ def added(monkeypatch):
     module = SimpleNamespace(refusal=lambda call: None, calls=calls)
     for name in ("forward", "backward", "step"):
         setattr(module, name, counted(name))
-    monkeypatch.setitem(sys.modules, "tarnn.kernels.added", module)
-    monkeypatch.setattr(backends, "ORDER", ("added", *backends.ORDER))
-    backends.named.cache_clear()
+    monkeypatch.setitem(sys.modules, "tarnn.kernels.added.linear", module)
+    monkeypatch.setattr(contract, "ORDER", ("added", *contract.ORDER))
+    contract.named.cache_clear()
     yield module
-    backends.named.cache_clear()
+    contract.named.cache_clear()
 
 
 def test_adding_a_backend_is_adding_a_folder(added):
@@ -179,7 +182,7 @@ def test_a_refusal_that_the_user_can_mend_is_a_warning_once(added):
     q = torch.randn(1, 2, 5, 3)
     added.refusal = lambda call: "It has better things to do."
     linear_attention(q, q, q, causal=True)  # a reason that nobody can mend: no warning
-    added.refusal = lambda call: backends.Mendable("The fast kernels sleep: wake them.")
+    added.refusal = lambda call: contract.Mendable("The fast kernels sleep: wake them.")
     with pytest.warns(SlowPathWarning, match="wake them"):
         linear_attention(q, q, q, causal=True)
     with warnings.catch_warnings():

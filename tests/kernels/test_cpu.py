@@ -13,8 +13,8 @@ from support.fuzz_calls import Call
 from support.kernel_calls import DTYPES, MODES, drawn, holds, same_bits
 
 from tarnn import Elu, LinearAttention
-from tarnn.kernels import cpu
-from tarnn.kernels.call import Returned
+from tarnn.kernels.cpu import linear as cpu
+from tarnn.kernels.linear import Returned
 from tarnn.ops import LinearState, linear_attention
 from tarnn.ops.linear.call import make_call
 
@@ -104,7 +104,7 @@ def test_states_that_forward_keeps_are_those_that_backward_would_make(mode):
     how = {"causal": True, "normalize": given.drawn.normalize, "eps": None}
     call = make_call(*given.inputs[:3], given.feature_map, **how, **options).call
     outputs = cpu.forward(call)
-    returned = Returned(given.grads[0], None, None, *outputs[:2], None, None, None, False)
+    returned = Returned(given.grads[0], None, None, *outputs[:2], None, None, None, None, False)
     kept = (outputs.kept, None, torch.zeros_like(outputs.kept))
     found = [cpu.backward(call, returned._replace(kept=x))[:3] for x in kept]
     assert same_bits(found[0], found[1])
@@ -113,7 +113,7 @@ def test_states_that_forward_keeps_are_those_that_backward_would_make(mode):
 
 def test_nobody_makes_a_state_that_is_not_asked_for(monkeypatch):
     """Nor its gradient, forward or backward, of the op or of a layer."""
-    monkeypatch.setattr("tarnn.kernels.call.Call.new_state", lambda call: pytest.fail("a state was made"))
+    monkeypatch.setattr("tarnn.kernels.linear.Call.new_state", lambda call: pytest.fail("a state was made"))
     q, k, v = (torch.randn(1, 2, 9, 4, requires_grad=True) for _ in range(3))
     linear_attention(q, k, v, causal=True).sum().backward()
     layer = LinearAttention(hidden_size=8, num_heads=2, feature_map=Elu(), causal=True)

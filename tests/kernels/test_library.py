@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from tarnn.errors import SlowPathWarning
-from tarnn.kernels import backends, eager
-from tarnn.kernels.call import Call
+from tarnn.kernels import contract
 from tarnn.kernels.cpu import library
+from tarnn.kernels.eager import linear as eager
+from tarnn.kernels.linear import Call
 
 BINARY = Path(os.environ.get("TARNN_BINARY") or library.BINARY)
 needs_binary = pytest.mark.skipif(not BINARY.exists(), reason="the kernels are not compiled here")
@@ -22,7 +23,7 @@ needs_binary = pytest.mark.skipif(not BINARY.exists(), reason="the kernels are n
 def fresh(monkeypatch):
     """As in a process that has not asked yet, with no variable set but the sanitizers' own library."""
     monkeypatch.setattr(library, "_status", None)
-    backends._warn_once.cache_clear()
+    contract._warn_once.cache_clear()
     for name in ("TARNN_KERNELS", "TARNN_ISA"):
         monkeypatch.delenv(name, raising=False)
 
@@ -36,7 +37,7 @@ def without_binary(monkeypatch, tmp_path):
 def chosen():
     """The backend of a small call on a CPU."""
     x = torch.ones(1, 1, 1, 2)
-    return backends.choose(Call(x, x, x))
+    return contract.choose("linear", Call(x, x, x))
 
 
 def in_a_process(code: str, **environment: str) -> str:

@@ -7,6 +7,7 @@ from torch.nn.functional import gelu, layer_norm, silu
 
 from tarnn.huggingface.backbone import TarnnBlock
 from tarnn.models import TarnnConfig, TarnnModel
+from tarnn.models.config import ModelConfig
 
 
 class Half(nn.Module):
@@ -57,7 +58,7 @@ def test_the_embedding_is_dropped_out_too(make_model, ids, kind):
 def test_cross_attention_stands_between_attention_and_mlp(options):
     """x ← x + cross(norm x, context) or norm(x + cross(x, context)); and the same from the state of the context."""
     torch.manual_seed(0)
-    config = TarnnConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, **options)
+    config = ModelConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, **options)
     block = TarnnBlock(config, 0, context_size=10).double().eval()
     x, context = torch.randn(2, 5, 16).double(), torch.randn(2, 7, 10).double()
     mask = torch.arange(7) < torch.tensor([[7], [4]])
@@ -81,7 +82,7 @@ def test_cross_attention_stands_between_attention_and_mlp(options):
 
 
 def test_a_block_with_cross_attention_needs_something_to_read():
-    block = TarnnBlock(TarnnConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2), 0, context_size=10)
+    block = TarnnBlock(ModelConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2), 0, context_size=10)
     with pytest.raises(ValueError, match="cross attention needs a context, or the state"):
         block(torch.randn(1, 3, 16))
 

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from tarnn.models.positions import SinusoidalPositions, positions_in
+from tarnn.attention.rotary import positions_in
+from tarnn.models.positions import SinusoidalPositions
 from tarnn.numerics import widest
 
 

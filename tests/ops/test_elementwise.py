@@ -1,6 +1,7 @@
 """RMSNorm and SwiGLU's product: against their formulas in float64, by compiled kernels and by PyTorch."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch.nn import functional
 
 from tarnn.kernels.cpu import elementwise as kernels
 from tarnn.kernels.cpu import library
+from tarnn.kernels.elementwise import Call
 from tarnn.ops.elementwise import rms_norm, swiglu
 
 SHAPES = [(0, 5), (1, 1), (3, 7), (2, 5, 16), (7, 31), (5, 4, 3, 48), (700, 130)]
@@ -98,14 +100,15 @@ def test_silu_is_finite_wherever_its_gate_is():
 
 def test_the_same_bits_on_any_number_of_threads():
     x, weight, grad = torch.randn(3000, 96), torch.randn(96), torch.randn(3000, 96)
-    if not kernels.supports(x, weight):
-        pytest.skip("no compiled kernels")
+    call = Call(x, weight, "rms_norm", 1e-6)
+    if kernels.refusal(call):
+        pytest.skip(kernels.refusal(call))
     threads, found = torch.get_num_threads(), []
     try:
         for n in (1, 2, 3):
             torch.set_num_threads(n)
-            y, scale = kernels.rms_norm(x, weight, 1e-6)
-            found.append((y, *kernels.rms_norm_backward(grad, x, weight, scale)))
+            outputs = kernels.forward(call)
+            found.append((outputs.o, *kernels.backward(call, SimpleNamespace(grad_o=grad, scale=outputs.scale))))
     finally:
         torch.set_num_threads(threads)
     for other in found[1:]:

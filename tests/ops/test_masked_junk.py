@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from tarnn import feature_maps
+from tarnn.feature_maps.base import PositionalMap
 from tarnn.ops import linear_attention
 
 D, NUM_HEADS = 8, 2
@@ -26,7 +27,7 @@ def made(name: str) -> nn.Module:
     if name == "own":
         return Own()
     phi = feature_maps.make(name, head_dim=D, num_heads=NUM_HEADS, max_length=20)
-    return phi.at(torch.arange(13)) if phi.positional else phi
+    return phi.at(torch.arange(13)) if isinstance(phi, PositionalMap) else phi
 
 
 def with_learned_draws(phi: nn.Module) -> list[torch.Tensor]:

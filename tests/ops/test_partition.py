@@ -11,7 +11,7 @@ from tarnn.feature_maps import (
     Reparametrized,
     TrigonometricRandomFeatures,
 )
-from tarnn.feature_maps.spread import spread_of
+from tarnn.feature_maps.statistics import spread_of
 from tarnn.ops import ClassSums, partition, random_feature_softmax, sum_classes
 
 pytestmark = pytest.mark.one_path

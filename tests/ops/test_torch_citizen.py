@@ -9,7 +9,8 @@ from torch.autograd import forward_ad
 from tarnn import feature_maps
 from tarnn.kernels.cpu import library
 from tarnn.ops import LinearState, linear_attention, step
-from tarnn.ops.linear.registration import _with_digest, backward_op, linear_attention_op
+from tarnn.ops.linear.op import attend
+from tarnn.ops.registration import with_digest
 
 EXP = feature_maps.Exp()
 
@@ -62,7 +63,7 @@ def test_first_and_second_derivatives(feature_map, causal, normalize, projection
 
     def f(*xs):
         it = iter(xs)
-        o, _, S, z, M_out = linear_attention_op(
+        o, _, S, z, M_out = attend.forward_op(
             *(None if x is None else next(it) for x in inputs),
             M,
             None,
@@ -140,13 +141,13 @@ def test_outputs_lie_as_queries_lie(causal):
         if not side_by_side:
             q = q.contiguous()
         inputs = (q, k, v, *[None] * 7)
-        o = linear_attention_op(*inputs, *options)[0]
+        o = attend.forward_op(*inputs, *options)[0]
         if library.available():  # by plain PyTorch, only the operator's output is laid out
             assert linear_attention(q, k, v, causal=causal).stride() == o.stride()
         assert o.transpose(1, 2).is_contiguous() == side_by_side
         with FakeTensorMode() as mode:
             fakes = [None if x is None else mode.from_tensor(x) for x in inputs]
-            assert linear_attention_op(*fakes, *options)[0].stride() == o.stride()
+            assert attend.forward_op(*fakes, *options)[0].stride() == o.stride()
 
 
 @pytest.mark.compile
@@ -162,13 +163,13 @@ def test_opcheck(causal, packed, projected):
         tensors[5:7], tensors[9] = [None, None], None
     numbers = (0.7, 0.5, 0.0, 0.0) if projected else UNPROJECTED
     options = (None, cu, "exp" if projected else "elu", causal, True, 1e-30, *numbers)
-    torch.library.opcheck(linear_attention_op, (*tensors, *options))
+    torch.library.opcheck(attend.forward_op, (*tensors, *options))
     if packed:
         return  # its bounds are read from data, which the second derivative cannot do while it is being traced
-    o, den, S, z, M = linear_attention_op(*tensors, *options)
+    o, den, S, z, M = attend.forward_op(*tensors, *options)
     grads = [torch.randn_like(x) for x in (o, S, z)]
     torch.library.opcheck(
-        backward_op, (*grads, *(x.detach() for x in (o, den, S, z, M)), projected, None, *tensors, *options)
+        attend.backward_op, (*grads, *(x.detach() for x in (o, den, S, z, M)), None, projected, *tensors, *options)
     )
 
 
@@ -268,10 +269,10 @@ def test_step_exports():
         assert relative_error(x, y) < 1e-13
 
 
-@pytest.mark.parametrize("operator", [linear_attention_op, backward_op])
+@pytest.mark.parametrize("operator", [attend.forward_op, attend.backward_op])
 def test_a_graph_compiled_for_another_schema_is_not_found_again(operator):
     """torch.compile's caches on disk tell operators apart by their names alone."""
     full = operator._opoverload._schema
     own, other = f"{full}".split("(", 1)[1], f"{full.name}".rsplit("_", 1)
-    assert _with_digest("name", f"({own}") == f"tarnn::name_{other[1]}"
-    assert _with_digest("name", f"({own}") != _with_digest("name", f"(bool more, {own}")
+    assert with_digest("name", f"({own}") == f"tarnn::name_{other[1]}"
+    assert with_digest("name", f"({own}") != with_digest("name", f"(bool more, {own}")

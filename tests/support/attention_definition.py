@@ -3,6 +3,7 @@
 import torch
 
 from tarnn.attention import LinearAttention, NoAttention, SoftmaxAttention
+from tarnn.feature_maps.base import PositionalMap
 from tarnn.ops import reference
 
 
@@ -66,7 +67,7 @@ def _features(phi, q, k, key_mask):
     """φ(q) and φ(k) with their scales, of a map that may be fitted, placed, or no more than a module."""
     if getattr(phi, "fit", "") == "call":
         phi = phi.fitted(q, k, query_mask=key_mask, key_mask=key_mask)
-    if getattr(phi, "positional", False):
+    if isinstance(phi, PositionalMap):
         phi = phi.at(torch.arange(q.shape[2]))
     if not hasattr(phi, "queries"):
         return phi(q), phi(k)

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
-from tarnn.kernels import cpu
+from tarnn.kernels.cpu import linear as cpu
 from tarnn.kernels.eager import segments
 
 TINY = {"CHUNK": 4, "CHUNK_WITH_CHANNELS": 3, "CHUNK_OF_MANY": 5, "SEGMENT": 0, "SEGMENT_MIN": 8, "STRETCH": 8}

@@ -14,7 +14,7 @@ from triton.runtime import _async_compile
 from triton.runtime.driver import driver
 from triton.runtime.errors import PTXASError
 
-from tarnn.kernels.call import Call
+from tarnn.kernels.linear import Call
 from tarnn.kernels.triton import backward_kernels, first_call, forward_kernels, launch, machine
 from tarnn.kernels.triton.kinds import LaunchError
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tarnn.cli import machine as cli_machine
-from tarnn.kernels import triton
-from tarnn.kernels.backends import Mendable
-from tarnn.kernels.call import Call
+from tarnn.kernels.contract import Mendable
+from tarnn.kernels.linear import Call
+from tarnn.kernels.triton import linear as triton
 from tarnn.kernels.triton import machine, stretches
 from tarnn.kernels.triton.rows import in_rows
 

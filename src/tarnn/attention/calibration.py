@@ -2,25 +2,24 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from tarnn.attention.linear import LinearAttention
+from tarnn.feature_maps.statistics import FittedMap, Spread, spread_of
 
 
 class Calibration:
     """Gathers the spread of one layer's queries and keys, and keeps its map set to what was seen so far."""
 
     def __init__(self, layer: LinearAttention):
-        self.feature_map: Any = layer.feature_map  # a FittedMap
-        self.spreads: list[Any] | None = None  # of queries and keys
+        self.feature_map = cast(FittedMap, layer.feature_map)
+        self.spreads: list[Spread] | None = None  # of queries and keys
 
     @torch.no_grad()
     def observe(self, q: Tensor, k: Tensor, *, query_mask: Tensor | None, key_mask: Tensor | None) -> None:
-        from tarnn.feature_maps.spread import spread_of
-
         heads, full = self.feature_map.num_heads, self.feature_map.full_spread
         masks = (query_mask, key_mask)
         seen = [spread_of(x, heads, mask=m, full=full).over_batch() for x, m in zip((q, k), masks)]
@@ -33,7 +32,7 @@ class Calibration:
 def calibrated_layers(module: nn.Module) -> list[LinearAttention]:
     """The layers whose maps have parameters that data should set once."""
     layers = (x for x in module.modules() if isinstance(x, LinearAttention) and not x.fits_by_call)
-    return [x for x in layers if x.feature_map.adapts]
+    return [x for x in layers if isinstance(x.feature_map, FittedMap) and x.feature_map.adapts]
 
 
 @contextmanager

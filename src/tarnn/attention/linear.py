@@ -10,7 +10,10 @@ from tarnn.attention.decay import ChannelDecay
 from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.attention.registry import register
 from tarnn.attention.rotary import Rotary, Rotation, positions_in
-from tarnn.feature_maps import FeatureMap, Identity, as_feature_map
+from tarnn.feature_maps.base import FeatureMap, PositionalMap
+from tarnn.feature_maps.by_name import as_feature_map
+from tarnn.feature_maps.elementwise import Identity
+from tarnn.feature_maps.statistics import FittedMap
 from tarnn.numerics import full_precision, wide, widen
 from tarnn.ops import LinearState, linear_attention, step
 from tarnn.ops.features import features
@@ -83,7 +86,7 @@ class LinearAttention(MultiHeadAttention):
         self.feature_map, self.normalize, self.decay, self.rotary = phi, normalize, decay, rotary
         self.num_features = phi.num_features(self.head_dim)
         self.rotates_inputs = phi.dot_product
-        self.fits_by_call = phi.fit == "call"
+        self.fits_by_call = isinstance(phi, FittedMap) and phi.fit == "call"
         self.calibration: Any = None  # while `calibrating`: what observes q and k
         width = self.rotary_dim(self.head_dim, phi)
         if rotary is not None and rotary.dim != width:
@@ -169,7 +172,7 @@ class LinearAttention(MultiHeadAttention):
     def _place(self, q: Tensor, k: Tensor, positions, rotation, x: Tensor, state) -> tuple[Tensor, Tensor, Any, Any]:
         """Positions to where they work: (q, k, the rotation that is left for features, φ at these positions)."""
         phi: Any = self.feature_map
-        if phi.positional:
+        if isinstance(phi, PositionalMap):
             if positions is None:
                 if state is not None:
                     raise ValueError(
@@ -206,6 +209,21 @@ class LinearAttention(MultiHeadAttention):
                 return _fraction(op, phi_q, phi_k, v, rotation, **options)
             return op(rotation.apply(phi_q), rotation.apply(phi_k), v, _IDENTITY, normalize=False, **options)
 
+    def describe(self, plan: Any) -> Any:
+        if self.calibration is not None:
+            raise plan.refusal(self, "is being calibrated")
+        return plan.attention(
+            "linear",
+            **self.parts(plan),
+            o_norm=plan.add(self.o_norm),
+            rotates_features=self.rotary is not None and not self.rotates_inputs,
+            features=plan.add(self.feature_map, self.head_dim),
+            num_features=self.num_features,
+            log_scaled=self.feature_map.log_scaled,
+            normalize=self.normalize,
+            decay=plan.decay() if self.decay is None else plan.add(self.decay),
+        )
+
     def extra_repr(self) -> str:
         rotary = "" if self.rotary is None else f", rotary={self.rotary!r}"
         return f"{super().extra_repr()}, normalize={self.normalize}{rotary}"
@@ -241,12 +259,12 @@ def _check_choices(feature_map: FeatureMap, causal, decay, rotary, context_size)
     name = feature_map._get_name()
     if decay is not None and not causal:
         raise ValueError("a decay runs along time, so it needs causal attention; got causal=False.")
-    if causal and feature_map.fit == "call":
+    if causal and isinstance(feature_map, FittedMap) and feature_map.fit == "call":
         raise ValueError(
             f"{name} is fitted by the call, whose later keys causal attention may not know; make it with "
             'fit="calibrated" and calibrate it (tarnn.attention.calibrating).'
         )
-    if feature_map.positional and (rotary is not None or context_size is not None):
+    if isinstance(feature_map, PositionalMap) and (rotary is not None or context_size is not None):
         what = "cross attention has none" if rotary is None else "takes no rotary positions besides"
         raise ValueError(f"{name} weighs keys by their distance; {what}.")
     if rotary is None:

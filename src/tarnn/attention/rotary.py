@@ -1,6 +1,6 @@
 """Rotary positions: vectors rotated by angles that grow with their position, so products know the distance."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -64,6 +64,9 @@ class Rotary:
     def frequencies(self, device: torch.device | str = "cpu") -> Float[Tensor, " pairs"]:
         """base^(−2c/dim) of each pair."""
         return self.base ** (torch.arange(0, self.dim, 2, device=device, dtype=widest(device)) / -self.dim)
+
+    def describe(self, plan: Any) -> Any:
+        return self.frequencies()
 
     def of(self, positions: Tensor | None, rotation: Rotation | None, x: Tensor, state) -> Rotation:
         """The rotation for x (b, t, ·): as given, from positions, or for a sequence that starts here.

@@ -91,5 +91,8 @@ class SoftmaxAttention(MultiHeadAttention):
         rotation = self.rotary.of(positions, rotation, x, state)
         return rotation.apply(q), rotation.apply(k)
 
+    def describe(self, plan: Any) -> Any:
+        return plan.attention("softmax", **self.parts(plan))
+
     def extra_repr(self) -> str:
         return super().extra_repr() + ("" if self.rotary is None else f", rotary={self.rotary!r}")

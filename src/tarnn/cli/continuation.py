@@ -132,8 +132,8 @@ def write(
 ) -> None:
     """Makes the tokens. One row's text goes out as it is made, that of several rows at the end."""
     out, made, start = Output(), 0, time.perf_counter()
-    ends, pad = loop.model.end_ids, loop.model.config.pad_token_id or 0
-    tokens = loop.tokens(draw, limit, end_ids=ends, pad_id=pad)
+    ends = loop.model.end_ids
+    tokens = loop.tokens(draw, limit, end_ids=ends, pad_id=loop.model.pad_id)
     seen = len(rows) == 1 and not writes_to_file()  # then the text itself shows how far it is
     for token in tokens if seen else progress(tokens, limit, "tokens made", report):
         made += 1

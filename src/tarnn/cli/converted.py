@@ -78,9 +78,9 @@ def predict_converted(checkpoint: Path, texts: Any, top: int, device: Any) -> An
 
 def describe_converted(checkpoint: Path, lengths: list[int] | None) -> dict[str, Any]:
     """What `tarnn info` tells of a converted model, as JSON has it."""
-    from tarnn.cli.machine import kernel_facts
     from tarnn.conversion.opening import open_pretrained
     from tarnn.conversion.options import AttentionOptions, converted_layers
+    from tarnn.ops.backends import cpu_kernels
 
     model = open_pretrained(checkpoint, converted=True)
     size, layers = next(model.parameters()).element_size(), list[dict[str, Any]]()
@@ -121,7 +121,7 @@ def describe_converted(checkpoint: Path, lengths: list[int] | None) -> dict[str,
         "weight_bytes": weights,
         "layers": layers,
         "memory": memory,
-        "kernel": kernel_facts(),
+        "kernel": cpu_kernels(),
     }
 
 

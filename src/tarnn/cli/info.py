@@ -9,10 +9,11 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from tarnn.cli.converted import converted_text, describe_converted, is_converted
-from tarnn.cli.machine import kernel_facts, machine_facts, machine_text
+from tarnn.cli.machine import machine_facts, machine_text
 from tarnn.cli.model_page import LENGTHS, model_page
 from tarnn.cli.progress import progress
 from tarnn.errors import UserError
+from tarnn.ops.backends import cpu_kernels
 
 
 def info(
@@ -97,8 +98,8 @@ def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, An
             }
             for length in lengths
         ],
-        "kernel": kernel_facts(),
-        "no_fused_step": refusal_of_its_kind(model),
+        "kernel": cpu_kernels(),
+        "no_fused_step": refusal_of_its_kind(model.eval()),
     }
 
 
@@ -109,6 +110,8 @@ def state_bytes(model: Any, length: int) -> int:
 
 def layer_facts(model: Any, i: int) -> dict[str, Any]:
     """One layer: its kind of attention, its map, and the state that it keeps for a sequence."""
+    from tarnn.feature_maps import RandomFeatureMap
+
     attention, kind = model.model.layers[i].attention, model.config.attention_of(i)
     facts = {"layer": i, "attention": kind}
     if kind == "linear":
@@ -117,7 +120,7 @@ def layer_facts(model: Any, i: int) -> dict[str, Any]:
             "features": attention.num_features,
             "state_bytes": attention.new_state(1).nbytes,
         }
-        facts |= {"random": True} if attention.feature_map.random else {}
+        facts |= {"random": True} if isinstance(attention.feature_map.inner, RandomFeatureMap) else {}
     if kind == "softmax":
         facts |= {"state_bytes_per_token": attention.new_state(1, capacity=1).nbytes}
     return facts

@@ -1,4 +1,4 @@
-"""What tarnn runs on here: versions, processor, threads, and the path that attention takes."""
+"""What tarnn runs on here: versions, processor, threads, and the backend of each op."""
 
 import os
 import platform
@@ -10,8 +10,7 @@ import torch
 
 import tarnn
 from tarnn.cli.waiting import described
-from tarnn.kernels.cpu import library
-from tarnn.kernels.triton import machine as triton_machine
+from tarnn.ops import backends
 
 
 def machine_facts() -> dict[str, Any]:
@@ -29,8 +28,9 @@ def machine_facts() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "idle_threads": described(),
         "accelerator": accelerator(),
-        "kernel": kernel_facts(),
-        "gpu_kernel": gpu_kernel_facts(),
+        "kernel": backends.cpu_kernels(),
+        "gpu_kernel": backends.gpu_kernels(),
+        "ops": {op: choice._asdict() for op, choice in backends.choices().items()},
     }
 
 
@@ -40,16 +40,6 @@ def transformers_version() -> dict[str, str]:
         return {"transformers": version("transformers")}
     except PackageNotFoundError:
         return {}
-
-
-def kernel_facts() -> dict[str, str]:
-    """The path that attention takes on the CPU, and why."""
-    return library.status()._asdict()
-
-
-def gpu_kernel_facts() -> dict[str, str] | None:
-    """The path that attention takes on the first GPU, and why; None without one."""
-    return triton_machine.status(0)._asdict() if torch.cuda.is_available() else None
 
 
 def processor() -> str:
@@ -79,6 +69,9 @@ def machine_text(facts: dict[str, Any]) -> str:
         "CPU kernel": f"{facts['kernel']['path']}: {facts['kernel']['why']}",
     }
     if (gpu := facts["gpu_kernel"]) is not None:
-        rows["GPU kernel"] = f"{gpu['path']}: {gpu['why']}"
+        rows["GPU kernel"] = f"{gpu['path']}: {gpu['why']} (for {', '.join(backends.for_gpus())})"
+    for op, choice in facts["ops"].items():
+        reason = list(choice["reasons"].values())[-1] if choice["backend"] == "eager" else ""
+        rows[f"op {op}"] = f"{choice['backend']}: {reason}" if reason else choice["backend"]
     width = max(map(len, rows))
     return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())

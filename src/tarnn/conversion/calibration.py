@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from tarnn.conversion.capture import AttentionInputs, capturing
 from tarnn.conversion.rows import Row, run_model
 from tarnn.feature_maps import FeatureMap, QueryClusters, make, options_of
-from tarnn.feature_maps.spread import FittedMap, Spread, spread_of
+from tarnn.feature_maps.statistics import FittedMap, Spread, spread_of
 from tarnn.numerics import widen
 from tarnn.ops.features import features, log_features
 from tarnn.ops.units import full_units

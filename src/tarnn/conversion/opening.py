@@ -28,7 +28,7 @@ from tarnn.data.saved_tokenizer import open_saved_tokenizer
 from tarnn.decoding.weights import FLOATS, FOREIGN, Header, check_counts, read_headers, read_weights
 from tarnn.errors import UserError
 from tarnn.json_file import read_json, without_links
-from tarnn.models.unfilled import unfilled
+from tarnn.models.meta_device import build_on_meta
 
 WHOLE = ("max_length", "max_new_tokens", "min_length", "num_beams", "num_return_sequences", "top_k")
 LARGEST_TABLE = 2**28  # numbers that are computed, not saved, such as positions
@@ -179,7 +179,7 @@ def check_sizes(folder: Path, kind: Any, config: Any, file: Path, header: Header
         return model
 
     with quiet(), refused(folder), at_most(4 * len(header) + 64, f"{file} has {len(header)} tensors"):
-        model = unfilled(build, copy.deepcopy(config))  # which models complete
+        model = build_on_meta(build, copy.deepcopy(config))  # which models complete
     held = sum(torch.Size(shape).numel() for _, shape in header.values())
     needed = sum(x.numel() for x in model.parameters())
     # embeddings that are shared are counted twice here, and saved once

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tarnn.auto_classes import CONVERTED, METHOD
 from tarnn.conversion.layer import MODES, Heads, LayerAttention
 from tarnn.feature_maps import FeatureMap
-from tarnn.feature_maps.registry import described, make, options_of
+from tarnn.feature_maps.by_name import described, make, options_of
 
 LINEAR, HYBRID = "tarnn_linear", "tarnn_hybrid"
 KEY = CONVERTED  # of a model's config: the options of all layers, and under "layers" those of single ones

@@ -50,10 +50,9 @@ class ConvertedText(nn.Module):
         self.dtype, self.device = model.dtype, model.device
         config = model.config
         self.config = SimpleNamespace(
-            vocab_size=config.vocab_size,
-            pad_token_id=getattr(config, "pad_token_id", None),
-            max_position_embeddings=getattr(config, "max_position_embeddings", None),
+            vocab_size=config.vocab_size, max_position_embeddings=getattr(config, "max_position_embeddings", None)
         )
+        self.pad_id = getattr(config, "pad_token_id", None) or 0
         ends = model.generation_config.eos_token_id
         self.end_ids = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tarnn.models.backbone import TextModel
-from tarnn.models.configuration import TarnnConfig
 from tarnn.models.state import ModelState
 
 ROUNDS, SECONDS_A_ROUND, WARM_UP, MOST_STEPS = 7, 0.25, 3, 128
@@ -133,7 +132,7 @@ def used_bytes(state: ModelState) -> int:
     return sum(x.nbytes for layer in state.layers for x in layer.tensors().values())
 
 
-def softmax_twin(config: TarnnConfig) -> TarnnConfig:
+def softmax_twin(config: Any) -> Any:
     """The same shape with softmax for every kind of attention; a layer without any stays without."""
     pattern = [config.attention_of(i) for i in range(config.num_hidden_layers)]
     twin = {"attention": ["none" if kind == "none" else "softmax" for kind in pattern]}

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from tarnn.decoding.loop import Step
 from tarnn.decoding.samplers import Sampler, refuse_nan, sampler
-from tarnn.models.image_configuration import START
-from tarnn.models.images import ImageModel
+from tarnn.models.images import START, ImageModel
 from tarnn.models.likelihoods import Categorical, LogisticMixture
 
 

@@ -7,6 +7,7 @@ seen. Every field is held against the model.
 """
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,18 +18,18 @@ from torch import Tensor
 from tarnn.data.tensor_file import fields_of, fingerprint_of, load, save
 from tarnn.errors import UserError
 from tarnn.models.backbone import TextModel
-from tarnn.models.configuration import TarnnConfig
+from tarnn.models.config import ModelConfig
 from tarnn.models.state import ModelState
 
 AGAIN = "Make the state again with --state-out."
-NOT_THE_FUNCTION = {"use_cache", "dropout", "initializer_range", "bos_token_id", "eos_token_id", "pad_token_id"}
+NOT_THE_FUNCTION = {"dropout"}
 # config keys added after format version 1, with the values that reproduce version-1 behaviour
 LATER = {"attention_options": {}, "causal": True, "input_size": None, "subsampling": 1}
 
 
 def fingerprint(model: TextModel) -> str:
     """SHA-256 over all weights and the config, except keys that don't change the function."""
-    config = {k: getattr(model.config, k) for k in TarnnConfig.known_keys() if k not in NOT_THE_FUNCTION}
+    config = {x.name: getattr(model.config, x.name) for x in fields(ModelConfig) if x.name not in NOT_THE_FUNCTION}
     return fingerprint_of(model, {k: x for k, x in config.items() if k not in LATER or x != LATER[k]})
 
 

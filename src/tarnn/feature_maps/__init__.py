@@ -6,6 +6,7 @@ from tarnn.lazy import lazy_names
 
 if TYPE_CHECKING:
     from tarnn.feature_maps.base import FeatureMap
+    from tarnn.feature_maps.by_name import as_feature_map, make, options_of
     from tarnn.feature_maps.clusters import QueryClusters
     from tarnn.feature_maps.cosformer import CosFormer
     from tarnn.feature_maps.dpfp import Dpfp
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tarnn.feature_maps.optimal import OptimalRandomFeatures, SderfFeatures
     from tarnn.feature_maps.own import OwnMap
     from tarnn.feature_maps.polynomial import Polynomial2
-    from tarnn.feature_maps.registry import as_feature_map, make, names, options_of, register
+    from tarnn.feature_maps.registry import names, register
     from tarnn.feature_maps.reparametrized import Reparametrized
     from tarnn.feature_maps.taylor import Taylor
     from tarnn.feature_maps.trigonometric import GaussianRandomFeatures, TrigonometricRandomFeatures

@@ -3,7 +3,8 @@
 import inspect
 from typing import Any, NamedTuple
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 
@@ -50,29 +51,15 @@ class FeatureMap(nn.Module):
 
     positive: bool = True
     """φ(x)·φ(y) ≥ 0 for all x, y. If not, use it with `normalize=False`."""
-    learnable: bool = False
-    """It has parameters that are trained."""
-    random: bool = False
-    """It has random draws, which belong in a checkpoint."""
     log_scaled: bool = False
     """`scaled` returns a log-scale: features of one x may span more than a float's range."""
     log_features: bool = False
     """`log_queries` and `log_keys` give log φ. For maps whose features peak at different keys, many nats apart: sums over
     keys are then kept in units of each feature's own maximum, not of one maximum per head."""
-    positional: bool = False
-    """It needs to know where its tokens are: `at(positions)` is the map for them."""
     dot_product: bool = False
     """φ(x)·φ(y) depends on x·y alone, exactly or in expectation: rotary positions turn x and y, not features."""
     kernel: str = ""
     """The name under which the kernels compute this map themselves; empty if they don't know it."""
-    softmax_kernel: bool = False
-    """φ(x)·φ(y) estimates exp(scale·x·y), softmax's kernel function, so `Reparametrized` may be put around it."""
-    scale: float | None = None
-    """That scale; None for a map of another kind, or for 1/√d."""
-    fit: str = ""
-    """Where its parameters come from, for maps that are fitted to data: see `FittedMap`."""
-    adapts: bool = False
-    """It has parameters that are taken from data."""
 
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -138,6 +125,30 @@ class FeatureMap(nn.Module):
         and `keys` can."""
         return None
 
+    def describe(self, plan: Any, head_dim: int) -> Any:
+        """How a fused step makes these features (see `tarnn.decoding.plan`): here by `kernel`, or by `projected`.
+
+        It is not inherited: a class of such a map says `describe = FeatureMap.describe`, another has a method of its own.
+        """
+        if self.kernel:
+            return plan.features(self.kernel)
+        x = torch.zeros(1, getattr(self, "num_heads", 1), 1, head_dim, device="cpu")
+        projected = self.projected(x, x)  # the projection is that of any x
+        if projected is None:
+            raise plan.refusal(self, "has no projection with these options")
+        p = projected.projection
+        assert p.omega is not None
+        bias = None if p.bias is None else p.bias[0]
+        return plan.features(p.function, p.omega[0] * p.factor, bias, square=p.square, offset=p.offset, shift=p.shift)
+
     def initial_buffers(self) -> dict[str, Tensor]:
         """Buffers that are saved with the map, as they are before any training: name → value."""
         return {}
+
+
+class PositionalMap(FeatureMap):
+    """A map that needs to know where its tokens are."""
+
+    def at(self, positions: Int[Tensor, "#b t"] | Int[Tensor, " t"]) -> FeatureMap:
+        """This map for tokens at these positions, (t,) or (b, t)."""
+        raise NotImplementedError

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tarnn.feature_maps.base import FeatureMap
 from tarnn.feature_maps.registry import register
-from tarnn.feature_maps.spread import per_head
+from tarnn.feature_maps.statistics import per_head
 from tarnn.numerics import widen
 
 ROUNDS = 8  # of k-means
@@ -25,7 +25,6 @@ class QueryClusters(FeatureMap):
     cluster alone (β = ∞) and without a sum to keep.
     """
 
-    learnable = True
     log_scaled = True
     log_features = True  # a centre peaks at the keys in its own direction
     scale: float

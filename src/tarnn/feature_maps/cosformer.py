@@ -1,16 +1,19 @@
 """cosFormer: relu features, weighted by the cosine of a distance. The one map that knows positions."""
 
+import math
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tarnn.feature_maps.base import FeatureMap
+from tarnn.feature_maps.base import FeatureMap, PositionalMap
 from tarnn.feature_maps.registry import register
 from tarnn.numerics import widest
 
 
 @register("cosformer")
-class CosFormer(FeatureMap):
+class CosFormer(PositionalMap):
     """φ(q_i)·φ(k_j) = relu(q_i)·relu(k_j) · cos(π(i − j)/2M), from φ(x_i) = (relu(x) cos θi, relu(x) sin θi).
 
     θ = π/2M; f = 2d. Weights are ≥ 0 for |i − j| ≤ M only, so M = `max_length` bounds the sequence. Near keys
@@ -22,8 +25,6 @@ class CosFormer(FeatureMap):
     Raises ValueError if max_length < 1, for more tokens than that, and where positions were not given.
     """
 
-    positional = True
-
     def __init__(self, max_length: int):
         super().__init__()
         if max_length < 1:
@@ -32,6 +33,9 @@ class CosFormer(FeatureMap):
 
     def num_features(self, head_dim: int) -> int:
         return 2 * head_dim
+
+    def describe(self, plan: Any, head_dim: int) -> Any:
+        return plan.features("cosformer", number=math.pi / (2 * self.max_length))
 
     def at(self, positions: Int[Tensor, "#b t"] | Int[Tensor, " t"]) -> "CosFormerAt":
         """This map for tokens at these positions, (t,) or (b, t), from 0 to max_length − 1 (not checked)."""

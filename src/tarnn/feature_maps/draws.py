@@ -10,7 +10,9 @@ What a draw must get right, and public implementations do not:
 """
 
 import hashlib
+import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -116,7 +118,6 @@ class RandomFeatureMap(FeatureMap):
     Raises ValueError for names, sizes and seeds that don't exist, and for x of another width.
     """
 
-    random = True
     omega: Tensor
     seed: Tensor
     draw: Tensor
@@ -177,3 +178,20 @@ class RandomFeatureMap(FeatureMap):
         norms = "" if self.norms == "chi" else f", norms={self.norms}"
         features = self.num_features(self.head_dim)
         return f"head_dim={self.head_dim}, num_features={features}, directions={self.directions}{norms}"
+
+
+class SoftmaxKernelMap(RandomFeatureMap):
+    """Random features of softmax's kernel, φ(x)·φ(y) ≈ exp(scale·x·y): `Reparametrized` may be put around them.
+
+    scale: of the product, as in `scaled_dot_product_attention`, by default 1/√head_dim. Each side is multiplied by √scale,
+        once, in the map.
+    """
+
+    log_scaled = True
+    dot_product = True
+
+    def __init__(self, head_dim: int, num_draws: int, *, scale: float | None, **draws: Any):
+        if scale is not None and not 0 < scale < math.inf:
+            raise ValueError(f"{type(self).__name__} estimates exp(scale·x·y) with a scale above 0; got {scale}.")
+        super().__init__(head_dim, num_draws, **draws)
+        self.scale: float = head_dim**-0.5 if scale is None else scale

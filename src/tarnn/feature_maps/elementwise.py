@@ -21,6 +21,7 @@ class Identity(_Elementwise):
 
     positive = False
     kernel = "identity"
+    describe = FeatureMap.describe
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         return x
@@ -38,6 +39,7 @@ class Elu(_Elementwise):
     """
 
     kernel = "elu"
+    describe = FeatureMap.describe
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         return x.clamp(min=0) + x.clamp(max=0).exp()
@@ -51,6 +53,7 @@ class Relu(_Elementwise):
     """
 
     kernel = "relu"
+    describe = FeatureMap.describe
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         return x.relu()
@@ -61,6 +64,7 @@ class SquaredRelu(_Elementwise):
     """φ(x) = max(x, 0)²: as `Relu`, with sharper contrasts and a gradient that is continuous."""
 
     kernel = "squared_relu"
+    describe = FeatureMap.describe
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         return x.relu().square()
@@ -74,6 +78,7 @@ class Exp(_Elementwise):
     """
 
     kernel = "exp"
+    describe = FeatureMap.describe
     log_scaled = True
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:

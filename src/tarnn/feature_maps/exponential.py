@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tarnn.feature_maps.base import Projected, Projection
-from tarnn.feature_maps.draws import RandomFeatureMap
+from tarnn.feature_maps.base import FeatureMap, Projected, Projection
+from tarnn.feature_maps.draws import SoftmaxKernelMap
 from tarnn.feature_maps.registry import register
 from tarnn.numerics import full_precision, wide, widen
 
@@ -46,21 +46,14 @@ class Exponents(NamedTuple):
         return (u - scale).exp(), scale.squeeze(-1)
 
 
-class ExponentialMap(RandomFeatureMap):
+class ExponentialMap(SoftmaxKernelMap):
     """What maps have in common whose features are exponentials of ω·x: a subclass says `exponents`.
 
     Computed in float32, float64 for float64 inputs, and returned so by `scaled`: features with their largest 1, and
     the log-scale. So no norm is too large: features of one x may differ by more than a float's
     range, and where all those that matter underflow together the estimate was worthless long before.
-
-    scale: of the product, as in `scaled_dot_product_attention`: the kernel is exp(scale·x·y), by default with
-        1/√head_dim. Each side is multiplied by √scale, once, here.
     """
 
-    log_scaled = True
-    dot_product = True
-    softmax_kernel = True
-    scale: float
     mirrored = False
 
     def __init__(
@@ -76,10 +69,7 @@ class ExponentialMap(RandomFeatureMap):
         name, halves = type(self).__name__, 2 if self.mirrored else 1
         if num_features % halves:
             raise ValueError(f"{name} makes features in pairs: num_features must be even; got {num_features}.")
-        if scale is not None and not 0 < scale < math.inf:
-            raise ValueError(f"{name} estimates exp(scale·x·y) with a scale above 0; got {scale}.")
-        super().__init__(head_dim, num_features // halves, directions=directions, norms=norms, seed=seed)
-        self.scale = head_dim**-0.5 if scale is None else scale
+        super().__init__(head_dim, num_features // halves, scale=scale, directions=directions, norms=norms, seed=seed)
 
     def num_features(self, head_dim: int) -> int:
         return 2 * self.num_draws if self.mirrored else self.num_draws
@@ -123,13 +113,15 @@ class PositiveRandomFeatures(ExponentialMap):
     31 % and 160 % where queries and keys have standard deviation ¼, ½ and 1. What helps: more features,
     `Reparametrized` (centring), `OptimalRandomFeatures`. docs/favor.md has figures.
 
-    Arguments as `ExponentialMap` and `RandomFeatureMap`; `directions` and `norms` as `draw_omega`.
+    Arguments as `SoftmaxKernelMap` and `RandomFeatureMap`; `directions` and `norms` as `draw_omega`.
     Choromanski et al. 2021, eq. 5 and lemmas 1, 2 (arXiv 2009.14794); m = 256 is the paper's (appendix A.3).
 
     >>> phi = PositiveRandomFeatures(head_dim=64)
     >>> phi(torch.randn(2, 8, 100, 64)).shape
     torch.Size([2, 8, 100, 256])
     """
+
+    describe = FeatureMap.describe
 
 
 @register("hyperbolic")
@@ -141,6 +133,7 @@ class HyperbolicRandomFeatures(ExponentialMap):
     """
 
     mirrored = True
+    describe = FeatureMap.describe
 
 
 @register("smreg")
@@ -151,6 +144,8 @@ class RegularizedRandomFeatures(ExponentialMap):
     (theorem 1); directions of one length give it less variance. Converges faster in the paper's figure 5.
     Choromanski et al. 2021, eq. 6–8 (arXiv 2009.14794).
     """
+
+    describe = FeatureMap.describe
 
     def __init__(
         self,

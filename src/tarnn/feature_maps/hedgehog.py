@@ -1,5 +1,7 @@
 """Softmax over features, learnable: Hedgehog's form."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -20,8 +22,6 @@ class Hedgehog(FeatureMap):
     Takes (…, num_heads·r, t, d) for any r ≥ 1 (with fewer key heads, each W serves r query heads in a row),
     and one head's W for all where num_heads = 1. Raises ValueError where the heads or widths don't fit.
     """
-
-    learnable = True
 
     def __init__(self, head_dim: int, num_heads: int = 1, num_features: int | None = None):
         super().__init__()
@@ -48,6 +48,9 @@ class Hedgehog(FeatureMap):
             u = x @ weight.repeat_interleave(x.shape[-3] // heads, dim=0).mT  # (…, h, t, m)
         wide = widen(u)
         return torch.cat([wide.softmax(-1), (-wide).softmax(-1)], dim=-1), None
+
+    def describe(self, plan: Any, head_dim: int) -> Any:
+        return plan.features("halves", self.weight)
 
     def extra_repr(self) -> str:
         h, m, d = self.weight.shape

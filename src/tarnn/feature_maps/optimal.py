@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tarnn.feature_maps.base import Projection
+from tarnn.feature_maps.base import FeatureMap, Projection
 from tarnn.feature_maps.exponential import ExponentialMap, Exponents
 from tarnn.feature_maps.registry import register
-from tarnn.feature_maps.spread import FittedMap, Spread, per_head
+from tarnn.feature_maps.statistics import FittedMap, Spread, per_head
 from tarnn.numerics import full_precision
 
 
@@ -37,10 +37,11 @@ class OptimalRandomFeatures(FittedMap, ExponentialMap):
     mean |q_i + k_j|² = mean |q_i|² + mean |k_j|² + 2 mean(q)·mean(k).
 
     A: given, below 1/8; None: from the data, as `fit` says (see `FittedMap`); calibrated, it starts at 0.
-    num_heads: key/value heads, each with its A. Other arguments as `ExponentialMap`.
+    num_heads: key/value heads, each with its A. Other arguments as `PositiveRandomFeatures`.
     Likhosherstov et al. 2022, "Chefs' Random Tables" (arXiv 2205.15317).
     """
 
+    describe = FeatureMap.describe
     A: Tensor
 
     def __init__(
@@ -107,6 +108,7 @@ class SderfFeatures(FittedMap, ExponentialMap):
     the call. Likhosherstov et al. 2023, "FAVOR#" (arXiv 2302.00787).
     """
 
+    describe = FeatureMap.describe
     full_spread = True
     a: Tensor
     U: Tensor

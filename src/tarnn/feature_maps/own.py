@@ -23,7 +23,6 @@ class OwnMap(FeatureMap):
         declared = getattr(module, "positive", None)
         self.undeclared = declared is None
         self.positive = self.undeclared or bool(declared)
-        self.learnable = isinstance(module, nn.Module) and any(True for _ in module.parameters())
 
     def num_features(self, head_dim: int) -> int:
         return self._tried(head_dim, 1).shape[-1]

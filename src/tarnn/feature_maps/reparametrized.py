@@ -8,14 +8,15 @@ exact for every c_q, c_k, a; the error of positive features grows with e^(|q + k
 and for a_l = (mean k_l²/mean q_l²)^(1/4).
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tarnn.feature_maps.base import FeatureMap, Projected
-from tarnn.feature_maps.exponential import ExponentialMap
-from tarnn.feature_maps.spread import FittedMap, Spread, per_head
-from tarnn.feature_maps.trigonometric import TrigonometricRandomFeatures
+from tarnn.feature_maps.draws import SoftmaxKernelMap
+from tarnn.feature_maps.statistics import FittedMap, Spread, per_head
 from tarnn.numerics import widen
 
 SMALL = 1e-6  # of the mean square: keeps a channel that is always zero from being blown up
@@ -44,7 +45,7 @@ class Reparametrized(FittedMap):
 
     def __init__(
         self,
-        feature_map: ExponentialMap | TrigonometricRandomFeatures,
+        feature_map: SoftmaxKernelMap,
         *,
         num_heads: int = 1,
         centre: bool = True,
@@ -52,7 +53,7 @@ class Reparametrized(FittedMap):
         fit: str = "calibrated",
     ):
         super().__init__()
-        if not isinstance(feature_map, FeatureMap) or not feature_map.softmax_kernel:
+        if not isinstance(feature_map, SoftmaxKernelMap):
             raise ValueError(
                 "Reparametrized takes a map of softmax's kernel, such as PositiveRandomFeatures; got "
                 f"{type(feature_map).__name__}."
@@ -66,7 +67,7 @@ class Reparametrized(FittedMap):
                     f"{mine} and {its}."
                 )
         self.feature_map, self.centre, self.balance = feature_map, centre, balance
-        self.positive, self.random = feature_map.positive, feature_map.random
+        self.positive = feature_map.positive
         self.full_spread = isinstance(feature_map, FittedMap) and feature_map.full_spread
         for name, value in self.initial_buffers().items():
             self.register_buffer(name, value)
@@ -90,6 +91,14 @@ class Reparametrized(FittedMap):
         squares = [x.variance if self.centre else x.square for x in (k, q)]
         above, below = (x + SMALL * x.mean(-1, keepdim=True) + 1e-30 for x in squares)
         return {**centres, "stretch": (above / below) ** 0.25}
+
+    def describe(self, plan: Any, head_dim: int) -> Any:
+        q, k, stretch = (x.squeeze(1) for x in (self.query_centre, self.key_centre, self.stretch))
+        scale, none = self.feature_map.scale, q.new_zeros(len(q))
+        return plan.add(self.feature_map, head_dim)._replace(
+            queries=plan.shift(q, stretch, scale * k, none),
+            keys=plan.shift(k, 1 / stretch, scale * q, -scale * (q * k).sum(-1)),
+        )
 
     def fitted_to(self, q: Spread, k: Spread, index: Tensor | None = None) -> "FittedMap":
         clone = super().fitted_to(q, k, index)

@@ -1,12 +1,13 @@
 """Random Fourier features: of the Gaussian kernel, and of softmax's through it. They may be negative."""
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tarnn.feature_maps.draws import RandomFeatureMap
+from tarnn.feature_maps.draws import RandomFeatureMap, SoftmaxKernelMap
 from tarnn.feature_maps.registry import register
 from tarnn.numerics import full_precision, widen
 
@@ -16,14 +17,18 @@ class _Fourier(RandomFeatureMap):
 
     positive = False
 
-    def __init__(self, head_dim: int, num_features: int, directions: str, norms: str, seed: int | None):
+    def __init__(self, head_dim: int, num_features: int, **draws: Any):
         if num_features % 2:
             name = type(self).__name__
             raise ValueError(f"{name} makes features in pairs: num_features must be even; got {num_features}.")
-        super().__init__(head_dim, num_features // 2, directions=directions, norms=norms, seed=seed)
+        super().__init__(head_dim, num_features // 2, **draws)
 
     def num_features(self, head_dim: int) -> int:
         return 2 * self.num_draws
+
+    def described_waves(self, plan: Any, factor: float, square: float) -> Any:
+        omega = self.omega[None] * factor
+        return plan.features("waves", omega, square=square, gain=self.num_draws**-0.5)
 
     def waves(self, x: Tensor, factor: float) -> Tensor:
         """(sin, cos)/√m of ω·(factor x), in float32 at least."""
@@ -54,15 +59,18 @@ class GaussianRandomFeatures(_Fourier):
     ):
         if not 0 < sigma < math.inf:
             raise ValueError(f"GaussianRandomFeatures needs a sigma above 0; got {sigma}.")
-        super().__init__(head_dim, num_features, directions, norms, seed)
+        super().__init__(head_dim, num_features, directions=directions, norms=norms, seed=seed)
         self.sigma = sigma
+
+    def describe(self, plan: Any, head_dim: int) -> Any:
+        return self.described_waves(plan, 1 / self.sigma, 0.0)
 
     def scaled(self, x: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch f"], None]:
         return self.waves(x, 1 / self.sigma), None
 
 
 @register("trigonometric")
-class TrigonometricRandomFeatures(_Fourier):
+class TrigonometricRandomFeatures(SoftmaxKernelMap, _Fourier):
     """φ(x) = e^(|x|²/2)/√m · (sin ω₁·x, …, cos ω₁·x, …): unbiased for exp(x·y), but with either sign.
 
     Its variance, (1/2m) e^(|x+y|²) e^(−2x·y) (1 − e^(−|x−y|²))², is largest where the kernel is small, which in
@@ -74,11 +82,6 @@ class TrigonometricRandomFeatures(_Fourier):
     vectors of norm 1 for it, where it does well.
     """
 
-    log_scaled = True
-    dot_product = True
-    softmax_kernel = True
-    scale: float
-
     def __init__(
         self,
         head_dim: int,
@@ -89,13 +92,14 @@ class TrigonometricRandomFeatures(_Fourier):
         norms: str = "chi",
         seed: int | None = None,
     ):
-        if scale is not None and not 0 < scale < math.inf:
-            raise ValueError(f"TrigonometricRandomFeatures needs a scale above 0; got {scale}.")
-        super().__init__(head_dim, num_features, directions, norms, seed)
-        self.scale = head_dim**-0.5 if scale is None else scale
+        super().__init__(head_dim, num_features, scale=scale, directions=directions, norms=norms, seed=seed)
 
     def scaled(self, x: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
         waves = self.waves(x, self.scale**0.5)
         scale = 0.5 * self.scale * x.to(waves.dtype).square().sum(-1)
         constant = scale.detach()
         return waves * (scale - constant).exp()[..., None], constant  # the first factor is 1, with a gradient
+
+    def describe(self, plan: Any, head_dim: int) -> Any:
+        # e^(scale·|x|²/2) is their log-scale
+        return self.described_waves(plan, self.scale**0.5, -0.5 * self.scale)

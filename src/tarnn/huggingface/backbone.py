@@ -14,19 +14,21 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from tarnn.attention import HeadDecay, SoftmaxAttention, TokenDecay
 from tarnn.attention.decay import retention
+from tarnn.attention.rotary import positions_in
 from tarnn.feature_maps import FeatureMap, Hedgehog
 from tarnn.huggingface.cache import StateLayer
+from tarnn.huggingface.config import TarnnConfig
 from tarnn.huggingface.documents import check_arguments, find_documents
+from tarnn.huggingface.folders import check_folder
 from tarnn.models.backbone import Backbone
 from tarnn.models.block import Block
-from tarnn.models.configuration import TarnnConfig
-from tarnn.models.folders import check_folder
 from tarnn.models.inputs import check_inputs, check_length, check_positions, without_padding
-from tarnn.models.positions import positions_in
 
 
 class TarnnBlock(Block, GradientCheckpointingLayer):
     """`Block` with a third way through it: `forward`, with a transformers cache or none."""
+
+    describe = Block.describe
 
     def forward(
         self,
@@ -113,10 +115,11 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
     """`Backbone` in the Hugging Face manner."""
 
     block: ClassVar[type[Block]] = TarnnBlock
+    describe = Backbone.describe
 
     def __init__(self, config: TarnnConfig):
         TarnnPreTrainedModel.__init__(self, config)
-        self.build(config)
+        self.build(config.record())
         self.gradient_checkpointing = False
         self.post_init()
 

@@ -10,10 +10,10 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
 from tarnn.huggingface.backbone import TarnnModel, TarnnPreTrainedModel
+from tarnn.huggingface.config import TarnnConfig
 from tarnn.huggingface.documents import check_arguments, find_documents, without_seams
 from tarnn.huggingface.fused_forward import for_one_text, taken
 from tarnn.models.backbone import Backbone, TextModel
-from tarnn.models.configuration import TarnnConfig
 
 
 class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
@@ -35,7 +35,7 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
 
     def __init__(self, config: TarnnConfig):
         TarnnPreTrainedModel.__init__(self, config)
-        self.build(config)
+        self.build(config.record())
         self.post_init()
 
     @can_return_tuple

@@ -14,8 +14,8 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from tarnn.huggingface.backbone import TarnnModel, TarnnPreTrainedModel
+from tarnn.huggingface.config import TarnnConfig
 from tarnn.huggingface.documents import find_documents
-from tarnn.models.configuration import TarnnConfig
 from tarnn.models.frames import Frames
 from tarnn.models.inputs import can_look
 

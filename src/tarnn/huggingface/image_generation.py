@@ -11,9 +11,9 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from tarnn.huggingface.backbone import TarnnModel, TarnnPreTrainedModel
+from tarnn.huggingface.image_config import TarnnImageConfig
 from tarnn.models.backbone import Backbone
-from tarnn.models.image_configuration import START, TarnnImageConfig
-from tarnn.models.images import ImageModel
+from tarnn.models.images import START, ImageModel
 
 
 @dataclass
@@ -51,7 +51,7 @@ class TarnnForImageGeneration(ImageModel, TarnnPreTrainedModel):
 
     def __init__(self, config: TarnnImageConfig):
         TarnnPreTrainedModel.__init__(self, config)
-        self.build(config)
+        self.build(config.record())
         self.post_init()
 
     @can_return_tuple

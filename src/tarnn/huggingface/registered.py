@@ -16,20 +16,20 @@ from transformers import (
 from tarnn.huggingface.backbone import TarnnModel
 from tarnn.huggingface.cache import LinearStateLayer, SoftmaxStateLayer
 from tarnn.huggingface.causal_lm import TarnnForCausalLM
+from tarnn.huggingface.config import TarnnConfig
 from tarnn.huggingface.heads import (
     TarnnForCTC,
     TarnnForMaskedLM,
     TarnnForSequenceClassification,
     TarnnForTokenClassification,
 )
+from tarnn.huggingface.image_config import TarnnImageConfig
 from tarnn.huggingface.image_generation import TarnnForImageGeneration
 from tarnn.huggingface.seq2seq import TarnnForConditionalGeneration, TarnnSeq2SeqModel
+from tarnn.huggingface.seq2seq_config import TarnnSeq2SeqConfig
 from tarnn.huggingface.speech_features import SpeechFeatures
-from tarnn.models.configuration import TarnnConfig
-from tarnn.models.image_configuration import TarnnImageConfig
 from tarnn.models.images import ImageState
 from tarnn.models.likelihoods import Categorical, LogisticMixture
-from tarnn.models.seq2seq_configuration import TarnnSeq2SeqConfig
 from tarnn.models.state import ModelState
 
 AutoConfig.register("tarnn", TarnnConfig)

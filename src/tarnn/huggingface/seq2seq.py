@@ -16,7 +16,7 @@ from tarnn.attention import SoftmaxAttention
 from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.huggingface.backbone import TarnnBlock, TarnnModel, TarnnPreTrainedModel
 from tarnn.huggingface.cache import StateLayer
-from tarnn.models.seq2seq_configuration import TarnnSeq2SeqConfig
+from tarnn.huggingface.seq2seq_config import TarnnSeq2SeqConfig
 from tarnn.models.state import ModelState
 from tarnn.ops import State
 

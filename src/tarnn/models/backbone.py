@@ -10,18 +10,21 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from tarnn.attention.rotary import Rotation
+from tarnn.attention.rotary import Rotation, positions_in
 from tarnn.models.block import Block, make_norm
-from tarnn.models.configuration import TarnnConfig
+from tarnn.models.config import ModelConfig
 from tarnn.models.frames import Frames
 from tarnn.models.inputs import check_inputs, check_length, check_positions, without_padding
-from tarnn.models.positions import SinusoidalPositions, positions_in
+from tarnn.models.positions import SinusoidalPositions
 from tarnn.models.state import ModelState
 from tarnn.ops import State
 
 
 class Recurrent(nn.Module):
-    """A module that is built from a config."""
+    """A module that is built from a config.
+
+    Where transformers has made it, `config` is transformers' kind of config, with the same keys as the record.
+    """
 
     config: Any
 
@@ -65,7 +68,7 @@ class Backbone(Recurrent):
     block: ClassVar[type[Block]] = Block
     cross: ClassVar[bool] = False  # whether blocks also attend to another sequence of the same width
 
-    def build(self, config: TarnnConfig) -> None:
+    def build(self, config: ModelConfig) -> None:
         sinusoidal = config.position.startswith("sinusoidal")
         width = config.hidden_size // 2 if config.position == "sinusoidal_half" else config.hidden_size
         self.embed_tokens: Any = (
@@ -84,6 +87,12 @@ class Backbone(Recurrent):
         blocks = [self.block(config, i, **sides) for i in range(config.num_hidden_layers)]
         self.layers = cast(list[Block], nn.ModuleList(blocks))
         self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
+
+    def describe(self, plan: Any) -> None:
+        plan.add(self.dropout)
+        plan.tokens, plan.scale = plan.add(self.embed_tokens), self.embed_scale
+        plan.places, plan.limit = plan.add(self.embed_positions), self.config.max_position_embeddings
+        plan.layers, plan.last_norm = [plan.add(x) for x in self.layers], plan.add(self.norm)
 
     def prefill(
         self,
@@ -173,18 +182,19 @@ class Backbone(Recurrent):
         return self.dropout(x)
 
     def places(self, positions: Tensor, cross: Sequence[Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
-        """Where the tokens are, as each layer's attention takes it; layers of one width share a rotation. With what
+        """Where the tokens are, as each layer's attention takes it; equal rotary positions share a rotation. With what
         each layer's cross-attention reads, where there is any."""
-        made: dict[int, Rotation] = {}
+        rotations: dict[Any, Rotation] = {}
         places: list[dict[str, Any]] = []
         for i, block in enumerate(self.layers):
             place: dict[str, Any] = (
                 {"positions": positions} if cross is None else {"positions": positions, "cross": cross[i]}
             )
             if (rotary := block.attention.rotary) is not None:
-                if rotary.dim not in made:
-                    made[rotary.dim] = rotary.rotation(positions, self.dtype)
-                place["rotation"] = made[rotary.dim]
+                key = (type(rotary), *vars(rotary).values())
+                if key not in rotations:
+                    rotations[key] = rotary.rotation(positions, self.dtype)
+                place["rotation"] = rotations[key]
             places.append(place)
         return places
 
@@ -194,14 +204,15 @@ class TextModel(Recurrent):
 
     backbone: ClassVar[type[Backbone]] = Backbone
     end_ids: frozenset[int] = frozenset()  # the tokens that end a text, as `open_model` has read them
+    pad_id: int = 0  # the token after those
 
-    def build(self, config: TarnnConfig) -> None:
+    def build(self, config: ModelConfig) -> None:
         if not config.causal or config.input_size is not None:
             raise ValueError(
                 "a language model reads tokens and sees those before the one that it guesses: its config has causal=True "
                 f"and no input_size; got causal={config.causal} and input_size={config.input_size}."
             )
-        self.model = self.backbone(config)
+        self.model = self.backbone(self.config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     @property
@@ -211,6 +222,10 @@ class TextModel(Recurrent):
     def tie(self) -> None:
         if self.tied:
             self.lm_head.weight = self.model.embed_tokens.weight
+
+    def describe(self, plan: Any) -> None:
+        plan.add(self.model)
+        plan.head = plan.add(self.lm_head)
 
     def new_state(
         self, batch_size: int, capacity: int | None = None, cache_dtype: torch.dtype | None = None

@@ -1,7 +1,6 @@
 """One layer of the backbone: attention and feed-forward, each with a norm and a residual."""
 
 from collections.abc import Mapping
-from math import lcm
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,20 +8,22 @@ from torch.nn.functional import gelu
 
 from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.attention.norm import RMSNorm
-from tarnn.models.choices import make_attention
-from tarnn.models.configuration import TarnnConfig
-from tarnn.models.unfilled import unfilled
+from tarnn.models.build_layers import make_attention
+from tarnn.models.config import ModelConfig
 from tarnn.ops.elementwise import swiglu
 
 
 class SwiGlu(nn.Module):
     """W₃ (silu(W₁ x) ⊙ W₂ x) (Shazeer 2020, arXiv 2002.05202)."""
 
-    def __init__(self, config: TarnnConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
+
+    def describe(self, plan: Any) -> Any:
+        return plan.feed_forward(plan.add(self.up_proj), plan.add(self.down_proj), gate=plan.add(self.gate_proj))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
@@ -31,16 +32,19 @@ class SwiGlu(nn.Module):
 class GeluMlp(nn.Module):
     """W₂ gelu(W₁ x)."""
 
-    def __init__(self, config: TarnnConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__()
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
+
+    def describe(self, plan: Any) -> Any:
+        return plan.feed_forward(plan.add(self.up_proj), plan.add(self.down_proj))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(gelu(self.up_proj(x)))
 
 
-def make_norm(config: TarnnConfig) -> nn.Module:
+def make_norm(config: ModelConfig) -> nn.Module:
     kind = RMSNorm if config.norm == "rms" else nn.LayerNorm
     return kind(config.hidden_size, eps=config.norm_eps)
 
@@ -56,7 +60,7 @@ class Block(nn.Module):
     what reading that context has left behind.
     """
 
-    def __init__(self, config: TarnnConfig, layer: int, *, causal: bool = True, context_size: int | None = None):
+    def __init__(self, config: ModelConfig, layer: int, *, causal: bool = True, context_size: int | None = None):
         super().__init__()
         self.pre_norm = config.norm_position == "pre"
         self.attention = make_attention(config, layer, causal=causal)
@@ -71,6 +75,13 @@ class Block(nn.Module):
         for attention in filter(None, (self.attention, self.cross_attention)):
             attention.o_proj.adds_to_residual = True  # type: ignore[assignment]  # its weights start smaller
         self.mlp.down_proj.adds_to_residual = True  # type: ignore[assignment]
+
+    def describe(self, plan: Any) -> Any:
+        if self.cross_attention is not None:
+            raise plan.refusal(self, "has cross-attention")
+        plan.add(self.dropout)
+        parts = (self.attention_norm, self.attention, self.mlp_norm, self.mlp)
+        return plan.layer(*map(plan.add, parts), pre_norm=self.pre_norm)
 
     def prefill(self, x: Tensor, state, cross=None, **options):
         """Many tokens on top of a state, or of none: (x, the state after them)."""
@@ -100,19 +111,3 @@ class Block(nn.Module):
             y = y[0] if isinstance(y, tuple) else y
             x = self._join(x, y, self.cross_norm)
         return self._join(x, self.mlp(self._before(x, self.mlp_norm)), self.mlp_norm)
-
-
-def count_in_blocks(config: TarnnConfig, context_size: int | None = None) -> int:
-    """The numbers in all blocks of a model, weights and buffers: one block of each kind is made, without data.
-
-    Raises ValueError for what the layers themselves refuse.
-    """
-    patterns = (x for x in (config.attention, config.feature_map) if isinstance(x, list))
-    period = min(lcm(*(len(x) for x in patterns)), config.num_hidden_layers)
-    kinds = [(config.attention_of(i), config.feature_map_of(i)) for i in range(period)]
-    numbers = 0
-    for kind in set(kinds):
-        block = unfilled(Block, config, layer=kinds.index(kind), causal=config.causal, context_size=context_size)
-        tensors = (*block.parameters(), *block.buffers())
-        numbers += kinds.count(kind) * sum(x.numel() for x in tensors)
-    return numbers * (config.num_hidden_layers // period)

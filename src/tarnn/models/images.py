@@ -1,15 +1,85 @@
 """The model of images as an RNN, value after value, without transformers: `TarnnForImageGeneration` less `forward`."""
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tarnn.models.backbone import Backbone, Recurrent
-from tarnn.models.image_configuration import TarnnImageConfig
+from tarnn.models.checks import check_choice, check_positive_int
+from tarnn.models.config import ModelConfig
+from tarnn.models.likelihoods import NUM_VALUES, Categorical, Likelihood, LogisticMixture
 from tarnn.models.state import ModelState
+
+START = NUM_VALUES  # the token before an image's first value
+VOCABULARY = NUM_VALUES + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageModelConfig(ModelConfig):
+    """The keys of a model of images: those of `ModelConfig`, and
+
+    image_height, image_width, num_channels (1 grey, 3 colour): of every image.
+    likelihood: logistic_mixture (PixelCNN++; num_mixtures components) | categorical (256 logits).
+    num_classes: 0, or how many classes images are made of on request.
+    position: grid (learned embeddings of row, column and channel, added), or one of `ModelConfig`'s, which count
+        the values of an image, row by row, from 0 on.
+
+    The vocabulary is not to be chosen: 256 values, and 256 for the start of an image. Sequences are as long as an
+    image has values.
+    """
+
+    positions: ClassVar[tuple[str, ...]] = (*ModelConfig.positions, "grid")
+
+    image_height: int = 28
+    image_width: int = 28
+    num_channels: int = 1
+    likelihood: str = LogisticMixture.name
+    num_mixtures: int = 10
+    num_classes: int = 0
+    position: str = "grid"
+    vocab_size: int = VOCABULARY
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("image_height", "image_width", "num_mixtures"):
+            check_positive_int(name, getattr(self, name))
+        if self.num_channels not in (1, 3):
+            raise ValueError(f"num_channels must be 1 (grey) or 3 (colour); got {self.num_channels!r}.")
+        if type(self.num_classes) is not int or self.num_classes < 0:
+            raise ValueError(f"num_classes must be 0 or a positive integer; got {self.num_classes!r}.")
+        check_choice("likelihood", self.likelihood, (LogisticMixture.name, Categorical.name))
+        self._fill_in(max_position_embeddings=self.sequence_length)
+        fixed = {
+            "vocab_size": VOCABULARY,
+            "tie_word_embeddings": False,
+            "causal": True,
+            "input_size": None,
+            "max_position_embeddings": self.sequence_length,
+        }
+        for name, value in fixed.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"{name} of a model of images is {value}, not {getattr(self, name)!r}; leave it out.")
+        super().__post_init__()
+
+    @property
+    def sequence_length(self) -> int:
+        """The values of an image: height × width × channels."""
+        return self.image_height * self.image_width * self.num_channels
+
+    def make_likelihood(self) -> Likelihood:
+        return Categorical() if self.likelihood == Categorical.name else LogisticMixture(self.num_mixtures)
+
+    def numbers_outside_blocks(self) -> int:
+        width = self.hidden_size // 2 if self.position == "sinusoidal_half" else self.hidden_size
+        tables = self.num_classes
+        if self.position == "grid":
+            tables += self.image_height + self.image_width + self.num_channels
+        head = (self.hidden_size + 1) * self.make_likelihood().num_parameters
+        no_output_layer = super().numbers_outside_blocks() - self.vocab_size * self.hidden_size
+        return no_output_layer + tables * width + head
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -22,11 +92,10 @@ class ImageState(ModelState):
 class ImageModel(Recurrent):
     """`Backbone` over the values of an image, and a linear layer to the parameters of a distribution."""
 
-    config: TarnnImageConfig
     backbone: ClassVar[type[Backbone]] = Backbone
 
-    def build(self, config: TarnnImageConfig) -> None:
-        self.model = self.backbone(config)
+    def build(self, config: ImageModelConfig) -> None:
+        self.model = self.backbone(self.config)
         self.likelihood = config.make_likelihood()
         width = cast(nn.Embedding, self.model.embed_tokens).embedding_dim
         self.grid = config.position == "grid"
@@ -36,6 +105,13 @@ class ImageModel(Recurrent):
             self.embed_channels = nn.Embedding(config.num_channels, width)
         self.embed_classes = nn.Embedding(config.num_classes, width) if config.num_classes else None
         self.head = nn.Linear(config.hidden_size, self.likelihood.num_parameters)
+
+    def describe(self, plan: Any) -> None:
+        plan.add(self.model)
+        plan.head = plan.add(self.head)
+        if self.grid:
+            rows, columns, channels = map(plan.add, (self.embed_rows, self.embed_columns, self.embed_channels))
+            plan.places = (rows[:, None, None] + columns[:, None] + channels).flatten(0, 2)
 
     @torch.no_grad()
     def new_state(

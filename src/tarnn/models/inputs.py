@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from tarnn.models.configuration import TarnnConfig
+from tarnn.models.config import ModelConfig
 
 
-def check_length(config: TarnnConfig, num_tokens: int, past: int = 0) -> None:
+def check_length(config: ModelConfig, num_tokens: int, past: int = 0) -> None:
     """Raises ValueError where a sequence would end beyond max_position_embeddings."""
     limit = config.max_position_embeddings
     if limit is not None and past + num_tokens > limit:
@@ -17,7 +17,7 @@ def check_length(config: TarnnConfig, num_tokens: int, past: int = 0) -> None:
         )
 
 
-def check_positions(config: TarnnConfig, positions: Tensor, past: int = 0) -> None:
+def check_positions(config: ModelConfig, positions: Tensor, past: int = 0) -> None:
     """`check_length` of the sequences that these positions count, however wide the row that they stand in."""
     if config.max_position_embeddings is not None and can_look(positions):
         check_length(config, int(positions.max()) + 1 - past, past)

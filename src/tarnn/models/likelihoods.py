@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from tarnn.kernels.cpu import mixture
 from tarnn.numerics import widen
+from tarnn.ops.mixture import sample_mixture
 
 NUM_VALUES = 256
 # the least as PixelCNN++: all mass in one bin; at the most, it is spread over all of them
@@ -57,22 +57,10 @@ class LogisticMixture:
 
         temperature divides the logits of π and multiplies the scales; at 0, the mean of the likeliest component.
         """
-        if temperature and mixture.supports(parameters):  # the same draws from the same noise
-            noise = parameters.new_empty(*parameters.shape[:-1], self.num_mixtures)
-            noise.exponential_(generator=generator)
-            u = torch.rand((*parameters.shape[:-1], 1), generator=generator, dtype=noise.dtype, device="cpu")
-            return mixture.sample(parameters, noise, u, temperature, LOG_SCALES)
-        logits, means, log_scales = self._split(parameters)
-        if temperature == 0:
-            which = logits.argmax(-1, keepdim=True)
-        else:
-            noise = torch.empty_like(logits).exponential_(generator=generator)
-            which = (logits / temperature - noise.log()).argmax(-1, keepdim=True)  # Gumbel's trick
-        point = means.gather(-1, which)
         if temperature:
-            u = torch.rand(point.shape, generator=generator, device=point.device, dtype=point.dtype)
-            logistic = u.log() - (-u).log1p()  # −∞ for u = 0: the lowest value
-            point = point + temperature * log_scales.gather(-1, which).exp() * logistic
+            return sample_mixture(parameters, LOG_SCALES, temperature, generator)
+        logits, means, _ = self._split(parameters)
+        point = means.gather(-1, logits.argmax(-1, keepdim=True))
         return ((point + 1) * 127.5).round().clamp(0, NUM_VALUES - 1).long().squeeze(-1)
 
     def _split(self, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,10 +1,11 @@
-"""Positions: which place each token has in its sequence, and the embeddings that are made of it."""
+"""Sinusoidal embeddings of positions."""
+
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tarnn.attention.rotary import positions_in as positions_in
 from tarnn.numerics import widest
 
 
@@ -24,6 +25,9 @@ class SinusoidalPositions(nn.Module):
         exponent = torch.arange(0, self.dim, 2, device=positions.device, dtype=dtype) / -self.dim
         angle = positions[..., None].to(dtype) * 10000.0**exponent
         return torch.cat([angle.sin(), angle.cos()], dim=-1).float()
+
+    def describe(self, plan: Any) -> Any:
+        return self.forward
 
     def extra_repr(self) -> str:
         return str(self.dim)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tarnn.kernels.call import Call
+from tarnn.kernels.linear import Call
 from tarnn.numerics import wide
 
 

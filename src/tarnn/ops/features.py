@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from tarnn.feature_maps.base import FeatureMap
-from tarnn.feature_maps.registry import map_for
+from tarnn.feature_maps.by_name import map_for
 from tarnn.kernels import features as kernel_features
 from tarnn.numerics import wide, widen
 

@@ -7,13 +7,14 @@ probability of a given class depends on n any more. (Rawat et al. 2019, "Sampled
 Features", arXiv 1907.10747, sample with such features; here they stand for the sum itself.)
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tarnn.feature_maps import FeatureMap
+from tarnn.feature_maps.base import FeatureMap
+from tarnn.feature_maps.draws import SoftmaxKernelMap
 from tarnn.numerics import finite, full_precision
 from tarnn.ops.features import features
 
@@ -110,10 +111,10 @@ def random_feature_softmax(
     return RandomFeatureSoftmax(logits - log_partition[..., None], log_partition, error)
 
 
-def _kernel_of(feature_map: FeatureMap) -> Any:
+def _kernel_of(feature_map: FeatureMap) -> SoftmaxKernelMap:
     """The map that has the draws and the scale: this one, or the one in a `Reparametrized`."""
-    inner: Any = feature_map.inner
-    if not inner.softmax_kernel:
+    inner = feature_map.inner
+    if not isinstance(inner, SoftmaxKernelMap):
         raise ValueError(
             "softmax over classes needs random features of softmax's kernel, such as PositiveRandomFeatures; got "
             f"{type(feature_map).__name__}."

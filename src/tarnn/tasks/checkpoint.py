@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from torch import nn
+from transformers import PreTrainedModel
 
 from tarnn.auto_classes import CONVERTED
 from tarnn.decoding.weights import check_counts, check_weights, fill, read_headers, read_weights, saved_dtype
 from tarnn.errors import UserError
+from tarnn.huggingface.config import TarnnConfig
 from tarnn.json_file import read_json, without_links
 from tarnn.models.backbone import TextModel
-from tarnn.models.configuration import TarnnConfig
-from tarnn.models.unfilled import unfilled
+from tarnn.models.meta_device import build_on_meta
 from tarnn.tasks import TASKS, task_of
 
 GENERATED = tuple(name for name, task in TASKS.items() if task.next == "generate")
@@ -97,6 +98,7 @@ def open_model(
     fill(model, track(read_weights(path), len(header)), dtype, device)
     if isinstance(model, TextModel):
         model.end_ids = end_ids(Path(path) / "generation_config.json", config)
+        model.pad_id = config.pad_token_id or 0
     return model.eval()
 
 
@@ -112,7 +114,8 @@ def weightless(
             f"all that follow. It belongs to another model."
         )
     try:
-        model = unfilled((task.classes() if whole else task.recurrent())[1], config)
+        kind = (task.classes() if whole else task.recurrent())[1]
+        model = build_on_meta(kind, config if issubclass(kind, PreTrainedModel) else config.record())
         return nn.Module.to(model, dtype)
     except (RuntimeError, TypeError, OverflowError) as error:
         raise UserError(f"{file} calls for a model that can't be made: {str(error).splitlines()[0]}.") from error

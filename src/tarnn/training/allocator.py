@@ -4,7 +4,7 @@ import ctypes
 import mmap
 import sys
 
-from tarnn.ops.room import LARGE_PAGE, large_pages
+from tarnn.large_pages import LARGE_PAGE, wants_large_pages
 
 # of glibc's malloc.h
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
@@ -27,7 +27,7 @@ def keep_freed_memory() -> None:
         return
     mallopt(M_MMAP_THRESHOLD, MAPPED)
     mallopt(M_TRIM_THRESHOLD, KEPT)
-    if large_pages():
+    if wants_large_pages():
         mallopt(M_TOP_PAD, KEPT - MAPPED)  # less, or freeing the last block would give all of it back
         begin, end = grown_heap(libc)
         mallopt(M_TOP_PAD, TOP_PAD)

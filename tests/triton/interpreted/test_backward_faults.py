@@ -8,8 +8,8 @@ import torch
 from support import honest_interpreter
 from triton.runtime.errors import InterpreterError
 
-from tarnn.kernels import eager
-from tarnn.kernels.call import Call, Outputs, Returned
+from tarnn.kernels.eager import linear as eager
+from tarnn.kernels.linear import Call, Outputs, Returned
 from tarnn.kernels.triton import backward_kernels, backward_pass, forward_kernels, launch, one_token, step_kernel
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -125,7 +125,7 @@ def expected(kind: str) -> tuple:
     outputs = eager.forward(call)
     torch.manual_seed(1)
     grads = torch.randn_like(outputs.o), torch.randn_like(outputs.S), torch.randn_like(outputs.z)
-    returned = Returned(*grads, *outputs[:2], *[None] * 3, False)
+    returned = Returned(*grads, *outputs[:2], *[None] * 4, False)
     return returned, eager.backward(call, returned).wanted(call)
 
 

@@ -7,8 +7,8 @@ import triton.language as tl
 from support import honest_interpreter
 from triton.runtime.errors import InterpreterError
 
-from tarnn.kernels import eager
-from tarnn.kernels.call import Call, Returned
+from tarnn.kernels.eager import linear as eager
+from tarnn.kernels.linear import Call, Returned
 from tarnn.kernels.triton import backward_pass, forward_kernels, launch
 
 # --- the interpreter's own
@@ -189,6 +189,6 @@ def test_a_gradient_is_not_stored_beyond_the_end(divided, poisoned_memory):
     made = Call.new_gradients
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Call, "new_gradients", lambda *x: made(*x)._replace(q=room[:, :, :20]))
-        backward_pass.backward(call, Returned(outputs.o, None, None, *outputs[:2], *[None] * 3, False))
+        backward_pass.backward(call, Returned(outputs.o, None, None, *outputs[:2], *[None] * 4, False))
     assert (room[:, :, 20:] == 7.0).all()
     assert not room[:, :, :20].isnan().any()

@@ -9,9 +9,11 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from tarnn import linear_attention, step
 from tarnn.errors import SlowPathWarning
-from tarnn.kernels import backends, eager, triton
-from tarnn.kernels.call import Call, Returned
+from tarnn.kernels import contract
+from tarnn.kernels.eager import linear as eager
+from tarnn.kernels.linear import Call, Returned
 from tarnn.kernels.triton import backward_kernels, forward_kernels, kinds, one_token
+from tarnn.kernels.triton import linear as triton
 
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 TOO_MUCH = OutOfResources(245_760, 232_448, "shared memory")
@@ -20,7 +22,7 @@ TOO_MUCH = OutOfResources(245_760, 232_448, "shared memory")
 @pytest.fixture(autouse=True)
 def nothing_is_known(monkeypatch):
     monkeypatch.setattr(kinds, "_refused", {})
-    backends._warn_once.cache_clear()
+    contract._warn_once.cache_clear()
 
 
 @pytest.fixture

@@ -4,8 +4,9 @@ import pytest
 import torch
 from kernels.test_backends import all_results
 
-from tarnn.kernels import eager, triton
-from tarnn.kernels.call import Call
+from tarnn.kernels.eager import linear as eager
+from tarnn.kernels.linear import Call
+from tarnn.kernels.triton import linear as triton
 from tarnn.kernels.triton import parts
 
 pytestmark = pytest.mark.usefixtures("triton_kernels")

@@ -5,8 +5,9 @@ import torch
 from support.kernel_calls import MODES, holds
 
 from tarnn import linear_attention, step
-from tarnn.kernels import eager, triton
-from tarnn.kernels.call import Call
+from tarnn.kernels.eager import linear as eager
+from tarnn.kernels.linear import Call
+from tarnn.kernels.triton import linear as triton
 from tarnn.kernels.triton import one_token
 
 pytestmark = pytest.mark.usefixtures("triton_kernels")

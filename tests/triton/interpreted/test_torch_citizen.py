@@ -5,8 +5,9 @@ import torch
 from kernels.test_backends import VARIANTS, a_call, all_results, looks
 
 from tarnn import Elu, linear_attention
-from tarnn.kernels import eager, triton
-from tarnn.ops.linear.registration import linear_attention_op
+from tarnn.kernels.eager import linear as eager
+from tarnn.kernels.triton import linear as triton
+from tarnn.ops.linear.op import attend
 
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 
@@ -27,7 +28,7 @@ def test_results_look_as_the_others_do_and_all_is_written(number, divided):
 def test_opcheck():
     q, k, v = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3))
     call = a_call()._replace(q=q, k=k, v=v, S=None, z=None, M=None, log_decay=None, key_log_weight=None, key_mask=None)
-    torch.library.opcheck(linear_attention_op, tuple(call))
+    torch.library.opcheck(attend.forward_op, tuple(call))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

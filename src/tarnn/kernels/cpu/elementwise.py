@@ -3,45 +3,47 @@
 Inputs are contiguous but for gradients, which are made so; sums over rows give the same bits on any number of threads.
 """
 
+from typing import Any
+
 import torch
-from torch import Tensor
 
 from tarnn.kernels.cpu import library
+from tarnn.kernels.elementwise import Call, Gradients, Outputs
 from tarnn.kernels.plain import is_plain
 
 _DTYPES = (torch.float32, torch.float64)
 
 
-def supports(x: Tensor, y: Tensor) -> bool:
-    """Whether the kernels are there for these inputs: contiguous, of one dtype, on a CPU, and nothing traces the call."""
-    if not (is_plain(x) and is_plain(y)) or not x.is_cpu or x.dtype not in _DTYPES or y.dtype != x.dtype:
-        return False
-    return x.is_contiguous() and y.is_contiguous() and library.available()
+def refusal(call: Call) -> str | None:
+    """Why the compiled kernels can't compute this call, or None."""
+    x, y = call.x, call.y
+    if not (is_plain(x) and is_plain(y)):
+        return "A traced call is computed in plain PyTorch."
+    if not x.is_cpu or x.dtype not in _DTYPES or y.dtype != x.dtype:
+        return "The compiled elementwise kernels take float32 or float64 on a CPU, both tensors alike."
+    if not (x.is_contiguous() and y.is_contiguous()):
+        return "The compiled elementwise kernels take contiguous tensors."
+    if y.shape != (x.shape[-1:] if call.function == "rms_norm" else x.shape):
+        return "These shapes don't fit each other; PyTorch's own operations broadcast them or say why not."
+    return library.refusal()
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(y (…, n), what each row was multiplied with (…))."""
-    y, scale = torch.empty_like(x), x.new_empty(x.shape[:-1])
-    torch.ops.tarnn_cpu.rms_norm.default(x, weight, eps, y, scale)
-    return y, scale
+def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:
+    x, y, function, eps = call
+    o = torch.empty_like(x)
+    if function == "swiglu":
+        torch.ops.tarnn_cpu.swiglu.default(x, y, o)
+        return Outputs(o)
+    scale = x.new_empty(x.shape[:-1])
+    torch.ops.tarnn_cpu.rms_norm.default(x, y, torch.finfo(x.dtype).eps if eps is None else eps, o, scale)
+    return Outputs(o, scale)
 
 
-def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of x and weight."""
-    grads = torch.empty_like(x), torch.empty_like(weight)
-    torch.ops.tarnn_cpu.rms_norm_backward.default(grad.contiguous(), x, weight, scale, *grads)
-    return grads
-
-
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) ⊙ up."""
-    y = torch.empty_like(gate)
-    torch.ops.tarnn_cpu.swiglu.default(gate, up, y)
-    return y
-
-
-def swiglu_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of gate and up."""
-    grads = torch.empty_like(gate), torch.empty_like(up)
-    torch.ops.tarnn_cpu.swiglu_backward.default(grad.contiguous(), gate, up, *grads)
+def backward(call: Call, returned: Any) -> Gradients:
+    grads = Gradients(torch.empty_like(call.x), torch.empty_like(call.y))
+    grad_o = returned.grad_o.contiguous()
+    if call.function == "swiglu":
+        torch.ops.tarnn_cpu.swiglu_backward.default(grad_o, call.x, call.y, *grads)
+    else:
+        torch.ops.tarnn_cpu.rms_norm_backward.default(grad_o, call.x, call.y, returned.scale, *grads)
     return grads

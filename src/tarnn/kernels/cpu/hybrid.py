@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tarnn.kernels.cpu import DTYPES, library
+from tarnn.kernels.cpu import library
+from tarnn.kernels.cpu.linear import DTYPES
 from tarnn.kernels.plain import is_plain
 from tarnn.numerics import wide
 

@@ -6,11 +6,10 @@ first asked for, which registers `torch.ops.tarnn_cpu`. Four variables of the en
 TARNN_KERNELS   off: plain PyTorch computes.  required: an error where the compiled kernels can't be used.
 TARNN_ISA       baseline, avx2 or avx512, rather than the most that the processor has.
 TARNN_LARGE_PAGES  off: results of 8 MB and more are not asked to lie in large pages (Linux; the request outlives them), and
-                caches (tarnn.ops.room) and the heap of a training (tarnn.training.allocator) neither.
+                caches (tarnn.large_pages) and the heap of a training (tarnn.training.allocator) neither.
 TARNN_BINARY    another library to load (`tests/sanitize.sh` does).
 """
 
-import mmap
 import os
 import platform
 import threading
@@ -21,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from tarnn.kernels.backends import Mendable
+from tarnn.kernels.contract import Mendable
 
 BINARY = Path(__file__).with_name("libtarnn_cpu.so")
 PLAIN = "PyTorch"
@@ -106,11 +105,6 @@ def setting(name: str, known: tuple[str, ...]) -> str:
     if value and value not in known:
         raise ValueError(f"{name} is {', '.join(known[:-1])} or {known[-1]}, or not set; got {value!r}.")
     return value
-
-
-def large_pages() -> bool:
-    """Whether memory is to be asked for in large pages: where the system has them, unless TARNN_LARGE_PAGES=off."""
-    return hasattr(mmap, "MADV_HUGEPAGE") and os.environ.get("TARNN_LARGE_PAGES") != "off"
 
 
 def use(asked: str) -> tuple[str, str]:

@@ -1,25 +1,26 @@
-"""A value from each mixture of logistics by a compiled kernel (csrc/model_step/mixture.cpp): one call, not twenty."""
+"""Values from mixtures of logistics by a compiled kernel (csrc/model_step/mixture.cpp): one call, not twenty."""
 
 import torch
 from torch import Tensor
 
 from tarnn.kernels.cpu import library
+from tarnn.kernels.mixture import Call
 from tarnn.kernels.plain import is_plain
 
 
-def supports(parameters: Tensor) -> bool:
-    """Whether the kernel is there for such parameters: float32 on a CPU, and nothing traces the call."""
-    return is_plain(parameters) and parameters.is_cpu and parameters.dtype == torch.float32 and library.available()
+def refusal(call: Call) -> str | None:
+    """Why the compiled kernel can't compute this call, or None."""
+    if not is_plain(call.parameters):
+        return "A traced call is computed in plain PyTorch."
+    if not call.parameters.is_cpu or call.parameters.dtype != torch.float32:
+        return "The compiled sampler takes float32 on a CPU."
+    return library.refusal()
 
 
-def sample(
-    parameters: Tensor, exponential: Tensor, uniform: Tensor, temperature: float, log_scales: tuple[float, float]
-) -> Tensor:
-    """parameters (…, 3·m), noise (…, m) from Exp(1) and (…, 1) from U[0, 1) → values (…) int64, 0 to 255.
-
-    temperature > 0; log_scales: the bounds that they are kept within. Noise is contiguous.
-    """
-    values = torch.empty(uniform.shape[:-1], dtype=torch.int64, device="cpu")
-    noise = exponential.view(-1, exponential.shape[-1])
-    torch.ops.tarnn_cpu.sample_mixture(parameters.contiguous(), noise, uniform, temperature, *log_scales, values)
+def forward(call: Call) -> Tensor:
+    """Values (…) int64."""
+    values = torch.empty(call.uniform.shape[:-1], dtype=torch.int64, device="cpu")
+    noise = call.exponential.view(-1, call.exponential.shape[-1])
+    parameters, bounds = call.parameters.contiguous(), (call.least, call.most)
+    torch.ops.tarnn_cpu.sample_mixture.default(parameters, noise, call.uniform, call.temperature, *bounds, values)
     return values

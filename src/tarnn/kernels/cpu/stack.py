@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from tarnn.kernels.cpu.library import large_pages
 from tarnn.kernels.features import NAMES
+from tarnn.large_pages import wants_large_pages
 
 PANEL = 64
 FORMATS = ("float32", "bfloat16", "int8", "int4")
@@ -85,7 +85,7 @@ class Block:
     def bytes(self) -> Tensor:
         """The block, uint8, in large pages where the system has them, and with room to read beyond its end."""
         block = torch.empty(self._size + PANEL * 4, dtype=torch.uint8, device="cpu")
-        if large_pages():
+        if wants_large_pages():
             torch.ops.tarnn_cpu.large_pages(block)
         for start, x in self._parts:  # laid out here, so that no copy of it is made elsewhere
             end = start + x.nbytes

@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tarnn.kernels.call import Call, Gradients, Returned
 from tarnn.kernels.eager.forward_pass import output_factor, pair_products, states, weighted_phi
 from tarnn.kernels.eager.segments import Keys, Queries, Segment, Segments, spread_over
 from tarnn.kernels.features import features_backward
+from tarnn.kernels.linear import Call, Gradients, Returned
 from tarnn.numerics import finite
 
 
 def backward(call: Call, returned: Returned) -> Gradients:
     """The gradients of a call that isn't packed."""
-    segments, grads = Segments(call), call.new_gradients(returned.wants_projection)
+    segments, grads = Segments(call), call.new_gradients(returned)
     state, M = segments.initial_state()
     grad_state = torch.zeros_like(state)
     if returned.grad_S is not None:

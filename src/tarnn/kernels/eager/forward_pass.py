@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from tarnn.kernels.call import Call, Outputs
 from tarnn.kernels.eager.segments import Keys, Queries, Segment, Segments
 from tarnn.kernels.eager.weights import Weights
+from tarnn.kernels.linear import Call, Outputs
 from tarnn.kernels.plain import known_finite
 from tarnn.numerics import finite, marked, set_aside
 
@@ -42,7 +42,7 @@ def forward(call: Call) -> Outputs:
 def _in_time(call: Call, parts: list[Tensor]) -> Tensor:
     """o in the layout of q. (Not written into one tensor: torch.vmap, of any of the inputs, would refuse that.)"""
     if call.side_by_side:
-        return torch.cat([x.transpose(1, 2) for x in parts], 1).transpose(1, 2)
+        return torch.cat([x.transpose(1, 2) for x in parts], 1).contiguous().transpose(1, 2)
     return torch.cat(parts, 2)
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tarnn.kernels.call import Call, Outputs
 from tarnn.kernels.eager.segments import call_features
+from tarnn.kernels.linear import Call, Outputs
 from tarnn.numerics import finite
 
 

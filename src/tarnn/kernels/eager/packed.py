@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from tarnn.kernels.call import Call, Gradients, Outputs, Returned
 from tarnn.kernels.eager.backward_pass import backward as whole_backward
 from tarnn.kernels.eager.forward_pass import forward as whole_forward
+from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
 from tarnn.kernels.packing import buckets
 
 _IN_TIME = ("q", "k", "v", "log_decay", "key_log_weight")  # the fields with an entry for each token
@@ -23,7 +23,7 @@ def forward(call: Call, cuts: list[int]) -> Outputs:
 
 
 def backward(call: Call, returned: Returned, cuts: list[int]) -> Gradients:
-    total = call.new_gradients(returned.wants_projection)
+    total = call.new_gradients(returned)
     for members, index, real in buckets(cuts, call.q.device):
         # padded queries must not send gradients back: their output is nobody's
         grad_o = _pick(returned.grad_o, index).masked_fill(~real[:, None, :, None], 0.0)

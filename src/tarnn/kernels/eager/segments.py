@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tarnn.kernels.call import Call
 from tarnn.kernels.eager.weights import Weights, chunk_weights
 from tarnn.kernels.features import features
+from tarnn.kernels.linear import Call
 
 CHUNK = 64
 CHUNK_WITH_CHANNELS = 16  # its (c × c) weights have a third axis, f

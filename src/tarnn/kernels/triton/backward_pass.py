@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from tarnn.kernels.call import Call, Gradients, Returned
+from tarnn.kernels.linear import Call, Gradients, Returned
 from tarnn.kernels.triton import backward_kernels
 from tarnn.kernels.triton.configurations import CHUNK_WITH_CHANNELS, padded
 from tarnn.kernels.triton.launch import PLAIN, ROWS, Launches
@@ -17,7 +17,7 @@ FEW_VALUES = 32  # of a state before and of one behind, which `decay_gradients` 
 
 
 def backward(call: Call, returned: Returned) -> Gradients:
-    grads = call.new_gradients(returned.wants_projection)
+    grads = call.new_gradients(returned)
     parts = parts_of(call, CHUNK_WITH_CHANNELS)
     if len(parts) == 1:
         return Backward(call, returned, grads).run().of(call)
@@ -28,7 +28,7 @@ def backward(call: Call, returned: Returned) -> Gradients:
             x.zero_()
     for part in parts:
         mine, given = part.call(call), part.returned(returned)
-        part.add(grads, Backward(mine, given, mine.new_gradients(given.wants_projection)).run())
+        part.add(grads, Backward(mine, given, mine.new_gradients(given)).run())
     return grads.of(call)
 
 

@@ -17,7 +17,7 @@ import torch
 import triton
 from triton.runtime import _async_compile
 
-from tarnn.kernels.call import Call, Returned
+from tarnn.kernels.linear import Call, Returned
 from tarnn.kernels.triton.backward_pass import Backward
 from tarnn.kernels.triton.configurations import values_at_once
 from tarnn.kernels.triton.kinds import kind_of
@@ -68,7 +68,7 @@ def compile_backward(call: Call) -> None:
 def _backward(few: Call) -> None:
     outputs: Any = few.new_outputs()
     returned = Returned.of(few, outputs, outputs.o)
-    Backward(few, returned, few.new_gradients(returned.wants_projection), _Compiled).run()
+    Backward(few, returned, few.new_gradients(returned), _Compiled).run()
 
 
 def _compile(call: Call, way: str, launch: Callable[[Call], object]) -> None:

@@ -1,7 +1,7 @@
 """Kinds of calls: what their kernels are compiled for, and which of them this GPU can't run."""
 
-from tarnn.kernels.backends import Mendable
-from tarnn.kernels.call import Call
+from tarnn.kernels.contract import Mendable, form
+from tarnn.kernels.linear import Call
 
 _refused: dict[tuple, str] = {}  # by kind: why
 
@@ -20,7 +20,7 @@ class LaunchError(Exception):
 def kind_of(call: Call) -> tuple:
     """What the kernels of a call depend on, but for how tensors lie in memory; and whether it may be a step."""
     widths = call.q.shape[3], call.num_features, call.v.shape[3], call.q.shape[1] == call.k.shape[1]
-    return (call.q.shape[2] == 1, call.q.device, call.q.dtype, widths, call.has_channels, *call.form)
+    return (call.q.shape[2] == 1, call.q.device, call.q.dtype, widths, call.has_channels, *form(call))
 
 
 def refusal(call: Call) -> str | None:

@@ -10,8 +10,8 @@ import triton
 from torch import Tensor
 from triton.runtime.errors import InterpreterError
 
-from tarnn.kernels.call import Call, Outputs
 from tarnn.kernels.features import NAMES
+from tarnn.kernels.linear import Call, Outputs
 from tarnn.kernels.triton import forward_kernels, weights
 from tarnn.kernels.triton.configurations import SHARED, Configuration, configuration, padded, stretch
 from tarnn.kernels.triton.kinds import LaunchError

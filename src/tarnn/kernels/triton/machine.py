@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from tarnn.kernels.backends import Mendable
+from tarnn.kernels.contract import Mendable
 
 VERSIONS = ("3.6", "3.7")  # of Triton, that the kernels' tests pass with: those of torch 2.10 to 2.13
 OLDEST = (8, 0)  # compute capability: Ampere has tf32 and bfloat16

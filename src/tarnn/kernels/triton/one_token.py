@@ -7,8 +7,8 @@ import triton
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from tarnn.kernels.call import Call, Outputs
 from tarnn.kernels.features import NAMES
+from tarnn.kernels.linear import Call, Outputs
 from tarnn.kernels.triton.configurations import padded
 from tarnn.kernels.triton.launch import launching
 from tarnn.kernels.triton.rows import in_rows, strides

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tarnn.kernels.call import Call, Gradients, Returned
+from tarnn.kernels.linear import Call, Gradients, Returned
 from tarnn.kernels.triton.configurations import values_at_once
 
 MOST_BYTES = (

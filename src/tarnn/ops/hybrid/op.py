@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tarnn.feature_maps.registry import map_for
+from tarnn.feature_maps.by_name import map_for
 from tarnn.kernels.packing import bounds, buckets
 from tarnn.kernels.plain import is_plain
 from tarnn.numerics import autocast, full_precision

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tarnn.feature_maps.base import FeatureMap, Projected, Projection
-from tarnn.kernels.call import Call, Outputs
+from tarnn.kernels.linear import Call, Outputs
 from tarnn.kernels.plain import is_plain
 from tarnn.numerics import autocast, default_eps, finite, wide
 from tarnn.ops.checks import check_attention, check_state, check_sums
@@ -58,7 +58,7 @@ def make_call(
     if looks is not None:
         if len(_FINE) >= _MOST_FINE:
             _FINE.clear()
-        _FINE[looks] = made.call.constants
+        _FINE[looks] = made.call[12:]
     return made
 
 

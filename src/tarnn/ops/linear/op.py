@@ -5,12 +5,36 @@ from torch import Tensor, nn
 
 from tarnn.feature_maps.base import FeatureMap
 from tarnn.feature_maps.elementwise import Elu
+from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
 from tarnn.ops.linear.call import make_call, with_log_weights
-from tarnn.ops.linear.registration import attend
+from tarnn.ops.registration import Op
 from tarnn.ops.state import LinearState
 from tarnn.other_names import FUNCTION, names_ours
 
 _ELU = Elu()
+
+
+def _keep(call: Call, outputs: Outputs, with_state: bool) -> Outputs:
+    """o and den; where causal, what the backend keeps; else the state that all queries read: a copy of one that is handed
+    out, which may be written to."""
+    if call.causal:
+        return outputs._replace(S=None, z=None, M=None)
+    S, z, M = (x.clone() if with_state else x for x in outputs[2:5])
+    return outputs._replace(S=S, z=z, M=M, kept=None)
+
+
+attend = Op(
+    "linear",
+    Call,
+    Outputs,
+    Gradients,
+    ("o", "S", "z"),
+    handed_out=("o", "S", "z", "M"),
+    keep=_keep,
+    returned=Returned,
+    flags=lambda needs: (bool(needs.omega or needs.bias),),  # `wants_projection`
+    operator="linear_attention",
+)
 
 
 @names_ours(FUNCTION)

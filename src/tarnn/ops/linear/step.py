@@ -5,8 +5,7 @@ from torch import Tensor, nn
 
 from tarnn.feature_maps.base import FeatureMap
 from tarnn.ops.linear.call import make_call, with_log_weights
-from tarnn.ops.linear.op import _ELU
-from tarnn.ops.linear.registration import take_step
+from tarnn.ops.linear.op import _ELU, attend
 from tarnn.ops.state import LinearState
 from tarnn.other_names import FUNCTION, names_ours
 
@@ -67,7 +66,7 @@ def step(
             f"this map's sums have a maximum for each feature, M {tuple(made.M.shape)}; the state has {tuple(state.M.shape)}. "
             "Make it with LinearState.zeros(…, log_features=True)."
         )
-    outputs = take_step(call, inplace=inplace)
+    outputs = attend.step(call, inplace=inplace)
     o = with_log_weights(outputs.o, made.log_weight)
     if not inplace or state is None:
         return o, made.state_of(outputs)

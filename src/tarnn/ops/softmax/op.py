@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from tarnn.kernels.plain import known_finite
+from tarnn.large_pages import zeros_in_large_pages
 from tarnn.numerics import marked, set_aside
 from tarnn.ops import packing
 from tarnn.ops.checks import check_attention
-from tarnn.ops.room import room_like
 from tarnn.ops.state import State
 from tarnn.other_names import FUNCTION, names_ours
 
@@ -52,13 +52,13 @@ class KVCache(State):
     ) -> "KVCache":
         shape = (batch_size, num_kv_heads, capacity)
         k, v = (
-            room_like(torch.empty(*shape, width, dtype=dtype, device=device))
+            zeros_in_large_pages(torch.empty(*shape, width, dtype=dtype, device=device))
             for width in (head_dim, head_dim if value_dim is None else value_dim)
         )
         return cls(k, v)
 
     def clone(self) -> "KVCache":
-        return self.map(lambda x: room_like(x).copy_(x))
+        return self.map(lambda x: zeros_in_large_pages(x).copy_(x))
 
     @property
     def capacity(self) -> int:

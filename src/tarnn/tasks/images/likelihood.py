@@ -9,8 +9,7 @@ from torch import Tensor
 
 from tarnn.data.examples import Batches
 from tarnn.errors import UserError
-from tarnn.models.image_configuration import START
-from tarnn.models.images import ImageModel, ImageState
+from tarnn.models.images import START, ImageModel, ImageState
 from tarnn.tasks.images.batches import ImageRows
 from tarnn.tasks.images.sources import Images
 

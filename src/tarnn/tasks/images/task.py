@@ -119,7 +119,7 @@ class ImageTask(Task):
 
     @classmethod
     def recurrent(cls) -> tuple[Any, Any]:
-        from tarnn.models.image_configuration import TarnnImageConfig
+        from tarnn.huggingface.image_config import TarnnImageConfig
         from tarnn.models.images import ImageModel
 
         return TarnnImageConfig, ImageModel

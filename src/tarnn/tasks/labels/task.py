@@ -82,7 +82,7 @@ class ClassificationTask(SequenceTask):
     def tokenized(self, rows: Sequence[Pair], report: Report) -> PaddedRows:
         """Ids and the number of the label; UserError for a label that the training data lack."""
         from tarnn.data.examples import PaddedRows
-        from tarnn.tasks.text.corpus import encode
+        from tarnn.data.tokenizers import encode
 
         limit, cut, found = self.settings.max_length, 0, []
         for row in rows:

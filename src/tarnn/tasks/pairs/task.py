@@ -71,7 +71,7 @@ class Seq2SeqTask(SequenceTask):
         import numpy as np
 
         from tarnn.data.examples import PaddedRows
-        from tarnn.tasks.text.corpus import encode
+        from tarnn.data.tokenizers import encode
 
         end = self.tokenizer.eos_token_id
         found = [

@@ -118,8 +118,8 @@ class TextTask(Task):
 
     @classmethod
     def recurrent(cls) -> tuple[Any, Any]:
+        from tarnn.huggingface.config import TarnnConfig
         from tarnn.models.backbone import TextModel
-        from tarnn.models.configuration import TarnnConfig
 
         return TarnnConfig, TextModel
 

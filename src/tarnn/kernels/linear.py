@@ -1,10 +1,5 @@
-"""A call of linear attention, what it gives and what comes back: the records that every backend takes and returns.
+"""A call of linear attention, what it gives and what comes back: the records that every backend takes and returns."""
 
-A record is a named tuple, so it *is* its flattened form: an operator of torch takes `*call`, and `Call(*inputs)` is the
-call again. `schema` writes the operator's arguments from the fields.
-"""
-
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -71,33 +66,6 @@ class Call(NamedTuple):
         return None if self.cu_seqlens is None else bounds(self.cu_seqlens, self.q.shape[2])
 
     @property
-    def tensors(self) -> tuple[Any, ...]:
-        """The fields that are tensors; `Call(*call.tensors, *call.constants)` is the call."""
-        return self[:_NUM_TENSORS]
-
-    @property
-    def constants(self) -> tuple[Any, ...]:
-        return self[_NUM_TENSORS:]
-
-    @property
-    def given(self) -> list[Any]:
-        """The tensors that are there."""
-        return [x for x in self.tensors if x is not None]
-
-    @property
-    def form(self) -> "Call":
-        """The call without its tensors: for each, whether it is there."""
-        there: Any = [x is not None for x in self.tensors]
-        return Call(*there, *self.constants)
-
-    @staticmethod
-    def of_form(form: "Call", given: Sequence[Any]) -> "tuple[Call, list[Any]]":
-        """The call of this form with these in the places of its tensors, and those that are left."""
-        each = iter(given)
-        tensors: Any = [next(each) if there else None for there in form.tensors]
-        return Call(*tensors, *form.constants), list(each)
-
-    @property
     def differentiable(self) -> tuple[Any, ...]:
         """The fields that have a gradient, as `Gradients` names them."""
         return self[: len(Gradients._fields)]
@@ -125,14 +93,14 @@ class Call(NamedTuple):
         S = self.q.new_empty(n, g, f, e, dtype=self.dtype)
         return S, S.new_empty(n, g, f), S.new_empty(n, g)
 
-    def new_gradients(self, wants_projection: bool, *, state: bool = True) -> "Gradients":
+    def new_gradients(self, returned: "Returned", *, state: bool = True) -> "Gradients":
         """Tensors to write gradients into; those of Ω and β are zeros to add to. state: with those of a state.
 
         Those of q, k and v lie in memory as q, k and v do, in their dtype; the others are contiguous, in the wide dtype.
         """
         make = self.q.new_empty if self.q.shape[1] else self.q.new_zeros  # without queries nobody writes them
         decay, weight = self.log_decay, self.key_log_weight
-        omega, bias = (self.omega, self.bias) if wants_projection else (None, None)
+        omega, bias = (self.omega, self.bias) if returned.wants_projection else (None, None)
         S, z, _ = self.new_state() if state else (None, None, None)
         return Gradients(
             torch.empty_like(self.q),
@@ -170,9 +138,8 @@ class Returned(NamedTuple):
     S_behind: Tensor | None
     z_behind: Tensor | None
     M_behind: Tensor | None
-    # whether the gradients of Ω and β are wanted
-    wants_projection: bool
-    kept: Tensor | None = None  # as in the outputs
+    kept: Tensor | None  # as in the outputs
+    wants_projection: bool  # whether the gradients of Ω and β are wanted
 
     @classmethod
     def of(
@@ -182,7 +149,7 @@ class Returned(NamedTuple):
         S, z, M = (None, None, None) if call.causal else (outputs.S, outputs.z, outputs.M)
         projected = call.omega is not None
         assert outputs.den is not None, "a forward pass for backward gives denominators"
-        return cls(grad_o, grad_S, grad_z, outputs.o, outputs.den, S, z, M, projected, outputs.kept)
+        return cls(grad_o, grad_S, grad_z, outputs.o, outputs.den, S, z, M, outputs.kept, projected)
 
 
 class Gradients(NamedTuple):
@@ -206,19 +173,3 @@ class Gradients(NamedTuple):
     def wanted(self, call: Call) -> tuple[Any, ...]:
         """None for what the call doesn't have."""
         return tuple([None if x is None else g for g, x in zip(self, call.differentiable)])
-
-
-_NUM_TENSORS = sum(kind in (Tensor, Tensor | None) for kind in Call.__annotations__.values())
-_KINDS = {Tensor: "Tensor", Tensor | None: "Tensor?", str: "str", bool: "bool", float: "float"}
-
-
-def schema(*records: type, results: Any) -> str:
-    """The schema of an operator that takes these records, flattened, and returns that of tensors, but for what is optional."""
-    fields = (f"{_KINDS[kind]} {name}" for record in records for name, kind in record.__annotations__.items())
-    found = [name for name in results._fields if name not in results._field_defaults]
-    return f"({', '.join(fields)}) -> ({', '.join(f'Tensor {name}' for name in found)})"
-
-
-def returned_call(inputs: tuple) -> tuple[Returned, Call]:
-    """Of the inputs of the backward operator, both records."""
-    return Returned(*inputs[: len(Returned._fields)]), Call(*inputs[len(Returned._fields) :])

@@ -1,18 +1,22 @@
-"""Room for a cache: zeros in large pages, which a processor reads faster than small ones."""
+"""Memory in large pages, which a processor reads faster than small ones."""
 
 import mmap
+import os
 from contextlib import suppress
 
 import torch
 from torch import Tensor
 
-from tarnn.kernels.cpu.library import large_pages
-
 LARGE_PAGE = 2**21  # bytes
 
 
-def room_like(x: Tensor) -> Tensor:
-    """Zeros of x's shape, type and device, contiguous; on a CPU, from 2 MB on, in large pages where the system has them.
+def wants_large_pages() -> bool:
+    """Say whether to ask for large pages: where the system has them, unless TARNN_LARGE_PAGES=off."""
+    return hasattr(mmap, "MADV_HUGEPAGE") and os.environ.get("TARNN_LARGE_PAGES") != "off"
+
+
+def zeros_in_large_pages(x: Tensor) -> Tensor:
+    """Make zeros of x's shape, type and device, contiguous; on a CPU, from 2 MB on, in large pages where the system has them.
 
     These come fresh from the system, so a page takes memory once it is written. Long caches are read in order and little
     is done with each number; with pages of 4 KB a tenth to a third of the time goes into finding them.
@@ -28,4 +32,4 @@ def room_like(x: Tensor) -> Tensor:
 
 def _fills_large_pages(x: Tensor) -> bool:
     plain = type(x) is Tensor and x.device.type == "cpu" and not torch.compiler.is_compiling()
-    return plain and x.nbytes >= LARGE_PAGE and large_pages()
+    return plain and x.nbytes >= LARGE_PAGE and wants_large_pages()

@@ -7,7 +7,8 @@ from tarnn.attention import ChannelDecay, HeadDecay, LinearAttention, NoAttentio
 from tarnn.feature_maps import Dpfp, Elu, Hedgehog, PositiveRandomFeatures, Reparametrized, names
 from tarnn.feature_maps.registry import MAPS
 from tarnn.models import TarnnConfig, TarnnForCausalLM
-from tarnn.models.choices import make_feature_map
+from tarnn.models.build_layers import make_feature_map
+from tarnn.models.config import ModelConfig
 
 
 def attentions(**options):
@@ -51,7 +52,7 @@ SIGNED = ("identity", "trigonometric", "gaussian")
 
 @pytest.mark.parametrize("name", names())
 def test_every_map_can_be_named(name):
-    config = TarnnConfig(feature_map=name, normalize=name not in SIGNED, position="none", max_position_embeddings=64)
+    config = ModelConfig(feature_map=name, normalize=name not in SIGNED, position="none", max_position_embeddings=64)
     made = make_feature_map(config, 0)
     assert type(made.inner) is MAPS[name].kind
     assert isinstance(made, Reparametrized) == (name == "saderf")

@@ -15,7 +15,7 @@ class _NothingDrawn(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def unfilled(kind: Any, config: Any, **options: Any) -> Any:
+def build_on_meta(kind: Any, config: Any, **options: Any) -> Any:
     """kind(config, …) on the meta device: nothing is allocated."""
     with torch.device("meta"), _NothingDrawn():
         return kind(config, **options)

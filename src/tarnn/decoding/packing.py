@@ -1,0 +1,92 @@
+"""A plan packed for the kernel of the fused step: the weights in one block of bytes, and the numbers that say what lies where.
+
+csrc/model_step/operators.cpp reads the numbers in the order in which they are written here.
+"""
+
+import torch
+from torch import Tensor
+
+from tarnn.decoding.plan import Features, Layer, Norm, Plan, Product, Shift
+from tarnn.kernels.cpu.stack import ATTENTIONS, DECAYS, FUNCTIONS, Block
+from tarnn.kernels.features import NAMES
+
+
+def pack(plan: Plan, weights: str) -> tuple[Tensor, Tensor]:
+    """(the numbers, the block of weights); weights: how the layers' matrices are kept, one of `FORMATS`."""
+    block, first = Block(), plan.layers[0]
+    rotations = {tuple(x.tolist()): x for layer in plan.layers if (x := layer.attention.frequencies) is not None}
+    hidden, inner = first.mlp.down.weight.shape
+    block.numbers(hidden, *first.attention.heads, inner, len(plan.layers), len(rotations))
+    block.numbers(plan.pre_norm, plan.centred, first.mlp.gate is not None, plan.normalize)
+    for frequencies in rotations.values():
+        block.numbers(2 * len(frequencies))
+        block.place(frequencies.double())
+    for layer in plan.layers:
+        _write_layer(block, layer, weights, list(rotations))
+    _write_norm(block, plan.last_norm)
+    block.matrix(*plan.head, "float32" if weights == "float32" else "bfloat16")
+    return torch.tensor(block.plan, device="cpu"), block.bytes()
+
+
+def _write_layer(block: Block, layer: Layer, weights: str, rotations: list[tuple[float, ...]]) -> None:
+    x, mlp = layer.attention, layer.mlp
+    block.numbers(ATTENTIONS.index(x.kind), DECAYS.index(x.decay.kind))
+    rotation = -1 if x.frequencies is None else rotations.index(tuple(x.frequencies.tolist()))
+    block.numbers(rotation, x.rotates_features)
+    if x.features is not None:
+        _write_features(block, x.features, x.log_scaled, x.num_features)
+    _write_norm(block, layer.attention_norm)
+    _write_norm(block, layer.mlp_norm)
+    rows = [*x.inputs, *([] if x.decay.rows is None else [x.decay.rows])]
+    block.matrix(*_stacked(rows), weights)
+    block.matrix(*x.output, weights)
+    up = mlp.up if mlp.gate is None else _interleaved(mlp.gate, mlp.up)
+    block.matrix(*up, weights)
+    block.matrix(*mlp.down, weights)
+    if x.decay.up is not None:
+        g = x.heads[1]
+        weight, bias = x.decay.up
+        block.heads(weight.unflatten(0, (g, -1)), None if bias is None else bias.unflatten(0, (g, -1)))
+    for norm in (x.q_norm, x.k_norm, x.o_norm):
+        block.vector(None if norm is None else norm.gain)
+    block.vector(x.decay.log_decay)
+
+
+def _write_features(block: Block, x: Features, log_scaled: bool, num_features: int) -> None:
+    # whether it takes more than one of the maps that attention's own step knows
+    plain = x.omega is None and x.queries is None and (x.gain, x.shift) == (1.0, 0.0) and x.function in NAMES
+    heads, m = (0, 0) if x.omega is None else x.omega.shape[:2]
+    block.numbers(FUNCTIONS.index(x.function), not plain, log_scaled, num_features, heads, m)
+    if x.omega is not None:
+        block.heads(x.omega, None if x.bias is None else x.bias.expand(heads, -1))
+    block.place(torch.tensor((x.square, x.offset, x.gain, x.shift, x.number), dtype=torch.float64))
+    block.place(torch.tensor(x.parts) if x.parts else None)
+    for shift in (x.queries, x.keys):
+        _write_shift(block, shift)
+
+
+def _write_shift(block: Block, shift: Shift | None) -> None:
+    block.numbers(0 if shift is None else len(shift.centre))
+    for x in shift or [None] * 4:
+        block.vector(None if x is None else x.flatten())
+
+
+def _write_norm(block: Block, norm: Norm | None) -> None:
+    block.vector(None if norm is None else norm.gain)
+    block.vector(None if norm is None else norm.bias)
+
+
+def _stacked(products: list[Product]) -> Product:
+    """Several products of the same input as one."""
+    biases = [w.new_zeros(len(w)) if b is None else b for w, b in products]
+    return Product(torch.cat([w for w, _ in products]), torch.cat(biases))
+
+
+def _interleaved(gate: Product, up: Product) -> Product:
+    """64 rows of the gate, 64 of what it gates, and so on."""
+
+    def panels(x: Tensor | None) -> Tensor:
+        x = gate.weight.new_zeros(len(gate.weight)) if x is None else x
+        return torch.cat([x, x.new_zeros(-len(x) % 64, *x.shape[1:])]).unflatten(0, (-1, 64))
+
+    return Product(*(torch.stack([panels(a), panels(b)], 1).flatten(0, 2) for a, b in zip(gate, up, strict=True)))

@@ -1,0 +1,143 @@
+"""Linear attention by the compiled kernels (csrc/): what `eager` computes, at the speed of the processor.
+
+The kernels take any strides and any of the four floating types, so nothing is copied here but small things: decays
+and log-weights become the wide type, states contiguous. Results are allocated here and written there. How the
+kernels work: docs/kernels.md.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from tarnn.kernels.cpu import library
+from tarnn.kernels.features import NAMES
+from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
+
+# positions: the (c × c) products within a chunk cost c·(d + e) flops per token, those across 4·d·e
+CHUNK = 32
+CHUNK_OF_MANY = 64  # where features are projected: they are many, or states the only products
+CHUNK_WITH_CHANNELS = 16  # within a chunk, each pair of positions then costs f multiplications of its own
+# positions, at least, and at least eight chunks: forward keeps the state before each segment, backward has room for those in one
+SEGMENT = 256
+STRETCH = 512  # positions: no shorter does a sequence get cut to keep more cores busy
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def refusal(call: Call) -> str | None:
+    """Why the compiled kernels can't compute this call, or None."""
+    if not call.q.is_cpu:
+        return "The compiled kernels are for CPUs, and these tensors are elsewhere."
+    if call.q.dtype not in DTYPES:
+        return f"The compiled kernels take float32, bfloat16, float16 and float64; got {call.q.dtype}."
+    return library.refusal()
+
+
+def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:
+    """The outputs; None, and never made, are denominators where there will be no backward, and a state that nobody wants."""
+    read_again = for_backward and not call.causal
+    outputs = call.new_outputs(den=for_backward, state=with_state or read_again)
+    kept = _new_kept(call) if for_backward and call.causal else None
+    torch.ops.tarnn_cpu.forward.default(*_inputs(call), *_options(call), *outputs[:5], kept)
+    return outputs if kept is None else outputs._replace(kept=kept)
+
+
+def _new_kept(call: Call) -> Tensor | None:
+    """For the states before all segments of a row and head but the first: S, z and M."""
+    (b, g, t, _), f = call.k.shape, call.num_features
+    count = (t - 1) // _lengths(call)[1]
+    return None if count < 1 else call.q.new_empty(b, g, count, f * call.v.shape[3] + f + 1, dtype=call.dtype)
+
+
+def backward(call: Call, returned: Returned) -> Gradients:
+    grads = call.new_gradients(returned, state=call.S is not None)
+    grad_S, grad_z = (_in_a_row(x, call.dtype) for x in (returned.grad_S, returned.grad_z))
+    torch.ops.tarnn_cpu.backward.default(
+        returned.grad_o,
+        grad_S,
+        grad_z,
+        returned.o,
+        returned.den.contiguous(),
+        returned.S_behind,
+        returned.z_behind,
+        returned.M_behind,
+        returned.kept,
+        *_inputs(call),
+        *_options(call),
+        *grads,
+    )
+    return grads.of(call)
+
+
+def step(call: Call, *, inplace: bool = False) -> Outputs:
+    """One token for every row and head in one call; autograd is told of tensors that are written in place."""
+    S: Any
+    z: Any
+    M: Any
+    q, k, v, log_decay, weight, S, z, omega, bias, M, _, _, function, _, normalize, eps, *numbers = call
+    wide = S.dtype
+    if M is None and call.weighted:
+        M = z.new_zeros(z.shape[:2])
+    before = (S.contiguous(), z.contiguous(), None if M is None else M.contiguous())
+    after: Any = before if inplace else [None if x is None else torch.empty_like(x) for x in before]
+    o = torch.empty_like(v) if q.shape == v.shape else v.new_empty((*q.shape[:3], v.shape[3]))
+    torch.ops.tarnn_cpu.step.default(
+        q,
+        k,
+        v,
+        None if log_decay is None else log_decay.to(wide),
+        None if weight is None else weight.to(wide),
+        *before,
+        _in_a_row(omega, wide),
+        _in_a_row(bias, wide),
+        o,
+        *after,
+        NAMES.index(function),
+        normalize,
+        eps,
+        *numbers,
+    )
+    if not inplace:
+        return Outputs(o, None, *after)
+    for x, y in zip((S, z, M), after):
+        if x is not y:  # x isn't contiguous
+            x.copy_(y)
+    increment_version((S, z) if M is None else (S, z, M))
+    return Outputs(o, None, S, z, M)
+
+
+def _in_a_row(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if x is None else x.to(dtype).contiguous()
+
+
+def _inputs(call: Call) -> tuple:
+    """The tensors, as the kernels read them. (Without generators: for short sequences, this is a part of the time.)"""
+    q, k, v, decay, weight, S, z, omega, bias, M, key_mask, cu_seqlens, *_ = call
+    wide, cuts = call.dtype, None if cu_seqlens is None else call.cuts()
+    return (
+        q,
+        k,
+        v,
+        None if decay is None else decay.to(wide),
+        None if weight is None else weight.to(wide),
+        _in_a_row(S, wide),
+        _in_a_row(z, wide),
+        _in_a_row(M, wide),
+        key_mask,
+        None if cuts is None else torch.tensor(cuts, dtype=torch.int64, device="cpu"),
+        _in_a_row(omega, wide),
+        _in_a_row(bias, wide),
+    )
+
+
+def _lengths(call: Call) -> tuple[int, int]:
+    """Positions of a chunk and of a segment."""
+    chunk = CHUNK_WITH_CHANNELS if call.has_channels else CHUNK if call.omega is None else CHUNK_OF_MANY
+    return chunk, max(SEGMENT, 8 * chunk)
+
+
+def _options(call: Call) -> tuple:
+    numbers = (call.factor, call.square, call.offset, call.shift)
+    how = (NAMES.index(call.function), call.causal, call.normalize, call.weighted, call.eps)
+    return (*how, *_lengths(call), STRETCH, *numbers)

@@ -1,0 +1,257 @@
+"""The sizes and choices of a model: one flat, frozen, checked record, from which all modules here are built."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+from tarnn.attention.registry import ATTENTIONS, DECAYS
+from tarnn.feature_maps import FeatureMap
+from tarnn.feature_maps.by_name import described
+from tarnn.feature_maps.registry import MAPS
+from tarnn.models.checks import check_choice, check_flag, check_number, check_options, check_pattern, check_positive_int
+
+FILLED_IN: Any = None  # the default of a key that others decide
+MOST_HEADS = 2**20  # numbers per head are made before weights are counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The keys that say what a model computes. A key that is None by default is filled in.
+
+    `attention` and `feature_map` take a name for all layers, or a list of names: a pattern that is repeated over the
+    layers, so that a hybrid is one line:
+
+        ModelConfig(num_hidden_layers=8, attention=["linear", "linear", "linear", "softmax"])
+
+    attention: a name of `tarnn.attention.names()`: linear | softmax | none, or one of your own.
+    attention_options: arguments of the kinds of attention, by name, such as {"softmax": {"dropout": 0.1}}.
+    feature_map: a name of `tarnn.feature_maps.names()`, such as elu, relu, dpfp or favor (FAVOR+), or a map, which
+        stands for its name and its options: each layer makes its own. feature_map_options: arguments of the maps,
+        by name: {"favor": {"num_features": 128, "seed": 1, "centre": true, "balance": true}}, {"dpfp": {"nu": 2}}.
+    normalize: divide by the sum of the weights; False: a norm on each head's output (signed maps need it).
+    causal: each token sees those before it; False: all see all others (an encoder).
+    input_size: None: the input is token ids; n: frames of n numbers (`input_features`, of `TarnnForCTC`), of which
+        `subsampling` neighbours make one position of the sequence.
+    decay: none | head (RetNet) | token (Mamba-2) | channel (GLA), of linear attention's state; by default token, and
+        none if causal=False, since a decay runs along time.
+    position: rotary | sinusoidal (added to the embedding) | sinusoidal_half (half of the channels are the
+        embedding, half the position; untied) | learned (added; needs max_position_embeddings) | none. By default none,
+        since a decay knows the order, and sinusoidal if causal=False.
+    max_position_embeddings: the longest sequence that is accepted; None: any length.
+    norm: rms | layer; norm_position: pre | post (the residual sum is normed, as in 2017).
+    mlp: swiglu | gelu; intermediate_size: by default 8/3 and 4 times hidden_size, alike in parameters.
+    qk_norm: an RMSNorm of each query and key.
+    bias: whether projections have one. dropout: on the embedding and on what each sublayer adds.
+
+    Raises ValueError, in one sentence, for an unknown choice, sizes that don't fit each other, and combinations that
+    have no meaning.
+    """
+
+    positions: ClassVar[tuple[str, ...]] = ("rotary", "sinusoidal", "sinusoidal_half", "learned", "none")
+
+    vocab_size: int = 257
+    hidden_size: int = 256
+    num_hidden_layers: int = 8
+    num_attention_heads: int = 8
+    num_key_value_heads: int = FILLED_IN  # num_attention_heads
+    head_dim: int = FILLED_IN  # hidden_size / num_attention_heads
+    intermediate_size: int = FILLED_IN  # see above
+    attention: str | list[str] = "linear"
+    attention_options: dict = FILLED_IN  # {}
+    feature_map: str | FeatureMap | list[str | FeatureMap] = "elu"
+    feature_map_options: dict = FILLED_IN  # {}
+    normalize: bool = True
+    decay: str = FILLED_IN  # see above
+    position: str = FILLED_IN  # see above
+    rotary_base: float = 10000.0
+    max_position_embeddings: int | None = None
+    causal: bool = True
+    input_size: int | None = None
+    subsampling: int = 1
+    norm: str = "rms"
+    norm_eps: float = 1e-6
+    norm_position: str = "pre"
+    mlp: str = "swiglu"
+    bias: bool = False
+    qk_norm: bool = True
+    tie_word_embeddings: bool = FILLED_IN  # True if the embedding is a matrix like the output layer's
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        tied = self.position != "sinusoidal_half" and self.input_size is None
+        self._fill_in(
+            decay="token" if self.causal else "none",
+            position="none" if self.causal else "sinusoidal",
+            tie_word_embeddings=tied,
+            attention_options={},
+            feature_map_options={},
+        )
+        map_sizes = self._name_feature_maps()
+        self._check_values()
+        self._check_combinations()
+        wide = 4 * self.hidden_size if self.mlp == "gelu" else 8 * self.hidden_size / 3
+        self._fill_in(
+            num_key_value_heads=self.num_attention_heads,
+            head_dim=self.hidden_size // self.num_attention_heads,
+            intermediate_size=-int(-wide // 32) * 32,
+        )
+        self._check_feature_maps(map_sizes)
+
+    def attention_of(self, layer: int) -> str:
+        """The kind of attention in this layer."""
+        return layer_choice(self.attention, layer)
+
+    def cross_attention_of(self, layer: int) -> str:
+        """The kind of this layer's attention to another sequence."""
+        return self.attention_of(layer)
+
+    def feature_map_of(self, layer: int) -> str:
+        """The name of this layer's feature map."""
+        return layer_choice(cast(str | list[str], self.feature_map), layer)
+
+    def feature_map_sizes(self) -> dict[str, Any]:
+        """The arguments of feature maps that the model decides."""
+        return {
+            "head_dim": self.head_dim,
+            "num_heads": self.num_key_value_heads,
+            "max_length": self.max_position_embeddings,
+        }
+
+    def numbers_outside_blocks(self) -> int:
+        """The size of embeddings, final norm and output layer."""
+        hidden = self.hidden_size
+        width = hidden // 2 if self.position == "sinusoidal_half" else hidden
+        inputs = self.vocab_size if self.input_size is None else self.input_size * self.subsampling + 1
+        numbers = inputs * width + (0 if self.tie_word_embeddings else self.vocab_size * hidden)
+        if self.position == "learned":
+            numbers += width * (self.max_position_embeddings or 0)
+        return numbers + (0 if self.norm_position == "post" else hidden * (1 if self.norm == "rms" else 2))
+
+    def _fill_in(self, **defaults: Any) -> None:
+        """Sets keys that are None; only `__post_init__` may."""
+        vars(self).update({key: value for key, value in defaults.items() if getattr(self, key) is None})
+
+    def _name_feature_maps(self) -> dict[str, dict[str, Any]]:
+        """Replaces feature maps given as objects by names and options. Returns the sizes that they were made for."""
+        options = self.feature_map_options
+        if isinstance(options, dict):
+            options = {MAPS.own_name(name): value for name, value in options.items()}
+        check_options("feature_map_options", options, MAPS, "{'dpfp': {'nu': 2}}")
+        check_options("attention_options", self.attention_options, ATTENTIONS, "{'linear': {'dropout': 0.1}}")
+        names: list[Any] = []
+        sizes: dict[str, dict[str, Any]] = {}
+        pattern = self.feature_map if isinstance(self.feature_map, list | tuple) else [self.feature_map]
+        for choice in pattern:
+            if not isinstance(choice, FeatureMap):
+                names.append(MAPS.own_name(choice))
+                continue
+            name, own_options, sizes[name] = described(choice)
+            if options.get(name, own_options) != own_options:
+                raise ValueError(
+                    f"all layers with one kind of feature map have the same options of it; got {options[name]} and "
+                    f"{own_options} for {name!r}."
+                )
+            options = {**options, name: own_options}
+            names.append(name)
+        vars(self).update(
+            feature_map=names if isinstance(self.feature_map, list | tuple) else names[0],
+            feature_map_options={name: values for name, values in options.items() if values},
+        )
+        return sizes
+
+    def _check_values(self) -> None:
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "subsampling"):
+            check_positive_int(name, getattr(self, name))
+        optional = ("num_key_value_heads", "head_dim", "intermediate_size", "max_position_embeddings", "input_size")
+        for name in optional:
+            if getattr(self, name) is not None:
+                check_positive_int(name, getattr(self, name))
+        for name in ("normalize", "bias", "qk_norm", "tie_word_embeddings", "causal"):
+            check_flag(name, getattr(self, name))
+        check_number("dropout", self.dropout, 0, 1)
+        check_number("norm_eps", self.norm_eps, 0, 10)
+        check_number("rotary_base", self.rotary_base, 1, 1e12)
+        check_choice("norm", self.norm, ("rms", "layer"))
+        check_choice("norm_position", self.norm_position, ("pre", "post"))
+        check_choice("mlp", self.mlp, ("swiglu", "gelu"))
+        check_choice("position", self.position, self.positions)
+        check_choice("decay", self.decay, ("none", *DECAYS.names()))
+        check_pattern("attention", self.attention, ATTENTIONS, self.num_hidden_layers)
+        check_pattern("feature_map", self.feature_map, MAPS, self.num_hidden_layers)
+
+    def _check_combinations(self) -> None:
+        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
+        if max(heads, kv_heads or 0) > MOST_HEADS:
+            raise ValueError(
+                f"num_attention_heads and num_key_value_heads must be at most {MOST_HEADS:,}; got {heads:,} and "
+                f"{kv_heads or heads:,}."
+            )
+        if self.head_dim is None and self.hidden_size % heads:
+            raise ValueError(
+                "hidden_size must be a multiple of num_attention_heads, or head_dim given; got "
+                f"hidden_size = {self.hidden_size} and num_attention_heads = {heads}."
+            )
+        if kv_heads is not None and heads % kv_heads:
+            raise ValueError(
+                f"num_attention_heads must be a multiple of num_key_value_heads; got {heads} and {kv_heads}."
+            )
+        if self.position == "learned" and self.max_position_embeddings is None:
+            raise ValueError('position = "learned" is a table: say how long, max_position_embeddings.')
+        if self.position.startswith("sinusoidal") and self.hidden_size % 4:
+            raise ValueError(
+                f"sinusoidal positions need a hidden_size that is a multiple of 4; got {self.hidden_size}."
+            )
+        if self.position == "sinusoidal_half" and self.tie_word_embeddings:
+            raise ValueError(
+                'position = "sinusoidal_half" makes embeddings half as wide as the output layer, so they '
+                "can't be tied; leave tie_word_embeddings out."
+            )
+        if self.input_size is not None and self.tie_word_embeddings:
+            raise ValueError(
+                "frames of input_size numbers have no embedding that the output layer could share; leave "
+                "tie_word_embeddings out."
+            )
+        if self.input_size is None and self.subsampling != 1:
+            raise ValueError(
+                f"subsampling joins neighbouring frames; tokens (input_size = null) have none, got {self.subsampling}."
+            )
+
+    def _check_feature_maps(self, sizes: dict[str, dict[str, Any]]) -> None:
+        """A map that was given as an object must have been made for this model."""
+        for name, made_for in sizes.items():
+            for key, value in self.feature_map_sizes().items():
+                if made_for.get(key, value) != value:
+                    raise ValueError(
+                        f"the {MAPS[name].kind.__name__} given as feature_map was made with {key} = {made_for[key]}; "
+                        f"this model's is {value}."
+                    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2SeqModelConfig(ModelConfig):
+    """The keys of a decoder that attends to an encoder, and of that encoder.
+
+    encoder_layers: blocks of the encoder, which is else like the decoder, sees both sides and has no decay; by default
+        num_hidden_layers.
+    cross_attention: the kind of the decoder's attention to the encoder: a name, or a list that is repeated over the
+        layers; by default that of `attention`.
+    """
+
+    encoder_layers: int = FILLED_IN  # num_hidden_layers
+    cross_attention: str | list[str] = FILLED_IN  # attention
+    position: str = "sinusoidal"
+
+    def __post_init__(self) -> None:
+        self._fill_in(encoder_layers=self.num_hidden_layers, cross_attention=self.attention)
+        check_positive_int("encoder_layers", self.encoder_layers)
+        if not self.causal or self.input_size is not None:
+            raise ValueError("an encoder–decoder of tokens has a causal decoder and no input_size; leave both out.")
+        super().__post_init__()
+        check_pattern("cross_attention", self.cross_attention, ATTENTIONS, self.num_hidden_layers)
+
+    def cross_attention_of(self, layer: int) -> str:
+        return layer_choice(self.cross_attention, layer)
+
+
+def layer_choice(pattern: str | list[str], layer: int) -> str:
+    """The name that a pattern has for this layer."""
+    return pattern if isinstance(pattern, str) else pattern[layer % len(pattern)]

@@ -1,0 +1,45 @@
+"""Which backend computes each op on this machine, and why not a faster one."""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from tarnn.kernels import elementwise, linear, mixture
+from tarnn.kernels.contract import ORDER, named, reasons
+from tarnn.kernels.cpu import library
+from tarnn.kernels.triton import machine
+
+
+class Choice(NamedTuple):
+    backend: str
+    reasons: dict[str, str]  # why each backend before it refused
+
+
+def choices() -> dict[str, Choice]:
+    """For each op, who computes a small float32 call on a CPU."""
+    x = torch.ones(1, 1, 1, 3)
+    calls: dict[str, Any] = {
+        "linear": linear.Call(x, x, x),
+        "elementwise": elementwise.Call(x, x, "swiglu"),
+        "mixture": mixture.Call(x[0, 0], x[0, 0, :, :1], x[0, 0, :, :1], 1.0, -1.0, 1.0),
+    }
+    found = {}
+    for op, call in calls.items():
+        answers = reasons(op, call)
+        found[op] = Choice(list(answers)[-1], {name: why for name, why in answers.items() if why is not None})
+    return found
+
+
+def for_gpus() -> list[str]:
+    """The ops that have kernels for GPUs."""
+    return [op for op in choices() if named(ORDER[0], op) is not None]
+
+
+def cpu_kernels() -> dict[str, str]:
+    """The compiled kernels that CPUs take, and why. ValueError for a setting that nobody knows."""
+    return library.status()._asdict()
+
+
+def gpu_kernels() -> dict[str, str] | None:
+    """The path that linear attention takes on the first GPU, and why; None without one."""
+    return machine.status(0)._asdict() if torch.cuda.is_available() else None

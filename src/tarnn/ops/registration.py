@@ -1,0 +1,298 @@
+"""An op as torch knows it, written once for all ops: schema, shapes without data, first and second derivative.
+
+An operator of torch (a digest of its schema follows in its name) is opaque to torch.compile, which sees only its schema and
+fake kernel; inside, the backend that `tarnn.kernels.contract` chooses does the work. Calls that nothing traces go past the
+operator, which costs hundreds of microseconds, forward and backward: more than the arithmetic of a short sequence.
+"""
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tarnn.kernels.contract import choose, form, named, num_tensors, of_form, present, schema
+from tarnn.kernels.plain import is_plain, is_transformed
+from tarnn.numerics import full_precision
+
+
+class Op:
+    """A differentiable function of a record: `op(call)`, and `op.step(call)` for one token more.
+
+    Args:
+        name: the name of its file in each package of kernels, which has
+            forward(call, *, for_backward=True, with_state=True) → outputs, None for those that neither needs;
+            backward(call, returned) → gradients; without it, autograd differentiates `forward`;
+            step(call, *, inplace=False) → outputs; without it, one token is a call.
+        call: the record of a call.
+        outputs: the record of its outputs; those without a default are the results of the operator.
+        gradients: the record of its gradients, named as the first fields of the call.
+        differentiable: which outputs have gradients.
+        handed_out: which outputs callers get, those with gradients first; by default these alone.
+        keep: (call, outputs, with_state) → the outputs that `backward` needs, None for others; by default for all.
+        returned: the record that `backward` takes: gradients of outputs, kept outputs, and `flags`.
+        flags: for a call of booleans, which of its tensors need a gradient, what `returned` ends with.
+        operator: the name of the operator that torch.compile sees; "" for none: it sees the operations of eager's `forward`.
+            With one, a call has `new_outputs()`, tensors like those that `forward` gives, and if backends have a `backward`,
+            `new_gradients(returned)`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        call: Any,
+        outputs: Any,
+        gradients: Any,
+        differentiable: tuple[str, ...] = ("o",),
+        *,
+        handed_out: tuple[str, ...] = (),
+        keep: Callable[[Any, Any, bool], Any] | None = None,
+        returned: Any = None,
+        flags: Callable[[Any], tuple] = lambda needs: (),
+        operator: str = "",
+    ):
+        self.name, self.call, self.outputs, self.gradients = name, call, outputs, gradients
+        self.eager = named("eager", name)
+        self.differentiable, self.handed_out = differentiable, handed_out or differentiable
+        self.keep, self.flags = keep or (lambda call, outputs, with_state: self.nothing), flags
+        self.returned = returned or _returned(outputs, differentiable)
+        self.nothing = outputs(*[None] * len(outputs._fields))
+        self.num_gradients = len(gradients._fields)
+        self.forward_op: Any = None
+        self.backward_op: Any = None
+        if operator:
+            self.forward_op, self.backward_op = _operators(self, operator)
+
+    def __call__(self, call: Any, *, with_state: bool = True) -> Any:
+        """The outputs that are handed out; without `with_state` perhaps only the first, and None for others."""
+        if is_plain(call[0]):
+            backend = choose(self.name, call)
+            if not self.wants_gradient(call):
+                return backend.forward(call, for_backward=False, with_state=with_state)
+            if not hasattr(backend, "backward"):
+                return backend.forward(call)
+            results = _Light.apply(self, backend, call, with_state, *present(call))
+            names = self.handed_out if with_state else self.handed_out[:1]
+            return self.nothing._replace(**dict(zip(names, results if with_state else (results,))))
+        if is_transformed() or self.forward_op is None:
+            return self.eager.forward(call)
+        return self.outputs(*self.forward_op(*call))
+
+    def step(self, call: Any, *, inplace: bool = False) -> Any:
+        """One token and the state behind it; in plain operations where they are traced."""
+        if is_plain(call[0]):
+            if not self.wants_gradient(call):
+                return choose(self.name, call).step(call, inplace=inplace)
+            if not inplace:
+                return self(call)  # whose kernels have a backward
+        return self.eager.step(call, inplace=inplace)
+
+    def wants_gradient(self, call: Any) -> bool:
+        """Whether autograd watches something that the outputs depend on."""
+        if torch.is_grad_enabled():
+            for x in call[: self.num_gradients]:
+                if x is not None and x.requires_grad:
+                    return True
+        return False
+
+    def backward(self, call: Any, returned: Any) -> Sequence[Tensor | None]:
+        """The gradients, by the backend for this call."""
+        backend = choose(self.name, call)
+        if hasattr(backend, "backward"):
+            return backend.backward(call, returned)
+        return self.by_autograd(call, returned[: len(self.differentiable)])
+
+    def by_autograd(self, call: Any, grads: Sequence[Tensor | None], *, again: bool = False) -> list[Tensor | None]:
+        """The gradients by autograd through eager's forward; again: they are to be differentiated themselves."""
+        return self.differentiated(call, grads, again)[2]
+
+    def differentiated(self, call: Any, grads: Sequence[Tensor | None], again: bool) -> tuple[list, list, list]:
+        """The gradients of outputs, the call's tensors, and their gradients. The first two are aliases: the graph goes on
+        behind them, so that third derivatives work too."""
+        with torch.enable_grad(), full_precision(call[0]):
+            sent, inputs = ([_leaf(x) for x in xs] for xs in (grads, call[: self.num_gradients]))
+            outputs = self.eager.forward(call._replace(**dict(zip(call._fields, inputs))))
+            pairs = [(getattr(outputs, name), g) for name, g in zip(self.differentiable, sent) if g is not None]
+            return sent, inputs, _grad([y for y, _ in pairs], inputs, [g for _, g in pairs], create_graph=again)
+
+    def records(self, inputs: tuple) -> tuple[Any, Any]:
+        """Both records of the inputs of the backward operator."""
+        n = len(self.returned._fields)
+        return self.returned(*inputs[:n]), self.call(*inputs[n:])
+
+
+def _returned(outputs: Any, differentiable: tuple[str, ...]) -> Any:
+    """The record of the gradients of outputs, and of the outputs that are kept for them."""
+    names = (*(f"grad_{name}" for name in differentiable), *outputs._fields)
+    return NamedTuple("Returned", [(name, Tensor | None) for name in names])  # type: ignore[misc]
+
+
+def _leaf(x: Tensor | None) -> Tensor | None:
+    alias = None if x is None else x.view_as(x)
+    return alias if alias is None or alias.requires_grad else alias.requires_grad_()
+
+
+def _grad(outputs: list, inputs: list, grads: list, create_graph: bool) -> list[Tensor | None]:
+    """torch.autograd.grad, with None for inputs that aren't there or aren't used."""
+    there = [x for x in inputs if x is not None]
+    gradients: Sequence = [None] * len(there)
+    if outputs and there:
+        gradients = torch.autograd.grad(outputs, there, grads, create_graph=create_graph, allow_unused=True)
+    each = iter(gradients)
+    return [None if x is None else next(each) for x in inputs]
+
+
+# --- what autograd keeps, and what it gets back
+
+
+def _save(ctx, op: Op, call: Any, outputs: Any, with_state: bool) -> None:
+    kept = op.keep(call, outputs, with_state)
+    ctx.save_for_backward(*present(call), *[x for x in kept if x is not None])
+    ctx.form, ctx.kept = form(call), [x is not None for x in kept]
+
+
+def _saved(ctx, op: Op, grads: Sequence[Tensor | None], needs: Any) -> tuple[Any, Any]:
+    """The call that was saved, and what comes back to it. needs: the call of booleans."""
+    saved = ctx.saved_tensors  # unpacked once: activation checkpointing allows no more
+    call, others = of_form(ctx.form, saved)
+    each = iter(others)
+    kept = [next(each) if there else None for there in ctx.kept]
+    if grads[0] is None and kept[0] is not None:
+        grads = (torch.zeros_like(kept[0]), *grads[1:])
+    return call, op.returned(*grads, *kept, *op.flags(needs))
+
+
+class _Light(torch.autograd.Function):
+    """An op for calls that nothing traces, at a tenth of the operator's overhead. It takes the call as one argument, for the
+    forward alone, and the tensors in it, which autograd has to see."""
+
+    @staticmethod
+    def forward(ctx, op: Op, backend: Any, call: Any, with_state: bool, *tensors: Tensor):
+        outputs = backend.forward(call, with_state=with_state)
+        _save(ctx, op, call, outputs, with_state)
+        ctx.op = op
+        ctx.set_materialize_grads(False)
+        if not with_state:
+            return getattr(outputs, op.handed_out[0])
+        results = [getattr(outputs, name) for name in op.handed_out]
+        ctx.mark_non_differentiable(*results[len(op.differentiable) :])
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        op, needs = ctx.op, ctx.needs_input_grad[4:]
+        n = len(op.differentiable)
+        grads = grads[:n] if len(grads) >= n else (*grads, *[None] * (n - len(grads)))
+        if grads.count(None) == n:
+            return (None,) * len(ctx.needs_input_grad)
+        call, returned = _saved(ctx, op, grads, of_form(ctx.form, needs)[0])
+        if not torch.is_grad_enabled():
+            gradients = op.backward(call, returned)
+        elif op.backward_op is None:  # they are to be differentiated themselves
+            gradients = op.by_autograd(call, returned[:n], again=True)
+        else:
+            gradients = _by_operator(op, call, returned)
+        given = [g for g, x in zip(gradients, call) if x is not None]
+        return (None, None, None, None, *given, *[None] * (len(needs) - len(given)))
+
+
+# --- the operators
+
+
+def with_digest(name: str, of_schema: str) -> str:
+    """The name of an operator. torch.compile's caches on disk know operators by name alone: without a digest in it, graphs that
+    were compiled for another schema, by another version of the library, would be called."""
+    return f"tarnn::{name}_{zlib.crc32(of_schema.encode()):08x}"
+
+
+def _operators(op: Op, name: str) -> tuple[Any, Any]:
+    """The operators of the forward and of the backward pass, with their fake kernels and derivatives."""
+    required = len(op.outputs._fields) - len(op.outputs._field_defaults)  # shapes of the others are a backend's own
+
+    def forward(*inputs):
+        call = op.call(*inputs)
+        return tuple(choose(op.name, call).forward(call)[:required])
+
+    def backward(*inputs):
+        returned, call = op.records(inputs)
+        gradients = op.backward(call, returned)
+        if hasattr(call, "new_gradients"):
+            return _of_operator(gradients, call)
+        fresh = new_gradients(*inputs)  # autograd's own may be views of other tensors, or missing
+        return tuple(x.zero_() if g is None else x.copy_(g) for g, x in zip(gradients, fresh))
+
+    def new_gradients(*inputs):
+        returned, call = op.records(inputs)
+        if hasattr(call, "new_gradients"):
+            return _of_operator(call.new_gradients(returned), call)
+        inputs = call[: op.num_gradients]
+        return _of_operator([x if x is None else x.new_empty(x.shape) for x in inputs], call)
+
+    def save(ctx, inputs, output):
+        _save(ctx, op, op.call(*inputs), op.outputs(*output), True)
+
+    def differentiate(ctx, *grads):
+        sent = [grads[op.outputs._fields.index(name)] for name in op.differentiable]
+        gradients = _by_operator(op, *_saved(ctx, op, sent, op.call(*ctx.needs_input_grad)))
+        return _for_inputs(gradients, op.call)
+
+    def save_again(ctx, inputs, output):
+        returned, call = op.records(inputs)
+        ctx.save_for_backward(*returned[: len(op.differentiable)], *call[: num_tensors(op.call)])
+        ctx.constants = call[num_tensors(op.call) :]
+
+    def differentiate_again(ctx, *grads):
+        return _second(op, ctx, grads)
+
+    made = []
+    for suffix, run, fake, setup, derivative, (records, results) in (
+        ("", forward, lambda *x: op.call(*x).new_outputs()[:required], save, differentiate, ((op.call,), op.outputs)),
+        ("_backward", backward, new_gradients, save_again, differentiate_again, ((op.returned, op.call), op.gradients)),
+    ):
+        its_schema = schema(*records, results=results)
+        operator = torch.library.custom_op(
+            with_digest(name + suffix, its_schema), run, mutates_args=(), schema=its_schema, tags=_NOT_RECORDED
+        )
+        operator.register_fake(fake)
+        operator.register_autograd(derivative, setup_context=setup)
+        made.append(operator)
+    return made[0], made[1]
+
+
+# by torch.compile in CUDA graphs: a backend keeps tables on the device between calls, and reads cu_seqlens
+_NOT_RECORDED = (torch.Tag.cudagraph_unsafe,)
+
+
+def _of_operator(gradients: Sequence[Tensor | None], call: Any) -> tuple[Tensor, ...]:
+    """Those of what the call has; empty tensors for None, which an operator cannot return."""
+    pairs = zip(gradients, call)
+    return tuple(call[0].new_empty(0) if x is None or g is None else g.to(x.dtype) for g, x in pairs)
+
+
+def _by_operator(op: Op, call: Any, returned: Any) -> list[Tensor | None]:
+    return _without_empty(op.backward_op(*returned, *call), call)
+
+
+def _without_empty(gradients: Sequence[Tensor | None], call: Any) -> list[Tensor | None]:
+    """None again for what isn't there, or isn't wanted."""
+    return [None if g is None or x is None or g.shape != x.shape else g for g, x in zip(gradients, call)]
+
+
+def _for_inputs(gradients: Sequence, record: Any) -> tuple:
+    """Gradients of a record's first fields, and None for the others."""
+    return (*gradients, *[None] * (len(record._fields) - len(gradients)))
+
+
+def _second(op: Op, ctx, of_gradients: Sequence[Tensor | None]) -> tuple:
+    """The second derivative, by autograd through the differentiable forward, twice. Kept outputs need no gradient of their
+    own."""
+    saved, n = ctx.saved_tensors, len(op.differentiable)  # unpacked once, as above
+    call = op.call(*saved[n:], *ctx.constants)
+    with torch.enable_grad(), full_precision(call[0]):
+        sent, inputs, first = op.differentiated(call, saved[:n], True)
+        pairs = zip(first, _without_empty(of_gradients, call))
+        used = [(a, b) for a, b in pairs if a is not None and b is not None and a.requires_grad]
+        again = torch.is_grad_enabled() and any(b.requires_grad for _, b in used)
+        second = _grad([a for a, _ in used], [*sent, *inputs], [b for _, b in used], create_graph=again)
+    return (*_for_inputs(second[:n], op.returned), *_for_inputs(second[n:], op.call))

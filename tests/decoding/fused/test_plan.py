@@ -1,0 +1,196 @@
+"""A plan is what the modules of a model say of themselves: of their own numbers, or it says which one it can't take."""
+
+import pytest
+import torch
+from torch import nn
+from transformers.utils.output_capturing import maybe_install_capturing_hooks
+
+from tarnn.attention import calibrating
+from tarnn.attention.rotary import Rotary
+from tarnn.decoding.fused import FusedStep, refusal, refusal_of_its_kind
+from tarnn.feature_maps import Elu
+from tarnn.kernels.cpu import library
+from tarnn.models.backbone import TextModel
+from tarnn.models.block import GeluMlp
+
+pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
+
+
+class Packed(torch.Tensor):
+    """Not a plain tensor."""
+
+
+class Adapter(nn.Linear):
+    """With a weight of the same name, of which it makes something else."""
+
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+class Scaled(Rotary):
+    def rotation(self, positions, dtype=torch.float32):
+        return super().rotation(positions / 8, dtype)
+
+
+class OwnElu(Elu):
+    """It may compute anything."""
+
+
+def own_forward(block):
+    block.forward = block.forward
+
+
+def own_method(block):
+    block.attention.step = block.attention.step
+
+
+def adapted(block):
+    block.mlp.down_proj = Adapter(48, 32)
+
+
+def other_dropout(block):
+    block.attention.dropout = nn.Tanh()
+
+
+def other_map(block):
+    block.attention.feature_map = OwnElu()
+
+
+def hook(block):
+    block.register_forward_pre_hook(lambda *_: None)
+
+
+def scaled_rotary(block):
+    block.attention.rotary = Scaled(8)
+
+
+def narrow_rotary(block):
+    block.attention.rotary = Rotary(4)
+
+
+def wide_product(block):
+    block.mlp.down_proj.weight = nn.Parameter(torch.zeros(32, 50))
+
+
+def other_eps(block):
+    block.mlp_norm.eps = 0.1
+
+
+def eps_of_each(block):
+    block.mlp_norm.eps = torch.full((32,), 1e-6)
+
+
+def other_eps_of_heads(block):
+    block.attention.q_norm.eps = 1e-3
+
+
+def other_norm(block):
+    block.attention_norm = nn.LayerNorm(32).eval()
+
+
+def no_gain(block):
+    block.attention_norm = nn.LayerNorm(32, elementwise_affine=False).eval()
+
+
+def gelu(block):
+    block.mlp = GeluMlp(block.config).eval()
+
+
+def few_directions(block):
+    phi = block.attention.feature_map.feature_map
+    phi.omega = phi.omega[..., :2]
+
+
+def part_in_training(block):
+    block.dropout.train()
+
+
+REFUSED = {
+    own_forward: "model.layers.1 (TarnnBlock) has a method of its own, forward",
+    own_method: "model.layers.1.attention (LinearAttention) has a method of its own, step",
+    adapted: "model.layers.1.mlp.down_proj (Adapter) does not describe itself",
+    other_dropout: "model.layers.1.attention.dropout (Tanh) does not describe itself",
+    other_map: "model.layers.1.attention.feature_map (OwnElu) does not describe itself",
+    hook: "model.layers.1 (TarnnBlock) has a hook",
+    scaled_rotary: "a part (Scaled) does not describe itself",
+    narrow_rotary: "a tensor is (2,), which does not fit the other weights",
+    wide_product: "model.layers.1.mlp.down_proj.weight is (32, 50), which does not fit the other weights",
+    other_eps: "its layers differ in their eps of norms",
+    eps_of_each: "its layers differ in their eps of norms",
+    other_eps_of_heads: "norms of queries, keys and outputs are RMSNorms with eps = 1e-06 there",
+    other_norm: "its layers differ in their kind of norms",
+    no_gain: "model.layers.1.attention_norm (LayerNorm) has no gain",
+    gelu: "its layers differ in their feed-forward",
+    few_directions: "a tensor is (1, 12, 2), which does not fit the other weights",
+    part_in_training: "model.layers.1.dropout (Dropout) is in training mode",
+}
+
+
+@pytest.mark.parametrize("change", REFUSED, ids=lambda x: x.__name__)
+def test_what_a_plan_does_not_take_it_names(make_model, change):
+    model = make_model("random features").float()
+    model.model.layers[1].config = model.config
+    assert refusal(model) is None
+    change(model.model.layers[1])
+    assert refusal(model) == REFUSED[change]
+    with pytest.raises(ValueError, match=r"there is no fused step for this model: .*Use model.step"):
+        FusedStep(model)
+
+
+def test_what_changes_no_number_is_taken(make_model):
+    """What transformers leaves behind: its hooks, a new head in training; dropout's rate, an embedding's padding."""
+    model = make_model("default", tie_word_embeddings=False).float()
+    model.enable_input_require_grads()
+    maybe_install_capturing_hooks(model)
+    model.resize_token_embeddings(50)
+    model.model.dropout.p, model.model.embed_tokens.padding_idx = 0.5, 3
+    assert refusal(model) is None
+    assert refusal(TextModel(model.config.record()).eval()) is None
+
+
+def logits_of(step, model):
+    state = model.new_state(2)
+    for token in torch.tensor([[3, 5], [7, 7], [4, 9]]):
+        logits, state = step(token, state)
+    return logits
+
+
+def test_numbers_are_those_of_the_modules_not_of_the_config(make_model):
+    """Written by hand into layers that were built: eps of all norms, one layer's rotary base, a head with fewer tokens."""
+    model = make_model("rotary", feature_map="favor", tie_word_embeddings=False).float()
+    before = logits_of(FusedStep(model), model)
+    for norm in (model.model.norm, *(x for b in model.model.layers for x in (b.attention_norm, b.mlp_norm))):
+        norm.eps = 0.1
+    model.model.layers[1].attention.rotary.base = 5.0
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight[:20].detach())
+    model.config.norm_eps, model.config.rotary_base = 1.0, 1.0
+    logits, expected = (logits_of(step, model) for step in (FusedStep(model), model.step))
+    assert logits.shape == (2, 20)
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+    assert (logits - before[:, :20]).abs().max() > 1e-3
+
+
+def test_hooks_on_the_model_and_on_all_modules_are_refused(make_model):
+    model = make_model("default").float()
+    handle = model.register_forward_hook(lambda *_: None)
+    assert refusal(model).endswith("(TarnnForCausalLM) has a hook")
+    handle.remove()
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert refusal(model) == "there is a hook on all modules"
+    handle.remove()
+    assert refusal(model) is None
+
+
+def test_a_layer_that_is_being_calibrated_is_refused(make_model):
+    model = make_model("random features").float()
+    with calibrating(model):
+        assert refusal(model).endswith("attention (LinearAttention) is being calibrated")
+    assert refusal(model) is None
+
+
+def test_other_tensors_are_refused_and_a_model_without_numbers_has_a_kind(make_model):
+    model = make_model("default").float()
+    weight = model.model.layers[1].mlp.up_proj.weight
+    model.model.layers[1].mlp.up_proj.weight = nn.Parameter(weight.data.as_subclass(Packed))
+    assert "kept in another way" in refusal(model)
+    assert refusal_of_its_kind(make_model("default").to("meta")) is None
