@@ -19,8 +19,8 @@ from gpu_clock import ROUNDS, WARM_UP, about, gpu, milliseconds, where
 from scripts.common.options import parse
 from scripts.common.results import run
 from scripts.common.tables import markdown, page
+from tarnn.decoding.cuda_graph import RecordedStep
 from tarnn.decoding.loop import TokenLoop
-from tarnn.decoding.recorded import RecordedStep
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 FULL = {"batch_sizes": [1, 32, 256], "positions": [1024, 4096, 16384, 65536, 131072], "dry_run": False}
@@ -35,7 +35,7 @@ def linear_step(batch_size: int, device: str) -> Any:
     model = TarnnForCausalLM(TarnnConfig(**SHAPE)).to(device, torch.bfloat16).eval()
     tokens = torch.zeros(batch_size, dtype=torch.long, device=device)
     loop = TokenLoop(model, model.new_state(batch_size))
-    step = RecordedStep(loop) if device == "cuda" else torch.no_grad()(model.step)
+    step = RecordedStep(loop.model, loop.state) if device == "cuda" else torch.no_grad()(model.step)
     return lambda: step(tokens, loop.state, inplace=True)
 
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tarnn.decoding.compiled import choose, compile_step
 from tarnn.decoding.pixels import PixelLoop, pixel_sampler, upper_rows
 from tarnn.models import TarnnForImageGeneration, TarnnImageConfig
 
@@ -91,21 +90,6 @@ def test_the_state_is_written_in_place_and_does_not_grow():
     list(loop.draw(pixel_sampler(model.likelihood)))
     assert [layer.S.data_ptr() for layer in loop.state.layers] == before
     assert loop.state.position.tolist() == [12, 12]  # the start and all values but the last
-
-
-def test_a_compiled_step_takes_the_place_of_the_plain_one(monkeypatch):
-    model, calls = build(), []
-
-    def compiled(step, **options):
-        return lambda token, state, **how: (calls.append(len(token)), step(token, state, **how))[1]
-
-    monkeypatch.setattr(torch, "compile", compiled)
-    loop = PixelLoop(model, 2)
-    compile_step(loop)
-    list(loop.draw(pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(0))))
-    assert len(calls) == 2 + 12
-    assert torch.equal(loop.images, images(model, 2))
-    assert choose(PixelLoop(build(attention="softmax"), 2), None, 10**6)[0] is False
 
 
 def test_what_cannot_be_drawn():

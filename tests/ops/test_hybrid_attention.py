@@ -8,15 +8,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tarnn
+from tarnn.kernels import contract
 from tarnn.kernels.cpu import library
+from tarnn.kernels.eager.hybrid import CHUNK
+from tarnn.kernels.hybrid import at
 from tarnn.ops import linear_attention, reference, softmax_attention
 from tarnn.ops.features import features, log_features
-from tarnn.ops.hybrid import chunks as hybrid_chunks
-from tarnn.ops.hybrid import compiled as hybrid_compiled
-from tarnn.ops.hybrid.chunks import CHUNK, new_state
+from tarnn.ops.hybrid import attend as hybrid_attend
 from tarnn.ops.hybrid.op import hybrid_attention, hybrid_step
 from tarnn.ops.hybrid.slots import scores
-from tarnn.ops.hybrid.state import HybridState, Options, at
+from tarnn.ops.hybrid.state import HybridState
 
 D, E = 4, 5
 laws = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -449,26 +450,27 @@ def test_a_state_of_another_precision_is_refused():
             hybrid_attention(*(x[:, :, :t].double() for x in (q, k, v)), MAPS["favor"], state=state, **options)
 
 
-def test_why_plain_pytorch_computes():
+def test_why_plain_pytorch_computes(monkeypatch):
     if not library.available():
         pytest.skip("no compiled kernels")
-    q, k, v = tensors(1, 1, 1, 9)
-    how = Options(MAPS["favor"], True, 3, 1, 0, 0.5, None, 0.0, None)
-    state = new_state(how, k, v)
-    keys = hybrid_chunks._keys(how, state, k, v, torch.ones(1, 9, dtype=torch.bool), None)
+    calls, right = [], hybrid_attend.hybrid
+    monkeypatch.setattr(hybrid_attend, "hybrid", lambda call: calls.append(call) or right(call))
 
-    def why(how, *, watched=False, state_too=False, log_decay=None):
-        return hybrid_compiled.refusal(how, q, keys, state, log_decay, watched=watched, state_too=state_too)
+    def why(*, watched=False, **options):
+        q, k, v = (x.requires_grad_(watched) for x in tensors(1, 1, 1, 9))
+        hybrid_attention(q, k, v, MAPS["favor"], **{"causal": True, "window": 3, "sinks": 1} | options)
+        return contract.reasons("hybrid", calls[-1])["cpu"]
 
-    assert why(how) is None
-    assert why(how, watched=True) is None
-    assert why(how._replace(causal=False)) is None
-    assert "Slots" in why(how._replace(slots=2))
-    assert "fade" in why(how, log_decay=torch.zeros(1, 1, 9))
-    assert "both sides" in why(how._replace(causal=False), watched=True)
-    assert "state" in why(how, watched=True, state_too=True)
+    assert why() is None
+    assert why(watched=True) is None
+    assert why(causal=False) is None
+    assert "Slots" in why(slots=2)
+    assert "fade" in why(log_decay=torch.zeros(1, 1, 9))
+    assert "both sides" in why(causal=False, watched=True)
+    assert "state" in why(watched=True, return_state=True)
+    assert "exact_queries" in why(watched=True, exact_queries=torch.tensor([0]))
     with library.disabled():
-        assert "switched off" in why(how)
+        assert "switched off" in why()
 
 
 def test_gradients_of_a_step():

@@ -12,7 +12,7 @@ from torch import Tensor
 from tarnn.cli.output import Output, same_stream, writes_to_file
 from tarnn.cli.progress import Report, progress
 from tarnn.cli.prompt import prompt_ids, read_prompt
-from tarnn.cli.step import StepOptions, prepare_step
+from tarnn.cli.step import prepare_step
 from tarnn.decoding import samplers
 from tarnn.decoding.loop import PIECE, TokenLoop
 from tarnn.decoding.state_file import check_writable, load_state, save_state
@@ -39,11 +39,11 @@ class Request:
 
 
 def continue_prompt(
-    request: Request, load: Callable[[], Any], sampling: dict[str, Any], *, step: StepOptions, report: Report
+    request: Request, load: Callable[[], Any], sampling: dict[str, Any], *, weights: str | None, report: Report
 ) -> None:
     """Reads the prompt, and writes its continuation to stdout; the state to a file where that is asked for.
 
-    `load` opens the model; `sampling` are the arguments of the sampler; `step` says which step to take.
+    `load` opens the model; `sampling` are the arguments of the sampler; `weights`: as `prepare_step` takes them.
     """
     draw, count, limit = samplers.sampler(**sampling), request.num_samples, request.max_new_tokens
     check_numbers(limit, count, alike=sampling["temperature"] == 0, one=request.state_out is not None)
@@ -71,7 +71,7 @@ def continue_prompt(
     context = [*recent, *ids[0, -KEEP:].tolist()]
     rows = [TextStream(decode, context, request.stop) for _ in range(count)]
     if limit:
-        prepare_step(loop, limit, step, report)
+        prepare_step(loop, weights, report)
         with threads_for_steps(model):
             write(loop, draw, limit, rows, report, goes_on=request.state_out is not None)
     if request.state_out:

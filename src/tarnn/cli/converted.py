@@ -30,15 +30,15 @@ def continue_converted(
     sampling: dict[str, Any],
     said: str,
     *,
-    step: Any,
+    weights: str | None,
     report: Report,
 ) -> None:
     """`tarnn generate` for a converted model. given: the options; asked: where and in which dtype it runs."""
     for name, instead in OURS_ALONE.items():
         if name in given:
             raise UserError(f"--{name.replace('_', '-')} is for tarnn's own models; {instead}. Leave it out.")
-    if step.weights or step.compile:
-        raise UserError(f"--{'weights' if step.weights else 'compile'} is for tarnn's own models; leave it out.")
+    if weights:
+        raise UserError("--weights is for tarnn's own models; leave it out.")
     from tarnn.cli.continuation import Request, continue_prompt
     from tarnn.conversion.text import open_text
 
@@ -50,7 +50,7 @@ def continue_converted(
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "this model's features were calibrated")  # `about` has said it
-        continue_prompt(Request(checkpoint, **given), load, sampling, step=step, report=report)
+        continue_prompt(Request(checkpoint, **given), load, sampling, weights=weights, report=report)
 
 
 def predict_converted(checkpoint: Path, texts: Any, top: int, device: Any) -> Any:

@@ -11,11 +11,9 @@ from typer import Option
 
 from tarnn.cli.compressors import bits_per_byte, compressors
 from tarnn.cli.output import Output
-from tarnn.cli.progress import silent
-from tarnn.cli.step import StepOptions, prepare_step
+from tarnn.decoding import fastest_step
 from tarnn.decoding.decode_cost import ROUNDS, SECONDS_A_ROUND, DecodeCost, fastest_decode_cost, softmax_twin
 from tarnn.decoding.decode_cost_figure import plot_decode_cost
-from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.decoding.loop import TokenLoop
 from tarnn.decoding.samplers import sampler
 from tarnn.decoding.streaming import TextStream, decoder
@@ -109,7 +107,7 @@ def write_sample(model: TarnnForCausalLM, corpus: Corpus, num_tokens: int, seed:
     """Text from the model, as it is made."""
     prompt, out, start = list(PROMPT.encode()), Output(), time.perf_counter()
     loop = TokenLoop(model, model.new_state(1))
-    prepare_step(loop, num_tokens, StepOptions(), silent)
+    loop.step = fastest_step(model, loop.state).step
     loop.read(torch.tensor([prompt], device=model.device))
     stream = TextStream(decoder(corpus.tokenizer), prompt)
     out.write(PROMPT)
@@ -148,14 +146,13 @@ def measure(
     """Prints and returns the time and memory per token at each position, in this model and in its twin with softmax:
     of the fused step, where the compiled kernels are there, as in `tarnn generate`."""
     twin = TarnnForCausalLM(softmax_twin(model.config)).eval()
-    fused = refusal(model) is None
-    models = {name: (one, FusedStep(one) if fused else None) for name, one in (("linear", model), ("softmax", twin))}
+    steps = {name: (x, fastest_step(x)) for name, x in (("linear", model), ("softmax", twin))}
     costs: dict[str, list[DecodeCost]] = {"linear": [], "softmax": []}
     print(f"  {'position':>10}{'linear, ms':>26}{'bytes of state':>16}{'softmax, ms':>26}{'bytes of cache':>16}")
     for position in positions:
         cells = []
-        for name, (one, step) in models.items():
-            cost = fastest_decode_cost(one, position, seconds_a_round=seconds_a_round, step=step)
+        for name, (measured, chosen) in steps.items():
+            cost = fastest_decode_cost(measured, position, seconds_a_round=seconds_a_round, step=chosen.step)
             costs[name].append(cost)
             cells.append(
                 f"{cost.ms:11.3f} ({cost.ms_min:.3f} – {cost.ms_max:.3f})".rjust(26) + f"{cost.state_bytes:16,}"
@@ -163,7 +160,7 @@ def measure(
         print(f"  {position:10,}" + "".join(cells), flush=True)
     threads = " or ".join(dict.fromkeys(["1", str(torch.get_num_threads())]))
     print(f"""
-  The {"fused" if fused else "eager"} step, median of {ROUNDS} rounds (fastest – slowest), batch 1, {threads} threads, whichever
+  The {steps["linear"][1].name}, median of {ROUNDS} rounds (fastest – slowest), batch 1, {threads} threads, whichever
   is faster. The tokens before a position were not generated: random numbers stand for them.""")
     return costs
 

@@ -11,7 +11,6 @@ from typer import Argument, Option
 
 from tarnn.cli.converted import is_converted
 from tarnn.cli.progress import progress, silent
-from tarnn.cli.step import StepOptions
 from tarnn.decoding import samplers
 from tarnn.errors import UserError
 from tarnn.tasks import TASKS
@@ -75,9 +74,7 @@ def generate(
     weights: Annotated[
         Weights | None, Option(help="How the fused step keeps the weights: fewer bits are faster (default: float32).")
     ] = None,
-    compile: Annotated[
-        bool | None, Option(help="Compile the model's step. Default: where there is no fused one and it pays.")
-    ] = None,
+    compile: Annotated[bool | None, Option(hidden=True)] = None,
     device: Annotated[str, Option(help="cpu, cuda, mps …; auto: an accelerator if there is one.")] = "auto",
     dtype: Annotated[Dtype, Option(help="auto: as saved.")] = "auto",
     quiet: Annotated[bool, Option("--quiet", "-q", help="The results only, nothing on stderr.")] = False,
@@ -102,7 +99,11 @@ def generate(
     converted = is_converted(checkpoint)
     images = not converted and open_config(checkpoint, GENERATED).model_type == "tarnn_image"
     refuse_other_task(checkpoint, task, images, given)
-    step = StepOptions(compile, weights)
+    if compile is not None:
+        raise UserError(
+            "--compile and --no-compile are gone: the fused step, or on a GPU a CUDA graph, replaces the compiled one, and is "
+            "taken wherever it can be. Leave the option out."
+        )
     if seed is not None and not 0 <= seed < 2**63:
         raise UserError(f"--seed must be from 0 to below 2**63; got {seed}.")
     seed = secrets.randbelow(2**31) if seed is None else seed
@@ -132,7 +133,7 @@ def generate(
         from tarnn.cli.images import ImageRequest, generate_images
 
         drawing = ImageRequest(**{"class_labels" if k == "class_label" else k: v for k, v in given.items()})
-        generate_images(drawing, load, sampling, step=step, report=report)
+        generate_images(drawing, load, sampling, weights=weights, report=report)
     else:
         from tarnn.cli.continuation import Request, continue_prompt
 
@@ -140,10 +141,10 @@ def generate(
             from tarnn.cli.converted import continue_converted
 
             asked = {"dtype": DTYPES.get(dtype), "device": where}
-            continue_converted(checkpoint, given, asked, sampling, said, step=step, report=report)
+            continue_converted(checkpoint, given, asked, sampling, said, weights=weights, report=report)
             return
         request = Request(checkpoint, **given)
-        continue_prompt(request, load, sampling, step=step, report=report)
+        continue_prompt(request, load, sampling, weights=weights, report=report)
 
 
 def refuse_other_task(checkpoint: Path, task: str | None, images: bool, given: dict[str, Any]) -> None:

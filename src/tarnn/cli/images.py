@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tarnn.cli.progress import Report, progress, silent
-from tarnn.cli.step import StepOptions, prepare_step
+from tarnn.cli.step import prepare_step
 from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.pixels import PixelLoop, pixel_sampler, upper_rows
 from tarnn.decoding.samplers import Sampler
@@ -57,7 +57,7 @@ class ImageRequest:
 
 
 def generate_images(
-    request: ImageRequest, load: Callable[[], Any], sampling: dict[str, Any], *, step: StepOptions, report: Report
+    request: ImageRequest, load: Callable[[], Any], sampling: dict[str, Any], *, weights: str | None, report: Report
 ) -> None:
     """Draws or completes images into a PNG, and reports bits per dimension, as asked for.
 
@@ -66,7 +66,7 @@ def generate_images(
     """
     if request.num_samples:
         check_writable(request.out, "the picture")
-    elif step.weights:
+    elif weights:
         raise UserError("--weights is for drawing, and --num-samples 0 draws nothing; leave it out.")
     model = load()
     sample = pixel_sampler(model.likelihood, **sampling)
@@ -86,7 +86,9 @@ def generate_images(
         start = time.perf_counter()
         known = None if images is None else upper_rows(torch.from_numpy(images.pixels), rows)
         count = request.num_samples if images is None else len(images)
-        made = draw(model, count, request.batch_size, sample, labels=labels, known=known, step=step, report=report)
+        made = draw(
+            model, count, request.batch_size, sample, labels=labels, known=known, weights=weights, report=report
+        )
         report(f"tarnn: {speed(count, time.perf_counter() - start)}")
         if images is None:
             write_png(
@@ -107,7 +109,7 @@ def draw(
     *,
     labels: Tensor | None = None,
     known: Tensor | None = None,
-    step: StepOptions | None = None,
+    weights: str | None = None,
     report: Report = silent,
 ) -> np.ndarray:
     """`count` images, at most `batch_size` at once: uint8 (count, height, width, channels)."""
@@ -123,8 +125,7 @@ def draw(
             step=fused,
         )
         if fused is None:
-            num_values = (length - loop.filled) * len(sizes)
-            prepare_step(loop, num_values, step or StepOptions(), report)
+            prepare_step(loop, weights, report)
             fused = loop.step if isinstance(loop.step, FusedStep) else None
         with threads_for_steps(model) if size <= FEW else nullcontext():
             values = loop.draw(sample)

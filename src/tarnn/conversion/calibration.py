@@ -18,7 +18,7 @@ from tarnn.feature_maps import FeatureMap, QueryClusters, make, options_of
 from tarnn.feature_maps.statistics import FittedMap, Spread, spread_of
 from tarnn.numerics import widen
 from tarnn.ops.features import features, log_features
-from tarnn.ops.units import full_units
+from tarnn.units import full_units
 
 BLOCK = 256
 SAMPLED = 256  # queries of a row, for clusters

@@ -201,15 +201,8 @@ def documents_in(call: Call, *, cached: bool) -> Tensor | None:
     positions, padded = call.options.get("position_ids"), call.mask is not None and call.mask.ndim == 2
     if call.q.shape[2] != call.k.shape[2] or padded or (positions is not None and positions.ndim != 2):
         return None
-    return find_documents(
-        (call.q.shape[0], call.q.shape[2]),
-        cu_seqlens=None,
-        position_ids=positions,
-        attention_mask=None,
-        past_key_values=None,
-        use_cache=cached,
-        arguments=call.options,
-    )
+    shape = call.q.shape[0], call.q.shape[2]
+    return find_documents(shape, call.options, position_ids=positions, use_cache=cached).bounds
 
 
 def of_documents(layer: LayerAttention, call: Call, bounds: Tensor, **options: Any) -> Tensor:

@@ -47,7 +47,7 @@ def decode_cost(
     step: Step | None = None,
     cache_dtype: torch.dtype | None = None,
 ) -> DecodeCost:
-    """Measures `model.step` (or `step`, a compiled form of it) with `position` tokens behind it, caches in `cache_dtype`.
+    """Measures `model.step` (or `step`, a faster form of it) with `position` tokens behind it, caches in `cache_dtype`.
 
     Each round runs as many steps as take about `seconds_a_round` (at least 3, at most 128), and is worth its
     mean; the same few positions are written again each round, so that a cache need not grow for the sake of

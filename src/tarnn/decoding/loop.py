@@ -32,7 +32,7 @@ class TokenLoop:
     it. `state` and `logits` (of the next token; None before anything was read) have always seen every token
     that was read or given out, so they can be saved, forked or read on at any time. The loop writes its state in
     place, so it begins with a copy of the given one; clone what you want to keep. `step` has the signature of
-    `model.step`, which it is by default: a `FusedStep`, a compiled step. All of it runs without autograd.
+    `model.step`, which it is by default; `tarnn.decoding.fastest_step` gives a faster one. All of it runs without autograd.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from tarnn.attention.rotary import positions_in
 from tarnn.feature_maps import FeatureMap, Hedgehog
 from tarnn.huggingface.cache import StateLayer
 from tarnn.huggingface.config import TarnnConfig
-from tarnn.huggingface.documents import check_arguments, find_documents
+from tarnn.huggingface.documents import Documents, check_arguments, find_documents
 from tarnn.huggingface.folders import check_folder
 from tarnn.models.backbone import Backbone
 from tarnn.models.block import Block
@@ -88,6 +88,24 @@ class TarnnPreTrainedModel(PreTrainedModel):
         "attentions": OutputRecorder(SoftmaxAttention, index=2),
     }
 
+    def __init__(self, config: TarnnConfig):
+        super().__init__(config)
+        self.build(config.record())
+        self.post_init()
+
+    def build(self, config: Any) -> None:
+        """Make the layers."""
+        raise NotImplementedError
+
+    @property
+    def tied(self) -> dict[str, str]:
+        """Names of weights that are the same tensor as others, and the names of those; as `Recurrent` has it."""
+        return (self._tied_weights_keys or {}) if self.config.tie_word_embeddings else {}
+
+    def tie(self) -> None:
+        """Make them one tensor."""
+        self.tie_weights()
+
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
         check_folder(pretrained_model_name_or_path)
@@ -117,11 +135,7 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
     block: ClassVar[type[Block]] = TarnnBlock
     describe = Backbone.describe
 
-    def __init__(self, config: TarnnConfig):
-        TarnnPreTrainedModel.__init__(self, config)
-        self.build(config.record())
-        self.gradient_checkpointing = False
-        self.post_init()
+    __init__ = TarnnPreTrainedModel.__init__
 
     @capture_outputs
     def forward(
@@ -131,7 +145,7 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
+        cu_seqlens: Tensor | Documents | None = None,
         use_cache: bool | None = None,
         cross: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
@@ -151,15 +165,16 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
         check_arguments(kwargs, self.config.causal)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         (b, t), device = check_inputs(input_ids, inputs_embeds, attention_mask, position_ids, past)
-        cu_seqlens = find_documents(
+        documents = find_documents(
             (b, t),
+            kwargs,
             cu_seqlens=cu_seqlens,
             position_ids=position_ids,
             attention_mask=attention_mask,
             past_key_values=past_key_values,
             use_cache=use_cache,
-            arguments=kwargs,
         )
+        cu_seqlens = documents.bounds
         if use_cache is None:
             use_cache = self.config.use_cache and self.config.causal and not self.training and cu_seqlens is None
         if not self.config.causal and (use_cache or past_key_values is not None):

@@ -10,8 +10,7 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.generic import can_return_tuple
 
 from tarnn.huggingface.backbone import TarnnModel, TarnnPreTrainedModel
-from tarnn.huggingface.config import TarnnConfig
-from tarnn.huggingface.documents import check_arguments, find_documents, without_seams
+from tarnn.huggingface.documents import Documents, check_arguments, find_documents, without_seams
 from tarnn.huggingface.fused_forward import for_one_text, taken
 from tarnn.models.backbone import Backbone, TextModel
 
@@ -33,10 +32,7 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
 
     backbone: ClassVar[type[Backbone]] = TarnnModel
 
-    def __init__(self, config: TarnnConfig):
-        TarnnPreTrainedModel.__init__(self, config)
-        self.build(config.record())
-        self.post_init()
+    __init__ = TarnnPreTrainedModel.__init__
 
     @can_return_tuple
     def forward(
@@ -47,7 +43,7 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
+        cu_seqlens: Tensor | Documents | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
@@ -65,15 +61,15 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
             logits = fused(input_ids, attention_mask, position_ids, past_key_values, asked)
             if logits is not None:
                 return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
-        if labels is not None and cu_seqlens is None:  # to know where labels end, too
-            cu_seqlens = find_documents(
-                (labels.shape[0], labels.shape[1]),
-                cu_seqlens=None,
+        if labels is not None:
+            documents = cu_seqlens = find_documents(
+                labels.shape,
+                kwargs,
+                cu_seqlens=cu_seqlens,
                 position_ids=position_ids,
                 attention_mask=attention_mask,
                 past_key_values=past_key_values,
                 use_cache=use_cache,
-                arguments=kwargs,
             )
         out = self.model(
             input_ids=input_ids,
@@ -88,8 +84,8 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
         logits = self.lm_head(slice_logits_to_keep(out.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
-            if cu_seqlens is not None:
-                labels, kwargs = without_seams(labels, cu_seqlens, kwargs)
+            if documents.bounds is not None:
+                labels, kwargs = without_seams(labels, documents.bounds, kwargs)
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss,

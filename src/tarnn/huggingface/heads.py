@@ -15,7 +15,8 @@ from transformers.utils.generic import can_return_tuple
 
 from tarnn.huggingface.backbone import TarnnModel, TarnnPreTrainedModel
 from tarnn.huggingface.config import TarnnConfig
-from tarnn.huggingface.documents import find_documents
+from tarnn.huggingface.documents import Documents, find_documents
+from tarnn.models.config import ModelConfig
 from tarnn.models.frames import Frames
 from tarnn.models.inputs import can_look
 
@@ -30,22 +31,11 @@ class TarnnHead(TarnnPreTrainedModel):
 
     output: ClassVar[type[ModelOutput]]
 
-    def __init__(self, config: TarnnConfig):
-        super().__init__(config)
+    def build(self, config: ModelConfig) -> None:
         self.main_input_name = "input_ids" if config.input_size is None else "input_features"
-        self.model = TarnnModel(config)
+        self.model = TarnnModel(self.config)
         self.dropout = nn.Dropout(config.dropout)
-        self.build_head(config)
-        self.post_init()
-
-    @property
-    def tied(self) -> dict[str, str]:
-        """Weights that are others of the model as well, by name; as `Recurrent` has it."""
-        return (self._tied_weights_keys or {}) if self.config.tie_word_embeddings else {}
-
-    def tie(self) -> None:
-        """Makes them one."""
-        self.tie_weights()
+        self.build_head(self.config)
 
     def build_head(self, config: TarnnConfig) -> None:
         """Makes the layers after the backbone."""
@@ -78,27 +68,26 @@ class TarnnHead(TarnnPreTrainedModel):
         """
         if input_features is not None:
             inputs_embeds, attention_mask = self.frames.read(input_features, attention_mask)
-        shape = inputs_embeds if input_ids is None else input_ids
-        if shape is not None:  # else the backbone says what is missing
-            cu_seqlens = find_documents(
-                (shape.shape[0], shape.shape[1]),
+        inputs = inputs_embeds if input_ids is None else input_ids
+        documents = Documents(None)
+        if inputs is not None:  # else the backbone says what is missing
+            documents = find_documents(
+                inputs.shape[:2],
+                kwargs,
                 cu_seqlens=cu_seqlens,
                 position_ids=position_ids,
                 attention_mask=attention_mask,
-                past_key_values=None,
-                use_cache=None,
-                arguments=kwargs,
             )
         out = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            cu_seqlens=cu_seqlens,
+            cu_seqlens=documents,
             use_cache=False,
             **kwargs,
         )
-        logits = self.classify(self.dropout(out.last_hidden_state), attention_mask, cu_seqlens)
+        logits = self.classify(self.dropout(out.last_hidden_state), attention_mask, documents.bounds)
         return self.output(
             loss=None if labels is None else self.loss(logits, labels, attention_mask, **kwargs),
             logits=logits,

@@ -49,10 +49,7 @@ class TarnnForImageGeneration(ImageModel, TarnnPreTrainedModel):
 
     backbone: ClassVar[type[Backbone]] = TarnnModel
 
-    def __init__(self, config: TarnnImageConfig):
-        TarnnPreTrainedModel.__init__(self, config)
-        self.build(config.record())
-        self.post_init()
+    __init__ = TarnnPreTrainedModel.__init__
 
     @can_return_tuple
     def forward(

@@ -1,4 +1,6 @@
-"""All names of `tarnn.models`. Importing this registers them with transformers' Auto classes."""
+"""The names of `tarnn.models`. Importing this file registers them with transformers' Auto classes."""
+
+# ruff: noqa: F401
 
 from transformers import (
     AutoConfig,
@@ -46,11 +48,3 @@ AutoModel.register(TarnnSeq2SeqConfig, TarnnSeq2SeqModel)
 AutoModelForSeq2SeqLM.register(TarnnSeq2SeqConfig, TarnnForConditionalGeneration)
 AutoConfig.register("tarnn_image", TarnnImageConfig)
 AutoModel.register(TarnnImageConfig, TarnnForImageGeneration)
-
-__all__ = [
-    "Categorical", "ImageState", "LinearStateLayer", "LogisticMixture", "ModelState", "SoftmaxStateLayer",
-    "SpeechFeatures",
-    "TarnnConfig", "TarnnForCTC", "TarnnForCausalLM", "TarnnForConditionalGeneration", "TarnnForImageGeneration",
-    "TarnnForMaskedLM",    "TarnnForSequenceClassification", "TarnnForTokenClassification", "TarnnImageConfig", "TarnnModel",
-    "TarnnSeq2SeqConfig", "TarnnSeq2SeqModel",
-]  # fmt: skip

@@ -17,6 +17,7 @@ from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.huggingface.backbone import TarnnBlock, TarnnModel, TarnnPreTrainedModel
 from tarnn.huggingface.cache import StateLayer
 from tarnn.huggingface.seq2seq_config import TarnnSeq2SeqConfig
+from tarnn.models.config import ModelConfig
 from tarnn.models.state import ModelState
 from tarnn.ops import State
 
@@ -55,26 +56,11 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
         "encoder.embed_tokens.weight": "decoder.embed_tokens.weight"
     }
 
-    def __init__(self, config: TarnnSeq2SeqConfig):
-        super().__init__(config)
-        self.build(config)
-        self.post_init()
-
-    def build(self, config: TarnnSeq2SeqConfig) -> None:
-        """Makes the layers."""
-        self.encoder = TarnnModel(config.encoder())
-        self.decoder = TarnnDecoder(config)
+    def build(self, config: ModelConfig) -> None:
+        self.encoder = TarnnModel(self.config.encoder())
+        self.decoder = TarnnDecoder(self.config)
         if config.tie_word_embeddings:  # one module: FSDP2 refuses a weight that two groups of modules own
             self.encoder.embed_tokens = self.decoder.embed_tokens
-
-    @property
-    def tied(self) -> dict[str, str]:
-        """Weights that are others of the model as well, by name; as `Recurrent` has it."""
-        return self._tied_weights_keys if self.config.tie_word_embeddings else {}
-
-    def tie(self) -> None:
-        """Makes them one."""
-        self.tie_weights()
 
     def get_encoder(self, modality: str | None = None) -> nn.Module:
         return self.encoder
@@ -205,7 +191,7 @@ class TarnnForConditionalGeneration(TarnnSeq2SeqModel, GenerationMixin):
         **TarnnSeq2SeqModel._tied_weights_keys,
     }
 
-    def build(self, config: TarnnSeq2SeqConfig) -> None:
+    def build(self, config: ModelConfig) -> None:
         super().build(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 

@@ -4,19 +4,33 @@ Users also import from here the classes of `tarnn.huggingface`; with the first o
 transformers' Auto classes.
 """
 
-import importlib
-import importlib.util
 from typing import TYPE_CHECKING
+
+from tarnn.lazy import lazy_names
 
 if TYPE_CHECKING:
     from tarnn.huggingface.registered import *  # noqa: F403
 
+__all__ = [  # noqa: F405
+    "Categorical",
+    "ImageState",
+    "LinearStateLayer",
+    "LogisticMixture",
+    "ModelState",
+    "SoftmaxStateLayer",
+    "SpeechFeatures",
+    "TarnnConfig",
+    "TarnnForCTC",
+    "TarnnForCausalLM",
+    "TarnnForConditionalGeneration",
+    "TarnnForImageGeneration",
+    "TarnnForMaskedLM",
+    "TarnnForSequenceClassification",
+    "TarnnForTokenClassification",
+    "TarnnImageConfig",
+    "TarnnModel",
+    "TarnnSeq2SeqConfig",
+    "TarnnSeq2SeqModel",
+]
 
-def __getattr__(name: str):
-    if importlib.util.find_spec(f"tarnn.models.{name}") is not None:  # a file of this folder
-        return importlib.import_module(f"tarnn.models.{name}")
-    registered = importlib.import_module("tarnn.huggingface.registered")
-    if name == "__all__" or name in registered.__all__:
-        value = globals()[name] = getattr(registered, name)
-        return value
-    raise AttributeError(f"module 'tarnn.models' has no attribute {name!r}; it has {', '.join(registered.__all__)}")
+__getattr__, __dir__ = lazy_names(__name__)

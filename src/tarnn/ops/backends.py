@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tarnn.kernels import elementwise, linear, mixture
+from tarnn.kernels import elementwise, hybrid, linear, mixture
 from tarnn.kernels.contract import ORDER, named, reasons
 from tarnn.kernels.cpu import library
 from tarnn.kernels.triton import machine
@@ -17,9 +17,11 @@ class Choice(NamedTuple):
 
 def choices() -> dict[str, Choice]:
     """For each op, who computes a small float32 call on a CPU."""
-    x = torch.ones(1, 1, 1, 3)
+    x, n = torch.ones(1, 1, 1, 3), torch.ones(1, dtype=torch.int64)
+    without_features = (*[x] * 5, *[None] * 4, x, x, x, n, n, *[None] * 9, 1, True, 1.0, 0.0, False, True)
     calls: dict[str, Any] = {
         "linear": linear.Call(x, x, x),
+        "hybrid": hybrid.Call._make(without_features),
         "elementwise": elementwise.Call(x, x, "swiglu"),
         "mixture": mixture.Call(x[0, 0], x[0, 0, :, :1], x[0, 0, :, :1], 1.0, -1.0, 1.0),
     }

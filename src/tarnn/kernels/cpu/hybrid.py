@@ -1,114 +1,95 @@
 """Hybrid attention by the compiled kernels (csrc/hybrid): forward, backward, and one token in place."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
+from tarnn.kernels.contract import present
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.linear import DTYPES
+from tarnn.kernels.hybrid import Call, Gradients, Outputs, Token
 from tarnn.kernels.plain import is_plain
 from tarnn.numerics import wide
 
 
-class HybridCall(NamedTuple):
-    """Queries, and keys and values in a row: those of the window before, then the new ones. Features are None together.
-
-    seen, length (b,): how many tokens each row had before, and has now; what stands behind them is not read.
-    """
-
-    q: Tensor  # (b, h, t, d)
-    k: Tensor  # (b, g, w + t, d)
-    v: Tensor  # (b, g, w + t, e)
-    sink_k: Tensor  # (b, g, s, d)
-    sink_v: Tensor  # (b, g, s, e)
-    seen: Tensor
-    length: Tensor
-    phi_q: Any  # (b, h, t, f) wide, as are all below; with log_features log φ
-    a: Any  # (b, h, t)  log-scales of queries, with λ
-    phi_k: Any  # (b, g, t, f)  causal: of the keys that leave the window at each new token; else of the new keys
-    weight: Any  # (b, g, t)  their log-scales, −∞ for those that never enter the sums
-    window: int
-    causal: bool
-    scale: float
-    softcap: float  # 0: none
-    log_features: bool  # features are logarithms, and their sums have an M (b, g, f)
-
-
-class Sums(NamedTuple):
-    S: Tensor
-    z: Tensor
-    M: Tensor
-
-
-class HybridOutputs(NamedTuple):
-    """o (b, h, t, e); ρ (b, h, t); ℓ (b, h, t), the log of each query's denominator, for backward; the sums behind."""
-
-    o: Tensor
-    share: Tensor
-    log_total: Tensor | None
-    sums: Sums
-
-
-def refusal(q: Tensor) -> str | None:
-    """Why the compiled kernels can't compute attention of such queries, or None."""
+def refusal(call: Call | Token) -> str | None:
+    """Why the compiled kernels can't compute this call, or None."""
+    q = call.q
     if not is_plain(q):
         return "A traced call is computed in plain PyTorch."
     if not q.is_cpu or q.dtype not in DTYPES:
         return (
             f"The compiled kernels of hybrid attention are for floating numbers on CPUs; got {q.dtype} on {q.device}."
         )
+    stored = (call.store_k, call.store_v) if isinstance(call, Token) else (call.k, call.v)
+    if any(wide(x.dtype) != wide(q.dtype) for x in (*stored, call.S)):
+        return "The compiled kernels of hybrid attention take float64 together with float64 alone."
+    if call.slot_score is not None:
+        return "Slots are filled in plain PyTorch."
+    if isinstance(call, Token):
+        if not all(x.is_contiguous() for x in (call.fade, call.S, call.z, call.M)):
+            return "The compiled step writes into states without gaps; this one is a view of another."
+        return library.refusal()
+    if call.clock is not None:
+        return "Keys fade in plain PyTorch; only single tokens do so in the compiled kernels."
+    if torch.is_grad_enabled() and any(x.requires_grad for x in present(call)):
+        if not call.causal:
+            return "The gradients of attention to both sides are computed in plain PyTorch."
+        if not call.gradients_of_o_alone:
+            return "Gradients through a state, ρ or exact_queries are computed in plain PyTorch."
     return library.refusal()
 
 
-def forward(call: HybridCall, sums: Sums, *, for_backward: bool) -> HybridOutputs:
+def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:
     """Zeros at what is no token."""
     q, kind, e = call.q, wide(call.q.dtype), call.v.shape[3]
     o = q.new_zeros(*q.shape[:3], e, dtype=call.v.dtype)
     share = q.new_zeros(q.shape[:3], dtype=kind)
     log_total = torch.full_like(share, torch.inf) if for_backward else None
-    before = Sums(*(x.contiguous() for x in sums))
-    after = Sums(*(torch.empty_like(x) for x in before))
+    before = [x.contiguous() for x in (call.S, call.z, call.M)]
+    after = [torch.empty_like(x) for x in before]
     behind = None
     if call.phi_q is None:
         after = before
     elif not call.causal:
         behind = q.new_empty(*q.shape[:3], e + 2, dtype=kind)
-    torch.ops.tarnn_cpu.hybrid_forward.default(*call, *before, o, share, log_total, behind, *after)
-    return HybridOutputs(o, share, log_total, after)
+    inputs = _inputs(call)
+    torch.ops.tarnn_cpu.hybrid_forward.default(*inputs, *before, o, share, log_total, behind, *after)
+    return Outputs._make((o, share, *after, log_total, None, None))
 
 
-def backward(call: HybridCall, o: Tensor, log_total: Tensor, grad_o: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of q, k, v, sink_k, sink_v, phi_q and phi_k (of the logarithms, where these are), of a causal call
-    that no sums came before."""
+def backward(call: Call, returned: Any) -> Gradients:
+    """Of a causal call that no sums came before. Log-scales have gradients, too: φ·dφ, summed."""
     kind = wide(call.q.dtype)
+    if call.a is not None:  # a far part that is nothing has no gradient
+        call = call._replace(a=call.a.masked_fill(returned.share == 0, -torch.inf))
     grad_q = torch.zeros_like(call.q)
     keys = [x.new_zeros(x.shape, dtype=kind) for x in call[1:5]]
-    far = [None if x is None else x.new_zeros(x.shape, dtype=kind) for x in (call.phi_q, call.phi_k)]
-    torch.ops.tarnn_cpu.hybrid_backward.default(*call, o, log_total, grad_o, grad_q, *keys, *far)
-    return (grad_q, *(grad.to(x.dtype) for grad, x in zip(keys, call[1:5])), *far)
+    phi_q, phi_k = (None if x is None else x.new_zeros(x.shape, dtype=kind) for x in (call.phi_q, call.phi_k))
+    kept = (returned.o, returned.log_total, returned.grad_o)
+    torch.ops.tarnn_cpu.hybrid_backward.default(*_inputs(call), *kept, grad_q, *keys, phi_q, phi_k)
+    a, weight = (
+        None if grad is None or phi is None else (grad if call.log_features else phi * grad).sum(-1)
+        for phi, grad in ((call.phi_q, phi_q), (call.phi_k, phi_k))
+    )
+    keys = [grad.to(x.dtype) for grad, x in zip(keys, call[1:5])]
+    return Gradients._make((grad_q, *keys, phi_q, a, phi_k, weight))
 
 
-def step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    far: tuple[Any, ...],
-    decay: Tensor | None,
-    store: tuple[Tensor, Tensor, Tensor],
-    count: Tensor,
-    sums: Sums,
-    *,
-    sinks: int,
-    scale: float,
-    softcap: float,
-) -> tuple[Tensor, Tensor]:
-    """o (b, h, 1, e) and ρ (b, h, 1) of one token per row. Written in place: the store (keys, values, fade), and the sums.
+def _inputs(call: Call) -> tuple:
+    """The call in the order of the kernels' arguments."""
+    constants = (call.window, call.causal, call.scale, call.softcap, call.log_features)
+    far = (call.phi_q, call.a, call.phi_k, call.weight)
+    return (*call[:5], call.seen, call.length, *far, *constants)
 
-    far: φ(q) and its log-scale with λ, then φ and log-scale (b, g, 1) of the key in the room that the token takes; Nones
-    without features.
-    """
+
+def step(token: Token) -> Outputs:
+    """o (b, h, 1, e) and ρ (b, h, 1). The token is written into the state in place."""
+    q, v = token.q, token.v.to(token.store_v.dtype)
     o = v.new_empty(*q.shape[:3], v.shape[3])
     share = q.new_empty(q.shape[:3], dtype=wide(q.dtype))
-    torch.ops.tarnn_cpu.hybrid_step.default(q, k, v, *far, decay, *store, count, *sums, o, share, sinks, scale, softcap)
-    return o, share
+    inputs = (q, token.k.to(token.store_k.dtype), v, token.phi_q, token.a, token.phi_k, token.weight, token.decay)
+    state = (token.store_k, token.store_v, token.fade, token.seen, token.S, token.z, token.M)
+    torch.ops.tarnn_cpu.hybrid_step.default(*inputs, *state, o, share, token.sinks, token.scale, token.softcap)
+    token.seen.add_(1)
+    return Outputs(o.to(token.v.dtype), share, token.S, token.z, token.M)

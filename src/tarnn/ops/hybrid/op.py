@@ -11,10 +11,9 @@ others (estimated by features), both summed by log-sum-exp,
 φ(q_i) = φ̂_i e^(a_i), and S, z in units of e^(M_i), the running maximum of the log-weights of the keys that have entered the
 sums. It is causal to the bit: M_i depends on these keys alone.
 
-How it is computed in chunks: `chunks.py`.
+The calls: `attend.py`, `step.py`; how they are computed in chunks: `kernels/eager/hybrid.py`.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -22,13 +21,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tarnn.feature_maps.by_name import map_for
+from tarnn.kernels.hybrid import at
 from tarnn.kernels.packing import bounds, buckets
-from tarnn.kernels.plain import is_plain
 from tarnn.numerics import autocast, full_precision
 from tarnn.ops.checks import check_attention
-from tarnn.ops.hybrid.chunks import attend
-from tarnn.ops.hybrid.compiled import is_watched
-from tarnn.ops.hybrid.state import HybridState, Options, at
+from tarnn.ops.hybrid.arguments import Options, check_options
+from tarnn.ops.hybrid.attend import attend, is_watched
+from tarnn.ops.hybrid.state import HybridState
 from tarnn.ops.hybrid.step import take_step
 from tarnn.other_names import FUNCTION, names_ours
 
@@ -74,7 +73,7 @@ def hybrid_attention(
     """
     q, k, v = autocast(q, k, v)
     check_attention(q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, log_decay=log_decay)
-    _check_options(
+    check_options(
         q, causal, window, sinks, slots, scale, softcap, far_bias, log_decay, state, return_state, exact_queries
     )
     if far_until is not None and far_until < 0:
@@ -135,55 +134,6 @@ def hybrid_step(
     )
 
 
-def _check_options(
-    q, causal, window, sinks, slots, scale, softcap, far_bias, log_decay, state, return_state, exact_queries
-) -> None:
-    sizes = {"window": (window, 1), "sinks": (sinks, 0), "slots": (slots, 0)}
-    for name, (size, least) in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, (int, torch.SymInt)) or size < least:
-            raise ValueError(f"{name} must be a whole number of tokens, {least} or more; got {size!r}.")
-    if not isinstance(causal, bool):
-        raise ValueError(f"causal must be True or False; got {causal!r}.")
-    if scale is not None and not (_is_number(scale) and math.isfinite(scale)):
-        raise ValueError(f"scale must be a finite number, or None for 1/√d; got {scale!r}.")
-    if softcap is not None and not (_is_number(softcap) and 0 < softcap < math.inf):
-        raise ValueError(f"softcap must be a number above 0, or None for none; got {softcap!r}.")
-    if not isinstance(far_bias, Tensor) and not _is_number(far_bias):
-        raise ValueError(f"far_bias must be a number or a tensor (h,); got {far_bias!r}.")
-    if isinstance(far_bias, Tensor) and far_bias.shape not in ((), (1,), (q.shape[1],)):
-        raise ValueError(
-            f"far_bias must be a number or (h,) = {(q.shape[1],)}, one per query head; got {tuple(far_bias.shape)}."
-        )
-    if 0 in (q.shape[1], q.shape[3]):
-        raise ValueError(f"hybrid attention needs a head and a channel at least; got q {tuple(q.shape)}.")
-    if log_decay is not None and log_decay.ndim == 4:
-        raise ValueError(
-            f"hybrid attention takes log_decay (g,) or (b, g, t): exact keys have no channels; got {tuple(log_decay.shape)}."
-        )
-    if log_decay is not None and log_decay.is_cpu and is_plain(q) and bool((log_decay > 0).any()):
-        raise ValueError(
-            f"log_decay must be ≤ 0: keys fade, never grow; got {log_decay.max().item():.3g}. Pass the logarithm of a factor."
-        )
-    if exact_queries is not None and not (
-        isinstance(exact_queries, Tensor)
-        and exact_queries.ndim == 1
-        and exact_queries.dtype in (torch.int32, torch.int64)
-    ):
-        raise TypeError(
-            f"exact_queries must be a tensor of places (n,), int64; got {exact_queries!r}. Pass torch.tensor([0])."
-        )
-    if state is not None and not isinstance(state, HybridState):
-        raise TypeError(f"state must be a HybridState, which hybrid_attention returns; got {type(state).__name__}.")
-    if not causal and (state is not None or return_state):
-        raise ValueError("attention to both sides has no state: it would also need what comes after.")
-    if exact_queries is not None and state is not None:
-        raise ValueError("exact_queries see every key, but a state keeps few; pass one of the two.")
-
-
-def _is_number(x: Any) -> bool:
-    return isinstance(x, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(x, bool)
-
-
 def _compact(how: Options, q, k, v, key_mask, log_decay, state, state_too: bool):
     """Real tokens to the front, masked ones behind them and left out; outputs back to their places."""
     if key_mask is None:
@@ -210,7 +160,7 @@ def _packed(how: Options, q, k, v, key_mask, log_decay, state, cuts, state_too: 
         places.append(index[real])
         states.append((members, after))
     whole = torch.cat(pieces, 1)[:, torch.cat(places).argsort()][None]
-    return whole[..., :-1], _in_order(states) if how.causal else None, whole[..., -1]
+    return whole[..., :-1], _in_order(states) if how.causal and state_too else None, whole[..., -1]
 
 
 def _in_order(states: list[tuple[Tensor, HybridState]]) -> HybridState:

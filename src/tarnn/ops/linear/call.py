@@ -13,7 +13,7 @@ from tarnn.numerics import autocast, default_eps, finite, wide
 from tarnn.ops.checks import check_attention, check_state, check_sums
 from tarnn.ops.features import check_widths, features, log_features, map_of
 from tarnn.ops.state import LinearState
-from tarnn.ops.units import causal_units, full_units
+from tarnn.units import causal_units, full_units
 
 
 class Made(NamedTuple):

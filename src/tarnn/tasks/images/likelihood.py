@@ -52,7 +52,7 @@ def bits_per_dim_by_steps(
 ) -> Tensor:
     """The same, (n,) float64, as the pixel loop has it: value after value through `step`, by default `model.step`.
 
-    For a step that is compiled, fused or has its weights in fewer bits: what it draws has this likelihood.
+    For a fused step, or one with weights in fewer bits: what it draws has this likelihood.
     """
     check_fit(model.config, images)
     rows = ImageRows(images, labelled=model.config.num_classes > 0).__getitems__(range(len(images)))

@@ -6,18 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tarnn.decoding.loop import TokenLoop
-
 WARM_UP = 3  # steps before the recording: kernels are compiled, libraries make their workspaces
 
 
-def cannot_record(loop: TokenLoop) -> str | None:
-    """Why this loop's step can't be recorded, or None."""
-    return refusal_of(loop.state, loop.state.position.device.type)
-
-
-def refusal_of(state: Any, device: str) -> str | None:
-    if device != "cuda":
+def cannot_record(state: Any) -> str | None:
+    """Why a step from this state can't be recorded, or None."""
+    if state is None:
+        return "it needs the state that it begins with"
+    if state.position.device.type != "cuda":
         return "the model is not on a GPU"
     if any(layer.grows for layer in state.layers):
         return "the caches of its softmax layers have another length at every token"
@@ -25,27 +21,27 @@ def refusal_of(state: Any, device: str) -> str | None:
 
 
 class RecordedStep:
-    """`model.step` of one loop, with the signature of `model.step`. Made once for a number of rows.
+    """`model.step` for as many rows as the given state has, with the signature of `model.step`.
 
-    It writes into tensors of its own, so logits are good until the next step; a state that isn't the one that it gave out
+    It writes into tensors of its own, so logits are good until the next step; a state that isn't the one that it returned
     (of a fork, of a file) is copied into them first.
     """
 
-    def __init__(self, loop: TokenLoop):
-        self.model, self.state = loop.model, loop.state.clone()
+    def __init__(self, model: Any, state: Any):
+        self.model, self.state = model, state.clone()
         self.token = torch.zeros_like(self.state.position)
-        kept = self.state.clone()
+        start = self.state.clone()
         self.logits: Any = None
         with torch.cuda.device_of(self.token):  # streams and graphs are of the current device
-            self.play = record(self._run, lambda: self._load(kept))
+            self.play = record(self._run, lambda: self._load(start))
 
     def _run(self) -> None:
         self.logits, self.state = self.model.step(self.token, self.state, inplace=True)
 
     def _load(self, state: Any) -> None:
-        for mine, given in zip(self.state.tensors().values(), state.tensors().values(), strict=True):
-            if mine is not given:
-                mine.copy_(given)
+        for own, other in zip(self.state.tensors().values(), state.tensors().values(), strict=True):
+            if own is not other:
+                own.copy_(other)
 
     @torch.no_grad()
     def __call__(self, token: Tensor, state: Any, *, inplace: bool = True) -> tuple[Tensor, Any]:

@@ -1,0 +1,192 @@
+"""Hybrid attention of rows whose real tokens stand in front: their keys, the calls that compute them, the state behind."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tarnn.kernels.hybrid import Call, Gradients, Outputs, capped
+from tarnn.kernels.plain import is_plain, known_finite
+from tarnn.numerics import finite, marked, wide
+from tarnn.ops.features import check_widths
+from tarnn.ops.hybrid.arguments import Options, scaled_features, within
+from tarnn.ops.hybrid.keys import Keys, SlotRow, keys_of, places, slot_row_of, state_behind, users, without_spoilt
+from tarnn.ops.hybrid.slots import scores
+from tarnn.ops.hybrid.state import HybridState
+from tarnn.ops.registration import Op
+
+PIECE = 4096  # tokens for which features are made at a time, so that few of them exist
+
+hybrid = Op(
+    "hybrid",
+    Call,
+    Outputs,
+    Gradients,
+    handed_out=("o", "share"),
+    keep=lambda call, outputs, with_state: outputs._replace(S=None, z=None, M=None),
+)
+
+
+def new_state(how: Options, k: Tensor, v: Tensor) -> HybridState:
+    """The state that has seen nothing."""
+    f = 0 if how.feature_map is None else scaled_features(how, k[:, :, :1], "keys")[0].shape[-1]
+    return HybridState.zeros(
+        k, v, f, window=how.window, sinks=how.sinks, slots=how.slots, log_features=how.log_features
+    )
+
+
+def attend(how: Options, q, k, v, count, log_decay, state, state_too: bool):
+    """Rows whose real tokens stand in front, `count` (b,) of them (None: all). state_too: so that gradients pass through
+    the state and ρ."""
+    b, t = q.shape[0], q.shape[2]
+    real = torch.ones(b, t, dtype=torch.bool, device=q.device)
+    if count is not None:
+        real = torch.arange(t, device=q.device) < count[:, None]
+        # whatever stands at what is no token: NaN too
+        q, k, v = (x.masked_fill(~real[:, None, :, None], 0.0) for x in (q, k, v))
+    if state is None:
+        state = new_state(how, k, v)
+    state.check(how, q.dtype)
+    if not t:
+        empty = q.sum(-1, dtype=wide(v.dtype))  # autograd sees where it comes from
+        return empty[..., None].expand(-1, -1, -1, v.shape[3]).to(v.dtype), state, empty
+    given = keys_of(how, state, k, v, real, log_decay)
+    keys, spoilt, spoiled = given, None, None
+    if not known_finite(given.k, given.v, state.k, state.v):
+        keys, spoilt = without_spoilt(given)
+        spoiled = users(how, keys, state, spoilt, q.shape[1] // k.shape[1])
+    slot_row = slot_row_of(how, state, keys) if how.slots else None
+    outputs = _outputs(how, q, keys, slot_row, log_decay, state, state_too)
+    o, rho = outputs.o, outputs.share
+    if how.exact_queries is not None:
+        o, rho = _with_exact_rows(how, q, keys, o, rho)
+    after = None
+    if how.causal and state_too:
+        after = state_behind(how, state, outputs, given, slot_row, spoilt)
+    return marked(o, spoiled), after, marked(rho[..., None], spoiled)[..., 0]
+
+
+def is_watched(how: Options, *given: Any) -> bool:
+    """Whether autograd watches something that attention depends on."""
+    if not torch.is_grad_enabled():
+        return False
+    parts = (how.far_bias, *given, *(how.feature_map or nn.Module()).parameters())
+    return any(isinstance(x, Tensor) and x.requires_grad for x in parts)
+
+
+def _outputs(
+    how: Options,
+    q: Tensor,
+    keys: Keys,
+    slot_row: SlotRow | None,
+    log_decay: Tensor | None,
+    state: HybridState,
+    state_too: bool,
+) -> Outputs:
+    """Of one call, or of calls in pieces where that saves memory: autograd doesn't watch, and nothing is traced."""
+    t, plain = q.shape[2], is_plain(q)
+    fades = log_decay is not None or not plain or bool(state.fade.any())
+    watched = is_watched(how, q, keys.k, keys.v, state.k, state.S)
+    size = t
+    if plain and how.causal and not how.slots and not fades and not watched:
+        size = PIECE
+    alone = not state_too and how.exact_queries is None
+    pieces: list[Outputs] = []
+    sums = (state.S, state.z, state.M)
+    for start in range(0, t, size):
+        here = slice(start, min(t, start + size))
+        outputs = hybrid(_call(how, q, keys, slot_row, state, here, sums, fades, alone))
+        pieces.append(outputs)
+        sums = outputs[2:5]
+    if len(pieces) == 1:
+        return pieces[0]
+    o, share = torch.cat([x.o for x in pieces], 2), torch.cat([x.share for x in pieces], 2)
+    return pieces[-1]._replace(o=o, share=share)
+
+
+def _call(
+    how: Options,
+    q: Tensor,
+    keys: Keys,
+    slot_row: SlotRow | None,
+    state: HybridState,
+    here: slice,
+    sums: Any,
+    fades: bool,
+    alone: bool,
+) -> Call:
+    """The call of the new tokens `here`."""
+    t, c, w = here.stop - here.start, how.slots, how.window
+    row = slice(here.start, here.stop + w)
+    fading: Any = (keys.clock, keys.birth, keys.sink_birth) if fades else (None, None, None)
+    slots: Any = [None] * 6
+    if slot_row is not None:
+        score = scores(how.feature_map, keys.k, how.scale, how.softcap)
+        slots = [*(x[:, :, :c] for x in slot_row[:3]), state.score, state.place, score]
+    fields = (
+        q[:, :, here],
+        keys.k[:, :, row],
+        keys.v[:, :, row],
+        keys.sink_k,
+        keys.sink_v,
+        *_far(how, q, keys, slot_row, here, fades),
+        *sums,
+        state.count + here.start,
+        (keys.real.sum(-1) - here.start).clamp(0, t),
+        *fading,
+        *slots,
+        w,
+        how.causal,
+        how.scale,
+        how.softcap or 0.0,
+        how.log_features,
+        alone,
+    )
+    return Call._make(fields)
+
+
+def _far(how: Options, q: Tensor, keys: Keys, slot_row: SlotRow | None, here: slice, fades: bool) -> Any:
+    """φ(q), a, φ(k) and weight of a call."""
+    if how.feature_map is None:
+        return None, None, None, None
+    w = how.window
+    phi_q, a = scaled_features(how, q[:, :, here], "queries")
+    a = within(how, a, places(how, keys)[:, here] if how.causal else places(how, keys))
+    if slot_row is not None:
+        phi_k, weight = scaled_features(how, slot_row.k, "keys")
+        check_widths(phi_q, phi_k)
+        return phi_q, a, phi_k, weight
+    lives = keys.there & (keys.place >= how.sinks)
+    if how.causal:  # with each new token one key leaves the window
+        k, enters = keys.k[:, :, here], (lives[:, : keys.real.shape[1]] & keys.real)[:, here]
+    else:
+        k, enters = keys.k[:, :, w:], lives[:, w:]
+    phi_k, weight = scaled_features(how, k, "keys")
+    check_widths(phi_q, phi_k)
+    if fades and how.causal:
+        weight = (weight + (keys.birth[:, :, here] + keys.clock[:, :, here])).to(weight.dtype)
+    return phi_q, a, phi_k, weight.masked_fill(~enters[:, None], -torch.inf)
+
+
+def _with_exact_rows(how: Options, q, keys: Keys, o, rho):
+    """The rows of `exact_queries` by softmax over everything."""
+    assert how.exact_queries is not None
+    rows_at = how.exact_queries[how.exact_queries < q.shape[2]]
+    g, dtype, real, w = keys.k.shape[1], o.dtype, keys.real, how.window
+    k, v = keys.k[:, :, w:], keys.v[:, :, w:]
+    rows = q[:, :, rows_at].to(dtype).unflatten(1, (g, -1))  # (b, g, r, n, d)
+    logits = capped(how.scale * rows @ k.to(dtype)[:, :, None].mT, how.softcap)
+    seen = real[:, None, None, None] & real[:, rows_at][:, None, None, :, None]
+    if how.causal:
+        seen = seen & (torch.arange(k.shape[2], device=q.device) <= rows_at[:, None])
+        fade = (keys.clock[:, :, rows_at, None] - keys.clock[:, :, None]).to(dtype)[:, :, None]
+        logits = logits + fade.masked_fill(~seen, 0.0)
+    mean = _mean(logits.masked_fill(~seen, -torch.inf), v.to(dtype)[:, :, None])
+    return o.index_copy(2, rows_at, mean.flatten(1, 2)), rho.index_fill(2, rows_at, 0.0)
+
+
+def _mean(logits: Tensor, values: Tensor) -> Tensor:
+    """The weighted mean of the values; of rows that see nothing: zeros."""
+    weights = (logits - finite(logits.detach().amax(-1, keepdim=True))).exp()
+    total = weights.sum(-1, keepdim=True)
+    return (weights @ values) / total.masked_fill(total == 0, 1.0)
