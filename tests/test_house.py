@@ -92,6 +92,7 @@ def test_who_imports_what_no_test_can_see(module):
     assert ("import_module" in called) == (module in LOADS_BY_NAME)
 
 
+@pytest.mark.thorough
 def test_who_imports_from_an_old_place_is_told_the_new_one():
     import tarnn.moved
 

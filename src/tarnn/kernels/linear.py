@@ -37,6 +37,8 @@ class Call(NamedTuple):
     square: float = 0.0
     offset: float = 0.0
     shift: float = 0.0
+    in_time = ("q", "k", "v", "log_decay", "key_log_weight")
+    per_sequence = ("S", "z", "M")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -124,6 +126,7 @@ class Outputs(NamedTuple):
     z: Any  # (n, g, f)
     M: Any  # (n, g)  zeros where nothing has a log-weight; a step without log-weights has None
     kept: Tensor | None = None  # states that a backend keeps for its own `backward`, as it likes, or None
+    per_sequence = ("S", "z", "M")
 
 
 class Returned(NamedTuple):

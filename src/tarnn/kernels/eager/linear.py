@@ -31,7 +31,7 @@ def refusal(call: Call) -> str | None:
 def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:
     with full_precision(call.q):
         if (cuts := call.cuts()) is not None:
-            return packed.forward(call, cuts)
+            return packed.forward(forward_pass.forward, call, cuts)
         return forward_pass.forward(call)
 
 
