@@ -31,6 +31,7 @@ ROOMS["cli"] = set(ROOMS) - {"kernels"}
 GROUND = {  # files at the top level, which anybody may use, and which look into no room
     "_version",
     "auto_classes",
+    "log",
     "errors",
     "extras",
     "json_file",
@@ -118,7 +119,6 @@ MAY_OPEN = {
     "data/tensor_file.py",  # states and caches, which are no checkpoints
     "training/checkpoints.py",  # a run's own, before it is resumed
     "huggingface/backbone.py",  # what others call
-    "tasks/text/task.py",  # a run's own, which it has just written
 }
 
 

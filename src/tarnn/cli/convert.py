@@ -77,7 +77,7 @@ def convert(
             "budget": budget or "none",
         }
     )
-    rows = read_rows(texts, tokenizer, number=num_texts, length=length, vocab_size=model.config.vocab_size, report=log)
+    rows = read_rows(texts, tokenizer, number=num_texts, length=length, vocab_size=model.config.vocab_size, log=log)
     report = converted(
         model,
         rows,

@@ -6,9 +6,9 @@ from typing import Any
 
 from tarnn.auto_classes import CONVERTED
 from tarnn.cli.model_page import LENGTHS, model_page
-from tarnn.cli.progress import Report
 from tarnn.errors import UserError
 from tarnn.json_file import read_json
+from tarnn.log import Log
 
 OURS_ALONE = {
     "state_in": "in Python tarnn.conversion.load_cache reads a saved one",
@@ -31,7 +31,7 @@ def continue_converted(
     said: str,
     *,
     weights: str | None,
-    report: Report,
+    report: Log,
 ) -> None:
     """`tarnn generate` for a converted model. given: the options; asked: where and in which dtype it runs."""
     for name, instead in OURS_ALONE.items():

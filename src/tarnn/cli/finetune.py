@@ -47,7 +47,7 @@ def finetune(
     check_length(length, exact_keys(model))
     of_model = model_rows(checkpoint, model, texts, num_texts, length)
     print_rows({**of_model, "train": train, "steps": f"{steps:,} of {batch_size} rows"})
-    rows = read_rows(texts, tokenizer, number=num_texts, length=length, vocab_size=model.config.vocab_size, report=log)
+    rows = read_rows(texts, tokenizer, number=num_texts, length=length, vocab_size=model.config.vocab_size, log=log)
     try:
         report = finetuned(
             model,

@@ -1,6 +1,6 @@
 """Texts as rows of ids, for a model of transformers, and what it is called with."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from tarnn.conversion.options import converted_layers
 from tarnn.data.saved_tokenizer import check_ids
 from tarnn.data.sources import read_documents
 from tarnn.errors import UserError
+from tarnn.log import Log
 
 LONGEST = 4096  # tokens of a row by default: the time of calibration grows with its square
 
@@ -24,7 +25,7 @@ def read_rows(
     number: int,
     length: int,
     vocab_size: int,
-    report: Callable[[str], None],
+    log: Log,
 ) -> list[Tensor]:
     """`number` rows of `length` ids (or of fewer, if documents are shorter), spread evenly over the sources.
 
@@ -33,17 +34,15 @@ def read_rows(
     if number < 1 or length < 2:
         raise UserError(f"expected 1 text or more, of 2 tokens or more; got {number} of {length}.")
     pieces: list[Tensor] = []
-    for document in read_documents(sources, report=report):
+    for document in read_documents(sources, log=log):
         if tokenizer is None:
             ids = torch.frombuffer(bytearray(document.data), dtype=torch.uint8).long()
             pieces += list(ids.split(length))
         else:
             text = document.data[: 16 * number * length].decode("utf-8", "replace")
-            encoded: Any = tokenizer(text, truncation=True, max_length=length, return_overflowing_tokens=True)[
-                "input_ids"
-            ]
-            several = encoded if not encoded or not isinstance(encoded[0], int) else [encoded]
-            pieces += [torch.tensor(ids) for ids in several]
+            options: dict[str, Any] = {"truncation": True, "max_length": length, "return_overflowing_tokens": True}
+            ids = tokenizer(text, **options)["input_ids"]
+            pieces += [torch.tensor(x) for x in ([ids] if ids and isinstance(ids[0], int) else ids)]
     whole = [row for row in pieces if len(row) == length] or pieces
     step = max(1, len(whole) // number)
     rows = whole[::step][:number]

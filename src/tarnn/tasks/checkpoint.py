@@ -21,7 +21,7 @@ from tarnn.huggingface.config import TarnnConfig
 from tarnn.json_file import read_json, without_links
 from tarnn.models.backbone import TextModel
 from tarnn.models.meta_device import build_on_meta
-from tarnn.tasks import TASKS, task_of
+from tarnn.tasks.base import TASKS, task_of
 
 GENERATED = tuple(name for name, task in TASKS.items() if task.next == "generate")
 # a config's checks take time per layer, before the weights can say how many there are
@@ -119,6 +119,14 @@ def weightless(
         return nn.Module.to(model, dtype)
     except (RuntimeError, TypeError, OverflowError) as error:
         raise UserError(f"{file} calls for a model that can't be made: {str(error).splitlines()[0]}.") from error
+
+
+def fill_from(path: str | Path, model: Any) -> Any:
+    """A model on the CPU, with the weights of the checkpoint in folder `path`; UserError where they are not its own."""
+    file, header = read_headers(path)
+    check_weights(file, header, model)
+    fill(model, read_weights(path), torch.float32, "cpu")
+    return model
 
 
 def end_ids(file: Path, config: TarnnConfig) -> frozenset[int]:

@@ -19,7 +19,7 @@ from transformers.trainer_utils import IntervalStrategy, set_seed
 
 from tarnn.attention.calibration import calibrated_layers
 from tarnn.tasks import TASKS, Facts, RunSettings
-from tarnn.tasks.base import Trainable
+from tarnn.tasks.base import Sample, Trainable
 from tarnn.training import checkpoints
 from tarnn.training.allocator import keep_freed_memory
 from tarnn.training.arguments import training_arguments
@@ -51,7 +51,7 @@ class TrainResult:
     seconds: float
     best_step: int | None
     bits_per_byte: float | None
-    sample: str
+    sample: Sample | None
     rates: dict[str, float] = field(default_factory=dict)  # of the same validation: accuracy …
     example: str = ""  # an input that `tarnn predict` takes
 
@@ -137,16 +137,16 @@ def run(
     state, signal = trainer.run_state, trainer.interruption.signal
     if signal:
         raise InterruptedRun(signal, state.step, checkpoints.latest(settings.out / CHECKPOINTS))
-    text = ""
-    if args.process_index == 0 and task.has_sample:
-        text = task.sample(None if trainer.budget is None else max(1.0, trainer.budget.left()))
+    sample = None
+    if args.process_index == 0:
+        sample = task.sample(None if trainer.budget is None else max(1.0, trainer.budget.left()))
     return TrainResult(
         settings.out,
         state.step,
         state.seconds,
         state.best_step,
         state.best_bits_per_byte,
-        text,
+        sample,
         best_rates(settings.out / LOG, state.best_step, task.rates),
         task.example,
     )
