@@ -120,7 +120,7 @@ class CtcTask(SequenceTask):
 
         out = model(**batch)
         logits = out.logits.float()
-        lengths = model.model.embed_tokens.places(batch["attention_mask"].sum(-1))
+        lengths = model.model.embed_tokens.num_positions(batch["attention_mask"].sum(-1))
         real = batch["labels"] >= 0
         nats = torch.nn.functional.ctc_loss(
             logits.log_softmax(-1).transpose(0, 1), batch["labels"][real], lengths, real.sum(-1), reduction="sum"
