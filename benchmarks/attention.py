@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from attention_cells import HEADS_FIRST, SIDE_BY_SIDE, Costs, measure_cells
-from attention_check import wrong
-from attention_report import figure, report
-from attention_targets import targets
-from baselines import Method, available
+from toolkit.attention_cells import HEADS_FIRST, SIDE_BY_SIDE, Costs, measure_cells
+from toolkit.attention_check import wrong
+from toolkit.attention_report import figure, report
+from toolkit.attention_targets import targets
+from toolkit.baselines import Method, available
 
 from scripts.common.options import parse
 from scripts.common.results import Unmeasured, run

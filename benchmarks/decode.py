@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from model_steps import wrong_token
+from toolkit.model_steps import wrong_token
 
 from scripts.common.options import parse
 from scripts.common.provenance import total_memory

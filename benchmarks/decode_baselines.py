@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from model_steps import wrong_token
+from toolkit.model_steps import wrong_token
 
 from scripts.common.options import parse
 from scripts.common.results import run
@@ -107,7 +107,7 @@ def baseline(options, engine: str, weights: str) -> dict[str, Any]:
         "tokens": options.tokens,
         "shape": shape,
     }
-    worker = Path(__file__).with_name("decode_workers.py")
+    worker = Path(__file__).parent / "toolkit" / "decode_workers.py"
     done = subprocess.run([str(options.python), str(worker), json.dumps(given)], capture_output=True, text=True)
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])

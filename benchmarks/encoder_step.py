@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import model_steps
+from toolkit import model_steps
 
 from scripts.common.clock import Contender, Effort, measure_in_turns
 from scripts.common.options import parse

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from attention_cells import HEADS_FIRST, Costs, measure_cells
-from attention_check import wrong
-from baselines import Method, release_scratch, sdpa
-from favor_report import DTYPE, figure, named, report, targets
+from toolkit.attention_cells import HEADS_FIRST, Costs, measure_cells
+from toolkit.attention_check import wrong
+from toolkit.baselines import Method, release_scratch, sdpa
+from toolkit.favor_report import DTYPE, figure, named, report, targets
 
 from scripts.common.options import parse
 from scripts.common.results import Unmeasured, run

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from model_steps import wrong_token
+from toolkit.model_steps import wrong_token
 
 from scripts.common.clock import Contender, Effort, Timing, measure_in_turns, with_threads
 from scripts.common.options import parse

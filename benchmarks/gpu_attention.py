@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from gpu_clock import about, copy_bandwidth, gpu, milliseconds, where
+from toolkit.gpu_clock import about, copy_bandwidth, gpu, milliseconds, where
 
 from scripts.common.options import parse
 from scripts.common.results import run

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from gpu_clock import ROUNDS, WARM_UP, about, gpu, milliseconds, where
+from toolkit.gpu_clock import ROUNDS, WARM_UP, about, gpu, milliseconds, where
 
 from scripts.common.options import parse
 from scripts.common.results import run

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import gpu_compiler
 import torch
-from gpu_compiler import Resources, Specialised
+from toolkit import gpu_compiler
+from toolkit.gpu_compiler import Resources, Specialised
 from triton.compiler.errors import CompilationError
 
 from scripts.common.options import parse

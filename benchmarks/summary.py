@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from attention_cells import Cell, Costs
+from toolkit.attention_cells import Cell, Costs
 
 from scripts.common.tables import markdown
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import model_steps
-from model_steps import Found, draw_tokens, step_call, table
+from toolkit import model_steps
+from toolkit.model_steps import Found, draw_tokens, step_call, table
 
 from scripts.common.clock import Contender
 from scripts.common.options import parse

@@ -20,7 +20,7 @@ import proteins
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from residues import agreement, attention_to_residues, closest, read_matrix, similarity
+from measures.residues import agreement, attention_to_residues, closest, read_matrix, similarity
 
 from scripts.common.options import parse
 from scripts.common.plots import panels

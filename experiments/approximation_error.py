@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from softmax_error import attend
-from trained import Layer, Stories, encoder_layers
+from measures.softmax_error import attend
+from measures.trained import Layer, Stories, encoder_layers
 
 from scripts.common.options import parse
 from scripts.common.plots import BLUE, GREEN, GREY, RED, SKY, label, panels

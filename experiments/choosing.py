@@ -72,13 +72,11 @@ def train(folder: Path, kind: str, width: int, rate: float, steps: int, *, threa
     log = folder / "log.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     if not lines or lines[-1]["step"] < steps or "validation_bits_per_byte" not in lines[-1]:
-        command = [
-            sys.executable, "-m", "tarnn", "train", "python-docs", "--out", folder, "--overwrite", "--steps", steps,
-            "--eval-every", steps, "--save-every", max(steps, 10), "--sample-tokens", 0, "--context", 256, "--batch-size", 4,
-            "--hidden-size", width, "--layers", 4, "--heads", 4, "--learning-rate", rate, *ATTENTION[kind],
-        ]  # fmt: skip
+        lengths = f"--steps {steps} --eval-every {steps} --save-every {max(steps, 10)} --sample-tokens 0 --context 256"
+        sizes = f"--batch-size 4 --hidden-size {width} --layers 4 --heads 4 --learning-rate {rate}"
+        words = [*lengths.split(), *sizes.split(), *map(str, ATTENTION[kind])]
         subprocess.run(
-            [str(x) for x in command],
+            [sys.executable, "-m", "tarnn", "train", "python-docs", "--out", str(folder), "--overwrite", *words],
             check=True,
             stderr=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from softmax_error import softmax_error
+from measures.softmax_error import softmax_error
 
 from scripts.common.options import parse
 from scripts.common.results import run

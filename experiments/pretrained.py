@@ -31,7 +31,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import recall_model
 from byte_model import HELD_OUT, read
-from trained import stories_model
+from measures.trained import stories_model
 
 from scripts.common.options import parse
 from scripts.common.results import Unmeasured, run

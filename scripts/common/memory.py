@@ -2,7 +2,9 @@
 
 On Linux the kernel counts it: pages resident, from a fresh mark to the end of the call, so that buffers which no
 allocator of torch's knows of are in it too, and a page written once is a page; what the heap had free and could not
-give back hides a little, some tens of KiB. On a GPU torch's allocator counts. Elsewhere nobody does: None.
+give back hides a little, some tens of KiB. Linux counts on each processor for itself, in batches of 32 pages or more: where a
+call moves from one processor to another, some 100 KiB are missing or too many. On a GPU torch's allocator counts.
+Elsewhere nobody does: None.
 """
 
 import ctypes

@@ -50,7 +50,7 @@ def parse(
     }
     partial = ROOT / "runs" / script.parent.name
     options.out = given.get("out") or (partial if small or changed - {*NO_SETTINGS} else script.parent / "results")
-    options.script = f"{script.parent.name}/{script.name}"
+    options.script = str(script.relative_to(ROOT)) if script.is_relative_to(ROOT) else script.name
     torch.set_num_threads(options.threads or torch.get_num_threads())
     options.threads = torch.get_num_threads()
     return options

@@ -1,5 +1,6 @@
-"""transformers' Auto classes know tarnn's models, and the converted ones, after `import tarnn` alone, which imports neither
-torch nor transformers.
+"""Make tarnn's models, and converted ones, known to transformers' Auto classes by `import tarnn` alone.
+
+That imports neither torch nor transformers.
 
 transformers has no entry points, but a mapping from the `model_type` in a config.json to a class. As soon as that mapping
 is imported, by whomever, tarnn's names are put into it with a stand-in, which imports `tarnn.models` (and so registers
@@ -20,7 +21,7 @@ _METHODS = "transformers.quantizers.auto"
 
 
 class ConfigOnDemand:
-    """Stands for a config's class until it is used."""
+    """A stand-in for a config's class until it is used."""
 
     def __init__(self, model_type: str):
         self.model_type = model_type
@@ -39,7 +40,7 @@ class ConfigOnDemand:
 
 
 class ConversionOnDemand:
-    """Stands for the config of converted models until one is read."""
+    """A stand-in for the config of converted models until one is read."""
 
     @staticmethod
     def from_dict(*args, **kwargs):
@@ -48,7 +49,7 @@ class ConversionOnDemand:
 
 
 class _WhenImported:
-    """A finder that does what all the others do, and registers once a mapping is there."""
+    """A finder that leaves finding to the others, and registers as soon as a mapping is imported."""
 
     def __init__(self, mapping: str, register: Callable):
         self.mapping, self.register = mapping, register
@@ -80,7 +81,7 @@ def _register_method(module) -> None:
 
 
 def announce() -> None:
-    """Registers now if transformers is there already, else when it comes."""
+    """Register now if transformers is imported already, else when it is."""
     for mapping, register in ((_MAPPING, _register_configs), (_METHODS, _register_method)):
         if mapping in sys.modules:
             register(sys.modules[mapping])

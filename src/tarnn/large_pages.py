@@ -16,11 +16,11 @@ def wants_large_pages() -> bool:
 
 
 def zeros_in_large_pages(x: Tensor) -> Tensor:
-    """Make zeros of x's shape, type and device, contiguous; on a CPU, from 2 MB on, in large pages where the system has them.
+    """Make contiguous zeros of x's shape, type and device; on a CPU, from 2 MB on, in large pages if the system has them.
 
-    These come fresh from the system, so a page takes memory once it is written. Long caches are read in order and little
-    is done with each number; with pages of 4 KB a tenth to a third of the time goes into finding them.
-    TARNN_LARGE_PAGES=off asks for none.
+    These come fresh from the system, so a page takes memory once it is written. A long cache is read in order, with little
+    work per number; with pages of 4 KB a tenth to a third of the time goes into finding them. TARNN_LARGE_PAGES=off
+    switches this off.
     """
     if not _fills_large_pages(x):
         return torch.zeros_like(x, memory_format=torch.contiguous_format)

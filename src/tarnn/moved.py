@@ -1,4 +1,4 @@
-"""Where the files are now that docs once showed elsewhere: importing one from its old place says so."""
+"""Files that have moved: importing one from its old place raises an error that names the new place."""
 
 import sys
 
@@ -6,8 +6,8 @@ PLACES = {
     "tarnn.analysis.compressors": "tarnn.cli.compressors",
     "tarnn.analysis.decode_cost": "tarnn.decoding.decode_cost",
     "tarnn.analysis.image_likelihood": "tarnn.tasks.images.likelihood",
-    "tarnn.analysis.residues": "experiments.residues",
-    "tarnn.analysis.softmax_error": "experiments.softmax_error",
+    "tarnn.analysis.residues": "experiments.measures.residues",
+    "tarnn.analysis.softmax_error": "experiments.measures.softmax_error",
     "tarnn.conversion.checkpoints": "tarnn.conversion.rows",
     "tarnn.conversion.fit": "tarnn.conversion.distil_trainer",
     "tarnn.conversion.loading": "tarnn.conversion.hf_quantizer_hook",
@@ -51,7 +51,7 @@ PLACES = {
 
 
 class _Moved:
-    """A finder that finds nothing, but knows where to look. It is asked first: an old folder may have left its cache behind."""
+    """A finder that raises for moved names. It is asked first, since an old folder may have left its cache behind."""
 
     @staticmethod
     def find_spec(name: str, path=None, target=None):

@@ -1,6 +1,8 @@
-"""What other libraries call the arguments of tarnn's functions, layers and config: errors name ours."""
+"""What other libraries call the arguments of tarnn's functions, layers and config: errors name ours.
 
-import re
+The tables read ours: theirs, with spaces between them.
+"""
+
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -8,62 +10,81 @@ from typing import ParamSpec, TypeVar
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-_MASK = "key_mask (b, s), True = attend, for padding, and causal=True for the causal mask; there is no other"
-_LINEAR = "feature_map=, of which linear attention is made; for softmax, take softmax_attention"
-_SCALE = "nothing: linear attention has no 1/√d; multiply q by what the map wants"
+_MASKS = {  # of functions and layers alike
+    "key_mask (b, s), True = attend, for padding, and causal=True for the causal mask; there is no other": (
+        "attn_mask attention_mask mask"
+    ),
+    "key_mask, in which True = attend: the contrary of torch's key_padding_mask": "key_padding_mask",
+}
 FUNCTION = {  # of `linear_attention` and its kin
-    "query": "q", "key": "k", "value": "v", "is_causal": "causal", "attn_mask": _MASK, "attention_mask": _MASK, "mask": _MASK,
-    "key_padding_mask": "key_mask, in which True = attend: the contrary of torch's key_padding_mask",
-    "enable_gqa": "nothing: k and v may have fewer heads than q", "dropout_p": "nothing: drop what comes out, as a layer does",
-    "scale": _SCALE, "softmax_scale": "scale", "initial_state": "state", "output_final_state": "return_state=True",
-    "head_first": "nothing: tensors are (b, h, t, d); transpose(1, 2) if yours are (b, t, h, d)",
-    "g": "log_decay", "gk": "log_decay (b, g, s, f)", "g_gamma": "log_decay (g,)", "window_size": "window, of hybrid_attention",
-    "is_training": "nothing", "kernel_fn": "feature_map", "nb_features":
-    "feature_map=PositiveRandomFeatures(head_dim, num_features)", "attention_type": _LINEAR,
-}  # fmt: skip
+    **_MASKS,
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "causal": "is_causal",
+    "scale": "softmax_scale",
+    "state": "initial_state",
+    "return_state=True": "output_final_state",
+    "log_decay": "g",
+    "log_decay (b, g, s, f)": "gk",
+    "log_decay (g,)": "g_gamma",
+    "window, of hybrid_attention": "window_size",
+    "feature_map": "kernel_fn",
+    "feature_map=PositiveRandomFeatures(head_dim, num_features)": "nb_features",
+    "feature_map=, of which linear attention is made; for softmax, take softmax_attention": "attention_type",
+    "nothing": "is_training",
+    "nothing: k and v may have fewer heads than q": "enable_gqa",
+    "nothing: drop what comes out, as a layer does": "dropout_p",
+    "nothing: linear attention has no 1/√d; multiply q by what the map wants": "scale",
+    "nothing: tensors are (b, h, t, d); transpose(1, 2) if yours are (b, t, h, d)": "head_first",
+}
 LAYER = {  # of `LinearAttention` and `SoftmaxAttention`
-    "embed_dim": "hidden_size", "d_model": "hidden_size", "dim": "hidden_size", "nhead": "num_heads",
-    "n_heads": "num_heads", "heads": "num_heads", "dim_head": "head_dim", "dim_heads": "head_dim",
-    "query_dimensions": "head_dim", "value_dimensions": "head_dim", "d_keys": "head_dim", "d_values": "head_dim",
-    "kdim": "context_size", "vdim": "context_size", "context_dim": "context_size", "qkv_bias": "bias",
-    "attention_dropout": "dropout", "is_causal": "causal", "batch_first": "nothing: inputs are (b, t, hidden)",
-    "nb_features": 'feature_map=PositiveRandomFeatures(head_dim, num_features), or feature_map="favor"',
-    "generalized_attention": 'feature_map="generalized_random"', "kernel_fn": "feature_map",
-    "expand_k": "head_dim", "expand_v": "head_dim", "num_kv_groups": "num_kv_heads", "mode": "nothing",
-}  # fmt: skip
+    "hidden_size": "embed_dim d_model dim",
+    "num_heads": "nhead n_heads heads",
+    "num_kv_heads": "num_kv_groups",
+    "head_dim": "dim_head dim_heads query_dimensions value_dimensions d_keys d_values expand_k expand_v",
+    "context_size": "kdim vdim context_dim",
+    "bias": "qkv_bias",
+    "dropout": "attention_dropout",
+    "causal": "is_causal",
+    "feature_map": "kernel_fn",
+    'feature_map=PositiveRandomFeatures(head_dim, num_features), or feature_map="favor"': "nb_features",
+    'feature_map="generalized_random"': "generalized_attention",
+    "nothing": "mode",
+    "nothing: inputs are (b, t, hidden)": "batch_first",
+}
 FORWARD = {  # of a layer's forward
-    **{name: FUNCTION[name] for name in ("attn_mask", "attention_mask", "mask", "key_padding_mask")},
-    "is_causal": "causal=, when the layer is made",
-    "need_weights": "return_weights=True, of SoftmaxAttention",
-    "past_key_values": "state",
-    "length_mask": "key_mask",
-    "key_lengths": "key_mask",
-    "use_cache": "return_state=True",
+    **_MASKS,
+    "key_mask": "length_mask key_lengths",
+    "causal=, when the layer is made": "is_causal",
+    "return_weights=True, of SoftmaxAttention": "need_weights",
+    "state": "past_key_values",
+    "return_state=True": "use_cache",
 }
 CONFIG = {  # of `TarnnConfig`
-    "d_model": "hidden_size", "dim": "hidden_size", "n_embd": "hidden_size", "embed_dim": "hidden_size",
-    "n_layer": "num_hidden_layers", "n_layers": "num_hidden_layers", "num_layers": "num_hidden_layers",
-    "depth": "num_hidden_layers", "n_head": "num_attention_heads", "n_heads": "num_attention_heads",
-    "nhead": "num_attention_heads", "heads": "num_attention_heads", "num_heads": "num_attention_heads",
-    "dim_head": "head_dim", "query_dimensions": "head_dim", "value_dimensions": "head_dim", "num_kv_heads": "num_key_value_heads",
-    "feed_forward_dimensions": "intermediate_size", "dim_feedforward": "intermediate_size", "n_inner": "intermediate_size",
-    "ffn_dim": "intermediate_size", "num_tokens": "vocab_size", "max_seq_len": "max_position_embeddings",
-    "n_positions": "max_position_embeddings", "max_length": "max_position_embeddings", "attention_type": "attention",
-    "attn_mode": "attention", "activation": "mlp", "hidden_act": "mlp", "rope_theta": "rotary_base",
-    "nb_features": 'feature_map="favor", feature_map_options={"favor": {"num_features": …}}',
-    "num_features": 'feature_map_options={"favor": {"num_features": …}}',
-}  # fmt: skip
+    "hidden_size": "d_model dim n_embd embed_dim",
+    "num_hidden_layers": "n_layer n_layers num_layers depth",
+    "num_attention_heads": "n_head n_heads nhead heads num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "dim_head query_dimensions value_dimensions",
+    "intermediate_size": "feed_forward_dimensions dim_feedforward n_inner ffn_dim",
+    "vocab_size": "num_tokens",
+    "max_position_embeddings": "max_seq_len n_positions max_length",
+    "attention": "attention_type attn_mode",
+    "mlp": "activation hidden_act",
+    "rotary_base": "rope_theta",
+    'feature_map="favor", feature_map_options={"favor": {"num_features": …}}': "nb_features",
+    'feature_map_options={"favor": {"num_features": …}}': "num_features",
+}
 
-_UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 
-
-def ours(name: str, names: Mapping[str, str]) -> str:
-    """What to write in place of another library's argument, as the end of a sentence; empty for one that nobody has."""
-    return f" In its place tarnn takes {names[name]}." if name in names else ""
+def our_name(name: str, names: Mapping[str, str]) -> str:
+    """Find what to write in place of another library's name; "" for a name that none of them has."""
+    return next((ours for ours, theirs in names.items() if name in theirs.split()), "")
 
 
 def names_ours(names: Mapping[str, str]) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """The decorator: where a keyword is another library's, the TypeError also says what to write in its place."""
+    """Make a decorator: where an argument has another library's name, the TypeError also says what to write instead."""
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         @wraps(function)
@@ -71,10 +92,11 @@ def names_ours(names: Mapping[str, str]) -> Callable[[Callable[Arguments, Result
             try:
                 return function(*args, **kwargs)
             except TypeError as error:
-                found = _UNEXPECTED.search(str(error))
-                if found is None or found[1] not in names or found[1] not in kwargs:
+                refused = next((x for x in kwargs if str(error).endswith(f"unexpected keyword argument {x!r}")), "")
+                instead = our_name(refused, names)
+                if not instead:
                     raise
-                message = f"{str(error).rstrip('.')}.{ours(found[1], names)}"
+                message = f"{error}. In its place tarnn takes {instead}."
             raise TypeError(message)
 
         return call

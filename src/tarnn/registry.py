@@ -1,4 +1,4 @@
-"""Names for classes: each is declared once, by the class that it names, and its options are that class's arguments."""
+"""Names of classes: a class declares its name once; the options of the name are the arguments of the class."""
 
 import difflib
 import importlib
@@ -20,9 +20,9 @@ class Named(NamedTuple):
 class Registry(dict[str, Named]):
     """A dict of names and the decorator that fills it.
 
-    what: what the names are of, for messages. package: its modules declare the names; they are imported when a name
-    is first looked up, not before. Classes of your own may be registered from anywhere. others: what else the world calls
-    one of them; such a name is understood, but neither listed nor kept.
+    what: the kind of thing that is named, for messages. package: its modules declare the names; they are imported when a
+    name is first looked up, not before. Classes of your own may be registered from anywhere. others: other names
+    for the same; such a name is understood, but neither listed nor saved.
     """
 
     def __init__(self, what: str, package: str, others: Mapping[str, str] | None = None):
@@ -30,11 +30,11 @@ class Registry(dict[str, Named]):
         self.what, self.package, self.others, self.loaded = what, package, dict(others or {}), False
 
     def own_name(self, name: Any) -> Any:
-        """The name that is kept, of one that may be another's."""
+        """Turn one of the other names into the name that is saved."""
         return self.others.get(name, name) if isinstance(name, str) else name
 
     def register(self, name: str, **implied: Any) -> Callable[[Kind], Kind]:
-        """The decorator: the class below is called `name`. Raises ValueError for a name that another class has."""
+        """Make a decorator that gives a class this name. Raises ValueError if another class has it."""
 
         def declare(kind: Kind) -> Kind:
             other = self.get(name)
@@ -55,7 +55,7 @@ class Registry(dict[str, Named]):
         return sorted(self)
 
     def find(self, name: str) -> Named:
-        """What a name stands for. Raises ValueError for an unknown one, with those that are known."""
+        """Look up a name. Raises ValueError for an unknown one, with those that are known."""
         name = self.own_name(name)
         if name not in self and name not in self.names():
             close = difflib.get_close_matches(str(name), [*self.names(), *self.others], n=1)
@@ -66,7 +66,7 @@ class Registry(dict[str, Named]):
         return self[name]
 
     def name_of(self, kind: type) -> str:
-        """The name of a class, the one that implies nothing. Raises ValueError for a class without a name."""
+        """The name of a class that implies no options. Raises ValueError for a class without a name."""
         for name in self.names():
             if self[name].kind is kind and not self[name].implied:
                 return name
@@ -74,22 +74,22 @@ class Registry(dict[str, Named]):
             f'{kind.__name__} has no name that a config could hold; give the class one: @{self.package}.register("…").'
         )
 
-    def build(self, name: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-        """The class of this name: with what it takes of `given`, and with options, which are its other arguments.
+    def build(self, name: str, context: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+        """Make an object of the class of this name, with the options and with those of its arguments that `context` has.
 
         Raises ValueError for options that it does not have or can't take.
         """
         kind, implied = self.find(name)
         takes = arguments_of(kind)
-        self.check_options(name, options, takes - set(given))
-        for_it = {key: value for key, value in {**given, **implied}.items() if key in takes}
+        self.check_options(name, options, takes - set(context))
+        arguments = {key: value for key, value in {**context, **implied}.items() if key in takes}
         try:
-            return kind(**for_it | dict(options))
+            return kind(**arguments | dict(options))
         except TypeError as error:
             raise ValueError(f"the {self.what} {name!r} can't be made with {dict(options)}: {error}.") from error
 
     def check_options(self, name: str, options: Mapping[str, Any], known: set[str]) -> None:
-        """Raises ValueError for options that are not among the known ones."""
+        """Raise ValueError for options that are not among the known ones."""
         if unknown := sorted(set(options) - known):
             raise ValueError(
                 f"the {self.what} {name!r} has no option {', '.join(map(repr, unknown))}; "
@@ -98,7 +98,7 @@ class Registry(dict[str, Named]):
 
 
 def arguments_of(kind: type) -> set[str]:
-    """The names of the arguments that a class is made with."""
+    """The names of the arguments of a class's constructor."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
     return {x.name for x in parameters if x.kind in named} - {"self"}

@@ -1,24 +1,25 @@
 """Contenders take turns; times and memory are those of the calls."""
 
 import time
-from contextlib import contextmanager
 
 import pytest
 import torch
-from baselines import release_scratch, tarnn_attend
+from toolkit.baselines import release_scratch, tarnn_attend
 
-from scripts.common.clock import Contender, Effort, measure_in_turns, metered
+from scripts.common.clock import Contender, Effort, measure_in_turns
 from scripts.common.memory import peak_bytes
 from tarnn.kernels.cpu import library
 
 MIB = 2**20
 
 
-def test_contenders_take_turns_round_by_round():
+def test_contenders_take_turns_and_what_they_keep_is_given_back_before_memory_is_read():
     calls = []
-    contenders = {name: Contender(lambda name=name: calls.append(name)) for name in "abc"}
+    contenders = {
+        name: Contender(lambda name=name: calls.append(name), release=lambda: calls.append("r")) for name in "abc"
+    }
     timings = measure_in_turns(contenders, Effort(seconds_a_round=0, rounds=(4, 4)))
-    assert "".join(calls[6:-3]) == "abc" * 4  # after two warm-ups, before the look at memory
+    assert "".join(calls) == "raarbbrcc" + "abc" * 4 + "rarbrc"
     assert {(x.rounds, x.calls) for x in timings.values()} == {(4, 1)}
 
 
@@ -34,73 +35,40 @@ def wind(monkeypatch):
     return wind
 
 
-def test_times_are_of_one_call_whatever_the_number_of_calls(wind):
-    [timing] = measure_in_turns({"nap": Contender(lambda: wind(0.004))}, Effort(0.04, rounds=(3, 3))).values()
-    assert (timing.ms, timing.ms_min, timing.ms_max) == pytest.approx((4, 4, 4))  # not the round's, which are 40
-    assert timing.calls == 10
-
-
-def test_who_is_slower_than_its_patience_is_called_once(wind):
+def test_times_are_of_one_call_and_slow_calls_are_made_once(wind):
     calls = []
-    contenders = {"slow": Contender(lambda: calls.append(wind(1.01)), patience=1.0), "fast": Contender(lambda: None)}
-    timings = measure_in_turns(contenders, Effort(0, rounds=(3, 3)))
-    assert len(calls) == timings["slow"].rounds == 1
-    assert timings["slow"].ms == pytest.approx(1010)
-    assert timings["fast"].rounds == 3
+    contenders = {
+        "nap": Contender(lambda: wind(0.004)),
+        "slow": Contender(lambda: calls.append(wind(1.01)), patience=1.0),
+    }
+    nap, slow = measure_in_turns(contenders, Effort(0.04, rounds=(3, 3))).values()
+    assert (nap.ms, nap.ms_min, nap.ms_max, nap.calls) == pytest.approx((4, 4, 4, 10))  # not the round's, which are 40
+    assert len(calls) == slow.rounds == 1
+    assert slow.ms == pytest.approx(1010)
 
 
-def test_every_call_is_made_in_its_surroundings():
-    depth = []
-
-    @contextmanager
-    def surroundings():
-        depth.append(1)
-        yield
-        depth.pop()
-
-    seen = []
-    measure_in_turns({"x": Contender(lambda: seen.append(len(depth)), surroundings=surroundings)}, Effort(0))
-    assert set(seen) == {1}
-    assert not depth
-
-
-def test_what_is_kept_is_given_back_before_each_look_at_memory():
-    told = []
-    contender = Contender(lambda: told.append("call"), release=lambda: told.append("release"))
-    measure_in_turns({"x": contender}, Effort(0, rounds=(3, 3)))
-    assert told == ["release", "call", "call", *["call"] * 3, "release", "call"]
+def test_memory_is_the_peak_of_the_call():
+    """To some 100 KiB a processor: Linux counts pages on each, in batches of 32 and more, and a call may change processors."""
+    call = lambda: (torch.ones(64 * MIB // 4) + 1)[:1].clone()  # noqa: E731  two of 64 MiB at once
+    call()
+    peak = peak_bytes(call)
+    if peak is None:
+        pytest.skip("the system does not count")
+    assert abs(peak - 128 * MIB) < 4 * MIB
+    assert peak_bytes(lambda: None) < 4 * MIB
 
 
 def test_scratch_of_the_native_kernels_is_in_their_memory():
     if not library.available():
         pytest.skip("no native kernels here")
-    q = torch.randn(1, 8, 64, 128)
+    q = torch.randn(1, 8, 64, 256)
     call = lambda: tarnn_attend(q, q, q, True)  # noqa: E731
+    call()
+    kept = peak_bytes(call)
+    if kept is None:
+        pytest.skip("the system does not count")
     peaks = []
     for _ in range(3):
-        call()
-        kept = peak_bytes(call)
-        if kept is None:
-            pytest.skip("nobody counts here")
         release_scratch()
         peaks.append(peak_bytes(call) - kept)
-    assert max(peaks) > 128 * 128 * 4  # a state is in it
-
-
-@pytest.mark.parametrize(
-    ("seconds", "plan"), [(1e-6, (7, 2000)), (0.01, (7, 3)), (0.5, (5, 1)), (1.0, (3, 1)), (100.0, (3, 1))]
-)
-def test_the_slower_a_call_the_fewer_of_it(seconds, plan):
-    assert Effort().plan(seconds) == plan
-
-
-def test_memory_is_the_peak_of_the_call():
-    call = lambda: (torch.ones(8 * MIB // 4) + 1)[:1].clone()  # noqa: E731  two of 8 MiB at once
-    call()
-    peak = peak_bytes(call)
-    if peak is None:
-        pytest.skip("nobody counts here")
-    assert abs(peak - 16 * MIB) < MIB / 4  # some pages are there before, some are Python's
-    seconds, peak = metered(lambda: time.sleep(0.01), "cpu")
-    assert seconds >= 0.01
-    assert peak < MIB / 2
+    assert max(peaks) > 256 * 256 * 4 / 2  # a state is in it

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,8 +35,10 @@ def nodes(tree: ast.AST, *, for_types: bool = False) -> Iterator[ast.AST]:
             yield from nodes(child, for_types=for_types)
 
 
-def imports(module: str, *, for_types: bool = False) -> Iterator[Import]:
+@cache
+def imports(module: str, *, for_types: bool = False) -> tuple[Import, ...]:
     """What a file imports from tarnn, in functions too, as it stands there."""
+    found = []
     for node in nodes(TREES[module], for_types=for_types):
         if isinstance(node, ast.Import):
             names = [Import(alias.name, "") for alias in node.names]
@@ -43,11 +46,12 @@ def imports(module: str, *, for_types: bool = False) -> Iterator[Import]:
             names = [Import(str(node.module), alias.name) for alias in node.names]
         else:
             continue
-        for module_, name in names:
-            if f"{module_}.{name}" in FILES:
-                yield Import(f"{module_}.{name}", "")
-            elif module_.split(".")[0] == "tarnn":
-                yield Import(module_, name)
+        for home, name in names:
+            if f"{home}.{name}" in FILES:
+                found.append(Import(f"{home}.{name}", ""))
+            elif home.split(".")[0] == "tarnn":
+                found.append(Import(home, name))
+    return tuple(found)
 
 
 FACES = {  # where the names of packages come from that load them on first use; "*": all others
@@ -63,6 +67,7 @@ def home_of(module: str, name: str) -> str:
     return names.get(name, names.get("*", module) if name else module)
 
 
+@cache
 def arrows(module: str) -> set[str]:
     """The files that a file imports."""
     return {home_of(home, name) for home, name in imports(module)} - {module}
@@ -73,6 +78,7 @@ def room_of(module: str) -> str:
     return module.split(".")[1] if "." in module else "tarnn"
 
 
+@cache
 def re_exports(module: str) -> set[str]:
     """The names that a file imports although it is no package that gathers those of its own files."""
     package = f"{module}." if FILES[module].name == "__init__.py" else "\0"

@@ -3,11 +3,14 @@
 import importlib
 import json
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from matplotlib.figure import Figure
+
+ROOT = Path(__file__).parents[2]
 
 
 class Outcome(NamedTuple):
@@ -50,6 +53,19 @@ def script(capsys, monkeypatch, folder, pictures):
 def data_of(folder):
     """data_of(name): what NAME.json holds."""
     return lambda name: json.loads((folder / f"{name}.json").read_text())
+
+
+def runnable(folder: str) -> list[str]:
+    """The names of a folder's scripts, without the modules that they share."""
+    return sorted(path.stem for path in (ROOT / folder).glob("*.py") if "__main__" in path.read_text())
+
+
+def opens(name: str, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a script's imports and options can be read: its --help ends with 0."""
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(name).main()
+    return ended.value.code == 0
 
 
 def lines_of(axes: Any) -> dict[str, tuple[list[float], list[float]]]:

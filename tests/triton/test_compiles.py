@@ -9,9 +9,9 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-import gpu_compiler
 import gpu_resources
-from gpu_compiler import Resources
+from toolkit import gpu_compiler
+from toolkit.gpu_compiler import Resources
 
 from tarnn import linear_attention
 from tarnn.kernels.triton import first_call, forward_kernels, launch

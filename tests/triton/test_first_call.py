@@ -6,9 +6,9 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-import gpu_compiler
 import gpu_resources
 import triton
+from toolkit import gpu_compiler
 from triton import compiler
 from triton.runtime import _async_compile
 from triton.runtime.driver import driver

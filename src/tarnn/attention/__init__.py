@@ -1,4 +1,4 @@
-"""Attention as modules: projections around an op. A file a kind, one interface for all (see `multihead`)."""
+"""Attention layers: projections around an op. One file per kind, one interface for all (see `multihead`)."""
 
 from typing import TYPE_CHECKING
 

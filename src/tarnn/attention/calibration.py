@@ -1,4 +1,4 @@
-"""Setting the parameters that maps take from the data: by running the model on some of it."""
+"""Calibration: run the model on some data, and set the parameters that feature maps take from it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from tarnn.feature_maps.statistics import FittedMap, Spread, spread_of
 
 
 class Calibration:
-    """Gathers the spread of one layer's queries and keys, and keeps its map set to what was seen so far."""
+    """Keep one layer's map fitted to all queries and keys that were observed so far."""
 
     def __init__(self, layer: LinearAttention):
         self.feature_map = cast(FittedMap, layer.feature_map)
@@ -22,30 +22,28 @@ class Calibration:
     def observe(self, q: Tensor, k: Tensor, *, query_mask: Tensor | None, key_mask: Tensor | None) -> None:
         heads, full = self.feature_map.num_heads, self.feature_map.full_spread
         masks = (query_mask, key_mask)
-        seen = [spread_of(x, heads, mask=m, full=full).over_batch() for x, m in zip((q, k), masks)]
-        if self.spreads is not None:
-            seen = [a.merged(b) for a, b in zip(self.spreads, seen)]
-        self.spreads = seen
+        new = [spread_of(x, heads, mask=mask, full=full).over_batch() for x, mask in zip((q, k), masks)]
+        self.spreads = new if self.spreads is None else [old.merged(x) for old, x in zip(self.spreads, new)]
         self.feature_map.calibrate(*self.spreads)
 
 
 def calibrated_layers(module: nn.Module) -> list[LinearAttention]:
-    """The layers whose maps have parameters that data should set once."""
+    """The layers whose feature maps are to be calibrated."""
     layers = (x for x in module.modules() if isinstance(x, LinearAttention) and not x.fits_by_call)
     return [x for x in layers if isinstance(x.feature_map, FittedMap) and x.feature_map.adapts]
 
 
 @contextmanager
 def calibrating(module: nn.Module) -> Iterator[None]:
-    """While it lasts, each forward sets the fitted maps of `module` to all queries and keys seen so far.
+    """Fit the maps of `module`, in each forward within the `with`, to all queries and keys observed so far.
 
-    A layer's map is set before it is used, so that later layers see what they will see from then on:
+    A layer's map is fitted before it is used, so the layers behind it get the inputs that they will get from then on:
 
         with torch.no_grad(), calibrating(model):
             model(input_ids)            # a few thousand tokens, in one batch or several
 
-    Masked tokens don't count. The parameters (centres, stretches, A …) are buffers, saved with the model; they
-    are exact whatever they are, and the better they fit the less the estimates vary.
+    Masked tokens don't count. The parameters (centres, stretches, A …) are buffers, saved with the model. Any values are
+    exact; the better they fit, the less the estimates vary.
 
     Raises ValueError where `module` has no such map.
     """

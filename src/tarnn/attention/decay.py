@@ -1,4 +1,4 @@
-"""Decays of the state: log-factors ≤ 0 by which all that was seen before a token is scaled when it arrives.
+"""Decays of the state: before a token is added, the state is scaled by e^log_decay, log_decay ≤ 0.
 
 Each is a module x (b, t, hidden) → log_decay for g key/value heads, as the op takes it, float32 at least.
 """
@@ -15,7 +15,7 @@ from tarnn.numerics import widen
 
 
 def retention(num_heads: int) -> Float[Tensor, " g"]:
-    """log γ_g with γ_g = 1 − 2^(−5 − g), g = 0 …: a memory of 32 tokens in the first head, then ever doubled.
+    """log γ_g with γ_g = 1 − 2^(−5 − g), g = 0 …: the first head remembers about 32 tokens, each next one twice as many.
 
     RetNet (Sun et al. 2023, eq. 8, arXiv 2307.08621).
     """

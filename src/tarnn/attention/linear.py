@@ -44,8 +44,8 @@ class LinearAttention(MultiHeadAttention):
         Rotated weights need not be small where plain ones are, so take a map whose features don't vanish (Elu)
         or normalize=False: with sparse features (Relu, Dpfp) the fraction can become very large.
 
-    A map that is fitted by the call (`fit="call"`) finds its parameters in each forward, and so has no state to
-    hand on. One that is calibrated: see `tarnn.attention.calibrating`.
+    A map that is fitted by the call (`fit="call"`) computes its parameters in each forward, so it has no state to
+    continue from. For a map that is calibrated, see `tarnn.attention.calibrating`.
 
     Raises ValueError for combinations that have no meaning, with the reason.
     """
@@ -90,15 +90,13 @@ class LinearAttention(MultiHeadAttention):
         self.calibration: Any = None  # while `calibrating`: what observes q and k
         width = self.rotary_dim(self.head_dim, phi)
         if rotary is not None and rotary.dim != width:
-            what = (
-                "q and k: its dim must be theirs" if self.rotates_inputs else "features: its dim must be their number"
-            )
-            raise ValueError(f"rotary rotates {what}, {width}; got {rotary.dim}.")
+            vectors = "q and k" if self.rotates_inputs else "features"
+            raise ValueError(f"rotary rotates {vectors}, so its dim must be their width, {width}; got {rotary.dim}.")
         self.o_norm = None if normalize else nn.RMSNorm(self.head_dim, eps=1e-6)
 
     @classmethod
     def rotary_dim(cls, head_dim: int, feature_map: FeatureMap | None = None) -> int:
-        """That of q and k, or that of the features where those are rotated."""
+        """The width of q and k, or of the features if these are rotated."""
         if feature_map is None or feature_map.dot_product:
             return head_dim
         return feature_map.num_features(head_dim)
@@ -118,7 +116,7 @@ class LinearAttention(MultiHeadAttention):
         return_state: bool,
         inplace: bool,
     ) -> tuple[Any, ...]:
-        """The state of sums is small: a new one is made whether `inplace` or not."""
+        """A state of sums is small, so a new one is made with `inplace` as well."""
         unplaced = positions is None and rotation is None and state is None
         if unplaced and self.rotary is not None and self.rotates_inputs:
             # with one fixed draw of ω the weights depend on absolute positions too; averaged over draws they do not
@@ -155,7 +153,7 @@ class LinearAttention(MultiHeadAttention):
         return self._attend(step, q, k, v, phi, rotation, state=state, log_decay=self._log_decay(x), inplace=inplace)
 
     def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> LinearState:
-        """The state that has seen nothing. Its size does not depend on `capacity`; it is float32, or float64
+        """The state before the first token. Its size does not depend on `capacity`; it is float32, or float64
         for that `dtype` (by default the weights')."""
         weight = self.v_proj.weight
         return LinearState.zeros(
@@ -170,7 +168,7 @@ class LinearAttention(MultiHeadAttention):
         )
 
     def _place(self, q: Tensor, k: Tensor, positions, rotation, x: Tensor, state) -> tuple[Tensor, Tensor, Any, Any]:
-        """Positions to where they work: (q, k, the rotation that is left for features, φ at these positions)."""
+        """Apply positions to q, k or φ: (q, k, the rotation that features still need, φ at these positions)."""
         phi: Any = self.feature_map
         if isinstance(phi, PositionalMap):
             if positions is None:
@@ -197,7 +195,7 @@ class LinearAttention(MultiHeadAttention):
         return None if self.decay is None else self.decay(x)
 
     def _attend(self, op: Callable, q, k, v, phi, rotation: Rotation | None, **options) -> Any:
-        """What `op`, linear_attention or step, returns, with features rotated after φ."""
+        """Call `op`, linear_attention or step; if there is a rotation, rotate the features."""
         if rotation is None and (self.normalize or q.dtype != torch.float16):
             return op(q, k, v, phi, normalize=self.normalize, **options)
         with full_precision(q):  # undivided sums grow with t, in fp16 to infinity
@@ -230,7 +228,7 @@ class LinearAttention(MultiHeadAttention):
 
 
 def _fraction(op, phi_q, phi_k, v, rotation: Rotation, state: LinearState | None, **options):
-    """Σ (rotated weights) v / Σ plain weights, and the state: S of rotated features, z of plain ones."""
+    """Divide Σ (rotated weights) v by Σ plain weights. In the state, S holds rotated features, z plain ones."""
     above = None if state is None else LinearState(state.S, torch.zeros_like(state.z))
     q, k = rotation.apply(phi_q), rotation.apply(phi_k)
     num, above = op(q, k, v, _IDENTITY, normalize=False, state=above, **options)
@@ -238,15 +236,14 @@ def _fraction(op, phi_q, phi_k, v, rotation: Rotation, state: LinearState | None
         den, z = _step_of_weights(phi_q, phi_k, state.z, **options)
     else:
         below = None if state is None else LinearState(state.z[..., None], torch.zeros_like(state.z))
-        one = torch.ones_like(v[..., :1])
-        den, below = op(phi_q, phi_k, one, _IDENTITY, normalize=False, state=below, **options)
+        den, below = op(phi_q, phi_k, torch.ones_like(v[..., :1]), _IDENTITY, normalize=False, state=below, **options)
         z = below.S[..., 0]
     # where no key was seen, or none with a feature in common: o = 0, and gradients of 0
     return num / den.masked_fill(den == 0, torch.inf), LinearState(above.S, z)
 
 
 def _step_of_weights(phi_q, phi_k, z, log_decay, inplace) -> tuple[Tensor, Tensor]:
-    """z ← e^log_decay z + φ(k); φ(q)·z, (b, h, 1, 1), and z. As `step` with v = 1, in fewer calls."""
+    """Return φ(q)·z, (b, h, 1, 1), and z ← e^log_decay z + φ(k): `step` with v = 1, in fewer calls."""
     if log_decay is not None:  # (g,) or (b, g, 1)
         keep = log_decay.to(z.dtype).exp().reshape(-1, z.shape[1], 1)
         z = z.mul_(keep) if inplace else z * keep
@@ -265,8 +262,8 @@ def _check_choices(feature_map: FeatureMap, causal, decay, rotary, context_size)
             'fit="calibrated" and calibrate it (tarnn.attention.calibrating).'
         )
     if isinstance(feature_map, PositionalMap) and (rotary is not None or context_size is not None):
-        what = "cross attention has none" if rotary is None else "takes no rotary positions besides"
-        raise ValueError(f"{name} weighs keys by their distance; {what}.")
+        reason = "cross attention has none" if rotary is None else "it takes no rotary positions as well"
+        raise ValueError(f"{name} weighs keys by their distance; {reason}.")
     if rotary is None:
         return
     if context_size is not None:

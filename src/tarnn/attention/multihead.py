@@ -1,4 +1,4 @@
-"""What every kind of attention has in common: projections to heads and back, and what may be fed to them."""
+"""The base class of attention layers: projections to heads and back, and the arguments of all kinds."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from tarnn.attention.norm import RMSNorm
 from tarnn.attention.rotary import Rotary, Rotation
 from tarnn.feature_maps.base import FeatureMap
 from tarnn.ops import State
-from tarnn.other_names import FORWARD, ours
+from tarnn.other_names import FORWARD, our_name
 
 
 class MultiHeadAttention(nn.Module):
@@ -45,7 +45,7 @@ class MultiHeadAttention(nn.Module):
 
     @classmethod
     def rotary_dim(cls, head_dim: int, feature_map: FeatureMap | None = None) -> int:
-        """How wide the vectors are that rotary positions rotate, for a kind that takes `rotary`."""
+        """The width of the vectors that rotary positions rotate, for kinds that take `rotary`."""
         return head_dim
 
     def __init__(
@@ -111,8 +111,10 @@ class MultiHeadAttention(nn.Module):
         for the new one (which only the owner may ask for). options: those of one kind of attention.
         """
         for name in options:
-            if name in FORWARD:
-                raise TypeError(f"{type(self).__name__}() has no argument {name!r}.{ours(name, FORWARD)}")
+            if instead := our_name(name, FORWARD):
+                raise TypeError(
+                    f"{type(self).__name__}() has no argument {name!r}. In its place tarnn takes {instead}."
+                )
         q, k, v = self.project(x, self.source(x, context, state))
         o, *more = self.mix(
             x,
@@ -158,7 +160,7 @@ class MultiHeadAttention(nn.Module):
         return self.merge(o, v.dtype), state
 
     def source(self, x: Tensor, context: Tensor | None, state) -> Tensor:
-        """Where keys and values come from, (b, s, ·); ValueError if context is missing or not wanted."""
+        """The input of keys and values, (b, s, ·): x or the context. Raises ValueError if context is missing or not wanted."""
         if self.context_size is None:
             if context is not None:
                 raise ValueError("this is self attention and takes no context; for cross attention pass context_size=.")
@@ -170,14 +172,14 @@ class MultiHeadAttention(nn.Module):
         return x.new_zeros(x.shape[0], 0, self.context_size)  # no new keys: only the state is read
 
     def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q (b, h, t, d) of x, k and v (b, g, s, d) of the source; q and k normed where asked for."""
+        """Make q (b, h, t, d) of x, k and v (b, g, s, d) of the source; with `qk_norm`, q and k are normed."""
         q, k = self.q_proj(x), self.k_proj(source)
         q, k = self.heads(q, self.num_heads, self.q_norm), self.heads(k, self.num_kv_heads, self.k_norm)
         return q, k, self.heads(self.v_proj(source), self.num_kv_heads)
 
     @staticmethod
     def heads(x: Float[Tensor, "b t h_d"], num_heads: int, norm: nn.RMSNorm | None = None) -> Float[Tensor, "b h t d"]:
-        """A projection's output as heads, normed where asked for: a view, nothing is copied."""
+        """Split a projection's output into heads, and norm them: a view if there is no norm."""
         x = x.unflatten(-1, (num_heads, -1))
         if norm is not None:
             x = norm(x.to(norm.weight.dtype)).to(x.dtype)  # in autocast, the weight's is more than that of x

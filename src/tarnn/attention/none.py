@@ -1,4 +1,4 @@
-"""No attention at all: the least that any attention can cost, to measure the others against."""
+"""No attention at all: the lower bound of what attention can cost, a baseline for measurements."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ class NoAttention(MultiHeadAttention):
         return super().source(x, context, None)  # the state knows nothing of a context
 
     def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """There are values alone; x and the source stand where queries and keys would."""
+        """Make values alone; x and the source take the places of queries and keys."""
         return x, source, self.heads(self.v_proj(source), self.num_kv_heads)
 
     def mix(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, key_mask, return_state: bool, **_) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""RMSNorm, by the compiled kernels where they can."""
+"""RMSNorm, computed by the compiled kernels if they support the call."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Rotary positions: vectors rotated by angles that grow with their position, so products know the distance."""
+"""Rotary positions: vectors are rotated by angles proportional to their position, so their products depend on distance."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from tarnn.numerics import wide, widest
 def positions_in(
     attention_mask: Tensor | None, cu_seqlens: Tensor | None, past: int, num_tokens: int, device
 ) -> Tensor:
-    """The place of each new token in its sequence, (b, t) or (1, t); padding is not counted.
+    """The position of each new token in its sequence, (b, t) or (1, t); padding is not counted.
 
     `attention_mask` covers the past as well, (b, past + t). Packed sequences each start from 0.
     """
@@ -20,19 +20,19 @@ def positions_in(
         return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -num_tokens:]
     index = torch.arange(past, past + num_tokens, device=device)
     if cu_seqlens is not None:
-        which = torch.searchsorted(cu_seqlens.long(), index, right=True) - 1  # the sequence of each token
-        index = index - cu_seqlens[which]
+        sequence = torch.searchsorted(cu_seqlens.long(), index, right=True) - 1  # of each token
+        index = index - cu_seqlens[sequence]
     return index[None]
 
 
 class Rotation(NamedTuple):
-    """The cosines and signed sines of some positions; made once, shared by layers and heads."""
+    """The cosines and signed sines of positions, shared by layers and heads."""
 
     cos: Float[Tensor, "b 1 t dim"]
     sin: Float[Tensor, "b 1 t dim"]
 
     def apply(self, x: Float[Tensor, "b h t dim"]) -> Float[Tensor, "b h t dim"]:
-        """x rotated: x·cos + (x, halves swapped)·(−sin, sin); in float32 at least, returned in x's dtype."""
+        """Rotate x: x·cos + (x, halves swapped)·(−sin, sin), in float32 at least, returned in x's dtype."""
         swapped = x.roll(x.shape[-1] // 2, -1)
         return torch.addcmul(x * self.cos, swapped, self.sin).to(x.dtype)
 
@@ -69,7 +69,7 @@ class Rotary:
         return self.frequencies()
 
     def of(self, positions: Tensor | None, rotation: Rotation | None, x: Tensor, state) -> Rotation:
-        """The rotation for x (b, t, ·): as given, from positions, or for a sequence that starts here.
+        """The rotation for x (b, t, ·): the given one, the one for these positions, or that of a sequence which starts here.
 
         Raises ValueError if there is a state and no positions: how far the sequence has come is not in it.
         """

@@ -57,7 +57,7 @@ class SoftmaxAttention(MultiHeadAttention):
         self.rotary = rotary
 
     def mix(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, positions, rotation, **options) -> tuple[Any, ...]:
-        """With return_weights: (o, the state, the weights (b, h, t, s))."""
+        """With return_weights, return (o, the state, the weights (b, h, t, s))."""
         q, k = self._place(x, q, k, positions, rotation, options["state"])
         outputs = softmax_attention(q, k, v, causal=self.causal, **options)
         return outputs if isinstance(outputs, tuple) else (outputs,)
@@ -69,7 +69,7 @@ class SoftmaxAttention(MultiHeadAttention):
         return softmax_step(q, k, v, state, inplace=inplace)
 
     def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> KVCache:
-        """An empty cache of `dtype`, by default the weights' (of quantised ones, torch's default).
+        """Make an empty cache of `dtype`, by default the type of the weights (if they are quantised, torch's default).
 
         Raises ValueError if its capacity, in tokens, is not given.
         """

@@ -1,4 +1,4 @@
-"""A layer of tarnn where PyTorch's own Transformer layers expect an `nn.MultiheadAttention`."""
+"""Adapter: a layer of tarnn in place of the `nn.MultiheadAttention` in PyTorch's own Transformer layers."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ class TorchMultihead(nn.Module):
         encoder.self_attn = TorchMultihead(LinearAttention(512, 8, causal=False))
 
     For `TransformerDecoderLayer.multihead_attn`, a layer with context_size. Linear attention takes masks of two
-    kinds: padding (whole keys that nobody sees), as key_padding_mask or as attn_mask, and the causal mask, which
+    kinds: padding (keys that no query sees), as key_padding_mask or as attn_mask, and the causal mask, which
     belongs to a layer with causal=True; is_causal=True says that it is that one, and it is not looked at then.
 
     Raises ValueError for every other mask, for need_weights=True, and where keys are not values.
@@ -41,7 +41,7 @@ class TorchMultihead(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Float[Tensor, "b t hidden"], None]:
-        """(y, None). Masks as in torch: bool, True = left out, or floating, −∞ = left out and 0 = seen."""
+        """Return (y, None). Masks are as in torch: bool, True = masked, or floating, −∞ = masked and 0 = visible."""
         if need_weights:
             raise ValueError("the weights of linear attention are never formed; pass need_weights=False.")
         if key is not value or (self.layer.context_size is None and query is not key):
@@ -51,17 +51,17 @@ class TorchMultihead(nn.Module):
             )
         if is_causal and not self.layer.causal:
             raise ValueError("is_causal=True needs a layer that was made with causal=True.")
-        seen = None if key_padding_mask is None else _seen(key_padding_mask, "key_padding_mask")  # (b, s)
+        key_mask = None if key_padding_mask is None else _visible(key_padding_mask, "key_padding_mask")  # (b, s)
         if attn_mask is not None and not is_causal:
-            keys = self._keys_of(_seen(attn_mask, "attn_mask"), len(query))
-            seen = keys if seen is None else seen & keys
-        options: dict[str, Any] = {"key_mask": None if seen is None else seen.expand(key.shape[:2])}
+            keys = self._visible_keys(_visible(attn_mask, "attn_mask"), len(query))
+            key_mask = keys if key_mask is None else key_mask & keys
+        options: dict[str, Any] = {"key_mask": None if key_mask is None else key_mask.expand(key.shape[:2])}
         return self.layer(query, *([] if self.layer.context_size is None else [key]), **options), None
 
-    def _keys_of(self, seen: Tensor, batch_size: int) -> Tensor:
-        """(1 or b, s): the keys that a mask, (t, s) or (b·h, t, s), leaves in for all queries that may look back."""
-        by_row = seen[None, None] if seen.ndim == 2 else seen.unflatten(0, (batch_size, -1))  # (b, h, t, s)
-        keys = by_row[:, 0, -1]  # the last query sees all that any query sees
+    def _visible_keys(self, visible: Tensor, batch_size: int) -> Tensor:
+        """Reduce a mask (t, s) or (b·h, t, s), True = visible, to the visible keys (1 or b, s)."""
+        by_row = visible[None, None] if visible.ndim == 2 else visible.unflatten(0, (batch_size, -1))  # (b, h, t, s)
+        keys = by_row[:, 0, -1]  # the last query sees every key that any query sees
         expected = keys[:, None, None].expand_as(by_row)
         if self.layer.causal:
             expected = expected & torch.ones_like(by_row).tril()
@@ -69,16 +69,16 @@ class TorchMultihead(nn.Module):
             kind = "the causal one, with padding or without" if self.layer.causal else "padding, for all queries alike"
             raise ValueError(
                 f"linear attention forms no matrix that a mask could be laid on: for this layer (causal="
-                f"{self.layer.causal}) attn_mask must be {kind}; got another {tuple(seen.shape)}."
+                f"{self.layer.causal}) attn_mask must be {kind}; got another {tuple(visible.shape)}."
             )
         return keys
 
 
-def _seen(mask: Tensor, name: str) -> Tensor:
-    """A mask of torch's, as bool, True = seen. Raises ValueError for one that adds to the weights."""
+def _visible(mask: Tensor, name: str) -> Tensor:
+    """Turn a mask of torch's into bool, True = visible. Raises ValueError for a mask that adds to the weights."""
     if mask.dtype == torch.bool:
         return ~mask
-    seen = mask == 0
-    if not torch.compiler.is_compiling() and not bool((seen | (mask == -torch.inf)).all()):
-        raise ValueError(f"a floating {name} may hold 0 (seen) and −∞ (left out) only; linear attention adds no bias.")
-    return seen
+    visible = mask == 0
+    if not torch.compiler.is_compiling() and not bool((visible | (mask == -torch.inf)).all()):
+        raise ValueError(f"a floating {name} may hold 0 (visible) and −∞ (masked) only; linear attention adds no bias.")
+    return visible

@@ -1,4 +1,4 @@
-"""Feature maps φ: what linear attention puts in the place of softmax's exponential. One file a family."""
+"""Feature maps φ: what linear attention has in place of softmax's exponential. One file per family."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What a feature map is: φ of one query or key at a time, and a few facts that it declares about itself."""
+"""The base class of feature maps: φ of one query or key at a time, and a few facts that a map declares."""
 
 import inspect
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Projection(NamedTuple):
-    """Features that kernels can make themselves of x, tile by tile, and so need never be stored:
+    """Features that kernels compute from x themselves, tile by tile, so that they are never stored:
 
         φ(x) = function(factor·Ω x + β − square·|x|² + offset) + shift          without Ω: function(x)
 
@@ -27,9 +27,9 @@ class Projection(NamedTuple):
 
 
 class Projected(NamedTuple):
-    """Attention with a map of random features, said in terms of a projection: of which q and k, with which weights.
+    """A random-feature map as a projection: the transformed q and k, and log-weights for each.
 
-    φ(q) is the projection's times e^query_log_weight, φ(k) likewise.
+    φ(q) is the projection of q times e^query_log_weight, φ(k) likewise.
     """
 
     projection: Projection
@@ -43,10 +43,13 @@ class FeatureMap(nn.Module):
     """φ: (…, d) → (…, f), applied to each query and each key by itself; attention is then φ(q)·φ(k).
 
     A map of your own needs no more than an `nn.Module` with a `forward` (see `OwnMap`); with a name as well
-    (`tarnn.feature_maps.register`) a config, a checkpoint and the command line can name it. What this base class adds
-    is what the op can make use of: the width of the features before they are computed, whether φ(x)·φ(y) ≥ 0 always
-    (only then may its sum normalise), for maps of the exponential kind features with their scale kept apart so
-    that nothing overflows, and for maps that treat queries unlike keys, one method for each.
+    (`tarnn.feature_maps.register`) a config, a checkpoint and the command line can name it. This base class adds what
+    the op can make use of: the width of the features before they are computed; whether φ(x)·φ(y) ≥ 0 always (only then
+    can their sum normalise); for exponential maps, features with their scale kept apart, so that nothing overflows; and
+    for maps that treat queries unlike keys, one method for each.
+
+    Three kinds of map say more by their class: `PositionalMap`, `FittedMap` (parameters from the data) and
+    `SoftmaxKernelMap` (random features of softmax's kernel).
     """
 
     positive: bool = True
@@ -64,23 +67,23 @@ class FeatureMap(nn.Module):
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any):
-        made = super().__new__(cls)
-        made.__dict__["_arguments"] = args, kwargs
-        return made
+        feature_map = super().__new__(cls)
+        feature_map.__dict__["_arguments"] = args, kwargs
+        return feature_map
 
     def made_with(self) -> dict[str, Any]:
-        """The arguments that were given to the constructor, by name."""
+        """The arguments of the constructor call, by name."""
         args, kwargs = self._arguments
         bound = inspect.signature(type(self).__init__).bind(self, *args, **kwargs).arguments
         return {name: value for name, value in bound.items() if value is not self}
 
     @property
     def inner(self) -> "FeatureMap":
-        """The map itself, or the one that it moves queries and keys for."""
+        """The map itself; of a `Reparametrized`, the map that it wraps."""
         return self
 
     def check_positive(self, head_dim: int | None = None) -> None:
-        """Raises ValueError where the sum of the weights φ(x)·φ(y) can't normalise. head_dim: to try an unknown map."""
+        """Raise ValueError if the sum of the weights φ(x)·φ(y) can't normalise. head_dim: to try an unknown map."""
         if not self.positive:
             raise ValueError(
                 f"{self._get_name()} may give negative weights, whose sum is no normaliser: pass normalize=False "
@@ -88,7 +91,7 @@ class FeatureMap(nn.Module):
             )
 
     def num_features(self, head_dim: int) -> int:
-        """f for a given d."""
+        """The number of features f for head_dim d."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
@@ -121,8 +124,8 @@ class FeatureMap(nn.Module):
         raise NotImplementedError
 
     def projected(self, q: Tensor, k: Tensor) -> Projected | None:
-        """What a kernel needs to make the features of q (b, h, t, d) and k (b, g, s, d); None where only `queries`
-        and `keys` can."""
+        """What a kernel needs to compute the features of q (b, h, t, d) and k (b, g, s, d); None if only `queries` and
+        `keys` can."""
         return None
 
     def describe(self, plan: Any, head_dim: int) -> Any:
@@ -142,7 +145,7 @@ class FeatureMap(nn.Module):
         return plan.features(p.function, p.omega[0] * p.factor, bias, square=p.square, offset=p.offset, shift=p.shift)
 
     def initial_buffers(self) -> dict[str, Tensor]:
-        """Buffers that are saved with the map, as they are before any training: name → value."""
+        """The saved buffers as they are before any training: name → value."""
         return {}
 
 

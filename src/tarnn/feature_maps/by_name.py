@@ -1,4 +1,4 @@
-"""Feature maps by name, and the one door where a name, a map or any other module becomes a `FeatureMap`.
+"""Make feature maps from names, from other modules, or from a `FeatureMap` itself.
 
 A map takes from the model that it is put into those arguments of its constructor that are in `OF_THE_MODEL`; the
 others are its options. Estimates of softmax's kernel function take two more, `MOVES`.
@@ -22,13 +22,13 @@ MOVES = {"centre", "balance"}  # these options put a `Reparametrized` around the
 
 
 def options_of(name: str) -> set[str]:
-    """The options that the map of this name takes. Raises ValueError for an unknown name."""
+    """The options of the map of this name. Raises ValueError for an unknown name."""
     kind = MAPS.find(name).kind
     return arguments_of(kind) - OF_THE_MODEL | (MOVES if issubclass(kind, SoftmaxKernelMap) else set())
 
 
 def make(name: str, *, head_dim: int, num_heads: int = 1, max_length: int | None = None, **options: Any) -> FeatureMap:
-    """The map of this name, for heads of width head_dim.
+    """Make the map of this name, for heads of width head_dim.
 
     num_heads: key/value heads, for maps with parameters for each head. max_length: the longest sequence, for maps
     that must know it. options: the others, as `options_of` lists them.
@@ -57,33 +57,34 @@ def _fit_of(feature_map: FeatureMap) -> str:
     return feature_map.fit if isinstance(feature_map, FittedMap) else "calibrated"
 
 
-def as_feature_map(given: FeatureMap | nn.Module | str, *, head_dim: int, **of_model: Any) -> FeatureMap:
-    """A map from a name (made as by `make`), a map (itself), or any other module (…, d) → (…, f).
+def as_feature_map(feature_map: FeatureMap | nn.Module | str, *, head_dim: int, **of_model: Any) -> FeatureMap:
+    """Turn a name (by `make`), a map (returned as it is) or any other module (…, d) → (…, f) into a map.
 
     Raises TypeError for anything else.
     """
-    if isinstance(given, FeatureMap):
-        return given
-    if isinstance(given, str):
-        return make(given, head_dim=head_dim, **of_model)
-    if isinstance(given, type) or not callable(given):
+    if isinstance(feature_map, FeatureMap):
+        return feature_map
+    if isinstance(feature_map, str):
+        return make(feature_map, head_dim=head_dim, **of_model)
+    if isinstance(feature_map, type) or not callable(feature_map):
         raise TypeError(
-            f"feature_map must be a name (tarnn.feature_maps.names()) or a module such as tarnn.Elu(); got {given!r}."
+            "feature_map must be a name (tarnn.feature_maps.names()) or a module such as tarnn.Elu(); "
+            f"got {feature_map!r}."
         )
-    return OwnMap(given)
+    return OwnMap(feature_map)
 
 
-def map_for(given: FeatureMap | nn.Module | str, x: Tensor) -> FeatureMap:
-    """The same for an op on x (…, d). A name always means the same map: random features are drawn from seed 0.
+def map_for(feature_map: FeatureMap | nn.Module | str, x: Tensor) -> FeatureMap:
+    """Do the same for an op on x (…, d). A name always means the same map: random features are drawn from seed 0.
 
     torch.compile can't see through the making of a map: call the function once before it is compiled, or pass a map.
     """
-    if isinstance(given, str):
-        key = f"{given} {x.shape[-1]} {x.device}"
+    if isinstance(feature_map, str):
+        key = f"{feature_map} {x.shape[-1]} {x.device}"
         if key not in _SHARED:
-            _SHARED[key] = _make_shared(given, x.shape[-1], x.device)
+            _SHARED[key] = _make_shared(feature_map, x.shape[-1], x.device)
         return _SHARED[key]
-    return as_feature_map(given, head_dim=x.shape[-1])
+    return as_feature_map(feature_map, head_dim=x.shape[-1])
 
 
 _SHARED: dict[str, FeatureMap] = {}
@@ -103,7 +104,7 @@ def _make_shared(name: str, head_dim: int, device: torch.device) -> FeatureMap:
 
 
 def described(feature_map: FeatureMap) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """(name, options, what it was made with that is a model's to say): `make`'s arguments again, as far as they were given.
+    """The arguments with which `make` makes this map again: (name, options, those that come from a model).
 
     Raises ValueError for a map without a name.
     """

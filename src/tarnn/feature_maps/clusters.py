@@ -1,4 +1,4 @@
-"""Queries by the cluster that they belong to: what a trained softmax model's far keys are estimated with."""
+"""Features from clusters of queries: an estimate of a trained softmax model's attention to distant keys."""
 
 import torch
 from jaxtyping import Float
@@ -60,7 +60,7 @@ class QueryClusters(FeatureMap):
 
     @torch.no_grad()
     def cluster(self, q: Float[Tensor, "g n d"]) -> None:
-        """The centres of each head's n ≥ m queries, by k-means."""
+        """Set the centres of each head to those of its n ≥ m queries, by k-means."""
         m = self.centres.shape[1]
         if q.shape[1] < m:
             raise ValueError(f"{m} clusters need as many queries or more; got {q.shape[1]}.")
@@ -89,14 +89,14 @@ class QueryClusters(FeatureMap):
 
     def keys(self, k: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
         exponents = self.log_keys(k)
-        most = exponents.detach().amax(-1)
-        return (exponents - most[..., None]).exp(), most
+        log_scale = exponents.detach().amax(-1)
+        return (exponents - log_scale[..., None]).exp(), log_scale
 
     def scaled(self, x: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError("QueryClusters treats queries and keys in different ways: take .queries(q) and .keys(k).")
 
     def _centres(self, x: Tensor) -> Tensor:
-        """c for x (…, h, t, d), in its dtype: (m, d) or (h, m, d)."""
+        """The centres c for x (…, h, t, d), in its dtype: (m, d) or (h, m, d)."""
         if x.shape[-1] != self.head_dim:
             raise ValueError(f"these QueryClusters were made for head_dim = {self.head_dim}; got {tuple(x.shape)}.")
         g, centres = self.centres.shape[0], self.centres.to(x.dtype)

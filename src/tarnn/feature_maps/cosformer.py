@@ -1,4 +1,4 @@
-"""cosFormer: relu features, weighted by the cosine of a distance. The one map that knows positions."""
+"""cosFormer: relu features, weighted by the cosine of a distance. The one map that depends on positions."""
 
 import math
 from typing import Any

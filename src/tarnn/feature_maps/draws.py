@@ -26,7 +26,7 @@ NORMS = ("chi", "fixed")
 def draw_omega(
     num: int, dim: int, *, directions: str = "orthogonal", norms: str = "chi", generator: torch.Generator
 ) -> Float[Tensor, "num dim"]:
-    """`num` random vectors of `dim` channels, float64, on the CPU whatever the default device.
+    """Draw `num` random vectors of `dim` channels, float64, on the CPU whatever the default device.
 
     directions: "orthogonal": blocks of dim rows that are orthogonal to each other, each row uniform on the
         sphere; any num, the last block cut short. Choromanski et al. 2021, section 2.4 (arXiv 2009.14794).
@@ -75,7 +75,7 @@ def _hadamard(blocks: int, dim: int, generator: torch.Generator) -> Tensor:
 
 
 def _walsh_hadamard(x: Tensor) -> Tensor:
-    """H x along the last axis but one, in log₂ d rounds of sums and differences."""
+    """Compute H x along the last axis but one, in log₂ d rounds of sums and differences."""
     dim, half = x.shape[-2], 1
     while half < dim:
         pairs = x.unflatten(-2, (-1, 2, half))
@@ -160,7 +160,7 @@ class RandomFeatureMap(FeatureMap):
 
     @torch.no_grad()
     def redraw(self, draw: int | None = None) -> None:
-        """The next draw, or the one of that number, written into `omega`."""
+        """Write the next draw, or the draw of that number, into `omega`."""
         draw = int(self.draw) + 1 if draw is None else draw
         self.omega.copy_(self.omega_of(int(self.seed), draw))
         self.draw.fill_(draw)

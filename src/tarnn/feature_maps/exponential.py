@@ -19,10 +19,7 @@ from tarnn.numerics import full_precision, wide, widen
 
 
 class Exponents(NamedTuple):
-    """Features of the exponential kind, not yet computed: φ(x)_i = exp(ω_i·x + β_i + offset).
-
-    All that a kernel needs to compute them itself, tile by tile. `mirrored`: exp(−ω_i·x + β_i + offset) follow.
-    """
+    """The exponents of features φ(x)_i = exp(ω_i·x + β_i + offset). `mirrored`: exp(−ω_i·x + β_i + offset) follow."""
 
     x: Float[Tensor, "*batch d"]
     offset: Float[Tensor, "*batch"]
@@ -31,7 +28,7 @@ class Exponents(NamedTuple):
     mirrored: bool = False
 
     def features(self) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
-        """(features, log-scale): each x has the largest of its exponents taken out, so its largest feature is 1.
+        """Compute (features, log-scale): the largest exponent of each x is taken out, so its largest feature is 1.
 
         The scale is a constant under autograd. Computed in the precision of x, in autocast too.
         """
@@ -47,11 +44,11 @@ class Exponents(NamedTuple):
 
 
 class ExponentialMap(SoftmaxKernelMap):
-    """What maps have in common whose features are exponentials of ω·x: a subclass says `exponents`.
+    """The base class of maps whose features are exponentials of ω·x. A subclass may change `exponents`.
 
-    Computed in float32, float64 for float64 inputs, and returned so by `scaled`: features with their largest 1, and
-    the log-scale. So no norm is too large: features of one x may differ by more than a float's
-    range, and where all those that matter underflow together the estimate was worthless long before.
+    `scaled` computes in float32, or float64 for float64 inputs: features whose largest is 1, and the log-scale. So no norm
+    is too large: features of one x may differ by more than a float's range, and where all those that matter
+    underflow together the estimate was worthless long before.
     """
 
     mirrored = False
@@ -75,15 +72,15 @@ class ExponentialMap(SoftmaxKernelMap):
         return 2 * self.num_draws if self.mirrored else self.num_draws
 
     def exponents(self, x: Float[Tensor, "*batch d"]) -> Exponents:
-        """φ(x) as exponents, at least float32."""
+        """The exponents of φ(x), in float32 at least."""
         self.check_width(x)
         x = widen(x) * self.scale**0.5
         offset = -0.5 * x.square().sum(-1) - 0.5 * math.log(self.num_features(self.head_dim))
         return Exponents(x, offset, self.omega, mirrored=self.mirrored)
 
     def projection(self, dtype: torch.dtype) -> Projection | None:
-        """The same, for kernels: without copies of x. Parameters in float32, or float64 if dtype is that. None where
-        there is no such form."""
+        """The same for kernels, without a copy of x; None if it has no such form. Parameters are float32, or float64 if
+        dtype is."""
         omega = self.omega.to(wide(dtype))
         omega = torch.cat([omega, -omega]) if self.mirrored else omega
         offset = -0.5 * math.log(self.num_features(self.head_dim))
@@ -92,8 +89,8 @@ class ExponentialMap(SoftmaxKernelMap):
     def projected(self, q: Float[Tensor, "b h t d"], k: Float[Tensor, "b g s d"]) -> Projected | None:
         self.check_width(q)
         self.check_width(k)
-        found = self.projection(q.dtype)
-        return None if found is None else Projected(found, q, k)
+        projection = self.projection(q.dtype)
+        return None if projection is None else Projected(projection, q, k)
 
     def scaled(self, x: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
         return self.exponents(x).features()

@@ -1,4 +1,4 @@
-"""Generalized kernels: f(ω·x), any function of random projections, or f of x itself. "Performer-ReLU" is both."""
+"""Generalized kernels: any function f of random projections ω·x, or of x itself. "Performer-ReLU" names both."""
 
 import math
 from collections.abc import Callable
@@ -26,7 +26,7 @@ FUNCTIONS: dict[str, tuple[Function, bool]] = {  # and whether they are ≥ 0
 
 
 def _choose(name: str, function: str | Function, epsilon: float, positive: bool | None) -> tuple[Function, bool]:
-    """The function, and whether its features are ≥ 0; ValueError for an unknown name."""
+    """Look up the function, and whether its features are ≥ 0. Raises ValueError for an unknown name."""
     if not epsilon >= 0:
         raise ValueError(f"{name} needs epsilon ≥ 0; got {epsilon}.")
     if callable(function):
@@ -113,7 +113,7 @@ class GeneralizedRandomFeatures(RandomFeatureMap):
         return plan.features(name, self.omega[None], gain=factor, shift=factor * self.epsilon, number=least)
 
     def projected(self, q: Float[Tensor, "b h t d"], k: Float[Tensor, "b g s d"]) -> Projected | None:
-        """For relu without h: relu(u)/√m = relu(u/√m)."""
+        """Only relu without h has this form: relu(u)/√m = relu(u/√m)."""
         self.check_width(q)
         self.check_width(k)
         if self.function_name != "relu" or self.function is not FUNCTIONS["relu"][0] or self.h is not None:

@@ -1,4 +1,4 @@
-"""Softmax over features, learnable: Hedgehog's form."""
+"""Hedgehog: a learnable softmax over features."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ class Hedgehog(FeatureMap):
         return 2 * self.weight.shape[1]
 
     def scaled(self, x: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch f"], None]:
-        """Features in float32 at least: in float16 a softmax's small ones would become zeros."""
+        """Compute features in float32 at least: in float16 a softmax's small ones would become zeros."""
         heads = self.weight.shape[0]
         if x.shape[-1] != self.head_dim:
             raise ValueError(f"this Hedgehog was made for head_dim = {self.head_dim}; got {tuple(x.shape)}.")

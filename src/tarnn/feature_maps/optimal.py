@@ -23,17 +23,17 @@ from tarnn.numerics import full_precision
 
 
 def optimal_a(spread: Tensor) -> Tensor:
-    """A for λ ≥ 0, elementwise, as −λ/(1 − 2λ + √((2λ + 1)² + 8λ)): the same, with no digits lost near λ = 0."""
+    """The optimal A for λ ≥ 0, elementwise, as −λ/(1 − 2λ + √((2λ + 1)² + 8λ)), which loses no digits near λ = 0."""
     return -spread / (1 - 2 * spread + ((2 * spread + 1).square() + 8 * spread).sqrt())
 
 
 @register("oprf")
 @register("saderf", balance=True)
 class OptimalRandomFeatures(FittedMap, ExponentialMap):
-    """FAVOR++: positive features with the A that suits the data, one per head, or a given one.
+    """FAVOR++: positive features with the A that is optimal for the data, one per head, or a given one.
 
-    The same estimate as `PositiveRandomFeatures` in expectation; the larger queries and keys are, the smaller
-    is its error beside theirs. λ comes from means and variances alone, in O(t·d):
+    In expectation the estimate is that of `PositiveRandomFeatures`; the larger queries and keys are, the smaller
+    is its error compared with theirs. λ comes from means and variances alone, in O(t·d):
     mean |q_i + k_j|² = mean |q_i|² + mean |k_j|² + 2 mean(q)·mean(k).
 
     A: given, below 1/8; None: from the data, as `fit` says (see `FittedMap`); calibrated, it starts at 0.
@@ -90,8 +90,8 @@ class OptimalRandomFeatures(FittedMap, ExponentialMap):
         return plain._replace(omega=plain.omega * stretch.sqrt(), bias=bias)
 
     def extra_repr(self) -> str:
-        how = f"fit={self.fit}" if self.adapts else f"A={self.first_A:g}"
-        return f"{super().extra_repr()}, num_heads={self.num_heads}, {how}"
+        source = f"fit={self.fit}" if self.adapts else f"A={self.first_A:g}"
+        return f"{super().extra_repr()}, num_heads={self.num_heads}, {source}"
 
 
 @register("sderf")
@@ -166,7 +166,7 @@ class SderfFeatures(FittedMap, ExponentialMap):
         return plain._replace(omega=turned, bias=bias)
 
     def _turn(self, x: Tensor) -> Tensor:
-        """U (d, d), or (…, h, d, d)."""
+        """U as (d, d), or (…, h, d, d)."""
         if self.U.shape[-3] == 1:
             return self.U[0] if self.U.ndim == 3 else self.U
         return self.U.repeat_interleave(x.shape[-3] // self.U.shape[-3], dim=-3)

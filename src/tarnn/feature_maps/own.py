@@ -1,4 +1,4 @@
-"""A map of one's own: any module (…, d) → (…, f), as the rest of tarnn sees it."""
+"""A feature map made of any module (…, d) → (…, f)."""
 
 import warnings
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from tarnn.feature_maps.base import FeatureMap
 
 
 class OwnMap(FeatureMap):
-    """A module with no more than a forward, made into a `FeatureMap`; `module` is what was given.
+    """A `FeatureMap` made of a `module` that has no more than a forward.
 
-    Whether φ(x)·φ(y) ≥ 0 is for the module to declare, by an attribute `positive`. Where it doesn't, it is taken to
-    be so, and a layer that divides by their sum tries it.
+    The module declares whether φ(x)·φ(y) ≥ 0 by an attribute `positive`. If it doesn't, True is assumed, and a layer that
+    divides by their sum tries it.
     """
 
     def __init__(self, module: Callable[[Tensor], Tensor]):
@@ -44,7 +44,7 @@ class OwnMap(FeatureMap):
 
     @torch.no_grad()
     def _tried(self, head_dim: int, num_tokens: int) -> Tensor:
-        """The features of some tokens, always the same ones."""
+        """Compute the features of some tokens, always the same ones."""
         like: Any = torch.empty(0)
         if isinstance(self.module, nn.Module):
             like = next(self.module.parameters(), like)

@@ -1,4 +1,4 @@
-"""Queries and keys moved so that their products stay and the error of random features falls: centring, balancing.
+"""Centring and balancing: move queries and keys so that their products stay and random features err less.
 
     exp(q·k) = exp((q − c_q)·(k − c_k)) · exp(c_q·(k − c_k)) · exp(q·c_k)
     q·k      = (a ⊙ q)·(k/a)
@@ -118,14 +118,14 @@ class Reparametrized(FittedMap):
         return q.moved(values["query_centre"], stretch), k.moved(values["key_centre"], 1 / stretch)
 
     def moved_queries(self, q: Float[Tensor, "*batch d"]) -> tuple[Tensor, Tensor]:
-        """a ⊙ (q − c_q), and the log-weight scale·q·c_k: (…, t, d) and (…, t), in float32 at least."""
+        """Compute a ⊙ (q − c_q) and the log-weight scale·q·c_k: (…, t, d) and (…, t), in float32 at least."""
         self.feature_map.check_width(q)
         q = widen(q)
         centre, other, stretch = self._values(q)
         return (q - centre) * stretch, self.feature_map.scale * (q * other).sum(-1)
 
     def moved_keys(self, k: Float[Tensor, "*batch d"]) -> tuple[Tensor, Tensor]:
-        """(k − c_k)/a, and the log-weight scale·c_q·(k − c_k)."""
+        """Compute (k − c_k)/a and the log-weight scale·c_q·(k − c_k)."""
         self.feature_map.check_width(k)
         k = widen(k)
         other, centre, stretch = self._values(k)
@@ -133,12 +133,12 @@ class Reparametrized(FittedMap):
         return k / stretch, self.feature_map.scale * (k * other).sum(-1)
 
     def projected(self, q: Float[Tensor, "b h t d"], k: Float[Tensor, "b g s d"]) -> Projected | None:
-        """Of moved queries and keys, which are copies of q and k; features still are not stored."""
+        """The projection of moved queries and keys, which are copies of q and k; features are still not stored."""
         (moved_q, query_log_weight), (moved_k, key_log_weight) = self.moved_queries(q), self.moved_keys(k)
-        found = self.feature_map.projected(moved_q, moved_k)
-        if found is None:
+        projected = self.feature_map.projected(moved_q, moved_k)
+        if projected is None:
             return None
-        return found._replace(query_log_weight=query_log_weight, key_log_weight=key_log_weight)
+        return projected._replace(query_log_weight=query_log_weight, key_log_weight=key_log_weight)
 
     def queries(self, q: Float[Tensor, "*batch d"]) -> tuple[Float[Tensor, "*batch f"], Float[Tensor, "*batch"]]:
         return _weighted(self.feature_map, *self.moved_queries(q))
@@ -159,7 +159,7 @@ class Reparametrized(FittedMap):
 
 
 def _weighted(feature_map: FeatureMap, x: Tensor, log_weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Features and log-scale of x, times e^log_weight: its value goes to the scale, its gradient through features."""
+    """Multiply φ(x) by e^log_weight: its value goes to the log-scale, its gradient flows through the features."""
     features, scale = feature_map.scaled(x)
     assert scale is not None
     constant = log_weight.detach()

@@ -1,4 +1,4 @@
-"""How queries and keys lie: means and covariances per head, and maps whose parameters are taken from them.
+"""Means and covariances of queries and keys per head, and maps whose parameters are computed from them.
 
 Softmax's kernel can be estimated in many ways that are all exact in expectation and differ, by orders of
 magnitude, in variance. The best of them depends on the data, and the maps in `optimal.py` and
@@ -19,7 +19,7 @@ FITS = ("calibrated", "call")
 
 
 class Spread(NamedTuple):
-    """Vectors of each head, counted: `u` groups of them, 1 or as many as there are packed sequences."""
+    """The number, mean and variance of the vectors of each head, in `u` groups: 1, or one per packed sequence."""
 
     number: Float[Tensor, "*b g u 1"]
     mean: Float[Tensor, "*b g u d"]
@@ -28,7 +28,7 @@ class Spread(NamedTuple):
 
     @property
     def square(self) -> Float[Tensor, "*b g u d"]:
-        """Mean of the squares, channel by channel."""
+        """The mean of the squares, channel by channel."""
         return self.variance + self.mean.square()
 
     def moved(self, centre: Tensor, factor: Tensor) -> "Spread":
@@ -52,7 +52,7 @@ class Spread(NamedTuple):
         return Spread(number, self.mean + share * step, variance, covariance)
 
     def over_batch(self) -> "Spread":
-        """(b, g, u, …) merged over b and u: one spread per head, (g, 1, …)."""
+        """Merge (b, g, u, …) over b and u: one spread per head, (g, 1, …)."""
         parts = self.each(lambda x: x.transpose(1, 2).flatten(0, 1))  # (b·u, g, …)
         total = parts.row(0)
         for i in range(1, parts.number.shape[0]):
@@ -76,7 +76,7 @@ def spread_of(
     cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
     full: bool = False,
 ) -> Spread:
-    """The spread of x for each of `num_heads` groups of its heads: in float32 at least, in two passes, O(t·d).
+    """Compute the spread of x for each of `num_heads` groups of its heads: in float32 at least, in two passes, O(t·d).
 
     mask: True = counts. cu_seqlens: each packed sequence by itself, u = n; full: the covariance too, O(t·d²).
     """
@@ -114,13 +114,13 @@ def spread_of(
 
 
 def sequence_of(cu_seqlens: Int[Tensor, " n_plus_1"], num_tokens: int) -> Int[Tensor, " t"]:
-    """Which packed sequence each token belongs to."""
+    """The index of the packed sequence that each token belongs to."""
     tokens = torch.arange(num_tokens, device=cu_seqlens.device)
     return (torch.searchsorted(cu_seqlens.long(), tokens, right=True) - 1).clamp(max=cu_seqlens.shape[0] - 2)
 
 
 def per_head(parameter: Float[Tensor, "*b g u k"], x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """A parameter of g key/value heads so that it meets x (…, h, t, d): (…, h, u, k), or (k,) where g = u = 1.
+    """Repeat a parameter of g key/value heads for x (…, h, t, d): (…, h, u, k), or (k,) if g = u = 1.
 
     u is 1 or t. Raises ValueError where x has no multiple of g heads.
     """
@@ -133,7 +133,7 @@ def per_head(parameter: Float[Tensor, "*b g u k"], x: Float[Tensor, "..."]) -> F
 
 
 class FittedMap(FeatureMap):
-    """A map with parameters per head that are taken from the data: any value is exact, the best has least variance.
+    """A map with parameters per head that are computed from data: any values are exact, the best have least variance.
 
     fit = "calibrated": they are buffers, saved with the model, neutral until `calibrate` sets them: for causal
         attention, where the data of a call would include the future; `tarnn.attention.calibrating` does it for
@@ -151,15 +151,15 @@ class FittedMap(FeatureMap):
     """Its parameters need covariances."""
 
     def parameters_for(self, q: Spread, k: Spread) -> dict[str, Tensor]:
-        """The best parameters, (…, g, u, ·), by the names of the buffers."""
+        """The best parameters, (…, g, u, ·), by the name of their buffers."""
         raise NotImplementedError
 
     def fitted_to(self, q: Spread, k: Spread, index: Tensor | None = None) -> "FittedMap":
-        """A copy with the parameters for these spreads; `index`: of which u each token is, where packed."""
+        """Make a copy with the parameters for these spreads. index: the group u of each token, if packed."""
         return self.with_buffers(_tokens(self.parameters_for(q, k), index))
 
     def calibrate(self, q: Spread, k: Spread) -> None:
-        """Sets the buffers for these spreads, (g, 1, ·) each."""
+        """Set the buffers to the parameters for these spreads, (g, 1, ·) each."""
         for name, value in self.parameters_for(q, k).items():
             getattr(self, name).copy_(value)
 
@@ -173,7 +173,7 @@ class FittedMap(FeatureMap):
         key_mask: Bool[Tensor, "b s"] | None = None,
         cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
     ) -> "FittedMap":
-        """This map with the parameters that suit these queries and keys, row by row and head by head.
+        """Make a copy of this map with the best parameters for these queries and keys, row by row and head by head.
 
         Masked ones don't count; packed sequences are fitted one by one. The result is for this call only.
         """
@@ -187,7 +187,7 @@ class FittedMap(FeatureMap):
         return self.fitted_to(for_q, for_k, index)
 
     def with_buffers(self, values: dict[str, Tensor]) -> "FittedMap":
-        """A copy that shares everything but these buffers."""
+        """Make a copy that shares everything but these buffers."""
         clone = object.__new__(type(self))
         clone.__dict__.update(self.__dict__)
         clone.__dict__["_buffers"] = {**self._buffers, **values}

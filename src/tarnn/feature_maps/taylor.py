@@ -1,4 +1,4 @@
-"""The Taylor series of softmax's kernel to the second order, exactly: Based."""
+"""Based: the Taylor series of softmax's kernel to the second order, exactly."""
 
 import math
 from typing import Any

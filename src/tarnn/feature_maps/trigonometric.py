@@ -1,4 +1,4 @@
-"""Random Fourier features: of the Gaussian kernel, and of softmax's through it. They may be negative."""
+"""Random Fourier features of the Gaussian kernel and, through it, of softmax's. They may be negative."""
 
 import math
 from typing import Any
@@ -31,7 +31,7 @@ class _Fourier(RandomFeatureMap):
         return plan.features("waves", omega, square=square, gain=self.num_draws**-0.5)
 
     def waves(self, x: Tensor, factor: float) -> Tensor:
-        """(sin, cos)/√m of ω·(factor x), in float32 at least."""
+        """Compute (sin, cos)/√m of ω·(factor x), in float32 at least."""
         self.check_width(x)
         x = widen(x) * factor
         with full_precision(x):

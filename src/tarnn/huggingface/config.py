@@ -13,7 +13,7 @@ from tarnn.huggingface.folders import check_folder
 from tarnn.models.checks import check_number
 from tarnn.models.config import ModelConfig
 from tarnn.models.size import count_numbers
-from tarnn.other_names import CONFIG
+from tarnn.other_names import CONFIG, our_name
 
 LARGEST = 10**13  # weights of a model; above that a size is a slip
 
@@ -136,7 +136,9 @@ class TarnnConfig(RecordConfig, record=ModelConfig):
     def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
         unknown = sorted(set(kwargs) - TAKEN)
         if unknown:
-            close = [CONFIG.get(x) or next(iter(get_close_matches(x, self.known_keys(), n=1)), "") for x in unknown]
+            close = [
+                our_name(x, CONFIG) or next(iter(get_close_matches(x, self.known_keys(), n=1)), "") for x in unknown
+            ]
             hint = f" Did you mean {', '.join(filter(None, close))}?" if any(close) else ""
             raise ValueError(
                 f"{type(self).__name__} has no {', '.join(map(repr, unknown))}; "

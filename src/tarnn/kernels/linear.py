@@ -8,6 +8,10 @@ from torch import Tensor
 from tarnn.kernels.packing import bounds
 from tarnn.numerics import wide
 
+# fields of a call with axes (b, h, t, …); and of a call and its outputs with (n, …), n the sequences
+IN_TIME = ("q", "k", "v", "log_decay", "key_log_weight")
+PER_SEQUENCE = ("S", "z", "M")
+
 
 class Call(NamedTuple):
     """Queries (b, h, t, d), keys (b, g, s, d), values (b, g, s, e), and all that says what to do with them.

@@ -81,6 +81,8 @@ class Op:
 
     def step(self, call: Any, *, inplace: bool = False) -> Any:
         """One token and the state behind it; in plain operations where they are traced."""
+        if not hasattr(self.eager, "step"):
+            return self(call)
         if is_plain(call[0]):
             if not self.wants_gradient(call):
                 return choose(self.name, call).step(call, inplace=inplace)
@@ -101,20 +103,31 @@ class Op:
         backend = choose(self.name, call)
         if hasattr(backend, "backward"):
             return backend.backward(call, returned)
-        return self.by_autograd(call, returned[: len(self.differentiable)])
+        return self.of_forward(call, returned[: len(self.differentiable)])
 
-    def by_autograd(self, call: Any, grads: Sequence[Tensor | None], *, again: bool = False) -> list[Tensor | None]:
-        """The gradients by autograd through eager's forward; again: they are to be differentiated themselves."""
-        return self.differentiated(call, grads, again)[2]
+    def of_forward(self, call: Any, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients by eager's forward. By torch.func, which differentiates within operators too, unlike autograd."""
+        tensors = dict(zip(self.gradients._fields, call))
+        names = [name for name, x in tensors.items() if x is not None]
 
-    def differentiated(self, call: Any, grads: Sequence[Tensor | None], again: bool) -> tuple[list, list, list]:
-        """The gradients of outputs, the call's tensors, and their gradients. The first two are aliases: the graph goes on
-        behind them, so that third derivatives work too."""
+        def results(*inputs: Tensor) -> tuple[Tensor, ...]:
+            outputs = self.eager.forward(call._replace(**dict(zip(names, inputs))))
+            return tuple(getattr(outputs, name) for name in self.differentiable)
+
+        with full_precision(call[0]):
+            outputs, pull, *_ = torch.func.vjp(results, *(tensors[name] for name in names))
+            sent = tuple(torch.zeros_like(y) if g is None else g for y, g in zip(outputs, grads))
+            gradients = dict(zip(names, pull(sent)))
+        return [gradients.get(name) for name in tensors]
+
+    def differentiated(self, call: Any, grads: Sequence[Tensor | None]) -> tuple[list, list, list]:
+        """The gradients of outputs, the call's tensors, and their gradients by autograd through eager's forward, which can be
+        differentiated again. The first two are aliases: the graph goes on behind them, so that third derivatives work too."""
         with torch.enable_grad(), full_precision(call[0]):
             sent, inputs = ([_leaf(x) for x in xs] for xs in (grads, call[: self.num_gradients]))
             outputs = self.eager.forward(call._replace(**dict(zip(call._fields, inputs))))
             pairs = [(getattr(outputs, name), g) for name, g in zip(self.differentiable, sent) if g is not None]
-            return sent, inputs, _grad([y for y, _ in pairs], inputs, [g for _, g in pairs], create_graph=again)
+            return sent, inputs, _grad([y for y, _ in pairs], inputs, [g for _, g in pairs], create_graph=True)
 
     def records(self, inputs: tuple) -> tuple[Any, Any]:
         """Both records of the inputs of the backward operator."""
@@ -190,7 +203,7 @@ class _Light(torch.autograd.Function):
         if not torch.is_grad_enabled():
             gradients = op.backward(call, returned)
         elif op.backward_op is None:  # they are to be differentiated themselves
-            gradients = op.by_autograd(call, returned[:n], again=True)
+            gradients = op.differentiated(call, returned[:n])[2]
         else:
             gradients = _by_operator(op, call, returned)
         given = [g for g, x in zip(gradients, call) if x is not None]
@@ -219,8 +232,8 @@ def _operators(op: Op, name: str) -> tuple[Any, Any]:
         gradients = op.backward(call, returned)
         if hasattr(call, "new_gradients"):
             return _of_operator(gradients, call)
-        fresh = new_gradients(*inputs)  # autograd's own may be views of other tensors, or missing
-        return tuple(x.zero_() if g is None else x.copy_(g) for g, x in zip(gradients, fresh))
+        fresh = new_gradients(*inputs)  # for others may be views of what was given
+        return tuple(x if g is None else x.copy_(g) for g, x in zip(gradients, fresh))
 
     def new_gradients(*inputs):
         returned, call = op.records(inputs)
@@ -290,7 +303,7 @@ def _second(op: Op, ctx, of_gradients: Sequence[Tensor | None]) -> tuple:
     saved, n = ctx.saved_tensors, len(op.differentiable)  # unpacked once, as above
     call = op.call(*saved[n:], *ctx.constants)
     with torch.enable_grad(), full_precision(call[0]):
-        sent, inputs, first = op.differentiated(call, saved[:n], True)
+        sent, inputs, first = op.differentiated(call, saved[:n])
         pairs = zip(first, _without_empty(of_gradients, call))
         used = [(a, b) for a, b in pairs if a is not None and b is not None and a.requires_grad]
         again = torch.is_grad_enabled() and any(b.requires_grad for _, b in used)

@@ -1,24 +1,31 @@
 """Packed sequences in plain PyTorch: groups of similar length, each padded to a batch."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from tarnn.kernels.eager.backward_pass import backward as whole_backward
-from tarnn.kernels.eager.forward_pass import forward as whole_forward
-from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
+from tarnn.kernels.linear import IN_TIME, PER_SEQUENCE, Call, Gradients, Returned
 from tarnn.kernels.packing import buckets
 
-_IN_TIME = ("q", "k", "v", "log_decay", "key_log_weight")  # the fields with an entry for each token
 
+def forward(
+    whole: Callable[[Any], Any], call: Any, cuts: list[int], in_time: Sequence[str], per_sequence: Sequence[str]
+) -> Any:
+    """The outputs of a packed call of any op, by `whole`, its forward pass for calls that aren't packed.
 
-def forward(call: Call, cuts: list[int]) -> Outputs:
+    in_time: the call's fields with axes (1, h, t, …). per_sequence: its fields and its outputs with (n, …); other outputs are
+    in time. The call has `key_mask`, `cu_seqlens` and `new_outputs()`.
+    """
     total = call.new_outputs()
-    for members, index, real in buckets(cuts, call.q.device):
-        part = whole_forward(_bucket(call, members, index, real))
-        _put(total.o, part.o, index, real)
-        _put(total.den, part.den, index, real)
-        total.S[members], total.z[members], total.M[members] = part.S, part.z, part.M
+    for members, index, real in buckets(cuts, call[0].device):
+        part = whole(_bucket(call, members, index, real, in_time, per_sequence))
+        for name, target, source in zip(total._fields, total, part):
+            if name not in per_sequence:
+                _put(target, source, index, real)
+            elif target is not None and source is not None:
+                target[members] = source
     return total
 
 
@@ -30,8 +37,8 @@ def backward(call: Call, returned: Returned, cuts: list[int]) -> Gradients:
         of_states = _rows(returned, ("grad_S", "grad_z", "S_behind", "z_behind", "M_behind"), members)
         o, den = _pick(returned.o, index), _pick(returned.den, index)
         given = returned._replace(grad_o=grad_o, o=o, den=den, **of_states)
-        part = whole_backward(_bucket(call, members, index, real), given)
-        for name in _IN_TIME:
+        part = whole_backward(_bucket(call, members, index, real, IN_TIME, PER_SEQUENCE), given)
+        for name in IN_TIME:
             _put(getattr(total, name), getattr(part, name), index, real)
         total.S[members], total.z[members] = part.S, part.z
         for sum_, share in ((total.omega, part.omega), (total.bias, part.bias)):
@@ -45,17 +52,17 @@ def _pick(x: Tensor, index: Tensor) -> Tensor:
     return x[0][:, index].transpose(0, 1)
 
 
-def _bucket(call: Call, members: Tensor, index: Tensor, real: Tensor) -> Call:
+def _bucket(
+    call: Any, members: Tensor, index: Tensor, real: Tensor, in_time: Sequence[str], per_sequence: Sequence[str]
+) -> Any:
     """The call on some of its sequences, padded to a batch."""
-    in_time: dict[str, Any] = {
-        name: None if (x := getattr(call, name)) is None else _pick(x, index) for name in _IN_TIME
-    }
-    before = _rows(call, ("S", "z", "M"), members)
+    picked = {name: None if (x := getattr(call, name)) is None else _pick(x, index) for name in in_time}
+    before = _rows(call, per_sequence, members)
     mask = real if call.key_mask is None else real & call.key_mask[0][index]
-    return call._replace(key_mask=mask, cu_seqlens=None, **in_time, **before)
+    return call._replace(key_mask=mask, cu_seqlens=None, **picked, **before)
 
 
-def _rows(record: Call | Returned, names: tuple[str, ...], members: Tensor) -> dict[str, Any]:
+def _rows(record: Any, names: Sequence[str], members: Tensor) -> dict[str, Any]:
     """These fields of a record, of some of the sequences."""
     return {name: None if (x := getattr(record, name)) is None else x[members] for name in names}
 

@@ -1,0 +1,177 @@
+"""Tables and pictures of what `attention.py` measured."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from scripts.common.plots import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, label, line, panels
+from scripts.common.tables import MIB, bullets, markdown, mebibytes, milliseconds, page, ratio, source
+from scripts.common.targets import section
+from toolkit.attention_cells import COLD_FROM, SIDE_BY_SIDE, Cell, Cost, Costs
+from toolkit.attention_targets import flops, targets
+
+NAMES = {
+    "native": "tarnn, native",
+    "chunked": "chunked PyTorch",
+    "specialised": "specialised PyTorch",
+    "sdpa": "SDPA (softmax)",
+}
+COLORS = {
+    "native": BLUE,
+    "chunked": SKY,
+    "specialised": ORANGE,
+    "sdpa": RED,
+    "fast-transformers": GREEN,
+    "performer": PINK,
+}
+
+
+def report(options, facts: dict[str, Any], costs: Costs) -> str:
+    """Markdown: what was run where, the targets, how flops are counted, all times, and what was left out."""
+    mm, chunk = facts["matmul_gflops"], facts["chunk"]
+    speed = "`torch.mm` was not measured: no length of 1,024 or more."
+    if mm["cells"]:
+        speed = (
+            f"`torch.mm` of 2048³ in float32, once in every round at t ≥ 1,024: {mm['median']:.0f} GFLOP/s in the median "
+            f"({mm['least']:.0f} – {mm['most']:.0f} over {mm['cells']} cells). A share is of the rate in the same rounds."
+        )
+    how = (
+        f"Batch {options.batch_size}, {options.heads} heads, e = d. All methods in one process, on the same inputs, in "
+        "turns; times are medians of the rounds."
+    )
+    return page(
+        "Attention: time and memory against length",
+        source(facts, how),
+        speed,
+        section(targets(costs, options.heads, chunk, facts["threads"])),
+        arithmetic(chunk),
+        *by_case(costs, costs.dtypes, lambda dtype, cells: table(costs, dtype, cells, options.heads, chunk)),
+        *places(costs, options.heads, chunk),
+        "## Left out",
+        bullets(costs.left_out()),
+    )
+
+
+def places(costs: Costs, heads: int, chunk: int) -> list[str]:
+    """A section on how inputs lie and whether they come from memory, where that was measured."""
+    if all(c.plain for c in costs.cells):
+        return []
+    rows = []
+    for cell in sorted(costs.cells, key=lambda c: (not c.causal, c.backward, c.d, c.t, c.cold, c.layout)):
+        native, specialised = (costs.get(x, "float32", cell) for x in ("native", "specialised"))
+        if native is None or not (cell.cold or cell.layout == SIDE_BY_SIDE or cell.t < COLD_FROM):
+            continue
+        first = native.heads_first_ms
+        row = [cell.kind, cell.way, cell.d, f"{cell.t:,}", "cold" if cell.cold else "warm", cell.layout]
+        row += [
+            milliseconds(native),
+            f"{native.ms / first:.2f}" if first else None,
+            milliseconds(specialised),
+            ratio(specialised, native),
+        ]
+        rows.append([*row, share(native, flops(cell, heads, chunk))])
+    head = ["", "pass", "d", "t", "caches", "layout", "native ms", "against heads-first", "specialised ms"]
+    about = (
+        "float32. heads-first is (b, h, t, d) contiguous; side-by-side is a view of (b, t, h·d), which is what a projection "
+        "gives. Warm, all calls have the same inputs; cold, each has inputs that no cache holds. Against "
+        "heads-first: the same call in that layout, in the same rounds."
+    )
+    return ["## Layouts, and inputs from memory", about, markdown([*head, "specialised / native", "share of mm"], rows)]
+
+
+def by_case(costs: Costs, names: Sequence[Any], table: Callable[[Any, list[Cell]], str]) -> list[str]:
+    """A section for each of `names`, causal and not."""
+    parts = []
+    for name in names:
+        for causal in (True, False):
+            if cells := [c for c in costs.cells if c.causal == causal and c.plain]:
+                parts += [f"## {name}, {'causal' if causal else 'not causal'}", table(name, cells)]
+    return parts
+
+
+def arithmetic(chunk: int) -> str:
+    return (
+        f"Flops per token and head, with the kernel's chunk c = {chunk}: forward 4·d·e + c·(d + e), backward 10·d·e + "
+        "3c·(d + e); not causal, without c. Beside the share by that count stands the one without c (4·d·e, and "
+        "14·d·e with backward). Extra memory is the peak of one call beyond inputs, outputs and gradients, "
+        "scratch that the native kernels keep between calls included. "
+        "A time with * is of one call."
+    )
+
+
+def table(costs: Costs, dtype: str, cells: Sequence[Cell], heads: int, chunk: int) -> str:
+    """A row a cell: milliseconds of each method, how many times faster native is than each, share of torch.mm, memory."""
+    methods = costs.methods
+    others = [m for m in methods if m != "native"]
+    weighed = [m for m in methods if m in ("native", "chunked", "sdpa")]
+    head = ["pass", "d", "t", *(f"{NAMES.get(m, m)} ms" for m in methods)]
+    if "native" in methods:
+        head += [*(f"{m} / native" for m in others), "native: share of mm", "without c"]
+        head += [] if dtype == "float32" else [f"native float32 / {dtype}"]
+    rows = []
+    for cell in sorted(cells, key=lambda c: (c.backward, c.d, c.t)):
+        found = {m: costs.get(m, dtype, cell) for m in methods}
+        if not any(found.values()):
+            continue
+        row = [cell.way, cell.d, f"{cell.t:,}", *map(milliseconds, found.values())]
+        if "native" in methods:
+            native = found["native"]
+            row += [ratio(found[m], native) for m in others]
+            row += [share(native, flops(cell, heads, c)) for c in (chunk, 0)]
+            row += [] if dtype == "float32" else [ratio(costs.get("native", "float32", cell), native)]
+        rows.append([*row, *(extra(found[m]) for m in weighed)])
+    return markdown([*head, *(f"{m} extra MiB" for m in weighed)], rows)
+
+
+def share(cost: Cost | None, flops: int) -> str | None:
+    """Of torch.mm's rate."""
+    part = cost and cost.share_of_matmul(flops)
+    return f"{part:.0%}" if part else None
+
+
+def extra(cost: Cost | None, digits: int = 2) -> str | None:
+    return cost and mebibytes(cost.extra_bytes, digits)
+
+
+def figure(options, facts: dict[str, Any], costs: Costs):
+    """Causal attention of one width; the first dtype solid, others dashed."""
+    widths = {c.d for c in costs.cells}
+    d = 64 if 64 in widths else min(widths)
+    dashed = ", ".join(costs.dtypes[1:])
+    lines = {}
+    for method in costs.methods:
+        for dtype in costs.dtypes:
+            color, name = COLORS.get(method, GREY), NAMES.get(method, method)
+            first = dtype == costs.dtypes[0]
+            lines[method, dtype] = (f"{color} {'-' if first else '--'}", name if first else None)
+    title = f"causal attention, d = {d}; {options.heads} heads; {facts['machine']['cpu']}, {facts['threads']} threads"
+    return cost_figure(
+        costs,
+        lines,
+        [c for c in costs.cells if c.d == d and c.plain],
+        title + (f"; dashed: {dashed}" if dashed else ""),
+    )
+
+
+def cost_figure(
+    costs: Costs, lines: Mapping[tuple[str, str], tuple[str, str | None]], cells: Sequence[Cell], title: str
+) -> Any:
+    """Forward, forward + backward, and memory against t, causal where that was measured.
+
+    lines: (method, dtype) → (style, label).
+    """
+    causal = any(c.causal for c in cells)
+    made, axes_of = panels(3, title, width=4)
+    for axes, backward, memory in zip(axes_of, (False, True, True), (False, False, True)):
+        wanted = [c for c in cells if (c.causal, c.backward) == (causal, backward)]
+        for (method, dtype), (style, name) in lines.items():
+            found = [(c.t, x) for c in wanted if (x := costs.get(method, dtype, c))]
+            line(axes, ((t, (x.extra_bytes or 0) / MIB if memory else x.ms) for t, x in found), style, name)
+        label(
+            axes,
+            "length t",
+            "MiB beyond inputs and outputs" if memory else "milliseconds",
+            title="forward + backward" if backward else "forward",
+            ticks=sorted({c.t for c in costs.cells}),
+        )
+    next((axes for axes in axes_of if axes.lines), axes_of[0]).legend(frameon=False, fontsize="small")
+    return made

@@ -1,0 +1,99 @@
+"""Count the lines of src/tarnn by room: all of them, and code without comments, docstrings, blank lines and imports.
+
+python scripts/size.py                   this checkout
+python scripts/size.py --at cab8410      another revision, read from git
+"""
+
+import argparse
+import ast
+import io
+import subprocess
+import tarfile
+import tokenize
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+SOURCE = "src/tarnn"
+LONG = 300  # lines of a file, above which it is listed
+EMPTY = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+
+
+class Size(NamedTuple):
+    files: int = 0
+    lines: int = 0
+    code: int = 0
+    imports: int = 0
+    skips: int = 0  # of the formatter
+
+    def __add__(self, other: "Size") -> "Size":  # type: ignore[override]
+        return Size(*map(sum, zip(self, other, strict=True)))
+
+
+def lines_of(nodes: list[ast.stmt]) -> set[int]:
+    return {line for node in nodes for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+
+
+def size_of(text: str) -> Size:
+    """The counts of one file. A line is code if a token stands on it that belongs to no comment, docstring or import."""
+    tree = list(ast.walk(ast.parse(text)))
+    bodies = (node.body for node in tree if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef))
+    docstrings = [body[0] for body in bodies if body and is_text(body[0])]
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    occupied = {line for token in tokens if token.type not in EMPTY for line in range(token.start[0], token.end[0] + 1)}
+    imports = lines_of([node for node in tree if isinstance(node, ast.Import | ast.ImportFrom)])
+    code = occupied - lines_of(docstrings) - imports
+    return Size(1, text.count("\n"), len(code), len(imports), text.count("# fmt: skip"))
+
+
+def is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def checkout() -> dict[str, str]:
+    """Path under src/tarnn → text, of the working tree."""
+    folder = ROOT / SOURCE
+    return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*.py"))}
+
+
+def revision(name: str) -> dict[str, str]:
+    """The same of a revision."""
+    command = ["git", "-C", str(ROOT), "archive", name, SOURCE]
+    packed = subprocess.run(command, capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        members = [member for member in archive if member.name.endswith(".py")]
+        texts = {member.name: archive.extractfile(member) for member in members}
+        return {name.removeprefix(f"{SOURCE}/"): file.read().decode() for name, file in texts.items() if file}
+
+
+def report(texts: dict[str, str]) -> str:
+    """The table of rooms, then the files that are too long."""
+    sizes = {path: size_of(text) for path, text in texts.items()}
+    rooms: dict[str, Size] = {}
+    for path, size in sizes.items():
+        room = path.split("/")[0] if "/" in path else "(top level)"
+        rooms[room] = rooms.get(room, Size()) + size
+    rows = [*sorted(rooms.items()), ("all", sum(sizes.values(), Size()))]
+    table = [f"{'room':14}{'files':>7}{'lines':>8}{'code':>8}{'imports':>9}{'fmt: skip':>11}"]
+    table += [f"{room:14}{s.files:7}{s.lines:8,}{s.code:8,}{s.imports:9,}{s.skips:11}" for room, s in rows]
+    long = [f"  {size.lines:4} {path}" for path, size in sizes.items() if size.lines > LONG]
+    return "\n".join([*table, "", f"{len(long)} files above {LONG} lines" + ":" * bool(long), *sorted(long)[::-1]])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--at", metavar="REVISION", help="a revision of git; this checkout by default")
+    options = parser.parse_args()
+    print(report(checkout() if options.at is None else revision(options.at)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The experiments measure what they say: their tasks, errors and shares, held against definitions."""
+
+import random
+import struct
+
+import copy_task
+import image_speed
+import long_classification
+import numpy as np
+import proteins
+import pytest
+import recall_model
+import time_memory
+import torch
+from measures.residues import agreement, attention_to_residues, closest, read_matrix
+from measures.softmax_error import softmax_error
+from measures.trained import Stories
+
+from tarnn.analysis.attention_maps import attention_maps
+from tarnn.data.proteins import AMINO_ACIDS
+from tarnn.errors import UserError
+from tarnn.feature_maps import Elu, PositiveRandomFeatures, Taylor
+from tarnn.models import TarnnConfig, TarnnForMaskedLM
+from tarnn.ops import linear_attention, reference, softmax_attention
+
+
+def test_the_error_of_features_is_relative_to_softmax():
+    q, k, v = (torch.randn(2, heads, 9, 6) for heads in (4, 2, 2))
+    mask = torch.arange(9) < torch.tensor([[9], [5]])
+    for phi, scale in ((PositiveRandomFeatures(6, 64, seed=0), 6**-0.5), (Taylor(0.3), 0.3)):
+        error = softmax_error(q, k, v, phi, causal=False, key_mask=mask)
+        exact = reference.softmax(q, k, v, causal=False, scale=scale, key_mask=mask)
+        o = linear_attention(q, k, v, phi, causal=False, key_mask=mask)
+        assert error.shape == (2, 4)
+        assert torch.allclose(error[1, 2], (o - exact)[1, 2].norm() / exact[1, 2].norm(), rtol=1e-4)
+    with pytest.raises(ValueError, match="Elu does not stand for softmax's kernel"):
+        softmax_error(q, k, v, Elu(), causal=True)
+
+
+def test_the_trained_model_tells_its_story(data):
+    """Greedily, word for word what llama2.c's documentation has."""
+    folder = data("stories260k")
+    model, raw, at, words = Stories(folder / "stories260K.bin"), (folder / "tok512.bin").read_bytes(), 4, []
+    for _ in range(512):
+        _, size = struct.unpack("<fi", raw[at : at + 8])
+        words.append(raw[at + 8 : at + 8 + size])
+        at += 8 + size
+    ids = torch.ones(1, 1, dtype=torch.long)
+    for _ in range(25):
+        ids = torch.cat([ids, model(ids)[0][:, -1:].argmax(-1)], dim=1)
+    text = b"".join(words[i] for i in ids[0, 1:].tolist()).decode()
+    assert text.strip().startswith("Once upon a time, there was a little girl named Lily.")
+
+
+def test_what_is_to_be_copied():
+    ids, labels = copy_task.draw(torch.Generator().manual_seed(0), 5, 7)
+    assert torch.equal(ids[:, 1:8], ids[:, 9:])
+    assert (ids[:, [0, 8]] == copy_task.SEPARATOR).all()
+    assert (labels[:, :9] == -100).all()
+    assert torch.equal(labels[:, 9:], ids[:, 9:])
+
+
+@torch.no_grad()
+def test_softmax_with_its_matrix_is_softmax():
+    layer, x = time_memory.MatrixAttention(12, 3, causal=True).double(), torch.randn(2, 7, 12, dtype=torch.float64)
+    q, k, v = (layer.heads(f(x), 3) for f in (layer.q_proj, layer.k_proj, layer.v_proj))
+    torch.testing.assert_close(layer(x), layer.merge(softmax_attention(q, k, v, causal=True), v.dtype))
+
+
+def test_a_parabola_is_summed_over_every_position():
+    cost = lambda p: 1 + 0.2 * p + 0.03 * p * p  # noqa: E731
+    positions = [0, 196, 392, 588, 783]
+    assert image_speed.summed(positions, [cost(p) for p in positions], 784) == pytest.approx(sum(map(cost, range(784))))
+
+
+def value_of(tokens):
+    """An expression's value, by another way than the generator's: with Python's own syntax."""
+    functions = {"[MAX": "max", "[MIN": "min", "[MED": "median", "[SM": "modulo"}
+    text = "".join(f"{functions[x]}([" if x in functions else "])," if x == "]" else f"{x}," for x in tokens)
+    middle = lambda x: (sorted(x)[(len(x) - 1) // 2] + sorted(x)[len(x) // 2]) // 2  # noqa: E731
+    names = {"max": max, "min": min, "modulo": lambda x: sum(x) % 10, "median": middle}
+    return eval(text, {"__builtins__": {}}, names)[0]
+
+
+def test_values_of_expressions():
+    source = random.Random(1)
+    for _ in range(100):
+        tokens, value = long_classification.expression(source, 10_000)
+        assert value_of(tokens) == value
+
+
+def test_what_is_asked_for_stood_there_before():
+    for kind in ("pair", "needle"):
+        for ids, asked in zip(*recall_model.question(kind, 5, 64, 20)):
+            for place in asked.nonzero().flatten().tolist():
+                assert torch.equal(ids[place - 1 : place + 1], ids[place - 21 : place - 19])
+
+
+def test_families_are_held_out_and_hidden_residues_are_guessed(sequences, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["proteins.py"])
+    options = proteins.parse(proteins.__file__, "", proteins.FULL)
+    options.data, options.test_sequences = sequences, 3
+    data = proteins.split(options)
+    assert (data.facts["training"], data.facts["of held-out families"], data.facts["left out, like those"]) == (9, 3, 1)
+    rows = torch.randint(20, (4, 201), generator=torch.Generator().manual_seed(0))
+    inputs, targets = proteins.task("bidirectional", rows, torch.Generator().manual_seed(0))
+    hidden = targets != proteins.IGNORED
+    assert torch.equal(targets[hidden], rows[:, 1:][hidden])
+    assert torch.equal(inputs[~hidden], rows[:, 1:][~hidden])
+    assert not ((inputs == proteins.TOKENS.mask_token_id) & ~hidden).any()
+
+
+def test_shares_of_residues_are_sums_over_attention_matrices():
+    torch.manual_seed(0)
+    config = TarnnConfig(vocab_size=28, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, causal=False)
+    model, rows = TarnnForMaskedLM(config).eval(), [torch.randint(20, (n,)) for n in (60, 90)]
+    expected = np.zeros((8, 20))
+    for ids in rows:
+        weights = np.concatenate([m.weights()[0].numpy() for m in attention_maps(model, input_ids=ids[None])])
+        for kind in range(20):
+            expected[:, kind] += weights[:, :, ids.numpy() == kind].sum((1, 2))
+    shares = attention_to_residues(model, rows)
+    np.testing.assert_allclose(shares, expected / expected.sum(1, keepdims=True), rtol=1e-4)
+
+
+def test_a_matrix_of_residues(data, tmp_path):
+    matrix = read_matrix(data("proteins/BLOSUM62.txt"))
+    assert closest(matrix, 3) == ["FY", "IV", "DE"]
+    assert agreement(matrix, 2 * matrix + 1) == pytest.approx(1)
+    letters, path = " ".join(AMINO_ACIDS), tmp_path / "m.txt"
+    rows = "".join(f"{x} {' '.join('1' * 20)}\n" for x in AMINO_ACIDS)
+    path.write_text(f"# x\n {letters}\n{rows.replace('C 1', 'C')}")
+    with pytest.raises(UserError, match=r"m\.txt, line 4: expected a letter and 20 numbers; got C and 19"):
+        read_matrix(path)

@@ -1,0 +1,151 @@
+"""Each experiment runs through at a tiny size; those that train go on where they stopped."""
+
+import re
+
+import byte_model
+import fewer_bits
+import pytest
+import recall_model
+import torch
+from support.scripts import opens, runnable
+
+from tarnn.kernels.cpu import library
+
+FEATURES = ["--length", 40, "--head-dim", 4, "--draws", 3, "--features", 4, 64, "--sigma", 0.5]
+COPY = ["--quick", "--updates", 4, "--every", 2, "--length", 8, "--hidden", 16, "--layers", 1, "--batch-size", 4]
+TIME = ["--quick", "--lengths", 16, 32, 64, "--tokens", 64, "--hidden", 16, "--heads", 2, "--rounds", 1]
+LANGUAGE = ["--quick", "--steps", 4, "--eval-every", 2, "--redraw-every", 2, "--only", "softmax"]
+PROTEINS = ["--quick", "--only", "softmax", "Performer-ReLU", "--long", 0]
+SPEECH = ["--quick", "--utterances", 6, "--batch-size", 3, "--epochs", 1, "--tasks", "fsdd letters"]
+BITS = ["--quick", "--test-images", 5, "--batch-size", 2]
+# script → its options, the option that takes its data, and the fixture that makes them
+OPTIONS = {
+    "approximation_error": (FEATURES, None, None),
+    "copy_task": ([*COPY, "--heads", 4], None, None),
+    "estimate_size": (["--draws", 1, "--length", 20], None, None),
+    "image_bits": (BITS, "--mnist", "mnist"),
+    "image_speed": (["--quick", "--batches", 1, 2, "--seconds", 0.01, "--positions", 2], None, None),
+    "long_classification": (["--quick"], "--data", "reviews"),
+    "long_softmax": (LANGUAGE, "--books", "books"),
+    "pretrained_cost": (["--quick"], None, None),
+    "proteins": (PROTEINS, "--data", "sequences"),
+    "seq2seq": (["--quick"], "--data", "dictionary"),
+    "speech": (SPEECH, "--data", "recordings"),
+    "time_memory": (TIME, None, None),
+}
+GO_ON = {"copy_task", "image_bits", "long_classification", "long_softmax", "proteins", "seq2seq", "speech"}
+pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers has to say of random configs
+
+
+@pytest.mark.parametrize("name", runnable("experiments"))
+def test_every_script_opens(name, monkeypatch):
+    assert opens(name, monkeypatch)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_quick_run_leaves_its_results_and_goes_on(name, script, folder, data_of, tmp_path, request):
+    options, flag, fixture = OPTIONS[name]
+    options = options if flag is None else [*options, flag, request.getfixturevalue(fixture)]
+    options = [*options, "--runs", tmp_path / "runs"] if name in GO_ON else options
+    code, _, err = script(name, *options)
+    assert code == 0, err
+    data = data_of(name)
+    assert data["results"]
+    assert data["command"].startswith(f"python experiments/{name}.py --threads 1")
+    assert str(tmp_path) not in str(data)  # no paths of this machine in what is kept
+    assert "\n| " in (folder / f"{name}.md").read_text()
+    if name in GO_ON:
+        logs = {path: path.read_text() for path in (tmp_path / "runs").rglob("*.jsonl")}
+        assert script(name, *options).code == 0
+        assert logs == {path: path.read_text() for path in logs}  # nothing was trained again
+
+
+def test_a_longer_run_goes_on(script, books, tmp_path):
+    options = [*LANGUAGE, "--books", books, "--runs", tmp_path / "runs"]
+    assert script("long_softmax", *options).code == 0
+    log = tmp_path / "runs" / "softmax_0" / "log.jsonl"
+    before = log.read_text()
+    assert script("long_softmax", *options, "--steps", 6).code == 0
+    assert log.read_text().startswith(before)
+    assert '"step": 6' in log.read_text().removeprefix(before)
+
+
+def test_a_run_that_breaks_is_a_result(script, data_of, books, tmp_path):
+    options = [*LANGUAGE, "--books", books, "--runs", tmp_path / "runs", "--learning-rate", "1e30"]
+    assert script("long_softmax", *options).code == 0
+    [result] = data_of("long_softmax")["results"]["softmax"]
+    assert "not finite" in result["stopped"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("long_softmax", ["--quick", "--books", "."], "pride_and_prejudice"),
+        ("proteins", ["--quick"], "--data FOLDER"),
+        ("approximation_error", [*FEATURES, "--encoder", "."], "--encoder and --texts go together"),
+    ],
+)
+def test_data_that_are_not_there_are_named(script, tmp_path, monkeypatch, name, options, sentence):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = script(name, *options)
+    assert (code, sentence in err) == (1, True), err
+
+
+def test_amino_acids_by_attention(script, data_of, sequences, data, tmp_path):
+    for name in ("BLOSUM62.txt", "BPT1_BOVIN.fasta"):
+        (sequences / name).write_bytes(data(f"proteins/{name}").read_bytes())
+    options = [*PROTEINS[:-2], "--data", sequences, "--runs", tmp_path / "runs"]
+    assert script("amino_acids", *options).code == 1  # proteins.py makes the models
+    assert script("proteins", *options, "--long", 0).code == 0
+    assert script("amino_acids", *options).code == 0
+    assert data_of("amino_acids")["results"]["BLOSUM62"]["closest"][:3] == ["FY", "IV", "DE"]
+
+
+@pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
+def test_fewer_bits_are_measured_on_the_model_itself(script, data_of, books, tmp_path):
+    theirs = byte_model.model_of(64, 2, 32).eval()
+    theirs.save_pretrained(tmp_path / "model")
+    ids = torch.randint(0, 256, (2, 20))
+    with torch.no_grad():
+        torch.testing.assert_close(fewer_bits.load(tmp_path / "model")(ids).logits, theirs(ids).logits)
+    for name in byte_model.HELD_OUT:
+        (books / f"{name}.txt.gz").write_bytes((books / "one.txt.gz").read_bytes())
+    assert script("fewer_bits", "--quick", "--model", tmp_path / "model", "--books", books).code == 0
+    sizes = [data_of("fewer_bits")["results"][name]["bytes"] for name in ("int4", "int8", "bfloat16", "float32")]
+    assert sizes == sorted(set(sizes))
+
+
+def test_converted_models_have_their_controls(script, data, data_of, tmp_path):
+    options = ["--quick", "--parts", "stories", "--data", data("stories260k").parent]
+    assert script("pretrained", *options).code == 0
+    rows = {name.removeprefix("stories, ") for name in data_of("pretrained")["results"]}
+    assert rows == {"softmax", "far off", "equal bytes", "features, seed 0", "after stage 1"}
+    recall_model.model_of(64, 1, 64).save_pretrained(tmp_path / "model")
+    options = ["--quick", "--parts", "recall", "--recall", tmp_path / "model", "--stage1-steps", 0, *options[3:]]
+    assert script("pretrained", *options).code == 0
+    rows = {name.removeprefix("recall, ") for name in data_of("pretrained")["results"]}
+    assert {"softmax", "equal bytes of both", "slots alone", "features and slots, seed 0"} <= rows
+
+
+def test_beyond_its_calibration_features_are_window_and_sinks(script, data, data_of):
+    assert script("beyond_calibration", "--quick", "--data", data("stories260k").parent).code == 0
+    found = data_of("beyond_calibration")["results"]
+    ended, endless = (found[f"64, features in all heads{x}"] for x in ("", ", without an end"))
+    assert ended["0× … 1×"] == endless["0× … 1×"]
+    assert ended["1× … 2×"] != endless["1× … 2×"]
+
+
+def test_a_run_of_speech_transcribes_as_a_stream_and_as_a_whole(script, recordings, tmp_path, capsys):
+    import zipfile
+
+    from tarnn.cli.main import main as command
+
+    assert script("speech", *SPEECH, "--data", recordings, "--runs", tmp_path / "runs").code == 0
+    with zipfile.ZipFile(recordings / "fsdd" / "recordings.zip") as archive:
+        (tmp_path / "a.wav").write_bytes(archive.read("7_b_40.wav"))
+    words = ["transcribe", str(tmp_path / "a.wav"), str(tmp_path / "runs" / "fsdd_letters_linear_causal" / "model")]
+    capsys.readouterr()
+    assert command([*words, "--stream"]) == command(words) == 0
+    streamed, whole = capsys.readouterr().out.splitlines()
+    assert streamed == whole
+    assert re.fullmatch(r"[A-Z |']*", whole)

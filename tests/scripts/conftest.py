@@ -1,0 +1,3 @@
+"""The scripts' toolkit and profilers, run in this process with tiny sizes."""
+
+from support.scripts import data_of, folder, pictures, script  # noqa: F401  fixtures
