@@ -10,6 +10,8 @@ using Index = std::int64_t;
 
 enum class Type { float32, float64, bfloat16, float16 };
 
+inline constexpr Index bytes_of(Type type) { return type == Type::float64 ? 8 : type == Type::float32 ? 4 : 2; }
+
 /// A tensor of up to four axes (row of the batch, head, time, channel) as it lies in memory; strides in elements.
 struct View {
   void* data = nullptr;

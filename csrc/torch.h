@@ -34,6 +34,7 @@ using ParallelFunc = void (*)(std::int64_t begin, std::int64_t end, void* contex
   X(aoti_torch_get_size, (AtenTensorHandle, std::int64_t axis, std::int64_t*))                                             \
   X(aoti_torch_get_stride, (AtenTensorHandle, std::int64_t axis, std::int64_t*))                                           \
   X(aoti_torch_get_dtype, (AtenTensorHandle, std::int32_t*))                                                               \
+  X(aoti_torch_dtype_int64, ())                                                                                            \
   X(aoti_torch_dtype_float64, ())                                                                                          \
   X(aoti_torch_dtype_bfloat16, ())                                                                                         \
   X(aoti_torch_dtype_float16, ())                                                                                          \
@@ -84,6 +85,7 @@ class Tensor {
   Index size(Index axis) const { return ask<Index>(aoti_torch_get_size, "aoti_torch_get_size", axis); }
   Index stride(Index axis) const { return ask<Index>(aoti_torch_get_stride, "aoti_torch_get_stride", axis); }
   const void* const_data_ptr() const { return ask<const void*>(torch_get_const_data_ptr, "torch_get_const_data_ptr"); }
+  bool has_int64() const { return ask<std::int32_t>(aoti_torch_get_dtype, "aoti_torch_get_dtype") == aoti_torch_dtype_int64(); }
   void* mutable_data_ptr() const { return ask<void*>(torch_get_mutable_data_ptr, "torch_get_mutable_data_ptr"); }
 
   /// float32 for all that is none of the other three: masks and lengths are read as what they are.
@@ -161,6 +163,8 @@ struct Unboxed<std::vector<T>> {
     return out;
   }
 };
+
+inline StableIValue boxed(Index number) { return static_cast<StableIValue>(number); }
 
 inline StableIValue boxed(const std::string& text) {
   StringHandle handle = nullptr;

@@ -52,18 +52,22 @@ class Scratch {
   std::size_t used_ = 0;
 };
 
-/// What a task needs that works on a bundle of so many heads.
-template <typename Layout, typename P, typename S>
-std::size_t bytes_of(const P& p, const S& n, Index heads) {
-  Scratch counting(nullptr);
-  Layout layout(counting, p, n, heads);
-  return counting.used();
-}
-
 /// f(i, scratch) for i = 0 … tasks − 1, on torch's threads.
 template <typename P, typename F>
 void parallel(const P& p, Index tasks, std::size_t bytes, F f) {
   p.run(tasks, p.threads, bytes, [](void* context, Index i, void* scratch) { (*static_cast<F*>(context))(i, scratch); }, &f);
+}
+
+/// The same, f(i, layout): each task has a Layout(scratch, arguments…) of its own.
+template <typename Layout, typename P, typename F, typename... A>
+void parallel_with(const P& p, Index tasks, F f, const A&... arguments) {
+  Scratch counting(nullptr);
+  const Layout size_only(counting, arguments...);
+  parallel(p, tasks, counting.used(), [&](Index i, void* memory) {
+    Scratch scratch(memory);
+    Layout at(scratch, arguments...);
+    f(i, at);
+  });
 }
 
 }  // namespace TARNN_ISA

@@ -48,7 +48,7 @@ struct HybridGradients : HybridScratch<T> {
 
 /// to (contiguous, n numbers per row) += a tile.
 template <typename T>
-void add_rows(const T* tile, Index ld, Index rows, Index n, void* to, Index row) {
+void add_tile(const T* tile, Index ld, Index rows, Index n, void* to, Index row) {
   T* at = static_cast<T*>(to) + row * n;
   for (Index i = 0; i < rows; ++i)
     for (Index j = 0; j < n; ++j) at[i * n + j] += tile[i * ld + j];
@@ -63,8 +63,8 @@ void load_gradients(const HybridProblem& p, Index b, Index g, Index time, Index 
     load_tile(p.o, b, head, time, queries, p.e, at.o + x * at.lde, at.lde);
     for (Index i = 0; i < queries; ++i) {
       at.D[x + i] = dot(at.grad_o + (x + i) * at.lde, at.o + (x + i) * at.lde, at.lde);
-      at.log_total[x + i] = static_cast<const T*>(p.log_total.data)[offset(p.log_total, b, head, time + i)];
-      at.a[x + i] = p.f ? static_cast<const T*>(p.a.data)[offset(p.a, b, head, time + i)] : T(0);
+      at.log_total[x + i] = element<T>(p.log_total, b, head, time + i);
+      at.a[x + i] = p.f ? element<T>(p.a, b, head, time + i) : T(0);
     }
   }
 }
@@ -111,8 +111,8 @@ void exact_gradients(const HybridProblem& p, bool sink, Index b, Index g, Index 
     matmul(keys, p.e, queries, Left<T>{rows, 1, key_block}, grad_o, at.lde, at.tile_v, at.lde, true);
   }
   const Index row = (b * p.g + g) * (sink ? p.sinks : p.window + p.t) + from;
-  add_rows(at.tile_k, at.ldd, keys, p.d, sink ? p.grad_sink_k : p.grad_k, row);
-  add_rows(at.tile_v, at.lde, keys, p.e, sink ? p.grad_sink_v : p.grad_v, row);
+  add_tile(at.tile_k, at.ldd, keys, p.d, sink ? p.grad_sink_k : p.grad_k, row);
+  add_tile(at.tile_v, at.lde, keys, p.e, sink ? p.grad_sink_v : p.grad_v, row);
 }
 
 /// pairs (i, j) of a run from `first` on, j ≤ i: to `dp` e^(w_j + a_i − ℓ_i) (do_i·v_j − D_i), and `products`, if there, times that power; zeros above.
@@ -137,16 +137,10 @@ void weigh_pairs(Index r, Index first, Index queries, T* products, HybridGradien
 
 /// The keys that enter in a chunk, and their values transposed.
 template <typename T>
-void load_keys(const HybridProblem& p, const Entering& in, Index b, Index g, Index time, Index queries, HybridGradients<T>& at) {
+void load_far_keys(const HybridProblem& p, const Entering& in, Index b, Index g, Index time, Index queries, HybridGradients<T>& at) {
   load_entering(p, in, b, g, time, queries, at);
   clear(at.v + queries * at.lde, (at.ldc - queries) * at.lde);
   transpose(at.v, at.lde, queries, p.e, at.v_t, at.ldc);
-}
-
-/// x ← x·y
-template <typename T>
-void multiply(T* x, const T* y, Index n) {
-  for (Index j = 0; j < n; j += width<T>) store(x + j, load(x + j) * load(y + j));
 }
 
 /// dφ of a run's queries, from number `first` of the chunk on, then its keys enter Sᵀ (`state_t`) and z.
@@ -176,37 +170,30 @@ void query_run(const HybridProblem& p, const Entering& in, Index b, Index g, Ind
                 load(dphi + i * at.ldf + j) + power * (load(at.grad_phi + i * at.ldf + j) - at.D[x] * load(at.z + j)));
       }
     }
-    if (p.log_features) multiply(dphi, phi, queries * at.ldf);
+    if (p.log_features) multiply(dphi, phi, at.ldf, queries, at.ldf, dphi);
     write_rows(dphi, at.ldf, queries, p.f,
                static_cast<T*>(p.grad_phi_q) + ((b * p.g + g) * p.r + r) * p.t * p.f + (time + first) * p.f);
   }
   T most = M;
   for (Index i = 0; i < queries; ++i) most = w[i] > most ? w[i] : most;
-  const T behind = finite(most), keep = exp_one<T>(M - behind);
-  M = most;
-  for (Index i = 0; i < p.e; ++i) scale_rows(at.state_t + i * at.ldf, at.ldf, 1, p.f, &keep);
-  scale_rows(at.z, at.ldf, 1, p.f, &keep);
-  for (Index i = 0; i < queries; ++i) {
-    const T weight = exp_one<T>(w[i] - behind);
-    T* row = phi_k + i * at.ldf;
-    scale_rows(row, at.ldf, 1, p.f, &weight);
-    for (Index j = 0; j < at.ldf; j += width<T>) store(at.z + j, load(at.z + j) + load(row + j));
-  }
+  const T keep = raise_maximum(M, most);
+  scale(at.state_t, p.e * at.ldf, keep);
+  enter(phi_k, w, queries, M, keep, at);
   matmul(p.e, p.f, queries, Left<T>{v, 1, at.lde}, phi_k, at.ldf, at.state_t, at.ldf, true);
 }
 
 /// Sᵀ or Tᵀ (`state_t`) and z or u (`z`) in other units.
 template <typename T>
 void change_units(const HybridProblem& p, const T* keep, HybridGradients<T>& at) {
-  for (Index i = 0; i < p.e; ++i) multiply(at.state_t + i * at.ldf, keep, at.ldf);
-  multiply(at.z, keep, at.ldf);
+  scale_columns(at.state_t, at.ldf, p.e, at.ldf, keep);
+  scale_columns(at.z, at.ldf, 1, at.ldf, keep);
 }
 
 /// dφ of all of a chunk's queries.
 template <typename T>
 void query_gradients(const HybridProblem& p, const Entering& in, Index b, Index g, Index time, Index queries, T& M,
                      HybridGradients<T>& at) {
-  load_keys(p, in, b, g, time, queries, at);
+  load_far_keys(p, in, b, g, time, queries, at);
   if (!p.log_features) return query_run(p, in, b, g, time, 0, queries, M, at);
   take_weights(p, queries, at);
   for (Index first = 0, rows; first < queries; first += rows) {
@@ -233,7 +220,7 @@ void key_run(const HybridProblem& p, Index b, Index g, Index time, Index first, 
       const T power = exp_bounded<T>(broadcast<T>(w[i] + N))[0];
       T* row = at.tile_phi + i * at.ldf;
       for (Index j = 0; j < at.ldf; j += width<T>) store(row + j, power * (load(row + j) - load(at.z + j)));
-      scale_rows(at.tile_v + i * at.lde, at.lde, 1, p.e, &power);
+      scale(at.tile_v + i * at.lde, at.lde, power);
     }
   }
   T most = N;
@@ -251,22 +238,18 @@ void key_run(const HybridProblem& p, Index b, Index g, Index time, Index first, 
     }
   }
   const Index task = b * p.g + g;
-  if (p.log_features) multiply(at.tile_phi, phi_k, queries * at.ldf);
+  if (p.log_features) multiply(at.tile_phi, phi_k, at.ldf, queries, at.ldf, at.tile_phi);
   write_rows(at.tile_phi, at.ldf, queries, p.f, static_cast<T*>(p.grad_phi_k) + (task * p.t + time + first) * p.f);
-  add_rows(at.tile_v, at.lde, queries, p.e, p.grad_v, task * (p.window + p.t) + time + first);
-  const T keep = exp_one<T>(N - finite(most));
-  N = most;
-  for (Index i = 0; i < p.e; ++i) scale_rows(at.state_t + i * at.ldf, at.ldf, 1, p.f, &keep);
-  scale_rows(at.z, at.ldf, 1, p.f, &keep);
+  add_tile(at.tile_v, at.lde, queries, p.e, p.grad_v, task * (p.window + p.t) + time + first);
+  const T keep = raise_maximum(N, most);
+  scale(at.state_t, p.e * at.ldf, keep);
+  scale(at.z, at.ldf, keep);
   for (Index r = 0; r < p.r; ++r) {
-    T* phi = at.phi_q + (r * at.c + first) * at.ldf;
-    for (Index i = 0; i < queries; ++i) {
-      const Index x = r * at.c + first + i;
-      const T power = exp_one<T>(at.a[x] - at.log_total[x] - finite(most));
-      T* row = phi + i * at.ldf;
-      scale_rows(row, at.ldf, 1, p.f, &power);
-      for (Index j = 0; j < at.ldf; j += width<T>) store(at.z + j, load(at.z + j) + at.D[x] * load(row + j));
-    }
+    const Index x = r * at.c + first;
+    T* phi = at.phi_q + x * at.ldf;
+    for (Index i = 0; i < queries; ++i)
+      scale(phi + i * at.ldf, at.ldf, exp_one<T>(at.a[x + i] - at.log_total[x + i] - finite(most)));
+    add_rows(at.z, at.D + x, phi, at.ldf, queries, at.ldf);
     matmul(p.e, p.f, queries, Left<T>{at.grad_o + (r * at.c + first) * at.lde, 1, at.lde}, phi, at.ldf, at.state_t, at.ldf, true);
   }
 }
@@ -291,7 +274,7 @@ bool queries_are_within(const HybridProblem& p, Index i, bool raise_too, HybridG
 template <typename T>
 void key_gradients(const HybridProblem& p, const Entering& in, Index b, Index g, Index time, Index queries, T& N,
                    HybridGradients<T>& at) {
-  load_keys(p, in, b, g, time, queries, at);
+  load_far_keys(p, in, b, g, time, queries, at);
   for (Index r = 0; r < p.r; ++r)
     load_tile(in.phi_q, b, g * p.r + r, time, queries, p.f, at.phi_q + r * at.c * at.ldf, at.ldf);
   if (!p.log_features) return key_run(p, b, g, time, 0, queries, N, at);
@@ -316,14 +299,14 @@ void key_gradients(const HybridProblem& p, const Entering& in, Index b, Index g,
 template <typename T>
 void hybrid_backward_head(const HybridProblem& p, Index b, Index g, HybridGradients<T>& at) {
   const Index length = p.length[b];
-  const T scale = static_cast<T>(p.scale);
+  const T factor = static_cast<T>(p.scale);
   const Entering in = entering(p, b, false);
   T M = begin_units<T>(p, nullptr, at);
   clear(at.state_t, at.lde * at.ldf);
   clear(at.z, at.ldf);
   for (Index time = 0; time < length; time += at.c) {
     const Index queries = smaller(at.c, length - time);
-    load_queries(p, b, g, time, queries, at);
+    load_scaled_queries(p, b, g, time, queries, at);
     load_gradients(p, b, g, time, queries, at);
     clear(at.grad_q, at.m * at.ldd);
     over_exact(p, b, time, queries, [&](bool sink, Index from, Index keys, auto first, auto last) {
@@ -331,7 +314,7 @@ void hybrid_backward_head(const HybridProblem& p, Index b, Index g, HybridGradie
     });
     for (Index r = 0; r < p.r; ++r) {
       T* rows = at.grad_q + r * at.c * at.ldd;
-      for (Index i = 0; i < queries; ++i) scale_rows(rows + i * at.ldd, at.ldd, 1, p.d, &scale);
+      scale(rows, queries * at.ldd, factor);
       store_tile(rows, at.ldd, p.grad_q, b, g * p.r + r, time, queries, p.d);
     }
     if (p.f) query_gradients(p, in, b, g, time, queries, M, at);

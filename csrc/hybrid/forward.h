@@ -12,8 +12,10 @@
 
 #include <cmath>
 
+#include "common/memory.h"
 #include "hybrid/problem.h"
 #include "hybrid/units.h"
+#include "simd/matmul.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
@@ -32,23 +34,16 @@ struct HybridScratch {
     k_t = scratch.take<T>(ldd * key_block);
     v = scratch.take<T>(key_block * lde);
     p = scratch.take<T>(m * key_block);
-    o = scratch.take<T>(m * lde);
-    most = scratch.take<T>(m);
-    total = scratch.take<T>(m);
     sums = scratch.take<T>(ldd > ldf ? ldd : ldf);
     fade = scratch.take<T>(key_block);
     phi_q = scratch.take<T>(m * ldf);
-    phi_k = scratch.take<T>(ldc * ldf);
-    phi_t = scratch.take<T>(ldf * ldc);
     pairs = scratch.take<T>(m * ldc);
-    far = scratch.take<T>(m * lde);
-    den = scratch.take<T>(m);
     S = scratch.take<T>(ldf * lde);
-    z = scratch.take<T>(ldf);
     w = scratch.take<T>(ldc);
-    unit = scratch.take<T>(m);
-    units = scratch.take<T>(ldf);
-    keep = scratch.take<T>(ldf);
+    for (T** x : {&phi_k, &phi_t}) *x = scratch.take<T>(ldc * ldf);
+    for (T** x : {&o, &far}) *x = scratch.take<T>(m * lde);
+    for (T** x : {&most, &total, &den, &unit}) *x = scratch.take<T>(m);
+    for (T** x : {&z, &units, &keep}) *x = scratch.take<T>(ldf);
   }
 };
 
@@ -105,17 +100,9 @@ void add_keys(const P& p, const View& k, const View& v, Index b, Index g, Index 
         clear(row, wide);
         continue;
       }
-      Vec<T> sum_of{};
-      for (Index j = 0; j < wide; j += width<T>) {
-        const Vec<T> x = exp_nonpositive(load(row + j) - unit);
-        store(row + j, x);
-        sum_of += x;
-      }
-      const T keep = most == unit ? T(1) : exp_one<T>(most - unit);
-      if (keep != T(1))
-        for (Index j = 0; j < at.lde; j += width<T>) store(o + j, load(o + j) * keep);
-      total = total * keep + sum<T>(sum_of);
-      most = unit;
+      const T added = exp_in_units(row, wide, unit), keep = most == unit ? T(1) : raise_maximum(most, unit);
+      if (keep != T(1)) scale(o, at.lde, keep);
+      total = total * keep + added;
     }
     matmul(queries, p.e, keys, Left<T>{rows, key_block, 1}, at.v, at.lde, at.o + r * at.c * at.lde, at.lde, true);
   }
@@ -125,8 +112,7 @@ void add_keys(const P& p, const View& k, const View& v, Index b, Index g, Index 
 inline View reversed(const View& x, Index length) {
   View out = x;
   if (!x) return out;
-  const Index bytes = x.type == Type::float64 ? 8 : x.type == Type::float32 ? 4 : 2;
-  out.data = static_cast<char*>(x.data) + (length - 1) * x.stride[2] * bytes;
+  out.data = static_cast<char*>(x.data) + (length - 1) * x.stride[2] * bytes_of(x.type);
   out.stride[2] = -x.stride[2];
   return out;
 }
@@ -141,8 +127,7 @@ inline Entering entering(const HybridProblem& p, Index b, bool behind) {
   if (p.causal) return {p.phi_q, p.phi_k, p.weight, p.v, 0, p.t};
   const Index length = p.length[b];
   View v = p.v;  // of the new keys
-  const Index bytes = v.type == Type::float64 ? 8 : v.type == Type::float32 ? 4 : 2;
-  v.data = static_cast<char*>(v.data) + p.window * v.stride[2] * bytes;
+  v.data = static_cast<char*>(v.data) + p.window * v.stride[2] * bytes_of(v.type);
   if (!behind) return {p.phi_q, p.phi_k, p.weight, v, -p.window, length};
   return {reversed(p.phi_q, length), reversed(p.phi_k, length), reversed(p.weight, length), reversed(v, length),
           -p.window, length};
@@ -158,9 +143,16 @@ void load_entering(const HybridProblem& p, const Entering& in, Index b, Index g,
   std::fill_n(at.w, at.ldc, T(-INFINITY));
   if (first == last) return;
   load_tile(in.phi_k, b, g, from + first, last - first, p.f, at.phi_k + first * at.ldf, at.ldf);
-  const T* weight = static_cast<const T*>(in.weight.data) + offset(in.weight, b, g, from + first);
-  for (Index i = first; i < last; ++i) at.w[i] = weight[(i - first) * in.weight.stride[2]];
+  for (Index i = first; i < last; ++i) at.w[i] = element<T>(in.weight, b, g, from + i);
   load_tile(in.v, b, g, from + first, last - first, p.e, at.v + first * at.lde, at.lde);
+}
+
+/// A run's keys, in units of e^M, enter z, which is multiplied with `keep` before.
+template <typename T>
+void enter(T* phi_k, const T* w, Index rows, T M, T keep, HybridScratch<T>& at) {
+  for (Index i = 0; i < rows; ++i) scale(phi_k + i * at.ldf, at.ldf, exp_one<T>(w[i] - finite(M)));
+  scale(at.z, at.ldf, keep);
+  sum_rows(phi_k, at.ldf, rows, at.ldf, at.z);
 }
 
 /// Some keys that leave the window in this chunk, from number `first` on, and those that left it before, as its queries see
@@ -198,27 +190,16 @@ void add_run(const HybridProblem& p, const Entering& in, Index b, Index g, Index
         store(row + j, x);
         sum_of += x;
       }
-      for (Index j = 0; j < at.ldf; j += width<T>) store(phi + i * at.ldf + j, load(phi + i * at.ldf + j) * before);
+      scale(phi + i * at.ldf, at.ldf, before);
       den[i] = sum<T>(sum_of) + dot(phi + i * at.ldf, at.z, at.ldf);
     }
     T* far = at.far + (r * at.c + first) * at.lde;
     matmul(queries, p.e, p.f, Left<T>{phi, at.ldf, 1}, at.S, at.lde, far, at.lde, false);
     matmul<Part::lower_left>(queries, p.e, queries, Left<T>{pairs, at.ldc, 1}, v, at.lde, far, at.lde, true);
   }
-  const T behind = finite(most), keep = exp_one<T>(M - behind);
-  M = most;
-  if (keep != T(1))
-    for (Index j = 0; j < p.f * at.lde; j += width<T>) store(at.S + j, load(at.S + j) * keep);
-  for (Index j = 0; j < at.ldf; j += width<T>) store(at.z + j, load(at.z + j) * keep);
-  for (Index i = 0; i < queries; ++i) {
-    const T weight = exp_one<T>(w[i] - behind);
-    T* row = phi_k + i * at.ldf;
-    for (Index j = 0; j < at.ldf; j += width<T>) {
-      const Vec<T> x = load(row + j) * weight;
-      store(row + j, x);
-      store(at.z + j, load(at.z + j) + x);
-    }
-  }
+  const T keep = raise_maximum(M, most);
+  if (keep != T(1)) scale(at.S, p.f * at.lde, keep);
+  enter(phi_k, w, queries, M, keep, at);
   matmul(p.f, p.e, queries, Left<T>{phi_k, 1, at.ldf}, v, at.lde, at.S, at.lde, true);
 }
 
@@ -254,8 +235,8 @@ void add_far(const HybridProblem& p, const Entering& in, Index b, Index g, Index
   take_weights(p, queries, at);
   for (Index first = 0, rows; first < queries; first += rows) {
     rows = begin_run(first, queries, at, [&](const T* keep) {
-      for (Index i = 0; i < p.f; ++i) scale_rows(at.S + i * at.lde, at.lde, 1, p.e, keep + i);
-      for (Index j = 0; j < at.ldf; j += width<T>) store(at.z + j, load(at.z + j) * load(keep + j));
+      scale_rows(at.S, at.lde, p.f, p.e, keep);
+      multiply(at.z, keep, at.ldf, 1, at.ldf, at.z);
     });
     add_run(p, in, b, g, time, first, rows, M, at);
   }
@@ -268,7 +249,7 @@ constexpr T least_den = sizeof(T) == 4 ? T(1e-30) : T(1e-290);
 /// One query's far parts are put together with its exact one: (e^(most)·o, total) += e^(unit)·(far, den), and the far share of the
 /// total.
 template <typename T>
-void join(T unit, const T* far, T den, Index lde, T* o, T& most, T& total, T& share) {
+void join_far(T unit, const T* far, T den, Index lde, T* o, T& most, T& total, T& share) {
   if (den <= least_den<T>) return;  // a NaN goes on
   const T next = most > unit ? most : unit, keep = exp_one<T>(most - next), factor = exp_one<T>(unit - next);
   for (Index j = 0; j < lde; j += width<T>) store(o + j, load(o + j) * keep + load(far + j) * factor);
@@ -286,20 +267,19 @@ void put_together(const HybridProblem& p, Index b, Index g, Index time, Index qu
       const Index x = r * at.c + i;
       T *o = at.o + x * at.lde, share = T(0);
       if (p.f) {
-        const T a = static_cast<const T*>(p.a.data)[offset(p.a, b, head, time + i)];
-        join(a + at.unit[x], at.far + x * at.lde, at.den[x], at.lde, o, at.most[x], at.total[x], share);
+        const T a = element<T>(p.a, b, head, time + i);
+        join_far(a + at.unit[x], at.far + x * at.lde, at.den[x], at.lde, o, at.most[x], at.total[x], share);
         if (p.behind) {
-          const T* behind = static_cast<const T*>(p.behind.data) + offset(p.behind, b, head, time + i);
-          load_rows<Same<T>>(behind, 0, 1, 1, p.e, at.far + x * at.lde, at.lde, AsItIs());
-          join(a + behind[p.e + 1], at.far + x * at.lde, behind[p.e], at.lde, o, at.most[x], at.total[x], share);
+          const T* behind = &element<T>(p.behind, b, head, time + i);
+          read_rows(behind, 1, p.e, at.far + x * at.lde, at.lde);
+          join_far(a + behind[p.e + 1], at.far + x * at.lde, behind[p.e], at.lde, o, at.most[x], at.total[x], share);
         }
       }
       const T inverse = at.total[x] == T(0) ? T(0) : T(1) / at.total[x];
-      for (Index j = 0; j < at.lde; j += width<T>) store(o + j, load(o + j) * inverse);
-      if (p.share) static_cast<T*>(p.share.data)[offset(p.share, b, head, time + i)] = share * inverse;
+      scale(o, at.lde, inverse);
+      if (p.share) element<T>(p.share, b, head, time + i) = share * inverse;
       if (p.log_total)
-        static_cast<T*>(p.log_total.data)[offset(p.log_total, b, head, time + i)] =
-            at.total[x] == T(0) ? T(INFINITY) : at.most[x] + std::log(at.total[x]);
+        element<T>(p.log_total, b, head, time + i) = at.total[x] == T(0) ? T(INFINITY) : at.most[x] + std::log(at.total[x]);
     }
     store_tile(at.o + r * at.c * at.lde, at.lde, p.o, b, head, time, queries, p.e);
   }
@@ -328,7 +308,7 @@ void look_behind(const HybridProblem& p, Index b, Index g, HybridScratch<T>& at)
     for (Index r = 0; r < p.r; ++r)
       for (Index i = 0; i < queries; ++i) {
         const Index x = r * at.c + i;
-        T* to = static_cast<T*>(p.behind.data) + offset(p.behind, b, g * p.r + r, length - 1 - time - i);
+        T* to = &element<T>(p.behind, b, g * p.r + r, length - 1 - time - i);
         std::copy_n(at.far + x * at.lde, p.e, to);
         to[p.e] = at.den[x], to[p.e + 1] = at.unit[x];
       }
@@ -337,7 +317,7 @@ void look_behind(const HybridProblem& p, Index b, Index g, HybridScratch<T>& at)
 
 /// The queries of a chunk, times the scale.
 template <typename T>
-void load_queries(const HybridProblem& p, Index b, Index g, Index time, Index queries, HybridScratch<T>& at) {
+void load_scaled_queries(const HybridProblem& p, Index b, Index g, Index time, Index queries, HybridScratch<T>& at) {
   const T scale = static_cast<T>(p.scale);
   for (Index r = 0; r < p.r; ++r)
     load_tile(p.q, b, g * p.r + r, time, queries, p.d, at.q + r * at.c * at.ldd, at.ldd, [&](auto x) { return x * scale; });
@@ -376,7 +356,7 @@ void hybrid_head(const HybridProblem& p, Index b, Index g, HybridScratch<T>& at)
   }
   for (Index time = 0; time < length; time += at.c) {
     const Index queries = smaller(at.c, length - time);
-    load_queries(p, b, g, time, queries, at);
+    load_scaled_queries(p, b, g, time, queries, at);
     clear(at.o, at.m * at.lde);
     clear(at.total, at.m);
     std::fill_n(at.most, at.m, T(-INFINITY));
@@ -387,22 +367,15 @@ void hybrid_head(const HybridProblem& p, Index b, Index g, HybridScratch<T>& at)
     put_together(p, b, g, time, queries, at);
   }
   if (!p.f) return;
-  for (Index i = 0; i < p.f; ++i)
-    std::copy_n(at.S + i * at.lde, p.e, static_cast<T*>(p.after.S) + state * size + i * p.e);
-  std::copy_n(at.z, p.f, static_cast<T*>(p.after.z) + state * p.f);
+  write_rows(at.S, at.lde, p.f, p.e, static_cast<T*>(p.after.S) + state * size);
+  write_rows(at.z, at.ldf, 1, p.f, static_cast<T*>(p.after.z) + state * p.f);
   std::copy_n(p.log_features ? at.units : &M, maxima, static_cast<T*>(p.after.M) + state * maxima);
 }
 
 /// head(b, g, scratch) for each row and key/value head, on torch's threads; chunks of c tokens.
 template <typename Layout, typename P, typename F>
 void over_heads(const P& p, Index c, F head) {
-  Scratch counting(nullptr);
-  Layout layout(counting, p, c);
-  parallel(p, p.b * p.g, counting.used(), [&](Index i, void* memory) {
-    Scratch scratch(memory);
-    Layout at(scratch, p, c);
-    head(i / p.g, i % p.g, at);
-  });
+  parallel_with<Layout>(p, p.b * p.g, [&](Index i, Layout& at) { head(i / p.g, i % p.g, at); }, p, c);
 }
 
 template <typename T>

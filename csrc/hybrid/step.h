@@ -2,8 +2,8 @@
 // are read with one denominator.
 #pragma once
 
+#include "common/one_token.h"
 #include "hybrid/forward.h"
-#include "linear/step.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
@@ -11,22 +11,16 @@ namespace TARNN_ISA {
 /// The key in this room of the store into the sums. M, keep (f): what S and z are multiplied with; phi_k: what is added.
 template <typename T>
 void leave(const HybridStep& p, Index b, Index g, Index room, T fade, T* M, HybridScratch<T>& at) {
-  const T w = static_cast<const T*>(p.weight.data)[offset(p.weight, b, g, 0)] + fade;
+  const T w = element<T>(p.weight, b, g, 0) + fade;
   load_tile(p.phi_k, b, g, 0, 1, p.f, at.phi_k, at.ldf);
   load_tile(p.store_v, b, g, room, 1, p.e, at.v, at.lde);
   if (p.log_features) {
     add_weight(at.phi_k, w, p.f, at.ldf);
-    for (Index j = 0; j < p.f; ++j) {
-      const T next = M[j] > at.phi_k[j] ? M[j] : at.phi_k[j];
-      at.keep[j] = exp_one<T>(M[j] - finite(next));
-      M[j] = next;
-    }
+    for (Index j = 0; j < p.f; ++j) at.keep[j] = raise_maximum(M[j], M[j] > at.phi_k[j] ? M[j] : at.phi_k[j]);
     return key_in_units(at.phi_k, M, at.ldf);
   }
-  const T next = *M > w ? *M : w, enter = exp_one<T>(w - finite(next));
-  std::fill_n(at.keep, p.f, exp_one<T>(*M - finite(next)));
-  scale_rows(at.phi_k, at.ldf, 1, p.f, &enter);
-  *M = next;
+  std::fill_n(at.keep, p.f, raise_maximum(*M, *M > w ? *M : w));
+  scale(at.phi_k, at.ldf, exp_one<T>(w - finite(*M)));
 }
 
 template <typename T>
@@ -42,7 +36,7 @@ void hybrid_step_head(const HybridStep& p, Index b, Index g, HybridScratch<T>& a
     std::copy_n(static_cast<T*>(p.sums.M) + state * maxima, maxima, M);
   }
   if (p.decay) {
-    const T decay = static_cast<const T*>(p.decay.data)[offset(p.decay, b, g, 0)];
+    const T decay = element<T>(p.decay, b, g, 0);
     for (Index j = 0; j < smaller(count, p.room); ++j) fade[j] += decay;
     for (Index j = 0; j < maxima; ++j) M[j] += decay;
   }
@@ -73,9 +67,9 @@ void hybrid_step_head(const HybridStep& p, Index b, Index g, HybridScratch<T>& a
   load_tile(p.v, b, g, 0, 1, p.e, at.v, at.lde);
   store_tile(at.v, at.lde, p.store_v, b, g, room, 1, p.e);
   fade[room] = 0;
-  const T scale = static_cast<T>(p.scale);
+  const T factor = static_cast<T>(p.scale);
   for (Index r = 0; r < p.r; ++r)
-    load_tile(p.q, b, g * p.r + r, 0, 1, p.d, at.q + r * at.ldd, at.ldd, [&](auto x) { return x * scale; });
+    load_tile(p.q, b, g * p.r + r, 0, 1, p.d, at.q + r * at.ldd, at.ldd, [&](auto x) { return x * factor; });
   clear(at.o, at.m * at.lde);
   clear(at.total, at.m);
   std::fill_n(at.most, at.m, T(-INFINITY));
@@ -89,13 +83,13 @@ void hybrid_step_head(const HybridStep& p, Index b, Index g, HybridScratch<T>& a
   for (Index r = 0; r < p.r; ++r) {
     T *o = at.o + r * at.lde, share = 0;
     if (p.f) {
-      const T a = static_cast<const T*>(p.a.data)[offset(p.a, b, g * p.r + r, 0)];
-      join(a + at.unit[r], at.far + r * at.lde, at.den[r], at.lde, o, at.most[r], at.total[r], share);
+      const T a = element<T>(p.a, b, g * p.r + r, 0);
+      join_far(a + at.unit[r], at.far + r * at.lde, at.den[r], at.lde, o, at.most[r], at.total[r], share);
     }
     const T inverse = T(1) / at.total[r];
-    scale_rows(o, at.lde, 1, p.e, &inverse);
+    scale(o, at.lde, inverse);
     store_tile(o, at.lde, p.o, b, g * p.r + r, 0, 1, p.e);
-    static_cast<T*>(p.share.data)[offset(p.share, b, g * p.r + r, 0)] = share * inverse;
+    element<T>(p.share, b, g * p.r + r, 0) = share * inverse;
   }
 }
 

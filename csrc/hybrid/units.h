@@ -7,7 +7,7 @@
 
 #include <cmath>
 
-#include "linear/state.h"
+#include "common/maximum.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
@@ -58,7 +58,7 @@ T query_in_units(T* row, const T* units, Index ld) {
     most_of = x > most_of ? x : most_of;
   }
   const T U = finite(largest<T>(most_of));
-  for (Index j = 0; j < ld; j += width<T>) store(row + j, exp_nonpositive(load(row + j) - U));
+  exp_in_units(row, ld, U);
   return U;
 }
 

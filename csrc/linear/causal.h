@@ -139,14 +139,11 @@ void causal_forward(const Problem& p) {
   const Sizes<T> n(p);
   Owned<T> slots(p.keys.slots * n.state());
   const Bundles bundles(p, p.keys, n.f_rows() * n.lde * static_cast<Index>(sizeof(T)));
-  const std::size_t bytes = bytes_of<CausalScratch<T>>(p, n, bundles.heads());
   states_behind(p, n, p.keys, slots.get());
-  parallel(p, bundles.count(), bytes, [&](Index i, void* memory) {
-    Scratch scratch(memory);
-    CausalScratch<T> at(scratch, p, n, bundles.heads());
+  parallel_with<CausalScratch<T>>(p, bundles.count(), [&](Index i, CausalScratch<T>& at) {
     for (Index head = 0; head < bundles[i].heads; ++head) state_before(p, n, bundles[i][head], slots.get(), at.states[head]);
     causal_sweep(p, n, bundles[i], at);
-  });
+  }, p, n, bundles.heads());
 }
 
 }  // namespace TARNN_ISA

@@ -25,16 +25,14 @@ inline Index states_to_keep(const Problem& p) {
 template <typename T>
 void keep_states(const Problem& p, const Sizes<T>& n, const T* slots) {
   const Bundles bundles(p, p.keys, n.f_rows() * n.lde * static_cast<Index>(sizeof(T)));
-  parallel(p, bundles.count(), bytes_of<KeyScratch<T>>(p, n, bundles.heads()), [&](Index task, void* memory) {
-    Scratch scratch(memory);
-    KeyScratch<T> at(scratch, p, n, bundles.heads());
+  parallel_with<KeyScratch<T>>(p, bundles.count(), [&](Index task, KeyScratch<T>& at) {
     const Bundle& bundle = bundles[task];
     for (Index i = 0; i < bundle.heads; ++i) state_before(p, n, bundle[i], slots, at.states[i]);
     for (Index time = bundle[0].begin + p.segment; time < bundle[0].end; time += p.segment) {
       absorb_keys(p, n, bundle, time - p.segment, time, at);
       for (Index i = 0; i < bundle.heads; ++i) write_state(at.states[i], n, kept_state<T>(p, bundle[i], time));
     }
-  });
+  }, p, n, bundles.heads());
 }
 
 /// R of a stretch's own queries, as its beginning sees it, and how far its beginning reaches across it.
@@ -96,16 +94,14 @@ template <typename T>
 struct JoinScratch {
   State<T> square;
   Transposed<T> R;
-  JoinScratch(Scratch& scratch, const Problem&, const Sizes<T>& n, Index)
+  JoinScratch(Scratch& scratch, const Sizes<T>& n)
       : square(take_state(scratch, n)), R(Transposed<T>::take(scratch, n)) {}
 };
 
 /// R of each stretch's own queries becomes R behind the stretch before it: with what comes from behind those queries.
 template <typename T>
 void join_gradients(const Problem& p, const Sizes<T>& n, T* blocks) {
-  for_each_cut(p, p.keys, bytes_of<JoinScratch<T>>(p, n, 1), [&](Index first, void* memory) {
-    Scratch scratch(memory);
-    JoinScratch<T> at(scratch, p, n, 1);
+  for_each_cut<JoinScratch<T>>(p, p.keys, [&](Index first, JoinScratch<T>& at) {
     const Stretch* s = p.keys.at + first;
     while (!s->last) ++s;
     given_gradient(p, n, *s, at.square, at.R);
@@ -114,25 +110,21 @@ void join_gradients(const Problem& p, const Sizes<T>& n, T* blocks) {
       own.R.add(behind, own.reach, n);
       behind = own.R;
     }
-  });
+  }, n);
 }
 
 template <typename T>
 void causal_backward(Problem p) {
   const Sizes<T> n(p);
   const Bundles bundles(p, p.keys, bytes_of_head(n));
-  const std::size_t bytes = bytes_of<BackwardScratch<T>>(p, n, bundles.heads());
   const Index size = n.f * n.e + n.f + 1, count = states_to_keep(p);
   Index rows = 0;
   for (Index i = 0; i < p.keys.count; ++i) rows = std::max(rows, p.keys.at[i].row + 1);
   Owned<T> slots(p.keys.slots * n.state()), own(p.keys.slots * Own<T>::size(n)), kept(rows * p.g * count * size);
   OmegaGradients<T> of_omega(p, n, p.keys);
   const auto all = [&](auto f) {
-    parallel(p, bundles.count(), bytes, [&](Index i, void* memory) {
-      Scratch scratch(memory);
-      BackwardScratch<T> at(scratch, p, n, bundles.heads());
-      f(bundles[i], at);
-    });
+    parallel_with<BackwardScratch<T>>(p, bundles.count(), [&](Index i, BackwardScratch<T>& at) { f(bundles[i], at); },
+                                      p, n, bundles.heads());
   };
   states_behind(p, n, p.keys, slots.get());
   if (kept.get()) {

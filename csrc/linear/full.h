@@ -73,9 +73,7 @@ void full_forward(const Problem& p) {
   find_last(p, last_slot.get());
   states_behind(p, n, p.keys, slots.get());
   const Bundles bundles(p, p.queries, n.f_rows() * n.lde * static_cast<Index>(sizeof(T)));
-  parallel(p, bundles.count(), bytes_of<CausalScratch<T>>(p, n, bundles.heads()), [&](Index task, void* memory) {
-    Scratch scratch(memory);
-    CausalScratch<T> at(scratch, p, n, bundles.heads());
+  parallel_with<CausalScratch<T>>(p, bundles.count(), [&](Index task, CausalScratch<T>& at) {
     const Bundle& bundle = bundles[task];
     for (Index i = 0; i < bundle.heads; ++i) {
       read_state(whole_state(p, n, slots.get(), last_slot.get(), bundle[i]), n, at.states[i]);
@@ -84,7 +82,7 @@ void full_forward(const Problem& p) {
     for (Index r = 0; r < p.r; ++r)
       for (Index time = bundle[0].begin; time < bundle[0].end; time += n.c)
         for (Index i = 0; i < bundle.heads; ++i) full_outputs(p, n, bundle, i, r, time, at);
-  });
+  }, p, n, bundles.heads());
 }
 
 /// Gradients of a bundle's queries; R gets that of them alone, transposed.
@@ -143,17 +141,15 @@ void sum_gradients(const Problem& p, const Sizes<T>& n, T* own, Index* first_of)
   const Index block = Transposed<T>::block(n);
   for (Index i = 0; i < p.queries.count; ++i)
     if (p.queries.at[i].first) first_of[place(p, p.queries.at[i])] = i;
-  parallel(p, p.queries.count, bytes_of<JoinScratch<T>>(p, n, 1), [&](Index i, void* memory) {
+  parallel_with<JoinScratch<T>>(p, p.queries.count, [&](Index i, JoinScratch<T>& at) {
     if (!p.queries.at[i].first) return;
-    Scratch scratch(memory);
-    JoinScratch<T> at(scratch, p, n, 1);
     given_gradient(p, n, p.queries.at[i], at.square, at.R);
     T *total = own + i * block, *z = total + n.e * n.ldf;
     for (Index j = 0; j < n.e * n.ldf; ++j) total[j] += at.R.S[j];
     for (Index j = 0; j < n.ldf; ++j) z[j] += at.R.z[j];
     for (Index k = i; !p.queries.at[k].last; ++k)
       for (Index j = 0; j < block; ++j) total[j] += own[(k + 1) * block + j];
-  });
+  }, n);
 }
 
 template <typename T>
@@ -164,9 +160,7 @@ void full_backward(const Problem& p) {
   Owned<Index> first_of(p.keys.count);
   OmegaGradients<T> of_queries(p, n, p.queries), of_keys(p, n, p.keys);
   const Bundles queries(p, p.queries, bytes_of_head(n)), keys(p, p.keys, bytes_of_head(n));
-  parallel(p, queries.count(), bytes_of<BackwardScratch<T>>(p, n, queries.heads()), [&](Index task, void* memory) {
-    Scratch scratch(memory);
-    BackwardScratch<T> at(scratch, p, n, queries.heads());
+  parallel_with<BackwardScratch<T>>(p, queries.count(), [&](Index task, BackwardScratch<T>& at) {
     const Bundle& bundle = queries[task];
     for (Index i = 0; i < bundle.heads; ++i) {
       get_state(p, n, bundle[i], p.after, at.square);
@@ -180,11 +174,9 @@ void full_backward(const Problem& p) {
         for (Index i = 0; i < bundle.heads; ++i) full_query_chunk(p, n, bundle, i, r, time, at);
     for (Index i = 0; i < bundle.heads; ++i)
       at.heads[i].R.copy_to(Transposed<T>(own.get() + (&bundle[i] - p.queries.at) * block, n), n);
-  });
+  }, p, n, queries.heads());
   sum_gradients(p, n, own.get(), first_of.get());
-  parallel(p, keys.count(), bytes_of<FullKeyScratch<T>>(p, n, keys.heads()), [&](Index task, void* memory) {
-    Scratch scratch(memory);
-    FullKeyScratch<T> at(scratch, p, n, keys.heads());
+  parallel_with<FullKeyScratch<T>>(p, keys.count(), [&](Index task, FullKeyScratch<T>& at) {
     const Bundle& bundle = keys[task];
     for (Index i = 0; i < bundle.heads; ++i) {
       const Head<T>& head = at.heads[i];
@@ -201,11 +193,10 @@ void full_backward(const Problem& p) {
       State<T>& before = at.square;
       given_state(p, n, bundle[i], before);
       const T keep = p.weighted ? exp_one<T>(before.M - finite(*at.heads[i].M)) : T(1);
-      for (Index j = 0; j < n.e * n.ldf; ++j) R.S[j] *= keep;
-      for (Index j = 0; j < n.ldf; ++j) R.z[j] *= keep;
+      R.scale(keep, n);
       put_gradient(p, n, bundle[i], R, at.square);
     }
-  });
+  }, p, n, keys.heads());
   of_queries.put();
   of_keys.put();
 }

@@ -66,23 +66,6 @@ void load_queries(const Problem& p, const Sizes<T>& n, const Stretch& s, Index h
   load_output_gradients(p, n, s.row, head, time, rows, q);
 }
 
-/// rows of x += a_i · y (f).
-template <typename T>
-void add_outer(T* x, const T* a, const T* y, Index ld, Index rows, Index n) {
-  for (Index i = 0; i < rows; ++i)
-    for (Index j = 0; j < n; j += width<T>) store(x + i * ld + j, load(x + i * ld + j) + a[i] * load(y + j));
-}
-
-/// y (f) += Σ_i a_i · row i of x.
-template <typename T>
-void add_rows(T* y, const T* a, const T* x, Index ld, Index rows, Index n) {
-  for (Index j = 0; j < n; j += width<T>) {
-    Vec<T> total = load(y + j);
-    for (Index i = 0; i < rows; ++i) total += a[i] * load(x + i * ld + j);
-    store(y + j, total);
-  }
-}
-
 /// Gradients of features (a tile, overwritten) to those of the inputs, stored in `to`. from: of a projection, what
 /// was projected, and grad_x a tile for its gradient; else x is a tile to load inputs into. of_keys: of those that the mask is for.
 template <typename T>

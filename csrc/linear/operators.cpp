@@ -16,8 +16,7 @@ void in_large_pages(const Tensor& x) {
   static const char* wish = std::getenv("TARNN_LARGE_PAGES");
   static const bool off = wish && std::string_view(wish) == "off";
   if (off) return;
-  const std::size_t each = x.scalar_type() == Type::float64 ? 8 : x.scalar_type() == Type::float32 ? 4 : 2;
-  const std::size_t bytes = static_cast<std::size_t>(x.numel()) * each;
+  const auto bytes = static_cast<std::size_t>(x.numel() * bytes_of(x.scalar_type()));
   if (bytes >= 4 * large_page) ask_for_large_pages(x.const_data_ptr(), bytes);
 }
 

@@ -48,29 +48,12 @@ void absorb(const Keys<T>& keys, const Sizes<T>& n, State<T>& state, Ahead* ahea
   const bool none = keys.weights.none;
   const Left<T> left = none && keys.turned ? Left<T>{keys.phi_t, n.ldc, 1} : Left<T>{keys.weighted, 1, n.ldf};
   matmul(n.f, n.e, keys.rows, left, keys.v, keys.ldv, state.S, n.lde, !empty, ahead);
-  for (Index j = 0; j < n.f; j += width<T>) {
-    Vec<T> z = load(state.z + j);
-    if (none) z += load(keys.sums + j);
-    for (Index i = 0; !none && i < keys.rows; ++i) z += load(keys.weighted + i * n.ldf + j);
-    store(state.z + j, z);
-  }
+  if (none) sum_rows(keys.sums, n.ldf, 1, n.f, state.z);
+  else sum_rows(keys.weighted, n.ldf, keys.rows, n.f, state.z);
   state.M = keys.weights.M_out;
 }
 
 // --- states in blocks of memory without gaps: S (f · e), z (f), M; behind them, of a stretch, what decays across it
-
-template <typename T>
-void read_rows(const T* from, Index rows, Index n, T* to, Index ld) {
-  for (Index i = 0; i < rows; ++i) {
-    if (n) std::memcpy(to + i * ld, from + i * n, static_cast<std::size_t>(n) * sizeof(T));
-    clear(to + i * ld + n, ld - n);
-  }
-}
-
-template <typename T>
-void write_rows(const T* from, Index ld, Index rows, Index n, T* to) {
-  for (Index i = 0; n && i < rows; ++i) std::memcpy(to + i * n, from + i * ld, static_cast<std::size_t>(n) * sizeof(T));
-}
 
 template <typename T>
 void read_state(const T* block, const Sizes<T>& n, State<T>& to) {
@@ -162,10 +145,8 @@ struct Transposed {
   }
   void scale(T factor, const Sizes<T>& n) const {
     if (factor == 1) return;
-    for (Index j = 0; j < (n.e + 1) * n.ldf; j += width<T>) {
-      T* at = j < n.e * n.ldf ? S + j : z + (j - n.e * n.ldf);
-      store(at, load(at) * factor);
-    }
+    TARNN_ISA::scale(S, n.e * n.ldf, factor);
+    TARNN_ISA::scale(z, n.ldf, factor);
   }
   void decay(const Weights<T>& w, const Sizes<T>& n) const {
     if (w.plain) return;
@@ -173,8 +154,7 @@ struct Transposed {
       scale_columns(S, n.ldf, n.e, n.f, w.keep);
       multiply(z, w.keep, n.ldf, 1, n.f, z);
     } else {
-      for (Index i = 0; i < n.e; ++i) scale_rows(S + i * n.ldf, n.ldf, 1, n.f, w.keep);
-      scale_rows(z, n.ldf, 1, n.f, w.keep);
+      scale(w.keep[0], n);
     }
   }
   /// The transpose of S (f × e), whose rows beyond f get zeros.
@@ -187,11 +167,7 @@ struct Transposed {
   void absorb(const Keys<T>& keys, const Sizes<T>& n, Ahead* ahead, bool empty) const {
     if (!empty) decay(keys.weights, n);
     matmul(n.e, n.f, keys.rows, {keys.v, 1, keys.ldv}, keys.weighted, n.ldf, S, n.ldf, !empty, ahead);
-    for (Index j = 0; j < n.f; j += width<T>) {
-      Vec<T> total = load(z + j);
-      for (Index i = 0; i < keys.rows; ++i) total += load(keys.weighted + i * n.ldf + j);
-      store(z + j, total);
-    }
+    sum_rows(keys.weighted, n.ldf, keys.rows, n.f, z);
   }
 };
 

@@ -2,6 +2,7 @@
 // (eq. 16–20 of Katharopoulos et al. 2020, arXiv 2006.16236)
 #pragma once
 
+#include "common/one_token.h"
 #include "linear/keys.h"
 
 namespace tarnn {
@@ -23,64 +24,6 @@ struct StepScratch {
   }
 };
 
-/// A vector from or to a row of which only `there` more numbers are there.
-template <typename T>
-TARNN_INLINE Vec<T> read(const T* p, Index there) {
-  return there < width<T> ? load_some<Same<T>>(p, 1, there) : load(p);
-}
-
-template <typename T>
-TARNN_INLINE void write(T* p, Vec<T> x, Index there) {
-  if (there >= width<T>) return store(p, x);
-  T lanes[width<T>];
-  store(lanes, x);
-  for (Index i = 0; i < there; ++i) p[i] = lanes[i];
-}
-
-/// N vectors of columns: all rows of S pass once; the first query head reads along. left: columns that are there.
-template <int N, typename T>
-TARNN_INLINE void update_columns(Index f, Index e, const T* keep, const T* k, const T* v, const T* q, const T* from, T* to,
-                                 Index left, T* o) {
-  Vec<T> value[N], total[N];
-  unrolled<N>([&](auto j) TARNN_LAMBDA { value[j] = load(v + j * width<T>), total[j] = Vec<T>{}; });
-  for (Index i = 0; i < f; ++i, from += e, to += e)
-    unrolled<N>([&](auto j) TARNN_LAMBDA {
-      const Index at = j * width<T>, there = N == 1 ? left : width<T>;
-      const Vec<T> row = read(from + at, there) * keep[i] + value[j] * k[i];
-      write(to + at, row, there);
-      total[j] += row * q[i];
-    });
-  unrolled<N>([&](auto j) TARNN_LAMBDA { store(o + j * width<T>, total[j]); });
-}
-
-/// S ← keep·S + k vᵀ from `from` to `to` (f × e, without gaps; they may be the same), and o = Sᵀq.
-template <typename T>
-void update_state(Index f, Index e, const T* keep, const T* k, const T* v, const T* q, const T* from, T* to, T* o) {
-  for (Index j = 0; j < e;) {
-    const Index left = e - j;
-    if (left >= 4 * width<T>) {
-      update_columns<4>(f, e, keep, k, v + j, q, from + j, to + j, left, o + j);
-      j += 4 * width<T>;
-    } else if (left >= 2 * width<T>) {
-      update_columns<2>(f, e, keep, k, v + j, q, from + j, to + j, left, o + j);
-      j += 2 * width<T>;
-    } else {
-      update_columns<1>(f, e, keep, k, v + j, q, from + j, to + j, left, o + j);
-      j += width<T>;
-    }
-  }
-}
-
-/// o = Sᵀq.
-template <typename T>
-void read_columns(Index f, Index e, const T* S, const T* q, T* o) {
-  for (Index j = 0; j < e; j += width<T>) {
-    Vec<T> total{};
-    for (Index i = 0; i < f; ++i) total += read(S + i * e + j, e - j) * q[i];
-    store(o + j, total);
-  }
-}
-
 /// keep (f), the key's factor, and M: what the step multiplies with. d: the log-decay, one or f.
 template <typename T>
 T step_factors(const Step& p, Index b, Index g, T scale, T M, T* d, T* keep, T& M_out) {
@@ -92,7 +35,7 @@ T step_factors(const Step& p, Index b, Index g, T scale, T M, T* d, T* keep, T& 
   if (p.weighted) {
     T most = x ? d[0] : T(0), w = scale;
     for (Index i = 1; i < x; ++i) most = d[i] > most ? d[i] : most;
-    if (p.key_log_weight) w += static_cast<const T*>(p.key_log_weight.data)[offset(p.key_log_weight, b, g, 0)];
+    if (p.key_log_weight) w += element<T>(p.key_log_weight, b, g, 0);
     M_out = M + most > w ? M + most : w;
     for (Index i = 0; i < x; ++i) d[i] = log_keep(d[i], M, M_out);
     enter = exp_one<T>(w - finite(M_out));
@@ -151,17 +94,13 @@ void step_one(const Step& p, const Projected<T>& projected, Index b, Index g, St
 
 template <typename T>
 void step(const Step& p) {
-  Scratch counting(nullptr);
-  StepScratch<T> layout(counting, p);
   // tasks of about 256 KB of states: less is done before another thread has woken
   const Index states = p.b * p.g, bytes = p.f * p.e * static_cast<Index>(sizeof(T)) + 1;
   const Index each = (1 << 18) / bytes + 1, tasks = (states + each - 1) / each;
   const Projected<T> projected(p.projection, p.map, p.f, p.d);
-  parallel(p, tasks, counting.used(), [&](Index i, void* memory) {
-    Scratch scratch(memory);
-    StepScratch<T> at(scratch, p);
+  parallel_with<StepScratch<T>>(p, tasks, [&](Index i, StepScratch<T>& at) {
     for (Index s = i * each; s < smaller(states, (i + 1) * each); ++s) step_one(p, projected, s / p.g, s % p.g, at);
-  });
+  }, p);
 }
 
 }  // namespace TARNN_ISA

@@ -48,16 +48,21 @@ class Bundles {
   Index count_ = 0, heads_ = 1;
 };
 
-/// f(i, scratch) for the first stretch of each sequence and head, where one has several.
-template <typename F>
-void for_each_cut(const Problem& p, const Stretches& of, std::size_t bytes, F f) {
+/// f(i, layout) for the first stretch of each sequence and head, where one has several.
+template <typename Layout, typename F, typename... A>
+void for_each_cut(const Problem& p, const Stretches& of, F f, const A&... arguments) {
   bool cut = false;
   for (Index i = 0; i < of.count; ++i) cut = cut || !of.at[i].first;
   if (!cut) return;
-  parallel(p, of.count, bytes, [&](Index i, void* scratch) {
-    if (of.at[i].first && !of.at[i].last) f(i, scratch);
-  });
+  parallel_with<Layout>(p, of.count, [&](Index i, Layout& at) {
+    if (of.at[i].first && !of.at[i].last) f(i, at);
+  }, arguments...);
 }
+
+/// Of tasks that need no memory; a task has some all the same, or it would count as one that got none.
+struct NoScratch {
+  explicit NoScratch(Scratch& scratch) { scratch.take<char>(1); }
+};
 
 /// A task's memory: the keys of a chunk, and states.
 template <typename T>
@@ -180,14 +185,11 @@ template <typename T>
 void states_behind(const Problem& p, const Sizes<T>& n, const Stretches& stretches, T* slots) {
   if (stretches.slots == 0) return;
   const Bundles bundles(p, stretches, n.f_rows() * n.lde * static_cast<Index>(sizeof(T)));
-  parallel(p, bundles.count(), bytes_of<KeyScratch<T>>(p, n, bundles.heads()), [&](Index i, void* memory) {
-    if (bundles[i][0].slot < 0) return;
-    Scratch scratch(memory);
-    KeyScratch<T> at(scratch, p, n, bundles.heads());
-    stretch_sums(p, n, bundles[i], at, slots);
-  });
+  parallel_with<KeyScratch<T>>(p, bundles.count(), [&](Index i, KeyScratch<T>& at) {
+    if (bundles[i][0].slot >= 0) stretch_sums(p, n, bundles[i], at, slots);
+  }, p, n, bundles.heads());
   const Index size = n.state();
-  for_each_cut(p, stretches, 64, [&](Index i, void*) {
+  for_each_cut<NoScratch>(p, stretches, [&](Index i, NoScratch&) {
     for (; !stretches.at[i].last && stretches.at[i + 1].slot >= 0; ++i)
       join(p, n, slots + stretches.at[i].slot * size, slots + stretches.at[i + 1].slot * size);
   });

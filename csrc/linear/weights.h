@@ -15,34 +15,11 @@
 // goes by the channel that decays least; then `pair` is not formed (causal.h multiplies keys up as it goes).
 #pragma once
 
+#include "common/maximum.h"
 #include "linear/problem.h"
-#include "simd/tiles.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
-
-template <typename T>
-constexpr T minus_infinity = -__builtin_inf();
-
-/// M with 0 for −∞, so that −∞ − M is −∞ and not NaN.
-template <typename T>
-TARNN_INLINE T finite(T M) {
-  return M == minus_infinity<T> ? T(0) : M;
-}
-
-/// What x + y loses when it is rounded (Knuth's sum of two); 0 where it is infinite.
-template <typename T>
-TARNN_INLINE T rounded_off(T x, T y) {
-  const T sum = x + y, of_y = sum - x, lost = (x - (sum - of_y)) + (y - of_y);
-  return lost == lost ? lost : T(0);
-}
-
-/// The logarithm of what sums in units of e^M_before are multiplied with in those of e^M, when they decay by d. M_before + d is
-/// rounded, by a unit in the last place of a large M; what that loses comes back here, so M may be any size.
-template <typename T>
-TARNN_INLINE T log_keep(T d, T M_before, T M) {
-  return ((d + M_before) - finite(M)) + rounded_off(M_before, d);
-}
 
 template <typename T>
 struct Weights {
@@ -63,7 +40,7 @@ TARNN_INLINE T log_weight(const Problem& p, const Stretch& s, Index time, T scal
   if (masked) return minus_infinity<T>;
   T w = scale;
   if (p.key_log_weight)
-    w += static_cast<const T*>(p.key_log_weight.data)[offset(p.key_log_weight, s.row, s.head, time)];
+    w += element<T>(p.key_log_weight, s.row, s.head, time);
   return w;
 }
 

@@ -1,6 +1,7 @@
 // One token through all layers. Compiled once for each instruction set: see ../kernels_of_isa.cpp.
 #include <cmath>
 
+#include "linear/step.h"
 #include "model_step/features.h"
 #include "model_step/softmax.h"
 
@@ -13,7 +14,6 @@ constexpr Index states_a_task = 4;
 constexpr Index rows_a_product = 36;
 constexpr Index rows_alone = 4, rows_a_task = 4;  // up to so many rows, one thread does what whole rows need
 
-Index whole_panels(Index n) { return (n + panel - 1) / panel * panel; }
 // rows a power of two apart would all fall into the same few places of the cache
 Index apart(Index n) { return whole_panels(n) + 16; }
 

@@ -3,7 +3,8 @@
 // depends on who computed which.
 #pragma once
 
-#include "linear/step.h"
+#include "common/maximum.h"
+#include "common/memory.h"
 #include "model_step/stack.h"
 
 namespace tarnn {
@@ -77,16 +78,11 @@ void sum_values(const Stored* values, const Stored* next, const float* weights, 
 /// Scores become weights, e^(score − the largest); that and their sum begin `partial`.
 inline void weigh(float* scores, Index n, float* partial) {
   for (Index j = n; j < whole<float>(n); ++j) scores[j] = minus_infinity<float>;
-  Vec<float> most{}, total{};
+  Vec<float> most{};
   most += minus_infinity<float>;
   for (Index j = 0; j < n; j += width<float>) most = load(scores + j) > most ? load(scores + j) : most;
   const float top = partial[0] = largest<float>(most);
-  for (Index j = 0; j < n; j += width<float>) {
-    const Vec<float> weight = exp_nonpositive(load(scores + j) - finite(top));
-    store(scores + j, weight);
-    total += weight;
-  }
-  partial[1] = sum<float>(total);
+  partial[1] = exp_in_units(scores, n, finite(top));
 }
 
 /// One block of keys for the `queries` of its head, rows ldq apart with zeros up to whole vectors. scores: room for a block

@@ -12,6 +12,8 @@ enum class Format { float32, bfloat16, int8, int4 };
 
 constexpr Index panel = 64;  // outputs of a product that lie side by side in memory
 
+inline constexpr Index whole_panels(Index n) { return (n + panel - 1) / panel * panel; }
+
 /// y = W x + bias. W lies in panels of 64 outputs: input after input, of each input its 64 weights; of int8, four inputs
 /// at a time, of each output the four weights side by side; of int4, see products.h. Missing outputs and inputs are zeros.
 struct Matrix {

@@ -118,6 +118,12 @@ TARNN_INLINE Index offset(const View& x, Index row, Index head, Index time) {
   return row * x.stride[0] + head * x.stride[1] + time * x.stride[2];
 }
 
+/// A number of the wide type, where each position has one.
+template <typename T>
+TARNN_INLINE T& element(const View& x, Index row, Index head, Index time) {
+  return static_cast<T*>(x.data)[offset(x, row, head, time)];
+}
+
 /// Calls f with the format of what x holds and the address of a position: f(Format(), const Format::Stored*).
 template <typename T, typename F>
 TARNN_INLINE void at_position(const View& x, Index row, Index head, Index time, F f) {
@@ -217,6 +223,54 @@ void multiply(const T* x, const T* factor, Index ld, Index rows, Index n, T* y) 
   for (Index i = 0; i < rows; ++i)
     for (Index j = 0; j < n; j += width<T>)
       store(y + i * ld + j, load(x + i * ld + j) * load(factor + i * ld + j));
+}
+
+/// The same factor for n numbers in a row, in whole vectors.
+template <typename T>
+void scale(T* x, Index n, T factor) {
+  for (Index j = 0; j < n; j += width<T>) store(x + j, load(x + j) * factor);
+}
+
+/// y (n) += the sum of rows of x.
+template <typename T>
+void sum_rows(const T* x, Index ld, Index rows, Index n, T* y) {
+  for (Index j = 0; j < n; j += width<T>) {
+    Vec<T> total = load(y + j);
+    for (Index i = 0; i < rows; ++i) total += load(x + i * ld + j);
+    store(y + j, total);
+  }
+}
+
+/// rows of x += a_i · y (f).
+template <typename T>
+void add_outer(T* x, const T* a, const T* y, Index ld, Index rows, Index n) {
+  for (Index i = 0; i < rows; ++i)
+    for (Index j = 0; j < n; j += width<T>) store(x + i * ld + j, load(x + i * ld + j) + a[i] * load(y + j));
+}
+
+/// y (f) += Σ_i a_i · row i of x.
+template <typename T>
+void add_rows(T* y, const T* a, const T* x, Index ld, Index rows, Index n) {
+  for (Index j = 0; j < n; j += width<T>) {
+    Vec<T> total = load(y + j);
+    for (Index i = 0; i < rows; ++i) total += a[i] * load(x + i * ld + j);
+    store(y + j, total);
+  }
+}
+
+// --- rows without gaps to tiles, and back
+
+template <typename T>
+void read_rows(const T* from, Index rows, Index n, T* to, Index ld) {
+  for (Index i = 0; i < rows; ++i) {
+    if (n) std::memcpy(to + i * ld, from + i * n, static_cast<std::size_t>(n) * sizeof(T));
+    clear(to + i * ld + n, ld - n);
+  }
+}
+
+template <typename T>
+void write_rows(const T* from, Index ld, Index rows, Index n, T* to) {
+  for (Index i = 0; n && i < rows; ++i) std::memcpy(to + i * n, from + i * ld, static_cast<std::size_t>(n) * sizeof(T));
 }
 
 /// sum_i += Σ_j x_ij y_ij, n padded with zeros.

@@ -5,7 +5,7 @@ import torch
 from support.rounded_model import share_alike
 
 from tarnn.decoding.fused import FusedStep
-from tarnn.kernels.cpu.stack import PANEL, Block, packed_groups, panels, rounded, rounded_groups
+from tarnn.kernels.cpu.stack import PANEL, VERSION, Block, packed_groups, panels, rounded, rounded_groups
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 
@@ -64,8 +64,9 @@ def test_a_block_says_where_each_thing_begins():
     block.vector(None)
     block.matrix(torch.ones(3, 5), None, "int8")
     raw = block.bytes()
-    _, seven, vector, nowhere, kind, inputs, outputs, at, bias, scale, sums = block.plan
+    version, length, size, _, seven, vector, nowhere, kind, inputs, outputs, at, bias, scale, sums = block.plan
     assert (seven, vector, nowhere, kind, inputs, outputs) == (7, 0, -1, 2, 5, 3)
+    assert (version, length, size) == (VERSION, len(block.plan), len(raw))
     floats = raw.view(torch.float32)
     assert floats[:3].tolist() == [1, 2, 0]
     assert raw.view(torch.int8)[at : at + 4].tolist() == [127] * 4

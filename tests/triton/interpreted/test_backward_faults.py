@@ -60,8 +60,8 @@ PLAIN = {  # weights alone would leave out masked keys and later ones
     ),
     "masked keys count": (
         "whole",
-        " k, k_t, at, scale_k, omega, bias, rows, live, cf",
-        " k, k_t, at, scale_k, omega, bias, rows, inside, cf",
+        "features(k, k_t, scale_k + at, rows, live, cf",
+        "features(k, k_t, scale_k + at, rows, inside, cf",
         NUMBERS,
     ),
 }

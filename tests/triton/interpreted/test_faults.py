@@ -123,12 +123,13 @@ FAULTS = {
         "store_rows(o, o_t, rows, rows < C, ce, E, out)",
     ),
     "a key behind the end has a feature: φ(0) = 1": (
-        "phi_k = features(u, top, shift, live, cf, FUNCTION, F)",
-        "phi_k = features(u, top, shift, rows < C, cf, FUNCTION, F)",
+        "features(k, k_t, scale_k + at, rows, live, cf, projection, F, MAP)\n            values",
+        "features(k, k_t, scale_k + at, rows, live, cf, projection, F, MAP)\n"
+        "            phi_k += tl.where(live[:, None], 0.0, 1.0)\n            values",
     ),
     "a masked key's value is read": (
-        "values = lowered(load_rows(v, v_t, rows, live, ce, E), LOW, PRECISION)\n            lost",
-        "values = lowered(load_rows(v, v_t, rows, inside, ce, E), LOW, PRECISION)\n            lost",
+        "values = lowered(load_rows(v, v_t, rows, live, ce, E), LOW, PRECISION)\n            weight",
+        "values = lowered(load_rows(v, v_t, rows, inside, ce, E), LOW, PRECISION)\n            weight",
     ),
     "a query sees what comes after it": (
         "lower = rows[:, None] >= rows[None, :]",

@@ -1,7 +1,8 @@
 """One token through a whole model by one compiled kernel (csrc/model_step/layers.cpp): its weights packed, and the call.
 
 All weights lie in one block of bytes. A plan, a list of numbers, says where each begins and what the model is made
-of; csrc/model_step/operators.cpp reads it in the same order. A product y = W x + bias has W in panels of 64 outputs:
+of; csrc/model_step/plan.cpp reads it in the same order, and checks it. It begins with the version of its order, how many
+numbers it has, and how many bytes the block has. A product y = W x + bias has W in panels of 64 outputs:
 
 float32, bfloat16   [panel][input][64]
 int8                [panel][input / 4][64][4], whole numbers from −127 to 127, a factor and a sum per output
@@ -19,9 +20,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from tarnn.kernels.cpu.library import available
 from tarnn.kernels.features import NAMES
 from tarnn.large_pages import wants_large_pages
 
+VERSION = 1  # of a plan; csrc/model_step/plan.h has the same. Change both with the order or the meaning of its numbers
 PANEL = 64
 FORMATS = ("float32", "bfloat16", "int8", "int4")
 GROUP = 32  # inputs that share a factor, of int4
@@ -37,19 +40,24 @@ class Block:
     """A block of bytes in the making, and the plan that says what lies where."""
 
     def __init__(self) -> None:
-        self.plan: list[int] = []
+        self._numbers: list[int] = []
         self._parts: list[tuple[int, Tensor]] = []  # from which byte on
         self._size = 0
 
+    @property
+    def plan(self) -> list[int]:
+        """The plan, with its header: version, how many numbers, bytes of the block."""
+        return [VERSION, 3 + len(self._numbers), self._num_bytes(), *self._numbers]
+
     def numbers(self, *values: int) -> None:
-        self.plan += [int(x) for x in values]
+        self._numbers += [int(x) for x in values]
 
     def place(self, x: Tensor | None) -> None:
         """Puts a tensor in, at a multiple of 64 bytes, and where that is into the plan; None: nowhere."""
         if x is None:
-            self.plan.append(NOWHERE)
+            self._numbers.append(NOWHERE)
             return
-        self.plan.append(self._size)
+        self._numbers.append(self._size)
         self._parts.append((self._size, x))
         self._size += x.nbytes + -x.nbytes % 64
 
@@ -83,8 +91,18 @@ class Block:
         self.vector(sums)
 
     def bytes(self) -> Tensor:
-        """The block, uint8, in large pages where the system has them, and with room to read beyond its end."""
-        block = torch.empty(self._size + PANEL * 4, dtype=torch.uint8, device="cpu")
+        """The block, uint8, in large pages where the system has them, and with room to read beyond its end.
+
+        Raises RuntimeError where the compiled kernels read plans of another version.
+        """
+        knows = available() and hasattr(torch.ops.tarnn_cpu, "plan_version")
+        reads = torch.ops.tarnn_cpu.plan_version() if knows else 0
+        if reads != VERSION:
+            raise RuntimeError(
+                f"the compiled kernels read plans of version {reads}, and this is version {VERSION}: compile them again "
+                "(make install)."
+            )
+        block = torch.empty(self._num_bytes(), dtype=torch.uint8, device="cpu")
         if wants_large_pages():
             torch.ops.tarnn_cpu.large_pages(block)
         for start, x in self._parts:  # laid out here, so that no copy of it is made elsewhere
@@ -93,6 +111,9 @@ class Block:
             block[end : end + -end % 64] = 0
         block[self._size :] = 0
         return block
+
+    def _num_bytes(self) -> int:
+        return self._size + PANEL * 4
 
 
 def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,8 +187,8 @@ def step(
     states: of each layer in turn S (b, g, f, d), z (b, g, f) and, if it has one, M (b, g); or keys and values
     (b, g, capacity, d) and, if it has one, their mask (b, capacity), to which lengths, int64, has two numbers: how many
     keys are there, of fewer than the capacity, and whether there is a mask. Writes all of them, and adds 1 to positions;
-    all contiguous, float32 and int64. RuntimeError, before anything is written, for a token that is not there and for
-    a position of `limit` or beyond.
+    all contiguous, float32 and int64. RuntimeError, before anything is written, for a token that is not there, for
+    a position of `limit` or beyond, and for a plan that is of another version, cut short, too long or damaged.
     """
     out = tokens.new_empty(len(ids), num_outputs)
     torch.ops.tarnn_cpu.stack(

@@ -11,12 +11,14 @@ from tarnn.kernels.triton.tiles import (
     LEVELS,
     accurate_exp,
     anchored,
-    arguments,
     behind,
     channel_products,
+    chunk_factors,
+    chunk_of,
     exact,
     features,
     finite,
+    item_of,
     key_and_keep,
     live_rows,
     load_channels,
@@ -37,17 +39,13 @@ from tarnn.kernels.triton.tiles import (
 @triton.jit(do_not_specialize=["T", "S", "G", "E"])
 def gradient_rows(
     grad_o, o, den, scale_q, w, d, M_in, M_end, chunks, r, gz, grad_b, grad_h, grad_t, o_b, o_h, o_t, T, S, G, R, E, eps,
-    BE: tl.constexpr, C: tl.constexpr, FUNCTION: tl.constexpr, DECAY: tl.constexpr,
+    BE: tl.constexpr, C: tl.constexpr, MAP: tl.constexpr, DECAY: tl.constexpr,
     WEIGHTED: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
     """r (b, h, t), what a numerator is multiplied with to be an output, and G_z = −r Σ_e grad_o·o."""
     chunk, h = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     g, H = h // R, G * R
-    row, start, stop = (
-        tl.load(chunks + chunk * 4).to(tl.int64),
-        tl.load(chunks + chunk * 4 + 1),
-        tl.load(chunks + chunk * 4 + 2),
-    )
+    row, start, stop = chunk_of(chunks, chunk)
     rows = tl.arange(0, C)
     live = start + rows < stop
     at = (row * H + h) * T + start
@@ -66,7 +64,7 @@ def gradient_rows(
             through -= tl.sum(given * out, 1)
     elif WEIGHTED:
         M = tl.zeros((C,), tl.float32)
-        if FUNCTION == 4:
+        if MAP[2] == 4:
             M = tl.load(scale_q + at + rows, mask=live, other=0.0)
         if CAUSAL:
             of_keys = (row * G + g) * S + start + rows
@@ -84,38 +82,10 @@ def gradient_rows(
 
 
 @triton.jit
-def query_tile(
-    q, q_t, at, scale, omega, bias, rows, live, columns, factor, square, offset, shift,
-    D: tl.constexpr, F: tl.constexpr, BD: tl.constexpr, FUNCTION: tl.constexpr, PROJECTED: tl.constexpr,
-    BIAS: tl.constexpr,
-):  # fmt: skip
-    """Arguments and features of rows of queries, or of keys: u and φ(u) (C, B)."""
-    top = tl.zeros(rows.shape, tl.float32)
-    if FUNCTION == 4:
-        top = tl.load(scale + at + rows, mask=live, other=0.0)
-    u = arguments(q, q_t, rows, live, columns, omega, bias, factor, square, offset, D, F, BD, PROJECTED, BIAS)
-    return u, features(u, top, shift, live, columns, FUNCTION, F)
-
-
-@triton.jit
 def gradient_tile(grad_o, grad_t, r, at, rows, live, columns, E: tl.constexpr):
     """G (C, B)."""
     given = load_rows(grad_o, grad_t, rows, live, columns, E).to(tl.float32)
     return given * tl.load(r + at + rows, mask=live, other=0.0)[:, None]
-
-
-@triton.jit
-def chunk_factors(
-    w, d, M_in, M_out, at, chunk, rows, inside, C: tl.constexpr, DECAY: tl.constexpr, WEIGHTED: tl.constexpr
-):
-    """w and d (C) and M before and behind the chunk; zeros where there is none of it."""
-    lost, weight, M_a, M_b = tl.zeros((C,), tl.float32), tl.zeros((C,), tl.float32), 0.0, 0.0
-    if DECAY:
-        lost = tl.load(d + at + rows, mask=inside, other=0.0)
-    if WEIGHTED:
-        weight = tl.load(w + at + rows, mask=inside, other=float("-inf"))
-        M_a, M_b = tl.load(M_in + chunk), tl.load(M_out + chunk)
-    return weight, lost, M_a, M_b
 
 
 @triton.jit(do_not_specialize=["T", "G", "mask_b"])
@@ -123,19 +93,18 @@ def gradient_sums(
     q, grad_o, r, gz, w, d, decay, mask, scale_q, omega, bias, M_in, M_out, items, S, z,
     q_b, q_h, q_t, grad_b, grad_h, grad_t, decay_b, decay_h, decay_t, mask_b, omega_b, omega_h, bias_b, bias_h,
     T, G, R, factor, square, offset, shift,
-    D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
-    C: tl.constexpr, FUNCTION: tl.constexpr, PROJECTED: tl.constexpr, BIAS: tl.constexpr, DECAY: tl.constexpr,
-    CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr, MAP: tl.constexpr,
+    DECAY: tl.constexpr, CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     LOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """R (item, g, f, e) and R_z (item, g, f): what an item's own queries send to the state before it."""
     item, g, block = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     H = G * R
-    items += item * 5
-    row, start, stop = tl.load(items).to(tl.int64), tl.load(items + 1), tl.load(items + 2)
+    row, start, stop, first, place = item_of(items, item, g, G, False)
     rows, cf, ce = tl.arange(0, C), tl.arange(0, BF), block * BE + tl.arange(0, BE)
     omega += row * omega_b + g * omega_h
     bias += row * bias_b + g * bias_h
+    projection = (omega, bias, factor, square, offset, shift)
     state, sums = tl.zeros((BF, BE), tl.float32), tl.zeros((BF,), tl.float32)
     number = tl.cdiv(stop - start, C)
     for step in range(number):
@@ -144,7 +113,7 @@ def gradient_sums(
         query, through = tl.full((C,), 1.0, tl.float32), tl.full((C, BF), 1.0, tl.float32)
         if CAUSAL and (DECAY or WEIGHTED or CHANNELS):
             at = (row * G + g) * T + t0
-            chunk = (tl.load(items + 3).to(tl.int64) + number - 1 - step) * G + g
+            chunk = first + (number - 1 - step) * G
             weight, lost, M_a, M_b = chunk_factors(w, d, M_in, M_out, at, chunk, rows, inside, C, DECAY, WEIGHTED)
             if DECAY or WEIGHTED:
                 _pair, query = pair_and_query(weight, lost, M_a, C, DECAY, WEIGHTED)
@@ -159,17 +128,14 @@ def gradient_sums(
         for head in range(R):
             h = g * R + head
             at_q = (row * H + h) * T + t0
-            _u, phi = query_tile(
-                q + row * q_b + h * q_h + t0.to(tl.int64) * q_t, q_t, at_q, scale_q, omega, bias, rows, inside, cf,
-                factor, square, offset, shift, D, F, BD, FUNCTION, PROJECTED, BIAS,
-            )  # fmt: skip
+            begin_q = q + row * q_b + h * q_h + t0.to(tl.int64) * q_t
+            _u, phi = features(begin_q, q_t, scale_q + at_q, rows, inside, cf, projection, F, MAP)
             begin_g = grad_o + row * grad_b + h * grad_h + t0.to(tl.int64) * grad_t
             grad = gradient_tile(begin_g, grad_t, r, at_q, rows, inside, ce, E)
             low = lowered(phi * through * query[:, None], LOW, PRECISION)
             state = tl.dot(tl.trans(low), lowered(grad, LOW, PRECISION), state, input_precision=PRECISION)
             of_den = tl.load(gz + at_q + rows, mask=inside, other=0.0)
             sums += tl.sum(low.to(tl.float32) * of_den[:, None], 0)
-    place = item * G + g
     store_state(S + place * F * E, cf, ce, F, E, state)
     if block == 0:
         tl.store(z + place * F + cf, sums, mask=cf < F)
@@ -180,20 +146,14 @@ def query_gradients(
     q, k, v, grad_o, r, gz, dq, w, d, decay, mask, scale_q, scale_k, omega, bias, M_in, M_out, items, S_in, z_in,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, dq_b, dq_h, dq_t, decay_b, decay_h, decay_t,
     mask_b, omega_b, omega_h, bias_b, bias_h, T, G, R, GIVEN, factor, square, offset, shift,
-    D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
-    C: tl.constexpr, FUNCTION: tl.constexpr, PROJECTED: tl.constexpr, BIAS: tl.constexpr, DECAY: tl.constexpr,
-    CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr, MAP: tl.constexpr,
+    DECAY: tl.constexpr, CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     LOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq (b, h, t, d) of an item, BF channels of it; of projected features ∂/∂u (b, h, t, f)."""
     item, h, block = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     g, H = h // R, G * R
-    items += item * 5
-    row, start, stop = tl.load(items).to(tl.int64), tl.load(items + 1), tl.load(items + 2)
-    chunk = tl.load(items + 3).to(tl.int64) * G + g
-    place = item * G + g
-    if not CAUSAL:
-        place = tl.load(items + 4).to(tl.int64) * G + g
+    row, start, stop, chunk, place = item_of(items, item, g, G, not CAUSAL)
     rows, cf, ce = tl.arange(0, C), block * BF + tl.arange(0, BF), tl.arange(0, BE)
     q += row * q_b + h * q_h + start.to(tl.int64) * q_t
     k += row * k_b + g * k_h + start.to(tl.int64) * k_t
@@ -203,25 +163,20 @@ def query_gradients(
     decay += row * decay_b + g * decay_h + start.to(tl.int64) * decay_t
     omega += row * omega_b + g * omega_h
     bias += row * bias_b + g * bias_h
+    projection = (omega, bias, factor, square, offset, shift)
     at_q, at = (row * H + h) * T + start, (row * G + g) * T + start
     state = load_state(S_in + place * F * E, cf, ce, GIVEN, F, E)
     sums = tl.load(z_in + place * F + cf, mask=(cf < F) & (GIVEN != 0), other=0.0)
     lower = rows[:, None] >= rows[None, :]
     for t0 in range(start, stop, C):
         inside = t0 + rows < stop
-        u, phi = query_tile(
-            q, q_t, at_q, scale_q, omega, bias, rows, inside, cf, factor, square, offset, shift,
-            D, F, BD, FUNCTION, PROJECTED, BIAS,
-        )  # fmt: skip
+        u, phi = features(q, q_t, scale_q + at_q, rows, inside, cf, projection, F, MAP)
         grad = lowered(gradient_tile(grad_o, grad_t, r, at_q, rows, inside, ce, E), LOW, PRECISION)
         of_den = tl.load(gz + at_q + rows, mask=inside, other=0.0)
         read = product(grad, tl.trans(lowered(state, LOW, PRECISION)), PRECISION) + of_den[:, None] * sums[None, :]
         if CAUSAL:
             live = live_rows(mask + row * mask_b, t0, stop, rows, MASKED)
-            _u_k, phi_k = query_tile(
-                k, k_t, at, scale_k, omega, bias, rows, live, cf, factor, square, offset, shift,
-                D, F, BD, FUNCTION, PROJECTED, BIAS,
-            )  # fmt: skip
+            _u_k, phi_k = features(k, k_t, scale_k + at, rows, live, cf, projection, F, MAP)
             values = lowered(load_rows(v, v_t, rows, live, ce, E), LOW, PRECISION)
             of_pairs = product(grad, tl.trans(values), PRECISION) + of_den[:, None]
             of_pairs = tl.where(lower, of_pairs, 0.0)
@@ -251,7 +206,7 @@ def query_gradients(
             low = lowered(seen_k, LOW, PRECISION)
             state = tl.dot(tl.trans(low), values, state, input_precision=PRECISION)
             sums += tl.sum(low.to(tl.float32), 0)
-        store_rows(dq, dq_t, rows, inside, cf, F, through_function(u, phi, shift, read, FUNCTION))
+        store_rows(dq, dq_t, rows, inside, cf, F, through_function(u, phi, shift, read, MAP[2]))
         q += C * q_t
         k += C * k_t
         v += C * v_t
@@ -269,9 +224,8 @@ def key_gradients(
     S_behind, z_behind, S_before, z_before,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, dk_b, dk_h, dk_t, decay_b, decay_h, decay_t,
     mask_b, omega_b, omega_h, bias_b, bias_h, T, B, G, R, GIVEN, KEEP_STATE, factor, square, offset, shift,
-    D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
-    C: tl.constexpr, FUNCTION: tl.constexpr, PROJECTED: tl.constexpr, BIAS: tl.constexpr, DECAY: tl.constexpr,
-    CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr, MAP: tl.constexpr,
+    DECAY: tl.constexpr, CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     KEEP_WEIGHT: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk (b, g, s, d) of an item, BF channels of it (of projected features ∂/∂u), and their share of ∂/∂w.
@@ -280,14 +234,11 @@ def key_gradients(
     """
     item, g, block = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     H = G * R
-    items += item * 5
-    row, start, stop = tl.load(items).to(tl.int64), tl.load(items + 1), tl.load(items + 2)
-    place = item * G + g
-    if not CAUSAL:
-        place = tl.load(items + 4).to(tl.int64) * G + g
+    row, start, stop, first, place = item_of(items, item, g, G, not CAUSAL)
     rows, cf, ce = tl.arange(0, C), block * BF + tl.arange(0, BF), tl.arange(0, BE)
     omega += row * omega_b + g * omega_h
     bias += row * bias_b + g * bias_h
+    projection = (omega, bias, factor, square, offset, shift)
     state = load_state(S_behind + place * F * E, cf, ce, GIVEN, F, E)
     sums = tl.load(z_behind + place * F + cf, mask=(cf < F) & (GIVEN != 0), other=0.0)
     lower = rows[:, None] >= rows[None, :]
@@ -298,11 +249,9 @@ def key_gradients(
         inside = t0 + rows < stop
         live = live_rows(mask + row * mask_b, t0, stop, rows, MASKED)
         at = (row * G + g) * T + t0
-        chunk = (tl.load(items + 3).to(tl.int64) + number - 1 - step) * G + g
-        u, phi = query_tile(
-            k + row * k_b + g * k_h + t * k_t, k_t, at, scale_k, omega, bias, rows, live, cf,
-            factor, square, offset, shift, D, F, BD, FUNCTION, PROJECTED, BIAS,
-        )  # fmt: skip
+        chunk = first + (number - 1 - step) * G
+        begin_k = k + row * k_b + g * k_h + t * k_t
+        u, phi = features(begin_k, k_t, scale_k + at, rows, live, cf, projection, F, MAP)
         values = lowered(load_rows(v + row * v_b + g * v_h + t * v_t, v_t, rows, live, ce, E), LOW, PRECISION)
         weight, lost, M_a, M_b = chunk_factors(w, d, M_in, M_out, at, chunk, rows, inside, C, DECAY, WEIGHTED)
         entered = product(values, tl.trans(lowered(state, LOW, PRECISION)), PRECISION) + sums[None, :]
@@ -323,10 +272,8 @@ def key_gradients(
             for head in range(R):
                 h = g * R + head
                 at_q = (row * H + h) * T + t0
-                _u_q, phi_q = query_tile(
-                    q + row * q_b + h * q_h + t * q_t, q_t, at_q, scale_q, omega, bias, rows, inside, cf,
-                    factor, square, offset, shift, D, F, BD, FUNCTION, PROJECTED, BIAS,
-                )  # fmt: skip
+                begin_q = q + row * q_b + h * q_h + t * q_t
+                _u_q, phi_q = features(begin_q, q_t, scale_q + at_q, rows, inside, cf, projection, F, MAP)
                 begin_g = grad_o + row * grad_b + h * grad_h + t * grad_t
                 grad = lowered(gradient_tile(begin_g, grad_t, r, at_q, rows, inside, ce, E), LOW, PRECISION)
                 of_den = tl.load(gz + at_q + rows, mask=inside, other=0.0)
@@ -351,7 +298,7 @@ def key_gradients(
         if KEEP_WEIGHT:
             share = dw + ((block * B + row) * G + g) * T + t0
             tl.store(share + rows, tl.sum(phi * entered, 1), mask=inside)
-        grad_u = through_function(u, phi, shift, entered, FUNCTION)
+        grad_u = through_function(u, phi, shift, entered, MAP[2])
         store_rows(dk + row * dk_b + g * dk_h + t * dk_t, dk_t, rows, inside, cf, F, grad_u)
     if KEEP_STATE != 0:
         store_state(S_before + place * F * E, cf, ce, F, E, state)
@@ -363,22 +310,18 @@ def value_gradients(
     q, k, grad_o, r, dv, w, d, decay, mask, scale_q, scale_k, omega, bias, M_in, M_out, items, S_behind,
     q_b, q_h, q_t, k_b, k_h, k_t, grad_b, grad_h, grad_t, dv_b, dv_h, dv_t, decay_b, decay_h, decay_t,
     mask_b, omega_b, omega_h, bias_b, bias_h, T, G, R, GIVEN, factor, square, offset, shift,
-    D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
-    C: tl.constexpr, FUNCTION: tl.constexpr, PROJECTED: tl.constexpr, BIAS: tl.constexpr, DECAY: tl.constexpr,
-    CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr, MAP: tl.constexpr,
+    DECAY: tl.constexpr, CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     LOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dv (b, g, s, e) of an item, BE channels of it."""
     item, g, block = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     H = G * R
-    items += item * 5
-    row, start, stop = tl.load(items).to(tl.int64), tl.load(items + 1), tl.load(items + 2)
-    place = item * G + g
-    if not CAUSAL:
-        place = tl.load(items + 4).to(tl.int64) * G + g
+    row, start, stop, first, place = item_of(items, item, g, G, not CAUSAL)
     rows, cf, ce = tl.arange(0, C), tl.arange(0, BF), block * BE + tl.arange(0, BE)
     omega += row * omega_b + g * omega_h
     bias += row * bias_b + g * bias_h
+    projection = (omega, bias, factor, square, offset, shift)
     state = load_state(S_behind + place * F * E, cf, ce, GIVEN, F, E)
     lower = rows[:, None] >= rows[None, :]
     number = tl.cdiv(stop - start, C)
@@ -388,11 +331,9 @@ def value_gradients(
         inside = t0 + rows < stop
         live = live_rows(mask + row * mask_b, t0, stop, rows, MASKED)
         at = (row * G + g) * T + t0
-        chunk = (tl.load(items + 3).to(tl.int64) + number - 1 - step) * G + g
-        _u, phi = query_tile(
-            k + row * k_b + g * k_h + t * k_t, k_t, at, scale_k, omega, bias, rows, live, cf,
-            factor, square, offset, shift, D, F, BD, FUNCTION, PROJECTED, BIAS,
-        )  # fmt: skip
+        chunk = first + (number - 1 - step) * G
+        begin_k = k + row * k_b + g * k_h + t * k_t
+        _u, phi = features(begin_k, k_t, scale_k + at, rows, live, cf, projection, F, MAP)
         weight, lost, M_a, M_b = chunk_factors(w, d, M_in, M_out, at, chunk, rows, inside, C, DECAY, WEIGHTED)
         seen_k, query, through = phi, tl.full((C,), 1.0, tl.float32), tl.full((C, BF), 1.0, tl.float32)
         keeps = tl.full((BF,), 1.0, tl.float32)
@@ -413,10 +354,8 @@ def value_gradients(
             for head in range(R):
                 h = g * R + head
                 at_q = (row * H + h) * T + t0
-                _u_q, phi_q = query_tile(
-                    q + row * q_b + h * q_h + t * q_t, q_t, at_q, scale_q, omega, bias, rows, inside, cf,
-                    factor, square, offset, shift, D, F, BD, FUNCTION, PROJECTED, BIAS,
-                )  # fmt: skip
+                begin_q = q + row * q_b + h * q_h + t * q_t
+                _u_q, phi_q = features(begin_q, q_t, scale_q + at_q, rows, inside, cf, projection, F, MAP)
                 begin_g = grad_o + row * grad_b + h * grad_h + t * grad_t
                 grad = lowered(gradient_tile(begin_g, grad_t, r, at_q, rows, inside, ce, E), LOW, PRECISION)
                 if CHANNELS:
@@ -440,9 +379,9 @@ def decay_gradients(
     S_in, z_in, S_behind, z_behind,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, grad_b, grad_h, grad_t, decay_b, decay_h, decay_t,
     mask_b, omega_b, omega_h, bias_b, bias_h, T, B, G, R, factor, square, offset, shift,
-    D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
-    C: tl.constexpr, FUNCTION: tl.constexpr, PROJECTED: tl.constexpr, BIAS: tl.constexpr, DECAY: tl.constexpr,
-    CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
+    F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr, MAP: tl.constexpr,
+    DECAY: tl.constexpr, CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr,
+    LOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """All that passes each position of an item of one chunk: shares (blocks, b, h, t), with channels (b, h, t, f).
 
@@ -451,25 +390,19 @@ def decay_gradients(
     """
     item, h, block = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     g, H = h // R, G * R
-    items += item * 5
-    row, start, stop = tl.load(items).to(tl.int64), tl.load(items + 1), tl.load(items + 2)
-    chunk = tl.load(items + 3).to(tl.int64) * G + g
-    place = item * G + g
+    row, start, stop, chunk, place = item_of(items, item, g, G, False)
     t = start.to(tl.int64)
     rows, cf = tl.arange(0, C), block * BF + tl.arange(0, BF)
     inside = start + rows < stop
     live = live_rows(mask + row * mask_b, start, stop, rows, MASKED)
     omega += row * omega_b + g * omega_h
     bias += row * bias_b + g * bias_h
+    projection = (omega, bias, factor, square, offset, shift)
     at_q, at = (row * H + h) * T + start, (row * G + g) * T + start
-    _u_q, phi_q = query_tile(
-        q + row * q_b + h * q_h + t * q_t, q_t, at_q, scale_q, omega, bias, rows, inside, cf,
-        factor, square, offset, shift, D, F, BD, FUNCTION, PROJECTED, BIAS,
-    )  # fmt: skip
-    _u_k, phi_k = query_tile(
-        k + row * k_b + g * k_h + t * k_t, k_t, at, scale_k, omega, bias, rows, live, cf,
-        factor, square, offset, shift, D, F, BD, FUNCTION, PROJECTED, BIAS,
-    )  # fmt: skip
+    begin_q = q + row * q_b + h * q_h + t * q_t
+    _u_q, phi_q = features(begin_q, q_t, scale_q + at_q, rows, inside, cf, projection, F, MAP)
+    begin_k = k + row * k_b + g * k_h + t * k_t
+    _u_k, phi_k = features(begin_k, k_t, scale_k + at, rows, live, cf, projection, F, MAP)
     of_den = tl.load(gz + at_q + rows, mask=inside, other=0.0)
     sums = tl.load(z_in + place * F + cf, mask=cf < F, other=0.0)
     sums_after = tl.load(z_behind + place * F + cf, mask=cf < F, other=0.0)
@@ -494,16 +427,11 @@ def decay_gradients(
     if DECAY or WEIGHTED:
         pair, query = pair_and_query(weight, lost, M_a, C, DECAY, WEIGHTED)
         key, keep = key_and_keep(weight, lost, M_a, M_b, C, DECAY, WEIGHTED)
-        of_pairs, read, entered, across = (
-            of_pairs * pair,
-            read * query[:, None],
-            entered * key[:, None],
-            across * keep,
-        )
+        of_pairs, across = of_pairs * pair, across * keep
+        read, entered = read * query[:, None], entered * key[:, None]
     if CHANNELS:
-        channels = load_channels(
-            decay + row * decay_b + g * decay_h + t * decay_t, decay_t, rows, live, cf, lost, F, DECAY
-        )
+        begin = decay + row * decay_b + g * decay_h + t * decay_t
+        channels = load_channels(begin, decay_t, rows, live, cf, lost, F, DECAY)
         read, entered = read * up_to(channels, C, C), entered * behind(channels, C, C)
         across = across * tl.exp2(tl.sum(channels, 0))
     read, entered = phi_q * read, phi_k * entered

@@ -10,11 +10,12 @@ import triton.language as tl
 
 from tarnn.kernels.triton.tiles import (
     accurate_exp,
-    arguments,
     behind,
     channel_products,
+    chunk_factors,
     features,
     finite,
+    item_of,
     key_and_keep,
     live_rows,
     load_channels,
@@ -35,60 +36,30 @@ def state_sums(
     k, v, w, d, decay, mask, scale, omega, bias, M_in, M_out, items, S, z, kept,
     k_b, k_h, k_t, v_b, v_h, v_t, decay_b, decay_h, decay_t, mask_b, omega_b, omega_h, bias_b, bias_h,
     T, G, factor, square, offset, shift,
-    D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
-    C: tl.constexpr, FUNCTION: tl.constexpr, PROJECTED: tl.constexpr, BIAS: tl.constexpr, DECAY: tl.constexpr,
-    CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr,
+    F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr, MAP: tl.constexpr,
+    DECAY: tl.constexpr, CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr,
     LOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """S (item, g, f, e) and z (item, g, f) of an item's own keys, in units of the M behind it; kept (item, g, f): what
     the state before it is multiplied with on its way through."""
     item, g, block = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    items += item * 5
-    row, start, stop = tl.load(items).to(tl.int64), tl.load(items + 1), tl.load(items + 2)
-    chunk = tl.load(items + 3).to(tl.int64) * G + g
+    row, start, stop, chunk, place = item_of(items, item, g, G, False)
     rows, cf, ce = tl.arange(0, C), tl.arange(0, BF), block * BE + tl.arange(0, BE)
     k += row * k_b + g * k_h + start.to(tl.int64) * k_t
     v += row * v_b + g * v_h + start.to(tl.int64) * v_t
     decay += row * decay_b + g * decay_h + start.to(tl.int64) * decay_t
+    omega += row * omega_b + g * omega_h
+    bias += row * bias_b + g * bias_h
+    projection = (omega, bias, factor, square, offset, shift)
     at = (row * G + g) * T + start
-    state, sums, through = (
-        tl.zeros((BF, BE), tl.float32),
-        tl.zeros((BF,), tl.float32),
-        tl.full((BF,), 1.0, tl.float32),
-    )
+    state, sums, through = tl.zeros((BF, BE), tl.float32), tl.zeros((BF,), tl.float32), tl.full((BF,), 1.0, tl.float32)
     for t0 in range(start, stop, C):
         inside = t0 + rows < stop
         live = live_rows(mask + row * mask_b, t0, stop, rows, MASKED)
-        top = tl.zeros((C,), tl.float32)
-        if FUNCTION == 4:
-            top = tl.load(scale + at + rows, mask=inside, other=0.0)
-        u = arguments(
-            k,
-            k_t,
-            rows,
-            live,
-            cf,
-            omega + row * omega_b + g * omega_h,
-            bias + row * bias_b + g * bias_h,
-            factor,
-            square,
-            offset,
-            D,
-            F,
-            BD,
-            PROJECTED,
-            BIAS,
-        )
-        phi = features(u, top, shift, live, cf, FUNCTION, F)
+        _u, phi = features(k, k_t, scale + at, rows, live, cf, projection, F, MAP)
         values = lowered(load_rows(v, v_t, rows, live, ce, E), LOW, PRECISION)
-        lost = tl.zeros((C,), tl.float32)
-        if DECAY:
-            lost = tl.load(d + at + rows, mask=inside, other=0.0)
+        weight, lost, M_a, M_b = chunk_factors(w, d, M_in, M_out, at, chunk, rows, inside, C, DECAY, WEIGHTED)
         if DECAY or WEIGHTED:
-            weight, M_a, M_b = lost, 0.0, 0.0
-            if WEIGHTED:
-                weight = tl.load(w + at + rows, mask=inside, other=float("-inf"))
-                M_a, M_b = tl.load(M_in + chunk), tl.load(M_out + chunk)
             key, keep = key_and_keep(weight, lost, M_a, M_b, C, DECAY, WEIGHTED)
             phi = phi * key[:, None]
             state, sums, through = state * keep, sums * keep, through * keep
@@ -105,7 +76,6 @@ def state_sums(
         decay += C * decay_t
         at += C
         chunk += G
-    place = item * G + g
     store_state(S + place * F * E, cf, ce, F, E, state)
     if block == 0:
         tl.store(z + place * F + cf, sums, mask=cf < F)
@@ -115,21 +85,9 @@ def state_sums(
 
 @triton.jit(do_not_specialize=["G", "F", "E", "GIVEN", "REVERSE"])
 def prefix(
-    sums,
-    kept,
-    before,
-    begin,
-    after,
-    sequences,
-    G,
-    F,
-    E,
-    GIVEN,
-    REVERSE,
-    B: tl.constexpr,
-    KEPT: tl.constexpr,
-    SCALED: tl.constexpr,
-):
+    sums, kept, before, begin, after, sequences, G, F, E, GIVEN, REVERSE,
+    B: tl.constexpr, KEPT: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
     """Sums (item, g, f, e) of items become those of all items before each; in reverse, of all behind. `after` (n, g, f, e)
     is the total. `begin` (n, g) scales the state before the first item, and in reverse its gradient."""
     n, g = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -157,21 +115,15 @@ def outputs(
     q, k, v, o, den, w, d, decay, mask, scale_q, scale_k, omega, bias, M_in, M_out, M_end, items, S_in, z_in, S_out, z_out,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, decay_b, decay_h, decay_t, mask_b,
     omega_b, omega_h, bias_b, bias_h, T, G, R, GIVEN, KEEP_STATE, KEEP_DEN, eps, factor, square, offset, shift,
-    D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
-    C: tl.constexpr, FUNCTION: tl.constexpr, PROJECTED: tl.constexpr, BIAS: tl.constexpr, DECAY: tl.constexpr,
-    CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, NORMALIZE: tl.constexpr,
-    LOW: tl.constexpr, PRECISION: tl.constexpr,
+    F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr, MAP: tl.constexpr,
+    DECAY: tl.constexpr, CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    NORMALIZE: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """o (b, h, t, e) and den (b, h, t) of an item's queries, from the state before it; where not causal, from that of all
     keys. KEEP_STATE: the state behind is wanted too, of an item that is a whole sequence."""
     item, h, block = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     g, H = h // R, G * R
-    items += item * 5
-    row, start, stop = tl.load(items).to(tl.int64), tl.load(items + 1), tl.load(items + 2)
-    chunk = tl.load(items + 3).to(tl.int64) * G + g
-    place = item * G + g
-    if not CAUSAL:
-        place = tl.load(items + 4).to(tl.int64) * G + g
+    row, start, stop, chunk, place = item_of(items, item, g, G, not CAUSAL)
     rows, cf, ce = tl.arange(0, C), tl.arange(0, BF), block * BE + tl.arange(0, BE)
     q += row * q_b + h * q_h + start.to(tl.int64) * q_t
     k += row * k_b + g * k_h + start.to(tl.int64) * k_t
@@ -179,6 +131,7 @@ def outputs(
     decay += row * decay_b + g * decay_h + start.to(tl.int64) * decay_t
     omega += row * omega_b + g * omega_h
     bias += row * bias_b + g * bias_h
+    projection = (omega, bias, factor, square, offset, shift)
     at_q, at = (row * H + h) * T + start, (row * G + g) * T + start
     o += row * o_b + h * o_h + start.to(tl.int64) * o_t
     state = load_state(S_in + place * F * E, cf, ce, GIVEN, F, E)
@@ -186,27 +139,16 @@ def outputs(
     lower = rows[:, None] >= rows[None, :]
     for t0 in range(start, stop, C):
         inside = t0 + rows < stop
-        top = tl.zeros((C,), tl.float32)
-        if FUNCTION == 4:
-            top = tl.load(scale_q + at_q + rows, mask=inside, other=0.0)
-        u = arguments(q, q_t, rows, inside, cf, omega, bias, factor, square, offset, D, F, BD, PROJECTED, BIAS)
-        phi_q = lowered(features(u, top, shift, inside, cf, FUNCTION, F), LOW, PRECISION).to(tl.float32)
+        _u_q, phi_q = features(q, q_t, scale_q + at_q, rows, inside, cf, projection, F, MAP)
+        phi_q = lowered(phi_q, LOW, PRECISION).to(tl.float32)
         M_rows = tl.zeros((C,), tl.float32)
-        if FUNCTION == 4:
-            M_rows = top
+        if MAP[2] == 4:
+            M_rows = tl.load(scale_q + at_q + rows, mask=inside, other=0.0)
         if CAUSAL:
             live = live_rows(mask + row * mask_b, t0, stop, rows, MASKED)
-            if FUNCTION == 4:
-                top = tl.load(scale_k + at + rows, mask=inside, other=0.0)
-            u = arguments(k, k_t, rows, live, cf, omega, bias, factor, square, offset, D, F, BD, PROJECTED, BIAS)
-            phi_k = features(u, top, shift, live, cf, FUNCTION, F)
+            _u_k, phi_k = features(k, k_t, scale_k + at, rows, live, cf, projection, F, MAP)
             values = lowered(load_rows(v, v_t, rows, live, ce, E), LOW, PRECISION)
-            lost, weight, M_a, M_b = tl.zeros((C,), tl.float32), tl.zeros((C,), tl.float32), 0.0, 0.0
-            if DECAY:
-                lost = tl.load(d + at + rows, mask=inside, other=0.0)
-            if WEIGHTED:
-                weight = tl.load(w + at + rows, mask=inside, other=float("-inf"))
-                M_a, M_b = tl.load(M_in + chunk), tl.load(M_out + chunk)
+            weight, lost, M_a, M_b = chunk_factors(w, d, M_in, M_out, at, chunk, rows, inside, C, DECAY, WEIGHTED)
             seen_q, seen_k, keeps = phi_q, phi_k, tl.full((BF,), 1.0, tl.float32)
             if CHANNELS:
                 channels = load_channels(decay, decay_t, rows, live, cf, lost, F, DECAY)

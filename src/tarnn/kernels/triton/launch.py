@@ -57,13 +57,19 @@ def shared_memory(device: torch.device) -> int:
     return SHARED.get(10 * major + minor, min(SHARED.values()))
 
 
+def map_of(call: Call) -> tuple[int, int, int, bool, bool]:
+    """A feature map as kernels are compiled for it: `MAP` of tiles.py."""
+    d = call.q.shape[3]
+    return d, min(32, padded(d)), NAMES.index(call.function), call.omega is not None, call.bias is not None
+
+
 class Launches:
     """A call's launches. `values` is all that its kernels take, by name."""
 
     def __init__(self, call: Call, *, backward: bool = False):
         """In a backward pass with decays each item is one chunk: all states before and behind chunks are in memory."""
         self.call = call
-        (b, h, t, d), (g, s), e, f = call.q.shape, call.k.shape[1:3], call.v.shape[3], call.num_features
+        (b, h, t, _), (g, s), e, f = call.q.shape, call.k.shape[1:3], call.v.shape[3], call.num_features
         self.sizes = b, h, t, g, s, f, e
         self.config = config = configuration(
             call.q.dtype,
@@ -89,9 +95,8 @@ class Launches:
         decay = call.log_decay is not None and (weighted or not channels)
         self.weighing = decay or weighted or channels
         self.values: dict[str, Any] = {
-            "T": s, "S": s, "B": b, "G": g, "R": h // g, "H": h, "D": d, "F": f, "E": e,
-            "BD": min(32, padded(d)), "BF": padded(f), "BE": config.forward_values, "C": config.chunk,
-            "FUNCTION": NAMES.index(call.function), "PROJECTED": call.omega is not None, "BIAS": call.bias is not None,
+            "T": s, "S": s, "B": b, "G": g, "R": h // g, "H": h, "F": f, "E": e,
+            "BF": padded(f), "BE": config.forward_values, "C": config.chunk, "MAP": map_of(call),
             "DECAY": decay, "CHANNELS": channels, "WEIGHTED": weighted, "MASKED": call.key_mask is not None,
             "CAUSAL": call.causal, "NORMALIZE": call.normalize, "LOW": low, "PRECISION": precision,
             "eps": call.eps, "factor": call.factor, "square": call.square, "offset": call.offset, "shift": call.shift,
@@ -144,21 +149,8 @@ class Launches:
         for name, given in (("omega", call.omega), ("bias", call.bias)):
             flat = None if given is None else given.to(torch.float32).contiguous()
             values |= {name: nothing if flat is None else flat, **strides(name, flat, 2)}
-        for name in (
-            "w",
-            "d",
-            "scale",
-            "scale_q",
-            "scale_k",
-            "M_in",
-            "M_out",
-            "M_end",
-            "begin",
-            "kept",
-            "S_in",
-            "z_in",
-        ):
-            values[name] = nothing
+        absent = ("w", "d", "scale", "scale_q", "scale_k", "M_in", "M_out", "M_end", "begin", "kept", "S_in", "z_in")
+        values |= dict.fromkeys(absent, nothing)
 
     def _scales(self) -> None:
         """Of exp: each row's largest exponent."""
@@ -169,20 +161,10 @@ class Launches:
         rows = ROWS if f <= 128 else ROWS // 2
         for name, heads, length in (("q", h, t), ("k", g, s)):
             scale = self.wide(b, heads, length)
-            of = {x: self.values[f"{name}_{x}"] for x in "bht"}
-            self.run(
-                weights.row_scales,
-                (triton.cdiv(length, rows), heads, b),
-                x=self.values[name],
-                scale=scale,
-                x_b=of["b"],
-                x_h=of["h"],
-                x_t=of["t"],
-                T=length,
-                H=heads,
-                R=heads // g,
-                C=rows,
-            )
+            of = {f"x_{axis}": self.values[f"{name}_{axis}"] for axis in "bht"}
+            grid = triton.cdiv(length, rows), heads, b
+            x = self.values[name]
+            self.run(weights.row_scales, grid, x=x, scale=scale, **of, T=length, H=heads, R=heads // g, C=rows)
             self.values[f"scale_{name}"] = scale
         self.values["scale"] = self.values["scale_k"]
 

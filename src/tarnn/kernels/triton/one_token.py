@@ -7,10 +7,9 @@ import triton
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from tarnn.kernels.features import NAMES
 from tarnn.kernels.linear import Call, Outputs
 from tarnn.kernels.triton.configurations import padded
-from tarnn.kernels.triton.launch import launching
+from tarnn.kernels.triton.launch import launching, map_of
 from tarnn.kernels.triton.rows import in_rows, strides
 from tarnn.kernels.triton.step_kernel import one_token
 
@@ -23,7 +22,7 @@ def step(call: Call, inplace: bool) -> Outputs:
     z: Any
     M: Any
     S, z, M = call.S, call.z, call.M
-    (b, h, _, d), g, e, f = call.q.shape, call.k.shape[1], call.v.shape[3], call.num_features
+    (b, h, *_), g, e, f = call.q.shape, call.k.shape[1], call.v.shape[3], call.num_features
     weighted = call.weighted
     before = (S.contiguous(), z.contiguous(), None if M is None else M.contiguous())
     made = M is not None or not weighted
@@ -38,9 +37,8 @@ def step(call: Call, inplace: bool) -> Outputs:
         "q": q, **strides("q", q, 2), "k": k, **strides("k", k, 2), "v": v, **strides("v", v, 2), "o": o,
         "S": before[0], "z": before[1], "M": q if before[2] is None else before[2],
         "S_new": after[0], "z_new": after[1], "M_new": q if after[2] is None else after[2],
-        "G": g, "R": h // g, "D": d, "F": f, "E": e, "BD": min(32, padded(d)), "BF": width,
+        "G": g, "R": h // g, "F": f, "E": e, "BF": width, "MAP": map_of(call),
         "BE": max(16, min(padded(e), triton.next_power_of_2(TILE // width))),
-        "FUNCTION": NAMES.index(call.function), "PROJECTED": call.omega is not None, "BIAS": call.bias is not None,
         "DECAY": call.log_decay is not None, "CHANNELS": call.has_channels, "WEIGHTED": weighted,
         "GIVEN": call.key_log_weight is not None, "HAS_M": M is not None, "NORMALIZE": call.normalize,
         "eps": call.eps, "factor": call.factor, "square": call.square, "offset": call.offset, "shift": call.shift,

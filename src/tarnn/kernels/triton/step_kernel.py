@@ -3,29 +3,17 @@
 import triton
 import triton.language as tl
 
-from tarnn.kernels.triton.tiles import LOG2E, accurate_exp, exp, finite
+from tarnn.kernels.triton.tiles import accurate_exp, exp, finite, function_of
 
 
 @triton.jit
-def vector(
-    x,
-    omega,
-    bias,
-    columns,
-    factor,
-    square,
-    offset,
-    shift,
-    D: tl.constexpr,
-    F: tl.constexpr,
-    BD: tl.constexpr,
-    FUNCTION: tl.constexpr,
-    PROJECTED: tl.constexpr,
-    BIAS: tl.constexpr,
-):
+def vector(x, columns, projection, F: tl.constexpr, MAP: tl.constexpr):
     """φ(x) (f,) and its log-scale: 0 but for exp."""
+    omega, bias, factor, square, offset, shift = projection
+    D: tl.constexpr = MAP[0]
+    BD: tl.constexpr = MAP[1]
     live = columns < F
-    if PROJECTED:
+    if MAP[3]:
         u, length = tl.zeros(columns.shape, tl.float32), tl.full((), 0.0, tl.float32)
         for d0 in range(0, D, BD):
             d = d0 + tl.arange(0, BD)
@@ -35,23 +23,14 @@ def vector(
             u += tl.sum(rows * given[None, :], 1)
             length += tl.sum(given * given, 0)
         u = factor * u + offset - square * length
-        if BIAS:
+        if MAP[4]:
             u += tl.load(bias + columns, mask=live, other=0.0)
     else:
         u = tl.load(x + columns, mask=live, other=0.0).to(tl.float32)
     scale = tl.full((), 0.0, tl.float32)
-    if FUNCTION == 0:
-        phi = u
-    elif FUNCTION == 1:
-        phi = tl.maximum(u, 0.0) + tl.exp2(tl.minimum(u * LOG2E, 0.0))
-    elif FUNCTION == 2:
-        phi = tl.maximum(u, 0.0)
-    elif FUNCTION == 3:
-        phi = tl.maximum(u, 0.0) * tl.maximum(u, 0.0)
-    else:
+    if MAP[2] == 4:
         scale = tl.max(tl.where(live, u, float("-inf")), 0)
-        phi = exp(u - scale)
-    return tl.where(live, phi + shift, 0.0), scale
+    return tl.where(live, function_of(u, scale, MAP[2]) + shift, 0.0), scale
 
 
 @triton.jit
@@ -59,9 +38,9 @@ def one_token(
     q, k, v, decay, log_weight, S, z, M, omega, bias, o, S_new, z_new, M_new,
     q_b, q_h, k_b, k_h, v_b, v_h, decay_b, decay_h, weight_b, weight_h, omega_b, omega_h, bias_b, bias_h,
     G, R, eps, factor, square, offset, shift,
-    D: tl.constexpr, F: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
-    FUNCTION: tl.constexpr, PROJECTED: tl.constexpr, BIAS: tl.constexpr, DECAY: tl.constexpr, CHANNELS: tl.constexpr,
-    WEIGHTED: tl.constexpr, GIVEN: tl.constexpr, HAS_M: tl.constexpr, NORMALIZE: tl.constexpr,
+    F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, MAP: tl.constexpr,
+    DECAY: tl.constexpr, CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, GIVEN: tl.constexpr,
+    HAS_M: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
     """S ← keep·S + φ(k) vᵀ, z likewise, and o (b, h, e) of all heads that share it.
 
@@ -73,9 +52,8 @@ def one_token(
     live = cf < F
     omega += b * omega_b + g * omega_h
     bias += b * bias_b + g * bias_h
-    phi_k, weight = vector(
-        k + b * k_b + g * k_h, omega, bias, cf, factor, square, offset, shift, D, F, BD, FUNCTION, PROJECTED, BIAS
-    )
+    projection = (omega, bias, factor, square, offset, shift)
+    phi_k, weight = vector(k + b * k_b + g * k_h, cf, projection, F, MAP)
     keep = tl.zeros((BF,), tl.float32)
     if DECAY:
         decay += b * decay_b + g * decay_h
@@ -111,22 +89,7 @@ def one_token(
         tl.store(S_new + tile, state, mask=inside)
         for head in range(R):
             h = g * R + head
-            phi_q, scale = vector(
-                q + b * q_b + h * q_h,
-                omega,
-                bias,
-                cf,
-                factor,
-                square,
-                offset,
-                shift,
-                D,
-                F,
-                BD,
-                FUNCTION,
-                PROJECTED,
-                BIAS,
-            )
+            phi_q, scale = vector(q + b * q_b + h * q_h, cf, projection, F, MAP)
             out, den = tl.sum(phi_q[:, None] * state, 0), tl.sum(phi_q * sums, 0)
             if NORMALIZE:
                 out = out * tl.where(den == 0, 0.0, 1.0 / (den + eps))

@@ -23,6 +23,23 @@ def exact():
 
 
 @triton.jit
+def item_of(items, item, g, G, WHOLE: tl.constexpr):
+    """An item's batch row, first position and last + 1; where its first chunk's M lies, and its state. WHOLE: its sequence's."""
+    at = items + item * 5
+    place = item * G + g
+    if WHOLE:
+        place = tl.load(at + 4).to(tl.int64) * G + g
+    return tl.load(at).to(tl.int64), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3).to(tl.int64) * G + g, place
+
+
+@triton.jit
+def chunk_of(chunks, chunk):
+    """A chunk's batch row, first position and last + 1."""
+    at = chunks + chunk * 4
+    return tl.load(at).to(tl.int64), tl.load(at + 1), tl.load(at + 2)
+
+
+@triton.jit
 def load_rows(x, stride, rows, live, columns, WIDTH: tl.constexpr):
     """x (C, B): zeros in rows that aren't live and in columns beyond the width."""
     mask = live[:, None]
@@ -102,29 +119,21 @@ def accurate_exp(x):
     return tl.exp2(whole) * exp(tl.minimum(tl.maximum(rest, -1.0), 1.0))
 
 
+# A feature map is two tuples: `projection` is (Ω of a row and head, its β, factor, square, offset, shift), and MAP, known when
+# a kernel is compiled, is (D, BD, FUNCTION, PROJECTED, BIAS): channels of x, as many of them as are read at once, the
+# function's number in `kernels.features.NAMES`, and whether there is an Ω and a β.
+
+
 @triton.jit
-def arguments(
-    x,
-    stride,
-    rows,
-    live,
-    columns,
-    omega,
-    bias,
-    factor,
-    square,
-    offset,
-    D: tl.constexpr,
-    F: tl.constexpr,
-    BD: tl.constexpr,
-    PROJECTED: tl.constexpr,
-    BIAS: tl.constexpr,
-):
+def arguments(x, stride, rows, live, columns, projection, F: tl.constexpr, MAP: tl.constexpr):
     """u (C, B) in float32: x, or factor·Ωx + β − square·|x|² + offset. Ωx in tf32x3, whatever the dtype: u is an exponent.
 
     BD channels at a time, in a loop that is not unrolled: so Ω is read again for each chunk, and not kept in registers.
     """
-    if PROJECTED:
+    omega, bias, factor, square, offset, _shift = projection
+    D: tl.constexpr = MAP[0]
+    BD: tl.constexpr = MAP[1]
+    if MAP[3]:
         u = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
         length = tl.zeros(rows.shape, tl.float32)
         for d0 in range(0, D, BD):
@@ -135,7 +144,7 @@ def arguments(
             u = tl.dot(given, turned, u, input_precision=exact())
             length += tl.sum(given * given, 1)
         u = factor * u + offset
-        if BIAS:
+        if MAP[4]:
             u += tl.load(bias + columns, mask=columns < F, other=0.0)[None, :]
         u -= square * length[:, None]
     else:
@@ -144,36 +153,45 @@ def arguments(
 
 
 @triton.jit
-def features(u, scale, shift, live, columns, FUNCTION: tl.constexpr, F: tl.constexpr):
-    """φ(u) by its number in `kernels.features.NAMES`; of exp, e^(u − scale). Zeros where there is no feature."""
+def function_of(u, scale, FUNCTION: tl.constexpr):
+    """φ(u) but for its shift; of exp, e^(u − scale)."""
     if FUNCTION == 0:
-        phi = u
+        value = u
     elif FUNCTION == 1:
-        phi = tl.maximum(u, 0.0) + tl.exp2(tl.minimum(u * LOG2E, 0.0))
+        value = tl.maximum(u, 0.0) + tl.exp2(tl.minimum(u * LOG2E, 0.0))
     elif FUNCTION == 2:
-        phi = tl.maximum(u, 0.0)
+        value = tl.maximum(u, 0.0)
     elif FUNCTION == 3:
-        phi = tl.maximum(u, 0.0) * tl.maximum(u, 0.0)
+        value = tl.maximum(u, 0.0) * tl.maximum(u, 0.0)
     else:
-        phi = exp(u - scale[:, None])
-    phi += shift
-    mask = live[:, None]
-    if tl.constexpr(F) % columns.shape[0] != 0:
-        mask = mask & (columns < F)[None, :]
-    return tl.where(mask, phi, 0.0)
+        value = exp(u - scale)
+    return value
 
 
 @triton.jit
-def through_function(u, phi, shift, grad, FUNCTION: tl.constexpr):
-    """∂/∂u from ∂/∂φ."""
+def features(x, stride, scale, rows, live, columns, projection, F: tl.constexpr, MAP: tl.constexpr):
+    """Arguments u and features φ(u) (C, B) of rows of queries or keys; zeros where there is no feature."""
+    top = tl.zeros(rows.shape, tl.float32)
+    if MAP[2] == 4:
+        top = tl.load(scale + rows, mask=live, other=0.0)
+    u = arguments(x, stride, rows, live, columns, projection, F, MAP)
+    mask = live[:, None]
+    if tl.constexpr(F) % columns.shape[0] != 0:
+        mask = mask & (columns < F)[None, :]
+    return u, tl.where(mask, function_of(u, top[:, None], MAP[2]) + projection[5], 0.0)
+
+
+@triton.jit
+def through_function(u, value, shift, grad, FUNCTION: tl.constexpr):
+    """∂/∂u from ∂/∂φ, φ(u) being `value`."""
     if FUNCTION == 1:
-        grad = grad * tl.minimum(phi - shift, 1.0)
+        grad = grad * tl.minimum(value - shift, 1.0)
     elif FUNCTION == 2:
         grad = tl.where(u > 0, grad, 0.0)
     elif FUNCTION == 3:
         grad = grad * (2.0 * tl.maximum(u, 0.0))
     elif FUNCTION == 4:
-        grad = grad * (phi - shift)
+        grad = grad * (value - shift)
     return grad
 
 
@@ -225,6 +243,20 @@ def pair_and_query(w, d, M_in, C: tl.constexpr, DECAY: tl.constexpr, WEIGHTED: t
         pair -= M[:, None]
         query += M_in - M
     return exp(pair), exp(query)
+
+
+@triton.jit
+def chunk_factors(
+    w, d, M_in, M_out, at, chunk, rows, inside, C: tl.constexpr, DECAY: tl.constexpr, WEIGHTED: tl.constexpr
+):
+    """w and d (C) and M before and behind the chunk; zeros where there is none of it."""
+    lost, weight, M_a, M_b = tl.zeros((C,), tl.float32), tl.zeros((C,), tl.float32), 0.0, 0.0
+    if DECAY:
+        lost = tl.load(d + at + rows, mask=inside, other=0.0)
+    if WEIGHTED:
+        weight = tl.load(w + at + rows, mask=inside, other=float("-inf"))
+        M_a, M_b = tl.load(M_in + chunk), tl.load(M_out + chunk)
+    return weight, lost, M_a, M_b
 
 
 @triton.jit

@@ -3,37 +3,22 @@
 import triton
 import triton.language as tl
 
-from tarnn.kernels.triton.tiles import arguments, exp, finite, live_rows, load_rows, terms
+from tarnn.kernels.triton.tiles import arguments, chunk_of, exp, finite, live_rows, load_rows, terms
 
 
 @triton.jit(do_not_specialize=["T", "H"])
 def row_scales(
-    x, scale, omega, bias, x_b, x_h, x_t, omega_b, omega_h, bias_b, bias_h, T, H, R, factor, square, offset,
-    D: tl.constexpr, F: tl.constexpr, BD: tl.constexpr, BF: tl.constexpr, C: tl.constexpr,
-    PROJECTED: tl.constexpr, BIAS: tl.constexpr,
+    x, scale, omega, bias, x_b, x_h, x_t, omega_b, omega_h, bias_b, bias_h, T, H, R, factor, square, offset, shift,
+    F: tl.constexpr, BF: tl.constexpr, C: tl.constexpr, MAP: tl.constexpr,
 ):  # fmt: skip
     """scale (b, h, t): the largest exponent of a row's features, which is taken out of all of them."""
     t0, h, b = tl.program_id(0) * C, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     rows, columns = tl.arange(0, C), tl.arange(0, BF)
     live = t0 + rows < T
     x += b * x_b + h * x_h + t0.to(tl.int64) * x_t
-    u = arguments(
-        x,
-        x_t,
-        rows,
-        live,
-        columns,
-        omega + b * omega_b + h // R * omega_h,
-        bias + b * bias_b + h // R * bias_h,
-        factor,
-        square,
-        offset,
-        D,
-        F,
-        BD,
-        PROJECTED,
-        BIAS,
-    )
+    omega += b * omega_b + h // R * omega_h
+    bias += b * bias_b + h // R * bias_h
+    u = arguments(x, x_t, rows, live, columns, (omega, bias, factor, square, offset, shift), F, MAP)
     u = tl.where((columns < F)[None, :], u, float("-inf"))
     tl.store(scale + (b * H + h) * T + t0 + rows, tl.max(u, 1), mask=live)
 
@@ -49,11 +34,7 @@ def chunk_weights(
 ):  # fmt: skip
     """Per key w and d (b, g, s): −∞ and 0 where masked. Per chunk (c, g): max_j w_j + D_cj, and the sum of d."""
     chunk, g = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    row, start, stop = (
-        tl.load(chunks + chunk * 4).to(tl.int64),
-        tl.load(chunks + chunk * 4 + 1),
-        tl.load(chunks + chunk * 4 + 2),
-    )
+    row, start, stop = chunk_of(chunks, chunk)
     rows = tl.arange(0, C)
     live = live_rows(mask + row * mask_b, start, stop, rows, MASKED)
     at = (row * G + g) * T + start + rows
@@ -85,20 +66,9 @@ def chunk_weights(
 
 @triton.jit(do_not_specialize=["G"])
 def running_maximum(
-    top,
-    total,
-    M,
-    sequences,
-    M_in,
-    M_out,
-    M_end,
-    begin,
-    G,
-    B: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    GIVEN: tl.constexpr,
-    FRESH: tl.constexpr,
-):
+    top, total, M, sequences, M_in, M_out, M_end, begin, G,
+    B: tl.constexpr, CAUSAL: tl.constexpr, GIVEN: tl.constexpr, FRESH: tl.constexpr,
+):  # fmt: skip
     """M before and behind each chunk (c, g) and behind each sequence (n, g); B chunks at a time.
 
     Where not causal there is one M, that of all keys. `begin` (n, g): what the given state is multiplied with, to be in

@@ -1,0 +1,136 @@
+"""A plan of the fused step is checked by the kernel that reads it: none that is wrong gets as far as a weight."""
+
+import pytest
+import torch
+
+from tarnn.kernels.cpu import stack
+from tarnn.kernels.cpu.stack import ATTENTIONS, DECAYS, FUNCTIONS, Block
+
+pytestmark = pytest.mark.usefixtures("compiled")
+HIDDEN, HEADS, KEY_HEADS, D, INNER, TOKENS = 24, 4, 2, 8, 40, 11
+FEATURES = 20
+
+
+def matrix(block, outputs, inputs, weights="float32"):
+    block.matrix(torch.randn(outputs, inputs) / 8, torch.randn(outputs), weights)
+
+
+def norms(block, count):
+    for _ in range(2 * count):  # gain and bias
+        block.vector(torch.ones(HIDDEN))
+
+
+def layer(block, attention, decay="none", rotation=-1, qkv=(HEADS + 2 * KEY_HEADS) * D):
+    block.numbers(ATTENTIONS.index(attention), DECAYS.index(decay), rotation, 0)
+    if attention == "linear":
+        block.numbers(FUNCTIONS.index("exp"), True, True, FEATURES, KEY_HEADS, FEATURES)
+        block.heads(torch.randn(KEY_HEADS, FEATURES, D), None)
+        block.place(torch.tensor([0.5, 0.0, 1.0, 0.0, -1e30], dtype=torch.float64))
+        block.place(None)
+        block.numbers(1)
+        for width in (D, D, D, 1):
+            block.vector(torch.ones(width))
+        block.numbers(0)
+        for _ in range(4):
+            block.vector(None)
+    norms(block, 2)
+    rank = 3 if decay == "channel" else 0
+    matrix(block, qkv + rank, HIDDEN, "int8")
+    matrix(block, HIDDEN, HEADS * D, "int4")
+    matrix(block, INNER, HIDDEN, "bfloat16")
+    matrix(block, HIDDEN, INNER)
+    if decay == "channel":
+        block.heads(torch.randn(KEY_HEADS, FEATURES, rank), torch.randn(KEY_HEADS, FEATURES))
+    for _ in range(3):
+        block.vector(torch.ones(D))
+    block.vector(None)
+
+
+def written() -> Block:
+    """A model of three layers with all that a plan can say of them."""
+    torch.manual_seed(0)
+    block = Block()
+    block.numbers(HIDDEN, HEADS, KEY_HEADS, D, INNER, 3, 1)
+    block.numbers(True, True, False, True)  # pre-norm, centred, GELU, normalised
+    block.numbers(D)
+    block.place(torch.rand(D // 2, dtype=torch.float64))
+    layer(block, "linear", "channel", rotation=0)
+    layer(block, "softmax", rotation=0)
+    layer(block, "none", qkv=KEY_HEADS * D)
+    norms(block, 1)
+    matrix(block, TOKENS, HIDDEN, "bfloat16")
+    return block
+
+
+def run(plan, weights, states=None, tokens=None, ids=None):
+    states = states or [
+        torch.zeros(1, KEY_HEADS, FEATURES, D), torch.zeros(1, KEY_HEADS, FEATURES), torch.zeros(1, KEY_HEADS),
+        torch.zeros(1, KEY_HEADS, 4, D), torch.zeros(1, KEY_HEADS, 4, D),
+    ]  # fmt: skip
+    ids = torch.zeros(1, dtype=torch.int64) if ids is None else ids
+    tokens = torch.randn(TOKENS, HIDDEN) if tokens is None else tokens
+    lengths = torch.tensor([0, 0])
+    position = torch.zeros(1, dtype=torch.int64)
+    outputs = stack.step(
+        ids, position, torch.as_tensor(plan), weights, tokens, None, None, states, lengths, TOKENS, 9, 1e-5, 1e-30
+    )
+    assert position.item() == 1
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def block():
+    return written()
+
+
+@pytest.fixture(scope="module")
+def weights(block):
+    return block.bytes()
+
+
+def test_a_whole_plan_runs(block, weights):
+    assert run(block.plan, weights).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda plan: [plan[0] + 1, *plan[1:]], "has version 2, and these compiled kernels read version 1"),
+        (lambda plan: plan[:2], "cut short: it has no header"),
+        (lambda plan: plan[:-1], "cut short or too long"),
+        (lambda plan: [*plan, 0], "cut short or too long"),
+        (lambda plan: [plan[0], len(plan) - 1, *plan[2:-1]], "cut short: it ends before the head"),
+        (lambda plan: [plan[0], len(plan) + 1, *plan[2:], 0], "too long: 1 numbers are left over"),
+        (lambda plan: [*plan[:2], plan[2] + 64, *plan[3:]], "is for a block of"),
+        (lambda plan: [*plan[:3], 25, *plan[4:]], "must be"),
+        (lambda plan: [*plan[:4], 3, *plan[5:]], "the heads do not fit each other"),
+        (lambda plan: [*plan[:20], FUNCTIONS.index("waves"), *plan[21:]], "the number of features is not that"),
+        (lambda plan: [*plan[:15], plan[15] + 1, *plan[16:]], "do not lie in the block"),
+        (lambda plan: [*plan[:15], plan[2] - 8, *plan[16:]], "do not lie in the block"),
+        (lambda plan: torch.tensor(plan, dtype=torch.int32), "must be int64"),
+    ],
+)  # fmt: skip
+def test_a_broken_plan_is_refused_by_what_is_wrong_with_it(block, weights, change, message):
+    with pytest.raises(RuntimeError, match=message):
+        run(change(block.plan), weights)
+
+
+@pytest.mark.parametrize("wrong", [-2, 2**20 + 1, 2**62])
+def test_no_number_of_a_plan_leads_beyond_its_block(block, weights, wrong):
+    """Each in turn; only what is read for features of another kind may be anything."""
+    for i in range(len(block.plan)):
+        with pytest.raises(RuntimeError, match="plan"):
+            run([*block.plan[:i], wrong, *block.plan[i + 1 :]], weights)
+
+
+def test_states_and_tables_of_another_model_are_refused(block, weights):
+    with pytest.raises(RuntimeError, match="states are not those"):
+        run(block.plan, weights, states=[torch.zeros(1, KEY_HEADS, FEATURES, D)])
+    with pytest.raises(RuntimeError, match="tables"):
+        run(block.plan, weights, tokens=torch.randn(TOKENS, HIDDEN + 1))
+
+
+def test_python_refuses_kernels_that_read_another_version(block, monkeypatch):
+    monkeypatch.setattr(stack, "VERSION", 7)
+    with pytest.raises(RuntimeError, match=r"read plans of version 1, and this is version 7: compile them again"):
+        block.bytes()
