@@ -5,7 +5,10 @@ import importlib
 import pkgutil
 import subprocess
 import sys
+import traceback
 from graphlib import CycleError, TopologicalSorter
+from itertools import groupby
+from pathlib import Path
 
 import pytest
 from support.house import FILES, SOURCE, TREES, arrows, imports, re_exports, room_of
@@ -31,6 +34,7 @@ ROOMS["cli"] = set(ROOMS) - {"kernels"}
 GROUND = {  # files at the top level, which anybody may use, and which look into no room
     "_version",
     "auto_classes",
+    "log",
     "errors",
     "extras",
     "json_file",
@@ -118,7 +122,6 @@ MAY_OPEN = {
     "data/tensor_file.py",  # states and caches, which are no checkpoints
     "training/checkpoints.py",  # a run's own, before it is resumed
     "huggingface/backbone.py",  # what others call
-    "tasks/text/task.py",  # a run's own, which it has just written
 }
 
 
@@ -191,3 +194,33 @@ def test_the_public_face():
     assert len(tarnn.__all__) == len(set(tarnn.__all__))
     for name in tarnn.__all__:
         assert getattr(tarnn, name).__doc__, name
+
+
+def test_the_way_of_a_query(monkeypatch):
+    """From a model to the kernels one file calls the next, and none is come back to."""
+    import torch
+
+    from tarnn.kernels.cpu import linear as compiled
+    from tarnn.kernels.eager import linear as plain
+    from tarnn.models import TarnnConfig, TarnnForCausalLM
+
+    ways = []
+    for kernels in (compiled, plain):
+
+        def forward(*arguments, run=kernels.forward, **options):
+            files = [frame.filename for frame in traceback.extract_stack() if str(SOURCE) in frame.filename]
+            ways.append([file for file, _ in groupby(files)])
+            return run(*arguments, **options)
+
+        monkeypatch.setattr(kernels, "forward", forward)
+    config = TarnnConfig(vocab_size=7, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    TarnnForCausalLM(config)(torch.zeros(1, 3, dtype=torch.int64))
+    assert [str(Path(file).relative_to(SOURCE)) for file in ways[0]] == [
+        "huggingface/causal_lm.py",
+        "huggingface/backbone.py",
+        "attention/multihead.py",
+        "attention/linear.py",
+        "other_names.py",  # the decorator that names our arguments in errors
+        "ops/linear/op.py",
+        "ops/registration.py",
+    ]

@@ -3,10 +3,11 @@
     python -m scripts.revisions.compare HEAD~5                    # against this checkout; some twenty minutes
     python -m scripts.revisions.compare ../before --quick         # a checkout in place of a revision; two minutes
 
-Three parts, each in one process a revision: `ops` (drawn calls of every op: outputs, states, gradients, refusals),
+Four parts, each in one process a revision: `ops` (drawn calls of every op: outputs, states, gradients, refusals),
 `texts` (of drawn small models that the old revision saved) and `files` (its checkpoints, a run of it cut short and resumed, its
-states, a converted folder). The old revision must have compiled kernels too: give a checkout that has them, or they are
-built in a worktree of their own, which goes afterwards. Exit code 1 where anything differs by more than --rounding.
+states, a converted folder) and `tasks` (a run of every other task, resumed, measured and asked). The old revision must have
+compiled kernels too: give a checkout that has them, or they are built in a worktree of their own, which goes afterwards.
+Exit code 1 where anything differs by more than --rounding.
 """
 
 import argparse
@@ -23,8 +24,8 @@ import torch
 
 from scripts.revisions.run import HERE
 
-PARTS = {"ops": 400, "texts": 1000, "files": 60}
-QUICK = {"ops": 10, "texts": 20, "files": 10}
+PARTS = {"ops": 400, "texts": 1000, "files": 60, "tasks": 1}
+QUICK = {"ops": 10, "texts": 20, "files": 10, "tasks": 1}
 RUN = HERE / "scripts" / "revisions" / "run.py"
 
 
@@ -86,8 +87,8 @@ def compared(part: str, number: int, old: Path, new: Path, folder: Path, roundin
     here, there = folder / "new", folder / "old"
     here.mkdir(exist_ok=True)
     there.mkdir(exist_ok=True)
-    if part == "files":
-        run(old, "files.write", there, number)
+    if part in ("files", "tasks"):
+        run(old, f"{part}.write", there, number)
         shutil.copytree(there, here, dirs_exist_ok=True)
     run(old, part, there, number)
     if part == "texts":

@@ -93,8 +93,8 @@ def compute(number: int, folder: Path) -> dict[str, Any]:
     for kind, options in KINDS.items():
         run = folder / kind
         found |= weights(f"{kind} as saved", run)
-        found[f"{kind} from its state"] = said(run, "--state-in", run / "a.state", number=number)
-        found[f"{kind} from the beginning"] = said(run, "--prompt", "two three", number=number)
+        found[f"{kind} from its state"] = continued(run, "--state-in", run / "a.state", number=number)
+        found[f"{kind} from the beginning"] = continued(run, "--prompt", "two three", number=number)
         cut_back(run)
         command("train", text_of(folder), "--out", run, *A_RUN.split(), *options.split(), "--resume")
         found |= weights(f"{kind} resumed", run)
@@ -111,11 +111,15 @@ def compute(number: int, folder: Path) -> dict[str, Any]:
     return found
 
 
-def said(run: Path, *words: str | Path, number: int) -> str:
-    """What `tarnn generate` writes to stdout."""
+def continued(run: Path, *words: str | Path, number: int) -> str:
+    return said("generate", run, *words, "--max-new-tokens", str(number), "--seed", "3")
+
+
+def said(*words: str | Path) -> str:
+    """What `tarnn WORDS` writes to stdout."""
     heard = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     with contextlib.redirect_stdout(heard):
-        command("generate", run, *words, "--max-new-tokens", str(number), "--seed", "3")
+        command(*words)
     heard.seek(0)
     return heard.read()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.attention_definition import define
 
-from tarnn.attention import SoftmaxAttention
+from tarnn.attention import LinearAttention, NoAttention, SoftmaxAttention
 from tarnn.ops import KVCache
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
@@ -125,14 +125,21 @@ def test_the_future_does_not_reach_the_past(causal, rand):
         assert not torch.equal(causal(x)[:, t:], causal(changed)[:, t:])
 
 
-def test_rows_do_not_mix(causal, both_sides, rand):
+def check_that_rows_do_not_mix(module, rand):
     x = rand(3, 5, 14)
     changed = x.clone()
     changed[1] += 1
-    for module in (causal, both_sides):
-        y, y2 = module(x), module(changed)
-        assert torch.equal(y[[0, 2]], y2[[0, 2]])
-        assert not torch.equal(y[1], y2[1])
+    y, y2 = module(x), module(changed)
+    assert torch.equal(y[[0, 2]], y2[[0, 2]])
+    assert not torch.equal(y[1], y2[1])
+
+
+def test_rows_do_not_mix(causal, rand):
+    check_that_rows_do_not_mix(causal, rand)
+
+
+def test_rows_do_not_mix_on_both_sides(both_sides, rand):
+    check_that_rows_do_not_mix(both_sides, rand)
 
 
 def test_both_sides_sees_what_comes_after(both_sides, rand):
@@ -243,24 +250,22 @@ def test_repr_says_what_it_is(causal):
     assert ("Rotary(" in head) == (getattr(causal, "rotary", None) is not None)
 
 
-def test_step_takes_one_token(causal, rand):
-    with pytest.raises(ValueError, match=r"step takes one token, \(b, 1, hidden\); got \(2, 3, 14\)"):
-        causal.step(rand(2, 3, 14), causal.new_state(2, capacity=4))
+KINDS = (LinearAttention, SoftmaxAttention, NoAttention)
 
 
-def test_both_sides_has_no_step(both_sides, rand):
-    with pytest.raises(ValueError, match="also sees what comes after it"):
-        both_sides.step(rand(2, 1, 14), both_sides.new_state(2, capacity=4))
-
-
-def test_a_self_attention_takes_no_context(causal, rand):
-    with pytest.raises(ValueError, match="takes no context; for cross attention pass context_size="):
-        causal(rand(2, 3, 14), rand(2, 3, 10))
-
-
-def test_cross_needs_a_context(cross, rand):
-    with pytest.raises(ValueError, match="needs a context, or the state"):
-        cross(rand(2, 3, 14))
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_no_kind_takes(kind, rand):
+    x, context = rand(2, 3, 14).float(), rand(2, 3, 10).float()
+    causal, both_sides = (kind(14, 2, causal=causal) for causal in (True, False))
+    cross = kind(14, 2, causal=False, context_size=10)
+    with pytest.raises(ValueError, match=r"one token.*got \(2, 3, 14\)"):
+        causal.step(x, causal.new_state(2, capacity=4))
+    with pytest.raises(ValueError, match="both sides has no step"):
+        both_sides.step(x[:, :1], both_sides.new_state(2, capacity=4))
+    with pytest.raises(ValueError, match=r"takes no context.*context_size="):
+        causal(x, context)
+    with pytest.raises(ValueError, match="needs a context"):
+        cross(x)
 
 
 @pytest.mark.parametrize(

@@ -286,7 +286,7 @@ def test_what_train_refuses(train, folder, tmp_path):
         (["--likelihood", "normal"], {}, ["likelihood must be one of logistic_mixture, categorical"]),
         (["--position", "spiral"], {}, ["position must be one of", "grid"]),
         (["--optimizer", "sgd"], {}, ["--optimizer sgd"]),
-        (["--val-fraction", 1], {}, ["validation fraction of 1.0", "0 ≤ fraction < 1"]),
+        (["--val-fraction", 1], {}, ["--val-fraction 1.0 is not possible", "below 1"]),
         (["--config", tmp_path / "config.json"], {}, ["image_height is 5 in", "4 by the images"]),
         (["--class-conditional"], bare, ["bare.npz has no labels; leave --class-conditional out"]),
         (["--class-conditional", "--val", tmp_path / "bare.npz"], {}, ["bare.npz has no labels", "3 classes"]),

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from tarnn.cli.progress import progress, silent
+from tarnn.cli.progress import progress
+from tarnn.log import silent
 
 
 @pytest.fixture

@@ -182,7 +182,7 @@ def test_minutes_are_those_of_the_whole_command_and_the_learning_rate_follows_th
 
     slower("__init__", 2.0)
     slower("loss", 0.02)
-    slower("sums", 0.25)
+    slower("outcome", 0.25)
     for name in ("monotonic", "perf_counter", "time"):
         monkeypatch.setattr(time, name, clock)
     options = ("--steps", 10**6, "--max-minutes", limit / 60, "--eval-every", 20, "--sample-tokens", 10**5)
@@ -354,14 +354,14 @@ def test_a_second_control_c_ends_at_once(train, tmp_path, signal_at):
 
 
 def test_a_signal_in_a_validation_ends_it(train, tmp_path, monkeypatch):
-    sums, calls = TextTask.sums, []
+    outcome, calls = TextTask.outcome, []
 
     def hit(self, *args):
         calls.append(1)
         os.kill(os.getpid(), signal.SIGTERM)
-        return sums(self, *args)
+        return outcome(self, *args)
 
-    monkeypatch.setattr(TextTask, "sums", hit)
+    monkeypatch.setattr(TextTask, "outcome", hit)
     assert train()[0] == 143
     assert len(calls) == 1
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["checkpoint-4"]

@@ -45,7 +45,7 @@ def test_text_that_is_not_there_or_not_enough(refused, tmp_path):
         (["--learning-rate", "-1"], ["--learning-rate -1.0", "above 0"]),
         (["--max-minutes", "0"], ["--max-minutes 0.0", "above 0"]),
         (["--seed", "-1"], ["--seed -1"]),
-        (["--val-fraction", "1"], ["validation fraction of 1.0", "0 ≤ fraction < 1"]),
+        (["--val-fraction", "1"], ["--val-fraction 1.0 is not possible", "below 1"]),
         (["--val", "x", "--val-fraction", "0.1"], ["--val", "--val-fraction", "give one of them"]),
         (["--resume", "--overwrite"], ["--resume", "--overwrite", "give one of them"]),
         (["--preset", "old"], ["--preset old", "modern or paper"]),

@@ -25,7 +25,7 @@ WAYS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst"
 
 def read(*sources):
     told = []
-    return [document.data for document in read_documents([str(s) for s in sources], report=told.append)], told
+    return [document.data for document in read_documents([str(s) for s in sources], log=told.append)], told
 
 
 @pytest.mark.parametrize("suffix", WAYS)

@@ -29,7 +29,7 @@ def test_another_dtype(make_model, ids, tmp_path):
     make_model("normed").save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert model.dtype == torch.bfloat16
-    rotation = model.model.places(torch.tensor([[100_003]]))[0]["rotation"]
+    rotation = model.model.layer_options(torch.tensor([[100_003]]))[0]["rotation"]
     exact = torch.tensor(100_003.0, dtype=torch.float64).cos()
     assert rotation.cos[0, 0, 0, 0].item() == pytest.approx(exact.item(), abs=1e-6)
 

@@ -253,16 +253,16 @@ class TestFrames:
             model(input_features=frames[..., :2])
         with pytest.raises(ValueError, match="with padding before frames"):
             model(input_features=frames, attention_mask=torch.tensor([[0, 1, 1, 1]]))
-        with pytest.raises(ValueError, match="row 0 has 2 places for 3 labels"):
+        with pytest.raises(ValueError, match="row 0 has 2 positions for 3 labels"):
             model(input_features=frames, labels=torch.tensor([[5, 5]]))
         with pytest.raises(ValueError, match="this model reads tokens"):
             build("ctc")(input_features=frames)
 
 
 def test_configs_that_have_no_meaning(ids):
-    with pytest.raises(ValueError, match="guesses tokens from both sides: its config has causal=False"):
+    with pytest.raises(ValueError, match="predicts tokens from both sides: its config has causal=False"):
         TarnnForMaskedLM(TarnnConfig(**SIZES))
-    with pytest.raises(ValueError, match="sees those before the one that it guesses"):
+    with pytest.raises(ValueError, match="sees those before the one that it predicts"):
         TarnnForCausalLM(TarnnConfig(**SIZES, causal=False))
     with pytest.raises(ValueError, match="CTC needs a blank"):
         TarnnForCTC(TarnnConfig(**SIZES | {"pad_token_id": None}))
@@ -272,7 +272,7 @@ def test_configs_that_have_no_meaning(ids):
         TarnnConfig(**SIZES, input_size=3, tie_word_embeddings=True)
     with pytest.raises(ValueError, match="give input_ids or inputs_embeds"):
         build("token")()
-    with pytest.raises(ValueError, match="packed documents can't be had"):
+    with pytest.raises(ValueError, match="takes no packed documents"):
         build("ctc")(ids(1, 6), cu_seqlens=torch.tensor([0, 2, 6], dtype=torch.int32))
 
 

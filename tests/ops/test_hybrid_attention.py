@@ -251,41 +251,6 @@ def test_constant_features_count_keys():
     assert close(share[0, 0], (i - 4).clamp(min=0) / (i + 1))
 
 
-@laws
-@given(case=cases(causal=True, t=100, key_mask=None), cut=st.integers(0, 99))
-def test_nothing_later_changes_a_bit(case, cut):
-    q, k, v, phi, options = case
-    before = hybrid_attention(q, k, v, phi, **options)[:, :, :cut]
-    for x in (q, k, v):
-        x[:, :, cut:] = torch.randn_like(x[:, :, cut:]) * 9
-    assert torch.equal(before, hybrid_attention(q, k, v, phi, **options)[:, :, :cut])
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_nothing(causal, side):
-    q, k, v = tensors(1, 2, 2, 30)
-    pad = (0, 0, 11, 0) if side == "left" else (0, 0, 0, 11)
-    mask = torch.nn.functional.pad(torch.ones(1, 30), pad[2:]).bool()
-    options = {"causal": causal, "window": 6, "sinks": 2, "slots": 3}
-    padded = [torch.nn.functional.pad(x, pad, value=torch.nan) for x in (q, k, v)]
-    o = hybrid_attention(*padded, MAPS["favor"], key_mask=mask, **options)
-    assert close(o[:, :, mask[0]], hybrid_attention(q, k, v, MAPS["favor"], **options))
-    assert (o[:, :, ~mask[0]] == 0).all()
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_packed_is_one_by_one(causal):
-    q, k, v = tensors(1, 2, 2, 150)
-    cuts = [0, 3, 3, 70, 150]
-    options = {"causal": causal, "window": 7, "sinks": 2, "slots": 3, "return_far_share": True}
-    o, share = hybrid_attention(q, k, v, MAPS["favor"], cu_seqlens=torch.tensor(cuts), **options)
-    for a, b in zip(cuts, cuts[1:]):
-        alone, share_alone = hybrid_attention(*(x[:, :, a:b] for x in (q, k, v)), MAPS["favor"], **options)
-        assert close(o[:, :, a:b], alone)
-        assert close(share[:, :, a:b], share_alone)
-
-
 def test_states_of_packed_sequences_are_in_order():
     q, k, v = tensors(1, 2, 1, 40)
     options = {"causal": True, "window": 4, "sinks": 1, "slots": 2, "return_state": True}

@@ -1,7 +1,5 @@
 """The laws of linear attention: whatever the path, it is the definition."""
 
-import copy
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -56,104 +54,6 @@ def test_equals_the_definition(chunks, case):
 @given(case=cases(d=5))
 def test_gradients_equal_those_of_the_definition(chunks, case):
     same_gradients(case, lambda: attend(case), case.definition)
-
-
-@laws
-@given(case=cases(causal=True, masked=False))
-def test_prefix_then_rest_is_the_whole(chunks, case):
-    cut = case.t // 3
-    whole, end = attend(case, return_state=True)
-    first, state = attend(case, slice(0, cut), return_state=True)
-    rest, end2 = attend(case, slice(cut, None), state=state, return_state=True)
-    assert relative_error(torch.cat([first, rest], dim=2), whole) < 1e-11
-    for x, y in zip(true_sums(end2), true_sums(end)):
-        assert relative_error(x, y) < 1e-11
-
-
-@pytest.mark.thorough
-@laws
-@given(case=cases(causal=True, decay="token", weighted=True, normalize=True, d=5))
-def test_gradients_pass_through_a_state_handed_over(chunks, case):
-    cut = case.t // 2
-
-    def handed_over():
-        first, state = attend(case, slice(0, cut), return_state=True)
-        return torch.cat([first, attend(case, slice(cut, None), state=state)], dim=2)
-
-    same_gradients(case, handed_over, case.definition)
-
-
-@laws
-@given(case=cases(causal=True))
-def test_nothing_later_changes_an_output_not_even_a_bit(chunks, case):
-    cut = case.t // 2
-    before = attend(case)[:, :, :cut]
-    for x in (case.q, case.k, case.v, case.options.get("key_log_weight")):
-        if x is not None:
-            x[:, :, cut:] = 100 * torch.randn_like(x[:, :, cut:])
-    assert torch.equal(attend(case)[:, :, :cut], before)
-
-
-@laws
-@given(case=cases(b=3))
-def test_rows_of_a_batch_do_not_mix(chunks, case):
-    before = attend(case)
-    for x in (case.q, case.k, case.v):
-        x[1] = 10 * torch.randn_like(x[1])
-    after = attend(case)
-    assert torch.equal(after[0], before[0])
-    assert torch.equal(after[2], before[2])
-
-
-@laws
-@given(case=cases(b=2, masked=False))
-def test_padded_is_cut(chunks, case):
-    """Right padding in row 0, left padding in row 1, both full of junk."""
-    pad = case.t // 3
-    real = torch.ones(2, case.t, dtype=torch.bool)
-    real[0, case.t - pad :] = False
-    real[1, :pad] = False
-    junk = copy.deepcopy(case)
-    for x in (junk.k, junk.v):
-        x.masked_fill_(~real[:, None, :, None], torch.nan)
-    padded, state = attend(junk, key_mask=real, return_state=True)
-    for row, at in ((0, slice(0, case.t - pad)), (1, slice(pad, None))):
-        cut, cut_state = attend(case, at, return_state=True)
-        assert relative_error(padded[row, :, at], cut[row]) < 1e-11
-        for x, y in zip(true_sums(state), true_sums(cut_state)):
-            assert relative_error(x[row], y[row]) < 1e-11
-
-
-@pytest.mark.thorough
-@laws
-@given(case=cases(b=1, d=5))
-def test_packed_is_a_loop(chunks, case):
-    cuts = [0, case.t // 5, case.t // 5, case.t // 2, case.t]
-    cu_seqlens = torch.tensor(cuts, dtype=torch.int32)
-    packed, states = attend(case, cu_seqlens=cu_seqlens, return_state=True)
-    pieces = [attend(case, slice(a, b), return_state=True) for a, b in zip(cuts, cuts[1:])]
-    looped = torch.cat([o for o, _ in pieces], dim=2)
-    assert relative_error(packed, looped) < 1e-11
-    for i, (_, state) in enumerate(pieces):
-        for x, y in zip(true_sums(states), true_sums(state)):
-            assert relative_error(x[i], y[0]) < 1e-11
-
-    def loop():
-        return torch.cat([attend(case, slice(a, b)) for a, b in zip(cuts, cuts[1:])], dim=2)
-
-    same_gradients(case, lambda: attend(case, cu_seqlens=cu_seqlens), loop)
-
-
-def test_packed_sequences_continue_from_states_of_their_own():
-    case = Case(b=1, g=2, r=2, t=23, decay="token", weighted=True, seed=3)
-    cuts, more = [0, 4, 11], [0, 9, 12]
-    cu = lambda x: torch.tensor(x, dtype=torch.int32)  # noqa: E731
-    _, states = attend(case, slice(0, 11), cu_seqlens=cu(cuts), return_state=True)
-    o = attend(case, slice(11, None), cu_seqlens=cu(more), state=states)
-    for i in range(2):
-        order = [*range(cuts[i], cuts[i + 1]), *(11 + j for j in range(more[i], more[i + 1]))]
-        alone = attend(case, torch.tensor(order))
-        assert relative_error(o[:, :, more[i] : more[i + 1]], alone[:, :, cuts[i + 1] - cuts[i] :]) < 1e-11
 
 
 def test_reversed_packed_batch_attends_backwards_within_each_sequence():

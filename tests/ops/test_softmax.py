@@ -129,14 +129,3 @@ def test_a_long_cache_asks_for_large_pages_and_a_copy_of_it_too(monkeypatch):
     monkeypatch.setenv("TARNN_LARGE_PAGES", "off")
     KVCache.empty(1, 2, 4096, 64)
     assert len(asked) == 4
-
-
-def test_packed_is_a_loop():
-    q, k, v, _, w = drawn(3, b=1, t=11, s=11)
-    cuts = [0, 4, 4, 11]
-    got = softmax_attention(q, k, v, causal=True, key_log_weight=w, cu_seqlens=torch.tensor(cuts, dtype=torch.int32))
-    for a, b in zip(cuts, cuts[1:]):
-        part = (x[:, :, a:b] for x in (q, k, v))
-        assert (
-            relative_error(got[:, :, a:b], reference.softmax(*part, causal=True, key_log_weight=w[:, :, a:b])) < 1e-12
-        )

@@ -54,38 +54,6 @@ def test_in_place_writes_into_the_given_tensors_and_only_there(weighted):
     assert relative_error(o, run(case)[0]) < 1e-12
 
 
-def test_a_state_is_a_value():
-    """Stepping on leaves it as it was: two futures from one past."""
-    case = Case(b=2, g=1, r=2, t=4, weighted=True)
-    _, state = run(case)
-    copy = state.clone()
-    first, _ = run(Case(b=2, g=1, r=2, t=3, weighted=True, seed=1), state)
-    run(Case(b=2, g=1, r=2, t=3, weighted=True, seed=2), state)
-    again, _ = run(Case(b=2, g=1, r=2, t=3, weighted=True, seed=1), state)
-    assert torch.equal(first, again)
-    assert all(torch.equal(x, copy.tensors()[name]) for name, x in state.tensors().items())
-
-
-def test_beams_are_rows_picked_from_a_state():
-    case = Case(b=3, g=1, r=2, t=4)
-    _, state = run(case)
-    index = torch.tensor([2, 2, 0, 1])
-    beams = state.select(index)
-    assert beams.S.shape[0] == 4
-    assert torch.equal(beams.z, state.z[index])
-    assert beams.M is None
-    assert state.nbytes == 8 * (3 * 1 * 5 * 3 + 3 * 1 * 5)
-
-
-def test_gradients_flow_through_steps():
-    case = Case(b=1, g=1, r=2, t=7, decay="channel", weighted=True)
-    tensors = [x.requires_grad_() for x in case.tensors()]
-    got = torch.autograd.grad(run(case)[0].square().sum(), tensors)
-    expected = torch.autograd.grad(case.definition().square().sum(), tensors)
-    for x, y in zip(got, expected):
-        assert (x - y).abs().max() < 1e-9 * max(1, y.abs().max())
-
-
 def test_in_place_needs_room_for_log_weights():
     case, state = Case(b=1, g=1, r=1, t=1, weighted=True), LinearState.zeros(1, 1, 5, 3, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"without M has no room.*log_weights=True"):

@@ -19,7 +19,6 @@ class Call(NamedTuple):
     key_mask: Tensor | None  # (b, t)
     cu_seqlens: Tensor | None  # (n + 1,)
     decay: float
-    in_time, per_sequence = ("x",), ("S",)
 
     def new_outputs(self):
         return Outputs(*[x.new_empty(x.shape) for x in (self.x, self.S)])
@@ -28,7 +27,6 @@ class Call(NamedTuple):
 class Outputs(NamedTuple):
     o: Tensor
     S: Tensor
-    per_sequence = ("S",)
 
 
 def refusal(call: Call) -> None: ...
@@ -36,7 +34,7 @@ def refusal(call: Call) -> None: ...
 
 def forward(call: Call, **hints: bool) -> Outputs:
     if call.cu_seqlens is not None:
-        return packed.forward(forward, call, bounds(call.cu_seqlens, call.x.shape[2]))
+        return packed.forward(forward, call, bounds(call.cu_seqlens, call.x.shape[2]), ["x"], ["S"])
     there = torch.ones_like(call.x[:, 0, :, 0]) if call.key_mask is None else call.key_mask.to(call.x.dtype)
     time = torch.nn.functional.pad(there, (1, 0)).cumsum(-1)  # (b, 1 + t): real tokens so far
     x = torch.cat(

@@ -1,4 +1,4 @@
-"""A task is one file: this one, trains, validates, saves and has its options on the command line by being registered."""
+"""A task is one class: this one, trains, validates, saves and has its options on the command line by being registered."""
 
 import inspect
 import json
@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from tarnn.cli import train as command
-from tarnn.data.examples import EpochSampler
 from tarnn.models import TarnnConfig, TarnnForCausalLM
-from tarnn.tasks import TASKS, RunSettings, Task, register, task_of
+from tarnn.tasks import TASKS, RunSettings, Sample, Task, register, task_of
 from tarnn.tasks.settings import option
+from tarnn.tasks.sums import sums
 from tarnn.training.run import train
 
 
@@ -32,18 +32,18 @@ class Counting(Task):
     unit, counted = "bits_per_number", "rows"
     LENGTH = 9
 
-    def __init__(self, settings, first, saved, report):
+    def __init__(self, settings, first, saved, log):
         self.settings = settings
         starts = np.arange(64)[:, None] + np.arange(self.LENGTH + 1)
         self.examples = Rows(torch.from_numpy(starts % settings.highest))
         self.epoch, self.data_facts = len(self.examples), {"rows": len(self.examples)}
 
-    @staticmethod
-    def classes():
+    @classmethod
+    def classes(cls):
         return TarnnConfig, TarnnForCausalLM
 
-    @staticmethod
-    def check(settings):
+    @classmethod
+    def check(cls, settings):
         pass
 
     def config(self):
@@ -57,9 +57,6 @@ class Counting(Task):
             pad_token_id=None,
         )
 
-    def sampler(self, num_examples, seed):
-        return EpochSampler(len(self.examples), num_examples, seed)
-
     @staticmethod
     def collate(rows):
         return {"input_ids": rows[:, :-1], "targets": rows[:, 1:]}
@@ -69,23 +66,19 @@ class Counting(Task):
 
     def loss(self, model, batch):
         logits = model(input_ids=batch["input_ids"]).logits
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten()), {}
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
 
-    def sums(self, model, batch):
+    def outcome(self, model, batch):
         count = batch["targets"].numel()
-        nats = self.loss(model, batch)[0].double() * count
-        return torch.stack([nats, nats.new_tensor(count), nats.new_tensor(count)])
+        return sums(self.loss(model, batch).double() * count, count, count), []
 
     has_sample = True
 
     def sample(self, max_seconds):
-        return "one, two, three"
+        return Sample(self.settings.out / "numbers.txt", "one, two, three")
 
     def rows(self):
         return {"numbers": f"{self.epoch} rows"}
-
-    def step_row(self, per_step):
-        return f"{per_step} rows"
 
 
 class Rows(torch.utils.data.Dataset):
@@ -118,7 +111,7 @@ def test_it_trains(tmp_path, capsys):
     assert [line["rows"] for line in lines if "loss" in line] == [40, 80, 120, 160, 200, 240]
     assert whole.bits_per_byte == min(x["validation_bits_per_number"] for x in lines if "validation_loss" in x)
     assert whole.bits_per_byte < lines[0]["bits_per_number"]
-    assert whole.sample == "one, two, three"
+    assert whole.sample.text == "one, two, three"
     saved = json.loads((tmp_path / "whole/settings.json").read_text())
     assert (saved["settings"]["task"], saved["settings"]["highest"], saved["numbers"]) == ("counting", 7, {"rows": 64})
 

@@ -79,4 +79,7 @@ def test_what_images_refuse():
         ImageSettings(("a", "b"), Path("out"))
     with pytest.raises(UserError, match="--mixtures 0 is not possible"):
         ImageSettings(("digits",), Path("out"), mixtures=0)
+    for part, expected in ((1.0, "a number below 1"), (-0.5, "0 or more"), (float("nan"), "0 or more")):
+        with pytest.raises(UserError, match=f"--val-fraction {part} is not possible; expected {expected}"):
+            ImageSettings(("digits",), Path("out"), val_fraction=part)
     assert set(own_options("text")) == {"text_field", "tokenizer", "context", "sample_tokens", "start"}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tarnn.cli.output import Output, same_stream, writes_to_file
-from tarnn.cli.progress import Report, progress
+from tarnn.cli.progress import progress
 from tarnn.cli.prompt import prompt_ids, read_prompt
 from tarnn.cli.step import prepare_step
 from tarnn.decoding import samplers
@@ -19,6 +19,7 @@ from tarnn.decoding.state_file import check_writable, load_state, save_state
 from tarnn.decoding.streaming import KEEP, StopStrings, TextStream, decoder
 from tarnn.decoding.threads import threads_for_steps
 from tarnn.errors import UserError
+from tarnn.log import Log
 from tarnn.tasks.checkpoint import open_tokenizer
 
 
@@ -39,7 +40,7 @@ class Request:
 
 
 def continue_prompt(
-    request: Request, load: Callable[[], Any], sampling: dict[str, Any], *, weights: str | None, report: Report
+    request: Request, load: Callable[[], Any], sampling: dict[str, Any], *, weights: str | None, report: Log
 ) -> None:
     """Reads the prompt, and writes its continuation to stdout; the state to a file where that is asked for.
 
@@ -119,7 +120,7 @@ def check_positions(before: int, num_prompt: int, max_new_tokens: int, limit: in
         )
 
 
-def read(loop: TokenLoop, ids: Tensor, report: Report) -> None:
+def read(loop: TokenLoop, ids: Tensor, report: Log) -> None:
     """Reads the prompt into the state."""
     start, pieces = time.perf_counter(), ids.split(PIECE, dim=1)
     for piece in progress(pieces, ids.shape[1], "tokens of the prompt read", report, size=lambda x: x.shape[1]):
@@ -128,7 +129,7 @@ def read(loop: TokenLoop, ids: Tensor, report: Report) -> None:
 
 
 def write(
-    loop: TokenLoop, draw: samplers.Sampler, limit: int, rows: list[TextStream], report: Report, *, goes_on: bool
+    loop: TokenLoop, draw: samplers.Sampler, limit: int, rows: list[TextStream], report: Log, *, goes_on: bool
 ) -> None:
     """Makes the tokens. One row's text goes out as it is made, that of several rows at the end."""
     out, made, start = Output(), 0, time.perf_counter()

@@ -23,7 +23,7 @@ from tarnn.models import TarnnForCausalLM
 from tarnn.tasks import TextSettings
 from tarnn.tasks.checkpoint import open_model
 from tarnn.tasks.text.corpus import Corpus, load
-from tarnn.tasks.text.task import DATA
+from tarnn.tasks.text.windowed import DATA
 from tarnn.training.folder import LOG, SETTINGS, read_settings
 from tarnn.training.run import TrainResult, train
 

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from tarnn.cli.next_command import next_command
-from tarnn.cli.progress import Report, progress, silent
+from tarnn.cli.progress import progress
 from tarnn.errors import UserError
+from tarnn.log import Log, silent
 
 TOKENS_AT_ONCE, LOGITS_AT_ONCE = (
     1 << 13,
@@ -55,7 +56,7 @@ def eval(
 
 
 def measure(
-    checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], batch_size: int | None, report: Report
+    checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], batch_size: int | None, report: Log
 ) -> dict[str, Any]:
     """All that the command tells, as JSON has it."""
     from tarnn.tasks import TASKS
@@ -82,12 +83,11 @@ def model_kind(checkpoint: Path) -> Any:
 
 
 def open_ours(
-    checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], report: Report
+    checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], report: Log
 ) -> tuple[Any, Any, dict[str, Any]]:
     """A model that `tarnn train` made, and its task with the data."""
     from tarnn.tasks import TASKS, task_of
     from tarnn.tasks.checkpoint import open_config, open_model
-    from tarnn.tasks.images.likelihood import check_fit
     from tarnn.training.evaluation import trained
 
     config = open_config(checkpoint, tuple(TASKS))
@@ -95,37 +95,32 @@ def open_ours(
     assert kind is not None
     known = trained(kind, checkpoint, config, sources, **options)
     task = kind.to_evaluate(known, sources, report)
-    if kind.name == "image":
-        check_fit(config, task.held_out)  # type: ignore[attr-defined]
     model = open_model(checkpoint, tasks=(kind.name,), whole=True, device=device)
     command = next_command(kind.next, checkpoint, task.example, is_path=not kind.reads_text)
     return model, task, {"task": kind.name, "data": task.evaluated, "next": command}
 
 
 def open_other(
-    checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], report: Report
+    checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], report: Log
 ) -> tuple[Any, Any, dict[str, Any]]:
     """A causal model of transformers, converted or not, and a text."""
     from tarnn.conversion.evaluation import PretrainedText, is_causal_lm
     from tarnn.conversion.opening import open_pretrained, tokenizer_of
-    from tarnn.conversion.rows import LONGEST
+    from tarnn.conversion.rows import context_length
     from tarnn.data.sources import read_documents
 
     if not sources:
         raise UserError(f"{checkpoint} is of no run that held data out. Name a text: `tarnn eval {checkpoint} TEXT`.")
     if wrong := [name for name in ("label_field", "target_field") if options[name] is not None]:
         raise UserError(f"--{wrong[0].replace('_', '-')} does not go with a model of text; leave it out.")
-    documents = [*read_documents(sources, text_field=options["text_field"] or "text", report=report)]
+    documents = [*read_documents(sources, text_field=options["text_field"] or "text", log=report)]
     model = open_pretrained(checkpoint, report=report).to(device)
     if not is_causal_lm(model):
         raise UserError(
             f"{checkpoint} holds a {type(model).__name__}; of models of transformers `tarnn eval` measures those that guess the "
             "next token (causal language models)."
         )
-    most = getattr(model.config, "max_position_embeddings", None)
-    context = options["context"] or min(LONGEST, most or LONGEST)
-    if most and context > most:
-        raise UserError(f"--context {context:,} is beyond this model's {most:,} positions; expected at most as many.")
+    context = context_length(model, options["context"], "--context")
     task = PretrainedText(tokenizer_of(checkpoint, model), documents, context, model.config.vocab_size)
     data = f"{', '.join(sources)}: {len(task.ids):,} tokens in windows of {task.context:,}"
     return model, task, {"task": "text", "data": data, "next": next_command("generate", checkpoint)}
@@ -141,7 +136,7 @@ def rows_at_once(config: Any, task: Any) -> int:
     return max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // max(1, config.vocab_size)) // length)
 
 
-def track_batches(batches: Any, total: int, report: Report) -> Any:
+def track_batches(batches: Any, total: int, report: Log) -> Any:
     return progress((batches[i] for i in range(total)), total, "batches measured", report)
 
 

@@ -10,9 +10,10 @@ import torch
 from typer import Argument, Option
 
 from tarnn.cli.converted import is_converted
-from tarnn.cli.progress import progress, silent
+from tarnn.cli.progress import progress
 from tarnn.decoding import samplers
 from tarnn.errors import UserError
+from tarnn.log import silent
 from tarnn.tasks import TASKS
 from tarnn.tasks.checkpoint import GENERATED, open_config, open_model
 

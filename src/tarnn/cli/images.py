@@ -1,9 +1,7 @@
 """Images from a trained model: drawn from nothing or from half of one, and what given images cost."""
 
-import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,25 +9,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from tarnn.cli.progress import Report, progress, silent
+from tarnn.cli.progress import progress
 from tarnn.cli.step import prepare_step
-from tarnn.decoding.fused import FusedStep
-from tarnn.decoding.pixels import PixelLoop, pixel_sampler, upper_rows
-from tarnn.decoding.samplers import Sampler
+from tarnn.decoding.pixels import pixel_sampler, upper_rows
 from tarnn.decoding.state_file import check_writable
-from tarnn.decoding.threads import threads_for_steps
 from tarnn.errors import UserError
+from tarnn.log import Log
 from tarnn.models.images import ImageModel
-from tarnn.tasks.checkpoint import open_model
 from tarnn.tasks.images import Images, read_images
-from tarnn.tasks.images.grid import image_grid, write_png
+from tarnn.tasks.images.drawing import choose_labels, draw
+from tarnn.tasks.images.grid import LEAST_SIDE, image_grid, write_png
 from tarnn.tasks.images.likelihood import bits_per_dim, check_fit
 
 HIDDEN = 127  # the shade of what a completion does not see
-LEAST_SIDE = 64  # pixels of an image in the grid: smaller ones are enlarged
-FEW = 8  # images at once, up to which one thread is as fast
 
 
 @dataclass(frozen=True)
@@ -57,7 +50,7 @@ class ImageRequest:
 
 
 def generate_images(
-    request: ImageRequest, load: Callable[[], Any], sampling: dict[str, Any], *, weights: str | None, report: Report
+    request: ImageRequest, load: Callable[[], Any], sampling: dict[str, Any], *, weights: str | None, report: Log
 ) -> None:
     """Draws or completes images into a PNG, and reports bits per dimension, as asked for.
 
@@ -87,7 +80,14 @@ def generate_images(
         known = None if images is None else upper_rows(torch.from_numpy(images.pixels), rows)
         count = request.num_samples if images is None else len(images)
         made = draw(
-            model, count, request.batch_size, sample, labels=labels, known=known, weights=weights, report=report
+            model,
+            count,
+            request.batch_size,
+            sample,
+            labels=labels,
+            known=known,
+            prepare=partial(prepare_step, weights=weights, report=report),
+            track=partial(progress, report=report),
         )
         report(f"tarnn: {speed(count, time.perf_counter() - start)}")
         if images is None:
@@ -101,51 +101,7 @@ def generate_images(
         print(report_bits(model, held_out if request.limit is None else first(held_out, request.limit), report))
 
 
-def draw(
-    model: ImageModel,
-    count: int,
-    batch_size: int,
-    sample: Sampler,
-    *,
-    labels: Tensor | None = None,
-    known: Tensor | None = None,
-    weights: str | None = None,
-    report: Report = silent,
-) -> np.ndarray:
-    """`count` images, at most `batch_size` at once: uint8 (count, height, width, channels)."""
-    made, length, fused = [], model.config.sequence_length, None
-    sizes = [min(batch_size, count - i) for i in range(0, count, batch_size)]
-    for i, size in zip(range(0, count, batch_size), sizes, strict=True):
-        part = slice(i, i + size)
-        loop = PixelLoop(
-            model,
-            size,
-            class_labels=None if labels is None else labels[part].to(model.device),
-            known=None if known is None else known[part],
-            step=fused,
-        )
-        if fused is None:
-            prepare_step(loop, weights, report)
-            fused = loop.step if isinstance(loop.step, FusedStep) else None
-        with threads_for_steps(model) if size <= FEW else nullcontext():
-            values = loop.draw(sample)
-            for _ in progress(values, length - loop.filled, f"images {i + 1}–{i + size} of {count}", report):
-                pass
-        made.append(loop.images.cpu().numpy())
-    return np.concatenate(made)
-
-
-def draw_sample(checkpoint: Path, path: Path, count: int, seed: int) -> Path:
-    """The end of a training run: images of the model that it left, in a PNG."""
-    model = open_model(checkpoint, tasks=("image",))
-    sample = pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(seed))
-    labels = choose_labels((), count, model.config.num_classes)
-    images = draw(model, count, count, sample, labels=labels, report=partial(print, file=sys.stderr, flush=True))
-    write_png(path, image_grid(images, least_side=LEAST_SIDE, labels=() if labels is None else labels.tolist()))
-    return path
-
-
-def report_bits(model: ImageModel, images: Images, report: Report) -> str:
+def report_bits(model: ImageModel, images: Images, report: Log) -> str:
     """Mean bits per dimension and its standard error, as a line."""
     batches, parts = bits_per_dim(model, images), []
     for part in progress(batches, None, f"bits per dimension of {len(images):,} images", report):
@@ -153,18 +109,6 @@ def report_bits(model: ImageModel, images: Images, report: Report) -> str:
     bits = torch.cat(parts)
     error = f" ± {bits.std().item() / len(bits) ** 0.5:.4f} (standard error)" if len(bits) > 1 else ""
     return f"{bits.mean().item():.4f}{error} bits/dim on {len(bits):,} images of {images.source}"
-
-
-def choose_labels(asked: Sequence[int], count: int, num_classes: int) -> Tensor | None:
-    """The class of each image: those asked for, or all there are, in turn; None for a model without classes."""
-    if not num_classes:
-        if asked:
-            raise UserError("this model knows no classes; leave --class-label out.")
-        return None
-    if wrong := [label for label in asked if not 0 <= label < num_classes]:
-        raise UserError(f"--class-label {wrong[0]} is none of this model's classes, 0 to {num_classes - 1}.")
-    classes = torch.tensor(asked or range(num_classes))
-    return classes.repeat(-(-count // len(classes)))[:count]
 
 
 def visible_rows(hidden: float, height: int) -> int:

@@ -5,18 +5,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+from tarnn.log import Log, silent
+
 T = TypeVar("T")
-Report = Callable[[str], None]
 QUIET = 2.0  # seconds that may pass before the first line
 EVERY = 5.0
 
 
-def silent(_: str) -> None:
-    """What takes the lines of a command that is to be quiet."""
-
-
 def progress(
-    steps: Iterable[T], total: int | None, text: str, report: Report | None, *, size: Callable[[T], int] = lambda _: 1
+    steps: Iterable[T], total: int | None, text: str, report: Log | None, *, size: Callable[[T], int] = lambda _: 1
 ) -> Iterator[T]:
     """The same steps. `total`: the sum of their sizes, where it is known."""
     quiet = report is silent

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from tarnn.cli.progress import Report
 from tarnn.decoding import fastest_step
 from tarnn.errors import UserError
+from tarnn.log import Log
 from tarnn.models.backbone import TextModel
 from tarnn.models.images import ImageModel
 
 
-def prepare_step(loop: Any, weights: str | None, report: Report) -> None:
+def prepare_step(loop: Any, weights: str | None, report: Log) -> None:
     """Give the loop the fastest step that its model can have, and report which and why.
 
     weights: how the fused step keeps them. Raises UserError where it is given and there is no fused step.

@@ -15,7 +15,6 @@ from tarnn.cli.output import Output
 from tarnn.errors import UserError
 from tarnn.tasks import TASKS, RunSettings, own_options
 from tarnn.tasks.settings import flag_of
-from tarnn.tasks.text.task import SAMPLE, SAMPLE_START
 
 SOURCES = (
     "Text: files (also .gz, .bz2, .xz, .zst), folders, globs, - (stdin), .jsonl files, datasets:NAME[:CONFIG[:SPLIT]], "
@@ -59,12 +58,6 @@ def train(sources: list[str], out: Path, task: str, **given: Any) -> None:
         raise
     if os.environ.get("RANK", "0") == "0":  # under torchrun, once
         paths = {"model": out, "log": out / "log.jsonl", "settings": out / "settings.json"}
-        if task == "image" and given["sample_images"]:
-            from tarnn.cli.images import draw_sample
-            from tarnn.training.folder import PICTURE
-
-            sample = draw_sample(out, out / PICTURE, given["sample_images"], settings.seed)
-            paths = {"sample": sample, **paths}
         Output().write(  # which escapes what would steer a terminal
             report(result, settings, paths) + "\n"
         )
@@ -118,12 +111,11 @@ def report(result, settings: Any, paths: dict[str, Path]) -> str:
         else f"no validation {task.of}"
     )
     measure += "".join(f", {name.replace('_', ' ')} {value:.4f}" for name, value in result.rates.items())
-    lines = [result.sample, ""] if result.sample else []
+    sample = result.sample
+    lines = [sample.text, ""] if sample and sample.text else []
     lines += [f"{result.steps:,} steps in {result.seconds:,.0f} s, {measure}"]
-    if result.sample:
-        lines.append(
-            f"{'sample':>9}  {result.out / SAMPLE}: {SAMPLE_START} tokens of the text, and how the model goes on"
-        )
+    if sample:
+        lines.append(f"{'sample':>9}  {sample.file}" + (f": {sample.about}" if sample.about else ""))
     lines += [f"{name:>9}  {path}" for name, path in paths.items()]
     return "\n".join(
         [*lines, f"{'next':>9}  {next_command(task.next, result.out, result.example, is_path=not task.reads_text)}"]

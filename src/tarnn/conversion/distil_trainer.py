@@ -7,13 +7,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.utils.data import Sampler
 from transformers.trainer_utils import SaveStrategy
 
 from tarnn.conversion.distil import Distillation
-from tarnn.data.examples import EpochSampler
 from tarnn.tasks import RunSettings
 from tarnn.tasks.base import Trainable
 from tarnn.training.arguments import training_arguments
@@ -41,20 +38,9 @@ class DistillationTask(Trainable):
     unit, bytes_per_token, keeps_model = "loss", None, False
 
     def __init__(self, rows: list[dict[str, Tensor]]):
-        self.examples: Any = rows
+        self.examples = rows
         self.per_example = len(rows[0]["input_ids"])
         self.epoch = len(rows) * self.per_example
-
-    def sampler(self, num_examples: int, seed: int) -> Sampler[int]:
-        return EpochSampler(len(self.examples), num_examples, seed)
-
-    @staticmethod
-    def collate(rows: Any) -> dict[str, Tensor]:
-        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-
-    def loss(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        outputs = model(**batch)
-        return outputs["loss"], outputs
 
 
 def distil(

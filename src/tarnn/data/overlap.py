@@ -1,14 +1,13 @@
 """Whether what a model is validated on is among what it is trained on."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 
 from tarnn.errors import UserError
+from tarnn.log import Log
 
 
-def refuse_overlap(
-    train: Sequence[Hashable], held_out: Sequence[Hashable], what: str, report: Callable[[str], None]
-) -> None:
-    """UserError where the model is trained on all of --val, which then measures nothing; where on some, `report` says so."""
+def refuse_overlap(train: Sequence[Hashable], held_out: Sequence[Hashable], what: str, log: Log) -> None:
+    """UserError where the model is trained on all of --val, which then measures nothing; where on some, `log` says so."""
     seen = set(train)
     common = sum(each in seen for each in held_out)
     if held_out and common == len(held_out):
@@ -17,4 +16,4 @@ def refuse_overlap(
             "out of one of the two, or let --val-fraction hold a part out."
         )
     if common:
-        report(f"tarnn: {common:,} of the {len(held_out):,} {what} of --val are among those to train on, too")
+        log(f"tarnn: {common:,} of the {len(held_out):,} {what} of --val are among those to train on, too")

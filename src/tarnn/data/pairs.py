@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tarnn.data.files import plain_suffix
+from tarnn.data.sources import dataset_rows
 from tarnn.data.tables import Row, field_of, is_table, lines_of, read_rows
 from tarnn.errors import UserError
 
@@ -32,20 +33,19 @@ def read_pairs(sources: Sequence[str], first: str, last: str) -> Iterator[Pair]:
     or JSON, a damaged file, and a source with no pair in it.
     """
     for source in sources:
-        found = False
+        pair = None
         for pair in _read(source, first, last):
-            found = True
             for name, text in ((first, pair.first), (last, pair.last)):
                 if not text:
                     raise UserError(f"{pair.place}: the {name} is empty; correct the line, or remove it.")
             yield pair
-        if not found:
+        if pair is None:
             raise UserError(f"{source} is empty; expected {KINDS}.")
 
 
 def _read(source: str, first: str, last: str) -> Iterator[Pair]:
     if source.startswith("datasets:"):
-        yield from _of_dataset(source, first, last)
+        yield from pairs_of(dataset_rows(source), first, last)
         return
     path = Path(source).expanduser()
     if not path.is_file():
@@ -60,20 +60,12 @@ def _read(source: str, first: str, last: str) -> Iterator[Pair]:
                 )
             yield Pair(columns[0].strip(), columns[-1].strip(), place)
         return
-    for place, row in read_rows(path):
-        yield pair_of(row, first, last, place)
+    yield from pairs_of(read_rows(path), first, last)
 
 
-def _of_dataset(source: str, first: str, last: str) -> Iterator[Pair]:
-    from tarnn.data.sources import dataset_rows
-
-    for number, row in enumerate(dataset_rows(source)):
-        place = f"{source}, row {number}"
-        yield pair_of(row, first, last, place)
-
-
-def pair_of(row: Row, first: str, last: str, place: str) -> Pair:
-    return Pair(field_of(row, first, place, numbers=True), field_of(row, last, place, numbers=True), place)
+def pairs_of(rows: Iterable[tuple[str, Row]], first: str, last: str) -> Iterator[Pair]:
+    for place, row in rows:
+        yield Pair(field_of(row, first, place, numbers=True), field_of(row, last, place, numbers=True), place)
 
 
 def digest(pairs: Iterable[Pair]) -> str:

@@ -5,7 +5,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,9 +16,10 @@ from urllib.request import getproxies
 from tarnn.data.corpora import CORPORA
 from tarnn.data.files import not_text, opened, plain_suffix
 from tarnn.data.proteins import is_protein_file, read_proteins
-from tarnn.data.tables import field_of, read_rows
+from tarnn.data.tables import Row, field_of, read_rows
 from tarnn.errors import UserError
 from tarnn.extras import needed_for
+from tarnn.log import Log, silent
 
 KINDS = (
     "a file, a folder, a glob, '-' for standard input, a .jsonl or .csv file, sequences as .fasta or .sto (files may be .gz, "
@@ -37,13 +38,11 @@ class Document(NamedTuple):
     data: bytes
 
 
-def read_documents(
-    sources: Sequence[str], *, text_field: str = "text", report: Callable[[str], None] = lambda line: None
-) -> Iterator[Document]:
+def read_documents(sources: Sequence[str], *, text_field: str = "text", log: Log = silent) -> Iterator[Document]:
     """The documents of all sources, in the order given; those of a folder or a glob by name.
 
     A folder stands for every file below it that is not hidden and no README, LICENSE or the like. Empty ones there are
-    passed over, those that are not text too, and `report` gets a line about them; a file that was named is refused in both
+    passed over, those that are not text too, and `log` gets a line about them; a file that was named is refused in both
     cases. Standard input is taken as it is. Of FASTA and Stockholm files each sequence is a document
     (`tarnn.data.proteins`). A built-in corpus wins over a file of the same name ('./NAME' is the file). `text_field` names
     the field that holds the text in jsonl lines, .csv rows and `datasets` rows.
@@ -53,25 +52,25 @@ def read_documents(
     if not sources:
         raise UserError(f"no text was given; expected {KINDS}.")
     for source in sources:
-        yield from read_source(source, text_field, report)
+        yield from read_source(source, text_field, log)
 
 
-def read_source(source: str, text_field: str, report: Callable[[str], None]) -> Iterator[Document]:
+def read_source(source: str, text_field: str, log: Log) -> Iterator[Document]:
     path = Path(source).expanduser()
     if source == "-":
         yield not_empty(Document("standard input", sys.stdin.buffer.read()))
     elif source in CORPORA:
         yield from (Document(f"{source}: {name}", data) for name, data in CORPORA[source]())
     elif source.startswith("datasets:"):
-        yield from read_dataset(source, text_field)
+        yield from texts_of(dataset_rows(source), text_field)
     elif path.is_dir():
-        yield from read_all(sorted(files_below(path)), f"folder {source}", text_field, report)
+        yield from read_all(sorted(files_below(path)), f"folder {source}", text_field, log)
     elif path.exists():
         yield from read_file(path, text_field)
     elif glob.has_magic(source):
         matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
         files = [match for match in matches if match.is_file() and not match.name.startswith(".")]
-        yield from read_all(files, f"glob {source!r}", text_field, report)
+        yield from read_all(files, f"glob {source!r}", text_field, log)
     else:
         close = get_close_matches(source, CORPORA, n=1)
         hint = f" Did you mean the built-in corpus '{close[0]}'?" if close else ""
@@ -85,7 +84,7 @@ def files_below(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def read_all(paths: Sequence[Path], where: str, text_field: str, report: Callable[[str], None]) -> Iterator[Document]:
+def read_all(paths: Sequence[Path], where: str, text_field: str, log: Log) -> Iterator[Document]:
     """The files of a folder or a glob that hold text, at least one; those about the texts count where no other does."""
     left_out, found = [], False
     about = [path for path in paths if ABOUT.fullmatch(path.name)]
@@ -102,7 +101,7 @@ def read_all(paths: Sequence[Path], where: str, text_field: str, report: Callabl
     if left_out:
         names = ", ".join(left_out[:3]) + (" …" if len(left_out) > 3 else "")
         many = f"{len(left_out):,} files of {where} that are" if len(left_out) > 1 else f"a file of {where} that is"
-        report(f"left out: {many} not text: {names}")
+        log(f"left out: {many} not text: {names}")
     if not found:
         raise UserError(f"{where} has no files with text in them; expected at least one.")
 
@@ -113,8 +112,7 @@ class NotTextError(UserError):
 
 def read_file(path: Path, text_field: str) -> Iterator[Document]:
     if plain_suffix(path) in (".jsonl", ".csv"):  # a text for each row
-        for name, row in read_rows(path):
-            yield Document(name, field_of(row, text_field, name, "--text-field").encode())
+        yield from texts_of(read_rows(path), text_field)
         return
     if is_protein_file(path):
         yield from (Document(x.place, x.sequence.encode()) for x in read_proteins(path))
@@ -135,15 +133,14 @@ def not_empty(document: Document) -> Document:
     return document
 
 
-def read_dataset(source: str, text_field: str) -> Iterator[Document]:
-    """The texts in the rows of a Hugging Face dataset."""
-    for number, row in enumerate(dataset_rows(source)):
-        name = f"{source}, row {number}"
-        yield Document(name, field_of(row, text_field, name, "--text-field").encode())
+def texts_of(rows: Iterator[tuple[str, Row]], text_field: str) -> Iterator[Document]:
+    """The field that holds the text, of each row."""
+    for place, row in rows:
+        yield Document(place, field_of(row, text_field, place, "--text-field").encode())
 
 
-def dataset_rows(source: str) -> Any:
-    """The rows of a Hugging Face dataset: `datasets:NAME[:CONFIG[:SPLIT]]`.
+def dataset_rows(source: str) -> Iterator[tuple[str, Row]]:
+    """(its place, for messages, the row) of a Hugging Face dataset: `datasets:NAME[:CONFIG[:SPLIT]]`.
 
     NAME is anything that `datasets.load_dataset` takes, also a folder on disk; CONFIG may be left empty;
     SPLIT is `train` unless given.
@@ -156,13 +153,14 @@ def dataset_rows(source: str) -> Any:
     away = not Path(name).exists() and hub_is_away()
     try:
         with offline(datasets) if away else nullcontext():
-            return datasets.load_dataset(name, config or None, split=split or "train")
+            rows = datasets.load_dataset(name, config or None, split=split or "train")
     except Exception as error:  # of many kinds, most of them not the package's own
         if away:
             raise UserError(
                 f"{source} is not on this machine, and the Hugging Face Hub can't be reached from here; give a file or a folder."
             ) from error
         raise UserError(f"{source} could not be loaded: {type(error).__name__}: {error}") from error
+    yield from ((f"{source}, row {number}", row) for number, row in enumerate(rows))
 
 
 def hub_is_away() -> bool:

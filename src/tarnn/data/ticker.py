@@ -5,12 +5,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from tarnn.log import Log
+
 FIRST, THEN = 2.0, 10.0  # seconds until the first line, and between the others
 
 
 @contextmanager
-def ticking(what: str, report: Callable[[str], None], so_far: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Within: after two seconds, and then every ten, `report` gets a line: what, how long, and how far it is."""
+def ticking(what: str, log: Log, so_far: Callable[[], str] = lambda: "") -> Iterator[None]:
+    """Within: after two seconds, and then every ten, `log` gets a line: what, how long, and how far it is."""
     done, started = threading.Event(), time.monotonic()
 
     def tick() -> None:
@@ -18,7 +20,7 @@ def ticking(what: str, report: Callable[[str], None], so_far: Callable[[], str] 
         while not done.wait(wait):
             wait = THEN
             seconds, far = time.monotonic() - started, so_far()
-            report(f"{what}: {clock_time(seconds)}" + (f", {far}" if far else ""))
+            log(f"{what}: {clock_time(seconds)}" + (f", {far}" if far else ""))
 
     thread = threading.Thread(target=tick, daemon=True)
     thread.start()

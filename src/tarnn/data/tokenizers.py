@@ -5,11 +5,13 @@ bytes underneath: every text has ids, and ids have an exact size in bytes, which
 """
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tarnn.data.proteins import AMINO_ACIDS, OTHERS
+from tarnn.data.saved_tokenizer import open_saved_tokenizer
 from tarnn.errors import UserError
 from tarnn.extras import needed_for
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT, MASK = "<|endoftext|>", "<|mask|>"
+LARGEST_VOCABULARY = 1_000_000
 PIECE = 1 << 16  # bytes of text given to a tokenizer at a time, cut at the end of a line
 
 
@@ -54,6 +57,9 @@ def amino_tokenizer() -> "PreTrainedTokenizerFast":
     return wrapped(backend, mask_token=MASK)
 
 
+FIXED = {"bytes": byte_tokenizer, "amino-acids": amino_tokenizer}  # tokenizers that need no training
+
+
 @needed_for("a tokenizer")
 def train_bpe(texts: Iterable[bytes], vocab_size: int) -> "PreTrainedTokenizerFast":
     """A byte-level BPE of at most `vocab_size` ids, the 256 bytes and <|endoftext|> among them.
@@ -75,6 +81,52 @@ def train_bpe(texts: Iterable[bytes], vocab_size: int) -> "PreTrainedTokenizerFa
     )
     backend.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
     return wrapped(backend)
+
+
+def bpe_size(tokenizer: str) -> int | None:
+    """N of "bpe:N", None for one that needs no training; UserError for anything else."""
+    kind, _, size = tokenizer.partition(":")
+    if tokenizer in FIXED or is_folder(tokenizer):
+        return None
+    if kind == "bpe" and size.isdecimal():
+        if len(size) > 12 or int(size) > LARGEST_VOCABULARY:
+            raise UserError(f"a BPE vocabulary of {size} is too large; expected at most {LARGEST_VOCABULARY:,}.")
+        return int(size)
+    raise UserError(
+        f"no tokenizer is called {tokenizer!r}; expected {', '.join(map(repr, FIXED))}, 'bpe:N' with N ids, such as "
+        "'bpe:4096', or the folder of a tokenizer."
+    )
+
+
+def make_tokenizer(name: str, texts: Iterable[bytes]) -> "PreTrainedTokenizerFast":
+    """The tokenizer of that name; "bpe:N" is trained on the texts."""
+    vocab_size = bpe_size(name)
+    return ready_tokenizer(name) if vocab_size is None else train_bpe(texts, vocab_size)
+
+
+def is_folder(tokenizer: str) -> bool:
+    """Whether it is the folder of a tokenizer, and not the name of one."""
+    return tokenizer not in FIXED and Path(tokenizer).expanduser().is_dir()
+
+
+def ready_tokenizer(name: str) -> "PreTrainedTokenizerFast":
+    """One that needs no training: by its name, or from its folder.
+
+    UserError for a folder's tokenizer that does not work on bytes: then its tokens have no exact number of bytes.
+    """
+    if name in FIXED:
+        return FIXED[name]()
+    tokenizer = open_saved_tokenizer(Path(name).expanduser())
+    try:
+        if tokenizer.eos_token_id is None:
+            tokenizer.add_special_tokens({"eos_token": END_OF_TEXT})
+        token_bytes(tokenizer)
+    except (KeyError, AttributeError) as error:
+        raise UserError(
+            f"the tokenizer in {name} is not byte-level (as those of GPT-2, Llama 3 and tarnn are), so its tokens have no exact "
+            "number of bytes; give another, or --tokenizer bpe:N."
+        ) from error
+    return tokenizer
 
 
 @needed_for("a tokenizer")

@@ -1,4 +1,4 @@
-"""The backbone in the Hugging Face manner: `forward`, with transformers' caches and options, and how weights start."""
+"""The backbone as transformers runs it: `forward` with its caches and options, and initial weights."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
@@ -26,7 +26,7 @@ from tarnn.models.inputs import check_inputs, check_length, check_positions, wit
 
 
 class TarnnBlock(Block, GradientCheckpointingLayer):
-    """`Block` with a third way through it: `forward`, with a transformers cache or none."""
+    """`Block` with `forward`, with a transformers cache or without."""
 
     describe = Block.describe
 
@@ -73,7 +73,7 @@ class TarnnBlock(Block, GradientCheckpointingLayer):
 
 
 class TarnnPreTrainedModel(PreTrainedModel):
-    """What transformers must know: the config's class, how weights start, what may not be split."""
+    """What transformers must know: the config's class, initial weights, modules that may not be split."""
 
     config: TarnnConfig
     config_class: Any = TarnnConfig
@@ -113,7 +113,7 @@ class TarnnPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Normal(0, initializer_range); what adds to the residual stream 1/√(2·layers) of that (GPT-2)."""
+        """Draw weights from Normal(0, initializer_range); those that add to the residual stream 1/√(2·layers) of that (GPT-2)."""
         super()._init_weights(module)
         if getattr(module, "adds_to_residual", False):
             std = self.config.initializer_range / (2 * self.config.num_hidden_layers) ** 0.5
@@ -130,7 +130,7 @@ class TarnnPreTrainedModel(PreTrainedModel):
 
 
 class TarnnModel(Backbone, TarnnPreTrainedModel):
-    """`Backbone` in the Hugging Face manner."""
+    """`Backbone` with `forward`, as transformers runs it."""
 
     block: ClassVar[type[Block]] = TarnnBlock
     describe = Backbone.describe
@@ -150,13 +150,13 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
         cross: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast | BaseModelOutputWithPastAndCrossAttentions:
-        """input_ids (b, t), or inputs_embeds (b, t, width) → hidden states (b, t, hidden).
+        """Compute hidden states (b, t, hidden) from input_ids (b, t) or inputs_embeds (b, t, width).
 
-        attention_mask: (b, t), or (b, past + t) with a cache; 0 = padding, on whichever side. cu_seqlens:
-        int32 (n + 1,), bounds of documents packed into the rows, which don't see each other; transformers' ways
-        to say so do as well (`find_documents`). use_cache: hand on a cache; by default as the config says,
-        but not in training nor for packed documents. cross: what each layer's cross-attention reads, as `Block` takes it,
-        in a decoder. output_attentions: the weights of each softmax layer.
+        attention_mask: (b, t), or (b, past + t) with a cache; 0 = padding, on either side. cu_seqlens:
+        int32 (n + 1,), bounds of documents packed into the rows, which don't see each other; transformers' own
+        arguments for this work as well (`find_documents`). use_cache: return a cache; by default as the config says,
+        but not in training nor for packed documents. cross: what each layer's cross-attention reads, as `Block` takes
+        it, in a decoder. output_attentions: return the weights of each softmax layer.
 
         Raises ValueError for an empty input, positions beyond max_position_embeddings, masks and caches that
         don't fit, and output_attentions without softmax layers: linear attention never forms that matrix.
@@ -190,35 +190,35 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
         x = self.embed(input_ids, position_ids, without_padding(inputs_embeds, key_mask))
         if cu_seqlens is not None:  # attention sees the rows laid end to end
             position_ids = position_ids.expand(b, t).reshape(1, b * t)
-        watched = kwargs.get("output_attentions", self.config.output_attentions)
-        if watched and not self.has_weights:
+        with_weights = kwargs.get("output_attentions", self.config.output_attentions)
+        if with_weights and not self.has_weights:
             raise ValueError(
                 "linear attention never forms its attention matrices, and this model has no softmax layer: "
-                "output_attentions can't be had."
+                "output_attentions is not available."
             )
-        for block, cache, place in zip(self.layers, caches, self.places(position_ids, cross), strict=True):
-            options: dict[str, Any] = {"key_mask": key_mask, "cu_seqlens": cu_seqlens}
+        for block, cache, options in zip(self.layers, caches, self.layer_options(position_ids, cross), strict=True):
+            options |= {"key_mask": key_mask, "cu_seqlens": cu_seqlens}
             context = None
-            if watched and block.attention.has_weights:
+            if with_weights and block.attention.has_weights:
                 options["return_weights"] = True
             if cross is not None:
-                reads = dict(place["cross"])
+                reads = dict(options["cross"])
                 context = reads.pop("context", None)
-                if watched and cast(Any, block.cross_attention).has_weights:
+                if with_weights and cast(Any, block.cross_attention).has_weights:
                     reads["return_weights"] = True
-                place = {**place, "cross": reads}
-            x = block(x, context, past_key_values=cache, **place, **options)
-        made = BaseModelOutputWithPast if cross is None else BaseModelOutputWithPastAndCrossAttentions
-        return made(last_hidden_state=self.norm(x), past_key_values=past_key_values)
+                options["cross"] = reads
+            x = block(x, context, past_key_values=cache, **options)
+        output = BaseModelOutputWithPast if cross is None else BaseModelOutputWithPastAndCrossAttentions
+        return output(last_hidden_state=self.norm(x), past_key_values=past_key_values)
 
     @property
     def has_weights(self) -> bool:
-        """Whether some layer has attention weights to hand out."""
+        """Whether some layer has attention weights to return."""
         kinds = (x for block in self.layers for x in (block.attention, block.cross_attention))
         return any(x is not None and x.has_weights for x in kinds)
 
     def _positions(self, position_ids, attention_mask, cu_seqlens, past: int, shape, device) -> Tensor:
-        """As given, or counted; (b, t) or (1, t), and within max_position_embeddings."""
+        """Return position_ids, or count them: (b, t) or (1, t), within max_position_embeddings."""
         b, t = shape
         if position_ids is None and attention_mask is None and cu_seqlens is None:
             check_length(self.config, t, past)  # nothing to look up

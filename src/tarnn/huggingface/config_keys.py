@@ -1,4 +1,4 @@
-"""Keys that transformers' own config class has: their types, and those that a file may hold and we don't read."""
+"""Keys of transformers' own config class: their types, and those that a file may hold but no model here reads."""
 
 import warnings
 from typing import Any
@@ -50,15 +50,15 @@ _TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
 
 
 def check_base_keys(values: dict[str, Any]) -> None:
-    """Raises ValueError, in one sentence, for a value that transformers would stumble over later."""
+    """Raise ValueError, in one sentence, for a value that would fail later inside transformers."""
     for name, value in values.items():
         kind, words = _TYPES.get(name, (object, ""))
         if value is not None and not isinstance(value, kind):
             raise ValueError(f"{name} must be {words} or null; got {value!r}.")
     for name in ("dtype", "torch_dtype"):
-        found = values.get(name)
-        found = getattr(torch, found, found) if isinstance(found, str) else found
-        if found is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
+        dtype = values.get(name)
+        dtype = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise ValueError(
                 f"{name} must be the name of a floating type of torch, such as float32 or bfloat16; got {values[name]!r}."
             )
@@ -71,7 +71,7 @@ def check_base_keys(values: dict[str, Any]) -> None:
 
 
 def without_old_keys(values: dict[str, Any], known: set[str]) -> dict[str, Any]:
-    """The contents of a config.json without keys that transformers, not tarnn, has had a use for; warns of them."""
+    """Drop keys of a config.json that only transformers uses; warn of them."""
     generation = set(GenerationConfig._get_default_generation_params())
     ignored = sorted(set(values) & (_OLD | generation) - known)
     if ignored:

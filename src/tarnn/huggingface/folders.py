@@ -1,14 +1,14 @@
-"""Whether a checkpoint's name is meant as a folder of this machine, before it is looked for on the network."""
+"""Detect names of checkpoints that mean a local folder, before the hub is asked for them."""
 
 import os
 from pathlib import Path
 
 
 def check_folder(name: str | os.PathLike | None) -> None:
-    """Raises FileNotFoundError for a missing folder, in place of what the hub has to say of such a name.
+    """Raise FileNotFoundError for a missing folder, instead of the hub's error about such a name.
 
-    `owner/model` may be on the hub. A folder is meant where a name is a path, begins with a dot or a slash, has more
-    parts, or where its first part is a folder here.
+    `owner/model` may be on the hub. A name means a folder if it is a path, begins with a dot or a slash, has more
+    parts, or if its first part is a folder here.
     """
     if name is None or os.path.exists(name):
         return

@@ -1,4 +1,4 @@
-"""What stands on the backbone where no text is generated: filled gaps, classes of sequences and of tokens, transcripts."""
+"""Heads on the backbone that generate no text: masked tokens, classes of sequences and of tokens, transcripts."""
 
 from typing import Any, ClassVar, cast
 
@@ -24,9 +24,9 @@ NEVER = -1e4  # a logit, also in float16
 
 
 class TarnnHead(TarnnPreTrainedModel):
-    """`TarnnModel` and what a subclass makes of its hidden states: `classify`, and the loss against labels, `loss`.
+    """`TarnnModel` and a head: a subclass says how to `classify` hidden states, and the `loss` against labels.
 
-    Each token sees both sides where config.causal is False, else the tokens before it.
+    Each token sees both sides if config.causal is False, else the tokens before it.
     """
 
     output: ClassVar[type[ModelOutput]]
@@ -38,15 +38,15 @@ class TarnnHead(TarnnPreTrainedModel):
         self.build_head(self.config)
 
     def build_head(self, config: TarnnConfig) -> None:
-        """Makes the layers after the backbone."""
+        """Make the layers after the backbone."""
         raise NotImplementedError
 
     def classify(self, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
-        """Logits, of hidden states x (b, t, hidden); mask (b, t) and documents as in `TarnnModel.forward`."""
+        """Compute logits from hidden states x (b, t, hidden); mask (b, t) and documents as in `TarnnModel.forward`."""
         raise NotImplementedError
 
     def loss(self, logits: Tensor, labels: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
-        """In nats, the mean; options: those of transformers' loss functions."""
+        """Compute the mean loss in nats; options: those of transformers' loss functions."""
         raise NotImplementedError
 
     @can_return_tuple
@@ -97,7 +97,7 @@ class TarnnHead(TarnnPreTrainedModel):
 
     @property
     def frames(self) -> Frames:
-        """What reads input_features; ValueError for a model of tokens."""
+        """The layer that reads input_features. Raises ValueError for a model of tokens."""
         if not isinstance(self.model.embed_tokens, Frames):
             raise ValueError(
                 "this model reads tokens, input_ids; for input_features its config says how wide they are, input_size."
@@ -106,9 +106,9 @@ class TarnnHead(TarnnPreTrainedModel):
 
 
 class TarnnForMaskedLM(TarnnHead):
-    """Logits for the token in each place, seen from both sides: what masked tokens were (Devlin et al. 2019).
+    """Logits for the token at each position, from both sides: masked language modelling (Devlin et al. 2019).
 
-    labels: (b, t), the tokens; −100 where nothing was masked.
+    labels: (b, t), the tokens; −100 at positions that were not masked.
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
@@ -117,7 +117,7 @@ class TarnnForMaskedLM(TarnnHead):
     def build_head(self, config: TarnnConfig) -> None:
         if config.causal or config.input_size is not None:
             raise ValueError(
-                "a masked language model guesses tokens from both sides: its config has causal=False and no input_size; "
+                "a masked language model predicts tokens from both sides: its config has causal=False and no input_size; "
                 f"got causal={config.causal} and input_size={config.input_size}."
             )
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -133,7 +133,7 @@ class TarnnForSequenceClassification(TarnnHead):
     """Logits (b, num_labels) for whole sequences: of the mean over tokens, or, causal, of the last token.
 
     labels: (b,) classes, (b, num_labels) zeros and ones where a sequence may have several, or numbers where num_labels
-    is 1. Of packed documents there is one row of logits and one label each.
+    is 1. Each packed document has one row of logits and one label.
     """
 
     output = SequenceClassifierOutput
@@ -145,8 +145,8 @@ class TarnnForSequenceClassification(TarnnHead):
         if cu_seqlens is not None:
             return self.classifier(self._of_documents(x.flatten(0, 1), cu_seqlens.long()))
         if self.config.causal:
-            places = torch.arange(1, x.shape[1] + 1, device=x.device)
-            last = places[None] if mask is None else mask.long() * places  # the last place whose mask is 1
+            counts = torch.arange(1, x.shape[1] + 1, device=x.device)
+            last = counts[None] if mask is None else mask.long() * counts  # the last position whose mask is 1
             last = last.argmax(-1).expand(len(x))
             return self.classifier(x[torch.arange(len(x), device=x.device), last])
         if mask is None:
@@ -155,7 +155,7 @@ class TarnnForSequenceClassification(TarnnHead):
         return self.classifier((x * kept).sum(1) / kept.sum(1).clamp_min(1))
 
     def _of_documents(self, x: Tensor, bounds: Tensor) -> Tensor:
-        """Of the tokens (n, hidden) of all documents: what stands for each."""
+        """Select or average the tokens (n, hidden) of all documents: (documents, hidden)."""
         if self.config.causal:
             return x[bounds[1:] - 1]
         lengths = bounds.diff()
@@ -168,7 +168,7 @@ class TarnnForSequenceClassification(TarnnHead):
 
 
 class TarnnForTokenClassification(TarnnHead):
-    """Logits (b, t, num_labels) for each token. labels: (b, t) classes, −100 where a token has none."""
+    """Logits (b, t, num_labels) for each token. labels: (b, t) classes, −100 for a token that has none."""
 
     output = TokenClassifierOutput
 
@@ -183,12 +183,12 @@ class TarnnForTokenClassification(TarnnHead):
 
 
 class TarnnForCTC(TarnnHead):
-    """Logits (b, places, vocab_size) whose most likely path, without repeats and blanks, is the transcript.
+    """Logits (b, positions, vocab_size) whose most likely path, without repeats and blanks, is the transcript.
 
     Connectionist temporal classification (Graves et al. 2006). The blank is config.pad_token_id. With config.input_size
-    it reads `input_features`, else `input_ids`. labels: (b, n) tokens, −100 (or blanks) where a row has fewer. The loss
-    is the mean over rows of nats per label. At padding the blank is certain, so whoever decodes a padded row, such as a
-    pipeline, spells the row alone.
+    it reads `input_features`, else `input_ids`. labels: (b, n) tokens, −100 (or blanks) if a row has fewer. The loss
+    is the mean over rows of nats per label. At padding the blank is certain, so a padded row decodes, for example in a
+    pipeline, to the same text as the row alone.
     """
 
     output = CausalLMOutput
@@ -201,7 +201,7 @@ class TarnnForCTC(TarnnHead):
 
     def classify(self, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
         if cu_seqlens is not None:
-            raise ValueError("CTC aligns each row with its own labels: packed documents can't be had; pad rows.")
+            raise ValueError("CTC aligns each row with its own labels and takes no packed documents; pad rows.")
         logits = self.lm_head(x)
         if mask is None:
             return logits
@@ -212,31 +212,31 @@ class TarnnForCTC(TarnnHead):
     def loss(self, logits: Tensor, labels: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
         lengths = logits.new_full((len(logits),), logits.shape[1]).long() if mask is None else mask.sum(-1)
         if can_look(labels):
-            self._check_room(labels, lengths)
+            self._check_lengths(labels, lengths)
         return self.loss_function(logits, labels, logit_lengths=lengths, blank_token_id=self.config.pad_token_id)
 
-    def _check_room(self, labels: Tensor, lengths: Tensor) -> None:
-        """Each label needs a place, and a blank stands between two that are alike; without room the loss is infinite."""
+    def _check_lengths(self, labels: Tensor, lengths: Tensor) -> None:
+        """Raise ValueError for rows too short for their labels (one position each, and a blank between equal ones)."""
         real = (labels >= 0) & (labels != self.config.pad_token_id)
         needed = real.sum(-1) + ((labels[:, 1:] == labels[:, :-1]) & real[:, 1:]).sum(-1)
         short = needed.to(lengths.device) > lengths
         if short.any():
             row = int(short.nonzero()[0])
             raise ValueError(
-                f"row {row} has {int(lengths[row])} places for {int(needed[row])} labels (blanks between equal ones "
-                "counted): no path spells them. Leave the row out, or lower subsampling."
+                f"row {row} has {int(lengths[row])} positions for {int(needed[row])} labels (blanks between equal ones "
+                "counted): no path spells them, the loss is infinite. Leave the row out, or lower subsampling."
             )
 
     def new_state(self, batch_size: int, capacity: int | None = None):
-        """`Backbone.new_state`: where a stream begins."""
+        """Make the state before a stream, as `Backbone.new_state`."""
         return self.model.new_state(batch_size, capacity)
 
     @torch.no_grad()
     def prefill(self, input_features: Tensor, state, *, inplace: bool = False):
-        """Reads frames (b, t, input_size) on top of a state (`new_state`): (logits (b, places, vocab), the state after them).
+        """Read frames (b, t, input_size) on top of a state (`new_state`): (logits (b, positions, vocab), the state after them).
 
-        For a causal model, whose state is of constant size: a stream may come in pieces, each of them a multiple of
-        config.subsampling frames. `inplace`: as in `TarnnForCausalLM.prefill`.
+        For causal models. The state has constant size; a stream may come in pieces, each a multiple of config.subsampling
+        frames. `inplace`: as in `TarnnForCausalLM.prefill`.
         """
         x, state = self.model.prefill(None, state, inputs_embeds=self.frames(input_features), inplace=inplace)
         return self.lm_head(x).float(), state

@@ -1,4 +1,4 @@
-"""The model of images: a distribution over each value of an image, given those before it, row by row."""
+"""The model of images: it predicts a distribution of each value of an image from those before it, row by row."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from tarnn.models.images import START, ImageModel
 
 @dataclass
 class ImageGenerationOutput(ModelOutput):
-    """loss: nats a value, the mean. nats: (b,), of each whole image. parameters: (b, n, p), of the distribution of
+    """loss: mean nats per value. nats: (b,), of each whole image. parameters: (b, n, p), of the distribution of
     each of an image's n values (`config.make_likelihood()` knows what they mean)."""
 
     loss: Tensor | None = None
@@ -35,10 +35,10 @@ class TarnnForImageGeneration(ImageModel, TarnnPreTrainedModel):
 
     An image is a sequence: row by row, in a row pixel by pixel, in a pixel channel by channel, red first: green knows
     red, and blue knows red and green (as in Katharopoulos et al. 2020, section 4.2). Before the first value stands START (256);
-    each token's place is that of the value that it is to predict. With classes, the class's embedding is added at
-    every place, so that no state need remember it.
+    each token's position is that of the value that it predicts. With classes, the class's embedding is added at
+    every position, so that no state need remember it.
 
-    As `TarnnForCausalLM`, it runs two ways which agree: `forward` over whole images, for training and likelihoods,
+    Like `TarnnForCausalLM`, it runs in two ways, which agree: `forward` over whole images, for training and likelihoods,
     and `new_state`, `prefill`, `step`, value after value in constant time (see `tarnn.decoding.pixels`).
     """
 
@@ -58,7 +58,7 @@ class TarnnForImageGeneration(ImageModel, TarnnPreTrainedModel):
         class_labels: Int[Tensor, " b"] | None = None,
         **kwargs: Any,
     ) -> ImageGenerationOutput:
-        """The likelihood of whole images, pixel_values (b, height, width, channels), integers from 0 to 255.
+        """Compute the likelihood of whole images, pixel_values (b, height, width, channels), integers from 0 to 255.
 
         class_labels (b,): needed by, and only by, a model with classes. Other arguments as in `TarnnModel.forward`.
         Sums over logarithms are float32 (float64 for float64 weights). Raises ValueError for images of another size or
@@ -66,8 +66,8 @@ class TarnnForImageGeneration(ImageModel, TarnnPreTrainedModel):
         """
         values = self.sequence(pixel_values)
         ids = torch.cat([values.new_full((len(values), 1), START), values[:, :-1]], dim=1)
-        places = torch.arange(ids.shape[1], device=ids.device)[None]
-        embedded = self.embed(ids, places, self.condition(class_labels, len(ids)))
+        positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        embedded = self.embed(ids, positions, self.condition(class_labels, len(ids)))
         out = self.model(inputs_embeds=embedded, use_cache=False, **kwargs)
         parameters = self.head(out.last_hidden_state)
         nats = -self.likelihood.log_prob(parameters, values)
@@ -77,6 +77,6 @@ class TarnnForImageGeneration(ImageModel, TarnnPreTrainedModel):
     def bits_per_dim(
         self, pixel_values: Int[Tensor, "b height width channels"], class_labels: Int[Tensor, " b"] | None = None
     ) -> Float[Tensor, " b"]:
-        """−log₂ P(image) / n of each image; a random guess among 256 values costs 8."""
+        """Compute −log₂ P(image) / n of each image; a uniform guess among 256 values costs 8."""
         nats = self(pixel_values, class_labels).nats
         return nats / (self.config.sequence_length * math.log(2))

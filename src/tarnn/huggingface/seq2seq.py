@@ -1,4 +1,4 @@
-"""The encoder–decoder: a source is read once, by an encoder that sees both sides; its target is made token after token."""
+"""The encoder–decoder: an encoder reads the source once, from both sides; a decoder writes the target token by token."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from tarnn.ops import State
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Seq2SeqState(State):
-    """What the decoder remembers: of the target so far, and of the source, layer by layer, once and for all."""
+    """The decoder's state: after the target so far, and, layer by layer, after the whole source."""
 
     target: ModelState
     source: tuple[State, ...]
@@ -85,11 +85,13 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> Seq2SeqModelOutput:
-        """The source, input_ids (b, s), inputs_embeds (b, s, width) or encoder_outputs; the target so far, decoder_input_ids
-        (b, t) or decoder_inputs_embeds → the decoder's hidden states (b, t, hidden).
+        """Compute the decoder's hidden states (b, t, hidden).
 
-        attention_mask (b, s), decoder_attention_mask (b, t): 0 = padding. output_attentions: the weights of softmax layers;
-        a half without any has None. Raises ValueError where there are none at all.
+        The source is input_ids (b, s), inputs_embeds (b, s, width) or encoder_outputs; the target so far is
+        decoder_input_ids (b, t) or decoder_inputs_embeds.
+
+        attention_mask (b, s), decoder_attention_mask (b, t): 0 = padding. output_attentions: the weights of softmax layers,
+        None for encoder or decoder without any. Raises ValueError for a model without softmax layers.
         """
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
@@ -138,8 +140,8 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
     def _crosses(
         self, source: Tensor | None, mask: Tensor | None, cache: Cache | None
     ) -> tuple[Cache | None, list[dict[str, Any]]]:
-        """(the decoder's own cache, what each layer's cross-attention reads): the source itself, or, with a cache, the
-        state that it left there, which is made when it is first read."""
+        """Return the decoder's own cache, and what each layer's cross-attention reads: the source itself, or, with a
+        cache, the state after it, which the first call leaves there."""
         if cache is None:
             assert source is not None
             key_mask = None if mask is None else mask.bool()
@@ -148,35 +150,35 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
             raise ValueError("the cache of an encoder–decoder is an EncoderDecoderCache; leave past_key_values out.")
         if not cache.is_updated.get(0, False):
             assert source is not None
-            made = [StateLayer() for _ in self.decoder.layers]
-            for layer, state in zip(made, self._read(source, mask)):
+            states = [StateLayer() for _ in self.decoder.layers]
+            for layer, state in zip(states, self._read(source, mask)):
                 layer.write(state, source.shape[1], self._never)
-            cache.cross_attention_cache.layers = cast(Any, made)
-            cache.is_updated = dict.fromkeys(range(len(made)), True)
-        left: Any = cache.cross_attention_cache.layers
-        return cache.self_attention_cache, [{"state": layer.state} for layer in left]
+            cache.cross_attention_cache.layers = cast(Any, states)
+            cache.is_updated = dict.fromkeys(range(len(states)), True)
+        layers: Any = cache.cross_attention_cache.layers
+        return cache.self_attention_cache, [{"state": layer.state} for layer in layers]
 
     @staticmethod
     def _never(n: int) -> State:
         raise NotImplementedError("a source is never read in part.")
 
     def _read(self, source: Tensor, mask: Tensor | None) -> Iterator[State]:
-        """What each layer's cross-attention keeps of the encoder's output (b, s, hidden)."""
-        nothing = source.new_zeros(len(source), 0, source.shape[-1])  # no query yet
+        """Yield each layer's state of cross-attention after the encoder's output (b, s, hidden)."""
+        no_queries = source.new_zeros(len(source), 0, source.shape[-1])
         key_mask = None if mask is None else mask.bool()
         for block in self.decoder.layers:
             attention = cast(MultiHeadAttention, block.cross_attention)
-            yield attention(nothing, source, key_mask=key_mask, return_state=True)[1]
+            yield attention(no_queries, source, key_mask=key_mask, return_state=True)[1]
 
 
 class TarnnForConditionalGeneration(TarnnSeq2SeqModel, GenerationMixin):
     """Encoder, decoder with cross-attention, and a linear layer to the vocabulary, which all share one embedding.
 
-    Self- and cross-attention are linear or softmax by their names in the config. What linear cross-attention needs of
-    the source is S = Σ_j φ(k_j) v_jᵀ and z = Σ_j φ(k_j) per layer and head: computed once, and a step never looks at
-    the source again. With softmax it is the keys and values of the whole source.
+    Self- and cross-attention are linear or softmax by their names in the config. Linear cross-attention needs of the
+    source only S = Σ_j φ(k_j) v_jᵀ and z = Σ_j φ(k_j) per layer and head: computed once; a step never reads the
+    source again. Softmax needs the keys and values of the whole source.
 
-    Two ways to run it, which agree: `forward` with a transformers cache (Trainer, `generate`, beams), and `read`, `step`
+    It runs in two ways, which agree: `forward` with a transformers cache (Trainer, `generate`, beams), and `read`, `step`
     with the state as a plain value:
 
         state = model.read(source_ids)
@@ -196,7 +198,7 @@ class TarnnForConditionalGeneration(TarnnSeq2SeqModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Labels one place later, after the start token."""
+        """Shift labels one position to the right, after the start token."""
         shifted = labels.roll(1, dims=-1)
         shifted = shifted.masked_fill(shifted < 0, cast(int, self.config.pad_token_id))
         return shifted.index_fill(1, torch.zeros(1, dtype=torch.long, device=labels.device), self.start_id)
@@ -222,12 +224,12 @@ class TarnnForConditionalGeneration(TarnnSeq2SeqModel, GenerationMixin):
     ) -> Seq2SeqLMOutput:
         """Arguments of `TarnnSeq2SeqModel.forward`, and labels → logits (b, t, vocab).
 
-        labels (b, t): the tokens to be made, −100 left out; without decoder_input_ids and decoder_inputs_embeds they are
-        read one place later. The loss is in nats, the mean per token.
+        labels (b, t): the tokens to predict, −100 left out; without decoder_input_ids and decoder_inputs_embeds the decoder
+        reads them one position later. The loss is in nats, the mean per token.
         """
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             if labels is None:
-                raise ValueError("an encoder–decoder needs decoder_input_ids, or labels to make them of.")
+                raise ValueError("an encoder–decoder needs decoder_input_ids, or labels to make them from.")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if use_cache is None and labels is not None:
             use_cache = False
@@ -265,13 +267,13 @@ class TarnnForConditionalGeneration(TarnnSeq2SeqModel, GenerationMixin):
     def read(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, capacity: int | None = None
     ) -> Seq2SeqState:
-        """The state after the source (b, s) and before the target, for whose softmax layers `capacity` makes room."""
+        """Return the state after the source (b, s) and before the target, of which softmax layers allocate `capacity` tokens."""
         source = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         return Seq2SeqState(self.decoder.new_state(len(input_ids), capacity), tuple(self._read(source, attention_mask)))
 
     @torch.no_grad()
     def step(self, token_ids: Tensor, state: Seq2SeqState, *, inplace: bool = False) -> tuple[Tensor, Seq2SeqState]:
-        """One token per row (b,): (logits (b, vocab) float32, the state after it). As in `TarnnForCausalLM.step`."""
+        """Read one token per row (b,): (logits (b, vocab) float32, the state after it). As in `TarnnForCausalLM.step`."""
         cross = [{"state": x} for x in state.source]
         x, target = self.decoder.step(token_ids, state.target, inplace=inplace, cross=cross)
         return self.lm_head(x).float(), Seq2SeqState(target, state.source)

@@ -8,6 +8,10 @@ from torch import Tensor
 from tarnn.kernels.packing import bounds
 from tarnn.numerics import wide
 
+# fields of a call with axes (b, h, t, …); and of a call and its outputs with (n, …), n the sequences
+IN_TIME = ("q", "k", "v", "log_decay", "key_log_weight")
+PER_SEQUENCE = ("S", "z", "M")
+
 
 class Call(NamedTuple):
     """Queries (b, h, t, d), keys (b, g, s, d), values (b, g, s, e), and all that says what to do with them.
@@ -37,8 +41,6 @@ class Call(NamedTuple):
     square: float = 0.0
     offset: float = 0.0
     shift: float = 0.0
-    in_time = ("q", "k", "v", "log_decay", "key_log_weight")
-    per_sequence = ("S", "z", "M")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -126,7 +128,6 @@ class Outputs(NamedTuple):
     z: Any  # (n, g, f)
     M: Any  # (n, g)  zeros where nothing has a log-weight; a step without log-weights has None
     kept: Tensor | None = None  # states that a backend keeps for its own `backward`, as it likes, or None
-    per_sequence = ("S", "z", "M")
 
 
 class Returned(NamedTuple):

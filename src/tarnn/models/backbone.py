@@ -1,7 +1,7 @@
-"""The models as RNNs: embedding, blocks, final norm and a head; `prefill` and `step`. All of it without transformers.
+"""The backbone and the language model as RNNs: embedding, blocks, final norm and a head, run by `prefill` and `step`.
 
-What generates needs no more than this. `TarnnModel`, `TarnnForCausalLM` and `TarnnForImageGeneration` are the same in the
-Hugging Face manner: they add `forward`, caches, and initial weights.
+Generation needs no more than this. `TarnnModel` and `TarnnForCausalLM` in `tarnn.huggingface` derive from these classes and add
+`forward`, caches, and initial weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ from tarnn.ops import State
 
 
 class Recurrent(nn.Module):
-    """A module that is built from a config.
+    """A module that is built from a record.
 
-    Where transformers has made it, `config` is transformers' kind of config, with the same keys as the record.
+    `config` is that record, or, in a subclass in `tarnn.huggingface`, the config that has the same keys.
     """
 
     config: Any
@@ -35,16 +35,16 @@ class Recurrent(nn.Module):
         self.tie()
 
     def build(self, config: Any) -> None:
-        """Makes the layers."""
+        """Make the layers."""
         raise NotImplementedError
 
     @property
     def tied(self) -> dict[str, str]:
-        """Weights that are others of the model as well, by name."""
+        """Names of weights that are the same tensor as others, and the names of those."""
         return {}
 
     def tie(self) -> None:
-        """Makes them one."""
+        """Make them one tensor."""
 
     @property
     def device(self) -> torch.device:
@@ -58,10 +58,10 @@ class Recurrent(nn.Module):
 class Backbone(Recurrent):
     """Token and position embeddings, `num_hidden_layers` blocks, a final norm (none after post-norm blocks).
 
-    config.causal: each place sees those before it, as language models do; else all places see all others (an encoder,
-    which has no cache and no state).
+    config.causal: each position sees those before it, as language models do; else all positions see all others (an
+    encoder, which has no cache and no state).
 
-    Sinusoidal positions have amplitude 1, so embeddings are scaled by √hidden beside them (Vaswani et al.
+    Sinusoidal positions have amplitude 1, so embeddings are scaled by √hidden before they are added (Vaswani et al.
     2017, section 3.4).
     """
 
@@ -103,10 +103,10 @@ class Backbone(Recurrent):
         *,
         inplace: bool = False,
     ) -> tuple[Tensor, ModelState]:
-        """input_ids (b, t) on top of a state → (hidden states (b, t, hidden), the state after them).
+        """Read input_ids (b, t) on top of a state: (hidden states (b, t, hidden), the state after them).
 
-        inputs_embeds (b, t, width): embeddings, where they are not just those of the ids, in their place. The given
-        state stays as it was; `inplace` lets its memory be used for the new one.
+        inputs_embeds (b, t, width): embeddings to use instead of those of the ids. The given state stays as it was;
+        `inplace` lets its memory be used for the new one.
         """
         ids = input_ids if inputs_embeds is None else None
         (_, t), device = check_inputs(ids, inputs_embeds, attention_mask)
@@ -115,8 +115,8 @@ class Backbone(Recurrent):
             check_positions(self.config, positions, past=int(state.position.max()))
         key_mask = None if attention_mask is None else attention_mask.bool()
         x, layers = self.embed(input_ids, positions, without_padding(inputs_embeds, key_mask)), []
-        for block, layer, place in zip(self.layers, state.layers, self.places(positions), strict=True):
-            x, layer = block.prefill(x, layer, key_mask=key_mask, inplace=inplace, **place)
+        for block, layer, options in zip(self.layers, state.layers, self.layer_options(positions), strict=True):
+            x, layer = block.prefill(x, layer, key_mask=key_mask, inplace=inplace, **options)
             layers.append(layer)
         seen = t if key_mask is None else key_mask.sum(-1)
         return self.norm(x), ModelState(tuple(layers), state.position + seen)
@@ -130,7 +130,7 @@ class Backbone(Recurrent):
         inplace: bool = False,
         cross: Sequence[Mapping[str, Any]] | None = None,
     ) -> tuple[Tensor, ModelState]:
-        """One token per row, (b,) → ((b, hidden), the state after it). inputs_embeds (b, 1, width): as in `prefill`.
+        """Read one token per row, (b,): ((b, hidden), the state after it). inputs_embeds (b, 1, width): as in `prefill`.
 
         cross: what each layer's cross-attention reads, as `Block` takes it.
 
@@ -141,8 +141,8 @@ class Backbone(Recurrent):
             check_length(self.config, 1, int(state.position.max()))
         positions = state.position[:, None]
         x, layers = self.embed(token_ids[:, None], positions, inputs_embeds), []
-        for block, layer, place in zip(self.layers, state.layers, self.places(positions, cross), strict=True):
-            x, layer = block.step(x, layer, inplace=inplace, **place)
+        for block, layer, options in zip(self.layers, state.layers, self.layer_options(positions, cross), strict=True):
+            x, layer = block.step(x, layer, inplace=inplace, **options)
             layers.append(layer)
         position = state.position.add_(1) if inplace else state.position + 1
         return self.norm(x)[:, 0], ModelState(tuple(layers), position)
@@ -150,10 +150,10 @@ class Backbone(Recurrent):
     def new_states(
         self, batch_size: int, capacity: int | None = None, cache_dtype: torch.dtype | None = None
     ) -> tuple[State, ...]:
-        """Each layer's state before the first token. `capacity`: how many tokens softmax layers make room for.
+        """Make each layer's state before the first token. `capacity`: the number of tokens that softmax layers allocate.
 
-        cache_dtype: bfloat16 halves the memory of softmax layers' keys and values, and the time in which a token reads them,
-        for a model in float32; by default, and else, the weights' type. Raises ValueError for another.
+        cache_dtype: the weights' type by default. For a model in float32 it may be bfloat16, which halves the memory of
+        softmax layers' keys and values, and the time to read them. Raises ValueError for another.
         """
         narrower = cache_dtype == torch.bfloat16 and self.dtype == torch.float32
         if cache_dtype not in (None, self.dtype) and not narrower:
@@ -161,13 +161,13 @@ class Backbone(Recurrent):
                 f"keys and values are kept in {self.dtype}, as the weights, or, of a model in float32, in bfloat16; "
                 f"got cache_dtype={cache_dtype}."
             )
-        new = (x.attention.new_state for x in self.layers)
-        return tuple(make(batch_size, capacity=capacity, dtype=cache_dtype or self.dtype) for make in new)
+        dtype = cache_dtype or self.dtype
+        return tuple(x.attention.new_state(batch_size, capacity=capacity, dtype=dtype) for x in self.layers)
 
     def new_state(
         self, batch_size: int, capacity: int | None = None, cache_dtype: torch.dtype | None = None
     ) -> ModelState:
-        """The state before the first token; see `new_states`."""
+        """Make the state before the first token; see `new_states`."""
         layers = self.new_states(batch_size, capacity, cache_dtype)
         return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64, device=self.device))
 
@@ -175,28 +175,30 @@ class Backbone(Recurrent):
         """What enters the first block, (b, t, hidden)."""
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if self.embed_positions is not None:
-            place = self.embed_positions(positions).to(x.dtype)
+            embedded = self.embed_positions(positions).to(x.dtype)
             x = x if self.embed_scale == 1 else x * self.embed_scale
             half = self.config.position == "sinusoidal_half"
-            x = torch.cat([x, place.expand(*x.shape[:2], -1)], dim=-1) if half else x + place
+            x = torch.cat([x, embedded.expand(*x.shape[:2], -1)], dim=-1) if half else x + embedded
         return self.dropout(x)
 
-    def places(self, positions: Tensor, cross: Sequence[Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
-        """Where the tokens are, as each layer's attention takes it; equal rotary positions share a rotation. With what
-        each layer's cross-attention reads, where there is any."""
+    def layer_options(
+        self, positions: Tensor, cross: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[dict[str, Any]]:
+        """Make each layer's options: the positions, their rotation (one for equal rotary embeddings), and what its
+        cross-attention reads, if it has any."""
         rotations: dict[Any, Rotation] = {}
-        places: list[dict[str, Any]] = []
+        layers: list[dict[str, Any]] = []
         for i, block in enumerate(self.layers):
-            place: dict[str, Any] = (
-                {"positions": positions} if cross is None else {"positions": positions, "cross": cross[i]}
-            )
+            options: dict[str, Any] = {"positions": positions}
+            if cross is not None:
+                options["cross"] = cross[i]
             if (rotary := block.attention.rotary) is not None:
                 key = (type(rotary), *vars(rotary).values())
                 if key not in rotations:
                     rotations[key] = rotary.rotation(positions, self.dtype)
-                place["rotation"] = rotations[key]
-            places.append(place)
-        return places
+                options["rotation"] = rotations[key]
+            layers.append(options)
+        return layers
 
 
 class TextModel(Recurrent):
@@ -204,12 +206,12 @@ class TextModel(Recurrent):
 
     backbone: ClassVar[type[Backbone]] = Backbone
     end_ids: frozenset[int] = frozenset()  # the tokens that end a text, as `open_model` has read them
-    pad_id: int = 0  # the token after those
+    pad_id: int = 0  # fills a row whose text has ended
 
     def build(self, config: ModelConfig) -> None:
         if not config.causal or config.input_size is not None:
             raise ValueError(
-                "a language model reads tokens and sees those before the one that it guesses: its config has causal=True "
+                "a language model reads tokens and sees those before the one that it predicts: its config has causal=True "
                 f"and no input_size; got causal={config.causal} and input_size={config.input_size}."
             )
         self.model = self.backbone(self.config)
@@ -237,26 +239,26 @@ class TextModel(Recurrent):
     def prefill(
         self, input_ids: Tensor, state: ModelState, attention_mask: Tensor | None = None, *, inplace: bool = False
     ) -> tuple[Tensor, ModelState]:
-        """Reads input_ids (b, t) on top of a state: (logits after each row's last token, new state).
+        """Read input_ids (b, t) on top of a state: (logits after each row's last token, new state).
 
         Logits are (b, vocab) float32. A long prompt may come in pieces. attention_mask (b, t) is for these
-        tokens, 0 = padding, on whichever side. The given state stays as it was, unless `inplace` lets its memory
-        be used for the new one: softmax layers then write behind the keys that they have, without a copy.
+        tokens, 0 = padding, on either side. The given state stays as it was, unless `inplace` lets its memory
+        be used for the new one: softmax layers then append to their keys without a copy.
         """
         x, state = self.model.prefill(input_ids, state, attention_mask, inplace=inplace)
         if attention_mask is None:
             last = x[:, -1]
-        else:  # the last place whose mask is 1
-            place = (attention_mask.long() * torch.arange(1, x.shape[1] + 1, device=x.device)).argmax(-1)
-            last = x[torch.arange(x.shape[0], device=x.device), place]
+        else:  # the last position whose mask is 1
+            position = (attention_mask.long() * torch.arange(1, x.shape[1] + 1, device=x.device)).argmax(-1)
+            last = x[torch.arange(x.shape[0], device=x.device), position]
         return self.lm_head(last).float(), state
 
     @torch.no_grad()
     def step(self, token_ids: Tensor, state: ModelState, *, inplace: bool = False) -> tuple[Tensor, ModelState]:
-        """One token per row (b,): (logits (b, vocab) float32, the state after it).
+        """Read one token per row (b,): (logits (b, vocab) float32, the state after it).
 
-        The given state stays as it was, unless `inplace` lets its tensors be written: then nothing is copied, and
-        of the given state no more use can be made. Shapes never change, so `torch.compile(model.step,
+        The given state stays as it was, unless `inplace` lets its tensors be written: then nothing is copied, and the
+        given state must not be used again. Shapes never change, so `torch.compile(model.step,
         fullgraph=True)` compiles once (for models without softmax layers, whose caches fill up).
         """
         x, state = self.model.step(token_ids, state, inplace=inplace)

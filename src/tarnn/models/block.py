@@ -55,9 +55,9 @@ class Block(nn.Module):
     causal: for a decoder; False for an encoder. context_size: the width of another sequence that cross-attention,
     between the two, reads: a decoder that has an encoder.
 
-    Two ways through it: `prefill` with a state or none, and `step`; `TarnnBlock` adds `forward`. All take `cross`, the
-    arguments of the cross-attention: {"context": (b, s, context_size), "key_mask": (b, s)}, or {"state": …},
-    what reading that context has left behind.
+    It runs by `prefill`, with a state or without, and by `step`; `TarnnBlock` adds `forward`. All take `cross`, the
+    arguments of the cross-attention: {"context": (b, s, context_size), "key_mask": (b, s)}, or {"state": …}, the
+    state after that context.
     """
 
     def __init__(self, config: ModelConfig, layer: int, *, causal: bool = True, context_size: int | None = None):
@@ -84,27 +84,27 @@ class Block(nn.Module):
         return plan.layer(*map(plan.add, parts), pre_norm=self.pre_norm)
 
     def prefill(self, x: Tensor, state, cross=None, **options):
-        """Many tokens on top of a state, or of none: (x, the state after them)."""
+        """Read many tokens on top of a state, or of none: (x, the state after them)."""
         before = self._before(x, self.attention_norm)
         y, state, *_ = self.attention(before, state=state, return_state=True, **options)
         return self._rest(x, y, cross), state
 
     def step(self, x: Tensor, state, cross=None, **options):
-        """One token, x (b, 1, hidden): (x, the state after it)."""
+        """Read one token, x (b, 1, hidden): (x, the state after it)."""
         y, state = self.attention.step(self._before(x, self.attention_norm), state, **options)
         return self._rest(x, y, cross), state
 
     def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
-        """What a sublayer reads."""
+        """Norm the input of a sublayer, if norms come before."""
         return norm(x) if self.pre_norm else x
 
     def _join(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
-        """What a sublayer puts out, added."""
+        """Add the output y of a sublayer to the residual."""
         x = x + self.dropout(y)
         return x if self.pre_norm else norm(x)
 
     def _rest(self, x: Tensor, y: Tensor, cross: Mapping[str, Any] | None) -> Tensor:
-        """All that follows attention's output y."""
+        """Run what follows attention, whose output is y."""
         x = self._join(x, y, self.attention_norm)
         if self.cross_attention is not None:
             y = self.cross_attention(self._before(x, self.cross_norm), **cross or {})

@@ -11,8 +11,8 @@ from tarnn.registry import arguments_of
 
 
 def make_feature_map(config: ModelConfig, layer: int) -> FeatureMap:
-    """This layer's φ. Its width, heads and longest sequence are the model's; its seed (0 by default) stands for a seed
-    per layer."""
+    """Make this layer's φ. Its width, heads and longest sequence are the model's; each layer has its own seed, derived from
+    the seed in the options (0 by default)."""
     name = config.feature_map_of(layer)
     options = dict(config.feature_map_options.get(name, {}))
     if "seed" in options_of(name):
@@ -21,7 +21,7 @@ def make_feature_map(config: ModelConfig, layer: int) -> FeatureMap:
 
 
 def seed_of(seed: int, layer: int) -> int:
-    """A layer's seed: layers with one ω would all be wrong in the same places."""
+    """Derive a layer's seed: layers that share one ω would all err for the same inputs."""
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**40:
         raise ValueError(f"a feature map's seed is a whole number from 0 to below 2⁴⁰; got {seed!r}.")
     return seed * 100_000 + layer
@@ -30,9 +30,9 @@ def seed_of(seed: int, layer: int) -> int:
 def make_attention(
     config: ModelConfig, layer: int, *, causal: bool, context_size: int | None = None
 ) -> MultiHeadAttention:
-    """This layer's attention, to its own sequence or, with context_size, to another.
+    """Make this layer's attention, to its own sequence or, with context_size, to another.
 
-    A kind of attention is given what it takes of all that the config says, and the options under its name.
+    Its class receives the arguments that it has among those below, and the options under its name.
     """
     name = config.attention_of(layer) if context_size is None else config.cross_attention_of(layer)
     kind = ATTENTIONS.find(name).kind
@@ -43,7 +43,7 @@ def make_attention(
         decay = make_decay(config, feature_map)
     if context_size is None and config.position == "rotary" and "rotary" in takes:
         rotary = Rotary(kind.rotary_dim(config.head_dim, feature_map), config.rotary_base)
-    given = {
+    arguments = {
         "hidden_size": config.hidden_size,
         "num_heads": config.num_attention_heads,
         "causal": causal,
@@ -57,11 +57,11 @@ def make_attention(
         "decay": decay,
         "rotary": rotary,
     }
-    return ATTENTIONS.build(name, given, config.attention_options.get(name, {}))
+    return ATTENTIONS.build(name, arguments, config.attention_options.get(name, {}))
 
 
 def make_decay(config: ModelConfig, feature_map: FeatureMap | None) -> nn.Module:
-    """The decay of one layer's state, which has a row for each feature."""
+    """Make the decay of one layer's state, which has a row for each feature."""
     width = config.head_dim if feature_map is None else feature_map.num_features(config.head_dim)
-    given = {"hidden_size": config.hidden_size, "num_heads": config.num_key_value_heads, "num_features": width}
-    return DECAYS.build(config.decay, given, {})
+    arguments = {"hidden_size": config.hidden_size, "num_heads": config.num_key_value_heads, "num_features": width}
+    return DECAYS.build(config.decay, arguments, {})

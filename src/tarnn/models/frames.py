@@ -1,4 +1,4 @@
-"""Frames of numbers (of a spectrogram, of sensors) as the input of a model, in the place of token embeddings."""
+"""Frames of numbers (of a spectrogram, of sensors) as the input of a model, instead of token embeddings."""
 
 import torch
 from jaxtyping import Float
@@ -7,10 +7,10 @@ from torch.nn.functional import pad
 
 
 class Frames(nn.Module):
-    """y_i = W [x_{s·i}, …, x_{s·i+s−1}] + b: each `subsampling` = s neighbouring frames become one place of the sequence.
+    """y_i = W [x_{s·i}, …, x_{s·i+s−1}] + b: each `subsampling` = s neighbouring frames become one position of the sequence.
 
-    This is a convolution whose stride is its width, so no place needs a frame of another: a stream may be read in
-    pieces of any multiple of s frames. The last place is filled up with zeros where frames are missing.
+    This is a convolution with stride = kernel size: output positions share no frames, so a stream may be read in
+    pieces of any multiple of s frames. Missing frames of the last position are zeros.
     """
 
     def __init__(self, input_size: int, width: int, subsampling: int = 1):
@@ -18,7 +18,7 @@ class Frames(nn.Module):
         self.input_size, self.subsampling = input_size, subsampling
         self.proj = nn.Linear(input_size * subsampling, width)
 
-    def forward(self, frames: Float[Tensor, "b t n"]) -> Float[Tensor, "b places width"]:
+    def forward(self, frames: Float[Tensor, "b t n"]) -> Float[Tensor, "b p width"]:
         if frames.ndim != 3 or frames.shape[-1] != self.input_size or not frames.is_floating_point():
             raise ValueError(
                 f"this model reads frames (b, t, {self.input_size}) of floating-point numbers; got {frames.dtype} "
@@ -28,9 +28,9 @@ class Frames(nn.Module):
         return self.proj(frames.unflatten(1, (-1, self.subsampling)).flatten(2).to(self.proj.weight.dtype))
 
     def read(self, frames: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The places and their mask, of frames (b, t, n) and theirs (b, t), 0 = padding, at the end of a row.
+        """Embed frames (b, t, n) with their mask (b, t), 0 = padding at the end of a row; return also the positions' mask.
 
-        Padding is read as zeros, so a padded row is as the row alone. Raises ValueError for padding elsewhere.
+        Padding is read as zeros, so a padded row gives the same as the row alone. Raises ValueError for padding elsewhere.
         """
         if mask is None:
             return self(frames), None
@@ -41,8 +41,8 @@ class Frames(nn.Module):
             )
         return self(frames.masked_fill(~mask.bool()[..., None], 0.0)), mask[:, :: self.subsampling]
 
-    def places(self, num_frames: Tensor) -> Tensor:
-        """How many places so many frames become."""
+    def num_positions(self, num_frames: Tensor) -> Tensor:
+        """Return the number of positions that so many frames become."""
         return torch.div(num_frames + self.subsampling - 1, self.subsampling, rounding_mode="floor")
 
     def extra_repr(self) -> str:

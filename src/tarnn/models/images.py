@@ -1,4 +1,4 @@
-"""The model of images as an RNN, value after value, without transformers: `TarnnForImageGeneration` less `forward`."""
+"""The model of images as an RNN over their values. `TarnnForImageGeneration` adds `forward`."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -27,8 +27,8 @@ class ImageModelConfig(ModelConfig):
     position: grid (learned embeddings of row, column and channel, added), or one of `ModelConfig`'s, which count
         the values of an image, row by row, from 0 on.
 
-    The vocabulary is not to be chosen: 256 values, and 256 for the start of an image. Sequences are as long as an
-    image has values.
+    The vocabulary is fixed: the values 0 to 255, and 256 for the start of an image. A sequence has the length of an
+    image.
     """
 
     positions: ClassVar[tuple[str, ...]] = (*ModelConfig.positions, "grid")
@@ -84,7 +84,7 @@ class ImageModelConfig(ModelConfig):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ImageState(ModelState):
-    """A `ModelState`, and what is to be drawn: condition (b, width), the classes' embeddings, or None."""
+    """A `ModelState`, and the images' classes: condition (b, width), their embeddings, or None."""
 
     condition: Tensor | None = None
 
@@ -121,8 +121,8 @@ class ImageModel(Recurrent):
         class_labels: Int[Tensor, " b"] | None = None,
         cache_dtype: torch.dtype | None = None,
     ) -> ImageState:
-        """The state before START. Softmax layers make room for `capacity` tokens, by default a whole image; `cache_dtype` as
-        in `Backbone.new_states`."""
+        """Make the state before START. Softmax layers allocate `capacity` tokens, by default a whole image; `cache_dtype`
+        as in `Backbone.new_states`."""
         capacity = self.config.sequence_length if capacity is None else capacity
         layers = self.model.new_states(batch_size, capacity, cache_dtype)
         position = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
@@ -132,10 +132,10 @@ class ImageModel(Recurrent):
     def prefill(
         self, input_ids: Int[Tensor, "b t"], state: ImageState, *, inplace: bool = False
     ) -> tuple[Float[Tensor, "b p"], ImageState]:
-        """Reads START and the values so far, (b, t), in one or several pieces: (parameters of the next value's
+        """Read START and the values so far, (b, t), in one or several pieces: (parameters of the next value's
         distribution, float32; new state). `inplace` lets the given state's memory be used for the new one."""
-        places = state.position[:, None] + torch.arange(input_ids.shape[1], device=input_ids.device)
-        embedded = self.embed(input_ids, places.clamp(max=self.config.sequence_length - 1), state.condition)
+        positions = state.position[:, None] + torch.arange(input_ids.shape[1], device=input_ids.device)
+        embedded = self.embed(input_ids, positions.clamp(max=self.config.sequence_length - 1), state.condition)
         x, after = self.model.prefill(input_ids, state, inputs_embeds=embedded, inplace=inplace)
         return self.head(x[:, -1]).float(), ImageState(after.layers, after.position, state.condition)
 
@@ -143,28 +143,28 @@ class ImageModel(Recurrent):
     def step(
         self, token_ids: Int[Tensor, " b"], state: ImageState, *, inplace: bool = False
     ) -> tuple[Float[Tensor, "b p"], ImageState]:
-        """One value per row (b,), START first: (parameters of the next one's distribution, float32; the state after
+        """Read one value per row (b,), START first: (parameters of the next one's distribution, float32; the state after
         it). `inplace` writes into the given state. Shapes never change, so it can be compiled (but for softmax
         layers, whose caches fill up)."""
-        places = state.position[:, None].clamp(max=self.config.sequence_length - 1)
-        embedded = self.embed(token_ids[:, None], places, state.condition)
+        positions = state.position[:, None].clamp(max=self.config.sequence_length - 1)
+        embedded = self.embed(token_ids[:, None], positions, state.condition)
         x, after = self.model.step(token_ids, state, inputs_embeds=embedded, inplace=inplace)
         return self.head(x).float(), ImageState(after.layers, after.position, state.condition)
 
     def embed(
-        self, ids: Int[Tensor, "b t"], places: Int[Tensor, "#b t"], condition: Float[Tensor, "b width"] | None
+        self, ids: Int[Tensor, "b t"], positions: Int[Tensor, "#b t"], condition: Float[Tensor, "b width"] | None
     ) -> Float[Tensor, "b t width"]:
-        """Tokens, the places of the values that they predict (of `grid` models), and the class."""
+        """Add the embeddings of tokens, of the positions that they predict (in `grid` models), and of the class."""
         x = self.model.embed_tokens(ids)
         if self.grid:
-            pixels = places // self.config.num_channels
+            pixels = positions // self.config.num_channels
             x = x + self.embed_rows(pixels // self.config.image_width)
             x = x + self.embed_columns(pixels % self.config.image_width)
-            x = x + self.embed_channels(places % self.config.num_channels)
+            x = x + self.embed_channels(positions % self.config.num_channels)
         return x if condition is None else x + condition[:, None]
 
     def condition(self, class_labels: Tensor | None, batch_size: int) -> Tensor | None:
-        """The classes' embeddings, (b, width); None for a model without classes."""
+        """Return the classes' embeddings, (b, width); None for a model without classes."""
         num_classes = self.config.num_classes
         if self.embed_classes is None:
             if class_labels is not None:
@@ -183,7 +183,7 @@ class ImageModel(Recurrent):
         return self.embed_classes(class_labels)
 
     def sequence(self, pixel_values: Tensor) -> Int[Tensor, "b n"]:
-        """Images (b, height, width, channels) as sequences of their values, int64."""
+        """Flatten images (b, height, width, channels) to sequences of their values, int64."""
         config = self.config
         shape = (config.image_height, config.image_width, config.num_channels)
         if pixel_values.ndim != 4 or pixel_values.shape[1:] != shape or not len(pixel_values):

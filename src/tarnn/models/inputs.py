@@ -1,4 +1,4 @@
-"""What may be fed to a model: lengths, masks and caches that fit; expected, got, remedy."""
+"""Check the inputs of a model: their lengths, masks and positions."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from tarnn.models.config import ModelConfig
 
 
 def check_length(config: ModelConfig, num_tokens: int, past: int = 0) -> None:
-    """Raises ValueError where a sequence would end beyond max_position_embeddings."""
+    """Raise ValueError if a sequence would end beyond max_position_embeddings."""
     limit = config.max_position_embeddings
     if limit is not None and past + num_tokens > limit:
         after = f", {past} of them earlier ones" if past else ""
@@ -18,13 +18,13 @@ def check_length(config: ModelConfig, num_tokens: int, past: int = 0) -> None:
 
 
 def check_positions(config: ModelConfig, positions: Tensor, past: int = 0) -> None:
-    """`check_length` of the sequences that these positions count, however wide the row that they stand in."""
+    """Run `check_length` for the sequences that these positions count, however wide their rows are."""
     if config.max_position_embeddings is not None and can_look(positions):
         check_length(config, int(positions.max()) + 1 - past, past)
 
 
 def can_look(x: Tensor) -> bool:
-    """Whether x holds numbers now, and is not the placeholder of a graph that is being recorded."""
+    """Return whether x holds numbers now, and is not a placeholder in a graph that is being recorded."""
     recorded = torch.compiler.is_compiling() or torch.jit.is_tracing() or type(x) is not Tensor
     return not (recorded or (x.is_cuda and torch.cuda.is_current_stream_capturing()))
 
@@ -36,24 +36,24 @@ def check_inputs(
     position_ids: Tensor | None = None,
     past: int = 0,
 ) -> tuple[torch.Size, torch.device]:
-    """The input's shape (b, t) and device. Raises ValueError for what doesn't fit together."""
-    given = input_ids if inputs_embeds is None else inputs_embeds
-    if given is None or (input_ids is not None and inputs_embeds is not None):
+    """Return the input's shape (b, t) and device. Raises ValueError for inputs that don't fit together."""
+    inputs = input_ids if inputs_embeds is None else inputs_embeds
+    if inputs is None or (input_ids is not None and inputs_embeds is not None):
         raise ValueError("give input_ids or inputs_embeds, one of the two.")
-    if given.ndim != (2 if inputs_embeds is None else 3):
-        raise ValueError(f"a model takes input_ids (b, t) or inputs_embeds (b, t, width); got {tuple(given.shape)}.")
-    batch, t = given.shape[:2]
+    if inputs.ndim != (2 if inputs_embeds is None else 3):
+        raise ValueError(f"a model takes input_ids (b, t) or inputs_embeds (b, t, width); got {tuple(inputs.shape)}.")
+    batch, t = inputs.shape[:2]
     if t == 0:
         raise ValueError("the input is empty: a model needs at least one token.")
     if position_ids is not None and can_look(position_ids) and position_ids.shape not in ((batch, t), (1, t)):
         raise ValueError(f"position_ids must be (b, t) = {(batch, t)}, or (1, t); got {tuple(position_ids.shape)}.")
     if attention_mask is not None:
         _check_mask(attention_mask, batch, t, past, position_ids)
-    return given.shape[:2], given.device
+    return inputs.shape[:2], inputs.device
 
 
 def without_padding(inputs_embeds: Tensor | None, key_mask: Tensor | None) -> Tensor | None:
-    """Embeddings (b, t, width) with zeros at padding, where anything may stand, also NaN."""
+    """Set embeddings (b, t, width) to zero at padding, which may hold anything, also NaN."""
     if inputs_embeds is None or key_mask is None:
         return inputs_embeds
     return inputs_embeds.masked_fill(~key_mask[..., None], 0.0)

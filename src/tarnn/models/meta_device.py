@@ -1,4 +1,4 @@
-"""Models and layers with shapes and no numbers: to be filled from a file, compared with, or counted."""
+"""Build models and layers that have shapes but no numbers: to be filled from a file, or counted."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 
-class _NothingDrawn(TorchFunctionMode):
-    """Weights stay as they were allocated: to draw them on the meta device, torch would import its compiler (1.5 s)."""
+class _NoInitialWeights(TorchFunctionMode):
+    """Skip `torch.nn.init`: to draw weights on the meta device, torch would import its compiler (1.5 s)."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if getattr(function, "__module__", "") == "torch.nn.init":
@@ -16,6 +16,6 @@ class _NothingDrawn(TorchFunctionMode):
 
 
 def build_on_meta(kind: Any, config: Any, **options: Any) -> Any:
-    """kind(config, …) on the meta device: nothing is allocated."""
-    with torch.device("meta"), _NothingDrawn():
+    """Return kind(config, …) on the meta device: nothing is allocated."""
+    with torch.device("meta"), _NoInitialWeights():
         return kind(config, **options)

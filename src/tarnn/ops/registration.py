@@ -115,7 +115,7 @@ class Op:
             return tuple(getattr(outputs, name) for name in self.differentiable)
 
         with full_precision(call[0]):
-            outputs, pull = torch.func.vjp(results, *(tensors[name] for name in names))
+            outputs, pull, *_ = torch.func.vjp(results, *(tensors[name] for name in names))
             sent = tuple(torch.zeros_like(y) if g is None else g for y, g in zip(outputs, grads))
             gradients = dict(zip(names, pull(sent)))
         return [gradients.get(name) for name in tensors]

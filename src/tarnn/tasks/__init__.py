@@ -1,6 +1,6 @@
 """Tasks: what a model is trained for. One folder per task, and one registry, `TASKS`."""
 
-from tarnn.tasks.base import TASKS, Facts, Task, Trained, own_options, register, task_of
+from tarnn.tasks.base import TASKS, Facts, Sample, Task, own_options, register, task_of
 from tarnn.tasks.settings import RunSettings
 from tarnn.tasks.text.task import TextSettings, TextTask
 
@@ -21,10 +21,30 @@ from tarnn.tasks.pairs.task import Seq2SeqSettings, Seq2SeqTask
 
 # isort: split
 from tarnn.tasks.labels.words import TokenClassificationSettings, TokenClassificationTask
+from tarnn.tasks.trained import Trained
 
 __all__ = [
-    "TASKS", "ClassificationSettings", "ClassificationTask", "CtcSettings", "CtcTask", "Facts", "ImageSettings", "ImageTask",
-    "MaskedLMSettings", "MaskedLMTask", "RunSettings", "Seq2SeqSettings", "Seq2SeqTask", "Task", "TextSettings", "TextTask",
-    "TokenClassificationSettings", "TokenClassificationTask",
-    "Trained",    "own_options", "register", "task_of",
-]  # fmt: skip
+    "TASKS",
+    "ClassificationSettings",
+    "ClassificationTask",
+    "CtcSettings",
+    "CtcTask",
+    "Facts",
+    "ImageSettings",
+    "ImageTask",
+    "MaskedLMSettings",
+    "MaskedLMTask",
+    "RunSettings",
+    "Sample",
+    "Seq2SeqSettings",
+    "Seq2SeqTask",
+    "Task",
+    "TextSettings",
+    "TextTask",
+    "TokenClassificationSettings",
+    "TokenClassificationTask",
+    "Trained",
+    "own_options",
+    "register",
+    "task_of",
+]

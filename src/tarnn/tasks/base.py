@@ -10,20 +10,20 @@ and resuming are the same for all tasks, and belong to `tarnn.training`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tarnn.errors import UserError
+from tarnn.log import Log
 from tarnn.tasks.settings import RunSettings
+from tarnn.tasks.trained import Trained
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.utils.data import Dataset, Sampler
+    from torch.utils.data import Sampler
     from transformers import PreTrainedModel, TrainingArguments
-
-Report = Callable[[str], None]  # takes a line about what happens
 
 
 @dataclass(frozen=True)
@@ -39,58 +39,67 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A trained model's folder, and what is known of its run."""
+class Sample:
+    """What a trained model made, at the end of its run."""
 
-    folder: Path
-    config: Any  # of the model
-    settings: Any  # of the run; the task's defaults where `saved` is None
-    saved: dict[str, Any] | None  # settings.json; None for a model that was saved without a run
+    file: Path
+    text: str = ""  # to be shown
+    about: str = ""  # the file, in words
 
 
 class Trainable(ABC):
-    """Data and their loss, as the trainer takes them; nothing is held out unless `validation` says so."""
+    """Data and their loss, as the trainer takes them."""
 
     unit: ClassVar[str] = "bits_per_byte"
     counted: ClassVar[str] = "tokens"
-    rates: ClassVar[tuple[str, ...]] = ()  # what `sums` counts besides, each a part of the tokens: accuracy
+    rates: ClassVar[tuple[str, ...]] = ()  # what `outcome` counts besides, each a part of the tokens: accuracy
     keeps_model: ClassVar[bool] = True  # whether the run leaves the best model in its folder
 
     epoch: int
     per_example: int = 1  # what one example counts
     bytes_per_token: float | None = 1.0
-    examples: Dataset
+    examples: Any  # a Dataset
+    held_out: Any = None  # examples to validate on
     tokenizer: Any = None
     example: str = ""  # an input of the data, for a task whose `next` is predict
 
-    @abstractmethod
     def sampler(self, num_examples: int, seed: int) -> Sampler[int]:
         """The examples of the whole run, in order: epoch after epoch without a seam."""
+        from tarnn.data.examples import EpochSampler
+
+        return EpochSampler(len(self.examples), num_examples, seed)
 
     @staticmethod
-    @abstractmethod
     def collate(rows: Any) -> dict[str, Tensor]:
         """Examples as a batch."""
+        from tarnn.data.examples import collate
 
-    @abstractmethod
-    def loss(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean loss in nats, in float32, and the model's outputs."""
+        return collate(rows)
+
+    def loss(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+        """Mean loss in nats, in float32."""
+        return model(**batch)["loss"]
 
     def validation(self, batch_size: int) -> Sequence[dict[str, Tensor]] | None:
         """The held-out data in batches, in a fixed order; None where nothing is held out."""
-        return None
+        from tarnn.data.examples import Batches
 
-    def sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
-        """(nats, tokens, bytes) of a validation batch, float64 where the device has it, and after them what `rates` names."""
+        return None if self.held_out is None else Batches(self.held_out, batch_size)
+
+    def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[Any]]:
+        """The sums of a validation batch, and what `details` needs of each of its examples.
+
+        Sums are (nats, tokens, bytes), float64 where the device has it, and after them what `rates` names.
+        """
         raise NotImplementedError
 
-    def sample(self, max_seconds: float | None) -> str:
-        """What the trained model makes, within that time; printed at the end of the run."""
-        return ""
+    def sample(self, max_seconds: float | None) -> Sample | None:
+        """What the trained model in the run's folder makes, within that time where it can be."""
+        return None
 
     @property
     def has_sample(self) -> bool:
-        """Whether `sample` makes something, and takes its time."""
+        """Whether a run with a budget of time is to keep some for `sample`."""
         return False
 
     def trainer_options(self, args: TrainingArguments) -> dict[str, Any]:
@@ -102,13 +111,14 @@ class Task(Trainable):
     """One kind of training. Its file is light to import: torch and the models are imported by the methods.
 
     An object of the class is the task with its data: `settings` are checked, `first` says whether this is the first
-    process (others find what it has written), `saved` is settings.json of the run that is resumed, and `report` takes
+    process (others find what it has written), `saved` is settings.json of the run that is resumed, and `log` takes
     lines about the progress.
     """
 
     name: ClassVar[str]  # as in --task
-    model_type: ClassVar[str]  # as in config.json
+    model_type: ClassVar[str] = "tarnn"  # as in config.json
     architecture: ClassVar[str]  # the name of the model's class, as there
+    config_class: ClassVar[str] = "TarnnConfig"
     of: ClassVar[str]  # "a model of …"
     settings_class: ClassVar[type[RunSettings]]
     next: ClassVar[str] = "generate"  # the command that uses the model
@@ -116,25 +126,28 @@ class Task(Trainable):
     text_column: ClassVar[int] = -1  # of a .tsv file, that `predict` reads
     text_setting: ClassVar[str] = "text_field"  # names the field of other rows, that it reads
 
+    settings: Any  # of `settings_class`
     data_facts: dict[str, Any]  # about the data, for settings.json
     evaluated: str = ""  # what `to_evaluate` has found to measure on, in words
 
     @abstractmethod
-    def __init__(self, settings: Any, first: bool, saved: dict[str, Any] | None, report: Report): ...
+    def __init__(self, settings: Any, first: bool, saved: dict[str, Any] | None, log: Log): ...
 
-    @staticmethod
-    @abstractmethod
-    def classes() -> tuple[Any, Any]:
+    @classmethod
+    def classes(cls) -> tuple[Any, Any]:
         """The classes of its config and of its model."""
+        import tarnn.models as models
+
+        return getattr(models, cls.config_class), getattr(models, cls.architecture)
 
     @classmethod
     def recurrent(cls) -> tuple[Any, Any]:
         """The same for a model that only runs, token after token; without transformers, where it can be."""
         return cls.classes()
 
-    @staticmethod
+    @classmethod
     @abstractmethod
-    def check(settings: Any) -> None:
+    def check(cls, settings: Any) -> None:
         """Refuses, before any data are read, the model that can't be."""
 
     @abstractmethod
@@ -145,17 +158,13 @@ class Task(Trainable):
         return self.classes()[1](self.config())
 
     @classmethod
-    def to_evaluate(cls, trained: Trained, sources: Sequence[str], report: Report) -> Task:
+    def to_evaluate(cls, trained: Trained, sources: Sequence[str], log: Log) -> Task:
         """The task with data to measure a trained model on, and nothing to train: `sources`, or, where there are none, what
         its run held out.
 
         UserError where the run held nothing out, or its data are no longer those that it began with.
         """
         raise UserError(f"tarnn eval does not measure the task {cls.name}.")
-
-    def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[Any]]:
-        """`sums` of a batch, and what `details` needs of each of its examples."""
-        return self.sums(model, batch), []
 
     def details(self, outcomes: list[Any]) -> dict[str, Any]:
         """More about all examples than sums can say: a confusion table, errors per word, a standard error."""
@@ -165,9 +174,9 @@ class Task(Trainable):
     def rows(self) -> dict[str, str]:
         """Lines about the data, for the table of settings."""
 
-    @abstractmethod
     def step_row(self, per_step: int) -> str:
         """What a step is, for the same table."""
+        return f"{per_step:,} {self.counted}"
 
     def run_facts(self) -> dict[str, Any]:
         """More for settings.json."""
@@ -181,12 +190,21 @@ class Task(Trainable):
         """
         raise NotImplementedError
 
+    def refuse_other_data(self, saved: dict[str, Any] | None) -> None:
+        """UserError where a run is resumed and its data are not what they were."""
+        before = (saved or {}).get(self.of)
+        if before is not None and before != self.data_facts:
+            raise UserError(
+                f"the data of {', '.join(self.settings.sources)} are no longer those that the run in {self.settings.out} "
+                "began with; restore them to --resume, or start again with --overwrite."
+            )
+
 
 TASKS: dict[str, type[Task]] = {}
 
 
 def register(task: type[Task]) -> type[Task]:
-    """Makes a task known by its name; its settings learn whose they are."""
+    """Register a task by its name, and tell its settings whose they are."""
     TASKS[task.name] = task
     task.settings_class.task = task.name
     return task
@@ -198,31 +216,6 @@ def task_of(config: Mapping[str, Any]) -> type[Task] | None:
     alike = [task for task in TASKS.values() if task.model_type == kind]
     named = [task for task in alike if isinstance(names, list) and task.architecture in names]
     return next(iter(named or alike), None)
-
-
-def facts_of_held_out(trained: Trained, task: type[Task]) -> Any:
-    """What settings.json says of what a run held out; UserError where it held nothing out."""
-    if trained.saved is None:
-        raise UserError(
-            f"{trained.folder} holds no settings.json, which says what a run held out. {name_data(trained)}"
-        )
-    facts = (trained.saved.get(task.of) or {}).get("validation")
-    if not facts or 0 in (facts.get("tokens"), facts.get("rows")):
-        raise UserError(f"the run in {trained.folder} held nothing out. {name_data(trained)}")
-    return facts
-
-
-def name_data(trained: Trained) -> str:
-    return f"Name the data: `tarnn eval {trained.folder} DATA`."
-
-
-def refuse_other_held_out(trained: Trained, task: type[Task], now: Any) -> None:
-    """UserError where the sources of a run hold other data than those that it held out; `now` are their facts."""
-    if facts_of_held_out(trained, task) != now:
-        raise UserError(
-            f"{', '.join(trained.settings.sources)} no longer hold what the run in {trained.folder} held out. "
-            f"{name_data(trained)}"
-        )
 
 
 def own_options(task: str) -> dict[str, Field]:

@@ -18,19 +18,12 @@ from tarnn.auto_classes import CONVERTED
 from tarnn.decoding.weights import check_counts, check_weights, fill, read_headers, read_weights, saved_dtype
 from tarnn.errors import UserError
 from tarnn.huggingface.config import TarnnConfig
-from tarnn.json_file import read_json
+from tarnn.json_file import read_json, without_links
 from tarnn.models.backbone import TextModel
 from tarnn.models.meta_device import build_on_meta
-from tarnn.tasks import TASKS, task_of
+from tarnn.tasks.base import TASKS, task_of
 
 GENERATED = tuple(name for name, task in TASKS.items() if task.next == "generate")
-LEAD_ELSEWHERE = (
-    "auto_map",
-    "attn_implementation",
-    "_attn_implementation",
-    "experts_implementation",
-    "quantization_config",
-)
 # a config's checks take time per layer, before the weights can say how many there are
 MOST_LAYERS = 10_000
 SPECIAL = ("bos_token", "eos_token", "pad_token")
@@ -62,7 +55,7 @@ def open_config(path: str | Path, tasks: Collection[str] = ("text",)) -> TarnnCo
     if isinstance(layers, int) and layers > MOST_LAYERS:
         raise UserError(f"{file}: num_hidden_layers must be at most {MOST_LAYERS:,}; got {layers:,}.")
     try:
-        return task.recurrent()[0].from_dict({k: v for k, v in fields.items() if k not in LEAD_ELSEWHERE})
+        return task.recurrent()[0].from_dict(without_links(fields))
     except Exception as error:  # of wrong types in transformers' own keys, whatever its checks raise
         raise UserError(f"{file}: {' '.join(str(error).split())}") from error
 
@@ -126,6 +119,14 @@ def weightless(
         return nn.Module.to(model, dtype)
     except (RuntimeError, TypeError, OverflowError) as error:
         raise UserError(f"{file} calls for a model that can't be made: {str(error).splitlines()[0]}.") from error
+
+
+def fill_from(path: str | Path, model: Any) -> Any:
+    """A model on the CPU, with the weights of the checkpoint in folder `path`; UserError where they are not its own."""
+    file, header = read_headers(path)
+    check_weights(file, header, model)
+    fill(model, read_weights(path), torch.float32, "cpu")
+    return model
 
 
 def end_ids(file: Path, config: TarnnConfig) -> frozenset[int]:

@@ -29,12 +29,23 @@ def chosen(settings: RunSettings) -> dict[str, Any]:
     for name, key in OPTIONS.items():
         if getattr(settings, name) is not None:
             choices[key] = getattr(settings, name)
-    for key in ("attention", "feature_map"):  # "a,b" is a pattern over the layers
+    for key in ("attention", "feature_map"):
         if (value := getattr(settings, key)) is not None:
-            choices[key] = value.split(",") if "," in value else value
+            choices[key] = pattern(value)
     if options := map_options(settings, choices):
         choices["feature_map_options"] = options
     return choices
+
+
+def pattern(value: str) -> str | list[str]:
+    """A pattern over the layers, "a,b", as a list."""
+    return value.split(",") if "," in value else value
+
+
+def vocabulary(tokenizer: Any) -> dict[str, int]:
+    """The keys of a config that the tokenizer decides; its end of a text begins and pads, too."""
+    end = tokenizer.eos_token_id
+    return {"vocab_size": len(tokenizer), "bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
 
 
 def map_options(settings: RunSettings, choices: dict[str, Any]) -> dict[str, Any]:

@@ -1,25 +1,26 @@
-"""What tasks whose examples are whole sequences have in common: batches with padding, and the loss of the model itself."""
+"""What tasks whose examples are whole sequences have in common: rows of files, split, and batches with padding."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tarnn.data.overlap import refuse_overlap
 from tarnn.data.pairs import Pair, digest
-from tarnn.errors import UserError
-from tarnn.tasks.base import Report, Task, Trained, facts_of_held_out, refuse_other_held_out
-from tarnn.tasks.settings import RunSettings, option
+from tarnn.log import Log, silent
+from tarnn.tasks.base import Task
+from tarnn.tasks.settings import NOTHING_HELD_OUT, RunSettings, TokenSettings, option
+from tarnn.tasks.sums import scored
+from tarnn.tasks.trained import Trained
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tarnn.data.examples import Batches, EpochSampler, PaddedRows
+    from tarnn.data.examples import PaddedRows
 
 VALIDATION_FRACTION, VALIDATION_ROWS = (0.1, 1000)  # held out where nothing was asked for: a part, and at most so many
-X = TypeVar("X", bound=tuple[Any, ...])  # two texts, or more, and the place that they are from
 
 
 @dataclass(frozen=True)
@@ -37,114 +38,115 @@ class EncoderSettings(RunSettings):
 class SequenceTask(Task):
     """A row is an example and the unit of progress; its loss is what the model's forward gives it."""
 
-    settings: RunSettings
     examples: PaddedRows
     held_out: PaddedRows | None
 
-    def sampler(self, num_examples: int, seed: int) -> EpochSampler:
-        from tarnn.data.examples import EpochSampler
-
-        return EpochSampler(len(self.examples), num_examples, seed)
-
-    @staticmethod
-    def collate(rows: Any) -> dict[str, Tensor]:
-        from tarnn.data.examples import collate
-
-        return collate(rows)
-
-    def validation(self, batch_size: int) -> Batches | None:
-        from tarnn.data.examples import Batches
-
-        return None if self.held_out is None else Batches(self.held_out, batch_size)
-
-    def loss(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        out = model(**batch)
-        return out.loss, {"logits": out.logits}
-
-    def sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
-        return scored(model(**batch).logits, batch["labels"])
+    def __init__(self, settings: Any, first: bool, saved: dict[str, Any] | None, log: Log):
+        self.settings = settings
+        train, held_out = self.split(log)
+        self.data_facts = self.learn(train) | {"train": facts_of(train), "validation": facts_of(held_out)}
+        self.refuse_other_data(saved)
+        self.examples, self.held_out = self.prepare(train, held_out, log)
+        self.epoch, self.example = len(self.examples), self.input_of(train[0])
 
     @classmethod
-    def to_evaluate(cls, trained: Trained, sources: Sequence[str], report: Report) -> SequenceTask:
-        settings = trained.settings
+    def to_evaluate(cls, trained: Trained, sources: Sequence[str], log: Log) -> SequenceTask:
         task = cls.__new__(cls)
-        task.settings = settings
+        task.settings = trained.settings
         if sources:
             rows = task.read_rows(sources)
         else:
-            facts_of_held_out(trained, cls)
-            val = None if settings.val is None else task.read_rows([settings.val])
-            rows = split(task.read_rows(settings.sources), val, settings)[1]
-            refuse_other_held_out(trained, cls, facts_of(rows))
+            trained.held_out(cls.of)
+            rows = task.split()[1]
+            trained.refuse_other(cls.of, facts_of(rows))
         task.evaluated = ", ".join(sources) or f"what {trained.folder} held out"
         task.evaluated += f": {len(rows):,} {cls.counted}"
-        task.held_out = task.examples_of(rows, trained, report)
+        task.held_out = task.examples_of(rows, trained, log)
         task.example = task.input_of(rows[0])
         return task
+
+    def split(self, log: Log = silent) -> tuple[list[Pair], list[Pair]]:
+        """Rows to train on, and those held out: of --val, or picked at random by --seed.
+
+        UserError where all rows of --val are among those to train on; a line in the log where some are.
+        """
+        import numpy as np
+
+        settings, rows = self.settings, self.read_rows(self.settings.sources)
+        if settings.val is not None:
+            held_out = self.read_rows([settings.val])
+            refuse_overlap([row[:2] for row in rows], [row[:2] for row in held_out], "rows", log)
+            return rows, held_out
+        fraction = VALIDATION_FRACTION if settings.val_fraction is None else settings.val_fraction
+        count = round(fraction * len(rows))
+        count = min(count, VALIDATION_ROWS) if settings.val_fraction is None else count
+        order = np.random.default_rng(settings.seed).permutation(len(rows))
+        chosen = set(order[:count].tolist())
+        return [x for i, x in enumerate(rows) if i not in chosen], [x for i, x in enumerate(rows) if i in chosen]
+
+    @abstractmethod
+    def read_rows(self, sources: Sequence[str]) -> list[Pair]:
+        """The rows of files, as the settings say how they are read."""
 
     @staticmethod
     @abstractmethod
     def input_of(row: Pair) -> str:
         """What `predict` reads of a row."""
 
-    @abstractmethod
-    def read_rows(self, sources: Sequence[str]) -> list[Pair]:
-        """The rows of files, as the settings say how they are read."""
+    def learn(self, train: Sequence[Pair]) -> dict[str, Any]:
+        """What is fixed by the rows to train on, before they are read: facts for settings.json."""
+        return {}
 
     @abstractmethod
-    def examples_of(self, rows: list[Pair], trained: Trained, report: Report) -> PaddedRows:
+    def prepare(self, train: list[Pair], held_out: list[Pair], log: Log) -> tuple[PaddedRows, PaddedRows | None]:
+        """Both parts as the model reads them, with what the first of them decides, such as a tokenizer."""
+
+    @abstractmethod
+    def examples_of(self, rows: list[Pair], trained: Trained, log: Log) -> PaddedRows:
         """Rows as a trained model reads them."""
 
-    def step_row(self, per_step: int) -> str:
-        return f"{per_step:,} {self.counted}"
+    def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[Any]]:
+        return scored(model(**batch).logits, batch["labels"]), []
+
+    def rows(self) -> dict[str, str]:
+        held_out = self.data_facts["validation"]["rows"]
+        some = f"{held_out:,} {self.counted}, {self.settings.val or 'picked at random'}"
+        return {
+            self.counted: f"{', '.join(self.settings.sources)}: {self.data_facts['train']['rows']:,}{self.row_end}",
+            "validation": some if held_out else NOTHING_HELD_OUT,
+        }
+
+    @property
+    def row_end(self) -> str:
+        """The end of the first of these rows: more about the data."""
+        return ""
 
 
-def scored(logits: Tensor, labels: Tensor) -> Tensor:
-    """(nats, labels, labels, hits) over all labels that are not −100; float64 where the device has it."""
-    import torch
-    from torch.nn.functional import cross_entropy
+class TokenTask(SequenceTask):
+    """A sequence task whose model reads tokens."""
 
-    from tarnn.numerics import widest
+    settings: TokenSettings
 
-    logits, labels = logits.float().flatten(0, -2), labels.flatten()
-    nats = cross_entropy(logits, labels, reduction="sum").to(widest(labels.device))
-    count, hits = (x.sum().to(nats.dtype) for x in (labels != -100, logits.argmax(-1) == labels))
-    return torch.stack([nats, count, count, hits])
+    def prepare(self, train: list[Pair], held_out: list[Pair], log: Log) -> tuple[PaddedRows, PaddedRows | None]:
+        from tarnn.data.tokenizers import make_tokenizer
 
+        texts = (text.encode() for row in train for text in self.texts_of(row))
+        self.tokenizer = make_tokenizer(self.settings.tokenizer, texts)
+        return self.tokenized(train, log), self.tokenized(held_out, log) if held_out else None
 
-def split(
-    rows: Sequence[X], held_out: Sequence[X] | None, settings: RunSettings, report: Report = lambda line: None
-) -> tuple[list[X], list[X]]:
-    """Rows to train on, and those held out: of --val, or picked at random by --seed.
+    def examples_of(self, rows: list[Pair], trained: Trained, log: Log) -> PaddedRows:
+        from tarnn.data.saved_tokenizer import open_saved_tokenizer
 
-    UserError where all rows of --val are among those to train on; `report` says it of some.
-    """
-    import numpy as np
+        self.tokenizer = open_saved_tokenizer(trained.folder)
+        return self.tokenized(rows, log)
 
-    if held_out is not None:
-        texts, others = ([row[:2] for row in part] for part in (rows, held_out))
-        refuse_overlap(texts, others, "rows", report)
-        return list(rows), list(held_out)
-    fraction = VALIDATION_FRACTION if settings.val_fraction is None else settings.val_fraction
-    if not 0 <= fraction < 1:
-        raise UserError(
-            f"a validation fraction of {fraction} is not a part of the examples; expected 0 ≤ fraction < 1."
-        )
-    count = round(fraction * len(rows))
-    count = min(count, VALIDATION_ROWS) if settings.val_fraction is None else count
-    order = np.random.default_rng(settings.seed).permutation(len(rows))
-    chosen = set(order[:count].tolist())
-    return [x for i, x in enumerate(rows) if i not in chosen], [x for i, x in enumerate(rows) if i in chosen]
+    def texts_of(self, row: Pair) -> Sequence[str]:
+        """What a tokenizer is trained on."""
+        return [self.input_of(row)]
 
-
-def refuse_other_data(facts: dict[str, Any], saved: dict[str, Any] | None, task: Task, settings: RunSettings) -> None:
-    """UserError where a run is resumed and its data are not what they were."""
-    before = (saved or {}).get(task.of)
-    if before is not None and before != facts:
-        raise UserError(
-            f"the data of {', '.join(settings.sources)} are no longer those that the run in {settings.out} began with; "
-            "restore them to --resume, or start again with --overwrite."
-        )
+    @abstractmethod
+    def tokenized(self, rows: Sequence[Pair], log: Log) -> PaddedRows:
+        """Rows as ids."""
 
 
 def facts_of(rows: Sequence[Pair]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from tarnn.errors import UserError
 DEFAULT_STEPS = 1000
 DATA, MODEL, LENGTH, KEPT = "Data", "Model", "Length and speed", "What is kept"  # headings of --help
 PATTERN = "linear, softmax, none, or a pattern over the layers: linear,linear,softmax (default: linear)."
+NOTHING_HELD_OUT = "none: the latest model is kept, not the best"
 VALIDATION = (
     "Validate on this part of the data: the end of a text, or images picked at random; 0: none (default: a tenth, at "
     "most 256 KB)."
@@ -31,6 +32,7 @@ def option(
     least: float | None = None,
     most: float | None = None,
     above: float | None = None,
+    below: float | None = None,
     one_of: Sequence[str] = (),
     may_change: bool = False,
     flag: str | None = None,
@@ -39,7 +41,7 @@ def option(
 ) -> Any:
     """A field that is an option.
 
-    least, most, above: bounds of a number. one_of: the words it may be. may_change: a resumed run may have another
+    least, most, above, below: bounds of a number. one_of: the words it may be. may_change: a resumed run may have another
     value than the run before. flag: its name on the command line, where that is not the field's. parse: makes a
     dictionary of an option that may be given many times.
     """
@@ -97,7 +99,7 @@ class RunSettings:
     sources: tuple[str, ...]
     out: Path = field(metadata={"may_change": True})
     val: str | None = option(None, "Validate on this source.", DATA)
-    val_fraction: float | None = option(None, VALIDATION, DATA)
+    val_fraction: float | None = option(None, VALIDATION, DATA, least=0, below=1)
     preset: str = option(
         "modern", "modern, or paper: the model of the paper of 2020.", MODEL, one_of=("modern", "paper")
     )
@@ -205,9 +207,19 @@ class RunSettings:
         return [(flag_of(k), saved.get(k), now.get(k)) for k in keys if saved.get(k) != now.get(k)]
 
 
+@dataclass(frozen=True)
+class TokenSettings(RunSettings):
+    """What runs on text have in common."""
+
+    text_field: str = option("text", "The field that holds the text in jsonl and datasets.", "Text")
+    tokenizer: str = option(
+        "bytes", "bytes, amino-acids, bpe:N (trained on the text, N ids), or a tokenizer's folder.", "Text"
+    )
+
+
 def check_bounds(each: Field, value: Any) -> None:
     """Raises UserError where a number is out of its bounds, or a word is none of those known."""
-    rules = {name: x for name in ("least", "most", "above") if (x := each.metadata.get(name)) is not None}
+    rules = {name: x for name in ("least", "most", "above", "below") if (x := each.metadata.get(name)) is not None}
     words = each.metadata.get("one_of")
 
     def refuse(expected: str, verdict: str = "is not possible") -> NoReturn:
@@ -219,8 +231,10 @@ def check_bounds(each: Field, value: Any) -> None:
         refuse(" or ".join(words), "is not known")
     if "above" in rules and not rules["above"] < value < float("inf"):
         refuse(f"a number above {rules['above']}")
-    if "least" in rules and value < rules["least"]:
+    if "least" in rules and not value >= rules["least"]:
         refuse(f"{rules['least']} or more")
+    if "below" in rules and not value < rules["below"]:
+        refuse(f"a number below {rules['below']}")
     if "most" in rules and value > rules["most"]:
         refuse(f"{rules['most']:,} or less")
 

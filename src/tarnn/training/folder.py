@@ -8,11 +8,13 @@ from typing import Any
 
 from tarnn.errors import UserError
 from tarnn.tasks import RunSettings
-from tarnn.tasks.text.task import DATA, SAMPLE
+from tarnn.tasks.images.task import PICTURE
+from tarnn.tasks.text.task import SAMPLE
+from tarnn.tasks.text.windowed import DATA
 from tarnn.training import lock
 from tarnn.training.checkpoints import DOOMED, PARTIAL
 
-SETTINGS, LOG, PICTURE, CHECKPOINTS = "settings.json", "log.jsonl", "sample.png", "checkpoints"
+SETTINGS, LOG, CHECKPOINTS = "settings.json", "log.jsonl", "checkpoints"
 FILES = (
     LOG,
     SAMPLE,

@@ -19,9 +19,8 @@ from transformers.trainer_utils import IntervalStrategy, set_seed
 
 from tarnn.attention.calibration import calibrated_layers
 from tarnn.tasks import TASKS, Facts, RunSettings
-from tarnn.tasks.base import Trainable
+from tarnn.tasks.base import Sample, Trainable
 from tarnn.training import checkpoints
-from tarnn.training.allocator import keep_freed_memory
 from tarnn.training.arguments import training_arguments
 from tarnn.training.budget import Clock, TimeBudget
 from tarnn.training.error_messages import assignments_blamed, failures_explained
@@ -51,7 +50,7 @@ class TrainResult:
     seconds: float
     best_step: int | None
     bits_per_byte: float | None
-    sample: str
+    sample: Sample | None
     rates: dict[str, float] = field(default_factory=dict)  # of the same validation: accuracy …
     example: str = ""  # an input that `tarnn predict` takes
 
@@ -65,7 +64,6 @@ def train(settings: RunSettings, show: bool = True, started: float | None = None
     them; what was complete before stays. After Ctrl-C or SIGTERM: saves, and raises InterruptedRun.
     """
     started = time.monotonic() if started is None else started
-    keep_freed_memory()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     kind = TASKS[settings.task]
@@ -137,16 +135,16 @@ def run(
     state, signal = trainer.run_state, trainer.interruption.signal
     if signal:
         raise InterruptedRun(signal, state.step, checkpoints.latest(settings.out / CHECKPOINTS))
-    text = ""
-    if args.process_index == 0 and task.has_sample:
-        text = task.sample(None if trainer.budget is None else max(1.0, trainer.budget.left()))
+    sample = None
+    if args.process_index == 0:
+        sample = task.sample(None if trainer.budget is None else max(1.0, trainer.budget.left()))
     return TrainResult(
         settings.out,
         state.step,
         state.seconds,
         state.best_step,
         state.best_bits_per_byte,
-        text,
+        sample,
         best_rates(settings.out / LOG, state.best_step, task.rates),
         task.example,
     )

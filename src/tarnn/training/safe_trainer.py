@@ -93,8 +93,7 @@ class SafeTrainer(Trainer):
     # Loss
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
-        loss, outputs = self.task.loss(model, inputs)
-        return (loss, outputs) if return_outputs else loss
+        return self.task.loss(model, inputs)
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)
@@ -140,7 +139,7 @@ class SafeTrainer(Trainer):
         totals = torch.zeros(3 + len(self.task.rates), dtype=widest(self.args.device), device=self.args.device)
         for i in range(0, count, world):  # every process takes part in every round: FSDP must gather
             batch = self._prepare_inputs(batches[chosen[min(i + rank, count - 1)]])
-            sums = self.task.sums(self.model, batch)
+            sums, _ = self.task.outcome(self.model, batch)
             totals += sums if i + rank < count else 0.0
             self.callback_handler.call_event(
                 "on_prediction_step", self.args, self.state, self.control, done=i, of=count
@@ -170,7 +169,7 @@ class SafeTrainer(Trainer):
         model = cast(Any, self.model).to(self.args.device).eval()
         for _ in range(2):  # the first pays for what is done once
             started = time.perf_counter()
-            self.task.sums(model, self._prepare_inputs(self.batches[0]))
+            self.task.outcome(model, self._prepare_inputs(self.batches[0]))
         every = self.run_state.validation_batches or len(self.batches)
         count = self.budget.plan_validation((time.perf_counter() - started) / self.args.world_size, every)
         if count < len(self.batches):

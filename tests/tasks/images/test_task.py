@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tarnn.errors import UserError
 from tarnn.tasks.images import Images
 from tarnn.tasks.images.task import VALIDATION_VALUES, ImageSettings, split
 
@@ -23,8 +22,3 @@ def test_a_tenth_is_held_out_but_no_more_than_can_be_validated_in_a_moment(n, fr
     assert VALIDATION_VALUES // (181 * 181) == 8
     rest, other = split(images, ImageSettings(("gone",), Path("out"), val_fraction=fraction))
     assert (len(rest), 0 if other is None else len(other)) == (n - held_out, held_out)
-
-
-def test_a_part_is_a_part():
-    with pytest.raises(UserError, match=r"fraction of 1.5 is not a part of the images; expected 0 ≤ fraction < 1"):
-        split(made(9, 2, 2, 1), ImageSettings(("gone",), Path("out"), val_fraction=1.5))

@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from tarnn.data.examples import collate
 from tarnn.errors import UserError
-from tarnn.tasks.text.windows import ValidationBatches, Windows, WindowSampler, collate
+from tarnn.tasks.text.windows import ValidationBatches, Windows, WindowSampler
 
 
 def test_targets_are_the_inputs_one_place_on():
     windows = Windows(np.arange(11, dtype=np.uint16), context=3)
     assert len(windows) == 8
-    batch = collate(windows.__getitems__([0, 7]))
+    batch = windows.__getitems__([0, 7])
     assert batch["input_ids"].tolist() == [[0, 1, 2], [7, 8, 9]]
     assert batch["targets"].tolist() == [[1, 2, 3], [8, 9, 10]]
     assert batch["input_ids"].dtype == torch.int64
@@ -35,7 +36,7 @@ def test_an_epoch_has_each_token_as_a_target_at_most_once_and_nearly_all(length,
         return
     windows = Windows(np.arange(length), context)
     starts = WindowSampler(windows, 1, seed).epoch(epoch)
-    targets = Counter(windows.__getitems__(starts.tolist())[:, 1:].flatten().tolist())
+    targets = Counter(windows.__getitems__(starts.tolist())["targets"].flatten().tolist())
     assert max(targets.values()) == 1
     assert len(targets) >= length - 1 - 2 * (context - 1)
 

@@ -19,7 +19,7 @@ are computed again; beside the results lives one segment's worth of temporaries,
 """
 
 from tarnn.kernels.eager import backward_pass, forward_pass, one_token, packed
-from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
+from tarnn.kernels.linear import IN_TIME, PER_SEQUENCE, Call, Gradients, Outputs, Returned
 from tarnn.numerics import full_precision
 
 
@@ -31,7 +31,7 @@ def refusal(call: Call) -> str | None:
 def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:
     with full_precision(call.q):
         if (cuts := call.cuts()) is not None:
-            return packed.forward(forward_pass.forward, call, cuts)
+            return packed.forward(forward_pass.forward, call, cuts, IN_TIME, PER_SEQUENCE)
         return forward_pass.forward(call)
 
 

@@ -1,26 +1,28 @@
 """Packed sequences in plain PyTorch: groups of similar length, each padded to a batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from tarnn.kernels.eager.backward_pass import backward as whole_backward
-from tarnn.kernels.linear import Call, Gradients, Returned
+from tarnn.kernels.linear import IN_TIME, PER_SEQUENCE, Call, Gradients, Returned
 from tarnn.kernels.packing import buckets
 
 
-def forward(whole: Callable[[Any], Any], call: Any, cuts: list[int]) -> Any:
-    """The outputs of a packed call of any op, by its forward pass for calls that aren't packed.
+def forward(
+    whole: Callable[[Any], Any], call: Any, cuts: list[int], in_time: Sequence[str], per_sequence: Sequence[str]
+) -> Any:
+    """The outputs of a packed call of any op, by `whole`, its forward pass for calls that aren't packed.
 
-    The record of the call names its fields that are `in_time`, with axes (1, h, t, …), and those `per_sequence`, (n, …); that
-    of its outputs the latter. The call has `key_mask`, `cu_seqlens` and `new_outputs()`.
+    in_time: the call's fields with axes (1, h, t, …). per_sequence: its fields and its outputs with (n, …); other outputs are
+    in time. The call has `key_mask`, `cu_seqlens` and `new_outputs()`.
     """
     total = call.new_outputs()
     for members, index, real in buckets(cuts, call[0].device):
-        part = whole(_bucket(call, members, index, real))
+        part = whole(_bucket(call, members, index, real, in_time, per_sequence))
         for name, target, source in zip(total._fields, total, part):
-            if name not in total.per_sequence:
+            if name not in per_sequence:
                 _put(target, source, index, real)
             elif target is not None and source is not None:
                 target[members] = source
@@ -35,8 +37,8 @@ def backward(call: Call, returned: Returned, cuts: list[int]) -> Gradients:
         of_states = _rows(returned, ("grad_S", "grad_z", "S_behind", "z_behind", "M_behind"), members)
         o, den = _pick(returned.o, index), _pick(returned.den, index)
         given = returned._replace(grad_o=grad_o, o=o, den=den, **of_states)
-        part = whole_backward(_bucket(call, members, index, real), given)
-        for name in call.in_time:
+        part = whole_backward(_bucket(call, members, index, real, IN_TIME, PER_SEQUENCE), given)
+        for name in IN_TIME:
             _put(getattr(total, name), getattr(part, name), index, real)
         total.S[members], total.z[members] = part.S, part.z
         for sum_, share in ((total.omega, part.omega), (total.bias, part.bias)):
@@ -50,15 +52,17 @@ def _pick(x: Tensor, index: Tensor) -> Tensor:
     return x[0][:, index].transpose(0, 1)
 
 
-def _bucket(call: Any, members: Tensor, index: Tensor, real: Tensor) -> Any:
+def _bucket(
+    call: Any, members: Tensor, index: Tensor, real: Tensor, in_time: Sequence[str], per_sequence: Sequence[str]
+) -> Any:
     """The call on some of its sequences, padded to a batch."""
-    in_time = {name: None if (x := getattr(call, name)) is None else _pick(x, index) for name in call.in_time}
-    before = _rows(call, call.per_sequence, members)
+    picked = {name: None if (x := getattr(call, name)) is None else _pick(x, index) for name in in_time}
+    before = _rows(call, per_sequence, members)
     mask = real if call.key_mask is None else real & call.key_mask[0][index]
-    return call._replace(key_mask=mask, cu_seqlens=None, **in_time, **before)
+    return call._replace(key_mask=mask, cu_seqlens=None, **picked, **before)
 
 
-def _rows(record: Any, names: tuple[str, ...], members: Tensor) -> dict[str, Any]:
+def _rows(record: Any, names: Sequence[str], members: Tensor) -> dict[str, Any]:
     """These fields of a record, of some of the sequences."""
     return {name: None if (x := getattr(record, name)) is None else x[members] for name in names}
 

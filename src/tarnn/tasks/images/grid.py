@@ -10,6 +10,7 @@ from tarnn.errors import UserError
 from tarnn.extras import needed_for
 
 GAP, BACKGROUND = 2, 127  # pixels between images, and their shade
+LEAST_SIDE = 64  # pixels of an image in a grid for the eye: smaller ones are enlarged
 LABEL = 14  # pixels that a label above an image takes
 
 

@@ -9,16 +9,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tarnn.errors import UserError
-from tarnn.tasks.base import Report, Task, Trained, facts_of_held_out, refuse_other_held_out, register
+from tarnn.log import Log
+from tarnn.tasks.base import Sample, Task, register
 from tarnn.tasks.images.sources import Images, part_of, parts_of, read_images, size
-from tarnn.tasks.settings import RunSettings, option
+from tarnn.tasks.settings import NOTHING_HELD_OUT, RunSettings, option
+from tarnn.tasks.sums import sums
+from tarnn.tasks.trained import Trained
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import TrainingArguments
 
-    from tarnn.data.examples import Batches, EpochSampler
+    from tarnn.tasks.images.batches import ImageRows
 
+PICTURE = "sample.png"  # in the folder of a run: images that the model draws
 # where nothing was asked for: this part of the images is held out, and at most so many values
 VALIDATION_FRACTION, VALIDATION_VALUES = 0.1, 1 << 18
 
@@ -64,53 +68,65 @@ class ImageSettings(RunSettings):
 
 @register
 class ImageTask(Task):
-    """An image is the unit of progress, a value that of the measure."""
+    """Progress counts images; the measure is bits per value."""
 
     name, model_type, of = "image", "tarnn_image", "images"
-    architecture = "TarnnForImageGeneration"
+    architecture, config_class = "TarnnForImageGeneration", "TarnnImageConfig"
     settings_class = ImageSettings
     unit, counted = "bits_per_dim", "images"
+    settings: ImageSettings
+    held_out: ImageRows | None
 
-    def __init__(self, settings: ImageSettings, first: bool, saved: dict[str, Any] | None, report: Report):
+    def __init__(self, settings: ImageSettings, first: bool, saved: dict[str, Any] | None, log: Log):
         from tarnn.tasks.images.batches import ImageRows
 
         self.settings = settings
-        (source,) = settings.sources
-        whole = read_images(source)
+        whole = read_images(settings.sources[0])
         if settings.class_conditional and whole.labels is None:
             raise UserError(f"{whole.source} has no labels; leave --class-conditional out.")
         self.num_classes = whole.num_classes if settings.class_conditional else 0
         self.shape = whole.shape
         self.config()  # refuses before the images are split and hashed
-        self.images, self.held_out = split(whole, settings)
-        if self.held_out is not None:
-            if self.held_out.digest == self.images.digest:
+        self.images, held_out = split(whole, settings)
+        if held_out is not None:
+            if held_out.digest == self.images.digest:
                 raise UserError(
-                    f"{self.held_out.source} is what is trained on, so the validation would measure nothing; name other images "
+                    f"{held_out.source} is what is trained on, so the validation would measure nothing; name other images "
                     "with --val, or leave it out."
                 )
-            check_like(self.held_out, whole, self.num_classes)
+            check_like(held_out, whole, self.num_classes)
         self.examples = ImageRows(self.images, self.num_classes > 0)
+        self.held_out = None if held_out is None else ImageRows(held_out, self.num_classes > 0)
         self.epoch = len(self.images)
         self.data_facts = {
             "train": facts_of(self.images),
-            "validation": None if self.held_out is None else facts_of(self.held_out),
+            "validation": None if held_out is None else facts_of(held_out),
         }
-        before = (saved or {}).get(self.of)
-        if before is not None and before != self.data_facts:
-            raise UserError(
-                f"the images of {source} are no longer those that the run in {settings.out} began with; restore "
-                "them to --resume, or start again with --overwrite."
-            )
+        self.refuse_other_data(saved)
 
-    @staticmethod
-    def classes() -> tuple[Any, Any]:
-        from tarnn.models import TarnnForImageGeneration, TarnnImageConfig
+    @classmethod
+    def to_evaluate(cls, trained: Trained, sources: Sequence[str], log: Log) -> ImageTask:
+        from tarnn.tasks.images.batches import ImageRows
+        from tarnn.tasks.images.likelihood import check_fit
 
-        return TarnnImageConfig, TarnnForImageGeneration
+        task, settings = cls.__new__(cls), trained.settings
+        task.settings, classes = settings, trained.config.num_classes
+        if len(sources) > 1:
+            raise UserError(f"images come from one source at a time; got {len(sources)}: {', '.join(sources)}.")
+        if sources:
+            images: Images | None = read_images(sources[0], parts=("test", "valid"))
+        else:
+            trained.held_out(cls.of)
+            images = split(read_images(settings.sources[0]), settings)[1]
+            trained.refuse_other(cls.of, images and facts_of(images))
+        assert images is not None
+        check_fit(trained.config, images)
+        task.held_out = ImageRows(images, classes > 0)
+        task.evaluated = f"{images.source}: {len(images):,} images"
+        return task
 
-    @staticmethod
-    def check(settings: ImageSettings) -> None:
+    @classmethod
+    def check(cls, settings: ImageSettings) -> None:
         if settings.config is None:  # which may name the images' size
             image_config(settings, (8, 8, 1))
 
@@ -124,59 +140,13 @@ class ImageTask(Task):
 
         return TarnnImageConfig, ImageModel
 
-    def sampler(self, num_examples: int, seed: int) -> EpochSampler:
-        from tarnn.data.examples import EpochSampler
-
-        return EpochSampler(len(self.images), num_examples, seed)
-
-    @staticmethod
-    def collate(rows: Any) -> dict[str, Tensor]:
-        from tarnn.data.examples import collate
-
-        return collate(rows)
-
-    def validation(self, batch_size: int) -> Batches | None:
-        from tarnn.data.examples import Batches
-        from tarnn.tasks.images.batches import ImageRows
-
-        if self.held_out is None:
-            return None
-        return Batches(ImageRows(self.held_out, self.num_classes > 0), batch_size)
-
-    def loss(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean nats per value."""
-        out = model(**batch)
-        return out.loss, {"logits": out.parameters}
-
-    @classmethod
-    def to_evaluate(cls, trained: Trained, sources: Sequence[str], report: Report) -> ImageTask:
-        task, settings = cls.__new__(cls), trained.settings
-        task.settings, task.num_classes = settings, trained.config.num_classes
-        if len(sources) > 1:
-            raise UserError(f"images come from one source at a time; got {len(sources)}: {', '.join(sources)}.")
-        if sources:
-            task.held_out = read_images(sources[0], parts=("test", "valid"))
-        else:
-            facts_of_held_out(trained, cls)
-            task.held_out = split(read_images(settings.sources[0]), settings)[1]
-            refuse_other_held_out(trained, cls, task.held_out and facts_of(task.held_out))
-        assert task.held_out is not None
-        task.evaluated = f"{task.held_out.source}: {len(task.held_out):,} images"
-        return task
-
-    def sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
-        return self.outcome(model, batch)[0]
-
     def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[float]]:
         """With the bits per dimension of each image."""
-        import torch
-
         from tarnn.numerics import widest
 
         each, values = model(**batch).nats, batch["pixel_values"].numel()
-        nats = each.sum(dtype=widest(each.device))
         bits = [x * len(each) / (values * math.log(2)) for x in each.tolist()]
-        return torch.stack([nats, nats.new_tensor(values), nats.new_tensor(values)]), bits
+        return sums(each.sum(dtype=widest(each.device)), values, values), bits
 
     def details(self, outcomes: list[Any]) -> dict[str, Any]:
         """standard_error: of the mean bits per dimension, over images."""
@@ -194,18 +164,36 @@ class ImageTask(Task):
         radam = {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
         return {"optimizer_cls_and_kwargs": (RAdam, radam | {"decoupled_weight_decay": True})}
 
+    def sample(self, max_seconds: float | None) -> Sample | None:
+        """Images of the best model, of each class in turn, side by side in sample.png."""
+        import torch
+
+        from tarnn.decoding.pixels import pixel_sampler
+        from tarnn.tasks.checkpoint import open_model
+        from tarnn.tasks.images.drawing import choose_labels, draw
+        from tarnn.tasks.images.grid import LEAST_SIDE, image_grid, write_png
+
+        count, file = self.settings.sample_images, self.settings.out / PICTURE
+        if not count:
+            return None
+        model = open_model(self.settings.out, tasks=(self.name,))
+        sample = pixel_sampler(model.likelihood, generator=torch.Generator().manual_seed(self.settings.seed))
+        labels = choose_labels((), count, model.config.num_classes)
+        images = draw(model, count, count, sample, labels=labels)
+        write_png(file, image_grid(images, least_side=LEAST_SIDE, labels=() if labels is None else labels.tolist()))
+        return Sample(file)
+
     def run_facts(self) -> dict[str, Any]:
         return {"values_per_image": math.prod(self.images.shape)}
 
     def rows(self) -> dict[str, str]:
         """Lines of the table of settings."""
         classes = f" of {self.num_classes} classes" if self.num_classes else ""
-        held_out = self.held_out
         return {
             "images": f"{self.images.source}: {len(self.images):,} of {size(self.images.shape)}{classes}",
-            "validation": "none: the latest model is kept, not the best"
-            if held_out is None
-            else f"{len(held_out):,} images, {held_out.source}",
+            "validation": NOTHING_HELD_OUT
+            if self.held_out is None
+            else f"{len(self.held_out):,} images, {self.held_out.images.source}",
         }
 
     def step_row(self, per_step: int) -> str:
@@ -244,8 +232,6 @@ def split(images: Images, settings: ImageSettings) -> tuple[Images, Images | Non
     if settings.val_fraction is None and "valid" in parts_of(source):
         return images, first_of(read_images(f"{part_of(source)[0]}:valid"), most)
     fraction = VALIDATION_FRACTION if settings.val_fraction is None else settings.val_fraction
-    if not 0 <= fraction < 1:
-        raise UserError(f"a validation fraction of {fraction} is not a part of the images; expected 0 ≤ fraction < 1.")
     wanted = round(fraction * len(images))
     wanted = min(wanted, most) if settings.val_fraction is None else wanted
     if not wanted:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tarnn.data.pairs import Pair, read_pairs
 from tarnn.errors import UserError
-from tarnn.tasks.base import Report, Trained, register
-from tarnn.tasks.sequences import EncoderSettings, SequenceTask, facts_of, refuse_other_data, scored, split
-from tarnn.tasks.settings import option
-from tarnn.tasks.text.task import TokenSettings
+from tarnn.log import Log
+from tarnn.tasks.base import register
+from tarnn.tasks.sequences import EncoderSettings, TokenTask
+from tarnn.tasks.settings import TokenSettings, option
+from tarnn.tasks.sums import scored
+from tarnn.tasks.trained import Trained
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from tarnn.data.examples import PaddedRows
@@ -30,31 +33,32 @@ class ClassificationSettings(EncoderSettings, TokenSettings):
 
 
 @register
-class ClassificationTask(SequenceTask):
+class ClassificationTask(TokenTask):
     """The classes are the labels of the training data, in alphabetical order; the measure is bits per label."""
 
-    name, model_type, of = "classification", "tarnn", "labelled texts"
+    name, of = "classification", "labelled texts"
     architecture, next = "TarnnForSequenceClassification", "predict"
     settings_class = ClassificationSettings
     unit, counted, rates = "bits_per_label", "texts", ("accuracy",)
 
-    def __init__(self, settings: ClassificationSettings, first: bool, saved: dict[str, Any] | None, report: Report):
-        from tarnn.tasks.text.corpus import make_tokenizer
+    padding: ClassVar[dict[str, float]] = {}  # of labels, where a text has several
+    settings: ClassificationSettings
+    numbers: dict[str, int]  # of the classes, by label
 
-        self.settings: ClassificationSettings = settings
-        val = None if settings.val is None else self.read_rows([settings.val])
-        train, held_out = split(self.read_rows(settings.sources), val, settings, report)
-        self.labels = sorted({label for row in train for label in self.labels_of(row)})
-        if len(self.labels) < 2:
+    def learn(self, train: Sequence[Pair]) -> dict[str, Any]:
+        """The classes."""
+        labels = sorted({label for row in train for label in self.labels_of(row)})
+        if len(labels) < 2:
             raise UserError(
-                f"all texts of {', '.join(settings.sources)} have the label {self.labels[0]!r}; a classifier needs two or more."
+                f"all texts of {', '.join(self.settings.sources)} have the label {labels[0]!r}; a classifier needs two or more."
             )
-        self.data_facts = {"classes": self.labels, "train": facts_of(train), "validation": facts_of(held_out)}
-        refuse_other_data(self.data_facts, saved, self, settings)
-        self.tokenizer = make_tokenizer(settings.tokenizer, (self.input_of(row).encode() for row in train))
-        self.examples = self.tokenized(train, report)
-        self.held_out = self.tokenized(held_out, report) if held_out else None
-        self.epoch, self.example = len(self.examples), self.input_of(train[0])
+        self.numbers = {label: i for i, label in enumerate(labels)}
+        return {"classes": labels}
+
+    def examples_of(self, rows: list[Pair], trained: Trained, log: Log) -> PaddedRows:
+        names = trained.config.id2label
+        self.numbers = {names[i]: i for i in sorted(names)}
+        return super().examples_of(rows, trained, log)
 
     def read_rows(self, sources: Sequence[str]) -> list[Pair]:
         return list(read_pairs(sources, self.settings.label_field, self.settings.text_field))
@@ -63,73 +67,66 @@ class ClassificationTask(SequenceTask):
     def input_of(row: Pair) -> str:
         return row.last
 
-    def examples_of(self, rows: list[Pair], trained: Trained, report: Report) -> PaddedRows:
-        from tarnn.data.saved_tokenizer import open_saved_tokenizer
-
-        names = trained.config.id2label
-        self.labels, self.tokenizer = [names[i] for i in sorted(names)], open_saved_tokenizer(trained.folder)
-        return self.tokenized(rows, report)
-
-    def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[tuple[int, int]]]:
-        """With the label and the guess of each text."""
-        logits, labels = model(**batch).logits, batch["labels"]
-        return scored(logits, labels), list(zip(labels.tolist(), logits.argmax(-1).tolist()))
-
-    def details(self, outcomes: list[Any]) -> dict[str, Any]:
-        """labels; confusion: by label, how many of its texts were given each label."""
-        return confusion(self.labels, outcomes)
-
-    def tokenized(self, rows: Sequence[Pair], report: Report) -> PaddedRows:
-        """Ids and the number of the label; UserError for a label that the training data lack."""
-        from tarnn.data.examples import PaddedRows
-        from tarnn.data.tokenizers import encode
-
-        limit, cut, found = self.settings.max_length, 0, []
-        for row in rows:
-            ids = encode(self.tokenizer, row.last.encode(), row.place)
-            cut += limit is not None and len(ids) > limit
-            found.append({"input_ids": ids[:limit], "labels": self.number_of(row.first, row)})
-        if cut:
-            report(f"cut to --max-length {limit:,} tokens: {cut:,} of {len(rows):,} texts")
-        return PaddedRows(found, {"input_ids": self.tokenizer.pad_token_id})
-
     @staticmethod
     def labels_of(row: Pair) -> list[str]:
         return [row.first]
 
     def number_of(self, label: str, row: Pair) -> int:
         """UserError for a label that is none of the classes."""
-        if label not in self.labels:
+        if label not in self.numbers:
             raise UserError(
-                f"{row.place}: the label {label!r} is none of the classes of the training data, which are "
-                f"{', '.join(self.labels[:10])}{' …' if len(self.labels) > 10 else ''}."
+                f"{row.place}: the label {label!r} is none of the classes of the training data, which are {self.first_of(10)}."
             )
-        return self.labels.index(label)
+        return self.numbers[label]
 
-    @staticmethod
-    def classes() -> tuple[Any, Any]:
-        from tarnn.models import TarnnConfig, TarnnForSequenceClassification
+    def first_of(self, count: int) -> str:
+        """The names of the first classes."""
+        return ", ".join([*self.numbers][:count]) + (" …" if len(self.numbers) > count else "")
 
-        return TarnnConfig, TarnnForSequenceClassification
+    def tokenized(self, rows: Sequence[Pair], log: Log) -> PaddedRows:
+        """Ids, and the number of each label; UserError for a label that the training data lack."""
+        from tarnn.data.examples import PaddedRows
 
-    @staticmethod
-    def check(settings: ClassificationSettings) -> None:
+        limit, examples = self.settings.max_length, [self.example_of(row) for row in rows]
+        if cut := sum(limit is not None and len(example["input_ids"]) > limit for example in examples):
+            log(f"cut to --max-length {limit:,} tokens: {cut:,} of {len(rows):,} texts")
+        examples = [{name: x[:limit] if x.ndim else x for name, x in example.items()} for example in examples]
+        return PaddedRows(examples, {"input_ids": self.tokenizer.pad_token_id, **self.padding})
+
+    def example_of(self, row: Pair) -> dict[str, np.ndarray]:
+        """The text's ids, and the number of its label."""
+        import numpy as np
+
+        from tarnn.data.tokenizers import encode
+
+        number = np.array(self.number_of(row.first, row))
+        return {"input_ids": encode(self.tokenizer, row.last.encode(), row.place), "labels": number}
+
+    def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[tuple[int, int]]]:
+        """With the label and the guess wherever there is a label."""
+        logits, labels = model(**batch).logits, batch["labels"]
+        real = labels != -100
+        return scored(logits, labels), list(zip(labels[real].tolist(), logits.argmax(-1)[real].tolist()))
+
+    def details(self, outcomes: list[Any]) -> dict[str, Any]:
+        """labels; confusion: by label, how often each label was guessed."""
+        table = [[0] * len(self.numbers) for _ in self.numbers]
+        for true, guess in outcomes:
+            table[true][guess] += 1
+        return {"labels": [*self.numbers], "confusion": table}
+
+    @classmethod
+    def check(cls, settings: ClassificationSettings) -> None:
         token_config(settings)
 
     def config(self) -> Any:
         longest = max(len(row["input_ids"]) for part in (self.examples, self.held_out) if part for row in part.rows)
-        names = {"id2label": dict(enumerate(self.labels)), "label2id": {x: i for i, x in enumerate(self.labels)}}
+        names = {"id2label": {i: label for label, i in self.numbers.items()}, "label2id": self.numbers}
         return token_config(self.settings, self.tokenizer, longest, **names)
 
-    def rows(self) -> dict[str, str]:
-        train, held_out = self.data_facts["train"], self.data_facts["validation"]
-        shown = ", ".join(self.labels[:6]) + (" …" if len(self.labels) > 6 else "")
-        return {
-            "texts": f"{', '.join(self.settings.sources)}: {train['rows']:,} of {len(self.labels)} classes: {shown}",
-            "validation": f"{held_out['rows']:,} texts, {self.settings.val or 'picked at random'}"
-            if held_out["rows"]
-            else "none: the latest model is kept, not the best",
-        }
+    @property
+    def row_end(self) -> str:
+        return f" of {len(self.numbers)} classes: {self.first_of(6)}"
 
     @classmethod
     def predict(cls, model: Any, reader: Any, inputs: Iterator[str], top: int) -> Iterator[dict[str, Any]]:
@@ -144,23 +141,14 @@ class ClassificationTask(SequenceTask):
             yield {"output": names[0], "probabilities": dict(zip(names, best.values.tolist()))}
 
 
-def token_config(settings: Any, tokenizer: Any = None, longest: int = 1, **of_data: Any) -> Any:
+def token_config(settings: ClassificationSettings, tokenizer: Any = None, longest: int = 1, **of_data: Any) -> Any:
     """The config of an encoder of tokens, with what the data say. Without a tokenizer, all else is checked."""
     from tarnn.models import TarnnConfig
-    from tarnn.tasks.model import chosen, make_config
+    from tarnn.tasks.model import chosen, make_config, vocabulary
 
     choices = chosen(settings) | {"causal": settings.causal}
     if choices.get("position") == "learned":
         choices.setdefault("max_position_embeddings", longest)
     if tokenizer is not None:
-        end = tokenizer.eos_token_id
-        choices |= {"vocab_size": len(tokenizer), "bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+        choices |= vocabulary(tokenizer)
     return make_config(TarnnConfig, settings, choices | of_data)
-
-
-def confusion(labels: Sequence[str], outcomes: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """{"labels": …, "confusion": …}: a row for each true label, a column for each that was guessed."""
-    table = [[0] * len(labels) for _ in labels]
-    for true, guess in outcomes:
-        table[true][guess] += 1
-    return {"labels": list(labels), "confusion": table}

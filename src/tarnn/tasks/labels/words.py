@@ -6,23 +6,19 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tarnn.data.files import plain_suffix
 from tarnn.data.pairs import Pair
+from tarnn.data.sources import dataset_rows
+from tarnn.data.tables import Row, read_rows
 from tarnn.errors import UserError
-from tarnn.tasks.base import Report, register
-from tarnn.tasks.labels.task import ClassificationSettings, ClassificationTask, confusion
-from tarnn.tasks.sequences import scored
+from tarnn.tasks.base import register
+from tarnn.tasks.labels.task import ClassificationSettings, ClassificationTask
 from tarnn.tasks.settings import option
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor
-
-    from tarnn.data.examples import PaddedRows
-
-NO_LABEL = -100
 
 
 @dataclass(frozen=True)
@@ -41,6 +37,7 @@ class TokenClassificationTask(ClassificationTask):
     name, of = "token-classification", "texts with labelled words"
     architecture = "TarnnForTokenClassification"
     settings_class, text_setting = TokenClassificationSettings, "tokens_field"
+    padding: ClassVar[dict[str, float]] = {"labels": -100}
     settings: TokenClassificationSettings
 
     def read_rows(self, sources: Sequence[str]) -> list[Pair]:
@@ -56,38 +53,18 @@ class TokenClassificationTask(ClassificationTask):
     def input_of(row: Pair) -> str:
         return " ".join(json.loads(row.last))
 
-    def tokenized(self, rows: Sequence[Pair], report: Report) -> PaddedRows:
-        """Ids, and at the last of each word the number of its label; UserError for a label that the training data lack."""
+    def example_of(self, row: Pair) -> dict[str, np.ndarray]:
+        """The text's ids, and at the last of each word the number of its label."""
         import numpy as np
 
-        from tarnn.data.examples import PaddedRows
-
-        limit, cut, found = self.settings.max_length, 0, []
-        for row in rows:
-            numbers = [self.number_of(label, row) for label in self.labels_of(row)]
-            ids, ends = ids_of_words(self.tokenizer, json.loads(row.last), row.place)
-            labels = np.full(len(ids), NO_LABEL)
-            labels[ends] = numbers
-            cut += limit is not None and len(ids) > limit
-            found.append({"input_ids": ids[:limit], "labels": labels[:limit]})
-        if cut:
-            report(f"cut to --max-length {limit:,} tokens: {cut:,} of {len(rows):,} texts")
-        return PaddedRows(found, {"input_ids": self.tokenizer.pad_token_id, "labels": NO_LABEL})
-
-    @staticmethod
-    def classes() -> tuple[Any, Any]:
-        from tarnn.models import TarnnConfig, TarnnForTokenClassification
-
-        return TarnnConfig, TarnnForTokenClassification
-
-    def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[tuple[int, int]]]:
-        """With the label and the guess of each word."""
-        logits, labels = model(**batch).logits, batch["labels"]
-        real = labels != NO_LABEL
-        return scored(logits, labels), list(zip(labels[real].tolist(), logits.argmax(-1)[real].tolist()))
+        numbers = [self.number_of(label, row) for label in self.labels_of(row)]
+        ids, ends = ids_of_words(self.tokenizer, json.loads(row.last), row.place)
+        labels = np.full(len(ids), -100)
+        labels[ends] = numbers
+        return {"input_ids": ids, "labels": labels}
 
     def details(self, outcomes: list[Any]) -> dict[str, Any]:
-        return {"words": len(outcomes), **confusion(self.labels, outcomes)}
+        return {"words": len(outcomes), **super().details(outcomes)}
 
     @classmethod
     def predict(cls, model: Any, reader: Any, inputs: Iterator[str], top: int) -> Iterator[dict[str, Any]]:
@@ -120,13 +97,10 @@ def ids_of_words(tokenizer: Any, words: Sequence[str], place: str) -> tuple[np.n
     return np.concatenate(parts), np.cumsum([len(part) for part in parts]) - 1
 
 
-def objects_of(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def objects_of(source: str) -> Iterator[tuple[str, Row]]:
     """(place, row) of a .jsonl file or of `datasets:…`; UserError for anything else."""
-    from tarnn.data.sources import dataset_rows
-    from tarnn.data.tables import read_rows
-
     if source.startswith("datasets:"):
-        yield from ((f"{source}, row {i}", row) for i, row in enumerate(dataset_rows(source)))
+        yield from dataset_rows(source)
         return
     path = Path(source).expanduser()
     if not path.is_file() or plain_suffix(path) != ".jsonl":
@@ -135,22 +109,24 @@ def objects_of(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
             f'{source} {what}; expected lines such as {{"tokens": ["Ada", "wrote"], "labels": ["NAME", "VERB"]}}, or '
             "'datasets:NAME[:CONFIG[:SPLIT]]'."
         )
-    for place, row in read_rows(path):
-        assert isinstance(row, dict)
-        yield place, row
+    yield from read_rows(path)
 
 
-def pair_of(row: dict[str, Any], labels: str, tokens: str, place: str) -> Pair:
+def pair_of(row: Row, labels: str, tokens: str, place: str) -> Pair:
     """The labels and the words of a row; UserError where they are not two lists of one length, or a word is empty."""
-    for name in (labels, tokens):
-        if not isinstance(row.get(name), list):
-            got = f"a {type(row[name]).__name__}" if name in row else f"only {', '.join(map(repr, row)) or 'nothing'}"
-            raise UserError(f"{place} has {got} where a list was expected, in the field {name!r}.")
-    if len(row[labels]) != len(row[tokens]) or not row[tokens]:
-        raise UserError(
-            f"{place} has {len(row[tokens])} tokens and {len(row[labels])} labels; expected one label for each."
-        )
-    for word in row[tokens]:
+    names, words = list_of(row, labels, place), list_of(row, tokens, place)
+    if len(names) != len(words) or not words:
+        raise UserError(f"{place} has {len(words)} tokens and {len(names)} labels; expected one label for each.")
+    for word in words:
         if not isinstance(word, str) or not word.strip() or word != "".join(word.split()):
             raise UserError(f"{place} has the token {word!r}; expected a word without spaces.")
-    return Pair(json.dumps([str(x) for x in row[labels]]), json.dumps(row[tokens]), place)
+    return Pair(json.dumps([str(x) for x in names]), json.dumps(words), place)
+
+
+def list_of(row: Row, name: str, place: str) -> list[object]:
+    """The list in a field; UserError where there is none."""
+    value = row.get(name) if isinstance(row, dict) else None
+    if not isinstance(value, list):
+        got = f"a {type(value).__name__}" if name in row else f"only {', '.join(map(repr, row)) or 'nothing'}"
+        raise UserError(f"{place} has {got} where a list was expected, in the field {name!r}.")
+    return value

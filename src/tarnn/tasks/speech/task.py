@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from tarnn.data.pairs import Pair, read_pairs
 from tarnn.errors import UserError
-from tarnn.tasks.base import Report, Trained, register
-from tarnn.tasks.sequences import EncoderSettings, SequenceTask, facts_of, refuse_other_data, split
+from tarnn.log import Log
+from tarnn.tasks.base import register
+from tarnn.tasks.sequences import EncoderSettings, SequenceTask
 from tarnn.tasks.settings import option
+from tarnn.tasks.sums import sums
+from tarnn.tasks.trained import Trained
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,31 +35,31 @@ class CtcSettings(EncoderSettings):
 
 @register
 class CtcTask(SequenceTask):
-    """A recording is the unit of progress, a letter that of the measure; beside it the edits per letter of the likeliest path."""
+    """A recording is the unit of progress, a letter that of the measure; the edits per letter of the likeliest path are
+    counted as well."""
 
-    name, model_type, of = "ctc", "tarnn", "recordings"
+    name, of = "ctc", "recordings"
     architecture, next, reads_text = "TarnnForCTC", "predict", False
     settings_class = CtcSettings
     unit, counted, rates = "bits_per_letter", "recordings", ("letter_error_rate",)
+    settings: CtcSettings
 
-    def __init__(self, settings: CtcSettings, first: bool, saved: dict[str, Any] | None, report: Report):
+    def prepare(self, train: list[Pair], held_out: list[Pair], log: Log) -> tuple[PaddedRows, PaddedRows | None]:
+        """Frames with the mean and the spread that those of the training data have, and letters."""
+        import numpy as np
+
         from tarnn.tasks.speech.transcripts import LETTERS
 
-        self.settings: CtcSettings = settings
-        val = None if settings.val is None else self.read_rows([settings.val])
-        train, held_out = split(self.read_rows(settings.sources), val, settings, report)
-        self.data_facts = {"train": facts_of(train), "validation": facts_of(held_out)}
-        refuse_other_data(self.data_facts, saved, self, settings)
-        self.front, parts = front_end(train), []
-        for part in (train, held_out):
-            parts.append(self.read(part))
-        self.normalize(parts[0])
-        rows_of = [[row | {"input_features": self.normal(row["input_features"])} for row in part] for part in parts]
-        self.examples, *rest = (padded(part) for part in rows_of if part)
-        self.held_out = rest[0] if rest else None
-        self.tokenizer = symbols_tokenizer(settings.out, LETTERS)
-        self.front.save_pretrained(settings.out)
-        self.epoch, self.example = len(self.examples), self.input_of(train[0])
+        self.front = front_end(train)
+        parts = [self.read(train), self.read(held_out)]
+        every = np.concatenate([row["input_features"] for row in parts[0]])
+        self.front.mean, self.front.std = every.mean(0).tolist(), (every.std(0) + 1e-5).tolist()
+        mean, std = np.array(self.front.mean), np.array(self.front.std)  # float64
+        for row in (row for part in parts for row in part):
+            row["input_features"] = ((row["input_features"] - mean) / std).astype(np.float32)
+        self.tokenizer = symbols_tokenizer(self.settings.out, LETTERS)
+        self.front.save_pretrained(self.settings.out)
+        return padded(parts[0]), padded(parts[1]) if held_out else None
 
     def read_rows(self, sources: Sequence[str]) -> list[Pair]:
         """Paths are seen from the file that names them."""
@@ -71,7 +74,7 @@ class CtcTask(SequenceTask):
     def input_of(row: Pair) -> str:
         return row.first
 
-    def examples_of(self, rows: list[Pair], trained: Trained, report: Report) -> PaddedRows:
+    def examples_of(self, rows: list[Pair], trained: Trained, log: Log) -> PaddedRows:
         from tarnn.huggingface.speech_features import open_front_end
 
         self.settings = replace(self.settings, subsampling=trained.config.subsampling)
@@ -84,7 +87,7 @@ class CtcTask(SequenceTask):
         from tarnn.tasks.speech.ctc import places_needed
         from tarnn.tasks.speech.transcripts import LETTERS, Symbols, letters_of
 
-        symbols, found = Symbols(LETTERS), []
+        symbols, examples = Symbols(LETTERS), []
         for row in rows:
             try:
                 samples, rate = read_wav(row.first)
@@ -98,57 +101,34 @@ class CtcTask(SequenceTask):
                     f"{row.place}: {row.first} has {places} places for {needed} letters (blanks between equal ones counted); "
                     "correct the transcript, or lower --subsampling."
                 )
-            found.append({"input_features": frames, "labels": ids})
-        return found
+            examples.append({"input_features": frames, "labels": ids})
+        return examples
 
-    def normalize(self, rows: Sequence[dict[str, np.ndarray]]) -> None:
-        """Tells the front end the mean and the spread of the training frames."""
-        import numpy as np
-
-        every = np.concatenate([row["input_features"] for row in rows])
-        self.front.mean, self.front.std = every.mean(0).tolist(), (every.std(0) + 1e-5).tolist()
-
-    def normal(self, frames: np.ndarray) -> np.ndarray:
-        import numpy as np
-
-        return ((frames - np.array(self.front.mean)) / np.array(self.front.std)).astype(np.float32)
-
-    @staticmethod
-    def classes() -> tuple[Any, Any]:
-        from tarnn.models import TarnnConfig, TarnnForCTC
-
-        return TarnnConfig, TarnnForCTC
-
-    @staticmethod
-    def check(settings: CtcSettings) -> None:
+    @classmethod
+    def check(cls, settings: CtcSettings) -> None:
         ctc_config(settings, 40)
 
     def config(self) -> Any:
         return ctc_config(self.settings, self.front.feature_size)
 
-    def sums(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
-        return self.outcome(model, batch)[0]
-
     def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[Any]]:
         """Nats, letters, letters, and the edits that make the likeliest path's letters those that are said; and of each
-        recording what was found and what is said."""
+        recording what was guessed and what is said."""
         import torch
 
-        from tarnn.numerics import widest
         from tarnn.tasks.speech.ctc import best_path, edits
 
         out = model(**batch)
         logits = out.logits.float()
-        lengths = model.model.embed_tokens.places(batch["attention_mask"].sum(-1))
+        lengths = model.model.embed_tokens.num_positions(batch["attention_mask"].sum(-1))
         real = batch["labels"] >= 0
         nats = torch.nn.functional.ctc_loss(
             logits.log_softmax(-1).transpose(0, 1), batch["labels"][real], lengths, real.sum(-1), reduction="sum"
         )
         wanted = [row[row >= 0].tolist() for row in batch["labels"]]
-        found = [best_path(row[:n].cpu().numpy()) for row, n in zip(logits, lengths.tolist())]
-        wrong, count = sum(map(edits, found, wanted)), sum(map(len, wanted))
-        nats = nats.to(widest(nats.device))
-        return torch.stack([nats, *(nats.new_tensor(x) for x in (count, count, wrong))]), list(zip(found, wanted))
+        guessed = [best_path(row[:n].cpu().numpy()) for row, n in zip(logits, lengths.tolist())]
+        wrong, count = sum(map(edits, guessed, wanted)), sum(map(len, wanted))
+        return sums(nats, count, count, wrong), list(zip(guessed, wanted))
 
     def details(self, outcomes: list[Any]) -> dict[str, Any]:
         """word_error_rate: edits of words per word that is said."""
@@ -161,14 +141,9 @@ class CtcTask(SequenceTask):
         wrong, count = sum(edits(*pair) for pair in words), sum(len(wanted) for _, wanted in words)
         return {"words": count, "word_error_rate": wrong / max(1, count)}
 
-    def rows(self) -> dict[str, str]:
-        train, held_out = self.data_facts["train"], self.data_facts["validation"]
-        return {
-            "recordings": f"{', '.join(self.settings.sources)}: {train['rows']:,}, {self.front.sampling_rate:,} Hz",
-            "validation": f"{held_out['rows']:,} recordings, {self.settings.val or 'picked at random'}"
-            if held_out["rows"]
-            else "none: the latest model is kept, not the best",
-        }
+    @property
+    def row_end(self) -> str:
+        return f", {self.front.sampling_rate:,} Hz"
 
     @classmethod
     def predict(cls, model: Any, reader: Any, inputs: Iterator[str], top: int) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,8 @@ import hashlib
 import json
 import shutil
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,18 +16,15 @@ from tarnn.data.overlap import refuse_overlap
 from tarnn.data.saved_tokenizer import open_saved_tokenizer
 from tarnn.data.sources import Document
 from tarnn.data.ticker import ticking
-from tarnn.data.tokenizers import END_OF_TEXT, amino_tokenizer, byte_tokenizer, encode, pieces, token_bytes, train_bpe
+from tarnn.data.tokenizers import bpe_size, encode, make_tokenizer, pieces, token_bytes
 from tarnn.errors import UserError
+from tarnn.log import Log, silent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 DESCRIPTION = "corpus.json"  # written last: a folder without it is not a corpus
-
-
 VALIDATION_FRACTION, VALIDATION_LIMIT = 0.1, 1 << 18  # of the text; in bytes. Where nothing was asked for.
-LARGEST_VOCABULARY = 1_000_000
-FIXED = {"bytes": byte_tokenizer, "amino-acids": amino_tokenizer}  # tokenizers that need no training
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ def prepare(
     tokenizer: str = "bytes",
     validation_fraction: float | None = None,
     validation_documents: Iterable[Document] | None = None,
-    report: Callable[[str], None] = lambda line: None,
+    log: Log = silent,
 ) -> Corpus:
     """Split, tokenize and write a text to `folder`, which appears whole or not at all.
 
@@ -65,27 +63,25 @@ def prepare(
     `tokenizer` is "bytes", "amino-acids", "bpe:N" or the folder of one that works on bytes.
     Each document is followed by <|endoftext|>.
     """
-    vocab_size = bpe_size(tokenizer)
+    is_trained = bpe_size(tokenizer) is not None
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    if vocab_size is not None:
+    if is_trained:
         documents = utf8_only(documents)
         validation_documents = None if validation_documents is None else utf8_only(validation_documents)
-    with ticking("reading the text", report, lambda: f"{file_size(partial / 'text'):,} bytes so far"):
+    with ticking("reading the text", log, lambda: f"{file_size(partial / 'text'):,} bytes so far"):
         text = spool(documents, partial / "text")
     if validation_documents is not None:
         held_out, cut = spool(validation_documents, partial / "validation-text"), len(text.data)
-        refuse_overlap(text.digests, held_out.digests, "documents", report)
+        refuse_overlap(text.digests, held_out.digests, "documents", log)
     else:
         held_out, cut = text, cut_before(text.data, validation_fraction)
-    tokens = byte_tokenizer() if vocab_size is not None else ready_tokenizer(tokenizer)
-    if vocab_size is not None:
-        with ticking(f"training a tokenizer on {cut:,} bytes", report):
-            tokens = train_bpe((data for data, _ in text.documents(0, cut)), vocab_size)
+    with ticking(f"training a tokenizer on {cut:,} bytes", log) if is_trained else nullcontext():
+        tokens = make_tokenizer(tokenizer, (data for data, _ in text.documents(0, cut)))
     facts: dict[str, Any] = {"digest": text.digest, "tokenizer": tokenizer}
     count = {"documents": 0, "bytes": 0, "tokens": 0}
-    with ticking(f"turning {cut:,} bytes into tokens", report, lambda: f"{count['bytes']:,} done"):
+    with ticking(f"turning {cut:,} bytes into tokens", log, lambda: f"{count['bytes']:,} done"):
         facts["train"] = write_ids(tokens, text.documents(0, cut), partial / "train.ids", count)
     start = cut if held_out is text else 0
     facts["validation"] = write_ids(
@@ -169,63 +165,13 @@ class Digest:
 
 def cut_before(data: np.ndarray, fraction: float | None) -> int:
     """Where the held-out end begins: never inside a UTF-8 character."""
-    if fraction is None:
-        held_out = min(round(len(data) * VALIDATION_FRACTION), VALIDATION_LIMIT)
-    elif 0 <= fraction < 1:
-        held_out = round(len(data) * fraction)
-    else:
-        raise UserError(f"a validation fraction of {fraction} is not a part of the text; expected 0 ≤ fraction < 1.")
+    held_out = round(len(data) * (VALIDATION_FRACTION if fraction is None else fraction))
+    held_out = min(held_out, VALIDATION_LIMIT) if fraction is None else held_out
     held_out = 0 if held_out == 1 else held_out  # one byte is nothing to guess from
     cut = len(data) - held_out
     while 0 < cut < len(data) and 0x80 <= data[cut] < 0xC0 and len(data) - held_out - cut < 3:
         cut -= 1
     return cut
-
-
-def bpe_size(tokenizer: str) -> int | None:
-    """N of "bpe:N", None for one that needs no training; UserError for anything else."""
-    kind, _, size = tokenizer.partition(":")
-    if tokenizer in FIXED or is_folder(tokenizer):
-        return None
-    if kind == "bpe" and size.isdecimal():
-        if len(size) > 12 or int(size) > LARGEST_VOCABULARY:
-            raise UserError(f"a BPE vocabulary of {size} is too large; expected at most {LARGEST_VOCABULARY:,}.")
-        return int(size)
-    raise UserError(
-        f"no tokenizer is called {tokenizer!r}; expected {', '.join(map(repr, FIXED))}, 'bpe:N' with N ids, such as "
-        "'bpe:4096', or the folder of a tokenizer."
-    )
-
-
-def make_tokenizer(name: str, texts: Iterable[bytes]) -> "PreTrainedTokenizerFast":
-    """The tokenizer of that name; "bpe:N" is trained on the texts."""
-    vocab_size = bpe_size(name)
-    return ready_tokenizer(name) if vocab_size is None else train_bpe(texts, vocab_size)
-
-
-def is_folder(tokenizer: str) -> bool:
-    """Whether it is the folder of a tokenizer, and not the name of one."""
-    return tokenizer not in FIXED and Path(tokenizer).expanduser().is_dir()
-
-
-def ready_tokenizer(name: str) -> "PreTrainedTokenizerFast":
-    """One that needs no training: by its name, or from its folder.
-
-    UserError for a folder's tokenizer that does not work on bytes: then its tokens have no exact number of bytes.
-    """
-    if name in FIXED:
-        return FIXED[name]()
-    tokenizer = open_saved_tokenizer(Path(name).expanduser())
-    try:
-        if tokenizer.eos_token_id is None:
-            tokenizer.add_special_tokens({"eos_token": END_OF_TEXT})
-        token_bytes(tokenizer)
-    except (KeyError, AttributeError) as error:
-        raise UserError(
-            f"the tokenizer in {name} is not byte-level (as those of GPT-2, Llama 3 and tarnn are), so its tokens have no exact "
-            "number of bytes; give another, or --tokenizer bpe:N."
-        ) from error
-    return tokenizer
 
 
 def id_dtype(num_ids: int) -> np.dtype:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, Self
 
 from tarnn.data.tokenizers import MASK
 from tarnn.errors import UserError
-from tarnn.tasks.base import Report, Trained, register
-from tarnn.tasks.sequences import SequenceTask
-from tarnn.tasks.settings import RunSettings, option
-from tarnn.tasks.text.task import TextTask, WindowSettings, text_config
+from tarnn.log import Log
+from tarnn.tasks.base import register
+from tarnn.tasks.settings import option
+from tarnn.tasks.sums import scored
+from tarnn.tasks.text.windowed import WindowSettings, WindowTask
+from tarnn.tasks.trained import Trained
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from tarnn.data.examples import Batches
     from tarnn.tasks.text.masking import MaskedSampler, Masking
 
@@ -26,26 +30,27 @@ class MaskedLMSettings(WindowSettings):
 
 
 @register
-class MaskedLMTask(TextTask):
+class MaskedLMTask(WindowTask):
     """Text as `TextTask` reads it; a masked token is the unit of the measure."""
 
     name, of = "masked-lm", "text"
     architecture, next = "TarnnForMaskedLM", "predict"
-    settings_class: ClassVar[type[RunSettings]] = MaskedLMSettings
+    settings_class = MaskedLMSettings
+    causal = False
     unit, rates = "bits_per_token", ("accuracy",)
 
-    def __init__(self, settings: MaskedLMSettings, first: bool, saved: dict[str, Any] | None, report: Report):
+    def __init__(self, settings: MaskedLMSettings, first: bool, saved: dict[str, Any] | None, log: Log):
         from tarnn.tasks.text.masking import MaskedWindows
 
-        super().__init__(settings, first, saved, report)
+        super().__init__(settings, first, saved, log)
         self.tokenizer = with_mask(self.tokenizer)
         self.bytes_per_token = 1.0  # the measure is per token
         self.example = masked_example(self.tokenizer, self.corpus.train)
         self.examples = MaskedWindows(self.corpus.train, settings.context, self.masking())
 
     @classmethod
-    def to_evaluate(cls, trained: Trained, sources: Sequence[str], report: Report) -> TextTask:
-        task = super().to_evaluate(trained, sources, report)
+    def to_evaluate(cls, trained: Trained, sources: Sequence[str], log: Log) -> Self:
+        task = super().to_evaluate(trained, sources, log)
         task.tokenizer = with_mask(task.tokenizer)
         task.example = masked_example(task.tokenizer, task.held_out)
         return task
@@ -57,35 +62,15 @@ class MaskedLMTask(TextTask):
         probability = settings.mask_probability
         return Masking(probability, self.tokenizer.mask_token_id, len(self.tokenizer), special, settings.seed)
 
-    @staticmethod
-    def classes() -> tuple[Any, Any]:
-        from tarnn.models import TarnnConfig, TarnnForMaskedLM
-
-        return TarnnConfig, TarnnForMaskedLM
-
-    @classmethod
-    def recurrent(cls) -> tuple[Any, Any]:
-        return cls.classes()
-
-    @staticmethod
-    def check(settings: WindowSettings) -> None:
-        text_config(settings, causal=False)
-
-    def config(self) -> Any:
-        return text_config(self.settings, self.tokenizer, causal=False)
-
     def sampler(self, num_examples: int, seed: int) -> MaskedSampler:
         from tarnn.tasks.text.masking import MaskedSampler
 
         return MaskedSampler(self.examples, num_examples, seed)
 
-    collate = staticmethod(SequenceTask.collate)
-    loss = SequenceTask.loss
-    sums = SequenceTask.sums
-    outcome = SequenceTask.outcome
-    has_sample = False
+    def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[Any]]:
+        return scored(model(**batch).logits, batch["labels"]), []
 
-    def validation(self, batch_size: int) -> Batches | None:  # type: ignore[override]
+    def validation(self, batch_size: int) -> Batches | None:
         """Windows end to end, each with the same masks at each validation."""
         from tarnn.data.examples import Batches
         from tarnn.tasks.text.masking import MaskedWindows
@@ -95,9 +80,6 @@ class MaskedLMTask(TextTask):
             return None
         windows = MaskedWindows(self.held_out, context, self.masking())
         return Batches(windows, batch_size, range(0, len(windows), context))
-
-    def sample(self, max_seconds: float | None) -> str:
-        return ""
 
     @classmethod
     def predict(cls, model: Any, reader: Any, inputs: Iterator[str], top: int) -> Iterator[dict[str, Any]]:

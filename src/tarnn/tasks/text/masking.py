@@ -48,9 +48,9 @@ class MaskedWindows(Windows):
         super().__init__(ids, context)
         self.masking = masking
 
-    def __getitems__(self, numbers: Sequence[int]) -> dict[str, Tensor]:  # type: ignore[override]
+    def __getitems__(self, numbers: Sequence[int]) -> dict[str, Tensor]:
         pairs = [divmod(number, len(self)) for number in numbers]
-        rows = super().__getitems__([start for _, start in pairs])[:, :-1].numpy()
+        rows = super().__getitems__([start for _, start in pairs])["input_ids"].numpy()
         masked = [self.masking(row, *pair) for row, pair in zip(rows, pairs)]
         read, labels = (torch.from_numpy(np.stack(x)) for x in zip(*masked))
         return {"input_ids": read, "labels": labels}

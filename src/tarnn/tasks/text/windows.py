@@ -16,7 +16,7 @@ class Windows(Dataset):
     """All windows of `context` inputs and as many targets (the ids one place on); an index is a start.
 
     `ids` is a one-dimensional array of any integer type, mapped from disk or not. A batch is one gather:
-    torch's loader calls `__getitems__` with all indices at once, and `collate` splits what comes.
+    torch's loader calls `__getitems__` with all indices at once.
     """
 
     def __init__(self, ids: np.ndarray, context: int):
@@ -34,18 +34,13 @@ class Windows(Dataset):
     def __len__(self) -> int:
         return len(self.ids) - self.context
 
-    def __getitems__(self, starts: Sequence[int]) -> Tensor:
-        """(b, context + 1) int64."""
-        return torch.from_numpy(self.ids[np.asarray(starts)[:, None] + self._offsets].astype(np.int64))
+    def __getitems__(self, starts: Sequence[int]) -> dict[str, Tensor]:
+        """Inputs and targets, each (b, context): target i is the id after input i."""
+        rows = torch.from_numpy(self.ids[np.asarray(starts)[:, None] + self._offsets].astype(np.int64))
+        return {"input_ids": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}
 
-    def __getitem__(self, start: int) -> Tensor:
-        return self.__getitems__([start])[0]
-
-
-def collate(rows: Tensor | Sequence[Tensor]) -> dict[str, Tensor]:
-    """Rows of context + 1 ids as inputs and targets, each (b, context): target i is the id after input i."""
-    rows = rows if isinstance(rows, Tensor) else torch.stack(list(rows))
-    return {"input_ids": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}
+    def __getitem__(self, start: int) -> dict[str, Tensor]:
+        return {name: x[0] for name, x in self.__getitems__([start]).items()}
 
 
 class WindowSampler(Sampler[int]):
@@ -103,7 +98,7 @@ class ValidationBatches(Sequence[dict[str, Tensor]]):
         if not 0 <= i < len(self):
             raise IndexError(i)
         starts = self.starts[i * self.batch_size : (i + 1) * self.batch_size]
-        batch = collate(self.windows.__getitems__(starts))
+        batch = self.windows.__getitems__(starts)
         if i == len(self) - 1:
             targets = batch["targets"] = batch["targets"].clone()  # one row shares its memory with the inputs
             targets[-1, : self.repeated] = IGNORED
