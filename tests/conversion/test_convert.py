@@ -10,7 +10,7 @@ import transformers as hf
 from support.families import FAMILIES, REFUSED, model_of
 
 from tarnn.conversion import constant_cache, convert
-from tarnn.conversion.capture import watching
+from tarnn.conversion.capture import capturing
 from tarnn.conversion.options import attention_layers, child_of
 from tarnn.ops.hybrid.op import hybrid_attention
 
@@ -37,7 +37,7 @@ def peaky(name):
 def call_of(model, row):
     """Each layer's q, k, v in a run with softmax attention."""
     seen = {}
-    with torch.no_grad(), watching(model, lambda i, x: seen.update({i: x})):
+    with torch.no_grad(), capturing(model, lambda i, x: seen.update({i: x})):
         model(input_ids=row)
     return seen
 
@@ -172,7 +172,7 @@ def test_options_are_checked_before_any_work(texts, monkeypatch):
             convert(model, texts, **{**SMALL, **options})
     monkeypatch.undo()
     monkeypatch.setattr(
-        sys.modules["tarnn.conversion.convert"], "gather", None
+        sys.modules["tarnn.conversion.convert"], "calibrate", None
     )  # behind the run of one row, that says which layers there are
     wrong = [
         ({"exact_layers": 3}, "exact_layers must be 0 to 2"),
@@ -217,7 +217,7 @@ def test_a_budget_is_kept_and_used(texts):
 
 
 def test_refused(texts):
-    with pytest.raises(ValueError, match=r"longer than window \+ sinks = 260 tokens.*has 40"):
+    with pytest.raises(ValueError, match=r"longer than window \+ sinks = 260 tokens.*got 40"):
         convert(peaky("Llama"), texts)
     bloom = hf.BloomForCausalLM(hf.BloomConfig(vocab_size=99, hidden_size=32, n_layer=1, n_head=4))
     with pytest.raises(ValueError, match="no attention interface"):

@@ -12,7 +12,7 @@ import torch
 from support.families import FAMILIES, model_of
 
 from tarnn.conversion import convert, finetune, set_options
-from tarnn.conversion.calibration import Near
+from tarnn.conversion.calibration import ExactKeys
 from tarnn.conversion.distil import MapLosses
 from tarnn.conversion.distil_trainer import DistillationTask
 from tarnn.errors import UserError
@@ -45,7 +45,7 @@ def weights_of(model):
 
 def test_stage_1_trains_maps_and_far_bias_alone(model, texts):
     set_options(model, mode="features")
-    before, loss = weights_of(model), MapLosses(model, Near(6, 2))
+    before, loss = weights_of(model), MapLosses(model, ExactKeys(6, 2))
     first = loss(texts)["loss"].item()
     finetune(model, texts, steps=30)
     assert loss(texts)["loss"].item() < first
@@ -64,7 +64,7 @@ def test_stage_1_matches_what_a_map_can_match(model, texts):
                 x.zero_()
     # φ(0) is 1/m everywhere, m = 8, and φ(q) sums to 2: φ(q)·φ(0) = 1/4, where e^0 is right
     set_options(model, mode="features", far_bias=math.log(4))
-    assert MapLosses(model, Near(6, 2))(texts)["loss"].item() < 1e-4
+    assert MapLosses(model, ExactKeys(6, 2))(texts)["loss"].item() < 1e-4
 
 
 @pytest.mark.parametrize("train", ["lora", "weights"])

@@ -27,30 +27,9 @@ from tarnn.conversion.options import DEFAULTS, KEY, attach
 from tarnn.data.saved_tokenizer import open_saved_tokenizer
 from tarnn.decoding.weights import FLOATS, FOREIGN, Header, check_counts, read_headers, read_weights
 from tarnn.errors import UserError
-from tarnn.json_file import read_json
+from tarnn.json_file import read_json, without_links
 from tarnn.models.meta_device import build_on_meta
 
-# keys of a config that lead elsewhere: to code, to kernels, to the network, to other files, to other classes of layers
-LEAD_ELSEWHERE = {
-    "_attn_implementation",
-    "_attn_implementation_internal",
-    "_experts_implementation",
-    "_experts_implementation_internal",
-    "_name_or_path",
-    "attn_implementation",
-    "auto_map",
-    "backbone_kwargs",
-    "custom_generate",
-    "distributed_config",
-    "experts_implementation",
-    "fusion_config",
-    "kernel_config",
-    "name_or_path",
-    "quantization_config",
-    "transformers_weights",
-    "trust_remote_code",
-    "use_pretrained_backbone",
-}
 WHOLE = ("max_length", "max_new_tokens", "min_length", "num_beams", "num_return_sequences", "top_k")
 LARGEST_TABLE = 2**28  # numbers that are computed, not saved, such as positions
 AUTO_CLASSES = [getattr(modeling_auto, name) for name in dir(modeling_auto) if name.startswith("AutoModel")]
@@ -148,19 +127,10 @@ def is_ours(quantized: Any) -> bool:
 def make_config(folder: Path, fields: dict[str, Any]) -> Any:
     """The config that a config.json describes, of a class of transformers' own, and without what leads elsewhere."""
     with quiet(), refused(folder):
-        config = CONFIG_MAPPING[fields["model_type"]].from_dict(harmless(fields))
+        config = CONFIG_MAPPING[fields["model_type"]].from_dict(without_links(fields))
         if is_ours(mark := fields.get("quantization_config")):
             config.quantization_config = mark
         return config
-
-
-def harmless(value: Any) -> Any:
-    """A config's fields, nested ones too, without the keys that lead elsewhere."""
-    if isinstance(value, list):
-        return [harmless(x) for x in value]
-    if not isinstance(value, dict):
-        return value
-    return {key: harmless(x) for key, x in value.items() if key not in LEAD_ELSEWHERE}
 
 
 def generation_config(folder: Path, fields: dict[str, Any], *, strict: bool) -> Any:
@@ -173,7 +143,7 @@ def generation_config(folder: Path, fields: dict[str, Any], *, strict: bool) -> 
         if type(fields.get(name)) not in (int, type(None)):
             raise UserError(f"{file}: {name} must be a whole number; got {fields[name]!r:.60}.")
     try:
-        config = transformers.GenerationConfig.from_dict(harmless(fields), **of_model)
+        config = transformers.GenerationConfig.from_dict(without_links(fields), **of_model)
         config.validate(strict=strict)
         return config
     except Exception as error:  # of wrong types, whatever its checks raise
