@@ -216,13 +216,19 @@ def test_a_budget_is_kept_and_used(texts):
         convert(peaky("Llama"), texts, budget=least.bytes - 1, **SMALL)
 
 
+SIZES = {"vocab_size": 99, "hidden_size": 32}
+
+
+def bloom():
+    return hf.BloomForCausalLM(hf.BloomConfig(n_layer=1, n_head=4, **SIZES))
+
+
 def gemma_with_a_cap():
-    sizes = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 8}
-    return hf.Gemma2ForCausalLM(hf.Gemma2Config(**sizes))
+    return hf.Gemma2ForCausalLM(hf.Gemma2Config(num_hidden_layers=1, num_attention_heads=4, head_dim=8, **SIZES))
 
 
 REFUSED_MODELS = {
-    "ALiBi": (lambda: hf.BloomForCausalLM(hf.BloomConfig(99, 32, 1, 4)), "no attention interface"),
+    "ALiBi": (bloom, "no attention interface"),
     "soft cap": (gemma_with_a_cap, "attn_logit_softcapping"),
     "biases by position": (
         lambda: hf.AutoModel.from_config(REFUSED["T5"][0]()).get_encoder(),
