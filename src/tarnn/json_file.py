@@ -6,6 +6,28 @@ from typing import Any
 
 from tarnn.errors import UserError
 
+# keys of a config that lead elsewhere: to code, to kernels, to the network, to other files, to other classes of layers
+LEAD_ELSEWHERE = {
+    "_attn_implementation",
+    "_attn_implementation_internal",
+    "_experts_implementation",
+    "_experts_implementation_internal",
+    "_name_or_path",
+    "attn_implementation",
+    "auto_map",
+    "backbone_kwargs",
+    "custom_generate",
+    "distributed_config",
+    "experts_implementation",
+    "fusion_config",
+    "kernel_config",
+    "name_or_path",
+    "quantization_config",
+    "transformers_weights",
+    "trust_remote_code",
+    "use_pretrained_backbone",
+}
+
 
 def read_json(file: Path) -> dict[str, Any]:
     """Read the object in a JSON file. Raises UserError, with a remedy, for anything else that a file can be."""
@@ -18,3 +40,12 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{file} must hold a JSON object; got {content!r:.60}. Take {file.name} from an intact copy.")
     return content
+
+
+def without_links(value: Any) -> Any:
+    """A config's fields, nested ones too, without the keys that lead elsewhere."""
+    if isinstance(value, list):
+        return [without_links(x) for x in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: without_links(x) for key, x in value.items() if key not in LEAD_ELSEWHERE}

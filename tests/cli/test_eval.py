@@ -249,7 +249,7 @@ def test_what_it_refuses(command, foreign, sources, tmp_path):
         ((run, text, "--label-field", "x"), ["--label-field does not go with a model of text"]),
         ((run, text, "--context", 0), ["--context"]),
         ((foreign,), ["held data out", f"`tarnn eval {foreign} TEXT`"]),
-        ((foreign, text, "--context", 65), ["--context 65 is beyond this model's 64 positions"]),
+        ((foreign, text, "--context", 65), ["--context 65 is longer than this model's context; expected 64"]),
         ((foreign, text, "--label-field", "x"), ["--label-field does not go with"]),
         ((foreign, latin), ["latin.txt is not UTF-8"]),
         ((encoder, text), ["holds a LlamaModel", "causal language models"]),

@@ -12,7 +12,7 @@ import torch
 from support.families import FAMILIES, model_of
 
 from tarnn.conversion import convert, finetune, set_options
-from tarnn.conversion.calibration import Near
+from tarnn.conversion.calibration import ExactKeys
 from tarnn.conversion.distil import MapLosses
 from tarnn.conversion.distil_trainer import DistillationTask
 from tarnn.errors import UserError
@@ -45,7 +45,7 @@ def weights_of(model):
 
 def test_stage_1_trains_maps_and_far_bias_alone(model, texts):
     set_options(model, mode="features")
-    before, loss = weights_of(model), MapLosses(model, Near(6, 2))
+    before, loss = weights_of(model), MapLosses(model, ExactKeys(6, 2))
     first = loss(texts)["loss"].item()
     finetune(model, texts, steps=30)
     assert loss(texts)["loss"].item() < first
@@ -64,7 +64,7 @@ def test_stage_1_matches_what_a_map_can_match(model, texts):
                 x.zero_()
     # φ(0) is 1/m everywhere, m = 8, and φ(q) sums to 2: φ(q)·φ(0) = 1/4, where e^0 is right
     set_options(model, mode="features", far_bias=math.log(4))
-    assert MapLosses(model, Near(6, 2))(texts)["loss"].item() < 1e-4
+    assert MapLosses(model, ExactKeys(6, 2))(texts)["loss"].item() < 1e-4
 
 
 @pytest.mark.parametrize("train", ["lora", "weights"])
@@ -136,20 +136,16 @@ def test_refused(texts):
         finetune(model_of(FAMILIES["Llama"]), texts)
 
 
+OUT_OF_RANGE = {"steps": [0], "batch_size": [-3], "learning_rate": [float("nan"), -1.0, 0.0], "train": ["all"]}
+
+
 def test_options_are_checked_before_any_work(model, texts, monkeypatch):
     monkeypatch.setattr(model, "forward", None)
-    wrong = [
-        ({"steps": 0}, "steps must be a whole number, 1 or more; got 0"),
-        ({"batch_size": -3}, "batch_size"),
-        ({"learning_rate": math.nan}, "learning_rate must be a number above 0; got nan"),
-        ({"learning_rate": -1.0}, "learning_rate"),
-        ({"learning_rate": 0.0}, "learning_rate"),
-        ({"train": "all"}, "train is"),
-    ]
-    for options, words in wrong:
-        with pytest.raises(ValueError, match=words):
-            finetune(model, texts, **options)
-    with pytest.raises(ValueError, match=r"longer than window \+ sinks = 8 tokens.*got 8"):
+    for option, values in OUT_OF_RANGE.items():
+        for value in values:
+            with pytest.raises(ValueError, match=option):
+                finetune(model, texts, **{option: value})
+    with pytest.raises(ValueError, match=r"window \+ sinks = 8 tokens.*got 8"):
         finetune(model, texts[:, :8])
 
 

@@ -10,7 +10,7 @@ from transformers import DynamicCache
 
 from tarnn.decoding.fused import FusedStep
 from tarnn.huggingface import fused_forward as file
-from tarnn.huggingface.fused_forward import PATIENCE, fused_forward
+from tarnn.huggingface.fused_forward import WARMUP_TOKENS, fused_forward
 from tarnn.kernels.cpu import library
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
@@ -106,10 +106,10 @@ def test_logits_and_caches_are_those_of_forward(model, ids, padded):
 
 def test_short_texts_do_without_and_longer_ones_pack_once(make_model, ids, steps):
     model = make_model("hybrid").float()
-    model.generate(ids(2, 5), **LONG | {"max_new_tokens": PATIENCE + 1})
+    model.generate(ids(2, 5), **LONG | {"max_new_tokens": WARMUP_TOKENS + 1})
     assert not steps
     model.generate(ids(2, 5), **LONG)
-    assert [len(x) for x in steps] == [20 - 1 - PATIENCE]
+    assert [len(x) for x in steps] == [20 - 1 - WARMUP_TOKENS]
 
 
 def test_a_model_that_is_large_or_not_served_takes_its_own_step(make_model, ids, steps, monkeypatch):

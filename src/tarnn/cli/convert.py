@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,26 +17,28 @@ def convert(
     texts: Annotated[
         list[str], Option(help="What to calibrate on: a file, a folder, a glob, .jsonl … May be repeated.")
     ],
-    window: Annotated[int, Option(min=1, help="Keys nearer than this are exact.")] = 256,
-    sinks: Annotated[int, Option(min=0, help="The first so many tokens are exact.")] = 4,
-    slots: Annotated[int, Option(min=0, help="So many far keys that features represent worst are exact.")] = 0,
+    window: Annotated[int, Option(min=1, help="Keys at a smaller distance than this are exact.")] = 256,
+    sinks: Annotated[int, Option(min=0, help="Number of first tokens kept exact.")] = 4,
+    slots: Annotated[
+        int, Option(min=0, help="Number of distant keys kept exact (those the features approximate worst).")
+    ] = 0,
     feature_map: Annotated[
-        str, Option(help="What estimates all others; none: nothing does, window and sinks are alone.")
+        str, Option(help="The map that estimates all other keys; none: window and sinks alone.")
     ] = "clusters",
-    features: Annotated[int | None, Option(min=1, help="How many features per head (default: 64).")] = None,
+    features: Annotated[int | None, Option(min=1, help="Number of features per head (default: 64).")] = None,
     mode: Annotated[
         Literal["choose", "features"], Option(help="Features in the heads where they earn their bytes, or in all.")
     ] = "choose",
-    exact_layers: Annotated[int, Option(min=0, help="So many layers stay softmax: those that matter most.")] = 0,
+    exact_layers: Annotated[int, Option(min=0, help="Number of layers that stay softmax: those that matter most.")] = 0,
     budget: Annotated[
         int | None, Option(min=1, help="Bytes for one sequence; heads that matter most become exact within it.")
     ] = None,
-    num_texts: Annotated[int, Option(min=1, help="How many rows of text are read.")] = 32,
+    num_texts: Annotated[int, Option(min=1, help="Number of rows of text that are read.")] = 32,
     length: Annotated[
         int | None,
-        Option(min=2, help="Tokens of a row: as many as will be used (default: the model's context, at most 4,096)."),
+        Option(min=2, help="Tokens per row: as many as will be used (default: the model's context, at most 4,096)."),
     ] = None,
-    device: Annotated[str, Option(help="Where it is calibrated: cpu, cuda …")] = "cpu",
+    device: Annotated[str, Option(help="The device for the calibration: cpu, cuda …")] = "cpu",
 ) -> None:
     """Convert a pretrained softmax model: window and sinks exactly, all other keys by features.
 
@@ -47,14 +50,11 @@ def convert(
     check_new(out)
     from tarnn.cli.generate import pick_device
     from tarnn.conversion import convert as converted
-    from tarnn.conversion.calibration import Near
+    from tarnn.conversion.calibration import ExactKeys
     from tarnn.conversion.convert import check_length
     from tarnn.conversion.opening import open_pretrained, tokenizer_of
-    from tarnn.conversion.rows import length_of_rows, read_rows
+    from tarnn.conversion.rows import context_length, read_rows
     from tarnn.feature_maps import options_of
-
-    def report(line: str) -> None:
-        print(f"tarnn: {line}", file=sys.stderr, flush=True)
 
     described: dict[str, Any] | None = None
     if feature_map != "none":
@@ -62,27 +62,23 @@ def convert(
         described = {"name": feature_map, **({"num_features": features or 64} if counted else {})}
     elif features is not None or mode == "features":
         raise UserError("--feature-map none has no features; leave out --features and --mode features.")
-    where = pick_device(device)
-    model = open_pretrained(checkpoint, converted=False, report=report).to(where)
-    tokenizer, length = tokenizer_of(checkpoint, model), length_of_rows(model, length)
-    check_length(length, Near(window, sinks))
-    shown = {
-        "checkpoint": f"{checkpoint} ({type(model).__name__}, {model.num_parameters():,} parameters)",
-        "texts": f"{', '.join(texts)}: {num_texts} rows of {length:,} tokens",
-        "window": window,
-        "sinks": sinks,
-        "slots": slots,
-        "features": ", ".join(str(x) for x in (described or {"name": "none"}).values()),
-        "exact layers": exact_layers,
-        "budget": budget or "none",
-    }
-    for name, value in shown.items():
-        print(f"{name:>13}  {value}")
-
-    rows = read_rows(
-        texts, tokenizer, number=num_texts, length=length, vocab_size=model.config.vocab_size, report=report
+    model_device = pick_device(device)
+    model = open_pretrained(checkpoint, converted=False, report=log).to(model_device)
+    tokenizer, length = tokenizer_of(checkpoint, model), context_length(model, length)
+    check_length(length, ExactKeys(window, sinks))
+    print_rows(
+        {
+            **model_rows(checkpoint, model, texts, num_texts, length),
+            "window": window,
+            "sinks": sinks,
+            "slots": slots,
+            "features": ", ".join(str(x) for x in (described or {"name": "none"}).values()),
+            "exact layers": exact_layers,
+            "budget": budget or "none",
+        }
     )
-    found = converted(
+    rows = read_rows(texts, tokenizer, number=num_texts, length=length, vocab_size=model.config.vocab_size, log=log)
+    report = converted(
         model,
         rows,
         window=window,
@@ -92,25 +88,46 @@ def convert(
         mode=mode,
         exact_layers=exact_layers,
         budget=budget,
-        report=report,
+        report=log,
     )
     with whole_folder(out) as partial:
-        model.save_pretrained(partial)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(partial)
-        page = found.save(partial)[1].name
+        page = save(partial, model, tokenizer, report)
     print(
-        f"{found.unit}: {found.softmax:.4f} → {found.hybrid:.4f}; bytes of keys, values and sums of {length:,} tokens: "
-        f"{found.softmax_bytes:,} → {found.bytes:,}"
+        f"{report.unit}: {report.softmax:.4f} → {report.hybrid:.4f}; bytes of keys, values and sums of {length:,} tokens: "
+        f"{report.softmax_bytes:,} → {report.bytes:,}"
     )
-    if found.advice:
-        print(found.advice)
-    for name, path in {"model": out, "report": out / page, "next": next_command(model, out)}.items():
-        print(f"{name:>13}  {path}")
+    if report.advice:
+        print(report.advice)
+    print_rows({"model": out, "report": out / page, "next": next_command(model, out)})
+
+
+def log(line: str) -> None:
+    print(f"tarnn: {line}", file=sys.stderr, flush=True)
+
+
+def print_rows(rows: Mapping[str, Any]) -> None:
+    for name, value in rows.items():
+        print(f"{name:>13}  {value}")
+
+
+def model_rows(checkpoint: Path, model: Any, texts: list[str], num_texts: int, length: int) -> dict[str, str]:
+    """The first rows of the table of options: the model and its texts."""
+    return {
+        "checkpoint": f"{checkpoint} ({type(model).__name__}, {model.num_parameters():,} parameters)",
+        "texts": f"{', '.join(texts)}: {num_texts} rows of {length:,} tokens",
+    }
+
+
+def save(folder: Path, model: Any, tokenizer: Any, report: Any) -> str:
+    """Save a converted model, its tokenizer and the report; return the name of the report's page."""
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return report.save(folder)[1].name
 
 
 def next_command(model: Any, out: Path) -> str:
-    """What one does with a converted model."""
+    """The command that uses a converted model."""
     folder = shlex.quote(str(out))
     if model.can_generate():
         return f'tarnn generate {folder} --prompt "Once upon a time"'

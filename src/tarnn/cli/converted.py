@@ -79,28 +79,26 @@ def predict_converted(checkpoint: Path, texts: Any, top: int, device: Any) -> An
 def describe_converted(checkpoint: Path, lengths: list[int] | None) -> dict[str, Any]:
     """What `tarnn info` tells of a converted model, as JSON has it."""
     from tarnn.conversion.opening import open_pretrained
-    from tarnn.conversion.options import AttentionOptions, attention_layers, child_of
+    from tarnn.conversion.options import AttentionOptions, converted_layers
     from tarnn.ops.backends import cpu_kernels
 
     model = open_pretrained(checkpoint, converted=True)
-    size, layers = next(model.parameters()).element_size(), []
-    for i, own in enumerate(map(child_of, attention_layers(model))):
-        if own is not None:
-            how = AttentionOptions()._replace(**own.options)
-            features = 0 if own.feature_map is None else own.feature_map.num_features(own.heads.d)
-            layers.append(
-                {
-                    "layer": i,
-                    "heads": list(own.modes),
-                    "window": how.window,
-                    "sinks": how.sinks,
-                    "slots": how.slots,
-                    "feature_map": how.feature_map,
-                    "features": features,
-                    "calibrated_on": how.far_until,
-                    "head_dim": own.heads.d,
-                }
-            )
+    size, layers = next(model.parameters()).element_size(), list[dict[str, Any]]()
+    for i, own in converted_layers(model).items():
+        options = AttentionOptions()._replace(**own.options)
+        layers.append(
+            {
+                "layer": i,
+                "heads": list(own.modes),
+                "window": options.window,
+                "sinks": options.sinks,
+                "slots": options.slots,
+                "feature_map": options.feature_map,
+                "features": 0 if own.feature_map is None else own.feature_map.num_features(own.heads.d),
+                "calibrated_on": options.far_until,
+                "head_dim": own.heads.d,
+            }
+        )
     weights = sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
     memory = []
     for length in (lengths or LENGTHS) if model.can_generate() else []:

@@ -106,7 +106,7 @@ def open_other(
     """A causal model of transformers, converted or not, and a text."""
     from tarnn.conversion.evaluation import PretrainedText, is_causal_lm
     from tarnn.conversion.opening import open_pretrained, tokenizer_of
-    from tarnn.conversion.rows import LONGEST
+    from tarnn.conversion.rows import context_length
     from tarnn.data.sources import read_documents
 
     if not sources:
@@ -120,10 +120,7 @@ def open_other(
             f"{checkpoint} holds a {type(model).__name__}; of models of transformers `tarnn eval` measures those that guess the "
             "next token (causal language models)."
         )
-    most = getattr(model.config, "max_position_embeddings", None)
-    context = options["context"] or min(LONGEST, most or LONGEST)
-    if most and context > most:
-        raise UserError(f"--context {context:,} is beyond this model's {most:,} positions; expected at most as many.")
+    context = context_length(model, options["context"], "--context")
     task = PretrainedText(tokenizer_of(checkpoint, model), documents, context, model.config.vocab_size)
     data = f"{', '.join(sources)}: {len(task.ids):,} tokens in windows of {task.context:,}"
     return model, task, {"task": "text", "data": data, "next": next_command("generate", checkpoint)}

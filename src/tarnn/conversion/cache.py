@@ -8,21 +8,21 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from tarnn.conversion.options import attention_layers, child_of
+from tarnn.conversion.options import converted_layers
 from tarnn.huggingface.cache import StateLayer
 
 
 class HybridCacheLayer(StateLayer):
     """One layer's `HybridState`.
 
-    transformers hands new keys to `update` and what comes back to the attention function. So `update` gives back the
-    new keys alone, and marks them with this layer: there the attention function finds the state, and leaves the next.
+    transformers hands new keys to `update`, and the keys that it returns to the attention function. So `update` returns the
+    new keys alone, marked with this layer: there the attention function finds the state, and leaves the next one.
     """
 
     owner: weakref.ref | None = None
 
     def claim(self, module: nn.Module) -> None:
-        """Says that this attention module writes here. ValueError where that of another model has begun to."""
+        """Make this module the owner of the cache layer. Raises ValueError if another module owns it."""
         if self.owner is None:
             self.owner = weakref.ref(module)
         if self.owner() is not module:
@@ -53,7 +53,7 @@ class HybridCacheLayer(StateLayer):
 
 
 class ConstantCache(Cache):
-    """What `constant_cache` makes: it holds as many rows as began it."""
+    """The cache of `constant_cache`: all its layers hold the same number of rows."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs
@@ -97,9 +97,9 @@ def constant_cache(model: PreTrainedModel) -> Cache:
 
 
 def warn_of_growth(model: PreTrainedModel, sliding: list[bool]) -> None:
-    """A warning that names the layers that keep all keys of some head."""
-    layers = (child_of(x) for x in attention_layers(model))
-    growing = [str(i) for i, x in enumerate(layers) if x is not None and x.grows and not any(sliding[i : i + 1])]
+    """Warn of layers that keep all keys of some head, by their numbers."""
+    layers = converted_layers(model).items()
+    growing = [str(i) for i, layer in layers if layer.grows and not any(sliding[i : i + 1])]
     if growing:
         what = f"layer {growing[0]} keeps" if len(growing) == 1 else f"layers {', '.join(growing)} keep"
         warnings.warn(

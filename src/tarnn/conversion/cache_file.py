@@ -14,10 +14,10 @@ from transformers import Cache, PreTrainedModel
 
 from tarnn.conversion.cache import HybridCacheLayer, constant_cache
 from tarnn.conversion.layer import HeadStates
-from tarnn.conversion.options import attention_layers, child_of
+from tarnn.conversion.options import converted_layers
 from tarnn.data.tensor_file import fields_of, fingerprint_of, load, save
 from tarnn.ops.hybrid.state import HybridState
-from tarnn.ops.softmax.op import KVCache
+from tarnn.ops.softmax.state import KVCache
 
 NOT_THE_FUNCTION = {
     "_name_or_path",
@@ -54,10 +54,11 @@ def load_cache(path: str | Path, model: PreTrainedModel) -> Cache:
     another version of the format or of another model.
     """
     file = load(path, fingerprint(model), what="cache", writer="tarnn.conversion.save_cache")
-    maxima = {}
-    for i, own in enumerate(map(child_of, attention_layers(model))):
-        if own is not None and own.feature_map is not None and own.feature_map.log_features:
-            maxima[f"layers.{i}.parts.0.M"] = own.feature_map.num_features(own.heads.d)
+    maxima = {
+        f"layers.{i}.parts.0.M": own.feature_map.num_features(own.heads.d)
+        for i, own in converted_layers(model).items()
+        if own.feature_map is not None and own.feature_map.log_features
+    }
     tensors, cache = file.with_maxima(maxima), constant_cache(model)
     for i, (layer, seen) in enumerate(zip(cache.layers, tensors["tokens"].tolist(), strict=True)):
         fields = {name: x.to(model.device) for name, x in fields_of(tensors, f"layers.{i}.").items()}

@@ -1,21 +1,20 @@
-"""Looking at the attention of a pretrained model while it runs: queries, keys and values of each layer."""
+"""Capture the inputs of each attention layer of a pretrained model while it runs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from tarnn.conversion.interface import as_sdpa_mask, crosses, padding_mask, real_tokens, refuse
+from tarnn.conversion.interface import Call, attention_function, padding_mask, real_tokens, refuse
 from tarnn.conversion.options import attention_layers
 
-WATCHED = "tarnn_watched"
+CAPTURED = "tarnn_captured"
 
 
-class Seen(NamedTuple):
-    """One call of a layer's attention."""
+class AttentionInputs(NamedTuple):
+    """The inputs of one call of a layer's attention."""
 
     q: Tensor  # (b, h, t, d), positions applied
     k: Tensor  # (b, g, t, d)
@@ -25,55 +24,38 @@ class Seen(NamedTuple):
     key_mask: Tensor | None  # (b, t)
 
 
-Look = Callable[[int, Seen], Tensor | None]
+Callback = Callable[[int, AttentionInputs], Tensor | None]
 
 
-def run(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    is_causal: bool | None = None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """torch's softmax attention; a layer that the hybrid would compute is looked at first."""
-    layer, look = type(module).__name__, getattr(module, "tarnn_look", None)
-    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    softcap = options.pop("softcap", None)
-    if softcap is not None:
+def keep_softmax(layer: int, inputs: AttentionInputs) -> None:
+    """The callback that changes nothing."""
+
+
+def captured(call: Call) -> Tensor | None:
+    """The callback's output for a layer that the hybrid would compute; None leaves it to softmax attention."""
+    callback = getattr(call.module, "tarnn_callback", None)
+    if (softcap := call.options.get("softcap")) is not None:
         raise ValueError(
-            f"{layer} caps its logits at {softcap} (attn_logit_softcapping), which torch's softmax attention, the measure of a "
-            "conversion, does not; such a model can't be converted."
+            f"{call.layer} caps its logits at {softcap} (attn_logit_softcapping), which torch's softmax attention, the "
+            "measure of a conversion, does not; such a model can't be converted."
         )
-    if look is not None and options.get("sliding_window") is None and not crosses(module, query, key, causal):
-        refuse(layer, options, dropout if module.training else 0.0)
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        o = look(Seen(query, key, value, causal, scale, real_tokens(layer, attention_mask, key)))
-        if o is not None:
-            return o.transpose(1, 2).contiguous(), None
-    return sdpa_attention_forward(
-        module,
-        query,
-        key,
-        value,
-        as_sdpa_mask(attention_mask, query),
-        dropout=dropout,
-        scaling=scaling,
-        is_causal=is_causal,
-        **options,
-    )
+    if callback is None or call.stays_softmax:
+        return None
+    refuse(call)
+    scale = call.q.shape[-1] ** -0.5 if call.scale is None else call.scale
+    return callback(AttentionInputs(call.q, call.k, call.v, call.causal, scale, real_tokens(call)))
+
+
+AttentionInterface.register(CAPTURED, attention_function(captured))
+AttentionMaskInterface.register(CAPTURED, padding_mask)
 
 
 @contextmanager
-def watching(model: Any, look: Look) -> Iterator[None]:
-    """While it lasts the model runs its softmax attention, and look(layer, seen) is called for each layer.
+def capturing(model: PreTrainedModel, callback: Callback) -> Iterator[None]:
+    """While it lasts, the model runs its softmax attention, and calls callback(layer, inputs) for each layer.
 
-    layer: its number in `attention_layers(model)`. What look returns, (b, h, t, e), takes the place of the layer's
-    output; None leaves it. Layers that the hybrid leaves alone (cross-attention, sliding windows) are not looked at.
+    layer: its number in `attention_layers(model)`. A tensor (b, h, t, e) that the callback returns replaces the layer's
+    output. Layers that the hybrid leaves alone (cross-attention, sliding windows) are not captured.
 
     Raises ValueError for a model that calls no attention function of transformers.
     """
@@ -82,15 +64,13 @@ def watching(model: Any, look: Look) -> Iterator[None]:
             f"{type(model).__name__} has no attention interface: its attention is written into the model (as where "
             "positions are ALiBi's), so it can't be converted. Take a model that runs attn_implementation=\"sdpa\"."
         )
-    AttentionInterface.register(WATCHED, run)
-    AttentionMaskInterface.register(WATCHED, padding_mask)
     before, layers = model.config._attn_implementation, attention_layers(model)
-    model.set_attn_implementation(WATCHED)
+    model.set_attn_implementation(CAPTURED)
     try:
         for i, module in enumerate(layers):
-            module.tarnn_look = lambda seen, i=i: look(i, seen)  # type: ignore[assignment]
+            module.tarnn_callback = lambda inputs, i=i: callback(i, inputs)  # type: ignore[assignment]
         yield
     finally:
         for module in layers:
-            del module.tarnn_look
+            del module.tarnn_callback
         model.set_attn_implementation(before)

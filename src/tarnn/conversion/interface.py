@@ -1,14 +1,22 @@
 """Linear and hybrid attention inside the models of transformers: `attn_implementation="tarnn_hybrid"`.
 
 transformers calls an attention function by name, with queries and keys that have their positions already. Ours computes
-the layers that see the whole sequence; what it can't compute exactly as the model means it is left to torch's softmax
+the layers that attend to the whole sequence. What it can't compute exactly as the model means it is left to torch's softmax
 attention (cross-attention, a model's own sliding windows) or refused by name (biases by position, attention weights).
+
+transformers hands nothing else through, so five things pass it on the side; an upgrade may break them:
+
+* `config.tarnn_attention`: the options of all layers (`options.py`);
+* `module.tarnn`: a layer's `LayerAttention`, a child of the attention module, with its parameters (`options.py`);
+* `quantization_config`: makes `from_pretrained` add these children before it reads weights (`hf_quantizer_hook.py`);
+* `key.tarnn_cache_layer`: the cache layer, on the keys that its `update` returns (`cache.py`);
+* `module.tarnn_callback`: what `capturing` calls with the inputs of a layer, while it lasts (`capture.py`).
 """
 
 import warnings
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +25,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
+from tarnn.conversion.cache import HybridCacheLayer
 from tarnn.conversion.layer import Heads, LayerAttention
-from tarnn.conversion.options import DEFAULTS, HYBRID, KEY, LINEAR, child_of, layer_attention
+from tarnn.conversion.options import DEFAULTS, HYBRID, KEY, LINEAR, AttentionOptions, child_of, layer_attention
 from tarnn.huggingface.documents import find_documents
 
 REFUSED = {
@@ -30,25 +39,35 @@ REFUSED = {
 }
 
 
-def layer_of(module: nn.Module, query: Tensor, key: Tensor) -> LayerAttention:
-    """What the layer computes: what `set_options` gave it, or the defaults."""
-    if (layer := child_of(module)) is not None:
-        return layer
-    if getattr(getattr(module, "config", None), KEY, None):
-        raise ValueError(
-            f"the config of this {type(module).__name__} has options of tarnn's attention that its layers were not given; "
-            "call tarnn.conversion.set_options(model) after making a model from a config."
-        )
-    return default_layer(Heads(query.shape[1], key.shape[1], query.shape[3]), query.device)
+class Call(NamedTuple):
+    """One call of an attention function, as transformers makes it."""
+
+    module: nn.Module
+    q: Tensor  # (b, h, t, d), positions applied
+    k: Tensor  # (b, g, s, d)
+    v: Tensor  # (b, g, s, e)
+    mask: Tensor | None
+    causal: bool
+    scale: float | None
+    dropout: float
+    options: dict[str, Any]
+
+    @property
+    def layer(self) -> str:
+        return type(self.module).__name__
+
+    @property
+    def stays_softmax(self) -> bool:
+        """Whether the layer has a sliding window of its own, or keys of another sequence."""
+        if self.options.get("sliding_window") is not None or getattr(self.module, "is_cross_attention", False):
+            return True
+        if self.causal:
+            return False
+        return getattr(self.module, "is_decoder", False) or self.q.shape[2] != self.k.shape[2]
 
 
-@cache
-def default_layer(heads: Heads, device: torch.device) -> LayerAttention:
-    return layer_attention({}, heads, None, None).to(device)
-
-
-def attention(name: str) -> Callable:
-    """The attention function that transformers calls."""
+def attention_function(compute: Callable[[Call], Tensor | None]) -> Callable[..., tuple[Tensor, None]]:
+    """An attention function for transformers: `compute`'s output (b, h, t, e), or softmax attention where that is None."""
 
     def run(
         module: nn.Module,
@@ -62,61 +81,66 @@ def attention(name: str) -> Callable:
         is_causal: bool | None = None,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        """query (b, h, t, d), key and value (b, g, s, ·) → (b, t, h, e), None."""
-        layer = type(module).__name__
-        refuse(layer, options, dropout if module.training else 0.0)
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        if options.get("sliding_window") is not None or crosses(module, query, key, causal):
-            if options.get("softcap") is None:
-                options.pop("softcap", None)
-            return sdpa_attention_forward(
-                module,
-                query,
-                key,
-                value,
-                as_sdpa_mask(attention_mask, query),
-                dropout=dropout,
-                scaling=scaling,
-                is_causal=is_causal,
-                **options,
-            )
-        own, cached = layer_of(module, query, key), getattr(key, "tarnn_cache_layer", None)
-        how = DEFAULTS[name]._replace(**own.options)
-        shared: dict[str, Any] = {
-            "causal": causal,
-            "window": how.window,
-            "sinks": how.sinks,
-            "slots": how.slots,
-            "scale": scaling,
-            "softcap": options.get("softcap"),
-            "far_until": how.far_until,
-        }
-        bounds = documents_in(query, key, attention_mask, options, cached=cached is not None)
-        if how.far_until is not None and own.feature_map is not None:
-            warn_beyond(how.far_until, bounds, key.shape[2] if cached is None else cached.num_tokens)
-        if bounds is not None:
-            o = of_documents(own, query, key, value, bounds, **shared)
+        rate = dropout if module.training else 0.0
+        o = compute(Call(module, query, key, value, attention_mask, causal, scaling, rate, options))
+        if o is not None:
             return o.transpose(1, 2).contiguous(), None
-        if attention_mask is not None and attention_mask.ndim == 2:  # a StaticCache hands places that nobody wrote, too
-            key, value = (x[:, :, : attention_mask.shape[1]] for x in (key, value))
-        shared["key_mask"] = real_tokens(layer, attention_mask, key)
-        if cached is None:
-            o = last_queries(own, query, key, value, **shared)
-        else:
-            cached.claim(module)
-            one = cached.state is not None and query.shape[2] == 1 and shared["key_mask"] is None
-            o, cached.state = own(
-                query,
-                key,
-                value,
-                state=cached.state,
-                return_state=True,
-                inplace=one and not torch.is_grad_enabled(),
-                **shared,
-            )
-        return o.transpose(1, 2).contiguous(), None
+        if options.get("softcap") is None:
+            options.pop("softcap", None)
+        mask = attention_mask
+        if mask is not None and mask.ndim == 2:  # padding (b, s), as torch's attention takes it
+            mask = mask[:, None, None, :].expand(-1, -1, query.shape[2], -1)
+        return sdpa_attention_forward(
+            module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=is_causal, **options
+        )
 
     return run
+
+
+def hybrid(defaults: AttentionOptions, call: Call) -> Tensor | None:
+    """The layer's own attention; None where it stays softmax attention."""
+    refuse(call)
+    if call.stays_softmax:
+        return None
+    own = layer_of(call)
+    cached: HybridCacheLayer | None = getattr(call.k, "tarnn_cache_layer", None)
+    options = defaults._replace(**own.options)
+    shared: dict[str, Any] = {"causal": call.causal, "scale": call.scale, "softcap": call.options.get("softcap")}
+    shared |= {name: getattr(options, name) for name in ("window", "sinks", "slots", "far_until")}
+    bounds = documents_in(call, cached=cached is not None)
+    if options.far_until is not None and own.feature_map is not None:
+        warn_beyond(options.far_until, bounds, call.k.shape[2] if cached is None else cached.num_tokens)
+    if bounds is not None:
+        return of_documents(own, call, bounds, **shared)
+    if call.mask is not None and call.mask.ndim == 2:  # a StaticCache also hands over positions that nobody wrote
+        written = call.mask.shape[1]
+        call = call._replace(k=call.k[:, :, :written], v=call.v[:, :, :written])
+    shared["key_mask"] = real_tokens(call)
+    if cached is None:
+        return last_queries(own, call, **shared)
+    cached.claim(call.module)
+    one_token = cached.state is not None and call.q.shape[2] == 1 and shared["key_mask"] is None
+    inplace = one_token and not torch.is_grad_enabled()
+    o, cached.state = own(call.q, call.k, call.v, state=cached.state, return_state=True, inplace=inplace, **shared)
+    return o
+
+
+def layer_of(call: Call) -> LayerAttention:
+    """What `set_options` gave the layer, or the defaults."""
+    if (layer := child_of(call.module)) is not None:
+        return layer
+    if getattr(getattr(call.module, "config", None), KEY, None):
+        raise ValueError(
+            f"the config of this {call.layer} has options of tarnn's attention that its layers were not given; "
+            "call tarnn.conversion.set_options(model) after making a model from a config."
+        )
+    return default_layer(Heads(call.q.shape[1], call.k.shape[1], call.q.shape[3]), call.q.device)
+
+
+@cache
+def default_layer(heads: Heads, device: torch.device) -> LayerAttention:
+    return layer_attention({}, heads, None, None).to(device)
 
 
 def warn_beyond(far_until: int, bounds: Tensor | None, length: int) -> None:
@@ -129,82 +153,63 @@ def warn_beyond(far_until: int, bounds: Tensor | None, length: int) -> None:
         )
 
 
-def refuse(layer: str, options: dict[str, Any], dropout: float) -> None:
-    """ValueError for what a model asks for and we would ignore."""
+def refuse(call: Call) -> None:
+    """Raise ValueError for what the model requests and we would ignore."""
     for name, what in REFUSED.items():
-        if options.get(name) is not None:
+        if call.options.get(name) is not None:
             raise ValueError(
-                f"{layer} {what} ({name}), which tarnn's attention does not have; load the model with "
+                f"{call.layer} {what} ({name}), which tarnn's attention does not have; load the model with "
                 'attn_implementation="sdpa" or "eager".'
             )
-    if options.get("output_attentions"):
+    if call.options.get("output_attentions"):
         raise ValueError(
-            f"tarnn's attention never forms its attention matrix, and {layer} was asked for it "
+            f"tarnn's attention never forms its attention matrix, and {call.layer} was asked for it "
             '(output_attentions); load the model with attn_implementation="eager" for that.'
         )
-    if dropout:
+    if call.dropout:
         raise ValueError(
-            f"{layer} drops attention weights in training (attention_dropout = {dropout}), which tarnn's attention "
-            "never forms; set that to 0 in the config."
+            f"{call.layer} drops attention weights in training (attention_dropout = {call.dropout}), which tarnn's "
+            "attention never forms; set that to 0 in the config."
         )
 
 
-def crosses(module: nn.Module, query: Tensor, key: Tensor, causal: bool) -> bool:
-    """Whether keys come from another sequence: such layers stay as they are."""
-    if getattr(module, "is_cross_attention", False) or (getattr(module, "is_decoder", False) and not causal):
-        return True
-    return not causal and query.shape[2] != key.shape[2]
-
-
-def real_tokens(layer: str, mask: Tensor | None, key: Tensor) -> Tensor | None:
-    """Which keys are real, (b, s); None for all."""
-    if mask is None:
+def real_tokens(call: Call) -> Tensor | None:
+    """Which keys are no padding, (b, s); None for all."""
+    if call.mask is None:
         return None
-    if mask.ndim != 2:
+    if call.mask.ndim != 2:
         raise ValueError(
-            f"{layer} has a mask of shape {tuple(mask.shape)}; tarnn's attention takes (batch, keys), which says where "
-            'there is padding. For other masks load the model with attn_implementation="sdpa".'
+            f"{call.layer} has a mask of shape {tuple(call.mask.shape)}; tarnn's attention takes (batch, keys), which says "
+            'where there is padding. For other masks load the model with attn_implementation="sdpa".'
         )
-    real = mask[:, -key.shape[2] :].bool()
+    real = call.mask[:, -call.k.shape[2] :].bool()
     return None if real.all() else real
 
 
-def documents_in(
-    query: Tensor, key: Tensor, mask: Tensor | None, options: dict[str, Any], *, cached: bool
-) -> Tensor | None:
-    """Bounds of documents that are packed into the rows, as transformers says so; None for whole rows.
+def documents_in(call: Call, *, cached: bool) -> Tensor | None:
+    """Bounds of the documents that are packed into the rows; None for whole rows.
 
-    Places of padding don't go on by one either, but padding has a mask (b, s).
+    Positions of padding don't increase by one either, but padding has a mask (b, s).
     """
-    positions, padding = options.get("position_ids"), mask is not None and mask.ndim == 2
-    if query.shape[2] != key.shape[2] or padding or (positions is not None and positions.ndim != 2):
+    positions, padded = call.options.get("position_ids"), call.mask is not None and call.mask.ndim == 2
+    if call.q.shape[2] != call.k.shape[2] or padded or (positions is not None and positions.ndim != 2):
         return None
-    shape = query.shape[0], query.shape[2]
-    return find_documents(shape, options, position_ids=positions, use_cache=cached).bounds
+    shape = call.q.shape[0], call.q.shape[2]
+    return find_documents(shape, call.options, position_ids=positions, use_cache=cached).bounds
 
 
-def of_documents(
-    layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, **options: Any
-) -> Tensor:
+def of_documents(layer: LayerAttention, call: Call, bounds: Tensor, **options: Any) -> Tensor:
     """Attention of rows in which documents are packed: all rows end to end."""
-    b = query.shape[0]
-    q, k, v = (x.transpose(0, 1).flatten(1, 2)[None] for x in (query, key, value))
+    q, k, v = (x.transpose(0, 1).flatten(1, 2)[None] for x in (call.q, call.k, call.v))
     o, _ = layer(q, k, v, cu_seqlens=bounds, **options)  # (1, h, b·t, e)
-    return o[0].unflatten(1, (b, -1)).transpose(0, 1)
+    return o[0].unflatten(1, (len(call.q), -1)).transpose(0, 1)
 
 
-def last_queries(layer: LayerAttention, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    """Attention of the last t of s tokens: a growing cache hands all keys, and the queries of the new ones."""
-    missing = key.shape[2] - query.shape[2]
-    q = torch.nn.functional.pad(query, (0, 0, missing, 0)) if missing else query
-    return layer(q, key, value, **options)[0][:, :, missing:]
-
-
-def as_sdpa_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
-    """A padding mask (b, s) as torch's attention takes it."""
-    if mask is None or mask.ndim != 2:
-        return mask
-    return mask[:, None, None, :].expand(-1, -1, query.shape[2], -1)
+def last_queries(layer: LayerAttention, call: Call, **options: Any) -> Tensor:
+    """Attention of the last t of s tokens: a growing cache hands over all keys, and the queries of the new ones."""
+    missing = call.k.shape[2] - call.q.shape[2]
+    q = torch.nn.functional.pad(call.q, (0, 0, missing, 0)) if missing else call.q
+    return layer(q, call.k, call.v, **options)[0][:, :, missing:]
 
 
 def padding_mask(
@@ -263,7 +268,7 @@ def written(b: int, room: int, past: Any, new: int, mask: Tensor | None, device:
 
 
 def register() -> None:
-    """Makes both names known to transformers."""
+    """Make both names known to transformers."""
     for name in (LINEAR, HYBRID):
-        AttentionInterface.register(name, attention(name))
+        AttentionInterface.register(name, attention_function(partial(hybrid, DEFAULTS[name])))
         AttentionMaskInterface.register(name, padding_mask)

@@ -1,4 +1,4 @@
-"""What takes the place of one layer's softmax attention: for each key/value head features, a window alone, or all keys."""
+"""The attention of one converted layer: for each key/value head features, a window alone, or all keys."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from tarnn.feature_maps import FeatureMap
 from tarnn.ops.hybrid.op import hybrid_attention
-from tarnn.ops.softmax.op import KVCache, softmax_attention
+from tarnn.ops.softmax.op import softmax_attention
+from tarnn.ops.softmax.state import KVCache
 from tarnn.ops.state import State
 
 MODES = ("features", "window", "exact")
@@ -25,7 +26,7 @@ class Heads(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadStates(State):
-    """A layer's state: one `HybridState` or `KVCache` for each kind of head that it has, in the order of `MODES`."""
+    """A layer's state: one `HybridState` or `KVCache` for each mode that its heads have, in the order of `MODES`."""
 
     parts: tuple[State, ...]
 
@@ -41,8 +42,8 @@ class HeadStates(State):
 class LayerAttention(nn.Module):
     """Attention of one layer, with its own map and λ.
 
-    modes: of each key/value head. options: those that were set; what was not is the implementation's default.
-    feature_map: of the heads with "features", in their order; None: far keys are not seen.
+    modes: of each key/value head. options: those that were set; the others are the implementation's defaults.
+    feature_map: of the heads with "features", in their order; None: far keys have no weight.
     """
 
     feature_map: FeatureMap | None
@@ -63,8 +64,8 @@ class LayerAttention(nn.Module):
             )
         self.far_bias.copy_(value)
 
-    def places(self, mode: str) -> list[int]:
-        """The key/value heads of this mode."""
+    def heads_with(self, mode: str) -> list[int]:
+        """The numbers of the key/value heads that have this mode."""
         return [i for i, x in enumerate(self.modes) if x == mode]
 
     @property
@@ -79,10 +80,6 @@ class LayerAttention(nn.Module):
         v: Tensor,
         *,
         causal: bool,
-        window: int,
-        sinks: int,
-        slots: int = 0,
-        far_until: int | None = None,
         scale: float | None = None,
         softcap: float | None = None,
         key_mask: Tensor | None = None,
@@ -90,8 +87,12 @@ class LayerAttention(nn.Module):
         state: HeadStates | None = None,
         return_state: bool = False,
         inplace: bool = False,
+        **keys: int | None,
     ) -> tuple[Tensor, HeadStates | None]:
-        """q (b, h, t, d), k and v (b, g, t, ·) → o (b, h, t, e), and the state behind if asked for."""
+        """q (b, h, t, d), k and v (b, g, t, ·) → o (b, h, t, e), and with `return_state` the state after them.
+
+        keys: window, sinks, slots and far_until, as `hybrid_attention` takes them.
+        """
         if scale is not None:  # maps estimate e^(q·k/√d)
             q = q * (scale * self.heads.d**0.5)
         shared: dict[str, Any] = {
@@ -100,40 +101,32 @@ class LayerAttention(nn.Module):
             "cu_seqlens": cu_seqlens,
             "return_state": return_state,
         }
-        near = {
-            **shared,
-            "window": window,
-            "sinks": sinks,
-            "slots": slots,
-            "softcap": softcap,
-            "inplace": inplace,
-            "far_until": far_until,
-        }
-        kinds = [mode for mode in MODES if mode in self.modes]
-        befores: Any = [None] * len(kinds) if state is None else state.parts
+        options: dict[str, Any] = {"softcap": softcap, "inplace": inplace, **keys, **shared}
+        present = [mode for mode in MODES if mode in self.modes]
+        befores: Any = [None] * len(present) if state is None else state.parts
         outputs, states = {}, []
-        for mode, before in zip(kinds, befores):
-            q_here, k_here, v_here = (x if len(kinds) == 1 else self.of_mode(x, mode) for x in (q, k, v))
+        for mode, before in zip(present, befores):
+            q_here, k_here, v_here = (x if len(present) == 1 else self.select_heads(x, mode) for x in (q, k, v))
             if mode == "exact":
                 o = exact_attention(q_here, k_here, v_here, softcap=softcap, state=before, **shared)
             else:
                 phi = self.feature_map if mode == "features" else None
-                bias = self.far_bias if len(kinds) == 1 else self.of_mode(self.far_bias[None], mode)[0]
-                o = hybrid_attention(q_here, k_here, v_here, phi, far_bias=bias, state=before, **near)
+                bias = self.far_bias if len(present) == 1 else self.select_heads(self.far_bias[None], mode)[0]
+                o = hybrid_attention(q_here, k_here, v_here, phi, far_bias=bias, state=before, **options)
             outputs[mode] = o[0] if return_state else o
             states += [o[1]] if return_state else []
-        return self.in_place(outputs), HeadStates(tuple(states)) if return_state else None
+        return self.merge_heads(outputs), HeadStates(tuple(states)) if return_state else None
 
-    def of_mode(self, x: Tensor, mode: str) -> Tensor:
-        """The heads of a mode: of x (b, g·r, …)."""
-        return x.unflatten(1, (self.heads.g, -1))[:, self.places(mode)].flatten(1, 2)
+    def select_heads(self, x: Tensor, mode: str) -> Tensor:
+        """The heads of x (b, g·r, …) that have this mode."""
+        return x.unflatten(1, (self.heads.g, -1))[:, self.heads_with(mode)].flatten(1, 2)
 
-    def in_place(self, outputs: dict[str, Tensor]) -> Tensor:
-        """Heads of all modes where they belong."""
+    def merge_heads(self, outputs: dict[str, Tensor]) -> Tensor:
+        """Put the heads of all modes back in their order, (b, h, t, e)."""
         if len(outputs) == 1:
             return next(iter(outputs.values()))
         r = self.heads.h // self.heads.g
-        order = torch.tensor([i for mode in outputs for i in self.places(mode)]).argsort()
+        order = torch.tensor([i for mode in outputs for i in self.heads_with(mode)]).argsort()
         return torch.cat([o.unflatten(1, (-1, r)) for o in outputs.values()], 1)[:, order].flatten(1, 2)
 
 
@@ -148,8 +141,8 @@ def exact_attention(
     softcap: float | None,
     state: KVCache | None,
     return_state: bool,
-):
-    """Softmax over everything. A cache doubles when it is full, so that a token is appended in O(1)."""
+) -> Any:
+    """Softmax over all keys. A cache doubles when it is full, so that a token is appended in O(1)."""
     if softcap is not None:
         raise ValueError('heads of mode "exact" have no soft cap (attn_logit_softcapping); give them a mode that has.')
     options: dict[str, Any] = {"causal": causal, "key_mask": key_mask}

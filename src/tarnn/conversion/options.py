@@ -4,11 +4,12 @@
 its λ per head. They are parameters and buffers like any others: trained, moved and saved with the model.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tarnn.auto_classes import CONVERTED, METHOD
 from tarnn.conversion.layer import MODES, Heads, LayerAttention
@@ -21,16 +22,16 @@ CHILD = "tarnn"  # of an attention module
 
 
 class AttentionOptions(NamedTuple):
-    """What one layer is to compute.
+    """What one layer computes.
 
-    window: keys at a distance of less than this are exact. sinks: so are the first so many. slots: so are, of the keys that
-        have left the window, so many that features represent worst.
+    window: keys at a distance of less than this are exact. sinks: number of first keys kept exact. slots: number of keys
+        kept exact among those that have left the window: those that the features approximate worst.
     feature_map: estimates all others: a name, {"name": …, and its options}, or a map with a name, such as a trained one
-        for all of the layer's key/value heads; None: they are not seen.
+        for all of the layer's key/value heads; None: they have no weight.
     mode: for all key/value heads, or a list with one for each: "features"; "window": window, sinks and slots alone; "exact":
-        softmax over everything, whose keys and values are all kept.
-    far_until: queries at this place of their sequence (from 0) and beyond see no estimated keys: `convert` sets the length
-        that it calibrated on, since beyond it features do harm. Not causal: no query of a longer text does. None: all do.
+        softmax over all keys, which are all kept with their values.
+    far_until: queries from this position of their sequence on (from 0) have no estimated keys: `convert` sets the length
+        that it calibrated on, since beyond it features do harm. Not causal: no query of a longer text has any. None: all do.
     far_bias: λ, added to the log-weights of estimated keys: a number, or one for each query head. It is a parameter of
         the layer, so it is saved with the weights, not in config.json.
     """
@@ -38,9 +39,9 @@ class AttentionOptions(NamedTuple):
     window: int = 256
     sinks: int = 4
     slots: int = 0
-    feature_map: Any = "favor"
-    mode: Any = "features"
-    far_bias: Any = 0.0
+    feature_map: str | Mapping[str, Any] | FeatureMap | None = "favor"
+    mode: str | Sequence[str] = "features"
+    far_bias: float | Sequence[float] | Tensor = 0.0
     far_until: int | None = None
 
 
@@ -57,15 +58,20 @@ def attention_layers(model: nn.Module) -> list[nn.Module]:
 
 def child_of(module: nn.Module) -> LayerAttention | None:
     """What `set_options` gave an attention module."""
-    child: Any = module._modules.get(CHILD)
-    return child
+    return cast("LayerAttention | None", module._modules.get(CHILD))
+
+
+def converted_layers(model: nn.Module) -> dict[int, LayerAttention]:
+    """What `set_options` gave the attention modules, by their number."""
+    children = enumerate(map(child_of, attention_layers(model)))
+    return {i: child for i, child in children if child is not None}
 
 
 def set_options(model: nn.Module, *, layers: int | Iterable[int] | None = None, **options: Any) -> None:
-    """Sets `AttentionOptions` of some layers, or of all; `save_pretrained` saves them with the model.
+    """Set `AttentionOptions` of some layers, or of all; `save_pretrained` saves them with the model.
 
-    layers: numbers in `attention_layers(model)`; None: all. What is not named stays as it is, learned parameters too.
-    Where `tarnn` is imported, `from_pretrained` loads such a model with this attention.
+    layers: numbers in `attention_layers(model)`; None: all. Options that are not named stay as they are, learned parameters
+    too. Once `tarnn` is imported, `from_pretrained` loads such a model with this attention.
 
     Raises ValueError for an unknown option or layer, and for a map that does not fit the layer's heads.
     """
@@ -74,41 +80,41 @@ def set_options(model: nn.Module, *, layers: int | Iterable[int] | None = None, 
             f"tarnn's attention has no option {', '.join(unknown)}; it takes {', '.join(AttentionOptions._fields)}."
         )
     config: Any = model.config
-    found, given = attention_layers(model), dict(options)
-    chosen = list(range(len(found)) if layers is None else [layers] if isinstance(layers, int) else layers)
-    if wrong := [i for i in chosen if not 0 <= i < len(found)]:
-        raise ValueError(f"this model has attention layers 0 to {len(found) - 1}; got layer {wrong[0]}.")
-    bias, phi = given.pop("far_bias", None), given.get("feature_map")
-    own = phi if isinstance(phi, FeatureMap) else None
-    if own is not None:
-        name, its_options, _ = described(own)
-        given["feature_map"] = {"name": name, **its_options}
-    stored = with_options(getattr(config, KEY, None) or {}, given, None if layers is None else chosen)
-    device, made = next(model.parameters()).device, list[tuple[nn.Module, LayerAttention]]()
-    for i, module in enumerate(found):
-        before, here = child_of(module), i in chosen
-        if here or before is None:
-            layer = layer_attention(options_in(stored, i), heads_of(module), own if here else None, before)
-            if here and bias is not None:
-                layer.set_bias(bias)
-            made.append((module, layer.to(device)))
-    for module, layer in made:  # all or none
-        setattr(module, CHILD, layer)
+    modules, options = attention_layers(model), dict(options)
+    chosen = list(range(len(modules)) if layers is None else [layers] if isinstance(layers, int) else layers)
+    if wrong := [i for i in chosen if not 0 <= i < len(modules)]:
+        raise ValueError(f"this model has attention layers 0 to {len(modules) - 1}; got layer {wrong[0]}.")
+    bias, phi = options.pop("far_bias", None), options.get("feature_map")
+    source = phi if isinstance(phi, FeatureMap) else None
+    if source is not None:
+        name, map_options, _ = described(source)
+        options["feature_map"] = {"name": name, **map_options}
+    stored = with_options(getattr(config, KEY, None) or {}, options, None if layers is None else chosen)
+    device, children = next(model.parameters()).device, dict[int, LayerAttention]()
+    for i, module in enumerate(modules):
+        before, is_chosen = child_of(module), i in chosen
+        if is_chosen or before is None:
+            child = layer_attention(options_in(stored, i), heads_of(module), source if is_chosen else None, before)
+            if is_chosen and bias is not None:
+                child.set_bias(bias)
+            children[i] = child.to(device)
+    for i, child in children.items():  # all or none
+        setattr(modules[i], CHILD, child)
     setattr(config, KEY, stored)
     name = config._attn_implementation
     config.quantization_config = {"quant_method": METHOD, "attention": name if name in DEFAULTS else HYBRID}
 
 
 def with_options(stored: Mapping, options: Mapping, layers: Iterable[int] | None) -> dict[str, Any]:
-    """`stored` with more options: for these layers, or for all, which overrules what single ones had."""
+    """`stored` with more options: for these layers, or for all, which replaces what single ones had."""
     common = {key: value for key, value in stored.items() if key != "layers"}
     single = {key: dict(value) for key, value in stored.get("layers", {}).items()}
     if layers is None:
         common |= options
-        single = {i: {x: y for x, y in given.items() if x not in options} for i, given in single.items()}
+        single = {i: {x: y for x, y in own.items() if x not in options} for i, own in single.items()}
     for i in layers or ():
         single[str(i)] = single.get(str(i), {}) | dict(options)
-    single = {i: given for i, given in single.items() if given}
+    single = {i: own for i, own in single.items() if own}
     return common | ({"layers": single} if single else {})
 
 
@@ -131,12 +137,9 @@ def check_stored(stored: Any, num_layers: int) -> None:
         if unknown := sorted(set(options) - set(AttentionOptions._fields)):
             raise ValueError(f"{KEY} has no option {', '.join(unknown)}; it has {', '.join(AttentionOptions._fields)}.")
         for name, least in (("window", 1), ("sinks", 0), ("slots", 0)):
-            value = options.get(name, least)
-            if type(value) is not int or not least <= value < 2**31:
-                raise ValueError(f"{KEY}: {name} must be a whole number of {least} or more; got {value!r:.60}.")
-        until = options.get("far_until")
-        if not (until is None or (type(until) is int and until >= 0)):
-            raise ValueError(f"{KEY}: far_until must be a whole number of 0 or more; got {until!r:.60}.")
+            check_whole_number(f"{KEY}: {name}", options.get(name, least), least, 2**31)
+        if options.get("far_until") is not None:
+            check_whole_number(f"{KEY}: far_until", options["far_until"], 0)
         phi, mode, bias = (options.get(name) for name in ("feature_map", "mode", "far_bias"))
         if not (phi is None or isinstance(phi, str) or (isinstance(phi, Mapping) and isinstance(phi.get("name"), str))):
             raise ValueError(f"{KEY}: feature_map must be a name or {{'name': …, options}}; got {phi!r:.60}.")
@@ -148,19 +151,25 @@ def check_stored(stored: Any, num_layers: int) -> None:
             raise ValueError(f"{KEY}: far_bias must be a number; got {bias!r:.60}.")
 
 
+def check_whole_number(name: str, value: Any, least: int, below: float = math.inf) -> None:
+    """Raise ValueError for anything but a whole number within these bounds."""
+    if type(value) is not int or not least <= value < below:
+        raise ValueError(f"{name} must be a whole number, {least} or more; got {value!r:.60}.")
+
+
 def attach(model: nn.Module) -> None:
-    """Gives each attention layer what the model's config says; its parameters are as they start.
+    """Give each attention layer what the model's config says, with parameters as they are before any training.
 
     Raises ValueError for options that it can't have.
     """
-    stored = getattr(model.config, KEY, None) or {}
-    check_stored(stored, len(attention_layers(model)))
-    for i, module in enumerate(attention_layers(model)):
+    stored, modules = getattr(model.config, KEY, None) or {}, attention_layers(model)
+    check_stored(stored, len(modules))
+    for i, module in enumerate(modules):
         setattr(module, CHILD, layer_attention(options_in(stored, i), heads_of(module), None, None))
 
 
 def heads_of(module: nn.Module) -> Heads:
-    """Of an attention module of transformers, from its config."""
+    """The heads of an attention module of transformers, from its config."""
     config: Any = module.config
     h = config.num_attention_heads
     g = getattr(config, "num_key_value_heads", None) or h
@@ -169,51 +178,53 @@ def heads_of(module: nn.Module) -> Heads:
 
 
 def layer_attention(
-    options: Mapping[str, Any], heads: Heads, own: FeatureMap | None, before: LayerAttention | None
+    options: Mapping[str, Any], heads: Heads, source: FeatureMap | None, before: LayerAttention | None
 ) -> LayerAttention:
-    """The layer that these options describe, with the parameters of `own` if given, else with those of the one before
-    where it had the same map."""
-    asked = AttentionOptions()._replace(**options)
-    modes = [asked.mode] * heads.g if isinstance(asked.mode, str) else list(asked.mode)
+    """The layer that these options describe.
+
+    Its map has the parameters of `source` if given, else those of the layer `before` if that had the same map.
+    """
+    wanted = AttentionOptions()._replace(**options)
+    modes = [wanted.mode] * heads.g if isinstance(wanted.mode, str) else list(wanted.mode)
     if len(modes) != heads.g or set(modes) - set(MODES):
         raise ValueError(
             f"mode is {', '.join(MODES)}, or a list with one for each of a layer's {heads.g} key/value heads; got "
-            f"{asked.mode!r}."
+            f"{wanted.mode!r}."
         )
     layer = LayerAttention(heads, modes, options)
-    estimated = layer.places("features")
-    if estimated and asked.feature_map is not None:
-        layer.feature_map = made_map(asked.feature_map, heads.d, len(estimated))
-    if own is not None:
-        take_over(layer.feature_map, own, list(range(heads.g)), estimated)
+    estimated = layer.heads_with("features")
+    if estimated and isinstance(wanted.feature_map, str | Mapping):
+        layer.feature_map = build_map(wanted.feature_map, heads.d, len(estimated))
+    if source is not None:
+        copy_heads(layer.feature_map, source, list(range(heads.g)), estimated)
     if before is not None:
         layer.far_bias.data.copy_(before.far_bias.detach())
-        same = before.options.get("feature_map", "favor") == asked.feature_map
-        if own is None and same and before.feature_map is not None:
-            take_over(layer.feature_map, before.feature_map, before.places("features"), estimated)
+        same = before.options.get("feature_map", "favor") == wanted.feature_map
+        if source is None and same and before.feature_map is not None:
+            copy_heads(layer.feature_map, before.feature_map, before.heads_with("features"), estimated)
     return layer
 
 
-def made_map(given: str | Mapping[str, Any], head_dim: int, num_heads: int) -> FeatureMap:
-    """A map from its description; random features are drawn from seed 0 unless that says another."""
-    options = {"name": given} if isinstance(given, str) else dict(given)
+def build_map(description: str | Mapping[str, Any], head_dim: int, num_heads: int) -> FeatureMap:
+    """Build a map from its description; random features are drawn from seed 0 unless that names another."""
+    options = {"name": description} if isinstance(description, str) else dict(description)
     name = options.pop("name")
     seed = {"seed": 0} if "seed" in options_of(name) else {}
-    made = make(name, head_dim=head_dim, num_heads=num_heads, **seed | options)
-    made.check_positive(head_dim)
-    return made
+    feature_map = make(name, head_dim=head_dim, num_heads=num_heads, **seed | options)
+    feature_map.check_positive(head_dim)
+    return feature_map
 
 
 @torch.no_grad()
-def take_over(to: FeatureMap | None, source: FeatureMap, heads: list[int], wanted: list[int]) -> None:
-    """The parameters and buffers of `source`, a map for these key/value heads, for those that are wanted.
+def copy_heads(target: FeatureMap | None, source: FeatureMap, heads: list[int], wanted: list[int]) -> None:
+    """Copy the parameters and buffers of `source`, a map for these key/value heads, for the wanted ones.
 
-    Nothing where it is not for all of them. Tensors with an axis of heads have it first.
+    Copies nothing unless `source` has all of them. Tensors with an axis of heads have it first.
     """
-    if to is None or not set(wanted) <= set(heads):
+    if target is None or not set(wanted) <= set(heads):
         return
     theirs = source.state_dict()
-    for name, x in to.state_dict().items():
+    for name, x in target.state_dict().items():
         y = theirs[name].to(x.device)
         if y.shape[1:] != x.shape[1:]:
             raise ValueError(

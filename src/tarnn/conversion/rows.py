@@ -1,39 +1,49 @@
-"""Texts as rows of ids, for a checkpoint of transformers."""
+"""Texts as rows of ids, for a model of transformers, and what it is called with."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tarnn.conversion.options import attention_layers, child_of
+from tarnn.conversion.options import converted_layers
 from tarnn.data.saved_tokenizer import check_ids
 from tarnn.data.sources import read_documents
 from tarnn.errors import UserError
+from tarnn.log import Log
 
-LONGEST = 4096  # tokens of a row, where nobody says: the time of calibration grows with its square
+LONGEST = 4096  # tokens of a row by default: the time of calibration grows with its square
+
+Row = Mapping[str, Tensor]  # what a model is called with: one text
 
 
 def read_rows(
-    sources: Sequence[str], tokenizer: Any, *, number: int, length: int, vocab_size: int, report: Callable[[str], None]
+    sources: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    number: int,
+    length: int,
+    vocab_size: int,
+    log: Log,
 ) -> list[Tensor]:
-    """`number` rows of `length` ids (or of fewer, where documents are shorter), spread evenly over the sources.
+    """`number` rows of `length` ids (or of fewer, if documents are shorter), spread evenly over the sources.
 
     UserError for a tokenizer with ids beyond the model's vocabulary.
     """
     if number < 1 or length < 2:
         raise UserError(f"expected 1 text or more, of 2 tokens or more; got {number} of {length}.")
-    found: list[Tensor] = []
-    for document in read_documents(sources, log=report):
+    pieces: list[Tensor] = []
+    for document in read_documents(sources, log=log):
         if tokenizer is None:
             ids = torch.frombuffer(bytearray(document.data), dtype=torch.uint8).long()
-            found += list(ids.split(length))
+            pieces += list(ids.split(length))
         else:
             text = document.data[: 16 * number * length].decode("utf-8", "replace")
-            pieces = tokenizer(text, truncation=True, max_length=length, return_overflowing_tokens=True)["input_ids"]
-            pieces = [pieces] if pieces and isinstance(pieces[0], int) else pieces
-            found += [torch.tensor(piece) for piece in pieces]
-    whole = [row for row in found if len(row) == length] or found
+            options: dict[str, Any] = {"truncation": True, "max_length": length, "return_overflowing_tokens": True}
+            ids = tokenizer(text, **options)["input_ids"]
+            pieces += [torch.tensor(x) for x in ([ids] if ids and isinstance(ids[0], int) else ids)]
+    whole = [row for row in pieces if len(row) == length] or pieces
     step = max(1, len(whole) // number)
     rows = whole[::step][:number]
     for row in rows:
@@ -41,15 +51,49 @@ def read_rows(
     return rows
 
 
-def length_of_rows(model: Any, asked: int | None) -> int:
-    """What was asked for, or the model's context, within reason. UserError for more than it reads."""
+def rows_of(
+    texts: Sequence[Any] | Tensor, tokenizer: PreTrainedTokenizerBase | None, model: PreTrainedModel
+) -> list[Row]:
+    """Each text as what the model is called with."""
+    device = next(model.parameters()).device
+    rows: list[Row] = []
+    for text in texts:
+        if isinstance(text, str):
+            if tokenizer is None:
+                raise ValueError("texts that are strings need a tokenizer: pass tokenizer=, or ids.")
+            limit = getattr(model.config, "max_position_embeddings", None)
+            ids = tokenizer(text, return_tensors="pt", truncation=limit is not None, max_length=limit).input_ids
+            text = {"input_ids": ids}
+        elif isinstance(text, Tensor):
+            text = {"input_ids": text[None]}
+        rows.append({name: x.to(device) for name, x in text.items()})
+    if not rows:
+        raise ValueError("calibration needs texts: 32 to 128 of them; got none.")
+    return rows
+
+
+def length_of(row: Row) -> int:
+    """Tokens, or whatever its first tensor has along its second axis."""
+    return next(iter(row.values())).shape[1]
+
+
+def run_model(model: PreTrainedModel, row: Row) -> Any:
+    """The model's outputs for a row."""
+    options = {"use_cache": False} if model.can_generate() else {}
+    return model(**row, **options)
+
+
+def context_length(model: PreTrainedModel, requested: int | None, option: str = "--length") -> int:
+    """The requested length, or the model's context up to LONGEST. UserError for more than the model reads."""
     most = getattr(model.config, "max_position_embeddings", None)
-    if asked is not None and most and asked > most:
-        raise UserError(f"--length {asked:,} is longer than this model's context; expected {most:,} tokens at most.")
-    return asked if asked is not None else min(LONGEST, most or LONGEST)
+    if requested is not None and most and requested > most:
+        raise UserError(
+            f"{option} {requested:,} is longer than this model's context; expected {most:,} tokens at most."
+        )
+    return requested if requested is not None else min(LONGEST, most or LONGEST)
 
 
-def calibrated_length(model: Any) -> int | None:
-    """How far the features of a converted model reach; None where nothing ends them."""
-    lengths = [x.options.get("far_until") for x in map(child_of, attention_layers(model)) if x is not None]
+def calibrated_length(model: PreTrainedModel) -> int | None:
+    """How far the features of a converted model reach; None if nothing ends them."""
+    lengths = [layer.options.get("far_until") for layer in converted_layers(model).values()]
     return min((x for x in lengths if x is not None), default=None)

@@ -1,4 +1,4 @@
-"""A converted model as the token loop runs it: a prompt in pieces, then token after token, in constant memory."""
+"""A converted model as the token loop runs it: a prompt in pieces, then token by token, in constant memory."""
 
 import copy
 from dataclasses import dataclass
@@ -8,18 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
+from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from tarnn.conversion.cache import constant_cache
 from tarnn.conversion.opening import open_pretrained, tokenizer_of
-from tarnn.conversion.options import attention_layers, child_of
+from tarnn.conversion.options import converted_layers
+from tarnn.conversion.rows import calibrated_length
 from tarnn.data.saved_tokenizer import check_ids
 from tarnn.errors import UserError
 
 
 @dataclass(frozen=True)
 class CacheState:
-    """A constant cache, with the methods of a model's state that the loop calls."""
+    """A constant cache with the methods of a model's state that the loop calls."""
 
     cache: Cache
     position: Tensor  # (b,)
@@ -43,16 +44,15 @@ class CacheState:
 class ConvertedText(nn.Module):
     """A converted causal language model and its tokenizer: `prefill` and `step` as `TextModel` has them."""
 
-    def __init__(self, model: Any, tokenizer: Any):
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None):
         super().__init__()
         self.model, self.tokenizer = model, tokenizer
         self.dtype, self.device = model.dtype, model.device
         config = model.config
         self.config = SimpleNamespace(
-            vocab_size=config.vocab_size,
-            pad_token_id=getattr(config, "pad_token_id", None),
-            max_position_embeddings=getattr(config, "max_position_embeddings", None),
+            vocab_size=config.vocab_size, max_position_embeddings=getattr(config, "max_position_embeddings", None)
         )
+        self.pad_id = getattr(config, "pad_token_id", None) or 0
         ends = model.generation_config.eos_token_id
         self.end_ids = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
 
@@ -61,7 +61,7 @@ class ConvertedText(nn.Module):
 
     @torch.no_grad()
     def prefill(self, ids: Tensor, state: CacheState, *, inplace: bool = False) -> tuple[Tensor, CacheState]:
-        """ids (b, t) → logits (b, v) of the token that comes next, and the state behind."""
+        """ids (b, t) → logits (b, v) of the next token, and the state after these."""
         state = state if inplace else state.clone()
         logits = self.model(input_ids=ids, past_key_values=state.cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         return logits, CacheState(state.cache, state.position + ids.shape[1])
@@ -71,7 +71,7 @@ class ConvertedText(nn.Module):
         return self.prefill(ids[:, None], state, inplace=inplace)
 
     def ids_of(self, text: bytes) -> Tensor:
-        """(1, t) ids of a prompt, with the tokens that the tokenizer puts before a text; UserError for none at all."""
+        """The ids (1, t) of a prompt, with the tokens that the tokenizer puts before a text; UserError for none at all."""
         if self.tokenizer is None:
             ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long() if text else torch.zeros(0).long()
         else:
@@ -88,20 +88,19 @@ class ConvertedText(nn.Module):
         check_ids(ids, self.config.vocab_size)
         return ids[None].to(self.device)
 
-    def decode(self, ids: list[int]) -> str:
-        """Text of tokens, special ones left out."""
+    def decode(self, ids: list[int]) -> Any:
+        """The text of tokens, without special ones."""
         if self.tokenizer is None:
             return bytes(ids).decode("utf-8", "replace")
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     @property
     def about(self) -> str:
-        """What its attention reaches, for people."""
-        layers = [x for x in map(child_of, attention_layers(self.model)) if x is not None]
-        modes = [mode for layer in layers for mode in layer.modes]
+        """How far its attention reaches, in words."""
+        modes = [mode for layer in converted_layers(self.model).values() for mode in layer.modes]
         counts = ", ".join(f"{modes.count(x)} {x}" for x in ("features", "window", "exact"))
-        ends = [x.options["far_until"] for x in layers if x.options.get("far_until") and "features" in x.modes]
-        beyond = f"; features calibrated on {min(ends):,} tokens, window and sinks alone beyond" if ends else ""
+        length = calibrated_length(self.model) if "features" in modes else None
+        beyond = "" if length is None else f"; features calibrated on {length:,} tokens, window and sinks alone beyond"
         return f"converted, key/value heads: {counts}{beyond}"
 
 
@@ -114,7 +113,6 @@ def open_text(folder: Path, *, dtype: torch.dtype | None, device: torch.device) 
             "`tarnn predict` and `tarnn show` take it."
         )
     model = model.to(device) if dtype is None else model.to(device, dtype)
-    for module in attention_layers(model):
-        if (own := child_of(module)) is not None:
-            own.float()  # small, and 16 bits would lose what was calibrated
+    for layer in converted_layers(model).values():
+        layer.float()  # small, and 16 bits would lose what was calibrated
     return ConvertedText(model, tokenizer_of(folder, model)).eval()

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from tarnn.decoding.packing import pack
 from tarnn.decoding.plan import Attention, Plan, Refusal
+from tarnn.decoding.state_check import check_state, tensors_of
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.stack import FORMATS, step
 from tarnn.models.inputs import check_length
@@ -22,7 +23,7 @@ from tarnn.models.state import ModelState
 from tarnn.numerics import default_eps
 from tarnn.ops import KVCache, LinearState, NoState
 from tarnn.ops import State as LayerState
-from tarnn.ops.softmax.op import full
+from tarnn.ops.softmax.state import full
 
 State = TypeVar("State", bound=ModelState)
 Classes = Mapping[type, Callable[..., Any]]
@@ -88,9 +89,9 @@ class FusedStep:
             plan.norm_eps,
             default_eps(torch.float32),
         )
-        self._like = [_new_state(x.attention) for x in plan.layers]
-        # of the last call: the parts of its state, and their tensors; one tuple, so that threads don't mix them
-        self._seen: tuple[tuple[Any, ...], list[Tensor]] = ((), [])
+        self._expected = [_new_state(x.attention) for x in plan.layers]
+        # of the last state its rows, its layers and their tensors; one tuple, so that threads don't mix them
+        self._checked: tuple[int, tuple[LayerState, ...], list[Tensor]] = (0, (), [])
 
     def __call__(
         self, token_ids: Int[Tensor, " b"], state: State, *, inplace: bool = False
@@ -102,37 +103,34 @@ class FusedStep:
         """
         state = state if inplace else state.clone()
         ids, positions = _whole(token_ids), state.position
-        tensors, caches = self._tensors_of(state, len(ids)), _caches(state)
-        lengths = torch.tensor(
-            [n for x in caches for n in (x.length, x.mask is not None)], dtype=torch.int64, device="cpu"
-        )
-        extra = self._rows(state)
+        tensors, caches = self._tensors_of(state, ids), [x for x in state.layers if isinstance(x, KVCache)]
+        for cache in caches:
+            if cache.length == cache.capacity:
+                raise full(cache.capacity, cache.length, 1)
+        of_caches = [n for x in caches for n in (x.length, x.mask is not None)]
+        lengths, extra = torch.tensor(of_caches, dtype=torch.int64, device="cpu"), self._rows(state)
+        tables = self.plan, self.block, self.tokens, self.places
         try:
-            parameters = step(
-                ids, positions, self.plan, self.block, self.tokens, self.places, extra, tensors, lengths, *self._numbers
-            )
+            parameters = step(ids, positions, *tables, extra, tensors, lengths, *self._numbers)
         except RuntimeError as error:
             self._check_length(positions)
             raise ValueError(str(error).splitlines()[0]) from error
-        return parameters, state if not caches else self._longer(state, tensors)
+        if caches:
+            layers = tuple(replace(x, length=x.length + 1) if isinstance(x, KVCache) else x for x in state.layers)
+            state, self._checked = replace(state, layers=layers), (len(ids), layers, tensors)
+        return parameters, state
 
-    def _longer(self, state: State, tensors: list[Tensor]) -> State:
-        """The state with one more key and value in each cache; its tensors are those that were looked at."""
-        layers = tuple(replace(x, length=x.length + 1) if isinstance(x, KVCache) else x for x in state.layers)
-        self._seen = (state.position, *layers), tensors
-        return replace(state, layers=layers)
-
-    def _tensors_of(self, state: ModelState, batch_size: int) -> list[Tensor]:
-        """Those of all layers; looked at again only where they are others than those of the last call."""
-        parts, (seen, tensors) = (state.position, *state.layers), self._seen
-        same = len(parts) == len(seen) and all(map(is_, parts, seen))
-        if not same or len(state.position) != batch_size:
-            _check_state(self._like, state, batch_size)
-            tensors = [x for layer in state.layers for x in _written(layer)]
-            self._seen = parts, tensors
-        for cache in _caches(state):
-            if cache.length == cache.capacity:
-                raise full(cache.capacity, cache.length, 1)
+    def _tensors_of(self, state: ModelState, ids: Tensor) -> list[Tensor]:
+        """The tensors that the kernel writes. ValueError where it can't: they are looked at once, while the same ones come."""
+        (rows, layers, checked), position = self._checked, state.position
+        fits = position.shape == ids.shape and position.dtype == torch.int64 and position.is_contiguous()
+        if state.layers is layers and rows == len(ids) and fits:
+            return checked
+        tensors = [x for layer in state.layers for x in tensors_of(layer)]
+        same = len(tensors) == len(checked) and all(map(is_, tensors, checked))
+        if not (same and tensors and rows == len(ids) and fits):
+            check_state(state, self._expected, len(ids))
+        self._checked = len(ids), state.layers, tensors
         return tensors
 
     def _place_table(self, plan: Plan, most_places: int) -> tuple[Tensor | None, Callable[[Tensor], Tensor] | None]:
@@ -174,51 +172,6 @@ def _whole(token_ids: Tensor) -> Tensor:
             )
         token_ids = token_ids.long()
     return token_ids.contiguous()
-
-
-def _check_state(like: list[LayerState], state: ModelState, batch_size: int) -> None:
-    """like: a state of each layer, with one row."""
-    position = state.position
-    fits = position.shape == (batch_size,) and position.dtype == torch.int64 and position.is_contiguous()
-    if len(like) != len(state.layers) or not fits:
-        raise ValueError(
-            f"the state is of {len(state.layers)} layers and {len(state.position)} rows; the model has {len(like)} "
-            f"layers, and {batch_size} tokens came. Make it with model.new_state({batch_size})."
-        )
-    for layer, row in zip(state.layers, like, strict=True):
-        wanted = row.map(lambda x: x.expand(batch_size, *x.shape[1:]))
-        if type(layer) is type(wanted) and _fits(layer, wanted):
-            continue
-        raise ValueError(
-            f"the fused step takes states as model.new_state({batch_size}) makes them, contiguous and float32: "
-            f"{wanted!r}; got {layer!r}."
-        )
-
-
-def _fits(layer: LayerState, wanted: LayerState) -> bool:
-    """As wide, and as the kernel reads it; how long a cache is does not matter, and it may have a mask."""
-    found, expected = _written(layer), _written(wanted)
-    floats = [torch.float32]
-    if isinstance(layer, KVCache):
-        expected = [x.expand(-1, -1, layer.capacity, -1) for x in expected]
-        floats.append(torch.bfloat16)
-    shapes = [x.shape for x in found][: len(expected)] == [x.shape for x in expected]
-    types = {x.dtype for x in found if x.dtype != torch.bool}
-    return (
-        shapes
-        and len(types) < 2
-        and types.issubset(floats)
-        and all(x.device.type == "cpu" and x.is_contiguous() for x in found)
-    )
-
-
-def _written(layer: LayerState) -> list[Tensor]:
-    """The tensors of a layer's state, whole."""
-    return [x for x in vars(layer).values() if isinstance(x, Tensor)]
-
-
-def _caches(state: ModelState) -> list[KVCache]:
-    return [x for x in state.layers if isinstance(x, KVCache)]
 
 
 def _new_state(x: Attention) -> LayerState:

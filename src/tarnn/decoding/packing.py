@@ -1,6 +1,6 @@
 """A plan packed for the kernel of the fused step: the weights in one block of bytes, and the numbers that say what lies where.
 
-csrc/model_step/operators.cpp reads the numbers in the order in which they are written here.
+csrc/model_step/plan.cpp reads the numbers in the order in which they are written here.
 """
 
 import torch

@@ -35,6 +35,26 @@ class StateLayer(CacheLayerMixin):
         # kept as a dict, since transformers' exporter sets what it finds in objects, and a State is frozen
         self._kind: type | None = None if state is None else type(state)
         self._parts = {} if state is None else dict(vars(state))
+        self._owned = False
+
+    @property
+    def writable(self) -> bool:
+        """Whether the next state may take the place of this one."""
+        return self.is_initialized
+
+    def own(self, num_tokens: int) -> State:
+        """The state, with room for so many tokens more, for a step that writes into its tensors: see `advance`.
+
+        The first time it is a copy, since somebody may hold a state that was set or written here; later the same tensors.
+        """
+        if not self._owned:
+            self.state = self.state.clone()
+            self._owned = True
+        return self.state
+
+    def advance(self, state: State) -> None:
+        """Takes note of one token more, which a step has written into the tensors of `own`."""
+        self.num_tokens += 1
 
     def take(self, num_tokens: int) -> State | None:
         """The state, with room for so many tokens more."""
@@ -44,15 +64,6 @@ class StateLayer(CacheLayerMixin):
         """Takes in the state after `num_tokens` more. again(n): the state after the first n of them."""
         self.state, self.is_initialized = state, True
         self.num_tokens += num_tokens
-
-    @property
-    def parts(self) -> dict[str, Any]:
-        """The state's tensors and numbers: the same object until another state is set."""
-        return self._parts
-
-    def written_in_place(self, state: State, num_tokens: int) -> None:
-        """Takes in what `write` would, of a state whose tensors were written; a state before it can't be had again."""
-        self.state, self.num_tokens = state, self.num_tokens + num_tokens
 
     def get_seq_length(self) -> int:
         return self.num_tokens
@@ -99,6 +110,10 @@ class LinearStateLayer(StateLayer):
         self.record_past = False
         self._past: list[tuple[State, int, Callable[[int], State]]] = []
 
+    @property
+    def writable(self) -> bool:
+        return self.is_initialized and not self.record_past
+
     def activate_past_recording(self) -> None:
         self.record_past = True
 
@@ -141,6 +156,15 @@ class SoftmaxStateLayer(StateLayer):
             if needed > state.capacity:
                 state = self.state = state.resized(max(64, needed, 2 * state.capacity))
         return state
+
+    def own(self, num_tokens: int) -> KVCache:
+        state = self.take(num_tokens)  # no copy: `forward` appends in place, too
+        assert state is not None
+        return state
+
+    def advance(self, state: State) -> None:
+        super().advance(state)
+        self.state = state  # of another length
 
     def write(self, state: Any, num_tokens: int, again: Callable[[int], State]) -> None:
         if self.max_cache_len is not None and state.capacity != self.max_cache_len:

@@ -11,7 +11,7 @@ from transformers.utils.generic import can_return_tuple
 
 from tarnn.huggingface.backbone import TarnnModel, TarnnPreTrainedModel
 from tarnn.huggingface.documents import Documents, check_arguments, find_documents, without_seams
-from tarnn.huggingface.fused_forward import for_one_text, taken
+from tarnn.huggingface.fused_forward import active, enable_by_default
 from tarnn.models.backbone import Backbone, TextModel
 
 
@@ -55,10 +55,10 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
             that. With shift_labels (b, t) labels stand where they are predicted, and are taken instead.
         logits_to_keep: logits of the last n places only (0: all), or of the places in an index tensor.
         """
-        if (fused := taken(self)) is not None and not isinstance(logits_to_keep, Tensor):
+        if (fused := active(self)) is not None and not isinstance(logits_to_keep, Tensor):
             check_arguments(kwargs, causal=True)
-            asked = {"inputs_embeds": inputs_embeds, "labels": labels, "cu_seqlens": cu_seqlens, **kwargs}
-            logits = fused(input_ids, attention_mask, position_ids, past_key_values, asked)
+            extra_inputs = {"inputs_embeds": inputs_embeds, "labels": labels, "cu_seqlens": cu_seqlens, **kwargs}
+            logits = fused(input_ids, attention_mask, position_ids, past_key_values, extra_inputs)
             if logits is not None:
                 return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
         if labels is not None:
@@ -97,5 +97,5 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
 
     @wraps(GenerationMixin.generate)  # its arguments and docstring
     def generate(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        with for_one_text(self):
+        with enable_by_default(self):
             return GenerationMixin.generate(cast(Any, self), *args, **kwargs)

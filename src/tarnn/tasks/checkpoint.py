@@ -12,25 +12,17 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from torch import nn
-from transformers import PreTrainedModel
 
 from tarnn.auto_classes import CONVERTED
 from tarnn.decoding.weights import check_counts, check_weights, fill, read_headers, read_weights, saved_dtype
 from tarnn.errors import UserError
 from tarnn.huggingface.config import TarnnConfig
-from tarnn.json_file import read_json
+from tarnn.json_file import read_json, without_links
 from tarnn.models.backbone import TextModel
 from tarnn.models.meta_device import build_on_meta
 from tarnn.tasks.base import TASKS, task_of
 
 GENERATED = tuple(name for name, task in TASKS.items() if task.next == "generate")
-LEAD_ELSEWHERE = (
-    "auto_map",
-    "attn_implementation",
-    "_attn_implementation",
-    "experts_implementation",
-    "quantization_config",
-)
 # a config's checks take time per layer, before the weights can say how many there are
 MOST_LAYERS = 10_000
 SPECIAL = ("bos_token", "eos_token", "pad_token")
@@ -62,7 +54,7 @@ def open_config(path: str | Path, tasks: Collection[str] = ("text",)) -> TarnnCo
     if isinstance(layers, int) and layers > MOST_LAYERS:
         raise UserError(f"{file}: num_hidden_layers must be at most {MOST_LAYERS:,}; got {layers:,}.")
     try:
-        return task.recurrent()[0].from_dict({k: v for k, v in fields.items() if k not in LEAD_ELSEWHERE})
+        return task.recurrent()[0].from_dict(without_links(fields))
     except Exception as error:  # of wrong types in transformers' own keys, whatever its checks raise
         raise UserError(f"{file}: {' '.join(str(error).split())}") from error
 
@@ -122,7 +114,8 @@ def weightless(
         )
     try:
         kind = (task.classes() if whole else task.recurrent())[1]
-        model = build_on_meta(kind, config if issubclass(kind, PreTrainedModel) else config.record())
+        of_transformers = hasattr(kind, "config_class")  # asked so, since importing its base class takes a second
+        model = build_on_meta(kind, config if of_transformers else config.record())
         return nn.Module.to(model, dtype)
     except (RuntimeError, TypeError, OverflowError) as error:
         raise UserError(f"{file} calls for a model that can't be made: {str(error).splitlines()[0]}.") from error

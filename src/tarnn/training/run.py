@@ -21,7 +21,6 @@ from tarnn.attention.calibration import calibrated_layers
 from tarnn.tasks import TASKS, Facts, RunSettings
 from tarnn.tasks.base import Sample, Trainable
 from tarnn.training import checkpoints
-from tarnn.training.allocator import keep_freed_memory
 from tarnn.training.arguments import training_arguments
 from tarnn.training.budget import Clock, TimeBudget
 from tarnn.training.error_messages import assignments_blamed, failures_explained
@@ -65,7 +64,6 @@ def train(settings: RunSettings, show: bool = True, started: float | None = None
     them; what was complete before stays. After Ctrl-C or SIGTERM: saves, and raises InterruptedRun.
     """
     started = time.monotonic() if started is None else started
-    keep_freed_memory()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     kind = TASKS[settings.task]

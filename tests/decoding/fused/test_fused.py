@@ -328,6 +328,10 @@ def test_another_state_is_seen():
     expected = step(token, first, inplace=True)[0]
     step(token, first, inplace=True)
     assert torch.equal(step(token, second, inplace=True)[0], expected)
+    with pytest.raises(ValueError, match=r"new_state\(3\)"):  # the same layers, and positions of more rows
+        step(torch.tensor([3, 5, 7]), replace(second, position=torch.zeros(3, dtype=torch.int64)), inplace=True)
+    with pytest.raises(ValueError, match=r"new_state\(2\)"):
+        step(token, replace(second, position=second.position.int()), inplace=True)
     again = second.select(torch.tensor([1, 0]))
     assert torch.equal(step(token, again)[0].flip(0), step(token.flip(0), second)[0])
 

@@ -6,7 +6,7 @@ first asked for, which registers `torch.ops.tarnn_cpu`. Four variables of the en
 TARNN_KERNELS   off: plain PyTorch computes.  required: an error where the compiled kernels can't be used.
 TARNN_ISA       baseline, avx2 or avx512, rather than the most that the processor has.
 TARNN_LARGE_PAGES  off: results of 8 MB and more are not asked to lie in large pages (Linux; the request outlives them), and
-                caches (tarnn.large_pages) and the heap of a training (tarnn.training.allocator) neither.
+                caches (tarnn.large_pages) neither.
 TARNN_BINARY    another library to load (`tests/sanitize.sh` does).
 """
 

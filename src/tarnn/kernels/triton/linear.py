@@ -48,7 +48,6 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
     try:
         with torch.cuda.device_of(call.q):
             if call.q.is_cuda:
-                device.warn_experimental()
                 precompile.compile_forward(call, for_backward)
             return launch.forward(call, for_backward)
     except launch_failures.LaunchError as error:
@@ -73,8 +72,6 @@ def step(call: Call, *, inplace: bool = False) -> Outputs:
 
     try:
         with torch.cuda.device_of(call.q):
-            if call.q.is_cuda:
-                device.warn_experimental()
             return one_token.step(call, inplace)
     except launch_failures.LaunchError as error:
         return _without(call, error).step(call, inplace=inplace)

@@ -1,0 +1,47 @@
+"""Whether a state is one that the fused step can write: of the model's kind, contiguous, on the CPU."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tarnn.models.state import ModelState
+from tarnn.ops import KVCache, State
+
+
+def check_state(state: ModelState, expected: Sequence[State], batch_size: int) -> None:
+    """Raise ValueError for a state of another kind or number of rows. expected: each layer's state, with one row."""
+    position = state.position
+    fits = position.shape == (batch_size,) and position.dtype == torch.int64 and position.is_contiguous()
+    if len(expected) != len(state.layers) or not fits:
+        raise ValueError(
+            f"the state is of {len(state.layers)} layers and {len(state.position)} rows; the model has {len(expected)} "
+            f"layers, and {batch_size} tokens came. Make it with model.new_state({batch_size})."
+        )
+    for layer, row in zip(state.layers, expected, strict=True):
+        wanted = row.map(lambda x: x.expand(batch_size, *x.shape[1:]))
+        if type(layer) is not type(wanted) or not _fits(layer, wanted):
+            raise ValueError(
+                f"the fused step takes states as model.new_state({batch_size}) makes them, contiguous and float32: "
+                f"{wanted!r}; got {layer!r}."
+            )
+
+
+def _fits(layer: State, wanted: State) -> bool:
+    """As wide, and as the kernel reads it; how long a cache is does not matter, and it may have a mask."""
+    tensors, expected, dtypes = tensors_of(layer), tensors_of(wanted), [torch.float32]
+    if isinstance(layer, KVCache):
+        expected = [x.expand(-1, -1, layer.capacity, -1) for x in expected]
+        dtypes.append(torch.bfloat16)
+    types = {x.dtype for x in tensors if x.dtype != torch.bool}
+    return (
+        [x.shape for x in tensors[: len(expected)]] == [x.shape for x in expected]
+        and len(types) < 2
+        and types.issubset(dtypes)
+        and all(x.device.type == "cpu" and x.is_contiguous() for x in tensors)
+    )
+
+
+def tensors_of(layer: State) -> list[Tensor]:
+    """The tensors of a layer's state, whole."""
+    return [x for x in vars(layer).values() if isinstance(x, Tensor)]
