@@ -50,7 +50,7 @@ def test_every_package_is_in_the_extra_that_the_error_names():
 def test_ops_step_and_layers():
     done = run("""
 import torch, tarnn
-from tarnn.ops import random_feature_softmax, reference
+from tarnn.ops import random_feature_softmax
 
 q, k, v = (torch.randn(2, 3, 9, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
 for phi in (tarnn.Elu(), tarnn.PositiveRandomFeatures(8, 16, seed=0).double()):

@@ -41,6 +41,15 @@ def test_a_record_is_frozen():
     assert config == ModelConfig(**SIZES)
 
 
+def test_a_record_keeps_what_it_was_made_from():
+    attention, options = ["linear", "softmax"], {"linear": {"dropout": 0.25}}
+    config = ModelConfig(**SIZES, attention=attention, attention_options=options)
+    attention.append("none")
+    options["linear"]["dropout"] = 0.5
+    assert config.attention == ["linear", "softmax"]
+    assert config.attention_options == {"linear": {"dropout": 0.25}}
+
+
 @pytest.mark.parametrize("kind", [TarnnConfig, TarnnImageConfig, TarnnSeq2SeqConfig])
 def test_a_config_has_the_keys_defaults_and_docs_of_its_record(kind):
     defaults = {x.name: x.default for x in fields(kind)}

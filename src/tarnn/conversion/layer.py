@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from tarnn.feature_maps import FeatureMap
 from tarnn.ops.hybrid.op import hybrid_attention
-from tarnn.ops.softmax.op import KVCache, softmax_attention
+from tarnn.ops.softmax.op import softmax_attention
+from tarnn.ops.softmax.state import KVCache
 from tarnn.ops.state import State
 
 MODES = ("features", "window", "exact")

@@ -14,7 +14,7 @@ from tarnn.json_file import read_json
 
 
 class SpeechFeatures(SequenceFeatureExtractor):
-    """Frames of sound as `input_features` of `TarnnForCTC`, in the Hugging Face manner: saved as preprocessor_config.json.
+    """Computes frames of sound, the `input_features` of `TarnnForCTC`; saved as preprocessor_config.json.
 
     kind: "log_mel", the logarithms of the energies in `num_filters` bands of equal width on the mel scale; or "mfcc", the
     first `feature_size` coefficients of their cosine transform. A frame spans `window` seconds and begins `hop` seconds
@@ -53,16 +53,16 @@ class SpeechFeatures(SequenceFeatureExtractor):
 
     @property
     def frame_length(self) -> int:
-        """Samples of a frame."""
+        """The number of samples in a frame."""
         return round(self.window * self.sampling_rate)
 
     @property
     def hop_length(self) -> int:
-        """Samples from a frame to the next."""
+        """The number of samples from one frame to the next."""
         return round(self.hop * self.sampling_rate)
 
     def check(self, samples: np.ndarray, rate: int, name: str = "the sound") -> None:
-        """UserError for another rate than the model's, and for less than a frame."""
+        """Raise UserError for another rate than the model's, and for less than one frame."""
         if rate != self.sampling_rate:
             raise UserError(
                 f"{name} has {rate:,} samples per second; expected {self.sampling_rate:,}, as in training. Resample it: "
@@ -74,18 +74,18 @@ class SpeechFeatures(SequenceFeatureExtractor):
             )
 
     def frames(self, samples: np.ndarray) -> np.ndarray:
-        """(frames, feature_size) float32, of samples (n,); normalised where mean and std are known."""
+        """Compute (frames, feature_size) float32 from samples (n,), normalised if mean and std are known."""
         size = 1 << (self.frame_length - 1).bit_length()
         pieces = np.lib.stride_tricks.sliding_window_view(samples, self.frame_length)[:: self.hop_length]
         before = np.concatenate([pieces[:, :1], pieces[:, :-1]], axis=1)
         spectra = np.fft.rfft((pieces - 0.97 * before) * np.hamming(self.frame_length + 1)[:-1], size)
         bank = mel_filters(size, self.num_filters, self.low, self.high, self.sampling_rate)
-        found = np.log(np.maximum(np.abs(spectra) ** 2 @ bank, 1e-10))
+        features = np.log(np.maximum(np.abs(spectra) ** 2 @ bank, 1e-10))
         if self.kind == "mfcc":
-            found = found @ cosines(self.num_filters, self.feature_size)
+            features = features @ cosines(self.num_filters, self.feature_size)
         if self.mean is not None and self.std is not None:
-            found = (found - np.array(self.mean)) / np.array(self.std)
-        return found.astype(np.float32)
+            features = (features - np.array(self.mean)) / np.array(self.std)
+        return features.astype(np.float32)
 
     def __call__(
         self,
@@ -95,7 +95,7 @@ class SpeechFeatures(SequenceFeatureExtractor):
         return_tensors: str | None = None,
         **kwargs: Any,
     ) -> BatchFeature:
-        """One sound or a list of them, samples (n,) → padded input_features (b, t, n) and their attention_mask."""
+        """Compute padded input_features (b, t, n) and their attention_mask for one sound or a list, each samples (n,)."""
         several = isinstance(raw_speech, list | tuple) and len(raw_speech) > 0 and np.ndim(raw_speech[0]) == 1
         sounds = [np.asarray(x, np.float32) for x in (raw_speech if several else [raw_speech])]
         for sound in sounds:
@@ -105,9 +105,9 @@ class SpeechFeatures(SequenceFeatureExtractor):
 
 
 def open_front_end(folder: Path, input_size: int | None) -> SpeechFeatures:
-    """The front end in the folder of a model of speech that reads frames of `input_size` numbers; data only.
+    """Open the front end saved with a speech model that reads frames of `input_size` numbers; data only.
 
-    UserError where it is missing, can't be read, or makes other frames.
+    Raises UserError if it is missing, can't be read, or makes other frames.
     """
     file = folder / "preprocessor_config.json"
     if not file.is_file():
@@ -137,7 +137,7 @@ def check_frames(
     high: Any,
     statistics: dict[str, Any],
 ) -> None:
-    """ValueError for what can't be frames, as a file can say it."""
+    """Raise ValueError for values in a file that describe no frames."""
     for name, value, most in (
         ("feature_size", feature_size, 4096),
         ("num_filters", num_filters, 4096),
@@ -161,13 +161,13 @@ def check_frames(
 
 @lru_cache(maxsize=4)
 def mel_filters(size: int, num_filters: int, low: float, high: float, rate: int) -> np.ndarray:
-    """(size / 2 + 1, num_filters): how much of each frequency is in each band."""
+    """Compute each frequency's weight in each band, (size / 2 + 1, num_filters)."""
     return mel_filter_bank(size // 2 + 1, num_filters, low, high, rate, norm=None, mel_scale="htk")
 
 
 def cosines(num_filters: int, count: int) -> np.ndarray:
-    """(num_filters, count): the cosine transform (DCT-II, orthonormal) that makes cepstra of log energies."""
-    places = (np.arange(num_filters) + 0.5)[:, None] * np.arange(count) * np.pi / num_filters
-    table = np.cos(places) * np.sqrt(2 / num_filters)
+    """Compute the cosine transform (DCT-II, orthonormal) from log energies to cepstra, (num_filters, count)."""
+    angles = (np.arange(num_filters) + 0.5)[:, None] * np.arange(count) * np.pi / num_filters
+    table = np.cos(angles) * np.sqrt(2 / num_filters)
     table[:, 0] /= np.sqrt(2)
     return table

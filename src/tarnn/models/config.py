@@ -1,5 +1,6 @@
 """The sizes and choices of a model: one flat, frozen, checked record, from which all modules here are built."""
 
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -10,7 +11,7 @@ from tarnn.feature_maps.registry import MAPS
 from tarnn.models.checks import check_choice, check_flag, check_number, check_options, check_pattern, check_positive_int
 
 FILLED_IN: Any = None  # the default of a key that others decide
-MOST_HEADS = 2**20  # numbers per head are made before weights are counted
+MOST_HEADS = 2**20  # per-head numbers are computed before weights are counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,11 +128,11 @@ class ModelConfig:
         return numbers + (0 if self.norm_position == "post" else hidden * (1 if self.norm == "rms" else 2))
 
     def _fill_in(self, **defaults: Any) -> None:
-        """Sets keys that are None; only `__post_init__` may."""
+        """Set keys that are None; only `__post_init__` may."""
         vars(self).update({key: value for key, value in defaults.items() if getattr(self, key) is None})
 
     def _name_feature_maps(self) -> dict[str, dict[str, Any]]:
-        """Replaces feature maps given as objects by names and options. Returns the sizes that they were made for."""
+        """Replace feature-map objects by names and options; return the sizes that they were constructed with."""
         options = self.feature_map_options
         if isinstance(options, dict):
             options = {MAPS.own_name(name): value for name, value in options.items()}
@@ -152,9 +153,11 @@ class ModelConfig:
                 )
             options = {**options, name: own_options}
             names.append(name)
-        vars(self).update(
+        vars(self).update(  # copies: what the caller passed may change later
             feature_map=names if isinstance(self.feature_map, list | tuple) else names[0],
-            feature_map_options={name: values for name, values in options.items() if values},
+            feature_map_options=deepcopy({name: values for name, values in options.items() if values}),
+            attention=copy(self.attention),
+            attention_options=deepcopy(self.attention_options),
         )
         return sizes
 
@@ -216,12 +219,12 @@ class ModelConfig:
             )
 
     def _check_feature_maps(self, sizes: dict[str, dict[str, Any]]) -> None:
-        """A map that was given as an object must have been made for this model."""
-        for name, made_for in sizes.items():
+        """Raise ValueError for a feature-map object that was constructed for other sizes."""
+        for name, own_sizes in sizes.items():
             for key, value in self.feature_map_sizes().items():
-                if made_for.get(key, value) != value:
+                if own_sizes.get(key, value) != value:
                     raise ValueError(
-                        f"the {MAPS[name].kind.__name__} given as feature_map was made with {key} = {made_for[key]}; "
+                        f"the {MAPS[name].kind.__name__} given as feature_map was made with {key} = {own_sizes[key]}; "
                         f"this model's is {value}."
                     )
 
@@ -247,6 +250,7 @@ class Seq2SeqModelConfig(ModelConfig):
             raise ValueError("an encoder–decoder of tokens has a causal decoder and no input_size; leave both out.")
         super().__post_init__()
         check_pattern("cross_attention", self.cross_attention, ATTENTIONS, self.num_hidden_layers)
+        vars(self).update(cross_attention=copy(self.cross_attention))
 
     def cross_attention_of(self, layer: int) -> str:
         return layer_choice(self.cross_attention, layer)

@@ -1,4 +1,4 @@
-"""Distributions over the 256 values of a channel of a pixel, made from the numbers that a model puts out.
+"""Distributions over the 256 values of a channel of a pixel, parametrised by a model's output.
 
 Each has `num_parameters`, `log_prob` of given values, `log_probs` of all 256, and `sample`; all in float32 (float64
 for float64 parameters). A value x ∈ {0 … 255} stands for the point x/127.5 − 1 in [−1, 1].
@@ -43,17 +43,17 @@ class LogisticMixture:
         return 3 * self.num_mixtures
 
     def log_prob(self, parameters: Float[Tensor, "*n p"], values: Int[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        """log P(values), nats."""
+        """Compute log P(values), nats."""
         return self._log_prob(parameters, values[..., None]).squeeze(-1)
 
     def log_probs(self, parameters: Float[Tensor, "*n p"]) -> Float[Tensor, "*n 256"]:
-        """log P(x) of x = 0 … 255."""
+        """Compute log P(x) for x = 0 … 255."""
         return self._log_prob(parameters, torch.arange(NUM_VALUES, device=parameters.device))
 
     def sample(
         self, parameters: Float[Tensor, "*n p"], generator: torch.Generator | None = None, temperature: float = 1.0
     ) -> Int[Tensor, "*n"]:
-        """A value from each distribution: a component, a point of its logistic, the value nearest to that.
+        """Draw a value from each distribution: a component, a point of its logistic, the value nearest to that.
 
         temperature divides the logits of π and multiplies the scales; at 0, the mean of the likeliest component.
         """
@@ -85,23 +85,23 @@ class LogisticMixture:
 
 @dataclass(frozen=True)
 class Categorical:
-    """One logit for each of the 256 values, which then know nothing of being neighbours."""
+    """One logit for each of the 256 values; that neighbouring values are alike must be learned."""
 
     name: ClassVar[str] = "categorical"
     num_parameters: ClassVar[int] = NUM_VALUES
 
     def log_prob(self, parameters: Float[Tensor, "*n p"], values: Int[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        """log P(values), nats."""
+        """Compute log P(values), nats."""
         return self.log_probs(parameters).gather(-1, values.long()[..., None]).squeeze(-1)
 
     def log_probs(self, parameters: Float[Tensor, "*n p"]) -> Float[Tensor, "*n 256"]:
-        """log P(x) of x = 0 … 255."""
+        """Compute log P(x) for x = 0 … 255."""
         return widen(parameters).log_softmax(-1)
 
     def sample(
         self, parameters: Float[Tensor, "*n p"], generator: torch.Generator | None = None, temperature: float = 1.0
     ) -> Int[Tensor, "*n"]:
-        """A value from each distribution; temperature divides the logits; at 0, the likeliest value."""
+        """Draw a value from each distribution; temperature divides the logits; at 0, the likeliest value."""
         if temperature == 0:
             return parameters.argmax(-1)
         wide = widen(parameters)

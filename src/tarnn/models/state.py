@@ -10,7 +10,7 @@ from tarnn.ops import State
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ModelState(State):
-    """What a model remembers of the tokens so far.
+    """The state of a model after the tokens so far.
 
     layers: one state per layer: `LinearState`, `KVCache`, or `NoState` for a layer without attention.
     position: the number of tokens that each row has seen, padding left out.
@@ -21,5 +21,5 @@ class ModelState(State):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the layers' states take, all that was allocated."""
+        """The bytes allocated for the layers' states."""
         return sum(layer.nbytes for layer in self.layers)
