@@ -68,6 +68,29 @@ for layer in (tarnn.LinearAttention(16, 2, causal=True), tarnn.SoftmaxAttention(
     assert done.returncode == 0, done.stderr
 
 
+def test_a_model_runs_as_an_rnn():
+    done = run("""
+import torch
+from tarnn.decoding.loop import TokenLoop
+from tarnn.decoding.samplers import sampler
+from tarnn.models.backbone import TextModel
+from tarnn.models.config import ModelConfig
+
+torch.manual_seed(0)
+sizes = dict(vocab_size=31, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+model = TextModel(ModelConfig(**sizes, attention=["linear", "softmax"])).eval()
+ids = torch.randint(31, (1, 7))
+loop = TokenLoop(model, model.new_state(1, capacity=10))
+loop.read(ids[:, :-1])
+with torch.no_grad():
+    stepped, _ = model.step(ids[:, -1], loop.state)
+loop.read(ids[:, -1:])
+assert (stepped - loop.logits).abs().max() < 1e-5
+assert len(list(loop.tokens(sampler(temperature=0), 3))) == 3
+""")
+    assert done.returncode == 0, done.stderr
+
+
 def test_models_of_transformers_name_their_extra():
     done = run("""
 import tarnn
