@@ -27,7 +27,7 @@ from tarnn.decoding.decode_cost import ROUNDS, SECONDS_A_ROUND, DecodeCost, fast
 from tarnn.decoding.decode_cost_figure import decode_cost_figure
 from tarnn.decoding.fused import FusedStep
 from tarnn.models import TarnnConfig, TarnnForCausalLM
-from tarnn.ops import reference
+from tarnn.ops.linear import definition as linear_definition
 
 FULL = {
     "positions": [256, 1024, 4096, 16384, 65536],
@@ -67,7 +67,7 @@ def check() -> str:
     """What is wrong with the step, or nothing: against the definition in float64, and a forward."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 3, 37, 5, dtype=torch.float64) for _ in range(3))
-    expected = reference.quadratic(Elu()(q), Elu()(k), v, causal=True)
+    expected = linear_definition.quadratic(Elu()(q), Elu()(k), v, causal=True)
     state = LinearState.zeros(2, 3, 5, 5, dtype=torch.float64)
     for i in range(q.shape[2]):
         one = slice(i, i + 1)

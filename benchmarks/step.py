@@ -25,7 +25,7 @@ from scripts.common.tables import markdown, page, source
 from scripts.common.targets import Target, at_least, at_most, section
 from tarnn import Elu, LinearState, step
 from tarnn.kernels.cpu import library
-from tarnn.ops import reference
+from tarnn.ops.linear import definition as linear_definition
 
 BATCH_SIZES, HEADS, HEAD_DIM = (1, 128), 8, 64
 LARGE = 256 * 2**20  # bytes: more than caches hold
@@ -56,7 +56,7 @@ def check() -> str:
     """What is wrong with the step in place, or nothing: 37 tokens against the definition in float64."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 3, 37, 5, dtype=torch.float64) for _ in range(3))
-    expected = reference.quadratic(PHI(q), PHI(k), v, causal=True)
+    expected = linear_definition.quadratic(PHI(q), PHI(k), v, causal=True)
     state = LinearState.zeros(2, 3, 5, 5, dtype=torch.float64)
     for i in range(q.shape[2]):
         o, _ = step(*(x[:, :, i : i + 1] for x in (q, k, v)), PHI, state, inplace=True)

@@ -50,7 +50,7 @@ def test_every_package_is_in_the_extra_that_the_error_names():
 def test_ops_step_and_layers():
     done = run("""
 import torch, tarnn
-from tarnn.ops import random_feature_softmax, reference
+from tarnn.ops import random_feature_softmax
 
 q, k, v = (torch.randn(2, 3, 9, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
 for phi in (tarnn.Elu(), tarnn.PositiveRandomFeatures(8, 16, seed=0).double()):
@@ -64,6 +64,29 @@ for layer in (tarnn.LinearAttention(16, 2, causal=True), tarnn.SoftmaxAttention(
     x = torch.randn(2, 5, 16)
     y, state = layer.step(x[:, :1], layer.new_state(2, capacity=5))
     assert (layer(x)[:, :1] - y).abs().max() < 1e-5
+""")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_model_runs_as_an_rnn():
+    done = run("""
+import torch
+from tarnn.decoding.loop import TokenLoop
+from tarnn.decoding.samplers import sampler
+from tarnn.models.backbone import TextModel
+from tarnn.models.config import ModelConfig
+
+torch.manual_seed(0)
+sizes = dict(vocab_size=31, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+model = TextModel(ModelConfig(**sizes, attention=["linear", "softmax"])).eval()
+ids = torch.randint(31, (1, 7))
+loop = TokenLoop(model, model.new_state(1, capacity=10))
+loop.read(ids[:, :-1])
+with torch.no_grad():
+    stepped, _ = model.step(ids[:, -1], loop.state)
+loop.read(ids[:, -1:])
+assert (stepped - loop.logits).abs().max() < 1e-5
+assert len(list(loop.tokens(sampler(temperature=0), 3))) == 3
 """)
     assert done.returncode == 0, done.stderr
 

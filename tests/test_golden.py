@@ -14,7 +14,9 @@ from tarnn.kernels.cpu import library
 from tarnn.models import LogisticMixture, TarnnConfig
 from tarnn.models.block import SwiGlu
 from tarnn.models.positions import SinusoidalPositions
-from tarnn.ops import LinearState, linear_attention, reference, softmax_attention, step
+from tarnn.ops import LinearState, linear_attention, softmax_attention, step
+from tarnn.ops.linear import definition as linear_definition
+from tarnn.ops.softmax import definition as softmax_definition
 
 VALUES = json.loads((Path(__file__).parent / "golden" / "values.json").read_text())
 ATTENTION, FEATURES = VALUES["attention"], VALUES["features"]
@@ -89,9 +91,9 @@ def test_the_definition_that_everything_is_held_against(case):
     (fq, _), (fk, k_scale) = (formulas.elementwise(name, x) for x in (q, k))
     if k_scale is not None:
         options["key_log_weight"] = options.get("key_log_weight", 0) + k_scale
-    equal(reference.quadratic(fq, fk, v, **options), case["o"])
+    equal(linear_definition.quadratic(fq, fk, v, **options), case["o"])
     if options.pop("causal"):
-        equal(reference.recurrent(fq, fk, v, **options)[0], case["o"])
+        equal(linear_definition.recurrent(fq, fk, v, **options)[0], case["o"])
 
 
 @pytest.mark.usefixtures("_computed")
@@ -119,7 +121,7 @@ def test_softmax_attention(case):
     mask = None if case["key_mask"] is None else torch.tensor(case["key_mask"])
     o = softmax_attention(q, k, v, causal=case["causal"], key_mask=mask)
     equal(o, case["o"])
-    equal(reference.softmax(q, k, v, causal=case["causal"], key_mask=mask), case["o"])
+    equal(softmax_definition.softmax(q, k, v, causal=case["causal"], key_mask=mask), case["o"])
 
 
 RANDOM = {

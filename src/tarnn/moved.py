@@ -39,6 +39,7 @@ PLACES = {
     "tarnn.models.seq2seq_configuration": "tarnn.huggingface.seq2seq_config",
     "tarnn.models.unfilled": "tarnn.models.meta_device",
     "tarnn.ops.hybrid_state": "tarnn.ops.hybrid.state",
+    "tarnn.ops.reference": "tarnn.ops.linear.definition",
     "tarnn.ops.room": "tarnn.large_pages",
     "tarnn.ops.units": "tarnn.units",
     "tarnn.tasks.classification": "tarnn.tasks.labels.task",

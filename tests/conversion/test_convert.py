@@ -153,37 +153,37 @@ def test_features_reach_as_far_as_a_quarter_of_the_texts(texts):
     assert "calibrated on texts of 20 tokens" in report.page()
 
 
-def test_options_are_checked_before_any_work(texts, monkeypatch):
-    """No row is run by a call that will be refused for its options alone."""
+OUT_OF_RANGE = {
+    "window": [-1, 0, 2.5, True],
+    "sinks": [-1],
+    "slots": [-2],
+    "budget": [0],
+    "exact_layers": [-1],
+    "mode": ["some"],
+}
+DOES_NOT_FIT = [
+    ({"exact_layers": 3}, "0 to 2"),
+    ({"budget": 10}, "too small"),
+    ({"feature_map": "nosuch"}, "nosuch"),
+    ({"feature_map": {"name": "oprf", "wrong": 1}}, "wrong"),
+    ({"feature_map": {"name": "clusters", "num_features": 10**6}}, "as many queries"),
+]
+
+
+@pytest.mark.parametrize("option", OUT_OF_RANGE)
+def test_options_are_checked_before_any_row_is_run(texts, monkeypatch, option):
     model = peaky("Llama")
-    wrong = [
-        ({"window": -1}, "window must be a whole number, 1 or more; got -1"),
-        ({"window": 2.5}, "window"),
-        ({"window": True}, "window"),
-        ({"sinks": -1}, "sinks"),
-        ({"slots": -2}, "slots"),
-        ({"budget": 0}, "budget"),
-        ({"exact_layers": -1}, "exact_layers"),
-        ({"mode": "some"}, "mode must be"),
-    ]
     monkeypatch.setattr(model, "forward", None)
-    for options, words in wrong:
-        with pytest.raises(ValueError, match=words):
-            convert(model, texts, **{**SMALL, **options})
-    monkeypatch.undo()
-    monkeypatch.setattr(
-        sys.modules["tarnn.conversion.convert"], "calibrate", None
-    )  # behind the run of one row, that says which layers there are
-    wrong = [
-        ({"exact_layers": 3}, "exact_layers must be 0 to 2"),
-        ({"budget": 10}, "a budget of 10 bytes is too small"),
-        ({"feature_map": "nosuch"}, "feature_map must be one of"),
-        ({"feature_map": {"name": "oprf", "wrong": 1}}, "wrong"),
-        ({"feature_map": {"name": "clusters", "num_features": 10**6}}, "clusters need as many queries"),
-    ]
-    for options, words in wrong:
-        with pytest.raises(ValueError, match=words):
-            convert(model, texts, **{**SMALL, **options})
+    for value in OUT_OF_RANGE[option]:
+        with pytest.raises(ValueError, match=option):
+            convert(model, texts, **{**SMALL, option: value})
+
+
+@pytest.mark.parametrize(("options", "word"), DOES_NOT_FIT)
+def test_options_that_do_not_fit_are_refused_after_one_row(texts, monkeypatch, options, word):
+    monkeypatch.setattr(sys.modules["tarnn.conversion.convert"], "calibrate", None)
+    with pytest.raises(ValueError, match=word):
+        convert(peaky("Llama"), texts, **{**SMALL, **options})
 
 
 def test_what_is_loaded_is_what_was_converted(texts, tmp_path):
@@ -216,17 +216,36 @@ def test_a_budget_is_kept_and_used(texts):
         convert(peaky("Llama"), texts, budget=least.bytes - 1, **SMALL)
 
 
-def test_refused(texts):
+SIZES = {"vocab_size": 99, "hidden_size": 32}
+
+
+def bloom():
+    return hf.BloomForCausalLM(hf.BloomConfig(n_layer=1, n_head=4, **SIZES))
+
+
+def gemma_with_a_cap():
+    return hf.Gemma2ForCausalLM(hf.Gemma2Config(num_hidden_layers=1, num_attention_heads=4, head_dim=8, **SIZES))
+
+
+REFUSED_MODELS = {
+    "ALiBi": (bloom, "no attention interface"),
+    "soft cap": (gemma_with_a_cap, "attn_logit_softcapping"),
+    "biases by position": (
+        lambda: hf.AutoModel.from_config(REFUSED["T5"][0]()).get_encoder(),
+        "position_bias|no attention interface",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_MODELS)
+def test_models_that_cannot_be_converted(texts, name):
+    build, word = REFUSED_MODELS[name]
+    with pytest.raises(ValueError, match=word):
+        convert(build(), texts, **SMALL)
+
+
+def test_texts_that_say_nothing_are_refused(texts):
     with pytest.raises(ValueError, match=r"longer than window \+ sinks = 260 tokens.*got 40"):
         convert(peaky("Llama"), texts)
-    bloom = hf.BloomForCausalLM(hf.BloomConfig(vocab_size=99, hidden_size=32, n_layer=1, n_head=4))
-    with pytest.raises(ValueError, match="no attention interface"):
-        convert(bloom, texts, **SMALL)
-    gemma = hf.Gemma2Config(vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, head_dim=8)
-    with pytest.raises(ValueError, match=r"Gemma2Attention caps its logits at 50.0 \(attn_logit_softcapping"):
-        convert(hf.Gemma2ForCausalLM(gemma), texts, **SMALL)
-    t5 = hf.AutoModel.from_config(REFUSED["T5"][0]()).get_encoder()
-    with pytest.raises(ValueError, match=r"position_bias|no attention interface"):
-        convert(t5, texts, **SMALL)
     with pytest.raises(ValueError, match="tokenizer"):
         convert(peaky("Llama"), ["words"], **SMALL)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tarnn.feature_maps import CosFormer, GeneralizedFeatures, GeneralizedRandomFeatures, Relu, Taylor
-from tarnn.ops import linear_attention, reference, step
+from tarnn.ops import linear_attention, step
+from tarnn.ops.linear import definition as linear_definition
 
 
 def normal(*shape, seed=1):
@@ -117,9 +118,9 @@ def test_cosformer_steps():
 
 
 def test_definitions_agree_with_the_reference():
-    """The quadratic form of this file is that of ops/reference.py where the cosine is 1."""
+    """The quadratic form of this file is that of ops/linear/definition.py where the cosine is 1."""
     q, k, v = normal(1, 2, 9, 5).abs(), normal(1, 2, 9, 5, seed=2).abs(), normal(1, 2, 9, 3, seed=3)
-    assert torch.allclose(cosformer_definition(q, k, v, 10**9, True), reference.quadratic(q, k, v, causal=True))
+    assert torch.allclose(cosformer_definition(q, k, v, 10**9, True), linear_definition.quadratic(q, k, v, causal=True))
 
 
 @pytest.mark.parametrize(

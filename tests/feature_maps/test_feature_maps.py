@@ -9,7 +9,8 @@ from tarnn.feature_maps.draws import RandomFeatureMap
 from tarnn.feature_maps.statistics import FittedMap, spread_of
 from tarnn.kernels.features import NAMES, features, features_backward
 from tarnn.numerics import wide
-from tarnn.ops import linear_attention, reference, step
+from tarnn.ops import linear_attention, step
+from tarnn.ops.linear import definition as linear_definition
 
 D = 6
 TWO_SIDED = (feature_maps.Reparametrized, feature_maps.QueryClusters)  # queries and keys have features of their own
@@ -153,7 +154,7 @@ def test_attention_with_it_is_the_definition_and_steps_agree(phi):
     q, k, v = inputs(), inputs().flip(1)[:, :2], inputs()[:, :2, :, :5]
     o, state = linear_attention(q, k, v, phi, causal=True, normalize=phi.positive, return_state=True)
     phi_q, phi_k = applied(phi, q), applied(phi, k, "keys")
-    expected = reference.quadratic(phi_q, phi_k, v, causal=True, normalize=phi.positive)
+    expected = linear_definition.quadratic(phi_q, phi_k, v, causal=True, normalize=phi.positive)
     assert torch.allclose(o, expected, rtol=1e-9, atol=1e-12)
     past = None
     for i in range(q.shape[2]):

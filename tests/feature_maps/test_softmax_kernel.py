@@ -15,7 +15,9 @@ from tarnn.feature_maps import (
 )
 from tarnn.feature_maps.statistics import FittedMap, spread_of
 from tarnn.numerics import default_eps
-from tarnn.ops import linear_attention, reference, step
+from tarnn.ops import linear_attention, step
+from tarnn.ops.linear import definition as linear_definition
+from tarnn.ops.softmax import definition as softmax_definition
 
 UNBIASED = {
     "positive": PositiveRandomFeatures,
@@ -149,7 +151,7 @@ def test_regularized_is_a_little_below():
 def test_attention_tends_to_softmax(make):
     q, k, v = 0.5 * normal(2, 4, 30, 16), 0.5 * normal(2, 2, 30, 16, seed=2), normal(2, 2, 30, 5, seed=3)
     for causal in (True, False):
-        expected = reference.softmax(q, k, v, causal=causal)
+        expected = softmax_definition.softmax(q, k, v, causal=causal)
         errors = []
         for m in (256, 16 * 256):
             o = linear_attention(q, k, v, make(16, m, seed=0).double(), causal=causal)
@@ -163,7 +165,7 @@ def test_less_variance_where_it_is_claimed():
     channels = torch.linspace(0.3, 2, 16).double()
     q = 0.5 * (normal(1, 1, 60, 16) * channels + 0.5)
     k, v = 0.5 * (normal(1, 1, 60, 16, seed=2) / channels + 0.5), normal(1, 1, 60, 5, seed=3)
-    expected = reference.softmax(q, k, v, causal=False)
+    expected = softmax_definition.softmax(q, k, v, causal=False)
 
     def error(make):
         """Mean square over 20 draws, by the square of the output."""
@@ -195,7 +197,7 @@ def test_shifting_all_keys_changes_nothing_where_they_are_centred():
     """Softmax does not see a shift of all keys, the plain estimate does, the centred one does not."""
     q, k, v = normal(2, 4, 9, 6), normal(2, 2, 9, 6, seed=2), normal(2, 2, 9, 3, seed=3)
     shifted = k + 3 * normal(6, seed=4)
-    exact = [reference.softmax(q, x, v, causal=False) for x in (k, shifted)]
+    exact = [softmax_definition.softmax(q, x, v, causal=False) for x in (k, shifted)]
     assert torch.allclose(*exact)
     plain = PositiveRandomFeatures(6, 32, seed=0).double()
     centred = Reparametrized(plain, balance=False)
@@ -214,7 +216,7 @@ def test_no_norm_overflows(name, size):
     o = linear_attention(q, k, v, phi, causal=True)
     (fq, _), (fk, w) = phi.queries(q.double()), phi.keys(k.double())
     eps = default_eps(torch.float32)  # sums below it fade to zero, instead of becoming noise
-    expected = reference.quadratic(fq, fk, v.double(), causal=True, key_log_weight=w, eps=eps)
+    expected = linear_definition.quadratic(fq, fk, v.double(), causal=True, key_log_weight=w, eps=eps)
     assert o.isfinite().all()
     assert (o.abs().amax(-1) > 0).float().mean() > (0.95 if size <= 10 else 0.2)
     tolerance = 2e-5 * (1 + 0.2 * size**2)  # exponents of this size, in float32

@@ -16,7 +16,7 @@ from tarnn import Elu, LinearAttention
 from tarnn.kernels.cpu import linear as cpu
 from tarnn.kernels.linear import Returned
 from tarnn.ops import LinearState, linear_attention
-from tarnn.ops.linear.call import make_call
+from tarnn.ops.linear.arguments import make_call
 
 pytestmark = pytest.mark.usefixtures("compiled")
 

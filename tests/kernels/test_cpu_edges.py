@@ -20,7 +20,8 @@ from support.kernel_calls import DTYPES, MODES, drawn, holds, same_bits
 from torch.nn.functional import elu
 
 from tarnn.kernels.cpu import library
-from tarnn.ops import linear_attention, reference
+from tarnn.ops import linear_attention
+from tarnn.ops.linear import definition as linear_definition
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -52,7 +53,7 @@ def test_the_size_of_log_weights_costs_no_accuracy(decay, chunks):
         return [o, *torch.autograd.grad(o.sin().sum(), (q, k, v))]
 
     def definition(q, k, v, **given):
-        return reference.recurrent(elu(q) + 1, elu(k) + 1, v, eps=1e-30, **given)[0]
+        return linear_definition.recurrent(elu(q) + 1, elu(k) + 1, v, eps=1e-30, **given)[0]
 
     exact, theirs = (results(definition, dtype, 0.0) for dtype in (torch.float64, torch.float32))
     with chunks():

@@ -7,7 +7,8 @@ import torch
 
 from tarnn import ops
 from tarnn.feature_maps import make, names
-from tarnn.ops import reference
+from tarnn.ops.linear import definition as linear_definition
+from tarnn.ops.softmax import definition as softmax_definition
 
 
 def tensors(t=30, d=8):
@@ -63,8 +64,8 @@ def packed(q, k, v):
 
 
 def definitions(q, k, v):
-    quadratic = reference.quadratic(q.exp(), k.exp(), v, causal=True, key_mask=MASK, log_decay=DECAY)
-    return quadratic, reference.softmax(q, k, v, causal=True, key_mask=MASK)
+    quadratic = linear_definition.quadratic(q.exp(), k.exp(), v, causal=True, key_mask=MASK, log_decay=DECAY)
+    return quadratic, softmax_definition.softmax(q, k, v, causal=True, key_mask=MASK)
 
 
 CALLS = {

@@ -6,7 +6,7 @@ import torch
 from tarnn import feature_maps
 from tarnn.feature_maps import Elu
 from tarnn.ops import LinearState, linear_attention, softmax_attention, step
-from tarnn.ops.linear import call
+from tarnn.ops.linear import arguments
 
 pytestmark = [pytest.mark.refusals, pytest.mark.one_path]
 
@@ -126,8 +126,8 @@ def test_a_call_that_was_fine_excuses_no_other():
 
 
 def test_the_calls_that_are_remembered_are_not_without_bound(monkeypatch):
-    monkeypatch.setattr(call, "_MOST_FINE", 3)
+    monkeypatch.setattr(arguments, "_MOST_FINE", 3)
     for t in range(1, 9):
         q = torch.randn(1, 1, t, 2)
         linear_attention(q, q, q, Elu(), causal=True)
-    assert len(call._FINE) <= 3
+    assert len(arguments._FINE) <= 3

@@ -12,9 +12,10 @@ from tarnn.kernels import contract
 from tarnn.kernels.cpu import library
 from tarnn.kernels.eager.hybrid import CHUNK
 from tarnn.kernels.hybrid import at
-from tarnn.ops import linear_attention, reference, softmax_attention
+from tarnn.ops import linear_attention, softmax_attention
 from tarnn.ops.features import features, log_features
 from tarnn.ops.hybrid import attend as hybrid_attend
+from tarnn.ops.hybrid import definition as hybrid_definition
 from tarnn.ops.hybrid.op import hybrid_attention, hybrid_step
 from tarnn.ops.hybrid.slots import scores
 from tarnn.ops.hybrid.state import HybridState
@@ -78,7 +79,7 @@ def cases(draw, causal=None, t=None, **fixed):
 
 def definition(q, k, v, phi, far_bias, **options):
     score = scores(phi, k, D**-0.5, options["softcap"])
-    return reference.hybrid(q, k, v, far_weight(phi, q, k, far_bias), scale=D**-0.5, score=score, **options)
+    return hybrid_definition.hybrid(q, k, v, far_weight(phi, q, k, far_bias), scale=D**-0.5, score=score, **options)
 
 
 def close(x, y, tolerance=1e-11):

@@ -5,7 +5,8 @@ import torch
 from support.attention_cases import relative_error
 
 from tarnn import feature_maps
-from tarnn.ops import LinearState, linear_attention, reference, step
+from tarnn.ops import LinearState, linear_attention, step
+from tarnn.ops.linear import definition as linear_definition
 
 
 @pytest.mark.thorough
@@ -15,7 +16,7 @@ def test_bf16_decoding_for_4096_steps():
     b, h, t, d = 1, 2, 4096, 32
     q, k, v = (torch.randn(b, h, t, d).bfloat16() for _ in range(3))
     phi = feature_maps.Elu()
-    exact = reference.recurrent(phi(q.double()), phi(k.double()), v.double())[0]
+    exact = linear_definition.recurrent(phi(q.double()), phi(k.double()), v.double())[0]
     parallel = linear_attention(q, k, v, phi, causal=True)
     state, outputs = LinearState.zeros(b, h, d, d), []
     for i in range(t):
@@ -104,7 +105,7 @@ def test_dk_goes_through_the_denominator():
 def test_features_far_below_a_usual_epsilon():
     """Keys and queries near −12: sums around 1e-9. With eps = 1e-6 the output collapses to 0."""
     q, k, v = torch.randn(1, 1, 9, 4) - 12, torch.randn(1, 1, 9, 4) - 12, torch.randn(1, 1, 9, 4)
-    exact = reference.quadratic(q.double().exp(), k.double().exp(), v.double(), causal=True)
+    exact = linear_definition.quadratic(q.double().exp(), k.double().exp(), v.double(), causal=True)
     assert relative_error(linear_attention(q, k, v, causal=True), exact) < 1e-5
     assert relative_error(linear_attention(q, k, v, causal=True, eps=1e-6), exact) > 0.9
 
@@ -137,7 +138,7 @@ def test_a_heavy_key_early_does_not_drown_what_comes_after_it_has_decayed():
     q = k = torch.zeros(1, 1, t, 2)
     v = torch.arange(t, dtype=torch.float32)[None, None, :, None]
     o = linear_attention(q, k, v, causal=True, key_log_weight=w, log_decay=torch.tensor([-1.0]))
-    exact = reference.recurrent(
+    exact = linear_definition.recurrent(
         k.double() + 1, k.double() + 1, v.double(), key_log_weight=w.double(), log_decay=torch.tensor([-1.0]).double()
     )[0]
     assert o[0, 0, 100, 0] < 1e-30  # still the early key's value, 0
@@ -155,7 +156,7 @@ def test_low_precision_costs_at_most_twice_the_definitions_error(causal, dtype, 
     phi = feature_maps.Elu()
 
     def definition(q, k, v):
-        return reference.quadratic(phi(q), phi(k), v, causal=causal)
+        return linear_definition.quadratic(phi(q), phi(k), v, causal=causal)
 
     def errors(f):
         o = f(*inputs)

@@ -5,7 +5,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from support.attention_cases import MAPS, Case, cases, relative_error
 
-from tarnn.ops import linear_attention, packing, reference
+from tarnn.ops import linear_attention, packing
+from tarnn.ops.linear import definition as linear_definition
 
 laws = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -85,7 +86,7 @@ def test_queries_of_another_length_read_all_keys_and_a_state():
     q, k, v = (torch.randn(2, 6, 4, 5).double(), torch.randn(2, 3, 11, 5).double(), torch.randn(2, 3, 11, 7).double())
     phi = MAPS["exp"]
     o, state = linear_attention(q, k, v, phi, causal=False, return_state=True)
-    assert relative_error(o, reference.quadratic(q.exp(), k.exp(), v, causal=False)) < 1e-12
+    assert relative_error(o, linear_definition.quadratic(q.exp(), k.exp(), v, causal=False)) < 1e-12
     assert relative_error(linear_attention(q, k[:, :, :0], v[:, :, :0], phi, causal=False, state=state), o) < 1e-12
     _, first = linear_attention(q, k[:, :, :4], v[:, :, :4], phi, causal=False, return_state=True)
     assert relative_error(linear_attention(q, k[:, :, 4:], v[:, :, 4:], phi, causal=False, state=first), o) < 1e-12
@@ -125,7 +126,7 @@ def test_user_map_learns():
     got = torch.autograd.grad(
         linear_attention(case.q, case.k, case.v, phi, causal=True).square().sum(), phi.parameters()
     )
-    o = reference.quadratic(phi(case.q), phi(case.k), case.v, causal=True)
+    o = linear_definition.quadratic(phi(case.q), phi(case.k), case.v, causal=True)
     for x, y in zip(got, torch.autograd.grad(o.square().sum(), phi.parameters())):
         assert relative_error(x, y) < 1e-10
 
@@ -165,7 +166,7 @@ def test_gradients_of_decays_are_exact_each_for_itself(weighted, channels, dtype
     names = ["log_decay", "key_log_weight"]
     options, exactly = (dict(zip(names, xs[3:])) for xs in (inputs, exact))
     o = linear_attention(*inputs[:3], MAPS["identity"], causal=True, normalize=False, **options)
-    expected = reference.recurrent(*exact[:3], normalize=False, **exactly)[0]
+    expected = linear_definition.recurrent(*exact[:3], normalize=False, **exactly)[0]
     grad = rand(1, 2, t, e)
     got = [o, *torch.autograd.grad(o, inputs, grad)]
     for x, y in zip(got, [expected, *torch.autograd.grad(expected, exact, grad.double())]):

@@ -5,7 +5,8 @@ import torch
 
 from tarnn import feature_maps
 from tarnn.feature_maps.base import FeatureMap, Projected, Projection
-from tarnn.ops import linear_attention, reference, step
+from tarnn.ops import linear_attention, step
+from tarnn.ops.linear import definition as linear_definition
 
 D, M = 16, 40
 MAPS = {
@@ -26,7 +27,7 @@ def tensors(t=70, dtype=torch.float64, spread=0.7):
 def defined(phi, q, k, v, **options):
     """By stored features and the quadratic form."""
     (fq, _), (fk, weight) = phi.queries(q), phi.keys(k)
-    return reference.quadratic(fq, fk, v, key_log_weight=weight, **options)
+    return linear_definition.quadratic(fq, fk, v, key_log_weight=weight, **options)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -5,7 +5,7 @@ import torch
 from support.attention_cases import Case, relative_error
 from support.features import elementwise
 
-from tarnn.ops import reference
+from tarnn.ops.linear import definition as linear_definition
 
 pytestmark = pytest.mark.one_path
 
@@ -14,16 +14,18 @@ def test_by_hand():
     """Two tokens, one feature: o_0 = v_0, o_1 = (k_0 v_0 + k_1 v_1)/(k_0 + k_1), q cancels."""
     fq, fk = torch.tensor([[[[5.0], [7.0]]]]), torch.tensor([[[[1.0], [3.0]]]])
     v = torch.tensor([[[[10.0], [20.0]]]])
-    assert reference.quadratic(fq, fk, v, causal=True).flatten().tolist() == [10.0, 17.5]
-    assert reference.quadratic(fq, fk, v, causal=True, normalize=False).flatten().tolist() == [50.0, 490.0]
+    assert linear_definition.quadratic(fq, fk, v, causal=True).flatten().tolist() == [10.0, 17.5]
+    assert linear_definition.quadratic(fq, fk, v, causal=True, normalize=False).flatten().tolist() == [50.0, 490.0]
     decay = torch.tensor([[[0.0, 0.5]]]).log()  # halves what came before token 1
-    assert reference.quadratic(fq, fk, v, causal=True, log_decay=decay).flatten().tolist() == pytest.approx(
+    assert linear_definition.quadratic(fq, fk, v, causal=True, log_decay=decay).flatten().tolist() == pytest.approx(
         [10, 65 / 3.5]
     )
     weight = torch.tensor([[[3.0, 1.0]]]).log()  # token 0 counts three times
-    assert reference.recurrent(fq, fk, v, key_log_weight=weight)[0].flatten().tolist() == pytest.approx([10, 15])
+    assert linear_definition.recurrent(fq, fk, v, key_log_weight=weight)[0].flatten().tolist() == pytest.approx(
+        [10, 15]
+    )
     mask = torch.tensor([[False, True]])
-    assert reference.recurrent(fq, fk, v, key_mask=mask)[0].flatten().tolist() == [0, 20]
+    assert linear_definition.recurrent(fq, fk, v, key_mask=mask)[0].flatten().tolist() == [0, 20]
 
 
 @pytest.mark.parametrize("decay", ["none", "head", "token", "channel"])
@@ -32,7 +34,8 @@ def test_by_hand():
 def test_quadratic_equals_recurrent(decay, masked, normalize):
     case = Case(b=2, g=2, r=2, t=11, decay=decay, masked=masked, weighted=True, normalize=normalize)
     fq, fk = elementwise("elu", case.q)[0], elementwise("elu", case.k)[0]
-    quadratic = reference.quadratic(fq, fk, case.v, causal=True, normalize=normalize, **case.options)
+    quadratic = linear_definition.quadratic(fq, fk, case.v, causal=True, normalize=normalize, **case.options)
     assert (
-        relative_error(quadratic, reference.recurrent(fq, fk, case.v, normalize=normalize, **case.options)[0]) < 1e-12
+        relative_error(quadratic, linear_definition.recurrent(fq, fk, case.v, normalize=normalize, **case.options)[0])
+        < 1e-12
     )

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.attention_cases import relative_error
 
-from tarnn.ops import KVCache, reference, softmax_attention, softmax_step
+from tarnn.ops import KVCache, softmax_attention, softmax_step
+from tarnn.ops.softmax import definition as softmax_definition
 
 pytestmark = pytest.mark.one_path
 
@@ -33,7 +34,7 @@ def test_equals_the_definition(causal, masked, weighted, r, t, seed):
     q, k, v, mask, w = drawn(seed, r=r, t=t, s=t)
     options = {"key_mask": mask if masked else None, "key_log_weight": w if weighted else None}
     got = softmax_attention(q, k, v, causal=causal, **options)
-    assert relative_error(got, reference.softmax(q, k, v, causal=causal, **options)) < 1e-12
+    assert relative_error(got, softmax_definition.softmax(q, k, v, causal=causal, **options)) < 1e-12
 
 
 def test_queries_that_see_no_key_yield_zeros_and_finite_gradients():
@@ -51,7 +52,7 @@ def test_a_cache_filled_in_any_steps_is_the_whole(masked):
     q, k, v, mask, _ = drawn(1)
     mask[:, -1] = True
     mask = mask if masked else None
-    whole = reference.softmax(q, k, v, causal=True, key_mask=mask)
+    whole = softmax_definition.softmax(q, k, v, causal=True, key_mask=mask)
     cache, outputs = KVCache.empty(2, 2, 9, 5, 3, dtype=torch.float64), []
     for a, b in ((0, 3), (3, 4), (4, 6)):
         part = (x[:, :, a:b] for x in (q, k, v))

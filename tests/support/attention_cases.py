@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.features import elementwise
 from tarnn import feature_maps
 from tarnn.numerics import default_eps
-from tarnn.ops import reference
+from tarnn.ops.linear import definition as linear_definition
 
 MAPS = {  # those that the kernels make by name
     "identity": feature_maps.Identity(),
@@ -73,9 +73,11 @@ class Case:
         if k_scale is not None:
             options["key_log_weight"] = options.get("key_log_weight", 0) + k_scale
         if self.causal:
-            o = reference.recurrent(fq, fk, v, normalize=self.normalize, eps=default_eps(torch.float64), **options)[0]
+            o = linear_definition.recurrent(
+                fq, fk, v, normalize=self.normalize, eps=default_eps(torch.float64), **options
+            )[0]
         else:
-            o = reference.quadratic(
+            o = linear_definition.quadratic(
                 fq, fk, v, causal=False, normalize=self.normalize, eps=default_eps(torch.float64), **options
             )
         return o if self.normalize or q_scale is None else o * q_scale.exp()[..., None]

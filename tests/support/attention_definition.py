@@ -4,7 +4,8 @@ import torch
 
 from tarnn.attention import LinearAttention, NoAttention, SoftmaxAttention
 from tarnn.feature_maps.base import PositionalMap
-from tarnn.ops import reference
+from tarnn.ops.linear import definition as linear_definition
+from tarnn.ops.softmax import definition as softmax_definition
 
 
 def heads(x, num_heads):
@@ -36,7 +37,7 @@ def define(module, x, context=None, key_mask=None):
         if isinstance(module, SoftmaxAttention):
             if module.rotary is not None:
                 q, k = turned(q, module.rotary), turned(k, module.rotary)
-            o = reference.softmax(q, k, v, causal=module.causal, key_mask=key_mask)
+            o = softmax_definition.softmax(q, k, v, causal=module.causal, key_mask=key_mask)
         else:
             o = _linear(module, x, q, k, v, key_mask)
     return module.o_proj(o.permute(0, 2, 1, 3).reshape(*x.shape[:2], -1))
@@ -51,12 +52,12 @@ def _linear(module: LinearAttention, x, q, k, v, key_mask):
     if module.decay is not None:
         options["log_decay"] = module.decay(x).to(x.dtype)
     if rotary is None:
-        o = reference.quadratic(fq, fk, v, normalize=module.normalize, **options)
+        o = linear_definition.quadratic(fq, fk, v, normalize=module.normalize, **options)
     else:
         above = turned(fq, rotary), turned(fk, rotary)
-        o = reference.quadratic(*above, v, normalize=False, **options)
+        o = linear_definition.quadratic(*above, v, normalize=False, **options)
         if module.normalize:
-            weights = reference.quadratic(fq, fk, torch.ones_like(v), normalize=False, **options)
+            weights = linear_definition.quadratic(fq, fk, torch.ones_like(v), normalize=False, **options)
             o = torch.where(weights == 0, 0.0, o / torch.where(weights == 0, 1.0, weights))
     if not module.normalize:
         o = o / (o.square().mean(-1, keepdim=True) + 1e-6).sqrt() * module.o_norm.weight

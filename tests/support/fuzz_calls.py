@@ -14,7 +14,8 @@ from support import features
 from support.attention_cases import LENGTHS, MAPS, Case
 from tarnn import feature_maps
 from tarnn.numerics import default_eps, wide
-from tarnn.ops import LinearState, linear_attention, reference, step
+from tarnn.ops import LinearState, linear_attention, step
+from tarnn.ops.linear import definition as linear_definition
 
 PROJECTED = ["positive", "hyperbolic", "optimal", "random relu"]  # made of a projection, within the kernels
 PAPER_NAMES = {"random relu": "relu"}
@@ -269,7 +270,7 @@ class Call:
     def definition(
         self, dtype: torch.dtype, outputs_kept_in: torch.dtype | None = None, off_by: float = 0.0, units: float = 0.0
     ) -> list[Tensor]:
-        """As `ops/reference.py` computes it in `dtype`, sequence after sequence. Gradients may be made of outputs that were
+        """As the definition computes it in `dtype`, sequence after sequence. Gradients may be made of outputs that were
         kept in a narrower dtype, and were off by this share of them; features may be off, by up to so many units of theirs."""
         a, leaves = self.drawn, [x.detach().to(dtype, copy=True).requires_grad_() for x in self.inputs]
         q, k, v, *rest = leaves
@@ -317,17 +318,19 @@ class Call:
         a = self.drawn
         how = {"normalize": a.normalize, "eps": default_eps(DTYPES[a.dtype])}
         if a.causal:
-            return reference.recurrent(fq, fk, v, **how, **options)
+            return linear_definition.recurrent(fq, fk, v, **how, **options)
         nobody = fk.new_zeros(fk.shape)
-        o = reference.quadratic(fq, fk, v, causal=False, **how, **options)
-        return o, reference.recurrent(nobody, fk, v, **options)[1]
+        o = linear_definition.quadratic(fq, fk, v, causal=False, **how, **options)
+        return o, linear_definition.recurrent(nobody, fk, v, **options)[1]
 
     def _denominators(self, fq: Tensor, fk: Tensor, v: Tensor, options: dict[str, Tensor]) -> Tensor:
         """Of one sequence a row, in units of its largest log-weight; 1 where there is none."""
         if "key_log_weight" in options and fk.shape[2]:
             w = options["key_log_weight"]
             options = options | {"key_log_weight": w - w.detach().amax(-1, keepdim=True)}
-        define = reference.recurrent if self.drawn.causal else partial(reference.quadratic, causal=False)
+        define = (
+            linear_definition.recurrent if self.drawn.causal else partial(linear_definition.quadratic, causal=False)
+        )
         found = define(fq, fk, torch.ones_like(v[..., :1]), normalize=False, **options)
         den = found[0] if self.drawn.causal else found
         return torch.where(den == 0, 1.0, den)

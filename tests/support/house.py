@@ -38,20 +38,21 @@ def nodes(tree: ast.AST, *, for_types: bool = False) -> Iterator[ast.AST]:
 @cache
 def imports(module: str, *, for_types: bool = False) -> tuple[Import, ...]:
     """What a file imports from tarnn, in functions too, as it stands there."""
-    found = []
+    here = []
     for node in nodes(TREES[module], for_types=for_types):
         if isinstance(node, ast.Import):
             names = [Import(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module} has a relative import, which no rule reads"
             names = [Import(str(node.module), alias.name) for alias in node.names]
         else:
             continue
         for home, name in names:
             if f"{home}.{name}" in FILES:
-                found.append(Import(f"{home}.{name}", ""))
+                here.append(Import(f"{home}.{name}", ""))
             elif home.split(".")[0] == "tarnn":
-                found.append(Import(home, name))
-    return tuple(found)
+                here.append(Import(home, name))
+    return tuple(here)
 
 
 FACES = {  # where the names of packages come from that load them on first use; "*": all others

@@ -1,9 +1,10 @@
 """Linear attention as a module: projections, a feature map, and the op."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from tarnn.attention.decay import ChannelDecay
@@ -103,16 +104,16 @@ class LinearAttention(MultiHeadAttention):
 
     def mix(
         self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        x: Float[Tensor, "b t hidden"],
+        q: Float[Tensor, "b h t d"],
+        k: Float[Tensor, "b g s d"],
+        v: Float[Tensor, "b g s e"],
         *,
-        key_mask,
-        cu_seqlens,
-        positions,
-        rotation,
-        state,
+        key_mask: Bool[Tensor, "b s"] | None,
+        cu_seqlens: Int[Tensor, " n_plus_1"] | None,
+        positions: Int[Tensor, "#b t"] | None,
+        rotation: Rotation | None,
+        state: LinearState | None,
         return_state: bool,
         inplace: bool,
     ) -> tuple[Any, ...]:
@@ -121,14 +122,14 @@ class LinearAttention(MultiHeadAttention):
         if unplaced and self.rotary is not None and self.rotates_inputs:
             # with one fixed draw of ω the weights depend on absolute positions too; averaged over draws they do not
             positions = positions_in(key_mask, cu_seqlens, 0, x.shape[1], x.device)
-        q, k, rotation, phi = self._place(q, k, positions, rotation, x, state)
+        q, k, rotation, phi = self._apply_positions(q, k, positions, rotation, x, state)
         masks = {"query_mask": key_mask if self.context_size is None else None, "key_mask": key_mask}
         if self.calibration is not None:
             self.calibration.observe(q, k, **masks)
         if self.fits_by_call:
             self._check_no_state(state, return_state)
-            phi = phi.fitted(q, k, cu_seqlens=cu_seqlens, **masks)
-        with_sums = return_state or rotation is not None  # the plain weights of rotated features are sums of their own
+            phi = cast(FittedMap, phi).fitted(q, k, cu_seqlens=cu_seqlens, **masks)
+        with_state = return_state or rotation is not None  # the plain weights of rotated features are in its z
         outputs = self._attend(
             linear_attention,
             q,
@@ -141,15 +142,15 @@ class LinearAttention(MultiHeadAttention):
             cu_seqlens=cu_seqlens,
             log_decay=self._log_decay(x),
             state=state,
-            return_state=with_sums,
+            return_state=with_state,
         )
-        o, *after = outputs if with_sums else (outputs,)
+        o, *after = outputs if with_state else (outputs,)
         return (o, *after) if return_state else (o,)
 
     def mix_token(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: LinearState, *, positions, rotation, inplace: bool
     ) -> tuple[Tensor, LinearState]:
-        q, k, rotation, phi = self._place(q, k, positions, rotation, x, state)
+        q, k, rotation, phi = self._apply_positions(q, k, positions, rotation, x, state)
         return self._attend(step, q, k, v, phi, rotation, state=state, log_decay=self._log_decay(x), inplace=inplace)
 
     def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> LinearState:
@@ -167,9 +168,17 @@ class LinearAttention(MultiHeadAttention):
             log_features=self.feature_map.log_features,
         )
 
-    def _place(self, q: Tensor, k: Tensor, positions, rotation, x: Tensor, state) -> tuple[Tensor, Tensor, Any, Any]:
+    def _apply_positions(
+        self,
+        q: Tensor,
+        k: Tensor,
+        positions: Tensor | None,
+        rotation: Rotation | None,
+        x: Tensor,
+        state: LinearState | None,
+    ) -> tuple[Tensor, Tensor, Rotation | None, FeatureMap]:
         """Apply positions to q, k or φ: (q, k, the rotation that features still need, φ at these positions)."""
-        phi: Any = self.feature_map
+        phi = self.feature_map
         if isinstance(phi, PositionalMap):
             if positions is None:
                 if state is not None:
@@ -252,7 +261,9 @@ def _step_of_weights(phi_q, phi_k, z, log_decay, inplace) -> tuple[Tensor, Tenso
     return weights.sum(-1, keepdim=True).flatten(1, 2), z
 
 
-def _check_choices(feature_map: FeatureMap, causal, decay, rotary, context_size) -> None:
+def _check_choices(
+    feature_map: FeatureMap, causal: bool, decay: nn.Module | None, rotary: Rotary | None, context_size: int | None
+) -> None:
     name = feature_map._get_name()
     if decay is not None and not causal:
         raise ValueError("a decay runs along time, so it needs causal attention; got causal=False.")

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.attention.registry import register
-from tarnn.attention.rotary import Rotary
+from tarnn.attention.rotary import Rotary, Rotation
 from tarnn.ops import KVCache, softmax_attention, softmax_step
 from tarnn.other_names import LAYER, names_ours
 
@@ -56,16 +57,26 @@ class SoftmaxAttention(MultiHeadAttention):
             raise ValueError(f"rotary rotates q and k, so its dim must be {self.head_dim}; got {rotary.dim}.")
         self.rotary = rotary
 
-    def mix(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, positions, rotation, **options) -> tuple[Any, ...]:
+    def mix(
+        self,
+        x: Float[Tensor, "b t hidden"],
+        q: Float[Tensor, "b h t d"],
+        k: Float[Tensor, "b g s d"],
+        v: Float[Tensor, "b g s e"],
+        *,
+        positions: Int[Tensor, "#b t"] | None,
+        rotation: Rotation | None,
+        **options: Any,
+    ) -> tuple[Any, ...]:
         """With return_weights, return (o, the state, the weights (b, h, t, s))."""
-        q, k = self._place(x, q, k, positions, rotation, options["state"])
+        q, k = self._apply_positions(x, q, k, positions, rotation, options["state"])
         outputs = softmax_attention(q, k, v, causal=self.causal, **options)
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
     def mix_token(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: KVCache, *, positions, rotation, inplace: bool
     ) -> tuple[Tensor, KVCache]:
-        q, k = self._place(x, q, k, positions, rotation, state)
+        q, k = self._apply_positions(x, q, k, positions, rotation, state)
         return softmax_step(q, k, v, state, inplace=inplace)
 
     def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> KVCache:
@@ -85,7 +96,7 @@ class SoftmaxAttention(MultiHeadAttention):
             device=weight.device if device is None else device,
         )
 
-    def _place(self, x: Tensor, q: Tensor, k: Tensor, positions, rotation, state) -> tuple[Tensor, Tensor]:
+    def _apply_positions(self, x: Tensor, q: Tensor, k: Tensor, positions, rotation, state) -> tuple[Tensor, Tensor]:
         if self.rotary is None:
             return q, k
         rotation = self.rotary.of(positions, rotation, x, state)

@@ -17,7 +17,7 @@ from tarnn.conversion.layer import HeadStates
 from tarnn.conversion.options import converted_layers
 from tarnn.data.tensor_file import fields_of, fingerprint_of, load, save
 from tarnn.ops.hybrid.state import HybridState
-from tarnn.ops.softmax.op import KVCache
+from tarnn.ops.softmax.state import KVCache
 
 NOT_THE_FUNCTION = {
     "_name_or_path",

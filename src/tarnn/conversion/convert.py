@@ -1,6 +1,6 @@
 """Convert a pretrained model to hybrid attention: for each layer a map, for each head λ and what it computes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from tarnn.conversion.options import HYBRID, build_map, check_whole_number, set_
 from tarnn.conversion.report import LayerReport, Report
 from tarnn.conversion.rows import Row, length_of, rows_of
 from tarnn.feature_maps import QueryClusters
+from tarnn.log import Log, silent
 
 
 def convert(
@@ -27,7 +28,7 @@ def convert(
     mode: str = "choose",
     exact_layers: int = 0,
     budget: int | None = None,
-    report: Callable[[str], None] = lambda _: None,
+    report: Log = silent,
 ) -> Report:
     """Give each layer of a model of transformers hybrid attention, calibrated on some texts; change the model in place.
 

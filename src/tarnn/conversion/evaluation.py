@@ -1,4 +1,4 @@
-"""A text as a causal model of transformers reads it, to measure what each of its bytes costs that model."""
+"""Measure a causal model of transformers on a text, in bits per byte of it."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,7 +17,7 @@ from tarnn.tasks.text.windows import IGNORED, ValidationBatches
 
 
 def is_causal_lm(model: Any) -> bool:
-    """Whether it guesses the next token of a text."""
+    """Whether the model predicts the next token of a text."""
     return type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
 
@@ -47,7 +47,7 @@ class PretrainedText:
         return ValidationBatches(self.ids, self.context, batch_size)
 
     def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[Any]]:
-        """(nats, tokens, bytes); bytes are the share of the text's that the batch has by its tokens."""
+        """(nats, tokens, bytes); the batch has its share of the text's bytes, by its tokens."""
         targets = batch["targets"].flatten()
         logits = model(input_ids=batch["input_ids"], use_cache=False).logits.float().flatten(0, 1)
         nats = cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum").to(widest(logits.device))
@@ -59,7 +59,7 @@ class PretrainedText:
 
 
 def ids_of(tokenizer: Any, document: Document) -> tuple[np.ndarray, int]:
-    """The ids of a document, and of how many bytes its first one is: 0 for a special token."""
+    """The ids of a document, and the number of bytes of its first token: 0 for a special one."""
     if tokenizer is None:
         return np.frombuffer(document.data, np.uint8).astype(np.int64), 1
     try:

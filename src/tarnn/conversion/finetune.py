@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tarnn.conversion.options import (
 )
 from tarnn.conversion.report import Report
 from tarnn.conversion.rows import Row, length_of, rows_of
+from tarnn.log import Log, silent
 
 RATES = {"maps": 1e-2, "lora": 1e-4, "weights": 1e-5}
 
@@ -42,7 +43,7 @@ def finetune(
     out: Path | None = None,
     resume: bool = False,
     seed: int = 0,
-    report: Callable[[str], None] = lambda _: None,
+    report: Log = silent,
 ) -> Report:
     """Train a model that was converted, on texts of one length (a list of ids, or strings that are long enough).
 

@@ -1,8 +1,8 @@
-"""How `from_pretrained` comes to load converted models: their layers get their maps before the weights are read.
+"""Let `from_pretrained` load converted models: a hook gives their layers their maps before the weights are read.
 
-transformers has one place for extensions that change a model between its making and the reading of its weights: what it
-calls quantizers. Ours quantizes nothing. A checkpoint names it in config.json ("quantization_config"), and once the
-weights are read the model carries no mark of it.
+transformers has one kind of extension that changes a model after it is built and before its weights are read:
+quantizers. Ours quantizes nothing. A checkpoint names it in config.json ("quantization_config"), and once the weights are
+read the model carries no mark of it.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from tarnn.conversion.options import CHILD, DEFAULTS, HYBRID, attach
 
 
 class ConvertedConfig(QuantizationConfigMixin):
-    """What config.json says: attention, the implementation that the model runs unless another is asked for."""
+    """The mark in config.json. attention: the implementation that the model runs by default."""
 
     def __init__(self, attention: str = HYBRID, **kwargs: Any):
         if attention not in DEFAULTS:  # transformers would look for other names on the network
@@ -30,7 +30,7 @@ AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = ConvertedConfig  # in the place of a 
 
 @register_quantizer(METHOD)
 class ConvertedLayers(HfQuantizer):
-    """Gives the layers their maps, and takes nothing away."""
+    """Give the layers their maps."""
 
     is_trainable = True
     quantization_config: ConvertedConfig

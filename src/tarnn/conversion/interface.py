@@ -106,15 +106,8 @@ def hybrid(defaults: AttentionOptions, call: Call) -> Tensor | None:
     own = layer_of(call)
     cached: HybridCacheLayer | None = getattr(call.k, "tarnn_cache_layer", None)
     options = defaults._replace(**own.options)
-    shared: dict[str, Any] = {
-        "causal": call.causal,
-        "window": options.window,
-        "sinks": options.sinks,
-        "slots": options.slots,
-        "scale": call.scale,
-        "softcap": call.options.get("softcap"),
-        "far_until": options.far_until,
-    }
+    shared: dict[str, Any] = {"causal": call.causal, "scale": call.scale, "softcap": call.options.get("softcap")}
+    shared |= {name: getattr(options, name) for name in ("window", "sinks", "slots", "far_until")}
     bounds = documents_in(call, cached=cached is not None)
     if options.far_until is not None and own.feature_map is not None:
         warn_beyond(options.far_until, bounds, call.k.shape[2] if cached is None else cached.num_tokens)

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from tarnn.feature_maps import FeatureMap
 from tarnn.ops.hybrid.op import hybrid_attention
-from tarnn.ops.softmax.op import KVCache, softmax_attention
+from tarnn.ops.softmax.op import softmax_attention
+from tarnn.ops.softmax.state import KVCache
 from tarnn.ops.state import State
 
 MODES = ("features", "window", "exact")
@@ -79,10 +80,6 @@ class LayerAttention(nn.Module):
         v: Tensor,
         *,
         causal: bool,
-        window: int,
-        sinks: int,
-        slots: int = 0,
-        far_until: int | None = None,
         scale: float | None = None,
         softcap: float | None = None,
         key_mask: Tensor | None = None,
@@ -90,8 +87,12 @@ class LayerAttention(nn.Module):
         state: HeadStates | None = None,
         return_state: bool = False,
         inplace: bool = False,
+        **keys: int | None,
     ) -> tuple[Tensor, HeadStates | None]:
-        """q (b, h, t, d), k and v (b, g, t, ·) → o (b, h, t, e), and with `return_state` the state after them."""
+        """q (b, h, t, d), k and v (b, g, t, ·) → o (b, h, t, e), and with `return_state` the state after them.
+
+        keys: window, sinks, slots and far_until, as `hybrid_attention` takes them.
+        """
         if scale is not None:  # maps estimate e^(q·k/√d)
             q = q * (scale * self.heads.d**0.5)
         shared: dict[str, Any] = {
@@ -100,15 +101,7 @@ class LayerAttention(nn.Module):
             "cu_seqlens": cu_seqlens,
             "return_state": return_state,
         }
-        near = {
-            **shared,
-            "window": window,
-            "sinks": sinks,
-            "slots": slots,
-            "softcap": softcap,
-            "inplace": inplace,
-            "far_until": far_until,
-        }
+        options: dict[str, Any] = {"softcap": softcap, "inplace": inplace, **keys, **shared}
         present = [mode for mode in MODES if mode in self.modes]
         befores: Any = [None] * len(present) if state is None else state.parts
         outputs, states = {}, []
@@ -119,7 +112,7 @@ class LayerAttention(nn.Module):
             else:
                 phi = self.feature_map if mode == "features" else None
                 bias = self.far_bias if len(present) == 1 else self.select_heads(self.far_bias[None], mode)[0]
-                o = hybrid_attention(q_here, k_here, v_here, phi, far_bias=bias, state=before, **near)
+                o = hybrid_attention(q_here, k_here, v_here, phi, far_bias=bias, state=before, **options)
             outputs[mode] = o[0] if return_state else o
             states += [o[1]] if return_state else []
         return self.merge_heads(outputs), HeadStates(tuple(states)) if return_state else None

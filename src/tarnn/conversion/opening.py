@@ -1,14 +1,14 @@
-"""Opens a pretrained checkpoint of transformers: as data, with one sentence for whatever is wrong with it.
+"""Open a pretrained checkpoint of transformers as data, with one sentence for whatever is wrong with it.
 
-Left to itself, transformers follows names in these files to code in the folder, to kernels, adapters and the network,
-draws weights that are missing, and makes room for whatever sizes are written there. So JSON and tensors are read here;
-transformers is given a config without such names and the tensors, after both were held against each other.
+By itself, transformers follows names in these files to code in the folder, to kernels, adapters and the network,
+draws weights that are missing, and allocates whatever sizes are written there. So JSON and tensors are read here;
+transformers gets a config without such names, and the tensors, once they are checked against each other.
 """
 
 import copy
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from tarnn.data.saved_tokenizer import open_saved_tokenizer
 from tarnn.decoding.weights import FLOATS, FOREIGN, Header, check_counts, read_headers, read_weights
 from tarnn.errors import UserError
 from tarnn.json_file import read_json, without_links
+from tarnn.log import Log, silent
 from tarnn.models.meta_device import build_on_meta
 
 WHOLE = ("max_length", "max_new_tokens", "min_length", "num_beams", "num_return_sequences", "top_k")
@@ -51,32 +52,28 @@ def is_converted(fields: dict[str, Any]) -> bool:
 
 
 def open_pretrained(
-    folder: Path,
-    *,
-    converted: bool | None = None,
-    attention: str | None = None,
-    report: Callable[[str], None] = lambda _: None,
+    folder: Path, *, converted: bool | None = None, attention: str | None = None, report: Log = silent
 ) -> Any:
-    """The model of a folder, in the class that wrote it, ready to run, with exactly the weights of its files.
+    """Open the model of a folder, in the class that wrote it, ready to run, with exactly the weights of its files.
 
     converted: whether `tarnn convert` must have written it, or must not; None: either. attention: the implementation that
-    it runs (sdpa, tarnn_hybrid, tarnn_linear); None: its own. report: takes a line about weights that the model has no use
-    for.
+    it runs (sdpa, tarnn_hybrid, tarnn_linear); None: its own. report: called with a line about weights that the model does
+    not use.
 
-    Raises UserError for a folder that holds none, for a config that can't be read or asks for more than the weights are,
-    and for weights that are missing, of another shape, not floating-point, not finite, or that can't be read.
+    Raises UserError for a folder without a model, for a config that can't be read or needs more weights than the files
+    hold, and for weights that are missing, of another shape, not floating-point, not finite, or that can't be read.
     """
     fields = read_config(folder)
     refuse_other_kinds(folder, fields, converted)
     file, header = read_headers(folder)
     check_counts(folder / "config.json", fields, header)
     config = make_config(folder, fields)
-    kind = class_of(config, fields.get("architectures"))
-    check_sizes(folder, kind, config, file, header)
+    model_class = class_of(config, fields.get("architectures"))
+    check_sizes(folder, model_class, config, file, header)
     with quiet(), refused(folder):
         options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
         weights = dict(read_weights(folder))
-        model, info = kind.from_pretrained(
+        model, info = model_class.from_pretrained(
             None,
             config=config,
             state_dict=weights,
@@ -88,14 +85,13 @@ def open_pretrained(
     check_loaded(file, info, model)
     if unused := sorted(info["unexpected_keys"]):
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-        report(f"{file} has weights that a {kind.__name__} does not use: {', '.join(unused[:3])}{more}")
+        report(f"{file} has weights that a {model_class.__name__} does not use: {', '.join(unused[:3])}{more}")
     model.config.name_or_path = str(folder)
     return model.eval()
 
 
 def refuse_other_kinds(folder: Path, fields: dict[str, Any], converted: bool | None) -> None:
-    """UserError for what is no model of transformers, for one of our own, for one that is converted or not against what is
-    expected, and for weights that are no floating-point numbers."""
+    """Raise UserError for a model that is not of transformers, or ours, or quantized, or converted against expectation."""
     model_type = fields.get("model_type")
     if isinstance(model_type, str) and model_type.startswith("tarnn"):
         raise UserError(f"{folder}: a {model_type} checkpoint is linear already; a softmax model can be converted.")
@@ -116,7 +112,7 @@ def refuse_other_kinds(folder: Path, fields: dict[str, Any], converted: bool | N
 
 
 def is_ours(quantized: Any) -> bool:
-    """Whether that is the mark of a converted model, with an attention that we have."""
+    """Whether a quantization_config is the mark of a converted model, with an attention that we have."""
     return (
         isinstance(quantized, dict)
         and quantized.get("quant_method") == METHOD
@@ -125,7 +121,7 @@ def is_ours(quantized: Any) -> bool:
 
 
 def make_config(folder: Path, fields: dict[str, Any]) -> Any:
-    """The config that a config.json describes, of a class of transformers' own, and without what leads elsewhere."""
+    """The config that a config.json describes, of transformers' own class and without what leads elsewhere."""
     with quiet(), refused(folder):
         config = CONFIG_MAPPING[fields["model_type"]].from_dict(without_links(fields))
         if is_ours(mark := fields.get("quantization_config")):
@@ -134,8 +130,10 @@ def make_config(folder: Path, fields: dict[str, Any]) -> Any:
 
 
 def generation_config(folder: Path, fields: dict[str, Any], *, strict: bool) -> Any:
-    """What generation_config.json says, or without one the fields of config.json, as older versions of transformers left
-    them there. strict: it must be one that can be saved again."""
+    """The config of generation: generation_config.json, or the fields of config.json, where older versions had them.
+
+    strict: it must be one that can be saved again.
+    """
     file, of_model = folder / "generation_config.json", {"_from_model_config": True}
     if file.is_file():
         fields, of_model = read_json(file), {}
@@ -151,29 +149,36 @@ def generation_config(folder: Path, fields: dict[str, Any], *, strict: bool) -> 
 
 
 def class_of(config: Any, architectures: Any) -> Any:
-    """The class that wrote a checkpoint: among those that transformers' Auto classes have for this config, the one that
-    `architectures` names, else the backbone."""
+    """The class that wrote a checkpoint.
+
+    It is the one that `architectures` names among those that transformers' Auto classes have for this config, else the
+    backbone.
+    """
     names = architectures if isinstance(architectures, list) else []
     for auto in AUTO_CLASSES:
-        kind = auto._model_mapping.get(type(config), None)
-        for one in kind if isinstance(kind, tuple) else (kind,):
-            if one is not None and one.__name__ in names[:1]:
-                return one
-    kind = modeling_auto.AutoModel._model_mapping.get(type(config), None)
-    kind = kind[0] if isinstance(kind, tuple) else kind
-    if kind is None:
+        for candidate in classes_in(auto, config):
+            if candidate.__name__ in names[:1]:
+                return candidate
+    backbone = next(iter(classes_in(modeling_auto.AutoModel, config)), None)
+    if backbone is None:
         raise UserError(
             f"transformers has no class {names[:1]} for a model_type {config.model_type!r}; expected one of its own."
         )
-    return kind
+    return backbone
 
 
-def check_sizes(folder: Path, kind: Any, config: Any, file: Path, header: Header) -> None:
-    """UserError where the config calls for more numbers than the files hold; found on a model without any."""
+def classes_in(auto: Any, config: Any) -> tuple[Any, ...]:
+    """The classes that an Auto class has for this config."""
+    classes = auto._model_mapping.get(type(config), None)
+    return classes if isinstance(classes, tuple) else () if classes is None else (classes,)
+
+
+def check_sizes(folder: Path, model_class: Any, config: Any, file: Path, header: Header) -> None:
+    """Raise UserError if the config calls for more numbers than the files hold. The model is built without any."""
 
     def build(config: Any) -> nn.Module:
         with no_init_weights():
-            model = kind(config)
+            model = model_class(config)
         if is_converted(vars(config)):
             attach(model)
         return model
@@ -199,20 +204,20 @@ def check_sizes(folder: Path, kind: Any, config: Any, file: Path, header: Header
 
 
 def check_loaded(file: Path, info: dict[str, Any], model: nn.Module) -> None:
-    """UserError where a weight was not in the files, or had another shape there."""
+    """Raise UserError for a weight that was not in the files, or had another shape there."""
     if missing := sorted(info["missing_keys"]):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise UserError(f"{file} lacks {', '.join(missing[:3])}{more}. {FOREIGN}")
-    for name, found, wanted in sorted(info["mismatched_keys"], key=str):
+    for name, saved, wanted in sorted(info["mismatched_keys"], key=str):
         raise UserError(
-            f"{file} has {name} of shape {tuple(found)} where the config calls for {tuple(wanted)}. {FOREIGN}"
+            f"{file} has {name} of shape {tuple(saved)} where the config calls for {tuple(wanted)}. {FOREIGN}"
         )
     if info.get("error_msgs"):
         raise UserError(f"{file} can't be read: {' '.join(str(info['error_msgs'][0]).split())[:300]}")
 
 
 def tokenizer_of(folder: Path, model: Any) -> Any:
-    """The folder's own; None for a model of bytes."""
+    """The folder's own tokenizer; None for a model of bytes."""
     if any(folder.glob("tokenizer*")) or any(folder.glob("vocab*")):
         return open_saved_tokenizer(folder, model.config)
     if model.config.vocab_size == 256:
@@ -224,7 +229,7 @@ def tokenizer_of(folder: Path, model: Any) -> Any:
 
 @contextmanager
 def refused(folder: Path) -> Iterator[None]:
-    """Whatever transformers raises over a folder becomes one sentence about that folder."""
+    """Turn whatever transformers raises over a folder into one sentence about that folder."""
     try:
         yield
     except (UserError, MemoryError):
@@ -236,7 +241,7 @@ def refused(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def at_most(parameters: int, because: str) -> Iterator[None]:
-    """UserError as soon as models made meanwhile have more parameters than that: layers without end."""
+    """Raise UserError as soon as a model that is being built has more parameters than that: layers without end."""
     count = 0
 
     def counted(module: nn.Module, name: str, parameter: Any) -> None:
@@ -254,7 +259,7 @@ def at_most(parameters: int, because: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """transformers' own report, warnings and progress bar are left out: errors are ours."""
+    """Silence transformers' own report, warnings and progress bar: errors are ours."""
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

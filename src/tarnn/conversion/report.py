@@ -1,4 +1,4 @@
-"""What a conversion found, layer by layer and head by head: as JSON, and as a page to read."""
+"""The report of a conversion, layer by layer and head by head: as JSON, and as a page to read."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -54,7 +54,7 @@ class LayerReport:
 
 @dataclass
 class Report:
-    """A conversion. softmax, hybrid: the loss before and after, on texts that nothing was calibrated on.
+    """A conversion's results. softmax, hybrid: the loss before and after, on texts that nothing was calibrated on.
 
     length: how far features were calibrated. window_alone, wide_alone: the loss with window and sinks alone, and with a
     window of wide_window tokens, which is larger by the bytes of the features; None: not measured.
@@ -74,7 +74,7 @@ class Report:
 
     @property
     def advice(self) -> str | None:
-        """Whether features earn their bytes; None where there are none."""
+        """Whether features earn their bytes; None without features."""
         heads = [(x.error_features, x.error_wide) for layer in self.layers for x in layer.heads]
         better = [a < b for a, b in heads if a is not None and b is not None]
         if self.wide_window is None or not better:
@@ -88,7 +88,7 @@ class Report:
 
     @property
     def bytes(self) -> int:
-        """Keys, values and sums of one sequence of this length."""
+        """The bytes of keys, values and sums of one sequence of this length."""
         return sum(head.bytes for layer in self.layers for head in layer.heads)
 
     @property
@@ -96,7 +96,7 @@ class Report:
         return sum(head.bytes_of["exact"] for layer in self.layers for head in layer.heads)
 
     def save(self, folder: Path) -> list[Path]:
-        """conversion.json and conversion.md."""
+        """Write conversion.json and conversion.md into a folder; return their paths."""
         import torch
         import transformers
 
@@ -108,7 +108,7 @@ class Report:
         return paths
 
     def page(self) -> str:
-        """Markdown."""
+        """The report as Markdown."""
         near = self.options["window"] + self.options["sinks"]
         modes = [head.mode for layer in self.layers for head in layer.heads]
         counts = ", ".join(f"{modes.count(x)} {x}" for x in ("features", "window", "exact"))

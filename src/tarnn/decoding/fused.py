@@ -23,7 +23,7 @@ from tarnn.models.state import ModelState
 from tarnn.numerics import default_eps
 from tarnn.ops import KVCache, LinearState, NoState
 from tarnn.ops import State as LayerState
-from tarnn.ops.softmax.op import full
+from tarnn.ops.softmax.state import full
 
 State = TypeVar("State", bound=ModelState)
 Classes = Mapping[type, Callable[..., Any]]

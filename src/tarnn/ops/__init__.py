@@ -8,10 +8,12 @@ if TYPE_CHECKING:
     from tarnn.ops.hybrid.op import hybrid_attention, hybrid_step
     from tarnn.ops.hybrid.state import HybridState
     from tarnn.ops.linear.op import linear_attention
+    from tarnn.ops.linear.state import LinearState
     from tarnn.ops.linear.step import step
     from tarnn.ops.partition import ClassSums, random_feature_softmax, sum_classes
-    from tarnn.ops.softmax.op import KVCache, softmax_attention, softmax_step
-    from tarnn.ops.state import LinearState, NoState, State
+    from tarnn.ops.softmax.op import softmax_attention, softmax_step
+    from tarnn.ops.softmax.state import KVCache
+    from tarnn.ops.state import NoState, State
 
 __all__ = [
     "ClassSums",

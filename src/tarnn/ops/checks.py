@@ -3,9 +3,6 @@
 import torch
 from torch import Tensor
 
-from tarnn.kernels.linear import Call
-from tarnn.numerics import wide
-
 
 def _shapes(**tensors: Tensor | None) -> str:
     return ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items() if x is not None)
@@ -77,26 +74,3 @@ def _check_packing(cu_seqlens, b, t, s) -> None:
         )
     if cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"cu_seqlens must be int32 (n + 1,); got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}.")
-
-
-def check_state(call: Call) -> None:
-    """Raises unless a state, and a per-channel decay, fit the keys, features and values of a call."""
-    (b, g, s, _), f = call.k.shape, call.num_features
-    if call.has_channels and call.log_decay is not None and call.log_decay.shape[3] != f:
-        raise ValueError(
-            f"a log_decay with channels must be (b, g, s, f) = {(b, g, s, f)}, per feature; got {tuple(call.log_decay.shape)}."
-        )
-    if call.S is not None:
-        check_sums((call.num_sequences, g, f, call.v.shape[3]), call.k, call.S, call.z, call.M)
-
-
-def check_sums(shape: tuple[int, int, int, int], like: Tensor, S, z, M, *, by_feature: bool = False) -> None:
-    """Raises ValueError unless a state's sums are of this shape (n, g, f, e), and as wide and where sums over `like` are."""
-    (n, g, f, _), device, dtype = shape, like.device, wide(like.dtype)
-    maxima = (n, g, f) if by_feature and M is not None and M.ndim == 3 else (n, g)
-    for name, x, expected in (("S", S, shape), ("z", z, (n, g, f)), ("M", M, maxima)):
-        if x is not None and (x.shape != expected or x.dtype != dtype or x.device != device):
-            raise ValueError(
-                f"the state's {name} must be {expected} in {dtype} on {device}; got {tuple(x.shape)} in {x.dtype} on {x.device}. "
-                "A state fits the model, the number of sequences and the precision that made it."
-            )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar, TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -119,39 +119,3 @@ def _flatten_with_keys(state: State) -> tuple[list, list[str]]:
 @dataclass(frozen=True, eq=False, repr=False)
 class NoState(State):
     """The state of a layer that remembers nothing."""
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class LinearState(State):
-    """S = Σ_j φ(k_j) v_jᵀ and z = Σ_j φ(k_j) over the keys so far, decayed, in float32 (float64 for float64 inputs).
-
-    Where keys carry log-weights, both sums are scaled by e^(−M), M the running maximum of those weights, so
-    that they neither overflow nor underflow: the true sums are S·e^M and z·e^M. Without, M is None (0). Maps with
-    `log_features` have one M for each feature.
-    Its size does not depend on how many tokens it has seen. `g` counts key/value heads.
-    """
-
-    S: Float[Tensor, "b g f e"]
-    z: Float[Tensor, "b g f"]
-    M: Float[Tensor, "b g"] | Float[Tensor, "b g f"] | None = None
-
-    @classmethod
-    def zeros(
-        cls,
-        batch_size: int,
-        num_kv_heads: int,
-        num_features: int,
-        head_dim: int,
-        *,
-        log_weights: bool = False,
-        log_features: bool = False,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
-    ) -> "LinearState":
-        """The state that has seen nothing. `log_weights`: with room for M (at −∞: no key yet);
-        `log_features`: for one M per feature, as maps with `log_features` need."""
-        S = torch.zeros(batch_size, num_kv_heads, num_features, head_dim, dtype=dtype, device=device)
-        z = S.new_zeros(batch_size, num_kv_heads, num_features)
-        if log_features:
-            return cls(S, z, torch.full_like(z, -torch.inf))
-        return cls(S, z, S.new_full((batch_size, num_kv_heads), -torch.inf) if log_weights else None)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from torch import nn
-from transformers import PreTrainedModel
 
 from tarnn.auto_classes import CONVERTED
 from tarnn.decoding.weights import check_counts, check_weights, fill, read_headers, read_weights, saved_dtype
@@ -115,7 +114,8 @@ def weightless(
         )
     try:
         kind = (task.classes() if whole else task.recurrent())[1]
-        model = build_on_meta(kind, config if issubclass(kind, PreTrainedModel) else config.record())
+        of_transformers = hasattr(kind, "config_class")  # asked so, since importing its base class takes a second
+        model = build_on_meta(kind, config if of_transformers else config.record())
         return nn.Module.to(model, dtype)
     except (RuntimeError, TypeError, OverflowError) as error:
         raise UserError(f"{file} calls for a model that can't be made: {str(error).splitlines()[0]}.") from error

@@ -1,6 +1,7 @@
 """Whether the kernels run here, and if not, why: Triton, its version, the GPU."""
 
 import os
+import warnings
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
@@ -13,6 +14,7 @@ VERSIONS = ("3.6", "3.7")  # of Triton, that the kernels' tests pass with: those
 OLDEST = (8, 0)  # compute capability: Ampere has tf32 and bfloat16
 PLAIN = "PyTorch"
 REMEDY = 'install them by `pip install "tarnn[triton]"`'
+EXPERIMENTAL = "experimental: none has run on a real GPU yet"
 interpreted = False  # a switch for tests: CPU tensors too, by Triton's interpreter
 
 
@@ -48,7 +50,7 @@ def status(index: int) -> Status:
     name = f"sm_{capability[0]}{capability[1]}"
     if capability < OLDEST:
         return Status(PLAIN, f"the kernels need a GPU of compute capability 8.0 (Ampere) or newer; this one is {name}")
-    return Status(f"Triton {found}, {name}", "the GPU has tensor cores for bfloat16 and tf32")
+    return Status(f"Triton {found}, {name}", EXPERIMENTAL)
 
 
 def refusal(device: torch.device) -> str | None:
@@ -59,6 +61,16 @@ def refusal(device: torch.device) -> str | None:
         return f"Triton's kernels are for NVIDIA's GPUs; got tensors on {device}."
     path, why = status(device.index or 0)
     if path != PLAIN:
+        warn_experimental()
         return None
     sentence = f"Attention on the GPU runs in plain PyTorch: {why}."
     return sentence if why.startswith("switched off") else Mendable(sentence)
+
+
+@cache
+def warn_experimental() -> None:
+    """Say once per process that these kernels are unproven on hardware, and how to do without them."""
+    warnings.warn(
+        f"tarnn's GPU kernels are {EXPERIMENTAL}. Compare results with TARNN_KERNELS=off, which takes plain PyTorch.",
+        stacklevel=4,
+    )

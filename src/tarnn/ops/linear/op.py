@@ -6,9 +6,9 @@ from torch import Tensor, nn
 from tarnn.feature_maps.base import FeatureMap
 from tarnn.feature_maps.elementwise import Elu
 from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
-from tarnn.ops.linear.call import make_call, with_log_weights
+from tarnn.ops.linear.arguments import make_call, with_log_weights
+from tarnn.ops.linear.state import LinearState
 from tarnn.ops.registration import Op
-from tarnn.ops.state import LinearState
 from tarnn.other_names import FUNCTION, names_ours
 
 _ELU = Elu()

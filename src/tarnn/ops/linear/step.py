@@ -4,9 +4,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from tarnn.feature_maps.base import FeatureMap
-from tarnn.ops.linear.call import make_call, with_log_weights
+from tarnn.ops.linear.arguments import make_call, with_log_weights
 from tarnn.ops.linear.op import _ELU, attend
-from tarnn.ops.state import LinearState
+from tarnn.ops.linear.state import LinearState
 from tarnn.other_names import FUNCTION, names_ours
 
 

@@ -10,9 +10,9 @@ from tarnn.feature_maps.base import FeatureMap, Projected, Projection
 from tarnn.kernels.linear import Call, Outputs
 from tarnn.kernels.plain import is_plain
 from tarnn.numerics import autocast, default_eps, finite, wide
-from tarnn.ops.checks import check_attention, check_state, check_sums
+from tarnn.ops.checks import check_attention
 from tarnn.ops.features import check_widths, features, log_features, map_of
-from tarnn.ops.state import LinearState
+from tarnn.ops.linear.state import LinearState
 from tarnn.units import causal_units, full_units
 
 
@@ -138,7 +138,7 @@ def _checked(
         q, k, v, log_decay, weight, S, z, omega, bias, M, key_mask, cu_seqlens, function, causal, normalize, eps,
         *numbers,
     )  # fmt: skip
-    check_state(call)
+    _check_state(call)
     return Made(call, None if normalize else query_log_weight)
 
 
@@ -153,7 +153,7 @@ def _by_feature(phi, q, k, v, causal, normalize, eps, key_mask, cu_seqlens, log_
     (b, g, s, f), n = x.shape, x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     S, z, M = (None, None, x.new_full((n, g, f), -torch.inf)) if state is None else (state.S, state.z, state.M)
     if state is not None:
-        check_sums((n, g, f, v.shape[3]), x, S, z, M, by_feature=True)
+        _check_sums((n, g, f, v.shape[3]), x, S, z, M, by_feature=True)
         M = x.new_zeros(n, g, f) if M is None else M if M.ndim == 3 else M[..., None].expand(n, g, f)
     if causal:
         if log_decay is not None:
@@ -215,3 +215,26 @@ def _for_heads(x: Tensor, k: Tensor) -> Tensor:
             f"got k {tuple(k.shape)}."
         )
     return x if heads in (1, g) else x.repeat_interleave(g // heads, dim=1)
+
+
+def _check_state(call: Call) -> None:
+    """Raises unless a state, and a per-channel decay, fit the keys, features and values of a call."""
+    (b, g, s, _), f = call.k.shape, call.num_features
+    if call.has_channels and call.log_decay is not None and call.log_decay.shape[3] != f:
+        raise ValueError(
+            f"a log_decay with channels must be (b, g, s, f) = {(b, g, s, f)}, per feature; got {tuple(call.log_decay.shape)}."
+        )
+    if call.S is not None:
+        _check_sums((call.num_sequences, g, f, call.v.shape[3]), call.k, call.S, call.z, call.M)
+
+
+def _check_sums(shape: tuple[int, int, int, int], like: Tensor, S, z, M, *, by_feature: bool = False) -> None:
+    """Raises ValueError unless a state's sums are of this shape (n, g, f, e), and as wide and where sums over `like` are."""
+    (n, g, f, _), device, dtype = shape, like.device, wide(like.dtype)
+    maxima = (n, g, f) if by_feature and M is not None and M.ndim == 3 else (n, g)
+    for name, x, expected in (("S", S, shape), ("z", z, (n, g, f)), ("M", M, maxima)):
+        if x is not None and (x.shape != expected or x.dtype != dtype or x.device != device):
+            raise ValueError(
+                f"the state's {name} must be {expected} in {dtype} on {device}; got {tuple(x.shape)} in {x.dtype} on {x.device}. "
+                "A state fits the model, the number of sequences and the precision that made it."
+            )
