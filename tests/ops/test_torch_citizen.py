@@ -10,7 +10,7 @@ from tarnn import feature_maps
 from tarnn.kernels.cpu import library
 from tarnn.ops import LinearState, linear_attention, step
 from tarnn.ops.linear.op import attend
-from tarnn.ops.registration import with_digest
+from tarnn.ops.operators import with_digest
 
 EXP = feature_maps.Exp()
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tarnn.kernels.eager import packed
 from tarnn.kernels.packing import bounds
+from tarnn.ops.operators import with_operator
 from tarnn.ops.registration import Op
 from tarnn.ops.state import State
 
@@ -50,9 +51,8 @@ class SumState(State):
 
 
 sys.modules["tarnn.kernels.eager.decayed_sum"] = sys.modules[__name__]
-compute = Op(
-    "decayed_sum", Call, Outputs, NamedTuple("Gradients", [("x", Any), ("S", Any)]), ("o", "S"), operator="toy"
-)
+compute = Op("decayed_sum", Call, Outputs, NamedTuple("Gradients", [("x", Any), ("S", Any)]), ("o", "S"))
+with_operator(compute, "decayed_sum")
 
 
 def decayed_sum(x, decay=0.5, *, key_mask=None, cu_seqlens=None, state=None, return_state=False):

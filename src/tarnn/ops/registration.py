@@ -1,18 +1,16 @@
-"""An op as torch knows it, written once for all ops: schema, shapes without data, first and second derivative.
+"""An op as autograd knows it, written once for all ops: what is traced, what is differentiated, and by whom.
 
-An operator of torch (a digest of its schema follows in its name) is opaque to torch.compile, which sees only its schema and
-fake kernel; inside, the backend that `tarnn.kernels.contract` chooses does the work. Calls that nothing traces go past the
-operator, which costs hundreds of microseconds, forward and backward: more than the arithmetic of a short sequence.
+Calls that nothing traces go straight to the backend that `tarnn.kernels.contract` chooses, past the op's operator if it has one
+(`operators.py`), which costs hundreds of microseconds, forward and backward: more than the arithmetic of a short sequence.
 """
 
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tarnn.kernels.contract import choose, form, named, num_tensors, of_form, present, schema
+from tarnn.kernels.contract import choose, form, named, of_form, present
 from tarnn.kernels.plain import is_plain, is_transformed
 from tarnn.numerics import full_precision
 
@@ -33,9 +31,6 @@ class Op:
         keep: (call, outputs, with_state) → the outputs that `backward` needs, None for others; by default for all.
         returned: the record that `backward` takes: gradients of outputs, kept outputs, and `flags`.
         flags: for a call of booleans, which of its tensors need a gradient, what `returned` ends with.
-        operator: the name of the operator that torch.compile sees; "" for none: it sees the operations of eager's `forward`.
-            With one, a call has `new_outputs()`, tensors like those that `forward` gives, and if backends have a `backward`,
-            `new_gradients(returned)`.
     """
 
     def __init__(
@@ -50,7 +45,6 @@ class Op:
         keep: Callable[[Any, Any, bool], Any] | None = None,
         returned: Any = None,
         flags: Callable[[Any], tuple] = lambda needs: (),
-        operator: str = "",
     ):
         self.name, self.call, self.outputs, self.gradients = name, call, outputs, gradients
         self.eager = named("eager", name)
@@ -59,10 +53,8 @@ class Op:
         self.returned = returned or _returned(outputs, differentiable)
         self.nothing = outputs(*[None] * len(outputs._fields))
         self.num_gradients = len(gradients._fields)
-        self.forward_op: Any = None
+        self.forward_op: Any = None  # what torch.compile sees, or None: `operators.py`
         self.backward_op: Any = None
-        if operator:
-            self.forward_op, self.backward_op = _operators(self, operator)
 
     def __call__(self, call: Any, *, with_state: bool = True) -> Any:
         """The outputs that are handed out; without `with_state` perhaps only the first, and None for others."""
@@ -127,7 +119,7 @@ class Op:
             sent, inputs = ([_leaf(x) for x in xs] for xs in (grads, call[: self.num_gradients]))
             outputs = self.eager.forward(call._replace(**dict(zip(call._fields, inputs))))
             pairs = [(getattr(outputs, name), g) for name, g in zip(self.differentiable, sent) if g is not None]
-            return sent, inputs, _grad([y for y, _ in pairs], inputs, [g for _, g in pairs], create_graph=True)
+            return sent, inputs, grad([y for y, _ in pairs], inputs, [g for _, g in pairs], create_graph=True)
 
     def records(self, inputs: tuple) -> tuple[Any, Any]:
         """Both records of the inputs of the backward operator."""
@@ -146,7 +138,7 @@ def _leaf(x: Tensor | None) -> Tensor | None:
     return alias if alias is None or alias.requires_grad else alias.requires_grad_()
 
 
-def _grad(outputs: list, inputs: list, grads: list, create_graph: bool) -> list[Tensor | None]:
+def grad(outputs: list, inputs: list, grads: list, create_graph: bool) -> list[Tensor | None]:
     """torch.autograd.grad, with None for inputs that aren't there or aren't used."""
     there = [x for x in inputs if x is not None]
     gradients: Sequence = [None] * len(there)
@@ -159,13 +151,13 @@ def _grad(outputs: list, inputs: list, grads: list, create_graph: bool) -> list[
 # --- what autograd keeps, and what it gets back
 
 
-def _save(ctx, op: Op, call: Any, outputs: Any, with_state: bool) -> None:
+def save(ctx, op: Op, call: Any, outputs: Any, with_state: bool) -> None:
     kept = op.keep(call, outputs, with_state)
     ctx.save_for_backward(*present(call), *[x for x in kept if x is not None])
     ctx.form, ctx.kept = form(call), [x is not None for x in kept]
 
 
-def _saved(ctx, op: Op, grads: Sequence[Tensor | None], needs: Any) -> tuple[Any, Any]:
+def restored(ctx, op: Op, grads: Sequence[Tensor | None], needs: Any) -> tuple[Any, Any]:
     """The call that was saved, and what comes back to it. needs: the call of booleans."""
     saved = ctx.saved_tensors  # unpacked once: activation checkpointing allows no more
     call, others = of_form(ctx.form, saved)
@@ -183,7 +175,7 @@ class _Light(torch.autograd.Function):
     @staticmethod
     def forward(ctx, op: Op, backend: Any, call: Any, with_state: bool, *tensors: Tensor):
         outputs = backend.forward(call, with_state=with_state)
-        _save(ctx, op, call, outputs, with_state)
+        save(ctx, op, call, outputs, with_state)
         ctx.op = op
         ctx.set_materialize_grads(False)
         if not with_state:
@@ -199,113 +191,21 @@ class _Light(torch.autograd.Function):
         grads = grads[:n] if len(grads) >= n else (*grads, *[None] * (n - len(grads)))
         if grads.count(None) == n:
             return (None,) * len(ctx.needs_input_grad)
-        call, returned = _saved(ctx, op, grads, of_form(ctx.form, needs)[0])
+        call, returned = restored(ctx, op, grads, of_form(ctx.form, needs)[0])
         if not torch.is_grad_enabled():
             gradients = op.backward(call, returned)
         elif op.backward_op is None:  # they are to be differentiated themselves
             gradients = op.differentiated(call, returned[:n])[2]
         else:
-            gradients = _by_operator(op, call, returned)
+            gradients = by_operator(op, call, returned)
         given = [g for g, x in zip(gradients, call) if x is not None]
         return (None, None, None, None, *given, *[None] * (len(needs) - len(given)))
 
 
-# --- the operators
+def by_operator(op: Op, call: Any, returned: Any) -> list[Tensor | None]:
+    return without_empty(op.backward_op(*returned, *call), call)
 
 
-def with_digest(name: str, of_schema: str) -> str:
-    """The name of an operator. torch.compile's caches on disk know operators by name alone: without a digest in it, graphs that
-    were compiled for another schema, by another version of the library, would be called."""
-    return f"tarnn::{name}_{zlib.crc32(of_schema.encode()):08x}"
-
-
-def _operators(op: Op, name: str) -> tuple[Any, Any]:
-    """The operators of the forward and of the backward pass, with their fake kernels and derivatives."""
-    required = len(op.outputs._fields) - len(op.outputs._field_defaults)  # shapes of the others are a backend's own
-
-    def forward(*inputs):
-        call = op.call(*inputs)
-        return tuple(choose(op.name, call).forward(call)[:required])
-
-    def backward(*inputs):
-        returned, call = op.records(inputs)
-        gradients = op.backward(call, returned)
-        if hasattr(call, "new_gradients"):
-            return _of_operator(gradients, call)
-        fresh = new_gradients(*inputs)  # for others may be views of what was given
-        return tuple(x if g is None else x.copy_(g) for g, x in zip(gradients, fresh))
-
-    def new_gradients(*inputs):
-        returned, call = op.records(inputs)
-        if hasattr(call, "new_gradients"):
-            return _of_operator(call.new_gradients(returned), call)
-        inputs = call[: op.num_gradients]
-        return _of_operator([x if x is None else x.new_empty(x.shape) for x in inputs], call)
-
-    def save(ctx, inputs, output):
-        _save(ctx, op, op.call(*inputs), op.outputs(*output), True)
-
-    def differentiate(ctx, *grads):
-        sent = [grads[op.outputs._fields.index(name)] for name in op.differentiable]
-        gradients = _by_operator(op, *_saved(ctx, op, sent, op.call(*ctx.needs_input_grad)))
-        return _for_inputs(gradients, op.call)
-
-    def save_again(ctx, inputs, output):
-        returned, call = op.records(inputs)
-        ctx.save_for_backward(*returned[: len(op.differentiable)], *call[: num_tensors(op.call)])
-        ctx.constants = call[num_tensors(op.call) :]
-
-    def differentiate_again(ctx, *grads):
-        return _second(op, ctx, grads)
-
-    made = []
-    for suffix, run, fake, setup, derivative, (records, results) in (
-        ("", forward, lambda *x: op.call(*x).new_outputs()[:required], save, differentiate, ((op.call,), op.outputs)),
-        ("_backward", backward, new_gradients, save_again, differentiate_again, ((op.returned, op.call), op.gradients)),
-    ):
-        its_schema = schema(*records, results=results)
-        operator = torch.library.custom_op(
-            with_digest(name + suffix, its_schema), run, mutates_args=(), schema=its_schema, tags=_NOT_RECORDED
-        )
-        operator.register_fake(fake)
-        operator.register_autograd(derivative, setup_context=setup)
-        made.append(operator)
-    return made[0], made[1]
-
-
-# by torch.compile in CUDA graphs: a backend keeps tables on the device between calls, and reads cu_seqlens
-_NOT_RECORDED = (torch.Tag.cudagraph_unsafe,)
-
-
-def _of_operator(gradients: Sequence[Tensor | None], call: Any) -> tuple[Tensor, ...]:
-    """Those of what the call has; empty tensors for None, which an operator cannot return."""
-    pairs = zip(gradients, call)
-    return tuple(call[0].new_empty(0) if x is None or g is None else g.to(x.dtype) for g, x in pairs)
-
-
-def _by_operator(op: Op, call: Any, returned: Any) -> list[Tensor | None]:
-    return _without_empty(op.backward_op(*returned, *call), call)
-
-
-def _without_empty(gradients: Sequence[Tensor | None], call: Any) -> list[Tensor | None]:
+def without_empty(gradients: Sequence[Tensor | None], call: Any) -> list[Tensor | None]:
     """None again for what isn't there, or isn't wanted."""
     return [None if g is None or x is None or g.shape != x.shape else g for g, x in zip(gradients, call)]
-
-
-def _for_inputs(gradients: Sequence, record: Any) -> tuple:
-    """Gradients of a record's first fields, and None for the others."""
-    return (*gradients, *[None] * (len(record._fields) - len(gradients)))
-
-
-def _second(op: Op, ctx, of_gradients: Sequence[Tensor | None]) -> tuple:
-    """The second derivative, by autograd through the differentiable forward, twice. Kept outputs need no gradient of their
-    own."""
-    saved, n = ctx.saved_tensors, len(op.differentiable)  # unpacked once, as above
-    call = op.call(*saved[n:], *ctx.constants)
-    with torch.enable_grad(), full_precision(call[0]):
-        sent, inputs, first = op.differentiated(call, saved[:n])
-        pairs = zip(first, _without_empty(of_gradients, call))
-        used = [(a, b) for a, b in pairs if a is not None and b is not None and a.requires_grad]
-        again = torch.is_grad_enabled() and any(b.requires_grad for _, b in used)
-        second = _grad([a for a, _ in used], [*sent, *inputs], [b for _, b in used], create_graph=again)
-    return (*_for_inputs(second[:n], op.returned), *_for_inputs(second[n:], op.call))

@@ -8,6 +8,7 @@ from tarnn.feature_maps.elementwise import Elu
 from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
 from tarnn.ops.linear.arguments import make_call, with_log_weights
 from tarnn.ops.linear.state import LinearState
+from tarnn.ops.operators import with_operator
 from tarnn.ops.registration import Op
 from tarnn.other_names import FUNCTION, names_ours
 
@@ -33,8 +34,8 @@ attend = Op(
     keep=_keep,
     returned=Returned,
     flags=lambda needs: (bool(needs.omega or needs.bias),),  # `wants_projection`
-    operator="linear_attention",
 )
+with_operator(attend, "linear_attention")
 
 
 @names_ours(FUNCTION)
