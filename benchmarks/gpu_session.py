@@ -28,8 +28,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MACHINE = (
-    "import torch, tarnn; from tarnn.kernels.triton import machine; print(tarnn.__version__, torch.__version__, "
-    "machine.triton_version(), torch.cuda.get_device_name(), *machine.status(0), sep='\\n')"
+    "import torch, tarnn; from tarnn.kernels.triton import device; print(tarnn.__version__, torch.__version__, "
+    "device.triton_version(), torch.cuda.get_device_name(), *device.status(0), sep='\\n')"
 )
 LAWS, OPS = "tests/triton/test_on_a_gpu.py", "tests/ops"
 SMOKE = "(bfloat16 and 300 and (causal or random or weighted)) or cuda_graph"

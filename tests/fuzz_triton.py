@@ -31,7 +31,7 @@ import triton
 from support import honest_interpreter
 from support.fuzz_calls import DTYPES, Call, Drawn, draw
 
-from tarnn.kernels.triton import launch, machine
+from tarnn.kernels.triton import device, launch
 
 RESULTS = Path(__file__).parents[1] / "benchmarks/results/gpu_fuzz.json"
 
@@ -102,7 +102,7 @@ def main() -> int:
     made.add_argument("--out", type=Path, default=RESULTS)
     options = made.parse_args()
     honest_interpreter.install()
-    machine.interpreted = True
+    device.interpreted = True
     torch.use_deterministic_algorithms(True)  # fills torch.empty with NaN: what isn't written shows
     found = earlier(
         options.out,

@@ -24,7 +24,7 @@ from triton.compiler import ASTSource
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from tarnn.kernels.triton import launch, machine
+from tarnn.kernels.triton import device, launch
 from tarnn.kernels.triton.configurations import SHARED
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # then there is nothing to compile
@@ -142,7 +142,7 @@ def absent_gpu(gpu: int | str, *, processors: int):
         with (
             active(target_of(gpu)),
             mock.patch.object(JITFunction, "_do_compile", write_down),
-            mock.patch.object(machine, "interpreted", True),
+            mock.patch.object(device, "interpreted", True),
             mock.patch.object(launch, "processors", return_value=processors),
             mock.patch.object(launch, "shared_memory", return_value=SHARED.get(gpu, 64)),
             mock.patch.object(launch, "PRODUCTS", products if isinstance(gpu, str) else launch.PRODUCTS),

@@ -61,9 +61,9 @@ TARNN_INLINE Vec<T> capped(Vec<T> x, T softcap) {
 
 /// Up to key_block keys from `from` on join the softmax of the rows. first, last (of a row's query i of the chunk): which of
 /// these keys it sees, from first(i) up to but not last(i).
-/// fade: added to the products with each key; null: nothing.
+/// fade: added to the products with each key; null: nothing. (Inlined, so that first and last are: they are asked for each row.)
 template <typename T, typename P, typename First, typename Last>
-void add_keys(const P& p, const View& k, const View& v, Index b, Index g, Index from, Index keys, Index queries,
+TARNN_INLINE void add_keys(const P& p, const View& k, const View& v, Index b, Index g, Index from, Index keys, Index queries,
               HybridScratch<T>& at, First first, Last last, const T* fade = nullptr) {
   const Index wide = whole<T>(keys);
   const T softcap = static_cast<T>(p.softcap);
@@ -150,9 +150,15 @@ void load_entering(const HybridProblem& p, const Entering& in, Index b, Index g,
 /// A run's keys, in units of e^M, enter z, which is multiplied with `keep` before.
 template <typename T>
 void enter(T* phi_k, const T* w, Index rows, T M, T keep, HybridScratch<T>& at) {
-  for (Index i = 0; i < rows; ++i) scale(phi_k + i * at.ldf, at.ldf, exp_one<T>(w[i] - finite(M)));
   scale(at.z, at.ldf, keep);
-  sum_rows(phi_k, at.ldf, rows, at.ldf, at.z);
+  for (Index i = 0; i < rows; ++i, phi_k += at.ldf) {
+    const T weight = exp_one<T>(w[i] - finite(M));
+    for (Index j = 0; j < at.ldf; j += width<T>) {
+      const Vec<T> x = load(phi_k + j) * weight;
+      store(phi_k + j, x);
+      store(at.z + j, load(at.z + j) + x);
+    }
+  }
 }
 
 /// Some keys that leave the window in this chunk, from number `first` on, and those that left it before, as its queries see

@@ -227,7 +227,7 @@ void multiply(const T* x, const T* factor, Index ld, Index rows, Index n, T* y) 
 
 /// The same factor for n numbers in a row, in whole vectors.
 template <typename T>
-void scale(T* x, Index n, T factor) {
+TARNN_INLINE void scale(T* x, Index n, T factor) {
   for (Index j = 0; j < n; j += width<T>) store(x + j, load(x + j) * factor);
 }
 

@@ -14,7 +14,7 @@ from toolkit import gpu_compiler
 from toolkit.gpu_compiler import Resources
 
 from tarnn import linear_attention
-from tarnn.kernels.triton import first_call, forward_kernels, launch
+from tarnn.kernels.triton import forward_kernels, launch, precompile
 
 pytestmark = pytest.mark.skipif(gpu_compiler.INTERPRETED, reason="kernels are interpreted here")
 FORWARD = {"state_sums", "prefix", "outputs"}
@@ -141,12 +141,12 @@ def test_sizes_are_no_part_of_what_is_compiled(options):
 @pytest.mark.parametrize("function", ["elu", "exp"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_first_call_compiles_all_that_later_calls_launch(causal, function, monkeypatch):
-    monkeypatch.setattr(first_call, "_met", set())
+    monkeypatch.setattr(precompile, "_met", set())
     call = gpu_resources.call_of("plain", "bfloat16", 64)
     k, v, key_mask = call.k[:, :1], call.v[:, :1], torch.ones(1, 256, dtype=torch.bool)
     call = call._replace(k=k, v=v, key_mask=key_mask, causal=causal, function=function)
     names = lambda found: {x.identity: x.name for x in found}  # noqa: E731
-    compiled = lambda: first_call.compile_forward(call, True)  # noqa: E731
+    compiled = lambda: precompile.compile_forward(call, True)  # noqa: E731
     first = names(gpu_compiler.launched(compiled, 90))
     assert first
     for processors in (1, 132):

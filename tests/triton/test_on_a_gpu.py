@@ -5,7 +5,7 @@ import torch
 from support.kernel_calls import MODES, holds_on_tensor_cores
 
 from tarnn import linear_attention, step
-from tarnn.kernels.triton import machine
+from tarnn.kernels.triton import device
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 SIZES = [(35, 17, 19), (300, 64, 64), (257, 128, 128), (130, 256, 256), (1, 64, 64)]
@@ -15,7 +15,7 @@ SIZES = [(35, 17, 19), (300, 64, 64), (257, 128, 128), (130, 256, 256), (1, 64, 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("mode", MODES)
 def test_the_definition(mode, dtype, size):
-    assert machine.refusal(torch.device("cuda", 0)) is None
+    assert device.refusal(torch.device("cuda", 0)) is None
     t, d, e = size
     holds_on_tensor_cores(mode, "cuda", dtype=dtype, t=t, s=t, d=d, e=e, b=1)
 

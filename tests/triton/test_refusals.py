@@ -8,9 +8,9 @@ import torch
 from tarnn.cli import machine as cli_machine
 from tarnn.kernels.contract import Mendable
 from tarnn.kernels.linear import Call
+from tarnn.kernels.triton import device, schedule
 from tarnn.kernels.triton import linear as triton
-from tarnn.kernels.triton import machine, stretches
-from tarnn.kernels.triton.rows import in_rows
+from tarnn.kernels.triton.strides import in_rows
 
 
 @pytest.fixture
@@ -19,23 +19,23 @@ def a_gpu(monkeypatch):
 
     def believe(capability=(9, 0), triton_version="3.7.1", hip=None):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
-        monkeypatch.setattr(machine, "triton_version", lambda: triton_version)
+        monkeypatch.setattr(device, "triton_version", lambda: triton_version)
         monkeypatch.setattr(torch.version, "hip", hip)
-        machine.status.cache_clear()
-        return machine.refusal(torch.device("cuda", 0))
+        device.status.cache_clear()
+        return device.refusal(torch.device("cuda", 0))
 
     yield believe
-    machine.status.cache_clear()
+    device.status.cache_clear()
 
 
 def test_a_gpu_with_all_that_is_needed(a_gpu, monkeypatch):
     monkeypatch.delenv("TARNN_KERNELS", raising=False)
-    machine.warn_experimental.cache_clear()
+    device.warn_experimental.cache_clear()
     with pytest.warns(UserWarning, match="experimental: none has run on a real GPU yet.*TARNN_KERNELS=off"):
         why = a_gpu(triton_version="3.6.0")
     assert why is None
     assert a_gpu() is None  # and no second warning
-    path, why = machine.status(0)
+    path, why = device.status(0)
     assert path == "Triton 3.7.1, sm_90"
     assert why.startswith("experimental")
     monkeypatch.setenv("TARNN_KERNELS", "off")
@@ -61,7 +61,7 @@ def test_what_can_be_mended_is_worth_a_warning(a_gpu, monkeypatch, words, part):
 
 @pytest.fixture
 def anywhere(monkeypatch):
-    monkeypatch.setattr(machine, "interpreted", True)
+    monkeypatch.setattr(device, "interpreted", True)
 
 
 def refusal(**words) -> str | None:
@@ -89,16 +89,16 @@ def test_calls_that_they_take_and_calls_that_they_do_not(anywhere):
 def test_tables_that_a_cuda_graph_reads_are_kept(monkeypatch):
     """Others leave the cache after 64 more; a graph would read memory that is no longer theirs."""
     cpu = torch.device("cpu")
-    monkeypatch.setattr(stretches, "_RECORDED", {})
-    before = stretches.of_rows(1, 7, 64, 64, cpu)
-    monkeypatch.setattr(stretches, "_recording", lambda: True)
-    recorded = stretches.of_rows(1, 7, 64, 64, cpu)
+    monkeypatch.setattr(schedule, "_RECORDED", {})
+    before = schedule.of_rows(1, 7, 64, 64, cpu)
+    monkeypatch.setattr(schedule, "_recording", lambda: True)
+    recorded = schedule.of_rows(1, 7, 64, 64, cpu)
     assert recorded is before  # nothing is made while a graph is recorded
-    monkeypatch.setattr(stretches, "_recording", lambda: False)
+    monkeypatch.setattr(schedule, "_recording", lambda: False)
     for length in range(100, 200):
-        stretches.of_rows(1, length, 64, 64, cpu)
-    assert stretches.of_rows(1, 7, 64, 64, cpu) is recorded
-    assert list(stretches._RECORDED.values()) == [recorded]
+        schedule.of_rows(1, length, 64, 64, cpu)
+    assert schedule.of_rows(1, 7, 64, 64, cpu) is recorded
+    assert list(schedule._RECORDED.values()) == [recorded]
 
 
 def test_info_says_which_kernels_run_on_the_gpu_and_why(a_gpu, monkeypatch):

@@ -133,8 +133,8 @@ def compare_bits(result: TrainResult, corpus: Corpus) -> dict[str, Any]:
         if compress is None:
             print(f"  {name:24}neither the zstandard package nor the zstd command is here")
             continue
-        bits[name] = (found := bits_per_byte(compress, held_out, training))._asdict()
-        print(f"  {name:24}{found.alone:10.3f}{found.after_training:28.3f}", flush=True)
+        bits[name] = (compressed := bits_per_byte(compress, held_out, training))._asdict()
+        print(f"  {name:24}{compressed.alone:10.3f}{compressed.after_training:28.3f}", flush=True)
     print("\n  After the training text: the size of both together less that of the training text alone. The")
     print("  model's own size is not counted, and it reads the text in windows, each from an empty state.")
     return bits

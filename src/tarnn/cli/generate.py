@@ -94,12 +94,12 @@ def generate(
     or int4 with activations rounded to bytes: faster, by a little or by a lot. Measure what that costs your model's
     likelihood: int8 cost a trained model of digits 0.03 %. --evaluate computes in float32, whatever --weights.
     """
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         k: v for k, v in locals().items() if k in (*BOTH, *TEXT_ONLY, *IMAGE_ONLY) and v is not None
     }
     converted = is_converted(checkpoint)
     images = not converted and open_config(checkpoint, GENERATED).model_type == "tarnn_image"
-    refuse_other_task(checkpoint, task, images, given)
+    refuse_other_task(checkpoint, task, images, options)
     if compile is not None:
         raise UserError(
             "--compile and --no-compile are gone: the fused step, or on a GPU a CUDA graph, replaces the compiled one, and is "
@@ -117,23 +117,23 @@ def generate(
     samplers.sampler(**sampling)  # its errors before anything is read
     where = pick_device(device)
     sampling["generator"] = torch.Generator(where).manual_seed(seed)
-    said = f"temperature {temperature:g}, top-k {top_k or 'off'}, top-p {top_p:g}, seed {seed}"
-    said = said.replace(", seed", f", min-p {min_p:g}, seed") if min_p else said
-    said = "greedy" if greedy or temperature == 0 else said
+    summary = f"temperature {temperature:g}, top-k {top_k or 'off'}, top-p {top_p:g}, seed {seed}"
+    summary = summary.replace(", seed", f", min-p {min_p:g}, seed") if min_p else summary
+    summary = "greedy" if greedy or temperature == 0 else summary
     report = silent if quiet else partial(print, file=sys.stderr, flush=True)
 
     def load() -> Any:
         track = partial(progress, text="tensors of the weights read", report=report)
         # whole images are read by `forward`
-        asked: dict[str, Any] = {"dtype": DTYPES.get(dtype), "whole": evaluate is not None}
-        model = open_model(checkpoint, tasks=GENERATED, **asked, device=where, track=track)
-        report(f"tarnn: {checkpoint}, {str(model.dtype).removeprefix('torch.')} on {where}; {said}")
+        loading: dict[str, Any] = {"dtype": DTYPES.get(dtype), "whole": evaluate is not None}
+        model = open_model(checkpoint, tasks=GENERATED, **loading, device=where, track=track)
+        report(f"tarnn: {checkpoint}, {str(model.dtype).removeprefix('torch.')} on {where}; {summary}")
         return model
 
     if images:
         from tarnn.cli.images import ImageRequest, generate_images
 
-        drawing = ImageRequest(**{"class_labels" if k == "class_label" else k: v for k, v in given.items()})
+        drawing = ImageRequest(**{"class_labels" if k == "class_label" else k: v for k, v in options.items()})
         generate_images(drawing, load, sampling, weights=weights, report=report)
     else:
         from tarnn.cli.continuation import Request, continue_prompt
@@ -141,19 +141,19 @@ def generate(
         if converted:
             from tarnn.cli.converted import continue_converted
 
-            asked = {"dtype": DTYPES.get(dtype), "device": where}
-            continue_converted(checkpoint, given, asked, sampling, said, weights=weights, report=report)
+            loading = {"dtype": DTYPES.get(dtype), "device": where}
+            continue_converted(checkpoint, options, loading, sampling, summary, weights=weights, report=report)
             return
-        request = Request(checkpoint, **given)
+        request = Request(checkpoint, **options)
         continue_prompt(request, load, sampling, weights=weights, report=report)
 
 
-def refuse_other_task(checkpoint: Path, task: str | None, images: bool, given: dict[str, Any]) -> None:
+def refuse_other_task(checkpoint: Path, task: str | None, images: bool, options: dict[str, Any]) -> None:
     """UserError for a task that the checkpoint is not of, and for options of another task."""
     actual, other = ("image", TEXT_ONLY) if images else ("text", IMAGE_ONLY)
     if task not in (None, actual):
         raise UserError(f"--task {task}: {checkpoint} holds a model of {TASKS[actual].of}.")
-    if wrong := [name for name in other if name in given]:
+    if wrong := [name for name in other if name in options]:
         raise UserError(
             f"--{wrong[0].replace('_', '-')} does not go with a model of {'images' if images else 'text'}, as {checkpoint} "
             "is; leave it out."

@@ -20,7 +20,7 @@ class StreamingDecoder:
 
     Works with any `decode(ids) -> str` that writes U+FFFD for bytes that are not (yet) UTF-8, as all of
     Hugging Face's tokenizers do. A window of the last tokens is decoded again with each new one, and what
-    goes beyond the text given out so far is new; U+FFFD at its end, up to three of them, are held back
+    goes beyond the text shown so far is new; U+FFFD at its end, up to three of them, are held back
     because the next byte may complete them. The window is bounded, so the cost per token is constant.
 
     `context` are the tokens before the stream (the prompt's end): a tokenizer needs them to know whether
@@ -35,14 +35,14 @@ class StreamingDecoder:
         self._decode = decode
         self._window = list(context[-KEEP:])
         text = decode(self._window) if self._window else ""
-        self._given = len(text) - held_back(text)
+        self._shown = len(text) - held_back(text)
 
     def push(self, token: int) -> str:
         self._window.append(token)
         text = self._decode(self._window)
         certain = len(text) - held_back(text)
-        new = text[self._given : certain]
-        self._given = max(self._given, certain)
+        new = text[self._shown : certain]
+        self._shown = max(self._shown, certain)
         if len(self._window) >= TRIM:
             self._trim(len(text))
         return new
@@ -50,8 +50,8 @@ class StreamingDecoder:
     def finish(self) -> str:
         """What was held back, as it stands: the stream is over, nothing will complete it."""
         text = self._decode(self._window)
-        new = text[self._given :]
-        self._given = len(text)
+        new = text[self._shown :]
+        self._shown = len(text)
         return new
 
     @property
@@ -62,7 +62,7 @@ class StreamingDecoder:
     def _trim(self, length: int) -> None:
         """Forgets all but the last tokens. Text is counted from its end, which they alone determine."""
         self._window = self._window[-KEEP:]
-        self._given = len(self._decode(self._window)) - (length - self._given)
+        self._shown = len(self._decode(self._window)) - (length - self._shown)
 
 
 def held_back(text: str) -> int:
@@ -90,10 +90,10 @@ class StopStrings:
         if self.stopped:
             return ""
         text = self._held + text
-        found = [at for at in (text.find(s) for s in self._strings) if at >= 0]
-        if found:
+        starts = [at for at in (text.find(s) for s in self._strings) if at >= 0]
+        if starts:
             self.stopped, self._held = True, ""
-            return text[: min(found)]
+            return text[: min(starts)]
         cut = len(text) - max((overlap(text, s) for s in self._strings), default=0)
         self._held = text[cut:]
         return text[:cut]

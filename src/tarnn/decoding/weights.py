@@ -64,15 +64,15 @@ def read_header(file: Path) -> Header:
         ) from error
 
 
-def check_counts(file: Path, fields: Any, found: Header) -> None:
+def check_counts(file: Path, fields: Any, header: Header) -> None:
     """UserError where a config.json counts more layers, heads, experts or labels than its weights can have.
 
     No count exceeds both the number of tensors and their longest axis: to be looked at before anything is built.
     """
-    most = max([SMALL, len(found), *(size for _, shape in found.values() for size in shape)])
+    most = max([SMALL, len(header), *(size for _, shape in header.values() for size in shape)])
     for key, value in fields.items() if isinstance(fields, dict) else enumerate(fields):
         if isinstance(value, dict | list):
-            check_counts(file, value, found)
+            check_counts(file, value, header)
         elif isinstance(value, int | float) and COUNTED.search(str(key)):
             if value < 0 and str(key).startswith("n"):  # num_…; others count from the end
                 raise UserError(f"{file}: {key} must be 0 or more; got {value:,}.")
@@ -89,18 +89,18 @@ def saved_dtype(file: Path, header: Header) -> torch.dtype:
     raise UserError(f"{file} holds no floating-point weights ({len(header)} tensors). {INTACT}")
 
 
-def check_weights(file: Path, found: Header, model: Any) -> None:
-    """UserError where the tensors that were found are not exactly those of the model: name, shape, kind of number."""
+def check_weights(file: Path, header: Header, model: Any) -> None:
+    """UserError unless the tensors of a file are exactly those of the model: name, shape, kind of number."""
     expected, tied = model.state_dict(), model.tied
     kinds = {
-        "lacks": [name for name in expected if name not in found and tied.get(name) not in found],
-        "has, beyond what the config calls for,": [name for name in found if name not in expected],
+        "lacks": [name for name in expected if name not in header and tied.get(name) not in header],
+        "has, beyond what the config calls for,": [name for name in header if name not in expected],
     }
     for verb, names in kinds.items():
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             raise UserError(f"{file} {verb} {', '.join(sorted(names)[:3])}{more}. {FOREIGN}")
-    for name, (kind, shape) in sorted(found.items()):
+    for name, (kind, shape) in sorted(header.items()):
         wanted, dtype = tuple(expected[name].shape), expected[name].dtype
         if shape != wanted:
             raise UserError(f"{file} has {name} of shape {shape} where the config calls for {wanted}. {FOREIGN}")

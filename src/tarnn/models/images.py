@@ -111,7 +111,8 @@ class ImageModel(Recurrent):
         plan.head = plan.add(self.head)
         if self.grid:
             rows, columns, channels = map(plan.add, (self.embed_rows, self.embed_columns, self.embed_channels))
-            plan.places = (rows[:, None, None] + columns[:, None] + channels).flatten(0, 2)
+            token = plan.tokens[0]  # added and taken away, so that the sum is rounded as that of `embed`
+            plan.places = (token + rows[:, None, None] + columns[:, None] + channels - token).flatten(0, 2)
 
     @torch.no_grad()
     def new_state(

@@ -7,7 +7,7 @@ import torch
 from tarnn.kernels import elementwise, hybrid, linear, mixture
 from tarnn.kernels.contract import ORDER, named, reasons
 from tarnn.kernels.cpu import library
-from tarnn.kernels.triton import machine
+from tarnn.kernels.triton import device
 
 
 class Choice(NamedTuple):
@@ -44,4 +44,4 @@ def cpu_kernels() -> dict[str, str]:
 
 def gpu_kernels() -> dict[str, str] | None:
     """The path that linear attention takes on the first GPU, and why; None without one."""
-    return machine.status(0)._asdict() if torch.cuda.is_available() else None
+    return device.status(0)._asdict() if torch.cuda.is_available() else None

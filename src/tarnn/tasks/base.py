@@ -64,7 +64,7 @@ class Trainable(ABC):
     example: str = ""  # an input of the data, for a task whose `next` is predict
 
     def sampler(self, num_examples: int, seed: int) -> Sampler[int]:
-        """The examples of the whole run, in order: epoch after epoch without a seam."""
+        """Return the order of the examples over the whole run, epoch after epoch without a gap."""
         from tarnn.data.examples import EpochSampler
 
         return EpochSampler(len(self.examples), num_examples, seed)
@@ -87,14 +87,14 @@ class Trainable(ABC):
         return None if self.held_out is None else Batches(self.held_out, batch_size)
 
     def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[Any]]:
-        """The sums of a validation batch, and what `details` needs of each of its examples.
+        """Measure a validation batch: return its sums, and what `details` needs of each of its examples.
 
         Sums are (nats, tokens, bytes), float64 where the device has it, and after them what `rates` names.
         """
         raise NotImplementedError
 
     def sample(self, max_seconds: float | None) -> Sample | None:
-        """What the trained model in the run's folder makes, within that time where it can be."""
+        """Let the trained model in the run's folder make something, within that time if it can."""
         return None
 
     @property
@@ -148,7 +148,7 @@ class Task(Trainable):
     @classmethod
     @abstractmethod
     def check(cls, settings: Any) -> None:
-        """Refuses, before any data are read, the model that can't be."""
+        """Raise UserError for a model that can't be made, before any data are read."""
 
     @abstractmethod
     def config(self) -> Any:
@@ -172,10 +172,10 @@ class Task(Trainable):
 
     @abstractmethod
     def rows(self) -> dict[str, str]:
-        """Lines about the data, for the table of settings."""
+        """Describe the data, in lines for the table of settings."""
 
     def step_row(self, per_step: int) -> str:
-        """What a step is, for the same table."""
+        """Describe a step, for the same table."""
         return f"{per_step:,} {self.counted}"
 
     def run_facts(self) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class Task(Trainable):
 
     @classmethod
     def predict(cls, model: Any, reader: Any, inputs: Iterator[str], top: int) -> Iterator[dict[str, Any]]:
-        """What a trained model says of each input: its "output", and more for JSON. For tasks whose `next` is predict.
+        """Yield what a trained model says of each input: its "output", and more for JSON. For tasks whose `next` is predict.
 
         reader: the tokenizer, or, where inputs are files of sound, the front end that makes frames of them.
         """

@@ -1,4 +1,4 @@
-"""What tasks whose examples are whole sequences have in common: rows of files, split, and batches with padding."""
+"""The base of tasks whose examples are whole sequences: rows of files, split, and batches with padding."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SequenceTask(Task):
         return task
 
     def split(self, log: Log = silent) -> tuple[list[Pair], list[Pair]]:
-        """Rows to train on, and those held out: of --val, or picked at random by --seed.
+        """Split the rows: those to train on, and those held out, of --val or picked at random by --seed.
 
         UserError where all rows of --val are among those to train on; a line in the log where some are.
         """
@@ -91,19 +91,19 @@ class SequenceTask(Task):
     @staticmethod
     @abstractmethod
     def input_of(row: Pair) -> str:
-        """What `predict` reads of a row."""
+        """Return the part of a row that `predict` reads."""
 
     def learn(self, train: Sequence[Pair]) -> dict[str, Any]:
-        """What is fixed by the rows to train on, before they are read: facts for settings.json."""
+        """Learn what the training rows decide, such as the classes; return facts for settings.json."""
         return {}
 
     @abstractmethod
     def prepare(self, train: list[Pair], held_out: list[Pair], log: Log) -> tuple[PaddedRows, PaddedRows | None]:
-        """Both parts as the model reads them, with what the first of them decides, such as a tokenizer."""
+        """Make the examples of both parts, with a tokenizer or front end that the first part decides."""
 
     @abstractmethod
     def examples_of(self, rows: list[Pair], trained: Trained, log: Log) -> PaddedRows:
-        """Rows as a trained model reads them."""
+        """Make examples for a trained model."""
 
     def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[Any]]:
         return scored(model(**batch).logits, batch["labels"]), []

@@ -184,7 +184,7 @@ def damaged(folder: Path):
         ("a-images-idx3-ubyte", good[:-1], "promises 3 × 4 × 3 = 36 bytes, and 35 follow"),
         ("a-images-idx3-ubyte", good[:10], "ubyte can't be read .*: it is damaged or no idx file"),
         ("a-images-idx3-ubyte", b"\x89PNG" + good, "begins with 89 50 4e 47, expected 00 00 08"),
-        ("a-images-idx3-ubyte", labels, r"shape \(3,\); expected images"),
+        ("a-images-idx3-ubyte", labels, r"shape \(3,\); expected \(n, height"),
         ("a-images-idx3-ubyte", idx(np.zeros((0, 4, 3), np.uint8)), r"shape \(0, 4, 3, 1\).*at least one"),
         ("a-images-idx3-ubyte.gz", zipped[:-12], "can't be read .*damaged or no idx file"),
         ("a-images-idx3-ubyte.gz", zipped[:20] + b"\xff\xff" + zipped[22:], "damaged"),

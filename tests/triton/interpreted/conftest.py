@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 from support import honest_interpreter
 
-from tarnn.kernels.triton import launch, machine
+from tarnn.kernels.triton import device, launch
 
 honest_interpreter.install()
 
@@ -16,7 +16,7 @@ honest_interpreter.install()
 @pytest.fixture
 def triton_kernels(monkeypatch, poisoned_memory):
     """They take calls on the CPU; what isn't written is NaN."""
-    monkeypatch.setattr(machine, "interpreted", True)
+    monkeypatch.setattr(device, "interpreted", True)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tarnn.errors import SlowPathWarning
 from tarnn.kernels import contract
 from tarnn.kernels.eager import linear as eager
 from tarnn.kernels.linear import Call, Returned
-from tarnn.kernels.triton import backward_kernels, forward_kernels, kinds, one_token
+from tarnn.kernels.triton import backward_kernels, forward_kernels, launch_failures, one_token
 from tarnn.kernels.triton import linear as triton
 
 pytestmark = pytest.mark.usefixtures("triton_kernels")
@@ -21,7 +21,7 @@ TOO_MUCH = OutOfResources(245_760, 232_448, "shared memory")
 
 @pytest.fixture(autouse=True)
 def nothing_is_known(monkeypatch):
-    monkeypatch.setattr(kinds, "_refused", {})
+    monkeypatch.setattr(launch_failures, "_refused", {})
     contract._warn_once.cache_clear()
 
 
@@ -125,7 +125,7 @@ def test_a_step_that_fails_does_not_stop_the_attention_of_its_model(broken):
     _, state = linear_attention(q, k, v, causal=True, return_state=True)
     with pytest.warns(SlowPathWarning):
         step(q[:, :, :1], k[:, :, :1], v[:, :, :1], state=state)
-    assert kinds.refusal(Call(q, k, v, S=state.S, z=state.z, function="elu")) is None
+    assert launch_failures.refusal(Call(q, k, v, S=state.S, z=state.z, function="elu")) is None
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), torch.AcceleratorError("an illegal access")])

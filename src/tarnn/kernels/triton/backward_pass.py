@@ -10,8 +10,8 @@ from tarnn.kernels.linear import Call, Gradients, Returned
 from tarnn.kernels.triton import backward_kernels
 from tarnn.kernels.triton.configurations import CHUNK_WITH_CHANNELS, padded
 from tarnn.kernels.triton.launch import PLAIN, ROWS, Launches
-from tarnn.kernels.triton.parts import parts_of
-from tarnn.kernels.triton.rows import in_rows, strides
+from tarnn.kernels.triton.split_backward import parts_of
+from tarnn.kernels.triton.strides import in_rows, strides
 
 FEW_VALUES = 32  # of a state before and of one behind, which `decay_gradients` holds at once
 

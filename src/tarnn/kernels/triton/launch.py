@@ -14,9 +14,9 @@ from tarnn.kernels.features import NAMES
 from tarnn.kernels.linear import Call, Outputs
 from tarnn.kernels.triton import forward_kernels, weights
 from tarnn.kernels.triton.configurations import SHARED, Configuration, configuration, padded, stretch
-from tarnn.kernels.triton.kinds import LaunchError
-from tarnn.kernels.triton.rows import in_rows, strides
-from tarnn.kernels.triton.stretches import Stretches, of_packed, of_rows
+from tarnn.kernels.triton.launch_failures import LaunchError
+from tarnn.kernels.triton.schedule import Schedule, of_packed, of_rows
+from tarnn.kernels.triton.strides import in_rows, strides
 
 # What tiles are multiplied in, and how. float32: three products of tf32 parts, which has all of its digits. float16: tf32,
 # which has its digits, and float32's range: features and sums don't fit into float16.
@@ -86,8 +86,8 @@ class Launches:
             programs = call.num_sequences * g * blocks
             longest = max(t, s) if call.cu_seqlens is None else t
             item = stretch(longest, programs, self.processors(), config.chunk)
-        self.of_keys = self._stretches(s, item, config)
-        self.of_queries = self.of_keys if t == s else self._stretches(t, item, config)
+        self.of_keys = self._schedule(s, item, config)
+        self.of_queries = self.of_keys if t == s else self._schedule(t, item, config)
         low, precision = PRODUCTS[call.q.dtype]
         if call.omega is not None and precision == "tf32":  # projected features are float32's, whatever x is
             precision = "tf32x3"
@@ -107,7 +107,7 @@ class Launches:
         self._scales()
         self._weights()
 
-    def _stretches(self, length: int, item: int, config: Configuration) -> Stretches:
+    def _schedule(self, length: int, item: int, config: Configuration) -> Schedule:
         call = self.call
         cuts = call.cuts()
         if cuts is None:
@@ -221,7 +221,7 @@ class Launches:
 
     def prefix(
         self,
-        plan: Stretches,
+        plan: Schedule,
         sums: tuple[Tensor, Tensor],
         before: tuple[Tensor | None, Tensor | None],
         after: tuple[Tensor, Tensor],

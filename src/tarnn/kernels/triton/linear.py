@@ -10,9 +10,9 @@ import torch
 
 from tarnn.kernels.contract import Mendable, choose
 from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
-from tarnn.kernels.triton import kinds, machine
+from tarnn.kernels.triton import device, launch_failures
 from tarnn.kernels.triton.configurations import MAX_WIDTH
-from tarnn.kernels.triton.rows import FARTHEST, far
+from tarnn.kernels.triton.strides import FARTHEST, far
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_PROGRAMS = 65_535  # along the second and third axis of a CUDA grid
@@ -20,9 +20,9 @@ MOST_PROGRAMS = 65_535  # along the second and third axis of a CUDA grid
 
 def refusal(call: Call) -> str | None:
     """Why the kernels can't compute this call, or None."""
-    if call.q.is_cpu and not machine.interpreted:
+    if call.q.is_cpu and not device.interpreted:
         return "Triton's kernels are for GPUs, and these tensors are elsewhere."
-    if (why := machine.refusal(call.q.device)) is not None:
+    if (why := device.refusal(call.q.device)) is not None:
         return why
     if call.q.dtype not in DTYPES:
         return f"The kernels for GPUs take float32, bfloat16 and float16; got {call.q.dtype}."
@@ -38,31 +38,31 @@ def refusal(call: Call) -> str | None:
         return f"The kernels for GPUs take at most {MOST_PROGRAMS:,} rows and heads; got {tuple(call.q.shape[:2])}."
     if any(x is not None and far(x) for x in (call.q, call.k, call.v, call.log_decay)):
         return f"The kernels for GPUs take positions that lie at most {FARTHEST:,} elements apart."
-    return kinds.refusal(call)
+    return launch_failures.refusal(call)
 
 
 def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:
     """The outputs; the denominators are None, and never written, where there will be no backward."""
-    from tarnn.kernels.triton import first_call, launch
+    from tarnn.kernels.triton import launch, precompile
 
     try:
         with torch.cuda.device_of(call.q):
             if call.q.is_cuda:
-                first_call.compile_forward(call, for_backward)
+                precompile.compile_forward(call, for_backward)
             return launch.forward(call, for_backward)
-    except kinds.LaunchError as error:
+    except launch_failures.LaunchError as error:
         return _without(call, error).forward(call, for_backward=for_backward, with_state=with_state)
 
 
 def backward(call: Call, returned: Returned) -> Gradients:
-    from tarnn.kernels.triton import backward_pass, first_call
+    from tarnn.kernels.triton import backward_pass, precompile
 
     try:
         with torch.cuda.device_of(call.q):
             if call.q.is_cuda:
-                first_call.compile_backward(call)
+                precompile.compile_backward(call)
             return backward_pass.backward(call, returned)
-    except kinds.LaunchError as error:
+    except launch_failures.LaunchError as error:
         return _without(call, error).backward(call, returned)
 
 
@@ -73,11 +73,11 @@ def step(call: Call, *, inplace: bool = False) -> Outputs:
     try:
         with torch.cuda.device_of(call.q):
             return one_token.step(call, inplace)
-    except kinds.LaunchError as error:
+    except launch_failures.LaunchError as error:
         return _without(call, error).step(call, inplace=inplace)
 
 
-def _without(call: Call, error: kinds.LaunchError) -> Any:
+def _without(call: Call, error: launch_failures.LaunchError) -> Any:
     """Who computes it instead, from now on: a kernel of this kind of call can't be launched."""
-    kinds.refuse(call, error)
+    launch_failures.refuse(call, error)
     return choose("linear", call)

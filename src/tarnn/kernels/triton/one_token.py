@@ -10,8 +10,8 @@ from torch.autograd.graph import increment_version
 from tarnn.kernels.linear import Call, Outputs
 from tarnn.kernels.triton.configurations import padded
 from tarnn.kernels.triton.launch import launching, map_of
-from tarnn.kernels.triton.rows import in_rows, strides
 from tarnn.kernels.triton.step_kernel import one_token
+from tarnn.kernels.triton.strides import in_rows, strides
 
 TILE = 64 * 64  # elements of a state that a program holds at once
 

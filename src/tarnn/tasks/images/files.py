@@ -75,18 +75,10 @@ def read_idx_images(path: Path) -> Pixels:
     Labels are in the file of the same name with `labels` for `images` and `idx1` for `idx3`, if there is one.
     """
     pixels = read_idx(path)
-    if pixels.ndim not in (3, 4):
-        raise UserError(
-            f"{path} holds an array of shape {pixels.shape}; expected images, (n, height, width). Labels are found "
-            "by the images' name."
-        )
     beside = re.sub(r"idx\d", "idx1", path.name.replace("images", "labels"))
     zipped = [beside, beside + ".gz", beside.removesuffix(".gz")]
-    found = next((path.with_name(n) for n in zipped if n != path.name and path.with_name(n).is_file()), None)
-    labels = None if found is None else read_idx(found)
-    if found is not None and labels is not None and labels.ndim != 1:
-        raise UserError(f"{found} holds an array of shape {labels.shape}; expected labels, (n,).")
-    return checked(path, pixels if pixels.ndim == 4 else pixels[..., None], labels, found)
+    named = next((path.with_name(n) for n in zipped if n != path.name and path.with_name(n).is_file()), None)
+    return checked(path, pixels, None if named is None else read_idx(named), named)
 
 
 def read_npz(path: Path) -> Pixels:
@@ -103,7 +95,7 @@ def read_npz(path: Path) -> Pixels:
                 if images in names:
                     pixels = archive[images]
                     labels = archive[classes] if classes in names else None
-                    return batch(path, pixels, labels) if images == "data" else whole(path, pixels, labels)
+                    return (batch if images == "data" else checked)(path, pixels, labels)
     raise UserError(
         f"{path} has no images in it: it holds {', '.join(names) or 'nothing'}; expected `images` (n, height, "
         "width[, channels]) and perhaps `labels` (n,)."
@@ -172,14 +164,7 @@ def read_picture(path: Path) -> Pixels:
     return Pixels(array.reshape(1, *array.shape[:2], -1))
 
 
-def whole(path: Path, pixels: np.ndarray, labels) -> Pixels:
-    """Images as they are, (n, height, width[, channels])."""
-    if pixels.ndim not in (3, 4):
-        raise UserError(f"{path} has images of shape {pixels.shape}; expected (n, height, width[, channels]).")
-    return checked(path, pixels if pixels.ndim == 4 else pixels[..., None], labels)
-
-
-def batch(path: Path, rows: np.ndarray, labels) -> Pixels:
+def batch(path: Path, rows: np.ndarray, labels: Any) -> Pixels:
     """Images as rows of three square planes, (n, 3 · side · side)."""
     side = math.isqrt(rows.shape[-1] // 3) if rows.ndim == 2 else 0
     if rows.ndim != 2 or side == 0 or 3 * side * side != rows.shape[1]:
@@ -188,14 +173,15 @@ def batch(path: Path, rows: np.ndarray, labels) -> Pixels:
     return checked(path, pixels, labels, first=1 if side == 64 else 0)
 
 
-def checked(path: Path, pixels: np.ndarray, labels, labels_path: Path | None = None, first: int = 0) -> Pixels:
-    """Images that are images, and as many labels as there are of them. Labels count from `first`."""
+def checked(path: Path, pixels: np.ndarray, labels: Any, labels_path: Path | None = None, first: int = 0) -> Pixels:
+    """Images (n, height, width[, channels]), and as many labels as there are of them, which count from `first`."""
     if pixels.dtype != np.uint8:
         raise UserError(f"{path} has pixels of type {pixels.dtype}; expected uint8, values from 0 to 255.")
-    if 0 in pixels.shape or pixels.shape[3] not in (1, 3):
+    pixels = pixels[..., None] if pixels.ndim == 3 else pixels
+    if pixels.ndim != 4 or 0 in pixels.shape or pixels.shape[3] not in (1, 3):
         raise UserError(
-            f"{path} has images of shape {pixels.shape}; expected (n, height, width, channels), at least one, of 1 "
-            "channel or 3."
+            f"{path} has images of shape {pixels.shape}; expected (n, height, width[, channels]), at least one, of 1 "
+            "channel or 3. Labels are found by the images' name."
         )
     if labels is not None:
         where, labels = labels_path or path, np.asarray(labels)

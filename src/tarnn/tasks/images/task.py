@@ -221,9 +221,9 @@ def image_config(settings: ImageSettings, shape: tuple[int, int, int], num_class
 
 
 def split(images: Images, settings: ImageSettings) -> tuple[Images, Images | None]:
-    """Images to train on, and those held out: as asked for; else the source's own valid part; else some of its images.
+    """Split the images: those to train on, and those held out (by the options, else the source's valid part, else some images).
 
-    What was not asked for is at most 262,144 values, since each validation goes over all of them.
+    By default at most 262,144 values are held out, since each validation goes over all of them.
     """
     most = max(1, VALIDATION_VALUES // math.prod(images.shape))
     (source,) = settings.sources
@@ -246,7 +246,7 @@ def first_of(images: Images, most: int) -> Images:
 
 
 def check_like(images: Images, others: Images, num_classes: int) -> None:
-    """UserError where held-out images are of another size, or lack the classes of those that are trained on."""
+    """Raise UserError if held-out images have another size, or lack the classes of the training images."""
     if images.shape != others.shape:
         raise UserError(
             f"{images.source} has images of {size(images.shape)}, and {others.source} of {size(others.shape)}; "

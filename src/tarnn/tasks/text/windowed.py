@@ -1,4 +1,4 @@
-"""What tasks on windows of a text have in common: the prepared text, its windows, a run that goes on from another."""
+"""The base of tasks on windows of a text: the prepared text, its windows, a run that goes on from another."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class WindowTask(Task):
 
     @classmethod
     def make_config(cls, settings: WindowSettings, tokenizer: Any = None) -> Any:
-        """The config that the settings ask for, with the tokenizer's vocabulary. Without one, all else is checked.
+        """Make the config that the settings describe, with the tokenizer's vocabulary; without one, check all else.
 
         Raises UserError for whatever the config refuses, and for a context beyond the positions that the model has.
         """
@@ -155,7 +155,7 @@ class WindowTask(Task):
 
 
 def refuse_other_shape(settings: WindowSettings) -> None:
-    """UserError for options of the model or its tokenizer, which --from brings along."""
+    """Raise UserError for options of the model or its tokenizer, which --from brings along."""
     for each in fields(settings):
         of_model = each.metadata.get("heading") == MODEL and each.name not in ("start", "redraw_every", "dropout")
         value = getattr(settings, each.name)
@@ -188,7 +188,7 @@ def shape_of(settings: WindowSettings) -> dict[str, Any]:
 
 
 def held_out_ids(trained: Trained, of: str) -> np.ndarray:
-    """The validation text of a run, as its folder keeps it."""
+    """Load the validation text of a run from its folder."""
     trained.held_out(of)
     folder = trained.settings.out / DATA
     if not (folder / DESCRIPTION).exists():
@@ -197,7 +197,7 @@ def held_out_ids(trained: Trained, of: str) -> np.ndarray:
 
 
 def ready_corpus(settings: WindowSettings, first: bool, log: Log) -> Corpus:
-    """The text as ids: prepared, or as an interrupted run left it if the sources still say the same.
+    """Prepare the text as ids, or load what an interrupted run prepared if the sources are still the same.
 
     The `first` process reads the sources; others find what it has written.
     """

@@ -15,8 +15,8 @@ from triton.runtime.driver import driver
 from triton.runtime.errors import PTXASError
 
 from tarnn.kernels.linear import Call
-from tarnn.kernels.triton import backward_kernels, first_call, forward_kernels, launch, machine
-from tarnn.kernels.triton.kinds import LaunchError
+from tarnn.kernels.triton import backward_kernels, device, forward_kernels, launch, precompile
+from tarnn.kernels.triton.launch_failures import LaunchError
 
 pytestmark = pytest.mark.skipif(gpu_compiler.INTERPRETED, reason="kernels are interpreted here")
 FORWARD = {"state_sums", "prefix", "outputs"}
@@ -36,8 +36,8 @@ def compiled_by(monkeypatch):
     before = driver._active
 
     def put(function) -> Call:
-        monkeypatch.setattr(machine, "interpreted", True)
-        monkeypatch.setattr(first_call, "_met", set())
+        monkeypatch.setattr(device, "interpreted", True)
+        monkeypatch.setattr(precompile, "_met", set())
         monkeypatch.setattr(compiler, "compile", function)
         driver.set_active(Unmet(gpu_compiler.target_of(90)))
         return gpu_resources.call_of("plain", "bfloat16", 64)
@@ -55,7 +55,7 @@ def test_a_kernel_that_does_not_compile(compiled_by):
         raise PTXASError("ptxas fatal : Unsupported .version")
 
     call = compiled_by(fail)
-    first_call.compile_forward(call, True)
+    precompile.compile_forward(call, True)
     assert _async_compile.active_mode.get() is None
     with pytest.raises(LaunchError, match="Unsupported"):
         launch.forward(call, True)
@@ -68,7 +68,7 @@ def test_a_driver_that_is_not_found(compiled_by, monkeypatch):
     call = compiled_by(None)
     monkeypatch.setattr(Unmet, "get_current_target", fail)
     with pytest.raises(LaunchError, match="libcuda"):
-        first_call.compile_backward(call)
+        precompile.compile_backward(call)
     assert _async_compile.active_mode.get() is None
 
 
@@ -81,10 +81,10 @@ def test_backward_kernels_are_compiled_behind_the_forward_ones_and_nobody_waits(
         assert go_on.wait(60)
 
     call = compiled_by(compiled)
-    first_call.compile_forward(call, for_backward)
+    precompile.compile_forward(call, for_backward)
     go_on.set()
     # what comes behind all of them
-    pool = first_call.threads()
+    pool = precompile.threads()
     all_of_them = threading.Barrier(pool._max_workers)
     list(pool.map(lambda _: all_of_them.wait(), range(pool._max_workers)))
     assert set(begun[:3]) == FORWARD
@@ -93,10 +93,10 @@ def test_backward_kernels_are_compiled_behind_the_forward_ones_and_nobody_waits(
 
 def test_rows_whose_stride_is_odd_are_met(monkeypatch):
     """One row would have no stride at all, and its kernels would be others."""
-    monkeypatch.setattr(first_call, "_met", set())
+    monkeypatch.setattr(precompile, "_met", set())
     call = gpu_resources.call_of("plain", "bfloat16", 64)
     x = torch.empty(2, 2, 300, 67, dtype=torch.bfloat16)[..., :64]
     odd = call._replace(q=x[:, :, :299], k=x[:, :, :299], v=x[:, :, :299])
     names = lambda found: {x.identity for x in found}  # noqa: E731
-    first = names(gpu_compiler.launched(lambda: first_call.compile_forward(odd, False), 90))
+    first = names(gpu_compiler.launched(lambda: precompile.compile_forward(odd, False), 90))
     assert names(gpu_compiler.launched(lambda: launch.forward(odd, True), 90)) <= first

@@ -20,9 +20,9 @@ from triton.runtime import _async_compile
 from tarnn.kernels.linear import Call, Returned
 from tarnn.kernels.triton.backward_pass import Backward
 from tarnn.kernels.triton.configurations import values_at_once
-from tarnn.kernels.triton.kinds import kind_of
 from tarnn.kernels.triton.launch import Launches, forward, launching
-from tarnn.kernels.triton.parts import EVERYTHING, Part
+from tarnn.kernels.triton.launch_failures import kind_of
+from tarnn.kernels.triton.split_backward import EVERYTHING, Part
 
 FEW = slice(0, 130)  # more than two of the longest chunks
 MOST_THREADS = 8

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-class Stretches(NamedTuple):
+class Schedule(NamedTuple):
     """Tables on the device, int32. A program reads its row; the same kernels so take batches and packed rows."""
 
     items: Tensor  # (·, 5)  batch row, first position, last + 1, first chunk, sequence
@@ -25,10 +25,10 @@ class Stretches(NamedTuple):
 
 
 # tables that CUDA graphs read, which go on reading them: kept for ever
-_RECORDED: dict[tuple, Stretches] = {}
+_RECORDED: dict[tuple, Schedule] = {}
 
 
-def of_rows(num_rows: int, length: int, item: int, chunk: int, device: torch.device) -> Stretches:
+def of_rows(num_rows: int, length: int, item: int, chunk: int, device: torch.device) -> Schedule:
     """Rows of one length each."""
     asked = num_rows, length, item, chunk, device
     tables = _RECORDED.get(asked) or _of_rows(*asked)
@@ -43,18 +43,18 @@ def _recording() -> bool:
 
 
 @lru_cache(maxsize=64)
-def _of_rows(num_rows: int, length: int, item: int, chunk: int, device: torch.device) -> Stretches:
+def _of_rows(num_rows: int, length: int, item: int, chunk: int, device: torch.device) -> Schedule:
     rows = torch.arange(num_rows, device="cpu")
     return _divided(rows, torch.zeros_like(rows), torch.full_like(rows, length), item, chunk, device)
 
 
-def of_packed(cuts: list[int], item: int, chunk: int, device: torch.device) -> Stretches:
+def of_packed(cuts: list[int], item: int, chunk: int, device: torch.device) -> Schedule:
     """Sequences end to end in one row."""
     at = torch.tensor(cuts, device="cpu")
     return _divided(torch.zeros_like(at[1:]), at[:-1], at[1:], item, chunk, device)
 
 
-def _divided(rows: Tensor, starts: Tensor, stops: Tensor, item: int, chunk: int, device) -> Stretches:
+def _divided(rows: Tensor, starts: Tensor, stops: Tensor, item: int, chunk: int, device) -> Schedule:
     """Items of `item` positions, a multiple of the `chunk`."""
     of_chunks, chunk_starts, chunk_stops, chunk_ends = _cut(starts, stops, chunk)
     of_items, item_starts, item_stops, item_ends = _cut(starts, stops, item)
@@ -68,7 +68,7 @@ def _divided(rows: Tensor, starts: Tensor, stops: Tensor, item: int, chunk: int,
     )
     whole = bool((item_ends - first_items == 1).all())
     items, chunks, sequences = (x.to(device, torch.int32) for x in tables)
-    return Stretches(items, chunks, sequences, whole)
+    return Schedule(items, chunks, sequences, whole)
 
 
 def _cut(starts: Tensor, stops: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Kinds of calls: what their kernels are compiled for, and which of them this GPU can't run."""
+"""Remember which kinds of calls this GPU could not launch, so that plain PyTorch takes the next ones."""
 
 from tarnn.kernels.contract import Mendable, form
 from tarnn.kernels.linear import Call

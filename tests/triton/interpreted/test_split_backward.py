@@ -7,7 +7,7 @@ from kernels.test_backends import all_results
 from tarnn.kernels.eager import linear as eager
 from tarnn.kernels.linear import Call
 from tarnn.kernels.triton import linear as triton
-from tarnn.kernels.triton import parts
+from tarnn.kernels.triton import split_backward
 
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 
@@ -36,8 +36,8 @@ def test_one_row_of_one_head_after_another(monkeypatch):
         eps=1e-30,
     )
     expected = results_of(eager, call)[1]
-    monkeypatch.setattr(parts, "MOST_BYTES", 1)
-    assert len(parts.parts_of(call, 16)) == 4
+    monkeypatch.setattr(split_backward, "MOST_BYTES", 1)
+    assert len(split_backward.parts_of(call, 16)) == 4
     found = results_of(triton, call)[1]
     for x, y in zip(found, expected):
         if y is not None:
@@ -51,7 +51,7 @@ def test_values_wider_than_a_tile():
         q, k, v, -torch.rand(1, 1, 5), S=torch.rand(1, 1, 3, 300), z=torch.rand(1, 1, 3), function="elu", eps=1e-30
     )
     assert triton.refusal(call) is None
-    assert [part.e for part in parts.parts_of(call, 16)] == [slice(0, 256), slice(256, 300)]
+    assert [part.e for part in split_backward.parts_of(call, 16)] == [slice(0, 256), slice(256, 300)]
     for mine, expected in zip(results_of(triton, call), results_of(eager, call)):
         for x, y in zip(mine, expected):
             if y is not None:
@@ -63,14 +63,14 @@ def test_how_much_is_kept_between_kernels():
     q = torch.empty(2, 8, 4096, 64, device="meta")
     decay = torch.empty(2, 8, 4096, device="meta")
     plain, decayed = Call(q, q, q), Call(q, q, q, decay)
-    assert parts.bytes_between(plain, 64) == 0
-    assert parts.bytes_between(decayed, 64) == 64 * 2 * 64 * 64 * 4
-    assert len(parts.parts_of(plain, 16)) == 1
+    assert split_backward.bytes_between(plain, 64) == 0
+    assert split_backward.bytes_between(decayed, 64) == 64 * 2 * 64 * 64 * 4
+    assert len(split_backward.parts_of(plain, 16)) == 1
     projected = Call(q, q, q, omega=torch.empty(1, 1, 128, 64, device="meta"))
-    assert parts.bytes_between(projected, 64) == 2 * 4096 * 128 * 4
-    most = parts.MOST_BYTES
+    assert split_backward.bytes_between(projected, 64) == 2 * 4096 * 128 * 4
+    most = split_backward.MOST_BYTES
     for call in (decayed, projected):
-        cut = parts.parts_of(call, 16)
+        cut = split_backward.parts_of(call, 16)
         rows = [(x.b.stop - x.b.start) * (x.g.stop - x.g.start) for x in cut]
         assert sum(rows) == 16
-        assert max(rows) * parts.bytes_between(call, 16) <= most
+        assert max(rows) * split_backward.bytes_between(call, 16) <= most
