@@ -39,6 +39,7 @@ def maps(d):
     return made
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("std", [1.0, 3.0])
 @pytest.mark.parametrize("d", [16, 64])

@@ -74,6 +74,7 @@ def estimates(make, d, draws, blocks=1, scale=1.0):
 PAIRED = (HyperbolicRandomFeatures, TrigonometricRandomFeatures)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("d", [4, 16, 64])
 @pytest.mark.parametrize("name", UNBIASED)
 def test_unbiased(name, d):

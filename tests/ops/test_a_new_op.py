@@ -42,6 +42,7 @@ def test_it_is_what_its_definition_says():
         torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cuts", [None, CUTS], ids=["batch", "packed"])
 def test_both_derivatives_of_the_call_and_of_the_operator(cuts):
     x, S = inputs(3, b=1) if cuts is not None else inputs()

@@ -119,6 +119,7 @@ def test_the_law_of_precision(op, way, seed, apart, t):
     check(found, definition, expected, expected.square().mean().sqrt())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["whole", "in parts", "both sides", "packed"])
 @pytest.mark.parametrize("op", OPS)
 @settings(laws, max_examples=5)

@@ -57,6 +57,7 @@ def same_bits(x, y):
     return torch.equal(x, y) or torch.equal(x.view(torch.int32), y.view(torch.int32))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "options"), CALLS, ids=lambda x: x if isinstance(x, str) else "-".join(x))
 def test_what_is_not_finite_shows_where_it_is_used_and_nowhere_else(name, options):
     """One number, of one row and head, at one position: outputs before it, and of other rows and heads, stay as they are; a NaN

@@ -49,6 +49,7 @@ def test_features_are_never_kept(name, causal):
     assert sum(kept.values()) < M * tokens  # which the features of the queries alone would be
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("name", ["positive", "hyperbolic", "optimal", "random relu"])
@@ -74,6 +75,7 @@ def test_gradients_of_a_learned_omega(name, packed, causal, chunks):
     assert torch.allclose(got, right, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("name", MAPS)

@@ -17,7 +17,7 @@ _DTYPES = (torch.float32, torch.float64)
 def refusal(call: Call) -> str | None:
     """Why the compiled kernels can't compute this call, or None."""
     x, y = call.x, call.y
-    if not (is_plain(x) and is_plain(y)):
+    if not is_plain(y):  # of x that is known: what traces it sees eager's operations
         return "A traced call is computed in plain PyTorch."
     if not x.is_cpu or x.dtype not in _DTYPES or y.dtype != x.dtype:
         return "The compiled elementwise kernels take float32 or float64 on a CPU, both tensors alike."
