@@ -1,5 +1,5 @@
-// Linear attention's operators: forward, backward and one token. Python (kernels/cpu/__init__.py) has checked shapes and dtypes, and
-// allocates all results.
+// Linear attention's operators: forward, backward and one token. Python has checked shapes and dtypes (ops/linear/arguments.py), and
+// allocates all results (kernels/cpu/linear.py).
 #include <cstdlib>
 #include <string_view>
 

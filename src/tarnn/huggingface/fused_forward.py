@@ -18,7 +18,7 @@ from tarnn.models.backbone import TextModel
 from tarnn.models.inputs import can_look
 from tarnn.models.state import ModelState
 
-# by default `generate` first runs WARMUP_TOKENS by the model's own step, one more per BYTES_PER_TOKEN: packing takes as long
+# by default `generate` first runs WARMUP_TOKENS by `forward`, one more per BYTES_PER_TOKEN: packing takes as long
 WARMUP_TOKENS, BYTES_PER_TOKEN = 8, 2**23
 MOST_BYTES = 2**29  # larger weights are not packed by default: meanwhile memory holds them up to four times
 MOST_PLACES = 2**12  # in a table that is made for one text
@@ -124,7 +124,7 @@ def fused_forward(model: TextModel, weights: str | None = "float32", warmup_toke
         with fused_forward(model, "int8"):
             model.generate(ids, max_new_tokens=100)
 
-    weights: float32 | bfloat16 | int8 | int4, as `FusedStep` takes them; None: the model's own step alone. They are packed
+    weights: float32 | bfloat16 | int8 | int4, as `FusedStep` takes them; None: `forward` alone. They are packed
     in each `generate`, and for each other cache at its first such token after `warmup_tokens` others; what changes them takes
     effect in the next. It holds where a context variable set here would: in this thread or asyncio task, and in the tasks
     that it starts within. Raises ValueError for another format.
