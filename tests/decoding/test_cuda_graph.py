@@ -8,6 +8,7 @@ import torch
 
 from tarnn.decoding import choice, cuda_graph, fastest_step
 from tarnn.decoding.loop import TokenLoop
+from tarnn.decoding.plan import Refusal
 from tarnn.decoding.samplers import sampler
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.ops import KVCache
@@ -95,7 +96,10 @@ def test_a_step_that_cannot_be_recorded_is_taken_as_it_is(played_again, monkeypa
     def refuse(run, undo):
         raise RuntimeError("operation not permitted when stream is capturing\nadvice")
 
-    monkeypatch.setattr(choice, "refusal", lambda model: "as if on a GPU")
+    def no_fused_step(*arguments):
+        raise ValueError("there is no fused step") from Refusal("as if on a GPU")
+
+    monkeypatch.setattr(choice, "FusedStep", no_fused_step)
     monkeypatch.setattr(choice, "cannot_record", lambda state: None)
     loop = make_loop()
     chosen = fastest_step(loop.model, loop.state)

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tarnn.decoding.cuda_graph import RecordedStep, cannot_record
-from tarnn.decoding.fused import MOST_PLACES, FusedStep, refusal
+from tarnn.decoding.fused import MOST_PLACES, FusedStep
 from tarnn.decoding.loop import Step
+from tarnn.decoding.plan import Refusal
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,13 @@ def fastest_step(
 
     Raises ValueError where weights are given and there is no fused step.
     """
-    no_fused_step = refusal(model)
-    if no_fused_step is None or weights is not None:
+    try:
         fused = FusedStep(model, weights or "float32", most_places)
         return ChosenStep(fused, f"fused step ({fused.weights} weights)")
-    why_not = f"no fused step: {no_fused_step}"
+    except ValueError as error:
+        if weights is not None or not isinstance(error.__cause__, Refusal):
+            raise
+        why_not = f"no fused step: {error.__cause__}"
     no_graph = cannot_record(state)
     if no_graph is None:
         try:

@@ -33,21 +33,37 @@ MOST_PLACES = 2**16  # positions whose embeddings are kept in a table; beyond, e
 
 def refusal(model: nn.Module, classes: Classes | None = None) -> str | None:
     """Why there is no fused step for this model, or None where there is one."""
+    try:
+        _plan(model, classes)
+    except Refusal as reason:
+        return str(reason)
+    return None
+
+
+def _plan(model: nn.Module, classes: Classes | None) -> Plan:
+    """The plan of this model. Raises Refusal where there is no fused step."""
     weights = list(model.parameters())
     if any(p.device.type != "cpu" or p.dtype != torch.float32 for p in weights):
-        return "it computes in float32 on a CPU, and this model is elsewhere or of another type"
+        raise Refusal("it computes in float32 on a CPU, and this model is elsewhere or of another type")
     if any(type(p.data) is not Tensor or p.layout != torch.strided for p in weights):
-        return "its weights are sharded, or kept in another way than as numbers"
-    return refusal_of_its_kind(model, classes)
+        raise Refusal("its weights are sharded, or kept in another way than as numbers")
+    return _plan_of_its_kind(model, classes)
 
 
 def refusal_of_its_kind(model: nn.Module, classes: Classes | None = None) -> str | None:
-    """The same for any model built like this one, wherever its weights are."""
+    """The same as `refusal` for any model built like this one, wherever its weights are."""
     try:
-        Plan(model, classes)
+        _plan_of_its_kind(model, classes)
     except Refusal as reason:
         return str(reason)
-    return None if library.available() else f"the compiled kernels can't be used: {library.status().why}"
+    return None
+
+
+def _plan_of_its_kind(model: nn.Module, classes: Classes | None) -> Plan:
+    plan = Plan(model, classes)
+    if not library.available():
+        raise Refusal(f"the compiled kernels can't be used: {library.status().why}")
+    return plan
 
 
 class FusedStep:
@@ -73,12 +89,13 @@ class FusedStep:
     ):
         if weights not in FORMATS:
             raise ValueError(f"weights must be one of {', '.join(FORMATS)}; got {weights!r}.")
-        if reason := refusal(model, classes):
-            raise ValueError(f"there is no fused step for this model: {reason}. Use model.step.")
         self.model: Any = model
         self.weights = weights
         with torch.no_grad():
-            plan = Plan(model, classes)
+            try:
+                plan = _plan(model, classes)
+            except Refusal as reason:
+                raise ValueError(f"there is no fused step for this model: {reason}. Use model.step.") from reason
             self.plan, self.block = pack(plan, weights)
             self.hidden, self.scale, self.limit = plan.head.weight.shape[1], plan.scale, plan.limit
             self.tokens = self._wide(plan.tokens * plan.scale)
