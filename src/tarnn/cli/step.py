@@ -20,6 +20,6 @@ def prepare_step(loop: Any, weights: str | None, report: Log) -> None:
     try:
         chosen = fastest_step(loop.model, loop.state, weights=weights)
     except ValueError as error:
-        raise UserError(f"--weights can't be had here: {error} Leave --weights out.") from error
+        raise UserError(f"--weights is not possible here: {error} Leave --weights out.") from error
     loop.step = chosen.step
     report("tarnn: " + "; ".join((chosen.name, *chosen.why_not)))
