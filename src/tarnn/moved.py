@@ -5,7 +5,7 @@ import sys
 PLACES = {
     "tarnn.analysis.compressors": "tarnn.cli.compressors",
     "tarnn.analysis.decode_cost": "tarnn.decoding.decode_cost",
-    "tarnn.analysis.image_likelihood": "tarnn.tasks.images.likelihood",
+    "tarnn.analysis.image_likelihood": "scripts.common.image_bits",
     "tarnn.analysis.residues": "experiments.measures.residues",
     "tarnn.analysis.softmax_error": "experiments.measures.softmax_error",
     "tarnn.conversion.checkpoints": "tarnn.conversion.rows",
@@ -53,6 +53,7 @@ PLACES = {
     "tarnn.tasks.masked_lm": "tarnn.tasks.text.masked",
     "tarnn.tasks.seq2seq": "tarnn.tasks.pairs.task",
     "tarnn.tasks.token_classification": "tarnn.tasks.labels.words",
+    "tarnn.tasks.images.likelihood": "scripts.common.image_bits",
     "tarnn.training.failures": "tarnn.training.error_messages",
 }
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tarnn.errors import UserError
 from tarnn.log import Log
 from tarnn.tasks.base import Sample, Task, register
-from tarnn.tasks.images.sources import Images, part_of, parts_of, read_images, size
+from tarnn.tasks.images.sources import Images, check_fit, part_of, parts_of, read_images, size
 from tarnn.tasks.settings import NOTHING_HELD_OUT, RunSettings, option
 from tarnn.tasks.sums import sums
 from tarnn.tasks.trained import Trained
@@ -94,7 +94,7 @@ class ImageTask(Task):
                     f"{held_out.source} is what is trained on, so the validation would measure nothing; name other images "
                     "with --val, or leave it out."
                 )
-            check_like(held_out, whole, self.num_classes)
+            check_fit(held_out, whole.shape, self.num_classes, whole.source)
         self.examples = ImageRows(self.images, self.num_classes > 0)
         self.held_out = None if held_out is None else ImageRows(held_out, self.num_classes > 0)
         self.epoch = len(self.images)
@@ -107,10 +107,9 @@ class ImageTask(Task):
     @classmethod
     def to_evaluate(cls, trained: Trained, sources: Sequence[str], log: Log) -> ImageTask:
         from tarnn.tasks.images.batches import ImageRows
-        from tarnn.tasks.images.likelihood import check_fit
 
-        task, settings = cls.__new__(cls), trained.settings
-        task.settings, classes = settings, trained.config.num_classes
+        task, settings, config = cls.__new__(cls), trained.settings, trained.config
+        task.settings = settings
         if len(sources) > 1:
             raise UserError(f"images come from one source at a time; got {len(sources)}: {', '.join(sources)}.")
         if sources:
@@ -120,8 +119,8 @@ class ImageTask(Task):
             images = split(read_images(settings.sources[0]), settings)[1]
             trained.refuse_other(cls.of, images and facts_of(images))
         assert images is not None
-        check_fit(trained.config, images)
-        task.held_out = ImageRows(images, classes > 0)
+        check_fit(images, (config.image_height, config.image_width, config.num_channels), config.num_classes)
+        task.held_out = ImageRows(images, config.num_classes > 0)
         task.evaluated = f"{images.source}: {len(images):,} images"
         return task
 
@@ -243,21 +242,6 @@ def first_of(images: Images, most: int) -> Images:
     if len(images) <= most:
         return images
     return replace(images.take(slice(most)), source=f"the first of {len(images):,} of {images.source}")
-
-
-def check_like(images: Images, others: Images, num_classes: int) -> None:
-    """Raise UserError if held-out images have another size, or lack the classes of the training images."""
-    if images.shape != others.shape:
-        raise UserError(
-            f"{images.source} has images of {size(images.shape)}, and {others.source} of {size(others.shape)}; "
-            "expected images of one size to train on and to validate on."
-        )
-    if num_classes and (images.labels is None or images.num_classes > num_classes):
-        what = "no labels" if images.labels is None else f"a label {images.num_classes - 1}"
-        raise UserError(
-            f"{images.source} has {what}, and {others.source} has {num_classes} classes; leave --class-conditional "
-            "out, or validate on images of the same classes."
-        )
 
 
 def facts_of(images: Images) -> dict[str, Any]:
