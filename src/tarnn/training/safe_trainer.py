@@ -54,7 +54,6 @@ class SafeTrainer(Trainer):
         self.batches = task.validation(args.eval_batch_size)
         self.run_state = RunState()
         self.budget: TimeBudget | None = None
-        self._partial: Path | None = None
         self._loss_of_step: Tensor | None = None
         super().__init__(
             args=args,
@@ -211,34 +210,26 @@ class SafeTrainer(Trainer):
             partial.rmdir()
             checkpoints.flush(self.folder)
 
-    def _get_output_dir(self, trial) -> str:
-        return super()._get_output_dir(trial) if self._partial is None else str(self._partial)
-
     def _save_checkpoint(self, model, trial) -> None:
-        """The Trainer's checkpoint, but written aside and moved into place when all of it is there."""
+        """The Trainer's checkpoint, marked as complete when all of it is there."""
         assert self.model is not None
-        started = self.clock()
-        folder = self.folder / "checkpoints"
+        started, folder = self.clock(), self.folder / "checkpoints"
         if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
             self._stop("the weights are no longer finite, so they were not saved")
-        if self.args.should_save:
-            checkpoints.sweep(folder)
-        self.accelerator.wait_for_everyone()
-        self._partial = folder / checkpoints.PARTIAL
+        checkpoint = folder / f"checkpoint-{self.state.global_step}"
+        self.run_state.step = self.state.global_step
         try:
             super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            self.run_state.seconds = self.clock()
+            if self.budget is not None and self.budget.over:  # what is left was kept for the end
+                self.run_state.seconds = max(self.run_state.seconds, self.budget.limit)
+            if self.args.should_save:
+                checkpoints.finish(checkpoint, self.run_state)
         except BaseException:
-            shutil.rmtree(self._partial, ignore_errors=True)  # give a full disk its room back
+            shutil.rmtree(checkpoint, ignore_errors=True)  # give a full disk its room back
             raise
-        finally:
-            self._partial = None
-        self.accelerator.wait_for_everyone()
-        self.run_state.step, self.run_state.seconds = self.state.global_step, self.clock()
-        if self.budget is not None and self.budget.over:  # what is left was kept for the end
-            self.run_state.seconds = max(self.run_state.seconds, self.budget.limit)
         if self.args.should_save:
-            checkpoints.finish(folder / checkpoints.PARTIAL / f"checkpoint-{self.state.global_step}", self.run_state)
-            checkpoints.sweep(folder)
             checkpoints.rotate(folder, self.keep)
         if self.batches is None or (self.interruption.signal and self.run_state.best_step is None):
             self.save_best()
