@@ -3,7 +3,7 @@
 import sys
 
 PLACES = {
-    "tarnn.analysis.compressors": "tarnn.cli.compressors",
+    "tarnn.analysis.compressors": "tarnn.cli.demo",
     "tarnn.analysis.decode_cost": "tarnn.decoding.decode_cost",
     "tarnn.analysis.image_likelihood": "scripts.common.image_bits",
     "tarnn.analysis.residues": "experiments.measures.residues",

@@ -19,7 +19,7 @@ def write(folder, step, content=b"x" * 100):
 def test_it_counts_when_it_is_finished_and_not_before(tmp_path):
     checkpoint = write(tmp_path, 5)
     assert latest(tmp_path) is None
-    state = RunState(step=5, seconds=1.5, best_step=4, best_bits_per_byte=2.25)
+    state = RunState(step=5, seconds=1.5, best_step=4, best_measure=2.25)
     finish(checkpoint, state)
     assert checkpoint == latest(tmp_path)
     assert read_state(checkpoint) == state

@@ -1,6 +1,6 @@
 """Tasks: what a model is trained for. One folder per task, and one registry, `TASKS`."""
 
-from tarnn.tasks.base import TASKS, Facts, Sample, Task, own_options, register, task_of
+from tarnn.tasks.base import TASKS, Sample, Task, own_options, register, task_of
 from tarnn.tasks.settings import RunSettings
 from tarnn.tasks.text.task import TextSettings, TextTask
 
@@ -29,7 +29,6 @@ __all__ = [
     "ClassificationTask",
     "CtcSettings",
     "CtcTask",
-    "Facts",
     "ImageSettings",
     "ImageTask",
     "MaskedLMSettings",

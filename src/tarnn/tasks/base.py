@@ -27,18 +27,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the log and the progress bar count, and in which unit."""
-
-    unit: str  # of the measure, as the log calls it: bits_per_byte
-    counted: str  # what progress counts: tokens, images
-    per_step: int  # how many of them one optimizer step takes
-    epoch: int  # how many the data have
-    bytes_per_token: float | None  # None: the measure is the loss itself
-    rates: tuple[str, ...] = ()  # what else a validation measures
-
-
-@dataclass(frozen=True)
 class Sample:
     """What a trained model made, at the end of its run."""
 
@@ -50,14 +38,14 @@ class Sample:
 class Trainable(ABC):
     """Data and their loss, as the trainer takes them."""
 
-    unit: ClassVar[str] = "bits_per_byte"
-    counted: ClassVar[str] = "tokens"
+    unit: ClassVar[str] = "bits_per_byte"  # of the measure, as the log calls it
+    counted: ClassVar[str] = "tokens"  # what progress counts
     rates: ClassVar[tuple[str, ...]] = ()  # what `outcome` counts besides, each a part of the tokens: accuracy
     keeps_model: ClassVar[bool] = True  # whether the run leaves the best model in its folder
 
-    epoch: int
+    epoch: int  # what the data count
     per_example: int = 1  # what one example counts
-    bytes_per_token: float | None = 1.0
+    bytes_per_token: float | None = 1.0  # None: the measure is the loss itself
     examples: Any  # a Dataset
     held_out: Any = None  # examples to validate on
     tokenizer: Any = None

@@ -1,12 +1,11 @@
 """The model that a run's settings ask for: preset, then the file of --config, then options; what comes later wins."""
 
-import json
-from pathlib import Path
 from typing import Any, TypeVar
 
 from tarnn.errors import UserError
 from tarnn.feature_maps import names, options_of
 from tarnn.feature_maps.registry import MAPS
+from tarnn.json_file import read_json
 from tarnn.models import TarnnConfig
 from tarnn.tasks.settings import RunSettings
 
@@ -25,7 +24,7 @@ OPTIONS = {
 
 def chosen(settings: RunSettings) -> dict[str, Any]:
     """The keys of a config that the file of --config and the options name."""
-    choices = read_config(settings.config) if settings.config else {}
+    choices = read_json(settings.config) if settings.config else {}
     for name, key in OPTIONS.items():
         if getattr(settings, name) is not None:
             choices[key] = getattr(settings, name)
@@ -73,16 +72,3 @@ def make_config(kind: type[C], settings: RunSettings, choices: dict[str, Any]) -
     except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: sizes beyond 64 bits
         where = f"{settings.config}: " if settings.config else ""
         raise UserError(f"{where}{' '.join(str(error).split())}") from error
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The JSON object in a file: keys of `TarnnConfig`, such as another checkpoint's config.json."""
-    if not path.is_file():
-        raise UserError(f"--config {path}: no such file; expected a JSON object of TarnnConfig's keys.")
-    try:
-        content = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"--config {path} is not JSON: {error}.") from error
-    if not isinstance(content, dict):
-        raise UserError(f"--config {path} holds a JSON {type(content).__name__}; expected an object.")
-    return content

@@ -31,7 +31,7 @@ class RunState:
     step: int = 0
     seconds: float = 0.0  # of training, interruptions left out
     best_step: int | None = None
-    best_bits_per_byte: float | None = None  # of images: bits per dimension
+    best_measure: float | None = None  # in the unit of the task
     validation_batches: int | None = None  # that a validation takes, where the time is too short for all
 
 
@@ -93,6 +93,8 @@ def read_state(checkpoint: Path) -> RunState:
     with reading(checkpoint):
         marker = json.loads((checkpoint / MARKER).read_text())
         files = marker.pop("files")
+        if "best_bits_per_byte" in marker:  # as it was once called
+            marker["best_measure"] = marker.pop("best_bits_per_byte")
         state = RunState(**marker)
     for name, size in files.items():
         path = checkpoint / name

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tarnn.errors import UserError
+from tarnn.json_file import read_json
 from tarnn.tasks import RunSettings
 from tarnn.tasks.images.task import PICTURE
 from tarnn.tasks.text.task import SAMPLE
@@ -107,13 +108,9 @@ def model_kind(folder: Path) -> str:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    try:
-        saved = json.loads((folder / SETTINGS).read_text())
-        assert isinstance(saved["settings"], dict)
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
-        raise UserError(
-            f"{folder / SETTINGS} can't be read ({type(error).__name__}: {error}); start again with --overwrite."
-        ) from error
+    saved = read_json(folder / SETTINGS)
+    if not isinstance(saved.get("settings"), dict):
+        raise UserError(f"{folder / SETTINGS} has no settings in it; start again with --overwrite.")
     return saved
 
 

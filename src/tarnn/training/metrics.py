@@ -2,7 +2,7 @@
 
 import math
 
-from tarnn.tasks import Facts
+from tarnn.tasks.base import Trainable
 
 
 def bits_per_byte(nats: float, num_bytes: float) -> float:
@@ -17,9 +17,9 @@ def bits_per_byte(nats: float, num_bytes: float) -> float:
     return nats / (num_bytes * math.log(2))
 
 
-def measure(nats: float, facts: Facts) -> float:
+def measure(nats: float, task: Trainable) -> float:
     """A loss in the unit of the task: bits per byte, unless that is the loss."""
-    return nats if facts.bytes_per_token is None else bits_per_byte(nats, facts.bytes_per_token)
+    return nats if task.bytes_per_token is None else bits_per_byte(nats, task.bytes_per_token)
 
 
 def perplexity(nats_per_token: float) -> float:

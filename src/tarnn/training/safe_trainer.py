@@ -65,6 +65,7 @@ class SafeTrainer(Trainer):
             **kwargs,
         )
         self.loss_is_scaled_for_ga = False  # a mean: the Trainer divides it by the batches of a step
+        self.model_accepts_loss_kwargs = False  # nothing is counted for it: all batches are of one size
 
     @property
     def has_stepped(self) -> bool:
@@ -82,9 +83,6 @@ class SafeTrainer(Trainer):
         args = self.args
         examples = args.max_steps * args.gradient_accumulation_steps * args.train_batch_size * args.world_size
         return self.task.sampler(examples, args.seed)
-
-    def _get_num_items_in_batch(self, batch_samples, device) -> None:
-        return None  # all batches are of one size
 
     def floating_point_ops(self, inputs) -> int:
         return 0  # the Trainer would count all parameters anew at every step
@@ -151,7 +149,7 @@ class SafeTrainer(Trainer):
             self.budget.has_validated(seconds)
         metrics = {
             f"{metric_key_prefix}_loss": nats / tokens,
-            f"{metric_key_prefix}_bits_per_byte": bits_per_byte(nats, num_bytes),
+            f"{metric_key_prefix}_measure": bits_per_byte(nats, num_bytes),
             f"{metric_key_prefix}_perplexity": perplexity(nats / tokens),
             f"{metric_key_prefix}_seconds": seconds,
             **{f"{metric_key_prefix}_{name}": n / tokens for name, n in zip(self.task.rates, counts, strict=True)},
@@ -182,9 +180,9 @@ class SafeTrainer(Trainer):
             self.control.should_training_stop = self.control.should_save = True
             self.control.should_evaluate = False
             return {}
-        now, best = metrics["eval_bits_per_byte"], self.run_state.best_bits_per_byte
+        now, best = metrics["eval_measure"], self.run_state.best_measure
         if math.isfinite(now) and (best is None or now < best):
-            self.run_state.best_bits_per_byte, self.run_state.best_step = now, self.state.global_step
+            self.run_state.best_measure, self.run_state.best_step = now, self.state.global_step
             self.save_best()
         return metrics
 
