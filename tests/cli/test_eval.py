@@ -242,7 +242,7 @@ def test_what_it_refuses(command, foreign, sources, tmp_path):
     text, latin = sources["text"], tmp_path / "latin.txt"
     latin.write_bytes(b"caf\xe9")
     for arguments, words in [
-        ((tmp_path / "gone",), ["gone holds no checkpoint"]),
+        ((tmp_path / "gone",), ["gone does not exist", "tarnn train TEXT"]),
         ((bare,), ["holds no settings.json", f"`tarnn eval {bare} DATA`"]),
         ((none,), ["held nothing out", f"`tarnn eval {none} DATA`"]),
         ((run, tmp_path / "gone.txt"), ["gone.txt: no such file"]),

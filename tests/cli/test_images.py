@@ -274,7 +274,7 @@ def test_what_train_refuses(train, folder, tmp_path):
         (["--position", "spiral"], {}, ["position must be one of", "grid"]),
         (["--optimizer", "sgd"], {}, ["--optimizer sgd"]),
         (["--val-fraction", 1], {}, ["--val-fraction 1.0 is not possible", "below 1"]),
-        (["--config", tmp_path / "config.json"], {}, ["image_height is 5 in", "4 by the images"]),
+        (["--config", tmp_path / "config.json"], {}, ["image_height is 5 in", "4 by the data"]),
         (["--class-conditional"], bare, ["bare.npz has no labels; leave --class-conditional out"]),
         (["--class-conditional", "--val", tmp_path / "bare.npz"], {}, ["bare.npz has no labels", "3 classes"]),
         (["--val", tmp_path / "large.npz"], {}, ["large.npz has images of 5 × 5", "of 4 × 4"]),

@@ -105,7 +105,7 @@ def test_options_that_make_no_sense(refused, options, parts):
     [
         ('{"hiden_size": 32}', [], ["'hiden_size'", "hidden_size"]),
         ('{"intermediate_size": "wide"}', [], ["intermediate_size", "wide"]),
-        ('{"vocab_size": 50257}', [], ["vocab_size is 50257", "tokenizer has 257"]),
+        ('{"vocab_size": 50257}', [], ["vocab_size is 50257", "but 257 by the data"]),
         ('{"model_type": "gpt2"}', [], ["'gpt2'"]),
         ('{"max_position_embeddings": 8}', [], ["--context 16 is beyond the 8 positions"]),
         ("[1]", [], ["must hold a JSON object"]),

@@ -1,6 +1,6 @@
 """Tasks: what a model is trained for. One folder per task, and one registry, `TASKS`."""
 
-from tarnn.tasks.base import TASKS, Sample, Task, own_options, register, task_of
+from tarnn.tasks.base import TASKS, Sample, Task, Trained, own_options, register, task_of
 from tarnn.tasks.settings import RunSettings
 from tarnn.tasks.text.task import TextSettings, TextTask
 
@@ -21,7 +21,6 @@ from tarnn.tasks.pairs.task import Seq2SeqSettings, Seq2SeqTask
 
 # isort: split
 from tarnn.tasks.labels.words import TokenClassificationSettings, TokenClassificationTask
-from tarnn.tasks.trained import Trained
 
 __all__ = [
     "TASKS",

@@ -1,5 +1,6 @@
 """The model that a run's settings ask for: preset, then the file of --config, then options; what comes later wins."""
 
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from tarnn.errors import UserError
@@ -12,33 +13,18 @@ from tarnn.tasks.settings import RunSettings
 C = TypeVar("C", bound=TarnnConfig)
 # small enough for a laptop's CPU
 MODERN = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
-OPTIONS = {
-    "hidden_size": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "decay": "decay",
-    "position": "position",
-    "dropout": "dropout",
-}
 
 
 def chosen(settings: RunSettings) -> dict[str, Any]:
-    """The keys of a config that the file of --config and the options name."""
+    """The keys of a config that the file of --config and the options name; "a,b" is a pattern over the layers."""
     choices = read_json(settings.config) if settings.config else {}
-    for name, key in OPTIONS.items():
-        if getattr(settings, name) is not None:
-            choices[key] = getattr(settings, name)
-    for key in ("attention", "feature_map"):
-        if (value := getattr(settings, key)) is not None:
-            choices[key] = pattern(value)
+    for each in fields(settings):
+        key, value = each.metadata.get("key"), getattr(settings, each.name)
+        if key is not None and value is not None:
+            choices[key] = value.split(",") if isinstance(value, str) and "," in value else value
     if options := map_options(settings, choices):
         choices["feature_map_options"] = options
     return choices
-
-
-def pattern(value: str) -> str | list[str]:
-    """A pattern over the layers, "a,b", as a list."""
-    return value.split(",") if "," in value else value
 
 
 def vocabulary(tokenizer: Any) -> dict[str, int]:
@@ -50,10 +36,10 @@ def vocabulary(tokenizer: Any) -> dict[str, int]:
 def map_options(settings: RunSettings, choices: dict[str, Any]) -> dict[str, Any]:
     """Those of --config, then those of --map-option; random maps are drawn from --seed unless asked otherwise."""
     maps = choices.get("feature_map", "elu")
-    given = choices.get("feature_map_options") or {}
-    if not isinstance(given, dict) or not all(isinstance(x, dict) for x in given.values()):
-        return given  # the config will say what is wrong with it
-    options = {MAPS.own_name(name): dict(x) for name, x in given.items()}
+    of_config = choices.get("feature_map_options") or {}
+    if not isinstance(of_config, dict) or not all(isinstance(x, dict) for x in of_config.values()):
+        return of_config  # the config will say what is wrong with it
+    options = {MAPS.own_name(name): dict(x) for name, x in of_config.items()}
     for name, own in settings.feature_map_options.items():
         name = MAPS.own_name(name)
         options[name] = options.get(name, {}) | own
@@ -64,9 +50,21 @@ def map_options(settings: RunSettings, choices: dict[str, Any]) -> dict[str, Any
     return options
 
 
-def make_config(kind: type[C], settings: RunSettings, choices: dict[str, Any]) -> C:
-    """A config of that kind: the preset, and what was chosen beside it."""
-    paper = settings.preset == "paper"
+def make_config(
+    kind: type[C], settings: RunSettings, choices: dict[str, Any], of_data: dict[str, Any], longest: int | None = None
+) -> C:
+    """Make a config of that kind: the preset, what was chosen, what the data say, and learned positions for the longest.
+
+    Raises UserError for whatever the config refuses, and for sizes that were chosen otherwise than the data say.
+    """
+    paper, source = settings.preset == "paper", settings.config or getattr(settings, "start", None)
+    for key, value in of_data.items():
+        is_size = isinstance(value, int) and not key.endswith("_token_id")
+        if is_size and choices.get(key, value) != value:
+            raise UserError(f"{key} is {choices[key]} in {source}, but {value} by the data; leave it out.")
+    choices = choices | of_data
+    if longest is not None and choices.get("position") == "learned":
+        choices.setdefault("max_position_embeddings", longest)
     try:
         return kind.paper(**choices) if paper else kind(**MODERN | choices)
     except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: sizes beyond 64 bits

@@ -2,6 +2,8 @@
 
 import math
 
+from torch import Tensor
+
 from tarnn.tasks.base import Trainable
 
 
@@ -25,3 +27,11 @@ def measure(nats: float, task: Trainable) -> float:
 def perplexity(nats_per_token: float) -> float:
     """e^(nats per token); infinity where that is beyond a float."""
     return math.exp(nats_per_token) if nats_per_token < 700 else math.inf
+
+
+def measures(task: Trainable, totals: Tensor) -> dict[str, float]:
+    """The loss in nats, the measure in the task's unit, the perplexity and the rates, of the sums of all batches."""
+    nats, tokens, num_bytes, *counts = totals.tolist()
+    rates = {name: count / tokens for name, count in zip(task.rates, counts, strict=True)}
+    measure = bits_per_byte(nats, num_bytes)
+    return {"loss": nats / tokens, "measure": measure, "perplexity": perplexity(nats / tokens), **rates}

@@ -21,7 +21,7 @@ from tarnn.training import checkpoints
 from tarnn.training.budget import Clock, TimeBudget
 from tarnn.training.checkpoints import RunState
 from tarnn.training.interruption import Interruption
-from tarnn.training.metrics import bits_per_byte, perplexity
+from tarnn.training.metrics import measures
 
 CALIBRATION = 16  # examples
 
@@ -143,17 +143,11 @@ class SafeTrainer(Trainer):
             )
             if self.interruption.agreed():
                 raise ValidationGivenUpError
-        nats, tokens, num_bytes, *counts = self.accelerator.reduce(totals, "sum").tolist()
-        seconds = self.clock() - started
+        totals, seconds = self.accelerator.reduce(totals, "sum"), self.clock() - started
         if self.budget is not None:
             self.budget.has_validated(seconds)
-        metrics = {
-            f"{metric_key_prefix}_loss": nats / tokens,
-            f"{metric_key_prefix}_measure": bits_per_byte(nats, num_bytes),
-            f"{metric_key_prefix}_perplexity": perplexity(nats / tokens),
-            f"{metric_key_prefix}_seconds": seconds,
-            **{f"{metric_key_prefix}_{name}": n / tokens for name, n in zip(self.task.rates, counts, strict=True)},
-        }
+        metrics = {f"{metric_key_prefix}_{name}": x for name, x in measures(self.task, totals).items()}
+        metrics[f"{metric_key_prefix}_seconds"] = seconds
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
