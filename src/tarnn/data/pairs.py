@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tarnn.data.sources import dataset_rows
-from tarnn.data.tables import field_of, read_rows
+from tarnn.data.tables import Row, field_of, read_rows
 from tarnn.errors import UserError
 
 KINDS = (
@@ -42,12 +42,18 @@ def read_pairs(sources: Sequence[str], first: str, last: str) -> Iterator[Pair]:
             raise UserError(f"{source} is empty; expected {KINDS}.")
 
 
-def _read(source: str, first: str, last: str) -> Iterator[Pair]:
+def rows_of(source: str, expected: str = KINDS) -> Iterator[tuple[str, Row]]:
+    """(its place, for messages, the row) of a file or of `datasets:…`; UserError where there is no such file."""
+    if source.startswith("datasets:"):
+        return dataset_rows(source)
     path = Path(source).expanduser()
-    if not source.startswith("datasets:") and not path.is_file():
-        problem = "is a folder" if path.is_dir() else "does not exist"
-        raise UserError(f"{source} {problem}; expected {KINDS}.")
-    for place, row in dataset_rows(source) if source.startswith("datasets:") else read_rows(path):
+    if not path.is_file():
+        raise UserError(f"{source} {'is a folder' if path.is_dir() else 'does not exist'}; expected {expected}.")
+    return read_rows(path)
+
+
+def _read(source: str, first: str, last: str) -> Iterator[Pair]:
+    for place, row in rows_of(source):
         if isinstance(row, dict):
             yield Pair(field_of(row, first, place, numbers=True), field_of(row, last, place, numbers=True), place)
         elif len(row) < 2:

@@ -6,21 +6,11 @@ from tarnn.tasks.text.task import TextSettings, TextTask
 
 # isort: split
 from tarnn.tasks.images.task import ImageSettings, ImageTask  # after text, which is listed first
-
-# isort: split
-from tarnn.tasks.text.masked import MaskedLMSettings, MaskedLMTask
-
-# isort: split
 from tarnn.tasks.labels.task import ClassificationSettings, ClassificationTask
-
-# isort: split
-from tarnn.tasks.speech.task import CtcSettings, CtcTask
-
-# isort: split
-from tarnn.tasks.pairs.task import Seq2SeqSettings, Seq2SeqTask
-
-# isort: split
 from tarnn.tasks.labels.words import TokenClassificationSettings, TokenClassificationTask
+from tarnn.tasks.pairs.task import Seq2SeqSettings, Seq2SeqTask
+from tarnn.tasks.speech.task import CtcSettings, CtcTask
+from tarnn.tasks.text.masked import MaskedLMSettings, MaskedLMTask
 
 __all__ = [
     "TASKS",

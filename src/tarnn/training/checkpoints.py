@@ -18,7 +18,6 @@ from pathlib import Path
 from safetensors import safe_open
 
 from tarnn.errors import UserError
-from tarnn.tasks import TASKS
 
 MARKER = "complete.json"
 PARTIAL, DOOMED = ".partial", ".doomed"  # folders being written, being deleted
@@ -108,18 +107,6 @@ def read_state(checkpoint: Path) -> RunState:
             with safe_open(path, framework="pt"):
                 pass
     return state
-
-
-def refuse_other_kind(checkpoint: Path) -> None:
-    """UserError where the model in it is not one of ours."""
-    with reading(checkpoint):
-        kind = json.loads((checkpoint / "config.json").read_text()).get("model_type")
-    kinds = [task.model_type for task in TASKS.values()]
-    if kind not in kinds:
-        raise UserError(
-            f"{checkpoint} holds a model of another kind ({kind!r}); expected {' or '.join(map(repr, kinds))}. "
-            f"{remedy(checkpoint)}"
-        )
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def refuse_stranger(folder: Path) -> None:
     if strange:
         raise UserError(
             f"{folder} holds {', '.join(strange[:3])}{' …' if len(strange) > 3 else ''} and no run of `tarnn "
-            f"train` (no {SETTINGS}{model_kind(folder)}); name another folder with --out."
+            f"train` (no {SETTINGS}); name another folder with --out."
         )
 
 
@@ -96,15 +96,6 @@ def refuse_other_number(saved: dict[str, Any] | None, facts: dict[str, Any]) -> 
         raise UserError(
             f"this run began with {before} processes and can't go on with {now}; start as many for --resume."
         )
-
-
-def model_kind(folder: Path) -> str:
-    """', but a model of kind …' where that is what a folder holds."""
-    try:
-        kind = json.loads((folder / "config.json").read_text())["model_type"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    return f", but a model of kind {kind!r}"
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

@@ -115,8 +115,6 @@ def run(
         checkpoint = find_checkpoint(settings, args, status)
         if checkpoint:
             trainer.run_state = checkpoints.read_state(checkpoint)
-            if task.keeps_model:
-                checkpoints.refuse_other_kind(checkpoint)
             status.best = trainer.run_state.best_measure or math.inf
         add_callbacks(trainer, settings, status)
         set_seed(settings.seed + args.process_index)  # dropout differs between processes
