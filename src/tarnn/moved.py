@@ -4,7 +4,7 @@ import sys
 
 PLACES = {
     "tarnn.analysis.compressors": "tarnn.cli.compressors",
-    "tarnn.analysis.decode_cost": "tarnn.decoding.decode_cost",
+    "tarnn.analysis.decode_cost": "scripts.common.decode_cost",
     "tarnn.analysis.image_likelihood": "tarnn.tasks.images.likelihood",
     "tarnn.analysis.residues": "experiments.measures.residues",
     "tarnn.analysis.softmax_error": "experiments.measures.softmax_error",
@@ -24,6 +24,7 @@ PLACES = {
     "tarnn.data.transcripts": "tarnn.tasks.speech.transcripts",
     "tarnn.data.windows": "tarnn.tasks.text.windows",
     "tarnn.feature_maps.spread": "tarnn.feature_maps.statistics",
+    "tarnn.decoding.decode_cost": "scripts.common.decode_cost",
     "tarnn.decoding.recorded": "tarnn.decoding.cuda_graph",
     "tarnn.generation": "tarnn.decoding",
     "tarnn.models.base_keys": "tarnn.huggingface.config_keys",
@@ -32,6 +33,7 @@ PLACES = {
     "tarnn.models.folders": "tarnn.huggingface.folders",
     "tarnn.kernels.backends": "tarnn.kernels.contract",
     "tarnn.kernels.call": "tarnn.kernels.linear",
+    "tarnn.kernels.cpu.stack": "tarnn.kernels.cpu.model_step",
     "tarnn.kernels.triton.first_call": "tarnn.kernels.triton.precompile",
     "tarnn.kernels.triton.kinds": "tarnn.kernels.triton.launch_failures",
     "tarnn.kernels.triton.machine": "tarnn.kernels.triton.device",
