@@ -4,8 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import tarnn
 from tarnn.kernels import contract
@@ -14,8 +13,7 @@ from tarnn.kernels.eager.hybrid import CHUNK
 from tarnn.kernels.hybrid import at
 from tarnn.ops import linear_attention, softmax_attention
 from tarnn.ops.features import features, log_features
-from tarnn.ops.hybrid import attend as hybrid_attend
-from tarnn.ops.hybrid import definition as hybrid_definition
+from tarnn.ops.hybrid import attend as hybrid_attend, definition as hybrid_definition
 from tarnn.ops.hybrid.op import hybrid_attention, hybrid_step
 from tarnn.ops.hybrid.slots import scores
 from tarnn.ops.hybrid.state import HybridState
