@@ -580,6 +580,7 @@ def test_what_stands_at_masked_queries_reaches_no_gradient(causal):
         assert torch.equal(x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize("causal", [True, False])
 def test_packed_rows_of_unequal_length_are_twice_differentiable(causal):
