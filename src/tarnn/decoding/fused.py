@@ -21,8 +21,7 @@ from tarnn.kernels.cpu.model_step import FORMATS, step
 from tarnn.models.inputs import check_length
 from tarnn.models.state import ModelState
 from tarnn.numerics import default_eps
-from tarnn.ops import KVCache, LinearState, NoState
-from tarnn.ops import State as LayerState
+from tarnn.ops import KVCache, LinearState, NoState, State as LayerState
 from tarnn.ops.softmax.state import full
 
 State = TypeVar("State", bound=ModelState)
