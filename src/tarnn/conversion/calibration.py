@@ -211,7 +211,7 @@ def calibrate(
         return layers
     options = {"name": feature_map} if isinstance(feature_map, str) else dict(feature_map)
     known = options_of(options["name"])
-    implied = {x: True for x in ("centre", "balance") if x in known}
+    implied: dict[str, Any] = {x: True for x in ("centre", "balance") if x in known}
     sampled = sum(min(length_of(row), SAMPLED) for row in rows)
     for i, layer in layers.items():
         h, g, d, _ = layer.heads

@@ -67,7 +67,7 @@ def open_pretrained(
     file, header = read_headers(folder)
     check_counts(folder / "config.json", fields, header)
     config = make_config(folder, fields)
-    model_class = class_of(config, fields.get("architectures"))
+    model_class: Any = class_of(config, fields.get("architectures"))
     check_sizes(folder, model_class, config, file, header)
     with quiet(), refused(folder):
         options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
@@ -157,7 +157,7 @@ def class_of(config: PreTrainedConfig, architectures: Any) -> type[PreTrainedMod
         and model_class.config_class is type(config)
     ):
         return model_class
-    backbones = AutoModel._model_mapping.get(type(config), ())
+    backbones: Any = AutoModel._model_mapping.get(type(config), ())
     if not backbones:
         raise UserError(
             f"transformers has no class {name} for a model_type {config.model_type!r}; expected one of its own."
