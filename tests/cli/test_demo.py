@@ -1,13 +1,9 @@
 """`tarnn demo --quick`: every part of the demo, on a model of nothing."""
 
 import json
-import random
-import shutil
-import subprocess
 
 import pytest
 
-from tarnn.cli.demo import COMPRESSORS
 from tarnn.kernels.cpu import library
 
 
@@ -32,10 +28,10 @@ def test_all_of_it_and_once_more_into_the_same_folder(command, folder):
     assert decode["linear"][0]["state_bytes"] == decode["linear"][1]["state_bytes"] == 2 * 2 * (16 * 16 + 16) * 4
     assert [point["state_bytes"] for point in decode["softmax"]] == [64 * 2 * 2 * 32 * 4, 256 * 2 * 2 * 32 * 4]
     assert f"The {'fused' if library.available() else 'eager'} step" in outcome.out
-    assert min(point["rounds"] for points in decode.values() for point in points) >= 5
-    for name in ("model.safetensors", "decode.png", "demo.json", "log.jsonl"):
+    assert min(point["ms"] for points in decode.values() for point in points) > 0
+    for name in ("model.safetensors", "demo.json", "log.jsonl"):
         assert (folder / name).stat().st_size > 0
-    for path in (folder, folder / "decode.png", folder / "log.jsonl"):
+    for path in (folder, folder / "demo.json", folder / "log.jsonl"):
         assert f"{path}\n" in outcome.out
 
     again = command("demo", "--quick", "--out", folder)  # replaces its own
@@ -60,15 +56,3 @@ def test_bad_options_are_refused(command, tmp_path, options, word):
     out = ("--out", tmp_path / "run") if options else ()
     assert command("demo", *out, *options).is_refusal(word)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "command"),
-    [("xz -9e", ["xz", "-9", "--extreme", "--stdout"]), ("zstd -19", ["zstd", "-19", "--stdout", "--quiet"])],
-)
-def test_compressed_sizes_are_those_of_the_command(name, command):
-    text = " ".join(random.Random(0).choices(["cat", "sat", "mat", "on", "a", "that", "it"], k=5000)).encode()
-    if shutil.which(command[0]) is None:
-        pytest.skip(f"no {command[0]} here")
-    written = subprocess.run(command, input=text, capture_output=True, check=True).stdout
-    assert abs(COMPRESSORS[name](text) - len(written)) <= 8  # a checksum of another kind, and whether the size is noted
