@@ -54,12 +54,15 @@ def named(backend: str, op: str) -> Any:
         return None
 
 
+@cache
+def backends(op: str) -> tuple[tuple[str, Any], ...]:
+    """The names and files of those that compute this op, in the order in which they are asked."""
+    return tuple((name, file) for name in ORDER if (file := named(name, op)) is not None)
+
+
 def choose(op: str, call: Any) -> Any:
     """The backend for this call. Warns once where a slower one is taken for a reason that the user can mend."""
-    for name in ORDER:
-        backend = named(name, op)
-        if backend is None:
-            continue
+    for _, backend in backends(op):
         reason = backend.refusal(call)
         if reason is None:
             return backend
@@ -71,11 +74,10 @@ def choose(op: str, call: Any) -> Any:
 def reasons(op: str, call: Any) -> dict[str, str | None]:
     """Each backend that is asked for this call, and why it refuses; the last is the one that computes it: None."""
     answers: dict[str, str | None] = {}
-    for name in ORDER:
-        if (backend := named(name, op)) is not None:
-            answers[name] = backend.refusal(call)
-            if answers[name] is None:
-                break
+    for name, backend in backends(op):
+        answers[name] = backend.refusal(call)
+        if answers[name] is None:
+            break
     return answers
 
 
