@@ -162,7 +162,7 @@ def test_a_label_for_each_word(command, sources, tmp_path):
     ]:
         source.write_text(json.dumps(line) + "\n")
         assert command("eval", run, source).is_refusal(*words)
-    assert command("eval", run, tmp_path / "text.txt").is_refusal("where a list was expected, in the field 'tokens'")
+    assert command("eval", run, tmp_path / "text.txt").is_refusal("a list was expected, in the field 'labels'")
 
 
 def test_errors_of_letters_and_words(command, sources, tmp_path):

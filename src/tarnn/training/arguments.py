@@ -70,7 +70,7 @@ def check_assignments(assignments: dict[str, Any]) -> None:
 
 
 def check_kind(key: str, value: Any, declared: Any) -> None:
-    """UserError for what is neither true nor false where it must be, or no number of at least 0 where that is expected.
+    """UserError for what is neither true nor false where it must be, or no number in its range.
 
     What else is wrong the Trainer or torch says before the first step is finished.
     """
@@ -80,8 +80,9 @@ def check_kind(key: str, value: Any, declared: Any) -> None:
         raise UserError(f"--set {key}={value}: expected true or false.")
     if str in kinds or not kinds & {int, float} or (value is None and NoneType in kinds):
         return
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not value >= 0:
-        raise UserError(f"--set {key}={value}: expected a {'whole number' if whole else 'number'} of at least 0.")
+    least = int(key == "per_device_eval_batch_size")
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not value >= least:
+        raise UserError(f"--set {key}={value}: expected a {'whole number' if whole else 'number'} of at least {least}.")
 
 
 def training_arguments(settings: RunSettings) -> TrainingArguments:
