@@ -5,14 +5,15 @@ and `Call(*inputs)` is the call again. `schema` writes the operator's arguments 
 is in the file of that name beside this one.
 
 A *backend* is a package beside this file, named in `ORDER`. For each op that it computes it has a file of the op's name
-with the functions that eager's file has. The first that does not refuse a call computes it; eager, the last, takes all.
+with the functions that eager's file has. Its `refusal(call)` says in one sentence why it can't compute a call (`Mendable` if
+the user can change that), or None. The first that does not refuse a call computes it; eager, the last, takes all.
 """
 
 import importlib
 import warnings
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Protocol, get_type_hints, runtime_checkable
+from typing import Any, get_type_hints
 
 from torch import Tensor
 
@@ -32,14 +33,6 @@ _KINDS = {
 
 class Mendable(str):
     """A refusal for a reason that the user can do something about: it is worth a warning."""
-
-
-@runtime_checkable
-class Backend(Protocol):
-    """A file of a backend. Its other functions are those of the op: most have `forward` and `backward`, some a `step`."""
-
-    def refusal(self, call: Any) -> str | None:
-        """Say in one sentence why it can't compute this call (`Mendable` if the user can change that), or None."""
 
 
 @cache

@@ -24,7 +24,7 @@ PRODUCTS = {
     torch.bfloat16: (triton.language.bfloat16, "ieee"),
     torch.float16: (triton.language.float32, "tf32"),
 }
-ROWS = 64  # of tiles beside which no state is held
+ROWS = 64  # rows per tile in kernels that keep no state
 # how the kernels without products are compiled, whatever the widths: so they are few
 PLAIN = {"num_warps": 4, "num_stages": 1}
 PREFIX = 1024
