@@ -34,8 +34,9 @@ def others(facts: dict[str, Any]) -> str:
     if not share.get("figures"):
         return ""
     return (
-        f" Other processes took {share['median']:.1%} of the processors in the median, at most {share['most']:.1%}; above "
-        f"{MOST:.0%} all was measured again, up to {TRIES} times, and {share['above']} of {share['figures']} measurements stayed above (°)."
+        f" Other processes took {share['median']:.1%} of the processors in the median, at most {share['most']:.1%}. What was "
+        f"above {MOST:.0%} was measured again, up to {TRIES} times in all; {share['above']} of {share['figures']} measurements "
+        "stayed above (°)."
     )
 
 
