@@ -7,8 +7,7 @@ import pytest
 from scripts.common import others
 from scripts.common.clock import Timing
 from scripts.common.others import MOST, Record, Watch, taken_quietly
-from scripts.common.tables import milliseconds
-from scripts.common.tables import others as sentence
+from scripts.common.tables import milliseconds, others as sentence
 
 
 @pytest.fixture
