@@ -18,6 +18,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from tarnn.errors import UserError
+from tarnn.matmul import HIGHEST
 from tarnn.tasks import TASKS
 
 MARKER = "complete.json"
@@ -33,6 +34,7 @@ class RunState:
     best_step: int | None = None
     best_bits_per_byte: float | None = None  # of images: bits per dimension
     validation_batches: int | None = None  # that a validation takes, where the time is too short for all
+    matmul_precision: str = HIGHEST  # of float32 products, in torch's words
 
 
 def complete(folder: Path) -> list[Path]:

@@ -17,6 +17,7 @@ from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import IntervalStrategy, set_seed
 
+from tarnn import matmul
 from tarnn.attention.calibration import calibrated_layers
 from tarnn.tasks import TASKS, Facts, RunSettings
 from tarnn.tasks.base import Sample, Trainable
@@ -36,6 +37,7 @@ from tarnn.training.slowdown import Slowdown
 from tarnn.training.summary import describe, table
 
 FOREVER = 10**9  # steps, for a run that only the clock ends
+USUAL_LENGTH = 256  # tokens of an example, where that is not known before it is read
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,15 @@ def train(settings: RunSettings, show: bool = True, started: float | None = None
         model = task.model()
         facts = facts_of(task, args)
         set_length(args, settings, facts)
-        described = describe(args, task, facts, model)
+        products = choose_products(settings, args, task, model)
+        described = describe(args, task, facts, model, products)
         if first:
             refuse_other_number(saved, described)
             write_settings(settings.out, {"settings": settings.as_json(), **described})
         report(table(settings, described, task))
-        return run(settings, args, task, facts, model, show, started)
+        if products.note:
+            report(f"tarnn: {products.note}")
+        return run(settings, args, task, facts, model, products, show, started)
 
 
 def facts_of(task: Trainable, args: TrainingArguments) -> Facts:
@@ -101,12 +106,22 @@ def facts_of(task: Trainable, args: TrainingArguments) -> Facts:
     return Facts(task.unit, task.counted, examples * task.per_example, task.epoch, task.bytes_per_token, task.rates)
 
 
+def choose_products(settings: RunSettings, args: TrainingArguments, task: Trainable, model: nn.Module) -> matmul.Choice:
+    """Choose the precision of float32 products: that of the checkpoint to go on from, else what suits the model."""
+    checkpoint = checkpoints.latest(settings.out / CHECKPOINTS) if settings.resume else None
+    recorded = checkpoints.read_state(checkpoint).matmul_precision if checkpoint else None
+    length = getattr(getattr(model, "config", None), "sequence_length", USUAL_LENGTH)
+    length = task.per_example if task.counted == "tokens" else length
+    return matmul.choose(matmul.shapes_of(model, args.train_batch_size * length), args.device, recorded)
+
+
 def run(
     settings: RunSettings,
     args: TrainingArguments,
     task: Trainable,
     facts: Facts,
     model: nn.Module,
+    products: matmul.Choice,
     show: bool,
     started: float,
 ) -> TrainResult:
@@ -130,8 +145,10 @@ def run(
                 checkpoints.refuse_other_kind(checkpoint)
             progress.best = trainer.run_state.best_bits_per_byte or math.inf
         add_callbacks(trainer, settings, facts, progress)
+        trainer.run_state.matmul_precision = products.precision
         set_seed(settings.seed + args.process_index)  # dropout differs between processes
-        fit(trainer, checkpoint, progress, started)
+        with matmul.use_precision(products.precision):
+            fit(trainer, checkpoint, progress, started)
     state, signal = trainer.run_state, trainer.interruption.signal
     if signal:
         raise InterruptedRun(signal, state.step, checkpoints.latest(settings.out / CHECKPOINTS))
