@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import cache
 from threading import RLock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,9 @@ class Choice(NamedTuple):
     why: str
     note: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.precision}: {self.why}"
+
 
 def choose(shapes: tuple[Shape, ...], device: torch.device | str = "cpu", recorded: str | None = None) -> Choice:
     """Choose the precision of float32 products for work of these shapes on a device.
@@ -56,7 +59,7 @@ def choose(shapes: tuple[Shape, ...], device: torch.device | str = "cpu", record
     elif reason := refusal(shapes):
         choice = Choice(HIGHEST, reason)
     else:
-        choice = Choice(FAST, f"oneDNN in float32; {error_ratio(shapes):.1f} times the error of torch's default")
+        choice = Choice(FAST, f"oneDNN in float32, with {error_ratio(shapes):.1f} times the error of torch's default")
     if recorded in (None, choice.precision):
         return choice
     return choice._replace(
@@ -120,9 +123,16 @@ class fast_matmul(use_precision):
 
 def shapes_of(model: nn.Module, rows: int) -> tuple[Shape, ...]:
     """The shapes of a model's products with its weights, each once, for `rows` tokens at a time."""
-    layers = (x for x in model.modules() if not isinstance(x, nn.Embedding))
-    weights = (x.weight for x in layers if isinstance(getattr(x, "weight", None), Tensor) and x.weight.ndim == 2)
-    return tuple(sorted({(rows, weight.shape[1], weight.shape[0]) for weight in weights}))
+    layers = (layer for layer in model.modules() if not isinstance(layer, nn.Embedding))
+    weights = (getattr(layer, "weight", None) for layer in layers)
+    sizes = {tuple(weight.shape) for weight in weights if isinstance(weight, Tensor) and weight.ndim == 2}
+    return tuple(sorted((rows, inputs, outputs) for outputs, inputs in sizes))
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this processor has instructions for products of bfloat16, which are worth using on x86."""
+    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(known.get("avx512_bf16") or known.get("amx_bf16"))
 
 
 def mean_size(shapes: Iterable[Shape]) -> float:

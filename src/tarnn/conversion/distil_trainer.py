@@ -71,5 +71,5 @@ def distil(
         if out is None:
             args.save_strategy = SaveStrategy.NO
         with nothing_or_a_checkpoint(settings.out), failures_explained(settings.out), locked(settings.out):
-            products = choose_products(settings, args, task, losses)
+            products = choose_products(settings, args, task, losses.model)
             run(settings, args, task, facts_of(task, args), losses, products, out is not None, time.monotonic())
