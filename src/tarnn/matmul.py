@@ -129,10 +129,10 @@ def shapes_of(model: nn.Module, rows: int) -> tuple[Shape, ...]:
     return tuple(sorted((rows, inputs, outputs) for outputs, inputs in sizes))
 
 
-def multiplies_bfloat16() -> bool:
-    """Whether this processor has instructions for products of bfloat16, which are worth using on x86."""
+def gains_from_bfloat16(shapes: tuple[Shape, ...]) -> bool:
+    """Whether this processor has instructions for bfloat16 that make products of these shapes faster (known of x86 alone)."""
     known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(known.get("avx512_bf16") or known.get("amx_bf16"))
+    return mean_size(shapes) >= LEAST and bool(known.get("avx512_bf16") or known.get("amx_bf16"))
 
 
 def mean_size(shapes: Iterable[Shape]) -> float:

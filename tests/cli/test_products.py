@@ -10,8 +10,8 @@ from tarnn import matmul
 from tarnn.data.tensor_file import recorded_precision
 from tarnn.decoding.loop import TokenLoop
 from tarnn.matmul import FAST, HIGHEST, precision_now
+from tarnn.training.run import BF16_UNUSED
 from tarnn.training.safe_trainer import SafeTrainer
-from tarnn.training.summary import unused_bfloat16
 
 
 @pytest.fixture(autouse=True)
@@ -127,9 +127,14 @@ def test_what_the_caller_has_set_in_torch_wins(train, seen):
 
 
 def test_a_processor_with_bfloat16_is_mentioned_where_it_is_not_used(train, monkeypatch):
-    for names, hint in ({"avx512_bf16": True}, "it multiplies bfloat16"), ({"avx512_bf16": False}, ""):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda names=names: names, raising=False)
-        assert hint in unused_bfloat16("cpu")
-        assert not unused_bfloat16("cuda")
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True}, raising=False)
-    assert "--bf16 is faster" in train("--steps", 1, "--sample-tokens", 0, "--val-fraction", 0)[2]
+    short = ("--steps", 1, "--sample-tokens", 0, "--val-fraction", 0, "--overwrite")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    assert f"\ntarnn: {BF16_UNUSED}\n" in train(*short)[2]
+    assert BF16_UNUSED not in train(*short, "--bf16")[2]
+    shapes = ((16, 32, 32),)
+    assert matmul.gains_from_bfloat16(shapes)
+    monkeypatch.setattr(matmul, "LEAST", 10**12)
+    assert not matmul.gains_from_bfloat16(shapes)
+    monkeypatch.setattr(matmul, "LEAST", 0)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
+    assert not matmul.gains_from_bfloat16(shapes)

@@ -137,7 +137,8 @@ def read(loop: TokenLoop, ids: Tensor, report: Log, recorded: str | None) -> str
     with use_precision(products.precision):
         for piece in progress(pieces, ids.shape[1], "tokens of the prompt read", report, size=lambda x: x.shape[1]):
             loop.read(piece)
-    report(f"tarnn: prompt {speed(ids.shape[1], time.perf_counter() - start)}; products {products}")
+    by = "" if products.precision == HIGHEST else f"; products {products}"
+    report(f"tarnn: prompt {speed(ids.shape[1], time.perf_counter() - start)}{by}")
     return products.precision
 
 

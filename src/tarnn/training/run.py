@@ -37,6 +37,7 @@ from tarnn.training.slowdown import Slowdown
 from tarnn.training.summary import describe, table
 
 FOREVER = 10**9  # steps, for a run that only the clock ends
+BF16_UNUSED = "this processor multiplies bfloat16, which --bf16 would use: a step is faster, with less exact products"
 USUAL_LENGTH = 256  # tokens of an example, where that is not known before it is read
 
 
@@ -89,7 +90,8 @@ def train(settings: RunSettings, show: bool = True, started: float | None = None
         model = task.model()
         facts = facts_of(task, args)
         set_length(args, settings, facts)
-        products = choose_products(settings, args, task, model)
+        shapes = product_shapes(args, task, model)
+        products = choose_products(settings, args, shapes)
         described = describe(args, task, facts, model, products)
         if first:
             refuse_other_number(saved, described)
@@ -97,6 +99,8 @@ def train(settings: RunSettings, show: bool = True, started: float | None = None
         report(table(settings, described, task))
         if products.note:
             report(f"tarnn: {products.note}")
+        if not settings.bf16 and args.device.type == "cpu" and matmul.gains_from_bfloat16(shapes):
+            report(f"tarnn: {BF16_UNUSED}")
         return run(settings, args, task, facts, model, products, show, started)
 
 
@@ -106,13 +110,18 @@ def facts_of(task: Trainable, args: TrainingArguments) -> Facts:
     return Facts(task.unit, task.counted, examples * task.per_example, task.epoch, task.bytes_per_token, task.rates)
 
 
-def choose_products(settings: RunSettings, args: TrainingArguments, task: Trainable, model: nn.Module) -> matmul.Choice:
-    """Choose the precision of float32 products: that of the checkpoint to go on from, else what suits the model."""
-    checkpoint = checkpoints.latest(settings.out / CHECKPOINTS) if settings.resume else None
-    recorded = checkpoints.read_state(checkpoint).matmul_precision if checkpoint else None
+def product_shapes(args: TrainingArguments, task: Trainable, model: nn.Module) -> tuple[matmul.Shape, ...]:
+    """The shapes of a batch's products with the model's weights."""
     length = getattr(getattr(model, "config", None), "sequence_length", USUAL_LENGTH)
     length = task.per_example if task.counted == "tokens" else length
-    return matmul.choose(matmul.shapes_of(model, args.train_batch_size * length), args.device, recorded)
+    return matmul.shapes_of(model, args.train_batch_size * length)
+
+
+def choose_products(settings: RunSettings, args: TrainingArguments, shapes: tuple[matmul.Shape, ...]) -> matmul.Choice:
+    """Choose the precision of float32 products: that of the checkpoint to go on from, else what suits the shapes."""
+    checkpoint = checkpoints.latest(settings.out / CHECKPOINTS) if settings.resume else None
+    recorded = checkpoints.read_state(checkpoint).matmul_precision if checkpoint else None
+    return matmul.choose(shapes, args.device, recorded)
 
 
 def run(

@@ -8,7 +8,7 @@ import transformers
 from transformers import PreTrainedModel, TrainingArguments
 
 from tarnn._version import __version__
-from tarnn.matmul import Choice, multiplies_bfloat16
+from tarnn.matmul import Choice
 from tarnn.tasks import Facts, RunSettings, Task
 from tarnn.training.budget import WARMUP
 from tarnn.training.redraw import random_maps
@@ -63,7 +63,7 @@ def table(settings: RunSettings, facts: dict[str, Any], task: Task) -> str:
         "learning rate": f"{settings.learning_rate:g}, {schedule(settings)}",
         "redraw": f"every {settings.redraw_every:,} steps" if settings.redraw_every else "never",
         "device": f"{run['device']}, {run['threads']} thread{'s' * (run['threads'] != 1)}"
-        + (", bf16" if settings.bf16 else unused_bfloat16(run["device"])),
+        + (", bf16" if settings.bf16 else ""),
         "products": f"{run['matmul_precision']}: {run['matmul_precision_because']}",
         "out": f"{settings.out} (seed {settings.seed})",
     }
@@ -71,11 +71,6 @@ def table(settings: RunSettings, facts: dict[str, Any], task: Task) -> str:
         del rows["redraw"]
     rows |= {f"set {key}": repr(value) for key, value in settings.training_arguments.items()}
     return "\n".join(f"{name:>14}  {value}" for name, value in rows.items())
-
-
-def unused_bfloat16(device: str) -> str:
-    """A hint to --bf16 where the processor has instructions for it."""
-    return "; it multiplies bfloat16 too: --bf16 is faster" if device == "cpu" and multiplies_bfloat16() else ""
 
 
 def schedule(settings: RunSettings) -> str:
