@@ -10,7 +10,7 @@ from tarnn import matmul
 from tarnn.data.tensor_file import recorded_precision
 from tarnn.decoding.loop import TokenLoop
 from tarnn.matmul import FAST, HIGHEST, precision_now
-from tarnn.training.run import BF16_UNUSED
+from tarnn.training.products import BF16_UNUSED
 from tarnn.training.safe_trainer import SafeTrainer
 
 

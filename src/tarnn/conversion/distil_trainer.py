@@ -16,8 +16,8 @@ from tarnn.tasks.base import Trainable
 from tarnn.training.arguments import training_arguments
 from tarnn.training.error_messages import failures_explained
 from tarnn.training.lock import locked
-from tarnn.training.new_folder import nothing_or_a_checkpoint
-from tarnn.training.run import choose_products, facts_of, product_shapes, run
+from tarnn.training.products import choose_products
+from tarnn.training.run import run
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,6 @@ def distil(
         args.max_steps = steps
         if out is None:
             args.save_strategy = SaveStrategy.NO
-        with nothing_or_a_checkpoint(settings.out), failures_explained(settings.out), locked(settings.out):
-            products = choose_products(settings, args, product_shapes(args, task, losses.model))
-            run(settings, args, task, facts_of(task, args), losses, products, out is not None, time.monotonic())
+        with failures_explained(settings.out), locked(settings.out):
+            products = choose_products(settings, args, task, losses.model)
+            run(settings, args, task, losses, products, out is not None, time.monotonic())

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, TrainingArguments
 
 from tarnn._version import __version__
 from tarnn.matmul import Choice
-from tarnn.tasks import Facts, RunSettings, Task
+from tarnn.tasks import RunSettings, Task
 from tarnn.training.budget import WARMUP
 from tarnn.training.redraw import random_maps
 
@@ -17,7 +17,7 @@ SHOWN = ("attention", "feature_map", "decay", "position", "likelihood")  # of th
 
 
 def describe(
-    args: TrainingArguments, task: Task, facts: Facts, model: PreTrainedModel, products: Choice
+    args: TrainingArguments, task: Task, per_step: int, model: PreTrainedModel, products: Choice
 ) -> dict[str, Any]:
     """Model, data, length and versions, as JSON."""
     return {
@@ -31,7 +31,7 @@ def describe(
             "threads": torch.get_num_threads(),
             "matmul_precision": products.precision,
             "matmul_precision_because": products.why,
-            f"{facts.counted}_per_step": facts.per_step,
+            f"{task.counted}_per_step": per_step,
             "max_steps": args.max_steps,
             **task.run_facts(),
         },
