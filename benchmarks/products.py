@@ -45,6 +45,7 @@ QUICK = {"sizes": ["32 × 1"], "threads_each": [1], "prompt": 64, "prompt_size":
 MKL, CHOSEN, BF16 = "MKL", "chosen", "bf16"
 PRODUCTS = "products, "
 FASTER, SHARE = 1.7, 0.7
+PATIENCE = 20.0  # seconds for a call beyond which one must do
 Found = dict[str, dict[str, Any]]
 
 
@@ -122,11 +123,11 @@ def step_contenders(size: str) -> dict[str, Contender]:
 
     products = all_products(model, batch * length)
     return {
-        MKL: Contender(step, surroundings=by(HIGHEST)),
-        CHOSEN: Contender(step, surroundings=by(chosen)),
-        BF16: Contender(partial(step, bf16=True), surroundings=by(chosen)),
-        PRODUCTS + MKL: Contender(products, surroundings=by(HIGHEST)),
-        PRODUCTS + CHOSEN: Contender(products, surroundings=by(chosen)),
+        MKL: Contender(step, PATIENCE, by(HIGHEST)),
+        CHOSEN: Contender(step, PATIENCE, by(chosen)),
+        BF16: Contender(partial(step, bf16=True), PATIENCE, by(chosen)),
+        PRODUCTS + MKL: Contender(products, PATIENCE, by(HIGHEST)),
+        PRODUCTS + CHOSEN: Contender(products, PATIENCE, by(chosen)),
     }
 
 
@@ -159,14 +160,14 @@ def prompt_contenders(options) -> dict[str, Contender]:
             model.prefill(tokens, model.new_state(1))
 
     return {
-        MKL: Contender(read, surroundings=by(HIGHEST)),
-        CHOSEN: Contender(read, surroundings=by(chosen_for(model, options.prompt))),
+        MKL: Contender(read, PATIENCE, by(HIGHEST)),
+        CHOSEN: Contender(read, PATIENCE, by(chosen_for(model, options.prompt))),
     }
 
 
 def small_contenders(rows: int, channels: int) -> dict[str, Contender]:
     call = all_products(nn.Linear(channels, channels), rows)
-    return {MKL: Contender(call, surroundings=by(HIGHEST)), "oneDNN": Contender(call, surroundings=by(FAST))}
+    return {MKL: Contender(call, PATIENCE, by(HIGHEST)), "oneDNN": Contender(call, PATIENCE, by(FAST))}
 
 
 def times(entry: dict[str, Any]) -> dict[str, Timing]:
