@@ -10,14 +10,11 @@
 namespace tarnn {
 namespace TARNN_ISA {
 
-struct RoundedCausalScratch {
-  RoundedKeys keys;
-  RoundedState* states;  // of each head in the bundle
+struct RoundedCausalScratch : RoundedKeyScratch {
   float *q, *scale, *o, *lanes, *den, *factor;
   Word *q_rows, *P;
-  Ahead ahead;
   RoundedCausalScratch(Scratch& scratch, const Problem& p, const Sizes<float>& n, Index heads)
-      : keys(take_rounded_keys(scratch, p, n)), states(take_rounded_states(scratch, n, heads)) {
+      : RoundedKeyScratch(scratch, p, n, heads) {
     q = scratch.take<float>(n.rows() * n.ldf);
     scale = scratch.take<float>(n.ldc);
     o = scratch.take<float>(n.rows() * n.lde);
@@ -32,12 +29,11 @@ struct RoundedCausalScratch {
 /// f(i, j, R, N, sums) for the tiles of φ(Q) φ(K)ᵀ in which the lower triangle lies, which is zero above the diagonal then, and
 /// weighted.
 template <typename Done>
-TARNN_INLINE void rounded_pairs(const RoundedKeys& keys, const Sizes<float>& n, const Word* q_rows, Ahead& ahead, Done done) {
+TARNN_INLINE void rounded_pairs(const Weights<float>& w, const KeyWords& words, const Sizes<float>& n, const Word* q_rows, Ahead& ahead, Done done) {
   const Index ldw = word_row(n.f);
-  const Weights<float>& w = keys.tiles.weights;
   const Integers<float> lane = iota<float>();
-  for (Index block = 0; block < keys.all; block += 16) {
-    product(16, block + 16, words(n.f), {q_rows + block * ldw, ldw, 1}, keys.turned, n.ldc, ahead,
+  for (Index block = 0; block < words.all; block += 16) {
+    product(16, block + 16, TARNN_ISA::words(n.f), {q_rows + block * ldw, ldw, 1}, words.turned, n.ldc, ahead,
             [&](Index row, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
               const Index i = block + row;
               if (j + N * 16 > block)
@@ -90,12 +86,12 @@ TARNN_INLINE void store_rounded(std::uint16_t* to, const Vec<float>* x) {
 /// The outputs of one query head in the chunk that `at.keys` holds, which `state` has not seen yet.
 inline void rounded_outputs(const Problem& p, const Sizes<float>& n, const Stretch& s, Index head, Index time,
                             const RoundedState& state, RoundedCausalScratch& at) {
-  const RoundedKeys& keys = at.keys;
-  const Weights<float>& w = keys.tiles.weights;
-  const Index rows = keys.tiles.rows, ldw = word_row(n.f), ldp = word_row(n.c);
-  make_features(p, n, s, p.q, head, time, rows, keys.tiles.x_tile, at.q, at.scale, &at.ahead);
+  const KeyWords& keys = at.words;
+  const Weights<float>& w = at.keys.weights;
+  const Index rows = at.keys.rows, ldw = word_row(n.f), ldp = word_row(n.c);
+  make_features(p, n, s, p.q, head, time, rows, at.keys.x_tile, at.q, at.scale, &at.ahead);
   round_rows(at.q, n.ldf, rows, keys.all, n.f, at.q_rows, ldw);
-  rounded_pairs(keys, n, at.q_rows, at.ahead, [&](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
+  rounded_pairs(w, keys, n, at.q_rows, at.ahead, [&](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
     unrolled<R>([&](auto r) TARNN_LAMBDA {
       Vec<float> total = j ? load(at.lanes + (i + r) * 16) : Vec<float>{};
       unrolled<N>([&](auto x) TARNN_LAMBDA { total += sums[r * N + x]; });
@@ -119,8 +115,8 @@ inline void rounded_outputs(const Problem& p, const Sizes<float>& n, const Stret
         unrolled<R>([&](auto r) TARNN_LAMBDA {
           unrolled<N>([&](auto x) TARNN_LAMBDA { sums[r * N + x] *= w.query[i + r]; });
         });
-      accumulate<R, N>(i / 2, {at.P + i * ldp, ldp, 1}, keys.v + j, n.lde, sums, at.ahead);
-      accumulate_triangle<R, N>({at.P + i * ldp + i / 2, ldp, 1}, keys.v + i / 2 * n.lde + j, n.lde, sums);
+      accumulate<R, N>(i / 2, {at.P + i * ldp, ldp, 1}, keys.v_pairs + j, n.lde, sums, at.ahead);
+      accumulate_triangle<R, N>({at.P + i * ldp + i / 2, ldp, 1}, keys.v_pairs + i / 2 * n.lde + j, n.lde, sums);
       unrolled<R>([&](auto r) TARNN_LAMBDA {
         unrolled<N>([&](auto x) TARNN_LAMBDA { sums[r * N + x] *= at.factor[i + r]; });
         if (direct && i + r < rows) store_rounded<N>(o + (i + r) * p.o.stride[2] + j, sums + r * N);
@@ -138,7 +134,7 @@ inline void rounded_sweep(const Problem& p, const Sizes<float>& n, const Bundle&
       const Stretch& s = bundle[i];
       RoundedState& state = at.states[i];
       if (float* to = kept_state<float>(p, s, time)) write_state<float>(state, n, to);
-      load_rounded_keys(p, n, s, time, smaller(n.c, s.end - time), state.M, true, at.keys, &at.ahead);
+      load_rounded_keys(p, n, s, time, smaller(n.c, s.end - time), state.M, true, at.keys, at.words, &at.ahead);
       for (Index r = 0; r < p.r; ++r) {
         const Onward next(p, bundle, i, r, time, time + n.c);
         at.ahead.clear();
@@ -148,7 +144,7 @@ inline void rounded_sweep(const Problem& p, const Sizes<float>& n, const Bundle&
         rounded_outputs(p, n, s, s.head * p.r + r, time, state, at);
       }
       const bool wanted = time + n.c < s.end || (s.last && p.after.M);
-      if (wanted) absorb(at.keys, n, state, at.ahead, begins_empty(p, s, time));
+      if (wanted) absorb(at.keys, at.words, n, state, at.ahead, begins_empty(p, s, time));
     }
   for (Index i = 0; i < bundle.heads; ++i)
     if (bundle[i].last) put_state<float>(p, n, bundle[i], at.states[i], p.after);

@@ -1,5 +1,5 @@
 // The kernels of AVX512-BF16: those of AVX-512, but for linear attention in bfloat16. Compiled once, for that set alone.
-#include "linear/bfloat16/forward.h"
+#include "linear/bfloat16/backward.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
@@ -12,7 +12,10 @@ void forward(const Problem& p) {
   rounded(p) ? rounded_causal_forward(p) : tarnn_kernels_avx512()->linear->of_float.forward(p);
 }
 
-void backward(const Problem& p) { tarnn_kernels_avx512()->linear->of_float.backward(p); }
+void backward(const Problem& p) {
+  rounded(p) ? causal_backward<float, RoundedBackwardScratch, RoundedKeyScratch>(p)
+             : tarnn_kernels_avx512()->linear->of_float.backward(p);
+}
 
 }  // namespace
 }  // namespace TARNN_ISA

@@ -31,42 +31,39 @@ inline void copy_rows(const Problem& p, const View& x, const Stretch& s, Index h
   std::fill_n(to, (all - rows) * ldt, 0);
 }
 
-/// A chunk's keys and values. `tiles` has φ(K) in float32, and the weights; its values are not there.
-struct RoundedKeys {
-  Keys<float> tiles;
-  Word* rows;    // (c × f/2) φ(K)
-  Word* turned;  // (f/2 × c) its transpose
-  Word* pairs;   // (c/2 × f) key ⊙ φ(K), rows in pairs
-  Word* v_rows;  // (c × e/2) V
-  Word* v;       // (c/2 × e) its rows in pairs
-  Index all;     // rows, up to whole vectors: zeros from tiles.rows on
+/// A chunk's keys and values as words; beside them are the features in float32, and the weights: Keys<float>, without values.
+struct KeyWords {
+  Word* rows;            // (c × f/2) φ(K)
+  Word* turned;          // (f/2 × c) its transpose
+  Word* pairs;           // (c/2 × f) φ(K), rows in pairs
+  Word* weighted_pairs;  // the same of key ⊙ φ(K)
+  Word* v_rows;          // (c × e/2) V
+  Word* v_pairs;         // (c/2 × e) its rows in pairs
+  Index all;             // rows, up to whole vectors: zeros behind those of the chunk
 };
 
-inline RoundedKeys take_rounded_keys(Scratch& scratch, const Problem& p, const Sizes<float>& n) {
-  RoundedKeys keys{};
-  keys.tiles = take_keys(scratch, p, n);
-  keys.rows = scratch.take<Word>(n.rows() * word_row(n.f));
-  keys.turned = scratch.take<Word>(word_row(n.f) * n.ldc);
-  keys.pairs = scratch.take<Word>(n.rows() / 2 * n.ldf);
-  keys.v_rows = scratch.take<Word>(n.rows() * word_row(n.e));
-  keys.v = scratch.take<Word>(n.rows() / 2 * n.lde);
-  return keys;
+inline KeyWords take_key_words(Scratch& scratch, const Sizes<float>& n, bool no_weights) {
+  KeyWords words{};
+  words.rows = scratch.take<Word>(n.rows() * word_row(n.f));
+  words.turned = scratch.take<Word>(word_row(n.f) * n.ldc);
+  words.pairs = scratch.take<Word>(n.rows() / 2 * n.ldf);
+  words.weighted_pairs = no_weights ? words.pairs : scratch.take<Word>(n.rows() / 2 * n.ldf);
+  words.v_rows = scratch.take<Word>(n.rows() * word_row(n.e));
+  words.v_pairs = scratch.take<Word>(n.rows() / 2 * n.lde);
+  return words;
 }
 
 /// Loads keys time … time + rows − 1 and their values. for_pairs: and φ(K)ᵀ.
 inline void load_rounded_keys(const Problem& p, const Sizes<float>& n, const Stretch& s, Index time, Index rows, float M,
-                              bool for_pairs, RoundedKeys& keys, Ahead* ahead) {
-  Keys<float>& tiles = keys.tiles;
-  const Index all = keys.all = whole<float>(rows), ldw = word_row(n.f), lde = word_row(n.e);
-  load_key_features(p, n, s, time, rows, M, tiles, ahead);
-  clear(tiles.sums, n.ldf);
-  sum_rows(tiles.weighted, n.ldf, rows, n.f, tiles.sums);
-  if (for_pairs || tiles.weights.plain) round_rows(tiles.phi, n.ldf, rows, all, n.f, keys.rows, ldw);
-  if (for_pairs) transpose_words(keys.rows, ldw, all, words(n.f), keys.turned, n.ldc);
-  if (tiles.weights.plain) interleave_rows(keys.rows, ldw, all, n.f, keys.pairs, n.ldf);
-  else round_row_pairs(tiles.weighted, n.ldf, rows, all, n.f, keys.pairs, n.ldf);
-  copy_rows(p, p.v, s, s.head, time, rows, all, n.e, keys.v_rows, lde, true);
-  interleave_rows(keys.v_rows, lde, all, n.e, keys.v, n.lde);
+                              bool for_pairs, Keys<float>& keys, KeyWords& words, Ahead* ahead, Memo<float> memo = {}) {
+  const Index all = words.all = whole<float>(rows), ldw = word_row(n.f), lde = word_row(n.e);
+  load_key_features(p, n, s, time, rows, M, keys, ahead, memo);
+  round_rows(keys.phi, n.ldf, rows, all, n.f, words.rows, ldw);
+  interleave_rows(words.rows, ldw, all, n.f, words.pairs, n.ldf);
+  if (for_pairs) transpose_words(words.rows, ldw, all, TARNN_ISA::words(n.f), words.turned, n.ldc);
+  if (!keys.weights.none) round_row_pairs(keys.weighted, n.ldf, rows, all, n.f, words.weighted_pairs, n.ldf);
+  copy_rows(p, p.v, s, s.head, time, rows, all, n.e, words.v_rows, lde, true);
+  interleave_rows(words.v_rows, lde, all, n.e, words.v_pairs, n.lde);
 }
 
 /// A state, in float32, and S as the products read it: rounded, rows in pairs.
@@ -93,11 +90,12 @@ inline void round_state(const Sizes<float>& n, RoundedState& state) {
 }
 
 /// S ← keep·S + (key ⊙ φ(K))ᵀ V, and z, M. empty: S is not there yet.
-inline void absorb(const RoundedKeys& keys, const Sizes<float>& n, RoundedState& state, Ahead& ahead, bool empty) {
-  const Weights<float>& w = keys.tiles.weights;
+inline void absorb(const Keys<float>& keys, const KeyWords& words, const Sizes<float>& n, RoundedState& state, Ahead& ahead,
+                   bool empty) {
+  const Weights<float>& w = keys.weights;
   const float keep = w.plain ? 1.f : w.keep[0];
-  const LeftWords left{keys.pairs, 1, n.ldf};
-  product(n.f, n.e, keys.all / 2, left, keys.v, n.lde, ahead, [&](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
+  const LeftWords left{words.weighted_pairs, 1, n.ldf};
+  product(n.f, n.e, words.all / 2, left, words.v_pairs, n.lde, ahead, [&](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
     unrolled<R>([&](auto r) TARNN_LAMBDA {
       float* row = state.S + (i + r) * n.lde + j;
       unrolled<N>([&](auto x) TARNN_LAMBDA {
@@ -108,25 +106,28 @@ inline void absorb(const RoundedKeys& keys, const Sizes<float>& n, RoundedState&
       });
     });
   });
-  for (Index j = 0; j < n.f; j += 16) store(state.z + j, load(state.z + j) * keep + load(keys.tiles.sums + j));
+  for (Index j = 0; keep != 1 && j < n.f; j += 16) store(state.z + j, load(state.z + j) * keep);
+  sum_rows(keys.weighted, n.ldf, keys.rows, n.f, state.z);
   state.M = w.M_out;
 }
 
-/// For `states_behind`: as KeyScratch.
+/// As KeyScratch.
 struct RoundedKeyScratch {
-  RoundedKeys keys;
+  Keys<float> keys;
+  KeyWords words;
   RoundedState* states;
   Ahead ahead;
   RoundedKeyScratch(Scratch& scratch, const Problem& p, const Sizes<float>& n, Index heads)
-      : keys(take_rounded_keys(scratch, p, n)), states(take_rounded_states(scratch, n, heads)) {}
+      : keys(take_keys(scratch, p, n)), words(take_key_words(scratch, n, keys.weights.none)),
+        states(take_rounded_states(scratch, n, heads)) {}
 };
 
 inline void load_and_absorb(const Problem& p, const Sizes<float>& n, const Stretch& s, Index time, Index rows, RoundedKeyScratch& at,
                             RoundedState& state, const Onward& next, bool empty) {
-  load_rounded_keys(p, n, s, time, rows, state.M, false, at.keys, &at.ahead);
+  load_rounded_keys(p, n, s, time, rows, state.M, false, at.keys, at.words, &at.ahead);
   at.ahead.clear();
   want_keys(p, next, at.ahead);
-  absorb(at.keys, n, state, at.ahead, empty);
+  absorb(at.keys, at.words, n, state, at.ahead, empty);
 }
 
 }  // namespace TARNN_ISA
