@@ -65,6 +65,38 @@ TARNN_INLINE Words round_pairs(Vec<float> first, Vec<float> second) {
   return (Words)_mm512_permutexvar_epi16(_mm512_load_si512(in_turn<0, 16>.lanes), (__m512i)round_row(first, second));
 }
 
+TARNN_INLINE Vec<float> from_bfloat16(Lanes<float>::Half x) {
+  return (Vec<float>)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)x), 16);
+}
+
+TARNN_INLINE Lanes<float>::Half to_bfloat16(Vec<float> x) { return (Lanes<float>::Half)_mm512_cvtneps_pbh((__m512)x); }
+
+/// 2^(i/32), the bits of i at place 18 taken off: what adding i << 18 to the bits makes of it again.
+struct Powers {
+  alignas(64) std::uint32_t bits[32];
+  constexpr Powers() : bits() {
+    constexpr float powers[32] = {
+        1.f,         1.02189715f, 1.04427378f, 1.0671404f,  1.09050773f, 1.11438674f, 1.13878863f, 1.16372486f,
+        1.18920712f, 1.21524736f, 1.24185781f, 1.26905096f, 1.29683955f, 1.32523664f, 1.35425555f, 1.38390988f,
+        1.41421356f, 1.44518081f, 1.47682615f, 1.50916443f, 1.54221083f, 1.57598085f, 1.61049033f, 1.64575548f,
+        1.68179283f, 1.7186193f,  1.75625216f, 1.79470908f, 1.83400809f, 1.87416763f, 1.91520656f, 1.95714412f};
+    for (std::uint32_t i = 0; i < 32; ++i) bits[i] = __builtin_bit_cast(std::uint32_t, powers[i]) - (i << 18);
+  }
+};
+inline constexpr Powers powers;
+
+/// As the polynomial of vector.h, in half of the time: eˣ = 2ᵃ · 2^(i/32) · eʳ with |r| ≤ ln 2 / 64, eʳ by 1 + c·r + r²/2,
+/// c such that the relative error is least, 6e-8. 1 for 0, exactly.
+TARNN_INLINE Vec<float> exp_nonpositive(Vec<float> x) {
+  const float magic = 393216.f;  // 1.5·2¹⁸: adding it rounds to 32nds, of which the lowest five bits count i, and the next ones a
+  const Vec<float> shifted = x * 1.44269504088896341f + magic, r = x - (shifted - magic) * 0.693147181f;
+  const Vec<float> p = (r * 0.5f + 1.00001466f) * r + 1.f;
+  const Words number = bit_cast<Words>(shifted);
+  const Words power = (Words)_mm512_permutex2var_epi32(_mm512_load_si512(powers.bits), (__m512i)number, _mm512_load_si512(powers.bits + 16));
+  const Vec<float> y = p * bit_cast<Vec<float>>(power + (number << 18));
+  return x < -87.33654f ? Vec<float>{} : y;
+}
+
 // --- tiles of words
 
 /// Rows of a tile, rounded, as words of neighbours; zeros in rows from `rows` to `all`.
@@ -176,17 +208,54 @@ TARNN_INLINE void product(Index m, Index n, Index k, LeftWords a, const Word* b,
   });
 }
 
+// --- what is done with a tile of sums: R rows of N vectors, whose place in memory starts at `at`, rows ld apart
+
+template <int R, int N>
+TARNN_INLINE void add_tile(const float* at, Index ld, bool plain, float factor, Vec<float> (&sums)[R * N]) {
+  unrolled<R>([&](auto r) TARNN_LAMBDA {
+    unrolled<N>([&](auto x) TARNN_LAMBDA {
+      const Vec<float> before = load(at + r * ld + x * 16);
+      sums[r * N + x] += plain ? before : before * factor;
+    });
+  });
+}
+
+template <int R, int N>
+TARNN_INLINE void store_tile_sums(float* to, Index ld, const Vec<float> (&sums)[R * N]) {
+  unrolled<R>([&](auto r) TARNN_LAMBDA {
+    unrolled<N>([&](auto x) TARNN_LAMBDA { store(to + r * ld + x * 16, sums[r * N + x]); });
+  });
+}
+
+/// Rounded, rows in pairs.
+template <int R, int N>
+TARNN_INLINE void store_row_pairs(Word* to, Index ld, const Vec<float> (&sums)[R * N]) {
+  unrolled<R / 2>([&](auto r) TARNN_LAMBDA {
+    unrolled<N>([&](auto x) TARNN_LAMBDA {
+      store_words(to + r * ld + x * 16, round_pairs(sums[2 * r * N + x], sums[(2 * r + 1) * N + x]));
+    });
+  });
+}
+
+/// A row's N vectors, rounded, side by side.
+template <int N>
+TARNN_INLINE void store_rounded(std::uint16_t* to, const Vec<float>* x) {
+  unrolled<N / 2>([&](auto j) TARNN_LAMBDA {
+    const Words y = round_row(x[2 * j], x[2 * j + 1]);
+    std::memcpy(to + j * 32, &y, sizeof y);
+  });
+  if constexpr (N % 2) {
+    const Words y = round_row(x[N - 1], x[N - 1]);
+    std::memcpy(to + (N - 1) * 16, &y, 32);
+  }
+}
+
 /// C = A·B, or C += A·B; C has room for whole tiles.
 template <Zeros zeros = Zeros::none>
 void product_to(Index m, Index n, Index k, LeftWords a, const Word* b, Index ldb, float* c, Index ldc, bool add, Ahead& ahead) {
-  product<zeros>(m, n, k, a, b, ldb, ahead, [&](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
-    unrolled<R>([&](auto r) TARNN_LAMBDA {
-      float* row = c + (i + r) * ldc + j;
-      unrolled<N>([&](auto x) TARNN_LAMBDA {
-        const Vec<float> sum = sums[r * N + x];
-        store(row + x * 16, add ? load(row + x * 16) + sum : sum);
-      });
-    });
+  product<zeros>(m, n, k, a, b, ldb, ahead, [=](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
+    if (add) add_tile<R, N>(c + i * ldc + j, ldc, true, 1, sums);
+    store_tile_sums<R, N>(c + i * ldc + j, ldc, sums);
   });
 }
 

@@ -12,6 +12,10 @@ namespace TARNN_ISA {
 
 // Sixteen-bit numbers, by their bits: float32 keeps every value of both formats.
 
+#ifdef __AVX512BF16__
+TARNN_INLINE Vec<float> from_bfloat16(Lanes<float>::Half x);  // simd/bfloat16.h: an instruction each
+TARNN_INLINE Lanes<float>::Half to_bfloat16(Vec<float> x);
+#else
 TARNN_INLINE Vec<float> from_bfloat16(Lanes<float>::Half x) {
   return bit_cast<Vec<float>>(__builtin_convertvector(x, Bits<float>) << 16);
 }
@@ -21,6 +25,7 @@ TARNN_INLINE Lanes<float>::Half to_bfloat16(Vec<float> x) {
   Bits<float> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to the nearest, ties to even
   return __builtin_convertvector(x == x ? rounded : Bits<float>{} + 0x7fc0, Lanes<float>::Half);
 }
+#endif
 
 TARNN_INLINE Vec<float> from_float16(Lanes<float>::Half x) {
   Bits<float> bits = __builtin_convertvector(x, Bits<float>), exponent = bits & 0x7c00;

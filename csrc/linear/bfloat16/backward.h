@@ -42,31 +42,6 @@ struct RoundedBackwardScratch : BackwardScratch<float> {
   Word* S_of(const Sizes<float>& n, Index head, Index chunk) const { return S + (head * states + chunk) * (n.e_rows() / 2 * n.ldf); }
 };
 
-/// A's and P's words from the sums of a tile.
-template <int R, int N>
-TARNN_INLINE void store_row_pairs(Word* to, Index ld, const Vec<float>* sums) {
-  unrolled<R / 2>([&](auto r) TARNN_LAMBDA {
-    unrolled<N>([&](auto x) TARNN_LAMBDA {
-      store_words(to + r * ld + x * 16, round_pairs(sums[2 * r * N + x], sums[(2 * r + 1) * N + x]));
-    });
-  });
-}
-
-template <int R, int N>
-TARNN_INLINE void store_sums(float* to, Index ld, const Vec<float>* sums) {
-  unrolled<R>([&](auto r) TARNN_LAMBDA {
-    unrolled<N>([&](auto x) TARNN_LAMBDA { store(to + r * ld + x * 16, sums[r * N + x]); });
-  });
-}
-
-/// Tiles of rows · right, of 16 rows after the other, each as wide as its last row.
-template <typename Done>
-TARNN_INLINE void triangle(Index all, Index k, const Word* rows, Index ld, const Word* right, Index ldr, Ahead& ahead, Done done) {
-  for (Index block = 0; block < all; block += 16)
-    product(16, block + 16, k, {rows + block * ld, ld, 1}, right, ldr, ahead,
-            [&](Index row, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA { done(block + row, j, R, N, sums); });
-}
-
 /// The gradients of one head's queries.
 inline void rounded_query_gradients(const Problem& p, const Sizes<float>& n, const Stretch& s, Index head, Index time, const Word* S,
                                     const float* z, float* grad_omega, RoundedBackwardScratch& at) {
@@ -93,7 +68,7 @@ inline void rounded_query_gradients(const Problem& p, const Sizes<float>& n, con
       }
       if (!p.grad_log_decay)
         accumulate<R, N>((i + R) / 2, {at.A_rows + i * ldp, ldp, 1}, at.words.pairs + j, n.ldf, sums, at.ahead);
-      store_sums<R, N>(q.grad_phi + i * n.ldf + j, n.ldf, sums);
+      store_tile_sums<R, N>(q.grad_phi + i * n.ldf + j, n.ldf, sums);
     }
   });
   if (p.grad_log_decay) {
@@ -118,30 +93,26 @@ inline void add_rounded_query_head(const Problem& p, const Sizes<float>& n, cons
   round_rows(q.G, n.lde, rows, all, n.e, at.G_rows, lde);
   interleave_rows(at.G_rows, lde, all, n.e, at.G_pairs, n.lde);
   for (Index i = rows; i < all; ++i) q.G_z[i] = 0;
-  rounded_pairs(w, words, n, at.q_rows, at.ahead, [&](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
-    if (p.grad_log_decay) store_sums<R, N>(at.P + i * n.ldc + j, n.ldc, sums);
-    store_row_pairs<R, N>(at.P_pairs + i / 2 * n.ldc + j, n.ldc, sums);
+  const bool flow = static_cast<bool>(p.grad_log_decay), plain = w.plain;
+  const Index ldc = n.ldc;
+  float *const A = at.A, *const P = at.P, *const G_z = q.G_z, *const pair = w.pair;
+  Word *const A_rows = at.A_rows, *const A_pairs = at.A_pairs, *const P_pairs = at.P_pairs;
+  rounded_pairs(w, words, n, at.q_rows, at.ahead, [=](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
+    if (flow) store_tile_sums<R, N>(P + i * ldc + j, ldc, sums);
+    store_row_pairs<R, N>(P_pairs + i / 2 * ldc + j, ldc, sums);
   });
-  const Integers<float> lane = iota<float>();
-  triangle(all, TARNN_ISA::words(n.e), at.G_rows, lde, at.v_turned, n.ldc, at.ahead,
-           [&](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
+  triangle(all, TARNN_ISA::words(n.e), at.G_rows, lde, at.v_turned, ldc, at.ahead,
+           [=](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
              unrolled<R>([&](auto r) TARNN_LAMBDA {
-               unrolled<N>([&](auto x) TARNN_LAMBDA { sums[r * N + x] += q.G_z[i + r]; });
-               auto& last = sums[r * N + N - 1];
-               last = lane <= static_cast<int>(i + r - j - (N - 1) * 16) ? last : Vec<float>{};
+               unrolled<N>([&](auto x) TARNN_LAMBDA { sums[r * N + x] += G_z[i + r]; });
              });
-             if (p.grad_log_decay) store_sums<R, N>(at.A + i * n.ldc + j, n.ldc, sums);
-             if (!w.plain)
-               unrolled<R>([&](auto r) TARNN_LAMBDA {
-                 unrolled<N>([&](auto x) TARNN_LAMBDA {
-                   const Vec<float> pair = load(w.pair + (i + r) * n.ldc + j + x * 16);
-                   sums[r * N + x] = lane <= static_cast<int>(i + r - j - x * 16) ? sums[r * N + x] * pair : Vec<float>{};
-                 });
-               });
+             mask_tile<R, N>(i, j, sums);
+             if (flow) store_tile_sums<R, N>(A + i * ldc + j, ldc, sums);
+             if (!plain) weigh_tile<R, N>(pair, ldc, i, j, sums);
              unrolled<R>([&](auto r) TARNN_LAMBDA {
-               store_rounded<N>(reinterpret_cast<std::uint16_t*>(at.A_rows + (i + r) * ldp) + j, sums + r * N);
+               store_rounded<N>(reinterpret_cast<std::uint16_t*>(A_rows + (i + r) * ldp) + j, sums + r * N);
              });
-             store_row_pairs<R, N>(at.A_pairs + i / 2 * n.ldc + j, n.ldc, sums);
+             store_row_pairs<R, N>(A_pairs + i / 2 * ldc + j, ldc, sums);
            });
   if (p.grad_log_decay) add_pair_flow(n, rows, at.A, at.P, at.flow);
   product_to<Zeros::below>(rows, n.f, all / 2, {at.A_pairs, 1, n.ldc}, at.q_pairs, n.ldf, at.grad_phi, n.ldf, true, at.ahead);
@@ -166,7 +137,7 @@ inline void reverse_chunk(const Problem& p, const Sizes<float>& n, const Bundle&
   KeyWords& words = at.words;
   const Index time = begin + k * n.c, rows = smaller(n.c, s.end - time);
   const Index ldf = word_row(n.f), lde = word_row(n.e);
-  load_rounded_keys(p, n, s, time, rows, own.M[k], true, keys, words, &at.ahead, at.memo(n, bundle, i, k, made));
+  load_rounded_keys(p, n, s, time, rows, own.M[k], true, true, keys, words, &at.ahead, at.memo(n, bundle, i, k, made));
   if (!keys.weights.none) round_rows(keys.weighted, n.ldf, rows, words.all, n.f, at.weighted_rows, ldf);
   transpose_words(words.v_rows, lde, words.all, TARNN_ISA::words(n.e), at.v_turned, n.ldc);
   if (time + rows == s.end) R.scale(to_own_units(p, n, s, slots, keys.weights.M_out), n);
@@ -179,12 +150,12 @@ inline void reverse_chunk(const Problem& p, const Sizes<float>& n, const Bundle&
     interleave_rows(at.R_rows, ldf, n.e_rows(), n.f, at.R_pairs, n.ldf);
     transpose_words(at.R_rows, ldf, n.e_rows(), TARNN_ISA::words(n.f), at.R_turned, n.lde);
     product(rows, n.f, TARNN_ISA::words(n.e), {words.v_rows, lde, 1}, at.R_pairs, n.ldf, at.ahead,
-            [&](Index i, Index j, auto R_, auto N, auto& sums) TARNN_LAMBDA {
+            [grad_phi = at.grad_phi, ld = n.ldf, z = R.z](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
               unrolled<N>([&](auto x) TARNN_LAMBDA {
-                const Vec<float> of_z = load(R.z + j + x * 16);
-                unrolled<R_>([&](auto r) TARNN_LAMBDA { sums[r * N + x] += of_z; });
+                const Vec<float> of_z = load(z + j + x * 16);
+                unrolled<R>([&](auto r) TARNN_LAMBDA { sums[r * N + x] += of_z; });
               });
-              store_sums<R_, N>(at.grad_phi + i * n.ldf + j, n.ldf, sums);
+              store_tile_sums<R, N>(grad_phi + i * ld + j, ld, sums);
             });
     weigh_rows(keys.weights, keys.weights.key, n, rows, at.grad_phi);
     product_to(rows, n.e, TARNN_ISA::words(n.f), {at.weighted_rows, ldf, 1}, at.R_turned, n.lde, at.grad_v, n.lde, false, at.ahead);
@@ -203,45 +174,44 @@ inline void reverse_chunk(const Problem& p, const Sizes<float>& n, const Bundle&
   store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x, at.queries.grad_x, own.grad_omega, &at.ahead);
 }
 
-/// Sᵀ before chunk k + 1 from that before chunk k, and its words.
+/// Sᵀ before chunk k + 1 from that before chunk k (which may lie at the same place), and its words.
 inline void absorb(const Sizes<float>& n, const Transposed<float>& from, const Transposed<float>& to, Word* to_words, bool empty,
                    RoundedBackwardScratch& at) {
   const Weights<float>& w = at.keys.weights;
   const float keep = w.plain ? 1.f : w.keep[0];
   const KeyWords& words = at.words;
   product(n.e, n.f, words.all / 2, {words.v_pairs, 1, n.lde}, words.weighted_pairs, n.ldf, at.ahead,
-          [&](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
-            unrolled<R>([&](auto r) TARNN_LAMBDA {
-              if (i + r >= n.e) return;  // z lies there
-              const float* before = from.S + (i + r) * n.ldf + j;
-              unrolled<N>([&](auto x) TARNN_LAMBDA {
-                auto& sum = sums[r * N + x];
-                if (!empty) sum += w.plain ? load(before + x * 16) : load(before + x * 16) * keep;
-              });
-            });
-            store_row_pairs<R, N>(to_words + i / 2 * n.ldf + j, n.ldf, sums);
-            store_sums<R, N>(to.S + i * n.ldf + j, n.ldf, sums);
+          [=, plain = w.plain, S_from = from.S, S_to = to.S, ldf = n.ldf](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
+            if (!empty) add_tile<R, N>(S_from + i * ldf + j, ldf, plain, keep, sums);
+            store_tile_sums<R, N>(S_to + i * ldf + j, ldf, sums);
+            store_row_pairs<R, N>(to_words + i / 2 * ldf + j, ldf, sums);
           });
-  for (Index j = 0; j < n.f; j += 16) store(to.z + j, empty ? Vec<float>{} : load(from.z + j) * keep);
-  sum_rows(at.keys.weighted, n.ldf, at.keys.rows, n.f, to.z);
+  for (Index j = 0; j < n.f; j += 16) {
+    const Vec<float> of_keys = load(at.keys.sums + j);
+    store(to.z + j, empty ? of_keys : load(from.z + j) * keep + of_keys);
+  }
 }
 
 /// As segment_states of BackwardScratch.
 inline void segment_states(const Problem& p, const Sizes<float>& n, const Bundle& bundle, Index begin, Index chunks,
                            RoundedBackwardScratch& at) {
   for (Index i = 0; i < bundle.heads; ++i)
-    if (!begins_empty(p, bundle[i], begin))
+    if (!begins_empty(p, bundle[i], begin)) {
+      clear(at.heads[i].S->S + n.e * n.ldf, (n.e_rows() - n.e) * n.ldf);
       round_row_pairs(at.heads[i].S->S, n.ldf, n.e, n.e_rows(), n.f, at.S_of(n, i, 0), n.ldf);
+    }
   for (Index k = 0; k + 1 < chunks; ++k)
     for (Index i = 0; i < bundle.heads; ++i) {
       const Index time = begin + k * n.c;
       const Head<float>& own = at.heads[i];
       const Onward next(p, bundle, i, p.r - 1, time, time + n.c);
-      load_rounded_keys(p, n, bundle[i], time, n.c, own.M[k], false, at.keys, at.words, &at.ahead, at.memo(n, bundle, i, k, false));
+      load_rounded_keys(p, n, bundle[i], time, n.c, own.M[k], false, false, at.keys, at.words, &at.ahead, at.memo(n, bundle, i, k, false));
       at.ahead.clear();
       want_keys(p, next, at.ahead);
       if (k + 2 == chunks) want_queries(p, next, at.ahead);  // there the way back begins
-      absorb(n, own.S[k], own.S[k + 1], at.S_of(n, i, k + 1), begins_empty(p, bundle[i], time), at);
+      Transposed<float> from = own.S[k], to = own.S[k + 1];
+      if (!p.grad_log_decay) from.S = to.S = own.S->S;  // the words are enough, and leave more of the cache
+      absorb(n, from, to, at.S_of(n, i, k + 1), begins_empty(p, bundle[i], time), at);
       own.M[k + 1] = at.keys.weights.M_out;
     }
 }

@@ -53,17 +53,112 @@ inline KeyWords take_key_words(Scratch& scratch, const Sizes<float>& n, bool no_
   return words;
 }
 
-/// Loads keys time … time + rows − 1 and their values. for_pairs: and φ(K)ᵀ.
+/// Whether features are a function of one number, whose tile in float32 nobody needs.
+inline bool by_number(const Problem& p, const Sizes<float>& n, bool no_weights) { return no_weights && !n.projected && p.map != Map::exp; }
+
+/// 16 numbers of a row of n, mapped; zeros behind them. whole: all are there, side by side.
+template <bool whole, typename F>
+TARNN_INLINE Vec<float> mapped(const std::uint16_t* from, Index step, Index n, Index j, F map) {
+  if (whole) return map(Bfloat16::load(from + j));
+  const Index there = n - j < 16 ? n - j : 16;
+  if (there <= 0) return Vec<float>{};
+  const Vec<float> x = map(load_some<Bfloat16>(from + j * step, step, there));
+  return iota<float>() < static_cast<int>(there) ? x : Vec<float>{};
+}
+
+/// Rows of features, in words; of each the product with z, in lanes.
+template <bool whole, typename F>
+void map_queries(const std::uint16_t* from, Index stride, Index step, Index rows, Index all, Index n, const float* z, Word* to,
+                 Index ldt, float* lanes, F map) {
+  for (Index i = 0; i < rows; ++i, from += stride, to += ldt) {
+    Vec<float> total{};
+    for (Index j = 0; j < n; j += 32) {
+      const Vec<float> x = mapped<whole>(from, step, n, j, map), y = mapped<whole>(from, step, n, j + 16, map);
+      total += x * load(z + j);
+      if (whole || j + 16 < n) total += y * load(z + j + 16);
+      store_words(to + j / 2, round_row(x, y));
+    }
+    store(lanes + i * 16, total);
+  }
+  std::fill_n(to, (all - rows) * ldt, 0);
+  clear(lanes + rows * 16, (all - rows) * 16);
+}
+
+/// Rows of features, in words, alone and in pairs; sums (n) gets their sum.
+template <bool whole, typename F>
+void map_keys(const std::uint16_t* from, Index stride, Index step, Index rows, Index all, Index n, Word* to, Index ldt, Word* pairs,
+              Index ldp, float* sums, F map) {
+  for (Index j = 0; j < n; j += 32) {
+    Vec<float> first{}, second{};
+    for (Index i = 0; i < all; i += 2) {
+      Words row[2] = {};
+      unrolled<2>([&](auto r) TARNN_LAMBDA {
+        if (whole || i + r < rows) {
+          const auto* at = from + (i + r) * stride;
+          const Vec<float> x = mapped<whole>(at, step, n, j, map), y = mapped<whole>(at, step, n, j + 16, map);
+          first += x, second += y;
+          row[r] = round_row(x, y);
+        }
+        store_words(to + (i + r) * ldt + j / 2, row[r]);
+      });
+      store_words(pairs + i / 2 * ldp + j, interleaved<0>(row[0], row[1]));
+      if (whole || j + 16 < n) store_words(pairs + i / 2 * ldp + j + 16, interleaved<16>(row[0], row[1]));
+    }
+    store(sums + j, first);
+    if (whole || j + 16 < n) store(sums + j + 16, second);
+  }
+}
+
+/// f(true or false, as a constant): whether rows of n numbers are whole vectors of words, side by side.
+template <typename F>
+TARNN_INLINE void if_whole(bool whole, F f) {
+  whole ? f(std::true_type()) : f(std::false_type());
+}
+
+/// Loads values in words, in pairs; alone: too.
+inline void load_rounded_values(const Problem& p, const Sizes<float>& n, const Stretch& s, Index time, Index rows, bool alone,
+                                KeyWords& words) {
+  const Index ld = word_row(n.e);
+  if (p.mask || p.v.stride[3] != 1 || n.e % 32 != 0 || rows != words.all) {
+    copy_rows(p, p.v, s, s.head, time, rows, words.all, n.e, words.v_rows, ld, true);
+    return interleave_rows(words.v_rows, ld, words.all, n.e, words.v_pairs, n.lde);
+  }
+  const auto* from = static_cast<const std::uint16_t*>(p.v.data) + offset(p.v, s.row, s.head, time);
+  const Index stride = p.v.stride[2];
+  for (Index i = 0; i < rows; i += 2, from += 2 * stride)
+    for (Index j = 0; j < n.e; j += 32) {
+      Words x, y;
+      std::memcpy(&x, from + j, sizeof x);
+      std::memcpy(&y, from + stride + j, sizeof y);
+      store_words(words.v_pairs + i / 2 * n.lde + j, interleaved<0>(x, y));
+      store_words(words.v_pairs + i / 2 * n.lde + j + 16, interleaved<16>(x, y));
+      if (alone) store_words(words.v_rows + i * ld + j / 2, x), store_words(words.v_rows + (i + 1) * ld + j / 2, y);
+    }
+}
+
+/// Loads keys time … time + rows − 1 and their values. for_pairs: and φ(K)ᵀ; tile: features are wanted in float32, too.
 inline void load_rounded_keys(const Problem& p, const Sizes<float>& n, const Stretch& s, Index time, Index rows, float M,
-                              bool for_pairs, Keys<float>& keys, KeyWords& words, Ahead* ahead, Memo<float> memo = {}) {
-  const Index all = words.all = whole<float>(rows), ldw = word_row(n.f), lde = word_row(n.e);
-  load_key_features(p, n, s, time, rows, M, keys, ahead, memo);
-  round_rows(keys.phi, n.ldf, rows, all, n.f, words.rows, ldw);
-  interleave_rows(words.rows, ldw, all, n.f, words.pairs, n.ldf);
+                              bool for_pairs, bool tile, Keys<float>& keys, KeyWords& words, Ahead* ahead, Memo<float> memo = {}) {
+  const Index all = words.all = whole<float>(rows), ldw = word_row(n.f);
+  if (!tile && by_number(p, n, keys.weights.none)) {
+    keys.rows = rows;
+    keys.weights.M_out = M;
+    const auto* from = static_cast<const std::uint16_t*>(p.k.data) + offset(p.k, s.row, s.head, time);
+    with_map(p.map, [&](auto map) {
+      if_whole(rows == all && p.k.stride[3] == 1 && n.f % 32 == 0, [&](auto whole) {
+        map_keys<whole>(from, p.k.stride[2], p.k.stride[3], rows, all, n.f, words.rows, ldw, words.pairs, n.ldf, keys.sums, map);
+      });
+    });
+  } else {
+    load_key_features(p, n, s, time, rows, M, keys, ahead, memo);
+    round_rows(keys.phi, n.ldf, rows, all, n.f, words.rows, ldw);
+    interleave_rows(words.rows, ldw, all, n.f, words.pairs, n.ldf);
+    if (!keys.weights.none) round_row_pairs(keys.weighted, n.ldf, rows, all, n.f, words.weighted_pairs, n.ldf);
+    clear(keys.sums, n.ldf);
+    sum_rows(keys.weighted, n.ldf, rows, n.f, keys.sums);
+  }
   if (for_pairs) transpose_words(words.rows, ldw, all, TARNN_ISA::words(n.f), words.turned, n.ldc);
-  if (!keys.weights.none) round_row_pairs(keys.weighted, n.ldf, rows, all, n.f, words.weighted_pairs, n.ldf);
-  copy_rows(p, p.v, s, s.head, time, rows, all, n.e, words.v_rows, lde, true);
-  interleave_rows(words.v_rows, lde, all, n.e, words.v_pairs, n.lde);
+  load_rounded_values(p, n, s, time, rows, tile, words);
 }
 
 /// A state, in float32, and S as the products read it: rounded, rows in pairs.
@@ -93,21 +188,18 @@ inline void round_state(const Sizes<float>& n, RoundedState& state) {
 inline void absorb(const Keys<float>& keys, const KeyWords& words, const Sizes<float>& n, RoundedState& state, Ahead& ahead,
                    bool empty) {
   const Weights<float>& w = keys.weights;
-  const float keep = w.plain ? 1.f : w.keep[0];
-  const LeftWords left{words.weighted_pairs, 1, n.ldf};
-  product(n.f, n.e, words.all / 2, left, words.v_pairs, n.lde, ahead, [&](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
-    unrolled<R>([&](auto r) TARNN_LAMBDA {
-      float* row = state.S + (i + r) * n.lde + j;
-      unrolled<N>([&](auto x) TARNN_LAMBDA {
-        auto& sum = sums[r * N + x];
-        if (!empty) sum += w.plain ? load(row + x * 16) : load(row + x * 16) * keep;
-        store(row + x * 16, sum);
-        if constexpr (r % 2) store_words(state.words + (i + r) / 2 * n.lde + j + x * 16, round_pairs(sums[(r - 1) * N + x], sum));
-      });
-    });
-  });
-  for (Index j = 0; keep != 1 && j < n.f; j += 16) store(state.z + j, load(state.z + j) * keep);
-  sum_rows(keys.weighted, n.ldf, keys.rows, n.f, state.z);
+  const bool plain = w.plain;
+  const float keep = plain ? 1.f : w.keep[0];
+  float* const S = state.S;
+  Word* const to = state.words;
+  const Index lde = n.lde;
+  product(n.f, n.e, words.all / 2, {words.weighted_pairs, 1, n.ldf}, words.v_pairs, lde, ahead,
+          [=](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
+            if (!empty) add_tile<R, N>(S + i * lde + j, lde, plain, keep, sums);
+            store_tile_sums<R, N>(S + i * lde + j, lde, sums);
+            store_row_pairs<R, N>(to + i / 2 * lde + j, lde, sums);
+          });
+  for (Index j = 0; j < n.f; j += 16) store(state.z + j, load(state.z + j) * keep + load(keys.sums + j));
   state.M = w.M_out;
 }
 
@@ -124,7 +216,7 @@ struct RoundedKeyScratch {
 
 inline void load_and_absorb(const Problem& p, const Sizes<float>& n, const Stretch& s, Index time, Index rows, RoundedKeyScratch& at,
                             RoundedState& state, const Onward& next, bool empty) {
-  load_rounded_keys(p, n, s, time, rows, state.M, false, at.keys, at.words, &at.ahead);
+  load_rounded_keys(p, n, s, time, rows, state.M, false, false, at.keys, at.words, &at.ahead);
   at.ahead.clear();
   want_keys(p, next, at.ahead);
   absorb(at.keys, at.words, n, state, at.ahead, empty);
