@@ -6,7 +6,7 @@ namespace TARNN_ISA {
 namespace {
 
 /// What products of rounded numbers are for: decays with channels have none within a chunk.
-bool rounded(const Problem& p) { return p.q.type == Type::bfloat16 && p.causal && !p.channels; }
+bool rounded(const Problem& p) { return p.q.type == Type::bfloat16 && p.causal && !p.channels && p.r > 0; }
 
 void forward(const Problem& p) {
   rounded(p) ? rounded_causal_forward(p) : tarnn_kernels_avx512()->linear->of_float.forward(p);

@@ -84,10 +84,10 @@ void map_queries(const std::uint16_t* from, Index stride, Index step, Index rows
   clear(lanes + rows * 16, (all - rows) * 16);
 }
 
-/// Rows of features, in words, alone and in pairs; sums (n) gets their sum.
+/// Rows of features, in words, alone and in pairs; sums (n) gets their sum; tile: in float32 too, where it is there.
 template <bool whole, typename F>
 void map_keys(const std::uint16_t* from, Index stride, Index step, Index rows, Index all, Index n, Word* to, Index ldt, Word* pairs,
-              Index ldp, float* sums, F map) {
+              Index ldp, float* sums, float* tile, F map) {
   for (Index j = 0; j < n; j += 32) {
     Vec<float> first{}, second{};
     for (Index i = 0; i < all; i += 2) {
@@ -98,6 +98,8 @@ void map_keys(const std::uint16_t* from, Index stride, Index step, Index rows, I
           const Vec<float> x = mapped<whole>(at, step, n, j, map), y = mapped<whole>(at, step, n, j + 16, map);
           first += x, second += y;
           row[r] = round_row(x, y);
+          if (tile) store(tile + (i + r) * ldp + j, x);
+          if (tile && (whole || j + 16 < n)) store(tile + (i + r) * ldp + j + 16, y);
         }
         store_words(to + (i + r) * ldt + j / 2, row[r]);
       });
@@ -113,6 +115,17 @@ void map_keys(const std::uint16_t* from, Index stride, Index step, Index rows, I
 template <typename F>
 TARNN_INLINE void if_whole(bool whole, F f) {
   whole ? f(std::true_type()) : f(std::false_type());
+}
+
+/// Rows of a chunk's queries or keys: as `map_keys`, of any map of numbers and any layout.
+inline void load_rounded_rows(const Problem& p, const Sizes<float>& n, const View& x, const Stretch& s, Index head, Index time,
+                              Index rows, Index all, Word* to, Word* pairs, float* sums, float* tile) {
+  const auto* from = static_cast<const std::uint16_t*>(x.data) + offset(x, s.row, head, time);
+  with_map(p.map, [&](auto map) {
+    if_whole(rows == all && x.stride[3] == 1 && n.f % 32 == 0, [&](auto whole) {
+      map_keys<whole>(from, x.stride[2], x.stride[3], rows, all, n.f, to, word_row(n.f), pairs, n.ldf, sums, tile, map);
+    });
+  });
 }
 
 /// Loads values in words, in pairs; alone: too.
@@ -140,15 +153,10 @@ inline void load_rounded_values(const Problem& p, const Sizes<float>& n, const S
 inline void load_rounded_keys(const Problem& p, const Sizes<float>& n, const Stretch& s, Index time, Index rows, float M,
                               bool for_pairs, bool tile, Keys<float>& keys, KeyWords& words, Ahead* ahead, Memo<float> memo = {}) {
   const Index all = words.all = whole<float>(rows), ldw = word_row(n.f);
-  if (!tile && by_number(p, n, keys.weights.none)) {
+  if (by_number(p, n, keys.weights.none)) {
     keys.rows = rows;
     keys.weights.M_out = M;
-    const auto* from = static_cast<const std::uint16_t*>(p.k.data) + offset(p.k, s.row, s.head, time);
-    with_map(p.map, [&](auto map) {
-      if_whole(rows == all && p.k.stride[3] == 1 && n.f % 32 == 0, [&](auto whole) {
-        map_keys<whole>(from, p.k.stride[2], p.k.stride[3], rows, all, n.f, words.rows, ldw, words.pairs, n.ldf, keys.sums, map);
-      });
-    });
+    load_rounded_rows(p, n, p.k, s, s.head, time, rows, all, words.rows, words.pairs, keys.sums, tile ? keys.phi : nullptr);
   } else {
     load_key_features(p, n, s, time, rows, M, keys, ahead, memo);
     round_rows(keys.phi, n.ldf, rows, all, n.f, words.rows, ldw);
