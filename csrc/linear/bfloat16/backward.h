@@ -184,10 +184,10 @@ inline void load_rounded_queries(const Problem& p, const Sizes<float>& n, const 
 inline void rounded_pair_gradients(const Problem& p, const Sizes<float>& n, RoundedBackwardScratch& at) {
   const Weights<float>& w = at.keys.weights;
   const bool flow = static_cast<bool>(p.grad_log_decay), plain = w.plain;
-  const Index ldc = n.ldc, ldp = word_row(n.c);
+  const Index ldc = n.ldc, ldp = word_row(n.c), rows = at.keys.rows;
   float *const A = at.A, *const P = at.P, *const G_z = at.queries.G_z, *const pair = w.pair;
   Word *const A_rows = at.A_rows, *const A_pairs = at.A_pairs, *const P_pairs = at.P_pairs;
-  rounded_pairs(w, at.words, n, at.q_rows, at.ahead, [=](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
+  rounded_pairs(at.keys, at.words, n, at.q_rows, at.ahead, [=](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
     if (flow) store_tile_sums<R, N>(P + i * ldc + j, ldc, sums);
     store_row_pairs<R, N>(P_pairs + i / 2 * ldc + j, ldc, sums);
   });
@@ -198,7 +198,7 @@ inline void rounded_pair_gradients(const Problem& p, const Sizes<float>& n, Roun
              });
              mask_tile<R, N>(i, j, sums);
              if (flow) store_tile_sums<R, N>(A + i * ldc + j, ldc, sums);
-             if (!plain) weigh_tile<R, N>(pair, ldc, i, j, sums);
+             if (!plain) weigh_tile<R, N>(pair, ldc, rows, i, j, sums);
              unrolled<R>([&](auto r) TARNN_LAMBDA {
                store_rounded<N>(reinterpret_cast<std::uint16_t*>(A_rows + (i + r) * ldp) + j, sums + r * N);
              });

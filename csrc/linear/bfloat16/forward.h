@@ -46,29 +46,30 @@ TARNN_INLINE void mask_tile(Index i, Index j, Vec<float> (&sums)[R * N]) {
   });
 }
 
-/// Times `pair`, which has no numbers above the diagonal.
+/// Times `pair`, which has numbers on and below the diagonal of its rows; 0 elsewhere.
 template <int R, int N>
-TARNN_INLINE void weigh_tile(const float* pair, Index ld, Index i, Index j, Vec<float> (&sums)[R * N]) {
+TARNN_INLINE void weigh_tile(const float* pair, Index ld, Index rows, Index i, Index j, Vec<float> (&sums)[R * N]) {
   const Integers<float> lane = iota<float>();
   unrolled<R>([&](auto r) TARNN_LAMBDA {
     unrolled<N>([&](auto x) TARNN_LAMBDA {
       auto& sum = sums[r * N + x];
-      sum = lane <= static_cast<int>(i + r - j - x * 16) ? sum * load(pair + (i + r) * ld + j + x * 16) : Vec<float>{};
+      const int last = i + r < rows ? static_cast<int>(i + r - j - x * 16) : -1;
+      sum = lane <= last ? sum * load(pair + (i + r) * ld + j + x * 16) : Vec<float>{};
     });
   });
 }
 
 /// P, masked and weighted: done(i, j, R, N, sums) as in `triangle`.
 template <typename Done>
-TARNN_INLINE void rounded_pairs(const Weights<float>& w, const KeyWords& words, const Sizes<float>& n, const Word* q_rows, Ahead& ahead,
+TARNN_INLINE void rounded_pairs(const Keys<float>& keys, const KeyWords& words, const Sizes<float>& n, const Word* q_rows, Ahead& ahead,
                                 Done done) {
-  const bool plain = w.plain;
-  const float* pair = w.pair;
-  const Index ldc = n.ldc;
+  const bool plain = keys.weights.plain;
+  const float* pair = keys.weights.pair;
+  const Index ldc = n.ldc, rows = keys.rows;
   triangle(words.all, TARNN_ISA::words(n.f), q_rows, word_row(n.f), words.turned, ldc, ahead,
            [=](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
              mask_tile<R, N>(i, j, sums);
-             if (!plain) weigh_tile<R, N>(pair, ldc, i, j, sums);
+             if (!plain) weigh_tile<R, N>(pair, ldc, rows, i, j, sums);
              done(i, j, R, N, sums);
            });
 }
@@ -114,7 +115,7 @@ inline void rounded_outputs(const Problem& p, const Sizes<float>& n, const Stret
   load_rounded_queries(p, n, s, head, time, state.z, at);
   float* const lanes = at.of_pairs;
   Word *const P = at.P, *const q_rows = at.q_rows;
-  rounded_pairs(w, keys, n, q_rows, at.ahead, [=](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
+  rounded_pairs(at.keys, keys, n, q_rows, at.ahead, [=](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA {
     unrolled<R>([&](auto r) TARNN_LAMBDA {
       Vec<float> total = j ? load(lanes + (i + r) * 16) : Vec<float>{};
       unrolled<N>([&](auto x) TARNN_LAMBDA { total += sums[r * N + x]; });

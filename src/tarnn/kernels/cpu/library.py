@@ -64,6 +64,11 @@ def status() -> Status:
     return Status(PLAIN, "switched off by tarnn.kernels.cpu.library.disabled()") if _disabled else _status
 
 
+def multiplies_in_bfloat16() -> bool:
+    """Whether products of bfloat16 calls have bfloat16 factors (and float32 sums)."""
+    return status().path == "compiled, avx512bf16"
+
+
 @contextmanager
 def disabled() -> Iterator[None]:
     """Plain PyTorch computes within, in every thread: for tests and benchmarks."""
