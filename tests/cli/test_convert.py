@@ -83,7 +83,6 @@ def test_refusals(tarnn, llama, text, tmp_path):
     assert "no such file" in refused(llama, out, *SMALL, "--texts", tmp_path / "nothing")
     assert "feature_map must be one of" in refused(llama, out, "--texts", text, *SMALL, "--feature-map", "x")
     assert "too small" in refused(llama, out, "--texts", text, *SMALL, "--budget", 10)
-    assert "exact_layers must be 0 to 2" in refused(llama, out, "--texts", text, *SMALL, "--exact-layers", 3)
     assert "128 tokens at most" in refused(llama, out, "--texts", text, *SMALL, "--length", 4096)
     assert "--device meta can't be used" in refused(llama, out, "--texts", text, *SMALL, "--device", "meta")
     (tmp_path / "other").mkdir()

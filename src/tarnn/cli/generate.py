@@ -75,7 +75,6 @@ def generate(
     weights: Annotated[
         Weights | None, Option(help="How the fused step keeps the weights: fewer bits are faster (default: float32).")
     ] = None,
-    compile: Annotated[bool | None, Option(hidden=True)] = None,
     device: Annotated[str, Option(help="cpu, cuda, mps …; auto: an accelerator if there is one.")] = "auto",
     dtype: Annotated[Dtype, Option(help="auto: as saved.")] = "auto",
     quiet: Annotated[bool, Option("--quiet", "-q", help="The results only, nothing on stderr.")] = False,
@@ -100,11 +99,6 @@ def generate(
     converted = is_converted(checkpoint)
     images = not converted and open_config(checkpoint, GENERATED).model_type == "tarnn_image"
     refuse_other_task(checkpoint, task, images, options)
-    if compile is not None:
-        raise UserError(
-            "--compile and --no-compile are gone: the fused step, or on a GPU a CUDA graph, replaces the compiled one, and is "
-            "taken wherever it can be. Leave the option out."
-        )
     if seed is not None and not 0 <= seed < 2**63:
         raise UserError(f"--seed must be from 0 to below 2**63; got {seed}.")
     seed = secrets.randbelow(2**31) if seed is None else seed
