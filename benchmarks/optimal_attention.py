@@ -28,7 +28,7 @@ from scripts.common.results import run
 from scripts.common.tables import bullets, page, source
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
-PATIENCE = 8.0  # seconds per step beyond which one must do
+PATIENCE = 4.0  # seconds per step beyond which one must do
 VOCABULARY = 256
 METHODS = {"performer": ("linear", 1), "softmax": ("softmax", 2), "none": ("none", 1)}  # attention, power of t
 COLORS = {"performer": BLUE, "softmax": RED, "none": GREY}

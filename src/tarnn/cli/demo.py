@@ -127,13 +127,13 @@ def compare_bits(result: TrainResult, corpus: Corpus) -> dict[str, Any]:
     training, held_out = (ids[ids < 256].astype("uint8").tobytes() for ids in (corpus.train, corpus.validation))
     print(f"  {len(held_out):,} bytes held out, {len(training):,} for training\n")
     print(f"  {'':24}{'alone':>10}{'after the training text':>28}")
-    print(f"  {'this model':24}{'':10}{result.bits_per_byte:28.3f}", flush=True)
+    print(f"  {'this model':24}{'':10}{result.validation:28.3f}", flush=True)
     alone = 8 * compressed_size(held_out) / len(held_out)
     after = 8 * (compressed_size(training + held_out) - compressed_size(training)) / len(held_out)
     print(f"  {'xz -9e':24}{alone:10.3f}{after:28.3f}", flush=True)
     print("\n  After the training text: the size of both together less that of the training text alone. The")
     print("  model's own size is not counted, and it reads the text in windows, each from an empty state.")
-    return {"this model": result.bits_per_byte, "xz -9e": {"alone": alone, "after_training": after}}
+    return {"this model": result.validation, "xz -9e": {"alone": alone, "after_training": after}}
 
 
 def compressed_size(data: bytes) -> int:
