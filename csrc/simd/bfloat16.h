@@ -1,5 +1,5 @@
-// Products of bfloat16 numbers with float32 sums: AVX512-BF16's dot product of pairs. The one file with intrinsics, for the compilers'
-// vector types have no such operation; it is compiled for that instruction set alone.
+// Products of bfloat16 numbers with float32 sums: AVX512-BF16's dot product of pairs, for which the compilers' vector types have no
+// operation. It is compiled for that instruction set alone.
 //
 // A word is two neighbours along what a product sums over, 32 bits, the first one in the lower half. An instruction does
 //
@@ -63,10 +63,6 @@ TARNN_INLINE Words interleaved(Words x, Words y) {
 /// Words of two vectors of numbers, lane by lane.
 TARNN_INLINE Words round_pairs(Vec<float> first, Vec<float> second) {
   return (Words)_mm512_permutexvar_epi16(_mm512_load_si512(in_turn<0, 16>.lanes), (__m512i)round_row(first, second));
-}
-
-TARNN_INLINE Vec<float> from_bfloat16(Lanes<float>::Half x) {
-  return (Vec<float>)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)x), 16);
 }
 
 TARNN_INLINE Lanes<float>::Half to_bfloat16(Vec<float> x) { return (Lanes<float>::Half)_mm512_cvtneps_pbh((__m512)x); }

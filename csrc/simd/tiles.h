@@ -12,14 +12,13 @@ namespace TARNN_ISA {
 
 // Sixteen-bit numbers, by their bits: float32 keeps every value of both formats.
 
-#ifdef __AVX512BF16__
-TARNN_INLINE Vec<float> from_bfloat16(Lanes<float>::Half x);  // simd/bfloat16.h: an instruction each
-TARNN_INLINE Lanes<float>::Half to_bfloat16(Vec<float> x);
-#else
 TARNN_INLINE Vec<float> from_bfloat16(Lanes<float>::Half x) {
   return bit_cast<Vec<float>>(widened(x) << 16);
 }
 
+#ifdef __AVX512BF16__
+TARNN_INLINE Lanes<float>::Half to_bfloat16(Vec<float> x);  // simd/bfloat16.h: one instruction
+#else
 TARNN_INLINE Lanes<float>::Half to_bfloat16(Vec<float> x) {
   Bits<float> bits = bit_cast<Bits<float>>(x);
   Bits<float> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to the nearest, ties to even
