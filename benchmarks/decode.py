@@ -26,6 +26,7 @@ from scripts.common.others import taken_quietly
 from scripts.common.provenance import total_memory
 from scripts.common.results import run
 from scripts.common.tables import bullets, markdown, page, source
+from scripts.common.targets import GUARANTEE
 from tarnn import Elu, LinearState, step
 from tarnn.decoding.fused import FusedStep
 from tarnn.huggingface.config import softmax_twin
@@ -144,6 +145,7 @@ def report(options, facts: dict[str, Any], costs: dict[str, list[DecodeCost]]) -
     return page(
         "One more token, by its position",
         source(facts, "8 layers of 8 heads, 256 wide, float32, fused step. Medians."),
+        GUARANTEE,
         markdown(["", "position", "ms", "least – most", "bytes of state", "threads"], rows),
         bullets(flat),
         "## Left out",

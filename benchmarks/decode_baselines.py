@@ -26,6 +26,7 @@ from scripts.common.options import parse
 from scripts.common.others import taken_quietly
 from scripts.common.results import run
 from scripts.common.tables import bullets, markdown, page, source
+from scripts.common.targets import GUARANTEE
 from tarnn.decoding.fused import FusedStep
 from tarnn.kernels.cpu.model_step import FORMATS
 from tarnn.models import TarnnConfig, TarnnForCausalLM
@@ -128,6 +129,7 @@ def report(options, facts: dict[str, Any], found: Found) -> str:
     return page(
         "One token more, beside llama.cpp and ONNX Runtime",
         source(facts, f"{shape}; random weights, one thread, batch 1."),
+        GUARANTEE,
         markdown(["", "weights", *(f"behind {n:,} tokens, ms" for n in options.positions)], rows, left=2),
         "## Left out" if missing else "",
         bullets(missing) if missing else "",

@@ -31,6 +31,7 @@ from scripts.common.clock import Contender, Effort, Timing, measure_in_turns
 from scripts.common.options import parse
 from scripts.common.results import Unmeasured, run
 from scripts.common.tables import markdown, page, source
+from scripts.common.targets import GUARANTEE
 from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.decoding.loop import TokenLoop
 from tarnn.huggingface.fused_forward import fused_forward
@@ -184,6 +185,7 @@ def report(options, facts, found: dict[str, Any]) -> str:
     return page(
         "Milliseconds a token of transformers' `generate`",
         source(facts, f"{options.tokens} tokens after a prompt of {PROMPT}, batch 1, greedy, random weights. Medians."),
+        GUARANTEE,
         markdown(["width × layers", "parameters", LLAMA, OWN, UNASKED, INT8, LOOP], rows),
         "The weights are packed in each call of `generate`; for the token loop they were packed before. A Llama's token costs "
         f"more the longer its cache is; here it has at most {PROMPT + options.tokens} keys.",

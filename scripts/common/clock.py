@@ -77,7 +77,7 @@ class Timing:
 
 
 def measure_in_turns(contenders: Mapping[Key, Contender], effort: Effort, device: str = "cpu") -> dict[Key, Timing]:
-    """A timing a contender. Whoever raises leaves all unmeasured: what can't run should not be here."""
+    """Return one Timing per contender. An exception in any of them aborts the measurement."""
     gc.freeze()  # what is there stays, so that collecting before each look at memory is cheap
     try:
         timings, share = taken_quietly(lambda: _measure_in_turns(contenders, effort, device))
