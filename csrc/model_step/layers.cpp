@@ -1,4 +1,4 @@
-// One token through all layers. Compiled once for each instruction set: see ../kernels_of_isa.cpp.
+// One token of each sequence, or several, through all layers. Compiled once for each instruction set: see ../kernels_of_isa.cpp.
 #include <cmath>
 
 #include "linear/step.h"
@@ -24,9 +24,9 @@ Index largest_of_layers(const Stack& s, F f) {
   return most;
 }
 
-/// Blocks of keys in the longest cache, the new key included.
+/// Blocks of keys in the longest cache, the new keys included.
 Index most_blocks(const Stack& s) {
-  return largest_of_layers(s, [](const Layer& l) { return l.attention == Attention::softmax ? key_blocks(l.cache.length + 1) : 0; });
+  return largest_of_layers(s, [&](const Layer& l) { return l.attention == Attention::softmax ? key_blocks(l.cache.length + s.most_slots) : 0; });
 }
 
 /// The activations of some rows: x is what the residuals add up to.
@@ -93,22 +93,16 @@ class Sweep {
   void run() {
     phase(0, [](Index) {}, [&](Index i) { embed(i); });
     for (Index l = 0; l < s_.num_layers; ++l) layer(s_.layers[l], l + 1 < s_.num_layers ? &s_.layers[l + 1] : nullptr);
-    multiply(s_.head, stream(), at_.ld, at_.out, at_.ld_out, [&](Index i) {
-      const auto bytes = sizeof(float) * static_cast<std::size_t>(s_.head.outputs);
-      std::memcpy(s_.out + (begin_ + i) * s_.head.outputs, at_.out + i * at_.ld_out, bytes);
-    });
+    put_out();
   }
 
  private:
   /// Post-norm: x ← norm(x + f(x)). Pre-norm: x ← x + f(norm x); the norm of what follows is taken at once.
   void layer(const Layer& l, const Layer* next) {
     multiply(l.qkv, stream(), at_.ld, at_.qkv, at_.ld_qkv, [](Index) {});
-    const Index states = count_ * s_.g, blocks = l.attention == Attention::softmax ? key_blocks(l.cache.length + 1) : 0;
-    if (blocks > 1) attend_blocks(l, blocks);
-    else phase((states + states_a_task - 1) / states_a_task, [&](Index task) {
-      const Index end = smaller(states, (task + 1) * states_a_task);
-      for (Index i = task * states_a_task; i < end; ++i) attend(l, i / s_.g, i % s_.g);
-    }, [&](Index i) { to_bytes(l.o, at_.heads, at_.ld_heads, i); });
+    const auto then = [&](Index i) { to_bytes(l.o, at_.heads, at_.ld_heads, i); };
+    if (l.attention == Attention::softmax) attend_cache(l, then);
+    else over_states([&](Index row, Index head) { attend(l, row, head); }, then);
     const Norm& between = s_.pre_norm ? l.mlp_norm : l.attention_norm;
     multiply(l.o, at_.heads, at_.ld_heads, at_.y, at_.ld, [&](Index i) { add_and_norm(between, l.up, i); });
     expand(l);
@@ -128,6 +122,19 @@ class Sweep {
     }, [] {});
   }
 
+  /// task(row, head), as tasks of one key head and the rows of one sequence in their order; of several where rows are few.
+  template <typename F, typename G>
+  void over_states(F task, G row) {
+    const Index first = s_.sequence(begin_), sequences = s_.sequence(begin_ + count_ - 1) - first + 1;
+    const Index states = sequences * s_.g, each = std::max<Index>(1, states_a_task * sequences / count_);
+    phase((states + each - 1) / each, [&](Index i) {
+      for (Index state = i * each; state < smaller(states, (i + 1) * each); ++state) {
+        const Index sequence = first + state / s_.g, end = smaller(s_.start(sequence + 1) - begin_, count_);
+        for (Index at = std::max<Index>(0, s_.start(sequence) - begin_); at < end; ++at) task(at, state % s_.g);
+      }
+    }, row);
+  }
+
   /// task(panel, first row, rows): a panel's tasks follow one another, so that it is in cache for all but the first.
   template <typename F, typename G>
   void over_panels(Index panels, F task, G row) {
@@ -139,7 +146,7 @@ class Sweep {
   }
 
   void embed(Index i) {
-    const Index row = begin_ + i, n = s_.hidden, place = smaller(s_.positions[row], s_.num_places - 1);
+    const Index row = begin_ + i, n = s_.hidden, position = s_.position(row), place = smaller(position, s_.num_places - 1);
     float* x = at_.x + i * at_.ld;
     clear(x, at_.ld);
     std::memcpy(x, s_.tokens + s_.ids[row] * n, sizeof(float) * static_cast<std::size_t>(n));
@@ -150,7 +157,7 @@ class Sweep {
     float* turn = at_.turns + i * at_.ld_turns;
     for (Index j = 0; j < s_.num_rotations; turn += s_.rotations[j++].width)
       for (Index c = 0, half = s_.rotations[j].width / 2; c < half; ++c) {
-        const double angle = static_cast<double>(s_.positions[row]) * s_.rotations[j].frequencies[c];
+        const double angle = static_cast<double>(position) * s_.rotations[j].frequencies[c];
         turn[c] = static_cast<float>(std::cos(angle)), turn[half + c] = static_cast<float>(std::sin(angle));
       }
   }
@@ -164,33 +171,50 @@ class Sweep {
       return;
     }
     place(l, row, head);
-    if (l.attention == Attention::linear) return attend_linear(l, row, head);
-    append(l.cache, begin_ + row, head, s_.g, s_.d, key(row, head), value(row, head));
-    attend_part(l, row, head, 0);
-    for (Index r = 0; r < r_; ++r) join(row, head, r, 1);
+    attend_linear(l, row, head);
   }
 
-  /// A long cache: first all keys and values get their places, then its blocks are tasks.
-  void attend_blocks(const Layer& l, Index blocks) {
-    team_.phase(count_ * s_.g, [&](Index i) {
-      const Index row = i / s_.g, head = i % s_.g;
-      place(l, row, head);
-      append(l.cache, begin_ + row, head, s_.g, s_.d, key(row, head), value(row, head));
-    }, [] {});
+  /// Keys and values get their places, and then each row reads those up to its own. Of a long cache the blocks are tasks.
+  template <typename G>
+  void attend_cache(const Layer& l, G then) {
+    const Index blocks = key_blocks(l.cache.length + s_.most_slots);
+    const auto join_all = [&](Index row, Index head) {
+      for (Index r = 0; r < r_; ++r) join(row, head, r, key_blocks(cache(l, row).length + 1));
+    };
+    if (blocks == 1 && s_.most_slots == 1) return over_states([&](Index row, Index head) {
+      put_key(l, row, head);
+      attend_part(l, row, head, 0);
+      join_all(row, head);
+    }, then);
+    team_.phase(count_ * s_.g, [&](Index i) { put_key(l, i / s_.g, i % s_.g); }, [] {});
     phase(count_ * s_.g * blocks, [&](Index i) { attend_part(l, i / blocks / s_.g, i / blocks % s_.g, i % blocks); }, [&](Index row) {
-      for (Index i = 0; i < s_.h; ++i) join(row, i / r_, i % r_, blocks);
-      to_bytes(l.o, at_.heads, at_.ld_heads, row);
+      for (Index head = 0; head < s_.g; ++head) join_all(row, head);
+      then(row);
     });
   }
 
+  void put_key(const Layer& l, Index row, Index head) {
+    place(l, row, head);
+    append(cache(l, row), s_.sequence(begin_ + row), head, s_.g, s_.d, key(row, head), value(row, head));
+  }
+
+  /// A layer's cache as it is when a row comes.
+  Cache cache(const Layer& l, Index row) const {
+    Cache before = l.cache;
+    before.length += s_.slot(begin_ + row);
+    return before;
+  }
+
   void attend_part(const Layer& l, Index row, Index head, Index block) {
+    const Cache before = cache(l, row);
+    const Index size = partial_size(s_.d), blocks = key_blocks(before.length + 1);
+    if (block >= blocks) return;
     for (Index r = 0; r < r_; ++r) {
       float* q = own_.x + r * own_.ldx;
       clear(q, own_.ldx);
       std::memcpy(q, query(row, head) + r * s_.d, bytes(s_.d));
     }
-    const Index size = partial_size(s_.d), blocks = key_blocks(l.cache.length + 1);
-    attend_block(l.cache, begin_ + row, head, s_.g, s_.d, block, r_, own_.x, own_.ldx, own_.scores,
+    attend_block(before, s_.sequence(begin_ + row), head, s_.g, s_.d, block, r_, own_.x, own_.ldx, own_.scores,
                  parts(row, head, 0, blocks) + block * size, blocks * size);
   }
 
@@ -233,7 +257,7 @@ class Sweep {
       p.map = Map::identity;
     }
     if (l.decay != Decay::none) p.log_decay = log_decay(l, row, head), p.channels = l.decay == Decay::channel;
-    const Index state = (begin_ + row) * s_.g + head;
+    const Index state = s_.sequence(begin_ + row) * s_.g + head;
     p.before.S = static_cast<float*>(l.state.S) + state * map.f * s_.d;
     p.before.z = static_cast<float*>(l.state.z) + state * map.f;
     if (l.state.M) p.before.M = static_cast<float*>(l.state.M) + state;
@@ -252,7 +276,7 @@ class Sweep {
   /// φ of the queries and of the key, behind one another, and their log-scales.
   void make_features(const Layer& l, Index row, Index head) {
     const FeatureMap& map = l.features;
-    const double position = static_cast<double>(s_.positions[begin_ + row]);
+    const double position = static_cast<double>(s_.position(begin_ + row));
     float weights[2] = {0, 0};
     float* x = own_.x;
     for (Index r = 0; r <= r_; ++r, x += own_.ldx) {
@@ -333,6 +357,36 @@ class Sweep {
     }, then);
   }
 
+  /// The head, of all rows or of each sequence's last: these are moved to the front first.
+  void put_out() {
+    const bool all = s_.all || !s_.starts;
+    Index wanted = all ? count_ : 0;
+    for (Index i = 0; !all && i < count_; ++i) wanted += is_last(i);
+    if (wanted == 0) return;
+    const Index rows = count_;
+    if (wanted < rows) {
+      team_.phase(1, [&](Index) {
+        for (Index i = 0, to = 0; i < rows; ++i) {
+          if (!is_last(i)) continue;
+          std::memmove(stream() + to * at_.ld, stream() + i * at_.ld, bytes(at_.ld));
+          to_bytes(s_.head, stream(), at_.ld, to++);
+        }
+      }, [] {});
+      count_ = wanted;
+    }
+    multiply(s_.head, stream(), at_.ld, at_.out, at_.ld_out, [&](Index i) {
+      Index to = begin_ + i;
+      if (!all) {
+        Index row = 0;
+        for (Index before = i; !is_last(row) || before-- > 0;) ++row;
+        to = s_.sequence(begin_ + row);
+      }
+      std::memcpy(s_.out + to * s_.head.outputs, at_.out + i * at_.ld_out, bytes(s_.head.outputs));
+    });
+  }
+
+  bool is_last(Index row) const { return s_.start(s_.sequence(begin_ + row) + 1) == begin_ + row + 1; }
+
   void add_and_norm(const Norm& norm, const Matrix& next, Index i) {
     float *x = at_.x + i * at_.ld, *y = at_.y + i * at_.ld;
     for (Index j = 0; j < s_.hidden; j += width<float>) store(x + j, load(x + j) + load(y + j));
@@ -352,7 +406,9 @@ class Sweep {
   }
 
   const Stack& s_;
-  const Index begin_, count_, r_;
+  const Index begin_;
+  Index count_;
+  const Index r_;
   const Buffers& at_;
   OwnBuffers& own_;
   Team::Member& team_;
