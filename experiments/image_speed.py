@@ -28,10 +28,10 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from scripts.common.decode_cost import rewind, state_at
 from scripts.common.options import parse
 from scripts.common.results import run
 from scripts.common.tables import markdown, page
-from tarnn.decoding.decode_cost import rewind, state_at
 from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.decoding.pixels import PixelLoop, pixel_sampler
 from tarnn.kernels.cpu import library

@@ -29,10 +29,10 @@ def test_all_of_it_and_once_more_into_the_same_folder(command, folder, monkeypat
     assert decode["linear"][0]["state_bytes"] == decode["linear"][1]["state_bytes"] == 2 * 2 * (16 * 16 + 16) * 4
     assert [point["state_bytes"] for point in decode["softmax"]] == [64 * 2 * 2 * 32 * 4, 256 * 2 * 2 * 32 * 4]
     assert f"The {'fused' if library.available() else 'eager'} step" in outcome.out
-    assert min(point["rounds"] for points in decode.values() for point in points) >= 5
-    for name in ("model.safetensors", "decode.png", "demo.json", "log.jsonl"):
+    assert min(point["ms"] for points in decode.values() for point in points) > 0
+    for name in ("model.safetensors", "demo.json", "log.jsonl"):
         assert (folder / name).stat().st_size > 0
-    for path in (folder, folder / "decode.png", folder / "log.jsonl"):
+    for path in (folder, folder / "demo.json", folder / "log.jsonl"):
         assert f"{path}\n" in outcome.out
 
     monkeypatch.setattr(compressors, "zstd", lambda: None)

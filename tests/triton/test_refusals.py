@@ -8,8 +8,7 @@ import torch
 from tarnn.cli import machine as cli_machine
 from tarnn.kernels.contract import Mendable
 from tarnn.kernels.linear import Call
-from tarnn.kernels.triton import device, schedule
-from tarnn.kernels.triton import linear as triton
+from tarnn.kernels.triton import device, linear as triton, schedule
 from tarnn.kernels.triton.strides import in_rows
 
 

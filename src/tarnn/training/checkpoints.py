@@ -142,4 +142,4 @@ def remedy(checkpoint: Path) -> str:
     older = [path for path in complete(checkpoint.parent) if path != checkpoint]
     if older:
         return f"Delete that folder and --resume goes on from {older[-1]}."
-    return "There is no older one; start again with --overwrite."
+    return f"There is no older one; delete {checkpoint.parent.parent} and begin again."

@@ -98,8 +98,7 @@ class Progress(TrainerCallback):
 
 def make_bar() -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import BarColumn, Progress as Bar, TaskProgressColumn, TextColumn
 
     columns = (BarColumn(bar_width=24), TaskProgressColumn(), TextColumn("{task.fields[text]}"))
     return Bar(*columns, console=Console(stderr=True), refresh_per_second=4)
