@@ -29,7 +29,7 @@ def rows_of(ids: Tensor, real: Tensor | None) -> Rows:
     b, t = ids.shape
     if real is None:
         starts = torch.arange(0, b * t + 1, t, device="cpu")
-        return Rows(ids.reshape(-1), starts, None, torch.ones(b, t, dtype=torch.bool, device="cpu"))
+        return Rows(ids.reshape(-1).contiguous(), starts, None, torch.ones(b, t, dtype=torch.bool, device="cpu"))
     starts = torch.nn.functional.pad(real.sum(-1).cumsum(0), (1, 0))
     slots = torch.cat([real.nonzero()[:, 1], torch.tensor([t], device="cpu")])
     return Rows(ids[real], starts, slots, real)
