@@ -50,7 +50,10 @@ def measure(options, found: dict[str, Any], keep: Callable[[], None]) -> None:
         for i in range(options.length - 1):
             logits, state = step(ids[:, i], state, inplace=True)
             nats += torch.nn.functional.cross_entropy(logits, ids[:, i + 1], reduction="sum").item()
-        found[weights] = {"bits_per_byte": nats / math.log(2) / ids[:, 1:].numel(), "bytes": step.block.numel()}
+        found[weights] = {
+            "bits_per_byte": nats / math.log(2) / ids[:, 1:].numel(),
+            "bytes": step.packed_weights.numel(),
+        }
         print(weights, found[weights], flush=True)
         keep()
 

@@ -3,12 +3,13 @@
 import sys
 
 PLACES = {
-    "tarnn.analysis.image_likelihood": "tarnn.tasks.images.likelihood",
+    "tarnn.analysis.image_likelihood": "scripts.common.image_bits",
     "tarnn.analysis.softmax_error": "experiments.measures.softmax_error",
     "tarnn.data.ctc": "tarnn.tasks.speech.ctc",
     "tarnn.generation": "tarnn.decoding",
     "tarnn.models.fused": "tarnn.decoding.fused",
     "tarnn.models.fused_forward": "tarnn.huggingface.fused_forward",
+    "tarnn.tasks.images.likelihood": "scripts.common.image_bits",
 }
 
 

@@ -88,7 +88,7 @@ def worse_after(monkeypatch):
     def install(step):
         def worse(self, *args, **kwargs):
             metrics = evaluate(self, *args, **kwargs)
-            metrics["eval_bits_per_byte"] += self.state.global_step > step
+            metrics["eval_measure"] += self.state.global_step > step
             return metrics
 
         monkeypatch.setattr(SafeTrainer, "evaluate", worse)

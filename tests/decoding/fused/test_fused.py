@@ -9,6 +9,7 @@ import torch
 from support.step_models import FUNCTIONS, MAPS, SERVED, SERVED_IMAGES, image_model, text_model
 
 from scripts.common.clock import with_threads
+from scripts.common.image_bits import bits_per_dim_by_steps
 from tarnn.attention import LinearAttention, calibrating
 from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.decoding.pixels import PixelLoop, pixel_sampler
@@ -17,7 +18,6 @@ from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.model_step import FORMATS
 from tarnn.models import TarnnForCausalLM
 from tarnn.tasks.images import Images
-from tarnn.tasks.images.likelihood import bits_per_dim_by_steps
 
 compiled = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
 
