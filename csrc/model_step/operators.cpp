@@ -141,7 +141,7 @@ void clear_slots(const Stack& s, const std::vector<Layer>& layers) {
 }
 
 void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tokens, Maybe places, Maybe extra,
-           std::vector<Tensor> states, Tensor lengths, Tensor out, int64_t limit, double norm_eps, double eps, Maybe starts, Maybe slots) {
+           std::vector<Tensor> states, Tensor lengths, Tensor out, int64_t limit, double norm_eps, double eps, Maybe starts, Maybe slots, bool every) {
   for (const Tensor* x : {&ids, &positions, &plan, &lengths, starts ? &*starts : &ids, slots ? &*slots : &ids})
     if (!x->has_int64()) throw std::runtime_error("ids, positions, the plan, lengths, starts and slots must be int64.");
   Lists lists;
@@ -158,20 +158,20 @@ void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tok
   s.tokens = static_cast<const float*>(tokens.const_data_ptr());
   s.places = floats(places), s.extra = floats(extra);
   s.out = static_cast<float*>(out.mutable_data_ptr());
-  s.all = out.numel() == s.num_rows * s.head.outputs;
+  s.all = every;
   const bool no_places = places && (s.num_places < 1 || places->numel() != s.num_places * s.hidden);
   if (tokens.numel() != s.num_tokens * s.hidden || no_places || (extra && extra->numel() != s.num_rows * s.hidden) ||
-      (!s.all && out.numel() != s.b * s.head.outputs))
+      out.numel() != (every ? s.num_rows : s.b) * s.head.outputs)
     throw std::runtime_error("the tables of tokens and positions are not those of the plan's model.");
   for (Index i = 0; i < s.num_rows; ++i)
     if (s.ids[i] < 0 || s.ids[i] >= s.num_tokens)
       throw std::runtime_error("a token must be from 0 to " + std::to_string(s.num_tokens - 1) + "; got " + std::to_string(s.ids[i]) + ".");
-  if (s.num_rows == 0) return;
   for (Index i = 0; i < s.b; ++i) {
     const Index last = s.positions[i] + s.start(i + 1) - s.start(i) - 1;
     if (s.positions[i] < 0 || last >= limit) throw std::runtime_error("there is no position " + std::to_string(last) + ".");
   }
   if (slots) clear_slots(s, layers);
+  if (s.num_rows == 0) return;
   const FlushDenormals flush;
   Index* position = static_cast<Index*>(positions.mutable_data_ptr());
   std::vector<Index> counts;
@@ -189,7 +189,7 @@ void large_pages(Tensor x) { ask_for_large_pages(x.const_data_ptr(), static_cast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(tarnn_cpu, m) {
   m.def("stack(Tensor ids, Tensor(a!) positions, Tensor plan, Tensor weights, Tensor tokens, Tensor? places, Tensor? extra, "
-        "Tensor(b!)[] states, Tensor lengths, Tensor(c!) out, int limit, float norm_eps, float eps, Tensor? starts, Tensor? slots) -> ()");
+        "Tensor(b!)[] states, Tensor lengths, Tensor(c!) out, int limit, float norm_eps, float eps, Tensor? starts, Tensor? slots, bool every) -> ()");
   m.def("large_pages(Tensor bytes) -> ()");
   m.def("plan_version() -> int");
 }

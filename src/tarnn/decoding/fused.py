@@ -89,7 +89,7 @@ class FusedStep:
             self.tokens = self._wide(plan.tokens * plan.scale)
             self.places, self._place_of = self._place_table(plan, most_places)
         self.num_outputs = len(plan.head.weight)
-        self._numbers: tuple[Any, ...] = (
+        self._numbers: tuple[int, float, float] = (
             min(self.limit or NO_LIMIT, NO_LIMIT),
             plan.norm_eps,
             default_eps(torch.float32),
@@ -143,7 +143,7 @@ class FusedStep:
             rows = rows_of(ids[:, part], None if real is None else real[:, part])
             extra = self._rows(state, rows.positions(state.position), rows.sequences)
             out = last if parameters is None else last.new_empty(len(rows.ids), self.num_outputs)
-            state = self._run(rows.ids, state, out, ids[:, part].shape[1], extra, rows.starts, rows.slots)
+            state = self._run(rows.ids, state, out, ids[:, part].shape[1], extra, rows.starts, rows.slots, every)
             if parameters is not None:
                 parameters[:, part][rows.real] = out
         return last if parameters is None else parameters, state
@@ -157,6 +157,7 @@ class FusedStep:
         extra: Tensor | None,
         starts: Tensor | None = None,
         slots: Tensor | None = None,
+        every: bool = False,
     ) -> State:
         """The state after these tokens, whose places in a cache are `num_slots`."""
         rows, caches = len(state.position), [x for x in state.layers if isinstance(x, KVCache)]
@@ -164,12 +165,14 @@ class FusedStep:
         lengths = torch.tensor(of_caches, dtype=torch.int64, device="cpu")
         tables = self.packed_plan, self.packed_weights, self.tokens, self.places
         try:
-            run(ids, state.position, *tables, extra, tensors, lengths, out, *self._numbers, starts, slots)
+            run(ids, state.position, *tables, extra, tensors, lengths, out, *self._numbers, starts, slots, every)
         except RuntimeError as error:
             self._check_length(state.position)
             raise ValueError(str(error).splitlines()[0]) from error
         if caches:
-            layers = tuple(replace(x, length=x.length + num_slots) if isinstance(x, KVCache) else x for x in state.layers)
+            layers = tuple(
+                replace(x, length=x.length + num_slots) if isinstance(x, KVCache) else x for x in state.layers
+            )
             state, self._checked = replace(state, layers=layers), (rows, layers, tensors)
         return state
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from tarnn.attention.rotary import positions_in
-from tarnn.decoding import fastest_step
-from tarnn.decoding.loop import Step
+from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.plan import Refusal
 from tarnn.decoding.state_check import UnfitState
 from tarnn.huggingface.cache import StateLayer
@@ -42,7 +41,7 @@ class FusedForward:
     def __init__(self, model: TextModel, weights: str | None, warmup_tokens: int):
         self.model, self.weights, self.warmup_tokens = model, weights, warmup_tokens
         self.ended = False
-        self._step: Step | None = None
+        self._step: FusedStep | None = None
         self._begun: WeakSet[Cache] = WeakSet()
 
     def __call__(
@@ -118,12 +117,12 @@ class FusedForward:
         whole = (len(input_ids), cache.get_seq_length() + input_ids.shape[1])
         return attention_mask.shape == whole and bool(attention_mask[:, -1].all())
 
-    def _step_for(self, cache: Cache) -> Step | None:
+    def _step_for(self, cache: Cache) -> FusedStep | None:
         """The fused step, made when a cache begins; None where there is none, or no memory for one."""
         if self._step is None or cache not in self._begun:
             self._step = None  # before there are two
             try:
-                self._step = fastest_step(self.model, weights=self.weights, most_places=MOST_PLACES).step
+                self._step = FusedStep(cast(nn.Module, self.model), cast(str, self.weights), MOST_PLACES)
             except (Refusal, RuntimeError, MemoryError):
                 self.weights = None
             self._begun.add(cache)

@@ -1,4 +1,4 @@
-"""One token of each sequence, or several, through a whole model by one compiled kernel (csrc/model_step/layers.cpp): its weights packed, and the call.
+"""Tokens through a whole model by one compiled kernel (csrc/model_step/layers.cpp): its weights packed, and the call.
 
 All weights lie in one block of bytes. A plan, a list of numbers, says where each begins and what the model is made
 of; csrc/model_step/plan.cpp reads it in the same order, and checks it. It begins with the version of its order, how many
@@ -182,11 +182,12 @@ def run(
     eps: float,
     starts: Tensor | None = None,
     slots: Tensor | None = None,
+    every: bool = False,
 ) -> None:
     """Read one token of each of b sequences, or several; `out` gets what the head puts out.
 
     ids (n,): the tokens of one sequence, then those of the next. starts (b + 1,): where each begins, and n; None: one token
-    each. out, float32: (n, outputs), or (b, outputs) for the last token of each sequence that has one.
+    each. out, float32: (b, outputs), of the last token of each sequence that has one; every: (n, outputs), of all.
     What enters the first layer is tokens[id] + places[position] + extra[row]; beyond the last place, that one counts.
     states: of each layer in turn S (b, g, f, d), z (b, g, f) and, if it has one, M (b, g); or keys and values
     (b, g, capacity, d) and, if it has one, their mask (b, capacity), to which lengths, int64, has two numbers: how many
@@ -197,6 +198,6 @@ def run(
     position of `limit` or beyond, and for a plan that is of another version, cut short, too long or damaged.
     """
     torch.ops.tarnn_cpu.stack(
-        ids, positions, plan, weights, tokens, places, extra, states, lengths, out, limit, norm_eps, eps, starts, slots
+        ids, positions, plan, weights, tokens, places, extra, states, lengths, out, limit, norm_eps, eps, starts, slots, every
     )
     increment_version((positions, *states))  # so that autograd sees what was written
