@@ -39,8 +39,8 @@ Found = dict[str, dict[str, Any]]  # by what was read, by contender
 
 
 def main() -> int:
-    full = {"tokens": 2048, "batch_sizes": [1, 4], "threads": [1, 2], "rounds": 9, "long_prompt": 700_000}
-    quick = {"tokens": 128, "batch_sizes": [1], "threads": [1], "rounds": 2, "long_prompt": 2000}
+    full = {"tokens": 2048, "batch_sizes": [1, 4], "thread_counts": [1, 2], "rounds": 9, "long_prompt": 700_000}
+    quick = {"tokens": 128, "batch_sizes": [1], "thread_counts": [1], "rounds": 2, "long_prompt": 2000}
     options = parse(__file__, __doc__, full, quick)
     with torch.no_grad():
         return run(options, measure, check=check, facts=facts, report=report)
@@ -74,7 +74,7 @@ def measure(options, found: Found, keep: Callable[[], None]) -> None:
     for kind in KINDS:
         model = make(kind)
         readers = {PLAIN: model.prefill} | {weights: FusedStep(model, weights).prefill for weights in FORMATS}
-        for threads in options.threads:
+        for threads in options.thread_counts:
             for batch_size in options.batch_sizes:
                 ids = tokens(batch_size, options.tokens // batch_size)
                 contenders = {name: read_call(model, reader, ids, threads) for name, reader in readers.items()}

@@ -70,6 +70,7 @@ class FusedForward:
         position = first_positions(position_ids, attention_mask, cache.get_seq_length(), input_ids)
         if position is None or (step := self._step_for(cache)) is None:
             return None
+        self.warmup_tokens = 0
         state = ModelState(self._states(cache, *input_ids.shape), position)
         try:
             if num_tokens == 1:
