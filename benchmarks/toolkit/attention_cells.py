@@ -77,6 +77,7 @@ class Cost:
     extra_bytes: int | None  # beyond outputs and gradients
     mm_gflops: float | None  # float32, 2048³
     heads_first_ms: float | None = None  # the same heads-first, in the same rounds; where the layout is another
+    others: float | None = None  # the share of the processors that other processes took meanwhile
 
     def share_of_matmul(self, flops: int) -> float | None:
         """Of the rate that torch.mm had in the same rounds."""

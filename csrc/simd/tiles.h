@@ -13,7 +13,7 @@ namespace TARNN_ISA {
 // Sixteen-bit numbers, by their bits: float32 keeps every value of both formats.
 
 TARNN_INLINE Vec<float> from_bfloat16(Lanes<float>::Half x) {
-  return bit_cast<Vec<float>>(__builtin_convertvector(x, Bits<float>) << 16);
+  return bit_cast<Vec<float>>(widened(x) << 16);
 }
 
 TARNN_INLINE Lanes<float>::Half to_bfloat16(Vec<float> x) {
@@ -23,7 +23,7 @@ TARNN_INLINE Lanes<float>::Half to_bfloat16(Vec<float> x) {
 }
 
 TARNN_INLINE Vec<float> from_float16(Lanes<float>::Half x) {
-  Bits<float> bits = __builtin_convertvector(x, Bits<float>), exponent = bits & 0x7c00;
+  Bits<float> bits = widened(x), exponent = bits & 0x7c00;
   Bits<float> normal = ((bits & 0x7fff) << 13) + (112 << 23);  // its exponent counts from 15, ours from 127
   Bits<float> small = bit_cast<Bits<float>>(__builtin_convertvector(bit_cast<Integers<float>>(bits & 0x3ff), Vec<float>) * 0x1p-24f);
   Bits<float> y = exponent == 0 ? small : exponent == 0x7c00 ? normal | 0x7f800000 : normal;
