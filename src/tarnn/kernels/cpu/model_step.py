@@ -198,6 +198,21 @@ def run(
     position of `limit` or beyond, and for a plan that is of another version, cut short, too long or damaged.
     """
     torch.ops.tarnn_cpu.stack(
-        ids, positions, plan, weights, tokens, places, extra, states, lengths, out, limit, norm_eps, eps, starts, slots, every
+        ids,
+        positions,
+        plan,
+        weights,
+        tokens,
+        places,
+        extra,
+        states,
+        lengths,
+        out,
+        limit,
+        norm_eps,
+        eps,
+        starts,
+        slots,
+        every,
     )
     increment_version((positions, *states))  # so that autograd sees what was written
