@@ -22,10 +22,10 @@ inline Index states_to_keep(const Problem& p) {
 }
 
 /// What the forward pass would have kept. slots: the states between stretches.
-template <typename T>
+template <typename T, typename At>
 void keep_states(const Problem& p, const Sizes<T>& n, const T* slots) {
   const Bundles bundles(p, p.keys, n.f_rows() * n.lde * static_cast<Index>(sizeof(T)));
-  parallel_with<KeyScratch<T>>(p, bundles.count(), [&](Index task, KeyScratch<T>& at) {
+  parallel_with<At>(p, bundles.count(), [&](Index task, At& at) {
     const Bundle& bundle = bundles[task];
     for (Index i = 0; i < bundle.heads; ++i) state_before(p, n, bundle[i], slots, at.states[i]);
     for (Index time = bundle[0].begin + p.segment; time < bundle[0].end; time += p.segment) {
@@ -113,7 +113,7 @@ void join_gradients(const Problem& p, const Sizes<T>& n, T* blocks) {
   }, n);
 }
 
-template <typename T>
+template <typename T, typename At = BackwardScratch<T>, typename KeyAt = KeyScratch<T>>
 void causal_backward(Problem p) {
   const Sizes<T> n(p);
   const Bundles bundles(p, p.keys, bytes_of_head(n));
@@ -123,21 +123,20 @@ void causal_backward(Problem p) {
   Owned<T> slots(p.keys.slots * n.state()), own(p.keys.slots * Own<T>::size(n)), kept(rows * p.g * count * size);
   OmegaGradients<T> of_omega(p, n, p.keys);
   const auto all = [&](auto f) {
-    parallel_with<BackwardScratch<T>>(p, bundles.count(), [&](Index i, BackwardScratch<T>& at) { f(bundles[i], at); },
-                                      p, n, bundles.heads());
+    parallel_with<At>(p, bundles.count(), [&](Index i, At& at) { f(bundles[i], at); }, p, n, bundles.heads());
   };
-  states_behind(p, n, p.keys, slots.get());
+  states_behind<T, KeyAt>(p, n, p.keys, slots.get());
   if (kept.get()) {
     p.kept = {kept.get(), Type(), {p.g * count * size, count * size, size, 1}};
-    keep_states(p, n, slots.get());
+    keep_states<T, KeyAt>(p, n, slots.get());
   }
   if (p.keys.slots > 0) {
-    all([&](const Bundle& bundle, BackwardScratch<T>& at) {
+    all([&](const Bundle& bundle, At& at) {
       if (!bundle[0].first) own_gradients(p, n, bundle, slots.get(), own.get(), at);
     });
     join_gradients(p, n, own.get());
   }
-  all([&](const Bundle& bundle, BackwardScratch<T>& at) {
+  all([&](const Bundle& bundle, At& at) {
     for (Index x = 0; x < bundle.heads; ++x) {
       const Stretch& s = bundle[x];
       if (s.last) given_gradient(p, n, s, at.square, at.heads[x].R);

@@ -16,11 +16,15 @@ TARNN_INLINE Vec<float> from_bfloat16(Lanes<float>::Half x) {
   return bit_cast<Vec<float>>(widened(x) << 16);
 }
 
+#ifdef __AVX512BF16__
+TARNN_INLINE Lanes<float>::Half to_bfloat16(Vec<float> x);  // simd/bfloat16.h: one instruction
+#else
 TARNN_INLINE Lanes<float>::Half to_bfloat16(Vec<float> x) {
   Bits<float> bits = bit_cast<Bits<float>>(x);
   Bits<float> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to the nearest, ties to even
   return __builtin_convertvector(x == x ? rounded : Bits<float>{} + 0x7fc0, Lanes<float>::Half);
 }
+#endif
 
 TARNN_INLINE Vec<float> from_float16(Lanes<float>::Half x) {
   Bits<float> bits = widened(x), exponent = bits & 0x7c00;

@@ -181,6 +181,9 @@ TARNN_INLINE T largest(Vec<T> x) {
 /// eˣ for x ≤ 0 (a NaN, of any bits, stays one; for x > 0 anything): eˣ = 2ⁿ·eʳ with |r| ≤ ln 2 / 2, eʳ by the polynomial of
 /// degree 5 whose relative error is least, 9e-8. 2ⁿ is a factor, not added to the exponent's bits: a NaN would become a number.
 /// 0 where the result would be below the smallest normal number, 1.2e-38.
+#ifdef __AVX512BF16__
+TARNN_INLINE Vec<float> exp_nonpositive(Vec<float> x);  // simd/bfloat16.h: by a table
+#else
 TARNN_INLINE Vec<float> exp_nonpositive(Vec<float> x) {
   const float magic = 12582912.f + 127;  // 1.5·2²³: adding it rounds to an integer, in the lowest bits, with an exponent's bias
   Vec<float> shifted = x * 1.44269504088896341f + magic;
@@ -199,6 +202,7 @@ TARNN_INLINE Vec<float> exp_nonpositive(Vec<float> x) {
   Vec<float> y = p * bit_cast<Vec<float>>(bit_cast<Bits<float>>(shifted) << 23);
   return x < -87.33654f ? Vec<float>{} : y;
 }
+#endif
 
 /// The same in float64: degree 13, within 2e-16; 0 below 2.2e-308.
 TARNN_INLINE Vec<double> exp_nonpositive(Vec<double> x) {

@@ -32,6 +32,7 @@ OPTIONS = {
     "gpu_decode": ["--dry-run", "--quick"],
     "prefill": ["--quick"],
     "optimal_attention": ["--quick", *MODELS, "--hidden-size", 32, "--features", 4],
+    "products": ["--quick"],
     "step": ["--quick"],
     "training_step": [*MODELS, "--tokens", 32],
 }
