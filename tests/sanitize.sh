@@ -52,13 +52,8 @@ drawn() {
 }
 
 case "${1:-}" in
-<<<<<<< HEAD
     --short) drawn 300 && suite tests/decoding/fused/test_prefill.py ;;
-    "") for isa in baseline avx2 avx512; do
-=======
-    --short) drawn 300 ;;
     "") for isa in baseline avx2 avx512 avx512bf16; do
->>>>>>> main
             if ! TARNN_ISA=$isa sanitized -c 'from tarnn.kernels.cpu import library; library.status()' 2> /dev/null; then
                 [[ $isa != baseline ]] && echo "sanitize: $isa is not for this processor" && continue
             fi
