@@ -12,7 +12,15 @@ from tarnn.ops import linear_attention
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
-MODES = ["causal", "full", "full, weighted", "decay a token, weighted", "decay a head", "unnormalised", "random features"]
+MODES = [
+    "causal",
+    "full",
+    "full, weighted",
+    "decay a token, weighted",
+    "decay a head",
+    "unnormalised",
+    "random features",
+]
 WHOLE = {"b": 1, "g": 1, "d": 64, "e": 64, "dtype": "bfloat16"}
 
 
