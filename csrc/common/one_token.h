@@ -29,7 +29,7 @@ TARNN_INLINE void update_columns(Index f, Index e, const T* keep, const T* k, co
   for (Index i = 0; i < f; ++i, from += e, to += e)
     unrolled<N>([&](auto j) TARNN_LAMBDA {
       const Index at = j * width<T>, there = N == 1 ? left : width<T>;
-      const Vec<T> row = read(from + at, there) * keep[i] + value[j] * k[i];
+      const Vec<T> row = value[j] * k[i] + read(from + at, there) * keep[i];  // the first is not rounded by itself
       write(to + at, row, there);
       total[j] += row * q[i];
     });

@@ -113,6 +113,16 @@ void join_gradients(const Problem& p, const Sizes<T>& n, T* blocks) {
   }, n);
 }
 
+/// R behind all stretches but the last of each sequence, where sequences are cut.
+template <typename T>
+void gradients_behind(const Problem& p, const Sizes<T>& n, const Bundles& bundles, const T* slots, T* blocks) {
+  if (p.keys.slots == 0) return;
+  parallel_with<BackwardScratch<T>>(p, bundles.count(), [&](Index i, BackwardScratch<T>& at) {
+    if (!bundles[i][0].first) own_gradients(p, n, bundles[i], slots, blocks, at);
+  }, p, n, bundles.heads());
+  join_gradients(p, n, blocks);
+}
+
 template <typename T>
 void causal_backward(Problem p) {
   const Sizes<T> n(p);
@@ -122,22 +132,14 @@ void causal_backward(Problem p) {
   for (Index i = 0; i < p.keys.count; ++i) rows = std::max(rows, p.keys.at[i].row + 1);
   Owned<T> slots(p.keys.slots * n.state()), own(p.keys.slots * Own<T>::size(n)), kept(rows * p.g * count * size);
   OmegaGradients<T> of_omega(p, n, p.keys);
-  const auto all = [&](auto f) {
-    parallel_with<BackwardScratch<T>>(p, bundles.count(), [&](Index i, BackwardScratch<T>& at) { f(bundles[i], at); },
-                                      p, n, bundles.heads());
-  };
   states_behind(p, n, p.keys, slots.get());
   if (kept.get()) {
     p.kept = {kept.get(), Type(), {p.g * count * size, count * size, size, 1}};
     keep_states(p, n, slots.get());
   }
-  if (p.keys.slots > 0) {
-    all([&](const Bundle& bundle, BackwardScratch<T>& at) {
-      if (!bundle[0].first) own_gradients(p, n, bundle, slots.get(), own.get(), at);
-    });
-    join_gradients(p, n, own.get());
-  }
-  all([&](const Bundle& bundle, BackwardScratch<T>& at) {
+  gradients_behind(p, n, bundles, slots.get(), own.get());
+  parallel_with<BackwardScratch<T>>(p, bundles.count(), [&](Index task, BackwardScratch<T>& at) {
+    const Bundle& bundle = bundles[task];
     for (Index x = 0; x < bundle.heads; ++x) {
       const Stretch& s = bundle[x];
       if (s.last) given_gradient(p, n, s, at.square, at.heads[x].R);
@@ -147,7 +149,7 @@ void causal_backward(Problem p) {
     reverse_sweep(p, n, bundle, slots.get(), at);
     for (Index x = 0; x < bundle.heads; ++x)
       if (bundle[x].first) put_gradient(p, n, bundle[x], at.heads[x].R, at.square);
-  });
+  }, p, n, bundles.heads());
   of_omega.put();
 }
 

@@ -67,8 +67,8 @@ struct Case {
     p.after = {S.data(), z.data(), M.data()};
     p.grad_before = {grad_S.data(), grad_z.data(), nullptr};
     p.causal = causal, p.normalize = true, p.map = Map::elu, p.eps = sizeof(T) == 8 ? 1e-290 : 1e-30, p.run = run, p.threads = threads;
-    keys = plan({0, t}, false, b, g, 32, 8, 512, !causal);
-    if (!causal) queries = plan({0, t}, false, b, g, 32, 8, 512, true);
+    keys = plan({0, t}, false, b, g, 64, 8, 512, !causal);
+    if (!causal) queries = plan({0, t}, false, b, g, 64, 8, 512, true);
     p.keys = keys.view(), p.queries = queries.view();
   }
 

@@ -18,6 +18,8 @@ from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
 # positions: the (c × c) products within a chunk cost c·(d + e) flops per token, those across 4·d·e
 CHUNK = 32
 CHUNK_OF_MANY = 64  # where features are projected: they are many, or states the only products
+STREAM = True
+BLOCK = 64  # where tokens pass over the state in pairs
 CHUNK_WITH_CHANNELS = 16  # within a chunk, each pair of positions then costs f multiplications of its own
 # positions, at least, and at least eight chunks: forward keeps the state before each segment, backward has room for those in one
 SEGMENT = 256
@@ -38,15 +40,15 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
     """The outputs; None, and never made, are denominators where there will be no backward, and a state that nobody wants."""
     read_again = for_backward and not call.causal
     outputs = call.new_outputs(den=for_backward, state=with_state or read_again)
-    kept = _new_kept(call) if for_backward and call.causal else None
-    torch.ops.tarnn_cpu.forward.default(*_inputs(call), *_options(call), *outputs[:5], kept)
+    kept = _new_kept(call) if for_backward and call.causal and not _streamed(call, backward=True) else None
+    torch.ops.tarnn_cpu.forward.default(*_inputs(call), *_options(call, backward=False), *outputs[:5], kept)
     return outputs if kept is None else outputs._replace(kept=kept)
 
 
 def _new_kept(call: Call) -> Tensor | None:
     """For the states before all segments of a row and head but the first: S, z and M."""
     (b, g, t, _), f = call.k.shape, call.num_features
-    count = (t - 1) // _lengths(call)[1]
+    count = (t - 1) // _segment(call)
     return None if count < 1 else call.q.new_empty(b, g, count, f * call.v.shape[3] + f + 1, dtype=call.dtype)
 
 
@@ -64,7 +66,7 @@ def backward(call: Call, returned: Returned) -> Gradients:
         returned.M_behind,
         returned.kept,
         *_inputs(call),
-        *_options(call),
+        *_options(call, backward=True),
         *grads,
     )
     return grads.of(call)
@@ -131,13 +133,28 @@ def _inputs(call: Call) -> tuple:
     )
 
 
-def _lengths(call: Call) -> tuple[int, int]:
-    """Positions of a chunk and of a segment."""
-    chunk = CHUNK_WITH_CHANNELS if call.has_channels else CHUNK if call.omega is None else CHUNK_OF_MANY
-    return chunk, max(SEGMENT, 8 * chunk)
+def _streamed(call: Call, *, backward: bool) -> bool:
+    """Whether tokens pass over the state in pairs, rather than in chunks: always where a call is causal, but the gradients of
+    decays, of log-weights and of keys that several query heads share need chunks."""
+    if not call.causal or not call.q.shape[1] or not STREAM:
+        return False
+    return not backward or (call.log_decay is None and not call.weighted and call.q.shape[1] == call.k.shape[1])
 
 
-def _options(call: Call) -> tuple:
+def _chunk(call: Call) -> int:
+    """Positions of a chunk."""
+    return CHUNK_WITH_CHANNELS if call.has_channels else CHUNK if call.omega is None else CHUNK_OF_MANY
+
+
+def _segment(call: Call) -> int:
+    """Positions of a segment."""
+    return max(SEGMENT, 8 * _chunk(call))
+
+
+def _options(call: Call, *, backward: bool) -> tuple:
     numbers = (call.factor, call.square, call.offset, call.shift)
-    how = (NAMES.index(call.function), call.causal, call.normalize, call.weighted, call.eps)
-    return (*how, *_lengths(call), STRETCH, *numbers)
+    streamed = _streamed(call, backward=backward)
+    how = (NAMES.index(call.function), call.causal, call.normalize, call.weighted, call.eps, streamed)
+    chunk = _chunk(call)
+    unit = -(-BLOCK // chunk) * chunk  # forward may go by blocks and backward by chunks, but both cut a sequence alike
+    return (*how, BLOCK if streamed else chunk, _segment(call), unit, STRETCH, *numbers)
