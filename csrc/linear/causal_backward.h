@@ -10,6 +10,7 @@
 #pragma once
 
 #include "linear/reverse_sweep.h"
+#include "linear/streamed.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
@@ -19,20 +20,6 @@ inline Index states_to_keep(const Problem& p) {
   Index length = 1;
   for (Index i = 0; i < p.keys.count; ++i) length = std::max(length, p.keys.at[i].end);
   return p.kept ? 0 : (length - 1) / p.segment;
-}
-
-/// What the forward pass would have kept. slots: the states between stretches.
-template <typename T>
-void keep_states(const Problem& p, const Sizes<T>& n, const T* slots) {
-  const Bundles bundles(p, p.keys, n.f_rows() * n.lde * static_cast<Index>(sizeof(T)));
-  parallel_with<KeyScratch<T>>(p, bundles.count(), [&](Index task, KeyScratch<T>& at) {
-    const Bundle& bundle = bundles[task];
-    for (Index i = 0; i < bundle.heads; ++i) state_before(p, n, bundle[i], slots, at.states[i]);
-    for (Index time = bundle[0].begin + p.segment; time < bundle[0].end; time += p.segment) {
-      absorb_keys(p, n, bundle, time - p.segment, time, at);
-      for (Index i = 0; i < bundle.heads; ++i) write_state(at.states[i], n, kept_state<T>(p, bundle[i], time));
-    }
-  }, p, n, bundles.heads());
 }
 
 /// R of a stretch's own queries, as its beginning sees it, and how far its beginning reaches across it.

@@ -22,6 +22,21 @@ struct NextQueries {
   }
 };
 
+template <typename T>
+struct FullScratch {
+  State<T>* states;  // of each head in the bundle
+  T *x, *q, *scale, *o, *den, *factor;
+  Ahead ahead;
+  FullScratch(Scratch& scratch, const Sizes<T>& n, Index heads) : states(take_states(scratch, n, heads)) {
+    x = scratch.take<T>(n.inputs());
+    q = scratch.take<T>(n.rows() * n.ldf);
+    scale = scratch.take<T>(n.ldc);
+    o = scratch.take<T>(n.rows() * n.lde);
+    den = scratch.take<T>(n.ldc);
+    factor = scratch.take<T>(n.ldc);
+  }
+};
+
 /// As BackwardScratch, and R of each head once more, as values read it.
 template <typename T>
 struct FullKeyScratch : BackwardScratch<T> {
@@ -44,11 +59,11 @@ inline void find_last(const Problem& p, Index* last_slot) {
 
 /// A chunk of a query head. i: of its keys, in the bundle.
 template <typename T>
-void full_outputs(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Index i, Index r, Index time, CausalScratch<T>& at) {
+void full_outputs(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Index i, Index r, Index time, FullScratch<T>& at) {
   const Stretch& s = bundle[i];
   const State<T>& state = at.states[i];
   const Index rows = smaller(n.c, s.end - time), head = s.head * p.r + r;
-  make_features(p, n, s, p.q, head, time, rows, at.keys.x_tile, at.q, at.scale, &at.ahead);
+  make_features(p, n, s, p.q, head, time, rows, at.x, at.q, at.scale, &at.ahead);
   for (Index j = 0; j < rows; ++j) {
     at.den[j] = dot(at.q + j * n.ldf, state.z, n.f);
     at.factor[j] = output_factor(p, at.den[j], finite(state.M), p.map == Map::exp ? at.scale[j] : T(0));
@@ -73,7 +88,7 @@ void full_forward(const Problem& p) {
   find_last(p, last_slot.get());
   states_behind(p, n, p.keys, slots.get());
   const Bundles bundles(p, p.queries, n.f_rows() * n.lde * static_cast<Index>(sizeof(T)));
-  parallel_with<CausalScratch<T>>(p, bundles.count(), [&](Index task, CausalScratch<T>& at) {
+  parallel_with<FullScratch<T>>(p, bundles.count(), [&](Index task, FullScratch<T>& at) {
     const Bundle& bundle = bundles[task];
     for (Index i = 0; i < bundle.heads; ++i) {
       read_state(whole_state(p, n, slots.get(), last_slot.get(), bundle[i]), n, at.states[i]);
@@ -82,7 +97,7 @@ void full_forward(const Problem& p) {
     for (Index r = 0; r < p.r; ++r)
       for (Index time = bundle[0].begin; time < bundle[0].end; time += n.c)
         for (Index i = 0; i < bundle.heads; ++i) full_outputs(p, n, bundle, i, r, time, at);
-  }, p, n, bundles.heads());
+  }, n, bundles.heads());
 }
 
 /// Gradients of a bundle's queries; R gets that of them alone, transposed.

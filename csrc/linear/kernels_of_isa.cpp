@@ -8,8 +8,7 @@ namespace TARNN_ISA {
 
 template <typename T>
 void forward(const Problem& p) {
-  if (p.streamed) return streamed_forward<T>(p);
-  p.causal ? causal_forward<T>(p) : full_forward<T>(p);
+  p.causal ? streamed_forward<T>(p) : full_forward<T>(p);
 }
 
 template <typename T>

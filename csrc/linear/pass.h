@@ -33,21 +33,23 @@ struct Passing {
   Tokens<T> o;
 };
 
-/// C tokens pass over N vectors' columns from column j on, and R query heads read along.
+/// C tokens pass over N vectors' columns from column j on, and R query heads (none, if it is 0) read along.
 template <int C, int N, int R, Keep decay, typename T>
 TARNN_INLINE void pass(const Passing<T>& p, Index token, Index j, Ahead& ahead) {
-  Vec<T> v[C * N], o[R * C * N];
-  const T *k[C], *q[C], *keep[C];
-  T factor[C];
+  Vec<T> v[C * N], o[R * C * N + 1];
+  [[maybe_unused]] const T *k[C], *q[C], *keep[C];
+  [[maybe_unused]] T factor[C];
   unrolled<C>([&](auto c) TARNN_LAMBDA {
-    k[c] = p.k.of(token + c), q[c] = p.q.of(token + c), keep[c] = p.keep.of(token + c);
+    k[c] = p.k.of(token + c);
+    if constexpr (R > 0) q[c] = p.q.of(token + c);
+    if constexpr (decay != Keep::all) keep[c] = p.keep.of(token + c);
     if constexpr (decay == Keep::token) factor[c] = *keep[c];
     unrolled<N>([&](auto n) TARNN_LAMBDA { v[c * N + n] = load(p.v.of(token + c) + j + n * width<T>); });
   });
   unrolled<R * C * N>([&](auto i) TARNN_LAMBDA { o[i] = Vec<T>{}; });
   ahead.some();
   ahead.passed(1);
-  const Index rows = p.rows, ld = p.ld, head = p.q.head;
+  [[maybe_unused]] const Index rows = p.rows, ld = p.ld, head = p.q.head;
   T* S = p.S + j;
   const auto row = [&](Index i) TARNN_LAMBDA {
     Vec<T> s[N];

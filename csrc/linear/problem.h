@@ -45,7 +45,7 @@ struct Problem {
   View key_log_weight; // wide
   View mask;           // bool; the first and third strides count
   bool channels, causal, normalize;
-  bool streamed;       // causal, token by token (streamed.h); else by chunks
+  bool streamed;       // causal, backward: token by token (streamed_backward.h); else by chunks
   bool weighted;       // keys have log-weights, so the sums have a running maximum
   Map map;
   Projection projection;

@@ -87,16 +87,22 @@ void load_block(const Problem& p, const Sizes<T>& n, const Stretch& s, Index tim
 // Query heads that read S while the same tokens pass over it: as many as there are registers for.
 constexpr Index heads_at_once = tile_sums / 6 > 2 ? 4 : 2;
 
+/// A task's memory: the tokens of a block, and the state of each head in the bundle.
 template <typename T>
-struct StreamScratch {
+struct BlockScratch {
   Block<T> block;
-  State<T>* states;  // of each head in the bundle
-  State<T> copy;     // for query heads that don't read along with the last ones
+  State<T>* states;
+  Ahead ahead;
+  BlockScratch(Scratch& scratch, const Problem& p, const Sizes<T>& n, Index heads)
+      : block(take_block(scratch, p, n)), states(take_states(scratch, n, heads)) {}
+};
+
+template <typename T>
+struct StreamScratch : BlockScratch<T> {
+  State<T> copy;  // for query heads that don't read along with the last ones
   T *q, *scale, *den, *factor, *o;  // of some query heads, one after the other
   T *lanes, *z;
-  Ahead ahead;
-  StreamScratch(Scratch& scratch, const Problem& p, const Sizes<T>& n, Index heads)
-      : block(take_block(scratch, p, n)), states(take_states(scratch, n, heads)) {
+  StreamScratch(Scratch& scratch, const Problem& p, const Sizes<T>& n, Index heads) : BlockScratch<T>(scratch, p, n, heads) {
     const Index several = smaller(heads_at_once, p.r);
     if (p.r > 2) copy = take_state(scratch, n);
     q = scratch.take<T>(several * n.rows() * n.ldf);
@@ -109,6 +115,14 @@ struct StreamScratch {
   }
 };
 
+/// z of token i from that of the token before; at: its key's features.
+template <typename T>
+TARNN_INLINE Vec<T> next_z(const Block<T>& block, Index i, Index at, Vec<T> z) {
+  const Vec<T> k = load(block.k + at);
+  if (block.decay == Keep::all) return z + k;
+  return z * (block.decay == Keep::row ? load(block.keep + at) : broadcast<T>(block.keep[i])) + k;
+}
+
 /// φ(q_i)·z_i in lanes, while z goes from token to token; N vectors of features, from feature j on.
 template <int N, typename T>
 void pass_normaliser(const Block<T>& block, const Sizes<T>& n, const T* q, Index j, T* z, T* lanes) {
@@ -119,9 +133,7 @@ void pass_normaliser(const Block<T>& block, const Sizes<T>& n, const T* q, Index
     Vec<T> total = j ? load(lanes + i * w) : Vec<T>{};
     unrolled<N>([&](auto x) TARNN_LAMBDA {
       const Index at = i * n.ldf + j + x * w;
-      const Vec<T> k = load(block.k + at);
-      if (block.decay == Keep::all) sums[x] += k;
-      else sums[x] = sums[x] * (block.decay == Keep::row ? load(block.keep + at) : broadcast<T>(block.keep[i])) + k;
+      sums[x] = next_z(block, i, at, sums[x]);
       total += load(q + at) * sums[x];
     });
     store(lanes + i * w, total);
@@ -153,6 +165,23 @@ void stream_denominators(const Block<T>& block, const Sizes<T>& n, const T* q, T
   sum_lanes(lanes, block.rows, den);
 }
 
+/// What passes over S: the block's keys and values, and so far no queries.
+template <typename T>
+Passing<T> passing(const Block<T>& block, const Sizes<T>& n, const State<T>& state) {
+  return {state.S, n.f, n.e, n.lde, {block.k, n.ldf}, block.v, {}, {block.keep, block.decay == Keep::row ? n.ldf : 1}, {}, {}};
+}
+
+/// The state behind a block that nobody reads within.
+template <typename T>
+void stream_keys(const Block<T>& block, const Sizes<T>& n, const State<T>& state, Ahead& ahead) {
+  for (Index j = 0; j < n.f; j += width<T>) {
+    Vec<T> z = load(state.z + j);
+    for (Index i = 0; i < block.rows; ++i) z = next_z(block, i, i * n.ldf + j, z);
+    store(state.z + j, z);
+  }
+  pass_all<0>(block.decay, passing(block, n, state), block.rows, ahead);
+}
+
 /// The outputs of R query heads from `first` on; S and z become those behind the block.
 template <int R, typename T>
 void stream_outputs(const Problem& p, const Sizes<T>& n, const Stretch& s, Index first, Index time, const State<T>& state,
@@ -171,9 +200,9 @@ void stream_outputs(const Problem& p, const Sizes<T>& n, const Stretch& s, Index
   const bool direct = passes_directly<T>(p.o, n.e);
   Tokens<T> o = {at.o, n.lde, n.rows() * n.lde};
   if (direct) o = {static_cast<T*>(p.o.data) + offset(p.o, s.row, first, time), p.o.stride[2], p.o.stride[1]};
-  const Index of_keep = block.decay == Keep::row ? n.ldf : 1;
-  pass_all<R, T>(block.decay, {state.S, n.f, n.e, n.lde, {block.k, n.ldf}, block.v, {at.q, n.ldf, tile}, {block.keep, of_keep},
-                               {at.factor, 1, n.ldc}, o}, rows, at.ahead);
+  Passing<T> all = passing(block, n, state);
+  all.q = {at.q, n.ldf, tile}, all.factor = {at.factor, 1, n.ldc}, all.o = o;
+  pass_all<R>(block.decay, all, rows, at.ahead);
   for (Index r = 0; r < R && !direct; ++r) store_tile(at.o + r * o.head, n.lde, p.o, s.row, first + r, time, rows, n.e);
 }
 
@@ -205,6 +234,7 @@ void stream_block(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Ind
   next.want_keys(p.v, p.e, at.ahead);
   next.want_queries(p, p.q, p.d, at.ahead);
   next.want_queries(p, p.o, p.e, at.ahead);
+  if (p.r == 0) return stream_keys(at.block, n, state, at.ahead);
   for (Index r = 0, several; r < p.r; r += several) {
     several = heads_at_once;
     while (several > p.r - r) several /= 2;
@@ -221,6 +251,30 @@ void stream_block(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Ind
   }
 }
 
+/// The state before a stretch, with zeros where it is empty.
+template <typename T>
+void stream_from(const Problem& p, const Sizes<T>& n, const Stretch& s, const T* slots, State<T>& to) {
+  state_before(p, n, s, slots, to);
+  if (begins_empty(p, s, s.begin)) clear(to.S, n.f * n.lde);
+}
+
+/// What the forward pass would have kept, to the bit. slots: the states between stretches.
+template <typename T>
+void keep_states(const Problem& p, const Sizes<T>& n, const T* slots) {
+  const Bundles bundles(p, p.keys, n.f_rows() * n.lde * static_cast<Index>(sizeof(T)));
+  parallel_with<BlockScratch<T>>(p, bundles.count(), [&](Index task, BlockScratch<T>& at) {
+    const Bundle& bundle = bundles[task];
+    for (Index i = 0; i < bundle.heads; ++i) stream_from(p, n, bundle[i], slots, at.states[i]);
+    for (Index time = bundle[0].begin; time < bundle[0].end; time += n.c)
+      for (Index i = 0; i < bundle.heads; ++i) {
+        State<T>& state = at.states[i];
+        if (T* to = kept_state<T>(p, bundle[i], time)) write_state(state, n, to);
+        load_block(p, n, bundle[i], time, smaller(n.c, bundle[i].end - time), state.M, at.block, at.ahead);
+        stream_keys(at.block, n, state, at.ahead);
+      }
+  }, p, n, bundles.heads());
+}
+
 template <typename T>
 void streamed_forward(const Problem& p) {
   const Sizes<T> n(p);
@@ -229,10 +283,7 @@ void streamed_forward(const Problem& p) {
   states_behind(p, n, p.keys, slots.get());
   parallel_with<StreamScratch<T>>(p, bundles.count(), [&](Index task, StreamScratch<T>& at) {
     const Bundle& bundle = bundles[task];
-    for (Index i = 0; i < bundle.heads; ++i) {
-      state_before(p, n, bundle[i], slots.get(), at.states[i]);
-      if (begins_empty(p, bundle[i], bundle[i].begin)) clear(at.states[i].S, n.f * n.lde);
-    }
+    for (Index i = 0; i < bundle.heads; ++i) stream_from(p, n, bundle[i], slots.get(), at.states[i]);
     for (Index time = bundle[0].begin; time < bundle[0].end; time += n.c)
       for (Index i = 0; i < bundle.heads; ++i) stream_block(p, n, bundle, i, time, at);
     for (Index i = 0; i < bundle.heads; ++i)

@@ -9,7 +9,6 @@
 #pragma once
 
 #include "linear/causal_backward.h"
-#include "linear/streamed.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
@@ -135,9 +134,8 @@ void stream_key_gradients(const Problem& p, const Sizes<T>& n, const Bundle& bun
 template <typename T>
 void begin_streams(const Problem& p, const Sizes<T>& n, const Stretch& s, const T* slots, T* gradients, StreamHead<T>& own,
                    State<T>& square) {
-  state_before(p, n, s, slots, square);
-  if (begins_empty(p, s, s.begin)) own.S.clear(n);
-  else own.S.from(square, n);
+  stream_from(p, n, s, slots, square);
+  own.S.from(square, n);
   if (s.last) given_gradient(p, n, s, square, own.R_t);
   else Own<T>(n, (&s)[1], gradients).R.copy_to(own.R_t, n);
   transpose(own.R_t.S, n.ldf, n.e, n.f, own.R.S, n.lde);

@@ -12,6 +12,7 @@
 
 #include "linear/full.h"
 #include "linear/plan.h"
+#include "linear/streamed_backward.h"
 
 using namespace tarnn;
 namespace isa = TARNN_ISA;
@@ -72,8 +73,11 @@ struct Case {
     p.keys = keys.view(), p.queries = queries.view();
   }
 
-  void forward() { causal ? isa::causal_forward<T>(p) : isa::full_forward<T>(p); }
-  void backward() { causal ? isa::causal_backward<T>(p) : isa::full_backward<T>(p); }
+  void forward() { causal ? isa::streamed_forward<T>(p) : isa::full_forward<T>(p); }
+  void backward() {
+    if (!causal) return isa::full_backward<T>(p);
+    decay || r > 1 ? isa::causal_backward<T>(p) : isa::streamed_backward<T>(p);
+  }
 };
 
 double elu(double x) { return x > 0 ? x + 1 : std::exp(x); }

@@ -18,8 +18,7 @@ from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
 # positions: the (c × c) products within a chunk cost c·(d + e) flops per token, those across 4·d·e
 CHUNK = 32
 CHUNK_OF_MANY = 64  # where features are projected: they are many, or states the only products
-STREAM = True
-BLOCK = 64  # where tokens pass over the state in pairs
+BLOCK = 64  # where tokens pass over the state in pairs: how many have their features made at a time
 CHUNK_WITH_CHANNELS = 16  # within a chunk, each pair of positions then costs f multiplications of its own
 # positions, at least, and at least eight chunks: forward keeps the state before each segment, backward has room for those in one
 SEGMENT = 256
@@ -136,7 +135,7 @@ def _inputs(call: Call) -> tuple:
 def _streamed(call: Call, *, backward: bool) -> bool:
     """Whether tokens pass over the state in pairs, rather than in chunks: always where a call is causal, but the gradients of
     decays, of log-weights and of keys that several query heads share need chunks."""
-    if not call.causal or not call.q.shape[1] or not STREAM:
+    if not call.causal:
         return False
     return not backward or (call.log_decay is None and not call.weighted and call.q.shape[1] == call.k.shape[1])
 
