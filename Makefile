@@ -16,19 +16,20 @@ quick test test-all: export OMP_NUM_THREADS = 1
 # before each commit, in less than a minute of one core: the rules of the house, and the laws at small sizes
 quick: install
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -q -m "not compile and not refusals and not thorough" tests/test_house.py tests/ops tests/feature_maps tests/attention
+	$(BIN)/python -m pytest -q -m "not compile and not refusals and not thorough and not slow" tests/test_house.py tests/ops tests/feature_maps tests/attention
 
 # how long each test took: build/tests.xml
 test: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 -q --junitxml=build/tests.xml
+	$(BIN)/python -m pytest -n 2 -q -m "not slow" --junitxml=build/tests.xml
 
 # and what is slow and rarely breaks: GPU kernels by Triton's interpreter, the laws under a runtime type checker
 test-all: test
+	$(BIN)/python -m pytest -n 2 -q -m slow --junitxml=build/slow_tests.xml
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 -q tests/triton/interpreted
-	$(BIN)/python -m pytest -n 2 -q -m "not compile and not refusals" --jaxtyping-packages=tarnn.ops,tarnn.feature_maps,tarnn.attention,beartype.beartype tests/ops tests/feature_maps tests/attention
+	$(BIN)/python -m pytest -n 2 -q -m "not compile and not refusals and not slow" --jaxtyping-packages=tarnn.ops,tarnn.feature_maps,tarnn.attention,beartype.beartype tests/ops tests/feature_maps tests/attention
 
 # which lines no test runs: build/coverage/index.html; takes longer than `make test`
 coverage: export OMP_NUM_THREADS = 1

@@ -5,7 +5,7 @@
 The claim: with linear attention a token costs the same wherever it stands, in time (within 10 %) and in memory; with softmax
 both grow with all that came before. Same model but for its attention, float32, random weights, by the fused step that
 `tarnn generate` uses, each with the number of threads that is fastest for it. How a position is reached without generating
-up to it: see `tarnn.decoding.decode_cost`.
+up to it: see `scripts/common/decode_cost.py`.
 Correctness is checked first, and nothing is measured if that fails.
 """
 
@@ -18,14 +18,15 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from toolkit.model_steps import wrong_token
 
+from scripts.common.decode_cost import ROUNDS, SECONDS_A_ROUND, DecodeCost, fastest_decode_cost
+from scripts.common.decode_cost_figure import decode_cost_figure
 from scripts.common.options import parse
 from scripts.common.provenance import total_memory
 from scripts.common.results import run
 from scripts.common.tables import bullets, markdown, page, source
 from tarnn import Elu, LinearState, step
-from tarnn.decoding.decode_cost import ROUNDS, SECONDS_A_ROUND, DecodeCost, fastest_decode_cost, softmax_twin
-from tarnn.decoding.decode_cost_figure import decode_cost_figure
 from tarnn.decoding.fused import FusedStep
+from tarnn.huggingface.config import softmax_twin
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.ops.linear import definition as linear_definition
 

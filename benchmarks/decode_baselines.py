@@ -20,12 +20,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from toolkit.model_steps import wrong_token
 
+from scripts.common.decode_cost import decode_cost
 from scripts.common.options import parse
 from scripts.common.results import run
 from scripts.common.tables import bullets, markdown, page, source
-from tarnn.decoding.decode_cost import decode_cost
 from tarnn.decoding.fused import FusedStep
-from tarnn.kernels.cpu.stack import FORMATS
+from tarnn.kernels.cpu.model_step import FORMATS
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 FULL = {

@@ -26,7 +26,7 @@ from scripts.common.results import run
 from scripts.common.tables import markdown, page, source
 from scripts.common.targets import Target, at_least, at_most, section
 from tarnn.decoding.fused import FusedStep
-from tarnn.kernels.cpu.stack import FORMATS
+from tarnn.kernels.cpu.model_step import FORMATS
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 SIZES = {"13 M": (384, 7), "25 M": (512, 8), "101 M": (1024, 8)}  # hidden, layers
@@ -61,7 +61,7 @@ def measure(options, found: Found, keep: Callable[[], None]) -> None:
         contenders = {kind: step_call(step, 1, 1) for kind, step in steps.items()} | {COPY: copy_call()}
         found[f"one thread, {size}"] = measure_in_turns(contenders, effort)
         for kind, step in steps.items():
-            found[f"one thread, {size}"][f"{kind}, bytes"] = step.block.numel()
+            found[f"one thread, {size}"][f"{kind}, bytes"] = step.packed_weights.numel()
         keep()
     steps = {kind: FusedStep(make("25 M"), kind) for kind in ("float32", "int8")}
     for beside, surroundings in (("quiet", nobody), ("busy", busy_process)):

@@ -128,8 +128,8 @@ def compile_one(kernel: Specialised, mode: str, dtype: str, width: int, gpu: str
     except (CompilationError, RuntimeError) as error:
         found, fault = Resources(*[0] * 6, False), f"does not compile: {str(error).splitlines()[-1]}"
     seconds = round(time.process_time() + children() - begun, 1)
-    names = kernel.constants
-    chunk, tile = names.get("C", 0), f"{names.get('BF', '')}×{names.get('BE', names.get('B', ''))}"
+    spec, names = kernel.constants.get("spec"), kernel.constants
+    chunk, tile = (spec.C, f"{spec.BF}×{spec.BE}") if spec else (0, f"×{names.get('B', '')}")
     calls, warps = [f"{mode}, {dtype}, {width}"], kernel.options["num_warps"]
     return Compiled(kernel.name, calls, gpu, chunk, tile, warps, *found, seconds, fault, kernel.identity)
 

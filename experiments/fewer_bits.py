@@ -23,7 +23,7 @@ from scripts.common.options import parse
 from scripts.common.results import run
 from scripts.common.tables import markdown, page, source
 from tarnn.decoding.fused import FusedStep, refusal
-from tarnn.kernels.cpu.stack import FORMATS
+from tarnn.kernels.cpu.model_step import FORMATS
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 FULL = {"model": Path, "books": Path, "rows": 24, "length": 1024}
@@ -50,7 +50,10 @@ def measure(options, found: dict[str, Any], keep: Callable[[], None]) -> None:
         for i in range(options.length - 1):
             logits, state = step(ids[:, i], state, inplace=True)
             nats += torch.nn.functional.cross_entropy(logits, ids[:, i + 1], reduction="sum").item()
-        found[weights] = {"bits_per_byte": nats / math.log(2) / ids[:, 1:].numel(), "bytes": step.block.numel()}
+        found[weights] = {
+            "bits_per_byte": nats / math.log(2) / ids[:, 1:].numel(),
+            "bytes": step.packed_weights.numel(),
+        }
         print(weights, found[weights], flush=True)
         keep()
 

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from scripts.common.image_bits import bits_per_dim
 from scripts.common.options import parse
 from scripts.common.plots import ATTENTION, label, line, panels
 from scripts.common.results import run
@@ -36,7 +37,6 @@ from tarnn.models import TarnnForImageGeneration
 from tarnn.tasks import ImageSettings
 from tarnn.tasks.checkpoint import open_model
 from tarnn.tasks.images import Images, read_images
-from tarnn.tasks.images.likelihood import bits_per_dim
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 METHODS = ["linear", "softmax"]

@@ -28,10 +28,11 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from scripts.common.decode_cost import rewind, state_at
+from scripts.common.image_bits import bits_per_dim_by_steps
 from scripts.common.options import parse
 from scripts.common.results import run
 from scripts.common.tables import markdown, page
-from tarnn.decoding.decode_cost import rewind, state_at
 from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.decoding.pixels import PixelLoop, pixel_sampler
 from tarnn.kernels.cpu import library
@@ -39,7 +40,6 @@ from tarnn.models import TarnnForImageGeneration, TarnnImageConfig
 from tarnn.models.images import START
 from tarnn.tasks.checkpoint import open_model
 from tarnn.tasks.images import read_images
-from tarnn.tasks.images.likelihood import bits_per_dim_by_steps
 
 MODELS: dict[str, dict[str, Any]] = {
     "mnist": {"image_height": 28, "image_width": 28, "num_channels": 1, "num_hidden_layers": 8},

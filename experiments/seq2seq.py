@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from measures.pronunciations import read_pronunciations
+
 from scripts.common.clock import Contender, Effort, measure_in_turns
 from scripts.common.loop import train
 from scripts.common.options import parse
@@ -26,7 +28,6 @@ from scripts.common.plots import BLUE, GREEN, RED, label, line, panels
 from scripts.common.results import Unmeasured, run
 from scripts.common.tables import markdown, milliseconds, page
 from tarnn.models import TarnnForConditionalGeneration, TarnnSeq2SeqConfig
-from tarnn.tasks.speech.transcripts import read_pronunciations
 
 FULL = {
     "steps": 1000,

@@ -27,6 +27,8 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from measures.pronunciations import phones_of, read_pronunciations
+
 from scripts.common.loop import train
 from scripts.common.options import as_facts, parse
 from scripts.common.plots import BLUE, GREEN, RED, SKY, label, line, panels
@@ -36,7 +38,7 @@ from tarnn.models import SpeechFeatures, TarnnConfig, TarnnForCTC
 from tarnn.tasks.speech.audio import read_wav
 from tarnn.tasks.speech.ctc import beam_search, best_path, error_rate, places_needed
 from tarnn.tasks.speech.task import padded, symbols_tokenizer
-from tarnn.tasks.speech.transcripts import LETTERS, Symbols, letters_of, phones_of, read_pronunciations
+from tarnn.tasks.speech.transcripts import LETTERS, Symbols, letters_of
 
 METHODS = {"linear": BLUE, "softmax": RED, "bi-LSTM": GREEN, "linear, causal": SKY}
 

@@ -43,6 +43,7 @@ def folders(tmp_path_factory):
     return text, images
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_loading_in_a_fresh_process(folders, order):
     expected = "TarnnConfig TarnnForCausalLM TarnnModel TarnnForImageGeneration [97, 98] 1 64"
@@ -65,6 +66,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["tarnn first", "transformers first"])
 def test_a_converted_model_in_a_fresh_process(order, tmp_path):
     """It runs the attention that it was converted to, without a word of transformers' about an unknown method."""

@@ -10,12 +10,14 @@ from tarnn import LinearAttention, SoftmaxAttention, TarnnConfig
 from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.feature_maps import make, names
 from tarnn.other_names import CONFIG, FORWARD, FUNCTION, LAYER
+from tarnn.registry import arguments_of
 
 FUNCTIONS = (tarnn.linear_attention, tarnn.softmax_attention, tarnn.hybrid_attention, tarnn.step)
 
 
 def arguments(*functions):
-    return {name for f in functions for name in inspect.signature(f).parameters}
+    of = lambda f: arguments_of(f) if isinstance(f, type) else inspect.signature(f).parameters  # noqa: E731
+    return {name for f in functions for name in of(f)}
 
 
 TABLES = {

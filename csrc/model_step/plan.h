@@ -1,5 +1,5 @@
 // The plan of a fused step: whole numbers that say what a model is made of, and where in a block of bytes its weights lie.
-// Python writes it (kernels/cpu/stack.py); the same numbers are read here in the same order.
+// Python writes it (kernels/cpu/model_step.py); the same numbers are read here in the same order.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace tarnn {
 
-/// Of the order and meaning of a plan's numbers; `VERSION` in kernels/cpu/stack.py is the same. Whoever changes one changes both.
+/// Of the order and meaning of a plan's numbers; `VERSION` in kernels/cpu/model_step.py is the same. Whoever changes one changes both.
 constexpr Index plan_version = 1;
 
 /// The model that a plan describes: all of a Stack but what goes in and out. Throws std::runtime_error for a plan of another

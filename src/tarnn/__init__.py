@@ -11,38 +11,27 @@ from tarnn._version import __version__ as __version__
 from tarnn.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from tarnn.attention import LinearAttention, NoAttention, SoftmaxAttention
-    from tarnn.feature_maps import Elu, FeatureMap, PositiveRandomFeatures
-    from tarnn.models import TarnnConfig, TarnnForCausalLM
-    from tarnn.ops import (
-        HybridState,
-        KVCache,
-        LinearState,
-        hybrid_attention,
-        hybrid_step,
-        linear_attention,
-        softmax_attention,
-        step,
+    from tarnn.attention import (
+        LinearAttention as LinearAttention,
+        NoAttention as NoAttention,
+        SoftmaxAttention as SoftmaxAttention,
     )
-
-__all__ = [
-    "Elu",
-    "FeatureMap",
-    "HybridState",
-    "KVCache",
-    "LinearAttention",
-    "LinearState",
-    "NoAttention",
-    "PositiveRandomFeatures",
-    "SoftmaxAttention",
-    "TarnnConfig",
-    "TarnnForCausalLM",
-    "hybrid_attention",
-    "hybrid_step",
-    "linear_attention",
-    "softmax_attention",
-    "step",
-]
+    from tarnn.feature_maps import (
+        Elu as Elu,
+        FeatureMap as FeatureMap,
+        PositiveRandomFeatures as PositiveRandomFeatures,
+    )
+    from tarnn.models import TarnnConfig as TarnnConfig, TarnnForCausalLM as TarnnForCausalLM
+    from tarnn.ops import (
+        HybridState as HybridState,
+        KVCache as KVCache,
+        LinearState as LinearState,
+        hybrid_attention as hybrid_attention,
+        hybrid_step as hybrid_step,
+        linear_attention as linear_attention,
+        softmax_attention as softmax_attention,
+        step as step,
+    )
 
 __getattr__, __dir__ = lazy_names(__name__)
 auto_classes.announce()

@@ -8,11 +8,10 @@ from typing import Any
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make a package's `__getattr__` and `__dir__`, which know the names in its `__all__`, and its files.
+    """Make a package's `__getattr__` and `__dir__`, which know its public names, and its files.
 
-    Where a name comes from, the package says once, to type checkers and to this function: by the imports in its
-    `if TYPE_CHECKING:`, which are read from its source when a name is first looked up. A `*` there stands for all other
-    names in `__all__`.
+    The package states each name and its home once, to type checkers and to this function: by the imports in its
+    `if TYPE_CHECKING:`, which are read from its source when a name is first looked up. They are its `__all__`.
     """
     namespace = vars(sys.modules[package])
 
@@ -20,32 +19,31 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     def homes() -> dict[str, str]:
         import ast
 
-        homes: dict[str, str] = {}
-        for branch in ast.parse(namespace["__loader__"].get_source(package)).body:
-            for node in branch.body if isinstance(branch, ast.If) else ():
-                if isinstance(node, ast.ImportFrom):
-                    names = [alias.name for alias in node.names]
-                    names = namespace["__all__"] if names == ["*"] else names
-                    homes = dict.fromkeys(names, str(node.module)) | homes
-        return homes
+        branches = (
+            x.body for x in ast.parse(namespace["__loader__"].get_source(package)).body if isinstance(x, ast.If)
+        )
+        imports = (node for body in branches for node in body if isinstance(node, ast.ImportFrom))
+        return {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def load(name: str) -> Any:
-        module = f"{package}.{name}"
-        if name in namespace["__all__"]:
+        if name == "__all__":
+            return sorted(homes())
+        if name in homes():
             value = namespace[name] = getattr(importlib.import_module(homes()[name]), name)
             return value
+        module = f"{package}.{name}"
         try:
             if not name.startswith("_"):
                 return importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name != module:
                 raise
-        raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(namespace['__all__'])}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(homes()))}")
 
     def list_names() -> list[str]:
         import pkgutil
 
         files = (file.name for file in pkgutil.iter_modules(namespace["__path__"]))
-        return sorted({*namespace, *namespace["__all__"], *files})
+        return sorted({*namespace, *homes(), *files})
 
     return load, list_names

@@ -3,6 +3,7 @@
 The tables read ours: theirs, with spaces between them.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -84,19 +85,22 @@ def our_name(name: str, names: Mapping[str, str]) -> str:
 
 
 def names_ours(names: Mapping[str, str]) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Make a decorator: where an argument has another library's name, the TypeError also says what to write instead."""
+    """Make a decorator: where an argument has another library's name, the TypeError says what to write instead."""
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         @wraps(function)
         def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
             try:
                 return function(*args, **kwargs)
-            except TypeError as error:
-                refused = next((x for x in kwargs if str(error).endswith(f"unexpected keyword argument {x!r}")), "")
-                instead = our_name(refused, names)
-                if not instead:
+            except TypeError:
+                known = inspect.signature(function).parameters
+                instead = {name: our_name(name, names) for name in kwargs if name not in known}
+                refused = next((name for name, ours in instead.items() if ours), "")
+                if not refused:
                     raise
-                message = f"{error}. In its place tarnn takes {instead}."
+            message = (
+                f"{function.__qualname__}() has no argument {refused!r}. In its place tarnn takes {instead[refused]}."
+            )
             raise TypeError(message)
 
         return call

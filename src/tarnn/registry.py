@@ -98,7 +98,11 @@ class Registry(dict[str, Named]):
 
 
 def arguments_of(kind: type) -> set[str]:
-    """The names of the arguments of a class's constructor."""
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
-    return {x.name for x in parameters if x.kind in named} - {"self"}
+    """The names of the arguments of a class's constructor; if it hands on others (`**`), those of its base class, too."""
+    names: set[str] = set()
+    for home in (x for x in kind.__mro__ if "__init__" in vars(x)):
+        parameters = inspect.signature(home.__init__).parameters.values()  # type: ignore[misc]
+        names |= {x.name for x in parameters if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)}
+        if not any(x.kind is x.VAR_KEYWORD for x in parameters):
+            break
+    return names - {"self"}

@@ -112,6 +112,7 @@ def test_no_model_is_measured_whose_gradients_are_wrong(script, folder, monkeypa
     assert (code, "off plain PyTorch by" in err, folder.exists()) == (1, True, False), err
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_keeps_what_it_has_and_is_taken_up_again(script, data_of, monkeypatch):
     measured, whole = [], attention_cells.measure_cell
 

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from tarnn.cli import compressors
 from tarnn.kernels.cpu import library
 
 
@@ -13,7 +12,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("demo") / "run"
 
 
-def test_all_of_it_and_once_more_into_the_same_folder(command, folder, monkeypatch):
+def test_all_of_it_and_once_more_into_the_same_folder(command, folder):
     outcome = command("demo", "--quick", "--out", folder)
     assert outcome.code == 0
     assert "bits/byte" in outcome.err  # the progress of training
@@ -29,17 +28,14 @@ def test_all_of_it_and_once_more_into_the_same_folder(command, folder, monkeypat
     assert decode["linear"][0]["state_bytes"] == decode["linear"][1]["state_bytes"] == 2 * 2 * (16 * 16 + 16) * 4
     assert [point["state_bytes"] for point in decode["softmax"]] == [64 * 2 * 2 * 32 * 4, 256 * 2 * 2 * 32 * 4]
     assert f"The {'fused' if library.available() else 'eager'} step" in outcome.out
-    assert min(point["rounds"] for points in decode.values() for point in points) >= 5
-    for name in ("model.safetensors", "decode.png", "demo.json", "log.jsonl"):
+    assert min(point["ms"] for points in decode.values() for point in points) > 0
+    for name in ("model.safetensors", "demo.json", "log.jsonl"):
         assert (folder / name).stat().st_size > 0
-    for path in (folder, folder / "decode.png", folder / "log.jsonl"):
+    for path in (folder, folder / "demo.json", folder / "log.jsonl"):
         assert f"{path}\n" in outcome.out
 
-    monkeypatch.setattr(compressors, "zstd", lambda: None)
     again = command("demo", "--quick", "--out", folder)  # replaces its own
     assert again.code == 0
-    assert "neither the zstandard package nor the zstd command" in again.out
-    assert "zstd -19" not in json.loads((folder / "demo.json").read_text())["bits_per_byte"]
     assert json.loads((folder / "demo.json").read_text())["bits_per_byte"]["this model"] == bits["this model"]
 
 

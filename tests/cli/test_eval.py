@@ -162,9 +162,7 @@ def test_a_label_for_each_word(command, sources, tmp_path):
     ]:
         source.write_text(json.dumps(line) + "\n")
         assert command("eval", run, source).is_refusal(*words)
-    assert command("eval", run, tmp_path / "text.txt").is_refusal(
-        "text.txt is not a .jsonl file; expected lines such as"
-    )
+    assert command("eval", run, tmp_path / "text.txt").is_refusal("a list was expected, in the field 'labels'")
 
 
 def test_errors_of_letters_and_words(command, sources, tmp_path):
@@ -242,7 +240,7 @@ def test_what_it_refuses(command, foreign, sources, tmp_path):
     text, latin = sources["text"], tmp_path / "latin.txt"
     latin.write_bytes(b"caf\xe9")
     for arguments, words in [
-        ((tmp_path / "gone",), ["gone holds no checkpoint"]),
+        ((tmp_path / "gone",), ["gone does not exist", "tarnn train TEXT"]),
         ((bare,), ["holds no settings.json", f"`tarnn eval {bare} DATA`"]),
         ((none,), ["held nothing out", f"`tarnn eval {none} DATA`"]),
         ((run, tmp_path / "gone.txt"), ["gone.txt: no such file"]),

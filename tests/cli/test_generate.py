@@ -155,9 +155,6 @@ def test_the_step_says_which_it_is_and_why(command, checkpoints):
     short = ("--prompt", "x", "--max-new-tokens", 2)
     if library.available():
         assert "fused step (float32 weights)" in command("generate", checkpoints["hybrid"], *short).err
-    for option in ("--compile", "--no-compile"):
-        gone = command("generate", checkpoints["hybrid"], *short, option)
-        assert gone.is_refusal("the fused step, or on a GPU a CUDA graph, replaces the compiled one")
     with library.disabled():
         told = command("generate", checkpoints["linear"], *short).err
         assert "plain step; no fused step: the compiled kernels can't be used" in told

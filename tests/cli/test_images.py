@@ -232,19 +232,6 @@ def test_half_of_an_image_completed(command, runs, folder, name, tmp_path):
         assert (made[3] != HIDDEN).any()
 
 
-@pytest.mark.parametrize("name", ["plain", "classes"])
-def test_bits_per_dimension_of_held_out_images(command, runs, folder, name, tmp_path):
-    found = command("generate", runs[name], "--num-samples", 0, "--evaluate", folder, "--limit", 5)
-    model, images = AutoModel.from_pretrained(runs[name]).eval(), read_images(f"{folder}:test").take(slice(5))
-    labels = torch.from_numpy(images.labels) if name == "classes" else None
-    bits = model.bits_per_dim(torch.from_numpy(images.pixels), labels)
-    error = bits.std().item() / 5**0.5
-    assert found.out == (
-        f"{bits.mean().item():.4f} ± {error:.4f} (standard error) bits/dim on 5 images of {folder}:test\n"
-    )
-    assert bits.mean() < 7.8  # it has learnt something
-
-
 def test_what_generate_refuses(command, runs, folder, checkpoints, tmp_path):
     plain, classes = runs["plain"], runs["classes"]
     np.savez(tmp_path / "large.npz", images=np.zeros((2, 5, 5), np.uint8))
@@ -256,20 +243,20 @@ def test_what_generate_refuses(command, runs, folder, checkpoints, tmp_path):
         ((plain, "--prompt", "x"), ["--prompt does not go with a model of images"]),
         ((checkpoints["linear"], "--complete", folder), ["--complete does not go with a model of text"]),
         ((checkpoints["linear"], "--task", "image"), ["--task image", "a model of text"]),
-        ((plain, "--complete", tmp_path / "large.npz", "--num-samples", 1), ["large.npz", "5 × 5 × 1", "4 × 4 × 1"]),
+        ((plain, "--complete", tmp_path / "large.npz", "--num-samples", 1), ["large.npz", "5 × 5 pixels", "4 × 4"]),
         ((plain, "--complete", folder), ["has 7 images, and 16 were asked for"]),
         ((plain, "--complete", folder, "--hidden", 0), ["--hidden must be above 0"]),
         ((classes, "--complete", folder, "--class-label", 1), ["leave --class-label out"]),
         ((classes, "--class-label", 3), ["--class-label 3", "0 to 2"]),
         ((plain, "--class-label", 0), ["knows no classes"]),
-        ((plain, "--num-samples", 0), ["--num-samples must be 1 or more, or 0 beside --evaluate"]),
-        ((plain, "--num-samples", 0, "--evaluate", folder, "--weights", "int8"), ["--weights is for drawing"]),
+        ((plain, "--num-samples", 0), ["--num-samples must be 1 or more"]),
+        ((plain, "--evaluate", folder), [f"--evaluate and --limit are gone: `tarnn eval {plain} IMAGES` measures"]),
+        ((classes, "--complete", tmp_path / "bare.npz", "--num-samples", 1), ["has no labels", "3 classes"]),
+        ((classes, "--complete", tmp_path / "more.npz", "--num-samples", 2), ["a label 3", "3 classes"]),
+        ((plain, "--complete", f"{folder}:valid"), ["no part called valid; it has train, test"]),
         ((plain, "--batch-size", 0), ["must be 1 or more"]),
         ((plain, "--top-k", -1), ["top-k must be 0 (off) or above"]),
         ((plain, "--num-samples", 1, "--out", nowhere), [nowhere, "there is no folder"]),
-        ((classes, "--num-samples", 0, "--evaluate", tmp_path / "bare.npz"), ["has no labels", "3 classes"]),
-        ((classes, "--num-samples", 0, "--evaluate", tmp_path / "more.npz"), ["a label 3", "3 classes"]),
-        ((plain, "--evaluate", f"{folder}:valid"), ["no part called valid; it has train, test"]),
     ]:
         assert command("generate", *arguments, "--quiet").is_refusal(*words) or arguments
 
@@ -287,7 +274,7 @@ def test_what_train_refuses(train, folder, tmp_path):
         (["--position", "spiral"], {}, ["position must be one of", "grid"]),
         (["--optimizer", "sgd"], {}, ["--optimizer sgd"]),
         (["--val-fraction", 1], {}, ["--val-fraction 1.0 is not possible", "below 1"]),
-        (["--config", tmp_path / "config.json"], {}, ["image_height is 5 in", "4 by the images"]),
+        (["--config", tmp_path / "config.json"], {}, ["image_height is 5 in", "4 by the data"]),
         (["--class-conditional"], bare, ["bare.npz has no labels; leave --class-conditional out"]),
         (["--class-conditional", "--val", tmp_path / "bare.npz"], {}, ["bare.npz has no labels", "3 classes"]),
         (["--val", tmp_path / "large.npz"], {}, ["large.npz has images of 5 × 5", "of 4 × 4"]),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tarnn.decoding.decode_cost import softmax_twin
+from tarnn.huggingface.config import softmax_twin
 from tarnn.kernels import contract
 from tarnn.kernels.cpu import library
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig

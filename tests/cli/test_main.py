@@ -87,8 +87,8 @@ def test_control_c(command, capsys):
         (["train"], "Missing argument 'SOURCE...'. See `tarnn train --help`."),
         (
             ["train", "x", "--out", "y", "--task", "speech"],
-            "Invalid value for '--task': 'speech' is not one of 'text', 'image', 'masked-lm', 'classification', 'ctc', "
-            "'seq2seq', 'token-classification'. See `tarnn train --help`.",
+            "Invalid value for '--task': 'speech' is not one of 'text', 'image', 'classification', "
+            "'token-classification', 'seq2seq', 'ctc', 'masked-lm'. See `tarnn train --help`.",
         ),
     ],
 )

@@ -88,7 +88,7 @@ def worse_after(monkeypatch):
     def install(step):
         def worse(self, *args, **kwargs):
             metrics = evaluate(self, *args, **kwargs)
-            metrics["eval_bits_per_byte"] += self.state.global_step > step
+            metrics["eval_measure"] += self.state.global_step > step
             return metrics
 
         monkeypatch.setattr(SafeTrainer, "evaluate", worse)
@@ -401,6 +401,7 @@ def test_overwrite_begins_anew_and_leaves_alone_what_is_not_of_the_run(train, tm
     assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.filterwarnings("ignore")  # torch's own, of its parts
 def test_a_compiled_model_learns_what_a_plain_one_does(train, tmp_path):

@@ -54,6 +54,7 @@ def losses_of(run):
     return [(line["step"], line.get("loss"), line.get("validation_loss")) for line in lines]
 
 
+@pytest.mark.slow
 def test_kill_9_then_resume(text, tmp_path, tarnn):
     options = ["train", text, *TINY, "--steps", 60, "--dropout", 0.1]
     process = start(*options, "--out", tmp_path / "run")

@@ -69,6 +69,7 @@ def uninterrupted(run, tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "at"),
     [
@@ -98,6 +99,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(run, uninterrupted, tmp
     assert {path.name for path in out.iterdir()} == {path.name for path in uninterrupted.iterdir()}
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_does_with_twice_the_batch(start, run, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

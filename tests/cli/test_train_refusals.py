@@ -1,6 +1,5 @@
 """What `tarnn train` cannot do, it says in one sentence: the file or value, what was expected, what to do."""
 
-import json
 import os
 import re
 import resource
@@ -67,7 +66,7 @@ def test_text_that_is_not_there_or_not_enough(refused, tmp_path):
         (["--set", "fsdp=true"], ["fsdp", "accelerators only"]),
         (["--max-minutes", "1", "--set", "lr_scheduler_type=linear"], ["lr_scheduler_type", "--max-minutes"]),
         (["--set", "lr_scheduler_type=nonsense"], ["nonsense is not a valid SchedulerType"]),
-        (["--set", "adam_beta1=7"], ["adam_beta1=7", "at least 0 and below 1"]),
+        (["--set", "adam_beta1=7"], ["can't start with --set adam_beta1=7", "Invalid beta"]),
         (["--set", "per_device_eval_batch_size=0"], ["per_device_eval_batch_size=0", "at least 1"]),
         (["--set", "per_device_eval_batch_size=2.5"], ["per_device_eval_batch_size=2.5", "whole number"]),
         (["--set", "dataloader_num_workers=-3"], ["dataloader_num_workers=-3", "at least 0"]),
@@ -79,7 +78,7 @@ def test_text_that_is_not_there_or_not_enough(refused, tmp_path):
         (["--set", "max_grad_norm=-1"], ["max_grad_norm=-1", "at least 0"]),
         (["--set", "max_grad_norm=NaN"], ["max_grad_norm=nan", "at least 0"]),
         (["--set", "weight_decay=[[[["], ["weight_decay=[[[[", "expected a number"]),
-        (["--set", "lr_scheduler_kwargs=5"], ["lr_scheduler_kwargs=5", "a JSON object or text"]),
+        (["--set", "lr_scheduler_kwargs=5"], ["refuses these settings", "mapping"]),
         (["--set", 'lr_scheduler_kwargs={"x": 1}'], ["refuses these settings", "'x'"]),
         (["--set", "torch_compile=1"], ["torch_compile=1", "true or false"]),
         (["--set", "log_level_replica=loud"], ["can't start with --set log_level_replica=loud", "'loud'"]),
@@ -102,10 +101,10 @@ def test_options_that_make_no_sense(refused, options, parts):
     [
         ('{"hiden_size": 32}', [], ["'hiden_size'", "hidden_size"]),
         ('{"intermediate_size": "wide"}', [], ["intermediate_size", "wide"]),
-        ('{"vocab_size": 50257}', [], ["vocab_size is 50257", "tokenizer has 257"]),
+        ('{"vocab_size": 50257}', [], ["vocab_size is 50257", "but 257 by the data"]),
         ('{"model_type": "gpt2"}', [], ["'gpt2'"]),
         ('{"max_position_embeddings": 8}', [], ["--context 16 is beyond the 8 positions"]),
-        ("[1]", [], ["holds a JSON list"]),
+        ("[1]", [], ["must hold a JSON object"]),
         ("{", [], ["is not JSON"]),
         pytest.param("[" * 100_000 + "]" * 100_000, [], ["is not JSON", "recursion"], id="deep"),
     ],
@@ -120,7 +119,7 @@ def test_model_configs_that_cannot_be(refused, tmp_path, content, options, parts
 
 
 def test_a_config_that_is_not_there(refused, tmp_path):
-    assert matches(refused("--config", tmp_path / "none.json"), tmp_path / "none.json", "no such file")
+    assert matches(refused("--config", tmp_path / "none.json"), tmp_path / "none.json", "can't be read: No such file")
 
 
 def test_folders_that_hold_something_else(refused, train, tmp_path, text):
@@ -140,9 +139,9 @@ def test_folders_that_hold_something_else(refused, train, tmp_path, text):
     assert (tmp_path / "mine" / "thesis.tex").exists()
     assert matches(refused(out=text), text, "is a file; expected a folder")
     GPT2Config().save_pretrained(tmp_path / "gpt2")
-    assert matches(refused("--resume", out=tmp_path / "gpt2"), "no run", "a model of kind 'gpt2'")
+    assert matches(refused("--resume", out=tmp_path / "gpt2"), "no run", "another folder")
     (run / "settings.json").write_text("{")
-    assert matches(refused("--resume"), run / "settings.json", "can't be read", "--overwrite")
+    assert matches(refused("--resume"), run / "settings.json", "is not JSON", "intact copy")
 
 
 def test_checkpoints_that_cannot_be_resumed(refused, train, tmp_path):
@@ -169,14 +168,6 @@ def test_checkpoints_that_cannot_be_resumed(refused, train, tmp_path):
         said = spoiled(name, lambda path: path.write_bytes(b"\xfe" * path.stat().st_size))
         assert matches(said, last, "can't be read", "Delete that folder", older)
 
-    def another_kind(path):
-        content = json.loads(path.read_text()) | {"model_type": "gpt2"}
-        path.write_text(json.dumps(content))
-        marker = json.loads((path.parent / "complete.json").read_text())
-        marker["files"]["config.json"] = path.stat().st_size
-        (path.parent / "complete.json").write_text(json.dumps(marker))
-
-    assert matches(spoiled("config.json", another_kind), last, "a model of another kind ('gpt2'); expected 'tarnn'")
     assert matches(spoiled("complete.json", lambda path: path.write_text("{")), last, "can't be read")
 
     shutil.rmtree(older)

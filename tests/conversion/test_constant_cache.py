@@ -39,38 +39,14 @@ def test_tokens_are_those_of_the_uncached_run(model, prompt, options):
     expected = model.generate(ids, use_cache=False, **options)
     assert torch.equal(model.generate(ids, past_key_values=constant_cache(model), **options), expected)
     assert torch.equal(model.generate(ids, **options), expected), "with a growing cache"
-    assert torch.equal(model.generate(ids, cache_implementation="static", **options), expected)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["tarnn_hybrid", "tarnn_linear"])
-@pytest.mark.parametrize("padded", [False, True])
-def test_places_of_a_static_cache_that_nobody_wrote_are_no_keys(model, prompt, name, padded):
-    model.set_attn_implementation(name)
+def test_a_static_cache_is_refused(model, prompt):
     ids, mask = prompt
-    cache, parts = StaticCache(config=model.config, max_cache_len=50), []
-    for start, end in ((0, 12), (12, 13), (13, 30)):
-        seen = {"attention_mask": mask[:, :end]} if padded else {}
-        parts.append(model(input_ids=ids[:, start:end], past_key_values=cache, **seen).logits)
-    seen = {"attention_mask": mask} if padded else {}
-    expected = model(input_ids=ids, use_cache=False, **seen).logits
-    real = mask.bool() if padded else torch.ones_like(mask).bool()
-    assert torch.allclose(torch.cat(parts, 1)[real], expected[real], atol=1e-4)
-    if padded:
-        with pytest.raises(ValueError, match="31 columns"):
-            model(input_ids=ids[:, :1], past_key_values=cache, attention_mask=mask[:, :9])
-
-
-@pytest.mark.compile
-def test_a_static_cache_is_refused_to_a_compiled_model():
-    made = model_of(FAMILIES["Llama"])
-    made.set_attn_implementation("tarnn_hybrid")
-    cache = StaticCache(config=made.config, max_cache_len=50)
-    ids = torch.zeros(1, 3, dtype=torch.long)
-    made(input_ids=ids, past_key_values=cache)
-    run = torch.compile(made.forward, backend="eager")
-    with pytest.raises(Exception, match="StaticCache"):
-        run(input_ids=ids[:, :1], past_key_values=cache)
+    with pytest.raises(ValueError, match="a StaticCache, which has empty places"):
+        model.generate(ids, attention_mask=mask, cache_implementation="static", max_new_tokens=2)
+    with torch.no_grad(), pytest.raises(ValueError, match="a StaticCache, which has empty places"):
+        model(input_ids=ids, past_key_values=StaticCache(config=model.config, max_cache_len=50))
 
 
 def test_generation_goes_on_where_it_was(model, prompt):

@@ -162,8 +162,6 @@ OUT_OF_RANGE = {
     "mode": ["some"],
 }
 DOES_NOT_FIT = [
-    ({"exact_layers": 3}, "0 to 2"),
-    ({"budget": 10}, "too small"),
     ({"feature_map": "nosuch"}, "nosuch"),
     ({"feature_map": {"name": "oprf", "wrong": 1}}, "wrong"),
     ({"feature_map": {"name": "clusters", "num_features": 10**6}}, "as many queries"),
@@ -181,7 +179,7 @@ def test_options_are_checked_before_any_row_is_run(texts, monkeypatch, option):
 
 @pytest.mark.parametrize(("options", "word"), DOES_NOT_FIT)
 def test_options_that_do_not_fit_are_refused_after_one_row(texts, monkeypatch, options, word):
-    monkeypatch.setattr(sys.modules["tarnn.conversion.convert"], "calibrate", None)
+    monkeypatch.setattr(sys.modules["tarnn.conversion.calibration"].LayerStatistics, "add_spread", None)
     with pytest.raises(ValueError, match=word):
         convert(peaky("Llama"), texts, **{**SMALL, **options})
 

@@ -58,10 +58,10 @@ def test_zstd_needs_its_package(tmp_path, monkeypatch):
 
 
 BINARIES = {
-    "a.png": (b"\x89PNG\r\n\x1a\n" + b"x" * 20, "a PNG image"),
-    "b.jpg": (b"\xff\xd8\xff\xe0" + b"x" * 20, "a JPEG image"),
+    "a.png": (b"\x89PNG\r\n\x1a\n" + bytes(3) + b"x" * 20, "binary data"),
+    "b.jpg": (b"\xff\xd8\xff\xe0" + bytes(3) + b"x" * 20, "binary data"),
     "c.pdf": (b"%PDF-1.7\n" + b"x" * 20, "a PDF document"),
-    "d.npz": (b"PK\x03\x04" + b"x" * 20, "a zip archive"),
+    "d.npz": (b"PK\x03\x04" + bytes(3) + b"x" * 20, "binary data"),
     "e.bin": (b"text at first" + bytes(8), "binary data"),
     "f.txt": ("é wide".encode("utf-16"), "UTF-16"),
     "g.tar.gz": (gzip.compress(b"name\0\0\0" + NOVEL), "binary data"),

@@ -105,7 +105,7 @@ def test_csv_reads_the_named_column(tmp_path):
     assert read(str(path)) == [(f"{path}, line 3", b"one, and\ntwo"), (f"{path}, line 5", b"three")]
     for content, message in (
         ("n,body\n1,x\n", r"line 2 has only 'n', 'body' .* --text-field"),
-        ("n,text\n1\n", "line 2 has 1 values for the 2 columns of the header"),
+        ("n,text\n1\n", "line 2 has another number of values than the 2 columns of the header"),
         ('n,text\n1,"x\n', "is no row of a .csv file"),
         ("n,text\n", "is empty; expected a row"),
     ):

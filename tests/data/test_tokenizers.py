@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from transformers import AutoTokenizer
 
 from tarnn.data import byte_tokenizer, decode_bytes, encode, token_bytes, train_bpe

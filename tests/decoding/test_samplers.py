@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tarnn.decoding.samplers import greedy, keep_top_k, keep_top_p, penalize_repetition, sampler
 

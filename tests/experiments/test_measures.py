@@ -12,6 +12,7 @@ import pytest
 import recall_model
 import time_memory
 import torch
+from measures.pronunciations import phones_of, read_pronunciations
 from measures.residues import agreement, attention_to_residues, closest, read_matrix
 from measures.softmax_error import softmax_error
 from measures.trained import Stories
@@ -133,3 +134,14 @@ def test_a_matrix_of_residues(data, tmp_path):
     path.write_text(f"# x\n {letters}\n{rows.replace('C 1', 'C')}")
     with pytest.raises(UserError, match=r"m\.txt, line 4: expected a letter and 20 numbers; got C and 19"):
         read_matrix(path)
+
+
+def test_words_and_their_phones(tmp_path):
+    (tmp_path / "d.dic").write_text("A  AH\nA(2)  EY\nNO  N OW\n")
+    words = read_pronunciations(tmp_path / "d.dic")
+    assert phones_of("no a", words, "x") == ["N", "OW", "AH"]
+    with pytest.raises(UserError, match=r"u7: the transcript has 'YES', which is not in the dictionary"):
+        phones_of("yes", words, "u7")
+    (tmp_path / "d.dic").write_text("A AH\n\nNO\n")
+    with pytest.raises(UserError, match=r"d\.dic, line 3: the word NO has no phones"):
+        read_pronunciations(tmp_path / "d.dic")

@@ -15,9 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from mpmath import cos as cosine
-from mpmath import exp, log, mp, mpf, sqrt
-from mpmath import sin as sine
+from mpmath import cos as cosine, exp, log, mp, mpf, sin as sine, sqrt
 
 mp.dps = 40
 HEADS, KEY_HEADS, T, D, E = 4, 2, 5, 3, 2

@@ -29,6 +29,7 @@ def gradients(f, inputs) -> list[torch.Tensor]:
     return [o, *torch.autograd.grad(o.square().sum(), inputs)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [False, True])
 def test_decays_and_log_weights_of_any_strides(channels):
     """As a layer makes them of (b, t, g) numbers: seen from the side."""
@@ -44,6 +45,7 @@ def test_decays_and_log_weights_of_any_strides(channels):
         assert relative_error(x, y) < 1e-9
 
 
+@pytest.mark.slow
 def test_the_default_model():
     """Loss and gradients of all weights are those without the compiler."""
     model = TarnnForCausalLM(TarnnConfig(**SMALL)).double()
@@ -56,6 +58,7 @@ def test_the_default_model():
         assert relative_error(y, x) < 64 * torch.finfo(torch.float32).eps  # the loss is float32
 
 
+@pytest.mark.slow
 def test_the_trainer_with_torch_compile(tmp_path):
     ids = torch.randint(0, 11, (8, 9))
     losses = []

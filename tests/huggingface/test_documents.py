@@ -103,6 +103,7 @@ def test_bad_packing(make_model, ids, arguments, message):
         make_model()(ids(1, 4), **arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.parametrize("kind", ["linear", "hybrid"])
 def test_packing_compiles(make_model, ids, kind):

@@ -163,12 +163,12 @@ def test_gradients_autocast_embeddings_and_padding_are_for_forward(make_model, i
     assert steps == [[2]]
 
 
-def test_what_is_wrong_has_the_sentence_of_forward(make_model, ids):
+def test_a_wrong_token_or_position_is_refused_in_a_sentence(make_model, ids):
     model = make_model("default", position="learned", max_position_embeddings=8).float()
     with torch.no_grad(), fused_forward(model):
         cache = model(ids(1, 6), use_cache=True).past_key_values
         model(ids(1, 1), past_key_values=cache)
-        with pytest.raises(IndexError):
+        with pytest.raises(ValueError, match="a token must be from 0 to 36; got 99"):
             model(torch.tensor([[99]]), past_key_values=cache)
         model(ids(1, 1), past_key_values=cache)
         with pytest.raises(ValueError, match="up to 8 tokens"):

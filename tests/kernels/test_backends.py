@@ -166,8 +166,10 @@ def added(monkeypatch):
     monkeypatch.setitem(sys.modules, "tarnn.kernels.added.linear", module)
     monkeypatch.setattr(contract, "ORDER", ("added", *contract.ORDER))
     contract.named.cache_clear()
+    contract.backends.cache_clear()
     yield module
     contract.named.cache_clear()
+    contract.backends.cache_clear()
 
 
 def test_adding_a_backend_is_adding_a_folder(added):

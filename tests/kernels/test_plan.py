@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tarnn.kernels.cpu import stack
-from tarnn.kernels.cpu.stack import ATTENTIONS, DECAYS, FUNCTIONS, Block
+from tarnn.kernels.cpu import model_step
+from tarnn.kernels.cpu.model_step import ATTENTIONS, DECAYS, FUNCTIONS, Block
 
 pytestmark = pytest.mark.usefixtures("compiled")
 HIDDEN, HEADS, KEY_HEADS, D, INNER, TOKENS = 24, 4, 2, 8, 40, 11
@@ -71,7 +71,7 @@ def run(plan, weights, states=None, tokens=None, ids=None):
     tokens = torch.randn(TOKENS, HIDDEN) if tokens is None else tokens
     lengths = torch.tensor([0, 0])
     position = torch.zeros(1, dtype=torch.int64)
-    outputs = stack.step(
+    outputs = model_step.step(
         ids, position, torch.as_tensor(plan), weights, tokens, None, None, states, lengths, TOKENS, 9, 1e-5, 1e-30
     )
     assert position.item() == 1
@@ -131,6 +131,6 @@ def test_states_and_tables_of_another_model_are_refused(block, weights):
 
 
 def test_python_refuses_kernels_that_read_another_version(block, monkeypatch):
-    monkeypatch.setattr(stack, "VERSION", 7)
+    monkeypatch.setattr(model_step, "VERSION", 7)
     with pytest.raises(RuntimeError, match=r"read plans of version 1, and this is version 7: compile them again"):
         block.bytes()

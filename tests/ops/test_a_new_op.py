@@ -93,6 +93,7 @@ def test_a_compiled_kernel_is_a_file_of_its_name(monkeypatch):
     kernel = SimpleNamespace(refusal=lambda call: why[0] if why else None, forward=forward, backward=backward)
     monkeypatch.setitem(sys.modules, "tarnn.kernels.cpu.decayed_sum", kernel)
     contract.named.cache_clear()
+    contract.backends.cache_clear()
     x, S = inputs()
     decayed_sum(x).sum().backward()
     assert calls == ["forward", "backward"]
@@ -101,3 +102,4 @@ def test_a_compiled_kernel_is_a_file_of_its_name(monkeypatch):
     decayed_sum(x).sum().backward()
     assert calls == ["forward", "backward"]
     contract.named.cache_clear()
+    contract.backends.cache_clear()

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tarnn.kernels.cpu import elementwise as kernels
-from tarnn.kernels.cpu import library
+from tarnn.kernels.cpu import elementwise as kernels, library
 from tarnn.kernels.elementwise import Call
 from tarnn.ops.elementwise import rms_norm, swiglu
 

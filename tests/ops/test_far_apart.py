@@ -8,8 +8,7 @@ import contextlib
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import tarnn
 from tarnn import linear_attention

@@ -4,8 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 import tarnn
 from tarnn.kernels import contract
@@ -14,8 +13,7 @@ from tarnn.kernels.eager.hybrid import CHUNK
 from tarnn.kernels.hybrid import at
 from tarnn.ops import linear_attention, softmax_attention
 from tarnn.ops.features import features, log_features
-from tarnn.ops.hybrid import attend as hybrid_attend
-from tarnn.ops.hybrid import definition as hybrid_definition
+from tarnn.ops.hybrid import attend as hybrid_attend, definition as hybrid_definition
 from tarnn.ops.hybrid.op import hybrid_attention, hybrid_step
 from tarnn.ops.hybrid.slots import scores
 from tarnn.ops.hybrid.state import HybridState
@@ -582,6 +580,7 @@ def test_what_stands_at_masked_queries_reaches_no_gradient(causal):
         assert torch.equal(x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.parametrize("causal", [True, False])
 def test_packed_rows_of_unequal_length_are_twice_differentiable(causal):

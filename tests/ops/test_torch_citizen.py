@@ -150,6 +150,7 @@ def test_outputs_lie_as_queries_lie(causal):
             assert attend.forward_op(*fakes, *options)[0].stride() == o.stride()
 
 
+@pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.one_path
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

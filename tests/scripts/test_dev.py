@@ -15,6 +15,7 @@ def test_every_profiler_opens(name, monkeypatch):
     assert opens(name, monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_training_step_is_taken_apart(script, data_of):
     """By a process that trains, and pauses after each round."""
     import training_profile

@@ -24,6 +24,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 from triton import language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, TensorHandle
@@ -308,11 +309,12 @@ def _call(self, *args, **kwargs):
 
 def _arguments(self, args, kwargs):
     """As they are, but the memory that they span is known from here on."""
-    if any(isinstance(x, torch.Tensor) and not x.is_cpu for x in (*args, *kwargs.values())):
+    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]  # in named tuples, too
+    if not all(x.is_cpu for x in tensors):
         raise ValueError("the interpreter takes tensors on the CPU")
     found = {}
-    for x in (*args, *kwargs.values()):
-        if isinstance(x, torch.Tensor) and x.numel():
+    for x in tensors:
+        if x.numel():
             count = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride()))
             size, start = x.element_size(), x.data_ptr()
             found[start, count] = _Block(start, start + count * size, size)

@@ -70,7 +70,7 @@ def arm(moment: str) -> None:
         return die() if nth() else original(*args, **kwargs)
 
     def half_deleted(original, path, *args, **kwargs):
-        if Path(path).name == checkpoints.DOOMED and Path(path).exists() and nth():
+        if Path(path).name.startswith("checkpoint-") and nth():
             next(Path(path).iterdir()).unlink()
             die()
         return original(path, *args, **kwargs)

@@ -109,8 +109,8 @@ def test_it_trains(tmp_path, capsys):
     assert "64 rows" in capsys.readouterr().err
     lines = [json.loads(line) for line in (tmp_path / "whole/log.jsonl").read_text().splitlines()]
     assert [line["rows"] for line in lines if "loss" in line] == [40, 80, 120, 160, 200, 240]
-    assert whole.bits_per_byte == min(x["validation_bits_per_number"] for x in lines if "validation_loss" in x)
-    assert whole.bits_per_byte < lines[0]["bits_per_number"]
+    assert whole.validation == min(x["validation_bits_per_number"] for x in lines if "validation_loss" in x)
+    assert whole.validation < lines[0]["bits_per_number"]
     assert whole.sample.text == "one, two, three"
     saved = json.loads((tmp_path / "whole/settings.json").read_text())
     assert (saved["settings"]["task"], saved["settings"]["highest"], saved["numbers"]) == ("counting", 7, {"rows": 64})

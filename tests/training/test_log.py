@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tarnn.tasks import Facts
 from tarnn.training.log import LogFile, cut_log, read_log
+
+TASK = SimpleNamespace(unit="bits_per_byte", counted="tokens", epoch=640, bytes_per_token=4.0, rates=())
 
 
 def test_lines_beyond_the_step_and_half_lines_are_cut(tmp_path):
@@ -22,10 +23,10 @@ def test_lines_beyond_the_step_and_half_lines_are_cut(tmp_path):
 
 
 def test_a_line_of_training_and_one_of_evaluation(tmp_path):
-    log = LogFile(tmp_path / "log.jsonl", lambda: 1.5, Facts("bits_per_byte", "tokens", 64, 640, 4.0))
+    log = LogFile(tmp_path / "log.jsonl", lambda: 1.5, TASK, 64)
     state = SimpleNamespace(global_step=5, is_world_process_zero=True)
     log.on_log(None, state, None, logs={"loss": 2.0, "learning_rate": 0.1, "grad_norm": 3.0})
-    log.on_log(None, state, None, logs={"eval_loss": 1.0, "eval_bits_per_byte": 0.5, "eval_perplexity": 2.7})
+    log.on_log(None, state, None, logs={"eval_loss": 1.0, "eval_measure": 0.5, "eval_perplexity": 2.7})
     log.on_log(None, state, None, logs={"train_runtime": 3})
     state.is_world_process_zero = False
     log.on_log(None, state, None, logs={"loss": 9.0})

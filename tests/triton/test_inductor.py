@@ -130,6 +130,7 @@ def test_a_training_step_is_one_graph_around_our_operators(training_step):
         assert ".item()" not in body
 
 
+@pytest.mark.slow
 def test_the_above_where_nobody_has_asked_for_a_gpu_before():
     """torch keeps what it once found of GPUs in many places, so the pretence takes a new process."""
     alone = ["-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", __file__, "-k", "one_graph"]

@@ -8,9 +8,8 @@ import torch
 from tarnn.cli import machine as cli_machine
 from tarnn.kernels.contract import Mendable
 from tarnn.kernels.linear import Call
-from tarnn.kernels.triton import device, schedule
-from tarnn.kernels.triton import linear as triton
-from tarnn.kernels.triton.strides import in_rows
+from tarnn.kernels.triton import device, linear as triton, schedule
+from tarnn.kernels.triton.arguments import Rows
 
 
 @pytest.fixture
@@ -81,9 +80,9 @@ def test_calls_that_they_take_and_calls_that_they_do_not(anywhere):
     assert "nothing" in refusal(e=0)
     far = torch.empty_strided((1, 1, 2, 8), (0, 0, 2**25, 1))
     assert "apart" in triton.refusal(Call(far, far, far))
-    near = in_rows(far)  # gradients come as they come: they are copied
+    near = Rows.read(far).data  # gradients come as they come: they are copied
     assert near.stride(2) == 8
-    assert in_rows(near) is near
+    assert Rows.read(near).data is near
 
 
 def test_tables_that_a_cuda_graph_reads_are_kept(monkeypatch):

@@ -59,40 +59,22 @@ class LinearAttention(MultiHeadAttention):
         *,
         causal: bool,
         feature_map: FeatureMap | nn.Module | str = "elu",
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        context_size: int | None = None,
         normalize: bool = True,
         decay: nn.Module | None = None,
         rotary: Rotary | None = None,
-        bias: bool = False,
-        qk_norm: bool = False,
-        dropout: float = 0.0,
+        **options: Any,
     ):
-        super().__init__(
-            hidden_size,
-            num_heads,
-            causal=causal,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            context_size=context_size,
-            bias=bias,
-            qk_norm=qk_norm,
-            dropout=dropout,
-        )
+        super().__init__(hidden_size, num_heads, causal=causal, **options)
         phi = as_feature_map(feature_map, head_dim=self.head_dim, num_heads=self.num_kv_heads)
         if normalize:
             phi.check_positive(self.head_dim)
-        _check_choices(phi, causal, decay, rotary, context_size)
-        self.feature_map, self.normalize, self.decay, self.rotary = phi, normalize, decay, rotary
+        self.rotates_inputs, vectors = phi.dot_product, "q and k" if phi.dot_product else "features"
+        self.set_rotary(rotary, self.rotary_dim(self.head_dim, phi), vectors)
+        _check_choices(phi, causal, decay, rotary, self.context_size)
+        self.feature_map, self.normalize, self.decay = phi, normalize, decay
         self.num_features = phi.num_features(self.head_dim)
-        self.rotates_inputs = phi.dot_product
         self.fits_by_call = isinstance(phi, FittedMap) and phi.fit == "call"
         self.calibration: Any = None  # while `calibrating`: what observes q and k
-        width = self.rotary_dim(self.head_dim, phi)
-        if rotary is not None and rotary.dim != width:
-            vectors = "q and k" if self.rotates_inputs else "features"
-            raise ValueError(f"rotary rotates {vectors}, so its dim must be their width, {width}; got {rotary.dim}.")
         self.o_norm = None if normalize else nn.RMSNorm(self.head_dim, eps=1e-6)
 
     @classmethod
@@ -275,11 +257,7 @@ def _check_choices(
     if isinstance(feature_map, PositionalMap) and (rotary is not None or context_size is not None):
         reason = "cross attention has none" if rotary is None else "it takes no rotary positions as well"
         raise ValueError(f"{name} weighs keys by their distance; {reason}.")
-    if rotary is None:
-        return
-    if context_size is not None:
-        raise ValueError("rotary positions are about the distance of key and query; cross attention has no such thing.")
-    if feature_map.dot_product:
+    if rotary is None or feature_map.dot_product:
         return
     if feature_map.log_scaled:
         raise ValueError(

@@ -88,6 +88,16 @@ class MultiHeadAttention(nn.Module):
         self.k_norm = RMSNorm(self.head_dim, eps=1e-6) if qk_norm else None
         self.o_norm: nn.RMSNorm | None = None  # of each head's output
 
+    def set_rotary(self, rotary: Rotary | None, width: int, vectors: str = "q and k") -> None:
+        """Rotate vectors of this width. Raises ValueError if they have another, and in cross attention."""
+        if rotary is not None and self.context_size is not None:
+            raise ValueError(
+                "rotary positions are about the distance of key and query; cross attention has no such thing."
+            )
+        if rotary is not None and rotary.dim != width:
+            raise ValueError(f"rotary rotates {vectors}, so its dim must be their width, {width}; got {rotary.dim}.")
+        self.rotary = rotary
+
     def forward(
         self,
         x: Float[Tensor, "b t hidden"],

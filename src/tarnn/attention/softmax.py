@@ -24,38 +24,9 @@ class SoftmaxAttention(MultiHeadAttention):
     has_weights = True
 
     @names_ours(LAYER)
-    def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        *,
-        causal: bool,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        context_size: int | None = None,
-        rotary: Rotary | None = None,
-        bias: bool = False,
-        qk_norm: bool = False,
-        dropout: float = 0.0,
-    ):
-        super().__init__(
-            hidden_size,
-            num_heads,
-            causal=causal,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            context_size=context_size,
-            bias=bias,
-            qk_norm=qk_norm,
-            dropout=dropout,
-        )
-        if rotary is not None and context_size is not None:
-            raise ValueError(
-                "rotary positions are about the distance of key and query; cross attention has no such thing."
-            )
-        if rotary is not None and rotary.dim != self.head_dim:
-            raise ValueError(f"rotary rotates q and k, so its dim must be {self.head_dim}; got {rotary.dim}.")
-        self.rotary = rotary
+    def __init__(self, hidden_size: int, num_heads: int, *, causal: bool, rotary: Rotary | None = None, **options: Any):
+        super().__init__(hidden_size, num_heads, causal=causal, **options)
+        self.set_rotary(rotary, self.head_dim)
 
     def mix(
         self,

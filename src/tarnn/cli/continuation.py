@@ -47,7 +47,7 @@ def continue_prompt(
     `load` opens the model; `sampling` are the arguments of the sampler; `weights`: as `prepare_step` takes them.
     """
     draw, count, limit = samplers.sampler(**sampling), request.num_samples, request.max_new_tokens
-    check_numbers(limit, count, alike=sampling["temperature"] == 0, one=request.state_out is not None)
+    check_numbers(limit, count, alike=sampling["temperature"] == 0, saved=request.state_out is not None)
     penalty = request.repetition_penalty
     # errors of these now, not after the prompt was read
     samplers.penalize_repetition(draw, penalty, torch.zeros(0))
@@ -81,13 +81,13 @@ def continue_prompt(
         report(f"tarnn: state after {int(loop.state.position[0]):,} tokens in {request.state_out} ({size:,} bytes)")
 
 
-def check_numbers(max_new_tokens: int, num_samples: int, *, alike: bool, one: bool) -> None:
+def check_numbers(max_new_tokens: int, num_samples: int, *, alike: bool, saved: bool) -> None:
     """UserError for numbers out of range, and for several samples where there is sense in one only."""
     if max_new_tokens < 0:
         raise UserError(f"--max-new-tokens must be 0 or more; got {max_new_tokens}.")
     if num_samples < 1:
         raise UserError(f"--num-samples must be 1 or more; got {num_samples}.")
-    if num_samples > 1 and (alike or one):
+    if num_samples > 1 and (alike or saved):
         why = "--greedy (all would be alike)" if alike else "--state-out (a state is that of one sequence)"
         raise UserError(f"--num-samples {num_samples} does not go with {why}. Leave one of them out.")
 
@@ -132,14 +132,14 @@ def write(
     loop: TokenLoop, draw: samplers.Sampler, limit: int, rows: list[TextStream], report: Log, *, goes_on: bool
 ) -> None:
     """Makes the tokens. One row's text goes out as it is made, that of several rows at the end."""
-    out, made, start = Output(), 0, time.perf_counter()
+    out, num_made, start = Output(), 0, time.perf_counter()
     ends = loop.model.end_ids
     tokens = loop.tokens(draw, limit, end_ids=ends, pad_id=loop.model.pad_id)
     seen = len(rows) == 1 and not writes_to_file()  # then the text itself shows how far it is
     for token in tokens if seen else progress(tokens, limit, "tokens made", report):
-        made += 1
-        for row, one in zip(rows, token.tolist(), strict=True):
-            row.push(one, ends)
+        num_made += 1
+        for row, token_id in zip(rows, token.tolist(), strict=True):
+            row.push(token_id, ends)
         if len(rows) == 1:
             out.write(rows[0].take())
         if out.closed or all(row.over for row in rows):
@@ -150,7 +150,7 @@ def write(
         out.write((f"--- sample {i + 1} ---\n" if len(rows) > 1 else "") + row.take())
         out.end_line(always=len(rows) > 1 or same_stream())
     why = "nobody reads on" if out.closed else ", ".join(dict.fromkeys(row.over for row in rows))
-    report(f"tarnn: made {speed(made * len(rows), seconds)}; {why}; {loop.state.nbytes:,} bytes of state")
+    report(f"tarnn: made {speed(num_made * len(rows), seconds)}; {why}; {loop.state.nbytes:,} bytes of state")
 
 
 def speed(num_tokens: int, seconds: float) -> str:

@@ -13,10 +13,8 @@ from tarnn.cli.progress import progress
 from tarnn.errors import UserError
 from tarnn.log import Log, silent
 
-TOKENS_AT_ONCE, LOGITS_AT_ONCE = (
-    1 << 13,
-    1 << 25,
-)  # in a batch: larger ones are no faster on a CPU, and take more memory
+# in a batch: larger ones are no faster on a CPU, and take more memory
+TOKENS_AT_ONCE, LOGITS_AT_ONCE = 1 << 13, 1 << 25
 COLUMNS = 80
 SOURCES = "What to measure on, of the kinds that `tarnn train` takes; left out, what the run itself held out."
 
@@ -59,27 +57,17 @@ def measure(
     checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], batch_size: int | None, report: Log
 ) -> dict[str, Any]:
     """All that the command tells, as JSON has it."""
+    from tarnn.json_file import read_json
     from tarnn.tasks import TASKS
     from tarnn.training.evaluation import evaluate
 
-    kind = model_kind(checkpoint)
-    opened = open_ours if isinstance(kind, str) and kind in {task.model_type for task in TASKS.values()} else open_other
-    model, task, about = opened(checkpoint, sources, device, options, report)
+    file = checkpoint / "config.json"
+    ours = not file.is_file() or read_json(file).get("model_type") in [task.model_type for task in TASKS.values()]
+    model, task, about = (open_ours if ours else open_other)(checkpoint, sources, device, options, report)
     report(f"tarnn: {checkpoint} on {device}: {about['data']}")
     batches = task.validation(batch_size or rows_at_once(model.config, task))
     track = partial(track_batches, report=report)
     return {"checkpoint": str(checkpoint), **about, **evaluate(task, model, batches, track)}
-
-
-def model_kind(checkpoint: Path) -> Any:
-    """What config.json calls the model; UserError where there is no checkpoint."""
-    from tarnn.json_file import read_json
-
-    if not (checkpoint / "config.json").is_file():
-        raise UserError(
-            f"{checkpoint} holds no checkpoint: it has no config.json. `tarnn train … --out {checkpoint}` makes one."
-        )
-    return read_json(checkpoint / "config.json").get("model_type")
 
 
 def open_ours(

@@ -22,7 +22,7 @@ Weights = Literal["float32", "bfloat16", "int8", "int4"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BOTH = ("num_samples",)
 TEXT_ONLY = ("prompt", "prompt_file", "max_new_tokens", "stop", "state_in", "state_out", "cache", "repetition_penalty")
-IMAGE_ONLY = ("out", "complete", "hidden", "class_label", "evaluate", "limit", "batch_size")
+IMAGE_ONLY = ("out", "complete", "hidden", "class_label", "batch_size")
 text, image = (partial(Option, rich_help_panel=heading) for heading in ("Text", "Images"))
 
 
@@ -53,10 +53,8 @@ def generate(
     class_label: Annotated[
         list[int] | None, image(help="Draw this class. May be repeated; default: all, in turn.")
     ] = None,
-    evaluate: Annotated[
-        str | None, image(help="Report bits per dimension on this source; `tarnn eval` does, too.")
-    ] = None,
-    limit: Annotated[int | None, image(help="Evaluate on its first so many images.")] = None,
+    evaluate: Annotated[str | None, Option(hidden=True)] = None,
+    limit: Annotated[int | None, Option(hidden=True)] = None,
     batch_size: Annotated[int | None, image(help="Images that are drawn at once (default: 64).")] = None,
     temperature: Annotated[float, Option(help="Below 1 sharper, above 1 flatter, 0 greedy.")] = 1.0,
     top_k: Annotated[int, Option(help="Choose among the k most likely tokens; 0: all.")] = 0,
@@ -75,7 +73,6 @@ def generate(
     weights: Annotated[
         Weights | None, Option(help="How the fused step keeps the weights: fewer bits are faster (default: float32).")
     ] = None,
-    compile: Annotated[bool | None, Option(hidden=True)] = None,
     device: Annotated[str, Option(help="cpu, cuda, mps …; auto: an accelerator if there is one.")] = "auto",
     dtype: Annotated[Dtype, Option(help="auto: as saved.")] = "auto",
     quiet: Annotated[bool, Option("--quiet", "-q", help="The results only, nothing on stderr.")] = False,
@@ -88,11 +85,11 @@ def generate(
     0 --state-out book.state`, continue it many times with `--state-in book.state`.
 
     Images are drawn into a PNG, side by side; with --complete each line is what was given, what was made of it, and
-    the original. --evaluate SOURCE reports what held-out images cost, in bits per dimension.
+    the original. `tarnn eval` reports what held-out images cost, in bits per dimension.
 
     On a CPU most models have a fused step: the whole model in one call. Its weights may be kept as bfloat16, or as int8
     or int4 with activations rounded to bytes: faster, by a little or by a lot. Measure what that costs your model's
-    likelihood: int8 cost a trained model of digits 0.03 %. --evaluate computes in float32, whatever --weights.
+    likelihood: int8 cost a trained model of digits 0.03 %.
     """
     options: dict[str, Any] = {
         k: v for k, v in locals().items() if k in (*BOTH, *TEXT_ONLY, *IMAGE_ONLY) and v is not None
@@ -100,10 +97,9 @@ def generate(
     converted = is_converted(checkpoint)
     images = not converted and open_config(checkpoint, GENERATED).model_type == "tarnn_image"
     refuse_other_task(checkpoint, task, images, options)
-    if compile is not None:
+    if evaluate is not None or limit is not None:
         raise UserError(
-            "--compile and --no-compile are gone: the fused step, or on a GPU a CUDA graph, replaces the compiled one, and is "
-            "taken wherever it can be. Leave the option out."
+            f"--evaluate and --limit are gone: `tarnn eval {checkpoint} IMAGES` measures bits per dimension."
         )
     if seed is not None and not 0 <= seed < 2**63:
         raise UserError(f"--seed must be from 0 to below 2**63; got {seed}.")
@@ -124,9 +120,7 @@ def generate(
 
     def load() -> Any:
         track = partial(progress, text="tensors of the weights read", report=report)
-        # whole images are read by `forward`
-        loading: dict[str, Any] = {"dtype": DTYPES.get(dtype), "whole": evaluate is not None}
-        model = open_model(checkpoint, tasks=GENERATED, **loading, device=where, track=track)
+        model = open_model(checkpoint, tasks=GENERATED, dtype=DTYPES.get(dtype), device=where, track=track)
         report(f"tarnn: {checkpoint}, {str(model.dtype).removeprefix('torch.')} on {where}; {summary}")
         return model
 

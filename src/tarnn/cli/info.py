@@ -62,9 +62,9 @@ def parse_lengths(text: str) -> list[int]:
 def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, Any]:
     """All that the command tells, as JSON has it. Lengths that are not given: usual ones, or that of an image."""
     # transformers, which takes longer to import than all the rest, is for checkpoints only
-    from tarnn.decoding.decode_cost import softmax_twin
-    from tarnn.decoding.fused import refusal_of_its_kind
+    from tarnn.decoding.fused import refusal
     from tarnn.decoding.weights import check_weights, read_headers, read_weights, saved_dtype
+    from tarnn.huggingface.config import softmax_twin
     from tarnn.tasks import TASKS
     from tarnn.tasks.checkpoint import open_config, weightless
 
@@ -99,7 +99,7 @@ def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, An
             for length in lengths
         ],
         "kernel": cpu_kernels(),
-        "no_fused_step": refusal_of_its_kind(model.eval()),
+        "no_fused_step": refusal(model.eval(), anywhere=True),
     }
 
 

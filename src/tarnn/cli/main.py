@@ -14,6 +14,7 @@ from typer.exceptions import TyperException
 from tarnn._version import __version__
 from tarnn.cli.output import CONTROL
 from tarnn.cli.waiting import wait_briefly
+from tarnn.errors import is_out_of_memory
 from tarnn.extras import needed_for
 
 # name of the subcommand, of its module here and of the function there → its line in `tarnn --help`
@@ -92,12 +93,6 @@ def is_ours(error: BaseException) -> bool:
     """Raised by a line of tarnn itself: then its text was written for the user."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).split(".")[0] == "tarnn"
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Python's own, or what torch raises where an allocation fails or its size can't be a size."""
-    signs = ("can't allocate memory", "out of memory", "calculation overflowed", "Overflow when unpacking")
-    return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
 
 
 def is_of_transformers(error: BaseException) -> bool:

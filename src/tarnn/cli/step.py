@@ -3,6 +3,7 @@
 from typing import Any
 
 from tarnn.decoding import fastest_step
+from tarnn.decoding.plan import Refusal
 from tarnn.errors import UserError
 from tarnn.log import Log
 from tarnn.models.backbone import TextModel
@@ -19,7 +20,7 @@ def prepare_step(loop: Any, weights: str | None, report: Log) -> None:
         return
     try:
         chosen = fastest_step(loop.model, loop.state, weights=weights)
-    except ValueError as error:
+    except Refusal as error:
         raise UserError(f"--weights is not possible here: {error} Leave --weights out.") from error
     loop.step = chosen.step
     report("tarnn: " + "; ".join((chosen.name, *chosen.why_not)))

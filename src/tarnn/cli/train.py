@@ -105,9 +105,9 @@ def report(result, settings: Any, paths: dict[str, Path]) -> str:
     """The end of a run: a sample, the measure, the paths."""
     task = TASKS[settings.task]
     measure = (
-        f"{result.bits_per_byte:.4f} {task.unit.replace('_per_', '/')} on the validation {task.of} "
+        f"{result.validation:.4f} {task.unit.replace('_per_', '/')} on the validation {task.of} "
         f"(step {result.best_step:,})"
-        if result.bits_per_byte is not None
+        if result.validation is not None
         else f"no validation {task.of}"
     )
     measure += "".join(f", {name.replace('_', ' ')} {value:.4f}" for name, value in result.rates.items())

@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tarnn.conversion.capture import AttentionInputs, capturing
-from tarnn.conversion.rows import Row, run_model
-from tarnn.feature_maps import FeatureMap, QueryClusters, make, options_of
+from tarnn.conversion.options import build_map
+from tarnn.conversion.rows import Row, length_of, run_model
+from tarnn.feature_maps import FeatureMap, QueryClusters, options_of
 from tarnn.feature_maps.statistics import FittedMap, Spread, spread_of
 from tarnn.numerics import widen
 from tarnn.ops.features import features, log_features
@@ -196,26 +197,40 @@ def layer_sizes(model: PreTrainedModel, row: Row) -> dict[int, HeadSizes]:
 def calibrate(
     model: PreTrainedModel, rows: Sequence[Row], feature_map: str | Mapping[str, Any] | None, keys: ExactKeys
 ) -> dict[int, LayerStatistics]:
-    """The layers that the hybrid computes, each with its calibrated map and λ."""
+    """The layers that the hybrid computes, each with its calibrated map and λ.
+
+    Raises ValueError, after one row, for a model without such layers, and for a map that they can't have.
+    """
     layers = {i: LayerStatistics(sizes) for i, sizes in layer_sizes(model, rows[0]).items()}
+    if not layers:
+        raise ValueError(
+            f"no layer of {type(model).__name__} calls an attention function over its whole input, so there is nothing "
+            "to convert: its layers are sliding windows, cross-attention, or not attention."
+        )
     if feature_map is None:
         return layers
     options = {"name": feature_map} if isinstance(feature_map, str) else dict(feature_map)
-    name = options.pop("name")
-    known = options_of(name)
+    known = options_of(options["name"])
     implied: dict[str, Any] = {x: True for x in ("centre", "balance") if x in known}
-    with capturing(model, lambda i, inputs: layers[i].add_spread(inputs, full=name == "sderf")):
+    sampled = sum(min(length_of(row), SAMPLED) for row in rows)
+    for i, layer in layers.items():
+        h, g, d, _ = layer.heads
+        layer.feature_map = build_map({"seed": i, **implied, **options} if "seed" in known else implied | options, d, g)
+        if isinstance(layer.feature_map, QueryClusters) and layer.feature_map.num_features(d) > sampled * (h // g):
+            raise ValueError(
+                f"{layer.feature_map.num_features(d):,} clusters need as many queries or more, and these texts have "
+                f"{sampled * (h // g):,} per head; take fewer features, or more texts."
+            )
+    full = options["name"] == "sderf"
+    with capturing(model, lambda i, inputs: layers[i].add_spread(inputs, full=full)):
         for row in rows:
             run_model(model, row)
-    for i, layer in layers.items():
-        seed = {"seed": i} if "seed" in known else {}
-        phi = make(name, head_dim=layer.heads.d, num_heads=layer.heads.g, **{**seed, **implied, **options})
-        if isinstance(phi, FittedMap) and phi.adapts:
+    for layer in layers.values():
+        if isinstance(layer.feature_map, FittedMap) and layer.feature_map.adapts:
             assert layer.spreads is not None
-            phi.calibrate(*layer.spreads)
-        if isinstance(phi, QueryClusters):
-            phi.cluster(torch.cat(layer.queries_of_rows, 1))
-        layer.feature_map = phi
+            layer.feature_map.calibrate(*layer.spreads)
+        if isinstance(layer.feature_map, QueryClusters):
+            layer.feature_map.cluster(torch.cat(layer.queries_of_rows, 1))
     with capturing(model, lambda i, inputs: layers[i].add_gap(inputs, keys)):
         for row in rows[:8]:
             run_model(model, row)

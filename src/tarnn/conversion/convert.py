@@ -6,13 +6,12 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tarnn.conversion.calibration import SAMPLED, ExactKeys, HeadSizes, calibrate, layer_sizes
+from tarnn.conversion.calibration import ExactKeys, calibrate
 from tarnn.conversion.choice import allocate_exact_heads, allocate_exact_layers, choose, widened
 from tarnn.conversion.held_out_loss import HeldOutLoss
-from tarnn.conversion.options import HYBRID, build_map, check_whole_number, set_options
+from tarnn.conversion.options import HYBRID, check_whole_number, set_options
 from tarnn.conversion.report import LayerReport, Report
-from tarnn.conversion.rows import Row, length_of, rows_of
-from tarnn.feature_maps import QueryClusters
+from tarnn.conversion.rows import length_of, rows_of
 from tarnn.log import Log, silent
 
 
@@ -47,14 +46,14 @@ def convert(
             function (oprf, favor …) are centred and balanced. None: window and sinks alone.
         mode: "choose", or "features": every head has them, whatever it loses (to train them, or to use them together with
             slots, which the choice leaves out).
-        exact_layers: number of layers that stay softmax attention: those whose conversion alone harms the loss most.
+        exact_layers: at most so many layers stay softmax attention: those whose conversion alone harms the loss most.
         budget: bytes of keys, values and sums for one sequence of the texts' length; key/value heads become exact while the
             bytes suffice, first those whose error, times the harm of their layer, is largest.
         report: called with lines about progress.
 
     Returns what was measured; `model.save_pretrained(…)` keeps the rest. Raises ValueError for a model without an
-    attention interface, for options out of range, for texts no longer than window + sinks, and for a budget that is too
-    small; all of that before the texts are looked at.
+    attention interface, for options out of range, for texts no longer than window + sinks; all of that before the texts are
+    looked at; and for a budget that is too small.
     """
     check_options(window, sinks, slots, mode, exact_layers, budget)
     rows = rows_of(texts, tokenizer, model)
@@ -64,7 +63,6 @@ def convert(
     length = lengths[(len(lengths) - 1) // 4]  # that a quarter of the texts reach
     check_length(length, keys, "a quarter of the texts")
     model.eval()
-    check_fit(model, calibration, feature_map, exact_layers, budget, keys, length)
     held_out = HeldOutLoss(model, rows[len(calibration) :] or rows)
     report("queries and keys of each layer")
     layers = calibrate(model, calibration, feature_map, keys)
@@ -130,45 +128,4 @@ def check_length(length: int, keys: ExactKeys, which: str = "texts") -> None:
         raise ValueError(
             f"{which} must be longer than window + sinks = {keys.window + keys.sinks} tokens, or nothing is far; got "
             f"{length:,} tokens. Take longer ones, or a smaller window."
-        )
-
-
-def check_fit(
-    model: PreTrainedModel,
-    rows: Sequence[Row],
-    feature_map: str | Mapping[str, Any] | None,
-    exact_layers: int,
-    budget: int | None,
-    keys: ExactKeys,
-    length: int,
-) -> None:
-    """Raise ValueError for options that don't fit the model or the texts."""
-    layers = layer_sizes(model, rows[0])
-    if not layers:
-        raise ValueError(
-            f"no layer of {type(model).__name__} calls an attention function over its whole input, so there is nothing "
-            "to convert: its layers are sliding windows, cross-attention, or not attention."
-        )
-    if exact_layers > len(layers):
-        raise ValueError(f"exact_layers must be 0 to {len(layers)}, as many as can be converted; got {exact_layers}.")
-    sampled = sum(min(length_of(row), SAMPLED) for row in rows)
-    for sizes in layers.values():
-        if feature_map is not None:
-            check_map(feature_map, sizes, sampled)
-    size = next(model.parameters()).element_size()
-    least = sum(x.g * min(sum(keys), length) * (x.d + x.e) * size for x in layers.values())
-    if budget is not None and budget < least:
-        raise ValueError(
-            f"a budget of {budget:,} bytes is too small: windows and sinks alone take {least:,}. Choose a smaller window, "
-            "or a larger budget."
-        )
-
-
-def check_map(feature_map: str | Mapping[str, Any], sizes: HeadSizes, sampled: int) -> None:
-    """Raise ValueError for a map that the layer can't have. sampled: queries of all rows, per query head."""
-    phi, queries = build_map(feature_map, sizes.d, sizes.g), sampled * (sizes.h // sizes.g)
-    if isinstance(phi, QueryClusters) and phi.num_features(sizes.d) > queries:
-        raise ValueError(
-            f"{phi.num_features(sizes.d):,} clusters need as many queries or more, and these texts have {queries:,} per "
-            "head; take fewer features, or more texts."
         )

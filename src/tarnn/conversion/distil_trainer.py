@@ -16,8 +16,7 @@ from tarnn.tasks.base import Trainable
 from tarnn.training.arguments import training_arguments
 from tarnn.training.error_messages import failures_explained
 from tarnn.training.lock import locked
-from tarnn.training.new_folder import nothing_or_a_checkpoint
-from tarnn.training.run import facts_of, run
+from tarnn.training.run import run
 
 
 @dataclass(frozen=True)
@@ -70,5 +69,5 @@ def distil(
         args.max_steps = steps
         if out is None:
             args.save_strategy = SaveStrategy.NO
-        with nothing_or_a_checkpoint(settings.out), failures_explained(settings.out), locked(settings.out):
-            run(settings, args, task, facts_of(task, args), losses, out is not None, time.monotonic())
+        with failures_explained(settings.out), locked(settings.out):
+            run(settings, args, task, losses, out is not None, time.monotonic())

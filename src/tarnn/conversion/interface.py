@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
-from transformers.utils.import_utils import is_tracing
 
 from tarnn.conversion.cache import HybridCacheLayer
 from tarnn.conversion.layer import Heads, LayerAttention
@@ -113,9 +112,6 @@ def hybrid(defaults: AttentionOptions, call: Call) -> Tensor | None:
         warn_beyond(options.far_until, bounds, call.k.shape[2] if cached is None else cached.num_tokens)
     if bounds is not None:
         return of_documents(own, call, bounds, **shared)
-    if call.mask is not None and call.mask.ndim == 2:  # a StaticCache also hands over positions that nobody wrote
-        written = call.mask.shape[1]
-        call = call._replace(k=call.k[:, :, :written], v=call.v[:, :, :written])
     shared["key_mask"] = real_tokens(call)
     if cached is None:
         return last_queries(own, call, **shared)
@@ -222,9 +218,11 @@ def padding_mask(
     attention_mask: Tensor | None = None,
     **options: Any,
 ) -> Tensor | None:
-    """The mask of a model, O(t): (b, s), or None where nothing is masked. With a StaticCache s counts the places that are
-    written. A layer whose pattern is its own (a sliding window, chunks) gets the mask of torch's attention, since it is
-    computed by that."""
+    """The mask of a model, O(t): (b, s), or None where nothing is masked.
+
+    A layer whose pattern is its own (a sliding window, chunks) gets the mask of torch's attention, since it is computed by
+    that. Raises ValueError for a StaticCache, which also hands over positions that nobody wrote.
+    """
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
         return sdpa_mask(
             batch_size=batch_size,
@@ -239,32 +237,14 @@ def padding_mask(
     if not static:
         static = kv_length > (q_offset + q_length if attention_mask is None else attention_mask.shape[1])
     if static and mask_function is causal_mask_function:
-        return written(batch_size, kv_length, q_offset, q_length, attention_mask, options.get("device"))
+        raise ValueError(
+            "there are more keys than tokens so far: a StaticCache, which has empty places, or an attention_mask that lacks the "
+            "columns of tokens in the cache. Generate with constant_cache(model), or with the default cache."
+        )
     if attention_mask is None:
         return None
     mask = attention_mask[:, -kv_length:].bool()
     return None if mask.all() else mask
-
-
-def written(b: int, room: int, past: Any, new: int, mask: Tensor | None, device: torch.device | None) -> Tensor | None:
-    """The mask (b, past + new) of a StaticCache's places that are written, the new ones included; None: all of them are.
-
-    Raises ValueError for a mask that is too short, and where a compiler traces, since `past` is then not known.
-    """
-    if is_tracing(past):
-        raise ValueError(
-            "tarnn's attention can't be compiled with a StaticCache, whose length is data; generate with "
-            "constant_cache(model), or without torch.compile."
-        )
-    seen = int(past) + new
-    if mask is None:
-        return None if seen == room else torch.ones(b, seen, dtype=torch.bool, device=device)
-    if mask.shape[1] < seen:
-        raise ValueError(
-            f"attention_mask has a column for each of {seen} tokens, those in the cache first; expected {seen} columns, "
-            f"got {mask.shape[1]}."
-        )
-    return mask[:, :seen].bool()
 
 
 def register() -> None:

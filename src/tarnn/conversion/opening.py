@@ -17,8 +17,8 @@ import torch
 import transformers
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers import AutoModel, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
-from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
@@ -33,7 +33,6 @@ from tarnn.models.meta_device import build_on_meta
 
 WHOLE = ("max_length", "max_new_tokens", "min_length", "num_beams", "num_return_sequences", "top_k")
 LARGEST_TABLE = 2**28  # numbers that are computed, not saved, such as positions
-AUTO_CLASSES = [getattr(modeling_auto, name) for name in dir(modeling_auto) if name.startswith("AutoModel")]
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -68,7 +67,7 @@ def open_pretrained(
     file, header = read_headers(folder)
     check_counts(folder / "config.json", fields, header)
     config = make_config(folder, fields)
-    model_class = class_of(config, fields.get("architectures"))
+    model_class: Any = class_of(config, fields.get("architectures"))
     check_sizes(folder, model_class, config, file, header)
     with quiet(), refused(folder):
         options: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
@@ -120,7 +119,7 @@ def is_ours(quantized: Any) -> bool:
     )
 
 
-def make_config(folder: Path, fields: dict[str, Any]) -> Any:
+def make_config(folder: Path, fields: dict[str, Any]) -> PreTrainedConfig:
     """The config that a config.json describes, of transformers' own class and without what leads elsewhere."""
     with quiet(), refused(folder):
         config = CONFIG_MAPPING[fields["model_type"]].from_dict(without_links(fields))
@@ -129,7 +128,7 @@ def make_config(folder: Path, fields: dict[str, Any]) -> Any:
         return config
 
 
-def generation_config(folder: Path, fields: dict[str, Any], *, strict: bool) -> Any:
+def generation_config(folder: Path, fields: dict[str, Any], *, strict: bool) -> GenerationConfig:
     """The config of generation: generation_config.json, or the fields of config.json, where older versions had them.
 
     strict: it must be one that can be saved again.
@@ -141,42 +140,37 @@ def generation_config(folder: Path, fields: dict[str, Any], *, strict: bool) -> 
         if type(fields.get(name)) not in (int, type(None)):
             raise UserError(f"{file}: {name} must be a whole number; got {fields[name]!r:.60}.")
     try:
-        config = transformers.GenerationConfig.from_dict(without_links(fields), **of_model)
+        config = GenerationConfig.from_dict(without_links(fields), **of_model)
         config.validate(strict=strict)
         return config
     except Exception as error:  # of wrong types, whatever its checks raise
         raise UserError(f"{file}: {' '.join(str(error).split())[:300]}") from error
 
 
-def class_of(config: Any, architectures: Any) -> Any:
-    """The class that wrote a checkpoint.
-
-    It is the one that `architectures` names among those that transformers' Auto classes have for this config, else the
-    backbone.
-    """
-    names = architectures if isinstance(architectures, list) else []
-    for auto in AUTO_CLASSES:
-        for candidate in classes_in(auto, config):
-            if candidate.__name__ in names[:1]:
-                return candidate
-    backbone = next(iter(classes_in(modeling_auto.AutoModel, config)), None)
-    if backbone is None:
+def class_of(config: PreTrainedConfig, architectures: Any) -> type[PreTrainedModel]:
+    """The class of transformers that `architectures` names first, if it is for this config; else the backbone."""
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    model_class = getattr(transformers, name, None) if isinstance(name, str) else None
+    if (
+        isinstance(model_class, type)
+        and issubclass(model_class, PreTrainedModel)
+        and model_class.config_class is type(config)
+    ):
+        return model_class
+    backbones: Any = AutoModel._model_mapping.get(type(config), ())
+    if not backbones:
         raise UserError(
-            f"transformers has no class {names[:1]} for a model_type {config.model_type!r}; expected one of its own."
+            f"transformers has no class {name} for a model_type {config.model_type!r}; expected one of its own."
         )
-    return backbone
+    return backbones[0] if isinstance(backbones, tuple) else backbones
 
 
-def classes_in(auto: Any, config: Any) -> tuple[Any, ...]:
-    """The classes that an Auto class has for this config."""
-    classes = auto._model_mapping.get(type(config), None)
-    return classes if isinstance(classes, tuple) else () if classes is None else (classes,)
-
-
-def check_sizes(folder: Path, model_class: Any, config: Any, file: Path, header: Header) -> None:
+def check_sizes(
+    folder: Path, model_class: type[PreTrainedModel], config: PreTrainedConfig, file: Path, header: Header
+) -> None:
     """Raise UserError if the config calls for more numbers than the files hold. The model is built without any."""
 
-    def build(config: Any) -> nn.Module:
+    def build(config: PreTrainedConfig) -> nn.Module:
         with no_init_weights():
             model = model_class(config)
         if is_converted(vars(config)):

@@ -45,6 +45,12 @@ class AttentionOptions(NamedTuple):
     far_until: int | None = None
 
 
+LEAST = {"window": 1, "sinks": 0, "slots": 0, "far_until": 0}
+STORED_TYPES: dict[str, Any] = {  # in a config.json, of options that are no whole numbers
+    "feature_map": str | Mapping | None,
+    "mode": str | list | None,
+    "far_bias": int | float | None,
+}
 DEFAULTS = {HYBRID: AttentionOptions(), LINEAR: AttentionOptions(window=1, sinks=0)}
 
 
@@ -136,19 +142,11 @@ def check_stored(stored: Any, num_layers: int) -> None:
             raise ValueError(f"{KEY}: the options of a layer are an object; got {options!r:.80}.")
         if unknown := sorted(set(options) - set(AttentionOptions._fields)):
             raise ValueError(f"{KEY} has no option {', '.join(unknown)}; it has {', '.join(AttentionOptions._fields)}.")
-        for name, least in (("window", 1), ("sinks", 0), ("slots", 0)):
-            check_whole_number(f"{KEY}: {name}", options.get(name, least), least, 2**31)
-        if options.get("far_until") is not None:
-            check_whole_number(f"{KEY}: far_until", options["far_until"], 0)
-        phi, mode, bias = (options.get(name) for name in ("feature_map", "mode", "far_bias"))
-        if not (phi is None or isinstance(phi, str) or (isinstance(phi, Mapping) and isinstance(phi.get("name"), str))):
-            raise ValueError(f"{KEY}: feature_map must be a name or {{'name': …, options}}; got {phi!r:.60}.")
-        if not (
-            mode is None or isinstance(mode, str) or (isinstance(mode, list) and all(isinstance(x, str) for x in mode))
-        ):
-            raise ValueError(f"{KEY}: mode must be a name or a list of names; got {mode!r:.60}.")
-        if not (bias is None or isinstance(bias, int | float)):
-            raise ValueError(f"{KEY}: far_bias must be a number; got {bias!r:.60}.")
+        for name, value in options.items():
+            if name in LEAST and not (name == "far_until" and value is None):
+                check_whole_number(f"{KEY}: {name}", value, LEAST[name], 2**31)
+            elif name in STORED_TYPES and not isinstance(value, STORED_TYPES[name]):
+                raise ValueError(f"{KEY}: {name} has the wrong type; got {value!r:.60}.")
 
 
 def check_whole_number(name: str, value: Any, least: int, below: float = math.inf) -> None:

@@ -9,7 +9,17 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 
-class PaddedRows(Dataset):
+class Rows(Dataset):
+    """Examples of which `__getitems__` makes a batch at once, as torch's loader asks for it."""
+
+    def __getitems__(self, index: Sequence[int]) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: x[0] for name, x in self.__getitems__([index]).items()}
+
+
+class PaddedRows(Rows):
     """Rows of arrays whose first axis may differ from row to row; a batch is filled up to its longest.
 
     fill: by the names of such arrays, what they are filled with, the input first. Its mask becomes the batch's
@@ -40,9 +50,6 @@ class PaddedRows(Dataset):
         batch["attention_mask"] = (torch.arange(batch[self.input].shape[1]) < lengths[:, None]).long()
         return batch
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {name: x[0] for name, x in self.__getitems__([index]).items()}
-
 
 def collate(rows):
     """What `__getitems__` gave is a batch already; single examples are stacked."""
@@ -63,10 +70,15 @@ class EpochSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         left, epoch = self.num_samples, 0
         while left > 0:
-            order = np.random.default_rng([self.seed, epoch]).permutation(self.num_examples)[:left]
-            yield from order.tolist()
+            order = self.epoch(epoch)[:left]
+            for i in range(0, len(order), 1 << 16):  # Python's integers, some at a time
+                yield from order[i : i + (1 << 16)].tolist()
             left -= len(order)
             epoch += 1
+
+    def epoch(self, epoch: int) -> np.ndarray:
+        """The indices of one epoch, in the order in which they come."""
+        return np.random.default_rng([self.seed, epoch]).permutation(self.num_examples)
 
 
 class Batches(Sequence[dict[str, Tensor]]):

@@ -35,17 +35,6 @@ COMPRESSED: dict[bytes, tuple[str, Callable[[Path, str], Any]]] = {
     b"\x28\xb5\x2f\xfd": ("zstd", open_zstd),
 }
 SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
-# how files begin that are no text, though they may have no zero byte early on
-BINARY = {
-    b"\x89PNG": "a PNG image",
-    b"\xff\xd8\xff": "a JPEG image",
-    b"GIF8": "a GIF image",
-    b"%PDF-": "a PDF document",
-    b"PK\x03\x04": "a zip archive (npz, docx and epub are such)",
-    b"\x93NUMPY": "a NumPy array",
-    b"\xff\xfe": "text in UTF-16",
-    b"\xfe\xff": "text in UTF-16",
-}
 LOOKED_AT = 1 << 16  # bytes
 
 
@@ -95,5 +84,8 @@ def plain_suffix(path: Path) -> str:
 
 def not_text(data: bytes) -> str | None:
     """What `data` are instead of text; None where they seem to be text."""
-    known = next((what for begin, what in BINARY.items() if data.startswith(begin)), None)
-    return known or ("binary data (it has zero bytes)" if b"\0" in data[:LOOKED_AT] else None)
+    if data.startswith(b"%PDF-"):
+        return "a PDF document"
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "text in UTF-16"
+    return "binary data (it has zero bytes)" if b"\0" in data[:LOOKED_AT] else None

@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tarnn.data.files import plain_suffix
 from tarnn.data.sources import dataset_rows
-from tarnn.data.tables import Row, field_of, is_table, lines_of, read_rows
+from tarnn.data.tables import Row, field_of, read_rows
 from tarnn.errors import UserError
 
 KINDS = (
@@ -43,29 +42,26 @@ def read_pairs(sources: Sequence[str], first: str, last: str) -> Iterator[Pair]:
             raise UserError(f"{source} is empty; expected {KINDS}.")
 
 
-def _read(source: str, first: str, last: str) -> Iterator[Pair]:
+def rows_of(source: str, expected: str = KINDS) -> Iterator[tuple[str, Row]]:
+    """(its place, for messages, the row) of a file or of `datasets:…`; UserError where there is no such file."""
     if source.startswith("datasets:"):
-        yield from pairs_of(dataset_rows(source), first, last)
-        return
+        return dataset_rows(source)
     path = Path(source).expanduser()
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise UserError(f"{source} {what}; expected {KINDS}.")
-    if not is_table(path) or plain_suffix(path) == ".tsv":
-        for place, line in lines_of(path):
-            columns = line.split("\t")
-            if len(columns) < 2:
-                raise UserError(
-                    f"{place} has no tab; expected the {first} and the {last} with a tab between them, or a .jsonl or .csv file."
-                )
-            yield Pair(columns[0].strip(), columns[-1].strip(), place)
-        return
-    yield from pairs_of(read_rows(path), first, last)
+        raise UserError(f"{source} {'is a folder' if path.is_dir() else 'does not exist'}; expected {expected}.")
+    return read_rows(path)
 
 
-def pairs_of(rows: Iterable[tuple[str, Row]], first: str, last: str) -> Iterator[Pair]:
-    for place, row in rows:
-        yield Pair(field_of(row, first, place, numbers=True), field_of(row, last, place, numbers=True), place)
+def _read(source: str, first: str, last: str) -> Iterator[Pair]:
+    for place, row in rows_of(source):
+        if isinstance(row, dict):
+            yield Pair(field_of(row, first, place, numbers=True), field_of(row, last, place, numbers=True), place)
+        elif len(row) < 2:
+            raise UserError(
+                f"{place} has no tab; expected the {first} and the {last} with a tab between them, or a .jsonl or .csv file."
+            )
+        else:
+            yield Pair(row[0].strip(), row[-1].strip(), place)
 
 
 def digest(pairs: Iterable[Pair]) -> str:

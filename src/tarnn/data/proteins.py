@@ -5,7 +5,8 @@ U = selenocysteine, O = pyrrolysine. Small letters, which mark regions in some f
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,7 +75,7 @@ def read_fasta(first: Line, lines: Iterator[Line]) -> Iterator[Protein]:
                 )
             yield Protein(header[1], "".join(parts), header[0])
 
-    for place, line in chained(first, lines):
+    for place, line in chain([first], lines):
         if line.startswith(">"):
             yield from record()
             header, parts = (place, line[1:].strip() or "(no name)"), []
@@ -92,7 +93,7 @@ def read_stockholm(first: Line, lines: Iterator[Line]) -> Iterator[Protein]:
     may come again, block by block, with more of its letters."""
     rows: dict[str, tuple[str, list[str]]] = {}
     begun, place = False, first[0]
-    for place, line in chained(first, lines):
+    for place, line in chain([first], lines):
         if line.startswith("# STOCKHOLM"):
             begun = True
         elif line == "//":
@@ -124,11 +125,6 @@ def unaligned(rows: dict[str, tuple[str, list[str]]], end: str) -> Iterator[Prot
         if not sequence:
             raise UserError(f"{place}: the row of {name:.60} has gaps only. {WHAT_TO_DO}, or remove the row.")
         yield Protein(name, sequence, place)
-
-
-def chained(first: Line, lines: Iterable[Line]) -> Iterator[Line]:
-    yield first
-    yield from lines
 
 
 def checked(letters: str, place: str) -> str:

@@ -81,20 +81,15 @@ def _objects(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _by_header(path: Path) -> Iterator[tuple[str, Row]]:
-    reader = csv.reader((line for _, line in _decoded(path)), strict=True)
-    names: list[str] = []
+    reader = csv.DictReader((line for _, line in _decoded(path)), strict=True)
     try:
-        for values in reader:
+        reader.fieldnames = names = [name.strip() for name in reader.fieldnames or []]
+        for row in reader:
             place = f"{path}, line {reader.line_num}"
-            if not values:
-                continue
-            if not names:
-                names = [value.strip() for value in values]
-            elif len(values) != len(names):
+            if None in row or None in row.values():
                 raise UserError(
-                    f"{place} has {len(values)} values for the {len(names)} columns of the header ({', '.join(names[:6])})."
+                    f"{place} has another number of values than the {len(names)} columns of the header ({', '.join(names[:6])})."
                 )
-            else:
-                yield place, dict(zip(names, values))
+            yield place, row
     except csv.Error as error:
         raise UserError(f"{path}, line {reader.line_num} is no row of a .csv file: {error}.") from None

@@ -1,8 +1,8 @@
 """The format of state files, for tarnn's own models (`decoding/state_file.py`) and converted ones (`conversion/cache_file.py`).
 
 A state file is safetensors. Its metadata: format, version, the fingerprint of the model that made it, and a checksum over
-everything else. Older files are read: version 1 had no checksum; before version 3 sums had one maximum M per head, with
-every map; caches of converted models had a format of their own, `tarnn.cache`, whose version 1 is older than that change.
+everything else. Older files are read: before version 3 sums had one maximum M per head, with every map; caches of converted
+models had a format of their own, `tarnn.cache`, whose version 1 is older than that change.
 """
 
 import hashlib
@@ -20,9 +20,8 @@ from tarnn._version import __version__
 from tarnn.errors import UserError
 
 FORMAT, VERSION = "tarnn.state", "3"
-READABLE = {"tarnn.state": ("1", "2", "3"), "tarnn.cache": ("1", "2")}
-WITHOUT_CHECKSUM = {("tarnn.state", "1")}
-WITH_ONE_MAXIMUM = {("tarnn.state", "1"), ("tarnn.state", "2"), ("tarnn.cache", "1")}
+READABLE = {"tarnn.state": ("2", "3"), "tarnn.cache": ("1", "2")}
+WITH_ONE_MAXIMUM = {("tarnn.state", "2"), ("tarnn.cache", "1")}
 
 
 class StateFile(NamedTuple):
@@ -72,12 +71,12 @@ def load(path: str | Path, fingerprint: str, *, what: str = "state", writer: str
     if kind not in READABLE:
         raise UserError(f"{path} is a safetensors file, but not a saved {what}. {writer} writes one.")
     if version not in READABLE[kind]:
-        first, *_, last = READABLE[kind]
+        first, last = READABLE[kind]
         raise UserError(
             f"{path} has version {version} of the {what} format; this tarnn reads versions {first} to {last}. "
             f"Make the {what} again with this tarnn."
         )
-    if (kind, version) not in WITHOUT_CHECKSUM and metadata.get("checksum") != checksum(tensors, metadata):
+    if metadata.get("checksum") != checksum(tensors, metadata):
         raise UserError(
             f"{path} is damaged: its checksum is not that of its contents. Make the {what} again: {writer} writes one."
         )

@@ -30,31 +30,28 @@ def byte_characters() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
 
 
-@needed_for("a tokenizer")
 def byte_tokenizer() -> "PreTrainedTokenizerFast":
     """Ids 0–255 are the bytes themselves; 256 is <|endoftext|>, which separates documents, ends and pads."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    vocab = {character: byte for byte, character in enumerate(byte_characters())}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    return wrapped(backend)
+    return tokenizer_of({character: byte for byte, character in enumerate(byte_characters())})
 
 
-@needed_for("a tokenizer")
 def amino_tokenizer() -> "PreTrainedTokenizerFast":
     """Ids 0–19 are the amino acids, 20–25 the letters that stand for others; then <|endoftext|> and <|mask|>.
 
     A letter that is none of these becomes X, any amino acid, in a prompt; `encode` refuses it.
     """
+    return tokenizer_of({letter: i for i, letter in enumerate(AMINO_ACIDS + OTHERS)}, "X", mask_token=MASK)
+
+
+@needed_for("a tokenizer")
+def tokenizer_of(vocab: dict[str, int], unknown: str | None = None, **special: str) -> "PreTrainedTokenizerFast":
+    """A byte-level tokenizer whose tokens are single characters. special: names and texts of more special tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    vocab = {letter: i for i, letter in enumerate(AMINO_ACIDS + OTHERS)}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="X"))
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token=unknown))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    return wrapped(backend, mask_token=MASK)
+    return wrapped(backend, **special)
 
 
 FIXED = {"bytes": byte_tokenizer, "amino-acids": amino_tokenizer}  # tokenizers that need no training
@@ -147,8 +144,8 @@ def ids_of_bytes(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray | None:
         return None
     vocab = backend.get_vocab(with_added_tokens=False)
     ids = np.array([vocab.get(character, -1) for character in byte_characters()])
-    found, whole = int((ids >= 0).sum()), len(vocab) == 256 or all(token.isascii() for token in vocab)
-    return ids if found == len(vocab) and whole else None
+    whole = len(vocab) == 256 or all(token.isascii() for token in vocab)
+    return ids if (ids >= 0).sum() == len(vocab) and whole else None
 
 
 def token_bytes(tokenizer: "PreTrainedTokenizerFast") -> list[bytes]:

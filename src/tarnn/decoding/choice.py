@@ -28,13 +28,13 @@ def fastest_step(
     state: what the step begins with, which a recording needs for its number of rows; None: nothing is recorded. weights:
     how a fused step keeps them, float32 by default; most_places: see `FusedStep`.
 
-    Raises ValueError where weights are given and there is no fused step.
+    Raises Refusal, a ValueError, where weights are given and there is no fused step.
     """
     try:
         fused = FusedStep(model, weights or "float32", most_places)
         return ChosenStep(fused, f"fused step ({fused.weights} weights)")
-    except ValueError as error:
-        if weights is not None or not isinstance(error.__cause__, Refusal):
+    except Refusal as error:
+        if weights is not None:
             raise
         why_not = f"no fused step: {error.__cause__}"
     no_graph = cannot_record(state)

@@ -17,12 +17,11 @@ from tarnn.decoding.packing import pack
 from tarnn.decoding.plan import Attention, Plan, Refusal
 from tarnn.decoding.state_check import check_state, tensors_of
 from tarnn.kernels.cpu import library
-from tarnn.kernels.cpu.stack import FORMATS, step
+from tarnn.kernels.cpu.model_step import FORMATS, step
 from tarnn.models.inputs import check_length
 from tarnn.models.state import ModelState
 from tarnn.numerics import default_eps
-from tarnn.ops import KVCache, LinearState, NoState
-from tarnn.ops import State as LayerState
+from tarnn.ops import KVCache, LinearState, NoState, State as LayerState
 from tarnn.ops.softmax.state import full
 
 State = TypeVar("State", bound=ModelState)
@@ -31,35 +30,22 @@ NO_LIMIT = 2**62
 MOST_PLACES = 2**16  # positions whose embeddings are kept in a table; beyond, each step computes its own
 
 
-def refusal(model: nn.Module, classes: Classes | None = None) -> str | None:
-    """Why there is no fused step for this model, or None where there is one."""
+def refusal(model: nn.Module, classes: Classes | None = None, *, anywhere: bool = False) -> str | None:
+    """Why there is no fused step for this model, or None. anywhere: judge it as if its weights were float32 on a CPU."""
     try:
-        _plan(model, classes)
+        plan_of(model, classes, anywhere=anywhere)
     except Refusal as reason:
         return str(reason)
     return None
 
 
-def _plan(model: nn.Module, classes: Classes | None) -> Plan:
-    """The plan of this model. Raises Refusal where there is no fused step."""
-    weights = list(model.parameters())
+def plan_of(model: nn.Module, classes: Classes | None, *, anywhere: bool = False) -> Plan:
+    """The plan of this model. Raises Refusal where there is no fused step; arguments as in `refusal`."""
+    weights = [] if anywhere else list(model.parameters())
     if any(p.device.type != "cpu" or p.dtype != torch.float32 for p in weights):
         raise Refusal("it computes in float32 on a CPU, and this model is elsewhere or of another type")
     if any(type(p.data) is not Tensor or p.layout != torch.strided for p in weights):
         raise Refusal("its weights are sharded, or kept in another way than as numbers")
-    return _plan_of_its_kind(model, classes)
-
-
-def refusal_of_its_kind(model: nn.Module, classes: Classes | None = None) -> str | None:
-    """The same as `refusal` for any model built like this one, wherever its weights are."""
-    try:
-        _plan_of_its_kind(model, classes)
-    except Refusal as reason:
-        return str(reason)
-    return None
-
-
-def _plan_of_its_kind(model: nn.Module, classes: Classes | None) -> Plan:
     plan = Plan(model, classes)
     if not library.available():
         raise Refusal(f"the compiled kernels can't be used: {library.status().why}")
@@ -73,7 +59,7 @@ class FusedStep:
         parameters, state = step(token_ids, state)      # as model.step; inplace=True writes into the state
 
     weights: float32 | bfloat16 | int8 | int4, how the layers' matrices are kept; the sums over them and all else are float32.
-    With int8 and int4, each row of activations is rounded to bytes too (see `tarnn.kernels.cpu.stack`), and the head is bfloat16.
+    With int8 and int4, rows of activations become bytes too (see `tarnn.kernels.cpu.model_step`), and the head is bfloat16.
     most_places: sinusoidal positions that are kept in a table; where a model has more, each step computes its own.
     classes: descriptions of modules that don't describe themselves (see `tarnn.decoding.plan`).
 
@@ -81,7 +67,7 @@ class FusedStep:
     training, loading or writing does to the model's later. To use those, make another step. Several threads may call a
     step at once, each with a state of its own.
 
-    Raises ValueError for a model that has no fused step (`refusal`), and for an unknown format.
+    Raises Refusal, a ValueError, for a model that has no fused step (see `refusal`), and ValueError for an unknown format.
     """
 
     def __init__(
@@ -93,10 +79,10 @@ class FusedStep:
         self.weights = weights
         with torch.no_grad():
             try:
-                plan = _plan(model, classes)
+                plan = plan_of(model, classes)
             except Refusal as reason:
-                raise ValueError(f"there is no fused step for this model: {reason}. Use model.step.") from reason
-            self.plan, self.block = pack(plan, weights)
+                raise Refusal(f"there is no fused step for this model: {reason}. Use model.step.") from reason
+            self.packed_plan, self.packed_weights = pack(plan, weights)
             self.hidden, self.scale, self.limit = plan.head.weight.shape[1], plan.scale, plan.limit
             self.tokens = self._wide(plan.tokens * plan.scale)
             self.places, self._place_of = self._place_table(plan, most_places)
@@ -116,7 +102,7 @@ class FusedStep:
         """One token per row, (b,): (parameters or logits (b, p) float32; the state after it).
 
         Raises ValueError for anything but whole numbers (b,), for a token that is not in the vocabulary, beyond the
-        model's last position, and for a state that is not of this model's kind; nothing is written then.
+        model's last position, and UnfitState for a state that is not of this model's kind; nothing is written then.
         """
         state = state if inplace else state.clone()
         ids, positions = _whole(token_ids), state.position
@@ -126,7 +112,7 @@ class FusedStep:
                 raise full(cache.capacity, cache.length, 1)
         of_caches = [n for x in caches for n in (x.length, x.mask is not None)]
         lengths, extra = torch.tensor(of_caches, dtype=torch.int64, device="cpu"), self._rows(state)
-        tables = self.plan, self.block, self.tokens, self.places
+        tables = self.packed_plan, self.packed_weights, self.tokens, self.places
         try:
             parameters = step(ids, positions, *tables, extra, tensors, lengths, *self._numbers)
         except RuntimeError as error:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tarnn.decoding.plan import Features, Layer, Norm, Plan, Product, Shift
-from tarnn.kernels.cpu.stack import ATTENTIONS, DECAYS, FUNCTIONS, Block
+from tarnn.kernels.cpu.model_step import ATTENTIONS, DECAYS, FUNCTIONS, Block
 from tarnn.kernels.features import NAMES
 
 

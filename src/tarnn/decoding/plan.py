@@ -16,8 +16,8 @@ HEAD_EPS = 1e-6  # of the norms of a head's query, key and output, in the kernel
 HARMLESS = (("transformers.utils.output_capturing", ""), ("transformers.modeling_utils", "make_inputs_require_grads"))
 
 
-class Refusal(Exception):
-    """Why a model has no fused step: one sentence, without its full stop."""
+class Refusal(ValueError):
+    """Why a model has no fused step: one sentence, without its full stop. The one that `FusedStep` raises has it as its cause."""
 
 
 class Product(NamedTuple):
@@ -48,7 +48,7 @@ class Shift(NamedTuple):
 class Features(NamedTuple):
     """How φ(x) is made: x ← (x − centre)·stretch, then u = Ω x + bias − square·|x|² + offset and φ = gain·function(u) + shift.
 
-    function: a name of `kernels.cpu.stack.FUNCTIONS`. number: of exp, the least that its logarithm may be; of dpfp, ν; of
+    function: a name of `kernels.cpu.model_step.FUNCTIONS`. number: of exp, the least that its logarithm may be; of dpfp, ν; of
     cosformer, the angle per position. parts: of pairs, the factors of 1, x, x², x_i·x_j, x, 1.
     """
 

@@ -9,19 +9,23 @@ from tarnn.models.state import ModelState
 from tarnn.ops import KVCache, State
 
 
+class UnfitState(ValueError):
+    """A state that the fused step can't write: `model.step` says what is wrong with it, or takes it."""
+
+
 def check_state(state: ModelState, expected: Sequence[State], batch_size: int) -> None:
-    """Raise ValueError for a state of another kind or number of rows. expected: each layer's state, with one row."""
+    """Raise UnfitState for a state of another kind or number of rows. expected: each layer's state, with one row."""
     position = state.position
     fits = position.shape == (batch_size,) and position.dtype == torch.int64 and position.is_contiguous()
     if len(expected) != len(state.layers) or not fits:
-        raise ValueError(
+        raise UnfitState(
             f"the state is of {len(state.layers)} layers and {len(state.position)} rows; the model has {len(expected)} "
             f"layers, and {batch_size} tokens came. Make it with model.new_state({batch_size})."
         )
     for layer, row in zip(state.layers, expected, strict=True):
         wanted = row.map(lambda x: x.expand(batch_size, *x.shape[1:]))
         if type(layer) is not type(wanted) or not _fits(layer, wanted):
-            raise ValueError(
+            raise UnfitState(
                 f"the fused step takes states as model.new_state({batch_size}) makes them, contiguous and float32: "
                 f"{wanted!r}; got {layer!r}."
             )

@@ -3,7 +3,7 @@
 The format is `data/tensor_file.py`. Tensors: `position` (b,), `logits` (b, vocab) of the token that comes next, `recent`
 (the last few tokens, so that text can go on in the middle of a character), and for layer i `layers.i.S`, `.z`
 (and `.M`) or, for a softmax layer, the filled part of its cache `layers.i.k`, `.v` (and `.mask`). Metadata: the tokens
-seen. Every field is held against the model.
+seen. By checksum and fingerprint a file is what `save_state` wrote for this model, so its fields are not looked at.
 """
 
 import os
@@ -21,9 +21,8 @@ from tarnn.models.backbone import TextModel
 from tarnn.models.config import ModelConfig
 from tarnn.models.state import ModelState
 
-AGAIN = "Make the state again with --state-out."
 NOT_THE_FUNCTION = {"dropout"}
-# config keys added after format version 1, with the values that reproduce version-1 behaviour
+# config keys that were added later, with the values that reproduce the behaviour before
 LATER = {"attention_options": {}, "causal": True, "input_size": None, "subsampling": 1}
 
 
@@ -62,54 +61,12 @@ def load_state(path: str | Path, model: TextModel, *, room: int = 0) -> SavedSta
     expected = model.new_state(1, 0, cache_dtype(file.tensors, model)).tensors()
     maxima = {name: x.shape[-1] for name, x in expected.items() if name.endswith(".M") and x.ndim == 3}
     tensors = file.with_maxima(maxima)
-    if wrong := wrong_field(tensors, file.metadata, model):
-        raise UserError(f"{path} is no state of this model: {wrong}. {AGAIN}")
     device = next(model.parameters()).device
     tensors = {name: x.to(device) for name, x in tensors.items()}
     logits, recent, position = (tensors.pop(name) for name in ("logits", "recent", "position"))
     empty = model.new_state(len(position), cache_length(tensors) + room, cache_dtype(tensors, model))
     layers = (layer.filled(fields_of(tensors, f"layers.{i}.")) for i, layer in enumerate(empty.layers))
     return SavedState(ModelState(tuple(layers), position), logits, recent.tolist())
-
-
-def wrong_field(tensors: dict[str, Tensor], metadata: dict[str, str], model: TextModel) -> str | None:
-    """The first field that no state of this model has, and why: its name, type, shape or values. None: all are good."""
-    length, vocab = cache_length(tensors), model.config.vocab_size
-    expected = {"logits": torch.zeros(1, vocab), "recent": torch.zeros(0, dtype=torch.long)}
-    expected |= model.new_state(1, 0, cache_dtype(tensors, model)).tensors()
-    masks = {name: torch.zeros(1, 0, dtype=torch.bool) for name in tensors if name.endswith(".mask")}
-    masks = {name: mask for name, mask in masks.items() if name.replace(".mask", ".k") in expected}
-    if names := sorted(set(expected | masks) ^ set(tensors)):
-        return f"it {'lacks' if names[0] in expected else 'has an unknown'} {names[0]}"
-    rows = tensors["position"].numel()
-    for name, like in (expected | masks).items():
-        x, shape = tensors[name], (rows, *(n or length for n in like.shape[1:]))
-        if x.dtype != like.dtype or (x.ndim != 1 if name == "recent" else not rows or x.shape != shape):
-            return f"{name} is {tuple(x.shape)} {x.dtype}; expected {like.dtype}, for {rows} rows"
-        # a running maximum is −∞ before the first key
-        if x.is_floating_point() and not (x < torch.inf if name.endswith(".M") else x.isfinite()).all():
-            return f"{name} holds NaN or an infinity"
-    return wrong_number(
-        tensors["position"],
-        tensors["recent"],
-        metadata,
-        vocab,
-        length if any(name.endswith(".k") for name in expected) else None,
-    )
-
-
-def wrong_number(
-    position: Tensor, recent: Tensor, metadata: dict[str, str], vocab: int, length: int | None
-) -> str | None:
-    """What is out of range in positions and last tokens. `length`: of the caches, None where there are none."""
-    seen = int(position.max())
-    if str(seen) != metadata.get("tokens_seen") or (position < 0).any():
-        return f"position says {seen} tokens, tokens_seen {metadata.get('tokens_seen')}"
-    if length is not None and length < seen:
-        return f"its caches hold {length} of {seen} tokens"
-    if ((recent < 0) | (recent >= vocab)).any():
-        return f"recent holds a token that is not below {vocab}"
-    return None
 
 
 def cache_length(tensors: dict[str, Tensor]) -> int:

@@ -6,8 +6,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
-from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers import initialization as init
+from transformers import Cache, DynamicCache, PreTrainedModel, initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs

@@ -39,7 +39,7 @@ class StateLayer(CacheLayerMixin):
 
     @property
     def writable(self) -> bool:
-        """Whether the next state may take the place of this one."""
+        """Whether this cache layer's state may be updated in place."""
         return self.is_initialized
 
     def own(self, num_tokens: int) -> State:

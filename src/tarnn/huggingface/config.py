@@ -167,3 +167,10 @@ class TarnnConfig(RecordConfig, record=ModelConfig):
                 f"these sizes make a model of {numbers:.2g} weights, more than the {LARGEST:.0g} that are taken; make "
                 "hidden_size, num_hidden_layers, vocab_size or another of them smaller."
             )
+
+
+def softmax_twin(config: TarnnConfig) -> Any:
+    """The config of the same shape with softmax for every kind of attention; a layer without any stays without."""
+    pattern = [config.attention_of(i) for i in range(config.num_hidden_layers)]
+    twin = {"attention": ["none" if kind == "none" else "softmax" for kind in pattern]}
+    return type(config).from_dict(config.to_dict() | twin)

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
+from tarnn.attention.rotary import positions_in
 from tarnn.decoding import fastest_step
 from tarnn.decoding.loop import Step
+from tarnn.decoding.plan import Refusal
+from tarnn.decoding.state_check import UnfitState
 from tarnn.huggingface.cache import StateLayer
-from tarnn.kernels.cpu.stack import FORMATS
+from tarnn.kernels.cpu.model_step import FORMATS
 from tarnn.models.backbone import TextModel
 from tarnn.models.inputs import can_look
 from tarnn.models.state import ModelState
@@ -49,7 +52,8 @@ class FusedForward:
     ) -> Tensor | None:
         """Logits (b, 1, vocab), the cache written; None, and nothing written, where `forward` has to compute it.
 
-        extra_inputs: other arguments of `forward`; what they request, such as hidden states, `forward` returns.
+        extra_inputs: other arguments of `forward`; what they request, such as hidden states, `forward` returns. Raises
+        ValueError for a token that is not in the vocabulary, and beyond the model's last position.
         """
         if self.weights is None or input_ids is None or cache is None:
             return None
@@ -61,12 +65,12 @@ class FusedForward:
         if (step := self._step_for(cache)) is None:
             return None
         layers = cast(list[StateLayer], cache.layers)
+        if position_ids is None:
+            position_ids = positions_in(attention_mask, None, cache.get_seq_length(), 1, input_ids.device)
+        position = position_ids.expand(len(input_ids), 1)[:, 0].long().clone()  # which the step counts on
         try:
-            state = ModelState(
-                tuple(x.own(1) for x in layers), self._positions(cache, input_ids, attention_mask, position_ids)
-            )
-            logits, after = step(input_ids[:, 0], state, inplace=True)
-        except ValueError:  # `forward` says what is wrong, or computes it
+            logits, after = step(input_ids[:, 0], ModelState(tuple(x.own(1) for x in layers), position), inplace=True)
+        except UnfitState:
             return None
         for layer, layer_state in zip(layers, after.layers, strict=True):
             layer.advance(layer_state)
@@ -100,17 +104,10 @@ class FusedForward:
             self._step = None  # before there are two
             try:
                 self._step = fastest_step(self.model, weights=self.weights, most_places=MOST_PLACES).step
-            except (ValueError, RuntimeError, MemoryError):
+            except (Refusal, RuntimeError, MemoryError):
                 self.weights = None
             self._begun.add(cache)
         return self._step
-
-    def _positions(self, cache: Cache, input_ids, attention_mask, position_ids) -> Tensor:
-        """Of the token of each row, (b,), which the step counts on."""
-        model, shape = cast(Any, self.model.model), (len(input_ids), 1)
-        past = cache.get_seq_length()
-        positions = model._positions(position_ids, attention_mask, None, past, shape, input_ids.device)
-        return positions.expand(shape)[:, 0].long().clone()
 
 
 # what was entered and not left, the last at the end: of this thread or asyncio task, and of those that it started since

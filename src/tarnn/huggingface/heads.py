@@ -18,7 +18,7 @@ from tarnn.huggingface.config import TarnnConfig
 from tarnn.huggingface.documents import Documents, find_documents
 from tarnn.models.config import ModelConfig
 from tarnn.models.frames import Frames
-from tarnn.models.inputs import can_look
+from tarnn.models.inputs import can_look, last_tokens
 
 NEVER = -1e4  # a logit, also in float16
 
@@ -145,10 +145,7 @@ class TarnnForSequenceClassification(TarnnHead):
         if cu_seqlens is not None:
             return self.classifier(self._of_documents(x.flatten(0, 1), cu_seqlens.long()))
         if self.config.causal:
-            counts = torch.arange(1, x.shape[1] + 1, device=x.device)
-            last = counts[None] if mask is None else mask.long() * counts  # the last position whose mask is 1
-            last = last.argmax(-1).expand(len(x))
-            return self.classifier(x[torch.arange(len(x), device=x.device), last])
+            return self.classifier(last_tokens(x, mask))
         if mask is None:
             return self.classifier(x.mean(1))
         kept = mask[..., None].to(x.dtype)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
+from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder
 
@@ -82,19 +83,27 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
         decoder_inputs_embeds: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple | None = None,
         past_key_values: Cache | None = None,
+        labels: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
-    ) -> Seq2SeqModelOutput:
-        """Compute the decoder's hidden states (b, t, hidden).
+    ) -> Any:
+        """Compute the decoder's hidden states (b, t, hidden), or with an output layer logits (b, t, vocab).
 
         The source is input_ids (b, s), inputs_embeds (b, s, width) or encoder_outputs; the target so far is
         decoder_input_ids (b, t) or decoder_inputs_embeds.
 
+        labels (b, t), for a model with an output layer: the tokens to predict, −100 left out; without decoder_input_ids and
+        decoder_inputs_embeds the decoder reads them one position later. The loss is in nats, the mean per token.
+
         attention_mask (b, s), decoder_attention_mask (b, t): 0 = padding. output_attentions: the weights of softmax layers,
         None for encoder or decoder without any. Raises ValueError for a model without softmax layers.
         """
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            if labels is None:
+                raise ValueError("an encoder–decoder needs decoder_input_ids, or labels to make them from.")
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if use_cache is None:
-            use_cache = self.config.use_cache and not self.training
+            use_cache = self.config.use_cache and not self.training and labels is None
         if use_cache and past_key_values is None:
             past_key_values = self._new_cache()
         weights = kwargs.pop("output_attentions", self.config.output_attentions)
@@ -123,9 +132,11 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
             output_attentions=weights and (self.decoder.has_weights or not self.encoder.has_weights),
             **kwargs,
         )
-        return Seq2SeqModelOutput(
-            last_hidden_state=out.last_hidden_state,
-            past_key_values=cast(Any, past_key_values),
+        return self.output(
+            out.last_hidden_state,
+            labels,
+            kwargs,
+            past_key_values=past_key_values,
             decoder_hidden_states=out.hidden_states,
             decoder_attentions=out.attentions,
             cross_attentions=out.cross_attentions,
@@ -133,6 +144,22 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
             encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
             encoder_attentions=getattr(encoder_outputs, "attentions", None),
         )
+
+    def output(self, x: Tensor, labels: Tensor | None, options: dict[str, Any], **rest: Any) -> ModelOutput:
+        """Make what `forward` returns from the decoder's hidden states. options: of the loss."""
+        if labels is not None:
+            raise TypeError(f"{type(self).__name__} has no output layer, so it takes no labels.")
+        return Seq2SeqModelOutput(last_hidden_state=cast(Any, x), **rest)
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Shift labels one position to the right, after the start token."""
+        shifted = labels.roll(1, dims=-1)
+        shifted = shifted.masked_fill(shifted < 0, cast(int, self.config.pad_token_id))
+        return shifted.index_fill(1, torch.zeros(1, dtype=torch.long, device=labels.device), self.start_id)
+
+    @property
+    def start_id(self) -> int:
+        return self.config.decoder_start_token_id
 
     def _new_cache(self) -> EncoderDecoderCache:
         return EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
@@ -197,61 +224,12 @@ class TarnnForConditionalGeneration(TarnnSeq2SeqModel, GenerationMixin):
         super().build(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
-    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Shift labels one position to the right, after the start token."""
-        shifted = labels.roll(1, dims=-1)
-        shifted = shifted.masked_fill(shifted < 0, cast(int, self.config.pad_token_id))
-        return shifted.index_fill(1, torch.zeros(1, dtype=torch.long, device=labels.device), self.start_id)
-
-    @property
-    def start_id(self) -> int:
-        return self.config.decoder_start_token_id
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        decoder_input_ids: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
-        decoder_inputs_embeds: Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple | None = None,
-        past_key_values: Cache | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        **kwargs: Any,
-    ) -> Seq2SeqLMOutput:
-        """Arguments of `TarnnSeq2SeqModel.forward`, and labels → logits (b, t, vocab).
-
-        labels (b, t): the tokens to predict, −100 left out; without decoder_input_ids and decoder_inputs_embeds the decoder
-        reads them one position later. The loss is in nats, the mean per token.
-        """
-        if decoder_input_ids is None and decoder_inputs_embeds is None:
-            if labels is None:
-                raise ValueError("an encoder–decoder needs decoder_input_ids, or labels to make them from.")
-            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        if use_cache is None and labels is not None:
-            use_cache = False
-        out = super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            inputs_embeds=inputs_embeds,
-            decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            **kwargs,
-        )
-        logits = self.lm_head(out.last_hidden_state)
-        loss = None
+    def output(self, x: Tensor, labels: Tensor | None, options: dict[str, Any], **rest: Any) -> ModelOutput:
+        logits, loss = self.lm_head(x), None
         if labels is not None:
-            loss = self.loss_function(
-                logits, labels, vocab_size=self.config.vocab_size, **{**kwargs, "shift_labels": labels}
-            )
-        return Seq2SeqLMOutput(loss=loss, logits=logits, **{k: x for k, x in out.items() if k != "last_hidden_state"})
+            options = options | {"shift_labels": labels}
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **options)
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **rest)
 
     @wraps(GenerationMixin.generate)  # its arguments and docstring; the Seq2SeqTrainer hands the labels on, too
     def generate(self, *args: Any, labels: Tensor | None = None, **kwargs: Any) -> Any:  # type: ignore[override]

@@ -39,7 +39,9 @@ class SpeechFeatures(SequenceFeatureExtractor):
         padding_value: float = 0.0,
         **kwargs: Any,
     ):
-        check_frames(feature_size, sampling_rate, num_filters, window, hop, low, high, {"mean": mean, "std": std})
+        counts = {"feature_size": feature_size, "num_filters": num_filters, "sampling_rate": sampling_rate}
+        spans = {"window": window, "hop": hop, "low": low, "high": high}
+        check_frames(counts, spans, {"mean": mean, "std": std})
         super().__init__(feature_size, sampling_rate, padding_value, **kwargs)
         if kind not in ("log_mel", "mfcc"):
             raise ValueError(f"kind must be log_mel or mfcc; got {kind!r}.")
@@ -127,32 +129,20 @@ def open_front_end(folder: Path, input_size: int | None) -> SpeechFeatures:
     return front
 
 
-def check_frames(
-    feature_size: Any,
-    rate: Any,
-    num_filters: Any,
-    window: Any,
-    hop: Any,
-    low: Any,
-    high: Any,
-    statistics: dict[str, Any],
-) -> None:
+def check_frames(counts: dict[str, Any], spans: dict[str, Any], statistics: dict[str, Any]) -> None:
     """Raise ValueError for values in a file that describe no frames."""
-    for name, value, most in (
-        ("feature_size", feature_size, 4096),
-        ("num_filters", num_filters, 4096),
-        ("sampling_rate", rate, 10**6),
-    ):
+    for name, value in counts.items():
+        most = 10**6 if name == "sampling_rate" else 4096
         if type(value) is not int or not 1 <= value <= most:
             raise ValueError(f"{name} must be a whole number from 1 to {most:,}; got {value!r:.60}.")
-    for name, value, least, largest in (
-        ("window", window, 1 / rate, 10),
-        ("hop", hop, 1 / rate, 10),
-        ("low", low, 0, rate / 2),
-        ("high", rate / 2 if high is None else high, 0, rate / 2),
-    ):
-        if type(value) not in (int, float) or not least <= value <= largest:
-            raise ValueError(f"{name} must be a number from {least:g} to {largest:g}; got {value!r:.60}.")
+    rate, feature_size = counts["sampling_rate"], counts["feature_size"]
+    for name, value in spans.items():
+        least, most = (1 / rate, 10) if name in ("window", "hop") else (0, rate / 2)
+        if (
+            type(value) not in (int, float, *([type(None)] if name == "high" else []))
+            or not least <= (value or least) <= most
+        ):
+            raise ValueError(f"{name} must be a number from {least:g} to {most:g}; got {value!r:.60}.")
     for name, values in statistics.items():
         numbers = values is None or (isinstance(values, list | tuple) and len(values) == feature_size)
         if not numbers or not all(isinstance(x, int | float) and isfinite(x) for x in values or ()):

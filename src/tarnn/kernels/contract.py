@@ -5,14 +5,15 @@ and `Call(*inputs)` is the call again. `schema` writes the operator's arguments 
 is in the file of that name beside this one.
 
 A *backend* is a package beside this file, named in `ORDER`. For each op that it computes it has a file of the op's name
-with the functions that eager's file has. The first that does not refuse a call computes it; eager, the last, takes all.
+with the functions that eager's file has. Its `refusal(call)` says in one sentence why it can't compute a call (`Mendable` if
+the user can change that), or None. The first that does not refuse a call computes it; eager, the last, takes all.
 """
 
 import importlib
 import warnings
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Protocol, get_type_hints, runtime_checkable
+from typing import Any, get_type_hints
 
 from torch import Tensor
 
@@ -34,14 +35,6 @@ class Mendable(str):
     """A refusal for a reason that the user can do something about: it is worth a warning."""
 
 
-@runtime_checkable
-class Backend(Protocol):
-    """A file of a backend. Its other functions are those of the op: most have `forward` and `backward`, some a `step`."""
-
-    def refusal(self, call: Any) -> str | None:
-        """Say in one sentence why it can't compute this call (`Mendable` if the user can change that), or None."""
-
-
 @cache
 def named(backend: str, op: str) -> Any:
     """The file of this backend that computes this op, or None."""
@@ -54,12 +47,15 @@ def named(backend: str, op: str) -> Any:
         return None
 
 
+@cache
+def backends(op: str) -> tuple[tuple[str, Any], ...]:
+    """The names and files of those that compute this op, in the order in which they are asked."""
+    return tuple((name, file) for name in ORDER if (file := named(name, op)) is not None)
+
+
 def choose(op: str, call: Any) -> Any:
     """The backend for this call. Warns once where a slower one is taken for a reason that the user can mend."""
-    for name in ORDER:
-        backend = named(name, op)
-        if backend is None:
-            continue
+    for _, backend in backends(op):
         reason = backend.refusal(call)
         if reason is None:
             return backend
@@ -71,11 +67,10 @@ def choose(op: str, call: Any) -> Any:
 def reasons(op: str, call: Any) -> dict[str, str | None]:
     """Each backend that is asked for this call, and why it refuses; the last is the one that computes it: None."""
     answers: dict[str, str | None] = {}
-    for name in ORDER:
-        if (backend := named(name, op)) is not None:
-            answers[name] = backend.refusal(call)
-            if answers[name] is None:
-                break
+    for name, backend in backends(op):
+        answers[name] = backend.refusal(call)
+        if answers[name] is None:
+            break
     return answers
 
 

@@ -14,7 +14,7 @@ from tarnn.attention.rotary import Rotation, positions_in
 from tarnn.models.block import Block, make_norm
 from tarnn.models.config import ModelConfig
 from tarnn.models.frames import Frames
-from tarnn.models.inputs import check_inputs, check_length, check_positions, without_padding
+from tarnn.models.inputs import check_inputs, check_length, check_positions, last_tokens, without_padding
 from tarnn.models.positions import SinusoidalPositions
 from tarnn.models.state import ModelState
 from tarnn.ops import State
@@ -246,12 +246,7 @@ class TextModel(Recurrent):
         be used for the new one: softmax layers then append to their keys without a copy.
         """
         x, state = self.model.prefill(input_ids, state, attention_mask, inplace=inplace)
-        if attention_mask is None:
-            last = x[:, -1]
-        else:  # the last position whose mask is 1
-            position = (attention_mask.long() * torch.arange(1, x.shape[1] + 1, device=x.device)).argmax(-1)
-            last = x[torch.arange(x.shape[0], device=x.device), position]
-        return self.lm_head(last).float(), state
+        return self.lm_head(last_tokens(x, attention_mask)).float(), state
 
     @torch.no_grad()
     def step(self, token_ids: Tensor, state: ModelState, *, inplace: bool = False) -> tuple[Tensor, ModelState]:

@@ -59,6 +59,14 @@ def without_padding(inputs_embeds: Tensor | None, key_mask: Tensor | None) -> Te
     return inputs_embeds.masked_fill(~key_mask[..., None], 0.0)
 
 
+def last_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Select each row's last position whose mask is 1: x (b, t, width), mask (b, t) → (b, width)."""
+    if mask is None:
+        return x[:, -1]
+    position = (mask.long() * torch.arange(1, x.shape[1] + 1, device=x.device)).argmax(-1)
+    return x[torch.arange(len(x), device=x.device), position]
+
+
 def _check_mask(mask: Tensor, batch: int, t: int, past: int, position_ids: Tensor | None) -> None:
     whole = (batch, past + t)
     if mask.shape != whole and mask.shape != (batch, t):

@@ -5,31 +5,18 @@ from typing import TYPE_CHECKING
 from tarnn.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from tarnn.ops.hybrid.op import hybrid_attention, hybrid_step
-    from tarnn.ops.hybrid.state import HybridState
-    from tarnn.ops.linear.op import linear_attention
-    from tarnn.ops.linear.state import LinearState
-    from tarnn.ops.linear.step import step
-    from tarnn.ops.partition import ClassSums, random_feature_softmax, sum_classes
-    from tarnn.ops.softmax.op import softmax_attention, softmax_step
-    from tarnn.ops.softmax.state import KVCache
-    from tarnn.ops.state import NoState, State
-
-__all__ = [
-    "ClassSums",
-    "HybridState",
-    "KVCache",
-    "LinearState",
-    "NoState",
-    "State",
-    "hybrid_attention",
-    "hybrid_step",
-    "linear_attention",
-    "random_feature_softmax",
-    "softmax_attention",
-    "softmax_step",
-    "step",
-    "sum_classes",
-]
+    from tarnn.ops.hybrid.op import hybrid_attention as hybrid_attention, hybrid_step as hybrid_step
+    from tarnn.ops.hybrid.state import HybridState as HybridState
+    from tarnn.ops.linear.op import linear_attention as linear_attention
+    from tarnn.ops.linear.state import LinearState as LinearState
+    from tarnn.ops.linear.step import step as step
+    from tarnn.ops.partition import (
+        ClassSums as ClassSums,
+        random_feature_softmax as random_feature_softmax,
+        sum_classes as sum_classes,
+    )
+    from tarnn.ops.softmax.op import softmax_attention as softmax_attention, softmax_step as softmax_step
+    from tarnn.ops.softmax.state import KVCache as KVCache
+    from tarnn.ops.state import NoState as NoState, State as State
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -8,7 +8,7 @@ def _shapes(**tensors: Tensor | None) -> str:
     return ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items() if x is not None)
 
 
-def check_attention(q, k, v, *, causal, key_mask=None, cu_seqlens=None, log_decay=None, key_log_weight=None) -> None:
+def check_attention(q, k, v, causal, key_mask=None, cu_seqlens=None, log_decay=None, key_log_weight=None) -> None:
     """Raises ValueError or TypeError unless the arguments of an attention op fit each other."""
     options = {"key_mask": key_mask, "cu_seqlens": cu_seqlens, "log_decay": log_decay, "key_log_weight": key_log_weight}
     _check_tensors(q=q, k=k, v=v, **options)

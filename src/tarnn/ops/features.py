@@ -7,6 +7,8 @@ from tarnn.feature_maps.by_name import map_for
 from tarnn.kernels import features as kernel_features
 from tarnn.numerics import wide, widen
 
+Features = tuple[Tensor, Tensor | None]
+
 
 def map_of(given: FeatureMap | nn.Module | str, q: Tensor, normalize: bool) -> FeatureMap:
     """The map that a caller means. Raises ValueError for one known to be signed where its sum would normalise."""
@@ -16,7 +18,7 @@ def map_of(given: FeatureMap | nn.Module | str, q: Tensor, normalize: bool) -> F
     return feature_map
 
 
-def features(feature_map: FeatureMap, x: Tensor, side: str) -> tuple[Tensor, Tensor | None]:
+def features(feature_map: FeatureMap, x: Tensor, side: str) -> Features:
     """φ(x) and its log-scale (or None), for x (b, h, t, d), the "queries" or "keys"; by the kernels' maps in
     float32 at least.
 
@@ -34,6 +36,13 @@ def log_features(feature_map: FeatureMap, x: Tensor, side: str) -> Tensor:
     found = feature_map.log_queries(x) if side == "queries" else feature_map.log_keys(x)
     _check_made(feature_map, x, found)
     return found
+
+
+def raw_features(feature_map: FeatureMap, x: Tensor, side: str) -> Features:
+    """`features`, or `log_features` and None."""
+    if feature_map.log_features:
+        return log_features(feature_map, x, side), None
+    return features(feature_map, x, side)
 
 
 def _check_made(feature_map: FeatureMap, x: Tensor, phi: Tensor) -> None:

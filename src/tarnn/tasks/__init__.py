@@ -1,27 +1,16 @@
 """Tasks: what a model is trained for. One folder per task, and one registry, `TASKS`."""
 
-from tarnn.tasks.base import TASKS, Facts, Sample, Task, own_options, register, task_of
+from tarnn.tasks.base import TASKS, Sample, Task, Trained, own_options, register, task_of
 from tarnn.tasks.settings import RunSettings
 from tarnn.tasks.text.task import TextSettings, TextTask
 
 # isort: split
 from tarnn.tasks.images.task import ImageSettings, ImageTask  # after text, which is listed first
-
-# isort: split
-from tarnn.tasks.text.masked import MaskedLMSettings, MaskedLMTask
-
-# isort: split
 from tarnn.tasks.labels.task import ClassificationSettings, ClassificationTask
-
-# isort: split
-from tarnn.tasks.speech.task import CtcSettings, CtcTask
-
-# isort: split
-from tarnn.tasks.pairs.task import Seq2SeqSettings, Seq2SeqTask
-
-# isort: split
 from tarnn.tasks.labels.words import TokenClassificationSettings, TokenClassificationTask
-from tarnn.tasks.trained import Trained
+from tarnn.tasks.pairs.task import Seq2SeqSettings, Seq2SeqTask
+from tarnn.tasks.speech.task import CtcSettings, CtcTask
+from tarnn.tasks.text.masked import MaskedLMSettings, MaskedLMTask
 
 __all__ = [
     "TASKS",
@@ -29,7 +18,6 @@ __all__ = [
     "ClassificationTask",
     "CtcSettings",
     "CtcTask",
-    "Facts",
     "ImageSettings",
     "ImageTask",
     "MaskedLMSettings",

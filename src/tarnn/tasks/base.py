@@ -18,24 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tarnn.errors import UserError
 from tarnn.log import Log
 from tarnn.tasks.settings import RunSettings
-from tarnn.tasks.trained import Trained
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.data import Sampler
     from transformers import PreTrainedModel, TrainingArguments
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the log and the progress bar count, and in which unit."""
-
-    unit: str  # of the measure, as the log calls it: bits_per_byte
-    counted: str  # what progress counts: tokens, images
-    per_step: int  # how many of them one optimizer step takes
-    epoch: int  # how many the data have
-    bytes_per_token: float | None  # None: the measure is the loss itself
-    rates: tuple[str, ...] = ()  # what else a validation measures
 
 
 @dataclass(frozen=True)
@@ -47,17 +34,48 @@ class Sample:
     about: str = ""  # the file, in words
 
 
+@dataclass(frozen=True)
+class Trained:
+    """A trained model's folder, and what is known of its run."""
+
+    folder: Path
+    config: Any  # of the model
+    settings: Any  # of the run; the task's defaults where `saved` is None
+    saved: dict[str, Any] | None  # settings.json; None for a model that was saved without a run
+
+    def held_out(self, of: str) -> Any:
+        """What settings.json says of what the run held out of its data, which it calls `of`; UserError for nothing."""
+        if self.saved is None:
+            raise UserError(f"{self.folder} holds no settings.json, which says what a run held out. {self.name_data}")
+        facts = (self.saved.get(of) or {}).get("validation")
+        if not facts or 0 in (facts.get("tokens"), facts.get("rows")):
+            raise UserError(f"the run in {self.folder} held nothing out. {self.name_data}")
+        return facts
+
+    def refuse_other(self, of: str, now: Any) -> None:
+        """UserError where the sources now hold out other data than those of the run; `now` are their facts."""
+        if self.held_out(of) != now:
+            raise UserError(
+                f"{', '.join(self.settings.sources)} no longer hold what the run in {self.folder} held out. "
+                f"{self.name_data}"
+            )
+
+    @property
+    def name_data(self) -> str:
+        return f"Name the data: `tarnn eval {self.folder} DATA`."
+
+
 class Trainable(ABC):
     """Data and their loss, as the trainer takes them."""
 
-    unit: ClassVar[str] = "bits_per_byte"
-    counted: ClassVar[str] = "tokens"
+    unit: ClassVar[str] = "bits_per_byte"  # of the measure, as the log calls it
+    counted: ClassVar[str] = "tokens"  # what progress counts
     rates: ClassVar[tuple[str, ...]] = ()  # what `outcome` counts besides, each a part of the tokens: accuracy
     keeps_model: ClassVar[bool] = True  # whether the run leaves the best model in its folder
 
-    epoch: int
+    epoch: int  # what the data count
     per_example: int = 1  # what one example counts
-    bytes_per_token: float | None = 1.0
+    bytes_per_token: float | None = 1.0  # None: the measure is the loss itself
     examples: Any  # a Dataset
     held_out: Any = None  # examples to validate on
     tokenizer: Any = None
@@ -146,13 +164,21 @@ class Task(Trainable):
         return cls.classes()
 
     @classmethod
-    @abstractmethod
     def check(cls, settings: Any) -> None:
         """Raise UserError for a model that can't be made, before any data are read."""
+        cls.make_config(settings)
 
-    @abstractmethod
     def config(self) -> Any:
         """The config of the model that the settings ask for, with what the data say."""
+        return self.make_config(self.settings, self.tokenizer)
+
+    @classmethod
+    def make_config(cls, settings: Any, tokenizer: Any = None, longest: int | None = None, **of_data: Any) -> Any:
+        """Make the config of the settings, with the tokenizer's vocabulary and what else the data say."""
+        from tarnn.tasks.model import chosen, make_config, vocabulary
+
+        of_data |= {} if tokenizer is None else vocabulary(tokenizer)
+        return make_config(cls.classes()[0], settings, chosen(settings), of_data, longest)
 
     def model(self) -> PreTrainedModel:
         return self.classes()[1](self.config())

@@ -1,45 +1,30 @@
 """The model that a run's settings ask for: preset, then the file of --config, then options; what comes later wins."""
 
-import json
-from pathlib import Path
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from tarnn.errors import UserError
 from tarnn.feature_maps import names, options_of
 from tarnn.feature_maps.registry import MAPS
+from tarnn.json_file import read_json
 from tarnn.models import TarnnConfig
 from tarnn.tasks.settings import RunSettings
 
 C = TypeVar("C", bound=TarnnConfig)
 # small enough for a laptop's CPU
 MODERN = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
-OPTIONS = {
-    "hidden_size": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "decay": "decay",
-    "position": "position",
-    "dropout": "dropout",
-}
 
 
 def chosen(settings: RunSettings) -> dict[str, Any]:
-    """The keys of a config that the file of --config and the options name."""
-    choices = read_config(settings.config) if settings.config else {}
-    for name, key in OPTIONS.items():
-        if getattr(settings, name) is not None:
-            choices[key] = getattr(settings, name)
-    for key in ("attention", "feature_map"):
-        if (value := getattr(settings, key)) is not None:
-            choices[key] = pattern(value)
+    """The keys of a config that the file of --config and the options name; "a,b" is a pattern over the layers."""
+    choices = read_json(settings.config) if settings.config else {}
+    for each in fields(settings):
+        key, value = each.metadata.get("key"), getattr(settings, each.name)
+        if key is not None and value is not None:
+            choices[key] = value.split(",") if isinstance(value, str) and "," in value else value
     if options := map_options(settings, choices):
         choices["feature_map_options"] = options
     return choices
-
-
-def pattern(value: str) -> str | list[str]:
-    """A pattern over the layers, "a,b", as a list."""
-    return value.split(",") if "," in value else value
 
 
 def vocabulary(tokenizer: Any) -> dict[str, int]:
@@ -51,10 +36,10 @@ def vocabulary(tokenizer: Any) -> dict[str, int]:
 def map_options(settings: RunSettings, choices: dict[str, Any]) -> dict[str, Any]:
     """Those of --config, then those of --map-option; random maps are drawn from --seed unless asked otherwise."""
     maps = choices.get("feature_map", "elu")
-    given = choices.get("feature_map_options") or {}
-    if not isinstance(given, dict) or not all(isinstance(x, dict) for x in given.values()):
-        return given  # the config will say what is wrong with it
-    options = {MAPS.own_name(name): dict(x) for name, x in given.items()}
+    of_config = choices.get("feature_map_options") or {}
+    if not isinstance(of_config, dict) or not all(isinstance(x, dict) for x in of_config.values()):
+        return of_config  # the config will say what is wrong with it
+    options = {MAPS.own_name(name): dict(x) for name, x in of_config.items()}
     for name, own in settings.feature_map_options.items():
         name = MAPS.own_name(name)
         options[name] = options.get(name, {}) | own
@@ -65,24 +50,23 @@ def map_options(settings: RunSettings, choices: dict[str, Any]) -> dict[str, Any
     return options
 
 
-def make_config(kind: type[C], settings: RunSettings, choices: dict[str, Any]) -> C:
-    """A config of that kind: the preset, and what was chosen beside it."""
-    paper = settings.preset == "paper"
+def make_config(
+    kind: type[C], settings: RunSettings, choices: dict[str, Any], of_data: dict[str, Any], longest: int | None = None
+) -> C:
+    """Make a config of that kind: the preset, what was chosen, what the data say, and learned positions for the longest.
+
+    Raises UserError for whatever the config refuses, and for sizes that were chosen otherwise than the data say.
+    """
+    paper, source = settings.preset == "paper", settings.config or getattr(settings, "start", None)
+    for key, value in of_data.items():
+        is_size = isinstance(value, int) and not key.endswith("_token_id")
+        if is_size and choices.get(key, value) != value:
+            raise UserError(f"{key} is {choices[key]} in {source}, but {value} by the data; leave it out.")
+    choices = choices | of_data
+    if longest is not None and choices.get("position") == "learned":
+        choices.setdefault("max_position_embeddings", longest)
     try:
         return kind.paper(**choices) if paper else kind(**MODERN | choices)
     except (ValueError, TypeError, RuntimeError) as error:  # RuntimeError: sizes beyond 64 bits
         where = f"{settings.config}: " if settings.config else ""
         raise UserError(f"{where}{' '.join(str(error).split())}") from error
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The JSON object in a file: keys of `TarnnConfig`, such as another checkpoint's config.json."""
-    if not path.is_file():
-        raise UserError(f"--config {path}: no such file; expected a JSON object of TarnnConfig's keys.")
-    try:
-        content = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"--config {path} is not JSON: {error}.") from error
-    if not isinstance(content, dict):
-        raise UserError(f"--config {path} holds a JSON {type(content).__name__}; expected an object.")
-    return content

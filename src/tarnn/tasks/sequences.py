@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 from tarnn.data.overlap import refuse_overlap
 from tarnn.data.pairs import Pair, digest
 from tarnn.log import Log, silent
-from tarnn.tasks.base import Task
-from tarnn.tasks.settings import NOTHING_HELD_OUT, RunSettings, TokenSettings, option
+from tarnn.tasks.base import Task, Trained
+from tarnn.tasks.settings import NOTHING_HELD_OUT, RunSettings, TokenSettings, held_out_count, option
 from tarnn.tasks.sums import scored
-from tarnn.tasks.trained import Trained
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tarnn.data.examples import PaddedRows
 
-VALIDATION_FRACTION, VALIDATION_ROWS = (0.1, 1000)  # held out where nothing was asked for: a part, and at most so many
+VALIDATION_ROWS = 1000  # held out at most, by default
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,7 @@ class EncoderSettings(RunSettings):
         "Each token sees only those before it, so that a stream can be read (default: both sides).",
         "Sequences",
         flag="--causal",
+        key="causal",
     )
 
 
@@ -77,9 +77,7 @@ class SequenceTask(Task):
             held_out = self.read_rows([settings.val])
             refuse_overlap([row[:2] for row in rows], [row[:2] for row in held_out], "rows", log)
             return rows, held_out
-        fraction = VALIDATION_FRACTION if settings.val_fraction is None else settings.val_fraction
-        count = round(fraction * len(rows))
-        count = min(count, VALIDATION_ROWS) if settings.val_fraction is None else count
+        count = held_out_count(len(rows), settings.val_fraction, VALIDATION_ROWS)
         order = np.random.default_rng(settings.seed).permutation(len(rows))
         chosen = set(order[:count].tolist())
         return [x for i, x in enumerate(rows) if i not in chosen], [x for i, x in enumerate(rows) if i in chosen]

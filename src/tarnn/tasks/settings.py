@@ -38,16 +38,22 @@ def option(
     flag: str | None = None,
     metavar: str | None = None,
     parse: Callable[[list[str]], dict[str, Any]] | None = None,
+    key: str | None = None,
 ) -> Any:
     """A field that is an option.
 
     least, most, above, below: bounds of a number. one_of: the words it may be. may_change: a resumed run may have another
     value than the run before. flag: its name on the command line, where that is not the field's. parse: makes a
-    dictionary of an option that may be given many times.
+    dictionary of an option that may be given many times. key: of the model's config, where the option is one of its choices.
     """
     given = locals()
     value = {"default_factory": default} if default is dict else {"default": default}
     return field(metadata={k: x for k, x in given.items() if k != "default"}, **value)
+
+
+def held_out_count(total: int, fraction: float | None, most: int) -> int:
+    """How many of `total` a run holds out: --val-fraction of them, or by default a tenth, and then at most `most`."""
+    return min(round(0.1 * total), most) if fraction is None else round(fraction * total)
 
 
 def json_value(text: str) -> Any:
@@ -104,12 +110,19 @@ class RunSettings:
         "modern", "modern, or paper: the model of the paper of 2020.", MODEL, one_of=("modern", "paper")
     )
     config: Path | None = option(None, "A JSON file of TarnnConfig's keys; options win over it.", MODEL)
-    hidden_size: int | None = option(None, "Channels (default: 256).", MODEL, least=1)
-    layers: int | None = option(None, "Blocks (default: 4; paper 8).", MODEL, least=1, most=10_000)
-    heads: int | None = option(None, "Attention heads (default: 4; paper 8).", MODEL, least=1)
-    attention: str | None = option(None, PATTERN, MODEL)
+    hidden_size: int | None = option(None, "Channels (default: 256).", MODEL, least=1, key="hidden_size")
+    layers: int | None = option(
+        None, "Blocks (default: 4; paper 8).", MODEL, least=1, most=10_000, key="num_hidden_layers"
+    )
+    heads: int | None = option(
+        None, "Attention heads (default: 4; paper 8).", MODEL, least=1, key="num_attention_heads"
+    )
+    attention: str | None = option(None, PATTERN, MODEL, key="attention")
     feature_map: str | None = option(
-        None, "elu, relu, dpfp, hedgehog, favor, oprf … (default: elu), or a pattern over the layers.", MODEL
+        None,
+        "elu, relu, dpfp, hedgehog, favor, oprf … (default: elu), or a pattern over the layers.",
+        MODEL,
+        key="feature_map",
     )
     feature_map_options: dict[str, Any] = option(
         dict,
@@ -122,11 +135,14 @@ class RunSettings:
     redraw_every: int = option(
         1000, "Steps between new draws of random features; 0: keep the first draw.", MODEL, least=0
     )
-    decay: str | None = option(None, "none, head, token or channel (default: the preset's).", MODEL)
+    decay: str | None = option(None, "none, head, token or channel (default: the preset's).", MODEL, key="decay")
     position: str | None = option(
-        None, "rotary, sinusoidal, learned or none; for images also grid (default: the preset's).", MODEL
+        None,
+        "rotary, sinusoidal, learned or none; for images also grid (default: the preset's).",
+        MODEL,
+        key="position",
     )
-    dropout: float | None = option(None, "On the embedding and in every block (default: 0).", MODEL)
+    dropout: float | None = option(None, "On the embedding and in every block (default: 0).", MODEL, key="dropout")
     steps: int | None = option(
         None,
         f"Optimizer steps (default: {DEFAULT_STEPS}, if nothing else ends the run).",

@@ -1,9 +1,9 @@
-"""Checkpoints that are whole or not there: written aside, marked complete, flushed, then renamed.
+"""Checkpoints that are whole or do not count: marked complete when all of it is written.
 
-A folder named `checkpoint-N` comes into being by one rename, after everything in it has been written; it goes
-by one rename, before anything in it is deleted. So a process may be killed at any moment, and what `latest`
-finds is complete. The marker, written last, lists every file with its size: it gives away a checkpoint that
-was cut short afterwards, and holds what the Trainer's own files do not.
+The Trainer writes a folder `checkpoint-N`. It counts once it holds the marker, which comes last, by one rename, and
+lists every file with its size: it gives away a checkpoint that was cut short afterwards, and holds what the Trainer's
+own files do not. Who deletes a checkpoint deletes its marker first. So a process may be killed at any moment, and what
+`latest` finds is complete.
 """
 
 import json
@@ -18,10 +18,9 @@ from pathlib import Path
 from safetensors import safe_open
 
 from tarnn.errors import UserError
-from tarnn.tasks import TASKS
 
 MARKER = "complete.json"
-PARTIAL, DOOMED = ".partial", ".doomed"  # being written, being deleted
+PARTIAL, DOOMED = ".partial", ".doomed"  # folders being written, being deleted
 
 
 @dataclass
@@ -31,32 +30,34 @@ class RunState:
     step: int = 0
     seconds: float = 0.0  # of training, interruptions left out
     best_step: int | None = None
-    best_bits_per_byte: float | None = None  # of images: bits per dimension
+    best_measure: float | None = None  # in the unit of the task
     validation_batches: int | None = None  # that a validation takes, where the time is too short for all
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Folders called checkpoint-N in `folder`, in the order of N, whether complete or not."""
+    names = [(int(m[1]), p) for p in folder.glob("checkpoint-*") if (m := re.fullmatch(r"checkpoint-(\d+)", p.name))]
+    return [path for _, path in sorted(names)]
 
 
 def complete(folder: Path) -> list[Path]:
     """The complete checkpoints in `folder`, oldest first. Anything else there is passed over."""
-    found = [(int(m[1]), p) for p in folder.glob("checkpoint-*") if (m := re.fullmatch(r"checkpoint-(\d+)", p.name))]
-    return [path for _, path in sorted(found) if (path / MARKER).is_file()]
+    return [path for path in checkpoints_in(folder) if (path / MARKER).is_file()]
 
 
 def latest(folder: Path) -> Path | None:
     return next(reversed(complete(folder)), None)
 
 
-def finish(partial: Path, state: RunState) -> Path:
-    """Mark what was written to `partial` as complete and give it its name; returns where it is then."""
-    files = {str(p.relative_to(partial)): p.stat().st_size for p in sorted(partial.rglob("*")) if p.is_file()}
-    (partial / MARKER).write_text(json.dumps({**asdict(state), "files": files}, indent=1))
-    for path in [*partial.rglob("*"), partial]:
+def finish(checkpoint: Path, state: RunState) -> None:
+    """Mark what was written to `checkpoint` as complete, once all of it is on the disk."""
+    files = {str(p.relative_to(checkpoint)): p.stat().st_size for p in sorted(checkpoint.rglob("*")) if p.is_file()}
+    partial = checkpoint / (MARKER + PARTIAL)
+    partial.write_text(json.dumps({**asdict(state), "files": files}, indent=1))
+    for path in [*checkpoint.rglob("*"), checkpoint, checkpoint.parent]:
         flush(path)
-    target = partial.parent.parent / f"checkpoint-{state.step}"
-    if target.exists():  # of a run that went further than the checkpoint it was resumed from
-        delete(target)
-    partial.rename(target)
-    flush(target.parent)
-    return target
+    partial.rename(checkpoint / MARKER)
+    flush(checkpoint)
 
 
 def flush(path: Path) -> None:
@@ -68,25 +69,19 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-def delete(checkpoint: Path) -> None:
-    """Rename first: what is half deleted must not look like a checkpoint."""
-    doomed = checkpoint.with_name(DOOMED)
-    shutil.rmtree(doomed, ignore_errors=True)
-    checkpoint.rename(doomed)
-    shutil.rmtree(doomed)
-
-
 def rotate(folder: Path, keep: int) -> None:
     """Delete all complete checkpoints but the last `keep` ≥ 1."""
     assert keep >= 1
     for path in complete(folder)[:-keep]:
-        delete(path)
+        (path / MARKER).unlink()  # first: what is half deleted must not count
+        shutil.rmtree(path)
 
 
 def sweep(folder: Path) -> None:
     """Remove what an interrupted run left half written or half deleted."""
-    for name in (PARTIAL, DOOMED):
-        shutil.rmtree(folder / name, ignore_errors=True)
+    for path in (folder / PARTIAL, folder / DOOMED, *checkpoints_in(folder)):
+        if not (path / MARKER).is_file():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def read_state(checkpoint: Path) -> RunState:
@@ -97,6 +92,8 @@ def read_state(checkpoint: Path) -> RunState:
     with reading(checkpoint):
         marker = json.loads((checkpoint / MARKER).read_text())
         files = marker.pop("files")
+        if "best_bits_per_byte" in marker:  # as it was once called
+            marker["best_measure"] = marker.pop("best_bits_per_byte")
         state = RunState(**marker)
     for name, size in files.items():
         path = checkpoint / name
@@ -110,18 +107,6 @@ def read_state(checkpoint: Path) -> RunState:
             with safe_open(path, framework="pt"):
                 pass
     return state
-
-
-def refuse_other_kind(checkpoint: Path) -> None:
-    """UserError where the model in it is not one of ours."""
-    with reading(checkpoint):
-        kind = json.loads((checkpoint / "config.json").read_text()).get("model_type")
-    kinds = [task.model_type for task in TASKS.values()]
-    if kind not in kinds:
-        raise UserError(
-            f"{checkpoint} holds a model of another kind ({kind!r}); expected {' or '.join(map(repr, kinds))}. "
-            f"{remedy(checkpoint)}"
-        )
 
 
 @contextmanager
@@ -142,4 +127,4 @@ def remedy(checkpoint: Path) -> str:
     older = [path for path in complete(checkpoint.parent) if path != checkpoint]
     if older:
         return f"Delete that folder and --resume goes on from {older[-1]}."
-    return "There is no older one; start again with --overwrite."
+    return f"There is no older one; delete {checkpoint.parent.parent} and begin again."

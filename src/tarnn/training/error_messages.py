@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 
-from tarnn.errors import UserError
+from tarnn.errors import UserError, is_out_of_memory
 from tarnn.tasks import RunSettings
 from tarnn.training import checkpoints
 
@@ -35,15 +34,6 @@ def write_failure(error: BaseException) -> str | None:
     if isinstance(error, RuntimeError) and "save" in torchs:
         return "the disk is full, or a file grew beyond the limit on file sizes"
     return None
-
-
-NO_MEMORY = ("can't allocate memory", "out of memory", "Unable to allocate", "not enough memory")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
-    )
 
 
 @contextmanager

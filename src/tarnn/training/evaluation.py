@@ -11,7 +11,7 @@ from tarnn.errors import UserError
 from tarnn.numerics import widest
 from tarnn.tasks import Task, Trained
 from tarnn.training.folder import CHECKPOINTS, SETTINGS, read_settings
-from tarnn.training.metrics import bits_per_byte, perplexity
+from tarnn.training.metrics import measures
 
 PER_TOKEN = ("bits_per_byte", "bits_per_token")  # units of tasks whose nats per token have a perplexity
 
@@ -34,14 +34,14 @@ def evaluate(
         sums, some = task.outcome(model, {name: x.to(device) for name, x in batch.items()})
         totals += sums
         outcomes += some
-    nats, tokens, num_bytes, *counts = totals.tolist()
+    _, tokens, num_bytes, *_ = totals.tolist()
     if not num_bytes:
         raise UserError("there is nothing to measure: the data have no labels, or tokens that stand for no bytes.")
-    facts: dict[str, Any] = {task.unit: bits_per_byte(nats, num_bytes)}
+    numbers = measures(task, totals)
+    facts: dict[str, Any] = {task.unit: numbers["measure"]}
     if task.unit in PER_TOKEN:
-        facts |= {"perplexity": perplexity(nats / tokens), "tokens": round(tokens), "bytes": round(num_bytes)}
-    facts |= {name: count / tokens for name, count in zip(task.rates, counts, strict=True)}
-    return facts | task.details(outcomes)
+        facts |= {"perplexity": numbers["perplexity"], "tokens": round(tokens), "bytes": round(num_bytes)}
+    return facts | {name: numbers[name] for name in task.rates} | task.details(outcomes)
 
 
 def find_run(folder: Path) -> Path | None:
@@ -59,10 +59,10 @@ def trained(kind: type[Task], folder: Path, config: Any, sources: Sequence[str],
     saved = None if run is None else read_settings(run)
     known = {f.name for f in fields(kind.settings_class)}
     kept = {} if saved is None else {k: v for k, v in saved["settings"].items() if k in known}
-    given = {name: value for name, value in options.items() if value is not None}
-    if unknown := given.keys() - known:
+    wanted = {name: value for name, value in options.items() if value is not None}
+    if unknown := wanted.keys() - known:
         raise UserError(
             f"--{min(unknown).replace('_', '-')} does not go with a model of {kind.of}, as {folder} is; leave it out."
         )
     where = {"sources": tuple(kept.get("sources", sources)), "out": run or folder, "resume": False, "overwrite": False}
-    return Trained(folder, config, kind.settings_class(**kept | given | where), saved)
+    return Trained(folder, config, kind.settings_class(**kept | wanted | where), saved)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tarnn.errors import UserError
+from tarnn.json_file import read_json
 from tarnn.tasks import RunSettings
 from tarnn.tasks.images.task import PICTURE
 from tarnn.tasks.text.task import SAMPLE
@@ -42,7 +43,7 @@ def refuse_stranger(folder: Path) -> None:
     if strange:
         raise UserError(
             f"{folder} holds {', '.join(strange[:3])}{' …' if len(strange) > 3 else ''} and no run of `tarnn "
-            f"train` (no {SETTINGS}{model_kind(folder)}); name another folder with --out."
+            f"train` (no {SETTINGS}); name another folder with --out."
         )
 
 
@@ -97,23 +98,10 @@ def refuse_other_number(saved: dict[str, Any] | None, facts: dict[str, Any]) -> 
         )
 
 
-def model_kind(folder: Path) -> str:
-    """', but a model of kind …' where that is what a folder holds."""
-    try:
-        kind = json.loads((folder / "config.json").read_text())["model_type"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    return f", but a model of kind {kind!r}"
-
-
 def read_settings(folder: Path) -> dict[str, Any]:
-    try:
-        saved = json.loads((folder / SETTINGS).read_text())
-        assert isinstance(saved["settings"], dict)
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
-        raise UserError(
-            f"{folder / SETTINGS} can't be read ({type(error).__name__}: {error}); start again with --overwrite."
-        ) from error
+    saved = read_json(folder / SETTINGS)
+    if not isinstance(saved.get("settings"), dict):
+        raise UserError(f"{folder / SETTINGS} has no settings in it; start again with --overwrite.")
     return saved
 
 

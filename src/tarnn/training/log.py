@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from tarnn.tasks import Facts
+from tarnn.tasks.base import Trainable
 from tarnn.training.metrics import measure
 
 
@@ -36,29 +36,29 @@ class LogFile(TrainerCallback):
     Evaluation: step, seconds, validation_loss, validation_bits_per_byte, validation_perplexity, and the rates that the
     task measures, such as validation_accuracy.
 
-    The names are those of the task's `facts`: for images bits_per_dim (a value is a token, and a byte), and images, not
+    The names are the task's: for images bits_per_dim (a value is a token, and a byte), and images, not
     tokens.
     """
 
-    def __init__(self, path: Path, seconds: Callable[[], float], facts: Facts):
-        self.path, self.seconds, self.facts = path, seconds, facts
+    def __init__(self, path: Path, seconds: Callable[[], float], task: Trainable, per_step: int):
+        self.path, self.seconds, self.task, self.per_step = path, seconds, task, per_step
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == args.max_steps:  # the last steps are logged too, however few there are
             control.should_log = True
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        logs, facts = logs or {}, self.facts
-        seen = state.global_step * facts.per_step
-        line = {"step": state.global_step, "epoch": round(seen / facts.epoch, 6), "seconds": round(self.seconds(), 3)}
+        logs, task = logs or {}, self.task
+        seen = state.global_step * self.per_step
+        line = {"step": state.global_step, "epoch": round(seen / task.epoch, 6), "seconds": round(self.seconds(), 3)}
         if "loss" in logs:
-            line[facts.counted] = seen
+            line[task.counted] = seen
             line["loss"] = logs["loss"]
-            line[facts.unit] = measure(logs["loss"], facts)
+            line[task.unit] = measure(logs["loss"], task)
             line |= {key: logs[key] for key in ("learning_rate", "grad_norm") if key in logs}
         elif "eval_loss" in logs:
-            names = {"loss": "loss", facts.unit: "bits_per_byte", "perplexity": "perplexity"}
-            names |= {name: name for name in facts.rates}
+            names = {"loss": "loss", task.unit: "measure", "perplexity": "perplexity"}
+            names |= {name: name for name in task.rates}
             line |= {f"validation_{name}": logs[f"eval_{key}"] for name, key in names.items()}
         else:
             return

@@ -2,7 +2,9 @@
 
 import math
 
-from tarnn.tasks import Facts
+from torch import Tensor
+
+from tarnn.tasks.base import Trainable
 
 
 def bits_per_byte(nats: float, num_bytes: float) -> float:
@@ -17,11 +19,19 @@ def bits_per_byte(nats: float, num_bytes: float) -> float:
     return nats / (num_bytes * math.log(2))
 
 
-def measure(nats: float, facts: Facts) -> float:
+def measure(nats: float, task: Trainable) -> float:
     """A loss in the unit of the task: bits per byte, unless that is the loss."""
-    return nats if facts.bytes_per_token is None else bits_per_byte(nats, facts.bytes_per_token)
+    return nats if task.bytes_per_token is None else bits_per_byte(nats, task.bytes_per_token)
 
 
 def perplexity(nats_per_token: float) -> float:
     """e^(nats per token); infinity where that is beyond a float."""
     return math.exp(nats_per_token) if nats_per_token < 700 else math.inf
+
+
+def measures(task: Trainable, totals: Tensor) -> dict[str, float]:
+    """The loss in nats, the measure in the task's unit, the perplexity and the rates, of the sums of all batches."""
+    nats, tokens, num_bytes, *counts = totals.tolist()
+    rates = {name: count / tokens for name, count in zip(task.rates, counts, strict=True)}
+    measure = bits_per_byte(nats, num_bytes)
+    return {"loss": nats / tokens, "measure": measure, "perplexity": perplexity(nats / tokens), **rates}

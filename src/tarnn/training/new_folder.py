@@ -81,24 +81,6 @@ def written_aside(beside: Path) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def nothing_or_a_checkpoint(out: Path) -> Iterator[None]:
-    """A training that fails before its first checkpoint leaves `out` as it was: not there, or empty."""
-    existed = out.exists()
-    try:
-        yield
-    except BaseException:
-        if out.exists() and is_only_begun(out):
-            for path in out.iterdir():
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
-            if not existed:
-                out.rmdir()
-        raise
-
-
 def is_only_begun(out: Path) -> bool:
     """Whether a folder holds nothing but what a training leaves before its first checkpoint."""
     return {path.name for path in out.iterdir()} <= BEGUN and not any(out.glob("checkpoints/checkpoint-*"))

@@ -18,7 +18,7 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import IntervalStrategy, set_seed
 
 from tarnn.attention.calibration import calibrated_layers
-from tarnn.tasks import TASKS, Facts, RunSettings
+from tarnn.tasks import TASKS, RunSettings
 from tarnn.tasks.base import Sample, Trainable
 from tarnn.training import checkpoints
 from tarnn.training.arguments import training_arguments
@@ -29,10 +29,9 @@ from tarnn.training.interruption import InterruptedRun, Interruption
 from tarnn.training.lock import locked
 from tarnn.training.log import LogFile, cut_log, read_log
 from tarnn.training.memory import refuse_too_large
-from tarnn.training.progress import Progress
 from tarnn.training.redraw import Redraw, random_maps
 from tarnn.training.safe_trainer import SafeTrainer
-from tarnn.training.slowdown import Slowdown
+from tarnn.training.status_line import StatusLine
 from tarnn.training.summary import describe, table
 
 FOREVER = 10**9  # steps, for a run that only the clock ends
@@ -40,16 +39,13 @@ FOREVER = 10**9  # steps, for a run that only the clock ends
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run came to. The measures are of the best model on held-out data; None without any.
-
-    Of images, bits per byte are bits per dimension: a channel of a pixel is a byte.
-    """
+    """The outcome of a run: of its best model on held-out data; None without any."""
 
     out: Path
     steps: int
     seconds: float
     best_step: int | None
-    bits_per_byte: float | None
+    validation: float | None  # the measure, in the unit of the task
     sample: Sample | None
     rates: dict[str, float] = field(default_factory=dict)  # of the same validation: accuracy …
     example: str = ""  # an input that `tarnn predict` takes
@@ -85,30 +81,22 @@ def train(settings: RunSettings, show: bool = True, started: float | None = None
         refuse_too_large(task, args)
         set_seed(settings.seed)
         model = task.model()
-        facts = facts_of(task, args)
-        set_length(args, settings, facts)
-        described = describe(args, task, facts, model)
+        set_length(args, settings, task)
+        described = describe(args, task, step_size(task, args), model)
         if first:
             refuse_other_number(saved, described)
             write_settings(settings.out, {"settings": settings.as_json(), **described})
         report(table(settings, described, task))
-        return run(settings, args, task, facts, model, show, started)
+        return run(settings, args, task, model, show, started)
 
 
-def facts_of(task: Trainable, args: TrainingArguments) -> Facts:
-    """What is counted, and how many of it in a step of all processes."""
-    examples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    return Facts(task.unit, task.counted, examples * task.per_example, task.epoch, task.bytes_per_token, task.rates)
+def step_size(task: Trainable, args: TrainingArguments) -> int:
+    """Return what a step of all processes counts: tokens, images."""
+    return args.train_batch_size * args.gradient_accumulation_steps * args.world_size * task.per_example
 
 
 def run(
-    settings: RunSettings,
-    args: TrainingArguments,
-    task: Trainable,
-    facts: Facts,
-    model: nn.Module,
-    show: bool,
-    started: float,
+    settings: RunSettings, args: TrainingArguments, task: Trainable, model: nn.Module, show: bool, started: float
 ) -> TrainResult:
     """Train from the beginning, or from the last complete checkpoint where that was asked for."""
     trainer: SafeTrainer | None = None
@@ -122,16 +110,15 @@ def run(
             clock=Clock(),
             interruption=Interruption(show),
         )
-        progress = Progress(lambda step: fraction_done(trainer, step), trainer.clock, facts, show)
-        checkpoint = find_checkpoint(settings, args, progress)
+        size = step_size(task, args)
+        status = StatusLine(lambda step: fraction_done(trainer, step), trainer.clock, task, size, show)
+        checkpoint = find_checkpoint(settings, args, status)
         if checkpoint:
             trainer.run_state = checkpoints.read_state(checkpoint)
-            if task.keeps_model:
-                checkpoints.refuse_other_kind(checkpoint)
-            progress.best = trainer.run_state.best_bits_per_byte or math.inf
-        add_callbacks(trainer, settings, facts, progress)
+            status.best = trainer.run_state.best_measure or math.inf
+        add_callbacks(trainer, settings, status)
         set_seed(settings.seed + args.process_index)  # dropout differs between processes
-        fit(trainer, checkpoint, progress, started)
+        fit(trainer, checkpoint, status, started)
     state, signal = trainer.run_state, trainer.interruption.signal
     if signal:
         raise InterruptedRun(signal, state.step, checkpoints.latest(settings.out / CHECKPOINTS))
@@ -143,7 +130,7 @@ def run(
         state.step,
         state.seconds,
         state.best_step,
-        state.best_bits_per_byte,
+        state.best_measure,
         sample,
         best_rates(settings.out / LOG, state.best_step, task.rates),
         task.example,
@@ -151,13 +138,13 @@ def run(
 
 
 def best_rates(log: Path, step: int | None, names: tuple[str, ...]) -> dict[str, float]:
-    """What the validation at that step measured beside the loss."""
+    """The rates that the validation at that step measured."""
     keys = {name: f"validation_{name}" for name in names}
     lines = (line for line in read_log(log) if line["step"] == step and keys and set(keys.values()) <= set(line))
     return {name: line[key] for line in lines for name, key in keys.items()}
 
 
-def add_callbacks(trainer: SafeTrainer, settings: RunSettings, facts: Facts, progress: Progress) -> None:
+def add_callbacks(trainer: SafeTrainer, settings: RunSettings, status: StatusLine) -> None:
     """What happens between steps: time and validation, draws, signals, the log, the progress bar."""
     args, model = trainer.args, cast(nn.Module, trainer.model)
     if trainer.batches is not None:
@@ -170,25 +157,24 @@ def add_callbacks(trainer: SafeTrainer, settings: RunSettings, facts: Facts, pro
         trainer.add_callback(Redraw(settings.redraw_every, trainer.forward_on_examples))
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(trainer.interruption)
-    trainer.add_callback(LogFile(settings.out / LOG, trainer.clock, facts))
-    trainer.add_callback(progress)
-    trainer.add_callback(Slowdown(trainer.clock, progress.say))
+    trainer.add_callback(LogFile(settings.out / LOG, trainer.clock, trainer.task, status.per_step))
+    trainer.add_callback(status)
 
 
-def fit(trainer: SafeTrainer, checkpoint: Path | None, progress: Progress, started: float) -> None:
+def fit(trainer: SafeTrainer, checkpoint: Path | None, status: StatusLine, started: float) -> None:
     """The training itself. A run whose time is over already has nothing left to do."""
     budget, before = trainer.budget, trainer.run_state.seconds
     if budget is not None and before >= budget.limit:
         return
     try:
         with trainer.interruption.watched():
-            trainer.prepare_validation(progress.say)
+            trainer.prepare_validation(status.say)
             trainer.clock.start(before)
             if budget is not None:
                 budget.begin(time.monotonic() - started)
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     finally:
-        progress.close()
+        status.close()
 
 
 def fraction_done(trainer: SafeTrainer, step: int) -> float:
@@ -199,7 +185,7 @@ def fraction_done(trainer: SafeTrainer, step: int) -> float:
     return max(1 - budget.left() / budget.whole, step / budget.max_steps if budget.max_steps else 0.0)
 
 
-def find_checkpoint(settings: RunSettings, args: TrainingArguments, progress: Progress) -> Path | None:
+def find_checkpoint(settings: RunSettings, args: TrainingArguments, status: StatusLine) -> Path | None:
     """The checkpoint to go on from, and the log cut back to it."""
     folder = settings.out / CHECKPOINTS
     checkpoint = checkpoints.latest(folder) if settings.resume else None
@@ -210,13 +196,13 @@ def find_checkpoint(settings: RunSettings, args: TrainingArguments, progress: Pr
                 checkpoints.sweep(place)
             cut_log(settings.out / LOG, step)
     if settings.resume:
-        progress.say(f"resuming from {checkpoint}" if checkpoint else "nothing to resume yet: from the beginning")
+        status.say(f"resuming from {checkpoint}" if checkpoint else "nothing to resume yet: from the beginning")
     return checkpoint
 
 
-def set_length(args: TrainingArguments, settings: RunSettings, facts: Facts) -> None:
+def set_length(args: TrainingArguments, settings: RunSettings, task: Trainable) -> None:
     """Steps, also from epochs: known only now that the data are."""
     limits = [settings.steps] if settings.steps else []
     if settings.epochs is not None:
-        limits.append(max(1, math.ceil(min(settings.epochs * facts.epoch / facts.per_step, FOREVER))))
+        limits.append(max(1, math.ceil(min(settings.epochs * task.epoch / step_size(task, args), FOREVER))))
     args.max_steps = min(limits, default=FOREVER)

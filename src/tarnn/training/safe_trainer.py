@@ -21,7 +21,7 @@ from tarnn.training import checkpoints
 from tarnn.training.budget import Clock, TimeBudget
 from tarnn.training.checkpoints import RunState
 from tarnn.training.interruption import Interruption
-from tarnn.training.metrics import bits_per_byte, perplexity
+from tarnn.training.metrics import measures
 
 CALIBRATION = 16  # examples
 
@@ -54,7 +54,6 @@ class SafeTrainer(Trainer):
         self.batches = task.validation(args.eval_batch_size)
         self.run_state = RunState()
         self.budget: TimeBudget | None = None
-        self._partial: Path | None = None
         self._loss_of_step: Tensor | None = None
         super().__init__(
             args=args,
@@ -66,6 +65,7 @@ class SafeTrainer(Trainer):
             **kwargs,
         )
         self.loss_is_scaled_for_ga = False  # a mean: the Trainer divides it by the batches of a step
+        self.model_accepts_loss_kwargs = False  # nothing is counted for it: all batches are of one size
 
     @property
     def has_stepped(self) -> bool:
@@ -83,9 +83,6 @@ class SafeTrainer(Trainer):
         args = self.args
         examples = args.max_steps * args.gradient_accumulation_steps * args.train_batch_size * args.world_size
         return self.task.sampler(examples, args.seed)
-
-    def _get_num_items_in_batch(self, batch_samples, device) -> None:
-        return None  # all batches are of one size
 
     def floating_point_ops(self, inputs) -> int:
         return 0  # the Trainer would count all parameters anew at every step
@@ -146,17 +143,11 @@ class SafeTrainer(Trainer):
             )
             if self.interruption.agreed():
                 raise ValidationGivenUpError
-        nats, tokens, num_bytes, *counts = self.accelerator.reduce(totals, "sum").tolist()
-        seconds = self.clock() - started
+        totals, seconds = self.accelerator.reduce(totals, "sum"), self.clock() - started
         if self.budget is not None:
             self.budget.has_validated(seconds)
-        metrics = {
-            f"{metric_key_prefix}_loss": nats / tokens,
-            f"{metric_key_prefix}_bits_per_byte": bits_per_byte(nats, num_bytes),
-            f"{metric_key_prefix}_perplexity": perplexity(nats / tokens),
-            f"{metric_key_prefix}_seconds": seconds,
-            **{f"{metric_key_prefix}_{name}": n / tokens for name, n in zip(self.task.rates, counts, strict=True)},
-        }
+        metrics = {f"{metric_key_prefix}_{name}": x for name, x in measures(self.task, totals).items()}
+        metrics[f"{metric_key_prefix}_seconds"] = seconds
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -183,9 +174,9 @@ class SafeTrainer(Trainer):
             self.control.should_training_stop = self.control.should_save = True
             self.control.should_evaluate = False
             return {}
-        now, best = metrics["eval_bits_per_byte"], self.run_state.best_bits_per_byte
+        now, best = metrics["eval_measure"], self.run_state.best_measure
         if math.isfinite(now) and (best is None or now < best):
-            self.run_state.best_bits_per_byte, self.run_state.best_step = now, self.state.global_step
+            self.run_state.best_measure, self.run_state.best_step = now, self.state.global_step
             self.save_best()
         return metrics
 
@@ -211,34 +202,26 @@ class SafeTrainer(Trainer):
             partial.rmdir()
             checkpoints.flush(self.folder)
 
-    def _get_output_dir(self, trial) -> str:
-        return super()._get_output_dir(trial) if self._partial is None else str(self._partial)
-
     def _save_checkpoint(self, model, trial) -> None:
-        """The Trainer's checkpoint, but written aside and moved into place when all of it is there."""
+        """The Trainer's checkpoint, marked as complete when all of it is there."""
         assert self.model is not None
-        started = self.clock()
-        folder = self.folder / "checkpoints"
+        started, folder = self.clock(), self.folder / "checkpoints"
         if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
             self._stop("the weights are no longer finite, so they were not saved")
-        if self.args.should_save:
-            checkpoints.sweep(folder)
-        self.accelerator.wait_for_everyone()
-        self._partial = folder / checkpoints.PARTIAL
+        checkpoint = folder / f"checkpoint-{self.state.global_step}"
+        self.run_state.step = self.state.global_step
         try:
             super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            self.run_state.seconds = self.clock()
+            if self.budget is not None and self.budget.over:  # what is left was kept for the end
+                self.run_state.seconds = max(self.run_state.seconds, self.budget.limit)
+            if self.args.should_save:
+                checkpoints.finish(checkpoint, self.run_state)
         except BaseException:
-            shutil.rmtree(self._partial, ignore_errors=True)  # give a full disk its room back
+            shutil.rmtree(checkpoint, ignore_errors=True)  # give a full disk its room back
             raise
-        finally:
-            self._partial = None
-        self.accelerator.wait_for_everyone()
-        self.run_state.step, self.run_state.seconds = self.state.global_step, self.clock()
-        if self.budget is not None and self.budget.over:  # what is left was kept for the end
-            self.run_state.seconds = max(self.run_state.seconds, self.budget.limit)
         if self.args.should_save:
-            checkpoints.finish(folder / checkpoints.PARTIAL / f"checkpoint-{self.state.global_step}", self.run_state)
-            checkpoints.sweep(folder)
             checkpoints.rotate(folder, self.keep)
         if self.batches is None or (self.interruption.signal and self.run_state.best_step is None):
             self.save_best()

@@ -8,14 +8,14 @@ import transformers
 from transformers import PreTrainedModel, TrainingArguments
 
 from tarnn._version import __version__
-from tarnn.tasks import Facts, RunSettings, Task
+from tarnn.tasks import RunSettings, Task
 from tarnn.training.budget import WARMUP
 from tarnn.training.redraw import random_maps
 
 SHOWN = ("attention", "feature_map", "decay", "position", "likelihood")  # of the model's choices
 
 
-def describe(args: TrainingArguments, task: Task, facts: Facts, model: PreTrainedModel) -> dict[str, Any]:
+def describe(args: TrainingArguments, task: Task, per_step: int, model: PreTrainedModel) -> dict[str, Any]:
     """Model, data, length and versions, as JSON."""
     return {
         "model": model.config.to_diff_dict(),
@@ -26,7 +26,7 @@ def describe(args: TrainingArguments, task: Task, facts: Facts, model: PreTraine
             "device": str(args.device),
             "processes": args.world_size,
             "threads": torch.get_num_threads(),
-            f"{facts.counted}_per_step": facts.per_step,
+            f"{task.counted}_per_step": per_step,
             "max_steps": args.max_steps,
             **task.run_facts(),
         },

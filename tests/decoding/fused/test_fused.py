@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from scripts.common.clock import with_threads
+from scripts.common.image_bits import bits_per_dim_by_steps
 from tarnn.attention import LinearAttention, calibrating
 from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.decoding.pixels import PixelLoop, pixel_sampler
 from tarnn.feature_maps import GeneralizedFeatures, GeneralizedRandomFeatures, OwnMap, names
 from tarnn.kernels.cpu import library
-from tarnn.kernels.cpu.stack import FORMATS
+from tarnn.kernels.cpu.model_step import FORMATS
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
 from tarnn.tasks.images import Images
-from tarnn.tasks.images.likelihood import bits_per_dim_by_steps
 
 TEXT = {
     "vocab_size": 97,

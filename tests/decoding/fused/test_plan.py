@@ -7,7 +7,7 @@ from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from tarnn.attention import calibrating
 from tarnn.attention.rotary import Rotary
-from tarnn.decoding.fused import FusedStep, refusal, refusal_of_its_kind
+from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.feature_maps import Elu
 from tarnn.kernels.cpu import library
 from tarnn.models.backbone import TextModel
@@ -193,4 +193,4 @@ def test_other_tensors_are_refused_and_a_model_without_numbers_has_a_kind(make_m
     weight = model.model.layers[1].mlp.up_proj.weight
     model.model.layers[1].mlp.up_proj.weight = nn.Parameter(weight.data.as_subclass(Packed))
     assert "kept in another way" in refusal(model)
-    assert refusal_of_its_kind(make_model("default").to("meta")) is None
+    assert refusal(make_model("default").to("meta"), anywhere=True) is None

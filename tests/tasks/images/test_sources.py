@@ -75,18 +75,13 @@ def test_npz_and_its_parts(tmp_path):
     assert same(read_images(str(tmp_path / "grey.npz")), grey)
 
 
-def test_cifar_binary_and_python(tmp_path):
+def test_cifar(tmp_path):
     pixels, labels = draw(5, 32, 32, 3), np.array([3, 0, 9, 1, 2])
     for name, rows in (("data_batch_1", slice(2)), ("data_batch_2", slice(2, 4)), ("test_batch", slice(4, 5))):
-        records = np.concatenate([labels[rows, None].astype(np.uint8), planes(pixels[rows])], axis=1)
-        (tmp_path / "binary").mkdir(exist_ok=True)
-        (tmp_path / "binary" / f"{name}.bin").write_bytes(records.tobytes())
-        (tmp_path / "python").mkdir(exist_ok=True)
         content = {b"data": planes(pixels[rows]), b"labels": labels[rows].tolist()}
-        (tmp_path / "python" / name).write_bytes(pickle.dumps(content, protocol=2))
-    for kind in ("binary", "python"):
-        assert same(read_images(str(tmp_path / kind)), pixels[:4], labels[:4])
-        assert same(read_images(f"{tmp_path / kind}:test"), pixels[4:], labels[4:])
+        (tmp_path / name).write_bytes(pickle.dumps(content, protocol=2))
+    assert same(read_images(str(tmp_path)), pixels[:4], labels[:4])
+    assert same(read_images(f"{tmp_path}:test"), pixels[4:], labels[4:])
 
 
 def test_imagenet64_counts_its_classes_from_one(tmp_path):
@@ -106,7 +101,6 @@ def test_pictures(tmp_path):
         Image.fromarray(colour[i]).save(tmp_path / "all" / name / f"{i}.png")
     images = read_images(str(tmp_path / "all"))
     assert same(images, colour[[0, 2, 1, 3]], [0, 0, 1, 1])
-    assert images.class_names == ("cat", "train")
     for part in ("train", "test"):
         for name in ("a", "b"):
             (tmp_path / "parts" / part / name).mkdir(parents=True)
@@ -170,7 +164,6 @@ def damaged(folder: Path):
     zipped = gzip.compress(good)
     np.savez(folder / "good.npz", images=(stored := draw(3)))
     npz = (folder / "good.npz").read_bytes()
-    record = bytes(3073)
     png = folder / "good.png"
     Image.fromarray(draw(1, 32, 32, 3)[0]).save(png)
     picture = png.read_bytes()
@@ -181,10 +174,14 @@ def damaged(folder: Path):
 
     return [
         ("a-images-idx3-ubyte", b"", "begins with nothing"),
-        ("a-images-idx3-ubyte", good[:-1], "promises 3 × 4 × 3 = 36 bytes, and 35 follow"),
+        (
+            "a-images-idx3-ubyte",
+            good[:-1],
+            r"cannot reshape array of size 35 into shape \(3,4,3\)\): it is damaged or no idx",
+        ),
         ("a-images-idx3-ubyte", good[:10], "ubyte can't be read .*: it is damaged or no idx file"),
         ("a-images-idx3-ubyte", b"\x89PNG" + good, "begins with 89 50 4e 47, expected 00 00 08"),
-        ("a-images-idx3-ubyte", labels, r"shape \(3,\); expected \(n, height"),
+        ("a-images-idx3-ubyte", labels, r"shape \(3,\) and type uint8; expected uint8 \(n, height"),
         ("a-images-idx3-ubyte", idx(np.zeros((0, 4, 3), np.uint8)), r"shape \(0, 4, 3, 1\).*at least one"),
         ("a-images-idx3-ubyte.gz", zipped[:-12], "can't be read .*damaged or no idx file"),
         ("a-images-idx3-ubyte.gz", zipped[:20] + b"\xff\xff" + zipped[22:], "damaged"),
@@ -192,20 +189,18 @@ def damaged(folder: Path):
         ("a.npz", npz.replace(stored.tobytes(), bytes(stored.size)), "Bad CRC-32.*damaged"),
         ("a.npz", saved(pictures=draw(2)), "it holds pictures; expected `images`"),
         ("a.npz", saved(images=draw(2).astype(np.float32)), "type float32; expected uint8"),
-        ("a.npz", saved(images=draw(2)[0, 0]), r"shape \(3, 1\); expected \(n, height, width"),
+        ("a.npz", saved(images=draw(2)[0, 0]), r"shape \(3, 1\) and type uint8; expected uint8 \(n, height, width"),
         ("a.npz", saved(images=draw(2, channels=4)), r"shape \(2, 4, 3, 4\).*of 1 channel or 3"),
         ("a.npz", saved(images=draw(2), labels=np.zeros(3, int)), r"labels of shape \(3,\).* for 2 images"),
-        ("a.npz", saved(images=draw(2), labels=np.array([0, -1])), "has a label -1; expected classes numbered from 0"),
+        ("a.npz", saved(images=draw(2), labels=np.array([0, -1])), "has a label -1; expected 0 to 65,535"),
         ("a.npz", saved(images=draw(2), labels=np.array([0, 10**12])), "has a label 1000000000000; expected .* 65,535"),
         ("a.npz", saved(images=draw(2), labels=np.array([2**63, 0], np.uint64)), "has a label 9223372036854775808;"),
         ("a.npz", saved(images=draw(2), labels=np.zeros(2)), "type float64 for 2 images"),
         ("a.npz", saved(images=np.array([None])), "can't be read.*damaged"),
-        ("a.npz", saved(data=np.zeros((2, 100), np.uint8)), r"shape \(2, 100\); expected \(n, 3 · side · side\)"),
-        ("test_batch.bin", record[:-1], "has 3,072 bytes; expected a multiple of 3,073"),
-        ("test_batch.bin", b"", "has 0 bytes"),
-        ("test_batch.bin", b"\x0a" + record[1:], "has a label 10; expected 0 to 9"),
+        ("a.npz", saved(data=np.zeros((2, 100), np.uint8)), r"cannot reshape array of size 200 into shape \(2,3,5,5\)"),
+        ("test_batch.bin", bytes(3073), r"no file of images by its name; .*CIFAR-10 .* \(the Python versions\)"),
         ("data_batch_1", pickle.dumps({"data": Nasty()}), "asks for builtins.print, which no image needs"),
-        ("data_batch_1", pickle.dumps([1]), "holds no dict with `data`"),
+        ("data_batch_1", pickle.dumps([1]), "no attribute 'items'.: it is damaged or no pickled file"),
         ("data_batch_1", pickle.dumps({"data": np.zeros((2, 3072), np.uint8)})[:-9], "damaged or no pickled"),
         ("a.png", picture[: len(picture) // 2], "damaged or no picture"),
         ("a.png", b"GIF", "damaged or no picture"),
@@ -244,8 +239,8 @@ def test_folders_that_do_not_fit_together(tmp_path):
         read_images(only)
     with pytest.raises(UserError, match="no part called valid"):
         read_images(only + ":valid")
-    (Path(only) / "data_batch_1.bin").write_bytes(bytes(3073))
-    with pytest.raises(UserError, match=r"several formats, test\.npz \(npz\), data_batch_1\.bin \(CIFAR-10 binary\)"):
+    (Path(only) / "data_batch_1").write_bytes(bytes(3))
+    with pytest.raises(UserError, match=r"several formats, test\.npz \(npz\), data_batch_1 \(pickled\)"):
         read_images(only)
     with pytest.raises(UserError, match="has no images in it; expected a folder or file"):
         read_images(folder("empty"))

@@ -8,7 +8,7 @@ import pytest
 
 from tarnn.errors import UserError
 from tarnn.tasks.speech.audio import read_wav
-from tarnn.tasks.speech.transcripts import LETTERS, Symbols, letters_of, phones_of, read_pronunciations
+from tarnn.tasks.speech.transcripts import LETTERS, Symbols, letters_of
 
 SOUND = np.random.default_rng(0).normal(0, 0.1, 4000).astype(np.float32)
 
@@ -79,14 +79,6 @@ def test_transcripts(tmp_path):
         UserError, match=r"a\.txt, line 3: the transcript has 'É', which is not among the symbols \| ' A B"
     ):
         letters.ids(letters_of("café"), "a.txt, line 3")
-    (tmp_path / "d.dic").write_text("A  AH\nA(2)  EY\nNO  N OW\n")
-    words = read_pronunciations(tmp_path / "d.dic")
-    assert phones_of("no a", words, "x") == ["N", "OW", "AH"]
-    with pytest.raises(UserError, match=r"u7: the transcript has 'YES', which is not in the dictionary"):
-        phones_of("yes", words, "u7")
-    (tmp_path / "d.dic").write_text("A AH\n\nNO\n")
-    with pytest.raises(UserError, match=r"d\.dic, line 3: the word NO has no phones"):
-        read_pronunciations(tmp_path / "d.dic")
 
 
 def test_samples_of_64_bits_are_refused(tmp_path):

@@ -7,8 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.nn.functional import ctc_loss
 
 from tarnn.tasks.speech.ctc import beam_search, best_path, edits, error_rate

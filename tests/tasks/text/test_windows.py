@@ -5,8 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.utils.data import DataLoader
 
 from tarnn.data.examples import collate

@@ -20,35 +20,37 @@ BACKWARD = {
         "split", "tl.store(r + at + rows, factor, mask=live)", "tl.store(r + at + rows, factor)", RACE,
     ),
     "a query's gradient is stored beyond the end": (
-        "whole", "store_rows(dq, dq_t, rows, inside,", "store_rows(dq, dq_t, rows, rows < C,", RACE,
+        "whole", "store_rows(dq, row, h, t0, rows, inside,", "store_rows(dq, row, h, t0, rows, rows < spec.C,", RACE,
     ),
     "queries behind the end are read": (
-        "split", "load_rows(grad_o, grad_t, rows, live, columns, E)", "load_rows(grad_o, grad_t, rows, rows < 64, columns, E)",
-        BOUNDS,
+        "split", "load_rows(grad_o, row, h, t0, rows, live, columns, spec.E)",
+        "load_rows(grad_o, row, h, t0, rows, rows < 64, columns, spec.E)", BOUNDS,
     ),
-    "a lane masked off is used": ("split", "r + at + rows, mask=live, other=0.0", "r + at + rows, mask=live", NUMBERS),
+    "a lane masked off is used": ("split", "r + rows, mask=live, other=0.0", "r + rows, mask=live", NUMBERS),
     "the last of the heads that share a key counts alone": (
-        "split", "state = tl.dot(tl.trans(low), lowered(grad, LOW, PRECISION), state,",
-        "state = tl.dot(tl.trans(low), lowered(grad, LOW, PRECISION), state * 0.0,", NUMBERS,
+        "split", "            state, sums = absorbed(state, sums, phi * seen",
+        "            state, sums = absorbed(state * 0.0, sums, phi * seen", NUMBERS,
     ),
     "the last of the chunks counts alone": (
-        "whole", "state = tl.dot(tl.trans(low), grad, state,", "state = tl.dot(tl.trans(low), grad, state * 0.0,", NUMBERS,
+        "whole", "absorbed(state, sums, phi_q * seen", "absorbed(state * 0.0, sums, phi_q * seen", NUMBERS,
     ),
     "chunks are gone through from the first": (
-        "whole", "t0 = start + (number - 1 - step) * C", "t0 = start + step * C", NUMBERS,
+        "whole", "t0 = start + (number - 1 - step) * spec.C", "t0 = start + step * spec.C", NUMBERS,
     ),
     "blocks of features write the same columns": (
-        "whole", "block * BF + tl.arange(0, BF)", "tl.arange(0, BF)", RACE,
+        "whole", "block * spec.BF + tl.arange(0, spec.BF)", "tl.arange(0, spec.BF)", RACE,
     ),
     "blocks write one gradient of the state before": (
-        "whole", "store_state(S_before + place * F * E, cf", "store_state(S_before + place * F * E, tl.arange(0, BF)", RACE,
+        "whole", "store_state(S_before + place * spec.F * spec.E, cf",
+        "store_state(S_before + place * spec.F * spec.E, tl.arange(0, spec.BF)", RACE,
     ),
     "shares of ∂/∂w of blocks lie in one place": (
         "whole", "((block * B + row) * G + g)", "(row * G + g)", RACE,
     ),
     "an item begins with what its neighbour writes": (
-        "split", "state, sums = tl.zeros((BF, BE), tl.float32), tl.zeros((BF,), tl.float32)",
-        "state, sums = tl.zeros((BF, BE), tl.float32), tl.load(z + g * F + cf, mask=cf < F, other=0.0)", RACE,
+        "split", "state, sums = tl.full((spec.BF, spec.BE), 0.0, tl.float32), tl.full((spec.BF,), 0.0, tl.float32)",
+        "state = tl.full((spec.BF, spec.BE), 0.0, tl.float32); "
+        "sums = tl.load(z + g * spec.F + cf, mask=cf < spec.F, other=0.0)", RACE,
     ),
 }  # fmt: skip
 PLAIN = {  # weights alone would leave out masked keys and later ones
@@ -60,8 +62,8 @@ PLAIN = {  # weights alone would leave out masked keys and later ones
     ),
     "masked keys count": (
         "whole",
-        "features(k, k_t, scale_k + at, rows, live, cf",
-        "features(k, k_t, scale_k + at, rows, inside, cf",
+        "own = projection_of(projection, row, g)",
+        "own, spec = projection_of(projection, row, g), spec._replace(masked=False)",
         NUMBERS,
     ),
 }
@@ -73,7 +75,12 @@ DECAYED = {
         "shares + (row * H + h)",
         RACE,
     ),
-    "a decay's gradient is stored beyond the end": ("split", "passing, mask=inside)", "passing, mask=rows < C)", RACE),
+    "a decay's gradient is stored beyond the end": (
+        "split",
+        "passing, mask=inside)",
+        "passing, mask=rows < spec.C)",
+        RACE,
+    ),
 }
 PREFIX = {
     "gradients of states are summed from the first": (
@@ -84,10 +91,14 @@ PREFIX = {
     )
 }
 STEP = {
-    "z is stored beyond its end": ("z_new + place * F + cf, sums, mask=live", "z_new + place * F + cf, sums", RACE),
-    "a value is read beyond the end": ("mask=ce < E, other=0.0)", "mask=ce >= 0, other=0.0)", BOUNDS),
-    "an output is stored beyond the end": ("element_ty), mask=ce < E)", "element_ty))", RACE),
-    "a program reads another one's state": ("tl.load(S + tile", "tl.load(S + tile % (F * E)", RACE),
+    "z is stored beyond its end": (
+        "z_new + place * spec.F + cf, sums, mask=live",
+        "z_new + place * spec.F + cf, sums",
+        RACE,
+    ),
+    "a value is read beyond the end": ("mask=ce < spec.E, other=0.0)", "mask=ce >= 0, other=0.0)", BOUNDS),
+    "an output is stored beyond the end": ("element_ty), mask=ce < spec.E)", "element_ty))", RACE),
+    "a program reads another one's state": ("tl.load(S + tile", "tl.load(S + tile % (spec.F * spec.E)", RACE),
     "the state is not kept": ("state = keep[:, None] * state +", "state = 0.0 * state +", NUMBERS),
     "one head alone of those that share a key": ("for head in range(R):", "for head in range(1):", NUMBERS),
 }

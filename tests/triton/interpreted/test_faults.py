@@ -119,29 +119,28 @@ def test_addresses_that_overflow():
 
 FAULTS = {
     "outputs are stored beyond the end": (
-        "store_rows(o, o_t, rows, inside, ce, E, out)",
-        "store_rows(o, o_t, rows, rows < C, ce, E, out)",
+        "store_rows(o, row, h, t0, rows, inside, ce, spec.E, out)",
+        "store_rows(o, row, h, t0, rows, rows < spec.C, ce, spec.E, out)",
     ),
     "a key behind the end has a feature: φ(0) = 1": (
-        "features(k, k_t, scale_k + at, rows, live, cf, projection, F, MAP)\n            values",
-        "features(k, k_t, scale_k + at, rows, live, cf, projection, F, MAP)\n"
-        "            phi_k += tl.where(live[:, None], 0.0, 1.0)\n            values",
+        "pair_products(phi_q, phi_k, factors",
+        "pair_products(phi_q, phi_k + tl.where(live[:, None], 0.0, 1.0), factors",
     ),
     "a masked key's value is read": (
-        "values = lowered(load_rows(v, v_t, rows, live, ce, E), LOW, PRECISION)\n            weight",
-        "values = lowered(load_rows(v, v_t, rows, inside, ce, E), LOW, PRECISION)\n            weight",
+        "load_rows(v, row, g, t0, rows, live, ce, spec.E), spec)\n            pair",
+        "load_rows(v, row, g, t0, rows, inside, ce, spec.E), spec)\n            pair",
     ),
     "a query sees what comes after it": (
-        "lower = rows[:, None] >= rows[None, :]",
-        "lower = rows[:, None] >= rows[None, :] - 1",
+        "products = pair_products(phi_q, phi_k, factors, spec) * pair",
+        "products = product(lowered(phi_q, spec), tl.trans(lowered(phi_k, spec)), spec)",
     ),
     "the state of an item contains its own sum": (
         "tl.store(sums + place * F * E + i, total, mask=live)",
         "tl.store(sums + place * F * E + i, total + own, mask=live)",
     ),
     "every block of values writes z": (
-        "    if block == 0:\n        tl.store(z + place * F + cf, sums",
-        "    if block >= 0:\n        tl.store(z + place * F + cf, sums",
+        "    if block == 0:\n        tl.store(z + place * spec.F + cf, sums",
+        "    if block >= 0:\n        tl.store(z + place * spec.F + cf, sums",
     ),
     "an item reads its neighbour's sum": (
         "own = tl.load(sums + place * F * E + i",

@@ -12,8 +12,7 @@ from tarnn.errors import SlowPathWarning
 from tarnn.kernels import contract
 from tarnn.kernels.eager import linear as eager
 from tarnn.kernels.linear import Call, Returned
-from tarnn.kernels.triton import backward_kernels, forward_kernels, launch_failures, one_token
-from tarnn.kernels.triton import linear as triton
+from tarnn.kernels.triton import backward_kernels, forward_kernels, launch_failures, linear as triton, one_token
 
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 TOO_MUCH = OutOfResources(245_760, 232_448, "shared memory")

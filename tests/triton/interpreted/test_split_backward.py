@@ -6,8 +6,7 @@ from kernels.test_backends import all_results
 
 from tarnn.kernels.eager import linear as eager
 from tarnn.kernels.linear import Call
-from tarnn.kernels.triton import linear as triton
-from tarnn.kernels.triton import split_backward
+from tarnn.kernels.triton import linear as triton, split_backward
 
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 

@@ -7,8 +7,7 @@ from support.kernel_calls import MODES, holds
 from tarnn import linear_attention, step
 from tarnn.kernels.eager import linear as eager
 from tarnn.kernels.linear import Call
-from tarnn.kernels.triton import linear as triton
-from tarnn.kernels.triton import one_token
+from tarnn.kernels.triton import linear as triton, one_token
 
 pytestmark = pytest.mark.usefixtures("triton_kernels")
 CAUSAL = [mode for mode, words in MODES.items() if words.get("causal", True)]

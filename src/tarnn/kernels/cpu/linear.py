@@ -36,7 +36,7 @@ def refusal(call: Call) -> str | None:
 
 
 def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:
-    """The outputs; None, and never made, are denominators where there will be no backward, and a state that nobody wants."""
+    """Run the forward kernel. `den` is None unless `for_backward`; S, z, M are None unless `with_state` or needed by backward."""
     read_again = for_backward and not call.causal
     outputs = call.new_outputs(den=for_backward, state=with_state or read_again)
     kept = _new_kept(call) if for_backward and call.causal and not _streamed(call, backward=True) else None

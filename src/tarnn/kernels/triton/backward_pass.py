@@ -8,10 +8,10 @@ from torch import Tensor
 
 from tarnn.kernels.linear import Call, Gradients, Returned
 from tarnn.kernels.triton import backward_kernels
+from tarnn.kernels.triton.arguments import Rows, Spec
 from tarnn.kernels.triton.configurations import CHUNK_WITH_CHANNELS, padded
 from tarnn.kernels.triton.launch import PLAIN, ROWS, Launches
 from tarnn.kernels.triton.split_backward import parts_of
-from tarnn.kernels.triton.strides import in_rows, strides
 
 FEW_VALUES = 32  # of a state before and of one behind, which `decay_gradients` holds at once
 
@@ -40,26 +40,23 @@ class Backward:
         self.call, self.returned, self.grads = call, returned, grads
         self.launches = launches = make(call, backward=True)
         b, h, t, *_ = launches.sizes
-        grad_o = in_rows(returned.grad_o)
-        launches.values |= {"grad_o": grad_o, **strides("grad", grad_o), "r": launches.wide(b, h, t)}
-        launches.values |= {"gz": launches.wide(b, h, t), "T": t}
+        launches.values |= {"grad_o": Rows.read(returned.grad_o), "T": t}
+        launches.values |= {"r": launches.wide(b, h, t), "gz": launches.wide(b, h, t)}
         self.values = launches.values
         self.alone = call.causal and launches.of_keys.whole and call.log_decay is None
         self.projected = call.omega is not None
 
     def run(self) -> Gradients:
         launches, plan, (_, h, *_) = self.launches, self.launches.of_queries, self.launches.sizes
-        if self.values["WEIGHTED"] and not self.call.causal:
+        if self.call.weighted and not self.call.causal:
             self.values["M_end"] = self.returned.M_behind
-        o = in_rows(self.returned.o)
         launches.run(
             backward_kernels.gradient_rows,
             (plan.num_chunks, h),
-            o=o,
-            **strides("o", o),
+            o=Rows.read(self.returned.o),
             den=self.returned.den.contiguous(),
             chunks=plan.chunks,
-            BE=min(padded(self.values["E"]), ROWS),
+            spec=launches.spec._replace(BE=min(padded(launches.spec.E), ROWS)),
             **PLAIN,
         )
         before, kept = self._before()
@@ -90,13 +87,13 @@ class Backward:
             given = wide.contiguous(), flat.contiguous()
         if self.alone:
             there = given[0] is not None
-            S, z = given if there else (self.values["nothing"], self.values["nothing"])
+            S, z = given if there else (self.launches.nothing, self.launches.nothing)
             return {"S_behind": S, "z_behind": z, "GIVEN": int(there)}
         plan, (_, _, _, g, _, f, e) = launches.of_queries, launches.sizes
         S, z = launches.wide(plan.num_items, g, f, e), launches.wide(plan.num_items, g, f)
         launches.run(
             backward_kernels.gradient_sums,
-            (plan.num_items, g, triton.cdiv(e, self.values["BE"])),
+            (plan.num_items, g, triton.cdiv(e, launches.spec.BE)),
             items=plan.items,
             S=S,
             z=z,
@@ -106,60 +103,50 @@ class Backward:
             return {"S_behind": S, "z_behind": z, "GIVEN": 1}
         total = torch.empty_like(grads.S), torch.empty_like(grads.z)
         launches.prefix(plan, (S, z), given, total, None, reverse=True)
-        begin = self.values["begin"] if self.values["WEIGHTED"] else torch.ones_like(total[1][..., 0])
+        begin = self.values["begin"] if call.weighted else torch.ones_like(total[1][..., 0])
         grads.S.copy_(total[0] * begin[..., None, None])
         grads.z.copy_(total[1] * begin[..., None])
         return {"S_behind": total[0], "z_behind": total[1], "GIVEN": 1}
 
-    def _tile(self) -> dict[str, int]:
-        """Of kernels that hold all values and some features."""
-        return {"BF": self.launches.config.backward_features, "BE": padded(self.values["E"])}
+    def _tile(self, most: int = 2**31) -> Spec:
+        """Of kernels that hold all values, or at most so many at once, and some features."""
+        spec = self.launches.spec
+        return spec._replace(BF=self.launches.config.backward_features, BE=min(padded(spec.E), most))
 
     def _target(self, grad: Tensor, like: Tensor) -> Tensor:
         """Where a kernel writes the gradient of rows: ∂/∂u of projected features is a tensor of its own."""
-        if self.projected:
-            return self.launches.wide(*like.shape[:3], self.values["F"])
-        return (
-            grad
-            if grad.stride(-1) == 1 or grad.shape[-1] == 1
-            else torch.empty_like(like, memory_format=torch.contiguous_format)
-        )
+        if self.projected and like is not self.call.v:
+            return self.launches.wide(*like.shape[:3], self.launches.spec.F)
+        in_a_row = grad.stride(-1) == 1 or grad.shape[-1] == 1
+        return grad if in_a_row else torch.empty_like(like, memory_format=torch.contiguous_format)
 
     def _queries(self, before: dict[str, Any]) -> Tensor:
-        launches, plan, tile = self.launches, self.launches.of_queries, self._tile()
+        launches, plan, spec = self.launches, self.launches.of_queries, self._tile()
         dq = self._target(self.grads.q, self.call.q)
-        launches.run(
-            backward_kernels.query_gradients,
-            (plan.num_items, launches.sizes[1], triton.cdiv(self.values["F"], tile["BF"])),
-            items=plan.items,
-            dq=dq,
-            **strides("dq", dq),
-            **tile,
-            **before,
-        )
+        grid = plan.num_items, launches.sizes[1], triton.cdiv(spec.F, spec.BF)
+        launches.run(backward_kernels.query_gradients, grid, items=plan.items, dq=Rows.of(dq), spec=spec, **before)
         if dq is not self.grads.q and not self.projected:
             self.grads.q.copy_(dq)
         return dq
 
     def _keys(self, behind: dict[str, Any]) -> Tensor:
-        launches, plan, tile = self.launches, self.launches.of_keys, self._tile()
+        launches, plan, spec = self.launches, self.launches.of_keys, self._tile()
         b, _, _, g, s, f, _ = launches.sizes
-        blocks, weight = triton.cdiv(f, tile["BF"]), self.grads.key_log_weight
+        blocks, weight = triton.cdiv(f, spec.BF), self.grads.key_log_weight
         dk = self._target(self.grads.k, self.call.k)
         dw = launches.wide(blocks, b, g, s) if weight is not None else dk
         launches.run(
             backward_kernels.key_gradients,
             (plan.num_items, g, blocks),
             items=plan.items,
-            dk=dk,
+            dk=Rows.of(dk),
             dw=dw,
             T=s,
             S_before=self.grads.S,
             z_before=self.grads.z,
             KEEP_STATE=int(self.alone),
             KEEP_WEIGHT=weight is not None,
-            **strides("dk", dk),
-            **tile,
+            spec=spec,
             **behind,
         )
         if weight is not None:
@@ -169,27 +156,20 @@ class Backward:
         return dk
 
     def _values(self, behind: dict[str, Any]) -> None:
-        launches, plan, grad = self.launches, self.launches.of_keys, self.grads.v
-        g, s, e = launches.sizes[3], launches.sizes[4], launches.sizes[6]
-        dv = grad if grad.stride(-1) == 1 or e == 1 else torch.empty_like(grad, memory_format=torch.contiguous_format)
+        launches, plan = self.launches, self.launches.of_keys
+        dv = self._target(self.grads.v, self.call.v)
+        grid = plan.num_items, launches.sizes[3], triton.cdiv(launches.spec.E, launches.spec.BE)
         launches.run(
-            backward_kernels.value_gradients,
-            (plan.num_items, g, triton.cdiv(e, self.values["BE"])),
-            items=plan.items,
-            dv=dv,
-            T=s,
-            **strides("dv", dv),
-            **behind,
+            backward_kernels.value_gradients, grid, items=plan.items, dv=Rows.of(dv), T=launches.sizes[4], **behind
         )
-        if dv is not grad:
-            grad.copy_(dv)
+        if dv is not self.grads.v:
+            self.grads.v.copy_(dv)
 
     def _decays(self, before: dict[str, Any], behind: dict[str, Any]) -> None:
         """Shares of heads and of blocks of features, then their sum."""
-        launches, plan, tile = self.launches, self.launches.of_keys, self._tile()
+        launches, plan, spec = self.launches, self.launches.of_keys, self._tile(FEW_VALUES)
         b, h, t, g, _, f, _ = launches.sizes
-        tile["BE"] = min(tile["BE"], FEW_VALUES)
-        blocks = triton.cdiv(f, tile["BF"])
+        blocks = triton.cdiv(f, spec.BF)
         shape = (1, b, h, t, f) if self.call.has_channels else (blocks, b, h, t)
         shares = launches.wide(*shape)
         launches.run(
@@ -197,9 +177,8 @@ class Backward:
             (plan.num_items, h, blocks),
             items=plan.items,
             shares=shares,
-            **before,
-            **{name: x for name, x in behind.items() if name != "GIVEN"},
-            **tile,
+            spec=spec,
+            **behind | before,
         )
         self.grads.log_decay.copy_(shares.sum(0).unflatten(1, (g, h // g)).sum(2))
 

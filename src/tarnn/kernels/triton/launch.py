@@ -10,13 +10,12 @@ import triton
 from torch import Tensor
 from triton.runtime.errors import InterpreterError
 
-from tarnn.kernels.features import NAMES
 from tarnn.kernels.linear import Call, Outputs
 from tarnn.kernels.triton import forward_kernels, weights
-from tarnn.kernels.triton.configurations import SHARED, Configuration, configuration, padded, stretch
+from tarnn.kernels.triton.arguments import Keys, Projection, Rows, Spec
+from tarnn.kernels.triton.configurations import SHARED, Configuration, configuration, stretch
 from tarnn.kernels.triton.launch_failures import LaunchError
 from tarnn.kernels.triton.schedule import Schedule, of_packed, of_rows
-from tarnn.kernels.triton.strides import in_rows, strides
 
 # What tiles are multiplied in, and how. float32: three products of tf32 parts, which has all of its digits. float16: tf32,
 # which has its digits, and float32's range: features and sums don't fit into float16.
@@ -25,7 +24,7 @@ PRODUCTS = {
     torch.bfloat16: (triton.language.bfloat16, "ieee"),
     torch.float16: (triton.language.float32, "tf32"),
 }
-ROWS = 64  # of tiles beside which no state is held
+ROWS = 64  # rows per tile in kernels that keep no state
 # how the kernels without products are compiled, whatever the widths: so they are few
 PLAIN = {"num_warps": 4, "num_stages": 1}
 PREFIX = 1024
@@ -57,12 +56,6 @@ def shared_memory(device: torch.device) -> int:
     return SHARED.get(10 * major + minor, min(SHARED.values()))
 
 
-def map_of(call: Call) -> tuple[int, int, int, bool, bool]:
-    """A feature map as kernels are compiled for it: `MAP` of tiles.py."""
-    d = call.q.shape[3]
-    return d, min(32, padded(d)), NAMES.index(call.function), call.omega is not None, call.bias is not None
-
-
 class Launches:
     """A call's launches. `values` is all that its kernels take, by name."""
 
@@ -91,21 +84,24 @@ class Launches:
         low, precision = PRODUCTS[call.q.dtype]
         if call.omega is not None and precision == "tf32":  # projected features are float32's, whatever x is
             precision = "tf32x3"
-        weighted, channels = call.weighted, call.has_channels
-        decay = call.log_decay is not None and (weighted or not channels)
-        self.weighing = decay or weighted or channels
-        self.values: dict[str, Any] = {
-            "T": s, "S": s, "B": b, "G": g, "R": h // g, "H": h, "F": f, "E": e,
-            "BF": padded(f), "BE": config.forward_values, "C": config.chunk, "MAP": map_of(call),
-            "DECAY": decay, "CHANNELS": channels, "WEIGHTED": weighted, "MASKED": call.key_mask is not None,
-            "CAUSAL": call.causal, "NORMALIZE": call.normalize, "LOW": low, "PRECISION": precision,
-            "eps": call.eps, "factor": call.factor, "square": call.square, "offset": call.offset, "shift": call.shift,
+        decay = call.log_decay is not None and (call.weighted or not call.has_channels)
+        sizes = {"BE": config.forward_values, "C": config.chunk, "decay": decay, "low": low, "precision": precision}
+        self.spec = Spec.of(call, **sizes)
+        self.nothing = self.wide(1)  # in the place of what is absent, and is never read
+        mask = None if call.key_mask is None else call.key_mask.contiguous().view(torch.uint8)
+        absent = ("w", "d", "scale_q", "scale_k", "M_in", "M_out", "M_end", "begin", "kept", "S_in", "z_in")
+        self.values: dict[str, Any] = dict.fromkeys(absent, self.nothing) | {
+            "T": s, "S": s, "B": b, "G": g, "R": h // g, "H": h, "F": f, "E": e, "spec": self.spec, "eps": call.eps,
+            "q": Rows.read(call.q), "k": Rows.read(call.k), "v": Rows.read(call.v),
+            "projection": Projection.of(call, self.nothing),
+            "mask": self.nothing if mask is None else mask, "mask_b": 0 if mask is None else mask.stride(0),
             "num_warps": config.warps, "num_stages": config.stages,
         }  # fmt: skip
-        self.values["nothing"] = self.wide(1)  # in the place of what isn't there, and is never read
-        self._tensors()
         self._scales()
         self._weights()
+        decays = Rows(self.nothing) if call.log_decay is None or not call.has_channels else Rows.read(call.log_decay)
+        made = (self.values[name] for name in ("scale_k", "w", "d", "M_in", "M_out"))
+        self.values["keys"] = Keys(self.values["k"], decays, *made)
 
     def _schedule(self, length: int, item: int, config: Configuration) -> Schedule:
         call = self.call
@@ -114,12 +110,11 @@ class Launches:
             return of_rows(call.q.shape[0], length, item, config.chunk, call.q.device)
         return of_packed(cuts, item, config.chunk, call.q.device)
 
-    def named(self, kernel, more: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
+    def named(self, kernel, more: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """What a kernel names, and how it is compiled."""
-        given = {**self.values, **more}
-        return {name: given[name] for name in kernel.arg_names}, {
-            name: given[name] for name in ("num_warps", "num_stages")
-        }
+        values = {**self.values, **more}
+        options = {name: values[name] for name in ("num_warps", "num_stages")}
+        return {name: values[name] for name in kernel.arg_names}, options
 
     def run(self, kernel, grid: tuple[int, ...], **more) -> None:
         """Launches a kernel with what it names; nothing where nobody has anything to do."""
@@ -134,24 +129,6 @@ class Launches:
     def wide(self, *shape: int) -> Tensor:
         return self.call.q.new_empty(shape, dtype=torch.float32)
 
-    def _tensors(self) -> None:
-        call, values = self.call, self.values
-        nothing = values["nothing"]
-        for name in ("q", "k", "v"):
-            x = in_rows(getattr(call, name))
-            values |= {name: x, **strides(name, x)}
-        channels = in_rows(call.log_decay) if call.has_channels else None  # type: ignore[arg-type]
-        values |= {"decay": nothing if channels is None else channels, **strides("decay", channels)}
-        weight = call.key_log_weight
-        values |= {"log_weight": nothing if weight is None else weight, **strides("weight", weight)}
-        mask = None if call.key_mask is None else call.key_mask.contiguous().view(torch.uint8)
-        values |= {"mask": nothing if mask is None else mask, "mask_b": 0 if mask is None else mask.stride(0)}
-        for name, given in (("omega", call.omega), ("bias", call.bias)):
-            flat = None if given is None else given.to(torch.float32).contiguous()
-            values |= {name: nothing if flat is None else flat, **strides(name, flat, 2)}
-        absent = ("w", "d", "scale", "scale_q", "scale_k", "M_in", "M_out", "M_end", "begin", "kept", "S_in", "z_in")
-        values |= dict.fromkeys(absent, nothing)
-
     def _scales(self) -> None:
         """Of exp: each row's largest exponent."""
         if self.call.function != "exp":
@@ -159,64 +136,59 @@ class Launches:
         b, h, t, g, s, f, _ = self.sizes
         # two tiles of 64 × 256 are more than Blackwell's tensor memory holds
         rows = ROWS if f <= 128 else ROWS // 2
+        spec = self.spec._replace(C=rows, BE=0)  # the same kernel for both passes
         for name, heads, length in (("q", h, t), ("k", g, s)):
-            scale = self.wide(b, heads, length)
-            of = {f"x_{axis}": self.values[f"{name}_{axis}"] for axis in "bht"}
-            grid = triton.cdiv(length, rows), heads, b
-            x = self.values[name]
-            self.run(weights.row_scales, grid, x=x, scale=scale, **of, T=length, H=heads, R=heads // g, C=rows)
-            self.values[f"scale_{name}"] = scale
-        self.values["scale"] = self.values["scale_k"]
+            scale = self.values[f"scale_{name}"] = self.wide(b, heads, length)
+            grid, x = (triton.cdiv(length, rows), heads, b), self.values[name]
+            self.run(weights.row_scales, grid, x=x, scale=scale, T=length, H=heads, R=heads // g, spec=spec)
 
     def _weights(self) -> None:
         """Log-weights and decays of keys, and the running maximum by chunks."""
-        values, call, plan = self.values, self.call, self.of_keys
-        if not (values["WEIGHTED"] or values["DECAY"]):
+        values, call, plan, spec = self.values, self.call, self.of_keys, self.spec
+        if not spec.factored:
             return
         b, _, _, g, s, *_ = self.sizes
         n, chunks = call.num_sequences, plan.num_chunks
         values |= {"w": self.wide(b, g, s), "d": self.wide(b, g, s)}
         top, total = self.wide(chunks, g), self.wide(chunks, g)
+        spec = spec._replace(BE=0)
+        given = (("decay", call.log_decay), ("log_weight", call.key_log_weight))
+        tensors = [(Rows(self.nothing) if x is None else Rows.read(x)).named(name) for name, x in given]
         self.run(
             weights.chunk_weights,
             (chunks, g),
             top=top,
             total=total,
             chunks=plan.chunks,
-            **self._decay(),
+            **tensors[0],
+            **tensors[1],
             GIVEN=call.key_log_weight is not None,
-            SCALED=call.function == "exp",
+            spec=spec,
             **PLAIN,
         )
-        if not values["WEIGHTED"]:
+        if not spec.weighted:
             return
         values |= {"M_in": self.wide(chunks, g), "M_out": self.wide(chunks, g)}
         values |= {"M_end": self.wide(n, g), "begin": self.wide(n, g)}
-        M = call.M if call.M is None else call.M.contiguous()
         self.run(
             weights.running_maximum,
             (n, g),
             top=top,
             total=total,
-            M=values["nothing"] if M is None else M,
+            M=self.nothing if call.M is None else call.M.contiguous(),
             sequences=plan.sequences,
             B=ROWS,
-            GIVEN=M is not None,
+            GIVEN=call.M is not None,
             FRESH=call.S is None,
+            spec=spec,
             **PLAIN,
         )
-
-    def _decay(self) -> dict[str, Any]:
-        """The decay as it was given; the other kernels read it only where it has channels."""
-        decay = self.call.log_decay if not self.call.has_channels else self.values["decay"]
-        return {"decay": self.values["nothing"] if decay is None else decay, **strides("decay", decay)}
 
     def state(self) -> dict[str, Any]:
         """What the state before is, as kernels take it."""
         S, z = self.call.S, self.call.z
         if S is None or z is None:
-            nothing = self.values["nothing"]
-            return {"S_in": nothing, "z_in": nothing, "GIVEN": 0}
+            return {"S_in": self.nothing, "z_in": self.nothing, "GIVEN": 0}
         return {"S_in": S.contiguous(), "z_in": z.contiguous(), "GIVEN": 1}
 
     def prefix(
@@ -255,10 +227,10 @@ class Launches:
         """S and z before each item; `after` becomes the state behind all. And what each item keeps of a state."""
         plan, (_, _, _, g, _, f, e) = self.of_keys, self.sizes
         S, z = self.wide(plan.num_items, g, f, e), self.wide(plan.num_items, g, f)
-        kept = self.wide(plan.num_items, g, f) if self.weighing else None
+        kept = self.wide(plan.num_items, g, f) if self.spec.weighing else None
         self.run(
             forward_kernels.state_sums,
-            (plan.num_items, g, triton.cdiv(e, self.values["BE"])),
+            (plan.num_items, g, triton.cdiv(e, self.spec.BE)),
             items=plan.items,
             S=S,
             z=z,
@@ -266,7 +238,7 @@ class Launches:
         )
         before = self.state()
         start = (before["S_in"], before["z_in"]) if before["GIVEN"] else (None, None)
-        self.prefix(plan, (S, z), start, after, kept, scaled=self.values["WEIGHTED"] and not self.call.causal)
+        self.prefix(plan, (S, z), start, after, kept, scaled=self.spec.weighted and not self.call.causal)
         return {"S_in": S, "z_in": z, "GIVEN": 1}, kept
 
 
@@ -279,11 +251,10 @@ def forward(call: Call, for_backward: bool, make: type[Launches] = Launches) -> 
         before |= {"S_in": outputs.S, "z_in": outputs.z}
     launches.run(
         forward_kernels.outputs,
-        (plan.num_items, h, triton.cdiv(e, values["BE"])),
+        (plan.num_items, h, triton.cdiv(e, launches.spec.BE)),
         items=plan.items,
-        o=outputs.o,
-        **strides("o", outputs.o),
-        den=values["nothing"] if outputs.den is None else outputs.den,
+        o=Rows.of(outputs.o),
+        den=launches.nothing if outputs.den is None else outputs.den,
         S_out=outputs.S,
         z_out=outputs.z,
         T=t,
@@ -291,5 +262,5 @@ def forward(call: Call, for_backward: bool, make: type[Launches] = Launches) -> 
         KEEP_DEN=int(for_backward),
         **before,
     )
-    M = values["M_end"] if values["WEIGHTED"] else outputs.M.zero_()
+    M = values["M_end"] if call.weighted else outputs.M.zero_()
     return outputs._replace(M=M)

@@ -11,8 +11,8 @@ import torch
 from tarnn.kernels.contract import Mendable, choose
 from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
 from tarnn.kernels.triton import device, launch_failures
+from tarnn.kernels.triton.arguments import FARTHEST, far
 from tarnn.kernels.triton.configurations import MAX_WIDTH
-from tarnn.kernels.triton.strides import FARTHEST, far
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_PROGRAMS = 65_535  # along the second and third axis of a CUDA grid

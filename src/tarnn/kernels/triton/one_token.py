@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from tarnn.kernels.linear import Call, Outputs
+from tarnn.kernels.triton.arguments import Projection, Rows, Spec
 from tarnn.kernels.triton.configurations import padded
-from tarnn.kernels.triton.launch import launching, map_of
+from tarnn.kernels.triton.launch import launching
 from tarnn.kernels.triton.step_kernel import one_token
-from tarnn.kernels.triton.strides import in_rows, strides
 
 TILE = 64 * 64  # elements of a state that a program holds at once
 
@@ -31,24 +31,17 @@ def step(call: Call, inplace: bool) -> Outputs:
     if not inplace and M is not None:
         after = (*after[:2], torch.empty_like(M, memory_format=torch.contiguous_format))
     o = call.v.new_empty(b, h, 1, e)
-    q, k, v = (in_rows(x) for x in (call.q, call.k, call.v))
     width = padded(f)
+    sizes = {"BE": max(16, min(padded(e), triton.next_power_of_2(TILE // width))), "C": 1}
+    decay, weight = (Rows(z) if x is None else Rows.read(x) for x in (call.log_decay, call.key_log_weight))
     values: dict[str, Any] = {
-        "q": q, **strides("q", q, 2), "k": k, **strides("k", k, 2), "v": v, **strides("v", v, 2), "o": o,
-        "S": before[0], "z": before[1], "M": q if before[2] is None else before[2],
-        "S_new": after[0], "z_new": after[1], "M_new": q if after[2] is None else after[2],
-        "G": g, "R": h // g, "F": f, "E": e, "BF": width, "MAP": map_of(call),
-        "BE": max(16, min(padded(e), triton.next_power_of_2(TILE // width))),
-        "DECAY": call.log_decay is not None, "CHANNELS": call.has_channels, "WEIGHTED": weighted,
-        "GIVEN": call.key_log_weight is not None, "HAS_M": M is not None, "NORMALIZE": call.normalize,
-        "eps": call.eps, "factor": call.factor, "square": call.square, "offset": call.offset, "shift": call.shift,
+        "q": Rows.read(call.q), "k": Rows.read(call.k), "v": Rows.read(call.v), "decay": decay, "log_weight": weight, "o": o,
+        "S": before[0], "z": before[1], "M": z if before[2] is None else before[2],
+        "S_new": after[0], "z_new": after[1], "M_new": z if after[2] is None else after[2],
+        "projection": Projection.of(call, z), "G": g, "R": h // g, "eps": call.eps,
+        "GIVEN": call.key_log_weight is not None, "HAS_M": M is not None,
+        "spec": Spec.of(call, decay=call.log_decay is not None, **sizes),
     }  # fmt: skip
-    for name, x in (("omega", call.omega), ("bias", call.bias)):
-        x = None if x is None else x.to(torch.float32).contiguous()
-        values |= {name: q if x is None else x, **strides(name, x, 2)}
-    decay = in_rows(call.log_decay) if call.has_channels and call.log_decay is not None else call.log_decay
-    for name, short, x in (("decay", "decay", decay), ("log_weight", "weight", call.key_log_weight)):
-        values |= {name: q if x is None else x, **strides(short, x, 2)}
     with launching(one_token):
         one_token[(b, g)](**{name: values[name] for name in one_token.arg_names}, num_warps=4)
     if not inplace:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Schedule(NamedTuple):
-    """Tables on the device, int32. A program reads its row; the same kernels so take batches and packed rows."""
+    """Tables on the device, int32. Each program reads its row, so one kernel handles batches and packed rows."""
 
     items: Tensor  # (·, 5)  batch row, first position, last + 1, first chunk, sequence
     chunks: Tensor  # (·, 4)  batch row, first position, last + 1, sequence

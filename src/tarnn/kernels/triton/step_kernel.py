@@ -3,44 +3,38 @@
 import triton
 import triton.language as tl
 
-from tarnn.kernels.triton.tiles import accurate_exp, exp, finite, function_of
+from tarnn.kernels.triton.tiles import accurate_exp, address, exp, finite, function_of, projection_of
 
 
 @triton.jit
-def vector(x, columns, projection, F: tl.constexpr, MAP: tl.constexpr):
+def vector(x, columns, projection, spec: tl.constexpr):
     """φ(x) (f,) and its log-scale: 0 but for exp."""
     omega, bias, factor, square, offset, shift = projection
-    D: tl.constexpr = MAP[0]
-    BD: tl.constexpr = MAP[1]
-    live = columns < F
-    if MAP[3]:
-        u, length = tl.zeros(columns.shape, tl.float32), tl.full((), 0.0, tl.float32)
-        for d0 in range(0, D, BD):
-            d = d0 + tl.arange(0, BD)
-            given = tl.load(x + d, mask=d < D, other=0.0).to(tl.float32)
-            inside = live[:, None] & (d < D)[None, :]
-            rows = tl.load(omega + columns[:, None] * D + d[None, :], mask=inside, other=0.0)
-            u += tl.sum(rows * given[None, :], 1)
-            length += tl.sum(given * given, 0)
+    live = columns < spec.F
+    if spec.projected:
+        u, length = tl.full(columns.shape, 0.0, tl.float32), tl.full((), 0.0, tl.float32)
+        for d0 in range(0, spec.D, spec.BD):
+            d = d0 + tl.arange(0, spec.BD)
+            part = tl.load(x + d, mask=d < spec.D, other=0.0).to(tl.float32)
+            inside = live[:, None] & (d < spec.D)[None, :]
+            rows = tl.load(omega + columns[:, None] * spec.D + d[None, :], mask=inside, other=0.0)
+            u += tl.sum(rows * part[None, :], 1)
+            length += tl.sum(part * part, 0)
         u = factor * u + offset - square * length
-        if MAP[4]:
+        if spec.biased:
             u += tl.load(bias + columns, mask=live, other=0.0)
     else:
         u = tl.load(x + columns, mask=live, other=0.0).to(tl.float32)
     scale = tl.full((), 0.0, tl.float32)
-    if MAP[2] == 4:
+    if spec.function == 4:
         scale = tl.max(tl.where(live, u, float("-inf")), 0)
-    return tl.where(live, function_of(u, scale, MAP[2]) + shift, 0.0), scale
+    return tl.where(live, function_of(u, scale, spec.function) + shift, 0.0), scale
 
 
 @triton.jit
 def one_token(
-    q, k, v, decay, log_weight, S, z, M, omega, bias, o, S_new, z_new, M_new,
-    q_b, q_h, k_b, k_h, v_b, v_h, decay_b, decay_h, weight_b, weight_h, omega_b, omega_h, bias_b, bias_h,
-    G, R, eps, factor, square, offset, shift,
-    F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, MAP: tl.constexpr,
-    DECAY: tl.constexpr, CHANNELS: tl.constexpr, WEIGHTED: tl.constexpr, GIVEN: tl.constexpr,
-    HAS_M: tl.constexpr, NORMALIZE: tl.constexpr,
+    q, k, v, decay, log_weight, S, z, M, projection, o, S_new, z_new, M_new, G, R, eps,
+    GIVEN: tl.constexpr, HAS_M: tl.constexpr, spec: tl.constexpr,
 ):  # fmt: skip
     """S ← keep·S + φ(k) vᵀ, z likewise, and o (b, h, e) of all heads that share it.
 
@@ -48,23 +42,20 @@ def one_token(
     and in place is safe, with a barrier between loads and stores: small tiles are read by several warps, each for itself.
     """
     b, g = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    place, cf = b * G + g, tl.arange(0, BF)
-    live = cf < F
-    omega += b * omega_b + g * omega_h
-    bias += b * bias_b + g * bias_h
-    projection = (omega, bias, factor, square, offset, shift)
-    phi_k, weight = vector(k + b * k_b + g * k_h, cf, projection, F, MAP)
-    keep = tl.zeros((BF,), tl.float32)
-    if DECAY:
-        decay += b * decay_b + g * decay_h
-        if CHANNELS:
-            keep = tl.load(decay + cf, mask=live, other=0.0).to(tl.float32)
+    place, cf = b * G + g, tl.arange(0, spec.BF)
+    live = cf < spec.F
+    own = projection_of(projection, b, g)
+    phi_k, weight = vector(address(k, b, g, 0), cf, own, spec)
+    keep = tl.full((spec.BF,), 0.0, tl.float32)
+    if spec.decay:
+        if spec.channels:
+            keep = tl.load(address(decay, b, g, 0) + cf, mask=live, other=0.0).to(tl.float32)
         else:
-            keep += tl.load(decay).to(tl.float32)
+            keep += tl.load(address(decay, b, g, 0)).to(tl.float32)
     top = tl.full((), 0.0, tl.float32)
-    if WEIGHTED:
+    if spec.weighted:
         if GIVEN:
-            weight += tl.load(log_weight + b * weight_b + g * weight_h).to(tl.float32)
+            weight += tl.load(address(log_weight, b, g, 0)).to(tl.float32)
         before = tl.full((), 0.0, tl.float32)
         if HAS_M:
             before = tl.load(M + place)
@@ -75,25 +66,25 @@ def one_token(
         keep += before - top
         phi_k = phi_k * exp(weight - top)
     keep = exp(keep)
-    sums = keep * tl.load(z + place * F + cf, mask=live, other=0.0) + phi_k
+    sums = keep * tl.load(z + place * spec.F + cf, mask=live, other=0.0) + phi_k
     tl.debug_barrier()
-    tl.store(z_new + place * F + cf, sums, mask=live)
-    for e in range(0, E, BE):
-        ce = e + tl.arange(0, BE)
-        inside = live[:, None] & (ce < E)[None, :]
-        tile = place * F * E + cf[:, None] * E + ce[None, :]
-        values = tl.load(v + b * v_b + g * v_h + ce, mask=ce < E, other=0.0).to(tl.float32)
+    tl.store(z_new + place * spec.F + cf, sums, mask=live)
+    for e in range(0, spec.E, spec.BE):
+        ce = e + tl.arange(0, spec.BE)
+        inside = live[:, None] & (ce < spec.E)[None, :]
+        tile = place * spec.F * spec.E + cf[:, None] * spec.E + ce[None, :]
+        values = tl.load(address(v, b, g, 0) + ce, mask=ce < spec.E, other=0.0).to(tl.float32)
         state = tl.load(S + tile, mask=inside, other=0.0)
         state = keep[:, None] * state + phi_k[:, None] * values[None, :]
         tl.debug_barrier()
         tl.store(S_new + tile, state, mask=inside)
         for head in range(R):
             h = g * R + head
-            phi_q, scale = vector(q + b * q_b + h * q_h, cf, projection, F, MAP)
+            phi_q, scale = vector(address(q, b, h, 0), cf, own, spec)
             out, den = tl.sum(phi_q[:, None] * state, 0), tl.sum(phi_q * sums, 0)
-            if NORMALIZE:
+            if spec.normalize:
                 out = out * tl.where(den == 0, 0.0, 1.0 / (den + eps))
-            elif WEIGHTED:
+            elif spec.weighted:
                 out = out * accurate_exp(top + scale)
-            at = o + (b * G * R + h) * E + ce
-            tl.store(at, out.to(o.dtype.element_ty), mask=ce < E)
+            at = o + (b * G * R + h) * spec.E + ce
+            tl.store(at, out.to(o.dtype.element_ty), mask=ce < spec.E)

@@ -1,6 +1,7 @@
 """What the kernels do with tiles: rows of tensors, their features, and the factors of decays and log-weights.
 
-A tile has C positions (rows) and features or values (columns). The factors are those of `kernels/eager/weights.py`; sums of
+A tile has C positions (rows) and features or values (columns). `spec` is a `Spec` of arguments.py: what a kernel is compiled
+for. Tensors are `Rows` of arguments.py, or pointers. The factors are those of `kernels/eager/weights.py`; sums of
 decays are made term by term, never as a difference of prefix sums. Log-weights, decays and M are natural logarithms: what
 is left after they were subtracted is turned into base 2, so that large ones lose no digits.
 """
@@ -40,20 +41,31 @@ def chunk_of(chunks, chunk):
 
 
 @triton.jit
-def load_rows(x, stride, rows, live, columns, WIDTH: tl.constexpr):
-    """x (C, B): zeros in rows that aren't live and in columns beyond the width."""
-    mask = live[:, None]
-    if tl.constexpr(WIDTH) % columns.shape[0] != 0:
-        mask = mask & (columns < WIDTH)[None, :]
-    return tl.load(x + rows[:, None] * stride + columns[None, :], mask=mask, other=0.0)
+def address(x, row, head, t):
+    """Where position t of a row and head of x begins."""
+    return x.data + row * x.b + head * x.h + tl.cast(t, tl.int64) * x.t
 
 
 @triton.jit
-def store_rows(x, stride, rows, live, columns, WIDTH: tl.constexpr, values):
+def tile_mask(live, columns, WIDTH: tl.constexpr):
+    """Which places of a tile are in live rows, and not beyond the width."""
     mask = live[:, None]
     if tl.constexpr(WIDTH) % columns.shape[0] != 0:
         mask = mask & (columns < WIDTH)[None, :]
-    tl.store(x + rows[:, None] * stride + columns[None, :], values.to(x.dtype.element_ty), mask=mask)
+    return mask
+
+
+@triton.jit
+def load_rows(x, row, head, t, rows, live, columns, WIDTH: tl.constexpr):
+    """x (C, B) from position t on: zeros in rows that aren't live and in columns beyond the width."""
+    at = address(x, row, head, t) + rows[:, None] * x.t + columns[None, :]
+    return tl.load(at, mask=tile_mask(live, columns, WIDTH), other=0.0)
+
+
+@triton.jit
+def store_rows(x, row, head, t, rows, live, columns, WIDTH: tl.constexpr, values):
+    at = address(x, row, head, t) + rows[:, None] * x.t + columns[None, :]
+    tl.store(at, values.to(x.data.dtype.element_ty), mask=tile_mask(live, columns, WIDTH))
 
 
 @triton.jit
@@ -70,25 +82,33 @@ def store_state(S, features, values, F: tl.constexpr, E: tl.constexpr, tile):
 
 
 @triton.jit
-def live_rows(mask, t0, stop, rows, MASKED: tl.constexpr):
+def absorbed(state, sums, phi, values, mass, spec: tl.constexpr):
+    """S and z with features (C, f) of keys, or of queries in reverse, and their values. mass: 1, or ∂/∂den (C, 1)."""
+    low = lowered(phi, spec)
+    state = tl.dot(tl.trans(low), values, state, input_precision=spec.precision)
+    return state, sums + tl.sum(low.to(tl.float32) * mass, 0)
+
+
+@triton.jit
+def live_rows(mask, t0, stop, rows, spec: tl.constexpr):
     """Which positions from t0 on are keys: within the item, and not masked. `mask` points to the item's row."""
     live = t0 + rows < stop
-    if MASKED:
+    if spec.masked:
         live = tl.load(mask + t0 + rows, mask=live, other=0) != 0
     return live
 
 
 @triton.jit
-def lowered(x, LOW: tl.constexpr, PRECISION: tl.constexpr):
+def lowered(x, spec: tl.constexpr):
     """x as products read it. Tensor cores cut a float32 to tf32, so it is rounded first where that is all they read of it."""
-    if PRECISION == "tf32":
+    if spec.precision == "tf32":
         bits = x.to(tl.float32).to(tl.uint32, bitcast=True) + 0x1000
         return bits.to(tl.float32, bitcast=True)
-    return x.to(LOW)
+    return x.to(spec.low)
 
 
 @triton.jit
-def product(a, b, PRECISION: tl.constexpr):
+def product(a, b, spec: tl.constexpr):
     """a·b, where few rows of a sum over many columns. One instruction's rows and columns are then most of the result, and
     every warp would hold all of a: so the sum is cut, each warp adds a part of it, and the parts are added."""
     ROWS: tl.constexpr = a.shape[0]
@@ -97,10 +117,10 @@ def product(a, b, PRECISION: tl.constexpr):
     if ROWS * COLUMNS <= 1024 and LENGTH * a.dtype.primitive_bitwidth >= 4096:
         cut_a = tl.permute(tl.reshape(a, (ROWS, LENGTH // 32, 32)), (1, 0, 2))
         cut_b = tl.reshape(b, (LENGTH // 32, 32, COLUMNS))
-        found = tl.sum(tl.dot(cut_a, cut_b, input_precision=PRECISION), 0)
+        result = tl.sum(tl.dot(cut_a, cut_b, input_precision=spec.precision), 0)
     else:
-        found = tl.dot(a, b, input_precision=PRECISION)
-    return found
+        result = tl.dot(a, b, input_precision=spec.precision)
+    return result
 
 
 # --- features
@@ -119,36 +139,36 @@ def accurate_exp(x):
     return tl.exp2(whole) * exp(tl.minimum(tl.maximum(rest, -1.0), 1.0))
 
 
-# A feature map is two tuples: `projection` is (Ω of a row and head, its β, factor, square, offset, shift), and MAP, known when
-# a kernel is compiled, is (D, BD, FUNCTION, PROJECTED, BIAS): channels of x, as many of them as are read at once, the
-# function's number in `kernels.features.NAMES`, and whether there is an Ω and a β.
+@triton.jit
+def projection_of(projection, row, g):
+    """The projection of a row and group: pointers to its Ω and β, factor, square, offset, shift."""
+    omega, bias, factor, square, offset, shift = projection
+    return address(omega, row, g, 0), address(bias, row, g, 0), factor, square, offset, shift
 
 
 @triton.jit
-def arguments(x, stride, rows, live, columns, projection, F: tl.constexpr, MAP: tl.constexpr):
+def arguments(x, row, head, t, rows, live, columns, projection, spec: tl.constexpr):
     """u (C, B) in float32: x, or factor·Ωx + β − square·|x|² + offset. Ωx in tf32x3, whatever the dtype: u is an exponent.
 
     BD channels at a time, in a loop that is not unrolled: so Ω is read again for each chunk, and not kept in registers.
     """
     omega, bias, factor, square, offset, _shift = projection
-    D: tl.constexpr = MAP[0]
-    BD: tl.constexpr = MAP[1]
-    if MAP[3]:
-        u = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
-        length = tl.zeros(rows.shape, tl.float32)
-        for d0 in range(0, D, BD):
-            d = d0 + tl.arange(0, BD)
-            given = load_rows(x, stride, rows, live, d, D).to(tl.float32)
-            inside = (columns < F)[None, :] & (d < D)[:, None]
-            turned = tl.load(omega + columns[None, :] * D + d[:, None], mask=inside, other=0.0)  # (d, f)
-            u = tl.dot(given, turned, u, input_precision=exact())
-            length += tl.sum(given * given, 1)
+    if spec.projected:
+        u = tl.full((rows.shape[0], columns.shape[0]), 0.0, tl.float32)
+        length = tl.full(rows.shape, 0.0, tl.float32)
+        for d0 in range(0, spec.D, spec.BD):
+            d = d0 + tl.arange(0, spec.BD)
+            part = load_rows(x, row, head, t, rows, live, d, spec.D).to(tl.float32)
+            inside = (columns < spec.F)[None, :] & (d < spec.D)[:, None]
+            turned = tl.load(omega + columns[None, :] * spec.D + d[:, None], mask=inside, other=0.0)  # (d, f)
+            u = tl.dot(part, turned, u, input_precision=exact())
+            length += tl.sum(part * part, 1)
         u = factor * u + offset
-        if MAP[4]:
-            u += tl.load(bias + columns, mask=columns < F, other=0.0)[None, :]
+        if spec.biased:
+            u += tl.load(bias + columns, mask=columns < spec.F, other=0.0)[None, :]
         u -= square * length[:, None]
     else:
-        u = load_rows(x, stride, rows, live, columns, F).to(tl.float32)
+        u = load_rows(x, row, head, t, rows, live, columns, spec.F).to(tl.float32)
     return u
 
 
@@ -169,16 +189,14 @@ def function_of(u, scale, FUNCTION: tl.constexpr):
 
 
 @triton.jit
-def features(x, stride, scale, rows, live, columns, projection, F: tl.constexpr, MAP: tl.constexpr):
+def features(x, row, head, t, scale, rows, live, columns, projection, spec: tl.constexpr):
     """Arguments u and features φ(u) (C, B) of rows of queries or keys; zeros where there is no feature."""
-    top = tl.zeros(rows.shape, tl.float32)
-    if MAP[2] == 4:
+    top = tl.full(rows.shape, 0.0, tl.float32)
+    if spec.function == 4:
         top = tl.load(scale + rows, mask=live, other=0.0)
-    u = arguments(x, stride, rows, live, columns, projection, F, MAP)
-    mask = live[:, None]
-    if tl.constexpr(F) % columns.shape[0] != 0:
-        mask = mask & (columns < F)[None, :]
-    return u, tl.where(mask, function_of(u, top[:, None], MAP[2]) + projection[5], 0.0)
+    u = arguments(x, row, head, t, rows, live, columns, projection, spec)
+    phi = function_of(u, top[:, None], spec.function) + projection[5]
+    return u, tl.where(tile_mask(live, columns, spec.F), phi, 0.0)
 
 
 @triton.jit
@@ -211,66 +229,92 @@ def terms(d, C: tl.constexpr):
 
 
 @triton.jit
-def seen_weights(w, d, C: tl.constexpr, DECAY: tl.constexpr, WEIGHTED: tl.constexpr):
+def seen_weights(w, d, spec: tl.constexpr):
     """(i, j): w_j + Σ_{j<l≤i} d_l, −∞ where j > i."""
-    place = tl.arange(0, C)
-    found = tl.zeros((C, C), tl.float32)
-    if DECAY:
-        found = tl.cumsum(terms(d, C), 0)
-    if WEIGHTED:
-        found += w[None, :]
-    return tl.where(place[:, None] >= place[None, :], found, float("-inf"))
+    place = tl.arange(0, spec.C)
+    weights = tl.full((spec.C, spec.C), 0.0, tl.float32)
+    if spec.decay:
+        weights = tl.cumsum(terms(d, spec.C), 0)
+    if spec.weighted:
+        weights += w[None, :]
+    return tl.where(place[:, None] >= place[None, :], weights, float("-inf"))
 
 
 @triton.jit
-def row_maxima(w, d, M_in, C: tl.constexpr, DECAY: tl.constexpr):
+def row_maxima(w, d, M_in, spec: tl.constexpr):
     """M_i, with 0 for −∞."""
-    before = M_in + tl.zeros((C,), tl.float32)
-    if DECAY:
+    before = M_in + tl.full((spec.C,), 0.0, tl.float32)
+    if spec.decay:
         before = M_in + tl.cumsum(d, 0)
-    return finite(tl.maximum(before, tl.max(seen_weights(w, d, C, DECAY, True), 1)))
+    return finite(tl.maximum(before, tl.max(seen_weights(w, d, spec), 1)))
 
 
 @triton.jit
-def pair_and_query(w, d, M_in, C: tl.constexpr, DECAY: tl.constexpr, WEIGHTED: tl.constexpr):
-    """pair (C, C), 0 above the diagonal; query (C)."""
-    pair = seen_weights(w, d, C, DECAY, WEIGHTED)
-    query = tl.zeros((C,), tl.float32)
-    if DECAY:
-        query = tl.cumsum(d, 0)
-    if WEIGHTED:
-        M = finite(tl.maximum(M_in + query, tl.max(pair, 1)))
-        pair -= M[:, None]
-        query += M_in - M
-    return exp(pair), exp(query)
+def query_factors(factors, spec: tl.constexpr):
+    """pair (C, C), 0 above the diagonal; seen (C, f): the state before the chunk as queries see it. Of a chunk's factors."""
+    w, d, M_in, _M_out, channels = factors
+    pair, seen = tl.full((spec.C, spec.C), 1.0, tl.float32), tl.full((spec.C, spec.BF), 1.0, tl.float32)
+    if spec.factored:
+        pair = seen_weights(w, d, spec)
+        query = tl.full((spec.C,), 0.0, tl.float32)
+        if spec.decay:
+            query = tl.cumsum(d, 0)
+        if spec.weighted:
+            M = finite(tl.maximum(M_in + query, tl.max(pair, 1)))
+            pair -= M[:, None]
+            query += M_in - M
+        pair, seen = exp(pair), seen * exp(query)[:, None]
+    if spec.channels:
+        seen = seen * up_to(channels, spec.C, spec.C)
+    return pair, seen
 
 
 @triton.jit
-def chunk_factors(
-    w, d, M_in, M_out, at, chunk, rows, inside, C: tl.constexpr, DECAY: tl.constexpr, WEIGHTED: tl.constexpr
-):
-    """w and d (C) and M before and behind the chunk; zeros where there is none of it."""
-    lost, weight, M_a, M_b = tl.zeros((C,), tl.float32), tl.zeros((C,), tl.float32), 0.0, 0.0
-    if DECAY:
-        lost = tl.load(d + at + rows, mask=inside, other=0.0)
-    if WEIGHTED:
-        weight = tl.load(w + at + rows, mask=inside, other=float("-inf"))
-        M_a, M_b = tl.load(M_in + chunk), tl.load(M_out + chunk)
-    return weight, lost, M_a, M_b
+def entering(phi, factors, spec: tl.constexpr):
+    """Rows (C, f) of keys as they enter the state behind the chunk, and what it keeps (f,) of the state before."""
+    w, d, M_in, M_out, channels = factors
+    keeps = tl.full((spec.BF,), 1.0, tl.float32)
+    if spec.factored:
+        key = tl.full((spec.C,), 0.0, tl.float32)
+        keep = tl.sum(key, 0)
+        if spec.decay:
+            key = tl.sum(terms(d, spec.C), 0)
+            keep = tl.sum(d, 0)
+        if spec.weighted:
+            key += w - finite(M_out)
+            keep += M_in - finite(M_out)
+        phi, keeps = phi * exp(key)[:, None], keeps * exp(keep)
+    if spec.channels:
+        phi, keeps = phi * behind(channels, spec.C, spec.C), keeps * tl.exp2(tl.sum(channels, 0))
+    return phi, keeps
 
 
 @triton.jit
-def key_and_keep(w, d, M_in, M_out, C: tl.constexpr, DECAY: tl.constexpr, WEIGHTED: tl.constexpr):
-    """key (C), keep ()."""
-    key = tl.zeros((C,), tl.float32)
-    keep = tl.sum(key, 0)
-    if DECAY:
-        key = tl.sum(terms(d, C), 0)
-        keep = tl.sum(d, 0)
-    if WEIGHTED:
-        key += w - finite(M_out)
-        keep += M_in - finite(M_out)
-    return exp(key), exp(keep)
+def chunk_factors(keys, row, g, t0, at, chunk, rows, inside, live, columns, spec: tl.constexpr):
+    """Log-weights w and decays d (C), M before and behind a chunk, decays with channels (C, f); zeros for what is absent."""
+    lost, weight, M_a, M_b = tl.full((spec.C,), 0.0, tl.float32), tl.full((spec.C,), 0.0, tl.float32), 0.0, 0.0
+    channels = tl.full((spec.C, spec.BF), 0.0, tl.float32)
+    if spec.decay:
+        lost = tl.load(keys.d + at + rows, mask=inside, other=0.0)
+    if spec.weighted:
+        weight = tl.load(keys.w + at + rows, mask=inside, other=float("-inf"))
+        M_a, M_b = tl.load(keys.M_in + chunk), tl.load(keys.M_out + chunk)
+    if spec.channels:
+        channels = load_rows(keys.decay, row, g, t0, rows, live, columns, spec.F).to(tl.float32)
+        if spec.decay:  # the largest channel is in the pair's factor already
+            channels -= finite(lost)[:, None]
+            channels = tl.where((lost == float("-inf"))[:, None], 0.0, channels)
+            channels = tl.where((columns < spec.F)[None, :], channels, 0.0)
+        channels = tl.maximum(channels * LOG2E, LOWEST)
+    return weight, lost, M_a, M_b, channels
+
+
+@triton.jit
+def chunk_keys(keys, mask, row, g, t0, stop, at, chunk, rows, columns, projection, spec: tl.constexpr):
+    """A chunk's keys: which positions are keys, their arguments and features, and the factors of the chunk."""
+    live = live_rows(mask, t0, stop, rows, spec)
+    u, phi = features(keys.x, row, g, t0, keys.scale + at, rows, live, columns, projection, spec)
+    return live, u, phi, chunk_factors(keys, row, g, t0, at, chunk, rows, t0 + rows < stop, live, columns, spec)
 
 
 # --- decays with channels: one number per position and feature
@@ -278,17 +322,6 @@ def key_and_keep(w, d, M_in, M_out, C: tl.constexpr, DECAY: tl.constexpr, WEIGHT
 # A pair i > j is anchored at the block boundary between them: at the one size of blocks, 1, 2, 4, …, where both are in one
 # pair of neighbours, j in the left one and i in the right. Its decay is what lies between boundary and i, and between j and
 # boundary. Both exponents are ≤ 0, so each size is one product of tiles that can't overflow.
-
-
-@triton.jit
-def load_channels(x, stride, rows, live, columns, d, F: tl.constexpr, RELATIVE: tl.constexpr):
-    """(C, B) in base 2; relative to d, the largest channel, where that one is in the pair's factor already."""
-    found = load_rows(x, stride, rows, live, columns, F).to(tl.float32)
-    if RELATIVE:
-        found -= finite(d)[:, None]
-        found = tl.where((d == float("-inf"))[:, None], 0.0, found)
-        found = tl.where((columns < F)[None, :], found, 0.0)
-    return tl.maximum(found * LOG2E, LOWEST)
 
 
 @triton.jit
@@ -323,12 +356,17 @@ def on_diagonal(C: tl.constexpr):
 
 
 @triton.jit
-def channel_products(phi_q, phi_k, channels, C: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr):
-    """Σ_f φ(q_i)_f φ(k_j)_f 2^(D_ij)_f for j ≤ i, else 0."""
-    products = tl.where(on_diagonal(C), tl.sum(phi_q * phi_k, 1)[:, None], 0.0)
-    for level in tl.static_range(LEVELS):
-        left = lowered(phi_q * up_to(channels, 1 << level, C), LOW, PRECISION)
-        right = lowered(phi_k * behind(channels, 1 << level, C), LOW, PRECISION)
-        part = product(left, tl.trans(right), PRECISION)
-        products = tl.where(anchored(1 << level, C), part, products)
-    return products
+def pair_products(phi_q, phi_k, factors, spec: tl.constexpr):
+    """Σ_f φ(q_i)_f φ(k_j)_f 2^(D_ij)_f for j ≤ i, else 0. Without channels 2^(D_ij)_f is 1."""
+    place = tl.arange(0, spec.C)
+    if spec.channels:
+        channels = factors[4]
+        products = tl.where(on_diagonal(spec.C), tl.sum(phi_q * phi_k, 1)[:, None], 0.0)
+        for level in tl.static_range(LEVELS):
+            left = lowered(phi_q * up_to(channels, 1 << level, spec.C), spec)
+            right = lowered(phi_k * behind(channels, 1 << level, spec.C), spec)
+            part = product(left, tl.trans(right), spec)
+            products = tl.where(anchored(1 << level, spec.C), part, products)
+    else:
+        products = product(lowered(phi_q, spec), tl.trans(lowered(phi_k, spec)), spec)
+    return tl.where(place[:, None] >= place[None, :], products, 0.0)

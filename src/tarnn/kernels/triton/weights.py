@@ -3,63 +3,69 @@
 import triton
 import triton.language as tl
 
-from tarnn.kernels.triton.tiles import arguments, chunk_of, exp, finite, live_rows, load_rows, terms
+from tarnn.kernels.triton.tiles import arguments, chunk_of, exp, finite, live_rows, projection_of, terms, tile_mask
 
 
 @triton.jit(do_not_specialize=["T", "H"])
-def row_scales(
-    x, scale, omega, bias, x_b, x_h, x_t, omega_b, omega_h, bias_b, bias_h, T, H, R, factor, square, offset, shift,
-    F: tl.constexpr, BF: tl.constexpr, C: tl.constexpr, MAP: tl.constexpr,
-):  # fmt: skip
+def row_scales(x, scale, projection, T, H, R, spec: tl.constexpr):
     """scale (b, h, t): the largest exponent of a row's features, which is taken out of all of them."""
-    t0, h, b = tl.program_id(0) * C, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    rows, columns = tl.arange(0, C), tl.arange(0, BF)
+    t0, h, b = tl.program_id(0) * spec.C, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    rows, columns = tl.arange(0, spec.C), tl.arange(0, spec.BF)
     live = t0 + rows < T
-    x += b * x_b + h * x_h + t0.to(tl.int64) * x_t
-    omega += b * omega_b + h // R * omega_h
-    bias += b * bias_b + h // R * bias_h
-    u = arguments(x, x_t, rows, live, columns, (omega, bias, factor, square, offset, shift), F, MAP)
-    u = tl.where((columns < F)[None, :], u, float("-inf"))
+    u = arguments(x, b, h, t0, rows, live, columns, projection_of(projection, b, h // R), spec)
+    u = tl.where((columns < spec.F)[None, :], u, float("-inf"))
     tl.store(scale + (b * H + h) * T + t0 + rows, tl.max(u, 1), mask=live)
 
 
 @triton.jit(
-    do_not_specialize=["T", "G", "decay_b", "decay_h", "decay_t", "weight_b", "weight_h", "weight_t", "mask_b"],
+    do_not_specialize=[
+        "T",
+        "G",
+        "decay_b",
+        "decay_h",
+        "decay_t",
+        "log_weight_b",
+        "log_weight_h",
+        "log_weight_t",
+        "mask_b",
+    ],
     do_not_specialize_on_alignment=["decay", "log_weight", "mask"],
 )
 def chunk_weights(
-    decay, log_weight, scale, mask, w, d, top, total, chunks, decay_b, decay_h, decay_t, weight_b, weight_h, weight_t,
-    mask_b, T, G, C: tl.constexpr, F: tl.constexpr, BF: tl.constexpr, DECAY: tl.constexpr, CHANNELS: tl.constexpr,
-    WEIGHTED: tl.constexpr, GIVEN: tl.constexpr, SCALED: tl.constexpr, MASKED: tl.constexpr,
+    decay, decay_b, decay_h, decay_t, log_weight, log_weight_b, log_weight_h, log_weight_t, scale_k, mask, mask_b,
+    w, d, top, total, chunks, T, G, GIVEN: tl.constexpr, spec: tl.constexpr,
 ):  # fmt: skip
     """Per key w and d (b, g, s): −∞ and 0 where masked. Per chunk (c, g): max_j w_j + D_cj, and the sum of d."""
     chunk, g = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row, start, stop = chunk_of(chunks, chunk)
-    rows = tl.arange(0, C)
-    live = live_rows(mask + row * mask_b, start, stop, rows, MASKED)
+    rows = tl.arange(0, spec.C)
+    live = live_rows(mask + row * mask_b, start, stop, rows, spec)
     at = (row * G + g) * T + start + rows
-    weight = tl.zeros((C,), tl.float32)
-    lost = tl.zeros((C,), tl.float32)
-    if DECAY:
+    weight = tl.full((spec.C,), 0.0, tl.float32)
+    lost = tl.full((spec.C,), 0.0, tl.float32)
+    if spec.decay:
         decay += row * decay_b + g * decay_h + start.to(tl.int64) * decay_t
-        if CHANNELS:
-            columns = tl.arange(0, BF)
-            channels = load_rows(decay, decay_t, rows, live, columns, F).to(tl.float32)
-            lost = tl.max(tl.where((columns < F)[None, :], channels, float("-inf")), 1)
+        if spec.channels:
+            columns = tl.arange(0, spec.BF)
+            inside = tile_mask(live, columns, spec.F)
+            channels = tl.load(decay + rows[:, None] * decay_t + columns[None, :], mask=inside, other=0.0).to(
+                tl.float32
+            )
+            lost = tl.max(tl.where((columns < spec.F)[None, :], channels, float("-inf")), 1)
         else:
             lost = tl.load(decay + rows * decay_t, mask=live, other=0.0).to(tl.float32)
         lost = tl.where(live, lost, 0.0)
         tl.store(d + at, lost, mask=start + rows < stop)
-    if WEIGHTED:
+    if spec.weighted:
         if GIVEN:
-            log_weight += row * weight_b + g * weight_h + start.to(tl.int64) * weight_t
-            weight = tl.load(log_weight + rows * weight_t, mask=live, other=0.0).to(tl.float32)
-        if SCALED:
-            weight += tl.load(scale + at, mask=live, other=0.0)
+            log_weight += row * log_weight_b + g * log_weight_h + start.to(tl.int64) * log_weight_t
+            weight = tl.load(log_weight + rows * log_weight_t, mask=live, other=0.0).to(tl.float32)
+        if spec.function == 4:
+            weight += tl.load(scale_k + at, mask=live, other=0.0)
         weight = tl.where(live, weight, float("-inf"))
         tl.store(w + at, weight, mask=start + rows < stop)
-        if DECAY:
-            weight += tl.sum(terms(lost, C), 0)
+        if spec.decay:
+            weight += tl.sum(terms(lost, spec.C), 0)
         tl.store(top + chunk.to(tl.int64) * G + g, tl.max(weight, 0))
         tl.store(total + chunk.to(tl.int64) * G + g, tl.sum(lost, 0))
 
@@ -67,7 +73,7 @@ def chunk_weights(
 @triton.jit(do_not_specialize=["G"])
 def running_maximum(
     top, total, M, sequences, M_in, M_out, M_end, begin, G,
-    B: tl.constexpr, CAUSAL: tl.constexpr, GIVEN: tl.constexpr, FRESH: tl.constexpr,
+    B: tl.constexpr, GIVEN: tl.constexpr, FRESH: tl.constexpr, spec: tl.constexpr,
 ):  # fmt: skip
     """M before and behind each chunk (c, g) and behind each sequence (n, g); B chunks at a time.
 
@@ -93,17 +99,17 @@ def running_maximum(
         until = tl.cumsum(terms(lost, B), 0) + local[None, :]
         until = tl.max(tl.where(place[:, None] >= place[None, :], until, float("-inf")), 1)
         out = tl.maximum(current + tl.cumsum(lost, 0), until)
-        if CAUSAL:
+        if spec.causal:
             tl.store(M_out + at, out, mask=live)
             tl.store(M_in + at + G, out, mask=chunk + rows + 1 < end)
         current = tl.max(tl.where(place == tl.minimum(B, end - chunk) - 1, out, float("-inf")), 0)
-    if CAUSAL:
+    if spec.causal:
         tl.store(M_in + first.to(tl.int64) * G + g, before, mask=first < end)
         tl.store(begin + n * G + g, 1.0)
     else:
         for chunk in range(first, end, B):
             at = (chunk + rows).to(tl.int64) * G + g
-            tl.store(M_in + at, current + tl.zeros((B,), tl.float32), mask=chunk + rows < end)
-            tl.store(M_out + at, current + tl.zeros((B,), tl.float32), mask=chunk + rows < end)
+            tl.store(M_in + at, current + tl.full((B,), 0.0, tl.float32), mask=chunk + rows < end)
+            tl.store(M_out + at, current + tl.full((B,), 0.0, tl.float32), mask=chunk + rows < end)
         tl.store(begin + n * G + g, exp(before - finite(current)))
     tl.store(M_end + n * G + g, current)

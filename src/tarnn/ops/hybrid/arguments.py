@@ -9,7 +9,7 @@ from torch import Tensor
 from tarnn.feature_maps.base import FeatureMap
 from tarnn.kernels.plain import is_plain
 from tarnn.numerics import wide
-from tarnn.ops.features import features, log_features
+from tarnn.ops.features import Features, raw_features
 from tarnn.ops.hybrid.state import HybridState
 
 
@@ -82,14 +82,11 @@ def _is_number(x: Any) -> bool:
     return isinstance(x, (int, float, torch.SymInt, torch.SymFloat)) and not isinstance(x, bool)
 
 
-def scaled_features(how: Options, x: Tensor, side: str) -> tuple[Tensor, Tensor]:
+def scaled_features(how: Options, x: Tensor, side: str, raw: Features | None = None) -> tuple[Tensor, Tensor]:
     """φ(x), or log φ(x) of a map with `log_features`, and its log-scale (b, h, t), of queries with λ; both wide."""
     assert how.feature_map is not None
     kind = wide(x.dtype)
-    if how.log_features:
-        phi, scale = log_features(how.feature_map, x, side), None
-    else:
-        phi, scale = features(how.feature_map, x, side)
+    phi, scale = raw or raw_features(how.feature_map, x, side)
     scale = torch.zeros_like(phi[..., 0]) if scale is None else scale
     if side == "queries":
         bias = torch.as_tensor(how.far_bias, device=x.device).to(kind)

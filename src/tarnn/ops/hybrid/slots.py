@@ -15,21 +15,22 @@ from torch import Tensor
 from tarnn.feature_maps.base import FeatureMap
 from tarnn.kernels.hybrid import capped
 from tarnn.numerics import widen
-from tarnn.ops.features import features, log_features
+from tarnn.ops.features import Features, raw_features
 
 
 @torch.no_grad()
-def scores(feature_map: FeatureMap | None, k: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """(b, g, t) of keys (b, g, t, d)."""
+def scores(
+    feature_map: FeatureMap | None, k: Tensor, scale: float, softcap: float | None, as_key: Features | None = None
+) -> Tensor:
+    """(b, g, t) of keys (b, g, t, d). as_key: `raw_features` of them, if they are there already."""
     x = widen(k)
     exact = capped(scale * x.square().sum(-1), softcap)
     if feature_map is None:
         return exact
+    (phi_q, a), (phi_k, w) = raw_features(feature_map, k, "queries"), as_key or raw_features(feature_map, k, "keys")
     if feature_map.log_features:
-        as_query, as_key = log_features(feature_map, k, "queries"), log_features(feature_map, k, "keys")
-        return exact - (as_query + as_key).logsumexp(-1)
-    (as_query, a), (as_key, w) = features(feature_map, k, "queries"), features(feature_map, k, "keys")
-    estimate = (as_query * as_key).sum(-1).log()
+        return exact - (phi_q + phi_k).logsumexp(-1)
+    estimate = (phi_q * phi_k).sum(-1).log()
     for scale_of in (a, w):
         estimate = estimate if scale_of is None else estimate + scale_of
     # features that underflow: such keys are the worst there are, and still have an order among them

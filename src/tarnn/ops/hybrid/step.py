@@ -7,7 +7,7 @@ from torch.autograd.graph import increment_version
 
 from tarnn.kernels.contract import choose
 from tarnn.kernels.hybrid import Token, at, room_of, weakest
-from tarnn.ops.features import check_widths
+from tarnn.ops.features import check_widths, raw_features
 from tarnn.ops.hybrid.arguments import Options, scaled_features, within
 from tarnn.ops.hybrid.slots import scores
 from tarnn.ops.hybrid.state import HybridState
@@ -37,14 +37,15 @@ def _features(how: Options, q: Tensor, state: HybridState) -> tuple[list[Any], l
     slots: list[Any] = [None] * 5
     if how.feature_map is None and not how.slots:
         return far, slots
-    old = at(state.k, room_of(state.count, how.sinks, how.window)[:, None])
+    old, raw = at(state.k, room_of(state.count, how.sinks, how.window)[:, None]), None
     if how.feature_map is not None:
+        raw = raw_features(how.feature_map, old, "keys")
         phi_q, a = scaled_features(how, q, "queries")
-        phi_k, weight = scaled_features(how, old, "keys")
+        phi_k, weight = scaled_features(how, old, "keys", raw)
         check_widths(phi_q, phi_k)
         far = [phi_q, within(how, a, state.count[:, None]), phi_k, weight]
     if how.slots:
-        score = scores(how.feature_map, old, how.scale, how.softcap)[..., 0]
+        score = scores(how.feature_map, old, how.scale, how.softcap, raw)[..., 0]
         slots = [state.score, state.place, score, None, None]
         if how.feature_map is not None:
             last = at(state.k, how.sinks + how.window + weakest(state.score, state.place))

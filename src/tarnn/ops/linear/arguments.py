@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tarnn.feature_maps.base import FeatureMap, Projected, Projection
 from tarnn.kernels.linear import Call, Outputs
@@ -30,19 +30,7 @@ class Made(NamedTuple):
 
 
 def make_call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    feature_map: FeatureMap | nn.Module | str,
-    *,
-    causal: bool,
-    normalize: bool,
-    eps: float | None,
-    key_mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    log_decay: Tensor | None = None,
-    key_log_weight: Tensor | None = None,
-    state: LinearState | None = None,
+    q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state
 ) -> Made:
     """Decays and log-weights come in the wide dtype, so that sums over them and their gradients do too. Raises ValueError
     and TypeError for arguments that don't fit each other.
@@ -103,16 +91,7 @@ def _checked(
     q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state
 ) -> Made:
     q, k, v = autocast(q, k, v)
-    check_attention(
-        q,
-        k,
-        v,
-        causal=causal,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        log_decay=log_decay,
-        key_log_weight=key_log_weight,
-    )
+    check_attention(q, k, v, causal, key_mask, cu_seqlens, log_decay, key_log_weight)
     phi = map_of(feature_map, q, normalize)
     if state is not None and (not isinstance(state, LinearState) or state.S is None or state.z is None):
         raise ValueError(f"state must be a LinearState(S, z, M) with S and z; got {type(state).__name__}.")

@@ -103,18 +103,7 @@ def linear_attention(
     torch.Size([1, 2, 5, 4])
     """
     made = make_call(
-        q,
-        k,
-        v,
-        feature_map,
-        causal=causal,
-        normalize=normalize,
-        eps=eps,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        log_decay=log_decay,
-        key_log_weight=key_log_weight,
-        state=state,
+        q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state
     )
     outputs = attend(made.call, with_state=return_state)
     o = with_log_weights(outputs.o, made.log_weight)

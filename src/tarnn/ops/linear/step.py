@@ -38,18 +38,7 @@ def step(
         raise ValueError(
             f"step takes one token, q (b, h, 1, d); got {tuple(q.shape)}. For more, linear_attention(state=…)."
         )
-    made = make_call(
-        q,
-        k,
-        v,
-        feature_map,
-        causal=True,
-        normalize=normalize,
-        eps=eps,
-        log_decay=log_decay,
-        key_log_weight=key_log_weight,
-        state=state,
-    )
+    made = make_call(q, k, v, feature_map, True, normalize, eps, None, None, log_decay, key_log_weight, state)
     call = made.call
     if state is None:
         if inplace:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from tarnn.data.examples import Rows
 from tarnn.tasks.images.sources import Images
 
 
-class ImageRows(Dataset):
+class ImageRows(Rows):
     """All images of a source; a batch is one gather. `labelled`: with their classes."""
 
     def __init__(self, images: Images, labelled: bool):
@@ -28,6 +28,3 @@ class ImageRows(Dataset):
             assert self.images.labels is not None
             batch["class_labels"] = torch.from_numpy(self.images.labels[rows])
         return batch
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {name: x[0] for name, x in self.__getitems__([index]).items()}

@@ -6,7 +6,7 @@ some of its batches for less).
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,26 +14,19 @@ import numpy as np
 
 from tarnn.errors import UserError
 from tarnn.extras import needed_for
-from tarnn.tasks.images import files
-from tarnn.tasks.images.files import Pixels
+from tarnn.tasks.images.files import format_of, read_file
 
 DIGITS_PARTS = ("train", "test")
-SPLITS = ("train", "valid", "test")
 KINDS = (
-    "a folder or file of idx (MNIST), npz, CIFAR-10 or ImageNet64 batches, PNG or JPEG pictures, or 'digits' "
-    "(scikit-learn's 8 × 8 digits); ':train', ':valid' or ':test' after a folder names one of its parts"
+    "a folder or file of idx (MNIST), npz, CIFAR-10 or ImageNet64 batches (the Python versions), PNG or JPEG pictures, or "
+    "'digits' (scikit-learn's 8 × 8 digits); ':train', ':valid' or ':test' after a folder names one of its parts"
 )
-# what a file's name says of its format and of its part
-FORMATS: dict[str, tuple[str, Callable[[Path], Pixels]]] = {
-    "idx": (r"images[-.]idx[34]-ubyte(\.gz)?$", files.read_idx_images),
-    "npz": (r"\.npz$", files.read_npz),
-    "CIFAR-10 binary": (r"^(data|test)_batch(_\d+)?\.bin$", files.read_cifar_binary),
-    "pickled batches": (r"^((train_)?data_batch_\d+|test_batch|val_data)$", files.read_pickle),
-    "pictures": (r"\.(png|jpe?g)$", files.read_picture),
+# by part: how the name of its files begins, and the names of its folders
+PARTS = {
+    "train": (r"train|data_batch", r"train(ing)?$"),
+    "valid": (r"val|dev", r"(val(id(ation)?)?|dev)$"),
+    "test": (r"test|t10k", r"test(ing)?$"),
 }
-# how a file's name begins
-PARTS = {"train": r"^train|^data_batch", "valid": r"^val|^dev", "test": r"^test|^t10k"}
-PART_FOLDERS = {"train": r"train(ing)?", "valid": r"val(id(ation)?)?|dev", "test": r"test(ing)?"}
 
 
 @dataclass(frozen=True)
@@ -43,7 +36,6 @@ class Images:
     pixels: np.ndarray
     labels: np.ndarray | None
     source: str
-    class_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -69,7 +61,7 @@ class Images:
     def take(self, index) -> "Images":
         """Some of the images: a slice or an array of indices."""
         labels = None if self.labels is None else self.labels[index]
-        return Images(self.pixels[index], labels, self.source, self.class_names)
+        return Images(self.pixels[index], labels, self.source)
 
     def split(self, held_out: int, seed: int = 0) -> tuple["Images", "Images"]:
         """All but `held_out` images, and those, picked at random by `seed`: a folder may be sorted by class."""
@@ -97,8 +89,9 @@ def read_images(source: str, *, parts: Sequence[str] = ("train",)) -> Images:
         raise UserError(f"{path}: no such file or folder; expected {KINDS}.")
     if wanted:
         raise UserError(f"{source} names a part of a file; only folders have parts. Leave ':{wanted}' out.")
-    reader = FORMATS[format_or_refuse(where)][1]
-    return Images(*reader(where), source)
+    if (kind := format_of(where)) is None:
+        raise UserError(f"{path} is no file of images by its name; expected {KINDS}.")
+    return Images(*read_file(where, kind), source)
 
 
 def parts_of(source: str) -> list[str]:
@@ -108,122 +101,96 @@ def parts_of(source: str) -> list[str]:
     if path == "digits" or not folder.is_dir():
         return []
     by_part = parts_below(folder)[1]
-    return [part for part in SPLITS if part in by_part]
+    return [part for part in PARTS if part in by_part]
 
 
 def part_of(source: str) -> tuple[str, str | None]:
     """'mnist:test' → ('mnist', 'test'); 'mnist' → ('mnist', None)."""
     path, colon, part = source.rpartition(":")
-    return (path, part) if colon and part in SPLITS else (source, None)
+    return (path, part) if colon and part in PARTS else (source, None)
 
 
-def format_of(path: Path) -> str | None:
-    return next((name for name, (pattern, _) in FORMATS.items() if re.search(pattern, path.name.lower())), None)
-
-
-def format_or_refuse(path: Path) -> str:
-    if (kind := format_of(path)) is None:
-        raise UserError(f"{path} is no file of images by its name; expected {KINDS}.")
-    return kind
-
-
-def part_of_file(path: Path) -> str:
-    """The part that a file's name speaks of, '' for none."""
-    return next((part for part, begins in PARTS.items() if re.search(begins, path.name.lower())), "")
-
-
-def part_folder(name: str) -> str:
-    """The part that a folder of that name holds, '' for none."""
-    return next((part for part, names in PART_FOLDERS.items() if re.fullmatch(names, name.lower())), "")
+def part_named(name: str, *, folder: bool = False) -> str:
+    """The part that a file of that name, or a folder, belongs to; '' for none."""
+    return next((part for part, patterns in PARTS.items() if re.match(patterns[folder], name.lower())), "")
 
 
 def parts_below(folder: Path) -> tuple[str, dict[str, list[Path]]]:
     """The format of a folder's images, and their files by part ('' for none).
 
     Files of the other formats lie in the folder itself, and pictures beside them are not what it holds; pictures
-    alone may lie in folders of their own.
+    alone may lie in folders of their own. The part of pictures is the outermost folder's, if that of each has one.
     """
-    direct = sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
-    kinds = {kind: found for kind in FORMATS if (found := [p for p in direct if format_of(p) == kind])}
-    kinds.pop("pictures", None)
-    if not kinds:
-        pictures = [p for p in sorted(folder.rglob("*")) if format_of(p) == "pictures" and p.is_file()]
-        hidden = [any(part.startswith(".") for part in p.relative_to(folder).parts) for p in pictures]
-        kinds = {"pictures": [p for p, skip in zip(pictures, hidden, strict=True) if not skip]}
-    (kind, found), *others = kinds.items()
-    if not found:
+    below = [path for path in sorted(folder.rglob("*")) if path.is_file() and format_of(path)]
+    names = {path: path.relative_to(folder).parts for path in below}
+    below = [path for path in below if not any(name.startswith(".") for name in names[path])]
+    direct = [path for path in below if len(names[path]) == 1 and format_of(path) != "picture"]
+    files = direct or [path for path in below if format_of(path) == "picture"]
+    if not files:
         raise UserError(f"folder {folder} has no images in it; expected {KINDS}.")
-    if others:
-        told = ", ".join(f"{found[0].name} ({kind})" for kind, found in kinds.items())
-        raise UserError(f"folder {folder} has images in several formats, {told}; expected one. Name a file instead.")
-    return kind, pictures_by_part(folder, found) if kind == "pictures" else files_by_part(found)
+    first = {format_of(path): path.name for path in reversed(files)}
+    if len(first) > 1:
+        kinds = ", ".join(f"{name} ({kind})" for kind, name in first.items())
+        raise UserError(f"folder {folder} has images in several formats, {kinds}; expected one. Name a file instead.")
+    by_part: dict[str, list[Path]] = {}
+    for path in files:
+        by_part.setdefault(part_named(names[path][0], folder=not direct), []).append(path)
+    kind = next(iter(first)) or ""
+    return kind, {"": files} if kind == "picture" and "" in by_part else by_part
 
 
 def read_folder(folder: Path, wanted: str | None, parts: Sequence[str]) -> Images:
     kind, by_part = parts_below(folder)
-    there = [part for part in SPLITS if part in by_part]
+    there = [part for part in PARTS if part in by_part]
     part = wanted or next((p for p in parts if p in there), "")
     if part not in by_part:
-        asked = " or ".join(parts) if wanted is None else wanted
+        missing = " or ".join(parts) if wanted is None else wanted
         raise UserError(
-            f"folder {folder} has no part called {asked}; it has {', '.join(there) or 'none'}. Name the one that "
+            f"folder {folder} has no part called {missing}; it has {', '.join(there) or 'none'}. Name the one that "
             f"is meant, as in {folder}:{there[0] if there else 'PART'}."
         )
-    name = f"{folder}:{part}" if part else str(folder)
-    pieces = [FORMATS[kind][1](path) for path in by_part[part]]
-    if kind == "pictures":
-        labels, class_names = classes_of(folder, by_part[part], in_parts=bool(part))
-        return Images(join(by_part[part], pieces), labels, name, class_names)
-    return Images(join(by_part[part], pieces), join_labels(folder, by_part[part], pieces), name)
+    files = by_part[part]
+    pixels, labels = zip(*(read_file(path, kind) for path in files), strict=True)
+    for path, piece, some in zip(files, pixels, labels, strict=True):
+        if piece.shape[1:] != pixels[0].shape[1:]:
+            raise UserError(
+                f"{path} has images of {size(piece.shape[1:])}, {files[0]} of {size(pixels[0].shape[1:])}; a source's "
+                "images are all of one size. Resize or convert them."
+            )
+        if some is None and any(x is not None for x in labels):
+            raise UserError(f"{path} has no labels, but other files of {folder} have; expected all or none to.")
+    classes = None if labels[0] is None else np.concatenate(labels)
+    if kind == "picture":
+        classes = classes_of(folder, files, in_parts=bool(part))
+    whole = pixels[0] if len(files) == 1 else np.concatenate(pixels)  # one file is not copied: it may take gigabytes
+    return Images(whole, classes, f"{folder}:{part}" if part else str(folder))
 
 
-def files_by_part(paths: Sequence[Path]) -> dict[str, list[Path]]:
-    by_part: dict[str, list[Path]] = {}
-    for path in paths:
-        by_part.setdefault(part_of_file(path), []).append(path)
-    return by_part
-
-
-def pictures_by_part(folder: Path, paths: Sequence[Path]) -> dict[str, list[Path]]:
-    """By the outermost folder's name; all together unless each picture lies in one that is called like a part."""
-    by_part: dict[str, list[Path]] = {}
-    for path in paths:
-        by_part.setdefault(part_folder(path.relative_to(folder).parts[0]), []).append(path)
-    return {"": list(paths)} if "" in by_part else by_part
-
-
-def classes_of(folder: Path, paths: Sequence[Path], in_parts: bool) -> tuple[np.ndarray | None, tuple[str, ...]]:
+def classes_of(folder: Path, paths: Sequence[Path], in_parts: bool) -> np.ndarray | None:
     """Labels by the names of the folders that pictures lie in; none where some lie in no folder but a part's."""
     homes = [path.parent for path in paths]
     if any(home == folder or (in_parts and home.parent == folder) for home in homes):
-        return None, ()
+        return None
     names = sorted({home.name for home in homes})
-    return np.array([names.index(home.name) for home in homes], np.int64), tuple(names)
-
-
-def join(paths: Sequence[Path], pieces: Sequence[Pixels]) -> np.ndarray:
-    """The images of all files, which must be of one size."""
-    first = pieces[0].pixels.shape[1:]
-    for path, piece in zip(paths, pieces, strict=True):
-        if piece.pixels.shape[1:] != first:
-            raise UserError(
-                f"{path} has images of {size(piece.pixels.shape[1:])}, {paths[0]} of {size(first)}; a source's images "
-                "are all of one size. Resize or convert them."
-            )
-    return pieces[0].pixels if len(pieces) == 1 else np.concatenate([piece.pixels for piece in pieces])
-
-
-def join_labels(folder: Path, paths: Sequence[Path], pieces: Sequence[Pixels]) -> np.ndarray | None:
-    """The labels of all files: all have them, or none has."""
-    bare = [path for path, piece in zip(paths, pieces, strict=True) if piece.labels is None]
-    if bare and len(bare) < len(paths):
-        raise UserError(f"{bare[0]} has no labels, but other files of {folder} have; expected all or none to.")
-    return None if bare else np.concatenate([piece.labels for piece in pieces if piece.labels is not None])
+    return np.array([names.index(home.name) for home in homes], np.int64)
 
 
 def size(shape: Sequence[int]) -> str:
     """(28, 28, 1) → '28 × 28 pixels in grey'."""
     return f"{shape[0]} × {shape[1]} pixels in {'grey' if shape[2] == 1 else 'colour'}"
+
+
+def check_fit(images: Images, shape: tuple[int, int, int], num_classes: int, whose: str = "the model") -> None:
+    """UserError for images of another (height, width, channels) than `whose`, and for labels beyond its classes or none."""
+    if images.shape != shape:
+        raise UserError(
+            f"{images.source} has images of {size(images.shape)}, and {whose} of {size(shape)}; give images of that size."
+        )
+    if num_classes and (images.labels is None or images.num_classes > num_classes):
+        problem = "no labels" if images.labels is None else f"a label {images.num_classes - 1}"
+        raise UserError(
+            f"{images.source} has {problem}, and {whose} has {num_classes} classes; give images of these classes."
+        )
 
 
 def read_digits(part: str) -> Images:

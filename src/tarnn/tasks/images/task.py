@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from tarnn.errors import UserError
 from tarnn.log import Log
-from tarnn.tasks.base import Sample, Task, register
-from tarnn.tasks.images.sources import Images, part_of, parts_of, read_images, size
-from tarnn.tasks.settings import NOTHING_HELD_OUT, RunSettings, option
+from tarnn.tasks.base import Sample, Task, Trained, register
+from tarnn.tasks.images.sources import Images, check_fit, part_of, parts_of, read_images, size
+from tarnn.tasks.settings import NOTHING_HELD_OUT, RunSettings, held_out_count, option
 from tarnn.tasks.sums import sums
-from tarnn.tasks.trained import Trained
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,16 +22,19 @@ if TYPE_CHECKING:
     from tarnn.tasks.images.batches import ImageRows
 
 PICTURE = "sample.png"  # in the folder of a run: images that the model draws
-# where nothing was asked for: this part of the images is held out, and at most so many values
-VALIDATION_FRACTION, VALIDATION_VALUES = 0.1, 1 << 18
+VALIDATION_VALUES = 1 << 18  # held out at most, by default
 
 
 @dataclass(frozen=True)
 class ImageSettings(RunSettings):
     """A run of `tarnn train --task image`. The preset "paper" is trained as the paper's scripts do: RAdam, constant."""
 
-    likelihood: str | None = option(None, "logistic_mixture or categorical (default: logistic_mixture).", "Images")
-    mixtures: int | None = option(None, "Components of the mixture (default: 10).", "Images", least=1)
+    likelihood: str | None = option(
+        None, "logistic_mixture or categorical (default: logistic_mixture).", "Images", key="likelihood"
+    )
+    mixtures: int | None = option(
+        None, "Components of the mixture (default: 10).", "Images", least=1, key="num_mixtures"
+    )
     class_conditional: bool = option(
         False, "Learn to make images of a given class.", "Images", flag="--class-conditional"
     )
@@ -94,7 +96,7 @@ class ImageTask(Task):
                     f"{held_out.source} is what is trained on, so the validation would measure nothing; name other images "
                     "with --val, or leave it out."
                 )
-            check_like(held_out, whole, self.num_classes)
+            check_fit(held_out, whole.shape, self.num_classes, whole.source)
         self.examples = ImageRows(self.images, self.num_classes > 0)
         self.held_out = None if held_out is None else ImageRows(held_out, self.num_classes > 0)
         self.epoch = len(self.images)
@@ -107,10 +109,9 @@ class ImageTask(Task):
     @classmethod
     def to_evaluate(cls, trained: Trained, sources: Sequence[str], log: Log) -> ImageTask:
         from tarnn.tasks.images.batches import ImageRows
-        from tarnn.tasks.images.likelihood import check_fit
 
-        task, settings = cls.__new__(cls), trained.settings
-        task.settings, classes = settings, trained.config.num_classes
+        task, settings, config = cls.__new__(cls), trained.settings, trained.config
+        task.settings = settings
         if len(sources) > 1:
             raise UserError(f"images come from one source at a time; got {len(sources)}: {', '.join(sources)}.")
         if sources:
@@ -120,18 +121,14 @@ class ImageTask(Task):
             images = split(read_images(settings.sources[0]), settings)[1]
             trained.refuse_other(cls.of, images and facts_of(images))
         assert images is not None
-        check_fit(trained.config, images)
-        task.held_out = ImageRows(images, classes > 0)
+        check_fit(images, (config.image_height, config.image_width, config.num_channels), config.num_classes)
+        task.held_out = ImageRows(images, config.num_classes > 0)
         task.evaluated = f"{images.source}: {len(images):,} images"
         return task
 
-    @classmethod
-    def check(cls, settings: ImageSettings) -> None:
-        if settings.config is None:  # which may name the images' size
-            image_config(settings, (8, 8, 1))
-
     def config(self) -> Any:
-        return image_config(self.settings, self.shape, self.num_classes)
+        sizes = dict(zip(("image_height", "image_width", "num_channels"), self.shape))
+        return self.make_config(self.settings, num_classes=self.num_classes, **sizes)
 
     @classmethod
     def recurrent(cls) -> tuple[Any, Any]:
@@ -201,25 +198,6 @@ class ImageTask(Task):
         return f"{values:,} values: batch {self.settings.batch_size}"
 
 
-def image_config(settings: ImageSettings, shape: tuple[int, int, int], num_classes: int = 0) -> Any:
-    """The config for images of that (height, width, channels), which are the data's to say, as is the number of classes."""
-    from tarnn.tasks.model import chosen, make_config
-
-    choices = chosen(settings)
-    if settings.likelihood is not None:
-        choices["likelihood"] = settings.likelihood
-    if settings.mixtures is not None:
-        choices["num_mixtures"] = settings.mixtures
-    of_data = dict(zip(("image_height", "image_width", "num_channels"), shape), num_classes=num_classes)
-    for name, value in of_data.items():
-        if choices.get(name, value) != value:
-            raise UserError(
-                f"{name} is {choices[name]} in {settings.config}, but {value} by the images and --class-conditional; "
-                "leave it out."
-            )
-    return make_config(ImageTask.classes()[0], settings, choices | of_data)
-
-
 def split(images: Images, settings: ImageSettings) -> tuple[Images, Images | None]:
     """Split the images: those to train on, and those held out (by the options, else the source's valid part, else some images).
 
@@ -231,33 +209,14 @@ def split(images: Images, settings: ImageSettings) -> tuple[Images, Images | Non
         return images, read_images(settings.val, parts=("valid", "test"))
     if settings.val_fraction is None and "valid" in parts_of(source):
         return images, first_of(read_images(f"{part_of(source)[0]}:valid"), most)
-    fraction = VALIDATION_FRACTION if settings.val_fraction is None else settings.val_fraction
-    wanted = round(fraction * len(images))
-    wanted = min(wanted, most) if settings.val_fraction is None else wanted
-    if not wanted:
-        return images, None
-    return images.split(wanted)
+    count = held_out_count(len(images), settings.val_fraction, most)
+    return images.split(count) if count else (images, None)
 
 
 def first_of(images: Images, most: int) -> Images:
     if len(images) <= most:
         return images
     return replace(images.take(slice(most)), source=f"the first of {len(images):,} of {images.source}")
-
-
-def check_like(images: Images, others: Images, num_classes: int) -> None:
-    """Raise UserError if held-out images have another size, or lack the classes of the training images."""
-    if images.shape != others.shape:
-        raise UserError(
-            f"{images.source} has images of {size(images.shape)}, and {others.source} of {size(others.shape)}; "
-            "expected images of one size to train on and to validate on."
-        )
-    if num_classes and (images.labels is None or images.num_classes > num_classes):
-        what = "no labels" if images.labels is None else f"a label {images.num_classes - 1}"
-        raise UserError(
-            f"{images.source} has {what}, and {others.source} has {num_classes} classes; leave --class-conditional "
-            "out, or validate on images of the same classes."
-        )
 
 
 def facts_of(images: Images) -> dict[str, Any]:

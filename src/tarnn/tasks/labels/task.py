@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tarnn.data.pairs import Pair, read_pairs
 from tarnn.errors import UserError
 from tarnn.log import Log
-from tarnn.tasks.base import register
+from tarnn.tasks.base import Trained, register
 from tarnn.tasks.sequences import EncoderSettings, TokenTask
 from tarnn.tasks.settings import TokenSettings, option
 from tarnn.tasks.sums import scored
-from tarnn.tasks.trained import Trained
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,12 +116,12 @@ class ClassificationTask(TokenTask):
 
     @classmethod
     def check(cls, settings: ClassificationSettings) -> None:
-        token_config(settings)
+        cls.make_config(settings, longest=1)
 
     def config(self) -> Any:
         longest = max(len(row["input_ids"]) for part in (self.examples, self.held_out) if part for row in part.rows)
         names = {"id2label": {i: label for label, i in self.numbers.items()}, "label2id": self.numbers}
-        return token_config(self.settings, self.tokenizer, longest, **names)
+        return self.make_config(self.settings, self.tokenizer, longest, **names)
 
     @property
     def row_end(self) -> str:
@@ -139,16 +138,3 @@ class ClassificationTask(TokenTask):
             best = shares.topk(min(top, len(shares)))
             names = [model.config.id2label[i] for i in best.indices.tolist()]
             yield {"output": names[0], "probabilities": dict(zip(names, best.values.tolist()))}
-
-
-def token_config(settings: ClassificationSettings, tokenizer: Any = None, longest: int = 1, **of_data: Any) -> Any:
-    """The config of an encoder of tokens, with what the data say. Without a tokenizer, all else is checked."""
-    from tarnn.models import TarnnConfig
-    from tarnn.tasks.model import chosen, make_config, vocabulary
-
-    choices = chosen(settings) | {"causal": settings.causal}
-    if choices.get("position") == "learned":
-        choices.setdefault("max_position_embeddings", longest)
-    if tokenizer is not None:
-        choices |= vocabulary(tokenizer)
-    return make_config(TarnnConfig, settings, choices | of_data)

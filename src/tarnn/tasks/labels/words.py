@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tarnn.data.files import plain_suffix
-from tarnn.data.pairs import Pair
-from tarnn.data.sources import dataset_rows
-from tarnn.data.tables import Row, read_rows
+from tarnn.data.pairs import Pair, rows_of
+from tarnn.data.tables import Row
 from tarnn.errors import UserError
 from tarnn.tasks.base import register
 from tarnn.tasks.labels.task import ClassificationSettings, ClassificationTask
@@ -19,6 +16,11 @@ from tarnn.tasks.settings import option
 
 if TYPE_CHECKING:
     import numpy as np
+
+SOURCES = (
+    'a .jsonl file of lines such as {"tokens": ["Ada", "wrote"], "labels": ["NAME", "VERB"]}, or '
+    "'datasets:NAME[:CONFIG[:SPLIT]]'"
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class TokenClassificationTask(ClassificationTask):
     def read_rows(self, sources: Sequence[str]) -> list[Pair]:
         """Pairs of labels and words, each as a JSON list."""
         names = (self.settings.labels_field, self.settings.tokens_field)
-        return [pair_of(row, *names, place) for source in sources for place, row in objects_of(source)]
+        return [pair_of(row, *names, place) for source in sources for place, row in rows_of(source, SOURCES)]
 
     @staticmethod
     def labels_of(row: Pair) -> list[str]:
@@ -95,21 +97,6 @@ def ids_of_words(tokenizer: Any, words: Sequence[str], place: str) -> tuple[np.n
     if empty := [word for word, part in zip(words, parts) if not len(part)]:
         raise UserError(f"{place}: the word {empty[0]!r} has no tokens; leave it out.")
     return np.concatenate(parts), np.cumsum([len(part) for part in parts]) - 1
-
-
-def objects_of(source: str) -> Iterator[tuple[str, Row]]:
-    """(place, row) of a .jsonl file or of `datasets:…`; UserError for anything else."""
-    if source.startswith("datasets:"):
-        yield from dataset_rows(source)
-        return
-    path = Path(source).expanduser()
-    if not path.is_file() or plain_suffix(path) != ".jsonl":
-        what = "is not a .jsonl file" if path.exists() else "does not exist"
-        raise UserError(
-            f'{source} {what}; expected lines such as {{"tokens": ["Ada", "wrote"], "labels": ["NAME", "VERB"]}}, or '
-            "'datasets:NAME[:CONFIG[:SPLIT]]'."
-        )
-    yield from read_rows(path)
 
 
 def pair_of(row: Row, labels: str, tokens: str, place: str) -> Pair:

@@ -23,9 +23,14 @@ class Seq2SeqSettings(TokenSettings):
     """A run of `tarnn train --task seq2seq`."""
 
     target_field: str = option("target", "The field that holds the target in jsonl and datasets.", "Sequences")
-    encoder_layers: int | None = option(None, "Blocks of the encoder (default: as --layers).", "Sequences", least=1)
+    encoder_layers: int | None = option(
+        None, "Blocks of the encoder (default: as --layers).", "Sequences", least=1, key="encoder_layers"
+    )
     cross_attention: str | None = option(
-        None, f"Of the decoder to the encoder: {PATTERN.replace('linear).', '--attention).')}", "Sequences"
+        None,
+        f"Of the decoder to the encoder: {PATTERN.replace('linear).', '--attention).')}",
+        "Sequences",
+        key="cross_attention",
     )
 
 
@@ -68,13 +73,6 @@ class Seq2SeqTask(TokenTask):
         return PaddedRows(examples, {"input_ids": end, "labels": -100})
 
     @classmethod
-    def check(cls, settings: Seq2SeqSettings) -> None:
-        seq2seq_config(settings)
-
-    def config(self) -> Any:
-        return seq2seq_config(self.settings, self.tokenizer)
-
-    @classmethod
     def predict(cls, model: Any, reader: Any, inputs: Iterator[str], top: int) -> Iterator[dict[str, Any]]:
         """The likeliest target, token after token from a state of constant size, as "output"."""
         import torch
@@ -90,17 +88,3 @@ class Seq2SeqTask(TokenTask):
                     break
                 made.append(one)
             yield {"output": reader.decode(made), "ended": len(made) < LONGEST}
-
-
-def seq2seq_config(settings: Seq2SeqSettings, tokenizer: Any = None) -> Any:
-    """The config that the settings ask for, with the tokenizer's vocabulary. Without one, all else is checked."""
-    from tarnn.tasks.model import chosen, make_config, pattern, vocabulary
-
-    choices = chosen(settings)
-    if settings.encoder_layers is not None:
-        choices["encoder_layers"] = settings.encoder_layers
-    if settings.cross_attention is not None:
-        choices["cross_attention"] = pattern(settings.cross_attention)
-    if tokenizer is not None:
-        choices |= vocabulary(tokenizer)
-    return make_config(Seq2SeqTask.classes()[0], settings, choices)

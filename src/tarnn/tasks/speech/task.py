@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 from tarnn.data.pairs import Pair, read_pairs
 from tarnn.errors import UserError
 from tarnn.log import Log
-from tarnn.tasks.base import register
+from tarnn.tasks.base import Trained, register
 from tarnn.tasks.sequences import EncoderSettings, SequenceTask
 from tarnn.tasks.settings import option
+from tarnn.tasks.speech.transcripts import LETTERS
 from tarnn.tasks.sums import sums
-from tarnn.tasks.trained import Trained
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
     from tarnn.data.examples import PaddedRows
+
+FEATURES = 40  # of a frame
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,9 @@ class CtcSettings(EncoderSettings):
 
     audio_field: str = option("audio", "The field that holds the recording's path in jsonl.", "Speech")
     transcript_field: str = option("text", "The field that holds what is said in jsonl.", "Speech")
-    subsampling: int = option(2, "Frames of 10 ms that make one place of the sequence.", "Speech", least=1)
+    subsampling: int = option(
+        2, "Frames of 10 ms that make one place of the sequence.", "Speech", least=1, key="subsampling"
+    )
 
 
 @register
@@ -47,8 +51,6 @@ class CtcTask(SequenceTask):
     def prepare(self, train: list[Pair], held_out: list[Pair], log: Log) -> tuple[PaddedRows, PaddedRows | None]:
         """Frames with the mean and the spread that those of the training data have, and letters."""
         import numpy as np
-
-        from tarnn.tasks.speech.transcripts import LETTERS
 
         self.front = front_end(train)
         parts = [self.read(train), self.read(held_out)]
@@ -85,7 +87,7 @@ class CtcTask(SequenceTask):
         """Frames and letters; UserError, with file and line, for what has no path that spells it."""
         from tarnn.tasks.speech.audio import read_wav
         from tarnn.tasks.speech.ctc import places_needed
-        from tarnn.tasks.speech.transcripts import LETTERS, Symbols, letters_of
+        from tarnn.tasks.speech.transcripts import Symbols, letters_of
 
         symbols, examples = Symbols(LETTERS), []
         for row in rows:
@@ -106,10 +108,12 @@ class CtcTask(SequenceTask):
 
     @classmethod
     def check(cls, settings: CtcSettings) -> None:
-        ctc_config(settings, 40)
+        cls.make_config(settings, input_size=FEATURES)
 
     def config(self) -> Any:
-        return ctc_config(self.settings, self.front.feature_size)
+        return self.make_config(
+            self.settings, input_size=self.front.feature_size, vocab_size=len(LETTERS) + 1, pad_token_id=0
+        )
 
     def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[Any]]:
         """Nats, letters, letters, and the edits that make the likeliest path's letters those that are said; and of each
@@ -133,7 +137,7 @@ class CtcTask(SequenceTask):
     def details(self, outcomes: list[Any]) -> dict[str, Any]:
         """word_error_rate: edits of words per word that is said."""
         from tarnn.tasks.speech.ctc import edits
-        from tarnn.tasks.speech.transcripts import LETTERS, SPACE, Symbols
+        from tarnn.tasks.speech.transcripts import SPACE, Symbols
 
         symbols = Symbols(LETTERS)
         words = [[symbols.text_of(ids).split(SPACE) for ids in pair] for pair in outcomes]
@@ -152,7 +156,7 @@ class CtcTask(SequenceTask):
 
         from tarnn.tasks.speech.audio import read_wav
         from tarnn.tasks.speech.ctc import best_path
-        from tarnn.tasks.speech.transcripts import LETTERS, SPACE, Symbols
+        from tarnn.tasks.speech.transcripts import SPACE, Symbols
 
         for path in inputs:
             samples, rate = read_wav(path)
@@ -174,7 +178,7 @@ def front_end(rows: Sequence[Pair]) -> Any:
     from tarnn.tasks.speech.audio import read_wav
 
     try:
-        return SpeechFeatures(40, read_wav(rows[0].first)[1])
+        return SpeechFeatures(FEATURES, read_wav(rows[0].first)[1])
     except (UserError, OSError) as error:
         raise UserError(f"{rows[0].place}: {error}") from error
 
@@ -188,19 +192,3 @@ def symbols_tokenizer(folder: Path, names: Sequence[str]) -> Any:
     file = folder / "vocab.json"
     file.write_text(json.dumps({name: i for i, name in enumerate((BLANK, *names, "<unk>"))}))
     return Wav2Vec2CTCTokenizer(file, bos_token=None, eos_token=None, pad_token=BLANK, word_delimiter_token=SPACE)
-
-
-def ctc_config(settings: CtcSettings, input_size: int) -> Any:
-    """The config that the settings ask for."""
-    from tarnn.models import TarnnConfig
-    from tarnn.tasks.model import chosen, make_config
-    from tarnn.tasks.speech.transcripts import LETTERS
-
-    fixed = {
-        "causal": settings.causal,
-        "input_size": input_size,
-        "subsampling": settings.subsampling,
-        "vocab_size": len(LETTERS) + 1,
-        "pad_token_id": 0,
-    }
-    return make_config(TarnnConfig, settings, chosen(settings) | fixed)

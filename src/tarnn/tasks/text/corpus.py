@@ -19,12 +19,13 @@ from tarnn.data.ticker import ticking
 from tarnn.data.tokenizers import bpe_size, encode, make_tokenizer, pieces, token_bytes
 from tarnn.errors import UserError
 from tarnn.log import Log, silent
+from tarnn.tasks.settings import held_out_count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 DESCRIPTION = "corpus.json"  # written last: a folder without it is not a corpus
-VALIDATION_FRACTION, VALIDATION_LIMIT = 0.1, 1 << 18  # of the text; in bytes. Where nothing was asked for.
+VALIDATION_LIMIT = 1 << 18  # bytes, by default
 
 
 @dataclass(frozen=True)
@@ -165,8 +166,7 @@ class Digest:
 
 def cut_before(data: np.ndarray, fraction: float | None) -> int:
     """Where the held-out end begins: never inside a UTF-8 character."""
-    held_out = round(len(data) * (VALIDATION_FRACTION if fraction is None else fraction))
-    held_out = min(held_out, VALIDATION_LIMIT) if fraction is None else held_out
+    held_out = held_out_count(len(data), fraction, VALIDATION_LIMIT)
     held_out = 0 if held_out == 1 else held_out  # one byte is nothing to guess from
     cut = len(data) - held_out
     while 0 < cut < len(data) and 0x80 <= data[cut] < 0xC0 and len(data) - held_out - cut < 3:

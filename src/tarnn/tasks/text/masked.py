@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Self
 from tarnn.data.tokenizers import MASK
 from tarnn.errors import UserError
 from tarnn.log import Log
-from tarnn.tasks.base import register
+from tarnn.tasks.base import Trained, register
 from tarnn.tasks.settings import option
 from tarnn.tasks.sums import scored
 from tarnn.tasks.text.windowed import WindowSettings, WindowTask
-from tarnn.tasks.trained import Trained
 
 if TYPE_CHECKING:
     from torch import Tensor

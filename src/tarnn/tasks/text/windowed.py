@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from tarnn.data.sources import read_documents
 from tarnn.errors import UserError
 from tarnn.log import Log
-from tarnn.tasks.base import Task
+from tarnn.tasks.base import Task, Trained
 from tarnn.tasks.settings import MODEL, NOTHING_HELD_OUT, TokenSettings, flag_of, option
 from tarnn.tasks.text.corpus import DESCRIPTION, Corpus, Digest, ids_of, load, prepare
-from tarnn.tasks.trained import Trained
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,15 +91,8 @@ class WindowTask(Task):
         return task
 
     @classmethod
-    def check(cls, settings: WindowSettings) -> None:
-        cls.make_config(settings)
-
-    @classmethod
-    def make_config(cls, settings: WindowSettings, tokenizer: Any = None) -> Any:
-        """Make the config that the settings describe, with the tokenizer's vocabulary; without one, check all else.
-
-        Raises UserError for whatever the config refuses, and for a context beyond the positions that the model has.
-        """
+    def make_config(cls, settings: Any, tokenizer: Any = None, longest: int | None = None, **of_data: Any) -> Any:
+        """Also raises UserError for another causality than the task's, and a context beyond the model's positions."""
         from tarnn.tasks.model import chosen, make_config, vocabulary
 
         choices = chosen(settings) if settings.start is None else shape_of(settings)
@@ -108,17 +100,8 @@ class WindowTask(Task):
             raise UserError(
                 f"causal is {choices['causal']} in {settings.config or settings.start}, but {cls.causal} for --task {cls.name}."
             )
-        if choices.get("position") == "learned":
-            choices.setdefault("max_position_embeddings", settings.context)
-        if tokenizer is not None:
-            size = len(tokenizer)
-            if choices.get("vocab_size", size) != size:
-                raise UserError(
-                    f"vocab_size is {choices['vocab_size']} in {settings.config or settings.start}, but the tokenizer has {size} "
-                    "ids; leave it out."
-                )
-            choices |= vocabulary(tokenizer)
-        config = make_config(cls.classes()[0], settings, choices)
+        of_data |= {} if tokenizer is None else vocabulary(tokenizer)
+        config = make_config(cls.classes()[0], settings, choices, of_data, settings.context)
         longest = config.max_position_embeddings
         if longest is not None and settings.context > longest:
             raise UserError(
@@ -126,9 +109,6 @@ class WindowTask(Task):
                 "(max_position_embeddings); expected at most as many, or raise that number in --config."
             )
         return config
-
-    def config(self) -> Any:
-        return self.make_config(self.settings, self.tokenizer)
 
     def model(self) -> Any:
         if self.settings.start is None:

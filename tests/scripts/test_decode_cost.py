@@ -4,8 +4,9 @@ import pytest
 import torch
 from support.scripts import lines_of
 
-from tarnn.decoding.decode_cost import decode_cost, fastest_decode_cost, rewind, softmax_twin, state_at, time_steps
-from tarnn.decoding.decode_cost_figure import decode_cost_figure, plot_decode_cost
+from scripts.common.decode_cost import decode_cost, fastest_decode_cost, rewind, state_at, time_steps
+from scripts.common.decode_cost_figure import decode_cost_figure
+from tarnn.huggingface.config import softmax_twin
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 from tarnn.ops import KVCache
 
@@ -46,7 +47,7 @@ def test_every_round_begins_at_the_position(attention):
 
 
 def test_time_is_that_of_the_step(monkeypatch):
-    from tarnn.decoding import decode_cost as module
+    from scripts.common import decode_cost as module
 
     clock = iter([0.0, 0.030, 1.0, 1.004, 2.0, 2.006, 3.0, 3.040])
     monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
@@ -55,7 +56,7 @@ def test_time_is_that_of_the_step(monkeypatch):
 
 
 def test_the_fastest_number_of_threads_is_taken(monkeypatch):
-    from tarnn.decoding import decode_cost as module
+    from scripts.common import decode_cost as module
 
     before = torch.get_num_threads()
     monkeypatch.setattr(module, "time_steps", lambda *_: {1: 0.004, 2: 0.002, 3: 0.009}[torch.get_num_threads()])
@@ -102,8 +103,3 @@ def test_the_plot_shows_times_with_their_ranges_and_bytes():
     band = time.collections[0].get_paths()[0].vertices[:, 1]
     assert (band.min(), band.max()) == (min(p.ms_min for p in costs["linear"]), max(p.ms_max for p in costs["linear"]))
     assert (time.get_xscale(), time.get_yscale(), figure.get_suptitle()) == ("log", "log", "a title")
-
-
-def test_the_plot_is_a_png(tmp_path):
-    plot_decode_cost({"linear": [decode_cost(make(), 4, rounds=3, seconds_a_round=0)]}, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -8,24 +8,32 @@ from typing import Any
 from transformers import TrainerCallback
 
 from tarnn.data.ticker import clock_time
-from tarnn.tasks import Facts
+from tarnn.tasks.base import Trainable
 from tarnn.training.metrics import measure
 
 LINE_EVERY = 10.0  # seconds, without a terminal
 
 
-class Progress(TrainerCallback):
+class StatusLine(TrainerCallback):
     """Loss in bits per byte (or dimension), speed and time left, on stderr; each evaluation gets a line that stays.
 
-    `fraction` says how much of the run is done, from 0 to 1. Only the first process shows anything.
+    `fraction` says how much of the run is done, from 0 to 1; per_step: what a step counts, in the task's words. Only the
+    first process shows anything.
     """
 
-    def __init__(self, fraction: Callable[[int], float], seconds: Callable[[], float], facts: Facts, show: bool = True):
-        self.fraction, self.seconds, self.facts = fraction, seconds, facts
+    def __init__(
+        self,
+        fraction: Callable[[int], float],
+        seconds: Callable[[], float],
+        task: Trainable,
+        per_step: int,
+        show: bool = True,
+    ):
+        self.fraction, self.seconds, self.task, self.per_step = fraction, seconds, task, per_step
         self.show = show
-        self.unit = facts.unit.replace("_per_", "/")
+        self.unit = task.unit.replace("_per_", "/")
         self.bar: Any = None
-        self.task: Any = None
+        self.row: Any = None  # of the bar
         self.best = float("inf")
         self.text = ""
         self.last_line = 0.0
@@ -37,7 +45,7 @@ class Progress(TrainerCallback):
         self.part_before = self.fraction(state.global_step)
         if self.show and sys.stderr.isatty():
             self.bar = make_bar()
-            self.task = self.bar.add_task("", total=1.0, text="")
+            self.row = self.bar.add_task("", total=1.0, text="")
             self.bar.start()
 
     def on_step_end(self, args, state, control, **kwargs):
@@ -45,10 +53,10 @@ class Progress(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if logs and "loss" in logs:
-            self.text = f"step {state.global_step:,}  {measure(logs['loss'], self.facts):.3f} {self.unit}"
+            self.text = f"step {state.global_step:,}  {measure(logs['loss'], self.task):.3f} {self.unit}"
             steps, seconds = state.global_step - self.since[0], self.seconds() - self.since[1]
             if seconds > 0:
-                self.text += f"  {steps * self.facts.per_step / seconds:,.0f} {self.facts.counted}/s"
+                self.text += f"  {steps * self.per_step / seconds:,.0f} {self.task.counted}/s"
             last = control is not None and control.should_training_stop
             self.show_text(state.global_step, at_once=last or state.global_step == args.max_steps)
 
@@ -56,10 +64,10 @@ class Progress(TrainerCallback):
         self.show_text(state.global_step, f"validation: {done:,} of {of:,} batches")
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
-        now = (metrics or {}).get("eval_bits_per_byte", float("inf"))
+        now = (metrics or {}).get("eval_measure", float("inf"))
         mark = "  best so far" if now < self.best else ""
         self.best = min(self.best, now)
-        rates = "".join(f", {name.replace('_', ' ')} {metrics[f'eval_{name}']:.4f}" for name in self.facts.rates)
+        rates = "".join(f", {name.replace('_', ' ')} {metrics[f'eval_{name}']:.4f}" for name in self.task.rates)
         self.say(f"step {state.global_step:,}: validation {now:.4f} {self.unit}{rates}{mark}")
 
     def show_text(self, step: int, text: str = "", at_once: bool = False) -> None:
@@ -69,7 +77,7 @@ class Progress(TrainerCallback):
         part, now = min(1.0, self.fraction(step)), time.monotonic()
         line = f"{text or self.text}  {self.times(part)}"
         if self.bar is not None:
-            self.bar.update(self.task, completed=part, text=line)
+            self.bar.update(self.row, completed=part, text=line)
         elif (text or self.text) and (at_once or now - self.last_line > LINE_EVERY):
             self.last_line = now
             self.say(f"{100 * part:3.0f} %  {line}")
@@ -98,8 +106,7 @@ class Progress(TrainerCallback):
 
 def make_bar() -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import BarColumn, Progress as Bar, TaskProgressColumn, TextColumn
 
     columns = (BarColumn(bar_width=24), TaskProgressColumn(), TextColumn("{task.fields[text]}"))
     return Bar(*columns, console=Console(stderr=True), refresh_per_second=4)

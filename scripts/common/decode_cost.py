@@ -130,10 +130,3 @@ def wait_for(device: torch.device) -> None:
 def used_bytes(state: ModelState) -> int:
     """Bytes of state that hold something: all of a LinearState, the filled part of a cache."""
     return sum(x.nbytes for layer in state.layers for x in layer.tensors().values())
-
-
-def softmax_twin(config: Any) -> Any:
-    """The same shape with softmax for every kind of attention; a layer without any stays without."""
-    pattern = [config.attention_of(i) for i in range(config.num_hidden_layers)]
-    twin = {"attention": ["none" if kind == "none" else "softmax" for kind in pattern]}
-    return type(config).from_dict(config.to_dict() | twin)

@@ -5,7 +5,7 @@ import torch
 from support.rounded_model import share_alike
 
 from tarnn.decoding.fused import FusedStep
-from tarnn.kernels.cpu.stack import PANEL, VERSION, Block, packed_groups, panels, rounded, rounded_groups
+from tarnn.kernels.cpu.model_step import PANEL, VERSION, Block, packed_groups, panels, rounded, rounded_groups
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 

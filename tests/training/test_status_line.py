@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tarnn.tasks import Facts
-from tarnn.training.progress import Progress
+from tarnn.training.status_line import StatusLine
 
-FACTS = Facts("bits_per_byte", "tokens", per_step=64, epoch=640, bytes_per_token=1.0)
+TASK = SimpleNamespace(unit="bits_per_byte", counted="tokens", bytes_per_token=1.0, rates=())
 
 
 class Terminal(io.StringIO):
@@ -17,16 +16,16 @@ class Terminal(io.StringIO):
         return True
 
 
-def go(progress):
+def go(status):
     state, args = SimpleNamespace(global_step=0), SimpleNamespace(max_steps=4)
-    progress.on_train_begin(args, state, None)
+    status.on_train_begin(args, state, None)
     for state.global_step in (1, 2, 3):
-        progress.on_step_end(args, state, None)
-        progress.on_log(args, state, None, logs={"loss": 0.6931471805599453 * state.global_step})
-    progress.on_evaluate(None, state, None, metrics={"eval_bits_per_byte": 2.5})
-    progress.on_evaluate(None, state, None, metrics={"eval_bits_per_byte": 2.6})
-    progress.close()
-    progress.close()
+        status.on_step_end(args, state, None)
+        status.on_log(args, state, None, logs={"loss": 0.6931471805599453 * state.global_step})
+    status.on_evaluate(None, state, None, metrics={"eval_measure": 2.5})
+    status.on_evaluate(None, state, None, metrics={"eval_measure": 2.6})
+    status.close()
+    status.close()
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -35,7 +34,7 @@ def test_loss_in_bits_per_byte_and_evaluations_that_stay(monkeypatch, terminal):
     monkeypatch.setattr(sys, "stderr", shown)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
-    go(Progress(lambda step: step / 4, lambda: 2.0, FACTS))
+    go(StatusLine(lambda step: step / 4, lambda: 2.0, TASK, 64))
     text = shown.getvalue()
     assert ("3.000 bits/byte" if terminal else "25 %  step 1  1.000 bits/byte") in text
     assert "step 3: validation 2.5000 bits/byte  best so far" in text
@@ -46,19 +45,19 @@ def test_loss_in_bits_per_byte_and_evaluations_that_stay(monkeypatch, terminal):
 def test_silence(monkeypatch):
     shown = Terminal()
     monkeypatch.setattr(sys, "stderr", shown)
-    go(Progress(lambda step: 0.0, lambda: 2.0, FACTS, show=False))
+    go(StatusLine(lambda step: 0.0, lambda: 2.0, TASK, 64, show=False))
     assert shown.getvalue() == ""
 
 
 def test_time_done_and_left_and_how_far_a_validation_is(monkeypatch):
     shown, now = io.StringIO(), [0.0]
     monkeypatch.setattr(sys, "stderr", shown)
-    progress = Progress(lambda step: step / 4, lambda: now[0], FACTS)
+    status = StatusLine(lambda step: step / 4, lambda: now[0], TASK, 64)
     state, args = SimpleNamespace(global_step=0), SimpleNamespace(max_steps=4)
-    progress.on_train_begin(args, state, None)
+    status.on_train_begin(args, state, None)
     state.global_step, now[0] = 1, 80.0
-    progress.on_log(args, state, None, logs={"loss": 0.6931471805599453})
+    status.on_log(args, state, None, logs={"loss": 0.6931471805599453})
     assert shown.getvalue() == " 25 %  step 1  1.000 bits/byte  1 tokens/s  1:20 done, about 4:00 left\n"
-    progress.last_line = 0.0
-    progress.on_prediction_step(args, state, None, done=3, of=8)
+    status.last_line = 0.0
+    status.on_prediction_step(args, state, None, done=3, of=8)
     assert " 25 %  validation: 3 of 8 batches  1:20 done, about 4:00 left\n" in shown.getvalue()

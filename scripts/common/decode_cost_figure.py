@@ -1,17 +1,11 @@
 """The cost of a token against its position, drawn without a display."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from tarnn.decoding.decode_cost import DecodeCost
+from scripts.common.decode_cost import DecodeCost
 
 COLORS = {"linear": "#0072b2", "softmax": "#d55e00"}  # told apart by every kind of eye (Okabe and Ito)
 LINES = ("-", "--", ":", "-.")
-
-
-def plot_decode_cost(costs: Mapping[str, Sequence[DecodeCost]], path: Path, title: str = "") -> None:
-    """`decode_cost_figure` as a file."""
-    decode_cost_figure(costs, title).savefig(path)
 
 
 def decode_cost_figure(costs: Mapping[str, Sequence[DecodeCost]], title: str = ""):
