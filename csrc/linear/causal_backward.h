@@ -102,8 +102,9 @@ void join_gradients(const Problem& p, const Sizes<T>& n, T* blocks) {
 
 /// R behind all stretches but the last of each sequence, where sequences are cut.
 template <typename T>
-void gradients_behind(const Problem& p, const Sizes<T>& n, const Bundles& bundles, const T* slots, T* blocks) {
+void gradients_behind(const Problem& p, const Sizes<T>& n, const T* slots, T* blocks) {
   if (p.keys.slots == 0) return;
+  const Bundles bundles(p, p.keys, bytes_of_head(n));
   parallel_with<BackwardScratch<T>>(p, bundles.count(), [&](Index i, BackwardScratch<T>& at) {
     if (!bundles[i][0].first) own_gradients(p, n, bundles[i], slots, blocks, at);
   }, p, n, bundles.heads());
@@ -124,7 +125,7 @@ void causal_backward(Problem p) {
     p.kept = {kept.get(), Type(), {p.g * count * size, count * size, size, 1}};
     keep_states(p, n, slots.get());
   }
-  gradients_behind(p, n, bundles, slots.get(), own.get());
+  gradients_behind(p, n, slots.get(), own.get());
   parallel_with<BackwardScratch<T>>(p, bundles.count(), [&](Index task, BackwardScratch<T>& at) {
     const Bundle& bundle = bundles[task];
     for (Index x = 0; x < bundle.heads; ++x) {

@@ -75,8 +75,7 @@ void full_outputs(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Ind
   at.ahead.clear();
   at.ahead.want(p.q, s.row, next.head, next.time, next.rows, p.d);
   at.ahead.want(p.o, s.row, next.head, next.time, next.rows, n.e);
-  sum_of_products<T>(rows, n.e, {0, {at.q, n.ldf, 1}, state.S, n.lde}, {n.f, {at.q, n.ldf, 1}, state.S, n.lde},
-                     at.factor, o, direct ? n.e : n.lde, &at.ahead);
+  scaled_product(rows, n.e, n.f, Left<T>{at.q, n.ldf, 1}, state.S, n.lde, at.factor, o, direct ? n.e : n.lde, &at.ahead);
   if (!direct) store_tile(at.o, n.lde, p.o, s.row, head, time, rows, n.e);
 }
 

@@ -22,7 +22,7 @@ struct Plan {
 
 /// bounds: of n sequences, n + 1 positions; packed: all in row 0, else each in a row of its own from 0 to `bounds[1]`.
 /// A sequence is cut where sequences × heads are fewer than `tasks`, into stretches of at least `least` positions, whole
-/// `unit`s, which forward and backward have in common. keep_last: the state behind the last stretch has a slot too.
+/// `unit`s. keep_last: the state behind the last stretch has a slot too.
 inline Plan plan(const std::vector<Index>& bounds, bool packed, Index sequences, Index heads, Index unit, Index tasks,
                  Index least, bool keep_last) {
   Plan out;

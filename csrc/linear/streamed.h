@@ -275,12 +275,19 @@ void keep_states(const Problem& p, const Sizes<T>& n, const T* slots) {
   }, p, n, bundles.heads());
 }
 
+/// The call with blocks for chunks.
+inline Problem by_blocks(Problem p) {
+  p.chunk = p.block;
+  return p;
+}
+
 template <typename T>
-void streamed_forward(const Problem& p) {
+void streamed_forward(const Problem& call) {
+  const Problem p = by_blocks(call);
   const Sizes<T> n(p);
   Owned<T> slots(p.keys.slots * n.state());
   const Bundles bundles(p, p.keys, n.f_rows() * n.lde * static_cast<Index>(sizeof(T)));
-  states_behind(p, n, p.keys, slots.get());
+  if (p.keys.slots) states_behind(call, Sizes<T>(call), p.keys, slots.get());
   parallel_with<StreamScratch<T>>(p, bundles.count(), [&](Index task, StreamScratch<T>& at) {
     const Bundle& bundle = bundles[task];
     for (Index i = 0; i < bundle.heads; ++i) stream_from(p, n, bundle[i], slots.get(), at.states[i]);

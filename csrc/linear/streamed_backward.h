@@ -142,13 +142,17 @@ void begin_streams(const Problem& p, const Sizes<T>& n, const Stretch& s, const 
 }
 
 template <typename T>
-void streamed_backward(const Problem& p) {
+void streamed_backward(const Problem& call) {
+  const Problem p = by_blocks(call);
   const Sizes<T> n(p);
   const Bundles bundles(p, p.keys, 3 * Transposed<T>::block(n) * static_cast<Index>(sizeof(T)));
   Owned<T> slots(p.keys.slots * n.state()), gradients(p.keys.slots * Own<T>::size(n));
   OmegaGradients<T> of_omega(p, n, p.keys);
-  states_behind(p, n, p.keys, slots.get());
-  gradients_behind(p, n, bundles, slots.get(), gradients.get());
+  if (p.keys.slots) {
+    const Sizes<T> by_chunks(call);
+    states_behind(call, by_chunks, p.keys, slots.get());
+    gradients_behind(call, by_chunks, slots.get(), gradients.get());
+  }
   parallel_with<StreamBackwardScratch<T>>(p, bundles.count(), [&](Index task, StreamBackwardScratch<T>& at) {
     const Bundle& bundle = bundles[task];
     const Index begin = bundle[0].begin, end = bundle[0].end;

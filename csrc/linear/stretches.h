@@ -140,7 +140,7 @@ void absorb_keys(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Inde
   for (Index time = begin; time < end; time += n.c)
     for (Index i = 0; i < bundle.heads; ++i) {
       State<T>& state = at.states[i];
-      load_keys_to_absorb(p, n, bundle[i], time, smaller(n.c, bundle[i].end - time), state.M, false, at.keys, &at.ahead);
+      load_keys(p, n, bundle[i], time, smaller(n.c, bundle[i].end - time), state.M, at.keys, &at.ahead);
       at.ahead.clear();
       want_keys(p, Onward(p, bundle, i, p.r - 1, time, time + n.c), at.ahead);
       absorb(at.keys, n, state, &at.ahead, begins_empty(p, bundle[i], time));

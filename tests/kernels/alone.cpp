@@ -61,7 +61,7 @@ struct Case {
         grad_v(b, g, t, e, side_by_side, nullptr), log_decay(b, g, t, 1, false, &draw), grad_decay(b, g, t, 1, false, nullptr),
         den(b, g * r, t, 1, false, nullptr), S(b * g * d * e), z(b * g * d), M(b * g), grad_S(S), grad_z(z) {
     for (T& x : log_decay.numbers) x = -std::abs(x) / 8;
-    p.g = g, p.r = r, p.d = p.f = d, p.e = e, p.chunk = 32, p.segment = 256;
+    p.g = g, p.r = r, p.d = p.f = d, p.e = e, p.chunk = 32, p.block = 64, p.segment = 256;
     p.q = q.view, p.k = k.view, p.v = v.view, p.o = o.view, p.den = den.view;
     p.grad_o = grad_o.view, p.grad_q = grad_q.view, p.grad_k = grad_k.view, p.grad_v = grad_v.view;
     if (decay) p.log_decay = log_decay.view, p.grad_log_decay = grad_decay.view;

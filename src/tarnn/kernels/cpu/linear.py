@@ -154,6 +154,4 @@ def _options(call: Call, *, backward: bool) -> tuple:
     numbers = (call.factor, call.square, call.offset, call.shift)
     streamed = _streamed(call, backward=backward)
     how = (NAMES.index(call.function), call.causal, call.normalize, call.weighted, call.eps, streamed)
-    chunk = _chunk(call)
-    unit = -(-BLOCK // chunk) * chunk  # forward may go by blocks and backward by chunks, but both cut a sequence alike
-    return (*how, BLOCK if streamed else chunk, _segment(call), unit, STRETCH, *numbers)
+    return (*how, _chunk(call), BLOCK, _segment(call), STRETCH, *numbers)
