@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 TORCH  := torch==2.13.0
 
-.PHONY: demo quick test test-all coverage format sanitize gpu install wheel clean
+.PHONY: demo quick test test-all coverage format sanitize pages gpu install wheel clean
 
 demo: install
 	$(BIN)/tarnn demo --out runs/demo
@@ -46,6 +46,10 @@ format: install
 # the kernels' tests under the sanitizers, with each instruction set
 sanitize: install
 	tests/sanitize.sh
+
+# all of benchmarks/results anew, on a quiet machine; stopped, it goes on
+pages: install
+	$(BIN)/python benchmarks/all.py
 
 # on a machine with a GPU, whose torch and Triton are the ones that PYTHON has: the op's laws, then the pages of results
 gpu:

@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from toolkit.model_steps import wrong_token
 
 from scripts.common.decode_cost import decode_cost
 from scripts.common.options import parse
+from scripts.common.others import taken_quietly
 from scripts.common.results import run
 from scripts.common.tables import bullets, markdown, page, source
+from scripts.common.targets import GUARANTEE
 from tarnn.decoding.fused import FusedStep
 from tarnn.kernels.cpu.model_step import FORMATS
 from tarnn.models import TarnnConfig, TarnnForCausalLM
@@ -62,15 +65,9 @@ def measure(options, found: Found, keep: Callable[[], None]) -> None:
         model = make(options, attention)
         for weights in FORMATS:
             step = FusedStep(model, weights)
-            ms = {
-                n: decode_cost(model, n, step=step, rounds=5, seconds_a_round=0.1, cache_dtype=cache_dtype).ms
-                for n in options.positions
-            }
-            found[f"{engine}: {weights}"] = {
-                "engine": engine,
-                "weights": weights,
-                "ms": {str(n): x for n, x in ms.items()},
-            }
+            cost = partial(decode_cost, model, step=step, rounds=5, seconds_a_round=0.1, cache_dtype=cache_dtype)
+            ms = {str(n): taken_quietly(partial(cost, n))[0].ms for n in options.positions}
+            found[f"{engine}: {weights}"] = {"engine": engine, "weights": weights, "ms": ms}
             keep()
     for engine in BASELINES:
         for weights in FORMATS:
@@ -108,7 +105,8 @@ def baseline(options, engine: str, weights: str) -> dict[str, Any]:
         "shape": shape,
     }
     worker = Path(__file__).parent / "toolkit" / "decode_workers.py"
-    done = subprocess.run([str(options.python), str(worker), json.dumps(given)], capture_output=True, text=True)
+    command = [str(options.python), str(worker), json.dumps(given)]
+    done, _ = taken_quietly(partial(subprocess.run, command, capture_output=True, text=True))
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
     return {"missing": (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]}
@@ -131,6 +129,7 @@ def report(options, facts: dict[str, Any], found: Found) -> str:
     return page(
         "One token more, beside llama.cpp and ONNX Runtime",
         source(facts, f"{shape}; random weights, one thread, batch 1."),
+        GUARANTEE,
         markdown(["", "weights", *(f"behind {n:,} tokens, ms" for n in options.positions)], rows, left=2),
         "## Left out" if missing else "",
         bullets(missing) if missing else "",

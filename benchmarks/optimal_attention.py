@@ -26,9 +26,10 @@ from scripts.common.options import parse
 from scripts.common.plots import BLUE, GREY, RED
 from scripts.common.results import run
 from scripts.common.tables import bullets, page, source
+from scripts.common.targets import GUARANTEE
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
-PATIENCE = 8.0  # seconds per step beyond which one must do
+PATIENCE = 4.0  # seconds per step beyond which one must do
 VOCABULARY = 256
 METHODS = {"performer": ("linear", 1), "softmax": ("softmax", 2), "none": ("none", 1)}  # attention, power of t
 COLORS = {"performer": BLUE, "softmax": RED, "none": GREY}
@@ -121,6 +122,7 @@ def report(options, facts: dict[str, Any], found: Found) -> str:
     return page(
         "A training step against the best that attention could do",
         source(facts, how),
+        GUARANTEE,
         table(found, options.methods, ratios),
         "## Left out",
         bullets(facts["left_out"]),

@@ -51,3 +51,4 @@ const Kernels& kernels();
 const tarnn::Kernels* tarnn_kernels_baseline();
 const tarnn::Kernels* tarnn_kernels_avx2();
 const tarnn::Kernels* tarnn_kernels_avx512();
+const tarnn::Kernels* tarnn_kernels_avx512bf16();

@@ -17,9 +17,12 @@ const tarnn::Kernels* table_of(std::string_view isa) {
   [[maybe_unused]] const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
 #ifdef TARNN_HAS_avx512
-  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && wanted("avx512"))
-    return tarnn_kernels_avx512();
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#ifdef TARNN_HAS_avx512bf16
+  if (avx512 && __builtin_cpu_supports("avx512bf16") && wanted("avx512bf16")) return tarnn_kernels_avx512bf16();
+#endif
+  if (avx512 && wanted("avx512")) return tarnn_kernels_avx512();
 #endif
 #ifdef TARNN_HAS_avx2
   if (avx2 && wanted("avx2")) return tarnn_kernels_avx2();

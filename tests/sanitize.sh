@@ -53,7 +53,7 @@ drawn() {
 
 case "${1:-}" in
     --short) drawn 300 ;;
-    "") for isa in baseline avx2 avx512; do
+    "") for isa in baseline avx2 avx512 avx512bf16; do
             if ! TARNN_ISA=$isa sanitized -c 'from tarnn.kernels.cpu import library; library.status()' 2> /dev/null; then
                 [[ $isa != baseline ]] && echo "sanitize: $isa is not for this processor" && continue
             fi

@@ -80,6 +80,7 @@ class Cost:
     mm_gflops: float | None  # float32, 2048³
     heads_first_ms: float | None = None  # the same heads-first, in the same rounds; where the layout is another
     peak_gflops: float | None = None  # float32 multiply–adds in registers
+    others: float | None = None  # the share of the processors that other processes took meanwhile
 
     def share_of_matmul(self, flops: int) -> float | None:
         """Of the rate that torch.mm had in the same rounds."""

@@ -8,17 +8,20 @@ from scripts.common.tables import MIB, bullets, markdown, mebibytes, millisecond
 from scripts.common.targets import section
 from toolkit.attention_cells import COLD_FROM, SIDE_BY_SIDE, Cell, Cost, Costs
 from toolkit.attention_targets import flops, targets
+from toolkit.baselines import EXPERT
 
 NAMES = {
     "native": "tarnn, native",
     "chunked": "chunked PyTorch",
     "specialised": "specialised PyTorch",
+    EXPERT: "specialised PyTorch, fast products",
     "sdpa": "SDPA (softmax)",
 }
 COLORS = {
     "native": BLUE,
     "chunked": SKY,
     "specialised": ORANGE,
+    EXPERT: GREY,
     "sdpa": RED,
     "fast-transformers": GREEN,
     "performer": PINK,

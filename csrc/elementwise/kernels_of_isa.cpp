@@ -44,23 +44,46 @@ void rms_norm(Index rows, Index n, T eps, const T* x, const T* weight, T* y, T* 
   }
 }
 
+/// The same for R rows at once, so that weight and grad_weight, which may be as long as a cache, are passed once for all of them.
+template <typename T, int R>
+void rms_norm_backward_of(Index n, const T* grad, const T* x, const T* weight, const T* scale, T* grad_x, T* grad_weight) {
+  Vec<T> products[R]{};
+  over<T>(n, [&](Index i, auto get, auto put) TARNN_LAMBDA {
+    const Vec<T> w = get(weight + i);
+    Vec<T> sum = get(grad_weight + i);
+    unrolled<R>([&](auto row) TARNN_LAMBDA {
+      const Vec<T> gx = get(grad + row * n + i) * get(x + row * n + i);
+      products[row] += gx * w;
+      sum += gx * scale[row];
+    });
+    put(grad_weight + i, sum);
+  });
+  T along[R];  // of x, which scale divides by its own length
+  unrolled<R>([&](auto row) TARNN_LAMBDA {
+    const T r = scale[row];
+    along[row] = sum<T>(products[row]) / static_cast<T>(n) * r * r * r;
+  });
+  over<T>(n, [&](Index i, auto get, auto put) TARNN_LAMBDA {
+    const Vec<T> w = get(weight + i);
+    Vec<T> result[R];  // all reads before the first write, as below
+    unrolled<R>([&](auto row) TARNN_LAMBDA {
+      result[row] = get(grad + row * n + i) * w * scale[row] - get(x + row * n + i) * along[row];
+    });
+    unrolled<R>([&](auto row) TARNN_LAMBDA { put(grad_x + row * n + i, result[row]); });
+  });
+}
+
 template <typename T>
 void rms_norm_backward(Index rows, Index n, const T* grad, const T* x, const T* weight, const T* scale, T* grad_x,
                        T* grad_weight) {
+  constexpr int together = 4;
+  const bool long_rows = n * sizeof(T) >= 8192;  // short ones come from memory faster one after the other
   over<T>(n, [&](Index i, auto, auto put) TARNN_LAMBDA { put(grad_weight + i, Vec<T>{}); });
-  for (Index row = 0; row < rows; ++row, grad += n, x += n, grad_x += n) {
-    const T r = scale[row];
-    Vec<T> products{};
-    over<T>(n, [&](Index i, auto get, auto put) TARNN_LAMBDA {
-      const Vec<T> gx = get(grad + i) * get(x + i);
-      products += gx * get(weight + i);
-      put(grad_weight + i, get(grad_weight + i) + gx * r);
-    });
-    const T along = sum<T>(products) / static_cast<T>(n) * r * r * r;  // of x, which scale divides by its own length
-    over<T>(n, [&](Index i, auto get, auto put) TARNN_LAMBDA {
-      put(grad_x + i, get(grad + i) * get(weight + i) * r - get(x + i) * along);
-    });
-  }
+  Index row = 0;
+  for (; long_rows && row + together <= rows; row += together)
+    rms_norm_backward_of<T, together>(n, grad + row * n, x + row * n, weight, scale + row, grad_x + row * n, grad_weight);
+  for (; row < rows; ++row)
+    rms_norm_backward_of<T, 1>(n, grad + row * n, x + row * n, weight, scale + row, grad_x + row * n, grad_weight);
 }
 
 /// 1 / (1 + e⁻ˣ), without overflow on either side.

@@ -14,7 +14,8 @@ using tarnn::Type;
 
 constexpr Index block = 1 << 14;  // numbers: about what a thread does while another wakes
 
-constexpr Index most_parts = 64;  // sums over rows are kept apart, each as long as a row: more of them would be as large as x
+// sums over rows are kept apart, each as long as a row: of fewer rows, or more of them, they would be as large as x
+constexpr Index most_parts = 64, least_rows = 16;
 
 template <typename F>
 void by_dtype(const Tensor& x, F f) {
@@ -57,7 +58,7 @@ void rms_norm(Tensor x, Tensor weight, double eps, Tensor y, Tensor scale) {
 
 void rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor scale, Tensor grad_x, Tensor grad_weight) {
   const Index n = weight.numel(), rows = scale.numel();
-  const Index each = std::max(rows_a_block(n), (rows + most_parts - 1) / most_parts), blocks = (rows + each - 1) / each;
+  const Index each = std::max({rows_a_block(n), (rows + most_parts - 1) / most_parts, least_rows}), blocks = (rows + each - 1) / each;
   by_dtype(x, [&](const auto& of, auto zero) {
     using T = decltype(zero);
     std::vector<T> parts(blocks * n);  // of grad_weight, a block after the other

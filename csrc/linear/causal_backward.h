@@ -22,6 +22,20 @@ inline Index states_to_keep(const Problem& p) {
   return p.kept ? 0 : (length - 1) / p.segment;
 }
 
+/// What the forward pass would have kept. slots: the states between stretches.
+template <typename T, typename At>
+void keep_states(const Problem& p, const Sizes<T>& n, const T* slots) {
+  const Bundles bundles(p, p.keys, n.f_rows() * n.lde * static_cast<Index>(sizeof(T)));
+  parallel_with<At>(p, bundles.count(), [&](Index task, At& at) {
+    const Bundle& bundle = bundles[task];
+    for (Index i = 0; i < bundle.heads; ++i) state_before(p, n, bundle[i], slots, at.states[i]);
+    for (Index time = bundle[0].begin + p.segment; time < bundle[0].end; time += p.segment) {
+      absorb_keys(p, n, bundle, time - p.segment, time, at);
+      for (Index i = 0; i < bundle.heads; ++i) write_state(at.states[i], n, kept_state<T>(p, bundle[i], time));
+    }
+  }, p, n, bundles.heads());
+}
+
 /// R of a stretch's own queries, as its beginning sees it, and how far its beginning reaches across it.
 template <typename T>
 struct Own {
@@ -101,17 +115,18 @@ void join_gradients(const Problem& p, const Sizes<T>& n, T* blocks) {
 }
 
 /// R behind all stretches but the last of each sequence, where sequences are cut.
-template <typename T>
+template <typename T, typename At = BackwardScratch<T>>
 void gradients_behind(const Problem& p, const Sizes<T>& n, const T* slots, T* blocks) {
   if (p.keys.slots == 0) return;
   const Bundles bundles(p, p.keys, bytes_of_head(n));
-  parallel_with<BackwardScratch<T>>(p, bundles.count(), [&](Index i, BackwardScratch<T>& at) {
+  parallel_with<At>(p, bundles.count(), [&](Index i, At& at) {
     if (!bundles[i][0].first) own_gradients(p, n, bundles[i], slots, blocks, at);
   }, p, n, bundles.heads());
   join_gradients(p, n, blocks);
 }
 
-template <typename T>
+/// KeyAt: for the sums of a stretch's keys; KeptAt: for states as the forward pass makes them.
+template <typename T, typename At = BackwardScratch<T>, typename KeyAt = KeyScratch<T>, typename KeptAt = BlockScratch<T>>
 void causal_backward(Problem p) {
   const Sizes<T> n(p);
   const Bundles bundles(p, p.keys, bytes_of_head(n));
@@ -120,13 +135,13 @@ void causal_backward(Problem p) {
   for (Index i = 0; i < p.keys.count; ++i) rows = std::max(rows, p.keys.at[i].row + 1);
   Owned<T> slots(p.keys.slots * n.state()), own(p.keys.slots * Own<T>::size(n)), kept(rows * p.g * count * size);
   OmegaGradients<T> of_omega(p, n, p.keys);
-  states_behind(p, n, p.keys, slots.get());
+  states_behind<T, KeyAt>(p, n, p.keys, slots.get());
   if (kept.get()) {
     p.kept = {kept.get(), Type(), {p.g * count * size, count * size, size, 1}};
-    keep_states(p, n, slots.get());
+    keep_states<T, KeptAt>(p, n, slots.get());
   }
-  gradients_behind(p, n, slots.get(), own.get());
-  parallel_with<BackwardScratch<T>>(p, bundles.count(), [&](Index task, BackwardScratch<T>& at) {
+  gradients_behind<T, At>(p, n, slots.get(), own.get());
+  parallel_with<At>(p, bundles.count(), [&](Index task, At& at) {
     const Bundle& bundle = bundles[task];
     for (Index x = 0; x < bundle.heads; ++x) {
       const Stretch& s = bundle[x];

@@ -55,14 +55,19 @@ void load_output_gradients(const Problem& p, const Sizes<T>& n, Index row, Index
   });
 }
 
-/// M: the units of each row's sums, or null where all are in those of `M_all`.
+/// What the gradients of outputs are multiplied with. M: the units of each row's sums, or null where all are in those of `M_all`.
+template <typename T>
+void load_output_factors(const Problem& p, const Stretch& s, Index head, Index time, Index rows, const T* M, T M_all, Queries<T>& q) {
+  const T* den = static_cast<const T*>(p.den.data) + offset(p.den, s.row, head, time);
+  for (Index i = 0; i < rows; ++i)
+    q.factor[i] = output_factor(p, den[i], M ? M[i] : M_all, p.map == Map::exp ? q.scale[i] : T(0));
+}
+
 template <typename T>
 void load_queries(const Problem& p, const Sizes<T>& n, const Stretch& s, Index head, Index time, Index rows, const T* M, T M_all,
                   Queries<T>& q, Ahead* ahead = nullptr) {
   q.from = make_features(p, n, s, p.q, head, time, rows, q.x, q.phi, q.scale, ahead);
-  const T* den = static_cast<const T*>(p.den.data) + offset(p.den, s.row, head, time);
-  for (Index i = 0; i < rows; ++i)
-    q.factor[i] = output_factor(p, den[i], M ? M[i] : M_all, p.map == Map::exp ? q.scale[i] : T(0));
+  load_output_factors(p, s, head, time, rows, M, M_all, q);
   load_output_gradients(p, n, s.row, head, time, rows, q);
 }
 

@@ -31,6 +31,7 @@ struct Keys {
   T* weighted;    // key ⊙ φ(K); phi itself where all factors are 1
   T* room;        // where `weighted` is made
   T* phi_t;       // (f × c) φ(K)ᵀ, where pairs need it
+  T* sums;        // (f) Σ_j of `weighted` (bfloat16/keys.h)
   const T* v;     // (c × e) rows of ldv: a tile, 0 where masked, or the tensor itself
   Index ldv;
   T* v_tile;
@@ -47,6 +48,7 @@ Keys<T> take_keys(Scratch& scratch, const Problem& p, const Sizes<T>& n) {
   keys.phi = scratch.take<T>(n.rows() * n.ldf);
   keys.v_tile = scratch.take<T>(n.rows() * n.lde);
   keys.phi_t = scratch.take<T>(n.f_rows() * n.ldc);
+  keys.sums = scratch.take<T>(n.ldf);
   keys.x_tile = scratch.take<T>(n.inputs());
   keys.scale = scratch.take<T>(n.ldc);
   Weights<T>& w = keys.weights;
@@ -128,22 +130,29 @@ Source<T> make_features(const Problem& p, const Sizes<T>& n, const Stretch& s, c
   return from;
 }
 
-/// Loads keys time … time + rows − 1 and their values, without weights.
+/// Features of keys time … time + rows − 1, without weights.
 template <typename T>
-void load_plain_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, Keys<T>& keys,
-                     Ahead* ahead = nullptr, Memo<T> memo = {}) {
+void load_plain_key_features(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, Keys<T>& keys,
+                             Ahead* ahead, Memo<T> memo) {
   keys.rows = rows;
   keys.x = make_features(p, n, s, p.k, s.head, time, rows, keys.x_tile, keys.phi, keys.scale, ahead, memo);
-  load_values(p, n, s, time, rows, keys);
   clear_masked(p, s, time, rows, keys.phi, n.ldf);
   if (n.projected) clear_masked(p, s, time, rows, keys.x_tile, n.projected.ldd);
 }
 
-/// The same, and their weights, M being the maximum before them.
+/// The same, and their values.
 template <typename T>
-void load_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, T M, Keys<T>& keys,
-               Ahead* ahead = nullptr, Memo<T> memo = {}) {
-  load_plain_keys(p, n, s, time, rows, keys, ahead, memo);
+void load_plain_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, Keys<T>& keys,
+                     Ahead* ahead = nullptr, Memo<T> memo = {}) {
+  load_plain_key_features(p, n, s, time, rows, keys, ahead, memo);
+  load_values(p, n, s, time, rows, keys);
+}
+
+/// Features of keys time … time + rows − 1 and their weights, M being the maximum before them.
+template <typename T>
+void load_key_features(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, T M, Keys<T>& keys,
+                       Ahead* ahead = nullptr, Memo<T> memo = {}) {
+  load_plain_key_features(p, n, s, time, rows, keys, ahead, memo);
   chunk_weights(p, s, time, rows, p.map == Map::exp ? keys.scale : nullptr, M, n.ldf, n.ldc, keys.weights);
   if (keys.weights.none) return;
   if (keys.weights.within) scale_rows(keys.phi, n.ldf, rows, n.f, keys.weights.u);
@@ -156,6 +165,14 @@ void load_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time
       for (Index j = 0; j < n.f; j += width<T>)
         store(keys.weighted + i * n.ldf + j, load(keys.phi + i * n.ldf + j) * keys.weights.key[i]);
   }
+}
+
+/// The same, and their values.
+template <typename T>
+void load_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, T M, Keys<T>& keys,
+               Ahead* ahead = nullptr, Memo<T> memo = {}) {
+  load_key_features(p, n, s, time, rows, M, keys, ahead, memo);
+  load_values(p, n, s, time, rows, keys);
 }
 
 /// query ⊙ φ(Q), in `to`, or φ(Q) itself where all factors are 1.

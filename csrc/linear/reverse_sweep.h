@@ -162,8 +162,8 @@ void segment_states(const Problem& p, const Sizes<T>& n, const Bundle& bundle, I
 }
 
 /// All gradients of a bundle, segment by segment; R is that behind it, then that before it. slots: states between stretches.
-template <typename T>
-void reverse_sweep(const Problem& p, const Sizes<T>& n, const Bundle& bundle, const T* slots, BackwardScratch<T>& at) {
+template <typename T, typename At>
+void reverse_sweep(const Problem& p, const Sizes<T>& n, const Bundle& bundle, const T* slots, At& at) {
   const Index first = bundle[0].begin, end = bundle[0].end;
   for (Index begin = first + (end - first - 1) / p.segment * p.segment; begin >= first && begin < end; begin -= p.segment) {
     const Index chunks = (smaller(p.segment, end - begin) + n.c - 1) / n.c;

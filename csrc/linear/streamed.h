@@ -258,21 +258,16 @@ void stream_from(const Problem& p, const Sizes<T>& n, const Stretch& s, const T*
   if (begins_empty(p, s, s.begin)) clear(to.S, n.f * n.lde);
 }
 
-/// What the forward pass would have kept, to the bit. slots: the states between stretches.
+/// The bundle's states take in the keys from `begin` to `end`, as they would if queries read them.
 template <typename T>
-void keep_states(const Problem& p, const Sizes<T>& n, const T* slots) {
-  const Bundles bundles(p, p.keys, n.f_rows() * n.lde * static_cast<Index>(sizeof(T)));
-  parallel_with<BlockScratch<T>>(p, bundles.count(), [&](Index task, BlockScratch<T>& at) {
-    const Bundle& bundle = bundles[task];
-    for (Index i = 0; i < bundle.heads; ++i) stream_from(p, n, bundle[i], slots, at.states[i]);
-    for (Index time = bundle[0].begin; time < bundle[0].end; time += n.c)
-      for (Index i = 0; i < bundle.heads; ++i) {
-        State<T>& state = at.states[i];
-        if (T* to = kept_state<T>(p, bundle[i], time)) write_state(state, n, to);
-        load_block(p, n, bundle[i], time, smaller(n.c, bundle[i].end - time), state.M, at.block, at.ahead);
-        stream_keys(at.block, n, state, at.ahead);
-      }
-  }, p, n, bundles.heads());
+void absorb_keys(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Index begin, Index end, BlockScratch<T>& at) {
+  for (Index time = begin; time < end; time += n.c)
+    for (Index i = 0; i < bundle.heads; ++i) {
+      State<T>& state = at.states[i];
+      if (begins_empty(p, bundle[i], time)) clear(state.S, n.f * n.lde);
+      load_block(p, n, bundle[i], time, smaller(n.c, bundle[i].end - time), state.M, at.block, at.ahead);
+      stream_keys(at.block, n, state, at.ahead);
+    }
 }
 
 /// The call with blocks for chunks.

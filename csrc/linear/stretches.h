@@ -134,22 +134,28 @@ T* kept_state(const Problem& p, const Stretch& s, Index time) {
   return static_cast<T*>(p.kept.data) + offset(p.kept, s.row, s.head, time / p.segment - 1);
 }
 
-/// The bundle's states take in the keys from `begin` to `end`, whole chunks but for the stretch's last.
+/// A chunk's keys, which a state takes in. empty: its S is not there yet.
 template <typename T>
-void absorb_keys(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Index begin, Index end, KeyScratch<T>& at) {
+void load_and_absorb(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, KeyScratch<T>& at,
+                     State<T>& state, const Onward& next, bool empty) {
+  load_keys(p, n, s, time, rows, state.M, at.keys, &at.ahead);
+  at.ahead.clear();
+  want_keys(p, next, at.ahead);
+  absorb(at.keys, n, state, &at.ahead, empty);
+}
+
+/// The bundle's states take in the keys from `begin` to `end`, whole chunks but for the stretch's last.
+template <typename T, typename At>
+void absorb_keys(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Index begin, Index end, At& at) {
   for (Index time = begin; time < end; time += n.c)
-    for (Index i = 0; i < bundle.heads; ++i) {
-      State<T>& state = at.states[i];
-      load_keys(p, n, bundle[i], time, smaller(n.c, bundle[i].end - time), state.M, at.keys, &at.ahead);
-      at.ahead.clear();
-      want_keys(p, Onward(p, bundle, i, p.r - 1, time, time + n.c), at.ahead);
-      absorb(at.keys, n, state, &at.ahead, begins_empty(p, bundle[i], time));
-    }
+    for (Index i = 0; i < bundle.heads; ++i)
+      load_and_absorb(p, n, bundle[i], time, smaller(n.c, bundle[i].end - time), at, at.states[i],
+                      Onward(p, bundle, i, p.r - 1, time, time + n.c), begins_empty(p, bundle[i], time));
 }
 
 /// The sums of a bundle's keys, from zero (a first stretch goes on from the state given), and its decay, as blocks.
-template <typename T>
-void stretch_sums(const Problem& p, const Sizes<T>& n, const Bundle& bundle, KeyScratch<T>& at, T* slots) {
+template <typename T, typename At>
+void stretch_sums(const Problem& p, const Sizes<T>& n, const Bundle& bundle, At& at, T* slots) {
   for (Index i = 0; i < bundle.heads; ++i) {
     if (bundle[i].first) {
       given_state(p, n, bundle[i], at.states[i]);
@@ -181,11 +187,11 @@ void join(const Problem& p, const Sizes<T>& n, const T* before, T* sums) {
 }
 
 /// The states behind all stretches that have a slot, a block per slot.
-template <typename T>
+template <typename T, typename At = KeyScratch<T>>
 void states_behind(const Problem& p, const Sizes<T>& n, const Stretches& stretches, T* slots) {
   if (stretches.slots == 0) return;
   const Bundles bundles(p, stretches, n.f_rows() * n.lde * static_cast<Index>(sizeof(T)));
-  parallel_with<KeyScratch<T>>(p, bundles.count(), [&](Index i, KeyScratch<T>& at) {
+  parallel_with<At>(p, bundles.count(), [&](Index i, At& at) {
     if (bundles[i][0].slot >= 0) stretch_sums(p, n, bundles[i], at, slots);
   }, p, n, bundles.heads());
   const Index size = n.state();

@@ -21,7 +21,7 @@ struct Rows {
   }
 };
 
-constexpr Index ahead = 4096;  // bytes by which weights are asked for before they are wanted
+constexpr Index ahead = 8192;  // bytes by which weights are asked for before they are wanted
 constexpr Index line = 64;
 
 /// At each step of a product, asks for some lines of weights so far from what the step reads, which are wanted soon.

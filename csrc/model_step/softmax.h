@@ -36,22 +36,44 @@ inline void append(const Cache& cache, Index row, Index head, Index g, Index d, 
   if (cache.mask && head == 0) cache.mask[row * cache.capacity + cache.length] = true;
 }
 
-/// A vector of a row of which `there` more numbers are there. Its place in `next` is asked for, where that is not null.
-template <typename Format>
-TARNN_INLINE Vec<float> read_and_ask(const typename Format::Stored* x, Index at, Index there, const typename Format::Stored* next) {
-  if (next) __builtin_prefetch(next + at, 0, 2);
-  return there < width<float> ? load_some<Format>(x + at, 1, there) : Format::load(x + at);
+/// Asks for n numbers, which are wanted soon; not where they are null.
+template <typename Stored>
+TARNN_INLINE void ask(const Stored* numbers, Index n) {
+  constexpr Index a_line = 64 / sizeof(Stored);
+  for (Index i = 0; numbers && i < n; i += a_line) __builtin_prefetch(numbers + i, 0, 2);
 }
 
-/// Scores of n keys: q·k/√d, −∞ where masked.
+/// q·k, in lanes that are still to be summed.
+template <typename Format>
+TARNN_INLINE Vec<float> lanes_of_score(const typename Format::Stored* key, const float* q, Index d) {
+  Vec<float> sum{};
+  Index c = 0;
+  for (; c + width<float> <= d; c += width<float>) sum += load(q + c) * Format::load(key + c);
+  if (c < d) sum += load(q + c) * load_some<Format>(key + c, 1, d - c);
+  return sum;
+}
+
+/// Scores of n keys: q·k/√d, −∞ where masked. Lanes of as many keys as a vector has are summed at once; a score is the same number
+/// either way. Not so of float32 from memory (`next` is null), which is read fastest one key after the other. `next` is asked for.
 template <typename Format, typename Stored = typename Format::Stored>
 void score_keys(const Stored* keys, const Stored* next, const bool* mask, const float* q, Index d, Index n, float* scores) {
+  constexpr int w = width<float>;
   const float scale = 1.f / __builtin_sqrtf(static_cast<float>(d));
-  for (Index j = 0; j < n; ++j, keys += d, next += next ? d : 0) {
-    Vec<float> sum{};
-    for (Index c = 0; c < d; c += width<float>) sum += load(q + c) * read_and_ask<Format>(keys, c, d - c, next);
-    scores[j] = mask && !mask[j] ? minus_infinity<float> : scale * TARNN_ISA::sum<float>(sum);
+  Index j = 0;
+  for (; j + w <= n && (next || sizeof(Stored) < sizeof(float)); j += w) {
+    Vec<float> lanes[w];
+    unrolled<w>([&](auto i) TARNN_LAMBDA {
+      lanes[i] = lanes_of_score<Format>(keys + (j + i) * d, q, d);
+      ask(next ? next + (j + i) * d : nullptr, d);
+    });
+    store(scores + j, scale * sums<float>(lanes));
   }
+  for (; j < n; ++j) {
+    scores[j] = scale * sum<float>(lanes_of_score<Format>(keys + j * d, q, d));
+    ask(next ? next + j * d : nullptr, d);
+  }
+  for (j = 0; mask && j < n; ++j)
+    if (!mask[j]) scores[j] = minus_infinity<float>;
 }
 
 /// N vectors of channels from `at` on: out += Σ_j weight_j v_j.
@@ -59,11 +81,14 @@ template <typename Format, int N, typename Stored = typename Format::Stored>
 TARNN_INLINE void sum_columns(const Stored* values, const Stored* next, const float* weights, Index d, Index at, Index n, float* out) {
   Vec<float> sums[N];
   unrolled<N>([&](auto i) TARNN_LAMBDA { sums[i] = load(out + at + i * width<float>); });
-  for (Index j = 0; j < n; ++j, values += d, next += next ? d : 0)
+  for (Index j = 0; j < n; ++j, values += d) {
     unrolled<N>([&](auto i) TARNN_LAMBDA {
       const Index c = at + i * width<float>;
-      sums[i] += read_and_ask<Format>(values, c, N == 1 ? d - c : width<float>, next) * weights[j];
+      const bool in_part = N == 1 && d - c < width<float>;
+      sums[i] += (in_part ? load_some<Format>(values + c, 1, d - c) : Format::load(values + c)) * weights[j];
     });
+    ask(next ? next + j * d + at : nullptr, N * width<float>);
+  }
   unrolled<N>([&](auto i) TARNN_LAMBDA { store(out + at + i * width<float>, sums[i]); });
 }
 

@@ -13,17 +13,21 @@ namespace TARNN_ISA {
 // Sixteen-bit numbers, by their bits: float32 keeps every value of both formats.
 
 TARNN_INLINE Vec<float> from_bfloat16(Lanes<float>::Half x) {
-  return bit_cast<Vec<float>>(__builtin_convertvector(x, Bits<float>) << 16);
+  return bit_cast<Vec<float>>(widened(x) << 16);
 }
 
+#ifdef __AVX512BF16__
+TARNN_INLINE Lanes<float>::Half to_bfloat16(Vec<float> x);  // simd/bfloat16.h: one instruction
+#else
 TARNN_INLINE Lanes<float>::Half to_bfloat16(Vec<float> x) {
   Bits<float> bits = bit_cast<Bits<float>>(x);
   Bits<float> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to the nearest, ties to even
   return __builtin_convertvector(x == x ? rounded : Bits<float>{} + 0x7fc0, Lanes<float>::Half);
 }
+#endif
 
 TARNN_INLINE Vec<float> from_float16(Lanes<float>::Half x) {
-  Bits<float> bits = __builtin_convertvector(x, Bits<float>), exponent = bits & 0x7c00;
+  Bits<float> bits = widened(x), exponent = bits & 0x7c00;
   Bits<float> normal = ((bits & 0x7fff) << 13) + (112 << 23);  // its exponent counts from 15, ours from 127
   Bits<float> small = bit_cast<Bits<float>>(__builtin_convertvector(bit_cast<Integers<float>>(bits & 0x3ff), Vec<float>) * 0x1p-24f);
   Bits<float> y = exponent == 0 ? small : exponent == 0x7c00 ? normal | 0x7f800000 : normal;

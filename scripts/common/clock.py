@@ -3,7 +3,8 @@
 A contender's first call is a warm-up and says how long one takes. Then come the rounds: in each, every contender
 in turn makes as many calls as fill `seconds_a_round`, and the round is worth their mean. Reported is the median
 of the rounds, with the least and the most. A call slower than its contender's patience is not repeated: its first
-is its time, and says so by `rounds = 1`. Memory is that of a call after the rounds, when code and buffers are there;
+is its time, and says so by `rounds = 1`. Where other processes took too much of the processors meanwhile, all is
+measured again (`others.py`). Memory is that of a call after the rounds, when code and buffers are there;
 where a call takes over a second, of the first.
 """
 
@@ -12,12 +13,13 @@ import statistics
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 
 from scripts.common.memory import peak_bytes
+from scripts.common.others import taken_quietly
 
 MOST_CALLS = 2000
 SLOW = 1.0  # seconds a call, from which warming up more than once is a waste
@@ -62,7 +64,8 @@ class Effort:
 
 @dataclass(frozen=True)
 class Timing:
-    """Median, least and most milliseconds a call; peak bytes above what was there before a call, where it is known."""
+    """Median, least and most milliseconds a call; peak bytes above what was there before a call, where it is known; the share of
+    the processors that other processes took meanwhile."""
 
     ms: float
     ms_min: float
@@ -70,15 +73,17 @@ class Timing:
     rounds: int
     calls: int
     peak_bytes: int | None
+    others: float | None = None
 
 
 def measure_in_turns(contenders: Mapping[Key, Contender], effort: Effort, device: str = "cpu") -> dict[Key, Timing]:
-    """A timing a contender. Whoever raises leaves all unmeasured: what can't run should not be here."""
+    """Return one Timing per contender. An exception in any of them aborts the measurement."""
     gc.freeze()  # what is there stays, so that collecting before each look at memory is cheap
     try:
-        return _measure_in_turns(contenders, effort, device)
+        timings, share = taken_quietly(lambda: _measure_in_turns(contenders, effort, device))
     finally:
         gc.unfreeze()
+    return {key: replace(timing, others=share) for key, timing in timings.items()}
 
 
 def _measure_in_turns(contenders: Mapping[Key, Contender], effort: Effort, device: str) -> dict[Key, Timing]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.common.options import as_facts
+from scripts.common.others import RECORD, TRIES
 from scripts.common.provenance import provenance
 
 Options = argparse.Namespace
@@ -42,8 +43,10 @@ def run(
     path = options.out / Path(options.script).with_suffix(".json").name
 
     def everything() -> dict[str, Any]:
-        return {**provenance(options.script), "settings": as_facts(options), **facts(options, found)}
+        measured = {"minutes": round((time.perf_counter() - begun) / 60, 1), "other_processes": RECORD.as_json()}
+        return {**provenance(options.script), **measured, "settings": as_facts(options), **facts(options, found)}
 
+    RECORD.start(1 if options.quick else TRIES)
     here = provenance(options.script)
     print(f"{here['machine']['cpu']}, {options.threads} threads; kernels: {here['kernels']}")
     for name, value in as_facts(options).items():

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from scripts.common.others import MOST, TRIES
+
 MIB = 2**20
 
 
@@ -22,7 +24,19 @@ def source(facts: dict[str, Any], text: str) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     return (
         f"`{facts['command']}`\n\n{facts['machine']['cpu']}, {facts['threads']} threads, {facts['date']}; {versions}. "
-        f"Kernels: {facts['kernels']}. {text}"
+        f"Kernels: {facts['kernels']}. {text}{others(facts)}"
+    )
+
+
+def others(facts: dict[str, Any]) -> str:
+    """What other processes took meanwhile, where that is known."""
+    share = facts.get("other_processes") or {}
+    if not share.get("figures"):
+        return ""
+    return (
+        f" Other processes took {share['median']:.1%} of the processors in the median, at most {share['most']:.1%}. What was "
+        f"above {MOST:.0%} was measured again, up to {TRIES} times in all; {share['above']} of {share['figures']} measurements "
+        "stayed above (°)."
     )
 
 
@@ -31,10 +45,11 @@ def bullets(lines: Sequence[str]) -> str:
 
 
 def milliseconds(timing: Any) -> str | None:
-    """Of a Timing or a Cost; with * where it is of one call."""
+    """Of a Timing or a Cost; with * where it is of one call, with ° where other processes took too much of the processors."""
     if timing is None:
         return None
-    return (f"{timing.ms:.3g}" if timing.ms < 100 else f"{timing.ms:,.0f}") + "*" * (timing.rounds == 1)
+    marks = "*" * (timing.rounds == 1) + "°" * ((timing.others or 0) > MOST)
+    return (f"{timing.ms:.3g}" if timing.ms < 100 else f"{timing.ms:,.0f}") + marks
 
 
 def ratio(over: Any, under: Any) -> str | None:

@@ -65,6 +65,7 @@ CELLS = {
             (64, "float32", True),
             (64, "float32", False),
             (64, "bfloat16", True),
+            (128, "bfloat16", True),
             (32, "float32", True),
             (128, "float32", True),
         ]

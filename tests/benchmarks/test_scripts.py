@@ -40,6 +40,9 @@ NEED_KERNELS = {"decode_baselines", "fused_step", "generate"}
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch):
     monkeypatch.setattr(model_steps, "EFFORT", Effort(0, rounds=(3, 3)))
+    monkeypatch.setattr(
+        "scripts.common.results.TRIES", 1
+    )  # or what other processes take would decide how long a test is
     for module in (step, fused_step):
         monkeypatch.setattr(module, "LARGE", 2**20)
     for module in (fused_step, generate):

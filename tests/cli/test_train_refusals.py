@@ -172,7 +172,7 @@ def test_checkpoints_that_cannot_be_resumed(refused, train, tmp_path):
 
     shutil.rmtree(older)
     said = spoiled("model.safetensors", lambda path: os.truncate(path, 100))
-    assert matches(said, "There is no older one", "--overwrite")
+    assert matches(said, "There is no older one", "begin again")
 
 
 def test_what_was_never_finished_is_not_picked_up(train, tmp_path):

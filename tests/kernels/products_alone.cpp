@@ -1,5 +1,5 @@
 // The products of the fused step without torch: y = W x + bias in each format against sums in float64, with the largest
-// numbers that bytes can hold too.
+// numbers that bytes can hold too. And sums of lanes, of many vectors at once and of one: the same bits.
 //
 //     g++ -std=c++20 -O2 -I csrc tests/kernels/products_alone.cpp -o alone && ./alone          (tests/aarch64.sh, for another processor)
 #include <cstdio>
@@ -91,10 +91,23 @@ struct Case {
   }
 };
 
+/// Whether many vectors' lanes are summed to the very numbers that each alone is summed to.
+bool same_sums() {
+  constexpr int w = isa::width<float>;
+  std::normal_distribution<float> normal;
+  isa::Vec<float> x[w];
+  for (int i = 0; i < w; ++i)
+    for (int l = 0; l < w; ++l) x[i][l] = normal(draw);
+  const isa::Vec<float> sums = isa::sums<float>(x);
+  for (int i = 0; i < w; ++i)
+    if (sums[i] != isa::sum<float>(x[i])) return std::printf("the lanes of vector %d have another sum\n", i), false;
+  return true;
+}
+
 }  // namespace
 
 int main() {
-  bool right = true, dot_products = false;
+  bool right = same_sums(), dot_products = false;
 #if defined(__AVX512F__)
   dot_products = __builtin_cpu_supports("avx512vnni");
 #endif

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fuzz import set_up
 from support.fuzz_calls import MAPS, Call
-from support.kernel_calls import MODES, drawn, same_bits
+from support.kernel_calls import MODES, drawn, multiplied_in_bfloat16, same_bits
 
 from tarnn.kernels.cpu import linear as cpu
 from tarnn.kernels.linear import Returned
@@ -74,6 +74,8 @@ def test_sums_are_rounded_once_to_the_nearest_even(dtype):
 def test_sixteen_bits_cost_one_rounding(mode, dtype):
     """The same call in float32, to the bit, but that inputs and results are rounded: sums, gradients and all."""
     given = Call(drawn(mode, dtype=dtype, spread=0.3))
+    if multiplied_in_bfloat16(given.drawn):
+        pytest.skip("factors of products are rounded, too")
     a, (q, k, v) = given.drawn, given.inputs[:3]
     options = dict(zip(given.names, given.inputs[3:]))
     narrow = make_call(

@@ -109,7 +109,7 @@ def test_the_op_asks_for_the_kernels_and_no_import_does(without_binary):
     ("name", "value", "known"),
     [
         ("TARNN_KERNELS", "fast", "off or required"),
-        ("TARNN_ISA", "sse9", "baseline, avx2 or avx512"),
+        ("TARNN_ISA", "sse9", "baseline, avx2, avx512 or avx512bf16"),
         ("TARNN_LARGE_PAGES", "no", "off or on"),
     ],
 )

@@ -11,7 +11,7 @@ from tarnn.kernels.cpu import elementwise as kernels, library
 from tarnn.kernels.elementwise import Call
 from tarnn.ops.elementwise import rms_norm, swiglu
 
-SHAPES = [(0, 5), (1, 1), (3, 7), (2, 5, 16), (7, 31), (5, 4, 3, 48), (700, 130)]
+SHAPES = [(0, 5), (1, 1), (3, 7), (2, 5, 16), (7, 31), (5, 4, 3, 48), (700, 130), (22, 2053)]
 
 
 def formula_of_norm(x, weight, eps):

@@ -7,6 +7,7 @@ from fuzz import allowed, errors, judge
 
 from support import fuzz_calls
 from support.fuzz_calls import Call, Drawn
+from tarnn.kernels.cpu import library
 
 CALL = Drawn(
     number=0, seed=0, b=2, g=2, r=2, t=41, s=41, d=17, e=33, dtype="float64", feature_map="elu", causal=True,
@@ -51,6 +52,12 @@ def holds_on_tensor_cores(mode: str, device: str = "cpu", **words) -> None:
     once = 0.0 if dtype == torch.float32 else torch.finfo(dtype).eps
     for kind, error in found.items():
         assert error <= max(limits[kind], once if kind in "Sz" else 0.0), kind
+
+
+def multiplied_in_bfloat16(call: Drawn) -> bool:
+    """Whether the factors of a call's products are rounded: in the kernels for AVX512-BF16, of what they compute in bfloat16."""
+    in_chunks = call.causal and call.decay != "channel"
+    return call.dtype == "bfloat16" and library.multiplies_in_bfloat16() and in_chunks
 
 
 def same_bits(xs, ys) -> bool:

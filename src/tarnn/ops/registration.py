@@ -189,7 +189,7 @@ class _Light(torch.autograd.Function):
         op, needs = ctx.op, ctx.needs_input_grad[4:]
         n = len(op.differentiable)
         grads = grads[:n] if len(grads) >= n else (*grads, *[None] * (n - len(grads)))
-        if grads.count(None) == n:
+        if all(g is None for g in grads):  # not grads.count(None), which compares each number of each tensor
             return (None,) * len(ctx.needs_input_grad)
         call, returned = restored(ctx, op, grads, of_form(ctx.form, needs)[0])
         if not torch.is_grad_enabled():

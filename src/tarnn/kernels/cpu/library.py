@@ -4,7 +4,7 @@
 first asked for, which registers `torch.ops.tarnn_cpu`. Four variables of the environment are read, once:
 
 TARNN_KERNELS   off: plain PyTorch computes.  required: an error where the compiled kernels can't be used.
-TARNN_ISA       baseline, avx2 or avx512, rather than the most that the processor has.
+TARNN_ISA       baseline, avx2, avx512 or avx512bf16, rather than the most that the processor has.
 TARNN_LARGE_PAGES  off: results of 8 MB and more are not asked to lie in large pages (Linux; the request outlives them), and
                 caches (tarnn.large_pages) neither.
 TARNN_BINARY    another library to load (`tests/sanitize.sh` does).
@@ -24,7 +24,7 @@ from tarnn.kernels.contract import Mendable
 
 BINARY = Path(__file__).with_name("libtarnn_cpu.so")
 PLAIN = "PyTorch"
-ISAS = ("baseline", "avx2", "avx512")
+ISAS = ("baseline", "avx2", "avx512", "avx512bf16")
 REMEDY = (
     "install a C++ compiler (GCC 11 or newer, or Clang), then run `pip install --force-reinstall --no-deps .` in the clone "
     "of tarnn"
@@ -62,6 +62,11 @@ def status() -> Status:
         if _status is None:
             _status = load()
     return Status(PLAIN, "switched off by tarnn.kernels.cpu.library.disabled()") if _disabled else _status
+
+
+def multiplies_in_bfloat16() -> bool:
+    """Whether products of bfloat16 calls have bfloat16 factors (and float32 sums)."""
+    return status().path == "compiled, avx512bf16"
 
 
 @contextmanager
@@ -119,6 +124,7 @@ def use(asked: str) -> tuple[str, str]:
         return f"compiled, {isa}", f"TARNN_ISA={asked} asks for it"
     on_x86 = platform.machine().lower() in ("x86_64", "amd64")
     why = {
+        "avx512bf16": "the processor has AVX-512 and its bfloat16 products",
         "avx512": "the processor has AVX-512",
         "avx2": "the processor has AVX2, and not all of AVX-512",
         "baseline": "the processor lacks AVX2" if on_x86 else "the only one for this kind of processor",

@@ -39,8 +39,8 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
     """Run the forward kernel. `den` is None unless `for_backward`; S, z, M are None unless `with_state` or needed by backward."""
     read_again = for_backward and not call.causal
     outputs = call.new_outputs(den=for_backward, state=with_state or read_again)
-    kept = _new_kept(call) if for_backward and call.causal and not _streamed(call, backward=True) else None
-    torch.ops.tarnn_cpu.forward.default(*_inputs(call), *_options(call, backward=False), *outputs[:5], kept)
+    kept = _new_kept(call) if for_backward and call.causal and not _streamed(call) else None
+    torch.ops.tarnn_cpu.forward.default(*_inputs(call), *_options(call), *outputs[:5], kept)
     return outputs if kept is None else outputs._replace(kept=kept)
 
 
@@ -65,7 +65,7 @@ def backward(call: Call, returned: Returned) -> Gradients:
         returned.M_behind,
         returned.kept,
         *_inputs(call),
-        *_options(call, backward=True),
+        *_options(call),
         *grads,
     )
     return grads.of(call)
@@ -132,12 +132,12 @@ def _inputs(call: Call) -> tuple:
     )
 
 
-def _streamed(call: Call, *, backward: bool) -> bool:
-    """Whether tokens pass over the state in pairs, rather than in chunks: always where a call is causal, but the gradients of
-    decays, of log-weights and of keys that several query heads share need chunks."""
-    if not call.causal:
-        return False
-    return not backward or (call.log_decay is None and not call.weighted and call.q.shape[1] == call.k.shape[1])
+def _streamed(call: Call) -> bool:
+    """Whether the backward pass goes token by token, as the forward pass does. With decays, log-weights, keys that several
+    query heads share, and products in bfloat16 it goes by chunks."""
+    in_bfloat16 = call.q.dtype == torch.bfloat16 and library.multiplies_in_bfloat16()
+    alone = call.q.shape[1] == call.k.shape[1]
+    return call.causal and alone and call.log_decay is None and not call.weighted and not in_bfloat16
 
 
 def _chunk(call: Call) -> int:
@@ -150,8 +150,7 @@ def _segment(call: Call) -> int:
     return max(SEGMENT, 8 * _chunk(call))
 
 
-def _options(call: Call, *, backward: bool) -> tuple:
+def _options(call: Call) -> tuple:
     numbers = (call.factor, call.square, call.offset, call.shift)
-    streamed = _streamed(call, backward=backward)
-    how = (NAMES.index(call.function), call.causal, call.normalize, call.weighted, call.eps, streamed)
+    how = (NAMES.index(call.function), call.causal, call.normalize, call.weighted, call.eps, _streamed(call))
     return (*how, _chunk(call), BLOCK, _segment(call), STRETCH, *numbers)

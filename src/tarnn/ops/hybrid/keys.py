@@ -13,7 +13,7 @@ from tarnn.ops.hybrid.state import HybridState
 
 
 class Keys(NamedTuple):
-    """The window before, and behind it the new keys: w + t places, of which `there` says what is filled.
+    """The previous window followed by the new keys (w + t positions); `there` marks the valid ones.
 
     A key's fade at new token i is clock_i + birth_j, in float64: differences of long sums.
     """

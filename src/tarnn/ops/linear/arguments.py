@@ -30,7 +30,18 @@ class Made(NamedTuple):
 
 
 def make_call(
-    q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state
+    q,
+    k,
+    v,
+    feature_map,
+    causal,
+    normalize,
+    eps,
+    key_mask=None,
+    cu_seqlens=None,
+    log_decay=None,
+    key_log_weight=None,
+    state=None,
 ) -> Made:
     """Decays and log-weights come in the wide dtype, so that sums over them and their gradients do too. Raises ValueError
     and TypeError for arguments that don't fit each other.
