@@ -1,6 +1,6 @@
 """Measure all pages of results/ anew, one script after the other, and go on where that was stopped.
 
-    python benchmarks/all.py                         # about forty minutes on two quiet cores; --list says how long each took
+    python benchmarks/all.py                         # about fifty minutes on two quiet cores; --list says what each took
     python benchmarks/all.py step decode             # these pages alone
     python benchmarks/all.py --python ENVIRONMENT/bin/python         # and decode_baselines, by the packages that lie there
 
@@ -14,24 +14,32 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 DONE = ROOT / "runs" / "benchmarks" / "all.json"
-PAGES = (  # short ones first: they say whether the machine is quiet
+NO_PAGES = ("all", "summary")  # and what needs a GPU
+FIRST = (
     "step",
     "encoder_step",
     "generate",
     "fused_step",
     "decode",
-    "decode_baselines",
-    "favor",
-    "optimal_attention",
-    "training_step",
-    "attention",
-)
+)  # short ones: they say whether the machine is quiet
+LAST = ("favor", "optimal_attention", "training_step", "attention")
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """The first ones, those that have no place of their own, and the last ones."""
+    there = {x for x in names if x not in NO_PAGES and not x.startswith("gpu_")}
+    between = sorted(there - {*FIRST, *LAST})
+    return [x for x in (*FIRST, *between, *LAST) if x in there]
+
+
+PAGES = in_order(x.stem for x in HERE.glob("*.py"))
 RESUMES = ("attention", "favor")  # go on within a page
 NEEDS_PYTHON = "decode_baselines"
 

@@ -1,6 +1,6 @@
 """Time and memory of attention against length: tarnn's native kernels, the same in chunked PyTorch, torch's SDPA.
 
-    python benchmarks/attention.py           # about fifteen minutes on two cores; benchmarks/results/attention.{json,md,png}
+    python benchmarks/attention.py           # about ten minutes on two cores; benchmarks/results/attention.{json,md,png}
     python benchmarks/attention.py --quick   # half a minute; runs/benchmarks/attention.{json,md,png}
 
 `specialised, fast products` is that with `torch.set_float32_matmul_precision("medium")`, an expert's PyTorch on this CPU.
@@ -42,7 +42,7 @@ FULL = {
     "heads": 8,
     "batch_size": 1,
     "device": "cuda" if torch.cuda.is_available() else "cpu",
-    "seconds": 1.5,
+    "seconds": 1.0,
     "longest_call": 12.0,
     "resume": False,
 }

@@ -40,6 +40,7 @@ GROUND = {  # files at the top level, which anybody may use, and which look into
     "json_file",
     "large_pages",
     "lazy",
+    "matmul",
     "moved",
     "numerics",
     "other_names",

@@ -27,7 +27,7 @@ struct FullScratch {
   State<T>* states;  // of each head in the bundle
   T *x, *q, *scale, *o, *den, *factor;
   Ahead ahead;
-  FullScratch(Scratch& scratch, const Sizes<T>& n, Index heads) : states(take_states(scratch, n, heads)) {
+  FullScratch(Scratch& scratch, const Problem&, const Sizes<T>& n, Index heads) : states(take_states(scratch, n, heads)) {
     x = scratch.take<T>(n.inputs());
     q = scratch.take<T>(n.rows() * n.ldf);
     scale = scratch.take<T>(n.ldc);
@@ -57,6 +57,16 @@ inline void find_last(const Problem& p, Index* last_slot) {
     if (p.keys.at[i].last) last_slot[place(p, p.keys.at[i])] = p.keys.at[i].slot;
 }
 
+/// A state, Sᵀ of head i or R of head i is what products read from now on.
+template <typename T>
+void state_is_read(const Sizes<T>&, State<T>&) {}
+template <typename T>
+void state_is_read(const Sizes<T>&, Index, BackwardScratch<T>&) {}
+template <typename T>
+void gradient_is_read(const Sizes<T>& n, Index i, FullKeyScratch<T>& at) {
+  transpose(at.heads[i].R.S, n.ldf, n.e, n.f, at.R[i].S, n.lde);
+}
+
 /// A chunk of a query head. i: of its keys, in the bundle.
 template <typename T>
 void full_outputs(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Index i, Index r, Index time, FullScratch<T>& at) {
@@ -79,24 +89,25 @@ void full_outputs(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Ind
   if (!direct) store_tile(at.o, n.lde, p.o, s.row, head, time, rows, n.e);
 }
 
-template <typename T>
+template <typename T, typename At = FullScratch<T>, typename KeyAt = KeyScratch<T>>
 void full_forward(const Problem& p) {
   const Sizes<T> n(p);
   Owned<T> slots(p.keys.slots * n.state());
   Owned<Index> last_slot(p.keys.count);
   find_last(p, last_slot.get());
-  states_behind(p, n, p.keys, slots.get());
+  states_behind<T, KeyAt>(p, n, p.keys, slots.get());
   const Bundles bundles(p, p.queries, n.f_rows() * n.lde * static_cast<Index>(sizeof(T)));
-  parallel_with<FullScratch<T>>(p, bundles.count(), [&](Index task, FullScratch<T>& at) {
+  parallel_with<At>(p, bundles.count(), [&](Index task, At& at) {
     const Bundle& bundle = bundles[task];
     for (Index i = 0; i < bundle.heads; ++i) {
-      read_state(whole_state(p, n, slots.get(), last_slot.get(), bundle[i]), n, at.states[i]);
-      if (bundle[i].first) put_state(p, n, bundle[i], at.states[i], p.after);
+      read_state<T>(whole_state(p, n, slots.get(), last_slot.get(), bundle[i]), n, at.states[i]);
+      if (bundle[i].first) put_state<T>(p, n, bundle[i], at.states[i], p.after);
+      state_is_read(n, at.states[i]);
     }
     for (Index r = 0; r < p.r; ++r)
       for (Index time = bundle[0].begin; time < bundle[0].end; time += n.c)
         for (Index i = 0; i < bundle.heads; ++i) full_outputs(p, n, bundle, i, r, time, at);
-  }, n, bundles.heads());
+  }, p, n, bundles.heads());
 }
 
 /// Gradients of a bundle's queries; R gets that of them alone, transposed.
@@ -122,10 +133,23 @@ void full_query_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle,
                           &at.ahead);
 }
 
+/// A chunk's gradients, times the weights of its keys: in units of the whole's maximum, not of the chunk's.
 template <typename T>
-void full_key_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Index i, Index time, const State<T>& R,
-                    BackwardScratch<T>& at) {
+void weigh_full_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, const Head<T>& own, BackwardScratch<T>& at) {
+  if (!p.weighted) return;
+  Keys<T>& keys = at.keys;
+  for (Index j = 0; j < keys.rows; ++j) {
+    const T scale = p.map == Map::exp ? keys.scale[j] : T(0);
+    keys.scale[j] = exp_one<T>(log_weight(p, s, time + j, scale, is_masked(p, s.row, time + j)) - finite(*own.M));
+  }
+  scale_rows(at.grad_phi, n.ldf, keys.rows, n.f, keys.scale);
+  scale_rows(at.grad_v, n.lde, keys.rows, n.e, keys.scale);
+}
+
+template <typename T>
+void full_key_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Index i, Index time, FullKeyScratch<T>& at) {
   const Stretch& s = bundle[i];
+  const State<T>& R = at.R[i];
   const Head<T>& own = at.heads[i];
   Keys<T>& keys = at.keys;
   load_plain_keys(p, n, s, time, smaller(n.c, s.end - time), keys, &at.ahead);
@@ -138,14 +162,7 @@ void full_key_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle, I
   for (Index j = 0; j < rows; ++j) std::memcpy(at.grad_phi + j * n.ldf, own.R.z, static_cast<std::size_t>(n.ldf) * sizeof(T));
   matmul(rows, n.f, n.e, {keys.v, keys.ldv, 1}, own.R.S, n.ldf, at.grad_phi, n.ldf, true, &at.ahead);
   matmul(rows, n.e, n.f, {keys.phi, n.ldf, 1}, R.S, n.lde, at.grad_v, n.lde, false, &at.ahead);
-  if (p.weighted) {  // in units of the whole's maximum, not of the chunk's
-    for (Index j = 0; j < rows; ++j) {
-      const T scale = p.map == Map::exp ? keys.scale[j] : T(0);
-      keys.scale[j] = exp_one<T>(log_weight(p, s, time + j, scale, is_masked(p, s.row, time + j)) - finite(*own.M));
-    }
-    scale_rows(at.grad_phi, n.ldf, rows, n.f, keys.scale);
-    scale_rows(at.grad_v, n.lde, rows, n.e, keys.scale);
-  }
+  weigh_full_keys(p, n, s, time, own, at);
   store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x, at.queries.grad_x, own.grad_omega, &at.ahead);
 }
 
@@ -166,7 +183,7 @@ void sum_gradients(const Problem& p, const Sizes<T>& n, T* own, Index* first_of)
   }, n);
 }
 
-template <typename T>
+template <typename T, typename At = BackwardScratch<T>, typename KeyAt = FullKeyScratch<T>>
 void full_backward(const Problem& p) {
   const Sizes<T> n(p);
   const Index block = Transposed<T>::block(n);
@@ -174,11 +191,12 @@ void full_backward(const Problem& p) {
   Owned<Index> first_of(p.keys.count);
   OmegaGradients<T> of_queries(p, n, p.queries), of_keys(p, n, p.keys);
   const Bundles queries(p, p.queries, bytes_of_head(n)), keys(p, p.keys, bytes_of_head(n));
-  parallel_with<BackwardScratch<T>>(p, queries.count(), [&](Index task, BackwardScratch<T>& at) {
+  parallel_with<At>(p, queries.count(), [&](Index task, At& at) {
     const Bundle& bundle = queries[task];
     for (Index i = 0; i < bundle.heads; ++i) {
       get_state(p, n, bundle[i], p.after, at.square);
       at.heads[i].S->from(at.square, n);
+      state_is_read(n, i, at);
       at.heads[i].R.clear(n);
       *at.heads[i].M = at.square.M;
       at.heads[i].grad_omega = of_queries.at(bundle[i]);
@@ -190,17 +208,17 @@ void full_backward(const Problem& p) {
       at.heads[i].R.copy_to(Transposed<T>(own.get() + (&bundle[i] - p.queries.at) * block, n), n);
   }, p, n, queries.heads());
   sum_gradients(p, n, own.get(), first_of.get());
-  parallel_with<FullKeyScratch<T>>(p, keys.count(), [&](Index task, FullKeyScratch<T>& at) {
+  parallel_with<KeyAt>(p, keys.count(), [&](Index task, KeyAt& at) {
     const Bundle& bundle = keys[task];
     for (Index i = 0; i < bundle.heads; ++i) {
       const Head<T>& head = at.heads[i];
       Transposed<T>(own.get() + first_of.get()[place(p, bundle[i])] * block, n).copy_to(head.R, n);
-      transpose(head.R.S, n.ldf, n.e, n.f, at.R[i].S, n.lde);
+      gradient_is_read(n, i, at);
       *at.heads[i].M = static_cast<const T*>(p.after.M)[place(p, bundle[i])];
       at.heads[i].grad_omega = of_keys.at(bundle[i]);
     }
     for (Index time = bundle[0].begin; time < bundle[0].end; time += n.c)
-      for (Index i = 0; i < bundle.heads; ++i) full_key_chunk(p, n, bundle, i, time, at.R[i], at);
+      for (Index i = 0; i < bundle.heads; ++i) full_key_chunk(p, n, bundle, i, time, at);
     for (Index i = 0; i < bundle.heads; ++i) {
       if (!bundle[i].first) continue;
       const Transposed<T>& R = at.heads[i].R;

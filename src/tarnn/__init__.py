@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         FeatureMap as FeatureMap,
         PositiveRandomFeatures as PositiveRandomFeatures,
     )
+    from tarnn.matmul import fast_matmul as fast_matmul
     from tarnn.models import TarnnConfig as TarnnConfig, TarnnForCausalLM as TarnnForCausalLM
     from tarnn.ops import (
         HybridState as HybridState,

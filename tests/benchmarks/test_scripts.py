@@ -31,6 +31,7 @@ OPTIONS = {
     "gpu_attention": ["--dry-run", "--quick"],
     "gpu_decode": ["--dry-run", "--quick"],
     "optimal_attention": ["--quick", *MODELS, "--hidden-size", 32, "--features", 4],
+    "products": ["--quick"],
     "step": ["--quick"],
     "training_step": [*MODELS, "--tokens", 32],
 }

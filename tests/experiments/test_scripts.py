@@ -27,13 +27,23 @@ OPTIONS = {
     "image_speed": (["--quick", "--batches", 1, 2, "--seconds", 0.01, "--positions", 2], None, None),
     "long_classification": (["--quick"], "--data", "reviews"),
     "long_softmax": (LANGUAGE, "--books", "books"),
+    "mixed_precision": (["--quick", "--seeds", 0], "--books", "books"),
     "pretrained_cost": (["--quick"], None, None),
     "proteins": (PROTEINS, "--data", "sequences"),
     "seq2seq": (["--quick"], "--data", "dictionary"),
     "speech": (SPEECH, "--data", "recordings"),
     "time_memory": (TIME, None, None),
 }
-GO_ON = {"copy_task", "image_bits", "long_classification", "long_softmax", "proteins", "seq2seq", "speech"}
+GO_ON = {
+    "copy_task",
+    "image_bits",
+    "long_classification",
+    "long_softmax",
+    "mixed_precision",
+    "proteins",
+    "seq2seq",
+    "speech",
+}
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers has to say of random configs
 
 

@@ -1,4 +1,4 @@
-"""Causal attention in bfloat16, at widths of whole vectors.
+"""Attention in bfloat16, at widths of whole vectors.
 
 Where the processor multiplies bfloat16, products have such factors. The laws are the same everywhere."""
 
@@ -12,7 +12,15 @@ from tarnn.ops import linear_attention
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
-MODES = ["causal", "decay a token, weighted", "decay a head", "unnormalised", "random features"]
+MODES = [
+    "causal",
+    "full",
+    "full, weighted",
+    "decay a token, weighted",
+    "decay a head",
+    "unnormalised",
+    "random features",
+]
 WHOLE = {"b": 1, "g": 1, "d": 64, "e": 64, "dtype": "bfloat16"}
 
 
@@ -31,7 +39,7 @@ def test_a_state_is_a_sum_in_float32():
 
 
 @pytest.mark.parametrize("layout", ["as projected", "every second", "transposed"])
-@pytest.mark.parametrize("mode", MODES[:2])
+@pytest.mark.parametrize("mode", MODES[:4])
 def test_any_strides_give_the_same_bits(mode, layout):
     strided = Call(drawn(mode, t=70, s=70, layouts=(layout,) * 4, state_grads=False, **(WHOLE | {"g": 2})))
     plain = Call(drawn(mode, t=70, s=70, state_grads=False, **(WHOLE | {"g": 2})))

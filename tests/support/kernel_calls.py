@@ -56,8 +56,7 @@ def holds_on_tensor_cores(mode: str, device: str = "cpu", **words) -> None:
 
 def multiplied_in_bfloat16(call: Drawn) -> bool:
     """Whether the factors of a call's products are rounded: in the kernels for AVX512-BF16, of what they compute in bfloat16."""
-    in_chunks = call.causal and call.decay != "channel"
-    return call.dtype == "bfloat16" and library.multiplies_in_bfloat16() and in_chunks
+    return call.dtype == "bfloat16" and library.multiplies_in_bfloat16() and call.decay != "channel"
 
 
 def same_bits(xs, ys) -> bool:

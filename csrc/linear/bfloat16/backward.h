@@ -15,7 +15,7 @@ struct RoundedBackwardScratch : BackwardScratch<float> {
   Word *q_rows, *q_pairs, *q_weighted;              // (c × f/2) φ(Q), (c/2 × f) its rows in pairs, the same of query ⊙ φ(Q)
   Word *G_rows, *G_pairs;                           // (c × e/2), (c/2 × e)
   Word *A_rows, *A_pairs, *P_pairs;                 // (c × c/2), (c/2 × c)
-  Word *R_pairs, *R_rows, *R_turned;                // (e/2 × f) and (e × f/2) of each head, (f/2 × e)
+  Word *R_pairs, *R_rows, *R_turned;                // (e/2 × f), (e × f/2), (f/2 × e) of each head
   Word* S;                                          // (e/2 × f) of each head and chunk
   float *R_z, *sums;                                // (f) z of R, as the chunk's keys see it; (f)
   Index states;
@@ -39,41 +39,19 @@ struct RoundedBackwardScratch : BackwardScratch<float> {
     R_rows = scratch.take<Word>(count * (n.e_rows() * word_row(n.f)));
     R_z = scratch.take<float>(n.ldf);
     sums = scratch.take<float>(n.ldf);
-    R_turned = scratch.take<Word>(word_row(n.f) * n.lde);
+    R_turned = scratch.take<Word>(count * (word_row(n.f) * n.lde));
     S = scratch.take<Word>(count * states * (n.e_rows() / 2 * n.ldf));
   }
   Word* S_of(const Sizes<float>& n, Index head, Index chunk) const { return S + (head * states + chunk) * (n.e_rows() / 2 * n.ldf); }
   Word* R_pairs_of(const Sizes<float>& n, Index head) const { return R_pairs + head * (n.e_rows() / 2 * n.ldf); }
   Word* R_rows_of(const Sizes<float>& n, Index head) const { return R_rows + head * (n.e_rows() * word_row(n.f)); }
+  Word* R_turned_of(const Sizes<float>& n, Index head) const { return R_turned + head * (word_row(n.f) * n.lde); }
 };
 
 /// Whether gradients go from the products' sums to where they are wanted, by a factor for each number.
 inline bool straight(const Problem& p, const Sizes<float>& n, const Keys<float>& keys) {
   return by_number(p, n, keys.weights.none) && p.map != Map::squared_relu && !p.grad_key_log_weight && !p.grad_log_decay;
 }
-
-/// Rows of sums, rounded, to a tensor; `tile` is a place on the way where its rows are not vectors.
-struct RowsOut {
-  std::uint16_t* at;
-  Index stride, rows;
-  bool direct;
-  float* tile;
-  Index ld;
-  RowsOut(const View& to, const Stretch& s, Index head, Index time, Index rows, Index n, float* tile, Index ld)
-      : at(static_cast<std::uint16_t*>(to.data) + offset(to, s.row, head, time)), stride(to.stride[2]), rows(rows),
-        direct(to.stride[3] == 1 && n % 16 == 0), tile(tile), ld(ld) {}
-
-  template <int R, int N>
-  TARNN_INLINE void put(Index i, Index j, Vec<float> (&sums)[R * N]) const {
-    if (!direct) return store_tile_sums<R, N>(tile + i * ld + j, ld, sums);
-    unrolled<R>([&](auto r) TARNN_LAMBDA {
-      if (i + r < rows) store_rounded<N>(at + (i + r) * stride + j, sums + r * N);
-    });
-  }
-  void finish(const View& to, const Stretch& s, Index head, Index time, Index n) const {
-    if (!direct) store_tile(tile, ld, to, s.row, head, time, rows, n);
-  }
-};
 
 /// sums times the derivative of the map, as features_backward.
 template <int R, int N>
@@ -158,20 +136,19 @@ inline void round_output_gradients(const Problem& p, const Sizes<float>& n, cons
   }
 }
 
-/// A head's queries, and the gradients of their outputs.
+/// A head's queries, and the gradients of their outputs. M, M_all: as in load_output_factors.
 inline void load_rounded_queries(const Problem& p, const Sizes<float>& n, const Stretch& s, Index head, Index time,
-                                 RoundedBackwardScratch& at) {
-  const Weights<float>& w = at.keys.weights;
+                                 const float* M, float M_all, RoundedBackwardScratch& at) {
   const Index rows = at.keys.rows, all = at.words.all, ldf = word_row(n.f), lde = word_row(n.e);
   Queries<float>& q = at.queries;
-  if (by_number(p, n, w.none)) {
+  if (by_number(p, n, at.keys.weights.none)) {
     load_rounded_rows(p, n, p.q, s, head, time, rows, all, at.q_rows, at.q_pairs, at.sums, q.phi);
   } else {
     q.from = make_features(p, n, s, p.q, head, time, rows, q.x, q.phi, q.scale, &at.ahead);
     round_rows(q.phi, n.ldf, rows, all, n.f, at.q_rows, ldf);
     interleave_rows(at.q_rows, ldf, all, n.f, at.q_pairs, n.ldf);
   }
-  load_output_factors(p, s, head, time, rows, w.M, 0.f, q);
+  load_output_factors(p, s, head, time, rows, M, M_all, q);
   if (rows == all && p.grad_o.stride[3] == 1 && p.o.stride[3] == 1 && n.e % 32 == 0)
     return round_output_gradients(p, n, s, head, time, rows, at);
   load_output_gradients(p, n, s.row, head, time, rows, q);
@@ -241,7 +218,7 @@ inline void add_rounded_query_head(const Problem& p, const Sizes<float>& n, cons
   const KeyWords& words = at.words;
   const Index rows = keys.rows, all = words.all, head = s.head * p.r + r, ldf = n.ldf, lde = n.lde;
   Queries<float>& q = at.queries;
-  load_rounded_queries(p, n, s, head, time, at);
+  load_rounded_queries(p, n, s, head, time, w.M, 0.f, at);
   rounded_pair_gradients(p, n, at);
   if (p.grad_log_decay) add_pair_flow(n, rows, at.A, at.P, at.flow);
   if (straight(p, n, keys)) {
@@ -259,7 +236,7 @@ inline void add_rounded_query_head(const Problem& p, const Sizes<float>& n, cons
                    times_slope<R, N>(map, phi + i * ldf + j, ldf, sums);
                    k_out.put<R, N>(i, j, sums);
                  });
-    key_products(rows, all, n.e, ends ? 0 : TARNN_ISA::words(n.f), {words.rows, word_row(n.f), 1}, at.R_turned, at.P_pairs, n.ldc,
+    key_products(rows, all, n.e, ends ? 0 : TARNN_ISA::words(n.f), {words.rows, word_row(n.f), 1}, at.R_turned_of(n, i), at.P_pairs, n.ldc,
                  at.G_pairs, lde, first, last, at.grad_v, at.ahead, [](Index, auto, auto, auto&) TARNN_LAMBDA {},
                  [=](Index i, Index j, auto R, auto N, auto& sums) TARNN_LAMBDA { v_out.put<R, N>(i, j, sums); });
     if (last) k_out.finish(p.grad_k, s, s.head, time, n.f), v_out.finish(p.grad_v, s, s.head, time, n.e);
@@ -286,6 +263,21 @@ inline void add_rounded_query_head(const Problem& p, const Sizes<float>& n, cons
   rounded_query_gradients(p, n, s, head, time, S, z, own.grad_omega, at);
 }
 
+/// The words of R of head i, from its numbers.
+inline void round_gradient(const Sizes<float>& n, Index i, RoundedBackwardScratch& at) {
+  const Transposed<float>& R = at.heads[i].R;
+  clear(R.S + n.e * n.ldf, (n.e_rows() - n.e) * n.ldf);
+  round_rows(R.S, n.ldf, n.e, n.e_rows(), n.f, at.R_rows_of(n, i), word_row(n.f));
+  interleave_rows(at.R_rows_of(n, i), word_row(n.f), n.e_rows(), n.f, at.R_pairs_of(n, i), n.ldf);
+}
+
+/// The words of Sᵀ of head i, from its numbers.
+inline void round_state(const Sizes<float>& n, Index i, RoundedBackwardScratch& at) {
+  float* const S = at.heads[i].S->S;
+  clear(S + n.e * n.ldf, (n.e_rows() - n.e) * n.ldf);
+  round_row_pairs(S, n.ldf, n.e, n.e_rows(), n.f, at.S_of(n, i, 0), n.ldf);
+}
+
 /// As reverse_chunk of BackwardScratch.
 inline void reverse_chunk(const Problem& p, const Sizes<float>& n, const Bundle& bundle, Index i, Index begin, Index k, bool made,
                           const float* slots, RoundedBackwardScratch& at) {
@@ -303,12 +295,10 @@ inline void reverse_chunk(const Problem& p, const Sizes<float>& n, const Bundle&
   Word *const R_pairs = at.R_pairs_of(n, i), *const R_rows = at.R_rows_of(n, i);
   if (time + rows == s.end) {  // from here on, the words follow R
     R.scale(to_own_units(p, n, s, slots, keys.weights.M_out), n);
-    clear(R.S + n.e * n.ldf, (n.e_rows() - n.e) * n.ldf);
-    round_rows(R.S, n.ldf, n.e, n.e_rows(), n.f, R_rows, ldf);
-    interleave_rows(R_rows, ldf, n.e_rows(), n.f, R_pairs, n.ldf);
+    round_gradient(n, i, at);
   }
   want_before(p, bundle, i, 0, time, k == 0, at.ahead);
-  if (!ends) transpose_words(R_rows, ldf, n.e_rows(), TARNN_ISA::words(n.f), at.R_turned, n.lde);
+  if (!ends) transpose_words(R_rows, ldf, n.e_rows(), TARNN_ISA::words(n.f), at.R_turned_of(n, i), n.lde);
   if (straight(p, n, keys)) {
     std::memcpy(at.R_z, R.z, static_cast<std::size_t>(n.ldf) * sizeof(float));
   } else if (ends) {
@@ -318,7 +308,7 @@ inline void reverse_chunk(const Problem& p, const Sizes<float>& n, const Bundle&
     for (Index j = 0; j < rows; ++j) std::memcpy(at.grad_phi + j * n.ldf, R.z, static_cast<std::size_t>(n.ldf) * sizeof(float));
     product_to(rows, n.f, TARNN_ISA::words(n.e), {words.v_rows, lde, 1}, R_pairs, n.ldf, at.grad_phi, n.ldf, true, at.ahead);
     weigh_rows(keys.weights, keys.weights.key, n, rows, at.grad_phi);
-    product_to(rows, n.e, TARNN_ISA::words(n.f), {at.weighted_rows, ldf, 1}, at.R_turned, n.lde, at.grad_v, n.lde, false, at.ahead);
+    product_to(rows, n.e, TARNN_ISA::words(n.f), {at.weighted_rows, ldf, 1}, at.R_turned_of(n, i), n.lde, at.grad_v, n.lde, false, at.ahead);
   }
   if (p.grad_log_decay) {
     keep_entered(p, n, own.S[k], R, at);
@@ -357,10 +347,7 @@ inline void absorb(const Sizes<float>& n, const Transposed<float>& from, const T
 inline void segment_states(const Problem& p, const Sizes<float>& n, const Bundle& bundle, Index begin, Index chunks,
                            RoundedBackwardScratch& at) {
   for (Index i = 0; i < bundle.heads; ++i)
-    if (!begins_empty(p, bundle[i], begin)) {
-      clear(at.heads[i].S->S + n.e * n.ldf, (n.e_rows() - n.e) * n.ldf);
-      round_row_pairs(at.heads[i].S->S, n.ldf, n.e, n.e_rows(), n.f, at.S_of(n, i, 0), n.ldf);
-    }
+    if (!begins_empty(p, bundle[i], begin)) round_state(n, i, at);
   for (Index k = 0; k + 1 < chunks; ++k)
     for (Index i = 0; i < bundle.heads; ++i) {
       const Index time = begin + k * n.c;

@@ -74,13 +74,13 @@ TARNN_INLINE void rounded_pairs(const Keys<float>& keys, const KeyWords& words, 
            });
 }
 
-/// den_i = the sum of row i's lanes, of P and of φ(q)·z.
-inline void add_up_denominators(const Weights<float>& w, Index all, const float* of_pairs, const float* of_state, float* den) {
+/// den_i = the sum of row i's lanes, of P (null: none) and of φ(q)·z, that times query (null: 1).
+inline void add_up_denominators(const float* query, Index all, const float* of_pairs, const float* of_state, float* den) {
   float lanes[16 * 16], turned[16 * 16];
   for (Index i = 0; i < all; i += 16) {
     for (Index l = 0; l < 16; ++l) {
-      const Vec<float> before = load(of_state + (i + l) * 16);
-      store(lanes + l * 16, load(of_pairs + (i + l) * 16) + (w.plain ? before : before * w.query[i + l]));
+      const Vec<float> before = load(of_state + (i + l) * 16), weighted = query ? before * query[i + l] : before;
+      store(lanes + l * 16, of_pairs ? load(of_pairs + (i + l) * 16) + weighted : weighted);
     }
     transpose_square(lanes, 16, turned, 16);
     Vec<float> total{};
@@ -106,6 +106,29 @@ inline void load_rounded_queries(const Problem& p, const Sizes<float>& n, const 
   for (Index i = 0; i < all; ++i) store(at.of_state + i * 16, i < rows ? dot_lanes(at.q + i * n.ldf, z, n.f) : Vec<float>{});
 }
 
+/// Rows of sums, rounded, to a tensor; `tile` is a place on the way where its rows are not vectors.
+struct RowsOut {
+  std::uint16_t* at;
+  Index stride, rows;
+  bool direct;
+  float* tile;
+  Index ld;
+  RowsOut(const View& to, const Stretch& s, Index head, Index time, Index rows, Index n, float* tile, Index ld)
+      : at(static_cast<std::uint16_t*>(to.data) + offset(to, s.row, head, time)), stride(to.stride[2]), rows(rows),
+        direct(to.stride[3] == 1 && n % 16 == 0), tile(tile), ld(ld) {}
+
+  template <int R, int N>
+  TARNN_INLINE void put(Index i, Index j, Vec<float> (&sums)[R * N]) const {
+    if (!direct) return store_tile_sums<R, N>(tile + i * ld + j, ld, sums);
+    unrolled<R>([&](auto r) TARNN_LAMBDA {
+      if (i + r < rows) store_rounded<N>(at + (i + r) * stride + j, sums + r * N);
+    });
+  }
+  void finish(const View& to, const Stretch& s, Index head, Index time, Index n) const {
+    if (!direct) store_tile(tile, ld, to, s.row, head, time, rows, n);
+  }
+};
+
 /// The outputs of one query head in the chunk that `at.keys` holds, which `state` has not seen yet.
 inline void rounded_outputs(const Problem& p, const Sizes<float>& n, const Stretch& s, Index head, Index time,
                             const RoundedState& state, RoundedCausalScratch& at) {
@@ -123,13 +146,13 @@ inline void rounded_outputs(const Problem& p, const Sizes<float>& n, const Stret
       store_rounded<N>(reinterpret_cast<std::uint16_t*>(P + (i + r) * ldp) + j, sums + r * N);
     });
   });
-  add_up_denominators(w, keys.all, lanes, at.of_state, at.den);
+  add_up_denominators(w.plain ? nullptr : w.query, keys.all, lanes, at.of_state, at.den);
   for (Index i = 0; i < rows; ++i)
     at.factor[i] = output_factor(p, at.den[i], w.none ? 0.f : w.M[i], p.map == Map::exp ? at.scale[i] : 0.f);
-  const bool direct = p.o.stride[3] == 1 && n.e % 16 == 0, plain = w.plain;
-  const Index stride = p.o.stride[2], terms = begins_empty(p, s, time) ? 0 : words(n.f);
-  auto* const o = static_cast<std::uint16_t*>(p.o.data) + offset(p.o, s.row, head, time);
-  float *const tile = at.o, *const factor = at.factor, *const query = w.query;
+  const bool plain = w.plain;
+  const Index terms = begins_empty(p, s, time) ? 0 : words(n.f);
+  const RowsOut out(p.o, s, head, time, rows, n.e, at.o, lde);
+  float *const factor = at.factor, *const query = w.query;
   const Word *const S = state.words, *const V = keys.v_pairs;
   over_panels(n.e, [&](Index j, auto N) TARNN_LAMBDA {
     constexpr int R = word_rows<N>;
@@ -145,12 +168,11 @@ inline void rounded_outputs(const Problem& p, const Sizes<float>& n, const Stret
       accumulate_triangle<R, N>({P + i * ldp + i / 2, ldp, 1}, V + i / 2 * lde + j, lde, sums);
       unrolled<R>([&](auto r) TARNN_LAMBDA {
         unrolled<N>([&](auto x) TARNN_LAMBDA { sums[r * N + x] *= factor[i + r]; });
-        if (direct && i + r < rows) store_rounded<N>(o + (i + r) * stride + j, sums + r * N);
       });
-      if (!direct) store_tile_sums<R, N>(tile + i * lde + j, lde, sums);
+      out.put<R, N>(i, j, sums);
     }
   });
-  if (!direct) store_tile(at.o, n.lde, p.o, s.row, head, time, rows, n.e);
+  out.finish(p.o, s, head, time, n.e);
   store_denominators(p, s.row, head, time, rows, at.den);
 }
 

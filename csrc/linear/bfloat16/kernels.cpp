@@ -1,20 +1,23 @@
 // The kernels of AVX512-BF16: those of AVX-512, but for linear attention in bfloat16. Compiled once, for that set alone.
-#include "linear/bfloat16/backward.h"
+#include "linear/bfloat16/full.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
 namespace {
 
 /// What products of rounded numbers are for: decays with channels have none within a chunk.
-bool rounded(const Problem& p) { return p.q.type == Type::bfloat16 && p.causal && !p.channels && p.r > 0; }
+bool rounded(const Problem& p) { return p.q.type == Type::bfloat16 && !p.channels && p.r > 0; }
 
 void forward(const Problem& p) {
-  rounded(p) ? rounded_causal_forward(p) : tarnn_kernels_avx512()->linear->of_float.forward(p);
+  if (!rounded(p)) tarnn_kernels_avx512()->linear->of_float.forward(p);
+  else if (p.causal) rounded_causal_forward(p);
+  else full_forward<float, RoundedCausalScratch, RoundedKeyScratch>(p);
 }
 
 void backward(const Problem& p) {
-  rounded(p) ? causal_backward<float, RoundedBackwardScratch, RoundedKeyScratch, RoundedKeyScratch>(p)
-             : tarnn_kernels_avx512()->linear->of_float.backward(p);
+  if (!rounded(p)) tarnn_kernels_avx512()->linear->of_float.backward(p);
+  else if (p.causal) causal_backward<float, RoundedBackwardScratch, RoundedKeyScratch, RoundedKeyScratch>(p);
+  else full_backward<float, RoundedBackwardScratch, RoundedBackwardScratch>(p);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ from tarnn.cli.output import Output, same_stream, writes_to_file
 from tarnn.cli.progress import progress
 from tarnn.cli.prompt import prompt_ids, read_prompt
 from tarnn.cli.step import prepare_step
+from tarnn.data.tensor_file import recorded_precision
 from tarnn.decoding import samplers
 from tarnn.decoding.loop import PIECE, TokenLoop
 from tarnn.decoding.state_file import check_writable, load_state, save_state
@@ -20,6 +21,7 @@ from tarnn.decoding.streaming import KEEP, StopStrings, TextStream, decoder
 from tarnn.decoding.threads import threads_for_steps
 from tarnn.errors import UserError
 from tarnn.log import Log
+from tarnn.matmul import HIGHEST, choose, shapes_of, use_precision
 from tarnn.tasks.checkpoint import open_tokenizer
 
 
@@ -64,7 +66,8 @@ def continue_prompt(
         tokenizer = open_tokenizer(request.checkpoint)
         ids, decode = prompt_ids(tokenizer, text, model, starts=request.state_in is None), decoder(tokenizer)
     loop, recent = start(model, request, ids.shape[1], limit)
-    read(loop, ids, report)
+    recorded = None if request.state_in is None else recorded_precision(request.state_in)
+    precision = read(loop, ids, report, recorded)
     if count > 1:
         loop.fork(count)
     if penalty != 1:
@@ -77,7 +80,7 @@ def continue_prompt(
             write(loop, draw, limit, rows, report, goes_on=request.state_out is not None)
     if request.state_out:
         assert loop.logits is not None  # a prompt was read, or a separator, or a state
-        size = save_state(request.state_out, model, loop.state, loop.logits, rows[0].recent)
+        size = save_state(request.state_out, model, loop.state, loop.logits, rows[0].recent, matmul_precision=precision)
         report(f"tarnn: state after {int(loop.state.position[0]):,} tokens in {request.state_out} ({size:,} bytes)")
 
 
@@ -120,12 +123,23 @@ def check_positions(before: int, num_prompt: int, max_new_tokens: int, limit: in
         )
 
 
-def read(loop: TokenLoop, ids: Tensor, report: Log) -> None:
-    """Reads the prompt into the state."""
+def read(loop: TokenLoop, ids: Tensor, report: Log, recorded: str | None) -> str:
+    """Read the prompt into the state; return the precision of the float32 products that read it.
+
+    recorded: that of a state that goes on here, which is taken where it can be.
+    """
+    if not ids.shape[1]:
+        return recorded or HIGHEST
+    products = choose(shapes_of(loop.model, min(PIECE, ids.shape[1])), ids.device, recorded)
+    if products.note:
+        report(f"tarnn: {products.note}")
     start, pieces = time.perf_counter(), ids.split(PIECE, dim=1)
-    for piece in progress(pieces, ids.shape[1], "tokens of the prompt read", report, size=lambda x: x.shape[1]):
-        loop.read(piece)
-    report(f"tarnn: prompt {speed(ids.shape[1], time.perf_counter() - start)}")
+    with use_precision(products.precision):
+        for piece in progress(pieces, ids.shape[1], "tokens of the prompt read", report, size=lambda x: x.shape[1]):
+            loop.read(piece)
+    by = "" if products.precision == HIGHEST else f"; products {products}"
+    report(f"tarnn: prompt {speed(ids.shape[1], time.perf_counter() - start)}{by}")
+    return products.precision
 
 
 def write(

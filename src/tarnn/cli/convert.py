@@ -55,6 +55,7 @@ def convert(
     from tarnn.conversion.opening import open_pretrained, tokenizer_of
     from tarnn.conversion.rows import context_length, read_rows
     from tarnn.feature_maps import options_of
+    from tarnn.matmul import choose, shapes_of, use_precision
 
     described: dict[str, Any] | None = None
     if feature_map != "none":
@@ -66,6 +67,7 @@ def convert(
     model = open_pretrained(checkpoint, converted=False, report=log).to(model_device)
     tokenizer, length = tokenizer_of(checkpoint, model), context_length(model, length)
     check_length(length, ExactKeys(window, sinks))
+    products = choose(shapes_of(model, length), model_device)
     print_rows(
         {
             **model_rows(checkpoint, model, texts, num_texts, length),
@@ -75,21 +77,23 @@ def convert(
             "features": ", ".join(str(x) for x in (described or {"name": "none"}).values()),
             "exact layers": exact_layers,
             "budget": budget or "none",
+            "products": products,
         }
     )
     rows = read_rows(texts, tokenizer, number=num_texts, length=length, vocab_size=model.config.vocab_size, log=log)
-    report = converted(
-        model,
-        rows,
-        window=window,
-        sinks=sinks,
-        slots=slots,
-        feature_map=described,
-        mode=mode,
-        exact_layers=exact_layers,
-        budget=budget,
-        report=log,
-    )
+    with use_precision(products.precision):
+        report = converted(
+            model,
+            rows,
+            window=window,
+            sinks=sinks,
+            slots=slots,
+            feature_map=described,
+            mode=mode,
+            exact_layers=exact_layers,
+            budget=budget,
+            report=log,
+        )
     with whole_folder(out) as partial:
         page = save(partial, model, tokenizer, report)
     print(

@@ -57,6 +57,7 @@ def measure(
     checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], batch_size: int | None, report: Log
 ) -> dict[str, Any]:
     """All that the command tells, as JSON has it."""
+    from tarnn import matmul
     from tarnn.json_file import read_json
     from tarnn.tasks import TASKS
     from tarnn.training.evaluation import evaluate
@@ -65,9 +66,14 @@ def measure(
     ours = not file.is_file() or read_json(file).get("model_type") in [task.model_type for task in TASKS.values()]
     model, task, about = (open_ours if ours else open_other)(checkpoint, sources, device, options, report)
     report(f"tarnn: {checkpoint} on {device}: {about['data']}")
-    batches = task.validation(batch_size or rows_at_once(model.config, task))
+    length = example_length(model.config, task)
+    batch_size = batch_size or rows_at_once(model.config, length)
+    batches = task.validation(batch_size)
+    products = matmul.choose(matmul.shapes_of(model, batch_size * length), device)
+    report(f"tarnn: float32 products {products}")
     track = partial(track_batches, report=report)
-    return {"checkpoint": str(checkpoint), **about, **evaluate(task, model, batches, track)}
+    with matmul.use_precision(products.precision):
+        return {"checkpoint": str(checkpoint), **about, **evaluate(task, model, batches, track)}
 
 
 def open_ours(
@@ -114,13 +120,14 @@ def open_other(
     return model, task, {"task": "text", "data": data, "next": next_command("generate", checkpoint)}
 
 
-def rows_at_once(config: Any, task: Any) -> int:
+def example_length(config: Any, task: Any) -> int:
+    """Tokens of an example; a guess where they differ."""
+    named = [(config, "sequence_length"), (task, "validation_context"), (task, "context")]
+    return next((length for owner, name in named if (length := getattr(owner, name, None))), 512)
+
+
+def rows_at_once(config: Any, length: int) -> int:
     """Examples of a batch that suits the memory."""
-    length = (
-        getattr(config, "sequence_length", None)
-        or getattr(task, "validation_context", None)
-        or getattr(task, "context", 512)
-    )
     return max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // max(1, config.vocab_size)) // length)
 
 

@@ -38,6 +38,7 @@ def finetune(
     from tarnn.conversion.finetune import check_training, exact_keys
     from tarnn.conversion.opening import open_pretrained, tokenizer_of
     from tarnn.conversion.rows import calibrated_length, context_length, read_rows
+    from tarnn.matmul import choose, shapes_of, use_precision
     from tarnn.training.interruption import InterruptedRun
 
     check_training(train, steps, batch_size, learning_rate)
@@ -46,21 +47,23 @@ def finetune(
     tokenizer, length = tokenizer_of(checkpoint, model), context_length(model, length or calibrated_length(model))
     check_length(length, exact_keys(model))
     of_model = model_rows(checkpoint, model, texts, num_texts, length)
-    print_rows({**of_model, "train": train, "steps": f"{steps:,} of {batch_size} rows"})
+    products = choose(shapes_of(model, batch_size * length), model_device)
+    print_rows({**of_model, "train": train, "steps": f"{steps:,} of {batch_size} rows", "products": products})
     rows = read_rows(texts, tokenizer, number=num_texts, length=length, vocab_size=model.config.vocab_size, log=log)
     try:
-        report = finetuned(
-            model,
-            rows,
-            train=train,
-            steps=steps,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            drop_window=drop_window,
-            out=out,
-            resume=resume,
-            report=log,
-        )
+        with use_precision(products.precision):
+            report = finetuned(
+                model,
+                rows,
+                train=train,
+                steps=steps,
+                batch_size=batch_size,
+                learning_rate=learning_rate,
+                drop_window=drop_window,
+                out=out,
+                resume=resume,
+                report=log,
+            )
     except InterruptedRun as stop:
         log(f"{stop}, saved; the same command with --resume goes on")
         raise Exit(stop.exit_code) from None

@@ -10,6 +10,7 @@ import torch
 
 import tarnn
 from tarnn.cli.waiting import described
+from tarnn.matmul import USUAL, choose
 from tarnn.ops import backends
 
 
@@ -28,6 +29,7 @@ def machine_facts() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "idle_threads": described(),
         "accelerator": accelerator(),
+        "products": choose(USUAL)._asdict(),
         "kernel": backends.cpu_kernels(),
         "gpu_kernel": backends.gpu_kernels(),
         "ops": {op: choice._asdict() for op, choice in backends.choices().items()},
@@ -66,6 +68,7 @@ def machine_text(facts: dict[str, Any]) -> str:
         "processor": f"{facts['processor']}, {facts['cores']} cores",
         "threads": f"{facts['threads']}, waiting by {facts['idle_threads']}",
         "accelerator": facts["accelerator"] or "none",
+        "products": "{precision}: {why}".format(**facts["products"]),
         "CPU kernel": f"{facts['kernel']['path']}: {facts['kernel']['why']}",
     }
     if (gpu := facts["gpu_kernel"]) is not None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from tarnn._version import __version__
 from tarnn.errors import UserError
+from tarnn.matmul import HIGHEST, precision_now
 
 FORMAT, VERSION = "tarnn.state", "3"
 READABLE = {"tarnn.state": ("2", "3"), "tarnn.cache": ("1", "2")}
@@ -41,14 +42,24 @@ class StateFile(NamedTuple):
         }
 
 
-def save(path: str | Path, tensors: dict[str, Tensor], fingerprint: str, *, what: str = "state", **facts: str) -> int:
+def save(
+    path: str | Path,
+    tensors: dict[str, Tensor],
+    fingerprint: str,
+    *,
+    what: str = "state",
+    matmul_precision: str | None = None,
+    **facts: str,
+) -> int:
     """Write a state file; return its size in bytes. facts: more metadata.
+
+    matmul_precision: that of the float32 products which made the tensors, in torch's words; the present one by default.
 
     Atomic, see `write_atomically`. Raises UserError where the file can't be written.
     """
     tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
     metadata = {"format": FORMAT, "format_version": VERSION, "tarnn_version": __version__, "fingerprint": fingerprint}
-    metadata |= facts
+    metadata |= {"matmul_precision": matmul_precision or precision_now(), **facts}
     data = to_bytes(tensors, metadata | {"checksum": checksum(tensors, metadata)})
     try:
         write_atomically(path, data)
@@ -106,6 +117,13 @@ def add_tensors(digest: Any, tensors: dict[str, Tensor]) -> Any:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return digest
+
+
+def recorded_precision(path: str | Path) -> str:
+    """The precision of float32 products that the contents were computed with, in torch's words, of a file that `load` has
+    read. Files that don't say are from before there was a choice."""
+    with safe_open(path, "pt") as file:
+        return file.metadata().get("matmul_precision", HIGHEST)
 
 
 def fields_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

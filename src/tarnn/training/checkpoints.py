@@ -18,6 +18,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from tarnn.errors import UserError
+from tarnn.matmul import HIGHEST
 
 MARKER = "complete.json"
 PARTIAL, DOOMED = ".partial", ".doomed"  # folders being written, being deleted
@@ -32,6 +33,7 @@ class RunState:
     best_step: int | None = None
     best_measure: float | None = None  # in the unit of the task
     validation_batches: int | None = None  # that a validation takes, where the time is too short for all
+    matmul_precision: str = HIGHEST  # of float32 products, in torch's words
 
 
 def checkpoints_in(folder: Path) -> list[Path]:

@@ -18,6 +18,7 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import IntervalStrategy, set_seed
 
 from tarnn.attention.calibration import calibrated_layers
+from tarnn.matmul import Choice, use_precision
 from tarnn.tasks import TASKS, RunSettings
 from tarnn.tasks.base import Sample, Trainable
 from tarnn.training import checkpoints
@@ -29,6 +30,7 @@ from tarnn.training.interruption import InterruptedRun, Interruption
 from tarnn.training.lock import locked
 from tarnn.training.log import LogFile, cut_log, read_log
 from tarnn.training.memory import refuse_too_large
+from tarnn.training.products import choose_products, remarks
 from tarnn.training.redraw import Redraw, random_maps
 from tarnn.training.safe_trainer import SafeTrainer
 from tarnn.training.status_line import StatusLine
@@ -82,12 +84,15 @@ def train(settings: RunSettings, show: bool = True, started: float | None = None
         set_seed(settings.seed)
         model = task.model()
         set_length(args, settings, task)
-        described = describe(args, task, step_size(task, args), model)
+        products = choose_products(settings, args, task, model)
+        described = describe(args, task, step_size(task, args), model, products)
         if first:
             refuse_other_number(saved, described)
             write_settings(settings.out, {"settings": settings.as_json(), **described})
         report(table(settings, described, task))
-        return run(settings, args, task, model, show, started)
+        for line in remarks(settings, args, task, model, products):
+            report(f"tarnn: {line}")
+        return run(settings, args, task, model, products, show, started)
 
 
 def step_size(task: Trainable, args: TrainingArguments) -> int:
@@ -96,7 +101,13 @@ def step_size(task: Trainable, args: TrainingArguments) -> int:
 
 
 def run(
-    settings: RunSettings, args: TrainingArguments, task: Trainable, model: nn.Module, show: bool, started: float
+    settings: RunSettings,
+    args: TrainingArguments,
+    task: Trainable,
+    model: nn.Module,
+    products: Choice,
+    show: bool,
+    started: float,
 ) -> TrainResult:
     """Train from the beginning, or from the last complete checkpoint where that was asked for."""
     trainer: SafeTrainer | None = None
@@ -116,9 +127,11 @@ def run(
         if checkpoint:
             trainer.run_state = checkpoints.read_state(checkpoint)
             status.best = trainer.run_state.best_measure or math.inf
+        trainer.run_state.matmul_precision = products.precision
         add_callbacks(trainer, settings, status)
         set_seed(settings.seed + args.process_index)  # dropout differs between processes
-        fit(trainer, checkpoint, status, started)
+        with use_precision(products.precision):
+            fit(trainer, checkpoint, status, started)
     state, signal = trainer.run_state, trainer.interruption.signal
     if signal:
         raise InterruptedRun(signal, state.step, checkpoints.latest(settings.out / CHECKPOINTS))

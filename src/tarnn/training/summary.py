@@ -8,6 +8,7 @@ import transformers
 from transformers import PreTrainedModel, TrainingArguments
 
 from tarnn._version import __version__
+from tarnn.matmul import Choice
 from tarnn.tasks import RunSettings, Task
 from tarnn.training.budget import WARMUP
 from tarnn.training.redraw import random_maps
@@ -15,7 +16,9 @@ from tarnn.training.redraw import random_maps
 SHOWN = ("attention", "feature_map", "decay", "position", "likelihood")  # of the model's choices
 
 
-def describe(args: TrainingArguments, task: Task, per_step: int, model: PreTrainedModel) -> dict[str, Any]:
+def describe(
+    args: TrainingArguments, task: Task, per_step: int, model: PreTrainedModel, products: Choice
+) -> dict[str, Any]:
     """Model, data, length and versions, as JSON."""
     return {
         "model": model.config.to_diff_dict(),
@@ -26,6 +29,8 @@ def describe(args: TrainingArguments, task: Task, per_step: int, model: PreTrain
             "device": str(args.device),
             "processes": args.world_size,
             "threads": torch.get_num_threads(),
+            "matmul_precision": products.precision,
+            "matmul_precision_because": products.why,
             f"{task.counted}_per_step": per_step,
             "max_steps": args.max_steps,
             **task.run_facts(),
@@ -59,6 +64,7 @@ def table(settings: RunSettings, facts: dict[str, Any], task: Task) -> str:
         "redraw": f"every {settings.redraw_every:,} steps" if settings.redraw_every else "never",
         "device": f"{run['device']}, {run['threads']} thread{'s' * (run['threads'] != 1)}"
         + (", bf16" if settings.bf16 else ""),
+        "products": f"{run['matmul_precision']}: {run['matmul_precision_because']}",
         "out": f"{settings.out} (seed {settings.seed})",
     }
     if not run["random_features"]:
