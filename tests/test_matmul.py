@@ -29,6 +29,7 @@ def clean(monkeypatch):
 @pytest.fixture
 def exact(monkeypatch):
     """A processor on which oneDNN multiplies in float32."""
+    monkeypatch.setattr(matmul, "switches_library", lambda: True)
     monkeypatch.setattr(matmul, "error_ratio", lambda shapes: 1.5)
 
 
@@ -52,6 +53,7 @@ def test_what_is_chosen_here_keeps_the_error_of_float32():
 
 @pytest.mark.parametrize("multiply", [rounded, spoiled])
 def test_a_processor_that_rounds_or_errs_is_refused(monkeypatch, multiply):
+    monkeypatch.setattr(matmul, "switches_library", lambda: True)
     monkeypatch.setattr(matmul, "multiply", multiply)
     choice = choose(LARGE)
     assert choice.precision == HIGHEST
@@ -143,6 +145,11 @@ def test_what_is_chosen_follows_from_shapes_device_and_record(exact, monkeypatch
     monkeypatch.setenv(matmul.VARIABLE, "fast")
     with pytest.raises(ValueError, match="TARNN_FAST_MATMUL=fast is not known; expected on or off"):
         choose(LARGE)
+
+
+def test_a_processor_on_which_the_switch_does_nothing(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert choose(LARGE) == (HIGHEST, "torch would not use oneDNN on this processor", "")
 
 
 def test_the_shapes_of_a_model():

@@ -147,8 +147,15 @@ def refusal(shapes: tuple[Shape, ...]) -> str | None:
         raise ValueError(f"{VARIABLE}={value} is not known; expected on or off.")
     if value == "off":
         return f"{VARIABLE}=off"
+    if not switches_library():
+        return "torch would not use oneDNN on this processor"
     ratio = error_ratio(shapes)
     return None if ratio <= BOUND else f"oneDNN rounds them here: {ratio:,.0f} times the error of torch's default"
+
+
+def switches_library() -> bool:
+    """Whether torch hands float32 products to oneDNN at all: where it was built with that, and on x86 for AVX-512 alone."""
+    return torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() not in ("DEFAULT", "AVX2")
 
 
 @cache

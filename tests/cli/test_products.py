@@ -19,6 +19,7 @@ def exact(monkeypatch):
     """A processor on which oneDNN multiplies in float32, and models that are large enough for it."""
     monkeypatch.delenv(matmul.VARIABLE, raising=False)
     monkeypatch.setattr(matmul, "LEAST", 0)
+    monkeypatch.setattr(matmul, "switches_library", lambda: True)
     monkeypatch.setattr(matmul, "error_ratio", lambda shapes: 1.5)
     yield
     assert (precision_now(), matmul._entered) == (HIGHEST, [])
