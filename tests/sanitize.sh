@@ -2,8 +2,8 @@
 # The compiled kernels under AddressSanitizer and UndefinedBehaviorSanitizer: a library of their own in build/sanitize,
 # and the tests that run it, in one process; and the threads of a fused step under ThreadSanitizer. The first finding ends it.
 #
-#   tests/sanitize.sh            threads; 3,000 drawn calls, tests/kernels and tests/ops, with each instruction set  (make sanitize)
-#   tests/sanitize.sh --short    threads; 300 drawn calls, with the richest one                                      (.ci/run)
+#   tests/sanitize.sh            threads; 3,000 drawn calls, tests of kernels, ops and prompts, with each instruction set  (make sanitize)
+#   tests/sanitize.sh --short    threads; 300 drawn calls, tests of prompts, with the richest one                         (.ci/run)
 #   tests/sanitize.sh -k packed  what pytest is told
 #
 # PYTHON, CMAKE and CXX name other programs. It takes GCC on Linux: the sanitizers have to be there before Python is.
@@ -52,14 +52,14 @@ drawn() {
 }
 
 case "${1:-}" in
-    --short) drawn 300 ;;
+    --short) drawn 300 && suite tests/decoding/fused/test_prefill.py ;;
     "") for isa in baseline avx2 avx512 avx512bf16; do
             if ! TARNN_ISA=$isa sanitized -c 'from tarnn.kernels.cpu import library; library.status()' 2> /dev/null; then
                 [[ $isa != baseline ]] && echo "sanitize: $isa is not for this processor" && continue
             fi
             echo "sanitize: $isa"
             TARNN_ISA=$isa drawn 3000
-            TARNN_ISA=$isa suite tests/kernels tests/ops
+            TARNN_ISA=$isa suite tests/kernels tests/ops tests/decoding/fused/test_prefill.py
         done ;;
     *) suite "$@" ;;
 esac

@@ -94,7 +94,16 @@ def test_as_a_call_and_as_a_context():
     assert repr(called) == (
         "fast_matmul(precision='medium': oneDNN in float32, with 1.5 times the error of torch's default)"
     )
-    called.__exit__()
+    for _ in range(2):  # an object may be entered again
+        with called:
+            assert precision_now() == FAST
+        assert precision_now() == HIGHEST
+
+
+@pytest.mark.parametrize("shapes", [4, (), [(1, 2)], ((16, 0, 3),), [(16, 2.5, 3)], "abc"])
+def test_shapes_that_are_none(shapes):
+    with pytest.raises(ValueError, match=r"shapes are \(rows, inputs, outputs\) of products, .*; got"):
+        fast_matmul(shapes)
 
 
 @pytest.mark.usefixtures("exact")

@@ -8,15 +8,17 @@
 
 #include <cmath>
 
+#include "common/one_token.h"
 #include "model_step/rows.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
 
-/// The features of n heads' x (d of each, ldx apart), moved already, to rows of f, ldf apart. u: room for n·ldf.
+/// The features of n heads' x (d of each, ldx apart), moved already, to rows of f, ldf apart. u: room for n·ldf. The first `each`
+/// have that position, as many have the next, and so on.
 class Featurer {
  public:
-  Featurer(const FeatureMap& map, Index head, Index d, Index n, const float* x, Index ldx, double position, float* u, float* to, Index ldf, float* scale)
+  Featurer(const FeatureMap& map, Index head, Index d, Index n, const float* x, Index ldx, double position, Index each, float* u, float* to, Index ldf, float* scale)
       : map_(map), d_(d) {
     const Index group = map.heads > 1 ? head * map.omega_panels() : 0;
     for (Index i = 0; map.heads && i < map.omega_panels(); ++i)
@@ -25,24 +27,31 @@ class Featurer {
       float square = 0;
       for (Index c = 0; map.square != 0 && c < d; ++c) square += x[i * ldx + c] * x[i * ldx + c];
       const float constant = map.offset - map.square * square;
-      one(map.heads ? u + i * ldf : x + i * ldx, map.heads ? map.m : d, constant, position, to + i * ldf, scale[i]);
+      const double place = position + static_cast<double>(i / each);
+      one(map.heads ? u + i * ldf : x + i * ldx, map.heads ? map.m : d, constant, place, to + i * ldf, scale[i], u + i * ldf);
     }
   }
 
  private:
-  void one(const float* u, Index m, float constant, double position, float* to, float& scale) const {
+  void one(const float* u, Index m, float constant, double position, float* to, float& scale, float* room) const {
     const float gain = map_.gain, shift = map_.shift;
     const auto each = [&](auto f) {
       for (Index i = 0; i < m; ++i) to[i] = gain * f(u[i] + constant) + shift;
     };
+    const auto vectors = [&](auto f) {
+      for (Index i = 0; i < m; i += width<float>) store(to + i, within(m - i, f(load(u + i) + constant) * gain + shift));
+    };
     scale = 0;
     switch (map_.function) {
       case Function::identity: return each([](float x) { return x; });
-      case Function::elu: return each([](float x) { return x > 0 ? x + 1 : std::exp(x); });
+      case Function::elu: return vectors([](Vec<float> x) TARNN_LAMBDA { return x > 0 ? x + 1.f : exp_nonpositive(x > 0 ? -x : x); });
       case Function::relu: return each([](float x) { return x > 0 ? x : 0.f; });
       case Function::squared_relu: return each([](float x) { return x > 0 ? x * x : 0.f; });
       case Function::abs: return each([](float x) { return std::fabs(x); });
-      case Function::sigmoid: return each([](float x) { return 1.f / (1.f + std::exp(-x)); });
+      case Function::sigmoid: return vectors([](Vec<float> x) TARNN_LAMBDA {
+        const Vec<float> e = exp_nonpositive(x > 0 ? -x : x);
+        return (x > 0 ? Vec<float>{} + 1.f : e) / (e + 1.f);
+      });
       case Function::gelu: return each([](float x) { return 0.5f * x * (1.f + std::erf(x * 0.707106781f)); });
       case Function::cos: return each([](float x) { return std::cos(x); });
       case Function::plain_exp: return each([](float x) { return std::exp(x); });
@@ -52,7 +61,7 @@ class Featurer {
         scale = constant;
         return;
       case Function::halves: return halves(u, m, to);
-      case Function::dpfp: return dpfp(u, to);
+      case Function::dpfp: return dpfp(u, to, room);
       case Function::pairs: return pairs(u, to);
       case Function::cosformer: {
         const double angle = position * map_.number;
@@ -83,23 +92,26 @@ class Featurer {
   /// softmax(u), softmax(−u)
   static void halves(const float* u, Index m, float* to) {
     for (const float sign : {1.f, -1.f}) {
-      float most = sign * u[0], sum = 0;
-      for (Index i = 1; i < m; ++i) most = sign * u[i] > most ? sign * u[i] : most;
-      for (Index i = 0; i < m; ++i) sum += to[i] = std::exp(sign * u[i] - most);
-      for (Index i = 0; i < m; ++i) to[i] /= sum;
+      const auto at = [&](Index i) TARNN_LAMBDA { return within(m - i, load(u + i), broadcast(u[0])) * sign; };
+      Vec<float> seen = at(0);
+      for (Index i = width<float>; i < m; i += width<float>) seen = at(i) > seen ? at(i) : seen;
+      const float most = largest<float>(seen);
+      const auto part = [&](Index i) TARNN_LAMBDA { return exp_nonpositive(at(i) - most); };
+      const float total = summed(m, part);
+      for (Index i = 0; i < m; i += width<float>) write(to + i, part(i) / total, m - i);
       to += m;
     }
   }
 
   /// r ⊙ roll(r, j) for j = 1 … ν, r = [relu(x), relu(−x)]
-  void dpfp(const float* x, float* to) const {
-    const auto r = [&](Index i) {
-      const float y = i < d_ ? x[i] : -x[i - d_];
-      return y > 0 ? y : 0.f;
-    };
+  void dpfp(const float* x, float* to, float* r) const {
     const Index n = 2 * d_, nu = static_cast<Index>(map_.number);
-    for (Index j = 1; j <= nu; ++j)
-      for (Index i = 0; i < n; ++i) *to++ = r(i) * r((i + n - j) % n);
+    for (Index i = 0; i < d_; ++i) r[i] = x[i] > 0 ? x[i] : 0.f, r[d_ + i] = x[i] < 0 ? -x[i] : 0.f;
+    for (Index j = 1; j <= nu; ++j, to += n) {
+      const Index back = j % n;
+      for (Index i = 0; i < back; ++i) to[i] = r[i] * r[i + n - back];
+      for (Index i = back; i < n; ++i) to[i] = r[i] * r[i - back];
+    }
   }
 
   /// 1 where `leads`, x·line, x_i²·square, x_i·x_j·pair for i < j, offset where it ends: Taylor's and the polynomial's parts.
@@ -135,9 +147,11 @@ inline float move(const Move& by, Index head, Index d, const float* x, float* to
 
 /// (x_c, x_{c + n/2}) rotated by the angle whose cosines and sines lie at `turn`, n/2 each.
 inline void rotate(float* x, Index n, const float* turn) {
-  for (Index c = 0, half = n / 2; c < half; ++c) {
-    const float a = x[c], b = x[c + half], cos = turn[c], sin = turn[half + c];
-    x[c] = a * cos - b * sin, x[c + half] = b * cos + a * sin;
+  const Index half = n / 2;
+  for (Index c = 0; c < half; c += width<float>) {
+    const Index there = half - c;
+    const Vec<float> a = read(x + c, there), b = read(x + c + half, there), cos = read(turn + c, there), sin = read(turn + c + half, there);
+    write(x + c, a * cos - b * sin, there), write(x + c + half, b * cos + a * sin, there);
   }
 }
 

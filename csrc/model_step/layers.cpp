@@ -1,4 +1,4 @@
-// One token through all layers. Compiled once for each instruction set: see ../kernels_of_isa.cpp.
+// One token of each sequence, or several, through all layers. Compiled once for each instruction set: see ../kernels_of_isa.cpp.
 #include <cmath>
 
 #include "linear/step.h"
@@ -11,6 +11,7 @@ namespace TARNN_ISA {
 namespace {
 
 constexpr Index states_a_task = 4;
+constexpr Index tokens_at_once = 12;  // of a head, whose features are made together
 constexpr Index rows_a_product = 36;
 constexpr Index rows_alone = 4, rows_a_task = 4;  // up to so many rows, one thread does what whole rows need
 
@@ -24,9 +25,9 @@ Index largest_of_layers(const Stack& s, F f) {
   return most;
 }
 
-/// Blocks of keys in the longest cache, the new key included.
+/// Blocks of keys in the longest cache, the new keys included.
 Index most_blocks(const Stack& s) {
-  return largest_of_layers(s, [](const Layer& l) { return l.attention == Attention::softmax ? key_blocks(l.cache.length + 1) : 0; });
+  return largest_of_layers(s, [&](const Layer& l) { return l.attention == Attention::softmax ? key_blocks(l.cache.length + s.most_slots) : 0; });
 }
 
 /// The activations of some rows: x is what the residuals add up to.
@@ -68,19 +69,20 @@ Step widest_step(const Stack& s) {
   return p;
 }
 
-/// What each thread has for one head at a time: r queries and, behind them, the key.
+/// What each thread has for some tokens of one head at a time: of each token r queries and, behind them, the key.
 struct OwnBuffers {
   Index ldx, ldf;
   StepScratch<float> step;
-  float *x, *u, *features, *turned, *scale, *gate, *scores;
+  float *x, *u, *features, *turned, *scale, *weight, *gate, *scores;
   OwnBuffers(Scratch& scratch, const Stack& s) : step(scratch, widest_step(s)) {
-    const Index n = s.h / s.g + 1, f = widest_step(s).f, m = largest_of_layers(s, [](const Layer& l) { return l.features.m; });
+    const Index each = s.h / s.g + 1, n = each * smaller(s.most_slots, tokens_at_once), f = widest_step(s).f, m = largest_of_layers(s, [](const Layer& l) { return l.features.m; });
     ldx = apart(s.d), ldf = apart(f > m ? f : m);
     x = scratch.take<float>(n * ldx);
-    for (float** at : {&u, &features, &turned}) *at = scratch.take<float>(n * ldf);
-    scale = scratch.take<float>(n);
-    gate = scratch.take<float>(3 * ldf);
-    scores = scratch.take<float>((n - 1) * keys_a_block);
+    for (float** at : {&u, &features}) *at = scratch.take<float>(n * ldf);
+    turned = scratch.take<float>(each * ldf);
+    for (float** at : {&scale, &weight}) *at = scratch.take<float>(n);
+    gate = scratch.take<float>((n / each + 2) * ldf);
+    scores = scratch.take<float>((each - 1) * keys_a_block);
   }
 };
 
@@ -93,22 +95,16 @@ class Sweep {
   void run() {
     phase(0, [](Index) {}, [&](Index i) { embed(i); });
     for (Index l = 0; l < s_.num_layers; ++l) layer(s_.layers[l], l + 1 < s_.num_layers ? &s_.layers[l + 1] : nullptr);
-    multiply(s_.head, stream(), at_.ld, at_.out, at_.ld_out, [&](Index i) {
-      const auto bytes = sizeof(float) * static_cast<std::size_t>(s_.head.outputs);
-      std::memcpy(s_.out + (begin_ + i) * s_.head.outputs, at_.out + i * at_.ld_out, bytes);
-    });
+    put_out();
   }
 
  private:
   /// Post-norm: x ← norm(x + f(x)). Pre-norm: x ← x + f(norm x); the norm of what follows is taken at once.
   void layer(const Layer& l, const Layer* next) {
     multiply(l.qkv, stream(), at_.ld, at_.qkv, at_.ld_qkv, [](Index) {});
-    const Index states = count_ * s_.g, blocks = l.attention == Attention::softmax ? key_blocks(l.cache.length + 1) : 0;
-    if (blocks > 1) attend_blocks(l, blocks);
-    else phase((states + states_a_task - 1) / states_a_task, [&](Index task) {
-      const Index end = smaller(states, (task + 1) * states_a_task);
-      for (Index i = task * states_a_task; i < end; ++i) attend(l, i / s_.g, i % s_.g);
-    }, [&](Index i) { to_bytes(l.o, at_.heads, at_.ld_heads, i); });
+    const auto then = [&](Index i) { to_bytes(l.o, at_.heads, at_.ld_heads, i); };
+    if (l.attention == Attention::softmax) attend_cache(l, then);
+    else over_states([&](Index row, Index rows, Index head) { attend(l, row, rows, head); }, then);
     const Norm& between = s_.pre_norm ? l.mlp_norm : l.attention_norm;
     multiply(l.o, at_.heads, at_.ld_heads, at_.y, at_.ld, [&](Index i) { add_and_norm(between, l.up, i); });
     expand(l);
@@ -128,6 +124,19 @@ class Sweep {
     }, [] {});
   }
 
+  /// task(first row, rows, head): the rows of one sequence for a key head; several such are a task where rows are few.
+  template <typename F, typename G>
+  void over_states(F task, G row) {
+    const Index first = s_.sequence(begin_), sequences = s_.sequence(begin_ + count_ - 1) - first + 1;
+    const Index states = sequences * s_.g, each = std::max<Index>(1, states_a_task * sequences / count_);
+    phase((states + each - 1) / each, [&](Index i) {
+      for (Index state = i * each; state < smaller(states, (i + 1) * each); ++state) {
+        const Index sequence = first + state / s_.g, at = std::max<Index>(0, s_.start(sequence) - begin_);
+        task(at, smaller(s_.start(sequence + 1) - begin_, count_) - at, state % s_.g);
+      }
+    }, row);
+  }
+
   /// task(panel, first row, rows): a panel's tasks follow one another, so that it is in cache for all but the first.
   template <typename F, typename G>
   void over_panels(Index panels, F task, G row) {
@@ -139,7 +148,7 @@ class Sweep {
   }
 
   void embed(Index i) {
-    const Index row = begin_ + i, n = s_.hidden, place = smaller(s_.positions[row], s_.num_places - 1);
+    const Index row = begin_ + i, n = s_.hidden, position = s_.position(row), place = smaller(position, s_.num_places - 1);
     float* x = at_.x + i * at_.ld;
     clear(x, at_.ld);
     std::memcpy(x, s_.tokens + s_.ids[row] * n, sizeof(float) * static_cast<std::size_t>(n));
@@ -150,47 +159,69 @@ class Sweep {
     float* turn = at_.turns + i * at_.ld_turns;
     for (Index j = 0; j < s_.num_rotations; turn += s_.rotations[j++].width)
       for (Index c = 0, half = s_.rotations[j].width / 2; c < half; ++c) {
-        const double angle = static_cast<double>(s_.positions[row]) * s_.rotations[j].frequencies[c];
+        const double angle = static_cast<double>(position) * s_.rotations[j].frequencies[c];
         turn[c] = static_cast<float>(std::cos(angle)), turn[half + c] = static_cast<float>(std::sin(angle));
       }
   }
 
   const Norm& first_norm() const { return s_.num_layers ? s_.layers[0].attention_norm : s_.last; }
 
-  /// One key head of one row, and its queries: norms, rotation, decay, state and outputs.
-  void attend(const Layer& l, Index row, Index head) {
-    if (l.attention == Attention::none) {
+  /// One key head of some rows of a sequence, and its queries: norms, rotation, decay, state and outputs.
+  void attend(const Layer& l, Index row, Index rows, Index head) {
+    for (; l.attention == Attention::none && rows > 0; ++row, --rows)
       for (Index r = 0; r < r_; ++r) std::memcpy(output(row, head) + r * s_.d, qkv(row) + head * s_.d, bytes(s_.d));
-      return;
+    for (Index n; rows > 0; row += n, rows -= n) {
+      n = smaller(rows, tokens_at_once);
+      for (Index i = 0; i < n; ++i) place(l, row + i, head);
+      if (makes_features(l)) make_features(l, row, n, head);
+      if (l.decay == Decay::channel) make_gates(l, row, n, head);
+      for (Index i = 0; i < n; ++i) attend_linear(l, row + i, head, i);
     }
-    place(l, row, head);
-    if (l.attention == Attention::linear) return attend_linear(l, row, head);
-    append(l.cache, begin_ + row, head, s_.g, s_.d, key(row, head), value(row, head));
-    attend_part(l, row, head, 0);
-    for (Index r = 0; r < r_; ++r) join(row, head, r, 1);
   }
 
-  /// A long cache: first all keys and values get their places, then its blocks are tasks.
-  void attend_blocks(const Layer& l, Index blocks) {
-    team_.phase(count_ * s_.g, [&](Index i) {
-      const Index row = i / s_.g, head = i % s_.g;
-      place(l, row, head);
-      append(l.cache, begin_ + row, head, s_.g, s_.d, key(row, head), value(row, head));
-    }, [] {});
+  static bool makes_features(const Layer& l) { return l.features.made_here || l.rotates_features; }
+
+  /// Keys and values get their places, and then each row reads those up to its own. Of a long cache the blocks are tasks.
+  template <typename G>
+  void attend_cache(const Layer& l, G then) {
+    const Index blocks = key_blocks(l.cache.length + s_.most_slots);
+    const auto join_all = [&](Index row, Index head) {
+      for (Index r = 0; r < r_; ++r) join(row, head, r, key_blocks(cache(l, row).length + 1));
+    };
+    if (blocks == 1 && s_.most_slots == 1) return over_states([&](Index row, Index, Index head) {
+      put_key(l, row, head);
+      attend_part(l, row, head, 0);
+      join_all(row, head);
+    }, then);
+    team_.phase(count_ * s_.g, [&](Index i) { put_key(l, i / s_.g, i % s_.g); }, [] {});
     phase(count_ * s_.g * blocks, [&](Index i) { attend_part(l, i / blocks / s_.g, i / blocks % s_.g, i % blocks); }, [&](Index row) {
-      for (Index i = 0; i < s_.h; ++i) join(row, i / r_, i % r_, blocks);
-      to_bytes(l.o, at_.heads, at_.ld_heads, row);
+      for (Index head = 0; head < s_.g; ++head) join_all(row, head);
+      then(row);
     });
   }
 
+  void put_key(const Layer& l, Index row, Index head) {
+    place(l, row, head);
+    append(cache(l, row), s_.sequence(begin_ + row), head, s_.g, s_.d, key(row, head), value(row, head));
+  }
+
+  /// A layer's cache as it is when a row comes.
+  Cache cache(const Layer& l, Index row) const {
+    Cache before = l.cache;
+    before.length += s_.slot(begin_ + row);
+    return before;
+  }
+
   void attend_part(const Layer& l, Index row, Index head, Index block) {
+    const Cache before = cache(l, row);
+    const Index size = partial_size(s_.d), blocks = key_blocks(before.length + 1);
+    if (block >= blocks) return;
     for (Index r = 0; r < r_; ++r) {
       float* q = own_.x + r * own_.ldx;
       clear(q, own_.ldx);
       std::memcpy(q, query(row, head) + r * s_.d, bytes(s_.d));
     }
-    const Index size = partial_size(s_.d), blocks = key_blocks(l.cache.length + 1);
-    attend_block(l.cache, begin_ + row, head, s_.g, s_.d, block, r_, own_.x, own_.ldx, own_.scores,
+    attend_block(before, s_.sequence(begin_ + row), head, s_.g, s_.d, block, r_, own_.x, own_.ldx, own_.scores,
                  parts(row, head, 0, blocks) + block * size, blocks * size);
   }
 
@@ -219,57 +250,58 @@ class Sweep {
     return at;
   }
 
-  void attend_linear(const Layer& l, Index row, Index head) {
+  /// A row's state and outputs; it is the i-th of those whose features were made.
+  void attend_linear(const Layer& l, Index row, Index head, Index i) {
     const FeatureMap& map = l.features;
     Step p = widest_step(s_);
     p.f = map.f, p.map = l.map, p.weighted = map.log_scaled;
     const auto vectors = [](float* x, Index stride) { return View{x, Type::float32, {0, stride, 0, 1}}; };
-    float *o = output(row, head), *fq = own_.features, *fk = fq + r_ * own_.ldf;
+    const float* scale = own_.scale + i * (r_ + 1);
+    float *o = output(row, head), *fq = own_.features + i * (r_ + 1) * own_.ldf, *fk = fq + r_ * own_.ldf;
     p.q = vectors(query(row, head), s_.d), p.k = vectors(key(row, head), s_.d), p.v = vectors(value(row, head), s_.d), p.o = vectors(o, s_.d);
-    if (map.made_here || l.rotates_features) {
-      make_features(l, row, head);
+    if (makes_features(l)) {
       p.q = vectors(fq, own_.ldf), p.k = vectors(fk, own_.ldf);
-      if (map.log_scaled) p.key_log_weight = View{own_.scale + r_, Type::float32, {0, 0, 0, 0}};
+      if (map.log_scaled) p.key_log_weight = View{const_cast<float*>(scale) + r_, Type::float32, {0, 0, 0, 0}};
       p.map = Map::identity;
     }
-    if (l.decay != Decay::none) p.log_decay = log_decay(l, row, head), p.channels = l.decay == Decay::channel;
-    const Index state = (begin_ + row) * s_.g + head;
+    if (l.decay != Decay::none) p.log_decay = log_decay(l, row, head, i), p.channels = l.decay == Decay::channel;
+    const Index state = s_.sequence(begin_ + row) * s_.g + head;
     p.before.S = static_cast<float*>(l.state.S) + state * map.f * s_.d;
     p.before.z = static_cast<float*>(l.state.z) + state * map.f;
     if (l.state.M) p.before.M = static_cast<float*>(l.state.M) + state;
     p.after = p.before;
-    if (l.rotates_features && s_.normalize) step_of_fraction(l, row, p);
+    if (l.rotates_features && s_.normalize) step_of_fraction(l, row, fq, p);
     else step_one(p, Projected<float>(p.projection, p.map, p.f, p.d), 0, 0, own_.step);
     for (Index r = 0; r < r_; ++r) {
       if (map.made_here && map.log_scaled && !s_.normalize) {
-        const float factor = exp_one<float>(own_.scale[r]);
+        const float factor = exp_one<float>(scale[r]);
         for (Index c = 0; c < s_.d; ++c) o[r * s_.d + c] *= factor;
       }
       if (l.o_gain) norm_head(o + r * s_.d, s_.d, l.o_gain, 1e-6f);
     }
   }
 
-  /// φ of the queries and of the key, behind one another, and their log-scales.
-  void make_features(const Layer& l, Index row, Index head) {
+  /// φ of the queries and of the key of each row, behind one another, and their log-scales.
+  void make_features(const Layer& l, Index row, Index rows, Index head) {
     const FeatureMap& map = l.features;
-    const double position = static_cast<double>(s_.positions[begin_ + row]);
-    float weights[2] = {0, 0};
-    float* x = own_.x;
-    for (Index r = 0; r <= r_; ++r, x += own_.ldx) {
-      const bool is_key = r == r_;
-      const float* from = is_key ? key(row, head) : query(row, head) + r * s_.d;
-      weights[is_key] = move(is_key ? map.keys : map.queries, head, s_.d, from, x);
-      Featurer(map, head, s_.d, 1, x, own_.ldx, position, own_.u, own_.features + r * own_.ldf, own_.ldf, own_.scale + r);
-      own_.scale[r] += weights[is_key];
-    }
+    const Index each = r_ + 1, n = rows * each;
+    const auto weight = [&](Index i) {
+      const Index of = row + i / each, r = i % each;
+      const float* from = r == r_ ? key(of, head) : query(of, head) + r * s_.d;
+      return move(r == r_ ? map.keys : map.queries, head, s_.d, from, own_.x + i * own_.ldx);
+    };
+    for (Index i = 0; i < n; ++i) own_.weight[i] = weight(i);
+    const double position = static_cast<double>(s_.position(begin_ + row));
+    Featurer(map, head, s_.d, n, own_.x, own_.ldx, position, each, own_.u, own_.features, own_.ldf, own_.scale);
+    for (Index i = 0; i < n; ++i) own_.scale[i] += own_.weight[i];
     if (l.rotates_features && !s_.normalize)
-      for (Index r = 0; r <= r_; ++r) rotate(own_.features + r * own_.ldf, map.f, turn(l, row));
+      for (Index i = 0; i < n; ++i) rotate(own_.features + i * own_.ldf, map.f, turn(l, row + i / each));
   }
 
   /// Rotated features above, plain ones below: S of the former, z of the latter.
-  void step_of_fraction(const Layer& l, Index row, Step& p) {
+  void step_of_fraction(const Layer& l, Index row, const float* features, Step& p) {
     const Index f = p.f, n = (r_ + 1) * own_.ldf;
-    std::memcpy(own_.turned, own_.features, bytes(n));
+    std::memcpy(own_.turned, features, bytes(n));
     for (Index r = 0; r <= r_; ++r) rotate(own_.turned + r * own_.ldf, f, turn(l, row));
     p.q.data = own_.turned, p.k.data = own_.turned + r_ * own_.ldf;
     float* z = static_cast<float*>(p.before.z);
@@ -277,38 +309,39 @@ class Sweep {
     clear(unused, f);
     p.before.z = p.after.z = unused, p.normalize = false;
     const float keep = p.log_decay ? std::exp(*static_cast<const float*>(p.log_decay.data)) : 1.f;
-    const float* k = own_.features + r_ * own_.ldf;
-    for (Index i = 0; i < f; ++i) z[i] = z[i] * keep + k[i];
+    const float* k = features + r_ * own_.ldf;
+    for (Index i = 0; i < f; i += width<float>) write(z + i, read(z + i, f - i) * keep + read(k + i, f - i), f - i);
     step_one(p, Projected<float>(p.projection, p.map, p.f, p.d), 0, 0, own_.step);
     float* o = static_cast<float*>(p.o.data);
     for (Index r = 0; r < r_; ++r) {
-      float den = 0;
-      for (Index i = 0; i < f; ++i) den += own_.features[r * own_.ldf + i] * z[i];
+      const float* q = features + r * own_.ldf;
+      const float den = summed(f, [&](Index i) TARNN_LAMBDA { return read(q + i, f - i) * read(z + i, f - i); });
       for (Index c = 0; c < s_.d; ++c) o[r * s_.d + c] = den == 0 ? 0.f : o[r * s_.d + c] / den;
     }
   }
 
-  /// log_decay of one head: one number, or one for each feature.
-  View log_decay(const Layer& l, Index row, Index head) {
-    float* behind = value(row, 0) + s_.g * s_.d;
+  /// log_decay of one head of a row, the i-th whose gates were made: one number, or one for each feature.
+  View log_decay(const Layer& l, Index row, Index head, Index i) {
     if (l.decay == Decay::head) return View{const_cast<float*>(l.log_decay + head), Type::float32, {0, 0, 0, 0}};
-    if (l.decay == Decay::token) {
-      own_.gate[0] = -softplus(behind[head]);
-      return View{own_.gate, Type::float32, {0, 0, 0, 0}};
-    }
-    const Index panels = (l.features.f + panel - 1) / panel;
-    for (Index i = 0; i < panels; ++i)
-      product(l.gate, false, {1, 0, behind, nullptr, 0, nullptr, nullptr}, head * panels + i, own_.gate + i * panel, 0);
-    for (Index i = 0; i < l.features.f; ++i) own_.gate[i] = -softplus(-own_.gate[i]) / 16;
-    return View{own_.gate, Type::float32, {0, 0, 0, 1}};
+    if (l.decay == Decay::channel) return View{own_.gate + i * own_.ldf, Type::float32, {0, 0, 0, 1}};
+    own_.gate[0] = -softplus(broadcast(gates(row)[head]))[0];
+    return View{own_.gate, Type::float32, {0, 0, 0, 0}};
   }
 
-  static float softplus(float x) { return x > 20.f ? x : std::log1p(std::exp(x)); }
+  /// The log-decay of each feature of a head, of each row.
+  void make_gates(const Layer& l, Index row, Index rows, Index head) {
+    const Index f = l.features.f, panels = (f + panel - 1) / panel;
+    for (Index i = 0; i < panels; ++i)
+      product(l.gate, false, {rows, at_.ld_qkv, gates(row), nullptr, 0, nullptr, nullptr}, head * panels + i, own_.gate + i * panel, own_.ldf);
+    for (Index i = 0; i < rows; ++i)
+      for (float *x = own_.gate + i * own_.ldf, *end = x + f; x < end; x += width<float>) store(x, softplus(-load(x)) * (-1.f / 16));
+  }
 
   float* qkv(Index row) const { return at_.qkv + row * at_.ld_qkv; }
   float* query(Index row, Index head) const { return qkv(row) + head * r_ * s_.d; }
   float* key(Index row, Index head) const { return qkv(row) + (s_.h + head) * s_.d; }
   float* value(Index row, Index head) const { return qkv(row) + (s_.h + s_.g + head) * s_.d; }
+  float* gates(Index row) const { return value(row, 0) + s_.g * s_.d; }
   float* output(Index row, Index head) const { return at_.heads + row * at_.ld_heads + head * r_ * s_.d; }
   static std::size_t bytes(Index floats) { return sizeof(float) * static_cast<std::size_t>(floats); }
 
@@ -333,6 +366,36 @@ class Sweep {
     }, then);
   }
 
+  /// The head, of all rows or of each sequence's last: these are moved to the front first.
+  void put_out() {
+    const bool all = s_.all || !s_.starts;
+    Index wanted = all ? count_ : 0;
+    for (Index i = 0; !all && i < count_; ++i) wanted += is_last(i);
+    if (wanted == 0) return;
+    const Index rows = count_;
+    if (wanted < rows) {
+      team_.phase(1, [&](Index) {
+        for (Index i = 0, to = 0; i < rows; ++i) {
+          if (!is_last(i)) continue;
+          std::memmove(stream() + to * at_.ld, stream() + i * at_.ld, bytes(at_.ld));
+          to_bytes(s_.head, stream(), at_.ld, to++);
+        }
+      }, [] {});
+      count_ = wanted;
+    }
+    multiply(s_.head, stream(), at_.ld, at_.out, at_.ld_out, [&](Index i) {
+      Index to = begin_ + i;
+      if (!all) {
+        Index row = 0;
+        for (Index before = i; !is_last(row) || before-- > 0;) ++row;
+        to = s_.sequence(begin_ + row);
+      }
+      std::memcpy(s_.out + to * s_.head.outputs, at_.out + i * at_.ld_out, bytes(s_.head.outputs));
+    });
+  }
+
+  bool is_last(Index row) const { return s_.start(s_.sequence(begin_ + row) + 1) == begin_ + row + 1; }
+
   void add_and_norm(const Norm& norm, const Matrix& next, Index i) {
     float *x = at_.x + i * at_.ld, *y = at_.y + i * at_.ld;
     for (Index j = 0; j < s_.hidden; j += width<float>) store(x + j, load(x + j) + load(y + j));
@@ -352,7 +415,9 @@ class Sweep {
   }
 
   const Stack& s_;
-  const Index begin_, count_, r_;
+  const Index begin_;
+  Index count_;
+  const Index r_;
   const Buffers& at_;
   OwnBuffers& own_;
   Team::Member& team_;

@@ -1,6 +1,7 @@
-// The operator for one token through a whole model: gives the plan's layers their states, and shares out the work.
+// The operator for one token, or several, of each sequence through a whole model: gives the plan's layers their states, and shares out the work.
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@ namespace {
 
 using namespace tarnn;
 
+constexpr Index most_tokens = Index(1) << 40;  // of a sequence in one call
 constexpr Index most_rows = 64;   // at once: their activations stay in the second level of cache
 
 /// Gives each layer its part of the states: S, z and, if it has one, M; k, v and, if it has one, a mask, with the number of
@@ -40,8 +42,9 @@ class States {
     cache.type = next_->scalar_type() == Type::bfloat16 ? Type::bfloat16 : Type::float32;
     const Index numbers = s.b * s.g * cache.capacity * s.d;
     cache.k = take(numbers, cache.type), cache.v = take(numbers, cache.type);
-    if (cache.length < 0 || cache.length >= cache.capacity) refuse();
+    if (cache.length < 0 || cache.length > cache.capacity - s.most_slots) refuse();
     if (*length_++) cache.mask = static_cast<bool*>(take(s.b * cache.capacity));
+    if (s.slots ? !cache.mask : s.num_rows != s.b * s.most_slots) throw std::runtime_error("a cache without a mask has no gaps.");
   }
   void* take(Index numbers, Type type = Type::float32) {
     if (next_ == end_ || next_->numel() != numbers || next_->scalar_type() != type) refuse();
@@ -54,28 +57,34 @@ class States {
   Index lengths_;
 };
 
-/// Of one block at most: five products a layer and a cache's blocks, each followed by what its rows need; and both for embedding
-/// and head.
-Index job_phases(const Stack& s) { return 12 * s.num_layers + 4; }
+/// Of one block at most: five products a layer and a cache's blocks, each followed by what its rows need; embedding and head
+/// with what is before and behind them.
+Index job_phases(const Stack& s) { return 12 * s.num_layers + 6; }
+
+/// The lists that a Stack points to.
+struct Lists {
+  std::vector<Layer> layers;
+  std::vector<Rotation> rotations;
+  std::vector<Index> sequences, starts;
+};
 
 /// A step, and all that its threads look at outside of tasks: a late one does when the step is long over.
 struct StackJob : Job {
-  StackJob(const Stack& stack, std::vector<Layer> of_layers, std::vector<Rotation> of_rotations, Index num_phases,
-           Index num_members)
-      : Job(num_phases, num_members), layers(std::move(of_layers)), rotations(std::move(of_rotations)), s(stack), kernel(*kernels().stack) {
-    s.layers = layers.data(), s.rotations = rotations.data();
+  StackJob(const Stack& stack, Lists of_stack, Index num_phases, Index num_members)
+      : Job(num_phases, num_members), lists(std::move(of_stack)), s(stack), kernel(*kernels().stack) {
+    s.layers = lists.layers.data(), s.rotations = lists.rotations.data();
+    if (s.starts) s.sequences = lists.sequences.data(), s.starts = lists.starts.data();
   }
-  std::vector<Layer> layers;
-  std::vector<Rotation> rotations;
+  Lists lists;
   Stack s;
   const StackKernel& kernel;
 };
 
 /// Runs blocks of rows one after the other, each through all layers by all threads together.
-void run_stack(const Stack& s, std::vector<Layer> layers, std::vector<Rotation> rotations, Index threads) {
-  const Index each = std::min(s.b, most_rows * ((threads + 15) / 16)), blocks = (s.b + each - 1) / each;
+void run_stack(const Stack& s, Lists lists, Index threads) {
+  const Index each = std::min(s.num_rows, most_rows * ((threads + 15) / 16)), blocks = (s.num_rows + each - 1) / each;
   const Index num_phases = threads > 1 ? blocks * job_phases(s) : 0;
-  const auto job = std::make_shared<StackJob>(s, std::move(layers), std::move(rotations), num_phases, threads);
+  const auto job = std::make_shared<StackJob>(s, std::move(lists), num_phases, threads);
   const std::size_t room = job->kernel.room(job->s, each), own = job->kernel.own_room(job->s);
   const std::size_t bytes = room + own * static_cast<std::size_t>(threads);
   thread_local ThreadMemory memory;
@@ -84,22 +93,63 @@ void run_stack(const Stack& s, std::vector<Layer> layers, std::vector<Rotation> 
   job->work = [job = job.get(), block, room, own, each](Index i, Team::Member member) {
     const Stack& s = job->s;
     char* mine = block + room + own * static_cast<std::size_t>(i);
-    for (Index at = 0; at < s.b; at += each) job->kernel.run(s, at, std::min(each, s.b - at), block, mine, member);
+    for (Index at = 0; at < s.num_rows; at += each) job->kernel.run(s, at, std::min(each, s.num_rows - at), block, mine, member);
   };
   run_job(job);
 }
 
 const float* floats(const Maybe& x) { return x ? static_cast<const float*>(x->const_data_ptr()) : nullptr; }
+const Index* integers(const Maybe& x) { return x ? static_cast<const Index*>(x->const_data_ptr()) : nullptr; }
+
+/// Which rows are of which sequence, where there are more than one of each. Throws where they don't fit.
+void give_rows(Stack& s, const Maybe& starts, const Maybe& slots, Lists& lists) {
+  s.most_slots = s.num_rows > 0;
+  if (!starts) {
+    if (slots || s.b != s.num_rows) throw std::runtime_error("several tokens of a sequence come with starts.");
+    return;
+  }
+  if (starts->numel() != s.b + 1 || (slots && slots->numel() != s.num_rows + 1))
+    throw std::runtime_error("starts and slots are one more than sequences and tokens.");
+  lists.starts.assign(integers(starts), integers(starts) + s.b + 1);
+  s.starts = lists.starts.data(), s.slots = integers(slots);
+  if (s.starts[0] != 0 || s.starts[s.b] != s.num_rows) throw std::runtime_error("starts are from 0 to the number of tokens.");
+  if (s.slots) s.most_slots = s.slots[s.num_rows];
+  if (s.most_slots < 0 || s.most_slots > most_tokens) throw std::runtime_error("there are no so many slots.");
+  for (Index i = 0; i < s.b; ++i) {
+    const Index begin = s.starts[i], end = s.starts[i + 1];
+    if (end < begin || end > s.num_rows) throw std::runtime_error("starts ascend.");
+    lists.sequences.insert(lists.sequences.end(), static_cast<std::size_t>(end - begin), i);
+    if (!s.slots) s.most_slots = std::max(s.most_slots, end - begin);
+    else for (Index j = begin, least = 0; j < end; least = s.slots[j++] + 1)
+      if (s.slots[j] < least || s.slots[j] >= s.most_slots) throw std::runtime_error("the slots of a sequence ascend.");
+  }
+  s.sequences = lists.sequences.data();
+}
+
+/// Of sequences with gaps: no key is attended to that none of their tokens writes, and none holds a NaN.
+void clear_slots(const Stack& s, const std::vector<Layer>& layers) {
+  for (const Layer& l : layers) {
+    const Cache& cache = l.cache;
+    if (l.attention != Attention::softmax) continue;
+    const auto size = static_cast<std::size_t>(s.most_slots * s.d * bytes_of(cache.type));
+    for (Index i = 0; i < s.b * s.g; ++i)
+      for (void* x : {cache.k, cache.v})
+        std::memset(static_cast<char*>(x) + (i * cache.capacity + cache.length) * s.d * bytes_of(cache.type), 0, size);
+    for (Index i = 0; i < s.b; ++i)
+      std::memset(cache.mask + i * cache.capacity + cache.length, 0, static_cast<std::size_t>(s.most_slots));
+  }
+}
 
 void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tokens, Maybe places, Maybe extra,
-           std::vector<Tensor> states, Tensor lengths, Tensor out, int64_t limit, double norm_eps, double eps) {
-  for (const Tensor* x : {&ids, &positions, &plan, &lengths})
-    if (!x->has_int64()) throw std::runtime_error("ids, positions, the plan and lengths must be int64.");
-  std::vector<Layer> layers;
-  std::vector<Rotation> rotations;
-  Stack s = read_plan(static_cast<const Index*>(plan.const_data_ptr()), plan.numel(), weights.const_data_ptr(), weights.numel(), layers, rotations);
+           std::vector<Tensor> states, Tensor lengths, Tensor out, int64_t limit, double norm_eps, double eps, Maybe starts, Maybe slots, bool every) {
+  for (const Tensor* x : {&ids, &positions, &plan, &lengths, starts ? &*starts : &ids, slots ? &*slots : &ids})
+    if (!x->has_int64()) throw std::runtime_error("ids, positions, the plan, lengths, starts and slots must be int64.");
+  Lists lists;
+  std::vector<Layer>& layers = lists.layers;
+  Stack s = read_plan(static_cast<const Index*>(plan.const_data_ptr()), plan.numel(), weights.const_data_ptr(), weights.numel(), layers, lists.rotations);
   s.norm_eps = norm_eps, s.eps = eps;
-  s.b = ids.size(0);
+  s.b = positions.numel(), s.num_rows = ids.numel();
+  give_rows(s, starts, slots, lists);
   States(states, lengths).give(s, layers);
   s.num_tokens = tokens.size(0);
   s.num_places = places ? places->size(0) : 0;
@@ -108,20 +158,26 @@ void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tok
   s.tokens = static_cast<const float*>(tokens.const_data_ptr());
   s.places = floats(places), s.extra = floats(extra);
   s.out = static_cast<float*>(out.mutable_data_ptr());
+  s.all = every;
   const bool no_places = places && (s.num_places < 1 || places->numel() != s.num_places * s.hidden);
-  if (tokens.numel() != s.num_tokens * s.hidden || no_places || (extra && extra->numel() != s.b * s.hidden) ||
-      positions.numel() != s.b || out.numel() != s.b * s.head.outputs)
+  if (tokens.numel() != s.num_tokens * s.hidden || no_places || (extra && extra->numel() != s.num_rows * s.hidden) ||
+      out.numel() != (every ? s.num_rows : s.b) * s.head.outputs)
     throw std::runtime_error("the tables of tokens and positions are not those of the plan's model.");
-  for (Index i = 0; i < s.b; ++i)
+  for (Index i = 0; i < s.num_rows; ++i)
     if (s.ids[i] < 0 || s.ids[i] >= s.num_tokens)
       throw std::runtime_error("a token must be from 0 to " + std::to_string(s.num_tokens - 1) + "; got " + std::to_string(s.ids[i]) + ".");
-  if (s.b == 0) return;
-  for (Index i = 0; i < s.b; ++i)
-    if (s.positions[i] < 0 || s.positions[i] >= limit) throw std::runtime_error("there is no position " + std::to_string(s.positions[i]) + ".");
+  for (Index i = 0; i < s.b; ++i) {
+    const Index last = s.positions[i] + s.start(i + 1) - s.start(i) - 1;
+    if (s.positions[i] < 0 || last >= limit) throw std::runtime_error("there is no position " + std::to_string(last) + ".");
+  }
+  if (slots) clear_slots(s, layers);
+  if (s.num_rows == 0) return;
   const FlushDenormals flush;
-  run_stack(s, std::move(layers), std::move(rotations), std::max<Index>(1, get_num_threads()));
   Index* position = static_cast<Index*>(positions.mutable_data_ptr());
-  for (Index i = 0; i < s.b; ++i) ++position[i];
+  std::vector<Index> counts;
+  for (Index i = 0; i < s.b; ++i) counts.push_back(s.start(i + 1) - s.start(i));
+  run_stack(s, std::move(lists), std::max<Index>(1, get_num_threads()));
+  for (Index i = 0; i < s.b; ++i) position[i] += counts[static_cast<std::size_t>(i)];
 }
 
 Index plan_version_read() { return plan_version; }
@@ -133,7 +189,7 @@ void large_pages(Tensor x) { ask_for_large_pages(x.const_data_ptr(), static_cast
 
 STABLE_TORCH_LIBRARY_FRAGMENT(tarnn_cpu, m) {
   m.def("stack(Tensor ids, Tensor(a!) positions, Tensor plan, Tensor weights, Tensor tokens, Tensor? places, Tensor? extra, "
-        "Tensor(b!)[] states, Tensor lengths, Tensor(c!) out, int limit, float norm_eps, float eps) -> ()");
+        "Tensor(b!)[] states, Tensor lengths, Tensor(c!) out, int limit, float norm_eps, float eps, Tensor? starts, Tensor? slots, bool every) -> ()");
   m.def("large_pages(Tensor bytes) -> ()");
   m.def("plan_version() -> int");
 }

@@ -1,6 +1,7 @@
 // What is done to whole rows of activations between the products: norms, nonlinearities, rounding to bytes.
 #pragma once
 
+#include "common/one_token.h"
 #include "model_step/products.h"
 
 namespace tarnn {
@@ -34,10 +35,9 @@ inline void norm_row(const float* x, Index n, const Norm& norm, bool centred, do
 
 /// The RMSNorm of one head, in place; n need be no multiple of a vector.
 inline void norm_head(float* x, Index n, const float* gain, float eps) {
-  float square = 0;
-  for (Index i = 0; i < n; ++i) square += x[i] * x[i];
+  const float square = summed(n, [&](Index i) TARNN_LAMBDA { return read(x + i, n - i) * read(x + i, n - i); });
   const float factor = 1.f / __builtin_sqrtf(square / static_cast<float>(n) + eps);
-  for (Index i = 0; i < n; ++i) x[i] *= factor * gain[i];
+  for (Index i = 0; i < n; i += width<float>) write(x + i, read(x + i, n - i) * (load(gain + i) * factor), n - i);
 }
 
 /// x·Φ(x), with Φ(−|x|) = erfc(|x|/√2)/2 within 1.2e-7 of itself (Numerical Recipes, erfcc).
@@ -60,6 +60,14 @@ TARNN_INLINE Vec<float> gelu(Vec<float> x) {
 TARNN_INLINE Vec<float> silu(Vec<float> x) {
   const Vec<float> e = exp_nonpositive(x < 0 ? x : -x);
   return x * (x < 0 ? e : Vec<float>{} + 1.f) / (e + 1.f);
+}
+
+/// log(1 + eˣ) = max(x, 0) + log(1 + e), e = e^−|x|, by the series of 2·artanh(e/(2 + e)), whose argument is at most 1/3.
+TARNN_INLINE Vec<float> softplus(Vec<float> x) {
+  const Vec<float> e = exp_nonpositive(x < 0 ? x : -x), s = e / (e + 2.f), square = s * s;
+  Vec<float> p = square * (1.f / 15) + 1.f / 13;
+  for (const float odd : {11.f, 9.f, 7.f, 5.f, 3.f, 1.f}) p = p * square + 1.f / odd;
+  return (x > 0 ? x : Vec<float>{}) + s * p * 2.f;
 }
 
 /// A row as bytes: level = round((x − least)/step), with step = (most − least)/255.

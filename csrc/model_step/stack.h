@@ -1,4 +1,4 @@
-// One token through all layers of a model: what the library hands to the kernel.
+// One token, or several, of each sequence through all layers of a model: what the library hands to the kernel.
 #pragma once
 
 #include "linear/problem.h"
@@ -103,10 +103,21 @@ struct Stack {
   Norm last;     // pre-norm: the norm behind the last layer
   Matrix head;  // to what comes out
   // what goes in: the token's row + the row of its position + a row of the batch's own (null: none)
-  Index b, num_tokens, num_places;
-  const Index *ids, *positions;
-  const float *tokens, *places, *extra;
-  float* out;  // (b, head.outputs)
+  Index b, num_rows, num_tokens, num_places;  // b sequences, num_rows tokens of them all
+  const Index* ids;                           // of each row
+  const Index* positions;                     // of each sequence's first row
+  const Index* sequences;                     // of each row, ascending; null: row i is of sequence i
+  const Index* starts;                        // of each sequence its first row, and behind the last num_rows; null: likewise
+  const Index* slots;                         // of each row: its place in the caches behind `length`; null: as it comes
+  Index most_slots;                           // rows of the longest sequence, or one more than the largest slot
+  const float *tokens, *places, *extra;       // extra: (num_rows, hidden)
+  bool all;                                   // out is (num_rows, head.outputs); else of each sequence's last row, (b, head.outputs)
+  float* out;
+
+  Index sequence(Index row) const { return sequences ? sequences[row] : row; }
+  Index start(Index sequence) const { return starts ? starts[sequence] : sequence; }
+  Index position(Index row) const { return positions[sequence(row)] + row - start(sequence(row)); }
+  Index slot(Index row) const { return slots ? slots[row] : row - start(sequence(row)); }
 };
 
 struct StackKernel {

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import cache
+from operator import index
 from threading import RLock
 from typing import Any, NamedTuple
 
@@ -101,24 +102,35 @@ class fast_matmul(use_precision):
     products too), or with TARNN_FAST_MATMUL=off. `precision` and `why` say what was chosen.
 
     shapes: (rows, inputs, outputs) of the products whose errors decide; by default those of small models.
-    `tarnn.matmul.shapes_of(model, rows)` has those of a model.
+    `tarnn.matmul.shapes_of(model, rows)` has those of a model. ValueError for anything else.
 
         with tarnn.fast_matmul():
             model(input_ids)
     """
 
-    def __init__(self, shapes: tuple[Shape, ...] = USUAL):
+    def __init__(self, shapes: Iterable[Shape] = USUAL):
         accelerator = torch.accelerator.current_accelerator(check_available=True)
-        choice = choose(shapes, "cpu" if accelerator is None else accelerator, None)
+        choice = choose(checked(shapes), "cpu" if accelerator is None else accelerator)
         super().__init__(choice.precision)
         self.why = choice.why
         super().__enter__()
 
     def __enter__(self):
-        return self
+        return self if self in _entered else super().__enter__()
 
     def __repr__(self) -> str:
         return f"fast_matmul(precision={self.precision!r}: {self.why})"
+
+
+def checked(shapes: Iterable[Shape]) -> tuple[Shape, ...]:
+    """The shapes as tuples of whole numbers. Raises ValueError for anything else."""
+    try:
+        as_tuples = tuple((index(m), index(k), index(n)) for m, k, n in shapes)
+    except (TypeError, ValueError):
+        as_tuples = ()
+    if not as_tuples or min(map(min, as_tuples)) < 1:
+        raise ValueError(f"shapes are (rows, inputs, outputs) of products, whole numbers above 0; got {shapes!r}.")
+    return as_tuples
 
 
 def shapes_of(model: nn.Module, rows: int) -> tuple[Shape, ...]:

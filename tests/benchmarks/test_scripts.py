@@ -30,12 +30,13 @@ OPTIONS = {
     "generate": ["--quick"],
     "gpu_attention": ["--dry-run", "--quick"],
     "gpu_decode": ["--dry-run", "--quick"],
+    "prefill": ["--quick"],
     "optimal_attention": ["--quick", *MODELS, "--hidden-size", 32, "--features", 4],
     "products": ["--quick"],
     "step": ["--quick"],
     "training_step": [*MODELS, "--tokens", 32],
 }
-NEED_KERNELS = {"decode_baselines", "fused_step", "generate"}
+NEED_KERNELS = {"decode_baselines", "fused_step", "generate", "prefill"}
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,9 @@ import torch
 
 from tarnn import matmul
 from tarnn.data.tensor_file import recorded_precision
+from tarnn.decoding.choice import ChosenStep
 from tarnn.decoding.loop import TokenLoop
+from tarnn.kernels.cpu import library
 from tarnn.matmul import FAST, HIGHEST, precision_now
 from tarnn.training.products import BF16_UNUSED
 from tarnn.training.safe_trainer import SafeTrainer
@@ -89,6 +91,8 @@ def test_a_run_from_before_there_was_a_choice_goes_on_as_it_began(train, tmp_pat
 
 
 def test_a_state_goes_on_with_the_products_that_read_it(command, checkpoints, tmp_path, seen, monkeypatch):
+    plain = lambda model, *args, **options: ChosenStep(model.step, "plain step")  # noqa: E731
+    monkeypatch.setattr("tarnn.cli.step.fastest_step", plain)  # a fused step has products of its own
     line = ("generate", checkpoints["linear"], "--max-new-tokens", 0)
     state = ("--state-in", tmp_path / "a", "--state-out", tmp_path / "b")
     outcome = command(*line, "--prompt", "Call me", "--state-out", tmp_path / "a")
@@ -104,6 +108,14 @@ def test_a_state_goes_on_with_the_products_that_read_it(command, checkpoints, tm
     assert "computed with precision 'medium' before" in outcome.err
     assert command(*line, *state, "--prompt", "").code == 0  # nothing is read, and nothing changes
     assert recorded_precision(tmp_path / "b") == FAST
+
+
+@pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
+def test_a_fused_step_reads_with_products_of_its_own(command, checkpoints, tmp_path, seen):
+    line = ("generate", checkpoints["linear"], "--max-new-tokens", 0, "--state-out", tmp_path / "a")
+    outcome = command(*line, "--prompt", "Call me")
+    assert (outcome.code, seen, recorded_precision(tmp_path / "a")) == (0, {HIGHEST}, HIGHEST)
+    assert "products" not in outcome.err
 
 
 def test_eval_and_info_say_it_too(command, train, tmp_path, monkeypatch):

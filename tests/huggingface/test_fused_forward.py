@@ -189,6 +189,34 @@ def test_fewer_bits_change_the_logits_a_little(make_model, ids):
     assert 1e-4 < off["int8"] < 0.05
 
 
+@torch.no_grad()
+def test_a_prompt_is_in_its_format_from_the_first_token(make_model, ids):
+    """To the last bit what the step reads; padding too, and in two pieces."""
+    model, x, mask = make_model("hybrid").float(), ids(2, 12), torch.ones(2, 12, dtype=torch.long)
+    mask[1, :3] = 0
+    with fused_forward(model, "int8"):
+        out = model(
+            x[:, :7], attention_mask=mask[:, :7], use_cache=True, past_key_values=DynamicCache(config=model.config)
+        )
+        cache = out.past_key_values
+        last = model(x[:, 7:], attention_mask=mask, past_key_values=cache, logits_to_keep=1).logits
+        whole = torch.cat([mask, mask[:1].mT[:2]], dim=1)
+        token = model(x[:, :1], attention_mask=whole, past_key_values=cache).logits
+    step = FusedStep(model, "int8")
+    logits, state = step.prefill(x, model.new_state(2, capacity=20), mask, every=True)
+    assert torch.equal(out.logits[mask[:, :7] == 1], logits[:, :7][mask[:, :7] == 1])
+    assert torch.equal(last, logits[:, -1:])
+    assert torch.equal(token[:, 0], step(x[:, 0], state)[0])
+
+
+def test_a_long_prompt_packs_at_once(make_model, ids, steps):
+    model, options = make_model().float(), LONG | {"max_new_tokens": 3}
+    model.generate(ids(1, 64 * WARMUP_TOKENS - 1), **options)
+    assert steps == []
+    model.generate(ids(1, 64 * WARMUP_TOKENS), **options)
+    assert steps == [[1, 1]]
+
+
 def test_two_models_and_two_threads_at_once(make_model, ids):
     """Each thread's generate has a step of its own, and an assistant's is not its model's."""
     model, other = (make_model("hybrid").float(), make_model("default", hidden_size=16, num_hidden_layers=1).float())

@@ -62,7 +62,7 @@ def written() -> Block:
     return block
 
 
-def run(plan, weights, states=None, tokens=None, ids=None):
+def run(plan, weights, states=None, tokens=None, ids=None, starts=None, slots=None):
     states = states or [
         torch.zeros(1, KEY_HEADS, FEATURES, D), torch.zeros(1, KEY_HEADS, FEATURES), torch.zeros(1, KEY_HEADS),
         torch.zeros(1, KEY_HEADS, 4, D), torch.zeros(1, KEY_HEADS, 4, D),
@@ -71,10 +71,9 @@ def run(plan, weights, states=None, tokens=None, ids=None):
     tokens = torch.randn(TOKENS, HIDDEN) if tokens is None else tokens
     lengths = torch.tensor([0, 0])
     position = torch.zeros(1, dtype=torch.int64)
-    outputs = model_step.step(
-        ids, position, torch.as_tensor(plan), weights, tokens, None, None, states, lengths, TOKENS, 9, 1e-5, 1e-30
-    )
-    assert position.item() == 1
+    outputs, tables = torch.empty(1, TOKENS), (torch.as_tensor(plan), weights, tokens, None, None)
+    model_step.run(ids, position, *tables, states, lengths, outputs, 9, 1e-5, 1e-30, starts, slots)
+    assert position.item() == len(ids)
     return outputs
 
 
@@ -134,3 +133,31 @@ def test_python_refuses_kernels_that_read_another_version(block, monkeypatch):
     monkeypatch.setattr(model_step, "VERSION", 7)
     with pytest.raises(RuntimeError, match=r"read plans of version 1, and this is version 7: compile them again"):
         block.bytes()
+
+
+@pytest.mark.parametrize(
+    ("starts", "slots", "message"),
+    [
+        (None, None, "several tokens of a sequence come with starts"),
+        ([0, 3, 3], None, "one more than sequences"),
+        ([0, 2], None, "from 0 to the number of tokens"),
+        ([1, 3], None, "from 0 to the number of tokens"),
+        ([0, 3], [0, 1, 2], "one more than sequences and tokens"),
+        ([0, 3], [0, 2, 1, 3], "slots of a sequence ascend"),
+        ([0, 3], [0, 1, 3, 3], "slots of a sequence ascend"),
+        ([0, 3], [0, 1, 2, -1], "no so many slots"),
+        ([0, 3], [0, 1, 2, 3], "without a mask has no gaps"),
+        ([0, 3], [0, 1, 4, 5], "states are not those"),
+        ([0, 3.0], None, "must be int64"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(block, weights, starts, slots, message):
+    assert run(block.plan, weights, ids=torch.tensor([1, 2, 3]), starts=torch.tensor([0, 3])).isfinite().all()
+    starts, slots = (None if x is None else torch.tensor(x) for x in (starts, slots))
+    with pytest.raises(RuntimeError, match=message):
+        run(block.plan, weights, ids=torch.tensor([1, 2, 3]), starts=starts, slots=slots)
+
+
+def test_more_keys_than_a_cache_has_room_for_are_refused(block, weights):
+    with pytest.raises(RuntimeError, match="states are not those"):
+        run(block.plan, weights, ids=torch.arange(5), starts=torch.tensor([0, 5]))

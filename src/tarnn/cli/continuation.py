@@ -15,6 +15,7 @@ from tarnn.cli.prompt import prompt_ids, read_prompt
 from tarnn.cli.step import prepare_step
 from tarnn.data.tensor_file import recorded_precision
 from tarnn.decoding import samplers
+from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.loop import PIECE, TokenLoop
 from tarnn.decoding.state_file import check_writable, load_state, save_state
 from tarnn.decoding.streaming import KEEP, StopStrings, TextStream, decoder
@@ -66,6 +67,9 @@ def continue_prompt(
         tokenizer = open_tokenizer(request.checkpoint)
         ids, decode = prompt_ids(tokenizer, text, model, starts=request.state_in is None), decoder(tokenizer)
     loop, recent = start(model, request, ids.shape[1], limit)
+    on_cpu = loop.state.position.is_cpu
+    if on_cpu:  # a fused step reads the prompt, too; one recorded on a GPU needs the state of all samples
+        prepare_step(loop, weights, report)
     recorded = None if request.state_in is None else recorded_precision(request.state_in)
     precision = read(loop, ids, report, recorded)
     if count > 1:
@@ -75,7 +79,8 @@ def continue_prompt(
     context = [*recent, *ids[0, -KEEP:].tolist()]
     rows = [TextStream(decode, context, request.stop) for _ in range(count)]
     if limit:
-        prepare_step(loop, weights, report)
+        if not on_cpu:
+            prepare_step(loop, weights, report)
         with threads_for_steps(model):
             write(loop, draw, limit, rows, report, goes_on=request.state_out is not None)
     if request.state_out:
@@ -124,22 +129,27 @@ def check_positions(before: int, num_prompt: int, max_new_tokens: int, limit: in
 
 
 def read(loop: TokenLoop, ids: Tensor, report: Log, recorded: str | None) -> str:
-    """Read the prompt into the state; return the precision of the float32 products that read it.
+    """Read the prompt into the state; return the precision of torch's float32 products that read it.
 
-    recorded: that of a state that goes on here, which is taken where it can be.
+    recorded: that of a state that goes on here, which is taken where it can be. A fused step has products of its own.
     """
-    if not ids.shape[1]:
+    if not ids.shape[1] or isinstance(loop.step, FusedStep):
+        read_in_pieces(loop, ids, report)
         return recorded or HIGHEST
     products = choose(shapes_of(loop.model, min(PIECE, ids.shape[1])), ids.device, recorded)
     if products.note:
         report(f"tarnn: {products.note}")
-    start, pieces = time.perf_counter(), ids.split(PIECE, dim=1)
     with use_precision(products.precision):
-        for piece in progress(pieces, ids.shape[1], "tokens of the prompt read", report, size=lambda x: x.shape[1]):
-            loop.read(piece)
-    by = "" if products.precision == HIGHEST else f"; products {products}"
-    report(f"tarnn: prompt {speed(ids.shape[1], time.perf_counter() - start)}{by}")
+        read_in_pieces(loop, ids, report, "" if products.precision == HIGHEST else f"; products {products}")
     return products.precision
+
+
+def read_in_pieces(loop: TokenLoop, ids: Tensor, report: Log, by: str = "") -> None:
+    start, pieces = time.perf_counter(), ids.split(PIECE, dim=1)
+    for piece in progress(pieces, ids.shape[1], "tokens of the prompt read", report, size=lambda x: x.shape[1]):
+        loop.read(piece)
+    if ids.shape[1]:
+        report(f"tarnn: prompt {speed(ids.shape[1], time.perf_counter() - start)}{by}")
 
 
 def write(

@@ -15,9 +15,10 @@ from torch.nn.functional import pad
 
 from tarnn.decoding.packing import pack
 from tarnn.decoding.plan import Attention, Plan, Refusal
+from tarnn.decoding.rows import check_tokens, rows_of
 from tarnn.decoding.state_check import check_state, tensors_of
 from tarnn.kernels.cpu import library
-from tarnn.kernels.cpu.model_step import FORMATS, step
+from tarnn.kernels.cpu.model_step import FORMATS, run
 from tarnn.models.inputs import check_length
 from tarnn.models.state import ModelState
 from tarnn.numerics import default_eps
@@ -27,6 +28,7 @@ from tarnn.ops.softmax.state import full
 State = TypeVar("State", bound=ModelState)
 Classes = Mapping[type, Callable[..., Any]]
 NO_LIMIT = 2**62
+ROWS = 2**10  # tokens that one call of the kernel reads
 MOST_PLACES = 2**16  # positions whose embeddings are kept in a table; beyond, each step computes its own
 
 
@@ -86,8 +88,8 @@ class FusedStep:
             self.hidden, self.scale, self.limit = plan.head.weight.shape[1], plan.scale, plan.limit
             self.tokens = self._wide(plan.tokens * plan.scale)
             self.places, self._place_of = self._place_table(plan, most_places)
-        self._numbers: tuple[Any, ...] = (
-            len(plan.head.weight),
+        self.num_outputs = len(plan.head.weight)
+        self._numbers: tuple[int, float, float] = (
             min(self.limit or NO_LIMIT, NO_LIMIT),
             plan.norm_eps,
             default_eps(torch.float32),
@@ -105,35 +107,93 @@ class FusedStep:
         model's last position, and UnfitState for a state that is not of this model's kind; nothing is written then.
         """
         state = state if inplace else state.clone()
-        ids, positions = _whole(token_ids), state.position
-        tensors, caches = self._tensors_of(state, ids), [x for x in state.layers if isinstance(x, KVCache)]
-        for cache in caches:
-            if cache.length == cache.capacity:
-                raise full(cache.capacity, cache.length, 1)
-        of_caches = [n for x in caches for n in (x.length, x.mask is not None)]
-        lengths, extra = torch.tensor(of_caches, dtype=torch.int64, device="cpu"), self._rows(state)
+        ids = _whole(token_ids)
+        self._check_room(state, len(ids), 1)
+        parameters = self.tokens.new_empty(len(ids), self.num_outputs)
+        return parameters, self._run(ids, state, parameters, 1, self._rows(state, state.position))
+
+    def prefill(
+        self,
+        token_ids: Int[Tensor, "b t"],
+        state: State,
+        attention_mask: Tensor | None = None,
+        *,
+        inplace: bool = False,
+        every: bool = False,
+    ) -> tuple[Float[Tensor, "b p"] | Float[Tensor, "b t p"], State]:
+        """Read tokens (b, t): (parameters or logits (b, p) after each row's last token, float32; the state after it).
+
+        To the last bit what t steps give, in any number of pieces. attention_mask (b, t): 0 for padding, anywhere; a row has one
+        token at least. every: parameters after each token, (b, t, p), zeros at padding. Memory is that of `ROWS` tokens,
+        whatever t is.
+
+        Raises ValueError as a step does; nothing is written then.
+        """
+        state = state if inplace else state.clone()
+        ids, real = check_tokens(token_ids, attention_mask, len(self.tokens))
+        b, t = ids.shape
+        self._check_room(state, b, t)
+        self._check_length(state.position + (t if real is None else real.sum(-1)) - 1)
+        if real is not None:
+            state = replace(state, layers=tuple(map(_masked, state.layers)))
+        parameters = self.tokens.new_zeros(b, t, self.num_outputs) if every else None
+        last = self.tokens.new_empty(b, self.num_outputs)
+        for start in range(0, t, piece := max(1, ROWS // max(b, 1))):
+            part = slice(start, start + piece)
+            rows = rows_of(ids[:, part], None if real is None else real[:, part])
+            extra = self._rows(state, rows.positions(state.position), rows.sequences)
+            out = last if parameters is None else last.new_empty(len(rows.ids), self.num_outputs)
+            state = self._run(rows.ids, state, out, ids[:, part].shape[1], extra, rows.starts, rows.slots, every)
+            if parameters is not None:
+                parameters[:, part][rows.real] = out
+        return last if parameters is None else parameters, state
+
+    def _run(
+        self,
+        ids: Tensor,
+        state: State,
+        out: Tensor,
+        num_slots: int,
+        extra: Tensor | None,
+        starts: Tensor | None = None,
+        slots: Tensor | None = None,
+        every: bool = False,
+    ) -> State:
+        """The state after these tokens, whose places in a cache are `num_slots`."""
+        rows, caches = len(state.position), [x for x in state.layers if isinstance(x, KVCache)]
+        tensors, of_caches = self._tensors_of(state, rows), [n for x in caches for n in (x.length, x.mask is not None)]
+        lengths = torch.tensor(of_caches, dtype=torch.int64, device="cpu")
         tables = self.packed_plan, self.packed_weights, self.tokens, self.places
         try:
-            parameters = step(ids, positions, *tables, extra, tensors, lengths, *self._numbers)
+            run(ids, state.position, *tables, extra, tensors, lengths, out, *self._numbers, starts, slots, every)
         except RuntimeError as error:
-            self._check_length(positions)
+            self._check_length(state.position)
             raise ValueError(str(error).splitlines()[0]) from error
         if caches:
-            layers = tuple(replace(x, length=x.length + 1) if isinstance(x, KVCache) else x for x in state.layers)
-            state, self._checked = replace(state, layers=layers), (len(ids), layers, tensors)
-        return parameters, state
+            layers = tuple(
+                replace(x, length=x.length + num_slots) if isinstance(x, KVCache) else x for x in state.layers
+            )
+            state, self._checked = replace(state, layers=layers), (rows, layers, tensors)
+        return state
 
-    def _tensors_of(self, state: ModelState, ids: Tensor) -> list[Tensor]:
+    def _check_room(self, state: ModelState, rows: int, num_slots: int) -> None:
+        """ValueError for a state that is not of this model's kind, and where a cache has no room for so many tokens."""
+        self._tensors_of(state, rows)
+        for cache in state.layers:
+            if isinstance(cache, KVCache) and cache.length + num_slots > cache.capacity:
+                raise full(cache.capacity, cache.length, num_slots)
+
+    def _tensors_of(self, state: ModelState, num_rows: int) -> list[Tensor]:
         """The tensors that the kernel writes. ValueError where it can't: they are looked at once, while the same ones come."""
         (rows, layers, checked), position = self._checked, state.position
-        fits = position.shape == ids.shape and position.dtype == torch.int64 and position.is_contiguous()
-        if state.layers is layers and rows == len(ids) and fits:
+        fits = position.shape == (num_rows,) and position.dtype == torch.int64 and position.is_contiguous()
+        if state.layers is layers and rows == num_rows and fits:
             return checked
         tensors = [x for layer in state.layers for x in tensors_of(layer)]
         same = len(tensors) == len(checked) and all(map(is_, tensors, checked))
-        if not (same and tensors and rows == len(ids) and fits):
-            check_state(state, self._expected, len(ids))
-        self._checked = len(ids), state.layers, tensors
+        if not (same and tensors and rows == num_rows and fits):
+            check_state(state, self._expected, num_rows)
+        self._checked = num_rows, state.layers, tensors
         return tensors
 
     def _place_table(self, plan: Plan, most_places: int) -> tuple[Tensor | None, Callable[[Tensor], Tensor] | None]:
@@ -145,14 +205,17 @@ class FusedStep:
             return self._wide(places, behind=True), None
         return None, places
 
-    def _rows(self, state: ModelState) -> Tensor | None:
-        """What the batch's rows have of their own, (b, hidden): their class, and their position where no table has it."""
+    def _rows(self, state: ModelState, positions: Tensor, sequences: Tensor | None = None) -> Tensor | None:
+        """What tokens have beyond the tables, (n, hidden): their row's class, and their position where no table has it.
+
+        sequences: the row of each token; None: one token of each row.
+        """
         condition, rows = getattr(state, "condition", None), None
         if condition is not None:
-            rows = self._wide(condition * self.scale)
+            rows = self._wide((condition if sequences is None else condition[sequences]) * self.scale)
         if self._place_of is not None:
-            self._check_length(state.position)
-            place = self._wide(self._place_of(state.position[:, None])[:, 0], behind=True)
+            self._check_length(positions)
+            place = self._wide(self._place_of(positions[:, None])[:, 0], behind=True)
             rows = place if rows is None else rows + place
         return rows
 
@@ -183,3 +246,10 @@ def _new_state(x: Attention) -> LayerState:
     if x.kind == "linear":
         return LinearState.zeros(1, g, x.num_features, d, log_weights=x.log_scaled, device="meta")
     return KVCache.empty(1, g, 1, d, device="meta") if x.kind == "softmax" else NoState()
+
+
+def _masked(x: LayerState) -> LayerState:
+    """A cache has a mask from its first padding on."""
+    if not isinstance(x, KVCache) or x.mask is not None:
+        return x
+    return replace(x, mask=torch.ones(len(x.k), x.capacity, dtype=torch.bool, device="cpu"))

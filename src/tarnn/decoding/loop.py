@@ -21,6 +21,11 @@ Step = Callable[..., tuple[Tensor, Any]]
 PIECE = 1024  # tokens of a prompt read at once: memory is that of one piece, however long the prompt
 
 
+def prefill_of(step: Step, model: Any) -> Step:
+    """What reads many tokens at once, (b, t): a fused step's `prefill`, or `model.prefill` for steps that read one alone."""
+    return getattr(step, "prefill", model.prefill)
+
+
 class TokenLoop:
     """A model, its state and the logits of the token that comes next.
 
@@ -32,7 +37,8 @@ class TokenLoop:
     it. `state` and `logits` (of the next token; None before anything was read) have always seen every token
     that was read or given out, so they can be saved, forked or read on at any time. The loop writes its state in
     place, so it begins with a copy of the given one; clone what you want to keep. `step` has the signature of
-    `model.step`, which it is by default; `tarnn.decoding.fastest_step` gives a faster one. All of it runs without autograd.
+    `model.step`, which it is by default; `tarnn.decoding.fastest_step` gives a faster one. A step with a `prefill` reads the
+    prompt too, so that it and what follows are computed alike. All of it runs without autograd.
     """
 
     def __init__(
@@ -49,9 +55,10 @@ class TokenLoop:
     @torch.no_grad()
     def read(self, ids: Int[Tensor, "b t"], *, piece: int = PIECE) -> None:
         """Reads tokens, `piece` at a time: O(t) time, memory of one piece. No tokens: nothing happens."""
+        prefill = prefill_of(self.step, self.model)
         for part in ids.split(piece, dim=1):
             if part.shape[1]:
-                self.logits, self.state = self.model.prefill(part, self.state, inplace=True)
+                self.logits, self.state = prefill(part, self.state, inplace=True)
 
     def fork(self, copies: int) -> None:
         """`copies` rows that go on separately from a single one: a prompt is read once for many samples.

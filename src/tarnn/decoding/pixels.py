@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from tarnn.decoding.loop import Step
+from tarnn.decoding.loop import Step, prefill_of
 from tarnn.decoding.samplers import Sampler, refuse_nan, sampler
 from tarnn.models.images import START, ImageModel
 from tarnn.models.likelihoods import Categorical, LogisticMixture
@@ -40,7 +40,8 @@ class PixelLoop:
         loop.images                                                  # uint8 (b, height, width, channels)
 
     `state` is written in place and has the size that it began with. `step` has the signature of `model.step`, which
-    it is by default; `tarnn.decoding.fastest_step` gives a faster one. Runs without autograd.
+    it is by default; `tarnn.decoding.fastest_step` gives a faster one, whose `prefill` reads the known values if it has one.
+    Runs without autograd.
     """
 
     def __init__(
@@ -77,7 +78,8 @@ class PixelLoop:
             return
         first = self.filled
         if first:
-            parameters, self.state = self.model.prefill(self.tokens[:, : first + 1], self.state, inplace=True)
+            prefill = prefill_of(self.step, self.model)
+            parameters, self.state = prefill(self.tokens[:, : first + 1], self.state, inplace=True)
         else:
             parameters, self.state = self.step(self.tokens[:, 0], self.state, inplace=True)
         for i in range(first + 1, length + 1):

@@ -40,7 +40,7 @@ class StateLayer(CacheLayerMixin):
     @property
     def writable(self) -> bool:
         """Whether this cache layer's state may be updated in place."""
-        return self.is_initialized
+        return True
 
     def own(self, num_tokens: int) -> State:
         """The state, with room for so many tokens more, for a step that writes into its tensors: see `advance`.
@@ -52,9 +52,14 @@ class StateLayer(CacheLayerMixin):
             self._owned = True
         return self.state
 
-    def advance(self, state: State) -> None:
-        """Takes note of one token more, which a step has written into the tensors of `own`."""
-        self.num_tokens += 1
+    def advance(self, state: State, num_tokens: int) -> None:
+        """Takes note of tokens, which a step has written into the tensors of `own`."""
+        self.num_tokens += num_tokens
+
+    def begin(self, state: State, num_tokens: int) -> None:
+        """Takes in the state after the first tokens, which nobody else holds."""
+        self.state, self.is_initialized, self.num_tokens = state, True, num_tokens
+        self._owned = True
 
     def take(self, num_tokens: int) -> State | None:
         """The state, with room for so many tokens more."""
@@ -112,7 +117,7 @@ class LinearStateLayer(StateLayer):
 
     @property
     def writable(self) -> bool:
-        return self.is_initialized and not self.record_past
+        return not self.record_past
 
     def activate_past_recording(self) -> None:
         self.record_past = True
@@ -162,8 +167,8 @@ class SoftmaxStateLayer(StateLayer):
         assert state is not None
         return state
 
-    def advance(self, state: State) -> None:
-        super().advance(state)
+    def advance(self, state: State, num_tokens: int) -> None:
+        super().advance(state, num_tokens)
         self.state = state  # of another length
 
     def write(self, state: Any, num_tokens: int, again: Callable[[int], State]) -> None:

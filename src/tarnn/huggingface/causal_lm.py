@@ -58,7 +58,7 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
         if (fused := active(self)) is not None and not isinstance(logits_to_keep, Tensor):
             check_arguments(kwargs, causal=True)
             extra_inputs = {"inputs_embeds": inputs_embeds, "labels": labels, "cu_seqlens": cu_seqlens, **kwargs}
-            logits = fused(input_ids, attention_mask, position_ids, past_key_values, extra_inputs)
+            logits = fused(input_ids, attention_mask, position_ids, past_key_values, extra_inputs, logits_to_keep)
             if logits is not None:
                 return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
         if labels is not None:

@@ -1,4 +1,4 @@
-"""`forward` of one token by the fused step: what transformers' `generate` calls, token after token."""
+"""`forward` by the fused step: what transformers' `generate` calls for a prompt, and then token after token."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from tarnn.attention.rotary import positions_in
-from tarnn.decoding import fastest_step
-from tarnn.decoding.loop import Step
+from tarnn.decoding.fused import FusedStep
 from tarnn.decoding.plan import Refusal
 from tarnn.decoding.state_check import UnfitState
 from tarnn.huggingface.cache import StateLayer
@@ -20,17 +19,20 @@ from tarnn.kernels.cpu.model_step import FORMATS
 from tarnn.models.backbone import TextModel
 from tarnn.models.inputs import can_look
 from tarnn.models.state import ModelState
+from tarnn.ops import State
 
 # by default `generate` first runs WARMUP_TOKENS by `forward`, one more per BYTES_PER_TOKEN: packing takes as long
 WARMUP_TOKENS, BYTES_PER_TOKEN = 8, 2**23
 MOST_BYTES = 2**29  # larger weights are not packed by default: meanwhile memory holds them up to four times
+PROMPT_TOKENS = 64  # tokens of a prompt that take `forward` as long as one token alone does
+SMALLEST_CACHE = 64  # keys for which a softmax layer's cache has room at least
 MOST_PLACES = 2**12  # in a table that is made for one text
 IGNORED = ("return_dict", "token_type_ids", "tokenizer")  # arguments that change nothing
 INTEGERS = (torch.int64, torch.int32)
 
 
 class FusedForward:
-    """The fused step of a model, for tokens that come one by one on top of a transformers cache.
+    """The fused step of a model, for tokens that come on top of a transformers cache: a prompt, or one by one.
 
     weights: as `FusedStep` takes them; None: it is never used. warmup_tokens: how many tokens come before it is made. It
     is made anew for each cache that comes, so that no text begins with the weights of an earlier one.
@@ -39,7 +41,7 @@ class FusedForward:
     def __init__(self, model: TextModel, weights: str | None, warmup_tokens: int):
         self.model, self.weights, self.warmup_tokens = model, weights, warmup_tokens
         self.ended = False
-        self._step: Step | None = None
+        self._step: FusedStep | None = None
         self._begun: WeakSet[Cache] = WeakSet()
 
     def __call__(
@@ -49,37 +51,56 @@ class FusedForward:
         position_ids: Tensor | None,
         cache: Cache | None,
         extra_inputs: Mapping[str, Any],
+        logits_to_keep: int = 0,
     ) -> Tensor | None:
-        """Logits (b, 1, vocab), the cache written; None, and nothing written, where `forward` has to compute it.
+        """Logits (b, t, vocab), the cache written; None, and nothing written, where `forward` has to compute it.
 
-        extra_inputs: other arguments of `forward`; what they request, such as hidden states, `forward` returns. Raises
-        ValueError for a token that is not in the vocabulary, and beyond the model's last position.
+        logits_to_keep: logits of the last n tokens only; 0: of all. extra_inputs: other arguments of `forward`; what they
+        request, such as hidden states, `forward` returns. Raises ValueError for a token that is not in the vocabulary, and
+        beyond the model's last position.
         """
         if self.weights is None or input_ids is None or cache is None:
             return None
         if not self._supports(input_ids, attention_mask, position_ids, cache, extra_inputs):
             return None
-        if self.warmup_tokens > 0:
-            self.warmup_tokens -= 1
+        num_tokens = input_ids.shape[1]
+        if self.warmup_tokens > num_tokens // PROMPT_TOKENS:
+            self.warmup_tokens -= num_tokens == 1
             return None
-        if (step := self._step_for(cache)) is None:
+        position = first_positions(position_ids, attention_mask, cache.get_seq_length(), input_ids)
+        if position is None or (step := self._step_for(cache)) is None:
             return None
-        layers = cast(list[StateLayer], cache.layers)
-        if position_ids is None:
-            position_ids = positions_in(attention_mask, None, cache.get_seq_length(), 1, input_ids.device)
-        position = position_ids.expand(len(input_ids), 1)[:, 0].long().clone()  # which the step counts on
+        self.warmup_tokens = 0
+        state = ModelState(self._states(cache, *input_ids.shape), position)
         try:
-            logits, after = step(input_ids[:, 0], ModelState(tuple(x.own(1) for x in layers), position), inplace=True)
+            if num_tokens == 1:
+                logits, after = step(input_ids[:, 0], state, inplace=True)
+                logits = logits[:, None]
+            else:
+                mask = None if attention_mask is None else attention_mask[:, -num_tokens:]
+                logits, after = step.prefill(input_ids, state, mask, inplace=True, every=logits_to_keep != 1)
+                logits = logits[:, -logits_to_keep:] if logits.ndim == 3 else logits[:, None]
         except UnfitState:
             return None
-        for layer, layer_state in zip(layers, after.layers, strict=True):
-            layer.advance(layer_state)
-        return logits[:, None]
+        for layer, layer_state in zip(cast(list[StateLayer], cache.layers), after.layers, strict=True):
+            if layer.is_initialized:
+                layer.advance(layer_state, num_tokens)
+            else:
+                layer.begin(layer_state, num_tokens)
+        return logits
+
+    def _states(self, cache: Cache, rows: int, num_tokens: int) -> tuple[State, ...]:
+        """Each layer's state, which may be written, with room for these tokens."""
+        layers = cast(list[StateLayer], cache.layers)
+        if layers[0].is_initialized:
+            return tuple(x.own(num_tokens) for x in layers)
+        capacity = layers[0].max_cache_len or max(SMALLEST_CACHE, num_tokens)
+        return self.model.model.new_states(rows, capacity)
 
     def _supports(self, input_ids, attention_mask, position_ids, cache, extra_inputs: Mapping[str, Any]) -> bool:
-        """Whether this is one token per row, not padding, on top of a cache of this model, and only logits are requested."""
-        config, rows = self.model.config, len(input_ids)
-        if not can_look(input_ids) or input_ids.shape[1:] != (1,) or input_ids.dtype not in INTEGERS:
+        """Whether these are tokens on top of a cache of this model, each row's last no padding, and only logits are requested."""
+        config = self.model.config
+        if not can_look(input_ids) or input_ids.ndim != 2 or not input_ids.numel() or input_ids.dtype not in INTEGERS:
             return False
         if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return False
@@ -87,27 +108,47 @@ class FusedForward:
             return False
         if any(x is not None and x is not False for name, x in extra_inputs.items() if name not in IGNORED):
             return False
-        shapes = ((rows, 1), (1, 1))
-        if position_ids is not None and (position_ids.dtype not in INTEGERS or position_ids.shape not in shapes):
-            return False
         writable = (isinstance(x, StateLayer) and x.writable for x in cache.layers)
         if len(cache.layers) != len(self.model.model.layers) or not all(writable):
             return False
+        if len({x.is_initialized for x in cache.layers}) != 1:
+            return False
         if attention_mask is None:
             return True
-        whole = (rows, cache.get_seq_length() + 1)
+        whole = (len(input_ids), cache.get_seq_length() + input_ids.shape[1])
         return attention_mask.shape == whole and bool(attention_mask[:, -1].all())
 
-    def _step_for(self, cache: Cache) -> Step | None:
+    def _step_for(self, cache: Cache) -> FusedStep | None:
         """The fused step, made when a cache begins; None where there is none, or no memory for one."""
         if self._step is None or cache not in self._begun:
             self._step = None  # before there are two
             try:
-                self._step = fastest_step(self.model, weights=self.weights, most_places=MOST_PLACES).step
+                self._step = FusedStep(cast(nn.Module, self.model), cast(str, self.weights), MOST_PLACES)
             except (Refusal, RuntimeError, MemoryError):
                 self.weights = None
             self._begun.add(cache)
         return self._step
+
+
+def first_positions(
+    position_ids: Tensor | None, attention_mask: Tensor | None, past: int, input_ids: Tensor
+) -> Tensor | None:
+    """Of each row's first token that is no padding, (b,). None where the positions of the others don't follow on it."""
+    b, t = input_ids.shape
+    counted = positions_in(attention_mask, None, past, t, input_ids.device).expand(b, t)
+    if position_ids is None:
+        position_ids = counted
+    elif position_ids.dtype not in INTEGERS or position_ids.shape not in ((b, t), (1, t)):
+        return None
+    position_ids = position_ids.expand(b, t).long()
+    if t == 1:
+        return position_ids[:, 0].clone()
+    real = torch.ones_like(input_ids).bool() if attention_mask is None else attention_mask[:, -t:].bool()
+    first = real.long().argmax(-1, keepdim=True)
+    offset = position_ids - counted
+    if not (offset == offset.gather(1, first))[real].all():
+        return None
+    return position_ids.gather(1, first)[:, 0]
 
 
 # what was entered and not left, the last at the end: of this thread or asyncio task, and of those that it started since
@@ -116,15 +157,15 @@ _entered: ContextVar[tuple[FusedForward, ...]] = ContextVar("fused_forward", def
 
 @contextmanager
 def fused_forward(model: TextModel, weights: str | None = "float32", warmup_tokens: int = 0) -> Iterator[None]:
-    """Within: `model.generate`, and `model(ids, past_key_values=cache)` of one token, use the fused step where they can.
+    """Within: `model.generate`, and `model(ids, past_key_values=cache)`, use the fused step where they can.
 
         with fused_forward(model, "int8"):
             model.generate(ids, max_new_tokens=100)
 
     weights: float32 | bfloat16 | int8 | int4, as `FusedStep` takes them; None: `forward` alone. They are packed
-    in each `generate`, and for each other cache at its first such token after `warmup_tokens` others; what changes them takes
-    effect in the next. It holds where a context variable set here would: in this thread or asyncio task, and in the tasks
-    that it starts within. Raises ValueError for another format.
+    in each `generate`, and for each other cache at its first prompt of 64 · `warmup_tokens` tokens, or its first single
+    token after so many others; what changes them takes effect in the next. It holds where a context variable set here
+    would: in this thread or asyncio task, and in the tasks that it starts within. Raises ValueError for another format.
     """
     if weights is not None and weights not in FORMATS:
         raise ValueError(f"weights must be one of {', '.join(FORMATS)}, or None; got {weights!r}.")

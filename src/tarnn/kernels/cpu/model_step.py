@@ -1,4 +1,4 @@
-"""One token through a whole model by one compiled kernel (csrc/model_step/layers.cpp): its weights packed, and the call.
+"""Tokens through a whole model by one compiled kernel (csrc/model_step/layers.cpp): its weights packed, and the call.
 
 All weights lie in one block of bytes. A plan, a list of numbers, says where each begins and what the model is made
 of; csrc/model_step/plan.cpp reads it in the same order, and checks it. It begins with the version of its order, how many
@@ -166,7 +166,7 @@ def padded(x: Tensor, multiple: int) -> Tensor:
     return torch.nn.functional.pad(x, (0, missing)) if missing else x
 
 
-def step(
+def run(
     ids: Tensor,
     positions: Tensor,
     plan: Tensor,
@@ -176,23 +176,43 @@ def step(
     extra: Tensor | None,
     states: Sequence[Tensor],
     lengths: Tensor,
-    num_outputs: int,
+    out: Tensor,
     limit: int,
     norm_eps: float,
     eps: float,
-) -> Tensor:
-    """One token of each row, (b,) → what the head puts out, (b, num_outputs) float32.
+    starts: Tensor | None = None,
+    slots: Tensor | None = None,
+    every: bool = False,
+) -> None:
+    """Read one token of each of b sequences, or several; `out` gets what the head puts out.
 
+    ids (n,): the tokens of one sequence, then those of the next. starts (b + 1,): where each begins, and n; None: one token
+    each. out, float32: (b, outputs), of the last token of each sequence that has one; every: (n, outputs), of all.
     What enters the first layer is tokens[id] + places[position] + extra[row]; beyond the last place, that one counts.
     states: of each layer in turn S (b, g, f, d), z (b, g, f) and, if it has one, M (b, g); or keys and values
     (b, g, capacity, d) and, if it has one, their mask (b, capacity), to which lengths, int64, has two numbers: how many
-    keys are there, of fewer than the capacity, and whether there is a mask. Writes all of them, and adds 1 to positions;
-    all contiguous, float32 and int64. RuntimeError, before anything is written, for a token that is not there, for
-    a position of `limit` or beyond, and for a plan that is of another version, cut short, too long or damaged.
+    keys are there, and whether there is a mask. slots (n + 1,): where behind these keys each token's own goes, ascending in a
+    sequence, and how many places there are; those that a sequence leaves free are masked. None: one behind the other, of
+    each sequence equally many where there is a cache. Writes all states, and adds to positions (b,) how many tokens
+    came; all contiguous, float32 and int64. RuntimeError, before anything is written, for a token that is not there, for a
+    position of `limit` or beyond, and for a plan that is of another version, cut short, too long or damaged.
     """
-    out = tokens.new_empty(len(ids), num_outputs)
     torch.ops.tarnn_cpu.stack(
-        ids, positions, plan, weights, tokens, places, extra, states, lengths, out, limit, norm_eps, eps
+        ids,
+        positions,
+        plan,
+        weights,
+        tokens,
+        places,
+        extra,
+        states,
+        lengths,
+        out,
+        limit,
+        norm_eps,
+        eps,
+        starts,
+        slots,
+        every,
     )
     increment_version((positions, *states))  # so that autograd sees what was written
-    return out
