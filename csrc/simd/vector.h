@@ -63,7 +63,7 @@ constexpr Index whole(Index n) {
 }
 
 template <typename F, int... I>
-TARNN_INLINE void unroll(F f, std::integer_sequence<int, I...>) {
+TARNN_INLINE void unroll([[maybe_unused]] F f, std::integer_sequence<int, I...>) {
   (f(std::integral_constant<int, I>()), ...);
 }
 
