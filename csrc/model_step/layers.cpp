@@ -82,7 +82,7 @@ struct OwnBuffers {
     turned = scratch.take<float>(each * ldf);
     for (float** at : {&scale, &weight}) *at = scratch.take<float>(n);
     gate = scratch.take<float>((n / each + 2) * ldf);
-    scores = scratch.take<float>((each - 1) * keys_a_block);
+    scores = scratch.take<float>((n - n / each) * keys_a_block);
   }
 };
 
@@ -186,15 +186,22 @@ class Sweep {
   void attend_cache(const Layer& l, G then) {
     const Index blocks = key_blocks(l.cache.length + s_.most_slots);
     const auto join_all = [&](Index row, Index head) {
-      for (Index r = 0; r < r_; ++r) join(row, head, r, key_blocks(cache(l, row).length + 1));
+      for (Index r = 0; r < r_; ++r) join(l, row, head, r);
     };
     if (blocks == 1 && s_.most_slots == 1) return over_states([&](Index row, Index, Index head) {
       put_key(l, row, head);
-      attend_part(l, row, head, 0);
+      attend_part(l, row, 1, head, 0);
       join_all(row, head);
     }, then);
     team_.phase(count_ * s_.g, [&](Index i) { put_key(l, i / s_.g, i % s_.g); }, [] {});
-    phase(count_ * s_.g * blocks, [&](Index i) { attend_part(l, i / blocks / s_.g, i / blocks % s_.g, i % blocks); }, [&](Index row) {
+    const Index together = smaller(s_.most_slots, tokens_at_once), groups = (count_ + together - 1) / together;
+    phase(groups * s_.g * blocks, [&](Index i) {
+      const Index begin = i / blocks / s_.g * together, end = smaller(count_, begin + together);
+      for (Index row = begin, n; row < end; row += n) {
+        for (n = 1; row + n < end && !s_.slots && s_.sequence(begin_ + row + n) == s_.sequence(begin_ + row);) ++n;
+        attend_part(l, row, n, i / blocks % s_.g, i % blocks);
+      }
+    }, [&](Index row) {
       for (Index head = 0; head < s_.g; ++head) join_all(row, head);
       then(row);
     });
@@ -212,25 +219,27 @@ class Sweep {
     return before;
   }
 
-  void attend_part(const Layer& l, Index row, Index head, Index block) {
+  /// One block of keys, for rows of a sequence that follow on one another.
+  void attend_part(const Layer& l, Index row, Index rows, Index head, Index block) {
     const Cache before = cache(l, row);
-    const Index size = partial_size(s_.d), blocks = key_blocks(before.length + 1);
-    if (block >= blocks) return;
-    for (Index r = 0; r < r_; ++r) {
-      float* q = own_.x + r * own_.ldx;
+    if (block >= key_blocks(before.length + rows)) return;
+    for (Index i = 0; i < rows * r_; ++i) {
+      float* q = own_.x + i * own_.ldx;
       clear(q, own_.ldx);
-      std::memcpy(q, query(row, head) + r * s_.d, bytes(s_.d));
+      std::memcpy(q, query(row + i / r_, head) + i % r_ * s_.d, bytes(s_.d));
     }
-    attend_block(before, s_.sequence(begin_ + row), head, s_.g, s_.d, block, r_, own_.x, own_.ldx, own_.scores,
-                 parts(row, head, 0, blocks) + block * size, blocks * size);
+    float* partial = parts(l, row, head, 0) + block * partial_size(s_.d);
+    const Queries queries = {rows, r_, own_.ldx, parts(l, row, head, 1) - parts(l, row, head, 0), at_.ld_parts, own_.x, own_.scores, partial};
+    attend_block(before, s_.sequence(begin_ + row), head, s_.g, s_.d, block, queries);
   }
 
-  void join(Index row, Index head, Index r, Index blocks) {
-    join_blocks(parts(row, head, r, blocks), blocks, s_.d, output(row, head) + r * s_.d);
+  void join(const Layer& l, Index row, Index head, Index r) {
+    join_blocks(parts(l, row, head, r), key_blocks(cache(l, row).length + 1), s_.d, output(row, head) + r * s_.d);
   }
 
-  float* parts(Index row, Index head, Index r, Index blocks) const {
-    return at_.parts + row * at_.ld_parts + (head * r_ + r) * blocks * partial_size(s_.d);
+  /// Where the blocks' parts of a query lie.
+  float* parts(const Layer& l, Index row, Index head, Index r) const {
+    return at_.parts + row * at_.ld_parts + (head * r_ + r) * key_blocks(l.cache.length + s_.most_slots) * partial_size(s_.d);
   }
 
   /// q and k, normed and rotated.

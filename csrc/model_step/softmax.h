@@ -54,13 +54,13 @@ TARNN_INLINE Vec<float> lanes_of_score(const typename Format::Stored* key, const
 }
 
 /// Scores of n keys: q·k/√d, −∞ where masked. Lanes of as many keys as a vector has are summed at once; a score is the same number
-/// either way. Not so of float32 from memory (`next` is null), which is read fastest one key after the other. `next` is asked for.
+/// either way. Not so of float32 from memory (not `near`), which is read fastest one key after the other. `next` is asked for.
 template <typename Format, typename Stored = typename Format::Stored>
-void score_keys(const Stored* keys, const Stored* next, const bool* mask, const float* q, Index d, Index n, float* scores) {
+void score_keys(const Stored* keys, const Stored* next, bool near, const bool* mask, const float* q, Index d, Index n, float* scores) {
   constexpr int w = width<float>;
   const float scale = 1.f / __builtin_sqrtf(static_cast<float>(d));
   Index j = 0;
-  for (; j + w <= n && (next || sizeof(Stored) < sizeof(float)); j += w) {
+  for (; j + w <= n && (near || sizeof(Stored) < sizeof(float)); j += w) {
     Vec<float> lanes[w];
     unrolled<w>([&](auto i) TARNN_LAMBDA {
       lanes[i] = lanes_of_score<Format>(keys + (j + i) * d, q, d);
@@ -110,13 +110,22 @@ inline void weigh(float* scores, Index n, float* partial) {
   partial[1] = exp_in_units(scores, n, finite(top));
 }
 
-/// One block of keys for the `queries` of its head, rows ldq apart with zeros up to whole vectors. scores: room for a block
-/// of each; of each, its part comes to `partial`, ldp apart.
+/// The queries of a key head: `each` of one token, then of the next, each of which has one key more. q: ldq apart, with zeros up to
+/// whole vectors. scores: room for a block of each; of each, its part comes to `partial`, ldp apart, ld_token for the next token.
+struct Queries {
+  Index tokens, each, ldq, ldp, ld_token;
+  const float* q;
+  float *scores, *partial;
+};
+
+/// One block of keys for the queries of its head; the cache is as it was before the first token's key.
 template <typename Format>
-void attend_block_in(const Cache& cache, Index row, Index head, Index g, Index d, Index block, Index queries, const float* q, Index ldq,
-                     float* scores, float* partial, Index ldp) {
+void attend_block_in(const Cache& cache, Index row, Index head, Index g, Index d, Index block, const Queries& of) {
   using Stored = typename Format::Stored;
-  const Index begin = block * keys_a_block, n = smaller(keys_a_block, cache.length + 1 - begin), tile = queries > 1 ? keys_a_tile : n;
+  const Index queries = of.tokens * of.each, begin = block * keys_a_block;
+  const auto keys_of = [&](Index r) { return smaller(keys_a_block, cache.length + 1 + r / of.each - begin); };
+  const auto partial_of = [&](Index r) { return of.partial + r / of.each * of.ld_token + r % of.each * of.ldp; };
+  const Index n = keys_of(queries - 1), tile = queries > 1 ? keys_a_tile : n;
   const Index at = ((row * g + head) * cache.capacity + begin) * d;
   const Stored *keys = static_cast<const Stored*>(cache.k) + at, *values = static_cast<const Stored*>(cache.v) + at;
   const bool* mask = cache.mask ? cache.mask + row * cache.capacity + begin : nullptr;
@@ -124,24 +133,23 @@ void attend_block_in(const Cache& cache, Index row, Index head, Index g, Index d
   const bool asks = cache.length < keys_a_block;
   for (Index j = 0; j < n; j += tile)
     for (Index r = 0; r < queries; ++r)
-      score_keys<Format>(keys + j * d, asks && r == 0 ? values + j * d : nullptr, mask ? mask + j : nullptr, q + r * ldq, d,
-                         smaller(tile, n - j), scores + r * keys_a_block + j);
+      score_keys<Format>(keys + j * d, asks && r == 0 ? values + j * d : nullptr, asks || r > 0, mask ? mask + j : nullptr, of.q + r * of.ldq,
+                         d, smaller(tile, keys_of(r) - j), of.scores + r * keys_a_block + j);
   for (Index r = 0; r < queries; ++r) {
-    weigh(scores + r * keys_a_block, n, partial + r * ldp);
-    clear(partial + r * ldp + 2, whole<float>(d));
+    if (keys_of(r) <= 0) continue;
+    weigh(of.scores + r * keys_a_block, keys_of(r), partial_of(r));
+    clear(partial_of(r) + 2, whole<float>(d));
   }
   const Stored* next = keys + cache.capacity * d;
   for (Index j = 0; j < n; j += tile)
     for (Index r = 0; r < queries; ++r)
-      sum_values<Format>(values + j * d, asks && r == 0 ? next + j * d : nullptr, scores + r * keys_a_block + j, d, smaller(tile, n - j),
-                         partial + r * ldp + 2);
+      if (keys_of(r) > j)
+        sum_values<Format>(values + j * d, asks && r == 0 ? next + j * d : nullptr, of.scores + r * keys_a_block + j, d,
+                           smaller(tile, keys_of(r) - j), partial_of(r) + 2);
 }
 
-inline void attend_block(const Cache& cache, Index row, Index head, Index g, Index d, Index block, Index queries, const float* q, Index ldq,
-                         float* scores, float* partial, Index ldp) {
-  in_format(cache, [&](auto format) {
-    attend_block_in<decltype(format)>(cache, row, head, g, d, block, queries, q, ldq, scores, partial, ldp);
-  });
+inline void attend_block(const Cache& cache, Index row, Index head, Index g, Index d, Index block, const Queries& of) {
+  in_format(cache, [&](auto format) { attend_block_in<decltype(format)>(cache, row, head, g, d, block, of); });
 }
 
 /// o (d) of one query, of its blocks' parts.

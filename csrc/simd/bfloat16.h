@@ -236,10 +236,11 @@ TARNN_INLINE void store_row_pairs(Word* to, Index ld, const Vec<float> (&sums)[R
 /// A row's N vectors, rounded, side by side.
 template <int N>
 TARNN_INLINE void store_rounded(std::uint16_t* to, const Vec<float>* x) {
-  unrolled<N / 2>([&](auto j) TARNN_LAMBDA {
-    const Words y = round_row(x[2 * j], x[2 * j + 1]);
-    std::memcpy(to + j * 32, &y, sizeof y);
-  });
+  if constexpr (N > 1)
+    unrolled<N / 2>([&](auto j) TARNN_LAMBDA {
+      const Words y = round_row(x[2 * j], x[2 * j + 1]);
+      std::memcpy(to + j * 32, &y, sizeof y);
+    });
   if constexpr (N % 2) {
     const Words y = round_row(x[N - 1], x[N - 1]);
     std::memcpy(to + (N - 1) * 16, &y, 32);

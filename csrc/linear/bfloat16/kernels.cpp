@@ -5,7 +5,7 @@ namespace tarnn {
 namespace TARNN_ISA {
 namespace {
 
-/// What products of rounded numbers are for: decays with channels have none within a chunk.
+/// Whether products of rounded numbers compute a call: by its dtype and options. Decays with channels have none within a chunk.
 bool rounded(const Problem& p) { return p.q.type == Type::bfloat16 && !p.channels && p.r > 0; }
 
 void forward(const Problem& p) {
