@@ -29,7 +29,6 @@ from toolkit.baselines import Method, available
 
 from scripts.common.options import parse
 from scripts.common.results import Unmeasured, run
-from tarnn.kernels.cpu.linear import CHUNK  # positions that the native kernel takes at once
 
 FULL = {
     "lengths": [1, 16, 64, 128, 256, 1024, 4096, 16384, 65536],
@@ -113,9 +112,9 @@ def facts(options, costs: Costs) -> dict[str, Any]:
         "shape": shape(options),
         "absent": costs.absent,
         "skipped": costs.skipped,
-        "chunk": CHUNK,
-        "matmul_gflops": costs.matmul_gflops(),
-        "targets": [t.as_json() for t in targets(costs, options.heads, CHUNK, options.threads)],
+        "matmul_gflops": costs.gflops("mm_gflops"),
+        "peak_gflops": costs.gflops("peak_gflops"),
+        "targets": [t.as_json() for t in targets(costs, options.heads, options.threads)],
     }
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The arithmetic of the kernels on another processor, without torch: tests/kernels/alone.cpp (attention) and products_alone.cpp
-# (the fused step's products), which hold them against loops in float64, compiled for aarch64 (NEON) and run under qemu-user.
+# The arithmetic of the kernels on another processor, without torch: tests/kernels/alone.cpp (attention), products_alone.cpp
+# and softmax_alone.cpp (the fused step's products and softmax), which hold them against loops in float64, compiled for aarch64 (NEON) and run under qemu-user.
 # About three minutes.
 #
 #   apt-get install g++-aarch64-linux-gnu qemu-user && tests/aarch64.sh
@@ -12,7 +12,7 @@ RUN=${RUN-qemu-aarch64}
 command -v "$CXX" > /dev/null || { echo "aarch64: skipped, there is no $CXX"; exit 0; }
 build=$(mktemp -d)
 trap 'rm -r "$build"' EXIT
-for name in alone products_alone; do
+for name in alone products_alone softmax_alone; do
     # shellcheck disable=SC2086
     "$CXX" -std=c++20 -O2 -static -Wall -Wextra -Wno-psabi -fno-math-errno -fno-trapping-math ${FLAGS:-} -I csrc \
         "tests/kernels/$name.cpp" -o "$build/$name"

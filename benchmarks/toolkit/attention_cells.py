@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from scripts.common.clock import Contender, Effort, measure_in_turns
+from scripts.common.peak import multiply_adds
 from scripts.common.provenance import provenance, total_memory
 from scripts.common.results import earlier
 from toolkit.baselines import Method
@@ -63,7 +64,8 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """Milliseconds per call (median, least, most of the rounds), memory, and what torch.mm did in the same rounds."""
+    """Milliseconds per call (median, least, most of the rounds), memory, and the rates of torch.mm and of multiply–adds
+    in the same rounds."""
 
     method: str
     dtype: str
@@ -77,11 +79,16 @@ class Cost:
     extra_bytes: int | None  # beyond outputs and gradients
     mm_gflops: float | None  # float32, 2048³
     heads_first_ms: float | None = None  # the same heads-first, in the same rounds; where the layout is another
+    peak_gflops: float | None = None  # float32 multiply–adds in registers
     others: float | None = None  # the share of the processors that other processes took meanwhile
 
     def share_of_matmul(self, flops: int) -> float | None:
         """Of the rate that torch.mm had in the same rounds."""
         return self.mm_gflops and flops / self.ms / 1e6 / self.mm_gflops
+
+    def share_of_peak(self, flops: int) -> float | None:
+        """Of the rate that multiply–adds in registers had in the same rounds."""
+        return self.peak_gflops and flops / self.ms / 1e6 / self.peak_gflops
 
     def as_json(self) -> dict[str, Any]:
         return {k: v for k, v in asdict(self).items() if k != "cell"} | self.cell._asdict()
@@ -176,8 +183,9 @@ class Costs:
             found = self.from_json(earlier(path, {**provenance(options.script), "shape": shape}, SAME))
             self.by, self._skipped = found.by, found._skipped
 
-    def matmul_gflops(self) -> dict[str, Any]:
-        rates = {c.cell: c.mm_gflops for c in self.by.values() if c.mm_gflops}
+    def gflops(self, of: str) -> dict[str, Any]:
+        """The rates `mm_gflops` or `peak_gflops` over all cells."""
+        rates = {c.cell: getattr(c, of) for c in self.by.values() if getattr(c, of)}
         middle = statistics.median(rates.values()) if rates else None
         least, most = (f(rates.values(), default=None) for f in (min, max))
         return {"median": middle, "least": least, "most": most, "cells": len(rates)}
@@ -241,16 +249,31 @@ def measure_cell(
         contenders[who], results[who] = contender(method, inputs[dtype], cell)
         if method.ours and cell.layout != HEADS_FIRST:
             contenders[*who, HEADS_FIRST], _ = contender(method, inputs[dtype], cell._replace(layout=HEADS_FIRST))
+    peak = None
     if cell.t >= MATMUL_FROM:
         contenders["matmul"] = matmul(device)
+        if peak := multiply_adds(torch.get_num_threads()):
+            contenders["peak"] = Contender(peak[0])
     timings = measure_in_turns(contenders, effort, device)
     mm = 2 * MATMUL_SIZE**3 / timings.pop("matmul").ms / 1e6 if "matmul" in timings else None
+    most = peak[1] / timings.pop("peak").ms / 1e6 if "peak" in timings and peak else None
     costs = []
     for (name, dtype), nbytes in results.items():
         timing, twin = timings[name, dtype], timings.get((name, dtype, HEADS_FIRST))
         extra = None if timing.peak_bytes is None else max(0, timing.peak_bytes - nbytes)
         first = twin.ms if twin else None
-        costs.append(Cost(name, dtype, cell, **asdict(timing), extra_bytes=extra, mm_gflops=mm, heads_first_ms=first))
+        costs.append(
+            Cost(
+                name,
+                dtype,
+                cell,
+                **asdict(timing),
+                extra_bytes=extra,
+                mm_gflops=mm,
+                heads_first_ms=first,
+                peak_gflops=most,
+            )
+        )
     return costs
 
 

@@ -30,12 +30,17 @@ COLORS = {
 
 def report(options, facts: dict[str, Any], costs: Costs) -> str:
     """Markdown: what was run where, the targets, how flops are counted, all times, and what was left out."""
-    mm, chunk = facts["matmul_gflops"], facts["chunk"]
+    mm, peak = facts["matmul_gflops"], facts["peak_gflops"]
     speed = "`torch.mm` was not measured: no length of 1,024 or more."
     if mm["cells"]:
         speed = (
             f"`torch.mm` of 2048³ in float32, once in every round at t ≥ 1,024: {mm['median']:.0f} GFLOP/s in the median "
             f"({mm['least']:.0f} – {mm['most']:.0f} over {mm['cells']} cells). A share is of the rate in the same rounds."
+        )
+    if peak["cells"]:
+        speed += (
+            f" A loop of multiply–adds in registers, in the same rounds: {peak['median']:.0f} GFLOP/s ({peak['least']:.0f} – "
+            f"{peak['most']:.0f})."
         )
     how = (
         f"Batch {options.batch_size}, {options.heads} heads, e = d. All methods in one process, on the same inputs, in "
@@ -45,16 +50,16 @@ def report(options, facts: dict[str, Any], costs: Costs) -> str:
         "Attention: time and memory against length",
         source(facts, how),
         speed,
-        section(targets(costs, options.heads, chunk, facts["threads"])),
-        arithmetic(chunk),
-        *by_case(costs, costs.dtypes, lambda dtype, cells: table(costs, dtype, cells, options.heads, chunk)),
-        *places(costs, options.heads, chunk),
+        section(targets(costs, options.heads, facts["threads"])),
+        ARITHMETIC,
+        *by_case(costs, costs.dtypes, lambda dtype, cells: table(costs, dtype, cells, options.heads)),
+        *places(costs, options.heads),
         "## Left out",
         bullets(costs.left_out()),
     )
 
 
-def places(costs: Costs, heads: int, chunk: int) -> list[str]:
+def places(costs: Costs, heads: int) -> list[str]:
     """A section on how inputs lie and whether they come from memory, where that was measured."""
     if all(c.plain for c in costs.cells):
         return []
@@ -71,14 +76,18 @@ def places(costs: Costs, heads: int, chunk: int) -> list[str]:
             milliseconds(specialised),
             ratio(specialised, native),
         ]
-        rows.append([*row, share(native, flops(cell, heads, chunk))])
+        rows.append([*row, *shares(native, flops(cell, heads))])
     head = ["", "pass", "d", "t", "caches", "layout", "native ms", "against heads-first", "specialised ms"]
     about = (
         "float32. heads-first is (b, h, t, d) contiguous; side-by-side is a view of (b, t, h·d), which is what a projection "
         "gives. Warm, all calls have the same inputs; cold, each has inputs that no cache holds. Against "
         "heads-first: the same call in that layout, in the same rounds."
     )
-    return ["## Layouts, and inputs from memory", about, markdown([*head, "specialised / native", "share of mm"], rows)]
+    return [
+        "## Layouts, and inputs from memory",
+        about,
+        markdown([*head, "specialised / native", "share of mm", "share of peak"], rows),
+    ]
 
 
 def by_case(costs: Costs, names: Sequence[Any], table: Callable[[Any, list[Cell]], str]) -> list[str]:
@@ -91,24 +100,21 @@ def by_case(costs: Costs, names: Sequence[Any], table: Callable[[Any, list[Cell]
     return parts
 
 
-def arithmetic(chunk: int) -> str:
-    return (
-        f"Flops per token and head, with the kernel's chunk c = {chunk}: forward 4·d·e + c·(d + e), backward 10·d·e + "
-        "3c·(d + e); not causal, without c. Beside the share by that count stands the one without c (4·d·e, and "
-        "14·d·e with backward). Extra memory is the peak of one call beyond inputs, outputs and gradients, "
-        "scratch that the native kernels keep between calls included. "
-        "A time with * is of one call."
-    )
+ARITHMETIC = (
+    "Flops per token and head: forward 4·d·e, backward 12·d·e; not causal 10·d·e. (In bfloat16 some processors go by chunks, "
+    "which is more; it is counted the same.) Extra memory is the peak of one call beyond inputs, outputs and gradients, "
+    "scratch that the native kernels keep between calls included. A time with * is of one call."
+)
 
 
-def table(costs: Costs, dtype: str, cells: Sequence[Cell], heads: int, chunk: int) -> str:
+def table(costs: Costs, dtype: str, cells: Sequence[Cell], heads: int) -> str:
     """A row a cell: milliseconds of each method, how many times faster native is than each, share of torch.mm, memory."""
     methods = costs.methods
     others = [m for m in methods if m != "native"]
     weighed = [m for m in methods if m in ("native", "chunked", "sdpa")]
     head = ["pass", "d", "t", *(f"{NAMES.get(m, m)} ms" for m in methods)]
     if "native" in methods:
-        head += [*(f"{m} / native" for m in others), "native: share of mm", "without c"]
+        head += [*(f"{m} / native" for m in others), "native: share of mm", "share of peak"]
         head += [] if dtype == "float32" else [f"native float32 / {dtype}"]
     rows = []
     for cell in sorted(cells, key=lambda c: (c.backward, c.d, c.t)):
@@ -119,16 +125,16 @@ def table(costs: Costs, dtype: str, cells: Sequence[Cell], heads: int, chunk: in
         if "native" in methods:
             native = found["native"]
             row += [ratio(found[m], native) for m in others]
-            row += [share(native, flops(cell, heads, c)) for c in (chunk, 0)]
+            row += shares(native, flops(cell, heads))
             row += [] if dtype == "float32" else [ratio(costs.get("native", "float32", cell), native)]
         rows.append([*row, *(extra(found[m]) for m in weighed)])
     return markdown([*head, *(f"{m} extra MiB" for m in weighed)], rows)
 
 
-def share(cost: Cost | None, flops: int) -> str | None:
-    """Of torch.mm's rate."""
-    part = cost and cost.share_of_matmul(flops)
-    return f"{part:.0%}" if part else None
+def shares(cost: Cost | None, flops: int) -> list[str | None]:
+    """Of torch.mm's rate, and of that of multiply–adds."""
+    parts = (cost.share_of_matmul(flops), cost.share_of_peak(flops)) if cost else (None, None)
+    return [f"{part:.0%}" if part else None for part in parts]
 
 
 def extra(cost: Cost | None, digits: int = 2) -> str | None:

@@ -1,12 +1,10 @@
 """What native kernels for linear attention have to reach, and how the arithmetic is counted.
 
-Flops a token and head, with chunk c, each multiplication and addition one:
+Flops a token and head, each multiplication and addition one:
 
-    forward            4·d·e + c·(d + e)          into the state and out of it; masked products within the chunk
-    backward          10·d·e + c·(3d + 2e)        with the states that forward did not keep, made once more
-    not causal         the same without c
-
-A version that stores the state before every chunk would do 12·d·e in all instead of 14·d·e.
+    forward            4·d·e          into the state and out of it
+    backward          12·d·e          three times the same, of S and of its gradient R, both ways round
+    not causal        10·d·e          the state of all keys and its gradient are made once
 """
 
 from collections.abc import Callable, Iterable
@@ -21,16 +19,13 @@ NOISE = 0.95
 LONG, SHORT, LONGEST = 1024, 256, 65536
 
 
-def flops(cell: Cell, heads: int, chunk: int) -> int:
-    """Of one call; `chunk` 0 counts what crosses chunks alone."""
-    within = min(chunk, cell.t) * 2 * cell.d if cell.causal else 0
-    each = 4 * cell.d**2 + within
-    if cell.backward:
-        each += 10 * cell.d**2 + within * 5 // 2
-    return each * cell.t * heads
+def flops(cell: Cell, heads: int) -> int:
+    """Of one call."""
+    backward = (12 if cell.causal else 10) if cell.backward else 0
+    return (4 + backward) * cell.d**2 * cell.t * heads
 
 
-def targets(costs: Costs, heads: int, chunk: int, threads: int) -> list[Target]:
+def targets(costs: Costs, heads: int, threads: int) -> list[Target]:
     """By claim and case; a case is dtype and causal or full."""
     found = []
     for dtype in costs.dtypes:
@@ -42,9 +37,9 @@ def targets(costs: Costs, heads: int, chunk: int, threads: int) -> list[Target]:
             if causal:
                 found += _against_sdpa(costs, dtype, case, cells)
             if dtype == "float32":
-                found += _share(costs, dtype, case, cells, heads, chunk)
+                found += _share(costs, dtype, case, cells, heads)
                 cold = [c for c in everywhere if c.cold and c.layout == HEADS_FIRST]
-                found += _share(costs, dtype, f"{case}, cold", cold, heads, chunk)
+                found += _share(costs, dtype, f"{case}, cold", cold, heads)
                 found.append(_layouts(costs, dtype, case, everywhere))
             if dtype == "float32" and causal:
                 found += _against_specialised(costs, dtype, case, cells)
@@ -103,11 +98,11 @@ def _against_sdpa(costs: Costs, dtype: str, case: str, cells: list[Cell]) -> lis
     return [*found, at_least("faster than SDPA at every t ≥ 128", case, 1, _faster(costs, dtype, of, "sdpa"))]
 
 
-def _share(costs, dtype: str, case: str, cells: list[Cell], heads: int, chunk: int) -> list[Target]:
+def _share(costs, dtype: str, case: str, cells: list[Cell], heads: int) -> list[Target]:
     found = []
     for backward, bound in ((False, 0.70), (True, 0.55)):
         of = [c for c in cells if c.d == 64 and c.t >= LONG and c.backward == backward]
-        shares = _values(of, costs, dtype, lambda c: c.share_of_matmul(flops(c.cell, heads, chunk)))
+        shares = _values(of, costs, dtype, lambda c: c.share_of_matmul(flops(c.cell, heads)))
         what = f"{_pass(backward)}, d = 64: at least {bound:.0%} of torch.mm's rate, t ≥ {LONG:,}"
         found.append(at_least(what, case, bound, shares, "%"))
     return found

@@ -15,7 +15,7 @@ from scripts.common.plots import BLUE, GREEN, RED, SKY
 from scripts.common.tables import bullets, markdown, milliseconds, page, ratio, source
 from scripts.common.targets import Target, at_least, at_most, section
 from toolkit.attention_cells import Cell, Cost, Costs
-from toolkit.attention_report import by_case, cost_figure, extra, share
+from toolkit.attention_report import by_case, cost_figure, extra, shares
 
 DTYPE = "float32"
 KINDS = ("fused", "stored", "ready")
@@ -114,7 +114,7 @@ def table(costs: Costs, m: int, cells: Sequence[Cell], heads: int, chunk: int) -
         count = flops(cell, m, heads, chunk)
         most = stored and stored.share_of_matmul(count)
         row += [ratio(stored, fused), f"{1 / most:.2f}" if most else None, ratio(fused, ready), ratio(sdpa, fused)]
-        row += [share(x, count) for x in (fused, stored)]
+        row += [shares(x, count)[0] for x in (fused, stored)]
         rows.append([*row, *(extra(x, 1) for x in found), _part(fused, stored)])
     return markdown(head, rows)
 

@@ -20,17 +20,19 @@ TARNN_INLINE void write(T* p, Vec<T> x, Index there) {
   for (Index i = 0; i < there; ++i) p[i] = lanes[i];
 }
 
-/// N vectors of columns: all rows of S pass once; the first query head reads along. left: columns that are there.
-template <int N, typename T>
+/// N vectors of columns, or, in part, the `left` columns of one: all rows of S pass once; the first query head reads along. A row's
+/// sum is rounded as in linear/pass.h, the product with k only together with it.
+template <int N, bool part, typename T>
 TARNN_INLINE void update_columns(Index f, Index e, const T* keep, const T* k, const T* v, const T* q, const T* from, T* to,
                                  Index left, T* o) {
   Vec<T> value[N], total[N];
   unrolled<N>([&](auto j) TARNN_LAMBDA { value[j] = load(v + j * width<T>), total[j] = Vec<T>{}; });
   for (Index i = 0; i < f; ++i, from += e, to += e)
     unrolled<N>([&](auto j) TARNN_LAMBDA {
-      const Index at = j * width<T>, there = N == 1 ? left : width<T>;
-      const Vec<T> row = read(from + at, there) * keep[i] + value[j] * k[i];
-      write(to + at, row, there);
+      const Index at = j * width<T>;
+      const Vec<T> before = part ? load_some<Same<T>>(from + at, 1, left) : load(from + at);
+      const Vec<T> row = value[j] * k[i] + before * keep[i];
+      write(to + at, row, part ? left : width<T>);
       total[j] += row * q[i];
     });
   unrolled<N>([&](auto j) TARNN_LAMBDA { store(o + j * width<T>, total[j]); });
@@ -39,19 +41,15 @@ TARNN_INLINE void update_columns(Index f, Index e, const T* keep, const T* k, co
 /// S ← keep·S + k vᵀ from `from` to `to` (f × e, without gaps; they may be the same), and o = Sᵀq.
 template <typename T>
 void update_state(Index f, Index e, const T* keep, const T* k, const T* v, const T* q, const T* from, T* to, T* o) {
-  for (Index j = 0; j < e;) {
-    const Index left = e - j;
-    if (left >= 4 * width<T>) {
-      update_columns<4>(f, e, keep, k, v + j, q, from + j, to + j, left, o + j);
-      j += 4 * width<T>;
-    } else if (left >= 2 * width<T>) {
-      update_columns<2>(f, e, keep, k, v + j, q, from + j, to + j, left, o + j);
-      j += 2 * width<T>;
-    } else {
-      update_columns<1>(f, e, keep, k, v + j, q, from + j, to + j, left, o + j);
-      j += width<T>;
-    }
-  }
+  Index j = 0;
+  const auto columns = [&]<int N, bool part>(std::integral_constant<int, N>, std::bool_constant<part>) TARNN_LAMBDA {
+    update_columns<N, part>(f, e, keep, k, v + j, q, from + j, to + j, e - j, o + j);
+    j += N * width<T>;
+  };
+  while (e - j >= 4 * width<T>) columns(std::integral_constant<int, 4>(), std::false_type());
+  while (e - j >= 2 * width<T>) columns(std::integral_constant<int, 2>(), std::false_type());
+  if (e - j >= width<T>) columns(std::integral_constant<int, 1>(), std::false_type());
+  if (j < e) columns(std::integral_constant<int, 1>(), std::true_type());
 }
 
 /// o = Sᵀq.

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "linear/reverse_sweep.h"
+#include "linear/streamed.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
@@ -113,7 +114,19 @@ void join_gradients(const Problem& p, const Sizes<T>& n, T* blocks) {
   }, n);
 }
 
-template <typename T, typename At = BackwardScratch<T>, typename KeyAt = KeyScratch<T>>
+/// R behind all stretches but the last of each sequence, where sequences are cut.
+template <typename T, typename At = BackwardScratch<T>>
+void gradients_behind(const Problem& p, const Sizes<T>& n, const T* slots, T* blocks) {
+  if (p.keys.slots == 0) return;
+  const Bundles bundles(p, p.keys, bytes_of_head(n));
+  parallel_with<At>(p, bundles.count(), [&](Index i, At& at) {
+    if (!bundles[i][0].first) own_gradients(p, n, bundles[i], slots, blocks, at);
+  }, p, n, bundles.heads());
+  join_gradients(p, n, blocks);
+}
+
+/// KeyAt: for the sums of a stretch's keys; KeptAt: for states as the forward pass makes them.
+template <typename T, typename At = BackwardScratch<T>, typename KeyAt = KeyScratch<T>, typename KeptAt = BlockScratch<T>>
 void causal_backward(Problem p) {
   const Sizes<T> n(p);
   const Bundles bundles(p, p.keys, bytes_of_head(n));
@@ -122,21 +135,14 @@ void causal_backward(Problem p) {
   for (Index i = 0; i < p.keys.count; ++i) rows = std::max(rows, p.keys.at[i].row + 1);
   Owned<T> slots(p.keys.slots * n.state()), own(p.keys.slots * Own<T>::size(n)), kept(rows * p.g * count * size);
   OmegaGradients<T> of_omega(p, n, p.keys);
-  const auto all = [&](auto f) {
-    parallel_with<At>(p, bundles.count(), [&](Index i, At& at) { f(bundles[i], at); }, p, n, bundles.heads());
-  };
   states_behind<T, KeyAt>(p, n, p.keys, slots.get());
   if (kept.get()) {
     p.kept = {kept.get(), Type(), {p.g * count * size, count * size, size, 1}};
-    keep_states<T, KeyAt>(p, n, slots.get());
+    keep_states<T, KeptAt>(p, n, slots.get());
   }
-  if (p.keys.slots > 0) {
-    all([&](const Bundle& bundle, At& at) {
-      if (!bundle[0].first) own_gradients(p, n, bundle, slots.get(), own.get(), at);
-    });
-    join_gradients(p, n, own.get());
-  }
-  all([&](const Bundle& bundle, At& at) {
+  gradients_behind<T, At>(p, n, slots.get(), own.get());
+  parallel_with<At>(p, bundles.count(), [&](Index task, At& at) {
+    const Bundle& bundle = bundles[task];
     for (Index x = 0; x < bundle.heads; ++x) {
       const Stretch& s = bundle[x];
       if (s.last) given_gradient(p, n, s, at.square, at.heads[x].R);
@@ -146,7 +152,7 @@ void causal_backward(Problem p) {
     reverse_sweep(p, n, bundle, slots.get(), at);
     for (Index x = 0; x < bundle.heads; ++x)
       if (bundle[x].first) put_gradient(p, n, bundle[x], at.heads[x].R, at.square);
-  });
+  }, p, n, bundles.heads());
   of_omega.put();
 }
 

@@ -22,6 +22,21 @@ struct NextQueries {
   }
 };
 
+template <typename T>
+struct FullScratch {
+  State<T>* states;  // of each head in the bundle
+  T *x, *q, *scale, *o, *den, *factor;
+  Ahead ahead;
+  FullScratch(Scratch& scratch, const Problem&, const Sizes<T>& n, Index heads) : states(take_states(scratch, n, heads)) {
+    x = scratch.take<T>(n.inputs());
+    q = scratch.take<T>(n.rows() * n.ldf);
+    scale = scratch.take<T>(n.ldc);
+    o = scratch.take<T>(n.rows() * n.lde);
+    den = scratch.take<T>(n.ldc);
+    factor = scratch.take<T>(n.ldc);
+  }
+};
+
 /// As BackwardScratch, and R of each head once more, as values read it.
 template <typename T>
 struct FullKeyScratch : BackwardScratch<T> {
@@ -54,11 +69,11 @@ void gradient_is_read(const Sizes<T>& n, Index i, FullKeyScratch<T>& at) {
 
 /// A chunk of a query head. i: of its keys, in the bundle.
 template <typename T>
-void full_outputs(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Index i, Index r, Index time, CausalScratch<T>& at) {
+void full_outputs(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Index i, Index r, Index time, FullScratch<T>& at) {
   const Stretch& s = bundle[i];
   const State<T>& state = at.states[i];
   const Index rows = smaller(n.c, s.end - time), head = s.head * p.r + r;
-  make_features(p, n, s, p.q, head, time, rows, at.keys.x_tile, at.q, at.scale, &at.ahead);
+  make_features(p, n, s, p.q, head, time, rows, at.x, at.q, at.scale, &at.ahead);
   for (Index j = 0; j < rows; ++j) {
     at.den[j] = dot(at.q + j * n.ldf, state.z, n.f);
     at.factor[j] = output_factor(p, at.den[j], finite(state.M), p.map == Map::exp ? at.scale[j] : T(0));
@@ -70,12 +85,11 @@ void full_outputs(const Problem& p, const Sizes<T>& n, const Bundle& bundle, Ind
   at.ahead.clear();
   at.ahead.want(p.q, s.row, next.head, next.time, next.rows, p.d);
   at.ahead.want(p.o, s.row, next.head, next.time, next.rows, n.e);
-  sum_of_products<T>(rows, n.e, {0, {at.q, n.ldf, 1}, state.S, n.lde}, {n.f, {at.q, n.ldf, 1}, state.S, n.lde},
-                     at.factor, o, direct ? n.e : n.lde, &at.ahead);
+  scaled_product(rows, n.e, n.f, Left<T>{at.q, n.ldf, 1}, state.S, n.lde, at.factor, o, direct ? n.e : n.lde, &at.ahead);
   if (!direct) store_tile(at.o, n.lde, p.o, s.row, head, time, rows, n.e);
 }
 
-template <typename T, typename At = CausalScratch<T>, typename KeyAt = KeyScratch<T>>
+template <typename T, typename At = FullScratch<T>, typename KeyAt = KeyScratch<T>>
 void full_forward(const Problem& p) {
   const Sizes<T> n(p);
   Owned<T> slots(p.keys.slots * n.state());

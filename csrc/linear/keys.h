@@ -31,8 +31,7 @@ struct Keys {
   T* weighted;    // key ⊙ φ(K); phi itself where all factors are 1
   T* room;        // where `weighted` is made
   T* phi_t;       // (f × c) φ(K)ᵀ, where pairs need it
-  T* sums;        // (f) Σ_j φ(k_j), where there are no weights
-  bool turned;    // whether `phi_t` is there, and, without weights, `phi` is not
+  T* sums;        // (f) Σ_j of `weighted` (bfloat16/keys.h)
   const T* v;     // (c × e) rows of ldv: a tile, 0 where masked, or the tensor itself
   Index ldv;
   T* v_tile;
@@ -173,35 +172,6 @@ template <typename T>
 void load_keys(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, T M, Keys<T>& keys,
                Ahead* ahead = nullptr, Memo<T> memo = {}) {
   load_key_features(p, n, s, time, rows, M, keys, ahead, memo);
-  load_values(p, n, s, time, rows, keys);
-}
-
-/// The same for `absorb`; for_pairs: and φ(K)ᵀ, which is all that there is of features without weights.
-template <typename T>
-void load_keys_to_absorb(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, T M, bool for_pairs,
-                         Keys<T>& keys, Ahead* ahead) {
-  keys.turned = for_pairs && !p.channels;
-  if (!keys.weights.none) {
-    load_keys(p, n, s, time, rows, M, keys, ahead);
-    if (keys.turned) transpose(keys.phi, n.ldf, rows, n.f, keys.phi_t, n.ldc);
-    return;
-  }
-  keys.rows = rows;
-  keys.weights.M_out = M;
-  clear(keys.sums, n.ldf);
-  if (keys.turned && !n.projected) {
-    with_map(p.map, [&](auto f) {
-      load_transposed(p.k, s.row, s.head, time, rows, n.f, keys.phi_t, n.ldc, keys.sums, f);
-    });
-  } else {
-    make_features(p, n, s, p.k, s.head, time, rows, keys.x_tile, keys.phi, keys.scale, ahead);
-    if (keys.turned) transpose(keys.phi, n.ldf, rows, n.f, keys.phi_t, n.ldc);
-    for (Index j = 0; j < n.f; j += width<T>) {
-      Vec<T> total{};
-      for (Index i = 0; i < rows; ++i) total += load(keys.phi + i * n.ldf + j);
-      store(keys.sums + j, total);
-    }
-  }
   load_values(p, n, s, time, rows, keys);
 }
 

@@ -48,7 +48,7 @@ Projection projection(const Maybe& omega, const Maybe& bias, double factor, doub
 #define CALL(X)                                                                                                          \
   X(Tensor, q) X(Tensor, k) X(Tensor, v) X(Maybe, log_decay) X(Maybe, key_log_weight)                                    \
   X(Maybe, S) X(Maybe, z) X(Maybe, M) X(Maybe, key_mask) X(Maybe, bounds) X(Maybe, omega) X(Maybe, bias)                 \
-  X(Index, map) X(bool, causal) X(bool, normalize) X(bool, weighted) X(double, eps) X(Index, chunk) X(Index, segment)        \
+  X(Index, map) X(bool, causal) X(bool, normalize) X(bool, weighted) X(double, eps) X(bool, streamed) X(Index, chunk) X(Index, block) X(Index, segment) \
   X(Index, stretch)   \
   X(double, factor) X(double, square) X(double, offset) X(double, shift)
 struct Inputs {
@@ -70,6 +70,7 @@ void set_up(const Inputs& in, Call& call) {
   p.e = in.v.size(3);
   p.projection = projection(in.omega, in.bias, in.factor, in.square, in.offset, in.shift);
   p.chunk = in.chunk;
+  p.block = in.block;
   p.segment = in.segment;
   p.q = view(in.q);
   p.k = view(in.k);
@@ -81,6 +82,7 @@ void set_up(const Inputs& in, Call& call) {
   p.before = {data(in.S), data(in.z), data(in.M)};
   p.map = static_cast<Map>(in.map);
   p.causal = in.causal;
+  p.streamed = in.streamed;
   p.normalize = in.normalize;
   p.weighted = in.weighted;
   p.eps = in.eps;
@@ -94,9 +96,10 @@ void set_up(const Inputs& in, Call& call) {
     of_queries = of_keys;
   }
   const Index sequences = packed ? static_cast<Index>(of_keys.size()) - 1 : b;
+  const Index unit = (in.block + in.chunk - 1) / in.chunk * in.chunk;
   const Index tasks = tasks_of(in.causal, std::max(t, s));
-  call.keys = plan(of_keys, packed, sequences, g, in.chunk, tasks, in.stretch, !in.causal);
-  if (!in.causal) call.queries = plan(of_queries, packed, sequences, g, in.chunk, tasks, in.stretch, true);
+  call.keys = plan(of_keys, packed, sequences, g, unit, tasks, in.stretch, !in.causal);
+  if (!in.causal) call.queries = plan(of_queries, packed, sequences, g, unit, tasks, in.stretch, true);
   const Index features = p.f * (p.e + (in.omega ? p.d : 0));
   if (in.q.size(0) * in.q.size(1) * std::max(t, s) * features < worth_a_thread) p.threads = 1;
   p.keys = call.keys.view();

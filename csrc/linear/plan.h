@@ -22,15 +22,15 @@ struct Plan {
 
 /// bounds: of n sequences, n + 1 positions; packed: all in row 0, else each in a row of its own from 0 to `bounds[1]`.
 /// A sequence is cut where sequences × heads are fewer than `tasks`, into stretches of at least `least` positions, whole
-/// chunks. keep_last: the state behind the last stretch has a slot too.
-inline Plan plan(const std::vector<Index>& bounds, bool packed, Index sequences, Index heads, Index chunk, Index tasks,
+/// `unit`s. keep_last: the state behind the last stretch has a slot too.
+inline Plan plan(const std::vector<Index>& bounds, bool packed, Index sequences, Index heads, Index unit, Index tasks,
                  Index least, bool keep_last) {
   Plan out;
   const Index pieces = (tasks + sequences * heads - 1) / std::max<Index>(1, sequences * heads);
   for (Index sequence = 0; sequence < sequences; ++sequence) {
     const Index begin = packed ? bounds[sequence] : 0, end = packed ? bounds[sequence + 1] : bounds[1];
     const Index cuts = std::max<Index>(1, std::min(pieces, (end - begin) / std::max<Index>(1, least)));
-    const Index length = ((end - begin + cuts - 1) / cuts + chunk - 1) / chunk * chunk;
+    const Index length = ((end - begin + cuts - 1) / cuts + unit - 1) / unit * unit;
     for (Index head = 0; head < heads; ++head)
       for (Index at = begin; at < end || at == begin; at += std::max<Index>(1, length)) {
         const bool last = at + length >= end;

@@ -37,6 +37,7 @@ struct Problem {
   // e: width of a value
   Index g, r, d, f, e;
   Index chunk;         // positions per chunk
+  Index block;         // causal: tokens whose features are made at a time (streamed.h)
   Index segment;       // positions per segment, whole chunks: the causal backward makes so many states at a time
   Stretches keys;      // of the keys; where causal, of the queries too
   Stretches queries;   // of the queries, where not causal
@@ -45,6 +46,7 @@ struct Problem {
   View key_log_weight; // wide
   View mask;           // bool; the first and third strides count
   bool channels, causal, normalize;
+  bool streamed;       // causal, backward: token by token (streamed_backward.h); else by chunks
   bool weighted;       // keys have log-weights, so the sums have a running maximum
   Map map;
   Projection projection;

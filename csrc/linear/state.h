@@ -41,15 +41,12 @@ void decay_state(const Weights<T>& w, const Sizes<T>& n, State<T>& state) {
   }
 }
 
-/// S ← keep·S + (key ⊙ φ(K))ᵀ V, and z; of keys that `load_keys_to_absorb` loaded. empty: S is not there yet.
+/// S ← keep·S + (key ⊙ φ(K))ᵀ V, and z. empty: S is not there yet.
 template <typename T>
 void absorb(const Keys<T>& keys, const Sizes<T>& n, State<T>& state, Ahead* ahead, bool empty) {
   if (!empty) decay_state(keys.weights, n, state);
-  const bool none = keys.weights.none;
-  const Left<T> left = none && keys.turned ? Left<T>{keys.phi_t, n.ldc, 1} : Left<T>{keys.weighted, 1, n.ldf};
-  matmul(n.f, n.e, keys.rows, left, keys.v, keys.ldv, state.S, n.lde, !empty, ahead);
-  if (none) sum_rows(keys.sums, n.ldf, 1, n.f, state.z);
-  else sum_rows(keys.weighted, n.ldf, keys.rows, n.f, state.z);
+  matmul(n.f, n.e, keys.rows, {keys.weighted, 1, n.ldf}, keys.v, keys.ldv, state.S, n.lde, !empty, ahead);
+  sum_rows(keys.weighted, n.ldf, keys.rows, n.f, state.z);
   state.M = keys.weights.M_out;
 }
 

@@ -138,7 +138,7 @@ T* kept_state(const Problem& p, const Stretch& s, Index time) {
 template <typename T>
 void load_and_absorb(const Problem& p, const Sizes<T>& n, const Stretch& s, Index time, Index rows, KeyScratch<T>& at,
                      State<T>& state, const Onward& next, bool empty) {
-  load_keys_to_absorb(p, n, s, time, rows, state.M, false, at.keys, &at.ahead);
+  load_keys(p, n, s, time, rows, state.M, at.keys, &at.ahead);
   at.ahead.clear();
   want_keys(p, next, at.ahead);
   absorb(at.keys, n, state, &at.ahead, empty);

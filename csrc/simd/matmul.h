@@ -46,23 +46,6 @@ TARNN_INLINE void accumulate(Index k, Left<T> a, const T* b, Index ldb, Vec<T> (
   lines.passed(k);
 }
 
-/// sums += the square in which a lower triangle of A ends: its row i has i + 1 terms. What A holds above its diagonal is not even
-/// read, so that a NaN in a row of B reaches no row of C before it.
-template <typename T, int R, int N>
-TARNN_INLINE void accumulate_triangle(Left<T> a, const T* b, Index ldb, Vec<T> (&sums)[R * N]) {
-  unrolled<R>([&](auto l) TARNN_LAMBDA {
-    constexpr int first = decltype(l)::value;  // row that has this term
-    Vec<T> right[N];
-    unrolled<N>([&](auto j) TARNN_LAMBDA { right[j] = load(b + l * ldb + j * width<T>); });
-    unrolled<R>([&](auto i) TARNN_LAMBDA {
-      if constexpr (decltype(i)::value >= first) {
-        const Vec<T> left = broadcast<T>(a.at[i * a.row + l * a.column]);
-        unrolled<N>([&](auto j) TARNN_LAMBDA { sums[i * N + j] += left * right[j]; });
-      }
-    });
-  });
-}
-
 /// One tile of C: R rows, N vectors.
 template <typename T, int R, int N>
 TARNN_INLINE void tile(Index k, Left<T> a, const T* b, Index ldb, T* c, Index ldc, bool add, Ahead* ahead) {
@@ -124,59 +107,42 @@ void matmul(Index m, Index n, Index k, Left<T> a, const T* b, Index ldb, T* c, I
   }
 }
 
-// --- two products and a factor per row: C = diag(factor) (A₁·B₁ + A₂·B₂), A₁ square and lower triangular, or none
-
-template <typename T>
-struct Product {
-  Index k;
-  Left<T> a;
-  const T* b;
-  Index ldb;
-  /// From row i and column j on, k terms at most.
-  Product at(Index i, Index j, Index terms) const { return {terms, {a.at + i * a.row, a.row, a.column}, b + j, ldb}; }
-};
+// --- a product and a factor per row: C = diag(factor) A·B
 
 template <typename T, int N, int R = tile_rows(N)>
-void sum_tile(int rows, const Product<T>& x, const Product<T>& y, const T* factor, T* c, Index ldc, Ahead* ahead) {
+void scaled_tile(int rows, Index k, Left<T> a, const T* b, Index ldb, const T* factor, T* c, Index ldc, Ahead* ahead) {
   if (rows == R) {
     Vec<T> sums[R * N];
     unrolled<R * N>([&](auto n) TARNN_LAMBDA { sums[n] = Vec<T>{}; });
-    if (x.k) {
-      const Index before = x.k - R;  // terms that all rows have
-      accumulate<T, R, N>(before, x.a, x.b, x.ldb, sums, ahead);
-      accumulate_triangle<T, R, N>({x.a.at + before * x.a.column, x.a.row, x.a.column}, x.b + before * x.ldb, x.ldb, sums);
-    }
-    accumulate<T, R, N>(y.k, y.a, y.b, y.ldb, sums, ahead);
+    accumulate<T, R, N>(k, a, b, ldb, sums, ahead);
     unrolled<R>([&](auto i) TARNN_LAMBDA {
       unrolled<N>([&](auto j) TARNN_LAMBDA { store(c + i * ldc + j * width<T>, sums[i * N + j] * factor[i]); });
     });
     return;
   }
-  if constexpr (R > 1) sum_tile<T, N, R - 1>(rows, x, y, factor, c, ldc, ahead);
+  if constexpr (R > 1) scaled_tile<T, N, R - 1>(rows, k, a, b, ldb, factor, c, ldc, ahead);
 }
 
 template <int N, typename T>
-void sum_columns(Index j, Index m, const Product<T>& x, const Product<T>& y, const T* factor, T* c, Index ldc, Ahead* ahead) {
+void scaled_columns(Index m, Index k, Left<T> a, const T* b, Index ldb, const T* factor, T* c, Index ldc, Ahead* ahead) {
   Index left = (m + tile_rows(N) - 1) / tile_rows(N);
   for (Index i = 0, rows; i < m; i += rows, --left) {
     rows = (m - i + left - 1) / left;
-    sum_tile<T, N>(static_cast<int>(rows), x.at(i, j, i + rows < x.k ? i + rows : x.k), y.at(i, j, y.k), factor + i,
-                   c + i * ldc + j, ldc, ahead);
+    scaled_tile<T, N>(static_cast<int>(rows), k, {a.at + i * a.row, a.row, a.column}, b, ldb, factor + i, c + i * ldc, ldc, ahead);
   }
 }
 
 template <typename T>
-void sum_of_products(Index m, Index n, const Product<T>& lower, const Product<T>& y, const T* factor, T* c, Index ldc,
-                     Ahead* ahead) {
+void scaled_product(Index m, Index n, Index k, Left<T> a, const T* b, Index ldb, const T* factor, T* c, Index ldc, Ahead* ahead) {
   Index vectors = whole<T>(n) / width<T>;
   for (Index j = 0, wide; vectors > 0; j += wide * width<T>, vectors -= wide) {
     const Index panels = (vectors + tile_vectors - 1) / tile_vectors;
     wide = (vectors + panels - 1) / panels;
-    if (wide == 1) sum_columns<1>(j, m, lower, y, factor, c, ldc, ahead);
-    if (wide == 2) sum_columns<2>(j, m, lower, y, factor, c, ldc, ahead);
+    if (wide == 1) scaled_columns<1>(m, k, a, b + j, ldb, factor, c + j, ldc, ahead);
+    if (wide == 2) scaled_columns<2>(m, k, a, b + j, ldb, factor, c + j, ldc, ahead);
     if constexpr (tile_vectors > 2) {
-      if (wide == 3) sum_columns<3>(j, m, lower, y, factor, c, ldc, ahead);
-      if (wide == 4) sum_columns<4>(j, m, lower, y, factor, c, ldc, ahead);
+      if (wide == 3) scaled_columns<3>(m, k, a, b + j, ldb, factor, c + j, ldc, ahead);
+      if (wide == 4) scaled_columns<4>(m, k, a, b + j, ldb, factor, c + j, ldc, ahead);
     }
   }
 }

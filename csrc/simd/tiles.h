@@ -239,9 +239,9 @@ TARNN_INLINE void scale(T* x, Index n, T factor) {
 template <typename T>
 void sum_rows(const T* x, Index ld, Index rows, Index n, T* y) {
   for (Index j = 0; j < n; j += width<T>) {
-    Vec<T> total = load(y + j);
+    Vec<T> total{};
     for (Index i = 0; i < rows; ++i) total += load(x + i * ld + j);
-    store(y + j, total);
+    store(y + j, load(y + j) + total);
   }
 }
 

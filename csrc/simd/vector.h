@@ -63,7 +63,7 @@ constexpr Index whole(Index n) {
 }
 
 template <typename F, int... I>
-TARNN_INLINE void unroll(F f, std::integer_sequence<int, I...>) {
+TARNN_INLINE void unroll([[maybe_unused]] F f, std::integer_sequence<int, I...>) {
   (f(std::integral_constant<int, I>()), ...);
 }
 
@@ -103,7 +103,7 @@ TARNN_INLINE To bit_cast(From x) {
 /// Sixteen bits of each lane as 32, with zeros. GCC makes five instructions of the plain conversion, where x86 has one.
 TARNN_INLINE Bits<float> widened(Lanes<float>::Half x) {
 #if defined(__AVX512F__)
-  return bit_cast<Bits<float>>(_mm512_cvtepu16_epi32(bit_cast<__m256i>(x)));
+  return bit_cast<Bits<float>>(_mm512_maskz_cvtepu16_epi32(0xffff, bit_cast<__m256i>(x)));
 #elif defined(__AVX2__)
   return bit_cast<Bits<float>>(_mm256_cvtepu16_epi32(bit_cast<__m128i>(x)));
 #else

@@ -54,7 +54,7 @@ PARTS = {  # part: functions of csrc/; those of a fused product count together
     "features": r"feature|features_backward|exp_tile|exp_nonpositive",
     "normaliser": r"denominators|output_factor|scale_rows|scale_columns",
     "in-chunk": r"pairs|mask_pairs|channel_pairs|pair_gradients|matmul<\(tarnn::\w+::Part\)[1-9]\w*, \w+>",
-    "in-chunk and state in one": r"sum_of_products",
+    "tokens over the state": r"pass|pass_by|pass_all|scaled_product",
     "state": r"absorb|decay_state|decay|join|join_gradients|sum_gradients|matmul<\(tarnn::\w+::Part\)0, \w+>|add_outer|add_rows",
     "loads and stores": r"load_\w+|store_\w+|read_state|write_state|get_state|put_state|copy_to",
     "transposes": r"transpose\w*",

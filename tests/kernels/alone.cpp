@@ -12,6 +12,7 @@
 
 #include "linear/full.h"
 #include "linear/plan.h"
+#include "linear/streamed_backward.h"
 
 using namespace tarnn;
 namespace isa = TARNN_ISA;
@@ -60,20 +61,23 @@ struct Case {
         grad_v(b, g, t, e, side_by_side, nullptr), log_decay(b, g, t, 1, false, &draw), grad_decay(b, g, t, 1, false, nullptr),
         den(b, g * r, t, 1, false, nullptr), S(b * g * d * e), z(b * g * d), M(b * g), grad_S(S), grad_z(z) {
     for (T& x : log_decay.numbers) x = -std::abs(x) / 8;
-    p.g = g, p.r = r, p.d = p.f = d, p.e = e, p.chunk = 32, p.segment = 256;
+    p.g = g, p.r = r, p.d = p.f = d, p.e = e, p.chunk = 32, p.block = 64, p.segment = 256;
     p.q = q.view, p.k = k.view, p.v = v.view, p.o = o.view, p.den = den.view;
     p.grad_o = grad_o.view, p.grad_q = grad_q.view, p.grad_k = grad_k.view, p.grad_v = grad_v.view;
     if (decay) p.log_decay = log_decay.view, p.grad_log_decay = grad_decay.view;
     p.after = {S.data(), z.data(), M.data()};
     p.grad_before = {grad_S.data(), grad_z.data(), nullptr};
     p.causal = causal, p.normalize = true, p.map = Map::elu, p.eps = sizeof(T) == 8 ? 1e-290 : 1e-30, p.run = run, p.threads = threads;
-    keys = plan({0, t}, false, b, g, 32, 8, 512, !causal);
-    if (!causal) queries = plan({0, t}, false, b, g, 32, 8, 512, true);
+    keys = plan({0, t}, false, b, g, 64, 8, 512, !causal);
+    if (!causal) queries = plan({0, t}, false, b, g, 64, 8, 512, true);
     p.keys = keys.view(), p.queries = queries.view();
   }
 
-  void forward() { causal ? isa::causal_forward<T>(p) : isa::full_forward<T>(p); }
-  void backward() { causal ? isa::causal_backward<T>(p) : isa::full_backward<T>(p); }
+  void forward() { causal ? isa::streamed_forward<T>(p) : isa::full_forward<T>(p); }
+  void backward() {
+    if (!causal) return isa::full_backward<T>(p);
+    decay || r > 1 ? isa::causal_backward<T>(p) : isa::streamed_backward<T>(p);
+  }
 };
 
 double elu(double x) { return x > 0 ? x + 1 : std::exp(x); }

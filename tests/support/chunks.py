@@ -7,7 +7,15 @@ from unittest import mock
 from tarnn.kernels.cpu import linear as cpu
 from tarnn.kernels.eager import segments
 
-TINY = {"CHUNK": 4, "CHUNK_WITH_CHANNELS": 3, "CHUNK_OF_MANY": 5, "SEGMENT": 0, "SEGMENT_MIN": 8, "STRETCH": 8}
+TINY = {
+    "CHUNK": 4,
+    "CHUNK_WITH_CHANNELS": 3,
+    "CHUNK_OF_MANY": 5,
+    "BLOCK": 8,
+    "SEGMENT": 0,
+    "SEGMENT_MIN": 8,
+    "STRETCH": 8,
+}
 BACKENDS = (cpu, segments)  # the modules that know how large chunks are
 
 

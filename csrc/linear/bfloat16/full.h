@@ -14,7 +14,7 @@ inline void gradient_is_read(const Sizes<float>& n, Index i, RoundedBackwardScra
   transpose_words(at.R_rows_of(n, i), word_row(n.f), n.e_rows(), words(n.f), at.R_turned_of(n, i), n.lde);
 }
 
-/// As full_outputs of CausalScratch.
+/// As full_outputs of FullScratch.
 inline void full_outputs(const Problem& p, const Sizes<float>& n, const Bundle& bundle, Index i, Index r, Index time,
                          RoundedCausalScratch& at) {
   const Stretch& s = bundle[i];

@@ -16,7 +16,7 @@ void forward(const Problem& p) {
 
 void backward(const Problem& p) {
   if (!rounded(p)) tarnn_kernels_avx512()->linear->of_float.backward(p);
-  else if (p.causal) causal_backward<float, RoundedBackwardScratch, RoundedKeyScratch>(p);
+  else if (p.causal) causal_backward<float, RoundedBackwardScratch, RoundedKeyScratch, RoundedKeyScratch>(p);
   else full_backward<float, RoundedBackwardScratch, RoundedBackwardScratch>(p);
 }
 

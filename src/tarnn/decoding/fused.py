@@ -1,4 +1,4 @@
-"""A fused step for the token loop: the whole model in one call of a compiled kernel.
+"""A fused step for the token loop: the whole model in one call of a compiled kernel, for one token or a prompt.
 
 It computes the same sums in the same order as `model.step`; results agree to float32 rounding. Weights may be kept in fewer bits.
 """
@@ -58,7 +58,8 @@ class FusedStep:
     """A copy of a model's weights, packed, with which one call of a kernel computes what `model.step` does.
 
         step = FusedStep(model, weights="int8")
-        parameters, state = step(token_ids, state)      # as model.step; inplace=True writes into the state
+        parameters, state = step.prefill(prompt_ids, state)  # as model.prefill
+        parameters, state = step(token_ids, state)  # as model.step; inplace=True writes into the state
 
     weights: float32 | bfloat16 | int8 | int4, how the layers' matrices are kept; the sums over them and all else are float32.
     With int8 and int4, rows of activations become bytes too (see `tarnn.kernels.cpu.model_step`), and the head is bfloat16.

@@ -18,6 +18,7 @@ from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
 # positions: the (c × c) products within a chunk cost c·(d + e) flops per token, those across 4·d·e
 CHUNK = 32
 CHUNK_OF_MANY = 64  # where features are projected: they are many, or states the only products
+BLOCK = 64  # where tokens pass over the state in pairs: how many have their features made at a time
 CHUNK_WITH_CHANNELS = 16  # within a chunk, each pair of positions then costs f multiplications of its own
 # positions, at least, and at least eight chunks: forward keeps the state before each segment, backward has room for those in one
 SEGMENT = 256
@@ -38,7 +39,7 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
     """Run the forward kernel. `den` is None unless `for_backward`; S, z, M are None unless `with_state` or needed by backward."""
     read_again = for_backward and not call.causal
     outputs = call.new_outputs(den=for_backward, state=with_state or read_again)
-    kept = _new_kept(call) if for_backward and call.causal else None
+    kept = _new_kept(call) if for_backward and call.causal and not _streamed(call) else None
     torch.ops.tarnn_cpu.forward.default(*_inputs(call), *_options(call), *outputs[:5], kept)
     return outputs if kept is None else outputs._replace(kept=kept)
 
@@ -46,7 +47,7 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
 def _new_kept(call: Call) -> Tensor | None:
     """For the states before all segments of a row and head but the first: S, z and M."""
     (b, g, t, _), f = call.k.shape, call.num_features
-    count = (t - 1) // _lengths(call)[1]
+    count = (t - 1) // _segment(call)
     return None if count < 1 else call.q.new_empty(b, g, count, f * call.v.shape[3] + f + 1, dtype=call.dtype)
 
 
@@ -131,13 +132,25 @@ def _inputs(call: Call) -> tuple:
     )
 
 
-def _lengths(call: Call) -> tuple[int, int]:
-    """Positions of a chunk and of a segment."""
-    chunk = CHUNK_WITH_CHANNELS if call.has_channels else CHUNK if call.omega is None else CHUNK_OF_MANY
-    return chunk, max(SEGMENT, 8 * chunk)
+def _streamed(call: Call) -> bool:
+    """Whether the backward pass goes token by token, as the forward pass does. With decays, log-weights, keys that several
+    query heads share, and products in bfloat16 it goes by chunks."""
+    in_bfloat16 = call.q.dtype == torch.bfloat16 and library.multiplies_in_bfloat16()
+    alone = call.q.shape[1] == call.k.shape[1]
+    return call.causal and alone and call.log_decay is None and not call.weighted and not in_bfloat16
+
+
+def _chunk(call: Call) -> int:
+    """Positions of a chunk."""
+    return CHUNK_WITH_CHANNELS if call.has_channels else CHUNK if call.omega is None else CHUNK_OF_MANY
+
+
+def _segment(call: Call) -> int:
+    """Positions of a segment."""
+    return max(SEGMENT, 8 * _chunk(call))
 
 
 def _options(call: Call) -> tuple:
     numbers = (call.factor, call.square, call.offset, call.shift)
-    how = (NAMES.index(call.function), call.causal, call.normalize, call.weighted, call.eps)
-    return (*how, *_lengths(call), STRETCH, *numbers)
+    how = (NAMES.index(call.function), call.causal, call.normalize, call.weighted, call.eps, _streamed(call))
+    return (*how, _chunk(call), BLOCK, _segment(call), STRETCH, *numbers)
