@@ -97,7 +97,7 @@ def test_a_step_that_cannot_be_recorded_is_taken_as_it_is(played_again, monkeypa
         raise RuntimeError("operation not permitted when stream is capturing\nadvice")
 
     def no_fused_step(*arguments):
-        raise ValueError("there is no fused step") from Refusal("as if on a GPU")
+        raise Refusal("there is no fused step") from Refusal("as if on a GPU")
 
     monkeypatch.setattr(choice, "FusedStep", no_fused_step)
     monkeypatch.setattr(choice, "cannot_record", lambda state: None)
