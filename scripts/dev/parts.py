@@ -52,7 +52,7 @@ SAMPLES_A_SECOND = 999
 FAULTS = "page faults"
 PARTS = {  # part: functions of csrc/; those of a fused product count together
     "features": r"feature|features_backward|exp_tile|exp_nonpositive",
-    "normaliser": r"store_denominators|stream_denominators|pass_normaliser|add_normaliser\w*|output_factor|scale_rows|scale_columns",
+    "normaliser": r"store_denominators|stream_denominators|pass_normaliser|add_normaliser|output_factor|scale_rows|scale_columns",
     "in-chunk": r"pairs|mask_pairs|channel_pairs|pair_gradients|matmul<\(tarnn::\w+::Part\)[1-9]\w*, \w+>",
     "tokens over the state": r"pass|pass_by|pass_all|scaled_product",
     "state": r"absorb|decay_state|decay|join|join_gradients|sum_gradients|matmul<\(tarnn::\w+::Part\)0, \w+>|add_outer|add_rows",
