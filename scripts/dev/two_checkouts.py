@@ -19,8 +19,11 @@ from scripts.common.results import Unmeasured, run
 from scripts.common.tables import markdown, page
 
 WORKER = """
-import json, sys, time
+import json, os, sys, time
+# an editable installation's finder would come before PYTHONPATH, and both workers would load the same checkout
+sys.meta_path[:] = [x for x in sys.meta_path if "editable" not in type(x).__module__.lower()]
 import torch, tarnn
+assert tarnn.__file__.startswith(os.environ["PYTHONPATH"]), tarnn.__file__
 from tarnn.ops import LinearState
 from tarnn.feature_maps import Elu, PositiveRandomFeatures
 
