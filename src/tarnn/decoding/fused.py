@@ -109,9 +109,9 @@ class FusedStep:
         """
         state = state if inplace else state.clone()
         ids = _whole(token_ids)
-        self._check_room(state, len(ids), 1)
+        tensors = self._check_room(state, len(ids), 1)
         parameters = self.tokens.new_empty(len(ids), self.num_outputs)
-        return parameters, self._run(ids, state, parameters, 1, self._rows(state, state.position))
+        return parameters, self._run(ids, state, tensors, parameters, 1, self._rows(state, state.position))
 
     def prefill(
         self,
@@ -133,10 +133,11 @@ class FusedStep:
         state = state if inplace else state.clone()
         ids, real = check_tokens(token_ids, attention_mask, len(self.tokens))
         b, t = ids.shape
-        self._check_room(state, b, t)
+        tensors = self._check_room(state, b, t)
         self._check_length(state.position + (t if real is None else real.sum(-1)) - 1)
         if real is not None:
             state = replace(state, layers=tuple(map(_masked, state.layers)))
+            tensors = self._tensors_of(state, b)
         parameters = self.tokens.new_zeros(b, t, self.num_outputs) if every else None
         last = self.tokens.new_empty(b, self.num_outputs)
         for start in range(0, t, piece := max(1, ROWS // max(b, 1))):
@@ -144,7 +145,8 @@ class FusedStep:
             rows = rows_of(ids[:, part], None if real is None else real[:, part])
             extra = self._rows(state, rows.positions(state.position), rows.sequences)
             out = last if parameters is None else last.new_empty(len(rows.ids), self.num_outputs)
-            state = self._run(rows.ids, state, out, ids[:, part].shape[1], extra, rows.starts, rows.slots, every)
+            num_slots = ids[:, part].shape[1]
+            state = self._run(rows.ids, state, tensors, out, num_slots, extra, rows.starts, rows.slots, every)
             if parameters is not None:
                 parameters[:, part][rows.real] = out
         return last if parameters is None else parameters, state
@@ -153,6 +155,7 @@ class FusedStep:
         self,
         ids: Tensor,
         state: State,
+        tensors: list[Tensor],
         out: Tensor,
         num_slots: int,
         extra: Tensor | None,
@@ -160,9 +163,9 @@ class FusedStep:
         slots: Tensor | None = None,
         every: bool = False,
     ) -> State:
-        """The state after these tokens, whose places in a cache are `num_slots`."""
-        rows, caches = len(state.position), [x for x in state.layers if isinstance(x, KVCache)]
-        tensors, of_caches = self._tensors_of(state, rows), [n for x in caches for n in (x.length, x.mask is not None)]
+        """The state after these tokens, whose places in a cache are `num_slots`. tensors: those of the state."""
+        caches = [x for x in state.layers if isinstance(x, KVCache)]
+        of_caches = [n for x in caches for n in (x.length, x.mask is not None)]
         lengths = torch.tensor(of_caches, dtype=torch.int64, device="cpu")
         tables = self.packed_plan, self.packed_weights, self.tokens, self.places
         try:
@@ -174,15 +177,16 @@ class FusedStep:
             layers = tuple(
                 replace(x, length=x.length + num_slots) if isinstance(x, KVCache) else x for x in state.layers
             )
-            state, self._checked = replace(state, layers=layers), (rows, layers, tensors)
+            state, self._checked = replace(state, layers=layers), (len(state.position), layers, tensors)
         return state
 
-    def _check_room(self, state: ModelState, rows: int, num_slots: int) -> None:
-        """ValueError for a state that is not of this model's kind, and where a cache has no room for so many tokens."""
-        self._tensors_of(state, rows)
+    def _check_room(self, state: ModelState, rows: int, num_slots: int) -> list[Tensor]:
+        """The tensors of `_tensors_of`. Also ValueError where a cache has no room for so many tokens."""
+        tensors = self._tensors_of(state, rows)
         for cache in state.layers:
             if isinstance(cache, KVCache) and cache.length + num_slots > cache.capacity:
                 raise full(cache.capacity, cache.length, num_slots)
+        return tensors
 
     def _tensors_of(self, state: ModelState, num_rows: int) -> list[Tensor]:
         """The tensors that the kernel writes. ValueError where it can't: they are looked at once, while the same ones come."""
