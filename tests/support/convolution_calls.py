@@ -106,7 +106,10 @@ def wrong(seed: int) -> str:
     the dtype of the inputs, and two roundings (of the largest of its kind, for a naive result may be exact by luck)."""
     drawn = draw(seed)
     inputs, dtype = drawn.inputs(), drawn.x.dtype
-    sent = [torch.randn(y.shape).to(dtype).double() for y in drawn.defined(torch.float64, **inputs)]
+    generator = torch.Generator().manual_seed(seed)
+    sent = [
+        torch.randn(y.shape, generator=generator).to(dtype).double() for y in drawn.defined(torch.float64, **inputs)
+    ]
     mine = results(drawn.ours, inputs, sent)
     exact = results(lambda **xs: drawn.defined(torch.float64, **xs), inputs, sent)
     naive = results(lambda **xs: drawn.defined(dtype, **xs), inputs, sent)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def _shapes(**tensors: Tensor | None) -> str:
+def shapes(**tensors: Tensor | None) -> str:
     return ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items() if x is not None)
 
 
@@ -14,20 +14,20 @@ def check_attention(q, k, v, causal, key_mask=None, cu_seqlens=None, log_decay=N
     check_tensors(q=q, k=k, v=v, **options)
     if not q.ndim == k.ndim == v.ndim == 4:
         raise ValueError(
-            f"attention takes q (b, h, t, d), k (b, g, s, d), v (b, g, s, e): four axes each; got {_shapes(q=q, k=k, v=v)}. "
+            f"attention takes q (b, h, t, d), k (b, g, s, d), v (b, g, s, e): four axes each; got {shapes(q=q, k=k, v=v)}. "
             "A projection's (b, t, h·d) output becomes (b, h, t, d) by .unflatten(-1, (h, d)).transpose(1, 2)."
         )
     (b, h, t, d), (g, s) = q.shape, k.shape[1:3]
     if k.shape[0] != b or v.shape[0] != b or k.shape[3] != d or v.shape[1:3] != k.shape[1:3]:
         raise ValueError(
             f"q (b, h, t, d), k (b, g, s, d) and v (b, g, s, e) must share b, d, and k and v also g and s; "
-            f"got {_shapes(q=q, k=k, v=v)}."
+            f"got {shapes(q=q, k=k, v=v)}."
         )
     if g == 0 or h % g:
-        raise ValueError(f"query heads must be a multiple of key/value heads; got {h} and {g} ({_shapes(q=q, k=k)}).")
+        raise ValueError(f"query heads must be a multiple of key/value heads; got {h} and {g} ({shapes(q=q, k=k)}).")
     if causal and t != s:
         raise ValueError(
-            f"causal attention needs as many keys as queries; got {_shapes(q=q, k=k)}. For a continued sequence pass state=."
+            f"causal attention needs as many keys as queries; got {shapes(q=q, k=k)}. For a continued sequence pass state=."
         )
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         raise TypeError(

@@ -35,8 +35,9 @@ def convolution(
         outputs = {i: x.new_zeros(c) for i in range(t)}
         for number, i in enumerate(real):
             first = number + len(past) - before
-            total = sum(weight[:, j] * tokens[first + j] for j in range(width))
-            total = total if bias is None else total + bias
+            total = x.new_zeros(c) if bias is None else bias
+            for j in range(width):
+                total = total + weight[:, j] * tokens[first + j]
             outputs[i] = total * total.sigmoid() if activation == "silu" else total
         rows.append(torch.stack([outputs[i] for i in range(t)]) if t else x.new_zeros(0, c))
         last = tokens[len(real) : len(real) + width - 1]
