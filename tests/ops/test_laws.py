@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import scans
 from support.decayed_sum import decayed_sum
 from torch import Tensor
 
@@ -39,8 +40,9 @@ class Case:
             "channels": -rand(b, 2, t, 5).abs(),
             "key_log_weight": 3 * rand(b, 2, t),
         }
+        options["rates"] = -rand(b, 2, t, 3).square()
         options["resets"] = options["log_decay"].masked_fill(rand(b, 2, t) > 1.5, -torch.inf)
-        names = {"channels": "log_decay", "resets": "log_decay"}
+        names = {"channels": "log_decay", "rates": "log_decay", "resets": "log_decay"}
         return Drawn(self, inputs, {names.get(x, x): options[x] for x in self.options})
 
 
@@ -112,6 +114,12 @@ OPS = {
         step=partial(hybrid_step, **MAP, **HYBRID),
     ),
     "hybrid, both sides": Case(partial(hybrid_attention, causal=False, **MAP, **HYBRID), stateful=False),
+    "diagonal scan": Case(
+        scans.diagonal_of_heads, inputs=("x",), options=("rates",), step=scans.diagonal_step_of_heads
+    ),
+    "selective scan": Case(
+        scans.selective_of_heads, inputs=("x", "k", "k"), options=("rates",), step=scans.selective_step_of_heads
+    ),
     "a new op": Case(decayed_sum, inputs=("x",)),
 }
 STATES = {name: case for name, case in OPS.items() if case.stateful}

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tarnn.kernels import elementwise, hybrid, linear, mixture
+from tarnn.kernels import diagonal_scan, elementwise, hybrid, linear, mixture, selective_scan
 from tarnn.kernels.contract import ORDER, named, reasons
 from tarnn.kernels.cpu import library
 from tarnn.kernels.triton import device
@@ -22,6 +22,8 @@ def choices() -> dict[str, Choice]:
     calls: dict[str, Any] = {
         "linear": linear.Call(x, x, x),
         "hybrid": hybrid.Call._make(without_features),
+        "diagonal_scan": diagonal_scan.Call(x[0], x[0]),
+        "selective_scan": selective_scan.Call(x[0], x[0], x[0, 0].mT, x[0, :, :, :1], x[0, :, :, :1]),
         "elementwise": elementwise.Call(x, x, "swiglu"),
         "mixture": mixture.Call(x[0, 0], x[0, 0, :, :1], x[0, 0, :, :1], 1.0, -1.0, 1.0),
     }
