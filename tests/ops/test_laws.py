@@ -9,9 +9,10 @@ import pytest
 import torch
 from support.decayed_sum import decayed_sum
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from tarnn import Elu, PositiveRandomFeatures, hybrid_attention, linear_attention, softmax_attention, step
-from tarnn.ops import KVCache, hybrid_step, softmax_step
+from tarnn.ops import KVCache, hybrid_step, low_rank_delta_rule, low_rank_delta_step, softmax_step
 
 ROOM = 200  # positions of a cache that is continued
 FAVOR = PositiveRandomFeatures(head_dim=5, num_features=7, seed=1).double()
@@ -32,8 +33,11 @@ class Case:
     def draw(self, b: int, t: int, seed: int = 0) -> "Drawn":
         generator = torch.Generator().manual_seed(seed)
         rand = lambda *shape: torch.randn(*shape, generator=generator).double()  # noqa: E731
-        shapes = {"q": (b, 4, t, 5), "k": (b, 2, t, 5), "v": (b, 2, t, 3), "x": (b, 2, t, 3)}
-        inputs = [rand(*shapes[x]) for x in self.inputs]
+        shapes = {"q": (b, 4, t, 5), "k": (b, 2, t, 5), "v": (b, 2, t, 3), "x": (b, 2, t, 3), "r": (b, 2, t, 5)}
+        inputs = [rand(*shapes[x]) for x in self.inputs if x not in "AB"]
+        if "A" in self.inputs:  # what reads a state and writes to it: such that the state stays bounded
+            a = normalize(rand(b, 2, t, 5), dim=-1)
+            inputs += [-a, a * rand(b, 2, t, 5).sigmoid()]
         options = {
             "log_decay": -rand(b, 2, t).abs(),
             "channels": -rand(b, 2, t, 5).abs(),
@@ -112,6 +116,13 @@ OPS = {
         step=partial(hybrid_step, **MAP, **HYBRID),
     ),
     "hybrid, both sides": Case(partial(hybrid_attention, causal=False, **MAP, **HYBRID), stateful=False),
+    "delta of low rank": Case(low_rank_delta_rule, inputs=tuple("rkvAB"), step=low_rank_delta_step),
+    "delta of low rank, channels": Case(
+        low_rank_delta_rule, inputs=tuple("rkvAB"), options=("channels",), step=low_rank_delta_step
+    ),
+    "delta of low rank, resets": Case(
+        low_rank_delta_rule, inputs=tuple("rkvAB"), options=("resets",), step=low_rank_delta_step
+    ),
     "a new op": Case(decayed_sum, inputs=("x",)),
 }
 STATES = {name: case for name, case in OPS.items() if case.stateful}

@@ -5,6 +5,11 @@ from typing import TYPE_CHECKING
 from tarnn.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from tarnn.ops.delta.low_rank import (
+        low_rank_delta_rule as low_rank_delta_rule,
+        low_rank_delta_step as low_rank_delta_step,
+    )
+    from tarnn.ops.delta.state import DeltaState as DeltaState
     from tarnn.ops.hybrid.op import hybrid_attention as hybrid_attention, hybrid_step as hybrid_step
     from tarnn.ops.hybrid.state import HybridState as HybridState
     from tarnn.ops.linear.op import linear_attention as linear_attention

@@ -1,0 +1,1 @@
+"""The delta rule: a state that is corrected, not only added to."""
