@@ -63,8 +63,8 @@ def _whole(call: Call) -> Outputs:
     for start in (*range(0, whole, per_segment), *([whole] if whole < t else [])):
         stop = min(start + per_segment, whole) if start < whole else t
         n = max(1, (stop - start) // CHUNK)
-        segment = [None if x is None else x[:, :, start:stop].unflatten(2, (n, -1)) for x in inputs]
-        o, S = _segment(*segment, S)
+        segment: Any = [None if x is None else x[:, :, start:stop].unflatten(2, (n, -1)) for x in inputs]
+        o, S = _segment(S, *segment)
         parts.append((call.scale * o).to(call.q.dtype))
     o = torch.cat(parts, 2)
     if spoilt is not None:
@@ -114,7 +114,7 @@ def _factors(log_decay: Tensor) -> _Factors:
     return _Factors(reads, sees, before, since, to_end, keep)
 
 
-def _segment(q, k, v, a, b, log_decay: Tensor | None, S: Tensor) -> tuple[Tensor, Tensor]:
+def _segment(S: Tensor, q, k, v, a, b, log_decay: Tensor | None) -> tuple[Tensor, Tensor]:
     """o (b, h, l, e) of a segment, whose inputs are (b, h, n, c, ·), and S behind it."""
     w = _factors(q.new_zeros(*q.shape[:4], 1) if log_decay is None else log_decay)
     reads_k, reads_b = _pairs(a, w.reads, k, b)
