@@ -50,7 +50,7 @@ def test_outputs_and_states_are_those_of_the_definition(decay, t, d, e):
     close(o, expected(tensors, scale=0.7)[0])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     t=st.integers(1, 150), d=st.integers(1, 40), e=st.integers(1, 70), h=st.integers(1, 3), rows=st.integers(1, 3),
     decay=st.sampled_from(DECAYS), strength=st.sampled_from([0.01, 1.0, 30.0]), masked=st.booleans(),
@@ -209,6 +209,7 @@ def test_the_operator_is_right_for_torch():
 
 
 @pytest.mark.compile
+@pytest.mark.thorough
 @pytest.mark.one_path
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_torch_compile_gives_the_same_numbers():

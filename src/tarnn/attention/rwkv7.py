@@ -30,6 +30,9 @@ class Rwkv7TimeMixing(nn.Module):
             layer, "v".
     """
 
+    g1: Tensor
+    g2: Tensor
+
     def __init__(self, hidden_size: int, num_heads: int, ranks: dict[str, int]):
         super().__init__()
         self.num_heads = num_heads

@@ -1,6 +1,7 @@
 """RWKV-7 and RWKV-5.2: whole language models in plain torch, made from the weights of a checkpoint."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -67,14 +68,14 @@ class RwkvBlock(nn.Module):
 class RwkvModel(nn.Module):
     """A language model of RWKV-7 or RWKV-5.2, whose parameters have the names of its checkpoints.
 
-    Make it from the weights of a file: `RwkvModel.from_weights(safetensors.torch.load_file(path))`. It runs like `TextModel`:
+    Make it from the tensors of a safetensors file: `RwkvModel.from_weights(tensors)`. It runs like `TextModel`:
     `forward` for logits of all tokens, `prefill` and `step` with a state.
     """
 
     def __init__(self, blocks: list[RwkvBlock], hidden_size: int, vocab_size: int):
         super().__init__()
         self.emb = nn.Embedding(vocab_size, hidden_size)
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks: Any = nn.ModuleList(blocks)
         self.ln_out = nn.LayerNorm(hidden_size)
         self.head = nn.Linear(hidden_size, vocab_size, bias=False)
 

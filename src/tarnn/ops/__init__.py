@@ -9,7 +9,9 @@ if TYPE_CHECKING:
         low_rank_delta_rule as low_rank_delta_rule,
         low_rank_delta_step as low_rank_delta_step,
     )
+    from tarnn.ops.delta.op import delta_rule as delta_rule
     from tarnn.ops.delta.state import DeltaState as DeltaState
+    from tarnn.ops.delta.step import delta_step as delta_step
     from tarnn.ops.hybrid.op import hybrid_attention as hybrid_attention, hybrid_step as hybrid_step
     from tarnn.ops.hybrid.state import HybridState as HybridState
     from tarnn.ops.linear.op import linear_attention as linear_attention

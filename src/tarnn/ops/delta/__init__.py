@@ -1,1 +1,1 @@
-"""The delta rule: a state that is corrected, not only added to."""
+"""The delta rule: the function, one step of it, the record of its call, its state."""
