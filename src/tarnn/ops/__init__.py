@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING
 from tarnn.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from tarnn.ops.convolution.op import short_convolution as short_convolution
+    from tarnn.ops.convolution.state import ConvolutionState as ConvolutionState
+    from tarnn.ops.convolution.step import short_convolution_step as short_convolution_step
     from tarnn.ops.delta.low_rank import (
         low_rank_delta_rule as low_rank_delta_rule,
         low_rank_delta_step as low_rank_delta_step,
