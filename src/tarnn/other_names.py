@@ -49,6 +49,20 @@ SCAN = {  # of `diagonal_scan`, `selective_scan` and their steps
     "state": "initial_state ssm_states recurrent_states h0",
     "return_state=True": "return_last_state output_final_state",
 }
+DELTA = {  # of `delta_rule` and its kin
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "log_decay": "g",
+    "log_decay (b, n, t, d)": "gk",
+    "normalize_qk": "use_qk_l2norm_in_kernel",
+    "key_mask (b, t), True = there": "attn_mask attention_mask mask",
+    "key_mask, in which True = there: the contrary of torch's key_padding_mask": "key_padding_mask",
+    "state=DeltaState(S)": "initial_state",
+    "return_state=True": "output_final_state",
+    "nothing: tensors are (b, h, t, d); transpose(1, 2) if yours are (b, t, h, d)": "head_first",
+    "nothing: chunks are chosen by the kernels": "chunk_size",
+}
 LAYER = {  # of `LinearAttention` and `SoftmaxAttention`
     "hidden_size": "embed_dim d_model dim",
     "num_heads": "nhead n_heads heads",

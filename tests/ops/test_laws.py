@@ -10,11 +10,24 @@ import torch
 from support import scans
 from support.decayed_sum import decayed_sum
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from tarnn import Elu, PositiveRandomFeatures, hybrid_attention, linear_attention, softmax_attention, step
-from tarnn.ops import KVCache, hybrid_step, softmax_step
+from tarnn import (
+    Elu,
+    PositiveRandomFeatures,
+    delta_rule,
+    delta_step,
+    hybrid_attention,
+    linear_attention,
+    short_convolution,
+    short_convolution_step,
+    softmax_attention,
+    step,
+)
+from tarnn.ops import KVCache, hybrid_step, low_rank_delta_rule, low_rank_delta_step, softmax_step
 
 ROOM = 200  # positions of a cache that is continued
+LOW_RANK = ("k", "k", "v", "a and b")
 FAVOR = PositiveRandomFeatures(head_dim=5, num_features=7, seed=1).double()
 HYBRID = {"window": 4, "sinks": 2, "slots": 3}
 
@@ -33,16 +46,21 @@ class Case:
     def draw(self, b: int, t: int, seed: int = 0) -> "Drawn":
         generator = torch.Generator().manual_seed(seed)
         rand = lambda *shape: torch.randn(*shape, generator=generator).double()  # noqa: E731
-        shapes = {"q": (b, 4, t, 5), "k": (b, 2, t, 5), "v": (b, 2, t, 3), "x": (b, 2, t, 3)}
-        inputs = [rand(*shapes[x]) for x in self.inputs]
+        shapes = {"q": (b, 4, t, 5), "k": (b, 2, t, 5), "v": (b, 2, t, 3), "x": (b, 2, t, 3), "more v": (b, 4, t, 3)}
+        inputs = [rand(*shapes[x]) for x in self.inputs if x != "a and b"]
+        if "a and b" in self.inputs:  # what reads a state, and where that is written: such that the state stays bounded
+            direction = normalize(rand(b, 2, t, 5), dim=-1)
+            inputs += [-direction, direction * rand(b, 2, t, 5).sigmoid()]
         options = {
             "log_decay": -rand(b, 2, t).abs(),
             "channels": -rand(b, 2, t, 5).abs(),
             "key_log_weight": 3 * rand(b, 2, t),
         }
-        options["rates"] = -rand(b, 2, t, 3).square()
         options["resets"] = options["log_decay"].masked_fill(rand(b, 2, t) > 1.5, -torch.inf)
-        names = {"channels": "log_decay", "rates": "log_decay", "resets": "log_decay"}
+        options["beta"] = 2 * rand(b, 2, t).sigmoid()
+        options["more beta"] = 2 * rand(b, 4, t).sigmoid()
+        options["rates"] = -rand(b, 2, t, 3).square()
+        names = {"channels": "log_decay", "rates": "log_decay", "resets": "log_decay", "more beta": "beta"}
         return Drawn(self, inputs, {names.get(x, x): options[x] for x in self.options})
 
 
@@ -67,6 +85,13 @@ class Drawn:
     def rows(self, *which: int) -> "Drawn":
         return self.map(lambda x: x[list(which)])
 
+    def change(self, *where: Any, size: float) -> None:
+        """Write other numbers there, in place, such as may stand there."""
+        for x in self.tensors:
+            x[where] = -size * torch.rand_like(x[where])
+        if "beta" in self.options:
+            self.options["beta"][where] = torch.rand_like(self.options["beta"][where])
+
     def run(self, state: Any = None, **options: Any) -> tuple[Tensor, Any]:
         o, state = self.case.op(*self.inputs, state=state, return_state=True, **self.options, **options)
         if isinstance(state, KVCache) and state.capacity < ROOM:
@@ -80,6 +105,21 @@ class Drawn:
 
     def outputs(self, **options: Any) -> Tensor:
         return self.case.op(*self.inputs, **self.options, **options)
+
+
+FILTERS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).double()
+
+
+def in_heads(convolve: Callable, **options: Any) -> Callable:
+    """Convolution of x (b, h, t, d), every head's channels beside one another."""
+
+    def call(x: Tensor, **more: Any) -> Any:
+        found = convolve(x.transpose(1, 2).flatten(2), FILTERS, **options, **more)
+        o, *state = found if isinstance(found, tuple) else (found,)
+        o = o.unflatten(2, x.shape[1:4:2]).transpose(1, 2)
+        return (o, *state) if state else o
+
+    return call
 
 
 ELU, BY_NAME, EXP, MAP = ({"feature_map": x} for x in (Elu(), "identity", "exp", FAVOR))
@@ -119,6 +159,36 @@ OPS = {
     ),
     "selective scan": Case(
         scans.selective_of_heads, inputs=("x", "k", "k"), options=("rates",), step=scans.selective_step_of_heads
+    ),
+    "delta of low rank": Case(low_rank_delta_rule, inputs=LOW_RANK, step=low_rank_delta_step),
+    "delta of low rank, channels": Case(
+        low_rank_delta_rule, inputs=LOW_RANK, options=("channels",), step=low_rank_delta_step
+    ),
+    "delta of low rank, resets": Case(
+        low_rank_delta_rule, inputs=LOW_RANK, options=("resets",), step=low_rank_delta_step
+    ),
+    "convolution": Case(
+        in_heads(short_convolution, activation="silu"),
+        inputs=("x",),
+        step=in_heads(short_convolution_step, activation="silu"),
+    ),
+    "convolution, both sides": Case(in_heads(short_convolution, causal=False), inputs=("x",), stateful=False),
+    "delta": Case(
+        partial(delta_rule, normalize_qk=True), options=("beta",), step=partial(delta_step, normalize_qk=True)
+    ),
+    "delta, resets": Case(
+        partial(delta_rule, normalize_qk=0.1), options=("beta", "resets"), step=partial(delta_step, normalize_qk=0.1)
+    ),
+    "delta, channels": Case(
+        partial(delta_rule, normalize_qk=True),
+        options=("beta", "channels"),
+        step=partial(delta_step, normalize_qk=True),
+    ),
+    "delta, grouped values": Case(
+        partial(delta_rule, normalize_qk=True, scale=2.0),
+        inputs=("k", "k", "more v"),
+        options=("more beta",),
+        step=partial(delta_step, normalize_qk=True, scale=2.0),
     ),
     "a new op": Case(decayed_sum, inputs=("x",)),
 }
@@ -225,8 +295,7 @@ def test_padded_is_cut(case, chunks):
 def test_nothing_later_changes_an_output_not_even_a_bit(case, chunks, t):
     drawn, cut = case.draw(2, t), t - 4
     before = drawn.outputs()[:, :, :cut]
-    for x in drawn.tensors:
-        x[:, :, cut:] = -100 * torch.rand_like(x[:, :, cut:])
+    drawn.change(slice(None), slice(None), slice(cut, None), size=100)
     assert torch.equal(drawn.outputs()[:, :, :cut], before)
 
 
@@ -234,8 +303,7 @@ def test_nothing_later_changes_an_output_not_even_a_bit(case, chunks, t):
 def test_rows_of_a_batch_do_not_mix(case, chunks):
     drawn = case.draw(3, 9)
     before = drawn.outputs()
-    for x in drawn.tensors:
-        x[1] = -10 * torch.rand_like(x[1])
+    drawn.change(1, size=10)
     after = drawn.outputs()
     assert torch.equal(after[[0, 2]], before[[0, 2]])
     assert not torch.equal(after[1], before[1])

@@ -23,7 +23,7 @@ def check_inputs(
             raise ValueError(f"all inputs must be on one device; got x on {x.device} and {name} on {tensor.device}.")
     b, t, _ = x.shape
     if key_mask is not None:
-        check_key_mask(key_mask, b, t)
+        check_key_mask(key_mask, b, t, "t")
     if cu_seqlens is not None:
         check_packing(cu_seqlens, b, t, t)
 
