@@ -9,7 +9,7 @@ import tarnn
 from tarnn import LinearAttention, SoftmaxAttention, TarnnConfig
 from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.feature_maps import make, names
-from tarnn.other_names import CONFIG, FORWARD, FUNCTION, LAYER
+from tarnn.other_names import CONFIG, DELTA, FORWARD, FUNCTION, LAYER
 from tarnn.registry import arguments_of
 
 FUNCTIONS = (tarnn.linear_attention, tarnn.softmax_attention, tarnn.hybrid_attention, tarnn.step)
@@ -22,6 +22,7 @@ def arguments(*functions):
 
 TABLES = {
     "functions": (FUNCTION, arguments(*FUNCTIONS), arguments(tarnn.linear_attention)),
+    "delta": (DELTA, arguments(tarnn.delta_rule, tarnn.delta_step), arguments(tarnn.delta_rule)),
     "layers": (LAYER, *[arguments(LinearAttention)] * 2),
     "forward": (FORWARD, arguments(MultiHeadAttention.forward, LinearAttention), arguments(MultiHeadAttention.forward)),
     "config": (CONFIG, *[set(TarnnConfig.known_keys())] * 2),
@@ -44,6 +45,13 @@ def test_a_function_names_ours(function):
         function(q, q, q, is_causal=True)
     with pytest.raises(TypeError, match=r"argument 'nonsense'$"):
         function(q, q, q, nonsense=True)
+
+
+@pytest.mark.parametrize("function", [tarnn.delta_rule, tarnn.delta_step], ids=lambda f: f.__name__)
+def test_the_delta_rule_names_ours(function):
+    q = torch.randn(1, 2, 1, 4)
+    with pytest.raises(TypeError, match=r"argument 'use_qk_l2norm_in_kernel'. In its place tarnn takes normalize_qk."):
+        function(q, q, q, q[..., 0], use_qk_l2norm_in_kernel=True)
 
 
 @pytest.mark.parametrize("layer", [LinearAttention, SoftmaxAttention])

@@ -28,9 +28,12 @@ if TYPE_CHECKING:
     from tarnn.matmul import fast_matmul as fast_matmul
     from tarnn.models import TarnnConfig as TarnnConfig, TarnnForCausalLM as TarnnForCausalLM
     from tarnn.ops import (
+        DeltaState as DeltaState,
         HybridState as HybridState,
         KVCache as KVCache,
         LinearState as LinearState,
+        delta_rule as delta_rule,
+        delta_step as delta_step,
         hybrid_attention as hybrid_attention,
         hybrid_step as hybrid_step,
         linear_attention as linear_attention,

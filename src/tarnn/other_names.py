@@ -39,6 +39,20 @@ FUNCTION = {  # of `linear_attention` and its kin
     "nothing: linear attention has no 1/√d; multiply q by what the map wants": "scale",
     "nothing: tensors are (b, h, t, d); transpose(1, 2) if yours are (b, t, h, d)": "head_first",
 }
+DELTA = {  # of `delta_rule` and its kin
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "log_decay": "g",
+    "log_decay (b, n, t, d)": "gk",
+    "normalize_qk": "use_qk_l2norm_in_kernel",
+    "key_mask (b, t), True = there": "attn_mask attention_mask mask",
+    "key_mask, in which True = there: the contrary of torch's key_padding_mask": "key_padding_mask",
+    "state=DeltaState(S)": "initial_state",
+    "return_state=True": "output_final_state",
+    "nothing: tensors are (b, h, t, d); transpose(1, 2) if yours are (b, t, h, d)": "head_first",
+    "nothing: chunks are chosen by the kernels": "chunk_size",
+}
 LAYER = {  # of `LinearAttention` and `SoftmaxAttention`
     "hidden_size": "embed_dim d_model dim",
     "num_heads": "nhead n_heads heads",

@@ -117,6 +117,19 @@ def test_of_a_run_it_finds_what_the_run_found(task, command, sources, tmp_path, 
         assert json.loads(command("eval", checkpoint, "--json").out)["data"].count(str(tmp_path))
 
 
+def test_weights_of_fewer_bits_are_those_of_the_fused_step(command, sources, tmp_path):
+    run = tmp_path / "run"
+    run_of("text", sources, command, run)
+    outcomes = {x: command("eval", run, *x, "--json") for x in ((), ("--weights", "float32"), ("--weights", "int8"))}
+    plain, wide, bytewise = (json.loads(x.out)["bits_per_byte"] for x in outcomes.values())
+    assert wide == pytest.approx(plain, rel=1e-5)
+    assert 1e-6 < abs(bytewise / plain - 1) < 0.05
+    assert "fused step, int8 weights" in outcomes["--weights", "int8"].err
+    run_of("masked-lm", sources, command, tmp_path / "masked")
+    outcome = command("eval", tmp_path / "masked", "--weights", "int8")
+    assert outcome.is_refusal("--weights is for tarnn's own models of text")
+
+
 def test_a_confusion_table_and_accuracy(command, sources, tmp_path):
     run, data = tmp_path / "run", tmp_path / "data.tsv"
     run_of("classification", sources, command, run)

@@ -10,7 +10,16 @@ import torch
 from support.decayed_sum import decayed_sum
 from torch import Tensor
 
-from tarnn import Elu, PositiveRandomFeatures, hybrid_attention, linear_attention, softmax_attention, step
+from tarnn import (
+    Elu,
+    PositiveRandomFeatures,
+    delta_rule,
+    delta_step,
+    hybrid_attention,
+    linear_attention,
+    softmax_attention,
+    step,
+)
 from tarnn.ops import KVCache, hybrid_step, softmax_step
 
 ROOM = 200  # positions of a cache that is continued
@@ -32,7 +41,7 @@ class Case:
     def draw(self, b: int, t: int, seed: int = 0) -> "Drawn":
         generator = torch.Generator().manual_seed(seed)
         rand = lambda *shape: torch.randn(*shape, generator=generator).double()  # noqa: E731
-        shapes = {"q": (b, 4, t, 5), "k": (b, 2, t, 5), "v": (b, 2, t, 3), "x": (b, 2, t, 3)}
+        shapes = {"q": (b, 4, t, 5), "k": (b, 2, t, 5), "v": (b, 2, t, 3), "x": (b, 2, t, 3), "more v": (b, 4, t, 3)}
         inputs = [rand(*shapes[x]) for x in self.inputs]
         options = {
             "log_decay": -rand(b, 2, t).abs(),
@@ -40,7 +49,9 @@ class Case:
             "key_log_weight": 3 * rand(b, 2, t),
         }
         options["resets"] = options["log_decay"].masked_fill(rand(b, 2, t) > 1.5, -torch.inf)
-        names = {"channels": "log_decay", "resets": "log_decay"}
+        options["beta"] = 2 * rand(b, 2, t).sigmoid()
+        options["more beta"] = 2 * rand(b, 4, t).sigmoid()
+        names = {"channels": "log_decay", "resets": "log_decay", "more beta": "beta"}
         return Drawn(self, inputs, {names.get(x, x): options[x] for x in self.options})
 
 
@@ -64,6 +75,13 @@ class Drawn:
 
     def rows(self, *which: int) -> "Drawn":
         return self.map(lambda x: x[list(which)])
+
+    def change(self, *where: Any, size: float) -> None:
+        """Write other numbers there, in place, such as may stand there."""
+        for x in self.tensors:
+            x[where] = -size * torch.rand_like(x[where])
+        if "beta" in self.options:
+            self.options["beta"][where] = torch.rand_like(self.options["beta"][where])
 
     def run(self, state: Any = None, **options: Any) -> tuple[Tensor, Any]:
         o, state = self.case.op(*self.inputs, state=state, return_state=True, **self.options, **options)
@@ -112,6 +130,23 @@ OPS = {
         step=partial(hybrid_step, **MAP, **HYBRID),
     ),
     "hybrid, both sides": Case(partial(hybrid_attention, causal=False, **MAP, **HYBRID), stateful=False),
+    "delta": Case(
+        partial(delta_rule, normalize_qk=True), options=("beta",), step=partial(delta_step, normalize_qk=True)
+    ),
+    "delta, resets": Case(
+        partial(delta_rule, normalize_qk=0.1), options=("beta", "resets"), step=partial(delta_step, normalize_qk=0.1)
+    ),
+    "delta, channels": Case(
+        partial(delta_rule, normalize_qk=True),
+        options=("beta", "channels"),
+        step=partial(delta_step, normalize_qk=True),
+    ),
+    "delta, grouped values": Case(
+        partial(delta_rule, normalize_qk=True, scale=2.0),
+        inputs=("k", "k", "more v"),
+        options=("more beta",),
+        step=partial(delta_step, normalize_qk=True, scale=2.0),
+    ),
     "a new op": Case(decayed_sum, inputs=("x",)),
 }
 STATES = {name: case for name, case in OPS.items() if case.stateful}
@@ -217,8 +252,7 @@ def test_padded_is_cut(case, chunks):
 def test_nothing_later_changes_an_output_not_even_a_bit(case, chunks, t):
     drawn, cut = case.draw(2, t), t - 4
     before = drawn.outputs()[:, :, :cut]
-    for x in drawn.tensors:
-        x[:, :, cut:] = -100 * torch.rand_like(x[:, :, cut:])
+    drawn.change(slice(None), slice(None), slice(cut, None), size=100)
     assert torch.equal(drawn.outputs()[:, :, :cut], before)
 
 
@@ -226,8 +260,7 @@ def test_nothing_later_changes_an_output_not_even_a_bit(case, chunks, t):
 def test_rows_of_a_batch_do_not_mix(case, chunks):
     drawn = case.draw(3, 9)
     before = drawn.outputs()
-    for x in drawn.tensors:
-        x[1] = -10 * torch.rand_like(x[1])
+    drawn.change(1, size=10)
     after = drawn.outputs()
     assert torch.equal(after[[0, 2]], before[[0, 2]])
     assert not torch.equal(after[1], before[1])

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from tarnn.cli.generate import Weights, pick_device
 from tarnn.cli.next_command import next_command
 from tarnn.cli.progress import progress
 from tarnn.errors import UserError
@@ -35,6 +36,9 @@ def eval(
     text_field: Annotated[str | None, Option(help="The field of the text in .jsonl (default: as in training).")] = None,
     label_field: Annotated[str | None, Option(help="The field of the label (default: as in training).")] = None,
     target_field: Annotated[str | None, Option(help="The field of the target (default: as in training).")] = None,
+    weights: Annotated[
+        Weights | None, Option(help="Of a text: measure the fused step that `generate --weights` takes.")
+    ] = None,
     device: Annotated[str, Option(help="cpu, cuda, mps …; auto: an accelerator if there is one.")] = "auto",
     quiet: Annotated[bool, Option("--quiet", "-q", help="The result only, nothing on stderr.")] = False,
 ) -> None:
@@ -44,17 +48,21 @@ def eval(
     which. Recordings: errors per letter and per word. Images: bits per dimension. Pairs and masked text: bits per token,
     accuracy.
     """
-    from tarnn.cli.generate import pick_device
-
-    where = pick_device(device)
+    where = pick_device("cpu" if weights else device)
     report = silent if quiet else partial(print, file=sys.stderr, flush=True)
     options = {"context": context, "text_field": text_field, "label_field": label_field, "target_field": target_field}
-    facts = measure(checkpoint, data or [], where, options, batch_size, report)
+    facts = measure(checkpoint, data or [], where, options, batch_size, report, weights)
     print(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else as_text(facts))
 
 
 def measure(
-    checkpoint: Path, sources: list[str], device: Any, options: dict[str, Any], batch_size: int | None, report: Log
+    checkpoint: Path,
+    sources: list[str],
+    device: Any,
+    options: dict[str, Any],
+    batch_size: int | None,
+    report: Log,
+    weights: Weights | None = None,
 ) -> dict[str, Any]:
     """All that the command tells, as JSON has it."""
     from tarnn import matmul
@@ -66,14 +74,32 @@ def measure(
     ours = not file.is_file() or read_json(file).get("model_type") in [task.model_type for task in TASKS.values()]
     model, task, about = (open_ours if ours else open_other)(checkpoint, sources, device, options, report)
     report(f"tarnn: {checkpoint} on {device}: {about['data']}")
+    if weights:
+        model = fused(model, about["task"], ours, weights)
     length = example_length(model.config, task)
     batch_size = batch_size or rows_at_once(model.config, length)
     batches = task.validation(batch_size)
+    track = partial(track_batches, report=report)
+    if weights:
+        report(f"tarnn: products of the fused step, {weights} weights")
+        return {"checkpoint": str(checkpoint), **about, **evaluate(task, model, batches, track)}
     products = matmul.choose(matmul.shapes_of(model, batch_size * length), device)
     report(f"tarnn: float32 products {products}")
-    track = partial(track_batches, report=report)
     with matmul.use_precision(products.precision):
         return {"checkpoint": str(checkpoint), **about, **evaluate(task, model, batches, track)}
+
+
+def fused(model: Any, task: str, ours: bool, weights: Weights) -> Any:
+    """The model with logits of the fused step; UserError where it has none."""
+    from tarnn.decoding.logits import FusedLogits
+    from tarnn.decoding.plan import Refusal
+
+    if not ours or task != "text":
+        raise UserError("--weights is for tarnn's own models of text; leave it out.")
+    try:
+        return FusedLogits(model, weights)
+    except Refusal as error:
+        raise UserError(f"--weights {weights}: {error}") from error
 
 
 def open_ours(

@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING
 from tarnn.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from tarnn.ops.delta.op import delta_rule as delta_rule
+    from tarnn.ops.delta.state import DeltaState as DeltaState
+    from tarnn.ops.delta.step import delta_step as delta_step
     from tarnn.ops.hybrid.op import hybrid_attention as hybrid_attention, hybrid_step as hybrid_step
     from tarnn.ops.hybrid.state import HybridState as HybridState
     from tarnn.ops.linear.op import linear_attention as linear_attention

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tarnn.kernels import elementwise, hybrid, linear, mixture
+from tarnn.kernels import delta, elementwise, hybrid, linear, mixture
 from tarnn.kernels.contract import ORDER, named, reasons
 from tarnn.kernels.cpu import library
 from tarnn.kernels.triton import device
@@ -21,6 +21,7 @@ def choices() -> dict[str, Choice]:
     without_features = (*[x] * 5, *[None] * 4, x, x, x, n, n, *[None] * 9, 1, True, 1.0, 0.0, False, True)
     calls: dict[str, Any] = {
         "linear": linear.Call(x, x, x),
+        "delta": delta.Call(x, x, x, x[0]),
         "hybrid": hybrid.Call._make(without_features),
         "elementwise": elementwise.Call(x, x, "swiglu"),
         "mixture": mixture.Call(x[0, 0], x[0, 0, :, :1], x[0, 0, :, :1], 1.0, -1.0, 1.0),

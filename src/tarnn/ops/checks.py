@@ -4,30 +4,30 @@ import torch
 from torch import Tensor
 
 
-def _shapes(**tensors: Tensor | None) -> str:
+def shapes(**tensors: Tensor | None) -> str:
     return ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items() if x is not None)
 
 
 def check_attention(q, k, v, causal, key_mask=None, cu_seqlens=None, log_decay=None, key_log_weight=None) -> None:
     """Raises ValueError or TypeError unless the arguments of an attention op fit each other."""
     options = {"key_mask": key_mask, "cu_seqlens": cu_seqlens, "log_decay": log_decay, "key_log_weight": key_log_weight}
-    _check_tensors(q=q, k=k, v=v, **options)
+    check_tensors(q=q, k=k, v=v, **options)
     if not q.ndim == k.ndim == v.ndim == 4:
         raise ValueError(
-            f"attention takes q (b, h, t, d), k (b, g, s, d), v (b, g, s, e): four axes each; got {_shapes(q=q, k=k, v=v)}. "
+            f"attention takes q (b, h, t, d), k (b, g, s, d), v (b, g, s, e): four axes each; got {shapes(q=q, k=k, v=v)}. "
             "A projection's (b, t, h·d) output becomes (b, h, t, d) by .unflatten(-1, (h, d)).transpose(1, 2)."
         )
     (b, h, t, d), (g, s) = q.shape, k.shape[1:3]
     if k.shape[0] != b or v.shape[0] != b or k.shape[3] != d or v.shape[1:3] != k.shape[1:3]:
         raise ValueError(
             f"q (b, h, t, d), k (b, g, s, d) and v (b, g, s, e) must share b, d, and k and v also g and s; "
-            f"got {_shapes(q=q, k=k, v=v)}."
+            f"got {shapes(q=q, k=k, v=v)}."
         )
     if g == 0 or h % g:
-        raise ValueError(f"query heads must be a multiple of key/value heads; got {h} and {g} ({_shapes(q=q, k=k)}).")
+        raise ValueError(f"query heads must be a multiple of key/value heads; got {h} and {g} ({shapes(q=q, k=k)}).")
     if causal and t != s:
         raise ValueError(
-            f"causal attention needs as many keys as queries; got {_shapes(q=q, k=k)}. For a continued sequence pass state=."
+            f"causal attention needs as many keys as queries; got {shapes(q=q, k=k)}. For a continued sequence pass state=."
         )
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         raise TypeError(
@@ -36,9 +36,9 @@ def check_attention(q, k, v, causal, key_mask=None, cu_seqlens=None, log_decay=N
     if not q.device == k.device == v.device:
         raise ValueError(f"q, k and v must be on one device; got {q.device}, {k.device}, {v.device}.")
     if key_mask is not None:
-        _check_key_mask(key_mask, b, s)
+        check_key_mask(key_mask, b, s)
     if cu_seqlens is not None:
-        _check_packing(cu_seqlens, b, t, s)
+        check_packing(cu_seqlens, b, t, s)
     if key_log_weight is not None and key_log_weight.shape != (b, g, s):
         raise ValueError(
             f"key_log_weight must be (b, g, s) = {(b, g, s)}, one per key; got {tuple(key_log_weight.shape)}."
@@ -54,20 +54,20 @@ def check_attention(q, k, v, causal, key_mask=None, cu_seqlens=None, log_decay=N
             )
 
 
-def _check_tensors(**given) -> None:
+def check_tensors(**given) -> None:
     for name, x in given.items():
         if x is not None and not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a tensor; got {type(x).__name__}. Pass torch.tensor({name}).")
 
 
-def _check_key_mask(key_mask, b, s) -> None:
+def check_key_mask(key_mask, b, s) -> None:
     if key_mask.dtype != torch.bool:
         raise TypeError(f"key_mask must be bool, True = attend; got {key_mask.dtype}. For a 0/1 mask pass mask.bool().")
     if key_mask.shape != (b, s):
         raise ValueError(f"key_mask must be (b, s) = {(b, s)}; got {tuple(key_mask.shape)}.")
 
 
-def _check_packing(cu_seqlens, b, t, s) -> None:
+def check_packing(cu_seqlens, b, t, s) -> None:
     if b != 1 or t != s:
         raise ValueError(
             f"cu_seqlens goes with one packed row: b = 1 and as many keys as queries; got b = {b}, t = {t}, s = {s}."

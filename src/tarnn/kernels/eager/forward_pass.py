@@ -1,5 +1,7 @@
 """Forward, chunk by chunk, in operations that autograd and torch.func see through."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -36,10 +38,10 @@ def forward(call: Call) -> Outputs:
     M = state.new_zeros(state.shape[:2]) if M is None else M
     in_a_row = torch.contiguous_format
     S, z, M = (x.clone(memory_format=in_a_row) for x in (state[..., :-1], state[..., -1], M))
-    return Outputs(_in_time(call, outs), torch.cat(dens, 2), S, z, M)
+    return Outputs(in_time(call, outs), torch.cat(dens, 2), S, z, M)
 
 
-def _in_time(call: Call, parts: list[Tensor]) -> Tensor:
+def in_time(call: Any, parts: list[Tensor]) -> Tensor:
     """o in the layout of q. (Not written into one tensor: torch.vmap, of any of the inputs, would refuse that.)"""
     if call.side_by_side:
         return torch.cat([x.transpose(1, 2) for x in parts], 1).contiguous().transpose(1, 2)

@@ -38,7 +38,7 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
 def backward(call: Call, returned: Returned) -> Gradients:
     with full_precision(call.q):
         if (cuts := call.cuts()) is not None:
-            return packed.backward(call, returned, cuts)
+            return packed.backward(backward_pass.backward, call, returned, cuts, IN_TIME, PER_SEQUENCE).of(call)
         return backward_pass.backward(call, returned)
 
 

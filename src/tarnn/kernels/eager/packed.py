@@ -5,8 +5,6 @@ from typing import Any
 
 from torch import Tensor
 
-from tarnn.kernels.eager.backward_pass import backward as whole_backward
-from tarnn.kernels.linear import IN_TIME, PER_SEQUENCE, Call, Gradients, Returned
 from tarnn.kernels.packing import buckets
 
 
@@ -29,22 +27,41 @@ def forward(
     return total
 
 
-def backward(call: Call, returned: Returned, cuts: list[int]) -> Gradients:
+def backward(
+    whole: Callable[[Any, Any], Any],
+    call: Any,
+    returned: Any,
+    cuts: list[int],
+    in_time: Sequence[str],
+    per_sequence: Sequence[str],
+) -> Any:
+    """The gradients of a packed call of any op, by `whole`, its backward pass for calls that aren't packed.
+
+    Those of tensors that are neither in time nor one for each sequence are summed. What a backend keeps is not read.
+    """
     total = call.new_gradients(returned)
-    for members, index, real in buckets(cuts, call.q.device):
-        # padded queries must not send gradients back: their output is nobody's
-        grad_o = _pick(returned.grad_o, index).masked_fill(~real[:, None, :, None], 0.0)
-        of_states = _rows(returned, ("grad_S", "grad_z", "S_behind", "z_behind", "M_behind"), members)
-        o, den = _pick(returned.o, index), _pick(returned.den, index)
-        given = returned._replace(grad_o=grad_o, o=o, den=den, **of_states)
-        part = whole_backward(_bucket(call, members, index, real, IN_TIME, PER_SEQUENCE), given)
-        for name in IN_TIME:
-            _put(getattr(total, name), getattr(part, name), index, real)
-        total.S[members], total.z[members] = part.S, part.z
-        for sum_, share in ((total.omega, part.omega), (total.bias, part.bias)):
-            if sum_ is not None and share is not None:
-                sum_ += share
-    return total.of(call)
+    for members, index, real in buckets(cuts, call[0].device):
+        picked = {name: _pick(x, index) for name in _IN_TIME if (x := getattr(returned, name, None)) is not None}
+        rows = _rows(returned, [name for name in _PER_SEQUENCE if name in returned._fields], members)
+        if "grad_o" in picked:  # padded queries must not send gradients back: their output is nobody's
+            picked["grad_o"] = picked["grad_o"].masked_fill(~real[:, None, :, None], 0.0)
+        given = returned._replace(**picked, **rows)._replace(kept=None)
+        part = whole(_bucket(call, members, index, real, in_time, per_sequence), given)
+        for name, target, source in zip(total._fields, total, part):
+            if target is None or source is None:
+                continue
+            if name in in_time:
+                _put(target, source, index, real)
+            elif name in per_sequence:
+                target[members] = source
+            else:
+                target += source
+    return total
+
+
+# fields of what returns to a call with axes (1, h, t, …), and with (n, …)
+_IN_TIME = ("grad_o", "o", "den")
+_PER_SEQUENCE = ("grad_S", "grad_z", "S_behind", "z_behind", "M_behind")
 
 
 def _pick(x: Tensor, index: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def chunk_weights(log_decay: Tensor | None, w: Tensor | None, M: Tensor | None) 
     if log_decay is None:
         assert w is not None
         log_decay = torch.zeros_like(w)[..., None]
-    between, since = _decay_sums(log_decay)  # (b, g, n, c, c, x), (b, g, n, c, x)
+    between, since = decay_sums(log_decay)  # (b, g, n, c, c, x), (b, g, n, c, x)
     to_end = between[..., -1, :, :]
     if w is None:
         return Weights(between.exp(), since.exp(), to_end.exp(), since[..., -1, :].exp())
@@ -56,7 +56,7 @@ def chunk_weights(log_decay: Tensor | None, w: Tensor | None, M: Tensor | None) 
     )
 
 
-def _decay_sums(log_decay: Tensor) -> tuple[Tensor, Tensor]:
+def decay_sums(log_decay: Tensor) -> tuple[Tensor, Tensor]:
     """D_ij (…, c, c, x), −∞ above the diagonal, and D_i0 (…, c, x), both summed term by term."""
     c = log_decay.shape[-2]
     lower = torch.ones(c, c, dtype=torch.bool, device=log_decay.device).tril()
@@ -67,7 +67,7 @@ def _decay_sums(log_decay: Tensor) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def _running_max(log_decay: Tensor, w: Tensor, M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """M_i (b, g, n, c), M before each chunk (b, g, n), and M behind the last (b, g)."""
-    between, since = _decay_sums(log_decay.amax(-1, keepdim=True))
+    between, since = decay_sums(log_decay.amax(-1, keepdim=True))
     local = (between.squeeze(-1) + w[..., None, :]).amax(-1)  # (b, g, n, c): over the chunk's own keys
     since = since.squeeze(-1)
     before = [M]
