@@ -3,9 +3,12 @@
 Arguments are those of the versions that were tested, transformers 5.23: a function with others is left as it is.
 """
 
+from collections.abc import Callable
+
 from tarnn.huggingface.patching.convolution import convolve_sequences, convolve_token
 from tarnn.huggingface.patching.delta import delta_sequences, delta_token
 from tarnn.huggingface.patching.hooks import Family, Hook, on_cpu
+from tarnn.huggingface.patching.lightning import lightning_layer, lightning_model
 from tarnn.huggingface.patching.packed import head_with_packed_rows, layer_with_packed_rows, model_with_packed_rows
 from tarnn.huggingface.patching.padding import layer_with_padding
 from tarnn.huggingface.patching.ssd import not_fused, ssd_sequences, ssd_token
@@ -47,6 +50,18 @@ SSD = (
 MIXER = "self hidden_states cache_params attention_mask **kwargs"
 SHORT = "self hidden_states past_key_values attention_mask **kwargs"
 TEXT = "self input_ids attention_mask position_ids past_key_values inputs_embeds use_cache **kwargs"
+MAMBA = "self input_ids inputs_embeds cache_params use_cache output_hidden_states return_dict attention_mask **kwargs"
+MAMBA_HEAD = (
+    "self input_ids inputs_embeds cache_params labels output_hidden_states return_dict use_cache attention_mask "
+    "logits_to_keep **kwargs"
+)
+
+
+LIGHTNING = "self hidden_states position_embeddings attention_mask past_key_values **kwargs"
+
+
+def lightning_layer_with_padding(original: Callable) -> Callable:
+    return layer_with_padding()(lightning_layer(original))
 
 
 def _layer(name: str, arguments: str = MIXER, **options) -> Hook:
@@ -57,8 +72,54 @@ def _model(name: str, arguments: str = TEXT) -> Hook:
     return Hook(f"{name}.forward", model_with_packed_rows, arguments)
 
 
+def _family(name: str, module: str, functions: tuple[Hook, ...], layer: str, model: str) -> Family:
+    return Family(name, module, (*functions, _layer(layer), _model(model)))
+
+
+_MAMBA_2 = Hook("Mamba2ForCausalLM.forward", head_with_packed_rows, MAMBA_HEAD)
+
 FAMILIES = (
-    Family("Qwen3-Next", "qwen3_next", (*GATED_DELTA, _layer("Qwen3NextGatedDeltaNet"), _model("Qwen3NextModel"))),
-    Family("Qwen3.5", "qwen3_5", (*GATED_DELTA, _layer("Qwen3_5GatedDeltaNet"), _model("Qwen3_5TextModel"))),
-    Family("Qwen3.5-MoE", "qwen3_5_moe", (*GATED_DELTA, _layer("Qwen3_5MoeGatedDeltaNet"), _model("Qwen3_5MoeTextModel"))),
+    _family("Qwen3-Next", "qwen3_next", GATED_DELTA, "Qwen3NextGatedDeltaNet", "Qwen3NextModel"),
+    _family("Qwen3.5", "qwen3_5", GATED_DELTA, "Qwen3_5GatedDeltaNet", "Qwen3_5TextModel"),
+    _family("Qwen3.5-MoE", "qwen3_5_moe", GATED_DELTA, "Qwen3_5MoeGatedDeltaNet", "Qwen3_5MoeTextModel"),
+    Family(
+        "Qwen4-exp",
+        "qwen4_exp",
+        (
+            *GATED_DELTA,
+            _layer("Qwen4ExpTextGatedDeltaNet"),
+            _layer("Qwen4ExpTextPLELayer", "self hidden_states input_ids past_key_values conv_mask", mask="conv_mask"),
+            _model("Qwen4ExpTextModel", TEXT.replace("**kwargs", "ple_input_ids **kwargs")),
+        ),
+    ),
+    _family("OLMo-hybrid", "olmo_hybrid", GATED_DELTA, "OlmoHybridGatedDeltaNet", "OlmoHybridModel"),
+    _family("Kimi Linear", "kimi_linear", CHANNEL_DELTA, "KimiLinearDeltaAttention", "KimiLinearModel"),
+    _family("GLM-5-next", "glm5_next", CHANNEL_DELTA, "Glm5NextTextLinearAttention", "Glm5NextTextModel"),
+    _family("Bailing hybrid", "bailing_hybrid", CHANNEL_DELTA, "BailingHybridDeltaAttention", "BailingHybridModel"),
+    Family(
+        "MiniMax",
+        "minimax",
+        (
+            Hook("MiniMaxLightningAttention.forward", lightning_layer_with_padding, LIGHTNING),
+            Hook("MiniMaxModel.forward", lightning_model, TEXT),
+        ),
+    ),
+    Family(
+        "Mamba-2",
+        "mamba2",
+        (*SSD, _layer("Mamba2Mixer"), _model("Mamba2Model", MAMBA), _MAMBA_2),
+    ),
+    _family("Zamba2", "zamba2", SSD, "Zamba2MambaMixer", "Zamba2Model"),
+    _family("Bamba", "bamba", SSD, "BambaMixer", "BambaModel"),
+    _family("Falcon-H1", "falcon_h1", SSD, "FalconH1Mixer", "FalconH1Model"),
+    _family("Granite 4", "granitemoehybrid", SSD, "GraniteMoeHybridMambaLayer", "GraniteMoeHybridModel"),
+    Family(
+        "Nemotron-H",
+        "nemotron_h",
+        (
+            *SSD,
+            _layer("NemotronHMamba2Mixer"),
+            _model("NemotronHModel", "self input_ids inputs_embeds position_ids past_key_values use_cache attention_mask **kwargs"),
+        ),
+    ),
 )

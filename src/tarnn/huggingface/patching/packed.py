@@ -47,6 +47,11 @@ def model_with_packed_rows(original: Callable) -> Callable:
     has_positions = "position_ids" in inspect.signature(original).parameters
 
     def run(self: Any, call: dict[str, Any], bounds: Tensor) -> Any:
+        if getattr(self.config, "ple_layer_ids", None):
+            raise ValueError(
+                f"{type(self).__name__} embeds n-grams of tokens, also of those that belong to two packed sequences. Pass the "
+                "sequences as rows with padding."
+            )
         call["cu_seq_lens_q"] = bounds
         if has_positions and call.get("position_ids") is None:
             call["position_ids"] = _positions(bounds, *_shape(call))
@@ -55,11 +60,21 @@ def model_with_packed_rows(original: Callable) -> Callable:
     return _finding(original, run)
 
 
-def silent_with_packed_rows(original: Callable) -> Callable:
-    """The same for a model, or a head, that hands on nothing of what it is told of packed rows."""
+def head_with_packed_rows(original: Callable) -> Callable:
+    """The forward of a language model that keeps what it is told of packed rows from its text model."""
 
     def run(self: Any, call: dict[str, Any], bounds: Tensor) -> Any:
-        if self.training and self.is_gradient_checkpointing and not self.base_model_hands_on:
+        with packed_rows(bounds):
+            return original(self, **call)
+
+    return _finding(original, run)
+
+
+def silent_model_with_packed_rows(original: Callable) -> Callable:
+    """The forward of a text model that hands on nothing of it to its layers."""
+
+    def run(self: Any, call: dict[str, Any], bounds: Tensor) -> Any:
+        if self.training and self.is_gradient_checkpointing:
             raise ValueError(
                 f"{type(self).__name__} does not tell its layers where packed sequences begin, and gradient checkpointing "
                 "calls them again later. Turn gradient checkpointing off, or pass the sequences as rows with padding."

@@ -13,20 +13,23 @@ import torch
 from torch import Tensor
 
 
-def layer_with_padding(mask_name: str = "attention_mask", also: Callable[[Callable], Callable] | None = None) -> Callable:
-    """The forward of a layer `(hidden_states, …)` that is right with padding on either side."""
+def layer_with_padding(mask: str = "attention_mask") -> Callable[[Callable], Callable]:
+    """Make the forward of a layer `(hidden_states, …)` right with padding on either side; `mask` names that argument.
+
+    Other positional arguments, as Qwen4-exp's token ids, are in the order of time too.
+    """
 
     def replace(original: Callable) -> Callable:
-        inner = original if also is None else also(original)
-
         @functools.wraps(original)
-        def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-            mask = kwargs.get(mask_name)
-            if mask is None or not _ends_in_padding(mask):
-                return inner(self, hidden_states, *args, **kwargs)
-            turned, back = _turns(mask.bool())
-            kwargs[mask_name] = mask.gather(1, turned)
-            outputs = inner(self, _take(hidden_states, turned), *args, **kwargs)
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            real = kwargs.get(mask)
+            if real is None or not _may_end_in_padding(real):
+                return original(self, *args, **kwargs)
+            there, back = _turns(real.bool())
+            if not args:
+                kwargs["hidden_states"] = _take(kwargs["hidden_states"], there)
+            args = tuple(_take(x, there) if isinstance(x, Tensor) else x for x in args)
+            outputs = original(self, *args, **{**kwargs, mask: real.gather(1, there)})
             if isinstance(outputs, tuple):
                 return (_take(outputs[0], back), *outputs[1:])
             return _take(outputs, back)
@@ -36,7 +39,7 @@ def layer_with_padding(mask_name: str = "attention_mask", also: Callable[[Callab
     return replace
 
 
-def _ends_in_padding(mask: Tensor) -> bool:
+def _may_end_in_padding(mask: Tensor) -> bool:
     """Whether a row of the mask (b, t) ends in padding; while a graph is traced, which can't know, it may."""
     return torch.compiler.is_compiling() or not bool(mask[:, -1].all())
 
@@ -51,4 +54,5 @@ def _turns(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    return x.gather(1, index[:, :, None].expand(-1, -1, x.shape[2]))
+    """The tokens (b, t) or (b, t, c) in another order, (b, t)."""
+    return x.gather(1, index.view(*index.shape, *(1,) * (x.ndim - 2)).expand(x.shape))
