@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tarnn.matmul import fast_matmul as fast_matmul
     from tarnn.models import TarnnConfig as TarnnConfig, TarnnForCausalLM as TarnnForCausalLM
     from tarnn.ops import (
+        ConvolutionState as ConvolutionState,
         DeltaState as DeltaState,
         HybridState as HybridState,
         KVCache as KVCache,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
         hybrid_attention as hybrid_attention,
         hybrid_step as hybrid_step,
         linear_attention as linear_attention,
+        short_convolution as short_convolution,
+        short_convolution_step as short_convolution_step,
         softmax_attention as softmax_attention,
         step as step,
     )

@@ -17,6 +17,8 @@ from tarnn import (
     delta_step,
     hybrid_attention,
     linear_attention,
+    short_convolution,
+    short_convolution_step,
     softmax_attention,
     step,
 )
@@ -98,6 +100,21 @@ class Drawn:
         return self.case.op(*self.inputs, **self.options, **options)
 
 
+FILTERS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).double()
+
+
+def in_heads(convolve: Callable, **options: Any) -> Callable:
+    """Convolution of x (b, h, t, d), every head's channels beside one another."""
+
+    def call(x: Tensor, **more: Any) -> Any:
+        found = convolve(x.transpose(1, 2).flatten(2), FILTERS, **options, **more)
+        o, *state = found if isinstance(found, tuple) else (found,)
+        o = o.unflatten(2, x.shape[1:4:2]).transpose(1, 2)
+        return (o, *state) if state else o
+
+    return call
+
+
 ELU, BY_NAME, EXP, MAP = ({"feature_map": x} for x in (Elu(), "identity", "exp", FAVOR))
 OPS = {
     "linear": Case(partial(linear_attention, causal=True, **ELU), step=partial(step, **ELU)),
@@ -130,6 +147,12 @@ OPS = {
         step=partial(hybrid_step, **MAP, **HYBRID),
     ),
     "hybrid, both sides": Case(partial(hybrid_attention, causal=False, **MAP, **HYBRID), stateful=False),
+    "convolution": Case(
+        in_heads(short_convolution, activation="silu"),
+        inputs=("x",),
+        step=in_heads(short_convolution_step, activation="silu"),
+    ),
+    "convolution, both sides": Case(in_heads(short_convolution, causal=False), inputs=("x",), stateful=False),
     "delta": Case(
         partial(delta_rule, normalize_qk=True), options=("beta",), step=partial(delta_step, normalize_qk=True)
     ),

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tarnn.kernels import delta, elementwise, hybrid, linear, mixture
+from tarnn.kernels import convolution, delta, elementwise, hybrid, linear, mixture
 from tarnn.kernels.contract import ORDER, named, reasons
 from tarnn.kernels.cpu import library
 from tarnn.kernels.triton import device
@@ -23,6 +23,7 @@ def choices() -> dict[str, Choice]:
         "linear": linear.Call(x, x, x),
         "delta": delta.Call(x, x, x, x[0]),
         "hybrid": hybrid.Call._make(without_features),
+        "convolution": convolution.Call(x[0], x[0, 0].mT, None, None, None, None, True, False),
         "elementwise": elementwise.Call(x, x, "swiglu"),
         "mixture": mixture.Call(x[0, 0], x[0, 0, :, :1], x[0, 0, :, :1], 1.0, -1.0, 1.0),
     }
