@@ -13,10 +13,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.masking_utils import create_causal_mask
 
 from tarnn.huggingface.documents import find_documents
 
 _BOUNDS: ContextVar[Tensor | None] = ContextVar("bounds", default=None)
+
+LEAKS = {  # text models that mix packed sequences in parts which tarnn doesn't compute
+    "Glm5NextTextModel": "selects the keys of its attention",
+    "InklingTextModel": "adds a bias by places in the row to its attention",
+    "Inkling2TextModel": "adds a bias by places in the row to its attention",
+    "Qwen4ExpTextModel": "embeds n-grams of tokens",
+}
 
 
 def bounds_of(arguments: Mapping[str, Any]) -> Tensor | None:
@@ -47,15 +55,27 @@ def model_with_packed_rows(original: Callable) -> Callable:
     has_positions = "position_ids" in inspect.signature(original).parameters
 
     def run(self: Any, call: dict[str, Any], bounds: Tensor) -> Any:
-        if getattr(self.config, "ple_layer_ids", None):
-            raise ValueError(
-                f"{type(self).__name__} embeds n-grams of tokens, also of those that belong to two packed sequences. Pass the "
-                "sequences as rows with padding."
-            )
+        _refuse_leaks(self)
         call["cu_seq_lens_q"] = bounds
         if has_positions and call.get("position_ids") is None:
             call["position_ids"] = _positions(bounds, *_shape(call))
         return original(self, **call)
+
+    return _finding(original, run)
+
+
+def model_with_packed_masks(original: Callable) -> Callable:
+    """The same for a model whose softmax layers know nothing of positions: they are given a mask."""
+
+    def run(self: Any, call: dict[str, Any], bounds: Tensor) -> Any:
+        positions = _positions(bounds, *_shape(call))
+        x = call.get("inputs_embeds")
+        x = self.get_input_embeddings()(call["input_ids"]) if x is None else x
+        mask = create_causal_mask(
+            config=self.config, inputs_embeds=x, attention_mask=None, past_key_values=None, position_ids=positions
+        )
+        call["attention_mask"] = {"full_attention": mask, "linear_attention": None}
+        return original(self, **{"position_ids": positions, **call, "cu_seq_lens_q": bounds})
 
     return _finding(original, run)
 
@@ -90,9 +110,10 @@ def _finding(original: Callable, run: Callable[[Any, dict[str, Any], Tensor], An
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # what is packed must be said by cu_seq_lens_q then: positions can't be read
-            return original(self, *args, **kwargs)
         call = dict(zip(names, args, strict=False)) | kwargs
+        # while a graph is traced, packed rows must be told by cu_seq_lens_q: positions can't be read
+        if torch.compiler.is_compiling() or (x := _tokens(call)) is None or x.device.type != "cpu":
+            return original(self, *args, **kwargs)
         refuse_gaps(call)
         bounds = _find(call)
         if bounds is None:
@@ -114,6 +135,15 @@ def layer_with_packed_rows(original: Callable) -> Callable:
             return original(self, *args, **kwargs)
 
     return forward
+
+
+def _refuse_leaks(model: Any) -> None:
+    """Raise ValueError for models of which other parts mix packed sequences."""
+    for name, what in LEAKS.items():
+        if type(model).__name__ == name:
+            raise ValueError(
+                f"{name} {what}, across packed sequences too. Pass the sequences as rows with padding instead."
+            )
 
 
 def refuse_gaps(call: Mapping[str, Any]) -> None:
@@ -148,9 +178,14 @@ def _cache(call: Mapping[str, Any]) -> Any:
     return call.get("past_key_values", call.get("cache_params"))
 
 
-def _shape(call: Mapping[str, Any]) -> tuple[int, int]:
+def _tokens(call: Mapping[str, Any]) -> Tensor | None:
     x = call.get("input_ids")
-    x = call["inputs_embeds"] if x is None else x
+    return call.get("inputs_embeds") if x is None else x
+
+
+def _shape(call: Mapping[str, Any]) -> tuple[int, int]:
+    x = _tokens(call)
+    assert x is not None
     return x.shape[0], x.shape[1]
 
 
