@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.decayed_sum import decayed_sum
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from tarnn import (
     Elu,
@@ -22,9 +23,10 @@ from tarnn import (
     softmax_attention,
     step,
 )
-from tarnn.ops import KVCache, hybrid_step, softmax_step
+from tarnn.ops import KVCache, hybrid_step, low_rank_delta_rule, low_rank_delta_step, softmax_step
 
 ROOM = 200  # positions of a cache that is continued
+LOW_RANK = ("k", "k", "v", "a and b")
 FAVOR = PositiveRandomFeatures(head_dim=5, num_features=7, seed=1).double()
 HYBRID = {"window": 4, "sinks": 2, "slots": 3}
 
@@ -44,7 +46,10 @@ class Case:
         generator = torch.Generator().manual_seed(seed)
         rand = lambda *shape: torch.randn(*shape, generator=generator).double()  # noqa: E731
         shapes = {"q": (b, 4, t, 5), "k": (b, 2, t, 5), "v": (b, 2, t, 3), "x": (b, 2, t, 3), "more v": (b, 4, t, 3)}
-        inputs = [rand(*shapes[x]) for x in self.inputs]
+        inputs = [rand(*shapes[x]) for x in self.inputs if x != "a and b"]
+        if "a and b" in self.inputs:  # what reads a state, and where that is written: such that the state stays bounded
+            direction = normalize(rand(b, 2, t, 5), dim=-1)
+            inputs += [-direction, direction * rand(b, 2, t, 5).sigmoid()]
         options = {
             "log_decay": -rand(b, 2, t).abs(),
             "channels": -rand(b, 2, t, 5).abs(),
@@ -147,6 +152,13 @@ OPS = {
         step=partial(hybrid_step, **MAP, **HYBRID),
     ),
     "hybrid, both sides": Case(partial(hybrid_attention, causal=False, **MAP, **HYBRID), stateful=False),
+    "delta of low rank": Case(low_rank_delta_rule, inputs=LOW_RANK, step=low_rank_delta_step),
+    "delta of low rank, channels": Case(
+        low_rank_delta_rule, inputs=LOW_RANK, options=("channels",), step=low_rank_delta_step
+    ),
+    "delta of low rank, resets": Case(
+        low_rank_delta_rule, inputs=LOW_RANK, options=("resets",), step=low_rank_delta_step
+    ),
     "convolution": Case(
         in_heads(short_convolution, activation="silu"),
         inputs=("x",),

@@ -8,6 +8,10 @@ if TYPE_CHECKING:
     from tarnn.ops.convolution.op import short_convolution as short_convolution
     from tarnn.ops.convolution.state import ConvolutionState as ConvolutionState
     from tarnn.ops.convolution.step import short_convolution_step as short_convolution_step
+    from tarnn.ops.delta.low_rank import (
+        low_rank_delta_rule as low_rank_delta_rule,
+        low_rank_delta_step as low_rank_delta_step,
+    )
     from tarnn.ops.delta.op import delta_rule as delta_rule
     from tarnn.ops.delta.state import DeltaState as DeltaState
     from tarnn.ops.delta.step import delta_step as delta_step

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tarnn.kernels import convolution, delta, elementwise, hybrid, linear, mixture
+from tarnn.kernels import convolution, delta, elementwise, hybrid, linear, low_rank_delta, mixture
 from tarnn.kernels.contract import ORDER, named, reasons
 from tarnn.kernels.cpu import library
 from tarnn.kernels.triton import device
@@ -22,6 +22,7 @@ def choices() -> dict[str, Choice]:
     calls: dict[str, Any] = {
         "linear": linear.Call(x, x, x),
         "delta": delta.Call(x, x, x, x[0]),
+        "low_rank_delta": low_rank_delta.Call(x, x, x, x, x),
         "hybrid": hybrid.Call._make(without_features),
         "convolution": convolution.Call(x[0], x[0, 0].mT, None, None, None, None, True, False),
         "elementwise": elementwise.Call(x, x, "swiglu"),
