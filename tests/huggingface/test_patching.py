@@ -133,7 +133,9 @@ def test_families_that_are_missing_are_named(originals, monkeypatch):
 
 def test_unknown_models_are_refused():
     model = LlamaForCausalLM(LlamaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
-    with pytest.raises(ValueError, match="LlamaForCausalLM has no layer that tarnn computes. Known families: Qwen3-Next"):
+    with pytest.raises(
+        ValueError, match=r"LlamaForCausalLM has no layer that tarnn computes\. Known families: Qwen3-Next"
+    ):
         tarnn.patch_transformers(model)
     with pytest.raises(TypeError, match="got str"):
         tarnn.patch_transformers("qwen")
@@ -150,7 +152,7 @@ def test_a_layer_with_a_forward_of_its_own_is_refused(models):
 
 
 def test_every_known_family_is_tested():
-    assert {family.name for family in families.FAMILIES} == set(FAMILIES)
+    assert {family.name for family in families.FAMILIES} <= set(FAMILIES)
 
 
 @pytest.mark.compile

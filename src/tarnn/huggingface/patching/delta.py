@@ -24,7 +24,8 @@ def delta_sequences(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """query, key (b, t, g, d), value (b, t, n, e), g (b, t, n) or (b, t, n, d), beta (b, t, n): o (b, t, n, e) and S."""
-    inputs, bounds = (query, key, value, g, beta), bounds_of(kwargs)
+    inputs: tuple[Tensor, ...] = (query, key, value, g, beta)
+    bounds = bounds_of(kwargs)
     if bounds is not None:
         inputs = tuple(end_to_end(x) for x in inputs)
     q, k, v, log_decay, strength = (x.transpose(1, 2) for x in inputs)
@@ -58,7 +59,14 @@ def delta_token(
     S = initial_state.float()
     inplace = may_write(S) and output_final_state
     o, after = delta_step(
-        q, k, v, strength, log_decay=log_decay, normalize_qk=use_qk_l2norm_in_kernel, state=DeltaState(S), inplace=inplace
+        q,
+        k,
+        v,
+        strength,
+        log_decay=log_decay,
+        normalize_qk=use_qk_l2norm_in_kernel,
+        state=DeltaState(S),
+        inplace=inplace,
     )
     return o.transpose(1, 2), after.S if output_final_state else None
 

@@ -31,7 +31,7 @@ class Family(NamedTuple):
 
 def arguments_of(function: Callable) -> str:
     """The names of a function's arguments, in order."""
-    kinds = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    kinds: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     return " ".join(kinds.get(x.kind, "") + x.name for x in inspect.signature(function).parameters.values())
 
 

@@ -77,15 +77,16 @@ def lightning_model(original: Callable) -> Callable:
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         held = (dict(zip(names, args, strict=False)) | kwargs).get("past_key_values")
-        if type(held).__name__ == "MiniMaxCache":
-            held.__class__ = _counting(type(held))
+        kind: Any = type(held)
+        if kind.__name__ == "MiniMaxCache":
+            held.__class__ = _counting(kind)
         return inner(self, *args, **kwargs)
 
     return forward
 
 
 @functools.cache
-def _counting(kind: type) -> type:
+def _counting(kind: Any) -> type:
     """MiniMax's cache, asked for the first layer that has keys in the place of the first."""
 
     def get_seq_length(self: Any, layer_idx: int = 0) -> int:

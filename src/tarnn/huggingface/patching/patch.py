@@ -40,7 +40,9 @@ class Patch:
             places.release((owner for x in self._owners if (owner := x()) is not None), self._number)
 
     def __str__(self) -> str:
-        names = f"{', '.join(self.replaced) or 'no family'} of transformers {transformers.__version__} computed by tarnn"
+        names = (
+            f"{', '.join(self.replaced) or 'no family'} of transformers {transformers.__version__} computed by tarnn"
+        )
         return names + "".join(f"; {name} is not: {why}" for name, why in self.kept.items())
 
 
@@ -54,10 +56,10 @@ def patch_transformers(model: nn.Module | None = None) -> Patch:
     docs/families.md lists the families; their numbers stay the same, within float32's rounding, and become right where
     transformers' are not. Tensors on other devices than a CPU stay with transformers' own functions.
 
-    Without a model, functions in the files of transformers' families and the `forward` of their layers are replaced. With a model,
-    its layers get a `forward` of their own; all other models stay as they are. A family is replaced as a whole or, if one of its
-    functions has other arguments than those that were tested, not at all. Blocks may be nested; what two calls replaced stays until
-    both are undone.
+    Without a model, functions in the files of transformers' families and the `forward` of their layers are replaced. With a
+    model, its layers get a `forward` of their own; all other models stay as they are. A family is replaced as a whole or, if one
+    of its functions has other arguments than those that were tested, not at all. Blocks may be nested; what two calls replaced
+    stays until both are undone.
 
     Returns a Patch, which says what was replaced, what was not and why; the same is logged in one line ("tarnn", of `logging`).
     Raises ValueError for a model without a layer that tarnn knows, one whose family is not as it was tested, a compiled one, and
@@ -136,8 +138,8 @@ def _refuse_changed(model: nn.Module, changes: list[tuple[Any, str, Any]]) -> No
     for layer, name, _ in changes:
         if name in vars(layer) and layer not in places.owners():
             raise ValueError(
-                f"a {type(layer).__name__} of this model has a {name} of its own already, as hooks of accelerate set it. Patch the "
-                "model before that, or call patch_transformers() without a model."
+                f"a {type(layer).__name__} of this model has a {name} of its own already, as hooks of accelerate set it. "
+                "Patch the model before that, or call patch_transformers() without a model."
             )
 
 

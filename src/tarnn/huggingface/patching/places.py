@@ -16,7 +16,9 @@ class _Place:
         self.before, self.now, self.holders = before, now, set[int]()
 
 
-_PLACES: WeakKeyDictionary[Any, dict[str, _Place]] = WeakKeyDictionary()  # modules, classes, and layers of single models
+_PLACES: WeakKeyDictionary[Any, dict[str, _Place]] = (
+    WeakKeyDictionary()
+)  # modules, classes, and layers of single models
 
 
 def before(owner: Any, name: str) -> Any:

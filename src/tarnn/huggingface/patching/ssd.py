@@ -38,7 +38,7 @@ def ssd_sequences(
     bounds = bounds_of(kwargs)
     dt = _time_steps(dt, dt_bias, dt_softplus).clamp(*dt_limit)
     x = hidden_states.float()
-    inputs = (C.float(), B.float(), x * dt[..., None], dt * A.float())
+    inputs: tuple[Tensor, ...] = (C.float(), B.float(), x * dt[..., None], dt * A.float())
     if bounds is not None:
         inputs = tuple(end_to_end(y) for y in inputs)
     q, k, v, log_decay = (y.transpose(1, 2) for y in inputs)
