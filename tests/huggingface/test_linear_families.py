@@ -64,7 +64,7 @@ def test_the_same_outputs_in_every_way(family):
         wrong = (name, way) in REFERENCE_IS_WRONG
         assert distance(output, right[way] if wrong else theirs[way]) <= allowed, way
         if wrong:
-            assert distance(theirs[way], right[way]) > 1000 * allowed, (
+            assert distance(theirs[way], right[way]) > 100 * allowed, (
                 f"{way} is right in transformers now: update the table"
             )
 
@@ -83,7 +83,7 @@ def test_the_same_gradients(family):
         ours = gradients()
     assert set(ours) == set(theirs)
     for path, expected in theirs.items():
-        assert distance(ours[path], expected) <= 2e-5 * expected.abs().amax().item() + 1e-8, path
+        assert distance(ours[path], expected) <= 1e-4 * expected.abs().amax().item() + 1e-8, path
 
 
 @torch.no_grad()
@@ -121,5 +121,5 @@ def test_packed_rows_are_the_rows_one_by_one(family):
     assert distance(packed, alone) <= 2 * rounding(name, theirs, right)
     for path, gradient in expected.items():
         assert (
-            distance(dict(model.named_parameters())[path].grad, gradient) <= 2e-5 * gradient.abs().amax().item() + 1e-6
+            distance(dict(model.named_parameters())[path].grad, gradient) <= 1e-4 * gradient.abs().amax().item() + 1e-6
         ), path

@@ -156,6 +156,7 @@ def test_every_known_family_is_tested():
 
 
 @pytest.mark.compile
+@pytest.mark.thorough
 def test_compiled_models(originals, models):
     model, compiled = models[0], torch.compile(models[0], backend="aot_eager")
     with pytest.raises(ValueError, match="compiled already"):

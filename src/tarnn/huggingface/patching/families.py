@@ -8,10 +8,18 @@ from collections.abc import Callable
 
 from tarnn.huggingface.patching.convolution import convolve_sequences, convolve_token
 from tarnn.huggingface.patching.delta import delta_sequences, delta_token
+from tarnn.huggingface.patching.griffin import griffin_block, griffin_model
 from tarnn.huggingface.patching.hooks import Family, Hook, on_cpu
 from tarnn.huggingface.patching.lightning import lightning_layer, lightning_model
-from tarnn.huggingface.patching.packed import head_with_packed_rows, model_with_packed_masks, model_with_packed_rows
+from tarnn.huggingface.patching.packed import (
+    head_with_packed_rows,
+    layer_with_packed_rows,
+    model_with_packed_masks,
+    model_with_packed_rows,
+    silent_model_with_packed_rows,
+)
 from tarnn.huggingface.patching.padding import layer_with_padding
+from tarnn.huggingface.patching.selective import scan_layer, scan_sequences, scan_token
 from tarnn.huggingface.patching.ssd import not_fused, ssd_sequences, ssd_token
 
 CONVOLUTION = (
@@ -48,6 +56,25 @@ SSD = (
     ),
     *CONVOLUTION,
 )
+SCAN = (
+    Hook(
+        "mamba_selective_scan",
+        on_cpu(scan_sequences),
+        "hidden_states dt A B C D z delta_bias delta_softplus return_last_state use_mambapy use_associative_scan **kwargs",
+    ),
+    Hook(
+        "mamba_selective_state_update",
+        on_cpu(scan_token),
+        "state hidden_states dt A B C D dt_bias dt_softplus z **kwargs",
+    ),
+    *CONVOLUTION,
+)
+SCAN_FUSED = Hook(
+    "mamba_inner_fn",
+    on_cpu(not_fused),
+    "xz conv1d_weight conv1d_bias x_proj_weight delta_proj_weight out_proj_weight out_proj_bias A B C D delta_bias "
+    "delta_softplus b_rms_weight c_rms_weight dt_rms_weight b_c_dt_rms_eps **kwargs",
+)
 MIXER = "self hidden_states cache_params attention_mask **kwargs"
 SHORT = "self hidden_states past_key_values attention_mask **kwargs"
 TEXT = "self input_ids attention_mask position_ids past_key_values inputs_embeds use_cache **kwargs"
@@ -58,7 +85,14 @@ MAMBA_HEAD = (
 )
 
 
+GRIFFIN = "self input_states position_ids attention_mask use_cache **kwargs"
 LIGHTNING = "self hidden_states position_embeddings attention_mask past_key_values **kwargs"
+
+
+MAMBA_1_HEAD = (
+    "self input_ids attention_mask inputs_embeds cache_params labels output_hidden_states return_dict use_cache "
+    "logits_to_keep **kwargs"
+)
 
 
 def _composed(*replace: Callable[[Callable], Callable]) -> Callable[[Callable], Callable]:
@@ -76,6 +110,16 @@ def _model(name: str, arguments: str = TEXT) -> Hook:
 
 def _family(name: str, module: str, functions: tuple[Hook, ...], layer: str, model: str, layers: str = MIXER) -> Family:
     return Family(name, module, (*functions, _layer(layer, layers), _model(model)))
+
+
+def _scan_layer(name: str) -> Hook:
+    return Hook(f"{name}.forward", _composed(layer_with_padding(), layer_with_packed_rows, scan_layer), MIXER)
+
+
+def _mamba(name: str, module: str, short: str) -> Family:
+    model = Hook(f"{short}Model.forward", silent_model_with_packed_rows, MAMBA)
+    head = Hook(f"{short}ForCausalLM.forward", head_with_packed_rows, MAMBA_1_HEAD)
+    return Family(name, module, (*SCAN, SCAN_FUSED, _scan_layer(f"{short}Mixer"), model, head))
 
 
 def _inkling(name: str) -> tuple[Hook, ...]:
@@ -109,6 +153,18 @@ FAMILIES = (
     Family("Inkling", "inkling", (*CONVOLUTION, *_inkling("Inkling"))),
     Family("Inkling 2", "inkling2", (*CONVOLUTION, *_inkling("Inkling2"))),
     Family(
+        "RecurrentGemma",
+        "recurrent_gemma",
+        (
+            Hook("RecurrentGemmaRecurrentBlock.forward", griffin_block, GRIFFIN),
+            Hook(
+                "RecurrentGemmaModel.forward",
+                griffin_model,
+                "self input_ids position_ids attention_mask inputs_embeds use_cache past_key_values **kwargs",
+            ),
+        ),
+    ),
+    Family(
         "MiniMax",
         "minimax",
         (
@@ -116,6 +172,24 @@ FAMILIES = (
             Hook("MiniMaxModel.forward", lightning_model, TEXT),
         ),
     ),
+    _mamba("Mamba", "mamba", "Mamba"),
+    _mamba("Falcon-Mamba", "falcon_mamba", "FalconMamba"),
+    Family(
+        "Jamba",
+        "jamba",
+        (
+            *SCAN,
+            SCAN_FUSED,
+            _scan_layer("JambaMambaMixer"),
+            Hook(
+                "JambaMambaDecoderLayer.forward",
+                layer_with_packed_rows,
+                "self hidden_states attention_mask position_ids past_key_values **kwargs",
+            ),
+            _model("JambaModel"),
+        ),
+    ),
+    Family("Zamba", "zamba", (*SCAN, _scan_layer("ZambaMambaMixer"), _model("ZambaModel"))),
     Family("Mamba-2", "mamba2", (*SSD, _layer("Mamba2Mixer"), _model("Mamba2Model", MAMBA), _MAMBA_2)),
     _family("Zamba2", "zamba2", SSD, "Zamba2MambaMixer", "Zamba2Model"),
     _family("Bamba", "bamba", SSD, "BambaMixer", "BambaModel"),

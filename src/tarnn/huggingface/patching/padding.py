@@ -22,13 +22,17 @@ def layer_with_padding(mask: str = "attention_mask") -> Callable[[Callable], Cal
     def replace(original: Callable) -> Callable:
         @functools.wraps(original)
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            real = kwargs.get(mask)
-            if real is None or not _may_end_in_padding(real):
+            x, real = args[0] if args else kwargs["hidden_states"], kwargs.get(mask)
+            if real is None or x.device.type != "cpu":
                 return original(self, *args, **kwargs)
+            t = x.shape[1]
+            real = real[:, -t:]  # Mamba hands on a mask that says of the cache's tokens too
+            if not _may_end_in_padding(real):
+                return original(self, *args, **{**kwargs, mask: real})
             there, back = _turns(real.bool())
             if not args:
-                kwargs["hidden_states"] = _take(kwargs["hidden_states"], there)
-            args = tuple(_take(x, there) if isinstance(x, Tensor) else x for x in args)
+                kwargs["hidden_states"] = _take(x, there)
+            args = tuple(_take(y, there) if isinstance(y, Tensor) else y for y in args)
             outputs = original(self, *args, **{**kwargs, mask: real.gather(1, there)})
             if isinstance(outputs, tuple):
                 return (_take(outputs[0], back), *outputs[1:])
