@@ -78,8 +78,8 @@ collator makes them) are compared with the rows one by one, packed rows in gradi
 |---|---|---|---|---|
 {chr(10).join(rows)}
 
-Models that contain one of these as their text model follow: Qwen3.5 with images (tested), LFM2-VL, LFM3-VL, MiniCPM-V 4.6 and 4.7,
-MiniCPM-OCR, Nemotron-H Omni, Nemotron 3.5 Transcribe, Granite 4 Vision and GLM-5-next with images.
+Models that contain one of these as their text model follow: Qwen3.5 with images (tested), LFM2-VL, LFM3-VL, MiniCPM-V 4.6 and
+4.7, MiniCPM-OCR, Nemotron-H Omni, Nemotron 3.5 Transcribe, Granite 4 Vision and GLM-5-next with images.
 
 Where transformers' own numbers are wrong, tests show it, and tarnn's equal those of each row whole:
 
