@@ -29,6 +29,7 @@ struct BackwardScratch {
   Keys<T> keys;
   Queries<T> queries;
   Head<T>* heads;
+  T* shared;        // the gradient's sum over heads that share these keys
   T *weighted_t, *v_t, *A, *P, *grad_phi, *grad_v, *grad_v_t, *x;
   T *flow, *entered, *read, *terms;
   T* memos;         // random features of the keys of a segment, chunk by chunk, each with its scales
@@ -38,6 +39,7 @@ struct BackwardScratch {
     const bool none = keys.weights.none;
     const Index states = most_chunks(p, n);
     queries = take_queries(scratch, p, n, none);
+    shared = take_shared(scratch, p, n);
     heads = scratch.take<Head<T>>(count);
     for (Index i = 0; i < count; ++i) {
       Head<T> head = {scratch.take<Transposed<T>>(states), scratch.take<T>(states), Transposed<T>::take(scratch, n),

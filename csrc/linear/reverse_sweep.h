@@ -50,7 +50,7 @@ void query_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Inde
   if (p.grad_log_decay) add_read_flow(n, p.channels, rows, q, at.read);
   if (p.channels) channel_query_gradients(keys, n, at.A, keys.phi_t, q.grad_phi);
   else matmul<Part::lower_left>(rows, n.f, rows, {at.A, n.ldc, 1}, keys.phi, n.ldf, q.grad_phi, n.ldf, true, &at.ahead);
-  store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.from, q.x, q.grad_x, grad_omega, &at.ahead);
+  store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.from, q.x, q.grad_x, grad_omega, q.shared, &at.ahead);
 }
 
 /// One query head in the chunk that `at.keys` holds: its gradients, and what it adds to those of keys and values, and to R.
@@ -137,7 +137,7 @@ void reverse_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle, In
     add_query_head(p, n, s, r, time, own.S[k], own, at);
   }
   if (p.grad_log_decay) store_decay_gradients(p, n, s, time, at);
-  store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x, at.queries.grad_x, own.grad_omega, &at.ahead);
+  store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x, at.queries.grad_x, own.grad_omega, at.shared, &at.ahead);
 }
 
 /// The states before all of a segment's chunks, from the one before the first of them.
