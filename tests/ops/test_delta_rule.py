@@ -5,27 +5,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from support.attention_cases import relative_error
-from support.delta_calls import draw
+from support.delta_calls import DECAYS, HEADS, draw, inputs
 from torch import Tensor
 
 from tarnn import DeltaState, delta_rule, delta_step
 from tarnn.ops.delta.definition import normalized, quadratic, recurrent
 
 laws = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-HEADS = {"queries in groups": (4, 2, 2), "values in groups": (2, 2, 4), "one of each": (2, 2, 2)}
-DECAYS = ["none", "head", "token", "channel"]
-
-
-def inputs(heads="one of each", decay="token", b=2, t=9, d=5, e=3, dtype=torch.float64, seed=0) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    rand = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
-    h, g, m = HEADS[heads]
-    n = max(g, m)
-    given = {"q": rand(b, h, t, d), "k": rand(b, g, t, d), "v": rand(b, m, t, e), "beta": 2 * rand(b, n, t).sigmoid()}
-    shape = {"head": (n,), "token": (b, n, t), "channel": (b, n, t, d)}.get(decay)
-    if shape is not None:
-        given["log_decay"] = -0.3 * rand(*shape).abs()
-    return {name: x.to(dtype) for name, x in given.items()}
 
 
 def definition(given: dict[str, Tensor], state: Tensor | None = None, norm_eps: float | None = 1e-6):
@@ -196,8 +182,8 @@ def test_no_time_passes_at_masked_tokens(decay):
     assert o.isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", ["values in groups", "queries in groups"])
 @pytest.mark.parametrize("decay", DECAYS)
 def test_a_prompt_in_pieces_has_the_bits_of_the_whole(heads, decay, dtype):
     """Cut at multiples of 64: outputs and states, and with gradients too."""

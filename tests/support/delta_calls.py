@@ -18,8 +18,23 @@ from tarnn.ops.delta.definition import recurrent
 WAYS = ["whole", "continued", "packed", "packed continued", "stepped", "stepped in place"]
 KEYS = ["any", "any", "equal", "zero", "alike"]
 BETAS = ["one", "two", "any", "any", "ends"]
-DECAYS = ["none", "head", "token", "token", "channel", "channel"]
 STEEP = ["mild", "mild", "five", "resets", "huge"]
+
+HEADS = {"queries in groups": (4, 2, 2), "values in groups": (2, 2, 4), "one of each": (2, 2, 2)}
+DECAYS = ["none", "head", "token", "channel"]
+
+
+def inputs(heads="one of each", decay="token", b=2, t=9, d=5, e=3, dtype=torch.float64, seed=0) -> dict[str, Tensor]:
+    """The tensors of a small call, by name."""
+    generator = torch.Generator().manual_seed(seed)
+    rand = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    h, g, m = HEADS[heads]
+    n = max(g, m)
+    given = {"q": rand(b, h, t, d), "k": rand(b, g, t, d), "v": rand(b, m, t, e), "beta": 2 * rand(b, n, t).sigmoid()}
+    shape = {"head": (n,), "token": (b, n, t), "channel": (b, n, t, d)}.get(decay)
+    if shape is not None:
+        given["log_decay"] = -0.3 * rand(*shape).abs()
+    return {name: x.to(dtype) for name, x in given.items()}
 
 
 @dataclass(frozen=True)
@@ -78,7 +93,7 @@ def draw(seed: int, number: int) -> Drawn:
         e=0 if maybe(0.02) else pick(WIDTHS),
         dtype=pick(["float64", *DTYPES]),
         way=way,
-        decay=pick(DECAYS),
+        decay=pick([*DECAYS, "token", "channel"]),
         steep=pick(STEEP),
         keys=pick(KEYS),
         betas=pick(BETAS),
