@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import torch
 from fuzz import KIN, set_up
-from support.delta_calls import DTYPES, Call, Drawn, draw
+from support.delta_fuzz_calls import DTYPES, Call, Drawn, draw
 
 from tarnn.kernels import contract
 from tarnn.kernels.cpu import library

@@ -24,15 +24,23 @@ if TYPE_CHECKING:
     from tarnn.matmul import fast_matmul as fast_matmul
     from tarnn.models import TarnnConfig as TarnnConfig, TarnnForCausalLM as TarnnForCausalLM
     from tarnn.ops import (
+        ConvolutionState as ConvolutionState,
         DeltaState as DeltaState,
         HybridState as HybridState,
         KVCache as KVCache,
         LinearState as LinearState,
+        ScanState as ScanState,
         delta_rule as delta_rule,
         delta_step as delta_step,
+        diagonal_scan as diagonal_scan,
+        diagonal_scan_step as diagonal_scan_step,
         hybrid_attention as hybrid_attention,
         hybrid_step as hybrid_step,
         linear_attention as linear_attention,
+        selective_scan as selective_scan,
+        selective_scan_step as selective_scan_step,
+        short_convolution as short_convolution,
+        short_convolution_step as short_convolution_step,
         softmax_attention as softmax_attention,
         step as step,
     )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.attention_cases import relative_error
-from support.delta_calls import HEADS, inputs
+from support.delta_fuzz_calls import HEADS, inputs
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 

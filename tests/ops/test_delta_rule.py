@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from support.attention_cases import relative_error
-from support.delta_calls import DECAYS, HEADS, draw, inputs
+from support.delta_fuzz_calls import DECAYS, HEADS, draw, inputs
 from torch import Tensor
 
 from tarnn import DeltaState, delta_rule, delta_step

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from support import scans
 from support.decayed_sum import decayed_sum
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from tarnn import (
     Elu,
@@ -17,12 +19,15 @@ from tarnn import (
     delta_step,
     hybrid_attention,
     linear_attention,
+    short_convolution,
+    short_convolution_step,
     softmax_attention,
     step,
 )
-from tarnn.ops import KVCache, hybrid_step, softmax_step
+from tarnn.ops import KVCache, hybrid_step, low_rank_delta_rule, low_rank_delta_step, softmax_step
 
 ROOM = 200  # positions of a cache that is continued
+LOW_RANK = ("k", "k", "v", "a and b")
 FAVOR = PositiveRandomFeatures(head_dim=5, num_features=7, seed=1).double()
 HYBRID = {"window": 4, "sinks": 2, "slots": 3}
 
@@ -42,7 +47,10 @@ class Case:
         generator = torch.Generator().manual_seed(seed)
         rand = lambda *shape: torch.randn(*shape, generator=generator).double()  # noqa: E731
         shapes = {"q": (b, 4, t, 5), "k": (b, 2, t, 5), "v": (b, 2, t, 3), "x": (b, 2, t, 3), "more v": (b, 4, t, 3)}
-        inputs = [rand(*shapes[x]) for x in self.inputs]
+        inputs = [rand(*shapes[x]) for x in self.inputs if x != "a and b"]
+        if "a and b" in self.inputs:  # what reads a state, and where that is written: such that the state stays bounded
+            direction = normalize(rand(b, 2, t, 5), dim=-1)
+            inputs += [-direction, direction * rand(b, 2, t, 5).sigmoid()]
         options = {
             "log_decay": -rand(b, 2, t).abs(),
             "channels": -rand(b, 2, t, 5).abs(),
@@ -51,7 +59,8 @@ class Case:
         options["resets"] = options["log_decay"].masked_fill(rand(b, 2, t) > 1.5, -torch.inf)
         options["beta"] = 2 * rand(b, 2, t).sigmoid()
         options["more beta"] = 2 * rand(b, 4, t).sigmoid()
-        names = {"channels": "log_decay", "resets": "log_decay", "more beta": "beta"}
+        options["rates"] = -rand(b, 2, t, 3).square()
+        names = {"channels": "log_decay", "rates": "log_decay", "resets": "log_decay", "more beta": "beta"}
         return Drawn(self, inputs, {names.get(x, x): options[x] for x in self.options})
 
 
@@ -98,6 +107,21 @@ class Drawn:
         return self.case.op(*self.inputs, **self.options, **options)
 
 
+FILTERS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).double()
+
+
+def in_heads(convolve: Callable, **options: Any) -> Callable:
+    """Convolution of x (b, h, t, d), every head's channels beside one another."""
+
+    def call(x: Tensor, **more: Any) -> Any:
+        found = convolve(x.transpose(1, 2).flatten(2), FILTERS, **options, **more)
+        o, *state = found if isinstance(found, tuple) else (found,)
+        o = o.unflatten(2, x.shape[1:4:2]).transpose(1, 2)
+        return (o, *state) if state else o
+
+    return call
+
+
 ELU, BY_NAME, EXP, MAP = ({"feature_map": x} for x in (Elu(), "identity", "exp", FAVOR))
 OPS = {
     "linear": Case(partial(linear_attention, causal=True, **ELU), step=partial(step, **ELU)),
@@ -130,6 +154,25 @@ OPS = {
         step=partial(hybrid_step, **MAP, **HYBRID),
     ),
     "hybrid, both sides": Case(partial(hybrid_attention, causal=False, **MAP, **HYBRID), stateful=False),
+    "diagonal scan": Case(
+        scans.diagonal_of_heads, inputs=("x",), options=("rates",), step=scans.diagonal_step_of_heads
+    ),
+    "selective scan": Case(
+        scans.selective_of_heads, inputs=("x", "k", "k"), options=("rates",), step=scans.selective_step_of_heads
+    ),
+    "delta of low rank": Case(low_rank_delta_rule, inputs=LOW_RANK, step=low_rank_delta_step),
+    "delta of low rank, channels": Case(
+        low_rank_delta_rule, inputs=LOW_RANK, options=("channels",), step=low_rank_delta_step
+    ),
+    "delta of low rank, resets": Case(
+        low_rank_delta_rule, inputs=LOW_RANK, options=("resets",), step=low_rank_delta_step
+    ),
+    "convolution": Case(
+        in_heads(short_convolution, activation="silu"),
+        inputs=("x",),
+        step=in_heads(short_convolution_step, activation="silu"),
+    ),
+    "convolution, both sides": Case(in_heads(short_convolution, causal=False), inputs=("x",), stateful=False),
     "delta": Case(
         partial(delta_rule, normalize_qk=True), options=("beta",), step=partial(delta_step, normalize_qk=True)
     ),

@@ -60,11 +60,11 @@ def check_tensors(**given) -> None:
             raise TypeError(f"{name} must be a tensor; got {type(x).__name__}. Pass torch.tensor({name}).")
 
 
-def check_key_mask(key_mask, b, s) -> None:
+def check_key_mask(key_mask, b, s, time="s") -> None:
     if key_mask.dtype != torch.bool:
         raise TypeError(f"key_mask must be bool, True = attend; got {key_mask.dtype}. For a 0/1 mask pass mask.bool().")
     if key_mask.shape != (b, s):
-        raise ValueError(f"key_mask must be (b, s) = {(b, s)}; got {tuple(key_mask.shape)}.")
+        raise ValueError(f"key_mask must be (b, {time}) = {(b, s)}; got {tuple(key_mask.shape)}.")
 
 
 def check_packing(cu_seqlens, b, t, s) -> None:

@@ -1,0 +1,1 @@
+"""Short convolution: one filter per channel over the last few tokens."""

@@ -1,0 +1,275 @@
+"""The delta rule of low rank against its definition: outputs, states, gradients, precision, what is not finite."""
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from tarnn.kernels.cpu import library
+from tarnn.numerics import wide
+from tarnn.ops import DeltaState, low_rank_delta_rule, low_rank_delta_step
+from tarnn.ops.delta.low_rank import compute
+from tarnn.ops.delta.low_rank_definition import low_rank_delta
+
+DECAYS = ["none", "head", "token", "channel"]
+
+
+def inputs(
+    rows=2, h=3, t=37, d=5, e=7, decay="channel", strength=1.0, seed=0, dtype=torch.float64
+) -> dict[str, Tensor]:
+    """Vectors of RWKV-7's kind: a = −κ̂ and b = κ̂ ⊙ α, so that the state stays bounded."""
+    generator = torch.Generator().manual_seed(seed)
+    rand = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    direction, keep = normalize(rand(rows, h, t, d), dim=-1), rand(rows, h, t, d).sigmoid()
+    made = {"q": rand(rows, h, t, d), "k": rand(rows, h, t, d), "v": rand(rows, h, t, e), "a": -direction}
+    made = {name: x.to(dtype) for name, x in (made | {"b": direction * keep}).items()}
+    shape = {"none": None, "head": (h,), "token": (rows, h, t), "channel": (rows, h, t, d)}[decay]
+    return made if shape is None else made | {"log_decay": (-strength * rand(*shape).abs()).to(wide(dtype))}
+
+
+def expected(tensors, **options):
+    scale = tensors["q"].shape[-1] ** -0.5
+    return low_rank_delta(**tensors, **{"scale": scale} | options)
+
+
+def close(x: Tensor, y: Tensor) -> None:
+    torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize(("t", "d", "e"), [(0, 5, 7), (1, 5, 7), (16, 8, 3), (37, 5, 7), (65, 1, 1), (130, 17, 33)])
+def test_outputs_and_states_are_those_of_the_definition(decay, t, d, e):
+    tensors = inputs(t=t, d=d, e=e, decay=decay)
+    S = torch.randn(2, 3, d, e).double()
+    o, state = low_rank_delta_rule(**tensors, state=DeltaState(S), return_state=True)
+    expected_o, expected_S = expected(tensors, S=S)
+    close(o, expected_o)
+    close(state.S, expected_S)
+    o = low_rank_delta_rule(**tensors, scale=0.7)
+    close(o, expected(tensors, scale=0.7)[0])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    t=st.integers(1, 150), d=st.integers(1, 40), e=st.integers(1, 70), h=st.integers(1, 3), rows=st.integers(1, 3),
+    decay=st.sampled_from(DECAYS), strength=st.sampled_from([0.01, 1.0, 30.0]), masked=st.booleans(),
+    side_by_side=st.booleans(), continued=st.booleans(), seed=st.integers(0, 1000), dtype=st.sampled_from(["float64", "float32"]),
+)  # fmt: skip
+def test_drawn_calls(t, d, e, h, rows, decay, strength, masked, side_by_side, continued, seed, dtype):
+    """Outputs, states and gradients, in float32 within the definition's own error."""
+    dtype = getattr(torch, dtype)
+    exact = inputs(rows, h, t, d, e, decay, strength, seed)
+    torch.manual_seed(seed)
+    options = {"key_mask": torch.rand(rows, t) > 0.3} if masked else {}
+    exact["S"] = torch.randn(rows, h, d, e).double() if continued else torch.zeros(rows, h, d, e).double()
+    grads = torch.randn(rows, h, t, e).double(), torch.randn(rows, h, d, e).double()
+    if masked:
+        grads = grads[0] * options["key_mask"][:, None, :, None], grads[1]
+
+    def definition(kind):
+        tensors = {name: x.to(kind).requires_grad_() for name, x in exact.items()}
+        results = low_rank_delta(**tensors, **options, scale=d**-0.5)
+        return [*results, *torch.autograd.grad(results, tensors.values(), [g.to(kind) for g in grads])]
+
+    def ours():
+        tensors = {name: x.to(dtype).requires_grad_() for name, x in exact.items()}
+        if side_by_side:
+            tensors = {
+                name: x
+                if name == "S" or x.ndim < 4
+                else x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+                for name, x in tensors.items()
+            }
+        S = tensors.pop("S")
+        o, state = low_rank_delta_rule(**tensors, **options, state=DeltaState(S), return_state=True)
+        results = torch.autograd.grad([o, state.S], [*tensors.values(), S], [g.to(dtype) for g in grads])
+        return [o, state.S, *results]
+
+    right, rounded = definition(torch.float64), definition(dtype)
+    largest = max(1.0, *(x.abs().max().item() for x in right if x.numel()))
+    for x, y, z in zip(ours(), right, rounded, strict=True):
+        if x.numel():
+            least = 1e-12 if dtype == torch.float64 else 4e-6
+            assert (x - y).abs().max() <= 2 * (z - y).abs().max() + least * largest
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+def test_derivatives_of_both_orders(decay, chunks):
+    tensors = {name: x.requires_grad_() for name, x in inputs(1, 2, 7, 3, 2, decay).items()}
+    S = torch.randn(1, 2, 3, 2).double().requires_grad_()
+
+    def f(S, *xs):
+        o, state = low_rank_delta_rule(**dict(zip(tensors, xs)), state=DeltaState(S), return_state=True)
+        return o, state.S
+
+    assert torch.autograd.gradcheck(f, (S, *tensors.values()), fast_mode=True)
+    assert torch.autograd.gradgradcheck(f, (S, *tensors.values()), fast_mode=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("decay", ["none", "token", "channel"])
+def test_errors_are_within_twice_those_of_the_definition_in_the_same_dtype(dtype, decay):
+    tensors = inputs(t=200, d=16, e=16, decay=decay, dtype=dtype, strength=0.2)
+    exact, _ = expected({name: x.double() for name, x in tensors.items()})
+    naive, _ = expected({name: x.to(dtype) for name, x in tensors.items()})
+    error = (low_rank_delta_rule(**tensors).double() - exact).abs().max()
+    rounding = torch.finfo(dtype).eps * exact.abs().max() / 2
+    assert error <= 2 * (naive.double() - exact).abs().max() + rounding
+
+
+@pytest.mark.parametrize("decay", ["token", "channel"])
+@pytest.mark.parametrize("g", [-5.0, -1e6, -torch.inf])
+def test_strong_decays_overflow_nothing(decay, g):
+    """e^(−G) of 32 tokens with g = −5 is no float32."""
+    tensors = {name: x.float() for name, x in inputs(t=100, decay=decay).items()}
+    tensors["log_decay"] = torch.full_like(tensors["log_decay"], g)
+    tensors = {name: x.requires_grad_() for name, x in tensors.items()}
+    o, state = low_rank_delta_rule(**tensors, return_state=True)
+    exact_o, exact_S = expected({name: x.double() for name, x in tensors.items()})
+    torch.testing.assert_close(o.double(), exact_o, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(state.S.double(), exact_S, rtol=1e-5, atol=1e-5)
+    for grad in torch.autograd.grad(o.square().sum(), tensors.values()):
+        assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("decay", ["none", "token", "channel"])
+@pytest.mark.parametrize("beta", [1.0, 2.0])
+def test_equal_keys(decay, beta):
+    """With products of powers of A in the place of substitution, errors are of the size of 10⁹."""
+    tensors = inputs(t=150, d=8, decay=decay, strength=1e-3)
+    torch.manual_seed(0)
+    key = normalize(torch.randn(8, dtype=torch.float64), dim=0).expand(2, 3, 150, 8)
+    tensors |= {"k": beta * key, "a": -key, "b": beta * key}
+    exact, _ = expected(tensors)
+    single = {name: x.float() for name, x in tensors.items()}
+    naive, _ = expected(single)
+    o = low_rank_delta_rule(**single)
+    rounding = 1e-4 * exact.abs().max()  # by chunks, what is read and what is written cancel as sums
+    assert (o - exact).abs().max() <= 2 * (naive - exact).abs().max() + rounding
+
+
+def test_zero_keys_write_nothing():
+    tensors = inputs()
+    tensors |= {name: torch.zeros_like(tensors[name]) for name in ("k", "b")}
+    o, state = low_rank_delta_rule(**tensors, return_state=True)
+    assert not o.any()
+    assert not state.S.any()
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "a", "b", "log_decay"])
+@pytest.mark.parametrize("junk", [torch.nan, torch.inf])
+def test_what_is_not_finite_shows_where_it_is_used_and_not_before(name, junk, chunks):
+    tensors = {name: x.float() for name, x in inputs(t=75).items()}
+    clean, end = low_rank_delta_rule(**tensors, return_state=True)
+    tensors[name] = tensors[name].clone()
+    tensors[name][1, 2, 40, 3] = junk
+    o, state = low_rank_delta_rule(**tensors, return_state=True)
+    spoilt = torch.zeros(o.shape[:3], dtype=torch.bool)
+    spoilt[1, 2, 40 : 41 if name == "q" else None] = True
+    assert (~o.isfinite()).any(-1)[spoilt].all()
+    assert torch.equal(o[~spoilt], clean[~spoilt])
+    if name != "q":
+        assert (~state.S[1, 2].isfinite()).any()
+    assert torch.equal(state.S[0], end.S[0])
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("decay", DECAYS)
+def test_a_step_is_the_definition(decay, inplace):
+    tensors = inputs(t=1, decay=decay)
+    S = torch.randn(2, 3, 5, 7).double()
+    kept, state = S.clone(), DeltaState(S)
+    o, after = low_rank_delta_step(**tensors, state=state, inplace=inplace)
+    expected_o, expected_S = expected(tensors, S=kept)
+    close(o, expected_o)
+    close(after.S, expected_S)
+    assert torch.equal(S, expected_S if inplace else kept) or torch.allclose(S, expected_S if inplace else kept, 1e-10)
+    assert (after is state) == inplace
+    assert (S._version > 0) == inplace
+
+
+def test_the_prompt_may_be_cut_at_multiples_of_the_chunk():
+    """To the bit, by the compiled kernels, which take one token after the other."""
+    tensors = inputs(t=192, dtype=torch.float32)
+    whole, end = low_rank_delta_rule(**tensors, return_state=True)
+    parts = [{name: x[:, :, at] for name, x in tensors.items()} for at in (slice(0, 64), slice(64, None))]
+    first, state = low_rank_delta_rule(**parts[0], return_state=True)
+    rest, state = low_rank_delta_rule(**parts[1], state=state, return_state=True)
+    same = torch.equal if library.available() else torch.allclose
+    assert torch.equal(first, whole[:, :, :64]) or not library.available()
+    assert same(rest, whole[:, :, 64:]) if library.available() else torch.allclose(rest, whole[:, :, 64:], atol=1e-5)
+    assert torch.allclose(state.S, end.S, atol=1e-5)
+
+
+def test_the_operator_is_right_for_torch():
+    tensors = [x.requires_grad_() for x in inputs(1, 2, 5, 3, 4).values()]
+    S = torch.randn(1, 2, 3, 4).double().requires_grad_()
+    torch.library.opcheck(compute.forward_op, (*tensors, S, None, None, 0.5))
+
+
+@pytest.mark.compile
+@pytest.mark.thorough
+@pytest.mark.one_path
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_torch_compile_gives_the_same_numbers():
+    tensors = {name: x.requires_grad_() for name, x in inputs(t=9).items()}
+    f = lambda **xs: low_rank_delta_rule(**xs).square().sum()  # noqa: E731
+    compiled = torch.compile(f, fullgraph=True)
+    grads = [torch.autograd.grad(g(**tensors), tensors.values()) for g in (f, compiled)]
+    for x, y in zip(*grads):
+        close(x, y)
+
+
+@pytest.mark.one_path
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_vmap_and_forward_mode_see_through():
+    tensors = inputs(rows=3)
+    mapped = torch.vmap(lambda *xs: low_rank_delta_rule(*(x[None] for x in xs[:5]), log_decay=xs[5][None])[0])
+    close(mapped(*tensors.values()), low_rank_delta_rule(**tensors))
+    f = lambda v: low_rank_delta_rule(**tensors | {"v": v})  # noqa: E731
+    direction = torch.randn_like(tensors["v"])
+    _, tangent = torch.func.jvp(f, (tensors["v"],), (direction,))
+    close(tangent, f(direction))  # linear in v
+
+
+@pytest.mark.one_path
+def test_autocast_casts_vectors_and_no_decay():
+    tensors = {name: x.float() for name, x in inputs().items()}
+    with torch.autocast("cpu", torch.bfloat16):
+        o, state = low_rank_delta_rule(**tensors, return_state=True)
+    assert (o.dtype, state.S.dtype) == (torch.bfloat16, torch.float32)
+    cast = {name: x if name == "log_decay" else x.bfloat16() for name, x in tensors.items()}
+    assert torch.equal(o, low_rank_delta_rule(**cast))
+
+
+BAD = {
+    "v of another length": ({"v": torch.zeros(2, 3, 9, 7)}, ValueError, "takes q, k, a and b"),
+    "three axes": ({"a": torch.zeros(2, 37, 5)}, ValueError, "projection's"),
+    "a of another width": ({"a": torch.zeros(2, 3, 37, 4)}, ValueError, "takes q, k, a and b"),
+    "dtypes": ({"b": torch.zeros(2, 3, 37, 5).half()}, TypeError, "share one floating dtype"),
+    "a decay of another shape": ({"log_decay": torch.zeros(2, 37)}, ValueError, r"log_decay must be \(h,\)"),
+    "a mask of numbers": ({"key_mask": torch.ones(2, 37)}, TypeError, "mask.bool"),
+    "a mask of another shape": ({"key_mask": torch.ones(2, 36).bool()}, ValueError, "key_mask must be"),
+    "packed rows": ({"cu_seqlens": torch.tensor([0, 37])}, ValueError, "one packed row"),
+    "no tensor": ({"k": 3}, TypeError, "must be a tensor"),
+    "a state of another size": ({"state": DeltaState(torch.zeros(2, 3, 5, 6).double())}, ValueError, "fits the model"),
+    "a narrow state": ({"state": DeltaState(torch.zeros(2, 3, 5, 7))}, ValueError, "torch.float64"),
+    "another library's name": ({"initial_state": None}, TypeError, "tarnn takes state"),
+}
+
+
+@pytest.mark.one_path
+@pytest.mark.parametrize("case", BAD)
+def test_errors(case):
+    wrong, kind, words = BAD[case]
+    with pytest.raises(kind, match=words):
+        low_rank_delta_rule(**inputs() | wrong)
+
+
+@pytest.mark.one_path
+def test_errors_of_a_step():
+    with pytest.raises(ValueError, match="takes one token"):
+        low_rank_delta_step(**inputs())
+    with pytest.raises(ValueError, match="needs a state"):
+        low_rank_delta_step(**inputs(t=1), inplace=True)
