@@ -11,7 +11,7 @@ from torch import Tensor
 from tarnn import DeltaState, delta_rule, delta_step
 from tarnn.ops.delta.definition import normalized, quadratic, recurrent
 
-laws = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+laws = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def definition(given: dict[str, Tensor], state: Tensor | None = None, norm_eps: float | None = 1e-6):
@@ -240,7 +240,7 @@ def test_backward_keeps_what_was_given_and_few_states():
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         o = delta_rule(**given, normalize_qk=True)
     states = sum(saved.values()) - sum(x.nbytes for x in given.values())
-    assert 0 < states <= 1024 // 256 * 2 * 8 * 8 * 4
+    assert 0 <= states <= 1024 // 256 * 2 * 8 * 8 * 4
     unpacked: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: unpacked.append(x.data_ptr()) or x):
         o = delta_rule(**given, normalize_qk=True)
