@@ -61,7 +61,7 @@ def check_attention(
         channels = log_decay.ndim == 4 and log_decay.shape[:3] == (b, g, s)
         if log_decay.shape not in ((g,), (b, g, s)) and not channels:
             raise ValueError(
-                f"log_decay must be (g,) = {(g,)}, (b, g, s) = {(b, g, s)} or (b, g, s, f), g the key/value heads; "
+                f"log_decay must be (g,) = {(g,)}, (b, g, s) = {(b, g, s)} or (b, g, s, f), g the heads of values; "
                 f"got {tuple(log_decay.shape)}."
             )
 
