@@ -35,6 +35,7 @@ struct HybridKernels;       // hybrid/problem.h
 struct DeltaKernels;        // delta/problem.h
 struct StackKernel;         // model_step/stack.h
 struct ElementwiseKernels;  // elementwise/elementwise.h
+struct ConvolutionKernels;  // convolution/problem.h
 
 struct Kernels {
   const char* isa;
@@ -43,6 +44,7 @@ struct Kernels {
   const DeltaKernels* delta;
   const StackKernel* stack;
   const ElementwiseKernels* elementwise;
+  const ConvolutionKernels* convolution;
 };
 
 /// Those of the instruction set in use.
