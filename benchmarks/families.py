@@ -2,11 +2,12 @@
 
     python benchmarks/families.py        # some five minutes on two cores; benchmarks/results/families.{json,md}
 
-`lora`: adapters of rank 8 in a model with 0.8 billion weights in 36 layers like those of Qwen3.5-0.8B, bfloat16, one row of 1,024
-tokens, with gradient checkpointing. Its vocabulary is small (8,192), so that layers are measured and not logits, which are the same
-for all. `scratch`: all weights of a model of 20 million, float32, 4 rows of 512 tokens. Weights are random. A step is forward, loss,
-backward and AdamW. Each contender has a process of its own (`toolkit/family_worker.py`), so that memory is its own; the processes
-take turns, a step at a time. Memory is the most that a step holds beyond what was there before it, and that of the whole process.
+`lora`: adapters of rank 8 in a model with 0.8 billion weights in 36 layers like those of Qwen3.5-0.8B, bfloat16, one row of
+1,024 tokens, with gradient checkpointing. Its vocabulary is small (8,192), so that layers are measured and not logits, which are
+the same for all. `scratch`: all weights of a model of 20 million, float32, 4 rows of 512 tokens. Weights are random. A step is
+forward, loss, backward and AdamW. Each contender has a process of its own (`toolkit/family_worker.py`), as memory is its own;
+the processes take turns, a step at a time. Memory is the most that a step holds beyond what was there before it, and that of the
+whole process.
 Correctness is checked first: a tiny model in float32 has the same losses, step by step.
 """
 
