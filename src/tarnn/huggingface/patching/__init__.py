@@ -1,0 +1,1 @@
+"""Linear models of other libraries computed by tarnn's ops."""
