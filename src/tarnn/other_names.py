@@ -39,6 +39,16 @@ FUNCTION = {  # of `linear_attention` and its kin
     "nothing: linear attention has no 1/√d; multiply q by what the map wants": "scale",
     "nothing: tensors are (b, h, t, d); transpose(1, 2) if yours are (b, t, h, d)": "head_first",
 }
+SCAN = {  # of `diagonal_scan`, `selective_scan` and their steps
+    **_MASKS,
+    "x": "u hidden_states",
+    "dt": "delta",
+    "log_decay": "g gk recurrent_gate",
+    "dt=softplus(delta + delta_bias)": "delta_bias dt_bias delta_softplus dt_softplus",
+    "nothing: multiply the result by silu(z)": "z",
+    "state": "initial_state ssm_states recurrent_states h0",
+    "return_state=True": "return_last_state output_final_state",
+}
 DELTA = {  # of `delta_rule` and its kin
     "q": "query",
     "k": "key",

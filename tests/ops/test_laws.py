@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import scans
 from support.decayed_sum import decayed_sum
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -58,7 +59,8 @@ class Case:
         options["resets"] = options["log_decay"].masked_fill(rand(b, 2, t) > 1.5, -torch.inf)
         options["beta"] = 2 * rand(b, 2, t).sigmoid()
         options["more beta"] = 2 * rand(b, 4, t).sigmoid()
-        names = {"channels": "log_decay", "resets": "log_decay", "more beta": "beta"}
+        options["rates"] = -rand(b, 2, t, 3).square()
+        names = {"channels": "log_decay", "rates": "log_decay", "resets": "log_decay", "more beta": "beta"}
         return Drawn(self, inputs, {names.get(x, x): options[x] for x in self.options})
 
 
@@ -152,6 +154,12 @@ OPS = {
         step=partial(hybrid_step, **MAP, **HYBRID),
     ),
     "hybrid, both sides": Case(partial(hybrid_attention, causal=False, **MAP, **HYBRID), stateful=False),
+    "diagonal scan": Case(
+        scans.diagonal_of_heads, inputs=("x",), options=("rates",), step=scans.diagonal_step_of_heads
+    ),
+    "selective scan": Case(
+        scans.selective_of_heads, inputs=("x", "k", "k"), options=("rates",), step=scans.selective_step_of_heads
+    ),
     "delta of low rank": Case(low_rank_delta_rule, inputs=LOW_RANK, step=low_rank_delta_step),
     "delta of low rank, channels": Case(
         low_rank_delta_rule, inputs=LOW_RANK, options=("channels",), step=low_rank_delta_step

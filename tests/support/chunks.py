@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from unittest import mock
 
 from tarnn.kernels.cpu import linear as cpu
-from tarnn.kernels.eager import delta, low_rank_delta, segments
+from tarnn.kernels.eager import delta, low_rank_delta, recurrence, segments
 
 TINY = {
     "CHUNK": 4,
@@ -16,7 +16,7 @@ TINY = {
     "SEGMENT_MIN": 8,
     "STRETCH": 8,
 }
-BACKENDS = (cpu, segments, delta, low_rank_delta)  # the modules that know how large chunks are
+BACKENDS = (cpu, segments, delta, low_rank_delta, recurrence)  # the modules that know how large chunks are
 
 
 @contextlib.contextmanager

@@ -74,7 +74,7 @@ def machine_text(facts: dict[str, Any]) -> str:
     if (gpu := facts["gpu_kernel"]) is not None:
         rows["GPU kernel"] = f"{gpu['path']}: {gpu['why']} (for {', '.join(backends.for_gpus())})"
     for op, choice in facts["ops"].items():
-        reason = list(choice["reasons"].values())[-1] if choice["backend"] == "eager" else ""
-        rows[f"op {op}"] = f"{choice['backend']}: {reason}" if reason else choice["backend"]
+        refusals = list(choice["reasons"].values()) if choice["backend"] == "eager" else []
+        rows[f"op {op}"] = ": ".join([choice["backend"], *refusals[-1:]])
     width = max(map(len, rows))
     return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())

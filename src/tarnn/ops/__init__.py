@@ -25,6 +25,9 @@ if TYPE_CHECKING:
         random_feature_softmax as random_feature_softmax,
         sum_classes as sum_classes,
     )
+    from tarnn.ops.scan.diagonal import diagonal_scan as diagonal_scan, diagonal_scan_step as diagonal_scan_step
+    from tarnn.ops.scan.selective import selective_scan as selective_scan, selective_scan_step as selective_scan_step
+    from tarnn.ops.scan.state import ScanState as ScanState
     from tarnn.ops.softmax.op import softmax_attention as softmax_attention, softmax_step as softmax_step
     from tarnn.ops.softmax.state import KVCache as KVCache
     from tarnn.ops.state import NoState as NoState, State as State

@@ -4,7 +4,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tarnn.kernels import convolution, delta, elementwise, hybrid, linear, low_rank_delta, mixture
+from tarnn.kernels import (
+    convolution,
+    delta,
+    diagonal_scan,
+    elementwise,
+    hybrid,
+    linear,
+    low_rank_delta,
+    mixture,
+    selective_scan,
+)
 from tarnn.kernels.contract import ORDER, named, reasons
 from tarnn.kernels.cpu import library
 from tarnn.kernels.triton import device
@@ -24,6 +34,8 @@ def choices() -> dict[str, Choice]:
         "delta": delta.Call(x, x, x, x[0]),
         "low_rank_delta": low_rank_delta.Call(x, x, x, x, x),
         "hybrid": hybrid.Call._make(without_features),
+        "diagonal_scan": diagonal_scan.Call(x[0], x[0]),
+        "selective_scan": selective_scan.Call(x[0], x[0], x[0, 0].mT, x[0, :, :, :1], x[0, :, :, :1]),
         "convolution": convolution.Call(x[0], x[0, 0].mT, None, None, None, None, True, False),
         "elementwise": elementwise.Call(x, x, "swiglu"),
         "mixture": mixture.Call(x[0, 0], x[0, 0, :, :1], x[0, 0, :, :1], 1.0, -1.0, 1.0),

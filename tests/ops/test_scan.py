@@ -1,0 +1,299 @@
+"""Both scans against their definition: values, gradients of all inputs, masks, packed rows, extreme decays, precision."""
+
+import pytest
+import torch
+from support.scans import Scan, draw
+
+from tarnn import ScanState, diagonal_scan, selective_scan
+
+KINDS = ("diagonal", "selective")
+both = pytest.mark.parametrize("kind", KINDS)
+# odd sizes, and such as fill a vector, a chunk, a segment, a bundle of channels
+SIZES = [(1, 1, 1, 1), (2, 5, 3, 2), (1, 33, 17, 16), (3, 64, 16, 4), (1, 131, 35, 5), (2, 257, 8, 1)]
+
+
+def close(found, expected, tolerance=1e-9):
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def sent_to(results, seed=0):
+    """Gradients to send back to these results."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(x.shape, generator=generator, device="cpu").to(x) for x in results]
+
+
+def compare(scan: Scan, tolerance=1e-9, **options):
+    """Outputs, states and all gradients with those of the definition."""
+    leaves, exact = scan.leaves(), scan.leaves()
+    results, expected = leaves.ours(**options), exact.exact()
+    for x, y in zip(results, expected, strict=True):
+        close(x, y, tolerance)
+    sent = sent_to(expected)
+    gradients, right = leaves.gradients(results, sent), exact.gradients(expected, sent)
+    for name, x in right.items():
+        close(gradients[name], x, tolerance)
+
+
+@both
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_it_is_what_its_definition_says(kind, size, masked, chunks):
+    compare(draw(kind, *size, state=True, masked=masked))
+    compare(draw(kind, *size, masked=masked, skip=False))
+
+
+@both
+@pytest.mark.parametrize("rate", [0.0, -5.0, -torch.inf], ids=str)
+def test_extreme_decays(kind, rate, chunks):
+    """e^(−5 t) underflows, and e^(5 t) overflows, within 150 tokens."""
+    scan = draw(kind, 2, 150, 5, state=True)
+    if kind == "diagonal":
+        scan.tensors["log_decay"].fill_(rate)
+    else:
+        scan.tensors["dt"].fill_(1.0)
+        scan.tensors["A"].fill_(max(rate, -1e300))
+    compare(scan)
+    o, _ = scan.ours()
+    if rate == -torch.inf and kind == "diagonal":
+        assert torch.equal(o, scan.tensors["x"])
+
+
+@both
+def test_one_decay_of_minus_infinity_begins_anew(kind):
+    scan = draw(kind, 2, 40, 5, state=True)
+    name = "log_decay" if kind == "diagonal" else "dt"
+    scan.tensors[name][:, 20] = -torch.inf if kind == "diagonal" else 1e30
+    o, h = scan.ours()
+    if kind == "selective":  # what it takes in is as large
+        scan.tensors[name][:, 20:21] = 1e30
+    again, end = scan.part(20, None).ours()
+    close(o[:, 20:], again)
+    close(h, end)
+
+
+@both
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_junk_at_masked_tokens_reaches_nothing(kind, side):
+    """On either side, as if it were cut off: outputs, state, gradients; to the bit."""
+    scan = draw(kind, 2, 90, 19, state=True)
+    there = torch.ones(2, 90, dtype=torch.bool)
+    there[1, slice(0, 70) if side == "left" else slice(20, None)] = False
+    cut = slice(70, None) if side == "left" else slice(0, 20)
+    junk = {k: x if k in "AD" else x.masked_fill(~there[..., None], torch.nan) for k, x in scan.tensors.items()}
+    padded = Scan(kind, junk, scan.h, there).leaves()
+    alone = scan.part(cut.start, cut.stop, scan.h).rows(slice(1, 2)).leaves()
+    results, expected = padded.ours(), alone.ours()
+    assert torch.equal(results[0][1:, cut], expected[0])
+    assert (results[0][1][~there[1]] == 0).all()
+    assert torch.equal(results[1][1:], expected[1])
+    gradients = padded.gradients((results[0].square().sum() + results[1].square().sum(),), [torch.tensor(1.0).double()])
+    right = alone.gradients((expected[0].square().sum() + expected[1].square().sum(),), [torch.tensor(1.0).double()])
+    for name, x in right.items():
+        if name == "h":
+            close(gradients[name][1:], x)
+        elif name not in "AD":
+            close(gradients[name][1:, cut], x)
+            assert (gradients[name][1][~there[1]] == 0).all()
+    assert all(x.isfinite().all() for x in gradients.values())
+
+
+@both
+@pytest.mark.parametrize("cuts", [[0, 0, 7, 7, 90], [0, 33, 64, 65]], ids=str)
+def test_packed_rows_are_a_loop(kind, cuts, chunks):
+    t, starts = cuts[-1], list(zip(cuts, cuts[1:]))
+    scan = draw(kind, 1, t, 19, seed=1, masked=True)
+    h = draw(kind, len(starts), 1, 19, seed=2, state=True).h
+    packed = Scan(kind, scan.tensors, h, scan.key_mask).leaves()
+    loop = Scan(kind, packed.tensors, packed.h, scan.key_mask)
+    results = packed.ours(cu_seqlens=torch.tensor(cuts, dtype=torch.int32))
+    pieces = [loop.part(start, stop, loop.h[i : i + 1]).exact() for i, (start, stop) in enumerate(starts)]
+    expected = tuple(torch.cat(x, dim) for x, dim in zip(zip(*pieces), (1, 0)))
+    for x, y in zip(results, expected):
+        close(x, y)
+    sent = sent_to(expected)
+    gradients, right = packed.gradients(results, sent), loop.gradients(expected, sent)
+    for name, x in right.items():
+        close(gradients[name], x)
+
+
+@both
+def test_only_the_state_has_a_gradient(kind):
+    """And only the output."""
+    for which in (0, 1):
+        scan, exact = (draw(kind, 2, 70, 5, state=True).leaves() for _ in range(2))
+        result, expected = scan.ours()[which], exact.exact()[which]
+        sent = sent_to((expected,))
+        inputs = {k: x for k, x in exact.tensors.items() if which == 0 or k not in "CD"}
+        for x, y in zip(
+            torch.autograd.grad(result, [scan.tensors[k] for k in inputs], sent),
+            torch.autograd.grad(expected, list(inputs.values()), sent),
+        ):
+            close(x, y)
+
+
+@both
+@pytest.mark.parametrize("inplace", [False, True])
+def test_steps_are_the_scan(kind, inplace):
+    scan = draw(kind, 3, 9, 21, state=True)
+    whole, end = scan.ours()
+    before, h, pieces = scan.h.clone(), scan.h.clone() if inplace else scan.h, []
+    given = h
+    for i in range(9):
+        o, h = scan.part(i, i + 1, h).step(inplace=inplace)
+        pieces.append(o)
+    close(torch.cat(pieces, 1), whole)
+    close(h, end)
+    assert (h is given) == inplace
+    assert torch.equal(scan.h, before)
+
+
+@both
+def test_a_step_without_a_state_begins(kind):
+    scan = draw(kind, 2, 1, 5)
+    o, h = scan.step()
+    close(o, scan.exact()[0])
+    close(h, scan.exact()[1])
+
+
+# --- precision
+
+DTYPES = {
+    "float32": {},
+    "bfloat16": dict.fromkeys(("x", "log_decay", "dt", "B", "C"), torch.bfloat16),
+    "float16": dict.fromkeys(("x", "log_decay", "dt", "B", "C"), torch.float16),
+    "as models mix them": dict.fromkeys(("x", "B", "C"), torch.bfloat16),
+}
+
+
+def relative(x, exact):
+    return ((x.double() - exact).norm() / exact.norm()).item()
+
+
+@both
+@pytest.mark.parametrize("dtypes", DTYPES.values(), ids=DTYPES)
+def test_within_twice_the_error_of_plain_pytorch(kind, dtypes):
+    """In the type of x, both against float64: outputs, the state, all gradients. What is rounded before is no error of ours."""
+    drawn = draw(kind, 2, 300, 24, 8, state=True).map(lambda x: x.float())
+    scan = drawn.leaves(dtypes)
+    dtype = scan.tensors["x"].dtype
+    naive, exact = (scan.map(lambda x, to=to: x.to(to)).leaves() for to in (dtype, torch.float64))
+    results, plain, right = scan.ours(), naive.exact(), exact.exact()
+    sent = [x.to(dtype) for x in sent_to(right)]
+    assert results[0].dtype == dtype
+    assert results[1].dtype == torch.float32
+    found, theirs, expected = (
+        [*y, *s.gradients(y, [g.to(x.dtype) for x, g in zip(y, sent)]).values()]
+        for s, y in ((scan, results), (naive, plain), (exact, right))
+    )
+    assert len(found) == len(expected)
+    for ours, other, true in zip(found, theirs, expected):
+        assert relative(ours, true) <= 2 * relative(other, true) + 1e-7
+
+
+@both
+def test_autocast_changes_nothing(kind, device):
+    scan = draw(kind, 2, 40, 5, state=True).map(lambda x: x.float()).leaves()
+    plain = scan.ours()
+    with torch.autocast(device, dtype=torch.bfloat16):
+        cast = scan.ours()
+    for x, y in zip(cast, plain):
+        assert x.dtype == torch.float32
+        assert torch.equal(x, y)
+
+
+@both
+@pytest.mark.parametrize("layout", ["channels apart", "every second", "expanded"])
+def test_any_strides(kind, layout):
+    """Without a copy: as a convolution gives them (t runs fastest), as parts of a larger tensor, repeated."""
+
+    def lay(x):
+        if x.ndim != 3:
+            return x
+        if layout == "channels apart":
+            return x.transpose(1, 2).contiguous().transpose(1, 2)
+        if layout == "every second":
+            wide = torch.full((*x.shape[:2], 2 * x.shape[2]), torch.nan, dtype=x.dtype)
+            wide[..., ::2] = x
+            return wide[..., ::2]
+        return x[:1, :1].expand(x.shape)
+
+    drawn = draw(kind, 2, 67, 37, 5, state=True)
+    for dtype in (torch.float64, torch.float32):
+        tensors = {k: lay(x.to(dtype)) for k, x in drawn.tensors.items()}
+        scan = Scan(kind, tensors, drawn.h.to(dtype))
+        same = scan.map(lambda x: x.contiguous())
+        if layout != "expanded":  # whose gradients would be added up in one place
+            scan, same = (x.map(lambda x: x.requires_grad_()) for x in (scan, same))
+        results, expected = scan.ours(), same.ours()
+        for x, y in zip(results, expected):
+            assert torch.equal(x, y)
+        if layout != "expanded":
+            sent = sent_to(results)
+            for x, y in zip(scan.gradients(results, sent).values(), same.gradients(expected, sent).values()):
+                assert torch.equal(x, y)
+
+
+EMPTY = {
+    "no row": (0, 7, 5, 3), "no token": (2, 0, 5, 3), "no channel": (2, 7, 0, 3), "no number of a channel": (2, 7, 5, 0),
+}  # fmt: skip
+
+
+@both
+@pytest.mark.parametrize("size", EMPTY.values(), ids=EMPTY)
+def test_empty_tensors(kind, size):
+    compare(draw(kind, *size, state=True))
+
+
+# --- errors
+
+X, A, BC = torch.ones(2, 6, 5), torch.ones(5, 3), torch.ones(2, 6, 3)
+BAD = {
+    "two axes": ((X[0], X[0]), {}, r"takes x and log_decay \(b, t, c\); got x \(6, 5\)"),
+    "decay shape": ((X, X[:, :5]), {}, r"log_decay \(2, 5, 5\)"),
+    "integers": ((X, X.int()), {}, r"log_decay must be of a floating type; got torch.int32"),
+    "no tensor": ((X, -1.0), {}, r"log_decay must be a tensor; got float"),
+    "A": ((X, X, A.T, BC, BC), {}, r"A \(c, n\).*A \(3, 5\)"),
+    "B": ((X, X, A, BC[:, :5], BC), {}, r"B \(2, 5, 3\)"),
+    "D": ((X, X, A, BC, BC, X[0]), {}, r"D \(6, 5\)"),
+    "mask": ((X, X), {"key_mask": torch.ones(2, 5).bool()}, r"\(2, 6\); got \(2, 5\)"),
+    "mask of numbers": ((X, X), {"key_mask": torch.ones(2, 6)}, r"mask.bool\(\)"),
+    "packed batch": ((X, X), {"cu_seqlens": torch.tensor([0, 6])}, r"b = 1"),
+    "bounds": ((X[:1], X[:1]), {"cu_seqlens": torch.tensor([0, 5])}, r"end with the number of packed tokens, 6"),
+    "state": ((X, X), {"state": ScanState.zeros(2, 5, 3)}, r"h must be \(2, 5\) in torch.float32.*got \(2, 5, 3\)"),
+    "state of a batch": (
+        (X, X, A, BC, BC),
+        {"state": ScanState.zeros(1, 5, 3)},
+        r"must be \(2, 5, 3\).*got \(1, 5, 3\)",
+    ),
+    "state in half": ((X, X), {"state": ScanState.zeros(2, 5, dtype=torch.half)}, r"in torch.float16"),
+    "no state": ((X, X), {"state": torch.zeros(2, 5)}, r"must be a ScanState\(h\); got Tensor"),
+}
+
+
+@pytest.mark.refusals
+@pytest.mark.one_path
+@pytest.mark.parametrize(("inputs", "options", "message"), BAD.values(), ids=BAD)
+def test_errors_say_what_was_expected(inputs, options, message):
+    function = diagonal_scan if len(inputs) == 2 else selective_scan
+    with pytest.raises((ValueError, TypeError), match=message):
+        function(*inputs, **options)
+
+
+@pytest.mark.refusals
+@pytest.mark.one_path
+@both
+def test_errors_of_a_step(kind):
+    scan = draw(kind, 2, 1, 5)
+    with pytest.raises(ValueError, match=f"{kind}_scan_step takes one token"):
+        draw(kind, 2, 3, 5).step()
+    with pytest.raises(ValueError, match=r"needs a state to write into: make one with ScanState.zeros"):
+        scan.step(inplace=True)
+
+
+@pytest.mark.refusals
+@pytest.mark.one_path
+def test_names_of_other_libraries():
+    with pytest.raises(TypeError, match=r"no argument 'delta_softplus'.*dt=softplus"):
+        selective_scan(X, X, A, BC, BC, delta_softplus=True)
+    with pytest.raises(TypeError, match=r"return_state=True"):
+        selective_scan(X, X, A, BC, BC, return_last_state=True)
