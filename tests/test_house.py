@@ -57,6 +57,7 @@ LOADS_BY_NAME = {  # whoever imports a module whose name is computed, and so uns
     "tarnn.auto_classes": "what transformers asks for, when it asks",
     "tarnn.kernels.contract": "backends",
     "tarnn.cli.main": "a command, when it is called",
+    "tarnn.huggingface.patching.fla": "files of flash-linear-attention, whose functions it replaces",
     "tarnn.data": "names on first use",
 }
 

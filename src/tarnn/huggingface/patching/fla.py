@@ -38,6 +38,8 @@ BY_NAME: dict[str, dict[str, Callable]] = {
     "ops.delta_rule.chunk": {"chunk_delta_rule": recurrences.delta_rule_without_gate},
     "ops.delta_rule.fused_recurrent": {"fused_recurrent_delta_rule": recurrences.delta_rule_without_gate},
     "ops.generalized_delta_rule.dplr.fused_recurrent": {"fused_recurrent_dplr_delta_rule": recurrences.low_rank},
+    "ops.hgrn.chunk": {"chunk_hgrn": recurrences.scan},
+    "ops.hgrn.fused_recurrent": {"fused_recurrent_hgrn": recurrences.scan},
     "ops.rwkv6.chunk": {"chunk_rwkv6": recurrences.with_bonus},
     "ops.rwkv6.fused_recurrent": {"fused_recurrent_rwkv6": recurrences.with_bonus},
     "ops.rwkv7.fused_recurrent": {"fused_mul_recurrent_rwkv7": recurrences.rwkv7_tokens},
@@ -83,8 +85,8 @@ def patch_fla() -> "Patched":
         tarnn.patch_fla()                 # from now on
         with tarnn.patch_fla(): ...       # for a while
 
-    GLA, gated DeltaNet, KDA, DeltaNet, RetNet, RWKV-7, HGRN-2 and linear attention are tested. Its recurrences that its registry
-    of backends dispatches get one more backend; all other functions are replaced in its modules. Both look at the device of
+    GLA, gated DeltaNet, KDA, DeltaNet, RetNet, RWKV-6, RWKV-7, HGRN, HGRN-2 and linear attention are tested. What its registry of
+    backends dispatches gets one more backend; all other functions are replaced in its modules. Both look at the device of
     their tensors: what is not on a CPU is computed as before.
 
     Raises ImportError where it is not installed, and ValueError for a version that was not tested.

@@ -237,7 +237,7 @@ def loss_forward(criterion: Any, input: Tensor, target: Tensor) -> Any:
     losses = cross_entropy_loss(input, target, **{name: getattr(criterion, name) for name in names})
     if criterion.reduction != "none":
         count = (target != criterion.ignore_index).sum() if criterion.reduction == "mean" else 1
-        losses = tuple(x.sum() / count for x in losses)
+        losses = (losses[0].sum() / count, losses[1].sum() / count)
     return losses if criterion.return_z_loss else losses[0]
 
 

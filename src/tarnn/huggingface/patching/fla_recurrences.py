@@ -13,6 +13,8 @@ from tarnn.ops.delta.op import delta_rule
 from tarnn.ops.delta.state import DeltaState
 from tarnn.ops.linear.op import linear_attention
 from tarnn.ops.linear.state import LinearState
+from tarnn.ops.scan.diagonal import diagonal_scan
+from tarnn.ops.scan.state import ScanState
 
 NORM_EPS = 1e-6  # of its normalised queries and keys
 
@@ -169,6 +171,19 @@ def with_bonus(
     o, S = attend_before(r, k, v, w.to(S.dtype), S, cu_seqlens=cu_seqlens)
     o = o + ((r * k * u[:, None]).sum(-1, keepdim=True) * v).to(o.dtype)
     return o.transpose(1, 2), S if output_final_state else None
+
+
+def scan(
+    x: Tensor,
+    g: Tensor,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """HGRN: h ← e^g ⊙ h + x, all (b, t, c)."""
+    state = None if initial_state is None else ScanState(initial_state.to(wide(x.dtype)))
+    o, after = diagonal_scan(x, g, cu_seqlens=cu_seqlens, state=state, return_state=True)
+    return o, after.h if output_final_state else None
 
 
 def _refuse(**options: Any) -> None:
