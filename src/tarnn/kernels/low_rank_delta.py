@@ -68,7 +68,7 @@ class Call(NamedTuple):
         """Tensors to write outputs into; S is None without `state`."""
         return Outputs(self.new_o(), self.new_state() if state else None)
 
-    def new_gradients(self, *, state: bool = True) -> "Gradients":
+    def new_gradients(self, returned: "Returned", *, state: bool = True) -> "Gradients":
         """Tensors to write gradients into, that of S None without `state`.
 
         Those of vectors lie in memory as the vectors do, in their dtype; the others are contiguous, in the wide dtype.

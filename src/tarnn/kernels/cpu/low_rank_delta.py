@@ -37,7 +37,7 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
 
 
 def backward(call: Call, returned: Returned) -> Gradients:
-    grads = call.new_gradients(state=call.S is not None)
+    grads = call.new_gradients(returned, state=call.S is not None)
     kept, inputs = returned.kept, _inputs(call)
     if kept is None and (kept := _new_kept(call)) is not None:
         torch.ops.tarnn_cpu.low_rank_forward.default(*inputs, call.new_o(), None, kept)
