@@ -24,7 +24,16 @@ BY_FUNCTION: dict[str, dict[str, Callable]] = {
     "ops.simple_gla.fused_recurrent": {"fused_recurrent_simple_gla": recurrences.gated_linear_attention},
     "ops.simple_gla.fused_chunk": {"fused_chunk_simple_gla": recurrences.gated_linear_attention},
     "ops.simple_gla.parallel": {"parallel_simple_gla": recurrences.gated_linear_attention},
-    "modules.activations.ops": {"swiglu_linear": modules.swiglu_linear},
+    "modules.activations.ops": {
+        "sigmoid_fwd": modules.sigmoid,
+        "sigmoid_bwd": modules.sigmoid_gradient,
+        "logsigmoid_fwd": modules.logsigmoid,
+        "logsigmoid_bwd": modules.logsigmoid_gradient,
+        "swish_fwd": modules.swish,
+        "swish_bwd": modules.swish_gradient,
+        "swiglu_fwd": modules.swiglu,
+        "swiglu_fwdbwd": modules.swiglu_gradients,
+    },
     "modules.causal_conv1d.ops": {"causal_conv1d_update": modules.causal_conv1d_update},
     "modules.fused_cross_entropy.ops": {"cross_entropy_loss": modules.cross_entropy_loss},
 }
@@ -62,12 +71,7 @@ BY_NAME: dict[str, dict[str, Callable]] = {
         "layer_norm_gated": modules.layer_norm_gated,
         "rms_norm_gated": modules.rms_norm_gated,
     },
-    "modules.activations.ops": {
-        "swish": modules.swish,
-        "sigmoid": modules.sigmoid,
-        "logsigmoid": modules.logsigmoid,
-        "swiglu": modules.swiglu,
-    },
+    "modules.activations.ops": {"sqrelu_fwd": modules.squared_relu, "sqrelu_bwd": modules.squared_relu_gradient},
     "modules.fused_linear_cross_entropy.ops": {"fused_linear_cross_entropy_loss": modules.linear_cross_entropy_loss},
 }
 # methods, likewise: module → class → name → what computes it
@@ -179,14 +183,13 @@ def _on_cpu(args: tuple, kwargs: dict[str, Any]) -> bool:
 
 
 def _swap(by_id: dict[int, Any]) -> None:
-    """Put other values into the globals of all modules of fla, and into dicts that are such globals."""
+    """Put other values into the globals of all modules of fla."""
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] != "fla" or module is None:
             continue
-        for scope in (vars(module), *[x for x in vars(module).values() if type(x) is dict]):
-            for key, value in list(scope.items()):
-                if id(value) in by_id:
-                    scope[key] = by_id[id(value)]
+        for key, value in list(vars(module).items()):
+            if id(value) in by_id:
+                setattr(module, key, by_id[id(value)])
 
 
 def _register() -> None:

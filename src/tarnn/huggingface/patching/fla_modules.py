@@ -89,24 +89,50 @@ def l2norm(x: Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(output_dtype or x.dtype)
 
 
-def logsigmoid(x: Tensor, temperature: float = 1.0) -> Tensor:
-    return F.logsigmoid(x) / temperature
-
-
-def swish(x: Tensor, *_: Any) -> Tensor:
-    return F.silu(x)
-
-
-def sigmoid(x: Tensor, *_: Any) -> Tensor:
+def sigmoid(x: Tensor, output_contiguous: bool = False) -> Tensor:
     return torch.sigmoid(x)
 
 
-def swiglu(x: Tensor, y: Tensor) -> Tensor:
+def sigmoid_gradient(x: Tensor, dy: Tensor, output_contiguous: bool = False) -> Tensor:
+    s = torch.sigmoid(widen(x))
+    return (dy * s * (1 - s)).to(x.dtype)
+
+
+def logsigmoid(x: Tensor, temperature: float = 1.0, output_contiguous: bool = False) -> Tensor:
+    return F.logsigmoid(x) / temperature
+
+
+def logsigmoid_gradient(x: Tensor, dy: Tensor, temperature: float = 1.0, output_contiguous: bool = False) -> Tensor:
+    return (dy * torch.sigmoid(-widen(x)) / temperature).to(x.dtype)
+
+
+def swish(x: Tensor, output_contiguous: bool = False) -> Tensor:
+    return F.silu(x)
+
+
+def swish_gradient(x: Tensor, dy: Tensor, output_contiguous: bool = False) -> Tensor:
+    s = torch.sigmoid(widen(x))
+    return (dy * s * (1 + x * (1 - s))).to(x.dtype)
+
+
+def swiglu(x: Tensor, y: Tensor, output_contiguous: bool = False) -> Tensor:
     return F.silu(x) * y
 
 
-def swiglu_linear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return F.linear(swiglu(x, y), weight, bias)
+def swiglu_gradients(
+    x: Tensor, y: Tensor, g: Tensor, use_weight: bool = False, output_contiguous: bool = False
+) -> tuple[Tensor, ...]:
+    """The gradients of x and y, and where it is wanted the product itself."""
+    gradients = swish_gradient(x, g * y), (g * F.silu(x)).to(y.dtype)
+    return (*gradients, swiglu(x, y)) if use_weight else gradients
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    return torch.relu(x).square()
+
+
+def squared_relu_gradient(g: Tensor, x: Tensor) -> Tensor:
+    return 2 * g * torch.relu(x)
 
 
 def causal_conv1d(
