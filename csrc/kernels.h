@@ -36,6 +36,7 @@ struct DeltaKernels;        // delta/problem.h
 struct LowRankKernels;      // delta/problem.h
 struct StackKernel;         // model_step/stack.h
 struct ElementwiseKernels;  // elementwise/elementwise.h
+struct ConvolutionKernels;  // convolution/problem.h
 
 struct Kernels {
   const char* isa;
@@ -45,6 +46,7 @@ struct Kernels {
   const LowRankKernels* low_rank;
   const StackKernel* stack;
   const ElementwiseKernels* elementwise;
+  const ConvolutionKernels* convolution;
 };
 
 /// Those of the instruction set in use.
