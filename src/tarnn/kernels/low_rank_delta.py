@@ -75,7 +75,8 @@ class Call(NamedTuple):
         """
         decay = self.log_decay
         decays = None if decay is None else decay.new_empty(decay.shape, dtype=self.dtype)
-        return Gradients(*[torch.empty_like(x) for x in self[:5]], decays, self.new_state() if state else None)
+        vectors = [torch.empty_like(x) for x in (self.q, self.k, self.v, self.a, self.b)]
+        return Gradients(*vectors, log_decay=decays, S=self.new_state() if state else None)
 
 
 class Outputs(NamedTuple):
