@@ -34,6 +34,7 @@ struct LinearKernels;       // linear/problem.h
 struct HybridKernels;       // hybrid/problem.h
 struct StackKernel;         // model_step/stack.h
 struct ElementwiseKernels;  // elementwise/elementwise.h
+struct ScanKernels;         // scan/problem.h
 
 struct Kernels {
   const char* isa;
@@ -41,6 +42,7 @@ struct Kernels {
   const HybridKernels* hybrid;
   const StackKernel* stack;
   const ElementwiseKernels* elementwise;
+  const ScanKernels* scan;
 };
 
 /// Those of the instruction set in use.
