@@ -32,6 +32,7 @@ using Run = void (*)(Index tasks, Index threads, std::size_t bytes, void (*task)
 
 struct LinearKernels;       // linear/problem.h
 struct HybridKernels;       // hybrid/problem.h
+struct DeltaKernels;        // delta/problem.h
 struct StackKernel;         // model_step/stack.h
 struct ElementwiseKernels;  // elementwise/elementwise.h
 struct ScanKernels;         // scan/problem.h
@@ -40,6 +41,7 @@ struct Kernels {
   const char* isa;
   const LinearKernels* linear;
   const HybridKernels* hybrid;
+  const DeltaKernels* delta;
   const StackKernel* stack;
   const ElementwiseKernels* elementwise;
   const ScanKernels* scan;

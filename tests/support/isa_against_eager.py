@@ -6,6 +6,7 @@
 import torch
 from fuzz import errors, set_up
 
+from support.delta_calls import drawn as drawn_delta, excess
 from support.fuzz_calls import Call
 from support.kernel_calls import MODES, drawn
 from support.rounded_model import share_alike
@@ -32,6 +33,7 @@ for mode in MODES:
                     plain = Call(call).ours()
             found = errors(compiled, [x.detach().double() for x in plain])
             assert max(found.values()) <= limit, (call, found)
+assert max(excess(drawn_delta(number)) for number in range(60)) <= 1
 config = TarnnConfig(hidden_size=40, num_hidden_layers=1, num_attention_heads=5, initializer_range=0.2)
 model = TarnnForCausalLM(config).eval()
 for weights in ("int8", "int4"):

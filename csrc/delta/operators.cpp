@@ -1,0 +1,67 @@
+// The delta rule's operators: forward, backward and one token. Python has checked shapes and dtypes (ops/delta/arguments.py), and allocates
+// all results (kernels/cpu/delta.py).
+#include "common/operators.h"
+#include "delta/problem.h"
+
+namespace {
+
+using namespace tarnn;
+
+// What a call is about, but for its results.
+#define DELTA(X)                                                                                                     \
+  X(Tensor, q) X(Tensor, k) X(Tensor, v) X(Tensor, beta) X(Maybe, log_decay) X(Maybe, S) X(Maybe, key_mask)          \
+  X(Maybe, bounds) X(double, scale) X(bool, normalize) X(double, norm_eps) X(Index, segment)
+
+struct DeltaInputs {
+  DELTA(FIELD)
+};
+
+DeltaProblem delta_problem(const DeltaInputs& in) {
+  DeltaProblem p{};
+  const Index h = in.q.size(1), g = in.k.size(1), m = in.v.size(1);
+  p.heads = std::max(h, m);
+  p.q_share = h ? p.heads / h : 1;
+  p.k_share = g ? p.heads / g : 1;
+  p.v_share = m ? p.heads / m : 1;
+  p.d = in.k.size(3);
+  p.e = in.v.size(3);
+  p.t = in.q.size(2);
+  p.bounds = static_cast<const Index*>(data(in.bounds));
+  p.sequences = in.bounds ? in.bounds->size(0) - 1 : in.q.size(0);
+  p.segment = in.segment;
+  p.q = view(in.q), p.k = view(in.k), p.v = view(in.v), p.beta = view(in.beta), p.log_decay = view(in.log_decay);
+  p.channels = in.log_decay && in.log_decay->dim() == 4;
+  p.mask = view(in.key_mask);  // (b, t) seen as (b, 1, t)
+  p.mask.stride[2] = p.mask.stride[1], p.mask.stride[1] = 0;
+  p.normalize = in.normalize, p.norm_eps = in.norm_eps, p.scale = in.scale;
+  p.before = data(in.S);
+  p.threads = in.q.size(0) * p.heads * p.t * p.d * p.e < worth_a_thread ? 1 : get_num_threads();
+  p.run = run;
+  return p;
+}
+
+void delta_forward(DELTA(PARAMETER) Tensor o, Maybe S_out, Maybe kept) {
+  DeltaProblem p = delta_problem({DELTA(NAME)});
+  p.o = view(o), p.kept = view(kept);
+  p.after = data(S_out);
+  by_dtype(q.scalar_type(), *kernels().delta, [&](auto& of) { of.forward(p); });
+}
+
+void delta_step(DELTA(PARAMETER) Tensor o, Tensor S_out) {
+  DeltaProblem p = delta_problem({DELTA(NAME)});
+  p.o = view(o);
+  p.after = S_out.mutable_data_ptr();
+  by_dtype(q.scalar_type(), *kernels().delta, [&](auto& of) { of.step(p); });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(tarnn_cpu, m) {
+  m.def("delta_forward(" DELTA(SCHEMA) "Tensor(a!) o, Tensor(b!)? S_out, Tensor(c!)? kept) -> ()");
+  m.def("delta_step(" DELTA(SCHEMA) "Tensor(a!) o, Tensor(b!) S_out) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CPU, m) {
+  m.impl("delta_forward", TORCH_BOX(&delta_forward));
+  m.impl("delta_step", TORCH_BOX(&delta_step));
+}

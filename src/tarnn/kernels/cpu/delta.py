@@ -1,0 +1,78 @@
+"""The delta rule by the compiled kernels (csrc/delta): forward and one token.
+
+The kernels take any strides and any of the four floating types, so nothing is copied here but small things: β and decays become
+the wide type, states contiguous. How the kernels work: docs/kernels.md.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from tarnn.kernels.cpu import library
+from tarnn.kernels.cpu.linear import DTYPES
+from tarnn.kernels.delta import Call, Gradients, Outputs, Returned
+from tarnn.kernels.eager import delta as plain
+from tarnn.numerics import wide
+
+SEGMENT = 256  # positions: forward keeps the state before each segment, backward has room for the states within one
+
+
+def refusal(call: Call) -> str | None:
+    """Why the compiled kernels can't compute this call, or None."""
+    if not call.q.is_cpu:
+        return "The compiled kernels are for CPUs, and these tensors are elsewhere."
+    if call.q.dtype not in DTYPES:
+        return f"The compiled kernels take float32, bfloat16, float16 and float64; got {call.q.dtype}."
+    return library.refusal()
+
+
+def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:
+    outputs = call.new_outputs(state=with_state)
+    torch.ops.tarnn_cpu.delta_forward.default(*_inputs(call), *outputs[:2], None)
+    return outputs
+
+
+def backward(call: Call, returned: Returned) -> Gradients:
+    """By plain PyTorch, which keeps states of its own."""
+    return plain.backward(call, returned._replace(kept=None))
+
+
+def step(call: Call, *, inplace: bool = False) -> Outputs:
+    """One token for every row and head in one call; autograd is told of a state that is written in place."""
+    S: Any = call.S
+    before = S.contiguous()
+    after = before if inplace else torch.empty_like(before)
+    o = call.new_o()
+    torch.ops.tarnn_cpu.delta_step.default(*_inputs(call._replace(S=before)), o, after)
+    if not inplace:
+        return Outputs(o, after)
+    if before is not S:
+        S.copy_(before)
+    increment_version(S)
+    return Outputs(o, S)
+
+
+def _in_a_row(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if x is None else x.to(dtype).contiguous()
+
+
+def _inputs(call: Call) -> tuple:
+    """The call in the order of the kernels' arguments."""
+    q, k, v, beta, decay, S, key_mask, cu_seqlens, scale, norm_eps = call
+    dtype, cuts = wide(q.dtype), None if cu_seqlens is None else call.cuts()
+    return (
+        q,
+        k,
+        v,
+        beta.to(dtype),
+        None if decay is None else decay.to(dtype),
+        _in_a_row(S, dtype),
+        key_mask,
+        None if cuts is None else torch.tensor(cuts, dtype=torch.int64, device="cpu"),
+        scale,
+        norm_eps is not None,
+        norm_eps or 0.0,
+        SEGMENT,
+    )
