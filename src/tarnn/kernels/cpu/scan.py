@@ -9,7 +9,9 @@ from torch.autograd.graph import increment_version
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.linear import DTYPES
 
-SEGMENT = 64  # tokens; forward keeps the state before each but the first, from which backward computes the others again
+KEPT_EVERY = (
+    64  # tokens; forward keeps the state before each but the first, from which backward computes the others again
+)
 
 
 def refusal(call: Any) -> str | None:
@@ -27,7 +29,7 @@ def new_kept(call: Any) -> Tensor:
     """For the states before all segments but the first, sequence after sequence."""
     cuts = call.cuts()
     lengths = [call.x.shape[1]] * call.x.shape[0] if cuts is None else [b - a for a, b in zip(cuts, cuts[1:])]
-    count = sum(max(0, length - 1) // SEGMENT for length in lengths)
+    count = sum(max(0, length - 1) // KEPT_EVERY for length in lengths)
     return call.x.new_empty(count, *call.state_shape[1:], dtype=call.dtype)
 
 
@@ -36,7 +38,7 @@ def inputs(call: Any) -> tuple:
     cuts = call.cuts()
     bounds = None if cuts is None else torch.tensor(cuts, dtype=torch.int64, device="cpu")
     before = None if call.h is None else call.h.contiguous()
-    return call.x, before, None if call.key_mask is None else call.key_mask.contiguous(), bounds, SEGMENT
+    return call.x, before, None if call.key_mask is None else call.key_mask.contiguous(), bounds, KEPT_EVERY
 
 
 def readable(x: Tensor, dtype: torch.dtype) -> Tensor:
