@@ -56,6 +56,7 @@ LOADS_BY_NAME = {  # whoever imports a module whose name is computed, and so uns
     "tarnn.registry": "the files of a package, for all names that they declare",
     "tarnn.auto_classes": "what transformers asks for, when it asks",
     "tarnn.kernels.contract": "backends",
+    "tarnn.huggingface.patching.patch": "the files of transformers' families",
     "tarnn.cli.main": "a command, when it is called",
     "tarnn.data": "names on first use",
 }

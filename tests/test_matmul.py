@@ -10,7 +10,7 @@ import tarnn
 from tarnn import matmul
 from tarnn.matmul import FAST, HIGHEST, MIXED, choose, fast_matmul, precision_now, use_precision
 
-LARGE = ((512, 128, 192),)
+LARGE = ((1024, 128, 192),)
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def spoiled(a, b):
 
 
 def test_what_is_chosen_here_keeps_the_error_of_float32():
-    a, b = torch.randn(512, 128), torch.randn(128, 192)
+    a, b = torch.randn(1024, 128), torch.randn(128, 192)
     errors = []
     for precision in (HIGHEST, choose(LARGE).precision):
         with use_precision(precision):

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
         FeatureMap as FeatureMap,
         PositiveRandomFeatures as PositiveRandomFeatures,
     )
+    from tarnn.huggingface.patching.patch import (
+        patch_transformers as patch_transformers,
+        unpatch_transformers as unpatch_transformers,
+    )
     from tarnn.matmul import fast_matmul as fast_matmul
     from tarnn.models import TarnnConfig as TarnnConfig, TarnnForCausalLM as TarnnForCausalLM
     from tarnn.ops import (

@@ -24,7 +24,7 @@ HIGHEST, FAST = "highest", "medium"  # torch's words: its default library, and o
 MIXED = "set by torch.backends"  # in place of a word, where torch has none for what was set
 VARIABLE = "TARNN_FAST_MATMUL"
 BOUND = 4.0  # times the default's error; rounding to bfloat16 has a thousand times
-LEAST = 2**23  # multiplications of a product: of smaller ones, calling oneDNN costs more than its kernels gain
+LEAST = 2**24  # multiplications of a product: of smaller ones, calling oneDNN costs more than its kernels gain
 LARGEST = 512  # numbers along an axis of a product that is probed: the error of longer sums says nothing more
 SAMPLED = 16  # rows of it that are computed in float64
 

@@ -1,0 +1,55 @@
+"""The short convolution before most linear layers: whole sequences, and one token with the cache's last inputs."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.activations import ACT2FN
+
+from tarnn.huggingface.patching.packed import bounds_of, end_to_end
+from tarnn.ops.convolution.op import short_convolution
+from tarnn.ops.convolution.state import ConvolutionState
+from tarnn.ops.convolution.step import short_convolution_step
+
+_OURS = {None: None, "silu": "silu", "swish": "silu"}
+
+
+def convolve_sequences(
+    hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **kwargs: Any
+) -> Tensor:
+    """hidden_states (b, c, t), weight (c, w), bias (c,): (b, c, t), which is (b, t, c) in memory."""
+    x, bounds = hidden_states.transpose(1, 2), bounds_of(kwargs)
+    rows = x if bounds is None else end_to_end(x)
+    o = short_convolution(rows, weight, bias, activation=_OURS.get(activation), cu_seqlens=bounds)
+    assert isinstance(o, Tensor)
+    return _activated(o.view_as(x), activation, hidden_states)
+
+
+def convolve_token(
+    hidden_states: Tensor, conv_state: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
+) -> Tensor:
+    """hidden_states (b, c, t), conv_state (b, c, n), the last n ≥ w − 1 inputs, which moves on: (b, c, t)."""
+    x, past = hidden_states.transpose(1, 2), weight.shape[1] - 1
+    ours, tokens = _OURS.get(activation), conv_state[:, :, conv_state.shape[2] - past :].transpose(1, 2)
+    if x.shape[1] == 1 and x.dtype == conv_state.dtype and not _keeps_graph():
+        if conv_state.shape[2] > past:  # what no filter sees any more, but other functions of transformers may count
+            conv_state[:, :, : conv_state.shape[2] - past] = conv_state[
+                :, :, 1 : conv_state.shape[2] - past + 1
+            ].clone()
+        o, _ = short_convolution_step(x, weight, bias, activation=ours, state=ConvolutionState(tokens), inplace=True)
+    else:
+        past_tokens = ConvolutionState(tokens.to(x.dtype))
+        o, _ = short_convolution(x, weight, bias, activation=ours, state=past_tokens, return_state=True)
+        new = torch.cat([conv_state, hidden_states.to(conv_state.dtype)], dim=2)
+        conv_state.copy_(new[:, :, new.shape[2] - conv_state.shape[2] :])
+    return _activated(o, activation, hidden_states)
+
+
+def _keeps_graph() -> bool:
+    return torch.is_grad_enabled() or torch.compiler.is_compiling()
+
+
+def _activated(o: Tensor, activation: str | None, like: Tensor) -> Tensor:
+    if activation not in _OURS:
+        o = ACT2FN[activation](o)
+    return o.transpose(1, 2).to(like.dtype)

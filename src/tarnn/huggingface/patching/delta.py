@@ -1,0 +1,76 @@
+"""The gated delta rule: whole sequences, and one token. Decays per head (Qwen3-Next and others) or per channel (Kimi Linear)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tarnn.huggingface.patching.packed import bounds_of, end_to_end
+from tarnn.ops.delta.op import delta_rule
+from tarnn.ops.delta.state import DeltaState
+from tarnn.ops.delta.step import delta_step
+
+
+def delta_sequences(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    chunk_size: int = 64,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """query, key (b, t, g, d), value (b, t, n, e), g (b, t, n) or (b, t, n, d), beta (b, t, n): o (b, t, n, e) and S."""
+    inputs: tuple[Tensor, ...] = (query, key, value, g, beta)
+    bounds = bounds_of(kwargs)
+    if bounds is not None:
+        inputs = tuple(end_to_end(x) for x in inputs)
+    q, k, v, log_decay, strength = (x.transpose(1, 2) for x in inputs)
+    state = None if initial_state is None else DeltaState(initial_state.float())
+    o, after = delta_rule(
+        q, k, v, strength, log_decay=log_decay, normalize_qk=use_qk_l2norm_in_kernel, cu_seqlens=bounds, state=state,
+        return_state=True,
+    )  # fmt: skip
+    o = o.transpose(1, 2).reshape(*value.shape)
+    return o, after.S if output_final_state else None
+
+
+def delta_token(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The same for one token. Without gradients the cache's own state is written to."""
+    if query.shape[1] != 1 or initial_state is None:
+        return delta_sequences(
+            query, key, value, g, beta, initial_state=initial_state, output_final_state=output_final_state,
+            use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, **kwargs,
+        )  # fmt: skip
+    q, k, v, log_decay, strength = (x.transpose(1, 2) for x in (query, key, value, g, beta))
+    S = initial_state.float()
+    inplace = may_write(S) and output_final_state
+    o, after = delta_step(
+        q,
+        k,
+        v,
+        strength,
+        log_decay=log_decay,
+        normalize_qk=use_qk_l2norm_in_kernel,
+        state=DeltaState(S),
+        inplace=inplace,
+    )
+    return o.transpose(1, 2), after.S if output_final_state else None
+
+
+def may_write(x: Tensor) -> bool:
+    """Whether a state may be written to where it stands: no gradient and no graph of it is kept."""
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and x.is_contiguous()

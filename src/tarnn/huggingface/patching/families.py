@@ -1,0 +1,218 @@
+"""The families of transformers whose linear layers tarnn computes, and what is replaced in the file of each.
+
+Arguments are those of the versions that were tested, transformers 5.23: a function with others is left as it is.
+"""
+
+import functools
+from collections.abc import Callable
+
+from tarnn.huggingface.patching.convolution import convolve_sequences, convolve_token
+from tarnn.huggingface.patching.delta import delta_sequences, delta_token
+from tarnn.huggingface.patching.griffin import griffin_block, griffin_model
+from tarnn.huggingface.patching.hooks import Family, Hook, on_cpu
+from tarnn.huggingface.patching.lightning import lightning_layer, lightning_model
+from tarnn.huggingface.patching.packed import (
+    head_with_packed_rows,
+    layer_with_packed_rows,
+    model_with_packed_masks,
+    model_with_packed_rows,
+    silent_model_with_packed_rows,
+)
+from tarnn.huggingface.patching.padding import layer_with_padding
+from tarnn.huggingface.patching.selective import scan_layer, scan_sequences, scan_token
+from tarnn.huggingface.patching.ssd import not_fused, ssd_sequences, ssd_token
+
+CONVOLUTION = (
+    Hook("causal_conv1d_fn", on_cpu(convolve_sequences), "hidden_states weight bias activation **kwargs"),
+    Hook("causal_conv1d_update", on_cpu(convolve_token), "hidden_states conv_state weight bias activation"),
+)
+_DELTA = "query key value g beta{} initial_state output_final_state use_qk_l2norm_in_kernel **kwargs"
+GATED_DELTA = (
+    Hook("torch_chunk_gated_delta_rule", on_cpu(delta_sequences), _DELTA.format(" chunk_size")),
+    Hook("torch_recurrent_gated_delta_rule", on_cpu(delta_token), _DELTA.format("")),
+    *CONVOLUTION,
+)
+CHANNEL_DELTA = (
+    Hook("chunk_kimi_delta_attention", on_cpu(delta_sequences), _DELTA.format(" chunk_size")),
+    Hook("recurrent_kimi_delta_attention", on_cpu(delta_token), _DELTA.format("")),
+    *CONVOLUTION,
+)
+SSD = (
+    Hook(
+        "mamba2_chunk_scan",
+        on_cpu(ssd_sequences),
+        "hidden_states dt A B C chunk_size D dt_bias initial_states dt_softplus dt_limit return_final_states **kwargs",
+    ),
+    Hook(
+        "mamba2_selective_state_update",
+        on_cpu(ssd_token),
+        "state hidden_states dt A B C D dt_bias dt_softplus z **kwargs",
+    ),
+    Hook(
+        "mamba2_split_conv1d_scan_combined",
+        on_cpu(not_fused),
+        "zxbcdt conv1d_weight conv1d_bias dt_bias A D chunk_size initial_states dt_limit return_final_states activation "
+        "rmsnorm_weight rmsnorm_eps outproj_weight outproj_bias headdim ngroups norm_before_gate **kwargs",
+    ),
+    *CONVOLUTION,
+)
+SCAN = (
+    Hook(
+        "mamba_selective_scan",
+        on_cpu(scan_sequences),
+        "hidden_states dt A B C D z delta_bias delta_softplus return_last_state use_mambapy use_associative_scan **kwargs",
+    ),
+    Hook(
+        "mamba_selective_state_update",
+        on_cpu(scan_token),
+        "state hidden_states dt A B C D dt_bias dt_softplus z **kwargs",
+    ),
+    *CONVOLUTION,
+)
+SCAN_FUSED = Hook(
+    "mamba_inner_fn",
+    on_cpu(not_fused),
+    "xz conv1d_weight conv1d_bias x_proj_weight delta_proj_weight out_proj_weight out_proj_bias A B C D delta_bias "
+    "delta_softplus b_rms_weight c_rms_weight dt_rms_weight b_c_dt_rms_eps **kwargs",
+)
+MIXER = "self hidden_states cache_params attention_mask **kwargs"
+SHORT = "self hidden_states past_key_values attention_mask **kwargs"
+TEXT = "self input_ids attention_mask position_ids past_key_values inputs_embeds use_cache **kwargs"
+MAMBA = "self input_ids inputs_embeds cache_params use_cache output_hidden_states return_dict attention_mask **kwargs"
+MAMBA_HEAD = (
+    "self input_ids inputs_embeds cache_params labels output_hidden_states return_dict use_cache attention_mask "
+    "logits_to_keep **kwargs"
+)
+
+
+GRIFFIN = "self input_states position_ids attention_mask use_cache **kwargs"
+LIGHTNING = "self hidden_states position_embeddings attention_mask past_key_values **kwargs"
+
+
+MAMBA_1_HEAD = (
+    "self input_ids attention_mask inputs_embeds cache_params labels output_hidden_states return_dict use_cache "
+    "logits_to_keep **kwargs"
+)
+
+
+def _composed(*replace: Callable[[Callable], Callable]) -> Callable[[Callable], Callable]:
+    """What the first makes of what the second makes of … the original."""
+    return lambda original: functools.reduce(lambda inner, outer: outer(inner), reversed(replace), original)
+
+
+def _layer(name: str, arguments: str = MIXER, **options) -> Hook:
+    return Hook(f"{name}.forward", layer_with_padding(**options), arguments)
+
+
+def _model(name: str, arguments: str = TEXT) -> Hook:
+    return Hook(f"{name}.forward", model_with_packed_rows, arguments)
+
+
+def _family(name: str, module: str, functions: tuple[Hook, ...], layer: str, model: str, layers: str = MIXER) -> Family:
+    return Family(name, module, (*functions, _layer(layer, layers), _model(model)))
+
+
+def _scan_layer(name: str) -> Hook:
+    return Hook(f"{name}.forward", _composed(layer_with_padding(), layer_with_packed_rows, scan_layer), MIXER)
+
+
+def _mamba(name: str, module: str, short: str) -> Family:
+    model = Hook(f"{short}Model.forward", silent_model_with_packed_rows, MAMBA)
+    head = Hook(f"{short}ForCausalLM.forward", head_with_packed_rows, MAMBA_1_HEAD)
+    return Family(name, module, (*SCAN, SCAN_FUSED, _scan_layer(f"{short}Mixer"), model, head))
+
+
+def _inkling(name: str) -> tuple[Hook, ...]:
+    arguments = SHORT.replace("attention_mask", "conv_mask")
+    return _layer(f"{name}ShortConvolution", arguments, mask="conv_mask"), _model(f"{name}TextModel")
+
+
+_MAMBA_2 = Hook("Mamba2ForCausalLM.forward", head_with_packed_rows, MAMBA_HEAD)
+
+FAMILIES = (
+    _family("Qwen3-Next", "qwen3_next", GATED_DELTA, "Qwen3NextGatedDeltaNet", "Qwen3NextModel"),
+    _family("Qwen3.5", "qwen3_5", GATED_DELTA, "Qwen3_5GatedDeltaNet", "Qwen3_5TextModel"),
+    _family("Qwen3.5-MoE", "qwen3_5_moe", GATED_DELTA, "Qwen3_5MoeGatedDeltaNet", "Qwen3_5MoeTextModel"),
+    Family(
+        "Qwen4-exp",
+        "qwen4_exp",
+        (
+            *GATED_DELTA,
+            _layer("Qwen4ExpTextGatedDeltaNet"),
+            _layer("Qwen4ExpTextPLELayer", "self hidden_states input_ids past_key_values conv_mask", mask="conv_mask"),
+            _model("Qwen4ExpTextModel", TEXT.replace("**kwargs", "ple_input_ids **kwargs")),
+        ),
+    ),
+    _family("OLMo-hybrid", "olmo_hybrid", GATED_DELTA, "OlmoHybridGatedDeltaNet", "OlmoHybridModel"),
+    _family("Kimi Linear", "kimi_linear", CHANNEL_DELTA, "KimiLinearDeltaAttention", "KimiLinearModel"),
+    _family("GLM-5-next", "glm5_next", CHANNEL_DELTA, "Glm5NextTextLinearAttention", "Glm5NextTextModel"),
+    _family("Bailing hybrid", "bailing_hybrid", CHANNEL_DELTA, "BailingHybridDeltaAttention", "BailingHybridModel"),
+    _family("LFM2", "lfm2", CONVOLUTION, "Lfm2ShortConv", "Lfm2Model", SHORT),
+    _family("LFM2-MoE", "lfm2_moe", CONVOLUTION, "Lfm2MoeShortConv", "Lfm2MoeModel", SHORT),
+    _family("LFM3", "lfm3", CONVOLUTION, "Lfm3ShortConv", "Lfm3Model", SHORT),
+    Family("Inkling", "inkling", (*CONVOLUTION, *_inkling("Inkling"))),
+    Family("Inkling 2", "inkling2", (*CONVOLUTION, *_inkling("Inkling2"))),
+    Family(
+        "RecurrentGemma",
+        "recurrent_gemma",
+        (
+            Hook("RecurrentGemmaRecurrentBlock.forward", griffin_block, GRIFFIN),
+            Hook(
+                "RecurrentGemmaModel.forward",
+                griffin_model,
+                "self input_ids position_ids attention_mask inputs_embeds use_cache past_key_values **kwargs",
+            ),
+        ),
+    ),
+    Family(
+        "MiniMax",
+        "minimax",
+        (
+            Hook("MiniMaxLightningAttention.forward", _composed(layer_with_padding(), lightning_layer), LIGHTNING),
+            Hook("MiniMaxModel.forward", lightning_model, TEXT),
+        ),
+    ),
+    _mamba("Mamba", "mamba", "Mamba"),
+    _mamba("Falcon-Mamba", "falcon_mamba", "FalconMamba"),
+    Family(
+        "Jamba",
+        "jamba",
+        (
+            *SCAN,
+            SCAN_FUSED,
+            _scan_layer("JambaMambaMixer"),
+            Hook(
+                "JambaMambaDecoderLayer.forward",
+                layer_with_packed_rows,
+                "self hidden_states attention_mask position_ids past_key_values **kwargs",
+            ),
+            _model("JambaModel"),
+        ),
+    ),
+    Family("Zamba", "zamba", (*SCAN, _scan_layer("ZambaMambaMixer"), _model("ZambaModel"))),
+    Family("Mamba-2", "mamba2", (*SSD, _layer("Mamba2Mixer"), _model("Mamba2Model", MAMBA), _MAMBA_2)),
+    _family("Zamba2", "zamba2", SSD, "Zamba2MambaMixer", "Zamba2Model"),
+    _family("Bamba", "bamba", SSD, "BambaMixer", "BambaModel"),
+    _family("Falcon-H1", "falcon_h1", SSD, "FalconH1Mixer", "FalconH1Model"),
+    Family(
+        "Granite 4",
+        "granitemoehybrid",
+        (
+            *SSD,
+            _layer("GraniteMoeHybridMambaLayer"),
+            Hook("GraniteMoeHybridModel.forward", model_with_packed_masks, TEXT),
+        ),
+    ),
+    Family(
+        "Nemotron-H",
+        "nemotron_h",
+        (
+            *SSD,
+            _layer("NemotronHMamba2Mixer"),
+            _model(
+                "NemotronHModel",
+                "self input_ids inputs_embeds position_ids past_key_values use_cache attention_mask **kwargs",
+            ),
+        ),
+    ),
+)

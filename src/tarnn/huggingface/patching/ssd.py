@@ -1,0 +1,108 @@
+"""Mamba-2's recurrence as linear attention: queries C, keys B, values dt·x, decays dt·A, without a normaliser."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+from tarnn.feature_maps.elementwise import Identity
+from tarnn.huggingface.patching.packed import bounds_of, end_to_end
+from tarnn.ops.linear.op import linear_attention
+from tarnn.ops.linear.state import LinearState
+from tarnn.ops.linear.step import step
+
+_IDENTITY = Identity()
+
+
+def ssd_sequences(
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    return_final_states: bool = False,
+    z: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """hidden_states (b, t, h, p), dt (b, t, h), A, D, dt_bias (h,), B, C (b, t, groups, n): y (b, t, h, p), states (b, h, p, n).
+
+    The states are (b, h, n, p) in memory, as steps read them.
+    """
+    bounds = bounds_of(kwargs)
+    dt = _time_steps(dt, dt_bias, dt_softplus).clamp(*dt_limit)
+    x = hidden_states.float()
+    inputs: tuple[Tensor, ...] = (C.float(), B.float(), x * dt[..., None], dt * A.float())
+    if bounds is not None:
+        inputs = tuple(end_to_end(y) for y in inputs)
+    q, k, v, log_decay = (y.transpose(1, 2) for y in inputs)
+    q, k = (_per_head(y, v.shape[1]) for y in (q, k))
+    state = None if initial_states is None else _state(initial_states)
+    o, after = linear_attention(
+        q, k, v, _IDENTITY, causal=True, normalize=False, log_decay=log_decay, cu_seqlens=bounds, state=state,
+        return_state=True,
+    )  # fmt: skip
+    y = _with_skip(o.transpose(1, 2).reshape(x.shape), x, D, z)
+    return (y, after.S.transpose(-1, -2)) if return_final_states else y
+
+
+def ssd_token(
+    state: Tensor,
+    hidden_states: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    z: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    """state (b, h, p, n), which moves on, hidden_states (b, h, p), dt (b, h, p) and A (h, p, n) equal along p and n, B, C (b,
+    groups, n), D (h, p): y (b, h, p)."""
+    dt, A = dt[..., 0], A[:, 0, 0]
+    dt = _time_steps(dt, None if dt_bias is None else dt_bias[..., 0], dt_softplus)
+    x = hidden_states.float()
+    q, k, v = C.float()[:, :, None], B.float()[:, :, None], (x * dt[..., None])[:, :, None]
+    q, k = (_per_head(y, v.shape[1]) for y in (q, k))
+    before = _state(state)
+    inplace = before.S.data_ptr() == state.data_ptr() and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+    inplace = inplace and before.S.is_contiguous()
+    o, after = step(
+        q, k, v, _IDENTITY, before, normalize=False, log_decay=(dt * A.float())[:, :, None], inplace=inplace
+    )
+    if not inplace:
+        state.copy_(after.S.transpose(-1, -2))
+    return _with_skip(o[:, :, 0], x, None if D is None else D[..., 0], z).to(hidden_states.dtype)
+
+
+def not_fused(*args: Any, **kwargs: Any) -> None:
+    """The answer of a layer's kernel for all of its forward where there is none: the layer goes on, function by function."""
+
+
+def _time_steps(dt: Tensor, bias: Tensor | None, with_softplus: bool) -> Tensor:
+    dt = dt if bias is None else dt + bias.to(dt.dtype)
+    return (softplus(dt) if with_softplus else dt).float()
+
+
+def _per_head(x: Tensor, heads: int) -> Tensor:
+    """Keys or queries (b, groups, t, n) as (b, heads, t, n)."""
+    b, groups, t, n = x.shape
+    return x if groups == heads else x[:, :, None].expand(b, groups, heads // groups, t, n).reshape(b, heads, t, n)
+
+
+def _state(states: Tensor) -> LinearState:
+    S = states.float().transpose(-1, -2)
+    return LinearState(S, S.new_zeros(S.shape[:-1]))
+
+
+def _with_skip(y: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None) -> Tensor:
+    y = y if D is None else y + D[:, None] * x
+    return y if z is None else y * silu(z)
