@@ -4,7 +4,7 @@
 //
 //   h_k ← 2^(dt A'_k) h_k + (dt x) B_k      o += h_k C_k          k: the numbers of a group
 //
-// where B_k and C_k, the same for all channels, are sent to all lanes. Nothing but the exponential, six multiplications of it,
+// where B_k and C_k, the same for all channels, are sent to all lanes. Nothing but the exponential, seven multiplications of it,
 // costs more than one instruction.
 #pragma once
 

@@ -10,6 +10,7 @@ from support.delta_calls import drawn as drawn_delta, excess
 from support.fuzz_calls import Call
 from support.kernel_calls import MODES, drawn
 from support.rounded_model import share_alike
+from support.scan_calls import excess as scan_excess
 from tarnn.decoding.fused import FusedStep
 from tarnn.kernels.cpu import library
 from tarnn.models import TarnnConfig, TarnnForCausalLM
@@ -34,6 +35,7 @@ for mode in MODES:
             found = errors(compiled, [x.detach().double() for x in plain])
             assert max(found.values()) <= limit, (call, found)
 assert max(excess(drawn_delta(number)) for number in range(60)) <= 1
+assert max(scan_excess(number) for number in range(60)) <= 1
 config = TarnnConfig(hidden_size=40, num_hidden_layers=1, num_attention_heads=5, initializer_range=0.2)
 model = TarnnForCausalLM(config).eval()
 for weights in ("int8", "int4"):
