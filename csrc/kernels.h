@@ -35,6 +35,7 @@ struct HybridKernels;       // hybrid/problem.h
 struct DeltaKernels;        // delta/problem.h
 struct StackKernel;         // model_step/stack.h
 struct ElementwiseKernels;  // elementwise/elementwise.h
+struct ConvolutionKernels;  // convolution/problem.h
 struct ScanKernels;         // scan/problem.h
 
 struct Kernels {
@@ -44,6 +45,7 @@ struct Kernels {
   const DeltaKernels* delta;
   const StackKernel* stack;
   const ElementwiseKernels* elementwise;
+  const ConvolutionKernels* convolution;
   const ScanKernels* scan;
 };
 

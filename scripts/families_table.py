@@ -1,4 +1,4 @@
-"""The table of model families whose attention tarnn can take over, in docs/families.md, from what the tests run.
+"""The tables of model families that tarnn computes, in docs/families.md, from what the tests run.
 
 python scripts/families_table.py
 """
@@ -20,11 +20,83 @@ REASONS = {
     "position_bias": "adds a bias by position to the products",
     "mask of shape": "hands its bias by position as a mask",
 }
+OPS = {  # by the function or method of transformers that is replaced
+    "torch_chunk_gated_delta_rule": "delta_rule, a decay per head",
+    "chunk_kimi_delta_attention": "delta_rule, a decay per channel",
+    "mamba2_chunk_scan": "linear_attention, a decay per token",
+    "mamba_selective_scan": "selective_scan",
+    "MiniMaxLightningAttention.forward": "linear_attention, a constant decay",
+    "RecurrentGemmaRecurrentBlock.forward": "short_convolution, diagonal_scan",
+    "causal_conv1d_fn": "short_convolution",
+}
 
 
 def page() -> str:
     """The whole page."""
     sys.path.insert(0, str(ROOT / "tests"))
+    return f"{linear_families()}\n{hybrid_families()}"
+
+
+def linear_families() -> str:
+    """What patch_transformers replaces."""
+    from support.linear_families import REFERENCE_IS_WRONG, WITHOUT
+
+    from tarnn.huggingface.patching.families import FAMILIES
+
+    def cell(name: str, way: str) -> str:
+        return f"– ({WITHOUT[name, way]})" if (name, way) in WITHOUT else "yes"
+
+    rows, wrong = [], []
+    for family in FAMILIES:
+        name, paths = family.name, [hook.path for hook in family.hooks]
+        ops = ", ".join(OPS[path] for path in paths if path in OPS)
+        layer = next(path.partition(".")[0] for path in paths if path.endswith(".forward"))
+        rows.append(f"| {name} | `{layer}` | {ops} | {cell(name, 'right')} | {cell(name, 'packed')} |")
+    for reason in dict.fromkeys(REFERENCE_IS_WRONG.values()):
+        names: dict[str, list[str]] = {}
+        for (name, way), why in REFERENCE_IS_WRONG.items():
+            if why == reason and (name, way) not in WITHOUT:
+                names.setdefault(way, []).append(name)
+        for way, families in names.items():
+            everybody = "all others" if len(families) > len(FAMILIES) // 2 else ", ".join(families)
+            wrong.append(f"| {WAYS[way]} | {everybody} | {reason} |")
+    return f"""# Model families
+
+Made by `scripts/families_table.py` from what the tests run.
+
+## Linear models: `tarnn.patch_transformers()`
+
+A tiny model with random weights of each family, in float32, has the outputs of transformers 5.23 within
+transformers' own rounding (twice the largest difference between its own ways to compute the same): a row whole, a prompt and then
+token by token, several turns with one cache, padding before a text. All gradients are the same. `tests/huggingface` holds that,
+and `generate`, bfloat16, autocast, gradient checkpointing, LoRA and torch.compile for some of them.
+
+Padding behind a text and packed rows (`position_ids` that start anew, `cu_seq_lens_q` or `seq_idx`, as transformers' flattening
+collator makes them) are compared with the rows one by one, packed rows in gradients too. transformers has neither on a CPU.
+
+| family | layer | computed by | padding behind a text | packed rows |
+|---|---|---|---|---|
+{chr(10).join(rows)}
+
+Models that contain one of these as their text model follow: Qwen3.5 with images (tested), LFM2-VL, LFM3-VL, MiniCPM-V 4.6 and
+4.7, MiniCPM-OCR, Nemotron-H Omni, Nemotron 3.5 Transcribe, Granite 4 Vision and GLM-5-next with images.
+
+Where transformers' own numbers are wrong, tests show it, and tarnn's equal those of each row whole:
+
+| what | families | why transformers is wrong there |
+|---|---|---|
+{chr(10).join(wrong)}
+
+Rows that continue a cache must have equally many new tokens: padding among them is refused, because a state would change there.
+xLSTM is missing until its denominator is one of tarnn's; RWKV-4 is computed as before.
+"""
+
+
+WAYS = {"right": "padding behind a text, then more tokens", "continued": "several new tokens with a cache"}
+
+
+def hybrid_families() -> str:
+    """Whose attention tarnn's hybrid attention takes over."""
     from support.families import FAMILIES, REFUSED, inputs_of, model_of
 
     rows = []
@@ -35,10 +107,10 @@ def page() -> str:
             f"| {name} | `{type(model_of(family)).__name__}` | {KINDS[family.kind]} | {', '.join(padded) or '–'} | {cache} |"
         )
     refused = [f"| {name} | it {REASONS[words]} |" for name, (_, words) in REFUSED.items()]
-    return f"""# Model families that take part
+    return f"""## Hybrid attention: `tarnn convert`
 
-Made by `scripts/families_table.py` from what `tests/conversion` runs: a tiny model with random weights of each family, whose
-outputs with a window as long as the input equal those of torch's own attention, and change when the window is short.
+A tiny model with random weights of each family, as `tests/conversion` runs it: with a window as long as the input its outputs
+equal those of torch's own attention, and they change when the window is short.
 `padding` says on which sides it was tried. `constant cache`: whether `constant_cache(model)` generates with it.
 Cross-attention and a model's own sliding-window layers stay as they are.
 

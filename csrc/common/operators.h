@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <optional>
+#include <string_view>
 
 #include "common/threads.h"
 #include "torch.h"
@@ -25,6 +27,16 @@ inline View view(const Maybe& x) { return x ? view(*x) : View(); }
 
 inline void* data(const Tensor& x) { return const_cast<void*>(x.const_data_ptr()); }
 inline void* data(const Maybe& x) { return x ? data(*x) : nullptr; }
+
+/// Large pages for a result: by small ones, a fresh block of hundreds of megabytes costs a quarter of the kernel's time in
+/// page faults. What is asked for stays with the addresses, whoever has them next: TARNN_LARGE_PAGES=off asks for none.
+inline void in_large_pages(const Tensor& x) {
+  static const char* wish = std::getenv("TARNN_LARGE_PAGES");
+  static const bool off = wish && std::string_view(wish) == "off";
+  if (off) return;
+  const auto bytes = static_cast<std::size_t>(x.numel() * bytes_of(x.scalar_type()));
+  if (bytes >= 4 * large_page) ask_for_large_pages(x.const_data_ptr(), bytes);
+}
 
 /// Products of features and values from which a call is worth waking a second thread: about 20 microseconds.
 constexpr Index worth_a_thread = 1 << 20;

@@ -183,7 +183,7 @@ void pass_panel(const DeltaProblem& p, Index j, Index rows, BlockRows<const T> v
 template <typename T>
 void load_pairs(const DeltaProblem& p, const DeltaHead& h, Index time, Index rows, PairsScratch<T>& at) {
   load_delta_keys(p, h, time, rows, at.k, at.ldd, at.factor);
-  load_delta_queries(p, h, time, rows, at.q, at.ldd, at.factor);
+  load_delta_queries(p, h, time, rows, static_cast<T>(p.scale), at.q, at.ldd, at.factor);
   load_betas(p, h, time, rows, at.beta);
   load_decays(p, h, time, rows, at.decay, at.ldd);
   if (rows % 2) {

@@ -47,6 +47,17 @@ void delta_forward(DELTA(PARAMETER) Tensor o, Maybe S_out, Maybe kept) {
   by_dtype(q.scalar_type(), *kernels().delta, [&](auto& of) { of.forward(p); });
 }
 
+void delta_backward(Maybe grad_o, Maybe grad_S, Maybe kept, DELTA(PARAMETER) Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_beta,
+                    Maybe grad_log_decay, Maybe grad_S_before) {
+  DeltaProblem p = delta_problem({DELTA(NAME)});
+  p.grad_o = view(grad_o), p.kept = view(kept);
+  p.grad_after = data(grad_S);
+  p.grad_q = view(grad_q), p.grad_k = view(grad_k), p.grad_v = view(grad_v);
+  p.grad_beta = view(grad_beta), p.grad_log_decay = view(grad_log_decay);
+  p.grad_before = data(grad_S_before);
+  by_dtype(q.scalar_type(), *kernels().delta, [&](auto& of) { of.backward(p); });
+}
+
 void delta_step(DELTA(PARAMETER) Tensor o, Tensor S_out) {
   DeltaProblem p = delta_problem({DELTA(NAME)});
   p.o = view(o);
@@ -58,10 +69,13 @@ void delta_step(DELTA(PARAMETER) Tensor o, Tensor S_out) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(tarnn_cpu, m) {
   m.def("delta_forward(" DELTA(SCHEMA) "Tensor(a!) o, Tensor(b!)? S_out, Tensor(c!)? kept) -> ()");
+  m.def("delta_backward(Tensor? grad_o, Tensor? grad_S, Tensor? kept, " DELTA(SCHEMA) "Tensor(a!) grad_q, Tensor(b!) grad_k, "
+        "Tensor(c!) grad_v, Tensor(d!) grad_beta, Tensor(e!)? grad_log_decay, Tensor(f!)? grad_S_before) -> ()");
   m.def("delta_step(" DELTA(SCHEMA) "Tensor(a!) o, Tensor(b!) S_out) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CPU, m) {
   m.impl("delta_forward", TORCH_BOX(&delta_forward));
+  m.impl("delta_backward", TORCH_BOX(&delta_backward));
   m.impl("delta_step", TORCH_BOX(&delta_step));
 }

@@ -59,7 +59,7 @@ void step_head(const DeltaProblem& p, const DeltaHead& h, DeltaStepScratch<T>& a
   const Index ldd = padded<T>(p.d), lde = padded<T>(p.e), time = h.begin;
   T factor[1], beta[1];
   load_delta_keys(p, h, time, 1, at.k, ldd, factor);
-  load_delta_queries(p, h, time, 1, at.q, ldd, factor);
+  load_delta_queries(p, h, time, 1, static_cast<T>(p.scale), at.q, ldd, factor);
   load_betas(p, h, time, 1, beta);
   load_tile(p.v, h.row, h.v, time, 1, p.e, at.v, lde);
   load_decays(p, h, time, 1, at.decay, ldd);

@@ -70,11 +70,11 @@ void load_delta_keys(const DeltaProblem& p, const DeltaHead& h, Index time, Inde
   if (p.normalize) scale_rows(to, ld, rows, p.d, factor);
 }
 
-/// The queries, with the scale of the outputs.
+/// The queries, times `scale`.
 template <typename T>
-void load_delta_queries(const DeltaProblem& p, const DeltaHead& h, Index time, Index rows, T* to, Index ld, T* factor) {
+void load_delta_queries(const DeltaProblem& p, const DeltaHead& h, Index time, Index rows, T scale, T* to, Index ld, T* factor) {
   load_tile(p.q, h.row, h.q, time, rows, p.d, to, ld);
-  normalizers(p, to, ld, rows, static_cast<T>(p.scale), factor);
+  normalizers(p, to, ld, rows, scale, factor);
   scale_rows(to, ld, rows, p.d, factor);
 }
 

@@ -86,13 +86,6 @@ void rms_norm_backward(Index rows, Index n, const T* grad, const T* x, const T* 
     rms_norm_backward_of<T, 1>(n, grad + row * n, x + row * n, weight, scale + row, grad_x + row * n, grad_weight);
 }
 
-/// 1 / (1 + e⁻ˣ), without overflow on either side.
-template <typename T>
-TARNN_INLINE Vec<T> sigmoid(Vec<T> x) {
-  const Vec<T> e = exp_nonpositive(x < 0 ? x : -x);
-  return (x < 0 ? e : e * 0 + T(1)) / (e + T(1));
-}
-
 template <typename T>
 void swiglu(Index n, const T* gate, const T* up, T* y) {
   over<T>(n, [&](Index i, auto get, auto put) TARNN_LAMBDA {

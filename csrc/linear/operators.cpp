@@ -1,24 +1,11 @@
 // Linear attention's operators: forward, backward and one token. Python has checked shapes and dtypes (ops/linear/arguments.py), and
 // allocates all results (kernels/cpu/linear.py).
-#include <cstdlib>
-#include <string_view>
-
 #include "common/operators.h"
 #include "linear/plan.h"
 
 namespace {
 
 using namespace tarnn;
-
-/// Large pages for a result: by small ones, a fresh block of hundreds of megabytes costs a quarter of the kernel's time in
-/// page faults. What is asked for stays with the addresses, whoever has them next: TARNN_LARGE_PAGES=off asks for none.
-void in_large_pages(const Tensor& x) {
-  static const char* wish = std::getenv("TARNN_LARGE_PAGES");
-  static const bool off = wish && std::string_view(wish) == "off";
-  if (off) return;
-  const auto bytes = static_cast<std::size_t>(x.numel() * bytes_of(x.scalar_type()));
-  if (bytes >= 4 * large_page) ask_for_large_pages(x.const_data_ptr(), bytes);
-}
 
 /// (b, s) seen as (b, 1, s).
 View mask_view(const Maybe& x) {

@@ -227,6 +227,13 @@ TARNN_INLINE T exp_one(T x) {
   return exp_nonpositive(broadcast<T>(x))[0];
 }
 
+/// 1 / (1 + e⁻ˣ), without overflow on either side.
+template <typename T>
+TARNN_INLINE Vec<T> sigmoid(Vec<T> x) {
+  const Vec<T> e = exp_nonpositive(x < 0 ? x : -x);
+  return (x < 0 ? e : e * 0 + T(1)) / (e + T(1));
+}
+
 /// Transposes a square of width × width in registers: log₂(width) rounds, each of which interleaves row i with row
 /// i + width/2.
 template <typename T>

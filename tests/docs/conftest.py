@@ -5,8 +5,10 @@ import shutil
 
 import pytest
 import torch
+import transformers
 from transformers.utils import logging
 
+import tarnn
 from tarnn.cli.main import main
 from tarnn.feature_maps.registry import MAPS
 
@@ -20,7 +22,7 @@ def story(words: int, seed: int) -> str:
 
 @pytest.fixture(scope="session")
 def furnished(tmp_path_factory):
-    """texts, a book, a trained model of text and one of images: made once."""
+    """texts, a book, a trained model of text and one of images, a linear model of transformers: made once."""
     folder = tmp_path_factory.mktemp("furnished")
     (folder / "my-books").mkdir()
     for i in range(3):
@@ -31,7 +33,24 @@ def furnished(tmp_path_factory):
     images = ["train", "digits", "--task", "image", "--out", str(folder / "runs/digits"), "--sample-images", "0"]
     for argv in (text, [*images, "--class-conditional"]):
         assert main([*argv, *SMALL]) == 0
+    save_qwen(folder / "my-qwen3.5", tokenizer=folder / "runs/books")
     return folder
+
+
+def save_qwen(folder, tokenizer):
+    """A tiny Qwen3.5 with random weights that reads bytes."""
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    linear = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    }
+    config = transformers.Qwen3_5TextConfig(
+        vocab_size=257, hidden_size=32, intermediate_size=64, num_hidden_layers=4, **heads, **linear, eos_token_id=None
+    )
+    transformers.Qwen3_5ForCausalLM(config).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
 
 
 @pytest.fixture
@@ -44,6 +63,7 @@ def workplace(furnished, tmp_path, monkeypatch):
     MAPS.names()
     maps = dict(MAPS)
     yield tmp_path
+    tarnn.unpatch_transformers()
     MAPS.clear()
     MAPS.update(maps)
     torch.set_num_threads(threads)

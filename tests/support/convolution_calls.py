@@ -122,7 +122,10 @@ def wrong(seed: int) -> str:
         kind = exact[: len(sent)] if name in ("o", "behind") else exact[len(sent) :]
         scale = max(z.abs().max().item() for z in kind if z.numel())
         error, theirs = ((z.double() - y).abs().max().item() for z in (x, plain))
-        allowed = 2 * theirs + 2 * torch.finfo(x.dtype).eps * max(scale, 1.0)
+        added = (
+            drawn.x[..., 0].numel() ** 0.5 / 2 if "weight" in name or "bias" in name else 0.0
+        )  # one token after the other
+        allowed = 2 * theirs + (2 + added) * torch.finfo(x.dtype).eps * max(scale, 1.0)
         if dtype == torch.float64:  # in which what is exact was computed, too
             allowed = 1e-12 * max(scale, 1.0)
         if not error <= allowed:

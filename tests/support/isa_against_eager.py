@@ -6,7 +6,8 @@
 import torch
 from fuzz import errors, set_up
 
-from support.delta_calls import drawn as drawn_delta, excess
+from support.convolution_calls import wrong as wrong_convolution
+from support.delta_calls import drawn as drawn_delta, excess, excess_of_gradients
 from support.fuzz_calls import Call
 from support.kernel_calls import MODES, drawn
 from support.rounded_model import share_alike
@@ -34,7 +35,8 @@ for mode in MODES:
                     plain = Call(call).ours()
             found = errors(compiled, [x.detach().double() for x in plain])
             assert max(found.values()) <= limit, (call, found)
-assert max(excess(drawn_delta(number)) for number in range(60)) <= 1
+assert max(measure(drawn_delta(number)) for measure in (excess, excess_of_gradients) for number in range(30)) <= 1
+assert [what for seed in range(60) if (what := wrong_convolution(seed))] == []
 assert max(scan_excess(number) for number in range(60)) <= 1
 config = TarnnConfig(hidden_size=40, num_hidden_layers=1, num_attention_heads=5, initializer_range=0.2)
 model = TarnnForCausalLM(config).eval()

@@ -132,8 +132,8 @@ def forward(model, ids, cache=None, positions=None, **options):
     return out[0], out.get(name, cache)
 
 
-def whole(model, ids=TOKENS):
-    return model(input_ids=ids, use_cache=False)[0]
+def whole(model, ids=TOKENS, **options):
+    return model(input_ids=ids, use_cache=False, **options)[0]
 
 
 def in_turns(model, turns, ids=TOKENS, positions=True):

@@ -1,4 +1,4 @@
-"""The delta rule by the compiled kernels (csrc/delta): forward and one token.
+"""The delta rule by the compiled kernels (csrc/delta): forward, backward, and one token.
 
 The kernels take any strides and any of the four floating types, so nothing is copied here but small things: β and decays become
 the wide type, states contiguous. How the kernels work: docs/kernels.md.
@@ -13,7 +13,6 @@ from torch.autograd.graph import increment_version
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.linear import DTYPES
 from tarnn.kernels.delta import Call, Gradients, Outputs, Returned
-from tarnn.kernels.eager import delta as plain
 from tarnn.numerics import wide
 
 SEGMENT = 256  # positions: forward keeps the state before each segment, backward has room for the states within one
@@ -30,13 +29,26 @@ def refusal(call: Call) -> str | None:
 
 def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:
     outputs = call.new_outputs(state=with_state)
-    torch.ops.tarnn_cpu.delta_forward.default(*_inputs(call), *outputs[:2], None)
-    return outputs
+    kept = _new_kept(call) if for_backward else None
+    torch.ops.tarnn_cpu.delta_forward.default(*_inputs(call), *outputs[:2], kept)
+    return outputs._replace(kept=kept)
+
+
+def _new_kept(call: Call) -> Tensor | None:
+    """For the states before all segments of a row and head but the first."""
+    count = (call.q.shape[2] - 1) // SEGMENT
+    shape = (call.q.shape[0], call.num_states, count, call.k.shape[3] * call.v.shape[3])
+    return None if count < 1 else call.q.new_empty(shape, dtype=call.dtype)
 
 
 def backward(call: Call, returned: Returned) -> Gradients:
-    """By plain PyTorch, which keeps states of its own."""
-    return plain.backward(call, returned._replace(kept=None))
+    grads = call.new_gradients(returned, state=call.S is not None)
+    kept, inputs = returned.kept, _inputs(call)
+    if kept is None and (kept := _new_kept(call)) is not None:
+        torch.ops.tarnn_cpu.delta_forward.default(*inputs, call.new_o(), None, kept)
+    grad_S = _in_a_row(returned.grad_S, call.dtype)
+    torch.ops.tarnn_cpu.delta_backward.default(returned.grad_o, grad_S, kept, *inputs, *grads)
+    return grads
 
 
 def step(call: Call, *, inplace: bool = False) -> Outputs:
