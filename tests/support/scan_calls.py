@@ -68,8 +68,8 @@ def defined(scan: Scan, cuts: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def excess(number: int) -> float:
     """The largest error over what may be: twice that of the definition computed in the wide dtype and rounded, and a unit in the
-    last place. Errors are norms, over the norm of what is right. One naive error may be small by luck: where ours is beyond it, the
-    largest of eight more counts, of calls whose inputs differ in the last place."""
+    last place. Errors are norms, over the norm of what is right. One naive error may be small by luck: where ours is beyond it,
+    the largest of eight more counts, of calls whose inputs differ in the last place."""
     call, cuts = drawn(number)
     dtype = wide(call.tensors["x"].dtype)
     scan, exact = leaves(call), leaves(call, torch.float64)
