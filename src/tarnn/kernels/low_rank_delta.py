@@ -76,7 +76,7 @@ class Call(NamedTuple):
         decay = self.log_decay
         decays = None if decay is None else decay.new_empty(decay.shape, dtype=self.dtype)
         vectors = [torch.empty_like(x) for x in (self.q, self.k, self.v, self.a, self.b)]
-        return Gradients(*vectors, log_decay=decays, S=self.new_state() if state else None)
+        return Gradients._make((*vectors, decays, self.new_state() if state else None))
 
 
 class Outputs(NamedTuple):
