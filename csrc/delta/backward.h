@@ -14,13 +14,12 @@
 // chunks of a segment are computed again.
 #pragma once
 
-#include "delta/forward.h"
 #include "delta/pair_gradients.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
 
-/// A task's memory: one state per chunk of a segment, and R of each head that shares the keys.
+/// A task's memory: one state per chunk of a segment, and R of each head of the groups that share keys.
 template <typename T>
 struct DeltaGradients {
   Chunk<T> chunk;
@@ -32,11 +31,11 @@ struct DeltaGradients {
   T *sum_q, *sum_k, *sum_v, *sum_beta, *sum_decay;  // of a segment, where several heads share them
   Ahead ahead;
 
-  DeltaGradients(Scratch& scratch, const DeltaProblem& p) : chunk(scratch, p), ldg(padded<T>(2 * delta_chunk)), state(chunk.d_rows * chunk.lde) {
+  DeltaGradients(Scratch& scratch, const DeltaProblem& p, Index groups) : chunk(scratch, p), ldg(padded<T>(2 * delta_chunk)), state(chunk.d_rows * chunk.lde) {
     constexpr Index c = delta_chunk, w = width<T>;
     const Index d = chunk.d_rows, channels = p.channels ? chunk.ldd : 1, segment = p.segment + w;
     S = scratch.take<T>((p.segment / c) * state);
-    R = scratch.take<T>(p.k_share * state);
+    R = scratch.take<T>(groups * p.k_share * state);
     U = scratch.take<T>(segment * chunk.lde), V = scratch.take<T>((c + w) * chunk.lde);
     G = scratch.take<T>((2 * c + w) * chunk.lde);
     G_t = scratch.take<T>(chunk.e_rows * ldg), V_t = scratch.take<T>(chunk.e_rows * chunk.ldc);
@@ -215,6 +214,20 @@ void chunk_gradients(const DeltaProblem& p, const DeltaHead& h, Index segment, I
     store_tile(x, channels, p.grad_log_decay, h.row, h.v, time, rows, p.channels ? p.d : 1);
 }
 
+/// Asks for the tokens of the chunk at `time`, if there is one, with the places of what is made of them.
+inline void want_chunk(const DeltaProblem& p, const DeltaHead& h, Index begin, Index end, Index time, bool gradients, Ahead& ahead) {
+  ahead.clear();
+  if (time < begin || time >= end) return;
+  const Index rows = smaller(delta_chunk, end - time);
+  ahead.want(p.k, h.row, h.k, time, rows, p.d);
+  if (!gradients) return ahead.want(p.v, h.row, h.v, time, rows, p.e);
+  ahead.want(p.q, h.row, h.q, time, rows, p.d);
+  if (p.grad_o) ahead.want(p.grad_o, h.row, h.o, time, rows, p.e);
+  ahead.want(p.grad_q, h.row, h.q, time, rows, p.d);
+  ahead.want(p.grad_k, h.row, h.k, time, rows, p.d);
+  ahead.want(p.grad_v, h.row, h.v, time, rows, p.e);
+}
+
 /// A segment of one head.
 template <typename T>
 void segment_gradients(const DeltaProblem& p, const DeltaHead& h, Index begin, T* R, DeltaGradients<T>& at) {
@@ -226,22 +239,23 @@ void segment_gradients(const DeltaProblem& p, const DeltaHead& h, Index begin, T
   for (Index i = 0; i <= last; ++i) {
     const Index time = begin + i * delta_chunk;
     load_chunk(p, h, time, smaller(delta_chunk, end - time), i == last, c);
+    want_chunk(p, h, begin, end, time + delta_chunk, false, at.ahead);
     solve_chunk(p, h, time, at.S + i * at.state, i < last ? at.S + (i + 1) * at.state : nullptr, at.U + i * delta_chunk * c.lde, at);
   }
   for (Index i = last; i >= 0; --i) {
     const Index time = begin + i * delta_chunk;
     if (i < last) load_chunk(p, h, time, delta_chunk, true, c);
+    want_chunk(p, h, begin, end, time - delta_chunk, true, at.ahead);
     chunk_gradients(p, h, begin, time, at.S + i * at.state, R, at.U + i * delta_chunk * c.lde, at);
   }
 }
 
-/// All heads of a sequence that share a key head, segment after segment.
+/// `count` heads of a sequence from `first` on, all that share their keys with one of them, segment after segment.
 template <typename T>
-void delta_gradients(const DeltaProblem& p, Index sequence, Index group, DeltaGradients<T>& at) {
+void delta_gradients(const DeltaProblem& p, Index sequence, Index first, Index count, DeltaGradients<T>& at) {
   const Chunk<T>& c = at.chunk;
-  const Index first = group * p.k_share;
   clear(at.through_t, c.d_rows * at.ldg);  // its rows behind the d-th are never written, and end in a tile's padding
-  for (Index i = 0; i < p.k_share; ++i) {
+  for (Index i = 0; i < count; ++i) {
     const DeltaHead h(p, sequence, first + i);
     const T* given = h.writes_state(p) ? state_of<T>(p, h, p.grad_after) : nullptr;
     if (given) read_rows(given, p.d, p.e, at.R + i * at.state, c.lde);
@@ -250,9 +264,9 @@ void delta_gradients(const DeltaProblem& p, Index sequence, Index group, DeltaGr
   const DeltaHead any(p, sequence, first);
   const Index segments = (any.end - any.begin + p.segment - 1) / p.segment;
   for (Index s = segments; s-- > 0;)
-    for (Index i = 0; i < p.k_share; ++i)
+    for (Index i = 0; i < count; ++i)
       segment_gradients(p, DeltaHead(p, sequence, first + i), any.begin + s * p.segment, at.R + i * at.state, at);
-  for (Index i = 0; p.grad_before && i < p.k_share; ++i) {
+  for (Index i = 0; p.grad_before && i < count; ++i) {
     const DeltaHead h(p, sequence, first + i);
     T* to = state_of<T>(p, h, p.grad_before);
     for (Index x = 0; x < p.d; ++x)
@@ -263,10 +277,12 @@ void delta_gradients(const DeltaProblem& p, Index sequence, Index group, DeltaGr
 
 template <typename T>
 void delta_backward(const DeltaProblem& p) {
-  const Index groups = p.heads / p.k_share;
-  parallel_with<DeltaGradients<T>>(p, p.sequences * groups, [&](Index i, DeltaGradients<T>& at) {
-    delta_gradients(p, i / groups, i % groups, at);
-  }, p);
+  const Index groups = p.heads / p.k_share, bytes = p.k_share * p.d * whole<T>(p.e) * static_cast<Index>(sizeof(T));
+  const Index most = heads_at_once(p, groups, bytes), tasks = (groups + most - 1) / most;
+  parallel_with<DeltaGradients<T>>(p, p.sequences * tasks, [&](Index i, DeltaGradients<T>& at) {
+    const Index group = i % tasks * most, count = smaller(most, groups - group);
+    delta_gradients(p, i / tasks, group * p.k_share, count * p.k_share, at);
+  }, p, most);
 }
 
 }  // namespace TARNN_ISA
