@@ -214,13 +214,11 @@ void chunk_gradients(const DeltaProblem& p, const DeltaHead& h, Index segment, I
     store_tile(x, channels, p.grad_log_decay, h.row, h.v, time, rows, p.channels ? p.d : 1);
 }
 
-/// Asks for the tokens of the chunk at `time`, if there is one, with the places of what is made of them.
-inline void want_chunk(const DeltaProblem& p, const DeltaHead& h, Index begin, Index end, Index time, bool gradients, Ahead& ahead) {
-  ahead.clear();
-  if (time < begin || time >= end) return;
-  const Index rows = smaller(delta_chunk, end - time);
+/// Asks for what a chunk is computed again from, and with `gradients` for what its gradients are made of, and their places.
+inline void want_chunk(const DeltaProblem& p, const DeltaHead& h, Index time, Index rows, bool again, bool gradients, Ahead& ahead) {
   ahead.want(p.k, h.row, h.k, time, rows, p.d);
-  if (!gradients) return ahead.want(p.v, h.row, h.v, time, rows, p.e);
+  if (again) ahead.want(p.v, h.row, h.v, time, rows, p.e);
+  if (!gradients) return;
   ahead.want(p.q, h.row, h.q, time, rows, p.d);
   if (p.grad_o) ahead.want(p.grad_o, h.row, h.o, time, rows, p.e);
   ahead.want(p.grad_q, h.row, h.q, time, rows, p.d);
@@ -229,24 +227,38 @@ inline void want_chunk(const DeltaProblem& p, const DeltaHead& h, Index begin, I
 }
 
 /// A segment of one head.
+struct Segment {
+  DeltaHead head;
+  Index begin, end;
+  Segment(const DeltaProblem& p, Index sequence, Index head, Index number)
+      : head(p, sequence, head), begin(this->head.begin + number * p.segment), end(smaller(begin + p.segment, this->head.end)) {}
+  Index chunks() const { return (end - begin + delta_chunk - 1) / delta_chunk; }
+  Index time(Index chunk) const { return begin + chunk * delta_chunk; }
+  Index rows(Index chunk) const { return smaller(delta_chunk, end - time(chunk)); }
+};
+
+/// The gradients of a segment; R becomes that of the state before it. next: the segment that comes after, or null.
 template <typename T>
-void segment_gradients(const DeltaProblem& p, const DeltaHead& h, Index begin, T* R, DeltaGradients<T>& at) {
+void segment_gradients(const DeltaProblem& p, const Segment& s, const Segment* next, T* R, DeltaGradients<T>& at) {
   Chunk<T>& c = at.chunk;
-  const Index end = smaller(begin + p.segment, h.end), last = (end - begin - 1) / delta_chunk;
-  const T* before = begin == h.begin ? state_of<T>(p, h, p.before) : kept_state_of<T>(p, h, begin);
+  const DeltaHead& h = s.head;
+  const Index last = s.chunks() - 1;
+  const T* before = s.begin == h.begin ? state_of<T>(p, h, p.before) : kept_state_of<T>(p, h, s.begin);
   if (before) read_rows(before, p.d, p.e, at.S, c.lde);
   else clear(at.S, p.d * c.lde);
+  const auto U = [&](Index i) { return at.U + i * delta_chunk * c.lde; };
   for (Index i = 0; i <= last; ++i) {
-    const Index time = begin + i * delta_chunk;
-    load_chunk(p, h, time, smaller(delta_chunk, end - time), i == last, c);
-    want_chunk(p, h, begin, end, time + delta_chunk, false, at.ahead);
-    solve_chunk(p, h, time, at.S + i * at.state, i < last ? at.S + (i + 1) * at.state : nullptr, at.U + i * delta_chunk * c.lde, at);
+    load_chunk(p, h, s.time(i), s.rows(i), i == last, c);
+    at.ahead.clear();
+    if (i < last) want_chunk(p, h, s.time(i + 1), s.rows(i + 1), true, i + 1 == last, at.ahead);
+    solve_chunk(p, h, s.time(i), at.S + i * at.state, i < last ? at.S + (i + 1) * at.state : nullptr, U(i), at);
   }
   for (Index i = last; i >= 0; --i) {
-    const Index time = begin + i * delta_chunk;
-    if (i < last) load_chunk(p, h, time, delta_chunk, true, c);
-    want_chunk(p, h, begin, end, time - delta_chunk, true, at.ahead);
-    chunk_gradients(p, h, begin, time, at.S + i * at.state, R, at.U + i * delta_chunk * c.lde, at);
+    if (i < last) load_chunk(p, h, s.time(i), s.rows(i), true, c);
+    at.ahead.clear();
+    if (i > 0) want_chunk(p, h, s.time(i - 1), s.rows(i - 1), false, true, at.ahead);
+    else if (next) want_chunk(p, next->head, next->begin, next->rows(0), true, next->chunks() == 1, at.ahead);
+    chunk_gradients(p, h, s.begin, s.time(i), at.S + i * at.state, R, U(i), at);
   }
 }
 
@@ -263,9 +275,12 @@ void delta_gradients(const DeltaProblem& p, Index sequence, Index first, Index c
   }
   const DeltaHead any(p, sequence, first);
   const Index segments = (any.end - any.begin + p.segment - 1) / p.segment;
-  for (Index s = segments; s-- > 0;)
-    for (Index i = 0; i < count; ++i)
-      segment_gradients(p, DeltaHead(p, sequence, first + i), any.begin + s * p.segment, at.R + i * at.state, at);
+  for (Index number = segments; number-- > 0;)
+    for (Index i = 0; i < count; ++i) {
+      const bool same = i + 1 < count;
+      const Segment s(p, sequence, first + i, number), next(p, sequence, first + (same ? i + 1 : 0), same ? number : number - 1);
+      segment_gradients(p, s, same || number ? &next : nullptr, at.R + i * at.state, at);
+    }
   for (Index i = 0; p.grad_before && i < count; ++i) {
     const DeltaHead h(p, sequence, first + i);
     T* to = state_of<T>(p, h, p.grad_before);
