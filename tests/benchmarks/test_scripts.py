@@ -54,6 +54,15 @@ def _tiny(monkeypatch):
         monkeypatch.setattr(module, "SIZES", dict.fromkeys(module.SIZES, (64, 1)))
 
 
+@pytest.mark.slow  # three processes that import transformers
+def test_steps_of_linear_models(script, folder, data_of):
+    assert script("families", "--cases", "lora", "--rounds", 1, "--shrink", 64).code == 0
+    steps = data_of("families")["results"]["lora"]
+    assert set(steps) == {"transformers", "tarnn"}
+    assert steps["tarnn"]["loss"] == pytest.approx(steps["transformers"]["loss"], rel=0.01)
+    assert "adapters" in (folder / "families.md").read_text()
+
+
 @pytest.mark.parametrize("name", runnable("benchmarks"))
 def test_every_script_opens(name, monkeypatch):
     assert opens(name, monkeypatch)

@@ -167,11 +167,18 @@ def _find(call: Mapping[str, Any]) -> Tensor | None:
         mask = None
     if isinstance(positions, Tensor) and positions.ndim == 3:  # of text, height and width
         positions = positions[0]
-    known = _BOUNDS.get()
+    held = _cache(call)
+    if held is not None:  # who passes a cache continues whole rows
+        positions = None
     return find_documents(
-        shape, call, cu_seqlens=known, position_ids=positions, attention_mask=mask, past_key_values=_cache(call),
+        shape,
+        call,
+        cu_seqlens=_BOUNDS.get(),
+        position_ids=positions,
+        attention_mask=mask,
+        past_key_values=held,
         use_cache=call.get("use_cache"),
-    ).bounds  # fmt: skip
+    ).bounds
 
 
 def _cache(call: Mapping[str, Any]) -> Any:

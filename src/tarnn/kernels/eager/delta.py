@@ -4,28 +4,29 @@ Time is cut into chunks of c positions. With G_i the sum of a chunk's log-decays
 K^d = K ⊙ e^(G_c − G), B = Diag(β), and S the state before the chunk,
 
     A_ij = Σ_d K_id K_jd e^(G_id − G_jd)  (j < i)        P_ij = Σ_d Q_id K_jd e^(G_id − G_jd)  (j ≤ i)
-    (I + B A) U = B (V − K^g S)        O = scale·(Q^g S + P U)        S ← e^(G_c) S + K^dᵀ U
+    (I + B A) U = B (V − K^g S)        O = Q^g S + P U        S ← e^(G_c) S + K^dᵀ U
 
-One triangular system a chunk, solved by substitution: the inverse as a product of powers loses every digit where keys repeat.
-Each e^(G_i − G_j) is of a sum of log-decays between j and i, so it is at most 1, whatever they are: −∞, or −5 a token.
-Sums and states are float32 (float64 for float64 inputs).
+(q normalised and scaled). One triangular system a chunk, solved by substitution: the inverse as a product of powers loses every
+digit where keys repeat. Each e^(G_i − G_j) is of a sum of log-decays between j and i, so it is at most 1, whatever they are:
+−∞, or −5 a token. Sums and states are float32 (float64 for float64 inputs).
 
-`forward` and `step` are made of differentiable operations. Where they are not traced, autograd calls `backward`, which runs
-each segment of 256 tokens again from the state that was kept before it: beside the results lives one segment's worth of
-temporaries. Chunks and segments start at the same positions in a prompt and in its pieces, if it is cut at multiples of 64.
+Kept for backward are the inputs and one state in 256 tokens: `backward` computes the others again, segment by segment, from
+the last to the first. `forward` and `step` are made of differentiable operations, for second derivatives. Chunks and segments
+start at the same positions in a prompt and in its pieces, if it is cut at multiples of 64.
 
 Yang et al. 2024 (arXiv 2406.06484, eq. 8–11; 2412.06464, eq. 12–15), in the form with one system in place of two.
 """
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from tarnn.kernels.delta import IN_TIME, PER_SEQUENCE, Call, Gradients, Outputs, Returned
-from tarnn.kernels.eager import packed, recomputed
+from tarnn.kernels.eager import delta_chunks, packed
+from tarnn.kernels.eager.delta_chunks import normalized, open_chunk
 from tarnn.kernels.eager.forward_pass import in_time
-from tarnn.kernels.eager.weights import decay_sums
-from tarnn.kernels.plain import known_finite
-from tarnn.numerics import full_precision, marked, set_aside
+from tarnn.numerics import full_precision
 
 CHUNK = 64
 CHUNK_WITH_CHANNELS = 16  # its (c × c) decays have a third axis, d
@@ -40,9 +41,7 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
     with full_precision(call.q):
         if (cuts := call.cuts()) is not None:
             return packed.forward(_whole, call, cuts, IN_TIME, PER_SEQUENCE)
-        if for_backward and not torch.is_grad_enabled():  # else autograd keeps what it needs
-            return _whole(call, _segment(call))
-        return _whole(call)
+        return _whole(call, keeping=for_backward and not torch.is_grad_enabled())  # else autograd keeps what it needs
 
 
 def backward(call: Call, returned: Returned) -> Gradients:
@@ -69,96 +68,72 @@ def _token(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, T
     """q (b, n, r, d), k (b, n, d, 1), v (b, n, 1, e), β (b, n, 1, 1), log_decay (b, n, 1 or d, 1) and S, in the wide dtype."""
     n = call.num_states
     q, k, v = (x.to(call.dtype) for x in (call.q, call.k, call.v))
-    beta, decay = call.beta[..., None], call.log_decay
-    if call.key_mask is not None:
-        masked = ~call.key_mask[:, None, :, None]  # (b, 1, 1, 1)
-        k, v, beta = (x.masked_fill(masked, 0.0) for x in (k, v, beta))
-        decay = None if decay is None else decay.masked_fill(masked if decay.ndim == 4 else masked[..., 0], 0.0)
-    q, k = _normalized(q, call.norm_eps), _normalized(k, call.norm_eps)
+    q, k = normalized(q, call.norm_eps), normalized(k, call.norm_eps)
     q = q.repeat_interleave(n // q.shape[1], 1)[:, :, None] if q.shape[1] < n else q.unflatten(1, (n, -1))
-    k = k.repeat_interleave(n // k.shape[1], 1) if k.shape[1] < n else k
-    v = v.repeat_interleave(n // v.shape[1], 1) if v.shape[1] < n else v
+    k = k.repeat_interleave(n // k.shape[1], 1)
+    decay = call.log_decay
     if decay is not None:
         decay = decay.mT if decay.ndim == 4 else decay[..., None]
-    S = call.S if call.S is not None else _new_state(call)
-    return q.squeeze(3), k.mT, v, beta, decay, S
+    S = call.S if call.S is not None else _no_state(call)
+    return q.squeeze(3), k.mT, v, call.beta[..., None], decay, S
 
 
-def _new_state(call: Call) -> Tensor:
+def _no_state(call: Call) -> Tensor:
     return call.k.new_zeros(call.k.shape[0], call.num_states, call.k.shape[3], call.v.shape[3], dtype=call.dtype)
-
-
-def _normalized(x: Tensor, norm_eps: float | None) -> Tensor:
-    return x if norm_eps is None else x / (x.square().sum(-1, keepdim=True) + norm_eps).sqrt()
 
 
 # --- all tokens
 
 
-def _chunk_length(call: Call) -> int:
-    return CHUNK_WITH_CHANNELS if call.has_channels else CHUNK
+def _chunks(call: Call, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Where the chunks of positions start:stop begin and end."""
+    c = CHUNK_WITH_CHANNELS if call.has_channels else CHUNK
+    return ((i, min(i + c, stop)) for i in range(start, stop, c))
 
 
 def _segment(call: Call) -> int:
-    c = _chunk_length(call)
+    c = CHUNK_WITH_CHANNELS if call.has_channels else CHUNK
     return c * max(2, SEGMENT // c)
 
 
-def _backward(call: Call, returned: Returned) -> Gradients:
-    return recomputed.backward(_whole, call, returned, _segment(call), IN_TIME)
+def _by_key_heads(S: Tensor, call: Call) -> Tensor:
+    """(b, n, …) as (b, g, n/g, …)"""
+    return S.unflatten(1, (call.k.shape[1], -1))
 
 
-def _whole(call: Call, segment: int | None = None) -> Outputs:
-    """The outputs of a call that isn't packed: each of g key heads has s states, each state r queries; s or r is 1.
-
-    segment: keep the state before each so many tokens but the first ones.
-    """
-    (b, h, t, _), g, n = call.q.shape, call.k.shape[1], call.num_states
-    S = (_new_state(call) if call.S is None else call.S).unflatten(1, (g, n // g))  # (b, g, s, d, e)
-    outs, c, kept = [call.q.new_empty(b, max(h, n), 0, call.v.shape[3])], _chunk_length(call), []
-    for start in range(0, t, c):
-        if segment is not None and start and start % segment == 0:
+def _whole(call: Call, keeping: bool = False) -> Outputs:
+    """The outputs of a call that isn't packed; `keeping` the states before all segments but the first, (count, b, n, d, e)."""
+    b, heads, t = call.q.shape[0], max(call.q.shape[1], call.v.shape[1]), call.q.shape[2]
+    S = _by_key_heads(_no_state(call) if call.S is None else call.S, call)
+    outs, kept = [call.q.new_empty(b, heads, 0, call.v.shape[3])], []
+    for start, stop in _chunks(call, 0, t):
+        if keeping and start and start % _segment(call) == 0:
             kept.append(S.flatten(1, 2))
-        out, S = _chunk(call, start, min(start + c, t), S)
+        out, S = delta_chunks.forward(open_chunk(call, start, stop), S)
         outs.append(out.flatten(1, 3).to(call.q.dtype))
     S = S.flatten(1, 2).clone(memory_format=torch.contiguous_format)
     return Outputs(in_time(call, outs), S, torch.stack(kept) if kept else None)
 
 
-def _chunk(call: Call, start: int, stop: int, S: Tensor) -> tuple[Tensor, Tensor]:
-    """O (b, g, s, r, c, e) of a chunk, and the state behind it."""
-
-    def part(x: Tensor) -> Tensor:  # a copy, so that a product's bits don't depend on where in memory x lies
-        return x[:, :, start:stop].to(call.dtype).clone(memory_format=torch.contiguous_format)
-
-    g, s = S.shape[1:3]
-    q, k, v, beta = part(call.q), part(call.k), part(call.v), part(call.beta)[..., None]
-    decay = None if call.log_decay is None else part(call.log_decay if call.has_channels else call.log_decay[..., None])
-    if call.key_mask is not None:  # whatever stands there, NaN too, gets nowhere, and no time passes at it
-        masked = ~call.key_mask[:, None, start:stop, None]
-        k, v, beta = (x.masked_fill(masked, 0.0) for x in (k, v, beta))
-        decay = None if decay is None else decay.masked_fill(masked, 0.0)
-    q = call.scale * _normalized(q, call.norm_eps).unflatten(1, (g, 1, -1))  # (b, g, 1, r, c, d)
-    k = _normalized(k, call.norm_eps)[:, :, None]  # (b, g, 1, c, d)
-    v, beta = v.unflatten(1, (g, -1)), beta.unflatten(1, (g, s))  # (b, g, s, c, e), (b, g, s, c, 1)
-    if decay is None:
-        A, P, q_in, k_in, k_out, keep = (k @ k.mT).tril(-1), (q @ k[:, :, :, None].mT).tril(), q, k, k, None
-    else:
-        between, since = decay_sums(decay.unflatten(1, (g, s)))  # (b, g, s, c, c, x), (b, g, s, c, x)
-        weights, since = between.exp(), since.exp()
-        A, P = _products(k[:, :, :, None], k, weights)[:, :, :, 0].tril(-1), _products(q, k, weights).tril()
-        q_in, k_in, k_out = q * since[:, :, :, None], k * since, k * weights[..., -1, :, :]
-        keep = since[..., -1, :, None]  # (b, g, s, x, 1)
-    U = torch.linalg.solve_triangular(beta * A, beta * (v - k_in @ S), upper=False, unitriangular=True)
-    clean, spoilt = (U, None) if known_finite(U) else set_aside(U)
-    out = q_in @ S[:, :, :, None] + P @ clean[:, :, :, None]
-    if spoilt is not None:  # in each output from there on, and in none before: 0·NaN is NaN
-        out = marked(out, (spoilt.cumsum(-1) > 0)[:, :, :, None].expand(out.shape[:-1]))
-    return out, (S if keep is None else keep * S) + k_out.mT @ U
-
-
-def _products(x: Tensor, k: Tensor, weights: Tensor) -> Tensor:
-    """x_i·k_j, weighted, (b, g, s, r, c, c), of x (b, g, 1, r, c, d) and k (b, g, 1, c, d); garbage above the diagonal."""
-    if weights.shape[-1] == 1:
-        return (x @ k[:, :, :, None].mT) * weights[:, :, :, None, ..., 0]
-    return (x[..., :, None, :] * (weights * k[..., None, :, :])[:, :, :, None]).sum(-1)
+def _backward(call: Call, returned: Returned) -> Gradients:
+    """The gradients of a call that isn't packed, from its last segment to its first."""
+    gradients, segment = call.new_gradients(returned, state=call.S is not None), _segment(call)
+    g, n, t = call.k.shape[1], call.num_states, call.q.shape[2]
+    S = _no_state(call) if call.S is None else call.S
+    kept = _whole(call, keeping=True).kept if returned.kept is None and t > segment else returned.kept
+    states = [S, *(() if kept is None else kept)]
+    R = _by_key_heads(torch.zeros_like(S) if returned.grad_S is None else returned.grad_S.to(call.dtype), call)
+    grad_o = call.new_o().zero_() if returned.grad_o is None else returned.grad_o
+    for start, S in reversed(list(zip(range(0, t, segment), states))):
+        S, opened = _by_key_heads(S, call), []
+        for at in _chunks(call, start, min(start + segment, t)):
+            chunk = open_chunk(call, *at)
+            opened.append((at, chunk, S))
+            S = delta_chunks.behind(chunk, S, delta_chunks.solve(chunk, S))
+        while opened:
+            at, chunk, S = opened.pop()
+            sent = grad_o[:, :, slice(*at)].to(call.dtype).unflatten(1, (g, n // g, -1))
+            found, R = delta_chunks.backward(chunk, S, sent, R)
+            for name, x in delta_chunks.of_inputs(call, *at, chunk, found).items():
+                getattr(gradients, name)[:, :, slice(*at)] = x
+    return gradients if call.S is None else gradients._replace(S=R.flatten(1, 2))
