@@ -60,9 +60,9 @@ TARNN_INLINE void over_panels(const DeltaProblem& p, Columns columns, F f) {
 
 /// Panels from or to S in rows of e (null: zeros).
 template <typename T>
-void read_panels(const DeltaProblem& p, Columns columns, const T* from, const PairsScratch<T>& at) {
+void read_panels(const DeltaProblem& p, Columns columns, const T* from, T* S) {
   over_panels<T>(p, columns, [&]<int N>(std::integral_constant<int, N>, Index j) {
-    T* panel = at.panel(p, j);
+    T* panel = S + j * p.d;
     const Index n = N * width<T>, there = smaller(n, p.e - j);
     if (!from || there < n) clear(panel, p.d * n);
     for (Index i = 0; from && i < p.d; ++i) std::memcpy(panel + i * n, from + i * p.e + j, static_cast<std::size_t>(there) * sizeof(T));
@@ -70,11 +70,11 @@ void read_panels(const DeltaProblem& p, Columns columns, const T* from, const Pa
 }
 
 template <typename T>
-void write_panels(const DeltaProblem& p, Columns columns, const PairsScratch<T>& at, T* to) {
+void write_panels(const DeltaProblem& p, Columns columns, const T* S, T* to) {
   over_panels<T>(p, columns, [&]<int N>(std::integral_constant<int, N>, Index j) {
     const Index n = N * width<T>, there = smaller(n, p.e - j);
     for (Index i = 0; i < p.d; ++i)
-      std::memcpy(to + i * p.e + j, at.panel(p, j) + i * n, static_cast<std::size_t>(there) * sizeof(T));
+      std::memcpy(to + i * p.e + j, S + j * p.d + i * n, static_cast<std::size_t>(there) * sizeof(T));
   });
 }
 
@@ -230,7 +230,7 @@ void forward_block(const DeltaProblem& p, const DeltaHead& h, Columns columns, I
     x.data = static_cast<char*>(x.data) + columns.begin * x.stride[3] * bytes_of(x.type);
     return x;
   };
-  if (T* to = kept_state_of<T>(p, h, time); to && h.writes_state(p)) write_panels(p, columns, at, to);
+  if (T* to = kept_state_of<T>(p, h, time); to && h.writes_state(p)) write_panels(p, columns, at.S, to);
   load_pairs(p, h, time, rows, at);
   BlockRows<const T> v = {at.v, at.lde};
   BlockRows<T> o = {at.o, at.lde};
@@ -260,14 +260,14 @@ void forward_columns(const DeltaProblem& p, const HeadBundle& bundle, Columns co
     }
   };
   clear(at.none, at.lde);
-  each([&](const DeltaHead& h, Index) { read_panels(p, columns, state_of<T>(p, h, p.before), at); });
+  each([&](const DeltaHead& h, Index) { read_panels(p, columns, state_of<T>(p, h, p.before), at.S); });
   for (Index time = first.begin; time < first.end; time += delta_block)
     each([&](const DeltaHead& h, Index i) {
       want_part(p, bundle, i, time + delta_block, at.ahead);
       forward_block(p, h, columns, time, at);
     });
   each([&](const DeltaHead& h, Index) {
-    if (p.after && h.writes_state(p)) write_panels(p, columns, at, state_of<T>(p, h, p.after));
+    if (p.after && h.writes_state(p)) write_panels(p, columns, at.S, state_of<T>(p, h, p.after));
   });
 }
 
