@@ -33,18 +33,22 @@ using Run = void (*)(Index tasks, Index threads, std::size_t bytes, void (*task)
 struct LinearKernels;       // linear/problem.h
 struct HybridKernels;       // hybrid/problem.h
 struct DeltaKernels;        // delta/problem.h
+struct LowRankKernels;      // delta/problem.h
 struct StackKernel;         // model_step/stack.h
 struct ElementwiseKernels;  // elementwise/elementwise.h
 struct ConvolutionKernels;  // convolution/problem.h
+struct ScanKernels;         // scan/problem.h
 
 struct Kernels {
   const char* isa;
   const LinearKernels* linear;
   const HybridKernels* hybrid;
   const DeltaKernels* delta;
+  const LowRankKernels* low_rank;
   const StackKernel* stack;
   const ElementwiseKernels* elementwise;
   const ConvolutionKernels* convolution;
+  const ScanKernels* scan;
 };
 
 /// Those of the instruction set in use.
