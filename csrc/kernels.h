@@ -37,6 +37,7 @@ struct DeltaKernels;        // delta/problem.h
 struct StackKernel;         // model_step/stack.h
 struct ElementwiseKernels;  // elementwise/elementwise.h
 struct ConvolutionKernels;  // convolution/problem.h
+struct ScanKernels;         // scan/problem.h
 
 struct Kernels {
   const char* isa;
@@ -46,6 +47,7 @@ struct Kernels {
   const StackKernel* stack;
   const ElementwiseKernels* elementwise;
   const ConvolutionKernels* convolution;
+  const ScanKernels* scan;
 };
 
 /// Those of the instruction set in use.

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
-from tarnn.kernels.cpu import linear as cpu
+from tarnn.kernels.cpu import linear as cpu, scan
 from tarnn.kernels.eager import delta, low_rank_delta, recurrence, segments
 
 TINY = {
@@ -12,11 +12,12 @@ TINY = {
     "CHUNK_WITH_CHANNELS": 3,
     "CHUNK_OF_MANY": 5,
     "BLOCK": 8,
+    "KEPT_EVERY": 8,
     "SEGMENT": 0,
     "SEGMENT_MIN": 8,
     "STRETCH": 8,
 }
-BACKENDS = (cpu, segments, delta, low_rank_delta, recurrence)  # the modules that know how large chunks are
+BACKENDS = (cpu, segments, delta, low_rank_delta, recurrence, scan)  # the modules that know how large chunks are
 
 
 @contextlib.contextmanager

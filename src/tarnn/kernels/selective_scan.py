@@ -39,9 +39,13 @@ class Call(NamedTuple):
         """Where packed sequences begin and end, or None. ValueError for bounds that don't cut the row."""
         return None if self.cu_seqlens is None else bounds(self.cu_seqlens, self.x.shape[1])
 
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        return (self.num_sequences, *self.A.shape)
+
     def new_state(self) -> Tensor:
         """A state to write into."""
-        return self.x.new_empty(self.num_sequences, *self.A.shape, dtype=self.dtype)
+        return self.x.new_empty(self.state_shape, dtype=self.dtype)
 
     def new_outputs(self) -> "Outputs":
         """Tensors to write outputs into, contiguous."""

@@ -1,6 +1,7 @@
 """From the arguments of the delta rule to the record that backends take: cast and checked."""
 
 import math
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
@@ -18,23 +19,73 @@ def make_call(
     q, k, v, beta, log_decay, normalize_qk, scale, key_mask=None, cu_seqlens=None, state: DeltaState | None = None
 ) -> Call:
     """β and log_decay come in the wide dtype, a decay of each head for each token. Raises ValueError and TypeError for
-    arguments that don't fit each other."""
+    arguments that don't fit each other, and where looking at numbers costs little for β and decays out of range."""
+    looks = None
+    if key_mask is None and cu_seqlens is None:
+        looks = _looks(q, k, v, beta, log_decay, normalize_qk, scale, state)
+    numbers = None if looks is None else _FINE.get(looks)
+    if numbers is None:
+        call = _checked(q, k, v, beta, log_decay, normalize_qk, scale, key_mask, cu_seqlens, state)
+        if looks is not None and call.beta is beta and call.log_decay is log_decay:
+            if len(_FINE) >= _MOST_FINE:
+                _FINE.clear()
+            _FINE[looks] = call[-2:]
+    else:
+        call = Call(q, k, v, beta, log_decay, None if state is None else state.S, None, None, *numbers)
+    if is_plain(q):
+        _check_numbers(call)
+    return call
+
+
+_MOST_FINE = 1000
+_FINE: dict[Hashable, tuple] = {}  # plain calls that have passed all checks: what those look at → the call's constants
+
+
+def _looks(q, k, v, beta, log_decay, normalize_qk, scale, state) -> Hashable:
+    """All that decides whether a plain call on a CPU is fine, so that checks of the next such call cost a look-up; else None."""
+    if not is_plain(q) or torch._C._is_any_autocast_enabled():
+        return None
+    looks: list = [type(normalize_qk), normalize_qk, type(scale), scale]
+    for x in (q, k, v, beta, log_decay, None if state is None else getattr(state, "S", state)):
+        if x is None:
+            looks.append(None)
+        elif isinstance(x, Tensor) and x.is_cpu:
+            looks += (x.shape, x.dtype)
+        else:
+            return None
+    return tuple(looks) if state is None or type(state) is DeltaState else None
+
+
+def _checked(q, k, v, beta, log_decay, normalize_qk, scale, key_mask, cu_seqlens, state) -> Call:
     check_tensors(q=q, k=k, v=v, beta=beta, log_decay=log_decay, key_mask=key_mask, cu_seqlens=cu_seqlens)
     q, k, v = autocast(q, k, v)
     _check_shapes(q, k, v)
-    n, sums = max(k.shape[1], v.shape[1]), wide(q.dtype)
+    (b, _, t, d), n, sums = q.shape, max(k.shape[1], v.shape[1]), wide(q.dtype)
     if key_mask is not None:
-        check_key_mask(key_mask, q.shape[0], q.shape[2])
+        check_key_mask(key_mask, b, t)
     if cu_seqlens is not None:
-        check_packing(cu_seqlens, q.shape[0], q.shape[2], q.shape[2])
-    beta = _checked_beta(beta, q, n, key_mask).to(sums)
+        check_packing(cu_seqlens, b, t, t)
+    if beta.shape != (b, n, t):
+        raise ValueError(
+            f"beta must be (b, n, t) = {(b, n, t)}, one per state and token, n the larger of the key and value heads; "
+            f"got {tuple(beta.shape)}."
+        )
+    _check_floating("beta", beta, q)
     if log_decay is not None:
-        log_decay = _checked_decay(log_decay, q, n, key_mask).to(sums)
+        if log_decay.shape not in ((n,), (b, n, t), (b, n, t, d)):
+            raise ValueError(
+                f"log_decay must be (n,) = {(n,)}, (b, n, t) = {(b, n, t)} or (b, n, t, d) = {(b, n, t, d)}, n the larger of "
+                f"the key and value heads; got {tuple(log_decay.shape)}."
+            )
+        _check_floating("log_decay", log_decay, q)
+        log_decay = log_decay.to(sums)
+        log_decay = log_decay[None, :, None].expand(b, n, t) if log_decay.ndim == 1 else log_decay
     if scale is None:
-        scale = q.shape[3] ** -0.5
+        scale = d**-0.5
     elif not _is_number(scale):
         raise ValueError(f"scale must be a finite number, or None for 1/√d; got {scale!r}.")
-    call = Call(q, k, v, beta, log_decay, None, key_mask, cu_seqlens, float(scale), _norm_eps(normalize_qk))
+    norm_eps = _norm_eps(normalize_qk)
+    call = Call(q, k, v, beta.to(sums), log_decay, None, key_mask, cu_seqlens, float(scale), norm_eps)
     return call if state is None else call._replace(S=_checked_state(state, call))
 
 
@@ -64,40 +115,6 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"q, k and v must be on one device; got {q.device}, {k.device}, {v.device}.")
 
 
-def _checked_beta(beta: Tensor, q: Tensor, n: int, key_mask: Tensor | None) -> Tensor:
-    b, _, t, _ = q.shape
-    if beta.shape != (b, n, t):
-        raise ValueError(
-            f"beta must be (b, n, t) = {(b, n, t)}, one per state and token, n the larger of the key and value heads; "
-            f"got {tuple(beta.shape)}."
-        )
-    _check_floating("beta", beta, q)
-    if _has_data(beta, q):
-        least, most = beta.detach().aminmax()
-        if not (least >= 0 and most <= 2) and _outside(beta, 0.0, 2.0, key_mask):
-            raise ValueError(
-                f"beta must be from 0 to 2; got {least.item():.3g} to {most.item():.3g}. Pass σ(logits), or 2·σ(logits), "
-                "not the logits: beyond 2 a key that repeats makes the state grow without bound."
-            )
-    return beta
-
-
-def _checked_decay(log_decay: Tensor, q: Tensor, n: int, key_mask: Tensor | None) -> Tensor:
-    b, _, t, d = q.shape
-    if log_decay.shape not in ((n,), (b, n, t), (b, n, t, d)):
-        raise ValueError(
-            f"log_decay must be (n,) = {(n,)}, (b, n, t) = {(b, n, t)} or (b, n, t, d) = {(b, n, t, d)}, n the larger of the key "
-            f"and value heads; got {tuple(log_decay.shape)}."
-        )
-    _check_floating("log_decay", log_decay, q)
-    each = log_decay[None, :, None].expand(b, n, t) if log_decay.ndim == 1 else log_decay
-    if _has_data(log_decay, q) and not log_decay.detach().amax() <= 0 and _outside(each, -torch.inf, 0.0, key_mask):
-        raise ValueError(
-            f"log_decay must be ≤ 0: states fade, never grow; got {log_decay.max().item():.3g}. Pass the logarithm of a factor."
-        )
-    return each
-
-
 def _check_floating(name: str, x: Tensor, q: Tensor) -> None:
     if not x.is_floating_point():
         raise TypeError(f"{name} must be floating; got {x.dtype}. Pass {name}.float().")
@@ -105,9 +122,22 @@ def _check_floating(name: str, x: Tensor, q: Tensor) -> None:
         raise ValueError(f"{name} must be where q is, on {q.device}; got {x.device}.")
 
 
-def _has_data(x: Tensor, q: Tensor) -> bool:
-    """Whether looking at x costs little: it has numbers, on a CPU, and nothing traces what is done with it."""
-    return x.is_cpu and x.numel() > 0 and is_plain(x) and is_plain(q)
+def _check_numbers(call: Call) -> None:
+    """Raises ValueError for a β or a log-decay out of range, where looking costs little: of tensors with data on a CPU."""
+    beta, decay = (x if x is None or not x.requires_grad else x.detach() for x in (call.beta, call.log_decay))
+    if beta is not None and beta.is_cpu and beta.numel() and is_plain(beta):
+        least, most = (x.item() for x in beta.aminmax())
+        if not (least >= 0 and most <= 2) and _outside(beta, 0.0, 2.0, call.key_mask):
+            raise ValueError(
+                f"beta must be from 0 to 2; got {least:.3g} to {most:.3g}. Pass σ(logits), or 2·σ(logits), not the logits: "
+                "beyond 2 a key that repeats makes the state grow without bound."
+            )
+    if decay is not None and decay.is_cpu and decay.numel() and is_plain(decay):
+        most = decay.max().item()
+        if not most <= 0 and _outside(decay, -torch.inf, 0.0, call.key_mask):
+            raise ValueError(
+                f"log_decay must be ≤ 0: states fade, never grow; got {most:.3g}. Pass the logarithm of a factor."
+            )
 
 
 def _outside(x: Tensor, least: float, most: float, key_mask: Tensor | None) -> bool:

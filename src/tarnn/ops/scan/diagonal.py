@@ -87,4 +87,4 @@ def _call(x, log_decay, key_mask, cu_seqlens, state) -> Call:
     fits = x.ndim == 3 and log_decay.shape == x.shape
     check_inputs("x and log_decay (b, t, c)", fits, inputs, key_mask, cu_seqlens)
     call = Call(x, log_decay, None, key_mask, cu_seqlens)
-    return call._replace(h=checked_state(state, (call.num_sequences, x.shape[2]), x))
+    return call._replace(h=checked_state(state, call.state_shape, x))

@@ -101,7 +101,7 @@ def _call(x, dt, A, B, C, D, key_mask, cu_seqlens, state) -> Call:
     expected = "x and dt (b, t, c), A (c, n), B and C (b, t, n), D (c,)"
     check_inputs(expected, _fits(x, dt, A, B, C, D), inputs, key_mask, cu_seqlens)
     call = Call(x, dt, A, B, C, D, None, key_mask, cu_seqlens)
-    return call._replace(h=checked_state(state, (call.num_sequences, *A.shape), x))
+    return call._replace(h=checked_state(state, call.state_shape, x))
 
 
 def _fits(x, dt, A, B, C, D) -> bool:
