@@ -34,6 +34,7 @@ using Run = void (*)(Index tasks, Index threads, std::size_t bytes, void (*task)
 struct LinearKernels;       // linear/problem.h
 struct HybridKernels;       // hybrid/problem.h
 struct DeltaKernels;        // delta/problem.h
+struct LowRankKernels;      // delta/problem.h
 struct StackKernel;         // model_step/stack.h
 struct ElementwiseKernels;  // elementwise/elementwise.h
 struct ConvolutionKernels;  // convolution/problem.h
@@ -44,6 +45,7 @@ struct Kernels {
   const LinearKernels* linear;
   const HybridKernels* hybrid;
   const DeltaKernels* delta;
+  const LowRankKernels* low_rank;
   const StackKernel* stack;
   const ElementwiseKernels* elementwise;
   const ConvolutionKernels* convolution;

@@ -13,13 +13,14 @@ namespace TARNN_ISA {
 extern const LinearKernels linear_kernels;            // linear/kernels_of_isa.cpp
 extern const HybridKernels hybrid_kernels;            // hybrid/kernels_of_isa.cpp
 extern const DeltaKernels delta_kernels;              // delta/kernels_of_isa.cpp
+extern const LowRankKernels low_rank_kernels;         // delta/kernels_of_isa.cpp
 extern const StackKernel stack_kernel;                // model_step/layers.cpp
 extern const ElementwiseKernels elementwise_kernels;  // elementwise/kernels_of_isa.cpp
 extern const ConvolutionKernels convolution_kernels;  // convolution/kernels_of_isa.cpp
 extern const ScanKernels scan_kernels;                // scan/kernels_of_isa.cpp
 
-const Kernels table = {TEXT(TARNN_ISA), &linear_kernels,      &hybrid_kernels,      &delta_kernels,
-                       &stack_kernel,   &elementwise_kernels, &convolution_kernels, &scan_kernels};
+const Kernels table = {TEXT(TARNN_ISA),   &linear_kernels, &hybrid_kernels,      &delta_kernels,       &low_rank_kernels,
+                       &stack_kernel, &elementwise_kernels, &convolution_kernels, &scan_kernels};
 
 }  // namespace TARNN_ISA
 }  // namespace tarnn

@@ -58,6 +58,7 @@ LOADS_BY_NAME = {  # whoever imports a module whose name is computed, and so uns
     "tarnn.kernels.contract": "backends",
     "tarnn.huggingface.patching.patch": "the files of transformers' families",
     "tarnn.cli.main": "a command, when it is called",
+    "tarnn.huggingface.patching.fla": "files of flash-linear-attention, whose functions it replaces",
     "tarnn.data": "names on first use",
 }
 

@@ -59,9 +59,9 @@ TARNN_INLINE void over_panels(const DeltaProblem& p, Columns columns, F f) {
 
 /// Panels from or to S in rows of e (null: zeros).
 template <typename T>
-void read_panels(const DeltaProblem& p, Columns columns, const T* from, const PairsScratch<T>& at) {
+void read_panels(const DeltaProblem& p, Columns columns, const T* from, T* S) {
   over_panels<T>(p, columns, [&]<int N>(std::integral_constant<int, N>, Index j) {
-    T* panel = at.panel(p, j);
+    T* panel = S + j * p.d;
     const Index n = N * width<T>, there = smaller(n, p.e - j);
     if (!from || there < n) clear(panel, p.d * n);
     for (Index i = 0; from && i < p.d; ++i) std::memcpy(panel + i * n, from + i * p.e + j, static_cast<std::size_t>(there) * sizeof(T));
@@ -69,11 +69,11 @@ void read_panels(const DeltaProblem& p, Columns columns, const T* from, const Pa
 }
 
 template <typename T>
-void write_panels(const DeltaProblem& p, Columns columns, const PairsScratch<T>& at, T* to) {
+void write_panels(const DeltaProblem& p, Columns columns, const T* S, T* to) {
   over_panels<T>(p, columns, [&]<int N>(std::integral_constant<int, N>, Index j) {
     const Index n = N * width<T>, there = smaller(n, p.e - j);
     for (Index i = 0; i < p.d; ++i)
-      std::memcpy(to + i * p.e + j, at.panel(p, j) + i * n, static_cast<std::size_t>(there) * sizeof(T));
+      std::memcpy(to + i * p.e + j, S + j * p.d + i * n, static_cast<std::size_t>(there) * sizeof(T));
   });
 }
 
@@ -210,7 +210,7 @@ inline void want_next(const DeltaProblem& p, const DeltaHead& h, Index time, Ahe
 
 template <typename T>
 void forward_columns(const DeltaProblem& p, const DeltaHead& h, Columns columns, PairsScratch<T>& at) {
-  read_panels(p, columns, state_of<T>(p, h, p.before), at);
+  read_panels(p, columns, state_of<T>(p, h, p.before), at.S);
   clear(at.none, at.lde);
   const bool reads = passes_directly<T>(p.v, p.e) && !p.mask, writes = passes_directly<T>(p.o, p.e);
   const Index there = smaller(columns.end, p.e) - columns.begin;
@@ -220,7 +220,7 @@ void forward_columns(const DeltaProblem& p, const DeltaHead& h, Columns columns,
   };
   for (Index time = h.begin; time < h.end; time += delta_block) {
     const Index rows = smaller(delta_block, h.end - time);
-    if (T* to = kept_state_of<T>(p, h, time); to && h.writes_state(p)) write_panels(p, columns, at, to);
+    if (T* to = kept_state_of<T>(p, h, time); to && h.writes_state(p)) write_panels(p, columns, at.S, to);
     load_pairs(p, h, time, rows, at);
     want_next(p, h, time + delta_block, at.ahead);
     BlockRows<const T> v = {at.v, at.lde};
@@ -238,7 +238,7 @@ void forward_columns(const DeltaProblem& p, const DeltaHead& h, Columns columns,
     });
     if (!writes) store_tile(at.o + columns.begin, at.lde, part(p.o), h.row, h.o, time, rows, there);
   }
-  if (p.after && h.writes_state(p)) write_panels(p, columns, at, state_of<T>(p, h, p.after));
+  if (p.after && h.writes_state(p)) write_panels(p, columns, at.S, state_of<T>(p, h, p.after));
 }
 
 /// Into how many tasks the columns of a head are cut: where heads are few, so that no thread is idle. It changes no bit.

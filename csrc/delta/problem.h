@@ -43,4 +43,20 @@ struct DeltaKernels {
   DeltaKernelsOf<double> of_double;
 };
 
+/// The delta rule of low rank: a and b in the place of β, heads that share nothing, and nothing normalised.
+struct LowRankProblem : DeltaProblem {
+  View a, b, grad_a, grad_b;
+};
+
+template <typename T>
+struct LowRankKernelsOf {
+  void (*forward)(const LowRankProblem&);
+  void (*backward)(const LowRankProblem&);
+};
+
+struct LowRankKernels {
+  LowRankKernelsOf<float> of_float;
+  LowRankKernelsOf<double> of_double;
+};
+
 }  // namespace tarnn

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         FeatureMap as FeatureMap,
         PositiveRandomFeatures as PositiveRandomFeatures,
     )
+    from tarnn.huggingface.patching.fla import patch_fla as patch_fla, unpatch_fla as unpatch_fla
     from tarnn.huggingface.patching.patch import (
         patch_transformers as patch_transformers,
         unpatch_transformers as unpatch_transformers,

@@ -174,6 +174,53 @@ def test_what_is_not_finite_shows_where_it_is_used_and_not_before(name, junk, ch
     assert torch.equal(state.S[0], end.S[0])
 
 
+@pytest.mark.parametrize("decay", ["none", "token", "channel"])
+@pytest.mark.parametrize("cu_seqlens", [None, [0, 300, 301, 301, 700]])
+def test_gradients_of_several_segments_are_those_of_the_definition(decay, cu_seqlens):
+    """A state is kept in 256 tokens; packed sequences count their own."""
+    tensors = inputs(1, 2, 700, 5, 3, decay, strength=0.1)
+    tensors["S"] = torch.randn(1 if cu_seqlens is None else 4, 2, 5, 3).double()
+    grad = torch.randn(1, 2, 700, 3).double()
+
+    def gradients(f):
+        given = {name: x.clone().requires_grad_() for name, x in tensors.items()}
+        S = given.pop("S")
+        return torch.autograd.grad(f(S, **given), [*given.values(), S], grad)
+
+    def ours(S, **given):
+        packing = None if cu_seqlens is None else torch.tensor(cu_seqlens)
+        return low_rank_delta_rule(**given, state=DeltaState(S), cu_seqlens=packing)
+
+    def definition(S, **given):
+        cuts = cu_seqlens or [0, 700]
+        parts = [
+            low_rank_delta(**{name: x[:, :, i:j] for name, x in given.items()}, scale=5**-0.5, S=S[n : n + 1])[0]
+            for n, (i, j) in enumerate(zip(cuts, cuts[1:]))
+        ]
+        return torch.cat(parts, 2)
+
+    for x, y in zip(gradients(ours), gradients(definition)):
+        close(x, y)
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_the_number_of_threads_changes_no_bit(threads):
+    tensors = {name: x.requires_grad_() for name, x in inputs(2, 2, 300, 40, 70, dtype=torch.float32).items()}
+
+    def results():
+        o, state = low_rank_delta_rule(**tensors, return_state=True)
+        return [o, state.S, *torch.autograd.grad(o.square().sum() + state.S.sum(), tensors.values())]
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = results()
+        torch.set_num_threads(threads)
+        assert not library.available() or all(map(torch.equal, results(), alone))
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("decay", DECAYS)
 def test_a_step_is_the_definition(decay, inplace):

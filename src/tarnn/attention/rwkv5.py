@@ -5,8 +5,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from tarnn.attention.before_token import attend_before
 from tarnn.attention.token_shift import token_shift
-from tarnn.ops import LinearState, linear_attention
 
 NORM_EPS = 1e-5  # as rwkv.cpp; who divides o by 8 before the norm has 64e-5: set `ln_x.eps`
 
@@ -17,9 +17,6 @@ class Rwkv5TimeMixing(nn.Module):
     Per head, with u the bonus and w the decay of each channel, the same for all tokens,
 
         o_t = W (silu(g_t) ⊙ norm((S + Diag(u) k_t v_tᵀ)ᵀ r_t))        S ← Diag(w) S + k_t v_tᵀ
-
-    o_t reads the state as it is before token t. So its query goes to the op with the key of token t − 1: in each sequence, keys
-    and values stand one place behind their tokens.
     """
 
     def __init__(self, hidden_size: int, num_heads: int):
@@ -56,32 +53,11 @@ class Rwkv5TimeMixing(nn.Module):
             o = (r.to(S.dtype) @ S).to(v.dtype)
             S = torch.addcmul(S * decay, k.to(S.dtype).mT, v.to(S.dtype))
         else:
-            o, S = self._attend(r, k, v, S, decay.log(), key_mask, cu_seqlens)
+            log_decay = decay.log()[None, :, None, :, 0].expand(*r.shape)
+            o, S = attend_before(r, k, v, log_decay, S, key_mask=key_mask, cu_seqlens=cu_seqlens)
         o = o + (r * bonus * k).sum(-1, keepdim=True) * v
         y = self.ln_x(o.transpose(1, 2).flatten(0, 1).flatten(1)).view_as(x)
         return self.output(y * silu(self.gate(x_g))), S, last, None
-
-    def _attend(self, r, k, v, S, log_decay, key_mask, cu_seqlens) -> tuple[Tensor, Tensor]:
-        """Each query reads the keys before its own; one place more per sequence takes the last key."""
-        (b, h, t, d), device = r.shape, r.device
-        place = torch.arange(t, device=device)
-        starts, bounds = torch.zeros(1, dtype=torch.int64, device=device), None
-        if cu_seqlens is not None:
-            bounds = cu_seqlens + torch.arange(len(cu_seqlens), device=device)
-            starts = bounds[:-1]
-            place = place + torch.searchsorted(cu_seqlens.to(torch.int64), place, right=True) - 1
-        length = t + len(starts)
-        q = r.new_zeros(b, h, length, d).index_copy(2, place, r)
-        k, v = (x.new_zeros(b, h, length, x.shape[3]).index_copy(2, place + 1, x) for x in (k, v))
-        if key_mask is not None:
-            everywhere = torch.ones(b, length, dtype=torch.bool, device=device)
-            key_mask = everywhere.index_copy(1, place + 1, key_mask)
-        decays = log_decay[None, :, None, :, 0].expand(b, h, length, d).index_fill(2, starts, 0.0)
-        o, state = linear_attention(
-            q, k, v, "identity", causal=True, normalize=False, log_decay=decays, key_mask=key_mask, cu_seqlens=bounds,
-            state=LinearState(S, S.new_zeros(S.shape[:3])), return_state=True,
-        )  # fmt: skip
-        return o.index_select(2, place), state.S
 
     def _heads(self, x: Float[Tensor, "b t hidden"]) -> Float[Tensor, "b h t d"]:
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

@@ -68,6 +68,16 @@ class Call(NamedTuple):
         """Tensors to write outputs into; S is None without `state`."""
         return Outputs(self.new_o(), self.new_state() if state else None)
 
+    def new_gradients(self, returned: "Returned", *, state: bool = True) -> "Gradients":
+        """Tensors to write gradients into, that of S None without `state`.
+
+        Those of vectors lie in memory as the vectors do, in their dtype; the others are contiguous, in the wide dtype.
+        """
+        decay = self.log_decay
+        decays = None if decay is None else decay.new_empty(decay.shape, dtype=self.dtype)
+        vectors = [torch.empty_like(x) for x in (self.q, self.k, self.v, self.a, self.b)]
+        return Gradients._make((*vectors, decays, self.new_state() if state else None))
+
 
 class Outputs(NamedTuple):
     o: Tensor  # (b, h, t, e)  in the dtype of q

@@ -11,7 +11,7 @@ from tarnn.ops.checks import check_key_mask, check_packing, check_tensors, shape
 from tarnn.ops.delta.state import DeltaState
 from tarnn.ops.operators import with_operator
 from tarnn.ops.registration import Op
-from tarnn.other_names import FUNCTION, names_ours
+from tarnn.other_names import DELTA, names_ours
 
 compute = Op(
     "low_rank_delta",
@@ -25,7 +25,7 @@ compute = Op(
 with_operator(compute, "low_rank_delta")
 
 
-@names_ours(FUNCTION)
+@names_ours(DELTA)
 def low_rank_delta_rule(
     q: Float[Tensor, "rows h t d"],
     k: Float[Tensor, "rows h t d"],
@@ -77,7 +77,7 @@ def low_rank_delta_rule(
     return (outputs.o, DeltaState(outputs.S)) if return_state else outputs.o
 
 
-@names_ours(FUNCTION)
+@names_ours(DELTA)
 def low_rank_delta_step(
     q: Float[Tensor, "rows h 1 d"],
     k: Float[Tensor, "rows h 1 d"],

@@ -1,0 +1,292 @@
+"""What the layers of flash-linear-attention call around its recurrences: norms, gates, convolutions, in plain PyTorch on a CPU.
+
+Each function has the arguments of the one whose place it takes.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tarnn.attention.token_shift import token_shift as shifted
+from tarnn.kernels.hybrid import capped
+from tarnn.numerics import widen
+from tarnn.ops.convolution.op import short_convolution
+from tarnn.ops.convolution.state import ConvolutionState
+
+
+def group_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    eps: float = 1e-5,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    is_rms_norm: bool = False,
+    num_groups: int = 1,
+) -> Any:
+    """Norm the last axis, group by group, of x or of x + residual; with prenorm return the sum, too."""
+    total = widen(x) if residual is None else widen(x) + widen(residual)
+    groups = total.unflatten(-1, (num_groups, -1))
+    if not is_rms_norm:
+        groups = groups - groups.mean(-1, keepdim=True)
+    y = (groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + eps)).flatten(-2)
+    y = y if weight is None else y * weight
+    y = (y if bias is None else y + bias).to(x.dtype)
+    if not prenorm:
+        return y
+    alone = torch.float32 if residual_in_fp32 else x.dtype
+    return y, total.to(alone if residual is None else residual.dtype)
+
+
+def layer_norm(x, weight, bias, residual=None, eps=1e-5, prenorm=False, residual_in_fp32=False, is_rms_norm=False):
+    return group_norm(x, weight, bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm)
+
+
+def rms_norm(x, weight, bias, residual=None, eps=1e-5, prenorm=False, residual_in_fp32=False):
+    return group_norm(x, weight, bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm=True)
+
+
+def group_norm_linear(
+    x, norm_weight, norm_bias, linear_weight, linear_bias, residual=None, eps=1e-5, prenorm=False,
+    residual_in_fp32=False, is_rms_norm=False, num_groups=1,
+):  # fmt: skip
+    """A norm and the product behind it."""
+    normed = group_norm(x, norm_weight, norm_bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm, num_groups)
+    y, *total = normed if prenorm else (normed,)
+    y = F.linear(y, linear_weight, linear_bias)
+    return (y, *total) if prenorm else y
+
+
+def layer_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, *args, **kwargs):
+    return group_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, *args, **kwargs)
+
+
+def rms_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, *args, **kwargs):
+    return group_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, *args, is_rms_norm=True, **kwargs)
+
+
+def layer_norm_gated(
+    x, g, weight, bias, activation="swish", residual=None, prenorm=False, residual_in_fp32=False, eps=1e-6,
+    is_rms_norm=False,
+):  # fmt: skip
+    """A norm, times the activation of the gate."""
+    normed = layer_norm(widen(x), weight, bias, residual, eps, prenorm, residual_in_fp32, is_rms_norm)
+    y, *total = normed if prenorm else (normed,)
+    gate = widen(g)
+    y = (y * (torch.sigmoid(gate) if activation == "sigmoid" else F.silu(gate))).to(x.dtype)
+    return (y, *total) if prenorm else y
+
+
+def rms_norm_gated(x, g, weight, bias, *args, **kwargs):
+    return layer_norm_gated(x, g, weight, bias, *args, is_rms_norm=True, **kwargs)
+
+
+def l2norm(x: Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None) -> Tensor:
+    wide = widen(x)
+    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(output_dtype or x.dtype)
+
+
+def sigmoid(x: Tensor, output_contiguous: bool = False) -> Tensor:
+    return torch.sigmoid(x)
+
+
+def sigmoid_gradient(x: Tensor, dy: Tensor, output_contiguous: bool = False) -> Tensor:
+    s = torch.sigmoid(widen(x))
+    return (dy * s * (1 - s)).to(x.dtype)
+
+
+def logsigmoid(x: Tensor, temperature: float = 1.0, output_contiguous: bool = False) -> Tensor:
+    return F.logsigmoid(x) / temperature
+
+
+def logsigmoid_gradient(x: Tensor, dy: Tensor, temperature: float = 1.0, output_contiguous: bool = False) -> Tensor:
+    return (dy * torch.sigmoid(-widen(x)) / temperature).to(x.dtype)
+
+
+def swish(x: Tensor, output_contiguous: bool = False) -> Tensor:
+    return F.silu(x)
+
+
+def swish_gradient(x: Tensor, dy: Tensor, output_contiguous: bool = False) -> Tensor:
+    s = torch.sigmoid(widen(x))
+    return (dy * s * (1 + x * (1 - s))).to(x.dtype)
+
+
+def swiglu(x: Tensor, y: Tensor, output_contiguous: bool = False) -> Tensor:
+    return F.silu(x) * y
+
+
+def swiglu_gradients(
+    x: Tensor, y: Tensor, g: Tensor, use_weight: bool = False, output_contiguous: bool = False
+) -> tuple[Tensor, ...]:
+    """The gradients of x and y, and where it is wanted the product itself."""
+    gradients = swish_gradient(x, g * y), (g * F.silu(x)).to(y.dtype)
+    return (*gradients, swiglu(x, y)) if use_weight else gradients
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    return torch.relu(x).square()
+
+
+def squared_relu_gradient(g: Tensor, x: Tensor) -> Tensor:
+    return 2 * g * torch.relu(x)
+
+
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool | None = False,
+    activation: str | None = None,
+    backend: str | None = None,
+    cu_seqlens: Tensor | None = None,
+    *_: Any,
+    cp_context: Any = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """x (b, t, c), weight (c, w); states (n, c, w) hold the last w inputs, of which a filter reads w − 1."""
+    if cp_context is not None:
+        raise ValueError("tarnn computes flash-linear-attention's convolution on a CPU without cp_context=; got one.")
+    shape, width = x.shape, weight.shape[1]
+    x = x.flatten(2)
+    # a width of w + 1, the oldest weight zero, has a state of w inputs
+    wider = F.pad(weight, (1, 0))
+    state = None if initial_state is None else ConvolutionState(initial_state[:, :, -width:].mT.to(x.dtype))
+    y, after = short_convolution(
+        x, wider, bias, activation="silu" if activation in ("silu", "swish") else None, cu_seqlens=cu_seqlens,
+        state=state, return_state=True,
+    )  # fmt: skip
+    y = y.view(shape)
+    y = y if residual is None else y + residual
+    return y, after.tokens.mT.contiguous() if output_final_state else None
+
+
+def causal_conv1d_update(x, cache, residual=None, weight=None, bias=None, activation=None) -> tuple[Tensor, Tensor]:
+    """One token per sequence, x (n, c), (n, 1, c) or (1, n, c), written into the cache (n, c, w)."""
+    tokens = x.reshape(cache.shape[0], 1, -1)
+    y, after = causal_conv1d(tokens, weight, bias, None, cache, True, activation)
+    cache.copy_(after)
+    y = y.reshape(x.shape)
+    return (y if residual is None else y + residual), cache
+
+
+def token_shift(
+    x: Tensor,
+    cu_seqlens: Tensor | None = None,
+    cache: Tensor | None = None,
+    output_cache: bool = False,
+    chunk_indices: Any = None,
+) -> Any:
+    """The token before, less the token itself; the cache (n, c) or (n, 1, c) holds each sequence's last token."""
+    sequences = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+    last = x.new_zeros(sequences, x.shape[2]) if cache is None else cache.reshape(sequences, -1)
+    before, last = shifted(x, last, None, cu_seqlens)
+    return (before - x, last) if output_cache else before - x
+
+
+def mixtures_of_rwkv7(hidden_states, delta, xr, xw, xk, xv, xa, xg=None) -> tuple:
+    """hidden + delta ⊙ x for each of six x, None for a gate that is not there."""
+    mixes = (xr, xw, xk, xv, xa, xg)
+    return tuple(None if x is None else torch.addcmul(hidden_states, delta, x) for x in mixes)
+
+
+def keys_of_rwkv7(k: Tensor, a: Tensor, ka: Tensor, cu_seqlens=None, cu_seqlens_cpu=None) -> Tensor:
+    return k.addcmul(k * (a - 1), ka)
+
+
+def output_of_rwkv7(o: Tensor, r: Tensor, k: Tensor, r_k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+    """The bonus of the current token, and the gate."""
+    return (o + ((r * k * r_k).sum(-1, keepdim=True) * v).view(o.shape)) * g
+
+
+def rotary_embedding(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool = False,
+    inplace: bool = False,
+    seqlen_offsets: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
+    chunk_indices: Any = None,
+) -> Tensor:
+    """Rotate x (b, t, h, d) by the angles of its positions, which count from an offset per sequence."""
+    t = x.shape[1]
+    place = torch.arange(t, device=x.device)[None]
+    if cu_seqlens is not None:
+        sequence = torch.searchsorted(cu_seqlens.to(torch.int64), place[0], right=True) - 1
+        place = place - cu_seqlens[sequence]
+        offset = seqlen_offsets[sequence] if isinstance(seqlen_offsets, Tensor) else seqlen_offsets
+    else:
+        offset = seqlen_offsets[:, None] if isinstance(seqlen_offsets, Tensor) else seqlen_offsets
+    place = place + offset
+    width = 2 * cos.shape[-1]
+    cos, sin = cos[place][:, :, None], sin[place][:, :, None]  # (b or 1, t, 1, width / 2)
+    turned, rest = x[..., :width], x[..., width:]
+    if interleaved:
+        first, second = turned[..., ::2], turned[..., 1::2]
+    else:
+        first, second = turned.chunk(2, -1)
+    parts = [first * cos - second * sin, second * cos + first * sin]
+    turned = torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
+    y = torch.cat([turned.to(x.dtype), rest], -1)
+    return x.copy_(y) if inplace else y
+
+
+def cross_entropy_loss(
+    logits: Tensor,
+    target: Tensor,
+    label_smoothing: float = 0.0,
+    logit_scale: float = 1.0,
+    lse_square_scale: float = 0.0,
+    logit_softcapping: float | None = None,
+    ignore_index: int = -100,
+    inplace_backward: bool = False,
+    process_group: Any = None,
+) -> tuple[Tensor, Tensor]:
+    """Losses (n,), with a multiple of the square of the log of each sum; and that multiple, detached."""
+    if process_group is not None:
+        raise ValueError("tarnn computes this loss on a CPU without process_group=; got one.")
+    scores = capped(widen(logits) * logit_scale, logit_softcapping)
+    loss = F.cross_entropy(scores, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none")
+    squares = lse_square_scale * scores.logsumexp(-1).square().masked_fill(target == ignore_index, 0.0)
+    return loss + squares, squares.detach()
+
+
+def loss_forward(criterion: Any, input: Tensor, target: Tensor) -> Any:
+    """The `forward` of its loss module: the mean or sum over the targets that are not ignored."""
+    names = ("label_smoothing", "logit_scale", "lse_square_scale", "logit_softcapping", "ignore_index", "process_group")
+    losses = cross_entropy_loss(input, target, **{name: getattr(criterion, name) for name in names})
+    if criterion.reduction != "none":
+        count = (target != criterion.ignore_index).sum() if criterion.reduction == "mean" else 1
+        losses = (losses[0].sum() / count, losses[1].sum() / count)
+    return losses if criterion.return_z_loss else losses[0]
+
+
+def linear_cross_entropy_loss(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    logit_scale: float = 1.0,
+    logit_softcapping: float | None = None,
+    num_chunks: int = 8,
+    reduction: str = "mean",
+    use_l2warp: bool = False,
+    *args: Any,
+    process_group: Any = None,
+    **kwargs: Any,
+) -> Tensor:
+    """The loss of x W, mean or sum over the targets that are not ignored."""
+    if use_l2warp or process_group is not None:
+        raise ValueError("tarnn computes this loss on a CPU without use_l2warp= and process_group=; got one.")
+    scores = capped(widen(F.linear(x, weight, bias)) * logit_scale, logit_softcapping)
+    return F.cross_entropy(
+        scores, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
+    )
