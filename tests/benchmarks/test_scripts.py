@@ -30,6 +30,7 @@ OPTIONS = {
     "generate": ["--quick"],
     "gpu_attention": ["--dry-run", "--quick"],
     "gpu_decode": ["--dry-run", "--quick"],
+    "low_rank": ["--quick"],
     "prefill": ["--quick"],
     "optimal_attention": ["--quick", *MODELS, "--hidden-size", 32, "--features", 4],
     "products": ["--quick"],

@@ -1,0 +1,147 @@
+"""RWKV-7's recurrence, the delta rule of low rank, beside the same in PyTorch: token by token, and by chunks.
+
+    python benchmarks/low_rank.py        # some five minutes; benchmarks/results/low_rank.{json,md}
+
+Batch 1, 16 heads, a decay per channel. `loop`: one token after the other in plain PyTorch, as reference implementations write it.
+`chunks`: what tarnn computes without its compiled kernels. All take turns, in one process, on the same inputs. Correctness is
+checked first, against the definition in float64: outputs and gradients of 100 tokens.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from scripts.common.clock import Contender, Effort, Timing, measure_in_turns
+from scripts.common.options import parse
+from scripts.common.results import run
+from scripts.common.tables import markdown, mebibytes, milliseconds, page, ratio, source
+from scripts.common.targets import GUARANTEE
+from tarnn.kernels.cpu import library
+from tarnn.ops import DeltaState, low_rank_delta_rule, low_rank_delta_step
+from tarnn.ops.delta.low_rank_definition import low_rank_delta
+
+HEADS = 16
+OURS, CHUNKS, LOOP = "tarnn", "chunks", "loop"
+PATIENCE = 3.0  # seconds for a call beyond which one must do
+Inputs = tuple[Tensor, ...]  # q, k, v, a, b, log_decay
+
+
+def main() -> int:
+    full = {"lengths": [512, 2048], "head_dims": [64, 128], "rounds": 9}
+    options = parse(__file__, __doc__, full, {"lengths": [48], "head_dims": [64], "rounds": 2})
+    return run(options, measure, check=check, report=report)
+
+
+def draw(t: int, d: int, heads: int = HEADS) -> Inputs:
+    """As RWKV-7's layer makes them: a = −κ̂, b = κ̂ ⊙ α, and a factor of at least e^−0.607 per channel."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, t, heads, d).transpose(2, 3)
+    key = normalize(torch.randn(1, t, heads, d), dim=-1).transpose(1, 2)
+    alpha, decay = torch.rand(2, 1, t, heads, d).transpose(2, 3)
+    return q, k, v, -key, key * alpha, -0.607 * decay
+
+
+def ours(*inputs: Tensor) -> Tensor:
+    return low_rank_delta_rule(*inputs[:5], log_decay=inputs[5], scale=1.0)
+
+
+def loop(*inputs: Tensor) -> Tensor:
+    """Token by token, the state's transition as two products rather than as a matrix."""
+    q, k, v, a, b, log_decay = inputs
+    S, outputs = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3]), []
+    keep = log_decay.exp()
+    for i in range(q.shape[2]):
+        read = a[:, :, i, None] @ S
+        S = keep[:, :, i, :, None] * S + b[:, :, i, :, None] * read + k[:, :, i, :, None] * v[:, :, i, None]
+        outputs.append(q[:, :, i, None] @ S)
+    return torch.cat(outputs, 2)
+
+
+def check(options) -> str:
+    """What is wrong with a contender, or nothing."""
+    inputs = [x.requires_grad_() for x in draw(100, options.head_dims[0], heads=2)]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    right, _ = low_rank_delta(*exact[:5], log_decay=exact[5], scale=1.0)
+    expected = [right, *torch.autograd.grad(right.square().sum(), exact)]
+    for name, function in {OURS: ours, CHUNKS: in_plain_pytorch(ours), LOOP: loop}.items():
+        o = function(*inputs)
+        results = [o, *torch.autograd.grad(o.square().sum(), inputs)]
+        for x, y in zip(results, expected):
+            if not (x - y).abs().max() <= 1e-5 * y.abs().max():
+                return f"{name} errs by {(x - y).abs().max() / y.abs().max():.1e} of its size"
+    return ""
+
+
+def in_plain_pytorch(function: Callable) -> Callable:
+    def call(*inputs: Tensor) -> Tensor:
+        with library.disabled():
+            return function(*inputs)
+
+    return call
+
+
+def forward(function: Callable, inputs: Inputs) -> Callable[[], object]:
+    def call() -> object:
+        with torch.no_grad():
+            return function(*inputs)
+
+    return call
+
+
+def both(function: Callable, inputs: Inputs) -> Callable[[], object]:
+    """Forward and backward, which runs as forward did: compiled or not."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    sent = torch.randn_like(inputs[2])
+    return lambda: torch.autograd.grad(function(*leaves), leaves, sent)
+
+
+def one_token(inputs: Inputs) -> dict[str, Callable[[], object]]:
+    one, shape = tuple(x[:, :, :1] for x in inputs), (1, HEADS, inputs[0].shape[3], inputs[2].shape[3])
+    state = DeltaState(torch.zeros(shape))
+    step = lambda: low_rank_delta_step(*one[:5], log_decay=one[5], scale=1.0, state=state, inplace=True)  # noqa: E731
+    return {OURS: step, CHUNKS: in_plain_pytorch(step), LOOP: lambda: loop(*one)}
+
+
+def measure(options, found: dict[str, dict[str, Timing]], keep) -> None:
+    effort = Effort(0.02 if options.quick else 0.1, rounds=(options.rounds, options.rounds), seconds=60)
+    functions = {OURS: ours, CHUNKS: in_plain_pytorch(ours), LOOP: loop}
+    for d in options.head_dims:
+        for t in options.lengths:
+            inputs = draw(t, d)
+            cells = {
+                f"d = {d}, {t} tokens, {way}": {who: make(f, inputs) for who, f in functions.items()}
+                for way, make in {"forward": forward, "forward + backward": both}.items()
+            }
+            if t == options.lengths[0]:
+                cells[f"d = {d}, one token"] = {who: forward(f, ()) for who, f in one_token(inputs).items()}
+            for name, calls in cells.items():
+                contenders = {who: Contender(call, patience=PATIENCE) for who, call in calls.items()}
+                found[name] = measure_in_turns(contenders, effort)
+                print(f"{name:40}" + "  ".join(f"{who} {x.ms:.4g} ms" for who, x in found[name].items()), flush=True)
+                keep()
+
+
+def report(options, facts: dict[str, Any], found: dict[str, dict[str, Timing]]) -> str:
+    rows = []
+    for name, x in found.items():
+        times = [milliseconds(x[who]) for who in (OURS, CHUNKS, LOOP)]
+        memory = [mebibytes(x[who].peak_bytes) for who in (OURS, CHUNKS, LOOP)]
+        rows.append([name, *times, ratio(x[CHUNKS], x[OURS]), ratio(x[LOOP], x[OURS]), *memory])
+    how = (
+        f"Batch 1, {HEADS} heads, float32, a decay per channel. Medians, in turns; a call of over {PATIENCE:g} seconds is made "
+        "once. MiB above what was there before a call, results included."
+    )
+    units = [f"{who}, ms" for who in (OURS, CHUNKS, LOOP)]
+    sizes = [f"{who}, MiB" for who in (OURS, CHUNKS, LOOP)]
+    header = ["", *units, "faster than chunks", "than the loop", *sizes]
+    return page("The delta rule of low rank (RWKV-7)", source(facts, how), GUARANTEE, markdown(header, rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
