@@ -49,6 +49,7 @@ suite() {  # what compiles is left out: the sanitizers would follow into the com
 }
 drawn() {
     sanitized tests/fuzz.py --unjudged --calls "$1"
+    sanitized tests/fuzz_delta.py --unjudged --calls "$1"
 }
 
 case "${1:-}" in

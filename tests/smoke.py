@@ -12,6 +12,7 @@ import torch
 import tarnn
 from tarnn.kernels.cpu import library
 from tarnn.ops import hybrid_attention
+from tarnn.ops.delta import definition as delta_definition
 from tarnn.ops.linear import definition as linear_definition
 
 PLAIN = sys.argv[1:] == ["--plain"]
@@ -63,6 +64,12 @@ with torch.no_grad():
     o = hybrid_attention(q, k, v, window=70, causal=True)
     softmax = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 check("hybrid", furthest([o], [softmax]))
+
+q, k, v = (x.detach() for x in drawn())
+beta = torch.rand(q.shape[:3], dtype=q.dtype)
+o = tarnn.delta_rule(q, k, v, beta, log_decay=-beta, normalize_qk=True, scale=1.0)
+expected, _ = delta_definition.recurrent(q, k, v, beta, log_decay=-beta, norm_eps=1e-6, scale=1.0)
+check("delta", furthest([o], [expected]))
 
 config = tarnn.TarnnConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, attention=["linear", "softmax"])
 model = tarnn.TarnnForCausalLM(config).eval()

@@ -73,11 +73,12 @@ void store_block(const T* from, Index ld, const View& x, Index row, Index time, 
   });
 }
 
-/// Zeros in the rows of tokens that are masked: absent(p, row, time) is null, or says which are there.
+/// Which tokens from `time` on are there, or null: all.
 TARNN_INLINE const bool* there(const ScanProblem& p, Index row, Index time) {
   return p.mask ? p.mask + row * p.t + time : nullptr;
 }
 
+/// Zeros in the rows of tokens that are masked.
 template <typename T>
 void clear_absent(const bool* there, Index rows, T* x, Index ld) {
   for (Index i = 0; there && i < rows; ++i)

@@ -10,11 +10,11 @@
 namespace tarnn {
 namespace TARNN_ISA {
 
-/// Tokens of x and g that are loaded at a time.
+/// Tokens and channels of x and g that are loaded at a time.
 constexpr Index diagonal_rows = 16;
 constexpr Index diagonal_bundle = 256;
 
-/// keep = e^g, and zero for numbers below the smallest normal one.
+/// e^g, and zero for numbers below the smallest normal one.
 template <typename T>
 TARNN_INLINE Vec<T> keep_of(Vec<T> g) {
   return decay_of(g * rate_unit<T>);
@@ -23,7 +23,8 @@ TARNN_INLINE Vec<T> keep_of(Vec<T> g) {
 template <typename T>
 struct DiagonalTiles {
   T *x, *g;
-  DiagonalTiles(Scratch& scratch, Index) : x(scratch.take<T>(diagonal_rows * diagonal_bundle)), g(scratch.take<T>(diagonal_rows * diagonal_bundle)) {}
+  explicit DiagonalTiles(Scratch& scratch)
+      : x(scratch.take<T>(diagonal_rows * diagonal_bundle)), g(scratch.take<T>(diagonal_rows * diagonal_bundle)) {}
 };
 
 /// Some tokens: x becomes h, and the state h (n) goes along.
@@ -64,7 +65,7 @@ void diagonal_forward(const DiagonalScan& p) {
       }
     }
     if (p.behind) std::copy_n(h, n, static_cast<T*>(p.behind) + which * p.c + channel);
-  }, Index());
+  });
 }
 
 /// Of one segment: e^g, h before each token, and grad_o, which becomes grad_x.

@@ -7,6 +7,7 @@ import torch
 
 from tarnn import ops
 from tarnn.feature_maps import make, names
+from tarnn.ops.delta import definition as delta_definition
 from tarnn.ops.linear import definition as linear_definition
 from tarnn.ops.softmax import definition as softmax_definition
 
@@ -52,6 +53,16 @@ def hybrid(causal, watched, **options):
     return attend
 
 
+def delta(q, k, v):
+    beta, masked = torch.full((2, 2, 30), 0.5, device="cpu"), {"key_mask": MASK, "log_decay": DECAY}
+    q, k, v = (x.clone().requires_grad_() for x in (q, k, v))
+    o, state = ops.delta_rule(q, k, v, beta, normalize_qk=True, return_state=True, **masked)
+    gradients = torch.autograd.grad(o.sum(), (q, k, v))
+    one = [x.detach()[:, :, :1] for x in (q, k, v, beta)]
+    expected = delta_definition.quadratic(q, k, v, beta, scale=1.0, **masked).detach()
+    return o.detach(), *gradients, ops.delta_step(*one, state=state.map(torch.Tensor.detach))[0], expected
+
+
 def softmax(**options):
     return lambda q, k, v: ops.softmax_attention(q, k, v, return_weights=True, **options)[::2]
 
@@ -77,6 +88,7 @@ CALLS = {
     "hybrid exact": hybrid(True, False, exact_queries=torch.tensor([0])),
     "hybrid both sides": hybrid(False, False, key_mask=MASK),
     "hybrid gradients": hybrid(True, True),
+    "delta": delta,
     "softmax": softmax(causal=True, key_mask=MASK),
     "packed": packed,
     "definitions": definitions,

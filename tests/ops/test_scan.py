@@ -190,6 +190,24 @@ def test_within_twice_the_error_of_plain_pytorch(kind, dtypes):
         assert relative(ours, true) <= 2 * relative(other, true) + 1e-7
 
 
+@pytest.mark.parametrize("x_type", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_any_mixture_of_types(x_type):
+    """The result has the type of x, each gradient that of its input."""
+    others = {"dt": torch.float64, "A": torch.float32, "B": torch.float16, "C": torch.bfloat16, "D": torch.float64}
+    types = {"x": x_type} | others
+    scan = draw("selective", 2, 70, 9, 5).leaves(types)
+    exact = scan.map(lambda x: x.double()).leaves()
+    results, expected = scan.ours(), exact.exact()
+    sent = [torch.ones_like(x) for x in results]
+    assert results[0].dtype == x_type
+    tolerance = 1e-2 if x_type == torch.bfloat16 else 1e-5
+    close(results[0].double(), expected[0], tolerance)
+    right = exact.gradients(expected, [x.double() for x in sent])
+    for name, x in scan.gradients(results, sent).items():
+        assert x.dtype == types[name]
+        assert relative(x, right[name]) < 1e-2
+
+
 @both
 def test_autocast_changes_nothing(kind, device):
     scan = draw(kind, 2, 40, 5, state=True).map(lambda x: x.float()).leaves()

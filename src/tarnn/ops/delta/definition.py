@@ -85,7 +85,7 @@ def quadratic(
     """The whole sequence at once, O(t²) time and memory, from no state. Shapes as in `recurrent`; returns o."""
     q, k, v, beta, log_decay = _spread(q, k, v, beta, log_decay, norm_eps, key_mask)
     t = q.shape[2]
-    lower = torch.ones(t, t, dtype=torch.bool).tril()
+    lower = torch.ones(t, t, dtype=torch.bool, device=q.device).tril()
     # summed term by term, not as a difference of prefix sums: −inf − −inf would be NaN
     terms = log_decay[:, :, :, None].masked_fill(~lower.tril(-1)[..., None], 0.0)  # row l, column j: j < l
     decay = terms.cumsum(2).masked_fill(~lower[..., None], -torch.inf).exp()  # (b, n, t, t, 1 or d)
