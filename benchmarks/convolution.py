@@ -59,8 +59,8 @@ def their_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def our_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
-    """x (b, t, heads, head_dim), dt (b, t, heads), B and C (b, t, groups, state)."""
-    q, k, v = C.transpose(1, 2), B.transpose(1, 2), (x * dt[..., None]).transpose(1, 2)
+    """x (b, t, heads, head_dim), dt (b, t, heads), B and C (b, t, groups, state); in float32, as transformers computes it."""
+    q, k, v = (y.float().transpose(1, 2) for y in (C, B, x * dt[..., None]))
     decay = (dt * A).transpose(1, 2)
     o = linear_attention(q, k, v, "identity", causal=True, normalize=False, log_decay=decay)
     return o.transpose(1, 2) + D[:, None] * x
@@ -133,7 +133,7 @@ def tokens(what: str, inputs: Inputs) -> dict[str, Callable[[], object]]:
         x, dt, A, B, C, D = one
         own = LinearState.zeros(1, HEADS, STATE, HEAD_DIM)
         cache = torch.zeros(1, HEADS, HEAD_DIM, STATE)
-        q, k, v = C.transpose(1, 2), B.transpose(1, 2), (x * dt[..., None]).transpose(1, 2).to(C.dtype)
+        q, k, v = (y.float().transpose(1, 2) for y in (C, B, x * dt[..., None]))
         decay = (dt * A).transpose(1, 2)
         spread = dt[:, 0, :, None].expand(1, HEADS, HEAD_DIM), A[:, None, None].expand(HEADS, HEAD_DIM, STATE)
         D = D[:, None].expand(HEADS, HEAD_DIM)

@@ -24,6 +24,7 @@ FAVOR = ["--quick", *ONE_CELL, "--features", 6, "--head-dim", 8]
 MODELS = ["--lengths", 8, 16, "--layers", 1]
 OPTIONS = {
     "attention": ATTENTION,
+    "convolution": ["--quick", "--length", 20, "--rounds", 1],
     "decode": ["--quick"],
     "decode_baselines": ["--quick"],
     "delta": ["--quick", "--python", sys.executable],
