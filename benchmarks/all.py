@@ -72,7 +72,8 @@ def measure(pages: list[str], options: Any) -> int:
             print(f"{page} is done already; --anew measures it again")
             continue
         words = ["--quick"] if options.quick else ["--resume"] * (page in RESUMES and page in record)
-        words += ["--python", str(options.python)] if page == NEEDS_PYTHON else []
+        takes_python = options.python and page in (NEEDS_PYTHON, "delta")
+        words += ["--python", str(options.python)] if takes_python else []
         note(record, page, "begun")
         print(f"\n=== {at} of {len(pages)}: {page}, {minutes(page)}", flush=True)
         began = time.perf_counter()

@@ -14,13 +14,12 @@
 // chunks of a segment are computed again.
 #pragma once
 
-#include "delta/forward.h"
 #include "delta/pair_gradients.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
 
-/// A task's memory: one state per chunk of a segment, and R of each head that shares the keys.
+/// A task's memory: one state per chunk of a segment, and R of each head of the groups that share keys.
 template <typename T>
 struct DeltaGradients {
   Chunk<T> chunk;
@@ -32,11 +31,11 @@ struct DeltaGradients {
   T *sum_q, *sum_k, *sum_v, *sum_beta, *sum_decay;  // of a segment, where several heads share them
   Ahead ahead;
 
-  DeltaGradients(Scratch& scratch, const DeltaProblem& p) : chunk(scratch, p), ldg(padded<T>(2 * delta_chunk)), state(chunk.d_rows * chunk.lde) {
+  DeltaGradients(Scratch& scratch, const DeltaProblem& p, Index groups) : chunk(scratch, p), ldg(padded<T>(2 * delta_chunk)), state(chunk.d_rows * chunk.lde) {
     constexpr Index c = delta_chunk, w = width<T>;
     const Index d = chunk.d_rows, channels = p.channels ? chunk.ldd : 1, segment = p.segment + w;
     S = scratch.take<T>((p.segment / c) * state);
-    R = scratch.take<T>(p.k_share * state);
+    R = scratch.take<T>(groups * p.k_share * state);
     U = scratch.take<T>(segment * chunk.lde), V = scratch.take<T>((c + w) * chunk.lde);
     G = scratch.take<T>((2 * c + w) * chunk.lde);
     G_t = scratch.take<T>(chunk.e_rows * ldg), V_t = scratch.take<T>(chunk.e_rows * chunk.ldc);
@@ -68,8 +67,7 @@ void solve_chunk(const DeltaProblem& p, const DeltaHead& h, Index time, const T*
   solve(rows, p.e, {c.A, c.ldc, 1}, c.beta, 1, U, at.V, c.lde);
   if (!next) return;
   scale_rows(at.V, c.lde, rows, p.e, c.out);
-  scaled_rows(S, c.lde, p.d, p.e, c.total, next);
-  matmul(p.d, p.e, rows, Left<T>{c.k_out, 1, c.ldd}, at.V, c.lde, next, c.lde, true, &at.ahead);
+  decayed_product(p.d, p.e, rows, Left<T>{c.k_out, 1, c.ldd}, at.V, c.total, S, next, c.lde, &at.ahead);
 }
 
 /// Sums over the heads that share something, in the order of heads: where the sum is once the last has come, or null before.
@@ -149,8 +147,7 @@ void state_gradients(const DeltaProblem& p, const T* S, T* R, DeltaGradients<T>&
     multiply(at.left, c.out_tile, c.ldd, rows, p.d, at.left);
   }
   if (p.grad_log_decay) state_flows(p, S, R, at);
-  if (p.log_decay) scaled_rows(R, c.lde, p.d, p.e, c.total, R);
-  matmul(p.d, p.e, 2 * rows, Left<T>{c.kq_in, 1, c.ldd}, at.G, c.lde, R, c.lde, true, &at.ahead);
+  decayed_product(p.d, p.e, 2 * rows, Left<T>{c.kq_in, 1, c.ldd}, at.G, c.total, R, R, c.lde, &at.ahead);
 }
 
 /// Y and dX of a chunk, dV and dβ, and G: −dX and dO.
@@ -215,33 +212,60 @@ void chunk_gradients(const DeltaProblem& p, const DeltaHead& h, Index segment, I
     store_tile(x, channels, p.grad_log_decay, h.row, h.v, time, rows, p.channels ? p.d : 1);
 }
 
+/// Asks for what a chunk is computed again from, and with `gradients` for what its gradients are made of, and their places.
+inline void want_chunk(const DeltaProblem& p, const DeltaHead& h, Index time, Index rows, bool again, bool gradients, Ahead& ahead) {
+  ahead.want(p.k, h.row, h.k, time, rows, p.d);
+  if (again) ahead.want(p.v, h.row, h.v, time, rows, p.e);
+  if (!gradients) return;
+  ahead.want(p.q, h.row, h.q, time, rows, p.d);
+  if (p.grad_o) ahead.want(p.grad_o, h.row, h.o, time, rows, p.e);
+  ahead.want(p.grad_q, h.row, h.q, time, rows, p.d);
+  ahead.want(p.grad_k, h.row, h.k, time, rows, p.d);
+  ahead.want(p.grad_v, h.row, h.v, time, rows, p.e);
+}
+
 /// A segment of one head.
+struct Segment {
+  DeltaHead head;
+  Index begin, end;
+  Segment(const DeltaProblem& p, Index sequence, Index head, Index number)
+      : head(p, sequence, head), begin(this->head.begin + number * p.segment), end(smaller(begin + p.segment, this->head.end)) {}
+  Index chunks() const { return (end - begin + delta_chunk - 1) / delta_chunk; }
+  Index time(Index chunk) const { return begin + chunk * delta_chunk; }
+  Index rows(Index chunk) const { return smaller(delta_chunk, end - time(chunk)); }
+};
+
+/// The gradients of a segment; R becomes that of the state before it. next: the segment that comes after, or null.
 template <typename T>
-void segment_gradients(const DeltaProblem& p, const DeltaHead& h, Index begin, T* R, DeltaGradients<T>& at) {
+void segment_gradients(const DeltaProblem& p, const Segment& s, const Segment* next, T* R, DeltaGradients<T>& at) {
   Chunk<T>& c = at.chunk;
-  const Index end = smaller(begin + p.segment, h.end), last = (end - begin - 1) / delta_chunk;
-  const T* before = begin == h.begin ? state_of<T>(p, h, p.before) : kept_state_of<T>(p, h, begin);
+  const DeltaHead& h = s.head;
+  const Index last = s.chunks() - 1;
+  const T* before = s.begin == h.begin ? state_of<T>(p, h, p.before) : kept_state_of<T>(p, h, s.begin);
   if (before) read_rows(before, p.d, p.e, at.S, c.lde);
   else clear(at.S, p.d * c.lde);
+  const auto U = [&](Index i) { return at.U + i * delta_chunk * c.lde; };
   for (Index i = 0; i <= last; ++i) {
-    const Index time = begin + i * delta_chunk;
-    load_chunk(p, h, time, smaller(delta_chunk, end - time), i == last, c);
-    solve_chunk(p, h, time, at.S + i * at.state, i < last ? at.S + (i + 1) * at.state : nullptr, at.U + i * delta_chunk * c.lde, at);
+    load_chunk(p, h, s.time(i), s.rows(i), i == last, c);
+    at.ahead.clear();
+    if (i < last) want_chunk(p, h, s.time(i + 1), s.rows(i + 1), true, i + 1 == last, at.ahead);
+    solve_chunk(p, h, s.time(i), at.S + i * at.state, i < last ? at.S + (i + 1) * at.state : nullptr, U(i), at);
   }
   for (Index i = last; i >= 0; --i) {
-    const Index time = begin + i * delta_chunk;
-    if (i < last) load_chunk(p, h, time, delta_chunk, true, c);
-    chunk_gradients(p, h, begin, time, at.S + i * at.state, R, at.U + i * delta_chunk * c.lde, at);
+    if (i < last) load_chunk(p, h, s.time(i), s.rows(i), true, c);
+    at.ahead.clear();
+    if (i > 0) want_chunk(p, h, s.time(i - 1), s.rows(i - 1), false, true, at.ahead);
+    else if (next) want_chunk(p, next->head, next->begin, next->rows(0), true, next->chunks() == 1, at.ahead);
+    chunk_gradients(p, h, s.begin, s.time(i), at.S + i * at.state, R, U(i), at);
   }
 }
 
-/// All heads of a sequence that share a key head, segment after segment.
+/// `count` heads of a sequence from `first` on, all that share their keys with one of them, segment after segment.
 template <typename T>
-void delta_gradients(const DeltaProblem& p, Index sequence, Index group, DeltaGradients<T>& at) {
+void delta_gradients(const DeltaProblem& p, Index sequence, Index first, Index count, DeltaGradients<T>& at) {
   const Chunk<T>& c = at.chunk;
-  const Index first = group * p.k_share;
   clear(at.through_t, c.d_rows * at.ldg);  // its rows behind the d-th are never written, and end in a tile's padding
-  for (Index i = 0; i < p.k_share; ++i) {
+  for (Index i = 0; i < count; ++i) {
     const DeltaHead h(p, sequence, first + i);
     const T* given = h.writes_state(p) ? state_of<T>(p, h, p.grad_after) : nullptr;
     if (given) read_rows(given, p.d, p.e, at.R + i * at.state, c.lde);
@@ -249,10 +273,13 @@ void delta_gradients(const DeltaProblem& p, Index sequence, Index group, DeltaGr
   }
   const DeltaHead any(p, sequence, first);
   const Index segments = (any.end - any.begin + p.segment - 1) / p.segment;
-  for (Index s = segments; s-- > 0;)
-    for (Index i = 0; i < p.k_share; ++i)
-      segment_gradients(p, DeltaHead(p, sequence, first + i), any.begin + s * p.segment, at.R + i * at.state, at);
-  for (Index i = 0; p.grad_before && i < p.k_share; ++i) {
+  for (Index number = segments; number-- > 0;)
+    for (Index i = 0; i < count; ++i) {
+      const bool same = i + 1 < count;
+      const Segment s(p, sequence, first + i, number), next(p, sequence, first + (same ? i + 1 : 0), same ? number : number - 1);
+      segment_gradients(p, s, same || number ? &next : nullptr, at.R + i * at.state, at);
+    }
+  for (Index i = 0; p.grad_before && i < count; ++i) {
     const DeltaHead h(p, sequence, first + i);
     T* to = state_of<T>(p, h, p.grad_before);
     for (Index x = 0; x < p.d; ++x)
@@ -263,10 +290,12 @@ void delta_gradients(const DeltaProblem& p, Index sequence, Index group, DeltaGr
 
 template <typename T>
 void delta_backward(const DeltaProblem& p) {
-  const Index groups = p.heads / p.k_share;
-  parallel_with<DeltaGradients<T>>(p, p.sequences * groups, [&](Index i, DeltaGradients<T>& at) {
-    delta_gradients(p, i / groups, i % groups, at);
-  }, p);
+  const Index groups = p.heads / p.k_share, bytes = p.k_share * p.d * whole<T>(p.e) * static_cast<Index>(sizeof(T));
+  const Index most = heads_at_once(p, groups, bytes), tasks = (groups + most - 1) / most;
+  parallel_with<DeltaGradients<T>>(p, p.sequences * tasks, [&](Index i, DeltaGradients<T>& at) {
+    const Index group = i % tasks * most, count = smaller(most, groups - group);
+    delta_gradients(p, i / tasks, group * p.k_share, count * p.k_share, at);
+  }, p, most);
 }
 
 }  // namespace TARNN_ISA

@@ -63,7 +63,7 @@ void weigh_chunk(const DeltaProblem& p, Chunk<T>& at) {
 
 /// The same of a decay per channel, and what is multiplied with it.
 template <typename T>
-void weigh_channels(const DeltaProblem& p, Chunk<T>& at) {
+void weigh_channels(const DeltaProblem& p, bool queries, Chunk<T>& at) {
   const Index ld = at.ldd, rows = at.rows;
   for (Index x = 0; x < p.d; x += width<T>) {
     Vec<T> in = broadcast<T>(T(1)), out = in;
@@ -71,7 +71,7 @@ void weigh_channels(const DeltaProblem& p, Chunk<T>& at) {
       in *= load(at.decay + i * ld + x);
       store(at.in_tile + i * ld + x, in);
       store(at.kq_in + i * ld + x, in * load(at.kq + i * ld + x));
-      store(at.kq_in + (rows + i) * ld + x, in * load(at.q() + i * ld + x));
+      if (queries) store(at.kq_in + (rows + i) * ld + x, in * load(at.q() + i * ld + x));
     }
     store(at.total + x, in);
     for (Index i = rows; i-- > 0;) {
@@ -84,6 +84,17 @@ void weigh_channels(const DeltaProblem& p, Chunk<T>& at) {
   std::fill_n(at.out, at.ldc, T(1));
 }
 
+/// Rows of a triangle, times those of E: the first i + `more` numbers of row i, zeros behind them.
+template <typename T>
+void weigh_triangle(const Chunk<T>& at, Index more, T* x) {
+  const Integers<T> lane = iota<T>();
+  for (Index i = 0; i < at.rows; ++i)
+    for (Index j = 0; j < at.rows; j += width<T>) {
+      T* to = x + i * at.ldc + j;
+      store(to, lane < static_cast<int>(i + more - j) ? load(to) * load(at.E + i * at.ldc + j) : Vec<T>{});
+    }
+}
+
 /// A and, with queries, P, of a decay per token.
 template <typename T>
 void multiply_pairs(const DeltaProblem& p, bool queries, Chunk<T>& at) {
@@ -92,30 +103,29 @@ void multiply_pairs(const DeltaProblem& p, bool queries, Chunk<T>& at) {
     T* products = which ? at.P : at.A;
     const Left<T> left = {which ? at.q() : at.kq, at.ldd, 1};
     matmul<Part::lower_result>(at.rows, at.rows, p.d, left, at.k_t, at.ldc, products, at.ldc, false);
-    for (Index i = 0; i < at.rows; ++i)
-      for (Index j = 0; j < at.rows; ++j) products[i * at.ldc + j] = j < i + which ? products[i * at.ldc + j] * at.E[i * at.ldc + j] : T(0);
+    weigh_triangle(at, which, products);
   }
 }
 
-/// The same of a decay per channel: k_j fades from token to token, and each multiplies it. at.P's room is used for lanes.
-template <typename T>
+/// The same of a decay per channel: k_j fades from token to token, and each multiplies it.
+template <bool queries, typename T>
 void multiply_pairs_by_channels(const DeltaProblem& p, Chunk<T>& at) {
   constexpr Index w = width<T>;
   const Index ld = at.ldd, rows = at.rows;
   for (Index j = 0; j < rows; ++j) {
-    clear(at.lanes, 2 * (rows + w) * w);
+    clear(at.lanes, 2 * rows * w);
     for (Index x = 0; x < p.d; x += w) {
       Vec<T> key = load(at.kq + j * ld + x);
       for (Index i = j; i < rows; ++i) {
         if (i > j) key *= load(at.decay + i * ld + x);
         T *a = at.lanes + 2 * i * w, *b = a + w;
         store(a, load(a) + key * load(at.kq + i * ld + x));
-        store(b, load(b) + key * load(at.q() + i * ld + x));
+        if constexpr (queries) store(b, load(b) + key * load(at.q() + i * ld + x));
       }
     }
     for (Index i = 0; i < rows; ++i) {
       at.A[i * at.ldc + j] = i > j ? sum<T>(load(at.lanes + 2 * i * w)) : T(0);
-      at.P[i * at.ldc + j] = i >= j ? sum<T>(load(at.lanes + (2 * i + 1) * w)) : T(0);
+      if constexpr (queries) at.P[i * at.ldc + j] = i >= j ? sum<T>(load(at.lanes + (2 * i + 1) * w)) : T(0);
     }
   }
 }
@@ -125,12 +135,12 @@ template <typename T>
 void load_chunk(const DeltaProblem& p, const DeltaHead& h, Index time, Index rows, bool queries, Chunk<T>& at) {
   at.rows = rows;
   load_delta_keys(p, h, time, rows, at.kq, at.ldd, at.k_factor);
-  if (queries || p.channels) load_delta_queries(p, h, time, rows, T(1), at.q(), at.ldd, at.q_factor);
+  if (queries) load_delta_queries(p, h, time, rows, T(1), at.q(), at.ldd, at.q_factor);
   load_betas(p, h, time, rows, at.beta);
   load_decays(p, h, time, rows, at.decay, at.ldd);
   if (p.channels) {
-    weigh_channels(p, at);
-    multiply_pairs_by_channels(p, at);
+    weigh_channels(p, queries, at);
+    queries ? multiply_pairs_by_channels<true>(p, at) : multiply_pairs_by_channels<false>(p, at);
   } else {
     weigh_chunk(p, at);
     multiply_pairs(p, queries, at);
@@ -188,6 +198,39 @@ template <typename T>
 void scaled_rows(const T* x, Index ld, Index rows, Index n, const T* factor, T* y) {
   for (Index i = 0; i < rows; ++i)
     for (Index j = 0; j < n; j += width<T>) store(y + i * ld + j, load(x + i * ld + j) * factor[i]);
+}
+
+template <typename T, int N, int R = tile_rows(N)>
+void decayed_tile(int rows, Index k, Left<T> a, const T* b, const T* factor, const T* from, T* to, Index ld, Ahead* ahead) {
+  if (rows == R) {
+    Vec<T> sums[R * N];
+    unrolled<R * N>([&](auto n) TARNN_LAMBDA { sums[n] = Vec<T>{}; });
+    accumulate<T, R, N>(k, a, b, ld, sums, ahead);
+    unrolled<R>([&](auto i) TARNN_LAMBDA {
+      unrolled<N>([&](auto j) TARNN_LAMBDA {
+        const Index at = i * ld + j * width<T>;
+        store(to + at, load(from + at) * factor[i] + sums[i * N + j]);
+      });
+    });
+    return;
+  }
+  if constexpr (R > 1) decayed_tile<T, N, R - 1>(rows, k, a, b, factor, from, to, ld, ahead);
+}
+
+/// to = Diag(factor) from + a b, for states: m × n, k × n, all with rows `ld` apart. from and to may be the same.
+template <typename T>
+void decayed_product(Index m, Index n, Index k, Left<T> a, const T* b, const T* factor, const T* from, T* to, Index ld, Ahead* ahead) {
+  const auto panel = [&]<int N>(std::integral_constant<int, N>, Index j) {
+    Index left = (m + tile_rows(N) - 1) / tile_rows(N);
+    for (Index i = 0, rows; i < m; i += rows, --left) {
+      rows = (m - i + left - 1) / left;
+      const Index at = i * ld + j;
+      decayed_tile<T, N>(static_cast<int>(rows), k, {a.at + i * a.row, a.row, a.column}, b + j, factor + i, from + at, to + at, ld, ahead);
+    }
+  };
+  Index j = 0;
+  for (; j + (tile_vectors - 1) * width<T> < n; j += tile_vectors * width<T>) panel(std::integral_constant<int, tile_vectors>(), j);
+  for (; j < n; j += width<T>) panel(std::integral_constant<int, 1>(), j);
 }
 
 }  // namespace TARNN_ISA

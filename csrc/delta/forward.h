@@ -18,14 +18,15 @@ template <typename T>
 struct PairsScratch {
   static constexpr Index pairs = delta_block / 2;
   Index ldd, lde;
-  T *S, *k, *q, *v, *o;
+  T *states, *S;      // of all heads, and of the one that is worked on
+  T *k, *q, *v, *o;
   T *enter, *keep;   // where decays have channels: k₁e₂ and k₂, and e₁e₂; k and q are multiplied with a then
   T *beta, *decay, *factor, *dots;
   Pair<T>* numbers;  // and one more, behind the last
   T *none, *nowhere;  // a row of values of no token, and of outputs
   Ahead ahead;
-  PairsScratch(Scratch& scratch, const DeltaProblem& p) : ldd(padded<T>(p.d)), lde(padded<T>(p.e)) {
-    S = scratch.take<T>(p.d * whole<T>(p.e));
+  PairsScratch(Scratch& scratch, const DeltaProblem& p, Index heads) : ldd(padded<T>(p.d)), lde(padded<T>(p.e)) {
+    S = states = scratch.take<T>(heads * p.d * whole<T>(p.e));
     k = scratch.take<T>(delta_block * ldd);
     q = scratch.take<T>(delta_block * ldd);
     v = scratch.take<T>(delta_block * lde);
@@ -169,6 +170,11 @@ void pass_panel(const DeltaProblem& p, Index j, Index rows, BlockRows<const T> v
   for (Index m = 0; m < last; ++m) {
     at.ahead.some();
     at.ahead.passed(1);
+    for (Index token = 2 * m + 2; token < 2 * m + 4; ++token)
+      for (Index n = 0; n < N * width<T>; n += 64 / static_cast<Index>(sizeof(T))) {
+        __builtin_prefetch(v.at + token * v.next + j + n);
+        __builtin_prefetch(o.at + token * o.next + j + n, 1);
+      }
     if (m == 0) pass(std::false_type(), std::true_type(), m);
     else pass(std::true_type(), std::true_type(), m);
     const bool two = 2 * m + 1 < rows;
@@ -197,48 +203,72 @@ void load_pairs(const DeltaProblem& p, const DeltaHead& h, Index time, Index row
   pair_numbers(p, rows, at);
 }
 
-/// Asks for the block behind this one, while this one passes.
-inline void want_next(const DeltaProblem& p, const DeltaHead& h, Index time, Ahead& ahead) {
+/// Some heads side by side of a sequence: `first` and the `count` from there on.
+struct HeadBundle {
+  DeltaHead first;
+  Index count;
+};
+
+/// Asks for the part of the block at `time`, of all heads, that is due while head i passes: so memory is read in the order in which it
+/// lies.
+inline void want_part(const DeltaProblem& p, const HeadBundle& bundle, Index i, Index time, Ahead& ahead) {
   ahead.clear();
-  const Index rows = smaller(delta_block, h.end - time);
+  const DeltaHead &first = bundle.first, last(p, first.sequence, first.o + bundle.count - 1);
+  const Index rows = smaller(delta_block, first.end - time), from = rows * i / bundle.count, part = rows * (i + 1) / bundle.count - from;
   if (rows <= 0) return;
-  ahead.want(p.k, h.row, h.k, time, rows, p.d);
-  ahead.want(p.q, h.row, h.q, time, rows, p.d);
-  ahead.want(p.v, h.row, h.v, time, rows, p.e);
-  ahead.want(p.o, h.row, h.o, time, rows, p.e);
+  ahead.want(p.k, first.row, first.k, time + from, part, p.d * (last.k - first.k + 1));
+  ahead.want(p.q, first.row, first.q, time + from, part, p.d * (last.q - first.q + 1));
+  ahead.want(p.v, first.row, first.v, time + from, part, p.e * (last.v - first.v + 1));
+  ahead.want(p.o, first.row, first.o, time + from, part, p.e * bundle.count);
 }
 
+/// The outputs of a block of one head in these columns; S becomes the state behind it.
 template <typename T>
-void forward_columns(const DeltaProblem& p, const DeltaHead& h, Columns columns, PairsScratch<T>& at) {
-  read_panels(p, columns, state_of<T>(p, h, p.before), at.S);
-  clear(at.none, at.lde);
-  const bool reads = passes_directly<T>(p.v, p.e) && !p.mask, writes = passes_directly<T>(p.o, p.e);
-  const Index there = smaller(columns.end, p.e) - columns.begin;
+void forward_block(const DeltaProblem& p, const DeltaHead& h, Columns columns, Index time, PairsScratch<T>& at) {
+  const Index rows = smaller(delta_block, h.end - time), there = smaller(columns.end, p.e) - columns.begin;
   const auto part = [&](View x) {  // these columns alone
     x.data = static_cast<char*>(x.data) + columns.begin * x.stride[3] * bytes_of(x.type);
     return x;
   };
-  for (Index time = h.begin; time < h.end; time += delta_block) {
-    const Index rows = smaller(delta_block, h.end - time);
-    if (T* to = kept_state_of<T>(p, h, time); to && h.writes_state(p)) write_panels(p, columns, at.S, to);
-    load_pairs(p, h, time, rows, at);
-    want_next(p, h, time + delta_block, at.ahead);
-    BlockRows<const T> v = {at.v, at.lde};
-    BlockRows<T> o = {at.o, at.lde};
-    if (reads) {
-      v = {static_cast<const T*>(p.v.data) + offset(p.v, h.row, h.v, time), p.v.stride[2]};
-    } else {
-      load_tile(part(p.v), h.row, h.v, time, rows, there, at.v + columns.begin, at.lde);
-      clear_masked(p, h, time, rows, at.v, at.lde, at.lde);
-    }
-    if (writes) o = {static_cast<T*>(p.o.data) + offset(p.o, h.row, h.o, time), p.o.stride[2]};
-    over_panels<T>(p, columns, [&]<int N>(std::integral_constant<int, N>, Index j) {
-      if (p.channels) pass_panel<N, true>(p, j, rows, v, o, at);
-      else pass_panel<N, false>(p, j, rows, v, o, at);
-    });
-    if (!writes) store_tile(at.o + columns.begin, at.lde, part(p.o), h.row, h.o, time, rows, there);
+  if (T* to = kept_state_of<T>(p, h, time); to && h.writes_state(p)) write_panels(p, columns, at.S, to);
+  load_pairs(p, h, time, rows, at);
+  BlockRows<const T> v = {at.v, at.lde};
+  BlockRows<T> o = {at.o, at.lde};
+  if (passes_directly<T>(p.v, p.e) && !p.mask) {
+    v = {static_cast<const T*>(p.v.data) + offset(p.v, h.row, h.v, time), p.v.stride[2]};
+  } else {
+    load_tile(part(p.v), h.row, h.v, time, rows, there, at.v + columns.begin, at.lde);
+    clear_masked(p, h, time, rows, at.v, at.lde, at.lde);
   }
-  if (p.after && h.writes_state(p)) write_panels(p, columns, at.S, state_of<T>(p, h, p.after));
+  const bool writes = passes_directly<T>(p.o, p.e);
+  if (writes) o = {static_cast<T*>(p.o.data) + offset(p.o, h.row, h.o, time), p.o.stride[2]};
+  over_panels<T>(p, columns, [&]<int N>(std::integral_constant<int, N>, Index j) {
+    if (p.channels) pass_panel<N, true>(p, j, rows, v, o, at);
+    else pass_panel<N, false>(p, j, rows, v, o, at);
+  });
+  if (!writes) store_tile(at.o + columns.begin, at.lde, part(p.o), h.row, h.o, time, rows, there);
+}
+
+/// These columns of all heads of a bundle.
+template <typename T>
+void forward_columns(const DeltaProblem& p, const HeadBundle& bundle, Columns columns, PairsScratch<T>& at) {
+  const DeltaHead& first = bundle.first;
+  const auto each = [&](auto f) {
+    for (Index i = 0; i < bundle.count; ++i) {
+      at.S = at.states + i * p.d * whole<T>(p.e);
+      f(DeltaHead(p, first.sequence, first.o + i), i);
+    }
+  };
+  clear(at.none, at.lde);
+  each([&](const DeltaHead& h, Index) { read_panels(p, columns, state_of<T>(p, h, p.before), at.S); });
+  for (Index time = first.begin; time < first.end; time += delta_block)
+    each([&](const DeltaHead& h, Index i) {
+      want_part(p, bundle, i, time + delta_block, at.ahead);
+      forward_block(p, h, columns, time, at);
+    });
+  each([&](const DeltaHead& h, Index) {
+    if (p.after && h.writes_state(p)) write_panels(p, columns, at.S, state_of<T>(p, h, p.after));
+  });
 }
 
 /// Into how many tasks the columns of a head are cut: where heads are few, so that no thread is idle. It changes no bit.
@@ -250,13 +280,16 @@ Index cuts_of_columns(const DeltaProblem& p, Index heads) {
 
 template <typename T>
 void delta_forward(const DeltaProblem& p) {
-  const Index heads = p.sequences * p.heads, cuts = cuts_of_columns<T>(p, heads), panel = pair_vectors * width<T>;
+  const Index cuts = cuts_of_columns<T>(p, p.sequences * p.heads), panel = pair_vectors * width<T>;
   const Index panels = (whole<T>(p.e) + panel - 1) / panel;
-  parallel_with<PairsScratch<T>>(p, heads * cuts, [&](Index i, PairsScratch<T>& at) {
-    const Index cut = i % cuts, head = i / cuts;
+  const Index most = cuts > 1 ? 1 : heads_at_once(p, p.heads, p.d * whole<T>(p.e) * static_cast<Index>(sizeof(T)));
+  const Index bundles = (p.heads + most - 1) / most;
+  parallel_with<PairsScratch<T>>(p, p.sequences * bundles * cuts, [&](Index i, PairsScratch<T>& at) {
+    const Index cut = i % cuts, bundle = i / cuts % bundles, sequence = i / cuts / bundles;
     const Columns columns = {panels * cut / cuts * panel, smaller(panels * (cut + 1) / cuts * panel, whole<T>(p.e))};
-    if (columns.begin < columns.end) forward_columns(p, DeltaHead(p, head / p.heads, head % p.heads), columns, at);
-  }, p);
+    const HeadBundle heads = {DeltaHead(p, sequence, bundle * most), smaller(most, p.heads - bundle * most)};
+    if (columns.begin < columns.end) forward_columns(p, heads, columns, at);
+  }, p, most);
 }
 
 }  // namespace TARNN_ISA

@@ -1,5 +1,6 @@
 // The delta rule. Compiled once for each instruction set: see ../kernels_of_isa.cpp.
 #include "delta/backward.h"
+#include "delta/forward.h"
 #include "delta/low_rank_backward.h"
 #include "delta/step.h"
 

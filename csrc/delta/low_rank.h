@@ -203,7 +203,7 @@ void low_rank_columns(const LowRankProblem& p, const DeltaHead& h, Columns colum
     const Index rows = smaller(delta_block, h.end - time);
     if (T* to = kept_state_of<T>(p, h, time)) write_panels(p, columns, at.S, to);
     load_low_rank_pairs(p, h, time, rows, at);
-    want_next(p, h, time + delta_block, at.ahead);
+    want_part(p, {h, 1}, 0, time + delta_block, at.ahead);
     if (const Index next = smaller(delta_block, h.end - time - delta_block); next > 0) {
       at.ahead.want(p.a, h.row, h.k, time + delta_block, next, p.d);
       at.ahead.want(p.b, h.row, h.k, time + delta_block, next, p.d);

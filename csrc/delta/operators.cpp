@@ -44,6 +44,8 @@ void delta_forward(DELTA(PARAMETER) Tensor o, Maybe S_out, Maybe kept) {
   DeltaProblem p = delta_problem({DELTA(NAME)});
   p.o = view(o), p.kept = view(kept);
   p.after = data(S_out);
+  in_large_pages(o);
+  if (kept) in_large_pages(*kept);
   by_dtype(q.scalar_type(), *kernels().delta, [&](auto& of) { of.forward(p); });
 }
 
@@ -55,6 +57,7 @@ void delta_backward(Maybe grad_o, Maybe grad_S, Maybe kept, DELTA(PARAMETER) Ten
   p.grad_q = view(grad_q), p.grad_k = view(grad_k), p.grad_v = view(grad_v);
   p.grad_beta = view(grad_beta), p.grad_log_decay = view(grad_log_decay);
   p.grad_before = data(grad_S_before);
+  for (const Tensor* x : {&grad_q, &grad_k, &grad_v}) in_large_pages(*x);
   by_dtype(q.scalar_type(), *kernels().delta, [&](auto& of) { of.backward(p); });
 }
 

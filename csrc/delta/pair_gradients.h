@@ -14,17 +14,15 @@ template <typename T>
 void pair_gradients(const DeltaProblem& p, const Chunk<T>& c, T* dA, T* dP, T* to, T* flow) {
   const Index rows = c.rows, ld = c.ldc, ldd = c.ldd;
   for (Index i = 0; i < rows; ++i) {
-    T crosses = 0, *a = dA + i * ld, *b = dP + i * ld;
-    const T* E = c.E + i * ld;
+    T crosses = 0;
+    const T *a = dA + i * ld, *b = dP + i * ld;
     for (Index j = 0; flow && j < i; ++j) {
       crosses += a[j] * c.A[i * ld + j] + b[j] * c.P[i * ld + j];
       flow[j + 1] += crosses;
     }
-    for (Index j = 0; j < rows; ++j) {
-      a[j] = j < i ? a[j] * E[j] : T(0);
-      b[j] = j <= i ? b[j] * E[j] : T(0);
-    }
   }
+  weigh_triangle(c, 0, dA);
+  weigh_triangle(c, 1, dP);
   matmul<Part::lower_left>(rows, p.d, rows, Left<T>{dA, ld, 1}, c.kq, ldd, to, ldd, false);
   matmul<Part::lower_left>(rows, p.d, rows, Left<T>{dP, ld, 1}, c.kq, ldd, to + rows * ldd, ldd, false);
   matmul<Part::upper_left>(rows, p.d, rows, Left<T>{dA, 1, ld}, c.kq, ldd, to, ldd, true);

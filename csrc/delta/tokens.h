@@ -21,6 +21,20 @@ struct DeltaHead {
   bool writes_state(const DeltaProblem& p) const { return o % p.v_share == p.v_share - 1; }
 };
 
+/// How many of `count` heads, or groups of such, one task goes through side by side, a few tokens of each after the other. Where heads
+/// lie side by side in memory, as in (b, t, h·d), one head's rows are a few cache lines of every row of the tensor, and each page is
+/// looked up once for every head; so a task takes several, as many as their states (of so many bytes) leave room in the cache, if that
+/// makes no thread wait longer for another. It changes no bit.
+inline Index heads_at_once(const DeltaProblem& p, Index count, Index bytes) {
+  constexpr Index most_bytes = 5 << 16;
+  const auto rounds = [&](Index heads) {  // that the slowest thread is busy, in heads
+    return (p.sequences * ((count + heads - 1) / heads) + p.threads - 1) / p.threads * heads;
+  };
+  Index heads = p.v.stride[1] < p.v.stride[2] ? smaller(count, most_bytes / (bytes + 1)) : 1;
+  while (heads > 1 && rounds(heads) > rounds(1)) --heads;
+  return heads < 1 ? 1 : heads;
+}
+
 /// This head's matrix among states (sequences, heads, d, e); null if there are none.
 template <typename T>
 T* state_of(const DeltaProblem& p, const DeltaHead& h, const void* states) {

@@ -1,5 +1,7 @@
 """Each benchmark runs through at a tiny size, and measures nothing of what is wrong."""
 
+import sys
+
 import encoder_step
 import fused_step
 import generate
@@ -24,6 +26,7 @@ OPTIONS = {
     "attention": ATTENTION,
     "decode": ["--quick"],
     "decode_baselines": ["--quick"],
+    "delta": ["--quick", "--python", sys.executable],
     "encoder_step": ["--quick"],
     "favor": FAVOR,
     "fused_step": ["--quick"],

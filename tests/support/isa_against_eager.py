@@ -10,6 +10,7 @@ from support.convolution_calls import wrong as wrong_convolution
 from support.delta_calls import drawn as drawn_delta, excess, excess_of_gradients
 from support.fuzz_calls import Call
 from support.kernel_calls import MODES, drawn
+from support.low_rank_calls import drawn as drawn_low_rank, excess as low_rank_excess
 from support.rounded_model import share_alike
 from support.scan_calls import excess as scan_excess
 from tarnn.decoding.fused import FusedStep
@@ -36,6 +37,7 @@ for mode in MODES:
             found = errors(compiled, [x.detach().double() for x in plain])
             assert max(found.values()) <= limit, (call, found)
 assert max(measure(drawn_delta(number)) for measure in (excess, excess_of_gradients) for number in range(30)) <= 1
+assert max(low_rank_excess(**drawn_low_rank(seed)) for seed in range(20)) <= 1
 assert [what for seed in range(60) if (what := wrong_convolution(seed))] == []
 assert max(scan_excess(number) for number in range(60)) <= 1
 config = TarnnConfig(hidden_size=40, num_hidden_layers=1, num_attention_heads=5, initializer_range=0.2)
