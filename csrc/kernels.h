@@ -17,6 +17,7 @@ struct View {
   void* data = nullptr;
   Type type = Type::float32;
   Index stride[4] = {0, 0, 0, 0};
+  Index share = 1;  // so many heads of a call, one after the other, have one head of this tensor
   explicit operator bool() const { return data != nullptr; }
 };
 

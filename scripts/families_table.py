@@ -26,6 +26,7 @@ OPS = {  # by the function or method of transformers that is replaced
     "mamba2_chunk_scan": "linear_attention, a decay per token",
     "mamba_selective_scan": "selective_scan",
     "MiniMaxLightningAttention.forward": "linear_attention, a constant decay",
+    "xLSTMBackend.forward": "linear_attention, a decay and a log-weight per token",
     "RecurrentGemmaRecurrentBlock.forward": "short_convolution, diagonal_scan",
     "causal_conv1d_fn": "short_convolution",
 }
@@ -88,11 +89,15 @@ Where transformers' own numbers are wrong, tests show it, and tarnn's equal thos
 {chr(10).join(wrong)}
 
 Rows that continue a cache must have equally many new tokens: padding among them is refused, because a state would change there.
-xLSTM is missing until its denominator is one of tarnn's; RWKV-4 is computed as before.
+RWKV-4 is computed as before.
 """
 
 
-WAYS = {"right": "padding behind a text, then more tokens", "continued": "several new tokens with a cache"}
+WAYS = {
+    "left": "padding before a text",
+    "right": "padding behind a text, then more tokens",
+    "continued": "several new tokens with a cache",
+}
 
 
 def hybrid_families() -> str:

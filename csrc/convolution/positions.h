@@ -29,6 +29,23 @@ TARNN_INLINE void over_runs(const Convolution& p, Index sequence, Index from, In
   }
 }
 
+/// load_tile of head 0. Of a (b, c, t) tensor, whose channels lie apart and times side by side, in squares that are transposed.
+template <typename T>
+void load_times(const View& x, Index row, Index time, Index rows, Index n, T* to, Index ld) {
+  if (x.stride[2] != 1 || x.stride[3] == 1) return load_tile(x, row, 0, time, rows, n, to, ld);
+  at_position<T>(x, row, 0, time, [&](auto format, auto from) {
+    using Format = decltype(format);
+    constexpr Index w = width<T>;
+    const Index step = x.stride[3], squares = rows / w * w, full = n / w * w;
+    Vec<T> unused{};
+    for (Index i = 0; i < squares; i += w)
+      for (Index j = 0; j < full; j += w)
+        transpose_mapped<Format>(from + j * step + i, step, to + i * ld + j, ld, unused, AsItIs());
+    if (full < n) load_rows<Format>(from + full * step, 1, step, squares, n - full, to + full, ld, AsItIs());
+    load_rows<Format>(from + squares, 1, step, rows - squares, n, to + squares * ld, ld, AsItIs());
+  });
+}
+
 /// Positions from … from + count − 1 of a sequence as rows of a tile, n channels.
 template <typename T>
 void load_positions(const Convolution& p, const View& x, const View& S, Index sequence, Index from, Index count, Index n, T* to,
@@ -38,7 +55,7 @@ void load_positions(const Convolution& p, const View& x, const View& S, Index se
   else clear(to, past * ld);
   const Index real = std::clamp<Index>(length - from - past, 0, count - past);
   over_runs(p, sequence, from + past, real, [&](Index i, Index row, Index time, Index rows) TARNN_LAMBDA {
-    load_tile(x, row, 0, time, rows, n, to + (past + i) * ld, ld);
+    load_times(x, row, time, rows, n, to + (past + i) * ld, ld);
   });
   clear(to + (past + real) * ld, (count - past - real) * ld);
 }

@@ -29,6 +29,8 @@ struct BackwardScratch {
   Keys<T> keys;
   Queries<T> queries;
   Head<T>* heads;
+  T* shared;        // the gradient's sum over heads that share these keys
+  T *products, *A_sum;  // (c × c) of such heads: φ(Q) φ(K)ᵀ, and the sum of their A, weighted
   T *weighted_t, *v_t, *A, *P, *grad_phi, *grad_v, *grad_v_t, *x;
   T *flow, *entered, *read, *terms;
   T* memos;         // random features of the keys of a segment, chunk by chunk, each with its scales
@@ -38,6 +40,9 @@ struct BackwardScratch {
     const bool none = keys.weights.none;
     const Index states = most_chunks(p, n);
     queries = take_queries(scratch, p, n, none);
+    shared = take_shared(scratch, p, n);
+    products = p.together > 1 ? scratch.take<T>(n.rows() * n.ldc) : nullptr;
+    A_sum = p.together > 1 ? scratch.take<T>(n.rows() * n.ldc) : nullptr;
     heads = scratch.take<Head<T>>(count);
     for (Index i = 0; i < count; ++i) {
       Head<T> head = {scratch.take<Transposed<T>>(states), scratch.take<T>(states), Transposed<T>::take(scratch, n),
@@ -71,6 +76,13 @@ struct BackwardScratch {
     return {memos ? memos + (k * bundle.heads + i) * n.tile() : nullptr, memos && there};
   }
 };
+
+/// Whether heads that share queries and keys have the same features too, so that products of pairs with these are made once for all
+/// heads of a task. (A log-weight's gradient is a product with each head's own.)
+template <typename T>
+bool shares_products(const Problem& p, const Sizes<T>& n) {
+  return p.together > 1 && !p.channels && p.map != Map::exp && !n.projected && !p.grad_key_log_weight;
+}
 
 /// Bytes of what a sweep goes through for each chunk and head, by which bundles are made: S and R.
 template <typename T>

@@ -32,11 +32,17 @@ void mask_pairs(const Keys<T>& keys, const Sizes<T>& n, T* P) {
     }
 }
 
+/// φ(Q) φ(K)ᵀ, of which the lower triangle counts.
+template <typename T>
+void pair_products(const Keys<T>& keys, const Sizes<T>& n, const T* phi_q, T* to, Ahead* ahead) {
+  matmul<Part::lower_result>(keys.rows, keys.rows, n.f, {phi_q, n.ldf, 1}, keys.phi_t, n.ldc, to, n.ldc, false, ahead);
+}
+
 /// P, masked and weighted. (Where the decay has channels, φ(K)ᵀ is not formed, and its place is used for one key.)
 template <typename T>
 void pairs(const Keys<T>& keys, const Sizes<T>& n, const T* phi_q, T* P, Ahead* ahead) {
   if (keys.weights.channels) return channel_pairs(keys, n, phi_q, P, keys.phi_t);
-  matmul<Part::lower_result>(keys.rows, keys.rows, n.f, {phi_q, n.ldf, 1}, keys.phi_t, n.ldc, P, n.ldc, false, ahead);
+  pair_products(keys, n, phi_q, P, ahead);
   mask_pairs(keys, n, P);
 }
 

@@ -129,7 +129,7 @@ void full_query_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle,
   add_outer(q.grad_phi, q.G_z, own.S->z, n.ldf, rows, n.f);
   matmul(n.e, n.f, rows, {q.G, 1, n.lde}, q.phi, n.ldf, own.R.S, n.ldf, true, &at.ahead);
   add_rows(own.R.z, q.G_z, q.phi, n.ldf, rows, n.f);
-  store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.from, q.x, q.grad_x, own.grad_omega,
+  store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.from, q.x, q.grad_x, own.grad_omega, q.shared,
                           &at.ahead);
 }
 
@@ -163,7 +163,7 @@ void full_key_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle, I
   matmul(rows, n.f, n.e, {keys.v, keys.ldv, 1}, own.R.S, n.ldf, at.grad_phi, n.ldf, true, &at.ahead);
   matmul(rows, n.e, n.f, {keys.phi, n.ldf, 1}, R.S, n.lde, at.grad_v, n.lde, false, &at.ahead);
   weigh_full_keys(p, n, s, time, own, at);
-  store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x, at.queries.grad_x, own.grad_omega, &at.ahead);
+  store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x, at.queries.grad_x, own.grad_omega, at.shared, &at.ahead);
 }
 
 /// R of all queries of each sequence and head, where that of its first stretch was: their sum, and the gradient given.

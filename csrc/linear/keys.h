@@ -1,6 +1,8 @@
 // The tiles of a chunk: its keys and values with their weights, and the features of its queries.
 #pragma once
 
+#include <limits>
+
 #include "linear/projection.h"
 
 namespace tarnn {
@@ -189,9 +191,20 @@ const T* weighted_queries(const Keys<T>& keys, const Sizes<T>& n, const T* phi, 
   return to;
 }
 
-/// What the numerator of a query is multiplied with: 1/(den + eps), 0 where den is; unnormalised, e^(M + scale).
+/// 1 in the units of a query's sums, e^−(M + scale); never 0.
+template <typename Of, typename T>
+TARNN_INLINE T one_in_units(const Of& p, T M, T scale) {
+  const T one = p.weighted ? exp_one<T>(-M - scale) * (T(1) - rounded_off(M, scale)) : T(1);
+  return one > std::numeric_limits<T>::min() ? one : std::numeric_limits<T>::min();
+}
+
+/// What the numerator of a query is multiplied with: 1/(den + eps), 0 where den is; 1/max(|den|, 1); unnormalised, e^(M + scale).
 template <typename Of, typename T>
 TARNN_INLINE T output_factor(const Of& p, T den, T M, T scale) {
+  if (p.at_least_one) {
+    const T size = den < 0 ? -den : den, one = one_in_units(p, M, scale);
+    return T(1) / (size < one ? one : size);
+  }
   if (p.normalize) return den == 0 ? T(0) : T(1) / (den + static_cast<T>(p.eps));
   return p.weighted ? exp_one<T>(M + scale) * (T(1) + rounded_off(M, scale)) : T(1);
 }

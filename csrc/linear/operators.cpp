@@ -30,12 +30,15 @@ Projection projection(const Maybe& omega, const Maybe& bias, double factor, doub
   return out;
 }
 
+/// So many heads of values share a head of queries and keys.
+Index values_of_a_key(const Tensor& k, const Tensor& v) { return k.size(1) ? std::max<Index>(1, v.size(1) / k.size(1)) : 1; }
+
 // What a call is about, but for its results: the parameters of both operators, their schemas and the record below come from
 // this one table.
 #define CALL(X)                                                                                                          \
   X(Tensor, q) X(Tensor, k) X(Tensor, v) X(Maybe, log_decay) X(Maybe, key_log_weight)                                    \
   X(Maybe, S) X(Maybe, z) X(Maybe, M) X(Maybe, key_mask) X(Maybe, bounds) X(Maybe, omega) X(Maybe, bias)                 \
-  X(Index, map) X(bool, causal) X(bool, normalize) X(bool, weighted) X(double, eps) X(bool, streamed) X(Index, chunk) X(Index, block) X(Index, segment) \
+  X(Index, map) X(bool, causal) X(bool, normalize) X(bool, at_least_one) X(bool, weighted) X(double, eps) X(bool, streamed) X(Index, chunk) X(Index, block) X(Index, segment) \
   X(Index, stretch)   \
   X(double, factor) X(double, square) X(double, offset) X(double, shift)
 struct Inputs {
@@ -49,9 +52,10 @@ struct Call {
 
 void set_up(const Inputs& in, Call& call) {
   Problem& p = call.problem;
-  const Index b = in.k.size(0), g = in.k.size(1), t = in.q.size(2), s = in.k.size(2);
+  const Index b = in.k.size(0), g = in.v.size(1), t = in.q.size(2), s = in.k.size(2);
+  const Index share = values_of_a_key(in.k, in.v);
   p.g = g;
-  p.r = g ? in.q.size(1) / g : 0;
+  p.r = g ? in.q.size(1) * share / g : 0;
   p.d = in.k.size(3);
   p.f = in.omega ? in.omega->size(2) : p.d;
   p.e = in.v.size(3);
@@ -61,6 +65,7 @@ void set_up(const Inputs& in, Call& call) {
   p.segment = in.segment;
   p.q = view(in.q);
   p.k = view(in.k);
+  p.q.share = p.k.share = share;
   p.v = view(in.v);
   p.log_decay = view(in.log_decay);
   p.channels = in.log_decay && in.log_decay->dim() == 4;
@@ -71,6 +76,7 @@ void set_up(const Inputs& in, Call& call) {
   p.causal = in.causal;
   p.streamed = in.streamed;
   p.normalize = in.normalize;
+  p.at_least_one = in.at_least_one;
   p.weighted = in.weighted;
   p.eps = in.eps;
   p.run = run;
@@ -88,7 +94,7 @@ void set_up(const Inputs& in, Call& call) {
   call.keys = plan(of_keys, packed, sequences, g, unit, tasks, in.stretch, !in.causal);
   if (!in.causal) call.queries = plan(of_queries, packed, sequences, g, unit, tasks, in.stretch, true);
   const Index features = p.f * (p.e + (in.omega ? p.d : 0));
-  if (in.q.size(0) * in.q.size(1) * std::max(t, s) * features < worth_a_thread) p.threads = 1;
+  if (in.q.size(0) * g * p.r * std::max(t, s) * features < worth_a_thread) p.threads = 1;
   p.keys = call.keys.view();
   p.queries = call.queries.view();
 }
@@ -120,6 +126,7 @@ void backward(Tensor grad_o, Maybe grad_S, Maybe grad_z, Tensor o, Tensor den, M
   for (const Tensor* x : {&grad_q, &grad_k, &grad_v}) in_large_pages(*x);
   p.grad_q = view(grad_q);
   p.grad_k = view(grad_k);
+  p.together = p.grad_q.share = p.grad_k.share = p.k.share > 1 ? v.size(1) / grad_k.size(1) : 1;
   p.grad_v = view(grad_v);
   p.grad_log_decay = view(grad_log_decay);
   p.grad_key_log_weight = view(grad_key_log_weight);
@@ -130,24 +137,26 @@ void backward(Tensor grad_o, Maybe grad_S, Maybe grad_z, Tensor o, Tensor den, M
 }
 
 void step(Tensor q, Tensor k, Tensor v, Maybe log_decay, Maybe key_log_weight, Tensor S, Tensor z, Maybe M, Maybe omega,
-          Maybe bias, Tensor o, Tensor S_out, Tensor z_out, Maybe M_out, int64_t map, bool normalize, double eps, double factor,
-          double square, double offset, double shift) {
+          Maybe bias, Tensor o, Tensor S_out, Tensor z_out, Maybe M_out, int64_t map, bool normalize, bool at_least_one, double eps,
+          double factor, double square, double offset, double shift) {
   Step p;
   p.b = k.size(0);
-  p.g = k.size(1);
-  p.r = p.g ? q.size(1) / p.g : 0;
+  p.g = v.size(1);
+  p.r = p.g ? o.size(1) / p.g : 0;
   p.d = k.size(3);
   p.f = S.size(2);
   p.e = v.size(3);
   p.projection = projection(omega, bias, factor, square, offset, shift);
   p.q = view(q);
   p.k = view(k);
+  p.q.share = p.k.share = values_of_a_key(k, v);
   p.v = view(v);
   p.o = view(o);
   p.log_decay = view(log_decay);
   p.channels = log_decay && log_decay->dim() == 4;
   p.key_log_weight = view(key_log_weight);
   p.normalize = normalize;
+  p.at_least_one = at_least_one;
   p.weighted = M_out.has_value();
   p.map = static_cast<Map>(map);
   p.eps = eps;
@@ -169,7 +178,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(tarnn_cpu, m) {
         "Tensor(i!)? grad_bias) -> ()");
   m.def("step(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? key_log_weight, Tensor S, Tensor z, Tensor? M, "
         "Tensor? omega, Tensor? bias, Tensor(a!) o, Tensor(b!) S_out, Tensor(c!) z_out, Tensor(d!)? M_out, int map, "
-        "bool normalize, float eps, float factor, float square, float offset, float shift) -> ()");
+        "bool normalize, bool at_least_one, float eps, float factor, float square, float offset, float shift) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(tarnn_cpu, CPU, m) {

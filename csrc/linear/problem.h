@@ -34,11 +34,13 @@ struct Projection {
 
 struct Problem {
   // r = h/g query heads share a key/value head; h, g: heads; d: width of q and k; f: features, d without a projection;
-  // e: width of a value
+  // e: width of a value. Where several heads of values share a head of q and k, g counts those of values, and `share` of the
+  // views of q and k says how many
   Index g, r, d, f, e;
   Index chunk;         // positions per chunk
   Index block;         // causal: tokens whose features are made at a time (streamed.h)
   Index segment;       // positions per segment, whole chunks: the causal backward makes so many states at a time
+  Index together = 1;  // backward: so many heads, of those that share a head of q and k, sum their gradients in one task
   Stretches keys;      // of the keys; where causal, of the queries too
   Stretches queries;   // of the queries, where not causal
   View q, k, v, o;     // o is written by forward, read by backward
@@ -47,6 +49,7 @@ struct Problem {
   View mask;           // bool; the first and third strides count
   bool channels, causal, normalize;
   bool streamed;       // causal, backward: token by token (streamed_backward.h); else by chunks
+  bool at_least_one = false;   // normalised by a denominator of at least 1, of whatever sign
   bool weighted;       // keys have log-weights, so the sums have a running maximum
   Map map;
   Projection projection;
@@ -71,6 +74,7 @@ struct Step {
   View q, k, v, o;  // time axis of one
   View log_decay, key_log_weight;
   bool channels, normalize, weighted;
+  bool at_least_one = false;
   Map map;
   Projection projection;
   double eps;

@@ -33,9 +33,10 @@ void channel_key_gradients(const Keys<T>& keys, const Sizes<T>& n, const T* A, c
     }
 }
 
-/// The gradients of one head's queries, from the pairs' (A) and from S, the state before the chunk.
+/// The gradients of one head's queries, from the pairs' (A, none where another head of the task has it) and from S, the state before
+/// the chunk.
 template <typename T>
-void query_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Index head, Index time, const Transposed<T>& S,
+void query_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Index head, Index time, const Transposed<T>& S, const T* A,
                      T* grad_omega, BackwardScratch<T>& at) {
   const Keys<T>& keys = at.keys;
   Queries<T>& q = at.queries;
@@ -49,8 +50,25 @@ void query_gradients(const Problem& p, const Sizes<T>& n, const Stretch& s, Inde
   }
   if (p.grad_log_decay) add_read_flow(n, p.channels, rows, q, at.read);
   if (p.channels) channel_query_gradients(keys, n, at.A, keys.phi_t, q.grad_phi);
-  else matmul<Part::lower_left>(rows, n.f, rows, {at.A, n.ldc, 1}, keys.phi, n.ldf, q.grad_phi, n.ldf, true, &at.ahead);
-  store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.from, q.x, q.grad_x, grad_omega, &at.ahead);
+  else if (A) matmul<Part::lower_left>(rows, n.f, rows, {A, n.ldc, 1}, keys.phi, n.ldf, q.grad_phi, n.ldf, true, &at.ahead);
+  store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.from, q.x, q.grad_x, grad_omega, q.shared, &at.ahead);
+}
+
+/// P of a head: from the products that the first head of the task has made for all.
+template <typename T>
+void shared_pairs(const Problem& p, const Sizes<T>& n, const Stretch& s, BackwardScratch<T>& at) {
+  if (s.head % p.together == 0) pair_products(at.keys, n, at.queries.phi, at.products, &at.ahead);
+  std::memcpy(at.P, at.products, static_cast<std::size_t>(at.keys.rows * n.ldc) * sizeof(T));
+  mask_pairs(at.keys, n, at.P);
+}
+
+/// Adds A of a head to those of the task's heads before it; their sum, once it is there.
+template <typename T>
+const T* summed_pairs(const Problem& p, const Sizes<T>& n, const Stretch& s, BackwardScratch<T>& at) {
+  const Index i = s.head % p.together;
+  for (Index j = 0; j < at.keys.rows * n.ldc; j += width<T>)
+    store(at.A_sum + j, i ? load(at.A_sum + j) + load(at.A + j) : load(at.A + j));
+  return i + 1 == p.together ? at.A_sum : nullptr;
 }
 
 /// One query head in the chunk that `at.keys` holds: its gradients, and what it adds to those of keys and values, and to R.
@@ -61,20 +79,22 @@ void add_query_head(const Problem& p, const Sizes<T>& n, const Stretch& s, Index
   const Index rows = keys.rows, head = s.head * p.r + r;
   Queries<T>& q = at.queries;
   load_queries(p, n, s, head, time, rows, keys.weights.M, T(0), q, &at.ahead);
-  pairs(keys, n, q.phi, at.P, &at.ahead);
+  if (shares_products(p, n)) shared_pairs(p, n, s, at);
+  else pairs(keys, n, q.phi, at.P, &at.ahead);
   pair_gradients(keys, n, q, at.v_t, at.A, &at.ahead);
   if (p.grad_log_decay && !p.channels) add_pair_flow(n, rows, at.A, at.P, at.flow);
   if (p.grad_log_decay && p.channels) add_channel_flow(keys, n, at.A, q.phi, at.terms, at.flow);
   weigh_pairs(keys, n, at.A);
+  const T* A = shares_products(p, n) ? summed_pairs(p, n, s, at) : at.A;
   if (p.channels) channel_key_gradients(keys, n, at.A, q.phi, at.grad_phi);
-  else matmul<Part::upper_left>(rows, n.f, rows, {at.A, 1, n.ldc}, q.phi, n.ldf, at.grad_phi, n.ldf, true, &at.ahead);
+  else if (A) matmul<Part::upper_left>(rows, n.f, rows, {A, 1, n.ldc}, q.phi, n.ldf, at.grad_phi, n.ldf, true, &at.ahead);
   matmul<Part::upper_left>(rows, n.e, rows, {at.P, 1, n.ldc}, q.G, n.lde, at.grad_v, n.lde, true, &at.ahead);
   if (time > s.begin || (s.first && p.grad_before.z)) {  // somebody reads R
     const T* phi = weighted_queries(keys, n, q.phi, rows, q.weighted);
     matmul(n.e, n.f, rows, {q.G, 1, n.lde}, phi, n.ldf, own.R.S, n.ldf, true, &at.ahead);
     add_rows(own.R.z, q.G_z, phi, n.ldf, rows, n.f);
   }
-  query_gradients(p, n, s, head, time, S, own.grad_omega, at);
+  query_gradients(p, n, s, head, time, S, A, own.grad_omega, at);
 }
 
 /// Asks for the chunk before this one, whose keys have just been read, or for the keys of the segment before, and for the place
@@ -137,7 +157,7 @@ void reverse_chunk(const Problem& p, const Sizes<T>& n, const Bundle& bundle, In
     add_query_head(p, n, s, r, time, own.S[k], own, at);
   }
   if (p.grad_log_decay) store_decay_gradients(p, n, s, time, at);
-  store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x, at.queries.grad_x, own.grad_omega, &at.ahead);
+  store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x, at.queries.grad_x, own.grad_omega, at.shared, &at.ahead);
 }
 
 /// The states before all of a segment's chunks, from the one before the first of them.

@@ -214,10 +214,10 @@ struct NextBlock {
         rows(smaller(p.chunk * (i + 1) / heads, bundle[0].end - time) - p.chunk * i / heads) {
     if (time < bundle[0].begin) rows = 0;
   }
-  void want_keys(const View& x, Index n, Ahead& ahead) const { ahead.want(x, row, head, time, rows, n * heads); }
+  void want_keys(const View& x, Index n, Ahead& ahead) const { ahead.want(x, row, head, time, rows, n * heads_of(x, heads)); }
   void want_queries(const Problem& p, const View& x, Index n, Ahead& ahead) const {
     const Index together = heads > 1 ? p.r : 1;  // query heads whose rows lie side by side
-    for (Index r = 0; r < p.r; r += together) ahead.want(x, row, head * p.r + r, time, rows, n * heads * together);
+    for (Index r = 0; r < p.r; r += together) ahead.want(x, row, head * p.r + r, time, rows, n * heads_of(x, heads * together));
   }
 };
 

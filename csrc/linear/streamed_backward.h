@@ -107,7 +107,7 @@ void stream_query_gradients(const Problem& p, const Sizes<T>& n, const Bundle& b
                  at.ahead);
   if (p.normalize) add_normaliser(block, n, q.G_z, own.S.z, q.grad_phi);
   store_feature_gradients(p, n, bundle[i], p.q, p.grad_q, bundle[i].head, time, block.rows, q.phi, q.grad_phi, q.from, q.x, q.grad_x,
-                          own.grad_omega, &at.ahead);
+                          own.grad_omega, q.shared, &at.ahead);
 }
 
 /// The gradients of a block's keys and values; R becomes the gradient of the state before it.
@@ -127,7 +127,7 @@ void stream_key_gradients(const Problem& p, const Sizes<T>& n, const Bundle& bun
   keys.phi = block.k;
   keys.rows = rows;
   keys.x = block.from;
-  store_key_gradients(p, n, bundle[i], time, keys, at.grad_phi, at.grad_v, at.x, q.grad_x, own.grad_omega, &at.ahead);
+  store_key_gradients(p, n, bundle[i], time, keys, at.grad_phi, at.grad_v, at.x, q.grad_x, own.grad_omega, static_cast<T*>(nullptr), &at.ahead);
 }
 
 /// S before a stretch, and R behind it. slots, gradients: those between stretches.

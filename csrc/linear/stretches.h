@@ -14,6 +14,9 @@ struct Bundle {
   const Stretch& operator[](Index i) const { return first[i * step]; }
 };
 
+/// How many heads of x so many heads of a call have.
+inline Index heads_of(const View& x, Index heads) { return (heads + x.share - 1) / x.share; }
+
 /// The tasks of a call. Where heads lie side by side in memory, as in (b, t, h·d), one head's rows are a few cache lines of
 /// every row of the tensor, and each page of memory is looked up once for every head; so a task takes several heads, as
 /// many as their states leave room in the cache, if that makes no thread wait longer for another. What is computed for a
@@ -32,6 +35,7 @@ class Bundles {
     heads_ = side_by_side ? smaller(p.g, most_bytes / (bytes + 1)) : 1;
     while (heads_ > 1 && rounds(heads_) > rounds(1)) --heads_;
     if (heads_ < 1) heads_ = 1;
+    if (p.together > 1) heads_ = p.together;
     for (Index i = 0, pieces; i < of.count; i += pieces * p.g) {  // a sequence
       for (pieces = 1; !of.at[i + pieces - 1].last; ++pieces) {}
       for (Index head = 0; head < p.g; head += heads_)
@@ -96,9 +100,11 @@ struct Onward {
   }
 
   void want_of_keys(const View& x, Index n, Ahead& ahead) const {
-    if (new_keys) ahead.want(x, row, key_head, time, rows, n * key_heads);
+    if (new_keys) ahead.want(x, row, key_head, time, rows, n * heads_of(x, key_heads));
   }
-  void want_of_queries(const View& x, Index n, Ahead& ahead) const { ahead.want(x, row, query_head, time, rows, n * query_heads); }
+  void want_of_queries(const View& x, Index n, Ahead& ahead) const {
+    ahead.want(x, row, query_head, time, rows, n * heads_of(x, query_heads));
+  }
 };
 
 /// Asks for the keys and values that come next.

@@ -33,7 +33,7 @@ class Ahead {
   void want(const View& x, Index row, Index head, Index time, Index rows, Index n) {
     if (time < 0 || rows <= 0 || n == 0 || x.stride[3] != 1 || to_ == most) return;
     const Index bytes = bytes_of(x.type);
-    const Index at = row * x.stride[0] + head * x.stride[1] + time * x.stride[2];
+    const Index at = row * x.stride[0] + head / x.share * x.stride[1] + time * x.stride[2];
     const bool gapless = x.stride[2] == n;
     const Region region = {static_cast<const char*>(x.data) + at * bytes, x.stride[2] * bytes, gapless ? 1 : rows,
                            n * bytes * (gapless ? rows : 1)};

@@ -119,7 +119,7 @@ void store_rows(const T* from, Index ld, Index rows, Index n, typename Format::S
 }
 
 TARNN_INLINE Index offset(const View& x, Index row, Index head, Index time) {
-  return row * x.stride[0] + head * x.stride[1] + time * x.stride[2];
+  return row * x.stride[0] + (x.share == 1 ? head : head / x.share) * x.stride[1] + time * x.stride[2];
 }
 
 /// A number of the wide type, where each position has one.

@@ -111,7 +111,7 @@ def test_a_call_that_was_fine_excuses_no_other():
     wrong = [
         ({"q": q.double()}, "one floating dtype"),
         ({"k": k[:1]}, "must share b"),
-        ({"v": v[:, :2]}, "must share b"),
+        ({"v": v[:, :2]}, "v a multiple of it"),
         ({"q": q[:, :2]}, "multiple of key/value heads"),
         ({"feature_map": Signed()}, "normalize=False"),
         ({"state": other}, "the state's S"),

@@ -59,8 +59,10 @@ class Case:
         options["resets"] = options["log_decay"].masked_fill(rand(b, 2, t) > 1.5, -torch.inf)
         options["beta"] = 2 * rand(b, 2, t).sigmoid()
         options["more beta"] = 2 * rand(b, 4, t).sigmoid()
+        options["more decay"], options["more weight"] = -rand(b, 4, t).abs(), 3 * rand(b, 4, t)
         options["rates"] = -rand(b, 2, t, 3).square()
         names = {"channels": "log_decay", "rates": "log_decay", "resets": "log_decay", "more beta": "beta"}
+        names |= {"more decay": "log_decay", "more weight": "key_log_weight"}
         return Drawn(self, inputs, {names.get(x, x): options[x] for x in self.options})
 
 
@@ -137,6 +139,26 @@ OPS = {
         partial(linear_attention, causal=True, **MAP),
         options=("log_decay", "key_log_weight"),
         step=partial(step, **MAP),
+    ),
+    "linear, grouped values": Case(
+        partial(linear_attention, causal=True, normalize=False, **BY_NAME),
+        inputs=("k", "k", "more v"),
+        options=("more decay",),
+        step=partial(step, normalize=False, **BY_NAME),
+    ),
+    "linear, grouped values, weighted": Case(
+        partial(linear_attention, causal=True, **EXP),
+        inputs=("k", "k", "more v"),
+        options=("more decay", "more weight"),
+        step=partial(step, **EXP),
+    ),
+    "linear, grouped values, both sides": Case(
+        partial(linear_attention, causal=False, **ELU), inputs=("k", "k", "more v"), stateful=False
+    ),
+    "linear, at least one": Case(
+        partial(linear_attention, causal=True, normalize="at_least_one", **BY_NAME),
+        options=("log_decay", "key_log_weight"),
+        step=partial(step, normalize="at_least_one", **BY_NAME),
     ),
     "linear, both sides": Case(
         partial(linear_attention, causal=False, **EXP), options=("key_log_weight",), stateful=False

@@ -287,6 +287,14 @@ WRONG = {
         "in torch.float32 on cpu; got .* in torch.float64",
     ),
     "a tensor": (lambda: short_convolution(X, W, state=X), TypeError, "must be a ConvolutionState"),
+    "no weight": (lambda: short_convolution(X, None), TypeError, "takes x .* and weight"),
+    "expanded": (
+        lambda: short_convolution_step(
+            X[:, :1], W, state=ConvolutionState(torch.zeros(1, 3, 5).expand(2, 3, 5)), inplace=True
+        ),
+        ValueError,
+        "memory of its own for each row",
+    ),
     "two tokens": (lambda: short_convolution_step(X, W), ValueError, "a step takes one token"),
     "no state": (lambda: short_convolution_step(X[:, :1], W, inplace=True), ValueError, "needs a state to write into"),
 }  # fmt: skip

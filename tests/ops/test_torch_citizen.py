@@ -73,6 +73,7 @@ def test_first_and_second_derivatives(feature_map, causal, normalize, projection
             normalize,
             1e-30,
             *projection,
+            False,
         )
         scale = M_out.exp()
         return o, S * scale[..., None, None], z * scale[..., None]
@@ -135,7 +136,7 @@ def test_third_derivative():
 @pytest.mark.parametrize("causal", [True, False])
 def test_outputs_lie_as_queries_lie(causal):
     """So that merging heads copies nothing; the fake kernel says the same strides."""
-    options = (None, None, "elu", causal, True, 1e-30, *UNPROJECTED)
+    options = (None, None, "elu", causal, True, 1e-30, *UNPROJECTED, False)
     for side_by_side in (True, False):
         q, k, v = (torch.randn(2, 7, 3, 4).transpose(1, 2) for _ in range(3))
         if not side_by_side:
@@ -163,7 +164,7 @@ def test_opcheck(causal, packed, projected):
     if packed:
         tensors[5:7], tensors[9] = [None, None], None
     numbers = (0.7, 0.5, 0.0, 0.0) if projected else UNPROJECTED
-    options = (None, cu, "exp" if projected else "elu", causal, True, 1e-30, *numbers)
+    options = (None, cu, "exp" if projected else "elu", causal, True, 1e-30, *numbers, False)
     torch.library.opcheck(attend.forward_op, (*tensors, *options))
     if packed:
         return  # its bounds are read from data, which the second derivative cannot do while it is being traced

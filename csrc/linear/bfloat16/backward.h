@@ -109,7 +109,7 @@ inline void rounded_query_gradients(const Problem& p, const Sizes<float>& n, con
     add_read_flow(n, false, rows, q, at.read);
     product_to<Zeros::above>(rows, n.f, at.words.all / 2, {A_rows, ldp, 1}, K, ldf, q.grad_phi, ldf, true, at.ahead);
   }
-  store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.from, q.x, q.grad_x, grad_omega, &at.ahead);
+  store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.from, q.x, q.grad_x, grad_omega, q.shared, &at.ahead);
 }
 
 /// G and G_z of rows that are whole vectors of words: as load_output_gradients, rounded.
@@ -322,7 +322,7 @@ inline void reverse_chunk(const Problem& p, const Sizes<float>& n, const Bundle&
   }
   if (p.grad_log_decay) store_decay_gradients(p, n, s, time, at);
   if (straight(p, n, keys)) return;
-  store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x, at.queries.grad_x, own.grad_omega, &at.ahead);
+  store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x, at.queries.grad_x, own.grad_omega, at.shared, &at.ahead);
 }
 
 /// Sᵀ before chunk k + 1 from that before chunk k (which may lie at the same place), and its words.

@@ -71,7 +71,7 @@ inline void full_query_chunk(const Problem& p, const Sizes<float>& n, const Bund
   product_to(n.e, n.f, all / 2, {at.G_pairs, 1, n.lde}, at.q_pairs, ld, own.R.S, ld, true, at.ahead);
   add_rows(own.R.z, q.G_z, q.phi, ld, rows, n.f);
   if (finish) return out.finish(p.grad_q, s, head, time, n.f);
-  store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.from, q.x, q.grad_x, own.grad_omega,
+  store_feature_gradients(p, n, s, p.q, p.grad_q, head, time, rows, q.phi, q.grad_phi, q.from, q.x, q.grad_x, own.grad_omega, q.shared,
                           &at.ahead);
 }
 
@@ -116,7 +116,7 @@ inline void full_key_chunk(const Problem& p, const Sizes<float>& n, const Bundle
           });
   if (finish) return k_out.finish(p.grad_k, s, s.head, time, n.f), v_out.finish(p.grad_v, s, s.head, time, n.e);
   weigh_full_keys(p, n, s, time, own, at);
-  store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x, at.queries.grad_x, own.grad_omega, &at.ahead);
+  store_key_gradients(p, n, s, time, keys, at.grad_phi, at.grad_v, at.x, at.queries.grad_x, own.grad_omega, at.shared, &at.ahead);
 }
 
 }  // namespace TARNN_ISA

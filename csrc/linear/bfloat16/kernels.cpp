@@ -6,7 +6,9 @@ namespace TARNN_ISA {
 namespace {
 
 /// Whether products of rounded numbers compute a call: by its dtype and options. Decays with channels have none within a chunk.
-bool rounded(const Problem& p) { return p.q.type == Type::bfloat16 && !p.channels && p.r > 0; }
+bool rounded(const Problem& p) {
+  return p.q.type == Type::bfloat16 && !p.channels && p.r > 0 && p.q.share == 1 && !p.at_least_one;
+}
 
 void forward(const Problem& p) {
   if (!rounded(p)) tarnn_kernels_avx512()->linear->of_float.forward(p);

@@ -14,23 +14,24 @@ PER_SEQUENCE = ("S", "z", "M")
 
 
 class Call(NamedTuple):
-    """Queries (b, h, t, d), keys (b, g, s, d), values (b, g, s, e), and all that says what to do with them.
+    """Queries (b, h, t, d), keys (b, g, s, d), values (b, m, s, e), and all that says what to do with them.
 
     Features are `function` (`kernels.features`) of x, or with Ω of factor·Ω x + β − square·|x|² + offset, plus shift.
-    r = h/g query heads share a key/value head. n: rows of the batch, or the sequences that are packed into one row.
+    Either m = g, and h/g query heads share a key/value head; or h = g, and m/g heads of values share queries and keys.
+    There is a state for each head of values. n: rows of the batch, or the sequences that are packed into one row.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
-    log_decay: Tensor | None = None  # (b, g, s) or (b, g, s, f)
-    key_log_weight: Tensor | None = None  # (b, g, s)
-    S: Tensor | None = None  # (n, g, f, e)  the state before
-    z: Tensor | None = None  # (n, g, f)
-    omega: Tensor | None = None  # (1 or b, 1 or g, f, d)
-    bias: Tensor | None = None  # (1 or b, 1 or g, f)
+    log_decay: Tensor | None = None  # (b, m, s) or (b, m, s, f)
+    key_log_weight: Tensor | None = None  # (b, m, s)
+    S: Tensor | None = None  # (n, m, f, e)  the state before
+    z: Tensor | None = None  # (n, m, f)
+    omega: Tensor | None = None  # (1 or b, 1 or m, f, d)
+    bias: Tensor | None = None  # (1 or b, 1 or m, f)
     # so far as `Gradients` goes
-    M: Tensor | None = None  # (n, g)
+    M: Tensor | None = None  # (n, m)
     key_mask: Tensor | None = None  # (b, s)  bool
     cu_seqlens: Tensor | None = None  # (n + 1,)
     function: str = "identity"
@@ -41,6 +42,7 @@ class Call(NamedTuple):
     square: float = 0.0
     offset: float = 0.0
     shift: float = 0.0
+    at_least_one: bool = False  # normalised by max(|denominator|, 1), in true units and without eps
 
     @property
     def dtype(self) -> torch.dtype:
@@ -55,6 +57,20 @@ class Call(NamedTuple):
     @property
     def num_features(self) -> int:
         return self.k.shape[3] if self.omega is None else self.omega.shape[2]
+
+    @property
+    def values_per_key(self) -> int:
+        """How many heads of values share their queries and keys."""
+        return self.v.shape[1] // self.k.shape[1] if self.k.shape[1] else 1
+
+    def for_values(self, x: Tensor) -> Tensor:
+        """Some queries or keys with a head for each of values, where there are more of these."""
+        return x.repeat_interleave(self.values_per_key, 1) if self.values_per_key > 1 else x
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of the output."""
+        return self.q.shape[1] * self.values_per_key
 
     @property
     def has_channels(self) -> bool:
@@ -81,19 +97,20 @@ class Call(NamedTuple):
 
     def new_o(self) -> Tensor:
         """To write o into: in the layout of q, so that heads merge without a copy."""
-        (b, h, t, _), e = self.q.shape, self.v.shape[3]
+        (b, _, t, _), h, e = self.q.shape, self.num_heads, self.v.shape[3]
         if self.side_by_side:
             return self.v.new_empty(b, t, h, e).transpose(1, 2)
         return self.v.new_empty(b, h, t, e)
 
     def new_outputs(self, *, den: bool = True, state: bool = True) -> "Outputs":
         """Tensors to write outputs into, None for what isn't wanted: o in the layout of q, others contiguous."""
-        sums = self.q.new_empty(self.q.shape[:3], dtype=self.dtype) if den else None
+        (b, _, t, _), h = self.q.shape, self.num_heads
+        sums = self.q.new_empty((b, h, t), dtype=self.dtype) if den else None
         return Outputs(self.new_o(), sums, *(self.new_state() if state else (None, None, None)))
 
     def new_state(self) -> tuple[Tensor, Tensor, Tensor]:
         """S, z and M to write into."""
-        n, g, f, e = self.num_sequences, self.k.shape[1], self.num_features, self.v.shape[3]
+        n, g, f, e = self.num_sequences, self.v.shape[1], self.num_features, self.v.shape[3]
         S = self.q.new_empty(n, g, f, e, dtype=self.dtype)
         return S, S.new_empty(n, g, f), S.new_empty(n, g)
 
@@ -122,11 +139,11 @@ class Call(NamedTuple):
 class Outputs(NamedTuple):
     """What a call gives. The denominators are for `backward` alone, in units of e^M, as the sums are."""
 
-    o: Tensor  # (b, h, t, e)
-    den: Tensor | None  # (b, h, t)
-    S: Any  # (n, g, f, e)  the state behind; with z and M None where nobody asked for it
-    z: Any  # (n, g, f)
-    M: Any  # (n, g)  zeros where nothing has a log-weight; a step without log-weights has None
+    o: Tensor  # (b, max(h, m), t, e)
+    den: Tensor | None  # (b, max(h, m), t)
+    S: Any  # (n, m, f, e)  the state behind; with z and M None where nobody asked for it
+    z: Any  # (n, m, f)
+    M: Any  # (n, m)  zeros where nothing has a log-weight; a step without log-weights has None
     kept: Tensor | None = None  # states that a backend keeps for its own `backward`, as it likes, or None
 
 

@@ -31,7 +31,7 @@ def choices() -> dict[str, Choice]:
     without_features = (*[x] * 5, *[None] * 4, x, x, x, n, n, *[None] * 9, 1, True, 1.0, 0.0, False, True)
     calls: dict[str, Any] = {
         "linear": linear.Call(x, x, x),
-        "delta": delta.Call(x, x, x, x[0]),
+        "delta": delta.Call(x, x, x, x[..., 0]),
         "low_rank_delta": low_rank_delta.Call(x, x, x, x, x),
         "hybrid": hybrid.Call._make(without_features),
         "diagonal_scan": diagonal_scan.Call(x[0], x[0]),

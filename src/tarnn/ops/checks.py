@@ -8,8 +8,13 @@ def shapes(**tensors: Tensor | None) -> str:
     return ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items() if x is not None)
 
 
-def check_attention(q, k, v, causal, key_mask=None, cu_seqlens=None, log_decay=None, key_log_weight=None) -> None:
-    """Raises ValueError or TypeError unless the arguments of an attention op fit each other."""
+def check_attention(
+    q, k, v, causal, key_mask=None, cu_seqlens=None, log_decay=None, key_log_weight=None, grouped_values=False
+) -> None:
+    """Raises ValueError or TypeError unless the arguments of an attention op fit each other.
+
+    grouped_values: whether v may have more heads than q and k.
+    """
     options = {"key_mask": key_mask, "cu_seqlens": cu_seqlens, "log_decay": log_decay, "key_log_weight": key_log_weight}
     check_tensors(q=q, k=k, v=v, **options)
     if not q.ndim == k.ndim == v.ndim == 4:
@@ -17,10 +22,16 @@ def check_attention(q, k, v, causal, key_mask=None, cu_seqlens=None, log_decay=N
             f"attention takes q (b, h, t, d), k (b, g, s, d), v (b, g, s, e): four axes each; got {shapes(q=q, k=k, v=v)}. "
             "A projection's (b, t, h·d) output becomes (b, h, t, d) by .unflatten(-1, (h, d)).transpose(1, 2)."
         )
-    (b, h, t, d), (g, s) = q.shape, k.shape[1:3]
-    if k.shape[0] != b or v.shape[0] != b or k.shape[3] != d or v.shape[1:3] != k.shape[1:3]:
+    (b, h, t, d), (g, s), m = q.shape, k.shape[1:3], v.shape[1]
+    grouped = grouped_values and m != g
+    if k.shape[0] != b or v.shape[0] != b or k.shape[3] != d or v.shape[2] != s or (m != g and not grouped):
         raise ValueError(
             f"q (b, h, t, d), k (b, g, s, d) and v (b, g, s, e) must share b, d, and k and v also g and s; "
+            f"got {shapes(q=q, k=k, v=v)}."
+        )
+    if grouped and (h != g or g == 0 or m == 0 or m % g):
+        raise ValueError(
+            "where values have heads of their own, q and k must have one number of heads, and v a multiple of it; "
             f"got {shapes(q=q, k=k, v=v)}."
         )
     if g == 0 or h % g:
@@ -39,6 +50,7 @@ def check_attention(q, k, v, causal, key_mask=None, cu_seqlens=None, log_decay=N
         check_key_mask(key_mask, b, s)
     if cu_seqlens is not None:
         check_packing(cu_seqlens, b, t, s)
+    g = m  # heads of the state
     if key_log_weight is not None and key_log_weight.shape != (b, g, s):
         raise ValueError(
             f"key_log_weight must be (b, g, s) = {(b, g, s)}, one per key; got {tuple(key_log_weight.shape)}."
@@ -49,7 +61,7 @@ def check_attention(q, k, v, causal, key_mask=None, cu_seqlens=None, log_decay=N
         channels = log_decay.ndim == 4 and log_decay.shape[:3] == (b, g, s)
         if log_decay.shape not in ((g,), (b, g, s)) and not channels:
             raise ValueError(
-                f"log_decay must be (g,) = {(g,)}, (b, g, s) = {(b, g, s)} or (b, g, s, f), g the key/value heads; "
+                f"log_decay must be (g,) = {(g,)}, (b, g, s) = {(b, g, s)} or (b, g, s, f), g the heads of values; "
                 f"got {tuple(log_decay.shape)}."
             )
 

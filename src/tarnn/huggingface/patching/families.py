@@ -11,6 +11,7 @@ from tarnn.huggingface.patching.delta import delta_sequences, delta_token
 from tarnn.huggingface.patching.griffin import griffin_block, griffin_model
 from tarnn.huggingface.patching.hooks import Family, Hook, on_cpu
 from tarnn.huggingface.patching.lightning import lightning_layer, lightning_model
+from tarnn.huggingface.patching.mlstm import mlstm_backend, mlstm_model
 from tarnn.huggingface.patching.packed import (
     head_with_packed_rows,
     layer_with_packed_rows,
@@ -86,6 +87,7 @@ MAMBA_HEAD = (
 
 
 GRIFFIN = "self input_states position_ids attention_mask use_cache **kwargs"
+MLSTM = "self query key value igate fgate c_initial n_initial m_initial return_last_states mode"
 LIGHTNING = "self hidden_states position_embeddings attention_mask past_key_values **kwargs"
 
 
@@ -162,6 +164,14 @@ FAMILIES = (
                 griffin_model,
                 "self input_ids position_ids attention_mask inputs_embeds use_cache past_key_values **kwargs",
             ),
+        ),
+    ),
+    Family(
+        "xLSTM",
+        "xlstm",
+        (
+            Hook("xLSTMBackend.forward", mlstm_backend, MLSTM),
+            Hook("xLSTMModel.forward", mlstm_model, "self input_ids inputs_embeds cache_params use_cache **kwargs"),
         ),
     ),
     Family(

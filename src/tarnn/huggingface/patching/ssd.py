@@ -42,7 +42,6 @@ def ssd_sequences(
     if bounds is not None:
         inputs = tuple(end_to_end(y) for y in inputs)
     q, k, v, log_decay = (y.transpose(1, 2) for y in inputs)
-    q, k = (_per_head(y, v.shape[1]) for y in (q, k))
     state = None if initial_states is None else _state(initial_states)
     o, after = linear_attention(
         q, k, v, _IDENTITY, causal=True, normalize=False, log_decay=log_decay, cu_seqlens=bounds, state=state,
@@ -71,7 +70,6 @@ def ssd_token(
     dt = _time_steps(dt, None if dt_bias is None else dt_bias[..., 0], dt_softplus)
     x = hidden_states.float()
     q, k, v = C.float()[:, :, None], B.float()[:, :, None], (x * dt[..., None])[:, :, None]
-    q, k = (_per_head(y, v.shape[1]) for y in (q, k))
     before = _state(state)
     inplace = before.S.data_ptr() == state.data_ptr() and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
     inplace = inplace and before.S.is_contiguous()
@@ -90,12 +88,6 @@ def not_fused(*args: Any, **kwargs: Any) -> None:
 def _time_steps(dt: Tensor, bias: Tensor | None, with_softplus: bool) -> Tensor:
     dt = dt if bias is None else dt + bias.to(dt.dtype)
     return (softplus(dt) if with_softplus else dt).float()
-
-
-def _per_head(x: Tensor, heads: int) -> Tensor:
-    """Keys or queries (b, groups, t, n) as (b, heads, t, n)."""
-    b, groups, t, n = x.shape
-    return x if groups == heads else x[:, :, None].expand(b, groups, heads // groups, t, n).reshape(b, heads, t, n)
 
 
 def _state(states: Tensor) -> LinearState:

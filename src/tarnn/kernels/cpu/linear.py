@@ -23,6 +23,7 @@ CHUNK_WITH_CHANNELS = 16  # within a chunk, each pair of positions then costs f 
 # positions, at least, and at least eight chunks: forward keeps the state before each segment, backward has room for those in one
 SEGMENT = 256
 STRETCH = 512  # positions: no shorter does a sequence get cut to keep more cores busy
+STATES_TOGETHER = 1 << 20  # bytes of states and of their gradients, of the heads that share q and k in one task
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -46,13 +47,13 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
 
 def _new_kept(call: Call) -> Tensor | None:
     """For the states before all segments of a row and head but the first: S, z and M."""
-    (b, g, t, _), f = call.k.shape, call.num_features
+    (b, m, t, _), f = call.v.shape, call.num_features
     count = (t - 1) // _segment(call)
-    return None if count < 1 else call.q.new_empty(b, g, count, f * call.v.shape[3] + f + 1, dtype=call.dtype)
+    return None if count < 1 else call.q.new_empty(b, m, count, f * call.v.shape[3] + f + 1, dtype=call.dtype)
 
 
 def backward(call: Call, returned: Returned) -> Gradients:
-    grads = call.new_gradients(returned, state=call.S is not None)
+    grads = _with_room(call.new_gradients(returned, state=call.S is not None), call)
     grad_S, grad_z = (_in_a_row(x, call.dtype) for x in (returned.grad_S, returned.grad_z))
     torch.ops.tarnn_cpu.backward.default(
         returned.grad_o,
@@ -68,7 +69,39 @@ def backward(call: Call, returned: Returned) -> Gradients:
         *_options(call),
         *grads,
     )
-    return grads.of(call)
+    return _of_groups(grads, call).of(call)
+
+
+def _with_room(grads: Gradients, call: Call) -> Gradients:
+    """With as many gradients of q and k as tasks share each head between them; where values are not grouped, one."""
+    parts = call.values_per_key // _together(call)
+    if call.values_per_key == 1 or parts == 1:
+        return grads
+    (b, h, t, d), dtype = call.q.shape, call.dtype
+    return grads._replace(
+        q=call.q.new_empty(b, h * parts, t, d, dtype=dtype), k=grads.k.new_empty(b, h * parts, t, d, dtype=dtype)
+    )
+
+
+def _of_groups(grads: Gradients, call: Call) -> Gradients:
+    """The parts of each head's gradients summed, one after the other, so that no bit depends on threads."""
+    parts = grads.q.shape[1] // call.q.shape[1] if call.q.shape[1] else 1
+    if parts == 1:
+        return grads
+    q, k = (sum(x.unflatten(1, (-1, parts)).unbind(2)) for x in (grads.q, grads.k))
+    return grads._replace(q=q, k=k)
+
+
+def _together(call: Call) -> int:
+    """How many heads of values that share q and k one task takes, so that their gradients are summed there: as many as
+    have their states in the cache, by shape alone."""
+    bytes_of_head = 2 * (call.v.shape[3] + 1) * call.num_features * call.dtype.itemsize
+    fitting = [
+        n
+        for n in range(1, call.values_per_key + 1)
+        if call.values_per_key % n == 0 and n * bytes_of_head <= STATES_TOGETHER
+    ]
+    return max(fitting, default=1)
 
 
 def step(call: Call, *, inplace: bool = False) -> Outputs:
@@ -76,13 +109,13 @@ def step(call: Call, *, inplace: bool = False) -> Outputs:
     S: Any
     z: Any
     M: Any
-    q, k, v, log_decay, weight, S, z, omega, bias, M, _, _, function, _, normalize, eps, *numbers = call
+    q, k, v, log_decay, weight, S, z, omega, bias, M, _, _, function, _, normalize, eps, *numbers, at_least_one = call
     wide = S.dtype
     if M is None and call.weighted:
         M = z.new_zeros(z.shape[:2])
     before = (S.contiguous(), z.contiguous(), None if M is None else M.contiguous())
     after: Any = before if inplace else [None if x is None else torch.empty_like(x) for x in before]
-    o = torch.empty_like(v) if q.shape == v.shape else v.new_empty((*q.shape[:3], v.shape[3]))
+    o = torch.empty_like(v) if q.shape == v.shape else v.new_empty((len(q), call.num_heads, 1, v.shape[3]))
     torch.ops.tarnn_cpu.step.default(
         q,
         k,
@@ -96,6 +129,7 @@ def step(call: Call, *, inplace: bool = False) -> Outputs:
         *after,
         NAMES.index(function),
         normalize,
+        at_least_one,
         eps,
         *numbers,
     )
@@ -134,10 +168,11 @@ def _inputs(call: Call) -> tuple:
 
 def _streamed(call: Call) -> bool:
     """Whether the backward pass goes token by token, as the forward pass does. With decays, log-weights, keys that several
-    query heads share, and products in bfloat16 it goes by chunks."""
+    heads share, and products in bfloat16 it goes by chunks."""
     in_bfloat16 = call.q.dtype == torch.bfloat16 and library.multiplies_in_bfloat16()
-    alone = call.q.shape[1] == call.k.shape[1]
-    return call.causal and alone and call.log_decay is None and not call.weighted and not in_bfloat16
+    alone = call.q.shape[1] == call.v.shape[1]
+    bare = call.log_decay is None and not call.weighted and not call.at_least_one
+    return call.causal and alone and bare and not in_bfloat16
 
 
 def _chunk(call: Call) -> int:
@@ -152,5 +187,6 @@ def _segment(call: Call) -> int:
 
 def _options(call: Call) -> tuple:
     numbers = (call.factor, call.square, call.offset, call.shift)
-    how = (NAMES.index(call.function), call.causal, call.normalize, call.weighted, call.eps, _streamed(call))
+    division = (call.normalize, call.at_least_one)
+    how = (NAMES.index(call.function), call.causal, *division, call.weighted, call.eps, _streamed(call))
     return (*how, _chunk(call), BLOCK, _segment(call), STRETCH, *numbers)

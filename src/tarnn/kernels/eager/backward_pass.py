@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tarnn.kernels.eager.forward_pass import output_factor, pair_products, states, weighted_phi
+from tarnn.kernels.eager.forward_pass import one_in_units, output_factor, pair_products, states, weighted_phi
 from tarnn.kernels.eager.segments import Keys, Queries, Segment, Segments, spread_over
 from tarnn.kernels.features import features_backward
 from tarnn.kernels.linear import Call, Gradients, Returned
@@ -99,6 +99,8 @@ def _grad_output(call: Call, at: Segment, queries: Queries, M_rows: Tensor | Non
     grad, den = returned.grad_o[:, :, here].to(call.dtype), returned.den[:, :, here]
     factor = output_factor(call, queries, M_rows, den)
     through = (grad * returned.o[:, :, here]).sum(-1) if call.normalize else torch.zeros_like(den)
+    if call.at_least_one:
+        through = through * den.sign().masked_fill(den.abs() <= one_in_units(call, queries, M_rows, den), 0.0)
     G = torch.cat([grad * factor[..., None], (-factor * through)[..., None]], dim=-1)  # (b, h, l, e + 1)
     g, _, r, c = queries.x.shape[1:5]
     return G.unflatten(1, (g, r)).unflatten(3, (at.n, c)).transpose(2, 3).flatten(3, 4)
@@ -151,7 +153,8 @@ def _inputs_backward(call: Call, grads: Gradients, x: Tensor, phi: Tensor, grad_
 
 def _write_queries(call: Call, grads: Gradients, at: Segment, queries: Queries, grad_phi: Tensor) -> None:
     grad = _inputs_backward(call, grads, queries.x, queries.phi, grad_phi)
-    grads.q[:, :, at.start : at.stop] = grad.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+    grad = grad.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+    grads.q[:, :, at.start : at.stop] = _of_groups(grad, call)
 
 
 def _write_keys(segments: Segments, grads: Gradients, at: Segment, keys: Keys, grad_phi, grad_v) -> None:
@@ -164,7 +167,12 @@ def _write_keys(segments: Segments, grads: Gradients, at: Segment, keys: Keys, g
     grad_v = grad_v[..., :-1].flatten(2, 3)
     if segments.masked is not None:
         grad_v = grad_v.masked_fill(segments.masked[:, :, here, None], 0.0)
-    grads.k[:, :, here], grads.v[:, :, here] = grad, grad_v
+    grads.k[:, :, here], grads.v[:, :, here] = _of_groups(grad, segments.call), grad_v
+
+
+def _of_groups(grad: Tensor, call: Call) -> Tensor:
+    """The gradient of queries or keys, (b, m, l, d), summed over the heads of values that share them."""
+    return grad.unflatten(1, (-1, call.values_per_key)).sum(2) if call.values_per_key > 1 else grad
 
 
 def _write_log_decay(segments: Segments, grads: Gradients, at: Segment, flow, read, entered, across) -> None:

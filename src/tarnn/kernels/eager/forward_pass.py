@@ -16,8 +16,8 @@ def forward(call: Call) -> Outputs:
     """The outputs of a call that isn't packed."""
     q, segments = call.q, Segments(call)
     outs, dens = (
-        [call.v.new_empty(*q.shape[:2], 0, call.v.shape[3])],
-        [q.new_empty(*q.shape[:2], 0, dtype=call.dtype)],
+        [call.v.new_empty(len(q), call.num_heads, 0, call.v.shape[3])],
+        [q.new_empty(len(q), call.num_heads, 0, dtype=call.dtype)],
     )
     state, M = segments.initial_state()
     if not call.causal:
@@ -49,14 +49,27 @@ def in_time(call: Any, parts: list[Tensor]) -> Tensor:
 
 
 def output_factor(call: Call, queries: Queries, M_rows: Tensor | None, den: Tensor) -> Tensor:
-    """What the numerator is multiplied with, (b, h, l): 1/(den + eps), 0 where den = 0; unnormalised, e^(M + scale)."""
+    """What the numerator is multiplied with, (b, h, l): 1/(den + eps), 0 where den = 0; 1/max(|den|, 1), in true units;
+    unnormalised, e^(M + scale)."""
+    if call.at_least_one:
+        size, one = den.abs(), one_in_units(call, queries, M_rows, den)
+        return 1 / torch.where(size > one, size, one)
     if call.normalize:
         return 1 / (den + call.eps).masked_fill(den == 0, torch.inf)
+    return torch.ones_like(den) if M_rows is None else _log_units(queries, M_rows).exp()
+
+
+def one_in_units(call: Call, queries: Queries, M_rows: Tensor | None, den: Tensor) -> Tensor:
+    """1 in the units of each query's sums, (b, h, l); never 0."""
     if M_rows is None:
         return torch.ones_like(den)
-    log_factor = M_rows[:, :, :, None] + (0.0 if queries.scale is None else queries.scale)  # (b, g, n, r, c)
-    log_factor = log_factor.expand(queries.x.shape[:-1])
-    return log_factor.transpose(2, 3).flatten(3, 4).flatten(1, 2).exp()
+    return (-_log_units(queries, M_rows)).exp().clamp(min=torch.finfo(den.dtype).tiny)
+
+
+def _log_units(queries: Queries, M_rows: Tensor) -> Tensor:
+    """M + scale, (b, h, l): the logarithm of what sums have to be multiplied with, to be true."""
+    units = M_rows[:, :, :, None] + (0.0 if queries.scale is None else queries.scale)  # (b, g, n, r, c)
+    return units.expand(queries.x.shape[:-1]).transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
 def _absorb(segments: Segments, state: Tensor, M: Tensor | None) -> tuple[Tensor, Tensor | None]:

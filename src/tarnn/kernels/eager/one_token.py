@@ -12,9 +12,10 @@ from tarnn.numerics import finite
 
 def step(call: Call, inplace: bool) -> Outputs:
     """S ← e^log_decay S + e^w φ(k) vᵀ and z likewise, in units of e^M; o = φ(q)ᵀS / (φ(q)ᵀz + eps)."""
-    groups = (call.k.shape[1], call.q.shape[1] // call.k.shape[1])
-    phi_q, scale = call_features(call, call.q.to(call.dtype).unflatten(1, groups))  # (b, g, r, 1, f)
-    phi_k, weight = call_features(call, call.k.to(call.dtype))  # (b, g, 1, f)
+    q, k = (call.for_values(x).to(call.dtype) for x in (call.q, call.k))
+    groups = (call.v.shape[1], call.num_heads // call.v.shape[1])
+    phi_q, scale = call_features(call, q.unflatten(1, groups))  # (b, m, r, 1, f)
+    phi_k, weight = call_features(call, k)  # (b, m, 1, f)
     if call.key_log_weight is not None:
         given = call.key_log_weight.to(call.dtype)
         weight = given if weight is None else weight + given
@@ -22,7 +23,13 @@ def step(call: Call, inplace: bool) -> Outputs:
     S, z, M = _update(call, keep, phi_k, M, inplace)
     phi_q = phi_q.squeeze(3)
     num, den = phi_q @ S, phi_q @ z[..., None]  # (b, g, r, e), (b, g, r, 1)
-    if call.normalize:
+    if call.at_least_one:
+        size, one = den.abs(), torch.ones_like(den)
+        if M is not None:
+            units = finite(M)[:, :, None, None] + (0.0 if scale is None else scale)
+            one = (-units).exp().clamp(min=torch.finfo(den.dtype).tiny).expand_as(den)
+        num = num / torch.where(size > one, size, one)
+    elif call.normalize:
         num = num / (den + call.eps).masked_fill(den == 0, torch.inf)
     elif M is not None:
         factor = finite(M)[:, :, None, None]

@@ -54,7 +54,7 @@ class Segments:
     def initial_state(self) -> tuple[Tensor, Tensor | None]:
         """S' = [S | z] (b, g, f, e + 1) and M (b, g), None where nothing has a log-weight."""
         call = self.call
-        b, g, f = *call.k.shape[:2], call.num_features
+        b, g, f = *call.v.shape[:2], call.num_features
         if call.S is None or call.z is None:
             state = call.k.new_zeros(b, g, f, call.v.shape[3] + 1, dtype=self.dtype)
         else:
@@ -65,7 +65,7 @@ class Segments:
 
     def of(self, length: int) -> list[Segment]:
         """The segments of `length` positions."""
-        b, g = self.call.k.shape[:2]
+        b, g = self.call.v.shape[:2]
         per_segment = max(SEGMENT_MIN, SEGMENT // max(1, b * g * self.call.num_features))
         if not self.call.causal:
             return [Segment(i, min(i + per_segment, length), 1, -1) for i in range(0, length, per_segment)]
@@ -77,13 +77,13 @@ class Segments:
         return found + ([Segment(whole, length, 1, length - whole)] if whole < length else [])
 
     def queries(self, at: Segment) -> Queries:
-        h, g = self.call.q.shape[1], self.call.k.shape[1]
-        x = self.call.q[:, :, at.start : at.stop].unflatten(1, (g, h // g))
+        x = self.call.for_values(self.call.q[:, :, at.start : at.stop])
+        x = x.unflatten(1, (self.call.v.shape[1], self.call.num_heads // self.call.v.shape[1]))
         x = x.unflatten(3, (at.n, at.c)).transpose(2, 3).to(self.dtype)
         return Queries(x, *call_features(self.call, x))
 
     def keys(self, at: Segment) -> Keys:
-        x, v = (_chunks(y, at).to(self.dtype) for y in (self.call.k, self.call.v))
+        x, v = (y.to(self.dtype) for y in (self.call.for_values(_chunks(self.call.k, at)), _chunks(self.call.v, at)))
         if self.masked is not None:  # whatever stands there, NaN too, gets nowhere
             masked = _chunks(self.masked, at)[..., None]
             x, v = x.masked_fill(masked, 0.0), v.masked_fill(masked, 0.0)

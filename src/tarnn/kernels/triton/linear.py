@@ -26,6 +26,10 @@ def refusal(call: Call) -> str | None:
         return why
     if call.q.dtype not in DTYPES:
         return f"The kernels for GPUs take float32, bfloat16 and float16; got {call.q.dtype}."
+    if call.values_per_key > 1:
+        return "The kernels for GPUs take as many heads of values as of keys; others are for plain PyTorch."
+    if call.at_least_one:
+        return "The kernels for GPUs divide by denominators as they are, not by 1 at least."
     widths = call.q.shape[3], call.num_features
     if max(widths) > MAX_WIDTH:
         return Mendable(

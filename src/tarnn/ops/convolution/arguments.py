@@ -11,6 +11,10 @@ from tarnn.ops.convolution.state import ConvolutionState
 
 def make_call(x, weight, bias, causal, activation, key_mask=None, cu_seqlens=None, state=None) -> Call:
     """Weights and bias come in the wide dtype, so that their gradients are summed in it. Raises ValueError or TypeError."""
+    if x is None or weight is None:
+        raise TypeError(
+            f"short convolution takes x (b, t, c) and weight (c, width); got {type(x if x is None else weight).__name__}."
+        )
     check_tensors(x=x, weight=weight, bias=bias, key_mask=key_mask, cu_seqlens=cu_seqlens)
     (x,) = autocast(x)
     _check_filters(x, weight, bias)

@@ -30,6 +30,14 @@ def short_convolution_step(
         raise ValueError(
             "short_convolution_step(inplace=True) needs a state to write into: make one with ConvolutionState.zeros(…)."
         )
+    if (
+        inplace
+        and state is not None
+        and any(n > 1 and not step for n, step in zip(state.tokens.shape, state.tokens.stride()))
+    ):
+        raise ValueError(
+            "a state that is written in place must have memory of its own for each row; this one is expanded. Clone it."
+        )
     call = make_call(x, weight, bias, True, activation, state=state)
     if call.S is None:
         call = call._replace(S=call.new_state().zero_())

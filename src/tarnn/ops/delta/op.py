@@ -54,8 +54,8 @@ def delta_rule(
         normalize_qk: divide q and k by √(Σx² + 1e-6), over their channels; a number takes the place of 1e-6. The rule is
             stable where β·|k|² ≤ 2: keys that are not normalised must see to that themselves.
         scale: 1/√d by default.
-        key_mask: bool (b, t), True = there. At a masked token nothing happens: S stays as it is, to the bit, with no decay,
-            on either side of a row. (transformers' own functions let padding on the right fade the state.)
+        key_mask: bool (b, t), True = there. At a masked token S stays as it is: nothing is written, and no decay happens, on
+            either side of a row. (transformers' own functions let padding on the right fade the state.)
         cu_seqlens: int (rows + 1,): the row (b = 1) holds sequences end to end, which don't see each other.
         state: continues a sequence: delta_rule(x ++ y) = delta_rule(x), then delta_rule(y, state), also in gradients.
         return_state: return (o, state).
@@ -63,7 +63,8 @@ def delta_rule(
     Returns o (b, max(h, m), t, e) in the dtype of q, and with `return_state` the `DeltaState` behind the last token.
 
     Precision: sums and states are float32, float64 for float64 inputs, whatever the dtype; β and log_decay are computed with
-    in that precision too, so pass them as float32. Under autocast, q, k, v are cast first, β and log_decay are not.
+    in that precision too, so pass them as float32. Under autocast, q, k, v are cast first, β and log_decay are not. With β = 2
+    and a key that repeats, rounding errors are kept and add up; below 2 they fade.
 
     Not finite: a NaN in a query shows in its own output, one in a key, a value, β or a decay in all outputs of its head from
     its token on. Outputs before it stay as they are, to the bit. At masked tokens anything may stand.

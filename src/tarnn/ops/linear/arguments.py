@@ -1,7 +1,7 @@
 """From the arguments of an op to the record that backends take: cast, checked, with what the map declares."""
 
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,40 +102,59 @@ def _checked(
     q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state
 ) -> Made:
     q, k, v = autocast(q, k, v)
-    check_attention(q, k, v, causal, key_mask, cu_seqlens, log_decay, key_log_weight)
-    phi = map_of(feature_map, q, normalize)
+    at_least_one = _is_at_least_one(normalize, eps)
+    check_attention(q, k, v, causal, key_mask, cu_seqlens, log_decay, key_log_weight, grouped_values=True)
+    phi = map_of(feature_map, q, normalize is True)
     if state is not None and (not isinstance(state, LinearState) or state.S is None or state.z is None):
         raise ValueError(f"state must be a LinearState(S, z, M) with S and z; got {type(state).__name__}.")
     eps = default_eps(q.dtype) if eps is None else float(eps)
     if key_mask is not None and not phi.kernel:  # whatever stands at masked keys, NaN too, meets no map
         k = k.masked_fill(~key_mask[:, None, :, None], 0.0)
-    if phi.log_features:
+    if phi.log_features and not at_least_one:
         return _by_feature(phi, q, k, v, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state)
+    if phi.log_features or (at_least_one and not phi.kernel):
+        raise ValueError(
+            'normalize="at_least_one" takes the maps that kernels know, whose sums have one scale: "identity", Elu() and their '
+            f"kin; got {phi._get_name()}."
+        )
     projection, q, k, query_log_weight, weight = _declared(phi, q, k)
-    function, omega, bias, *numbers = projection
+    function, omega, bias, factor, square, offset, shift = projection
     sums = wide(q.dtype)
     if log_decay is not None:
         log_decay = log_decay.to(sums)
-        log_decay = log_decay[None, :, None].expand(k.shape[:3]) if log_decay.ndim == 1 else log_decay
+        log_decay = log_decay[None, :, None].expand(v.shape[:3]) if log_decay.ndim == 1 else log_decay
     if key_log_weight is not None:
         key_log_weight = key_log_weight.to(sums)
         weight = key_log_weight if weight is None else weight + key_log_weight
     if omega is not None:
         _check_projection(omega, bias, q, k)
-        omega, bias = _for_heads(omega, k), None if bias is None else _for_heads(bias, k)
+        omega, bias = _for_heads(omega, k, v), None if bias is None else _for_heads(bias, k, v)
     S, z, M = (None, None, None) if state is None else (state.S, state.z, state.M)
     call = Call(
-        q, k, v, log_decay, weight, S, z, omega, bias, M, key_mask, cu_seqlens, function, causal, normalize, eps,
-        *numbers,
+        q, k, v, log_decay, weight, S, z, omega, bias, M, key_mask, cu_seqlens, function, causal, bool(normalize), eps,
+        factor, square, offset, shift, at_least_one,
     )  # fmt: skip
     _check_state(call)
     return Made(call, None if normalize else query_log_weight)
+
+
+def _is_at_least_one(normalize: Any, eps: float | None) -> bool:
+    """Whether max(|den|, 1) divides. ValueError for a normalize that nobody knows, or with an eps that nobody reads."""
+    if isinstance(normalize, bool):
+        return False
+    if normalize != "at_least_one":
+        raise ValueError(f'normalize must be True, False or "at_least_one"; got {normalize!r}.')
+    if eps is not None:
+        raise ValueError(f'normalize="at_least_one" divides by 1 at least, and takes no eps; got {eps!r}.')
+    return True
 
 
 def _by_feature(phi, q, k, v, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state) -> Made:
     """The call of a map with `log_features`: of features in units of their own maxima, which decay in their place."""
     y, x = log_features(phi, q, "queries"), log_features(phi, k, "keys")
     check_widths(y, x)
+    if v.shape[1] != k.shape[1]:  # maxima are one for each state
+        y, x = (z.repeat_interleave(v.shape[1] // k.shape[1], 1) for z in (y, x))
     if key_log_weight is not None:
         x = x + key_log_weight.to(x.dtype)[..., None]
     if key_mask is not None:
@@ -196,20 +215,23 @@ def _check_projection(omega: Tensor, bias: Tensor | None, q: Tensor, k: Tensor) 
         )
 
 
-def _for_heads(x: Tensor, k: Tensor) -> Tensor:
-    """A parameter of a map's heads, one for all or one for each of k's. ValueError for other numbers of heads or rows."""
+def _for_heads(x: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A parameter of a map's heads, one for all or one for each head of k, with one for each of v in the second case.
+
+    ValueError for other numbers of heads or rows.
+    """
     (b, g), (rows, heads) = k.shape[:2], x.shape[:2]
     if g % heads or rows not in (1, b):
         raise ValueError(
             f"a map with parameters for {rows} rows and {heads} heads needs as many rows and a multiple of its heads; "
             f"got k {tuple(k.shape)}."
         )
-    return x if heads in (1, g) else x.repeat_interleave(g // heads, dim=1)
+    return x if heads in (1, v.shape[1]) else x.repeat_interleave(v.shape[1] // heads, dim=1)
 
 
 def _check_state(call: Call) -> None:
     """Raises unless a state, and a per-channel decay, fit the keys, features and values of a call."""
-    (b, g, s, _), f = call.k.shape, call.num_features
+    (b, g, s, _), f = call.v.shape, call.num_features
     if call.has_channels and call.log_decay is not None and call.log_decay.shape[3] != f:
         raise ValueError(
             f"a log_decay with channels must be (b, g, s, f) = {(b, g, s, f)}, per feature; got {tuple(call.log_decay.shape)}."

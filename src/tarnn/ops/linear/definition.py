@@ -7,6 +7,8 @@ computed, the recurrent form says *why* it can be had in O(1) per token. Both ta
     M_i  = max_j W_ij                           over the keys that i may see
     o_i  = Σ_j e^(W_ij − M_i) φ(q_i)·φ(k_j) v_j / (Σ_j e^(W_ij − M_i) φ(q_i)·φ(k_j) + eps)
 
+or, with normalize="at_least_one" (mLSTM), over max(|Σ_j e^(W_ij − M_i) φ(q_i)·φ(k_j)|, e^(−M_i)), so that M_i cancels.
+
 Equations 4–12 and 16–20 of Katharopoulos et al. 2020 (arXiv 2006.16236) are the case W = 0.
 """
 
@@ -47,13 +49,19 @@ def pair_log_weight(
     return w
 
 
+def for_values(fq: Tensor, fk: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys with a head for each of values, where there are more of these."""
+    m, g = v.shape[1], fk.shape[1]
+    return (fq.repeat_interleave(m // g, 1), fk.repeat_interleave(m // g, 1)) if m > g else (fq, fk)
+
+
 def quadratic(
     fq: Tensor,
     fk: Tensor,
     v: Tensor,
     *,
     causal: bool,
-    normalize: bool = True,
+    normalize: bool | str = True,
     eps: float = 0.0,
     key_mask=None,
     log_decay=None,
@@ -63,8 +71,10 @@ def quadratic(
 
     fq: (b, h, t, f), fk: (b, g, s, f), v: (b, g, s, e), with h a multiple of g. key_mask: bool (b, s).
     log_decay: ≤ 0, (g,), (b, g, s) or (b, g, s, f). key_log_weight: (b, g, s). Returns (b, h, t, e).
-    Unnormalised outputs are e^M times the sums, so they are free of M.
+    Unnormalised outputs are e^M times the sums, so they are free of M. Where v has more heads, (b, m, s, e), each query and
+    key head is that of m/g of them, and m stands for g and h in what is said above.
     """
+    fq, fk = for_values(fq, fk, v)
     (b, h, t, _), (g, s) = fq.shape, fk.shape[1:3]
     if log_decay is not None and log_decay.ndim == 1:
         log_decay = log_decay[None, :, None].expand(b, g, s)
@@ -80,6 +90,8 @@ def quadratic(
         v = v.masked_fill(~key_mask[:, None, :, None], 0.0)
         pairs = pairs.masked_fill(~key_mask[:, None, None, :], 0.0)
     num, den = pairs @ v, pairs.sum(-1, keepdim=True)
+    if normalize == "at_least_one":
+        return num / torch.maximum(den.abs(), (-m[..., 0]).exp())
     if not normalize:
         return num * m[..., 0].exp()
     empty = den == 0
@@ -97,7 +109,7 @@ def recurrent(
     fk: Tensor,
     v: Tensor,
     *,
-    normalize: bool = True,
+    normalize: bool | str = True,
     eps: float = 0.0,
     key_mask=None,
     log_decay=None,
@@ -105,6 +117,7 @@ def recurrent(
     state: RecurrentState | None = None,
 ) -> tuple[Tensor, RecurrentState]:
     """Causal linear attention as the RNN that it is, one token at a time. Shapes as in `quadratic`."""
+    fq, fk = for_values(fq, fk, v)
     (b, h, t, f), (g, e) = fq.shape, (v.shape[1], v.shape[3])
     if state is None:
         state = RecurrentState(v.new_zeros(b, g, f, e), v.new_zeros(b, g, f), v.new_full((b, g), -torch.inf))
@@ -129,7 +142,9 @@ def recurrent(
         M = new_M
         phi_q = fq[:, :, i].unflatten(1, (g, h // g))  # (b, g, r, f)
         num, den = phi_q @ S, phi_q @ z[..., None]
-        if normalize:
+        if normalize == "at_least_one":
+            out = num / torch.maximum(den.abs(), (-finite).exp()[..., None, None])
+        elif normalize:
             empty = den == 0
             out = torch.where(empty, 0.0, num / torch.where(empty, 1.0, den + eps))
         else:

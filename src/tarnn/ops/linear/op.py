@@ -46,7 +46,7 @@ def linear_attention(
     feature_map: FeatureMap | nn.Module | str = _ELU,
     *,
     causal: bool,
-    normalize: bool = True,
+    normalize: bool | str = True,
     eps: float | None = None,
     key_mask: Bool[Tensor, "b s"] | None = None,
     cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
@@ -65,11 +65,14 @@ def linear_attention(
 
     Args:
         q, k, v: (b, h, t, d), (b, g, s, d), (b, g, s, e), one floating dtype, any strides. Key/value head j
-            belongs to the h/g query heads from j·h/g on; nothing is repeated in memory.
+            belongs to the h/g query heads from j·h/g on; nothing is repeated in memory. Or h = g, and v (b, m, s, e) has more
+            heads, a multiple (Mamba-2's groups): then the states, log_decay and key_log_weight have m heads, and o is
+            (b, m, t, e).
         feature_map: φ, (…, d) → (…, f): one of `tarnn.feature_maps`, the name of one (with its default options, and
             random features drawn from seed 0), or any nn.Module that keeps to the precision of x.
         causal: position i sees j ≤ i only, to the bit: nothing later changes its output, finite or not.
-        normalize: divide by the sum of the weights. Signed maps can't; they take normalize=False.
+        normalize: divide by the sum of the weights. Signed maps can't; they take normalize=False. "at_least_one": divide by
+            max(|sum|, 1), as mLSTM does, also with signed maps (of those that kernels know).
         eps: added to the denominator, in units of the largest key weight so far; by default 1e-30, and 1e-290
             for float64 inputs: sums below that fade to zero.
         key_mask: bool (b, s), True = attend. A masked key is absent: from S, from z, and no decay happens at it.

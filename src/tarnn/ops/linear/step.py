@@ -18,7 +18,7 @@ def step(
     feature_map: FeatureMap | nn.Module | str = _ELU,
     state: LinearState | None = None,
     *,
-    normalize: bool = True,
+    normalize: bool | str = True,
     eps: float | None = None,
     log_decay: Float[Tensor, "..."] | None = None,
     key_log_weight: Float[Tensor, "b g 1"] | None = None,
@@ -43,7 +43,7 @@ def step(
     if state is None:
         if inplace:
             raise ValueError("step(inplace=True) needs a state to write into: make one with LinearState.zeros(…).")
-        (b, g), f, e = call.k.shape[:2], call.num_features, call.v.shape[3]
+        (b, g), f, e = call.v.shape[:2], call.num_features, call.v.shape[3]
         new = LinearState.zeros(b, g, f, e, log_weights=call.weighted, dtype=call.dtype, device=call.k.device)
         call = call._replace(S=new.S, z=new.z, M=new.M)
     elif inplace and (call.weighted or made.M is not None) and state.M is None:
