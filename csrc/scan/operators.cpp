@@ -36,6 +36,7 @@ void diagonal_scan(SCAN(PARAMETER) Tensor log_decay, Tensor o, Maybe behind, May
   fill(p, {SCAN(NAME)}, exponential);
   p.log_decay = view(log_decay), p.o = view(o);
   p.behind = data(behind), p.kept = data(kept);
+  in_large_pages(o);
   by_dtype(x.scalar_type(), *kernels().scan, [&](auto& of) { of.diagonal(p); });
 }
 
@@ -46,6 +47,7 @@ void diagonal_scan_backward(SCAN(PARAMETER) Tensor log_decay, Tensor kept, Tenso
   p.log_decay = view(log_decay), p.kept = data(kept);
   p.grad_o = view(grad_o), p.grad_behind = data(grad_behind);
   p.grad_x = view(grad_x), p.grad_log_decay = view(grad_log_decay), p.grad_before = data(grad_before);
+  for (const Tensor* gradient : {&grad_x, &grad_log_decay}) in_large_pages(*gradient);
   by_dtype(x.scalar_type(), *kernels().scan, [&](auto& of) { of.diagonal_backward(p); });
 }
 
@@ -66,6 +68,7 @@ void selective_scan(SCAN(PARAMETER) SELECTIVE(PARAMETER) Tensor o, Maybe behind,
   SelectiveScan p;
   fill(p, {SCAN(NAME)}, {SELECTIVE(NAME)});
   p.o = view(o), p.behind = data(behind), p.kept = data(kept);
+  in_large_pages(o);
   by_dtype(x.scalar_type(), *kernels().scan, [&](auto& of) { of.selective(p); });
 }
 
@@ -77,6 +80,7 @@ void selective_scan_backward(SCAN(PARAMETER) SELECTIVE(PARAMETER) Tensor kept, T
   p.grad_x = view(grad_x), p.grad_dt = view(grad_dt);
   p.grad_A = data(grad_A), p.grad_B = data(grad_B), p.grad_C = data(grad_C), p.grad_D = data(grad_D);
   p.grad_before = data(grad_before), p.parts = data(parts), p.bundles = bundles;
+  for (const Tensor* gradient : {&grad_x, &grad_dt}) in_large_pages(*gradient);
   by_dtype(x.scalar_type(), *kernels().scan, [&](auto& of) { of.selective_backward(p); });
 }
 

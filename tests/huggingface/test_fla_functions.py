@@ -140,6 +140,13 @@ def test_norms_and_rotations_are_those_of_its_references():
         for row, places in ((0, angles[:7]), (1, angles[2:])):
             expected = of("modules.rotary.ops.rotary_embedding_ref")(x[row], places.cos(), places.sin(), interleaved)
             close([ours[row]], [expected])
+    packed = of("modules.rotary.ops.rotary_embedding")(
+        x[:1], angles.cos(), angles.sin(), cu_seqlens=torch.tensor([0, 3, 7])
+    )
+    for start, stop in ((0, 3), (3, 7)):
+        places = angles[: stop - start]
+        expected = of("modules.rotary.ops.rotary_embedding_ref")(x[0, start:stop], places.cos(), places.sin())
+        close([packed[0, start:stop]], [expected])
 
 
 def test_activations_and_their_gradients():

@@ -24,12 +24,12 @@ def attend_before(
     """
     b, t, device = q.shape[0], q.shape[2], q.device
     place = torch.arange(t, device=device)
-    starts, bounds = torch.zeros(1, dtype=torch.int64, device=device), None
+    sequences, bounds = 1, None
     if cu_seqlens is not None:
         bounds = cu_seqlens + torch.arange(len(cu_seqlens), device=device)
-        starts = bounds[:-1]
+        sequences = len(bounds) - 1
         place = place + torch.searchsorted(cu_seqlens.to(torch.int64), place, right=True) - 1
-    length = t + len(starts)
+    length = t + sequences
 
     def at(index: Tensor, x: Tensor) -> Tensor:
         return x.new_zeros(*x.shape[:2], length, x.shape[3]).index_copy(2, index, x)

@@ -44,11 +44,13 @@ def inputs(call: Any) -> tuple:
 def readable(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x in a type that kernels read where sums are of this one: itself, but for float64 among float32 and the contrary."""
     sixteen_bits = dtype == torch.float32 and x.dtype in (torch.bfloat16, torch.float16)
-    return x if sixteen_bits else x.to(dtype)
+    return x if x.dtype == dtype or sixteen_bits else x.to(dtype)
 
 
 def in_a_row(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if x is None else x.to(dtype).contiguous()
+    if x is None or (x.dtype == dtype and x.is_contiguous()):  # looked at first: each call of torch is a part of a step
+        return x
+    return x.to(dtype).contiguous()
 
 
 def step(call: Any, run: Any, inplace: bool) -> tuple[Tensor, Tensor]:
