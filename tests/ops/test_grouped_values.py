@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.chunks import tiny_chunks
 
+from tarnn.feature_maps import Identity
 from tarnn.kernels.cpu import library
 from tarnn.ops import LinearState, linear_attention, step
 from tarnn.ops.linear.definition import quadratic
@@ -158,7 +159,7 @@ def test_torch_compiles_it():
 
     def f(*x):
         options = {"log_decay": x[3], "key_log_weight": x[4]}
-        return linear_attention(*x[:3], "identity", causal=True, normalize="at_least_one", **options)
+        return linear_attention(*x[:3], Identity(), causal=True, normalize="at_least_one", **options)
 
     inputs = (q, k, v, log_decay, weight)
     compiled = torch.compile(f, fullgraph=True, backend="aot_eager")

@@ -4,7 +4,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tarnn.feature_maps.elementwise import Identity
 from tarnn.ops import LinearState, linear_attention
+
+_IDENTITY = Identity()
 
 
 def attend_before(
@@ -38,7 +41,7 @@ def attend_before(
         everywhere = torch.ones(b, length, dtype=torch.bool, device=device)
         key_mask = everywhere.index_copy(1, place + 1, key_mask)
     o, state = linear_attention(
-        at(place, q), at(place + 1, k), at(place + 1, v), "identity", causal=True, normalize=False,
+        at(place, q), at(place + 1, k), at(place + 1, v), _IDENTITY, causal=True, normalize=False,
         log_decay=at(place + 1, log_decay), key_mask=key_mask, cu_seqlens=bounds,
         state=LinearState(S, S.new_zeros(S.shape[:3])), return_state=True,
     )  # fmt: skip

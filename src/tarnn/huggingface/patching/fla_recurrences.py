@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from tarnn.attention.before_token import attend_before
+from tarnn.feature_maps.elementwise import Identity
 from tarnn.numerics import wide
 from tarnn.ops.delta.low_rank import low_rank_delta_rule
 from tarnn.ops.delta.op import delta_rule
@@ -16,6 +17,7 @@ from tarnn.ops.linear.state import LinearState
 from tarnn.ops.scan.diagonal import diagonal_scan
 from tarnn.ops.scan.state import ScanState
 
+_IDENTITY = Identity()
 NORM_EPS = 1e-6  # of its normalised queries and keys
 
 
@@ -48,7 +50,7 @@ def gated_linear_attention(
     state = None if S is None else LinearState(S, S.new_zeros(S.shape[:3]))
     q, k, v = (x.transpose(1, 2) for x in (q * (q.shape[-1] ** -0.5 if scale is None else scale), k, v))
     o, after = linear_attention(
-        q, k, v, "identity", causal=True, normalize=False, log_decay=decay, cu_seqlens=cu_seqlens, state=state,
+        q, k, v, _IDENTITY, causal=True, normalize=False, log_decay=decay, cu_seqlens=cu_seqlens, state=state,
         return_state=True,
     )  # fmt: skip
     return o.transpose(1, 2), _returned(after.S, output_final_state, state_v_first)
