@@ -63,7 +63,7 @@ def make_model(case: dict[str, Any]) -> nn.Module:
     if case["lora"]:
         from peft import LoraConfig, get_peft_model
 
-        model.gradient_checkpointing_enable()
+        model.activation_checkpointing_enable()
         model.enable_input_require_grads()
         names = ["in_proj_qkv", "out_proj", "q_proj", "v_proj", "o_proj"]
         model = get_peft_model(model, LoraConfig(r=8, target_modules=names))

@@ -84,7 +84,7 @@ def test_autocast(name):
 def test_gradient_checkpointing(name):
     model = linear_model(name).train()
     theirs = gradients(model)
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     with tarnn.patch_transformers():
         assert_same(gradients(model), theirs)
 
@@ -140,13 +140,13 @@ def test_packed_rows_of_a_batch_with_gradient_checkpointing():
         theirs = gradients(model, position_ids=positions)
         rows = torch.cat([whole(model, x) for x in TOKENS.split([30, 40], dim=1)], dim=1)
         torch.testing.assert_close(whole(model, TOKENS, position_ids=positions), rows, atol=1e-5, rtol=1e-5)
-        model.gradient_checkpointing_enable()
+        model.activation_checkpointing_enable()
         assert_same(gradients(model, position_ids=positions), theirs)
 
 
 def test_packed_rows_that_a_model_would_compute_again_without_bounds_are_refused():
     model = linear_model("Mamba").train()
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     with tarnn.patch_transformers(), pytest.raises(ValueError, match="Turn gradient checkpointing off"):
         model(**collated())
 

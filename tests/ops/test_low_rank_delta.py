@@ -253,6 +253,7 @@ BAD = {
 }
 
 
+@pytest.mark.refusals
 @pytest.mark.one_path
 @pytest.mark.parametrize("case", BAD)
 def test_errors(case):
@@ -261,6 +262,7 @@ def test_errors(case):
         low_rank_delta_rule(**inputs() | wrong)
 
 
+@pytest.mark.refusals
 @pytest.mark.one_path
 def test_errors_of_a_step():
     with pytest.raises(ValueError, match="takes one token"):

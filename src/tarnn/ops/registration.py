@@ -50,7 +50,7 @@ class Op:
         self.eager = named("eager", name)
         self.differentiable, self.handed_out = differentiable, handed_out or differentiable
         self.keep, self.flags = keep or (lambda call, outputs, with_state: self.nothing), flags
-        self.returned = returned or _returned(outputs, differentiable)
+        self.returned = returned or _returned(call, outputs, differentiable)
         self.nothing = outputs(*[None] * len(outputs._fields))
         self.num_gradients = len(gradients._fields)
         self.forward_op: Any = None  # what torch.compile sees, or None: `operators.py`
@@ -127,9 +127,10 @@ class Op:
         return self.returned(*inputs[:n]), self.call(*inputs[n:])
 
 
-def _returned(outputs: Any, differentiable: tuple[str, ...]) -> Any:
-    """The record of the gradients of outputs, and of the outputs that are kept for them."""
-    names = (*(f"grad_{name}" for name in differentiable), *outputs._fields)
+def _returned(call: Any, outputs: Any, differentiable: tuple[str, ...]) -> Any:
+    """The record of the gradients of outputs, and of the outputs that are kept for them: S_behind where the call has an S."""
+    kept = (f"{name}_behind" if name in call._fields else name for name in outputs._fields)
+    names = (*(f"grad_{name}" for name in differentiable), *kept)
     return NamedTuple("Returned", [(name, Tensor | None) for name in names])  # type: ignore[misc]
 
 

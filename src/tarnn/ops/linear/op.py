@@ -42,7 +42,7 @@ with_operator(attend, "linear_attention")
 def linear_attention(
     q: Float[Tensor, "b h t d"],
     k: Float[Tensor, "b g s d"],
-    v: Float[Tensor, "b g s e"],
+    v: Float[Tensor, "b m s e"],
     feature_map: FeatureMap | nn.Module | str = _ELU,
     *,
     causal: bool,
@@ -51,10 +51,10 @@ def linear_attention(
     key_mask: Bool[Tensor, "b s"] | None = None,
     cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
     log_decay: Float[Tensor, "..."] | None = None,
-    key_log_weight: Float[Tensor, "b g s"] | None = None,
+    key_log_weight: Float[Tensor, "b m s"] | None = None,
     state: LinearState | None = None,
     return_state: bool = False,
-) -> Float[Tensor, "b h t e"] | tuple[Float[Tensor, "b h t e"], LinearState]:
+) -> Float[Tensor, "b heads t e"] | tuple[Float[Tensor, "b heads t e"], LinearState]:
     """Attention whose weights are dot products of features, in time and memory linear in t:
 
         o_i = Σ_j e^(w_j + D_ij) φ(q_i)·φ(k_j) v_j / (Σ_j e^(w_j + D_ij) φ(q_i)·φ(k_j) + eps)

@@ -14,16 +14,16 @@ from tarnn.other_names import FUNCTION, names_ours
 def step(
     q: Float[Tensor, "b h 1 d"],
     k: Float[Tensor, "b g 1 d"],
-    v: Float[Tensor, "b g 1 e"],
+    v: Float[Tensor, "b m 1 e"],
     feature_map: FeatureMap | nn.Module | str = _ELU,
     state: LinearState | None = None,
     *,
     normalize: bool | str = True,
     eps: float | None = None,
     log_decay: Float[Tensor, "..."] | None = None,
-    key_log_weight: Float[Tensor, "b g 1"] | None = None,
+    key_log_weight: Float[Tensor, "b m 1"] | None = None,
     inplace: bool = False,
-) -> tuple[Float[Tensor, "b h 1 e"], LinearState]:
+) -> tuple[Float[Tensor, "b heads 1 e"], LinearState]:
     """The recurrence that `linear_attention(causal=True)` is, for one token more:
 
         S ← e^log_decay S + e^w φ(k) vᵀ      z ← e^log_decay z + e^w φ(k)      o = φ(q)ᵀS / (φ(q)ᵀz + eps)
