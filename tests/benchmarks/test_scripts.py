@@ -58,6 +58,7 @@ def _tiny(monkeypatch):
 
 
 @pytest.mark.slow  # three processes that import transformers
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks for a property that transformers has renamed
 def test_steps_of_linear_models(script, folder, data_of):
     assert script("families", "--cases", "lora", "--rounds", 1, "--shrink", 64).code == 0
     steps = data_of("families")["results"]["lora"]
