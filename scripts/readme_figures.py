@@ -18,6 +18,7 @@ def with_figures(text: str) -> str:
     """The README with the times that were measured."""
     text = with_rows(text, "| position | batch |", token_rows())
     text = with_rows(text, "| t | tarnn, forward |", attention_rows())
+    text = with_rows(text, "| 2,048 tokens", layer_rows())
     at = results("generate")["256 × 8"]
     ours, int8, llama = (at["timings"][x]["ms"] / 128 for x in ("generate", "generate, int8", "generate, Llama"))
     parameters = at["parameters"]["tarnn"] / 1e6
@@ -63,6 +64,28 @@ def attention_rows() -> list[list[str]]:
         [f"{t:,}", *(f"{x:,.2f}" if (x := ms.get((method, t, backward))) else "–" for method, backward in ways)]
         for t in LENGTHS
     ]
+
+
+LAYERS = (
+    ("gated delta rule, 16 heads of 128 (Qwen3.5)", "delta", "gated delta{}", "forward and backward"),
+    ("delta rule with a decay per channel, 32 heads of 128 (Kimi)", "delta", "Kimi{}", "forward and backward"),
+    ("Mamba-2's scan, 64 heads of 64, 8 groups", "convolution", "scan, float32{}", "forward + backward"),
+    ("Mamba's scan, 1,536 channels", "scan", "selective, float32, 2048 tokens{}", "forward + backward"),
+    ("short convolution, 4,096 channels", "convolution", "convolution, float32{}", "forward + backward"),
+)
+
+
+def layer_rows() -> list[list[str]]:
+    """Linear layers in float32 on two threads, of `delta.py`, `convolution.py` and `scan.py`: ours, transformers'."""
+    rows = []
+    for title, page, name, both in LAYERS:
+        row = [title]
+        for way in ("forward", both):
+            found = results(page)[name.format(f", {way}")]
+            timings = found.get("timings", found)
+            row += [f"{timings[who]['ms']:,.1f}" for who in ("tarnn", "transformers")]
+        rows.append(row)
+    return rows
 
 
 def results(name: str) -> Any:
