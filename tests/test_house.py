@@ -29,6 +29,7 @@ ROOMS = {
     "training": {"ops", "feature_maps", "attention", "models", "huggingface", "data", "tasks"},
     # finetune trains, and the files of a checkpoint are read in one way
     "conversion": {"ops", "feature_maps", "models", "huggingface", "decoding", "data", "tasks", "training"},
+    "serving": {"ops", "models", "decoding", "data", "tasks"},
 }
 ROOMS["cli"] = set(ROOMS) - {"kernels"}
 GROUND = {  # files at the top level, which anybody may use, and which look into no room

@@ -1,0 +1,63 @@
+"""A model as it is served: its fused step, its tokenizer, and the key that its states go by."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tarnn.decoding.fused import FusedStep
+from tarnn.decoding.plan import Refusal
+from tarnn.decoding.state_file import fingerprint
+from tarnn.decoding.streaming import decoder
+from tarnn.errors import UserError
+from tarnn.models.images import ImageModel
+from tarnn.ops.backends import cpu_kernels
+from tarnn.tasks.checkpoint import GENERATED, open_model, open_tokenizer
+
+
+class StateKey(NamedTuple):
+    """What a state belongs to. Two states with the same key and the same tokens are the same to the last bit.
+
+    fingerprint: of the weights and the config. weights: the format in which the step keeps them. isa: the instructions of the
+    compiled kernels. products: who multiplies; the fused step does that itself.
+    """
+
+    fingerprint: str
+    weights: str
+    isa: str
+    products: str = "fused"
+
+
+@dataclass(frozen=True, eq=False)
+class ServedModel:
+    """name: as clients call it. model: its config, end tokens and new states; step: what runs. tokenizer None: of images."""
+
+    name: str
+    model: Any
+    step: FusedStep
+    key: StateKey
+    tokenizer: Any = None
+    folder: Path | None = None
+
+    @property
+    def draws_images(self) -> bool:
+        return self.tokenizer is None
+
+    def decoder(self) -> Any:
+        """From token ids to their text, as `TextStream` takes it."""
+        return decoder(self.tokenizer)
+
+
+def open_served(folder: str | Path, *, name: str | None = None, weights: str = "float32") -> ServedModel:
+    """The checkpoint in a folder, ready to be served. weights: as `FusedStep` keeps them.
+
+    Raises UserError for a folder that holds no model of text or images, or one that has no fused step, with the reason.
+    """
+    folder = Path(folder)
+    model = open_model(folder, tasks=GENERATED)
+    try:
+        step = FusedStep(model, weights)
+    except Refusal as reason:
+        raise UserError(f"{folder} can't be served: {reason.__cause__}. `tarnn generate` runs it.") from reason
+    key = StateKey(fingerprint(model), weights, cpu_kernels()["path"])
+    tokenizer = None if isinstance(model, ImageModel) else open_tokenizer(folder)
+    return ServedModel(name or folder.name, model, step, key, tokenizer, folder)
