@@ -68,7 +68,8 @@ async function answerFrom(model, turns, last, asked, settings, key, onText, sign
   const input = model.chat
     ? [...since.flatMap(turn => [said("user", turn.asked), said("assistant", turn.answer)]), said("user", asked)]
     : since.map(turn => turn.asked + turn.answer).join("") + asked;
-  const body = {model: model.id, input, stream: true, store: true, ...settings};
+  const body = {model: model.id, stream: true, ...settings};
+  if (input.length) body.input = input;
   if (last >= 0) body.previous_response_id = turns[last].id;
   const options = {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(body), signal};
   for await (const event of events(await ask("v1/responses", key, options))) {
@@ -77,7 +78,7 @@ async function answerFrom(model, turns, last, asked, settings, key, onText, sign
     const response = event.response || {};
     if (response.status === "failed") throw new Refused(200, response.error.message);
     if (response.status === "completed" || response.status === "incomplete")
-      return {id: response.id, usage: response.usage, ended: response.status === "completed" ? "" : "stopped at the most tokens"};
+      return {id: response.store ? response.id : null, usage: response.usage, ended: response.status === "completed" ? "" : "stopped at the most tokens"};
   }
   throw new Refused(0, "The connection broke before the answer's end.");
 }
