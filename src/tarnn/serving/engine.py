@@ -129,8 +129,8 @@ class Engine:
         """Ask for an answer; its events come from the stream.
 
         on_events: called in the engine's thread when there is something new, once a step, also where many requests share it.
-        It must not wait. Raises ValueError for a request that can't be, Busy where the queue is full, and RuntimeError where the engine
-        takes no more.
+        It must not wait. Raises ValueError for a request that can't be, Busy where the queue is full, and RuntimeError where the
+        engine takes no more.
         """
         check_request(request, self.model)
         seed = request.sampling.seed
