@@ -127,10 +127,8 @@ def last_words(log: Path) -> str:
 def stop(process: subprocess.Popen) -> None:
     """Ask, wait, and end it and what it started: they have a session of their own."""
     process.terminate()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(10)
-    except subprocess.TimeoutExpired:
-        pass
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

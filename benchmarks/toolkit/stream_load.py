@@ -5,8 +5,8 @@
 Thin, so that the server is measured and not this: a connection per request, whose bytes are kept with their times as they
 come. What they say is read when all is over. The standard library alone.
 
-load.json: {"host", "port", "path", "groups": {NAME: {"bodies": […], …}}}, with `streams`: so many clients, each of which sends the
-next body when it has its last answer; or `rate`: so many bodies a second, whatever came of those before. `while`: the name of
+load.json: {"host", "port", "path", "groups": {NAME: {"bodies": […], …}}}, with `streams`: so many clients, each of which sends
+the next body when it has its last answer; or `rate`: so many bodies a second, whatever came of those before. `while`: the name of
 another group; when that is done, this one sends no more, and what it still waits for is left. `key`: an API key.
 """
 
