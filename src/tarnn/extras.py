@@ -18,6 +18,12 @@ PACKAGES = {
     "PIL": ("pillow", "images"),
     "sklearn": ("scikit-learn", "images"),
     "peft": ("peft", "lora"),
+    "starlette": ("starlette", "serve"),
+    "uvicorn": ("uvicorn", "serve"),
+    "httptools": ("httptools", "serve"),
+    "pydantic": ("pydantic", "serve"),
+    "prometheus_client": ("prometheus-client", "serve"),
+    "jinja2": ("jinja2", "serve"),
 }
 
 
