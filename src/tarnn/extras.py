@@ -21,9 +21,7 @@ PACKAGES = {
     "starlette": ("starlette", "serve"),
     "uvicorn": ("uvicorn", "serve"),
     "httptools": ("httptools", "serve"),
-    "pydantic": ("pydantic", "serve"),
     "prometheus_client": ("prometheus-client", "serve"),
-    "jinja2": ("jinja2", "serve"),
 }
 
 

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
+from tarnn.serving.engine import Engine
 from tarnn.serving.http import completions, health, metrics, models
 from tarnn.serving.http.answers import client_gone
 from tarnn.serving.http.door import Door
@@ -21,7 +21,7 @@ from tarnn.serving.http.times import Times
 GROUPS = (completions, models, health, metrics)
 
 
-def create_app(engines: Mapping[str, Any], settings: ServerSettings | None = None) -> Starlette:
+def create_app(engines: Mapping[str, Engine], settings: ServerSettings | None = None) -> Starlette:
     """The application over engines that run, by the names of their models. One event loop uses it.
 
     Its state: engines, settings, times (histograms of latency), draining (no more requests are taken), started.

@@ -6,14 +6,15 @@ from uuid import uuid4
 
 from starlette.requests import Request as HttpRequest
 
-from tarnn.serving.http.errors import ApiError, bad, overloaded
+from tarnn.serving.engine import Busy, Engine
+from tarnn.serving.http.errors import ApiError, bad, overloaded, unavailable
 from tarnn.serving.http.reader import Reader
 from tarnn.serving.http.wire import Generation
 from tarnn.serving.request import Request, Sampling, Usage
 from tarnn.serving.snapshot import Snapshot
 
 
-def engine_of(request: HttpRequest, name: str | None) -> Any:
+def engine_of(request: HttpRequest, name: str | None) -> Engine:
     """The engine of the model of that name; there may be no name where there is one model. Raises ApiError: 400, 404."""
     engines = request.app.state.engines
     if name is None:
@@ -26,7 +27,7 @@ def engine_of(request: HttpRequest, name: str | None) -> Any:
     return engines[name]
 
 
-def text_engine_of(request: HttpRequest, name: str | None) -> Any:
+def text_engine_of(request: HttpRequest, name: str | None) -> Engine:
     """The same, of a model that writes text."""
     engine = engine_of(request, name)
     if engine.model.draws_images:
@@ -47,7 +48,7 @@ def client(request: HttpRequest) -> str:
     return tenant(request) or (request.client.host if request.client else "")
 
 
-def held_state(request: HttpRequest, engine: Any, name: str | None) -> Snapshot | None:
+def held_state(request: HttpRequest, engine: Engine, name: str | None) -> Snapshot | None:
     """The state that the request begins from. Raises ApiError (404) where this tenant has none of that name."""
     if name is None:
         return None
@@ -94,18 +95,18 @@ def check_choices(request: HttpRequest, num_prompts: int, n: int) -> None:
         )
 
 
-def start(request: HttpRequest, engine: Any, requests: list[Request]) -> Reader:
+def start(request: HttpRequest, engine: Engine, requests: list[Request]) -> Reader:
     """Submit them all. Raises ApiError: 429 where the queue is full, 400 for what can't be."""
     state = request.app.state
     reader = Reader(state.mailbox(), state.times, state.settings.ping_seconds)
     try:
         reader.submit(engine, requests)
-    except Exception as error:
-        if hasattr(error, "retry_after"):
-            raise overloaded(error.retry_after) from None
-        if isinstance(error, ValueError):
-            raise bad(str(error)) from None
-        raise
+    except Busy as busy:
+        raise overloaded(busy.retry_after) from None
+    except ValueError as error:
+        raise bad(str(error)) from None
+    except RuntimeError:  # the engine is closed, or has failed
+        raise unavailable() from None
     return reader
 
 
@@ -132,5 +133,5 @@ def state_header(reader: Reader) -> dict[str, str]:
     return {"x-tarnn-state": f"hit={usage.cached_tokens}/{usage.prompt_tokens}"} if reader.begun else {}
 
 
-def fingerprint_of(engine: Any) -> str:
+def fingerprint_of(engine: Engine) -> str:
     return f"fp_{engine.model.key.fingerprint[:12]}_{engine.model.key.weights}"

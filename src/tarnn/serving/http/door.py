@@ -12,8 +12,7 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tarnn.serving.http.errors import ApiError
-from tarnn.serving.http.health import draining
+from tarnn.serving.http.errors import ApiError, unavailable
 from tarnn.serving.http.settings import ServerSettings, tenant_of
 
 OPEN = {"/", "/health", "/ready", "/version"}  # without a key: they tell nothing of anybody
@@ -46,7 +45,7 @@ class Door:
             self._check_names(scope, headers)
             scope["tarnn.tenant"], scope["tarnn.operator"] = self._tenant(scope, headers)
             if scope["app"].state.draining and scope["method"] == "POST":
-                raise draining()
+                raise unavailable()
             await self.app(scope, receive, named)
         except ApiError as error:
             await error.response()(scope, receive, named)

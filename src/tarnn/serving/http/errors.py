@@ -61,6 +61,13 @@ def overloaded(retry_after: float) -> ApiError:
     )
 
 
+def unavailable() -> ApiError:
+    """503: no more requests are taken."""
+    return ApiError(
+        503, "The server is stopping and takes no more requests.", code="unavailable", headers={"Retry-After": "5"}
+    )
+
+
 def failed(reason: str = "") -> ApiError:
     """500: ours, not the client's."""
     return ApiError(500, reason or "The server failed; its log says why.", code="internal_error")

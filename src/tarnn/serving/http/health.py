@@ -4,14 +4,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tarnn.serving.http.errors import ApiError
-
-
-def draining() -> ApiError:
-    """503: no more requests, those that run are finished."""
-    return ApiError(
-        503, "The server is stopping and takes no more requests.", code="draining", headers={"Retry-After": "5"}
-    )
+from tarnn.serving.http.errors import ApiError, unavailable
 
 
 async def health(_: Request) -> Response:
@@ -19,8 +12,11 @@ async def health(_: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    if request.app.state.draining:
-        raise draining()
+    state = request.app.state
+    if state.draining:
+        raise unavailable()
+    if not all(engine.ready for engine in state.engines.values()):
+        raise ApiError(503, "An engine has ended; the log says why. Start the server again.", code="not_ready")
     return JSONResponse({"status": "ready"})
 
 

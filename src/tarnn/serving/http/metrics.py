@@ -15,14 +15,19 @@ from tarnn.serving.http.times import Histogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 GAUGES = {  # field of an engine's stats → name and what it is
-    "running": ("tarnn:num_requests_running", "Texts that are being written or whose prompts are read."),
-    "waiting": ("tarnn:num_requests_waiting", "Requests in the queue."),
+    "running": ("tarnn:num_requests_running", "Texts that are written now."),
+    "ready": ("tarnn:num_requests_ready", "Texts that wait for a row."),
     "parked": ("tarnn:num_requests_parked", "Texts whose reader is slow."),
+    "waiting": ("tarnn:num_requests_waiting", "Requests whose prompts are not read yet."),
+    "waiting_tokens": ("tarnn:num_tokens_waiting", "Tokens of these."),
 }
 COUNTERS = {
-    "prompt_tokens": ("tarnn:prompt_tokens", "Tokens of prompts, read or found."),
-    "generation_tokens": ("tarnn:generation_tokens", "Tokens written."),
-    "cached_tokens": ("tarnn:prefix_cache_hits", "Tokens of prompts whose state was kept."),
+    "tokens_read": ("tarnn:prompt_tokens", "Tokens of prompts that were read."),
+    "tokens_cached": ("tarnn:prefix_cache_hits", "Tokens of prompts whose state was kept."),
+    "tokens_written": ("tarnn:generation_tokens", "Tokens written."),
+    "requests": ("tarnn:num_requests", "Requests that were taken."),
+    "refused": ("tarnn:num_refused_requests", "Requests refused since the queue was full."),
+    "errors": ("tarnn:num_failed_requests", "Requests in which the model failed."),
 }
 
 
@@ -45,9 +50,7 @@ class Served(Collector):
 
 def family(metric: Any, engines: Any, field: str) -> Any:
     for name, engine in engines.items():
-        value = getattr(engine.stats, field, None)
-        if value is not None:
-            metric.add_metric([name], value)
+        metric.add_metric([name], getattr(engine.stats, field))
     return metric
 
 

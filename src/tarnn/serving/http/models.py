@@ -8,13 +8,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tarnn._version import __version__
+from tarnn.serving.engine import Engine
 from tarnn.serving.http.asking import engine_of, text_engine_of
 from tarnn.serving.http.body import read_request
 from tarnn.serving.http.prompts import ids_of, prompt_ids
 from tarnn.serving.http.wire import DetokenizeRequest, TokenizeRequest
 
 
-def described(name: str, engine: Any, created: int) -> dict[str, Any]:
+def described(name: str, engine: Engine, created: int) -> dict[str, Any]:
     model = engine.model
     return {
         "id": name,

@@ -22,7 +22,7 @@ SHORT = 4096  # characters that are encoded at once; longer texts don't hold the
 
 
 @lru_cache(maxsize=MODELS)
-def text_tokenizer(model: ServedModel) -> SavedTokenizer:
+def text_tokenizer(model: ServedModel) -> Any:
     """A copy of the model's tokenizer for which no token is special in a text, in any thread."""
     backend = Tokenizer.from_str(model.tokenizer.backend_tokenizer.to_str())
     backend.encode_special_tokens = True

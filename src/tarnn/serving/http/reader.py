@@ -3,10 +3,11 @@
 import asyncio
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
 
+from tarnn.serving.engine import Engine
 from tarnn.serving.http.times import Times
 from tarnn.serving.request import Event, Request, Usage
+from tarnn.serving.stream import Stream
 
 
 class ClientGone(Exception):
@@ -41,7 +42,7 @@ class Reader:
     """
 
     def __init__(self, mailbox: Mailbox, times: Times, silence: float):
-        self.streams: list[Any] = []
+        self.streams: list[Stream] = []
         self.open = 0  # choices that have not ended
         self._mailbox, self._times, self._silence = mailbox, times, silence
         self._loop = asyncio.get_running_loop()
@@ -52,7 +53,7 @@ class Reader:
         self.begun = False  # there was an event
         self._timer = self._loop.call_later(silence, self._tick)
 
-    def submit(self, engine: Any, requests: Iterable[Request]) -> None:
+    def submit(self, engine: Engine, requests: Iterable[Request]) -> None:
         """All of them, or none: what was submitted is cancelled where another one is refused."""
         try:
             for request in requests:
@@ -94,8 +95,7 @@ class Reader:
     @property
     def usage(self) -> Usage:
         """Of all prompts together."""
-        known = [stream.usage for stream in self.streams if stream.usage is not None]
-        return Usage(*map(sum, zip(*known))) if known else Usage(0, 0, 0)
+        return Usage(*map(sum, zip(*(stream.usage for stream in self.streams))))
 
     def _ring(self) -> None:
         self._mailbox.put(self)
