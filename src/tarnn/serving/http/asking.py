@@ -52,10 +52,11 @@ def held_state(request: HttpRequest, engine: Engine, name: str | None) -> Snapsh
     """The state that the request begins from. Raises ApiError (404) where this tenant has none of that name."""
     if name is None:
         return None
-    if engine.store is None:
+    store: Any = engine.store
+    if store is None:
         raise bad("This server keeps no states.", "state")
     try:
-        return engine.store.get(tenant(request), name)
+        return store.get(tenant(request), name)
     except KeyError:
         raise ApiError(404, f"There is no state {name[:100]!r}.", param="state", code="state_not_found") from None
     except ValueError as error:
