@@ -19,6 +19,16 @@ if TYPE_CHECKING:
         Usage as Usage,
     )
     from tarnn.serving.snapshot import Snapshot as Snapshot
+    from tarnn.serving.store import StateStore as StateStore
+    from tarnn.serving.stored import (
+        NameTaken as NameTaken,
+        StateGone as StateGone,
+        StateInfo as StateInfo,
+        StoreFull as StoreFull,
+        StoreStats as StoreStats,
+        UnfitState as UnfitState,
+        UnknownState as UnknownState,
+    )
     from tarnn.serving.stream import Stream as Stream
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -10,10 +10,9 @@ from tarnn.models.state import ModelState
 from tarnn.serving.model import ServedModel
 from tarnn.serving.pool import new_state
 from tarnn.serving.request import Request
+from tarnn.serving.rows import EVERY
 from tarnn.serving.snapshot import Snapshot
 from tarnn.serving.stream import Mail
-
-EVERY = 1024  # tokens after which a state is kept
 
 
 class Reading:
