@@ -3,9 +3,9 @@
     python benchmarks/serve.py --python ENVIRONMENT/bin/python      # fifteen minutes; benchmarks/results/serve.{json,md,png}
 
 A linear model of 256 × 8 with a byte-level vocabulary, and for the others a Llama of the same shape, all with random weights.
-Clients run on loopback in a process of their own (`toolkit/stream_load.py`); each server in another. ENVIRONMENT has the
-program `llama-server`, the packages `gguf` and `guidellm`, and `transformers` with its extra `serving`: what it lacks is named, and
-its rows are left out. Before anything is measured, answers of a busy engine must be those of the token loop. --resume goes on.
+Clients run on loopback in a process of their own (`toolkit/stream_load.py`), each server in another. ENVIRONMENT has the
+program `llama-server`, the packages `gguf` and `guidellm`, and `transformers` with its extra `serving`: what it lacks is named,
+and its rows are left out. Before anything is measured, a busy engine's answers must be those of the token loop. --resume goes on.
 """
 
 import gc

@@ -187,8 +187,10 @@ def figures_of(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def or_why_not(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What was measured, or {"missing": the reason}."""
+    """What was measured, or {"missing": the reason}: a case that fails holds up no other."""
     try:
         return measure()
     except (Missing, NotStarted, Wrong) as reason:
         return {"missing": str(reason)}
+    except Exception as error:
+        return {"missing": f"{type(error).__name__}: {error}"}

@@ -30,11 +30,14 @@ WARM_UP = 8
 
 
 @contextmanager
-def tarnn_server(options, folder: Path, weights: str, *words: object) -> Iterator[Server]:
-    """`tarnn serve` with as many threads as the script has, unless `words` (more of its options) say otherwise."""
+def tarnn_server(options, folder: Path, weights: str, *words: object, threads: int | None = None) -> Iterator[Server]:
+    """`tarnn serve` with as many threads as the script has, unless `threads` says otherwise. words: more of its options."""
     command = [sys.executable, "-m", "tarnn", "serve", str(folder), "--port", "{port}", "--weights", weights]
-    command += [str(x) for x in (*(() if "--threads" in words else ("--threads", options.threads)), *words)]
-    with serving(command, folder.parent / "tarnn.log", ready="/ready", model=folder.name) as server:
+    surroundings = {"OMP_NUM_THREADS": str(threads or options.threads)}
+    log = folder.parent / "tarnn.log"
+    with serving(
+        [*command, *map(str, words)], log, environment=surroundings, ready="/ready", model=folder.name
+    ) as server:
         warm_up(options, server)
         yield server
 
@@ -97,6 +100,7 @@ def long_prefix(options, folder: Path, weights: str) -> dict[str, Any]:
             raise Wrong(f"POST /v1/states answered {status} {state}")
         tails = prompts(options.repeats, 4, options.vocab, seed=7)
         found["state"] = firsts(server, [completion(server, tail, 2, state=state["id"]) for tail in tails])
+        tails = prompts(options.repeats, 4, options.vocab, seed=11)  # others, or all of each would be cached
         found["sent again, token ids"] = firsts(server, [completion(server, [*ids, *tail], 2) for tail in tails])
         return found
 
@@ -136,7 +140,7 @@ def many_tokens(options, folder: Path, weights: str) -> dict[str, Any]:
     """Resident bytes while a million tokens are written: a tenth of the way, and at the end. The store is full before."""
     streams = options.streams[-1]
     each = options.many_tokens // streams // 4  # four answers of each client
-    with tarnn_server(options, folder, weights, "--state-memory", "64MB") as server, Watched(server) as watched:
+    with tarnn_server(options, folder, weights, "--state-memory", "64MiB") as server, Watched(server) as watched:
         bodies = [completion(server, ids, each) for ids in prompts(4 * streams, SHORT, options.vocab, seed=8)]
         load = apply_load(server, {"streams": {"streams": streams, "bodies": bodies}}, seconds=600)
         check_whole(load.groups["streams"], len(bodies), each)
@@ -190,12 +194,12 @@ def overload(options, folder: Path, weights: str) -> dict[str, Any]:
 def workers(options, folder: Path, weights: str) -> dict[str, Any]:
     """Tokens a second of one server process with two threads, and of two with one each; and of one with one."""
     streams, found = options.streams[-1], {}
-    for name, words in {
-        "1 process, 2 threads": ("--threads", 2),
-        "2 processes, 1 thread each": ("--workers", 2, "--threads", 1),
-        "1 process, 1 thread": ("--threads", 1),
-    }.items():
-        with tarnn_server(options, folder, weights, *words) as server:
+    for name, words, threads in (
+        ("1 process, 2 threads", (), 2),
+        ("2 processes, 1 thread each", ("--workers", 2), 1),
+        ("1 process, 1 thread", (), 1),
+    ):
+        with tarnn_server(options, folder, weights, *words, threads=threads) as server:
             time.sleep(0.5)
             found[name] = speed_of(streams_load(options, server, streams, options.tokens), "streams")
     return found

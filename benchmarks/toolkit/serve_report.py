@@ -3,6 +3,10 @@
 import statistics
 from typing import Any
 
+from scripts.common.others import MOST
+from scripts.common.plots import BLUE, GREY, ORANGE, RED, SKY, label, line, panels
+from scripts.common.tables import MIB, bullets, page, source
+from scripts.common.targets import Target, at_least, at_most, section
 from toolkit.serve_baselines import LLAMA, TRANSFORMERS
 from toolkit.serve_tables import (
     Found,
@@ -16,11 +20,6 @@ from toolkit.serve_tables import (
     talk_table,
     worker_table,
 )
-
-from scripts.common.others import MOST
-from scripts.common.plots import BLUE, GREY, ORANGE, RED, SKY, label, line, panels
-from scripts.common.tables import MIB, bullets, page, source
-from scripts.common.targets import Target, at_least, at_most, section
 
 COLORS = {"tarnn float32": f"{SKY} -", "tarnn int8": f"{BLUE} -"}
 THEIRS = {f"{LLAMA} float32": f"{ORANGE} -", f"{LLAMA} int8": f"{RED} -", f"{TRANSFORMERS} float32": f"{GREY} -"}
@@ -133,7 +132,8 @@ def report(options, facts: dict[str, Any], found: Found) -> str:
         f"## Over HTTP: answers of {options.tokens} tokens, one event each",
         speed_table(options, found),
         "Processor time is that of the server, and of the clients, as a share of one core. llama.cpp has as many slots as there "
-        f"are streams; `transformers serve` writes {max(8, options.tokens // 8)} tokens an answer. guidellm's clients are its own.",
+        f"are streams; answers of `transformers serve` have {max(8, options.tokens // 8)} tokens. "
+        "guidellm's clients are its own.",
         f"## The same conversation of {options.turns} turns",
         talk_table(options, found),
         "States as prompts: `/v1/responses` with `previous_response_id`. Read again: tokens of prompts that were read before. "

@@ -3,9 +3,8 @@
 import statistics
 from typing import Any
 
-from toolkit.serve_baselines import GUIDELLM, LLAMA, TRANSFORMERS
-
 from scripts.common.tables import MIB, markdown
+from toolkit.serve_baselines import GUIDELLM, LLAMA, TRANSFORMERS
 
 Found = dict[str, dict[str, Any]]
 
@@ -196,5 +195,3 @@ def worker_table(options, found: Found) -> str:
     return markdown(
         [f"{options.streams[-1]} streams", "weights", "tokens/s", "p99 between, ms", "server"], rows, left=2
     )
-
-
