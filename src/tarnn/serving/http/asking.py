@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 from tarnn.serving.engine import Busy, Engine
 from tarnn.serving.http.errors import ApiError, bad, overloaded, unavailable
 from tarnn.serving.http.reader import Reader
-from tarnn.serving.http.wire import Generation
+from tarnn.serving.http.wire import Sampled
 from tarnn.serving.request import Request, Sampling, Usage
 from tarnn.serving.snapshot import Snapshot
 
@@ -57,13 +57,13 @@ def held_state(request: HttpRequest, engine: Engine, name: str | None) -> Snapsh
         raise bad("This server keeps no states.", "state")
     try:
         return store.get(tenant(request), name)
-    except KeyError:
+    except LookupError:
         raise ApiError(404, f"There is no state {name[:100]!r}.", param="state", code="state_not_found") from None
     except ValueError as error:
         raise bad(str(error), "state", "unfit_state") from None
 
 
-def sampling_of(asked: Generation, vocab_size: int) -> Sampling:
+def sampling_of(asked: Sampled, vocab_size: int) -> Sampling:
     """The sampling of a request. Raises ApiError for a bias of a token that the model doesn't have."""
     bias = {}
     for name, value in (asked.logit_bias or {}).items():
