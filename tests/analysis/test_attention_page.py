@@ -84,8 +84,8 @@ def check(browser, maps, *place):
 
 def test_keys_choose_token_layer_and_head(opened, maps):
     assert opened.run("return document.title") == "A <model>"
-    check(opened, maps, 0, 0, 0)
-    opened.press("right", "right", "right", "right", "left")
+    check(opened, maps, 0, 0, 6)
+    opened.press("left", "left", "left", "left", "right")
     check(opened, maps, 0, 0, 3)
     opened.press("down", "]", "]")
     check(opened, maps, 1, 2, 3)

@@ -1,5 +1,6 @@
 """A real browser without a screen, driven by chromedriver: the little of W3C WebDriver that a page's test needs."""
 
+import base64
 import json
 import shutil
 import socket
@@ -21,7 +22,15 @@ FLAGS = (
     "--disable-sync",
     "--window-size=1400,1600",
 )
-KEYS = {"right": "\ue014", "left": "\ue012", "down": "\ue015", "up": "\ue013"}  # as WebDriver names them
+KEYS = {  # as WebDriver names them
+    "right": "\ue014",
+    "left": "\ue012",
+    "down": "\ue015",
+    "up": "\ue013",
+    "tab": "\ue004",
+    "enter": "\ue007",
+    "escape": "\ue00c",
+}
 MISSING = "no browser: it takes chromium and chromedriver (Debian: apt-get install chromium chromium-driver)"
 
 
@@ -41,7 +50,8 @@ class Browser:
         )
         self.address = f"http://127.0.0.1:{port}/session"
         options = {"binary": shutil.which("chromium"), "args": [*FLAGS, f"--user-data-dir={profile}"]}
-        wanted = {"goog:loggingPrefs": {"browser": "ALL"}, "goog:chromeOptions": options}
+        logs = {"browser": "ALL", "performance": "ALL"}
+        wanted = {"goog:loggingPrefs": logs, "goog:chromeOptions": options}
         try:
             found = self._ask("POST", "", {"capabilities": {"alwaysMatch": wanted}}, patience=30.0)
         except BaseException:
@@ -87,6 +97,27 @@ class Browser:
         if click:
             actions += [{"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}]
         self._ask("POST", "/actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": actions}]})
+
+    def look(self, width: int, height: int, *, dark: bool = False) -> None:
+        """A window of that size, for an eye that prefers light or dark."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._tell("Emulation.setDeviceMetricsOverride", size)
+        self._tell("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+    def _tell(self, command: str, parameters: dict[str, Any]) -> None:
+        """A command of Chrome's own protocol."""
+        self._ask("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
+
+    def screenshot(self) -> bytes:
+        """What is seen, as PNG."""
+        return base64.b64decode(self._ask("GET", "/screenshot"))
+
+    def requests(self) -> list[str]:
+        """The addresses that the page has asked since the last call."""
+        log = self._ask("POST", "/se/log", {"type": "performance"})
+        events = [json.loads(line["message"])["message"] for line in log]
+        return [x["params"]["request"]["url"] for x in events if x["method"] == "Network.requestWillBeSent"]
 
     def complaints(self) -> list[str]:
         """Errors on the page's console."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_bytes
+from safetensors.torch import load as of_bytes, save as to_bytes
 from torch import Tensor, nn
 
 from tarnn._version import __version__
@@ -57,10 +57,7 @@ def save(
 
     Atomic, see `write_atomically`. Raises UserError where the file can't be written.
     """
-    tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
-    metadata = {"format": FORMAT, "format_version": VERSION, "tarnn_version": __version__, "fingerprint": fingerprint}
-    metadata |= {"matmul_precision": matmul_precision or precision_now(), **facts}
-    data = to_bytes(tensors, metadata | {"checksum": checksum(tensors, metadata)})
+    data = encode(tensors, fingerprint, matmul_precision=matmul_precision, **facts)
     try:
         write_atomically(path, data)
     except OSError as error:
@@ -71,6 +68,30 @@ def save(
     return len(data)
 
 
+def encode(tensors: dict[str, Tensor], fingerprint: str, *, matmul_precision: str | None = None, **facts: str) -> bytes:
+    """The bytes of a state file; arguments as in `save`."""
+    tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+    metadata = {"format": FORMAT, "format_version": VERSION, "tarnn_version": __version__, "fingerprint": fingerprint}
+    metadata |= {"matmul_precision": matmul_precision or precision_now(), **facts}
+    return to_bytes(tensors, metadata | {"checksum": checksum(tensors, metadata)})
+
+
+def decode(data: bytes, fingerprint: str, source: str, *, what: str = "state", writer: str) -> StateFile:
+    """What `encode` gave, from bytes that somebody sent. source: what they are called in the errors, which are those of `load`.
+
+    Nothing is allocated beyond the tensors that the bytes hold.
+    """
+    try:
+        tensors = of_bytes(data)
+        length = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"{source} is no {what} file, or one that was cut short ({error}). {writer} writes one."
+        ) from error
+    return checked(tensors, metadata, fingerprint, source, what, writer)
+
+
 def load(path: str | Path, fingerprint: str, *, what: str = "state", writer: str) -> StateFile:
     """Read a state file. writer: the function or command that makes one, named in the errors.
 
@@ -78,22 +99,29 @@ def load(path: str | Path, fingerprint: str, *, what: str = "state", writer: str
     another version of the format or of another model.
     """
     tensors, metadata = read_safetensors(path, what, f"{writer} writes one.")
+    return checked(tensors, metadata, fingerprint, path, what, writer)
+
+
+def checked(
+    tensors: dict[str, Tensor], metadata: dict[str, str], fingerprint: str, source: str | Path, what: str, writer: str
+) -> StateFile:
+    """The contents of a file, if it is a state file, as it was written, of the model with this fingerprint; or UserError."""
     kind, version = metadata.get("format", ""), metadata.get("format_version", "")
     if kind not in READABLE:
-        raise UserError(f"{path} is a safetensors file, but not a saved {what}. {writer} writes one.")
+        raise UserError(f"{source} is a safetensors file, but not a saved {what}. {writer} writes one.")
     if version not in READABLE[kind]:
         first, last = READABLE[kind]
         raise UserError(
-            f"{path} has version {version} of the {what} format; this tarnn reads versions {first} to {last}. "
+            f"{source} has version {version} of the {what} format; this tarnn reads versions {first} to {last}. "
             f"Make the {what} again with this tarnn."
         )
     if metadata.get("checksum") != checksum(tensors, metadata):
         raise UserError(
-            f"{path} is damaged: its checksum is not that of its contents. Make the {what} again: {writer} writes one."
+            f"{source} is damaged: its checksum is not that of its contents. Make the {what} again: {writer} writes one."
         )
     if metadata.get("fingerprint") != fingerprint:
         raise UserError(
-            f"{path} was saved by another model: other weights, another config or another dtype. Give the "
+            f"{source} was saved by another model: other weights, another config or another dtype. Give the "
             f"checkpoint that made it, or make the {what} again with this one."
         )
     return StateFile(tensors, metadata, (kind, version) in WITH_ONE_MAXIMUM)

@@ -1,0 +1,75 @@
+"""The rows that are being written: the leading slice of one state, on which the fused step works in place."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from tarnn.models.images import ImageModel
+from tarnn.models.state import ModelState
+from tarnn.serving.model import ServedModel
+from tarnn.serving.snapshot import Snapshot
+
+
+class Pool:
+    """States of up to `max_rows` sequences, of which the first `num_rows` are in use.
+
+    A row that leaves is replaced by the last, so that those in use stay together. parameters: what the model has put out last for
+    each row, (max_rows, p).
+    """
+
+    def __init__(self, model: ServedModel, max_rows: int):
+        self.num_rows = 0
+        self._step = model.step
+        self._state = new_state(model, max_rows)
+        self._leaves, self._spec = pytree.tree_flatten(self._state)
+        self._steps: dict[int, Callable[[Tensor], None]] = {}
+        self._rows = [[x[i : i + 1] for x in self._leaves] for i in range(max_rows)]
+        self.parameters = torch.zeros(max_rows, model.step.num_outputs)
+        self._parameters_of = [self.parameters[:n] for n in range(max_rows + 1)]
+
+    def add(self, snapshot: Snapshot) -> int:
+        """The row in which the sequence goes on from here."""
+        row = self.num_rows
+        torch._foreach_copy_(self._rows[row], pytree.tree_leaves(snapshot.state))
+        self.parameters[row] = snapshot.logits[0]
+        self.num_rows += 1
+        return row
+
+    def remove(self, row: int) -> None:
+        """The last row takes this one's place."""
+        last = self.num_rows - 1
+        if row != last:
+            torch._foreach_copy_(self._rows[row], self._rows[last])
+            self.parameters[row] = self.parameters[last]
+        self.num_rows = last
+
+    def snapshot(self, row: int, tokens: Int[np.ndarray, " t"]) -> Snapshot:
+        """A copy of a row, which has read these tokens."""
+        state = pytree.tree_unflatten([x.clone() for x in self._rows[row]], self._spec)
+        return Snapshot(state, self.parameters[row : row + 1].clone(), tokens)
+
+    def step(self, ids: Int[Tensor, " b"]) -> None:
+        """Each row in use reads a token."""
+        n = self.num_rows
+        if n not in self._steps:
+            state = pytree.tree_unflatten([x[:n] for x in self._leaves], self._spec)
+            self._steps[n] = self._step.over(state, self.parameters[:n])
+        self._steps[n](ids)
+
+    def parameters_now(self) -> Float[Tensor, "b p"]:
+        """What the model has put out last for the rows in use: a view."""
+        return self._parameters_of[self.num_rows]
+
+
+def new_state(model: ServedModel, num_rows: int, class_label: int | None = None) -> ModelState:
+    """The state before the first token. class_label: of all rows, for models of images that have classes."""
+    made: Any = model.model
+    if isinstance(made, ImageModel):
+        labels = torch.full((num_rows,), class_label or 0) if made.config.num_classes else None
+        return made.new_state(num_rows, class_labels=labels)
+    return made.new_state(num_rows)

@@ -1,0 +1,225 @@
+"""What the engine does, one round after the other: read a piece of a prompt, then write one token of every row.
+
+One thread calls it. Nothing here waits, for a reader or for anything else.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Int
+from torch import Tensor
+
+from tarnn.serving.answer import Answer
+from tarnn.serving.model import ServedModel
+from tarnn.serving.queue import FairQueue
+from tarnn.serving.reading import Reading
+from tarnn.serving.rows import EVERY, Rows, without
+from tarnn.serving.snapshot import Snapshot
+from tarnn.serving.stream import Mail, wake
+
+MOST_UNREAD = 256  # tokens of a choice that its reader has not taken; beyond, the request is parked
+LOOK = 32  # rounds after which it is looked who is to be parked
+AHEAD = 2  # choices that may wait, their prompts read, for a row to become free
+
+
+class Keeper(Protocol):
+    """Of a store of states, what the engine calls."""
+
+    def longest(self, tenant: str, tokens: Int[np.ndarray, " t"]) -> Snapshot | None: ...
+
+    def keep(self, tenant: str, snapshot: Snapshot) -> object: ...
+
+
+class Rounds:
+    """The queue of prompts, the rows, answers that wait for a row, and those that are parked.
+
+    when_read: called with each request that leaves the queue.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        store: Keeper | None,
+        max_rows: int,
+        prefill_piece: int,
+        when_read: Callable[[Mail], None],
+    ):
+        self._model, self._when_read = model, when_read
+        self._store = None if model.draws_images else store
+        self._max_rows, self._piece = max_rows, prefill_piece
+        self._limit = model.model.config.max_position_embeddings
+        self.queue = FairQueue(prefill_piece)
+        self.rows = Rows(model, max_rows)
+        self.ready: deque[Answer] = deque()
+        self.parked: dict[Mail, list[Answer]] = {}
+        self.tokens_read = self.tokens_written = self.tokens_cached = self.errors = self._count = 0
+        self._told: dict[Mail, None] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to do now."""
+        return bool(self.rows or self.ready or self.queue)
+
+    def add(self, mail: Mail) -> None:
+        self.queue.add(Reading(mail))
+
+    def cancel(self, mail: Mail) -> None:
+        """Its answers end here."""
+        self._leave(mail)
+        self._end_all(mail, "cancelled")
+
+    def resume(self, mail: Mail) -> None:
+        """The reader has taken what was there."""
+        mail.parked = False
+        self.ready.extend(self.parked.pop(mail, ()))
+
+    def turn(self) -> None:
+        """One round."""
+        if self.queue and len(self.rows) + len(self.ready) < self._max_rows + AHEAD:
+            self._read_piece()
+        while self.ready and not self.rows.full:
+            self.rows.join(self.ready.popleft())
+        if self.rows:
+            self._write()
+        self.tell()
+
+    def tell(self) -> None:
+        """Wake the readers of answers that have ended."""
+        if self._told:
+            told, self._told = self._told, {}
+            wake(told)
+
+    def end(self, finish: str, error: str = "") -> None:
+        """All that goes on ends so."""
+        mails = [x.mail for x in (*self.rows.clear(), *self.ready)]
+        mails += [*self.parked, *(x.mail for x in self.queue.clear())]
+        self.ready.clear()
+        self.parked.clear()
+        for mail in dict.fromkeys(mails):
+            self.errors += bool(error)
+            self._when_read(mail)
+            self._end_all(mail, finish, error)
+
+    def _read_piece(self) -> None:
+        reading, most = self.queue.first()
+        mail = reading.mail
+        try:
+            if not reading.begun:
+                self._start(reading)
+            before = reading.done
+            for snapshot in reading.read(self._model, min(most, self._piece)):
+                self._keep(mail, snapshot)
+            self.tokens_read += reading.done - before
+            self.queue.read(reading, reading.done - before)
+            if not reading.left:
+                self._end_of_prompt(reading)
+        except Exception as error:
+            self._leave(mail)
+            self.errors += 1
+            self._end_all(mail, "error", f"its prompt could not be read: {error}")
+
+    def _start(self, reading: Reading) -> None:
+        store = self._store
+        reading.start(None if store is None else store.longest(reading.request.tenant, reading.tokens))
+        self.tokens_cached += reading.done
+
+    def _end_of_prompt(self, reading: Reading) -> None:
+        mail, request, at = reading.mail, reading.request, reading.end()
+        self._when_read(mail)
+        self._keep(mail, at)
+        most = min(request.max_tokens, self._room(len(at.tokens)))
+        for answer in mail.answers:
+            answer.prompt, answer.most, answer.at = at.tokens, most, at
+            if most > 0:
+                self.ready.append(answer)
+            else:
+                self._end(answer, "length", at if request.keep else None)
+
+    def _room(self, length: int) -> int:
+        """How many tokens can be written behind so many."""
+        last_unread = int(self._model.draws_images)  # nothing comes after an image's last value
+        return 2**62 if self._limit is None else self._limit - length + last_unread
+
+    def _write(self) -> None:
+        """Draw a token for each row, hand them over, and read them."""
+        rows, n = self.rows, len(self.rows)
+        tokens, look = rows.draw()
+        self.tokens_written += n
+        wake(rows.mails)
+        if look:
+            tokens = self._end_unread(tokens)
+        if rows:
+            rows.step(tokens)
+        if look:
+            self._keep_read()
+        self._count += 1
+        if self._count % LOOK == 0:
+            for mail in rows.mails:
+                if any(len(x.tokens) - x.taken > MOST_UNREAD for x in mail.answers):
+                    self._park(mail)
+
+    def _end_unread(self, tokens: Tensor) -> Tensor:
+        """Answers at their end leave before the step, if nobody wants the state behind it; the tokens of the others."""
+        for row in range(len(self.rows) - 1, -1, -1):
+            answer = self.rows.answers[row]
+            last_value = self._model.draws_images and len(answer.tokens) == answer.most
+            if answer.finish:  # an error
+                self.errors += 1
+                self._told[answer.mail] = None
+            elif answer.ending and (last_value or not (answer.mail.request.keep or self._store)):
+                self._end(answer, answer.ending)
+            else:
+                continue
+            self.rows.leave(row)
+            tokens = without(tokens, row)
+        return tokens
+
+    def _keep_read(self) -> None:
+        """Of answers whose last token was read now, and of long ones, the state is kept."""
+        for row in range(len(self.rows) - 1, -1, -1):
+            answer = self.rows.answers[row]
+            if answer.ending:
+                end = self.rows.snapshot(row)
+                self._keep(answer.mail, end)
+                self._end(answer, answer.ending, end if answer.mail.request.keep else None)
+                self.rows.leave(row)
+            elif self._store is not None and answer.length % EVERY == 0:
+                self._keep(answer.mail, self.rows.snapshot(row))
+
+    def _keep(self, mail: Mail, snapshot: Snapshot) -> None:
+        """A state that diverged would spoil whatever goes on from it."""
+        if self._store is not None and snapshot.logits.isfinite().all():
+            self._store.keep(mail.request.tenant, snapshot)
+
+    def _park(self, mail: Mail) -> None:
+        """The rows of a slow reader leave, until it has taken what is there."""
+        self.parked[mail] = self._leave(mail, keep=True)
+        mail.parked = True
+        if not any(x.has_news for x in mail.answers):  # it was quicker than this
+            mail.ask("resume", mail)
+
+    def _leave(self, mail: Mail, *, keep: bool = False) -> list[Answer]:
+        """The answers of a request that go on; they are nowhere then. keep: those of rows with their states."""
+        if self.queue.remove(mail):
+            self._when_read(mail)
+        answers = self.parked.pop(mail, [])
+        for row in range(len(self.rows) - 1, -1, -1):
+            if self.rows.answers[row].mail is mail:
+                at = self.rows.snapshot(row) if keep else None
+                answers.append(self.rows.leave(row))
+                answers[-1].at = at
+        waiting = [x for x in self.ready if x.mail is mail]
+        if waiting:
+            self.ready = deque(x for x in self.ready if x.mail is not mail)
+        return [*answers, *waiting]
+
+    def _end_all(self, mail: Mail, finish: str, error: str = "") -> None:
+        """Every answer that goes on ends."""
+        for answer in mail.going_on:
+            self._end(answer, finish, error=error)
+
+    def _end(self, answer: Answer, finish: str, snapshot: Snapshot | None = None, error: str = "") -> None:
+        answer.end(finish, snapshot, error)
+        self._told[answer.mail] = None

@@ -1,0 +1,1 @@
+"""The parts of `tarnn.serving.store`: a tree over tokens, states as bytes, memory, disk."""

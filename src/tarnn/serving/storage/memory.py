@@ -1,0 +1,104 @@
+"""States in memory: within a bound of bytes, found by the tokens that they have seen."""
+
+import random
+from collections.abc import Hashable
+
+from tarnn.serving.storage.packed import Packed
+from tarnn.serving.storage.tree import Node, Tokens, Tree
+
+SAMPLE = 64  # of how many states the least useful one goes; the worst of all would need a look at each
+ENTRY_BYTES = 1200  # what a state takes beside its data: objects of Python and of torch, measured
+
+
+class Entry:
+    """A state in memory. root: whose it is. used: when it was last of use, in uses of any.
+
+    holds: tenants and ids of clients who have it, if it is nowhere else. saved: what the disk calls it, "" if it is not there.
+    """
+
+    __slots__ = ("holds", "index", "node", "packed", "root", "saved", "used")
+
+    def __init__(self, root: Hashable, node: Node, packed: Packed):
+        self.root, self.node, self.packed = root, node, packed
+        self.holds: set[tuple[str, str]] = set()
+        self.saved = ""
+        self.used = self.index = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes + ENTRY_BYTES
+
+
+class Memory:
+    """States by root (a tenant's, say) and tokens. nbytes: of all states and the trees that they hang in, never above `bound`."""
+
+    def __init__(self, bound: int):
+        self.bound, self.evicted = bound, 0
+        self.entries: list[Entry] = []
+        self._trees: dict[Hashable, Tree] = {}
+        self._packed_bytes = self._tree_bytes = self._uses = 0
+        self._draws = random.Random(0)
+
+    @property
+    def nbytes(self) -> int:
+        return self._packed_bytes + self._tree_bytes
+
+    def put(self, root: Hashable, tokens: Tokens, packed: Packed) -> Entry:
+        """The state after these tokens, kept from now on; one that is there already stays, since it has the same bits."""
+        tree = self._trees.setdefault(root, Tree())
+        before = tree.nbytes if tree.root.children or tree.root.kept is not None else 0
+        node = tree.place(tokens)
+        self._tree_bytes += tree.nbytes - before
+        if node.kept is None:
+            entry = node.kept = Entry(root, node, packed)
+            entry.index = len(self.entries)
+            self.entries.append(entry)
+            self._packed_bytes += entry.nbytes
+        self.touch(node.kept)
+        return node.kept
+
+    def longest(self, root: Hashable, tokens: Tokens) -> Entry | None:
+        """The state after the longest beginning of these tokens."""
+        tree = self._trees.get(root)
+        kept = None if tree is None else [node.kept for node in tree.path(tokens) if node.kept is not None]
+        return kept[-1] if kept else None
+
+    def at(self, root: Hashable, tokens: Tokens) -> Entry | None:
+        """The state after exactly these tokens."""
+        entry = self.longest(root, tokens)
+        return entry if entry is not None and entry.node.end == len(tokens) else None
+
+    def touch(self, entry: Entry) -> None:
+        self._uses += 1
+        entry.used = self._uses
+
+    def drop(self, entry: Entry) -> None:
+        last = self.entries.pop()
+        if last is not entry:
+            self.entries[entry.index], last.index = last, entry.index
+        self._packed_bytes -= entry.nbytes
+        tree = self._trees[entry.root]
+        before = tree.nbytes
+        tree.clear(entry.node)
+        self._tree_bytes += tree.nbytes - before
+        if tree.root.kept is None and not tree.root.children:
+            self._tree_bytes -= tree.nbytes
+            del self._trees[entry.root]
+
+    def surplus(self, new: Entry) -> Entry | None:
+        """The state to be dropped next where there is too much; None where all fits, or nothing but the new one could go.
+
+        The one with the least tokens to be read again, by the time since its last use. Those that clients have an id
+        for, and that are nowhere else, make room for each other only.
+        """
+        if self.nbytes <= self.bound:
+            return None
+        drawn = self.entries if len(self.entries) <= SAMPLE else self._draws.sample(self.entries, SAMPLE)
+        for some in (drawn, self.entries):
+            if free := [x for x in some if not x.holds and x is not new]:
+                return min(free, key=self.worth)
+        return min((x for x in self.entries if x is not new), key=self.worth, default=None) if new.holds else None
+
+    def worth(self, entry: Entry) -> float:
+        """Tokens that would have to be read again without it, by how long ago it was of use."""
+        return entry.node.distance() / (self._uses - entry.used) if entry.used < self._uses else float("inf")

@@ -1,0 +1,71 @@
+"""Small checkpoints that can be served, one of each kind, and what the token loop alone makes of a request."""
+
+import numpy as np
+import torch
+
+from tarnn.data.tokenizers import byte_tokenizer
+from tarnn.decoding.draws import RowSampling, draw_rows
+from tarnn.decoding.loop import TokenLoop
+from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
+
+TEXT = {
+    "vocab_size": 257,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "initializer_range": 0.3,
+    "bos_token_id": 256,
+    "eos_token_id": 256,
+    "pad_token_id": 256,
+}
+IMAGE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "initializer_range": 0.3,
+    "image_height": 4,
+    "image_width": 3,
+    "num_mixtures": 3,
+}
+TEXTS = {
+    "linear": {"decay": "none"},
+    "decay": {"decay": "token"},
+    "rotary": {"decay": "none", "position": "rotary"},
+    "log-weighted": {"decay": "none", "feature_map": "exp"},
+    "short": {"position": "learned", "max_position_embeddings": 48},
+    "hybrid": {"attention": ["linear", "softmax"], "position": "rotary"},
+}
+IMAGES = {"image": {}, "classes": {"num_classes": 3}, "colour": {"num_channels": 3, "likelihood": "categorical"}}
+
+
+def save_served(folder, kind):
+    """A model with random weights, and for texts a tokenizer whose ids are bytes."""
+    torch.manual_seed(0)
+    if kind in IMAGES:
+        TarnnForImageGeneration(TarnnImageConfig.paper(**IMAGE | IMAGES[kind])).save_pretrained(folder)
+    else:
+        TarnnForCausalLM(TarnnConfig(**TEXT | TEXTS[kind])).save_pretrained(folder)
+        byte_tokenizer().save_pretrained(folder)
+
+
+@torch.no_grad()
+def alone(served, request, choice=0):
+    """(tokens, the logits after the last one, the state): what `TokenLoop` makes of the request with nothing beside it."""
+    begin = request.begin
+    loop = TokenLoop(served.model, begin.state if begin else served.model.new_state(1), step=served.step)
+    loop.logits = begin.logits if begin else None
+    loop.read(torch.from_numpy(request.prompt.astype(np.int64))[None])
+    row = RowSampling(1, served.step.num_outputs)
+    prompt = [*(begin.tokens if begin else ()), *request.prompt]
+    row.put(0, request.sampling, seed=request.sampling.seed or 0, choice=choice, prompt=prompt)
+
+    def sample(logits):
+        tokens = draw_rows(logits, row).tokens
+        row.wrote(tokens)
+        return tokens
+
+    ends = served.model.end_ids if request.end_ids is None else request.end_ids
+    tokens = [int(token) for token in loop.tokens(sample, request.max_tokens, end_ids=ends)]
+    return tokens, loop.logits, loop.state
