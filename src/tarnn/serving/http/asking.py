@@ -57,8 +57,8 @@ def held_state(request: HttpRequest, engine: Engine, name: str | None) -> Snapsh
         raise bad("This server keeps no states.", "state")
     try:
         return store.get(tenant(request), name)
-    except KeyError:
-        raise ApiError(404, f"There is no state {name[:100]!r}.", param="state", code="state_not_found") from None
+    except LookupError as error:
+        raise ApiError(404, str(error), param="state", code="state_not_found") from None
     except ValueError as error:
         raise bad(str(error), "state", "unfit_state") from None
 
