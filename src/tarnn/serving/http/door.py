@@ -12,11 +12,12 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tarnn.serving.http import page
 from tarnn.serving.http.errors import ApiError, unavailable
 from tarnn.serving.http.keys import tenant_of
 from tarnn.serving.http.settings import ServerSettings
 
-OPEN = {"/", "/health", "/ready", "/version"}  # without a key: they tell nothing of anybody
+OPEN = {"/health", "/ready", "/version", *page.PATHS}  # without a key: they tell nothing of anybody
 LONGEST_ID = 128
 
 

@@ -13,6 +13,7 @@ from tarnn.serving.http.asking import engine_of, text_engine_of
 from tarnn.serving.http.body import read_request
 from tarnn.serving.http.prompts import ids_of, prompt_ids
 from tarnn.serving.http.wire import DetokenizeRequest, TokenizeRequest
+from tarnn.serving.sizes import sizes_of
 
 
 def described(name: str, engine: Engine, created: int) -> dict[str, Any]:
@@ -26,6 +27,7 @@ def described(name: str, engine: Engine, created: int) -> dict[str, Any]:
         "task": "image" if model.draws_images else "text",
         "weights": model.key.weights,
         "fingerprint": model.key.fingerprint,
+        **sizes_of(model)._asdict(),
     }
 
 
