@@ -92,6 +92,11 @@ def serve(
             engines[name] = stack.enter_context(engine)
             report(f"tarnn: {name}: {'images' if model.draws_images else 'text'}, {weights} weights, {model.key.isa}")
         app = create_app(engines, settings)
-        server = Server(app, report, lambda: [engine.close() for engine in engines.values()])
+
+        def stop() -> None:
+            for engine in engines.values():
+                engine.close()
+
+        server = Server(app, report, stop)
         report(f"tarnn: {address_of(bound)}/v1 answers; Ctrl-C ends it")
         server.run(sockets=[bound])
