@@ -1,6 +1,7 @@
 """Requests as they come over the wire: which parameters there are, and in which range."""
 
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -36,13 +37,16 @@ class Wire(BaseModel):
     """Nothing is taken that has no meaning here: a typing error is not ignored."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+    refused: ClassVar[
+        dict[str, str]
+    ] = {}  # parameters that others have, or values of them, and why they are refused here
 
 
 class StreamOptions(Wire):
     include_usage: bool | None = None
 
 
-class Generation(Wire):
+class Sampled(Wire):
     """What all requests for text share. None, as a missing parameter, is the default."""
 
     model: str | None = None
@@ -56,13 +60,18 @@ class Generation(Wire):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
     stop: Annotated[list[Stop], Field(max_length=MOST_STOPS), BeforeValidator(one_or_many)] | None = None
+    stream: bool | None = None
+    user: str | None = None
+
+
+class Generation(Sampled):
+    """What completions and chats share beside that."""
+
+    n: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
 
 
 class CompletionRequest(Generation):
@@ -128,6 +137,14 @@ def parse(shape: type[Shape], body: bytes) -> Shape:
         raise said(error, shape) from None
 
 
+def parse_query(shape: type[Shape], query: Mapping[str, str]) -> Shape:
+    """The parameters behind a path's question mark as that shape. Raises ApiError as `parse` does."""
+    try:
+        return shape.model_validate_strings(dict(query))
+    except ValidationError as error:
+        raise said(error, shape) from None
+
+
 def said(error: ValidationError, shape: type[Wire]) -> ApiError:
     """The first thing that is wrong, in a sentence."""
     first = error.errors(include_url=False, include_context=False)[0]
@@ -138,6 +155,8 @@ def said(error: ValidationError, shape: type[Wire]) -> ApiError:
         return bad("The body must be a JSON object.")
     name = place[0]
     param = ".".join(part for part in place if part in (name, *shape.model_fields) or part.isdigit() or part in INNER)
+    if name in shape.refused:
+        return bad(shape.refused[name], name, "unsupported_parameter")
     if first["type"] == "none_required" and name in REFUSED:
         return bad(REFUSED[name], name, "unsupported_parameter")
     if first["type"] == "extra_forbidden":
@@ -147,8 +166,8 @@ def said(error: ValidationError, shape: type[Wire]) -> ApiError:
         return bad(f"Unknown parameter: {quoted(unknown)}.", unknown[:LONGEST_VALUE], "unknown_parameter")
     if first["type"] == "missing":
         return bad(f"The parameter {param} is missing.", param, "missing_required_parameter")
-    sentence = first["msg"].removeprefix("Input should be ")
-    return bad(f"{param} must be {sentence}; got {quoted(first['input'])}.", param, "invalid_value")
+    sentence = first["msg"].partition(" should ")[2] or first["msg"]
+    return bad(f"{param} must {sentence}; got {quoted(first['input'])}.", param, "invalid_value")
 
 
 INNER = ("role", "content", "text", "type", "name", "include_usage")
