@@ -48,10 +48,10 @@ class Pool:
             self.parameters[row] = self.parameters[last]
         self.num_rows = last
 
-    def snapshot(self, row: int, tokens: Int[np.ndarray, " t"]) -> Snapshot:
-        """A copy of a row, which has read these tokens."""
+    def snapshot(self, row: int, tokens: Int[np.ndarray, " t"], proven: bool = True) -> Snapshot:
+        """A copy of a row, which has read these tokens. proven: as of a snapshot."""
         state = pytree.tree_unflatten([x.clone() for x in self._rows[row]], self._spec)
-        return Snapshot(state, self.parameters[row : row + 1].clone(), tokens)
+        return Snapshot(state, self.parameters[row : row + 1].clone(), tokens, proven)
 
     def step(self, ids: Int[Tensor, " b"]) -> None:
         """Each row in use reads a token."""

@@ -82,7 +82,8 @@ class Rows:
 
     def snapshot(self, row: int) -> Snapshot:
         """Where a row stands, copied."""
-        return self._pool.snapshot(row, self.answers[row].all_tokens())
+        answer = self.answers[row]
+        return self._pool.snapshot(row, answer.all_tokens(), answer.proven)
 
     def draw(self) -> tuple[Tensor, bool]:
         """(a token of each row, which its answer has now; whether one of the answers must be looked at)."""
