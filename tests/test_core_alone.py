@@ -44,7 +44,7 @@ def test_every_package_is_in_the_extra_that_the_error_names():
     for package, extra in PACKAGES.values():
         assert package in names(extras[extra]) or package == "huggingface_hub", package  # which transformers brings
         assert package not in names(PROJECT["dependencies"])
-    assert extras["all"] == ["tarnn[hf,train,images,lora]"]
+    assert extras["all"] == ["tarnn[hf,train,images,lora,serve]"]
 
 
 def test_ops_step_and_layers():
@@ -148,4 +148,4 @@ for call in {calls!r}:
 
 @pytest.mark.parametrize("name", sorted(PROJECT["optional-dependencies"]))
 def test_extras_of_today_and_before(name):
-    assert name in {"hf", "train", "images", "all", "lora", "triton", "datasets", "dev"}
+    assert name in {"hf", "train", "images", "all", "lora", "serve", "triton", "datasets", "dev"}

@@ -78,13 +78,16 @@ class StateStore:
         id: str | None = None,
         name: str | None = None,
         parent: str | None = None,
+        note: str = "",
     ) -> StateInfo:
         """Keep a state under an id, this one or a new one, and a name, if it shall have one.
+
+        note: a text that goes with it, for whoever asks `info`.
 
         Raises as `keep` does, NameTaken, ValueError for a name that is none, and StoreFull for a state larger than the store.
         """
         packed, tokens = self._packer.pack(snapshot), np.ascontiguousarray(snapshot.tokens, np.int32)
-        return self._hold(tenant, tenant, tokens, packed, id=id, name=name, parent=parent)
+        return self._hold(tenant, tenant, tokens, packed, id=id, name=name, parent=parent, note=note)
 
     def get(self, tenant: str, id_or_name: str) -> Snapshot:
         """A held state."""
@@ -103,12 +106,14 @@ class StateStore:
             self._expire()
             return [hold.info for hold in self._holds.of(tenant)]
 
-    def fork(self, tenant: str, id_or_name: str) -> StateInfo:
+    def fork(self, tenant: str, id_or_name: str, name: str | None = None) -> StateInfo:
         """Another id for the same state, which goes on by itself. Nothing is copied."""
+        check_name(name)
         with self._lock:
             self._expire()
             hold = self._holds.find(tenant, id_or_name)
-            fork = Hold(tenant, new_id(), parent=hold.id)
+            self._holds.check_free(tenant, name)
+            fork = Hold(tenant, new_id(), name, parent=hold.id)
             self._holds.add(fork, hold.entry)
             return fork.info
 
@@ -152,12 +157,13 @@ class StateStore:
         id: str | None = None,
         name: str | None = None,
         parent: str | None = None,
+        note: str = "",
     ) -> StateInfo:
         check_name(name)
         with self._lock:
             self._expire()
             self._holds.check_free(tenant, id, name)
-            hold = Hold(tenant, id or new_id(), name, parent)
+            hold = Hold(tenant, id or new_id(), name, parent, note)
             if not self._put(root, tokens, packed, hold):
                 bound = self._memory.bound
                 raise StoreFull(f"a state of {packed.nbytes:,} bytes is larger than the store, {bound:,} bytes.")

@@ -41,6 +41,7 @@ class Hold:
     id: str
     name: str | None = None
     parent: str | None = None
+    note: str = ""
     entry: Entry = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,7 +50,8 @@ class Hold:
     @property
     def info(self) -> StateInfo:
         entry = self.entry
-        return StateInfo(self.id, self.name, entry.node.end, entry.packed.nbytes, self.created, self.parent, "memory")
+        size, tokens = entry.packed.nbytes, entry.node.end
+        return StateInfo(self.id, self.name, tokens, size, self.created, self.parent, "memory", self.note)
 
 
 class Holds:
