@@ -33,7 +33,7 @@ TEXTS = {
     "linear": {"decay": "none"},
     "decay": {"decay": "token"},
     "rotary": {"decay": "none", "position": "rotary"},
-    "log-weighted": {"decay": "none", "feature_map": "exp"},
+    "log-weighted": {"decay": "none", "feature_map": "exp", "qk_norm": False},
     "short": {"position": "learned", "max_position_embeddings": 48},
     "hybrid": {"attention": ["linear", "softmax"], "position": "rotary"},
 }

@@ -81,14 +81,13 @@ class Rounds:
         if self.queue and len(self.rows) + len(self.ready) < self._max_rows + AHEAD:
             self._read_piece()
         while self.ready and not self.rows.full:
-            self.rows.join(self.ready.popleft())
+            self._join(self.ready.popleft())
         if self.rows:
             try:
                 self._write()
             except Exception as error:
                 for mail in dict.fromkeys(x.mail for x in self.rows.clear()):
-                    self._leave(mail)
-                    self._failed(mail, f"the model failed: {type(error).__name__}: {error}")
+                    self._fail(mail, f"the model failed: {type(error).__name__}: {error}")
         self.tell()
 
     def tell(self) -> None:
@@ -121,9 +120,7 @@ class Rounds:
             if not reading.left:
                 self._end_of_prompt(reading)
         except Exception as error:
-            self._leave(mail)
-            self._when_read(mail)
-            self._failed(mail, f"the prompt could not be read: {error}")
+            self._fail(mail, f"the prompt could not be read: {error}")
 
     def _start(self, reading: Reading) -> None:
         found = None
@@ -146,6 +143,12 @@ class Rounds:
                 self.ready.append(answer)
             else:
                 self._end(answer, "length", at if request.keep else None)
+
+    def _join(self, answer: Answer) -> None:
+        try:
+            self.rows.join(answer)
+        except Exception as error:
+            self._fail(answer.mail, f"the answer could not begin: {error}")
 
     def _room(self, length: int) -> int:
         """How many tokens can be written behind so many."""
@@ -231,7 +234,9 @@ class Rounds:
             self.ready = deque(x for x in self.ready if x.mail is not mail)
         return [*answers, *waiting]
 
-    def _failed(self, mail: Mail, error: str) -> None:
+    def _fail(self, mail: Mail, error: str) -> None:
+        self._leave(mail)
+        self._when_read(mail)
         self._count_error(error)
         self._end_all(mail, "error", error)
 
