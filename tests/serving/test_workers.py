@@ -34,9 +34,11 @@ class Served:
         self.process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         self.port = int(self.process.stdout.readline())
         self.url = f"http://127.0.0.1:{self.port}"
+        headers = {"connection": "close"}  # a connection for each request: either process accepts it
+        self.client = httpx.Client(headers=headers)
 
-    def ask(self, client=httpx, path="/v1/completions", **asked):
-        return client.post(self.url + path, json=asked, timeout=WAIT)
+    def ask(self, client=None, path="/v1/completions", **asked):
+        return (client or self.client).post(self.url + path, json=asked, timeout=WAIT)
 
     def line(self):
         return self.process.stdout.readline().strip()
@@ -101,7 +103,7 @@ def test_requests_that_follow_on_the_heels_of_another_are_not_lost(served):
         request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
         with socket.create_connection(("127.0.0.1", served.port), WAIT) as connection:
             connection.sendall(request + request.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n", 1))
-            answers = b"".join(iter(lambda: connection.recv(2**16), b""))  # noqa: B023
+            answers = b"".join(iter(lambda: connection.recv(2**16), b""))
         assert answers.count(b"HTTP/1.1 200") == 2
 
 
@@ -109,7 +111,10 @@ def test_streams_of_both_processes_come_whole(served):
     async def all_of_them():
         async with httpx.AsyncClient(timeout=WAIT) as client:
             return await asyncio.gather(
-                *(client.post(served.url + "/v1/completions", json={"user": f"user {i}", "stream": 9}) for i in range(8))
+                *(
+                    client.post(served.url + "/v1/completions", json={"user": f"user {i}", "stream": 9})
+                    for i in range(8)
+                )
             )
 
     for answer in asyncio.run(all_of_them()):
@@ -128,7 +133,9 @@ def left(served):
 def test_a_clients_leaving_is_seen_by_the_process_that_works_for_it(served):
     before = left(served)
     for i in range(8):
-        with httpx.stream("POST", served.url + "/v1/completions", json={"user": f"user {i}", "stream": 10**6}) as answer:
+        with httpx.stream(
+            "POST", served.url + "/v1/completions", json={"user": f"user {i}", "stream": 10**6}
+        ) as answer:
             next(answer.iter_bytes())
     eventually(lambda: sum(left(served)) == sum(before) + 8)
     assert all(a > b for a, b in zip(left(served), before))
@@ -190,7 +197,9 @@ def test_a_signal_lets_all_answers_end_and_a_second_one_does_not():
 
         answers = asyncio.run(ask())
         assert served.end() == 0
-        assert [isinstance(answer, httpx.Response) and len(answer.text.split()) == 60 for answer in answers] == [whole] * 4
+        assert [isinstance(answer, httpx.Response) and len(answer.text.split()) == 60 for answer in answers] == [
+            whole
+        ] * 4
 
 
 def test_a_process_whose_starter_was_killed_ends_too():

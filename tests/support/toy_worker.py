@@ -5,6 +5,8 @@ import json
 import os
 import socket
 
+import uvicorn
+
 from tarnn.serving.workers.gathered import Gathered
 from tarnn.serving.workers.member import Member
 from tarnn.serving.workers.place import own_place
@@ -56,6 +58,18 @@ async def answer(send, body):
     await send({"type": "http.response.body", "body": body})
 
 
+class Server(uvicorn.Server):
+    async def startup(self, sockets=None):
+        await super().startup(sockets)
+        MEMBER.join(self)
+
+    async def shutdown(self, sockets=None):
+        MEMBER.leave()
+        await super().shutdown(sockets)
+
+
 if __name__ == "__main__":
+    MEMBER = Member(PLACE)
     routed = Gathered(Routing(app, PLACE, 2**20, 5.0), PLACE)
-    Member(routed, PLACE, lifespan="off", log_level="warning").run(sockets=[socket.socket(fileno=PLACE.listener)])
+    config = uvicorn.Config(routed, http=MEMBER.protocol, lifespan="off", log_level="warning")
+    Server(config).run(sockets=[socket.socket(fileno=PLACE.listener)])

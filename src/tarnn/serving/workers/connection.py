@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tarnn.serving.workers.board import BEGUN, IDLE, OWED
 
 CONNECTION = "tarnn.connection"  # in a request's scope: the connection that it came by
 
 
-class Connection(H11Protocol):
+class Connection(HttpToolsProtocol):
     """handed: the bytes of a request that another process received, with which this connection begins.
 
     told: called with this connection when it is there, and when it is gone; `due` says what it owes its client.
@@ -52,8 +52,8 @@ class Connection(H11Protocol):
         return bool(self.handed)
 
     def can_go(self, scope: Scope) -> bool:
-        """Whether nothing has come behind this request: that would be lost with the other process."""
-        return self.scope is scope and self.conn.trailing_data == (b"", False) and not self.lost
+        """Whether nothing has come behind this request: that would be lost to the other process."""
+        return self.scope is scope and not self.lost
 
     async def give_away(self) -> None:
         """Another process has the socket: forget it, and leave the client in peace."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import heapq
+import signal
 import socket
 from collections import deque
 from typing import Any
@@ -19,12 +20,12 @@ from tarnn.serving.workers.place import Place
 AGAIN = 0.01  # seconds after which the channel is tried again when it was full
 
 
-class Member(uvicorn.Server):
-    """uvicorn's server in a process that has colleagues. options: as of `uvicorn.Config`."""
+class Member:
+    """What makes uvicorn's server one of several: it begins with `Config(http=member.protocol)`, joins and leaves."""
 
-    def __init__(self, app: Any, place: Place, **options: Any):
-        super().__init__(uvicorn.Config(app, http=functools.partial(Connection, told=self._told), **options))
+    def __init__(self, place: Place):
         self.place = place
+        self.protocol = functools.partial(Connection, told=self._told)
         self._channel = socket.socket(fileno=place.channel)
         self._channel.setblocking(False)
         self._free = list(range(PLACES))
@@ -32,31 +33,26 @@ class Member(uvicorn.Server):
         self._unsaid: deque[tuple[bytes, int, Any]] = deque()
         self._hatch: Hatch | None = None
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._hatch = Hatch(self.place.hatch_of(self.place.index), self._take)
-        asyncio.get_running_loop().add_reader(self._channel, self._orphaned)
+    def join(self, server: uvicorn.Server) -> None:
+        """Take requests from the others. On the server's loop, when it accepts connections."""
+        self._hatch = Hatch(self.place.hatch_of(self.place.index), functools.partial(self._take, server))
+        asyncio.get_running_loop().add_reader(self._channel, self._orphaned, server)
         self._say(READY, 0)
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    def leave(self) -> None:
+        """Take no more of the others' requests: they answer them."""
         if self._hatch is not None:
             self._hatch.close()
-        await super().shutdown(sockets)
 
-    async def _take(self, connection: socket.socket, data: bytes) -> None:
+    async def _take(self, server: uvicorn.Server, connection: socket.socket, data: bytes) -> None:
         connection.setblocking(False)
-
-        def make() -> Connection:
-            return self.config.http_protocol_class(  # type: ignore[call-arg, return-value]
-                self.config, self.server_state, self.lifespan.state, handed=data
-            )
-
+        make = functools.partial(self.protocol, server.config, server.server_state, server.lifespan.state, handed=data)
         await asyncio.get_running_loop().connect_accepted_socket(make, connection)
 
-    def _orphaned(self) -> None:
+    def _orphaned(self, server: uvicorn.Server) -> None:
         """The process that started this one never says anything: it has ended."""
         asyncio.get_running_loop().remove_reader(self._channel)
-        self.should_exit = True
+        server.handle_exit(signal.SIGTERM, None)
 
     def _told(self, connection: Connection) -> None:
         """A connection is there, or gone."""
