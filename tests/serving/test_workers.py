@@ -123,11 +123,15 @@ def test_streams_of_both_processes_come_whole(served):
         assert words == [f"{worker}:{count}" for count in range(9)]
 
 
-def left(served):
+def metric(served, name):
+    """Of each process."""
     lines = httpx.get(served.url + "/metrics").text.splitlines()
-    counts = {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
-    assert set(counts) == {'toy_left_total{worker="0"}', 'toy_left_total{worker="1"}'}
-    return list(counts.values())
+    numbers = {line.split()[0]: float(line.split()[1]) for line in lines if not line.startswith("#")}
+    return [numbers[f'{name}{{worker="{index}"}}'] for index in (0, 1)]
+
+
+def left(served):
+    return metric(served, "toy_left_total")
 
 
 def test_a_clients_leaving_is_seen_by_the_process_that_works_for_it(served):
@@ -154,11 +158,12 @@ def test_who_waits_for_a_process_that_dies_is_told_and_it_is_started_again():
 
         async def ask():
             async with httpx.AsyncClient(timeout=WAIT) as client:
-                url = served.url + "/v1/completions"
+                url, before = served.url + "/v1/completions", metric(served, "toy_asked")[1]
                 waiting = asyncio.ensure_future(client.post(url, json={"user": name, "seconds": 50}))
                 async with client.stream("POST", url, json={"user": name, "stream": 10**6}) as stream:
                     pieces = stream.aiter_bytes()
                     await anext(pieces)
+                    await asyncio.to_thread(eventually, lambda: metric(served, "toy_asked")[1] >= before + 2)
                     os.kill(victim, signal.SIGKILL)
                     with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
                         async for _ in pieces:

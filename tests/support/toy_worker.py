@@ -14,6 +14,7 @@ from tarnn.serving.workers.routing import Routing
 
 PLACE = own_place()
 LEFT = []  # conversations whose clients went away
+ASKED = []  # all
 
 
 async def app(scope, receive, send):
@@ -26,9 +27,10 @@ async def app(scope, receive, send):
         body += message["body"]
     asked = json.loads(body or b"{}")
     if scope["path"] == "/metrics":
-        told = f"# TYPE toy_left_total counter\ntoy_left_total {len(LEFT)}\n"
+        told = f"# TYPE toy_left_total counter\ntoy_left_total {len(LEFT)}\n# TYPE toy_asked gauge\ntoy_asked {len(ASKED)}\n"
         await answer(send, told.encode())
         return
+    ASKED.append(asked)
     if scope["path"] == "/ready":
         await answer(send, b"ready")
     elif not asked.get("stream"):
