@@ -44,7 +44,7 @@ def test_every_package_is_in_the_extra_that_the_error_names():
     for package, extra in PACKAGES.values():
         assert package in names(extras[extra]) or package == "huggingface_hub", package  # which transformers brings
         assert package not in names(PROJECT["dependencies"])
-    assert extras["all"] == ["tarnn[hf,train,images,lora]"]
+    assert extras["all"] == ["tarnn[hf,train,images,lora,serve]"]
 
 
 def test_ops_step_and_layers():
@@ -115,6 +115,7 @@ COMMANDS = {
     "info": [],
     "train": ["text", "--out", "run"],
     "generate": ["run"],
+    "serve": ["run"],
     "convert": ["model", "converted", "--texts", "text"],
     "finetune": ["model", "tuned", "--texts", "text"],
     "predict": ["run", "text"],
@@ -148,4 +149,4 @@ for call in {calls!r}:
 
 @pytest.mark.parametrize("name", sorted(PROJECT["optional-dependencies"]))
 def test_extras_of_today_and_before(name):
-    assert name in {"hf", "train", "images", "all", "lora", "triton", "datasets", "dev"}
+    assert name in {"hf", "train", "images", "all", "lora", "serve", "triton", "datasets", "dev"}

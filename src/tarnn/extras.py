@@ -18,6 +18,10 @@ PACKAGES = {
     "PIL": ("pillow", "images"),
     "sklearn": ("scikit-learn", "images"),
     "peft": ("peft", "lora"),
+    "starlette": ("starlette", "serve"),
+    "uvicorn": ("uvicorn", "serve"),
+    "httptools": ("httptools", "serve"),
+    "prometheus_client": ("prometheus-client", "serve"),
 }
 
 

@@ -80,14 +80,17 @@ def test_tenants_share_nothing(make_store, linear):
 
 def test_ids_names_forks(make_store, linear):
     store, snapshot = make_store(linear), snapshot_after(linear, TOKENS)
-    book = store.hold("a", snapshot, id="resp_1", name="book")
-    fork = store.fork("a", "book")
-    assert (book.id, book.name, fork.parent, fork.name) == ("resp_1", "book", "resp_1", None)
+    book = store.hold("a", snapshot, id="resp_1", name="book", note="for later")
+    fork = store.fork("a", "book", "copy")
+    assert (book.id, book.name, fork.parent, fork.name) == ("resp_1", "book", "resp_1", "copy")
+    assert (store.info("a", "book").note, store.info("a", "copy").note) == ("for later", "")
     assert store.info("a", "book") == book
     assert store.list("a") == [book, fork]
     for name in ("book", "resp_1"):
         with pytest.raises(NameTaken, match=f"there is a state '{name}' already"):
             store.hold("a", snapshot, name=name)
+        with pytest.raises(NameTaken):
+            store.fork("a", "book", name)
     with pytest.raises(ValueError, match=r"1 to 64 letters.*got '\.\./x'"):
         store.hold("a", snapshot, name="../x")
     store.delete("a", "book")

@@ -113,6 +113,25 @@ class FusedStep:
         parameters = self.tokens.new_empty(len(ids), self.num_outputs)
         return parameters, self._run(ids, state, tensors, parameters, 1, self._rows(state, state.position))
 
+    def check(self, state: ModelState) -> None:
+        """Raise UnfitState for anything but the state of one row, as this model makes it."""
+        check_state(state, self._expected, 1)
+
+    def over(self, state: ModelState, parameters: Float[Tensor, "b p"]) -> Callable[[Int[Tensor, " b"]], None]:
+        """One token per row, again and again in the same memory: a function of tokens (b,), int64 and contiguous.
+
+        It writes into this state and these parameters, as `__call__` does in place. The state is looked at here, once; its layers
+        have no cache, whose length would have to be counted. Raises UnfitState as a step does, and ValueError for a cache.
+        """
+        if any(isinstance(x, KVCache) for x in state.layers):
+            raise ValueError("a state with a key/value cache grows with each token; call the step with each new state.")
+        tensors = self._check_room(state, len(state.position), 1)
+
+        def step(token_ids: Tensor) -> None:
+            self._run(token_ids, state, tensors, parameters, 1, self._rows(state, state.position))
+
+        return step
+
     def prefill(
         self,
         token_ids: Int[Tensor, "b t"],

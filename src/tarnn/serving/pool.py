@@ -1,5 +1,6 @@
 """The rows that are being written: the leading slice of one state, on which the fused step works in place."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,17 +27,17 @@ class Pool:
         self._step = model.step
         self._state = new_state(model, max_rows)
         self._leaves, self._spec = pytree.tree_flatten(self._state)
-        self._views: dict[int, ModelState] = {}
+        self._steps: dict[int, Callable[[Tensor], None]] = {}
         self._rows = [[x[i : i + 1] for x in self._leaves] for i in range(max_rows)]
         self.parameters = torch.zeros(max_rows, model.step.num_outputs)
+        self._parameters_of = [self.parameters[:n] for n in range(max_rows + 1)]
 
-    def add(self, snapshot: Snapshot) -> int:
-        """The row in which the sequence goes on from here."""
+    def add(self, snapshot: Snapshot) -> None:
+        """A sequence goes on from here, in a row behind the others."""
         row = self.num_rows
         torch._foreach_copy_(self._rows[row], pytree.tree_leaves(snapshot.state))
         self.parameters[row] = snapshot.logits[0]
         self.num_rows += 1
-        return row
 
     def remove(self, row: int) -> None:
         """The last row takes this one's place."""
@@ -46,18 +47,22 @@ class Pool:
             self.parameters[row] = self.parameters[last]
         self.num_rows = last
 
-    def snapshot(self, row: int, tokens: Int[np.ndarray, " t"]) -> Snapshot:
-        """A copy of a row, which has read these tokens."""
+    def snapshot(self, row: int, tokens: Int[np.ndarray, " t"], proven: bool = True) -> Snapshot:
+        """A copy of a row, which has read these tokens. proven: as of a snapshot."""
         state = pytree.tree_unflatten([x.clone() for x in self._rows[row]], self._spec)
-        return Snapshot(state, self.parameters[row : row + 1].clone(), tokens)
+        return Snapshot(state, self.parameters[row : row + 1].clone(), tokens, proven)
 
     def step(self, ids: Int[Tensor, " b"]) -> None:
         """Each row in use reads a token."""
         n = self.num_rows
-        if n not in self._views:
-            self._views[n] = pytree.tree_unflatten([x[:n] for x in self._leaves], self._spec)
-        parameters, _ = self._step(ids, self._views[n], inplace=True)
-        self.parameters[:n] = parameters
+        if n not in self._steps:
+            state = pytree.tree_unflatten([x[:n] for x in self._leaves], self._spec)
+            self._steps[n] = self._step.over(state, self.parameters[:n])
+        self._steps[n](ids)
+
+    def parameters_now(self) -> Float[Tensor, "b p"]:
+        """What the model has put out last for the rows in use: a view."""
+        return self._parameters_of[self.num_rows]
 
 
 def new_state(model: ServedModel, num_rows: int, class_label: int | None = None) -> ModelState:
@@ -67,8 +72,3 @@ def new_state(model: ServedModel, num_rows: int, class_label: int | None = None)
         labels = torch.full((num_rows,), class_label or 0) if made.config.num_classes else None
         return made.new_state(num_rows, class_labels=labels)
     return made.new_state(num_rows)
-
-
-def logits_of(model: ServedModel, parameters: Float[Tensor, "b p"]) -> Float[Tensor, "b v"]:
-    """What tokens are drawn from: of a model of images, the logarithms of its 256 values' probabilities."""
-    return model.model.likelihood.log_probs(parameters) if isinstance(model.model, ImageModel) else parameters

@@ -8,27 +8,20 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
-import torch
 from jaxtyping import Int
+from torch import Tensor
 
-from tarnn.decoding.draws import Drawn, RowSampling, draw_rows
-from tarnn.models.images import ImageModel
-from tarnn.models.likelihoods import NUM_VALUES
+from tarnn.serving.answer import Answer
 from tarnn.serving.model import ServedModel
-from tarnn.serving.pool import Pool, logits_of
 from tarnn.serving.queue import FairQueue
-from tarnn.serving.reading import EVERY, Reading
-from tarnn.serving.request import TokenLogprob
+from tarnn.serving.reading import Reading
+from tarnn.serving.rows import EVERY, Rows, without
 from tarnn.serving.snapshot import Snapshot
-from tarnn.serving.stream import NO_TOKEN, Mail, News, wake
-from tarnn.serving.writing import Writing
+from tarnn.serving.stream import Mail, wake
 
-MOST_UNREAD = 256  # news of a request that its reader has not taken; beyond, its rows are parked
+MOST_UNREAD = 256  # tokens of a choice that its reader has not taken; beyond, the request is parked
+LOOK = 32  # rounds after which it is looked who is to be parked
 AHEAD = 2  # choices that may wait, their prompts read, for a row to become free
-DIVERGED = (
-    "the model's logits are no distribution (NaN or infinite): its weights or its state have diverged. Check the checkpoint, or "
-    "serve it in float32."
-)
 
 
 class Keeper(Protocol):
@@ -40,7 +33,7 @@ class Keeper(Protocol):
 
 
 class Rounds:
-    """The queue of prompts, the rows of the pool, choices that wait for a row, and those that are parked.
+    """The queue of prompts, the rows, answers that wait for a row, and those that are parked.
 
     when_read: called with each request that leaves the queue.
     """
@@ -53,16 +46,16 @@ class Rounds:
         prefill_piece: int,
         when_read: Callable[[Mail], None],
     ):
-        self._model, self._store, self._when_read = model, store, when_read
+        self._model, self._when_read = model, when_read
+        self._store = None if model.draws_images else store
         self._max_rows, self._piece = max_rows, prefill_piece
-        self._pool = Pool(model, max_rows)
-        self._sampling = RowSampling(max_rows, NUM_VALUES if model.draws_images else model.step.num_outputs)
         self._limit = model.model.config.max_position_embeddings
         self.queue = FairQueue(prefill_piece)
-        self.rows: list[Writing] = []
-        self.ready: deque[Writing] = deque()
-        self.parked: dict[Mail, list[Writing]] = {}
-        self.tokens_read = self.tokens_written = self.tokens_cached = self.errors = 0
+        self.rows = Rows(model, max_rows)
+        self.ready: deque[Answer] = deque()
+        self.parked: dict[Mail, list[Answer]] = {}
+        self.tokens_read = self.tokens_written = self.tokens_cached = self.errors = self._count = 0
+        self.error = ""  # the last one
         self._told: dict[Mail, None] = {}
 
     @property
@@ -74,7 +67,7 @@ class Rounds:
         self.queue.add(Reading(mail))
 
     def cancel(self, mail: Mail) -> None:
-        """Its choices end here."""
+        """Its answers end here."""
         self._leave(mail)
         self._end_all(mail, "cancelled")
 
@@ -87,28 +80,29 @@ class Rounds:
         """One round."""
         if self.queue and len(self.rows) + len(self.ready) < self._max_rows + AHEAD:
             self._read_piece()
-        while self.ready and len(self.rows) < self._max_rows:
-            self._begin_row(self.ready.popleft())
+        while self.ready and not self.rows.full:
+            self._join(self.ready.popleft())
         if self.rows:
-            self._write()
+            try:
+                self._write()
+            except Exception as error:
+                for mail in dict.fromkeys(x.mail for x in self.rows.clear()):
+                    self._fail(mail, f"the model failed: {type(error).__name__}: {error}")
         self.tell()
 
     def tell(self) -> None:
-        """Wake the readers of what is new."""
+        """Wake the readers of answers that have ended."""
         if self._told:
             told, self._told = self._told, {}
             wake(told)
 
     def end(self, finish: str, error: str = "") -> None:
         """All that goes on ends so."""
-        mails = [x.mail for x in (*self.rows, *self.ready)]
+        mails = [x.mail for x in (*self.rows.clear(), *self.ready)]
         mails += [*self.parked, *(x.mail for x in self.queue.clear())]
-        self._pool.num_rows = 0
-        self.rows.clear()
         self.ready.clear()
         self.parked.clear()
         for mail in dict.fromkeys(mails):
-            self.errors += bool(error)
             self._when_read(mail)
             self._end_all(mail, finish, error)
 
@@ -126,12 +120,15 @@ class Rounds:
             if not reading.left:
                 self._end_of_prompt(reading)
         except Exception as error:
-            self._fail(mail, f"its prompt could not be read: {error}")
+            self._fail(mail, f"the prompt could not be read: {error}")
 
     def _start(self, reading: Reading) -> None:
         found = None
-        if self._store is not None and not self._model.draws_images:
-            found = self._store.longest(reading.request.tenant, reading.tokens)
+        if self._store is not None and reading.proven:
+            try:
+                found = self._store.longest(reading.request.tenant, reading.tokens)
+            except Exception as error:  # what is not found is read
+                self.error = f"the store of states: {error}"
         reading.start(found)
         self.tokens_cached += reading.done
 
@@ -140,147 +137,117 @@ class Rounds:
         self._when_read(mail)
         self._keep(mail, at)
         most = min(request.max_tokens, self._room(len(at.tokens)))
-        for choice in range(request.n):
-            writing = Writing(mail, choice, at.tokens, at, most)
-            if most:
-                self.ready.append(writing)
+        for answer in mail.answers:
+            answer.prompt, answer.most, answer.at = at.tokens, most, at
+            if most > 0:
+                self.ready.append(answer)
             else:
-                self._give(mail, writing.ended("length", at if request.keep else None))
+                self._end(answer, "length", at if request.keep else None)
+
+    def _join(self, answer: Answer) -> None:
+        try:
+            self.rows.join(answer)
+        except Exception as error:
+            self._fail(answer.mail, f"the answer could not begin: {error}")
 
     def _room(self, length: int) -> int:
         """How many tokens can be written behind so many."""
-        last_unread = 1 if isinstance(self._model.model, ImageModel) else 0  # nothing comes after an image's last value
+        last_unread = int(self._model.draws_images)  # nothing comes after an image's last value
         return 2**62 if self._limit is None else self._limit - length + last_unread
-
-    def _begin_row(self, writing: Writing) -> None:
-        assert writing.at is not None
-        row = self._pool.add(writing.at)
-        mail, request = writing.mail, writing.mail.request
-        self._sampling.put(
-            row,
-            request.sampling,
-            seed=mail.seed,
-            choice=writing.choice,
-            prompt=writing.prompt,
-            written=writing.written,
-            likeliest=request.logprobs,
-        )
-        writing.at = None
-        self.rows.append(writing)
-
-    def _end_row(self, row: int) -> None:
-        """The last row takes its place."""
-        last = len(self.rows) - 1
-        self._pool.remove(row)
-        self._sampling.move(last, row)
-        self.rows[row] = self.rows[last]
-        self.rows.pop()
 
     def _write(self) -> None:
         """Draw a token for each row, hand them over, and read them."""
-        n = len(self.rows)
-        drawn = draw_rows(logits_of(self._model, self._pool.parameters[:n]), self._sampling)
-        self._sampling.wrote(drawn.tokens)
-        tokens = drawn.tokens.tolist()
-        for row, (writing, token) in enumerate(zip(self.rows, tokens)):
-            logprob = None
-            if token == NO_TOKEN:
-                self._give(writing.mail, writing.ended("error", error=DIVERGED))
-                self.errors += 1
-                continue
-            if writing.mail.request.logprobs is not None:
-                logprob = logprob_of(drawn, row, token)
-            news = writing.wrote(token, logprob)
-            if writing.finish and not self._wants_end(writing):
-                news = news._replace(finish=writing.finish)
-            self._give(writing.mail, news)
+        rows, n = self.rows, len(self.rows)
+        tokens, look = rows.draw()
         self.tokens_written += n
-        self.tell()
-        for row in range(n - 1, -1, -1):
-            writing = self.rows[row]
-            if writing.finish and not self._wants_end(writing):
-                tokens[row] = tokens[-1]
-                tokens.pop()
-                self._end_row(row)
-        if tokens:
-            self._pool.step(torch.tensor(tokens))
-            self._after_step()
+        told = rows.mails
+        if look:
+            tokens = self._end_unread(tokens)
+            told, self._told = list(dict.fromkeys([*told, *self._told])), {}
+        wake(told)
+        if rows:
+            rows.step(tokens)
+        if look:
+            self._keep_read()
+        self._count += 1
+        if self._count % LOOK == 0:
+            for mail in rows.mails:
+                if any(len(x.tokens) - x.taken > MOST_UNREAD for x in mail.answers):
+                    self._park(mail)
 
-    def _after_step(self) -> None:
+    def _end_unread(self, tokens: Tensor) -> Tensor:
+        """Answers at their end leave before the step, if nobody wants the state behind it; the tokens of the others."""
         for row in range(len(self.rows) - 1, -1, -1):
-            writing = self.rows[row]
-            if writing.finish:
-                end = self._snapshot(row)
-                self._keep(writing.mail, end)
-                self._give(writing.mail, News(writing.choice, finish=writing.finish, snapshot=self._kept(writing, end)))
-                self._end_row(row)
-            elif self._store is not None and writing.length % EVERY == 0:
-                self._keep(writing.mail, self._snapshot(row))
-        if any(len(x.mail.news) > MOST_UNREAD for x in self.rows):
-            for mail in {x.mail for x in self.rows if len(x.mail.news) > MOST_UNREAD}:
-                self._park(mail)
+            answer = self.rows.answers[row]
+            last_value = self._model.draws_images and len(answer.tokens) == answer.most
+            if answer.finish:
+                self._count_error(answer.error)
+                self._told[answer.mail] = None
+            elif answer.ending and (last_value or not (answer.mail.request.keep or self._store)):
+                self._end(answer, answer.ending)
+            else:
+                continue
+            self.rows.leave(row)
+            tokens = without(tokens, row)
+        return tokens
 
-    def _kept(self, writing: Writing, end: Snapshot) -> Snapshot | None:
-        return end if writing.mail.request.keep else None
-
-    def _wants_end(self, writing: Writing) -> bool:
-        """Whether the state after the answer's last token is wanted, which must be read then."""
-        if writing.finish == "error" or (self._model.draws_images and not writing.left):
-            return False
-        return writing.mail.request.keep or self._store is not None
-
-    def _snapshot(self, row: int) -> Snapshot:
-        return self._pool.snapshot(row, self.rows[row].tokens())
+    def _keep_read(self) -> None:
+        """Of answers whose last token was read now, and of long ones, the state is kept."""
+        for row in range(len(self.rows) - 1, -1, -1):
+            answer = self.rows.answers[row]
+            if answer.ending:
+                end = self.rows.snapshot(row)
+                self._keep(answer.mail, end)
+                self._end(answer, answer.ending, end if answer.mail.request.keep else None)
+                self.rows.leave(row)
+            elif self._store is not None and answer.length % EVERY == 0:
+                self._keep(answer.mail, self.rows.snapshot(row))
 
     def _keep(self, mail: Mail, snapshot: Snapshot) -> None:
         """A state that diverged would spoil whatever goes on from it."""
-        if self._store is not None and not self._model.draws_images and snapshot.logits.isfinite().all():
+        if self._store is None or not snapshot.proven or not snapshot.logits.isfinite().all():
+            return
+        try:
             self._store.keep(mail.request.tenant, snapshot)
+        except Exception as error:  # an answer doesn't depend on what is kept
+            self.error = f"the store of states: {error}"
 
     def _park(self, mail: Mail) -> None:
         """The rows of a slow reader leave, until it has taken what is there."""
         self.parked[mail] = self._leave(mail, keep=True)
         mail.parked = True
-        if not mail.news:  # it was quicker than this
+        if not any(x.has_news for x in mail.answers):  # it was quicker than this
             mail.ask("resume", mail)
 
-    def _leave(self, mail: Mail, *, keep: bool = False) -> list[Writing]:
-        """The choices of a request that go on; they are nowhere then. keep: those of rows with their states."""
+    def _leave(self, mail: Mail, *, keep: bool = False) -> list[Answer]:
+        """The answers of a request that go on; they are nowhere then. keep: those of rows with their states."""
         if self.queue.remove(mail):
             self._when_read(mail)
-        writings = self.parked.pop(mail, [])
+        answers = self.parked.pop(mail, [])
         for row in range(len(self.rows) - 1, -1, -1):
-            if (writing := self.rows[row]).mail is mail:
-                writing.at = self._snapshot(row) if keep else None
-                writings.append(writing)
-                self._end_row(row)
+            if self.rows.answers[row].mail is mail:
+                at = self.rows.snapshot(row) if keep else None
+                answers.append(self.rows.leave(row))
+                answers[-1].at = at
         waiting = [x for x in self.ready if x.mail is mail]
         if waiting:
             self.ready = deque(x for x in self.ready if x.mail is not mail)
-        return [*writings, *waiting]
-
-    def _end_all(self, mail: Mail, finish: str, error: str = "") -> None:
-        """Every choice that has not ended does."""
-        for choice in sorted(mail.going_on):
-            self._give(mail, News(choice, finish=finish, error=error))
+        return [*answers, *waiting]
 
     def _fail(self, mail: Mail, error: str) -> None:
         self._leave(mail)
-        self.errors += 1
+        self._when_read(mail)
+        self._count_error(error)
         self._end_all(mail, "error", error)
 
-    def _give(self, mail: Mail, news: News) -> None:
-        mail.news.append(news)
-        if news.finish:
-            mail.going_on.discard(news.choice)
-        self._told[mail] = None
+    def _count_error(self, error: str) -> None:
+        self.errors, self.error = self.errors + 1, error
 
+    def _end_all(self, mail: Mail, finish: str, error: str = "") -> None:
+        """Every answer that goes on ends."""
+        for answer in mail.going_on:
+            self._end(answer, finish, error=error)
 
-def logprob_of(drawn: Drawn, row: int, token: int) -> TokenLogprob:
-    """What is told of the token that this row has drawn."""
-    assert drawn.logprobs is not None
-    likeliest: tuple[tuple[int, float], ...] = ()
-    if drawn.likeliest is not None and drawn.likeliest_logprobs is not None:
-        pairs = zip(drawn.likeliest[row].tolist(), drawn.likeliest_logprobs[row].tolist())
-        likeliest = tuple(x for x in pairs if x[0] != NO_TOKEN)
-    return TokenLogprob(token, float(drawn.logprobs[row]), likeliest)
+    def _end(self, answer: Answer, finish: str, snapshot: Snapshot | None = None, error: str = "") -> None:
+        answer.end(finish, snapshot, error)
+        self._told[answer.mail] = None

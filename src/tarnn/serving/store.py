@@ -95,14 +95,17 @@ class StateStore:
         id: str | None = None,
         name: str | None = None,
         parent: str | None = None,
+        note: str = "",
     ) -> StateInfo:
         """Keep a state under an id, this one or a new one, and a name, if it shall have one.
+
+        note: a text that goes with it, for whoever asks `info`.
 
         Where the disk can't be written it is parked in memory: so says `where` of what is returned, and `stats.trouble` why.
         Raises as `keep` does, NameTaken, ValueError for a name that is none, and StoreFull where there is no room at all.
         """
         packed, tokens = self._packer.pack(snapshot), np.ascontiguousarray(snapshot.tokens, np.int32)
-        return self._hold(mine(tenant), tokens, packed, Hold(tenant, id or new_id(), name, parent))
+        return self._hold(mine(tenant), tokens, packed, Hold(tenant, id or new_id(), name, parent, note))
 
     def get(self, tenant: str, id_or_name: str) -> Snapshot:
         """A held state."""
@@ -122,14 +125,15 @@ class StateStore:
             infos += [info_of(row) for row in self._saved.of(tenant)]
         return sorted(infos, key=lambda info: info.created)
 
-    def fork(self, tenant: str, id_or_name: str) -> StateInfo:
+    def fork(self, tenant: str, id_or_name: str, name: str | None = None) -> StateInfo:
         """Another id for the same state, which goes on by itself. Nothing is copied."""
         hold = self._find(tenant, id_or_name)
-        fork = Hold(tenant, new_id(), parent=hold.id)
+        fork = Hold(tenant, new_id(), name, hold.id)
+        self._check_free(fork)
         if isinstance(hold, HoldRow):
             assert self._saved is not None  # there are rows
             self._saved.fork(tenant, hold, fork.new)
-            return info_of(hold)._replace(id=fork.id, name=None, parent=hold.id, created=fork.created)
+            return fork.info_of(hold.tokens, hold.bytes, "disk")
         with self._lock:
             self._parked.add(fork, hold.entry)
             return fork.info
@@ -177,14 +181,8 @@ class StateStore:
             self._saved.close()
 
     def _hold(self, owner: str, tokens: Tokens, packed: Packed, hold: Hold) -> StateInfo:
-        check_name(hold.name)
+        self._check_free(hold)
         trouble = "there is no folder for states"
-        for name in filter(None, (hold.id, hold.name)):
-            try:
-                self._find(hold.tenant, name)
-            except UnknownState:
-                continue
-            raise taken(name)
         if self._saved is not None:
             try:
                 row = self._saved.hold(owner, tokens, packed, hold.new)
@@ -201,6 +199,15 @@ class StateStore:
         raise StoreFull(
             f"a state of {packed.nbytes:,} bytes is larger than the memory, {bound:,} bytes, and {trouble}."
         )
+
+    def _check_free(self, hold: Hold) -> None:
+        check_name(hold.name)
+        for name in filter(None, (hold.id, hold.name)):
+            try:
+                self._find(hold.tenant, name)
+            except UnknownState:
+                continue
+            raise taken(name)
 
     def _find(self, tenant: str, id_or_name: str) -> Hold | HoldRow:
         with self._lock:
@@ -271,4 +278,4 @@ def mine(tenant: str) -> str:
 def info_of(hold: Hold | HoldRow) -> StateInfo:
     if isinstance(hold, Hold):
         return hold.info
-    return StateInfo(hold.id, hold.name, hold.tokens, hold.bytes, hold.created, hold.parent, "disk")
+    return StateInfo(hold.id, hold.name, hold.tokens, hold.bytes, hold.created, hold.parent, "disk", hold.note)

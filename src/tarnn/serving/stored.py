@@ -10,6 +10,7 @@ class StateInfo(NamedTuple):
 
     name: another way to call it, of the client's choice. tokens: how many it has seen. bytes: its size. created: in seconds
     since 1970. parent: the id of the state that it goes on from. where: "disk", where it outlives the server, or "memory".
+    note: what whoever held it wants to know of it later; a server keeps a response there.
     """
 
     id: str
@@ -19,6 +20,7 @@ class StateInfo(NamedTuple):
     created: float
     parent: str | None
     where: str
+    note: str = ""
 
 
 class StoreStats(NamedTuple):

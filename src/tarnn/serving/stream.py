@@ -1,7 +1,7 @@
 """What the engine has written for a request, as its reader takes it: without waiting, in a thread, or in an asyncio loop.
 
-The engine's thread appends to a mailbox and never waits for anybody. Whatever is not needed to go on writing, such as the text
-of tokens, is made on the reader's side, while the engine's kernel runs.
+The engine's thread never waits for a reader. Whatever is not needed to go on writing, such as the text of tokens, is made on the
+reader's side, while the engine's kernel runs.
 """
 
 import asyncio
@@ -9,32 +9,18 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from tarnn.decoding.streaming import KEEP, TextStream
-from tarnn.serving.request import Event, Request, TokenLogprob, Usage
-from tarnn.serving.snapshot import Snapshot
-
-NO_TOKEN = -1
-
-
-class News(NamedTuple):
-    """One token of one choice, or its end, or both. text None: the reader makes it from the token."""
-
-    choice: int
-    token: int = NO_TOKEN
-    logprob: TokenLogprob | None = None
-    text: str | None = None
-    finish: str = ""
-    snapshot: Snapshot | None = None
-    error: str = ""
+from tarnn.serving.answer import Answer
+from tarnn.serving.request import Event, Request, Usage
 
 
 class Mail:
-    """Between the engine's thread, which puts news in, and one reader.
+    """Between the engine's thread and the reader of one request: its answers, and who waits for them.
 
-    tokens: of the prompt and of what it begins from; texts_of(choice): its `TextStream`, None for models without text.
-    ask(what, mail): tells the engine "cancel" or "resume". seed: of all draws.
+    decode: as `TextStream` takes it, None for models without text. ends: tokens that end an answer. seed: of all draws.
+    ask(what, mail): tells the engine to "cancel" or "resume". parked: whether the engine waits for the reader to take something.
     """
 
     def __init__(
@@ -47,33 +33,38 @@ class Mail:
         on_events: Callable[[], None] | None,
     ):
         self.request, self.seed, self.ends, self.ask, self.on_events = request, seed, ends, ask, on_events
-        self.news: deque[News] = deque()
         self.waiter: Callable[[], None] | tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
         self.parked = self.cancelled = False
-        self.going_on = set(range(request.n))
-        prompt, begin = len(request.prompt), request.begin
-        self.num_prompt = prompt + (0 if begin is None else len(begin.tokens))
-        self.num_cached = self.num_written = 0
-        self._decode = decode
+        begin = request.begin
+        self.num_prompt = len(request.prompt) + (0 if begin is None else len(begin.tokens))
+        self.num_cached = 0
+        self.answers = [Answer(self, choice, self._text_stream(decode)) for choice in range(request.n)]
 
-    def text_stream(self) -> TextStream | None:
+    @property
+    def going_on(self) -> list[Answer]:
+        return [x for x in self.answers if not x.finish]
+
+    def _text_stream(self, decode: Callable[[list[int]], str] | None) -> TextStream | None:
         """A new one, behind the prompt."""
-        if self._decode is None:
+        if decode is None:
             return None
         context = self.request.prompt[-KEEP:].tolist()
         if len(context) < KEEP and self.request.begin is not None:
             context = [*self.request.begin.tokens[-KEEP:].tolist(), *context][-KEEP:]
-        return TextStream(self._decode, context, self.request.stop)
+        return TextStream(decode, context, self.request.stop)
 
 
 class Stream:
-    """The events of one request. One reader at a time: `for event in stream`, `async for event in stream`, or `take`."""
+    """The events of one request. One reader at a time: `for event in stream`, `async for event in stream`, or `take`.
+
+    What is not taken is written up to a bound; then the request is parked until it is. A stream that nobody holds any more is
+    cancelled.
+    """
 
     def __init__(self, mail: Mail):
         self._mail = mail
+        self._open = mail.answers
         self._ready: deque[Event] = deque()
-        self._texts: dict[int, TextStream | None] = {}
-        self._unfinished = mail.request.n
 
     @property
     def request(self) -> Request:
@@ -82,12 +73,13 @@ class Stream:
     @property
     def usage(self) -> Usage:
         """Complete when the last choice has finished."""
-        return Usage(self._mail.num_prompt, self._mail.num_cached, self._mail.num_written)
+        mail = self._mail
+        return Usage(mail.num_prompt, mail.num_cached, sum(len(x.tokens) for x in mail.answers))
 
     @property
     def over(self) -> bool:
         """Whether all events have been taken."""
-        return not self._unfinished and not self._ready
+        return not (self._open or self._ready)
 
     def cancel(self) -> None:
         """The choices that still go on end within one step, with the finish "cancelled"."""
@@ -96,8 +88,9 @@ class Stream:
             self._mail.ask("cancel", self._mail)
 
     def take(self) -> list[Event]:
-        """What is there now, without waiting: at most one event of each choice that goes on, and one of each that ended."""
-        events = [*self._ready, *self._collect()]
+        """What is there now, without waiting: at most one event of each choice."""
+        self._fill()
+        events = list(self._ready)
         self._ready.clear()
         return events
 
@@ -112,7 +105,7 @@ class Stream:
             gate.acquire()
             self._mail.waiter = gate.release
             try:
-                if not self._mail.news:
+                if not self._has_news():
                     gate.acquire()
             finally:
                 self._mail.waiter = None
@@ -129,7 +122,7 @@ class Stream:
             future = loop.create_future()
             self._mail.waiter = loop, future
             try:
-                if not self._mail.news:
+                if not self._has_news():
                     await future
             finally:
                 self._mail.waiter = None
@@ -142,49 +135,25 @@ class Stream:
         self.cancel()
 
     def __del__(self) -> None:
-        """Nobody can read any more."""
         self.cancel()
 
-    def _fill(self) -> bool:
-        if not self._ready:
-            self._ready.extend(self._collect())
-        return bool(self._ready)
+    def _has_news(self) -> bool:
+        return any(x.has_news for x in self._open)
 
-    def _collect(self) -> list[Event]:
-        """The news of each choice as one event, as far as they have come."""
-        mail, parts = self._mail, dict[int, list[News]]()
-        while mail.news:
-            news = mail.news.popleft()
-            parts.setdefault(news.choice, []).append(news)
+    def _fill(self) -> bool:
+        """Whether there is an event to give."""
+        if self._ready:
+            return True
+        mail = self._mail
+        for answer in self._open:
+            if (event := answer.take()) is not None:
+                self._ready.append(event)
+        if any(x.finish for x in self._ready):
+            ended = {x.choice for x in self._ready if x.finish}
+            self._open = [x for x in self._open if x.choice not in ended]
         if mail.parked:
             mail.ask("resume", mail)
-        return [event for choice, news in parts.items() if (event := self._event(choice, news)) is not None]
-
-    def _event(self, choice: int, news: list[News]) -> Event | None:
-        last = news[-1]
-        tokens = tuple(x.token for x in news if x.token != NO_TOKEN)
-        logprobs = tuple(x.logprob for x in news if x.logprob is not None)
-        text = self._text(choice, news)
-        if last.finish:
-            self._unfinished -= 1
-            self._texts.pop(choice, None)
-        elif not tokens and not text:
-            return None
-        return Event(choice, text, tokens, logprobs, last.finish, last.snapshot, last.error)
-
-    def _text(self, choice: int, news: list[News]) -> str:
-        if self._mail.request.stop:
-            return "".join(x.text or "" for x in news)
-        if choice not in self._texts:
-            self._texts[choice] = self._mail.text_stream()
-        if (stream := self._texts[choice]) is None:
-            return ""
-        for x in news:
-            if x.token != NO_TOKEN:
-                stream.push(x.token, self._mail.ends)
-        if finish := news[-1].finish:
-            stream.finish(finish, goes_on=news[-1].snapshot is not None)
-        return stream.take()
+        return bool(self._ready)
 
 
 def wake(mails: Iterable[Mail]) -> None:
@@ -192,11 +161,12 @@ def wake(mails: Iterable[Mail]) -> None:
     loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     calls: dict[Callable[[], None], None] = {}
     for mail in mails:
-        waiter, mail.waiter = mail.waiter, None
-        if isinstance(waiter, tuple):
-            loops.setdefault(waiter[0], []).append(waiter[1])
-        elif waiter is not None:
-            waiter()
+        if mail.waiter is not None:
+            waiter, mail.waiter = mail.waiter, None
+            if isinstance(waiter, tuple):
+                loops.setdefault(waiter[0], []).append(waiter[1])
+            elif waiter is not None:
+                waiter()
         if mail.on_events is not None:
             calls[mail.on_events] = None
     for call in calls:

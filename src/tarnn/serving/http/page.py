@@ -34,4 +34,5 @@ def file_route(path: str, name: str) -> Route:
 
 
 PARTS = ("look.css", "main.js", "server.js")
-routes = [file_route("/", "index.html"), *(file_route(f"/page/{name}", name) for name in PARTS)]
+PATHS = {"/": "index.html", **{f"/page/{name}": name for name in PARTS}}
+routes = [file_route(path, name) for path, name in PATHS.items()]

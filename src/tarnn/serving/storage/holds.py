@@ -50,6 +50,7 @@ class Hold:
     id: str
     name: str | None = None
     parent: str | None = None
+    note: str = ""
     entry: Entry = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,7 +59,7 @@ class Hold:
     @property
     def new(self) -> NewHold:
         """What the disk is to know of it."""
-        return NewHold(self.tenant, self.id, self.name, self.parent, self.created)
+        return NewHold(self.tenant, self.id, self.name, self.parent, self.note, self.created)
 
     @property
     def info(self) -> StateInfo:
@@ -66,7 +67,7 @@ class Hold:
         return self.info_of(self.entry.node.end, self.entry.packed.nbytes, "memory")
 
     def info_of(self, tokens: int, size: int, where: str) -> StateInfo:
-        return StateInfo(self.id, self.name, tokens, size, self.created, self.parent, where)
+        return StateInfo(self.id, self.name, tokens, size, self.created, self.parent, where, self.note)
 
 
 class Holds:

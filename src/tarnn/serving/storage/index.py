@@ -45,7 +45,8 @@ CREATE TABLE holds (
     state INTEGER REFERENCES states,  -- NULL where it is gone
     seal TEXT NOT NULL,  -- over tenant, id and the state's tokens
     tokens INTEGER NOT NULL, bytes INTEGER NOT NULL,
-    created REAL NOT NULL, used REAL NOT NULL, parent TEXT, gone TEXT NOT NULL DEFAULT '',
+    created REAL NOT NULL, used REAL NOT NULL, parent TEXT, note TEXT NOT NULL,
+    gone TEXT NOT NULL DEFAULT '',
     PRIMARY KEY (tenant, id)
 );
 CREATE UNIQUE INDEX by_name ON holds (tenant, model, name) WHERE name IS NOT NULL AND state IS NOT NULL;
@@ -74,6 +75,7 @@ class NewHold(NamedTuple):
     id: str
     name: str | None
     parent: str | None
+    note: str
     created: float
 
 
@@ -90,13 +92,12 @@ class HoldRow(NamedTuple):
     created: float
     used: float
     parent: str | None
+    note: str
     gone: str
 
 
 STATE = "SELECT id, s.node, file, bytes, end, owner FROM states s JOIN roots r ON r.node = s.root WHERE "
-HOLD = (
-    "SELECT id, name, model, state, seal, tokens, bytes, created, used, parent, gone FROM holds WHERE tenant = ? AND "
-)
+HOLD = "SELECT id, name, model, state, seal, tokens, bytes, created, used, parent, note, gone FROM holds WHERE tenant = ? AND "
 HELD = "UPDATE states SET held = (SELECT COUNT(*) FROM holds WHERE state = ?1) WHERE id = ?1"
 
 
@@ -209,8 +210,8 @@ class Index:
         """Raises sqlite3.IntegrityError where the id or the name means a state already, LookupError where the state is gone."""
         with self.change() as db:
             db.execute("DELETE FROM holds WHERE tenant = ? AND id = ? AND state IS NULL", hold[:2])
-            columns = "tenant, id, name, parent, created, model, seal, bytes, used, state, tokens"
-            values = "SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, id, end FROM states WHERE id = ?"
+            columns = "tenant, id, name, parent, note, created, model, seal, bytes, used, state, tokens"
+            values = "SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, id, end FROM states WHERE id = ?"
             row = (*hold, self.model, seal, size, time.time(), state)
             if not db.execute(f"INSERT INTO holds ({columns}) {values}", row).rowcount:
                 raise LookupError(f"there is no state {state}")
@@ -221,7 +222,9 @@ class Index:
         with self.change() as db:
             row = db.execute("SELECT state FROM holds WHERE tenant = ? AND id = ?", (tenant, id)).fetchone()
             if why:
-                db.execute("UPDATE holds SET state = NULL, gone = ? WHERE tenant = ? AND id = ?", (why, tenant, id))
+                db.execute(
+                    "UPDATE holds SET state = NULL, note = '', gone = ? WHERE tenant = ? AND id = ?", (why, tenant, id)
+                )
             else:
                 db.execute("DELETE FROM holds WHERE tenant = ? AND id = ?", (tenant, id))
             if row is None or row[0] is None:
@@ -236,7 +239,7 @@ class Index:
             row = self.state(state)
             if row is None:
                 return None
-            db.execute("UPDATE holds SET state = NULL, gone = ? WHERE state = ?", (why, state))
+            db.execute("UPDATE holds SET state = NULL, note = '', gone = ? WHERE state = ?", (why, state))
             db.execute("DELETE FROM states WHERE id = ?", (state,))
             token_rows.clear(db, row.node)
             few = "SELECT rowid FROM holds WHERE state IS NULL ORDER BY used DESC LIMIT -1 OFFSET ?"

@@ -140,7 +140,10 @@ class Saved:
         _, tokens, _ = self.get(tenant, row)
         assert row.state is not None  # find gave it
         task = partial(self.disk.writing.add_hold, fork, seal(tenant, fork.id, tokens), row.bytes, row.state)
-        self._writer.call(task).result()
+        try:
+            self._writer.call(task).result()
+        except sqlite3.IntegrityError as error:
+            raise taken(fork.name or fork.id) from error
 
     @checked
     def delete(self, tenant: str, row: HoldRow) -> None:

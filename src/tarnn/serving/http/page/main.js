@@ -200,7 +200,7 @@ async function send() {
   else $("text").value = asked;  // nothing came: it may be sent again
   draw();
   busy(false);
-  $("text").focus();
+  if (document.activeElement === document.body || document.activeElement === $("stop")) $("text").focus();
 }
 
 const readings = (read, kept) => `${counted(read, "token")} read` + (kept ? `, ${kept.toLocaleString("en")} already in the state` : "");
@@ -208,8 +208,8 @@ const rate = (tokens, first, last) => Math.round((tokens - 1) / Math.max(1e-3, (
 
 function wrong(error) {
   if (!(error instanceof Refused)) console.error(error);
-  complain(error.message);
-  if (error.status === 401 || error.status === 403) {
+  if (error.status !== 401 || $("key").value) complain(error.message);
+  if (error.status === 401) {
     $("key-form").hidden = false;
     $("key").focus();
   }
@@ -231,6 +231,7 @@ async function begin() {
   $("only-model").textContent = known.length === 1 ? known[0].id : "";
   busy(false);
   draw();
+  $("text").focus();
 }
 
 $("ask").onsubmit = event => { event.preventDefault(); send(); };
@@ -240,7 +241,7 @@ $("text").onkeydown = event => {
 };
 document.onkeydown = event => { if (event.key === "Escape") running?.stop(); };
 $("settings").onsubmit = event => event.preventDefault();
-$("key-form").onsubmit = event => { event.preventDefault(); begin().then(() => $("text").focus()); };
+$("key-form").onsubmit = event => { event.preventDefault(); begin(); };
 $("model").onchange = () => {  // a state belongs to its model
   forks = [{name: "1", turns: [], text: ""}];
   here = forks[0];

@@ -2,9 +2,9 @@
 
 // An answer that is an error: `message` is the server's own sentence.
 export class Refused extends Error {
-  constructor(status, message, code) {
+  constructor(status, message, param) {
     super(message);
-    Object.assign(this, {status, code});
+    Object.assign(this, {status, param});
   }
 }
 
@@ -19,7 +19,7 @@ async function ask(path, key, options = {}) {
   }
   if (!answer.ok) {
     const {error = {}} = await answer.json().catch(() => ({}));
-    throw new Refused(answer.status, error.message || `The server answered with status ${answer.status}.`, error.code);
+    throw new Refused(answer.status, error.message || `The server answered with status ${answer.status}.`, error.param);
   }
   return answer;
 }
@@ -58,7 +58,7 @@ export async function answer(model, turns, asked, settings, key, onText, signal)
   try {
     return await answerFrom(model, turns, last, asked, settings, key, onText, signal);
   } catch (error) {
-    if (error.status !== 404 || last < 0) throw error;
+    if (last < 0 || error.param !== "previous_response_id") throw error;
     return answerFrom(model, turns, -1, asked, settings, key, onText, signal);  // no longer held: all is read again
   }
 }

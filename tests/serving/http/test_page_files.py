@@ -10,8 +10,10 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from tarnn.serving.http import page
+from tarnn.serving.http.app import create_app
+from tarnn.serving.http.settings import ServerSettings
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TEXTS = {file.name: file.read_text(encoding="utf-8") for file in page.FOLDER.iterdir()}
 
 
@@ -21,9 +23,8 @@ def client():
 
 
 def test_all_files_are_served_under_the_policy(client):
-    paths = {"index.html": "/", **{name: f"/page/{name}" for name in page.PARTS}}
-    assert paths.keys() == TEXTS.keys()
-    for name, path in paths.items():
+    assert set(page.PATHS.values()) == TEXTS.keys()
+    for path, name in page.PATHS.items():
         answer = client.get(path)
         assert answer.status_code == 200
         assert answer.text == TEXTS[name]
@@ -48,3 +49,10 @@ def test_they_travel_with_the_source():
     for name in TEXTS:
         path = f"/{(page.FOLDER / name).relative_to(ROOT)}"
         assert any(fnmatch.fnmatch(path, pattern) for pattern in build["sdist"]["include"]), name
+
+
+def test_the_page_needs_no_key():
+    """It holds nothing of anybody; what it asks then needs one."""
+    client = TestClient(create_app({}, ServerSettings(keys=("sesame",))))
+    assert all(client.get(path).status_code == 200 for path in page.PATHS)
+    assert client.get("/v1/models").status_code == 401

@@ -1,0 +1,49 @@
+"""The server as an ASGI application: its routes, and what they share."""
+
+import time
+from collections.abc import Mapping
+from functools import cache
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from tarnn.serving.engine import Engine
+from tarnn.serving.http import chat, completions, health, images, metrics, models, page, states
+from tarnn.serving.http.answers import client_gone
+from tarnn.serving.http.door import Door
+from tarnn.serving.http.errors import ApiError, api_error, http_error, unexpected
+from tarnn.serving.http.reader import ClientGone, Mailbox
+from tarnn.serving.http.settings import ServerSettings
+from tarnn.serving.http.times import Times
+
+GROUPS = (completions, chat, states, images, models, health, metrics, page)
+
+
+def create_app(engines: Mapping[str, Engine], settings: ServerSettings | None = None) -> Starlette:
+    """The application over engines that run, by the names of their models. One event loop uses it.
+
+    Its state: engines, settings, times (histograms of latency), draining (no more requests are taken), inside (requests that
+    are answered now), started.
+    """
+    settings = settings or ServerSettings()
+    middleware = [Middleware(Door, settings=settings)]
+    if settings.cors:
+        allowed = {"allow_origins": settings.cors, "allow_methods": ["*"], "allow_headers": ["*"]}
+        middleware.insert(0, Middleware(CORSMiddleware, **allowed, expose_headers=["x-request-id", "x-tarnn-state"]))
+    app = Starlette(
+        routes=[route for group in GROUPS for route in group.routes],
+        middleware=middleware,
+        exception_handlers={
+            ApiError: api_error,
+            HTTPException: http_error,
+            ClientGone: client_gone,
+            Exception: unexpected,
+        },
+    )
+    app.state.engines, app.state.settings = dict(engines), settings
+    app.state.times, app.state.started = Times(), int(time.time())
+    app.state.draining, app.state.inside = False, 0
+    app.state.mailbox = cache(Mailbox)  # made on the loop, when the first request comes
+    return app

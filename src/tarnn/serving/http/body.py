@@ -1,0 +1,43 @@
+"""Reads a request's body: bounded in bytes and in time."""
+
+import asyncio
+
+from starlette.requests import ClientDisconnect, Request
+
+from tarnn.serving.http.errors import ApiError, bad
+from tarnn.serving.http.settings import ServerSettings
+from tarnn.serving.http.wire import Shape, parse
+
+
+async def read_bytes(request: Request, most: int | None = None) -> bytes:
+    """The whole body. Raises ApiError: 413 for one that is too large, 408 for a slow one.
+
+    most: bytes; by default the server's bound. A body that says its size is refused before it is read.
+    """
+    settings: ServerSettings = request.app.state.settings
+    most = settings.max_body if most is None else most
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > most:
+        raise too_large(most)
+    pieces, size = [], 0
+    try:
+        async with asyncio.timeout(settings.body_seconds):
+            async for piece in request.stream():
+                size += len(piece)
+                if size > most:
+                    raise too_large(most)
+                pieces.append(piece)
+    except TimeoutError:
+        raise ApiError(408, f"The body was not here within {settings.body_seconds:g} s.", code="timeout") from None
+    except ClientDisconnect:
+        raise bad("The client went away.") from None
+    return b"".join(pieces)
+
+
+def too_large(most: int) -> ApiError:
+    return ApiError(413, f"The body is larger than {most:,} bytes. Send less.", code="body_too_large")
+
+
+async def read_request(request: Request, shape: type[Shape]) -> Shape:
+    """The body as that shape; ApiError for all that is wrong with it."""
+    return parse(shape, await read_bytes(request))

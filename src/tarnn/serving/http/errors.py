@@ -1,0 +1,91 @@
+"""Errors as clients of OpenAI's API know them: a status, and one object that says what was wrong."""
+
+import json
+from collections.abc import Mapping
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+
+
+class ApiError(Exception):
+    """A request that is refused. message: a sentence; param: what is wrong in it; code: a word for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def content(self) -> dict[str, object]:
+        kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def text(self) -> str:
+        return json.dumps(self.content)
+
+    def response(self) -> Response:
+        return JSONResponse(self.content, self.status, self.headers)
+
+
+def bad(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """What the client can mend: 400."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def overloaded(retry_after: float) -> ApiError:
+    """429: the queue is full. retry_after: seconds after which there may be room."""
+    seconds = max(1, round(retry_after))
+    return ApiError(
+        429,
+        f"The server has as many requests as it takes. Try again in {seconds} s.",
+        code="overloaded",
+        headers={"Retry-After": str(seconds)},
+    )
+
+
+def unavailable() -> ApiError:
+    """503: no more requests are taken."""
+    return ApiError(
+        503, "The server is stopping and takes no more requests.", code="unavailable", headers={"Retry-After": "5"}
+    )
+
+
+def failed(reason: str = "") -> ApiError:
+    """500: ours, not the client's."""
+    return ApiError(500, reason or "The server failed; its log says why.", code="internal_error")
+
+
+async def api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def http_error(request: Request, error: Exception) -> Response:
+    """What Starlette's router says: no such path, or not by this method."""
+    assert isinstance(error, HTTPException)
+    said = {404: f"There is nothing at {request.url.path}.", 405: f"{request.method} is not possible here."}
+    headers = dict(error.headers or {})
+    return ApiError(error.status_code, said.get(error.status_code, error.detail), headers=headers).response()
+
+
+async def unexpected(_: Request, __: Exception) -> Response:
+    """A bug: the log has its traceback, the client hears nothing of it."""
+    return failed().response()

@@ -1,0 +1,57 @@
+"""The stores behind the routes: whose state an id names, and what a store's refusals are over HTTP."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from starlette.requests import Request as HttpRequest
+
+from tarnn.serving.http.asking import tenant
+from tarnn.serving.http.errors import ApiError, bad
+from tarnn.serving.stored import NameTaken, StateInfo, StoreFull, UnfitState, UnknownState
+
+Result = TypeVar("Result")
+
+
+def store_of(engine: Any) -> Any:
+    """The engine's store. Raises ApiError where there is none."""
+    if engine.store is None:
+        raise bad("This server keeps no states.", code="no_store")
+    return engine.store
+
+
+async def in_store(call: Callable[..., Result], *arguments: Any, param: str | None = None, **options: Any) -> Result:
+    """A call of a store, in a thread of its own: it may wait for the disk. Raises ApiError for what the store refuses.
+
+    Another tenant's state is as unknown as one that never was: the store says the same of both.
+    """
+    try:
+        return await asyncio.to_thread(call, *arguments, **options)
+    except UnknownState as error:
+        raise ApiError(404, sentence(error), param=param, code="state_not_found") from None
+    except NameTaken as error:
+        raise ApiError(409, sentence(error), param=param or "name", code="name_taken") from None
+    except StoreFull as error:
+        raise ApiError(507, sentence(error), param=param, code="store_full") from None
+    except UnfitState as error:
+        raise bad(sentence(error), param, "unfit_state") from None
+
+
+def sentence(error: Exception) -> str:
+    """Of a KeyError too, whose `str` puts quotes around it."""
+    return str(error.args[0]) if error.args else "There is no such state."
+
+
+async def find(request: HttpRequest, name: str, param: str | None = None) -> tuple[Any, StateInfo]:
+    """The engine of whose model this tenant has a state of that id or name, and what the store says of it."""
+    missing = ApiError(404, f"There is no state {name[:100]!r}.", param=param, code="state_not_found")
+    for engine in request.app.state.engines.values():
+        if engine.store is None:
+            continue
+        try:
+            return engine, await in_store(engine.store.info, tenant(request), name, param=param)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            missing = error
+    raise missing

@@ -1,0 +1,65 @@
+"""Work for a client who may go away: it ends when nobody waits for it any more."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tarnn.serving.http.errors import ApiError
+from tarnn.serving.http.reader import ClientGone
+from tarnn.serving.http.sse import part
+
+Result = TypeVar("Result")
+
+
+async def attended(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """The work's result. Where the client goes away first it is cancelled, and ClientGone raised."""
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(gone(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        watching.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)  # it leaves its rows before we go on
+
+
+async def gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class LiveStream(Response):
+    """Server-sent events that are made as they are sent. What fails before the first one has the status of its error."""
+
+    def __init__(self, frames: AsyncGenerator[bytes], headers: Mapping[str, str] | None = None):
+        super().__init__(headers=headers, media_type="text/event-stream")
+        del self.headers["content-length"]
+        self.headers["cache-control"] = "no-store"
+        self.headers["x-accel-buffering"] = "no"  # a proxy must not collect events
+        self._frames = frames
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._frames):
+            try:
+                first = await attended(receive, anext(self._frames))
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await attended(receive, self._send(send, first))
+            except ClientGone:
+                pass
+
+    async def _send(self, send: Send, first: bytes) -> None:
+        await send(part(first))
+        try:
+            async for frame in self._frames:
+                await send(part(frame))
+        except ApiError as error:
+            await send(part(b"data: " + json.dumps(error.content).encode() + b"\n\n"))
+        await send(part(b"", more=False))

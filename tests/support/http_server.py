@@ -1,0 +1,61 @@
+"""A server in a thread of the test's process, on a port of its own."""
+
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import uvicorn
+
+from tarnn.serving.engine import Engine
+from tarnn.serving.http.app import create_app
+from tarnn.serving.store import StateStore
+
+
+@dataclass
+class Server:
+    """url: without a slash at its end. engines: by the names of their models. client: for requests without a key."""
+
+    url: str
+    engines: dict[str, Any]
+    client: httpx.Client
+
+    def post(self, path, json=None, **options):
+        return self.client.post(path, json=json, **options)
+
+    def get(self, path, **options):
+        return self.client.get(path, **options)
+
+
+@contextmanager
+def http_server(models, settings=None, *, store=StateStore, **options):
+    """Serve these models, by name. store(model): of those that write text; options: of the engines."""
+    with ExitStack() as stack:
+        engines = {}
+        for name, model in models.items():
+            kept = None if model.draws_images else store(model)
+            engines[name] = stack.enter_context(Engine(replace(model, name=name), store=kept, **options))
+            if kept is not None:
+                stack.callback(kept.close)
+        config = uvicorn.Config(create_app(engines, settings), port=0, log_level="warning", lifespan="off")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(setattr, server, "should_exit", True)
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        url = f"http://127.0.0.1:{port}"
+        client = stack.enter_context(httpx.Client(base_url=url, timeout=60))
+        yield Server(url, engines, client)
+
+
+def events_of(response):
+    """The data of server-sent events, and whether they end as they should."""
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return lines[:-1]
