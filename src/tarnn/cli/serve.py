@@ -98,5 +98,6 @@ def serve(
                 engine.close()
 
         server = Server(app, report, stop)
-        report(f"tarnn: {address_of(bound)}/v1 answers; Ctrl-C ends it")
+        address = address_of(bound)
+        report(f"tarnn: {address}/v1 answers, and {address} is a page to write on; Ctrl-C ends it")
         server.run(sockets=[bound])

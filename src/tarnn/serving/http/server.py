@@ -85,10 +85,14 @@ class Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         state.draining = True
-        self._report(f"tarnn: {state.inside} requests are finished, no more are taken; Ctrl-C again stops them")
+        if state.inside:
+            self._report(
+                f"tarnn: takes no more requests and answers {state.inside} to their ends; Ctrl-C again stops them"
+            )
         self._draining = asyncio.get_event_loop().create_task(self._drain())
 
     async def _drain(self) -> None:
         while self.app.state.inside:
             await asyncio.sleep(WATCH)
+        self._report("tarnn: stopped")
         self.should_exit = True
