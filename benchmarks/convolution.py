@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from toolkit.passes import both, forward
+
 from scripts.common.clock import Contender, Effort, Timing, measure_in_turns
 from scripts.common.options import parse
 from scripts.common.results import run
@@ -100,22 +102,6 @@ def check(options) -> str:
             if not (x - y).abs().max() <= 1e-4 * y.abs().max():
                 return f"{what} differs from transformers' by {(x - y).abs().max() / y.abs().max():.1e} of its size"
     return ""
-
-
-def both(function: Callable, inputs: Inputs) -> Callable[[], object]:
-    """Forward and backward."""
-    leaves = [x.clone().requires_grad_() for x in inputs]
-    with torch.no_grad():
-        sent = torch.randn_like(function(*inputs))
-    return lambda: torch.autograd.grad(function(*leaves), leaves, sent)
-
-
-def forward(function: Callable, inputs: Inputs) -> Callable[[], object]:
-    def call() -> object:
-        with torch.no_grad():
-            return function(*inputs)
-
-    return call
 
 
 def tokens(what: str, inputs: Inputs) -> dict[str, Callable[[], object]]:

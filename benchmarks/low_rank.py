@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from toolkit.passes import both, forward
+
 from scripts.common.clock import Contender, Effort, Timing, measure_in_turns
 from scripts.common.options import parse
 from scripts.common.results import run
@@ -84,21 +86,6 @@ def in_plain_pytorch(function: Callable) -> Callable:
             return function(*inputs)
 
     return call
-
-
-def forward(function: Callable, inputs: Inputs) -> Callable[[], object]:
-    def call() -> object:
-        with torch.no_grad():
-            return function(*inputs)
-
-    return call
-
-
-def both(function: Callable, inputs: Inputs) -> Callable[[], object]:
-    """Forward and backward, which runs as forward did: compiled or not."""
-    leaves = [x.detach().clone().requires_grad_() for x in inputs]
-    sent = torch.randn_like(inputs[2])
-    return lambda: torch.autograd.grad(function(*leaves), leaves, sent)
 
 
 def one_token(inputs: Inputs) -> dict[str, Callable[[], object]]:

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from toolkit.passes import both, forward
+
 from scripts.common.clock import Contender, Effort, Timing, measure_in_turns
 from scripts.common.options import parse
 from scripts.common.results import run
@@ -95,21 +97,6 @@ def check(options) -> str:
             if not (x - y).abs().max() <= 1e-5 * y.abs().max():
                 return f"the {what} scan errs by {(x - y).abs().max() / y.abs().max():.1e} of its size"
     return ""
-
-
-def both(function: Callable, inputs: Inputs) -> Callable[[], object]:
-    """Forward and backward."""
-    leaves = [x.detach().clone().requires_grad_() for x in inputs]
-    sent = torch.randn(inputs[0].shape, dtype=inputs[0].dtype)
-    return lambda: torch.autograd.grad(function(*leaves), leaves, sent)
-
-
-def forward(function: Callable, inputs: Inputs) -> Callable[[], object]:
-    def call() -> object:
-        with torch.no_grad():
-            return function(*inputs)
-
-    return call
 
 
 def tokens(what: str, inputs: Inputs) -> dict[str, Callable[[], object]]:

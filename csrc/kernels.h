@@ -39,6 +39,7 @@ struct StackKernel;         // model_step/stack.h
 struct ElementwiseKernels;  // elementwise/elementwise.h
 struct ConvolutionKernels;  // convolution/problem.h
 struct ScanKernels;         // scan/problem.h
+struct DrawKernels;         // draws/problem.h
 
 struct Kernels {
   const char* isa;
@@ -50,6 +51,7 @@ struct Kernels {
   const ElementwiseKernels* elementwise;
   const ConvolutionKernels* convolution;
   const ScanKernels* scan;
+  const DrawKernels* draws;
 };
 
 /// Those of the instruction set in use.

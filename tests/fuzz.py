@@ -11,7 +11,8 @@ feature of a query that is almost 0 makes all of its gradient uncertain): if a c
 counts, half of them the same call with its inputs changed in their last place, half of them calls of its kind (other
 numbers in the same tensors), and √f/2 units more: the kernels add f features one after the other, which rounds so much
 as a rule (Higham and Mary 2019, doi 10.1137/18M1226312), and torch in blocks. States are sums in float32, and judged as such;
-where the processor multiplies in bfloat16, S and all gradients as those of the definition computed in it.
+where the processor multiplies in bfloat16, S and all gradients as those of the definition computed in it, and outputs of random
+features as those of features that were rounded to it.
 Besides, to the bit: the number of threads changes nothing, and nothing later changes an earlier output.
 """
 
@@ -125,6 +126,9 @@ def allowed(call: Call, exact: list[torch.Tensor]) -> dict[str, float]:
         rounded = errors(call.definition(dtype), exact)
         for kind in ("S", "gradients"):
             limits[kind] = max(limits[kind], 2 * rounded[kind] + torch.finfo(dtype).eps)
+        if call.drawn.m:  # whose features were not rounded above
+            rounded = errors(call.definition(torch.float64, units=torch.finfo(dtype).eps / 2), exact)
+            limits["o"] = max(limits["o"], 2 * rounded["o"] + torch.finfo(dtype).eps)
     return limits
 
 

@@ -115,6 +115,7 @@ COMMANDS = {
     "info": [],
     "train": ["text", "--out", "run"],
     "generate": ["run"],
+    "serve": ["run"],
     "convert": ["model", "converted", "--texts", "text"],
     "finetune": ["model", "tuned", "--texts", "text"],
     "predict": ["run", "text"],

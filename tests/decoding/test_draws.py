@@ -1,34 +1,16 @@
 """A row's token depends on its own logits and its own line of the table alone, and is drawn as the samplers say."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from support.draw_calls import SOME, alike, near, sampling, some_logits
 
 from tarnn.decoding.draw_definition import kept
-from tarnn.decoding.draws import RowSampling, draw_rows
+from tarnn.decoding.draws import RowSampling, by_definition, draw_rows
 from tarnn.decoding.philox import philox, uniform
 from tarnn.decoding.samplers import keep_min_p, keep_top_k, keep_top_p
-
-OFF = {
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "frequency_penalty": 0.0,
-    "presence_penalty": 0.0,
-}
-
-
-def sampling(**given):
-    return SimpleNamespace(**{**OFF, "logit_bias": {}, **given})
-
-
-def some_logits(b, v, seed=0, spread=3.0):
-    return spread * torch.randn(b, v, generator=torch.Generator().manual_seed(seed))
+from tarnn.kernels.cpu import library
 
 
 def table(*ways, v, **arguments):
@@ -38,17 +20,7 @@ def table(*ways, v, **arguments):
     return rows
 
 
-ways = st.builds(
-    sampling,
-    temperature=st.sampled_from([0.0, 0.1, 0.7, 1.0, 2.5]),
-    top_k=st.sampled_from([0, 1, 3, 40, 10_000]),
-    top_p=st.sampled_from([1.0, 0.999, 0.9, 0.3, 1e-6]),
-    min_p=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
-    repetition_penalty=st.sampled_from([1.0, 1.0, 1.3, 0.5]),
-    frequency_penalty=st.sampled_from([0.0, 0.0, 0.7, -2.0]),
-    presence_penalty=st.sampled_from([0.0, 0.0, 0.4]),
-    logit_bias=st.sampled_from([{}, {}, {0: 5.0, 2: -100.0}]),
-)
+ways = st.builds(sampling, **{name: st.sampled_from(values) for name, values in SOME.items()})
 seeds = st.integers(-(2**63), 2**64 - 1)
 
 
@@ -107,6 +79,57 @@ def test_a_row_draws_the_same_in_any_company(rows_of_table, seed):
         assert result.tokens[0] == together.tokens[i]
         assert torch.equal(result.logprobs[0], together.logprobs[i])
         assert torch.equal(result.likeliest[0], together.likeliest[i, :i])
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_the_kernel_draws_what_the_definition_draws(seed):
+    """But where a sum of probabilities is within rounding of the random number or of a limit."""
+    assert alike(seed)
+
+
+@given(st.integers(0, 2**32), st.sampled_from([3, 64, 200]), st.data())
+def test_ties_are_cut_where_the_definition_cuts_them(seed, v, data):
+    """Logits from few values, whose exponentials are powers of two: all sums are exact."""
+    logits = torch.randint(-3, 1, (1, v), generator=torch.Generator().manual_seed(seed)) * np.float32(np.log(2))
+    way = sampling(
+        top_k=data.draw(st.integers(0, v)),
+        top_p=data.draw(st.integers(1, 64)) / 64,
+        min_p=data.draw(st.sampled_from([0.0, 0.2, 0.4, 0.8])),
+    )
+    rows = table(way, v=v, seed=seed)
+    token = int(draw_rows(logits, rows).tokens[0])
+    assert token in near(logits[0].numpy(), rows.way(0))
+    assert kept(logits[0].numpy().astype(np.float64), rows.way(0))[token] or 0 < way.top_p < 1
+
+
+def test_many_rows_by_many_threads_are_those_of_one():
+    v, b = 33_000, 9
+    logits, most = some_logits(b, v), torch.get_num_threads()
+    rows = table(*[sampling(top_p=0.9), sampling(), sampling(top_k=50, min_p=0.02)] * 3, v=v, likeliest=5)
+    draws = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            draws.append(draw_rows(logits, rows))
+    finally:
+        torch.set_num_threads(most)
+    assert all(torch.equal(one, other) for one, other in zip(*draws))
+
+
+def test_equals_go_in_the_order_of_their_ids():
+    """Of 4,096 equal tokens, top-p of a half keeps the first half; and the likeliest are the first ones."""
+    v = 4096
+    rows = table(*[sampling(top_p=0.5)] * 64, v=v, likeliest=3)
+    drawn_of_all = draw_rows(torch.zeros(64, v), rows)
+    assert drawn_of_all.tokens.max() < v // 2
+    assert drawn_of_all.tokens.max() > v // 4
+    assert drawn_of_all.likeliest.tolist() == [[0, 1, 2]] * 64
+
+
+def test_without_compiled_kernels_the_definition_draws():
+    logits, rows = some_logits(8, 40), table(*[sampling(top_p=0.7)] * 8, v=40)
+    with library.disabled():
+        assert torch.equal(draw_rows(logits, rows).tokens, by_definition(logits, rows).tokens)
 
 
 def test_draws_are_distributed_as_the_logits_say():

@@ -29,6 +29,11 @@ def test_the_error_is_at_most_twice_the_definitions(mode):
     holds(mode, t=130, s=130, **WHOLE)
 
 
+@pytest.mark.parametrize("mode", ["causal", "full", "decay a head"])
+def test_without_values_gradients_come_through_z(mode):
+    holds(mode, t=70, s=70, state_grads=True, **(WHOLE | {"e": 0}))
+
+
 def test_a_state_is_a_sum_in_float32():
     """Of 1,000 ones, where a sum kept in bfloat16 would stay at 256; from chunk to chunk, and from stretch to stretch."""
     for heads in (1, 8):

@@ -5,7 +5,8 @@ import torch
 from support.delta_calls import drawn, excess, excess_of_gradients
 
 from tarnn.kernels.cpu import delta as compiled
-from tarnn.kernels.delta import Call, Returned
+from tarnn.kernels.delta import Call
+from tarnn.ops.delta.op import compute
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -50,7 +51,7 @@ def test_the_same_bits_on_any_number_of_threads(heads):
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
         outputs = compiled.forward(call)
-        grads = compiled.backward(call, Returned(outputs.o, outputs.S, kept=outputs.kept))
+        grads = compiled.backward(call, compute.returned(outputs.o, outputs.S, None, None, outputs.kept))
         results.append([*outputs, *grads[:5]])
     torch.set_num_threads(before)
     assert all(torch.equal(x, y) for others in results for x, y in zip(others, results[0]))
@@ -60,6 +61,8 @@ def test_what_was_not_kept_is_computed_again():
     """As behind an operator of torch.compile, which hands on outputs alone."""
     call = long(t=600)
     outputs = compiled.forward(call)
-    kept, again = (compiled.backward(call, Returned(outputs.o, None, kept=kept)) for kept in (outputs.kept, None))
+    kept, again = (
+        compiled.backward(call, compute.returned(outputs.o, None, None, None, kept)) for kept in (outputs.kept, None)
+    )
     assert outputs.kept.shape[2] == 2
     assert all(torch.equal(x, y) for x, y in zip(kept[:5], again))

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from tarnn.kernels.cpu import delta as compiled
-from tarnn.kernels.delta import IN_TIME, Call, Gradients, Returned
+from tarnn.kernels.delta import IN_TIME, Call, Gradients
 from tarnn.numerics import wide
 from tarnn.ops.delta import definition
+from tarnn.ops.delta.op import compute
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LENGTHS = [0, 1, 2, 3, 17, 31, 33, 63, 64, 65, 130, 257, 290, 514]
@@ -110,7 +111,7 @@ def excess_of_gradients(call: Call) -> float:
     generator = torch.Generator().manual_seed(1)
     outputs = compiled.forward(call)
     grads = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in outputs[:2]]
-    results = compiled.backward(call, Returned(*grads, kept=outputs.kept))
+    results = compiled.backward(call, compute.returned(*grads, None, None, outputs.kept))
     expected = gradients(call, torch.float64, grads)
     naive = lambda call: gradients(call, wide(call.q.dtype), grads)  # noqa: E731
     ours = [getattr(results, name) for name, x in zip(Gradients._fields, call) if x is not None]

@@ -8,6 +8,7 @@ from fuzz import errors, set_up
 
 from support.convolution_calls import wrong as wrong_convolution
 from support.delta_calls import drawn as drawn_delta, excess, excess_of_gradients
+from support.draw_calls import alike as draws_alike
 from support.fuzz_calls import Call
 from support.kernel_calls import MODES, drawn
 from support.low_rank_calls import drawn as drawn_low_rank, excess as low_rank_excess
@@ -40,6 +41,7 @@ assert max(measure(drawn_delta(number)) for measure in (excess, excess_of_gradie
 assert max(low_rank_excess(**drawn_low_rank(seed)) for seed in range(20)) <= 1
 assert [what for seed in range(60) if (what := wrong_convolution(seed))] == []
 assert max(scan_excess(number) for number in range(60)) <= 1
+assert all(draws_alike(seed) for seed in range(20))
 config = TarnnConfig(hidden_size=40, num_hidden_layers=1, num_attention_heads=5, initializer_range=0.2)
 model = TarnnForCausalLM(config).eval()
 for weights in ("int8", "int4"):

@@ -5,9 +5,10 @@ namespace tarnn {
 namespace TARNN_ISA {
 namespace {
 
-/// Whether products of rounded numbers compute a call: by its dtype and options. Decays with channels have none within a chunk.
+/// Whether products of rounded numbers compute a call: by its dtype and options. Decays with channels have none within a chunk;
+/// without values, z is all there is, and it is never rounded.
 bool rounded(const Problem& p) {
-  return p.q.type == Type::bfloat16 && !p.channels && p.r > 0 && p.q.share == 1 && !p.at_least_one;
+  return p.q.type == Type::bfloat16 && !p.channels && p.r > 0 && p.e > 0 && p.q.share == 1 && !p.at_least_one;
 }
 
 void forward(const Problem& p) {

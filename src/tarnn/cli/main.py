@@ -21,6 +21,7 @@ from tarnn.extras import needed_for
 COMMANDS = {
     "train": "Train a model of text, images, labels, transcripts or pairs: files, folders, stdin, a dataset, pictures …",
     "generate": "Continue a prompt or draw images with a trained model, as an RNN: constant time and memory per token.",
+    "serve": "Serve models over HTTP, to clients of OpenAI's API: streams, states that are kept, many texts at once.",
     "convert": "Give a pretrained softmax model window, sinks and features: calibrated on texts, nothing is trained.",
     "finetune": "Train a converted model against its own softmax attention: maps and far bias, or all weights.",
     "predict": "Classify texts, fill masked ones, transform or transcribe, with a trained model.",
@@ -36,6 +37,7 @@ LONGEST = 600  # characters of an error
 EXAMPLES = {
     "train": "tarnn train my-books/ --out runs/books",
     "generate": "tarnn generate runs/books --prompt 'Call me'",
+    "serve": "tarnn serve runs/books",
     "convert": "tarnn convert llama/ converted/ --texts my-books/",
     "finetune": "tarnn finetune converted/ tuned/ --texts my-books/",
     "predict": "tarnn predict runs/reviews 'A fine film.' other_texts.txt",

@@ -13,6 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tarnn.decoding.draw_definition import Way, drawn, is_distribution, likeliest, logarithms
+from tarnn.kernels.cpu import library
+from tarnn.kernels.cpu.draws import run
 
 # columns of the two tables, as csrc/draws reads them
 TEMPERATURE, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE = range(6)
@@ -75,6 +77,7 @@ class RowSampling:
         self.counts: np.ndarray | None = None
         self.had: np.ndarray | None = None
         self.bias: np.ndarray | None = None
+        self.tensors = self._as_tensors()
 
     def __len__(self) -> int:
         return len(self.whole)
@@ -115,6 +118,7 @@ class RowSampling:
         if sampling.logit_bias:
             if self.bias is None:
                 self.bias = np.zeros((len(self), self.vocab_size), np.float32)
+                self.tensors = self._as_tensors()
             self.bias[row] = 0
             for token, bias in sampling.logit_bias.items():
                 self.bias[row, token] = bias
@@ -135,6 +139,10 @@ class RowSampling:
             if table is not None:
                 table[target] = table[source]
 
+    def most_wanted(self, b: int) -> int:
+        """Of how many likeliest tokens one of the first b rows wants logarithms; −1: none wants any."""
+        return int(self.whole[:b, LIKELIEST].max(initial=NONE_WANTED))
+
     def way(self, row: int) -> Way:
         """What the definition takes."""
         temperature, top_p, min_p, repetition, frequency, presence = self.numbers[row].tolist()
@@ -147,6 +155,11 @@ class RowSampling:
             temperature, top_k, top_p, min_p, seed, choice, position, repetition, frequency, presence, counts, had, bias
         )
 
+    def _as_tensors(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """The same memory as the kernel takes it."""
+        counts, had, bias = (None if x is None else torch.from_numpy(x) for x in (self.counts, self.had, self.bias))
+        return torch.from_numpy(self.numbers), torch.from_numpy(self.whole), counts, had, bias
+
     def _penalizes(self, row: int) -> bool:
         _, _, _, repetition, frequency, presence = self.numbers[row]
         return bool(repetition != 1 or frequency or presence)
@@ -155,6 +168,7 @@ class RowSampling:
         if self.counts is None or self.had is None:
             self.counts = np.zeros((len(self), self.vocab_size), np.int32)
             self.had = np.zeros((len(self), self.vocab_size), np.bool_)
+            self.tensors = self._as_tensors()
         self.counts[row] = np.bincount(written, minlength=self.vocab_size)
         self.had[row] = self.counts[row] > 0
         self.had[row, prompt] = True
@@ -163,14 +177,25 @@ class RowSampling:
 def draw_rows(logits: Float[Tensor, "b v"], rows: RowSampling) -> Drawn:
     """A token of each row of logits, as the first b rows of the table say. Raises ValueError for logits that don't fit it."""
     _check_logits(logits, rows)
-    return _by_definition(logits, rows)
+    return _by_kernel(logits, rows) if library.available() else by_definition(logits, rows)
 
 
-def _by_definition(logits: Tensor, rows: RowSampling) -> Drawn:
+def _by_kernel(logits: Tensor, rows: RowSampling) -> Drawn:
+    b = len(logits)
+    k = rows.most_wanted(b)
+    drawn = Drawn(torch.empty(b, dtype=torch.int64))
+    if k != NONE_WANTED:
+        drawn = Drawn(drawn.tokens, torch.empty(b), torch.empty(b, k, dtype=torch.int64), torch.empty(b, k))
+    run(logits.contiguous(), *rows.tensors, *drawn)
+    return drawn
+
+
+def by_definition(logits: Tensor, rows: RowSampling) -> Drawn:
+    """The same in Python and float64, row by row."""
     b = len(logits)
     numbers = logits.numpy()
     tokens = [drawn(numbers[i], rows.way(i)) for i in range(b)]
-    k = int(rows.whole[:b, LIKELIEST].max(initial=NONE_WANTED))
+    k = rows.most_wanted(b)
     if k == NONE_WANTED:
         return Drawn(torch.tensor(tokens))
     logprobs, top, of_top = np.full(b, np.nan), np.full((b, k), -1), np.full((b, k), np.nan)

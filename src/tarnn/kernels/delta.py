@@ -79,7 +79,7 @@ class Call(NamedTuple):
         """Tensors to write outputs into; S is None without `state`."""
         return Outputs(self.new_o(), self.new_state() if state else None)
 
-    def new_gradients(self, returned: "Returned", *, state: bool = True) -> "Gradients":
+    def new_gradients(self, returned: Any, *, state: bool = True) -> "Gradients":
         """Tensors to write gradients into, that of S None without `state`.
 
         Those of q, k and v lie in memory as q, k and v do, in their dtype; the others are contiguous, in the wide dtype.
@@ -99,16 +99,6 @@ class Outputs(NamedTuple):
     o: Tensor  # (b, max(h, m), t, e)  in the dtype of q
     S: Any  # (rows, n, d, e)  the state behind, wide
     kept: Tensor | None = None  # states that a backend keeps for its own `backward`, as it likes, or None
-
-
-class Returned(NamedTuple):
-    """What comes back to a call: the gradients of its outputs, None for those that nobody used; and what was kept."""
-
-    grad_o: Tensor | None
-    grad_S: Tensor | None
-    o: Tensor | None = None  # it and the state behind are never kept
-    S_behind: Tensor | None = None
-    kept: Tensor | None = None  # None too where an operator of torch.compile stood between forward and backward
 
 
 class Gradients(NamedTuple):

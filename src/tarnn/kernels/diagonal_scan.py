@@ -46,7 +46,7 @@ class Call(NamedTuple):
         """Tensors to write outputs into, contiguous."""
         return Outputs(self.x.new_empty(self.x.shape), self.new_state())
 
-    def new_gradients(self, returned: "Returned | None" = None) -> "Gradients":
+    def new_gradients(self, returned: Any = None) -> "Gradients":
         """Tensors to write gradients into, each in the type and layout of its input."""
         return Gradients(*[None if x is None else torch.empty_like(x) for x in self[:3]])
 
@@ -57,16 +57,6 @@ class Outputs(NamedTuple):
     o: Tensor  # (b, t, c)  h at every token, zeros at masked ones
     h: Any  # (n, c) wide  the state behind; None where nobody asked for it
     kept: Tensor | None = None  # states that a backend keeps, as it likes
-
-
-class Returned(NamedTuple):
-    """What comes back to a call: the gradients of its outputs, and of these what was kept."""
-
-    grad_o: Tensor | None
-    grad_h: Tensor | None
-    o: Tensor | None  # None
-    h_behind: Tensor | None  # None
-    kept: Tensor | None
 
 
 class Gradients(NamedTuple):

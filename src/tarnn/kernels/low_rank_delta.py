@@ -48,6 +48,10 @@ class Call(NamedTuple):
     def num_sequences(self) -> int:
         return self.q.shape[0] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
 
+    @property
+    def num_states(self) -> int:
+        return self.q.shape[1]
+
     def cuts(self) -> list[int] | None:
         """Where packed sequences begin and end, or None. ValueError for bounds that don't cut the row."""
         return None if self.cu_seqlens is None else bounds(self.cu_seqlens, self.q.shape[2])
@@ -68,7 +72,7 @@ class Call(NamedTuple):
         """Tensors to write outputs into; S is None without `state`."""
         return Outputs(self.new_o(), self.new_state() if state else None)
 
-    def new_gradients(self, returned: "Returned", *, state: bool = True) -> "Gradients":
+    def new_gradients(self, returned: Any, *, state: bool = True) -> "Gradients":
         """Tensors to write gradients into, that of S None without `state`.
 
         Those of vectors lie in memory as the vectors do, in their dtype; the others are contiguous, in the wide dtype.
@@ -83,16 +87,6 @@ class Outputs(NamedTuple):
     o: Tensor  # (b, h, t, e)  in the dtype of q
     S: Any  # (rows, h, d, e)  the state behind, wide
     kept: Tensor | None = None  # states that a backend keeps for its own `backward`, as it likes, or None
-
-
-class Returned(NamedTuple):
-    """What comes back to a call: the gradients of its outputs, None for those that nobody used; and what was kept."""
-
-    grad_o: Tensor | None
-    grad_S: Tensor | None
-    o: Tensor | None = None  # never kept
-    S_behind: Tensor | None = None  # never kept
-    kept: Tensor | None = None  # None too where an operator of torch.compile stood between forward and backward
 
 
 class Gradients(NamedTuple):

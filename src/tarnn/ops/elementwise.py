@@ -7,7 +7,7 @@ from torch import Tensor
 from tarnn.kernels.elementwise import Call, Gradients, Outputs
 from tarnn.ops.registration import Op
 
-_apply = Op("elementwise", Call, Outputs, Gradients, keep=lambda call, outputs, with_state: outputs._replace(o=None))
+_apply = Op("elementwise", Call, Outputs, Gradients)
 
 
 def rms_norm(x: Float[Tensor, "... n"], weight: Float[Tensor, " n"], eps: float | None) -> Float[Tensor, "... n"]:

@@ -28,8 +28,10 @@ class Op:
         gradients: the record of its gradients, named as the first fields of the call.
         differentiable: which outputs have gradients.
         handed_out: which outputs callers get, those with gradients first; by default these alone.
-        keep: (call, outputs, with_state) → the outputs that `backward` needs, None for others; by default for all.
-        returned: the record that `backward` takes: gradients of outputs, kept outputs, and `flags`.
+        keep: (call, outputs, with_state) → the outputs that `backward` needs, None for others; by default those that are no
+            results of the operator, which backends make for this.
+        returned: the record that `backward` takes: gradients of outputs, kept outputs, and `flags`; by default named after
+            the outputs (grad_o, o), with S_behind for an S where the call has an S.
         flags: for a call of booleans, which of its tensors need a gradient, what `returned` ends with.
     """
 
@@ -49,7 +51,7 @@ class Op:
         self.name, self.call, self.outputs, self.gradients = name, call, outputs, gradients
         self.eager = named("eager", name)
         self.differentiable, self.handed_out = differentiable, handed_out or differentiable
-        self.keep, self.flags = keep or (lambda call, outputs, with_state: self.nothing), flags
+        self.keep, self.flags = keep or self._keep_private, flags
         self.returned = returned or _returned(call, outputs, differentiable)
         self.nothing = outputs(*[None] * len(outputs._fields))
         self.num_gradients = len(gradients._fields)
@@ -81,6 +83,9 @@ class Op:
             if not inplace:
                 return self(call)  # whose kernels have a backward
         return self.eager.step(call, inplace=inplace)
+
+    def _keep_private(self, call: Any, outputs: Any, with_state: bool) -> Any:
+        return self.nothing._replace(**{name: getattr(outputs, name) for name in outputs._field_defaults})
 
     def wants_gradient(self, call: Any) -> bool:
         """Whether autograd watches something that the outputs depend on."""
@@ -128,7 +133,6 @@ class Op:
 
 
 def _returned(call: Any, outputs: Any, differentiable: tuple[str, ...]) -> Any:
-    """The record of the gradients of outputs, and of the outputs that are kept for them: S_behind where the call has an S."""
     kept = (f"{name}_behind" if name in call._fields else name for name in outputs._fields)
     names = (*(f"grad_{name}" for name in differentiable), *kept)
     return NamedTuple("Returned", [(name, Tensor | None) for name in names])  # type: ignore[misc]

@@ -1,31 +1,12 @@
 """A server over small models, on a real socket, and the clients that it is asked by."""
 
-import threading
-import time
-from contextlib import contextmanager
-
 import httpx
 import openai
 import pytest
-import uvicorn
+from support.live_server import running
 
 from tarnn.serving.engine import Engine
 from tarnn.serving.http.app import create_app
-
-
-@contextmanager
-def running(app):
-    """The app on a port of its own; its address."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started and thread.is_alive():
-        time.sleep(0.005)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from transformers.activations import ACT2FN
 
+from tarnn.huggingface.patching.in_place import keeps_graph
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end
 from tarnn.ops.convolution.op import short_convolution
 from tarnn.ops.convolution.state import ConvolutionState
@@ -31,7 +32,7 @@ def convolve_token(
     """hidden_states (b, c, t), conv_state (b, c, n), the last n ≥ w − 1 inputs, which moves on: (b, c, t)."""
     x, past = hidden_states.transpose(1, 2), weight.shape[1] - 1
     ours, tokens = _OURS.get(activation), conv_state[:, :, conv_state.shape[2] - past :].transpose(1, 2)
-    if x.shape[1] == 1 and x.dtype == conv_state.dtype and not _keeps_graph():
+    if x.shape[1] == 1 and x.dtype == conv_state.dtype and not keeps_graph():
         if conv_state.shape[2] > past:  # what no filter sees any more, but other functions of transformers may count
             conv_state[:, :, : conv_state.shape[2] - past] = conv_state[
                 :, :, 1 : conv_state.shape[2] - past + 1
@@ -43,10 +44,6 @@ def convolve_token(
         new = torch.cat([conv_state, hidden_states.to(conv_state.dtype)], dim=2)
         conv_state.copy_(new[:, :, new.shape[2] - conv_state.shape[2] :])
     return _activated(o, activation, hidden_states)
-
-
-def _keeps_graph() -> bool:
-    return torch.is_grad_enabled() or torch.compiler.is_compiling()
 
 
 def _activated(o: Tensor, activation: str | None, like: Tensor) -> Tensor:

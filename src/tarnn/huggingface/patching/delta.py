@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from tarnn.huggingface.patching.in_place import may_write
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end
 from tarnn.ops.delta.op import delta_rule
 from tarnn.ops.delta.state import DeltaState
@@ -69,8 +69,3 @@ def delta_token(
         inplace=inplace,
     )
     return o.transpose(1, 2), after.S if output_final_state else None
-
-
-def may_write(x: Tensor) -> bool:
-    """Whether a state may be written to where it stands: no gradient and no graph of it is kept."""
-    return not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and x.is_contiguous()

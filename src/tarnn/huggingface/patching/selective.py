@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
+from tarnn.huggingface.patching.in_place import may_write
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end
 from tarnn.ops.scan.selective import selective_scan, selective_scan_step
 from tarnn.ops.scan.state import ScanState
@@ -83,7 +84,7 @@ def scan_token(
     dt = _time_steps(dt, dt_bias, dt_softplus)
     x, dt, B, C = (y[:, None] for y in (hidden_states, dt, B, C))
     h = state.float()
-    inplace = h is state and h.is_contiguous() and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+    inplace = h is state and may_write(h)
     y, after = selective_scan_step(x, dt, A, B, C, D, state=ScanState(h), inplace=inplace)
     if not inplace:
         state.copy_(after.h)

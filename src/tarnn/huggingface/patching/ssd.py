@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from tarnn.feature_maps.elementwise import Identity
+from tarnn.huggingface.patching.in_place import may_write
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end
 from tarnn.ops.linear.op import linear_attention
 from tarnn.ops.linear.state import LinearState
@@ -71,8 +71,7 @@ def ssd_token(
     x = hidden_states.float()
     q, k, v = C.float()[:, :, None], B.float()[:, :, None], (x * dt[..., None])[:, :, None]
     before = _state(state)
-    inplace = before.S.data_ptr() == state.data_ptr() and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
-    inplace = inplace and before.S.is_contiguous()
+    inplace = before.S.data_ptr() == state.data_ptr() and may_write(before.S)
     o, after = step(
         q, k, v, _IDENTITY, before, normalize=False, log_decay=(dt * A.float())[:, :, None], inplace=inplace
     )

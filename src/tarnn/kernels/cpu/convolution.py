@@ -10,17 +10,12 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from tarnn.kernels.convolution import Call, Gradients, Outputs
-from tarnn.kernels.cpu import library
-from tarnn.kernels.cpu.linear import DTYPES
+from tarnn.kernels.cpu import arguments
 
 
 def refusal(call: Call) -> str | None:
     """Why the compiled kernels can't compute this call, or None."""
-    if not call.x.is_cpu:
-        return "The compiled kernels are for CPUs, and these tensors are elsewhere."
-    if call.x.dtype not in DTYPES:
-        return f"The compiled kernels take float32, bfloat16, float16 and float64; got {call.x.dtype}."
-    return library.refusal()
+    return arguments.refusal(call.x)
 
 
 def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:
@@ -61,15 +56,14 @@ def _new(call: Call) -> Tensor:
 
 def _inputs(call: Call) -> tuple:
     """The call as the kernels read it."""
-    x, weight, bias, S, key_mask, cu_seqlens, _, silu = call
-    cuts = None if cu_seqlens is None else call.cuts()
+    x, weight, bias, S, key_mask, _, _, silu = call
     return (
         x,
         weight.contiguous(),
         None if bias is None else bias.contiguous(),
         S,
         key_mask,
-        None if cuts is None else torch.tensor(cuts, dtype=torch.int64, device="cpu"),
+        arguments.bounds(call),
         call.before,
         silu,
     )

@@ -1,10 +1,13 @@
 """The diagonal scan by the compiled kernels (csrc/scan): forward, backward, one token."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from tarnn.kernels.cpu import scan
-from tarnn.kernels.diagonal_scan import Call, Gradients, Outputs, Returned
+from tarnn.kernels.cpu.arguments import in_a_row
+from tarnn.kernels.diagonal_scan import Call, Gradients, Outputs
 
 
 def refusal(call: Call) -> str | None:
@@ -20,7 +23,7 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
     return Outputs(o, behind, kept)
 
 
-def backward(call: Call, returned: Returned) -> Gradients:
+def backward(call: Call, returned: Any) -> Gradients:
     kept = forward(call, with_state=False).kept if returned.kept is None else returned.kept
     grads, grad_o = call.new_gradients(), returned.grad_o
     log_decay = scan.readable(call.log_decay, call.dtype)
@@ -30,7 +33,7 @@ def backward(call: Call, returned: Returned) -> Gradients:
         log_decay,
         kept,
         torch.zeros_like(call.x) if grad_o is None else grad_o,
-        scan.in_a_row(returned.grad_h, call.dtype),
+        in_a_row(returned.grad_h, call.dtype),
         grads.x,
         of_decay,
         grads.h,

@@ -6,7 +6,7 @@ import torch
 
 from tarnn.kernels.contract import present
 from tarnn.kernels.cpu import library
-from tarnn.kernels.cpu.linear import DTYPES
+from tarnn.kernels.cpu.arguments import DTYPES
 from tarnn.kernels.hybrid import Call, Gradients, Outputs, Token
 from tarnn.kernels.plain import is_plain
 from tarnn.numerics import wide

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from tarnn.kernels.cpu import library
+from tarnn.kernels.cpu import arguments, library
 from tarnn.kernels.features import NAMES
 from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
 
@@ -24,16 +24,11 @@ CHUNK_WITH_CHANNELS = 16  # within a chunk, each pair of positions then costs f 
 SEGMENT = 256
 STRETCH = 512  # positions: no shorter does a sequence get cut to keep more cores busy
 STATES_TOGETHER = 1 << 20  # bytes of states and of their gradients, of the heads that share q and k in one task
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def refusal(call: Call) -> str | None:
     """Why the compiled kernels can't compute this call, or None."""
-    if not call.q.is_cpu:
-        return "The compiled kernels are for CPUs, and these tensors are elsewhere."
-    if call.q.dtype not in DTYPES:
-        return f"The compiled kernels take float32, bfloat16, float16 and float64; got {call.q.dtype}."
-    return library.refusal()
+    return arguments.refusal(call.q)
 
 
 def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -> Outputs:
@@ -54,7 +49,7 @@ def _new_kept(call: Call) -> Tensor | None:
 
 def backward(call: Call, returned: Returned) -> Gradients:
     grads = _with_room(call.new_gradients(returned, state=call.S is not None), call)
-    grad_S, grad_z = (_in_a_row(x, call.dtype) for x in (returned.grad_S, returned.grad_z))
+    grad_S, grad_z = (arguments.in_a_row(x, call.dtype) for x in (returned.grad_S, returned.grad_z))
     torch.ops.tarnn_cpu.backward.default(
         returned.grad_o,
         grad_S,
@@ -123,8 +118,8 @@ def step(call: Call, *, inplace: bool = False) -> Outputs:
         None if log_decay is None else log_decay.to(wide),
         None if weight is None else weight.to(wide),
         *before,
-        _in_a_row(omega, wide),
-        _in_a_row(bias, wide),
+        arguments.in_a_row(omega, wide),
+        arguments.in_a_row(bias, wide),
         o,
         *after,
         NAMES.index(function),
@@ -142,27 +137,23 @@ def step(call: Call, *, inplace: bool = False) -> Outputs:
     return Outputs(o, None, S, z, M)
 
 
-def _in_a_row(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if x is None else x.to(dtype).contiguous()
-
-
 def _inputs(call: Call) -> tuple:
     """The tensors, as the kernels read them. (Without generators: for short sequences, this is a part of the time.)"""
-    q, k, v, decay, weight, S, z, omega, bias, M, key_mask, cu_seqlens, *_ = call
-    wide, cuts = call.dtype, None if cu_seqlens is None else call.cuts()
+    q, k, v, decay, weight, S, z, omega, bias, M, key_mask, *_ = call
+    wide = call.dtype
     return (
         q,
         k,
         v,
         None if decay is None else decay.to(wide),
         None if weight is None else weight.to(wide),
-        _in_a_row(S, wide),
-        _in_a_row(z, wide),
-        _in_a_row(M, wide),
+        arguments.in_a_row(S, wide),
+        arguments.in_a_row(z, wide),
+        arguments.in_a_row(M, wide),
         key_mask,
-        None if cuts is None else torch.tensor(cuts, dtype=torch.int64, device="cpu"),
-        _in_a_row(omega, wide),
-        _in_a_row(bias, wide),
+        arguments.bounds(call),
+        arguments.in_a_row(omega, wide),
+        arguments.in_a_row(bias, wide),
     )
 
 

@@ -6,23 +6,17 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from tarnn.kernels.cpu import library
-from tarnn.kernels.cpu.linear import DTYPES
+from tarnn.kernels.cpu import arguments
 
-KEPT_EVERY = (
-    64  # tokens; forward keeps the state before each but the first, from which backward computes the others again
-)
+# tokens: forward keeps the state before each such segment but the first; backward computes the others from these
+KEPT_EVERY = 64
 
 
 def refusal(call: Any) -> str | None:
     """Why the compiled kernels can't compute this call, or None."""
-    if not call.x.is_cpu:
-        return "The compiled kernels are for CPUs, and these tensors are elsewhere."
-    if call.x.dtype not in DTYPES:
-        return f"The compiled kernels take float32, bfloat16, float16 and float64; got {call.x.dtype}."
     if call.x.numel() == 0 or 0 in call.state_shape:
         return "Tensors without numbers are left to plain PyTorch."
-    return library.refusal()
+    return arguments.refusal(call.x)
 
 
 def new_kept(call: Any) -> Tensor:
@@ -35,22 +29,20 @@ def new_kept(call: Any) -> Tensor:
 
 def inputs(call: Any) -> tuple:
     """What both scans begin with."""
-    cuts = call.cuts()
-    bounds = None if cuts is None else torch.tensor(cuts, dtype=torch.int64, device="cpu")
     before = None if call.h is None else call.h.contiguous()
-    return call.x, before, None if call.key_mask is None else call.key_mask.contiguous(), bounds, KEPT_EVERY
+    return (
+        call.x,
+        before,
+        None if call.key_mask is None else call.key_mask.contiguous(),
+        arguments.bounds(call),
+        KEPT_EVERY,
+    )
 
 
 def readable(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x in a type that kernels read where sums are of this one: itself, but for float64 among float32 and the contrary."""
     sixteen_bits = dtype == torch.float32 and x.dtype in (torch.bfloat16, torch.float16)
     return x if x.dtype == dtype or sixteen_bits else x.to(dtype)
-
-
-def in_a_row(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    if x is None or (x.dtype == dtype and x.is_contiguous()):  # looked at first: each call of torch is a part of a step
-        return x
-    return x.to(dtype).contiguous()
 
 
 def step(call: Any, run: Any, inplace: bool) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,13 @@
 """The selective scan by the compiled kernels (csrc/scan): forward, backward, one token."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from tarnn.kernels.cpu import scan
-from tarnn.kernels.selective_scan import Call, Gradients, Outputs, Returned
+from tarnn.kernels.cpu.arguments import in_a_row
+from tarnn.kernels.selective_scan import Call, Gradients, Outputs
 
 BUNDLE = 64  # channels that a task computes together
 # sums over channels are kept apart in so many parts at most, each as large as B and C: a part is a task of a sequence
@@ -24,7 +27,7 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
     return Outputs(o, behind, kept)
 
 
-def backward(call: Call, returned: Returned) -> Gradients:
+def backward(call: Call, returned: Any) -> Gradients:
     kept = forward(call, with_state=False).kept if returned.kept is None else returned.kept
     grads, grad_o, wide = call.new_gradients(), returned.grad_o, call.dtype
     (b, t, c), n, rows = call.x.shape, call.A.shape[1], call.num_sequences
@@ -40,7 +43,7 @@ def backward(call: Call, returned: Returned) -> Gradients:
         *given,
         kept,
         torch.zeros_like(call.x) if grad_o is None else grad_o,
-        scan.in_a_row(returned.grad_h, wide),
+        in_a_row(returned.grad_h, wide),
         grads.x,
         of_dt,
         of_A,
@@ -71,4 +74,4 @@ def _run(call: Call, o: Tensor, behind: Tensor | None, kept: Tensor | None = Non
 def _given(call: Call) -> tuple:
     """dt, A, B, C and D as kernels read them."""
     dt, B, C = (scan.readable(x, call.dtype) for x in (call.dt, call.B, call.C))
-    return dt, scan.in_a_row(call.A, call.dtype), B, C, scan.in_a_row(call.D, call.dtype)
+    return dt, in_a_row(call.A, call.dtype), B, C, in_a_row(call.D, call.dtype)

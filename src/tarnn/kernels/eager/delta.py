@@ -18,11 +18,12 @@ Yang et al. 2024 (arXiv 2406.06484, eq. 8–11; 2412.06464, eq. 12–15), in the
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tarnn.kernels.delta import IN_TIME, PER_SEQUENCE, Call, Gradients, Outputs, Returned
+from tarnn.kernels.delta import IN_TIME, PER_SEQUENCE, Call, Gradients, Outputs
 from tarnn.kernels.eager import delta_chunks, packed
 from tarnn.kernels.eager.delta_chunks import normalized, open_chunk
 from tarnn.kernels.eager.forward_pass import in_time
@@ -44,7 +45,7 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
         return _whole(call, keeping=for_backward and not torch.is_grad_enabled())  # else autograd keeps what it needs
 
 
-def backward(call: Call, returned: Returned) -> Gradients:
+def backward(call: Call, returned: Any) -> Gradients:
     with full_precision(call.q):
         if (cuts := call.cuts()) is not None:
             return packed.backward(_backward, call, returned, cuts, IN_TIME, PER_SEQUENCE)
@@ -115,7 +116,7 @@ def _whole(call: Call, keeping: bool = False) -> Outputs:
     return Outputs(in_time(call, outs), S, torch.stack(kept) if kept else None)
 
 
-def _backward(call: Call, returned: Returned) -> Gradients:
+def _backward(call: Call, returned: Any) -> Gradients:
     """The gradients of a call that isn't packed, from its last segment to its first."""
     gradients, segment = call.new_gradients(returned, state=call.S is not None), _segment(call)
     g, n, t = call.k.shape[1], call.num_states, call.q.shape[2]

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from tarnn.kernels.diagonal_scan import IN_TIME, Call, Gradients, Outputs, Returned
+from tarnn.kernels.diagonal_scan import IN_TIME, Call, Gradients, Outputs
 from tarnn.kernels.eager import recurrence
 
 
@@ -17,7 +17,7 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
     return recurrence.forward(call, IN_TIME, one_chunk, Outputs)
 
 
-def backward(call: Call, returned: Returned) -> Gradients:
+def backward(call: Call, returned: Any) -> Gradients:
     return recurrence.backward(call, returned, IN_TIME, one_chunk)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tarnn.kernels.low_rank_delta import Call, Gradients, Outputs, Returned
+from tarnn.kernels.low_rank_delta import Call, Gradients, Outputs
 from tarnn.numerics import autocast, wide
 from tarnn.ops.checks import check_key_mask, check_packing, check_tensors, shapes
 from tarnn.ops.delta.state import DeltaState
@@ -13,15 +13,7 @@ from tarnn.ops.operators import with_operator
 from tarnn.ops.registration import Op
 from tarnn.other_names import DELTA, names_ours
 
-compute = Op(
-    "low_rank_delta",
-    Call,
-    Outputs,
-    Gradients,
-    ("o", "S"),
-    keep=lambda call, outputs, with_state: outputs._replace(o=None, S=None),
-    returned=Returned,
-)
+compute = Op("low_rank_delta", Call, Outputs, Gradients, ("o", "S"))
 with_operator(compute, "low_rank_delta")
 
 

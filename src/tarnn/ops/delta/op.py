@@ -3,22 +3,14 @@
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tarnn.kernels.delta import Call, Gradients, Outputs, Returned
+from tarnn.kernels.delta import Call, Gradients, Outputs
 from tarnn.ops.delta.arguments import make_call
 from tarnn.ops.delta.state import DeltaState
 from tarnn.ops.operators import with_operator
 from tarnn.ops.registration import Op
 from tarnn.other_names import DELTA, names_ours
 
-compute = Op(
-    "delta",
-    Call,
-    Outputs,
-    Gradients,
-    ("o", "S"),
-    keep=lambda call, outputs, with_state: outputs._replace(o=None, S=None),
-    returned=Returned,
-)
+compute = Op("delta", Call, Outputs, Gradients, ("o", "S"))
 with_operator(compute, "delta_rule")
 
 

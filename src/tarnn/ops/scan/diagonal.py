@@ -3,7 +3,7 @@
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tarnn.kernels.diagonal_scan import Call, Gradients, Outputs, Returned
+from tarnn.kernels.diagonal_scan import Call, Gradients, Outputs
 from tarnn.ops.checks import check_tensors
 from tarnn.ops.operators import with_operator
 from tarnn.ops.registration import Op
@@ -11,15 +11,7 @@ from tarnn.ops.scan.arguments import check_inputs, check_one_token, checked_stat
 from tarnn.ops.scan.state import ScanState
 from tarnn.other_names import SCAN, names_ours
 
-_scan = Op(
-    "diagonal_scan",
-    Call,
-    Outputs,
-    Gradients,
-    ("o", "h"),
-    keep=lambda call, outputs, with_state: outputs._replace(o=None, h=None),
-    returned=Returned,
-)
+_scan = Op("diagonal_scan", Call, Outputs, Gradients, ("o", "h"))
 with_operator(_scan, "diagonal_scan")
 
 

@@ -24,7 +24,8 @@ GROUPS = (completions, responses, states, images, models, health, metrics, schem
 def create_app(engines: Mapping[str, Engine], settings: ServerSettings | None = None) -> Starlette:
     """The application over engines that run, by the names of their models. One event loop uses it.
 
-    Its state: engines, settings, times (histograms of latency), draining (no more requests are taken), started.
+    Its state: engines, settings, times (histograms of latency), draining (no more requests are taken), inside (requests that
+    are answered now), started.
     """
     settings = settings or ServerSettings()
     middleware = [Middleware(Door, settings=settings)]
@@ -42,6 +43,7 @@ def create_app(engines: Mapping[str, Engine], settings: ServerSettings | None = 
         },
     )
     app.state.engines, app.state.settings = dict(engines), settings
-    app.state.times, app.state.started, app.state.draining = Times(), int(time.time()), False
+    app.state.times, app.state.started = Times(), int(time.time())
+    app.state.draining, app.state.inside = False, 0
     app.state.mailbox = cache(Mailbox)  # made on the loop, when the first request comes
     return app

@@ -1,5 +1,6 @@
 """From a request on the wire to requests of the engine; what the texts of both APIs share."""
 
+import asyncio
 import time
 from typing import Any
 from uuid import uuid4
@@ -48,7 +49,7 @@ def client(request: HttpRequest) -> str:
     return tenant(request) or (request.client.host if request.client else "")
 
 
-def held_state(request: HttpRequest, engine: Engine, name: str | None) -> Snapshot | None:
+async def held_state(request: HttpRequest, engine: Engine, name: str | None) -> Snapshot | None:
     """The state that the request begins from. Raises ApiError (404) where this tenant has none of that name."""
     if name is None:
         return None
@@ -56,9 +57,9 @@ def held_state(request: HttpRequest, engine: Engine, name: str | None) -> Snapsh
     if store is None:
         raise bad("This server keeps no states.", "state")
     try:
-        return store.get(tenant(request), name)
-    except LookupError:
-        raise ApiError(404, f"There is no state {name[:100]!r}.", param="state", code="state_not_found") from None
+        return await asyncio.to_thread(store.get, tenant(request), name)  # it may be on the disk
+    except LookupError as error:
+        raise ApiError(404, str(error), param="state", code="state_not_found") from None
     except ValueError as error:
         raise bad(str(error), "state", "unfit_state") from None
 

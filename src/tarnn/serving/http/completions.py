@@ -37,7 +37,7 @@ MAX_TOKENS = 16  # where a request says nothing, as in OpenAI's API
 async def create(request: HttpRequest) -> Response:
     asked = await read_request(request, CompletionRequest)
     engine = text_engine_of(request, asked.model)
-    begin = held_state(request, engine, asked.state)
+    begin = await held_state(request, engine, asked.state)
     settings = request.app.state.settings
     prompts = split("" if asked.prompt is None else asked.prompt)
     n = asked.n or 1

@@ -14,18 +14,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tarnn.serving.http import page
 from tarnn.serving.http.errors import ApiError, unavailable
-from tarnn.serving.http.settings import ServerSettings, tenant_of
+from tarnn.serving.http.keys import tenant_of
+from tarnn.serving.http.settings import ServerSettings
 
 OPEN = {"/health", "/ready", "/version", *page.PATHS}  # without a key: they tell nothing of anybody
 LONGEST_ID = 128
 
 
 class Door:
-    """app: what is behind it. Counts the requests that are inside."""
+    """app: what is behind it. The state of the application counts the requests that are inside."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings):
         self.app, self.settings = app, settings
-        self.inside = 0
         self._keys = [(hashlib.sha256(key.encode()).digest(), tenant_of(key)) for key in settings.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -41,23 +41,28 @@ class Door:
                 MutableHeaders(scope=message)["x-request-id"] = name
             return send(message)
 
-        self.inside += 1
+        state = scope["app"].state
+        state.inside += 1
         try:
             self._check_names(scope, headers)
             scope["tarnn.tenant"], scope["tarnn.operator"] = self._tenant(scope, headers)
-            if scope["app"].state.draining and scope["method"] == "POST":
+            if state.draining and scope["method"] == "POST":
                 raise unavailable()
             await self.app(scope, receive, named)
         except ApiError as error:
             await error.response()(scope, receive, named)
         finally:
-            self.inside -= 1
+            state.inside -= 1
 
     def _check_names(self, scope: Scope, headers: Headers) -> None:
         """Against pages of others: a browser tells where a page is from, and by which name it found us."""
         host = headers.get("host", "")
         if self.settings.hosts is not None and without_port(host) not in self.settings.hosts:
-            raise ApiError(421, f"This server does not answer to the name {host[:100]!r}.", code="unknown_host")
+            raise ApiError(
+                421,
+                f"Without keys this server is for its machine alone and does not answer to the name {host[:100]!r}.",
+                code="unknown_host",
+            )
         origin = headers.get("origin")
         if origin is None or origin in self.settings.cors or "*" in self.settings.cors:
             return

@@ -1,12 +1,6 @@
 """What a server is told when it starts, and the bounds of what it takes."""
 
-import hashlib
 from dataclasses import dataclass
-
-
-def tenant_of(key: str) -> str:
-    """The name that a key's states go by: the same after a restart, and it doesn't tell the key."""
-    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

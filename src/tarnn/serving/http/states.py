@@ -55,7 +55,7 @@ async def read(request: HttpRequest, asked: StateRequest) -> Response:
         raise bad("Give one of text, tokens and messages.", code="one_source")
     engine = text_engine_of(request, asked.model)
     store_of(engine)
-    begin = held_state(request, engine, asked.state)
+    begin = await held_state(request, engine, asked.state)
     ids = await ids_asked(request, engine, asked, goes_on=begin is not None)
     if not len(ids):
         raise bad("There is nothing to read behind this state; POST /v1/states/ID/fork copies one.", "text")

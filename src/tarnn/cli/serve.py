@@ -1,0 +1,103 @@
+"""`tarnn serve`: models behind OpenAI's API, on this machine's loopback unless told otherwise."""
+
+import sys
+from collections import Counter
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Argument, Option
+
+from tarnn.cli.amounts import num_bytes, num_seconds
+from tarnn.errors import UserError
+
+Weights = Literal["float32", "bfloat16", "int8", "int4"]
+access, states, limits = (partial(Option, rich_help_panel=heading) for heading in ("Access", "States", "Limits"))
+
+
+def serve(
+    runs: Annotated[list[Path], Argument(help="Checkpoint folders; a model is called by its folder's name.")],
+    weights: Annotated[
+        Weights, Option(help="How the fused step keeps the weights: fewer bits are faster.")
+    ] = "float32",
+    host: Annotated[str, access(help="The address; one of other machines needs keys.")] = "127.0.0.1",
+    port: Annotated[int, access(min=0, max=65535, help="0 finds a free one.")] = 8000,
+    api_key_file: Annotated[
+        Path | None, access(help="One key a line. Each has states of its own; the first may read /metrics.")
+    ] = None,
+    no_auth: Annotated[bool, access("--no-auth", help="Let everybody in who reaches the address.")] = False,
+    cors: Annotated[
+        list[str] | None, access(help="Let pages of this origin use the server. May be repeated; *: all.")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, states(help="Keep states in this folder, so that they outlive the server.")
+    ] = None,
+    state_memory: Annotated[str, states(help="Of each model's states in memory.")] = "1GiB",
+    state_disk: Annotated[str, states(help="Of each model's states on the disk.")] = "20GiB",
+    session_ttl: Annotated[
+        str | None, states(help="Drop states that were not used for so long, as 12h or 7d (default: never).")
+    ] = None,
+    max_rows: Annotated[int, limits(min=1, max=1024, help="Texts that are written at once.")] = 32,
+    prefill_piece: Annotated[
+        int, limits(min=1, max=2**16, help="Tokens of prompts that are read between two steps.")
+    ] = 256,
+    max_queue: Annotated[int, limits(min=1, help="Requests that wait; beyond, clients are told to come later.")] = 256,
+    max_queue_tokens: Annotated[int, limits(min=1, help="Tokens of their prompts.")] = 2**20,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Nothing on stderr but errors.")] = False,
+) -> None:
+    """Serve models over HTTP, to clients of OpenAI's API: completions, chat, and states that are kept.
+
+    All requests are written together, and each answer is what its request alone would get, to the last bit. What was read
+    once is not read again: states of prompts and answers are kept, and a prompt that begins as an earlier one did begins
+    from its state.
+
+    Ctrl-C finishes what runs and stops; a second one stops at once.
+    """
+    from tarnn.serving.http.server import Server, address_of, bind  # first: it needs what the extra brings
+
+    names = [run.resolve().name for run in runs]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise UserError(f"two folders are called {twice[0]}, and a model goes by its folder's name. Rename one.")
+    from tarnn.serving.engine import Engine
+    from tarnn.serving.http.app import create_app
+    from tarnn.serving.http.keys import answered_names, read_keys
+    from tarnn.serving.http.settings import ServerSettings
+    from tarnn.serving.model import open_served
+    from tarnn.serving.store import StateStore
+
+    keys = () if api_key_file is None else read_keys(api_key_file)
+    if keys and no_auth:
+        raise UserError("--api-key-file and --no-auth were both given; give one of them.")
+    settings = ServerSettings(keys=keys, hosts=answered_names(host, keys, no_auth), cors=tuple(cors or ()))
+    memory, disk = num_bytes(state_memory, "--state-memory"), num_bytes(state_disk, "--state-disk")
+    ttl = None if session_ttl is None else num_seconds(session_ttl, "--session-ttl")
+    report = (lambda text: None) if quiet else partial(print, file=sys.stderr, flush=True)
+    with ExitStack() as stack:
+        bound = stack.enter_context(bind(host, port))
+        engines = {}
+        for name, run in zip(names, runs):
+            model = open_served(run, name=name, weights=weights)
+            folder = None if state_dir is None else state_dir / name
+            store = StateStore(model, memory=memory, folder=folder, disk=disk, ttl=ttl)
+            stack.callback(store.close)
+            engine = Engine(
+                model,
+                store=store,
+                max_rows=max_rows,
+                prefill_piece=prefill_piece,
+                max_queue=max_queue,
+                max_queue_tokens=max_queue_tokens,
+            )
+            engines[name] = stack.enter_context(engine)
+            report(f"tarnn: {name}: {'images' if model.draws_images else 'text'}, {weights} weights, {model.key.isa}")
+        app = create_app(engines, settings)
+
+        def stop() -> None:
+            for engine in engines.values():
+                engine.close()
+
+        server = Server(app, report, stop)
+        address = address_of(bound)
+        report(f"tarnn: {address}/v1 answers, and {address} is a page to write on; Ctrl-C ends it")
+        server.run(sockets=[bound])

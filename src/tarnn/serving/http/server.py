@@ -1,0 +1,98 @@
+"""Runs the application on a socket until a signal: the first one drains, the second one stops."""
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+
+from tarnn.errors import UserError
+
+KEEP_ALIVE = 75  # seconds that a silent connection stays open; more than proxies hold theirs
+MOST_CONNECTIONS = 4096
+WATCH = 0.02  # seconds between two looks at what still runs
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket at that address, which is ours from now on. Raises UserError where it can't be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"--host {host} is no address of this machine: {error}. Leave it out for 127.0.0.1.") from error
+    if os.name == "posix":  # a port is free again when its server has ended
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(f"port {port} is in use. Give another --port; 0 finds a free one.") from error
+        raise UserError(f"{host}:{port} can't be served: {error.strerror}. Give another --host or --port.") from error
+    return bound
+
+
+def address_of(bound: socket.socket) -> str:
+    """As a client writes it."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """report: told what a signal does. stop: ends what still runs; called at the second signal."""
+
+    def __init__(self, app: Starlette, report: Callable[[str], None], stop: Callable[[], None]):
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="asyncio",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE,
+                limit_concurrency=MOST_CONNECTIONS,
+            )
+        )
+        self.app, self._report, self._stop = app, report, stop
+        self._draining: asyncio.Task[None] | None = None
+
+    async def main_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if os.name == "posix":  # wakes a loop that waits
+            for number in (signal.SIGINT, signal.SIGTERM):
+                try:
+                    loop.add_signal_handler(number, self.handle_exit, number, None)
+                except (RuntimeError, ValueError):  # not the main thread
+                    break
+        await super().main_loop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First: no more requests, and an end when the last is answered. Second: the end."""
+        state = self.app.state
+        if state.draining:
+            self._report("tarnn: stopped")
+            self._stop()
+            self.should_exit = self.force_exit = True
+            return
+        state.draining = True
+        if state.inside:
+            self._report(
+                f"tarnn: takes no more requests and answers {state.inside} to their ends; Ctrl-C again stops them"
+            )
+        self._draining = asyncio.get_event_loop().create_task(self._drain())
+
+    async def _drain(self) -> None:
+        while self.app.state.inside:
+            await asyncio.sleep(WATCH)
+        self._report("tarnn: stopped")
+        self.should_exit = True
