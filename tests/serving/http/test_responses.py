@@ -154,7 +154,7 @@ def test_output_may_be_sent_back_as_input(client, server):
     answer = client.responses.create(model="chat", input="Hello", **OPTIONS)
     items = [{"role": "user", "content": "Hello"}, *(x.model_dump(exclude_none=True) for x in answer.output)]
     items.append({"role": "user", "content": [{"type": "input_text", "text": "So?"}]})
-    again = client.responses.create(model="chat", input=items, store=False, **OPTIONS)
+    again = client.responses.create(model="chat", input=items, **OPTIONS)
     text = (
         f"<user>Hello<|endoftext|><assistant>{answer.output_text.strip()}<|endoftext|><user>So?<|endoftext|><assistant>"
     )
