@@ -4,6 +4,7 @@ import pytest
 from support.served import save_served
 from transformers.utils import logging
 
+from tarnn.serving.engine import Engine
 from tarnn.serving.model import open_served
 
 
@@ -33,3 +34,18 @@ def served(served_folder):
         return models[kind, weights]
 
     return model
+
+
+@pytest.fixture
+def engine(served):
+    """engine(kind, **options): a running engine, closed after the test."""
+    engines = []
+
+    def start(kind="linear", weights="float32", **options):
+        engines.append(Engine(served(kind, weights), **options))
+        engines[-1].start()
+        return engines[-1]
+
+    yield start
+    for one in engines:
+        one.close()

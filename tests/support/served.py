@@ -33,10 +33,11 @@ TEXTS = {
     "linear": {"decay": "none"},
     "decay": {"decay": "token"},
     "rotary": {"decay": "none", "position": "rotary"},
-    "log-weighted": {"decay": "none", "feature_map": "exp"},
+    "log-weighted": {"decay": "none", "feature_map": "exp", "qk_norm": False},
     "short": {"position": "learned", "max_position_embeddings": 48},
     "hybrid": {"attention": ["linear", "softmax"], "position": "rotary"},
 }
+NO_ENDS: frozenset[int] = frozenset()
 IMAGES = {"image": {}, "classes": {"num_classes": 3}, "colour": {"num_channels": 3, "likelihood": "categorical"}}
 
 
@@ -69,3 +70,18 @@ def alone(served, request, choice=0):
     ends = served.model.end_ids if request.end_ids is None else request.end_ids
     tokens = [int(token) for token in loop.tokens(sample, request.max_tokens, end_ids=ends)]
     return tokens, loop.logits, loop.state
+
+
+def prompt(length, seed=0):
+    """Tokens that are whole characters."""
+    return np.random.default_rng(seed).integers(32, 127, length).astype(np.int32)
+
+
+def answer(stream):
+    """(text, tokens, finish, snapshot) of each choice, all its events together."""
+    texts, tokens, last = {}, {}, {}
+    for event in stream:
+        texts[event.choice] = texts.get(event.choice, "") + event.text
+        tokens.setdefault(event.choice, []).extend(event.tokens)
+        last[event.choice] = event
+    return [(texts[i], tokens[i], last[i].finish, last[i].snapshot) for i in sorted(last)]

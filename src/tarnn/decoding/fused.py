@@ -113,6 +113,10 @@ class FusedStep:
         parameters = self.tokens.new_empty(len(ids), self.num_outputs)
         return parameters, self._run(ids, state, tensors, parameters, 1, self._rows(state, state.position))
 
+    def check(self, state: ModelState) -> None:
+        """Raise UnfitState for anything but the state of one row, as this model makes it."""
+        check_state(state, self._expected, 1)
+
     def over(self, state: ModelState, parameters: Float[Tensor, "b p"]) -> Callable[[Int[Tensor, " b"]], None]:
         """One token per row, again and again in the same memory: a function of tokens (b,), int64 and contiguous.
 

@@ -37,9 +37,10 @@ def _fits(layer: State, wanted: State) -> bool:
     if isinstance(layer, KVCache):
         expected = [x.expand(-1, -1, layer.capacity, -1) for x in expected]
         dtypes.append(torch.bfloat16)
-    types = {x.dtype for x in tensors if x.dtype != torch.bool}
+    numbers = [x for x in tensors if x.dtype != torch.bool]  # all but a cache's mask
+    types = {x.dtype for x in numbers}
     return (
-        [x.shape for x in tensors[: len(expected)]] == [x.shape for x in expected]
+        [x.shape for x in numbers] == [x.shape for x in expected]
         and len(types) < 2
         and types.issubset(dtypes)
         and all(x.device.type == "cpu" and x.is_contiguous() for x in tensors)

@@ -18,7 +18,7 @@ class Answer:
     engine must look for these itself; `finish` comes last. taken: tokens that the reader has had.
 
     Of the engine alone: prompt, all tokens before it; most, how many it may write; at, where it stands while it has no row of the
-    pool; ending, how it will end once its last token was read.
+    pool; ending, how it will end once its last token was read; proven, as of a snapshot.
     """
 
     def __init__(self, mail: Any, choice: int, text: TextStream | None):
@@ -31,6 +31,8 @@ class Answer:
         self.prompt: Int[np.ndarray, " t"] = np.zeros(0, np.int32)
         self.most = 0
         self.at: Snapshot | None = None
+        begin = mail.request.begin
+        self.proven = begin is None or begin.proven
         self._text, self._texts_taken = text, 0
         self._engine_reads = bool(mail.request.stop)
 

@@ -6,6 +6,7 @@ from tarnn.decoding.draws import check_sampling
 from tarnn.models.likelihoods import NUM_VALUES
 from tarnn.serving.model import ServedModel
 from tarnn.serving.request import Request
+from tarnn.serving.snapshot import Snapshot
 
 
 def check_request(request: Request, model: ServedModel) -> None:
@@ -37,11 +38,20 @@ def _check_prompt(request: Request, model: ServedModel) -> None:
     if len(prompt) and not (0 <= prompt.min() and prompt.max() < vocab_size):
         wrong = next(int(x) for x in (prompt.min(), prompt.max()) if not 0 <= x < vocab_size)
         raise ValueError(f"a token must be from 0 to {vocab_size - 1}; got {wrong}.")
+    if begin is not None:
+        _check_begin(begin, model)
     length = len(prompt) + (0 if begin is None else len(begin.tokens))
     if limit is not None and length > limit:
         raise ValueError(
             f"this model reads {limit:,} tokens at most; the prompt has {length:,}, with what it begins from."
         )
+
+
+def _check_begin(begin: Snapshot, model: ServedModel) -> None:
+    model.step.check(begin.state)
+    if begin.logits.shape != (1, model.step.num_outputs):
+        expected, shape = f"(1, {model.step.num_outputs})", tuple(begin.logits.shape)
+        raise ValueError(f"the state is of another model: its logits are {expected} of this one; got {shape}.")
 
 
 def _check_counts(request: Request, model: ServedModel) -> None:

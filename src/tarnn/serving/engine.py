@@ -28,8 +28,8 @@ class Busy(RuntimeError):
 
 class Stats(NamedTuple):
     """running: choices that are written now; ready: those that wait for a row; parked: those whose reader is slow. waiting:
-    requests whose prompts are not read yet, and waiting_tokens of these. The rest counts since the start; error: of the
-    thread, which has ended then."""
+    requests whose prompts are not read yet, and waiting_tokens of these. The rest counts since the start: errors, requests that
+    ended with one; error: the last one, "" while there was none."""
 
     running: int
     ready: int
@@ -122,7 +122,7 @@ class Engine:
             self._requests,
             self._refused,
             rounds.errors,
-            self._error,
+            self._error or rounds.error,
         )
 
     def submit(self, request: Request, on_events: Callable[[], None] | None = None) -> Stream:
@@ -153,6 +153,13 @@ class Engine:
             self._ask("add", mail)
         return Stream(mail)
 
+    def check_room(self) -> None:
+        """Raise Busy where the queue is full: before any work is done for a request that would be refused."""
+        with self._lock:
+            if len(self._waiting) >= self._max_queue:
+                self._refused += 1
+                raise Busy(self._retry_after())
+
     def _ask(self, what: str, mail: Mail) -> None:
         self._asked.append((what, mail))
         self._news.set()
@@ -170,7 +177,7 @@ class Engine:
             while not self._over():
                 self._answer()
                 if self._rounds.busy:
-                    self._turn()
+                    self._rounds.turn()
                 else:
                     self._rounds.tell()
                     self._news.wait()
@@ -190,13 +197,6 @@ class Engine:
         while self._asked:
             what, mail = self._asked.popleft()
             getattr(self._rounds, what)(mail)
-
-    def _turn(self) -> None:
-        """One round; where it fails, so do those that it was for, and the engine goes on."""
-        try:
-            self._rounds.turn()
-        except Exception as error:
-            self._rounds.end("error", f"the model failed: {type(error).__name__}: {error}")
 
     def _end(self) -> None:
         """Nobody waits for a thread that has ended."""

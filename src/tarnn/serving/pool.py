@@ -32,13 +32,12 @@ class Pool:
         self.parameters = torch.zeros(max_rows, model.step.num_outputs)
         self._parameters_of = [self.parameters[:n] for n in range(max_rows + 1)]
 
-    def add(self, snapshot: Snapshot) -> int:
-        """The row in which the sequence goes on from here."""
+    def add(self, snapshot: Snapshot) -> None:
+        """A sequence goes on from here, in a row behind the others."""
         row = self.num_rows
         torch._foreach_copy_(self._rows[row], pytree.tree_leaves(snapshot.state))
         self.parameters[row] = snapshot.logits[0]
         self.num_rows += 1
-        return row
 
     def remove(self, row: int) -> None:
         """The last row takes this one's place."""
@@ -48,10 +47,10 @@ class Pool:
             self.parameters[row] = self.parameters[last]
         self.num_rows = last
 
-    def snapshot(self, row: int, tokens: Int[np.ndarray, " t"]) -> Snapshot:
-        """A copy of a row, which has read these tokens."""
+    def snapshot(self, row: int, tokens: Int[np.ndarray, " t"], proven: bool = True) -> Snapshot:
+        """A copy of a row, which has read these tokens. proven: as of a snapshot."""
         state = pytree.tree_unflatten([x.clone() for x in self._rows[row]], self._spec)
-        return Snapshot(state, self.parameters[row : row + 1].clone(), tokens)
+        return Snapshot(state, self.parameters[row : row + 1].clone(), tokens, proven)
 
     def step(self, ids: Int[Tensor, " b"]) -> None:
         """Each row in use reads a token."""

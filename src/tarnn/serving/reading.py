@@ -1,6 +1,7 @@
 """A prompt being read: from the deepest state that is known of its beginning, a piece at a time."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from tarnn.serving.stream import Mail
 
 
 class Reading:
-    """A request whose prompt has been read up to `done`. tokens: what it begins from, and its prompt.
+    """A request whose prompt has been read up to `done`. tokens: what it begins from, and its prompt. proven: as of a snapshot.
 
     The state is the reading's own from its first piece on; until then it is a snapshot that others may share.
     """
@@ -31,6 +32,7 @@ class Reading:
         self._at: Snapshot | None = None
         self._state: ModelState | None = None
         self._begun = False
+        self.proven = begin is None or begin.proven
         self._marks = self._places()
 
     @property
@@ -61,9 +63,9 @@ class Reading:
             ids = torch.from_numpy(self.tokens[self.done : stop].astype(np.int64))[None]
             logits, self._state = model.step.prefill(ids, self._state, inplace=True)
             self.done = stop
-            self._at = Snapshot(self._state, logits, self.tokens[:stop])
+            self._at = Snapshot(self._state, logits, self.tokens[:stop], self.proven)
             if self._marks and stop == self._marks[-1]:
-                yield Snapshot(self._state.clone(), logits, self.tokens[:stop])
+                yield replace(self._at, state=self._state.clone())
 
     def end(self) -> Snapshot:
         """Where the prompt ends; nothing is read after that."""

@@ -55,6 +55,7 @@ class Rounds:
         self.ready: deque[Answer] = deque()
         self.parked: dict[Mail, list[Answer]] = {}
         self.tokens_read = self.tokens_written = self.tokens_cached = self.errors = self._count = 0
+        self.error = ""  # the last one
         self._told: dict[Mail, None] = {}
 
     @property
@@ -80,9 +81,13 @@ class Rounds:
         if self.queue and len(self.rows) + len(self.ready) < self._max_rows + AHEAD:
             self._read_piece()
         while self.ready and not self.rows.full:
-            self.rows.join(self.ready.popleft())
+            self._join(self.ready.popleft())
         if self.rows:
-            self._write()
+            try:
+                self._write()
+            except Exception as error:
+                for mail in dict.fromkeys(x.mail for x in self.rows.clear()):
+                    self._fail(mail, f"the model failed: {type(error).__name__}: {error}")
         self.tell()
 
     def tell(self) -> None:
@@ -98,7 +103,6 @@ class Rounds:
         self.ready.clear()
         self.parked.clear()
         for mail in dict.fromkeys(mails):
-            self.errors += bool(error)
             self._when_read(mail)
             self._end_all(mail, finish, error)
 
@@ -116,13 +120,16 @@ class Rounds:
             if not reading.left:
                 self._end_of_prompt(reading)
         except Exception as error:
-            self._leave(mail)
-            self.errors += 1
-            self._end_all(mail, "error", f"its prompt could not be read: {error}")
+            self._fail(mail, f"the prompt could not be read: {error}")
 
     def _start(self, reading: Reading) -> None:
-        store = self._store
-        reading.start(None if store is None else store.longest(reading.request.tenant, reading.tokens))
+        found = None
+        if self._store is not None and reading.proven:
+            try:
+                found = self._store.longest(reading.request.tenant, reading.tokens)
+            except Exception as error:  # what is not found is read
+                self.error = f"the store of states: {error}"
+        reading.start(found)
         self.tokens_cached += reading.done
 
     def _end_of_prompt(self, reading: Reading) -> None:
@@ -137,6 +144,12 @@ class Rounds:
             else:
                 self._end(answer, "length", at if request.keep else None)
 
+    def _join(self, answer: Answer) -> None:
+        try:
+            self.rows.join(answer)
+        except Exception as error:
+            self._fail(answer.mail, f"the answer could not begin: {error}")
+
     def _room(self, length: int) -> int:
         """How many tokens can be written behind so many."""
         last_unread = int(self._model.draws_images)  # nothing comes after an image's last value
@@ -147,9 +160,11 @@ class Rounds:
         rows, n = self.rows, len(self.rows)
         tokens, look = rows.draw()
         self.tokens_written += n
-        wake(rows.mails)
+        told = rows.mails
         if look:
             tokens = self._end_unread(tokens)
+            told, self._told = list(dict.fromkeys([*told, *self._told])), {}
+        wake(told)
         if rows:
             rows.step(tokens)
         if look:
@@ -165,8 +180,8 @@ class Rounds:
         for row in range(len(self.rows) - 1, -1, -1):
             answer = self.rows.answers[row]
             last_value = self._model.draws_images and len(answer.tokens) == answer.most
-            if answer.finish:  # an error
-                self.errors += 1
+            if answer.finish:
+                self._count_error(answer.error)
                 self._told[answer.mail] = None
             elif answer.ending and (last_value or not (answer.mail.request.keep or self._store)):
                 self._end(answer, answer.ending)
@@ -190,8 +205,12 @@ class Rounds:
 
     def _keep(self, mail: Mail, snapshot: Snapshot) -> None:
         """A state that diverged would spoil whatever goes on from it."""
-        if self._store is not None and snapshot.logits.isfinite().all():
+        if self._store is None or not snapshot.proven or not snapshot.logits.isfinite().all():
+            return
+        try:
             self._store.keep(mail.request.tenant, snapshot)
+        except Exception as error:  # an answer doesn't depend on what is kept
+            self.error = f"the store of states: {error}"
 
     def _park(self, mail: Mail) -> None:
         """The rows of a slow reader leave, until it has taken what is there."""
@@ -214,6 +233,15 @@ class Rounds:
         if waiting:
             self.ready = deque(x for x in self.ready if x.mail is not mail)
         return [*answers, *waiting]
+
+    def _fail(self, mail: Mail, error: str) -> None:
+        self._leave(mail)
+        self._when_read(mail)
+        self._count_error(error)
+        self._end_all(mail, "error", error)
+
+    def _count_error(self, error: str) -> None:
+        self.errors, self.error = self.errors + 1, error
 
     def _end_all(self, mail: Mail, finish: str, error: str = "") -> None:
         """Every answer that goes on ends."""

@@ -50,9 +50,9 @@ class Rows:
     def join(self, answer: Answer) -> None:
         """The answer goes on in a row of its own."""
         assert answer.at is not None
-        row, mail = self._pool.add(answer.at), answer.mail
+        mail = answer.mail
         self._sampling.put(
-            row,
+            len(self.answers),
             mail.request.sampling,
             seed=mail.seed,
             choice=answer.choice,
@@ -60,6 +60,7 @@ class Rows:
             written=answer.tokens,
             likeliest=mail.request.logprobs,
         )
+        self._pool.add(answer.at)
         answer.at = None
         self.answers.append(answer)
         self._changed = True
@@ -82,7 +83,8 @@ class Rows:
 
     def snapshot(self, row: int) -> Snapshot:
         """Where a row stands, copied."""
-        return self._pool.snapshot(row, self.answers[row].all_tokens())
+        answer = self.answers[row]
+        return self._pool.snapshot(row, answer.all_tokens(), answer.proven)
 
     def draw(self) -> tuple[Tensor, bool]:
         """(a token of each row, which its answer has now; whether one of the answers must be looked at)."""
