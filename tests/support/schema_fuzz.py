@@ -1,4 +1,4 @@
-"""Requests that schemathesis makes up from our own OpenAPI document, rightly and wrongly, and what must be true of the answers."""
+"""Requests that schemathesis makes up from our own OpenAPI document, and what must be true of the answers."""
 
 import hypothesis
 import schemathesis

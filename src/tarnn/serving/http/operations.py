@@ -71,9 +71,7 @@ OPERATIONS = (
         streams=True,
     ),
     Operation("GET", "/v1/responses/{id}", "getResponse", "A response", answer=responses.ResponseObject),
-    Operation(
-        "DELETE", "/v1/responses/{id}", "deleteResponse", "Forget a response", answer=responses.DeletedResponse
-    ),
+    Operation("DELETE", "/v1/responses/{id}", "deleteResponse", "Forget a response", answer=responses.DeletedResponse),
     Operation(
         "POST",
         "/v1/states",

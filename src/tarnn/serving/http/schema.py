@@ -1,11 +1,11 @@
 """GET /openapi.json: all routes in OpenAPI 3.1, from the models that check the bodies."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic.json_schema import JsonSchemaMode, models_json_schema
+from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -14,26 +14,27 @@ from tarnn._version import __version__
 from tarnn.serving.http.answer_wire import ErrorAnswer
 from tarnn.serving.http.operations import EVENTS, JSON, OPERATIONS, Operation
 
-Schemas = dict[tuple[type[BaseModel], JsonSchemaMode], dict[str, Any]]
+Fields = dict[str, Any]
 PLACE = "#/components/schemas/{model}"
 KEYS = {"key": {"type": "http", "scheme": "bearer", "description": "A line of the file in --api-key-file."}}
 
 
 @cache
-def document(with_keys: bool) -> dict[str, Any]:
+def document(with_keys: bool) -> Fields:
     """The whole description. with_keys: whether the server has keys, so that one must be sent."""
-    bodies = {x for op in OPERATIONS for x in (op.body, op.query) if x is not None}
-    answers = {x for op in OPERATIONS for x in (op.answer,) if x is not None} | {ErrorAnswer}
-    shapes = [(x, "validation") for x in by_name(bodies)] + [(x, "serialization") for x in by_name(answers)]
-    schemas, definitions = models_json_schema(shapes, ref_template=PLACE)
-    paths: dict[str, dict[str, Any]] = {}
+    bodies = by_name(op.body for op in OPERATIONS)
+    answers = by_name([ErrorAnswer, *(op.answer for op in OPERATIONS)])
+    asked, asked_shapes = models_json_schema([(x, "validation") for x in bodies], ref_template=PLACE)
+    told, told_shapes = models_json_schema([(x, "serialization") for x in answers], ref_template=PLACE)
+    shapes = {model: schema for (model, _), schema in (asked | told).items()}
+    paths: dict[str, Fields] = {}
     for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = described(operation, schemas)
-    whole = {
+        paths.setdefault(operation.path, {})[operation.method.lower()] = described(operation, shapes)
+    whole: Fields = {
         "openapi": "3.1.0",
         "info": {"title": "tarnn serve", "version": __version__, "description": "Models whose whole past is a state."},
         "paths": paths,
-        "components": {"schemas": definitions["$defs"]},
+        "components": {"schemas": asked_shapes["$defs"] | told_shapes["$defs"]},
     }
     if with_keys:
         whole["components"]["securitySchemes"] = KEYS
@@ -41,25 +42,25 @@ def document(with_keys: bool) -> dict[str, Any]:
     return whole
 
 
-def by_name(models: set[type[BaseModel]]) -> list[type[BaseModel]]:
-    return sorted(models, key=lambda model: model.__name__)
+def by_name(models: Iterable[type[BaseModel] | None]) -> list[type[BaseModel]]:
+    return sorted({x for x in models if x is not None}, key=lambda model: model.__name__)
 
 
-def described(operation: Operation, schemas: Schemas) -> dict[str, Any]:
-    whole: dict[str, Any] = {"summary": operation.summary, "operationId": operation.name}
+def described(operation: Operation, shapes: Mapping[Any, Fields]) -> Fields:
+    whole: Fields = {"summary": operation.summary, "operationId": operation.name}
     if parameters := list(parameters_of(operation)):
         whole["parameters"] = parameters
-    content = {kind: {"schema": {}} for kind in operation.other_bodies}
+    content: Fields = {kind: {"schema": {}} for kind in operation.other_bodies}
     if operation.body is not None:
-        content[JSON] = {"schema": schemas[operation.body, "validation"]}
+        content[JSON] = {"schema": shapes[operation.body]}
     if content:
         whole["requestBody"] = {"content": content, "required": not operation.optional}
-    answers = {kind: {"schema": {}} for kind in operation.other_answers}
+    answers: Fields = {kind: {"schema": {}} for kind in operation.other_answers}
     if operation.answer is not None:
-        answers[JSON] = {"schema": schemas[operation.answer, "serialization"]}
+        answers[JSON] = {"schema": shapes[operation.answer]}
     if operation.streams:
         answers[EVENTS] = {"schema": {"type": "string"}}
-    error = {"content": {JSON: {"schema": schemas[ErrorAnswer, "serialization"]}}}
+    error = {"content": {JSON: {"schema": shapes[ErrorAnswer]}}}
     whole["responses"] = {
         "200": {"description": "Done.", "content": answers},
         "4XX": {"description": "What was wrong, in a sentence that names the parameter.", **error},
@@ -68,7 +69,7 @@ def described(operation: Operation, schemas: Schemas) -> dict[str, Any]:
     return whole
 
 
-def parameters_of(operation: Operation) -> Iterator[dict[str, Any]]:
+def parameters_of(operation: Operation) -> Iterator[Fields]:
     for name in operation.in_path:
         yield {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     fields = {} if operation.query is None else operation.query.model_json_schema()["properties"]
