@@ -1,5 +1,6 @@
 """The server as an ASGI application: its routes, and what they share."""
 
+import asyncio
 import time
 from collections.abc import Mapping
 from functools import cache
@@ -45,5 +46,6 @@ def create_app(engines: Mapping[str, Engine], settings: ServerSettings | None = 
     app.state.engines, app.state.settings = dict(engines), settings
     app.state.times, app.state.started = Times(), int(time.time())
     app.state.draining, app.state.inside = False, 0
+    app.state.scoring = asyncio.Semaphore(1)
     app.state.mailbox = cache(Mailbox)  # made on the loop, when the first request comes
     return app
