@@ -22,6 +22,7 @@ from tarnn.serving.http.asking import (
     text_engine_of,
     usage_of,
     wants_usage,
+    wants_usage_in_each,
 )
 from tarnn.serving.http.body import read_request
 from tarnn.serving.http.chunks import Chunks
@@ -29,7 +30,7 @@ from tarnn.serving.http.errors import bad
 from tarnn.serving.http.prompts import SHORT, Ids, prompt_ids, vocabulary
 from tarnn.serving.http.sse import EventStream
 from tarnn.serving.http.template import Messages, check_template, encoded, rendered
-from tarnn.serving.http.vocabulary import Vocabulary
+from tarnn.serving.http.vocabulary import Vocabulary, as_json
 from tarnn.serving.http.wire import ChatRequest
 from tarnn.serving.model import ServedModel
 from tarnn.serving.request import Event, TokenLogprob
@@ -75,6 +76,7 @@ async def create(request: HttpRequest) -> Response:
             first=b'"delta":{"role":"assistant","content":',
             closed=b"}",
             with_usage=wants_usage(asked),
+            usage_in_each=wants_usage_in_each(asked),
             logprobs=partial(logprobs_of_event, words=words) if asked.logprobs else None,
         )
         return EventStream(reader, chunks.encode, chunks.last, partial(state_header, reader))
@@ -120,7 +122,7 @@ def logprobs_of(rows: Sequence[TokenLogprob], words: Vocabulary) -> dict[str, An
     """In the shape of this API."""
 
     def described(token: int, value: float) -> dict[str, Any]:
-        return {"token": words.text_of(token), "logprob": value, "bytes": list(words.bytes_of(token))}
+        return {"token": words.text_of(token), "logprob": as_json(value), "bytes": list(words.bytes_of(token))}
 
     content = [
         described(row.token, row.logprob) | {"top_logprobs": [described(*likely) for likely in row.likeliest]}
