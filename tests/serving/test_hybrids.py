@@ -1,5 +1,7 @@
 """Hybrids beside each other: rows whose caches differ in length and room, as if each were alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.served import NO_ENDS, alone, answer, prompt
@@ -72,3 +74,13 @@ def test_a_snapshot_stays_what_it_was(engine, served):
     _, expected = model.step.prefill(torch.arange(1, 8)[None], caches.copy_of(snapshot.state, 99))
     assert same(mine, expected)
     assert same(pool.snapshot(0, snapshot.tokens), model.step(torch.tensor([8]), expected)[1])
+
+
+def test_a_padded_state_is_refused(engine, served):
+    one, model = engine("hybrid"), served("hybrid")
+    [(_, _, _, snapshot)] = answer(one.submit(Request(prompt(4), 0, keep=True)))
+    ids, mask = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 1, 1]])
+    logits, padded = model.step.prefill(ids, model.model.new_state(1, 3), mask)
+    for state in (padded, replace(snapshot.state, position=snapshot.state.position - 1)):
+        with pytest.raises(ValueError, match="has a key for each of its tokens and no padding"):
+            one.submit(Request(max_tokens=1, begin=replace(snapshot, state=state, logits=logits)))
