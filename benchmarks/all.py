@@ -40,7 +40,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 PAGES = in_order(x.stem for x in HERE.glob("*.py"))
-RESUMES = ("attention", "favor")  # go on within a page
+RESUMES = ("attention", "favor", "serve")  # go on within a page
 NEEDS_PYTHON = "decode_baselines"
 
 
@@ -72,7 +72,7 @@ def measure(pages: list[str], options: Any) -> int:
             print(f"{page} is done already; --anew measures it again")
             continue
         words = ["--quick"] if options.quick else ["--resume"] * (page in RESUMES and page in record)
-        takes_python = options.python and page in (NEEDS_PYTHON, "delta")
+        takes_python = options.python and page in (NEEDS_PYTHON, "delta", "serve")
         words += ["--python", str(options.python)] if takes_python else []
         note(record, page, "begun")
         print(f"\n=== {at} of {len(pages)}: {page}, {minutes(page)}", flush=True)

@@ -1,6 +1,7 @@
 """One decoder of `decode_baselines.py`, in an environment of its own that has the package and numpy, and no tarnn.
 
     python benchmarks/toolkit/decode_workers.py '{"engine": "onnxruntime", "weights": "int4", …}'   → milliseconds, JSON
+    python benchmarks/toolkit/decode_workers.py @FILE.json      # the same, from a file; the engine "gguf" only writes a model
 
 A model of Llama's shape with random weights is written in the engine's own format, and run for one token at a time, on one
 thread, behind so many positions.
@@ -21,7 +22,10 @@ GROUP = 32
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    word = sys.argv[1]
+    given = json.loads(Path(word[1:]).read_text() if word.startswith("@") else word)
+    if given["engine"] == "gguf":
+        return write_gguf(given, given["file"])
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(ENGINES[given["engine"]](given, Path(folder))))
 
@@ -101,7 +105,11 @@ def write_gguf(given, file):
     out.add_rope_dimension_count(shape["hidden"] // shape["heads"])
     out.add_layer_norm_rms_eps(1e-6)
     out.add_vocab_size(shape["vocab"])
-    out.add_tokenizer_model("no_vocab")
+    words = given.get("vocabulary")
+    if words is None:
+        out.add_tokenizer_model("no_vocab")
+    else:
+        add_vocabulary(out, words)
 
     def put(name, x, kind):
         if kind == gguf.GGMLQuantizationType.F32:
@@ -111,7 +119,8 @@ def write_gguf(given, file):
 
     ones = np.ones(shape["hidden"], np.float32)
     put("token_embd.weight", random(rng, (shape["vocab"], shape["hidden"])), gguf.GGMLQuantizationType.F32)
-    put("output.weight", random(rng, (shape["vocab"], shape["hidden"])), head)
+    if words is None:  # else the embedding is the head too
+        put("output.weight", random(rng, (shape["vocab"], shape["hidden"])), head)
     out.add_tensor("output_norm.weight", ones)
     for layer in range(shape["layers"]):
         for name, size in matrices(shape).items():
@@ -121,6 +130,22 @@ def write_gguf(given, file):
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.write_tensors_to_file()
+
+
+def add_vocabulary(out, words):
+    """A byte-level BPE, as `served_models.vocabulary` describes it; the last of its special tokens ends a text."""
+    import gguf
+
+    kinds = [gguf.TokenType.CONTROL if special else gguf.TokenType.NORMAL for special in words["special"]]
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre("gpt-2")
+    out.add_token_list(words["tokens"])
+    out.add_token_types(kinds)
+    out.add_token_merges(words["merges"])
+    end = max(i for i, special in enumerate(words["special"]) if special)
+    out.add_eos_token_id(end)
+    out.add_bos_token_id(end)
+    out.add_add_bos_token(False)
     out.close()
 
 

@@ -153,6 +153,13 @@ class Engine:
             self._ask("add", mail)
         return Stream(mail)
 
+    def check_room(self) -> None:
+        """Raise Busy where the queue is full: before any work is done for a request that would be refused."""
+        with self._lock:
+            if len(self._waiting) >= self._max_queue:
+                self._refused += 1
+                raise Busy(self._retry_after())
+
     def _ask(self, what: str, mail: Mail) -> None:
         self._asked.append((what, mail))
         self._news.set()

@@ -4,8 +4,8 @@ Only data is read: JSON, and safetensors. transformers' own loaders would follow
 folder, to adapters and to the network (`auto_map`, `adapter_config.json`, `attn_implementation`), so they stay out.
 """
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from tarnn.auto_classes import CONVERTED
+from tarnn.data.chat_template import read_chat_template, render
 from tarnn.decoding.weights import check_counts, check_weights, fill, read_headers, read_weights, saved_dtype
 from tarnn.errors import UserError
 from tarnn.huggingface.config import TarnnConfig
@@ -143,14 +144,24 @@ def end_ids(file: Path, config: TarnnConfig) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class SavedTokenizer:
-    """What a prompt and its continuation need of a tokenizer."""
+    """What a prompt and its continuation need of a tokenizer. special: its special tokens, as bos_token, by their names."""
 
     backend_tokenizer: Tokenizer
     bos_token_id: int | None
     eos_token_id: int | None
+    chat_template: str | None = None
+    special: Mapping[str, str] = field(default_factory=dict)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         return self.backend_tokenizer.decode([*map(int, ids)], skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], *, tokenize: bool = False, add_generation_prompt: bool = False
+    ) -> str:
+        """The conversation as one text, as tokenizers of transformers write it with tokenize=False. There must be a template."""
+        assert self.chat_template is not None
+        assert not tokenize
+        return render(self.chat_template, messages, self.special, answer_follows=add_generation_prompt)
 
 
 def open_tokenizer(path: str | Path) -> SavedTokenizer:
@@ -172,8 +183,11 @@ def open_tokenizer(path: str | Path) -> SavedTokenizer:
         if unknown := [token for token in special.values() if backend.token_to_id(token) is None]:
             raise ValueError(f"its vocabulary lacks the special token {unknown[0]!r}")
         backend.add_special_tokens(list(special.values()))
-        ends = (backend.token_to_id(special[name]) if name in special else None for name in SPECIAL[:2])
-        return SavedTokenizer(backend, *ends)
+        bos, eos = (backend.token_to_id(special[name]) if name in special else None for name in SPECIAL[:2])
+        template = read_chat_template(folder, settings)
+        return SavedTokenizer(backend, bos, eos, template, special)
+    except UserError:
+        raise
     except Exception as error:  # the tokenizers library raises bare Exceptions
         raise UserError(
             f"the tokenizer in {path} can't be read: {' '.join(str(error).split())}. Copy it from the checkpoint's origin."

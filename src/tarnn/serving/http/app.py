@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from tarnn.serving.engine import Engine
-from tarnn.serving.http import completions, health, images, metrics, models, page, states
+from tarnn.serving.http import chat, completions, health, images, metrics, models, page, states
 from tarnn.serving.http.answers import client_gone
 from tarnn.serving.http.door import Door
 from tarnn.serving.http.errors import ApiError, api_error, http_error, unexpected
@@ -18,7 +18,7 @@ from tarnn.serving.http.reader import ClientGone, Mailbox
 from tarnn.serving.http.settings import ServerSettings
 from tarnn.serving.http.times import Times
 
-GROUPS = (completions, states, images, models, health, metrics, page)
+GROUPS = (completions, chat, states, images, models, health, metrics, page)
 
 
 def create_app(engines: Mapping[str, Engine], settings: ServerSettings | None = None) -> Starlette:

@@ -9,8 +9,9 @@ from starlette.requests import Request as HttpRequest
 
 from tarnn.serving.engine import Busy, Engine
 from tarnn.serving.http.errors import ApiError, bad, overloaded, unavailable
+from tarnn.serving.http.prompts import Ids
 from tarnn.serving.http.reader import Reader
-from tarnn.serving.http.wire import Sampled
+from tarnn.serving.http.wire import Generation, Sampled
 from tarnn.serving.request import Request, Sampling, Usage
 from tarnn.serving.snapshot import Snapshot
 
@@ -110,6 +111,55 @@ def start(request: HttpRequest, engine: Engine, requests: list[Request]) -> Read
     except RuntimeError:  # the engine is closed, or has failed
         raise unavailable() from None
     return reader
+
+
+def refuse_when_full(engine: Engine) -> None:
+    """Raises ApiError (429) before any work is done for a request that would not be taken."""
+    try:
+        engine.check_room()
+    except Busy as busy:
+        raise overloaded(busy.retry_after) from None
+
+
+def engine_request(
+    request: HttpRequest,
+    engine: Engine,
+    asked: Generation,
+    prompt: Ids,
+    *,
+    begin: Snapshot | None,
+    max_tokens: int,
+    logprobs: int | None,
+    boundaries: tuple[int, ...] = (),
+) -> Request:
+    return Request(
+        prompt=prompt,
+        max_tokens=max_tokens,
+        sampling=sampling_of(asked, engine.model.model.config.vocab_size),
+        n=asked.n or 1,
+        begin=begin,
+        stop=tuple(asked.stop or ()),
+        end_ids=frozenset() if asked.ignore_eos else None,
+        logprobs=logprobs,
+        boundaries=boundaries,
+        tenant=tenant(request),
+        client=client(request),
+    )
+
+
+def head_of(kind: str, name: str, engine: Engine) -> dict[str, Any]:
+    """What an answer, or each of its chunks, begins with."""
+    return {
+        "id": new_id(kind),
+        "object": name,
+        "created": now(),
+        "model": engine.model.name,
+        "system_fingerprint": fingerprint_of(engine),
+    }
+
+
+def wants_usage(asked: Generation) -> bool:
+    return bool(asked.stream_options and asked.stream_options.include_usage)
 
 
 def new_id(kind: str) -> str:

@@ -1,5 +1,6 @@
 """Requests as they come over the wire: which parameters there are, and in which range."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -22,6 +23,8 @@ REFUSED = {  # parameters of OpenAI's API that are not here, and why
     "best_of": "best_of is not supported: ask for n choices with logprobs and take the best yourself.",
     "suffix": "suffix is not supported: the models served here continue a text and don't fill a gap in it.",
 }
+# how pydantic calls the kinds that a value may be of, in the place of an error
+TAG = re.compile(r"str|int|float|bool|(list|dict|function-\w+|nullable|constrained-\w+)(\[.*\]|\(.*\))?")
 Refused = Annotated[None, Field(exclude=True)]
 
 
@@ -37,9 +40,8 @@ class Wire(BaseModel):
     """Nothing is taken that has no meaning here: a typing error is not ignored."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
-    refused: ClassVar[
-        dict[str, str]
-    ] = {}  # parameters that others have, or values of them, and why they are refused here
+    # parameters that others have, or values of them, and why they are refused here
+    refused: ClassVar[Mapping[str, str]] = {}
 
 
 class StreamOptions(Wire):
@@ -67,6 +69,8 @@ class Sampled(Wire):
 
 class Generation(Sampled):
     """What completions and chats share beside that."""
+
+    refused: ClassVar[Mapping[str, str]] = REFUSED
 
     n: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -97,8 +101,11 @@ class Message(Wire):
     name: str | None = None
 
     @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+    def plain(self) -> dict[str, str]:
+        """As a chat template takes it: its content one text, and the system by its older name."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        plain = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        return plain if self.name is None else plain | {"name": self.name}
 
 
 class ChatRequest(Generation):
@@ -146,31 +153,23 @@ def parse_query(shape: type[Shape], query: Mapping[str, str]) -> Shape:
 
 
 def said(error: ValidationError, shape: type[Wire]) -> ApiError:
-    """The first thing that is wrong, in a sentence."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    place = [str(part) for part in first["loc"]]
-    if first["type"] == "json_invalid":
-        return bad(f"The body is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}.")
+    """What is wrong deepest inside, in a sentence: of a value that may be this or that, the kind it came nearest to."""
+    errors = error.errors(include_url=False, include_context=False)
+    wrong = max(errors, key=lambda each: len(each["loc"]))
+    place = [str(part) for i, part in enumerate(wrong["loc"]) if i == 0 or not TAG.fullmatch(str(part))]
+    if wrong["type"] == "json_invalid":
+        return bad(f"The body is not JSON: {wrong['msg'].removeprefix('Invalid JSON: ')}.")
     if not place:
         return bad("The body must be a JSON object.")
-    name = place[0]
-    param = ".".join(part for part in place if part in (name, *shape.model_fields) or part.isdigit() or part in INNER)
+    name, param = place[0], ".".join(place)[:LONGEST_VALUE]
     if name in shape.refused:
         return bad(shape.refused[name], name, "unsupported_parameter")
-    if first["type"] == "none_required" and name in REFUSED:
-        return bad(REFUSED[name], name, "unsupported_parameter")
-    if first["type"] == "extra_forbidden":
-        if name in REFUSED:
-            return bad(REFUSED[name], name, "unsupported_parameter")
-        unknown = ".".join(place)
-        return bad(f"Unknown parameter: {quoted(unknown)}.", unknown[:LONGEST_VALUE], "unknown_parameter")
-    if first["type"] == "missing":
+    if wrong["type"] == "extra_forbidden":
+        return bad(f"Unknown parameter: {quoted(param)}.", param, "unknown_parameter")
+    if wrong["type"] == "missing":
         return bad(f"The parameter {param} is missing.", param, "missing_required_parameter")
-    sentence = first["msg"].partition(" should ")[2] or first["msg"]
-    return bad(f"{param} must {sentence}; got {quoted(first['input'])}.", param, "invalid_value")
-
-
-INNER = ("role", "content", "text", "type", "name", "include_usage")
+    sentence = wrong["msg"].partition(" should ")[2] or wrong["msg"]
+    return bad(f"{param} must {sentence}; got {quoted(wrong['input'])}.", param, "invalid_value")
 
 
 def quoted(value: Any) -> str:

@@ -1,0 +1,197 @@
+"""Tables of the page of `serve.py`."""
+
+import statistics
+from typing import Any
+
+from scripts.common.tables import MIB, markdown
+from toolkit.serve_baselines import GUIDELLM, LLAMA, TRANSFORMERS
+
+Found = dict[str, dict[str, Any]]
+
+
+def measured(found: Found, case: str, weights: str) -> dict[str, Any]:
+    """What a case gave, or nothing."""
+    result = found.get(f"{case}, {weights}", {})
+    return {} if "missing" in result else result
+
+
+def by_weights(options, found: Found, case: str) -> dict[str, dict[str, Any]]:
+    return {x: result for x in options.weights if (result := measured(found, case, x))}
+
+
+def number(x: float | None, digits: int = 0) -> str | None:
+    return None if x is None else f"{x:,.{digits}f}"
+
+
+def engine_table(options, found: Found) -> str:
+    rows = []
+    for weights, result in by_weights(options, found, "engine").items():
+        bare = statistics.median(result["bare step"])
+        for kind in ("bare step", "greedy", "sampled"):
+            speed = statistics.median(result[kind])
+            rows.append(
+                [
+                    weights,
+                    kind,
+                    number(speed),
+                    f"{speed / bare:.2f}",
+                    f"{min(result[kind]):,.0f}–{max(result[kind]):,.0f}",
+                ]
+            )
+    return markdown(["weights", f"{options.streams[-1]} rows", "tokens/s", "of the bare step", "range"], rows, left=2)
+
+
+def speed_rows(options, found: Found) -> list[tuple[str, str, str, dict[str, Any]]]:
+    """(server, weights, streams, what was measured)."""
+    rows = []
+    for name, case in (("tarnn", "speeds"), (LLAMA, LLAMA), (TRANSFORMERS, TRANSFORMERS)):
+        for weights, result in by_weights(options, found, case).items():
+            rows += [(name, weights, n, x) for n, x in result.items() if isinstance(x, dict) and "speed" in x]
+    for weights, result in by_weights(options, found, GUIDELLM).items():
+        rows.append((f"tarnn, {GUIDELLM}", weights, str(options.streams[-1]), result))
+    return rows
+
+
+def speed_table(options, found: Found) -> str:
+    header = [
+        "server",
+        "weights",
+        "streams",
+        "tokens/s",
+        "p50 between, ms",
+        "p99, ms",
+        "first, ms",
+        "server",
+        "clients",
+    ]
+    rows = [
+        [
+            *name,
+            number(x["speed"]),
+            number(x["p50"], 2),
+            number(x["p99"], 2),
+            number(x["first"], 1),
+            *(f"{x[cpu] / x['seconds']:.0%}" if "seconds" in x else None for cpu in ("server_cpu", "client_cpu")),
+        ]
+        for *name, x in speed_rows(options, found)
+    ]
+    return markdown(header, rows, left=3)
+
+
+def talk_table(options, found: Found) -> str:
+    rows = []
+    for weights, result in by_weights(options, found, "talks").items():
+        rows.append(["tarnn, whole prompts", weights, result["prompt"]])
+        rows.append(["tarnn, from its state", weights, result["response"]])
+    for name in (LLAMA, TRANSFORMERS):
+        rows += [[name, weights, x["talk"]] for weights, x in by_weights(options, found, name).items()]
+    lines = [
+        [*names, number(x["seconds"], 2), number(statistics.median(x["first_ms"]), 1), number(x["first_ms"][-1], 1)]
+        + [number(x[name]) for name in ("last_prompt", "read", "again")]
+        for *names, x in rows
+    ]
+    header = [
+        "server",
+        "weights",
+        "seconds",
+        "first token, ms",
+        "of the last turn",
+        "last prompt",
+        "tokens read",
+        "read again",
+    ]
+    return markdown(header, lines, left=2)
+
+
+def state_table(options, found: Found) -> str:
+    rows = []
+    for weights in options.weights:
+        for kind, x in measured(found, "prefix", weights).items():
+            if isinstance(x, dict):
+                where = f"first token behind {options.prefix:,} tokens: {kind}"
+                rows.append(
+                    [where, weights, f"{x['median']:,.1f} ms", f"{x['most']:,.1f} ms", f"{x['cached']:,} cached"]
+                )
+        for place, x in measured(found, "resume", weights).items():
+            if isinstance(x, dict):
+                for kind, name in (("state", "the state is there"), ("first", "next token")):
+                    middle, most = statistics.median(x[kind]), max(x[kind])
+                    rows.append(
+                        [
+                            f"parked conversation, from {place}: {name}",
+                            weights,
+                            f"{middle:.2f} ms",
+                            f"{most:.2f} ms",
+                            "",
+                        ]
+                    )
+        if x := measured(found, "parked", weights):
+            whole = x["number"] * x["state"]
+            size = f"{x['resident'] / MIB:,.0f} MiB"
+            rows.append(
+                [
+                    f"{x['number']:,} parked conversations",
+                    weights,
+                    size,
+                    None,
+                    f"{x['resident'] / whole:.3f} × their states",
+                ]
+            )
+    return markdown(["", "weights", "median", "most", ""], rows, left=2)
+
+
+def pressure_table(options, found: Found) -> str:
+    rows = []
+    for weights in options.weights:
+        if x := measured(found, "prompts", weights):
+            what = f"{x['prompts']} prompts of {options.long_prompt:,} tokens, one a second"
+            rows.append(
+                [what, weights, number(x["speed"]), number(x["p50"], 2), number(x["p99"], 2), number(x["quiet_p99"], 2)]
+            )
+            rows[-1].append(f"such a prompt's first token: {x['prompt_first']:,.0f} ms" if x["prompt_first"] else "")
+        if x := measured(found, "overload", weights):
+            what = f"{x['rate']:,.0f} requests a second ({options.overload} times the capacity)"
+            said = f"{x['refused']:,} of {x['requests']:,} refused"
+            if x["refused"]:
+                said += (
+                    f", in {x['refused_p50']:.1f} ms (p99 {x['refused_p99']:.1f}); memory {x['grown'] / MIB:+,.0f} MiB"
+                )
+            rows.append(
+                [
+                    what,
+                    weights,
+                    number(x["speed"]),
+                    number(x["p50"], 2),
+                    number(x["p99"], 2),
+                    number(x["quiet_p99"], 2),
+                    said,
+                ]
+            )
+        if x := measured(found, "million", weights):
+            early, end, most = (f"{x[name] / MIB:,.0f}" for name in ("early", "end", "most"))
+            said = f"resident {early} MiB a tenth of the way, {end} at the end, {most} at most"
+            rows.append(
+                [f"{x['tokens']:,} tokens written", weights, number(x["tokens"] / x["seconds"]), None, None, None, said]
+            )
+    header = [
+        f"{options.streams[-1]} streams",
+        "weights",
+        "tokens/s",
+        "p50 between, ms",
+        "p99, ms",
+        "p99 alone, ms",
+        "",
+    ]
+    return markdown(header, rows, left=2)
+
+
+def worker_table(options, found: Found) -> str:
+    rows = [
+        [name, weights, number(x["speed"]), number(x["p99"], 2), f"{x['server_cpu'] / x['seconds']:.0%}"]
+        for weights, result in by_weights(options, found, "workers").items()
+        for name, x in result.items()
+        if isinstance(x, dict)
+    ]
+    return markdown(
+        [f"{options.streams[-1]} streams", "weights", "tokens/s", "p99 between, ms", "server"], rows, left=2
+    )
