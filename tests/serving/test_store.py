@@ -18,17 +18,36 @@ def linear():
     return served()
 
 
+@pytest.fixture(params=["memory", "disk", "disk alone"])
+def make_store(request, tmp_path):
+    """Makes stores that keep states in memory, on a disk too, or in so little memory that all comes from the disk."""
+    stores, tier = [], request.param
+
+    def make(model, **options):
+        if tier != "memory":
+            options["folder"] = tmp_path / str(len(stores))
+        if tier == "disk alone":
+            options["memory"] = 10
+        stores.append(StateStore(model, **options))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        assert store.stats.trouble == ""
+        store.close()
+
+
 def ids(tokens):
     return np.array(tokens, np.int32)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hit_is_what_was_put(kind):
+def test_a_hit_is_what_was_put(make_store, kind):
     model = served(kind)
-    store = StateStore(model)
+    store = make_store(model)
     short, long = snapshot_after(model, TOKENS[:3]), snapshot_after(model, TOKENS)
     for snapshot in (long, short):
-        store.keep("a", snapshot)
+        store.hold("a", snapshot)
     assert same(store.longest("a", ids(TOKENS)), long)
     assert same(store.longest("a", ids([*TOKENS, 1])), long)
     assert same(store.longest("a", ids(TOKENS[:-1])), short)
@@ -40,15 +59,15 @@ def test_a_hit_is_what_was_put(kind):
     assert held.bytes > long.state.nbytes * (kind != "hybrid")
 
 
-def test_a_snapshot_in_the_store_is_a_copy(linear):
-    store, snapshot = StateStore(linear), snapshot_after(linear, TOKENS)
-    store.keep("a", snapshot)
+def test_a_snapshot_in_the_store_is_a_copy(make_store, linear):
+    store, snapshot = make_store(linear), snapshot_after(linear, TOKENS)
+    store.hold("a", snapshot)
     snapshot.state.layers[0].S.zero_()
     assert same(store.longest("a", ids(TOKENS)), snapshot_after(linear, TOKENS))
 
 
-def test_tenants_share_nothing(linear):
-    store, snapshot = StateStore(linear), snapshot_after(linear, TOKENS)
+def test_tenants_share_nothing(make_store, linear):
+    store, snapshot = make_store(linear), snapshot_after(linear, TOKENS)
     held = store.hold("a", snapshot, name="book")
     assert store.longest("b", ids(TOKENS)) is None
     assert store.list("b") == []
@@ -59,29 +78,32 @@ def test_tenants_share_nothing(linear):
     assert same(store.get("a", "book"), snapshot)
 
 
-def test_ids_names_forks(linear):
-    store, snapshot = StateStore(linear), snapshot_after(linear, TOKENS)
-    book = store.hold("a", snapshot, id="resp_1", name="book")
-    fork = store.fork("a", "book")
-    assert (book.id, book.name, fork.parent, fork.name) == ("resp_1", "book", "resp_1", None)
+def test_ids_names_forks(make_store, linear):
+    store, snapshot = make_store(linear), snapshot_after(linear, TOKENS)
+    book = store.hold("a", snapshot, id="resp_1", name="book", note="for later")
+    fork = store.fork("a", "book", "copy")
+    assert (book.id, book.name, fork.parent, fork.name) == ("resp_1", "book", "resp_1", "copy")
+    assert (store.info("a", "book").note, store.info("a", "copy").note) == ("for later", "")
     assert store.info("a", "book") == book
     assert store.list("a") == [book, fork]
     for name in ("book", "resp_1"):
         with pytest.raises(NameTaken, match=f"there is a state '{name}' already"):
             store.hold("a", snapshot, name=name)
+        with pytest.raises(NameTaken):
+            store.fork("a", "book", name)
     with pytest.raises(ValueError, match=r"1 to 64 letters.*got '\.\./x'"):
         store.hold("a", snapshot, name="../x")
     store.delete("a", "book")
     assert same(store.get("a", fork.id), snapshot)
     store.delete("a", fork.id)
     assert store.longest("a", ids(TOKENS)) is None
-    assert store.stats.memory_bytes == 0
+    assert (store.stats.memory_bytes, store.stats.disk_states, store.stats.held) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_goes_to_another_store_and_to_generate(kind, tmp_path):
+def test_a_file_goes_to_another_store_and_to_generate(make_store, kind, tmp_path):
     model = served(kind)
-    store, other, snapshot = StateStore(model), StateStore(model), snapshot_after(model, TOKENS)
+    store, other, snapshot = make_store(model), make_store(model), snapshot_after(model, TOKENS)
     data = store.export("a", store.hold("a", snapshot).id)
     added = other.add("b", data, "book")
     assert same(other.get("b", added.id), snapshot)
@@ -141,7 +163,7 @@ def test_held_states_make_room_for_held_ones_alone(linear):
     assert store.get("a", first.id) is not None
     with pytest.raises(UnknownState, match="there is no state"):
         store.get("b", second.id)
-    with pytest.raises(StoreFull, match="larger than the store, 99 bytes"):
+    with pytest.raises(StoreFull, match="larger than the memory, 99 bytes, and there is no folder"):
         StateStore(linear, memory=99).hold("a", snapshot_after(linear, TOKENS))
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         StateInfo as StateInfo,
         StoreFull as StoreFull,
         StoreStats as StoreStats,
+        StoreTrouble as StoreTrouble,
         UnfitState as UnfitState,
         UnknownState as UnknownState,
     )

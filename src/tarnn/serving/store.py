@@ -1,34 +1,42 @@
 """Where states are kept: found by the tokens that they have seen, or held under an id that a client was given."""
 
+import builtins
 import secrets
+import sqlite3
 import threading
 import time
-from collections.abc import Hashable
 from pathlib import Path
 
 import numpy as np
 
-from tarnn.errors import UserError
 from tarnn.serving.model import ServedModel
 from tarnn.serving.snapshot import Snapshot
-from tarnn.serving.storage.holds import Hold, Holds, check_name, new_id
+from tarnn.serving.storage.disk import Disk
+from tarnn.serving.storage.holds import Hold, Holds, check_name, new_id, taken, unused
+from tarnn.serving.storage.index import HoldRow
 from tarnn.serving.storage.memory import Entry, Memory
 from tarnn.serving.storage.packed import Packed, Packer
+from tarnn.serving.storage.saved import Saved
 from tarnn.serving.storage.tree import Tokens
-from tarnn.serving.stored import StateInfo, StoreFull, StoreStats
+from tarnn.serving.stored import StateInfo, StoreFull, StoreStats, UnknownState
 
 
 class StateStore:
     """The states of one model, of any number of tenants, who share nothing.
 
-        store = StateStore(model, memory=2**30)
+        store = StateStore(model, folder=Path("states"))
         store.keep(tenant, snapshot)                  # found by its tokens until something more useful needs the room
         snapshot = store.longest(tenant, tokens)      # after the longest beginning of these tokens; or None
-        info = store.hold(tenant, snapshot)           # has an id, and stays
+        info = store.hold(tenant, snapshot)           # has an id, and stays: it is on the disk when this returns
         snapshot = store.get(tenant, info.id)         # to the bit what was put
 
-    memory: bytes at most. ttl: seconds after its last use when a held state goes; None: never. Any number of threads may use
-    one store. Methods that take an id or a name raise UnknownState where it means nothing, and StateGone where it did.
+    memory: bytes at most. folder: where states outlive the server; None: nowhere. It may be that of other models too.
+    disk: bytes that all of it takes at most. ttl: seconds after its last use when a held state goes; None: never.
+    owner: what processes that share a folder have in common; by default, who was forked from one process.
+
+    Any number of threads may use one store. `longest` and `keep` wait for no write to the disk. Methods that take an id or a
+    name raise UnknownState where it means nothing, StateGone where it did, and UnfitState for a state of another model.
+    Raises UserError for a folder that can't be used, or that another server has.
     """
 
     def __init__(
@@ -39,27 +47,37 @@ class StateStore:
         folder: Path | None = None,
         disk: int = 20 * 2**30,
         ttl: float | None = None,
+        owner: str | None = None,
     ):
-        if folder is not None:
-            raise UserError(f"states are kept in memory only, so far; got the folder {folder}. Leave it out.")
-        self._packer = Packer(model)
-        self._memory, self._holds, self._ttl = Memory(memory), Holds(), ttl
-        self._lock = threading.RLock()
+        self._packer, self._ttl = Packer(model), ttl
+        self._memory, self._parked, self._lock = Memory(memory), Holds(), threading.RLock()
         self._hits = self._misses = self._hit_tokens = 0
+        self._saved: Saved | None = None
+        self._closed = False
+        if folder is not None:
+            self._saved = Saved(Disk(folder, self._packer, disk, owner), self._memory, self._parked, self._lock, ttl)
 
     def longest(self, tenant: str, tokens: Tokens) -> Snapshot | None:
         """The state after the longest beginning of these tokens, all of them at most, that is kept for this tenant."""
         tokens = np.ascontiguousarray(tokens, np.int32)
         with self._lock:
-            entry = self._memory.longest(tenant, tokens)
-            if entry is None:
+            entry = self._memory.longest(mine(tenant), tokens)
+            packed, length, above = (entry.packed, entry.node.end, entry.saved) if entry is not None else (None, -1, 0)
+            if entry is not None:
+                self._memory.touch(entry)
+        if self._saved is not None and length < len(tokens):
+            better = self._saved.longest(mine(tenant), tokens, above, length)
+            if better is not None:
+                row, packed = better
+                length = row.end
+                self._put(mine(tenant), tokens[:length], packed, saved=row.id)
+        with self._lock:
+            if packed is None:
                 self._misses += 1
                 return None
-            self._memory.touch(entry)
             self._hits += 1
-            self._hit_tokens += entry.node.end
-            packed, seen = entry.packed, tokens[: entry.node.end].copy()
-        return self._packer.unpack(packed, seen)
+            self._hit_tokens += length
+        return self._packer.unpack(packed, tokens[:length].copy())
 
     def keep(self, tenant: str, snapshot: Snapshot) -> None:
         """Keep a state for whoever reads the same beginning again, until something more useful needs the room.
@@ -67,8 +85,7 @@ class StateStore:
         Raises UnfitState for a snapshot of another model; one that is larger than the store is not kept.
         """
         packed, tokens = self._packer.pack(snapshot), np.ascontiguousarray(snapshot.tokens, np.int32)
-        with self._lock:
-            self._put(tenant, tokens, packed)
+        self._put(mine(tenant), tokens, packed)
 
     def hold(
         self,
@@ -84,10 +101,11 @@ class StateStore:
 
         note: a text that goes with it, for whoever asks `info`.
 
-        Raises as `keep` does, NameTaken, ValueError for a name that is none, and StoreFull for a state larger than the store.
+        Where the disk can't be written it is parked in memory: so says `where` of what is returned, and `stats.trouble` why.
+        Raises as `keep` does, NameTaken, ValueError for a name that is none, and StoreFull where there is no room at all.
         """
         packed, tokens = self._packer.pack(snapshot), np.ascontiguousarray(snapshot.tokens, np.int32)
-        return self._hold(tenant, tenant, tokens, packed, id=id, name=name, parent=parent, note=note)
+        return self._hold(mine(tenant), tokens, packed, Hold(tenant, id or new_id(), name, parent, note))
 
     def get(self, tenant: str, id_or_name: str) -> Snapshot:
         """A held state."""
@@ -96,36 +114,44 @@ class StateStore:
 
     def info(self, tenant: str, id_or_name: str) -> StateInfo:
         """What is known of a held state."""
-        with self._lock:
-            self._expire()
-            return self._holds.find(tenant, id_or_name).info
+        return info_of(self._find(tenant, id_or_name))
 
-    def list(self, tenant: str) -> list[StateInfo]:
+    def list(self, tenant: str) -> builtins.list[StateInfo]:
         """All that this tenant holds, oldest first."""
         with self._lock:
             self._expire()
-            return [hold.info for hold in self._holds.of(tenant)]
+            infos = [hold.info for hold in self._parked.of(tenant)]
+        if self._saved is not None:
+            infos += [info_of(row) for row in self._saved.of(tenant)]
+        return sorted(infos, key=lambda info: info.created)
 
     def fork(self, tenant: str, id_or_name: str, name: str | None = None) -> StateInfo:
         """Another id for the same state, which goes on by itself. Nothing is copied."""
-        check_name(name)
+        hold = self._find(tenant, id_or_name)
+        fork = Hold(tenant, new_id(), name, hold.id)
+        self._check_free(fork)
+        if isinstance(hold, HoldRow):
+            assert self._saved is not None  # there are rows
+            self._saved.fork(tenant, hold, fork.new)
+            return fork.info_of(hold.tokens, hold.bytes, "disk")
         with self._lock:
-            self._expire()
-            hold = self._holds.find(tenant, id_or_name)
-            self._holds.check_free(tenant, name)
-            fork = Hold(tenant, new_id(), name, parent=hold.id)
-            self._holds.add(fork, hold.entry)
+            self._parked.add(fork, hold.entry)
             return fork.info
 
     def delete(self, tenant: str, id_or_name: str) -> None:
         """The id means nothing any more, and its state goes with it unless another id means it too."""
+        hold = self._find(tenant, id_or_name)
+        if isinstance(hold, HoldRow):
+            assert self._saved is not None  # there are rows
+            self._saved.delete(tenant, hold)
+            return
         with self._lock:
-            self._let_go(self._holds.find(tenant, id_or_name))
+            self._let_go(hold)
 
     def export(self, tenant: str, id_or_name: str) -> bytes:
         """A held state as a file, which `add` takes, here or on another server, and `tarnn generate --state-in` too."""
         packed, tokens = self._use(tenant, id_or_name)
-        return self._packer.encode(packed, tokens, with_tokens=True)
+        return self._packer.encode(packed, tokens)
 
     def add(self, tenant: str, data: bytes, name: str | None = None) -> StateInfo:
         """Hold a state that `export` gave. Raises UnfitState for anything else, and as `hold` does.
@@ -134,75 +160,122 @@ class StateStore:
         """
         check_name(name)
         packed, tokens = self._packer.decode(data, "the uploaded file")
-        return self._hold((tenant, secrets.token_hex(8)), tenant, tokens, packed, name=name)
+        return self._hold(secrets.token_hex(8) + mine(tenant), tokens, packed, Hold(tenant, new_id(), name))
 
     @property
     def stats(self) -> StoreStats:
         """How full it is, and how often it helped."""
+        count, size, held, bound, evicted, damaged, trouble = (
+            (0, 0, 0, 0, 0, 0, "") if self._saved is None else self._saved.stats
+        )
         with self._lock:
             memory = self._memory
-            sizes = (len(memory.entries), memory.nbytes, memory.bound, 0, 0, 0, len(self._holds))
-            return StoreStats(*sizes, self._hits, self._misses, self._hit_tokens, memory.evicted, "")
+            sizes = (len(memory.entries), memory.nbytes, memory.bound, count, size, bound, len(self._parked) + held)
+            counts = (self._hits, self._misses, self._hit_tokens, memory.evicted + evicted, damaged)
+        return StoreStats(*sizes, *counts, trouble)
 
     def close(self) -> None:
-        """Nothing is asked of it any more."""
+        """Write to the disk what only memory has, for some seconds at most, and let others have the folder."""
+        if self._saved is not None and not self._closed:
+            self._closed = True
+            self._saved.close()
 
-    def _hold(
-        self,
-        root: Hashable,
-        tenant: str,
-        tokens: Tokens,
-        packed: Packed,
-        *,
-        id: str | None = None,
-        name: str | None = None,
-        parent: str | None = None,
-        note: str = "",
-    ) -> StateInfo:
-        check_name(name)
+    def _hold(self, owner: str, tokens: Tokens, packed: Packed, hold: Hold) -> StateInfo:
+        self._check_free(hold)
+        trouble = "there is no folder for states"
+        if self._saved is not None:
+            try:
+                row = self._saved.hold(owner, tokens, packed, hold.new)
+            except (OSError, LookupError, sqlite3.Error) as error:
+                trouble = str(error)
+            else:
+                self._put(owner, tokens, packed, saved=row.id)
+                return hold.info_of(len(tokens), packed.nbytes, "disk")
+        with self._lock:
+            self._parked.check_free(hold.tenant, hold.id, hold.name)
+            if self._put(owner, tokens, packed, hold):
+                return hold.info
+        bound = self._memory.bound
+        raise StoreFull(
+            f"a state of {packed.nbytes:,} bytes is larger than the memory, {bound:,} bytes, and {trouble}."
+        )
+
+    def _check_free(self, hold: Hold) -> None:
+        check_name(hold.name)
+        for name in filter(None, (hold.id, hold.name)):
+            try:
+                self._find(hold.tenant, name)
+            except UnknownState:
+                continue
+            raise taken(name)
+
+    def _find(self, tenant: str, id_or_name: str) -> Hold | HoldRow:
         with self._lock:
             self._expire()
-            self._holds.check_free(tenant, id, name)
-            hold = Hold(tenant, id or new_id(), name, parent, note)
-            if not self._put(root, tokens, packed, hold):
-                bound = self._memory.bound
-                raise StoreFull(f"a state of {packed.nbytes:,} bytes is larger than the store, {bound:,} bytes.")
-            return hold.info
+            try:
+                return self._parked.find(tenant, id_or_name)
+            except UnknownState as gone:
+                unknown = gone
+        if self._saved is None:
+            raise unknown
+        return self._saved.find(tenant, id_or_name)
 
     def _use(self, tenant: str, id_or_name: str) -> tuple[Packed, Tokens]:
+        hold = self._find(tenant, id_or_name)
+        if isinstance(hold, Hold):
+            with self._lock:
+                hold.used = time.time()
+                self._memory.touch(hold.entry)
+                return hold.entry.packed, hold.entry.node.sequence()
+        assert self._saved is not None  # there are rows
+        packed, tokens, row = self._saved.get(tenant, hold)
+        if row is not None:
+            self._put(row.owner, tokens, packed, saved=row.id)
+        return packed, tokens
+
+    def _put(self, owner: str, tokens: Tokens, packed: Packed, hold: Hold | None = None, saved: int = 0) -> bool:
+        """Whether there is room for a state in memory; then it is there, and the hold means it. saved: its number on the disk."""
         with self._lock:
-            self._expire()
-            hold = self._holds.find(tenant, id_or_name)
-            hold.used = time.time()
-            self._memory.touch(hold.entry)
-            return hold.entry.packed, hold.entry.node.sequence()
+            if packed.nbytes + tokens.nbytes > self._memory.bound:
+                return False
+            entry = self._memory.put(owner, tokens, packed)
+            if hold is not None:
+                self._parked.add(hold, entry)
+            if saved:
+                self._memory.save(entry, saved)
+            while (surplus := self._memory.surplus(entry)) is not None:
+                if self._saved is not None:
+                    self._saved.spill(surplus)
+                self._evict(surplus)
+            if self._memory.nbytes > self._memory.bound:
+                self._evict(entry)
+                return False
+        return True
 
-    def _put(self, root: Hashable, tokens: Tokens, packed: Packed, hold: Hold | None = None) -> bool:
-        """Whether there is room for a state; then it is there, and the hold means it."""
-        if packed.nbytes + tokens.nbytes > self._memory.bound:
-            return False
-        entry = self._memory.put(root, tokens, packed)
-        if hold is not None:
-            self._holds.add(hold, entry)
-        while (surplus := self._memory.surplus(entry)) is not None:
-            self._evict(surplus, "it had to make room for others")
-        if self._memory.nbytes <= self._memory.bound:
-            return True
-        self._evict(entry, "")
-        return False
-
-    def _evict(self, entry: Entry, why: str) -> None:
+    def _evict(self, entry: Entry) -> None:
         for tenant, id in list(entry.holds):
-            self._holds.remove(self._holds.find(tenant, id), why)
+            self._parked.remove(self._parked.find(tenant, id), "it had to make room for others")
         self._memory.drop(entry)
         self._memory.evicted += 1
 
     def _let_go(self, hold: Hold, why: str = "") -> None:
-        self._holds.remove(hold, why)
+        self._parked.remove(hold, why)
         if not hold.entry.holds:
             self._memory.drop(hold.entry)
 
     def _expire(self) -> None:
         if self._ttl is not None:
-            for hold in self._holds.older_than(time.time() - self._ttl):
-                self._let_go(hold, f"nobody used it for {self._ttl:,.0f} seconds")
+            for hold in self._parked.all():
+                if time.time() - hold.used > self._ttl:
+                    self._let_go(hold, unused(self._ttl))
+
+
+def mine(tenant: str) -> str:
+    """Whose tree the states are in that were made here for this tenant."""
+    return f"/{tenant}"
+
+
+def info_of(hold: Hold | HoldRow) -> StateInfo:
+    if isinstance(hold, Hold):
+        return hold.info
+    return StateInfo(hold.id, hold.name, hold.tokens, hold.bytes, hold.created, hold.parent, "disk", hold.note)

@@ -27,7 +27,8 @@ class StoreStats(NamedTuple):
     """How full the store is, and how often it helped.
 
     held: ids that clients have. hits, misses: of `longest`; hit_tokens: those that were not read again. evicted: states that
-    made room for others. trouble: why states can't be written to the disk, a sentence; "" while they can.
+    made room for others. damaged: files that were not what was written. trouble: why states can't be written to the disk, or
+    read, a sentence; "" while they can.
     """
 
     memory_states: int
@@ -41,6 +42,7 @@ class StoreStats(NamedTuple):
     misses: int
     hit_tokens: int
     evicted: int
+    damaged: int
     trouble: str
 
 
@@ -58,6 +60,10 @@ class UnfitState(UserError):
 
 class NameTaken(ValueError):
     """Another state of this tenant has that name, or id."""
+
+
+class StoreTrouble(OSError):
+    """The disk can't be read or written now, and the sentence says why. No state is lost by that."""
 
 
 class StoreFull(ValueError):

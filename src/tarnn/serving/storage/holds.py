@@ -5,6 +5,7 @@ import secrets
 import time
 from dataclasses import dataclass, field
 
+from tarnn.serving.storage.index import NewHold
 from tarnn.serving.storage.memory import Entry
 from tarnn.serving.stored import NameTaken, StateGone, StateInfo, UnknownState
 
@@ -33,6 +34,14 @@ def unknown(name: str) -> UnknownState:
     return UnknownState(f"there is no state {name[:80]!r}.")
 
 
+def gone(name: str, why: str) -> StateGone:
+    return StateGone(f"state {name!r} is gone: {why}.")
+
+
+def unused(ttl: float) -> str:
+    return f"nobody used it for {ttl:,.0f} seconds"
+
+
 @dataclass(eq=False)
 class Hold:
     """An id of a tenant's, and the state that it means. used: in seconds since 1970."""
@@ -48,10 +57,17 @@ class Hold:
         self.created = self.used = time.time()
 
     @property
+    def new(self) -> NewHold:
+        """What the disk is to know of it."""
+        return NewHold(self.tenant, self.id, self.name, self.parent, self.note, self.created)
+
+    @property
     def info(self) -> StateInfo:
-        entry = self.entry
-        size, tokens = entry.packed.nbytes, entry.node.end
-        return StateInfo(self.id, self.name, tokens, size, self.created, self.parent, "memory", self.note)
+        """Of a state in memory."""
+        return self.info_of(self.entry.node.end, self.entry.packed.nbytes, "memory")
+
+    def info_of(self, tokens: int, size: int, where: str) -> StateInfo:
+        return StateInfo(self.id, self.name, tokens, size, self.created, self.parent, where, self.note)
 
 
 class Holds:
@@ -73,7 +89,7 @@ class Holds:
             if hold.name == id_or_name:
                 return hold
         if (why := self._gone.get((tenant, id_or_name))) is not None:
-            raise StateGone(f"state {id_or_name!r} is gone: {why}.")
+            raise gone(id_or_name, why)
         raise unknown(id_or_name)
 
     def check_free(self, tenant: str, *names: str | None) -> None:
@@ -107,5 +123,5 @@ class Holds:
     def of(self, tenant: str) -> list[Hold]:
         return sorted(self._holds.get(tenant, {}).values(), key=lambda hold: hold.created)
 
-    def older_than(self, time: float) -> list[Hold]:
-        return [hold for holds in self._holds.values() for hold in holds.values() if hold.used < time]
+    def all(self) -> list[Hold]:
+        return [hold for holds in self._holds.values() for hold in holds.values()]

@@ -80,23 +80,24 @@ class Packer:
         ]
         return Snapshot(replace(empty, layers=tuple(layers), position=position), logits, tokens)
 
-    def encode(self, packed: Packed, tokens: Tokens, *, with_tokens: bool) -> bytes:
+    def encode(self, packed: Packed, tokens: Tokens, owner: str | None = None) -> bytes:
         """A state file, in the format of `tarnn generate --state-out`.
 
-        with_tokens: all of them, for who has nothing else to know them by; else their checksum and the last few alone.
+        owner: whose it is, if it is to be found by an index that has its tokens; None: the file has them.
         """
         tensors = packed.tensors() | {"recent": torch.from_numpy(tokens[-KEEP:].astype("int64"))}
-        if with_tokens:
+        facts = {**self.key._asdict(), "tokens_seen": str(len(tokens)), "tokens_sha256": digest(tokens)}
+        if owner is None:
             tensors["tokens"] = torch.from_numpy(tokens.copy())
-        fingerprint, *others = self.key
-        facts = dict(zip(StateKey._fields[1:], others)) | {
-            "tokens_seen": str(len(tokens)),
-            "tokens_sha256": digest(tokens),
-        }
-        return encode(tensors, fingerprint, **facts)
+        else:
+            facts["owner"] = hashed(owner)
+        return encode(tensors, **facts)
 
-    def decode(self, data: bytes, source: str, tokens: Tokens | None = None) -> tuple[Packed, Tokens]:
-        """From the bytes of a state file: the state, and the tokens that it has seen. tokens: None where the file holds them.
+    def decode(
+        self, data: bytes, source: str, tokens: Tokens | None = None, owner: str | None = None
+    ) -> tuple[Packed, Tokens]:
+        """From the bytes of a state file: the state, and the tokens that it has seen. tokens, owner: those that it must be
+        of; None: any, and the file has its tokens.
 
         Raises UnfitState for what is damaged, of another model, or after other tokens.
         """
@@ -120,6 +121,8 @@ class Packer:
             tokens = held.numpy().copy()
             if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab:
                 raise UnfitState(f"{source} has seen tokens that are none of this model's {self._vocab:,}.")
+        if owner is not None and file.metadata.get("owner") != hashed(owner):
+            raise UnfitState(f"{source} belongs to somebody else.")
         if file.metadata.get("tokens_sha256") != digest(tokens):
             raise UnfitState(f"{source} is the state after other tokens than those that it goes by.")
         return self._packed(found, len(tokens), source), tokens
@@ -164,3 +167,13 @@ def tensors_of(layer: State) -> dict[str, Tensor]:
 def digest(tokens: Tokens) -> str:
     """SHA-256 over token ids, as int32 in little endian."""
     return hashlib.sha256(tokens.astype("<i4").tobytes()).hexdigest()
+
+
+def seal(tenant: str, id: str, tokens: Tokens) -> str:
+    """By which an index that was damaged can't give a client another state than its own."""
+    return hashed(tenant, id, digest(tokens))
+
+
+def hashed(*names: str) -> str:
+    """SHA-256 over names, none of which holds a zero character."""
+    return hashlib.sha256("\0".join(names).encode()).hexdigest()

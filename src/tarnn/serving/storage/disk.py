@@ -1,0 +1,244 @@
+"""States on disk: a file for each, and the index that says which there are."""
+
+import errno
+import os
+import re
+import secrets
+import sqlite3
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tarnn.data.tensor_file import write_all
+from tarnn.errors import UserError
+from tarnn.serving.storage.index import Index, NewHold, StateRow
+from tarnn.serving.storage.lock import FolderLock
+from tarnn.serving.storage.packed import Packed, Packer, seal
+from tarnn.serving.storage.tree import Tokens
+from tarnn.serving.stored import UnfitState
+
+FILE = re.compile(r"([0-9a-f]{32})\.safetensors|\.[0-9a-f]{32}\.safetensors\.partial")
+SAMPLE = 64  # of how many states the least useful ones go
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class NoRoom(OSError):
+    """All states on the disk are such as may not go for this one."""
+
+
+@dataclass(eq=False)
+class Save:
+    """A state to be written. hold None: it may be lost with the machine's power, and goes for those that may not.
+
+    done: its row, once it is there, or what went wrong.
+    """
+
+    owner: str
+    tokens: Tokens
+    packed: Packed
+    hold: NewHold | None = None
+    done: Future[StateRow] = field(default_factory=Future)
+
+
+class Disk:
+    """A folder of states. All methods may be called by any thread, those that write by one at a time.
+
+    bound: bytes of all files, the index among them. owner: see `FolderLock`. Raises UserError for a folder that can't be used.
+    """
+
+    def __init__(self, folder: Path, packer: Packer, bound: int, owner: str | None):
+        self._folder, self._packer, self.bound = folder, packer, bound
+        self._lock = FolderLock(folder, owner)
+        self.evicted = 0
+        try:
+            if self._lock.first:
+                self._make_sound()
+            self._states.mkdir(exist_ok=True)
+            self.reading, self.writing = (Index(self._folder / "index.sqlite", packer.key) for _ in range(2))
+            if self._lock.first:
+                self._clean()
+                self._lock.share()
+        except (OSError, sqlite3.Error) as error:
+            self._lock.close()
+            raise UserError(
+                f"states can't be kept in {folder}: {error}. Give another folder, or make this one sound."
+            ) from error
+
+    def close(self) -> None:
+        self.reading.close()
+        self.writing.close()
+        self._lock.close()
+
+    def load(self, row: StateRow, tokens: Tokens) -> Packed:
+        """What the file says, if it is what was written, of these tokens and this row's owner. Raises UnfitState, OSError."""
+        path, source = self._path(row.file), f"the state of {row.end:,} tokens on disk"
+        if not path.is_file() or path.stat().st_size != row.bytes:
+            raise UnfitState(f"{source} is damaged: its file is not one of {row.bytes:,} bytes.")
+        return self._packer.decode(path.read_bytes(), source, tokens, row.owner)[0]
+
+    def save(self, jobs: list[Save]) -> None:
+        """Write states, and then the index, once for all of them; then they are durable, and `done`."""
+        written: dict[Save, str] = {}
+        try:
+            written = {job: name for job in jobs if (name := self._written(job)) is not None}
+            for folder in {self._path(name).parent for job, name in written.items() if job.hold is not None}:
+                sync(folder)
+            with self.writing.change():
+                rows = {job: self._entered(job, name) for job, name in written.items()}
+        except (OSError, sqlite3.Error) as error:
+            for job in jobs:
+                if not job.done.done():
+                    job.done.set_exception(error)
+            for name in written.values():
+                self._unlink_unknown(name)
+            return
+        for job, row in rows.items():
+            if isinstance(row, Exception):
+                job.done.set_exception(row)
+                self._unlink_unknown(written[job])
+            else:
+                if row.file != written[job]:
+                    self._unlink(written[job])
+                job.done.set_result(row)
+
+    def forget(self, state: int, why: str) -> None:
+        """The state is gone; why: what those are told who have an id for it."""
+        self._unlink(self.writing.forget(state, why))
+
+    def remove_hold(self, tenant: str, id: str, why: str = "") -> None:
+        """The id means nothing any more; its state goes with it unless another id means it. why: as in `forget`."""
+        self._unlink(self.writing.remove_hold(tenant, id, why))
+
+    def _written(self, job: Save) -> str | None:
+        """The file of a job's state; None where it can't be written, which the job is told."""
+        try:
+            known = self.writing.longest(job.owner, job.tokens)
+            if known and known[0].end == len(job.tokens) and self._path(known[0].file).is_file():
+                if job.hold is not None:
+                    sync(self._path(known[0].file))
+                return known[0].file
+            data = self._packer.encode(job.packed, job.tokens, job.owner)
+            self._make_room(len(data) + job.tokens.nbytes, held=job.hold is not None)
+            return self._write(data, durable=job.hold is not None)
+        except (OSError, sqlite3.Error) as error:
+            job.done.set_exception(error)
+            return None
+
+    def _write(self, data: bytes, *, durable: bool) -> str:
+        name = secrets.token_hex(16)
+        path = self._path(name)
+        if not path.parent.is_dir():
+            path.parent.mkdir(exist_ok=True)
+            sync(self._states)
+        beside = path.with_name(f".{path.name}.partial")
+        while True:
+            try:
+                with open(beside, "wb", buffering=0) as file:
+                    write_all(file, data)
+                    if durable:
+                        os.fsync(file.fileno())
+                os.rename(beside, path)
+                return name
+            except OSError as error:
+                beside.unlink(missing_ok=True)
+                if error.errno not in FULL or not self._evict(len(data), held=False):
+                    raise
+
+    def _entered(self, job: Save, name: str) -> StateRow | Exception:
+        """The row of a job's state, and of its hold, in a transaction that has begun."""
+        try:
+            row = self.writing.put(job.owner, job.tokens, name, self._path(name).stat().st_size)
+            if job.hold is not None:
+                own = seal(job.hold.tenant, job.hold.id, job.tokens)
+                self.writing.add_hold(job.hold, own, job.packed.nbytes, row.id)
+            return row
+        except (LookupError, OSError, sqlite3.IntegrityError) as error:
+            return error
+
+    def _make_room(self, size: int, *, held: bool) -> None:
+        """Room for a new file within the bound. held: for one that may push out others that are held."""
+        while (surplus := self.writing.sizes()[1] + size - self.bound) > 0:
+            if not self._evict(surplus, held=False) and not (held and self._evict(surplus, held=True)):
+                raise NoRoom(
+                    errno.ENOSPC, f"the store's bound of {self.bound:,} bytes leaves no room for {size:,} more"
+                )
+
+    def _evict(self, surplus: int, *, held: bool) -> bool:
+        """Let the least useful states go, until there are so many bytes less. False where there is none to go."""
+        rows = self.writing.least(SAMPLE, held=held)
+        for row in rows:
+            self.forget(row.id, "it had to make room for others")
+            self.evicted += 1
+            surplus -= row.bytes
+            if surplus <= 0:
+                break
+        return bool(rows)
+
+    @property
+    def _states(self) -> Path:
+        return self._folder / "states"
+
+    def _path(self, name: str) -> Path:
+        return self._states / name[:2] / f"{name}.safetensors"
+
+    def _unlink(self, name: str | None) -> None:
+        if name is not None:
+            with suppress(OSError):  # gone, or a folder in its place: the index knows it no more
+                self._path(name).unlink()
+
+    def _unlink_unknown(self, name: str) -> None:
+        try:
+            known = name in self.writing.files()
+        except sqlite3.Error:
+            return  # the next start cleans up
+        if not known:
+            self._unlink(name)
+
+    def _make_sound(self) -> None:
+        """Set a damaged index aside, with all files that nothing else knows; nothing is deleted, and the store begins anew."""
+        path = self._folder / "index.sqlite"
+        if not path.exists() or is_sound(path):
+            return
+        aside = self._folder / f"damaged-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+        aside.mkdir()
+        for name in ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "states"):
+            if (self._folder / name).exists():
+                os.rename(self._folder / name, aside / name)
+
+    def _clean(self) -> None:
+        """Files without a row are deleted, and rows without a file."""
+        known, there = self.writing.files(), set()
+        for entry in (x for folder in os.scandir(self._states) if folder.is_dir() for x in os.scandir(folder)):
+            match = FILE.fullmatch(entry.name)
+            if match and match[1] in known:
+                there.add(match[1])
+            elif match and not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry)
+        for name in known - there:
+            self.writing.forget_file(name, "its file was lost")
+
+
+def is_sound(path: Path) -> bool:
+    """Whether this is a SQLite database as SQLite left it. Raises sqlite3.OperationalError where it can't be read."""
+    if not path.is_file():
+        return False
+    db = sqlite3.connect(path)
+    try:
+        return db.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
+    except sqlite3.OperationalError:
+        raise
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
+        return False
+    finally:
+        db.close()
+
+
+def sync(path: Path) -> None:
+    """To the disk: what was written to a file, or which files a folder has."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
