@@ -9,6 +9,8 @@ import re
 import subprocess
 import tomllib
 
+import httpx
+import openai
 import pytest
 import yaml
 from support.code_blocks import NOT_RUN, PAGES, ROOT, Block, blocks, commands, unfenced_code
@@ -30,10 +32,12 @@ def named(language: str) -> list:
 
 @pytest.mark.parametrize("block", named("python"))
 def test_python_runs_as_pasted(block: Block, workplace, request):
-    text = block.text
+    text, names = block.text, {"__name__": "__main__"}
     if SERVER in text:
         text = text.replace(SERVER, request.getfixturevalue("server"))
-    exec(compile("\n" * block.line + text, str(block.page), "exec"), {"__name__": "__main__"})
+    exec(compile("\n" * block.line + text, str(block.page), "exec"), names)
+    for client in (x for x in names.values() if isinstance(x, httpx.Client | openai.OpenAI)):
+        client.close()  # as the end of a reader's Python does
 
 
 @pytest.mark.parametrize("block", named("sh"))

@@ -2,16 +2,27 @@
 
 import json
 import re
+import shutil
 import time
 
+import httpx
 import pytest
 from support import browser as browsers
+from support.live_server import running
 
 from tarnn.serving.engine import Engine
+from tarnn.serving.http.app import create_app
+from tarnn.serving.http.settings import ServerSettings
+from tarnn.serving.model import open_served
 from tarnn.serving.store import StateStore
 
 WIDTHS = [(360, 740), (768, 1024), (1400, 900)]
 PROMPT = "the cat sat on "
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+KEY = "open-sesame-1234"
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +53,10 @@ def wait(check, seconds=20.0):
 class Page:
     """The page as its reader has it."""
 
-    def __init__(self, browser, address):
+    def __init__(self, browser, address, ready="send.disabled === false"):
         self.browser, self.address = browser, address
         browser.open(address)
-        wait(lambda: not self.ask("send.disabled"))
+        wait(lambda: self.ask(ready))
         browser.requests(), browser.complaints()
 
     def ask(self, what):
@@ -177,6 +188,52 @@ def test_escape_stops_and_what_came_stays(page, engine):
     page.send()
     assert page.answers[0] == stopped
     assert len(page.answers) == 2
+
+
+@pytest.fixture
+def chat(browser, served_folder, tmp_path):
+    """The page before a model with a chat template, on a server that wants a key."""
+    folder = shutil.copytree(served_folder("endless"), tmp_path / "chatty")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    model = open_served(folder)
+    settings = ServerSettings(keys=(KEY,))
+    with Engine(model, store=StateStore(model)) as engine, running(create_app({"c": engine}, settings)) as address:
+        yield address
+
+
+def test_a_chat_behind_a_key(browser, chat):
+    browser.look(1400, 900)
+    page = Page(browser, chat, ready="key-form.hidden === false")
+    assert browser.run("return document.activeElement.id") == "key"
+    assert page.text("alert") == ""
+    browser.press(*"wrong", "enter")
+    assert "key" in wait(lambda: page.text("alert"))
+    page.put(key=KEY)
+    browser.press("enter")
+    page.rest()
+    page.put(seed=7, max_tokens=12)
+    assert (page.text("text-label"), page.text("send")) == ("Message", "Send")
+    page.send("Where is the cat?")
+    page.send("   ")
+    page.put(max_tokens=10_000_000)
+    page.write("And the hat?")
+    browser.press("enter")
+    wait(lambda: len(page.answers) == 2 and len(page.answers[1]) > 50)
+    page.browser.point("#stop")
+    page.rest()
+    page.put(max_tokens=12)
+    page.send("And then?")
+    first, second, third = page.answers
+    with httpx.Client(base_url=chat, headers={"Authorization": f"Bearer {KEY}"}) as http:
+        said = ["Where is the cat?", first, "And the hat?", second, "And then?"]
+        roles = ["user", "assistant"]
+        messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]
+        asked = {"seed": 7, "max_tokens": 12}
+        whole = http.post("/v1/chat/completions", json={"messages": messages[:1], **asked}).json()
+        assert whole["choices"][0]["message"]["content"] == first
+    assert third
+    assert page.browser.run("return [...document.querySelectorAll('.mine .text')].map(x => x.textContent)") == said[::2]
+    browser.complaints()
 
 
 def test_an_error_is_the_servers_own_sentence(page, http):
