@@ -209,15 +209,11 @@ class Sweep {
 
   void put_key(const Layer& l, Index row, Index head) {
     place(l, row, head);
-    append(cache(l, row), s_.sequence(begin_ + row), head, s_.g, s_.d, key(row, head), value(row, head));
+    append(cache(l, row), head, s_.d, key(row, head), value(row, head));
   }
 
-  /// A layer's cache as it is when a row comes.
-  Cache cache(const Layer& l, Index row) const {
-    Cache before = l.cache;
-    before.length += s_.slot(begin_ + row);
-    return before;
-  }
+  /// A layer's cache of a row's sequence as it is when the row comes.
+  Cache cache(const Layer& l, Index row) const { return l.cache.of(s_.sequence(begin_ + row), s_.g, s_.d, s_.slot(begin_ + row)); }
 
   /// One block of keys, for rows of a sequence that follow on one another.
   void attend_part(const Layer& l, Index row, Index rows, Index head, Index block) {
@@ -230,7 +226,7 @@ class Sweep {
     }
     float* partial = parts(l, row, head, 0) + block * partial_size(s_.d);
     const Queries queries = {rows, r_, own_.ldx, parts(l, row, head, 1) - parts(l, row, head, 0), at_.ld_parts, own_.x, own_.scores, partial};
-    attend_block(before, s_.sequence(begin_ + row), head, s_.g, s_.d, block, queries);
+    attend_block(before, head, s_.d, block, queries);
   }
 
   void join(const Layer& l, Index row, Index head, Index r) {

@@ -14,19 +14,23 @@ namespace {
 using namespace tarnn;
 
 constexpr Index most_tokens = Index(1) << 40;  // of a sequence in one call
+constexpr Index by_position = -1;  // in place of a cache's length: each sequence has its own cache
 constexpr Index most_rows = 64;   // at once: their activations stay in the second level of cache
 
 /// Gives each layer its part of the states: S, z and, if it has one, M; k, v and, if it has one, a mask, with the number of
-/// keys that are there. Throws where they are not those of the plan.
+/// keys that are there; or k and v of each sequence, with as many keys as its position says. Throws where they are not those of
+/// the plan.
 class States {
  public:
   States(const std::vector<Tensor>& tensors, const Tensor& lengths)
       : next_(tensors.begin()), end_(tensors.end()), length_(static_cast<const Index*>(lengths.const_data_ptr())),
         lengths_(lengths.numel()) {}
 
-  void give(const Stack& s, std::vector<Layer>& layers) {
+  /// own: what layers point to where each sequence has a cache of its own, a layer's after another's.
+  void give(const Stack& s, std::vector<Layer>& layers, std::vector<OwnCache>& own) {
+    own.reserve(layers.size() * static_cast<std::size_t>(s.b));  // so that nothing moves
     for (Layer& l : layers) {
-      if (l.attention == Attention::softmax) give_cache(s, l.cache);
+      if (l.attention == Attention::softmax) give_cache(s, l.cache, own);
       if (l.attention != Attention::linear) continue;
       const Index heads = s.b * s.g, f = l.features.f;
       l.state.S = take(heads * f * s.d), l.state.z = take(heads * f);
@@ -36,15 +40,31 @@ class States {
   }
 
  private:
-  void give_cache(const Stack& s, Cache& cache) {
-    if (next_ == end_ || (lengths_ -= 2) < 0) refuse();
-    cache.capacity = next_->dim() == 4 ? next_->size(2) : 0, cache.length = *length_++;
-    cache.type = next_->scalar_type() == Type::bfloat16 ? Type::bfloat16 : Type::float32;
+  void give_cache(const Stack& s, Cache& cache, std::vector<OwnCache>& own) {
+    if ((lengths_ -= 2) < 0 || (next_ == end_ && s.b > 0)) refuse();
+    cache.length = *length_++, cache.mask = nullptr, cache.own = nullptr;
+    if (next_ != end_) cache.type = next_->scalar_type() == Type::bfloat16 ? Type::bfloat16 : Type::float32;
+    if (cache.length == by_position) return give_own_caches(s, cache, own);
+    if (next_ == end_) refuse();
+    cache.capacity = next_->dim() == 4 ? next_->size(2) : 0;
     const Index numbers = s.b * s.g * cache.capacity * s.d;
     cache.k = take(numbers, cache.type), cache.v = take(numbers, cache.type);
     if (cache.length < 0 || cache.length > cache.capacity - s.most_slots) refuse();
     if (*length_++) cache.mask = static_cast<bool*>(take(s.b * cache.capacity));
     if (s.slots ? !cache.mask : s.num_rows != s.b * s.most_slots) throw std::runtime_error("a cache without a mask has no gaps.");
+  }
+  void give_own_caches(const Stack& s, Cache& cache, std::vector<OwnCache>& own) {
+    if (*length_++ || s.slots) throw std::runtime_error("sequences with caches of their own have no masks.");
+    cache.length = 0, cache.own = own.data() + own.size();
+    for (Index i = 0; i < s.b; ++i) {
+      OwnCache one;
+      one.capacity = next_ != end_ && next_->dim() == 4 ? next_->size(2) : 0, one.length = s.positions[i];
+      const Index numbers = s.g * one.capacity * s.d, count = s.start(i + 1) - s.start(i);
+      one.k = take(numbers, cache.type), one.v = take(numbers, cache.type);
+      if (one.length < 0 || one.length > one.capacity - count) throw std::runtime_error("a key/value cache is full.");
+      cache.length = std::max(cache.length, one.length);
+      own.push_back(one);
+    }
   }
   void* take(Index numbers, Type type = Type::float32) {
     if (next_ == end_ || next_->numel() != numbers || next_->scalar_type() != type) refuse();
@@ -66,6 +86,7 @@ struct Lists {
   std::vector<Layer> layers;
   std::vector<Rotation> rotations;
   std::vector<Index> sequences, starts;
+  std::vector<OwnCache> own_caches;
 };
 
 /// A step, and all that its threads look at outside of tasks: a late one does when the step is long over.
@@ -149,12 +170,12 @@ void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tok
   Stack s = read_plan(static_cast<const Index*>(plan.const_data_ptr()), plan.numel(), weights.const_data_ptr(), weights.numel(), layers, lists.rotations);
   s.norm_eps = norm_eps, s.eps = eps;
   s.b = positions.numel(), s.num_rows = ids.numel();
+  s.positions = static_cast<const Index*>(positions.const_data_ptr());
   give_rows(s, starts, slots, lists);
-  States(states, lengths).give(s, layers);
+  States(states, lengths).give(s, layers, lists.own_caches);
   s.num_tokens = tokens.size(0);
   s.num_places = places ? places->size(0) : 0;
   s.ids = static_cast<const Index*>(ids.const_data_ptr());
-  s.positions = static_cast<const Index*>(positions.const_data_ptr());
   s.tokens = static_cast<const float*>(tokens.const_data_ptr());
   s.places = floats(places), s.extra = floats(extra);
   s.out = static_cast<float*>(out.mutable_data_ptr());

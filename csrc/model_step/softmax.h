@@ -25,15 +25,15 @@ TARNN_INLINE void in_format(const Cache& cache, F f) {
   else f(Same<float>());
 }
 
-/// Writes the key and value (d) of one head behind the others.
-inline void append(const Cache& cache, Index row, Index head, Index g, Index d, const float* key, const float* value) {
-  const Index at = ((row * g + head) * cache.capacity + cache.length) * d;
+/// Writes the key and value (d) of one head behind the others. Here and below, the cache is that of one sequence.
+inline void append(const Cache& cache, Index head, Index d, const float* key, const float* value) {
+  const Index at = (head * cache.capacity + cache.length) * d;
   in_format(cache, [&](auto format) {
     using Format = decltype(format);
     store_rows<Format>(key, d, 1, d, static_cast<typename Format::Stored*>(cache.k) + at, d, 1);
     store_rows<Format>(value, d, 1, d, static_cast<typename Format::Stored*>(cache.v) + at, d, 1);
   });
-  if (cache.mask && head == 0) cache.mask[row * cache.capacity + cache.length] = true;
+  if (cache.mask && head == 0) cache.mask[cache.length] = true;
 }
 
 /// Asks for n numbers, which are wanted soon; not where they are null.
@@ -120,15 +120,15 @@ struct Queries {
 
 /// One block of keys for the queries of its head; the cache is as it was before the first token's key.
 template <typename Format>
-void attend_block_in(const Cache& cache, Index row, Index head, Index g, Index d, Index block, const Queries& of) {
+void attend_block_in(const Cache& cache, Index head, Index d, Index block, const Queries& of) {
   using Stored = typename Format::Stored;
   const Index queries = of.tokens * of.each, begin = block * keys_a_block;
   const auto keys_of = [&](Index r) { return smaller(keys_a_block, cache.length + 1 + r / of.each - begin); };
   const auto partial_of = [&](Index r) { return of.partial + r / of.each * of.ld_token + r % of.each * of.ldp; };
   const Index n = keys_of(queries - 1), tile = queries > 1 ? keys_a_tile : n;
-  const Index at = ((row * g + head) * cache.capacity + begin) * d;
+  const Index at = (head * cache.capacity + begin) * d;
   const Stored *keys = static_cast<const Stored*>(cache.k) + at, *values = static_cast<const Stored*>(cache.v) + at;
-  const bool* mask = cache.mask ? cache.mask + row * cache.capacity + begin : nullptr;
+  const bool* mask = cache.mask ? cache.mask + begin : nullptr;
   // the processor sees long blocks coming; of short ones, the first asks for what comes next: its values, the next head's keys
   const bool asks = cache.length < keys_a_block;
   for (Index j = 0; j < n; j += tile)
@@ -148,8 +148,8 @@ void attend_block_in(const Cache& cache, Index row, Index head, Index g, Index d
                            smaller(tile, keys_of(r) - j), partial_of(r) + 2);
 }
 
-inline void attend_block(const Cache& cache, Index row, Index head, Index g, Index d, Index block, const Queries& of) {
-  in_format(cache, [&](auto format) { attend_block_in<decltype(format)>(cache, row, head, g, d, block, of); });
+inline void attend_block(const Cache& cache, Index head, Index d, Index block, const Queries& of) {
+  in_format(cache, [&](auto format) { attend_block_in<decltype(format)>(cache, head, d, block, of); });
 }
 
 /// o (d) of one query, of its blocks' parts.

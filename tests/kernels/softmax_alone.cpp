@@ -42,7 +42,7 @@ double error(bool sixteen_bits, bool masked, Index d, Index length, Index querie
   if (sixteen_bits) cache.k = k_halves.data(), cache.v = v_halves.data(), cache.type = Type::bfloat16;
   std::vector<float> scores(queries * isa::keys_a_block), parts(queries * blocks * size), o(d);
   for (Index i = 0; i < blocks; ++i)
-    isa::attend_block(cache, 0, 0, 1, d, i, {1, queries, ld, blocks * size, 0, q.data(), scores.data(), parts.data() + i * size});
+    isa::attend_block(cache, 0, d, i, {1, queries, ld, blocks * size, 0, q.data(), scores.data(), parts.data() + i * size});
   double worst = 0;
   for (Index r = 0; r < queries; ++r) {
     isa::join_blocks(parts.data() + r * blocks * size, blocks, d, o.data());

@@ -4,6 +4,7 @@ So a server may keep a state at any place of a text and go on from it: the answe
 """
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from torch.utils import _pytree as pytree
 from tarnn.decoding.fused import FusedStep
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.model_step import FORMATS
+from tarnn.models.state import ModelState
+from tarnn.ops import KVCache
+from tarnn.ops.softmax.rows import RowCaches
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
 
@@ -28,8 +32,18 @@ TOKENS, ROWS = 90, 9
 
 
 def together(states):
-    """One state with all of these rows."""
-    return pytree.tree_map(lambda *x: torch.cat(x) if isinstance(x[0], torch.Tensor) else x[0], *states)
+    """One state with all of these rows, of which each has a cache of its own."""
+    layers = (
+        RowCaches(layers) if isinstance(layers[0], KVCache) else pytree.tree_map(lambda *x: torch.cat(x), *layers)
+        for layers in zip(*(x.layers for x in states))
+    )
+    return ModelState(tuple(layers), torch.cat([x.position for x in states]))
+
+
+def apart(state, row):
+    """A row of such a state."""
+    state = state.select(torch.tensor([row]))
+    return replace(state, layers=tuple(x.rows[0] if isinstance(x, RowCaches) else x for x in state.layers))
 
 
 class Sequences:
@@ -56,7 +70,7 @@ class Sequences:
             tokens = torch.stack([self.texts[row][self.place(row)] for row in rows])
             logits, state = self.step(tokens, together([self.states[row] for row in rows]))
             for i, row in enumerate(rows):
-                self.logits[row], self.states[row] = logits[i : i + 1], state.select(torch.tensor([i]))
+                self.logits[row], self.states[row] = logits[i : i + 1], apart(state, i)
 
 
 @pytest.mark.parametrize("weights", FORMATS)
@@ -64,13 +78,12 @@ class Sequences:
 def test_reading_and_writing_in_any_company_give_one_state(kind, weights):
     draw, step = random.Random(f"{kind} {weights}"), FusedStep(text_model(**SHAPE, **KINDS[kind]), weights)
     texts = torch.randint(0, 97, (ROWS, TOKENS), generator=torch.Generator().manual_seed(1))
-    served, hybrid = Sequences(step, texts), kind == "hybrid"
+    served = Sequences(step, texts)
     while any(served.place(row) < TOKENS for row in range(ROWS)):
-        piece = draw.randint(1, 20)
-        for row in range(ROWS):  # rows of one call have caches of one length
-            served.read(row, piece if hybrid else draw.randint(0, 20))
+        for row in range(ROWS):
+            served.read(row, draw.randint(0, 20))
         for _ in range(draw.randint(1, 6)):
-            served.write(draw.sample(range(ROWS), ROWS if hybrid else draw.randint(1, ROWS)))
+            served.write(draw.sample(range(ROWS), draw.randint(1, ROWS)))
     for row, text in enumerate(texts):
         logits, state = step.prefill(text[None], step.model.new_state(1, capacity=TOKENS))
         assert torch.equal(served.logits[row], logits)

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from tarnn.decoding.caches import check_room, lengths_of, longer, masked
 from tarnn.decoding.packing import pack
 from tarnn.decoding.plan import Attention, Plan, Refusal
 from tarnn.decoding.rows import check_tokens, rows_of
@@ -23,7 +24,6 @@ from tarnn.models.inputs import check_length
 from tarnn.models.state import ModelState
 from tarnn.numerics import default_eps
 from tarnn.ops import KVCache, LinearState, NoState, State as LayerState
-from tarnn.ops.softmax.state import full
 
 State = TypeVar("State", bound=ModelState)
 Classes = Mapping[type, Callable[..., Any]]
@@ -120,15 +120,19 @@ class FusedStep:
     def over(self, state: ModelState, parameters: Float[Tensor, "b p"]) -> Callable[[Int[Tensor, " b"]], None]:
         """One token per row, again and again in the same memory: a function of tokens (b,), int64 and contiguous.
 
-        It writes into this state and these parameters, as `__call__` does in place. The state is looked at here, once; its layers
-        have no cache, whose length would have to be counted. Raises UnfitState as a step does, and ValueError for a cache.
+        It writes into this state and these parameters, as `__call__` does in place; the state is looked at here, once. Where rows
+        have caches of their own (`RowCaches`), their positions count the keys: a step raises ValueError where one is full, and
+        writes nothing. Raises UnfitState as a step does, and ValueError for a `KVCache`, whose length would have to be counted.
         """
         if any(isinstance(x, KVCache) for x in state.layers):
-            raise ValueError("a state with a key/value cache grows with each token; call the step with each new state.")
-        tensors = self._check_room(state, len(state.position), 1)
+            raise ValueError(
+                "a state with one length for all rows of a key/value cache changes with each token; call the step with each new "
+                "state, or give each row a cache of its own: RowCaches."
+            )
+        tensors, lengths = self._check_room(state, len(state.position), 0), lengths_of(state.layers)
 
         def step(token_ids: Tensor) -> None:
-            self._run(token_ids, state, tensors, parameters, 1, self._rows(state, state.position))
+            self._compute(token_ids, state, tensors, lengths, parameters, self._rows(state, state.position))
 
         return step
 
@@ -155,7 +159,7 @@ class FusedStep:
         tensors = self._check_room(state, b, t)
         self._check_length(state.position + (t if real is None else real.sum(-1)) - 1)
         if real is not None:
-            state = replace(state, layers=tuple(map(_masked, state.layers)))
+            state = replace(state, layers=tuple(map(masked, state.layers)))
             tensors = self._tensors_of(state, b)
         parameters = self.tokens.new_zeros(b, t, self.num_outputs) if every else None
         last = self.tokens.new_empty(b, self.num_outputs)
@@ -183,28 +187,34 @@ class FusedStep:
         every: bool = False,
     ) -> State:
         """The state after these tokens, whose places in a cache are `num_slots`. tensors: those of the state."""
-        caches = [x for x in state.layers if isinstance(x, KVCache)]
-        of_caches = [n for x in caches for n in (x.length, x.mask is not None)]
-        lengths = torch.tensor(of_caches, dtype=torch.int64, device="cpu")
+        self._compute(ids, state, tensors, lengths := lengths_of(state.layers), out, extra, starts, slots, every)
+        if len(lengths):
+            layers = longer(state.layers, num_slots)
+            state, self._checked = replace(state, layers=layers), (len(state.position), layers, tensors)
+        return state
+
+    def _compute(
+        self,
+        ids: Tensor,
+        state: ModelState,
+        tensors: list[Tensor],
+        lengths: Tensor,
+        out: Tensor,
+        extra: Tensor | None,
+        *rows: Any,
+    ) -> None:
+        """Call the kernel. lengths: of the caches. rows: starts, slots and every, as `run` takes them."""
         tables = self.packed_plan, self.packed_weights, self.tokens, self.places
         try:
-            run(ids, state.position, *tables, extra, tensors, lengths, out, *self._numbers, starts, slots, every)
+            run(ids, state.position, *tables, extra, tensors, lengths, out, *self._numbers, *rows)
         except RuntimeError as error:
             self._check_length(state.position)
             raise ValueError(str(error).splitlines()[0]) from error
-        if caches:
-            layers = tuple(
-                replace(x, length=x.length + num_slots) if isinstance(x, KVCache) else x for x in state.layers
-            )
-            state, self._checked = replace(state, layers=layers), (len(state.position), layers, tensors)
-        return state
 
     def _check_room(self, state: ModelState, rows: int, num_slots: int) -> list[Tensor]:
         """The tensors of `_tensors_of`. Also ValueError where a cache has no room for so many tokens."""
         tensors = self._tensors_of(state, rows)
-        for cache in state.layers:
-            if isinstance(cache, KVCache) and cache.length + num_slots > cache.capacity:
-                raise full(cache.capacity, cache.length, num_slots)
+        check_room(state, num_slots)
         return tensors
 
     def _tensors_of(self, state: ModelState, num_rows: int) -> list[Tensor]:
@@ -270,10 +280,3 @@ def _new_state(x: Attention) -> LayerState:
     if x.kind == "linear":
         return LinearState.zeros(1, g, x.num_features, d, log_weights=x.log_scaled, device="meta")
     return KVCache.empty(1, g, 1, d, device="meta") if x.kind == "softmax" else NoState()
-
-
-def _masked(x: LayerState) -> LayerState:
-    """A cache has a mask from its first padding on."""
-    if not isinstance(x, KVCache) or x.mask is not None:
-        return x
-    return replace(x, mask=torch.ones(len(x.k), x.capacity, dtype=torch.bool, device="cpu"))

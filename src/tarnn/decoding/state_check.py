@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tarnn.models.state import ModelState
 from tarnn.ops import KVCache, State
+from tarnn.ops.softmax.rows import RowCaches
 
 
 class UnfitState(ValueError):
@@ -24,7 +25,12 @@ def check_state(state: ModelState, expected: Sequence[State], batch_size: int) -
         )
     for layer, row in zip(state.layers, expected, strict=True):
         wanted = row.map(lambda x: x.expand(batch_size, *x.shape[1:]))
-        if type(layer) is not type(wanted) or not _fits(layer, wanted):
+        if isinstance(layer, RowCaches) and isinstance(row, KVCache):
+            fits = len(layer.rows) == batch_size and all(_fits(x, row) and x.mask is None for x in layer.rows)
+            fits = fits and len({x.k.dtype for x in layer.rows}) < 2
+        else:
+            fits = type(layer) is type(wanted) and _fits(layer, wanted)
+        if not fits:
             raise UnfitState(
                 f"the fused step takes states as model.new_state({batch_size}) makes them, contiguous and float32: "
                 f"{wanted!r}; got {layer!r}."
@@ -49,4 +55,6 @@ def _fits(layer: State, wanted: State) -> bool:
 
 def tensors_of(layer: State) -> list[Tensor]:
     """The tensors of a layer's state, whole."""
+    if isinstance(layer, RowCaches):
+        return [x for row in layer.rows for x in (row.k, row.v)]
     return [x for x in vars(layer).values() if isinstance(x, Tensor)]

@@ -44,7 +44,13 @@ class State:
 
     def select(self: Kind, rows: Int[Tensor, " k"]) -> Kind:
         """The rows of the batch that `rows` names, in its order, copied: beams, forks, slots."""
-        return self.map(lambda x: x.index_select(0, rows.to(x.device)))
+
+        def chosen(mine):
+            if isinstance(mine, State):
+                return mine.select(rows)
+            return mine.index_select(0, rows.to(mine.device)) if isinstance(mine, Tensor) else mine
+
+        return pytree.tree_map(chosen, self, is_leaf=self._is_part)
 
     def insert(self: Kind, rows: Int[Tensor, " k"], other: Kind) -> Kind:
         """This state with `other`, which has k rows, in the place of the named rows.

@@ -191,11 +191,13 @@ def run(
     What enters the first layer is tokens[id] + places[position] + extra[row]; beyond the last place, that one counts.
     states: of each layer in turn S (b, g, f, d), z (b, g, f) and, if it has one, M (b, g); or keys and values
     (b, g, capacity, d) and, if it has one, their mask (b, capacity), to which lengths, int64, has two numbers: how many
-    keys are there, and whether there is a mask. slots (n + 1,): where behind these keys each token's own goes, ascending in a
-    sequence, and how many places there are; those that a sequence leaves free are masked. None: one behind the other, of
-    each sequence equally many where there is a cache. Writes all states, and adds to positions (b,) how many tokens
-    came; all contiguous, float32 and int64. RuntimeError, before anything is written, for a token that is not there, for a
-    position of `limit` or beyond, and for a plan that is of another version, cut short, too long or damaged.
+    keys are there, and whether there is a mask; or −1 and 0, where each sequence has keys and values (1, g, capacity, d) of
+    its own, one sequence's after another's, as many as its position says. slots (n + 1,): where behind these keys each
+    token's own goes, ascending in a sequence, and how many places there are; those that a sequence leaves free are masked.
+    None: one behind the other, of each sequence equally many where there is a cache of all. Writes all states, and adds to
+    positions (b,) how many tokens came; all contiguous, float32 and int64. RuntimeError, before anything is written, for a
+    token that is not there, for a position of `limit` or beyond, for a cache without room, and for a plan that is of another
+    version, cut short, too long or damaged.
     """
     torch.ops.tarnn_cpu.stack(
         ids,

@@ -1,7 +1,7 @@
 """An answer that is not streamed: all events of a request, gathered."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,9 +34,9 @@ def check(event: Event) -> None:
         raise failed("The server stopped before the answer was whole.")
 
 
-async def gather(request: HttpRequest, reader: Reader) -> list[Answer]:
-    """All choices. The client's leaving cancels them: then ClientGone is raised."""
-    pieces: dict[int, list[Event]] = {}
+async def gather(request: HttpRequest, reader: Reader, echoes: Sequence[Event] = ()) -> list[Answer]:
+    """All choices, each behind its echo. The client's leaving cancels them: then ClientGone is raised."""
+    pieces = {echo.choice: [echo] for echo in echoes}
     watching = asyncio.ensure_future(watch(request.receive, reader))
     try:
         while reader.open:

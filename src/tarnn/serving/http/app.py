@@ -1,5 +1,6 @@
 """The server as an ASGI application: its routes, and what they share."""
 
+import asyncio
 import time
 from collections.abc import Mapping
 from functools import cache
@@ -10,7 +11,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from tarnn.serving.engine import Engine
-from tarnn.serving.http import chat, completions, health, images, metrics, models, page, states
+from tarnn.serving.http import chat, completions, health, images, metrics, models, page, responses, schema, states
 from tarnn.serving.http.answers import client_gone
 from tarnn.serving.http.door import Door
 from tarnn.serving.http.errors import ApiError, api_error, http_error, unexpected
@@ -18,7 +19,7 @@ from tarnn.serving.http.reader import ClientGone, Mailbox
 from tarnn.serving.http.settings import ServerSettings
 from tarnn.serving.http.times import Times
 
-GROUPS = (completions, chat, states, images, models, health, metrics, page)
+GROUPS = (completions, chat, responses, states, images, models, health, metrics, schema, page)
 
 
 def create_app(engines: Mapping[str, Engine], settings: ServerSettings | None = None) -> Starlette:
@@ -45,5 +46,6 @@ def create_app(engines: Mapping[str, Engine], settings: ServerSettings | None = 
     app.state.engines, app.state.settings = dict(engines), settings
     app.state.times, app.state.started = Times(), int(time.time())
     app.state.draining, app.state.inside = False, 0
+    app.state.scoring = asyncio.Semaphore(1)
     app.state.mailbox = cache(Mailbox)  # made on the loop, when the first request comes
     return app

@@ -29,7 +29,7 @@ from tarnn.serving.http.errors import bad
 from tarnn.serving.http.prompts import SHORT, Ids, prompt_ids, vocabulary
 from tarnn.serving.http.sse import EventStream
 from tarnn.serving.http.template import Messages, check_template, encoded, rendered
-from tarnn.serving.http.vocabulary import Vocabulary
+from tarnn.serving.http.vocabulary import Vocabulary, as_json
 from tarnn.serving.http.wire import ChatRequest
 from tarnn.serving.model import ServedModel
 from tarnn.serving.request import Event, TokenLogprob
@@ -120,7 +120,7 @@ def logprobs_of(rows: Sequence[TokenLogprob], words: Vocabulary) -> dict[str, An
     """In the shape of this API."""
 
     def described(token: int, value: float) -> dict[str, Any]:
-        return {"token": words.text_of(token), "logprob": value, "bytes": list(words.bytes_of(token))}
+        return {"token": words.text_of(token), "logprob": as_json(value), "bytes": list(words.bytes_of(token))}
 
     content = [
         described(row.token, row.logprob) | {"top_logprobs": [described(*likely) for likely in row.likeliest]}

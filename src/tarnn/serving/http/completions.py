@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from math import isnan
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -23,11 +24,14 @@ from tarnn.serving.http.asking import (
 )
 from tarnn.serving.http.body import read_request
 from tarnn.serving.http.chunks import Chunks
+from tarnn.serving.http.live import attended
 from tarnn.serving.http.prompts import prompt_ids, split, vocabulary
-from tarnn.serving.http.sse import EventStream
-from tarnn.serving.http.vocabulary import Vocabulary
+from tarnn.serving.http.scoring import score
+from tarnn.serving.http.sse import Encode, EventStream
+from tarnn.serving.http.vocabulary import Vocabulary, as_json
 from tarnn.serving.http.wire import CompletionRequest
-from tarnn.serving.request import Event, TokenLogprob
+from tarnn.serving.model import ServedModel
+from tarnn.serving.request import Event, Request, TokenLogprob
 
 MAX_TOKENS = 16  # where a request says nothing, as in OpenAI's API
 
@@ -40,28 +44,59 @@ async def create(request: HttpRequest) -> Response:
     refuse_when_full(engine)
     begin = await held_state(request, engine, asked.state)
     most, goes_on = request.app.state.settings.max_prompt, begin is not None
+    texts = [await prompt_ids(engine.model, prompt, "prompt", most=most, goes_on=goes_on) for prompt in prompts]
     requests = [
         engine_request(
             request,
             engine,
             asked,
-            await prompt_ids(engine.model, prompt, "prompt", most=most, goes_on=goes_on),
+            ids,
             begin=begin,
             max_tokens=MAX_TOKENS if asked.max_tokens is None else asked.max_tokens,
             logprobs=asked.logprobs,
         )
-        for prompt in prompts
+        for ids in texts
     ]
+    echoes = await echoes_of(request, engine.model, asked, prompts, requests) if asked.echo else []
     reader = start(request, engine, requests)
     head = head_of("cmpl", "text_completion", engine)
     words = vocabulary(engine.model)
     if asked.stream:
         told = None if asked.logprobs is None else Logprobs(words)
         chunks = Chunks(head, reader, opened=b'"text":', with_usage=wants_usage(asked), logprobs=told)
-        return EventStream(reader, chunks.encode, chunks.last, partial(state_header, reader))
-    answers = await gather(request, reader)
+        encode = Echoed(chunks.encode, echoes) if echoes else chunks.encode
+        return EventStream(reader, encode, chunks.last, partial(state_header, reader))
+    answers = await gather(request, reader, echoes)
     choices = [choice_of(index, answer, words, asked.logprobs is not None) for index, answer in enumerate(answers)]
     return JSONResponse(head | {"choices": choices, "usage": usage_of(reader.usage)}, headers=state_header(reader))
+
+
+async def echoes_of(
+    request: HttpRequest, model: ServedModel, asked: CompletionRequest, prompts: list[Any], requests: list[Request]
+) -> list[Event]:
+    """What stands before each choice: its prompt, with logarithms where they are wanted."""
+    events: list[Event] = []
+    for prompt, made in zip(prompts, requests):
+        text = prompt if isinstance(prompt, str) else model.tokenizer.decode(made.prompt.tolist())
+        scores: tuple[TokenLogprob, ...] = ()
+        if asked.logprobs is not None:
+            async with request.app.state.scoring:  # one at a time: it takes the machine from those who write
+                work = score(model, made.prompt, made.begin, asked.logprobs)
+                scores = tuple(await attended(request.receive, work))
+        for _ in range(made.n):
+            events.append(Event(len(events), text, tuple(made.prompt.tolist()), scores))
+    return events
+
+
+class Echoed:
+    """Prompts before the events of their choices."""
+
+    def __init__(self, encode: Encode, echoes: list[Event]):
+        self._encode, self._left = encode, {event.choice: event for event in echoes}
+
+    def __call__(self, events: list[Event]) -> bytes:
+        first = [self._left.pop(event.choice) for event in events if event.choice in self._left]
+        return self._encode(first + events)
 
 
 def choice_of(index: int, answer: Answer, words: Vocabulary, with_logprobs: bool) -> dict[str, Any]:
@@ -81,8 +116,11 @@ def logprobs_of(rows: Sequence[TokenLogprob], words: Vocabulary, offset: int = 0
         offset += words.width_of(row.token)
     shape = {
         "tokens": [words.text_of(row.token) for row in rows],
-        "token_logprobs": [row.logprob for row in rows],
-        "top_logprobs": [{words.text_of(token): value for token, value in row.likeliest} for row in rows],
+        "token_logprobs": [as_json(row.logprob) for row in rows],
+        "top_logprobs": [
+            None if isnan(row.logprob) else {words.text_of(token): as_json(value) for token, value in row.likeliest}
+            for row in rows
+        ],
         "text_offset": offsets,
     }
     return shape, offset

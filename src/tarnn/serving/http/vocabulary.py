@@ -2,12 +2,19 @@
 
 import re
 from functools import cached_property
+from math import isnan
 from typing import Any
 
 from tarnn.data.tokenizers import byte_characters
 
 FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece writes a byte that has no token of its own
 SPACE = "▁"
+LEAST = -9999.0  # stands for the logarithm of 0, which JSON has no number for
+
+
+def as_json(logprob: float) -> float | None:
+    """A logarithm of a probability; None for NaN, of a token with nothing before it."""
+    return None if isnan(logprob) else max(logprob, LEAST)
 
 
 class Vocabulary:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from tarnn.serving.http.errors import ApiError, bad
 
@@ -34,6 +34,8 @@ def one_or_many(value: Any) -> Any:
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+ManyStops = Annotated[list[Stop], Field(max_length=MOST_STOPS)]
+Stops = Annotated[ManyStops, BeforeValidator(one_or_many, json_schema_input_type=Stop | ManyStops)]
 
 
 class Wire(BaseModel):
@@ -62,7 +64,7 @@ class Sampled(Wire):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    stop: Annotated[list[Stop], Field(max_length=MOST_STOPS), BeforeValidator(one_or_many)] | None = None
+    stop: Stops | None = None
     stream: bool | None = None
     user: str | None = None
 
@@ -78,8 +80,21 @@ class Generation(Sampled):
     stream_options: StreamOptions | None = None
 
 
+ID = {"type": "integer", "minimum": 0}
+IDS = {"type": "array", "items": ID, "minItems": 1}
+PROMPT = {  # `prompts.split` checks it: a union of models would say of a wrong one what each member lacks
+    "anyOf": [
+        {"type": "null"},
+        {"type": "string"},
+        IDS,
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        {"type": "array", "items": IDS, "minItems": 1},
+    ]
+}
+
+
 class CompletionRequest(Generation):
-    prompt: Any = None
+    prompt: Annotated[Any, WithJsonSchema(PROMPT)] = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     best_of: Refused = None

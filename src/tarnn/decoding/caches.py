@@ -1,0 +1,62 @@
+"""Key/value caches of a state as the fused step counts them: how long they are, and what becomes of them."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from tarnn.models.state import ModelState
+from tarnn.ops import KVCache, State
+from tarnn.ops.softmax.rows import RowCaches
+from tarnn.ops.softmax.state import full
+
+BY_POSITION = (-1, 0)  # in place of a length and of whether there is a mask: each row has a cache of its own
+
+
+def lengths_of(layers: Iterable[State]) -> Int[Tensor, " n"]:
+    """Two numbers of each cache, as `kernels.cpu.model_step.run` takes them."""
+    numbers: list[int] = []
+    for layer in layers:
+        if isinstance(layer, KVCache):
+            numbers += layer.length, layer.mask is not None
+        elif isinstance(layer, RowCaches):
+            numbers += BY_POSITION
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+
+
+def longer(layers: tuple[State, ...], count: int) -> tuple[State, ...]:
+    """The layers' states once so many keys were written behind those of each cache."""
+    return tuple(
+        replace(x, length=x.length + count)
+        if isinstance(x, KVCache)
+        else RowCaches(tuple(replace(row, length=row.length + count) for row in x.rows))
+        if isinstance(x, RowCaches)
+        else x
+        for x in layers
+    )
+
+
+def check_room(state: ModelState, count: int) -> None:
+    """Raise ValueError where a cache has no room for so many keys more, or is not as long as its row's position says."""
+    for layer in state.layers:
+        for cache in caches_of(layer):
+            if cache.length + count > cache.capacity:
+                raise full(cache.capacity, cache.length, count)
+        if isinstance(layer, RowCaches) and [x.length for x in layer.rows] != state.position.tolist():
+            raise ValueError(
+                f"rows with caches of their own have as many keys as they have seen tokens; got "
+                f"{[x.length for x in layer.rows]} at positions {state.position.tolist()}."
+            )
+
+
+def caches_of(layer: State) -> tuple[KVCache, ...]:
+    return layer.rows if isinstance(layer, RowCaches) else (layer,) if isinstance(layer, KVCache) else ()
+
+
+def masked(layer: State) -> State:
+    """A cache has a mask from its first padding on."""
+    if not isinstance(layer, KVCache) or layer.mask is not None:
+        return layer
+    return replace(layer, mask=torch.ones(len(layer.k), layer.capacity, dtype=torch.bool, device="cpu"))

@@ -1,0 +1,133 @@
+"""What is too much: bodies, prompts, texts at once, and requests beyond what the queue takes."""
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tarnn.serving.engine import Engine
+from tarnn.serving.http.app import create_app
+from tarnn.serving.http.settings import ServerSettings
+
+from .conftest import running
+
+SMALL = ServerSettings(max_body=2000, max_prompt=100, max_choices=4, body_seconds=0.05)
+
+
+@pytest.fixture(scope="module")
+def ask(engine):
+    """ask(body or bytes): the answer of a server with small limits."""
+
+    def ask(body, **more):
+        async def answered():
+            transport = httpx.ASGITransport(create_app({"linear": engine}, SMALL))
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                content = {"json": body} if isinstance(body, dict) else {"content": body}
+                return await client.post("/v1/completions", **content, **more)
+
+        return asyncio.run(answered())
+
+    return ask
+
+
+def test_a_body_that_is_too_large(ask):
+    async def pieces():
+        for _ in range(30):
+            yield b" " * 100
+
+    for body in (b" " * 2001, pieces()):
+        answer = ask(body)
+        assert answer.status_code == 413
+        assert answer.json()["error"]["message"] == "The body is larger than 2,000 bytes. Send less."
+
+
+def test_a_body_that_never_comes(ask):
+    async def slow():
+        yield b"{"
+        await asyncio.sleep(60)
+
+    assert ask(slow()).status_code == 408
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": "x" * 101}, "prompt"),
+        ({"prompt": ["x"] * 5}, "n"),
+        ({"prompt": ["x", "y"], "n": 3}, "n"),
+        ({"prompt": "x", "stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        ({"prompt": "x", "logprobs": 21}, "logprobs"),
+        ({"prompt": [257]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [10**30]}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": ["x", 1]}, "prompt"),
+        ({"prompt": 1.5}, "prompt"),
+        ({"prompt": "x", "temperature": True}, "temperature"),
+        ({"prompt": "x", "seed": 2**63}, "seed"),
+        ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
+        ({"prompt": "x", "max_tokens": "9"}, "max_tokens"),
+        ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias"),
+        ({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias.1"),
+        ({"prompt": "x", "stream_options": {"include": True}}, "stream_options.include"),
+        ({"prompt": "x", "stream_options": []}, "stream_options"),
+        ({"prompt": "x", "list": 1}, "list"),
+    ],
+)
+def test_what_is_out_of_range_is_named(ask, body, param):
+    answer = ask(body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_null_is_as_if_it_were_missing(ask):
+    nothing = dict.fromkeys(("temperature", "stop", "logprobs", "seed", "tools", "best_of", "suffix", "stream"))
+    assert ask({"prompt": "x", "max_tokens": 1, **nothing}).status_code == 200
+
+
+def test_beyond_the_queue_clients_are_told_to_come_later(served):
+    """Of many at once some are taken, and answered; the others are told when to come again."""
+    engine = Engine(served("linear"), max_queue=3)  # it doesn't work yet, so what is taken waits
+    with running(create_app({"linear": engine})) as address, httpx.Client(base_url=address, timeout=60) as client:
+        body = {"prompt": "x", "max_tokens": 2, "ignore_eos": True}
+        refused = threading.Semaphore(0)
+
+        def post(_):
+            answer = client.post("/v1/completions", json=body)
+            if answer.status_code == 429:
+                refused.release()
+            return answer
+
+        with ThreadPoolExecutor(8) as threads:
+            answers = threads.map(post, range(8))
+            for _ in range(5):
+                assert refused.acquire(timeout=30)
+            engine.start()
+            answers = list(answers)
+        engine.close()
+    assert sorted(answer.status_code for answer in answers) == [200] * 3 + [429] * 5
+    for answer in answers:
+        if answer.status_code == 429:
+            assert int(answer.headers["retry-after"]) >= 1
+            assert answer.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_several_prompts_are_taken_all_or_none(served):
+    with Engine(served("linear"), max_queue=2) as engine:
+
+        async def answered():
+            transport = httpx.ASGITransport(create_app({"linear": engine}))
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                body = {"prompt": ["a" * 50_000] * 100, "max_tokens": 1}
+                return await client.post("/v1/completions", json=body)
+
+        assert asyncio.run(answered()).status_code == 429
+        while engine.stats.waiting or engine.stats.running:
+            time.sleep(0.001)
+        assert engine.stats.tokens_read < 50_000  # the first ones were taken, and cancelled

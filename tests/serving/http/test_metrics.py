@@ -1,0 +1,39 @@
+"""What Prometheus reads."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tarnn.serving.http.times import Histogram
+
+from .test_completions import ASK
+
+
+def numbers(http):
+    families = text_string_to_metric_families(http.get("/metrics").text)
+    return {(s.name, s.labels.get("le")): s.value for family in families for s in family.samples}
+
+
+def test_what_was_done_is_counted(client, http):
+    before = numbers(http)
+    for stream in (False, True):
+        list(client.completions.create(**ASK, stream=stream, n=2))
+    after = numbers(http)
+
+    def grown(name, le=None):
+        return after[name, le] - before[name, le]
+
+    assert grown("tarnn:generation_tokens_total") == 48
+    assert grown("tarnn:prompt_tokens_total") == 14
+    assert grown("tarnn:num_requests_total") == 2
+    assert grown("tarnn:time_to_first_token_seconds_count") == 2
+    assert grown("tarnn:time_to_first_token_seconds_bucket", "+Inf") == 2
+    assert grown("tarnn:inter_token_latency_seconds_count") > 0
+    assert after["tarnn:num_requests_running", None] == 0
+    assert after["tarnn:num_requests_waiting", None] == 0
+
+
+def test_a_histogram_counts_what_is_at_most_a_bound():
+    values = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 3.0):
+        values.add(value)
+    assert values.buckets() == [("1.0", 2.0), ("2.0", 3.0), ("+Inf", 4.0)]
+    assert values.sum == 6.0

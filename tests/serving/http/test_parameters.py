@@ -1,0 +1,120 @@
+"""Each parameter of a completion does what it says, whole and streamed."""
+
+import math
+
+import pytest
+import torch
+from support.served import alone
+
+from tarnn.serving.http.vocabulary import Vocabulary
+from tarnn.serving.request import Request, Sampling
+
+from .test_completions import ASK, ids
+
+SEEDED = {"seed": 3, "temperature": 1.5}
+
+
+def text(client, **more):
+    return client.completions.create(**ASK | SEEDED | more).choices[0].text
+
+
+def extra(**more):
+    return {"extra_body": {"ignore_eos": True} | more}
+
+
+@pytest.mark.parametrize(
+    ("asked", "sampling"),
+    [
+        ({"top_p": 0.5}, {"top_p": 0.5}),
+        (extra(top_k=3), {"top_k": 3}),
+        (extra(min_p=0.3), {"min_p": 0.3}),
+        (extra(repetition_penalty=1.7), {"repetition_penalty": 1.7}),
+        ({"frequency_penalty": 1.5}, {"frequency_penalty": 1.5}),
+        ({"presence_penalty": 1.5}, {"presence_penalty": 1.5}),
+        ({"logit_bias": {"65": 100.0}}, {"logit_bias": {65: 100.0}}),
+    ],
+    ids=lambda x: next(iter(x.get("extra_body", x))) if "extra_body" not in x else list(x["extra_body"])[-1],
+)
+def test_sampling_reaches_the_engine(client, served, asked, sampling):
+    request = Request(ids("Call me"), max_tokens=12, sampling=Sampling(**SEEDED, **sampling), end_ids=frozenset())
+    expected = served("linear").decoder()(list(alone(served("linear"), request)[0]))
+    assert text(client, **asked) == expected
+    assert (
+        "".join(p.choices[0].text for p in client.completions.create(**ASK | SEEDED | asked, stream=True)) == expected
+    )
+
+
+def test_stop_strings_end_a_text_before_them(client):
+    whole = text(client, max_tokens=40)
+    stops = [whole[20:22], "never there"]
+    answer = client.completions.create(**ASK | SEEDED | {"max_tokens": 40}, stop=stops)
+    assert answer.choices[0].text == whole[: whole.index(stops[0])]
+    assert answer.choices[0].finish_reason == "stop"
+    assert text(client, max_tokens=40, stop=stops[0]) == answer.choices[0].text
+    pieces = list(client.completions.create(**ASK | SEEDED | {"max_tokens": 40}, stop=stops, stream=True))
+    assert "".join(p.choices[0].text for p in pieces) == answer.choices[0].text
+
+
+def test_the_model_may_end_a_text(client):
+    bias = {"256": 100.0}
+    answer = client.completions.create(model="linear", prompt="x", max_tokens=9, logit_bias=bias)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("", "stop")
+    answer = client.completions.create(**ASK | {"prompt": "x", "max_tokens": 9}, logit_bias=bias)
+    assert answer.choices[0].finish_reason == "length"
+
+
+def test_logprobs_in_the_shape_of_completions(client):
+    asked = ASK | {"temperature": 0, "logprobs": 2}
+    answer = client.completions.create(**asked)
+    logprobs = answer.choices[0].logprobs
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 12
+    for token, value, top in zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs):
+        assert len(top) == 2
+        assert top[token] == value == max(top.values())
+    pieces = [p.choices[0].logprobs for p in client.completions.create(**asked, stream=True)]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [x for p in pieces for x in getattr(p, name)] == getattr(logprobs, name)
+
+
+def test_echo_with_logprobs_scores_the_prompt(client, served):
+    """As a benchmark asks: what is the likelihood of this text?"""
+    model = served("linear")
+    asked = ASK | {"echo": True, "logprobs": 1, "temperature": 0, "max_tokens": 3}
+    answer = client.completions.create(**asked).choices[0]
+    plain = client.completions.create(**ASK | {"temperature": 0, "max_tokens": 3, "logprobs": 1}).choices[0]
+    assert answer.text == "Call me" + plain.text
+    assert answer.logprobs.tokens[:7] == list("Call me")
+    assert answer.logprobs.text_offset[:8] == list(range(8))
+    assert answer.logprobs.token_logprobs[0] is answer.logprobs.top_logprobs[0] is None
+    assert answer.logprobs.token_logprobs[7:] == plain.logprobs.token_logprobs
+    prompt, state = ids("Call me").tolist(), model.model.new_state(1)
+    for i in range(1, 7):
+        logits, state = model.model.step(torch.tensor([prompt[i - 1]]), state)
+        logs = logits[0].double().log_softmax(-1)
+        assert math.isclose(answer.logprobs.token_logprobs[i], float(logs[prompt[i]]), abs_tol=1e-4)
+        assert math.isclose(max(answer.logprobs.top_logprobs[i].values()), float(logs.max()), abs_tol=1e-4)
+    pieces = [p.choices[0] for p in client.completions.create(**asked, stream=True)]
+    assert "".join(p.text for p in pieces) == answer.text
+    assert [x for p in pieces for x in p.logprobs.token_logprobs] == answer.logprobs.token_logprobs
+
+
+def test_echo_of_ids_and_of_several_choices(client):
+    asked = ASK | {"prompt": [[72, 105], [33]], "echo": True, "max_tokens": 0, "n": 2}
+    answer = client.completions.create(**asked)
+    assert [choice.text for choice in answer.choices] == ["Hi", "Hi", "!", "!"]
+    assert answer.usage.completion_tokens == 0
+
+
+def test_tokens_go_there_and_back(http):
+    tokens = http.post("/tokenize", json={"prompt": "né<|endoftext|>"}).json()
+    assert tokens == {"tokens": [*"né<|endoftext|>".encode()], "count": 16}
+    assert http.post("/detokenize", json={"tokens": tokens["tokens"]}).json() == {"prompt": "né<|endoftext|>"}
+    assert http.post("/tokenize", json={"prompt": ""}).json() == {"tokens": [], "count": 0}
+
+
+def test_bytes_that_are_no_characters_have_names(served):
+    words = Vocabulary(served("linear").tokenizer)
+    assert words.text_of(0xE2) == r"bytes:\xe2"
+    assert words.text_of(65) == "A"
+    assert words.text_of(256) == "<|endoftext|>"
+    assert (words.width_of(0xC3), words.width_of(0xA9)) == (1, 0)

@@ -1,0 +1,70 @@
+"""The events of a streamed response: what the official client makes of them is the response."""
+
+import json
+
+import httpx
+import openai
+import pytest
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from tarnn.serving.http.response_events import ResponseEvents
+from tarnn.serving.http.response_wire import OutputMessage, OutputText, ResponseObject
+
+BEGUN = ResponseObject(
+    id="resp_7",
+    created_at=11,
+    model="m",
+    previous_response_id=None,
+    instructions=None,
+    temperature=0.5,
+    top_p=1.0,
+    max_output_tokens=3,
+    store=True,
+    metadata={},
+)
+TEXTS = ["Caf", 'é "', "\n\u2028end"]
+
+
+def streamed(status):
+    events = ResponseEvents("msg_7")
+    message = OutputMessage(id="msg_7", status="completed", content=[OutputText(text="".join(TEXTS))])
+    ended = BEGUN.model_copy(update={"status": status, "output": [message]})
+    body = [events.begin(BEGUN.model_dump())]
+    body += [events.delta(text) for text in TEXTS]
+    return [*body, events.end(ended.model_dump())]
+
+
+def client_of(body):
+    answer = httpx.Response(200, headers={"content-type": "text/event-stream"}, content=b"".join(body))
+    transport = httpx.MockTransport(lambda request: answer)
+    return openai.OpenAI(api_key="-", base_url="http://server/v1", http_client=httpx.Client(transport=transport))
+
+
+def test_the_official_client_puts_the_text_together():
+    with client_of(streamed("completed")) as client, client.responses.stream(model="m", input="x") as stream:
+        events = list(stream)
+        assert stream.get_final_response().output_text == "".join(TEXTS)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.type.removeprefix("response.") for event in events] == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        *["output_text.delta"] * 3,
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+
+
+@pytest.mark.parametrize("status", ["completed", "incomplete", "failed"])
+def test_the_last_event_says_how_it_ended(status):
+    *frames, done, nothing = b"".join(streamed(status)).split(b"\n\n")
+    assert (done, nothing) == (b"data: [DONE]", b"")
+    for frame in frames:
+        event, data = frame.decode().split("\n")  # two lines, whatever the text
+        fields = json.loads(data.removeprefix("data: "))
+        assert TypeAdapter(ResponseStreamEvent).validate_python(fields).type == event.removeprefix("event: ")
+    assert event == f"event: response.{status}"
