@@ -225,14 +225,13 @@ def test_a_chat_behind_a_key(browser, chat):
     page.send("And then?")
     first, second, third = page.answers
     with httpx.Client(base_url=chat, headers={"Authorization": f"Bearer {KEY}"}) as http:
-        said = ["Where is the cat?", first, "And the hat?", second, "And then?"]
-        roles = ["user", "assistant"]
-        messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]
-        asked = {"seed": 7, "max_tokens": 12}
-        whole = http.post("/v1/chat/completions", json={"messages": messages[:1], **asked}).json()
-        assert whole["choices"][0]["message"]["content"] == first
+        asked = {"input": "Where is the cat?", "seed": 7, "max_output_tokens": 12}
+        answer = http.post("/v1/responses", json=asked).json()
+        assert answer["output"][0]["content"][0]["text"] == first
+    said = ["Where is the cat?", "And the hat?", "And then?"]
+    assert second
     assert third
-    assert page.browser.run("return [...document.querySelectorAll('.mine .text')].map(x => x.textContent)") == said[::2]
+    assert page.browser.run("return [...document.querySelectorAll('.mine .text')].map(x => x.textContent)") == said
     browser.complaints()
 
 
