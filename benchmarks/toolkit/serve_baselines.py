@@ -147,8 +147,10 @@ def transformers_serve(options, folder: Path, *words: str) -> dict[str, Any]:
 
 
 def own_talks(options, folder: Path, weights: str) -> dict[str, Any]:
+    """A server for each way: the second conversation would find the first one's states."""
     with tarnn_server(options, folder, weights) as server:
         by_prompt = talk(server, options.turns, options.turn_tokens, cached_by_usage)
+    with tarnn_server(options, folder, weights) as server:
         return {"prompt": by_prompt, "response": talk_from_states(server, options.turns, options.turn_tokens)}
 
 

@@ -103,6 +103,7 @@ def test_a_server_is_measured_whole(script, folder, data_of):
     assert prefix["sent again, token ids"]["cached"] == 300
     talks = found["talks, float32"]
     assert talks["response"]["again"] == 0
+    assert talks["response"]["read"] > 0
     assert talks["prompt"]["last_prompt"] > talks["prompt"]["again"]
     overload = found["overload, float32"]
     assert 0 < overload["refused"] < overload["requests"]
