@@ -174,7 +174,8 @@ def assert_drains(url, process):
         for pid in (*workers_of(process), process.pid):
             os.kill(pid, signal.SIGTERM)
         last = [line for line in lines if line][-2:]
-    assert '"completion_tokens":2000' in last[0].replace(" ", "") and last[1] == "data: [DONE]"
+    assert '"completion_tokens":2000' in last[0].replace(" ", "")
+    assert last[1] == "data: [DONE]"
     assert process.wait(WAIT) == 0
 
 
