@@ -79,8 +79,10 @@ def serve(
         for name, run in zip(names, runs):
             model = open_served(run, name=name, weights=weights)
             folder = None if state_dir is None else state_dir / name
-            store = StateStore(model, memory=memory, folder=folder, disk=disk, ttl=ttl)
-            stack.callback(store.close)
+            store = None  # of a model of images: each begins anew
+            if not model.draws_images:
+                store = StateStore(model, memory=memory, folder=folder, disk=disk, ttl=ttl)
+                stack.callback(store.close)
             engine = Engine(
                 model,
                 store=store,
