@@ -119,8 +119,7 @@ def write_gguf(given, file):
 
     ones = np.ones(shape["hidden"], np.float32)
     put("token_embd.weight", random(rng, (shape["vocab"], shape["hidden"])), gguf.GGMLQuantizationType.F32)
-    if words is None:  # else the embedding is the head too
-        put("output.weight", random(rng, (shape["vocab"], shape["hidden"])), head)
+    put("output.weight", random(rng, (shape["vocab"], shape["hidden"])), head)
     out.add_tensor("output_norm.weight", ones)
     for layer in range(shape["layers"]):
         for name, size in matrices(shape).items():

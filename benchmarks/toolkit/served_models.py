@@ -1,8 +1,8 @@
 """What `serve.py` serves: a linear model, and a Llama of the same shape, with random weights and one tokenizer.
 
 Each is a folder as `tarnn serve` and `transformers serve` open it. The tokenizer is a byte-level BPE whose alphabet is ASCII,
-so that every token is whole characters: each token that a server writes is an event that a client sees. Nothing ends a text
-but its length.
+so that every token is whole characters: each token that a server writes is an event that a client sees. Heads are matrices of
+their own, for a random model whose head is its embedding would repeat its last token. Nothing ends a text but its length.
 """
 
 import json
@@ -55,6 +55,7 @@ def save_linear(folder: Path, options, tokenizer: PreTrainedTokenizerFast) -> Ta
             hidden_size=options.hidden,
             num_hidden_layers=options.layers,
             num_attention_heads=options.heads,
+            tie_word_embeddings=False,
         )
     ).eval()
     model.save_pretrained(folder)
@@ -73,7 +74,7 @@ def save_llama(folder: Path, options, inner: int, tokenizer: PreTrainedTokenizer
             num_attention_heads=options.heads,
             intermediate_size=inner,
             max_position_embeddings=LONGEST,
-            tie_word_embeddings=True,
+            tie_word_embeddings=False,
             bos_token_id=None,
             eos_token_id=None,
         )

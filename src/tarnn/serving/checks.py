@@ -4,6 +4,7 @@ import numpy as np
 
 from tarnn.decoding.draws import check_sampling
 from tarnn.models.likelihoods import NUM_VALUES
+from tarnn.ops import KVCache
 from tarnn.serving.model import ServedModel
 from tarnn.serving.request import Request
 from tarnn.serving.snapshot import Snapshot
@@ -49,6 +50,12 @@ def _check_prompt(request: Request, model: ServedModel) -> None:
 
 def _check_begin(begin: Snapshot, model: ServedModel) -> None:
     model.step.check(begin.state)
+    for cache in begin.state.layers:
+        if isinstance(cache, KVCache) and (cache.mask is not None or cache.length != int(begin.state.position)):
+            raise ValueError(
+                f"a state to go on from has a key for each of its tokens and no padding; got {cache.length} keys at position "
+                f"{int(begin.state.position)}{'' if cache.mask is None else ', and a mask'}. Read its text again, alone."
+            )
     if begin.logits.shape != (1, model.step.num_outputs):
         expected, shape = f"(1, {model.step.num_outputs})", tuple(begin.logits.shape)
         raise ValueError(f"the state is of another model: its logits are {expected} of this one; got {shape}.")

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Int
 
 from tarnn.models.state import ModelState
+from tarnn.serving.caches import copy_of
 from tarnn.serving.model import ServedModel
 from tarnn.serving.pool import new_state
 from tarnn.serving.request import Request
@@ -53,8 +54,9 @@ class Reading:
     def read(self, model: ServedModel, most: int) -> Iterator[Snapshot]:
         """Read up to `most` tokens; gives a copy at each place on the way whose state is worth keeping."""
         if self._state is None:
-            label = self.request.class_label
-            self._state = new_state(model, 1, label) if self._at is None else self._at.state.clone()
+            label, length = self.request.class_label, len(self.tokens)
+            at = self._at
+            self._state = new_state(model, 1, label, capacity=length) if at is None else copy_of(at.state, length)
         end = min(self.done + most, len(self.tokens))
         while self.done < end:
             while self._marks and self._marks[-1] <= self.done:
@@ -65,7 +67,7 @@ class Reading:
             self.done = stop
             self._at = Snapshot(self._state, logits, self.tokens[:stop], self.proven)
             if self._marks and stop == self._marks[-1]:
-                yield replace(self._at, state=self._state.clone())
+                yield replace(self._at, state=copy_of(self._state))
 
     def end(self) -> Snapshot:
         """Where the prompt ends; nothing is read after that."""

@@ -78,7 +78,8 @@ class Rows:
     def clear(self) -> list[Answer]:
         """All leave."""
         answers, self.answers = self.answers, []
-        self._pool.num_rows, self._changed = 0, True
+        self._pool.clear()
+        self._changed = True
         return answers
 
     def snapshot(self, row: int) -> Snapshot:

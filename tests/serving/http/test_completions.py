@@ -55,6 +55,16 @@ def test_usage_at_the_end_of_a_stream(client):
     assert all(piece.usage is None for piece in pieces[:-1])
 
 
+def test_usage_in_every_chunk_of_a_stream(client):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    pieces = list(client.completions.create(**ASK, stream=True, stream_options=options))
+    written = [piece.usage.completion_tokens for piece in pieces]
+    assert written == sorted(written)
+    assert written[0] >= 1
+    assert written[-1] == 12
+    assert pieces[-1].choices == []
+
+
 def test_an_unknown_parameter_is_named(client):
     with pytest.raises(openai.BadRequestError) as error:
         client.completions.create(**ASK | {"extra_body": {"temprature": 1}})

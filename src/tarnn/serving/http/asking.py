@@ -162,6 +162,10 @@ def wants_usage(asked: Generation) -> bool:
     return bool(asked.stream_options and asked.stream_options.include_usage)
 
 
+def wants_usage_in_each(asked: Generation) -> bool:
+    return wants_usage(asked) and bool(asked.stream_options and asked.stream_options.continuous_usage_stats)
+
+
 def new_id(kind: str) -> str:
     return f"{kind}-{uuid4().hex}"
 

@@ -22,6 +22,7 @@ from tarnn.serving.http.asking import (
     text_engine_of,
     usage_of,
     wants_usage,
+    wants_usage_in_each,
 )
 from tarnn.serving.http.body import read_request
 from tarnn.serving.http.chunks import Chunks
@@ -75,6 +76,7 @@ async def create(request: HttpRequest) -> Response:
             first=b'"delta":{"role":"assistant","content":',
             closed=b"}",
             with_usage=wants_usage(asked),
+            usage_in_each=wants_usage_in_each(asked),
             logprobs=partial(logprobs_of_event, words=words) if asked.logprobs else None,
         )
         return EventStream(reader, chunks.encode, chunks.last, partial(state_header, reader))

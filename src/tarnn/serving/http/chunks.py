@@ -13,7 +13,8 @@ from tarnn.serving.request import Event
 
 class Chunks:
     """head: what all chunks of an answer have. opened, first: what stands before a text, and before the first of a choice;
-    closed: behind it. logprobs: of an event, as JSON; None: they were not asked for.
+    closed: behind it. usage_in_each: in every chunk, and not only behind all. logprobs: of an event, as JSON; None: they were not
+    asked for.
     """
 
     def __init__(
@@ -25,17 +26,24 @@ class Chunks:
         first: bytes | None = None,
         closed: bytes = b"",
         with_usage: bool,
+        usage_in_each: bool = False,
         logprobs: Callable[[Event], Any] | None,
     ):
         self._head, self._reader, self._with_usage, self._logprobs = head, reader, with_usage, logprobs
         self._begin = b"data: " + compact(head)[:-1] + b',"choices":[{"index":'
         self._opened, self._closed = b"," + opened, closed
         self._first = self._opened if first is None else b"," + first
-        self._end = b',"usage":null}\n\n' if with_usage else b"}\n\n"
-        self._goes_on = closed + b',"logprobs":null,"finish_reason":null}]' + self._end
+        self._usage_in_each = usage_in_each
+        self._end_with(b',"usage":null}\n\n' if with_usage else b"}\n\n")
         self._begun: set[int] = set()
 
+    def _end_with(self, end: bytes) -> None:
+        self._end = end
+        self._goes_on = self._closed + b',"logprobs":null,"finish_reason":null}]' + end
+
     def encode(self, events: list[Event]) -> bytes:
+        if self._usage_in_each:
+            self._end_with(b',"usage":%b}\n\n' % compact(usage_of(self._reader.usage)))
         return b"".join(map(self._chunk, events))
 
     def _chunk(self, event: Event) -> bytes:

@@ -21,6 +21,7 @@ from tarnn.serving.http.asking import (
     text_engine_of,
     usage_of,
     wants_usage,
+    wants_usage_in_each,
 )
 from tarnn.serving.http.body import read_request
 from tarnn.serving.http.chunks import Chunks
@@ -63,7 +64,14 @@ async def create(request: HttpRequest) -> Response:
     words = vocabulary(engine.model)
     if asked.stream:
         told = None if asked.logprobs is None else Logprobs(words)
-        chunks = Chunks(head, reader, opened=b'"text":', with_usage=wants_usage(asked), logprobs=told)
+        chunks = Chunks(
+            head,
+            reader,
+            opened=b'"text":',
+            with_usage=wants_usage(asked),
+            usage_in_each=wants_usage_in_each(asked),
+            logprobs=told,
+        )
         encode = Echoed(chunks.encode, echoes) if echoes else chunks.encode
         return EventStream(reader, encode, chunks.last, partial(state_header, reader))
     answers = await gather(request, reader, echoes)

@@ -47,7 +47,10 @@ class Wire(BaseModel):
 
 
 class StreamOptions(Wire):
+    """continuous_usage_stats: usage so far in every chunk, not only behind the last; load tools ask for it."""
+
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Sampled(Wire):
