@@ -33,6 +33,7 @@ IMAGE = {
 TEXTS = {
     "linear": {"decay": "none"},
     "decay": {"decay": "token"},
+    "endless": {"decay": "none", "eos_token_id": None},
     "rotary": {"decay": "none", "position": "rotary"},
     "log-weighted": {"decay": "none", "feature_map": "exp", "qk_norm": False},
     "short": {"position": "learned", "max_position_embeddings": 48},
