@@ -9,9 +9,9 @@ from tarnn.serving.request import Request
 from tarnn.serving.snapshot import Snapshot
 
 
-def check_request(request: Request, model: ServedModel) -> None:
-    """Raise ValueError for a request that this model can't answer."""
-    _check_prompt(request, model)
+def check_request(request: Request, model: ServedModel, limit: int | None) -> None:
+    """Raise ValueError for a request that this model can't answer. limit: tokens that a sequence may have."""
+    _check_prompt(request, model, limit)
     _check_counts(request, model)
     check_sampling(request.sampling, num_tokens(model))
     if (seed := request.sampling.seed) is not None and not -(2**63) <= seed < 2**64:
@@ -28,8 +28,8 @@ def num_tokens(model: ServedModel) -> int:
     return NUM_VALUES if model.draws_images else model.step.num_outputs
 
 
-def _check_prompt(request: Request, model: ServedModel) -> None:
-    prompt, begin, limit = request.prompt, request.begin, model.model.config.max_position_embeddings
+def _check_prompt(request: Request, model: ServedModel, limit: int | None) -> None:
+    prompt, begin = request.prompt, request.begin
     if prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer):
         raise ValueError(f"a prompt is token ids (t,), whole numbers; got {prompt.shape} of {prompt.dtype}.")
     if not len(prompt) and begin is None:

@@ -60,7 +60,7 @@ class Rows:
             written=answer.tokens,
             likeliest=mail.request.logprobs,
         )
-        self._pool.add(answer.at)
+        self._pool.add(answer.at, answer.most - len(answer.tokens))
         answer.at = None
         self.answers.append(answer)
         self._changed = True
@@ -78,7 +78,8 @@ class Rows:
     def clear(self) -> list[Answer]:
         """All leave."""
         answers, self.answers = self.answers, []
-        self._pool.num_rows, self._changed = 0, True
+        self._pool.clear()
+        self._changed = True
         return answers
 
     def snapshot(self, row: int) -> Snapshot:
@@ -90,7 +91,7 @@ class Rows:
         """(a token of each row, which its answer has now; whether one of the answers must be looked at)."""
         if self._changed:
             self._prepare()
-        parameters = self._pool.parameters_now()
+        parameters = self._pool.parameters
         logits = parameters if self._likelihood is None else self._likelihood.log_probs(parameters)
         drawn = draw_rows(logits, self._sampling)
         self._sampling.wrote(drawn.tokens)
