@@ -114,11 +114,11 @@ class Disk:
     def _written(self, job: Save) -> str | None:
         """The file of a job's state; None where it can't be written, which the job is told."""
         try:
-            known = self.writing.longest(job.owner, job.tokens)
-            if known and known[0].end == len(job.tokens) and self._path(known[0].file).is_file():
+            known = next(self.writing.longest(job.owner, job.tokens), None)
+            if known is not None and known.end == len(job.tokens) and self._path(known.file).is_file():
                 if job.hold is not None:
-                    sync(self._path(known[0].file))
-                return known[0].file
+                    sync(self._path(known.file))
+                return known.file
             data = self._packer.encode(job.packed, job.tokens, job.owner)
             self._make_room(len(data) + job.tokens.nbytes, held=job.hold is not None)
             return self._write(data, durable=job.hold is not None)

@@ -151,16 +151,17 @@ class Index:
     def state(self, id: int) -> StateRow | None:
         return next(self._states("id = ?", id), None)
 
-    def longest(self, owner: str, tokens: Tokens, above: int | None = None) -> list[StateRow]:
+    def longest(self, owner: str, tokens: Tokens, above: int | None = None) -> Iterator[StateRow]:
         """The states after beginnings of these tokens, longest first. above: a state that is one, to look below it alone."""
         with self.lock:
             start = None if above is None else self.state(above)
             root = self._root(owner)
             if root is None:
-                return []
+                return
             node, past = (root, 0) if start is None else (start.node, start.end)
             places = [(root, 0)] * (start is None) + list(token_rows.path(self.db, node, past, tokens))
-            return [row for place, _ in reversed(places) for row in self._states("s.node = ?", place)]
+        for place, _ in reversed(places):
+            yield from self._states("s.node = ?", place)
 
     def sequence(self, node: int) -> Tokens:
         with self.lock:
