@@ -2,16 +2,23 @@
 
 import random
 import shutil
+from contextlib import ExitStack
 
 import pytest
 import torch
 import transformers
+from support.live_server import running
 from transformers.utils import logging
 
 import tarnn
 from tarnn.cli.main import main
 from tarnn.feature_maps.registry import MAPS
+from tarnn.serving.engine import Engine
+from tarnn.serving.http.app import create_app
+from tarnn.serving.model import open_served
+from tarnn.serving.store import StateStore
 
+CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 SMALL = ["--hidden-size", "32", "--layers", "2", "--heads", "2", "--steps", "4", "--batch-size", "2"]
 
 
@@ -51,6 +58,21 @@ def save_qwen(folder, tokenizer):
     )
     transformers.Qwen3_5ForCausalLM(config).save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def server(furnished):
+    """The address of a server of that model of text, and of the same one with a chat template, called "chat"."""
+    shutil.copytree(furnished / "runs/books", chat := furnished / "runs/chat")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(chat)
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(chat)
+    with ExitStack() as stack:
+        engines = {}
+        for name in ("books", "chat"):
+            model = open_served(furnished / "runs" / name)
+            engines[name] = stack.enter_context(Engine(model, store=StateStore(model)))
+        yield stack.enter_context(running(create_app(engines)))
 
 
 @pytest.fixture

@@ -2,20 +2,24 @@
 
 A Python block gets a namespace of its own. A command of `tarnn` is run as it stands, but for a training that is cut
 short (`SHORT`). Both find a working folder with what the pages speak of: texts, a trained model of text and one of
-images, a book, a folder of digits (see `conftest.py`).
+images, a book, a folder of digits (see `conftest.py`). What asks a server asks one with these models.
 """
 
 import re
+import subprocess
 import tomllib
 
+import httpx
+import openai
 import pytest
 import yaml
 from support.code_blocks import NOT_RUN, PAGES, ROOT, Block, blocks, commands, unfenced_code
 
 import tarnn
-from tarnn.cli.main import main
+from tarnn.cli.main import build_app, main
 
 SHORT = ["--steps", "2", "--layers", "1", "--hidden-size", "32", "--heads", "2", "--batch-size", "2"]
+SERVER = "http://127.0.0.1:8000"  # as pages call it; here it has another port
 OWN_LENGTH = {"--steps", "--max-minutes", "--epochs"}
 # what peft says of names that transformers is about to change
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -27,14 +31,26 @@ def named(language: str) -> list:
 
 
 @pytest.mark.parametrize("block", named("python"))
-def test_python_runs_as_pasted(block: Block, workplace):
-    exec(compile("\n" * block.line + block.text, str(block.page), "exec"), {"__name__": "__main__"})
+def test_python_runs_as_pasted(block: Block, workplace, request):
+    text, names = block.text, {"__name__": "__main__"}
+    if SERVER in text:
+        text = text.replace(SERVER, request.getfixturevalue("server"))
+    exec(compile("\n" * block.line + text, str(block.page), "exec"), names)
+    for client in (x for x in names.values() if isinstance(x, httpx.Client | openai.OpenAI)):
+        client.close()  # as the end of a reader's Python does
 
 
 @pytest.mark.parametrize("block", named("sh"))
-def test_commands_run_as_pasted(block: Block, workplace, capfd):
+def test_commands_run_as_pasted(block: Block, workplace, capfd, request):
     for words in commands(block):
         line = " ".join(words)
+        if words[0] == "curl":
+            asked = [word.replace(SERVER, request.getfixturevalue("server")) for word in words]
+            subprocess.run([*asked, "--silent", "--show-error", "--fail-with-body"], check=True)
+            continue
+        if words[:2] == ["tarnn", "serve"]:  # it would run until it is stopped
+            build_app().commands["serve"].make_context("serve", words[2:])
+            continue
         if line.startswith(NOT_RUN):
             check_script(words)
             continue

@@ -30,7 +30,7 @@ def test_equals_the_token_loop_alone(engine, served, kind, weights):
         assert torch.equal(snapshot.logits, logits)
         assert snapshot.tokens.tolist() == [*request.prompt, *tokens]
         for mine, theirs in zip(snapshot.state.layers, state.layers):
-            assert all(map(torch.equal, mine.tensors().values(), theirs.tensors().values()))
+            assert all(torch.equal(x, theirs.tensors()[name]) for name, x in mine.tensors().items())
         assert stream.usage == (len(request.prompt), 0, len(tokens))
 
 

@@ -65,15 +65,6 @@ def test_the_last_position(engine, keep):
         one.submit(Request(prompt(49)))
 
 
-def test_softmax_layers_have_a_bound(engine):
-    one = engine("hybrid", context=30)
-    [(_, tokens, finish, snapshot)] = answer(one.submit(Request(prompt(25), 100, end_ids=NO_ENDS, keep=True)))
-    assert (len(tokens), finish) == (5, "length")
-    assert snapshot.state.layers[1].capacity == 30
-    with pytest.raises(ValueError, match="reads 30 tokens at most; the prompt has 31"):
-        one.submit(Request(prompt(1), begin=snapshot))
-
-
 def test_no_tokens_at_all(engine, served):
     stream = engine().submit(Request(prompt(70), 0, keep=True))
     [(text, tokens, finish, snapshot)] = answer(stream)

@@ -1,7 +1,5 @@
 """Small checkpoints that can be served, one of each kind, and what the token loop alone makes of a request."""
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 
@@ -9,7 +7,7 @@ from tarnn.data.tokenizers import byte_tokenizer
 from tarnn.decoding.draws import RowSampling, draw_rows
 from tarnn.decoding.loop import TokenLoop
 from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForImageGeneration, TarnnImageConfig
-from tarnn.ops import KVCache
+from tarnn.serving.caches import copy_of
 
 TEXT = {
     "vocab_size": 257,
@@ -35,6 +33,7 @@ IMAGE = {
 TEXTS = {
     "linear": {"decay": "none"},
     "decay": {"decay": "token"},
+    "endless": {"decay": "none", "eos_token_id": None},
     "rotary": {"decay": "none", "position": "rotary"},
     "log-weighted": {"decay": "none", "feature_map": "exp", "qk_norm": False},
     "short": {"position": "learned", "max_position_embeddings": 48},
@@ -54,18 +53,13 @@ def save_served(folder, kind):
         byte_tokenizer().save_pretrained(folder)
 
 
-def roomy(layer):
-    """With room for more, if it needs any."""
-    return layer.resized(4096) if isinstance(layer, KVCache) else layer
-
-
 @torch.no_grad()
 def alone(served, request, choice=0):
     """(tokens, the logits after the last one, the state): what `TokenLoop` makes of the request with nothing beside it."""
     begin = request.begin
-    empty = served.model.new_state(1, 4096)
-    state = replace(empty, layers=tuple(map(roomy, begin.state.layers))) if begin else empty
-    loop = TokenLoop(served.model, replace(state, position=begin.state.position) if begin else state, step=served.step)
+    room = (0 if begin is None else len(begin.tokens)) + len(request.prompt) + request.max_tokens
+    state = copy_of(begin.state, room) if begin else served.model.new_state(1, room)
+    loop = TokenLoop(served.model, state, step=served.step)
     loop.logits = begin.logits if begin else None
     loop.read(torch.from_numpy(request.prompt.astype(np.int64))[None])
     row = RowSampling(1, served.step.num_outputs)

@@ -4,14 +4,15 @@ import numpy as np
 
 from tarnn.decoding.draws import check_sampling
 from tarnn.models.likelihoods import NUM_VALUES
+from tarnn.ops import KVCache
 from tarnn.serving.model import ServedModel
 from tarnn.serving.request import Request
 from tarnn.serving.snapshot import Snapshot
 
 
-def check_request(request: Request, model: ServedModel, limit: int | None) -> None:
-    """Raise ValueError for a request that this model can't answer. limit: tokens that a sequence may have."""
-    _check_prompt(request, model, limit)
+def check_request(request: Request, model: ServedModel) -> None:
+    """Raise ValueError for a request that this model can't answer."""
+    _check_prompt(request, model)
     _check_counts(request, model)
     check_sampling(request.sampling, num_tokens(model))
     if (seed := request.sampling.seed) is not None and not -(2**63) <= seed < 2**64:
@@ -28,8 +29,8 @@ def num_tokens(model: ServedModel) -> int:
     return NUM_VALUES if model.draws_images else model.step.num_outputs
 
 
-def _check_prompt(request: Request, model: ServedModel, limit: int | None) -> None:
-    prompt, begin = request.prompt, request.begin
+def _check_prompt(request: Request, model: ServedModel) -> None:
+    prompt, begin, limit = request.prompt, request.begin, model.model.config.max_position_embeddings
     if prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer):
         raise ValueError(f"a prompt is token ids (t,), whole numbers; got {prompt.shape} of {prompt.dtype}.")
     if not len(prompt) and begin is None:
@@ -49,6 +50,12 @@ def _check_prompt(request: Request, model: ServedModel, limit: int | None) -> No
 
 def _check_begin(begin: Snapshot, model: ServedModel) -> None:
     model.step.check(begin.state)
+    for cache in begin.state.layers:
+        if isinstance(cache, KVCache) and (cache.mask is not None or cache.length != int(begin.state.position)):
+            raise ValueError(
+                f"a state to go on from has a key for each of its tokens and no padding; got {cache.length} keys at position "
+                f"{int(begin.state.position)}{'' if cache.mask is None else ', and a mask'}. Read its text again, alone."
+            )
     if begin.logits.shape != (1, model.step.num_outputs):
         expected, shape = f"(1, {model.step.num_outputs})", tuple(begin.logits.shape)
         raise ValueError(f"the state is of another model: its logits are {expected} of this one; got {shape}.")

@@ -11,7 +11,6 @@ import torch
 
 from tarnn.serving.checks import check_request
 from tarnn.serving.model import ServedModel
-from tarnn.serving.pool import new_state
 from tarnn.serving.request import Request
 from tarnn.serving.rounds import Keeper, Rounds
 from tarnn.serving.stream import Mail, Stream
@@ -57,7 +56,6 @@ class Engine:
     else is going on. store: keeps states of what was read and written, and new requests begin from them.
     max_rows: choices that are written at once; prefill_piece: tokens of prompts that are read between two of theirs.
     max_queue, max_queue_tokens: requests whose prompts are not read yet, and the tokens of these; beyond, `submit` raises Busy.
-    context: tokens that a sequence may have, where softmax layers keep keys and values of each; others have no such bound.
     """
 
     def __init__(
@@ -69,12 +67,10 @@ class Engine:
         prefill_piece: int = 256,
         max_queue: int = 256,
         max_queue_tokens: int = 2**20,
-        context: int = 8192,
     ):
         self.model, self.store = model, store
-        self._limit = limit_of(model, context)
         self._max_queue, self._max_queue_tokens = max_queue, max_queue_tokens
-        self._rounds = Rounds(model, store, max_rows, prefill_piece, self._limit, self._was_read)
+        self._rounds = Rounds(model, store, max_rows, prefill_piece, self._was_read)
         self._decode = None if model.draws_images else model.decoder()
         self._lock = threading.Lock()
         self._asked: deque[tuple[str, Mail]] = deque()
@@ -136,7 +132,7 @@ class Engine:
         It must not wait. Raises ValueError for a request that can't be, Busy where the queue is full, and RuntimeError where the
         engine takes no more.
         """
-        check_request(request, self.model, self._limit)
+        check_request(request, self.model)
         seed = request.sampling.seed
         seed = secrets.randbits(63) if seed is None else seed
         own: frozenset[int] = getattr(self.model.model, "end_ids", frozenset())
@@ -212,11 +208,3 @@ class Engine:
                 self._rounds.add(mail)
         self._rounds.end("error" if self._error else "cancelled", self._error)
         self._rounds.tell()
-
-
-def limit_of(model: ServedModel, context: int) -> int | None:
-    """How many tokens a sequence may have: None for any number."""
-    limit: int | None = model.model.config.max_position_embeddings
-    if not any(layer.grows for layer in new_state(model, 1).layers):
-        return limit
-    return context if limit is None else min(limit, context)

@@ -42,6 +42,11 @@ class ServedModel:
     def draws_images(self) -> bool:
         return self.tokenizer is None
 
+    @property
+    def chats(self) -> bool:
+        """Whether its tokenizer has a template for conversations."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
     def decoder(self) -> Any:
         """From token ids to their text, as `TextStream` takes it."""
         return decoder(self.tokenizer)

@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Int
 
 from tarnn.models.state import ModelState
+from tarnn.serving.caches import copy_of
 from tarnn.serving.model import ServedModel
-from tarnn.serving.pool import new_state, with_room
+from tarnn.serving.pool import new_state
 from tarnn.serving.request import Request
 from tarnn.serving.rows import EVERY
 from tarnn.serving.snapshot import Snapshot
@@ -53,9 +54,9 @@ class Reading:
     def read(self, model: ServedModel, most: int) -> Iterator[Snapshot]:
         """Read up to `most` tokens; gives a copy at each place on the way whose state is worth keeping."""
         if self._state is None:
-            label, capacity = self.request.class_label, len(self.tokens)
-            begin = new_state(model, 1, label, capacity) if self._at is None else with_room(self._at.state, capacity)
-            self._state = begin
+            label, length = self.request.class_label, len(self.tokens)
+            at = self._at
+            self._state = new_state(model, 1, label, capacity=length) if at is None else copy_of(at.state, length)
         end = min(self.done + most, len(self.tokens))
         while self.done < end:
             while self._marks and self._marks[-1] <= self.done:
@@ -66,7 +67,7 @@ class Reading:
             self.done = stop
             self._at = Snapshot(self._state, logits, self.tokens[:stop], self.proven)
             if self._marks and stop == self._marks[-1]:
-                yield replace(self._at, state=with_room(self._state, 0))
+                yield replace(self._at, state=copy_of(self._state))
 
     def end(self) -> Snapshot:
         """Where the prompt ends; nothing is read after that."""

@@ -35,7 +35,7 @@ class Keeper(Protocol):
 class Rounds:
     """The queue of prompts, the rows, answers that wait for a row, and those that are parked.
 
-    limit: tokens that a sequence may have, None for any number. when_read: called with each request that leaves the queue.
+    when_read: called with each request that leaves the queue.
     """
 
     def __init__(
@@ -44,13 +44,12 @@ class Rounds:
         store: Keeper | None,
         max_rows: int,
         prefill_piece: int,
-        limit: int | None,
         when_read: Callable[[Mail], None],
     ):
         self._model, self._when_read = model, when_read
         self._store = None if model.draws_images else store
         self._max_rows, self._piece = max_rows, prefill_piece
-        self._limit = limit
+        self._limit = model.model.config.max_position_embeddings
         self.queue = FairQueue(prefill_piece)
         self.rows = Rows(model, max_rows)
         self.ready: deque[Answer] = deque()

@@ -60,7 +60,7 @@ class Rows:
             written=answer.tokens,
             likeliest=mail.request.logprobs,
         )
-        self._pool.add(answer.at, answer.most - len(answer.tokens))
+        self._pool.add(answer.at)
         answer.at = None
         self.answers.append(answer)
         self._changed = True
@@ -91,7 +91,7 @@ class Rows:
         """(a token of each row, which its answer has now; whether one of the answers must be looked at)."""
         if self._changed:
             self._prepare()
-        parameters = self._pool.parameters
+        parameters = self._pool.parameters_now()
         logits = parameters if self._likelihood is None else self._likelihood.log_probs(parameters)
         drawn = draw_rows(logits, self._sampling)
         self._sampling.wrote(drawn.tokens)

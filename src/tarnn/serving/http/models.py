@@ -25,6 +25,7 @@ def described(name: str, engine: Engine, created: int) -> dict[str, Any]:
         "owned_by": "tarnn",
         "max_model_len": model.model.config.max_position_embeddings,
         "task": "image" if model.draws_images else "text",
+        "chat": model.chats,
         "weights": model.key.weights,
         "fingerprint": model.key.fingerprint,
         **sizes_of(model)._asdict(),

@@ -23,7 +23,7 @@ NEVER = "(?!)"
 
 def check_template(model: ServedModel) -> None:
     """Raises ApiError (400) for a model without one."""
-    if not getattr(model.tokenizer, "chat_template", None):
+    if not model.chats:
         raise bad(
             f"{model.name} has no chat template, so it is not known how it wants a conversation written. Put a "
             "chat_template.jinja into its folder, or use /v1/completions.",

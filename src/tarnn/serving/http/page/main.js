@@ -166,7 +166,7 @@ async function send() {
     const below = document.documentElement.scrollHeight - innerHeight - scrollY < 80;
     text.appendData(pending);
     pending = "";
-    if (last > first) measure(before + pieces, `about ${rate(pieces, first, last)}`);
+    measure(before + pieces, `about ${rate(pieces, asks, first, last)}`);
     if (below) scrollTo(0, document.documentElement.scrollHeight);
   };
   const onText = piece => {
@@ -180,13 +180,8 @@ async function send() {
 
   try {
     const {id, usage, ended} = await answer(model(), here.turns, asked, settings(), $("key").value, onText, stopper.signal);
-    const read = usage.input_tokens, kept = usage.input_tokens_details.cached_tokens;
-    Object.assign(turn, {id, tokens: usage.total_tokens});
-    const speed = rate(usage.output_tokens, first, last);
-    turn.facts = [counted(usage.output_tokens, "token"), ...(last > first ? [`${speed} a second`] : []),
-      ...(first ? [`first after ${Math.round(first - asks)} ms`] : []), readings(read - kept, kept),
-      ...(ended ? [ended] : [])].join(" · ");
-    if (last > first) $("speed").textContent = speed;
+    Object.assign(turn, {id, tokens: usage.total_tokens, facts: factsOf(usage, ended, asks, first, last)});
+    if (first) $("speed").textContent = rate(usage.output_tokens, asks, first, last);
     tell(`The answer has ended: ${counted(usage.output_tokens, "token")}.`);
   } catch (error) {
     turn.tokens = before + pieces;
@@ -203,8 +198,18 @@ async function send() {
   if (document.activeElement === document.body || document.activeElement === $("stop")) $("text").focus();
 }
 
-const readings = (read, kept) => `${counted(read, "token")} read` + (kept ? `, ${kept.toLocaleString("en")} already in the state` : "");
-const rate = (tokens, first, last) => Math.round((tokens - 1) / Math.max(1e-3, (last - first) / 1e3)).toLocaleString("en");
+// What stands below an answer.
+function factsOf(usage, ended, asks, first, last) {
+  const kept = usage.input_tokens_details.cached_tokens, written = usage.output_tokens;
+  const facts = [counted(written, "token")];
+  if (first) facts.push(`${rate(written, asks, first, last)} a second`, `first after ${Math.round(first - asks)} ms`);
+  facts.push(`${counted(usage.input_tokens - kept, "token")} read` + (kept ? `, ${kept.toLocaleString("en")} already in the state` : ""));
+  return [...facts, ...(ended ? [ended] : [])].join(" · ");
+}
+
+// Tokens a second from the first one on; of a few that came at once, since the request.
+const rate = (tokens, asks, first, last) =>
+  Math.round((last - first > 50 ? (tokens - 1) / (last - first) : tokens / (last - asks)) * 1e3).toLocaleString("en");
 
 function wrong(error) {
   if (!(error instanceof Refused)) console.error(error);

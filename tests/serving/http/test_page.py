@@ -1,0 +1,315 @@
+"""The page at `/` in a real browser: with real keys and a real mouse, at three widths, in light and dark."""
+
+import json
+import re
+import shutil
+import time
+
+import httpx
+import pytest
+from support import browser as browsers
+from support.live_server import running
+
+from tarnn.serving.engine import Engine
+from tarnn.serving.http.app import create_app
+from tarnn.serving.http.settings import ServerSettings
+from tarnn.serving.model import open_served
+from tarnn.serving.store import StateStore
+
+WIDTHS = [(360, 740), (768, 1024), (1400, 900)]
+PROMPT = "the cat sat on "
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+KEY = "open-sesame-1234"
+
+
+@pytest.fixture(scope="module")
+def engine(served):
+    model = served("endless")
+    with Engine(model, store=StateStore(model)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    if not browsers.is_there():
+        pytest.skip(browsers.MISSING)
+    one = browsers.Browser(tmp_path_factory.mktemp("profile"))
+    yield one
+    one.close()
+
+
+def wait(check, seconds=20.0):
+    """What check() returns, as soon as it is true."""
+    until = time.monotonic() + seconds
+    while not (value := check()):
+        assert time.monotonic() < until, "the page did not come so far"
+        time.sleep(0.02)
+    return value
+
+
+class Page:
+    """The page as its reader has it."""
+
+    def __init__(self, browser, address, ready="send.disabled === false"):
+        self.browser, self.address = browser, address
+        browser.open(address)
+        wait(lambda: self.ask(ready))
+        browser.requests(), browser.complaints()
+
+    def ask(self, what):
+        """The value of an expression, in which elements with an id are variables; textContent is a string."""
+        return self.browser.run(f"return document.getElementById('{what.split('.')[0]}').{what.split('.', 1)[1]}")
+
+    def text(self, name):
+        return self.ask(f"{name}.textContent")
+
+    def put(self, **settings):
+        for name, value in settings.items():
+            self.browser.run(f"document.getElementById('{name}').value = {json.dumps(str(value))}")
+
+    def write(self, text):
+        self.browser.point("#text")
+        self.browser.press(*text)
+
+    def send(self, text=""):
+        """Write a message, and wait for the answer's end."""
+        self.write(text)
+        self.browser.press("enter")
+        self.rest()
+
+    def rest(self):
+        wait(lambda: not self.ask("send.disabled"))
+
+    def click(self, name, nth=0):
+        """A button of a message, by the beginning of its spoken name: the nth from the top."""
+        named = f"filter(x => (x.ariaLabel || '').startsWith({json.dumps(name)}))"
+        self.browser.run(f"[...document.querySelectorAll('button')].{named}[{nth}].click()")
+
+    @property
+    def answers(self):
+        return self.browser.run("return [...document.querySelectorAll('.theirs .text')].map(x => x.textContent)")
+
+    @property
+    def facts(self):
+        return self.browser.run("return [...document.querySelectorAll('.theirs .facts')].map(x => x.textContent)")
+
+
+@pytest.fixture
+def page(browser, address):
+    browser.look(1400, 900)
+    opened = Page(browser, address)
+    opened.put(seed=7, max_tokens=24)
+    yield opened
+    assert all(url.startswith((address, "data:")) for url in browser.requests())
+    assert not browser.complaints()
+
+
+def test_a_text_goes_on_as_the_api_writes_it(page, http):
+    page.send(PROMPT)
+    page.send()
+    first, second = page.answers
+    how = {"max_output_tokens": 24, "seed": 7}
+    one = http.post("/v1/responses", json={"input": PROMPT, **how}).json()
+    two = http.post("/v1/responses", json={"previous_response_id": one["id"], **how}).json()
+    assert [first, second] == [x["output"][0]["content"][0]["text"] for x in (one, two)]
+
+
+def test_the_state_stands_beside_what_a_cache_would_hold(page, http):
+    model = http.get("/v1/models").json()["data"][0]
+    page.send(PROMPT)
+    tokens = int(page.text("length"))
+    assert tokens == len(PROMPT) + 24
+    state, cache = model["state_bytes"], tokens * model["cache_bytes_per_token"]
+    for name, size in (("state-bytes", state), ("cache-bytes", cache)):
+        number, unit = page.text(name).split()
+        assert float(number) * {"bytes": 1, "KB": 1e3, "MB": 1e6}[unit] == pytest.approx(size, rel=6e-3)
+    assert re.fullmatch(r"[\d,]+", page.text("speed"))
+    assert page.facts[0].startswith("24 tokens")
+    widths = page.browser.run("return ['state-bar', 'cache-bar'].map(x => document.getElementById(x).style.width)")
+    parts = [float(x.removesuffix("%")) / 100 for x in widths]
+    assert parts == pytest.approx([state / max(state, cache), cache / max(state, cache)], abs=1e-5)
+
+
+def test_undo_goes_back_and_the_same_seed_writes_the_same(page):
+    page.send(PROMPT)
+    page.send("and then ")
+    before = page.answers
+    page.click("Undo from answer 2")
+    assert page.answers == before[:1]
+    assert page.ask("text.value") == "and then "
+    page.browser.press("enter")
+    page.rest()
+    assert page.answers == before
+    page.click("Undo from message 1 of yours")
+    assert page.answers == []
+    assert page.ask("text.value") == PROMPT
+
+
+def test_forks_share_a_beginning_and_part(page):
+    page.send(PROMPT)
+    page.send("one ")
+    page.click("Fork behind answer 1")
+    assert len(page.answers) == 1
+    page.send("two ")
+    other = page.answers
+    assert "already in the state" in page.facts[1]
+    page.click("Fork 1,")
+    mine = page.answers
+    assert mine[0] == other[0]
+    assert mine[1] != other[1]
+    page.click("Fork before message 2 of yours")
+    assert page.ask("text.value") == "one "
+    page.browser.press("enter")
+    page.rest()
+    assert page.answers == mine
+    assert page.browser.run("return [...document.querySelectorAll('#branches button')].map(x => x.textContent)") == [
+        "Fork 1",
+        "Fork 2",
+        "Fork 3",
+    ]
+
+
+def test_escape_stops_and_what_came_stays(page, engine):
+    page.put(max_tokens=10_000_000)
+    page.write(PROMPT)
+    page.browser.press("enter")
+    wait(lambda: page.answers and len(page.answers[0]) > 50)
+    assert page.browser.run("return document.querySelector('#messages').getAttribute('aria-busy')") == "true"
+    page.browser.press("escape")
+    page.rest()
+    wait(lambda: engine.stats.running == 0)
+    assert page.facts == ["stopped"]
+    assert page.text("status") == "Stopped."
+    stopped = page.answers[0]
+    page.put(max_tokens=24)
+    page.send()
+    assert page.answers[0] == stopped
+    assert len(page.answers) == 2
+
+
+@pytest.fixture
+def chat(browser, served_folder, tmp_path):
+    """The page before a model with a chat template, on a server that wants a key."""
+    folder = shutil.copytree(served_folder("endless"), tmp_path / "chatty")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    model = open_served(folder)
+    settings = ServerSettings(keys=(KEY,))
+    with Engine(model, store=StateStore(model)) as engine, running(create_app({"c": engine}, settings)) as address:
+        yield address
+
+
+def test_a_chat_behind_a_key(browser, chat):
+    browser.look(1400, 900)
+    page = Page(browser, chat, ready="key-form.hidden === false")
+    assert browser.run("return document.activeElement.id") == "key"
+    assert page.text("alert") == ""
+    browser.press(*"wrong", "enter")
+    assert "key" in wait(lambda: page.text("alert"))
+    page.put(key=KEY)
+    browser.press("enter")
+    page.rest()
+    page.put(seed=7, max_tokens=12)
+    assert (page.text("text-label"), page.text("send")) == ("Message", "Send")
+    page.send("Where is the cat?")
+    page.send("   ")  # nothing is asked
+    page.put(text="", max_tokens=10_000_000)
+    page.write("And the hat?")
+    browser.press("enter")
+    wait(lambda: len(page.answers) == 2 and len(page.answers[1]) > 50)
+    page.browser.point("#stop")
+    page.rest()
+    page.put(max_tokens=12)
+    page.send("And then?")
+    first, second, third = page.answers
+    with httpx.Client(base_url=chat, headers={"Authorization": f"Bearer {KEY}"}) as http:
+        asked = {"input": "Where is the cat?", "seed": 7, "max_output_tokens": 12}
+        answer = http.post("/v1/responses", json=asked).json()
+        assert answer["output"][0]["content"][0]["text"] == first
+    said = ["Where is the cat?", "And the hat?", "And then?"]
+    assert second
+    assert third
+    assert page.browser.run("return [...document.querySelectorAll('.mine .text')].map(x => x.textContent)") == said
+    browser.complaints()
+
+
+def test_an_error_is_the_servers_own_sentence(page, http):
+    page.put(max_tokens=1e30)
+    sentence = http.post("/v1/responses", json={"input": "a", "max_output_tokens": 1e30}).json()["error"]["message"]
+    page.send(PROMPT)
+    assert page.text("alert") == sentence
+    assert page.ask("text.value") == PROMPT
+    assert page.answers == []
+    page.put(max_tokens=24)
+    page.browser.press("enter")
+    page.rest()
+    assert page.text("alert") == ""
+    assert len(page.answers) == 1
+    assert "400" in "".join(page.browser.complaints())
+
+
+def test_what_a_setting_may_be_is_checked_before_it_is_sent(page):
+    page.put(temperature=-1)
+    page.write(PROMPT)
+    page.browser.press("enter")
+    assert page.answers == []
+    assert page.browser.run("return document.activeElement.id") == "temperature"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", WIDTHS, ids=lambda x: str(x[0]))
+def test_it_fits_and_can_be_read(browser, address, size, dark, tmp_path):
+    """Nothing is cut off; letters stand out from what is behind them; whatever can be used has a name and can be reached."""
+    browser.look(*size, dark=dark)
+    page = Page(browser, address)
+    page.put(max_tokens=60)
+    page.send(PROMPT)
+    page.click("Fork behind answer 1")
+    assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
+    assert browser.run(OUTSIDE) == []
+    faint = [(text, ratio) for text, ratio in browser.run(CONTRASTS) if ratio < 4.5]
+    assert faint == []
+    background = browser.run("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", background))) < 200) == dark
+    assert browser.run(NAMELESS) == []
+
+
+def test_all_can_be_done_by_keys(page):
+    page.send(PROMPT)
+    reached = []
+    for _ in range(40):
+        page.browser.press("tab")
+        name = page.browser.run("const x = document.activeElement; return x.id || x.ariaLabel || x.tagName")
+        reached.append(name)
+        if reached.count(name) > 1:
+            break
+    expected = {"text", "send", "temperature", "top_p", "seed", "max_tokens", "Fork behind answer 1"}
+    assert expected <= set(reached)
+    assert page.browser.run("return document.getElementById('status').getAttribute('aria-live')") == "polite"
+    assert page.text("status") == "The answer has ended: 24 tokens."
+
+
+OUTSIDE = """
+return [...document.querySelectorAll('body *')].filter(x => !x.closest('.unseen') && x.getClientRects().length)
+  .filter(x => { const r = x.getBoundingClientRect(); return r.left < -1 || r.right > innerWidth + 1; })
+  .map(x => x.id || x.className || x.tagName);
+"""
+CONTRASTS = """
+const light = color => color.map(x => x / 255).map(x => x <= .04045 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4)
+  .reduce((sum, x, i) => sum + x * [.2126, .7152, .0722][i], 0);
+const numbers = text => text.match(/[\\d.]+/g).map(Number);
+const behind = x => {
+  const color = numbers(getComputedStyle(x).backgroundColor);
+  return color[3] === 0 ? behind(x.parentElement) : color.slice(0, 3);
+};
+return [...document.querySelectorAll('body *')].filter(x => !x.closest('.unseen') && !x.disabled && x.getClientRects().length
+    && [...x.childNodes].some(n => n.nodeType === 3 && n.data.trim()))
+  .map(x => { const [a, b] = [numbers(getComputedStyle(x).color).slice(0, 3), behind(x)].map(light);
+    return [x.textContent.slice(0, 30), (Math.max(a, b) + .05) / (Math.min(a, b) + .05)]; });
+"""
+NAMELESS = """
+return [...document.querySelectorAll('button, input, select, textarea')]
+  .filter(x => !(x.ariaLabel || x.textContent.trim() || x.labels?.length)).map(x => x.outerHTML);
+"""

@@ -1,0 +1,86 @@
+"""Hybrids beside each other: rows whose caches differ in length and room, as if each were alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.served import NO_ENDS, alone, answer, prompt
+
+from tarnn.serving import caches
+from tarnn.serving.pool import Pool
+from tarnn.serving.request import Request, Sampling
+from tarnn.serving.store import StateStore
+
+
+@pytest.fixture(autouse=True)
+def little_room(monkeypatch):
+    """Caches are often full."""
+    monkeypatch.setattr(caches, "LEAST_ROOM", 3)
+
+
+def same(snapshot, state):
+    pairs = zip(snapshot.state.layers, state.layers, strict=True)
+    return all(torch.equal(x, b.tensors()[name]) for a, b in pairs for name, x in a.tensors().items())
+
+
+def test_rows_that_outgrow_their_caches(engine, served):
+    one = engine("hybrid", max_rows=3, prefill_piece=16)
+    requests = [
+        Request(prompt(1 + 29 * i, seed=i), 40 - 6 * i, Sampling(seed=i), end_ids=NO_ENDS, keep=True) for i in range(6)
+    ]
+    streams = [one.submit(request) for request in requests]
+    for request, stream in zip(requests, streams):
+        [(_, tokens, _, snapshot)] = answer(stream)
+        expected, _, state = alone(served("hybrid"), request)
+        assert tokens == expected
+        assert same(snapshot, state)
+        cache = snapshot.state.layers[1]
+        assert cache.length == cache.capacity == len(request.prompt) + len(tokens)
+
+
+def test_choices_share_a_prompt_and_no_cache(engine, served):
+    request = Request(prompt(20), 12, Sampling(seed=5), n=4, end_ids=NO_ENDS)
+    choices = [tokens for _, tokens, _, _ in answer(engine("hybrid", max_rows=3).submit(request))]
+    assert choices == [alone(served("hybrid"), request, choice)[0] for choice in range(4)]
+
+
+def test_a_hit_is_a_cold_run(engine, served):
+    model = served("hybrid")
+    one = engine("hybrid", store=StateStore(model))
+    for length, cached in ((30, 0), (50, 30), (50, 50)):
+        request = Request(prompt(50)[:length], 9, Sampling(temperature=0), end_ids=NO_ENDS, keep=True)
+        [(_, tokens, _, snapshot)] = answer(stream := one.submit(request))
+        expected, logits, state = alone(model, request)
+        assert tokens == expected
+        assert torch.equal(snapshot.logits, logits)
+        assert same(snapshot, state)
+        assert stream.usage.cached_tokens == cached
+
+
+def test_a_snapshot_stays_what_it_was(engine, served):
+    """Two rows go on from it, and a third one from its end."""
+    model, pool = served("hybrid"), Pool(served("hybrid"), 3)
+    request = Request(prompt(11), 5, Sampling(seed=1), end_ids=NO_ENDS, keep=True)
+    [(_, _, _, snapshot)] = answer(engine("hybrid").submit(request))
+    before = snapshot.state.clone()
+    for _ in range(2):
+        pool.add(snapshot)
+    for i in range(7):
+        pool.step(torch.tensor([i, i + 1]))
+    assert same(snapshot, before)
+    mine = pool.snapshot(1, snapshot.tokens)
+    pool.remove(0)
+    pool.step(torch.tensor([8]))
+    _, expected = model.step.prefill(torch.arange(1, 8)[None], caches.copy_of(snapshot.state, 99))
+    assert same(mine, expected)
+    assert same(pool.snapshot(0, snapshot.tokens), model.step(torch.tensor([8]), expected)[1])
+
+
+def test_a_padded_state_is_refused(engine, served):
+    one, model = engine("hybrid"), served("hybrid")
+    [(_, _, _, snapshot)] = answer(one.submit(Request(prompt(4), 0, keep=True)))
+    ids, mask = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 1, 1]])
+    logits, padded = model.step.prefill(ids, model.model.new_state(1, 3), mask)
+    for state in (padded, replace(snapshot.state, position=snapshot.state.position - 1)):
+        with pytest.raises(ValueError, match="has a key for each of its tokens and no padding"):
+            one.submit(Request(max_tokens=1, begin=replace(snapshot, state=state, logits=logits)))
