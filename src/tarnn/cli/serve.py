@@ -101,8 +101,11 @@ def serve(
         engines = {}
         for name, run in zip(names, runs):
             model = open_served(run, name=name, weights=weights)
-            store = StateStore(model, memory=memory, folder=folder and folder / name, disk=disk, ttl=ttl, owner=owner)
-            stack.callback(store.close)
+            store = None  # of a model of images: each begins anew
+            if not model.draws_images:
+                at = folder and folder / name
+                store = StateStore(model, memory=memory, folder=at, disk=disk, ttl=ttl, owner=owner)
+                stack.callback(store.close)
             engine = Engine(
                 model,
                 store=store,
