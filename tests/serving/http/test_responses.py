@@ -150,6 +150,17 @@ def test_a_response_begins_from_a_state_and_is_one(client, server):
     assert server.get(f"/v1/responses/{book['id']}").status_code == 404
 
 
+def test_a_state_is_read_from_messages(client, server):
+    messages = [{"role": "system", "content": "Be <|endoftext|> brief."}, {"role": "user", "content": "Hello"}]
+    state = server.post("/v1/states", {"model": "chat", "messages": messages}).json()
+    read = [*b"<system>Be <|endoftext|> brief.", 256, *b"<user>Hello", 256]
+    assert state["tokens"] == len(read)
+    answer = client.responses.create(
+        model="chat", input="So?", **OPTIONS | {"extra_body": {"seed": 3, "state": state["id"]}}
+    )
+    assert answer.output_text == written(server, "chat", [*read, *b"<user>So?", 256, *b"<assistant>"])[0]
+
+
 def test_output_may_be_sent_back_as_input(client, server):
     answer = client.responses.create(model="chat", input="Hello", **OPTIONS)
     items = [{"role": "user", "content": "Hello"}, *(x.model_dump(exclude_none=True) for x in answer.output)]
