@@ -35,7 +35,7 @@ async def prompt_of(request: HttpRequest, engine: Any, asked: ResponseRequest) -
         store = store_of(engine)
         info = await in_store(store.info, tenant(request), parent, param=param)
         begin, parent = await in_store(store.get, tenant(request), info.id, param=param), info.id
-        answered = bool(info.note)
+        answered = asked.previous_response_id is not None or bool(info.note)
     if engine.model.tokenizer.chat_template:
         return await chat_prompt(request, engine, asked, begin, parent, answered)
     return await text_prompt(request, engine, asked, begin, parent)

@@ -51,7 +51,7 @@ async def create(request: HttpRequest) -> Response:
     prompt = await prompt_of(request, engine, asked)
     answering = Answering(request, engine, asked, prompt)
     if asked.stream:
-        return LiveStream(answering.frames())
+        return LiveStream(answering.frames(), lambda: state_header(answering.reader))
     response = await attended(request.receive, answering.whole())
     return JSONResponse(response.model_dump(), headers=state_header(answering.reader))
 

@@ -18,8 +18,10 @@ from tarnn.serving.http.pieces import Progress, read_in_pieces
 from tarnn.serving.http.prompts import Ids, ids_of, prompt_ids
 from tarnn.serving.http.sse import DONE
 from tarnn.serving.http.state_wire import (
+    MOST_LISTED,
     DeletedState,
     ForkRequest,
+    ListQuery,
     ModelQuery,
     PromptTokensDetails,
     StateList,
@@ -137,7 +139,8 @@ class Making:
 async def add(request: HttpRequest, query: UploadQuery) -> Response:
     """A state that was downloaded, here or from another server with the same model."""
     engine = engine_of(request, query.model)
-    data = await read_bytes(request)
+    size = engine.model.model.new_state(1, 0).nbytes if engine.store is not None else 0
+    data = await read_bytes(request, request.app.state.settings.max_body + size)
     info = await in_store(store_of(engine).add, tenant(request), data, name=query.name)
     return JSONResponse(described(engine, info).model_dump())
 
@@ -149,12 +152,20 @@ async def put(request: HttpRequest) -> Response:
 
 
 async def every(request: HttpRequest) -> Response:
-    engines = [engine for engine in request.app.state.engines.values() if engine.store is not None]
-    data = []
-    for engine in engines:
-        infos = await in_store(engine.store.list, tenant(request))
-        data += [described(engine, info) for info in infos]
-    return JSONResponse(StateList(data=data).model_dump())
+    """Those of all models, a page of them."""
+    query = parse_query(ListQuery, request.query_params)
+    found = []
+    for engine in request.app.state.engines.values():
+        if engine.store is not None and query.model in (None, engine.model.name):
+            found += [(engine, info) for info in await in_store(engine.store.list, tenant(request))]
+    if query.after is not None:
+        places = [place for place, (_, info) in enumerate(found) if info.id == query.after]
+        if not places:
+            raise ApiError(404, f"There is no state {query.after[:80]!r}.", param="after", code="state_not_found")
+        found = found[places[0] + 1 :]
+    limit = query.limit or MOST_LISTED
+    data = [described(engine, info) for engine, info in found[:limit]]
+    return JSONResponse(StateList(data=data, has_more=len(found) > limit).model_dump())
 
 
 async def get(request: HttpRequest) -> Response:
