@@ -24,7 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from toolkit import engine_cases, serve_baselines, serve_cases, serve_report
 from toolkit.loads import Wrong
-from toolkit.serve_baselines import GUIDELLM, LLAMA, TRANSFORMERS, or_why_not
+from toolkit.serve_baselines import BATCHING, GUIDELLM, LLAMA, TOGETHER, TRANSFORMERS, or_why_not
 from toolkit.served_models import make_tokenizer, save_linear, save_llama
 
 from scripts.common.options import as_facts, parse
@@ -142,6 +142,7 @@ CASES: dict[
     GUIDELLM: (of_linear(serve_baselines.guidellm), "all"),
     LLAMA: (lambda o, m, weights: serve_baselines.llama_cpp(o, m.llama, m.inner, weights), "all"),
     TRANSFORMERS: (lambda o, m, weights: serve_baselines.transformers_serve(o, m.llama), "first"),
+    BATCHING: (lambda o, m, weights: serve_baselines.transformers_serve(o, m.llama, *TOGETHER), "first"),
     "million": (of_linear(serve_cases.many_tokens), "last"),
 }
 

@@ -5,6 +5,7 @@ package `gguf`; `transformers serve` with what it needs; `guidellm`. What is mis
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +19,8 @@ from toolkit.served_models import vocabulary
 from toolkit.servers import HOST, NotStarted, Server, serving
 from toolkit.talks import cached_by_usage, talk, talk_from_states
 
-LLAMA, TRANSFORMERS, GUIDELLM = "llama.cpp", "transformers serve", "guidellm"
+LLAMA, GUIDELLM = "llama.cpp", "guidellm"
+TRANSFORMERS, BATCHING = "transformers serve", "transformers serve, continuous batching"
 LLAMA_TYPES = {"float32": "float32", "int8": "int8"}  # as `decode_workers.py` names them
 GGUF_WORKER = Path(__file__).parent / "decode_workers.py"
 
@@ -121,8 +123,11 @@ def said_in_chat(server: Server, text: str, tokens: int) -> Body:
     return {"model": server.model, "messages": messages, "max_tokens": tokens, "temperature": 0, "stream": True}
 
 
-def transformers_serve(options, folder: Path, words: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Tokens a second by streams, with fewer tokens each, and the conversation."""
+TOGETHER = ("--continuous-batching", "--cb-max-memory-percent", "0.1")  # all streams in one batch
+
+
+def transformers_serve(options, folder: Path, *words: str) -> dict[str, Any]:
+    """Tokens a second by streams, with fewer tokens each, and the conversation. words: more of its options."""
     found: dict[str, Any] = {}
     with transformers_server(options, folder, *words) as server:
         for streams in options.streams:
@@ -130,10 +135,11 @@ def transformers_serve(options, folder: Path, words: tuple[str, ...] = ()) -> di
             bodies = [said_in_chat(server, f"text {i} begins here", tokens) for i in range(streams)]
             apply_load(server, {"": {"streams": 1, "bodies": bodies[:1]}}, "/v1/chat/completions")
             groups = {"streams": {"streams": streams, "bodies": bodies}}
-            load = apply_load(server, groups, "/v1/chat/completions", seconds=200)
+            load = apply_load(server, groups, "/v1/chat/completions", seconds=100)
             check_whole(load.groups["streams"], streams, written(load.groups["streams"][0]))
             found[str(streams)] = speed_of(load, "streams")
-        found["talk"] = talk(server, options.turns, options.turn_tokens, cached_by_usage)
+        # it keeps nothing between requests, and so doesn't tell what was cached
+        found["talk"] = talk(server, options.turns, options.turn_tokens, lambda answer: 0)
     return found
 
 
@@ -141,8 +147,10 @@ def transformers_serve(options, folder: Path, words: tuple[str, ...] = ()) -> di
 
 
 def own_talks(options, folder: Path, weights: str) -> dict[str, Any]:
+    """A server for each way: the second conversation would find the first one's states."""
     with tarnn_server(options, folder, weights) as server:
         by_prompt = talk(server, options.turns, options.turn_tokens, cached_by_usage)
+    with tarnn_server(options, folder, weights) as server:
         return {"prompt": by_prompt, "response": talk_from_states(server, options.turns, options.turn_tokens)}
 
 
@@ -168,7 +176,11 @@ def guidellm(options, folder: Path, weights: str) -> dict[str, Any]:
         command += ["--data", f"kind=synthetic_text,prompt_tokens={SHORT},output_tokens={options.tokens}"]
         command += ["--output", f"kind=json,path={out / 'report.json'}"]
         before = server.cpu_seconds()
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=out)
+        one_process = {
+            **os.environ,
+            "GUIDELLM__MAX_WORKER_PROCESSES": "1",
+        }  # ten, by default, would take the processors
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=out, env=one_process)
         cpu = server.cpu_seconds() - before
     if done.returncode or not (out / "report.json").exists():
         raise Missing(f"guidellm failed: {(done.stderr.strip().splitlines() or ['no words'])[-1][:200]}")

@@ -52,7 +52,7 @@ def streams_load(options, server: Server, streams: int, tokens: int, *, sampled:
     """So many clients, each with `--waves` answers of so many tokens, one after the other."""
     number = streams * options.waves
     bodies = []
-    for i, ids in enumerate(prompts(number, SHORT, options.vocab)):
+    for i, ids in enumerate(prompts(number, SHORT, options.vocab, seed=100 + streams + 1000 * sampled)):
         draws = {"temperature": 1, "seed": i} if sampled else {}
         bodies.append(completion(server, ids, tokens, **draws, **fields))
     load = apply_load(server, {"streams": {"streams": streams, "bodies": bodies}})

@@ -7,7 +7,7 @@ from scripts.common.others import MOST
 from scripts.common.plots import BLUE, GREY, ORANGE, RED, SKY, label, line, panels
 from scripts.common.tables import MIB, bullets, page, source
 from scripts.common.targets import Target, at_least, at_most, section
-from toolkit.serve_baselines import LLAMA, TRANSFORMERS
+from toolkit.serve_baselines import BATCHING, LLAMA, TRANSFORMERS
 from toolkit.serve_tables import (
     Found,
     by_weights,
@@ -22,7 +22,12 @@ from toolkit.serve_tables import (
 )
 
 COLORS = {"tarnn float32": f"{SKY} -", "tarnn int8": f"{BLUE} -"}
-THEIRS = {f"{LLAMA} float32": f"{ORANGE} -", f"{LLAMA} int8": f"{RED} -", f"{TRANSFORMERS} float32": f"{GREY} -"}
+THEIRS = {
+    f"{LLAMA} float32": f"{ORANGE} -",
+    f"{LLAMA} int8": f"{RED} -",
+    f"{TRANSFORMERS} float32": f"{GREY} -",
+    f"{BATCHING} float32": f"{GREY} --",
+}
 
 
 def targets(options, found: Found) -> list[Target]:
@@ -57,14 +62,14 @@ def targets(options, found: Found) -> list[Target]:
             f"p99 between tokens, {most} streams",
             last,
             10,
-            {"": speeds[last][most]["p99"]} if last in speeds else {},
+            known(speeds[last][most]["p99"]) if last in speeds else {},
             " ms",
         ),
         at_most(
             f"p99 between tokens while prompts of {options.long_prompt:,} tokens arrive at one a second",
             last,
             25,
-            {"": x["p99"]} if (x := measured(found, "prompts", last)) else {},
+            known(measured(found, "prompts", last).get("p99")),
             " ms",
         ),
         at_most(f"first token behind {options.prefix:,} cached ones", last, 20, first, " ms"),
@@ -83,16 +88,21 @@ def targets(options, found: Found) -> list[Target]:
             f"p99 until the answer 429 at {options.overload} times the capacity",
             last,
             5,
-            {"": overload["refused_p99"]} if overload.get("refused") else {},
+            known(overload.get("refused_p99")),
             " ms",
         ),
         at_most(
             f"p99 between tokens of those accepted at {options.overload} times the capacity, against without",
             last,
             1.5,
-            {"": overload["p99"] / overload["quiet_p99"]} if overload.get("p99") else {},
+            {"": overload["p99"] / overload["quiet_p99"]} if overload.get("p99") and overload["quiet_p99"] else {},
         ),
     ]
+
+
+def known(value: float | None, where: str = "") -> dict[str, float]:
+    """As the value of a goal, where it was measured."""
+    return {} if value is None else {where: value}
 
 
 def facts(options, found: Found) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import statistics
 from typing import Any
 
 from scripts.common.tables import MIB, markdown
-from toolkit.serve_baselines import GUIDELLM, LLAMA, TRANSFORMERS
+from toolkit.serve_baselines import BATCHING, GUIDELLM, LLAMA, TRANSFORMERS
 
 Found = dict[str, dict[str, Any]]
 
@@ -44,7 +44,7 @@ def engine_table(options, found: Found) -> str:
 def speed_rows(options, found: Found) -> list[tuple[str, str, str, dict[str, Any]]]:
     """(server, weights, streams, what was measured)."""
     rows = []
-    for name, case in (("tarnn", "speeds"), (LLAMA, LLAMA), (TRANSFORMERS, TRANSFORMERS)):
+    for name, case in (("tarnn", "speeds"), (LLAMA, LLAMA), (TRANSFORMERS, TRANSFORMERS), (BATCHING, BATCHING)):
         for weights, result in by_weights(options, found, case).items():
             rows += [(name, weights, n, x) for n, x in result.items() if isinstance(x, dict) and "speed" in x]
     for weights, result in by_weights(options, found, GUIDELLM).items():
@@ -83,7 +83,7 @@ def talk_table(options, found: Found) -> str:
     for weights, result in by_weights(options, found, "talks").items():
         rows.append(["tarnn, whole prompts", weights, result["prompt"]])
         rows.append(["tarnn, from its state", weights, result["response"]])
-    for name in (LLAMA, TRANSFORMERS):
+    for name in (LLAMA, TRANSFORMERS, BATCHING):
         rows += [[name, weights, x["talk"]] for weights, x in by_weights(options, found, name).items()]
     lines = [
         [*names, number(x["seconds"], 2), number(statistics.median(x["first_ms"]), 1), number(x["first_ms"][-1], 1)]

@@ -87,6 +87,32 @@ def test_a_quick_run_leaves_its_results(name, script, folder, data_of):
     assert str(folder / f"{name}.json") in out
 
 
+@pytest.mark.slow  # a dozen servers, one after the other
+def test_a_server_is_measured_whole(script, folder, data_of):
+    if not library.available():
+        pytest.skip("no compiled kernels here")
+    assert script("serve", "--quick").code == 0
+    found = data_of("serve")["results"]
+    others = {name for name, x in found.items() if "missing" in x}
+    assert all("no environment was named" in found[name]["missing"] for name in others), found
+    assert len(others) == 4
+    speed = found["speeds, float32"]["2"]
+    assert speed["tokens"] == 2 * 8
+    prefix = found["prefix, float32"]
+    assert (prefix["cold"]["cached"], prefix["state"]["cached"]) == (0, 300)
+    assert prefix["sent again, token ids"]["cached"] == 300
+    talks = found["talks, float32"]
+    assert talks["response"]["again"] == 0
+    assert talks["response"]["read"] > 0
+    assert talks["prompt"]["last_prompt"] > talks["prompt"]["again"]
+    overload = found["overload, float32"]
+    assert 0 < overload["refused"] < overload["requests"]
+    assert found["parked, float32"]["number"] == 20
+    page = (folder / "serve.md").read_text()
+    assert "| tarnn, from its state | float32 |" in page
+    assert "llama.cpp, float32: no environment was named" in page
+
+
 def test_a_picture_shows_what_was_measured(script, folder, data_of, pictures):
     assert script("attention", *ATTENTION).code == 0
     costs = Costs.from_json(data_of("attention"))

@@ -147,7 +147,7 @@ class Machine(RuleBasedStateMachine):
         return alone(self.model, request, choice)
 
 
-@pytest.mark.parametrize(("kind", "stored"), [("decay", True), ("rotary", False)])
+@pytest.mark.parametrize(("kind", "stored"), [("decay", True), ("rotary", False), ("hybrid", True)])
 def test_answers_of_any_history(served, kind, stored, monkeypatch):
     monkeypatch.setattr(rounds, "MOST_UNREAD", 5)
     monkeypatch.setattr(rounds, "LOOK", 2)

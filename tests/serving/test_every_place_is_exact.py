@@ -4,19 +4,18 @@ So a server may keep a state at any place of a text and go on from it: the answe
 """
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
 from support.step_models import text_model
-from torch.utils import _pytree as pytree
 
 from tarnn.decoding.fused import FusedStep
 from tarnn.kernels.cpu import library
 from tarnn.kernels.cpu.model_step import FORMATS
-from tarnn.models.state import ModelState
-from tarnn.ops import KVCache
-from tarnn.ops.softmax.rows import RowCaches
+from tarnn.serving.caches import copy_of
+from tarnn.serving.model import ServedModel, StateKey
+from tarnn.serving.pool import Pool
+from tarnn.serving.snapshot import Snapshot
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
 
@@ -31,64 +30,55 @@ SHAPE = {"hidden_size": 72, "head_dim": 18, "intermediate_size": 200}  # wider t
 TOKENS, ROWS = 90, 9
 
 
-def together(states):
-    """One state with all of these rows, of which each has a cache of its own."""
-    layers = (
-        RowCaches(layers) if isinstance(layers[0], KVCache) else pytree.tree_map(lambda *x: torch.cat(x), *layers)
-        for layers in zip(*(x.layers for x in states))
-    )
-    return ModelState(tuple(layers), torch.cat([x.position for x in states]))
-
-
-def apart(state, row):
-    """A row of such a state."""
-    state = state.select(torch.tensor([row]))
-    return replace(state, layers=tuple(x.rows[0] if isinstance(x, RowCaches) else x for x in state.layers))
-
-
 class Sequences:
     """Texts that a server works on: where each of them stands, and the logits there."""
 
-    def __init__(self, step, texts):
-        self.step, self.texts = step, texts
-        self.states = [step.model.new_state(1, capacity=TOKENS) for _ in texts]
-        self.logits = [None] * len(texts)
+    def __init__(self, model, texts):
+        self.step, self.texts, self.pool = model.step, texts, Pool(model, len(texts))
+        empty = model.model.new_state(1, capacity=TOKENS)
+        self.snapshots = [Snapshot(empty, torch.zeros(1, model.step.num_outputs), text[:0].numpy()) for text in texts]
 
     def place(self, row):
-        return int(self.states[row].position)
+        return len(self.snapshots[row].tokens)
 
     def read(self, row, count):
         """A piece of one text, alone."""
-        piece = self.texts[row][self.place(row) :][:count]
+        place = self.place(row)
+        piece = self.texts[row][place : place + count]
         if len(piece):
-            self.logits[row], self.states[row] = self.step.prefill(piece[None], self.states[row])
+            logits, state = self.step.prefill(piece[None], copy_of(self.snapshots[row].state, TOKENS))
+            self.snapshots[row] = Snapshot(state, logits, self.texts[row][: place + len(piece)].numpy())
 
-    def write(self, rows):
-        """One step of these texts, in one call. Their tokens are given, as if they had been drawn."""
-        rows = [row for row in rows if self.place(row) < TOKENS]
-        if rows:
-            tokens = torch.stack([self.texts[row][self.place(row)] for row in rows])
-            logits, state = self.step(tokens, together([self.states[row] for row in rows]))
-            for i, row in enumerate(rows):
-                self.logits[row], self.states[row] = logits[i : i + 1], apart(state, i)
+    def write(self, rows, count):
+        """Steps of these texts in one pool. Their tokens are given, as if they had been drawn."""
+        rows = [row for row in rows if self.place(row) + count <= TOKENS]
+        for row in rows:
+            self.pool.add(self.snapshots[row])
+        places = [self.place(row) for row in rows]
+        for i in range(count if rows else 0):
+            self.pool.step(torch.stack([self.texts[row][place + i] for row, place in zip(rows, places)]))
+        for i, (row, place) in enumerate(zip(rows, places)):
+            self.snapshots[row] = self.pool.snapshot(i, self.texts[row][: place + count].numpy())
+        self.pool.clear()
 
 
 @pytest.mark.parametrize("weights", FORMATS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_reading_and_writing_in_any_company_give_one_state(kind, weights):
-    draw, step = random.Random(f"{kind} {weights}"), FusedStep(text_model(**SHAPE, **KINDS[kind]), weights)
+    model = text_model(**SHAPE, **KINDS[kind])
+    draw, step = random.Random(f"{kind} {weights}"), FusedStep(model, weights)
     texts = torch.randint(0, 97, (ROWS, TOKENS), generator=torch.Generator().manual_seed(1))
-    served = Sequences(step, texts)
+    served = Sequences(ServedModel("m", model, step, StateKey("", weights, "")), texts)
     while any(served.place(row) < TOKENS for row in range(ROWS)):
         for row in range(ROWS):
             served.read(row, draw.randint(0, 20))
-        for _ in range(draw.randint(1, 6)):
-            served.write(draw.sample(range(ROWS), draw.randint(1, ROWS)))
-    for row, text in enumerate(texts):
-        logits, state = step.prefill(text[None], step.model.new_state(1, capacity=TOKENS))
-        assert torch.equal(served.logits[row], logits)
+        for _ in range(2):
+            served.write(draw.sample(range(ROWS), draw.randint(1, ROWS)), draw.randint(1, 4))
+    for text, snapshot in zip(texts, served.snapshots):
+        logits, state = step.prefill(text[None], model.new_state(1, capacity=TOKENS))
+        assert torch.equal(snapshot.logits, logits)
         expected = state.tensors()
-        assert all(torch.equal(x, expected[name]) for name, x in served.states[row].tensors().items())
+        assert all(torch.equal(x, expected[name]) for name, x in snapshot.state.tensors().items())
 
 
 def test_a_token_more_is_another_state():

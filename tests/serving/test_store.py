@@ -113,6 +113,22 @@ def test_a_file_goes_to_another_store_and_to_generate(make_store, kind, tmp_path
     assert same(Snapshot(state, logits, ids(recent)), snapshot)
 
 
+def test_what_goes_on_from_an_upload_is_nobody_elses(make_store, linear):
+    """Its tokens are what a client says: neither it nor what is made from it is found by them, by others of that tenant."""
+    store, snapshot = make_store(linear), snapshot_after(linear, TOKENS)
+    added = store.add("a", store.export("a", store.hold("a", snapshot).id))
+    store.delete("a", store.list("a")[0].id)
+    sent = store.get("a", added.id)
+    assert not sent.proven
+    after = Snapshot(sent.state, sent.logits, sent.tokens, sent.proven)
+    store.keep("a", after)
+    held = store.hold("a", after)
+    assert store.longest("a", ids(TOKENS)) is None
+    for info in (held, store.fork("a", held.id)):
+        assert same(store.get("a", info.id), snapshot)
+        assert not store.get("a", info.id).proven
+
+
 def test_files_of_others_are_refused_by_name(linear):
     snapshot = snapshot_after(linear, TOKENS)
     store = StateStore(linear)

@@ -16,11 +16,15 @@ from tarnn.serving.store import StateStore
 
 @dataclass
 class Server:
-    """url: without a slash at its end. engines: by the names of their models. client: for requests without a key."""
+    """url: without a slash at its end. engines: by the names of their models. client: for requests without a key.
+
+    listening: the server's socket.
+    """
 
     url: str
     engines: dict[str, Any]
     client: httpx.Client
+    listening: Any = None
 
     def post(self, path, json=None, **options):
         return self.client.post(path, json=json, **options)
@@ -48,10 +52,10 @@ def http_server(models, settings=None, *, store=StateStore, **options):
         while not server.started:
             assert thread.is_alive()
             time.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        url = f"http://127.0.0.1:{port}"
+        [listening] = server.servers[0].sockets
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         client = stack.enter_context(httpx.Client(base_url=url, timeout=60))
-        yield Server(url, engines, client)
+        yield Server(url, engines, client, listening)
 
 
 def events_of(response):

@@ -24,33 +24,47 @@ def check_state(state: ModelState, expected: Sequence[State], batch_size: int) -
             f"layers, and {batch_size} tokens came. Make it with model.new_state({batch_size})."
         )
     for layer, row in zip(state.layers, expected, strict=True):
-        wanted = row.map(lambda x: x.expand(batch_size, *x.shape[1:]))
         if isinstance(layer, RowCaches) and isinstance(row, KVCache):
-            fits = len(layer.rows) == batch_size and all(_fits(x, row) and x.mask is None for x in layer.rows)
-            fits = fits and len({x.k.dtype for x in layer.rows}) < 2
+            fits = len(layer.rows) == batch_size and _fit(layer.rows, row)
         else:
-            fits = type(layer) is type(wanted) and _fits(layer, wanted)
+            fits = type(layer) is type(row) and _fits(layer, row, batch_size)
         if not fits:
+            wanted = row.map(lambda x: x.expand(batch_size, *x.shape[1:]))
             raise UnfitState(
                 f"the fused step takes states as model.new_state({batch_size}) makes them, contiguous and float32: "
                 f"{wanted!r}; got {layer!r}."
             )
 
 
-def _fits(layer: State, wanted: State) -> bool:
+def _fits(layer: State, row: State, batch_size: int) -> bool:
     """As wide, and as the kernel reads it; how long a cache is does not matter, and it may have a mask."""
-    tensors, expected, dtypes = tensors_of(layer), tensors_of(wanted), [torch.float32]
+    tensors, dtypes = tensors_of(layer), [torch.float32]
+    expected = [(batch_size, *x.shape[1:]) for x in tensors_of(row)]
     if isinstance(layer, KVCache):
-        expected = [x.expand(-1, -1, layer.capacity, -1) for x in expected]
+        expected = [(*x[:2], layer.capacity, x[3]) for x in expected]
         dtypes.append(torch.bfloat16)
     numbers = [x for x in tensors if x.dtype != torch.bool]  # all but a cache's mask
     types = {x.dtype for x in numbers}
     return (
-        [x.shape for x in numbers] == [x.shape for x in expected]
+        [tuple(x.shape) for x in numbers] == expected
         and len(types) < 2
         and types.issubset(dtypes)
         and all(x.device.type == "cpu" and x.is_contiguous() for x in tensors)
     )
+
+
+def _fit(rows: Sequence[KVCache], wanted: KVCache) -> bool:
+    """The same for caches of single rows: a server has many, and looks at them whenever its rows change."""
+    _, g, _, d = wanted.k.shape
+    return all(
+        x.shape == (1, g, cache.capacity, d)
+        and x.dtype == rows[0].k.dtype
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and x.device.type == "cpu"
+        and x.is_contiguous()
+        for cache in rows
+        for x in (cache.k, cache.v)
+    ) and all(cache.mask is None for cache in rows)
 
 
 def tensors_of(layer: State) -> list[Tensor]:

@@ -53,7 +53,7 @@ class StateStore:
         self._memory, self._parked, self._lock = Memory(memory), Holds(), threading.RLock()
         self._hits = self._misses = self._hit_tokens = 0
         self._saved: Saved | None = None
-        self._closed = False
+        self._closed, self._expired = False, 0.0
         if folder is not None:
             self._saved = Saved(Disk(folder, self._packer, disk, owner), self._memory, self._parked, self._lock, ttl)
 
@@ -65,6 +65,8 @@ class StateStore:
             packed, length, above = (entry.packed, entry.node.end, entry.saved) if entry is not None else (None, -1, 0)
             if entry is not None:
                 self._memory.touch(entry)
+                if self._saved is not None and entry.saved:
+                    self._saved.used(entry.saved)
         if self._saved is not None and length < len(tokens):
             better = self._saved.longest(mine(tenant), tokens, above, length)
             if better is not None:
@@ -82,10 +84,12 @@ class StateStore:
     def keep(self, tenant: str, snapshot: Snapshot) -> None:
         """Keep a state for whoever reads the same beginning again, until something more useful needs the room.
 
-        Raises UnfitState for a snapshot of another model; one that is larger than the store is not kept.
+        Raises UnfitState for a snapshot of another model. One that is larger than the store is not kept, nor one that is not
+        proven to be the state after its tokens.
         """
-        packed, tokens = self._packer.pack(snapshot), np.ascontiguousarray(snapshot.tokens, np.int32)
-        self._put(mine(tenant), tokens, packed)
+        if snapshot.proven:
+            packed, tokens = self._packer.pack(snapshot), np.ascontiguousarray(snapshot.tokens, np.int32)
+            self._put(mine(tenant), tokens, packed)
 
     def hold(
         self,
@@ -105,12 +109,14 @@ class StateStore:
         Raises as `keep` does, NameTaken, ValueError for a name that is none, and StoreFull where there is no room at all.
         """
         packed, tokens = self._packer.pack(snapshot), np.ascontiguousarray(snapshot.tokens, np.int32)
-        return self._hold(mine(tenant), tokens, packed, Hold(tenant, id or new_id(), name, parent, note))
+        return self._hold(
+            owner_of(tenant, snapshot.proven), tokens, packed, Hold(tenant, id or new_id(), name, parent, note)
+        )
 
     def get(self, tenant: str, id_or_name: str) -> Snapshot:
         """A held state."""
-        packed, tokens = self._use(tenant, id_or_name)
-        return self._packer.unpack(packed, tokens)
+        packed, tokens, owner = self._use(tenant, id_or_name)
+        return self._packer.unpack(packed, tokens, proven=owner == mine(tenant))
 
     def info(self, tenant: str, id_or_name: str) -> StateInfo:
         """What is known of a held state."""
@@ -150,17 +156,18 @@ class StateStore:
 
     def export(self, tenant: str, id_or_name: str) -> bytes:
         """A held state as a file, which `add` takes, here or on another server, and `tarnn generate --state-in` too."""
-        packed, tokens = self._use(tenant, id_or_name)
+        packed, tokens, _ = self._use(tenant, id_or_name)
         return self._packer.encode(packed, tokens)
 
     def add(self, tenant: str, data: bytes, name: str | None = None) -> StateInfo:
         """Hold a state that `export` gave. Raises UnfitState for anything else, and as `hold` does.
 
-        It is found by its id alone, not by its tokens: nobody here has seen that it is the state after them.
+        It is found by its id alone, not by its tokens, and neither is what goes on from it: nobody here has seen that it is the
+        state after them.
         """
         check_name(name)
         packed, tokens = self._packer.decode(data, "the uploaded file")
-        return self._hold(secrets.token_hex(8) + mine(tenant), tokens, packed, Hold(tenant, new_id(), name))
+        return self._hold(owner_of(tenant, False), tokens, packed, Hold(tenant, new_id(), name))
 
     @property
     def stats(self) -> StoreStats:
@@ -214,24 +221,24 @@ class StateStore:
             self._expire()
             try:
                 return self._parked.find(tenant, id_or_name)
-            except UnknownState as gone:
-                unknown = gone
-        if self._saved is None:
-            raise unknown
+            except UnknownState:
+                if self._saved is None:
+                    raise
         return self._saved.find(tenant, id_or_name)
 
-    def _use(self, tenant: str, id_or_name: str) -> tuple[Packed, Tokens]:
+    def _use(self, tenant: str, id_or_name: str) -> tuple[Packed, Tokens, str]:
+        """A held state, its tokens and whose tree it is in."""
         hold = self._find(tenant, id_or_name)
         if isinstance(hold, Hold):
             with self._lock:
                 hold.used = time.time()
                 self._memory.touch(hold.entry)
-                return hold.entry.packed, hold.entry.node.sequence()
+                return hold.entry.packed, hold.entry.node.sequence(), hold.entry.owner
         assert self._saved is not None  # there are rows
-        packed, tokens, row = self._saved.get(tenant, hold)
-        if row is not None:
-            self._put(row.owner, tokens, packed, saved=row.id)
-        return packed, tokens
+        packed, tokens, owner, number = self._saved.get(tenant, hold)
+        if number:
+            self._put(owner, tokens, packed, saved=number)
+        return packed, tokens, owner
 
     def _put(self, owner: str, tokens: Tokens, packed: Packed, hold: Hold | None = None, saved: int = 0) -> bool:
         """Whether there is room for a state in memory; then it is there, and the hold means it. saved: its number on the disk."""
@@ -264,10 +271,17 @@ class StateStore:
             self._memory.drop(hold.entry)
 
     def _expire(self) -> None:
-        if self._ttl is not None:
+        """Let go what nobody used for long; in memory as well as on the disk once in a second is enough."""
+        if self._ttl is not None and time.time() - self._expired >= min(1.0, self._ttl):
+            self._expired = time.time()
             for hold in self._parked.all():
-                if time.time() - hold.used > self._ttl:
+                if self._expired - hold.used > self._ttl:
                     self._let_go(hold, unused(self._ttl))
+
+
+def owner_of(tenant: str, proven: bool) -> str:
+    """Whose tree a state is in. What is not proven has a tree of its own, where nobody looks for it by its tokens."""
+    return mine(tenant) if proven else secrets.token_hex(8) + mine(tenant)
 
 
 def mine(tenant: str) -> str:

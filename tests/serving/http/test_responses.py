@@ -117,6 +117,33 @@ def test_the_stream_is_the_answer(client, server):
         TypeAdapter(ResponseStreamEvent).validate_json(data)
 
 
+def test_a_stream_that_breaks_off_says_so(served):
+    """The engine is closed while it writes: a failed response, with what there was of it."""
+    with http_server({"base": served("linear")}) as server:
+        body = {"model": "base", "input": "x", "stream": True, "max_output_tokens": 10**9, "logit_bias": {"256": -100}}
+        with server.client.stream("POST", "/v1/responses", json=body) as answer:
+            lines = answer.iter_lines()
+            next(line for line in lines if "output_text.delta" in line)
+            server.engines["base"].close()
+            last = [line for line in lines if line.startswith("data: {")][-1]
+        event = json.loads(last.removeprefix("data: "))
+        assert (event["type"], event["response"]["status"]) == ("response.failed", "failed")
+        assert event["response"]["output"][0]["content"][0]["text"]
+        assert server.get(f"/v1/responses/{event['response']['id']}").status_code == 404
+
+
+def test_a_conversation_moves_to_another_server(client, server, chatting):
+    answer = client.responses.create(model="chat", input="Hello", **OPTIONS)
+    data = server.get(f"/v1/states/{answer.id}/file").content
+    here = client.responses.create(model="chat", input="So?", previous_response_id=answer.id, **OPTIONS)
+    with http_server({"chat": chatting}) as other:
+        other.client.put(f"/v1/states/{answer.id}/file", content=data).raise_for_status()
+        with openai.OpenAI(api_key="-", base_url=other.url + "/v1") as there:
+            moved = there.responses.create(model="chat", input="So?", previous_response_id=answer.id, **OPTIONS)
+    assert moved.output_text == here.output_text
+    assert moved.usage.input_tokens == here.usage.input_tokens
+
+
 def test_a_response_is_remembered_until_it_is_deleted(client):
     answer = client.responses.create(model="chat", input="Hello", metadata={"key": "value"}, **OPTIONS)
     assert client.responses.retrieve(answer.id) == answer
@@ -148,6 +175,17 @@ def test_a_response_begins_from_a_state_and_is_one(client, server):
     assert state["parent"] == book["id"]
     assert state["tokens"] == 17 + answer.usage.output_tokens
     assert server.get(f"/v1/responses/{book['id']}").status_code == 404
+
+
+def test_a_state_is_read_from_messages(client, server):
+    messages = [{"role": "system", "content": "Be <|endoftext|> brief."}, {"role": "user", "content": "Hello"}]
+    state = server.post("/v1/states", {"model": "chat", "messages": messages}).json()
+    read = [*b"<system>Be <|endoftext|> brief.", 256, *b"<user>Hello", 256]
+    assert state["tokens"] == len(read)
+    answer = client.responses.create(
+        model="chat", input="So?", **OPTIONS | {"extra_body": {"seed": 3, "state": state["id"]}}
+    )
+    assert answer.output_text == written(server, "chat", [*read, *b"<user>So?", 256, *b"<assistant>"])[0]
 
 
 def test_output_may_be_sent_back_as_input(client, server):

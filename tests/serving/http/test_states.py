@@ -99,6 +99,17 @@ def test_a_state_is_listed_forked_and_deleted(server):
     assert written(server, prompt="!", state="other") == written(server, prompt="one!")
 
 
+def test_states_are_listed_in_pages(server):
+    made = [server.post("/v1/states", {"model": "linear", "text": text}).json()["id"] for text in "abc"]
+    page = server.get("/v1/states?limit=2").json()
+    assert ([state["id"] for state in page["data"]], page["has_more"]) == (made[:2], True)
+    page = server.get(f"/v1/states?limit=2&after={made[1]}").json()
+    assert ([state["id"] for state in page["data"]], page["has_more"]) == (made[2:], False)
+    assert server.get("/v1/states?model=decay").json()["data"] == []
+    assert server.get("/v1/states?after=state_0").status_code == 404
+    assert server.get("/v1/states?limit=0").status_code == 400
+
+
 def test_a_state_travels_as_bytes(server, served):
     made = server.post("/v1/states", {"model": "linear", "text": BOOK}).json()
     data = server.get(f"/v1/states/{made['id']}/file").content

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from starlette.applications import Starlette
@@ -22,14 +22,18 @@ from tarnn.serving.http.times import Times
 GROUPS = (completions, chat, responses, states, images, models, health, metrics, schema, page)
 
 
-def create_app(engines: Mapping[str, Engine], settings: ServerSettings | None = None) -> Starlette:
+def create_app(
+    engines: Mapping[str, Engine], settings: ServerSettings | None = None, inner: Sequence[Middleware] = ()
+) -> Starlette:
     """The application over engines that run, by the names of their models. One event loop uses it.
+
+    inner: what a request passes behind the door, before its route.
 
     Its state: engines, settings, times (histograms of latency), draining (no more requests are taken), inside (requests that
     are answered now), started.
     """
     settings = settings or ServerSettings()
-    middleware = [Middleware(Door, settings=settings)]
+    middleware = [Middleware(Door, settings=settings), *inner]
     if settings.cors:
         allowed = {"allow_origins": settings.cors, "allow_methods": ["*"], "allow_headers": ["*"]}
         middleware.insert(0, Middleware(CORSMiddleware, **allowed, expose_headers=["x-request-id", "x-tarnn-state"]))

@@ -86,9 +86,9 @@ async def create(request: HttpRequest) -> Response:
     return JSONResponse(head | {"choices": choices, "usage": usage_of(reader.usage)}, headers=state_header(reader))
 
 
-def opened(model: ServedModel, messages: Messages) -> tuple[Ids, list[int]]:
-    """The tokens of a conversation up to where the next answer begins, and places in them where messages end."""
-    text = rendered(model, messages, answer_follows=True)
+def opened(model: ServedModel, messages: Messages, *, answer_follows: bool = True) -> tuple[Ids, list[int]]:
+    """The tokens of a conversation, up to where the next answer begins, and places in them where messages end."""
+    text = rendered(model, messages, answer_follows=answer_follows)
     ids, ends = encoded(model, text)
     places = set()
     for n in {1, *range(max(1, len(messages) - LAST), len(messages))} - {len(messages)}:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -37,19 +37,23 @@ async def gone(receive: Receive) -> None:
 
 
 class LiveStream(Response):
-    """Server-sent events that are made as they are sent. What fails before the first one has the status of its error."""
+    """Server-sent events that are made as they are sent. What fails before the first one has the status of its error.
 
-    def __init__(self, frames: AsyncGenerator[bytes], headers: Mapping[str, str] | None = None):
-        super().__init__(headers=headers, media_type="text/event-stream")
+    headers: what is known of the request when the first one is there.
+    """
+
+    def __init__(self, frames: AsyncGenerator[bytes], headers: Callable[[], Mapping[str, str]] = dict):
+        super().__init__(media_type="text/event-stream")
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-store"
         self.headers["x-accel-buffering"] = "no"  # a proxy must not collect events
-        self._frames = frames
+        self._frames, self._late_headers = frames, headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._frames):
             try:
                 first = await attended(receive, anext(self._frames))
+                self.headers.update(self._late_headers())
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 await attended(receive, self._send(send, first))
             except ClientGone:

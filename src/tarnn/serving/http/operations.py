@@ -83,7 +83,7 @@ OPERATIONS = (
         streams=True,
         other_bodies=(TEXT, BYTES),
     ),
-    Operation("GET", "/v1/states", "listStates", "All states", answer=states.StateList),
+    Operation("GET", "/v1/states", "listStates", "All states", answer=states.StateList, query=states.ListQuery),
     Operation("GET", "/v1/states/{id}", "getState", "A state, by its id or its name", answer=states.StateObject),
     Operation("DELETE", "/v1/states/{id}", "deleteState", "Forget a state", answer=states.DeletedState),
     Operation(

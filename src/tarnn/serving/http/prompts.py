@@ -91,7 +91,7 @@ async def prompt_ids(model: ServedModel, prompt: str | Ids, param: str, *, most:
         ids = ids if len(ids) or goes_on else start_ids(model)
     else:
         ids, size = prompt, model.model.config.vocab_size
-        if wrong := [x for x in (int(ids.min()), int(ids.max())) if not 0 <= x < size]:
+        if wrong := [x for x in (int(ids.min(initial=0)), int(ids.max(initial=0))) if not 0 <= x < size]:
             raise unknown_token(wrong[0], param, size)
     if len(ids) > most:
         raise bad(

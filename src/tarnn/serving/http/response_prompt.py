@@ -1,5 +1,7 @@
 """What a response reads: its input behind the state of the response before."""
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from starlette.requests import Request as HttpRequest
@@ -33,14 +35,19 @@ async def prompt_of(request: HttpRequest, engine: Any, asked: ResponseRequest) -
         store = store_of(engine)
         info = await in_store(store.info, tenant(request), parent, param=param)
         begin, parent = await in_store(store.get, tenant(request), info.id, param=param), info.id
-        answered = bool(info.note)
+        answered = asked.previous_response_id is not None or bool(info.note)
     if engine.model.tokenizer.chat_template:
-        return chat_prompt(engine, asked, begin, parent, answered)
+        return await chat_prompt(request, engine, asked, begin, parent, answered)
     return await text_prompt(request, engine, asked, begin, parent)
 
 
-def chat_prompt(
-    engine: Any, asked: ResponseRequest, begin: Snapshot | None, parent: str | None, answered: bool
+async def chat_prompt(
+    request: HttpRequest,
+    engine: Any,
+    asked: ResponseRequest,
+    begin: Snapshot | None,
+    parent: str | None,
+    answered: bool,
 ) -> Prompt:
     """answered: whether `begin` ends with an answer; else it is a text that was read, behind which a conversation begins."""
     messages = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
@@ -50,11 +57,14 @@ def chat_prompt(
         messages += [message.plain for message in asked.input or ()]
     if not messages:
         raise bad("The parameter input is missing.", "input", "missing_required_parameter")
+    boundaries: Sequence[int]
     if begin is not None and answered:
-        return Prompt(continued(engine.model, messages, int(begin.tokens[-1])), begin, parent)
-    ids, boundaries = opened(engine.model, messages)
-    read = 0 if begin is None else len(begin.tokens)
-    return Prompt(ids, begin, parent, tuple(read + place for place in boundaries))
+        ids, boundaries = await asyncio.to_thread(continued, engine.model, messages, int(begin.tokens[-1])), ()
+    else:
+        ids, boundaries = await asyncio.to_thread(opened, engine.model, messages)
+    ids = await prompt_ids(engine.model, ids, "input", most=request.app.state.settings.max_prompt)
+    past = 0 if begin is None else len(begin.tokens)
+    return Prompt(ids, begin, parent, tuple(past + place for place in boundaries))
 
 
 async def text_prompt(

@@ -38,6 +38,7 @@ from tarnn.serving.http.response_wire import (
 )
 from tarnn.serving.http.sse import PING
 from tarnn.serving.http.vocabulary import Vocabulary
+from tarnn.serving.ids import IDS
 from tarnn.serving.request import Event, Request, TokenLogprob, Usage
 
 MAX_TOKENS = 1024  # where a request says nothing
@@ -50,7 +51,7 @@ async def create(request: HttpRequest) -> Response:
     prompt = await prompt_of(request, engine, asked)
     answering = Answering(request, engine, asked, prompt)
     if asked.stream:
-        return LiveStream(answering.frames())
+        return LiveStream(answering.frames(), lambda: state_header(answering.reader))
     response = await attended(request.receive, answering.whole())
     return JSONResponse(response.model_dump(), headers=state_header(answering.reader))
 
@@ -146,7 +147,7 @@ class Answering:
     def _begun(self) -> ResponseObject:
         asked, sampling = self.asked, self.sampling
         return ResponseObject(
-            id=f"resp_{secrets.token_hex(24)}",
+            id=IDS.new("resp"),
             created_at=int(time.time()),
             model=self.engine.model.name,
             previous_response_id=asked.previous_response_id,

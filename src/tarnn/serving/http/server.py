@@ -12,6 +12,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from tarnn.errors import UserError
+from tarnn.serving.workers.member import Member
 
 KEEP_ALIVE = 75  # seconds that a silent connection stays open; more than proxies hold theirs
 MOST_CONNECTIONS = 4096
@@ -46,14 +47,16 @@ def address_of(bound: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """report: told what a signal does. stop: ends what still runs; called at the second signal."""
+    """report: told what a signal does. stop: ends what still runs; called at the second signal. member: of several processes."""
 
-    def __init__(self, app: Starlette, report: Callable[[str], None], stop: Callable[[], None]):
+    def __init__(
+        self, app: Starlette, report: Callable[[str], None], stop: Callable[[], None], member: Member | None = None
+    ):
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="asyncio",
-                http="httptools",
+                http="httptools" if member is None else member.protocol,
                 ws="none",
                 lifespan="off",
                 log_level="warning",
@@ -63,8 +66,18 @@ class Server(uvicorn.Server):
                 limit_concurrency=MOST_CONNECTIONS,
             )
         )
-        self.app, self._report, self._stop = app, report, stop
+        self.app, self._report, self._stop, self._member = app, report, stop, member
         self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._member is not None:
+            self._member.join(self)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._member is not None:
+            self._member.leave()
+        await super().shutdown(sockets)
 
     async def main_loop(self) -> None:
         loop = asyncio.get_running_loop()

@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field
 from tarnn.serving.http.wire import Message, Wire
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+MOST_LISTED = 1000  # states: more would hold the loop up
 Name = Annotated[str, Field(pattern=NAME)]
 
 
@@ -24,6 +25,13 @@ class StateRequest(Wire):
 
 class ModelQuery(Wire):
     model: str | None = None
+
+
+class ListQuery(ModelQuery):
+    """after: the last state of the page before."""
+
+    limit: Annotated[int, Field(ge=1, le=MOST_LISTED)] | None = None
+    after: str | None = None
 
 
 class UploadQuery(ModelQuery):
@@ -72,6 +80,7 @@ class StateObject(BaseModel):
 class StateList(BaseModel):
     object: Literal["list"] = "list"
     data: list[StateObject]
+    has_more: bool
 
 
 class DeletedState(BaseModel):

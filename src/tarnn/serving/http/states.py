@@ -1,6 +1,7 @@
 """/v1/states: texts that were read once, to begin from any number of times."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -9,6 +10,7 @@ from starlette.routing import Route
 
 from tarnn.serving.http.asking import engine_of, held_state, tenant, text_engine_of
 from tarnn.serving.http.body import read_bytes
+from tarnn.serving.http.chat import opened
 from tarnn.serving.http.errors import ApiError, bad
 from tarnn.serving.http.held import find, in_store, store_of
 from tarnn.serving.http.live import LiveStream, attended
@@ -16,8 +18,10 @@ from tarnn.serving.http.pieces import Progress, read_in_pieces
 from tarnn.serving.http.prompts import Ids, ids_of, prompt_ids
 from tarnn.serving.http.sse import DONE
 from tarnn.serving.http.state_wire import (
+    MOST_LISTED,
     DeletedState,
     ForkRequest,
+    ListQuery,
     ModelQuery,
     PromptTokensDetails,
     StateList,
@@ -28,6 +32,7 @@ from tarnn.serving.http.state_wire import (
     StateUsage,
     UploadQuery,
 )
+from tarnn.serving.http.template import check_template
 from tarnn.serving.http.wire import parse, parse_query
 from tarnn.serving.snapshot import Snapshot
 from tarnn.serving.stored import StateInfo
@@ -56,30 +61,48 @@ async def read(request: HttpRequest, asked: StateRequest) -> Response:
     engine = text_engine_of(request, asked.model)
     store_of(engine)
     begin = await held_state(request, engine, asked.state)
-    ids = await ids_asked(request, engine, asked, goes_on=begin is not None)
+    ids, boundaries = await ids_asked(request, engine, asked, goes_on=begin is not None)
     if not len(ids):
         raise bad("There is nothing to read behind this state; POST /v1/states/ID/fork copies one.", "text")
-    making = Making(request, engine, asked, ids, begin)
+    past = 0 if begin is None else len(begin.tokens)
+    making = Making(request, engine, asked, ids, begin, tuple(past + place for place in boundaries))
     if asked.stream:
         return LiveStream(making.frames())
     made = await attended(request.receive, making.whole())
     return JSONResponse(made.model_dump())
 
 
-async def ids_asked(request: HttpRequest, engine: Any, asked: StateRequest, *, goes_on: bool) -> Ids:
+async def ids_asked(
+    request: HttpRequest, engine: Any, asked: StateRequest, *, goes_on: bool
+) -> tuple[Ids, Sequence[int]]:
+    """What is read, and places in it where messages end."""
     model, most = engine.model, request.app.state.settings.max_prompt
     if asked.text is not None:
-        return await prompt_ids(model, asked.text, "text", most=most, goes_on=goes_on)
+        return await prompt_ids(model, asked.text, "text", most=most, goes_on=goes_on), ()
+    if asked.messages is not None:
+        check_template(model)
+        messages = [message.plain for message in asked.messages]
+        ids, boundaries = await asyncio.to_thread(opened, model, messages, answer_follows=False)
+        return await prompt_ids(model, ids, "messages", most=most), boundaries
     if asked.tokens:
-        return await prompt_ids(model, ids_of(asked.tokens, "tokens"), "tokens", most=most)
+        return await prompt_ids(model, ids_of(asked.tokens, "tokens"), "tokens", most=most), ()
     raise bad("tokens must be a list of token ids that is not empty.", "tokens", "invalid_value")
 
 
 class Making:
     """A state in the making: it is read, held, and told of."""
 
-    def __init__(self, request: HttpRequest, engine: Any, asked: StateRequest, ids: Ids, begin: Snapshot | None):
-        self.request, self.engine, self.asked, self.ids, self.begin = request, engine, asked, ids, begin
+    def __init__(
+        self,
+        request: HttpRequest,
+        engine: Any,
+        asked: StateRequest,
+        ids: Ids,
+        begin: Snapshot | None,
+        boundaries: tuple[int, ...],
+    ):
+        self.request, self.engine, self.asked, self.ids = request, engine, asked, ids
+        self.begin, self.boundaries = begin, boundaries
 
     async def whole(self) -> StateObject:
         async for progress in self._pieces():
@@ -95,7 +118,7 @@ class Making:
         yield DONE
 
     def _pieces(self) -> AsyncIterator[Progress]:
-        return read_in_pieces(self.request, self.engine, self.ids, self.begin)
+        return read_in_pieces(self.request, self.engine, self.ids, self.begin, self.boundaries)
 
     def _frame(self, progress: Progress, made: StateObject | None = None) -> bytes:
         told = StateProgress(tokens_read=progress.tokens_read, tokens=len(self.ids), state=made)
@@ -116,7 +139,8 @@ class Making:
 async def add(request: HttpRequest, query: UploadQuery) -> Response:
     """A state that was downloaded, here or from another server with the same model."""
     engine = engine_of(request, query.model)
-    data = await read_bytes(request)
+    size = engine.model.model.new_state(1, 0).nbytes if engine.store is not None else 0
+    data = await read_bytes(request, request.app.state.settings.max_body + size)
     info = await in_store(store_of(engine).add, tenant(request), data, name=query.name)
     return JSONResponse(described(engine, info).model_dump())
 
@@ -128,12 +152,20 @@ async def put(request: HttpRequest) -> Response:
 
 
 async def every(request: HttpRequest) -> Response:
-    engines = [engine for engine in request.app.state.engines.values() if engine.store is not None]
-    data = []
-    for engine in engines:
-        infos = await in_store(engine.store.list, tenant(request))
-        data += [described(engine, info) for info in infos]
-    return JSONResponse(StateList(data=data).model_dump())
+    """Those of all models, a page of them."""
+    query = parse_query(ListQuery, request.query_params)
+    found = []
+    for engine in request.app.state.engines.values():
+        if engine.store is not None and query.model in (None, engine.model.name):
+            found += [(engine, info) for info in await in_store(engine.store.list, tenant(request))]
+    if query.after is not None:
+        places = [place for place, (_, info) in enumerate(found) if info.id == query.after]
+        if not places:
+            raise ApiError(404, f"There is no state {query.after[:80]!r}.", param="after", code="state_not_found")
+        found = found[places[0] + 1 :]
+    limit = query.limit or MOST_LISTED
+    data = [described(engine, info) for engine, info in found[:limit]]
+    return JSONResponse(StateList(data=data, has_more=len(found) > limit).model_dump())
 
 
 async def get(request: HttpRequest) -> Response:

@@ -21,6 +21,8 @@ from tarnn.serving.stored import UnfitState
 
 FILE = re.compile(r"([0-9a-f]{32})\.safetensors|\.[0-9a-f]{32}\.safetensors\.partial")
 SAMPLE = 64  # of how many states the least useful ones go
+SLACK = 100  # one part in so many of the bound is made free at once, so that not each new state has to wait for that
+TRIES = 3  # where the disk is full before the store is
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -45,7 +47,10 @@ class Save:
 class Disk:
     """A folder of states. All methods may be called by any thread, those that write by one at a time.
 
-    bound: bytes of all files, the index among them. owner: see `FolderLock`. Raises UserError for a folder that can't be used.
+    finding, reading, writing: connections to its index, of which the first is for whoever can't wait for long lists.
+
+    bound: bytes of all files, the index among them, but for its log, which takes a few MB. owner: see `FolderLock`. Raises
+    UserError for a folder that can't be used.
     """
 
     def __init__(self, folder: Path, packer: Packer, bound: int, owner: str | None):
@@ -56,7 +61,8 @@ class Disk:
             if self._lock.first:
                 self._make_sound()
             self._states.mkdir(exist_ok=True)
-            self.reading, self.writing = (Index(self._folder / "index.sqlite", packer.key) for _ in range(2))
+            path = self._folder / "index.sqlite"
+            self.finding, self.reading, self.writing = (Index(path, packer.key) for _ in range(3))
             if self._lock.first:
                 self._clean()
                 self._lock.share()
@@ -67,6 +73,7 @@ class Disk:
             ) from error
 
     def close(self) -> None:
+        self.finding.close()
         self.reading.close()
         self.writing.close()
         self._lock.close()
@@ -133,7 +140,7 @@ class Disk:
             path.parent.mkdir(exist_ok=True)
             sync(self._states)
         beside = path.with_name(f".{path.name}.partial")
-        while True:
+        for tries in range(TRIES + 1):
             try:
                 with open(beside, "wb", buffering=0) as file:
                     write_all(file, data)
@@ -143,8 +150,9 @@ class Disk:
                 return name
             except OSError as error:
                 beside.unlink(missing_ok=True)
-                if error.errno not in FULL or not self._evict(len(data), held=False):
+                if error.errno not in FULL or tries == TRIES or not self._evict(len(data), held=False):
                     raise
+        raise AssertionError("the last try returns or raises")
 
     def _entered(self, job: Save, name: str) -> StateRow | Exception:
         """The row of a job's state, and of its hold, in a transaction that has begun."""
@@ -160,6 +168,7 @@ class Disk:
     def _make_room(self, size: int, *, held: bool) -> None:
         """Room for a new file within the bound. held: for one that may push out others that are held."""
         while (surplus := self.writing.sizes()[1] + size - self.bound) > 0:
+            surplus += self.bound // SLACK
             if not self._evict(surplus, held=False) and not (held and self._evict(surplus, held=True)):
                 raise NoRoom(
                     errno.ENOSPC, f"the store's bound of {self.bound:,} bytes leaves no room for {size:,} more"
@@ -167,14 +176,17 @@ class Disk:
 
     def _evict(self, surplus: int, *, held: bool) -> bool:
         """Let the least useful states go, until there are so many bytes less. False where there is none to go."""
-        rows = self.writing.least(SAMPLE, held=held)
-        for row in rows:
-            self.forget(row.id, "it had to make room for others")
-            self.evicted += 1
-            surplus -= row.bytes
-            if surplus <= 0:
-                break
-        return bool(rows)
+        names = []
+        with self.writing.change():
+            for row in self.writing.least(SAMPLE, held=held):
+                names.append(self.writing.forget(row.id, "it had to make room for others"))
+                surplus -= row.bytes
+                if surplus <= 0:
+                    break
+        for name in names:
+            self._unlink(name)
+        self.evicted += len(names)
+        return bool(names)
 
     @property
     def _states(self) -> Path:

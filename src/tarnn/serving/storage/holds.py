@@ -1,10 +1,10 @@
 """Ids that clients were given, in memory: what each means, and why those that are gone are gone."""
 
 import re
-import secrets
 import time
 from dataclasses import dataclass, field
 
+from tarnn.serving.ids import IDS
 from tarnn.serving.storage.index import NewHold
 from tarnn.serving.storage.memory import Entry
 from tarnn.serving.stored import NameTaken, StateGone, StateInfo, UnknownState
@@ -22,8 +22,8 @@ def check_name(name: str | None) -> None:
 
 
 def new_id() -> str:
-    """An id that nobody guesses."""
-    return f"state_{secrets.token_hex(16)}"
+    """An id of a state."""
+    return IDS.new("state")
 
 
 def taken(name: str) -> NameTaken:
@@ -75,6 +75,7 @@ class Holds:
 
     def __init__(self) -> None:
         self._holds: dict[str, dict[str, Hold]] = {}
+        self._names: dict[tuple[str, str], Hold] = {}
         self._gone: dict[tuple[str, str], str] = {}
 
     def __len__(self) -> int:
@@ -82,12 +83,9 @@ class Holds:
 
     def find(self, tenant: str, id_or_name: str) -> Hold:
         """Raises UnknownState; StateGone where it is known what became of it."""
-        holds = self._holds.get(tenant, {})
-        if (hold := holds.get(id_or_name)) is not None:
+        hold = self._holds.get(tenant, {}).get(id_or_name) or self._names.get((tenant, id_or_name))
+        if hold is not None:
             return hold
-        for hold in holds.values():
-            if hold.name == id_or_name:
-                return hold
         if (why := self._gone.get((tenant, id_or_name))) is not None:
             raise gone(id_or_name, why)
         raise unknown(id_or_name)
@@ -104,6 +102,8 @@ class Holds:
     def add(self, hold: Hold, entry: Entry) -> None:
         hold.entry = entry
         self._holds.setdefault(hold.tenant, {})[hold.id] = hold
+        if hold.name is not None:
+            self._names[hold.tenant, hold.name] = hold
         self._gone.pop((hold.tenant, hold.id), None)
         entry.holds.add((hold.tenant, hold.id))
 
@@ -113,6 +113,8 @@ class Holds:
         del holds[hold.id]
         if not holds:
             del self._holds[hold.tenant]
+        if hold.name is not None:
+            del self._names[hold.tenant, hold.name]
         hold.entry.holds.discard((hold.tenant, hold.id))
         for name in (hold.id, hold.name) if why else ():
             if name is not None:

@@ -13,47 +13,10 @@ from typing import NamedTuple
 
 from tarnn.serving.model import StateKey
 from tarnn.serving.storage import token_rows
+from tarnn.serving.storage.schema import TABLES, VERSION
 from tarnn.serving.storage.tree import Tokens
 
-VERSION = 1
 BUSY = 30.0  # seconds to wait for another process that writes
-TABLES = f"""
-CREATE TABLE models (
-    id INTEGER PRIMARY KEY, fingerprint TEXT, weights TEXT, isa TEXT, products TEXT,
-    UNIQUE (fingerprint, weights, isa, products)
-);
-{token_rows.TABLE}
-CREATE TABLE roots (
-    model INTEGER NOT NULL REFERENCES models, owner TEXT NOT NULL, node INTEGER NOT NULL UNIQUE REFERENCES nodes,
-    PRIMARY KEY (model, owner)
-);
-CREATE TABLE states (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used again, so that a process may remember it
-    node INTEGER NOT NULL UNIQUE REFERENCES nodes,
-    root INTEGER NOT NULL REFERENCES nodes,
-    end INTEGER NOT NULL,  -- how many tokens it has seen
-    file TEXT NOT NULL UNIQUE,
-    bytes INTEGER NOT NULL,
-    used REAL NOT NULL,
-    held INTEGER NOT NULL DEFAULT 0  -- how many ids mean it
-);
-CREATE INDEX by_use ON states (held > 0, used);
-CREATE INDEX by_bytes ON states (bytes);
-CREATE TABLE holds (
-    tenant TEXT NOT NULL, id TEXT NOT NULL, name TEXT,
-    model INTEGER NOT NULL REFERENCES models,
-    state INTEGER REFERENCES states,  -- NULL where it is gone
-    seal TEXT NOT NULL,  -- over tenant, id and the state's tokens
-    tokens INTEGER NOT NULL, bytes INTEGER NOT NULL,
-    created REAL NOT NULL, used REAL NOT NULL, parent TEXT, note TEXT NOT NULL,
-    gone TEXT NOT NULL DEFAULT '',
-    PRIMARY KEY (tenant, id)
-);
-CREATE UNIQUE INDEX by_name ON holds (tenant, model, name) WHERE name IS NOT NULL AND state IS NOT NULL;
-CREATE INDEX by_state ON holds (state);
-CREATE INDEX by_age ON holds (used);
-PRAGMA user_version = {VERSION};
-"""
 MOST_GONE = 10_000  # rows of ids that say why their states are gone
 
 
@@ -184,10 +147,9 @@ class Index:
     def sizes(self) -> tuple[int, int, int]:
         """How many states there are, of all models, how many bytes they and the index take, and how many ids mean one."""
         with self.lock:
-            count, total = self.db.execute("SELECT COUNT(*), TOTAL(bytes) FROM states").fetchone()
-            (held,) = self.db.execute("SELECT COUNT(*) FROM holds WHERE state IS NOT NULL").fetchone()
+            count, total, held = self.db.execute("SELECT states, bytes, held FROM totals").fetchone()
             (pages,), (size,) = (self.db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
-        return count, int(total) + pages * size, held
+        return count, total + pages * size, held
 
     def files(self) -> set[str]:
         with self.lock:
@@ -243,8 +205,6 @@ class Index:
             db.execute("UPDATE holds SET state = NULL, note = '', gone = ? WHERE state = ?", (why, state))
             db.execute("DELETE FROM states WHERE id = ?", (state,))
             token_rows.clear(db, row.node)
-            few = "SELECT rowid FROM holds WHERE state IS NULL ORDER BY used DESC LIMIT -1 OFFSET ?"
-            db.execute(f"DELETE FROM holds WHERE rowid IN ({few})", (MOST_GONE,))
             return row.file
 
     def forget_file(self, file: str, why: str) -> None:
@@ -266,8 +226,10 @@ class Index:
         return sorted(worth, key=worth.__getitem__)
 
     def touch(self, states: dict[int, float], holds: dict[tuple[str, str], float]) -> None:
-        """When they were last used."""
+        """When they were last used. Of ids whose states are gone the oldest are forgotten."""
+        few = "SELECT rowid FROM holds WHERE state IS NULL ORDER BY used DESC LIMIT -1 OFFSET ?"
         with self.change() as db:
+            db.execute(f"DELETE FROM holds WHERE rowid IN ({few})", (MOST_GONE,))
             db.executemany("UPDATE states SET used = MAX(used, ?) WHERE id = ?", [(x, id) for id, x in states.items()])
             rows = [(x, *key) for key, x in holds.items()]
             db.executemany("UPDATE holds SET used = MAX(used, ?) WHERE tenant = ? AND id = ?", rows)

@@ -66,7 +66,7 @@ class Packer:
             found |= {f"layers.{i}.{name}": x for name, x in tensors_of(layer).items()}
         return self._packed(found, len(snapshot.tokens))
 
-    def unpack(self, packed: Packed, tokens: Tokens) -> Snapshot:
+    def unpack(self, packed: Packed, tokens: Tokens, *, proven: bool = True) -> Snapshot:
         found = packed.tensors()
         position, logits = found.pop("position"), found.pop("logits")
         empty = self._empty
@@ -78,7 +78,7 @@ class Packer:
             layer.filled(fields) if (fields := fields_of(found, f"layers.{i}.")) else layer
             for i, layer in enumerate(empty.layers)
         ]
-        return Snapshot(replace(empty, layers=tuple(layers), position=position), logits, tokens)
+        return Snapshot(replace(empty, layers=tuple(layers), position=position), logits, tokens, proven)
 
     def encode(self, packed: Packed, tokens: Tokens, owner: str | None = None) -> bytes:
         """A state file, in the format of `tarnn generate --state-out`.

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial, wraps
 from typing import ParamSpec, TypeVar
 
-from tarnn.serving.storage.disk import Disk, Save
+from tarnn.serving.storage.disk import Disk, NoRoom, Save
 from tarnn.serving.storage.holds import Holds, gone, taken, unknown, unused
 from tarnn.serving.storage.index import HoldRow, NewHold, StateRow
 from tarnn.serving.storage.memory import Entry, Memory
@@ -69,14 +69,15 @@ class Saved:
             raise gone(id_or_name, row.gone or DAMAGED)
         if row.model != self.disk.reading.model:
             raise self._of_another_model(id_or_name, row.model)
-        if self._ttl is not None and time.time() - max(row.used, self._holds_used.get((tenant, row.id), 0)) > self._ttl:
+        if self._ttl is not None and self._unused(tenant, row) > self._ttl:
             raise gone(id_or_name, unused(self._ttl))
         return row
 
     @checked
     def of(self, tenant: str) -> list[HoldRow]:
         """All that are not gone."""
-        return [row for row in self.disk.reading.holds(tenant) if row.state not in self._bad]
+        rows = [row for row in self.disk.reading.holds(tenant) if row.state not in self._bad]
+        return rows if self._ttl is None else [row for row in rows if self._unused(tenant, row) <= self._ttl]
 
     @property
     def stats(self) -> tuple[int, int, int, int, int, int, str]:
@@ -87,33 +88,36 @@ class Saved:
             sizes, trouble = (0, 0, 0), f"the index of states can't be read: {error}"
         return *sizes, self.disk.bound, self.disk.evicted, self.damaged, trouble
 
-    @checked
-    def get(self, tenant: str, row: HoldRow) -> tuple[Packed, Tokens, StateRow | None]:
-        """What the id means, and its row where it had to be read from the disk."""
-        assert row.state is not None  # find gave it
+    def used(self, state: int, *hold: tuple[str, str]) -> None:
+        """It was of use now; the index is told later."""
         with self._lock:
-            now = time.time()
-            self._holds_used[tenant, row.id] = self._states_used[row.state] = now
+            self._states_used[state] = now = time.time()
+            self._holds_used.update(dict.fromkeys(hold, now))
+
+    @checked
+    def get(self, tenant: str, row: HoldRow) -> tuple[Packed, Tokens, str, int]:
+        """What the id means, its tokens, whose tree it is in, and its number where it had to be read from the disk, or 0."""
+        assert row.state is not None  # find gave it
+        self.used(row.state, (tenant, row.id))
+        with self._lock:
             entry = self._memory.saved.get(row.state)
             if entry is not None:
                 self._memory.touch(entry)
-                found = entry.packed, entry.node.sequence(), entry.owner
-        state = None
+                packed, tokens, owner, number = entry.packed, entry.node.sequence(), entry.owner, 0
         if entry is None:
             state = self.disk.reading.state(row.state)
             if state is None:
                 raise gone(row.id, self.find(tenant, row.id).gone)
             tokens = self.disk.reading.sequence(state.node)
-            found = self._load(state, tokens, row.id), tokens, state.owner
-        packed, tokens, owner = found
+            packed, owner, number = self._load(state, tokens, row.id), state.owner, state.id
         if owner.partition("/")[2] != tenant or row.seal != seal(tenant, row.id, tokens):
             raise gone(row.id, DAMAGED)
-        return packed, tokens, state
+        return packed, tokens, owner, number
 
     def longest(self, owner: str, tokens: Tokens, above: int, beyond: int) -> tuple[StateRow, Packed] | None:
         """The state after the longest beginning of these tokens that is longer than `beyond`. above: as in the index; 0: none."""
         try:
-            for row in self.disk.reading.longest(owner, tokens, above or None):
+            for row in self.disk.finding.longest(owner, tokens, above or None):
                 if row.end <= beyond:
                     return None
                 if row.id not in self._bad and row.owner == owner:
@@ -121,8 +125,7 @@ class Saved:
                         packed = self._load(row, tokens[: row.end], "")
                     except StateGone:
                         continue
-                    with self._lock:
-                        self._states_used[row.id] = time.time()
+                    self.used(row.id)
                     return row, packed
         except (OSError, sqlite3.Error, ValueError) as error:
             self.trouble = f"states on disk can't be read: {error}"
@@ -137,7 +140,7 @@ class Saved:
 
     @checked
     def fork(self, tenant: str, row: HoldRow, fork: NewHold) -> None:
-        _, tokens, _ = self.get(tenant, row)
+        _, tokens, _, _ = self.get(tenant, row)
         assert row.state is not None  # find gave it
         task = partial(self.disk.writing.add_hold, fork, seal(tenant, fork.id, tokens), row.bytes, row.state)
         try:
@@ -187,7 +190,7 @@ class Saved:
     def _save(self, jobs: list[Save]) -> None:
         self.disk.save(jobs)
         errors = [error for job in jobs if (error := job.done.exception()) is not None]
-        told = [error for error in errors if not isinstance(error, sqlite3.IntegrityError | LookupError)]
+        told = [error for error in errors if not isinstance(error, sqlite3.IntegrityError | LookupError | NoRoom)]
         if told:
             self.trouble, self._pause = f"states can't be written to the disk: {told[0]}", time.monotonic() + PAUSE
         elif len(errors) < len(jobs):
@@ -204,6 +207,10 @@ class Saved:
                 self._bring_all()
         except (OSError, sqlite3.Error) as error:
             self.trouble, self._pause = f"states can't be written to the disk: {error}", time.monotonic() + PAUSE
+
+    def _unused(self, tenant: str, row: HoldRow) -> float:
+        """For how many seconds nobody has used it."""
+        return time.time() - max(row.used, self._holds_used.get((tenant, row.id), 0))
 
     def _flush(self) -> None:
         self._flushed = time.time()

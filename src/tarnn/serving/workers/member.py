@@ -11,7 +11,9 @@ from typing import Any
 
 import uvicorn
 
+from tarnn.serving.ids import IDS
 from tarnn.serving.workers.board import IDLE, PLACES
+from tarnn.serving.workers.choice import owners
 from tarnn.serving.workers.connection import Connection
 from tarnn.serving.workers.handing import LONGEST, Hatch, hand_over
 from tarnn.serving.workers.keeper import GONE, HELD, READY, RECORD
@@ -35,6 +37,7 @@ class Member:
 
     def join(self, server: uvicorn.Server) -> None:
         """Take requests from the others. On the server's loop, when it accepts connections."""
+        IDS.own = self._owns
         self._hatch = Hatch(self.place.hatch_of(self.place.index), functools.partial(self._take, server))
         asyncio.get_running_loop().add_reader(self._channel, self._orphaned, server)
         self._say(READY, 0)
@@ -48,6 +51,9 @@ class Member:
         connection.setblocking(False)
         make = functools.partial(self.protocol, server.config, server.server_state, server.lifespan.state, handed=data)
         await asyncio.get_running_loop().connect_accepted_socket(make, connection)
+
+    def _owns(self, id: str) -> bool:
+        return owners(id.encode(), self.place.count)[0] == self.place.index
 
     def _orphaned(self, server: uvicorn.Server) -> None:
         """The process that started this one never says anything: it has ended."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,8 @@ VARIABLE = "TARNN_WORKER"  # in the environment of a process that was started to
 
 @dataclass(frozen=True)
 class Place:
-    """index of count processes; folder: where the sockets lie by which they reach each other.
+    """index of count processes; folder: where the sockets lie by which they reach each other. states: that of their states,
+    which belongs to all that have the same `owner`.
 
     listener: the socket that all accept connections from; channel: to the process that started this one. board: shared memory.
     All three are descriptors, inherited.
@@ -22,6 +24,8 @@ class Place:
     index: int
     count: int
     folder: str
+    states: str
+    owner: str
     listener: int
     channel: int
     board_file: int
@@ -29,6 +33,9 @@ class Place:
     @cached_property
     def board(self) -> Board:
         return Board(self.count, self.board_file)
+
+    def public_socket(self) -> socket.socket:
+        return socket.socket(fileno=self.listener)
 
     def hatch_of(self, index: int) -> Path:
         return Path(self.folder) / f"{index}.sock"

@@ -1,6 +1,6 @@
 """Starts the processes that serve together, starts those again that die, and ends them all."""
 
-import os
+import secrets
 import selectors
 import signal
 import socket
@@ -41,7 +41,7 @@ class Worker:
 class Supervisor:
     """Runs `command` `count` times; each process finds its place by `own_place`.
 
-    listener: the public socket. inherited: more descriptors that the processes keep open, such as a store's lock.
+    listener: the public socket. states: the folder that all keep their states in; None: one that goes with the last of them.
     say: where deaths are told; on_ready: called once, when all take requests.
     """
 
@@ -51,13 +51,13 @@ class Supervisor:
         count: int,
         listener: socket.socket,
         *,
-        inherited: Sequence[int] = (),
+        states: Path | None = None,
         say: Callable[[str], None] = print,
         on_ready: Callable[[], None] = lambda: None,
     ):
         self.command, self.count, self.listener = list(command), count, listener
-        self.inherited, self.say, self.on_ready = list(inherited), say, on_ready
-        self.board = Board(count)
+        self.states, self.say, self.on_ready = states, say, on_ready
+        self.board, self._owner = Board(count), secrets.token_hex(16)
         self._signals = 0
         self._workers: dict[int, Worker] = {}
         self._selector = selectors.DefaultSelector()
@@ -67,7 +67,7 @@ class Supervisor:
         before = {number: signal.signal(number, self._signalled) for number in SIGNALS}
         try:
             with tempfile.TemporaryDirectory(prefix="tarnn-") as folder:
-                self.folder = folder
+                self._folder = Path(folder)
                 self.listener.listen(2048)
                 return self._watch()
         finally:
@@ -104,12 +104,21 @@ class Supervisor:
 
     def _start(self, index: int, delay: float = 0.5) -> None:
         ours, theirs = socket.socketpair()
-        place = Place(index, self.count, self.folder, self.listener.fileno(), theirs.fileno(), self.board.file)
+        place = Place(
+            index=index,
+            count=self.count,
+            folder=str(self._folder),
+            states=str((self.states or self._folder / "states").absolute()),
+            owner=self._owner,
+            listener=self.listener.fileno(),
+            channel=theirs.fileno(),
+            board_file=self.board.file,
+        )
         with theirs:
             process = subprocess.Popen(
                 self.command,
                 env=place.environment(),
-                pass_fds=[place.listener, place.channel, place.board_file, *self.inherited],
+                pass_fds=[place.listener, place.channel, place.board_file],
                 start_new_session=True,  # Ctrl-C is for this process, which passes it on
             )
         keeper = Keeper(index, self.board, ours)
@@ -134,31 +143,15 @@ class Supervisor:
         why = f"signal {-code}" if code < 0 else f"exit code {code}"
         answers = "an answer" if told == 1 else f"{told} answers"
         self.say(
-            f"worker {index} died ({why}) while {answers} waited; these clients were told (502). It is started again."
+            f"tarnn: worker {index} died ({why}) while {answers} waited; these clients were told (502). It is started again."
         )
         return None
 
     def _signalled(self, number: int, _: FrameType | None) -> None:
+        if not self._signals:
+            self.say("tarnn: takes no more requests and answers those that run to their ends; Ctrl-C again stops them")
         ending = ENDINGS[min(self._signals, len(ENDINGS) - 1)]
         self._signals += 1
         for worker in self._workers.values():
             if worker.due is None:
                 worker.process.send_signal(ending)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """The public socket, which all processes accept from. Raises OSError: a port that is taken, an address that isn't ours."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def supported() -> bool:
-    """Whether this system passes descriptors between processes."""
-    return hasattr(socket, "AF_UNIX") and hasattr(socket, "send_fds") and Path("/").exists() and os.name == "posix"

@@ -58,7 +58,11 @@ function shown(turn, i) {
   return boxes;
 }
 
-function draw() {
+const atEnd = () => document.documentElement.scrollHeight - innerHeight - scrollY < 80;
+const toEnd = () => scrollTo(0, document.documentElement.scrollHeight);
+
+// follow: show the end, which a reader who looks at something else is spared.
+function draw(follow = true) {
   $("messages").replaceChildren(...here.turns.flatMap(shown));
   $("messages").classList.toggle("one-text", !model().chat);
   $("branches").hidden = forks.length === 1;
@@ -71,6 +75,7 @@ function draw() {
   $("text-label").textContent = chat ? "Message" : "Text to go on from";
   $("send").textContent = chat ? "Send" : "Go on";
   measure(here.turns.at(-1)?.tokens || 0);
+  if (follow) toEnd();
 }
 
 // The state's bytes at this length, beside those of keys and values.
@@ -156,18 +161,18 @@ async function send() {
   tell("The model writes.");
   const target = boxes.at(-1).querySelector(".text"), text = document.createTextNode("");
   target.append(text);
-  boxes.at(-1).scrollIntoView({block: "nearest"});
+  toEnd();
 
   // pieces come more often than a screen is drawn
   let pieces = 0, first = 0, last = 0, pending = "", frame = 0;
   const asks = performance.now();
   const paint = () => {
     frame = 0;
-    const below = document.documentElement.scrollHeight - innerHeight - scrollY < 80;
+    const follow = atEnd();
     text.appendData(pending);
     pending = "";
     measure(before + pieces, `about ${rate(pieces, asks, first, last)}`);
-    if (below) scrollTo(0, document.documentElement.scrollHeight);
+    if (follow) toEnd();
   };
   const onText = piece => {
     turn.answer += piece;
@@ -193,7 +198,7 @@ async function send() {
   running = null;
   if (turn.id || turn.answer) here.turns = [...here.turns, turn];
   else $("text").value = asked;  // nothing came: it may be sent again
-  draw();
+  draw(atEnd());
   busy(false);
   if (document.activeElement === document.body || document.activeElement === $("stop")) $("text").focus();
 }

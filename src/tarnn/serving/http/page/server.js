@@ -78,7 +78,7 @@ async function answerFrom(model, turns, last, asked, settings, key, onText, sign
     const response = event.response || {};
     if (response.status === "failed") throw new Refused(200, response.error.message);
     if (response.status === "completed" || response.status === "incomplete")
-      return {id: response.store ? response.id : null, usage: response.usage, ended: response.status === "completed" ? "" : "stopped at the most tokens"};
+      return {id: response.store ? response.id : null, usage: response.usage, ended: response.status === "completed" ? "" : "cut at the limit"};
   }
   throw new Refused(0, "The connection broke before the answer's end.");
 }

@@ -1,0 +1,9 @@
+"""A server that is killed under load loses nothing that it has told a client of."""
+
+import pytest
+from support.kill_serve import kill_under_load
+
+
+@pytest.mark.slow
+def test_a_killed_server_remembers_what_it_has_told(served_folder, tmp_path):
+    assert kill_under_load(served_folder("linear"), tmp_path, rounds=2) > 0
