@@ -31,6 +31,9 @@ def test_what_was_done_is_counted(client, http):
     assert grown("tarnn:num_requests_total") == 2
     assert grown("tarnn:time_to_first_token_seconds_count") == 2
     assert grown("tarnn:time_to_first_token_seconds_bucket", "+Inf") == 2
+    long = ASK | {"max_tokens": 2000, "extra_body": {"ignore_eos": True}}  # which can't come in one piece
+    list(client.completions.create(**long, stream=True))
+    after = numbers(http)
     assert grown("tarnn:inter_token_latency_seconds_count") > 0
     assert after["tarnn:num_requests_running", None] == 0
     assert after["tarnn:num_requests_waiting", None] == 0

@@ -99,8 +99,13 @@ class Server(uvicorn.Server):
         await super().main_loop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First: no more requests, and an end when the last is answered. Second: the end."""
+        """First: no more requests, and an end when the last is answered. Second: the end.
+
+        One of several processes may be told to terminate by its starter and by the system: that counts once.
+        """
         state = self.app.state
+        if state.draining and self._member is not None and sig == signal.SIGTERM:
+            return
         if state.draining:
             self._report("tarnn: stopped")
             self._stop()
