@@ -154,8 +154,29 @@ def test_no_acknowledged_state_is_lost_with_its_process(folder, tmp_path):
         assert_there(url, made)
         with pytest.raises(AssertionError, match="belong to a server that is running"):
             second(folder, states)
+        assert_drains(url, process)
     with serving(folder, "--state-dir", str(states), workers=1) as (url, _):
         assert_there(url, made)
+
+
+def assert_drains(url, process):
+    """A system that ends services sends its signal to each process: what runs is answered to its end all the same."""
+    asked = {
+        "prompt": "a",
+        "max_tokens": 2000,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    with httpx.stream("POST", f"{url}/v1/completions", json=asked, timeout=WAIT) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        for pid in (*workers_of(process), process.pid):
+            os.kill(pid, signal.SIGTERM)
+        last = [line for line in lines if line][-2:]
+    assert '"completion_tokens":2000' in last[0].replace(" ", "")
+    assert last[1] == "data: [DONE]"
+    assert process.wait(WAIT) == 0
 
 
 def assert_there(url, made):

@@ -50,6 +50,10 @@ def serve(
             min=1, max=256, help="Processes behind the port, each with an engine of its own and all with one store."
         ),
     ] = 1,
+    threads: Annotated[
+        int | None,
+        limits(min=1, max=1024, help="Of each process's engine; default: the machine's, shared by all processes."),
+    ] = None,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Nothing on stderr but errors.")] = False,
 ) -> None:
     """Serve models over HTTP, to clients of OpenAI's API: completions, chat, and states that are kept.
@@ -65,6 +69,8 @@ def serve(
     names = [run.resolve().name for run in runs]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise UserError(f"two folders are called {twice[0]}, and a model goes by its folder's name. Rename one.")
+    import torch
+
     from tarnn.serving.engine import Engine
     from tarnn.serving.http.app import create_app
     from tarnn.serving.http.keys import answered_names, read_keys
@@ -90,6 +96,7 @@ def serve(
         if place is None and workers > 1:
             answers = partial(report, ready)
             raise Exit(serve_together(workers, bound, sys.argv[1:], states=state_dir, say=report, on_ready=answers))
+        torch.set_num_threads(threads or max(1, torch.get_num_threads() // workers))
         folder, owner, told = (state_dir, None, report) if place is None else (Path(place.states), place.owner, silent)
         engines = {}
         for name, run in zip(names, runs):
@@ -118,8 +125,7 @@ def serve(
             for engine in engines.values():
                 engine.close()
 
-        server = Server(app, told, stop, None if place is None else Member(place))
-        told(ready)
+        server = Server(app, told, stop, None if place is None else Member(place), ready=ready)
         server.run(sockets=[bound])
 
 

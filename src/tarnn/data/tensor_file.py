@@ -143,7 +143,8 @@ def add_tensors(digest: Any, tensors: dict[str, Tensor]) -> Any:
     """Names, shapes, dtypes and bits, in the order of the names."""
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        if tensor.numel():
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return digest
 
 

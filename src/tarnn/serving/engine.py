@@ -15,8 +15,6 @@ from tarnn.serving.request import Request
 from tarnn.serving.rounds import Keeper, Rounds
 from tarnn.serving.stream import Mail, Stream
 
-SLOW = 1000.0  # tokens a second that are read, before it was measured
-
 
 class Busy(RuntimeError):
     """The queue is full. retry_after: in how many seconds there may be room."""
@@ -165,7 +163,7 @@ class Engine:
         self._news.set()
 
     def _retry_after(self) -> float:
-        return max(1.0, self._waiting_tokens / SLOW)
+        return max(1.0, self._waiting_tokens * self._rounds.pace)
 
     def _was_read(self, mail: Mail) -> None:
         with self._lock:

@@ -1,6 +1,7 @@
 """Requests that wait for their prompts to be read: bounded, and fair between clients."""
 
 from collections import deque
+from collections.abc import Callable
 
 from tarnn.serving.reading import Reading
 from tarnn.serving.stream import Mail
@@ -11,17 +12,14 @@ OPEN = 4  # prompts of one client that are read side by side, so that a short on
 class FairQueue:
     """Deficit round robin (Shreedhar & Varghese 1995) over clients, whose prompts are read in pieces.
 
-    Each client in turn may have `quantum` more tokens read, however many requests it has; what a piece leaves of that, it
-    keeps for its next one. Used by one thread.
+    Each client in turn may have `quantum` more tokens read, however many requests it has; what a piece took beyond that, it
+    lacks the next time. Used by one thread.
     """
 
     def __init__(self, quantum: int):
         self._quantum = quantum
         self._clients: dict[str, deque[Reading]] = {}  # those with requests, the one whose turn it is first
         self._deficits: dict[str, int] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._clients.values()))
 
     def __bool__(self) -> bool:
         return bool(self._clients)
@@ -32,13 +30,15 @@ class FairQueue:
             self._clients[client], self._deficits[client] = deque(), self._quantum
         self._clients[client].append(reading)
 
-    def first(self) -> tuple[Reading, int]:
-        """Whose turn it is, and how many tokens of it may be read. There must be one."""
-        while True:
+    def first(self, may: Callable[[str], bool]) -> Reading | None:
+        """Whose turn it is, of the clients that may have more read now; None where none may."""
+        allowed = {client: may(client) for client in self._clients}
+        while any(allowed.values()):
             client, readings = next(iter(self._clients.items()))
-            if self._deficits[client] > 0:
-                return readings[0], self._deficits[client]
-            self._next_client()
+            if allowed[client] and self._deficits[client] > 0:
+                return readings[0]
+            self._next_client(self._quantum if allowed[client] else 0)
+        return None
 
     def read(self, reading: Reading, num_tokens: int) -> None:
         """The first one has come so much further; one whose prompt is read leaves."""
@@ -51,7 +51,7 @@ class FairQueue:
         if not readings:
             self._forget(client)
         elif self._deficits[client] <= 0:
-            self._next_client()
+            self._next_client(self._quantum)
 
     def remove(self, mail: Mail) -> Reading | None:
         """The reading of a request that was cancelled, or None where it isn't here."""
@@ -74,7 +74,8 @@ class FairQueue:
     def _forget(self, client: str) -> None:
         del self._clients[client], self._deficits[client]
 
-    def _next_client(self) -> None:
+    def _next_client(self, more: int) -> None:
+        """The first one goes behind the others; more: what it may have read when it comes again."""
         client = next(iter(self._clients))
         self._clients[client] = self._clients.pop(client)
-        self._deficits[client] += self._quantum
+        self._deficits[client] += more

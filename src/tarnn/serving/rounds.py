@@ -3,6 +3,7 @@
 One thread calls it. Nothing here waits, for a reader or for anything else.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -16,12 +17,15 @@ from tarnn.serving.model import ServedModel
 from tarnn.serving.queue import FairQueue
 from tarnn.serving.reading import Reading
 from tarnn.serving.rows import EVERY, Rows, without
+from tarnn.serving.shares import client_of, is_behind, makes_way, next_of
 from tarnn.serving.snapshot import Snapshot
 from tarnn.serving.stream import Mail, wake
 
 MOST_UNREAD = 256  # tokens of a choice that its reader has not taken; beyond, the request is parked
 LOOK = 32  # rounds after which it is looked who is to be parked
 AHEAD = 2  # choices that may wait, their prompts read, for a row to become free
+GAP = 8e-3  # seconds that reading may add to the time between two tokens of those who write
+LEAST_PIECE = 32  # tokens of a prompt that are read at least: fewer take as long
 
 
 class Keeper(Protocol):
@@ -56,6 +60,7 @@ class Rounds:
         self.parked: dict[Mail, list[Answer]] = {}
         self.tokens_read = self.tokens_written = self.tokens_cached = self.errors = self._count = 0
         self.error = ""  # the last one
+        self.pace = 1 / 4000  # seconds in which a token of a prompt is read, as measured
         self._told: dict[Mail, None] = {}
 
     @property
@@ -78,10 +83,10 @@ class Rounds:
 
     def turn(self) -> None:
         """One round."""
-        if self.queue and len(self.rows) + len(self.ready) < self._max_rows + AHEAD:
-            self._read_piece()
-        while self.ready and not self.rows.full:
-            self._join(self.ready.popleft())
+        if self.queue:
+            self._read()
+        if self.ready:
+            self._fill_rows()
         if self.rows:
             try:
                 self._write()
@@ -106,21 +111,57 @@ class Rounds:
             self._when_read(mail)
             self._end_all(mail, finish, error)
 
-    def _read_piece(self) -> None:
-        reading, most = self.queue.first()
-        mail = reading.mail
+    def _read(self) -> None:
+        """Pieces of prompts, for about as long as those who write can wait for their next token."""
+        left = self._piece
+        if self.rows:
+            left = max(LEAST_PIECE, min(left, int(GAP / self.pace)))
+        while left > 0 and (reading := self.queue.first(self._may_read)) is not None:
+            left -= max(
+                LEAST_PIECE // 2, self._read_piece(reading, left)
+            )  # a prompt that needn't be read takes time too
+
+    def _may_read(self, client: str) -> bool:
+        """Whether a prompt of this client's will have a row soon."""
+        if len(self.rows) + len(self.ready) < self._max_rows + AHEAD:
+            return True
+        return client not in map(client_of, self.ready) and is_behind(client, self.rows.answers)
+
+    def _read_piece(self, reading: Reading, most: int) -> int:
+        """How many tokens were read."""
+        mail, before, start = reading.mail, reading.done, time.perf_counter()
         try:
             if not reading.begun:
                 self._start(reading)
-            before = reading.done
-            for snapshot in reading.read(self._model, min(most, self._piece)):
+                before = reading.done
+            for snapshot in reading.read(self._model, most):
                 self._keep(mail, snapshot)
-            self.tokens_read += reading.done - before
-            self.queue.read(reading, reading.done - before)
+            num_tokens = reading.done - before
+            self.tokens_read += num_tokens
+            self.queue.read(reading, num_tokens)
             if not reading.left:
                 self._end_of_prompt(reading)
         except Exception as error:
             self._fail(mail, f"the prompt could not be read: {error}")
+            return 0
+        if num_tokens >= LEAST_PIECE:
+            self.pace += 0.2 * ((time.perf_counter() - start) / num_tokens - self.pace)
+        return num_tokens
+
+    def _fill_rows(self) -> None:
+        """Those who wait get free rows, and of a client who has too many, others get one."""
+        while self.ready and not self.rows.full:
+            index = next_of(self.ready, self.rows.answers) if len(self.ready) > 1 else 0
+            answer = self.ready[index]
+            del self.ready[index]
+            self._join(answer)
+        while self.ready and (row := makes_way(self.ready, self.rows.answers)) is not None:
+            index = next_of(self.ready, self.rows.answers)
+            first, at = self.ready[index], self.rows.snapshot(row)
+            del self.ready[index]
+            self.ready.append(self.rows.leave(row))
+            self.ready[-1].at = at
+            self._join(first)
 
     def _start(self, reading: Reading) -> None:
         found = None

@@ -23,7 +23,7 @@ class FolderLock:
     def __init__(self, folder: Path, owner: str | None):
         self._owner = owner or OWNER
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise UserError(

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from tarnn.data.tensor_file import decode, encode, fields_of
+from tarnn.decoding.state_file import cache_dtype, cache_length
 from tarnn.decoding.streaming import KEEP
 from tarnn.errors import UserError
 from tarnn.models.state import ModelState
 from tarnn.ops import KVCache, State
 from tarnn.serving.model import ServedModel, StateKey
+from tarnn.serving.pool import new_state
 from tarnn.serving.snapshot import Snapshot
 from tarnn.serving.storage.tree import Tokens
 from tarnn.serving.stored import UnfitState
@@ -51,9 +53,9 @@ class Packer:
 
     def __init__(self, model: ServedModel):
         self.key: StateKey = model.key
-        self._empty: ModelState = model.model.new_state(1, 0)
+        self._empty: ModelState = new_state(model, 1)
         self._grows = any(layer.grows for layer in self._empty.layers)
-        self._new_state = model.model.new_state
+        self._model = model.model
         self._vocab = model.step.num_outputs
         self._layouts: dict[tuple[Field, ...], tuple[Field, ...]] = {}
 
@@ -71,9 +73,7 @@ class Packer:
         position, logits = found.pop("position"), found.pop("logits")
         empty = self._empty
         if self._grows:
-            length = max(x.shape[2] for name, x in found.items() if name.endswith(".k"))
-            narrower = next(x.dtype for name, x in found.items() if name.endswith(".k"))
-            empty = self._new_state(1, length, cache_dtype=narrower)
+            empty = self._model.new_state(1, cache_length(found), cache_dtype=cache_dtype(found, self._model))
         layers = [
             layer.filled(fields) if (fields := fields_of(found, f"layers.{i}.")) else layer
             for i, layer in enumerate(empty.layers)
@@ -132,18 +132,20 @@ class Packer:
         fields = tuple((name, x.dtype, tuple(x.shape)) for name, x in ordered)
         known = self._layouts.get(fields)
         if known is None:
-            self._check(found, num_tokens, source)
+            self._check(found, source)
             if len(self._layouts) >= MOST_LAYOUTS:
                 self._layouts.clear()
             known = self._layouts[fields] = fields
+        if self._grows and cache_length(found) > num_tokens:
+            raise UnfitState(f"{source} has caches of {cache_length(found):,} tokens, and has seen {num_tokens:,}.")
         if int(found["position"]) != num_tokens:
             raise UnfitState(f"{source} stands at position {int(found['position']):,}, and has {num_tokens:,} tokens.")
-        return Packed(known, torch.cat([x.detach().reshape(-1).view(torch.uint8) for _, x in ordered]))
+        return Packed(known, torch.cat([x.detach().reshape(-1).view(torch.uint8) for _, x in ordered if x.numel()]))
 
-    def _check(self, found: dict[str, Tensor], num_tokens: int, source: str) -> None:
+    def _check(self, found: dict[str, Tensor], source: str) -> None:
         """Raise UnfitState for other names, shapes or types than those of this model's states."""
         wanted = {"position": ((1,), torch.int64), "logits": ((1, self._vocab), torch.float32)}
-        length = next((x.shape[2] for name, x in found.items() if name.endswith(".k") and x.ndim == 4), 0)
+        length = cache_length(found)
         for i, layer in enumerate(self._empty.layers):
             for name, x in tensors_of(layer).items():
                 shape = tuple(x.shape)
@@ -153,10 +155,10 @@ class Packer:
         got = {name: (tuple(x.shape), x.dtype) for name, x in found.items()}
         narrow = {name: (shape, torch.bfloat16) for name, (shape, _) in wanted.items() if name.endswith((".k", ".v"))}
         masks = {name: ((1, length), torch.bool) for name in got if name.endswith(".mask")}
-        if length > num_tokens or got not in (wanted, wanted | masks, wanted | narrow, wanted | narrow | masks):
+        if got not in (wanted, wanted | masks, wanted | narrow, wanted | narrow | masks):
             wrong = sorted(name for name in {*got, *wanted} if got.get(name) != wanted.get(name))
             names = ", ".join(f"{name} {got.get(name, 'is missing')}" for name in wrong[:3])
-            raise UnfitState(f"{source} is no state of this model: {names or 'its caches are longer than its tokens'}.")
+            raise UnfitState(f"{source} is no state of this model: {names}.")
 
 
 def tensors_of(layer: State) -> dict[str, Tensor]:
