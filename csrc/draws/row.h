@@ -75,11 +75,15 @@ class Row {
     const double rest = p < 1 ? 0.999 * (1 - p) * total / static_cast<double>(v_) : 0;
     auto bound = static_cast<float>(std::max(rest, least * 0.999)), beyond = 2.f;
     double above = 0;
-    for (int i = 0; p < 1 && i < 12; ++i) {  // where the cut is, in parts of the way between logarithms; ever fewer parts are left
-      const float x = from_ascending(ascending(bound) / 2 + ascending(beyond) / 2);
-      const double mass = mass_from(x);
-      if (mass >= p * total) bound = x;
-      else beyond = x, above = mass;
+    for (int i = 0; p < 1 && i < 6; ++i) {  // where the cut is, in quarters of the way between logarithms; ever fewer parts are left
+      const std::uint32_t from = ascending(bound), quarter = (ascending(beyond) - from) / 4;
+      const float x[3] = {from_ascending(from + quarter), from_ascending(from + 2 * quarter), from_ascending(from + 3 * quarter)};
+      double mass[3];
+      masses_from(x, mass);
+      for (int j = 2; j >= 0; --j)
+        if (mass[j] < p * total) beyond = x[j], above = mass[j];
+      for (int j = 0; j < 3; ++j)
+        if (mass[j] >= p * total) bound = x[j];
     }
     for (Index j = 0; j < whole<float>(blocks_); j += width<float>)
       store(list_ + j, exp_nonpositive((load(most_ + j) - top_) * per_temperature));
@@ -146,18 +150,18 @@ class Row {
     return total;
   }
 
-  /// The sum of the parts that are at least x.
-  double mass_from(float x) const {
-    double total = 0;
-    for (Index b = 0; b < blocks_; ++b) {
-      Vec<float> lanes{};
-      for (Index i = b * block; i < (b + 1) * block; i += width<float>) {
+  /// The sums of the parts that are at least each x.
+  void masses_from(const float (&x)[3], double (&masses)[3]) const {
+    constexpr Index together = 16 * block;
+    for (double& mass : masses) mass = 0;
+    for (Index begin = 0; begin < blocks_ * block; begin += together) {
+      Vec<float> lanes[3]{};
+      for (Index i = begin; i < std::min(begin + together, blocks_ * block); i += width<float>) {
         const Vec<float> y = load(parts_ + i);
-        lanes += y >= x ? y : Vec<float>{};
+        unrolled<3>([&](auto j) TARNN_LAMBDA { lanes[j] += y >= x[j] ? y : Vec<float>{}; });
       }
-      total += static_cast<double>(sum<float>(lanes));
+      for (int j = 0; j < 3; ++j) masses[j] += static_cast<double>(sum<float>(lanes[j]));
     }
-    return total;
   }
 
   /// The k-th largest score, k < v. It is among those that are at least the k-th largest of the blocks' largest.

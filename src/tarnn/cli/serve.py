@@ -125,8 +125,7 @@ def serve(
             for engine in engines.values():
                 engine.close()
 
-        server = Server(app, told, stop, None if place is None else Member(place))
-        told(ready)
+        server = Server(app, told, stop, None if place is None else Member(place), ready=ready)
         server.run(sockets=[bound])
 
 

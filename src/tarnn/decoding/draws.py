@@ -128,10 +128,12 @@ class RowSampling:
         self.whole[: len(tokens), POSITION] += tokens.numpy() >= 0
         if self.counts is None or self.had is None:
             return
-        for row, token in enumerate(tokens.tolist()):
-            if token >= 0 and self._penalizes(row):
-                self.counts[row, token] += 1
-                self.had[row, token] = True
+        of_rows = self.numbers[: len(tokens)]
+        penalizes = (of_rows[:, REPETITION] != 1) | (of_rows[:, FREQUENCY] != 0) | (of_rows[:, PRESENCE] != 0)
+        rows = np.flatnonzero(penalizes & (tokens.numpy() >= 0))
+        places = rows, tokens.numpy()[rows]
+        self.counts[places] += 1
+        self.had[places] = True
 
     def move(self, source: int, target: int) -> None:
         """Row `target` is now what row `source` was."""

@@ -83,9 +83,10 @@ class Door:
             return self._keys[at][1], at == 0
         if scope["path"] in OPEN:
             return "", False
+        why = "This server does not know this key" if key else "This server needs a key"
         raise ApiError(
             401,
-            "This server needs a key: send the header Authorization: Bearer KEY.",
+            f"{why}: send one of its keys in the header Authorization: Bearer KEY.",
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )

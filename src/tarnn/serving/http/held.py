@@ -38,8 +38,9 @@ async def in_store(call: Callable[..., Result], *arguments: Any, param: str | No
 
 
 def sentence(error: Exception) -> str:
-    """Of a KeyError too, whose `str` puts quotes around it."""
-    return str(error.args[0]) if error.args else "There is no such state."
+    """Its text, with a capital, as all answers have it. Of a KeyError too, whose `str` puts quotes around it."""
+    text = str(error.args[0]) if error.args else "there is no such state."
+    return text[:1].upper() + text[1:]
 
 
 async def find(request: HttpRequest, name: str, param: str | None = None) -> tuple[Any, StateInfo]:

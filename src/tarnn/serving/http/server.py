@@ -47,10 +47,17 @@ def address_of(bound: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """report: told what a signal does. stop: ends what still runs; called at the second signal. member: of several processes."""
+    """report: told `ready` once connections are taken, and what a signal does. stop: ends what still runs; called at the second
+    signal. member: of several processes."""
 
     def __init__(
-        self, app: Starlette, report: Callable[[str], None], stop: Callable[[], None], member: Member | None = None
+        self,
+        app: Starlette,
+        report: Callable[[str], None],
+        stop: Callable[[], None],
+        member: Member | None = None,
+        *,
+        ready: str,
     ):
         super().__init__(
             uvicorn.Config(
@@ -66,13 +73,15 @@ class Server(uvicorn.Server):
                 limit_concurrency=MOST_CONNECTIONS,
             )
         )
-        self.app, self._report, self._stop, self._member = app, report, stop, member
+        self.app, self._report, self._stop, self._member, self._ready = app, report, stop, member, ready
         self._draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self._member is not None:
             self._member.join(self)
+        if self.started:
+            self._report(self._ready)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._member is not None:
