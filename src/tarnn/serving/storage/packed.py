@@ -1,7 +1,6 @@
 """A snapshot's tensors in one piece of memory, and as the bytes of a state file; each way back to the bit, or refused."""
 
 import hashlib
-import mmap
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,13 +14,13 @@ from tarnn.errors import UserError
 from tarnn.models.state import ModelState
 from tarnn.ops import KVCache, State
 from tarnn.serving.model import ServedModel, StateKey
+from tarnn.serving.plain_memory import plain_bytes
 from tarnn.serving.pool import new_state
 from tarnn.serving.snapshot import Snapshot
 from tarnn.serving.storage.tree import Tokens
 from tarnn.serving.stored import UnfitState
 
 Field = tuple[str, torch.dtype, tuple[int, ...]]  # a tensor's name, type and shape
-OWN_PAGES = 2**16  # bytes from which a state has memory pages of its own
 MOST_LAYOUTS = 1024  # a hybrid has another one for each length
 CALLED = {
     "weights": "weights in the format",
@@ -143,7 +142,7 @@ class Packer:
         if int(found["position"]) != num_tokens:
             raise UnfitState(f"{source} stands at position {int(found['position']):,}, and has {num_tokens:,} tokens.")
         parts = [x.detach().reshape(-1).view(torch.uint8) for _, x in ordered if x.numel()]
-        return Packed(known, torch.cat(parts, out=memory_for(sum(map(len, parts)))))
+        return Packed(known, torch.cat(parts, out=plain_bytes(sum(map(len, parts)))))
 
     def _check(self, found: dict[str, Tensor], source: str) -> None:
         """Raise UnfitState for other names, shapes or types than those of this model's states."""
@@ -162,14 +161,6 @@ class Packer:
             wrong = sorted(name for name in {*got, *wanted} if got.get(name) != wanted.get(name))
             names = ", ".join(f"{name} {got.get(name, 'is missing')}" for name in wrong[:3])
             raise UnfitState(f"{source} is no state of this model: {names}.")
-
-
-def memory_for(size: int) -> Tensor:
-    """Bytes, (size,), which the system has back as soon as nobody needs them: among others of all sizes, that come and go while a
-    state stays, an allocator would leave gaps (measured: an eighth more memory than the states take)."""
-    if size < OWN_PAGES:
-        return torch.empty(size, dtype=torch.uint8)
-    return torch.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
 
 
 def tensors_of(layer: State) -> dict[str, Tensor]:
