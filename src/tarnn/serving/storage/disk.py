@@ -34,13 +34,14 @@ class NoRoom(OSError):
 class Save:
     """A state to be written. hold None: it may be lost with the machine's power, and goes for those that may not.
 
-    done: its row, once it is there, or what went wrong.
+    outcome: its row, once it is there, or what went wrong; done: the same, for whoever waits.
     """
 
     owner: str
     tokens: Tokens
     packed: Packed
     hold: NewHold | None = None
+    outcome: StateRow | Exception | None = None
     done: Future[StateRow] = field(default_factory=Future)
 
 
@@ -86,7 +87,7 @@ class Disk:
         return self._packer.decode(path.read_bytes(), source, tokens, row.owner)[0]
 
     def save(self, jobs: list[Save]) -> None:
-        """Write states, and then the index, once for all of them; then they are durable, and `done`."""
+        """Write states, and then the index, once for all of them; then they are durable, and have an outcome."""
         written: dict[Save, str] = {}
         try:
             written = {job: name for job in jobs if (name := self._written(job)) is not None}
@@ -96,19 +97,18 @@ class Disk:
                 rows = {job: self._entered(job, name) for job, name in written.items()}
         except (OSError, sqlite3.Error) as error:
             for job in jobs:
-                if not job.done.done():
-                    job.done.set_exception(error)
+                job.outcome = job.outcome or error
             for name in written.values():
                 self._unlink_unknown(name)
             return
         for job, row in rows.items():
             if isinstance(row, Exception):
-                job.done.set_exception(row)
+                job.outcome = row
                 self._unlink_unknown(written[job])
             else:
                 if row.file != written[job]:
                     self._unlink(written[job])
-                job.done.set_result(row)
+                job.outcome = row
 
     def forget(self, state: int, why: str) -> None:
         """The state is gone; why: what those are told who have an id for it."""
@@ -130,7 +130,7 @@ class Disk:
             self._make_room(len(data) + job.tokens.nbytes, held=job.hold is not None)
             return self._write(data, durable=job.hold is not None)
         except (OSError, sqlite3.Error) as error:
-            job.done.set_exception(error)
+            job.outcome = error
             return None
 
     def _write(self, data: bytes, *, durable: bool) -> str:

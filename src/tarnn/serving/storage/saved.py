@@ -189,12 +189,17 @@ class Saved:
 
     def _save(self, jobs: list[Save]) -> None:
         self.disk.save(jobs)
-        errors = [error for job in jobs if (error := job.done.exception()) is not None]
+        errors = [job.outcome for job in jobs if isinstance(job.outcome, Exception)]
         told = [error for error in errors if not isinstance(error, sqlite3.IntegrityError | LookupError | NoRoom)]
         if told:
             self.trouble, self._pause = f"states can't be written to the disk: {told[0]}", time.monotonic() + PAUSE
         elif len(errors) < len(jobs):
             self.trouble, self._pause = "", 0.0
+        for job in jobs:  # after that, so that whoever waited finds it in `stats`
+            if isinstance(job.outcome, StateRow):
+                job.done.set_result(job.outcome)
+            else:
+                job.done.set_exception(job.outcome)
 
     def _due(self) -> None:
         """What the writer's thread does between its tasks."""
