@@ -60,7 +60,7 @@ case "${1:-}" in
             fi
             echo "sanitize: $isa"
             TARNN_ISA=$isa drawn 3000
-            TARNN_ISA=$isa suite tests/kernels tests/ops tests/decoding/fused/test_prefill.py
+            TARNN_ISA=$isa suite tests/kernels tests/ops tests/decoding/fused/test_prefill.py tests/decoding/fused/test_row_caches.py tests/decoding/test_draws.py
         done ;;
     *) suite "$@" ;;
 esac

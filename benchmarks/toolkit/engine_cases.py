@@ -1,8 +1,10 @@
 """The engine of `serve.py` without HTTP: its speed beside the bare step, and what parked conversations cost."""
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +109,17 @@ def resume_ms(served: ServedModel, folder: Path | None, number: int) -> dict[str
 
 
 def parked_bytes(served: ServedModel, number: int) -> dict[str, int]:
-    """Resident bytes of this process that so many conversations take, parked in memory. For a process of its own."""
+    """Resident bytes of this process that so many conversations take, parked in memory. For a process of its own.
+
+    live: without what the heap keeps of memory that is free again.
+    """
     size = served.model.new_state(1).nbytes
     store = StateStore(served, memory=4 * number * size)
     with Engine(served) as engine:
         asked = prompts(number, 4, served.step.num_outputs, seed=3)
         for ids in asked[:64]:  # the engine's own buffers
             finished(engine, ids)
+        trim()
         before = _status("VmRSS")
         for at in range(0, number, 32):
             requests = [Request(np.array(ids, np.int32), max_tokens=2, keep=True) for ids in asked[at : at + 32]]
@@ -122,8 +128,16 @@ def parked_bytes(served: ServedModel, number: int) -> dict[str, int]:
                 store.hold(TENANT, last.snapshot)
         held = len(store.list(TENANT))
         after = _status("VmRSS")
+        trim()
+        live = _status("VmRSS")
     store.close()
-    return {"number": held, "state": size, "resident": after - before}
+    return {"number": held, "state": size, "resident": after - before, "live": live - before}
+
+
+def trim() -> None:
+    """Give back what the heap has free, where there is glibc."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def medians_in_turns(calls: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:

@@ -134,7 +134,7 @@ def state_table(options, found: Found) -> str:
                     weights,
                     size,
                     None,
-                    f"{x['resident'] / whole:.3f} × their states",
+                    f"{x['resident'] / whole:.3f} × their states; {x['live'] / whole:.3f} without what the heap has free",
                 ]
             )
     return markdown(["", "weights", "median", "most", ""], rows, left=2)

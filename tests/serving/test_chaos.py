@@ -187,3 +187,13 @@ def test_a_full_disk_parks_in_memory_and_says_so(served, tmp_path, monkeypatch):
         assert server.post("/v1/responses", more).status_code == 200
         for state in (before, held):
             assert server.get(f"/v1/states/{state['id']}").json()["tokens"] == state["tokens"]
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/responses", {"input": "x"}), ("/v1/states", {"text": "x"})])
+def test_a_full_queue_refuses_before_anything_is_read(served, path, body):
+    with http_server({"m": served("linear")}, max_queue=1, prefill_piece=1) as server:
+        with asked(server, "/v1/completions", {"model": "m", "prompt": LONG}):
+            until(lambda: server.engines["m"].stats.waiting == 1)
+            refused = server.post(path, body)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1

@@ -158,6 +158,13 @@ def test_closing_cancels_or_drains(served):
     assert [answer(x)[0][2] for x in streams] == ["length"] * 3
 
 
+def test_an_engine_that_never_began_cancels(served):
+    one = Engine(served())
+    stream = one.submit(ENDLESS)
+    one.close()
+    assert answer(stream)[0][2] == "cancelled"
+
+
 def test_a_closed_loop_harms_nobody(engine, served):
     one = engine()
 

@@ -3,14 +3,15 @@
 import math
 import secrets
 import threading
-from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from queue import SimpleQueue
+from typing import Any, NamedTuple
 
 import torch
 
 from tarnn.serving.checks import check_request
 from tarnn.serving.model import ServedModel
+from tarnn.serving.reading import Reading
 from tarnn.serving.request import Request
 from tarnn.serving.rounds import Keeper, Rounds
 from tarnn.serving.stream import Mail, Stream
@@ -71,8 +72,9 @@ class Engine:
         self._rounds = Rounds(model, store, max_rows, prefill_piece, self._was_read)
         self._decode = None if model.draws_images else model.decoder()
         self._lock = threading.Lock()
-        self._asked: deque[tuple[str, Mail]] = deque()
-        self._news = threading.Event()
+        self._asked: SimpleQueue[tuple[str, Any]] = (
+            SimpleQueue()
+        )  # a stream that is let go cancels, at any place of any thread
         self._waiting: dict[Mail, int] = {}
         self._waiting_tokens = self._requests = self._refused = 0
         self._closing = self._draining = False
@@ -89,8 +91,10 @@ class Engine:
         """End the thread: what goes on is cancelled, or first comes to its end (drain). No more requests are taken."""
         with self._lock:
             self._closing, self._draining = True, drain
-        self._news.set()
-        if self._thread is not None:
+        if self._thread is None:
+            self._end()
+        else:
+            self._asked.put(("tell", None))  # wakes it
             self._thread.join()
 
     def __enter__(self) -> "Engine":
@@ -136,7 +140,7 @@ class Engine:
         own: frozenset[int] = getattr(self.model.model, "end_ids", frozenset())
         ends = own if request.end_ids is None else request.end_ids
         mail = Mail(request, seed, self._decode, ends, self._ask, on_events)
-        size = len(request.prompt)
+        reading, size = Reading(mail), len(request.prompt)
         with self._lock:
             if self._closing or self._error:
                 why = f"has failed: {self._error}" if self._error else "is being closed"
@@ -148,7 +152,7 @@ class Engine:
             self._waiting[mail] = size
             self._waiting_tokens += size
             self._requests += 1
-            self._ask("add", mail)
+            self._asked.put(("add", reading))
         return Stream(mail)
 
     def check_room(self) -> None:
@@ -159,8 +163,7 @@ class Engine:
                 raise Busy(self._retry_after())
 
     def _ask(self, what: str, mail: Mail) -> None:
-        self._asked.append((what, mail))
-        self._news.set()
+        self._asked.put((what, mail))
 
     def _retry_after(self) -> float:
         return max(1.0, self._waiting_tokens * self._rounds.pace)
@@ -178,7 +181,7 @@ class Engine:
                     self._rounds.turn()
                 else:
                     self._rounds.tell()
-                    self._news.wait()
+                    self._do(*self._asked.get())
         except BaseException as error:
             self._error = f"{type(error).__name__}: {error}"
             raise
@@ -187,22 +190,22 @@ class Engine:
 
     def _over(self) -> bool:
         rounds = self._rounds
-        return self._closing and not (self._draining and (rounds.busy or rounds.parked or self._asked))
+        return self._closing and not (self._draining and (rounds.busy or rounds.parked or not self._asked.empty()))
 
     def _answer(self) -> None:
         """Do what was asked for since the last round."""
-        self._news.clear()
-        while self._asked:
-            what, mail = self._asked.popleft()
-            getattr(self._rounds, what)(mail)
+        while not self._asked.empty():
+            self._do(*self._asked.get())
+
+    def _do(self, what: str, whom: Any) -> None:
+        """add a reading; cancel or resume a request; tell those who wait."""
+        arguments = () if whom is None else (whom,)
+        getattr(self._rounds, what)(*arguments)
 
     def _end(self) -> None:
         """Nobody waits for a thread that has ended."""
         with self._lock:
             self._closing = True
-        while self._asked:
-            what, mail = self._asked.popleft()
-            if what == "add":
-                self._rounds.add(mail)
+        self._answer()
         self._rounds.end("error" if self._error else "cancelled", self._error)
         self._rounds.tell()

@@ -15,6 +15,7 @@ from tarnn.models.state import ModelState
 from tarnn.ops import KVCache, State
 from tarnn.serving.caches import PoolCaches, grows, without_caches
 from tarnn.serving.model import ServedModel
+from tarnn.serving.plain_memory import copies
 from tarnn.serving.snapshot import Snapshot
 
 
@@ -67,10 +68,11 @@ class Pool:
 
     def snapshot(self, row: int, tokens: Int[np.ndarray, " t"], proven: bool = True) -> Snapshot:
         """A copy of a row, which has read these tokens. proven: as of a snapshot."""
-        state = pytree.tree_unflatten([x.clone() for x in self._rows[row]], self._spec)
+        *leaves, logits = copies([*self._rows[row], self.parameters[row : row + 1]])
+        state = pytree.tree_unflatten(leaves, self._spec)
         if self._caches is not None:
             state = self._with(self._caches.of_row(row), state)
-        return Snapshot(state, self.parameters[row : row + 1].clone(), tokens, proven)
+        return Snapshot(state, logits, tokens, proven)
 
     def step(self, ids: Int[Tensor, " b"]) -> None:
         """Each row in use reads a token."""

@@ -68,8 +68,8 @@ class Rounds:
         """Whether there is something to do now."""
         return bool(self.rows or self.ready or self.queue)
 
-    def add(self, mail: Mail) -> None:
-        self.queue.add(Reading(mail))
+    def add(self, reading: Reading) -> None:
+        self.queue.add(reading)
 
     def cancel(self, mail: Mail) -> None:
         """Its answers end here."""

@@ -99,6 +99,16 @@ def test_a_conversation_is_what_the_template_writes(client, server):
         assert read <= len(content) + 19
 
 
+def test_an_answer_that_ended_by_itself_is_not_ended_again(client, server):
+    always_ends = {"max_output_tokens": 3, "extra_body": {"logit_bias": {"256": 100}}}
+    ended = client.responses.create(model="chat", input="Hello", **always_ends)
+    assert (ended.status, ended.output_text, ended.usage.output_tokens) == ("completed", "", 1)
+    after = client.responses.create(model="chat", input="So?", previous_response_id=ended.id, **OPTIONS)
+    sequence = ids("<user>Hello<|endoftext|><assistant><|endoftext|><user>So?<|endoftext|><assistant>")
+    assert after.usage.input_tokens == len(sequence)
+    assert after.output_text == written(server, "chat", sequence)[0]
+
+
 def test_the_stream_is_the_answer(client, server):
     """The official client puts it together; each event is one of its types."""
     options = OPTIONS | {"top_logprobs": 2, "include": ["message.output_text.logprobs"]}

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tarnn.serving.http.answers import check
-from tarnn.serving.http.asking import client, sampling_of, start, state_header, tenant, text_engine_of
+from tarnn.serving.http.asking import client, refuse_when_full, sampling_of, start, state_header, tenant, text_engine_of
 from tarnn.serving.http.body import read_request
 from tarnn.serving.http.errors import ApiError
 from tarnn.serving.http.held import find, in_store
@@ -48,6 +48,7 @@ LOGPROBS = "message.output_text.logprobs"
 async def create(request: HttpRequest) -> Response:
     asked = await read_request(request, ResponseRequest)
     engine = text_engine_of(request, asked.model)
+    refuse_when_full(engine)
     prompt = await prompt_of(request, engine, asked)
     answering = Answering(request, engine, asked, prompt)
     if asked.stream:

@@ -8,7 +8,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tarnn.serving.http.asking import engine_of, held_state, tenant, text_engine_of
+from tarnn.serving.http.asking import engine_of, held_state, refuse_when_full, tenant, text_engine_of
 from tarnn.serving.http.body import read_bytes
 from tarnn.serving.http.chat import opened
 from tarnn.serving.http.errors import ApiError, bad
@@ -60,6 +60,7 @@ async def read(request: HttpRequest, asked: StateRequest) -> Response:
         raise bad("Give one of text, tokens and messages.", code="one_source")
     engine = text_engine_of(request, asked.model)
     store_of(engine)
+    refuse_when_full(engine)
     begin = await held_state(request, engine, asked.state)
     ids, boundaries = await ids_asked(request, engine, asked, goes_on=begin is not None)
     if not len(ids):

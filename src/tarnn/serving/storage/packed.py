@@ -14,6 +14,7 @@ from tarnn.errors import UserError
 from tarnn.models.state import ModelState
 from tarnn.ops import KVCache, State
 from tarnn.serving.model import ServedModel, StateKey
+from tarnn.serving.plain_memory import plain_bytes
 from tarnn.serving.pool import new_state
 from tarnn.serving.snapshot import Snapshot
 from tarnn.serving.storage.tree import Tokens
@@ -140,7 +141,8 @@ class Packer:
             raise UnfitState(f"{source} has caches of {cache_length(found):,} tokens, and has seen {num_tokens:,}.")
         if int(found["position"]) != num_tokens:
             raise UnfitState(f"{source} stands at position {int(found['position']):,}, and has {num_tokens:,} tokens.")
-        return Packed(known, torch.cat([x.detach().reshape(-1).view(torch.uint8) for _, x in ordered if x.numel()]))
+        parts = [x.detach().reshape(-1).view(torch.uint8) for _, x in ordered if x.numel()]
+        return Packed(known, torch.cat(parts, out=plain_bytes(sum(map(len, parts)))))
 
     def _check(self, found: dict[str, Tensor], source: str) -> None:
         """Raise UnfitState for other names, shapes or types than those of this model's states."""
