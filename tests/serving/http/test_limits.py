@@ -1,15 +1,19 @@
 """What is too much: bodies, prompts, texts at once, and requests beyond what the queue takes."""
 
 import asyncio
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+import uvicorn
 
 from tarnn.serving.engine import Engine
+from tarnn.serving.http import bounded
 from tarnn.serving.http.app import create_app
+from tarnn.serving.http.bounded import BoundedProtocol
 from tarnn.serving.http.settings import ServerSettings
 
 from .conftest import running
@@ -131,3 +135,48 @@ def test_several_prompts_are_taken_all_or_none(served):
         while engine.stats.waiting or engine.stats.running:
             time.sleep(0.001)
         assert engine.stats.tokens_read < 50_000  # the first ones were taken, and cancelled
+
+
+def exchanged(*pieces):
+    """What comes back on a connection where these are sent, until it is closed."""
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    config = uvicorn.Config(app, port=0, log_level="critical", lifespan="off", http=BoundedProtocol)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.005)
+    received = b""
+    with socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=30) as client:
+        try:
+            for piece in pieces:
+                client.sendall(piece)
+            while data := client.recv(4096):
+                received += data
+        except ConnectionError:
+            pass
+    server.should_exit = True
+    thread.join()
+    return received
+
+
+HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def test_a_head_without_an_end_is_cut_off(monkeypatch):
+    received = exchanged(HEAD + b"x: ", *[b"x" * 4096] * 2000)
+    assert received == b"" or received.startswith(b"HTTP/1.1 400")
+    monkeypatch.setattr(bounded, "HEAD_SECONDS", 0.05)
+    assert exchanged(HEAD) == b""
+    assert exchanged() == b""
+
+
+def test_a_large_body_is_no_large_head():
+    body = b"x" * 300_000
+    sound = HEAD + b"Content-Length: 300000\r\n\r\n" + body
+    last = HEAD + b"Connection: close\r\n\r\n"
+    assert exchanged(sound, sound, last).count(b"204 No Content") == 3

@@ -12,6 +12,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from tarnn.errors import UserError
+from tarnn.serving.http.bounded import BoundedProtocol
 from tarnn.serving.workers.member import Member
 
 KEEP_ALIVE = 75  # seconds that a silent connection stays open; more than proxies hold theirs
@@ -63,7 +64,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="asyncio",
-                http="httptools" if member is None else member.protocol,
+                http=BoundedProtocol if member is None else member.protocol,
                 ws="none",
                 lifespan="off",
                 log_level="warning",

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tarnn.serving.http.bounded import BoundedProtocol
 from tarnn.serving.workers.board import BEGUN, IDLE, OWED
 
 CONNECTION = "tarnn.connection"  # in a request's scope: the connection that it came by
 
 
-class Connection(HttpToolsProtocol):
+class Connection(BoundedProtocol):
     """handed: the bytes of a request that another process received, with which this connection begins.
 
     told: called with this connection when it is there, and when it is gone; `due` says what it owes its client.
