@@ -143,7 +143,7 @@ def report(options, facts: dict[str, Any], found: Found) -> str:
         speed_table(options, found),
         "Processor time is that of the server, and of the clients, as a share of one core. llama.cpp has as many slots as there "
         f"are streams; answers of `transformers serve` have {max(8, options.tokens // 8)} tokens. "
-        "guidellm's clients are its own.",
+        "guidellm's clients are its own; its p50 and p99 are of each answer's mean gap, not of single gaps.",
         f"## The same conversation of {options.turns} turns",
         talk_table(options, found),
         "States as prompts: `/v1/responses` with `previous_response_id`. Read again: tokens of prompts that were read before. "

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -35,7 +36,7 @@ def create_app(
     settings = settings or ServerSettings()
     middleware = [Middleware(Door, settings=settings), *inner]
     if settings.cors:
-        allowed = {"allow_origins": settings.cors, "allow_methods": ["*"], "allow_headers": ["*"]}
+        allowed: dict[str, Any] = {"allow_origins": settings.cors, "allow_methods": ["*"], "allow_headers": ["*"]}
         middleware.insert(0, Middleware(CORSMiddleware, **allowed, expose_headers=["x-request-id", "x-tarnn-state"]))
     app = Starlette(
         routes=[route for group in GROUPS for route in group.routes],

@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -60,11 +61,13 @@ class Server(uvicorn.Server):
         *,
         ready: str,
     ):
+        # uvicorn calls what it is given with the keywords of its protocols
+        protocol: Any = BoundedProtocol if member is None else member.protocol
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="asyncio",
-                http=BoundedProtocol if member is None else member.protocol,
+                http=protocol,
                 ws="none",
                 lifespan="off",
                 log_level="warning",

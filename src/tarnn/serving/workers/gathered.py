@@ -54,7 +54,7 @@ class Gathered:
             body = b"".join(part["body"] for part in parts)
             status, body = await self._together(scope, body)
             headers = [(name, x) for name, x in start["headers"] if name != b"content-length"]
-            start |= {"status": status, "headers": [*headers, (b"content-length", b"%d" % len(body))]}
+            start = {**start, "status": status, "headers": [*headers, (b"content-length", b"%d" % len(body))]}
             parts = [{"type": "http.response.body", "body": body}]
         for message in (start, *parts):
             await send(message)
