@@ -1,5 +1,7 @@
 """Texts that go on, as the official client asks for them: they are what the token loop alone writes."""
 
+import asyncio
+
 import numpy as np
 import openai
 import pytest
@@ -30,6 +32,22 @@ def test_an_answer_is_that_of_the_token_loop(client, served, sampling):
     pieces = list(client.completions.create(**ASK, **sampling, stream=True))
     assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
     assert [piece.choices[0].finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+
+
+def test_the_clients_own_loop_reads_many_streams_at_once(client, served):
+    async def texts():
+        async with openai.AsyncOpenAI(base_url=client.base_url, api_key="none", max_retries=0) as at_once:
+
+            async def text(seed):
+                pieces = await at_once.completions.create(**ASK, seed=seed, stream=True)
+                return "".join([piece.choices[0].text async for piece in pieces])
+
+            whole = at_once.completions.create(**ASK, seed=9)
+            return await asyncio.gather(*map(text, range(4)), whole)
+
+    *streamed, whole = asyncio.run(texts())
+    assert streamed == [expected(served, seed=seed) for seed in range(4)]
+    assert whole.choices[0].text == expected(served, seed=9)
 
 
 def test_n_choices_draw_each_for_itself(client, served):
