@@ -149,8 +149,7 @@ CASES: dict[
 
 def main() -> int:
     options = parse(__file__, __doc__, FULL, QUICK, about=ABOUT)
-    torch.set_grad_enabled(False)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         models = make_models(options, Path(folder))
         return run(
             options,
