@@ -71,7 +71,7 @@ def speeds(options, folder: Path, weights: str) -> dict[str, Any]:
 def beside_prompts(options, folder: Path, weights: str) -> dict[str, Any]:
     """Times between tokens of all streams, while long prompts arrive at one a second."""
     streams = options.streams[-1]
-    with tarnn_server(options, folder, weights) as server:
+    with tarnn_server(options, folder, weights, "--max-rows", 2 * streams) as server:  # or prompts wait for a row
         quiet = speed_of(streams_load(options, server, streams, options.tokens), "streams")
         # as many tokens as the quiet server writes in that time: the busy one takes longer, which does no harm
         each = max(options.tokens, int(quiet["speed"] / streams * options.prompt_seconds))

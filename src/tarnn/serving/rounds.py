@@ -24,7 +24,7 @@ from tarnn.serving.stream import Mail, wake
 MOST_UNREAD = 256  # tokens of a choice that its reader has not taken; beyond, the request is parked
 LOOK = 32  # rounds after which it is looked who is to be parked
 AHEAD = 2  # choices that may wait, their prompts read, for a row to become free
-GAP = 8e-3  # seconds that reading may add to the time between two tokens of those who write
+GAP = 4e-3  # seconds that reading may add to the time between two tokens of those who write
 LEAST_PIECE = 32  # tokens of a prompt that are read at least: fewer take as long
 
 
