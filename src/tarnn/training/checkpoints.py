@@ -7,7 +7,6 @@ own files do not. Who deletes a checkpoint deletes its marker first. So a proces
 """
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
+from tarnn.data.tensor_file import flush
 from tarnn.errors import UserError
 from tarnn.matmul import HIGHEST
 
@@ -60,15 +60,6 @@ def finish(checkpoint: Path, state: RunState) -> None:
         flush(path)
     partial.rename(checkpoint / MARKER)
     flush(checkpoint)
-
-
-def flush(path: Path) -> None:
-    """Hand a file or folder to stable storage: a power cut must not undo what is marked as complete."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def rotate(folder: Path, keep: int) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tarnn.data.tensor_file import flush
 from tarnn.errors import UserError
-from tarnn.training.checkpoints import PARTIAL, flush
+from tarnn.training.checkpoints import PARTIAL
 from tarnn.training.error_messages import write_failure
 from tarnn.training.lock import NAME
 

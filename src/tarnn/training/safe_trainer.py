@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler
 from transformers import Trainer, TrainingArguments
 
+from tarnn.data.tensor_file import flush
 from tarnn.errors import UserError
 from tarnn.numerics import widest
 from tarnn.tasks.base import Trainable
@@ -197,10 +198,10 @@ class SafeTrainer(Trainer):
         if self.args.should_save:
             (partial / "training_args.bin").unlink(missing_ok=True)
             for path in sorted(partial.iterdir(), key=lambda path: path.suffix == ".safetensors"):
-                checkpoints.flush(path)
+                flush(path)
                 path.rename(self.folder / path.name)
             partial.rmdir()
-            checkpoints.flush(self.folder)
+            flush(self.folder)
 
     def _save_checkpoint(self, model, trial) -> None:
         """The Trainer's checkpoint, marked as complete when all of it is there."""

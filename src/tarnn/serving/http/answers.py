@@ -1,12 +1,11 @@
 """An answer that is not streamed: all events of a request, gathered."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from tarnn.serving.http.errors import failed
 from tarnn.serving.http.reader import ClientGone, Reader
@@ -63,7 +62,3 @@ async def client_gone(_: HttpRequest, error: Exception) -> Response:
     """Nobody reads it; a log may."""
     assert isinstance(error, ClientGone)
     return Response(status_code=499)
-
-
-def json_answer(content: Any, headers: Mapping[str, str]) -> Response:
-    return JSONResponse(content, headers=dict(headers))

@@ -1,7 +1,7 @@
 """From a request on the wire to requests of the engine; what the texts of both APIs share."""
 
-import asyncio
 import time
+from dataclasses import fields, replace
 from typing import Any
 from uuid import uuid4
 
@@ -11,9 +11,11 @@ from tarnn.serving.engine import Busy, Engine
 from tarnn.serving.http.errors import ApiError, bad, overloaded, unavailable
 from tarnn.serving.http.prompts import Ids
 from tarnn.serving.http.reader import Reader
-from tarnn.serving.http.wire import Generation, Sampled
+from tarnn.serving.http.wire import Drawn, Generation, Sampled
 from tarnn.serving.request import Request, Sampling, Usage
 from tarnn.serving.snapshot import Snapshot
+
+SAMPLING = [x.name for x in fields(Sampling) if x.name != "logit_bias"]
 
 
 def engine_of(request: HttpRequest, name: str | None) -> Engine:
@@ -50,21 +52,6 @@ def client(request: HttpRequest) -> str:
     return tenant(request) or (request.client.host if request.client else "")
 
 
-async def held_state(request: HttpRequest, engine: Engine, name: str | None) -> Snapshot | None:
-    """The state that the request begins from. Raises ApiError (404) where this tenant has none of that name."""
-    if name is None:
-        return None
-    store: Any = engine.store
-    if store is None:
-        raise bad("This server keeps no states.", "state")
-    try:
-        return await asyncio.to_thread(store.get, tenant(request), name)  # it may be on the disk
-    except LookupError as error:
-        raise ApiError(404, str(error), param="state", code="state_not_found") from None
-    except ValueError as error:
-        raise bad(str(error), "state", "unfit_state") from None
-
-
 def sampling_of(asked: Sampled, vocab_size: int) -> Sampling:
     """The sampling of a request. Raises ApiError for a bias of a token that the model doesn't have."""
     bias = {}
@@ -72,21 +59,13 @@ def sampling_of(asked: Sampled, vocab_size: int) -> Sampling:
         if not (name.isascii() and name.isdecimal() and len(name) < 10 and int(name) < vocab_size):
             raise bad(f"logit_bias: this model has no token {name[:40]!r}.", "logit_bias", "invalid_value")
         bias[int(name)] = value
-    given = {
-        name: value
-        for name in (
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "repetition_penalty",
-            "frequency_penalty",
-            "presence_penalty",
-            "seed",
-        )
-        if (value := getattr(asked, name)) is not None
-    }
-    return Sampling(**given, logit_bias=bias)
+    return replace(sampling_given(asked), logit_bias=bias)
+
+
+def sampling_given(asked: Drawn) -> Sampling:
+    """What a request says of it, but for the bias."""
+    given = {name: getattr(asked, name, None) for name in SAMPLING}
+    return Sampling(**{name: value for name, value in given.items() if value is not None})
 
 
 def check_choices(request: HttpRequest, num_prompts: int, n: int) -> None:
@@ -156,14 +135,6 @@ def head_of(kind: str, name: str, engine: Engine) -> dict[str, Any]:
         "model": engine.model.name,
         "system_fingerprint": fingerprint_of(engine),
     }
-
-
-def wants_usage(asked: Generation) -> bool:
-    return bool(asked.stream_options and asked.stream_options.include_usage)
-
-
-def wants_usage_in_each(asked: Generation) -> bool:
-    return wants_usage(asked) and bool(asked.stream_options and asked.stream_options.continuous_usage_stats)
 
 
 def new_id(kind: str) -> str:

@@ -15,22 +15,20 @@ from tarnn.serving.http.asking import (
     check_choices,
     engine_request,
     head_of,
-    held_state,
     refuse_when_full,
     start,
     state_header,
     text_engine_of,
     usage_of,
-    wants_usage,
-    wants_usage_in_each,
 )
 from tarnn.serving.http.body import read_request
 from tarnn.serving.http.chunks import Chunks
 from tarnn.serving.http.errors import bad
+from tarnn.serving.http.held import held_state
 from tarnn.serving.http.prompts import SHORT, Ids, prompt_ids, vocabulary
 from tarnn.serving.http.sse import EventStream
 from tarnn.serving.http.template import Messages, check_template, encoded, rendered
-from tarnn.serving.http.vocabulary import Vocabulary, as_json
+from tarnn.serving.http.vocabulary import Vocabulary
 from tarnn.serving.http.wire import ChatRequest
 from tarnn.serving.model import ServedModel
 from tarnn.serving.request import Event, TokenLogprob
@@ -75,8 +73,7 @@ async def create(request: HttpRequest) -> Response:
             opened=b'"delta":{"content":',
             first=b'"delta":{"role":"assistant","content":',
             closed=b"}",
-            with_usage=wants_usage(asked),
-            usage_in_each=wants_usage_in_each(asked),
+            options=asked.stream_options,
             logprobs=partial(logprobs_of_event, words=words) if asked.logprobs else None,
         )
         return EventStream(reader, chunks.encode, chunks.last, partial(state_header, reader))
@@ -120,15 +117,7 @@ def choice_of(index: int, answer: Answer, words: Vocabulary, with_logprobs: bool
 
 def logprobs_of(rows: Sequence[TokenLogprob], words: Vocabulary) -> dict[str, Any]:
     """In the shape of this API."""
-
-    def described(token: int, value: float) -> dict[str, Any]:
-        return {"token": words.text_of(token), "logprob": as_json(value), "bytes": list(words.bytes_of(token))}
-
-    content = [
-        described(row.token, row.logprob) | {"top_logprobs": [described(*likely) for likely in row.likeliest]}
-        for row in rows
-    ]
-    return {"content": content, "refusal": None}
+    return {"content": words.described(rows), "refusal": None}
 
 
 def logprobs_of_event(event: Event, words: Vocabulary) -> dict[str, Any]:

@@ -8,13 +8,14 @@ from tarnn.serving.http.answers import check
 from tarnn.serving.http.asking import usage_of
 from tarnn.serving.http.reader import Reader
 from tarnn.serving.http.sse import DONE, escaped
+from tarnn.serving.http.wire import StreamOptions
 from tarnn.serving.request import Event
 
 
 class Chunks:
     """head: what all chunks of an answer have. opened, first: what stands before a text, and before the first of a choice;
-    closed: behind it. usage_in_each: in every chunk, and not only behind all. logprobs: of an event, as JSON; None: they were not
-    asked for.
+    closed: behind it. options: whether usage is told, behind all chunks or in each. logprobs: of an event, as JSON; None: they
+    were not asked for.
     """
 
     def __init__(
@@ -25,16 +26,16 @@ class Chunks:
         opened: bytes,
         first: bytes | None = None,
         closed: bytes = b"",
-        with_usage: bool,
-        usage_in_each: bool = False,
+        options: StreamOptions | None,
         logprobs: Callable[[Event], Any] | None,
     ):
-        self._head, self._reader, self._with_usage, self._logprobs = head, reader, with_usage, logprobs
+        self._head, self._reader, self._logprobs = head, reader, logprobs
+        self._with_usage = bool(options and options.include_usage)
+        self._usage_in_each = self._with_usage and bool(options and options.continuous_usage_stats)
         self._begin = b"data: " + compact(head)[:-1] + b',"choices":[{"index":'
         self._opened, self._closed = b"," + opened, closed
         self._first = self._opened if first is None else b"," + first
-        self._usage_in_each = usage_in_each
-        self._end_with(b',"usage":null}\n\n' if with_usage else b"}\n\n")
+        self._end_with(b',"usage":null}\n\n' if self._with_usage else b"}\n\n")
         self._begun: set[int] = set()
 
     def _end_with(self, end: bytes) -> None:

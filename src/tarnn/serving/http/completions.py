@@ -14,17 +14,15 @@ from tarnn.serving.http.asking import (
     check_choices,
     engine_request,
     head_of,
-    held_state,
     refuse_when_full,
     start,
     state_header,
     text_engine_of,
     usage_of,
-    wants_usage,
-    wants_usage_in_each,
 )
 from tarnn.serving.http.body import read_request
 from tarnn.serving.http.chunks import Chunks
+from tarnn.serving.http.held import held_state
 from tarnn.serving.http.live import attended
 from tarnn.serving.http.prompts import prompt_ids, split, vocabulary
 from tarnn.serving.http.scoring import score
@@ -64,14 +62,7 @@ async def create(request: HttpRequest) -> Response:
     words = vocabulary(engine.model)
     if asked.stream:
         told = None if asked.logprobs is None else Logprobs(words)
-        chunks = Chunks(
-            head,
-            reader,
-            opened=b'"text":',
-            with_usage=wants_usage(asked),
-            usage_in_each=wants_usage_in_each(asked),
-            logprobs=told,
-        )
+        chunks = Chunks(head, reader, opened=b'"text":', options=asked.stream_options, logprobs=told)
         encode = Echoed(chunks.encode, echoes) if echoes else chunks.encode
         return EventStream(reader, encode, chunks.last, partial(state_header, reader))
     answers = await gather(request, reader, echoes)

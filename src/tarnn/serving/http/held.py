@@ -8,16 +8,24 @@ from starlette.requests import Request as HttpRequest
 
 from tarnn.serving.http.asking import tenant
 from tarnn.serving.http.errors import ApiError, bad
+from tarnn.serving.snapshot import Snapshot
 from tarnn.serving.stored import NameTaken, StateInfo, StoreFull, UnfitState, UnknownState
 
 Result = TypeVar("Result")
 
 
-def store_of(engine: Any) -> Any:
+def store_of(engine: Any, param: str | None = None) -> Any:
     """The engine's store. Raises ApiError where there is none."""
     if engine.store is None:
-        raise bad("This server keeps no states.", code="no_store")
+        raise bad("This server keeps no states.", param, "no_store")
     return engine.store
+
+
+async def held_state(request: HttpRequest, engine: Any, name: str | None) -> Snapshot | None:
+    """The state that the request begins from. Raises ApiError (404) where this tenant has none of that name."""
+    if name is None:
+        return None
+    return await in_store(store_of(engine, "state").get, tenant(request), name, param="state")
 
 
 async def in_store(call: Callable[..., Result], *arguments: Any, param: str | None = None, **options: Any) -> Result:

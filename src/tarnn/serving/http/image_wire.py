@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from tarnn.serving.http.wire import Wire
+from tarnn.serving.http.wire import Drawn
 
 REFUSED = {
     "prompt": "These models draw without words: leave prompt empty, and give a class_label where the model knows classes.",
@@ -16,7 +16,7 @@ REFUSED = {
 }
 
 
-class ImageRequest(Wire):
+class ImageRequest(Drawn):
     """prompt: of an official client, which must send one; it is empty. size: the model's own, WIDTHxHEIGHT.
 
     partial_images: how often a streamed image is sent before it is whole; every row where it is left out.
@@ -24,23 +24,15 @@ class ImageRequest(Wire):
 
     refused: ClassVar[dict[str, str]] = REFUSED
 
-    model: str | None = None
     prompt: Literal[""] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     size: str | None = None
     class_label: Annotated[int, Field(ge=0)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     response_format: Literal["b64_json"] | None = None
     output_format: Literal["png"] | None = None
     background: Literal["opaque", "auto"] | None = None
     quality: Literal["auto"] | None = None
-    stream: bool | None = None
     partial_images: Annotated[int, Field(ge=0)] | None = None
-    user: str | None = None
 
 
 class Image(BaseModel):
@@ -70,28 +62,26 @@ class ImageList(BaseModel):
     usage: ImageUsage
 
 
-class PartialImage(BaseModel):
-    """An image as far as it is drawn; what is missing is black. rows: how many are whole. image_index: of n images."""
+class StreamedImage(BaseModel):
+    """image_index: of n images."""
+
+    b64_json: str
+    created_at: int
+    size: str
+    image_index: int
+    background: Literal["opaque"] = "opaque"
+    output_format: Literal["png"] = "png"
+    quality: Literal["auto"] = "auto"
+
+
+class PartialImage(StreamedImage):
+    """An image as far as it is drawn; what is missing is black. rows: how many are whole."""
 
     type: Literal["image_generation.partial_image"] = "image_generation.partial_image"
-    b64_json: str
-    created_at: int
-    size: str
     partial_image_index: int
-    image_index: int
     rows: int
-    background: Literal["opaque"] = "opaque"
-    output_format: Literal["png"] = "png"
-    quality: Literal["auto"] = "auto"
 
 
-class CompletedImage(BaseModel):
+class CompletedImage(StreamedImage):
     type: Literal["image_generation.completed"] = "image_generation.completed"
-    b64_json: str
-    created_at: int
-    size: str
-    image_index: int
     usage: ImageUsage
-    background: Literal["opaque"] = "opaque"
-    output_format: Literal["png"] = "png"
-    quality: Literal["auto"] = "auto"

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from tarnn.models.images import START
 from tarnn.serving.http.answers import check
-from tarnn.serving.http.asking import check_choices, client, engine_of, start, tenant
+from tarnn.serving.http.asking import check_choices, client, engine_of, sampling_given, start, tenant
 from tarnn.serving.http.body import read_request
 from tarnn.serving.http.errors import bad
 from tarnn.serving.http.image_wire import (
@@ -29,9 +29,7 @@ from tarnn.serving.http.live import LiveStream, attended
 from tarnn.serving.http.png import png
 from tarnn.serving.http.reader import Reader
 from tarnn.serving.http.sse import DONE, PING
-from tarnn.serving.request import Event, Request, Sampling
-
-SAMPLING = ("seed", "temperature", "top_p", "top_k", "min_p")
+from tarnn.serving.request import Event, Request
 
 
 async def create(request: HttpRequest) -> Response:
@@ -103,11 +101,10 @@ class Drawing:
 
     @contextmanager
     def _reader(self) -> Iterator[Reader]:
-        given = {name: value for name in SAMPLING if (value := getattr(self.asked, name)) is not None}
         asked = Request(
             prompt=np.array([START], np.int32),
             max_tokens=self.values.shape[1],
-            sampling=Sampling(**given),
+            sampling=sampling_given(self.asked),
             n=len(self.drawn),
             tenant=tenant(self.request),
             client=client(self.request),

@@ -1,7 +1,6 @@
 """Work for a client who may go away: it ends when nobody waits for it any more."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -11,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from tarnn.serving.http.errors import ApiError
 from tarnn.serving.http.reader import ClientGone
-from tarnn.serving.http.sse import part
+from tarnn.serving.http.sse import HEADERS, failure, gone, part
 
 Result = TypeVar("Result")
 
@@ -31,11 +30,6 @@ async def attended(receive: Receive, work: Coroutine[Any, Any, Result]) -> Resul
             await asyncio.gather(working, return_exceptions=True)  # it leaves its rows before we go on
 
 
-async def gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 class LiveStream(Response):
     """Server-sent events that are made as they are sent. What fails before the first one has the status of its error.
 
@@ -43,10 +37,8 @@ class LiveStream(Response):
     """
 
     def __init__(self, frames: AsyncGenerator[bytes], headers: Callable[[], Mapping[str, str]] = dict):
-        super().__init__(media_type="text/event-stream")
+        super().__init__(headers=HEADERS)
         del self.headers["content-length"]
-        self.headers["cache-control"] = "no-store"
-        self.headers["x-accel-buffering"] = "no"  # a proxy must not collect events
         self._frames, self._late_headers = frames, headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,5 +57,5 @@ class LiveStream(Response):
             async for frame in self._frames:
                 await send(part(frame))
         except ApiError as error:
-            await send(part(b"data: " + json.dumps(error.content).encode() + b"\n\n"))
+            await send(part(failure(error)))
         await send(part(b"", more=False))

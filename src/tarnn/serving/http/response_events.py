@@ -11,7 +11,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-DONE = b"data: [DONE]\n\n"
+from tarnn.serving.http.sse import DONE
+
 ONLY = {"output_index": 0, "content_index": 0}
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from tarnn.serving.http.wire import MOST_LOGPROBS, Sampled, Wire
+from tarnn.serving.http.wire import MOST_LOGPROBS, Sampled, Wire, plain_message
 
 Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
 
@@ -45,9 +45,7 @@ class InputMessage(Wire):
 
     @property
     def plain(self) -> dict[str, str]:
-        """As a chat template takes it: its content one text, and the system by its older name."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        return plain_message(self.role, self.content)
 
 
 class TextFormat(Wire):

@@ -7,7 +7,7 @@ again, so instructions stay for the rest of a conversation.
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -37,9 +37,8 @@ from tarnn.serving.http.response_wire import (
     ResponseUsage,
 )
 from tarnn.serving.http.sse import PING
-from tarnn.serving.http.vocabulary import Vocabulary
 from tarnn.serving.ids import IDS
-from tarnn.serving.request import Event, Request, TokenLogprob, Usage
+from tarnn.serving.request import Event, Request, Usage
 
 MAX_TOKENS = 1024  # where a request says nothing
 LOGPROBS = "message.output_text.logprobs"
@@ -138,7 +137,7 @@ class Answering:
         for event in events:
             check(event)
             self.end = event
-            logprobs = token_logprobs(event.logprobs, self.words) if self.with_logprobs else []
+            logprobs = self.words.described(event.logprobs) if self.with_logprobs else []
             self.texts.append(event.text)
             self.logprobs += logprobs
             if event.text or logprobs:
@@ -192,15 +191,6 @@ class Answering:
     def _message(self, status: Literal["completed", "incomplete"]) -> OutputMessage:
         text = OutputText(text="".join(self.texts), logprobs=self.logprobs)
         return OutputMessage(id=self.message_id, status=status, content=[text])
-
-
-def token_logprobs(rows: Iterable[TokenLogprob], words: Vocabulary) -> list[dict[str, Any]]:
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        return {"token": words.text_of(token), "bytes": list(words.bytes_of(token)), "logprob": logprob}
-
-    return [
-        entry(row.token, row.logprob) | {"top_logprobs": [entry(*likely) for likely in row.likeliest]} for row in rows
-    ]
 
 
 def usage_of(usage: Usage) -> ResponseUsage:

@@ -13,6 +13,11 @@ from tarnn.serving.request import Event
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
+HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-store",
+    "x-accel-buffering": "no",  # a proxy must not collect events
+}
 Encode = Callable[[list[Event]], bytes]
 
 
@@ -27,9 +32,19 @@ def part(body: bytes, more: bool = True) -> Message:
 
 async def watch(receive: Receive, reader: Reader) -> None:
     """Leave the reader once the client is gone."""
+    await gone(receive)
+    reader.leave()
+
+
+async def gone(receive: Receive) -> None:
+    """Wait until the client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    reader.leave()
+
+
+def failure(error: ApiError) -> bytes:
+    """An event that is an error."""
+    return f"data: {error.text}\n\n".encode()
 
 
 class EventStream(Response):
@@ -64,17 +79,12 @@ class EventStream(Response):
             if not begun:
                 await error.response()(scope, receive, send)
             else:
-                await send(part(f"data: {error.text}\n\n".encode(), more=False))
+                await send(part(failure(error), more=False))
         finally:
             watching.cancel()
             reader.leave()
 
     def _start(self) -> Message:
-        headers = {
-            "content-type": "text/event-stream; charset=utf-8",
-            "cache-control": "no-store",
-            "x-accel-buffering": "no",  # a proxy must not collect events
-            **self.headers_of(),
-        }
+        headers = {**HEADERS, **self.headers_of()}
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         return {"type": "http.response.start", "status": 200, "headers": raw}

@@ -8,11 +8,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tarnn.serving.http.asking import engine_of, held_state, refuse_when_full, tenant, text_engine_of
+from tarnn.serving.http.asking import engine_of, refuse_when_full, tenant, text_engine_of
 from tarnn.serving.http.body import read_bytes
 from tarnn.serving.http.chat import opened
 from tarnn.serving.http.errors import ApiError, bad
-from tarnn.serving.http.held import find, in_store, store_of
+from tarnn.serving.http.held import find, held_state, in_store, store_of
 from tarnn.serving.http.live import LiveStream, attended
 from tarnn.serving.http.pieces import Progress, read_in_pieces
 from tarnn.serving.http.prompts import Ids, ids_of, prompt_ids

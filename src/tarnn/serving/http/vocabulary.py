@@ -1,11 +1,13 @@
 """What single tokens stand for: their bytes, and a text that tells them apart."""
 
 import re
+from collections.abc import Iterable
 from functools import cached_property
 from math import isnan
 from typing import Any
 
 from tarnn.data.tokenizers import byte_characters
+from tarnn.serving.request import TokenLogprob
 
 FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece writes a byte that has no token of its own
 SPACE = "▁"
@@ -41,6 +43,14 @@ class Vocabulary:
     def width_of(self, token: int) -> int:
         """Characters that begin in it."""
         return sum(byte & 0xC0 != 0x80 for byte in self.bytes_of(token))
+
+    def described(self, rows: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+        """Tokens and their logarithms as chats and responses have them."""
+
+        def entry(token: int, logprob: float) -> dict[str, Any]:
+            return {"token": self.text_of(token), "logprob": as_json(logprob), "bytes": list(self.bytes_of(token))}
+
+        return [entry(x.token, x.logprob) | {"top_logprobs": [entry(*likely) for likely in x.likeliest]} for x in rows]
 
     @cached_property
     def _byte_of(self) -> dict[str, int]:

@@ -53,23 +53,28 @@ class StreamOptions(Wire):
     continuous_usage_stats: bool | None = None
 
 
-class Sampled(Wire):
-    """What all requests for text share. None, as a missing parameter, is the default."""
+class Drawn(Wire):
+    """What all requests for something drawn share. None, as a missing parameter, is the default."""
 
     model: str | None = None
-    state: str | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    stream: bool | None = None
+    user: str | None = None
+
+
+class Sampled(Drawn):
+    """What all requests for text share."""
+
+    state: str | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     stop: Stops | None = None
-    stream: bool | None = None
-    user: str | None = None
 
 
 class Generation(Sampled):
@@ -120,10 +125,14 @@ class Message(Wire):
 
     @property
     def plain(self) -> dict[str, str]:
-        """As a chat template takes it: its content one text, and the system by its older name."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        plain = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        plain = plain_message(self.role, self.content)
         return plain if self.name is None else plain | {"name": self.name}
+
+
+def plain_message(role: str, content: str | list[Any]) -> dict[str, str]:
+    """A message as a chat template takes it: its content, a text or pieces of one, as one text; the system by its older name."""
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    return {"role": "system" if role == "developer" else role, "content": text}
 
 
 class ChatRequest(Generation):

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tarnn.data.tensor_file import write_all
+from tarnn.data.tensor_file import flush, write_all
 from tarnn.errors import UserError
 from tarnn.serving.storage.index import Index, NewHold, StateRow
 from tarnn.serving.storage.lock import FolderLock
@@ -92,7 +92,7 @@ class Disk:
         try:
             written = {job: name for job in jobs if (name := self._written(job)) is not None}
             for folder in {self._path(name).parent for job, name in written.items() if job.hold is not None}:
-                sync(folder)
+                flush(folder)
             with self.writing.change():
                 rows = {job: self._entered(job, name) for job, name in written.items()}
         except (OSError, sqlite3.Error) as error:
@@ -124,7 +124,7 @@ class Disk:
             known = next(self.writing.longest(job.owner, job.tokens), None)
             if known is not None and known.end == len(job.tokens) and self._path(known.file).is_file():
                 if job.hold is not None:
-                    sync(self._path(known.file))
+                    flush(self._path(known.file))
                 return known.file
             data = self._packer.encode(job.packed, job.tokens, job.owner)
             self._make_room(len(data) + job.tokens.nbytes, held=job.hold is not None)
@@ -138,7 +138,7 @@ class Disk:
         path = self._path(name)
         if not path.parent.is_dir():
             path.parent.mkdir(exist_ok=True)
-            sync(self._states)
+            flush(self._states)
         beside = path.with_name(f".{path.name}.partial")
         for tries in range(TRIES + 1):
             try:
@@ -245,12 +245,3 @@ def is_sound(path: Path) -> bool:
         return False
     finally:
         db.close()
-
-
-def sync(path: Path) -> None:
-    """To the disk: what was written to a file, or which files a folder has."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
