@@ -59,15 +59,15 @@ def test_it_is_a_loop_with_two_memories_in_value_and_gradient(sizes):
 
 def test_the_compression_learns_to_answer_as_before():
     layer = layer_of(segment=4, memory=4, compressed=4, rate=2)
-    optimizer, losses = torch.optim.Adam(layer.conv.parameters(), 3e-2), []
+    optimizer = torch.optim.Adam(layer.conv.parameters(), 0.1)
     # what is there twice can be kept in half of the places
     x = torch.randn(4, 16, 12, dtype=torch.float64).repeat_interleave(2, 1)
-    for _ in range(60):
-        losses.append(by_segments(layer, x)[1].item())
+    before = by_segments(layer, x)[1].item()
+    for _ in range(20):
         optimizer.zero_grad()
         (0 * layer(x)).sum().backward()  # the task has nothing to say
         optimizer.step()
-    assert losses[-1] < losses[0] / 4
+    assert by_segments(layer, x)[1].item() < before / 4
 
 
 def test_what_it_refuses():
