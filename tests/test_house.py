@@ -19,12 +19,12 @@ ROOMS = {
     "feature_maps": set(),
     "data": set(),
     "ops": {"kernels", "feature_maps"},
-    "attention": {"ops", "feature_maps"},
-    "models": {"ops", "feature_maps", "attention"},
+    "attention": {"ops", "feature_maps", "parallel"},
+    "models": {"ops", "feature_maps", "attention", "parallel"},
     "analysis": {"ops", "feature_maps", "attention", "models"},
     # decoding and its entrance in huggingface look into kernels for the fused step
     "decoding": {"kernels", "ops", "feature_maps", "attention", "models", "data"},
-    "huggingface": {"kernels", "ops", "feature_maps", "attention", "models", "decoding"},
+    "huggingface": {"kernels", "ops", "feature_maps", "attention", "models", "decoding", "parallel"},
     "tasks": {"ops", "feature_maps", "attention", "models", "huggingface", "decoding", "data"},
     "training": {"ops", "feature_maps", "attention", "models", "huggingface", "data", "tasks"},
     # finetune trains, and the files of a checkpoint are read in one way
