@@ -2,6 +2,7 @@
 
 import random
 import struct
+from types import SimpleNamespace
 
 import copy_task
 import image_speed
@@ -170,3 +171,9 @@ def test_methods_are_compared_on_the_same_utterances_and_over_their_seeds():
     points = worse.above(better)
     assert points.low < points.mean < points.high  # seeds differ
     assert points.mean == pytest.approx(worse.rate().mean - better.rate().mean)
+
+
+def test_rates_of_the_copy_task():
+    drop, cosine = (SimpleNamespace(schedule=x, drop_at=30, updates=40) for x in ("drop", "cosine"))
+    assert [copy_task.rate(u, drop) for u in (0, 29, 30)] == [1e-3, 1e-3, 1e-4]
+    assert [copy_task.rate(u, cosine) for u in (0, 20, 40)] == pytest.approx([1e-3, 5e-4, 0])
