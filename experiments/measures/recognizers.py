@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
+import experiments.rivals  # noqa: F401  LSH attention, by its name
 from measures.utterances import Data
 from tarnn.models import TarnnConfig, TarnnForCTC
 

@@ -52,7 +52,7 @@ class TokenDecay(nn.Module):
     """A learned gate per token and per head: log_decay = −softplus(W x + bias), (b, g, t).
 
     The scalar gate of Mamba-2 (arXiv 2405.21060) and, but for its write gate, RFA's (arXiv 2103.02143).
-    The bias starts so that x = 0 decays as in `HeadDecay`; with both_sides, for encoders, so that heads remember from 1 to 150 tokens.
+    The bias starts so that x = 0 decays as in `HeadDecay`; both_sides (an encoder): so that heads remember from 1 to 150 tokens.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, both_sides: bool = False):
