@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
@@ -58,11 +59,14 @@ class Block(nn.Module):
     It runs by `prefill`, with a state or without, and by `step`; `TarnnBlock` adds `forward`. All take `cross`, the
     arguments of the cross-attention: {"context": (b, s, context_size), "key_mask": (b, s)}, or {"state": …}, the
     state after that context.
+
+    config.reversible: x (b, t, 2·hidden) holds two streams, (x₁, x₂) → (y₁ = x₁ + attention(norm x₂), x₂ + mlp(norm y₁)), which
+    follow from what they become: see `models/reversible.py`.
     """
 
     def __init__(self, config: ModelConfig, layer: int, *, causal: bool = True, context_size: int | None = None):
         super().__init__()
-        self.pre_norm = config.norm_position == "pre"
+        self.pre_norm, self.reversible = config.norm_position == "pre", config.reversible
         self.attention = make_attention(config, layer, causal=causal)
         self.attention_norm = make_norm(config)
         self.cross_attention: MultiHeadAttention | None = None
@@ -79,6 +83,8 @@ class Block(nn.Module):
     def describe(self, plan: Any) -> Any:
         if self.cross_attention is not None:
             raise plan.refusal(self, "has cross-attention")
+        if self.reversible:
+            raise plan.refusal(self, "is reversible: it has two residual streams")
         plan.add(self.dropout)
         parts = (self.attention_norm, self.attention, self.mlp_norm, self.mlp)
         return plan.layer(*map(plan.add, parts), pre_norm=self.pre_norm)
@@ -95,7 +101,10 @@ class Block(nn.Module):
         return self._rest(x, y, cross), state
 
     def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
-        """Norm the input of a sublayer, if norms come before."""
+        """Norm the input of a sublayer, if norms come before; of two streams, attention reads the second."""
+        if self.reversible:
+            x = x.chunk(2, -1)[1] if norm is self.attention_norm else x
+            x = x.to(norm.weight.dtype)  # streams are wide
         return norm(x) if self.pre_norm else x
 
     def _join(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
@@ -105,6 +114,11 @@ class Block(nn.Module):
 
     def _rest(self, x: Tensor, y: Tensor, cross: Mapping[str, Any] | None) -> Tensor:
         """Run what follows attention, whose output is y."""
+        if self.reversible:
+            x, second = x.chunk(2, -1)
+            x = self._join(x, y, self.attention_norm)
+            y = self.mlp(self._before(x, self.mlp_norm))
+            return torch.cat([x, self._join(second, y, self.mlp_norm)], -1)
         x = self._join(x, y, self.attention_norm)
         if self.cross_attention is not None:
             y = self.cross_attention(self._before(x, self.cross_norm), **cross or {})
