@@ -38,7 +38,6 @@ OPTIONS = {
     "prefill": ["--quick"],
     "optimal_attention": ["--quick", *MODELS, "--hidden-size", 32, "--features", 4],
     "products": ["--quick"],
-    "reversible": ["--quick"],
     "scan": ["--quick"],
     "step": ["--quick"],
     "training_step": [*MODELS, "--tokens", 32],

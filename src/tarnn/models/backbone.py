@@ -187,7 +187,7 @@ class Backbone(Recurrent):
         """The final norm of what the last block has written, of the mean of both streams if there are two."""
         if self.config.reversible:
             first, second = x.chunk(2, -1)
-            x = ((first + second) / 2).to(self.norm.weight.dtype)
+            x = ((first + second) / 2).to(cast(Any, self.norm).weight.dtype)
         return self.norm(x)
 
     def layer_options(

@@ -1,7 +1,7 @@
 """One layer of the backbone: attention and feed-forward, each with a norm and a residual."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +104,7 @@ class Block(nn.Module):
         """Norm the input of a sublayer, if norms come before; of two streams, attention reads the second."""
         if self.reversible:
             x = x.chunk(2, -1)[1] if norm is self.attention_norm else x
-            x = x.to(norm.weight.dtype)  # streams are wide
+            x = x.to(cast(Any, norm).weight.dtype)  # streams are wide
         return norm(x) if self.pre_norm else x
 
     def _join(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:

@@ -119,7 +119,8 @@ class _Precision:
     """What autocast does now. Its cache of cast weights is left out: it would hand on those that no gradient was watching."""
 
     def __init__(self, kind: str):
-        self.kind, self.options = kind, None
+        self.kind = kind
+        self.options: dict[str, Any] | None = None
         if torch.amp.is_autocast_available(kind):
             enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
             self.options = {"enabled": enabled, "dtype": dtype, "cache_enabled": False}

@@ -54,16 +54,18 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
         joined = behind.new_zeros(*q.shape[:3], 2) if for_backward else None
     inputs = _inputs(call)
     torch.ops.tarnn_cpu.hybrid_forward.default(*inputs, *before, o, share, log_total, behind, joined, *after)
-    return Outputs(o, share, *after, log_total=log_total, joined=joined)
+    S, z, M = after
+    return Outputs(o, share, S, z, M, log_total=log_total, joined=joined)
 
 
 def backward(call: Call, returned: Any) -> Gradients:
     """Of a call that no sums came before. Log-scales have gradients, too: φ·dφ, summed."""
-    kind, a_behind = wide(call.q.dtype), None
+    kind = wide(call.q.dtype)
+    a_behind = None
     if call.a is not None:  # a far part that is nothing has no gradient
         parts = [returned.share] if returned.joined is None else returned.joined.unbind(-1)
-        a, *behind = (call.a.masked_fill(part == 0, -torch.inf) for part in parts)
-        call, a_behind = call._replace(a=a), behind[0] if behind else None
+        before, *behind = [call.a.masked_fill(part == 0, -torch.inf) for part in parts]
+        call, a_behind = call._replace(a=before), behind[0] if behind else None
     grad_q = torch.zeros_like(call.q)
     keys = [x.new_zeros(x.shape, dtype=kind) for x in call[1:5]]
     phi_q, phi_k = (None if x is None else x.new_zeros(x.shape, dtype=kind) for x in (call.phi_q, call.phi_k))
