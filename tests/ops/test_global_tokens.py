@@ -92,10 +92,10 @@ def test_first_global_tokens_are_sinks_that_see_all():
 def test_places_count_the_tokens_of_each_sequence(slots):
     """Padding is cut away, packed sequences are a loop, and a mask says the same as places do."""
     q, k, v = tensors(b=1)
-    options = {"slots": slots, "sinks": 1, "global_tokens": torch.tensor([2, 80])}
-    cuts = [0, 5, 5, 40, 150]
+    options = {"slots": slots, "sinks": 1, "global_tokens": torch.tensor([2, 45])}
+    cuts = [0, 5, 5, 60, 110, 150]
     packed = both_sides(q, k, v, cu_seqlens=torch.tensor(cuts), **options)
-    marked = marks([a + i for a, b in pairwise(cuts) for i in (2, 80) if a + i < b])
+    marked = marks([a + i for a, b in pairwise(cuts) for i in (2, 45) if a + i < b])
     assert close(both_sides(q, k, v, cu_seqlens=torch.tensor(cuts), **options | {"global_tokens": marked}), packed)
     for a, b in pairwise(cuts):
         if a < b:
@@ -106,7 +106,7 @@ def test_places_count_the_tokens_of_each_sequence(slots):
     assert close(padded[:, :, real], alone)
     assert (padded[:, :, ~real] == 0).all()
     at = torch.zeros(1, T, dtype=torch.bool)
-    at[0, real.nonzero()[torch.tensor([2, 80]), 0]] = True
+    at[0, real.nonzero()[torch.tensor([2, 45]), 0]] = True
     for junk in (at, at | ~mask):  # marks at padding are nothing
         assert close(both_sides(q, k, v, key_mask=mask, **options | {"global_tokens": junk}), padded)
 

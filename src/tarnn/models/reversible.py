@@ -116,7 +116,7 @@ def _versions(blocks: Sequence[nn.Module]) -> list[tuple[int, int]]:
 
 
 class _Precision:
-    """What autocast does now. Its cache of cast weights is left out: it would hand on those that no gradient was watching."""
+    """What autocast does now. Its cache of cast weights is left out: some versions of torch hand on those that no gradient was watching."""
 
     def __init__(self, kind: str):
         self.kind = kind
