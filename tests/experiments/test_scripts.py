@@ -3,6 +3,7 @@
 import re
 
 import byte_model
+import copy_task
 import fewer_bits
 import pytest
 import recall_model
@@ -159,3 +160,12 @@ def test_a_run_of_speech_transcribes_as_a_stream_and_as_a_whole(script, recordin
     streamed, whole = capsys.readouterr().out.splitlines()
     assert streamed == whole
     assert re.fullmatch(r"[A-Z |']*", whole)
+
+
+def test_every_method_copies_with_a_rate_that_falls_to_zero(script, data_of, tmp_path):
+    options = [*COPY, "--heads", 4, "--schedule", "cosine", "--runs", tmp_path / "runs"]
+    assert script("copy_task", *options, "--methods", *copy_task.METHODS).code == 0
+    curves = data_of("copy_task")["results"]
+    assert list(curves) == list(copy_task.METHODS)
+    assert len({curve["loss"][-1] for curve in curves.values()}) == len(curves)  # each is another function
+    assert script("copy_task", *options, "--methods", "linear", "--updates", 6).code == 1  # of another cosine
