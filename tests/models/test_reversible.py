@@ -236,6 +236,7 @@ def test_second_derivatives_are_refused():
     [
         ({"norm_position": "post"}, 'need norm_position = "pre"'),
         ({"reversible": 1}, "reversible must be true or false; got 1"),
+        ({"conv_kernel": 3}, "leave conv_kernel or reversible out"),
     ],
 )
 def test_refusals(options, message):

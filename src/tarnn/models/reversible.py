@@ -116,7 +116,7 @@ def _versions(blocks: Sequence[nn.Module]) -> list[tuple[int, int]]:
 
 
 class _Precision:
-    """What autocast does now. Its cache of cast weights is left out: some versions of torch hand on those that no gradient was watching."""
+    """What autocast does now, but for its cache of cast weights: some versions of torch hand on those without a gradient."""
 
     def __init__(self, kind: str):
         self.kind = kind
