@@ -93,7 +93,7 @@ def check_global_tokens(global_tokens: Any, q: Tensor, causal: bool) -> None:
         raise TypeError(
             f"global_tokens must be a tensor, a bool mask (b, t) or places (n,), int64; got {got}. Pass torch.tensor([0])."
         )
-    mask, expected = global_tokens.dtype == torch.bool, (q.shape[0], q.shape[2])
+    mask, expected = global_tokens.dtype == torch.bool, (*q.shape[:1], *q.shape[2:3])
     if (mask and global_tokens.shape != expected) or (not mask and global_tokens.ndim != 1):
         raise ValueError(
             f"global_tokens must be a bool mask (b, t) = {expected} or places (n,), int64; got {global_tokens.dtype} "

@@ -78,6 +78,7 @@ def hybrid_attention(
     Returns o (b, h, t, e), then the state and ρ where they were asked for. Raises ValueError for what doesn't fit.
     The shared denominator is that of Scatterbrain (Chen et al. 2021, arXiv 2110.15343).
     """
+    check_global_tokens(global_tokens, q, causal)
     q, k, v = autocast(q, k, v)
     if (ranks := active()) is not None:
         options: dict[str, Any] = {"causal": causal, "window": window, "sinks": sinks, "slots": slots, "scale": scale}
@@ -101,7 +102,6 @@ def hybrid_attention(
     if phi is not None:
         phi.check_positive()
     scale = d**-0.5 if scale is None else scale
-    check_global_tokens(global_tokens, q, causal)
     marks, places = None, global_tokens
     if global_tokens is not None and global_tokens.dtype == torch.bool:
         marks, places = global_tokens, None
