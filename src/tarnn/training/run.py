@@ -21,6 +21,7 @@ from tarnn._version import __version__
 from tarnn.attention.calibration import calibrated_layers
 from tarnn.errors import UserError
 from tarnn.matmul import Choice, use_precision
+from tarnn.parallel.alike import check_alike
 from tarnn.tasks import TASKS, RunSettings
 from tarnn.tasks.base import Sample, Trainable
 from tarnn.training import checkpoints
@@ -32,7 +33,7 @@ from tarnn.training.interruption import InterruptedRun, Interruption
 from tarnn.training.lock import locked
 from tarnn.training.log import LogFile, cut_log, read_log
 from tarnn.training.memory import refuse_too_large
-from tarnn.training.processes import everywhere, refuse_disagreement, shared
+from tarnn.training.processes import distributed, everywhere, refuse_disagreement, shared
 from tarnn.training.products import choose_products, remarks
 from tarnn.training.redraw import Redraw, random_maps
 from tarnn.training.safe_trainer import SafeTrainer
@@ -85,11 +86,13 @@ def train(settings: RunSettings, show: bool = True, started: float | None = None
         here = keep_step(args, settings, saved)
         # the first process reads and prepares the data; the others find them prepared
         ready = everywhere(lambda: kind(here, True, saved, report) if first else None)
-        task = everywhere(lambda: ready if first else kind(here, False, None, report))
+        task = everywhere(lambda: ready or kind(here, False, None, report))
         everywhere(lambda: refuse_too_large(task, args))
         refuse_disagreement("data", task.data_facts)
         set_seed(settings.seed)
         model = task.model()
+        if distributed():
+            check_alike(model)
         set_length(args, settings, task)
         products = choose_products(settings, args, task, model)
         described = describe(args, task, step_size(settings, task, args), model, products)
