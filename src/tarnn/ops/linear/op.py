@@ -8,9 +8,11 @@ from tarnn.feature_maps.elementwise import Elu
 from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
 from tarnn.ops.linear.arguments import make_call, with_log_weights
 from tarnn.ops.linear.state import LinearState
+from tarnn.ops.linear.stretches import Arguments, attend_stretch
 from tarnn.ops.operators import with_operator
 from tarnn.ops.registration import Op
 from tarnn.other_names import FUNCTION, names_ours
+from tarnn.parallel.group import active
 
 _ELU = Elu()
 
@@ -97,6 +99,8 @@ def linear_attention(
     whose projection is computed in the kernel too: t × m features are never stored. (The features of another φ are
     ordinary tensors under autograd.) Twice differentiable.
 
+    Within `tarnn.parallel.sequence`, tensors with a time axis are this rank's stretch.
+
     Raises ValueError or TypeError where shapes, dtypes or options don't fit.
 
     Katharopoulos et al. 2020, eq. 4–15 (arXiv 2006.16236); Choromanski et al. 2021, algorithm 1 (arXiv 2009.14794).
@@ -105,9 +109,10 @@ def linear_attention(
     >>> linear_attention(q, k, v, causal=True).shape
     torch.Size([1, 2, 5, 4])
     """
-    made = make_call(
-        q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state
-    )
+    given = (q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state)
+    if (ranks := active()) is not None:
+        return attend_stretch(ranks, attend, Arguments(*given), return_state)
+    made = make_call(*given)
     outputs = attend(made.call, with_state=return_state)
     o = with_log_weights(outputs.o, made.log_weight)
     return (o, made.state_of(outputs)) if return_state else o
