@@ -25,7 +25,7 @@ from scripts.common.results import Unmeasured, run
 from scripts.common.tables import markdown, mebibytes, page, source
 from scripts.common.targets import Target, at_most, section
 
-FULL = {"processes": [1, 2, 4], "lengths": [2048, 8192, 32768], "messages": [2**12, 2**15, 2**18, 2**21], "rounds": 5}
+FULL = {"processes": [1, 2, 4], "lengths": [1024, 4096, 16384], "messages": [2**12, 2**15, 2**18, 2**21], "rounds": 3}
 QUICK = {"processes": [1, 2], "lengths": [64, 256], "messages": [4096], "rounds": 1}
 WORKER = Path(__file__).parent / "toolkit" / "sequence_worker.py"
 ERROR = 1e-5  # of the largest number
@@ -106,9 +106,9 @@ def report(options, facts: dict[str, Any], found: Found) -> str:
         table(found, "model"),
         "## Messages: an all-gather of so many bytes from each process, in microseconds",
         messages(found),
-        f"In the formula a process sends (P − 1) · (2 · 4 · h · (f (d + 1) + 1) + {AGREEMENT}) bytes for each layer: S, z and the sum "
-        "of log-decays, forward and backward, and by a few more bytes they agree that all compute the same. The gradients of "
-        "weights, which any training on several processes sums, are not in it.",
+        f"In the formula a process sends (P − 1) · (2 · 4 · h · (f (d + 1) + 1) + {AGREEMENT}) bytes for each layer: S, z and "
+        "the sum of log-decays, forward and backward, and by a few more bytes they agree that all compute the same. The "
+        "gradients of weights, which any training on several processes sums, are not in it.",
     )
 
 
