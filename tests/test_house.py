@@ -22,11 +22,11 @@ ROOMS = {
     "parallel": set(),
     "ops": {"kernels", "feature_maps", "parallel"},
     "attention": {"ops", "feature_maps", "parallel"},
-    "models": {"ops", "feature_maps", "attention"},
+    "models": {"ops", "feature_maps", "attention", "parallel"},
     "analysis": {"ops", "feature_maps", "attention", "models"},
     # decoding and its entrance in huggingface look into kernels for the fused step
     "decoding": {"kernels", "ops", "feature_maps", "attention", "models", "data"},
-    "huggingface": {"kernels", "ops", "feature_maps", "attention", "models", "decoding"},
+    "huggingface": {"kernels", "ops", "feature_maps", "attention", "models", "decoding", "parallel"},
     "tasks": {"ops", "feature_maps", "attention", "models", "huggingface", "decoding", "data"},
     "training": {"parallel", "ops", "feature_maps", "attention", "models", "huggingface", "data", "tasks"},
     # finetune trains, and the files of a checkpoint are read in one way

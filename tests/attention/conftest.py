@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from tarnn.attention import ChannelDecay, HeadDecay, LinearAttention, NoAttention, Rotary, SoftmaxAttention, TokenDecay
+from tarnn.attention import (
+    ChannelDecay,
+    HeadDecay,
+    LinearAttention,
+    NoAttention,
+    Rotary,
+    SoftmaxAttention,
+    TokenDecay,
+    WindowAttention,
+)
 from tarnn.feature_maps import (
     CosFormer,
     Dpfp,
@@ -85,6 +94,10 @@ ROWS = {
     "linear, q and k normed": linear(Elu, qk_norm=True),
     "softmax, q and k normed": lambda **more: SoftmaxAttention(qk_norm=True, **SIZES | more),
     "none": lambda **more: NoAttention(**SIZES | more),
+    "window": lambda **more: WindowAttention(window=3, **SIZES | {"bias": True} | more),
+    "window and sinks, rotary": lambda **more: WindowAttention(
+        window=2, sinks=2, rotary=Rotary(HEAD_DIM), qk_norm=True, **SIZES | more
+    ),
 }
 CAUSAL_ROWS = ROWS | {
     "linear, decay a head": lambda **m: linear(Elu, decay=HeadDecay(KV_HEADS))(**m),
@@ -101,7 +114,23 @@ CAUSAL_ROWS = ROWS | {
         Identity, normalize=False, decay=HeadDecay(KV_HEADS), rotary=Rotary(HEAD_DIM)
     )(**m),
 }
+
+
+def twice(kind, *sizes):
+    """A decay for each side."""
+    return {"decay": kind(*sizes), "decay_back": kind(*sizes)}
+
+
 BOTH_ROWS = ROWS | {
+    "window, global tokens": lambda **more: WindowAttention(window=2, sinks=1, global_tokens=[3], **SIZES | more),
+    "linear, a head fades": lambda **m: linear(Identity, normalize=False, **twice(HeadDecay, KV_HEADS))(**m),
+    "linear, a token fades": lambda **m: linear(Elu, **twice(TokenDecay, HIDDEN, KV_HEADS))(**m),
+    "linear, a channel fades": lambda **m: linear(Dpfp, **twice(ChannelDecay, HIDDEN, KV_HEADS, 2 * HEAD_DIM))(**m),
+    "linear, log-scaled, fades": lambda **m: linear(Exp, **twice(TokenDecay, HIDDEN, KV_HEADS))(**m),
+    "linear, random features, fades": lambda **m: linear(
+        positive, **twice(TokenDecay, HIDDEN, KV_HEADS), rotary=Rotary(HEAD_DIM)
+    )(**m),
+    "linear, cosformer, fades": lambda **m: linear(lambda: CosFormer(64), **twice(TokenDecay, HIDDEN, KV_HEADS))(**m),
     "linear, fitted by the call": linear(lambda: moved("call")),
     "linear, fitted by the call, with covariances": linear(lambda: moved("call", SderfFeatures, balance=False)),
 }

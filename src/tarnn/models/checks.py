@@ -47,14 +47,16 @@ def check_options(key: str, options: Any, registry: Registry, example: str) -> N
     """Options by the name of their class, each a value that a file can hold."""
     if not isinstance(options, dict) or not all(isinstance(x, dict) for x in options.values()):
         raise ValueError(f"{key} holds options under the name that they belong to, as in {example}; got {options!r}.")
-    if unknown := sorted(set(options) - set(registry.names())):
+    if unknown := sorted(set(options) - {*registry.names(), *registry}):
         raise ValueError(
             f"{key}: no {registry.what} is called {', '.join(map(repr, unknown))}; "
             f"there are {', '.join(registry.names())}."
         )
     for name, own_options in options.items():
         for option, value in own_options.items():
-            if not isinstance(value, str | int | float | None):
+            values = value if isinstance(value, list) else [value]
+            if not all(isinstance(x, str | int | float | None) for x in values):
                 raise ValueError(
-                    f"in a config the {option} of {name!r} is a name, a number, true, false or null; got {value!r}."
+                    f"in a config the {option} of {name!r} is a name, a number, true, false, null or a list of these; got "
+                    f"{value!r}."
                 )

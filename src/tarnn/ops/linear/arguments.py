@@ -102,7 +102,7 @@ def _checked(
     q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state
 ) -> Made:
     q, k, v = autocast(q, k, v)
-    at_least_one = _is_at_least_one(normalize, eps)
+    at_least_one = is_at_least_one(normalize, eps)
     check_attention(q, k, v, causal, key_mask, cu_seqlens, log_decay, key_log_weight, grouped_values=True)
     phi = map_of(feature_map, q, normalize is True)
     if state is not None and (not isinstance(state, LinearState) or state.S is None or state.z is None):
@@ -138,7 +138,7 @@ def _checked(
     return Made(call, None if normalize else query_log_weight)
 
 
-def _is_at_least_one(normalize: Any, eps: float | None) -> bool:
+def is_at_least_one(normalize: Any, eps: float | None) -> bool:
     """Whether max(|den|, 1) divides. ValueError for a normalize that nobody knows, or with an eps that nobody reads."""
     if isinstance(normalize, bool):
         return False
