@@ -25,7 +25,7 @@ from scripts.common.results import Unmeasured, run
 from scripts.common.tables import markdown, mebibytes, page, source
 from scripts.common.targets import Target, at_most, section
 
-FULL = {"processes": [1, 2, 4], "lengths": [1024, 4096, 16384], "messages": [2**12, 2**15, 2**18, 2**21], "rounds": 3}
+FULL = {"processes": [1, 2, 4], "lengths": [512, 2048, 8192], "messages": [2**12, 2**16, 2**20], "rounds": 3}
 QUICK = {"processes": [1, 2], "lengths": [64, 256], "messages": [4096], "rounds": 1}
 WORKER = Path(__file__).parent / "toolkit" / "sequence_worker.py"
 ERROR = 1e-5  # of the largest number

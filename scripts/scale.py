@@ -3,23 +3,21 @@
     python scripts/scale.py                                     # writes the page's tables anew; a test compares
     python scripts/scale.py --flops 3e14 --latency 1e-5 --bandwidth 4e10        # prints the table of these rates
 
-The rates of this project's machine are those that `benchmarks/sequence_parallel.py` measured. Rates of GPUs are data sheets'
-and assumptions: no GPU has run this. The model is of linear attention with one decay per token and a swiglu of 8/3.
+Rates of GPUs are data sheets' and assumptions: no GPU has run this. What CPUs take, `benchmarks/sequence_parallel.py` measures.
+The model is of linear attention with one decay per token and a swiglu of 8/3.
 """
 
 import argparse
-import json
 import math
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-PAGE, RESULTS = ROOT / "docs" / "scale.md", ROOT / "benchmarks" / "results" / "sequence_parallel.json"
+PAGE = ROOT / "docs" / "scale.md"
 BEGIN, END = "<!-- {}: written by scripts/scale.py -->\n", "<!-- end of {} -->\n"
 PROCESSES, WIDTHS = (8, 64, 256, 1024), (256, 1024, 4096, 8192)
 HEAD_DIM, CHUNK = 64, 128
-MEASURED_HEAD_DIM, MEASURED_LAYERS, MEASURED_WIDTH, VOCABULARY = 32, 4, 256, 257
 
 
 class Rates(NamedTuple):
@@ -66,16 +64,6 @@ def break_even(processes: int, rates: Rates, width: int, tree: bool = False) -> 
     return math.ceil(waiting_seconds(processes, rates, width, tree) / seconds)
 
 
-def measured_rates(results: dict[str, Any]) -> Rates:
-    """Of the model that one process ran, and of the shortest and the longest message between two."""
-    length, cell = max(((int(t), cell) for t, cell in results["1"]["model"].items()))
-    head = 6 * MEASURED_WIDTH * VOCABULARY
-    flops = length * (MEASURED_LAYERS * flops_per_token(MEASURED_WIDTH, MEASURED_HEAD_DIM) + head) / cell["seconds"]
-    messages = sorted((int(n), seconds) for n, seconds in results["2"]["messages"].items())
-    (short, quick), (long, slow) = messages[0], messages[-1]
-    return Rates(flops, quick, (long - short) / (slow - quick))
-
-
 def break_even_table(rates: Rates, processes: tuple[int, ...] = PROCESSES) -> str:
     """Rows: processes; columns: widths; tokens per process, by neighbours / by a tree."""
     rows = [
@@ -103,15 +91,12 @@ def bytes_table() -> str:
     return table(["processes", "width", *columns], rows)
 
 
-def rates_table(measured: Rates) -> str:
+def rates_table() -> str:
     rows = [
-        [name, f"{x.flops / 1e12:,.3g}", f"{1e6 * x.latency:,.3g}", f"{x.bandwidth / 1e9:,.3g}", how]
-        for name, x, how in (
-            ("two processes of this machine, gloo", measured, "measured"),
-            *((name, x, "data sheet and assumption") for name, x in GPUS.items()),
-        )
+        [name, f"{x.flops / 1e12:,.3g}", f"{1e6 * x.latency:,.3g}", f"{x.bandwidth / 1e9:,.3g}"]
+        for name, x in GPUS.items()
     ]
-    return table(["", "TFLOP/s of a step", "µs per message", "GB/s per process", "where from"], rows)
+    return table(["", "TFLOP/s of a step", "µs per message", "GB/s per process"], rows)
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -120,17 +105,12 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def megabytes(number: float) -> str:
-    return f"{number / 1e6:,.3g} MB" if number < 1e9 else f"{number / 1e9:,.3g} GB"
+    return f"{number / 1e6:,.1f} MB" if number < 1e9 else f"{number / 1e9:,.1f} GB"
 
 
 def with_tables(text: str) -> str:
     """The page with the tables of the model."""
-    measured = measured_rates(json.loads(RESULTS.read_text())["results"])
-    parts = {
-        "rates": rates_table(measured),
-        "bytes": bytes_table(),
-        "measured": break_even_table(measured, (2, 4, 8, 64)),
-    }
+    parts = {"rates": rates_table(), "bytes": bytes_table()}
     for i, rates in enumerate(GPUS.values()):
         parts[f"gpus-{i + 1}"] = break_even_table(rates, (2, 4, 8) if i == 0 else PROCESSES)
     for name, part in parts.items():
