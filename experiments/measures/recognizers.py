@@ -14,6 +14,7 @@ ATTENTION = {  # else as the method is called
     "linear, causal": "linear",
     "convolution alone": "none",
     "bi-LSTM": "none",
+    "bi-LSTM, stacked frames": "none",
     "LSH": "rivals.lsh",
 }
 
@@ -63,7 +64,7 @@ def build(method: str, data: Data, seed: int, options: Any) -> nn.Module:
         "pad_token_id": 0,
         "input_size": data.train[0].frames.shape[1],
         "subsampling": data.subsampling,
-        "front": "conv",
+        "front": "stack" if "stacked" in method else "conv",
         "conv_kernel": 15,
         "decay": "token",
         "position": "none",
@@ -74,7 +75,7 @@ def build(method: str, data: Data, seed: int, options: Any) -> nn.Module:
         "attention": ATTENTION.get(method, method),
         "causal": "causal" in method,
     }
-    if method == "bi-LSTM":
+    if "LSTM" in method:
         return BiLstm(TarnnConfig(**keys))
     if method == "convolution alone":  # three matrices, so much wider, have as many numbers as W_q and W_k
         keys["intermediate_size"] = TarnnConfig(**keys).intermediate_size + 2 * options.hidden_size // 3
