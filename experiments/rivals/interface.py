@@ -19,16 +19,20 @@ class Rival(MultiHeadAttention):
     but must be finite. Padding on any side, packed rows (`cu_seqlens`), rotary positions and fewer key/value heads are
     dealt with here: padded is cut, and packed is a loop. A masked token's output is zero.
 
-    Raises ValueError for cross attention, for a state, and for causal=True where a kind is for encoders only.
+    Raises ValueError for cross attention, for a state, and for the wrong `causal` where a kind is for encoders or for
+    decoders only.
     """
 
     encoder_only: ClassVar[bool] = False
+    decoder_only: ClassVar[bool] = False
 
     def __init__(self, hidden_size: int, num_heads: int, *, causal: bool, rotary: Rotary | None = None, **options: Any):
-        if causal and self.encoder_only:
-            raise ValueError(f"{type(self).__name__} is defined for encoders: pass causal=False, or take another kind.")
         if options.get("context_size") is not None:
             raise ValueError(f"{type(self).__name__} is self-attention: leave context_size out.")
+        if causal and self.encoder_only:
+            raise ValueError(f"{type(self).__name__} is defined for encoders: pass causal=False, or take another kind.")
+        if not causal and self.decoder_only:
+            raise ValueError(f"{type(self).__name__} is defined for decoders: pass causal=True, or take another kind.")
         super().__init__(hidden_size, num_heads, causal=causal, **options)
         self.set_rotary(rotary, self.head_dim)
 

@@ -23,7 +23,9 @@ BITS = ["--quick", "--test-images", 5, "--batch-size", 2]
 OPTIONS = {
     "approximation_error": (FEATURES, None, None),
     "copy_task": ([*COPY, "--heads", 4], None, None),
+    "detector": (["--quick"], "--data", "objects"),
     "estimate_size": (["--draws", 1, "--length", 20], None, None),
+    "graph_nodes": (["--quick"], "--data", "citations"),
     "image_bits": (BITS, "--mnist", "mnist"),
     "image_speed": (["--quick", "--batches", 1, 2, "--seconds", 0.01, "--positions", 2], None, None),
     "long_classification": (["--quick"], "--data", "reviews"),
@@ -37,6 +39,7 @@ OPTIONS = {
 }
 GO_ON = {
     "copy_task",
+    "detector",
     "image_bits",
     "long_classification",
     "long_softmax",

@@ -21,6 +21,12 @@ class Row(NamedTuple):
     to_the_bit: bool = True
 
 
+MEMORIES = {
+    "segment": 9,
+    "memory": 9,
+    "compressed": 2,
+    "rate": 3,
+}  # of 9 tokens, which gradients are checked with, none is old
 ROWS = {
     "window": Row("rivals.window", {"window": 4, "sinks": 2}, causal=True),
     "lsh": Row("rivals.lsh", {"chunk": 3, "rounds": 2}, causal=True, to_the_bit=False),
@@ -36,6 +42,19 @@ ROWS = {
     "low rank delta": Row("rivals.low_rank_delta", {"kernel": 3}, both=False, causal=True),
     "clustered": Row("rivals.clustered", {"clusters": 4, "bits": 9}),
     "improved clustered": Row("rivals.improved_clustered", {"clusters": 4, "top_keys": 3, "bits": 9}),
+    "transformer-xl": Row("rivals.transformer_xl", {"segment": 10, "memory": 7}, both=False, causal=True),
+    "compressive": Row("rivals.compressive", MEMORIES, both=False, causal=True),
+    "compressive, pooled": Row(
+        "rivals.compressive", {**MEMORIES, "compression": "max", "num_kv_heads": 2}, both=False, causal=True
+    ),
+    "gated delta": Row("rivals.gated_delta", {}, both=False, causal=True),
+    "linformer": Row("rivals.linformer", {"length": 20, "projected": 4}),
+    "linformer, by head": Row("rivals.linformer", {"length": 20, "projected": 4, "shared": "none", "num_kv_heads": 2}),
+    "nystrom": Row("rivals.nystrom", {"landmarks": 4, "conv_kernel": 5}),
+    "nystrom, many landmarks": Row("rivals.nystrom", {"landmarks": 16, "conv_kernel": 0, "num_kv_heads": 2}),
+    "hydra": Row("rivals.hydra", {"num_kv_heads": 2}, causal=True),
+    "graph of distances": Row("rivals.graph", {"num_kv_heads": 2}),
+    "graph": Row("rivals.graph", {"edges": [(0, 1), (3, 1), (4, 17), (18, 30)]}),
 }
 CAUSAL = {name: row for name, row in ROWS.items() if row.causal}
 
