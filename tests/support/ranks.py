@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-SECONDS = 120  # that a test's function may take, at most
+SECONDS = 300  # that a test's function may take, at most
 
 
 class Raised(NamedTuple):

@@ -60,7 +60,7 @@ class TarnnBlock(Block, GradientCheckpointingLayer):
         y = self.attention(self._packed(self._before(x, self.attention_norm), cu_seqlens), **masks, **options)
         if "return_weights" in options:
             y, *_ = y
-        return self._rest(x, y.view(*x.shape[:2], -1), cross)
+        return self._rest(x, y.view(*x.shape[:2], y.shape[-1]), cross)
 
     @staticmethod
     def _packed(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
