@@ -244,9 +244,9 @@ def test_second_derivatives_are_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"norm_position": "post"}, 'need norm_position = "pre"'),
+        ({"norm_position": "post"}, 'need norm_position = "pre" and no conv_kernel; got .post. and None'),
         ({"reversible": 1}, "reversible must be true or false; got 1"),
-        ({"conv_kernel": 3}, "leave conv_kernel or reversible out"),
+        ({"conv_kernel": 3}, "no conv_kernel; got 'pre' and 3"),
     ],
 )
 def test_refusals(options, message):

@@ -151,11 +151,8 @@ class _Stretch:
         """The state behind a call's keys, from nothing; with maxima wherever there are some to go on from."""
         call = made.call
         q, k = call.q.detach(), call.for_values(call.k)
-        if call.log_decay is None and call.cu_seqlens is None:  # the order of keys is nothing to the state behind them
-            call = call._replace(q=q[:, :, :0], k=k, causal=False)
-        else:  # without query heads: the kernels then make states alone
-            call = call._replace(q=q[:, :0], k=k)
-        state = made.state_of(self.attend(call, with_state=True))
+        # without query heads: the kernels then make states alone
+        state = made.state_of(self.attend(call._replace(q=q[:, :0], k=k), with_state=True))
         if state.M is None and self.before.M is not None:
             return LinearState(state.S, state.z, torch.zeros_like(self.before.M[: len(state.z)]))
         return state
