@@ -138,7 +138,7 @@ def assert_alike(run, run_all, tmp_path):
             codes, said = run_all(n, tmp_path / "many", *options, *more, *length)
             assert codes == [0] * n, said
         for a, b in zip(log_of(tmp_path / "one"), log_of(tmp_path / "many"), strict=True):
-            assert a == pytest.approx(b, rel=1e-5)
+            assert a == pytest.approx(b, rel=1e-4)  # a perplexity has several times the error of its loss
 
     return compare
 
