@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from tarnn.attention import ChannelDecay, HeadDecay, LinearAttention, NoAttention, Rotary, SoftmaxAttention, TokenDecay
+from tarnn.attention import (
+    ChannelDecay,
+    GatedDeltaAttention,
+    HeadDecay,
+    LinearAttention,
+    NoAttention,
+    Rotary,
+    SoftmaxAttention,
+    TokenDecay,
+)
 from tarnn.feature_maps import (
     CosFormer,
     Dpfp,
@@ -100,6 +109,14 @@ CAUSAL_ROWS = ROWS | {
     "linear, rotary, normed, decay a head": lambda **m: linear(
         Identity, normalize=False, decay=HeadDecay(KV_HEADS), rotary=Rotary(HEAD_DIM)
     )(**m),
+}
+CAUSAL_ROWS |= {
+    "gated delta": lambda **m: GatedDeltaAttention(decay=TokenDecay(HIDDEN, KV_HEADS), **SIZES | m),
+    "gated delta, decay a head": lambda **m: GatedDeltaAttention(decay=HeadDecay(KV_HEADS), **SIZES | m),
+    "gated delta, decay a channel": lambda **m: GatedDeltaAttention(
+        decay=ChannelDecay(HIDDEN, KV_HEADS, HEAD_DIM), conv_kernel=2, **SIZES | m
+    ),
+    "gated delta, no decay, no filters, bias": lambda **m: GatedDeltaAttention(conv_kernel=1, bias=True, **SIZES | m),
 }
 BOTH_ROWS = ROWS | {
     "linear, fitted by the call": linear(lambda: moved("call")),

@@ -156,11 +156,7 @@ class MultiHeadAttention(nn.Module):
 
         Raises ValueError where a step has no meaning: more than one token, or no causality.
         """
-        if x.ndim != 3 or x.shape[1:] != (1, self.hidden_size):
-            raise ValueError(
-                f"step takes one token, (b, 1, hidden); got {tuple(x.shape)}, where hidden = {self.hidden_size}. For "
-                "(b, hidden) pass x[:, None]; for more tokens use forward."
-            )
+        self.check_token(x)
         if self.context_size is not None:  # reads what the context left behind; writes nothing
             return self(x, state=state), state
         if not self.causal:
@@ -168,6 +164,14 @@ class MultiHeadAttention(nn.Module):
         q, k, v = self.project(x, x)
         o, state = self.mix_token(x, q, k, v, state, positions=positions, rotation=rotation, inplace=inplace)
         return self.merge(o, v.dtype), state
+
+    def check_token(self, x: Tensor) -> None:
+        """Raise ValueError unless x is one token for each row."""
+        if x.ndim != 3 or x.shape[1:] != (1, self.hidden_size):
+            raise ValueError(
+                f"step takes one token, (b, 1, hidden); got {tuple(x.shape)}, where hidden = {self.hidden_size}. For "
+                "(b, hidden) pass x[:, None]; for more tokens use forward."
+            )
 
     def source(self, x: Tensor, context: Tensor | None, state) -> Tensor:
         """The input of keys and values, (b, s, ·): x or the context. Raises ValueError if context is missing or not wanted."""

@@ -13,6 +13,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from tarnn.attention import HeadDecay, SoftmaxAttention, TokenDecay
 from tarnn.attention.decay import retention
+from tarnn.attention.gated_delta import GatedDeltaAttention
 from tarnn.attention.rotary import positions_in
 from tarnn.feature_maps import FeatureMap, Hedgehog
 from tarnn.huggingface.cache import StateLayer
@@ -121,6 +122,8 @@ class TarnnPreTrainedModel(PreTrainedModel):
             init.copy_(module.log_decay, retention(len(module.log_decay)))
         elif isinstance(module, TokenDecay):
             init.copy_(module.bias, module.initial_bias(len(module.bias)))
+        elif isinstance(module, GatedDeltaAttention):
+            init.copy_(module.filters, module.initial_filters())
         elif isinstance(module, Hedgehog):
             init.copy_(module.weight, torch.eye(*module.weight.shape[1:]).expand_as(module.weight))
         elif isinstance(module, FeatureMap):  # draws, and what is calibrated
