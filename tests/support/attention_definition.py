@@ -84,7 +84,9 @@ def _corrected(module: GatedDeltaAttention, x, real=None):
     """One sequence of gated DeltaNet, (t, hidden), token by token: what is not real is passed over."""
     h, g, d = module.num_heads, module.num_kv_heads, module.head_dim
     y, S, seen = torch.zeros_like(x), x.new_zeros(g, d, d), []
-    log_decay = x.new_zeros(len(x), g, 1) if module.decay is None else _of_tokens(module.decay(x[None]), len(x))
+    log_decay = (
+        x.new_zeros(len(x), g, 1) if module.decay is None else _of_tokens(module.decay(x[None]), len(x)).to(x.dtype)
+    )
     for i in range(len(x)) if real is None else real.nonzero()[:, 0].tolist():
         seen.append(torch.cat([module.q_proj(x[i]), module.k_proj(x[i]), module.v_proj(x[i])]))
         last = seen[-module.filters.shape[1] :]

@@ -103,14 +103,30 @@ class GatedDeltaAttention(MultiHeadAttention):
         inplace: bool = False,
     ) -> Any:
         """As in `MultiHeadAttention`. Positions say nothing here, and a state is small, so a new one is made."""
-        filters = None if state is None else ConvolutionState(state.tokens)
-        memory = None if state is None else DeltaState(state.S)
-        places = {"key_mask": key_mask, "cu_seqlens": cu_seqlens, "return_state": True}
+        places = {"key_mask": key_mask, "cu_seqlens": cu_seqlens}
         inputs = self._inputs(self.source(x, context, state))
-        filtered, filters = short_convolution(inputs, self.filters, activation="silu", state=filters, **places)
-        o, memory = delta_rule(*self._vectors(filtered), **self._gates(x), state=memory, **places)
+        filters = None if state is None else ConvolutionState(state.tokens.to(inputs.dtype))
+        filtered, filters = short_convolution(
+            inputs, self.filters, activation="silu", state=filters, return_state=True, **places
+        )
+        memory = None if state is None else DeltaState(state.S)
+        o, memory = self.mix(x, *self._vectors(filtered), state=memory, return_state=True, **places)
         y = self._output(x, o, inputs.dtype)
         return (y, GatedDeltaState(memory.S, filters.tokens)) if return_state else y
+
+    def project(
+        self, x: Tensor, source: Tensor, *, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The filtered q, k and v of whole sequences."""
+        places = {"key_mask": key_mask, "cu_seqlens": cu_seqlens}
+        return self._vectors(short_convolution(self._inputs(source), self.filters, activation="silu", **places))
+
+    def mix(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, key_mask, cu_seqlens, state, return_state: bool, **_
+    ) -> tuple[Any, ...]:
+        options = {"key_mask": key_mask, "cu_seqlens": cu_seqlens, "state": state, "return_state": return_state}
+        outputs = delta_rule(q, k, v, **self._gates(x), **options)
+        return outputs if return_state else (outputs,)
 
     def step(
         self,
@@ -122,7 +138,8 @@ class GatedDeltaAttention(MultiHeadAttention):
         inplace: bool = False,
     ) -> tuple[Float[Tensor, "b 1 hidden"], GatedDeltaState]:
         self.check_token(x)
-        inputs, filters, memory = self._inputs(x), ConvolutionState(state.tokens), DeltaState(state.S)
+        inputs, memory = self._inputs(x), DeltaState(state.S)
+        filters = ConvolutionState(state.tokens.to(inputs.dtype))
         filtered, filters = short_convolution_step(
             inputs, self.filters, activation="silu", state=filters, inplace=inplace
         )

@@ -185,8 +185,11 @@ class MultiHeadAttention(nn.Module):
             raise ValueError("cross attention needs a context, or the state that an earlier context left behind.")
         return x.new_zeros(x.shape[0], 0, self.context_size)  # no new keys: only the state is read
 
-    def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Make q (b, h, t, d) of x, k and v (b, g, s, d) of the source; with `qk_norm`, q and k are normed."""
+    def project(self, x: Tensor, source: Tensor, **places: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Make q (b, h, t, d) of x, k and v (b, g, s, d) of the source; with `qk_norm`, q and k are normed.
+
+        places: key_mask and cu_seqlens, for kinds whose projections see other tokens.
+        """
         q, k = self.q_proj(x), self.k_proj(source)
         q, k = self.heads(q, self.num_heads, self.q_norm), self.heads(k, self.num_kv_heads, self.k_norm)
         return q, k, self.heads(self.v_proj(source), self.num_kv_heads)
