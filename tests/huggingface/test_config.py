@@ -48,7 +48,10 @@ def test_patterns(pattern, layers):
         ({"dropout": float("nan")}, "dropout must be a number"),
         ({"rotary_base": 0}, "rotary_base must be a number"),
         ({"normalize": "yes"}, "normalize must be true or false; got 'yes'"),
-        ({"attention": "liner"}, "attention must be one of linear, none, softmax; got 'liner'. Did you mean 'linear'"),
+        (
+            {"attention": "liner"},
+            "attention must be one of gated_delta, linear, none, softmax; got 'liner'. Did you mean 'linear'",
+        ),
         ({"attention": ["linear", "conv"]}, "attention must be one of .*; got 'conv'"),
         ({"attention": ["linear"] * 3}, "multiple of its length; got 3 attentions for 8 layers"),
         ({"attention": []}, "got 0 attentions for 8 layers"),
@@ -74,7 +77,10 @@ def test_patterns(pattern, layers):
         ({"feature_map": "dpfp", "feature_map_options": {"dpfp": {"nu": 0}}}, "Dpfp needs nu ≥ 1; got 0"),
         ({"decay": "exponential"}, "decay must be one of none, channel, head, token"),
         ({"attention_options": {"nu": 2}}, r"attention_options holds options .* as in .*; got \{'nu': 2\}"),
-        ({"attention_options": {"linnear": {}}}, "no attention is called 'linnear'; there are linear, none, softmax"),
+        (
+            {"attention_options": {"linnear": {}}},
+            "no attention is called 'linnear'; there are gated_delta, linear, none, softmax",
+        ),
         ({"attention_options": {"linear": {"window": 2}}}, "attention 'linear' has no option 'window'"),
         ({"feature_map": nn.ReLU()}, r"feature_map must be one of clusters, cosformer, .*; got ReLU\(\)"),
         ({"feature_map": OwnMap(nn.ReLU())}, "OwnMap has no name that a config could hold.*register"),

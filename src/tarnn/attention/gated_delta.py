@@ -70,7 +70,7 @@ class GatedDeltaAttention(MultiHeadAttention):
             bias=bias,
             dropout=dropout,
         )
-        if not isinstance(conv_kernel, int) or not 1 <= conv_kernel <= 31:
+        if type(conv_kernel) is not int or not 1 <= conv_kernel <= 31:
             raise ValueError(
                 f"conv_kernel, the width of the filters, is a whole number from 1 to 31; got {conv_kernel!r}."
             )

@@ -23,7 +23,7 @@ class ModelConfig:
 
         ModelConfig(num_hidden_layers=8, attention=["linear", "linear", "linear", "softmax"])
 
-    attention: a name of `tarnn.attention.names()`: linear | softmax | none, or one of your own.
+    attention: a name of `tarnn.attention.names()`: linear | gated_delta | softmax | none, or one of your own.
     attention_options: arguments of the kinds of attention, by name, such as {"softmax": {"dropout": 0.1}}.
     feature_map: a name of `tarnn.feature_maps.names()`, such as elu, relu, dpfp or favor (FAVOR+), or a map, which
         stands for its name and its options: each layer makes its own. feature_map_options: arguments of the maps,
@@ -32,8 +32,8 @@ class ModelConfig:
     causal: each token sees those before it; False: all see all others (an encoder).
     input_size: None: the input is token ids; n: frames of n numbers (`input_features`, of `TarnnForCTC`), of which
         `subsampling` neighbours make one position of the sequence.
-    decay: none | head (RetNet) | token (Mamba-2) | channel (GLA), of linear attention's state; by default token, and
-        none if causal=False, since a decay runs along time.
+    decay: none | head (RetNet) | token (Mamba-2) | channel (GLA), of the state of linear attention and gated DeltaNet; by
+        default token, and none if causal=False, since a decay runs along time.
     position: rotary | sinusoidal (added to the embedding) | sinusoidal_half (half of the channels are the
         embedding, half the position; untied) | learned (added; needs max_position_embeddings) | none. By default none,
         since a decay knows the order, and sinusoidal if causal=False.
