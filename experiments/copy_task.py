@@ -3,16 +3,19 @@
     python experiments/copy_task.py             # about ten minutes on two cores; killed, it goes on
     python experiments/copy_task.py --quick
     python experiments/copy_task.py --length 128 --hidden 256 --updates 10000       # the paper's length: hours
+    python experiments/copy_task.py --methods softmax linear dpfp hedgehog "linear, rotary" DPLR --schedule cosine
 
 A separator, up to 15 random symbols out of 10, the separator again, and the same symbols: at most 32 tokens, where the
 paper has 128 (--length 128: minutes are too few for that). The loss is that of the second half, which can be known only
 by looking back. As in the paper: 4 layers, 8 heads, batches of 64, RAdam, learning rate 1e-3, after 3,000 updates 1e-4;
-it doesn't say how wide its model is. All methods see the same batches from the same weights.
+it doesn't say how wide its model is. All methods see the same batches from the same weights. --schedule cosine: the rate falls
+from 1e-3 to zero over all updates instead. --methods: other maps, positions and attentions, to see which reach softmax's loss.
 Every --save-every updates a run leaves a checkpoint in --runs, from which the same command goes on.
 
 Katharopoulos et al. 2020 (arXiv 2006.16236), section 4.1.
 """
 
+import math
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -22,14 +25,26 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import experiments.rivals  # noqa: F401  registers the attentions that are not tarnn's own
 from scripts.common.options import parse
-from scripts.common.plots import ATTENTION, label, line, panels
+from scripts.common.plots import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, label, line, panels
 from scripts.common.results import Unmeasured, run
 from scripts.common.tables import markdown, page
 from tarnn.models import TarnnConfig, TarnnForCausalLM
 
 SEPARATOR, SYMBOLS = 0, 10
-METHODS = [name for name in ATTENTION if name != "none"]
+METHODS = {  # the keys of the config, and the style of the line
+    "softmax": ({"attention": "softmax"}, RED),
+    "softmax, rotary": ({"attention": "softmax", "position": "rotary"}, f"{RED} --"),
+    "linear": ({}, BLUE),
+    "linear, rotary": ({"position": "rotary"}, f"{BLUE} --"),
+    "linear, decay": ({"decay": "token"}, f"{BLUE} :"),
+    "dpfp": ({"feature_map": "dpfp"}, SKY),
+    "hedgehog": ({"feature_map": "hedgehog"}, PINK),
+    "DPLR": ({"attention": "rivals.low_rank_delta"}, f"{GREEN} --"),
+    "LSH": ({"attention": "rivals.lsh", "attention_options": {"rivals.lsh": {"chunk": 16}}}, ORANGE),
+    "window + sinks": ({"attention": "rivals.window", "attention_options": {"rivals.window": {"window": 8}}}, GREY),
+}
 FULL = {
     "updates": 4000,
     "drop_at": 3000,
@@ -38,7 +53,8 @@ FULL = {
     "hidden": 64,
     "layers": 4,
     "batch_size": 64,
-    "methods": METHODS,
+    "methods": ["linear", "softmax"],
+    "schedule": "drop",
     "heads": 8,
     "seed": 0,
     "save_every": 500,
@@ -47,7 +63,17 @@ FULL = {
 QUICK = {"updates": 120, "drop_at": 100, "every": 30, "length": 16, "hidden": 32, "layers": 2, "batch_size": 16}
 
 
-SAME = ("drop_at", "every", "length", "hidden", "layers", "batch_size", "heads", "seed")  # of a run that goes on
+SAME = (
+    "schedule",
+    "drop_at",
+    "every",
+    "length",
+    "hidden",
+    "layers",
+    "batch_size",
+    "heads",
+    "seed",
+)  # of a run that goes on
 
 
 @dataclass
@@ -62,8 +88,12 @@ class Curve:
 
 
 def main() -> int:
-    about = {"runs": "where checkpoints go"}
-    options = parse(__file__, __doc__, FULL, QUICK, choices={"methods": METHODS}, about=about)
+    about = {
+        "runs": "where checkpoints go",
+        "schedule": "of the rate: a drop to a tenth, or a cosine to zero over --updates",
+    }
+    choices = {"methods": list(METHODS), "schedule": ["drop", "cosine"]}
+    options = parse(__file__, __doc__, FULL, QUICK, choices=choices, about=about)
     return run(options, measure, report=report, figure=figure)
 
 
@@ -91,9 +121,16 @@ def build(method: str, options) -> TarnnForCausalLM:
         hidden_size=options.hidden,
         num_hidden_layers=options.layers,
         num_attention_heads=options.heads,
-        attention=method,
+        **METHODS[method][0],
     )
     return TarnnForCausalLM(config)
+
+
+def rate(update: int, options) -> float:
+    """The learning rate of this update."""
+    if options.schedule == "cosine":
+        return 1e-3 * (1 + math.cos(math.pi * update / options.updates)) / 2
+    return 1e-3 if update < options.drop_at else 1e-4
 
 
 class Training:
@@ -105,7 +142,7 @@ class Training:
         self.optimizer = torch.optim.RAdam(self.model.parameters(), lr=1e-3)
         self.generator = torch.Generator().manual_seed(options.seed)
         self.update, self.seconds, self.losses, self.curve = 0, 0.0, [], Curve()
-        self.path = options.runs / f"{method}.pt"
+        self.path = options.runs / f"{method.replace(', ', '_').replace(' ', '_')}.pt"
         if self.path.exists():
             self._resume()
 
@@ -122,7 +159,7 @@ class Training:
                 look(self.model, held_out, self.curve, self.update, self.losses, self.seconds)
                 self.losses = []
                 loss, accuracy = self.curve.loss[-1], self.curve.accuracy[-1]
-                print(f"{self.method:8} update {self.update:5}  loss {loss:.4f}  {accuracy:6.1%}", flush=True)
+                print(f"{self.method:15} update {self.update:5}  loss {loss:.4f}  {accuracy:6.1%}", flush=True)
             if self.update >= options.updates:
                 return
             self._one_update()
@@ -131,7 +168,7 @@ class Training:
         start = time.process_time()
         symbols = int(torch.randint(1, self.longest + 1, (), generator=self.generator))
         ids, labels = draw(self.generator, self.options.batch_size, symbols)
-        self.optimizer.param_groups[0]["lr"] = 1e-3 if self.update < self.options.drop_at else 1e-4
+        self.optimizer.param_groups[0]["lr"] = rate(self.update, self.options)
         loss = self.model(input_ids=ids, labels=labels, use_cache=False).loss
         self.optimizer.zero_grad()
         loss.backward()
@@ -141,7 +178,8 @@ class Training:
         self.update += 1
 
     def _settings(self) -> dict:
-        return {name: getattr(self.options, name) for name in SAME}
+        of_all = ("updates",) if self.options.schedule == "cosine" else ()
+        return {name: getattr(self.options, name) for name in (*SAME, *of_all)}
 
     def _save(self) -> None:
         """Written before the look at this update, which a resumed run takes anew."""
@@ -201,10 +239,12 @@ def report(options, facts, curves: dict[str, Curve]) -> str:
         for method, curve in curves.items()
     ]
     header = ["attention", "loss, nats per symbol", "symbols right", "updates to 99 %", "processor seconds"]
+    drop = f"from update {options.drop_at:,} on 1e-4"
+    fall = "falling to zero by a cosine" if options.schedule == "cosine" else drop
     return page(
         f"Copying {longest} symbols",
         f"{options.layers} layers, {options.heads} heads, {options.hidden} wide, batches of {options.batch_size}, "
-        f"{options.updates:,} updates (learning rate 1e-3, from update {options.drop_at:,} on 1e-4), {options.threads} "
+        f"{options.updates:,} updates (learning rate 1e-3, {fall}), {options.threads} "
         f"threads. Held-out sequences of {longest} symbols; guessing costs ln 10 = 2.303.",
         markdown(header, rows),
         "![loss against updates](copy_task.png)",
@@ -214,7 +254,7 @@ def report(options, facts, curves: dict[str, Curve]) -> str:
 def figure(options, facts, curves: dict[str, Curve]):
     made, (axes,) = panels(1, width=7, height=4)
     for method, curve in curves.items():
-        line(axes, zip(curve.update, curve.loss), ATTENTION[method], method, marker="")
+        line(axes, zip(curve.update, curve.loss), METHODS[method][1], method, marker="")
     label(axes, "updates", "loss on held-out sequences, nats per symbol", scales="linear log", legend="")
     return made
 

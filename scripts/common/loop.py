@@ -7,7 +7,7 @@ A batch is a function of the step's number, so a run that was stopped sees the b
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,29 @@ def train(
     learning_rate: float,
     measure: Callable[[nn.Module], dict[str, float]],
 ) -> Progress:
-    """Trains up to `steps`. Every so many the model is measured and saved in `folder`, from where the next call goes on.
+    """Train up to `steps`. Every so many the model is measured and saved in `folder`, from where the next call goes on.
 
     loss(model, step): of the batch of that step. measure(model): in evaluation mode, without gradients.
+    """
+    *_, progress = train_in_parts(folder, model, loss, steps, every=every, learning_rate=learning_rate, measure=measure)
+    return progress
+
+
+def train_in_parts(
+    folder: Path,
+    model: nn.Module,
+    loss: Callable[[nn.Module, int], Tensor],
+    limit: float,
+    *,
+    unit: str = "step",
+    every: float,
+    learning_rate: float,
+    measure: Callable[[nn.Module], dict[str, float]],
+) -> Iterator[Progress]:
+    """`train`, which stops each time that the model was measured, so that several models can be trained in turns.
+
+    It yields what the run has come to: once before it trains, then after each part. unit: what `limit` and `every` count,
+    "step" or "seconds" (of training, in processor time per thread).
     """
     parameters = [x for x in model.parameters() if x.requires_grad]
     optimizer = torch.optim.AdamW(parameters, learning_rate, betas=(0.9, 0.98), weight_decay=0.1)
@@ -47,11 +67,12 @@ def train(
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         progress = Progress(**saved["progress"])
+    yield progress
     model.train()
-    while progress.step < steps:
+    while (before := getattr(progress, unit)) < limit:
         begun = time.process_time()
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate * scale(progress.step, steps)
+            group["lr"] = learning_rate * scale(before, limit)
         value = loss(model, progress.step)
         optimizer.zero_grad()
         value.backward()
@@ -60,7 +81,8 @@ def train(
         progress.step += 1
         progress.seconds += (time.process_time() - begun) / torch.get_num_threads()
         losses.append(float(value.detach()))
-        if progress.step % every == 0 or progress.step == steps:
+        after = getattr(progress, unit)
+        if after // every > before // every or after >= limit:
             model.eval()
             with torch.no_grad():
                 entry = {"step": progress.step, "loss": sum(losses) / len(losses), **measure(model)}
@@ -69,16 +91,16 @@ def train(
             save(path, model, optimizer, progress)
             print(f"  {folder.name}: {entry}", flush=True)
             losses = []
+            yield progress
     model.eval()
-    return progress
 
 
-def scale(step: int, steps: int) -> float:
-    """Of the learning rate."""
-    warm = max(1, steps // 10)
-    if step < warm:
-        return (step + 1) / warm
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+def scale(done: float, limit: float) -> float:
+    """Of the learning rate, by the steps or the seconds that are done."""
+    warm = max(1, limit // 10)
+    if done < warm:
+        return min(1.0, (done + 1) / warm)
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * (done - warm) / max(1, limit - warm)))
 
 
 def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:

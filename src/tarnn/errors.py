@@ -22,3 +22,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 class SlowPathWarning(RuntimeWarning):
     """A result is computed by a slower path than necessary. It says why, once per process."""
+
+
+class LostRankError(RuntimeError):
+    """Another process of a group has ended, or did not answer within the group's timeout."""

@@ -46,13 +46,13 @@ class Registry(dict[str, Named]):
         return declare
 
     def names(self) -> list[str]:
-        """All names, sorted."""
+        """All names, sorted. Those with a dot are found but not listed: a package outside tarnn declares them."""
         if not self.loaded:
             package = importlib.import_module(self.package)
             for module in pkgutil.iter_modules(package.__path__, f"{self.package}."):
                 importlib.import_module(module.name)
             self.loaded = True
-        return sorted(self)
+        return sorted(name for name in self if "." not in name)
 
     def find(self, name: str) -> Named:
         """Look up a name. Raises ValueError for an unknown one, with those that are known."""
@@ -60,6 +60,11 @@ class Registry(dict[str, Named]):
         if name not in self and name not in self.names():
             close = difflib.get_close_matches(str(name), [*self.names(), *self.others], n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
+            if isinstance(name, str) and "." in name:
+                hint = (
+                    f" A package outside tarnn declares the names {name.rpartition('.')[0]}.*: "
+                    "only a program that imports it can use the model; this one doesn't."
+                )
             raise ValueError(
                 f"{self.what.replace(' ', '_')} must be one of {', '.join(self.names())}; got {name!r}.{hint}"
             )

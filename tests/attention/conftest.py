@@ -114,11 +114,26 @@ CAUSAL_ROWS |= {
     "gated delta": lambda **m: GatedDeltaAttention(decay=TokenDecay(HIDDEN, KV_HEADS), **SIZES | m),
     "gated delta, decay a head": lambda **m: GatedDeltaAttention(decay=HeadDecay(KV_HEADS), **SIZES | m),
     "gated delta, decay a channel": lambda **m: GatedDeltaAttention(
-        decay=ChannelDecay(HIDDEN, KV_HEADS, HEAD_DIM), conv_kernel=2, **SIZES | m
+        decay=ChannelDecay(HIDDEN, KV_HEADS, HEAD_DIM), filter_width=2, **SIZES | m
     ),
-    "gated delta, no decay, no filters, bias": lambda **m: GatedDeltaAttention(conv_kernel=1, bias=True, **SIZES | m),
+    "gated delta, no decay, no filters, bias": lambda **m: GatedDeltaAttention(filter_width=1, bias=True, **SIZES | m),
 }
+
+
+def twice(kind, *sizes):
+    """A decay for each side."""
+    return {"decay": kind(*sizes), "decay_back": kind(*sizes)}
+
+
 BOTH_ROWS = ROWS | {
+    "linear, a head fades": lambda **m: linear(Identity, normalize=False, **twice(HeadDecay, KV_HEADS))(**m),
+    "linear, a token fades": lambda **m: linear(Elu, **twice(TokenDecay, HIDDEN, KV_HEADS))(**m),
+    "linear, a channel fades": lambda **m: linear(Dpfp, **twice(ChannelDecay, HIDDEN, KV_HEADS, 2 * HEAD_DIM))(**m),
+    "linear, log-scaled, fades": lambda **m: linear(Exp, **twice(TokenDecay, HIDDEN, KV_HEADS))(**m),
+    "linear, random features, fades": lambda **m: linear(
+        positive, **twice(TokenDecay, HIDDEN, KV_HEADS), rotary=Rotary(HEAD_DIM)
+    )(**m),
+    "linear, cosformer, fades": lambda **m: linear(lambda: CosFormer(64), **twice(TokenDecay, HIDDEN, KV_HEADS))(**m),
     "linear, fitted by the call": linear(lambda: moved("call")),
     "linear, fitted by the call, with covariances": linear(lambda: moved("call", SderfFeatures, balance=False)),
 }

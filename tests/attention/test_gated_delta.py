@@ -18,7 +18,7 @@ def theirs():
         linear_num_value_heads=HEADS,
         linear_key_head_dim=DIM,
         linear_value_head_dim=DIM,
-        linear_conv_kernel_dim=WIDTH,
+        linear_filter_width_dim=WIDTH,
     )
     torch.manual_seed(0)
     layer = Qwen3NextGatedDeltaNet(config, 0).float().eval()
@@ -32,7 +32,7 @@ def theirs():
 def ours(layer):
     """Our layer with the weights of transformers'."""
     module = GatedDeltaAttention(
-        HIDDEN, HEADS, causal=True, head_dim=DIM, decay=TokenDecay(HIDDEN, HEADS), conv_kernel=WIDTH
+        HIDDEN, HEADS, causal=True, head_dim=DIM, decay=TokenDecay(HIDDEN, HEADS), filter_width=WIDTH
     )
     of_heads = layer.in_proj_qkvz.weight.view(HEADS, 4, DIM, HIDDEN)  # q, k, v, z of each head
     with torch.no_grad():
@@ -63,10 +63,10 @@ def test_it_needs_an_order(how):
 
 @pytest.mark.parametrize("width", [0, 32, 2.0, True])
 def test_a_width_of_filters(width):
-    with pytest.raises(ValueError, match=r"conv_kernel.*from 1 to 31"):
-        GatedDeltaAttention(HIDDEN, 2, causal=True, head_dim=DIM, conv_kernel=width)
+    with pytest.raises(ValueError, match=r"filter_width.*from 1 to 31"):
+        GatedDeltaAttention(HIDDEN, 2, causal=True, head_dim=DIM, filter_width=width)
 
 
 def test_other_kinds_have_no_filters():
-    with pytest.raises(TypeError, match="conv_kernel"):
-        LinearAttention(HIDDEN, 2, causal=True, conv_kernel=4)
+    with pytest.raises(TypeError, match="filter_width"):
+        LinearAttention(HIDDEN, 2, causal=True, filter_width=4)

@@ -15,7 +15,13 @@ ACROSS = {"causal": False, "context_size": 5}
     ("options", "words"),
     [
         ({"feature_map": Identity()}, "Identity.*negative.*normalize=False"),
-        ({"decay": HeadDecay(2), "causal": False}, "decay.*causal"),
+        ({"decay": HeadDecay(2), "causal": False}, "two decays.*got one. Pass both, or causal=True"),
+        ({"decay_back": HeadDecay(2)}, "decay_back fades later tokens, which causal attention does not see"),
+        ({"decay": HeadDecay(2), "decay_back": HeadDecay(2), **ACROSS}, "a context does not share"),
+        (
+            {"decay": HeadDecay(2), "decay_back": HeadDecay(2), "causal": False, "rotary": Rotary(4)},
+            "rotary positions rotate features of Elu.*a decay knows the order",
+        ),
         ({"feature_map": Exp(), "rotary": Rotary(4)}, "rotary.*Exp"),
         ({"rotary": Rotary(6)}, "features.*4; got 6"),
         ({"feature_map": FAVOR, "rotary": Rotary(6)}, "q and k.*4; got 6"),

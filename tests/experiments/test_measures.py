@@ -2,6 +2,7 @@
 
 import random
 import struct
+from types import SimpleNamespace
 
 import copy_task
 import image_speed
@@ -145,3 +146,9 @@ def test_words_and_their_phones(tmp_path):
     (tmp_path / "d.dic").write_text("A AH\n\nNO\n")
     with pytest.raises(UserError, match=r"d\.dic, line 3: the word NO has no phones"):
         read_pronunciations(tmp_path / "d.dic")
+
+
+def test_rates_of_the_copy_task():
+    drop, cosine = (SimpleNamespace(schedule=x, drop_at=30, updates=40) for x in ("drop", "cosine"))
+    assert [copy_task.rate(u, drop) for u in (0, 29, 30)] == [1e-3, 1e-3, 1e-4]
+    assert [copy_task.rate(u, cosine) for u in (0, 20, 40)] == pytest.approx([1e-3, 5e-4, 0])

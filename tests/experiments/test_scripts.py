@@ -3,6 +3,7 @@
 import re
 
 import byte_model
+import copy_task
 import fewer_bits
 import pytest
 import recall_model
@@ -22,7 +23,9 @@ BITS = ["--quick", "--test-images", 5, "--batch-size", 2]
 OPTIONS = {
     "approximation_error": (FEATURES, None, None),
     "copy_task": ([*COPY, "--heads", 4], None, None),
+    "detector": (["--quick"], "--data", "objects"),
     "estimate_size": (["--draws", 1, "--length", 20], None, None),
+    "graph_nodes": (["--quick"], "--data", "citations"),
     "image_bits": (BITS, "--mnist", "mnist"),
     "image_speed": (["--quick", "--batches", 1, 2, "--seconds", 0.01, "--positions", 2], None, None),
     "long_classification": (["--quick"], "--data", "reviews"),
@@ -36,6 +39,7 @@ OPTIONS = {
 }
 GO_ON = {
     "copy_task",
+    "detector",
     "image_bits",
     "long_classification",
     "long_softmax",
@@ -159,3 +163,12 @@ def test_a_run_of_speech_transcribes_as_a_stream_and_as_a_whole(script, recordin
     streamed, whole = capsys.readouterr().out.splitlines()
     assert streamed == whole
     assert re.fullmatch(r"[A-Z |']*", whole)
+
+
+def test_every_method_copies_with_a_rate_that_falls_to_zero(script, data_of, tmp_path):
+    options = [*COPY, "--heads", 4, "--schedule", "cosine", "--runs", tmp_path / "runs"]
+    assert script("copy_task", *options, "--methods", *copy_task.METHODS).code == 0
+    curves = data_of("copy_task")["results"]
+    assert list(curves) == list(copy_task.METHODS)
+    assert len({curve["loss"][-1] for curve in curves.values()}) == len(curves)  # each is another function
+    assert script("copy_task", *options, "--methods", "linear", "--updates", 6).code == 1  # of another cosine

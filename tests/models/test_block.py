@@ -104,5 +104,3 @@ def test_an_encoder_sees_both_sides():
     torch.testing.assert_close(with_padding, encoder(ids).last_hidden_state)
     with pytest.raises(ValueError, match=r"sees both sides .* has no cache"):
         encoder(ids, use_cache=True)
-    with pytest.raises(ValueError, match="a decay runs along time"):
-        TarnnConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, causal=False, decay="token")

@@ -53,14 +53,21 @@ class Case:
         if self.masked:
             self.options["key_mask"] = rand(b, t) > -0.5
         if self.decay != "none":
-            shape = {"head": (g,), "token": (b, g, t), "channel": (b, g, t, self.f or self.d)}[self.decay]
-            log_decay = -rand(*shape).abs() - self.steep
-            if self.decay != "head":  # some resets, some that come close to one
-                log_decay = log_decay.masked_fill(rand(*shape) > 1.6, -torch.inf).masked_fill(rand(*shape) > 1.9, -1e5)
-            self.options["log_decay"] = log_decay
+            self.options["log_decay"] = self._log_decay(rand)
         if self.weighted:
             falling = min(self.steep, 20.0) * torch.arange(float(t), dtype=torch.float64)
             self.options["key_log_weight"] = rand(b, g, t) * 10 * self.spread - falling
+        if self.decay != "none" and not self.causal:
+            self.options["log_decay_back"] = self._log_decay(rand)
+
+    def _log_decay(self, rand) -> torch.Tensor:
+        b, g, t = self.b, self.g, self.t
+        shape = {"head": (g,), "token": (b, g, t), "channel": (b, g, t, self.f or self.d)}[self.decay]
+        log_decay = -rand(*shape).abs() - self.steep
+        if self.decay == "head":
+            return log_decay
+        # some resets, some that come close to one
+        return log_decay.masked_fill(rand(*shape) > 1.6, -torch.inf).masked_fill(rand(*shape) > 1.9, -1e5)
 
     def tensors(self) -> list[torch.Tensor]:
         return [self.q, self.k, self.v, *(x for x in self.options.values() if x.is_floating_point())]

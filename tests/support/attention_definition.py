@@ -55,6 +55,8 @@ def _linear(module: LinearAttention, x, q, k, v, key_mask):
     options = {"causal": module.causal, "key_mask": key_mask}
     if module.decay is not None:
         options["log_decay"] = module.decay(x).to(x.dtype)
+    if module.decay_back is not None:
+        options["log_decay_back"] = module.decay_back(x).to(x.dtype)
     if rotary is None:
         o = linear_definition.quadratic(fq, fk, v, normalize=module.normalize, **options)
     else:

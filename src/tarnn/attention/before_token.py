@@ -6,6 +6,8 @@ from torch import Tensor
 
 from tarnn.feature_maps.elementwise import Identity
 from tarnn.ops import LinearState, linear_attention
+from tarnn.ops.stretches import Stretch
+from tarnn.parallel.group import active
 
 _IDENTITY = Identity()
 
@@ -29,9 +31,12 @@ def attend_before(
     place = torch.arange(t, device=device)
     sequences, bounds = 1, None
     if cu_seqlens is not None:
-        bounds = cu_seqlens + torch.arange(len(cu_seqlens), device=device)
-        sequences = len(bounds) - 1
-        place = place + torch.searchsorted(cu_seqlens.to(torch.int64), place, right=True) - 1
+        sequences, here, pieces = len(cu_seqlens) - 1, cu_seqlens, torch.ones(len(cu_seqlens) - 1, dtype=torch.int64)
+        if (ranks := active()) is not None:
+            stretch = Stretch.agreed(ranks, t, cu_seqlens, {"the op": "attend_before"})
+            sequences, here, pieces = len(stretch.here) if t else 0, stretch.local_bounds(cu_seqlens), stretch.pieces()
+        bounds = cu_seqlens + torch.nn.functional.pad(pieces.cumsum(0), (1, 0)).to(cu_seqlens)
+        place = place + torch.searchsorted(here.to(torch.int64), place, right=True) - 1
     length = t + sequences
 
     def at(index: Tensor, x: Tensor) -> Tensor:

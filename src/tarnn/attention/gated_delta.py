@@ -35,7 +35,7 @@ class GatedDeltaAttention(MultiHeadAttention):
 
     decay: a module x → log_decay (`tarnn.attention.decay`): a `TokenDecay` as in the paper, a `ChannelDecay` as in Kimi's
         attention (arXiv 2510.26692), or none, DeltaNet.
-    conv_kernel: the width of the filters of q, k and v along time; 1: none.
+    filter_width: the width of the filters of q, k and v along time; 1: none.
 
     Causal self-attention only, since each token corrects what those before it wrote. It takes no rotary positions: filters and
     corrections know the order.
@@ -54,7 +54,7 @@ class GatedDeltaAttention(MultiHeadAttention):
         bias: bool = False,
         dropout: float = 0.0,
         decay: nn.Module | None = None,
-        conv_kernel: int = 4,
+        filter_width: int = 4,
     ):
         if not causal or context_size is not None:
             raise ValueError(
@@ -70,12 +70,12 @@ class GatedDeltaAttention(MultiHeadAttention):
             bias=bias,
             dropout=dropout,
         )
-        if type(conv_kernel) is not int or not 1 <= conv_kernel <= 31:
+        if type(filter_width) is not int or not 1 <= filter_width <= 31:
             raise ValueError(
-                f"conv_kernel, the width of the filters, is a whole number from 1 to 31; got {conv_kernel!r}."
+                f"filter_width, the width of the filters, is a whole number from 1 to 31; got {filter_width!r}."
             )
         self.widths = [x * self.head_dim for x in (num_heads, self.num_kv_heads, self.num_kv_heads)]
-        self.filters = nn.Parameter(torch.empty(sum(self.widths), conv_kernel))
+        self.filters = nn.Parameter(torch.empty(sum(self.widths), filter_width))
         self.filters.data.copy_(self.initial_filters())
         self.beta_proj = nn.Linear(hidden_size, self.num_kv_heads, bias=bias)
         self.gate_proj = nn.Linear(hidden_size, num_heads * self.head_dim, bias=bias)

@@ -19,6 +19,7 @@ from tarnn.numerics import full_precision, wide, widen
 from tarnn.ops import LinearState, linear_attention, step
 from tarnn.ops.features import features
 from tarnn.other_names import LAYER, names_ours
+from tarnn.parallel.group import refuse
 
 _IDENTITY = Identity()
 
@@ -35,7 +36,8 @@ class LinearAttention(MultiHeadAttention):
     normalize: divide by the sum of the weights. If not, each head's output goes through an RMSNorm instead,
         whose gradient is bounded where the division's is not (TransNormer, arXiv 2210.10340). Maps with
         negative products need normalize=False.
-    decay: a module x → log_decay (`tarnn.attention.decay`), for causal attention.
+    decay: a module x → log_decay (`tarnn.attention.decay`). decay_back: another, for the keys behind a query: attention to both
+        sides has both or none.
     rotary: a `Rotary`. Where φ(q)·φ(k) is a function of q·k (features of softmax's kernel, Taylor's), q and k
         are rotated, before φ, as in softmax attention; it is as wide as they are. Else it is as wide as the
         features, which are rotated after φ. With normalize, in the numerator only, so that the sum of the
@@ -61,6 +63,7 @@ class LinearAttention(MultiHeadAttention):
         feature_map: FeatureMap | nn.Module | str = "elu",
         normalize: bool = True,
         decay: nn.Module | None = None,
+        decay_back: nn.Module | None = None,
         rotary: Rotary | None = None,
         **options: Any,
     ):
@@ -70,8 +73,8 @@ class LinearAttention(MultiHeadAttention):
             phi.check_positive(self.head_dim)
         self.rotates_inputs, vectors = phi.dot_product, "q and k" if phi.dot_product else "features"
         self.set_rotary(rotary, self.rotary_dim(self.head_dim, phi), vectors)
-        _check_choices(phi, causal, decay, rotary, self.context_size)
-        self.feature_map, self.normalize, self.decay = phi, normalize, decay
+        _check_choices(phi, causal, decay, decay_back, rotary, self.context_size)
+        self.feature_map, self.normalize, self.decay, self.decay_back = phi, normalize, decay, decay_back
         self.num_features = phi.num_features(self.head_dim)
         self.fits_by_call = isinstance(phi, FittedMap) and phi.fit == "call"
         self.calibration: Any = None  # while `calibrating`: what observes q and k
@@ -110,6 +113,7 @@ class LinearAttention(MultiHeadAttention):
             self.calibration.observe(q, k, **masks)
         if self.fits_by_call:
             self._check_no_state(state, return_state)
+            refuse("a map that is fitted by the call", 'Make it with fit="calibrated", and calibrate it before.')
             phi = cast(FittedMap, phi).fitted(q, k, cu_seqlens=cu_seqlens, **masks)
         with_state = return_state or rotation is not None  # the plain weights of rotated features are in its z
         outputs = self._attend(
@@ -122,7 +126,7 @@ class LinearAttention(MultiHeadAttention):
             causal=self.causal,
             key_mask=key_mask,
             cu_seqlens=cu_seqlens,
-            log_decay=self._log_decay(x),
+            **self._log_decays(x),
             state=state,
             return_state=with_state,
         )
@@ -133,7 +137,7 @@ class LinearAttention(MultiHeadAttention):
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: LinearState, *, positions, rotation, inplace: bool
     ) -> tuple[Tensor, LinearState]:
         q, k, rotation, phi = self._apply_positions(q, k, positions, rotation, x, state)
-        return self._attend(step, q, k, v, phi, rotation, state=state, log_decay=self._log_decay(x), inplace=inplace)
+        return self._attend(step, q, k, v, phi, rotation, state=state, **self._log_decays(x), inplace=inplace)
 
     def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> LinearState:
         """The state before the first token. Its size does not depend on `capacity`; it is float32, or float64
@@ -182,8 +186,10 @@ class LinearAttention(MultiHeadAttention):
                 'other: no state=, no return_state=True and no step. Make the map with fit="calibrated" for these.'
             )
 
-    def _log_decay(self, x: Tensor) -> Tensor | None:
-        return None if self.decay is None else self.decay(x)
+    def _log_decays(self, x: Tensor) -> dict[str, Tensor | None]:
+        """Arguments of the op; a step has no decay of what comes later."""
+        decays = {"log_decay": None if self.decay is None else self.decay(x)}
+        return decays if self.decay_back is None else decays | {"log_decay_back": self.decay_back(x)}
 
     def _attend(self, op: Callable, q, k, v, phi, rotation: Rotation | None, **options) -> Any:
         """Call `op`, linear_attention or step; if there is a rotation, rotate the features."""
@@ -244,11 +250,23 @@ def _step_of_weights(phi_q, phi_k, z, log_decay, inplace) -> tuple[Tensor, Tenso
 
 
 def _check_choices(
-    feature_map: FeatureMap, causal: bool, decay: nn.Module | None, rotary: Rotary | None, context_size: int | None
+    feature_map: FeatureMap,
+    causal: bool,
+    decay: nn.Module | None,
+    decay_back: nn.Module | None,
+    rotary: Rotary | None,
+    context_size: int | None,
 ) -> None:
     name = feature_map._get_name()
-    if decay is not None and not causal:
-        raise ValueError("a decay runs along time, so it needs causal attention; got causal=False.")
+    if causal and decay_back is not None:
+        raise ValueError("decay_back fades later tokens, which causal attention does not see; leave it out.")
+    if not causal and (decay is None) != (decay_back is None):
+        raise ValueError(
+            "attention to both sides takes two decays, decay for the keys before a query and decay_back for those behind it; "
+            "got one. Pass both, or causal=True."
+        )
+    if context_size is not None and decay is not None:
+        raise ValueError("a decay runs along time, which a context does not share with its queries; got context_size=.")
     if causal and isinstance(feature_map, FittedMap) and feature_map.fit == "call":
         raise ValueError(
             f"{name} is fitted by the call, whose later keys causal attention may not know; make it with "
@@ -259,6 +277,11 @@ def _check_choices(
         raise ValueError(f"{name} weighs keys by their distance; {reason}.")
     if rotary is None or feature_map.dot_product:
         return
+    if decay_back is not None:
+        raise ValueError(
+            f"rotary positions rotate features of {name} in sums that are continued from states, and attention that fades to "
+            "both sides has none; a decay knows the order: take no rotary positions."
+        )
     if feature_map.log_scaled:
         raise ValueError(
             f"rotary positions rotate features, and those of {name} are kept as scaled logarithms; "

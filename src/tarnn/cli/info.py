@@ -105,15 +105,17 @@ def describe(checkpoint: Path, lengths: list[int] | None = None) -> dict[str, An
 
 def state_bytes(model: Any, length: int) -> int:
     """Of one sequence of that length."""
-    return sum(x.attention.new_state(1, capacity=length).nbytes for x in model.model.layers)
+    return sum(state.nbytes for x in model.model.layers for state in x.new_states(1, capacity=length))
 
 
 def layer_facts(model: Any, i: int) -> dict[str, Any]:
     """One layer: its kind of attention, its map, and the state that it keeps for a sequence."""
     from tarnn.feature_maps import RandomFeatureMap
 
-    attention, kind = model.model.layers[i].attention, model.config.attention_of(i)
-    facts = {"layer": i, "attention": kind}
+    block, kind = model.model.layers[i], model.config.attention_of(i)
+    attention, facts = block.attention, {"layer": i, "attention": kind}
+    if block.convolution is not None:
+        facts["convolution_state_bytes"] = block.convolution.new_state(1).nbytes
     if kind == "linear":
         facts |= {"feature_map": model.config.feature_map_of(i), "features": attention.num_features}
         facts |= {"random": True} if isinstance(attention.feature_map.inner, RandomFeatureMap) else {}
@@ -164,6 +166,10 @@ def runs(layers: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def kind_of(layer: dict[str, Any]) -> str:
+    if "convolution_state_bytes" in layer:
+        size = layer["convolution_state_bytes"]
+        others = {name: x for name, x in layer.items() if name != "convolution_state_bytes"}
+        return f"convolution, state {size:,} bytes; {kind_of(others)}"
     if layer["attention"] == "linear":
         kind = "random features" if layer.get("random") else "features"
         features = f"{layer['feature_map']}, {layer['features']} {kind} per head"

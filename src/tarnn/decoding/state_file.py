@@ -24,7 +24,14 @@ from tarnn.models.state import ModelState
 
 NOT_THE_FUNCTION = {"dropout"}
 # config keys that were added later, with the values that reproduce the behaviour before
-LATER = {"attention_options": {}, "causal": True, "input_size": None, "subsampling": 1}
+LATER = {
+    "attention_options": {},
+    "causal": True,
+    "input_size": None,
+    "subsampling": 1,
+    "front": "stack",
+    "conv_kernel": None,
+}
 
 
 def fingerprint(model: TextModel) -> str:

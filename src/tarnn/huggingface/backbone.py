@@ -1,6 +1,7 @@
 """The backbone as transformers runs it: `forward` with its caches and options, and initial weights."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -18,10 +19,12 @@ from tarnn.attention.rotary import positions_in
 from tarnn.feature_maps import FeatureMap, Hedgehog
 from tarnn.huggingface.cache import StateLayer
 from tarnn.huggingface.config import TarnnConfig
+from tarnn.huggingface.convolved_cache import ConvolvedLayer
 from tarnn.huggingface.documents import Documents, check_arguments, find_documents
 from tarnn.huggingface.folders import check_folder
 from tarnn.models.backbone import Backbone
 from tarnn.models.block import Block
+from tarnn.models.convolution import Convolution
 from tarnn.models.inputs import check_inputs, check_length, check_positions, without_padding
 
 
@@ -38,37 +41,44 @@ class TarnnBlock(Block, GradientCheckpointingLayer):
         past_key_values=None,
         cu_seqlens: Tensor | None = None,
         cross=None,
+        key_mask: Tensor | None = None,
         **options,
     ) -> Tensor:
         """x (b, t, hidden) → the same. `context`: what cross-attention reads, where `cross` does not have it (beside x, so
-        that reentrant gradient checkpointing sees it). `past_key_values`: this layer's `StateLayer`, read and written (under
-        this name, so that gradient checkpointing leaves it out); `cu_seqlens`: of documents in all b·t tokens;
+        that reentrant gradient checkpointing sees it). `past_key_values`: the `StateLayer` of each state, read and written
+        (under this name, so that gradient checkpointing leaves it out); `cu_seqlens`: of documents in all b·t tokens;
         options as in `MultiHeadAttention`."""
         if context is not None:
             cross = {**cross, "context": context}
         if past_key_values is not None:
-            return self._with_cache(x, past_key_values, cross, options)
-        rows = self._before(x, self.attention_norm)
-        if cu_seqlens is not None:
-            rows = rows.flatten(0, 1)[None]  # (1, b·t, hidden)
-        y = self.attention(rows, cu_seqlens=cu_seqlens, **options)
+            return self._with_cache(x, past_key_values, cross, {"key_mask": key_mask, **options})
+        masks = {"key_mask": key_mask, "cu_seqlens": cu_seqlens}
+        if self.convolution is not None:
+            y = self.convolution(self._packed(self._before(x, self.convolution_norm), cu_seqlens), **masks)
+            x = self._join(x, y.view_as(x), self.convolution_norm)
+        y = self.attention(self._packed(self._before(x, self.attention_norm), cu_seqlens), **masks, **options)
         if "return_weights" in options:
             y, *_ = y
         return self._rest(x, y.view_as(x), cross)
 
-    def _with_cache(self, x: Tensor, cache: StateLayer, cross, options) -> Tensor:
-        """Reads and writes this layer's part of a transformers cache."""
-        start, before = x, cache.take(x.shape[1])
+    @staticmethod
+    def _packed(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+        """The rows laid end to end, (1, b·t, hidden), where they hold documents."""
+        return x if cu_seqlens is None else x.flatten(0, 1)[None]
 
-        def again(n: int):
+    def _with_cache(self, x: Tensor, caches: Sequence[StateLayer], cross, options) -> Tensor:
+        """Reads and writes this layer's part of a transformers cache."""
+        start, before = x, [cache.take(x.shape[1]) for cache in caches]
+
+        def again(i: int, n: int):
             first = lambda y: y[:, :, :n] if y.ndim == 4 else y[:, :n]  # noqa: E731  # a Rotation's time is axis 2
             part, some = tree_map_only(Tensor, first, (start, options))
-            part = self._before(part, self.attention_norm)
-            return self.attention(part, state=before, return_state=True, **some)[1]
+            return self._read(part, *before, **some)[2][i]
 
         # the cache owns its state, so it is written in place; not where autograd may need the one before
-        x, state = self.prefill(x, before, cross, inplace=not torch.is_grad_enabled(), **options)
-        cache.write(state, x.shape[1], again)
+        x, *states = self.prefill(x, *before, cross=cross, inplace=not torch.is_grad_enabled(), **options)
+        for i, (cache, state) in enumerate(zip(caches, states, strict=True)):
+            cache.write(state, x.shape[1], partial(again, i))
         return x
 
 
@@ -124,6 +134,10 @@ class TarnnPreTrainedModel(PreTrainedModel):
             init.copy_(module.bias, module.initial_bias(len(module.bias)))
         elif isinstance(module, GatedDeltaAttention):
             init.copy_(module.filters, module.initial_filters())
+        elif isinstance(module, Convolution | nn.Conv1d):  # as torch has them
+            largest = module.weight[0].numel() ** -0.5
+            for x in (module.weight, cast(Tensor, module.bias)):
+                init.uniform_(x, -largest, largest)
         elif isinstance(module, Hedgehog):
             init.copy_(module.weight, torch.eye(*module.weight.shape[1:]).expand_as(module.weight))
         elif isinstance(module, FeatureMap):  # draws, and what is calibrated
@@ -231,12 +245,13 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
         check_positions(self.config, position_ids, past)
         return position_ids
 
-    def _layer_caches(self, cache: Cache | None) -> list[StateLayer | None]:
+    def _layer_caches(self, cache: Cache | None) -> Sequence[tuple[StateLayer, ...] | None]:
         if cache is None:
             return [None] * len(self.layers)
-        if len(cache.layers) != len(self.layers) or not all(isinstance(x, StateLayer) for x in cache.layers):
+        parts = [x.parts for x in cache.layers if isinstance(x, StateLayer | ConvolvedLayer)]
+        if len(cache.layers) != len(self.layers) or list(map(len, parts)) != [self.states_per_layer] * len(self.layers):
             raise ValueError(
                 "this cache was not made for this model; make one with DynamicCache(config=model.config) or "
                 "StaticCache(config=model.config, max_cache_len=…)."
             )
-        return cast(list[StateLayer | None], cache.layers)
+        return parts

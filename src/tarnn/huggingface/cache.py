@@ -20,6 +20,11 @@ class StateLayer(CacheLayerMixin):
     is_compileable = False  # what compiles is TarnnForCausalLM.step
     supports_early_init = False
 
+    @property
+    def parts(self) -> tuple["StateLayer", ...]:
+        """One for each state of a layer."""
+        return (self,)
+
     def __init__(self, max_cache_len: int | None = None, **kwargs):
         super().__init__()
         self.max_cache_len = max_cache_len

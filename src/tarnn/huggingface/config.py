@@ -116,7 +116,8 @@ class TarnnConfig(RecordConfig, record=ModelConfig):
     def layer_types(self) -> list[str]:
         """The kind of cache that each layer needs, as transformers asks for it; not saved."""
         kinds = (self.attention_of(i) for i in range(self.num_hidden_layers))
-        return [ATTENTIONS.find(kind).kind.layer_type for kind in kinds]
+        convolved = "" if self.conv_kernel is None else "_convolved"
+        return [ATTENTIONS.find(kind).kind.layer_type + convolved for kind in kinds]
 
     def validate(self) -> None:
         """Called by transformers before saving, in place of its own checks, which don't know our layers."""

@@ -82,7 +82,7 @@ class FusedForward:
                 logits = logits[:, -logits_to_keep:] if logits.ndim == 3 else logits[:, None]
         except UnfitState:
             return None
-        for layer, layer_state in zip(cast(list[StateLayer], cache.layers), after.layers, strict=True):
+        for layer, layer_state in zip(_parts(cache), after.layers, strict=True):
             if layer.is_initialized:
                 layer.advance(layer_state, num_tokens)
             else:
@@ -91,7 +91,7 @@ class FusedForward:
 
     def _states(self, cache: Cache, rows: int, num_tokens: int) -> tuple[State, ...]:
         """Each layer's state, which may be written, with room for these tokens."""
-        layers = cast(list[StateLayer], cache.layers)
+        layers = _parts(cache)
         if layers[0].is_initialized:
             return tuple(x.own(num_tokens) for x in layers)
         capacity = layers[0].max_cache_len or max(SMALLEST_CACHE, num_tokens)
@@ -108,10 +108,10 @@ class FusedForward:
             return False
         if any(x is not None and x is not False for name, x in extra_inputs.items() if name not in IGNORED):
             return False
-        writable = (isinstance(x, StateLayer) and x.writable for x in cache.layers)
-        if len(cache.layers) != len(self.model.model.layers) or not all(writable):
+        parts, model = _parts(cache), self.model.model
+        if len(parts) != len(model.layers) * model.states_per_layer or not all(x.writable for x in parts):
             return False
-        if len({x.is_initialized for x in cache.layers}) != 1:
+        if len({x.is_initialized for x in parts}) != 1:
             return False
         if attention_mask is None:
             return True
@@ -128,6 +128,11 @@ class FusedForward:
                 self.weights = None
             self._begun.add(cache)
         return self._step
+
+
+def _parts(cache: Cache) -> list[StateLayer]:
+    """A layer for each state; of caches for other models none."""
+    return [part for layer in cache.layers for part in getattr(layer, "parts", ())]
 
 
 def first_positions(

@@ -17,6 +17,7 @@ from tarnn.huggingface.backbone import TarnnModel, TarnnPreTrainedModel
 from tarnn.huggingface.config import TarnnConfig
 from tarnn.huggingface.documents import Documents, find_documents
 from tarnn.models.config import ModelConfig
+from tarnn.models.convolved_frames import StreamState
 from tarnn.models.frames import Frames
 from tarnn.models.inputs import can_look, last_tokens
 
@@ -224,16 +225,20 @@ class TarnnForCTC(TarnnHead):
                 "counted): no path spells them, the loss is infinite. Leave the row out, or lower subsampling."
             )
 
-    def new_state(self, batch_size: int, capacity: int | None = None):
+    def new_state(self, batch_size: int, capacity: int | None = None) -> StreamState:
         """Make the state before a stream, as `Backbone.new_state`."""
-        return self.model.new_state(batch_size, capacity)
+        state = self.model.new_state(batch_size, capacity)
+        return StreamState(state.layers, state.position, self.frames.new_state(batch_size))
 
     @torch.no_grad()
-    def prefill(self, input_features: Tensor, state, *, inplace: bool = False):
+    def prefill(
+        self, input_features: Tensor, state: StreamState, *, inplace: bool = False
+    ) -> tuple[Tensor, StreamState]:
         """Read frames (b, t, input_size) on top of a state (`new_state`): (logits (b, positions, vocab), the state after them).
 
         For causal models. The state has constant size; a stream may come in pieces, each a multiple of config.subsampling
         frames. `inplace`: as in `TarnnForCausalLM.prefill`.
         """
-        x, state = self.model.prefill(None, state, inputs_embeds=self.frames(input_features), inplace=inplace)
-        return self.lm_head(x).float(), state
+        embedded, frames = self.frames.prefill(input_features, state.frames)
+        x, after = self.model.prefill(None, state, inputs_embeds=embedded, inplace=inplace)
+        return self.lm_head(x).float(), StreamState(after.layers, after.position, frames)

@@ -5,6 +5,7 @@ Generation needs no more than this. `TarnnModel` and `TarnnForCausalLM` in `tarn
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar, cast
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from tarnn.attention.rotary import Rotation, positions_in
 from tarnn.models.block import Block, make_norm
 from tarnn.models.config import ModelConfig
+from tarnn.models.convolved_frames import ConvolvedFrames
 from tarnn.models.frames import Frames
 from tarnn.models.inputs import check_inputs, check_length, check_positions, last_tokens, without_padding
 from tarnn.models.positions import SinusoidalPositions
@@ -71,11 +73,14 @@ class Backbone(Recurrent):
     def build(self, config: ModelConfig) -> None:
         sinusoidal = config.position.startswith("sinusoidal")
         width = config.hidden_size // 2 if config.position == "sinusoidal_half" else config.hidden_size
-        self.embed_tokens: Any = (
-            nn.Embedding(config.vocab_size, width)
-            if config.input_size is None
-            else Frames(config.input_size, width, config.subsampling)
-        )
+        self.embed_tokens: Any
+        if config.input_size is None:
+            self.embed_tokens = nn.Embedding(config.vocab_size, width)
+        elif config.front == "conv":
+            sizes = (config.input_size, width, config.subsampling)
+            self.embed_tokens = ConvolvedFrames(*sizes, causal=config.causal)
+        else:
+            self.embed_tokens = Frames(config.input_size, width, config.subsampling)
         self.embed_positions: nn.Module | None = None
         if sinusoidal:
             self.embed_positions = SinusoidalPositions(width)
@@ -114,10 +119,11 @@ class Backbone(Recurrent):
         if self.config.max_position_embeddings is not None:
             check_positions(self.config, positions, past=int(state.position.max()))
         key_mask = None if attention_mask is None else attention_mask.bool()
-        x, layers = self.embed(input_ids, positions, without_padding(inputs_embeds, key_mask)), []
-        for block, layer, options in zip(self.layers, state.layers, self.layer_options(positions), strict=True):
-            x, layer = block.prefill(x, layer, key_mask=key_mask, inplace=inplace, **options)
-            layers.append(layer)
+        x, layers = self.embed(input_ids, positions, without_padding(inputs_embeds, key_mask)), list[State]()
+        parts = zip(self.layers, self.by_layer(state.layers), self.layer_options(positions), strict=True)
+        for block, states, options in parts:
+            x, *after = block.prefill(x, *states, key_mask=key_mask, inplace=inplace, **options)
+            layers += after
         seen = t if key_mask is None else key_mask.sum(-1)
         return self.norm(x), ModelState(tuple(layers), state.position + seen)
 
@@ -140,17 +146,18 @@ class Backbone(Recurrent):
         if self.config.max_position_embeddings and state.position.is_cpu and not torch.compiler.is_compiling():
             check_length(self.config, 1, int(state.position.max()))
         positions = state.position[:, None]
-        x, layers = self.embed(token_ids[:, None], positions, inputs_embeds), []
-        for block, layer, options in zip(self.layers, state.layers, self.layer_options(positions, cross), strict=True):
-            x, layer = block.step(x, layer, inplace=inplace, **options)
-            layers.append(layer)
+        x, layers = self.embed(token_ids[:, None], positions, inputs_embeds), list[State]()
+        parts = zip(self.layers, self.by_layer(state.layers), self.layer_options(positions, cross), strict=True)
+        for block, states, options in parts:
+            x, *after = block.step(x, *states, inplace=inplace, **options)
+            layers += after
         position = state.position.add_(1) if inplace else state.position + 1
         return self.norm(x)[:, 0], ModelState(tuple(layers), position)
 
     def new_states(
         self, batch_size: int, capacity: int | None = None, cache_dtype: torch.dtype | None = None
     ) -> tuple[State, ...]:
-        """Make each layer's state before the first token. `capacity`: the number of tokens that softmax layers allocate.
+        """Make the states of all layers before the first token. `capacity`: the number of tokens that softmax layers allocate.
 
         cache_dtype: the weights' type by default. For a model in float32 it may be bfloat16, which halves the memory of
         softmax layers' keys and values, and the time to read them. Raises ValueError for another.
@@ -162,7 +169,17 @@ class Backbone(Recurrent):
                 f"got cache_dtype={cache_dtype}."
             )
         dtype = cache_dtype or self.dtype
-        return tuple(x.attention.new_state(batch_size, capacity=capacity, dtype=dtype) for x in self.layers)
+        blocks = (x.new_states(batch_size, capacity=capacity, dtype=dtype) for x in self.layers)
+        return tuple(chain.from_iterable(blocks))
+
+    @property
+    def states_per_layer(self) -> int:
+        """One, or, with a convolution, two."""
+        return 1 if self.config.conv_kernel is None else 2
+
+    def by_layer(self, states: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Group the states of all layers, or what there is one of for each."""
+        return list(zip(*[iter(states)] * self.states_per_layer, strict=True))
 
     def new_state(
         self, batch_size: int, capacity: int | None = None, cache_dtype: torch.dtype | None = None

@@ -10,6 +10,8 @@ from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.attention.norm import RMSNorm
 from tarnn.models.build_layers import make_attention
 from tarnn.models.config import ModelConfig
+from tarnn.models.convolution import Convolution
+from tarnn.ops import State
 from tarnn.ops.elementwise import swiglu
 
 
@@ -52,17 +54,23 @@ def make_norm(config: ModelConfig) -> nn.Module:
 class Block(nn.Module):
     """Attention, then feed-forward, each f in x + f(norm x) (pre-norm) or norm(x + f(x)) (post-norm).
 
+    With `conv_kernel` in the config a convolution comes before attention, in the same way.
+
     causal: for a decoder; False for an encoder. context_size: the width of another sequence that cross-attention,
     between the two, reads: a decoder that has an encoder.
 
-    It runs by `prefill`, with a state or without, and by `step`; `TarnnBlock` adds `forward`. All take `cross`, the
-    arguments of the cross-attention: {"context": (b, s, context_size), "key_mask": (b, s)}, or {"state": …}, the
-    state after that context.
+    It runs by `prefill`, on top of its states or of none, and by `step`; `TarnnBlock` adds `forward`. Its states are that of
+    the convolution, if it has one, and that of attention. All take `cross`, the arguments of the cross-attention:
+    {"context": (b, s, context_size), "key_mask": (b, s)}, or {"state": …}, the state after that context.
     """
 
     def __init__(self, config: ModelConfig, layer: int, *, causal: bool = True, context_size: int | None = None):
         super().__init__()
         self.pre_norm = config.norm_position == "pre"
+        self.convolution: Convolution | None = None
+        if config.conv_kernel is not None:
+            self.convolution = Convolution(config, causal=causal)
+            self.convolution_norm = make_norm(config)
         self.attention = make_attention(config, layer, causal=causal)
         self.attention_norm = make_norm(config)
         self.cross_attention: MultiHeadAttention | None = None
@@ -74,25 +82,50 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         for attention in filter(None, (self.attention, self.cross_attention)):
             attention.o_proj.adds_to_residual = True  # type: ignore[assignment]  # its weights start smaller
-        self.mlp.down_proj.adds_to_residual = True  # type: ignore[assignment]
+        others = [self.mlp.down_proj] if self.convolution is None else [self.mlp.down_proj, self.convolution.out_proj]
+        for projection in others:
+            projection.adds_to_residual = True  # type: ignore[assignment]
 
     def describe(self, plan: Any) -> Any:
         if self.cross_attention is not None:
             raise plan.refusal(self, "has cross-attention")
+        if self.convolution is not None:
+            raise plan.refusal(self, "has a convolution")
         plan.add(self.dropout)
         parts = (self.attention_norm, self.attention, self.mlp_norm, self.mlp)
         return plan.layer(*map(plan.add, parts), pre_norm=self.pre_norm)
 
-    def prefill(self, x: Tensor, state, cross=None, **options):
-        """Read many tokens on top of a state, or of none: (x, the state after them)."""
-        before = self._before(x, self.attention_norm)
-        y, state, *_ = self.attention(before, state=state, return_state=True, **options)
-        return self._rest(x, y, cross), state
+    def new_states(self, batch_size: int, **options: Any) -> tuple[State, ...]:
+        """Make the states before the first token. options: of attention's `new_state`."""
+        state = self.attention.new_state(batch_size, **options)
+        return (state,) if self.convolution is None else (self.convolution.new_state(batch_size), state)
 
-    def step(self, x: Tensor, state, cross=None, **options):
-        """Read one token, x (b, 1, hidden): (x, the state after it)."""
-        y, state = self.attention.step(self._before(x, self.attention_norm), state, **options)
-        return self._rest(x, y, cross), state
+    def prefill(self, x: Tensor, *states, cross=None, **options) -> tuple[Any, ...]:
+        """Read many tokens on top of states, or of none (None): (x, the states after them)."""
+        x, y, states = self._read(x, *states, **options)
+        return self._rest(x, y, cross), *states
+
+    def step(self, x: Tensor, *states, cross=None, inplace: bool = False, **options) -> tuple[Any, ...]:
+        """Read one token, x (b, 1, hidden): (x, the states after it)."""
+        *filtered, state = states
+        if self.convolution is not None:
+            before = self._before(x, self.convolution_norm)
+            y, *filtered = self.convolution.step(before, *filtered, inplace=inplace)
+            x = self._join(x, y, self.convolution_norm)
+        before = self._before(x, self.attention_norm)
+        y, state = self.attention.step(before, state, inplace=inplace, **options)
+        return self._rest(x, y, cross), *filtered, state
+
+    def _read(self, x: Tensor, *states, key_mask=None, **options) -> tuple[Tensor, Tensor, tuple[State, ...]]:
+        """Run convolution and attention on top of states: (the residual, attention's output, the states after)."""
+        *filtered, state = states
+        if self.convolution is not None:
+            before = self._before(x, self.convolution_norm)
+            y, *filtered = self.convolution.prefill(before, *filtered, key_mask=key_mask)
+            x = self._join(x, y, self.convolution_norm)
+        options |= {"key_mask": key_mask, "state": state, "return_state": True}
+        y, state, *_ = self.attention(self._before(x, self.attention_norm), **options)
+        return x, y, (*filtered, state)
 
     def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
         """Norm the input of a sublayer, if norms come before."""

@@ -38,9 +38,10 @@ def make_attention(
     kind = ATTENTIONS.find(name).kind
     takes = arguments_of(kind)
     feature_map = make_feature_map(config, layer) if "feature_map" in takes else None
-    decay = rotary = None
+    decay = decay_back = rotary = None
     if context_size is None and config.decay != "none" and "decay" in takes:
         decay = make_decay(config, feature_map)
+        decay_back = None if causal else make_decay(config, feature_map)
     if context_size is None and config.position == "rotary" and "rotary" in takes:
         rotary = Rotary(kind.rotary_dim(config.head_dim, feature_map), config.rotary_base)
     arguments = {
@@ -55,6 +56,7 @@ def make_attention(
         "feature_map": feature_map,
         "normalize": config.normalize,
         "decay": decay,
+        "decay_back": decay_back,
         "rotary": rotary,
     }
     return ATTENTIONS.build(name, arguments, config.attention_options.get(name, {}))

@@ -47,7 +47,7 @@ def check_options(key: str, options: Any, registry: Registry, example: str) -> N
     """Options by the name of their class, each a value that a file can hold."""
     if not isinstance(options, dict) or not all(isinstance(x, dict) for x in options.values()):
         raise ValueError(f"{key} holds options under the name that they belong to, as in {example}; got {options!r}.")
-    if unknown := sorted(set(options) - set(registry.names())):
+    if unknown := sorted(set(options) - {*registry.names(), *registry}):
         raise ValueError(
             f"{key}: no {registry.what} is called {', '.join(map(repr, unknown))}; "
             f"there are {', '.join(registry.names())}."

@@ -11,6 +11,7 @@ from tarnn.feature_maps.registry import MAPS
 from tarnn.models.checks import check_choice, check_flag, check_number, check_options, check_pattern, check_positive_int
 
 FILLED_IN: Any = None  # the default of a key that others decide
+WIDEST_FILTER = 31  # of `short_convolution`
 MOST_HEADS = 2**20  # per-head numbers are computed before weights are counted
 
 
@@ -31,9 +32,12 @@ class ModelConfig:
     normalize: divide by the sum of the weights; False: a norm on each head's output (signed maps need it).
     causal: each token sees those before it; False: all see all others (an encoder).
     input_size: None: the input is token ids; n: frames of n numbers (`input_features`, of `TarnnForCTC`), of which
-        `subsampling` neighbours make one position of the sequence.
-    decay: none | head (RetNet) | token (Mamba-2) | channel (GLA), of the state of linear attention and gated DeltaNet; by
-        default token, and none if causal=False, since a decay runs along time.
+        `subsampling` neighbours make one position of the sequence. front: how they do. stack: side by side, through one
+        matrix; conv: halved again and again by convolutions over 5 frames (subsampling = 2, 4, 8 …), which overlap.
+    conv_kernel: before attention, each layer filters its channels over so many tokens (1 to 31): the last ones, or without
+        causality those on both sides; None: it does not.
+    decay: none | head (RetNet) | token (Mamba-2) | channel (GLA), of linear attention and gated DeltaNet; by default token, and none if
+        causal=False, where each side has a decay of its own.
     position: rotary | sinusoidal (added to the embedding) | sinusoidal_half (half of the channels are the
         embedding, half the position; untied) | learned (added; needs max_position_embeddings) | none. By default none,
         since a decay knows the order, and sinusoidal if causal=False.
@@ -68,6 +72,8 @@ class ModelConfig:
     causal: bool = True
     input_size: int | None = None
     subsampling: int = 1
+    front: str = "stack"
+    conv_kernel: int | None = None
     norm: str = "rms"
     norm_eps: float = 1e-6
     norm_position: str = "pre"
@@ -121,11 +127,19 @@ class ModelConfig:
         """The size of embeddings, final norm and output layer."""
         hidden = self.hidden_size
         width = hidden // 2 if self.position == "sinusoidal_half" else hidden
-        inputs = self.vocab_size if self.input_size is None else self.input_size * self.subsampling + 1
-        numbers = inputs * width + (0 if self.tie_word_embeddings else self.vocab_size * hidden)
+        numbers = self._numbers_before(width) + (0 if self.tie_word_embeddings else self.vocab_size * hidden)
         if self.position == "learned":
             numbers += width * (self.max_position_embeddings or 0)
         return numbers + (0 if self.norm_position == "post" else hidden * (1 if self.norm == "rms" else 2))
+
+    def _numbers_before(self, width: int) -> int:
+        """The size of what tokens or frames enter by."""
+        if self.input_size is None:
+            return self.vocab_size * width
+        if self.front == "stack":
+            return (self.input_size * self.subsampling + 1) * width
+        inputs = [self.input_size, *[width] * (self.subsampling.bit_length() - 2)]
+        return sum(5 * n + 1 for n in inputs) * width + (width + 1) * width
 
     def _fill_in(self, **defaults: Any) -> None:
         """Set keys that are None; only `__post_init__` may."""
@@ -164,7 +178,14 @@ class ModelConfig:
     def _check_values(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "subsampling"):
             check_positive_int(name, getattr(self, name))
-        optional = ("num_key_value_heads", "head_dim", "intermediate_size", "max_position_embeddings", "input_size")
+        optional = (
+            "num_key_value_heads",
+            "head_dim",
+            "intermediate_size",
+            "max_position_embeddings",
+            "input_size",
+            "conv_kernel",
+        )
         for name in optional:
             if getattr(self, name) is not None:
                 check_positive_int(name, getattr(self, name))
@@ -177,6 +198,7 @@ class ModelConfig:
         check_choice("norm_position", self.norm_position, ("pre", "post"))
         check_choice("mlp", self.mlp, ("swiglu", "gelu"))
         check_choice("position", self.position, self.positions)
+        check_choice("front", self.front, ("stack", "conv"))
         check_choice("decay", self.decay, ("none", *DECAYS.names()))
         check_pattern("attention", self.attention, ATTENTIONS, self.num_hidden_layers)
         check_pattern("feature_map", self.feature_map, MAPS, self.num_hidden_layers)
@@ -213,10 +235,18 @@ class ModelConfig:
                 "frames of input_size numbers have no embedding that the output layer could share; leave "
                 "tie_word_embeddings out."
             )
-        if self.input_size is None and self.subsampling != 1:
+        if self.input_size is None and (self.subsampling != 1 or self.front != "stack"):
             raise ValueError(
-                f"subsampling joins neighbouring frames; tokens (input_size = null) have none, got {self.subsampling}."
+                f"subsampling joins neighbouring frames, and front says how; tokens (input_size = null) have none, got "
+                f"subsampling = {self.subsampling} and front = {self.front!r}."
             )
+        if self.front == "conv" and (self.subsampling == 1 or self.subsampling & (self.subsampling - 1)):
+            raise ValueError(
+                f'front = "conv" halves the number of frames in each convolution, so subsampling must be 2, 4, 8 …; got '
+                f"{self.subsampling}."
+            )
+        if self.conv_kernel is not None and self.conv_kernel > WIDEST_FILTER:
+            raise ValueError(f"conv_kernel must be from 1 to {WIDEST_FILTER} tokens, or null; got {self.conv_kernel}.")
 
     def _check_feature_maps(self, sizes: dict[str, dict[str, Any]]) -> None:
         """Raise ValueError for a feature-map object that was constructed for other sizes."""

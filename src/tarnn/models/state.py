@@ -12,7 +12,8 @@ from tarnn.ops import State
 class ModelState(State):
     """The state of a model after the tokens so far.
 
-    layers: one state per layer: `LinearState`, `KVCache`, or `NoState` for a layer without attention.
+    layers: one state per layer: `LinearState`, `KVCache`, or `NoState` for a layer without attention; of a layer with a
+        convolution two, first a `ConvolutionState`.
     position: the number of tokens that each row has seen, padding left out.
     """
 

@@ -58,12 +58,19 @@ def check_attention(
     if log_decay is not None:
         if not causal:
             raise ValueError("log_decay needs causal=True: a decay runs along time; without causality there is none.")
-        channels = log_decay.ndim == 4 and log_decay.shape[:3] == (b, g, s)
-        if log_decay.shape not in ((g,), (b, g, s)) and not channels:
-            raise ValueError(
-                f"log_decay must be (g,) = {(g,)}, (b, g, s) = {(b, g, s)} or (b, g, s, f), g the heads of values; "
-                f"got {tuple(log_decay.shape)}."
-            )
+        check_decay("log_decay", log_decay, v)
+
+
+def check_decay(name: str, log_decay: Tensor, v: Tensor) -> None:
+    """Raises ValueError unless it is a decay per head, token or channel of the keys of these values."""
+    check_tensors(**{name: log_decay})
+    b, g, s = v.shape[:3]
+    channels = log_decay.ndim == 4 and log_decay.shape[:3] == (b, g, s)
+    if log_decay.shape not in ((g,), (b, g, s)) and not channels:
+        raise ValueError(
+            f"{name} must be (g,) = {(g,)}, (b, g, s) = {(b, g, s)} or (b, g, s, f), g the heads of values; "
+            f"got {tuple(log_decay.shape)}."
+        )
 
 
 def check_tensors(**given) -> None:

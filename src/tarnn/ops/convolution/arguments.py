@@ -9,7 +9,9 @@ from tarnn.ops.checks import check_key_mask, check_packing, check_tensors
 from tarnn.ops.convolution.state import ConvolutionState
 
 
-def make_call(x, weight, bias, causal, activation, key_mask=None, cu_seqlens=None, state=None) -> Call:
+def make_call(
+    x, weight, bias, causal, activation, key_mask=None, cu_seqlens=None, state=None, return_state=False
+) -> Call:
     """Weights and bias come in the wide dtype, so that their gradients are summed in it. Raises ValueError or TypeError."""
     if x is None or weight is None:
         raise TypeError(
@@ -20,6 +22,8 @@ def make_call(x, weight, bias, causal, activation, key_mask=None, cu_seqlens=Non
     _check_filters(x, weight, bias)
     if not isinstance(causal, bool):
         raise ValueError(f"causal must be True or False; got {causal!r}.")
+    if not causal and (state is not None or return_state):
+        raise ValueError("a centred filter has no state: it would also need what comes after. Pass causal=True.")
     if activation not in (None, "silu"):
         raise ValueError(f'activation must be None or "silu"; got {activation!r}. Apply another one to the output.')
     b, t, _ = x.shape
@@ -65,8 +69,6 @@ def _tokens(state: ConvolutionState) -> Tensor:
 
 
 def _check_state(call: Call, S: Tensor) -> None:
-    if not call.causal:
-        raise ValueError("a centred filter has no state: it would also need what comes after. Pass causal=True.")
     expected = torch.Size((call.num_sequences, call.weight.shape[1] - 1, call.x.shape[2]))
     if S.shape != expected or S.dtype != call.x.dtype or S.device != call.x.device:
         raise ValueError(

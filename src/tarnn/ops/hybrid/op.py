@@ -29,7 +29,9 @@ from tarnn.ops.hybrid.arguments import Options, check_options
 from tarnn.ops.hybrid.attend import attend, is_watched
 from tarnn.ops.hybrid.state import HybridState
 from tarnn.ops.hybrid.step import take_step
+from tarnn.ops.hybrid.stretches import Inputs, attend_stretch
 from tarnn.other_names import FUNCTION, names_ours
+from tarnn.parallel.group import active, refuse
 
 
 @names_ours(FUNCTION)
@@ -68,10 +70,21 @@ def hybrid_attention(
     as in `linear_attention`: nothing later changes an earlier output, finite or not, and a NaN shows wherever it is used, also
     in calls and steps that go on from a state.
 
+    Within `tarnn.parallel.sequence`, tensors with a time axis are this rank's stretch; causal only.
+
     Returns o (b, h, t, e), then the state and ρ where they were asked for. Raises ValueError for what doesn't fit.
     The shared denominator is that of Scatterbrain (Chen et al. 2021, arXiv 2110.15343).
     """
     q, k, v = autocast(q, k, v)
+    if (ranks := active()) is not None:
+        options: dict[str, Any] = {"causal": causal, "window": window, "sinks": sinks, "slots": slots, "scale": scale}
+        options |= {"far_bias": far_bias, "softcap": softcap, "far_until": far_until, "exact_queries": exact_queries}
+        inputs = Inputs(q, k, v, key_mask, log_decay)
+        o, state, rho = attend_stretch(
+            ranks, hybrid_attention, inputs, cu_seqlens, state, return_state, feature_map, options
+        )
+        found = (o, *([state] if return_state else []), *([rho] if return_far_share else []))
+        return found if len(found) > 1 else o
     check_attention(q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, log_decay=log_decay)
     check_options(
         q, causal, window, sinks, slots, scale, softcap, far_bias, log_decay, state, return_state, exact_queries
@@ -129,6 +142,7 @@ def hybrid_step(
         raise ValueError(
             f"a step takes one token, q (b, h, 1, d); got {tuple(q.shape)}. For more, hybrid_attention(state=…)."
         )
+    refuse("hybrid_step", "A token is one that all ranks have: take steps outside of tarnn.parallel.sequence.")
     return hybrid_attention(
         q, k, v, feature_map, causal=True, window=window, state=state, return_state=True, inplace=inplace, **options
     )

@@ -102,7 +102,7 @@ def _checked(
     q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state
 ) -> Made:
     q, k, v = autocast(q, k, v)
-    at_least_one = _is_at_least_one(normalize, eps)
+    at_least_one = is_at_least_one(normalize, eps)
     check_attention(q, k, v, causal, key_mask, cu_seqlens, log_decay, key_log_weight, grouped_values=True)
     phi = map_of(feature_map, q, normalize is True)
     if state is not None and (not isinstance(state, LinearState) or state.S is None or state.z is None):
@@ -138,7 +138,7 @@ def _checked(
     return Made(call, None if normalize else query_log_weight)
 
 
-def _is_at_least_one(normalize: Any, eps: float | None) -> bool:
+def is_at_least_one(normalize: Any, eps: float | None) -> bool:
     """Whether max(|den|, 1) divides. ValueError for a normalize that nobody knows, or with an eps that nobody reads."""
     if isinstance(normalize, bool):
         return False
@@ -162,7 +162,7 @@ def _by_feature(phi, q, k, v, causal, normalize, eps, key_mask, cu_seqlens, log_
     (b, g, s, f), n = x.shape, x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     S, z, M = (None, None, x.new_full((n, g, f), -torch.inf)) if state is None else (state.S, state.z, state.M)
     if state is not None:
-        _check_sums((n, g, f, v.shape[3]), x, S, z, M, by_feature=True)
+        check_sums((n, g, f, v.shape[3]), x, S, z, M, by_feature=True)
         M = x.new_zeros(n, g, f) if M is None else M if M.ndim == 3 else M[..., None].expand(n, g, f)
     if causal:
         if log_decay is not None:
@@ -237,10 +237,10 @@ def _check_state(call: Call) -> None:
             f"a log_decay with channels must be (b, g, s, f) = {(b, g, s, f)}, per feature; got {tuple(call.log_decay.shape)}."
         )
     if call.S is not None:
-        _check_sums((call.num_sequences, g, f, call.v.shape[3]), call.k, call.S, call.z, call.M)
+        check_sums((call.num_sequences, g, f, call.v.shape[3]), call.k, call.S, call.z, call.M)
 
 
-def _check_sums(shape: tuple[int, int, int, int], like: Tensor, S, z, M, *, by_feature: bool = False) -> None:
+def check_sums(shape: tuple[int, int, int, int], like: Tensor, S, z, M, *, by_feature: bool = False) -> None:
     """Raises ValueError unless a state's sums are of this shape (n, g, f, e), and as wide and where sums over `like` are."""
     (n, g, f, _), device, dtype = shape, like.device, wide(like.dtype)
     maxima = (n, g, f) if by_feature and M is not None and M.ndim == 3 else (n, g)

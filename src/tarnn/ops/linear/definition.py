@@ -3,7 +3,8 @@
 Plain torch, any dtype, no imports of ours, and no thought of speed: the quadratic form says *what* is
 computed, the recurrent form says *why* it can be had in O(1) per token. Both take features, not q and k:
 
-    W_ij = w_j + Σ_{j<l≤i} log_decay_l          log-weight of key j seen from position i
+    W_ij = w_j + Σ_{j<l≤i} log_decay_l          log-weight of key j seen from position i; from behind, where not causal,
+    W_ij = w_j + Σ_{i≤l<j} log_decay_back_l     of key j > i
     M_i  = max_j W_ij                           over the keys that i may see
     o_i  = Σ_j e^(W_ij − M_i) φ(q_i)·φ(k_j) v_j / (Σ_j e^(W_ij − M_i) φ(q_i)·φ(k_j) + eps)
 
@@ -19,7 +20,15 @@ from torch import Tensor
 
 
 def pair_log_weight(
-    t: int, s: int, *, causal: bool, key_mask=None, log_decay=None, key_log_weight=None, like: Tensor
+    t: int,
+    s: int,
+    *,
+    causal: bool,
+    key_mask=None,
+    log_decay=None,
+    log_decay_back=None,
+    key_log_weight=None,
+    like: Tensor,
 ) -> Tensor:
     """W, (b, g, t, s) or (b, g, t, s, f) where the decay has channels; −inf where i may not see j.
 
@@ -28,15 +37,17 @@ def pair_log_weight(
     w = like.new_zeros(1, 1, t, s, 1)
     if key_log_weight is not None:
         w = w + key_log_weight[:, :, None, :, None]
-    if log_decay is not None:
-        per_channel = log_decay if log_decay.ndim == 4 else log_decay[..., None]  # (b, g, t, f or 1)
+    for decay, behind in ((log_decay, False), (log_decay_back, True)):
+        if decay is None:
+            continue
+        per_channel = decay if decay.ndim == 4 else decay[..., None]  # (b, g, t, f or 1)
         if key_mask is not None:
             per_channel = per_channel.masked_fill(~key_mask[:, None, :, None], 0.0)
         rows = []
         for i in range(t):
             # summed term by term, not as a difference of prefix sums: −inf − −inf would be NaN
             rows.append(
-                torch.stack([per_channel[:, :, j + 1 : i + 1].sum(2) for j in range(s)], dim=2)
+                torch.stack([per_channel[:, :, _between(i, j, behind)].sum(2) for j in range(s)], dim=2)
                 if s
                 else per_channel.new_zeros(*per_channel.shape[:2], 0, per_channel.shape[-1])
             )
@@ -47,6 +58,11 @@ def pair_log_weight(
     if key_mask is not None:
         w = w.masked_fill(~key_mask[:, None, None, :, None], -torch.inf)
     return w
+
+
+def _between(i: int, j: int, behind: bool) -> slice:
+    """The tokens that fade key j on its way to query i; of a side that it is not on, none."""
+    return slice(i, j) if behind else slice(j + 1, i + 1)
 
 
 def for_values(fq: Tensor, fk: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,22 +81,24 @@ def quadratic(
     eps: float = 0.0,
     key_mask=None,
     log_decay=None,
+    log_decay_back=None,
     key_log_weight=None,
 ) -> Tensor:
     """Linear attention written as softmax attention is: a (t, s) matrix of weights, O(t·s) time and memory.
 
     fq: (b, h, t, f), fk: (b, g, s, f), v: (b, g, s, e), with h a multiple of g. key_mask: bool (b, s).
-    log_decay: ≤ 0, (g,), (b, g, s) or (b, g, s, f). key_log_weight: (b, g, s). Returns (b, h, t, e).
+    log_decay, log_decay_back: ≤ 0, (g,), (b, g, s) or (b, g, s, f). key_log_weight: (b, g, s). Returns (b, h, t, e).
     Unnormalised outputs are e^M times the sums, so they are free of M. Where v has more heads, (b, m, s, e), each query and
     key head is that of m/g of them, and m stands for g and h in what is said above.
     """
     fq, fk = for_values(fq, fk, v)
     (b, h, t, _), (g, s) = fq.shape, fk.shape[1:3]
-    if log_decay is not None and log_decay.ndim == 1:
-        log_decay = log_decay[None, :, None].expand(b, g, s)
-    w = pair_log_weight(
-        t, s, causal=causal, key_mask=key_mask, log_decay=log_decay, key_log_weight=key_log_weight, like=v
-    ).expand(b, g, t, s, -1)
+    log_decay, log_decay_back = (
+        x[None, :, None].expand(b, g, s) if x is not None and x.ndim == 1 else x for x in (log_decay, log_decay_back)
+    )
+    decays = {"log_decay": log_decay, "log_decay_back": log_decay_back}
+    w = pair_log_weight(t, s, causal=causal, key_mask=key_mask, **decays, key_log_weight=key_log_weight, like=v)
+    w = w.expand(b, g, t, s, -1)
     m = w.detach().amax((-1, -2), keepdim=True) if s else w.new_zeros(b, g, t, 1, 1)
     m = torch.where(m == -torch.inf, 0.0, m)
     weight = (w - m).exp().repeat_interleave(h // g, dim=1)

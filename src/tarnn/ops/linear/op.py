@@ -7,10 +7,13 @@ from tarnn.feature_maps.base import FeatureMap
 from tarnn.feature_maps.elementwise import Elu
 from tarnn.kernels.linear import Call, Gradients, Outputs, Returned
 from tarnn.ops.linear.arguments import make_call, with_log_weights
+from tarnn.ops.linear.both_sides import attend_both_sides, check_sides
 from tarnn.ops.linear.state import LinearState
+from tarnn.ops.linear.stretches import Arguments, attend_stretch
 from tarnn.ops.operators import with_operator
 from tarnn.ops.registration import Op
 from tarnn.other_names import FUNCTION, names_ours
+from tarnn.parallel.group import active, refuse
 
 _ELU = Elu()
 
@@ -51,6 +54,7 @@ def linear_attention(
     key_mask: Bool[Tensor, "b s"] | None = None,
     cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
     log_decay: Float[Tensor, "..."] | None = None,
+    log_decay_back: Float[Tensor, "..."] | None = None,
     key_log_weight: Float[Tensor, "b m s"] | None = None,
     state: LinearState | None = None,
     return_state: bool = False,
@@ -59,9 +63,9 @@ def linear_attention(
 
         o_i = Σ_j e^(w_j + D_ij) φ(q_i)·φ(k_j) v_j / (Σ_j e^(w_j + D_ij) φ(q_i)·φ(k_j) + eps)
 
-    over j ≤ i where causal, over all j else; D_ij = Σ_{j<l≤i} log_decay_l, w = key_log_weight. There is no
-    1/√d: scale q yourself where the map wants it. A query that sees no key, or none with a feature in common,
-    yields zeros and passes no gradient.
+    over j ≤ i where causal, over all j else; D_ij = Σ_{j<l≤i} log_decay_l, and for j > i Σ_{i≤l<j} log_decay_back_l;
+    w = key_log_weight. There is no 1/√d: scale q yourself where the map wants it. A query that sees no key, or none with a
+    feature in common, yields zeros and passes no gradient.
 
     Args:
         q, k, v: (b, h, t, d), (b, g, s, d), (b, g, s, e), one floating dtype, any strides. Key/value head j
@@ -78,8 +82,10 @@ def linear_attention(
         key_mask: bool (b, s), True = attend. A masked key is absent: from S, from z, and no decay happens at it.
         cu_seqlens: int (n + 1,): the row (b = 1) holds n sequences end to end, which don't see each other.
         log_decay: ≤ 0, of the state before position i is added: (g,) per head (RetNet), (b, g, s) per token
-            (Mamba-2, RFA's gate), (b, g, s, f) per channel (GLA). −∞ forgets all. Causal only. That it is ≤ 0 is not
-            checked, since that would read the data.
+            (Mamba-2, RFA's gate), (b, g, s, f) per channel (GLA). −∞ forgets all. Without causality it fades the keys before a
+            query, and needs log_decay_back beside it. That it is ≤ 0 is not checked, since that would read the data.
+        log_decay_back: likewise, of the keys behind a query; not causal, and without a state. Two sweeps compute it, in float32
+            at least; features of maps that the kernels don't know, or with log-weights or channel decays, are stored.
         key_log_weight: (b, g, s): key j counts e^(w_j) times, in numerator and denominator, whatever its size.
         state: continues a sequence: attend(x ++ y) = attend(x), then attend(y, state), also in gradients.
             Non-causal queries see its keys as well as the ones given.
@@ -97,6 +103,8 @@ def linear_attention(
     whose projection is computed in the kernel too: t × m features are never stored. (The features of another φ are
     ordinary tensors under autograd.) Twice differentiable.
 
+    Within `tarnn.parallel.sequence`, tensors with a time axis are this rank's stretch.
+
     Raises ValueError or TypeError where shapes, dtypes or options don't fit.
 
     Katharopoulos et al. 2020, eq. 4–15 (arXiv 2006.16236); Choromanski et al. 2021, algorithm 1 (arXiv 2009.14794).
@@ -105,9 +113,15 @@ def linear_attention(
     >>> linear_attention(q, k, v, causal=True).shape
     torch.Size([1, 2, 5, 4])
     """
-    made = make_call(
-        q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state
-    )
+    if log_decay_back is not None or (log_decay is not None and not causal):
+        check_sides(causal, log_decay, log_decay_back, state is not None or return_state)
+        refuse("linear attention that fades to both sides", "Take whole sequences, or causal=True.")
+        options = (normalize, eps, key_mask, cu_seqlens, log_decay, log_decay_back, key_log_weight)
+        return attend_both_sides(linear_attention, q, k, v, feature_map, *options)
+    given = (q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state)
+    if (ranks := active()) is not None:
+        return attend_stretch(ranks, attend, Arguments(*given), return_state)
+    made = make_call(*given)
     outputs = attend(made.call, with_state=return_state)
     o = with_log_weights(outputs.o, made.log_weight)
     return (o, made.state_of(outputs)) if return_state else o

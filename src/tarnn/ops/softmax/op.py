@@ -16,7 +16,10 @@ from tarnn.numerics import marked, set_aside
 from tarnn.ops import packing
 from tarnn.ops.checks import check_attention
 from tarnn.ops.softmax.state import KVCache
+from tarnn.ops.softmax.stretches import attend_stretch
 from tarnn.other_names import FUNCTION, names_ours
+from tarnn.parallel.agreement import telling
+from tarnn.parallel.group import active, refuse
 
 
 @names_ours(FUNCTION)
@@ -45,12 +48,19 @@ def softmax_attention(
     Returns (b, h, t, e), or that and the cache; with `return_weights`
     (o, the cache, the weights (b, h, t, s), of which o is then made).
 
+    Within `tarnn.parallel.sequence`, tensors with a time axis are this rank's stretch; a returned cache has all keys.
+
     Raises ValueError for shapes that don't fit, a full cache, and cu_seqlens together with a state.
     """
-    check_attention(q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, key_log_weight=key_log_weight)
+    checked = (q, k, v, causal, key_mask, cu_seqlens, key_log_weight, state, return_state)
+    if (ranks := active()) is not None:
+        with telling(ranks):
+            _check(*checked)
+        if return_weights:
+            refuse("return_weights of softmax attention", "Ask for the weights outside of tarnn.parallel.sequence.")
+        return attend_stretch(ranks, _attend, *checked, scale=scale, inplace=inplace)
+    _check(*checked)
     if cu_seqlens is not None:
-        if state is not None or return_state or key_mask is not None:
-            raise ValueError("softmax_attention takes cu_seqlens without state, return_state or key_mask.")
         if return_weights or torch.compiler.is_compiling():  # one graph for any bounds: pairs are masked
             which = torch.searchsorted(cu_seqlens.long(), torch.arange(q.shape[2], device=q.device), right=True)
             options: dict[str, Any] = {"causal": causal, "scale": scale, "key_log_weight": key_log_weight}
@@ -69,8 +79,6 @@ def softmax_attention(
             for a, b in zip(cuts, cuts[1:])
         ]
         return torch.cat(pieces, dim=2)
-    if (return_state or state is not None) and key_log_weight is not None:
-        raise ValueError("softmax_attention keeps no log-weights in its cache: pass key_log_weight without state.")
     past = 0
     if state is None:
         state = KVCache(k, v, k.shape[2], None if key_mask is None else key_mask.clone())
@@ -102,6 +110,14 @@ def softmax_step(
     state = state.append(k, v, inplace=inplace)
     k, v, key_mask = state.read(q.dtype)
     return _attend(q, k, v, causal=False, past=0, scale=scale, key_mask=key_mask, key_log_weight=None), state
+
+
+def _check(q, k, v, causal, key_mask, cu_seqlens, key_log_weight, state, return_state) -> None:
+    check_attention(q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, key_log_weight=key_log_weight)
+    if cu_seqlens is not None and (state is not None or return_state or key_mask is not None):
+        raise ValueError("softmax_attention takes cu_seqlens without state, return_state or key_mask.")
+    if (return_state or state is not None) and key_log_weight is not None:
+        raise ValueError("softmax_attention keeps no log-weights in its cache: pass key_log_weight without state.")
 
 
 def _attend(q, k, v, *, causal, past, scale, key_mask, key_log_weight, pairs=None):

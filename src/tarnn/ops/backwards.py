@@ -1,0 +1,47 @@
+"""Sequences as a sweep from the last token to the first reads them: each query meets the keys behind it, and not its own."""
+
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor
+
+from tarnn.ops.packing import turned_around
+
+
+class Backwards:
+    """The order of keys in such a sweep, and of queries: each stands where the state has just taken in the key behind it.
+
+    num_tokens: of a row. cu_seqlens: bounds of the sequences that are packed into one row, which are those of what comes out,
+    too; None: each row is one.
+    """
+
+    def __init__(self, num_tokens: int, cu_seqlens: Int[Tensor, " n_plus_1"] | None, device: torch.device):
+        self.packed, self.some = cu_seqlens is not None, min(num_tokens, 1)
+        self.others = num_tokens - self.some
+        if cu_seqlens is not None:
+            token = torch.arange(num_tokens, device=device)
+            self.turned = turned_around(token, cu_seqlens)  # the token in each place, and the place of each token
+            self.is_first = torch.isin(self.turned, cu_seqlens[:-1])
+            self.is_last = torch.isin(token + 1, cu_seqlens[1:])
+
+    def keys(self, x: Shaped[Tensor, "..."], dim: int = 2) -> Shaped[Tensor, "..."]:
+        """What belongs to keys, time along `dim`."""
+        if self.packed:
+            return x.index_select(dim, self.turned)
+        return x.narrow(dim, self.some, self.others).flip(dim)
+
+    def queries(self, x: Shaped[Tensor, "b h t ..."]) -> Shaped[Tensor, "b h places ..."]:
+        """What belongs to queries; zeros in places that no query has."""
+        if self.packed:
+            return x.index_select(2, (self.turned - 1).clamp(min=0)).masked_fill(_like(x, self.is_first), 0.0)
+        return x.narrow(2, 0, self.others).flip(2)
+
+    def outputs(self, o: Shaped[Tensor, "b h places ..."], of_none: float = 0.0) -> Shaped[Tensor, "b h t ..."]:
+        """What came out, by token; `of_none` for those that have nothing behind them."""
+        if self.packed:
+            return o.index_select(2, self.turned.roll(-1)).masked_fill(_like(o, self.is_last), of_none)
+        return torch.cat([o.flip(2), o.new_full((*o.shape[:2], self.some, *o.shape[3:]), of_none)], 2)
+
+
+def _like(x: Tensor, mask: Tensor) -> Tensor:
+    """A mask (t,) that broadcasts to x (b, h, t, …)."""
+    return mask.view(-1, *[1] * (x.ndim - 3))

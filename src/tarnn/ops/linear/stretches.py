@@ -1,0 +1,262 @@
+"""Linear attention of sequences that several ranks share, each with a stretch of them.
+
+A rank computes what its stretch alone leaves behind, S, z and M, and the sum D of its log-decays. All ranks gather these, which
+are as large for any length. Each folds those before its own (`fold.py`), and the op goes on from there as from any state.
+Without causality all ranks read one state, the sum of all. Autograd differentiates this as it stands.
+
+Of packed sequences, one at most goes on from a rank to the next: a rank gathers what its last one leaves behind.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tarnn.feature_maps.base import FeatureMap
+from tarnn.kernels.packing import bounds
+from tarnn.numerics import autocast, finite
+from tarnn.ops.checks import check_attention
+from tarnn.ops.linear.arguments import Made, check_sums, make_call, with_log_weights
+from tarnn.ops.linear.fold import Ends, folded, total_decay
+from tarnn.ops.linear.state import LinearState
+from tarnn.parallel.agreement import agree, looks, telling
+from tarnn.parallel.collectives import add, gather, largest, tied
+from tarnn.parallel.group import Ranks
+from tarnn.parallel.layout import Layout
+
+Attend = Callable[..., Any]  # the op: (call, with_state=…) → outputs
+
+
+class Arguments(NamedTuple):
+    """Those of `make_call`, in its order."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    feature_map: FeatureMap | nn.Module | str
+    causal: bool
+    normalize: bool | str
+    eps: float | None
+    key_mask: Tensor | None
+    cu_seqlens: Tensor | None  # of whole sequences
+    log_decay: Tensor | None
+    key_log_weight: Tensor | None
+    state: LinearState | None
+
+
+_TIME = {"q": 2, "k": 2, "v": 2, "key_mask": 1, "log_decay": 2, "key_log_weight": 2}  # axes
+
+
+def attend_stretch(ranks: Ranks, attend: Attend, given: Arguments, return_state: bool) -> Any:
+    """`linear_attention` of this rank's stretch: o, or (o, the state behind the last rank's)."""
+    q, k, v = autocast(given.q, given.k, given.v)
+    given = given._replace(q=q, k=k, v=v)
+    stretch = _Stretch(ranks, attend, given, return_state)
+    o, state = (stretch.causal if given.causal else stretch.full)(return_state)
+    return (o, state) if return_state else o
+
+
+class _Stretch:
+    def __init__(self, ranks: Ranks, attend: Attend, given: Arguments, return_state: bool):
+        self.ranks, self.attend, self.given = ranks, attend, given
+        layout = _agreed(ranks, given, return_state)
+        self.layout, self.cuts = layout, None
+        here = given._replace(state=None)
+        self.sequences = [0]
+        if given.cu_seqlens is not None:
+            self.cuts = bounds(given.cu_seqlens, layout.starts[-1])
+            self.sequences, self.cuts_here = layout.sequences(self.cuts)
+            here = here._replace(cu_seqlens=given.cu_seqlens.new_tensor(self.cuts_here))
+        self.here, self.made = here, make_call(*here)
+        self.before = self._given_state()
+
+    # --- causal
+
+    def causal(self, return_state: bool) -> tuple[Tensor, LinearState | None]:
+        cuts, layout = self.cuts, self.layout
+        if cuts is None:
+            ends = self._ends(self.made, self.here)
+            made = self._continued(_tied(folded(self.before, ends.some(0, self.ranks.rank)), ends))
+            o, _ = self._run(made, False)
+            return o, folded(self.before, ends) if return_state else None
+        before = self.before.select(self._rows(self.sequences))
+        if layout.any_open(cuts):
+            last = slice(self.cuts_here[-2], self.cuts_here[-1])
+            ends = self._ends(self._changed(lambda x: _part(x, last)), _part(self.here, last))
+            before = _tied(before, ends)
+            if (i := layout.open_at(cuts, self.ranks.rank)) is not None:
+                rest = self.before.select(self._rows([i]))
+                rest = folded(rest, ends.some(layout.holder(cuts[i]), self.ranks.rank))
+                before = before.insert(self._rows([0]), rest)
+        o, state = self._run(self._continued(before), return_state)
+        if state is None:
+            return o, None
+        state = self._of_all(state, cuts)
+        return tied(o, state.S), state
+
+    def _ends(self, made: Made, given: Arguments) -> Ends:
+        """What each rank's part of its keys leaves behind, from nothing, gathered."""
+        state = self._behind(made)
+        decay = total_decay(given.log_decay, given.v, given.key_mask, state.S.dtype)
+        return Ends(*gather(self.ranks, state.S, state.z, None if state.M is None else state.M, decay))
+
+    def _of_all(self, state: LinearState, cuts: list[int]) -> LinearState:
+        """The states behind all packed sequences, each from the rank where it ends; behind empty ones, what was before."""
+        start, stop = self.layout.starts[self.ranks.rank : self.ranks.rank + 2]
+        ended = [i for i in self.sequences if cuts[i] < cuts[i + 1] and start < cuts[i + 1] <= stop]
+        if self.ranks.rank == 0:
+            empty = self._rows([i for i in range(len(cuts) - 1) if cuts[i] == cuts[i + 1]])
+            whole = self.before.map(torch.zeros_like).insert(empty, self.before.select(empty))
+        else:
+            whole = self.before.map(torch.zeros_like)
+        mine = state.select(self._rows([self.sequences.index(i) for i in ended]))
+        whole = whole.insert(self._rows(ended), mine)
+        S, z, M = add(self.ranks, whole.S, whole.z, whole.M)
+        return LinearState(S, z, M)
+
+    # --- both sides
+
+    def full(self, return_state: bool) -> tuple[Tensor, LinearState | None]:
+        state, cuts = self._behind(self.made), self.cuts
+        if cuts is None:
+            state = self._added(self.before, state)
+            return self._run(self._changed(lambda x: _from(_without_keys(x), state)), False)[0], state
+        here, shared = self.sequences, list(range(len(cuts) - 1)) if return_state else self.layout.shared(cuts)
+        mine = _sum(self.before.select(self._rows(here)), state)
+        if shared:
+            both = [i for i in here if i in shared]
+            part = _nothing_like(self.before.select(self._rows(shared)))
+            part = part.insert(self._rows(map(shared.index, both)), state.select(self._rows(map(here.index, both))))
+            whole = self._added(self.before.select(self._rows(shared)), part)
+            mine = mine.insert(self._rows(map(here.index, both)), whole.select(self._rows(map(shared.index, both))))
+            mine = LinearState(tied(mine.S, whole.S), mine.z, mine.M)
+        # packed keys lie where queries do: they are in the states already, and masked here
+        masked = torch.zeros(self.here.k.shape[0], self.here.k.shape[2], dtype=torch.bool, device=self.here.k.device)
+        o, _ = self._run(self._changed(lambda x: _from(x._replace(key_mask=masked), mine)), False)
+        return o, whole if return_state else None
+
+    def _added(self, before: LinearState, state: LinearState) -> LinearState:
+        """A state and the sums of all ranks."""
+        if state.M is None:
+            S, z = add(self.ranks, state.S, state.z)
+            return _sum(before, LinearState(S, z))
+        M = largest(self.ranks, state.M)
+        S, z = add(self.ranks, *_in_units(state, M))
+        return _sum(before, LinearState(S, z, M))
+
+    # --- calls
+
+    def _behind(self, made: Made) -> LinearState:
+        """The state behind a call's keys, from nothing; with maxima wherever there are some to go on from."""
+        call = made.call
+        # without query heads: the kernels then make states alone
+        outputs = self.attend(call._replace(q=call.q.detach()[:, :0], k=call.for_values(call.k)), with_state=True)
+        state = made.state_of(outputs)
+        if state.M is None and self.before.M is not None:
+            return LinearState(state.S, state.z, torch.zeros_like(self.before.M[: len(state.z)]))
+        return state
+
+    def _changed(self, change: Callable[[Any], Any]) -> Made:
+        """The call with other tensors. Where features are in units of maxima, which depend on all keys, they are made again."""
+        if self.made.M is None:
+            return self.made._replace(call=change(self.made.call))
+        return make_call(*change(self.here))
+
+    def _continued(self, before: LinearState) -> Made:
+        return self._changed(lambda x: _from(x, before))
+
+    def _run(self, made: Made, return_state: bool) -> tuple[Tensor, LinearState | None]:
+        outputs = self.attend(made.call, with_state=return_state)
+        o = with_log_weights(outputs.o, made.log_weight)
+        return o, made.state_of(outputs) if return_state else None
+
+    # --- states
+
+    def _given_state(self) -> LinearState:
+        """The state given, checked, or one that has seen nothing; with a row for each whole sequence."""
+        call, state = self.made.call, self.given.state
+        n = call.k.shape[0] if self.cuts is None else len(self.cuts) - 1
+        (g, e), f, by_feature = (call.v.shape[1], call.v.shape[3]), call.num_features, self.made.M is not None
+        weighted = call.weighted or by_feature or (state is not None and state.M is not None)
+        if state is None:
+            options = {"log_weights": weighted, "log_features": by_feature}
+            return LinearState.zeros(n, g, f, e, dtype=call.dtype, device=call.k.device, **options)
+        check_sums((n, g, f, e), call.k, state.S, state.z, state.M, by_feature=by_feature)
+        if not weighted:
+            return state
+        M = state.z.new_zeros(n, g) if state.M is None else state.M
+        return LinearState(state.S, state.z, M[..., None].expand_as(state.z) if by_feature and M.ndim == 2 else M)
+
+    def _rows(self, rows: Iterable[int]) -> Tensor:
+        return torch.tensor(list(rows), dtype=torch.int64, device=self.given.k.device)
+
+
+def _agreed(ranks: Ranks, given: Arguments, return_state: bool) -> Layout:
+    """Where stretches lie. UserError on all ranks if one's arguments are wrong, or of another kind than the others'."""
+    with telling(ranks):
+        options = (given.key_mask, given.cu_seqlens, given.log_decay, given.key_log_weight)
+        check_attention(given.q, given.k, given.v, given.causal, *options, grouped_values=True)
+        if given.state is not None and not isinstance(given.state, LinearState):
+            raise ValueError(f"state must be a LinearState(S, z, M); got {type(given.state).__name__}.")
+    facts = {name: looks(x, _TIME.get(name)) for name, x in given._asdict().items()}
+    wanting = [name for name, x in given._asdict().items() if isinstance(x, Tensor) and x.requires_grad]
+    facts = {"the op": "linear_attention", **facts, "return_state": return_state}
+    facts["gradients"] = ", ".join(wanting) if torch.is_grad_enabled() else "none"
+    facts["feature_map"] = given.feature_map if isinstance(given.feature_map, str) else repr(given.feature_map)
+    if given.log_decay is not None and given.log_decay.ndim == 1:
+        facts["log_decay"] = looks(given.log_decay)
+    if given.cu_seqlens is not None:
+        facts["cu_seqlens"] = str(given.cu_seqlens.tolist())
+    if given.state is not None:
+        facts["state"] = repr(given.state)
+    return agree(ranks, given.k.shape[2], facts)
+
+
+# --- of a call, or of the arguments that it is made from
+
+
+def _from(x: Any, state: LinearState) -> Any:
+    """Continued from a state."""
+    if isinstance(x, Arguments):
+        return x._replace(state=state)
+    return x._replace(S=state.S, z=state.z, M=state.M)
+
+
+def _part(x: Any, part: slice) -> Any:
+    """At some positions, of one sequence."""
+    cut = {name: y[:, :, part] for name in ("q", "k", "v", "key_log_weight") if (y := getattr(x, name)) is not None}
+    decay, mask = x.log_decay, x.key_mask
+    decay = decay if decay is None or decay.ndim == 1 else decay[:, :, part]
+    return x._replace(**cut, log_decay=decay, key_mask=None if mask is None else mask[:, part], cu_seqlens=None)
+
+
+def _without_keys(x: Any) -> Any:
+    return x._replace(k=x.k[:, :, :0], v=x.v[:, :, :0], key_mask=None, key_log_weight=None)
+
+
+def _tied(state: LinearState, ends: Ends) -> LinearState:
+    """A state whose backward pass takes part in the exchange of ends, whatever is used of them."""
+    return LinearState(tied(state.S, ends.S), state.z, state.M)
+
+
+def _in_units(state: LinearState, M: Tensor) -> tuple[Tensor, Tensor]:
+    """S and z in units of e^M."""
+    assert state.M is not None
+    keep = (state.M - finite(M)).exp()
+    keep = keep if keep.ndim == 3 else keep[..., None]
+    return state.S * keep[..., None], state.z * keep
+
+
+def _sum(first: LinearState, second: LinearState) -> LinearState:
+    """The state of all keys that two states have seen."""
+    if first.M is None or second.M is None:
+        return LinearState(first.S + second.S, first.z + second.z)
+    M = torch.maximum(first.M, second.M)
+    (S, z), (more_S, more_z) = _in_units(first, M), _in_units(second, M)
+    return LinearState(S + more_S, z + more_z, M)
+
+
+def _nothing_like(state: LinearState) -> LinearState:
+    M = None if state.M is None else torch.full_like(state.M, -torch.inf)
+    return LinearState(torch.zeros_like(state.S), torch.zeros_like(state.z), M)

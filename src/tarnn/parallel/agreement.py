@@ -1,0 +1,73 @@
+"""Whether all ranks are about to compute the same: they say so before they exchange data, whose sizes depend on it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tarnn.errors import UserError
+from tarnn.parallel.collectives import gather_plain
+from tarnn.parallel.group import Ranks
+from tarnn.parallel.layout import Layout
+
+_REFUSAL = "refusal"
+
+
+def agree(ranks: Ranks, length: int, facts: dict[str, Any]) -> Layout:
+    """Check that all ranks state the same facts, by name, and find out how long their stretches are.
+
+    Raises UserError on every rank if they differ, with the first one that does.
+    """
+    digest = int.from_bytes(blake2b(repr(facts).encode(), digest_size=8).digest(), "little", signed=True)
+    stated = gather_plain(ranks, torch.tensor([digest, length], device=_device(ranks))).tolist()
+    if any(other != digest for other, _ in stated):
+        raise UserError(_difference(ranks, facts))
+    return Layout.of(ranks.rank, [length for _, length in stated])
+
+
+@contextmanager
+def telling(ranks: Ranks) -> Iterator[None]:
+    """Tell the other ranks, who wait in `agree`, if this one refuses its input within this context."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        with suppress(UserError):  # raised where others did not refuse theirs: they have been told now
+            agree(ranks, 0, {_REFUSAL: str(error)})
+        raise
+
+
+def looks(x: Any, time: int | None = None) -> Any:
+    """What ranks agree about in an argument: of a tensor, its type and shape but for the axis of time."""
+    if not isinstance(x, Tensor):
+        return x if isinstance(x, bool | int | float | str | None) else type(x).__name__
+    shape = ["t" if axis == time else n for axis, n in enumerate(x.shape)]
+    return f"({', '.join(map(str, shape))}) {x.dtype} on {x.device.type}".replace("torch.", "")
+
+
+def _difference(ranks: Ranks, facts: dict[str, Any]) -> str:
+    everyone: list[Any] = [None] * ranks.size
+    dist.all_gather_object(everyone, facts, group=ranks.process_group)
+    refusals = [f"rank {i}: {theirs[_REFUSAL]}" for i, theirs in enumerate(everyone) if _REFUSAL in theirs]
+    if refusals:
+        return f"a rank refused its input. {refusals[0]}"
+    for name in dict.fromkeys(name for theirs in everyone for name in theirs):
+        by_value: dict[str, list[int]] = {}
+        for i, theirs in enumerate(everyone):
+            by_value.setdefault(str(theirs.get(name, "nothing")), []).append(i)
+        if len(by_value) > 1:
+            said = "; ".join(f"{value} on rank {', '.join(map(str, who))}" for value, who in by_value.items())
+            return (
+                f"all ranks must make the same calls with the same model; got different values of {name}: {said}. "
+                "Give every rank the same configuration, inputs of one shape but for their length, and the same state."
+            )
+    raise AssertionError("facts that differ in no value")
+
+
+def _device(ranks: Ranks) -> torch.device:
+    """Where a group's small talk is: on the CPU if it has a backend for that, so that no GPU has to be waited for."""
+    kinds = dist.get_backend_config(ranks.process_group)
+    return torch.device("cpu" if "cpu:" in kinds else kinds.split(":")[0])

@@ -1,0 +1,109 @@
+"""The convolution in a block: its formula, and that padding, packing, pieces and steps change nothing."""
+
+import pytest
+import torch
+from torch.nn.functional import conv1d, pad, silu
+
+from tarnn.huggingface.backbone import TarnnBlock
+from tarnn.models import TarnnConfig, TarnnForCTC, TarnnForMaskedLM, TarnnModel
+from tarnn.models.config import ModelConfig
+from tarnn.models.convolution import Convolution
+from tarnn.ops import ConvolutionState
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+def config(**options) -> ModelConfig:
+    return ModelConfig(**SMALL | {"conv_kernel": 5} | options)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_formula(causal):
+    layer = Convolution(config(bias=True), causal=causal).double()
+    x = torch.randn(2, 9, 16).double()
+    before = pad(x.mT, (4, 0) if causal else (2, 2))
+    filtered = conv1d(before, layer.weight[:, None], layer.bias, groups=16).mT
+    torch.testing.assert_close(layer(x), layer.out_proj(silu(filtered)))
+
+
+@pytest.mark.parametrize("options", [{}, {"norm_position": "post", "norm": "layer"}], ids=["pre", "post"])
+def test_it_stands_before_attention(options):
+    torch.manual_seed(0)
+    block = TarnnBlock(config(**options), 0).double().eval()
+    x = torch.randn(2, 7, 16).double()
+
+    def join(x, sublayer, norm):
+        return x + sublayer(norm(x)) if block.pre_norm else norm(x + sublayer(x))
+
+    expected = join(x, block.convolution, block.convolution_norm)
+    expected = join(expected, block.attention, block.attention_norm)
+    torch.testing.assert_close(block(x), join(expected, block.mlp, block.mlp_norm))
+
+
+def test_a_block_in_pieces_and_steps():
+    block = TarnnBlock(config(), 0).double().eval()
+    x = torch.randn(2, 9, 16).double()
+    whole, *behind = block.prefill(x, None, None)
+    torch.testing.assert_close(whole, block(x))
+    first, *states = block.prefill(x[:, :4], *block.new_states(2, dtype=torch.float64))
+    outputs = [first]
+    for i in range(4, 9):
+        y, *states = block.step(x[:, i : i + 1], *states, positions=torch.zeros(2, 1, dtype=torch.int64), inplace=i > 5)
+        outputs.append(y)
+    torch.testing.assert_close(torch.cat(outputs, 1), whole)
+    assert isinstance(states[0], ConvolutionState)
+    for state, expected in zip(states, behind, strict=True):
+        for name, y in state.tensors().items():
+            torch.testing.assert_close(y, expected.tensors()[name])
+
+
+ENCODER = SMALL | {"causal": False, "decay": "token", "position": "none", "conv_kernel": 5, "vocab_size": 31}
+
+
+@pytest.mark.parametrize("decay", ["head", "token", "channel"])
+def test_an_encoder_that_fades_sees_order(decay):
+    """Without positions; padded rows are as alone, and packed documents too."""
+    torch.manual_seed(0)
+    model = TarnnModel(TarnnConfig(**ENCODER | {"decay": decay, "initializer_range": 0.3})).double().eval()
+    ids = torch.randint(0, 31, (2, 9))
+    out = model(ids).last_hidden_state
+    turned = model(ids.flip(1)).last_hidden_state.flip(1)
+    assert not torch.allclose(out, turned)
+    mask = torch.ones(2, 12, dtype=torch.int64)
+    mask[:, 9:] = 0
+    padded = model(pad(ids, (0, 3), value=5), attention_mask=mask).last_hidden_state[:, :9]
+    torch.testing.assert_close(padded, out)
+    packed = model(ids.view(1, 18), cu_seqlens=torch.tensor([0, 9, 18], dtype=torch.int32)).last_hidden_state
+    torch.testing.assert_close(packed.view_as(out), out)
+
+
+def test_each_side_has_gates_of_its_own():
+    model = TarnnForMaskedLM(TarnnConfig(**ENCODER))
+    names = {name for name, _ in model.named_parameters() if "layers.0.attention.decay" in name}
+    expected = ("decay.bias", "decay.gate.weight", "decay_back.bias", "decay_back.gate.weight")
+    assert names == {f"model.layers.0.attention.{x}" for x in expected}
+    model(torch.randint(0, 31, (2, 9))).logits.square().sum().backward()
+    assert all(x.grad is not None and x.grad.any() for x in model.parameters())
+
+
+def test_the_number_of_weights_is_counted():
+    for options in ({}, {"input_size": 7, "front": "conv", "subsampling": 8, "pad_token_id": 0}, {"decay": "none"}):
+        made = TarnnConfig(**ENCODER | options)
+        kind = TarnnForCTC if "front" in options else TarnnForMaskedLM
+        numbers = sum(x.numel() for x in kind(made).parameters())
+        assert numbers == made.num_parameters_estimate() + (31 if kind is TarnnForCTC else 0)  # CTC's head has a bias
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"conv_kernel": 0}, "conv_kernel must be a positive integer; got 0"),
+        ({"conv_kernel": 32}, "conv_kernel must be from 1 to 31 tokens, or null; got 32"),
+        ({"front": "conv"}, r"tokens \(input_size = null\) have none, got subsampling = 1 and front = 'conv'"),
+        ({"front": "conv", "input_size": 4, "subsampling": 6}, "must be 2, 4, 8 …; got 6"),
+        ({"front": "mel", "input_size": 4}, "front must be one of stack, conv; got 'mel'"),
+    ],
+)
+def test_what_does_not_fit(options, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**options)

@@ -1,0 +1,316 @@
+"""Calls of ops whose sequences ranks share, and the same calls by one process: outputs, states and all gradients."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tarnn import feature_maps, ops
+from tarnn.attention.before_token import attend_before
+from tarnn.attention.token_shift import token_shift
+from tarnn.parallel import sequence
+from tarnn.parallel.group import active
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call, made from its seed on every rank; `lengths` are those of the ranks' stretches."""
+
+    op: str
+    lengths: tuple[int, ...] = (13, 7, 20, 9)
+    cuts: tuple[int, ...] = ()
+    b: int = 2
+    heads: tuple[int, int] = (2, 2)  # of queries and keys, and of values
+    decay: str = ""  # "token" or "channel"
+    masked: bool = False
+    state: bool = False
+    state_wanted: bool = True
+    options: tuple[tuple[str, Any], ...] = ()
+    dtype: str = "float64"
+
+    @property
+    def rows(self) -> int:
+        return 1 if self.cuts else self.b
+
+    @property
+    def sequences(self) -> int:
+        return len(self.cuts) - 1 if self.cuts else self.b
+
+
+class Op(NamedTuple):
+    """tensors(case, t, rand): the inputs of a whole call. apply(case, inputs, masks): o, and the tensors of the state behind it,
+    by name. axis: of time, in inputs but for states (`state …`) and `constant` ones, and in o."""
+
+    tensors: Callable[[Case, int, Callable[..., Tensor]], Tensors]
+    apply: Callable[[Case, Tensors, dict[str, Any]], tuple[Tensor, Tensors]]
+    axis: int
+    constant: tuple[str, ...] = ()
+
+
+def _decay(case: Case, rand: Callable, *shape: int) -> Tensors:
+    if not case.decay:
+        return {}
+    decay = -rand(*shape).abs() / 3
+    return {"log_decay": decay.masked_fill(rand(*shape) > 1.8, -torch.inf) if "resets" in case.decay else decay}
+
+
+def _delta_tensors(case: Case, t: int, rand: Callable) -> Tensors:
+    (h, m), b, d, e = case.heads, case.rows, 4, 3
+    n = max(min(h, m), m) if m >= h else m
+    g = m if h > m else h
+    channels = (d,) if case.decay.startswith("channel") else ()
+    found = {"q": rand(b, h, t, d), "k": rand(b, g, t, d), "v": rand(b, m, t, e), "beta": 2 * rand(b, n, t).sigmoid()}
+    state = {"state S": rand(case.sequences, n, d, e)} if case.state else {}
+    return found | _decay(case, rand, b, n, t, *channels) | state
+
+
+def _delta(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tensors]:
+    state = {"state": ops.DeltaState(x.pop("state S"))} if case.state else {}
+    o, *after = _pair(ops.delta_rule(**x, **state, **masks, normalize_qk=True, return_state=case.state_wanted))
+    return o, {"S": after[0].S} if after else {}
+
+
+def _low_rank_tensors(case: Case, t: int, rand: Callable) -> Tensors:
+    h, b, d, e = case.heads[0], case.rows, 4, 3
+    channels = (d,) if case.decay.startswith("channel") else ()
+    direction = torch.nn.functional.normalize(rand(b, h, t, d), dim=-1)
+    found = {"q": rand(b, h, t, d), "k": rand(b, h, t, d), "v": rand(b, h, t, e), "a": -direction}
+    found["b"] = direction * rand(b, h, t, d).sigmoid()
+    state = {"state S": rand(case.sequences, h, d, e)} if case.state else {}
+    return found | _decay(case, rand, b, h, t, *channels) | state
+
+
+def _low_rank(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tensors]:
+    state = {"state": ops.DeltaState(x.pop("state S"))} if case.state else {}
+    o, *after = _pair(ops.low_rank_delta_rule(**x, **state, **masks, return_state=case.state_wanted))
+    return o, {"S": after[0].S} if after else {}
+
+
+def _convolution_tensors(case: Case, t: int, rand: Callable) -> Tensors:
+    options, c = dict(case.options), 5
+    width = options.get("width", 4)
+    state = {"state tokens": rand(case.sequences, width - 1, c)} if case.state else {}
+    return {"x": rand(case.rows, t, c), "weight": rand(c, width), "bias": rand(c)} | state
+
+
+def _convolution(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tensors]:
+    causal = dict(case.options).get("causal", True)
+    state = {"state": ops.ConvolutionState(x.pop("state tokens"))} if case.state else {}
+    wanted = case.state_wanted and causal
+    o, *after = _pair(
+        ops.short_convolution(**x, **state, **masks, causal=causal, activation="silu", return_state=wanted)
+    )
+    return o, {"tokens": after[0].tokens} if after else {}
+
+
+def _diagonal_tensors(case: Case, t: int, rand: Callable) -> Tensors:
+    decay = _decay(replace(case, decay=case.decay or "token"), rand, case.rows, t, 5)
+    return {"x": rand(case.rows, t, 5)} | decay | ({"state h": rand(case.sequences, 5)} if case.state else {})
+
+
+def _diagonal(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tensors]:
+    state = {"state": ops.ScanState(x.pop("state h"))} if case.state else {}
+    o, *after = _pair(ops.diagonal_scan(**x, **state, **masks, return_state=case.state_wanted))
+    return o, {"h": after[0].h} if after else {}
+
+
+def _selective_tensors(case: Case, t: int, rand: Callable) -> Tensors:
+    b, c, n = case.rows, 5, 3
+    found = {
+        "x": rand(b, t, c),
+        "dt": rand(b, t, c).abs(),
+        "A": -rand(c, n).abs(),
+        "B": rand(b, t, n),
+        "C": rand(b, t, n),
+    }
+    return found | {"D": rand(c)} | ({"state h": rand(case.sequences, c, n)} if case.state else {})
+
+
+def _selective(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tensors]:
+    state = {"state": ops.ScanState(x.pop("state h"))} if case.state else {}
+    o, *after = _pair(ops.selective_scan(**x, **state, **masks, return_state=case.state_wanted))
+    return o, {"h": after[0].h} if after else {}
+
+
+def _softmax_tensors(case: Case, t: int, rand: Callable) -> Tensors:
+    (h, g), b, d, e, options = case.heads, case.rows, 4, 3, dict(case.options)
+    found = {"q": rand(b, h, t, d), "k": rand(b, g, t, d), "v": rand(b, g, t, e)}
+    if options.get("weighted"):
+        found["key_log_weight"] = rand(b, g, t)
+    if case.state:
+        found |= {"state k": rand(b, g, 3, d), "state v": rand(b, g, 3, e)}
+    return found
+
+
+def _softmax(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tensors]:
+    options: dict[str, Any] = {}
+    if case.state:
+        total = sum(case.lengths)
+        k, v = x.pop("state k"), x.pop("state v")
+        options["state"] = ops.KVCache(k, v, 3).resized(3 + total)
+        options["state"] = ops.KVCache(
+            *(torch.cat([a, a.new_zeros(*a.shape[:2], total, a.shape[3])], 2) for a in (k, v)), 3
+        )
+    wanted = case.state_wanted and not case.cuts and "key_log_weight" not in x
+    causal = dict(case.options).get("causal", True)
+    o, *after = _pair(ops.softmax_attention(**x, **masks, **options, causal=causal, return_state=wanted))
+    return o, after[0].tensors() if after else {}
+
+
+def _hybrid_tensors(case: Case, t: int, rand: Callable) -> Tensors:
+    (h, g), b, d, e = case.heads, case.rows, 4, 3
+    return {"q": rand(b, h, t, d), "k": rand(b, g, t, d), "v": rand(b, g, t, e)} | _decay(case, rand, b, g, t)
+
+
+def _hybrid(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tensors]:
+    options = dict(case.options)
+    name = options.pop("feature_map", None)
+    phi = None if name is None else feature_maps.PositiveRandomFeatures(4, 6, seed=1).to(x["q"].dtype)
+    if name == "clusters":
+        torch.manual_seed(1)
+        phi = feature_maps.make("clusters", head_dim=4, num_heads=case.heads[1], num_features=6).to(x["q"].dtype)
+    if case.state:  # what some tokens before have left behind
+        generator = torch.Generator().manual_seed(7)
+        q, k, v = (
+            torch.randn(case.sequences, y.shape[1], 5, y.shape[3], generator=generator, dtype=torch.float64).to(y.dtype)
+            for y in (x["q"], x["k"], x["v"])
+        )
+        from tarnn.parallel.group import alone
+
+        with alone():
+            options["state"] = ops.hybrid_attention(q, k, v, phi, causal=True, return_state=True, **options)[1]
+    o, *after = _pair(
+        ops.hybrid_attention(**x, **masks, feature_map=phi, causal=True, return_state=case.state_wanted, **options)
+    )
+    return o, _in_order(after[0]) if after else {}
+
+
+def _in_order(state: Any) -> Tensors:
+    """The tensors of a hybrid state, slots by place, sums in true units."""
+    c = state.score.shape[2]
+    order = state.place.argsort(-1)
+    found = {"score": state.score.gather(-1, order), "place": state.place.gather(-1, order), "count": state.count}
+    for name in ("k", "v", "fade"):
+        x = getattr(state, name)
+        x = x if x.ndim == 4 else x[..., None]
+        first = x.shape[2] - c
+        slots = x[:, :, first:].gather(2, order[..., None].expand(-1, -1, -1, x.shape[3]))
+        found[name] = torch.cat([x[:, :, :first], slots], 2)
+    units = state.M.exp() if state.M.ndim == 3 else state.M.exp()[..., None]
+    return {name: x.double() for name, x in found.items()} | {"S": state.S * units[..., None], "z": state.z * units}
+
+
+def _shift_tensors(case: Case, t: int, rand: Callable) -> Tensors:
+    return {"x": rand(case.rows, t, 5), "state last": rand(case.sequences, 5)}
+
+
+def _shift(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tensors]:
+    o, last = token_shift(x["x"], x["state last"], masks.get("key_mask"), masks.get("cu_seqlens"))
+    return o, {"last": last}
+
+
+def _before_tensors(case: Case, t: int, rand: Callable) -> Tensors:
+    (h, _), b, d, e = case.heads, case.rows, 4, 3
+    found = {"q": rand(b, h, t, d), "k": rand(b, h, t, d), "v": rand(b, h, t, e)}
+    return found | {"log_decay": -rand(b, h, t, d).abs(), "state S": rand(case.sequences, h, d, e)}
+
+
+def _before(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tensors]:
+    o, S = attend_before(x["q"], x["k"], x["v"], x["log_decay"], x["state S"], **masks)
+    return o, {"S": S}
+
+
+def _pair(outputs: Any) -> tuple:
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+OPS = {
+    "delta_rule": Op(_delta_tensors, _delta, 2),
+    "low_rank_delta_rule": Op(_low_rank_tensors, _low_rank, 2),
+    "short_convolution": Op(_convolution_tensors, _convolution, 1, ("weight", "bias")),
+    "diagonal_scan": Op(_diagonal_tensors, _diagonal, 1),
+    "selective_scan": Op(_selective_tensors, _selective, 1, ("A", "D")),
+    "softmax_attention": Op(_softmax_tensors, _softmax, 2),
+    "hybrid_attention": Op(_hybrid_tensors, _hybrid, 2),
+    "token_shift": Op(_shift_tensors, _shift, 1),
+    "attend_before": Op(_before_tensors, _before, 2),
+}
+
+
+def tensors(case: Case) -> Tensors:
+    """All tensors of the whole call."""
+    generator = torch.Generator().manual_seed(2)
+    rand = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    found = {
+        name: x.to(getattr(torch, case.dtype))
+        for name, x in OPS[case.op].tensors(case, sum(case.lengths), rand).items()
+    }
+    if case.masked:
+        found["key_mask"] = rand(case.rows, sum(case.lengths)) > -0.5
+    return found
+
+
+def results(case: Case, given: Tensors, start: int, share: float) -> Tensors:
+    """o, the state behind, and the gradients of Σ weights·o + share · (weighted sums over that state)."""
+    op, masks = OPS[case.op], {"key_mask": given["key_mask"]} if case.masked else {}
+    if case.cuts:
+        masks["cu_seqlens"] = torch.tensor(case.cuts, dtype=torch.int32)
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in given.items() if name != "key_mask"}
+    o, state = op.apply(case, dict(leaves), masks)
+    real = {name: torch.where(x.isfinite(), x, 0.0) for name, x in state.items() if x.requires_grad}
+    loss = (o * _weights(case, o, op.axis, start)).sum()
+    loss = loss + share * sum(
+        (x * torch.linspace(-1, 1, x.numel(), dtype=x.dtype).view(x.shape)).sum() for x in real.values()
+    )
+    gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    found = {"o": o} | {f"after {name}": x for name, x in state.items()}
+    found |= {f"gradient of {name}": x for name, x in zip(leaves, gradients)}
+    return {name: x.detach() for name, x in found.items()}
+
+
+def _weights(case: Case, o: Tensor, axis: int, start: int) -> Tensor:
+    shape = list(o.shape)
+    shape[axis] = sum(case.lengths)
+    whole = torch.randn(shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(o.dtype)
+    return whole.narrow(axis, start, o.shape[axis])
+
+
+def _axis(case: Case, name: str) -> int | None:
+    name = name.removeprefix("gradient of ")
+    op = OPS[case.op]
+    if name.startswith(("state ", "after ")) or name in op.constant:
+        return None
+    return 1 if name == "key_mask" else op.axis
+
+
+def by_one(case: Case) -> Tensors:
+    return results(case, tensors(case), 0, 1.0)
+
+
+def on_rank(group: Any, rank: int, case: Case) -> Tensors:
+    start, mine = sum(case.lengths[:rank]), {}
+    for name, x in tensors(case).items():
+        axis = _axis(case, name)
+        mine[name] = x if axis is None else x.narrow(axis, start, case.lengths[rank])
+    with sequence(group):
+        assert active() is not None or group.size() == 1
+        return results(case, mine, start, 1.0 / group.size())
+
+
+def joined(case: Case, parts: list[Tensors]) -> Tensors:
+    """The ranks' results as one process has them: stretches end to end, gradients of what all share summed."""
+    whole = {}
+    for name in parts[0]:
+        each, axis = [part[name] for part in parts], _axis(case, name)
+        if axis is not None:
+            whole[name] = torch.cat(each, axis)
+        elif name.startswith("gradient"):
+            whole[name] = torch.stack(each).sum(0)
+        else:
+            assert all(torch.equal(x, each[0]) for x in each), f"{name} differs between ranks"
+            whole[name] = each[0]
+    return whole
