@@ -3,7 +3,7 @@
     python experiments/copy_task.py             # about ten minutes on two cores; killed, it goes on
     python experiments/copy_task.py --quick
     python experiments/copy_task.py --length 128 --hidden 256 --updates 10000       # the paper's length: hours
-    python experiments/copy_task.py --methods softmax linear dpfp hedgehog "linear, rotary" DPLR --schedule cosine
+    python experiments/copy_task.py --methods softmax linear dpfp hedgehog "linear, rotary" "gated delta" DPLR --schedule cosine
 
 A separator, up to 15 random symbols out of 10, the separator again, and the same symbols: at most 32 tokens, where the
 paper has 128 (--length 128: minutes are too few for that). The loss is that of the second half, which can be known only
@@ -41,6 +41,7 @@ METHODS = {  # the keys of the config, and the style of the line
     "linear, decay": ({"decay": "token"}, f"{BLUE} :"),
     "dpfp": ({"feature_map": "dpfp"}, SKY),
     "hedgehog": ({"feature_map": "hedgehog"}, PINK),
+    "gated delta": ({"attention": "gated_delta", "decay": "token"}, GREEN),
     "DPLR": ({"attention": "rivals.low_rank_delta"}, f"{GREEN} --"),
     "LSH": ({"attention": "rivals.lsh", "attention_options": {"rivals.lsh": {"chunk": 16}}}, ORANGE),
     "window + sinks": ({"attention": "rivals.window", "attention_options": {"rivals.window": {"window": 8}}}, GREY),

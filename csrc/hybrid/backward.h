@@ -1,10 +1,11 @@
-// Gradients of causal hybrid attention, from o and ℓ of its forward pass (log of each query's denominator):
+// Gradients of hybrid attention, from o and ℓ of its forward pass (log of each query's denominator):
 //
 //     D_i = do_i·o_i       exact: p_ij = e^(s_ij − ℓ_i)            ds_ij = p_ij (do_i·v_j − D_i)
 //                          far:   P_ij = e^(w_j + a_i − ℓ_i) φ_i·ψ_j   dφ_i = Σ_j e^(w_j + a_i − ℓ_i) (do_i·v_j − D_i) ψ_j
 //
 // and dψ_j, dv_j likewise. Of the far part, a forward sweep with S, z gives dφ; a reverse one, with T = Σ e^(a_i − ℓ_i) φ_i do_iᵀ
-// and u = Σ e^(a_i − ℓ_i) D_i φ_i in units of e^N, dψ and dv. Exponents of single pairs are bounded by what
+// and u = Σ e^(a_i − ℓ_i) D_i φ_i in units of e^N, dψ and dv. To both sides, the keys behind the window have both sweeps, too,
+// with time reversed. Exponents of single pairs are bounded by what
 // the least denominator allows; queries below that have a = −∞. Where features come as logarithms, the gradients are those of
 // the logarithms; sums have units as in the forward pass, and T and u units N_c of their own, of log φ_ic + a_i − ℓ_i.
 #pragma once
@@ -46,12 +47,13 @@ struct HybridGradients : HybridScratch<T> {
   }
 };
 
-/// to (contiguous, n numbers per row) += a tile.
+/// A tile is added to positions time, time + 1, … of a gradient with n channels, to those from 0 to below `limit`.
 template <typename T>
-void add_tile(const T* tile, Index ld, Index rows, Index n, void* to, Index row) {
-  T* at = static_cast<T*>(to) + row * n;
-  for (Index i = 0; i < rows; ++i)
-    for (Index j = 0; j < n; ++j) at[i * n + j] += tile[i * ld + j];
+void add_tile(const T* tile, Index ld, Index rows, Index n, const View& to, Index b, Index head, Index time, Index limit) {
+  for (Index i = time < 0 ? -time : 0; i < smaller(rows, limit - time); ++i) {
+    T* row = &element<T>(to, b, head, time + i);
+    for (Index j = 0; j < n; ++j) row[j] += tile[i * ld + j];
+  }
 }
 
 /// What all of a chunk's queries bring: do, D, ℓ and a.
@@ -74,6 +76,7 @@ template <typename T, typename First, typename Last>
 void exact_gradients(const HybridProblem& p, bool sink, Index b, Index g, Index from, Index keys, Index queries,
                      HybridGradients<T>& at, First first, Last last) {
   const View &k = sink ? p.sink_k : p.k, &v = sink ? p.sink_v : p.v;
+  const T* barred = bars(p, sink, b, from, keys, at);
   const T softcap = static_cast<T>(p.softcap);
   const Integers<T> lane = iota<T>();
   clear(at.sums, at.ldd);
@@ -99,6 +102,7 @@ void exact_gradients(const HybridProblem& p, bool sink, Index b, Index g, Index 
           x = capped(x, softcap);
           slope = T(1) - (x / softcap) * (x / softcap);
         }
+        if (barred) x += load(barred + j);
         x -= log_total;
         const Vec<T> e = exp_nonpositive(x > 0 ? Vec<T>{} : x), weight = (number >= begin) & (number < end) ? e : Vec<T>{};
         const Vec<T> change = weight * slope * (load(dp + i * key_block + j) - D);
@@ -110,9 +114,8 @@ void exact_gradients(const HybridProblem& p, bool sink, Index b, Index g, Index 
     matmul(keys, p.d, queries, Left<T>{dp, 1, key_block}, q, at.ldd, at.tile_k, at.ldd, true);
     matmul(keys, p.e, queries, Left<T>{rows, 1, key_block}, grad_o, at.lde, at.tile_v, at.lde, true);
   }
-  const Index row = (b * p.g + g) * (sink ? p.sinks : p.window + p.t) + from;
-  add_tile(at.tile_k, at.ldd, keys, p.d, sink ? p.grad_sink_k : p.grad_k, row);
-  add_tile(at.tile_v, at.lde, keys, p.e, sink ? p.grad_sink_v : p.grad_v, row);
+  add_tile(at.tile_k, at.ldd, keys, p.d, sink ? p.grad_sink_k : p.grad_k, b, g, from, from + keys);
+  add_tile(at.tile_v, at.lde, keys, p.e, sink ? p.grad_sink_v : p.grad_v, b, g, from, from + keys);
 }
 
 /// pairs (i, j) of a run from `first` on, j ≤ i: to `dp` e^(w_j + a_i − ℓ_i) (do_i·v_j − D_i), and `products`, if there, times that power; zeros above.
@@ -171,8 +174,7 @@ void query_run(const HybridProblem& p, const Entering& in, Index b, Index g, Ind
       }
     }
     if (p.log_features) multiply(dphi, phi, at.ldf, queries, at.ldf, dphi);
-    write_rows(dphi, at.ldf, queries, p.f,
-               static_cast<T*>(p.grad_phi_q) + ((b * p.g + g) * p.r + r) * p.t * p.f + (time + first) * p.f);
+    add_tile(dphi, at.ldf, queries, p.f, p.grad_phi_q, b, g * p.r + r, time + first, p.t);
   }
   T most = M;
   for (Index i = 0; i < queries; ++i) most = w[i] > most ? w[i] : most;
@@ -205,7 +207,8 @@ void query_gradients(const HybridProblem& p, const Entering& in, Index b, Index 
 /// dψ and dv of a run's keys, from number `first` of the chunk on, from its queries and, through Tᵀ (`state_t`) and u (`z`), from
 /// all later ones.
 template <typename T>
-void key_run(const HybridProblem& p, Index b, Index g, Index time, Index first, Index queries, T& N, HybridGradients<T>& at) {
+void key_run(const HybridProblem& p, const Entering& in, Index b, Index g, Index time, Index first, Index queries, T& N,
+             HybridGradients<T>& at) {
   T *phi_k = at.phi_k + first * at.ldf, *v = at.v + first * at.lde;
   const T* w = at.w + first;
   transpose(phi_k, at.ldf, queries, p.f, at.phi_t, at.ldc);
@@ -237,10 +240,10 @@ void key_run(const HybridProblem& p, Index b, Index g, Index time, Index first, 
       most = unit > most ? unit : most;
     }
   }
-  const Index task = b * p.g + g;
   if (p.log_features) multiply(at.tile_phi, phi_k, at.ldf, queries, at.ldf, at.tile_phi);
-  write_rows(at.tile_phi, at.ldf, queries, p.f, static_cast<T*>(p.grad_phi_k) + (task * p.t + time + first) * p.f);
-  add_tile(at.tile_v, at.lde, queries, p.e, p.grad_v, task * (p.window + p.t) + time + first);
+  const Index number = time + first + in.shift;
+  add_tile(at.tile_phi, at.ldf, queries, p.f, p.grad_phi_k, b, g, number, in.limit);
+  add_tile(at.tile_v, at.lde, queries, p.e, p.grad_v, b, g, number, in.limit);
   const T keep = raise_maximum(N, most);
   scale(at.state_t, p.e * at.ldf, keep);
   scale(at.z, at.ldf, keep);
@@ -277,7 +280,7 @@ void key_gradients(const HybridProblem& p, const Entering& in, Index b, Index g,
   load_far_keys(p, in, b, g, time, queries, at);
   for (Index r = 0; r < p.r; ++r)
     load_tile(in.phi_q, b, g * p.r + r, time, queries, p.f, at.phi_q + r * at.c * at.ldf, at.ldf);
-  if (!p.log_features) return key_run(p, b, g, time, 0, queries, N, at);
+  if (!p.log_features) return key_run(p, in, b, g, time, 0, queries, N, at);
   take_weights(p, queries, at);
   for (Index r = 0; r < p.r; ++r)
     for (Index x = r * at.c; x < r * at.c + queries; ++x) {
@@ -292,7 +295,35 @@ void key_gradients(const HybridProblem& p, const Entering& in, Index b, Index g,
       T* row = at.phi_k + i * at.ldf;
       for (Index j = 0; j < at.ldf; j += width<T>) store(row + j, exp_bounded<T>(load(row + j) + load(at.units + j)));
     }
-    key_run(p, b, g, time, first, last - first, N, at);
+    key_run(p, in, b, g, time, first, last - first, N, at);
+  }
+}
+
+/// The far part of the keys before the window, or of those behind it, as they look with time reversed: two sweeps.
+template <typename T>
+void far_gradients(HybridProblem p, bool behind, Index b, Index g, HybridGradients<T>& at) {
+  const Index length = p.length[b];
+  const Entering in = entering(p, b, behind);
+  if (!p.causal) p.grad_v.data = static_cast<T*>(p.grad_v.data) + p.window * p.grad_v.stride[2];  // of the new keys
+  if (behind) {
+    p.a = p.a_behind;
+    for (View* x : {&p.a, &p.o, &p.log_total, &p.grad_o, &p.grad_v, &p.grad_phi_q, &p.grad_phi_k}) *x = reversed(*x, length);
+  }
+  T M = begin_units<T>(p, nullptr, at);
+  clear(at.state_t, at.lde * at.ldf);
+  clear(at.z, at.ldf);
+  for (Index time = 0; time < length; time += at.c) {
+    const Index queries = smaller(at.c, length - time);
+    load_gradients(p, b, g, time, queries, at);
+    query_gradients(p, in, b, g, time, queries, M, at);
+  }
+  T N = begin_units<T>(p, nullptr, at);
+  clear(at.state_t, at.lde * at.ldf);
+  clear(at.z, at.ldf);
+  for (Index time = (length - 1) / at.c * at.c; time >= 0 && length; time -= at.c) {
+    const Index queries = smaller(at.c, length - time);
+    load_gradients(p, b, g, time, queries, at);
+    key_gradients(p, in, b, g, time, queries, N, at);
   }
 }
 
@@ -300,10 +331,6 @@ template <typename T>
 void hybrid_backward_head(const HybridProblem& p, Index b, Index g, HybridGradients<T>& at) {
   const Index length = p.length[b];
   const T factor = static_cast<T>(p.scale);
-  const Entering in = entering(p, b, false);
-  T M = begin_units<T>(p, nullptr, at);
-  clear(at.state_t, at.lde * at.ldf);
-  clear(at.z, at.ldf);
   for (Index time = 0; time < length; time += at.c) {
     const Index queries = smaller(at.c, length - time);
     load_scaled_queries(p, b, g, time, queries, at);
@@ -317,17 +344,9 @@ void hybrid_backward_head(const HybridProblem& p, Index b, Index g, HybridGradie
       scale(rows, queries * at.ldd, factor);
       store_tile(rows, at.ldd, p.grad_q, b, g * p.r + r, time, queries, p.d);
     }
-    if (p.f) query_gradients(p, in, b, g, time, queries, M, at);
   }
-  if (!p.f) return;
-  T N = begin_units<T>(p, nullptr, at);
-  clear(at.state_t, at.lde * at.ldf);
-  clear(at.z, at.ldf);
-  for (Index time = (length - 1) / at.c * at.c; time >= 0 && length; time -= at.c) {
-    const Index queries = smaller(at.c, length - time);
-    load_gradients(p, b, g, time, queries, at);
-    key_gradients(p, in, b, g, time, queries, N, at);
-  }
+  if (p.f) far_gradients(p, false, b, g, at);
+  if (p.f && !p.causal) far_gradients(p, true, b, g, at);
 }
 
 template <typename T>

@@ -277,6 +277,10 @@ void put_together(const HybridProblem& p, Index b, Index g, Index time, Index qu
         join_far(a + at.unit[x], at.far + x * at.lde, at.den[x], at.lde, o, at.most[x], at.total[x], share);
         if (p.behind) {
           const T* behind = &element<T>(p.behind, b, head, time + i);
+          if (p.joined) {
+            T* joined = &element<T>(p.joined, b, head, time + i);
+            joined[0] = !(at.den[x] <= least_den<T>), joined[1] = !(behind[p.e] <= least_den<T>);
+          }
           read_rows(behind, 1, p.e, at.far + x * at.lde, at.lde);
           join_far(a + behind[p.e + 1], at.far + x * at.lde, behind[p.e], at.lde, o, at.most[x], at.total[x], share);
         }
@@ -334,18 +338,27 @@ void load_scaled_queries(const HybridProblem& p, Index b, Index g, Index time, I
 template <typename V>
 void over_exact(const HybridProblem& p, Index b, Index time, Index queries, V visit) {
   const Index count = p.count[b], length = p.length[b];
-  const Index none = p.sinks + p.window - count;  // the first so many of the row are no keys of the window
+  const Index sinks = p.barred ? p.num_sinks[b] : p.sinks, seen = p.barred ? sinks : length;
+  const Index none = (p.barred ? 0 : sinks) + p.window - count;  // the first so many of the row are no keys of the window
   const Index reach = p.causal ? p.window : 2 * p.window - 1, all = p.window + length;
   const Index begin = none > time + 1 ? none : time + 1;
   const Index end = smaller(time + queries + reach, all);
   for (Index from = begin; from < end; from += key_block)
     visit(false, from, smaller(key_block, end - from), [=](Index i) { return time + i + 1 - from; },
           [=](Index i) { return time + i + 1 + reach - from; });
-  for (Index from = 0; from < p.sinks; from += key_block) {
+  for (Index from = 0; from < sinks; from += key_block) {
     const bool causal = p.causal;
-    visit(true, from, smaller(key_block, p.sinks - from), [](Index) { return Index(0); },
-          [=](Index i) { return (causal ? count + time + i + 1 : length) - from; });
+    visit(true, from, smaller(key_block, sinks - from), [](Index) { return Index(0); },
+          [=](Index i) { return (causal ? count + time + i + 1 : seen) - from; });
   }
+}
+
+/// What is added to the products with these keys of the window's row: −∞ where they stand among the sinks. Null: nothing.
+template <typename T>
+const T* bars(const HybridProblem& p, bool sink, Index b, Index from, Index keys, HybridScratch<T>& at) {
+  if (sink || !p.barred) return nullptr;
+  for (Index j = 0; j < key_block; ++j) at.fade[j] = j < keys ? element<T>(p.barred, b, 0, from + j) : T(0);
+  return at.fade;
 }
 
 template <typename T>
@@ -367,7 +380,8 @@ void hybrid_head(const HybridProblem& p, Index b, Index g, HybridScratch<T>& at)
     clear(at.total, at.m);
     std::fill_n(at.most, at.m, T(-INFINITY));
     over_exact(p, b, time, queries, [&](bool sink, Index from, Index keys, auto first, auto last) {
-      add_keys(p, sink ? p.sink_k : p.k, sink ? p.sink_v : p.v, b, g, from, keys, queries, at, first, last);
+      add_keys(p, sink ? p.sink_k : p.k, sink ? p.sink_v : p.v, b, g, from, keys, queries, at, first, last,
+               bars(p, sink, b, from, keys, at));
     });
     if (p.f) add_far(p, in, b, g, time, queries, M, at);
     put_together(p, b, g, time, queries, at);

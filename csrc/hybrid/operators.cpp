@@ -9,7 +9,7 @@ using namespace tarnn;
 
 #define HYBRID(X)                                                                                                       \
   X(Tensor, q) X(Tensor, k) X(Tensor, v) X(Tensor, sink_k) X(Tensor, sink_v) X(Tensor, count) X(Tensor, length)             \
-  X(Maybe, phi_q) X(Maybe, a) X(Maybe, phi_k) X(Maybe, weight)                                                           \
+  X(Maybe, phi_q) X(Maybe, a) X(Maybe, phi_k) X(Maybe, weight) X(Maybe, barred) X(Maybe, num_sinks)                      \
   X(Index, window) X(bool, causal) X(double, scale) X(double, softcap) X(bool, log_features)
 
 struct HybridInputs {
@@ -35,27 +35,29 @@ HybridProblem hybrid_problem(const HybridInputs& in) {
   p.length = static_cast<const Index*>(in.length.const_data_ptr());
   p.q = view(in.q), p.k = view(in.k), p.v = view(in.v), p.sink_k = view(in.sink_k), p.sink_v = view(in.sink_v);
   p.phi_q = view(in.phi_q), p.a = view(in.a), p.phi_k = view(in.phi_k), p.weight = view(in.weight);
+  p.barred = view(in.barred), p.num_sinks = static_cast<const Index*>(data(in.num_sinks));
   p.threads = get_num_threads();
   p.run = run;
   return p;
 }
 
 void hybrid_forward(HYBRID(PARAMETER) Tensor S, Tensor z, Tensor M, Tensor o, Tensor share, Maybe log_total, Maybe behind,
-                    Tensor S_out, Tensor z_out, Tensor M_out) {
+                    Maybe joined, Tensor S_out, Tensor z_out, Tensor M_out) {
   HybridProblem p = hybrid_problem({HYBRID(NAME)});
-  p.o = view(o), p.share = view(share), p.log_total = view(log_total), p.behind = view(behind);
+  p.o = view(o), p.share = view(share), p.log_total = view(log_total), p.behind = view(behind), p.joined = view(joined);
   p.before = {data(S), data(z), data(M)};
   p.after = {S_out.mutable_data_ptr(), z_out.mutable_data_ptr(), M_out.mutable_data_ptr()};
   by_dtype(q.scalar_type(), *kernels().hybrid, [&](auto& of) { of.forward(p); });
 }
 
-void hybrid_backward(HYBRID(PARAMETER) Tensor o, Tensor log_total, Tensor grad_o, Tensor grad_q, Tensor grad_k, Tensor grad_v,
-                     Tensor grad_sink_k, Tensor grad_sink_v, Maybe grad_phi_q, Maybe grad_phi_k) {
+void hybrid_backward(HYBRID(PARAMETER) Maybe a_behind, Tensor o, Tensor log_total, Tensor grad_o, Tensor grad_q, Tensor grad_k,
+                     Tensor grad_v, Tensor grad_sink_k, Tensor grad_sink_v, Maybe grad_phi_q, Maybe grad_phi_k) {
   HybridProblem p = hybrid_problem({HYBRID(NAME)});
+  p.a_behind = view(a_behind);
   p.o = view(o), p.log_total = view(log_total), p.grad_o = view(grad_o), p.grad_q = view(grad_q);
-  p.grad_k = grad_k.mutable_data_ptr(), p.grad_v = grad_v.mutable_data_ptr();
-  p.grad_sink_k = grad_sink_k.mutable_data_ptr(), p.grad_sink_v = grad_sink_v.mutable_data_ptr();
-  p.grad_phi_q = data(grad_phi_q), p.grad_phi_k = data(grad_phi_k);
+  p.grad_k = view(grad_k), p.grad_v = view(grad_v);
+  p.grad_sink_k = view(grad_sink_k), p.grad_sink_v = view(grad_sink_v);
+  p.grad_phi_q = view(grad_phi_q), p.grad_phi_k = view(grad_phi_k);
   by_dtype(q.scalar_type(), *kernels().hybrid, [&](auto& of) { of.backward(p); });
 }
 
@@ -89,9 +91,10 @@ void hybrid_step(Tensor q, Tensor k, Tensor v, Maybe phi_q, Maybe a, Maybe phi_k
 
 STABLE_TORCH_LIBRARY_FRAGMENT(tarnn_cpu, m) {
   m.def("hybrid_forward(" HYBRID(SCHEMA) "Tensor S, Tensor z, Tensor M, Tensor(a!) o, Tensor(b!) share, Tensor(c!)? log_total, "
-        "Tensor(d!)? behind, Tensor(e!) S_out, Tensor(f!) z_out, Tensor(g!) M_out) -> ()");
-  m.def("hybrid_backward(" HYBRID(SCHEMA) "Tensor o, Tensor log_total, Tensor grad_o, Tensor(a!) grad_q, Tensor(b!) grad_k, "
-        "Tensor(c!) grad_v, Tensor(d!) grad_sink_k, Tensor(e!) grad_sink_v, Tensor(f!)? grad_phi_q, Tensor(g!)? grad_phi_k) -> ()");
+        "Tensor(d!)? behind, Tensor(e!)? joined, Tensor(f!) S_out, Tensor(g!) z_out, Tensor(h!) M_out) -> ()");
+  m.def("hybrid_backward(" HYBRID(SCHEMA) "Tensor? a_behind, Tensor o, Tensor log_total, Tensor grad_o, Tensor(a!) grad_q, "
+        "Tensor(b!) grad_k, Tensor(c!) grad_v, Tensor(d!) grad_sink_k, Tensor(e!) grad_sink_v, Tensor(f!)? grad_phi_q, "
+        "Tensor(g!)? grad_phi_k) -> ()");
   m.def("hybrid_step(Tensor q, Tensor k, Tensor v, Tensor? phi_q, Tensor? a, Tensor? phi_k, Tensor? weight, Tensor? decay, "
         "Tensor(a!) store_k, Tensor(b!) store_v, Tensor(c!) fade, Tensor count, Tensor(d!) S, Tensor(e!) z, Tensor(f!) M, "
         "Tensor(g!) o, Tensor(h!) share, int sinks, float scale, float softcap) -> ()");

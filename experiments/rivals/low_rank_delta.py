@@ -20,11 +20,9 @@ class LowRankDelta(Rival):
     Peng et al. 2025, eq. 17 (arXiv 2503.14456).
     """
 
+    decoder_only = True
+
     def __init__(self, hidden_size: int, num_heads: int, *, causal: bool, kernel: int = 4, **options: Any):
-        if not causal:
-            raise ValueError(
-                "LowRankDelta's memory is corrected token by token, and is for decoders: pass causal=True."
-            )
         super().__init__(hidden_size, num_heads, causal=causal, **{**options, "qk_norm": False})
         width = num_heads * self.head_dim
         self.conv = nn.Parameter(torch.randn(3, width, kernel) / kernel)

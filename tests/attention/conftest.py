@@ -13,6 +13,7 @@ from tarnn.attention import (
     Rotary,
     SoftmaxAttention,
     TokenDecay,
+    WindowAttention,
 )
 from tarnn.feature_maps import (
     CosFormer,
@@ -94,6 +95,10 @@ ROWS = {
     "linear, q and k normed": linear(Elu, qk_norm=True),
     "softmax, q and k normed": lambda **more: SoftmaxAttention(qk_norm=True, **SIZES | more),
     "none": lambda **more: NoAttention(**SIZES | more),
+    "window": lambda **more: WindowAttention(window=3, **SIZES | {"bias": True} | more),
+    "window and sinks, rotary": lambda **more: WindowAttention(
+        window=2, sinks=2, rotary=Rotary(HEAD_DIM), qk_norm=True, **SIZES | more
+    ),
 }
 CAUSAL_ROWS = ROWS | {
     "linear, decay a head": lambda **m: linear(Elu, decay=HeadDecay(KV_HEADS))(**m),
@@ -126,6 +131,7 @@ def twice(kind, *sizes):
 
 
 BOTH_ROWS = ROWS | {
+    "window, global tokens": lambda **more: WindowAttention(window=2, sinks=1, global_tokens=[3], **SIZES | more),
     "linear, a head fades": lambda **m: linear(Identity, normalize=False, **twice(HeadDecay, KV_HEADS))(**m),
     "linear, a token fades": lambda **m: linear(Elu, **twice(TokenDecay, HIDDEN, KV_HEADS))(**m),
     "linear, a channel fades": lambda **m: linear(Dpfp, **twice(ChannelDecay, HIDDEN, KV_HEADS, 2 * HEAD_DIM))(**m),

@@ -14,6 +14,7 @@ KINDS = {
     "hybrid": {"attention": ["linear", "softmax"]},
     "none": {"attention": ["none", "linear"], "position": "learned", "max_position_embeddings": 256},
     "post-norm": {"position": "sinusoidal", "norm": "layer", "norm_position": "post", "mlp": "gelu"},
+    "convolved": {"conv_kernel": 4, "attention": ["linear", "softmax"]},
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tarnn.attention.registry import ATTENTIONS, DECAYS
 from tarnn.feature_maps import names, options_of
 from tarnn.feature_maps.registry import MAPS
-from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnImageConfig
+from tarnn.models import TarnnConfig, TarnnImageConfig, TarnnModel
 from tarnn.registry import arguments_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
@@ -47,9 +47,14 @@ def test_attentions_and_decays():
 
 def test_options_of_attention_are_what_no_model_gives():
     """Each listed option can be given in a config and arrives in the layer; all other arguments come from the model."""
+    own = {"gated_delta": {"filter_width": 3}, "window": {"window": 5, "sinks": 2, "global_tokens": [3]}}
     for name, (_, options) in rows("Kinds of attention").items():
-        listed = set(re.findall(r"`(\w+)`", options))
-        assert {"dropout"} <= listed <= arguments_of(ATTENTIONS[name].kind)
-        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-        config = TarnnConfig(**sizes, attention=name, attention_options={name: {"dropout": 0.25}})
-        assert TarnnForCausalLM(config).model.layers[0].attention.dropout.p == 0.25
+        given = {"dropout": 0.25, **own.get(name, {})}
+        assert set(re.findall(r"`(\w+)`", options)) == set(given) <= arguments_of(ATTENTIONS[name].kind)
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "causal": name == "gated_delta"}
+        attention = (
+            TarnnModel(TarnnConfig(**sizes, attention=name, attention_options={name: given})).layers[0].attention
+        )
+        assert attention.dropout.p == 0.25
+        for option, value in own.get(name, {}).items():
+            assert getattr(attention, option) == (tuple(value) if isinstance(value, list) else value)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import conv1d, pad, silu
 
+from tarnn.decoding.fused import refusal
 from tarnn.huggingface.backbone import TarnnBlock
-from tarnn.models import TarnnConfig, TarnnForCTC, TarnnForMaskedLM, TarnnModel
+from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForCTC, TarnnForMaskedLM, TarnnModel
 from tarnn.models.config import ModelConfig
 from tarnn.models.convolution import Convolution
 from tarnn.ops import ConvolutionState
@@ -107,3 +108,50 @@ def test_the_number_of_weights_is_counted():
 def test_what_does_not_fit(options, message):
     with pytest.raises(ValueError, match=message):
         ModelConfig(**options)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["linear", ["softmax", "linear"]])
+def test_generation_in_every_way(attention):
+    """With a cache and without, by steps in place, and by beams; a fused step is refused by name."""
+    torch.manual_seed(0)
+    made = TarnnConfig(
+        **SMALL, conv_kernel=4, vocab_size=31, attention=attention, initializer_range=0.5, pad_token_id=0
+    )
+    model, prompt = TarnnForCausalLM(made).double().eval(), torch.randint(3, 31, (2, 5))
+    alone = model.generate(prompt, max_new_tokens=8, do_sample=False, use_cache=False)
+    assert torch.equal(model.generate(prompt, max_new_tokens=8, do_sample=False), alone)
+    mask = pad(torch.ones(2, 5, dtype=torch.int64), (2, 0))
+    padded = model.generate(pad(prompt, (2, 0)), attention_mask=mask, max_new_tokens=8, do_sample=False)
+    assert torch.equal(padded[:, 2:], alone)
+    logits, state = model.prefill(prompt, model.new_state(2, capacity=13), inplace=True)
+    tokens = [prompt]
+    for _ in range(8):
+        tokens.append(logits.argmax(-1, keepdim=True))
+        logits, state = model.step(tokens[-1][:, 0], state, inplace=True)
+    assert torch.equal(torch.cat(tokens, 1), alone)
+    beams = {"max_new_tokens": 8, "do_sample": False, "num_beams": 3}
+    assert torch.equal(model.generate(prompt, **beams), model.generate(prompt, **beams, use_cache=False))
+    assert "(TarnnBlock) has a convolution" in refusal(model.float())
+
+
+@pytest.mark.compile
+@torch.no_grad()
+def test_a_step_can_be_exported():
+    model = TarnnForCausalLM(TarnnConfig(**SMALL, conv_kernel=4, vocab_size=31)).eval()
+
+    class Step(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, ids, state):
+            return self.model.step(ids, state)
+
+    ids, state = torch.tensor([3, 7]), model.new_state(2)
+    exported = torch.export.export(Step(), (ids, state), strict=False).module()
+    for _ in range(2):
+        expected, after = model.step(ids, state)
+        logits, state = exported(ids, state)
+        torch.testing.assert_close(logits, expected)
+    torch.testing.assert_close(state.tensors(), after.tensors())

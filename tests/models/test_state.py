@@ -2,8 +2,12 @@
 
 import pytest
 import torch
+from support.model_kinds import CONVOLVED, KINDS, build
+from support.models import fixtures_of
 
 from tarnn.models import ModelState
+
+kind, model, make_model = fixtures_of(KINDS | CONVOLVED, build)
 
 
 @torch.no_grad()

@@ -72,6 +72,8 @@ def cases(draw, causal=None, t=None, **fixed):
         options["key_mask"] = torch.rand(b, t) > 0.3
     if causal and draw(st.booleans()):
         options["log_decay"] = -torch.rand(b, g, t, dtype=torch.float64)
+    if not causal and draw(st.booleans()):
+        options["global_tokens"] = torch.rand(b, t) > 0.8
     return q, k, v, MAPS[draw(st.sampled_from(sorted(MAPS)))], {**options, **fixed}
 
 
@@ -285,7 +287,7 @@ def test_gradients(causal):
 
 
 @settings(laws, max_examples=25)
-@given(case=cases(causal=True, slots=0, log_decay=None))
+@given(case=cases(slots=0, log_decay=None))
 def test_compiled_gradients_are_the_plain_ones(case):
     """Of q, k, v, λ, and of all that the map learns; in float64 to their last digits, in 16 bits as closely as these allow."""
     q, k, v, phi, options = case
@@ -312,13 +314,14 @@ def test_compiled_gradients_are_the_plain_ones(case):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", ["favor", "elu"])
-def test_gradients_of_the_compiled_kernels(name):
+def test_gradients_of_the_compiled_kernels(name, causal):
     q, k, v = tensors(2, 1, 2, 5)
     bias = torch.randn(2, dtype=torch.float64)
     mask = torch.ones(2, 5, dtype=torch.bool)
     mask[1, :1] = False
-    options = {"causal": True, "window": 2, "sinks": 1, "softcap": 3.0, "key_mask": mask}
+    options = {"causal": causal, "window": 2, "sinks": 1, "softcap": 3.0, "key_mask": mask}
 
     def attend(q, k, v, bias):
         return hybrid_attention(q, k, v, MAPS[name], far_bias=bias, **options)
@@ -328,14 +331,15 @@ def test_gradients_of_the_compiled_kernels(name):
 
 @pytest.mark.parametrize("size", [1.0, 100.0, 10_000.0])
 @pytest.mark.parametrize("name", ["favor", "clusters"])
-def test_gradients_hold_at_every_norm(name, size):
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradients_hold_at_every_norm(name, size, causal):
     """Finite, and as close to float64 as those of plain PyTorch, where features underflow, too."""
     phi = tarnn.feature_maps.QueryClusters(D, 6, num_heads=2, seed=3) if name == "clusters" else MAPS[name]
     q, k, v = tensors(1, 2, 2, 40)
 
     def gradients(dtype):
         inputs = [(x * n).to(dtype).requires_grad_() for x, n in ((q, size), (k, size), (v, 1.0))]
-        o = hybrid_attention(*inputs, phi, causal=True, window=5, sinks=2)
+        o = hybrid_attention(*inputs, phi, causal=causal, window=5, sinks=2)
         return torch.cat([x.flatten() for x in torch.autograd.grad(o.square().sum(), inputs)]).double()
 
     found = gradients(torch.float32)
@@ -346,12 +350,13 @@ def test_gradients_hold_at_every_norm(name, size):
 
 
 @pytest.mark.thorough
-def test_compiled_gradients_are_differentiated_again():
+@pytest.mark.parametrize("causal", [True, False])
+def test_compiled_gradients_are_differentiated_again(causal):
     q, k, v = tensors(1, 1, 1, 4)
     bias = torch.randn(1, dtype=torch.float64)
 
     def attend(q, k, v, bias):
-        return hybrid_attention(q, k, v, MAPS["favor"], causal=True, window=2, sinks=1, far_bias=bias)
+        return hybrid_attention(q, k, v, MAPS["favor"], causal=causal, window=2, sinks=1, far_bias=bias)
 
     assert torch.autograd.gradgradcheck(attend, [x.requires_grad_() for x in (q, k, v, bias)])
 
@@ -384,7 +389,10 @@ def test_threads_change_no_bit():
             torch.set_num_threads(threads)
             o, state = hybrid_attention(q, k, v, MAPS["favor"], causal=True, window=9, sinks=2, return_state=True)
             o = hybrid_attention(q, k, v, MAPS["favor"], causal=True, window=9, sinks=2)
-            grads = torch.autograd.grad(o.square().sum(), (q, k, v))
+            both = hybrid_attention(
+                q, k, v, MAPS["favor"], causal=False, window=9, global_tokens=torch.tensor([1, 100])
+            )
+            grads = torch.autograd.grad(o.square().sum() + both.square().sum(), (q, k, v))
             with torch.no_grad():
                 one, state = hybrid_step(*(x[:, :, :1] for x in (q, k, v)), MAPS["favor"], state, window=9, sinks=2)
             found.append([o, *grads, one, *state.tensors().values()])
@@ -430,9 +438,11 @@ def test_why_plain_pytorch_computes(monkeypatch):
     assert why(causal=False) is None
     assert "Slots" in why(slots=2)
     assert "fade" in why(log_decay=torch.zeros(1, 1, 9))
-    assert "both sides" in why(causal=False, watched=True)
+    assert why(causal=False, watched=True) is None
+    assert why(causal=False, watched=True, global_tokens=torch.tensor([2])) is None
+    assert why(watched=True, exact_queries=torch.tensor([0])) is None
     assert "state" in why(watched=True, return_state=True)
-    assert "exact_queries" in why(watched=True, exact_queries=torch.tensor([0]))
+    assert "ρ" in why(watched=True, return_far_share=True)
     with library.disabled():
         assert "switched off" in why()
 

@@ -2,7 +2,15 @@
 
 import pytest
 import torch.distributed as dist
-from support.rank_cases import numbers_of_no_backend, other_calls, other_models, places, sum_of_ones, wrong_shapes
+from support.rank_cases import (
+    numbers_of_no_backend,
+    on_mesh,
+    other_calls,
+    other_models,
+    places,
+    sum_of_ones,
+    wrong_shapes,
+)
 from support.ranks import Raised
 from support.stretch_cases import Call
 
@@ -78,6 +86,14 @@ def test_a_backend_that_lacks_what_is_needed(processes):
 def test_which_group_is_active(processes):
     inside, within, behind, _ = zip(*processes.run(places))
     assert (set(inside), set(within), set(behind)) == ({True}, {False}, {False})
+
+
+def test_one_dimension_of_a_device_mesh(processes):
+    totals, answers = zip(*processes.run(on_mesh))
+    assert totals == (2.0, 4.0, 2.0, 4.0)
+    assert set(answers) == {
+        "one dimension of a device mesh shares sequences; got 2, ('data', 'sequence'). Pass mesh[name]."
+    }
 
 
 def test_a_stretch_is_as_long_as_the_others_can_be(processes):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.attention_cases import relative_error
-from support.rank_cases import twice
+from support.rank_cases import checkpointed, twice
 from support.stretch_cases import Call, by_one, in_float64, joined, on_rank
 
 from tarnn import Elu, linear_attention
@@ -103,6 +103,25 @@ def test_float32_errs_as_much_as_one_process(processes, name):
     for part, expected in exact.items():
         mine, theirs = relative_error(parts[part], expected), relative_error(whole[part], expected)
         assert mine < 2 * theirs + 1e-6, (part, mine, theirs)
+
+
+@pytest.mark.parametrize("name", ["plain", "decay per token", "FAVOR+"])
+def test_bfloat16_errs_as_much_as_one_process(processes, name):
+    call = replace(CALLS[name], dtype="bfloat16", lengths=(130, 70, 200, 90), state="", state_wanted=False)
+    exact, whole = by_one(in_float64(call)), by_one(call)
+    parts = joined(call, processes.run(on_rank, call))
+    for part in ("o", "gradient of q", "gradient of k", "gradient of v"):
+        mine, theirs = relative_error(parts[part], exact[part]), relative_error(whole[part], exact[part])
+        assert mine < 2 * theirs, (part, mine, theirs)
+
+
+@pytest.mark.slow  # as for second derivatives
+def test_activations_computed_again_are_those_of_the_ranks(processes):
+    call = Call(decay="token", state_wanted=False)
+    whole = by_one(call)
+    parts = joined(call, processes.run(checkpointed, call))
+    assert "gradient of log_decay" in parts
+    assert all(relative_error(x, whole[name]) < 1e-12 for name, x in parts.items())
 
 
 def test_the_same_bits_each_time(processes):

@@ -2,8 +2,9 @@
 
 import torch
 
-from tarnn.attention import GatedDeltaAttention, LinearAttention, NoAttention, SoftmaxAttention
+from tarnn.attention import GatedDeltaAttention, LinearAttention, NoAttention, SoftmaxAttention, WindowAttention
 from tarnn.feature_maps.base import PositionalMap
+from tarnn.ops.hybrid import definition as hybrid_definition
 from tarnn.ops.linear import definition as linear_definition
 from tarnn.ops.softmax import definition as softmax_definition
 
@@ -38,13 +39,21 @@ def define(module, x, context=None, key_mask=None):
         if module.q_norm is not None:
             q, k = (u / (u.square().mean(-1, keepdim=True) + 1e-6).sqrt() for u in (q, k))
             q, k = q * module.q_norm.weight, k * module.k_norm.weight
+        if isinstance(module, SoftmaxAttention | WindowAttention) and module.rotary is not None:
+            q, k = turned(q, module.rotary), turned(k, module.rotary)
         if isinstance(module, SoftmaxAttention):
-            if module.rotary is not None:
-                q, k = turned(q, module.rotary), turned(k, module.rotary)
             o = softmax_definition.softmax(q, k, v, causal=module.causal, key_mask=key_mask)
+        elif isinstance(module, WindowAttention):
+            o = _window(module, q, k, v, key_mask)
         else:
             o = _linear(module, x, q, k, v, key_mask)
     return module.o_proj(o.permute(0, 2, 1, 3).reshape(*x.shape[:2], -1))
+
+
+def _window(module: WindowAttention, q, k, v, key_mask):
+    places = torch.isin(torch.arange(q.shape[2]), torch.tensor(module.global_tokens)).expand(len(q), -1)
+    options = {"causal": module.causal, "window": module.window, "sinks": module.sinks, "scale": q.shape[3] ** -0.5}
+    return hybrid_definition.hybrid(q, k, v, None, key_mask=key_mask, global_tokens=places, **options)[0]
 
 
 def _linear(module: LinearAttention, x, q, k, v, key_mask):

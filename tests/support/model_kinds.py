@@ -57,6 +57,10 @@ SOFTMAX = {
     "all three": {"attention": ["softmax", "none", "linear"], "num_hidden_layers": 3, "position": "none"},
 }
 KINDS = {**LINEAR, "paper": {}, **SOFTMAX}
+CONVOLVED = {  # which have no fused step
+    "convolved": {"conv_kernel": 4, "position": "none", "decay": "token"},
+    "convolved hybrid": {"attention": ["softmax", "linear"], "conv_kernel": 3, "position": "none"},
+}
 
 
 def build(kind="linear", **overrides):
@@ -65,7 +69,7 @@ def build(kind="linear", **overrides):
     if kind == "paper":
         return TarnnForCausalLM(TarnnConfig.paper(**TINY | overrides)).double().eval()
     plain = {"position": "rotary", "decay": "none"}
-    return TarnnForCausalLM(TarnnConfig(**TINY | plain | KINDS[kind] | overrides)).double().eval()
+    return TarnnForCausalLM(TarnnConfig(**TINY | plain | (KINDS | CONVOLVED)[kind] | overrides)).double().eval()
 
 
 # make_model(kind="linear", **overrides of the config)

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
 
 from support.received_bytes import received
-from support.stretch_cases import Call, stretch
+from support.stretch_cases import Call, stretch, weights
 from tarnn import Elu, linear_attention
+from tarnn.errors import UserError
 from tarnn.parallel import check_alike, cut, sequence
 from tarnn.parallel.collectives import gather_plain
 from tarnn.parallel.group import active
@@ -38,6 +41,29 @@ def other_calls(group: Any, rank: int, call: Call, changes: dict[str, Any]) -> N
     call = replace(call, **changes) if rank == group.size() - 1 else call
     with sequence(group):
         call.apply(stretch(call.tensors(), call, rank), call.map())
+
+
+def on_mesh(group: Any, rank: int) -> tuple[float, str]:
+    """Sequences over the second dimension of a mesh, two ranks each; and what a whole mesh is answered."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "sequence"))
+    total = sum_of_ones(mesh["sequence"], rank)
+    try:
+        with sequence(mesh):
+            pass
+    except UserError as error:
+        return total, str(error)
+    return total, ""
+
+
+def checkpointed(group: Any, rank: int, call: Call) -> dict[str, Tensor]:
+    """Gradients where the backward pass computes the call again."""
+    tensors = stretch(call.tensors(), call, rank)
+    leaves = {name: x.clone().requires_grad_() for name, x in tensors.items()}
+    phi = call.map()
+    with sequence(group):
+        o = checkpoint(lambda: call.apply(leaves, phi), use_reentrant=False)
+        o.backward(stretch({"o": weights(call)}, call, rank)["o"])
+    return {"o": o.detach()} | {f"gradient of {name}": x.grad for name, x in leaves.items() if x.grad is not None}
 
 
 def wrong_shapes(group: Any, rank: int) -> None:

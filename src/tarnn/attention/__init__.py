@@ -14,5 +14,6 @@ if TYPE_CHECKING:
     from tarnn.attention.rotary import Rotary as Rotary
     from tarnn.attention.softmax import SoftmaxAttention as SoftmaxAttention
     from tarnn.attention.torch_multihead import TorchMultihead as TorchMultihead
+    from tarnn.attention.window import WindowAttention as WindowAttention
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -74,6 +74,7 @@ class GatedDeltaAttention(MultiHeadAttention):
             raise ValueError(
                 f"filter_width, the width of the filters, is a whole number from 1 to 31; got {filter_width!r}."
             )
+        self.filter_width = filter_width
         self.widths = [x * self.head_dim for x in (num_heads, self.num_kv_heads, self.num_kv_heads)]
         self.filters = nn.Parameter(torch.empty(sum(self.widths), filter_width))
         self.filters.data.copy_(self.initial_filters())
@@ -172,3 +173,6 @@ class GatedDeltaAttention(MultiHeadAttention):
         gate = silu(self.heads(self.gate_proj(x), self.num_heads))
         o = rms_norm(o, (self.head_dim,), self.norm.weight.to(o.dtype), self.norm.eps) * gate.to(o.dtype)
         return self.merge(o, dtype)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, filter_width={self.filter_width}"

@@ -98,6 +98,15 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(f"rotary rotates {vectors}, so its dim must be their width, {width}; got {rotary.dim}.")
         self.rotary = rotary
 
+    def rotate(
+        self, x: Tensor, q: Tensor, k: Tensor, positions: Tensor | None, rotation: Rotation | None, state: State | None
+    ) -> tuple[Tensor, Tensor]:
+        """q and k at their positions, where the layer has rotary ones."""
+        if self.rotary is None:
+            return q, k
+        rotation = self.rotary.of(positions, rotation, x, state)
+        return rotation.apply(q), rotation.apply(k)
+
     def forward(
         self,
         x: Float[Tensor, "b t hidden"],

@@ -40,14 +40,14 @@ class SoftmaxAttention(MultiHeadAttention):
         **options: Any,
     ) -> tuple[Any, ...]:
         """With return_weights, return (o, the state, the weights (b, h, t, s))."""
-        q, k = self._apply_positions(x, q, k, positions, rotation, options["state"])
+        q, k = self.rotate(x, q, k, positions, rotation, options["state"])
         outputs = softmax_attention(q, k, v, causal=self.causal, **options)
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
     def mix_token(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: KVCache, *, positions, rotation, inplace: bool
     ) -> tuple[Tensor, KVCache]:
-        q, k = self._apply_positions(x, q, k, positions, rotation, state)
+        q, k = self.rotate(x, q, k, positions, rotation, state)
         return softmax_step(q, k, v, state, inplace=inplace)
 
     def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> KVCache:
@@ -66,12 +66,6 @@ class SoftmaxAttention(MultiHeadAttention):
             dtype=dtype or (weight.dtype if weight.is_floating_point() else None),
             device=weight.device if device is None else device,
         )
-
-    def _apply_positions(self, x: Tensor, q: Tensor, k: Tensor, positions, rotation, state) -> tuple[Tensor, Tensor]:
-        if self.rotary is None:
-            return q, k
-        rotation = self.rotary.of(positions, rotation, x, state)
-        return rotation.apply(q), rotation.apply(k)
 
     def describe(self, plan: Any) -> Any:
         return plan.attention("softmax", **self.parts(plan))

@@ -87,11 +87,11 @@ class LayerAttention(nn.Module):
         state: HeadStates | None = None,
         return_state: bool = False,
         inplace: bool = False,
-        **keys: int | None,
+        **keys: Any,
     ) -> tuple[Tensor, HeadStates | None]:
         """q (b, h, t, d), k and v (b, g, t, ·) → o (b, h, t, e), and with `return_state` the state after them.
 
-        keys: window, sinks, slots and far_until, as `hybrid_attention` takes them.
+        keys: window, sinks, slots, far_until and global_tokens, as `hybrid_attention` takes them.
         """
         if scale is not None:  # maps estimate e^(q·k/√d)
             q = q * (scale * self.heads.d**0.5)

@@ -32,6 +32,7 @@ class AttentionOptions(NamedTuple):
         softmax over all keys, which are all kept with their values.
     far_until: queries from this position of their sequence on (from 0) have no estimated keys: `convert` sets the length
         that it calibrated on, since beyond it features do harm. Not causal: no query of a longer text has any. None: all do.
+    global_tokens: places of tokens, such as [0], that all see and that see all, exactly; in encoders.
     far_bias: λ, added to the log-weights of estimated keys: a number, or one for each query head. It is a parameter of
         the layer, so it is saved with the weights, not in config.json.
     """
@@ -43,6 +44,7 @@ class AttentionOptions(NamedTuple):
     mode: str | Sequence[str] = "features"
     far_bias: float | Sequence[float] | Tensor = 0.0
     far_until: int | None = None
+    global_tokens: Sequence[int] = ()
 
 
 LEAST = {"window": 1, "sinks": 0, "slots": 0, "far_until": 0}
@@ -50,6 +52,7 @@ STORED_TYPES: dict[str, Any] = {  # in a config.json, of options that are no who
     "feature_map": str | Mapping | None,
     "mode": str | list | None,
     "far_bias": int | float | None,
+    "global_tokens": list | tuple,
 }
 DEFAULTS = {HYBRID: AttentionOptions(), LINEAR: AttentionOptions(window=1, sinks=0)}
 
@@ -147,6 +150,8 @@ def check_stored(stored: Any, num_layers: int) -> None:
                 check_whole_number(f"{KEY}: {name}", value, LEAST[name], 2**31)
             elif name in STORED_TYPES and not isinstance(value, STORED_TYPES[name]):
                 raise ValueError(f"{KEY}: {name} has the wrong type; got {value!r:.60}.")
+        for place in options.get("global_tokens", ()):
+            check_whole_number(f"{KEY}: global_tokens", place, 0, 2**31)
 
 
 def check_whole_number(name: str, value: Any, least: int, below: float = math.inf) -> None:

@@ -26,6 +26,7 @@ from tarnn.models.backbone import Backbone
 from tarnn.models.block import Block
 from tarnn.models.convolution import Convolution
 from tarnn.models.inputs import check_inputs, check_length, check_positions, without_padding
+from tarnn.models.reversible import can_run, run_reversible
 
 
 class TarnnBlock(Block, GradientCheckpointingLayer):
@@ -59,7 +60,7 @@ class TarnnBlock(Block, GradientCheckpointingLayer):
         y = self.attention(self._packed(self._before(x, self.attention_norm), cu_seqlens), **masks, **options)
         if "return_weights" in options:
             y, *_ = y
-        return self._rest(x, y.view_as(x), cross)
+        return self._rest(x, y.view(*x.shape[:2], -1), cross)
 
     @staticmethod
     def _packed(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
@@ -212,8 +213,15 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
                 "linear attention never forms its attention matrices, and this model has no softmax layer: "
                 "output_attentions is not available."
             )
-        for block, cache, options in zip(self.layers, caches, self.layer_options(position_ids, cross), strict=True):
-            options |= {"key_mask": key_mask, "cu_seqlens": cu_seqlens}
+        layer_options = [
+            {"key_mask": key_mask, "cu_seqlens": cu_seqlens, **own} for own in self.layer_options(position_ids, cross)
+        ]
+        states = kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        stores = with_weights or states or past_key_values is not None
+        if self.config.reversible and not stores and can_run(self.layers):
+            x = run_reversible(self.layers, x, layer_options)
+            return BaseModelOutputWithPast(last_hidden_state=self.finish(x))
+        for block, cache, options in zip(self.layers, caches, layer_options, strict=True):
             context = None
             if with_weights and block.attention.has_weights:
                 options["return_weights"] = True
@@ -225,7 +233,7 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
                 options["cross"] = reads
             x = block(x, context, past_key_values=cache, **options)
         output = BaseModelOutputWithPast if cross is None else BaseModelOutputWithPastAndCrossAttentions
-        return output(last_hidden_state=self.norm(x), past_key_values=past_key_values)
+        return output(last_hidden_state=self.finish(x), past_key_values=past_key_values)
 
     @property
     def has_weights(self) -> bool:

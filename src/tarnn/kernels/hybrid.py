@@ -40,6 +40,7 @@ class Call(NamedTuple):
     slot_score: Tensor | None  # (b, g, c)  −∞: empty
     slot_place: Tensor | None  # (b, g, c)
     score: Tensor | None  # (b, g, w + t)  how badly features represent each key of the row
+    apart: Tensor | None  # (b, w + t)  not causal: which keys of the row stand among the sinks; None: the first s
     window: int
     causal: bool
     scale: float
@@ -57,6 +58,7 @@ class Outputs(NamedTuple):
     log_total: Any = None  # (b, h, t)  the log of each query's denominator, for a backend's own backward
     slots: Any = None  # (b, g, c)  which keys of the row, slots first, are in the slots now
     score: Any = None  # (b, g, c)  their scores
+    joined: Any = None  # (b, h, t, 2)  to both sides: 0 where features of the keys before, or behind, underflow
 
 
 class Gradients(NamedTuple):

@@ -19,6 +19,7 @@ from tarnn.models.frames import Frames
 from tarnn.models.inputs import check_inputs, check_length, check_positions, last_tokens, without_padding
 from tarnn.models.positions import SinusoidalPositions
 from tarnn.models.state import ModelState
+from tarnn.numerics import widen
 from tarnn.ops import State
 
 
@@ -125,7 +126,7 @@ class Backbone(Recurrent):
             x, *after = block.prefill(x, *states, key_mask=key_mask, inplace=inplace, **options)
             layers += after
         seen = t if key_mask is None else key_mask.sum(-1)
-        return self.norm(x), ModelState(tuple(layers), state.position + seen)
+        return self.finish(x), ModelState(tuple(layers), state.position + seen)
 
     def step(
         self,
@@ -152,7 +153,7 @@ class Backbone(Recurrent):
             x, *after = block.step(x, *states, inplace=inplace, **options)
             layers += after
         position = state.position.add_(1) if inplace else state.position + 1
-        return self.norm(x)[:, 0], ModelState(tuple(layers), position)
+        return self.finish(x)[:, 0], ModelState(tuple(layers), position)
 
     def new_states(
         self, batch_size: int, capacity: int | None = None, cache_dtype: torch.dtype | None = None
@@ -189,14 +190,22 @@ class Backbone(Recurrent):
         return ModelState(layers, torch.zeros(batch_size, dtype=torch.int64, device=self.device))
 
     def embed(self, input_ids: Tensor | None, positions: Tensor, inputs_embeds: Tensor | None = None) -> Tensor:
-        """What enters the first block, (b, t, hidden)."""
+        """What enters the first block, (b, t, hidden); of reversible ones, in each of both streams, (b, t, 2·hidden)."""
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if self.embed_positions is not None:
             embedded = self.embed_positions(positions).to(x.dtype)
             x = x if self.embed_scale == 1 else x * self.embed_scale
             half = self.config.position == "sinusoidal_half"
             x = torch.cat([x, embedded.expand(*x.shape[:2], -1)], dim=-1) if half else x + embedded
-        return self.dropout(x)
+        x = self.dropout(x)
+        return torch.cat([widen(x)] * 2, dim=-1) if self.config.reversible else x
+
+    def finish(self, x: Tensor) -> Tensor:
+        """The final norm of what the last block has written, of the mean of both streams if there are two."""
+        if self.config.reversible:
+            first, second = x.chunk(2, -1)
+            x = ((first + second) / 2).to(cast(Any, self.norm).weight.dtype)
+        return self.norm(x)
 
     def layer_options(
         self, positions: Tensor, cross: Sequence[Mapping[str, Any]] | None = None

@@ -1,8 +1,9 @@
 """One layer of the backbone: attention and feed-forward, each with a norm and a residual."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
@@ -62,11 +63,14 @@ class Block(nn.Module):
     It runs by `prefill`, on top of its states or of none, and by `step`; `TarnnBlock` adds `forward`. Its states are that of
     the convolution, if it has one, and that of attention. All take `cross`, the arguments of the cross-attention:
     {"context": (b, s, context_size), "key_mask": (b, s)}, or {"state": …}, the state after that context.
+
+    config.reversible: x (b, t, 2·hidden) holds two streams, (x₁, x₂) → (y₁ = x₁ + attention(norm x₂), x₂ + mlp(norm y₁)), which
+    follow from what they become: see `models/reversible.py`.
     """
 
     def __init__(self, config: ModelConfig, layer: int, *, causal: bool = True, context_size: int | None = None):
         super().__init__()
-        self.pre_norm = config.norm_position == "pre"
+        self.pre_norm, self.reversible = config.norm_position == "pre", config.reversible
         self.convolution: Convolution | None = None
         if config.conv_kernel is not None:
             self.convolution = Convolution(config, causal=causal)
@@ -89,6 +93,8 @@ class Block(nn.Module):
     def describe(self, plan: Any) -> Any:
         if self.cross_attention is not None:
             raise plan.refusal(self, "has cross-attention")
+        if self.reversible:
+            raise plan.refusal(self, "is reversible: it has two residual streams")
         if self.convolution is not None:
             raise plan.refusal(self, "has a convolution")
         plan.add(self.dropout)
@@ -128,7 +134,10 @@ class Block(nn.Module):
         return x, y, (*filtered, state)
 
     def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
-        """Norm the input of a sublayer, if norms come before."""
+        """Norm the input of a sublayer, if norms come before; of two streams, attention reads the second."""
+        if self.reversible:
+            x = x.chunk(2, -1)[1] if norm is self.attention_norm else x
+            x = x.to(cast(Any, norm).weight.dtype)  # streams are wide
         return norm(x) if self.pre_norm else x
 
     def _join(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
@@ -138,6 +147,11 @@ class Block(nn.Module):
 
     def _rest(self, x: Tensor, y: Tensor, cross: Mapping[str, Any] | None) -> Tensor:
         """Run what follows attention, whose output is y."""
+        if self.reversible:
+            x, second = x.chunk(2, -1)
+            x = self._join(x, y, self.attention_norm)
+            y = self.mlp(self._before(x, self.mlp_norm))
+            return torch.cat([x, self._join(second, y, self.mlp_norm)], -1)
         x = self._join(x, y, self.attention_norm)
         if self.cross_attention is not None:
             y = self.cross_attention(self._before(x, self.cross_norm), **cross or {})

@@ -54,7 +54,9 @@ def check_options(key: str, options: Any, registry: Registry, example: str) -> N
         )
     for name, own_options in options.items():
         for option, value in own_options.items():
-            if not isinstance(value, str | int | float | None):
+            values = value if isinstance(value, list) else [value]
+            if not all(isinstance(x, str | int | float | None) for x in values):
                 raise ValueError(
-                    f"in a config the {option} of {name!r} is a name, a number, true, false or null; got {value!r}."
+                    f"in a config the {option} of {name!r} is a name, a number, true, false, null or a list of these; got "
+                    f"{value!r}."
                 )

@@ -24,7 +24,7 @@ class ModelConfig:
 
         ModelConfig(num_hidden_layers=8, attention=["linear", "linear", "linear", "softmax"])
 
-    attention: a name of `tarnn.attention.names()`: linear | gated_delta | softmax | none, or one of your own.
+    attention: a name of `tarnn.attention.names()`: linear | gated_delta | softmax | window | none, or one of your own.
     attention_options: arguments of the kinds of attention, by name, such as {"softmax": {"dropout": 0.1}}.
     feature_map: a name of `tarnn.feature_maps.names()`, such as elu, relu, dpfp or favor (FAVOR+), or a map, which
         stands for its name and its options: each layer makes its own. feature_map_options: arguments of the maps,
@@ -46,6 +46,7 @@ class ModelConfig:
     mlp: swiglu | gelu; intermediate_size: by default 8/3 and 4 times hidden_size, alike in parameters.
     qk_norm: an RMSNorm of each query and key.
     bias: whether projections have one. dropout: on the embedding and on what each sublayer adds.
+    reversible: two residual streams, so that training stores the activations of one layer, not of all, and is slower.
 
     Raises ValueError, in one sentence, for an unknown choice, sizes that don't fit each other, and combinations that
     have no meaning.
@@ -82,6 +83,7 @@ class ModelConfig:
     qk_norm: bool = True
     tie_word_embeddings: bool = FILLED_IN  # True if the embedding is a matrix like the output layer's
     dropout: float = 0.0
+    reversible: bool = False
 
     def __post_init__(self) -> None:
         tied = self.position != "sinusoidal_half" and self.input_size is None
@@ -189,7 +191,7 @@ class ModelConfig:
         for name in optional:
             if getattr(self, name) is not None:
                 check_positive_int(name, getattr(self, name))
-        for name in ("normalize", "bias", "qk_norm", "tie_word_embeddings", "causal"):
+        for name in ("normalize", "bias", "qk_norm", "tie_word_embeddings", "causal", "reversible"):
             check_flag(name, getattr(self, name))
         check_number("dropout", self.dropout, 0, 1)
         check_number("norm_eps", self.norm_eps, 0, 10)
@@ -235,6 +237,14 @@ class ModelConfig:
                 "frames of input_size numbers have no embedding that the output layer could share; leave "
                 "tie_word_embeddings out."
             )
+        if self.reversible and self.norm_position == "post":
+            raise ValueError(
+                'a norm after the residual sum can\'t be undone: reversible layers need norm_position = "pre".'
+            )
+        if self.reversible and self.conv_kernel is not None:
+            raise ValueError(
+                "reversible layers have attention and a feed-forward; leave conv_kernel or reversible out."
+            )
         if self.input_size is None and (self.subsampling != 1 or self.front != "stack"):
             raise ValueError(
                 f"subsampling joins neighbouring frames, and front says how; tokens (input_size = null) have none, got "
@@ -278,6 +288,8 @@ class Seq2SeqModelConfig(ModelConfig):
         check_positive_int("encoder_layers", self.encoder_layers)
         if not self.causal or self.input_size is not None:
             raise ValueError("an encoder–decoder of tokens has a causal decoder and no input_size; leave both out.")
+        if self.reversible:
+            raise ValueError("blocks with cross-attention are not reversible; leave reversible out.")
         super().__post_init__()
         check_pattern("cross_attention", self.cross_attention, ATTENTIONS, self.num_hidden_layers)
         vars(self).update(cross_attention=copy(self.cross_attention))

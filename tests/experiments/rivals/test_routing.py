@@ -61,3 +61,16 @@ def test_centres_follow_their_tokens_in_training_alone():
                 normalize(0.5 * before[head, c] + 0.5 * mean, dim=-1) if (nearest == c).any() else before[head, c]
             )
             torch.testing.assert_close(layer.centres[head, c], expected, **CLOSE)
+
+
+@torch.no_grad()
+def test_it_is_that_of_the_package():
+    """routing-transformer 1.6.1, with normed inputs: it computes with queries and keys as they are."""
+    package = pytest.importorskip("routing_transformer.routing_transformer")
+    layer, x = build(ROWS["routing"], num_heads=1), inputs(2, 18, 14)
+    theirs = package.KmeansAttention(3, 6, 1, 5).double().eval()
+    theirs.kmeans.means.copy_(layer.centres)
+    theirs.kmeans.initted.fill_(True)
+    q, k, v, real = pieces(layer, x)
+    y, _ = theirs(layer_norm(q, (5,)), layer_norm(k, (5,)), v)
+    torch.testing.assert_close(layer.attend(x, q, k, v, real), y, rtol=1e-5, atol=1e-6)

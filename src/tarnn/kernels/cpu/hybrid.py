@@ -32,11 +32,9 @@ def refusal(call: Call | Token) -> str | None:
         return library.refusal()
     if call.clock is not None:
         return "Keys fade in plain PyTorch; only single tokens do so in the compiled kernels."
-    if torch.is_grad_enabled() and any(x.requires_grad for x in present(call)):
-        if not call.causal:
-            return "The gradients of attention to both sides are computed in plain PyTorch."
-        if not call.gradients_of_o_alone:
-            return "Gradients through a state, ρ or exact_queries are computed in plain PyTorch."
+    watched = torch.is_grad_enabled() and any(x.requires_grad for x in present(call))
+    if watched and not call.gradients_of_o_alone:
+        return "Gradients through a state or ρ are computed in plain PyTorch."
     return library.refusal()
 
 
@@ -48,26 +46,31 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
     log_total = torch.full_like(share, torch.inf) if for_backward else None
     before = [x.contiguous() for x in (call.S, call.z, call.M)]
     after = [torch.empty_like(x) for x in before]
-    behind = None
+    behind = joined = None
     if call.phi_q is None:
         after = before
     elif not call.causal:
         behind = q.new_empty(*q.shape[:3], e + 2, dtype=kind)
+        joined = behind.new_zeros(*q.shape[:3], 2) if for_backward else None
     inputs = _inputs(call)
-    torch.ops.tarnn_cpu.hybrid_forward.default(*inputs, *before, o, share, log_total, behind, *after)
-    return Outputs._make((o, share, *after, log_total, None, None))
+    torch.ops.tarnn_cpu.hybrid_forward.default(*inputs, *before, o, share, log_total, behind, joined, *after)
+    S, z, M = after
+    return Outputs(o, share, S, z, M, log_total=log_total, joined=joined)
 
 
 def backward(call: Call, returned: Any) -> Gradients:
-    """Of a causal call that no sums came before. Log-scales have gradients, too: φ·dφ, summed."""
+    """Of a call that no sums came before. Log-scales have gradients, too: φ·dφ, summed."""
     kind = wide(call.q.dtype)
+    a_behind = None
     if call.a is not None:  # a far part that is nothing has no gradient
-        call = call._replace(a=call.a.masked_fill(returned.share == 0, -torch.inf))
+        parts = [returned.share] if returned.joined is None else returned.joined.unbind(-1)
+        before, *behind = [call.a.masked_fill(part == 0, -torch.inf) for part in parts]
+        call, a_behind = call._replace(a=before), behind[0] if behind else None
     grad_q = torch.zeros_like(call.q)
     keys = [x.new_zeros(x.shape, dtype=kind) for x in call[1:5]]
     phi_q, phi_k = (None if x is None else x.new_zeros(x.shape, dtype=kind) for x in (call.phi_q, call.phi_k))
     kept = (returned.o, returned.log_total, returned.grad_o)
-    torch.ops.tarnn_cpu.hybrid_backward.default(*_inputs(call), *kept, grad_q, *keys, phi_q, phi_k)
+    torch.ops.tarnn_cpu.hybrid_backward.default(*_inputs(call), a_behind, *kept, grad_q, *keys, phi_q, phi_k)
     a, weight = (
         None if grad is None or phi is None else (grad if call.log_features else phi * grad).sum(-1)
         for phi, grad in ((call.phi_q, phi_q), (call.phi_k, phi_k))
@@ -80,7 +83,11 @@ def _inputs(call: Call) -> tuple:
     """The call in the order of the kernels' arguments."""
     constants = (call.window, call.causal, call.scale, call.softcap, call.log_features)
     far = (call.phi_q, call.a, call.phi_k, call.weight)
-    return (*call[:5], call.seen, call.length, *far, *constants)
+    barred = num_sinks = None
+    if call.apart is not None:
+        num_sinks, apart = call.apart.sum(-1), call.apart[:, None]
+        barred = call.q.new_zeros(apart.shape, dtype=wide(call.q.dtype)).masked_fill(apart, -torch.inf)
+    return (*call[:5], call.seen, call.length, *far, barred, num_sinks, *constants)
 
 
 def step(token: Token) -> Outputs:

@@ -83,7 +83,7 @@ def _row(call: Call) -> _Row:
     t, device = length - w, call.k.device
     place = call.seen[:, None] - w + torch.arange(length, device=device)
     real = torch.arange(t, device=device) < call.length[:, None]
-    lives = torch.cat([place[:, :w] >= s, real], 1) & (place >= s)
+    lives = torch.cat([place[:, :w] >= s, real], 1) & (place >= s if call.apart is None else ~call.apart)
     fading = call.clock, call.birth, call.sink_birth
     kind = widest(device)
     still = (torch.zeros(b, g, n, dtype=kind, device=device) for n in (t, length, s))
@@ -133,11 +133,8 @@ def _exact(call: Call, row: _Row, slots: _Slots | None) -> _Part:
     if sinks:
         now = row.place[:, -1:] - t + 1 + torch.arange(n * CHUNK, device=q.device)
         sink = torch.arange(sinks, device=q.device)
-        seen = (
-            sink <= now[..., None]
-            if call.causal
-            else (sink < row.real.sum(-1)[:, None])[:, None].expand(b, n * CHUNK, -1)
-        )
+        there = row.real.sum(-1) if call.apart is None else call.apart.sum(-1)
+        seen = sink <= now[..., None] if call.causal else (sink < there[:, None])[:, None].expand(b, n * CHUNK, -1)
         seen = seen.unflatten(1, (n, CHUNK))[:, None, :, None]  # (b, 1, n, 1, c, s)
         fade = (clock + row.sink_birth[:, :, None, None])[:, :, :, None].to(q.dtype)
         products = capped(q @ call.sink_k.to(q.dtype)[:, :, None, None].mT, call.softcap)

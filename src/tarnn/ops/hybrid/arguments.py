@@ -25,6 +25,7 @@ class Options(NamedTuple):
     softcap: float | None
     far_bias: Tensor | float  # λ, a number or (h,)
     exact_queries: Tensor | None
+    global_places: Tensor | None = None
     far_until: int | None = None
 
     @property
@@ -76,6 +77,33 @@ def check_options(
         raise ValueError("attention to both sides has no state: it would also need what comes after.")
     if exact_queries is not None and state is not None:
         raise ValueError("exact_queries see every key, but a state keeps few; pass one of the two.")
+
+
+def check_global_tokens(global_tokens: Any, q: Tensor, causal: bool) -> None:
+    """Raises TypeError or ValueError for anything but None, a mask (b, t) or places (n,), and where attention is causal."""
+    if global_tokens is None:
+        return
+    if causal:
+        raise ValueError(
+            "a global token sees what comes after it, so global_tokens need causal=False; got causal=True. For first tokens "
+            "that all later ones see exactly pass sinks=."
+        )
+    if not isinstance(global_tokens, Tensor) or global_tokens.dtype not in (torch.bool, torch.int32, torch.int64):
+        got = global_tokens.dtype if isinstance(global_tokens, Tensor) else repr(global_tokens)
+        raise TypeError(
+            f"global_tokens must be a tensor, a bool mask (b, t) or places (n,), int64; got {got}. Pass torch.tensor([0])."
+        )
+    mask, expected = global_tokens.dtype == torch.bool, (*q.shape[:1], *q.shape[2:3])
+    if (mask and global_tokens.shape != expected) or (not mask and global_tokens.ndim != 1):
+        raise ValueError(
+            f"global_tokens must be a bool mask (b, t) = {expected} or places (n,), int64; got {global_tokens.dtype} "
+            f"{tuple(global_tokens.shape)}."
+        )
+    if not mask and global_tokens.is_cpu and is_plain(q) and bool((global_tokens < 0).any()):
+        raise ValueError(
+            f"global_tokens are places counted from 0 in each sequence; got {int(global_tokens.min())}. For tokens counted "
+            "from the end pass a mask (b, t)."
+        )
 
 
 def _is_number(x: Any) -> bool:

@@ -5,12 +5,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tarnn.kernels.hybrid import Call, Gradients, Outputs, capped
+from tarnn.kernels.hybrid import Call, Gradients, Outputs, at, capped
 from tarnn.kernels.plain import is_plain, known_finite
 from tarnn.numerics import finite, marked, wide
 from tarnn.ops.features import check_widths
 from tarnn.ops.hybrid.arguments import Options, scaled_features, within
-from tarnn.ops.hybrid.keys import Keys, SlotRow, keys_of, places, slot_row_of, state_behind, users, without_spoilt
+from tarnn.ops.hybrid.keys import (
+    Keys,
+    SlotRow,
+    find_marked,
+    keys_of,
+    places,
+    slot_row_of,
+    state_behind,
+    users,
+    with_global,
+    without_spoilt,
+)
 from tarnn.ops.hybrid.slots import scores
 from tarnn.ops.hybrid.state import HybridState
 from tarnn.ops.registration import Op
@@ -35,9 +46,9 @@ def new_state(how: Options, k: Tensor, v: Tensor) -> HybridState:
     )
 
 
-def attend(how: Options, q, k, v, count, log_decay, state, state_too: bool):
+def attend(how: Options, q, k, v, count, marks, log_decay, state, state_too: bool):
     """Rows whose real tokens stand in front, `count` (b,) of them (None: all). state_too: so that gradients pass through
-    the state and ρ."""
+    the state and ρ. marks: a mask of global tokens, (b, t), or None."""
     b, t = q.shape[0], q.shape[2]
     real = torch.ones(b, t, dtype=torch.bool, device=q.device)
     if count is not None:
@@ -50,7 +61,7 @@ def attend(how: Options, q, k, v, count, log_decay, state, state_too: bool):
     if not t:
         empty = q.sum(-1, dtype=wide(v.dtype))  # autograd sees where it comes from
         return empty[..., None].expand(-1, -1, -1, v.shape[3]).to(v.dtype), state, empty
-    given = keys_of(how, state, k, v, real, log_decay)
+    given = with_global(how, keys_of(how, state, k, v, real, log_decay), marks)
     keys, spoilt, spoiled = given, None, None
     if not known_finite(given.k, given.v, state.k, state.v):
         keys, spoilt = without_spoilt(given)
@@ -58,7 +69,7 @@ def attend(how: Options, q, k, v, count, log_decay, state, state_too: bool):
     slot_row = slot_row_of(how, state, keys) if how.slots else None
     outputs = _outputs(how, q, keys, slot_row, log_decay, state, state_too)
     o, rho = outputs.o, outputs.share
-    if how.exact_queries is not None:
+    if keys.sees_all is not None:
         o, rho = _with_exact_rows(how, q, keys, o, rho)
     after = None
     if how.causal and state_too:
@@ -90,7 +101,7 @@ def _outputs(
     size = t
     if plain and how.causal and not how.slots and not fades and not watched:
         size = PIECE
-    alone = not state_too and how.exact_queries is None
+    alone = not state_too
     pieces: list[Outputs] = []
     sums = (state.S, state.z, state.M)
     for start in range(0, t, size):
@@ -135,6 +146,7 @@ def _call(
         (keys.real.sum(-1) - here.start).clamp(0, t),
         *fading,
         *slots,
+        keys.apart,
         w,
         how.causal,
         how.scale,
@@ -156,7 +168,7 @@ def _far(how: Options, q: Tensor, keys: Keys, slot_row: SlotRow | None, here: sl
         phi_k, weight = scaled_features(how, slot_row.k, "keys")
         check_widths(phi_q, phi_k)
         return phi_q, a, phi_k, weight
-    lives = keys.there & (keys.place >= how.sinks)
+    lives = keys.there & (keys.place >= how.sinks if keys.apart is None else ~keys.apart)
     if how.causal:  # with each new token one key leaves the window
         k, enters = keys.k[:, :, here], (lives[:, : keys.real.shape[1]] & keys.real)[:, here]
     else:
@@ -169,20 +181,22 @@ def _far(how: Options, q: Tensor, keys: Keys, slot_row: SlotRow | None, here: sl
 
 
 def _with_exact_rows(how: Options, q, keys: Keys, o, rho):
-    """The rows of `exact_queries` by softmax over everything."""
-    assert how.exact_queries is not None
-    rows_at = how.exact_queries[how.exact_queries < q.shape[2]]
-    g, dtype, real, w = keys.k.shape[1], o.dtype, keys.real, how.window
+    """The rows of exact queries and of global tokens by softmax over everything."""
+    assert keys.sees_all is not None
+    index, there = find_marked(keys.sees_all)  # (b, n)
+    g, kind, w = keys.k.shape[1], wide(o.dtype), how.window
     k, v = keys.k[:, :, w:], keys.v[:, :, w:]
-    rows = q[:, :, rows_at].to(dtype).unflatten(1, (g, -1))  # (b, g, r, n, d)
-    logits = capped(how.scale * rows @ k.to(dtype)[:, :, None].mT, how.softcap)
-    seen = real[:, None, None, None] & real[:, rows_at][:, None, None, :, None]
+    rows = at(q, index).to(kind).unflatten(1, (g, -1))  # (b, g, r, n, d)
+    logits = capped(how.scale * rows @ k.to(kind)[:, :, None].mT, how.softcap)
+    seen = keys.real[:, None, None, None] & there[:, None, None, :, None]
     if how.causal:
-        seen = seen & (torch.arange(k.shape[2], device=q.device) <= rows_at[:, None])
-        fade = (keys.clock[:, :, rows_at, None] - keys.clock[:, :, None]).to(dtype)[:, :, None]
+        seen = seen & (torch.arange(k.shape[2], device=q.device) <= index[:, None, None, :, None])
+        fade = (at(keys.clock[..., None], index) - keys.clock[:, :, None]).to(kind)[:, :, None]
         logits = logits + fade.masked_fill(~seen, 0.0)
-    mean = _mean(logits.masked_fill(~seen, -torch.inf), v.to(dtype)[:, :, None])
-    return o.index_copy(2, rows_at, mean.flatten(1, 2)), rho.index_fill(2, rows_at, 0.0)
+    mean = _mean(logits.masked_fill(~seen, -torch.inf), v.to(kind)[:, :, None]).flatten(1, 2).to(o.dtype)
+    place = index[:, None, :, None].expand_as(mean)
+    o = o.scatter(2, place, torch.where(there[:, None, :, None], mean, o.gather(2, place)))
+    return o, rho.masked_fill(keys.sees_all[:, None], 0.0)
 
 
 def _mean(logits: Tensor, values: Tensor) -> Tensor:

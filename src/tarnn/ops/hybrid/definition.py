@@ -20,6 +20,7 @@ def hybrid(
     log_decay=None,
     softcap: float | None = None,
     exact_queries: Tensor | None = None,
+    global_tokens: Tensor | None = None,
     slots: int = 0,
     score: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -28,10 +29,11 @@ def hybrid(
     q (b, h, t, d), k (b, g, t, d), v (b, g, t, e); far_weight (b, h, t, t): log of the estimated weight of each pair, or
     None: keys that are not exact are not seen at all. Places are counted over the keys that key_mask (b, t) leaves
     in. Key j is exact for query i where its place is less than `window` from i's, or less than `sinks`, or where
-    i's place is one of `exact_queries`. log_decay (b, g, t): each key fades by the decays of the real tokens behind
-    it up to i, exact or not. slots c, score (b, g, t): of the keys that i sees and that are not exact, the c of the
-    highest scores are, too; of equal ones the earlier. Where not causal, the c highest of the whole row are. softcap c:
-    products become c·tanh(product / c).
+    i's place is one of `exact_queries`, or where global_tokens (b, t) marks i or j. log_decay (b, g, t): each key fades
+    by the decays of the real tokens behind it up to i, exact or not. slots c, score (b, g, t): of the keys that i sees and
+    that are not exact, the c of the highest scores are, too; of equal ones the earlier. Where not causal, the c highest of
+    the whole row are, but for sinks and global tokens.
+    softcap c: products become c·tanh(product / c).
     Returns o (b, h, t, e), zeros at masked tokens and where nothing is seen, and ρ (b, h, t), the estimated keys' share
     of the weight.
     """
@@ -43,12 +45,16 @@ def hybrid(
     if causal:
         seen = seen & torch.ones(t, t, dtype=torch.bool).tril()
     exact = (distance.abs() < window) | (place[:, None, :] < sinks)
+    always = place < sinks
     if exact_queries is not None:
         exact = exact | torch.isin(place, exact_queries)[:, :, None]
+    if global_tokens is not None:
+        always = always | global_tokens
+        exact = exact | global_tokens[:, None, :] | global_tokens[:, :, None]
     exact = exact[:, None].expand(b, g, t, t)
     if slots and score is not None:
         for i in range(t):
-            left = (seen[:, i] & (~exact[:, :, i].any(1) if causal else place >= sinks))[:, None]
+            left = (seen[:, i] & (~exact[:, :, i].any(1) if causal else ~always))[:, None]
             better = (score[:, :, None] > score[..., None]) | (
                 (score[:, :, None] == score[..., None]) & torch.ones(t, t, dtype=torch.bool).tril(-1)
             )

@@ -24,10 +24,12 @@ class Keys(NamedTuple):
     there: Tensor  # (b, w + t)
     birth: Tensor  # (b, g, w + t)
     clock: Tensor  # (b, g, t)
-    sink_k: Tensor  # (b, g, s, d), those before and those among the new
+    sink_k: Tensor  # (b, g, s, d), those before and those among the new, and global tokens
     sink_v: Tensor
     sink_birth: Tensor
     real: Tensor  # (b, t)
+    apart: Tensor | None = None  # (b, w + t)  which keys stand among the sinks; None: the first so many tokens
+    sees_all: Tensor | None = None  # (b, t)  the queries that see every key exactly; None: none
 
 
 class SlotRow(NamedTuple):
@@ -69,6 +71,36 @@ def keys_of(how: Options, state: HybridState, k, v, real, log_decay) -> Keys:
     )
 
 
+def with_global(how: Options, keys: Keys, marks: Tensor | None) -> Keys:
+    """The keys with global tokens among the sinks, and the queries that see every key. marks: a mask of global tokens, (b, t)."""
+    w, tokens = how.window, torch.arange(keys.real.shape[1], device=keys.real.device)
+    if how.global_places is not None:
+        marks = torch.isin(tokens, how.global_places)[None]
+    rows = marks
+    if how.exact_queries is not None:
+        listed = torch.isin(tokens, how.exact_queries)[None]
+        rows = listed if rows is None else rows | listed
+    if rows is not None:
+        keys = keys._replace(sees_all=rows & keys.real)
+    if marks is None:
+        return keys
+    apart = (marks | (tokens < how.sinks)) & keys.real
+    index, _ = find_marked(apart)
+    return keys._replace(
+        sink_k=at(keys.k[:, :, w:], index),
+        sink_v=at(keys.v[:, :, w:], index),
+        sink_birth=keys.birth.new_zeros(*keys.k.shape[:2], index.shape[1]),
+        apart=torch.cat([torch.zeros_like(keys.there[:, :w]), apart], 1),
+    )
+
+
+def find_marked(marks: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each row of marks (b, t) is True, (b, n) in order, and which of these n are such: rows may have fewer."""
+    n = int(marks.sum(-1).max()) if marks.numel() else 0
+    index = (~marks).to(torch.int8).argsort(dim=-1, stable=True)[:, :n]
+    return index, marks.gather(1, index)
+
+
 def slot_row_of(how: Options, state: HybridState, keys: Keys) -> SlotRow:
     first = how.sinks + how.window
     return SlotRow(
@@ -100,13 +132,12 @@ def users(how: Options, keys: Keys, state: HybridState, spoilt: Tensor, groups: 
         count = torch.nn.functional.pad(spoilt.cumsum(-1), (1, 0))
         first = torch.arange(1, t + 1, device=spoilt.device)
         last = (first + (w if how.causal else 2 * w - 1)).clamp(max=w + t)
-        sinks = spoilt[..., w:] & (keys.place[:, None, w:] < s)
+        sinks = spoilt[..., w:] & (keys.place[:, None, w:] < s if keys.apart is None else keys.apart[:, None, w:])
         seen = (count[..., last] > count[..., first]) | (
             sinks.cumsum(-1) > 0 if how.causal else sinks.any(-1, keepdim=True)
         )
-        if how.exact_queries is not None:
-            exact = torch.isin(torch.arange(t, device=spoilt.device), how.exact_queries)
-            seen = seen | (before & exact)
+        if keys.sees_all is not None:
+            seen = seen | (before & keys.sees_all[:, None])
     if s or how.slots:
         kept = (
             torch.cat([state.k[:, :, :s], state.k[:, :, s + w :]], 2),

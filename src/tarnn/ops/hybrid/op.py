@@ -25,7 +25,7 @@ from tarnn.kernels.hybrid import at
 from tarnn.kernels.packing import bounds, buckets
 from tarnn.numerics import autocast, full_precision
 from tarnn.ops.checks import check_attention
-from tarnn.ops.hybrid.arguments import Options, check_options
+from tarnn.ops.hybrid.arguments import Options, check_global_tokens, check_options
 from tarnn.ops.hybrid.attend import attend, is_watched
 from tarnn.ops.hybrid.state import HybridState
 from tarnn.ops.hybrid.step import take_step
@@ -41,6 +41,7 @@ def hybrid_attention(
     softcap: float | None = None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None,
     log_decay: Tensor | None = None, exact_queries: Tensor | None = None, state: HybridState | None = None,
     return_state: bool = False, return_far_share: bool = False, inplace: bool = False, far_until: int | None = None,
+    global_tokens: Tensor | None = None,
 ):  # fmt: skip
     """Softmax attention to a window and to sinks, and features of all other keys, in time and memory linear in t.
 
@@ -62,6 +63,8 @@ def hybrid_attention(
         cu_seqlens: (n + 1,), sequences end to end in one row.
         log_decay: ≤ 0, (g,) or (b, g, t), causal only: keys fade, exact ones too. A constant −m is ALiBi's slope m.
         exact_queries: places (n,) whose queries see every key exactly, such as [0] for a CLS token. Without a state.
+        global_tokens: tokens that all others see and that see all, exactly: a bool mask (b, t), or places (n,) in each
+            sequence, such as [0]; not causal only. They take no slot.
         state, return_state: as in `linear_attention`; causal only. The size of a state does not grow.
         inplace: of one token only: the given state is written into, and is the one that is returned.
         return_far_share: also return ρ (b, h, t), the share of each query's weight that was estimated.
@@ -75,6 +78,7 @@ def hybrid_attention(
     Returns o (b, h, t, e), then the state and ρ where they were asked for. Raises ValueError for what doesn't fit.
     The shared denominator is that of Scatterbrain (Chen et al. 2021, arXiv 2110.15343).
     """
+    check_global_tokens(global_tokens, q, causal)
     q, k, v = autocast(q, k, v)
     if (ranks := active()) is not None:
         options: dict[str, Any] = {"causal": causal, "window": window, "sinks": sinks, "slots": slots, "scale": scale}
@@ -98,7 +102,10 @@ def hybrid_attention(
     if phi is not None:
         phi.check_positive()
     scale = d**-0.5 if scale is None else scale
-    how = Options(phi, causal, window, sinks, slots, scale, softcap, far_bias, exact_queries, far_until)
+    marks, places = None, global_tokens
+    if global_tokens is not None and global_tokens.dtype == torch.bool:
+        marks, places = global_tokens, None
+    how = Options(phi, causal, window, sinks, slots, scale, softcap, far_bias, exact_queries, places, far_until)
     if log_decay is not None and log_decay.ndim == 1:
         log_decay = log_decay[None, :, None].expand(b, g, t)
     one = t == 1 and causal and exact_queries is None and key_mask is None and cu_seqlens is None
@@ -116,9 +123,9 @@ def hybrid_attention(
             state.check(how, q.dtype)
             o, state, rho = take_step(how, q, k, v, log_decay, state, inplace=inplace)
         elif cu_seqlens is not None:
-            o, state, rho = _packed(how, q, k, v, key_mask, log_decay, state, bounds(cu_seqlens, t), state_too)
+            o, state, rho = _packed(how, q, k, v, key_mask, marks, log_decay, state, bounds(cu_seqlens, t), state_too)
         else:
-            o, state, rho = _compact(how, q, k, v, key_mask, log_decay, state, state_too)
+            o, state, rho = _compact(how, q, k, v, key_mask, marks, log_decay, state, state_too)
     found = (o, *([state] if return_state else []), *([rho] if return_far_share else []))
     return found if len(found) > 1 else o
 
@@ -148,27 +155,29 @@ def hybrid_step(
     )
 
 
-def _compact(how: Options, q, k, v, key_mask, log_decay, state, state_too: bool):
+def _compact(how: Options, q, k, v, key_mask, marks, log_decay, state, state_too: bool):
     """Real tokens to the front, masked ones behind them and left out; outputs back to their places."""
     if key_mask is None:
-        return attend(how, q, k, v, None, log_decay, state, state_too)
+        return attend(how, q, k, v, None, marks, log_decay, state, state_too)
     order = (~key_mask).to(torch.int8).argsort(dim=-1, stable=True)  # (b, t)
     q, k, v = (at(x, order) for x in (q, k, v))
+    marks = None if marks is None else marks.gather(1, order)
     log_decay = None if log_decay is None else at(log_decay[..., None], order)[..., 0]
-    o, state, rho = attend(how, q, k, v, key_mask.sum(-1), log_decay, state, state_too)
+    o, state, rho = attend(how, q, k, v, key_mask.sum(-1), marks, log_decay, state, state_too)
     back = order.argsort(dim=-1)
     return at(o, back), state, at(rho[..., None], back)[..., 0]
 
 
-def _packed(how: Options, q, k, v, key_mask, log_decay, state, cuts, state_too: bool):
+def _packed(how: Options, q, k, v, key_mask, marks, log_decay, state, cuts, state_too: bool):
     """Sequences of similar length as batches; their outputs back into the row."""
     pieces, places, states = [], [], []
     for members, index, real in buckets(cuts, q.device):
         mask = real if key_mask is None else real & key_mask[0][index]
+        marked = None if marks is None else marks[0][index]
         q_i, k_i, v_i = (x[0][:, index].transpose(0, 1) for x in (q, k, v))
         decay = None if log_decay is None else log_decay[0][:, index].transpose(0, 1)
         before = None if state is None else state.select(members)
-        out, after, share = _compact(how, q_i, k_i, v_i, mask, decay, before, state_too)
+        out, after, share = _compact(how, q_i, k_i, v_i, mask, marked, decay, before, state_too)
         both = torch.cat([out, share[..., None].to(out.dtype)], -1)
         pieces.append(both.transpose(0, 1)[:, real])  # (h, tokens, e + 1)
         places.append(index[real])
