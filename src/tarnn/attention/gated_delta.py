@@ -90,7 +90,7 @@ class GatedDeltaAttention(MultiHeadAttention):
             return torch.ones(channels, 1)
         return torch.empty(channels, width, device="cpu").uniform_(-(width**-0.5), width**-0.5)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         x: Float[Tensor, "b t hidden"],
         context: Tensor | None = None,
@@ -104,7 +104,7 @@ class GatedDeltaAttention(MultiHeadAttention):
         inplace: bool = False,
     ) -> Any:
         """As in `MultiHeadAttention`. Positions say nothing here, and a state is small, so a new one is made."""
-        places = {"key_mask": key_mask, "cu_seqlens": cu_seqlens}
+        places: dict[str, Any] = {"key_mask": key_mask, "cu_seqlens": cu_seqlens}
         inputs = self._inputs(self.source(x, context, state))
         filters = None if state is None else ConvolutionState(state.tokens.to(inputs.dtype))
         filtered, filters = short_convolution(
@@ -115,18 +115,16 @@ class GatedDeltaAttention(MultiHeadAttention):
         y = self._output(x, o, inputs.dtype)
         return (y, GatedDeltaState(memory.S, filters.tokens)) if return_state else y
 
-    def project(
-        self, x: Tensor, source: Tensor, *, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, source: Tensor, **places: Any) -> tuple[Tensor, Tensor, Tensor]:
         """The filtered q, k and v of whole sequences."""
-        places = {"key_mask": key_mask, "cu_seqlens": cu_seqlens}
-        return self._vectors(short_convolution(self._inputs(source), self.filters, activation="silu", **places))
+        filtered: Any = short_convolution(self._inputs(source), self.filters, activation="silu", **places)
+        return self._vectors(filtered)
 
     def mix(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, key_mask, cu_seqlens, state, return_state: bool, **_
     ) -> tuple[Any, ...]:
         options = {"key_mask": key_mask, "cu_seqlens": cu_seqlens, "state": state, "return_state": return_state}
-        outputs = delta_rule(q, k, v, **self._gates(x), **options)
+        outputs: Any = delta_rule(q, k, v, **self._gates(x), **options)
         return outputs if return_state else (outputs,)
 
     def step(
