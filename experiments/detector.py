@@ -1,6 +1,6 @@
 """A small detector of objects with a linear encoder, trained on 128 images: that it learns, and no more.
 
-    python experiments/detector.py                    # ten minutes; data from ../shared/data/coco128; killed, it goes on
+    python experiments/detector.py                    # data from ../shared/data/coco128; killed, it goes on
     python experiments/detector.py --data FOLDER      # that holds coco128_96px.npz
 
 DETR (Carion et al. 2020, arXiv 2005.12872) in small: convolutions make 24 × 24 places of an image of 96 × 96, an encoder of

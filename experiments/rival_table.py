@@ -24,6 +24,7 @@ import re
 import sys
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,52 +112,54 @@ def main() -> int:
 
 
 def measure(options, results: dict[str, Any], keep) -> None:
-    """Costs by side, row and length; runs by task, part, row and seed: those that are kept, and those that are asked for."""
-    for part in results:
-        if (kept := options.runs / f"{part}.json").exists():
-            results[part] = json.loads(kept.read_text())
-    results["cost"] = {
-        side: {row: {n: Timing(**x) for n, x in found.items()} for row, found in rows.items()}
-        for side, rows in results["cost"].items()
-    }
+    """Costs by side, row and length; runs by task, part, row and seed: those that are kept, and those that are asked for.
 
-    def save(part: str) -> None:
-        options.runs.mkdir(parents=True, exist_ok=True)
-        partial = options.runs / f"{part}.partial"
-        partial.write_text(json.dumps(results[part], default=asdict))
-        partial.replace(options.runs / f"{part}.json")
-        keep()
-
+    Each task and part has a file of its own, so that several processes can measure different ones.
+    """
+    costs, quality = results["cost"], results["quality"]
+    for side, rows in read(options.runs / "cost.json").items():
+        costs[side] = {row: {n: Timing(**x) for n, x in found.items()} for row, found in rows.items()}
+    for name, part in product(TASKS, PARTS[1:]):
+        if found := read(options.runs / f"{name}_{part}.json"):
+            quality.setdefault(name, {}).update(found)
     if "cost" in options.parts:
         for side in ("back", "both"):
-            measure_costs(side, options, results["cost"].setdefault(side, {}), lambda: save("cost"))
-    for name in options.tasks:
-        if {"short", "long"} & set(options.parts):
-            train_all(name, options, results["quality"].setdefault(name, {}), lambda: save("quality"))
+            measure_costs(
+                side, options, costs.setdefault(side, {}), lambda: save(options.runs / "cost.json", costs, keep)
+            )
+    for part, name in product(PARTS[1:], options.tasks):
+        if part in options.parts:
+            train_all(name, part, options, quality.setdefault(name, {}), keep)
 
 
-def train_all(name: str, options, found: dict[str, Any], save) -> None:
-    """All rows of a task that can do it, in turns: the short runs, then the long ones."""
-    task = TASKS[name](options)
-    found.update({key: getattr(task, key) for key in ("guess", "margin", "unit", "more_is_better", "causal")})
-    rows = [row for row in options.rows if not (task.causal and ROWS[row].sees == "both")]
-    plans = {
-        "short": (options.minutes, rows, options.seeds[:1]),
-        "long": (options.minutes_most, [row for row in rows if row in MOST], options.seeds),
-    }
-    for part in (part for part in plans if part in options.parts):
-        minutes, rows, seeds = plans[part]
-        runs = {
-            (row, seed): training(options.runs / f"{name}_{part}", task, row, seed, minutes, options)
-            for row in rows
-            for seed in seeds
-        }
-        for (row, seed), progress in in_turns(runs):
-            if progress.curve:
-                curve = [{"step": x["step"], "score": x["score"]} for x in progress.curve]
-                facts = {"seconds": round(progress.seconds, 1), "steps": progress.step, "curve": curve}
-                found.setdefault(part, {}).setdefault(row, {})[str(seed)] = facts
-                save()
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def save(path: Path, found: dict[str, Any], keep) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(found, default=asdict))
+    partial.replace(path)
+    keep()
+
+
+def train_all(name: str, part: str, options, found: dict[str, Any], keep) -> None:
+    """All rows of a task that can do it, in turns."""
+    task, every_row = TASKS[name](options), part == "short"
+    minutes, seeds = (options.minutes, options.seeds[:1]) if every_row else (options.minutes_most, options.seeds)
+    rows = [row for row in options.rows if every_row or row in MOST]
+    rows = [row for row in rows if not (task.causal and ROWS[row].sees == "both")]
+    folder = options.runs / f"{name}_{part}"
+    runs = {(row, seed): training(folder, task, row, seed, minutes, options) for row in rows for seed in seeds}
+    facts = {key: getattr(task, key) for key in ("guess", "margin", "unit", "more_is_better", "causal")}
+    found.update(facts)
+    for (row, seed), progress in in_turns(runs):
+        if progress.curve:
+            curve = [{"step": x["step"], "score": x["score"]} for x in progress.curve]
+            run_facts = {"seconds": round(progress.seconds, 1), "steps": progress.step, "curve": curve}
+            found.setdefault(part, {}).setdefault(row, {})[str(seed)] = run_facts
+            save(folder.with_suffix(".json"), {**facts, part: found[part]}, keep)
 
 
 def training(folder: Path, task: Task, row: str, seed: int, minutes: float, options) -> Iterator[Progress]:

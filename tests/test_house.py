@@ -28,7 +28,7 @@ ROOMS = {
     "decoding": {"kernels", "ops", "feature_maps", "attention", "models", "data"},
     "huggingface": {"kernels", "ops", "feature_maps", "attention", "models", "decoding", "parallel"},
     "tasks": {"ops", "feature_maps", "attention", "models", "huggingface", "decoding", "data"},
-    "training": {"ops", "feature_maps", "attention", "models", "huggingface", "data", "tasks"},
+    "training": {"parallel", "ops", "feature_maps", "attention", "models", "huggingface", "data", "tasks"},
     # finetune trains, and the files of a checkpoint are read in one way
     "conversion": {"ops", "feature_maps", "models", "huggingface", "decoding", "data", "tasks", "training"},
     "serving": {"ops", "models", "decoding", "data", "tasks"},

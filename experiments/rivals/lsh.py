@@ -73,13 +73,13 @@ class LshAttention(Rival):
 
     def visible(self, i: Tensor, j: Tensor, bucket: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
         """Which keys j (…, 2·chunk) the queries i (…, chunk) see in each round, and in how many they do."""
-        meetings, chunk = torch.zeros((), dtype=torch.int64, device=i.device), place // self.chunk
+        meetings, chunk = torch.zeros((), dtype=torch.uint8, device=i.device), (place // self.chunk).int()
         seen = None
         for r in range(self.rounds):
             (a, b), (c, d) = (
                 (self._at(y[:, :, r], i)[..., None], self._at(y[:, :, r], j)[..., None, :]) for y in (bucket, chunk)
             )
-            meet = (a == b) & ((c - d == 0) | (c - d == 1))  # (b, h, rounds, n, chunk, 2·chunk)
+            meet = (a == b) & ((c == d) | (c == d + 1))  # (b, h, rounds, n, chunk, 2·chunk)
             meetings = meetings + meet
             own = torch.arange(self.rounds, device=i.device)[:, None, None, None] == r
             seen = meet & own if seen is None else seen | (meet & own)

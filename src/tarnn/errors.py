@@ -5,6 +5,10 @@ class UserError(ValueError):
     """A mistake in the input, in one sentence: what was expected, what was got, what to do."""
 
 
+class OneProcessError(UserError):
+    """What a process of several has met by itself: each one that has reports it, not only the first."""
+
+
 NO_MEMORY = (  # what torch and numpy say where an allocation fails, or its size can't be a size
     "can't allocate memory",
     "out of memory",

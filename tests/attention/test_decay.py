@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tarnn.attention import ChannelDecay, HeadDecay, TokenDecay
+from tarnn.models import TarnnConfig, TarnnForCausalLM, TarnnForMaskedLM
 
 
 def test_retention_slopes():
@@ -42,3 +43,16 @@ def test_head_decay_is_saved():
     other = HeadDecay(3)
     other.load_state_dict(decay.state_dict())
     assert other(torch.zeros(1, 1, 1)).tolist() == [-1.0, -2.0, -3.0]
+
+
+def test_heads_of_an_encoder_begin_near_and_far():
+    """They keep σ(0) to σ(5) of what is one token away; in a model too, whose weights are drawn anew."""
+    kept = torch.linspace(0, 5, 3).sigmoid()
+    decay = TokenDecay(5, 3, both_sides=True)(torch.zeros(2, 4, 5))
+    torch.testing.assert_close(decay.exp(), kept[:, None].expand(2, 3, 4))
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "decay": "token"}
+    layer = TarnnForMaskedLM(TarnnConfig(**sizes, causal=False)).model.layers[0].attention
+    for each in (layer.decay, layer.decay_back):
+        torch.testing.assert_close(each(torch.zeros(1, 1, 12)).exp().flatten(), kept)
+    decoder = TarnnForCausalLM(TarnnConfig(**sizes)).model.layers[0].attention.decay
+    assert (decoder(torch.zeros(1, 1, 12)).exp() > 0.9).all()

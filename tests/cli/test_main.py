@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tarnn.cli import main as cli
-from tarnn.errors import UserError
+from tarnn.errors import OneProcessError, UserError
 
 HEAVY = ("transformers", "datasets", "matplotlib", "rich", "tarnn.models")
 
@@ -43,6 +43,10 @@ def test_what_the_user_can_mend_is_one_line(command, capsys, monkeypatch, error,
     monkeypatch.setenv("RANK", "1")  # of several processes the first one speaks
     assert cli.main(["info"]) == 2
     assert capsys.readouterr().err == ""
+    command(OneProcessError("process 1 of 2: lost"))
+    assert cli.main(["info"]) == 2
+    assert capsys.readouterr().err == "tarnn: error: process 1 of 2: lost\n"
+    command(error)
     monkeypatch.setenv("TARNN_TRACEBACK", "1")
     with pytest.raises(type(error)):
         cli.main(["info"])

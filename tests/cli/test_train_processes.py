@@ -8,12 +8,13 @@ import socket
 from pathlib import Path
 
 import pytest
+import torch
 
 KILLED_RUN = str(Path(__file__).parents[1] / "support" / "killed_run.py")
 OPTIONS = [
     "--hidden-size", "32", "--layers", "2", "--heads", "2", "--context", "16", "--batch-size", "2",
     "--steps", "13", "--eval-every", "3", "--save-every", "4", "--dropout", "0.1", "--accumulate", "2",
-    "--keep", "1", "--sample-tokens", "4",
+    "--keep", "1",
 ]  # fmt: skip
 LAST = "checkpoints/checkpoint-13/model.safetensors"
 
@@ -35,7 +36,8 @@ def start(text):
     context.set_forkserver_preload(["runpy", "tarnn.cli.train", "tarnn.training.run", "transformers.modeling_utils"])
 
     def fork(out, *options, moment="", at=0, environment=()):
-        argv = ["train", str(text), "--out", str(out), *OPTIONS, *options]
+        sample = [] if "masked-lm" in options else ["--sample-tokens", "4"]
+        argv = ["train", str(text), "--out", str(out), *OPTIONS, *sample, *options]
         given = {"ARGV": argv, "MOMENT": moment, "AT": at, "ENVIRONMENT": {"OMP_NUM_THREADS": "1", **dict(environment)}}
         process = context.Process(target=runpy.run_path, args=(KILLED_RUN, given, "run"))
         process.start()
@@ -99,42 +101,117 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(run, uninterrupted, tmp
     assert {path.name for path in out.iterdir()} == {path.name for path in uninterrupted.iterdir()}
 
 
-@pytest.mark.slow
-def test_two_processes_train_as_one_does_with_twice_the_batch(start, run, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    for options in (["--steps", "8"], ["--steps", "12", "--resume"]):
-        options += ["--dropout", "0"]
-        ranks = [
-            start(tmp_path / "two", *options, environment={**world, "RANK": rank, "LOCAL_RANK": rank})
-            for rank in ("0", "1")
-        ]
-        for process in ranks:
+@pytest.fixture
+def run_all(start, tmp_path):
+    """run_all(n, out, *options) → the exit codes of n processes that train together, and what each said on stderr.
+
+    others: options of all but the first process. moment, at: of the last.
+    """
+
+    def wait(n, out, *options, others=(), moment="", at=0):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        world = {"WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        processes = []
+        for rank in range(n):
+            own = {**world, "RANK": rank, "LOCAL_RANK": rank, "STDERR": tmp_path / f"stderr-{rank}"}
+            last = {"moment": moment, "at": at} if rank == n - 1 else {}
+            environment = {name: str(value) for name, value in own.items()}
+            processes.append(start(out, *options, *(others if rank else ()), environment=environment, **last))
+        for process in processes:
             process.join(120)
-        assert [process.exitcode for process in ranks] == [0, 0]
-        assert run(tmp_path / "one", *options, "--batch-size", "4") == 0
-    for two, one in zip(log_of(tmp_path / "two"), log_of(tmp_path / "one"), strict=True):
-        assert two == pytest.approx(one, rel=1e-5)
-    assert run(tmp_path / "two", "--steps", "13", "--dropout", "0", "--resume") == 2  # it began with two
+        said = [(tmp_path / f"stderr-{rank}").read_text() for rank in range(n)]
+        return [process.exitcode for process in processes], said
+
+    return wait
 
 
-def test_a_signal_to_one_of_two_processes_stops_both_at_the_same_step(start, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    options = ["--steps", "1000000", "--save-every", "1000000", "--eval-every", "1000000"]
-    ranks = [
-        start(
-            tmp_path / "two",
-            *options,
-            environment={**world, "RANK": rank, "LOCAL_RANK": rank},
-            moment="a signal in a step" if rank == "1" else "",
-            at=3,
-        )
-        for rank in ("0", "1")
+@pytest.fixture
+def assert_alike(run, run_all, tmp_path):
+    """assert_alike(options of one process, [(processes, steps, options), …]): one process and many, which go on from one
+    another, have the same losses at the same steps, but for rounding. The folders are `one` and `many`."""
+
+    def compare(options, many):
+        for n, steps, more in many:
+            length = ["--steps", str(steps), "--resume"]
+            assert run(tmp_path / "one", *options, *length) == 0
+            codes, said = run_all(n, tmp_path / "many", *options, *more, *length)
+            assert codes == [0] * n, said
+        for a, b in zip(log_of(tmp_path / "one"), log_of(tmp_path / "many"), strict=True):
+            assert a == pytest.approx(b, rel=1e-5)
+
+    return compare
+
+
+STEADY = ["--dropout", "0", "--sample-tokens", "0"]
+MASKED = ["--dropout", "0", "--task", "masked-lm", "--mask-probability", "0.5"]
+
+
+@pytest.mark.slow
+def test_processes_train_as_one_does_with_a_larger_batch_and_go_on_in_any_number(assert_alike, run_all, tmp_path):
+    half = ["--batch-size", "2"]
+    assert_alike([*STEADY, "--batch-size", "4"], [(2, 4, half), (1, 8, half), (4, 13, half)])
+    codes, said = run_all(3, tmp_path / "many", *STEADY, *half, "--steps", "14", "--resume")
+    assert codes == [2] * 3
+    assert "a step of this run has 8 examples, which 3 processes can't share equally" in said[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", [STEADY, MASKED], ids=["text", "masked-lm"])
+def test_processes_that_share_sequences_train_as_one_does(assert_alike, task):
+    """Also where the stretches differ in length, and in how many of their tokens count."""
+    half = ["--batch-size", "2"]
+    many = [
+        (4, 4, ["--sequence-parallel", "2"]),
+        (2, 8, ["--sequence-parallel", "2"]),
+        (3, 13, ["--sequence-parallel", "3"]),
     ]
-    for process in ranks:
-        process.join(120)
-    assert [process.exitcode for process in ranks] == [128 + signal.SIGTERM] * 2
+    assert_alike(
+        [*task, "--context", "15", "--batch-size", "4"], [(n, steps, [*half, *more]) for n, steps, more in many]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [1, 2])
+def test_sharded_weights_train_as_whole_ones_do(assert_alike, tmp_path, shared):
+    """FSDP2; the model that is left in the folder is whole."""
+    from tarnn.tasks.checkpoint import open_model
+
+    sharded = ["--set", "fsdp=true", "--batch-size", str(2 * shared), "--sequence-parallel", str(shared)]
+    assert_alike([*STEADY, "--batch-size", "4"], [(2, 4, sharded), (4, 8, sharded)])
+    one, many = (dict(open_model(tmp_path / name).named_parameters()) for name in ("one", "many"))
+    for name, x in one.items():
+        torch.testing.assert_close(many[name], x, rtol=1e-4, atol=1e-6)
+
+
+def test_a_signal_to_one_of_two_processes_stops_both_at_the_same_step(run_all, tmp_path):
+    options = ["--steps", "1000000", "--save-every", "1000000", "--eval-every", "1000000"]
+    codes, _ = run_all(2, tmp_path / "two", *options, moment="a signal in a step", at=3)
+    assert codes == [128 + signal.SIGTERM] * 2
     assert [path.name for path in (tmp_path / "two/checkpoints").iterdir()] == ["checkpoint-4"]
+
+
+def test_what_stops_one_process_stops_all_with_one_sentence(run_all, tmp_path):
+    out = tmp_path / "taken"
+    out.mkdir()
+    (out / "diary.txt").touch()
+    codes, said = run_all(2, out)
+    assert codes == [2, 2]
+    assert said[0].startswith("tarnn: error: ")
+    assert "diary.txt" in said[0]
+    assert said[1] == ""
+    codes, said = run_all(2, tmp_path / "two", others=["--context", "8"])
+    assert codes == [2, 2]
+    assert "process 1 of 2 has other settings than process 0: context is 8 there and 16 here" in said[0]
+    assert said[1] == ""
+    assert not (tmp_path / "two").exists()
+
+
+def test_a_killed_process_ends_the_others_with_a_sentence_each(run_all, tmp_path):
+    codes, said = run_all(3, tmp_path / "three", moment="in a step", at=5)
+    assert codes == [2, 2, -signal.SIGKILL]
+    for rank in (0, 1):
+        last = said[rank].splitlines()[-1]
+        assert last.startswith(f"tarnn: error: process {rank} of 3: another process has died or can't be reached")
+        assert "checkpoint-4" in last
+        assert "Traceback" not in said[rank]

@@ -66,7 +66,7 @@ def test_text_that_is_not_there_or_not_enough(refused, tmp_path):
         (["--set", "learning_rate=1"], ["learning_rate", "--learning-rate"]),
         (["--set", "disable_tqdm=false"], ["disable_tqdm", "leave it out"]),
         (["--set", "lr_scheduler_type=round"], ["round"]),
-        (["--set", "fsdp=true"], ["fsdp", "accelerators only"]),
+        (["--set", "fsdp=true"], ["fsdp", "torchrun"]),
         (["--max-minutes", "1", "--set", "lr_scheduler_type=linear"], ["lr_scheduler_type", "--max-minutes"]),
         (["--set", "lr_scheduler_type=nonsense"], ["nonsense is not a valid SchedulerType"]),
         (["--set", "adam_beta1=7"], ["can't start with --set adam_beta1=7", "Invalid beta"]),

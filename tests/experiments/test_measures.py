@@ -13,6 +13,7 @@ import pytest
 import recall_model
 import time_memory
 import torch
+from measures.intervals import Errors
 from measures.pronunciations import phones_of, read_pronunciations
 from measures.residues import agreement, attention_to_residues, closest, read_matrix
 from measures.softmax_error import softmax_error
@@ -146,6 +147,30 @@ def test_words_and_their_phones(tmp_path):
     (tmp_path / "d.dic").write_text("A AH\n\nNO\n")
     with pytest.raises(UserError, match=r"d\.dic, line 3: the word NO has no phones"):
         read_pronunciations(tmp_path / "d.dic")
+
+
+def test_intervals_of_error_rates():
+    draw = np.random.default_rng(0)
+    edits, symbols = draw.integers(0, 5, (1, 400)), np.full(400, 10)
+    found = Errors(edits, symbols).rate()
+    assert found.mean == pytest.approx(10 * edits.mean())
+    width = 2 * 1.96 * 10 * edits.std() / 400**0.5  # of a mean of independent numbers
+    assert found.high - found.low == pytest.approx(width, rel=0.05)
+    assert found.low < found.mean < found.high
+
+
+def test_methods_are_compared_on_the_same_utterances_and_over_their_seeds():
+    draw = np.random.default_rng(0)
+    edits, symbols = draw.integers(0, 9, (3, 50)), draw.integers(5, 20, 50)
+    better = Errors(edits, symbols)
+    worse = Errors(edits[:1].repeat(3, 0) + symbols, symbols)  # one seed's, and each symbol wrong once more
+    once = Errors(edits[:1], symbols)
+    assert worse.above(once) == pytest.approx((100, 100, 100))
+    assert worse.above(once).decided
+    assert not Errors(edits[1:2], symbols).above(once).decided
+    points = worse.above(better)
+    assert points.low < points.mean < points.high  # seeds differ
+    assert points.mean == pytest.approx(worse.rate().mean - better.rate().mean)
 
 
 def test_rates_of_the_copy_task():

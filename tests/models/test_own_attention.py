@@ -105,3 +105,15 @@ def test_a_file_keeps_it(model, tmp_path):
     assert again.config.attention_options == {"test_mean": {"gain": 2.0}}
     ids = torch.randint(31, (1, 5))
     torch.testing.assert_close(again(ids).logits, model(ids).logits)
+
+
+def test_a_name_with_a_dot_is_understood_but_not_listed():
+    register("test.mean")(RunningMean)
+    try:
+        config = TarnnConfig(attention="test.mean", attention_options={"test.mean": {"gain": 3.0}})
+        assert config.attention_of(0) == "test.mean"
+        assert "test.mean" not in names()
+    finally:
+        del ATTENTIONS["test.mean"]
+    with pytest.raises(ValueError, match=r"got 'test.mean'. A package outside tarnn declares the names test\.\*: only"):
+        TarnnConfig(attention="test.mean")

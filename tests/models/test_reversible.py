@@ -13,6 +13,7 @@ from tarnn.models import (
     TarnnForMaskedLM,
     TarnnForTokenClassification,
     TarnnSeq2SeqConfig,
+    reversible,
 )
 
 SIZES = {
@@ -222,6 +223,15 @@ def test_weights_that_change_before_backward_are_noticed():
         loss.backward()
 
 
+def test_backward_must_know_the_ranks_of_forward(monkeypatch):
+    model = build()
+    with monkeypatch.context() as patch:
+        patch.setattr(reversible, "active", lambda: "two ranks")
+        loss = model(ids(1, 5), labels=ids(1, 5)).loss
+    with pytest.raises(RuntimeError, match=r"within tarnn\.parallel\.sequence"):
+        loss.backward()
+
+
 def test_second_derivatives_are_refused():
     model = build()
     loss = model(ids(1, 5), labels=ids(1, 5)).loss
@@ -234,9 +244,9 @@ def test_second_derivatives_are_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"norm_position": "post"}, 'need norm_position = "pre"'),
+        ({"norm_position": "post"}, 'need norm_position = "pre" and no conv_kernel; got .post. and None'),
         ({"reversible": 1}, "reversible must be true or false; got 1"),
-        ({"conv_kernel": 3}, "leave conv_kernel or reversible out"),
+        ({"conv_kernel": 3}, "no conv_kernel; got 'pre' and 3"),
     ],
 )
 def test_refusals(options, message):

@@ -180,6 +180,9 @@ def test_packed_sequences_share_no_nan(feature_map):
     x = attend(case, cu_seqlens=cu_seqlens)
     assert torch.equal(x[:, :, 4:], before[:, :, 4:])
     assert x[:, :, :4].isnan().all()
+    tensors = [y.requires_grad_() for y in case.tensors()]
+    gradients = torch.autograd.grad(attend(case, cu_seqlens=cu_seqlens)[:, :, 4:].sum(), tensors)
+    assert all(y[:, :, 4:].isfinite().all() for y in gradients)
 
 
 @pytest.mark.thorough

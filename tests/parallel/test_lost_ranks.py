@@ -29,4 +29,4 @@ def test_the_others_are_told(pairs, members, moment, how):
         assert kind == "LostRankError"
         assert f"of {len(members)} waited for the others" in message
         assert "one of them ended, or did not come within the group's timeout" in message
-        assert seconds < 3 * TIMEOUT
+        assert seconds < 120  # where torch's own timeout is half an hour

@@ -5,6 +5,7 @@ What is killed is never asked: no handler, no `finally`, no flush of Python's bu
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,8 @@ def arm(moment: str) -> None:
 
 if __name__ == "run":  # the name that runpy was asked to give it
     os.environ.update(ENVIRONMENT)
+    if "STDERR" in ENVIRONMENT:  # a file
+        sys.stderr = open(ENVIRONMENT["STDERR"], "w", buffering=1)  # noqa: SIM115
     from tarnn.cli.main import main
 
     if MOMENT:

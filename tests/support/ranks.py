@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-SECONDS = 60  # that a test's function may take, at most
+SECONDS = 300  # that a start or a test's function may take, at most: on a busy machine each takes many times as long
 
 
 class Raised(NamedTuple):
@@ -30,7 +30,7 @@ class Processes:
     timeout: the groups' own, in seconds.
     """
 
-    def __init__(self, size: int, timeout: float = 30, groups: tuple[tuple[int, ...], ...] = ()):
+    def __init__(self, size: int, timeout: float = 120, groups: tuple[tuple[int, ...], ...] = ()):
         groups = groups or tuple(tuple(range(n)) for n in range(1, size + 1))
         self.folder = tempfile.TemporaryDirectory(prefix="tarnn-ranks-")
         store = str(Path(self.folder.name) / "store")
@@ -43,8 +43,12 @@ class Processes:
             theirs.close()
             self.ends.append(ours)
             self.processes.append(process)
-        for end in self.ends:
-            _receive(end, SECONDS)  # it has joined
+        try:
+            for end in self.ends:
+                _receive(end, SECONDS)  # it has joined
+        except BaseException:
+            self.close()
+            raise
 
     def send(self, function: Callable, *arguments: Any, members: tuple[int, ...]) -> None:
         """Let the ranks of a group run a function."""
@@ -93,8 +97,8 @@ def _serve(end: Any, store: str, rank: int, size: int, groups: Any, timeout: flo
 
     warnings.simplefilter("error")
     torch.set_num_threads(1)
-    limit = timedelta(seconds=timeout)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
+    start, limit = timedelta(seconds=SECONDS), timedelta(seconds=timeout)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=start)
     group_of = {members: dist.new_group(list(members), timeout=limit) for members in groups}
     _send(end, "joined")
     while True:

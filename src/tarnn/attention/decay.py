@@ -52,17 +52,19 @@ class TokenDecay(nn.Module):
     """A learned gate per token and per head: log_decay = −softplus(W x + bias), (b, g, t).
 
     The scalar gate of Mamba-2 (arXiv 2405.21060) and, but for its write gate, RFA's (arXiv 2103.02143).
-    The bias starts so that x = 0 decays as in `HeadDecay`.
+    The bias starts so that x = 0 decays as in `HeadDecay`; both_sides (an encoder): so that heads remember from 1 to 150 tokens.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int):
+    def __init__(self, hidden_size: int, num_heads: int, both_sides: bool = False):
         super().__init__()
+        self.both_sides = both_sides
         self.gate = nn.Linear(hidden_size, num_heads, bias=False)
         self.bias = nn.Parameter(self.initial_bias(num_heads).to(torch.get_default_device()))
 
-    @staticmethod
-    def initial_bias(num_heads: int) -> Float[Tensor, " g"]:
-        """log(e^s − 1) for RetNet's slopes s, so that softplus gives s."""
+    def initial_bias(self, num_heads: int) -> Float[Tensor, " g"]:
+        """log(e^s − 1) for RetNet's slopes s, so that softplus gives s; or for slopes from log 2 to 0.007."""
+        if self.both_sides:
+            return torch.linspace(0.0, -5.0, num_heads, device="cpu")
         return torch.log(torch.expm1(-retention(num_heads)))
 
     def forward(self, x: Float[Tensor, "b t hidden"]) -> Float[Tensor, "b g t"]:

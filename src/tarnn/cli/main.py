@@ -14,7 +14,7 @@ from typer.exceptions import TyperException
 from tarnn._version import __version__
 from tarnn.cli.output import CONTROL
 from tarnn.cli.waiting import wait_briefly
-from tarnn.errors import is_out_of_memory
+from tarnn.errors import OneProcessError, is_out_of_memory
 from tarnn.extras import needed_for
 
 # name of the subcommand, of its module here and of the function there → its line in `tarnn --help`
@@ -106,8 +106,8 @@ def is_of_transformers(error: BaseException) -> bool:
 
 
 def fail(message: object) -> int:
-    """One line on stderr (from the first process only, where there are several), and exit code 2."""
-    if os.environ.get("RANK", "0") == "0":
+    """One line on stderr, and exit code 2. Of several processes the first speaks, and any with an error of its own."""
+    if os.environ.get("RANK", "0") == "0" or isinstance(message, OneProcessError):
         text = " ".join(str(message).split()).translate(CONTROL)
         if len(text) > LONGEST:  # it quotes a file
             text = f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"

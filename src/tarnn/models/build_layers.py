@@ -40,8 +40,8 @@ def make_attention(
     feature_map = make_feature_map(config, layer) if "feature_map" in takes else None
     decay = decay_back = rotary = None
     if context_size is None and config.decay != "none" and "decay" in takes:
-        decay = make_decay(config, feature_map)
-        decay_back = None if causal else make_decay(config, feature_map)
+        decay = make_decay(config, feature_map, causal)
+        decay_back = None if causal else make_decay(config, feature_map, causal)
     if context_size is None and config.position == "rotary" and "rotary" in takes:
         rotary = Rotary(kind.rotary_dim(config.head_dim, feature_map), config.rotary_base)
     arguments = {
@@ -62,8 +62,8 @@ def make_attention(
     return ATTENTIONS.build(name, arguments, config.attention_options.get(name, {}))
 
 
-def make_decay(config: ModelConfig, feature_map: FeatureMap | None) -> nn.Module:
+def make_decay(config: ModelConfig, feature_map: FeatureMap | None, causal: bool) -> nn.Module:
     """Make the decay of one layer's state, which has a row for each feature."""
     width = config.head_dim if feature_map is None else feature_map.num_features(config.head_dim)
-    arguments = {"hidden_size": config.hidden_size, "num_heads": config.num_key_value_heads, "num_features": width}
-    return DECAYS.build(config.decay, arguments, {})
+    sizes = {"hidden_size": config.hidden_size, "num_heads": config.num_key_value_heads, "num_features": width}
+    return DECAYS.build(config.decay, {**sizes, "both_sides": not causal}, {})

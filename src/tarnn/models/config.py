@@ -237,13 +237,10 @@ class ModelConfig:
                 "frames of input_size numbers have no embedding that the output layer could share; leave "
                 "tie_word_embeddings out."
             )
-        if self.reversible and self.norm_position == "post":
+        if self.reversible and (self.norm_position == "post" or self.conv_kernel is not None):
             raise ValueError(
-                'a norm after the residual sum can\'t be undone: reversible layers need norm_position = "pre".'
-            )
-        if self.reversible and self.conv_kernel is not None:
-            raise ValueError(
-                "reversible layers have attention and a feed-forward; leave conv_kernel or reversible out."
+                f'reversible layers need norm_position = "pre" and no conv_kernel; got {self.norm_position!r} and '
+                f"{self.conv_kernel}. Leave them out, or reversible."
             )
         if self.input_size is None and (self.subsampling != 1 or self.front != "stack"):
             raise ValueError(

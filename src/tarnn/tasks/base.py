@@ -72,6 +72,8 @@ class Trainable(ABC):
     counted: ClassVar[str] = "tokens"  # what progress counts
     rates: ClassVar[tuple[str, ...]] = ()  # what `outcome` counts besides, each a part of the tokens: accuracy
     keeps_model: ClassVar[bool] = True  # whether the run leaves the best model in its folder
+    # in a batch, what its mean loss is over: numbers, IGNORED where there is none; None: examples, which all weigh the same
+    targets: ClassVar[str | None] = None
 
     epoch: int  # what the data count
     per_example: int = 1  # what one example counts
@@ -94,9 +96,9 @@ class Trainable(ABC):
 
         return collate(rows)
 
-    def loss(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
-        """Mean loss in nats, in float32."""
-        return model(**batch)["loss"]
+    def loss(self, model: Any, batch: dict[str, Tensor], count: Tensor | None = None) -> Tensor:
+        """Mean loss in nats, in float32; with `count`, the sum over all `targets`, divided by it."""
+        return model(**batch, **({} if count is None else {"num_items_in_batch": count}))["loss"]
 
     def validation(self, batch_size: int) -> Sequence[dict[str, Tensor]] | None:
         """The held-out data in batches, in a fixed order; None where nothing is held out."""

@@ -199,6 +199,11 @@ class RunSettings:
         return 1e-3
 
     @property
+    def processes_per_sequence(self) -> int:
+        """How many processes share each sequence; 1: all have sequences of their own."""
+        return 1
+
+    @property
     def recipe(self) -> dict[str, Any]:
         """Fields of TrainingArguments that this kind of run sets otherwise than `training_arguments` does."""
         return {}

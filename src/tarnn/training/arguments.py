@@ -8,6 +8,7 @@ from typing import Any, cast, get_args, get_origin
 import torch
 from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
+from transformers.training_args import ParallelMode
 
 from tarnn.errors import UserError
 from tarnn.tasks import RunSettings
@@ -135,13 +136,26 @@ def training_arguments(settings: RunSettings) -> TrainingArguments:
     }
     try:
         args = TrainingArguments(**options)
-        on_cpu = args.device.type == "cpu"
         try_parts(args)
     except Exception as error:  # of as many kinds as there are parts
         raise UserError(f"the Trainer refuses these settings: {' '.join(str(error).split())}") from error
-    if args.fsdp and on_cpu:
-        raise UserError("--set fsdp: the Trainer shards on accelerators only, and here there is none; leave it out.")
+    refuse_processes(settings.processes_per_sequence, args)
     return args
+
+
+def refuse_processes(per_sequence: int, args: TrainingArguments) -> None:
+    """UserError for sharding in one process, and for a number of processes that can't share sequences equally."""
+    if args.fsdp and args.parallel_mode != ParallelMode.DISTRIBUTED:
+        raise UserError(
+            "--set fsdp shards a model over processes, and here there is one; start several (torchrun --nproc-per-node 2 "
+            "-m tarnn train …), or leave it out."
+        )
+    if args.world_size % per_sequence:
+        raise UserError(
+            f"--sequence-parallel {per_sequence} needs {per_sequence} processes for each sequence, and here there are "
+            f"{args.world_size} in all; start a multiple of {per_sequence}: torchrun --nproc-per-node {per_sequence} -m "
+            "tarnn train …"
+        )
 
 
 def check_device(name: str) -> None:

@@ -4,10 +4,9 @@ import math
 import time
 from collections.abc import Callable
 
-import torch
 from transformers import TrainerCallback
 
-from tarnn.training.interruption import distributed
+from tarnn.training.processes import shared
 
 WARMUP = 0.02  # of the run, for both kinds of schedule
 FLOOR = 0.1  # the last learning rate, of the highest
@@ -99,16 +98,6 @@ class TimeBudget(TrainerCallback):
         else:
             control.should_evaluate = self._due and self._room
         self._due = self._due and not control.should_evaluate
-
-
-def shared(*numbers: float) -> list[float]:
-    """The first process's numbers, on all of them."""
-    values = torch.tensor(numbers, dtype=torch.float64)
-    if distributed():
-        if torch.distributed.get_backend() == "nccl":
-            values = values.float().cuda()
-        torch.distributed.broadcast(values, src=0)
-    return values.tolist()
 
 
 class Clock:

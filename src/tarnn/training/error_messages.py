@@ -8,9 +8,10 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from tarnn.errors import UserError, is_out_of_memory
+from tarnn.errors import OneProcessError, UserError, is_out_of_memory
 from tarnn.tasks import RunSettings
 from tarnn.training import checkpoints
+from tarnn.training.processes import is_loss, of_process
 
 FULL = {
     errno.ENOSPC: "the disk is full",
@@ -38,23 +39,25 @@ def write_failure(error: BaseException) -> str | None:
 
 @contextmanager
 def failures_explained(folder: Path) -> Iterator[None]:
-    """A full disk or a full memory becomes one sentence: what happened, what is still good, what to do."""
+    """A full disk, a full memory or a lost process becomes one sentence: what happened, what is still good, what to do."""
     try:
         yield
     except Exception as error:
         reason = write_failure(error)
-        if reason is None and not is_out_of_memory(error):
+        if reason is None and not is_out_of_memory(error) and not is_loss(error):
             raise
         last = checkpoints.latest(folder / "checkpoints")
         kept = f"The last good checkpoint is {last}." if last else "No checkpoint had been written yet."
-        if reason is None:
-            raise UserError(
-                f"the memory is used up ({' '.join(str(error).split())[:120]}). {kept} Choose a smaller --batch-size, "
-                "--context or --hidden-size."
-            ) from error
-        raise UserError(
-            f"writing to {folder} failed: {reason}. {kept} Make room and run the same command with --resume."
-        ) from error
+        text = " ".join(str(error).split())[:120]
+        if reason is not None:
+            what, remedy = f"writing to {folder} failed: {reason}", "Make room and run the same command with --resume."
+        elif is_loss(error):
+            what = f"another process has died or can't be reached ({text})"
+            remedy = "Look above for what it said, and start all of them again with --resume."
+        else:
+            what = f"the memory is used up ({text})"
+            remedy = "Choose a smaller --batch-size, --context or --hidden-size."
+        raise OneProcessError(f"{of_process()}{what}. {kept} {remedy}") from error
 
 
 @contextmanager
@@ -65,7 +68,7 @@ def assignments_blamed(settings: RunSettings, begun: Callable[[], bool]) -> Iter
     except (UserError, OSError):
         raise
     except Exception as error:
-        if not settings.training_arguments or begun() or is_out_of_memory(error):
+        if not settings.training_arguments or begun() or is_out_of_memory(error) or is_loss(error):
             raise
         given = " ".join(f"--set {key}={value}" for key, value in settings.training_arguments.items())
         raise UserError(

@@ -89,15 +89,6 @@ def refuse_differences(settings: RunSettings, saved: dict[str, Any], folder: Pat
         )
 
 
-def refuse_other_number(saved: dict[str, Any] | None, facts: dict[str, Any]) -> None:
-    """A resumed run has as many processes as before: the batches, and so the losses, depend on it."""
-    before = (saved or {}).get("run", {}).get("processes")
-    if before is not None and before != (now := facts["run"]["processes"]):
-        raise UserError(
-            f"this run began with {before} processes and can't go on with {now}; start as many for --resume."
-        )
-
-
 def read_settings(folder: Path) -> dict[str, Any]:
     saved = read_json(folder / SETTINGS)
     if not isinstance(saved.get("settings"), dict):

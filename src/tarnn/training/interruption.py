@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import TrainerCallback
+
+from tarnn.training.processes import distributed, largest
 
 # torchrun passes on what its processes have got from the terminal already: within these seconds that is no second one
 ECHO = 10.0
@@ -57,19 +58,13 @@ class Interruption(TrainerCallback):
 
     def agreed(self) -> bool:
         """Whether any process has got a signal. All of them must ask at the same time."""
-        if distributed():
-            flag = torch.tensor(self.signal, device="cuda" if torch.distributed.get_backend() == "nccl" else None)
-            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
-            if flag and not self.signal:
-                self._since = time.monotonic()
-            self.signal = int(flag)
-        return bool(self.signal)
+        number = largest(self.signal)
+        if number and not self.signal:
+            self._since = time.monotonic()
+        self.signal = number
+        return bool(number)
 
     def on_step_end(self, args, state, control, **kwargs):
         if self.agreed():
             control.should_training_stop = control.should_log = control.should_save = True
             control.should_evaluate = False
-
-
-def distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -6,10 +6,10 @@ What is trained for is the task's to say (`tarnn.tasks`); length, time, log, che
 import math
 import sys
 import time
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import transformers
 from torch import nn
@@ -17,23 +17,28 @@ from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import IntervalStrategy, set_seed
 
+from tarnn._version import __version__
 from tarnn.attention.calibration import calibrated_layers
+from tarnn.errors import UserError
 from tarnn.matmul import Choice, use_precision
+from tarnn.parallel.alike import check_alike
 from tarnn.tasks import TASKS, RunSettings
 from tarnn.tasks.base import Sample, Trainable
 from tarnn.training import checkpoints
 from tarnn.training.arguments import training_arguments
 from tarnn.training.budget import Clock, TimeBudget
 from tarnn.training.error_messages import assignments_blamed, failures_explained
-from tarnn.training.folder import CHECKPOINTS, LOG, claim, refuse_other_number, refuse_stranger, write_settings
+from tarnn.training.folder import CHECKPOINTS, LOG, claim, refuse_stranger, write_settings
 from tarnn.training.interruption import InterruptedRun, Interruption
 from tarnn.training.lock import locked
 from tarnn.training.log import LogFile, cut_log, read_log
 from tarnn.training.memory import refuse_too_large
+from tarnn.training.processes import distributed, everywhere, refuse_disagreement, shared
 from tarnn.training.products import choose_products, remarks
 from tarnn.training.redraw import Redraw, random_maps
 from tarnn.training.safe_trainer import SafeTrainer
 from tarnn.training.status_line import StatusLine
+from tarnn.training.stretches import Stretches
 from tarnn.training.summary import describe, table
 
 FOREVER = 10**9  # steps, for a run that only the clock ends
@@ -59,7 +64,8 @@ def train(settings: RunSettings, show: bool = True, started: float | None = None
     show: say on stderr what happens. started: when the command began, by time.monotonic(); now, if None.
 
     Raises UserError for everything that the user can mend, a full disk and a loss that is not finite among
-    them; what was complete before stays. After Ctrl-C or SIGTERM: saves, and raises InterruptedRun.
+    them; what was complete before stays. After Ctrl-C or SIGTERM: saves, and raises InterruptedRun. Where several
+    processes train, what stops one of them stops all.
     """
     started = time.monotonic() if started is None else started
     transformers.utils.logging.set_verbosity_error()
@@ -74,30 +80,64 @@ def train(settings: RunSettings, show: bool = True, started: float | None = None
         if show:
             print(line, file=sys.stderr, flush=True)
 
-    if first:
-        refuse_stranger(settings.out)
-    with failures_explained(settings.out), locked(settings.out) if first else nullcontext():
-        with args.main_process_first(local=False):
-            saved = claim(settings) if first else None
-            task = kind(settings, first, saved, report)
-        refuse_too_large(task, args)
+    with failures_explained(settings.out), ExitStack() as stack:
+        refuse_disagreement("settings", {"tarnn": __version__, **settings.as_json()})
+        saved = everywhere(lambda: take_folder(settings, stack) if first else None)
+        here = keep_step(args, settings, saved)
+        # the first process reads and prepares the data; the others find them prepared
+        ready = everywhere(lambda: kind(here, True, saved, report) if first else None)
+        task = everywhere(lambda: ready or kind(here, False, None, report))
+        everywhere(lambda: refuse_too_large(task, args))
+        refuse_disagreement("data", task.data_facts)
         set_seed(settings.seed)
         model = task.model()
+        if distributed():
+            check_alike(model)
         set_length(args, settings, task)
         products = choose_products(settings, args, task, model)
-        described = describe(args, task, step_size(task, args), model, products)
+        described = describe(args, task, step_size(settings, task, args), model, products)
         if first:
-            refuse_other_number(saved, described)
             write_settings(settings.out, {"settings": settings.as_json(), **described})
-        report(table(settings, described, task))
+        report(table(here, described, task))
         for line in remarks(settings, args, task, model, products):
             report(f"tarnn: {line}")
         return run(settings, args, task, model, products, show, started)
 
 
-def step_size(task: Trainable, args: TrainingArguments) -> int:
+def take_folder(settings: RunSettings, stack: ExitStack) -> dict[str, Any] | None:
+    """Lock the run's folder until the stack is closed, and make it this run's; return what a resumed run saved there."""
+    refuse_stranger(settings.out)
+    stack.enter_context(locked(settings.out))
+    return claim(settings)
+
+
+def keep_step(args: TrainingArguments, settings: RunSettings, saved: dict[str, Any] | None) -> RunSettings:
+    """Let the steps of a run that is resumed have as many examples as before, on any number of processes.
+
+    Batches become smaller, or more of them are accumulated, so that losses and gradients stay what they were, up to
+    rounding. `saved` is read on the first process. UserError where the processes can't share a step's examples equally.
+    """
+    begun = (saved or {}).get("run", {})
+    usual = settings.batch_size * settings.accumulate
+    examples = int(shared(begun.get("examples_per_step") or usual * begun.get("processes", 0))[0])
+    readers = args.world_size // settings.processes_per_sequence
+    if examples in (0, usual * readers):
+        return settings
+    if examples % readers:
+        raise UserError(
+            f"a step of this run has {examples} examples, which {readers} processes can't share equally; resume it with "
+            f"a number of processes that divides {examples}."
+        )
+    each = examples // readers
+    accumulate = next(n for n in range(-(-each // settings.batch_size), each + 1) if each % n == 0)
+    args.per_device_train_batch_size, args.gradient_accumulation_steps = each // accumulate, accumulate
+    return replace(settings, batch_size=each // accumulate, accumulate=accumulate)
+
+
+def step_size(settings: RunSettings, task: Trainable, args: TrainingArguments) -> int:
     """Return what a step of all processes counts: tokens, images."""
-    return args.train_batch_size * args.gradient_accumulation_steps * args.world_size * task.per_example
+    readers = args.world_size // settings.processes_per_sequence
+    return args.train_batch_size * args.gradient_accumulation_steps * readers * task.per_example
 
 
 def run(
@@ -120,8 +160,9 @@ def run(
             keep=settings.keep,
             clock=Clock(),
             interruption=Interruption(show),
+            stretches=Stretches(args.process_index, args.world_size, settings.processes_per_sequence),
         )
-        size = step_size(task, args)
+        size = step_size(settings, task, args)
         status = StatusLine(lambda step: fraction_done(trainer, step), trainer.clock, task, size, show)
         checkpoint = find_checkpoint(settings, args, status)
         if checkpoint:
@@ -202,12 +243,15 @@ def find_checkpoint(settings: RunSettings, args: TrainingArguments, status: Stat
     """The checkpoint to go on from, and the log cut back to it."""
     folder = settings.out / CHECKPOINTS
     checkpoint = checkpoints.latest(folder) if settings.resume else None
-    step = checkpoints.read_state(checkpoint).step if checkpoint else -1
-    with args.main_process_first(local=False):
-        if args.process_index == 0:
-            for place in (folder, settings.out):
-                checkpoints.sweep(place)
-            cut_log(settings.out / LOG, step)
+    refuse_disagreement("checkpoints", {"the latest": checkpoint and checkpoint.name})
+    step = everywhere(lambda: checkpoints.read_state(checkpoint).step if checkpoint else -1)
+
+    def clean() -> None:
+        for place in (folder, settings.out):
+            checkpoints.sweep(place)
+        cut_log(settings.out / LOG, step)
+
+    everywhere(clean if args.process_index == 0 else lambda: None)
     if settings.resume:
         status.say(f"resuming from {checkpoint}" if checkpoint else "nothing to resume yet: from the beginning")
     return checkpoint
@@ -217,5 +261,5 @@ def set_length(args: TrainingArguments, settings: RunSettings, task: Trainable) 
     """Steps, also from epochs: known only now that the data are."""
     limits = [settings.steps] if settings.steps else []
     if settings.epochs is not None:
-        limits.append(max(1, math.ceil(min(settings.epochs * task.epoch / step_size(task, args), FOREVER))))
+        limits.append(max(1, math.ceil(min(settings.epochs * task.epoch / step_size(settings, task, args), FOREVER))))
     args.max_steps = min(limits, default=FOREVER)

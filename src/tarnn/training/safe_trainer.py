@@ -13,16 +13,21 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler
 from transformers import Trainer, TrainingArguments
+from transformers.trainer_utils import set_seed
 
 from tarnn.data.tensor_file import flush
 from tarnn.errors import UserError
 from tarnn.numerics import widest
 from tarnn.tasks.base import Trainable
+from tarnn.tasks.text.windows import IGNORED
 from tarnn.training import checkpoints
 from tarnn.training.budget import Clock, TimeBudget
 from tarnn.training.checkpoints import RunState
 from tarnn.training.interruption import Interruption
 from tarnn.training.metrics import measures
+from tarnn.training.processes import largest
+from tarnn.training.sharding import local, shard_on_cpu
+from tarnn.training.stretches import RepeatedBatches, Stretches
 
 CALIBRATION = 16  # examples
 
@@ -48,10 +53,11 @@ class SafeTrainer(Trainer):
         keep: int,
         clock: Clock,
         interruption: Interruption,
+        stretches: Stretches,
         **kwargs: Any,
     ):
         self.task, self.folder, self.keep, self.clock = task, folder, keep, clock
-        self.interruption = interruption
+        self.interruption, self.stretches = interruption, stretches
         self.batches = task.validation(args.eval_batch_size)
         self.run_state = RunState()
         self.budget: TimeBudget | None = None
@@ -73,17 +79,23 @@ class SafeTrainer(Trainer):
         """Whether this process has finished a step."""
         return self.state.global_step > self.run_state.step
 
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        if self.args.fsdp and not self.is_fsdp_enabled:
+            shard_on_cpu(self.accelerator, self.args)
+            self.is_fsdp_enabled = True
+
     def forward_on_examples(self, model: Any) -> None:
         """The model on the first examples of the run: what its feature maps are calibrated with."""
         rows = cast(Any, self.train_dataset).__getitems__(list(self.task.sampler(CALIBRATION, self.args.seed)))
-        self.task.loss(model, self._prepare_inputs(self.task.collate(rows)))
+        self.task.loss(model, self._prepare_inputs(self.stretches.shortened(self.task.collate(rows))))
 
     # Data: one endless row of examples, so that epochs have no seam and a resumed run needs no special case.
 
     def _get_train_sampler(self, train_dataset=None) -> Sampler[int]:
         args = self.args
-        examples = args.max_steps * args.gradient_accumulation_steps * args.train_batch_size * args.world_size
-        return self.task.sampler(examples, args.seed)
+        examples = args.max_steps * args.gradient_accumulation_steps * args.train_batch_size * self.stretches.readers
+        return RepeatedBatches(self.task.sampler(examples, args.seed), args.train_batch_size, self.stretches.size)
 
     def floating_point_ops(self, inputs) -> int:
         return 0  # the Trainer would count all parameters anew at every step
@@ -91,10 +103,16 @@ class SafeTrainer(Trainer):
     # Loss
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
-        return self.task.loss(model, inputs)
+        """The mean loss of this process's part; with several, their mean is that of all targets, which all weigh the same."""
+        part, targets = self.stretches.cut(inputs), self.task.targets
+        if targets is None or self.args.world_size == 1:
+            return self.task.loss(model, part)
+        count = (part[targets] != IGNORED).sum().to(widest(self.args.device))
+        return self.task.loss(model, part, cast(Tensor, self.accelerator.reduce(count, "mean")).float())
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        with self.stretches.together():
+            loss = super().training_step(model, inputs, num_items_in_batch)
         self._loss_of_step = loss if self._loss_of_step is None else self._loss_of_step + loss
         return loss
 
@@ -130,15 +148,14 @@ class SafeTrainer(Trainer):
         batches = self.batches if eval_dataset is None else eval_dataset
         assert batches is not None
         assert self.model is not None
-        started, rank, world = self.clock(), self.args.process_index, self.args.world_size
+        started, reader, readers = self.clock(), self.stretches.reader, self.stretches.readers
         count = self.run_state.validation_batches or len(batches)
         chosen = [i * len(batches) // count for i in range(count)]
         self.model.eval()
         totals = torch.zeros(3 + len(self.task.rates), dtype=widest(self.args.device), device=self.args.device)
-        for i in range(0, count, world):  # every process takes part in every round: FSDP must gather
-            batch = self._prepare_inputs(batches[chosen[min(i + rank, count - 1)]])
-            sums, _ = self.task.outcome(self.model, batch)
-            totals += sums if i + rank < count else 0.0
+        for i in range(0, count, readers):  # every process takes part in every round: FSDP must gather
+            sums = self.outcome(batches[chosen[min(i + reader, count - 1)]])
+            totals += sums if i + reader < count else 0.0
             self.callback_handler.call_event(
                 "on_prediction_step", self.args, self.state, self.control, done=i, of=count
             )
@@ -153,17 +170,22 @@ class SafeTrainer(Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    def outcome(self, batch: dict[str, Tensor]) -> Tensor:
+        """The sums of a validation batch, or of this process's stretch of it."""
+        with self.stretches.together():
+            return self.task.outcome(self.model, self._prepare_inputs(self.stretches.cut(batch)))[0]
+
     @torch.no_grad()
     def prepare_validation(self, report: Callable[[str], None]) -> None:
         """With a budget of time: measure a batch, and cut a validation to the share of the time that it may take."""
         if self.budget is None or self.batches is None:
             return
-        model = cast(Any, self.model).to(self.args.device).eval()
+        cast(Any, self.model).to(self.args.device).eval()
         for _ in range(2):  # the first pays for what is done once
             started = time.perf_counter()
-            self.task.outcome(model, self._prepare_inputs(self.batches[0]))
+            self.outcome(self.batches[0])
         every = self.run_state.validation_batches or len(self.batches)
-        count = self.budget.plan_validation((time.perf_counter() - started) / self.args.world_size, every)
+        count = self.budget.plan_validation((time.perf_counter() - started) / self.stretches.readers, every)
         if count < len(self.batches):
             self.run_state.validation_batches = count
             report(f"validation: {count:,} of {len(self.batches):,} batches, so that it takes a small part of the time")
@@ -207,7 +229,7 @@ class SafeTrainer(Trainer):
         """The Trainer's checkpoint, marked as complete when all of it is there."""
         assert self.model is not None
         started, folder = self.clock(), self.folder / "checkpoints"
-        if not all(parameter.isfinite().all() for parameter in self.model.parameters()):
+        if largest(not all(local(parameter).isfinite().all() for parameter in self.model.parameters())):
             self._stop("the weights are no longer finite, so they were not saved")
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         self.run_state.step = self.state.global_step
@@ -237,7 +259,14 @@ class SafeTrainer(Trainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        with checkpoints.reading(Path(checkpoint or "")):
+        """Also for a process that the checkpoint has no random numbers of: the run had fewer, or another number."""
+        folder = Path(checkpoint or "")
+        if not (
+            folder / ("rng_state.pth" if self.args.world_size == 1 else f"rng_state_{self.args.process_index}.pth")
+        ).exists():
+            set_seed((self.args.seed + self.args.process_index + 7919 * self.state.global_step) % 2**32)
+            return
+        with checkpoints.reading(folder):
             super()._load_rng_state(checkpoint)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:

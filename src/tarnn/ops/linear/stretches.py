@@ -150,9 +150,9 @@ class _Stretch:
     def _behind(self, made: Made) -> LinearState:
         """The state behind a call's keys, from nothing; with maxima wherever there are some to go on from."""
         call = made.call
+        q, k = call.q.detach(), call.for_values(call.k)
         # without query heads: the kernels then make states alone
-        outputs = self.attend(call._replace(q=call.q.detach()[:, :0], k=call.for_values(call.k)), with_state=True)
-        state = made.state_of(outputs)
+        state = made.state_of(self.attend(call._replace(q=q[:, :0], k=k), with_state=True))
         if state.M is None and self.before.M is not None:
             return LinearState(state.S, state.z, torch.zeros_like(self.before.M[: len(state.z)]))
         return state

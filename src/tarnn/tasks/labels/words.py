@@ -39,6 +39,7 @@ class TokenClassificationTask(ClassificationTask):
     name, of = "token-classification", "texts with labelled words"
     architecture = "TarnnForTokenClassification"
     settings_class, text_setting = TokenClassificationSettings, "tokens_field"
+    targets = "labels"
     padding: ClassVar[dict[str, float]] = {"labels": -100}
     settings: TokenClassificationSettings
 

@@ -42,6 +42,7 @@ class Seq2SeqTask(TokenTask):
     name, model_type, of = "seq2seq", "tarnn_seq2seq", "pairs"
     architecture, config_class, next = "TarnnForConditionalGeneration", "TarnnSeq2SeqConfig", "predict"
     settings_class, text_column = Seq2SeqSettings, 0
+    targets = "labels"
     unit, counted, rates = "bits_per_token", "pairs", ("accuracy",)
     settings: Seq2SeqSettings
 

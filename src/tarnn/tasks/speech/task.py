@@ -20,10 +20,13 @@ from tarnn.tasks.sums import sums
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
+    from torch.utils.data import Sampler
 
     from tarnn.data.examples import PaddedRows
 
 FEATURES = 40  # of a frame
+FILL = {"input_features": 0.0, "labels": -100}  # what a batch is padded with
+SPEECH = {"conv_kernel": 15, "decay": "token", "position": "none"}  # keys of the config, by default
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class CtcTask(SequenceTask):
         """Frames with the mean and the spread that those of the training data have, and letters."""
         import numpy as np
 
+        from tarnn.tasks.speech.augmentation import AugmentedRows
+
         self.front = front_end(train)
         parts = [self.read(train), self.read(held_out)]
         every = np.concatenate([row["input_features"] for row in parts[0]])
@@ -61,7 +66,15 @@ class CtcTask(SequenceTask):
             row["input_features"] = ((row["input_features"] - mean) / std).astype(np.float32)
         self.tokenizer = symbols_tokenizer(self.settings.out, LETTERS)
         self.front.save_pretrained(self.settings.out)
-        return padded(parts[0]), padded(parts[1]) if held_out else None
+        train_rows = AugmentedRows(parts[0], FILL, self.settings.subsampling, self.settings.seed)
+        return train_rows, padded(parts[1]) if held_out else None
+
+    def sampler(self, num_examples: int, seed: int) -> Sampler[int]:
+        """Return the order of the recordings: batches of similar length, drawn anew in every epoch."""
+        from tarnn.tasks.speech.augmentation import SimilarLengths
+
+        lengths = [len(row["input_features"]) for row in self.examples.rows]
+        return SimilarLengths(lengths, num_examples, seed, self.settings.batch_size)
 
     def read_rows(self, sources: Sequence[str]) -> list[Pair]:
         """Paths are seen from the file that names them."""
@@ -105,6 +118,19 @@ class CtcTask(SequenceTask):
                 )
             examples.append({"input_features": frames, "labels": ids})
         return examples
+
+    @classmethod
+    def make_config(
+        cls, settings: CtcSettings, tokenizer: Any = None, longest: int | None = None, **of_data: Any
+    ) -> Any:
+        """Give the model what speech needs, where nothing else is chosen: neighbours by convolutions, order by decay."""
+        from tarnn.tasks.model import chosen, make_config
+
+        choices, joined = chosen(settings), settings.subsampling
+        if settings.preset != "paper":
+            halves = joined > 1 and joined & (joined - 1) == 0
+            choices = {**SPEECH, "front": "conv" if halves else "stack", **choices}
+        return make_config(cls.classes()[0], settings, choices, of_data, longest)
 
     @classmethod
     def check(cls, settings: CtcSettings) -> None:
@@ -169,7 +195,7 @@ class CtcTask(SequenceTask):
 def padded(rows: Sequence[dict[str, np.ndarray]]) -> PaddedRows:
     from tarnn.data.examples import PaddedRows
 
-    return PaddedRows(rows, {"input_features": 0.0, "labels": -100})
+    return PaddedRows(rows, FILL)
 
 
 def front_end(rows: Sequence[Pair]) -> Any:

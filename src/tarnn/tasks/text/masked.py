@@ -35,6 +35,7 @@ class MaskedLMTask(WindowTask):
     name, of = "masked-lm", "text"
     architecture, next = "TarnnForMaskedLM", "predict"
     settings_class = MaskedLMSettings
+    targets = "labels"
     causal = False
     unit, rates = "bits_per_token", ("accuracy",)
 

@@ -33,6 +33,7 @@ class TextTask(WindowTask):
     name, of = "text", "text"
     architecture = "TarnnForCausalLM"
     settings_class = TextSettings
+    targets = "targets"
     causal = True
 
     @classmethod
@@ -54,12 +55,15 @@ class TextTask(WindowTask):
             return None
         return ValidationBatches(self.held_out, self.validation_context, batch_size)
 
-    def loss(self, model: Any, batch: dict[str, Tensor]) -> Tensor:
+    def loss(self, model: Any, batch: dict[str, Tensor], count: Tensor | None = None) -> Tensor:
         """Mean cross-entropy in nats per token."""
         from torch.nn.functional import cross_entropy
 
         logits = model(input_ids=batch["input_ids"], use_cache=False).logits
-        return cross_entropy(logits.float().flatten(0, 1), batch["targets"].flatten())
+        nats = cross_entropy(
+            logits.float().flatten(0, 1), batch["targets"].flatten(), reduction="mean" if count is None else "sum"
+        )
+        return nats if count is None else nats / count
 
     def outcome(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, list[Any]]:
         from torch.nn.functional import cross_entropy
