@@ -14,6 +14,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from tarnn.attention import HeadDecay, SoftmaxAttention, TokenDecay
 from tarnn.attention.decay import retention
+from tarnn.attention.gated_delta import GatedDeltaAttention
 from tarnn.attention.rotary import positions_in
 from tarnn.feature_maps import FeatureMap, Hedgehog
 from tarnn.huggingface.cache import StateLayer
@@ -133,6 +134,8 @@ class TarnnPreTrainedModel(PreTrainedModel):
             init.copy_(module.log_decay, retention(len(module.log_decay)))
         elif isinstance(module, TokenDecay):
             init.copy_(module.bias, module.initial_bias(len(module.bias)))
+        elif isinstance(module, GatedDeltaAttention):
+            init.copy_(module.filters, module.initial_filters())
         elif isinstance(module, Convolution | nn.Conv1d):  # as torch has them
             largest = module.weight[0].numel() ** -0.5
             for x in (module.weight, cast(Tensor, module.bias)):
