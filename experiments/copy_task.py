@@ -41,7 +41,7 @@ METHODS = {  # the keys of the config, and the style of the line
     "linear, decay": ({"decay": "token"}, f"{BLUE} :"),
     "dpfp": ({"feature_map": "dpfp"}, SKY),
     "hedgehog": ({"feature_map": "hedgehog"}, PINK),
-    "gated delta": ({"attention": "rivals.gated_delta"}, GREEN),
+    "gated delta": ({"attention": "gated_delta", "decay": "token"}, GREEN),
     "DPLR": ({"attention": "rivals.low_rank_delta"}, f"{GREEN} --"),
     "LSH": ({"attention": "rivals.lsh", "attention_options": {"rivals.lsh": {"chunk": 16}}}, ORANGE),
     "window + sinks": ({"attention": "rivals.window", "attention_options": {"rivals.window": {"window": 8}}}, GREY),

@@ -30,7 +30,7 @@ ROWS = {
     "softmax": Row("softmax", style=RED),
     "linear": Row("linear", more={"feature_map": "elu"}, style=BLUE),
     "Performer": Row("linear", more={"feature_map": "favor"}, style=SKY),
-    "gated delta": Row("rivals.gated_delta", "back", style=GREEN),
+    "gated delta": Row("gated_delta", "back", more={"decay": "token"}, style=GREEN),
     "window + sinks": Row("rivals.window", style=ORANGE),
     "Reformer LSH": Row("rivals.lsh", style=f"{RED} --"),
     "Sparse, strided": Row("rivals.sparse_strided", style=f"{BLUE} --"),

@@ -6,6 +6,7 @@ from torch import nn
 
 from tarnn.attention import (
     ChannelDecay,
+    GatedDeltaAttention,
     HeadDecay,
     LinearAttention,
     NoAttention,
@@ -113,6 +114,14 @@ CAUSAL_ROWS = ROWS | {
     "linear, rotary, normed, decay a head": lambda **m: linear(
         Identity, normalize=False, decay=HeadDecay(KV_HEADS), rotary=Rotary(HEAD_DIM)
     )(**m),
+}
+CAUSAL_ROWS |= {
+    "gated delta": lambda **m: GatedDeltaAttention(decay=TokenDecay(HIDDEN, KV_HEADS), **SIZES | m),
+    "gated delta, decay a head": lambda **m: GatedDeltaAttention(decay=HeadDecay(KV_HEADS), **SIZES | m),
+    "gated delta, decay a channel": lambda **m: GatedDeltaAttention(
+        decay=ChannelDecay(HIDDEN, KV_HEADS, HEAD_DIM), filter_width=2, **SIZES | m
+    ),
+    "gated delta, no decay, no filters, bias": lambda **m: GatedDeltaAttention(filter_width=1, bias=True, **SIZES | m),
 }
 
 

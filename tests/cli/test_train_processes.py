@@ -138,13 +138,13 @@ def assert_alike(run, run_all, tmp_path):
             codes, said = run_all(n, tmp_path / "many", *options, *more, *length)
             assert codes == [0] * n, said
         for a, b in zip(log_of(tmp_path / "one"), log_of(tmp_path / "many"), strict=True):
-            assert a == pytest.approx(b, rel=1e-5)
+            assert a == pytest.approx(b, rel=1e-4)  # a perplexity has several times the error of its loss
 
     return compare
 
 
 STEADY = ["--dropout", "0", "--sample-tokens", "0"]
-MASKED = ["--dropout", "0", "--task", "masked-lm", "--mask-probability", "0.5"]
+MASKED = ["--dropout", "0", "--position", "none", "--task", "masked-lm", "--mask-probability", "0.5"]
 
 
 @pytest.mark.slow

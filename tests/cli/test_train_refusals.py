@@ -51,7 +51,10 @@ def test_text_that_is_not_there_or_not_enough(refused, tmp_path):
         (["--tokenizer", "bpe"], ["'bpe'", "'bpe:N'"]),
         (["--tokenizer", "bpe:100"], ["100", "at least 258"]),
         (["--hidden-size", "33"], ["hidden_size = 33", "num_attention_heads = 2"]),
-        (["--attention", "linear,quadratic"], ["attention", "linear, none, softmax, window", "'quadratic'"]),
+        (
+            ["--attention", "linear,quadratic"],
+            ["attention", "gated_delta, linear, none, softmax, window", "'quadratic'"],
+        ),
         (["--redraw-every", "-1"], ["--redraw-every -1", "0 or more"]),
         (["--map-option", "favor"], ["--map-option favor", "map.option=value"]),
         (["--map-option", "flavour.seed=1"], ["no feature map is called 'flavour'"]),

@@ -47,11 +47,11 @@ def test_attentions_and_decays():
 
 def test_options_of_attention_are_what_no_model_gives():
     """Each listed option can be given in a config and arrives in the layer; all other arguments come from the model."""
-    own = {"window": {"window": 5, "sinks": 2, "global_tokens": [3]}}
+    own = {"gated_delta": {"filter_width": 3}, "window": {"window": 5, "sinks": 2, "global_tokens": [3]}}
     for name, (_, options) in rows("Kinds of attention").items():
         given = {"dropout": 0.25, **own.get(name, {})}
         assert set(re.findall(r"`(\w+)`", options)) == set(given) <= arguments_of(ATTENTIONS[name].kind)
-        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "causal": False}
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "causal": name == "gated_delta"}
         attention = (
             TarnnModel(TarnnConfig(**sizes, attention=name, attention_options={name: given})).layers[0].attention
         )

@@ -2,35 +2,10 @@
 
 import pytest
 import torch
+from support.rwkv_models import HEADS, HIDDEN, model_of
 
-from tarnn.attention.rwkv5 import Rwkv5TimeMixing
-from tarnn.attention.rwkv7 import Rwkv7TimeMixing
 from tarnn.attention.token_shift import token_shift
-from tarnn.models.rwkv import Rwkv5ChannelMixing, Rwkv7ChannelMixing, RwkvBlock, RwkvModel
-
-HIDDEN, HEADS = 12, 3
-RANKS = {"w": 4, "a": 3, "g": 5, "v": 2}
-
-
-def model_of(version: int) -> RwkvModel:
-    """A small one with weights that are all random, float64."""
-    torch.manual_seed(version)
-    blocks = []
-    for layer in range(3):
-        if version == 7:
-            ranks = RANKS if layer else {name: rank for name, rank in RANKS.items() if name != "v"}
-            mixings = Rwkv7TimeMixing(HIDDEN, HEADS, ranks), Rwkv7ChannelMixing(HIDDEN, 20)
-        else:
-            mixings = Rwkv5TimeMixing(HIDDEN, HEADS), Rwkv5ChannelMixing(HIDDEN, 20)
-        blocks.append(RwkvBlock(*mixings, HIDDEN, is_first=layer == 0))
-    model = RwkvModel(blocks, HIDDEN, 19).double()
-    for name, x in model.named_parameters():
-        if x.ndim == 1 or "time_" in name:
-            torch.nn.init.uniform_(x, 0.1, 0.9)
-        else:
-            torch.nn.init.normal_(x, std=0.5)
-    return model
-
+from tarnn.models.rwkv import RwkvModel
 
 both = pytest.mark.parametrize("version", [5, 7])
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from tarnn.attention import LinearAttention, NoAttention, SoftmaxAttention, WindowAttention
+from tarnn.attention import GatedDeltaAttention, LinearAttention, NoAttention, SoftmaxAttention, WindowAttention
 from tarnn.feature_maps.base import PositionalMap
 from tarnn.ops.hybrid import definition as hybrid_definition
 from tarnn.ops.linear import definition as linear_definition
@@ -25,6 +25,10 @@ def turned(x, rotary):
 
 def define(module, x, context=None, key_mask=None):
     """module(x, context, key_mask=key_mask), in the dtype of x, by the quadratic definitions."""
+    if isinstance(module, GatedDeltaAttention):
+        return torch.stack(
+            [_corrected(module, row, None if key_mask is None else key_mask[i]) for i, row in enumerate(x)]
+        )
     source = x if context is None else context
     v = heads(module.v_proj(source), module.num_kv_heads)
     if isinstance(module, NoAttention):
@@ -85,3 +89,33 @@ def _features(phi, q, k, key_mask):
         return phi(q), phi(k)
     both = phi.queries(q), phi.keys(k)
     return (f if scale is None else (f * scale.exp()[..., None]).to(f.dtype) for f, scale in both)
+
+
+def _corrected(module: GatedDeltaAttention, x, real=None):
+    """One sequence of gated DeltaNet, (t, hidden), token by token: what is not real is passed over."""
+    h, g, d = module.num_heads, module.num_kv_heads, module.head_dim
+    y, S, seen = torch.zeros_like(x), x.new_zeros(g, d, d), []
+    log_decay = (
+        x.new_zeros(len(x), g, 1) if module.decay is None else _of_tokens(module.decay(x[None]), len(x)).to(x.dtype)
+    )
+    for i in range(len(x)) if real is None else real.nonzero()[:, 0].tolist():
+        seen.append(torch.cat([module.q_proj(x[i]), module.k_proj(x[i]), module.v_proj(x[i])]))
+        last = seen[-module.filters.shape[1] :]
+        mixed = sum(module.filters[:, -1 - back] * inputs for back, inputs in enumerate(reversed(last)))
+        q, k, v = (u.view(-1, d) for u in (mixed * mixed.sigmoid()).split([h * d, g * d, g * d]))
+        q, k = (u / (u.square().sum(-1, keepdim=True) + 1e-6).sqrt() for u in (q, k))
+        S = log_decay[i].exp()[..., None] * S
+        wrong = v - torch.einsum("gde,gd->ge", S, k)
+        S = S + module.beta_proj(x[i]).sigmoid()[:, None, None] * k[:, :, None] * wrong[:, None]
+        o = torch.einsum("hde,hd->he", S.repeat_interleave(h // g, 0), q) / d**0.5
+        o = o / (o.square().mean(-1, keepdim=True) + 1e-6).sqrt() * module.norm.weight
+        gate = module.gate_proj(x[i]).view(h, d)
+        y[i] = module.o_proj((o * gate * gate.sigmoid()).flatten())
+    return y
+
+
+def _of_tokens(log_decay, t):
+    """(g,), (1, g, t) or (1, g, t, d) as (t, g, 1 or d)."""
+    if log_decay.ndim == 1:
+        return log_decay.expand(t, -1)[..., None]
+    return log_decay[0].movedim(1, 0).reshape(t, log_decay.shape[1], -1)

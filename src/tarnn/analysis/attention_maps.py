@@ -94,7 +94,8 @@ def _recorder(name: str, found: list[AttentionMap]) -> Callable[..., None]:
             )
         given.pop("return_weights", None)
         how = {**USUAL, **given, "return_state": False}
-        q, k, v = layer.project(x, layer.source(x, context, None))
+        places = {name: how[name] for name in ("key_mask", "cu_seqlens")}
+        q, k, v = layer.project(x, layer.source(x, context, None), **places)
         shape = (x.shape[0], layer.num_heads, x.shape[1], v.shape[2])
 
         def mix(values: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from tarnn.lazy import lazy_names
 if TYPE_CHECKING:
     from tarnn.attention.calibration import calibrating as calibrating
     from tarnn.attention.decay import ChannelDecay as ChannelDecay, HeadDecay as HeadDecay, TokenDecay as TokenDecay
+    from tarnn.attention.gated_delta import GatedDeltaAttention as GatedDeltaAttention
     from tarnn.attention.linear import LinearAttention as LinearAttention
     from tarnn.attention.none import NoAttention as NoAttention
     from tarnn.attention.registry import names as names, register as register

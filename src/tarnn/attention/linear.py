@@ -172,7 +172,7 @@ class LinearAttention(MultiHeadAttention):
                         f"with {type(phi).__name__} a continued sequence (state=) needs positions=, "
                         "(b, t): the state does not know how many tokens it has seen."
                     )
-                positions = torch.arange(x.shape[1], device=x.device)
+                positions = positions_in(None, None, 0, x.shape[1], x.device)[0]
             return q, k, None, phi.at(positions)
         rotation = None if self.rotary is None else self.rotary.of(positions, rotation, x, state)
         if rotation is not None and self.rotates_inputs:

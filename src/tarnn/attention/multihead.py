@@ -165,11 +165,7 @@ class MultiHeadAttention(nn.Module):
 
         Raises ValueError where a step has no meaning: more than one token, or no causality.
         """
-        if x.ndim != 3 or x.shape[1:] != (1, self.hidden_size):
-            raise ValueError(
-                f"step takes one token, (b, 1, hidden); got {tuple(x.shape)}, where hidden = {self.hidden_size}. For "
-                "(b, hidden) pass x[:, None]; for more tokens use forward."
-            )
+        self.check_token(x)
         if self.context_size is not None:  # reads what the context left behind; writes nothing
             return self(x, state=state), state
         if not self.causal:
@@ -177,6 +173,14 @@ class MultiHeadAttention(nn.Module):
         q, k, v = self.project(x, x)
         o, state = self.mix_token(x, q, k, v, state, positions=positions, rotation=rotation, inplace=inplace)
         return self.merge(o, v.dtype), state
+
+    def check_token(self, x: Tensor) -> None:
+        """Raise ValueError unless x is one token for each row."""
+        if x.ndim != 3 or x.shape[1:] != (1, self.hidden_size):
+            raise ValueError(
+                f"step takes one token, (b, 1, hidden); got {tuple(x.shape)}, where hidden = {self.hidden_size}. For "
+                "(b, hidden) pass x[:, None]; for more tokens use forward."
+            )
 
     def source(self, x: Tensor, context: Tensor | None, state) -> Tensor:
         """The input of keys and values, (b, s, ·): x or the context. Raises ValueError if context is missing or not wanted."""
@@ -190,8 +194,11 @@ class MultiHeadAttention(nn.Module):
             raise ValueError("cross attention needs a context, or the state that an earlier context left behind.")
         return x.new_zeros(x.shape[0], 0, self.context_size)  # no new keys: only the state is read
 
-    def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Make q (b, h, t, d) of x, k and v (b, g, s, d) of the source; with `qk_norm`, q and k are normed."""
+    def project(self, x: Tensor, source: Tensor, **places: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Make q (b, h, t, d) of x, k and v (b, g, s, d) of the source; with `qk_norm`, q and k are normed.
+
+        places: key_mask and cu_seqlens, for kinds whose projections see other tokens.
+        """
         q, k = self.q_proj(x), self.k_proj(source)
         q, k = self.heads(q, self.num_heads, self.q_norm), self.heads(k, self.num_kv_heads, self.k_norm)
         return q, k, self.heads(self.v_proj(source), self.num_kv_heads)

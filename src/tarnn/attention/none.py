@@ -47,7 +47,7 @@ class NoAttention(MultiHeadAttention):
     def source(self, x: Tensor, context: Tensor | None, state) -> Tensor:
         return super().source(x, context, None)  # the state knows nothing of a context
 
-    def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, source: Tensor, **places: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Make values alone; x and the source take the places of queries and keys."""
         return x, source, self.heads(self.v_proj(source), self.num_kv_heads)
 

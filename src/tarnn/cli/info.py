@@ -117,15 +117,10 @@ def layer_facts(model: Any, i: int) -> dict[str, Any]:
     if block.convolution is not None:
         facts["convolution_state_bytes"] = block.convolution.new_state(1).nbytes
     if kind == "linear":
-        facts |= {
-            "feature_map": model.config.feature_map_of(i),
-            "features": attention.num_features,
-            "state_bytes": attention.new_state(1).nbytes,
-        }
+        facts |= {"feature_map": model.config.feature_map_of(i), "features": attention.num_features}
         facts |= {"random": True} if isinstance(attention.feature_map.inner, RandomFeatureMap) else {}
-    if kind == "softmax":
-        facts |= {"state_bytes_per_token": attention.new_state(1, capacity=1).nbytes}
-    return facts
+    state = attention.new_state(1, capacity=1)
+    return facts | {"state_bytes_per_token" if state.grows else "state_bytes": state.nbytes}
 
 
 def as_text(facts: dict[str, Any]) -> str:
@@ -179,6 +174,6 @@ def kind_of(layer: dict[str, Any]) -> str:
         kind = "random features" if layer.get("random") else "features"
         features = f"{layer['feature_map']}, {layer['features']} {kind} per head"
         return f"linear, {features}, state {layer['state_bytes']:,} bytes"
-    if layer["attention"] == "softmax":
-        return f"softmax, cache {layer['state_bytes_per_token']:,} bytes per token"
-    return "none"
+    if "state_bytes_per_token" in layer:
+        return f"{layer['attention']}, cache {layer['state_bytes_per_token']:,} bytes per token"
+    return f"{layer['attention']}, state {layer['state_bytes']:,} bytes" if layer["state_bytes"] else layer["attention"]

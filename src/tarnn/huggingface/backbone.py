@@ -14,6 +14,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from tarnn.attention import HeadDecay, SoftmaxAttention, TokenDecay
 from tarnn.attention.decay import retention
+from tarnn.attention.gated_delta import GatedDeltaAttention
 from tarnn.attention.rotary import positions_in
 from tarnn.feature_maps import FeatureMap, Hedgehog
 from tarnn.huggingface.cache import StateLayer
@@ -26,6 +27,7 @@ from tarnn.models.block import Block
 from tarnn.models.convolution import Convolution
 from tarnn.models.inputs import check_inputs, check_length, check_positions, without_padding
 from tarnn.models.reversible import can_run, run_reversible
+from tarnn.parallel.group import active, refuse
 
 
 class TarnnBlock(Block, GradientCheckpointingLayer):
@@ -59,7 +61,7 @@ class TarnnBlock(Block, GradientCheckpointingLayer):
         y = self.attention(self._packed(self._before(x, self.attention_norm), cu_seqlens), **masks, **options)
         if "return_weights" in options:
             y, *_ = y
-        return self._rest(x, y.view(*x.shape[:2], -1), cross)
+        return self._rest(x, y.view(*x.shape[:2], y.shape[-1]), cross)
 
     @staticmethod
     def _packed(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
@@ -132,6 +134,8 @@ class TarnnPreTrainedModel(PreTrainedModel):
             init.copy_(module.log_decay, retention(len(module.log_decay)))
         elif isinstance(module, TokenDecay):
             init.copy_(module.bias, module.initial_bias(len(module.bias)))
+        elif isinstance(module, GatedDeltaAttention):
+            init.copy_(module.filters, module.initial_filters())
         elif isinstance(module, Convolution | nn.Conv1d):  # as torch has them
             largest = module.weight[0].numel() ** -0.5
             for x in (module.weight, cast(Tensor, module.bias)):
@@ -189,6 +193,18 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
             use_cache=use_cache,
         )
         cu_seqlens = documents.bounds
+        sharing = active() is not None
+        if sharing and (use_cache or past_key_values is not None):
+            refuse(
+                "a transformers cache",
+                "Pass use_cache=False, or read a long prompt by prefill, whose state is a plain value.",
+            )
+        if sharing and cu_seqlens is not None and b > 1:
+            raise ValueError(
+                f"packed documents over several ranks lie in one row; got {b}. Lay the rows end to end, and cut the one row."
+            )
+        if sharing:
+            use_cache = False
         if use_cache is None:
             use_cache = self.config.use_cache and self.config.causal and not self.training and cu_seqlens is None
         if not self.config.causal and (use_cache or past_key_values is not None):
@@ -241,12 +257,13 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
     def _positions(self, position_ids, attention_mask, cu_seqlens, past: int, shape, device) -> Tensor:
         """Return position_ids, or count them: (b, t) or (1, t), within max_position_embeddings."""
         b, t = shape
-        if position_ids is None and attention_mask is None and cu_seqlens is None:
+        if position_ids is None and attention_mask is None and cu_seqlens is None and active() is None:
             check_length(self.config, t, past)  # nothing to look up
             return torch.arange(past, past + t, device=device)[None]
         if position_ids is None:
             width = t if cu_seqlens is None else b * t
-            position_ids = positions_in(attention_mask, cu_seqlens, past, width, device).view(-1, t)
+            position_ids = positions_in(attention_mask, cu_seqlens, past, width, device)
+            position_ids = position_ids if cu_seqlens is None else position_ids.view(b, t)
         check_positions(self.config, position_ids, past)
         return position_ids
 

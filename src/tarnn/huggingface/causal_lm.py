@@ -12,7 +12,9 @@ from transformers.utils.generic import can_return_tuple
 from tarnn.huggingface.backbone import TarnnModel, TarnnPreTrainedModel
 from tarnn.huggingface.documents import Documents, check_arguments, find_documents, without_seams
 from tarnn.huggingface.fused_forward import active, enable_by_default
+from tarnn.huggingface.stretches import labels_of_next, share_of_loss
 from tarnn.models.backbone import Backbone, TextModel
+from tarnn.parallel import group
 
 
 class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
@@ -52,7 +54,9 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
 
         labels: (b, t), compared with the logits one place earlier, −100 left out, and where documents are packed,
             each one's first. The loss is in nats: the mean per token, or with num_items_in_batch the sum divided by
-            that. With shift_labels (b, t) labels stand where they are predicted, and are taken instead.
+            that. With shift_labels (b, t) labels stand where they are predicted, and are taken instead. Within
+            `tarnn.parallel.sequence`, input_ids and labels are this rank's stretch, and the loss is its share: the ranks' losses
+            add up to that of the whole.
         logits_to_keep: logits of the last n places only (0: all), or of the places in an index tensor.
         """
         if (fused := active(self)) is not None and not isinstance(logits_to_keep, Tensor):
@@ -86,6 +90,10 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
         if labels is not None:
             if documents.bounds is not None:
                 labels, kwargs = without_seams(labels, documents.bounds, kwargs)
+            if (ranks := group.active()) is not None:
+                ignored, shifted = kwargs.get("ignore_index", -100), kwargs.get("shift_labels")
+                shifted = labels_of_next(ranks, labels, ignored) if shifted is None else shifted.contiguous()
+                kwargs = share_of_loss(ranks, shifted, {**kwargs, "shift_labels": shifted})
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss,
@@ -97,5 +105,6 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
 
     @wraps(GenerationMixin.generate)  # its arguments and docstring
     def generate(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        group.refuse("generate", "Read a long prompt by prefill, and generate behind it on one rank.")
         with enable_by_default(self):
             return GenerationMixin.generate(cast(Any, self), *args, **kwargs)

@@ -9,6 +9,9 @@ from transformers import Cache
 from transformers.utils import TransformersKwargs
 from transformers.utils.import_utils import is_tracing
 
+from tarnn.huggingface.stretches import bounds_over_ranks, cuts_here
+from tarnn.parallel.group import active
+
 # What transformers passes to every model, used or not, as Llama does not use token_type_ids.
 # (`generate` passes the tokenizer that it needs for stop_strings.)
 _OF_TRANSFORMERS = TransformersKwargs.__optional_keys__ | {
@@ -65,12 +68,13 @@ def find_documents(
     cu_seqlens = _as_given(cu_seqlens, arguments)
     cached = past_key_values is not None or bool(use_cache)
     if cu_seqlens is None:
-        numbers, starts = arguments.get("seq_idx"), None
-        if numbers is not None:
-            starts = numbers.diff(dim=-1) != 0
-        elif position_ids is not None and attention_mask is None and not _goes_on(past_key_values):
-            starts = position_ids.diff(dim=-1) != 1
-        if starts is not None:
+        numbers, step = arguments.get("seq_idx"), 0  # what they grow by within a document
+        if numbers is None and attention_mask is None and not _goes_on(past_key_values):
+            numbers, step = position_ids, 1
+        if numbers is not None and (ranks := active()) is not None:
+            cu_seqlens = bounds_over_ranks(ranks, numbers, step)
+        elif numbers is not None:
+            starts = numbers.diff(dim=-1) != step
             cu_seqlens = _bounds(starts, *shape, look=not is_tracing(starts), cached=cached)
     if cu_seqlens is not None and (cached or attention_mask is not None):
         raise ValueError(
@@ -86,7 +90,10 @@ def without_seams(labels: Tensor, cu_seqlens: Tensor, arguments: Mapping) -> tup
     The token before it, which would predict it, belongs to another document.
     """
     seams = torch.zeros(labels.numel() + 1, dtype=torch.bool, device=labels.device)
-    seams = seams.index_fill(0, cu_seqlens.to(labels.device).long(), True)
+    cuts = cu_seqlens.to(labels.device).long()
+    if (ranks := active()) is not None:
+        cuts = cuts_here(ranks, cuts, labels.numel())
+    seams = seams.index_fill(0, cuts, True)
     ignored, shifted = arguments.get("ignore_index", -100), arguments.get("shift_labels")
     if shifted is not None:  # these stand where they are predicted, one position earlier
         shifted = shifted.masked_fill(seams[1:].view_as(shifted), ignored)

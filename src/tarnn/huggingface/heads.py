@@ -16,10 +16,13 @@ from transformers.utils.generic import can_return_tuple
 from tarnn.huggingface.backbone import TarnnModel, TarnnPreTrainedModel
 from tarnn.huggingface.config import TarnnConfig
 from tarnn.huggingface.documents import Documents, find_documents
+from tarnn.huggingface.stretches import share_of_loss
 from tarnn.models.config import ModelConfig
 from tarnn.models.convolved_frames import StreamState
 from tarnn.models.frames import Frames
 from tarnn.models.inputs import can_look, last_tokens
+from tarnn.parallel.collectives import add
+from tarnn.parallel.group import active, refuse
 
 NEVER = -1e4  # a logit, also in float16
 
@@ -90,11 +93,19 @@ class TarnnHead(TarnnPreTrainedModel):
         )
         logits = self.classify(self.dropout(out.last_hidden_state), attention_mask, documents.bounds)
         return self.output(
-            loss=None if labels is None else self.loss(logits, labels, attention_mask, **kwargs),
+            loss=None if labels is None else self._share_of_loss(logits, labels, attention_mask, **kwargs),
             logits=logits,
             hidden_states=out.hidden_states,
             attentions=out.attentions,
         )
+
+    def _share_of_loss(self, logits: Tensor, labels: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
+        """Compute the loss; of a sequence over several ranks this one's share, so that the ranks' losses add up to it."""
+        if (ranks := active()) is None:
+            return self.loss(logits, labels, mask, **options)
+        if labels.ndim == 2 and labels.shape == logits.shape[:2]:
+            return self.loss(logits, labels.contiguous(), mask, **share_of_loss(ranks, labels, options))
+        return self.loss(logits, labels, mask, **options) / ranks.size
 
     @property
     def frames(self) -> Frames:
@@ -144,13 +155,17 @@ class TarnnForSequenceClassification(TarnnHead):
 
     def classify(self, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
         if cu_seqlens is not None:
+            refuse("a label for each packed document", "Pad the documents to rows of their own.")
             return self.classifier(self._of_documents(x.flatten(0, 1), cu_seqlens.long()))
         if self.config.causal:
             return self.classifier(last_tokens(x, mask))
-        if mask is None:
+        if mask is None and active() is None:
             return self.classifier(x.mean(1))
-        kept = mask[..., None].to(x.dtype)
-        return self.classifier((x * kept).sum(1) / kept.sum(1).clamp_min(1))
+        kept = x.new_ones(*x.shape[:2], 1) if mask is None else mask[..., None].to(x.dtype)
+        total, count = (x * kept).sum(1), kept.sum(1)
+        if (ranks := active()) is not None:
+            total, count = add(ranks, total, count)
+        return self.classifier(total / count.clamp_min(1))
 
     def _of_documents(self, x: Tensor, bounds: Tensor) -> Tensor:
         """Select or average the tokens (n, hidden) of all documents: (documents, hidden)."""
@@ -208,6 +223,7 @@ class TarnnForCTC(TarnnHead):
         return torch.where(mask.bool()[..., None], logits, blank)
 
     def loss(self, logits: Tensor, labels: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
+        refuse("the loss of CTC", "It aligns whole rows with their labels: give each process rows of its own.")
         lengths = logits.new_full((len(logits),), logits.shape[1]).long() if mask is None else mask.sum(-1)
         if can_look(labels):
             self._check_lengths(labels, lengths)

@@ -16,7 +16,7 @@ from tarnn.models.block import Block, make_norm
 from tarnn.models.config import ModelConfig
 from tarnn.models.convolved_frames import ConvolvedFrames
 from tarnn.models.frames import Frames
-from tarnn.models.inputs import check_inputs, check_length, check_positions, last_tokens, without_padding
+from tarnn.models.inputs import check_inputs, check_length, check_positions, count_tokens, last_tokens, without_padding
 from tarnn.models.positions import SinusoidalPositions
 from tarnn.models.state import ModelState
 from tarnn.numerics import widen
@@ -125,8 +125,7 @@ class Backbone(Recurrent):
         for block, states, options in parts:
             x, *after = block.prefill(x, *states, key_mask=key_mask, inplace=inplace, **options)
             layers += after
-        seen = t if key_mask is None else key_mask.sum(-1)
-        return self.finish(x), ModelState(tuple(layers), state.position + seen)
+        return self.finish(x), ModelState(tuple(layers), state.position + count_tokens(t, key_mask))
 
     def step(
         self,

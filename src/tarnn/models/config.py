@@ -24,7 +24,7 @@ class ModelConfig:
 
         ModelConfig(num_hidden_layers=8, attention=["linear", "linear", "linear", "softmax"])
 
-    attention: a name of `tarnn.attention.names()`: linear | softmax | window | none, or one of your own.
+    attention: a name of `tarnn.attention.names()`: linear | gated_delta | softmax | window | none, or one of your own.
     attention_options: arguments of the kinds of attention, by name, such as {"softmax": {"dropout": 0.1}}.
     feature_map: a name of `tarnn.feature_maps.names()`, such as elu, relu, dpfp or favor (FAVOR+), or a map, which
         stands for its name and its options: each layer makes its own. feature_map_options: arguments of the maps,
@@ -36,8 +36,8 @@ class ModelConfig:
         matrix; conv: halved again and again by convolutions over 5 frames (subsampling = 2, 4, 8 …), which overlap.
     conv_kernel: before attention, each layer filters its channels over so many tokens (1 to 31): the last ones, or without
         causality those on both sides; None: it does not.
-    decay: none | head (RetNet) | token (Mamba-2) | channel (GLA), of linear attention; by default token, and none if
-        causal=False, where each side has a decay of its own.
+    decay: none | head (RetNet) | token (Mamba-2) | channel (GLA), of linear attention and gated DeltaNet; by default token,
+        and none if causal=False, where each side has a decay of its own.
     position: rotary | sinusoidal (added to the embedding) | sinusoidal_half (half of the channels are the
         embedding, half the position; untied) | learned (added; needs max_position_embeddings) | none. By default none,
         since a decay knows the order, and sinusoidal if causal=False.

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from tarnn.attention.rwkv5 import Rwkv5TimeMixing
 from tarnn.attention.rwkv7 import Rwkv7TimeMixing
 from tarnn.attention.token_shift import RwkvState, token_shift
-from tarnn.models.inputs import check_inputs, last_tokens
+from tarnn.models.inputs import check_inputs, count_tokens, last_tokens
 from tarnn.models.state import ModelState
 from tarnn.numerics import wide
+from tarnn.parallel.group import refuse
 
 
 class Rwkv7ChannelMixing(nn.Module):
@@ -121,12 +122,13 @@ class RwkvModel(nn.Module):
         check_inputs(input_ids, None, attention_mask)
         key_mask = None if attention_mask is None else attention_mask.bool()
         x, layers = self._read(input_ids, state.layers, key_mask=key_mask)
-        seen = input_ids.shape[1] if key_mask is None else key_mask.sum(-1)
+        seen = count_tokens(input_ids.shape[1], key_mask)
         return self.head(last_tokens(x, key_mask)).float(), ModelState(layers, state.position + seen)
 
     @torch.no_grad()
     def step(self, token_ids: Int[Tensor, " b"], state: ModelState) -> tuple[Float[Tensor, "b vocab"], ModelState]:
         """Read one token per row: (logits, float32, the state behind it)."""
+        refuse("a step of RWKV", "A token is one that all ranks have: take steps outside of tarnn.parallel.sequence.")
         x, layers = self._read(token_ids[:, None], state.layers, one_token=True)
         return self.head(x[:, 0]).float(), ModelState(layers, state.position + 1)
 

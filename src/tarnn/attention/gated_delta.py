@@ -1,0 +1,176 @@
+"""Gated DeltaNet as a module: attention whose state each token corrects, behind short filters."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm, silu
+
+from tarnn.attention.multihead import MultiHeadAttention
+from tarnn.attention.registry import register
+from tarnn.numerics import wide, widen
+from tarnn.ops import ConvolutionState, DeltaState, delta_rule, delta_step, short_convolution, short_convolution_step
+from tarnn.ops.state import State
+from tarnn.other_names import LAYER, names_ours
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GatedDeltaState(State):
+    """A matrix per head, and the last inputs of the filters."""
+
+    S: Float[Tensor, "b g d e"]  # float32 (float64 for float64 weights)
+    tokens: Float[Tensor, "b p c"]  # p = width of the filters − 1
+
+
+@register("gated_delta")
+class GatedDeltaAttention(MultiHeadAttention):
+    """Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464): a memory that answers keys with values, and that tokens correct.
+
+        q, k, v = silu(filter(W x)),  q and k of length 1,  β = σ(W_β x)
+        S ← (I − β k kᵀ) e^log_decay S + β k vᵀ          y = W_o (norm(Sᵀq / √d) ⊙ silu(W_g x))
+
+    Arguments beyond `MultiHeadAttention`'s:
+
+    decay: a module x → log_decay (`tarnn.attention.decay`): a `TokenDecay` as in the paper, a `ChannelDecay` as in Kimi's
+        attention (arXiv 2510.26692), or none, DeltaNet.
+    filter_width: the width of the filters of q, k and v along time; 1: none.
+
+    Causal self-attention only, since each token corrects what those before it wrote. It takes no rotary positions: filters and
+    corrections know the order.
+    """
+
+    @names_ours(LAYER)
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        causal: bool,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        context_size: int | None = None,
+        bias: bool = False,
+        dropout: float = 0.0,
+        decay: nn.Module | None = None,
+        filter_width: int = 4,
+    ):
+        if not causal or context_size is not None:
+            raise ValueError(
+                "a delta rule corrects what earlier tokens wrote, so it needs causal self-attention; take attention = "
+                '"linear" or "softmax" for encoders and for cross attention.'
+            )
+        super().__init__(
+            hidden_size,
+            num_heads,
+            causal=causal,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            bias=bias,
+            dropout=dropout,
+        )
+        if type(filter_width) is not int or not 1 <= filter_width <= 31:
+            raise ValueError(
+                f"filter_width, the width of the filters, is a whole number from 1 to 31; got {filter_width!r}."
+            )
+        self.filter_width = filter_width
+        self.widths = [x * self.head_dim for x in (num_heads, self.num_kv_heads, self.num_kv_heads)]
+        self.filters = nn.Parameter(torch.empty(sum(self.widths), filter_width))
+        self.filters.data.copy_(self.initial_filters())
+        self.beta_proj = nn.Linear(hidden_size, self.num_kv_heads, bias=bias)
+        self.gate_proj = nn.Linear(hidden_size, num_heads * self.head_dim, bias=bias)
+        self.norm = nn.RMSNorm(self.head_dim, eps=1e-6)
+        self.decay = decay
+
+    def initial_filters(self) -> Float[Tensor, "c w"]:
+        """Draw filters as a Conv1d has them; of width 1, ones."""
+        channels, width = self.filters.shape
+        if width == 1:
+            return torch.ones(channels, 1)
+        return torch.empty(channels, width, device="cpu").uniform_(-(width**-0.5), width**-0.5)
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Float[Tensor, "b t hidden"],
+        context: Tensor | None = None,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
+        positions: Int[Tensor, "#b t"] | None = None,
+        rotation: Any = None,
+        state: GatedDeltaState | None = None,
+        return_state: bool = False,
+        inplace: bool = False,
+    ) -> Any:
+        """As in `MultiHeadAttention`. Positions say nothing here, and a state is small, so a new one is made."""
+        places: dict[str, Any] = {"key_mask": key_mask, "cu_seqlens": cu_seqlens}
+        inputs = self._inputs(self.source(x, context, state))
+        filters = None if state is None else ConvolutionState(state.tokens.to(inputs.dtype))
+        filtered, filters = short_convolution(
+            inputs, self.filters, activation="silu", state=filters, return_state=True, **places
+        )
+        memory = None if state is None else DeltaState(state.S)
+        o, memory = self.mix(x, *self._vectors(filtered), state=memory, return_state=True, **places)
+        y = self._output(x, o, inputs.dtype)
+        return (y, GatedDeltaState(memory.S, filters.tokens)) if return_state else y
+
+    def project(self, x: Tensor, source: Tensor, **places: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """The filtered q, k and v of whole sequences."""
+        filtered: Any = short_convolution(self._inputs(source), self.filters, activation="silu", **places)
+        return self._vectors(filtered)
+
+    def mix(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, key_mask, cu_seqlens, state, return_state: bool, **_
+    ) -> tuple[Any, ...]:
+        options = {"key_mask": key_mask, "cu_seqlens": cu_seqlens, "state": state, "return_state": return_state}
+        outputs: Any = delta_rule(q, k, v, **self._gates(x), **options)
+        return outputs if return_state else (outputs,)
+
+    def step(
+        self,
+        x: Float[Tensor, "b 1 hidden"],
+        state: GatedDeltaState,
+        *,
+        positions: Int[Tensor, "#b 1"] | None = None,
+        rotation: Any = None,
+        inplace: bool = False,
+    ) -> tuple[Float[Tensor, "b 1 hidden"], GatedDeltaState]:
+        self.check_token(x)
+        inputs, memory = self._inputs(x), DeltaState(state.S)
+        filters = ConvolutionState(state.tokens.to(inputs.dtype))
+        filtered, filters = short_convolution_step(
+            inputs, self.filters, activation="silu", state=filters, inplace=inplace
+        )
+        o, memory = delta_step(*self._vectors(filtered), **self._gates(x), state=memory, inplace=inplace)
+        return self._output(x, o, inputs.dtype), GatedDeltaState(memory.S, filters.tokens)
+
+    def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> GatedDeltaState:
+        """The state before the first token, whatever the capacity: filters' inputs in `dtype`, by default the weights', and the
+        matrices in float32, or float64 for that."""
+        weight = self.beta_proj.weight
+        dtype, device = dtype or weight.dtype, device or weight.device
+        S = torch.zeros(batch_size, self.num_kv_heads, self.head_dim, self.head_dim, dtype=wide(dtype), device=device)
+        channels, width = self.filters.shape
+        return GatedDeltaState(S, S.new_zeros(batch_size, width - 1, channels, dtype=dtype))
+
+    def _inputs(self, x: Float[Tensor, "b t hidden"]) -> Float[Tensor, "b t c"]:
+        """What is filtered: queries, keys and values side by side."""
+        return torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
+
+    def _vectors(self, filtered: Float[Tensor, "b t c"]) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = filtered.split(self.widths, -1)
+        return self.heads(q, self.num_heads), self.heads(k, self.num_kv_heads), self.heads(v, self.num_kv_heads)
+
+    def _gates(self, x: Float[Tensor, "b t hidden"]) -> dict[str, Any]:
+        """What the delta rule is told of each token, beside its vectors."""
+        beta = torch.sigmoid(widen(self.beta_proj(x))).mT
+        return {"beta": beta, "log_decay": None if self.decay is None else self.decay(x), "normalize_qk": True}
+
+    def _output(self, x: Tensor, o: Float[Tensor, "b h t d"], dtype: torch.dtype) -> Float[Tensor, "b t hidden"]:
+        gate = silu(self.heads(self.gate_proj(x), self.num_heads))
+        o = rms_norm(o, (self.head_dim,), self.norm.weight.to(o.dtype), self.norm.eps) * gate.to(o.dtype)
+        return self.merge(o, dtype)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, filter_width={self.filter_width}"

@@ -1,0 +1,65 @@
+"""Whole models over sequences that several processes share: losses, logits and gradients of one process."""
+
+from dataclasses import replace
+
+import pytest
+from support.attention_cases import relative_error
+from support.model_stretches import Model, Rwkv, by_one, joined, load, on_rank
+
+CASES = {
+    "language model": Model(),
+    "rotated features": Model(config=(("position", "rotary"),), masked=True),
+    "rotated queries and keys": Model(config=(("position", "rotary"), ("attention", "softmax")), masked=True),
+    "half of the layers softmax": Model(config=(("attention", ("linear", "softmax")), ("position", "rotary"))),
+    "learned positions": Model(config=(("position", "learned"), ("max_position_embeddings", 30)), masked=True),
+    "sinusoids": Model(config=(("position", "sinusoidal"),)),
+    "a decay per token": Model(config=(("decay", "token"),), masked=True),
+    "cosFormer": Model(config=(("feature_map", "cosformer"), ("max_position_embeddings", 30))),
+    "gradients computed again": Model(config=(("position", "rotary"),), checkpointed=True),
+    "masked language model": Model("TarnnForMaskedLM", config=(("causal", False), ("position", "rotary"))),
+    "labels of tokens": Model("TarnnForTokenClassification", config=(("causal", False),), masked=True),
+    "labels of sequences": Model("TarnnForSequenceClassification", config=(("causal", False),), masked=True),
+    "labels of sequences, unmasked": Model("TarnnForSequenceClassification", config=(("causal", False),)),
+    "labels of sequences by the last token": Model("TarnnForSequenceClassification", masked=True),
+    "RWKV-5": Rwkv(version=5, masked=True),
+    "RWKV-7": Rwkv(version=7),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded(processes):
+    processes.run(load)
+
+
+def check(processes, case):
+    whole = by_one(case)
+    parts = joined(case, processes.run(on_rank, case, ranks=len(case.lengths)))
+    assert parts.keys() == whole.keys()
+    errors = {name: relative_error(parts[name], whole[name]) for name in whole}
+    assert errors.pop("loss", 0.0) < 1e-6  # transformers computes losses in float32
+    assert max(errors.values()) < 1e-12, errors
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_training_is_that_of_one_process(processes, name):
+    check(processes, CASES[name])
+
+
+@pytest.mark.parametrize("told", ["cu_seqlens", "position_ids", "seq_idx"])
+@pytest.mark.parametrize("position", ["rotary", "none"])
+def test_packed_documents_cross_ranks(processes, told, position):
+    check(processes, Model(packed=told, config=(("position", position),)))
+
+
+def test_packed_documents_of_rwkv(processes):
+    check(processes, Rwkv(version=5, packed="cu_seqlens", lengths=(7, 4, 2, 10)))
+    check(processes, Rwkv(version=7, packed="cu_seqlens"))
+
+
+@pytest.mark.parametrize(
+    "name", ["rotated features", "half of the layers softmax", "learned positions", "RWKV-5", "RWKV-7"]
+)
+def test_a_long_prompt_is_read_by_all(processes, name):
+    case = replace(CASES[name], prefill=True, labels=False)
+    check(processes, case)
+    check(processes, replace(case, masked=not case.masked, lengths=(3, 9)))
