@@ -47,7 +47,6 @@ ROWS = {
     "compressive, pooled": Row(
         "rivals.compressive", {**MEMORIES, "compression": "max", "num_kv_heads": 2}, both=False, causal=True
     ),
-    "gated delta": Row("rivals.gated_delta", {}, both=False, causal=True),
     "linformer": Row("rivals.linformer", {"length": 20, "projected": 4}),
     "linformer, by head": Row("rivals.linformer", {"length": 20, "projected": 4, "shared": "none", "num_kv_heads": 2}),
     "nystrom": Row("rivals.nystrom", {"landmarks": 4, "conv_kernel": 5}),

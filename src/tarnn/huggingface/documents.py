@@ -69,7 +69,8 @@ def find_documents(
     cached = past_key_values is not None or bool(use_cache)
     if cu_seqlens is None:
         numbers, step = arguments.get("seq_idx"), 0  # what they grow by within a document
-        if numbers is None and attention_mask is None and not _goes_on(past_key_values):
+        given = numbers is None and position_ids is not None and attention_mask is None
+        if given and not _goes_on(past_key_values):  # (some caches have no length to ask for)
             numbers, step = position_ids, 1
         if numbers is not None and (ranks := active()) is not None:
             cu_seqlens = bounds_over_ranks(ranks, numbers, step)

@@ -120,7 +120,8 @@ class Backbone(Recurrent):
         if self.config.max_position_embeddings is not None:
             check_positions(self.config, positions, past=int(state.position.max()))
         key_mask = None if attention_mask is None else attention_mask.bool()
-        x, layers = self.embed(input_ids, positions, without_padding(inputs_embeds, key_mask)), list[State]()
+        x = self.embed(input_ids, positions, without_padding(inputs_embeds, key_mask))
+        layers: list[State] = []
         parts = zip(self.layers, self.by_layer(state.layers), self.layer_options(positions), strict=True)
         for block, states, options in parts:
             x, *after = block.prefill(x, *states, key_mask=key_mask, inplace=inplace, **options)
@@ -146,7 +147,8 @@ class Backbone(Recurrent):
         if self.config.max_position_embeddings and state.position.is_cpu and not torch.compiler.is_compiling():
             check_length(self.config, 1, int(state.position.max()))
         positions = state.position[:, None]
-        x, layers = self.embed(token_ids[:, None], positions, inputs_embeds), list[State]()
+        x = self.embed(token_ids[:, None], positions, inputs_embeds)
+        layers: list[State] = []
         parts = zip(self.layers, self.by_layer(state.layers), self.layer_options(positions, cross), strict=True)
         for block, states, options in parts:
             x, *after = block.step(x, *states, inplace=inplace, **options)

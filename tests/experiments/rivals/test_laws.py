@@ -150,7 +150,6 @@ GROWTH = {  # of what is kept and of the largest tensor; options as functions of
     "improved clustered": (LINEAR, LINEAR, lambda t: {"clusters": 8, "top_keys": 8}),
     "transformer-xl": (LINEAR, LINEAR, lambda t: {"segment": 16, "memory": 16}),
     "compressive": (LINEAR, LINEAR, lambda t: {"segment": 16, "memory": 16, "compressed": 16, "rate": 4}),
-    "gated delta": (LINEAR, LINEAR, lambda t: {}),
     "linformer": (LINEAR, LINEAR, lambda t: {"length": t}),
     "nystrom": (LINEAR, LINEAR, lambda t: {"landmarks": 8}),
     "hydra": (LINEAR, LINEAR, lambda t: {}),
