@@ -1,6 +1,6 @@
 """Sequences over several processes: what linear attention sends, and what one process has to compute and to hold.
 
-    python benchmarks/sequence_parallel.py      # four minutes; benchmarks/results/sequence_parallel.{json,md}
+    python benchmarks/sequence_parallel.py      # a minute; benchmarks/results/sequence_parallel.{json,md}
 
 The claims: bytes sent don't depend on the length; each process holds its part of the memory. Causal attention with a decay per
 token, 8 heads of 32, and the loss of a model of 4 layers of it, 256 wide, forward and backward, one sequence, float32. Processes
