@@ -3,6 +3,7 @@
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tarnn.feature_maps.elementwise import Identity
 from tarnn.ops import LinearState, linear_attention
@@ -31,11 +32,13 @@ def attend_before(
     place = torch.arange(t, device=device)
     sequences, bounds = 1, None
     if cu_seqlens is not None:
-        sequences, here, pieces = len(cu_seqlens) - 1, cu_seqlens, torch.ones(len(cu_seqlens) - 1, dtype=torch.int64)
+        sequences, here = len(cu_seqlens) - 1, cu_seqlens
+        added = torch.arange(len(cu_seqlens), device=device)  # places before each bound
         if (ranks := active()) is not None:
             stretch = Stretch.agreed(ranks, t, cu_seqlens, {"the op": "attend_before"})
-            sequences, here, pieces = len(stretch.here) if t else 0, stretch.local_bounds(cu_seqlens), stretch.pieces()
-        bounds = cu_seqlens + torch.nn.functional.pad(pieces.cumsum(0), (1, 0)).to(cu_seqlens)
+            sequences, here = len(stretch.here) if t else 0, stretch.local_bounds(cu_seqlens)
+            added = pad(stretch.pieces().cumsum(0), (1, 0))
+        bounds = cu_seqlens + added.to(cu_seqlens)
         place = place + torch.searchsorted(here.to(torch.int64), place, right=True) - 1
     length = t + sequences
 
