@@ -104,16 +104,15 @@ class GatedDeltaAttention(MultiHeadAttention):
         inplace: bool = False,
     ) -> Any:
         """As in `MultiHeadAttention`. Positions say nothing here, and a state is small, so a new one is made."""
-        places: dict[str, Any] = {"key_mask": key_mask, "cu_seqlens": cu_seqlens}
+        options: dict[str, Any] = {"key_mask": key_mask, "cu_seqlens": cu_seqlens, "return_state": return_state}
         inputs = self._inputs(self.source(x, context, state))
         filters = None if state is None else ConvolutionState(state.tokens.to(inputs.dtype))
-        filtered, filters = short_convolution(
-            inputs, self.filters, activation="silu", state=filters, return_state=True, **places
-        )
+        outputs: Any = short_convolution(inputs, self.filters, activation="silu", state=filters, **options)
+        filtered, *filters_after = outputs if return_state else (outputs,)
         memory = None if state is None else DeltaState(state.S)
-        o, memory = self.mix(x, *self._vectors(filtered), state=memory, return_state=True, **places)
+        o, *memory_after = self.mix(x, *self._vectors(filtered), state=memory, **options)
         y = self._output(x, o, inputs.dtype)
-        return (y, GatedDeltaState(memory.S, filters.tokens)) if return_state else y
+        return (y, GatedDeltaState(memory_after[0].S, filters_after[0].tokens)) if return_state else y
 
     def project(self, x: Tensor, source: Tensor, **places: Any) -> tuple[Tensor, Tensor, Tensor]:
         """The filtered q, k and v of whole sequences."""
