@@ -102,6 +102,11 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", LINKED, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_page_begins_with_its_title(page):
+    assert page.read_text().startswith("# ")
+
+
 def test_files_that_pages_name_are_there():
     """`benchmarks/…`, `docs/…`, `src/…` and the like, wherever they stand between backticks."""
     rooms = "benchmarks|experiments|docs|src|csrc|tests|scripts"
