@@ -144,7 +144,7 @@ def assert_alike(run, run_all, tmp_path):
 
 
 STEADY = ["--dropout", "0", "--sample-tokens", "0"]
-MASKED = ["--dropout", "0", "--position", "none", "--task", "masked-lm", "--mask-probability", "0.5"]
+MASKED = ["--dropout", "0", "--task", "masked-lm", "--mask-probability", "0.5"]
 
 
 @pytest.mark.slow

@@ -103,6 +103,17 @@ def test_it_learns_and_goes_on_as_if_never_stopped(task, tarnn, sources, tmp_pat
     assert log_of(parts) == log_of(whole)
 
 
+@pytest.mark.parametrize("task", ["masked-lm", "seq2seq"])
+def test_all_targets_of_a_step_weigh_the_same_however_its_batches_are_cut(task, tarnn, sources, tmp_path):
+    lines = {}
+    for batch, accumulate in ((8, 1), (2, 4)):
+        out, cut = tmp_path / f"{batch}", ["--batch-size", batch, "--accumulate", accumulate]
+        code, _, err = tarnn("train", sources[task], "--out", out, *options(task), *cut, "--steps", 10)
+        assert code == 0, err
+        lines[batch] = [line[name] for line in log_of(out) for name in ("loss", "grad_norm") if name in line]
+    assert lines[2] == pytest.approx(lines[8], rel=1e-4)
+
+
 def test_labels_by_the_command_and_by_the_pipeline(tarnn, sources, tmp_path):
     run = tmp_path / "run"
     tarnn("train", sources["classification"], "--out", run, *options("classification"), "--steps", 40)

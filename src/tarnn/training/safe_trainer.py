@@ -71,8 +71,7 @@ class SafeTrainer(Trainer):
             **task.trainer_options(args),
             **kwargs,
         )
-        self.loss_is_scaled_for_ga = False  # a mean: the Trainer divides it by the batches of a step
-        self.model_accepts_loss_kwargs = False  # nothing is counted for it: all batches are of one size
+        self.model_accepts_loss_kwargs = True  # a loss that has the count of a step's targets is divided by it alone
 
     @property
     def has_stepped(self) -> bool:
@@ -102,13 +101,18 @@ class SafeTrainer(Trainer):
 
     # Loss
 
+    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Tensor]], device: torch.device) -> Tensor | None:
+        """A step's targets, per process: all of them weigh the same. None where it has but one batch, or no targets."""
+        targets = self.task.targets
+        if targets is None or len(batch_samples) * self.args.world_size == 1:
+            return None
+        count = torch.stack([(batch[targets] != IGNORED).sum() for batch in batch_samples]).sum()
+        per_reader = cast(Tensor, self.accelerator.reduce(count.to(device, widest(device)), "mean"))
+        return (per_reader / self.stretches.size).float()
+
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
-        """The mean loss of this process's part; with several, their mean is that of all targets, which all weigh the same."""
-        part, targets = self.stretches.cut(inputs), self.task.targets
-        if targets is None or self.args.world_size == 1:
-            return self.task.loss(model, part)
-        count = (part[targets] != IGNORED).sum().to(widest(self.args.device))
-        return self.task.loss(model, part, cast(Tensor, self.accelerator.reduce(count, "mean")).float())
+        """The loss of this process's part of a step; the mean of all processes' is that of all targets."""
+        return self.task.loss(model, self.stretches.cut(inputs), num_items_in_batch)
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
         with self.stretches.together():

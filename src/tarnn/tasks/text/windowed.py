@@ -124,11 +124,6 @@ class WindowTask(Task):
             )
         of_data |= {} if tokenizer is None else vocabulary(tokenizer)
         config = make_config(cls.classes()[0], settings, choices, of_data, settings.context)
-        if settings.sequence_parallel > 1 and config.position != "none":
-            raise UserError(
-                "--sequence-parallel needs a model without positions, which would count from each stretch's beginning; got "
-                f"{config.position}. Choose --position none."
-            )
         longest = config.max_position_embeddings
         if longest is not None and settings.context > longest:
             raise UserError(
