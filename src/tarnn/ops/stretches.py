@@ -28,15 +28,16 @@ class Stretch(NamedTuple):
     bounds: list[int]  # where they begin and end in this stretch
 
     @classmethod
-    def of(cls, ranks: Ranks, op: str, call: Any, in_time: Collection[str], axis: int) -> "Stretch":
-        """Of a record whose fields `in_time` have their time on that axis. Raises UserError where ranks make different calls."""
+    def of(cls, ranks: Ranks, op: str, call: Any, in_time: Collection[str], axis: int, **more: Any) -> "Stretch":
+        """Of a record whose fields `in_time` have their time on that axis. more: facts that its fields don't tell, or in the
+        place of what they do. Raises UserError where ranks make different calls."""
         fields = call._asdict()
         axes = dict.fromkeys(in_time, axis) | {"key_mask": 1}
-        facts: dict[str, Any] = {"op": op} | {name: looks(x, axes.get(name)) for name, x in fields.items()}
+        facts: dict[str, Any] = {"the op": op} | {name: looks(x, axes.get(name)) for name, x in fields.items()}
         watched = [name for name, x in fields.items() if isinstance(x, Tensor) and x.requires_grad]
-        facts["gradients"] = str(watched if torch.is_grad_enabled() else [])
+        facts["gradients"] = ", ".join(watched) if torch.is_grad_enabled() else "none"
         length = fields[next(iter(in_time))].shape[axis]
-        return cls.agreed(ranks, length, fields["cu_seqlens"], facts)
+        return cls.agreed(ranks, length, fields["cu_seqlens"], facts | more)
 
     @classmethod
     def agreed(cls, ranks: Ranks, length: int, cu_seqlens: Tensor | None, facts: dict[str, Any]) -> "Stretch":
@@ -70,7 +71,7 @@ class Stretch(NamedTuple):
     @property
     def is_shared(self) -> bool:
         """Whether any sequence has tokens on several ranks."""
-        return self.cuts is None or self.layout.any_open(self.cuts)
+        return self.cuts is None or bool(self.layout.shared(self.cuts))
 
     def pieces(self) -> Tensor:
         """How many ranks have tokens of each packed sequence."""
@@ -78,6 +79,11 @@ class Stretch(NamedTuple):
         ranks = list(pairwise(starts))
         shared = [sum(max(a, start) < min(b, stop) for start, stop in ranks) for a, b in pairwise(cuts)]
         return torch.tensor(shared, dtype=torch.int64)
+
+    @property
+    def last_tokens(self) -> slice:
+        """Where the last packed sequence here has its tokens in this stretch."""
+        return slice(*self.bounds[-2:])
 
     def local_bounds(self, like: Tensor | None) -> Any:
         """cu_seqlens of this stretch."""
@@ -92,9 +98,8 @@ class Stretch(NamedTuple):
             return rows
         went_on = torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
         went_on[: len(rows) if self.cuts is None else 1] = True
-        return rows.masked_fill(
-            went_on.view(-1, *[1] * (rows.ndim - 1)), 0.0
-        )  # autograd sees them: backward has to wait
+        # autograd sees those that are masked: backward has to wait
+        return rows.masked_fill(went_on.view(-1, *[1] * (rows.ndim - 1)), 0.0)
 
     def first(self, rows: Tensor) -> Tensor:
         """The rows that may go on from earlier ranks."""
@@ -103,6 +108,11 @@ class Stretch(NamedTuple):
     def last(self, rows: Tensor) -> Tensor:
         """The rows that may go on to later ranks."""
         return rows if self.cuts is None else rows[-1:]
+
+    def ending(self) -> list[int]:
+        """The rows whose packed sequences end here."""
+        cuts, (begin, end) = self.cuts or [], self.layout.starts[self.layout.rank : self.layout.rank + 2]
+        return [row for row, number in enumerate(self.here) if begin < cuts[number + 1] <= end]
 
     def entered(self, rows: Tensor, entering: Tensor) -> Tensor:
         """Rows of state with what `carried` has brought added to the first."""
@@ -127,12 +137,10 @@ class Stretch(NamedTuple):
 
     def everywhere(self, rows: Tensor, initial: Tensor | None) -> Tensor:
         """The state behind each sequence, on every rank, from the rows of state here. initial: the states before all ranks."""
-        begin, end = self.layout.starts[self.layout.rank : self.layout.rank + 2]
         if self.cuts is None:
             is_last = self.layout.rank == len(self.layout.starts) - 2
             return add(self.ranks, rows if is_last else tied(torch.zeros_like(rows), rows))[0]
-        cuts = self.cuts
-        ending = [row for row, number in enumerate(self.here) if begin < cuts[number + 1] <= end]
+        cuts, ending = self.cuts, self.ending()
         states = rows.new_zeros(len(cuts) - 1, *rows.shape[1:])
         numbers = torch.tensor([self.here[row] for row in ending], dtype=torch.int64, device=rows.device)
         whole = add(self.ranks, states.index_copy(0, numbers, rows[ending]))[0]

@@ -30,10 +30,6 @@ class Layout(NamedTuple):
         i = bisect_left(cuts, start) - 1  # cuts[i] < start ≤ cuts[i + 1]
         return i if i >= 0 and start < cuts[i + 1] else None
 
-    def any_open(self, cuts: list[int]) -> bool:
-        """Whether a packed sequence has tokens on several ranks."""
-        return bool(self.shared(cuts))
-
     def shared(self, cuts: list[int]) -> list[int]:
         """The packed sequences with tokens on several ranks."""
         found = (self.open_at(cuts, rank) for rank in range(1, len(self.starts)))

@@ -53,7 +53,7 @@ def _next_to(
     initial: what stands before this rank's last rows, where their sequences begin here.
     """
     if stretch.cuts is not None:  # what the other ranks need of this one
-        part = slice(0, stretch.bounds[1]) if back else slice(stretch.bounds[-2], stretch.bounds[-1])
+        part = slice(0, stretch.bounds[1]) if back else stretch.last_tokens
         x, key_mask = x[:, part], None if key_mask is None else key_mask[:, part]
     if back:
         x, key_mask = x.flip(1), None if key_mask is None else key_mask.flip(1)

@@ -130,7 +130,7 @@ def _continued(stretch: Stretch, attend: _Attend, given: Inputs, before: HybridS
     """The states with which this rank's rows begin. before: those before all ranks; here: of the sequences with tokens here."""
     how, rank, since, last, base = attend.parts(given.q), stretch.layout.rank, stretch.since, given, before
     if stretch.cuts is not None:
-        last = given.part(slice(stretch.bounds[-2], stretch.bounds[-1]))
+        last = given.part(stretch.last_tokens)
         if (number := stretch.layout.open_at(stretch.cuts, rank)) is not None:
             base = _of(before, [number])
     earlier = [] if since is None else range(since, rank)

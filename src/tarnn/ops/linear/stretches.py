@@ -14,16 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from tarnn.feature_maps.base import FeatureMap
-from tarnn.kernels.packing import bounds
 from tarnn.numerics import autocast, finite
 from tarnn.ops.checks import check_attention
 from tarnn.ops.linear.arguments import Made, check_sums, make_call, with_log_weights
 from tarnn.ops.linear.fold import Ends, folded, total_decay
 from tarnn.ops.linear.state import LinearState
-from tarnn.parallel.agreement import agree, looks, telling
+from tarnn.ops.stretches import Stretch
+from tarnn.parallel.agreement import telling
 from tarnn.parallel.collectives import add, gather, largest, tied
 from tarnn.parallel.group import Ranks
-from tarnn.parallel.layout import Layout
 
 Attend = Callable[..., Any]  # the op: (call, with_state=…) → outputs
 
@@ -45,7 +44,7 @@ class Arguments(NamedTuple):
     state: LinearState | None
 
 
-_TIME = {"q": 2, "k": 2, "v": 2, "key_mask": 1, "log_decay": 2, "key_log_weight": 2}  # axes
+_IN_TIME = ("k", "q", "v", "log_decay", "key_log_weight")
 
 
 def attend_stretch(ranks: Ranks, attend: Attend, given: Arguments, return_state: bool) -> Any:
@@ -60,15 +59,10 @@ def attend_stretch(ranks: Ranks, attend: Attend, given: Arguments, return_state:
 class _Stretch:
     def __init__(self, ranks: Ranks, attend: Attend, given: Arguments, return_state: bool):
         self.ranks, self.attend, self.given = ranks, attend, given
-        layout = _agreed(ranks, given, return_state)
-        self.layout, self.cuts = layout, None
-        here = given._replace(state=None)
-        self.sequences = [0]
-        if given.cu_seqlens is not None:
-            self.cuts = bounds(given.cu_seqlens, layout.starts[-1])
-            self.sequences, self.cuts_here = layout.sequences(self.cuts)
-            here = here._replace(cu_seqlens=given.cu_seqlens.new_tensor(self.cuts_here))
-        self.here, self.made = here, make_call(*here)
+        self.stretch = _agreed(ranks, given, return_state)
+        self.layout, self.cuts, self.sequences = self.stretch.layout, self.stretch.cuts, self.stretch.here
+        self.here = given._replace(cu_seqlens=self.stretch.local_bounds(given.cu_seqlens), state=None)
+        self.made = make_call(*self.here)
         self.before = self._given_state()
 
     # --- causal
@@ -81,8 +75,8 @@ class _Stretch:
             o, _ = self._run(made, False)
             return o, folded(self.before, ends) if return_state else None
         before = self.before.select(self._rows(self.sequences))
-        if layout.any_open(cuts):
-            last = slice(self.cuts_here[-2], self.cuts_here[-1])
+        if self.stretch.is_shared:
+            last = self.stretch.last_tokens
             ends = self._ends(self._changed(lambda x: _part(x, last)), _part(self.here, last))
             before = _tied(before, ends)
             if (i := layout.open_at(cuts, self.ranks.rank)) is not None:
@@ -103,15 +97,14 @@ class _Stretch:
 
     def _of_all(self, state: LinearState, cuts: list[int]) -> LinearState:
         """The states behind all packed sequences, each from the rank where it ends; behind empty ones, what was before."""
-        start, stop = self.layout.starts[self.ranks.rank : self.ranks.rank + 2]
-        ended = [i for i in self.sequences if cuts[i] < cuts[i + 1] and start < cuts[i + 1] <= stop]
+        rows = self.stretch.ending()
+        ended = [self.sequences[row] for row in rows]
         if self.ranks.rank == 0:
             empty = self._rows([i for i in range(len(cuts) - 1) if cuts[i] == cuts[i + 1]])
             whole = self.before.map(torch.zeros_like).insert(empty, self.before.select(empty))
         else:
             whole = self.before.map(torch.zeros_like)
-        mine = state.select(self._rows([self.sequences.index(i) for i in ended]))
-        whole = whole.insert(self._rows(ended), mine)
+        whole = whole.insert(self._rows(ended), state.select(self._rows(rows)))
         S, z, M = add(self.ranks, whole.S, whole.z, whole.M)
         return LinearState(S, z, M)
 
@@ -192,25 +185,16 @@ class _Stretch:
         return torch.tensor(list(rows), dtype=torch.int64, device=self.given.k.device)
 
 
-def _agreed(ranks: Ranks, given: Arguments, return_state: bool) -> Layout:
-    """Where stretches lie. UserError on all ranks if one's arguments are wrong, or of another kind than the others'."""
+def _agreed(ranks: Ranks, given: Arguments, return_state: bool) -> Stretch:
+    """This rank's part. UserError on all ranks if one's arguments are wrong, or of another kind than the others'."""
     with telling(ranks):
         options = (given.key_mask, given.cu_seqlens, given.log_decay, given.key_log_weight)
         check_attention(given.q, given.k, given.v, given.causal, *options, grouped_values=True)
         if given.state is not None and not isinstance(given.state, LinearState):
             raise ValueError(f"state must be a LinearState(S, z, M); got {type(given.state).__name__}.")
-    facts = {name: looks(x, _TIME.get(name)) for name, x in given._asdict().items()}
-    wanting = [name for name, x in given._asdict().items() if isinstance(x, Tensor) and x.requires_grad]
-    facts = {"the op": "linear_attention", **facts, "return_state": return_state}
-    facts["gradients"] = ", ".join(wanting) if torch.is_grad_enabled() else "none"
-    facts["feature_map"] = given.feature_map if isinstance(given.feature_map, str) else repr(given.feature_map)
-    if given.log_decay is not None and given.log_decay.ndim == 1:
-        facts["log_decay"] = looks(given.log_decay)
-    if given.cu_seqlens is not None:
-        facts["cu_seqlens"] = str(given.cu_seqlens.tolist())
-    if given.state is not None:
-        facts["state"] = repr(given.state)
-    return agree(ranks, given.k.shape[2], facts)
+    phi = given.feature_map if isinstance(given.feature_map, str) else repr(given.feature_map)
+    more = {"feature_map": phi, "state": repr(given.state), "return_state": return_state}
+    return Stretch.of(ranks, "linear_attention", given, _IN_TIME, axis=2, **more)
 
 
 # --- of a call, or of the arguments that it is made from

@@ -40,8 +40,9 @@ def _last_sequence(call: Any, in_time: Collection[str], stretch: Stretch) -> Any
     """The call of the tokens that the last rows of state are of."""
     if stretch.cuts is None:
         return call
-    part = slice(stretch.bounds[-2], stretch.bounds[-1])
-    tokens = {name: x[:, part] for name in (*in_time, "key_mask") if (x := getattr(call, name)) is not None}
+    tokens = {
+        name: x[:, stretch.last_tokens] for name in (*in_time, "key_mask") if (x := getattr(call, name)) is not None
+    }
     return call._replace(**tokens, cu_seqlens=None, h=None if call.h is None else call.h[-1:])
 
 
