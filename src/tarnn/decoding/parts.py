@@ -161,7 +161,7 @@ class FeedForward(NamedTuple):
 class Layer(NamedTuple):
     """x + f(norm x) for attention and feed-forward (pre-norm), or norm(x + f(x)).
 
-    attention: an `Attention`, or what else has `kind`, `shapes`, `new_state` and `write`, as `Ssd`. A layer may lack the feed-forward.
+    attention: an `Attention`, or what else has `kind`, `shapes`, `new_state` and `write`, as `Ssd`. mlp may be missing.
     """
 
     attention_norm: Norm

@@ -1,4 +1,4 @@
-"""Models of transformers whose layers have a kind of their own in the fused step: their own logits, whatever the order of reading."""
+"""Layers of transformers that are a kind of their own in the fused step give their own logits, in whatever pieces."""
 
 from functools import cache
 
@@ -78,9 +78,10 @@ def test_to_the_last_bit_in_any_pieces(weights):
     both, padded = step.prefill(TOKENS, new_state(step, 2), mask, every=True)
     assert torch.equal(both[0, :64], expected[:64])
     _, short = step.prefill(TOKENS[1:, 20:], new_state(step, 1))
-    for found, x, y in zip(padded.layers, after.layers, short.layers, strict=True):
-        assert torch.equal(found.S[1], y.S[0]) and torch.equal(found.tokens[1], y.tokens[0])
-        assert torch.equal(state.layers[0].S, after.layers[0].S) and x.S.isfinite().all()
+    for found, y in zip(padded.layers, short.layers, strict=True):
+        assert torch.equal(found.S[1], y.S[0])
+        assert torch.equal(found.tokens[1], y.tokens[0])
+        assert torch.equal(state.layers[0].S, after.layers[0].S)
 
 
 def test_fewer_bits_are_near():

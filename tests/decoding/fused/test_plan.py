@@ -151,7 +151,7 @@ def logits_of(step, model):
 
 
 def test_numbers_are_those_of_the_modules_not_of_the_config(make_model):
-    """Written by hand into layers that were built: eps of all norms, one layer's MLP, another's rotary base, a head with fewer tokens."""
+    """Written by hand into layers: eps of all norms, one's MLP, another's rotary base, a head with fewer tokens."""
     model = make_model("rotary", feature_map="favor", tie_word_embeddings=False).float()
     before = logits_of(FusedStep(model), model)
     for norm in (model.model.norm, *(x for b in model.model.layers for x in (b.attention_norm, b.mlp_norm))):
