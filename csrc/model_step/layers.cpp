@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "linear/step.h"
+#include "model_step/delta.h"
 #include "model_step/features.h"
 #include "model_step/filters.h"
 #include "model_step/softmax.h"
@@ -76,10 +77,12 @@ Step widest_step(const Stack& s) {
 struct OwnBuffers {
   Index ldx, ldf;
   StepScratch<float> step;
+  DeltaRoom delta;
   SsdScratch ssd;
   float *x, *u, *features, *turned, *scale, *weight, *gate, *scores;
   OwnBuffers(Scratch& scratch, const Stack& s)
       : step(scratch, widest_step(s)),
+        delta(scratch, s),
         ssd(scratch, largest_of_layers(s, [](const Layer& l) { return l.ssd.n; }), largest_of_layers(s, [](const Layer& l) { return l.ssd.p; })) {
     const Index each = s.h / s.g + 1, n = each * smaller(s.most_slots, tokens_at_once), f = widest_step(s).f, m = largest_of_layers(s, [](const Layer& l) { return l.features.m; });
     ldx = apart(s.d), ldf = apart(f > m ? f : m);
@@ -111,6 +114,7 @@ class Sweep {
     const auto then = [&](Index i) { to_bytes(l.o, at_.heads, at_.ld_heads, i); };
     if (l.filters.width) filter(l);
     if (l.attention == Attention::softmax) attend_cache(l, then);
+    else if (l.attention == Attention::delta) over_states(l.delta.keys, [&](Index row, Index rows, Index head) { correct(l, row, rows, head); }, then);
     else if (l.attention == Attention::ssd) scan(l, then);
     else over_states(s_.g, [&](Index row, Index rows, Index head) { attend(l, row, rows, head); }, then);
     const Norm& behind = next ? next->attention_norm : s_.last;
@@ -208,6 +212,12 @@ class Sweep {
       if (l.decay == Decay::channel) make_gates(l, row, n, head);
       for (Index i = 0; i < n; ++i) attend_linear(l, row + i, head, i);
     }
+  }
+
+  /// Some rows of a sequence, by the delta rule.
+  void correct(const Layer& l, Index row, Index rows, Index head) {
+    float* out = at_.heads + row * at_.ld_heads;
+    if (rows > 0) DeltaRows(l, s_.sequence(begin_ + row), head, qkv(row), at_.ld_qkv, out, at_.ld_heads, own_.delta).run(rows);
   }
 
   static bool makes_features(const Layer& l) { return l.features.made_here || l.rotates_features; }

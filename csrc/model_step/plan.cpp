@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "model_step/delta_plan.h"
 #include "model_step/ssd_plan.h"
 
 namespace tarnn {
@@ -49,6 +50,7 @@ FeatureMap read_features(Plan& plan, const Stack& s) {
   return m;
 }
 
+/// Attention of one of the first kinds, and what it is projected by.
 void read_attention(Plan& plan, const Stack& s, const std::vector<Rotation>& rotations, Layer& l) {
   const bool linear = l.attention == Attention::linear, none = l.attention == Attention::none;
   l.decay = static_cast<Decay>(plan.number("a decay", 0, linear ? 3 : 0));
@@ -82,9 +84,10 @@ Layer read_layer(Plan& plan, const Stack& s, const std::vector<Rotation>& rotati
   Layer l{};
   l.attention = static_cast<Attention>(plan.number("a kind of attention", 0, static_cast<Index>(Attention::ssd)));
   l.attention_norm = plan.norm("a norm", s.hidden, true, s.centred);
-  if (l.attention == Attention::ssd) read_ssd(plan, s, l);
-  else read_attention(plan, s, rotations, l);
   read_mlp(plan, s, l);
+  if (l.attention == Attention::delta) read_delta(plan, s, l);
+  else if (l.attention == Attention::ssd) read_ssd(plan, s, l);
+  else read_attention(plan, s, rotations, l);
   return l;
 }
 

@@ -24,11 +24,11 @@ def pack(plan: Plan, weights: str) -> tuple[Tensor, Tensor]:
     for layer in plan.layers:
         block.numbers(ATTENTIONS.index(layer.attention.kind))
         _write_norm(block, layer.attention_norm)
+        _write_mlp(block, layer.mlp_norm, layer.mlp, weights)
         if isinstance(layer.attention, Attention):
             _write_attention(block, layer.attention, weights, list(rotations))
         else:
             layer.attention.write(block, weights)
-        _write_mlp(block, layer.mlp_norm, layer.mlp, weights)
     _write_norm(block, plan.last_norm)
     block.matrix(*plan.head, "float32" if weights == "float32" else "bfloat16")
     return torch.tensor(block.plan, device="cpu"), block.bytes()

@@ -1,11 +1,12 @@
 """What a plan is made of: records of what modules of one kind compute, with their own weights and numbers."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from tarnn.kernels.cpu.model_step import Block
 from tarnn.ops import KVCache, LinearState, NoState, State
 
 Shapes = Iterator[tuple[Any, ...]]  # each tensor, and what its shape may be
@@ -158,14 +159,27 @@ class FeedForward(NamedTuple):
             yield from self.gate.shapes(inner, hidden)
 
 
-class Layer(NamedTuple):
-    """x + f(norm x) for attention and feed-forward (pre-norm), or norm(x + f(x)).
+class Mixer(Protocol):
+    """What stands in the place of `Attention` where a layer is of another kind."""
 
-    attention: an `Attention`, or what else has `kind`, `shapes`, `new_state` and `write`, as `Ssd`. mlp may be missing.
-    """
+    @property
+    def kind(self) -> str:
+        """A name of `kernels.cpu.model_step.ATTENTIONS`."""
+
+    def shapes(self, hidden: int) -> Shapes: ...
+
+    def new_state(self) -> State:
+        """One row of the state, without numbers."""
+
+    def write(self, block: Block, weights: str) -> None:
+        """Put it into the block of weights and its plan, behind the layer's kind, norms and feed-forward."""
+
+
+class Layer(NamedTuple):
+    """x + f(norm x) for attention and feed-forward, if it has one (pre-norm), or norm(x + f(x))."""
 
     attention_norm: Norm
-    attention: Any
+    attention: Attention | Mixer
     mlp_norm: Norm | None = None
     mlp: FeedForward | None = None
     pre_norm: bool = True

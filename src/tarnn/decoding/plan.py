@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from tarnn.decoding.delta import Delta
 from tarnn.decoding.parts import Attention, Decay, Features, FeedForward, Layer, Norm, Product, Shift
 from tarnn.decoding.ssd import Ssd
 
@@ -62,7 +63,7 @@ class Plan:
     """
 
     norm, product, shift, features, decay = Norm, Product, Shift, Features, Decay
-    attention, ssd, feed_forward, layer = Attention, Ssd, FeedForward, Layer
+    attention, delta, ssd, feed_forward, layer = Attention, Delta, Ssd, FeedForward, Layer
 
     # a model sets these: what enters the first layer is tokens[id]·scale + places(position), zeros where either is narrower
     tokens: Tensor  # (vocabulary, width)
@@ -140,13 +141,16 @@ class Plan:
             if x is not None and tuple(x.shape) not in shapes:
                 place = next((name for name, weight in self.model.named_parameters() if weight is x), "a tensor")
                 raise Refusal(f"{place} is {tuple(x.shape)}, which does not fit the other weights")
+        for x in self.attentions:
+            if x.features is not None and (width := x.features.width(x.heads[2])) != x.num_features:
+                raise Refusal(f"a feature map makes {width} features, where {x.num_features} are remembered")
         for norm in (n for x in self.attentions for n in (x.q_norm, x.k_norm, x.o_norm) if n):
             if norm.eps != HEAD_EPS or norm.centred:
                 raise Refusal(f"norms of queries, keys and outputs are RMSNorms with eps = {HEAD_EPS:g} there")
 
     def _shapes(self) -> Iterator[tuple[Any, ...]]:
         """Each tensor, and what its shape may be."""
-        hidden = len(self.layers[0].attention.output.weight)
+        hidden = len(self.layers[0].attention_norm.gain)
         for table, length in ((self.tokens, len(self.tokens)), (self.places, self.limit)):
             if isinstance(table, Tensor):
                 yield table, (length, min(table.shape[1], hidden))
