@@ -189,5 +189,5 @@ def test_a_family_is_what_shares_words_also_over_several_links():
     assert families([a, c[:6] + b]) == [[0], [1]]
     assert families([a, a[:10] + b]) == [[0], [1]]  # five words of 55
     assert families([a, a[:11] + b]) == [[0, 1]]  # six
-    repeated = ["".join(draw.choices(AMINO_ACIDS, k=10)) + "AAAAAAAAAAAA" for _ in range(60)]
+    repeated = ["".join(draw.choices(AMINO_ACIDS, k=30)) + "AAAAAAAAAAAA" for _ in range(60)]
     assert len(families(repeated)) == 60  # what all have says nothing
