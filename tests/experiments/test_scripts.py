@@ -35,6 +35,7 @@ OPTIONS = {
     "pretrained_cost": (["--quick"], None, None),
     "protein_families": (["--quick", "--only", "softmax"], "--data", "sequences"),
     "proteins": (PROTEINS, "--data", "sequences"),
+    "reviews": (["--quick", "--only", "linear"], "--data", "reviews"),
     "seq2seq": (["--quick"], "--data", "dictionary"),
     "speech": (SPEECH, "--data", "recordings"),
     "time_memory": (TIME, None, None),
@@ -49,6 +50,7 @@ GO_ON = {
     "mixed_precision",
     "protein_families",
     "proteins",
+    "reviews",
     "seq2seq",
     "speech",
 }
