@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from tarnn.decoding.caches import check_room, lengths_of, longer, masked
 from tarnn.decoding.packing import pack
-from tarnn.decoding.plan import Attention, Plan, Refusal
+from tarnn.decoding.plan import Plan, Refusal
 from tarnn.decoding.rows import check_tokens, rows_of
 from tarnn.decoding.state_check import check_state, tensors_of
 from tarnn.kernels.cpu import library
@@ -23,7 +23,7 @@ from tarnn.kernels.cpu.model_step import FORMATS, run
 from tarnn.models.inputs import check_length
 from tarnn.models.state import ModelState
 from tarnn.numerics import default_eps
-from tarnn.ops import KVCache, LinearState, NoState, State as LayerState
+from tarnn.ops import KVCache, State as LayerState
 
 State = TypeVar("State", bound=ModelState)
 Classes = Mapping[type, Callable[..., Any]]
@@ -95,7 +95,7 @@ class FusedStep:
             plan.norm_eps,
             default_eps(torch.float32),
         )
-        self._expected = [_new_state(x.attention) for x in plan.layers]
+        self._expected = [x.attention.new_state() for x in plan.layers]
         # of the last state its rows, its layers and their tensors; one tuple, so that threads don't mix them
         self._checked: tuple[int, tuple[LayerState, ...], list[Tensor]] = (0, (), [])
 
@@ -272,11 +272,3 @@ def _whole(token_ids: Tensor) -> Tensor:
             )
         token_ids = token_ids.long()
     return token_ids.contiguous()
-
-
-def _new_state(x: Attention) -> LayerState:
-    """One row of a layer's state, without numbers."""
-    _, g, d = x.heads
-    if x.kind == "linear":
-        return LinearState.zeros(1, g, x.num_features, d, log_weights=x.log_scaled, device="meta")
-    return KVCache.empty(1, g, 1, d, device="meta") if x.kind == "softmax" else NoState()

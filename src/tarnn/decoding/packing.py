@@ -6,7 +6,8 @@ csrc/model_step/plan.cpp reads the numbers in the order in which they are writte
 import torch
 from torch import Tensor
 
-from tarnn.decoding.plan import Features, Layer, Norm, Plan, Product, Shift
+from tarnn.decoding.parts import Attention, Features, Layer, Norm, Product, Shift, stacked
+from tarnn.decoding.plan import Plan
 from tarnn.kernels.cpu.model_step import ATTENTIONS, DECAYS, FUNCTIONS, Block
 from tarnn.kernels.features import NAMES
 
@@ -14,9 +15,10 @@ from tarnn.kernels.features import NAMES
 def pack(plan: Plan, weights: str) -> tuple[Tensor, Tensor]:
     """(the numbers, the block of weights); weights: how the layers' matrices are kept, one of `FORMATS`."""
     block, first = Block(), plan.layers[0]
-    rotations = {tuple(x.tolist()): x for layer in plan.layers if (x := layer.attention.frequencies) is not None}
+    attentions = [x.attention for x in plan.layers if isinstance(x.attention, Attention)]
+    rotations = {tuple(x.frequencies.tolist()): x.frequencies for x in attentions if x.frequencies is not None}
     hidden, inner = first.mlp.down.weight.shape
-    block.numbers(hidden, *first.attention.heads, inner, len(plan.layers), len(rotations))
+    block.numbers(hidden, *plan.heads, inner, len(plan.layers), len(rotations))
     block.numbers(plan.pre_norm, plan.centred, first.mlp.gate is not None, plan.normalize)
     for frequencies in rotations.values():
         block.numbers(2 * len(frequencies))
@@ -30,19 +32,27 @@ def pack(plan: Plan, weights: str) -> tuple[Tensor, Tensor]:
 
 def _write_layer(block: Block, layer: Layer, weights: str, rotations: list[tuple[float, ...]]) -> None:
     x, mlp = layer.attention, layer.mlp
-    block.numbers(ATTENTIONS.index(x.kind), DECAYS.index(x.decay.kind))
+    block.numbers(ATTENTIONS.index(x.kind))
+    _write_norm(block, layer.attention_norm)
+    _write_norm(block, layer.mlp_norm)
+    up = mlp.up if mlp.gate is None else _interleaved(mlp.gate, mlp.up)
+    block.matrix(*up, weights)
+    block.matrix(*mlp.down, weights)
+    if isinstance(x, Attention):
+        _write_attention(block, x, weights, rotations)
+    else:
+        x.write(block, weights)
+
+
+def _write_attention(block: Block, x: Attention, weights: str, rotations: list[tuple[float, ...]]) -> None:
+    block.numbers(DECAYS.index(x.decay.kind))
     rotation = -1 if x.frequencies is None else rotations.index(tuple(x.frequencies.tolist()))
     block.numbers(rotation, x.rotates_features)
     if x.features is not None:
         _write_features(block, x.features, x.log_scaled, x.num_features)
-    _write_norm(block, layer.attention_norm)
-    _write_norm(block, layer.mlp_norm)
     rows = [*x.inputs, *([] if x.decay.rows is None else [x.decay.rows])]
-    block.matrix(*_stacked(rows), weights)
+    block.matrix(*stacked(rows), weights)
     block.matrix(*x.output, weights)
-    up = mlp.up if mlp.gate is None else _interleaved(mlp.gate, mlp.up)
-    block.matrix(*up, weights)
-    block.matrix(*mlp.down, weights)
     if x.decay.up is not None:
         g = x.heads[1]
         weight, bias = x.decay.up
@@ -74,12 +84,6 @@ def _write_shift(block: Block, shift: Shift | None) -> None:
 def _write_norm(block: Block, norm: Norm | None) -> None:
     block.vector(None if norm is None else norm.gain)
     block.vector(None if norm is None else norm.bias)
-
-
-def _stacked(products: list[Product]) -> Product:
-    """Several products of the same input as one."""
-    biases = [w.new_zeros(len(w)) if b is None else b for w, b in products]
-    return Product(torch.cat([w for w, _ in products]), torch.cat(biases))
 
 
 def _interleaved(gate: Product, up: Product) -> Product:
