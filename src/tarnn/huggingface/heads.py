@@ -204,8 +204,8 @@ class TarnnForCTC(TarnnHead):
 
     Connectionist temporal classification (Graves et al. 2006). The blank is config.pad_token_id. With config.input_size
     it reads `input_features`, else `input_ids`. labels: (b, n) tokens, −100 (or blanks) if a row has fewer. The loss
-    is the mean over rows of nats per label; of rows over several ranks each of them computes the whole. At padding the blank is certain, so a padded row decodes, for example in a
-    pipeline, to the same text as the row alone.
+    is the mean over rows of nats per label; of rows over several ranks, each of them computes all of it. At padding the blank is
+    certain, so a padded row decodes, for example in a pipeline, to the same text as the row alone.
     """
 
     output = CausalLMOutput
