@@ -224,7 +224,8 @@ class Sweep {
     phase((states + each - 1) / each, [&](Index i) {
       for (Index state = i * each; state < smaller(states, (i + 1) * each); ++state) {
         const Index sequence = first + state / heads, at = std::max<Index>(0, s_.start(sequence) - begin_);
-        task(at, smaller(s_.start(sequence + 1) - begin_, count_) - at, state % heads);
+        const Index rows = smaller(s_.start(sequence + 1) - begin_, count_) - at;
+        if (rows > 0) task(at, rows, state % heads);  // some sequences may have none here
       }
     }, row);
   }
