@@ -8,20 +8,8 @@ from measures.choosing_tasks import IGNORED, SYMBOLS, pairs
 
 @pytest.fixture
 def options(books, tmp_path):
-    words = [
-        "--quick",
-        "--minutes",
-        0.0003,
-        "--recall-minutes",
-        0.0003,
-        "--kinds",
-        "gated delta",
-        DEFAULT,
-        "--widths",
-        16,
-        "--looks",
-        1,
-    ]
+    words = ["--quick", "--minutes", 0.0003, "--recall-minutes", 0.0003, "--widths", 16, "--looks", 1]
+    words += ["--kinds", "gated delta", DEFAULT]
     return [*words, "--books", books, "--runs", tmp_path / "runs"]
 
 
