@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from support.attention_cases import relative_error
-from support.model_stretches import Model, Rwkv, by_one, joined, load, on_rank
+from support.model_stretches import Model, Rwkv, by_one, joined, on_rank
 
 CASES = {
     "language model": Model(),
@@ -62,11 +62,6 @@ CASES = {
     "RWKV-5": Rwkv(version=5, masked=True),
     "RWKV-7": Rwkv(version=7),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def loaded(processes):
-    processes.run(load)
 
 
 def check(processes, case):

@@ -140,8 +140,3 @@ class Rwkv(Model):
 
     def build(self) -> nn.Module:
         return model_of(self.version)
-
-
-def load(group: Any, rank: int) -> None:
-    """Import what models need: on a busy machine ranks take their time for it, and nobody should wait for them in an exchange."""
-    Model().build()
