@@ -14,7 +14,12 @@ import torch
 import torch.distributed as dist
 
 # one process imports these, and all ranks are forked from it: each by itself would take longer to start than to be tested
-PRELOADED = ["torch.distributed.device_mesh", "tarnn.huggingface.registered", "tarnn.models.rwkv", "tarnn.parallel.alike"]
+PRELOADED = [
+    "torch.distributed.device_mesh",
+    "tarnn.huggingface.registered",
+    "tarnn.models.rwkv",
+    "tarnn.parallel.alike",
+]
 SECONDS = 300  # that a start or a test's function may take, at most: on a busy machine each takes many times as long
 
 
