@@ -1,7 +1,7 @@
 """A prompt that several ranks share, read by all of them: then each has the cache behind it, and generates by itself."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ def prompt_of_all_ranks(
     state = model.new_state(len(ids), total)
     _, state = model.model.prefill(ids[:, mine], state, None if mask is None else mask[:, mine])
     cache = DynamicCache(config=model.config)
-    parts = [part for layer in cache.layers for part in layer.parts]
+    parts = [part for layer in cache.layers for part in cast(Any, layer).parts]
     for part, after in zip(parts, state.layers, strict=True):
         part.begin(after, total - 1)
     return named | {"past_key_values": cache}
