@@ -119,15 +119,21 @@ class Attention(NamedTuple):
     log_scaled: bool = False  # the state has a maximum
     normalize: bool = True
     decay: Decay = Decay()
+    rotary_dim: int | None = None  # of softmax: so many channels of a head, the first ones, are rotated; None: all
+    gate: Product | None = None  # of softmax: the outputs are multiplied with its σ
+    whole_norms: bool = False  # of softmax: q_norm and k_norm are of all heads together
 
     def shapes(self, hidden: int) -> Shapes:
         h, g, d = self.heads
         for product, heads in zip(self.inputs, (h, g, g)[-len(self.inputs) :], strict=True):
             yield from product.shapes(heads * d, hidden)
         yield from self.output.shapes(hidden, h * d)
-        for norm in (self.q_norm, self.k_norm, self.o_norm):
-            yield None if norm is None else norm.gain, (d,)
-        yield self.frequencies, ((self.num_features if self.rotates_features else d) // 2,)
+        if self.gate is not None:
+            yield from self.gate.shapes(h * d, hidden)
+        normed = (h * d, g * d, d) if self.whole_norms else (d, d, d)
+        for norm, width in zip((self.q_norm, self.k_norm, self.o_norm), normed, strict=True):
+            yield None if norm is None else norm.gain, (width,)
+        yield self.frequencies, ((self.num_features if self.rotates_features else self.rotary_dim or d) // 2,)
         yield from self.decay.shapes(g, self.num_features, hidden)
         if self.features is not None:
             yield from self.features.shapes(g, d)
@@ -171,10 +177,11 @@ class Mixer(Protocol):
 
 
 class Layer(NamedTuple):
-    """x + f(norm x) for attention and feed-forward (pre-norm), or norm(x + f(x))."""
+    """x + f(norm x) for attention and feed-forward (pre-norm), x + norm(f(x)) (normed_inside, among such), or norm(x + f(x))."""
 
     attention_norm: Norm
     attention: Attention | Mixer
     mlp_norm: Norm
     mlp: FeedForward
     pre_norm: bool = True
+    normed_inside: bool = False
