@@ -102,10 +102,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-def linear_model(name: str):
+def linear_model(name: str, config: Any = None):
     """The family's model with random weights, large enough that all layers count, in evaluation mode."""
     torch.manual_seed(0)
-    config = FAMILIES[name]()
+    config = FAMILIES[name]() if config is None else config
     make = hf.AutoModel if name == "GLM-5-next" else hf.AutoModelForCausalLM  # whose head is that of its images
     model = make.from_config(config).eval()
     with torch.no_grad():

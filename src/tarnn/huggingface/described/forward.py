@@ -100,7 +100,9 @@ def _state_of(layer: Any, like: Any, mask: Tensor | None) -> State:
         state = KVCache.empty(*keys.shape[:2], keys.shape[2] + SMALLEST_CACHE, keys.shape[3], values.shape[3])
         return state.append(keys, values, None if mask is None or mask.all() else mask, inplace=True)
     tokens, S = _tensors(layer)
-    return type(like)(S.clone(memory_format=torch.contiguous_format), tokens.mT.clone(memory_format=torch.contiguous_format))
+    return type(like)(
+        S.clone(memory_format=torch.contiguous_format), tokens.mT.clone(memory_format=torch.contiguous_format)
+    )
 
 
 def _with_room(state: Any, num_tokens: int) -> State:

@@ -81,9 +81,7 @@ MIXER = "self hidden_states cache_params attention_mask **kwargs"
 SHORT = "self hidden_states past_key_values attention_mask **kwargs"
 TEXT = "self input_ids attention_mask position_ids past_key_values inputs_embeds use_cache **kwargs"
 MAMBA = "self input_ids inputs_embeds cache_params use_cache output_hidden_states return_dict attention_mask **kwargs"
-GENERATE = (
-    "self inputs generation_config logits_processor stopping_criteria prefix_allowed_tokens_fn synced_gpus assistant_model streamer negative_prompt_ids negative_prompt_attention_mask custom_generate **kwargs"
-)
+GENERATE = "self inputs generation_config logits_processor stopping_criteria prefix_allowed_tokens_fn synced_gpus assistant_model streamer negative_prompt_ids negative_prompt_attention_mask custom_generate **kwargs"
 MAMBA_HEAD = (
     "self input_ids inputs_embeds cache_params labels output_hidden_states return_dict use_cache attention_mask "
     "logits_to_keep **kwargs"
@@ -127,7 +125,9 @@ def _described(name: str, module: str, layer: str, short: str, model: str, route
     arguments = TEXT.replace("use_cache", f"labels use_cache{router} logits_to_keep")
     head = Hook(f"{short}ForCausalLM.forward", described_head, arguments)
     family = _family(name, module, GATED_DELTA, layer, model)
-    return family._replace(hooks=(*family.hooks, head, Hook(f"{short}ForCausalLM.generate", described_generate, GENERATE)))
+    return family._replace(
+        hooks=(*family.hooks, head, Hook(f"{short}ForCausalLM.generate", described_generate, GENERATE))
+    )
 
 
 def _mamba(name: str, module: str, short: str) -> Family:
