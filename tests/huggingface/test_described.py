@@ -34,7 +34,7 @@ WAYS = {
 
 
 def made(name, **more):
-    model = linear_model(name, config=FAMILIES[name](**more))
+    model = linear_model(name, FAMILIES[name](**more))
     with torch.no_grad():
         for x in model.parameters():
             if x.ndim == 1:  # vectors that start as zeros or ones
@@ -185,7 +185,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_it_does_not_take_it_names(why):
-    model = linear_model("Qwen3.5", config=REFUSED[why])
+    model = linear_model("Qwen3.5", REFUSED[why])
     assert refusal(model, CLASSES) == why
     with tarnn.patch_transformers():
         assert torch.equal(generated(model, TOKENS[:, :9], "float32"), generated(model, TOKENS[:, :9], None))

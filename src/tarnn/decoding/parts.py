@@ -153,7 +153,12 @@ class FeedForward(NamedTuple):
     down: Product
     gate: Product | None = None
 
-    def shapes(self, hidden: int, inner: int) -> Shapes:
+    @property
+    def kind(self) -> str:
+        return "gelu" if self.gate is None else "swiglu"
+
+    def shapes(self, hidden: int) -> Shapes:
+        inner = len(self.up.weight)
         yield from self.up.shapes(inner, hidden)
         yield from self.down.shapes(hidden, inner)
         if self.gate is not None:
@@ -177,11 +182,18 @@ class Mixer(Protocol):
 
 
 class Layer(NamedTuple):
-    """x + f(norm x) for attention and feed-forward (pre-norm), x + norm(f(x)) (normed_inside, among such), or norm(x + f(x))."""
+    """x + f(norm x) for attention and feed-forward, if it has one (pre-norm), or norm(x + f(x)).
+
+    normed_inside: x + norm(f(x)) in the place of the former.
+    """
 
     attention_norm: Norm
     attention: Attention | Mixer
-    mlp_norm: Norm
-    mlp: FeedForward
+    mlp_norm: Norm | None = None
+    mlp: FeedForward | None = None
     pre_norm: bool = True
     normed_inside: bool = False
+
+    @property
+    def norms(self) -> list[Norm]:
+        return [x for x in (self.attention_norm, self.mlp_norm) if x is not None]

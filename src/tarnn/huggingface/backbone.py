@@ -15,7 +15,9 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from tarnn.attention import HeadDecay, SoftmaxAttention, TokenDecay
 from tarnn.attention.decay import retention
 from tarnn.attention.gated_delta import GatedDeltaAttention
+from tarnn.attention.mamba2 import Mamba2Attention
 from tarnn.attention.rotary import positions_in
+from tarnn.attention.rwkv7 import Rwkv7TimeMixing
 from tarnn.feature_maps import FeatureMap, Hedgehog
 from tarnn.huggingface.cache import StateLayer
 from tarnn.huggingface.config import TarnnConfig
@@ -27,6 +29,7 @@ from tarnn.models.block import Block
 from tarnn.models.convolution import Convolution
 from tarnn.models.inputs import check_inputs, check_length, check_positions, without_padding
 from tarnn.models.reversible import can_run, run_reversible
+from tarnn.ops import State
 from tarnn.parallel.group import active, refuse
 
 
@@ -71,11 +74,13 @@ class TarnnBlock(Block, GradientCheckpointingLayer):
     def _with_cache(self, x: Tensor, caches: Sequence[StateLayer], cross, options) -> Tensor:
         """Reads and writes this layer's part of a transformers cache."""
         start, before = x, [cache.take(x.shape[1]) for cache in caches]
+        filtered = before[:-1]
 
-        def again(i: int, n: int):
+        def again(i: int, state: State, n: int):
             first = lambda y: y[:, :, :n] if y.ndim == 4 else y[:, :n]  # noqa: E731  # a Rotation's time is axis 2
             part, some = tree_map_only(Tensor, first, (start, options))
-            return self._read(part, *before, **some)[2][i]
+            states = (*filtered, state) if i == len(filtered) else (state, None)  # a convolution comes before attention
+            return self._read(part, *states, **some)[2][i]
 
         # the cache owns its state, so it is written in place; not where autograd may need the one before
         x, *states = self.prefill(x, *before, cross=cross, inplace=not torch.is_grad_enabled(), **options)
@@ -134,8 +139,9 @@ class TarnnPreTrainedModel(PreTrainedModel):
             init.copy_(module.log_decay, retention(len(module.log_decay)))
         elif isinstance(module, TokenDecay):
             init.copy_(module.bias, module.initial_bias(len(module.bias)))
-        elif isinstance(module, GatedDeltaAttention):
-            init.copy_(module.filters, module.initial_filters())
+        elif isinstance(module, GatedDeltaAttention | Mamba2Attention | Rwkv7TimeMixing):
+            for name, x in module.initial_weights().items():
+                init.copy_(module.get_parameter(name), x)
         elif isinstance(module, Convolution | nn.Conv1d):  # as torch has them
             largest = module.weight[0].numel() ** -0.5
             for x in (module.weight, cast(Tensor, module.bias)):

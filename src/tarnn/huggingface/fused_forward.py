@@ -182,12 +182,15 @@ def asking(forward: Callable[..., Any], maker: type[FusedForward]) -> Callable[.
     def asks(self: Any, *args: Any, **kwargs: Any) -> Any:
         if (fused := active(self)) is not None:
             given = {**dict(zip(names, args)), **kwargs}
-            own = [given.pop(x, None) for x in ("input_ids", "attention_mask", "position_ids", "past_key_values")]
-            keep = given.pop("logits_to_keep", 0)
-            given.pop("use_cache", None)
-            logits = None if isinstance(keep, Tensor) else fused(*own, given, keep)
+            ids, mask, positions = (given.pop(x, None) for x in ("input_ids", "attention_mask", "position_ids"))
+            cache, keep, _ = (
+                given.pop("past_key_values", None),
+                given.pop("logits_to_keep", 0),
+                given.pop("use_cache", None),
+            )
+            logits = None if isinstance(keep, Tensor) else fused(ids, mask, positions, cache, given, keep)
             if logits is not None:
-                return CausalLMOutputWithPast(logits=logits, past_key_values=own[3])
+                return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
         return forward(self, *args, **kwargs)
 
     cast(Any, asks).maker = maker

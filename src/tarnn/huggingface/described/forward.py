@@ -11,11 +11,12 @@ from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from tarnn.decoding.fused import FusedStep
 from tarnn.huggingface.fused_forward import MOST_PLACES, SMALLEST_CACHE, FusedForward, asking, entering
+from tarnn.huggingface.patching.undo import UndoingCache, UndoingLayer
 from tarnn.ops import KVCache, State
 
 
 class _Written(NamedTuple):
-    """What a step left in a cache: a state for each layer, the tensors that the layers got, views of it, and which tokens count."""
+    """What a step left in a cache: a state for each layer, the views of it that the layers got, and which tokens count."""
 
     states: Sequence[Any]
     tensors: list[tuple[Tensor, ...]]
@@ -44,13 +45,14 @@ class DescribedForward(FusedForward):
         return FusedStep(self.model, weights, MOST_PLACES, CLASSES)
 
     def knows(self, cache: Cache) -> bool:
-        if type(cache) is not DynamicCache or cache.offloading:
+        if _kind(cache) is not DynamicCache or cache.offloading:
             return False
-        kinds = {type(x) for x in cache.layers}
-        begun = {x.is_initialized if isinstance(x, DynamicLayer) else _begun(x) for x in cache.layers}
-        plain = all(_is_plain(x) for y in cache.layers for x in _tensors(y))
+        if {_kind(x) for x in cache.layers} != {DynamicLayer, LinearAttentionLayer}:
+            return False
+        there = [_tensors(x) for x in cache.layers]
+        plain = all(x.dtype == torch.float32 and x.is_cpu for tensors in there for x in tensors)
         recording = any(getattr(x, "record_past", False) for x in cache.layers)
-        return kinds == {DynamicLayer, LinearAttentionLayer} and len(begun) == 1 and plain and not recording
+        return len({bool(x) for x in there}) == 1 and plain and not recording
 
     def states(self, step: FusedStep, cache: Cache, rows: int, num_tokens: int) -> tuple[State, ...]:
         written = self._written.pop(cache, None)
@@ -68,19 +70,16 @@ class DescribedForward(FusedForward):
         self._written[cache] = _Written(states, tensors, self._mask)
 
 
-def _begun(layer: LinearAttentionLayer) -> bool:
-    return layer.has_previous_state[0]
-
-
-def _is_plain(x: Tensor) -> bool:
-    return x.dtype == torch.float32 and x.is_cpu and not x.requires_grad
+def _kind(x: Any) -> type:
+    """The class of a cache or of its layer, as transformers has it."""
+    return type(x).__bases__[0] if isinstance(x, UndoingLayer | UndoingCache) else type(x)
 
 
 def _tensors(layer: Any) -> tuple[Tensor, ...]:
     """What a layer of a cache holds; nothing before the first token."""
     if isinstance(layer, DynamicLayer):
-        return (layer.keys, layer.values) if layer.is_initialized else ()
-    return (layer.conv_states[0], layer.recurrent_states[0]) if _begun(layer) else ()
+        return (cast(Tensor, layer.keys), cast(Tensor, layer.values)) if layer.is_initialized else ()
+    return (layer.conv_states[0], layer.recurrent_states[0]) if layer.has_previous_state[0] else ()
 
 
 def _same(written: _Written, cache: Cache, mask: Tensor | None) -> bool:
@@ -97,7 +96,8 @@ def _state_of(layer: Any, like: Any, mask: Tensor | None) -> State:
     """A copy of what a layer of a cache holds, as the kernel has it."""
     if isinstance(layer, DynamicLayer):
         keys, values = _tensors(layer)
-        state = KVCache.empty(*keys.shape[:2], keys.shape[2] + SMALLEST_CACHE, keys.shape[3], values.shape[3])
+        rows, heads, length, d = keys.shape
+        state = KVCache.empty(rows, heads, length + SMALLEST_CACHE, d, values.shape[3])
         return state.append(keys, values, None if mask is None or mask.all() else mask, inplace=True)
     tokens, S = _tensors(layer)
     return type(like)(

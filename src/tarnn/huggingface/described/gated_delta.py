@@ -1,6 +1,6 @@
 """transformers' models with the gated delta rule, as the fused step is told of them: Qwen3-Next, Qwen3.5, OLMo-hybrid."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -59,13 +59,8 @@ def describe_mlp(mlp: Any, plan: Any) -> Any:
 def describe_attention(attention: Any, plan: Any, frequencies: Tensor | None) -> Any:
     """Each head of q_proj has its queries, then the gate of its outputs."""
     d = attention.head_dim
-    both = plan.add(attention.q_proj)
-    q, gate = (Product(*(_half(x, d, i) for x in both)) for i in (0, 1))
+    q, gate = _by_head(plan.add(attention.q_proj), d, d)
     return _softmax(attention, plan, frequencies, q, gate=gate)
-
-
-def _half(x: Tensor | None, d: int, i: int) -> Tensor | None:
-    return None if x is None else x.unflatten(0, (-1, 2, d))[:, i].flatten(0, 1)
 
 
 def describe_olmo_attention(attention: Any, plan: Any, frequencies: Tensor | None) -> Any:
@@ -88,23 +83,27 @@ def _softmax(attention: Any, plan: Any, frequencies: Tensor | None, q: Product, 
 
 def describe_qwen3_next_delta(layer: Any, plan: Any) -> Any:
     """Both projections go key head by key head: queries, keys, values and gates of its states; β and what decays are made of."""
-    keys, each = layer.num_k_heads, layer.num_v_heads // layer.num_k_heads
-    wide = each * layer.head_v_dim
-    first = _by_key_head(plan.add(layer.in_proj_qkvz), keys, [layer.head_k_dim, layer.head_k_dim, wide, wide])
-    second = _by_key_head(plan.add(layer.in_proj_ba), keys, [each, each])
+    each = layer.num_v_heads // layer.num_k_heads
+    d, wide = layer.head_k_dim, each * layer.head_v_dim
+    first, second = (
+        _by_head(plan.add(layer.in_proj_qkvz), d, d, wide, wide),
+        _by_head(plan.add(layer.in_proj_ba), each, each),
+    )
     return _delta(layer, plan, first, second, plan.add(layer.norm), plan.add(layer.out_proj))
 
 
-def _by_key_head(product: Product, keys: int, widths: Sequence[int]) -> list[Product]:
-    parts = ((None,) * len(widths) if x is None else x.unflatten(0, (keys, -1)).split(list(widths), 1) for x in product)
-    return [Product(*(None if x is None else x.flatten(0, 1) for x in pair)) for pair in zip(*parts, strict=True)]
+def _by_head(product: Product, *widths: int) -> list[Product]:
+    """Products of these widths, which take turns in one, head by head."""
+    weights = product.weight.unflatten(0, (-1, sum(widths))).split(list(widths), 1)
+    biases: Sequence[Tensor | None] = [None] * len(widths)
+    if product.bias is not None:
+        biases = [x.flatten() for x in product.bias.unflatten(0, (-1, sum(widths))).split(list(widths), 1)]
+    return [Product(w.flatten(0, 1), b) for w, b in zip(weights, biases, strict=True)]
 
 
 def describe_qwen3_5_delta(layer: Any, plan: Any) -> Any:
-    qkv = plan.add(layer.in_proj_qkv)
-    widths = [layer.key_dim, layer.key_dim, layer.value_dim]
-    parts = ((None,) * 3 if x is None else x.split(widths) for x in qkv)
-    inputs = [*(Product(*pair) for pair in zip(*parts, strict=True)), plan.add(layer.in_proj_z)]
+    inputs = _by_head(plan.add(layer.in_proj_qkv), layer.key_dim, layer.key_dim, layer.value_dim)
+    inputs.append(plan.add(layer.in_proj_z))
     gates = plan.add(layer.in_proj_b), plan.add(layer.in_proj_a)
     return _delta(layer, plan, inputs, gates, plan.add(layer.norm), plan.add(layer.out_proj))
 
@@ -154,7 +153,7 @@ def describe_norm_from_one(norm: Any, plan: Any) -> Any:
     return plan.norm(1 + norm.weight, eps=norm.eps)
 
 
-CLASSES = {
+CLASSES: dict[type, Callable[..., Any]] = {
     qwen3_next.Qwen3NextForCausalLM: describe_model,
     qwen3_next.Qwen3NextModel: describe_backbone,
     qwen3_next.Qwen3NextRotaryEmbedding: describe_rotary,

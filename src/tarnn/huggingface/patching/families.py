@@ -23,6 +23,7 @@ from tarnn.huggingface.patching.packed import (
 from tarnn.huggingface.patching.padding import layer_with_padding
 from tarnn.huggingface.patching.selective import scan_layer, scan_sequences, scan_token
 from tarnn.huggingface.patching.ssd import not_fused, ssd_sequences, ssd_token
+from tarnn.huggingface.patching.undo import layer_with_undo
 
 CONVOLUTION = (
     Hook("causal_conv1d_fn", on_cpu(convolve_sequences), "hidden_states weight bias activation **kwargs"),
@@ -81,7 +82,10 @@ MIXER = "self hidden_states cache_params attention_mask **kwargs"
 SHORT = "self hidden_states past_key_values attention_mask **kwargs"
 TEXT = "self input_ids attention_mask position_ids past_key_values inputs_embeds use_cache **kwargs"
 MAMBA = "self input_ids inputs_embeds cache_params use_cache output_hidden_states return_dict attention_mask **kwargs"
-GENERATE = "self inputs generation_config logits_processor stopping_criteria prefix_allowed_tokens_fn synced_gpus assistant_model streamer negative_prompt_ids negative_prompt_attention_mask custom_generate **kwargs"
+GENERATE = (
+    "self inputs generation_config logits_processor stopping_criteria prefix_allowed_tokens_fn synced_gpus "
+    "assistant_model streamer negative_prompt_ids negative_prompt_attention_mask custom_generate **kwargs"
+)
 MAMBA_HEAD = (
     "self input_ids inputs_embeds cache_params labels output_hidden_states return_dict use_cache attention_mask "
     "logits_to_keep **kwargs"
@@ -105,7 +109,8 @@ def _composed(*replace: Callable[[Callable], Callable]) -> Callable[[Callable], 
 
 
 def _layer(name: str, arguments: str = MIXER, **options) -> Hook:
-    return Hook(f"{name}.forward", layer_with_padding(**options), arguments)
+    replace = layer_with_padding(**options)
+    return Hook(f"{name}.forward", _composed(replace, layer_with_undo) if arguments == MIXER else replace, arguments)
 
 
 def _model(name: str, arguments: str = TEXT) -> Hook:
@@ -117,7 +122,9 @@ def _family(name: str, module: str, functions: tuple[Hook, ...], layer: str, mod
 
 
 def _scan_layer(name: str) -> Hook:
-    return Hook(f"{name}.forward", _composed(layer_with_padding(), layer_with_packed_rows, scan_layer), MIXER)
+    return Hook(
+        f"{name}.forward", _composed(layer_with_padding(), layer_with_undo, layer_with_packed_rows, scan_layer), MIXER
+    )
 
 
 def _described(name: str, module: str, layer: str, short: str, model: str, router: str = "") -> Family:

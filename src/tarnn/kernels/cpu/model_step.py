@@ -24,7 +24,7 @@ from tarnn.kernels.cpu.library import available
 from tarnn.kernels.features import NAMES
 from tarnn.large_pages import wants_large_pages
 
-VERSION = 2  # of a plan; csrc/model_step/plan.h has the same. Change both with the order or the meaning of its numbers
+VERSION = 4  # of a plan; csrc/model_step/plan.h has the same. Change both with the order or the meaning of its numbers
 PANEL = 64
 FORMATS = ("float32", "bfloat16", "int8", "int4")
 GROUP = 32  # inputs that share a factor, of int4
@@ -32,7 +32,8 @@ EXTREMES = (-8.0, -7.5, -7.0, -8.5, -9.0, 7.0)  # what the largest of a group ma
 NOWHERE = -1
 # as csrc/model_step/stack.h has them
 FUNCTIONS = (*NAMES, "abs", "sigmoid", "gelu", "cos", "plain_exp", "waves", "halves", "dpfp", "pairs", "cosformer")
-ATTENTIONS = ("linear", "softmax", "none", "delta")
+ATTENTIONS = ("linear", "softmax", "none", "delta", "ssd")
+MLPS = ("none", "gelu", "swiglu")
 DECAYS = ("none", "head", "token", "channel")
 
 
