@@ -11,7 +11,7 @@ from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from tarnn.decoding.fused import FusedStep
 from tarnn.huggingface.fused_forward import MOST_PLACES, SMALLEST_CACHE, FusedForward, asking, entering
-from tarnn.huggingface.patching.undo import UndoingCache, UndoingLayer
+from tarnn.huggingface.patching.undo import UndoingLayer
 from tarnn.ops import KVCache, State
 
 
@@ -45,7 +45,7 @@ class DescribedForward(FusedForward):
         return FusedStep(self.model, weights, MOST_PLACES, CLASSES)
 
     def knows(self, cache: Cache) -> bool:
-        if _kind(cache) is not DynamicCache or cache.offloading:
+        if type(cache) is not DynamicCache or cache.offloading:
             return False
         if {_kind(x) for x in cache.layers} != {DynamicLayer, LinearAttentionLayer}:
             return False
@@ -71,8 +71,8 @@ class DescribedForward(FusedForward):
 
 
 def _kind(x: Any) -> type:
-    """The class of a cache or of its layer, as transformers has it."""
-    return type(x).__bases__[0] if isinstance(x, UndoingLayer | UndoingCache) else type(x)
+    """The class of a cache's layer, as transformers has it."""
+    return type(x).__bases__[0] if isinstance(x, UndoingLayer) else type(x)
 
 
 def _tensors(layer: Any) -> tuple[Tensor, ...]:
