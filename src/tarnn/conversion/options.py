@@ -106,7 +106,7 @@ def set_options(model: nn.Module, *, layers: int | Iterable[int] | None = None, 
             child = layer_attention(options_in(stored, i), heads_of(module), source if is_chosen else None, before)
             if is_chosen and bias is not None:
                 child.set_bias(bias)
-            children[i] = child.to(device)
+            children[i] = child.to(device).train(module.training)
     for i, child in children.items():  # all or none
         setattr(modules[i], CHILD, child)
     setattr(config, KEY, stored)

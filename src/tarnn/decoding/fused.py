@@ -95,7 +95,8 @@ class FusedStep:
             plan.norm_eps,
             default_eps(torch.float32),
         )
-        self._expected = [_new_state(x.attention) for x in plan.layers]
+        self._attentions = [x.attention for x in plan.layers]
+        self._expected = self.new_states(1, 1, "meta")
         # of the last state its rows, its layers and their tensors; one tuple, so that threads don't mix them
         self._checked: tuple[int, tuple[LayerState, ...], list[Tensor]] = (0, (), [])
 
@@ -112,6 +113,10 @@ class FusedStep:
         tensors = self._check_room(state, len(ids), 1)
         parameters = self.tokens.new_empty(len(ids), self.num_outputs)
         return parameters, self._run(ids, state, tensors, parameters, 1, self._rows(state, state.position))
+
+    def new_states(self, rows: int, capacity: int, device: str = "cpu") -> tuple[LayerState, ...]:
+        """The layers' states before the first token; capacity: of caches."""
+        return tuple(state for x in self._attentions for state in _new_states(x, rows, capacity, device))
 
     def check(self, state: ModelState) -> None:
         """Raise UnfitState for anything but the state of one row, as this model makes it."""
@@ -274,9 +279,10 @@ def _whole(token_ids: Tensor) -> Tensor:
     return token_ids.contiguous()
 
 
-def _new_state(x: Attention) -> LayerState:
-    """One row of a layer's state, without numbers."""
+def _new_states(x: Attention, rows: int, capacity: int, device: str) -> tuple[LayerState, ...]:
     _, g, d = x.heads
+    if x.hybrid is not None:
+        return x.hybrid.new_states(d, x.num_features, rows, capacity, device)
     if x.kind == "linear":
-        return LinearState.zeros(1, g, x.num_features, d, log_weights=x.log_scaled, device="meta")
-    return KVCache.empty(1, g, 1, d, device="meta") if x.kind == "softmax" else NoState()
+        return (LinearState.zeros(rows, g, x.num_features, d, log_weights=x.log_scaled, device=device),)
+    return (KVCache.empty(rows, g, capacity, d, dtype=torch.float32, device=device) if x.kind == "softmax" else NoState(),)

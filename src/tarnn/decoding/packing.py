@@ -3,6 +3,8 @@
 csrc/model_step/plan.cpp reads the numbers in the order in which they are written here.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,12 +16,12 @@ from tarnn.kernels.features import NAMES
 def pack(plan: Plan, weights: str) -> tuple[Tensor, Tensor]:
     """(the numbers, the block of weights); weights: how the layers' matrices are kept, one of `FORMATS`."""
     block, first = Block(), plan.layers[0]
-    rotations = {tuple(x.tolist()): x for layer in plan.layers if (x := layer.attention.frequencies) is not None}
+    rotations = {_key(x): x for layer in plan.layers if (x := layer.attention.frequencies) is not None}
     hidden, inner = first.mlp.down.weight.shape
     block.numbers(hidden, *first.attention.heads, inner, len(plan.layers), len(rotations))
     block.numbers(plan.pre_norm, plan.centred, first.mlp.gate is not None, plan.normalize)
     for frequencies in rotations.values():
-        block.numbers(2 * len(frequencies))
+        block.numbers(2 * len(frequencies), frequencies.dtype == torch.float32)
         block.place(frequencies.double())
     for layer in plan.layers:
         _write_layer(block, layer, weights, list(rotations))
@@ -28,13 +30,22 @@ def pack(plan: Plan, weights: str) -> tuple[Tensor, Tensor]:
     return torch.tensor(block.plan, device="cpu"), block.bytes()
 
 
-def _write_layer(block: Block, layer: Layer, weights: str, rotations: list[tuple[float, ...]]) -> None:
+def _key(frequencies: Tensor) -> Any:
+    """Of float32 frequencies angles are float32, too."""
+    return frequencies.dtype, *frequencies.tolist()
+
+
+def _write_layer(block: Block, layer: Layer, weights: str, rotations: list[Any]) -> None:
     x, mlp = layer.attention, layer.mlp
     block.numbers(ATTENTIONS.index(x.kind), DECAYS.index(x.decay.kind))
-    rotation = -1 if x.frequencies is None else rotations.index(tuple(x.frequencies.tolist()))
+    rotation = -1 if x.frequencies is None else rotations.index(_key(x.frequencies))
     block.numbers(rotation, x.rotates_features)
-    if x.features is not None:
-        _write_features(block, x.features, x.log_scaled, x.num_features)
+    if x.hybrid is not None:
+        block.numbers(*x.hybrid.numbers())
+    for features in filter(None, (x.features, None if x.hybrid is None else x.hybrid.keys)):
+        _write_features(block, features, x.log_scaled, x.num_features)
+    if x.hybrid is not None and x.features is not None:
+        block.vector(x.hybrid.far_bias)
     _write_norm(block, layer.attention_norm)
     _write_norm(block, layer.mlp_norm)
     rows = [*x.inputs, *([] if x.decay.rows is None else [x.decay.rows])]

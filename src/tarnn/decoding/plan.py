@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from tarnn.decoding.hybrid import Hybrid
+
 HEAD_EPS = 1e-6  # of the norms of a head's query, key and output, in the kernel
 # hooks that change no number: they note what is put out for those who ask, or ask for gradients of the embeddings
 HARMLESS = (("transformers.utils.output_capturing", ""), ("transformers.modeling_utils", "make_inputs_require_grads"))
@@ -85,7 +87,7 @@ class Decay(NamedTuple):
 class Attention(NamedTuple):
     """One layer's attention of h query heads and g key heads of d channels."""
 
-    kind: str  # linear | softmax | none
+    kind: str  # linear | softmax | none | hybrid
     heads: tuple[int, int, int]  # h, g, d
     inputs: tuple[Product, ...]  # queries, keys and values; of "none" values alone
     output: Product
@@ -99,6 +101,7 @@ class Attention(NamedTuple):
     log_scaled: bool = False  # the state has a maximum
     normalize: bool = True
     decay: Decay = Decay()
+    hybrid: Hybrid | None = None
 
 
 class FeedForward(NamedTuple):
@@ -158,7 +161,7 @@ class Plan:
     """
 
     norm, product, shift, features, decay = Norm, Product, Shift, Features, Decay
-    attention, feed_forward, layer = Attention, FeedForward, Layer
+    attention, feed_forward, layer, hybrid = Attention, FeedForward, Layer, Hybrid
 
     # a model sets these: what enters the first layer is tokens[id]·scale + places(position), zeros where either is narrower
     tokens: Tensor  # (vocabulary, width)
@@ -180,7 +183,7 @@ class Plan:
             raise Refusal(f"it is made for whole models that describe themselves, not for {type(model).__name__}")
         self._check_sizes()
 
-    def add(self, module: Any, *facts: Any) -> Any:
+    def add(self, module: Any, *facts: Any, **named: Any) -> Any:
         """The description of a module, or of another part of one such as `Rotary`; facts: what it has to be told.
 
         None: None. Raises Refusal for one of another class than is known, with hooks or a method of its own, or in training.
@@ -196,7 +199,7 @@ class Plan:
                 raise self.refusal(module, f"has a method of its own, {name}")
         if isinstance(module, nn.Module):
             self._check_hooks(module)
-        return describe(module, self, *facts)
+        return describe(module, self, *facts, **named)
 
     def refusal(self, part: Any, why: str) -> Refusal:
         """What to raise for a part of the model: its place, its class, and why not."""
@@ -272,10 +275,14 @@ def _shapes_of_attention(x: Attention, hidden: int) -> Iterator[tuple[Any, ...]]
         yield from _of_product(x.decay.rows, rank, hidden)
         if x.decay.up is not None:
             yield from _of_product(x.decay.up, g * x.num_features, rank)
-    if x.features is not None:
-        yield from _shapes_of_features(x.features, g, d)
-        if x.features.width(d) != x.num_features:
-            raise Refusal(f"a feature map makes {x.features.width(d)} features, where {x.num_features} are remembered")
+    estimated = g
+    if x.hybrid is not None:
+        yield x.hybrid.far_bias, (h,)
+        estimated = x.hybrid.num_estimated
+    for features in filter(None, (x.features, None if x.hybrid is None else x.hybrid.keys)):
+        yield from _shapes_of_features(features, estimated, d)
+        if features.width(d) != x.num_features:
+            raise Refusal(f"a feature map makes {features.width(d)} features, where {x.num_features} are remembered")
 
 
 def _shapes_of_features(x: Features, g: int, d: int) -> Iterator[tuple[Any, ...]]:
