@@ -9,25 +9,25 @@
 namespace tarnn {
 namespace TARNN_ISA {
 
+/// One token of a state, in whole vectors. asks, reads: e^g ⊙ k and e^g ⊙ q; qk: qᵀk.
 template <typename T>
-struct DeltaStepScratch {
+struct DeltaToken {
   T *k, *q, *asks, *reads, *decay, *v, *o;
+  T beta, qk;
+};
+
+template <typename T>
+struct DeltaStepScratch : DeltaToken<T> {
   DeltaStepScratch(Scratch& scratch, const DeltaProblem& p) {
-    const Index ldd = padded<T>(p.d), lde = padded<T>(p.e);
-    k = scratch.take<T>(ldd);
-    q = scratch.take<T>(ldd);
-    asks = scratch.take<T>(ldd);
-    reads = scratch.take<T>(ldd);
-    decay = scratch.take<T>(ldd);
-    v = scratch.take<T>(lde);
-    o = scratch.take<T>(lde);
+    for (T** x : {&this->k, &this->q, &this->asks, &this->reads, &this->decay}) *x = scratch.take<T>(padded<T>(p.d));
+    for (T** x : {&this->v, &this->o}) *x = scratch.take<T>(padded<T>(p.e));
   }
 };
 
-/// N vectors' columns of S, or in part the `left` columns of one. asks, reads: e^g ⊙ k and q.
+/// N vectors' columns of S (d, e), or in part the `left` columns of one.
 template <int N, bool part, typename T>
-TARNN_INLINE void step_columns(const DeltaProblem& p, const DeltaStepScratch<T>& at, T beta, T qk, const T* from, T* to, Index j) {
-  const Index e = p.e, d = p.d, left = e - j;
+TARNN_INLINE void step_columns(Index d, Index e, const DeltaToken<T>& at, const T* from, T* to, Index j) {
+  const Index left = e - j;
   Vec<T> x[N], y[N];
   unrolled<N>([&](auto n) TARNN_LAMBDA { x[n] = y[n] = Vec<T>{}; });
   const auto row = [&](Index i, Index n) TARNN_LAMBDA {
@@ -44,8 +44,8 @@ TARNN_INLINE void step_columns(const DeltaProblem& p, const DeltaStepScratch<T>&
     });
   }
   unrolled<N>([&](auto n) TARNN_LAMBDA {
-    x[n] = (load(at.v + j + n * width<T>) - x[n]) * beta;
-    store(at.o + j + n * width<T>, y[n] + x[n] * qk);
+    x[n] = (load(at.v + j + n * width<T>) - x[n]) * at.beta;
+    store(at.o + j + n * width<T>, y[n] + x[n] * at.qk);
   });
   if (!to) return;
   for (Index i = 0; i < d; ++i)
@@ -54,30 +54,32 @@ TARNN_INLINE void step_columns(const DeltaProblem& p, const DeltaStepScratch<T>&
     });
 }
 
+/// f(vectors, whether they are a part of one, first column) over e columns, the first two as constants.
+template <typename T, typename F>
+TARNN_INLINE void over_columns(Index e, F f) {
+  Index j = 0;
+  for (; e - j >= 4 * width<T>; j += 4 * width<T>) f(std::integral_constant<int, 4>(), std::false_type(), j);
+  for (; e - j >= 2 * width<T>; j += 2 * width<T>) f(std::integral_constant<int, 2>(), std::false_type(), j);
+  for (; e - j >= width<T>; j += width<T>) f(std::integral_constant<int, 1>(), std::false_type(), j);
+  if (j < e) f(std::integral_constant<int, 1>(), std::true_type(), j);
+}
+
 template <typename T>
 void step_head(const DeltaProblem& p, const DeltaHead& h, DeltaStepScratch<T>& at) {
   const Index ldd = padded<T>(p.d), lde = padded<T>(p.e), time = h.begin;
-  T factor[1], beta[1];
+  T factor[1];
   load_delta_keys(p, h, time, 1, at.k, ldd, factor);
   load_delta_queries(p, h, time, 1, static_cast<T>(p.scale), at.q, ldd, factor);
-  load_betas(p, h, time, 1, beta);
+  load_betas(p, h, time, 1, &at.beta);
   load_tile(p.v, h.row, h.v, time, 1, p.e, at.v, lde);
   load_decays(p, h, time, 1, at.decay, ldd);
   if (!p.channels) std::fill_n(at.decay, whole<T>(p.d), T(at.decay[0]));
   multiply(at.k, at.decay, ldd, 1, p.d, at.asks);
   multiply(at.q, at.decay, ldd, 1, p.d, at.reads);
-  const T qk = dot(at.q, at.k, p.d);
+  at.qk = dot(at.q, at.k, p.d);
   const T* from = state_of<T>(p, h, p.before);
   T* to = h.writes_state(p) ? state_of<T>(p, h, p.after) : nullptr;
-  Index j = 0;
-  const auto columns = [&]<int N, bool part>(std::integral_constant<int, N>, std::bool_constant<part>) TARNN_LAMBDA {
-    step_columns<N, part>(p, at, beta[0], qk, from, to, j);
-    j += N * width<T>;
-  };
-  while (p.e - j >= 4 * width<T>) columns(std::integral_constant<int, 4>(), std::false_type());
-  while (p.e - j >= 2 * width<T>) columns(std::integral_constant<int, 2>(), std::false_type());
-  if (p.e - j >= width<T>) columns(std::integral_constant<int, 1>(), std::false_type());
-  if (j < p.e) columns(std::integral_constant<int, 1>(), std::true_type());
+  over_columns<T>(p.e, [&](auto n, auto part, Index j) TARNN_LAMBDA { step_columns<n, part>(p.d, p.e, at, from, to, j); });
   store_tile(at.o, lde, p.o, h.row, h.o, time, 1, p.e);
 }
 

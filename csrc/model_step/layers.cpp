@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "linear/step.h"
+#include "model_step/delta.h"
 #include "model_step/hybrid.h"
 
 namespace tarnn {
@@ -35,10 +36,10 @@ struct Buffers {
   float *x, *normed, *y, *qkv, *heads, *inner, *both, *out, *step, *least, *turns, *parts;
   std::uint8_t* levels;
   Buffers(Scratch& scratch, const Stack& s, Index rows) {
-    const Index widest = s.inner > s.h * s.d ? s.inner : s.h * s.d;
+    const Index heads_wide = largest_of_layers(s, [](const Layer& l) { return l.o.inputs; }), widest = std::max(s.inner, heads_wide);
     ld = apart(s.hidden);
     ld_qkv = apart(largest_of_layers(s, [](const Layer& l) { return l.qkv.outputs; }));
-    ld_heads = apart(s.h * s.d);
+    ld_heads = apart(heads_wide);
     ld_inner = apart(s.inner);
     ld_both = s.swiglu ? apart(2 * whole_panels(s.inner)) : 0;
     ld_out = apart(s.head.outputs);
@@ -72,9 +73,10 @@ Step widest_step(const Stack& s) {
 struct OwnBuffers {
   Index ldx, ldf;
   StepScratch<float> step;
+  DeltaRoom delta;
   float *x, *u, *features, *turned, *scale, *weight, *gate, *scores;
   std::optional<FarBuffers> far;
-  OwnBuffers(Scratch& scratch, const Stack& s) : step(scratch, widest_step(s)) {
+  OwnBuffers(Scratch& scratch, const Stack& s) : step(scratch, widest_step(s)), delta(scratch, s) {
     const Index each = s.h / s.g + 1, n = each * smaller(s.most_slots, tokens_at_once), f = widest_step(s).f, m = largest_of_layers(s, [](const Layer& l) { return l.features.m; });
     ldx = apart(s.d), ldf = apart(f > m ? f : m);
     x = scratch.take<float>(n * ldx);
@@ -105,8 +107,9 @@ class Sweep {
     multiply(l.qkv, stream(), at_.ld, at_.qkv, at_.ld_qkv, [](Index) {});
     const auto then = [&](Index i) { to_bytes(l.o, at_.heads, at_.ld_heads, i); };
     if (l.attention == Attention::softmax) attend_cache(l, then);
-    else if (l.attention == Attention::hybrid) over_states([&](Index row, Index rows, Index head) { attend_hybrid(l, row, rows, head); }, then, 1);
-    else over_states([&](Index row, Index rows, Index head) { attend(l, row, rows, head); }, then);
+    else if (l.attention == Attention::delta) over_states(l.delta.keys, [&](Index row, Index rows, Index head) { correct(l, row, rows, head); }, then);
+    else if (l.attention == Attention::hybrid) over_states(s_.g, [&](Index row, Index rows, Index head) { attend_hybrid(l, row, rows, head); }, then, 1);
+    else over_states(s_.g, [&](Index row, Index rows, Index head) { attend(l, row, rows, head); }, then);
     const Norm& between = s_.pre_norm ? l.mlp_norm : l.attention_norm;
     multiply(l.o, at_.heads, at_.ld_heads, at_.y, at_.ld, [&](Index i) { add_and_norm(between, l.up, i); });
     expand(l);
@@ -126,15 +129,15 @@ class Sweep {
     }, [] {});
   }
 
-  /// task(first row, rows, head): the rows of one sequence for a key head; several such are a task where rows are few.
+  /// task(first row, rows, head): the rows of one sequence for one of so many key heads; several such are a task where rows are few.
   template <typename F, typename G>
-  void over_states(F task, G row, Index states_a_task = 4) {
+  void over_states(Index heads, F task, G row, Index states_a_task = 4) {
     const Index first = s_.sequence(begin_), sequences = s_.sequence(begin_ + count_ - 1) - first + 1;
-    const Index states = sequences * s_.g, each = std::max<Index>(1, states_a_task * sequences / count_);
+    const Index states = sequences * heads, each = std::max<Index>(1, states_a_task * sequences / count_);
     phase((states + each - 1) / each, [&](Index i) {
       for (Index state = i * each; state < smaller(states, (i + 1) * each); ++state) {
-        const Index sequence = first + state / s_.g, at = std::max<Index>(0, s_.start(sequence) - begin_);
-        task(at, smaller(s_.start(sequence + 1) - begin_, count_) - at, state % s_.g);
+        const Index sequence = first + state / heads, at = std::max<Index>(0, s_.start(sequence) - begin_);
+        task(at, smaller(s_.start(sequence + 1) - begin_, count_) - at, state % heads);
       }
     }, row);
   }
@@ -182,6 +185,12 @@ class Sweep {
     }
   }
 
+  /// Some rows of a sequence, by the delta rule.
+  void correct(const Layer& l, Index row, Index rows, Index head) {
+    float* out = at_.heads + row * at_.ld_heads;
+    if (rows > 0) DeltaRows(l, s_.sequence(begin_ + row), head, qkv(row), at_.ld_qkv, out, at_.ld_heads, own_.delta).run(rows);
+  }
+
   static bool makes_features(const Layer& l) { return l.features.made_here || l.rotates_features; }
 
   /// Keys and values get their places, and then each row reads those up to its own. Of a long cache the blocks are tasks.
@@ -191,7 +200,7 @@ class Sweep {
     const auto join_all = [&](Index row, Index head) {
       for (Index r = 0; r < r_; ++r) join(l, row, head, r);
     };
-    if (blocks == 1 && s_.most_slots == 1) return over_states([&](Index row, Index, Index head) {
+    if (blocks == 1 && s_.most_slots == 1) return over_states(s_.g, [&](Index row, Index, Index head) {
       put_key(l, row, head);
       attend_part(l, row, 1, head, 0);
       join_all(row, head);

@@ -31,6 +31,7 @@ class States {
     own.reserve(layers.size() * static_cast<std::size_t>(s.b));  // so that nothing moves
     for (Layer& l : layers) {
       if (l.attention == Attention::softmax) give_cache(s, s.g, l.cache, own);
+      if (l.attention == Attention::delta) give_delta(s, l.delta);
       if (l.attention == Attention::hybrid) give_hybrid(s, l, own);
       if (l.attention != Attention::linear) continue;
       const Index heads = s.b * s.g, f = l.features.f;
@@ -67,6 +68,10 @@ class States {
     if (cache.length < 0 || cache.length > cache.capacity - s.most_slots) refuse();
     if (*length_++) cache.mask = static_cast<bool*>(take(s.b * cache.capacity));
     if (s.slots ? !cache.mask : s.num_rows != s.b * s.most_slots) throw std::runtime_error("a cache without a mask has no gaps.");
+  }
+  void give_delta(const Stack& s, DeltaLayer& l) {
+    l.S = static_cast<float*>(take(s.b * l.values * l.d * l.e));
+    l.tokens = static_cast<float*>(take(s.b * l.kept * l.channels()));
   }
   void give_own_caches(const Stack& s, Index g, Cache& cache, std::vector<OwnCache>& own) {
     if (*length_++ || s.slots) throw std::runtime_error("sequences with caches of their own have no masks.");

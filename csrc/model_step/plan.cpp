@@ -3,106 +3,11 @@
 
 #include <algorithm>
 #include <limits>
-#include <stdexcept>
-#include <string>
+
+#include "model_step/delta_plan.h"
 
 namespace tarnn {
 namespace {
-
-constexpr Index most = Index(1) << 28;  // of any size, so that a matrix has fewer than 2⁶³ bytes
-
-/// Bytes of W in a format.
-Index size_of(Format format, Index inputs, Index outputs) {
-  const Index panels = whole_panels(outputs);
-  if (format == Format::int8) return panels * ((inputs + 3) / 4 * 4);
-  if (format == Format::int4) return panels / panel * ((inputs + 31) / 32) * (2 * panel + 16 * panel);
-  return panels * inputs * (format == Format::bfloat16 ? 2 : 4);
-}
-
-/// The numbers of a plan, in their order. A place is where in the block something begins, −1: nowhere.
-class Plan {
- public:
-  Plan(const Index* numbers, Index count, const void* block, Index bytes)
-      : begin_(numbers), at_(numbers), count_(count), block_(static_cast<const char*>(block)), bytes_(bytes) {
-    constexpr Index header = 3;
-    if (count < header) throw std::runtime_error("the plan is cut short: it has no header.");
-    if (*at_++ != plan_version)
-      throw std::runtime_error("the plan has version " + std::to_string(numbers[0]) + ", and these compiled kernels read version " +
-                               std::to_string(plan_version) + ": compile them again, or pack the weights again.");
-    if (*at_++ != count)
-      throw std::runtime_error("the plan is cut short or too long: it should have " + std::to_string(numbers[1]) +
-                               " numbers, and has " + std::to_string(count) + ".");
-    if (*at_++ != bytes)
-      throw std::runtime_error("the plan is for a block of " + std::to_string(numbers[2]) + " bytes; this block has " +
-                               std::to_string(bytes) + ".");
-  }
-
-  Index number(const char* what, Index least, Index largest) {
-    if (at_ == begin_ + count_) throw std::runtime_error(std::string("the plan is cut short: it ends before ") + what + ".");
-    const Index x = *at_++;
-    if (x < least || x > largest)
-      fail(what, least == largest ? "must be " + std::to_string(least) + "; got " + std::to_string(x) : "must be from " + std::to_string(least) + " to " + std::to_string(largest) + "; got " + std::to_string(x));
-    return x;
-  }
-  /// n numbers, where they stand in the plan.
-  const Index* numbers(const char* what, Index n, Index least, Index largest) {
-    const Index* first = at_;
-    for (Index i = 0; i < n; ++i) number(what, least, largest);
-    return first;
-  }
-  Index size(const char* what) { return number(what, 1, most); }
-  bool flag(const char* what) { return number(what, 0, 1) != 0; }
-
-  /// `n` numbers of type T; null: nowhere.
-  template <typename T>
-  const T* place(const char* what, Index n, bool needed) {
-    const Index at = number(what, -1, bytes_);
-    if (at < 0) return needed ? fail(what, "is missing"), nullptr : nullptr;
-    const Index length = n * static_cast<Index>(sizeof(T));
-    if (at % 64 || length < 0 || length > bytes_ - at)
-      fail(what, std::to_string(length) + " bytes from byte " + std::to_string(at) + " on, do not lie in the block of " + std::to_string(bytes_));
-    return reinterpret_cast<const T*>(block_ + at);
-  }
-  const float* vector(const char* what, Index n, bool needed) { return place<float>(what, whole_panels(n), needed); }
-
-  Norm norm(const char* what, Index width, bool needed, bool bias) {
-    const float* gain = vector(what, width, needed);
-    return {gain, vector(what, width, needed && bias)};
-  }
-
-  /// of_floats: the rows that it is multiplied with are never rounded to bytes.
-  Matrix matrix(const char* what, Index inputs, Index outputs, bool of_floats = false) {
-    if (inputs > most || outputs > 4 * most) fail(what, "is too large");
-    Matrix w{};
-    w.format = static_cast<Format>(number(what, 0, of_floats ? 1 : 3));
-    w.inputs = number(what, inputs, inputs), w.outputs = number(what, outputs, outputs);
-    w.at = place<char>(what, size_of(w.format, inputs, outputs), true);
-    w.bias = vector(what, outputs, true);
-    w.scale = vector(what, outputs, w.format == Format::int8);
-    w.sums = vector(what, outputs, w.takes_bytes());
-    return w;
-  }
-  /// The outputs that the next matrix says it has.
-  Index outputs_of_next(const char* what) const {
-    Plan ahead = *this;
-    ahead.number(what, 0, 3), ahead.size(what);
-    return ahead.size(what);
-  }
-
-  void end() const {
-    if (at_ != begin_ + count_) throw std::runtime_error("the plan is too long: " + std::to_string(begin_ + count_ - at_) + " numbers are left over.");
-  }
-
-  [[noreturn]] void fail(const char* what, const std::string& why) const {
-    throw std::runtime_error("the plan is damaged, at its number " + std::to_string(at_ - begin_ - 1) + ": " + what + " " + why + ".");
-  }
-
- private:
-  const Index *begin_, *at_;
-  Index count_;
-  const char* block_;
-  Index bytes_;
-};
 
 Move read_move(Plan& plan, const Stack& s, Index g) {
   Move m{};
@@ -132,7 +37,7 @@ FeatureMap read_features(Plan& plan, const Stack& s, Index g) {
   m.function = static_cast<Function>(plan.number("a function", 0, static_cast<Index>(Function::log_softmax)));
   m.made_here = plan.flag("where features are made"), m.log_scaled = plan.flag("whether a logarithm is kept apart");
   m.f = plan.size("the number of features");
-  m.heads = plan.number("the heads of Ω", 0, g), m.m = plan.number("the rows of Ω", m.heads ? 1 : 0, m.heads ? most / g - panel : 0);
+  m.heads = plan.number("the heads of Ω", 0, g), m.m = plan.number("the rows of Ω", m.heads ? 1 : 0, m.heads ? most_of_plan / g - panel : 0);
   if (m.heads > 1 && m.heads != g) plan.fail("the heads of Ω", "must be 1 or all");
   if (m.heads) m.omega = plan.matrix("Ω", s.d, m.heads * whole_panels(m.m), true);
   const double* numbers = plan.place<double>("the numbers of a map", 5, true);
@@ -160,9 +65,8 @@ void read_hybrid(Plan& plan, const Stack& s, Layer& l) {
   x.far_bias = plan.vector("the weights of far keys", s.h, true);
 }
 
-Layer read_layer(Plan& plan, const Stack& s, const std::vector<Rotation>& rotations) {
-  Layer l{};
-  l.attention = static_cast<Attention>(plan.number("a kind of attention", 0, 3));
+/// Attention of one of the first kinds, and what it is projected by.
+void read_attention(Plan& plan, const Stack& s, const std::vector<Rotation>& rotations, Layer& l) {
   const bool linear = l.attention == Attention::linear, none = l.attention == Attention::none;
   l.decay = static_cast<Decay>(plan.number("a decay", 0, linear ? 3 : 0));
   l.rotation = plan.number("a rotation", -1, s.num_rotations - 1), l.rotates_features = plan.flag("what is rotated");
@@ -173,18 +77,25 @@ Layer read_layer(Plan& plan, const Stack& s, const std::vector<Rotation>& rotati
   if (l.rotation >= 0 && !none && rotations[static_cast<std::size_t>(l.rotation)].width != rotated)
     plan.fail("a rotation", "has another width than what it rotates");
   l.map = linear && !l.features.made_here ? static_cast<Map>(l.features.function) : Map::identity;
-  l.attention_norm = plan.norm("a norm", s.hidden, true, s.centred);
-  l.mlp_norm = plan.norm("a norm", s.hidden, true, s.centred);
   Index outputs = none ? s.g * s.d : (s.h + 2 * s.g) * s.d, rank = 0;
   if (l.decay == Decay::token) outputs += s.g;
   if (l.decay == Decay::channel) outputs += rank = std::max<Index>(1, plan.outputs_of_next("the projection of q, k and v") - outputs);
   l.qkv = plan.matrix("the projection of q, k and v", s.hidden, outputs);
   l.o = plan.matrix("the projection of outputs", s.h * s.d, s.hidden);
-  l.up = plan.matrix("the first matrix of an MLP", s.hidden, s.swiglu ? 2 * whole_panels(s.inner) : s.inner);
-  l.down = plan.matrix("the second matrix of an MLP", s.inner, s.hidden);
   if (l.decay == Decay::channel) l.gate = plan.matrix("a gate", rank, s.g * whole_panels(l.features.f), true);
   for (const float** x : {&l.q_gain, &l.k_gain, &l.o_gain}) *x = plan.vector("the norm of a head", s.d, false);
   l.log_decay = plan.vector("the decays of heads", s.g, l.decay == Decay::head);
+}
+
+Layer read_layer(Plan& plan, const Stack& s, const std::vector<Rotation>& rotations) {
+  Layer l{};
+  l.attention = static_cast<Attention>(plan.number("a kind of attention", 0, static_cast<Index>(Attention::hybrid)));
+  l.attention_norm = plan.norm("a norm", s.hidden, true, s.centred);
+  l.mlp_norm = plan.norm("a norm", s.hidden, true, s.centred);
+  l.up = plan.matrix("the first matrix of an MLP", s.hidden, s.swiglu ? 2 * whole_panels(s.inner) : s.inner);
+  l.down = plan.matrix("the second matrix of an MLP", s.inner, s.hidden);
+  if (l.attention == Attention::delta) read_delta(plan, s, l);
+  else read_attention(plan, s, rotations, l);
   return l;
 }
 
@@ -196,7 +107,7 @@ Stack read_plan(const Index* numbers, Index count, const void* block, Index byte
   Stack s{};
   s.hidden = plan.size("the hidden size"), s.h = plan.size("the number of heads"), s.g = plan.size("the number of key heads");
   s.d = plan.size("the size of a head"), s.inner = plan.size("the width of the MLP");
-  if (s.h % s.g || s.h > most / s.d) plan.fail("the heads", "do not fit each other");
+  if (s.h % s.g || s.h > most_of_plan / s.d) plan.fail("the heads", "do not fit each other");
   s.num_layers = plan.number("the number of layers", 0, count), s.num_rotations = plan.number("the number of rotations", 0, count);
   s.pre_norm = plan.flag("the place of norms"), s.centred = plan.flag("the kind of norms");
   s.swiglu = plan.flag("the kind of MLP"), s.normalize = plan.flag("whether attention is normalised");

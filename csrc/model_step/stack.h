@@ -56,8 +56,24 @@ struct FeatureMap {
   Index omega_panels() const { return (m + panel - 1) / panel; }
 };
 
-enum class Attention { linear, softmax, none, hybrid };
+enum class Attention { linear, softmax, none, delta, hybrid };
 enum class Decay { none, head, token, channel };
+
+/// A layer whose state the delta rule corrects (delta.h). Its first product puts out queries, keys and values, which are filtered along
+/// time, a gate of the outputs, β of each state, and what decays of tokens or channels are made of.
+struct DeltaLayer {
+  Index queries, keys, values;  // heads: as many queries as keys, or as many values as keys, and multiples; each value head has a state
+  Index d, e;                   // widths of a key and of a value
+  Index width, kept;            // taps of a filter; inputs that the state keeps, width − 1 at least
+  const float* taps;            // (width, channels), whole panels a row
+  Decay decay;
+  const float* rate;         // of each state: log_decay, or what −softplus(x) is multiplied with; null: 1
+  const float* gain;         // of the RMSNorm of each output
+  float strength, norm_eps;  // β = strength·σ(x)
+  float *S, *tokens;         // (b, values, d, e); (b, kept, channels)
+  Index outputs() const { return queries > values ? queries : values; }
+  Index channels() const { return (queries + keys) * d + values * e; }
+};
 
 /// Keys and values of one sequence (g, capacity, d), with `length` of them there.
 struct OwnCache {
@@ -140,6 +156,7 @@ struct Layer {
   const float* log_decay;                 // one per key head, for all tokens alike; null: none
   Sums state;
   Cache cache;
+  DeltaLayer delta;
   Hybrid hybrid;
 };
 

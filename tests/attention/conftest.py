@@ -9,8 +9,10 @@ from tarnn.attention import (
     GatedDeltaAttention,
     HeadDecay,
     LinearAttention,
+    Mamba2Attention,
     NoAttention,
     Rotary,
+    Rwkv7Attention,
     SoftmaxAttention,
     TokenDecay,
     WindowAttention,
@@ -122,7 +124,20 @@ CAUSAL_ROWS |= {
         decay=ChannelDecay(HIDDEN, KV_HEADS, HEAD_DIM), filter_width=2, **SIZES | m
     ),
     "gated delta, no decay, no filters, bias": lambda **m: GatedDeltaAttention(filter_width=1, bias=True, **SIZES | m),
+    "mamba2": lambda **m: Mamba2Attention(HIDDEN, HEADS, head_dim=HEAD_DIM, state_size=5, **m),
+    "mamba2, no filters, bias": lambda **m: Mamba2Attention(
+        HIDDEN, HEADS, head_dim=HEAD_DIM, filter_width=1, bias=True, **m
+    ),
+    "rwkv7": lambda **m: mixed(Rwkv7Attention(HIDDEN, HEADS, head_dim=HEAD_DIM, **m)),
 }
+
+
+def mixed(layer):
+    """RWKV-7 whose products of low rank, mixtures and bonus matter."""
+    with torch.no_grad():
+        for name, x in layer.mixing.named_parameters(recurse=False):
+            x.uniform_(0.1, 0.9) if x.ndim == 3 or name == "r_k" else x.normal_(std=0.3)
+    return layer
 
 
 def twice(kind, *sizes):
@@ -155,7 +170,7 @@ def build(row, **options):
     module = row(**options).double()
     with torch.no_grad():
         for name, p in module.named_parameters():
-            if name.endswith("_proj.weight"):
+            if name.endswith(("_proj.weight", "receptance.weight", "key.weight", "value.weight", "output.weight")):
                 p.normal_(std=0.6)
     return module
 

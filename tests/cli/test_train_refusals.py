@@ -53,7 +53,7 @@ def test_text_that_is_not_there_or_not_enough(refused, tmp_path):
         (["--hidden-size", "33"], ["hidden_size = 33", "num_attention_heads = 2"]),
         (
             ["--attention", "linear,quadratic"],
-            ["attention", "gated_delta, linear, none, softmax, window", "'quadratic'"],
+            ["attention", "gated_delta, linear, mamba2, none, rwkv7, softmax, window", "'quadratic'"],
         ),
         (["--redraw-every", "-1"], ["--redraw-every -1", "0 or more"]),
         (["--map-option", "favor"], ["--map-option favor", "map.option=value"]),

@@ -6,6 +6,7 @@ from support.families import FAMILIES, model_of
 
 from tarnn.conversion import constant_cache, set_options
 from tarnn.conversion.described import classes_of
+from tarnn.conversion.fused import new_states
 from tarnn.decoding.fused import FusedStep, refusal
 from tarnn.huggingface.fused_forward import fused_forward
 from tarnn.kernels.cpu import library
@@ -22,7 +23,8 @@ KINDS = {
     "clusters": NEAR | {"feature_map": {"name": "clusters", "num_features": 19}},
     "clusters that end": {"window": 5, "sinks": 0, "feature_map": "clusters", "far_until": 20},
     "favor": NEAR | {"feature_map": {"name": "favor", "num_features": 70}, "far_until": 20},
-    "centred and balanced": NEAR | {"feature_map": {"name": "oprf", "num_features": 40, "centre": True, "balance": True}},
+    "centred and balanced": NEAR
+    | {"feature_map": {"name": "oprf", "num_features": 40, "centre": True, "balance": True}},
     "elu": NEAR | {"feature_map": "elu"},
     "heads of every mode": NEAR | {"feature_map": "clusters", "mode": ["exact", "features"]},
     "window and features": NEAR | {"feature_map": "favor", "mode": ["window", "features"]},
@@ -46,7 +48,7 @@ def converted(family="Llama", **options):
 def read(model, ids, weights="float32"):
     """Logits after each token, by steps and by one prefill, and the states behind."""
     step = FusedStep(model, weights, classes=classes_of(model))
-    states = [ModelState(step.new_states(len(ids), 64), torch.zeros(len(ids), dtype=torch.int64)) for _ in range(2)]
+    states = [ModelState(new_states(step, len(ids), 64), torch.zeros(len(ids), dtype=torch.int64)) for _ in range(2)]
     logits = []
     for token in ids.T:
         out, states[0] = step(token, states[0], inplace=True)
@@ -129,7 +131,9 @@ def test_generate_writes_the_same_text(kind, way, tokens):
             options["max_new_tokens"] = 10
             first = written(past_key_values=cache)
             mask = torch.cat([mask, mask.new_ones(3, 10)], 1)
-            second = model.generate(first, attention_mask=mask, past_key_values=cache, max_new_tokens=15, do_sample=False)
+            second = model.generate(
+                first, attention_mask=mask, past_key_values=cache, max_new_tokens=15, do_sample=False
+            )
             assert torch.equal(second, expected)
 
 

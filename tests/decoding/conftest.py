@@ -14,6 +14,7 @@ KINDS = {
     "hybrid": {"attention": ["linear", "softmax"]},
     "none": {"attention": ["none", "linear"], "position": "learned", "max_position_embeddings": 256},
     "post-norm": {"position": "sinusoidal", "norm": "layer", "norm_position": "post", "mlp": "gelu"},
+    "recurrent": {"attention": ["gated_delta", "mamba2", "rwkv7"], "num_hidden_layers": 3},
     "convolved": {"conv_kernel": 4, "attention": ["linear", "softmax"]},
 }
 
@@ -23,14 +24,13 @@ def build(kind="linear", seed=0, **overrides):
     config = TarnnConfig(
         vocab_size=97,
         hidden_size=32,
-        num_hidden_layers=2,
         num_attention_heads=4,
         intermediate_size=48,
         initializer_range=0.3,
         eos_token_id=96,
         bos_token_id=96,
         pad_token_id=95,
-        **KINDS[kind] | overrides,
+        **{"num_hidden_layers": 2} | KINDS[kind] | overrides,
     )
     return TarnnForCausalLM(config).eval()
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from support.model_kinds import CONVOLVED, KINDS, build
+from support.model_kinds import KINDS, UNFUSED, build
 from support.models import fixtures_of
 from transformers import DynamicCache, StaticCache
 
 from tarnn.models import LinearStateLayer, SoftmaxStateLayer
 
-kind, model, make_model = fixtures_of(KINDS | CONVOLVED, build)
+kind, model, make_model = fixtures_of(KINDS | UNFUSED, build)
 
 
 def filled(model, x, mask=None):

@@ -50,7 +50,8 @@ def test_patterns(pattern, layers):
         ({"normalize": "yes"}, "normalize must be true or false; got 'yes'"),
         (
             {"attention": "liner"},
-            "attention must be one of gated_delta, linear, none, softmax, window; got 'liner'. Did you mean 'linear'",
+            "attention must be one of gated_delta, linear, mamba2, none, rwkv7, softmax, window; got 'liner'. Did you "
+            "mean 'linear'",
         ),
         ({"attention": ["linear", "conv"]}, "attention must be one of .*; got 'conv'"),
         ({"attention": ["linear"] * 3}, "multiple of its length; got 3 attentions for 8 layers"),
@@ -79,7 +80,7 @@ def test_patterns(pattern, layers):
         ({"attention_options": {"nu": 2}}, r"attention_options holds options .* as in .*; got \{'nu': 2\}"),
         (
             {"attention_options": {"linnear": {}}},
-            "no attention is called 'linnear'; there are gated_delta, linear, none, softmax, window",
+            "no attention is called 'linnear'; there are gated_delta, linear, mamba2, none, rwkv7, softmax, window",
         ),
         ({"attention_options": {"linear": {"window": 2}}}, "attention 'linear' has no option 'window'"),
         ({"feature_map": nn.ReLU()}, r"feature_map must be one of clusters, cosformer, .*; got ReLU\(\)"),

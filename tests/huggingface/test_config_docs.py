@@ -47,11 +47,20 @@ def test_attentions_and_decays():
 
 def test_options_of_attention_are_what_no_model_gives():
     """Each listed option can be given in a config and arrives in the layer; all other arguments come from the model."""
-    own = {"gated_delta": {"filter_width": 3}, "window": {"window": 5, "sinks": 2, "global_tokens": [3]}}
+    own = {
+        "gated_delta": {"filter_width": 3},
+        "mamba2": {"filter_width": 2, "state_size": 5},
+        "window": {"window": 5, "sinks": 2, "global_tokens": [3]},
+    }
     for name, (_, options) in rows("Kinds of attention").items():
         given = {"dropout": 0.25, **own.get(name, {})}
         assert set(re.findall(r"`(\w+)`", options)) == set(given) <= arguments_of(ATTENTIONS[name].kind)
-        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "causal": name == "gated_delta"}
+        sizes = {
+            "hidden_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "causal": name in ("gated_delta", "mamba2", "rwkv7"),
+        }
         attention = (
             TarnnModel(TarnnConfig(**sizes, attention=name, attention_options={name: given})).layers[0].attention
         )

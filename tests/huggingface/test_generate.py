@@ -4,6 +4,8 @@ import warnings
 
 import pytest
 import torch
+from support.model_kinds import KINDS, UNFUSED, build
+from support.models import fixtures_of
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -11,6 +13,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, pipeline
 
 from tarnn.data.tokenizers import byte_tokenizer
 
+kind, model, make_model = fixtures_of(KINDS | UNFUSED, build)
 GREEDY = {"do_sample": False, "max_new_tokens": 6, "eos_token_id": None}
 
 

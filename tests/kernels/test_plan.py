@@ -8,7 +8,7 @@ from tarnn.kernels.cpu.model_step import ATTENTIONS, DECAYS, FUNCTIONS, Block
 
 pytestmark = pytest.mark.usefixtures("compiled")
 HIDDEN, HEADS, KEY_HEADS, D, INNER, TOKENS = 24, 4, 2, 8, 40, 11
-FEATURES = 20
+FEATURES, VALUES, WIDE = 20, 4, 6
 
 
 def matrix(block, outputs, inputs, weights="float32"):
@@ -20,9 +20,18 @@ def norms(block, count):
         block.vector(torch.ones(HIDDEN))
 
 
-def layer(block, attention, decay="none", rotation=-1, qkv=(HEADS + 2 * KEY_HEADS) * D):
-    block.numbers(ATTENTIONS.index(attention), DECAYS.index(decay), rotation, 0)
-    if attention == "linear":
+def layer(block, kind):
+    """A layer's kind, norms and feed-forward."""
+    block.numbers(ATTENTIONS.index(kind))
+    norms(block, 2)
+    matrix(block, INNER, HIDDEN, "bfloat16")
+    matrix(block, HIDDEN, INNER)
+
+
+def attention(block, kind, decay="none", rotation=-1, qkv=(HEADS + 2 * KEY_HEADS) * D):
+    layer(block, kind)
+    block.numbers(DECAYS.index(decay), rotation, 0)
+    if kind == "linear":
         block.numbers(FUNCTIONS.index("exp"), True, True, FEATURES, KEY_HEADS, FEATURES)
         block.heads(torch.randn(KEY_HEADS, FEATURES, D), None)
         block.place(torch.tensor([0.5, 0.0, 1.0, 0.0, -1e30], dtype=torch.float64))
@@ -33,12 +42,9 @@ def layer(block, attention, decay="none", rotation=-1, qkv=(HEADS + 2 * KEY_HEAD
         block.numbers(0)
         for _ in range(4):
             block.vector(None)
-    norms(block, 2)
     rank = 3 if decay == "channel" else 0
     matrix(block, qkv + rank, HIDDEN, "int8")
     matrix(block, HIDDEN, HEADS * D, "int4")
-    matrix(block, INNER, HIDDEN, "bfloat16")
-    matrix(block, HIDDEN, INNER)
     if decay == "channel":
         block.heads(torch.randn(KEY_HEADS, FEATURES, rank), torch.randn(KEY_HEADS, FEATURES))
     for _ in range(3):
@@ -46,17 +52,32 @@ def layer(block, attention, decay="none", rotation=-1, qkv=(HEADS + 2 * KEY_HEAD
     block.vector(None)
 
 
+def delta(block):
+    """A layer of two key heads and four values, with a decay a channel."""
+    layer(block, "delta")
+    block.numbers(2, 2, VALUES, D, WIDE, 4, 4)
+    block.place(torch.randn(4, 64))
+    block.numbers(DECAYS.index("channel"))
+    block.place(torch.tensor([1.0, 1e-6], dtype=torch.float64))
+    block.vector(torch.ones(WIDE))
+    block.vector(torch.ones(VALUES))
+    matrix(block, 4 * D + 2 * VALUES * WIDE + VALUES + 3, HIDDEN)
+    matrix(block, HIDDEN, VALUES * WIDE)
+    block.heads(torch.randn(VALUES, D, 3), torch.randn(VALUES, D))
+
+
 def written() -> Block:
-    """A model of three layers with all that a plan can say of them."""
+    """A model of four layers with all that a plan can say of them."""
     torch.manual_seed(0)
     block = Block()
-    block.numbers(HIDDEN, HEADS, KEY_HEADS, D, INNER, 3, 1)
+    block.numbers(HIDDEN, HEADS, KEY_HEADS, D, INNER, 4, 1)
     block.numbers(True, True, False, True)  # pre-norm, centred, GELU, normalised
     block.numbers(D)
     block.place(torch.rand(D // 2, dtype=torch.float64))
-    layer(block, "linear", "channel", rotation=0)
-    layer(block, "softmax", rotation=0)
-    layer(block, "none", qkv=KEY_HEADS * D)
+    attention(block, "linear", "channel", rotation=0)
+    attention(block, "softmax", rotation=0)
+    attention(block, "none", qkv=KEY_HEADS * D)
+    delta(block)
     norms(block, 1)
     matrix(block, TOKENS, HIDDEN, "bfloat16")
     return block
@@ -66,6 +87,7 @@ def run(plan, weights, states=None, tokens=None, ids=None, starts=None, slots=No
     states = states or [
         torch.zeros(1, KEY_HEADS, FEATURES, D), torch.zeros(1, KEY_HEADS, FEATURES), torch.zeros(1, KEY_HEADS),
         torch.zeros(1, KEY_HEADS, 4, D), torch.zeros(1, KEY_HEADS, 4, D),
+        torch.zeros(1, VALUES, D, WIDE), torch.zeros(1, 4, 4 * D + VALUES * WIDE),
     ]  # fmt: skip
     ids = torch.zeros(1, dtype=torch.int64) if ids is None else ids
     tokens = torch.randn(TOKENS, HIDDEN) if tokens is None else tokens
@@ -94,7 +116,7 @@ def test_a_whole_plan_runs(block, weights):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda plan: [plan[0] + 1, *plan[1:]], "has version 2, and these compiled kernels read version 1"),
+        (lambda plan: [plan[0] + 1, *plan[1:]], "has version 3, and these compiled kernels read version 2"),
         (lambda plan: plan[:2], "cut short: it has no header"),
         (lambda plan: plan[:-1], "cut short or too long"),
         (lambda plan: [*plan, 0], "cut short or too long"),
@@ -103,7 +125,7 @@ def test_a_whole_plan_runs(block, weights):
         (lambda plan: [*plan[:2], plan[2] + 64, *plan[3:]], "is for a block of"),
         (lambda plan: [*plan[:3], 25, *plan[4:]], "must be"),
         (lambda plan: [*plan[:4], 3, *plan[5:]], "the heads do not fit each other"),
-        (lambda plan: [*plan[:20], FUNCTIONS.index("waves"), *plan[21:]], "the number of features is not that"),
+        (lambda plan: [*plan[:38], FUNCTIONS.index("waves"), *plan[39:]], "the number of features is not that"),
         (lambda plan: [*plan[:15], plan[15] + 1, *plan[16:]], "do not lie in the block"),
         (lambda plan: [*plan[:15], plan[2] - 8, *plan[16:]], "do not lie in the block"),
         (lambda plan: torch.tensor(plan, dtype=torch.int32), "must be int64"),
@@ -131,7 +153,7 @@ def test_states_and_tables_of_another_model_are_refused(block, weights):
 
 def test_python_refuses_kernels_that_read_another_version(block, monkeypatch):
     monkeypatch.setattr(model_step, "VERSION", 7)
-    with pytest.raises(RuntimeError, match=r"read plans of version 1, and this is version 7: compile them again"):
+    with pytest.raises(RuntimeError, match=r"read plans of version 2, and this is version 7: compile them again"):
         block.bytes()
 
 

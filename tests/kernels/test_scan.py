@@ -15,7 +15,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 
 @pytest.mark.parametrize("block", range(0, 160, 20))
 def test_drawn_calls(block):
-    """`python tests/fuzz_scan.py` draws thousands."""
+    """`python tests/fuzz_ops.py scan` draws thousands."""
     for number in range(block, block + 20):
         assert excess(number) <= 1, number
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from support.model_kinds import CONVOLVED, KINDS, build
+from support.model_kinds import KINDS, UNFUSED, build
 from support.models import fixtures_of
 
 from tarnn.models import ModelState
 
-kind, model, make_model = fixtures_of(KINDS | CONVOLVED, build)
+kind, model, make_model = fixtures_of(KINDS | UNFUSED, build)
 
 
 @torch.no_grad()

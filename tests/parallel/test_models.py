@@ -21,6 +21,15 @@ CASES = {
     "labels of sequences": Model("TarnnForSequenceClassification", config=(("causal", False),), masked=True),
     "labels of sequences, unmasked": Model("TarnnForSequenceClassification", config=(("causal", False),)),
     "labels of sequences by the last token": Model("TarnnForSequenceClassification", masked=True),
+    "a decay to either side": Model("TarnnForMaskedLM", config=(("causal", False), ("decay", "token")), masked=True),
+    "convolutions": Model(config=(("conv_kernel", 4),), masked=True),
+    "convolutions to both sides": Model("TarnnForMaskedLM", config=(("causal", False), ("conv_kernel", 9))),
+    "gated delta rule": Model(config=(("attention", ("gated_delta", "linear")),), masked=True),
+    "reversible": Model(config=(("reversible", True), ("decay", "token"), ("position", "rotary")), masked=True),
+    "reversible, softmax": Model(config=(("reversible", True), ("attention", ("softmax", "linear")))),
+    "reversible, to both sides": Model(
+        "TarnnForTokenClassification", config=(("causal", False), ("reversible", True), ("decay", "head")), masked=True
+    ),
     "RWKV-5": Rwkv(version=5, masked=True),
     "RWKV-7": Rwkv(version=7),
 }
@@ -45,6 +54,11 @@ def test_training_is_that_of_one_process(processes, name):
     check(processes, CASES[name])
 
 
+@pytest.mark.parametrize("option", ["conv_kernel", "reversible"])
+def test_packed_documents_of_convolutions_and_of_reversible_layers(processes, option):
+    check(processes, Model(packed="cu_seqlens", config=((option, 3 if option == "conv_kernel" else True),)))
+
+
 @pytest.mark.parametrize("told", ["cu_seqlens", "position_ids", "seq_idx"])
 @pytest.mark.parametrize("position", ["rotary", "none"])
 def test_packed_documents_cross_ranks(processes, told, position):
@@ -57,7 +71,16 @@ def test_packed_documents_of_rwkv(processes):
 
 
 @pytest.mark.parametrize(
-    "name", ["rotated features", "half of the layers softmax", "learned positions", "RWKV-5", "RWKV-7"]
+    "name",
+    [
+        "rotated features",
+        "half of the layers softmax",
+        "learned positions",
+        "convolutions",
+        "gated delta rule",
+        "RWKV-5",
+        "RWKV-7",
+    ],
 )
 def test_a_long_prompt_is_read_by_all(processes, name):
     case = replace(CASES[name], prefill=True, labels=False)

@@ -2,7 +2,15 @@
 
 import torch
 
-from tarnn.attention import GatedDeltaAttention, LinearAttention, NoAttention, SoftmaxAttention, WindowAttention
+from tarnn.attention import (
+    GatedDeltaAttention,
+    LinearAttention,
+    Mamba2Attention,
+    NoAttention,
+    Rwkv7Attention,
+    SoftmaxAttention,
+    WindowAttention,
+)
 from tarnn.feature_maps.base import PositionalMap
 from tarnn.ops.hybrid import definition as hybrid_definition
 from tarnn.ops.linear import definition as linear_definition
@@ -25,10 +33,9 @@ def turned(x, rotary):
 
 def define(module, x, context=None, key_mask=None):
     """module(x, context, key_mask=key_mask), in the dtype of x, by the quadratic definitions."""
-    if isinstance(module, GatedDeltaAttention):
-        return torch.stack(
-            [_corrected(module, row, None if key_mask is None else key_mask[i]) for i, row in enumerate(x)]
-        )
+    if (recurrence := RECURRENCES.get(type(module))) is not None:
+        rows = zip(x, [None] * len(x) if key_mask is None else key_mask)
+        return torch.stack([recurrence(module, row, real) for row, real in rows])
     source = x if context is None else context
     v = heads(module.v_proj(source), module.num_kv_heads)
     if isinstance(module, NoAttention):
@@ -114,8 +121,58 @@ def _corrected(module: GatedDeltaAttention, x, real=None):
     return y
 
 
+def _scanned(module: Mamba2Attention, x, real=None):
+    """One sequence of Mamba-2, (t, hidden), token by token."""
+    h, n, p = module.num_heads, module.state_size, module.head_dim
+    y, S, seen = torch.zeros_like(x), x.new_zeros(h, n, p), []
+    for i in range(len(x)) if real is None else real.nonzero()[:, 0].tolist():
+        gate, inputs, dt = module.in_proj(x[i]).split([h * p, h * p + 2 * n, h])
+        seen.append(inputs)
+        last = seen[-module.filters.shape[1] :]
+        mixed = module.filter_bias + sum(
+            module.filters[:, -1 - back] * inputs for back, inputs in enumerate(reversed(last))
+        )
+        v, k, q = (mixed * mixed.sigmoid()).split([h * p, n, n])
+        dt = (1 + (dt + module.dt_bias).exp()).log()[:, None]
+        v = v.view(h, p)
+        S = torch.exp(-dt * module.A_log.exp()[:, None])[..., None] * S + k[:, None] * (dt * v)[:, None]
+        o = (torch.einsum("hne,n->he", S, q) + module.D[:, None] * v).flatten() * gate * gate.sigmoid()
+        y[i] = module.o_proj(o / (o.square().mean() + 1e-5).sqrt() * module.norm.weight)
+    return y
+
+
+def _learned(module: Rwkv7Attention, x, real=None):
+    """One sequence of RWKV-7, (t, hidden), token by token."""
+    m, h = module.mixing, module.num_heads
+    heads = lambda z: z.view(h, -1)  # noqa: E731
+    y, S, before = torch.zeros_like(x), x.new_zeros(h, module.head_dim, module.head_dim), torch.zeros_like(x[0])
+    for i in range(len(x)) if real is None else real.nonzero()[:, 0].tolist():
+        r, w, k, v, a, g = (x[i] + (before - x[i]) * mixture[0] for mixture in m.x_rwkvag)
+        before = x[i]
+        decay = (-(-0.5 * torch.ones_like(x[0, 0])).exp() * (m.w0[0, 0] + m.w2 @ torch.tanh(m.w1 @ w)).sigmoid()).exp()
+        alpha, gate = (m.a0[0, 0] + m.a2 @ (m.a1 @ a)).sigmoid(), m.g2 @ (m.g1 @ g).sigmoid()
+        r, k, v = m.receptance(r), m.key(k), m.value(v)
+        direction = heads(k * m.k_k[0, 0])
+        direction = direction / direction.norm(dim=-1, keepdim=True)
+        r, k, v = heads(r), heads(k * (1 + (alpha - 1) * m.k_a[0, 0])), heads(v)
+        read = torch.einsum("hd,hde->he", direction, S)
+        S = (
+            heads(decay)[..., None] * S
+            - (direction * heads(alpha))[..., None] * read[:, None]
+            + k[..., None] * v[:, None]
+        )
+        o = torch.einsum("hd,hde->he", r, S)
+        o = (o - o.mean(-1, keepdim=True)) / (o.var(-1, keepdim=True, unbiased=False) + 64e-5).sqrt()
+        o = o.flatten() * m.ln_x.weight + m.ln_x.bias + ((r * k * m.r_k).sum(-1, keepdim=True) * v).flatten()
+        y[i] = m.output(o * gate)
+    return y
+
+
 def _of_tokens(log_decay, t):
     """(g,), (1, g, t) or (1, g, t, d) as (t, g, 1 or d)."""
     if log_decay.ndim == 1:
         return log_decay.expand(t, -1)[..., None]
     return log_decay[0].movedim(1, 0).reshape(t, log_decay.shape[1], -1)
+
+
+RECURRENCES = {GatedDeltaAttention: _corrected, Mamba2Attention: _scanned, Rwkv7Attention: _learned}

@@ -57,7 +57,8 @@ SOFTMAX = {
     "all three": {"attention": ["softmax", "none", "linear"], "num_hidden_layers": 3, "position": "none"},
 }
 KINDS = {**LINEAR, "paper": {}, **SOFTMAX}
-CONVOLVED = {  # which have no fused step
+UNFUSED = {  # which have no fused step
+    "recurrent": {"attention": ["gated_delta", "mamba2", "rwkv7", "softmax"], "num_hidden_layers": 4, "decay": "token"},
     "convolved": {"conv_kernel": 4, "position": "none", "decay": "token"},
     "convolved hybrid": {"attention": ["softmax", "linear"], "conv_kernel": 3, "position": "none"},
 }
@@ -69,7 +70,7 @@ def build(kind="linear", **overrides):
     if kind == "paper":
         return TarnnForCausalLM(TarnnConfig.paper(**TINY | overrides)).double().eval()
     plain = {"position": "rotary", "decay": "none"}
-    return TarnnForCausalLM(TarnnConfig(**TINY | plain | (KINDS | CONVOLVED)[kind] | overrides)).double().eval()
+    return TarnnForCausalLM(TarnnConfig(**TINY | plain | (KINDS | UNFUSED)[kind] | overrides)).double().eval()
 
 
 # make_model(kind="linear", **overrides of the config)

@@ -23,6 +23,7 @@ IMAGE = {
     "image_width": 4,
     "num_mixtures": 3,
 }
+NARROW, WIDE = ({"gated_delta": {"filter_width": width}} for width in (1, 7))
 SERVED = {
     "default": {},
     "wider than a panel": {"hidden_size": 72, "head_dim": 34, "intermediate_size": 200, "vocab_size": 131},
@@ -37,6 +38,11 @@ SERVED = {
     "rotated features": {"position": "rotary", "num_key_value_heads": 2, "max_position_embeddings": 64},
     "rotated features, unnormalised": {"position": "rotary", "feature_map": "elu", "normalize": False, "decay": "head"},
     "channels": {"decay": "channel", "feature_map": ["elu", "favor", "hedgehog"], "num_key_value_heads": 2},
+    "delta": {"attention": "gated_delta"},
+    "delta, channels": {"attention": "gated_delta", "decay": "channel", "num_key_value_heads": 2, "head_dim": 34},
+    "delta without decay": {"attention": "gated_delta", "decay": "none", "bias": True, "attention_options": NARROW},
+    "delta, a decay a head": {"attention": "gated_delta", "decay": "head", "attention_options": WIDE},
+    "delta and others": {"attention": ["gated_delta", "softmax", "linear"], "position": "rotary"},
     "no layers' bias": {"norm_position": "post", "mlp": "gelu", "tie_word_embeddings": False},
 }
 SERVED_IMAGES = {

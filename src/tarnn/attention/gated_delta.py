@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
+from tarnn.attention.filters import check_filter_width, initial_filters
 from tarnn.attention.multihead import MultiHeadAttention
 from tarnn.attention.registry import register
 from tarnn.numerics import wide, widen
@@ -70,25 +71,19 @@ class GatedDeltaAttention(MultiHeadAttention):
             bias=bias,
             dropout=dropout,
         )
-        if type(filter_width) is not int or not 1 <= filter_width <= 31:
-            raise ValueError(
-                f"filter_width, the width of the filters, is a whole number from 1 to 31; got {filter_width!r}."
-            )
+        check_filter_width(filter_width)
         self.filter_width = filter_width
         self.widths = [x * self.head_dim for x in (num_heads, self.num_kv_heads, self.num_kv_heads)]
         self.filters = nn.Parameter(torch.empty(sum(self.widths), filter_width))
-        self.filters.data.copy_(self.initial_filters())
+        self.filters.data.copy_(initial_filters(*self.filters.shape))
         self.beta_proj = nn.Linear(hidden_size, self.num_kv_heads, bias=bias)
         self.gate_proj = nn.Linear(hidden_size, num_heads * self.head_dim, bias=bias)
         self.norm = nn.RMSNorm(self.head_dim, eps=1e-6)
         self.decay = decay
 
-    def initial_filters(self) -> Float[Tensor, "c w"]:
-        """Draw filters as a Conv1d has them; of width 1, ones."""
-        channels, width = self.filters.shape
-        if width == 1:
-            return torch.ones(channels, 1)
-        return torch.empty(channels, width, device="cpu").uniform_(-(width**-0.5), width**-0.5)
+    def initial_weights(self) -> dict[str, Tensor]:
+        """Draw the parameters that are no projection."""
+        return {"filters": initial_filters(*self.filters.shape)}
 
     def forward(  # type: ignore[override]
         self,
@@ -170,6 +165,13 @@ class GatedDeltaAttention(MultiHeadAttention):
         gate = silu(self.heads(self.gate_proj(x), self.num_heads))
         o = rms_norm(o, (self.head_dim,), self.norm.weight.to(o.dtype), self.norm.eps) * gate.to(o.dtype)
         return self.merge(o, dtype)
+
+    def describe(self, plan: Any) -> Any:
+        h, g, d = self.num_heads, self.num_kv_heads, self.head_dim
+        parts = self.parts(plan)
+        inputs = (*parts["inputs"], plan.add(self.gate_proj), plan.add(self.beta_proj))
+        decay = plan.add(self.decay) or plan.decay()
+        return plan.delta((h, g, g, d, d), inputs, self.filters, parts["output"], plan.add(self.norm), decay)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, filter_width={self.filter_width}"

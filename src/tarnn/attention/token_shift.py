@@ -50,7 +50,7 @@ def token_shift(
 def _shifted(x: Tensor, last: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     if key_mask is None and cu_seqlens is None:
         joined = torch.cat([last[:, None].to(x.dtype), x], 1)
-        return joined[:, :-1], joined[:, -1]
+        return joined[:, :-1], joined[:, -1].clone()  # or the state would keep all of it
     (b, t, _), device = x.shape, x.device
     bounds = torch.arange(b + 1, device=device) * t if cu_seqlens is None else cu_seqlens.to(torch.int64)
     n, place = len(bounds) - 1, torch.arange(b * t, device=device)

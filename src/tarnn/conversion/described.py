@@ -69,7 +69,7 @@ def describe_mlp(mlp: Any, plan: Any) -> Any:
     return plan.feed_forward(plan.add(mlp.up_proj), plan.add(mlp.down_proj), plan.add(mlp.gate_proj))
 
 
-PARTS = {
+PARTS: dict[str, Callable[..., Any]] = {
     "ForCausalLM": describe_causal,
     "Model": describe_backbone,
     "DecoderLayer": describe_layer,

@@ -1,6 +1,7 @@
 """`generate` of converted models by the fused step, on a cache of constant size."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, cast
 
 from torch import nn
@@ -12,6 +13,8 @@ from tarnn.conversion.interface import warn_beyond
 from tarnn.conversion.layer import HeadStates
 from tarnn.conversion.options import DEFAULTS, attention_layers, child_of, converted_layers, tell
 from tarnn.decoding.fused import FusedStep
+from tarnn.decoding.hybrid import Hybrid
+from tarnn.decoding.parts import Attention
 from tarnn.huggingface.fused_forward import SMALLEST_CACHE, FusedForward, ask_first
 from tarnn.ops import State
 
@@ -41,7 +44,7 @@ class ConvertedForward(FusedForward):
     def states(self, step: FusedStep, cache: Cache, rows: int, num_tokens: int) -> tuple[State, ...]:
         layers = cast(Sequence[Any], cache.layers)
         if not layers[0].is_initialized:
-            return step.new_states(rows, max(SMALLEST_CACHE, num_tokens))
+            return new_states(step, rows, max(SMALLEST_CACHE, num_tokens))
         return tuple(part for x in layers for part in x.own(num_tokens).parts)
 
     def keep(self, cache: Cache, states: Sequence[State], num_tokens: int) -> None:
@@ -52,6 +55,13 @@ class ConvertedForward(FusedForward):
             layer.begin(HeadStates(tuple(next(rest) for _ in range(count))), layer.num_tokens + num_tokens)
         if self.calibrated_on is not None:
             warn_beyond(self.calibrated_on, None, layers[0].num_tokens)
+
+
+def new_states(step: FusedStep, rows: int, capacity: int) -> tuple[State, ...]:
+    """The states before the first token, of all layers; capacity: of the caches of heads that keep all keys."""
+    layers = (cast(Attention, x) for x in step.attentions)
+    parts = (cast(Hybrid, x.hybrid).new_states(x.heads[2], x.num_features, rows, capacity) for x in layers)
+    return tuple(chain.from_iterable(parts))
 
 
 def arguments_of(model: Any, given: Mapping[str, Any]) -> Mapping[str, Any] | None:

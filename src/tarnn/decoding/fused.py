@@ -15,7 +15,8 @@ from torch.nn.functional import pad
 
 from tarnn.decoding.caches import check_room, lengths_of, longer, masked
 from tarnn.decoding.packing import pack
-from tarnn.decoding.plan import Attention, Plan, Refusal
+from tarnn.decoding.parts import Attention, Mixer
+from tarnn.decoding.plan import Plan, Refusal
 from tarnn.decoding.rows import check_tokens, rows_of
 from tarnn.decoding.state_check import check_state, tensors_of
 from tarnn.kernels.cpu import library
@@ -23,7 +24,7 @@ from tarnn.kernels.cpu.model_step import FORMATS, run
 from tarnn.models.inputs import check_length
 from tarnn.models.state import ModelState
 from tarnn.numerics import default_eps
-from tarnn.ops import KVCache, LinearState, NoState, State as LayerState
+from tarnn.ops import KVCache, State as LayerState
 
 State = TypeVar("State", bound=ModelState)
 Classes = Mapping[type, Callable[..., Any]]
@@ -95,8 +96,8 @@ class FusedStep:
             plan.norm_eps,
             default_eps(torch.float32),
         )
-        self._attentions = [x.attention for x in plan.layers]
-        self._expected = self.new_states(1, 1, "meta")
+        self.attentions = [x.attention for x in plan.layers]
+        self._expected = [state for x in self.attentions for state in _states_of(x)]
         # of the last state its rows, its layers and their tensors; one tuple, so that threads don't mix them
         self._checked: tuple[int, tuple[LayerState, ...], list[Tensor]] = (0, (), [])
 
@@ -113,10 +114,6 @@ class FusedStep:
         tensors = self._check_room(state, len(ids), 1)
         parameters = self.tokens.new_empty(len(ids), self.num_outputs)
         return parameters, self._run(ids, state, tensors, parameters, 1, self._rows(state, state.position))
-
-    def new_states(self, rows: int, capacity: int, device: str = "cpu") -> tuple[LayerState, ...]:
-        """The layers' states before the first token; capacity: of caches."""
-        return tuple(state for x in self._attentions for state in _new_states(x, rows, capacity, device))
 
     def check(self, state: ModelState) -> None:
         """Raise UnfitState for anything but the state of one row, as this model makes it."""
@@ -279,10 +276,8 @@ def _whole(token_ids: Tensor) -> Tensor:
     return token_ids.contiguous()
 
 
-def _new_states(x: Attention, rows: int, capacity: int, device: str) -> tuple[LayerState, ...]:
-    _, g, d = x.heads
-    if x.hybrid is not None:
-        return x.hybrid.new_states(d, x.num_features, rows, capacity, device)
-    if x.kind == "linear":
-        return (LinearState.zeros(rows, g, x.num_features, d, log_weights=x.log_scaled, device=device),)
-    return (KVCache.empty(rows, g, capacity, d, dtype=torch.float32, device=device) if x.kind == "softmax" else NoState(),)
+def _states_of(x: Attention | Mixer) -> tuple[LayerState, ...]:
+    """One row of a layer's states, without numbers."""
+    if isinstance(x, Attention) and x.hybrid is not None:
+        return x.hybrid.new_states(x.heads[2], x.num_features, 1, 1, "meta")
+    return (x.new_state(),)

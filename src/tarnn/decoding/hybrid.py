@@ -38,7 +38,7 @@ class Hybrid(NamedTuple):
         reach = (REACHES.index(x) for x in self.reach)
         return (self.window + self.sinks, self.sinks, end, self.log_features, *reach)
 
-    def new_states(self, d: int, num_features: int, rows: int, capacity: int, device: str) -> tuple[State, ...]:
+    def new_states(self, d: int, num_features: int, rows: int, capacity: int, device: str = "cpu") -> tuple[State, ...]:
         """A state for each reach that there is, in the order of `REACHES`."""
         states: list[State] = []
         for reach in filter(self.reach.count, REACHES):

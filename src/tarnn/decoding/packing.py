@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tarnn.decoding.plan import Features, Layer, Norm, Plan, Product, Shift
+from tarnn.decoding.parts import Attention, Features, Layer, Norm, Product, Shift, stacked
+from tarnn.decoding.plan import Plan
 from tarnn.kernels.cpu.model_step import ATTENTIONS, DECAYS, FUNCTIONS, Block
 from tarnn.kernels.features import NAMES
 
@@ -16,9 +17,10 @@ from tarnn.kernels.features import NAMES
 def pack(plan: Plan, weights: str) -> tuple[Tensor, Tensor]:
     """(the numbers, the block of weights); weights: how the layers' matrices are kept, one of `FORMATS`."""
     block, first = Block(), plan.layers[0]
-    rotations = {_key(x): x for layer in plan.layers if (x := layer.attention.frequencies) is not None}
+    attentions = [x.attention for x in plan.layers if isinstance(x.attention, Attention)]
+    rotations = {_key(x.frequencies): x.frequencies for x in attentions if x.frequencies is not None}
     hidden, inner = first.mlp.down.weight.shape
-    block.numbers(hidden, *first.attention.heads, inner, len(plan.layers), len(rotations))
+    block.numbers(hidden, *plan.heads, inner, len(plan.layers), len(rotations))
     block.numbers(plan.pre_norm, plan.centred, first.mlp.gate is not None, plan.normalize)
     for frequencies in rotations.values():
         block.numbers(2 * len(frequencies), frequencies.dtype == torch.float32)
@@ -37,23 +39,31 @@ def _key(frequencies: Tensor) -> Any:
 
 def _write_layer(block: Block, layer: Layer, weights: str, rotations: list[Any]) -> None:
     x, mlp = layer.attention, layer.mlp
-    block.numbers(ATTENTIONS.index(x.kind), DECAYS.index(x.decay.kind))
+    block.numbers(ATTENTIONS.index(x.kind))
+    _write_norm(block, layer.attention_norm)
+    _write_norm(block, layer.mlp_norm)
+    up = mlp.up if mlp.gate is None else _interleaved(mlp.gate, mlp.up)
+    block.matrix(*up, weights)
+    block.matrix(*mlp.down, weights)
+    if isinstance(x, Attention):
+        _write_attention(block, x, weights, rotations)
+    else:
+        x.write(block, weights)
+
+
+def _write_attention(block: Block, x: Attention, weights: str, rotations: list[Any]) -> None:
+    block.numbers(DECAYS.index(x.decay.kind))
     rotation = -1 if x.frequencies is None else rotations.index(_key(x.frequencies))
     block.numbers(rotation, x.rotates_features)
     if x.hybrid is not None:
         block.numbers(*x.hybrid.numbers())
-    for features in filter(None, (x.features, None if x.hybrid is None else x.hybrid.keys)):
+    for features in x.all_features:
         _write_features(block, features, x.log_scaled, x.num_features)
     if x.hybrid is not None and x.features is not None:
         block.vector(x.hybrid.far_bias)
-    _write_norm(block, layer.attention_norm)
-    _write_norm(block, layer.mlp_norm)
     rows = [*x.inputs, *([] if x.decay.rows is None else [x.decay.rows])]
-    block.matrix(*_stacked(rows), weights)
+    block.matrix(*stacked(rows), weights)
     block.matrix(*x.output, weights)
-    up = mlp.up if mlp.gate is None else _interleaved(mlp.gate, mlp.up)
-    block.matrix(*up, weights)
-    block.matrix(*mlp.down, weights)
     if x.decay.up is not None:
         g = x.heads[1]
         weight, bias = x.decay.up
@@ -85,12 +95,6 @@ def _write_shift(block: Block, shift: Shift | None) -> None:
 def _write_norm(block: Block, norm: Norm | None) -> None:
     block.vector(None if norm is None else norm.gain)
     block.vector(None if norm is None else norm.bias)
-
-
-def _stacked(products: list[Product]) -> Product:
-    """Several products of the same input as one."""
-    biases = [w.new_zeros(len(w)) if b is None else b for w, b in products]
-    return Product(torch.cat([w for w, _ in products]), torch.cat(biases))
 
 
 def _interleaved(gate: Product, up: Product) -> Product:

@@ -6,12 +6,14 @@ subclass may compute something else, so it says `describe = Base.describe` where
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from tarnn.decoding.delta import Delta
 from tarnn.decoding.hybrid import Hybrid
+from tarnn.decoding.parts import Attention, Decay, Features, FeedForward, Layer, Norm, Product, Shift
 
 HEAD_EPS = 1e-6  # of the norms of a head's query, key and output, in the kernel
 # hooks that change no number: they note what is put out for those who ask, or ask for gradients of the embeddings
@@ -20,106 +22,6 @@ HARMLESS = (("transformers.utils.output_capturing", ""), ("transformers.modeling
 
 class Refusal(ValueError):
     """Why a model has no fused step: one sentence, without its full stop. The one that `FusedStep` raises has it as its cause."""
-
-
-class Product(NamedTuple):
-    """y = W x + bias, W (outputs, inputs)."""
-
-    weight: Tensor
-    bias: Tensor | None = None
-
-
-class Norm(NamedTuple):
-    """Of vectors divided by the root of their mean square (centred: of their variance) + eps."""
-
-    gain: Tensor
-    bias: Tensor | None = None
-    eps: float = 1e-6
-    centred: bool = False
-
-
-class Shift(NamedTuple):
-    """(x − centre)·stretch, with weight·x + constant as its log-weight: (1 or g, d) each, the constant (1 or g,)."""
-
-    centre: Tensor
-    stretch: Tensor
-    weight: Tensor
-    constant: Tensor
-
-
-class Features(NamedTuple):
-    """How φ(x) is made: x ← (x − centre)·stretch, then u = Ω x + bias − square·|x|² + offset and φ = gain·function(u) + shift.
-
-    function: a name of `kernels.cpu.model_step.FUNCTIONS`. number: of exp, the least that its logarithm may be; of dpfp, ν; of
-    cosformer, the angle per position. parts: of pairs, the factors of 1, x, x², x_i·x_j, x, 1.
-    """
-
-    function: str
-    omega: Tensor | None = None  # (1 or g, m, d)
-    bias: Tensor | None = None  # (1 or g, m)
-    square: float = 0.0
-    offset: float = 0.0
-    gain: float = 1.0
-    shift: float = 0.0
-    number: float = float("-inf")
-    parts: tuple[float, ...] = ()
-    queries: Shift | None = None
-    keys: Shift | None = None
-
-    def width(self, d: int) -> int:
-        """The number of features of a head of d channels."""
-        m = d if self.omega is None else self.omega.shape[1]
-        leads, line, _, _, behind, ends = (bool(x) for x in self.parts or (0,) * 6)
-        of_pairs = leads + (line + behind) * d + d * (d + 1) // 2 + ends
-        widths = {"waves": 2 * m, "halves": 2 * m, "cosformer": 2 * m, "pairs": of_pairs}
-        return int(2 * d * self.number) if self.function == "dpfp" else widths.get(self.function, m)
-
-
-class Decay(NamedTuple):
-    """How the state fades: by log_decay (g,), the same for all tokens, by −softplus(rows x), or by log σ(up rows x) / 16."""
-
-    kind: str = "none"
-    log_decay: Tensor | None = None
-    rows: Product | None = None
-    up: Product | None = None
-
-
-class Attention(NamedTuple):
-    """One layer's attention of h query heads and g key heads of d channels."""
-
-    kind: str  # linear | softmax | none | hybrid
-    heads: tuple[int, int, int]  # h, g, d
-    inputs: tuple[Product, ...]  # queries, keys and values; of "none" values alone
-    output: Product
-    q_norm: Norm | None = None
-    k_norm: Norm | None = None
-    o_norm: Norm | None = None
-    frequencies: Tensor | None = None  # of the pairs that rotary positions rotate
-    rotates_features: bool = False
-    features: Features | None = None
-    num_features: int = 0
-    log_scaled: bool = False  # the state has a maximum
-    normalize: bool = True
-    decay: Decay = Decay()
-    hybrid: Hybrid | None = None
-
-
-class FeedForward(NamedTuple):
-    """down(gelu(up x)), or with a gate down(silu(gate x) ⊙ up x)."""
-
-    up: Product
-    down: Product
-    gate: Product | None = None
-
-
-class Layer(NamedTuple):
-    """x + f(norm x) for attention and feed-forward (pre-norm), or norm(x + f(x))."""
-
-    attention_norm: Norm
-    attention: Attention
-    mlp_norm: Norm
-    mlp: FeedForward
-    pre_norm: bool = True
 
 
 def describe_linear(module: nn.Linear, plan: "Plan") -> Product:
@@ -161,7 +63,7 @@ class Plan:
     """
 
     norm, product, shift, features, decay = Norm, Product, Shift, Features, Decay
-    attention, feed_forward, layer, hybrid = Attention, FeedForward, Layer, Hybrid
+    attention, delta, hybrid, feed_forward, layer = Attention, Delta, Hybrid, FeedForward, Layer
 
     # a model sets these: what enters the first layer is tokens[id]·scale + places(position), zeros where either is narrower
     tokens: Tensor  # (vocabulary, width)
@@ -218,23 +120,29 @@ class Plan:
         """Refuse layers that are not alike, and weights whose shapes don't fit together: the kernel trusts them."""
         norms = [x for layer in self.layers for x in (layer.attention_norm, layer.mlp_norm)]
         norms += [] if self.last_norm is None else [self.last_norm]
+        attentions = [x.attention for x in self.layers if isinstance(x.attention, Attention)]
         alike: dict[str, set[Any]] = {
-            "heads": {x.attention.heads for x in self.layers},
+            "heads": {x.heads for x in attentions} or {(1, 1, 1)},
             "order of norms": {x.pre_norm for x in self.layers} | {self.last_norm is not None},
             "kind of norms": {x.centred for x in norms},
             "eps of norms": {x.eps if type(x.eps) is float else object() for x in norms},
             "feed-forward": {(x.mlp.gate is None, *x.mlp.up.weight.shape) for x in self.layers},
-            "normalize": {x.attention.normalize for x in self.layers if x.attention.kind == "linear"} or {True},
+            "normalize": {x.normalize for x in attentions if x.kind == "linear"} or {True},
         }
         if different := [name for name, values in alike.items() if len(values) != 1]:
             raise Refusal(f"its layers differ in their {different[0]}")
         self.pre_norm, self.centred, self.norm_eps = self.layers[0].pre_norm, norms[0].centred, norms[0].eps
         self.normalize: bool = alike["normalize"].pop()
+        self.heads: tuple[int, int, int] = alike["heads"].pop()
         for x, *shapes in self._shapes():
             if x is not None and tuple(x.shape) not in shapes:
                 place = next((name for name, weight in self.model.named_parameters() if weight is x), "a tensor")
                 raise Refusal(f"{place} is {tuple(x.shape)}, which does not fit the other weights")
-        for norm in (n for x in self.layers for n in (x.attention.q_norm, x.attention.k_norm, x.attention.o_norm) if n):
+        for x in attentions:
+            for width in (features.width(x.heads[2]) for features in x.all_features):
+                if width != x.num_features:
+                    raise Refusal(f"a feature map makes {width} features, where {x.num_features} are remembered")
+        for norm in (n for x in attentions for n in (x.q_norm, x.k_norm, x.o_norm) if n):
             if norm.eps != HEAD_EPS or norm.centred:
                 raise Refusal(f"norms of queries, keys and outputs are RMSNorms with eps = {HEAD_EPS:g} there")
 
@@ -244,56 +152,13 @@ class Plan:
         for table, length in ((self.tokens, len(self.tokens)), (self.places, self.limit)):
             if isinstance(table, Tensor):
                 yield table, (length, min(table.shape[1], hidden))
-        yield from _of_product(self.head, len(self.head.weight), hidden)
+        yield from self.head.shapes(len(self.head.weight), hidden)
         for norm in (self.last_norm, *(n for x in self.layers for n in (x.attention_norm, x.mlp_norm))):
             if norm is not None:
                 yield from ((norm.gain, (hidden,)), (norm.bias, (hidden,)))
         for x in self.layers:
-            yield from _of_product(x.mlp.up, inner, hidden)
-            yield from _of_product(x.mlp.down, hidden, inner)
-            if x.mlp.gate is not None:
-                yield from _of_product(x.mlp.gate, inner, hidden)
-            yield from _shapes_of_attention(x.attention, hidden)
-
-
-def _of_product(product: Product, outputs: int, inputs: int) -> Iterator[tuple[Any, ...]]:
-    yield product.weight, (outputs, inputs)
-    yield product.bias, (outputs,)
-
-
-def _shapes_of_attention(x: Attention, hidden: int) -> Iterator[tuple[Any, ...]]:
-    h, g, d = x.heads
-    for product, heads in zip(x.inputs, (h, g, g)[-len(x.inputs) :], strict=True):
-        yield from _of_product(product, heads * d, hidden)
-    yield from _of_product(x.output, hidden, h * d)
-    for norm in (x.q_norm, x.k_norm, x.o_norm):
-        yield None if norm is None else norm.gain, (d,)
-    yield x.frequencies, ((x.num_features if x.rotates_features else d) // 2,)
-    yield x.decay.log_decay, (g,)
-    if x.decay.rows is not None:
-        rank = g if x.decay.up is None else len(x.decay.rows.weight)
-        yield from _of_product(x.decay.rows, rank, hidden)
-        if x.decay.up is not None:
-            yield from _of_product(x.decay.up, g * x.num_features, rank)
-    estimated = g
-    if x.hybrid is not None:
-        yield x.hybrid.far_bias, (h,)
-        estimated = x.hybrid.num_estimated
-    for features in filter(None, (x.features, None if x.hybrid is None else x.hybrid.keys)):
-        yield from _shapes_of_features(features, estimated, d)
-        if features.width(d) != x.num_features:
-            raise Refusal(f"a feature map makes {features.width(d)} features, where {x.num_features} are remembered")
-
-
-def _shapes_of_features(x: Features, g: int, d: int) -> Iterator[tuple[Any, ...]]:
-    if x.omega is not None:
-        m = x.omega.shape[1]
-        yield x.omega, (1, m, d), (g, m, d)
-        yield x.bias, (1, m), (g, m)
-    for shift in filter(None, (x.queries, x.keys)):
-        for tensor in shift[:3]:
-            yield tensor, (1, d), (g, d)
-        yield shift.constant, (1,), (g,)
+            yield from x.mlp.shapes(hidden, inner)
+            yield from x.attention.shapes(hidden)
 
 
 def _is_harmless(hook: Any) -> bool:

@@ -15,7 +15,9 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from tarnn.attention import HeadDecay, SoftmaxAttention, TokenDecay
 from tarnn.attention.decay import retention
 from tarnn.attention.gated_delta import GatedDeltaAttention
+from tarnn.attention.mamba2 import Mamba2Attention
 from tarnn.attention.rotary import positions_in
+from tarnn.attention.rwkv7 import Rwkv7TimeMixing
 from tarnn.feature_maps import FeatureMap, Hedgehog
 from tarnn.huggingface.cache import StateLayer
 from tarnn.huggingface.config import TarnnConfig
@@ -134,8 +136,9 @@ class TarnnPreTrainedModel(PreTrainedModel):
             init.copy_(module.log_decay, retention(len(module.log_decay)))
         elif isinstance(module, TokenDecay):
             init.copy_(module.bias, module.initial_bias(len(module.bias)))
-        elif isinstance(module, GatedDeltaAttention):
-            init.copy_(module.filters, module.initial_filters())
+        elif isinstance(module, GatedDeltaAttention | Mamba2Attention | Rwkv7TimeMixing):
+            for name, x in module.initial_weights().items():
+                init.copy_(module.get_parameter(name), x)
         elif isinstance(module, Convolution | nn.Conv1d):  # as torch has them
             largest = module.weight[0].numel() ** -0.5
             for x in (module.weight, cast(Tensor, module.bias)):

@@ -192,12 +192,12 @@ def ask_first(kind: type, maker: type[FusedForward], enters: Callable[[Any, Mapp
     def asking(self: Any, *args: Any, **kwargs: Any) -> Any:
         if (fused := active(self)) is not None:
             given = {**dict(zip(names, args)), **kwargs}
-            own = [given.pop(x, None) for x in ("input_ids", "attention_mask", "position_ids", "past_key_values")]
-            keep = given.pop("logits_to_keep", 0)
+            ids, mask, positions = (given.pop(x, None) for x in ("input_ids", "attention_mask", "position_ids"))
+            cache, keep = given.pop("past_key_values", None), given.pop("logits_to_keep", 0)
             given.pop("use_cache", None)
-            logits = None if isinstance(keep, Tensor) else fused(*own, given, keep)
+            logits = None if isinstance(keep, Tensor) else fused(ids, mask, positions, cache, given, keep)
             if logits is not None:
-                return CausalLMOutputWithPast(logits=logits, past_key_values=own[3])
+                return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
         return forward(self, *args, **kwargs)
 
     @wraps(generate)

@@ -24,7 +24,8 @@ class ModelConfig:
 
         ModelConfig(num_hidden_layers=8, attention=["linear", "linear", "linear", "softmax"])
 
-    attention: a name of `tarnn.attention.names()`: linear | gated_delta | softmax | window | none, or one of your own.
+    attention: a name of `tarnn.attention.names()`: linear | gated_delta | mamba2 | rwkv7 | softmax | window | none, or
+        one of your own.
     attention_options: arguments of the kinds of attention, by name, such as {"softmax": {"dropout": 0.1}}.
     feature_map: a name of `tarnn.feature_maps.names()`, such as elu, relu, dpfp or favor (FAVOR+), or a map, which
         stands for its name and its options: each layer makes its own. feature_map_options: arguments of the maps,

@@ -51,8 +51,8 @@ def gather_plain(ranks: Ranks, x: Tensor) -> Tensor:
     """x of all ranks, (ranks, …), outside of autograd."""
     everything = x.new_empty(ranks.size, x.numel())
     _exchange(ranks, "all_gather", dist.all_gather, list(everything), x.flatten())
-    ranks.bytes_sent += (ranks.size - 1) * x.nbytes
-    return everything.view(ranks.size, *x.shape)
+    ranks.count((ranks.size - 1) * x.nbytes)
+    return (everything.flip(0) if ranks.is_turned else everything).view(ranks.size, *x.shape)
 
 
 class _Gather(torch.autograd.Function):
@@ -72,9 +72,10 @@ class _AddScattered(torch.autograd.Function):
     @staticmethod
     def forward(ctx, ranks, x):
         ctx.ranks = ranks
-        received = torch.empty_like(x, memory_format=torch.contiguous_format)
-        _exchange(ranks, "all_to_all", dist.all_to_all_single, received, x.contiguous())
-        ranks.bytes_sent += (ranks.size - 1) * x[0].nbytes
+        x = x.flip(0) if ranks.is_turned else x.contiguous()
+        received = torch.empty_like(x)
+        _exchange(ranks, "all_to_all", dist.all_to_all_single, received, x)
+        ranks.count((ranks.size - 1) * x[0].nbytes)
         return received.sum(0)
 
     @staticmethod
@@ -106,7 +107,7 @@ class _Tied(torch.autograd.Function):
 def _reduced(ranks: Ranks, x: Tensor, operation: Any) -> Tensor:
     total = x.clone(memory_format=torch.contiguous_format)
     _exchange(ranks, "all_reduce", dist.all_reduce, total, operation)
-    ranks.bytes_sent += 2 * (ranks.size - 1) * x.nbytes // ranks.size
+    ranks.count(2 * (ranks.size - 1) * x.nbytes // ranks.size)
     return total
 
 
@@ -120,8 +121,9 @@ def _exchange(ranks: Ranks, name: str, function: Callable, *arguments: Any) -> N
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         if any(sign in str(error).lower() for sign in _GONE):
+            rank = dist.get_rank(ranks.process_group)
             raise LostRankError(
-                f"rank {ranks.rank} of {ranks.size} waited for the others in {name}: one of them ended, or did not come within "
+                f"rank {rank} of {ranks.size} waited for the others in {name}: one of them ended, or did not come within "
                 f"the group's timeout. Look at its own messages; then start all ranks again ({reason})."
             ) from error
         x = arguments[-1] if isinstance(arguments[-1], Tensor) else arguments[0]

@@ -1,7 +1,8 @@
 """The processes that share sequences, and whether ops take their inputs as stretches of them."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from typing import Any
 
 import torch.distributed as dist
@@ -13,7 +14,7 @@ class Ranks:
     """The processes that share a sequence, and the place of this one among them.
 
     process_group, rank, size: as torch.distributed has them. bytes_sent: what this process has sent to the others so far,
-    backward passes included; without what the transport adds.
+    backward passes included; without what the transport adds. is_turned: they are counted from the last to the first.
     """
 
     def __init__(self, group: Any = None):
@@ -35,7 +36,21 @@ class Ranks:
             raise UserError(
                 f"only ranks of a group can share its sequences; rank {dist.get_rank()} is not one. Pass its own group."
             )
-        self.bytes_sent = 0
+        self.is_turned, self._sent = False, [0]
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._sent[0]
+
+    def count(self, num_bytes: int) -> None:
+        """Add to `bytes_sent`."""
+        self._sent[0] += num_bytes
+
+    def turned(self) -> "Ranks":
+        """The same ranks, of which the last is the first: for sweeps from the end of a sequence to its beginning."""
+        other = copy(self)
+        other.rank, other.is_turned = self.size - 1 - self.rank, not self.is_turned
+        return other
 
 
 # of the process, not of the thread: activation checkpointing computes again what autograd's own threads need
@@ -74,14 +89,19 @@ def sequence(group: Any = None) -> Iterator[Ranks]:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Within this context, ops take whole sequences again: for ops that are made of others."""
+def among(ranks: Ranks | None) -> Iterator[None]:
+    """Within this context, ops take stretches of sequences that these ranks share; with None whole sequences."""
     global _active
-    before, _active = _active, None
+    before, _active = _active, ranks
     try:
         yield
     finally:
         _active = before
+
+
+def alone() -> AbstractContextManager[None]:
+    """Within this context, ops take whole sequences again: for ops that are made of others."""
+    return among(None)
 
 
 def refuse(what: str, remedy: str) -> None:

@@ -16,7 +16,10 @@ from tarnn.errors import UserError
 
 DEFAULT_STEPS = 1000
 DATA, MODEL, LENGTH, KEPT = "Data", "Model", "Length and speed", "What is kept"  # headings of --help
-PATTERN = "linear, gated_delta, softmax, none, or a pattern over the layers: linear,linear,softmax (default: linear)."
+PATTERN = (
+    "linear, gated_delta, mamba2, rwkv7, softmax, none, or a pattern over the layers: linear,linear,softmax (default: "
+    "linear)."
+)
 NOTHING_HELD_OUT = "none: the latest model is kept, not the best"
 VALIDATION = (
     "Validate on this part of the data: the end of a text, or images picked at random; 0: none (default: a tenth, at "

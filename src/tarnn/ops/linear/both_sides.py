@@ -5,6 +5,7 @@ token, faded by the token's own decay.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple, cast
 
 import torch
@@ -13,10 +14,12 @@ from torch import Tensor
 from tarnn.feature_maps.base import FeatureMap
 from tarnn.feature_maps.elementwise import Identity
 from tarnn.numerics import autocast, default_eps, finite, full_precision, widen
-from tarnn.ops.backwards import Backwards
 from tarnn.ops.checks import check_attention, check_decay
 from tarnn.ops.features import check_widths, features, log_features, map_of
 from tarnn.ops.linear.arguments import is_at_least_one
+from tarnn.ops.linear.sweeps import Order, Sweep, two_sweeps
+from tarnn.parallel.agreement import looks, telling
+from tarnn.parallel.group import active
 from tarnn.units import causal_units
 
 _IDENTITY = Identity()
@@ -30,21 +33,23 @@ class Sides(NamedTuple):
     forward: Tensor  # (b, m, t) or (b, m, t, f); 0 at masked tokens
     back: Tensor
     key_mask: Tensor | None
-    cu_seqlens: Tensor | None
-    order: Backwards
+    first: Sweep
+    second: Sweep
+    order: Order
 
     def sums(self, q: Tensor, k: Tensor, phi: FeatureMap, log_decay: Tensor) -> Tensor:
         """Σ of weighted values over the keys up to each query's own."""
-        return self._sweep(q, k, self.v, phi, log_decay, self.key_mask)
+        options = {"key_mask": self.key_mask, "log_decay": log_decay}
+        return self.first.run(self.attend, q, k, self.v, phi, **options)
 
     def sums_behind(self, q: Tensor, k: Tensor, phi: FeatureMap, log_decay: Tensor) -> Tensor:
         """The same over the keys behind it; q, k and log_decay as the sweep meets them."""
-        key_mask = None if self.key_mask is None else self.order.keys(self.key_mask, 1)
-        return self.order.outputs(self._sweep(q, k, self.order.keys(self.v), phi, log_decay, key_mask))
-
-    def _sweep(self, q, k, v, phi, log_decay, key_mask) -> Tensor:
-        options = {"key_mask": key_mask, "cu_seqlens": self.cu_seqlens, "log_decay": log_decay}
-        return self.attend(q, k, v, phi, causal=True, normalize=False, **options)
+        key_mask, order = self.key_mask, self.order
+        if key_mask is None and self.second.stretch is not None:
+            key_mask = torch.ones(self.v.shape[0], self.v.shape[2], dtype=torch.bool, device=self.v.device)
+        options = {"key_mask": None if key_mask is None else order.keys(key_mask, 1, of_none=False)}
+        options["log_decay"] = log_decay
+        return order.outputs(self.second.run(self.attend, q, k, order.keys(self.v), phi, **options))
 
 
 def attend_both_sides(
@@ -52,16 +57,20 @@ def attend_both_sides(
 ) -> Tensor:
     """What `linear_attention` says of log_decay_back, by `attend`, which is that function where it is causal."""
     q, k, v = autocast(q, k, v)
-    at_least_one, dtype = is_at_least_one(normalize, eps), v.dtype
-    _check(q, k, v, key_mask, cu_seqlens, log_decay, log_decay_back, key_log_weight)
+    ranks = active()
+    with nullcontext() if ranks is None else telling(ranks):
+        at_least_one, dtype = is_at_least_one(normalize, eps), v.dtype
+        _check(q, k, v, key_mask, cu_seqlens, log_decay, log_decay_back, key_log_weight)
+    facts = {"the op": "linear_attention to both sides", "normalize": normalize, "key_mask": looks(key_mask, 1)}
+    facts |= {"key_log_weight": looks(key_log_weight, 2)}
+    first, second, order = two_sweeps(ranks, facts, q.shape[2], cu_seqlens, q.device)
     phi = map_of(feature_map, q, normalize is True)
     eps = default_eps(q.dtype) if eps is None else float(eps)
     with full_precision(q):  # sums are rounded after they are added and divided
         q, k, v = widen(q), widen(k), widen(v)
         forward, back = (_decay_of_tokens(x.to(v.dtype), v, key_mask) for x in (log_decay, log_decay_back))
         values = torch.cat([v, torch.ones_like(v[..., :1])], -1) if normalize else v
-        order = Backwards(q.shape[2], cu_seqlens, q.device)
-        sides = Sides(attend, values, forward, back, key_mask, cu_seqlens, order)
+        sides = Sides(attend, values, forward, back, key_mask, first, second, order)
         plain = phi.kernel and phi.kernel != "exp" and key_log_weight is None
         if plain and sides.forward.ndim == sides.back.ndim == 3:
             sums, unit = _of_kernels(sides, q, k, phi), None
@@ -133,7 +142,7 @@ class _Part(NamedTuple):
     x: Tensor | None  # (b, m, t, 1 or f)
     log_decay: Tensor  # (b, m, t, 1 or f)
 
-    def in_units(self, cu_seqlens: Tensor | None) -> tuple[tuple[Tensor, Tensor, FeatureMap, Tensor], Tensor | None]:
+    def in_units(self, sweep: Sweep) -> tuple[tuple[Tensor, Tensor, FeatureMap, Tensor], Tensor | None]:
         """Arguments of a sweep, and the logarithm of the unit of each of its sums, (b, h, t): −∞ without a key; None: of 1."""
         q, k, y, x, log_decay = self
         if x is None:
@@ -141,9 +150,7 @@ class _Part(NamedTuple):
             return (q, k, _IDENTITY, _narrow(log_decay)), None
         y = torch.zeros_like(q[..., :1]) if y is None else y
         x = x.expand(*x.shape[:3], max(x.shape[3], log_decay.shape[3]))
-        sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        nothing = x.new_full((sequences, x.shape[1], x.shape[3]), -torch.inf)
-        scaled = causal_units(y, x, log_decay, nothing, cu_seqlens)
+        scaled = causal_units(y, x, log_decay, sweep.maxima_before(x, log_decay), sweep.bounds)
         unit = scaled.U.masked_fill(scaled.q.detach().amax(-1) == 0, -torch.inf)  # else the largest is 1
         return (q * scaled.q, k * scaled.k, _IDENTITY, _narrow(cast(Tensor, scaled.log_decay))), unit
 
@@ -155,19 +162,19 @@ def _of_features(
 
     Where keys have log-weights, each sweep has units of its own, the running maxima.
     """
-    order, cu_seqlens = sides.order, sides.cu_seqlens
+    order = sides.order
     first = _first_part(sides, q, k, phi, key_log_weight)
     own = _for_heads(sides.back if sides.back.ndim == 4 else sides.back[..., None], first.q.shape[1])
     second = _Part(
         order.queries(first.q),
         order.keys(first.k),
         order.queries(own if first.y is None else first.y + own),
-        None if first.x is None else order.keys(first.x),
+        None if first.x is None else order.keys(first.x, of_none=-torch.inf),
         order.keys(sides.back if sides.back.ndim == 4 else sides.back[..., None]),
     )
-    sweep, unit = first.in_units(cu_seqlens)
+    sweep, unit = first.in_units(sides.first)
     before = sides.sums(*sweep)
-    sweep, unit_behind = second.in_units(cu_seqlens)
+    sweep, unit_behind = second.in_units(sides.second)
     behind = sides.sums_behind(*sweep)
     if unit is None or unit_behind is None:
         return before + behind, None

@@ -13,7 +13,7 @@ from tarnn.ops.linear.stretches import Arguments, attend_stretch
 from tarnn.ops.operators import with_operator
 from tarnn.ops.registration import Op
 from tarnn.other_names import FUNCTION, names_ours
-from tarnn.parallel.group import active, refuse
+from tarnn.parallel.group import active
 
 _ELU = Elu()
 
@@ -115,7 +115,6 @@ def linear_attention(
     """
     if log_decay_back is not None or (log_decay is not None and not causal):
         check_sides(causal, log_decay, log_decay_back, state is not None or return_state)
-        refuse("linear attention that fades to both sides", "Take whole sequences, or causal=True.")
         options = (normalize, eps, key_mask, cu_seqlens, log_decay, log_decay_back, key_log_weight)
         return attend_both_sides(linear_attention, q, k, v, feature_map, *options)
     given = (q, k, v, feature_map, causal, normalize, eps, key_mask, cu_seqlens, log_decay, key_log_weight, state)

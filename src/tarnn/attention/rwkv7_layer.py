@@ -1,0 +1,139 @@
+"""RWKV-7's time mixing as a kind of attention, for any layer of a model."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from tarnn.attention.multihead import MultiHeadAttention
+from tarnn.attention.registry import register
+from tarnn.attention.rwkv7 import Rwkv7TimeMixing, Vectors
+from tarnn.attention.token_shift import token_shift
+from tarnn.numerics import wide
+from tarnn.ops.state import State
+from tarnn.other_names import LAYER, names_ours
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Rwkv7State(State):
+    """A matrix per head, and the last input."""
+
+    S: Float[Tensor, "n h d e"]  # float32 (float64 for float64 weights)
+    last: Float[Tensor, "n hidden"]
+
+
+@register("rwkv7")
+class Rwkv7Attention(MultiHeadAttention):
+    """RWKV-7 (Peng et al. 2025, section 4, arXiv 2503.14456): a state under a delta rule whose rate each channel learns.
+
+    `mixing`, a `Rwkv7TimeMixing`, has the formula and the parameters, with ranks as the paper derives them from the hidden
+    size. It mixes each token's input with the one before. The model's feed-forward follows, where RWKV has its own.
+
+    A layer sees its own input alone, so values are not mixed with those of the first layer, as those of RWKV's checkpoints are
+    (`tarnn.models.rwkv`).
+
+    Causal self-attention only. It has its own decay, takes no rotary positions, and its projections have no bias.
+    """
+
+    @names_ours(LAYER)
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        causal: bool,
+        head_dim: int | None = None,
+        context_size: int | None = None,
+        dropout: float = 0.0,
+    ):
+        if not causal or context_size is not None:
+            raise ValueError(
+                'an RWKV-7 layer is a recurrence over its own input, from left to right; take attention = "linear" or '
+                '"softmax" for encoders and for cross attention.'
+            )
+        super().__init__(hidden_size, num_heads, causal=True, head_dim=head_dim, dropout=dropout)
+        del self.q_proj, self.k_proj, self.v_proj, self.o_proj
+        self.mixing = Rwkv7TimeMixing(hidden_size, num_heads, low_ranks(hidden_size), self.head_dim)
+
+    @property
+    def o_proj(self) -> nn.Linear:  # type: ignore[override]
+        """The projection back, under the name that all kinds of attention have."""
+        return self.mixing.output
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Float[Tensor, "b t hidden"],
+        context: Tensor | None = None,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: Int[Tensor, " n_plus_1"] | None = None,
+        positions: Int[Tensor, "#b t"] | None = None,
+        rotation: Any = None,
+        state: Rwkv7State | None = None,
+        return_state: bool = False,
+        inplace: bool = False,
+    ) -> Any:
+        """As in `MultiHeadAttention`. Positions say nothing here, and a state is small, so a new one is made."""
+        x = self.source(x, context, state)
+        state = self._before(x, cu_seqlens) if state is None else state
+        y, S, last, _ = self.mixing(x, state.S, state.last, None, key_mask=key_mask, cu_seqlens=cu_seqlens)
+        y = self.dropout(y)
+        return (y, Rwkv7State(S, last)) if return_state else y
+
+    def project(self, x: Tensor, source: Tensor, **places: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Make r, k and v of whole sequences."""
+        vectors = self._vectors(source, **places)
+        return vectors.r, vectors.k, vectors.v
+
+    def mix(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *, key_mask, cu_seqlens, state, return_state: bool, **_
+    ) -> tuple[Any, ...]:
+        """Run the recurrence alone: norm, bonus and gate come after it."""
+        vectors = self._vectors(x, key_mask, cu_seqlens)._replace(r=q, k=k, v=v)
+        S = self._before(x, cu_seqlens, v.shape[-1]).S if state is None else state.S
+        o, S = self.mixing.mix(vectors, S, key_mask=key_mask, cu_seqlens=cu_seqlens)
+        return (o, S) if return_state else (o,)
+
+    def step(
+        self,
+        x: Float[Tensor, "b 1 hidden"],
+        state: Rwkv7State,
+        *,
+        positions: Int[Tensor, "#b 1"] | None = None,
+        rotation: Any = None,
+        inplace: bool = False,
+    ) -> tuple[Float[Tensor, "b 1 hidden"], Rwkv7State]:
+        self.check_token(x)
+        vectors = self.mixing.vectors(x, state.last[:, None].to(x.dtype))
+        o, S = self.mixing.mix(vectors, state.S, one_token=True, inplace=inplace)
+        y = self.dropout(self.mixing.finish(o, vectors))
+        last = state.last.copy_(x[:, 0]) if inplace else x[:, 0]
+        return y, Rwkv7State(S, last)
+
+    def new_state(self, batch_size: int, *, capacity: int | None = None, dtype=None, device=None) -> Rwkv7State:
+        """The state before the first token, whatever the capacity: the last input in `dtype`, by default the weights', and the
+        matrices in float32, or float64 for that."""
+        weight = self.mixing.key.weight
+        last = torch.zeros(batch_size, self.hidden_size, dtype=dtype or weight.dtype, device=device or weight.device)
+        S = last.new_zeros(batch_size, self.num_heads, self.head_dim, self.head_dim, dtype=wide(last.dtype))
+        return Rwkv7State(S, last)
+
+    def _before(self, x: Tensor, cu_seqlens: Tensor | None, value_dim: int | None = None) -> Rwkv7State:
+        """Make the state before the first token of these sequences, for values of another width if that is given."""
+        rows = len(x) if cu_seqlens is None else len(cu_seqlens) - 1
+        state = self.new_state(rows, dtype=x.dtype, device=x.device)
+        S = state.S if value_dim is None else state.S.new_zeros(*state.S.shape[:3], value_dim)
+        return Rwkv7State(S, state.last)
+
+    def _vectors(self, x: Tensor, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Vectors:
+        before, _ = token_shift(x, self._before(x, cu_seqlens).last, key_mask, cu_seqlens)
+        return self.mixing.vectors(x, before)
+
+
+def low_ranks(hidden_size: int) -> dict[str, int]:
+    """Ranks of decay, α and gate, in 32s: 1.8 √C, 1.8 √C and 0.6 C^0.8 (Peng et al. 2025)."""
+    in_32s = lambda x: max(32, round(x / 32) * 32)  # noqa: E731
+    rank = in_32s(1.8 * hidden_size**0.5)
+    return {"w": rank, "a": rank, "g": in_32s(0.6 * hidden_size**0.8)}
