@@ -4,7 +4,9 @@
 
 #include "linear/step.h"
 #include "model_step/delta.h"
+#include "model_step/filters.h"
 #include "model_step/hybrid.h"
+#include "model_step/ssd_rows.h"
 
 namespace tarnn {
 namespace TARNN_ISA {
@@ -36,12 +38,13 @@ struct Buffers {
   float *x, *normed, *y, *qkv, *heads, *inner, *both, *out, *step, *least, *turns, *parts;
   std::uint8_t* levels;
   Buffers(Scratch& scratch, const Stack& s, Index rows) {
-    const Index heads_wide = largest_of_layers(s, [](const Layer& l) { return l.o.inputs; }), widest = std::max(s.inner, heads_wide);
+    const auto of_matrix = [&](auto matrix) { return largest_of_layers(s, [&](const Layer& l) { return (l.*matrix).inputs; }); };
+    const Index of_heads = of_matrix(&Layer::o), of_mlp = of_matrix(&Layer::down), widest = of_heads > of_mlp ? of_heads : of_mlp;
     ld = apart(s.hidden);
     ld_qkv = apart(largest_of_layers(s, [](const Layer& l) { return l.qkv.outputs; }));
-    ld_heads = apart(heads_wide);
-    ld_inner = apart(s.inner);
-    ld_both = s.swiglu ? apart(2 * whole_panels(s.inner)) : 0;
+    ld_heads = apart(of_heads);
+    ld_inner = apart(of_mlp);
+    ld_both = apart(largest_of_layers(s, [](const Layer& l) { return l.mlp == Mlp::swiglu ? l.up.outputs : 0; }));
     ld_out = apart(s.head.outputs);
     ld_levels = whole_panels(widest > s.hidden ? widest : s.hidden) + 64;
     ld_turns = 0;
@@ -74,9 +77,13 @@ struct OwnBuffers {
   Index ldx, ldf;
   StepScratch<float> step;
   DeltaRoom delta;
+  SsdScratch ssd;
   float *x, *u, *features, *turned, *scale, *weight, *gate, *scores;
   std::optional<FarBuffers> far;
-  OwnBuffers(Scratch& scratch, const Stack& s) : step(scratch, widest_step(s)), delta(scratch, s) {
+  OwnBuffers(Scratch& scratch, const Stack& s)
+      : step(scratch, widest_step(s)),
+        delta(scratch, s),
+        ssd(scratch, largest_of_layers(s, [](const Layer& l) { return l.ssd.n; }), largest_of_layers(s, [](const Layer& l) { return l.ssd.p; })) {
     const Index each = s.h / s.g + 1, n = each * smaller(s.most_slots, tokens_at_once), f = widest_step(s).f, m = largest_of_layers(s, [](const Layer& l) { return l.features.m; });
     ldx = apart(s.d), ldf = apart(f > m ? f : m);
     x = scratch.take<float>(n * ldx);
@@ -106,15 +113,40 @@ class Sweep {
   void layer(const Layer& l, const Layer* next) {
     multiply(l.qkv, stream(), at_.ld, at_.qkv, at_.ld_qkv, [](Index) {});
     const auto then = [&](Index i) { to_bytes(l.o, at_.heads, at_.ld_heads, i); };
+    if (l.filters.width) filter(l);
     if (l.attention == Attention::softmax) attend_cache(l, then);
     else if (l.attention == Attention::delta) over_states(l.delta.keys, [&](Index row, Index rows, Index head) { correct(l, row, rows, head); }, then);
     else if (l.attention == Attention::hybrid) over_states(s_.g, [&](Index row, Index rows, Index head) { attend_hybrid(l, row, rows, head); }, then, 1);
+    else if (l.attention == Attention::ssd) scan(l, then);
     else over_states(s_.g, [&](Index row, Index rows, Index head) { attend(l, row, rows, head); }, then);
-    const Norm& between = s_.pre_norm ? l.mlp_norm : l.attention_norm;
-    multiply(l.o, at_.heads, at_.ld_heads, at_.y, at_.ld, [&](Index i) { add_and_norm(between, l.up, i); });
+    const Norm& behind = next ? next->attention_norm : s_.last;
+    const Matrix& reads = next ? next->qkv : s_.head;
+    const bool whole = l.mlp == Mlp::none;
+    const Norm& between = !s_.pre_norm ? l.attention_norm : whole ? behind : l.mlp_norm;
+    multiply(l.o, at_.heads, at_.ld_heads, at_.y, at_.ld, [&](Index i) { add_and_norm(between, whole ? reads : l.up, i); });
+    if (whole) return;
     expand(l);
-    const Norm& after = !s_.pre_norm ? l.mlp_norm : next ? next->attention_norm : s_.last;
-    multiply(l.down, at_.inner, at_.ld_inner, at_.y, at_.ld, [&](Index i) { add_and_norm(after, next ? next->qkv : s_.head, i); });
+    const Norm& after = s_.pre_norm ? behind : l.mlp_norm;
+    multiply(l.down, at_.inner, at_.ld_inner, at_.y, at_.ld, [&](Index i) { add_and_norm(after, reads, i); });
+  }
+
+  void filter(const Layer& l) {
+    const Index kept = l.filters.kept * l.filters.channels;
+    over_states((l.filters.channels + panel - 1) / panel, [&](Index row, Index rows, Index i) {
+      filter_channels(l.filters, qkv(row), at_.ld_qkv, rows, l.filters.tokens + s_.sequence(begin_ + row) * kept, i * panel, smaller((i + 1) * panel, l.filters.channels));
+    }, [](Index) {});
+  }
+
+  template <typename G>
+  void scan(const Layer& l, G then) {
+    const Ssd& x = l.ssd;
+    over_states(x.heads, [&](Index row, Index rows, Index head) {
+      float* S = x.S + s_.sequence(begin_ + row) * x.inner() * x.n;
+      scan_head(x, head, qkv(row), at_.ld_qkv, rows, S, at_.heads + row * at_.ld_heads, at_.ld_heads, own_.ssd);
+    }, [&](Index i) {
+      gate_and_norm(x, qkv(i) + x.filtered(), at_.heads + i * at_.ld_heads);
+      then(i);
+    });
   }
 
   /// Tasks, and then what is to be done to each whole row: by one thread where they are few, else as tasks too.
@@ -129,7 +161,7 @@ class Sweep {
     }, [] {});
   }
 
-  /// task(first row, rows, head): the rows of one sequence for one of so many key heads; several such are a task where rows are few.
+  /// task(first row, rows, head): the rows of one sequence for one of some heads; several such are a task where rows are few.
   template <typename F, typename G>
   void over_states(Index heads, F task, G row, Index states_a_task = 4) {
     const Index first = s_.sequence(begin_), sequences = s_.sequence(begin_ + count_ - 1) - first + 1;
@@ -403,14 +435,15 @@ class Sweep {
 
   /// inner ← gelu(W₁ x), or silu(W₁ x) ⊙ W₂ x, whose panels take turns.
   void expand(const Layer& l) {
-    const Index turns = s_.swiglu ? 2 : 1, ld = s_.swiglu ? at_.ld_both : at_.ld_inner;
+    const bool swiglu = l.mlp == Mlp::swiglu;
+    const Index turns = swiglu ? 2 : 1, ld = swiglu ? at_.ld_both : at_.ld_inner;
     const Rows in = rows(stream(), at_.ld);
     over_panels(l.up.panels() / turns, [&](Index i, Index row, Index n) {
-      float *from = (s_.swiglu ? at_.both : at_.inner) + row * ld + i * turns * panel, *to = at_.inner + row * at_.ld_inner + i * panel;
+      float *from = (swiglu ? at_.both : at_.inner) + row * ld + i * turns * panel, *to = at_.inner + row * at_.ld_inner + i * panel;
       for (Index j = 0; j < turns; ++j) product(l.up, s_.dot_products, in.part(row, n), i * turns + j, from + j * panel, ld);
       for (; n > 0; --n, from += ld, to += at_.ld_inner)
         for (Index j = 0; j < panel; j += width<float>)
-          store(to + j, s_.swiglu ? silu(load(from + j)) * load(from + panel + j) : gelu(load(from + j)));
+          store(to + j, swiglu ? silu(load(from + j)) * load(from + panel + j) : gelu(load(from + j)));
     }, [&](Index i) { to_bytes(l.down, at_.inner, at_.ld_inner, i); });
   }
 

@@ -33,6 +33,8 @@ class States {
       if (l.attention == Attention::softmax) give_cache(s, s.g, l.cache, own);
       if (l.attention == Attention::delta) give_delta(s, l.delta);
       if (l.attention == Attention::hybrid) give_hybrid(s, l, own);
+      if (l.attention == Attention::ssd) l.ssd.S = floats(s.b * l.ssd.inner() * l.ssd.n);
+      if (l.filters.width) l.filters.tokens = floats(s.b * l.filters.kept * l.filters.channels);
       if (l.attention != Attention::linear) continue;
       const Index heads = s.b * s.g, f = l.features.f;
       l.state.S = take(heads * f * s.d), l.state.z = take(heads * f);
@@ -86,6 +88,7 @@ class States {
       own.push_back(one);
     }
   }
+  float* floats(Index numbers) { return static_cast<float*>(take(numbers)); }
   void* take(Index numbers, Type type = Type::float32) {
     if (next_ == end_ || next_->numel() != numbers || next_->scalar_type() != type) refuse();
     return (next_++)->mutable_data_ptr();

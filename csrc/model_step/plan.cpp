@@ -1,10 +1,11 @@
-// Reads a plan, and checks all of its numbers: none that is wrong may lead a kernel out of its memory.
+// Reads a plan: what each layer is made of.
 #include "model_step/plan.h"
 
 #include <algorithm>
 #include <limits>
 
 #include "model_step/delta_plan.h"
+#include "model_step/ssd_plan.h"
 
 namespace tarnn {
 namespace {
@@ -87,14 +88,22 @@ void read_attention(Plan& plan, const Stack& s, const std::vector<Rotation>& rot
   l.log_decay = plan.vector("the decays of heads", s.g, l.decay == Decay::head);
 }
 
+void read_mlp(Plan& plan, const Stack& s, Layer& l) {
+  l.mlp = static_cast<Mlp>(plan.number("a kind of MLP", 0, static_cast<Index>(Mlp::swiglu)));
+  if (l.mlp == Mlp::none) return;
+  const Index inner = plan.size("the width of the MLP");
+  l.mlp_norm = plan.norm("a norm", s.hidden, true, s.centred);
+  l.up = plan.matrix("the first matrix of an MLP", s.hidden, l.mlp == Mlp::swiglu ? 2 * whole_panels(inner) : inner);
+  l.down = plan.matrix("the second matrix of an MLP", inner, s.hidden);
+}
+
 Layer read_layer(Plan& plan, const Stack& s, const std::vector<Rotation>& rotations) {
   Layer l{};
   l.attention = static_cast<Attention>(plan.number("a kind of attention", 0, static_cast<Index>(Attention::hybrid)));
   l.attention_norm = plan.norm("a norm", s.hidden, true, s.centred);
-  l.mlp_norm = plan.norm("a norm", s.hidden, true, s.centred);
-  l.up = plan.matrix("the first matrix of an MLP", s.hidden, s.swiglu ? 2 * whole_panels(s.inner) : s.inner);
-  l.down = plan.matrix("the second matrix of an MLP", s.inner, s.hidden);
+  read_mlp(plan, s, l);
   if (l.attention == Attention::delta) read_delta(plan, s, l);
+  else if (l.attention == Attention::ssd) read_ssd(plan, s, l);
   else read_attention(plan, s, rotations, l);
   return l;
 }
@@ -106,11 +115,11 @@ Stack read_plan(const Index* numbers, Index count, const void* block, Index byte
   Plan plan(numbers, count, block, bytes);
   Stack s{};
   s.hidden = plan.size("the hidden size"), s.h = plan.size("the number of heads"), s.g = plan.size("the number of key heads");
-  s.d = plan.size("the size of a head"), s.inner = plan.size("the width of the MLP");
+  s.d = plan.size("the size of a head");
   if (s.h % s.g || s.h > most_of_plan / s.d) plan.fail("the heads", "do not fit each other");
   s.num_layers = plan.number("the number of layers", 0, count), s.num_rotations = plan.number("the number of rotations", 0, count);
   s.pre_norm = plan.flag("the place of norms"), s.centred = plan.flag("the kind of norms");
-  s.swiglu = plan.flag("the kind of MLP"), s.normalize = plan.flag("whether attention is normalised");
+  s.normalize = plan.flag("whether attention is normalised");
   for (Index i = 0; i < s.num_rotations; ++i) {
     const Index width = plan.size("the width of a rotation");
     const bool single = plan.flag("the precision of angles");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "linear/problem.h"
+#include "model_step/ssd.h"
 #include "model_step/team.h"
 
 namespace tarnn {
@@ -56,7 +57,8 @@ struct FeatureMap {
   Index omega_panels() const { return (m + panel - 1) / panel; }
 };
 
-enum class Attention { linear, softmax, none, delta, hybrid };
+enum class Attention { linear, softmax, none, delta, ssd, hybrid };
+enum class Mlp { none, gelu, swiglu };
 enum class Decay { none, head, token, channel };
 
 /// A layer whose state the delta rule corrects (delta.h). Its first product puts out queries, keys and values, which are filtered along
@@ -140,8 +142,19 @@ struct Rotation {
   bool single;                // angles are rounded to float32 before their cosine is taken, as transformers has them
 };
 
+constexpr Index most_filter_width = 32;
+
+/// Filters along time of the first channels of `qkv`, each followed by silu: weights [width][channels], the oldest token's first, both
+/// in whole panels, and the last tokens of each sequence, `kept` ≥ width − 1. Width 0: there are none.
+struct Filters {
+  Index width, kept, channels;
+  const float *weights, *bias;
+  float* tokens;  // (b, kept, channels)
+};
+
 struct Layer {
   Attention attention;
+  Mlp mlp;
   Decay decay;
   Map map;
   FeatureMap features;
@@ -150,10 +163,12 @@ struct Layer {
   Norm attention_norm, mlp_norm;
   Matrix qkv;  // of all query heads, all key heads (of Attention::none neither), all value heads; behind them a gate per key head,
                // where tokens decay, or what `gate` reads, where channels do
-  Matrix o, up, down;  // up: of swiglu, panels of the gate and of what it gates take turns
+  Matrix o, up, down;  // up: of swiglu, panels of the gate and of what it gates take turns; of Mlp::none neither it nor down
   Matrix gate;         // where channels decay; of each key head, beginning a panel
   const float *q_gain, *k_gain, *o_gain;  // RMSNorms of a head's query, key, output; null: none
   const float* log_decay;                 // one per key head, for all tokens alike; null: none
+  Filters filters;
+  Ssd ssd;                 // of Attention::ssd
   Sums state;
   Cache cache;
   DeltaLayer delta;
@@ -161,8 +176,8 @@ struct Layer {
 };
 
 struct Stack {
-  Index hidden, h, g, d, inner;  // h query heads and g key heads of d channels; inner: width of the MLP
-  bool pre_norm, centred, swiglu, normalize;
+  Index hidden, h, g, d;  // h query heads and g key heads of d channels, of layers with such
+  bool pre_norm, centred, normalize;
   bool dot_products;  // the processor has instructions for products of bytes (AVX-512 VNNI)
   double norm_eps, eps;
   const Layer* layers;

@@ -102,10 +102,12 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-def linear_model(name: str):
-    """The family's model with random weights, large enough that all layers count, in evaluation mode."""
+def linear_model(name: str, **changes: Any):
+    """The family's model with random weights, large enough that all layers count, in evaluation mode. changes: of its config."""
     torch.manual_seed(0)
     config = FAMILIES[name]()
+    for key, value in changes.items():
+        setattr(config, key, value)
     make = hf.AutoModel if name == "GLM-5-next" else hf.AutoModelForCausalLM  # whose head is that of its images
     model = make.from_config(config).eval()
     with torch.no_grad():

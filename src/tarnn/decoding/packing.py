@@ -8,25 +8,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tarnn.decoding.parts import Attention, Features, Layer, Norm, Product, Shift, stacked
+from tarnn.decoding.parts import Attention, Features, FeedForward, Norm, Product, Shift, stacked
 from tarnn.decoding.plan import Plan
-from tarnn.kernels.cpu.model_step import ATTENTIONS, DECAYS, FUNCTIONS, Block
+from tarnn.kernels.cpu.model_step import ATTENTIONS, DECAYS, FUNCTIONS, MLPS, Block
 from tarnn.kernels.features import NAMES
 
 
 def pack(plan: Plan, weights: str) -> tuple[Tensor, Tensor]:
     """(the numbers, the block of weights); weights: how the layers' matrices are kept, one of `FORMATS`."""
-    block, first = Block(), plan.layers[0]
-    attentions = [x.attention for x in plan.layers if isinstance(x.attention, Attention)]
-    rotations = {_key(x.frequencies): x.frequencies for x in attentions if x.frequencies is not None}
-    hidden, inner = first.mlp.down.weight.shape
-    block.numbers(hidden, *plan.heads, inner, len(plan.layers), len(rotations))
-    block.numbers(plan.pre_norm, plan.centred, first.mlp.gate is not None, plan.normalize)
+    block = Block()
+    rotations = {_key(x.frequencies): x.frequencies for x in plan.attentions if x.frequencies is not None}
+    block.numbers(plan.head.weight.shape[1], *plan.heads, len(plan.layers), len(rotations))
+    block.numbers(plan.pre_norm, plan.centred, plan.normalize)
     for frequencies in rotations.values():
         block.numbers(2 * len(frequencies), frequencies.dtype == torch.float32)
         block.place(frequencies.double())
     for layer in plan.layers:
-        _write_layer(block, layer, weights, list(rotations))
+        block.numbers(ATTENTIONS.index(layer.attention.kind))
+        _write_norm(block, layer.attention_norm)
+        _write_mlp(block, layer.mlp_norm, layer.mlp, weights)
+        if isinstance(layer.attention, Attention):
+            _write_attention(block, layer.attention, weights, list(rotations))
+        else:
+            layer.attention.write(block, weights)
     _write_norm(block, plan.last_norm)
     block.matrix(*plan.head, "float32" if weights == "float32" else "bfloat16")
     return torch.tensor(block.plan, device="cpu"), block.bytes()
@@ -35,20 +39,6 @@ def pack(plan: Plan, weights: str) -> tuple[Tensor, Tensor]:
 def _key(frequencies: Tensor) -> Any:
     """Of float32 frequencies angles are float32, too."""
     return frequencies.dtype, *frequencies.tolist()
-
-
-def _write_layer(block: Block, layer: Layer, weights: str, rotations: list[Any]) -> None:
-    x, mlp = layer.attention, layer.mlp
-    block.numbers(ATTENTIONS.index(x.kind))
-    _write_norm(block, layer.attention_norm)
-    _write_norm(block, layer.mlp_norm)
-    up = mlp.up if mlp.gate is None else _interleaved(mlp.gate, mlp.up)
-    block.matrix(*up, weights)
-    block.matrix(*mlp.down, weights)
-    if isinstance(x, Attention):
-        _write_attention(block, x, weights, rotations)
-    else:
-        x.write(block, weights)
 
 
 def _write_attention(block: Block, x: Attention, weights: str, rotations: list[Any]) -> None:
@@ -71,6 +61,15 @@ def _write_attention(block: Block, x: Attention, weights: str, rotations: list[A
     for norm in (x.q_norm, x.k_norm, x.o_norm):
         block.vector(None if norm is None else norm.gain)
     block.vector(x.decay.log_decay)
+
+
+def _write_mlp(block: Block, norm: Norm | None, mlp: FeedForward | None, weights: str) -> None:
+    if mlp is None:
+        return block.numbers(MLPS.index("none"))
+    block.numbers(MLPS.index(mlp.kind), mlp.down.weight.shape[1])
+    _write_norm(block, norm)
+    block.matrix(*(mlp.up if mlp.gate is None else _interleaved(mlp.gate, mlp.up)), weights)
+    block.matrix(*mlp.down, weights)
 
 
 def _write_features(block: Block, x: Features, log_scaled: bool, num_features: int) -> None:

@@ -155,7 +155,12 @@ class FeedForward(NamedTuple):
     down: Product
     gate: Product | None = None
 
-    def shapes(self, hidden: int, inner: int) -> Shapes:
+    @property
+    def kind(self) -> str:
+        return "gelu" if self.gate is None else "swiglu"
+
+    def shapes(self, hidden: int) -> Shapes:
+        inner = len(self.up.weight)
         yield from self.up.shapes(inner, hidden)
         yield from self.down.shapes(hidden, inner)
         if self.gate is not None:
@@ -179,10 +184,14 @@ class Mixer(Protocol):
 
 
 class Layer(NamedTuple):
-    """x + f(norm x) for attention and feed-forward (pre-norm), or norm(x + f(x))."""
+    """x + f(norm x) for attention and feed-forward, if it has one (pre-norm), or norm(x + f(x))."""
 
     attention_norm: Norm
     attention: Attention | Mixer
-    mlp_norm: Norm
-    mlp: FeedForward
+    mlp_norm: Norm | None = None
+    mlp: FeedForward | None = None
     pre_norm: bool = True
+
+    @property
+    def norms(self) -> list[Norm]:
+        return [x for x in (self.attention_norm, self.mlp_norm) if x is not None]

@@ -14,6 +14,7 @@ from torch.nn.modules import module as torch_module
 from tarnn.decoding.delta import Delta
 from tarnn.decoding.hybrid import Hybrid
 from tarnn.decoding.parts import Attention, Decay, Features, FeedForward, Layer, Norm, Product, Shift
+from tarnn.decoding.ssd import Ssd
 
 HEAD_EPS = 1e-6  # of the norms of a head's query, key and output, in the kernel
 # hooks that change no number: they note what is put out for those who ask, or ask for gradients of the embeddings
@@ -63,7 +64,8 @@ class Plan:
     """
 
     norm, product, shift, features, decay = Norm, Product, Shift, Features, Decay
-    attention, delta, hybrid, feed_forward, layer = Attention, Delta, Hybrid, FeedForward, Layer
+    attention, delta, ssd, hybrid = Attention, Delta, Ssd, Hybrid
+    feed_forward, layer = FeedForward, Layer
 
     # a model sets these: what enters the first layer is tokens[id]·scale + places(position), zeros where either is narrower
     tokens: Tensor  # (vocabulary, width)
@@ -116,18 +118,21 @@ class Plan:
         if module.training and not isinstance(module, nn.Linear | nn.Embedding):
             raise self.refusal(module, "is in training mode")
 
+    @property
+    def attentions(self) -> list[Attention]:
+        """Of the layers that have queries, keys and values, and no kind of their own."""
+        return [x.attention for x in self.layers if isinstance(x.attention, Attention)]
+
     def _check_sizes(self) -> None:
         """Refuse layers that are not alike, and weights whose shapes don't fit together: the kernel trusts them."""
-        norms = [x for layer in self.layers for x in (layer.attention_norm, layer.mlp_norm)]
+        norms = [x for layer in self.layers for x in layer.norms]
         norms += [] if self.last_norm is None else [self.last_norm]
-        attentions = [x.attention for x in self.layers if isinstance(x.attention, Attention)]
         alike: dict[str, set[Any]] = {
-            "heads": {x.heads for x in attentions} or {(1, 1, 1)},
+            "heads": {x.heads for x in self.attentions} or {(1, 1, 1)},
             "order of norms": {x.pre_norm for x in self.layers} | {self.last_norm is not None},
             "kind of norms": {x.centred for x in norms},
             "eps of norms": {x.eps if type(x.eps) is float else object() for x in norms},
-            "feed-forward": {(x.mlp.gate is None, *x.mlp.up.weight.shape) for x in self.layers},
-            "normalize": {x.normalize for x in attentions if x.kind == "linear"} or {True},
+            "normalize": {x.normalize for x in self.attentions if x.kind == "linear"} or {True},
         }
         if different := [name for name, values in alike.items() if len(values) != 1]:
             raise Refusal(f"its layers differ in their {different[0]}")
@@ -138,27 +143,27 @@ class Plan:
             if x is not None and tuple(x.shape) not in shapes:
                 place = next((name for name, weight in self.model.named_parameters() if weight is x), "a tensor")
                 raise Refusal(f"{place} is {tuple(x.shape)}, which does not fit the other weights")
-        for x in attentions:
+        for x in self.attentions:
             for width in (features.width(x.heads[2]) for features in x.all_features):
                 if width != x.num_features:
                     raise Refusal(f"a feature map makes {width} features, where {x.num_features} are remembered")
-        for norm in (n for x in attentions for n in (x.q_norm, x.k_norm, x.o_norm) if n):
+        for norm in (n for x in self.attentions for n in (x.q_norm, x.k_norm, x.o_norm) if n):
             if norm.eps != HEAD_EPS or norm.centred:
                 raise Refusal(f"norms of queries, keys and outputs are RMSNorms with eps = {HEAD_EPS:g} there")
 
     def _shapes(self) -> Iterator[tuple[Any, ...]]:
         """Each tensor, and what its shape may be."""
-        hidden, inner = self.layers[0].mlp.down.weight.shape
+        hidden = len(self.layers[0].attention_norm.gain)
         for table, length in ((self.tokens, len(self.tokens)), (self.places, self.limit)):
             if isinstance(table, Tensor):
                 yield table, (length, min(table.shape[1], hidden))
         yield from self.head.shapes(len(self.head.weight), hidden)
-        for norm in (self.last_norm, *(n for x in self.layers for n in (x.attention_norm, x.mlp_norm))):
-            if norm is not None:
-                yield from ((norm.gain, (hidden,)), (norm.bias, (hidden,)))
+        for norm in filter(None, (self.last_norm, *(n for x in self.layers for n in x.norms))):
+            yield from ((norm.gain, (hidden,)), (norm.bias, (hidden,)))
         for x in self.layers:
-            yield from x.mlp.shapes(hidden, inner)
             yield from x.attention.shapes(hidden)
+            if x.mlp is not None:
+                yield from x.mlp.shapes(hidden)
 
 
 def _is_harmless(hook: Any) -> bool:

@@ -29,6 +29,7 @@ from tarnn.models.block import Block
 from tarnn.models.convolution import Convolution
 from tarnn.models.inputs import check_inputs, check_length, check_positions, without_padding
 from tarnn.models.reversible import can_run, run_reversible
+from tarnn.ops import State
 from tarnn.parallel.group import active, refuse
 
 
@@ -73,11 +74,13 @@ class TarnnBlock(Block, GradientCheckpointingLayer):
     def _with_cache(self, x: Tensor, caches: Sequence[StateLayer], cross, options) -> Tensor:
         """Reads and writes this layer's part of a transformers cache."""
         start, before = x, [cache.take(x.shape[1]) for cache in caches]
+        filtered = before[:-1]
 
-        def again(i: int, n: int):
+        def again(i: int, state: State, n: int):
             first = lambda y: y[:, :, :n] if y.ndim == 4 else y[:, :n]  # noqa: E731  # a Rotation's time is axis 2
             part, some = tree_map_only(Tensor, first, (start, options))
-            return self._read(part, *before, **some)[2][i]
+            states = (*filtered, state) if i == len(filtered) else (state, None)  # a convolution comes before attention
+            return self._read(part, *states, **some)[2][i]
 
         # the cache owns its state, so it is written in place; not where autograd may need the one before
         x, *states = self.prefill(x, *before, cross=cross, inplace=not torch.is_grad_enabled(), **options)

@@ -1,12 +1,12 @@
 """The layers of a transformers cache that hold a tarnn state: what `generate` carries from token to token."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import STATIC_LAYER_TYPE_MAPPING, CacheLayerMixin
 
+from tarnn.huggingface.past import Again, Past, check_crop
 from tarnn.ops import KVCache, State
 
 
@@ -70,8 +70,8 @@ class StateLayer(CacheLayerMixin):
         """The state, with room for so many tokens more."""
         return self.state
 
-    def write(self, state: State, num_tokens: int, again: Callable[[int], State]) -> None:
-        """Takes in the state after `num_tokens` more. again(n): the state after the first n of them."""
+    def write(self, state: State, num_tokens: int, again: Again) -> None:
+        """Takes in the state after `num_tokens` more. again(state, n): from the one before to that after the first n."""
         self.state, self.is_initialized = state, True
         self.num_tokens += num_tokens
 
@@ -108,9 +108,8 @@ class StateLayer(CacheLayerMixin):
 class LinearStateLayer(StateLayer):
     """A recurrent state: of constant size, however long the sequence. `NoState` for a layer without attention.
 
-    It can forget the last tokens (`crop`), as assisted decoding asks it to do with rejected candidates, once
-    `activate_past_recording` was called. From then until the next crop it keeps the states before each forward
-    and how to read that forward's tokens again, as many of them as were accepted.
+    It can forget the last tokens (`crop`), as assisted decoding asks it to do with rejected candidates, of those that it
+    read since `activate_past_recording` at least the last 64.
     """
 
     _layer_type = "tarnn_linear"
@@ -118,7 +117,7 @@ class LinearStateLayer(StateLayer):
     def __init__(self, max_cache_len: int | None = None, **kwargs):
         super().__init__(max_cache_len, **kwargs)
         self.record_past = False
-        self._past: list[tuple[State, int, Callable[[int], State]]] = []
+        self._past = Past()
 
     @property
     def writable(self) -> bool:
@@ -127,29 +126,27 @@ class LinearStateLayer(StateLayer):
     def activate_past_recording(self) -> None:
         self.record_past = True
 
-    def write(self, state: State, num_tokens: int, again: Callable[[int], State]) -> None:
+    def write(self, state: State, num_tokens: int, again: Again) -> None:
+        before = self.state
         if self.record_past:
-            self._past.append((self.state, num_tokens, again))
+            self._past.add(lambda: before, num_tokens, again)
         super().write(state, num_tokens, again)
 
     def crop(self, tokens_to_remove: int) -> None:
-        remove, recorded = -tokens_to_remove, sum(n for _, n, _ in self._past)
-        if not 0 <= remove <= recorded:
-            raise ValueError(
-                f"a state can't forget its last tokens unless they were recorded: crop(−n) takes n up to {recorded} "
-                f"here; got crop({tokens_to_remove}). Call activate_past_recording() before they are read, or keep "
-                "a copy of the state from there."
-            )
-        while remove:
-            self.state, num_tokens, again = self._past.pop()
-            forgotten = min(remove, num_tokens)
-            if forgotten < num_tokens:
-                self.state = again(num_tokens - forgotten)
-            self.num_tokens, remove = self.num_tokens - forgotten, remove - forgotten
-        self._past.clear()
+        if remove := check_crop(tokens_to_remove, self._past.num_tokens):
+            self.state = self._past.rewind(remove)
+            self.num_tokens -= remove
 
     def reset(self) -> None:
         super().reset()
+        self._past.clear()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)
+        self._past.clear()  # which has other rows
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
         self._past.clear()
 
 
@@ -176,7 +173,7 @@ class SoftmaxStateLayer(StateLayer):
         super().advance(state, num_tokens)
         self.state = state  # of another length
 
-    def write(self, state: Any, num_tokens: int, again: Callable[[int], State]) -> None:
+    def write(self, state: Any, num_tokens: int, again: Again) -> None:
         if self.max_cache_len is not None and state.capacity != self.max_cache_len:
             state = state.resized(self.max_cache_len)  # attention made one that is just large enough
         super().write(state, num_tokens, again)

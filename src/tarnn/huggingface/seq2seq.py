@@ -186,7 +186,7 @@ class TarnnSeq2SeqModel(TarnnPreTrainedModel):
         return cache.self_attention_cache, [{"state": layer.state} for layer in layers]
 
     @staticmethod
-    def _never(n: int) -> State:
+    def _never(state: State, n: int) -> State:
         raise NotImplementedError("a source is never read in part.")
 
     def _read(self, source: Tensor, mask: Tensor | None) -> Iterator[State]:

@@ -92,10 +92,6 @@ def no_gain(block):
     block.attention_norm = nn.LayerNorm(32, elementwise_affine=False).eval()
 
 
-def gelu(block):
-    block.mlp = GeluMlp(block.config).eval()
-
-
 def few_directions(block):
     phi = block.attention.feature_map.feature_map
     phi.omega = phi.omega[..., :2]
@@ -120,7 +116,6 @@ REFUSED = {
     other_eps_of_heads: "norms of queries, keys and outputs are RMSNorms with eps = 1e-06 there",
     other_norm: "its layers differ in their kind of norms",
     no_gain: "model.layers.1.attention_norm (LayerNorm) has no gain",
-    gelu: "its layers differ in their feed-forward",
     few_directions: "a tensor is (1, 12, 2), which does not fit the other weights",
     part_in_training: "model.layers.1.dropout (Dropout) is in training mode",
 }
@@ -156,12 +151,13 @@ def logits_of(step, model):
 
 
 def test_numbers_are_those_of_the_modules_not_of_the_config(make_model):
-    """Written by hand into layers that were built: eps of all norms, one layer's rotary base, a head with fewer tokens."""
+    """Written by hand into layers: eps of all norms, one's MLP, another's rotary base, a head with fewer tokens."""
     model = make_model("rotary", feature_map="favor", tie_word_embeddings=False).float()
     before = logits_of(FusedStep(model), model)
     for norm in (model.model.norm, *(x for b in model.model.layers for x in (b.attention_norm, b.mlp_norm))):
         norm.eps = 0.1
     model.model.layers[1].attention.rotary.base = 5.0
+    model.model.layers[0].mlp = GeluMlp(model.config).eval()
     model.lm_head.weight = nn.Parameter(model.lm_head.weight[:20].detach())
     model.config.norm_eps, model.config.rotary_base = 1.0, 1.0
     logits, expected = (logits_of(step, model) for step in (FusedStep(model), model.step))

@@ -8,6 +8,7 @@ from transformers.activations import ACT2FN
 
 from tarnn.huggingface.patching.in_place import keeps_graph
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end
+from tarnn.huggingface.patching.undo import recording
 from tarnn.ops.convolution.op import short_convolution
 from tarnn.ops.convolution.state import ConvolutionState
 from tarnn.ops.convolution.step import short_convolution_step
@@ -31,8 +32,13 @@ def convolve_token(
 ) -> Tensor:
     """hidden_states (b, c, t), conv_state (b, c, n), the last n ≥ w − 1 inputs, which moves on: (b, c, t)."""
     x, past = hidden_states.transpose(1, 2), weight.shape[1] - 1
-    ours, tokens = _OURS.get(activation), conv_state[:, :, conv_state.shape[2] - past :].transpose(1, 2)
-    if x.shape[1] == 1 and x.dtype == conv_state.dtype and not keeps_graph():
+    ours, tokens = _OURS.get(activation), conv_state[:, :, max(conv_state.shape[2] - past, 0) :].transpose(1, 2)
+    if (layer := recording()) is not None:  # of Kimi's and its relatives; others don't come here while they record
+        inputs = torch.cat([tokens.to(x.dtype), x], dim=1)  # after a short text fewer than the filters see
+        o, _ = short_convolution(inputs, weight, bias, activation=ours, return_state=True)
+        o = o[:, -x.shape[1] :]
+        layer.lengthen(conv_state, hidden_states)
+    elif x.shape[1] == 1 and x.dtype == conv_state.dtype and not keeps_graph():
         if conv_state.shape[2] > past:  # what no filter sees any more, but other functions of transformers may count
             conv_state[:, :, : conv_state.shape[2] - past] = conv_state[
                 :, :, 1 : conv_state.shape[2] - past + 1

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from tarnn.huggingface.patching.in_place import may_write
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end
+from tarnn.huggingface.patching.undo import recording, remembered
 from tarnn.ops.delta.op import delta_rule
 from tarnn.ops.delta.state import DeltaState
 from tarnn.ops.delta.step import delta_step
@@ -28,12 +29,23 @@ def delta_sequences(
     bounds = bounds_of(kwargs)
     if bounds is not None:
         inputs = tuple(end_to_end(x) for x in inputs)
-    q, k, v, log_decay, strength = (x.transpose(1, 2) for x in inputs)
     state = None if initial_state is None else DeltaState(initial_state.float())
-    o, after = delta_rule(
-        q, k, v, strength, log_decay=log_decay, normalize_qk=use_qk_l2norm_in_kernel, cu_seqlens=bounds, state=state,
-        return_state=True,
-    )  # fmt: skip
+
+    def run(inputs: tuple[Tensor, ...], state: DeltaState | None) -> Any:
+        q, k, v, log_decay, strength = inputs
+        return delta_rule(
+            q,
+            k,
+            v,
+            strength,
+            log_decay=log_decay,
+            normalize_qk=use_qk_l2norm_in_kernel,
+            cu_seqlens=bounds,
+            state=state,
+            return_state=True,
+        )
+
+    o, after = remembered(run, tuple(x.transpose(1, 2) for x in inputs), state, lambda x: x.S)
     o = o.transpose(1, 2).reshape(*value.shape)
     return o, after.S if output_final_state else None
 
@@ -50,7 +62,7 @@ def delta_token(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The same for one token. Without gradients the cache's own state is written to."""
-    if query.shape[1] != 1 or initial_state is None:
+    if query.shape[1] != 1 or initial_state is None or recording() is not None:
         return delta_sequences(
             query, key, value, g, beta, initial_state=initial_state, output_final_state=output_final_state,
             use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, **kwargs,

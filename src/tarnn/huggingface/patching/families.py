@@ -22,6 +22,7 @@ from tarnn.huggingface.patching.packed import (
 from tarnn.huggingface.patching.padding import layer_with_padding
 from tarnn.huggingface.patching.selective import scan_layer, scan_sequences, scan_token
 from tarnn.huggingface.patching.ssd import not_fused, ssd_sequences, ssd_token
+from tarnn.huggingface.patching.undo import layer_with_undo
 
 CONVOLUTION = (
     Hook("causal_conv1d_fn", on_cpu(convolve_sequences), "hidden_states weight bias activation **kwargs"),
@@ -103,7 +104,8 @@ def _composed(*replace: Callable[[Callable], Callable]) -> Callable[[Callable], 
 
 
 def _layer(name: str, arguments: str = MIXER, **options) -> Hook:
-    return Hook(f"{name}.forward", layer_with_padding(**options), arguments)
+    replace = layer_with_padding(**options)
+    return Hook(f"{name}.forward", _composed(replace, layer_with_undo) if arguments == MIXER else replace, arguments)
 
 
 def _model(name: str, arguments: str = TEXT) -> Hook:
@@ -115,7 +117,9 @@ def _family(name: str, module: str, functions: tuple[Hook, ...], layer: str, mod
 
 
 def _scan_layer(name: str) -> Hook:
-    return Hook(f"{name}.forward", _composed(layer_with_padding(), layer_with_packed_rows, scan_layer), MIXER)
+    return Hook(
+        f"{name}.forward", _composed(layer_with_padding(), layer_with_undo, layer_with_packed_rows, scan_layer), MIXER
+    )
 
 
 def _mamba(name: str, module: str, short: str) -> Family:

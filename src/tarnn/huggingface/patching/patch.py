@@ -15,6 +15,7 @@ from torch import nn
 from tarnn.huggingface.patching import places
 from tarnn.huggingface.patching.families import FAMILIES
 from tarnn.huggingface.patching.hooks import Family, Hook, arguments_of, with_globals
+from tarnn.huggingface.patching.undo import lifted_refusals
 
 _LOG = logging.getLogger("tarnn")
 _NUMBERS = itertools.count()
@@ -89,7 +90,8 @@ Changes = tuple[list[tuple[Any, str, Any]], dict[str, tuple[str, ...]], dict[str
 
 
 def _everywhere() -> Changes:
-    changes, replaced, kept = [], {}, {}
+    changes: list[tuple[Any, str, Any]] = []
+    replaced, kept = {}, {}
     for family in FAMILIES:
         if (why := _refusal(family)) is not None:
             kept[family.name] = why
@@ -97,6 +99,7 @@ def _everywhere() -> Changes:
         for hook in family.hooks:
             owner, name = _owner(family, hook)
             changes.append((owner, name, hook.replace(places.before(owner, name))))
+        changes += lifted_refusals(vars(importlib.import_module(family.path)).values())
         replaced[family.name] = tuple(hook.path for hook in family.hooks)
     return changes, replaced, kept
 
@@ -104,7 +107,8 @@ def _everywhere() -> Changes:
 def _within(model: nn.Module) -> Changes:
     if not isinstance(model, nn.Module):
         raise TypeError(f"patch_transformers takes a model of transformers, or nothing; got {type(model).__name__}.")
-    changes, replaced = [], {}
+    changes: list[tuple[Any, str, Any]] = []
+    replaced = {}
     for family, layer in _known_layers(model):
         if family.name not in replaced and (why := _refusal(family)) is not None:
             raise ValueError(f"{type(model).__name__} stays as it is: {why}.")
@@ -117,6 +121,8 @@ def _within(model: nn.Module) -> Changes:
         known = ", ".join(family.name for family in FAMILIES)
         raise ValueError(f"{type(model).__name__} has no layer that tarnn computes. Known families: {known}.")
     _refuse_changed(model, changes)
+    files = {family.path for family in FAMILIES}
+    changes += lifted_refusals(x for x in model.modules() if type(x).__module__ in files)
     return changes, replaced, {}
 
 

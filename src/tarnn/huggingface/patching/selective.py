@@ -11,6 +11,7 @@ from torch.nn.functional import silu, softplus
 
 from tarnn.huggingface.patching.in_place import may_write
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end
+from tarnn.huggingface.patching.undo import recording, remembered
 from tarnn.ops.scan.selective import selective_scan, selective_scan_step
 from tarnn.ops.scan.state import ScanState
 
@@ -60,9 +61,8 @@ def scan_sequences(
     inputs: tuple[Tensor, ...] = (hidden_states.transpose(1, 2), dt, B.transpose(1, 2), C.transpose(1, 2))
     if bounds is not None:
         inputs = tuple(end_to_end(x) for x in inputs)
-    x, dt, B, C = inputs
     state = None if states is None else ScanState(next(states).float())
-    y, after = selective_scan(x, dt, A, B, C, D, cu_seqlens=bounds, state=state, return_state=True)
+    y, after = _scan(inputs, A, D, state, bounds)
     y = _gated(y.transpose(1, 2).reshape(hidden_states.shape) if bounds is not None else y.transpose(1, 2), z)
     return (y, after.h) if return_last_state else y
 
@@ -84,11 +84,26 @@ def scan_token(
     dt = _time_steps(dt, dt_bias, dt_softplus)
     x, dt, B, C = (y[:, None] for y in (hidden_states, dt, B, C))
     h = state.float()
-    inplace = h is state and may_write(h)
-    y, after = selective_scan_step(x, dt, A, B, C, D, state=ScanState(h), inplace=inplace)
+    inplace = h is state and may_write(h) and recording() is None
+    if recording() is None:
+        y, after = selective_scan_step(x, dt, A, B, C, D, state=ScanState(h), inplace=inplace)
+    else:
+        y, after = _scan((x, dt, B, C), A, D, ScanState(h))
     if not inplace:
         state.copy_(after.h)
     return _gated(y[:, 0], z).to(hidden_states.dtype)
+
+
+def _scan(
+    inputs: tuple[Tensor, ...], A: Tensor, D: Tensor | None, state: ScanState | None, bounds: Tensor | None = None
+) -> Any:
+    """x, dt (b, t, c), B, C (b, t, n): y (b, t, c), and the state after."""
+
+    def run(inputs: tuple[Tensor, ...], state: ScanState | None) -> Any:
+        x, dt, B, C = inputs
+        return selective_scan(x, dt, A, B, C, D, cu_seqlens=bounds, state=state, return_state=True)
+
+    return remembered(run, inputs, state, lambda state: state.h, time=1)
 
 
 def _time_steps(dt: Tensor, bias: Tensor | None, with_softplus: bool) -> Tensor:

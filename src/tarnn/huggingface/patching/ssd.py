@@ -8,6 +8,7 @@ from torch.nn.functional import silu, softplus
 from tarnn.feature_maps.elementwise import Identity
 from tarnn.huggingface.patching.in_place import may_write
 from tarnn.huggingface.patching.packed import bounds_of, end_to_end
+from tarnn.huggingface.patching.undo import recording, remembered
 from tarnn.ops.linear.op import linear_attention
 from tarnn.ops.linear.state import LinearState
 from tarnn.ops.linear.step import step
@@ -41,14 +42,10 @@ def ssd_sequences(
     inputs: tuple[Tensor, ...] = (C.float(), B.float(), x * dt[..., None], dt * A.float())
     if bounds is not None:
         inputs = tuple(end_to_end(y) for y in inputs)
-    q, k, v, log_decay = (y.transpose(1, 2) for y in inputs)
     state = None if initial_states is None else _state(initial_states)
-    o, after = linear_attention(
-        q, k, v, _IDENTITY, causal=True, normalize=False, log_decay=log_decay, cu_seqlens=bounds, state=state,
-        return_state=True,
-    )  # fmt: skip
+    o, after = _attend(tuple(y.transpose(1, 2) for y in inputs), state, bounds)
     y = _with_skip(o.transpose(1, 2).reshape(x.shape), x, D, z)
-    return (y, after.S.transpose(-1, -2)) if return_final_states else y
+    return (y, _tensor(after)) if return_final_states else y
 
 
 def ssd_token(
@@ -70,13 +67,14 @@ def ssd_token(
     dt = _time_steps(dt, None if dt_bias is None else dt_bias[..., 0], dt_softplus)
     x = hidden_states.float()
     q, k, v = C.float()[:, :, None], B.float()[:, :, None], (x * dt[..., None])[:, :, None]
-    before = _state(state)
-    inplace = before.S.data_ptr() == state.data_ptr() and may_write(before.S)
-    o, after = step(
-        q, k, v, _IDENTITY, before, normalize=False, log_decay=(dt * A.float())[:, :, None], inplace=inplace
-    )
+    before, log_decay = _state(state), (dt * A.float())[:, :, None]
+    inplace = before.S.data_ptr() == state.data_ptr() and may_write(before.S) and recording() is None
+    if recording() is None:
+        o, after = step(q, k, v, _IDENTITY, before, normalize=False, log_decay=log_decay, inplace=inplace)
+    else:
+        o, after = _attend((q, k, v, log_decay), before)
     if not inplace:
-        state.copy_(after.S.transpose(-1, -2))
+        state.copy_(_tensor(after))
     return _with_skip(o[:, :, 0], x, None if D is None else D[..., 0], z).to(hidden_states.dtype)
 
 
@@ -92,6 +90,31 @@ def _time_steps(dt: Tensor, bias: Tensor | None, with_softplus: bool) -> Tensor:
 def _state(states: Tensor) -> LinearState:
     S = states.float().transpose(-1, -2)
     return LinearState(S, S.new_zeros(S.shape[:-1]))
+
+
+def _tensor(state: LinearState) -> Tensor:
+    return state.S.transpose(-1, -2)
+
+
+def _attend(inputs: tuple[Tensor, ...], state: LinearState | None, bounds: Tensor | None = None) -> Any:
+    """q, k (b, groups, t, n), v (b, h, t, p), log_decay (b, h, t): o (b, h, t, p), and the state after."""
+
+    def run(inputs: tuple[Tensor, ...], state: LinearState | None) -> Any:
+        q, k, v, log_decay = inputs
+        return linear_attention(
+            q,
+            k,
+            v,
+            _IDENTITY,
+            causal=True,
+            normalize=False,
+            log_decay=log_decay,
+            cu_seqlens=bounds,
+            state=state,
+            return_state=True,
+        )
+
+    return remembered(run, inputs, state, _tensor)
 
 
 def _with_skip(y: Tensor, x: Tensor, D: Tensor | None, z: Tensor | None) -> Tensor:

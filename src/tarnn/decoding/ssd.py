@@ -1,0 +1,78 @@
+"""Mamba-2's layer as a part of a plan (Dao and Gu 2024, arXiv 2405.21060); csrc/model_step/ssd.h has its formulas."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tarnn.decoding.parts import Product, Shapes, stacked
+from tarnn.kernels.cpu.model_step import PANEL, Block, padded
+from tarnn.ops import State
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SsdState(State):
+    """A matrix per head, and the last inputs of the filters, the oldest first."""
+
+    S: Float[Tensor, "b h n p"]
+    tokens: Float[Tensor, "b kept c"]
+
+
+class Ssd(NamedTuple):
+    """Short filters, a state per head that fades by each token's own step, and a norm of gated outputs."""
+
+    heads: int
+    groups: int  # heads of a group share B and C
+    filtered: Product  # x (heads·p), B and C (groups·n each)
+    gate: Product  # z (heads·p)
+    steps: Product  # dt (heads)
+    output: Product
+    filters: Tensor  # (channels, width)
+    filter_bias: Tensor | None
+    step_bias: Tensor  # (heads,), as A and D
+    A: Tensor  # less than 0
+    D: Tensor
+    gain: Tensor  # of the norm
+    eps: float
+    kept: int  # inputs that the state keeps, width − 1 at least
+    kind: str = "ssd"
+
+    @property
+    def inner(self) -> int:
+        return self.output.weight.shape[1]
+
+    @property
+    def state_size(self) -> int:
+        """The width of B and C."""
+        return (len(self.filters) - self.inner) // (2 * self.groups)
+
+    def shapes(self, hidden: int) -> Shapes:
+        h, channels = self.heads, self.inner + 2 * self.groups * self.state_size
+        inner = h * max(1, self.inner // h)
+        for product, outputs in ((self.filtered, channels), (self.gate, inner), (self.steps, h)):
+            yield from product.shapes(outputs, hidden)
+        yield from self.output.shapes(hidden, inner)
+        yield self.filters, (channels, self.filters.shape[1])
+        yield self.filter_bias, (channels,)
+        yield self.gain, (inner,)
+        for x in (self.step_bias, self.A, self.D):
+            yield x, (h,)
+
+    def new_state(self) -> State:
+        """One row of the state, without numbers."""
+        S = torch.empty(1, self.heads, self.state_size, self.inner // self.heads, device="meta")
+        return SsdState(S, S.new_empty(1, self.kept, len(self.filters)))
+
+    def write(self, block: Block, weights: str) -> None:
+        """As csrc/model_step/ssd_plan.h reads it."""
+        block.numbers(self.heads, self.groups, self.inner // self.heads, self.state_size)
+        block.numbers(self.filters.shape[1], self.kept)
+        for x in (self.step_bias, self.A, self.D, self.gain):
+            block.vector(x)
+        block.place(torch.tensor([self.eps], dtype=torch.float64))
+        block.place(padded(self.filters.float().mT, PANEL))
+        block.vector(self.filters.new_zeros(len(self.filters)) if self.filter_bias is None else self.filter_bias)
+        block.matrix(*stacked([self.filtered, self.gate, self.steps]), weights)
+        block.matrix(*self.output, weights)

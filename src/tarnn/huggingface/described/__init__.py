@@ -1,0 +1,1 @@
+"""What the fused step is told of transformers' modules, a file for each family."""
