@@ -88,6 +88,7 @@ PAPER = {  # accuracy and perplexity, Test and OOD: table 2
 FAMILIES = ("globins45.fasta", "Pkinase_PF00069_seed.sto")
 NAMED = ("globin", "protein kinase")
 WORD, SHARED, MASKED, IGNORED = 6, 3, 0.15, -100
+SEED_STRIDE = 1_000_000  # a seed's batches have numbers of their own
 TOKENS = amino_tokenizer()
 RESIDUES = len(AMINO_ACIDS)
 
@@ -171,8 +172,8 @@ def empirical(data: Data) -> dict[str, Any]:
     return found
 
 
-def build(direction: str, name: str, options) -> TarnnForCausalLM | TarnnForMaskedLM:
-    torch.manual_seed(0)
+def build(direction: str, name: str, options, seed: int = 0) -> TarnnForCausalLM | TarnnForMaskedLM:
+    torch.manual_seed(seed)
     given = dict(ATTENTION[name][0])
     if given.get("feature_map") == "favor":
         given["feature_map_options"] = {"favor": {"num_features": options.features}}
@@ -191,19 +192,17 @@ def build(direction: str, name: str, options) -> TarnnForCausalLM | TarnnForMask
     return (TarnnForCausalLM if config.causal else TarnnForMaskedLM)(config)
 
 
-def folder_of(direction: str, name: str, options) -> Path:
-    return options.runs / f"{direction}_{name.replace(' ', '')}"
+def folder_of(direction: str, name: str, options, seed: int = 0) -> Path:
+    return options.runs / f"{direction}_{name.replace(' ', '')}{f'_{seed}' if seed else ''}"
 
 
-def trained(direction: str, name: str, data: Data, options) -> dict[str, Any]:
-    """One run, from where it was stopped."""
-    model = build(direction, name, options)
-    folder = folder_of(direction, name, options)
+def trained(direction: str, name: str, data: Data, options, seed: int = 0) -> dict[str, Any]:
+    """One run, from where it was stopped. A seed sets the weights at the start and the order of the data."""
+    model = build(direction, name, options, seed)
+    folder = folder_of(direction, name, options, seed)
 
     def loss(model, step: int) -> Tensor:
-        rows = windows(data.train, options.context, options.batch_size, step)
-        inputs, targets = task(direction, rows, torch.Generator().manual_seed(step))
-        return cross_entropy(logits_of(model, inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+        return mean_loss(direction, model, data, options, step + SEED_STRIDE * seed)
 
     done = train(
         folder,
@@ -225,6 +224,13 @@ def trained(direction: str, name: str, data: Data, options) -> dict[str, Any]:
         "parameters": sum(x.numel() for x in model.parameters()),
         "curve": done.curve,
     }
+
+
+def mean_loss(direction: str, model, data: Data, options, batch: int) -> Tensor:
+    """In nats per guessed residue, of the batch of that number."""
+    rows = windows(data.train, options.context, options.batch_size, batch)
+    inputs, targets = task(direction, rows, torch.Generator().manual_seed(batch))
+    return cross_entropy(logits_of(model, inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
 
 def windows(ids: np.ndarray, context: int, batch_size: int, step: int) -> Tensor:

@@ -58,6 +58,8 @@ def sequences(tmp_path):
     (made / "Pkinase_PF00069_seed.sto").write_text(f"# STOCKHOLM 1.0\nkinase {sequence(50)}\n//\n")
     named = [("alike", sequence(9) + member[20:40]), ("Hemoglobin", sequence(30)), ("again", rest[0][1])]
     (made / "uniprot_20k.fasta.gz").write_text("".join(f">{name}\n{s}\n" for name, s in named + rest))
+    relatives = [(f"Q{i}", s[:40] + sequence(40)) for i, (_, s) in enumerate(rest[:4])]  # families of two
+    (made / "uniprot_queries_500.fasta.gz").write_text("".join(f">{name}\n{s}\n" for name, s in relatives))
     return made
 
 

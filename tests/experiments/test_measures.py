@@ -13,6 +13,7 @@ import pytest
 import recall_model
 import time_memory
 import torch
+from measures.families import families
 from measures.intervals import Errors
 from measures.pronunciations import phones_of, read_pronunciations
 from measures.residues import agreement, attention_to_residues, closest, read_matrix
@@ -177,3 +178,16 @@ def test_rates_of_the_copy_task():
     drop, cosine = (SimpleNamespace(schedule=x, drop_at=30, updates=40) for x in ("drop", "cosine"))
     assert [copy_task.rate(u, drop) for u in (0, 29, 30)] == [1e-3, 1e-3, 1e-4]
     assert [copy_task.rate(u, cosine) for u in (0, 20, 40)] == pytest.approx([1e-3, 5e-4, 0])
+
+
+def test_a_family_is_what_shares_words_also_over_several_links():
+    draw = random.Random(0)
+    a, b, c, alone = ("".join(draw.choices(AMINO_ACIDS, k=60)) for _ in range(4))
+    between = a[:30] + b[:30]
+    assert families([a, alone, between, b]) == [[0, 2, 3], [1]]
+    assert families([a, b, c]) == [[0], [1], [2]]
+    assert families([a, c[:6] + b]) == [[0], [1]]
+    assert families([a, a[:10] + b]) == [[0], [1]]  # five words of 55
+    assert families([a, a[:11] + b]) == [[0, 1]]  # six
+    repeated = ["".join(draw.choices(AMINO_ACIDS, k=30)) + "AAAAAAAAAAAA" for _ in range(60)]
+    assert len(families(repeated)) == 60  # what all have says nothing

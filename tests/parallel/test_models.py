@@ -22,6 +22,19 @@ CASES = {
     "labels of sequences, unmasked": Model("TarnnForSequenceClassification", config=(("causal", False),)),
     "labels of sequences by the last token": Model("TarnnForSequenceClassification", masked=True),
     "a decay to either side": Model("TarnnForMaskedLM", config=(("causal", False), ("decay", "token")), masked=True),
+    "windows and a global token": Model(
+        "TarnnForTokenClassification",
+        config=(
+            ("causal", False),
+            ("attention", ("window", "linear")),
+            ("attention_options", {"window": {"window": 3, "global_tokens": [0]}}),
+            ("position", "rotary"),
+        ),
+        masked=True,
+    ),
+    "causal windows": Model(
+        config=(("attention", "window"), ("attention_options", {"window": {"window": 3, "sinks": 1}}))
+    ),
     "convolutions": Model(config=(("conv_kernel", 4),), masked=True),
     "convolutions to both sides": Model("TarnnForMaskedLM", config=(("causal", False), ("conv_kernel", 9))),
     "gated delta rule": Model(config=(("attention", ("gated_delta", "linear")),), masked=True),

@@ -163,7 +163,10 @@ def _softmax(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Ten
 
 def _hybrid_tensors(case: Case, t: int, rand: Callable) -> Tensors:
     (h, g), b, d, e = case.heads, case.rows, 4, 3
-    return {"q": rand(b, h, t, d), "k": rand(b, g, t, d), "v": rand(b, g, t, e)} | _decay(case, rand, b, g, t)
+    found = {"q": rand(b, h, t, d), "k": rand(b, g, t, d), "v": rand(b, g, t, e)} | _decay(case, rand, b, g, t)
+    if dict(case.options).get("global_tokens") == "mask":
+        found["global_tokens"] = rand(b, t) > 1.2
+    return found
 
 
 def _hybrid(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tensors]:
@@ -173,6 +176,7 @@ def _hybrid(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tens
     if name == "clusters":
         torch.manual_seed(1)
         phi = feature_maps.make("clusters", head_dim=4, num_heads=case.heads[1], num_features=6).to(x["q"].dtype)
+    causal = options.setdefault("causal", True)
     if case.state:  # what some tokens before have left behind
         generator = torch.Generator().manual_seed(7)
         q, k, v = (
@@ -182,10 +186,14 @@ def _hybrid(case: Case, x: Tensors, masks: dict[str, Any]) -> tuple[Tensor, Tens
         from tarnn.parallel.group import alone
 
         with alone():
-            options["state"] = ops.hybrid_attention(q, k, v, phi, causal=True, return_state=True, **options)[1]
-    o, *after = _pair(
-        ops.hybrid_attention(**x, **masks, feature_map=phi, causal=True, return_state=case.state_wanted, **options)
-    )
+            options["state"] = ops.hybrid_attention(q, k, v, phi, return_state=True, **options)[1]
+    if not causal:
+        for name in ("global_tokens", "exact_queries"):
+            if name in options:
+                options[name] = x.pop(name) if options[name] == "mask" else torch.tensor(options[name])
+        o, rho = ops.hybrid_attention(**x, **masks, feature_map=phi, return_far_share=True, **options)
+        return torch.cat([o, rho[..., None]], -1), {}
+    o, *after = _pair(ops.hybrid_attention(**x, **masks, feature_map=phi, return_state=case.state_wanted, **options))
     return o, _in_order(after[0]) if after else {}
 
 
@@ -246,7 +254,7 @@ def tensors(case: Case) -> Tensors:
     generator = torch.Generator().manual_seed(2)
     rand = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
     found = {
-        name: x.to(getattr(torch, case.dtype))
+        name: x.to(getattr(torch, case.dtype)) if x.is_floating_point() else x
         for name, x in OPS[case.op].tensors(case, sum(case.lengths), rand).items()
     }
     if case.masked:
@@ -259,8 +267,9 @@ def results(case: Case, given: Tensors, start: int, share: float) -> Tensors:
     op, masks = OPS[case.op], {"key_mask": given["key_mask"]} if case.masked else {}
     if case.cuts:
         masks["cu_seqlens"] = torch.tensor(case.cuts, dtype=torch.int32)
-    leaves = {name: x.detach().clone().requires_grad_() for name, x in given.items() if name != "key_mask"}
-    o, state = op.apply(case, dict(leaves), masks)
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in given.items() if x.is_floating_point()}
+    marks = {name: x for name, x in given.items() if name not in leaves and name != "key_mask"}
+    o, state = op.apply(case, leaves | marks, masks)
     real = {name: torch.where(x.isfinite(), x, 0.0) for name, x in state.items() if x.requires_grad}
     loss = (o * _weights(case, o, op.axis, start)).sum()
     loss = loss + share * sum(
@@ -284,7 +293,7 @@ def _axis(case: Case, name: str) -> int | None:
     op = OPS[case.op]
     if name.startswith(("state ", "after ")) or name in op.constant:
         return None
-    return 1 if name == "key_mask" else op.axis
+    return 1 if name in ("key_mask", "global_tokens") else op.axis
 
 
 def by_one(case: Case) -> Tensors:

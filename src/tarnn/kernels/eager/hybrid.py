@@ -66,16 +66,38 @@ def forward(call: Call, *, for_backward: bool = True, with_state: bool = True) -
     if call.phi_q is not None:
         estimated, sums = _far(call, row, slots)
         parts += estimated
+    o, share = _outputs(call, row, parts)
+    if slots is None or slots.course is None:
+        return Outputs(o, share, *sums)
+    return Outputs(o, share, *sums, slots=slots.course.slots, score=slots.course.score)
+
+
+def forward_between(call: Call, before: Any, behind: Any, exact: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    """o and ρ of a call to both sides without slots, from the sums (S, z, M) of keys that stand before its row and behind it.
+
+    exact: more keys as each query sees them: their products with queries (b, h, t, n), −∞ where one does not see a key, and
+    their values (b, g, n, e).
+    """
+    row = _row(call)
+    parts = [_exact(call, row, None)]
+    if call.phi_q is not None:
+        parts += _far(call, row, None, before, behind)[0]
+    if exact is not None:
+        logits, values = exact
+        mean, log_weight = softmax(logits.unflatten(1, (values.shape[1], -1)), values[:, :, None])
+        parts[0] = _Part(*_merged([parts[0], _Part(mean.flatten(1, 2), log_weight.flatten(1, 2))]))
+    return _outputs(call, row, parts)
+
+
+def _outputs(call: Call, row: _Row, parts: list[_Part]) -> tuple[Tensor, Tensor]:
+    """o and ρ of parts, the first of which are exact keys."""
     o, log_weight = _merged(parts)
     share = torch.zeros_like(log_weight)
     if len(parts) > 1:  # in sums whose derivatives are numbers where no key is seen: logsumexp's are not
         far = parts[1].log_weight if len(parts) == 2 else _merged(parts[1:])[1]
         share = (far - finite(log_weight)).exp()
     o = o.masked_fill(~row.real[:, None, :, None], 0.0).to(call.v.dtype)
-    share = share.masked_fill(~row.real[:, None], 0.0)
-    if slots is None or slots.course is None:
-        return Outputs(o, share, *sums)
-    return Outputs(o, share, *sums, slots=slots.course.slots, score=slots.course.score)
+    return o, share.masked_fill(~row.real[:, None], 0.0)
 
 
 def _row(call: Call) -> _Row:
@@ -149,11 +171,11 @@ def _exact(call: Call, row: _Row, slots: _Slots | None) -> _Part:
         products = capped(q @ slot_k.mT, call.softcap)
         logits = torch.cat([logits, (products + fade).masked_fill(~held, -torch.inf)], -1)
         values.append(slot_v)
-    mean, weight = _softmax(logits, torch.cat(values, dim=-2))
+    mean, weight = softmax(logits, torch.cat(values, dim=-2))
     return _Part(*(x.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :, :t] for x in (mean, weight)))
 
 
-def _softmax(logits: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def softmax(logits: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """(mean of the values, log of the sum); rows that see nothing: zeros, −∞."""
     most = finite(logits.detach().amax(-1, keepdim=True))
     weights = (logits - most).exp()
@@ -166,12 +188,17 @@ def _softmax(logits: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 def _merged(parts: list[_Part]) -> tuple[Tensor, Tensor]:
     """One denominator for all parts: (o, ℓ)."""
     logits = torch.stack([x.log_weight for x in parts], dim=-1)  # (b, h, t, parts)
-    o, log_weight = _softmax(logits[..., None, :], torch.stack([x.mean for x in parts], dim=-2))
+    o, log_weight = softmax(logits[..., None, :], torch.stack([x.mean for x in parts], dim=-2))
     return o.squeeze(-2), log_weight.squeeze(-1)
 
 
-def _far(call: Call, row: _Row, slots: _Slots | None) -> tuple[list[_Part], tuple[Tensor, Tensor, Tensor]]:
-    """The keys beyond the window, estimated: a part for those before, where not causal one for those behind; and S, z, M."""
+def _far(
+    call: Call, row: _Row, slots: _Slots | None, before_row: Any = None, behind_row: Any = None
+) -> tuple[list[_Part], tuple[Tensor, Tensor, Tensor]]:
+    """The keys beyond the window, estimated: a part for those before, where not causal one for those behind; and S, z, M.
+
+    before_row, behind_row: where not causal, S, z and M of keys that stand before the row, and behind it.
+    """
     features: Any = (call.phi_q, call.a, call.phi_k, call.weight)
     phi_q, a, phi_k, weight = features
     t, w, kind = call.q.shape[2], call.window, wide(call.q.dtype)
@@ -187,7 +214,7 @@ def _far(call: Call, row: _Row, slots: _Slots | None) -> tuple[list[_Part], tupl
         phi_k, weight = phi_k[:, :, -t:], weight.masked_fill(in_slots, -torch.inf)[:, :, -t:]
         weight = weight.masked_fill(~row.lives[:, None, w:], -torch.inf)
     decay = row.clock.diff(dim=-1, prepend=row.clock.new_zeros(*row.clock.shape[:2], 1)).to(kind)
-    sums = torch.cat([call.S, call.z[..., None]], -1), call.M
+    sums = _with_weights(call.S, call.z, call.M)
     if call.causal:
         part, behind, M = _sweep(phi_q, phi_k, v, weight, decay, *sums, a)
         return [part], (behind[..., :-1], behind[..., -1], M)
@@ -197,10 +224,15 @@ def _far(call: Call, row: _Row, slots: _Slots | None) -> tuple[list[_Part], tupl
         return pad(x, (*(0, 0) * (x.ndim - 3), w, 0), value=value)[:, :, :t]
 
     nothing = torch.zeros_like(sums[0]), torch.full_like(call.M, -torch.inf)
-    before, _, _ = _sweep(phi_q, late(phi_k), v, late(weight, -torch.inf), decay, *nothing, a)
+    first, last = (nothing if x is None else _with_weights(*x) for x in (before_row, behind_row))
+    before, _, _ = _sweep(phi_q, late(phi_k), v, late(weight, -torch.inf), decay, *first, a)
     turned = late(phi_k.flip(2)), late(call.v[:, :, w:].flip(2)), late(weight.flip(2), -torch.inf)
-    after, _, _ = _sweep(phi_q.flip(2), *turned, decay, *nothing, a.flip(2))
+    after, _, _ = _sweep(phi_q.flip(2), *turned, decay, *last, a.flip(2))
     return [before, _Part(after.mean.flip(2), after.log_weight.flip(2))], (call.S, call.z, call.M)
+
+
+def _with_weights(S: Tensor, z: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.cat([S, z[..., None]], -1), M
 
 
 def _sweep(phi_q, phi_k, v, w, decay, sums, M, a) -> tuple[_Part, Tensor, Tensor]:

@@ -79,6 +79,12 @@ def check_options(
         raise ValueError("exact_queries see every key, but a state keeps few; pass one of the two.")
 
 
+def check_lengths(q: Tensor, k: Tensor) -> None:
+    t, length = q.shape[2], k.shape[2]
+    if length != t:
+        raise ValueError(f"hybrid attention is self-attention: as many keys as queries; got {t} and {length}.")
+
+
 def check_global_tokens(global_tokens: Any, q: Tensor, causal: bool) -> None:
     """Raises TypeError or ValueError for anything but None, a mask (b, t) or places (n,), and where attention is causal."""
     if global_tokens is None:

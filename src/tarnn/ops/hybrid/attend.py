@@ -106,7 +106,7 @@ def _outputs(
     sums = (state.S, state.z, state.M)
     for start in range(0, t, size):
         here = slice(start, min(t, start + size))
-        outputs = hybrid(_call(how, q, keys, slot_row, state, here, sums, fades, alone))
+        outputs = hybrid(call_of(how, q, keys, slot_row, state, here, sums, fades, alone))
         pieces.append(outputs)
         sums = outputs[2:5]
     if len(pieces) == 1:
@@ -115,7 +115,7 @@ def _outputs(
     return pieces[-1]._replace(o=o, share=share)
 
 
-def _call(
+def call_of(
     how: Options,
     q: Tensor,
     keys: Keys,

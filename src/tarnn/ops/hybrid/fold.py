@@ -52,7 +52,7 @@ def folded(how: Options, before: Far, part: Far, decay: Tensor) -> Far:
 
     The slots hold the keys of the highest scores of both, of equal ones the earlier; all others enter the sums.
     """
-    sums = _added(before[:3], decay, part[:3])
+    sums = added(before[:3], decay, part[:3])
     if not how.slots:
         return part._replace(**dict(zip(Far._fields, sums)))
     faded = before.fade + decay[..., None]
@@ -63,12 +63,12 @@ def folded(how: Options, before: Far, part: Far, decay: Tensor) -> Far:
     stays, leaves = order[..., : how.slots], order[..., how.slots :]
     if how.feature_map is not None:
         there = score.gather(-1, leaves) > -torch.inf
-        sums = _added(sums, None, _sums_of(how, at(k, leaves), at(v, leaves), fade.gather(-1, leaves), there))
+        sums = added(sums, None, sums_of(how, at(k, leaves), at(v, leaves), fade.gather(-1, leaves), there))
     fade, score, place = (x.gather(-1, stays) for x in (fade, score, place))
     return Far(*sums, at(k, stays), at(v, stays), fade, score, place)
 
 
-def _sums_of(how: Options, k: Tensor, v: Tensor, fade: Tensor, there: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def sums_of(how: Options, k: Tensor, v: Tensor, fade: Tensor, there: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """S, z and M of some keys, where they are there."""
     phi, weight = scaled_features(how, k, "keys")
     weight = (weight + fade).masked_fill(~there, -torch.inf)[..., None]
@@ -79,7 +79,7 @@ def _sums_of(how: Options, k: Tensor, v: Tensor, fade: Tensor, there: Tensor) ->
     return features.mT @ v.to(features.dtype), features.sum(2), M if how.log_features else M[..., 0]
 
 
-def _added(before: Any, decay: Tensor | None, part: Any) -> tuple[Tensor, Tensor, Tensor]:
+def added(before: Any, decay: Tensor | None, part: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Two S, z and M as one, the first of which fades. M is a constant under autograd."""
     by_feature, faded = before[2].ndim == 3, before[2]
     if decay is not None:

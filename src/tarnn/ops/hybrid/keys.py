@@ -73,7 +73,7 @@ def keys_of(how: Options, state: HybridState, k, v, real, log_decay) -> Keys:
 
 def with_global(how: Options, keys: Keys, marks: Tensor | None) -> Keys:
     """The keys with global tokens among the sinks, and the queries that see every key. marks: a mask of global tokens, (b, t)."""
-    w, tokens = how.window, torch.arange(keys.real.shape[1], device=keys.real.device)
+    tokens = torch.arange(keys.real.shape[1], device=keys.real.device)
     if how.global_places is not None:
         marks = torch.isin(tokens, how.global_places)[None]
     rows = marks
@@ -84,7 +84,12 @@ def with_global(how: Options, keys: Keys, marks: Tensor | None) -> Keys:
         keys = keys._replace(sees_all=rows & keys.real)
     if marks is None:
         return keys
-    apart = (marks | (tokens < how.sinks)) & keys.real
+    return with_apart(keys, (marks | (tokens < how.sinks)) & keys.real)
+
+
+def with_apart(keys: Keys, apart: Tensor) -> Keys:
+    """The keys, of which those that `apart` (b, t) marks stand among the sinks."""
+    w = keys.k.shape[2] - apart.shape[1]
     index, _ = find_marked(apart)
     return keys._replace(
         sink_k=at(keys.k[:, :, w:], index),

@@ -25,7 +25,7 @@ from tarnn.kernels.hybrid import at
 from tarnn.kernels.packing import bounds, buckets
 from tarnn.numerics import autocast, full_precision
 from tarnn.ops.checks import check_attention
-from tarnn.ops.hybrid.arguments import Options, check_global_tokens, check_options
+from tarnn.ops.hybrid.arguments import Options, check_global_tokens, check_lengths, check_options
 from tarnn.ops.hybrid.attend import attend, is_watched
 from tarnn.ops.hybrid.state import HybridState
 from tarnn.ops.hybrid.step import take_step
@@ -73,22 +73,23 @@ def hybrid_attention(
     as in `linear_attention`: nothing later changes an earlier output, finite or not, and a NaN shows wherever it is used, also
     in calls and steps that go on from a state.
 
-    Within `tarnn.parallel.sequence`, tensors with a time axis are this rank's stretch; causal only.
+    Within `tarnn.parallel.sequence`, tensors with a time axis are this rank's stretch; exact_queries not causal only.
 
     Returns o (b, h, t, e), then the state and ρ where they were asked for. Raises ValueError for what doesn't fit.
     The shared denominator is that of Scatterbrain (Chen et al. 2021, arXiv 2110.15343).
     """
-    check_global_tokens(global_tokens, q, causal)
     q, k, v = autocast(q, k, v)
     if (ranks := active()) is not None:
         options: dict[str, Any] = {"causal": causal, "window": window, "sinks": sinks, "slots": slots, "scale": scale}
         options |= {"far_bias": far_bias, "softcap": softcap, "far_until": far_until, "exact_queries": exact_queries}
+        options["global_tokens"] = global_tokens
         inputs = Inputs(q, k, v, key_mask, log_decay)
         o, state, rho = attend_stretch(
             ranks, hybrid_attention, inputs, cu_seqlens, state, return_state, feature_map, options
         )
         found = (o, *([state] if return_state else []), *([rho] if return_far_share else []))
         return found if len(found) > 1 else o
+    check_global_tokens(global_tokens, q, causal)
     check_attention(q, k, v, causal=causal, key_mask=key_mask, cu_seqlens=cu_seqlens, log_decay=log_decay)
     check_options(
         q, causal, window, sinks, slots, scale, softcap, far_bias, log_decay, state, return_state, exact_queries
@@ -96,8 +97,7 @@ def hybrid_attention(
     if far_until is not None and far_until < 0:
         raise ValueError(f"far_until must be 0 or more, or None for no end; got {far_until}.")
     (b, _, t, d), g = q.shape, k.shape[1]
-    if k.shape[2] != t:
-        raise ValueError(f"hybrid attention is self-attention: as many keys as queries; got {t} and {k.shape[2]}.")
+    check_lengths(q, k)
     phi = None if feature_map is None else map_for(feature_map, q)
     if phi is not None:
         phi.check_positive()

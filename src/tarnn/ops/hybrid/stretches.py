@@ -1,4 +1,4 @@
-"""Hybrid attention of causal sequences that several ranks share, each with a stretch of them.
+"""Hybrid attention of sequences that several ranks share, each with a stretch of them: what is said here is of causal ones.
 
 Ranks exchange twice. First the keys and values at the edges of their stretches: of these each rank makes the sinks and the
 window before its own. With them it finds which keys leave the window in its stretch, into the sums and the slots; all ranks
@@ -15,10 +15,11 @@ from torch.nn.functional import pad
 
 from tarnn.feature_maps.by_name import map_for
 from tarnn.kernels.hybrid import at
-from tarnn.numerics import wide, widest
+from tarnn.numerics import full_precision, wide, widest
 from tarnn.ops.checks import check_attention
-from tarnn.ops.hybrid.arguments import Options, check_options
+from tarnn.ops.hybrid.arguments import Options, check_global_tokens, check_lengths, check_options
 from tarnn.ops.hybrid.fold import Far, far_of, folded, with_far, without_far
+from tarnn.ops.hybrid.sides_of_stretches import attend_to_both_sides
 from tarnn.ops.hybrid.state import HybridState
 from tarnn.ops.stretches import Stretch
 from tarnn.parallel.agreement import looks, telling
@@ -32,13 +33,15 @@ class Inputs(NamedTuple):
     v: Tensor
     key_mask: Tensor | None
     log_decay: Tensor | None
+    global_tokens: Tensor | None = None  # a mask (b, t); places are options
 
     def part(self, part: slice) -> "Inputs":
         """At some positions, of one sequence."""
-        mask, decay = self.key_mask, self.log_decay
+        decay = self.log_decay
         decay = decay if decay is None or decay.ndim == 1 else decay[:, :, part]
         q, k, v = (x[:, :, part] for x in self[:3])
-        return Inputs(q, k, v, None if mask is None else mask[:, part], decay)
+        mask, marks = (None if x is None else x[:, part] for x in (self.key_mask, self.global_tokens))
+        return Inputs(q, k, v, mask, decay, marks)
 
 
 class _Edges(NamedTuple):
@@ -64,27 +67,24 @@ class _Attend(NamedTuple):
     def __call__(
         self, given: Inputs, cu_seqlens: Tensor | None, state: HybridState | None
     ) -> tuple[Tensor, Any, Tensor]:
-        """o, the state behind, and ρ."""
-        q, k, v, key_mask, log_decay = given
-        masks = {"key_mask": key_mask, "log_decay": log_decay, "cu_seqlens": cu_seqlens}
+        """o, where causal the state behind, and ρ."""
+        q, k, v, key_mask, log_decay, marks = given
+        options = self.options | {"key_mask": key_mask, "log_decay": log_decay, "cu_seqlens": cu_seqlens}
+        options |= {} if marks is None else {"global_tokens": marks}
+        causal = self.options["causal"]
         with alone():
-            return self.op(
-                q,
-                k,
-                v,
-                self.feature_map,
-                state=state,
-                return_state=True,
-                return_far_share=True,
-                **masks,
-                **self.options,
+            found = self.op(
+                q, k, v, self.feature_map, state=state, return_state=causal, return_far_share=True, **options
             )
+        return found if causal else (found[0], None, found[1])
 
     def parts(self, q: Tensor) -> Options:
         """What `fold.py` needs to know."""
         scale = self.options["scale"]
         phi = None if self.feature_map is None else map_for(self.feature_map, q)
-        return Options(**{**self.options, "feature_map": phi, "scale": q.shape[3] ** -0.5 if scale is None else scale})
+        options = {name: x for name, x in self.options.items() if name != "global_tokens"}
+        options |= {"feature_map": phi, "scale": q.shape[3] ** -0.5 if scale is None else scale}
+        return Options(**options, global_places=self.options["global_tokens"])
 
 
 def attend_stretch(
@@ -99,24 +99,40 @@ def attend_stretch(
 ) -> tuple[Tensor, HybridState | None, Tensor]:
     """o of this rank's stretch, the state behind the last rank's if asked for, and ρ. cu_seqlens and state: of whole
     sequences."""
-    if not options["causal"] or options["exact_queries"] is not None:
-        refuse("hybrid attention to both sides or with exact_queries", "Take linear or softmax attention.")
-    attend = _Attend(op, feature_map, options)
+    causal = options["causal"] is True
+    if causal and options["exact_queries"] is not None:
+        refuse("causal hybrid attention with exact_queries", "Take softmax attention, or whole sequences.")
     with telling(ranks):
+        check_global_tokens(options["global_tokens"], given.q, options["causal"])
         masks = {"key_mask": given.key_mask, "cu_seqlens": cu_seqlens, "log_decay": given.log_decay}
-        check_attention(given.q, given.k, given.v, causal=True, **masks)
-        chosen = {name: x for name, x in options.items() if name != "far_until"}
-        check_options(given.q, log_decay=given.log_decay, state=state, return_state=True, **chosen)
+        check_attention(given.q, given.k, given.v, options["causal"], **masks)
+        check_lengths(given.q, given.k)
+        chosen = {name: x for name, x in options.items() if name not in ("far_until", "global_tokens")}
+        check_options(given.q, log_decay=given.log_decay, state=state, return_state=return_state, **chosen)
+        if (marks := options["global_tokens"]) is not None and marks.dtype == torch.bool:
+            given, options = given._replace(global_tokens=marks), options | {"global_tokens": None}
         nobody = None if cu_seqlens is None else torch.zeros_like(cu_seqlens)
+        attend = _Attend(op, feature_map, options)
         before = attend(given.part(slice(0, 0)), nobody, state)[1]
     facts: dict[str, Any] = {"the op": "hybrid_attention", "gradients": torch.is_grad_enabled(), "state": repr(state)}
-    facts |= {name: looks(x, 1 if name == "key_mask" else 2) for name, x in given._asdict().items()}
-    facts |= {name: looks(x) for name, x in options.items()} | {"feature_map": repr(feature_map)}
+    facts |= {name: looks(x, 1 if name in ("key_mask", "global_tokens") else 2) for name, x in given._asdict().items()}
+    facts |= {f"{name}=": looks(x) for name, x in options.items()} | {"feature_map": repr(feature_map)}
     stretch = Stretch.agreed(ranks, given.q.shape[2], cu_seqlens, facts)
+    if not causal:
+
+        def whole(part: slice, cuts: list[int]) -> tuple[Tensor, Tensor]:
+            o, _, rho = attend(given.part(part), None if cu_seqlens is None else cu_seqlens.new_tensor(cuts), None)
+            return o, rho
+
+        how, marks = attend.parts(given.q), given.global_tokens
+        with full_precision(given.q):
+            o, rho = attend_to_both_sides(stretch, how, whole, *given[:4], marks)
+        return o, None, rho
     here = before if stretch.cuts is None else _of(before, stretch.here)
     if stretch.is_shared:
         here = _continued(stretch, attend, given, before, here)
     o, after, rho = attend(given, stretch.local_bounds(cu_seqlens), here)
+    o = tied(o, here.k)  # no token here: it has seen none of them
     if not return_state:
         return o, None, rho
     return (

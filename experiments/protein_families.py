@@ -1,0 +1,125 @@
+"""Proteins of known and of unknown families: the two halves of table 2 of the Performer paper, with families in training.
+
+    python experiments/protein_families.py --data FOLDER        # killed, it goes on
+    python experiments/protein_families.py --data FOLDER --quick
+
+experiments/proteins.py holds whole families out. Here families are trained on: *Test* are single members of families whose
+other members are trained on, *OOD* are families of which no member is. The sequences carry no family names, so a family is a
+cluster (`measures/families.py`): sequences that share a tenth of the shorter one's words of six residues, and all that are
+linked by such pairs. Most sequences are alone; they are trained on. The 500 queries take part, each once.
+
+FOLDER as of experiments/proteins.py, with uniprot_queries_500.fasta.gz. Choromanski et al. 2021 (arXiv 2009.14794), section 4.4.
+"""
+
+import random
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import proteins
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from measures.families import families
+
+from scripts.common.options import parse
+from scripts.common.results import Unmeasured, run
+from scripts.common.tables import markdown, page
+from tarnn.data.proteins import read_proteins
+
+FILES = ("uniprot_20k.fasta.gz", "uniprot_queries_500.fasta.gz")
+FULL = {**proteins.FULL, "seeds": [0, 1, 2], "held_out": 20, "least": 4, "runs": Path("runs/protein_families")}
+QUICK = {**proteins.QUICK, "seeds": [0], "held_out": 1, "least": 2, "long": 0}
+PARTS = {"test": "Test: members of known families", "ood": "OOD: unknown families"}
+
+
+def main() -> int:
+    lists = {"only": list(proteins.ATTENTION), "directions": list(proteins.PAPER)}
+    about = {
+        "data": "the folder of the sequences",
+        "runs": "where the runs are kept",
+        "held_out": "whole families that are not trained on",
+        "least": "members that a family has",
+    }
+    full = {name: x for name, x in FULL.items() if name != "long"}
+    quick = {name: x for name, x in QUICK.items() if name != "long"}
+    options = parse(__file__, __doc__, full | lists, quick, choices=lists, about=about)
+    return run(options, measure, results={"sequences": {}, "models": {}}, report=report)
+
+
+def measure(options, results: dict[str, Any], keep) -> None:
+    if options.data is None:
+        raise Unmeasured("--data FOLDER says where the sequences are.")
+    data = split(options)
+    results["sequences"] = data.facts
+    for direction in options.directions:
+        found = results["models"].setdefault(direction, {"empirical": {"0": proteins.empirical(data)}})
+        for seed in options.seeds:
+            for name in options.only:
+                one = proteins.trained(direction, name, data, options, seed)
+                found.setdefault(name, {})[str(seed)] = one
+                keep()
+
+
+def split(options) -> proteins.Data:
+    """`held_out` families as a whole, one member of each other family, and all the rest to train on."""
+    known = {x.sequence: x for name in FILES for x in read_proteins(options.data / name)}
+    every = sorted(known.values(), key=lambda x: x.sequence)
+    groups = [group for group in families([x.sequence for x in every]) if len(group) >= options.least]
+    random.Random(0).shuffle(groups)
+    strange, rest = groups[: options.held_out], groups[options.held_out :]
+    ood = [i for group in strange for i in group]
+    members = [random.Random(0).choice(group) for group in rest]
+    kept = sorted(set(range(len(every))) - set(ood) - set(members))
+    random.Random(0).shuffle(ood)
+    ids = [proteins.ids_of(x) for x in every]
+    row = np.concatenate([np.append(ids[i], proteins.TOKENS.eos_token_id) for i in kept])
+    return proteins.Data(
+        row,
+        [ids[i] for i in members[: options.test_sequences]],
+        [ids[i] for i in ood[: options.test_sequences]],
+        {
+            "training": len(kept),
+            "training residues": len(row) - len(kept),
+            "families": len(groups),
+            "in families": sum(map(len, groups)),
+            "test": min(len(members), options.test_sequences),
+            "of held-out families": min(len(ood), options.test_sequences),
+        },
+    )
+
+
+def report(options, facts, results: dict[str, Any]) -> str:
+    tables = []
+    for direction, found in results["models"].items():
+        rows = []
+        for name, seeds in found.items():
+            paper = proteins.PAPER[direction].get(name, (None,) * 4)
+            ours = [
+                over_seeds([one[part][what] for one in seeds.values()])
+                for part in PARTS
+                for what in ("accuracy", "perplexity")
+            ]
+            rows.append([name, len(seeds), *ours, *paper])
+        header = [f"{part} {what}" for part in ("Test", "OOD") for what in ("accuracy", "perplexity")]
+        tables.append(markdown([direction, "seeds", *header, *(f"paper: {x}" for x in header)], rows))
+    return page(
+        "Proteins of known and of unknown families, by attention",
+        f"{options.layers} layers, hidden {options.hidden_size}, {options.heads} heads, {options.steps} steps of "
+        f"{options.batch_size} × {options.context} residues. "
+        + ". ".join(PARTS.values())
+        + ". "
+        + ", ".join(f"{name}: {number:,}" for name, number in results["sequences"].items())
+        + ". Means over seeds ± standard errors.",
+        *tables,
+    )
+
+
+def over_seeds(values: list[float]) -> str:
+    mean = f"{statistics.mean(values):.2f}"
+    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values) / len(values) ** 0.5:.2f}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
