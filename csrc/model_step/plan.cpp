@@ -2,7 +2,6 @@
 #include "model_step/plan.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "model_step/delta_plan.h"
 #include "model_step/ssd_plan.h"
@@ -56,7 +55,7 @@ FeatureMap read_features(Plan& plan, const Stack& s, Index g) {
 void read_hybrid(Plan& plan, const Stack& s, Layer& l) {
   Hybrid& x = l.hybrid;
   x.room = plan.size("the keys of a window"), x.sinks = plan.number("the number of sinks", 0, x.room - 1);
-  x.far_until = plan.number("where features end", 0, std::numeric_limits<Index>::max());
+  x.far_until = *plan.place<Index>("where features end", 1, true);
   x.log_features = plan.flag("whether features are logarithms");
   x.reach = plan.numbers("how far a head reaches", s.g, 0, static_cast<Index>(Reach::exact));
   x.features.heads = x.heads_with(Reach::features, s.g), x.window.heads = x.heads_with(Reach::window, s.g);

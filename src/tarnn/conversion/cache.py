@@ -10,17 +10,19 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from tarnn.conversion.layer import HeadStates, with_room
 from tarnn.conversion.options import converted_layers
-from tarnn.huggingface.cache import StateLayer
+from tarnn.huggingface.cache import LinearStateLayer
+from tarnn.huggingface.past import check_crop_of
 from tarnn.ops.softmax.state import KVCache
 
 
-class HybridCacheLayer(StateLayer):
+class HybridCacheLayer(LinearStateLayer):
     """One layer's `HybridState`.
 
     transformers hands new keys to `update`, and the keys that it returns to the attention function. So `update` returns the
     new keys alone, marked with this layer: there the attention function finds the state, and leaves the next one.
     """
 
+    _layer_type = None  # type: ignore[assignment]  # or it would be made for layers of our own models
     owner: weakref.ref | None = None
 
     def claim(self, module: nn.Module) -> None:
@@ -54,13 +56,6 @@ class HybridCacheLayer(StateLayer):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
 
-    def crop(self, tokens_to_remove: int) -> None:
-        if tokens_to_remove:
-            raise ValueError(
-                "a state of constant size can't forget its last tokens, so this cache can't be cropped (assisted "
-                "decoding needs that). Generate without an assistant, or with a growing cache."
-            )
-
 
 class ConstantCache(Cache):
     """The cache of `constant_cache`: all its layers hold the same number of rows."""
@@ -79,6 +74,10 @@ class ConstantCache(Cache):
                 "of this one (batch_select_indices, batch_repeat_interleave)."
             )
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        check_crop_of(self, tokens_to_remove)
+        super().crop(tokens_to_remove)
 
 
 def constant_cache(model: PreTrainedModel) -> Cache:

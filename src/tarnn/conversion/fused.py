@@ -18,7 +18,7 @@ from tarnn.decoding.parts import Attention
 from tarnn.huggingface.fused_forward import SMALLEST_CACHE, FusedForward, ask_first
 from tarnn.ops import State
 
-# arguments of `generate`, and settings of a model, with which it needs another cache than one of constant size
+# arguments of `generate`, and settings of a model, with which another cache is made or meant; an assistant's is cropped unasked
 OTHER_CACHE = ("past_key_values", "cache_implementation", "assistant_model", "prompt_lookup_num_tokens", "is_assistant")
 
 

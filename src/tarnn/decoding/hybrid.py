@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tarnn.kernels.cpu.model_step import Block
 from tarnn.ops.hybrid.state import HybridState
 from tarnn.ops.softmax.state import KVCache
 from tarnn.ops.state import State
@@ -32,11 +33,11 @@ class Hybrid(NamedTuple):
         """How many key heads see features."""
         return self.reach.count("features")
 
-    def numbers(self) -> tuple[int, ...]:
-        """What csrc/model_step/plan.cpp reads first."""
-        end = NO_END if self.far_until is None else self.far_until
-        reach = (REACHES.index(x) for x in self.reach)
-        return (self.window + self.sinks, self.sinks, end, self.log_features, *reach)
+    def write(self, block: Block) -> None:
+        """Into the block of weights and its plan, before the features of queries and keys."""
+        block.numbers(self.window + self.sinks, self.sinks)
+        block.place(torch.tensor([NO_END if self.far_until is None else self.far_until]))
+        block.numbers(self.log_features, *(REACHES.index(x) for x in self.reach))
 
     def new_states(self, d: int, num_features: int, rows: int, capacity: int, device: str = "cpu") -> tuple[State, ...]:
         """A state for each reach that there is, in the order of `REACHES`."""

@@ -46,7 +46,7 @@ def _write_attention(block: Block, x: Attention, weights: str, rotations: list[A
     rotation = -1 if x.frequencies is None else rotations.index(_key(x.frequencies))
     block.numbers(rotation, x.rotates_features)
     if x.hybrid is not None:
-        block.numbers(*x.hybrid.numbers())
+        x.hybrid.write(block)
     for features in x.all_features:
         _write_features(block, features, x.log_scaled, x.num_features)
     if x.hybrid is not None and x.features is not None:
