@@ -6,6 +6,7 @@
 #include "model_step/delta.h"
 #include "model_step/filters.h"
 #include "model_step/hybrid.h"
+#include "model_step/rwkv7_rows.h"
 #include "model_step/ssd_rows.h"
 
 namespace tarnn {
@@ -34,14 +35,15 @@ Index most_parts_of_all(const Stack& s) {
 
 /// The activations of some rows: x is what the residuals add up to.
 struct Buffers {
-  Index ld, ld_qkv, ld_heads, ld_inner, ld_both, ld_out, ld_levels, ld_turns, ld_parts;
-  float *x, *normed, *y, *qkv, *heads, *inner, *both, *out, *step, *least, *turns, *parts;
+  Index ld, ld_qkv, ld_heads, ld_first, ld_inner, ld_both, ld_out, ld_levels, ld_turns, ld_parts;
+  float *x, *normed, *y, *qkv, *heads, *inner, *both, *out, *step, *least, *turns, *parts, *mixed, *first;
   std::uint8_t* levels;
   Buffers(Scratch& scratch, const Stack& s, Index rows) {
     const auto of_matrix = [&](auto matrix) { return largest_of_layers(s, [&](const Layer& l) { return (l.*matrix).inputs; }); };
     const Index of_heads = of_matrix(&Layer::o), of_mlp = of_matrix(&Layer::down), widest = of_heads > of_mlp ? of_heads : of_mlp;
     ld = apart(s.hidden);
-    ld_qkv = apart(largest_of_layers(s, [](const Layer& l) { return l.qkv.outputs; }));
+    ld_qkv = apart(largest_of_layers(s, [](const Layer& l) { return l.attention == Attention::rwkv7 ? l.rwkv7.at_low(Rwkv7::num_low) : l.qkv.outputs; }));
+    ld_first = apart(largest_of_layers(s, [](const Layer& l) { return l.rwkv7.width(); }));
     ld_heads = apart(of_heads);
     ld_inner = apart(of_mlp);
     ld_both = apart(largest_of_layers(s, [](const Layer& l) { return l.mlp == Mlp::swiglu ? l.up.outputs : 0; }));
@@ -58,8 +60,11 @@ struct Buffers {
     out = scratch.take<float>(rows * ld_out);
     turns = scratch.take<float>(rows * ld_turns);
     parts = scratch.take<float>(rows * ld_parts);
-    for (float** at : {&step, &least}) *at = scratch.take<float>(rows);
-    levels = scratch.take<std::uint8_t>(rows * ld_levels);
+    const Index mixtures = 6 * largest_of_layers(s, [](const Layer& l) -> Index { return l.attention == Attention::rwkv7; });
+    mixed = scratch.take<float>(rows * mixtures * ld);
+    first = scratch.take<float>(rows * ld_first);
+    for (float** at : {&step, &least}) *at = scratch.take<float>(rows * (mixtures ? 3 : 1));
+    levels = scratch.take<std::uint8_t>(rows * ld_levels * (mixtures ? 3 : 1));
   }
 };
 
@@ -78,12 +83,14 @@ struct OwnBuffers {
   StepScratch<float> step;
   DeltaRoom delta;
   SsdScratch ssd;
+  Rwkv7Room rwkv7;
   float *x, *u, *features, *turned, *scale, *weight, *gate, *scores;
   std::optional<FarBuffers> far;
   OwnBuffers(Scratch& scratch, const Stack& s)
       : step(scratch, widest_step(s)),
         delta(scratch, s),
-        ssd(scratch, largest_of_layers(s, [](const Layer& l) { return l.ssd.n; }), largest_of_layers(s, [](const Layer& l) { return l.ssd.p; })) {
+        ssd(scratch, largest_of_layers(s, [](const Layer& l) { return l.ssd.n; }), largest_of_layers(s, [](const Layer& l) { return l.ssd.p; })),
+        rwkv7(scratch, s) {
     const Index each = s.h / s.g + 1, n = each * smaller(s.most_slots, tokens_at_once), f = widest_step(s).f, m = largest_of_layers(s, [](const Layer& l) { return l.features.m; });
     ldx = apart(s.d), ldf = apart(f > m ? f : m);
     x = scratch.take<float>(n * ldx);
@@ -111,23 +118,73 @@ class Sweep {
  private:
   /// Post-norm: x ← norm(x + f(x)). Pre-norm: x ← x + f(norm x); the norm of what follows is taken at once.
   void layer(const Layer& l, const Layer* next) {
-    multiply(l.qkv, stream(), at_.ld, at_.qkv, at_.ld_qkv, [](Index) {});
+    if (l.attention == Attention::rwkv7) make_of_mixtures(l.rwkv7);
+    else multiply(l.qkv, stream(), at_.ld, at_.qkv, at_.ld_qkv, [](Index) {});
     const auto then = [&](Index i) { to_bytes(l.o, at_.heads, at_.ld_heads, i); };
     if (l.filters.width) filter(l);
     if (l.attention == Attention::softmax) attend_cache(l, then);
     else if (l.attention == Attention::delta) over_states(l.delta.keys, [&](Index row, Index rows, Index head) { correct(l, row, rows, head); }, then);
     else if (l.attention == Attention::hybrid) over_states(s_.g, [&](Index row, Index rows, Index head) { attend_hybrid(l, row, rows, head); }, then, 1);
     else if (l.attention == Attention::ssd) scan(l, then);
+    else if (l.attention == Attention::rwkv7) over_states(l.rwkv7.heads, [&](Index row, Index rows, Index head) {
+      float* S = l.rwkv7.S + (s_.sequence(begin_ + row) * l.rwkv7.heads + head) * l.rwkv7.d * l.rwkv7.d;
+      rwkv7_head(l.rwkv7, head, qkv(row), at_.ld_qkv, rows, at_.first + row * at_.ld_first, at_.ld_first, S, at_.heads + row * at_.ld_heads, at_.ld_heads, own_.rwkv7);
+    }, then);
     else over_states(s_.g, [&](Index row, Index rows, Index head) { attend(l, row, rows, head); }, then);
     const Norm& behind = next ? next->attention_norm : s_.last;
     const Matrix& reads = next ? next->qkv : s_.head;
     const bool whole = l.mlp == Mlp::none;
     const Norm& between = !s_.pre_norm ? l.attention_norm : whole ? behind : l.mlp_norm;
-    multiply(l.o, at_.heads, at_.ld_heads, at_.y, at_.ld, [&](Index i) { add_and_norm(between, whole ? reads : l.up, i); });
+    multiply(l.o, at_.heads, at_.ld_heads, at_.y, at_.ld, [&](Index i) { add_and_norm(between, whole ? reads : l.mixture ? l.qkv : l.up, i); });
     if (whole) return;
+    if (l.mixture) mix(l.mixture, 1, l.mlp_last, [&](Index i) { to_bytes(l.up, at_.mixed, at_.ld, i); });
     expand(l);
     const Norm& after = s_.pre_norm ? behind : l.mlp_norm;
     multiply(l.down, at_.inner, at_.ld_inner, at_.y, at_.ld, [&](Index i) { add_and_norm(after, reads, i); });
+  }
+
+  /// Of each row, mixtures of its input and the one before, behind one another. last: of each sequence, the input before.
+  template <typename G>
+  void mix(const float* mixtures, Index count, float* last, G then) {
+    const Index n = s_.hidden;
+    team_.phase(count_, [&](Index i) {
+      const bool begins = i == 0 || s_.sequence(begin_ + i) != s_.sequence(begin_ + i - 1);
+      const float *x = stream() + i * at_.ld, *before = begins ? last + s_.sequence(begin_ + i) * n : x - at_.ld;
+      for (Index j = 0; j < count; ++j) mix_row(x, before, mixtures + j * whole_panels(n), n, at_.mixed + (i * count + j) * at_.ld);
+      then(i);
+    }, [&] {
+      for (Index i = 0; i < count_; ++i) std::memcpy(last + s_.sequence(begin_ + i) * n, stream() + i * at_.ld, bytes(n));
+    });
+  }
+
+  /// r, k, v and what products of low rank begin with, each of its own mixture.
+  void make_of_mixtures(const Rwkv7& l) {
+    struct Made {
+      const Matrix* w;
+      Index mixture, to, levels;  // levels: which of the rows of bytes
+    } all[3 + Rwkv7::num_low] = {{&l.made[0], 0, l.at(0), 0}, {&l.made[1], 2, l.at(1), 1}, {&l.made[2], 3, l.at(2), 2}};
+    Index panels = 0;
+    for (Index i = 0; i < Rwkv7::num_low; ++i) all[3 + i] = {&l.down[i], i == Rwkv7::w ? 1 : i == Rwkv7::v ? 3 : i + 3, l.at_low(i), 0};
+    for (const Made& x : all) panels += x.w->panels();
+    const auto part = [&](const Made& x) {
+      const Index at = x.levels * count_;
+      return Rows{count_, 6 * at_.ld, at_.mixed + x.mixture * at_.ld, at_.levels + at * at_.ld_levels, at_.ld_levels, at_.step + at, at_.least + at};
+    };
+    mix(l.mixtures, 6, l.last, [&](Index i) {
+      for (Index j = 0; j < 3; ++j) to_bytes(*all[j].w, at_.mixed + all[j].mixture * at_.ld, 6 * at_.ld, i, j * count_);
+    });
+    over_panels(panels, [&](Index i, Index row, Index n) {
+      const Made* x = all;
+      for (; i >= x->w->panels(); ++x) i -= x->w->panels();
+      product(*x->w, s_.dot_products, part(*x).part(row, n), i, qkv(row) + x->to + i * panel, at_.ld_qkv);
+    }, [&](Index i) {
+      const auto each = [&](Index low, auto f) {
+        float* x = qkv(i) + l.at_low(low);
+        for (Index c = 0; c < l.down[low].outputs; c += width<float>) store(x + c, f(load(x + c)));
+      };
+      each(Rwkv7::w, [](Vec<float> x) TARNN_LAMBDA { return sigmoid<float>(x * 2.f) * 2.f - 1.f; });  // tanh
+      each(Rwkv7::g, [](Vec<float> x) TARNN_LAMBDA { return sigmoid<float>(x); });
+    });
   }
 
   void filter(const Layer& l) {
@@ -169,7 +226,8 @@ class Sweep {
     phase((states + each - 1) / each, [&](Index i) {
       for (Index state = i * each; state < smaller(states, (i + 1) * each); ++state) {
         const Index sequence = first + state / heads, at = std::max<Index>(0, s_.start(sequence) - begin_);
-        task(at, smaller(s_.start(sequence + 1) - begin_, count_) - at, state % heads);
+        const Index rows = smaller(s_.start(sequence + 1) - begin_, count_) - at;
+        if (rows > 0) task(at, rows, state % heads);  // some sequences may have none here
       }
     }, row);
   }
@@ -437,13 +495,13 @@ class Sweep {
   void expand(const Layer& l) {
     const bool swiglu = l.mlp == Mlp::swiglu;
     const Index turns = swiglu ? 2 : 1, ld = swiglu ? at_.ld_both : at_.ld_inner;
-    const Rows in = rows(stream(), at_.ld);
+    const Rows in = rows(l.mixture ? at_.mixed : stream(), at_.ld);
     over_panels(l.up.panels() / turns, [&](Index i, Index row, Index n) {
       float *from = (swiglu ? at_.both : at_.inner) + row * ld + i * turns * panel, *to = at_.inner + row * at_.ld_inner + i * panel;
       for (Index j = 0; j < turns; ++j) product(l.up, s_.dot_products, in.part(row, n), i * turns + j, from + j * panel, ld);
       for (; n > 0; --n, from += ld, to += at_.ld_inner)
         for (Index j = 0; j < panel; j += width<float>)
-          store(to + j, swiglu ? silu(load(from + j)) * load(from + panel + j) : gelu(load(from + j)));
+          store(to + j, swiglu ? silu(load(from + j)) * load(from + panel + j) : l.mlp == Mlp::gelu ? gelu(load(from + j)) : squared_relu(load(from + j)));
     }, [&](Index i) { to_bytes(l.down, at_.inner, at_.ld_inner, i); });
   }
 
@@ -498,9 +556,9 @@ class Sweep {
   Rows rows(const float* x, Index ld) const { return {count_, ld, x, at_.levels, at_.ld_levels, at_.step, at_.least}; }
 
   /// For a product with whole numbers its rows become bytes.
-  void to_bytes(const Matrix& next, const float* x, Index ld, Index i) {
+  void to_bytes(const Matrix& next, const float* x, Index ld, Index i, Index first = 0) {
     if (next.takes_bytes())
-      to_levels(x + i * ld, next.inputs, at_.levels + i * at_.ld_levels, at_.step[i], at_.least[i]);
+      to_levels(x + i * ld, next.inputs, at_.levels + (first + i) * at_.ld_levels, at_.step[first + i], at_.least[first + i]);
   }
 
   const Stack& s_;

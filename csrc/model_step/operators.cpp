@@ -34,6 +34,8 @@ class States {
       if (l.attention == Attention::delta) give_delta(s, l.delta);
       if (l.attention == Attention::hybrid) give_hybrid(s, l, own);
       if (l.attention == Attention::ssd) l.ssd.S = floats(s.b * l.ssd.inner() * l.ssd.n);
+      if (l.attention == Attention::rwkv7) l.rwkv7.S = floats(s.b * l.rwkv7.width() * l.rwkv7.d), l.rwkv7.last = floats(s.b * s.hidden);
+      if (l.mixture) l.mlp_last = floats(s.b * s.hidden);
       if (l.filters.width) l.filters.tokens = floats(s.b * l.filters.kept * l.filters.channels);
       if (l.attention != Attention::linear) continue;
       const Index heads = s.b * s.g, f = l.features.f;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "model_step/delta_plan.h"
+#include "model_step/rwkv7_plan.h"
 #include "model_step/ssd_plan.h"
 
 namespace tarnn {
@@ -88,12 +89,14 @@ void read_attention(Plan& plan, const Stack& s, const std::vector<Rotation>& rot
 }
 
 void read_mlp(Plan& plan, const Stack& s, Layer& l) {
-  l.mlp = static_cast<Mlp>(plan.number("a kind of MLP", 0, static_cast<Index>(Mlp::swiglu)));
+  l.mlp = static_cast<Mlp>(plan.number("a kind of MLP", 0, static_cast<Index>(Mlp::squared_relu)));
   if (l.mlp == Mlp::none) return;
   const Index inner = plan.size("the width of the MLP");
   l.mlp_norm = plan.norm("a norm", s.hidden, true, s.centred);
   l.up = plan.matrix("the first matrix of an MLP", s.hidden, l.mlp == Mlp::swiglu ? 2 * whole_panels(inner) : inner);
   l.down = plan.matrix("the second matrix of an MLP", inner, s.hidden);
+  if (l.mlp == Mlp::squared_relu) l.mixture = plan.vector("a mixture", s.hidden, false);
+  if (l.mixture && l.attention != Attention::rwkv7) plan.fail("a mixture", "has no state");
 }
 
 Layer read_layer(Plan& plan, const Stack& s, const std::vector<Rotation>& rotations) {
@@ -103,6 +106,7 @@ Layer read_layer(Plan& plan, const Stack& s, const std::vector<Rotation>& rotati
   read_mlp(plan, s, l);
   if (l.attention == Attention::delta) read_delta(plan, s, l);
   else if (l.attention == Attention::ssd) read_ssd(plan, s, l);
+  else if (l.attention == Attention::rwkv7) read_rwkv7(plan, s, l);
   else read_attention(plan, s, rotations, l);
   return l;
 }

@@ -2,36 +2,11 @@
 #pragma once
 
 #include "linear/problem.h"
+#include "model_step/rwkv7.h"
 #include "model_step/ssd.h"
 #include "model_step/team.h"
 
 namespace tarnn {
-
-/// How weights are stored. int8: whole numbers from −127 to 127 and a factor per output. int4: from −8 to 7, and a factor per
-/// output and 32 inputs.
-enum class Format { float32, bfloat16, int8, int4 };
-
-constexpr Index panel = 64;  // outputs of a product that lie side by side in memory
-
-inline constexpr Index whole_panels(Index n) { return (n + panel - 1) / panel * panel; }
-
-/// y = W x + bias. W lies in panels of 64 outputs: input after input, of each input its 64 weights; of int8, four inputs
-/// at a time, of each output the four weights side by side; of int4, see products.h. Missing outputs and inputs are zeros.
-struct Matrix {
-  Format format;
-  Index inputs, outputs;
-  const void* at;
-  const float* bias;   // of whole panels, as the next two
-  const float* scale;  // int8: what each output's whole numbers are multiplied with
-  const float* sums;   // int8, int4: Σ of each output's weights, scale included
-  Index panels() const { return (outputs + panel - 1) / panel; }
-  bool takes_bytes() const { return format == Format::int8 || format == Format::int4; }
-};
-
-/// Gain and bias of a norm over the hidden channels, each with zeros up to a whole panel.
-struct Norm {
-  const float *gain, *bias;
-};
 
 /// What features are made by (features.h); the first five are those of `Map`.
 enum class Function { identity, elu, relu, squared_relu, exp, abs, sigmoid, gelu, cos, plain_exp, waves, halves, dpfp, pairs, cosformer, log_softmax };
@@ -57,8 +32,8 @@ struct FeatureMap {
   Index omega_panels() const { return (m + panel - 1) / panel; }
 };
 
-enum class Attention { linear, softmax, none, delta, ssd, hybrid };
-enum class Mlp { none, gelu, swiglu };
+enum class Attention { linear, softmax, none, delta, ssd, rwkv7, hybrid };
+enum class Mlp { none, gelu, swiglu, squared_relu };
 enum class Decay { none, head, token, channel };
 
 /// A layer whose state the delta rule corrects (delta.h). Its first product puts out queries, keys and values, which are filtered along
@@ -169,6 +144,9 @@ struct Layer {
   const float* log_decay;                 // one per key head, for all tokens alike; null: none
   Filters filters;
   Ssd ssd;                 // of Attention::ssd
+  Rwkv7 rwkv7;
+  const float* mixture;    // of what the MLP reads, with what it read before; null: none
+  float* mlp_last;         // (b, hidden), likewise
   Sums state;
   Cache cache;
   DeltaLayer delta;

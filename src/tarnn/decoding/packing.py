@@ -70,6 +70,8 @@ def _write_mlp(block: Block, norm: Norm | None, mlp: FeedForward | None, weights
     _write_norm(block, norm)
     block.matrix(*(mlp.up if mlp.gate is None else _interleaved(mlp.gate, mlp.up)), weights)
     block.matrix(*mlp.down, weights)
+    if mlp.kind == "squared_relu":
+        block.vector(mlp.mixture)
 
 
 def _write_features(block: Block, x: Features, log_scaled: bool, num_features: int) -> None:

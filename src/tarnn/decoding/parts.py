@@ -23,6 +23,11 @@ class Product(NamedTuple):
         yield self.weight, (outputs, inputs)
         yield self.bias, (outputs,)
 
+    def split(self, widths: Sequence[int]) -> list["Product"]:
+        """Several products of the same input, which are one here."""
+        biases = [None] * len(widths) if self.bias is None else self.bias.split(list(widths))
+        return [Product(*x) for x in zip(self.weight.split(list(widths)), biases, strict=True)]
+
 
 def stacked(products: Sequence[Product]) -> Product:
     """Several products of the same input as one."""
@@ -149,20 +154,23 @@ class Attention(NamedTuple):
 
 
 class FeedForward(NamedTuple):
-    """down(gelu(up x)), or with a gate down(silu(gate x) ⊙ up x)."""
+    """down(f(up x)), or with a gate down(silu(gate x) ⊙ up x); mixture μ: of x + (before − x)·μ, before the token before's."""
 
     up: Product
     down: Product
     gate: Product | None = None
+    function: str = "gelu"  # or squared_relu
+    mixture: Tensor | None = None
 
     @property
     def kind(self) -> str:
-        return "gelu" if self.gate is None else "swiglu"
+        return self.function if self.gate is None else "swiglu"
 
     def shapes(self, hidden: int) -> Shapes:
         inner = len(self.up.weight)
         yield from self.up.shapes(inner, hidden)
         yield from self.down.shapes(hidden, inner)
+        yield self.mixture, (hidden,)
         if self.gate is not None:
             yield from self.gate.shapes(inner, hidden)
 

@@ -14,6 +14,7 @@ from torch.nn.modules import module as torch_module
 from tarnn.decoding.delta import Delta
 from tarnn.decoding.hybrid import Hybrid
 from tarnn.decoding.parts import Attention, Decay, Features, FeedForward, Layer, Norm, Product, Shift
+from tarnn.decoding.rwkv7 import Rwkv7
 from tarnn.decoding.ssd import Ssd
 
 HEAD_EPS = 1e-6  # of the norms of a head's query, key and output, in the kernel
@@ -38,7 +39,7 @@ def describe_embedding(module: nn.Embedding, plan: "Plan") -> Tensor:
 def describe_norm(module: Any, plan: "Plan") -> Norm:
     if module.weight is None:
         raise plan.refusal(module, "has no gain")
-    return Norm(module.weight, getattr(module, "bias", None), module.eps, type(module) is nn.LayerNorm)
+    return Norm(module.weight, getattr(module, "bias", None), module.eps, type(module) is not nn.RMSNorm)
 
 
 def describe_nothing(module: nn.Module, plan: "Plan") -> None:
@@ -50,6 +51,7 @@ OF_TORCH: dict[type, Callable[..., Any]] = {
     nn.Embedding: describe_embedding,
     nn.RMSNorm: describe_norm,
     nn.LayerNorm: describe_norm,
+    nn.GroupNorm: describe_norm,
     nn.Dropout: describe_nothing,
     nn.Identity: describe_nothing,
 }
@@ -64,7 +66,7 @@ class Plan:
     """
 
     norm, product, shift, features, decay = Norm, Product, Shift, Features, Decay
-    attention, delta, ssd, hybrid = Attention, Delta, Ssd, Hybrid
+    attention, delta, ssd, rwkv7, hybrid = Attention, Delta, Ssd, Rwkv7, Hybrid
     feed_forward, layer = FeedForward, Layer
 
     # a model sets these: what enters the first layer is tokens[id]·scale + places(position), zeros where either is narrower

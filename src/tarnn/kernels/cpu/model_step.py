@@ -24,7 +24,7 @@ from tarnn.kernels.cpu.library import available
 from tarnn.kernels.features import NAMES
 from tarnn.large_pages import wants_large_pages
 
-VERSION = 4  # of a plan; csrc/model_step/plan.h has the same. Change both with the order or the meaning of its numbers
+VERSION = 5  # of a plan; csrc/model_step/plan.h has the same. Change both with the order or the meaning of its numbers
 PANEL = 64
 FORMATS = ("float32", "bfloat16", "int8", "int4")
 GROUP = 32  # inputs that share a factor, of int4
@@ -33,8 +33,8 @@ NOWHERE = -1
 # as csrc/model_step/stack.h has them
 OTHERS = ("abs", "sigmoid", "gelu", "cos", "plain_exp", "waves", "halves", "dpfp", "pairs", "cosformer", "log_softmax")
 FUNCTIONS = (*NAMES, *OTHERS)
-ATTENTIONS = ("linear", "softmax", "none", "delta", "ssd", "hybrid")
-MLPS = ("none", "gelu", "swiglu")
+ATTENTIONS = ("linear", "softmax", "none", "delta", "ssd", "rwkv7", "hybrid")
+MLPS = ("none", "gelu", "swiglu", "squared_relu")
 DECAYS = ("none", "head", "token", "channel")
 
 
@@ -67,11 +67,11 @@ class Block:
         """A float32 vector with zeros up to a whole panel."""
         self.place(None if x is None else padded(x.float(), PANEL))
 
-    def heads(self, weight: Tensor, bias: Tensor | None) -> None:
-        """A product for each of g heads, (g, m, inputs) and (g, m), in float32: each head begins a panel."""
+    def heads(self, weight: Tensor, bias: Tensor | None, kind: str = "float32") -> None:
+        """A product for each of g heads, (g, m, inputs) and (g, m), float32 or bfloat16: each head begins a panel."""
         if bias is None:
             bias = weight.new_zeros(weight.shape[:2])
-        self.matrix(padded(weight.mT, PANEL).mT.flatten(0, 1), padded(bias, PANEL).flatten(), "float32")
+        self.matrix(padded(weight.mT, PANEL).mT.flatten(0, 1), padded(bias, PANEL).flatten(), kind)
 
     def matrix(self, weight: Tensor, bias: Tensor | None, kind: str) -> None:
         """y = W x + bias, W (outputs, inputs), in one of `FORMATS`."""
