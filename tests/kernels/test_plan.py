@@ -23,7 +23,7 @@ def norms(block, count):
 
 def layer(block, kind):
     """A layer's kind, norms and feed-forward."""
-    block.numbers(ATTENTIONS.index(kind))
+    block.numbers(ATTENTIONS.index(kind), False)
     norms(block, 1)
     block.numbers(MLPS.index("gelu"), INNER)
     norms(block, 1)
@@ -34,6 +34,9 @@ def layer(block, kind):
 def attention(block, kind, decay="none", rotation=-1, qkv=(HEADS + 2 * KEY_HEADS) * D):
     layer(block, kind)
     block.numbers(DECAYS.index(decay), rotation, 0)
+    if kind == "softmax":
+        block.numbers(True, True)
+        qkv += HEADS * D
     if kind == "hybrid":
         Hybrid(WINDOW, 1, ("features", "exact")).write(block)
     for _ in range({"linear": 1, "hybrid": 2}.get(kind, 0)):  # of queries and keys
@@ -54,8 +57,8 @@ def attention(block, kind, decay="none", rotation=-1, qkv=(HEADS + 2 * KEY_HEADS
     matrix(block, HIDDEN, HEADS * D, "int4")
     if decay == "channel":
         block.heads(torch.randn(KEY_HEADS, FEATURES, rank), torch.randn(KEY_HEADS, FEATURES))
-    for _ in range(3):
-        block.vector(torch.ones(D))
+    for heads in (HEADS, KEY_HEADS, 1) if kind == "softmax" else (1, 1, 1):
+        block.vector(torch.ones(heads * D))
     block.vector(None)
 
 
@@ -136,7 +139,7 @@ def test_a_whole_plan_runs(block, weights):
         (lambda plan: [*plan[:2], plan[2] + 64, *plan[3:]], "is for a block of"),
         (lambda plan: [*plan[:3], 25, *plan[4:]], "must be"),
         (lambda plan: [*plan[:4], 3, *plan[5:]], "the heads do not fit each other"),
-        (lambda plan: [*plan[:39], FUNCTIONS.index("waves"), *plan[40:]], "the number of features is not that"),
+        (lambda plan: [*plan[:40], FUNCTIONS.index("waves"), *plan[41:]], "the number of features is not that"),
         (lambda plan: [*plan[:14], plan[14] + 1, *plan[15:]], "do not lie in the block"),
         (lambda plan: [*plan[:14], plan[2] - 8, *plan[15:]], "do not lie in the block"),
         (lambda plan: torch.tensor(plan, dtype=torch.int32), "must be int64"),

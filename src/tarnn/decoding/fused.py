@@ -97,7 +97,9 @@ class FusedStep:
             default_eps(torch.float32),
         )
         self.attentions = [x.attention for x in plan.layers]
-        self._expected = [state for x in self.attentions for state in _states_of(x)]
+        self.new_row = self._expected = [
+            state for x in self.attentions for state in _states_of(x)
+        ]  # on the meta device
         # of the last state its rows, its layers and their tensors; one tuple, so that threads don't mix them
         self._checked: tuple[int, tuple[LayerState, ...], list[Tensor]] = (0, (), [])
 

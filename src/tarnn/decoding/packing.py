@@ -24,7 +24,7 @@ def pack(plan: Plan, weights: str) -> tuple[Tensor, Tensor]:
         block.numbers(2 * len(frequencies), frequencies.dtype == torch.float32)
         block.place(frequencies.double())
     for layer in plan.layers:
-        block.numbers(ATTENTIONS.index(layer.attention.kind))
+        block.numbers(ATTENTIONS.index(layer.attention.kind), layer.normed_inside)
         _write_norm(block, layer.attention_norm)
         _write_mlp(block, layer.mlp_norm, layer.mlp, weights)
         if isinstance(layer.attention, Attention):
@@ -45,13 +45,15 @@ def _write_attention(block: Block, x: Attention, weights: str, rotations: list[A
     block.numbers(DECAYS.index(x.decay.kind))
     rotation = -1 if x.frequencies is None else rotations.index(_key(x.frequencies))
     block.numbers(rotation, x.rotates_features)
+    if x.kind == "softmax":
+        block.numbers(x.gate is not None, x.whole_norms)
     if x.hybrid is not None:
         x.hybrid.write(block)
     for features in x.all_features:
         _write_features(block, features, x.log_scaled, x.num_features)
     if x.hybrid is not None and x.features is not None:
         block.vector(x.hybrid.far_bias)
-    rows = [*x.inputs, *([] if x.decay.rows is None else [x.decay.rows])]
+    rows = [*x.inputs, *filter(None, (x.gate, x.decay.rows))]
     block.matrix(*stacked(rows), weights)
     block.matrix(*x.output, weights)
     if x.decay.up is not None:

@@ -173,42 +173,55 @@ def first_positions(
     return position_ids.gather(1, first)[:, 0]
 
 
-_makers: dict[type, type[FusedForward]] = {}  # of classes of other libraries: how they take the fused step
-
-
-def ask_first(kind: type, maker: type[FusedForward], enters: Callable[[Any, Mapping[str, Any]], Any]) -> None:
-    """Let `forward` of a class of transformers' language models ask the fused step first, as tarnn's own models do.
-
-    maker: its `FusedForward`. enters(model, arguments): what `generate` gets instead of these arguments, in which it enters the
-    fused step by default; None: it stays as it is. Once for a class, for good: of models that enter nothing nothing changes.
-    """
-    if kind in _makers:
-        return
-    forward, generate = cast(Any, kind).forward, cast(Any, kind).generate
+def asking(forward: Callable[..., Any], maker: type[FusedForward]) -> Callable[..., Any]:
+    """`forward` of transformers' language models, but it asks the fused step first, where one was entered, made by `maker`."""
     names = [name for name in signature(forward).parameters if name != "self"]
 
     @can_return_tuple
     @wraps(forward)
-    def asking(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def asks(self: Any, *args: Any, **kwargs: Any) -> Any:
         if (fused := active(self)) is not None:
             given = {**dict(zip(names, args)), **kwargs}
             ids, mask, positions = (given.pop(x, None) for x in ("input_ids", "attention_mask", "position_ids"))
-            cache, keep = given.pop("past_key_values", None), given.pop("logits_to_keep", 0)
-            given.pop("use_cache", None)
+            cache, keep, _ = (
+                given.pop("past_key_values", None),
+                given.pop("logits_to_keep", 0),
+                given.pop("use_cache", None),
+            )
             logits = None if isinstance(keep, Tensor) else fused(ids, mask, positions, cache, given, keep)
             if logits is not None:
                 return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
         return forward(self, *args, **kwargs)
 
+    cast(Any, asks).maker = maker
+    return asks
+
+
+def entering(
+    generate: Callable[..., Any], enters: Callable[[Any, Mapping[str, Any]], Mapping[str, Any] | None]
+) -> Callable[..., Any]:
+    """`generate` of transformers' language models, but it enters the fused step by default.
+
+    enters(model, arguments): what it gets instead of these arguments; None: it stays as it is.
+    """
+
     @wraps(generate)
-    def entering(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
         if (found := enters(self, kwargs)) is None:
             return generate(self, *args, **kwargs)
         with enable_by_default(self):
             return generate(self, *args, **found)
 
-    _makers[kind] = maker
-    cast(Any, kind).forward, cast(Any, kind).generate = asking, entering
+    return entered
+
+
+def ask_first(kind: Any, maker: type[FusedForward], enters: Callable[[Any, Mapping[str, Any]], Any]) -> None:
+    """Let a class of transformers' language models ask the fused step first, as tarnn's own models do.
+
+    Once for a class, for good: of models that enter nothing nothing changes. Arguments as in `asking` and `entering`.
+    """
+    if getattr(vars(kind)["forward"], "maker", None) is None:
+        kind.forward, kind.generate = asking(kind.forward, maker), entering(kind.generate, enters)
 
 
 # what was entered and not left, the last at the end: of this thread or asyncio task, and of those that it started since
@@ -229,7 +242,8 @@ def fused_forward(model: Any, weights: str | None = "float32", warmup_tokens: in
     """
     if weights is not None and weights not in FORMATS:
         raise ValueError(f"weights must be one of {', '.join(FORMATS)}, or None; got {weights!r}.")
-    forward = _makers.get(type(model), FusedForward)(model, weights, warmup_tokens)
+    maker = getattr(model.forward, "maker", FusedForward)
+    forward = maker(model, weights, warmup_tokens)
     _entered.set((*_entered.get(), forward))
     try:
         yield

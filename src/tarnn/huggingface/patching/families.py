@@ -6,6 +6,7 @@ Arguments are those of the versions that were tested, transformers 5.23: a funct
 import functools
 from collections.abc import Callable
 
+from tarnn.huggingface.described.forward import described_generate, described_head
 from tarnn.huggingface.patching.assistance import decoding_by_one_name, head_with_one_name, inputs_by_one_name
 from tarnn.huggingface.patching.convolution import convolve_sequences, convolve_token
 from tarnn.huggingface.patching.delta import delta_sequences, delta_token
@@ -82,6 +83,10 @@ MIXER = "self hidden_states cache_params attention_mask **kwargs"
 SHORT = "self hidden_states past_key_values attention_mask **kwargs"
 TEXT = "self input_ids attention_mask position_ids past_key_values inputs_embeds use_cache **kwargs"
 MAMBA = "self input_ids inputs_embeds cache_params use_cache output_hidden_states return_dict attention_mask **kwargs"
+GENERATE = (
+    "self inputs generation_config logits_processor stopping_criteria prefix_allowed_tokens_fn synced_gpus "
+    "assistant_model streamer negative_prompt_ids negative_prompt_attention_mask custom_generate **kwargs"
+)
 MAMBA_HEAD = (
     "self input_ids inputs_embeds cache_params labels output_hidden_states return_dict use_cache attention_mask "
     "logits_to_keep **kwargs"
@@ -128,6 +133,16 @@ def _scan_layer(name: str) -> Hook:
     )
 
 
+def _described(name: str, module: str, layer: str, short: str, model: str, router: str = "") -> Family:
+    """A family that the fused step is told of: its head asks it first, and `generate` enters it."""
+    arguments = TEXT.replace("use_cache", f"labels use_cache{router} logits_to_keep")
+    head = Hook(f"{short}ForCausalLM.forward", described_head, arguments)
+    family = _family(name, module, GATED_DELTA, layer, model)
+    return family._replace(
+        hooks=(*family.hooks, head, Hook(f"{short}ForCausalLM.generate", described_generate, GENERATE))
+    )
+
+
 def _mamba_head(name: str, arguments: str) -> tuple[Hook, ...]:
     return (
         Hook(f"{name}.forward", _composed(head_with_one_name, head_with_packed_rows), arguments),
@@ -150,8 +165,10 @@ def _inkling(name: str) -> tuple[Hook, ...]:
 _MAMBA_2 = _mamba_head("Mamba2ForCausalLM", MAMBA_HEAD)
 
 FAMILIES = (
-    _family("Qwen3-Next", "qwen3_next", GATED_DELTA, "Qwen3NextGatedDeltaNet", "Qwen3NextModel"),
-    _family("Qwen3.5", "qwen3_5", GATED_DELTA, "Qwen3_5GatedDeltaNet", "Qwen3_5TextModel"),
+    _described(
+        "Qwen3-Next", "qwen3_next", "Qwen3NextGatedDeltaNet", "Qwen3Next", "Qwen3NextModel", " output_router_logits"
+    ),
+    _described("Qwen3.5", "qwen3_5", "Qwen3_5GatedDeltaNet", "Qwen3_5", "Qwen3_5TextModel"),
     _family("Qwen3.5-MoE", "qwen3_5_moe", GATED_DELTA, "Qwen3_5MoeGatedDeltaNet", "Qwen3_5MoeTextModel"),
     Family(
         "Qwen4-exp",
@@ -163,7 +180,7 @@ FAMILIES = (
             _model("Qwen4ExpTextModel", TEXT.replace("**kwargs", "ple_input_ids **kwargs")),
         ),
     ),
-    _family("OLMo-hybrid", "olmo_hybrid", GATED_DELTA, "OlmoHybridGatedDeltaNet", "OlmoHybridModel"),
+    _described("OLMo-hybrid", "olmo_hybrid", "OlmoHybridGatedDeltaNet", "OlmoHybrid", "OlmoHybridModel"),
     _family("Kimi Linear", "kimi_linear", CHANNEL_DELTA, "KimiLinearDeltaAttention", "KimiLinearModel"),
     _family("GLM-5-next", "glm5_next", CHANNEL_DELTA, "Glm5NextTextLinearAttention", "Glm5NextTextModel"),
     _family("Bailing hybrid", "bailing_hybrid", CHANNEL_DELTA, "BailingHybridDeltaAttention", "BailingHybridModel"),
