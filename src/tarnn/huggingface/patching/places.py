@@ -16,9 +16,9 @@ class _Place:
         self.before, self.now, self.holders = before, _function(now), set[int]()
 
 
-def _function(x: Any) -> Any:
-    """That of a method: a place must not hold its owner, or that would live for ever."""
-    return getattr(x, "__func__", x)
+def _function(value: Any) -> Any:
+    """What stands there, a method without its owner, which would never be let go of."""
+    return getattr(value, "__func__", value)
 
 
 _PLACES: WeakKeyDictionary[Any, dict[str, _Place]] = (
