@@ -1,121 +1,167 @@
-"""Linear, hybrid or softmax? Small models of one text, by kind of attention, learning rate and width; and their speed.
+"""Which attention for a small model? Bits per byte at equal processor time, recall and copying, by kind of attention.
 
-    python experiments/choosing.py                # about an hour on one core; goes on where it was stopped
+    python experiments/choosing.py --threads 1                      # 15 hours of one core; killed, it goes on
+    python experiments/choosing.py --threads 1 --tasks recall       # a part; two processes may train different ones
+    python experiments/choosing.py --quick
 
-Each cell is one run of `tarnn train` on Python's own documentation, 1,000 steps of 4 × 256 bytes, one seed: bits per byte of
-the last tenth. The speed is that of the same command on its own, two threads, from step 10 to step 30.
+Models that differ in their attention alone train for the same processor time: on novels, two widths (--minutes); on recalling
+the values of 8 to 64 keys and on copying 63 symbols, 128 tokens in all (--recall-minutes). The first seed tries every learning
+rate of --rates; the other seeds take the one that was best for that kind and task. Models of a task train in turns, a piece
+each, so that all have the same company. Nothing is trained twice: what lies in --runs is read.
+
+FOLDER of --books holds books as .txt or .txt.gz; the one named by --unseen is kept for validation.
 """
 
 import json
-import os
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from scripts.common.options import ROOT, parse
-from scripts.common.results import run
-from scripts.common.tables import markdown, page
+from measures.choosing_page import KINDS, best_rate, figure, report
+from measures.choosing_tasks import Task, books, copied, recall
 
-ATTENTION = {
-    "linear, a decay per token": [],
-    "hybrid, one softmax layer in four": ["--attention", "linear,linear,linear,softmax"],
-    "softmax, rotary positions": ["--attention", "softmax", "--position", "rotary"],
+from scripts.common.loop import Progress, in_turns, train_in_parts
+from scripts.common.options import as_facts, parse
+from scripts.common.results import Unmeasured, run
+
+TASKS = ["books", "recall", "copying"]
+FULL = {
+    "minutes": 12.0,
+    "recall_minutes": 6.0,
+    "widths": [128, 256],
+    "recall_width": 64,
+    "seeds": [0, 1, 2],
+    "rates": [1e-3, 3e-3],
+    "kinds": list(KINDS),
+    "tasks": TASKS,
+    "layers": 4,
+    "heads": 4,
+    "context": 512,
+    "batch_size": 8,
+    "validation_bytes": 65536,
+    "pairs": [8, 16, 32, 64],
+    "copy_length": 128,
+    "recall_batch": 16,
+    "test_rows": 64,
+    "looks": 6,
+    "books": Path(__file__).parents[2] / "shared" / "data" / "gutenberg_books",
+    "unseen": "pride_and_prejudice",
+    "runs": Path("runs/choosing"),
 }
-RATES = (1e-3, 3e-3, 1e-2)
-WIDTHS = (64, 128, 256)
-WIDTH, RATE = 128, 3e-3
+QUICK = {
+    "minutes": 0.002,
+    "recall_minutes": 0.002,
+    "widths": [16, 32],
+    "recall_width": 16,
+    "seeds": [0, 1],
+    "heads": 2,
+    "context": 32,
+    "batch_size": 2,
+    "validation_bytes": 256,
+    "pairs": [2, 4],
+    "copy_length": 16,
+    "recall_batch": 2,
+    "test_rows": 4,
+    "looks": 2,
+    "runs": Path("runs/choosing_quick"),
+}
+ABOUT = {
+    "minutes": "of processor time, for each run on novels",
+    "recall_minutes": "of processor time, for each run of recall and copying",
+    "rates": "learning rates that the first seed tries",
+    "pairs": "numbers of pairs that are tested; training has one to the most",
+    "looks": "how often a run is measured",
+    "books": "a folder of .txt or .txt.gz",
+    "runs": "where the runs are kept",
+}
+WHICH = ("widths", "seeds", "rates", "kinds", "tasks", "quick", "runs")  # what is trained, not how
+
+
+class Cell(NamedTuple):
+    """What all kinds are compared in."""
+
+    name: str
+    task: Task
+    width: int
+    minutes: float
 
 
 def main() -> int:
-    return run(
-        parse(
-            __file__,
-            __doc__,
-            {"steps": 1000, "speed_steps": 30, "runs": ROOT / "runs" / "choosing", "threads": 1},
-            {"steps": 2, "speed_steps": 0},
-            about={"runs": "folder of the training runs; finished ones are read"},
-        ),
-        measure,
-        report=report,
-    )
+    options = parse(__file__, __doc__, FULL, QUICK, choices={"kinds": list(KINDS), "tasks": TASKS}, about=ABOUT)
+    return run(options, measure, report=report, figure=figure)
 
 
-def measure(options, results: dict[str, dict], keep) -> None:
-    quality, speed = results.setdefault("quality", {}), results.setdefault("speed", {})
-    cells = [(kind, WIDTH, rate) for rate in RATES for kind in ATTENTION]
-    cells += [(next(iter(ATTENTION)), width, RATE) for width in WIDTHS if width != WIDTH]
-    cells += [(next(iter(ATTENTION)), WIDTHS[-1], RATES[0])]
-    for kind, width, rate in cells:
-        name = f"{kind}; {width}; {rate:g}"
-        if name not in quality:
-            folder = options.runs / f"{kind.split(',')[0]}_{width}_{rate:g}"
-            log = train(folder, kind, width, rate, options.steps, threads=1)
-            facts = json.loads((folder / "settings.json").read_text())
-            quality[name] = {
-                "bits_per_byte": log[-1]["validation_bits_per_byte"],
-                "parameters": facts["run"]["parameters"],
-            }
+def measure(options, results: dict[str, Any], keep) -> None:
+    check_that_runs_are_alike(options)
+    first, *others = options.seeds
+    for cell in cells(options):
+        kinds = results.setdefault(cell.name, {})
+        tried = [(kind, rate, first) for kind in options.kinds for rate in options.rates]
+        train_all(cell, tried, options, kinds, keep)
+        chosen = {kind: best_rate(kinds[kind], cell.task.more_is_better) for kind in options.kinds}
+        train_all(cell, [(kind, chosen[kind], seed) for seed in others for kind in options.kinds], options, kinds, keep)
+
+
+def check_that_runs_are_alike(options) -> None:
+    """Raise Unmeasured where the folder of runs has some that were made in another way."""
+    path = options.runs / "settings.json"
+    settings = {name: x for name, x in as_facts(options).items() if name not in WHICH}
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(settings))
+    elif (earlier := json.loads(path.read_text())) != settings:
+        changed = ", ".join(name for name in settings if earlier.get(name) != settings[name])
+        raise Unmeasured(f"{options.runs} has runs with another {changed}: delete it or take another --runs")
+
+
+def cells(options) -> Iterator[Cell]:
+    if "books" in options.tasks:
+        task = books(options)
+        for width in options.widths:
+            yield Cell(f"books, {width} wide", task, width, options.minutes)
+    for name, make in {"recall": recall, "copying": copied}.items():
+        if name in options.tasks:
+            yield Cell(name, make(options), options.recall_width, options.recall_minutes)
+
+
+def train_all(cell: Cell, wanted: list[tuple[str, float, int]], options, kinds: dict[str, Any], keep) -> None:
+    """Train runs, each a kind, a rate and a seed, in turns; note what they have come to."""
+    for key, progress in in_turns({key: training(cell, *key, options) for key in wanted}):
+        kind, rate, seed = key
+        if progress.curve:
+            run_facts = {"seconds": round(progress.seconds, 1), "steps": progress.step, "curve": progress.curve}
+            found = kinds.setdefault(kind, {"parameters": parameters(cell, kind, options), "runs": {}})
+            found["runs"].setdefault(f"{rate:g}", {})[str(seed)] = run_facts
             keep()
-    for kind, width in [(kind, WIDTH) for kind in ATTENTION] + [(next(iter(ATTENTION)), w) for w in WIDTHS]:
-        name = f"{kind}; {width}"
-        if options.speed_steps and name not in speed:
-            folder = options.runs / f"speed_{kind.split(',')[0]}_{width}"
-            log = train(folder, kind, width, RATE, options.speed_steps, threads=2)
-            first, last = (next(x for x in log if x["step"] == s and "loss" in x) for s in (10, options.speed_steps))
-            speed[name] = (last["tokens"] - first["tokens"]) / (last["seconds"] - first["seconds"])
-            keep()
 
 
-def train(folder: Path, kind: str, width: int, rate: float, steps: int, *, threads: int) -> list[dict]:
-    """The log of that run, which is made unless it is there."""
-    log = folder / "log.jsonl"
-    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    if not lines or lines[-1]["step"] < steps or "validation_bits_per_byte" not in lines[-1]:
-        lengths = f"--steps {steps} --eval-every {steps} --save-every {max(steps, 10)} --sample-tokens 0 --context 256"
-        sizes = f"--batch-size 4 --hidden-size {width} --layers 4 --heads 4 --learning-rate {rate}"
-        words = [*lengths.split(), *sizes.split(), *map(str, ATTENTION[kind])]
-        subprocess.run(
-            [sys.executable, "-m", "tarnn", "train", "python-docs", "--out", str(folder), "--overwrite", *words],
-            check=True,
-            stderr=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-        )
-        lines = [json.loads(line) for line in log.read_text().splitlines()]
-    return lines
-
-
-def report(options, facts, results) -> str:
-    quality, speed = results["quality"], results.get("speed", {})
-
-    def bits(kind: str, width: int, rate: float) -> str:
-        found = quality.get(f"{kind}; {width}; {rate:g}")
-        return f"{found['bits_per_byte']:.3f}" if found else "–"
-
-    by_rate = markdown(
-        ["width 128", *(f"learning rate {rate:g}" for rate in RATES), "tokens per second"],
-        [
-            [kind, *(bits(kind, WIDTH, rate) for rate in RATES), f"{speed.get(f'{kind}; {WIDTH}', 0):,.0f}"]
-            for kind in ATTENTION
-        ],
+def training(cell: Cell, kind: str, rate: float, seed: int, options) -> Iterator[Progress]:
+    torch.manual_seed(seed)
+    seconds = 60 * cell.minutes
+    yield from train_in_parts(
+        options.runs / f"{cell.name}_{kind}_{rate:g}_{seed}".replace(", ", "_").replace(" ", "_"),
+        cell.task.build(keys_of(cell, kind, options)),
+        lambda model, step: cell.task.loss(model, seed, step),
+        seconds,
+        unit="seconds",
+        every=seconds / options.looks,
+        learning_rate=rate,
+        measure=cell.task.measure,
     )
-    linear = next(iter(ATTENTION))
-    sizes = {width: quality.get(f"{linear}; {width}; {RATE:g}", {}).get("parameters", 0) for width in WIDTHS}
-    by_width = markdown(
-        ["linear, width", "parameters", *(f"learning rate {rate:g}" for rate in RATES[:2]), "tokens per second"],
-        [
-            [
-                width,
-                f"{sizes[width]:,}",
-                *(bits(linear, width, rate) for rate in RATES[:2]),
-                f"{speed.get(f'{linear}; {width}', 0):,.0f}",
-            ]
-            for width in WIDTHS
-        ],
-    )
-    about = f"Bits per byte after {options.steps:,} steps of 4 × 256 bytes; 4 layers of 4 heads; one seed."
-    return page("Linear, hybrid or softmax", about, by_rate, by_width)
+
+
+def keys_of(cell: Cell, kind: str, options) -> dict[str, Any]:
+    sizes = {"hidden_size": cell.width, "num_hidden_layers": options.layers, "num_attention_heads": options.heads}
+    return {**sizes, **KINDS[kind].keys}
+
+
+def parameters(cell: Cell, kind: str, options) -> int:
+    with torch.device("meta"):
+        return cell.task.build(keys_of(cell, kind, options)).num_parameters()
 
 
 if __name__ == "__main__":

@@ -22,11 +22,11 @@ Tay et al. 2021, Long Range Arena (arXiv 2011.04006), figure 3: accuracy, speed 
 import json
 import re
 import sys
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -37,7 +37,7 @@ from measures.rival_page import figure, report
 from measures.short_tasks import TASKS, Task
 
 from scripts.common.clock import Timing
-from scripts.common.loop import Progress, train_in_parts
+from scripts.common.loop import Progress, in_turns, train_in_parts
 from scripts.common.options import parse
 from scripts.common.results import run
 
@@ -102,7 +102,6 @@ ABOUT = {
     "data": "the folder of the reviews: see long_classification.py",
     "runs": "where what was measured is kept",
 }
-Key = TypeVar("Key", bound=Hashable)
 
 
 def main() -> int:
@@ -176,17 +175,6 @@ def training(folder: Path, task: Task, row: str, seed: int, minutes: float, opti
         learning_rate=options.learning_rate,
         measure=lambda model: {"score": task.score(model)},
     )
-
-
-def in_turns(runs: Mapping[Key, Iterator[Progress]]) -> Iterator[tuple[Key, Progress]]:
-    """A piece of each run, then the next piece of each, until all have ended."""
-    waiting = dict(runs)
-    while waiting:
-        for key, pieces in list(waiting.items()):
-            if (progress := next(pieces, None)) is None:
-                del waiting[key]
-            else:
-                yield key, progress
 
 
 if __name__ == "__main__":

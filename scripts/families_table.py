@@ -70,7 +70,8 @@ Made by `scripts/families_table.py` from what the tests run.
 A tiny model with random weights of each family, in float32, has the outputs of transformers 5.23 within
 transformers' own rounding (twice the largest difference between its own ways to compute the same): a row whole, a prompt and then
 token by token, several turns with one cache, padding before a text. All gradients are the same. `tests/huggingface` holds that,
-and `generate`, bfloat16, autocast, gradient checkpointing, LoRA and torch.compile for some of them.
+and `generate`, bfloat16, autocast, gradient checkpointing, LoRA and torch.compile for some of them; and that Qwen3-Next (without
+experts), Mamba-2 and OLMo-hybrid, trained with tarnn and saved by `save_pretrained`, write the same text without it.
 
 Padding behind a text and packed rows (`position_ids` that start anew, `cu_seq_lens_q` or `seq_idx`, as transformers' flattening
 collator makes them) are compared with the rows one by one, packed rows in gradients too. transformers has neither on a CPU.

@@ -1,11 +1,12 @@
 // One token of each sequence, or several, through all layers. Compiled once for each instruction set: see ../kernels_of_isa.cpp.
 #include <cmath>
+#include <optional>
 
 #include "linear/step.h"
 #include "model_step/delta.h"
-#include "model_step/features.h"
 #include "model_step/filters.h"
-#include "model_step/softmax.h"
+#include "model_step/hybrid.h"
+#include "model_step/rwkv7_rows.h"
 #include "model_step/ssd_rows.h"
 
 namespace tarnn {
@@ -13,7 +14,6 @@ namespace TARNN_ISA {
 
 namespace {
 
-constexpr Index states_a_task = 4;
 constexpr Index tokens_at_once = 12;  // of a head, whose features are made together
 constexpr Index rows_a_product = 36;
 constexpr Index rows_alone = 4, rows_a_task = 4;  // up to so many rows, one thread does what whole rows need
@@ -28,21 +28,22 @@ Index largest_of_layers(const Stack& s, F f) {
   return most;
 }
 
-/// Blocks of keys in the longest cache, the new keys included.
-Index most_blocks(const Stack& s) {
-  return largest_of_layers(s, [&](const Layer& l) { return l.attention == Attention::softmax ? key_blocks(l.cache.length + s.most_slots) : 0; });
+/// Parts of a query in the layer that has most, the new keys included.
+Index most_parts_of_all(const Stack& s) {
+  return largest_of_layers(s, [&](const Layer& l) { return most_parts(l, s.g, s.most_slots); });
 }
 
 /// The activations of some rows: x is what the residuals add up to.
 struct Buffers {
-  Index ld, ld_qkv, ld_heads, ld_inner, ld_both, ld_out, ld_levels, ld_turns, ld_parts;
-  float *x, *normed, *y, *qkv, *heads, *inner, *both, *out, *step, *least, *turns, *parts;
+  Index ld, ld_qkv, ld_heads, ld_first, ld_inner, ld_both, ld_out, ld_levels, ld_turns, ld_parts;
+  float *x, *normed, *y, *qkv, *heads, *inner, *both, *out, *step, *least, *turns, *parts, *mixed, *first;
   std::uint8_t* levels;
   Buffers(Scratch& scratch, const Stack& s, Index rows) {
     const auto of_matrix = [&](auto matrix) { return largest_of_layers(s, [&](const Layer& l) { return (l.*matrix).inputs; }); };
     const Index of_heads = of_matrix(&Layer::o), of_mlp = of_matrix(&Layer::down), widest = of_heads > of_mlp ? of_heads : of_mlp;
     ld = apart(s.hidden);
-    ld_qkv = apart(largest_of_layers(s, [](const Layer& l) { return l.qkv.outputs; }));
+    ld_qkv = apart(largest_of_layers(s, [](const Layer& l) { return l.attention == Attention::rwkv7 ? l.rwkv7.at_low(Rwkv7::num_low) : l.qkv.outputs; }));
+    ld_first = apart(largest_of_layers(s, [](const Layer& l) { return l.rwkv7.width(); }));
     ld_heads = apart(of_heads);
     ld_inner = apart(of_mlp);
     ld_both = apart(largest_of_layers(s, [](const Layer& l) { return l.mlp == Mlp::swiglu ? l.up.outputs : 0; }));
@@ -50,7 +51,7 @@ struct Buffers {
     ld_levels = whole_panels(widest > s.hidden ? widest : s.hidden) + 64;
     ld_turns = 0;
     for (Index i = 0; i < s.num_rotations; ++i) ld_turns += s.rotations[i].width;
-    ld_parts = most_blocks(s) * partial_size(s.d) * s.h;
+    ld_parts = most_parts_of_all(s) * partial_size(s.d) * s.h;
     for (float** at : {&x, &normed, &y}) *at = scratch.take<float>(rows * ld);
     qkv = scratch.take<float>(rows * ld_qkv);
     heads = scratch.take<float>(rows * ld_heads);
@@ -59,8 +60,11 @@ struct Buffers {
     out = scratch.take<float>(rows * ld_out);
     turns = scratch.take<float>(rows * ld_turns);
     parts = scratch.take<float>(rows * ld_parts);
-    for (float** at : {&step, &least}) *at = scratch.take<float>(rows);
-    levels = scratch.take<std::uint8_t>(rows * ld_levels);
+    const Index mixtures = 6 * largest_of_layers(s, [](const Layer& l) -> Index { return l.attention == Attention::rwkv7; });
+    mixed = scratch.take<float>(rows * mixtures * ld);
+    first = scratch.take<float>(rows * ld_first);
+    for (float** at : {&step, &least}) *at = scratch.take<float>(rows * (mixtures ? 3 : 1));
+    levels = scratch.take<std::uint8_t>(rows * ld_levels * (mixtures ? 3 : 1));
   }
 };
 
@@ -79,11 +83,14 @@ struct OwnBuffers {
   StepScratch<float> step;
   DeltaRoom delta;
   SsdScratch ssd;
+  Rwkv7Room rwkv7;
   float *x, *u, *features, *turned, *scale, *weight, *gate, *scores;
+  std::optional<FarBuffers> far;
   OwnBuffers(Scratch& scratch, const Stack& s)
       : step(scratch, widest_step(s)),
         delta(scratch, s),
-        ssd(scratch, largest_of_layers(s, [](const Layer& l) { return l.ssd.n; }), largest_of_layers(s, [](const Layer& l) { return l.ssd.p; })) {
+        ssd(scratch, largest_of_layers(s, [](const Layer& l) { return l.ssd.n; }), largest_of_layers(s, [](const Layer& l) { return l.ssd.p; })),
+        rwkv7(scratch, s) {
     const Index each = s.h / s.g + 1, n = each * smaller(s.most_slots, tokens_at_once), f = widest_step(s).f, m = largest_of_layers(s, [](const Layer& l) { return l.features.m; });
     ldx = apart(s.d), ldf = apart(f > m ? f : m);
     x = scratch.take<float>(n * ldx);
@@ -92,6 +99,7 @@ struct OwnBuffers {
     for (float** at : {&scale, &weight}) *at = scratch.take<float>(n);
     gate = scratch.take<float>((n / each + 2) * ldf);
     scores = scratch.take<float>((n - n / each) * keys_a_block);
+    if (largest_of_layers(s, [](const Layer& l) { return l.hybrid.room; })) far.emplace(scratch, s.h / s.g, s.d, ldx, ldf);
   }
 };
 
@@ -108,24 +116,79 @@ class Sweep {
   }
 
  private:
-  /// Post-norm: x ← norm(x + f(x)). Pre-norm: x ← x + f(norm x); the norm of what follows is taken at once.
+  /// Post-norm: x ← norm(x + f(x)). Pre-norm: x ← x + f(norm x), or x + norm(f(x)); the norm of what follows is taken at once.
   void layer(const Layer& l, const Layer* next) {
-    multiply(l.qkv, stream(), at_.ld, at_.qkv, at_.ld_qkv, [](Index) {});
+    if (l.attention == Attention::rwkv7) make_of_mixtures(l.rwkv7);
+    else multiply(l.qkv, stream(), at_.ld, at_.qkv, at_.ld_qkv, [&](Index i) {
+      if (l.whole_norms && l.q_gain) norm_head(query(i, 0), s_.h * s_.d, l.q_gain, 1e-6f);
+      if (l.whole_norms && l.k_gain) norm_head(key(i, 0), s_.g * s_.d, l.k_gain, 1e-6f);
+    });
     const auto then = [&](Index i) { to_bytes(l.o, at_.heads, at_.ld_heads, i); };
     if (l.filters.width) filter(l);
     if (l.attention == Attention::softmax) attend_cache(l, then);
     else if (l.attention == Attention::delta) over_states(l.delta.keys, [&](Index row, Index rows, Index head) { correct(l, row, rows, head); }, then);
+    else if (l.attention == Attention::hybrid) over_states(s_.g, [&](Index row, Index rows, Index head) { attend_hybrid(l, row, rows, head); }, then, 1);
     else if (l.attention == Attention::ssd) scan(l, then);
+    else if (l.attention == Attention::rwkv7) over_states(l.rwkv7.heads, [&](Index row, Index rows, Index head) {
+      float* S = l.rwkv7.S + (s_.sequence(begin_ + row) * l.rwkv7.heads + head) * l.rwkv7.d * l.rwkv7.d;
+      rwkv7_head(l.rwkv7, head, qkv(row), at_.ld_qkv, rows, at_.first + row * at_.ld_first, at_.ld_first, S, at_.heads + row * at_.ld_heads, at_.ld_heads, own_.rwkv7);
+    }, then);
     else over_states(s_.g, [&](Index row, Index rows, Index head) { attend(l, row, rows, head); }, then);
-    const Norm& behind = next ? next->attention_norm : s_.last;
+    const auto inside = [&](const Norm& norm) { return l.normed_inside ? &norm : nullptr; };
+    const Norm* behind = first_norm(next);
     const Matrix& reads = next ? next->qkv : s_.head;
     const bool whole = l.mlp == Mlp::none;
-    const Norm& between = !s_.pre_norm ? l.attention_norm : whole ? behind : l.mlp_norm;
-    multiply(l.o, at_.heads, at_.ld_heads, at_.y, at_.ld, [&](Index i) { add_and_norm(between, whole ? reads : l.up, i); });
+    const Norm* between = !s_.pre_norm ? &l.attention_norm : whole ? behind : l.normed_inside ? nullptr : &l.mlp_norm;
+    multiply(l.o, at_.heads, at_.ld_heads, at_.y, at_.ld, [&](Index i) { add_and_norm(inside(l.attention_norm), between, whole ? reads : l.mixture ? l.qkv : l.up, i); });
     if (whole) return;
+    if (l.mixture) mix(l.mixture, 1, l.mlp_last, [&](Index i) { to_bytes(l.up, at_.mixed, at_.ld, i); });
     expand(l);
-    const Norm& after = s_.pre_norm ? behind : l.mlp_norm;
-    multiply(l.down, at_.inner, at_.ld_inner, at_.y, at_.ld, [&](Index i) { add_and_norm(after, reads, i); });
+    const Norm* after = s_.pre_norm ? behind : &l.mlp_norm;
+    multiply(l.down, at_.inner, at_.ld_inner, at_.y, at_.ld, [&](Index i) { add_and_norm(inside(l.mlp_norm), after, reads, i); });
+  }
+
+  /// Of each row, mixtures of its input and the one before, behind one another. last: of each sequence, the input before.
+  template <typename G>
+  void mix(const float* mixtures, Index count, float* last, G then) {
+    const Index n = s_.hidden;
+    team_.phase(count_, [&](Index i) {
+      const bool begins = i == 0 || s_.sequence(begin_ + i) != s_.sequence(begin_ + i - 1);
+      const float *x = stream() + i * at_.ld, *before = begins ? last + s_.sequence(begin_ + i) * n : x - at_.ld;
+      for (Index j = 0; j < count; ++j) mix_row(x, before, mixtures + j * whole_panels(n), n, at_.mixed + (i * count + j) * at_.ld);
+      then(i);
+    }, [&] {
+      for (Index i = 0; i < count_; ++i) std::memcpy(last + s_.sequence(begin_ + i) * n, stream() + i * at_.ld, bytes(n));
+    });
+  }
+
+  /// r, k, v and what products of low rank begin with, each of its own mixture.
+  void make_of_mixtures(const Rwkv7& l) {
+    struct Made {
+      const Matrix* w;
+      Index mixture, to, levels;  // levels: which of the rows of bytes
+    } all[3 + Rwkv7::num_low] = {{&l.made[0], 0, l.at(0), 0}, {&l.made[1], 2, l.at(1), 1}, {&l.made[2], 3, l.at(2), 2}};
+    Index panels = 0;
+    for (Index i = 0; i < Rwkv7::num_low; ++i) all[3 + i] = {&l.down[i], i == Rwkv7::w ? 1 : i == Rwkv7::v ? 3 : i + 3, l.at_low(i), 0};
+    for (const Made& x : all) panels += x.w->panels();
+    const auto part = [&](const Made& x) {
+      const Index at = x.levels * count_;
+      return Rows{count_, 6 * at_.ld, at_.mixed + x.mixture * at_.ld, at_.levels + at * at_.ld_levels, at_.ld_levels, at_.step + at, at_.least + at};
+    };
+    mix(l.mixtures, 6, l.last, [&](Index i) {
+      for (Index j = 0; j < 3; ++j) to_bytes(*all[j].w, at_.mixed + all[j].mixture * at_.ld, 6 * at_.ld, i, j * count_);
+    });
+    over_panels(panels, [&](Index i, Index row, Index n) {
+      const Made* x = all;
+      for (; i >= x->w->panels(); ++x) i -= x->w->panels();
+      product(*x->w, s_.dot_products, part(*x).part(row, n), i, qkv(row) + x->to + i * panel, at_.ld_qkv);
+    }, [&](Index i) {
+      const auto each = [&](Index low, auto f) {
+        float* x = qkv(i) + l.at_low(low);
+        for (Index c = 0; c < l.down[low].outputs; c += width<float>) store(x + c, f(load(x + c)));
+      };
+      each(Rwkv7::w, [](Vec<float> x) TARNN_LAMBDA { return sigmoid<float>(x * 2.f) * 2.f - 1.f; });  // tanh
+      each(Rwkv7::g, [](Vec<float> x) TARNN_LAMBDA { return sigmoid<float>(x); });
+    });
   }
 
   void filter(const Layer& l) {
@@ -161,13 +224,14 @@ class Sweep {
 
   /// task(first row, rows, head): the rows of one sequence for one of some heads; several such are a task where rows are few.
   template <typename F, typename G>
-  void over_states(Index heads, F task, G row) {
+  void over_states(Index heads, F task, G row, Index states_a_task = 4) {
     const Index first = s_.sequence(begin_), sequences = s_.sequence(begin_ + count_ - 1) - first + 1;
     const Index states = sequences * heads, each = std::max<Index>(1, states_a_task * sequences / count_);
     phase((states + each - 1) / each, [&](Index i) {
       for (Index state = i * each; state < smaller(states, (i + 1) * each); ++state) {
         const Index sequence = first + state / heads, at = std::max<Index>(0, s_.start(sequence) - begin_);
-        task(at, smaller(s_.start(sequence + 1) - begin_, count_) - at, state % heads);
+        const Index rows = smaller(s_.start(sequence + 1) - begin_, count_) - at;
+        if (rows > 0) task(at, rows, state % heads);  // some sequences may have none here
       }
     }, row);
   }
@@ -189,17 +253,19 @@ class Sweep {
     std::memcpy(x, s_.tokens + s_.ids[row] * n, sizeof(float) * static_cast<std::size_t>(n));
     if (s_.places) for (Index j = 0; j < n; ++j) x[j] += s_.places[place * n + j];
     if (s_.extra) for (Index j = 0; j < n; ++j) x[j] += s_.extra[row * n + j];
-    if (s_.pre_norm) norm_row(x, n, first_norm(), s_.centred, s_.norm_eps, at_.normed + i * at_.ld);
+    if (s_.pre_norm) put_stream(first_norm(s_.num_layers ? &s_.layers[0] : nullptr), i);
     to_bytes(s_.num_layers ? s_.layers[0].qkv : s_.head, stream(), at_.ld, i);
     float* turn = at_.turns + i * at_.ld_turns;
     for (Index j = 0; j < s_.num_rotations; turn += s_.rotations[j++].width)
       for (Index c = 0, half = s_.rotations[j].width / 2; c < half; ++c) {
-        const double angle = static_cast<double>(position) * s_.rotations[j].frequencies[c];
+        double angle = static_cast<double>(position) * s_.rotations[j].frequencies[c];
+        if (s_.rotations[j].single) angle = static_cast<double>(static_cast<float>(angle));
         turn[c] = static_cast<float>(std::cos(angle)), turn[half + c] = static_cast<float>(std::sin(angle));
       }
   }
 
-  const Norm& first_norm() const { return s_.num_layers ? s_.layers[0].attention_norm : s_.last; }
+  /// What a layer, or the head, reads first through; null: nothing.
+  const Norm* first_norm(const Layer* l) const { return !l ? &s_.last : l->normed_inside ? nullptr : &l->attention_norm; }
 
   /// One key head of some rows of a sequence, and its queries: norms, rotation, decay, state and outputs.
   void attend(const Layer& l, Index row, Index rows, Index head) {
@@ -250,43 +316,86 @@ class Sweep {
 
   void put_key(const Layer& l, Index row, Index head) {
     place(l, row, head);
-    append(cache(l, row), head, s_.d, key(row, head), value(row, head));
+    append(cache(l, row), head_of_cache(l, head), s_.d, key(row, head), value(row, head));
   }
 
   /// A layer's cache of a row's sequence as it is when the row comes.
-  Cache cache(const Layer& l, Index row) const { return l.cache.of(s_.sequence(begin_ + row), s_.g, s_.d, s_.slot(begin_ + row)); }
+  Cache cache(const Layer& l, Index row) const {
+    return l.cache.of(s_.sequence(begin_ + row), head_of_cache(l, s_.g), s_.d, s_.slot(begin_ + row));
+  }
+
+  /// Which of its heads a layer's cache has for this one.
+  static Index head_of_cache(const Layer& l, Index head) {
+    return l.attention == Attention::hybrid ? l.hybrid.heads_with(Reach::exact, head) : head;
+  }
+
+  /// Hybrid attention of one key head, for rows of a sequence.
+  void attend_hybrid(const Layer& l, Index row, Index rows, Index head) {
+    const Reach reach = static_cast<Reach>(l.hybrid.reach[head]);
+    if (reach == Reach::exact) return attend_all(l, row, rows, head);
+    const Ring& ring = reach == Reach::features ? l.hybrid.features : l.hybrid.window;
+    for (const Index end = row + rows; row < end; ++row) {
+      place(l, row, head);
+      copy_queries(row, 1, head);
+      const Index of = s_.sequence(begin_ + row), count = ring.count[of] + begin_ + row - s_.start(of);
+      const RingToken token = {of, count, r_, s_.d, own_.ldx, head * r_, own_.x, key(row, head), value(row, head)};
+      float* to = parts(l, row, head, 0);
+      const Index each = parts(l, row, head, 1) - to;
+      const Index n = RingHead(l, ring, l.hybrid.heads_with(reach, head), token, *own_.far).attend(own_.scores, to, each);
+      for (Index r = 0; r < r_; ++r) join_blocks(to + r * each, n, s_.d, output(row, head) + r * s_.d);
+    }
+  }
+
+  /// Softmax over all keys, for rows of a sequence.
+  void attend_all(const Layer& l, Index row, Index rows, Index head) {
+    for (Index i = 0; i < rows; ++i) put_key(l, row + i, head);
+    for (Index n; rows > 0; row += n, rows -= n) {
+      n = s_.slots ? 1 : smaller(rows, tokens_at_once);
+      for (Index block = 0; block < key_blocks(cache(l, row).length + n); ++block) attend_part(l, row, n, head, block);
+      for (Index i = 0; i < n * r_; ++i) join(l, row + i / r_, head, i % r_);
+    }
+  }
 
   /// One block of keys, for rows of a sequence that follow on one another.
   void attend_part(const Layer& l, Index row, Index rows, Index head, Index block) {
     const Cache before = cache(l, row);
     if (block >= key_blocks(before.length + rows)) return;
+    copy_queries(row, rows, head);
+    float* partial = parts(l, row, head, 0) + block * partial_size(s_.d);
+    const Queries queries = {rows, r_, own_.ldx, parts(l, row, head, 1) - parts(l, row, head, 0), at_.ld_parts, own_.x, own_.scores, partial};
+    attend_block(before, head_of_cache(l, head), s_.d, block, queries);
+  }
+
+  /// The queries of a head behind one another, each with zeros behind it.
+  void copy_queries(Index row, Index rows, Index head) {
     for (Index i = 0; i < rows * r_; ++i) {
       float* q = own_.x + i * own_.ldx;
       clear(q, own_.ldx);
       std::memcpy(q, query(row + i / r_, head) + i % r_ * s_.d, bytes(s_.d));
     }
-    float* partial = parts(l, row, head, 0) + block * partial_size(s_.d);
-    const Queries queries = {rows, r_, own_.ldx, parts(l, row, head, 1) - parts(l, row, head, 0), at_.ld_parts, own_.x, own_.scores, partial};
-    attend_block(before, head, s_.d, block, queries);
   }
 
   void join(const Layer& l, Index row, Index head, Index r) {
-    join_blocks(parts(l, row, head, r), key_blocks(cache(l, row).length + 1), s_.d, output(row, head) + r * s_.d);
+    float* o = output(row, head) + r * s_.d;
+    join_blocks(parts(l, row, head, r), key_blocks(cache(l, row).length + 1), s_.d, o);
+    const float* gate = gates(row) + (head * r_ + r) * s_.d;
+    for (Index c = 0, n = s_.d; l.gated && c < n; c += width<float>) write(o + c, read(o + c, n - c) * sigmoid<float>(read(gate + c, n - c)), n - c);
   }
 
-  /// Where the blocks' parts of a query lie.
+  /// Where the parts of a query lie.
   float* parts(const Layer& l, Index row, Index head, Index r) const {
-    return at_.parts + row * at_.ld_parts + (head * r_ + r) * key_blocks(l.cache.length + s_.most_slots) * partial_size(s_.d);
+    return at_.parts + row * at_.ld_parts + (head * r_ + r) * most_parts(l, s_.g, s_.most_slots) * partial_size(s_.d);
   }
 
   /// q and k, normed and rotated.
   void place(const Layer& l, Index row, Index head) {
     float *q = query(row, head), *k = key(row, head);
-    for (Index r = 0; l.q_gain && r < r_; ++r) norm_head(q + r * s_.d, s_.d, l.q_gain, 1e-6f);
-    if (l.k_gain) norm_head(k, s_.d, l.k_gain, 1e-6f);
+    for (Index r = 0; l.q_gain && !l.whole_norms && r < r_; ++r) norm_head(q + r * s_.d, s_.d, l.q_gain, 1e-6f);
+    if (l.k_gain && !l.whole_norms) norm_head(k, s_.d, l.k_gain, 1e-6f);
     if (l.rotation < 0 || l.rotates_features) return;
-    for (Index r = 0; r < r_; ++r) rotate(q + r * s_.d, s_.d, turn(l, row));
-    rotate(k, s_.d, turn(l, row));
+    const Index rotated = s_.rotations[l.rotation].width;
+    for (Index r = 0; r < r_; ++r) rotate(q + r * s_.d, rotated, turn(l, row));
+    rotate(k, rotated, turn(l, row));
   }
 
   /// Cosines and sines for a layer.
@@ -395,13 +504,13 @@ class Sweep {
   void expand(const Layer& l) {
     const bool swiglu = l.mlp == Mlp::swiglu;
     const Index turns = swiglu ? 2 : 1, ld = swiglu ? at_.ld_both : at_.ld_inner;
-    const Rows in = rows(stream(), at_.ld);
+    const Rows in = rows(l.mixture ? at_.mixed : stream(), at_.ld);
     over_panels(l.up.panels() / turns, [&](Index i, Index row, Index n) {
       float *from = (swiglu ? at_.both : at_.inner) + row * ld + i * turns * panel, *to = at_.inner + row * at_.ld_inner + i * panel;
       for (Index j = 0; j < turns; ++j) product(l.up, s_.dot_products, in.part(row, n), i * turns + j, from + j * panel, ld);
       for (; n > 0; --n, from += ld, to += at_.ld_inner)
         for (Index j = 0; j < panel; j += width<float>)
-          store(to + j, swiglu ? silu(load(from + j)) * load(from + panel + j) : gelu(load(from + j)));
+          store(to + j, swiglu ? silu(load(from + j)) * load(from + panel + j) : l.mlp == Mlp::gelu ? gelu(load(from + j)) : squared_relu(load(from + j)));
     }, [&](Index i) { to_bytes(l.down, at_.inner, at_.ld_inner, i); });
   }
 
@@ -443,11 +552,19 @@ class Sweep {
 
   bool is_last(Index row) const { return s_.start(s_.sequence(begin_ + row) + 1) == begin_ + row + 1; }
 
-  void add_and_norm(const Norm& norm, const Matrix& next, Index i) {
+  /// x ← x + y, or x + inside(y); then norm(x), or x, for what is next.
+  void add_and_norm(const Norm* inside, const Norm* norm, const Matrix& next, Index i) {
     float *x = at_.x + i * at_.ld, *y = at_.y + i * at_.ld;
+    if (inside) norm_row(y, s_.hidden, *inside, s_.centred, s_.norm_eps, y);
     for (Index j = 0; j < s_.hidden; j += width<float>) store(x + j, load(x + j) + load(y + j));
-    norm_row(x, s_.hidden, norm, s_.centred, s_.norm_eps, stream() + i * at_.ld);
+    put_stream(norm, i);
     to_bytes(next, stream(), at_.ld, i);
+  }
+
+  void put_stream(const Norm* norm, Index i) {
+    const float* x = at_.x + i * at_.ld;
+    if (norm) norm_row(x, s_.hidden, *norm, s_.centred, s_.norm_eps, stream() + i * at_.ld);
+    else std::memcpy(stream() + i * at_.ld, x, bytes(at_.ld));
   }
 
   /// What the norms leave, and most products read: pre-norm, x itself is kept beside it.
@@ -456,9 +573,9 @@ class Sweep {
   Rows rows(const float* x, Index ld) const { return {count_, ld, x, at_.levels, at_.ld_levels, at_.step, at_.least}; }
 
   /// For a product with whole numbers its rows become bytes.
-  void to_bytes(const Matrix& next, const float* x, Index ld, Index i) {
+  void to_bytes(const Matrix& next, const float* x, Index ld, Index i, Index first = 0) {
     if (next.takes_bytes())
-      to_levels(x + i * ld, next.inputs, at_.levels + i * at_.ld_levels, at_.step[i], at_.least[i]);
+      to_levels(x + i * ld, next.inputs, at_.levels + (first + i) * at_.ld_levels, at_.step[first + i], at_.least[first + i]);
   }
 
   const Stack& s_;

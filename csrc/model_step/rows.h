@@ -56,6 +56,11 @@ TARNN_INLINE Vec<float> gelu(Vec<float> x) {
   return x * (x < 0 ? tail : 1.f - tail);
 }
 
+TARNN_INLINE Vec<float> squared_relu(Vec<float> x) {
+  x = x > 0 ? x : Vec<float>{};
+  return x * x;
+}
+
 /// x·σ(x).
 TARNN_INLINE Vec<float> silu(Vec<float> x) {
   const Vec<float> e = exp_nonpositive(x < 0 ? x : -x);

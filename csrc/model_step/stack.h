@@ -2,39 +2,14 @@
 #pragma once
 
 #include "linear/problem.h"
+#include "model_step/rwkv7.h"
 #include "model_step/ssd.h"
 #include "model_step/team.h"
 
 namespace tarnn {
 
-/// How weights are stored. int8: whole numbers from −127 to 127 and a factor per output. int4: from −8 to 7, and a factor per
-/// output and 32 inputs.
-enum class Format { float32, bfloat16, int8, int4 };
-
-constexpr Index panel = 64;  // outputs of a product that lie side by side in memory
-
-inline constexpr Index whole_panels(Index n) { return (n + panel - 1) / panel * panel; }
-
-/// y = W x + bias. W lies in panels of 64 outputs: input after input, of each input its 64 weights; of int8, four inputs
-/// at a time, of each output the four weights side by side; of int4, see products.h. Missing outputs and inputs are zeros.
-struct Matrix {
-  Format format;
-  Index inputs, outputs;
-  const void* at;
-  const float* bias;   // of whole panels, as the next two
-  const float* scale;  // int8: what each output's whole numbers are multiplied with
-  const float* sums;   // int8, int4: Σ of each output's weights, scale included
-  Index panels() const { return (outputs + panel - 1) / panel; }
-  bool takes_bytes() const { return format == Format::int8 || format == Format::int4; }
-};
-
-/// Gain and bias of a norm over the hidden channels, each with zeros up to a whole panel.
-struct Norm {
-  const float *gain, *bias;
-};
-
 /// What features are made by (features.h); the first five are those of `Map`.
-enum class Function { identity, elu, relu, squared_relu, exp, abs, sigmoid, gelu, cos, plain_exp, waves, halves, dpfp, pairs, cosformer };
+enum class Function { identity, elu, relu, squared_relu, exp, abs, sigmoid, gelu, cos, plain_exp, waves, halves, dpfp, pairs, cosformer, log_softmax };
 
 /// How φ's arguments are moved first: (x − centre)·stretch, with weight·x + constant as their log-weight. None: centre is null.
 struct Move {
@@ -57,8 +32,8 @@ struct FeatureMap {
   Index omega_panels() const { return (m + panel - 1) / panel; }
 };
 
-enum class Attention { linear, softmax, none, delta, ssd };
-enum class Mlp { none, gelu, swiglu };
+enum class Attention { linear, softmax, none, delta, ssd, rwkv7, hybrid };
+enum class Mlp { none, gelu, swiglu, squared_relu };
 enum class Decay { none, head, token, channel };
 
 /// A layer whose state the delta rule corrects (delta.h). Its first product puts out queries, keys and values, which are filtered along
@@ -107,10 +82,39 @@ struct Cache {
   }
 };
 
+/// What a key head of hybrid attention sees beyond its window: features of the keys, nothing, or all keys.
+enum class Reach { features, window, exact };
+
+/// Sinks and a window of keys and values (b, heads, room, d) of those heads of hybrid attention that reach as far, with `count` (b)
+/// tokens before, and the sums over the keys that have left it.
+struct Ring {
+  Index heads;
+  float *k, *v;
+  Index* count;
+  Sums sums;
+};
+
+/// Hybrid attention: see window.h. Its queries' features are those of the layer; heads that reach all keys have the layer's cache.
+struct Hybrid {
+  Index room, sinks;      // sinks and window together
+  Index far_until;        // the first place in a sequence whose query sees no features
+  bool log_features;      // features are logarithms, and each has a maximum of its own
+  const Index* reach;     // (g)  the `Reach` of each key head
+  FeatureMap of_keys;
+  const float* far_bias;  // (h)
+  Ring features, window;
+  Index heads_with(Reach of, Index below) const {
+    Index n = 0;
+    for (Index i = 0; i < below; ++i) n += reach[i] == static_cast<Index>(of);
+    return n;
+  }
+};
+
 /// Rotary positions of one width: the frequencies of its pairs.
 struct Rotation {
   Index width;
   const double* frequencies;  // width / 2
+  bool single;                // angles are rounded to float32 before their cosine is taken, as transformers has them
 };
 
 constexpr Index most_filter_width = 32;
@@ -130,7 +134,10 @@ struct Layer {
   Map map;
   FeatureMap features;
   Index rotation;          // which of the stack's; −1: none
-  bool rotates_features;   // else q and k
+  bool rotates_features;   // else q and k, or their first channels
+  bool normed_inside;      // pre-norm: x + norm(f(x)) instead of x + f(norm x)
+  bool gated;              // softmax: what comes out is multiplied with σ of as many outputs of the first product
+  bool whole_norms;        // q_gain and k_gain are those of all heads together
   Norm attention_norm, mlp_norm;
   Matrix qkv;  // of all query heads, all key heads (of Attention::none neither), all value heads; behind them a gate per key head,
                // where tokens decay, or what `gate` reads, where channels do
@@ -140,9 +147,13 @@ struct Layer {
   const float* log_decay;                 // one per key head, for all tokens alike; null: none
   Filters filters;
   Ssd ssd;                 // of Attention::ssd
+  Rwkv7 rwkv7;
+  const float* mixture;    // of what the MLP reads, with what it read before; null: none
+  float* mlp_last;         // (b, hidden), likewise
   Sums state;
   Cache cache;
   DeltaLayer delta;
+  Hybrid hybrid;
 };
 
 struct Stack {

@@ -7,13 +7,15 @@ A batch is a function of the step's number, so a run that was stopped sees the b
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass
@@ -85,7 +87,12 @@ def train_in_parts(
         if after // every > before // every or after >= limit:
             model.eval()
             with torch.no_grad():
-                entry = {"step": progress.step, "loss": sum(losses) / len(losses), **measure(model)}
+                entry = {
+                    "step": progress.step,
+                    "seconds": round(progress.seconds, 1),
+                    "loss": sum(losses) / len(losses),
+                    **measure(model),
+                }
             model.train()
             progress.curve.append(entry)
             save(path, model, optimizer, progress)
@@ -93,6 +100,17 @@ def train_in_parts(
             losses = []
             yield progress
     model.eval()
+
+
+def in_turns(runs: Mapping[Key, Iterator[Progress]]) -> Iterator[tuple[Key, Progress]]:
+    """A piece of each run, then the next piece of each, until all have ended."""
+    waiting = dict(runs)
+    while waiting:
+        for key, pieces in list(waiting.items()):
+            if (progress := next(pieces, None)) is None:
+                del waiting[key]
+            else:
+                yield key, progress
 
 
 def scale(done: float, limit: float) -> float:

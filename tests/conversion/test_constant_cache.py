@@ -86,3 +86,48 @@ def test_another_batch_is_refused(model, prompt, rows):
 def test_a_model_with_another_attention_is_refused():
     with pytest.raises(ValueError, match="tarnn_hybrid"):
         constant_cache(model_of(FAMILIES["Llama"]))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("prompt_length", [5, 140])
+def test_cropping_is_never_having_read(model, prompt_length):
+    """Reads and crops (−n) in turn; the window (6) has long been full, and slots are taken."""
+    if prompt_length > model.config.max_position_embeddings:
+        pytest.skip("it has no more positions")
+    torch.manual_seed(0)
+    ids = torch.randint(3, 99, (2, 150))
+    for steps in ((4, 0, 1, -1, 1), (4, 1, 1, -6, 3, -2, 1), (-1, 2, 1, -2, 4)):
+        cache, held = constant_cache(model), 0
+        cache.activate_past_recording()
+        for step in (prompt_length, *steps):
+            if step <= 0:
+                cache.crop(step)
+            else:
+                last = model(input_ids=ids[:, held : held + step], past_key_values=cache).logits[:, -1]
+            held += step
+            assert cache.get_seq_length() == held
+        expected = model(input_ids=ids[:, :held], use_cache=False).logits[:, -1]
+        torch.testing.assert_close(last, expected, rtol=1e-4, atol=1e-4, msg=lambda m, x=steps: f"{x}: {m}")
+
+
+@torch.no_grad()
+def test_a_crop_of_what_was_not_recorded_leaves_the_cache_as_it_was(model, prompt):
+    cache, token = constant_cache(model), prompt[0][:, :1]
+    model(input_ids=prompt[0], past_key_values=cache)
+    cache.activate_past_recording()
+    model(input_ids=token, past_key_values=cache)
+    with pytest.raises(ValueError, match=r"takes n up to 1 here; got crop\(-2\)"):
+        cache.crop(-2)
+    last = model(input_ids=token, past_key_values=cache).logits[:, -1]
+    expected = model(input_ids=torch.cat([prompt[0], token, token], 1), use_cache=False).logits[:, -1]
+    torch.testing.assert_close(last, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("how", ["prompt lookup", "assistant"])
+def test_assisted_generation_gives_the_same_text(model, prompt, how):
+    ids = torch.cat([prompt[0][:1], prompt[0][:1, :10]], 1)
+    options = {"do_sample": False, "max_new_tokens": 15}
+    choice = {"prompt_lookup_num_tokens": 4} if how == "prompt lookup" else {"assistant_model": model}
+    expected = model.generate(ids, use_cache=False, **options)
+    assert torch.equal(model.generate(ids, past_key_values=constant_cache(model), **choice, **options), expected)
+    assert torch.equal(model.generate(ids, **choice, **options), expected), "with a growing cache"

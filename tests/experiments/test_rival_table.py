@@ -5,7 +5,8 @@ import json
 import pytest
 from measures.attentions import MOST, ROWS
 from measures.rival_page import learned_table
-from rival_table import in_turns
+
+from scripts.common.loop import in_turns
 
 ROWS_TRIED = ["softmax", "window + sinks", "Transformer-XL", "Linformer"]
 TASKS_TRIED = ["copying", "reviews", "pixels"]

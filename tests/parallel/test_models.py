@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from support.attention_cases import relative_error
-from support.model_stretches import Model, Rwkv, by_one, joined, load, on_rank
+from support.model_stretches import Model, Rwkv, by_one, generated, joined, on_rank
 
 CASES = {
     "language model": Model(),
@@ -22,6 +23,22 @@ CASES = {
     "labels of sequences, unmasked": Model("TarnnForSequenceClassification", config=(("causal", False),)),
     "labels of sequences by the last token": Model("TarnnForSequenceClassification", masked=True),
     "a decay to either side": Model("TarnnForMaskedLM", config=(("causal", False), ("decay", "token")), masked=True),
+    "several labels of sequences": Model(
+        "TarnnForSequenceClassification", config=(("num_labels", 2), ("problem_type", "multi_label_classification"))
+    ),
+    "transcripts": Model("TarnnForCTC", config=(("causal", False), ("decay", "token")), masked=True),
+    "transcripts of frames": Model(
+        "TarnnForCTC", config=(("input_size", 3), ("subsampling", 4)), lengths=(8, 4, 0, 17), masked=True
+    ),
+    "transcripts of convolved frames": Model(
+        "TarnnForCTC",
+        config=(("input_size", 3), ("subsampling", 4), ("causal", False), ("front", "conv")),
+        lengths=(8, 4, 0, 17),
+        masked=True,
+    ),
+    "transcripts of convolved frames before": Model(
+        "TarnnForCTC", config=(("input_size", 3), ("subsampling", 4), ("front", "conv")), lengths=(4, 0, 16, 19)
+    ),
     "windows and a global token": Model(
         "TarnnForTokenClassification",
         config=(
@@ -37,7 +54,9 @@ CASES = {
     ),
     "convolutions": Model(config=(("conv_kernel", 4),), masked=True),
     "convolutions to both sides": Model("TarnnForMaskedLM", config=(("causal", False), ("conv_kernel", 9))),
-    "gated delta rule": Model(config=(("attention", ("gated_delta", "linear")),), masked=True),
+    "recurrences": Model(
+        config=(("attention", ("gated_delta", "mamba2", "rwkv7")), ("num_hidden_layers", 3)), masked=True
+    ),
     "reversible": Model(config=(("reversible", True), ("decay", "token"), ("position", "rotary")), masked=True),
     "reversible, softmax": Model(config=(("reversible", True), ("attention", ("softmax", "linear")))),
     "reversible, to both sides": Model(
@@ -46,11 +65,6 @@ CASES = {
     "RWKV-5": Rwkv(version=5, masked=True),
     "RWKV-7": Rwkv(version=7),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def loaded(processes):
-    processes.run(load)
 
 
 def check(processes, case):
@@ -65,6 +79,18 @@ def check(processes, case):
 @pytest.mark.parametrize("name", CASES)
 def test_training_is_that_of_one_process(processes, name):
     check(processes, CASES[name])
+
+
+def test_frames_that_are_cut_within_a_position(processes):
+    case = replace(CASES["transcripts of frames"], lengths=(7, 5, 0, 17))
+    for outcome in processes.outcomes(on_rank, case):
+        assert outcome.kind == "ValueError"
+        assert "got stretches that begin at [0, 7, 12, 12]" in outcome.message
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_labels_of_packed_documents(processes, causal):
+    check(processes, Model("TarnnForSequenceClassification", packed="cu_seqlens", config=(("causal", causal),)))
 
 
 @pytest.mark.parametrize("option", ["conv_kernel", "reversible"])
@@ -90,7 +116,7 @@ def test_packed_documents_of_rwkv(processes):
         "half of the layers softmax",
         "learned positions",
         "convolutions",
-        "gated delta rule",
+        "recurrences",
         "RWKV-5",
         "RWKV-7",
     ],
@@ -99,3 +125,25 @@ def test_a_long_prompt_is_read_by_all(processes, name):
     case = replace(CASES[name], prefill=True, labels=False)
     check(processes, case)
     check(processes, replace(case, masked=not case.masked, lengths=(3, 9)))
+
+
+@pytest.mark.parametrize("name", ["rotated features", "half of the layers softmax", "convolutions", "gated delta rule"])
+def test_each_rank_generates_behind_a_prompt_that_all_read(processes, name):
+    case = replace(CASES[name], labels=False, masked=False)
+    options = {"max_new_tokens": 6, "do_sample": False, "repetition_penalty": 1.3}
+    whole = generated(None, 0, case, options)
+    assert whole.shape == (2, 26)
+    for lengths in (case.lengths, (3, 16, 1)):
+        case = replace(case, lengths=lengths)
+        parts = processes.run(generated, case, options, ranks=len(lengths))
+        assert all(torch.equal(part, whole) for part in parts)
+
+
+def test_what_generate_over_ranks_refuses(processes):
+    case = Model(labels=False)
+    for options, expected in (
+        ({"num_beams": 2}, "got num_beams=2"),
+        ({"inputs_embeds": torch.ones(1)}, "got inputs_embeds"),
+    ):
+        outcomes = processes.outcomes(generated, case, options)
+        assert all(outcome.kind == "ValueError" and expected in outcome.message for outcome in outcomes), outcomes

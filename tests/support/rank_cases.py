@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +12,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
+from support.op_stretches import Case, call_here
 from support.received_bytes import received
 from support.stretch_cases import Call, stretch, weights
 from tarnn import Elu, linear_attention
 from tarnn.errors import UserError
+from tarnn.ops import hybrid_attention
 from tarnn.parallel import check_alike, cut, sequence
 from tarnn.parallel.collectives import gather_plain
 from tarnn.parallel.group import active
@@ -26,13 +29,27 @@ def bytes_of_call(group: Any, rank: int, call: Call, backward: bool) -> tuple[in
     for name, x in tensors.items():
         x.requires_grad_(backward and x.is_floating_point() and name != "M")
     phi = call.map()
+
+    def run() -> None:
+        outputs = call.apply(tensors, phi)
+        if backward:
+            (outputs[0] if call.state_wanted else outputs).sum().backward()
+
+    return _bytes_of(group, run)
+
+
+def bytes_of_case(group: Any, rank: int, case: Case, backward: bool) -> tuple[int, int]:
+    """The same of a call of another op."""
+    call = call_here(case, rank)
+    return _bytes_of(group, lambda: call(backward))
+
+
+def _bytes_of(group: Any, run: Callable[[], None]) -> tuple[int, int]:
     dist.barrier(group)
     time.sleep(0.05)  # the last one's messages are counted before
     before = received()
     with sequence(group) as ranks:
-        outputs = call.apply(tensors, phi)
-        if backward:
-            (outputs[0] if call.state_wanted else outputs).sum().backward()
+        run()
     return ranks.bytes_sent, received() - before
 
 
@@ -71,6 +88,15 @@ def wrong_shapes(group: Any, rank: int) -> None:
     x = torch.randn(1, 2, 8, 4)
     with sequence(group):
         linear_attention(x, x[:, :, : 5 if rank == 1 else 8], x[:, :, : 5 if rank == 1 else 8], causal=True)
+
+
+def wrong_global_tokens(group: Any, rank: int, kind: str) -> None:
+    """Hybrid attention to both sides of which one rank has another window, or a mask that doesn't fit."""
+    x, options = torch.randn(1, 2, 8, 4), {"window": 3, "global_tokens": torch.zeros(1, 8, dtype=torch.bool)}
+    if rank == 1:
+        options |= {"window": 2} if kind == "window" else {"global_tokens": torch.zeros(1, 5, dtype=torch.bool)}
+    with sequence(group):
+        hybrid_attention(x, x, x, causal=False, **options)
 
 
 def sum_of_ones(group: Any, rank: int) -> float:

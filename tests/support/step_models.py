@@ -43,6 +43,14 @@ SERVED = {
     "delta without decay": {"attention": "gated_delta", "decay": "none", "bias": True, "attention_options": NARROW},
     "delta, a decay a head": {"attention": "gated_delta", "decay": "head", "attention_options": WIDE},
     "delta and others": {"attention": ["gated_delta", "softmax", "linear"], "position": "rotary"},
+    "mamba2": {
+        "attention": "mamba2",
+        "bias": True,
+        "head_dim": 20,
+        "attention_options": {"mamba2": {"state_size": 17}},
+    },
+    "rwkv7": {"attention": "rwkv7", "norm_position": "post", "norm": "layer", "mlp": "gelu"},
+    "rwkv7 and others": {"attention": ["mamba2", "rwkv7", "softmax"], "head_dim": 34, "position": "rotary"},
     "no layers' bias": {"norm_position": "post", "mlp": "gelu", "tie_word_embeddings": False},
 }
 SERVED_IMAGES = {

@@ -62,6 +62,10 @@ class Rwkv7Attention(MultiHeadAttention):
         """The projection back, under the name that all kinds of attention have."""
         return self.mixing.output
 
+    def describe(self, plan: Any) -> Any:
+        plan.add(self.dropout)
+        return plan.add(self.mixing)
+
     def forward(  # type: ignore[override]
         self,
         x: Float[Tensor, "b t hidden"],

@@ -28,6 +28,7 @@ from tarnn.conversion.cache import HybridCacheLayer
 from tarnn.conversion.layer import Heads, LayerAttention
 from tarnn.conversion.options import DEFAULTS, HYBRID, KEY, LINEAR, AttentionOptions, child_of, layer_attention
 from tarnn.huggingface.documents import find_documents
+from tarnn.huggingface.past import read_and_note
 
 REFUSED = {
     "position_bias": "adds a bias that depends on positions to the products",
@@ -119,8 +120,19 @@ def hybrid(defaults: AttentionOptions, call: Call) -> Tensor | None:
         return last_queries(own, call, **shared)
     cached.claim(call.module)
     one_token = cached.state is not None and call.q.shape[2] == 1 and shared["key_mask"] is None
-    inplace = one_token and not torch.is_grad_enabled()
-    o, cached.state = own(call.q, call.k, call.v, state=cached.state, return_state=True, inplace=inplace, **shared)
+    inplace = one_token and not torch.is_grad_enabled() and not cached.record_past
+
+    def run(inputs: tuple[Tensor, ...], state: Any) -> Any:
+        q, k, v, *mask = inputs
+        options = shared | {"key_mask": mask[0][:, 0] if mask else None}
+        return own(q, k, v, state=state, return_state=True, inplace=inplace, **options)
+
+    mask = () if shared["key_mask"] is None else (shared["key_mask"][:, None],)  # with time where the others have it
+    inputs = (call.q, call.k, call.v, *mask)
+    if cached.record_past:
+        o, cached.state = read_and_note(run, inputs, cached.state, cached.note)
+    else:
+        o, cached.state = run(inputs, cached.state)
     return o
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from tarnn.decoding.hybrid import Hybrid
 from tarnn.kernels.cpu.model_step import Block
 from tarnn.ops import KVCache, LinearState, NoState, State
 
@@ -21,6 +22,11 @@ class Product(NamedTuple):
     def shapes(self, outputs: int, inputs: int) -> Shapes:
         yield self.weight, (outputs, inputs)
         yield self.bias, (outputs,)
+
+    def split(self, widths: Sequence[int]) -> list["Product"]:
+        """Several products of the same input, which are one here."""
+        biases = [None] * len(widths) if self.bias is None else self.bias.split(list(widths))
+        return [Product(*x) for x in zip(self.weight.split(list(widths)), biases, strict=True)]
 
 
 def stacked(products: Sequence[Product]) -> Product:
@@ -105,7 +111,7 @@ class Decay(NamedTuple):
 class Attention(NamedTuple):
     """One layer's attention of h query heads and g key heads of d channels."""
 
-    kind: str  # linear | softmax | none
+    kind: str  # linear | softmax | none | hybrid
     heads: tuple[int, int, int]  # h, g, d
     inputs: tuple[Product, ...]  # queries, keys and values; of "none" values alone
     output: Product
@@ -119,18 +125,31 @@ class Attention(NamedTuple):
     log_scaled: bool = False  # the state has a maximum
     normalize: bool = True
     decay: Decay = Decay()
+    hybrid: Hybrid | None = None
+    rotary_dim: int | None = None  # of softmax: so many channels of a head, the first ones, are rotated; None: all
+    gate: Product | None = None  # of softmax: the outputs are multiplied with its σ
+    whole_norms: bool = False  # of softmax: q_norm and k_norm are of all heads together
+
+    @property
+    def all_features(self) -> list[Features]:
+        """Those of queries and keys; where these differ, first those of queries."""
+        return [x for x in (self.features, self.hybrid and self.hybrid.keys) if x is not None]
 
     def shapes(self, hidden: int) -> Shapes:
         h, g, d = self.heads
         for product, heads in zip(self.inputs, (h, g, g)[-len(self.inputs) :], strict=True):
             yield from product.shapes(heads * d, hidden)
         yield from self.output.shapes(hidden, h * d)
-        for norm in (self.q_norm, self.k_norm, self.o_norm):
-            yield None if norm is None else norm.gain, (d,)
-        yield self.frequencies, ((self.num_features if self.rotates_features else d) // 2,)
+        if self.gate is not None:
+            yield from self.gate.shapes(h * d, hidden)
+        normed = (h * d, g * d, d) if self.whole_norms else (d, d, d)
+        for norm, width in zip((self.q_norm, self.k_norm, self.o_norm), normed, strict=True):
+            yield None if norm is None else norm.gain, (width,)
+        yield self.frequencies, ((self.num_features if self.rotates_features else self.rotary_dim or d) // 2,)
         yield from self.decay.shapes(g, self.num_features, hidden)
-        if self.features is not None:
-            yield from self.features.shapes(g, d)
+        for features in self.all_features:
+            yield from features.shapes(g if self.hybrid is None else self.hybrid.num_estimated, d)
+        yield None if self.hybrid is None else self.hybrid.far_bias, (h,)
 
     def new_state(self) -> State:
         """One row of the state, without numbers."""
@@ -141,20 +160,23 @@ class Attention(NamedTuple):
 
 
 class FeedForward(NamedTuple):
-    """down(gelu(up x)), or with a gate down(silu(gate x) ⊙ up x)."""
+    """down(f(up x)), or with a gate down(silu(gate x) ⊙ up x); mixture μ: of x + (before − x)·μ, before the token before's."""
 
     up: Product
     down: Product
     gate: Product | None = None
+    function: str = "gelu"  # or squared_relu
+    mixture: Tensor | None = None
 
     @property
     def kind(self) -> str:
-        return "gelu" if self.gate is None else "swiglu"
+        return self.function if self.gate is None else "swiglu"
 
     def shapes(self, hidden: int) -> Shapes:
         inner = len(self.up.weight)
         yield from self.up.shapes(inner, hidden)
         yield from self.down.shapes(hidden, inner)
+        yield self.mixture, (hidden,)
         if self.gate is not None:
             yield from self.gate.shapes(inner, hidden)
 
@@ -176,13 +198,17 @@ class Mixer(Protocol):
 
 
 class Layer(NamedTuple):
-    """x + f(norm x) for attention and feed-forward, if it has one (pre-norm), or norm(x + f(x))."""
+    """x + f(norm x) for attention and feed-forward, if it has one (pre-norm), or norm(x + f(x)).
+
+    normed_inside: x + norm(f(x)) in the place of the former.
+    """
 
     attention_norm: Norm
     attention: Attention | Mixer
     mlp_norm: Norm | None = None
     mlp: FeedForward | None = None
     pre_norm: bool = True
+    normed_inside: bool = False
 
     @property
     def norms(self) -> list[Norm]:

@@ -1,23 +1,14 @@
 """Mamba-2's layer as a part of a plan (Dao and Gu 2024, arXiv 2405.21060); csrc/model_step/ssd.h has its formulas."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from tarnn.decoding.parts import Product, Shapes, stacked
+from tarnn.attention.mamba2 import Mamba2State
+from tarnn.decoding.parts import Norm, Product, Shapes, stacked
 from tarnn.kernels.cpu.model_step import PANEL, Block, padded
 from tarnn.ops import State
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class SsdState(State):
-    """A matrix per head, and the last inputs of the filters, the oldest first."""
-
-    S: Float[Tensor, "b h n p"]
-    tokens: Float[Tensor, "b kept c"]
 
 
 class Ssd(NamedTuple):
@@ -34,8 +25,7 @@ class Ssd(NamedTuple):
     step_bias: Tensor  # (heads,), as A and D
     A: Tensor  # less than 0
     D: Tensor
-    gain: Tensor  # of the norm
-    eps: float
+    norm: Norm
     kept: int  # inputs that the state keeps, width − 1 at least
     kind: str = "ssd"
 
@@ -56,22 +46,22 @@ class Ssd(NamedTuple):
         yield from self.output.shapes(hidden, inner)
         yield self.filters, (channels, self.filters.shape[1])
         yield self.filter_bias, (channels,)
-        yield self.gain, (inner,)
+        yield self.norm.gain, (inner,)
         for x in (self.step_bias, self.A, self.D):
             yield x, (h,)
 
     def new_state(self) -> State:
         """One row of the state, without numbers."""
         S = torch.empty(1, self.heads, self.state_size, self.inner // self.heads, device="meta")
-        return SsdState(S, S.new_empty(1, self.kept, len(self.filters)))
+        return Mamba2State(S, S.new_empty(1, self.kept, len(self.filters)))
 
     def write(self, block: Block, weights: str) -> None:
         """As csrc/model_step/ssd_plan.h reads it."""
         block.numbers(self.heads, self.groups, self.inner // self.heads, self.state_size)
         block.numbers(self.filters.shape[1], self.kept)
-        for x in (self.step_bias, self.A, self.D, self.gain):
+        for x in (self.step_bias, self.A, self.D, self.norm.gain):
             block.vector(x)
-        block.place(torch.tensor([self.eps], dtype=torch.float64))
+        block.place(torch.tensor([self.norm.eps], dtype=torch.float64))
         block.place(padded(self.filters.float().mT, PANEL))
         block.vector(self.filters.new_zeros(len(self.filters)) if self.filter_bias is None else self.filter_bias)
         block.matrix(*stacked([self.filtered, self.gate, self.steps]), weights)

@@ -1,5 +1,6 @@
 """The backbone as transformers runs it: `forward` with its caches and options, and initial weights."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -24,6 +25,7 @@ from tarnn.huggingface.config import TarnnConfig
 from tarnn.huggingface.convolved_cache import ConvolvedLayer
 from tarnn.huggingface.documents import Documents, check_arguments, find_documents
 from tarnn.huggingface.folders import check_folder
+from tarnn.huggingface.past import crop_as_one
 from tarnn.models.backbone import Backbone
 from tarnn.models.block import Block
 from tarnn.models.convolution import Convolution
@@ -277,6 +279,8 @@ class TarnnModel(Backbone, TarnnPreTrainedModel):
         if cache is None:
             return [None] * len(self.layers)
         parts = [x.parts for x in cache.layers if isinstance(x, StateLayer | ConvolvedLayer)]
+        if any(getattr(x, "record_past", False) for x in itertools.chain(*parts)):
+            crop_as_one(cache)
         if len(cache.layers) != len(self.layers) or list(map(len, parts)) != [self.states_per_layer] * len(self.layers):
             raise ValueError(
                 "this cache was not made for this model; make one with DynamicCache(config=model.config) or "

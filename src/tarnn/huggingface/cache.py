@@ -127,13 +127,20 @@ class LinearStateLayer(StateLayer):
         self.record_past = True
 
     def write(self, state: State, num_tokens: int, again: Again) -> None:
-        before = self.state
         if self.record_past:
-            self._past.add(lambda: before, num_tokens, again)
+            self.note(self.state, num_tokens, again)
         super().write(state, num_tokens, again)
 
+    def note(self, state: State | None, num_tokens: int, again: Again) -> None:
+        """Take note of tokens that are read on top of a state."""
+        self._past.add(lambda: state, num_tokens, again)
+
+    def check_crop(self, tokens_to_remove: int) -> int:
+        """How many tokens `crop` would remove. Raises ValueError for more than were recorded."""
+        return check_crop(tokens_to_remove, self._past.num_tokens)
+
     def crop(self, tokens_to_remove: int) -> None:
-        if remove := check_crop(tokens_to_remove, self._past.num_tokens):
+        if remove := self.check_crop(tokens_to_remove):
             self.state = self._past.rewind(remove)
             self.num_tokens -= remove
 

@@ -34,6 +34,11 @@ class ConvolvedLayer(CacheLayerMixin):
             if isinstance(part, LinearStateLayer):  # others can be cropped anyway
                 part.activate_past_recording()
 
+    def check_crop(self, tokens_to_remove: int) -> None:
+        for part in self.parts:
+            if isinstance(part, LinearStateLayer):
+                part.check_crop(tokens_to_remove)
+
     def crop(self, tokens_to_remove: int) -> None:
         for part in cast(Any, self.parts):
             part.crop(tokens_to_remove)

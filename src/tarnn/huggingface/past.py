@@ -1,12 +1,21 @@
 """Going back: the last tokens that a layer of a cache has read, and states from which they can be read again."""
 
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
 
 KEPT = 64  # how many tokens can be forgotten, at least
 APART = 16  # tokens read one by one between two states that are kept
+CHUNK = 64  # a sequence that is cut at multiples of it has the same bits
 
 Again = Callable[[Any, int], Any]  # (the state before a stretch, n): the state after its first n tokens
+Inputs = tuple[Tensor, ...]
+Run = Callable[[Inputs, Any], tuple[Any, Any]]  # (inputs, the state before): the outputs, and the state after
 _NOT_KEPT = object()
 
 
@@ -78,3 +87,71 @@ def check_crop(tokens_to_remove: int, recorded: int) -> int:
             f"{KEPT} candidates at a time, or keep a copy of the state from there."
         )
     return -tokens_to_remove
+
+
+def read_and_note(run: Run, inputs: Inputs, state: Any, note: Callable[[Any, int, Again], None], time: int = 2) -> Any:
+    """run(inputs, state); note(the state before, number of tokens, how to read them again). time: that axis of all tensors.
+
+    Of a long sequence its last 64 to 127 tokens are noted, without the memory of the others.
+    """
+    t, earlier = inputs[0].shape[time], None
+    if first := (t - KEPT) // CHUNK * CHUNK if t > KEPT else 0:
+        before, inputs = zip(*(x.split([first, t - first], time) for x in inputs), strict=True)
+        earlier, state = run(before, state)
+        inputs = tuple(x.clone() for x in inputs)
+    read = tuple(x.detach() for x in inputs)
+
+    @torch.no_grad()
+    def again(state: Any, n: int) -> Any:
+        return run(tuple(x.narrow(time, 0, n) for x in read), state)[1]
+
+    note(state, t - first, again)
+    o, after = run(inputs, state)
+    if earlier is not None:  # (b, t, …) in memory, as transformers' layers expect it
+        o = torch.cat([earlier.movedim(time, 1), o.movedim(time, 1)], 1).movedim(1, time)
+    return o, after
+
+
+class CropsAsOne:
+    """A cache in which a crop that some layer refuses leaves all of them as they were, and whose length is known.
+
+    transformers counts keys; where no layer has any, an assistant's cache has the length that its linear layers count.
+    """
+
+    __slots__ = ()  # or no cache that exists could become one
+
+
+@functools.cache
+def _cropping_as_one(kind: Any) -> type:
+    def crop(self: Any, tokens_to_remove: int) -> None:
+        check_crop_of(self, tokens_to_remove)
+        kind.crop(self, tokens_to_remove)
+
+    def get_seq_length(self: Any, layer_idx: int = 0) -> int:
+        count = getattr(self.layers[layer_idx], "num_tokens", None)
+        if count is None or any(isinstance(x, CacheLayerMixin) for x in self.layers):
+            return kind.get_seq_length(self, layer_idx)
+        return count
+
+    return type(f"Undoing{kind.__name__}", (kind, CropsAsOne), {"crop": crop, "get_seq_length": get_seq_length})
+
+
+def crop_as_one(cache: Cache) -> None:
+    """Make a cache one of `CropsAsOne`."""
+    if not isinstance(cache, CropsAsOne):
+        cache.__class__ = _cropping_as_one(cast(Any, type(cache)))
+
+
+def check_crop_of(cache: Cache, tokens_to_remove: int) -> None:
+    """Raise ValueError where some layer of a cache can't forget so many tokens."""
+    for layer in cache.layers:
+        if isinstance(layer, DynamicSlidingWindowLayer) and layer.keys is not None:
+            check_crop(tokens_to_remove, _beyond_window(layer))
+        elif hasattr(layer, "check_crop"):
+            layer.check_crop(tokens_to_remove)
+
+
+def _beyond_window(layer: Any) -> int:
+    """How many tokens a layer with a window can forget: while it holds all, any; then those that it holds beside the window."""
+    held = layer.keys.shape[-2]
+    return held if held == layer.cumulative_length else held - layer.sliding_window + 1

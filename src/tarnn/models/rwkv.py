@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import layer_norm
 
 from tarnn.attention.rwkv5 import Rwkv5TimeMixing
 from tarnn.attention.rwkv7 import Rwkv7TimeMixing
@@ -27,6 +28,10 @@ class Rwkv7ChannelMixing(nn.Module):
 
     def forward(self, x: Tensor, before: Tensor) -> Tensor:
         return self.value(torch.relu(self.key(x + (before - x) * self.x_k)).square())
+
+    def describe(self, plan: Any) -> Any:
+        up, down = plan.add(self.key), plan.add(self.value)
+        return plan.feed_forward(up, down, function="squared_relu", mixture=self.x_k.flatten())
 
 
 class Rwkv5ChannelMixing(nn.Module):
@@ -54,6 +59,11 @@ class RwkvBlock(nn.Module):
         self.ln1, self.ln2 = nn.LayerNorm(hidden_size), nn.LayerNorm(hidden_size)
         self.att, self.ffn = att, ffn
 
+    def describe(self, plan: Any) -> Any:
+        if type(self.att) is not Rwkv7TimeMixing:
+            raise plan.refusal(self, "is of RWKV-5; those of RWKV-7 are known")
+        return plan.layer(plan.add(self.ln1), plan.add(self.att, True), plan.add(self.ln2), plan.add(self.ffn))
+
     def forward(
         self, x: Tensor, state: RwkvState, first_values: Tensor | None, **options
     ) -> tuple[Tensor, RwkvState, Tensor | None]:
@@ -79,6 +89,12 @@ class RwkvModel(nn.Module):
         self.blocks: Any = nn.ModuleList(blocks)
         self.ln_out = nn.LayerNorm(hidden_size)
         self.head = nn.Linear(hidden_size, vocab_size, bias=False)
+
+    def describe(self, plan: Any) -> None:
+        first, embedding = plan.add(self.blocks[0].ln0), plan.add(self.emb)
+        plan.tokens = layer_norm(embedding, first.gain.shape, first.gain, first.bias, first.eps)
+        plan.layers, plan.last_norm = [plan.add(x) for x in self.blocks], plan.add(self.ln_out)
+        plan.head = plan.add(self.head)
 
     @classmethod
     def from_weights(cls, weights: Mapping[str, Tensor]) -> "RwkvModel":

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import assume, given, settings, strategies as some
+from hypothesis import assume, example, given, settings, strategies as some
 from support.step_models import MAPS, SERVED, SERVED_IMAGES, image_model, text_model
 
 from scripts.common.clock import with_threads
@@ -83,6 +83,7 @@ def padded(lengths, padding, generator):
     some.sampled_from([1, 3]),
     some.sampled_from([5, 64, fused.ROWS]),
 )
+@example("softmax", "float32", [6, 17, 13, 47], "right", [], 1, 5)  # pieces in which some rows have no token
 @settings(max_examples=60, deadline=None)
 def test_it_is_to_the_last_bit_what_steps_give(kind, weights, lengths, padding, cuts, threads, rows):
     """In pieces cut anywhere, alone or beside others, with padding or without, with any number of threads.

@@ -27,10 +27,8 @@ def describe_mixer(mixer: mamba2.Mamba2Mixer, plan: Any) -> Any:
         raise plan.refusal(mixer, f"has {mixer.activation} behind its filters, not silu")
     if tuple(mixer.time_step_limit) != (0.0, float("inf")):
         raise plan.refusal(mixer, "limits its time steps in a prompt, and not token by token (time_step_limit)")
-    gate, filtered, steps = (
-        Product(*x) for x in zip(*(_parts(x, mixer) for x in plan.add(mixer.in_proj)), strict=True)
-    )
-    norm, filters = plan.add(mixer.norm), plan.add(mixer.conv1d)
+    widths = [mixer.intermediate_size, mixer.conv_dim, mixer.num_heads]
+    (gate, filtered, steps), filters = plan.add(mixer.in_proj).split(widths), plan.add(mixer.conv1d)
     return plan.ssd(
         heads=mixer.num_heads,
         groups=mixer.n_groups,
@@ -43,15 +41,9 @@ def describe_mixer(mixer: mamba2.Mamba2Mixer, plan: Any) -> Any:
         step_bias=mixer.dt_bias,
         A=-mixer.A_log.exp(),
         D=mixer.D,
-        gain=norm.gain,
-        eps=norm.eps,
+        norm=plan.add(mixer.norm),
         kept=mixer.conv_kernel_size,
     )
-
-
-def _parts(x: Any, mixer: mamba2.Mamba2Mixer) -> tuple[Any, ...]:
-    """Of a weight or a bias of the first projection: gate, what is filtered, time steps."""
-    return (None,) * 3 if x is None else x.split([mixer.intermediate_size, mixer.conv_dim, mixer.num_heads])
 
 
 def describe_filters(module: nn.Conv1d, plan: Any) -> Any:

@@ -13,25 +13,23 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from tarnn.huggingface.past import KEPT, Again, Past, check_crop
+from tarnn.huggingface.past import KEPT, Again, Inputs, Past, Run, check_crop, crop_as_one, read_and_note
 from tarnn.ops.state import State
-
-CHUNK = 64  # a sequence that is cut at multiples of it has the same bits
-Inputs = tuple[Tensor, ...]
-Run = Callable[[Inputs, Any], tuple[Tensor, Any]]  # (inputs, the state before): the outputs, and the state after
 
 
 class UndoingLayer:
     """What a layer of transformers' cache becomes: its `crop` takes recurrent states along.
 
-    pasts: of each recurrence of the layer, in the order of their calls, and how the cache holds its state.
+    pasts: of each recurrence of the layer, in the order of their calls, and how the cache holds its state. num_tokens: how
+    many it has read, None where that is unknown.
     """
 
     __slots__ = ()  # or no layer that exists could become one
     pasts: list[tuple[Past, Callable[[Any], Tensor]]]
     next_past: int
+    num_tokens: int | None
 
-    def note(self: Any, state: Any, num_tokens: int, again: Again, tensor: Callable[[Any], Tensor]) -> None:
+    def note(self: Any, tensor: Callable[[Any], Tensor], state: Any, num_tokens: int, again: Again) -> None:
         """Take note of what the next recurrence of this call reads. tensor(state): as the cache holds it."""
         if self.next_past == len(self.pasts):
             self.pasts.append((Past(), tensor))
@@ -39,7 +37,7 @@ class UndoingLayer:
         self.pasts[self.next_past][0].add(copied, num_tokens, again)
         self.next_past += 1
 
-    def check(self, tokens_to_remove: int) -> int:
+    def check_crop(self, tokens_to_remove: int) -> int:
         """How many tokens a crop would remove. Raises ValueError for more than were recorded."""
         recorded = min((past.num_tokens for past, _ in self.pasts), default=0)
         return check_crop(tokens_to_remove, min(recorded, KEPT))
@@ -67,19 +65,14 @@ class UndoingLayer:
             self.conv_states[i] = self.conv_states[i][..., -most:].clone()
 
 
-class UndoingCache:
-    """What transformers' cache becomes."""
-
-    __slots__ = ()
-
-
 @functools.cache
 def _undoing_layer(kind: Any) -> type:
     def crop(self: Any, tokens_to_remove: int) -> None:
-        remove, inputs = self.check(tokens_to_remove), dict(self.conv_states)
+        remove, inputs = self.check_crop(tokens_to_remove), dict(self.conv_states)
         kind.crop(self, tokens_to_remove)
         if remove:
             self.rewind(remove)
+            self.num_tokens = None if self.num_tokens is None else self.num_tokens - remove
         self.conv_states = {i: x[..., : x.shape[-1] - remove] for i, x in inputs.items()}  # kept for the next crop
 
     def update_conv_state(self: Any, conv_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
@@ -89,7 +82,7 @@ def _undoing_layer(kind: Any) -> type:
 
     def reset(self: Any) -> None:
         kind.reset(self)
-        self.pasts.clear()
+        self.pasts, self.num_tokens = [], 0
 
     def reorder_cache(self: Any, beam_idx: Tensor) -> None:
         kind.reorder_cache(self, beam_idx)
@@ -97,19 +90,6 @@ def _undoing_layer(kind: Any) -> type:
 
     methods = {x.__name__: x for x in (crop, update_conv_state, reset, reorder_cache)}
     return type(f"Undoing{kind.__name__}", (kind, UndoingLayer), methods)
-
-
-@functools.cache
-def _undoing_cache(kind: Any) -> type:
-    """A cache in which a crop that some layer refuses leaves all of them as they were."""
-
-    def crop(self: Any, tokens_to_remove: int) -> None:
-        for layer in self.layers:
-            if isinstance(layer, UndoingLayer):
-                layer.check(tokens_to_remove)
-        kind.crop(self, tokens_to_remove)
-
-    return type(f"Undoing{kind.__name__}", (kind, UndoingCache), {"crop": crop})
 
 
 _LAYER: ContextVar[UndoingLayer | None] = ContextVar("layer", default=None)  # of the cache, whose states are read
@@ -129,11 +109,16 @@ def layer_with_undo(original: Callable) -> Callable:
             return original(self, hidden_states, cache_params, *args, **kwargs)
         layer = cache_params.layers[self.layer_idx]
         if not isinstance(layer, UndoingLayer):
-            layer.__class__, layer.pasts = _undoing_layer(cast(Any, type(layer))), []
-        if not isinstance(cache_params, UndoingCache):
-            cache_params.__class__ = _undoing_cache(cast(Any, type(cache_params)))
+            begins = not any(layer.has_previous_state.values())
+            layer.__class__ = _undoing_layer(cast(Any, type(layer)))
+            layer.pasts, layer.num_tokens = [], 0 if begins else None
+        if layer.num_tokens is not None:
+            layer.num_tokens += hidden_states.shape[1]
+        if not layer.record_past:
+            return original(self, hidden_states, cache_params, *args, **kwargs)
+        crop_as_one(cache_params)
         layer.next_past = 0
-        token = _LAYER.set(layer if layer.record_past else None)
+        token = _LAYER.set(layer)
         try:
             return original(self, hidden_states, cache_params, *args, **kwargs)
         finally:
@@ -143,32 +128,15 @@ def layer_with_undo(original: Callable) -> Callable:
 
 
 def remembered(run: Run, inputs: Inputs, state: State | None, tensor: Callable[[Any], Tensor], time: int = 2) -> Any:
-    """run(inputs, state), which is (outputs, the state after), noted where the cache records.
-
-    inputs and outputs have time at this axis. Of a long sequence its last 64 to 127 tokens are noted.
-    """
+    """run(inputs, state), noted where the cache records. tensor(state): as the cache holds it."""
     layer = recording()
     if layer is None:
         return run(inputs, state)
-    t, earlier = inputs[0].shape[time], None
-    if first := (t - KEPT) // CHUNK * CHUNK if t > KEPT else 0:
-        before, inputs = zip(*(x.split([first, t - first], time) for x in inputs), strict=True)
-        earlier, state = run(before, state)
-        inputs = tuple(x.clone() for x in inputs)  # without the memory of all
-    inputs_read = tuple(x.detach() for x in inputs)
-
-    @torch.no_grad()
-    def again(state: Any, n: int) -> Any:
-        return run(tuple(x.narrow(time, 0, n) for x in inputs_read), state)[1]
-
-    layer.note(state, t - first, again, tensor)
-    o, after = run(inputs, state)
-    if earlier is not None:  # (b, t, …) in memory, as transformers' layers expect it
-        o = torch.cat([earlier.movedim(time, 1), o.movedim(time, 1)], 1).movedim(1, time)
-    return o, after
+    return read_and_note(run, inputs, state, functools.partial(layer.note, tensor), time)
 
 
 _STATEFUL = "_is_stateful"  # why transformers refuses assisted generation
+_ELSEWHERE = ("RecurrentGemma", "xLSTM")  # which keep states where no crop of transformers' cache reaches them
 
 
 class _OffCpu:
@@ -186,8 +154,8 @@ def lifted_refusals(owners: Iterable[Any]) -> list[tuple[Any, str, Any]]:
     changes: list[tuple[Any, str, Any]] = []
     for owner in owners:
         if isinstance(owner, type):
-            if _STATEFUL in vars(owner):
+            if _STATEFUL in vars(owner) and not owner.__name__.startswith(_ELSEWHERE):
                 changes.append((owner, _STATEFUL, property(lambda self: self.device.type != "cpu")))
-        elif getattr(owner, _STATEFUL, False):
+        elif getattr(owner, _STATEFUL, False) and not type(owner).__name__.startswith(_ELSEWHERE):
             changes.append((owner, _STATEFUL, _OffCpu(owner)))
     return changes

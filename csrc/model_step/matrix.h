@@ -1,0 +1,34 @@
+// Packed weights: the matrices of products, and norms.
+#pragma once
+
+#include "kernels.h"
+
+namespace tarnn {
+
+/// How weights are stored. int8: whole numbers from −127 to 127 and a factor per output. int4: from −8 to 7, and a factor per
+/// output and 32 inputs.
+enum class Format { float32, bfloat16, int8, int4 };
+
+constexpr Index panel = 64;  // outputs of a product that lie side by side in memory
+
+inline constexpr Index whole_panels(Index n) { return (n + panel - 1) / panel * panel; }
+
+/// y = W x + bias. W lies in panels of 64 outputs: input after input, of each input its 64 weights; of int8, four inputs
+/// at a time, of each output the four weights side by side; of int4, see products.h. Missing outputs and inputs are zeros.
+struct Matrix {
+  Format format;
+  Index inputs, outputs;
+  const void* at;
+  const float* bias;   // of whole panels, as the next two
+  const float* scale;  // int8: what each output's whole numbers are multiplied with
+  const float* sums;   // int8, int4: Σ of each output's weights, scale included
+  Index panels() const { return (outputs + panel - 1) / panel; }
+  bool takes_bytes() const { return format == Format::int8 || format == Format::int4; }
+};
+
+/// Gain and bias of a norm over the hidden channels, each with zeros up to a whole panel.
+struct Norm {
+  const float *gain, *bias;
+};
+
+}  // namespace tarnn

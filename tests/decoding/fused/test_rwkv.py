@@ -1,0 +1,66 @@
+"""RWKV-7's models by the fused step: their own logits and states, to the last bit however a text is cut."""
+
+import pytest
+import torch
+from support.rwkv_models import VOCABULARY, model_of
+
+from tarnn.decoding import fused
+from tarnn.decoding.fused import FusedStep, refusal
+from tarnn.kernels.cpu import library
+from tarnn.kernels.cpu.model_step import FORMATS
+
+pytestmark = pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there")
+IDS = torch.randint(VOCABULARY, (3, 50), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def model():
+    return model_of(7).float().eval()
+
+
+def one_by_one(step, ids, state):
+    outs = []
+    for token in ids.T:
+        out, state = step(token, state)
+        outs.append(out)
+    return torch.stack(outs, 1), state
+
+
+def test_logits_and_states_are_the_model_s(model):
+    """Its own prefill, the fused step, and its own step go on with one another's states."""
+    _, state = model.prefill(IDS[:, :20], model.new_state(3))
+    found, state = one_by_one(FusedStep(model), IDS[:, 20:40], state)
+    with torch.no_grad():
+        expected = model(IDS)
+    assert expected.std() > 0.5
+    torch.testing.assert_close(found, expected[:, 20:40], rtol=1e-4, atol=1e-4)
+    for i in range(40, 50):
+        last, state = model.step(IDS[:, i], state)
+        torch.testing.assert_close(last, expected[:, i], rtol=1e-4, atol=1e-4)
+    assert state.position.tolist() == [50] * 3
+
+
+@pytest.mark.parametrize("weights", FORMATS)
+def test_to_the_last_bit_in_any_pieces(model, weights, monkeypatch):
+    """Rows of several lengths, padded on either side, in calls of 7 tokens, are rows alone token by token."""
+    step = FusedStep(model, weights)
+    mask = torch.ones_like(IDS)
+    mask[0, :30] = mask[1, 45:] = mask[2, 3:9] = 0
+    monkeypatch.setattr(fused, "ROWS", 7)
+    logits, state = step.prefill(IDS, model.new_state(3), mask, every=True)
+    for row, real in enumerate(mask.bool()):
+        expected, alone = one_by_one(step, IDS[row : row + 1, real], model.new_state(1))
+        assert torch.equal(logits[row, real], expected[0])
+        for name, x in alone.tensors().items():
+            assert torch.equal(state.tensors()[name][row], x[0]), name
+
+
+def test_fewer_bits_are_near(model):
+    exact = FusedStep(model).prefill(IDS, model.new_state(3), every=True)[0]
+    for weights, least in {"bfloat16": 0.999, "int8": 0.998, "int4": 0.8}.items():
+        found = FusedStep(model, weights).prefill(IDS, model.new_state(3), every=True)[0]
+        assert torch.corrcoef(torch.stack([found.flatten(), exact.flatten()]))[0, 1] > least, weights
+
+
+def test_rwkv_5_is_refused_by_name():
+    assert refusal(model_of(5).float().eval()) == "blocks.0 (RwkvBlock) is of RWKV-5; those of RWKV-7 are known"
