@@ -79,8 +79,8 @@ collator makes them) are compared with the rows one by one, packed rows in gradi
 **Assisted generation** (an assistant, or `prompt_lookup_num_tokens`) gives the text that each model writes alone, in float32, and
 `cache.crop(-n)` forgets up to 64 tokens that were read since `cache.activate_past_recording()`: all families but MiniMax,
 RecurrentGemma and xLSTM, whose states are not in a cache of transformers' own. It refuses assistance for those, and for all
-elsewhere than on a CPU. In 16 bits the text may differ where two tokens are nearly as likely, as with any model: several tokens are
-multiplied at once.
+elsewhere than on a CPU. In 16 bits the text may differ where two tokens are nearly as likely, as with any model: several tokens
+are multiplied at once.
 
 | family | layer | computed by | padding behind a text | packed rows |
 |---|---|---|---|---|
