@@ -115,10 +115,13 @@ class Sweep {
   }
 
  private:
-  /// Post-norm: x ← norm(x + f(x)). Pre-norm: x ← x + f(norm x); the norm of what follows is taken at once.
+  /// Post-norm: x ← norm(x + f(x)). Pre-norm: x ← x + f(norm x), or x + norm(f(x)); the norm of what follows is taken at once.
   void layer(const Layer& l, const Layer* next) {
     if (l.attention == Attention::rwkv7) make_of_mixtures(l.rwkv7);
-    else multiply(l.qkv, stream(), at_.ld, at_.qkv, at_.ld_qkv, [](Index) {});
+    else multiply(l.qkv, stream(), at_.ld, at_.qkv, at_.ld_qkv, [&](Index i) {
+      if (l.whole_norms && l.q_gain) norm_head(query(i, 0), s_.h * s_.d, l.q_gain, 1e-6f);
+      if (l.whole_norms && l.k_gain) norm_head(key(i, 0), s_.g * s_.d, l.k_gain, 1e-6f);
+    });
     const auto then = [&](Index i) { to_bytes(l.o, at_.heads, at_.ld_heads, i); };
     if (l.filters.width) filter(l);
     if (l.attention == Attention::softmax) attend_cache(l, then);
@@ -129,16 +132,17 @@ class Sweep {
       rwkv7_head(l.rwkv7, head, qkv(row), at_.ld_qkv, rows, at_.first + row * at_.ld_first, at_.ld_first, S, at_.heads + row * at_.ld_heads, at_.ld_heads, own_.rwkv7);
     }, then);
     else over_states(s_.g, [&](Index row, Index rows, Index head) { attend(l, row, rows, head); }, then);
-    const Norm& behind = next ? next->attention_norm : s_.last;
+    const auto inside = [&](const Norm& norm) { return l.normed_inside ? &norm : nullptr; };
+    const Norm* behind = first_norm(next);
     const Matrix& reads = next ? next->qkv : s_.head;
     const bool whole = l.mlp == Mlp::none;
-    const Norm& between = !s_.pre_norm ? l.attention_norm : whole ? behind : l.mlp_norm;
-    multiply(l.o, at_.heads, at_.ld_heads, at_.y, at_.ld, [&](Index i) { add_and_norm(between, whole ? reads : l.mixture ? l.qkv : l.up, i); });
+    const Norm* between = !s_.pre_norm ? &l.attention_norm : whole ? behind : l.normed_inside ? nullptr : &l.mlp_norm;
+    multiply(l.o, at_.heads, at_.ld_heads, at_.y, at_.ld, [&](Index i) { add_and_norm(inside(l.attention_norm), between, whole ? reads : l.mixture ? l.qkv : l.up, i); });
     if (whole) return;
     if (l.mixture) mix(l.mixture, 1, l.mlp_last, [&](Index i) { to_bytes(l.up, at_.mixed, at_.ld, i); });
     expand(l);
-    const Norm& after = s_.pre_norm ? behind : l.mlp_norm;
-    multiply(l.down, at_.inner, at_.ld_inner, at_.y, at_.ld, [&](Index i) { add_and_norm(after, reads, i); });
+    const Norm* after = s_.pre_norm ? behind : &l.mlp_norm;
+    multiply(l.down, at_.inner, at_.ld_inner, at_.y, at_.ld, [&](Index i) { add_and_norm(inside(l.mlp_norm), after, reads, i); });
   }
 
   /// Of each row, mixtures of its input and the one before, behind one another. last: of each sequence, the input before.
@@ -247,7 +251,7 @@ class Sweep {
     std::memcpy(x, s_.tokens + s_.ids[row] * n, sizeof(float) * static_cast<std::size_t>(n));
     if (s_.places) for (Index j = 0; j < n; ++j) x[j] += s_.places[place * n + j];
     if (s_.extra) for (Index j = 0; j < n; ++j) x[j] += s_.extra[row * n + j];
-    if (s_.pre_norm) norm_row(x, n, first_norm(), s_.centred, s_.norm_eps, at_.normed + i * at_.ld);
+    if (s_.pre_norm) put_stream(first_norm(s_.num_layers ? &s_.layers[0] : nullptr), i);
     to_bytes(s_.num_layers ? s_.layers[0].qkv : s_.head, stream(), at_.ld, i);
     float* turn = at_.turns + i * at_.ld_turns;
     for (Index j = 0; j < s_.num_rotations; turn += s_.rotations[j++].width)
@@ -257,7 +261,8 @@ class Sweep {
       }
   }
 
-  const Norm& first_norm() const { return s_.num_layers ? s_.layers[0].attention_norm : s_.last; }
+  /// What a layer, or the head, reads first through; null: nothing.
+  const Norm* first_norm(const Layer* l) const { return !l ? &s_.last : l->normed_inside ? nullptr : &l->attention_norm; }
 
   /// One key head of some rows of a sequence, and its queries: norms, rotation, decay, state and outputs.
   void attend(const Layer& l, Index row, Index rows, Index head) {
@@ -329,7 +334,10 @@ class Sweep {
   }
 
   void join(const Layer& l, Index row, Index head, Index r) {
-    join_blocks(parts(l, row, head, r), key_blocks(cache(l, row).length + 1), s_.d, output(row, head) + r * s_.d);
+    float* o = output(row, head) + r * s_.d;
+    join_blocks(parts(l, row, head, r), key_blocks(cache(l, row).length + 1), s_.d, o);
+    const float* gate = gates(row) + (head * r_ + r) * s_.d;
+    for (Index c = 0, n = s_.d; l.gated && c < n; c += width<float>) write(o + c, read(o + c, n - c) * sigmoid<float>(read(gate + c, n - c)), n - c);
   }
 
   /// Where the blocks' parts of a query lie.
@@ -340,11 +348,12 @@ class Sweep {
   /// q and k, normed and rotated.
   void place(const Layer& l, Index row, Index head) {
     float *q = query(row, head), *k = key(row, head);
-    for (Index r = 0; l.q_gain && r < r_; ++r) norm_head(q + r * s_.d, s_.d, l.q_gain, 1e-6f);
-    if (l.k_gain) norm_head(k, s_.d, l.k_gain, 1e-6f);
+    for (Index r = 0; l.q_gain && !l.whole_norms && r < r_; ++r) norm_head(q + r * s_.d, s_.d, l.q_gain, 1e-6f);
+    if (l.k_gain && !l.whole_norms) norm_head(k, s_.d, l.k_gain, 1e-6f);
     if (l.rotation < 0 || l.rotates_features) return;
-    for (Index r = 0; r < r_; ++r) rotate(q + r * s_.d, s_.d, turn(l, row));
-    rotate(k, s_.d, turn(l, row));
+    const Index rotated = s_.rotations[l.rotation].width;
+    for (Index r = 0; r < r_; ++r) rotate(q + r * s_.d, rotated, turn(l, row));
+    rotate(k, rotated, turn(l, row));
   }
 
   /// Cosines and sines for a layer.
@@ -501,11 +510,19 @@ class Sweep {
 
   bool is_last(Index row) const { return s_.start(s_.sequence(begin_ + row) + 1) == begin_ + row + 1; }
 
-  void add_and_norm(const Norm& norm, const Matrix& next, Index i) {
+  /// x ← x + y, or x + inside(y); then norm(x), or x, for what is next.
+  void add_and_norm(const Norm* inside, const Norm* norm, const Matrix& next, Index i) {
     float *x = at_.x + i * at_.ld, *y = at_.y + i * at_.ld;
+    if (inside) norm_row(y, s_.hidden, *inside, s_.centred, s_.norm_eps, y);
     for (Index j = 0; j < s_.hidden; j += width<float>) store(x + j, load(x + j) + load(y + j));
-    norm_row(x, s_.hidden, norm, s_.centred, s_.norm_eps, stream() + i * at_.ld);
+    put_stream(norm, i);
     to_bytes(next, stream(), at_.ld, i);
+  }
+
+  void put_stream(const Norm* norm, Index i) {
+    const float* x = at_.x + i * at_.ld;
+    if (norm) norm_row(x, s_.hidden, *norm, s_.centred, s_.norm_eps, stream() + i * at_.ld);
+    else std::memcpy(stream() + i * at_.ld, x, bytes(at_.ld));
   }
 
   /// What the norms leave, and most products read: pre-norm, x itself is kept beside it.

@@ -57,18 +57,22 @@ void read_attention(Plan& plan, const Stack& s, const std::vector<Rotation>& rot
   l.decay = static_cast<Decay>(plan.number("a decay", 0, linear ? 3 : 0));
   l.rotation = plan.number("a rotation", -1, s.num_rotations - 1), l.rotates_features = plan.flag("what is rotated");
   if (linear) l.features = read_features(plan, s);
+  if (l.attention == Attention::softmax) l.gated = plan.flag("the gate of outputs"), l.whole_norms = plan.flag("what is normed");
   const Index rotated = l.rotates_features ? l.features.f : s.d;
   if (l.rotates_features && (!linear || l.rotation < 0)) plan.fail("what is rotated", "is not there");
-  if (l.rotation >= 0 && !none && rotations[static_cast<std::size_t>(l.rotation)].width != rotated)
+  if (const Index width = l.rotation < 0 || none ? rotated : rotations[static_cast<std::size_t>(l.rotation)].width; linear ? width != rotated : width > rotated)
     plan.fail("a rotation", "has another width than what it rotates");
   l.map = linear && !l.features.made_here ? static_cast<Map>(l.features.function) : Map::identity;
   Index outputs = none ? s.g * s.d : (s.h + 2 * s.g) * s.d, rank = 0;
+  if (l.gated) outputs += s.h * s.d;
   if (l.decay == Decay::token) outputs += s.g;
   if (l.decay == Decay::channel) outputs += rank = std::max<Index>(1, plan.outputs_of_next("the projection of q, k and v") - outputs);
   l.qkv = plan.matrix("the projection of q, k and v", s.hidden, outputs);
   l.o = plan.matrix("the projection of outputs", s.h * s.d, s.hidden);
   if (l.decay == Decay::channel) l.gate = plan.matrix("a gate", rank, s.g * whole_panels(l.features.f), true);
-  for (const float** x : {&l.q_gain, &l.k_gain, &l.o_gain}) *x = plan.vector("the norm of a head", s.d, false);
+  l.q_gain = plan.vector("the norm of queries", l.whole_norms ? s.h * s.d : s.d, false);
+  l.k_gain = plan.vector("the norm of keys", l.whole_norms ? s.g * s.d : s.d, false);
+  l.o_gain = plan.vector("the norm of outputs", s.d, false);
   l.log_decay = plan.vector("the decays of heads", s.g, l.decay == Decay::head);
 }
 
@@ -86,6 +90,7 @@ void read_mlp(Plan& plan, const Stack& s, Layer& l) {
 Layer read_layer(Plan& plan, const Stack& s, const std::vector<Rotation>& rotations) {
   Layer l{};
   l.attention = static_cast<Attention>(plan.number("a kind of attention", 0, static_cast<Index>(Attention::rwkv7)));
+  l.normed_inside = plan.flag("the place of a layer's norms");
   l.attention_norm = plan.norm("a norm", s.hidden, true, s.centred);
   read_mlp(plan, s, l);
   if (l.attention == Attention::delta) read_delta(plan, s, l);

@@ -105,7 +105,10 @@ struct Layer {
   Map map;
   FeatureMap features;
   Index rotation;          // which of the stack's; −1: none
-  bool rotates_features;   // else q and k
+  bool rotates_features;   // else q and k, or their first channels
+  bool normed_inside;      // pre-norm: x + norm(f(x)) instead of x + f(norm x)
+  bool gated;              // softmax: what comes out is multiplied with σ of as many outputs of the first product
+  bool whole_norms;        // q_gain and k_gain are those of all heads together
   Norm attention_norm, mlp_norm;
   Matrix qkv;  // of all query heads, all key heads (of Attention::none neither), all value heads; behind them a gate per key head,
                // where tokens decay, or what `gate` reads, where channels do

@@ -12,6 +12,7 @@ KINDS = {
     "log-weighted": {"decay": "none", "feature_map": "exp"},
     "softmax": {"attention": "softmax"},
     "hybrid": {"attention": ["linear", "softmax"]},
+    "delta": {"attention": ["gated_delta", "softmax"]},
     "none": {"attention": ["none", "linear"], "position": "learned", "max_position_embeddings": 256},
     "post-norm": {"position": "sinusoidal", "norm": "layer", "norm_position": "post", "mlp": "gelu"},
     "recurrent": {"attention": ["gated_delta", "mamba2", "rwkv7"], "num_hidden_layers": 3},

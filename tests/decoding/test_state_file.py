@@ -149,7 +149,7 @@ def damage(path, drawn):
     return save_file(tensors, path, metadata)
 
 
-@pytest.mark.parametrize("kind", ["linear", "hybrid"])
+@pytest.mark.parametrize("kind", ["linear", "hybrid", "delta"])
 def test_a_damaged_file_is_refused_or_says_the_same(make_model, tmp_path, kind):
     model, path = make_model(kind), tmp_path / "a.state"
     loop = loop_after(model, PROMPT)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tarnn.kernels.cpu import model_step
-from tarnn.kernels.cpu.model_step import ATTENTIONS, DECAYS, FUNCTIONS, Block
+from tarnn.kernels.cpu.model_step import ATTENTIONS, DECAYS, FUNCTIONS, MLPS, Block
 
 pytestmark = pytest.mark.usefixtures("compiled")
 HIDDEN, HEADS, KEY_HEADS, D, INNER, TOKENS = 24, 4, 2, 8, 40, 11
@@ -22,8 +22,10 @@ def norms(block, count):
 
 def layer(block, kind):
     """A layer's kind, norms and feed-forward."""
-    block.numbers(ATTENTIONS.index(kind))
-    norms(block, 2)
+    block.numbers(ATTENTIONS.index(kind), False)
+    norms(block, 1)
+    block.numbers(MLPS.index("gelu"), INNER)
+    norms(block, 1)
     matrix(block, INNER, HIDDEN, "bfloat16")
     matrix(block, HIDDEN, INNER)
 
@@ -31,6 +33,9 @@ def layer(block, kind):
 def attention(block, kind, decay="none", rotation=-1, qkv=(HEADS + 2 * KEY_HEADS) * D):
     layer(block, kind)
     block.numbers(DECAYS.index(decay), rotation, 0)
+    if kind == "softmax":
+        block.numbers(True, True)
+        qkv += HEADS * D
     if kind == "linear":
         block.numbers(FUNCTIONS.index("exp"), True, True, FEATURES, KEY_HEADS, FEATURES)
         block.heads(torch.randn(KEY_HEADS, FEATURES, D), None)
@@ -47,8 +52,8 @@ def attention(block, kind, decay="none", rotation=-1, qkv=(HEADS + 2 * KEY_HEADS
     matrix(block, HIDDEN, HEADS * D, "int4")
     if decay == "channel":
         block.heads(torch.randn(KEY_HEADS, FEATURES, rank), torch.randn(KEY_HEADS, FEATURES))
-    for _ in range(3):
-        block.vector(torch.ones(D))
+    for heads in (HEADS, KEY_HEADS, 1) if kind == "softmax" else (1, 1, 1):
+        block.vector(torch.ones(heads * D))
     block.vector(None)
 
 
@@ -70,8 +75,8 @@ def written() -> Block:
     """A model of four layers with all that a plan can say of them."""
     torch.manual_seed(0)
     block = Block()
-    block.numbers(HIDDEN, HEADS, KEY_HEADS, D, INNER, 4, 1)
-    block.numbers(True, True, False, True)  # pre-norm, centred, GELU, normalised
+    block.numbers(HIDDEN, HEADS, KEY_HEADS, D, 4, 1)
+    block.numbers(True, True, True)  # pre-norm, centred, normalised
     block.numbers(D)
     block.place(torch.rand(D // 2, dtype=torch.float64))
     attention(block, "linear", "channel", rotation=0)
@@ -116,7 +121,7 @@ def test_a_whole_plan_runs(block, weights):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda plan: [plan[0] + 1, *plan[1:]], "has version 3, and these compiled kernels read version 2"),
+        (lambda plan: [plan[0] + 1, *plan[1:]], "has version 5, and these compiled kernels read version 4"),
         (lambda plan: plan[:2], "cut short: it has no header"),
         (lambda plan: plan[:-1], "cut short or too long"),
         (lambda plan: [*plan, 0], "cut short or too long"),
@@ -125,9 +130,9 @@ def test_a_whole_plan_runs(block, weights):
         (lambda plan: [*plan[:2], plan[2] + 64, *plan[3:]], "is for a block of"),
         (lambda plan: [*plan[:3], 25, *plan[4:]], "must be"),
         (lambda plan: [*plan[:4], 3, *plan[5:]], "the heads do not fit each other"),
-        (lambda plan: [*plan[:38], FUNCTIONS.index("waves"), *plan[39:]], "the number of features is not that"),
-        (lambda plan: [*plan[:15], plan[15] + 1, *plan[16:]], "do not lie in the block"),
-        (lambda plan: [*plan[:15], plan[2] - 8, *plan[16:]], "do not lie in the block"),
+        (lambda plan: [*plan[:39], FUNCTIONS.index("waves"), *plan[40:]], "the number of features is not that"),
+        (lambda plan: [*plan[:13], plan[13] + 1, *plan[14:]], "do not lie in the block"),
+        (lambda plan: [*plan[:13], plan[2] - 8, *plan[14:]], "do not lie in the block"),
         (lambda plan: torch.tensor(plan, dtype=torch.int32), "must be int64"),
     ],
 )  # fmt: skip
@@ -153,7 +158,7 @@ def test_states_and_tables_of_another_model_are_refused(block, weights):
 
 def test_python_refuses_kernels_that_read_another_version(block, monkeypatch):
     monkeypatch.setattr(model_step, "VERSION", 7)
-    with pytest.raises(RuntimeError, match=r"read plans of version 2, and this is version 7: compile them again"):
+    with pytest.raises(RuntimeError, match=r"read plans of version 4, and this is version 7: compile them again"):
         block.bytes()
 
 

@@ -24,6 +24,7 @@ KINDS = {
     "decayed": {"decay": "head"},
     "decayed by channel": {"decay": "channel"},
     "rotary": {"decay": "none", "position": "rotary"},
+    "delta": {"attention": "gated_delta"},
     "hybrid": {"attention": ["linear", "softmax", "linear"], "position": "rotary", "num_key_value_heads": 2},
 }
 SHAPE = {"hidden_size": 72, "head_dim": 18, "intermediate_size": 200}  # wider than a panel of the products

@@ -102,10 +102,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-def linear_model(name: str, **changes: Any):
+def linear_model(name: str, config: Any = None, **changes: Any):
     """The family's model with random weights, large enough that all layers count, in evaluation mode. changes: of its config."""
     torch.manual_seed(0)
-    config = FAMILIES[name]()
+    config = FAMILIES[name]() if config is None else config
     for key, value in changes.items():
         setattr(config, key, value)
     make = hf.AutoModel if name == "GLM-5-next" else hf.AutoModelForCausalLM  # whose head is that of its images

@@ -54,6 +54,8 @@ SOFTMAX = {
         "num_hidden_layers": 4,
         "num_key_value_heads": 2,
     },
+    "delta": {"attention": "gated_delta", "position": "none", "decay": "token"},
+    "delta hybrid": {"attention": ["gated_delta", "softmax"], "position": "rotary", "num_key_value_heads": 2},
     "all three": {"attention": ["softmax", "none", "linear"], "num_hidden_layers": 3, "position": "none"},
 }
 KINDS = {**LINEAR, "paper": {}, **SOFTMAX}

@@ -95,7 +95,7 @@ class FusedStep:
             plan.norm_eps,
             default_eps(torch.float32),
         )
-        self._expected = [x.attention.new_state() for x in plan.layers]
+        self.new_row = self._expected = [x.attention.new_state() for x in plan.layers]  # on the meta device
         # of the last state its rows, its layers and their tensors; one tuple, so that threads don't mix them
         self._checked: tuple[int, tuple[LayerState, ...], list[Tensor]] = (0, (), [])
 

@@ -22,7 +22,7 @@ def pack(plan: Plan, weights: str) -> tuple[Tensor, Tensor]:
         block.numbers(2 * len(frequencies))
         block.place(frequencies.double())
     for layer in plan.layers:
-        block.numbers(ATTENTIONS.index(layer.attention.kind))
+        block.numbers(ATTENTIONS.index(layer.attention.kind), layer.normed_inside)
         _write_norm(block, layer.attention_norm)
         _write_mlp(block, layer.mlp_norm, layer.mlp, weights)
         if isinstance(layer.attention, Attention):
@@ -38,9 +38,11 @@ def _write_attention(block: Block, x: Attention, weights: str, rotations: list[t
     block.numbers(DECAYS.index(x.decay.kind))
     rotation = -1 if x.frequencies is None else rotations.index(tuple(x.frequencies.tolist()))
     block.numbers(rotation, x.rotates_features)
+    if x.kind == "softmax":
+        block.numbers(x.gate is not None, x.whole_norms)
     if x.features is not None:
         _write_features(block, x.features, x.log_scaled, x.num_features)
-    rows = [*x.inputs, *([] if x.decay.rows is None else [x.decay.rows])]
+    rows = [*x.inputs, *filter(None, (x.gate, x.decay.rows))]
     block.matrix(*stacked(rows), weights)
     block.matrix(*x.output, weights)
     if x.decay.up is not None:

@@ -124,15 +124,21 @@ class Attention(NamedTuple):
     log_scaled: bool = False  # the state has a maximum
     normalize: bool = True
     decay: Decay = Decay()
+    rotary_dim: int | None = None  # of softmax: so many channels of a head, the first ones, are rotated; None: all
+    gate: Product | None = None  # of softmax: the outputs are multiplied with its σ
+    whole_norms: bool = False  # of softmax: q_norm and k_norm are of all heads together
 
     def shapes(self, hidden: int) -> Shapes:
         h, g, d = self.heads
         for product, heads in zip(self.inputs, (h, g, g)[-len(self.inputs) :], strict=True):
             yield from product.shapes(heads * d, hidden)
         yield from self.output.shapes(hidden, h * d)
-        for norm in (self.q_norm, self.k_norm, self.o_norm):
-            yield None if norm is None else norm.gain, (d,)
-        yield self.frequencies, ((self.num_features if self.rotates_features else d) // 2,)
+        if self.gate is not None:
+            yield from self.gate.shapes(h * d, hidden)
+        normed = (h * d, g * d, d) if self.whole_norms else (d, d, d)
+        for norm, width in zip((self.q_norm, self.k_norm, self.o_norm), normed, strict=True):
+            yield None if norm is None else norm.gain, (width,)
+        yield self.frequencies, ((self.num_features if self.rotates_features else self.rotary_dim or d) // 2,)
         yield from self.decay.shapes(g, self.num_features, hidden)
         if self.features is not None:
             yield from self.features.shapes(g, d)
@@ -184,13 +190,17 @@ class Mixer(Protocol):
 
 
 class Layer(NamedTuple):
-    """x + f(norm x) for attention and feed-forward, if it has one (pre-norm), or norm(x + f(x))."""
+    """x + f(norm x) for attention and feed-forward, if it has one (pre-norm), or norm(x + f(x)).
+
+    normed_inside: x + norm(f(x)) in the place of the former.
+    """
 
     attention_norm: Norm
     attention: Attention | Mixer
     mlp_norm: Norm | None = None
     mlp: FeedForward | None = None
     pre_norm: bool = True
+    normed_inside: bool = False
 
     @property
     def norms(self) -> list[Norm]:

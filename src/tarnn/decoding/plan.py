@@ -99,7 +99,8 @@ class Plan:
         if describe is None:
             raise self.refusal(module, "does not describe itself")
         for name, value in vars(module).items():  # as offloading libraries do it
-            if callable(value) and not isinstance(value, nn.Module) and hasattr(kind, name):
+            same = isinstance(value, nn.Module) or getattr(value, "computes_the_same", False)
+            if callable(value) and not same and hasattr(kind, name):
                 raise self.refusal(module, f"has a method of its own, {name}")
         if isinstance(module, nn.Module):
             self._check_hooks(module)

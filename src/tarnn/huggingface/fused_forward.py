@@ -1,14 +1,18 @@
 """`forward` by the fused step: what transformers' `generate` calls for a prompt, and then token after token."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from functools import wraps
+from inspect import signature
 from typing import Any, cast
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
 
 from tarnn.attention.rotary import positions_in
 from tarnn.decoding.fused import FusedStep
@@ -16,7 +20,6 @@ from tarnn.decoding.plan import Refusal
 from tarnn.decoding.state_check import UnfitState
 from tarnn.huggingface.cache import StateLayer
 from tarnn.kernels.cpu.model_step import FORMATS
-from tarnn.models.backbone import TextModel
 from tarnn.models.inputs import can_look
 from tarnn.models.state import ModelState
 from tarnn.ops import State
@@ -38,7 +41,7 @@ class FusedForward:
     is made anew for each cache that comes, so that no text begins with the weights of an earlier one.
     """
 
-    def __init__(self, model: TextModel, weights: str | None, warmup_tokens: int):
+    def __init__(self, model: Any, weights: str | None, warmup_tokens: int):
         self.model, self.weights, self.warmup_tokens = model, weights, warmup_tokens
         self.ended = False
         self._step: FusedStep | None = None
@@ -71,7 +74,7 @@ class FusedForward:
         if position is None or (step := self._step_for(cache)) is None:
             return None
         self.warmup_tokens = 0
-        state = ModelState(self._states(cache, *input_ids.shape), position)
+        state = ModelState(self.states(step, cache, *input_ids.shape), position)
         try:
             if num_tokens == 1:
                 logits, after = step(input_ids[:, 0], state, inplace=True)
@@ -82,20 +85,37 @@ class FusedForward:
                 logits = logits[:, -logits_to_keep:] if logits.ndim == 3 else logits[:, None]
         except UnfitState:
             return None
-        for layer, layer_state in zip(_parts(cache), after.layers, strict=True):
-            if layer.is_initialized:
-                layer.advance(layer_state, num_tokens)
-            else:
-                layer.begin(layer_state, num_tokens)
+        self.keep(cache, after.layers, num_tokens)
         return logits
 
-    def _states(self, cache: Cache, rows: int, num_tokens: int) -> tuple[State, ...]:
+    # what is different for models of another library: see `ask_first`
+
+    def make_step(self, weights: str) -> FusedStep:
+        """Raises Refusal where there is none."""
+        return FusedStep(cast(nn.Module, self.model), weights, MOST_PLACES)
+
+    def knows(self, cache: Cache) -> bool:
+        """Whether it is a cache of this model, which may be written."""
+        parts, model = _parts(cache), self.model.model
+        if len(parts) != len(model.layers) * model.states_per_layer or not all(x.writable for x in parts):
+            return False
+        return len({x.is_initialized for x in parts}) == 1
+
+    def states(self, step: FusedStep, cache: Cache, rows: int, num_tokens: int) -> tuple[State, ...]:
         """Each layer's state, which may be written, with room for these tokens."""
         layers = _parts(cache)
         if layers[0].is_initialized:
             return tuple(x.own(num_tokens) for x in layers)
         capacity = layers[0].max_cache_len or max(SMALLEST_CACHE, num_tokens)
         return self.model.model.new_states(rows, capacity)
+
+    def keep(self, cache: Cache, states: Sequence[State], num_tokens: int) -> None:
+        """Leave in the cache the states after so many tokens."""
+        for layer, state in zip(_parts(cache), states, strict=True):
+            if layer.is_initialized:
+                layer.advance(state, num_tokens)
+            else:
+                layer.begin(state, num_tokens)
 
     def _supports(self, input_ids, attention_mask, position_ids, cache, extra_inputs: Mapping[str, Any]) -> bool:
         """Whether these are tokens on top of a cache of this model, each row's last no padding, and only logits are requested."""
@@ -108,10 +128,7 @@ class FusedForward:
             return False
         if any(x is not None and x is not False for name, x in extra_inputs.items() if name not in IGNORED):
             return False
-        parts, model = _parts(cache), self.model.model
-        if len(parts) != len(model.layers) * model.states_per_layer or not all(x.writable for x in parts):
-            return False
-        if len({x.is_initialized for x in parts}) != 1:
+        if not self.knows(cache):
             return False
         if attention_mask is None:
             return True
@@ -123,7 +140,7 @@ class FusedForward:
         if self._step is None or cache not in self._begun:
             self._step = None  # before there are two
             try:
-                self._step = FusedStep(cast(nn.Module, self.model), cast(str, self.weights), MOST_PLACES)
+                self._step = self.make_step(cast(str, self.weights))
             except (Refusal, RuntimeError, MemoryError):
                 self.weights = None
             self._begun.add(cache)
@@ -156,12 +173,63 @@ def first_positions(
     return position_ids.gather(1, first)[:, 0]
 
 
+def asking(forward: Callable[..., Any], maker: type[FusedForward]) -> Callable[..., Any]:
+    """`forward` of transformers' language models, but it asks the fused step first, where one was entered, made by `maker`."""
+    names = [name for name in signature(forward).parameters if name != "self"]
+
+    @can_return_tuple
+    @wraps(forward)
+    def asks(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (fused := active(self)) is not None:
+            given = {**dict(zip(names, args)), **kwargs}
+            ids, mask, positions = (given.pop(x, None) for x in ("input_ids", "attention_mask", "position_ids"))
+            cache, keep, _ = (
+                given.pop("past_key_values", None),
+                given.pop("logits_to_keep", 0),
+                given.pop("use_cache", None),
+            )
+            logits = None if isinstance(keep, Tensor) else fused(ids, mask, positions, cache, given, keep)
+            if logits is not None:
+                return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
+        return forward(self, *args, **kwargs)
+
+    cast(Any, asks).maker = maker
+    return asks
+
+
+def entering(
+    generate: Callable[..., Any], enters: Callable[[Any, Mapping[str, Any]], Mapping[str, Any] | None]
+) -> Callable[..., Any]:
+    """`generate` of transformers' language models, but it enters the fused step by default.
+
+    enters(model, arguments): what it gets instead of these arguments; None: it stays as it is.
+    """
+
+    @wraps(generate)
+    def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if (found := enters(self, kwargs)) is None:
+            return generate(self, *args, **kwargs)
+        with enable_by_default(self):
+            return generate(self, *args, **found)
+
+    return entered
+
+
+def ask_first(kind: Any, maker: type[FusedForward], enters: Callable[[Any, Mapping[str, Any]], Any]) -> None:
+    """Let a class of transformers' language models ask the fused step first, as tarnn's own models do.
+
+    Once for a class, for good: of models that enter nothing nothing changes. Arguments as in `asking` and `entering`.
+    """
+    if getattr(vars(kind)["forward"], "maker", None) is None:
+        kind.forward, kind.generate = asking(kind.forward, maker), entering(kind.generate, enters)
+
+
 # what was entered and not left, the last at the end: of this thread or asyncio task, and of those that it started since
 _entered: ContextVar[tuple[FusedForward, ...]] = ContextVar("fused_forward", default=())
 
 
 @contextmanager
-def fused_forward(model: TextModel, weights: str | None = "float32", warmup_tokens: int = 0) -> Iterator[None]:
+def fused_forward(model: Any, weights: str | None = "float32", warmup_tokens: int = 0) -> Iterator[None]:
     """Within: `model.generate`, and `model(ids, past_key_values=cache)`, use the fused step where they can.
 
         with fused_forward(model, "int8"):
@@ -174,7 +242,8 @@ def fused_forward(model: TextModel, weights: str | None = "float32", warmup_toke
     """
     if weights is not None and weights not in FORMATS:
         raise ValueError(f"weights must be one of {', '.join(FORMATS)}, or None; got {weights!r}.")
-    forward = FusedForward(model, weights, warmup_tokens)
+    maker = getattr(model.forward, "maker", FusedForward)
+    forward = maker(model, weights, warmup_tokens)
     _entered.set((*_entered.get(), forward))
     try:
         yield
@@ -190,7 +259,7 @@ def active(model: nn.Module) -> FusedForward | None:
     return next((x for x in reversed(_entered.get()) if x.model is model and not x.ended), None)
 
 
-def enable_by_default(model: TextModel) -> AbstractContextManager[None]:
+def enable_by_default(model: Any) -> AbstractContextManager[None]:
     """What `generate` enters: a fused step of the weights as they are now, in the format that was entered; else in float32,
     where short texts do without."""
     if (entered := active(model)) is not None:

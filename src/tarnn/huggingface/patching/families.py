@@ -6,6 +6,7 @@ Arguments are those of the versions that were tested, transformers 5.23: a funct
 import functools
 from collections.abc import Callable
 
+from tarnn.huggingface.described.forward import described_generate, described_head
 from tarnn.huggingface.patching.convolution import convolve_sequences, convolve_token
 from tarnn.huggingface.patching.delta import delta_sequences, delta_token
 from tarnn.huggingface.patching.griffin import griffin_block, griffin_model
@@ -81,6 +82,10 @@ MIXER = "self hidden_states cache_params attention_mask **kwargs"
 SHORT = "self hidden_states past_key_values attention_mask **kwargs"
 TEXT = "self input_ids attention_mask position_ids past_key_values inputs_embeds use_cache **kwargs"
 MAMBA = "self input_ids inputs_embeds cache_params use_cache output_hidden_states return_dict attention_mask **kwargs"
+GENERATE = (
+    "self inputs generation_config logits_processor stopping_criteria prefix_allowed_tokens_fn synced_gpus "
+    "assistant_model streamer negative_prompt_ids negative_prompt_attention_mask custom_generate **kwargs"
+)
 MAMBA_HEAD = (
     "self input_ids inputs_embeds cache_params labels output_hidden_states return_dict use_cache attention_mask "
     "logits_to_keep **kwargs"
@@ -122,6 +127,16 @@ def _scan_layer(name: str) -> Hook:
     )
 
 
+def _described(name: str, module: str, layer: str, short: str, model: str, router: str = "") -> Family:
+    """A family that the fused step is told of: its head asks it first, and `generate` enters it."""
+    arguments = TEXT.replace("use_cache", f"labels use_cache{router} logits_to_keep")
+    head = Hook(f"{short}ForCausalLM.forward", described_head, arguments)
+    family = _family(name, module, GATED_DELTA, layer, model)
+    return family._replace(
+        hooks=(*family.hooks, head, Hook(f"{short}ForCausalLM.generate", described_generate, GENERATE))
+    )
+
+
 def _mamba(name: str, module: str, short: str) -> Family:
     model = Hook(f"{short}Model.forward", silent_model_with_packed_rows, MAMBA)
     head = Hook(f"{short}ForCausalLM.forward", head_with_packed_rows, MAMBA_1_HEAD)
@@ -136,8 +151,10 @@ def _inkling(name: str) -> tuple[Hook, ...]:
 _MAMBA_2 = Hook("Mamba2ForCausalLM.forward", head_with_packed_rows, MAMBA_HEAD)
 
 FAMILIES = (
-    _family("Qwen3-Next", "qwen3_next", GATED_DELTA, "Qwen3NextGatedDeltaNet", "Qwen3NextModel"),
-    _family("Qwen3.5", "qwen3_5", GATED_DELTA, "Qwen3_5GatedDeltaNet", "Qwen3_5TextModel"),
+    _described(
+        "Qwen3-Next", "qwen3_next", "Qwen3NextGatedDeltaNet", "Qwen3Next", "Qwen3NextModel", " output_router_logits"
+    ),
+    _described("Qwen3.5", "qwen3_5", "Qwen3_5GatedDeltaNet", "Qwen3_5", "Qwen3_5TextModel"),
     _family("Qwen3.5-MoE", "qwen3_5_moe", GATED_DELTA, "Qwen3_5MoeGatedDeltaNet", "Qwen3_5MoeTextModel"),
     Family(
         "Qwen4-exp",
@@ -149,7 +166,7 @@ FAMILIES = (
             _model("Qwen4ExpTextModel", TEXT.replace("**kwargs", "ple_input_ids **kwargs")),
         ),
     ),
-    _family("OLMo-hybrid", "olmo_hybrid", GATED_DELTA, "OlmoHybridGatedDeltaNet", "OlmoHybridModel"),
+    _described("OLMo-hybrid", "olmo_hybrid", "OlmoHybridGatedDeltaNet", "OlmoHybrid", "OlmoHybridModel"),
     _family("Kimi Linear", "kimi_linear", CHANNEL_DELTA, "KimiLinearDeltaAttention", "KimiLinearModel"),
     _family("GLM-5-next", "glm5_next", CHANNEL_DELTA, "Glm5NextTextLinearAttention", "Glm5NextTextModel"),
     _family("Bailing hybrid", "bailing_hybrid", CHANNEL_DELTA, "BailingHybridDeltaAttention", "BailingHybridModel"),

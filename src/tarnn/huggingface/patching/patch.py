@@ -115,7 +115,9 @@ def _within(model: nn.Module) -> Changes:
         functions = {x.path: x.replace(places.before(*_owner(family, x))) for x in family.hooks if "." not in x.path}
         for hook in _methods(family, layer):
             own = with_globals(places.before(*_owner(family, hook)), functions)
-            changes.append((layer, hook.path.partition(".")[2], types.MethodType(hook.replace(own), layer)))
+            method: Any = hook.replace(own)
+            method.computes_the_same = True  # so the fused step takes the layer
+            changes.append((layer, hook.path.partition(".")[2], types.MethodType(method, layer)))
         replaced[family.name] = tuple(hook.path for hook in family.hooks)
     if not changes:
         known = ", ".join(family.name for family in FAMILIES)

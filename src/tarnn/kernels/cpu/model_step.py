@@ -24,7 +24,7 @@ from tarnn.kernels.cpu.library import available
 from tarnn.kernels.features import NAMES
 from tarnn.large_pages import wants_large_pages
 
-VERSION = 4  # of a plan; csrc/model_step/plan.h has the same. Change both with the order or the meaning of its numbers
+VERSION = 5  # of a plan; csrc/model_step/plan.h has the same. Change both with the order or the meaning of its numbers
 PANEL = 64
 FORMATS = ("float32", "bfloat16", "int8", "int4")
 GROUP = 32  # inputs that share a factor, of int4

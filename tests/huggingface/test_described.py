@@ -1,0 +1,191 @@
+"""Models of transformers with the gated delta rule, patched: `generate` by the fused step writes what `forward` writes."""
+
+import copy
+
+import pytest
+import torch
+import transformers as hf
+from support.linear_families import DELTA, HEADS, TOKENS, linear_model
+from transformers import DynamicCache
+
+import tarnn
+from tarnn.decoding.fused import FusedStep, refusal
+from tarnn.huggingface.described.gated_delta import CLASSES
+from tarnn.huggingface.fused_forward import fused_forward
+from tarnn.kernels.cpu import library
+
+pytestmark = [
+    pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there"),
+    pytest.mark.filterwarnings("ignore"),
+]
+ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}}
+FAMILIES = {
+    "Qwen3-Next": lambda **more: hf.Qwen3NextConfig(**HEADS, **DELTA, num_experts=0, **ROTARY, **more),
+    "Qwen3.5": lambda **more: hf.Qwen3_5TextConfig(**HEADS, **DELTA, **ROTARY, **more),
+    "OLMo-hybrid": lambda **more: hf.OlmoHybridConfig(**HEADS, **DELTA | {"linear_num_key_heads": 4}, **more),
+}
+LONG = {"max_new_tokens": 20, "eos_token_id": None, "pad_token_id": 0, "do_sample": False}
+WAYS = {
+    "greedy": {},
+    "sampled": {"do_sample": True, "top_k": 0, "temperature": 1.5},
+    "beams": {"num_beams": 3, "num_return_sequences": 2},
+    "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+}
+
+
+def made(name, **more):
+    model = linear_model(name, FAMILIES[name](**more))
+    with torch.no_grad():
+        for x in model.parameters():
+            if x.ndim == 1:  # vectors that start as zeros or ones
+                x.add_(0.3 * torch.randn_like(x))
+    return model
+
+
+@pytest.fixture(params=FAMILIES)
+def model(request):
+    model = made(request.param)
+    with tarnn.patch_transformers():
+        yield model
+
+
+@pytest.fixture
+def tokens(monkeypatch):
+    """How many tokens of each row the fused steps were given, call by call."""
+    given = []
+    for name in ("__call__", "prefill"):
+        call = getattr(FusedStep, name)
+
+        def counted(self, ids, *args, call=call, **options):
+            given.append(1 if ids.ndim == 1 else ids.shape[1])
+            return call(self, ids, *args, **options)
+
+        monkeypatch.setattr(FusedStep, name, counted)
+    return given
+
+
+def generated(model, x, weights, **options):
+    torch.manual_seed(0)
+    with fused_forward(model, weights):
+        return model.generate(x, **LONG | options)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_text(model, tokens, way):
+    x = TOKENS[:, :12]
+    expected = generated(model, x, None, **WAYS[way])
+    assert not tokens
+    assert torch.equal(generated(model, x, "float32", **WAYS[way]), expected)
+    assert tokens == [12, *[1] * 19]
+
+
+def test_padding_before_a_text(model, tokens):
+    x, mask = TOKENS[:, :12], torch.ones(2, 12, dtype=torch.int64)
+    mask[1, :5] = 0
+    expected = generated(model, x, None, attention_mask=mask)
+    found = generated(model, x, "float32", attention_mask=mask)
+    assert torch.equal(found, expected)
+    assert torch.equal(found[1:, 5:], generated(model, x[1:, 5:], "float32"))
+    assert tokens[:20] == [12, *[1] * 19]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padded", [False, True])
+def test_logits_and_caches_are_those_of_forward(model, padded):
+    """Tokens by the fused step and by forward in turns on one cache, pieces of a prompt too; by forward alone on another."""
+    mask, at = torch.ones_like(TOKENS[:, :40]), 0
+    if padded:
+        mask[0, :4] = 0
+    one, other = (DynamicCache(config=model.config) for _ in range(2))
+    for i, n in enumerate([6, 1, 1, 1, 9, 1, 1, 7, 1, 1, 1, 1, 2, 1]):
+        piece = TOKENS[:, at : at + n]
+        at += n
+        options = {"attention_mask": mask[:, :at], "position_ids": mask[:, :at].cumsum(-1)[:, -n:] - 1}
+        with fused_forward(model, None if i in (2, 5, 6, 9) else "float32"):
+            found = model(piece, past_key_values=one, use_cache=True, **options)
+        expected = model(piece, past_key_values=other, use_cache=True, **options)
+        real = mask[:, at - n : at].bool()
+        torch.testing.assert_close(found.logits[real], expected.logits[real], rtol=1e-4, atol=1e-4)
+        assert found.past_key_values is one
+        assert one.get_seq_length() == other.get_seq_length() == at
+    linear, softmax = one.layers
+    torch.testing.assert_close(linear.recurrent_states[0], other.layers[0].recurrent_states[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(linear.conv_states[0], other.layers[0].conv_states[0], rtol=1e-4, atol=1e-4)
+    kept = mask[:, :at].bool()
+    for x, y in ((softmax.keys, other.layers[1].keys), (softmax.values, other.layers[1].values)):
+        torch.testing.assert_close(x.transpose(1, 2)[kept], y.transpose(1, 2)[kept], rtol=1e-4, atol=1e-4)
+
+
+def test_a_cache_goes_on_and_a_copy_of_it_by_itself(model, tokens):
+    """A text in two calls; the copy forks."""
+    options = {"return_dict_in_generate": True, "use_cache": True}
+    whole = generated(model, TOKENS[:, :12], None, max_new_tokens=30)
+    first = generated(model, TOKENS[:, :12], "float32", max_new_tokens=15, **options)
+    cache, fork = first.past_key_values, copy.deepcopy(first.past_key_values)
+    rest = generated(model, first.sequences, "float32", max_new_tokens=15, past_key_values=cache)
+    assert torch.equal(rest, whole)
+    other = torch.cat([first.sequences, TOKENS[:, 30:35]], 1)
+    expected = generated(model, other, None)
+    assert torch.equal(generated(model, other, "float32", past_key_values=fork), expected)
+    assert tokens == [12, *[1] * 14, 1, *[1] * 14, 6, *[1] * 19]
+
+
+def test_it_is_taken_by_default_after_some_tokens(model, tokens):
+    expected = generated(model, TOKENS[:, :12], None)
+    assert torch.equal(model.generate(TOKENS[:, :12], **LONG), expected)
+    assert tokens == [1] * 11
+
+
+def test_one_model_alone(tokens):
+    model = made("Qwen3-Next")
+    expected = model.generate(TOKENS[:, :12], **LONG)
+    with tarnn.patch_transformers(model):
+        assert torch.equal(generated(model, TOKENS[:, :12], "float32"), expected)
+        assert tokens == [12, *[1] * 19]
+        assert torch.equal(made("Qwen3-Next").generate(TOKENS[:, :12], **LONG), expected)
+    assert torch.equal(generated(model, TOKENS[:, :12], "float32"), expected)
+    assert len(tokens) == 20
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "int8", "int4"])
+def test_fewer_bits_are_near(weights):
+    model = made("Qwen3.5")
+    with tarnn.patch_transformers(), torch.no_grad():
+        logits = []
+        for how in ("float32", weights):
+            with fused_forward(model, how):
+                cache = DynamicCache(config=model.config)
+                logits.append(model(TOKENS, past_key_values=cache).logits.flatten())
+    least = {"bfloat16": 0.9999, "int8": 0.999, "int4": 0.95}[weights]
+    assert least < torch.corrcoef(torch.stack(logits))[0, 1] < 1 - 1e-7
+
+
+EXPERTS = {
+    "num_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+SCALED = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}
+REFUSED = {
+    "model.layers.0.mlp (Qwen3NextSparseMoeBlock) does not describe itself": hf.Qwen3NextConfig(
+        **HEADS, **DELTA, **EXPERTS
+    ),
+    "model.rotary_emb (Qwen3_5TextRotaryEmbedding) scales positions (linear)": hf.Qwen3_5TextConfig(
+        **HEADS, **DELTA, **SCALED
+    ),
+    "model.layers.0.linear_attn (Qwen3_5GatedDeltaNet) has gelu behind its filters, not silu": hf.Qwen3_5TextConfig(
+        **HEADS, **DELTA, hidden_act="gelu"
+    ),
+    "norms of queries, keys and outputs are RMSNorms with eps = 1e-06 there": hf.OlmoHybridConfig(
+        **HEADS, **DELTA, rms_norm_eps=1e-4
+    ),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_it_does_not_take_it_names(why):
+    model = linear_model("Qwen3.5", REFUSED[why])
+    assert refusal(model, CLASSES) == why
+    with tarnn.patch_transformers():
+        assert torch.equal(generated(model, TOKENS[:, :9], "float32"), generated(model, TOKENS[:, :9], None))
