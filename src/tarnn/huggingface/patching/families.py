@@ -148,7 +148,10 @@ def _inkling(name: str) -> tuple[Hook, ...]:
     return _layer(f"{name}ShortConvolution", arguments, mask="conv_mask"), _model(f"{name}TextModel")
 
 
-_MAMBA_2 = Hook("Mamba2ForCausalLM.forward", head_with_packed_rows, MAMBA_HEAD)
+_MAMBA_2 = (
+    Hook("Mamba2ForCausalLM.forward", _composed(described_head, head_with_packed_rows), MAMBA_HEAD),
+    Hook("Mamba2ForCausalLM.generate", described_generate, GENERATE),
+)
 
 FAMILIES = (
     _described(
@@ -221,7 +224,7 @@ FAMILIES = (
         ),
     ),
     Family("Zamba", "zamba", (*SCAN, _scan_layer("ZambaMambaMixer"), _model("ZambaModel"))),
-    Family("Mamba-2", "mamba2", (*SSD, _layer("Mamba2Mixer"), _model("Mamba2Model", MAMBA), _MAMBA_2)),
+    Family("Mamba-2", "mamba2", (*SSD, _layer("Mamba2Mixer"), _model("Mamba2Model", MAMBA), *_MAMBA_2)),
     _family("Zamba2", "zamba2", SSD, "Zamba2MambaMixer", "Zamba2Model"),
     _family("Bamba", "bamba", SSD, "BambaMixer", "BambaModel"),
     _family("Falcon-H1", "falcon_h1", SSD, "FalconH1Mixer", "FalconH1Model"),
