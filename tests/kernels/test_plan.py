@@ -121,7 +121,7 @@ def test_a_whole_plan_runs(block, weights):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda plan: [plan[0] + 1, *plan[1:]], "has version 5, and these compiled kernels read version 4"),
+        (lambda plan: [plan[0] + 1, *plan[1:]], "has version 6, and these compiled kernels read version 5"),
         (lambda plan: plan[:2], "cut short: it has no header"),
         (lambda plan: plan[:-1], "cut short or too long"),
         (lambda plan: [*plan, 0], "cut short or too long"),
@@ -158,7 +158,7 @@ def test_states_and_tables_of_another_model_are_refused(block, weights):
 
 def test_python_refuses_kernels_that_read_another_version(block, monkeypatch):
     monkeypatch.setattr(model_step, "VERSION", 7)
-    with pytest.raises(RuntimeError, match=r"read plans of version 4, and this is version 7: compile them again"):
+    with pytest.raises(RuntimeError, match=r"read plans of version 5, and this is version 7: compile them again"):
         block.bytes()
 
 

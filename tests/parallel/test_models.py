@@ -22,6 +22,22 @@ CASES = {
     "labels of sequences, unmasked": Model("TarnnForSequenceClassification", config=(("causal", False),)),
     "labels of sequences by the last token": Model("TarnnForSequenceClassification", masked=True),
     "a decay to either side": Model("TarnnForMaskedLM", config=(("causal", False), ("decay", "token")), masked=True),
+    "several labels of sequences": Model(
+        "TarnnForSequenceClassification", config=(("num_labels", 2), ("problem_type", "multi_label_classification"))
+    ),
+    "transcripts": Model("TarnnForCTC", config=(("causal", False), ("decay", "token")), masked=True),
+    "transcripts of frames": Model(
+        "TarnnForCTC", config=(("input_size", 3), ("subsampling", 4)), lengths=(8, 4, 0, 17), masked=True
+    ),
+    "transcripts of convolved frames": Model(
+        "TarnnForCTC",
+        config=(("input_size", 3), ("subsampling", 4), ("causal", False), ("front", "conv")),
+        lengths=(8, 4, 0, 17),
+        masked=True,
+    ),
+    "transcripts of convolved frames before": Model(
+        "TarnnForCTC", config=(("input_size", 3), ("subsampling", 4), ("front", "conv")), lengths=(4, 0, 16, 19)
+    ),
     "windows and a global token": Model(
         "TarnnForTokenClassification",
         config=(
@@ -65,6 +81,11 @@ def check(processes, case):
 @pytest.mark.parametrize("name", CASES)
 def test_training_is_that_of_one_process(processes, name):
     check(processes, CASES[name])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_labels_of_packed_documents(processes, causal):
+    check(processes, Model("TarnnForSequenceClassification", packed="cu_seqlens", config=(("causal", causal),)))
 
 
 @pytest.mark.parametrize("option", ["conv_kernel", "reversible"])

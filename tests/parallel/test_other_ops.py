@@ -136,3 +136,14 @@ def test_packed_sequences_of_hybrid_attention_to_both_sides(processes, name, cut
     case = Case("hybrid_attention", options=(("causal", False), *SIDES[name]), cuts=PACKED[cuts])
     check(processes, case)
     check(processes, replace(case, masked=True, lengths=(13, 0, 27, 9)))
+
+
+@pytest.mark.parametrize("op", [*CASES, "hybrid_attention"])
+def test_float32_errs_as_much_as_one_process(processes, op):
+    cases = CASES.get(op, {"": Case(op, options=HYBRID["sinks and features"], decay="token", masked=True)})
+    case = replace(list(cases.values())[-1], dtype="float32", lengths=(130, 70, 200, 90))
+    exact, whole = by_one(replace(case, dtype="float64")), by_one(case)
+    parts = joined(case, processes.run(on_rank, case))
+    for name, expected in exact.items():
+        mine, theirs = (relative_error(x[name], expected) for x in (parts, whole))
+        assert mine < 2 * theirs + 1e-6, (name, mine, theirs)

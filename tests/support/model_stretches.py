@@ -33,6 +33,7 @@ class Model:
 
         torch.manual_seed(0)
         sizes = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+        sizes |= {"pad_token_id": 0} if self.head.endswith("CTC") else {}
         config = models.TarnnConfig(**{**sizes, "initializer_range": 0.3, "num_labels": 3, **dict(self.config)})
         model = getattr(models, self.head)(config).double()
         if self.checkpointed:
@@ -50,7 +51,16 @@ class Model:
             found["labels"] = torch.randint(3, (b, t), generator=generator)
             found["labels"][:, ::3] = -100
         if self.head.endswith("SequenceClassification"):
-            found["labels"] = torch.tensor([1, 2])[:b]
+            found["labels"] = torch.tensor([1, 2, 0, 1] if self.packed else [1, 2])
+        if dict(self.config).get("problem_type"):
+            found["labels"] = torch.tensor([[1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+        if self.head.endswith("CTC"):
+            found["labels"] = torch.tensor([[1, 2, 2], [3, 1, -100]])
+        if (width := dict(self.config).get("input_size")) is not None:
+            found["input_features"] = torch.randn(b, t, width, generator=generator, dtype=torch.float64)
+            del found["input_ids"]
+            if self.masked:  # padding ends rows
+                found["attention_mask"] = (torch.arange(t) < torch.tensor([[t - 9], [t]])).long()
         cuts = torch.tensor([0, 3, 9, 16, t], dtype=torch.int32)
         number = torch.searchsorted(cuts[1:], torch.arange(t), right=True)
         if self.packed == "position_ids":
@@ -61,8 +71,10 @@ class Model:
             found["cu_seqlens"] = cuts
         return found
 
-
-SHARED = ("cu_seqlens",)
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """What is the same on all ranks."""
+        return ("cu_seqlens", "labels") if self.head.endswith(("CTC", "SequenceClassification")) else ("cu_seqlens",)
 
 
 def results(case: Model, given: Tensors) -> Tensors:
@@ -96,9 +108,7 @@ def _prefilled(model: Any, given: Tensors) -> Tensors:
 def on_rank(group: Any, rank: int, case: Model) -> Tensors:
     start = sum(case.lengths[:rank])
     whole = case.inputs()
-    mine = {
-        name: x if name in SHARED or x.ndim < 2 else x.narrow(1, start, case.lengths[rank]) for name, x in whole.items()
-    }
+    mine = {name: x if name in case.shared else x.narrow(1, start, case.lengths[rank]) for name, x in whole.items()}
     with sequence(group):
         return results(case, mine)
 

@@ -310,6 +310,23 @@ def on_rank(group: Any, rank: int, case: Case) -> Tensors:
         return results(case, mine, start, 1.0 / group.size())
 
 
+def call_here(case: Case, rank: int) -> Callable[[bool], None]:
+    """A function that makes the call of this rank, with its backward pass or without."""
+    start, mine = sum(case.lengths[:rank]), {}
+    for name, x in tensors(case).items():
+        axis = _axis(case, name)
+        mine[name] = x if axis is None else x.narrow(axis, start, case.lengths[rank])
+    masks = {"key_mask": mine.pop("key_mask")} if case.masked else {}
+
+    def call(backward: bool) -> None:
+        given = {name: x.clone().requires_grad_(backward and x.is_floating_point()) for name, x in mine.items()}
+        o, _ = OPS[case.op].apply(case, given, masks)
+        if backward:
+            o.sum().backward()
+
+    return call
+
+
 def joined(case: Case, parts: list[Tensors]) -> Tensors:
     """The ranks' results as one process has them: stretches end to end, gradients of what all share summed."""
     whole = {}

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
+from support.op_stretches import Case, call_here
 from support.received_bytes import received
 from support.stretch_cases import Call, stretch, weights
 from tarnn import Elu, linear_attention
@@ -26,13 +28,27 @@ def bytes_of_call(group: Any, rank: int, call: Call, backward: bool) -> tuple[in
     for name, x in tensors.items():
         x.requires_grad_(backward and x.is_floating_point() and name != "M")
     phi = call.map()
+
+    def run() -> None:
+        outputs = call.apply(tensors, phi)
+        if backward:
+            (outputs[0] if call.state_wanted else outputs).sum().backward()
+
+    return _bytes_of(group, run)
+
+
+def bytes_of_case(group: Any, rank: int, case: Case, backward: bool) -> tuple[int, int]:
+    """The same of a call of another op."""
+    call = call_here(case, rank)
+    return _bytes_of(group, lambda: call(backward))
+
+
+def _bytes_of(group: Any, run: Callable[[], None]) -> tuple[int, int]:
     dist.barrier(group)
     time.sleep(0.05)  # the last one's messages are counted before
     before = received()
     with sequence(group) as ranks:
-        outputs = call.apply(tensors, phi)
-        if backward:
-            (outputs[0] if call.state_wanted else outputs).sum().backward()
+        run()
     return ranks.bytes_sent, received() - before
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tarnn.parallel.agreement import agree, looks
-from tarnn.parallel.collectives import gather_plain
+from tarnn.parallel.collectives import gather, gather_plain
 from tarnn.parallel.group import Ranks
 
 
@@ -31,9 +31,27 @@ def bounds_over_ranks(ranks: Ranks, numbers: Tensor, step: int) -> Tensor | None
     return pad(pad(cuts, (1, 0)), (0, 1), value=whole.shape[1]).int()
 
 
+def whole_rows(ranks: Ranks, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """x (b, t, width) and its mask of all ranks, end to end: as large as the whole rows, on every rank."""
+    layout = agree(ranks, x.shape[1], {"the op": "rows", "x": looks(x, 1), "mask": looks(mask, 1)})
+    lengths = [stop - start for start, stop in zip(layout.starts, layout.starts[1:])]
+    missing = max(lengths) - x.shape[1]
+    everyone = gather(ranks, pad(x, (0, 0, 0, missing)))[0]
+    whole = torch.cat([part[:, :n] for part, n in zip(everyone, lengths)], 1)
+    if mask is None:
+        return whole, None
+    masks = gather_plain(ranks, pad(mask.to(torch.uint8), (0, missing)))
+    return whole, torch.cat([part[:, :n] for part, n in zip(masks, lengths)], 1).to(mask.dtype)
+
+
+def offset_of(ranks: Ranks | None, length: int) -> int:
+    """How many tokens of a row lie on earlier ranks."""
+    return 0 if ranks is None else agree(ranks, length, {"the op": "offset"}).offset
+
+
 def cuts_here(ranks: Ranks, cuts: Tensor, length: int) -> Tensor:
     """Those bounds (n,) of a whole row that lie in this rank's stretch, or at one of its ends, counted from its beginning."""
-    cuts = cuts - agree(ranks, length, {"the op": "cuts"}).offset
+    cuts = cuts - offset_of(ranks, length)
     return cuts[(cuts >= 0) & (cuts <= length)]
 
 

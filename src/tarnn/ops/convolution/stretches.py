@@ -33,11 +33,16 @@ def tokens_before(
     return stretch.entered(initial, _next_to(stretch, x, key_mask, n, initial=stretch.last(initial)))
 
 
+def tokens_behind(stretch: Stretch, x: Tensor, key_mask: Tensor | None, n: int) -> Tensor:
+    """The first n real tokens behind each row here that goes on to later ranks, (rows, n, c), zeros where there are no more."""
+    return _next_to(stretch, x, key_mask, n, back=True).flip(1)
+
+
 def _centred(op: Op, call: Call, stretch: Stretch) -> Tensor:
     """o of filters that reach to both sides: what stands there is put in front of the stretch and behind it."""
     (_, t, _), n, bounds = call.x.shape, call.before, call.cu_seqlens
     before = _next_to(stretch, call.x, call.key_mask, n)
-    after = _next_to(stretch, call.x, call.key_mask, call.weight.shape[1] - 1 - n, back=True).flip(1)
+    after = tokens_behind(stretch, call.x, call.key_mask, call.weight.shape[1] - 1 - n)
     if bounds is not None:
         bounds = torch.cat([bounds[:1], bounds[1:-1] + n, bounds[-1:] + n + after.shape[1]])
     key_mask = None if call.key_mask is None else pad(call.key_mask, (n, after.shape[1]), value=True)
