@@ -7,6 +7,7 @@ from support.models import fixtures_of
 from transformers import DynamicCache, StaticCache
 
 from tarnn.models import LinearStateLayer, SoftmaxStateLayer
+from tarnn.ops import State
 
 kind, model, make_model = fixtures_of(KINDS | UNFUSED, build)
 
@@ -130,6 +131,33 @@ def test_cropping_is_never_having_read(model, ids, removed):
     assert cache.get_seq_length() == 12 - removed
     expected = model(torch.cat([x[:, : 12 - removed], last], dim=1)).logits[:, -1]
     torch.testing.assert_close(logits_after(model, cache, last), expected, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_a_crop_that_one_layer_refuses_leaves_all_as_they_were(make_model, ids):
+    model, x = make_model("all three"), ids(1, 12)
+    cache = filled(model, x[:, :5])
+    cache.activate_past_recording()
+    model(x[:, 5:11], past_key_values=cache)
+    with pytest.raises(ValueError, match=r"takes n up to 6 here; got crop\(-7\)"):
+        cache.crop(-7)
+    torch.testing.assert_close(logits_after(model, cache, x[:, 11:]), model(x).logits[:, -1], rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_only_the_last_tokens_of_a_long_text_are_remembered(make_model, ids):
+    """One state in 16 tokens, and none from more than 80 tokens ago."""
+    model, x = make_model("linear", num_hidden_layers=1), ids(1, 200)
+    cache = filled(model, x[:, :5])
+    cache.activate_past_recording()
+    for i in range(5, 200):
+        model(x[:, i : i + 1], past_key_values=cache)
+    stretches = cache.layers[0]._past._stretches
+    assert 64 <= len(stretches) < 80
+    assert sum(isinstance(x.state, State) for x in stretches) <= 5
+    cache.crop(-60)
+    expected = model(x[:, :141]).logits[:, -1]
+    torch.testing.assert_close(logits_after(model, cache, x[:, 140:141]), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_keys_and_values_are_not_for_these_layers():

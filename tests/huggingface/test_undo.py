@@ -1,14 +1,20 @@
 """Patched models of transformers forget tokens: caches are cropped, and assisted generation gives the same text."""
 
+import itertools
+
 import pytest
 import torch
 from support.linear_families import FAMILIES, forward, linear_model, whole
-from transformers import Cache, DynamicCache
+from transformers import AutoModelForCausalLM, Cache, DynamicCache
 
 import tarnn
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers has to say of random configs and of its fallbacks
-WITHOUT = {"MiniMax": "a cache of its own", "RecurrentGemma": "states on its layers", "xLSTM": "a cache of its own"}
+WITHOUT = {  # and how transformers refuses them
+    "MiniMax": "assisted decoding requires a cache",
+    "RecurrentGemma": "not supported with stateful models",
+    "xLSTM": "not supported with stateful models",
+}
 CROPPED_BY_TRANSFORMERS = ["LFM2", "LFM2-MoE", "LFM3", "Inkling", "Inkling 2"]  # convolutions alone
 NAMES = [x for x in FAMILIES if x not in WITHOUT]
 IDS = torch.randint(3, 99, (2, 150), generator=torch.Generator().manual_seed(2))
@@ -70,21 +76,22 @@ def rejected(monkeypatch):
 
 
 GREEDY = {"do_sample": False, "max_new_tokens": 12, "min_new_tokens": 12, "pad_token_id": 0}
-GENERATING = [x for x in NAMES if x not in ("GLM-5-next", "Mamba", "Falcon-Mamba", "Mamba-2")]
+GENERATING = [x for x in NAMES if x != "GLM-5-next"]  # whose head is that of its images
+SOME = ["Qwen3-Next", "Kimi Linear", "Jamba", "Falcon-H1", "LFM2", "Mamba-2"]
 
 
 def assert_same_text(name, count):
-    model, assistant = linear_model(name), relative(name)
+    """By candidates that were looked up in the text, and by those of an assistant, in turn."""
+    model = linear_model(name)
+    choices = ({"prompt_lookup_num_tokens": 5}, {"assistant_model": relative(name)})
     with tarnn.patch_transformers():
-        for ids in prompts(count):
-            alone = model.generate(ids, **GREEDY)
-            assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=5, **GREEDY), alone)
-            assert torch.equal(model.generate(ids, assistant_model=assistant, **GREEDY), alone)
+        for ids, choice in zip(prompts(count), itertools.cycle(choices), strict=False):
+            assert torch.equal(model.generate(ids, **choice, **GREEDY), model.generate(ids, **GREEDY))
 
 
-@pytest.mark.parametrize("name", ["Qwen3-Next", "Kimi Linear", "Jamba", "Falcon-H1", "LFM2"])
+@pytest.mark.parametrize("name", SOME)
 def test_assisted_generation_gives_the_same_text(name, rejected):
-    assert_same_text(name, 2)
+    assert_same_text(name, 4)
     assert min(rejected) == 0
     assert max(rejected) > 2
 
@@ -93,3 +100,75 @@ def test_assisted_generation_gives_the_same_text(name, rejected):
 @pytest.mark.parametrize("name", GENERATING)
 def test_assisted_generation_gives_the_same_text_for_200_prompts(name):
     assert_same_text(name, 200)
+
+
+@pytest.mark.parametrize("name", ["Qwen3-Next", "Mamba-2"])
+def test_sampled_text_comes_from_the_models_own_distributions(name, rejected):
+    """The logits of each token are those of the text before it; what is drawn from them is transformers' to say."""
+    model, assistant = linear_model(name), relative(name)
+    options = GREEDY | {"do_sample": True, "output_logits": True, "return_dict_in_generate": True}
+    torch.manual_seed(0)
+    with tarnn.patch_transformers(), torch.no_grad():
+        for ids in prompts(3):
+            for choice in ({"prompt_lookup_num_tokens": 5}, {"assistant_model": assistant}):
+                out = model.generate(ids, **choice, **options)
+                logits = torch.stack(out.logits, 1)
+                expected = whole(model, out.sequences)[:, ids.shape[1] - 1 : -1]
+                torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    assert max(rejected) > 2
+
+
+def test_one_patched_model_is_assisted_and_others_are_not():
+    model, other = linear_model("Qwen3-Next"), linear_model("Qwen3-Next")
+    ids = next(iter(prompts(1)))
+    with tarnn.patch_transformers(model):
+        alone = model.generate(ids, **GREEDY)
+        assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=5, **GREEDY), alone)
+        with pytest.raises(ValueError, match="not supported with stateful models"):
+            other.generate(ids, prompt_lookup_num_tokens=5, **GREEDY)
+    with pytest.raises(ValueError, match="not supported with stateful models"):
+        model.generate(ids, prompt_lookup_num_tokens=5, **GREEDY)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_elsewhere_than_on_a_cpu_transformers_refuses_as_before(alone):
+    model = linear_model("Qwen3-Next")
+    with tarnn.patch_transformers(model if alone else None):
+        assert not model._is_stateful
+        assert model.to("meta")._is_stateful
+    assert model._is_stateful is True
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_families_that_keep_their_states_elsewhere_are_refused(name):
+    with tarnn.patch_transformers(), pytest.raises((ValueError, RuntimeError), match=WITHOUT[name]):
+        linear_model(name).generate(IDS[:1, :9], prompt_lookup_num_tokens=5, **GREEDY)
+
+
+def test_an_assistant_with_another_vocabulary_is_refused():
+    model, config = linear_model("Qwen3-Next"), FAMILIES["Qwen3-Next"]()
+    config.vocab_size = 50
+    with tarnn.patch_transformers(), pytest.raises(ValueError, match="different tokenizers"):
+        model.generate(IDS[:1, :9], assistant_model=AutoModelForCausalLM.from_config(config), **GREEDY)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["Qwen3-Next", "Mamba-2"])
+def test_a_crop_of_more_than_is_remembered_leaves_the_cache_as_it_was(name):
+    model = linear_model(name)
+    cache = DynamicCache(config=model.config)
+    with tarnn.patch_transformers():
+        expected = whole(model, IDS[:, :80])[:, -1]
+        forward(model, IDS[:, :5], cache, torch.arange(5)[None])
+        cache.activate_past_recording()
+        with pytest.raises(ValueError, match=r"takes n up to 0 here; got crop\(-1\)"):
+            cache.layers[0].crop(-1)
+        for start, end in ((5, 70), (70, 74), (74, 79)):
+            forward(model, IDS[:, start:end], cache, torch.arange(start, end)[None])
+        with pytest.raises(ValueError, match=r"takes n up to 64 here; got crop\(-65\)"):
+            cache.crop(-65)
+        last, _ = forward(model, IDS[:, 79:80], cache, torch.tensor([[79]]))
+        torch.testing.assert_close(last[:, -1], expected, atol=1e-4, rtol=1e-4)
+        cache.reorder_cache(torch.tensor([1, 0]))
+        with pytest.raises(ValueError, match="takes n up to 0 here"):
+            cache.crop(-1)

@@ -140,7 +140,6 @@ def test_bfloat16_errs_as_much_as_one_process(processes, name):
         assert mine < 2 * theirs, (part, mine, theirs)
 
 
-@pytest.mark.slow  # as for second derivatives
 def test_activations_computed_again_are_those_of_the_ranks(processes):
     call = Call(decay="token", state_wanted=False)
     whole = by_one(call)
@@ -155,7 +154,6 @@ def test_the_same_bits_each_time(processes):
     assert all(torch.equal(x[name], y[name]) for x, y in zip(first, second) for name in x)
 
 
-@pytest.mark.slow  # torch imports much for it, in each process
 def test_second_derivatives(processes):
     torch.manual_seed(0)
     x = torch.randn(1, 2, 11, 3, dtype=torch.float64)

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from support.attention_cases import relative_error
-from support.model_stretches import Model, Rwkv, by_one, joined, load, on_rank
+from support.model_stretches import Model, Rwkv, by_one, generated, joined, on_rank
 
 CASES = {
     "language model": Model(),
@@ -64,11 +65,6 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def loaded(processes):
-    processes.run(load)
-
-
 def check(processes, case):
     whole = by_one(case)
     parts = joined(case, processes.run(on_rank, case, ranks=len(case.lengths)))
@@ -120,3 +116,25 @@ def test_a_long_prompt_is_read_by_all(processes, name):
     case = replace(CASES[name], prefill=True, labels=False)
     check(processes, case)
     check(processes, replace(case, masked=not case.masked, lengths=(3, 9)))
+
+
+@pytest.mark.parametrize("name", ["rotated features", "half of the layers softmax", "convolutions", "gated delta rule"])
+def test_each_rank_generates_behind_a_prompt_that_all_read(processes, name):
+    case = replace(CASES[name], labels=False, masked=False)
+    options = {"max_new_tokens": 6, "do_sample": False, "repetition_penalty": 1.3}
+    whole = generated(None, 0, case, options)
+    assert whole.shape == (2, 26)
+    for lengths in (case.lengths, (3, 16, 1)):
+        case = replace(case, lengths=lengths)
+        parts = processes.run(generated, case, options, ranks=len(lengths))
+        assert all(torch.equal(part, whole) for part in parts)
+
+
+def test_what_generate_over_ranks_refuses(processes):
+    case = Model(labels=False)
+    for options, expected in (
+        ({"num_beams": 2}, "got num_beams=2"),
+        ({"inputs_embeds": torch.ones(1)}, "got inputs_embeds"),
+    ):
+        outcomes = processes.outcomes(generated, case, options)
+        assert all(outcome.kind == "ValueError" and expected in outcome.message for outcome in outcomes), outcomes

@@ -142,6 +142,13 @@ class Rwkv(Model):
         return model_of(self.version)
 
 
-def load(group: Any, rank: int) -> None:
-    """Import what models need: on a busy machine ranks take their time for it, and nobody should wait for them in an exchange."""
-    Model().build()
+def generated(group: Any, rank: int, case: Model, options: dict[str, Any]) -> Tensor:
+    """What a rank answers that generates from its stretch of a prompt; with `group` None, from the whole."""
+    model, given = case.build().eval(), case.inputs()
+    if group is None:
+        return model.generate(**given, **options)
+    start = sum(case.lengths[:rank])
+    with sequence(group):
+        return model.generate(
+            **{name: x[:, start : start + case.lengths[rank]] for name, x in given.items()}, **options
+        )

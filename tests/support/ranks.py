@@ -13,6 +13,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+# one process imports these, and all ranks are forked from it: each by itself would take longer to start than to be tested
+PRELOADED = [
+    "torch.distributed.device_mesh",
+    "tarnn.huggingface.registered",
+    "tarnn.models.rwkv",
+    "tarnn.parallel.alike",
+]
 SECONDS = 300  # that a start or a test's function may take, at most: on a busy machine each takes many times as long
 
 
@@ -34,7 +41,8 @@ class Processes:
         groups = groups or tuple(tuple(range(n)) for n in range(1, size + 1))
         self.folder = tempfile.TemporaryDirectory(prefix="tarnn-ranks-")
         store = str(Path(self.folder.name) / "store")
-        context = get_context("spawn")
+        context = get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         self.ends, self.processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()

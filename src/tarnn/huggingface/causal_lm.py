@@ -12,6 +12,7 @@ from transformers.utils.generic import can_return_tuple
 from tarnn.huggingface.backbone import TarnnModel, TarnnPreTrainedModel
 from tarnn.huggingface.documents import Documents, check_arguments, find_documents, without_seams
 from tarnn.huggingface.fused_forward import active, enable_by_default
+from tarnn.huggingface.shared_prompts import prompt_of_all_ranks
 from tarnn.huggingface.stretches import labels_of_next, share_of_loss
 from tarnn.models.backbone import Backbone, TextModel
 from tarnn.parallel import group
@@ -105,6 +106,9 @@ class TarnnForCausalLM(TextModel, TarnnPreTrainedModel, GenerationMixin):
 
     @wraps(GenerationMixin.generate)  # its arguments and docstring
     def generate(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        group.refuse("generate", "Read a long prompt by prefill, and generate behind it on one rank.")
+        if (ranks := group.active()) is not None:
+            kwargs, args = prompt_of_all_ranks(self, ranks, args, kwargs), ()
+            with group.alone():
+                return self.generate(**kwargs)
         with enable_by_default(self):
             return GenerationMixin.generate(cast(Any, self), *args, **kwargs)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 from transformers import Cache
-from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicSlidingWindowLayer
 
 KEPT = 64  # how many tokens can be forgotten, at least
 APART = 16  # tokens read one by one between two states that are kept
@@ -113,7 +113,10 @@ def read_and_note(run: Run, inputs: Inputs, state: Any, note: Callable[[Any, int
 
 
 class CropsAsOne:
-    """A cache in which a crop that some layer refuses leaves all of them as they were."""
+    """A cache in which a crop that some layer refuses leaves all of them as they were, and whose length is known.
+
+    transformers counts keys; where no layer has any, an assistant's cache has the length that its linear layers count.
+    """
 
     __slots__ = ()  # or no cache that exists could become one
 
@@ -124,7 +127,13 @@ def _cropping_as_one(kind: Any) -> type:
         check_crop_of(self, tokens_to_remove)
         kind.crop(self, tokens_to_remove)
 
-    return type(f"Undoing{kind.__name__}", (kind, CropsAsOne), {"crop": crop})
+    def get_seq_length(self: Any, layer_idx: int = 0) -> int:
+        count = getattr(self.layers[layer_idx], "num_tokens", None)
+        if count is None or any(isinstance(x, CacheLayerMixin) for x in self.layers):
+            return kind.get_seq_length(self, layer_idx)
+        return count
+
+    return type(f"Undoing{kind.__name__}", (kind, CropsAsOne), {"crop": crop, "get_seq_length": get_seq_length})
 
 
 def crop_as_one(cache: Cache) -> None:

@@ -32,11 +32,12 @@ def bounds_over_ranks(ranks: Ranks, numbers: Tensor, step: int) -> Tensor | None
 
 
 def whole_rows(ranks: Ranks, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """x (b, t, width) and its mask of all ranks, end to end: as large as the whole rows, on every rank."""
+    """x (b, t, …) and its mask of all ranks, end to end: as large as the whole rows, on every rank."""
     layout = agree(ranks, x.shape[1], {"the op": "rows", "x": looks(x, 1), "mask": looks(mask, 1)})
     lengths = [stop - start for start, stop in zip(layout.starts, layout.starts[1:])]
     missing = max(lengths) - x.shape[1]
-    everyone = gather(ranks, pad(x, (0, 0, 0, missing)))[0]
+    padded = pad(x, (0, 0) * (x.ndim - 2) + (0, missing))
+    everyone = gather(ranks, padded)[0] if x.is_floating_point() else gather_plain(ranks, padded)
     whole = torch.cat([part[:, :n] for part, n in zip(everyone, lengths)], 1)
     if mask is None:
         return whole, None

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 
 from tarnn.huggingface.described.forward import described_generate, described_head
+from tarnn.huggingface.patching.assistance import decoding_by_one_name, head_with_one_name, inputs_by_one_name
 from tarnn.huggingface.patching.convolution import convolve_sequences, convolve_token
 from tarnn.huggingface.patching.delta import delta_sequences, delta_token
 from tarnn.huggingface.patching.griffin import griffin_block, griffin_model
@@ -92,6 +93,11 @@ MAMBA_HEAD = (
 )
 
 
+ASSISTED = (
+    "self input_ids logits_processor stopping_criteria generation_config synced_gpus streamer inputs_tensor assistant_model "
+    "assistant_tokenizer tokenizer **model_kwargs"
+)
+PREPARED = "self input_ids inputs_embeds use_cache cache_params attention_mask is_first_iteration **kwargs"
 GRIFFIN = "self input_states position_ids attention_mask use_cache **kwargs"
 MLSTM = "self query key value igate fgate c_initial n_initial m_initial return_last_states mode"
 LIGHTNING = "self hidden_states position_embeddings attention_mask past_key_values **kwargs"
@@ -137,10 +143,18 @@ def _described(name: str, module: str, layer: str, short: str, model: str, route
     )
 
 
+def _mamba_head(name: str, arguments: str, *asks: Callable[[Callable], Callable]) -> tuple[Hook, ...]:
+    return (
+        Hook(f"{name}.forward", _composed(head_with_one_name, *asks, head_with_packed_rows), arguments),
+        Hook(f"{name}.prepare_inputs_for_generation", inputs_by_one_name, PREPARED),
+        Hook(f"{name}._assisted_decoding", decoding_by_one_name, ASSISTED),
+    )
+
+
 def _mamba(name: str, module: str, short: str) -> Family:
     model = Hook(f"{short}Model.forward", silent_model_with_packed_rows, MAMBA)
-    head = Hook(f"{short}ForCausalLM.forward", head_with_packed_rows, MAMBA_1_HEAD)
-    return Family(name, module, (*SCAN, SCAN_FUSED, _scan_layer(f"{short}Mixer"), model, head))
+    head = _mamba_head(f"{short}ForCausalLM", MAMBA_1_HEAD)
+    return Family(name, module, (*SCAN, SCAN_FUSED, _scan_layer(f"{short}Mixer"), model, *head))
 
 
 def _inkling(name: str) -> tuple[Hook, ...]:
@@ -149,7 +163,7 @@ def _inkling(name: str) -> tuple[Hook, ...]:
 
 
 _MAMBA_2 = (
-    Hook("Mamba2ForCausalLM.forward", _composed(described_head, head_with_packed_rows), MAMBA_HEAD),
+    *_mamba_head("Mamba2ForCausalLM", MAMBA_HEAD, described_head),
     Hook("Mamba2ForCausalLM.generate", described_generate, GENERATE),
 )
 

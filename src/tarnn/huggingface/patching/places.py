@@ -24,7 +24,9 @@ _PLACES: WeakKeyDictionary[Any, dict[str, _Place]] = (
 def before(owner: Any, name: str) -> Any:
     """What stands at `owner.name`, or stood there before it was replaced."""
     place = _PLACES.get(owner, {}).get(name)
-    return getattr(owner, name) if place is None else place.before
+    if place is None:
+        return getattr(owner, name)
+    return getattr(super(owner, owner), name) if place.before is _ABSENT else place.before  # a class inherits it
 
 
 def hold(owner: Any, name: str, value: Any, holder: int) -> None:

@@ -20,12 +20,14 @@ from tarnn.ops.state import State
 class UndoingLayer:
     """What a layer of transformers' cache becomes: its `crop` takes recurrent states along.
 
-    pasts: of each recurrence of the layer, in the order of their calls, and how the cache holds its state.
+    pasts: of each recurrence of the layer, in the order of their calls, and how the cache holds its state. num_tokens: how
+    many it has read, None where that is unknown.
     """
 
     __slots__ = ()  # or no layer that exists could become one
     pasts: list[tuple[Past, Callable[[Any], Tensor]]]
     next_past: int
+    num_tokens: int | None
 
     def note(self: Any, tensor: Callable[[Any], Tensor], state: Any, num_tokens: int, again: Again) -> None:
         """Take note of what the next recurrence of this call reads. tensor(state): as the cache holds it."""
@@ -70,6 +72,7 @@ def _undoing_layer(kind: Any) -> type:
         kind.crop(self, tokens_to_remove)
         if remove:
             self.rewind(remove)
+            self.num_tokens = None if self.num_tokens is None else self.num_tokens - remove
         self.conv_states = {i: x[..., : x.shape[-1] - remove] for i, x in inputs.items()}  # kept for the next crop
 
     def update_conv_state(self: Any, conv_states: Tensor, state_idx: int = 0, **kwargs: Any) -> Tensor:
@@ -79,7 +82,7 @@ def _undoing_layer(kind: Any) -> type:
 
     def reset(self: Any) -> None:
         kind.reset(self)
-        self.pasts.clear()
+        self.pasts, self.num_tokens = [], 0
 
     def reorder_cache(self: Any, beam_idx: Tensor) -> None:
         kind.reorder_cache(self, beam_idx)
@@ -106,7 +109,11 @@ def layer_with_undo(original: Callable) -> Callable:
             return original(self, hidden_states, cache_params, *args, **kwargs)
         layer = cache_params.layers[self.layer_idx]
         if not isinstance(layer, UndoingLayer):
-            layer.__class__, layer.pasts = _undoing_layer(cast(Any, type(layer))), []
+            begins = not any(layer.has_previous_state.values())
+            layer.__class__ = _undoing_layer(cast(Any, type(layer)))
+            layer.pasts, layer.num_tokens = [], 0 if begins else None
+        if layer.num_tokens is not None:
+            layer.num_tokens += hidden_states.shape[1]
         if not layer.record_past:
             return original(self, hidden_states, cache_params, *args, **kwargs)
         crop_as_one(cache_params)
@@ -129,6 +136,7 @@ def remembered(run: Run, inputs: Inputs, state: State | None, tensor: Callable[[
 
 
 _STATEFUL = "_is_stateful"  # why transformers refuses assisted generation
+_ELSEWHERE = ("RecurrentGemma", "xLSTM")  # which keep states where no crop of transformers' cache reaches them
 
 
 class _OffCpu:
@@ -146,8 +154,8 @@ def lifted_refusals(owners: Iterable[Any]) -> list[tuple[Any, str, Any]]:
     changes: list[tuple[Any, str, Any]] = []
     for owner in owners:
         if isinstance(owner, type):
-            if _STATEFUL in vars(owner):
+            if _STATEFUL in vars(owner) and not owner.__name__.startswith(_ELSEWHERE):
                 changes.append((owner, _STATEFUL, property(lambda self: self.device.type != "cpu")))
-        elif getattr(owner, _STATEFUL, False):
+        elif getattr(owner, _STATEFUL, False) and not type(owner).__name__.startswith(_ELSEWHERE):
             changes.append((owner, _STATEFUL, _OffCpu(owner)))
     return changes
