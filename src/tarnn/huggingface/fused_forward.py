@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from inspect import signature
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, cast, get_args
 from weakref import WeakSet
 
 import torch
@@ -201,7 +201,7 @@ def asking(forward: Callable[..., Any], maker: type[FusedForward]) -> Callable[.
 
 def _output_of(forward: Callable[..., Any]) -> Callable[..., Any]:
     """The class of what it puts out."""
-    kinds = get_args(get_type_hints(forward).get("return"))
+    kinds = get_args(forward.__annotations__.get("return"))
     return next((x for x in kinds if isinstance(x, type) and issubclass(x, ModelOutput)), CausalLMOutputWithPast)
 
 
