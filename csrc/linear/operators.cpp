@@ -94,7 +94,7 @@ void set_up(const Inputs& in, Call& call) {
   call.keys = plan(of_keys, packed, sequences, g, unit, tasks, in.stretch, !in.causal);
   if (!in.causal) call.queries = plan(of_queries, packed, sequences, g, unit, tasks, in.stretch, true);
   const Index features = p.f * (p.e + (in.omega ? p.d : 0));
-  if (in.q.size(0) * g * p.r * std::max(t, s) * features < worth_a_thread) p.threads = 1;
+  if (in.q.size(0) * g * std::max(p.r, Index(1)) * std::max(t, s) * features < worth_a_thread) p.threads = 1;
   p.keys = call.keys.view();
   p.queries = call.queries.view();
 }

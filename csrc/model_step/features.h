@@ -61,6 +61,7 @@ class Featurer {
         scale = constant;
         return;
       case Function::halves: return halves(u, m, to);
+      case Function::log_softmax: return log_softmax(u, m, to);
       case Function::dpfp: return dpfp(u, to, room);
       case Function::pairs: return pairs(u, to);
       case Function::cosformer: {
@@ -72,6 +73,16 @@ class Featurer {
         }
       }
     }
+  }
+
+  /// u − log Σ e^u.
+  static void log_softmax(const float* u, Index m, float* to) {
+    Vec<float> seen = broadcast(u[0]);
+    for (Index i = 0; i < m; i += width<float>) seen = within(m - i, load(u + i), seen) > seen ? load(u + i) : seen;
+    const float most = largest<float>(seen);
+    const float total = summed(m, [&](Index i) TARNN_LAMBDA { return exp_nonpositive(load(u + i) - most); });
+    const float log_total = most + std::log(total);
+    for (Index i = 0; i < m; i += width<float>) store(to + i, within(m - i, load(u + i) - log_total));
   }
 
   /// e^(u − scale)·gain + shift·e^(−scale): `number` is the least that the scale may be.

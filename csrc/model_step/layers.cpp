@@ -1,12 +1,12 @@
 // One token of each sequence, or several, through all layers. Compiled once for each instruction set: see ../kernels_of_isa.cpp.
 #include <cmath>
+#include <optional>
 
 #include "linear/step.h"
 #include "model_step/delta.h"
-#include "model_step/features.h"
 #include "model_step/filters.h"
+#include "model_step/hybrid.h"
 #include "model_step/rwkv7_rows.h"
-#include "model_step/softmax.h"
 #include "model_step/ssd_rows.h"
 
 namespace tarnn {
@@ -14,7 +14,6 @@ namespace TARNN_ISA {
 
 namespace {
 
-constexpr Index states_a_task = 4;
 constexpr Index tokens_at_once = 12;  // of a head, whose features are made together
 constexpr Index rows_a_product = 36;
 constexpr Index rows_alone = 4, rows_a_task = 4;  // up to so many rows, one thread does what whole rows need
@@ -29,9 +28,9 @@ Index largest_of_layers(const Stack& s, F f) {
   return most;
 }
 
-/// Blocks of keys in the longest cache, the new keys included.
-Index most_blocks(const Stack& s) {
-  return largest_of_layers(s, [&](const Layer& l) { return l.attention == Attention::softmax ? key_blocks(l.cache.length + s.most_slots) : 0; });
+/// Parts of a query in the layer that has most, the new keys included.
+Index most_parts_of_all(const Stack& s) {
+  return largest_of_layers(s, [&](const Layer& l) { return most_parts(l, s.g, s.most_slots); });
 }
 
 /// The activations of some rows: x is what the residuals add up to.
@@ -52,7 +51,7 @@ struct Buffers {
     ld_levels = whole_panels(widest > s.hidden ? widest : s.hidden) + 64;
     ld_turns = 0;
     for (Index i = 0; i < s.num_rotations; ++i) ld_turns += s.rotations[i].width;
-    ld_parts = most_blocks(s) * partial_size(s.d) * s.h;
+    ld_parts = most_parts_of_all(s) * partial_size(s.d) * s.h;
     for (float** at : {&x, &normed, &y}) *at = scratch.take<float>(rows * ld);
     qkv = scratch.take<float>(rows * ld_qkv);
     heads = scratch.take<float>(rows * ld_heads);
@@ -86,6 +85,7 @@ struct OwnBuffers {
   SsdScratch ssd;
   Rwkv7Room rwkv7;
   float *x, *u, *features, *turned, *scale, *weight, *gate, *scores;
+  std::optional<FarBuffers> far;
   OwnBuffers(Scratch& scratch, const Stack& s)
       : step(scratch, widest_step(s)),
         delta(scratch, s),
@@ -99,6 +99,7 @@ struct OwnBuffers {
     for (float** at : {&scale, &weight}) *at = scratch.take<float>(n);
     gate = scratch.take<float>((n / each + 2) * ldf);
     scores = scratch.take<float>((n - n / each) * keys_a_block);
+    if (largest_of_layers(s, [](const Layer& l) { return l.hybrid.room; })) far.emplace(scratch, s.h / s.g, s.d, ldx, ldf);
   }
 };
 
@@ -126,6 +127,7 @@ class Sweep {
     if (l.filters.width) filter(l);
     if (l.attention == Attention::softmax) attend_cache(l, then);
     else if (l.attention == Attention::delta) over_states(l.delta.keys, [&](Index row, Index rows, Index head) { correct(l, row, rows, head); }, then);
+    else if (l.attention == Attention::hybrid) over_states(s_.g, [&](Index row, Index rows, Index head) { attend_hybrid(l, row, rows, head); }, then, 1);
     else if (l.attention == Attention::ssd) scan(l, then);
     else if (l.attention == Attention::rwkv7) over_states(l.rwkv7.heads, [&](Index row, Index rows, Index head) {
       float* S = l.rwkv7.S + (s_.sequence(begin_ + row) * l.rwkv7.heads + head) * l.rwkv7.d * l.rwkv7.d;
@@ -222,7 +224,7 @@ class Sweep {
 
   /// task(first row, rows, head): the rows of one sequence for one of some heads; several such are a task where rows are few.
   template <typename F, typename G>
-  void over_states(Index heads, F task, G row) {
+  void over_states(Index heads, F task, G row, Index states_a_task = 4) {
     const Index first = s_.sequence(begin_), sequences = s_.sequence(begin_ + count_ - 1) - first + 1;
     const Index states = sequences * heads, each = std::max<Index>(1, states_a_task * sequences / count_);
     phase((states + each - 1) / each, [&](Index i) {
@@ -256,7 +258,8 @@ class Sweep {
     float* turn = at_.turns + i * at_.ld_turns;
     for (Index j = 0; j < s_.num_rotations; turn += s_.rotations[j++].width)
       for (Index c = 0, half = s_.rotations[j].width / 2; c < half; ++c) {
-        const double angle = static_cast<double>(position) * s_.rotations[j].frequencies[c];
+        double angle = static_cast<double>(position) * s_.rotations[j].frequencies[c];
+        if (s_.rotations[j].single) angle = static_cast<double>(static_cast<float>(angle));
         turn[c] = static_cast<float>(std::cos(angle)), turn[half + c] = static_cast<float>(std::sin(angle));
       }
   }
@@ -313,24 +316,63 @@ class Sweep {
 
   void put_key(const Layer& l, Index row, Index head) {
     place(l, row, head);
-    append(cache(l, row), head, s_.d, key(row, head), value(row, head));
+    append(cache(l, row), head_of_cache(l, head), s_.d, key(row, head), value(row, head));
   }
 
   /// A layer's cache of a row's sequence as it is when the row comes.
-  Cache cache(const Layer& l, Index row) const { return l.cache.of(s_.sequence(begin_ + row), s_.g, s_.d, s_.slot(begin_ + row)); }
+  Cache cache(const Layer& l, Index row) const {
+    return l.cache.of(s_.sequence(begin_ + row), head_of_cache(l, s_.g), s_.d, s_.slot(begin_ + row));
+  }
+
+  /// Which of its heads a layer's cache has for this one.
+  static Index head_of_cache(const Layer& l, Index head) {
+    return l.attention == Attention::hybrid ? l.hybrid.heads_with(Reach::exact, head) : head;
+  }
+
+  /// Hybrid attention of one key head, for rows of a sequence.
+  void attend_hybrid(const Layer& l, Index row, Index rows, Index head) {
+    const Reach reach = static_cast<Reach>(l.hybrid.reach[head]);
+    if (reach == Reach::exact) return attend_all(l, row, rows, head);
+    const Ring& ring = reach == Reach::features ? l.hybrid.features : l.hybrid.window;
+    for (const Index end = row + rows; row < end; ++row) {
+      place(l, row, head);
+      copy_queries(row, 1, head);
+      const Index of = s_.sequence(begin_ + row), count = ring.count[of] + begin_ + row - s_.start(of);
+      const RingToken token = {of, count, r_, s_.d, own_.ldx, head * r_, own_.x, key(row, head), value(row, head)};
+      float* to = parts(l, row, head, 0);
+      const Index each = parts(l, row, head, 1) - to;
+      const Index n = RingHead(l, ring, l.hybrid.heads_with(reach, head), token, *own_.far).attend(own_.scores, to, each);
+      for (Index r = 0; r < r_; ++r) join_blocks(to + r * each, n, s_.d, output(row, head) + r * s_.d);
+    }
+  }
+
+  /// Softmax over all keys, for rows of a sequence.
+  void attend_all(const Layer& l, Index row, Index rows, Index head) {
+    for (Index i = 0; i < rows; ++i) put_key(l, row + i, head);
+    for (Index n; rows > 0; row += n, rows -= n) {
+      n = s_.slots ? 1 : smaller(rows, tokens_at_once);
+      for (Index block = 0; block < key_blocks(cache(l, row).length + n); ++block) attend_part(l, row, n, head, block);
+      for (Index i = 0; i < n * r_; ++i) join(l, row + i / r_, head, i % r_);
+    }
+  }
 
   /// One block of keys, for rows of a sequence that follow on one another.
   void attend_part(const Layer& l, Index row, Index rows, Index head, Index block) {
     const Cache before = cache(l, row);
     if (block >= key_blocks(before.length + rows)) return;
+    copy_queries(row, rows, head);
+    float* partial = parts(l, row, head, 0) + block * partial_size(s_.d);
+    const Queries queries = {rows, r_, own_.ldx, parts(l, row, head, 1) - parts(l, row, head, 0), at_.ld_parts, own_.x, own_.scores, partial};
+    attend_block(before, head_of_cache(l, head), s_.d, block, queries);
+  }
+
+  /// The queries of a head behind one another, each with zeros behind it.
+  void copy_queries(Index row, Index rows, Index head) {
     for (Index i = 0; i < rows * r_; ++i) {
       float* q = own_.x + i * own_.ldx;
       clear(q, own_.ldx);
       std::memcpy(q, query(row + i / r_, head) + i % r_ * s_.d, bytes(s_.d));
     }
-    float* partial = parts(l, row, head, 0) + block * partial_size(s_.d);
-    const Queries queries = {rows, r_, own_.ldx, parts(l, row, head, 1) - parts(l, row, head, 0), at_.ld_parts, own_.x, own_.scores, partial};
-    attend_block(before, head, s_.d, block, queries);
   }
 
   void join(const Layer& l, Index row, Index head, Index r) {
@@ -340,9 +382,9 @@ class Sweep {
     for (Index c = 0, n = s_.d; l.gated && c < n; c += width<float>) write(o + c, read(o + c, n - c) * sigmoid<float>(read(gate + c, n - c)), n - c);
   }
 
-  /// Where the blocks' parts of a query lie.
+  /// Where the parts of a query lie.
   float* parts(const Layer& l, Index row, Index head, Index r) const {
-    return at_.parts + row * at_.ld_parts + (head * r_ + r) * key_blocks(l.cache.length + s_.most_slots) * partial_size(s_.d);
+    return at_.parts + row * at_.ld_parts + (head * r_ + r) * most_parts(l, s_.g, s_.most_slots) * partial_size(s_.d);
   }
 
   /// q and k, normed and rotated.

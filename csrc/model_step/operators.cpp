@@ -30,8 +30,9 @@ class States {
   void give(const Stack& s, std::vector<Layer>& layers, std::vector<OwnCache>& own) {
     own.reserve(layers.size() * static_cast<std::size_t>(s.b));  // so that nothing moves
     for (Layer& l : layers) {
-      if (l.attention == Attention::softmax) give_cache(s, l.cache, own);
+      if (l.attention == Attention::softmax) give_cache(s, s.g, l.cache, own);
       if (l.attention == Attention::delta) give_delta(s, l.delta);
+      if (l.attention == Attention::hybrid) give_hybrid(s, l, own);
       if (l.attention == Attention::ssd) l.ssd.S = floats(s.b * l.ssd.inner() * l.ssd.n);
       if (l.attention == Attention::rwkv7) l.rwkv7.S = floats(s.b * l.rwkv7.width() * l.rwkv7.d), l.rwkv7.last = floats(s.b * s.hidden);
       if (l.mixture) l.mlp_last = floats(s.b * s.hidden);
@@ -45,14 +46,28 @@ class States {
   }
 
  private:
-  void give_cache(const Stack& s, Cache& cache, std::vector<OwnCache>& own) {
+  /// In the order of `Reach`: of both rings k, v, S, z, M and count, and a cache.
+  void give_hybrid(const Stack& s, Layer& l, std::vector<OwnCache>& own) {
+    Hybrid& x = l.hybrid;
+    for (Ring* ring : {&x.features, &x.window}) {
+      if (ring->heads == 0) continue;
+      const Index heads = s.b * ring->heads, keys = heads * x.room, f = ring == &x.features ? l.features.f : 0;
+      ring->k = static_cast<float*>(take(keys * s.d)), ring->v = static_cast<float*>(take(keys * s.d));
+      ring->sums.S = take(heads * f * s.d), ring->sums.z = take(heads * f), ring->sums.M = take(x.log_features && f ? heads * f : heads);
+      if (next_ == end_ || !next_->has_int64() || next_->numel() != s.b) refuse();
+      ring->count = static_cast<Index*>((next_++)->mutable_data_ptr());
+      if (std::any_of(ring->count, ring->count + s.b, [](Index count) { return count < 0; })) refuse();
+    }
+    if (const Index exact = x.heads_with(Reach::exact, s.g)) give_cache(s, exact, l.cache, own);
+  }
+  void give_cache(const Stack& s, Index g, Cache& cache, std::vector<OwnCache>& own) {
     if ((lengths_ -= 2) < 0 || (next_ == end_ && s.b > 0)) refuse();
     cache.length = *length_++, cache.mask = nullptr, cache.own = nullptr;
     if (next_ != end_) cache.type = next_->scalar_type() == Type::bfloat16 ? Type::bfloat16 : Type::float32;
-    if (cache.length == by_position) return give_own_caches(s, cache, own);
+    if (cache.length == by_position) return give_own_caches(s, g, cache, own);
     if (next_ == end_) refuse();
     cache.capacity = next_->dim() == 4 ? next_->size(2) : 0;
-    const Index numbers = s.b * s.g * cache.capacity * s.d;
+    const Index numbers = s.b * g * cache.capacity * s.d;
     cache.k = take(numbers, cache.type), cache.v = take(numbers, cache.type);
     if (cache.length < 0 || cache.length > cache.capacity - s.most_slots) refuse();
     if (*length_++) cache.mask = static_cast<bool*>(take(s.b * cache.capacity));
@@ -62,13 +77,13 @@ class States {
     l.S = static_cast<float*>(take(s.b * l.values * l.d * l.e));
     l.tokens = static_cast<float*>(take(s.b * l.kept * l.channels()));
   }
-  void give_own_caches(const Stack& s, Cache& cache, std::vector<OwnCache>& own) {
+  void give_own_caches(const Stack& s, Index g, Cache& cache, std::vector<OwnCache>& own) {
     if (*length_++ || s.slots) throw std::runtime_error("sequences with caches of their own have no masks.");
     cache.length = 0, cache.own = own.data() + own.size();
     for (Index i = 0; i < s.b; ++i) {
       OwnCache one;
       one.capacity = next_ != end_ && next_->dim() == 4 ? next_->size(2) : 0, one.length = s.positions[i];
-      const Index numbers = s.g * one.capacity * s.d, count = s.start(i + 1) - s.start(i);
+      const Index numbers = g * one.capacity * s.d, count = s.start(i + 1) - s.start(i);
       one.k = take(numbers, cache.type), one.v = take(numbers, cache.type);
       if (one.length < 0 || one.length > one.capacity - count) throw std::runtime_error("a key/value cache is full.");
       cache.length = std::max(cache.length, one.length);
@@ -161,9 +176,10 @@ void give_rows(Stack& s, const Maybe& starts, const Maybe& slots, Lists& lists) 
 void clear_slots(const Stack& s, const std::vector<Layer>& layers) {
   for (const Layer& l : layers) {
     const Cache& cache = l.cache;
-    if (l.attention != Attention::softmax) continue;
+    const Index heads = l.attention == Attention::softmax ? s.g : l.attention == Attention::hybrid ? l.hybrid.heads_with(Reach::exact, s.g) : 0;
+    if (heads == 0) continue;
     const auto size = static_cast<std::size_t>(s.most_slots * s.d * bytes_of(cache.type));
-    for (Index i = 0; i < s.b * s.g; ++i)
+    for (Index i = 0; i < s.b * heads; ++i)
       for (void* x : {cache.k, cache.v})
         std::memset(static_cast<char*>(x) + (i * cache.capacity + cache.length) * s.d * bytes_of(cache.type), 0, size);
     for (Index i = 0; i < s.b; ++i)
@@ -204,11 +220,15 @@ void stack(Tensor ids, Tensor positions, Tensor plan, Tensor weights, Tensor tok
   if (slots) clear_slots(s, layers);
   if (s.num_rows == 0) return;
   const FlushDenormals flush;
-  Index* position = static_cast<Index*>(positions.mutable_data_ptr());
+  std::vector<Index*> counted = {static_cast<Index*>(positions.mutable_data_ptr())};
+  for (const Layer& l : layers)
+    for (const Ring* ring : {&l.hybrid.features, &l.hybrid.window})
+      if (ring->count) counted.push_back(ring->count);
   std::vector<Index> counts;
   for (Index i = 0; i < s.b; ++i) counts.push_back(s.start(i + 1) - s.start(i));
   run_stack(s, std::move(lists), std::max<Index>(1, get_num_threads()));
-  for (Index i = 0; i < s.b; ++i) position[i] += counts[static_cast<std::size_t>(i)];
+  for (Index* count : counted)
+    for (Index i = 0; i < s.b; ++i) count[i] += counts[static_cast<std::size_t>(i)];
 }
 
 Index plan_version_read() { return plan_version; }

@@ -10,11 +10,11 @@
 namespace tarnn {
 namespace {
 
-Move read_move(Plan& plan, const Stack& s) {
+Move read_move(Plan& plan, const Stack& s, Index g) {
   Move m{};
-  m.heads = plan.number("the heads of a shift", 0, s.g);
+  m.heads = plan.number("the heads of a shift", 0, g);
   const bool there = m.heads > 0;
-  if (there && m.heads != 1 && m.heads != s.g) plan.fail("the heads of a shift", "must be 1 or all");
+  if (there && m.heads != 1 && m.heads != g) plan.fail("the heads of a shift", "must be 1 or all");
   for (const float** x : {&m.centre, &m.stretch, &m.weight}) *x = plan.vector("a shift", m.heads * s.d, there);
   m.constant = plan.vector("a shift", m.heads, there);
   return m;
@@ -32,23 +32,38 @@ Index features_of(const FeatureMap& m, Index n) {
   }
 }
 
-FeatureMap read_features(Plan& plan, const Stack& s) {
+/// Of g key heads.
+FeatureMap read_features(Plan& plan, const Stack& s, Index g) {
   FeatureMap m{};
-  m.function = static_cast<Function>(plan.number("a function", 0, static_cast<Index>(Function::cosformer)));
+  m.function = static_cast<Function>(plan.number("a function", 0, static_cast<Index>(Function::log_softmax)));
   m.made_here = plan.flag("where features are made"), m.log_scaled = plan.flag("whether a logarithm is kept apart");
   m.f = plan.size("the number of features");
-  m.heads = plan.number("the heads of Ω", 0, s.g), m.m = plan.number("the rows of Ω", m.heads ? 1 : 0, m.heads ? most_of_plan / s.g - panel : 0);
-  if (m.heads > 1 && m.heads != s.g) plan.fail("the heads of Ω", "must be 1 or all");
+  m.heads = plan.number("the heads of Ω", 0, g), m.m = plan.number("the rows of Ω", m.heads ? 1 : 0, m.heads ? most_of_plan / g - panel : 0);
+  if (m.heads > 1 && m.heads != g) plan.fail("the heads of Ω", "must be 1 or all");
   if (m.heads) m.omega = plan.matrix("Ω", s.d, m.heads * whole_panels(m.m), true);
   const double* numbers = plan.place<double>("the numbers of a map", 5, true);
   for (float* x : {&m.square, &m.offset, &m.gain, &m.shift}) *x = static_cast<float>(*numbers++);
   m.number = *numbers;
   m.parts = plan.place<float>("the parts of a map", 6, m.function == Function::pairs);
-  m.queries = read_move(plan, s), m.keys = read_move(plan, s);
+  m.queries = read_move(plan, s, g), m.keys = read_move(plan, s, g);
   const bool by_attention = static_cast<Index>(m.function) <= static_cast<Index>(Map::exp) && !m.heads;
   if (!m.made_here && !by_attention) plan.fail("a function", "is none of those that attention's step computes");
   if (m.f != features_of(m, m.heads ? m.m : s.d)) plan.fail("the number of features", "is not that of their function");
   return m;
+}
+
+/// Hybrid attention, with the features of its queries and of its keys.
+void read_hybrid(Plan& plan, const Stack& s, Layer& l) {
+  Hybrid& x = l.hybrid;
+  x.room = plan.size("the keys of a window"), x.sinks = plan.number("the number of sinks", 0, x.room - 1);
+  x.far_until = *plan.place<Index>("where features end", 1, true);
+  x.log_features = plan.flag("whether features are logarithms");
+  x.reach = plan.numbers("how far a head reaches", s.g, 0, static_cast<Index>(Reach::exact));
+  x.features.heads = x.heads_with(Reach::features, s.g), x.window.heads = x.heads_with(Reach::window, s.g);
+  if (x.features.heads == 0) return;
+  l.features = read_features(plan, s, x.features.heads), x.of_keys = read_features(plan, s, x.features.heads);
+  if (l.features.f != x.of_keys.f || l.features.m != x.of_keys.m) plan.fail("the features of keys", "are not as many as those of queries");
+  x.far_bias = plan.vector("the weights of far keys", s.h, true);
 }
 
 /// Attention of one of the first kinds, and what it is projected by.
@@ -56,7 +71,8 @@ void read_attention(Plan& plan, const Stack& s, const std::vector<Rotation>& rot
   const bool linear = l.attention == Attention::linear, none = l.attention == Attention::none;
   l.decay = static_cast<Decay>(plan.number("a decay", 0, linear ? 3 : 0));
   l.rotation = plan.number("a rotation", -1, s.num_rotations - 1), l.rotates_features = plan.flag("what is rotated");
-  if (linear) l.features = read_features(plan, s);
+  if (linear) l.features = read_features(plan, s, s.g);
+  if (l.attention == Attention::hybrid) read_hybrid(plan, s, l);
   if (l.attention == Attention::softmax) l.gated = plan.flag("the gate of outputs"), l.whole_norms = plan.flag("what is normed");
   const Index rotated = l.rotates_features ? l.features.f : s.d;
   if (l.rotates_features && (!linear || l.rotation < 0)) plan.fail("what is rotated", "is not there");
@@ -89,7 +105,7 @@ void read_mlp(Plan& plan, const Stack& s, Layer& l) {
 
 Layer read_layer(Plan& plan, const Stack& s, const std::vector<Rotation>& rotations) {
   Layer l{};
-  l.attention = static_cast<Attention>(plan.number("a kind of attention", 0, static_cast<Index>(Attention::rwkv7)));
+  l.attention = static_cast<Attention>(plan.number("a kind of attention", 0, static_cast<Index>(Attention::hybrid)));
   l.normed_inside = plan.flag("the place of a layer's norms");
   l.attention_norm = plan.norm("a norm", s.hidden, true, s.centred);
   read_mlp(plan, s, l);
@@ -114,7 +130,8 @@ Stack read_plan(const Index* numbers, Index count, const void* block, Index byte
   s.normalize = plan.flag("whether attention is normalised");
   for (Index i = 0; i < s.num_rotations; ++i) {
     const Index width = plan.size("the width of a rotation");
-    rotations.push_back({width, plan.place<double>("frequencies", width / 2, true)});
+    const bool single = plan.flag("the precision of angles");
+    rotations.push_back({width, plan.place<double>("frequencies", width / 2, true), single});
   }
   for (Index l = 0; l < s.num_layers; ++l) layers.push_back(read_layer(plan, s, rotations));
   s.last = plan.norm("the last norm", s.hidden, s.pre_norm, s.centred);

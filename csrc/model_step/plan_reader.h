@@ -43,6 +43,12 @@ class Plan {
       fail(what, least == largest ? "must be " + std::to_string(least) + "; got " + std::to_string(x) : "must be from " + std::to_string(least) + " to " + std::to_string(largest) + "; got " + std::to_string(x));
     return x;
   }
+  /// n numbers, where they stand in the plan.
+  const Index* numbers(const char* what, Index n, Index least, Index largest) {
+    const Index* first = at_;
+    for (Index i = 0; i < n; ++i) number(what, least, largest);
+    return first;
+  }
   Index size(const char* what) { return number(what, 1, most_of_plan); }
   bool flag(const char* what) { return number(what, 0, 1) != 0; }
 

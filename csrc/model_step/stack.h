@@ -9,7 +9,7 @@
 namespace tarnn {
 
 /// What features are made by (features.h); the first five are those of `Map`.
-enum class Function { identity, elu, relu, squared_relu, exp, abs, sigmoid, gelu, cos, plain_exp, waves, halves, dpfp, pairs, cosformer };
+enum class Function { identity, elu, relu, squared_relu, exp, abs, sigmoid, gelu, cos, plain_exp, waves, halves, dpfp, pairs, cosformer, log_softmax };
 
 /// How φ's arguments are moved first: (x − centre)·stretch, with weight·x + constant as their log-weight. None: centre is null.
 struct Move {
@@ -32,7 +32,7 @@ struct FeatureMap {
   Index omega_panels() const { return (m + panel - 1) / panel; }
 };
 
-enum class Attention { linear, softmax, none, delta, ssd, rwkv7 };
+enum class Attention { linear, softmax, none, delta, ssd, rwkv7, hybrid };
 enum class Mlp { none, gelu, swiglu, squared_relu };
 enum class Decay { none, head, token, channel };
 
@@ -82,10 +82,39 @@ struct Cache {
   }
 };
 
+/// What a key head of hybrid attention sees beyond its window: features of the keys, nothing, or all keys.
+enum class Reach { features, window, exact };
+
+/// Sinks and a window of keys and values (b, heads, room, d) of those heads of hybrid attention that reach as far, with `count` (b)
+/// tokens before, and the sums over the keys that have left it.
+struct Ring {
+  Index heads;
+  float *k, *v;
+  Index* count;
+  Sums sums;
+};
+
+/// Hybrid attention: see window.h. Its queries' features are those of the layer; heads that reach all keys have the layer's cache.
+struct Hybrid {
+  Index room, sinks;      // sinks and window together
+  Index far_until;        // the first place in a sequence whose query sees no features
+  bool log_features;      // features are logarithms, and each has a maximum of its own
+  const Index* reach;     // (g)  the `Reach` of each key head
+  FeatureMap of_keys;
+  const float* far_bias;  // (h)
+  Ring features, window;
+  Index heads_with(Reach of, Index below) const {
+    Index n = 0;
+    for (Index i = 0; i < below; ++i) n += reach[i] == static_cast<Index>(of);
+    return n;
+  }
+};
+
 /// Rotary positions of one width: the frequencies of its pairs.
 struct Rotation {
   Index width;
   const double* frequencies;  // width / 2
+  bool single;                // angles are rounded to float32 before their cosine is taken, as transformers has them
 };
 
 constexpr Index most_filter_width = 32;
@@ -124,6 +153,7 @@ struct Layer {
   Sums state;
   Cache cache;
   DeltaLayer delta;
+  Hybrid hybrid;
 };
 
 struct Stack {

@@ -126,7 +126,9 @@ def test_a_signal_saves_and_stops(model, texts, tmp_path, monkeypatch):
 
 
 def test_a_loss_that_is_not_finite_stops(model, texts, tmp_path, monkeypatch):
-    monkeypatch.setattr(DistillationTask, "loss", lambda self, model, batch: model(**batch)["loss"] * math.nan)
+    monkeypatch.setattr(
+        DistillationTask, "loss", lambda self, model, batch, count=None: model(**batch)["loss"] * math.nan
+    )
     with pytest.raises(UserError, match="not finite"):
         finetune(model, texts, steps=3, out=tmp_path)
 

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
+from tarnn.decoding.hybrid import Hybrid
 from tarnn.kernels.cpu import model_step
-from tarnn.kernels.cpu.model_step import ATTENTIONS, DECAYS, FUNCTIONS, MLPS, Block
+from tarnn.kernels.cpu.model_step import ATTENTIONS, DECAYS, FUNCTIONS, MLPS, VERSION, Block
 
 pytestmark = pytest.mark.usefixtures("compiled")
 HIDDEN, HEADS, KEY_HEADS, D, INNER, TOKENS = 24, 4, 2, 8, 40, 11
-FEATURES, VALUES, WIDE = 20, 4, 6
+FEATURES, VALUES, WIDE, WINDOW = 20, 4, 6, 5
 
 
 def matrix(block, outputs, inputs, weights="float32"):
@@ -36,9 +37,11 @@ def attention(block, kind, decay="none", rotation=-1, qkv=(HEADS + 2 * KEY_HEADS
     if kind == "softmax":
         block.numbers(True, True)
         qkv += HEADS * D
-    if kind == "linear":
-        block.numbers(FUNCTIONS.index("exp"), True, True, FEATURES, KEY_HEADS, FEATURES)
-        block.heads(torch.randn(KEY_HEADS, FEATURES, D), None)
+    if kind == "hybrid":
+        Hybrid(WINDOW, 1, ("features", "exact")).write(block)
+    for _ in range({"linear": 1, "hybrid": 2}.get(kind, 0)):  # of queries and keys
+        block.numbers(FUNCTIONS.index("exp"), True, True, FEATURES, 1, FEATURES)
+        block.heads(torch.randn(1, FEATURES, D), None)
         block.place(torch.tensor([0.5, 0.0, 1.0, 0.0, -1e30], dtype=torch.float64))
         block.place(None)
         block.numbers(1)
@@ -47,6 +50,8 @@ def attention(block, kind, decay="none", rotation=-1, qkv=(HEADS + 2 * KEY_HEADS
         block.numbers(0)
         for _ in range(4):
             block.vector(None)
+    if kind == "hybrid":
+        block.vector(torch.randn(HEADS))
     rank = 3 if decay == "channel" else 0
     matrix(block, qkv + rank, HIDDEN, "int8")
     matrix(block, HIDDEN, HEADS * D, "int4")
@@ -72,17 +77,18 @@ def delta(block):
 
 
 def written() -> Block:
-    """A model of four layers with all that a plan can say of them."""
+    """A model of five layers with all that a plan can say of them."""
     torch.manual_seed(0)
     block = Block()
-    block.numbers(HIDDEN, HEADS, KEY_HEADS, D, 4, 1)
+    block.numbers(HIDDEN, HEADS, KEY_HEADS, D, 5, 1)
     block.numbers(True, True, True)  # pre-norm, centred, normalised
-    block.numbers(D)
+    block.numbers(D, True)
     block.place(torch.rand(D // 2, dtype=torch.float64))
     attention(block, "linear", "channel", rotation=0)
     attention(block, "softmax", rotation=0)
     attention(block, "none", qkv=KEY_HEADS * D)
     delta(block)
+    attention(block, "hybrid", rotation=0)
     norms(block, 1)
     matrix(block, TOKENS, HIDDEN, "bfloat16")
     return block
@@ -93,10 +99,13 @@ def run(plan, weights, states=None, tokens=None, ids=None, starts=None, slots=No
         torch.zeros(1, KEY_HEADS, FEATURES, D), torch.zeros(1, KEY_HEADS, FEATURES), torch.zeros(1, KEY_HEADS),
         torch.zeros(1, KEY_HEADS, 4, D), torch.zeros(1, KEY_HEADS, 4, D),
         torch.zeros(1, VALUES, D, WIDE), torch.zeros(1, 4, 4 * D + VALUES * WIDE),
+        torch.zeros(1, 1, WINDOW + 1, D), torch.zeros(1, 1, WINDOW + 1, D), torch.zeros(1, 1, FEATURES, D),
+        torch.zeros(1, 1, FEATURES), torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64),
+        torch.zeros(1, 1, 4, D), torch.zeros(1, 1, 4, D),
     ]  # fmt: skip
     ids = torch.zeros(1, dtype=torch.int64) if ids is None else ids
     tokens = torch.randn(TOKENS, HIDDEN) if tokens is None else tokens
-    lengths = torch.tensor([0, 0])
+    lengths = torch.tensor([0, 0, 0, 0])
     position = torch.zeros(1, dtype=torch.int64)
     outputs, tables = torch.empty(1, TOKENS), (torch.as_tensor(plan), weights, tokens, None, None)
     model_step.run(ids, position, *tables, states, lengths, outputs, 9, 1e-5, 1e-30, starts, slots)
@@ -121,7 +130,7 @@ def test_a_whole_plan_runs(block, weights):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda plan: [plan[0] + 1, *plan[1:]], "has version 6, and these compiled kernels read version 5"),
+        (lambda plan: [plan[0] + 1, *plan[1:]], f"has version {VERSION + 1}, and these compiled kernels read version {VERSION}"),
         (lambda plan: plan[:2], "cut short: it has no header"),
         (lambda plan: plan[:-1], "cut short or too long"),
         (lambda plan: [*plan, 0], "cut short or too long"),
@@ -130,9 +139,9 @@ def test_a_whole_plan_runs(block, weights):
         (lambda plan: [*plan[:2], plan[2] + 64, *plan[3:]], "is for a block of"),
         (lambda plan: [*plan[:3], 25, *plan[4:]], "must be"),
         (lambda plan: [*plan[:4], 3, *plan[5:]], "the heads do not fit each other"),
-        (lambda plan: [*plan[:39], FUNCTIONS.index("waves"), *plan[40:]], "the number of features is not that"),
-        (lambda plan: [*plan[:13], plan[13] + 1, *plan[14:]], "do not lie in the block"),
-        (lambda plan: [*plan[:13], plan[2] - 8, *plan[14:]], "do not lie in the block"),
+        (lambda plan: [*plan[:40], FUNCTIONS.index("waves"), *plan[41:]], "the number of features is not that"),
+        (lambda plan: [*plan[:14], plan[14] + 1, *plan[15:]], "do not lie in the block"),
+        (lambda plan: [*plan[:14], plan[2] - 8, *plan[15:]], "do not lie in the block"),
         (lambda plan: torch.tensor(plan, dtype=torch.int32), "must be int64"),
     ],
 )  # fmt: skip
@@ -158,7 +167,7 @@ def test_states_and_tables_of_another_model_are_refused(block, weights):
 
 def test_python_refuses_kernels_that_read_another_version(block, monkeypatch):
     monkeypatch.setattr(model_step, "VERSION", 7)
-    with pytest.raises(RuntimeError, match=r"read plans of version 5, and this is version 7: compile them again"):
+    with pytest.raises(RuntimeError, match=r"read plans of version \d+, and this is version 7: compile them again"):
         block.bytes()
 
 

@@ -54,7 +54,9 @@ CASES = {
     ),
     "convolutions": Model(config=(("conv_kernel", 4),), masked=True),
     "convolutions to both sides": Model("TarnnForMaskedLM", config=(("causal", False), ("conv_kernel", 9))),
-    "gated delta rule": Model(config=(("attention", ("gated_delta", "linear")),), masked=True),
+    "recurrences": Model(
+        config=(("attention", ("gated_delta", "mamba2", "rwkv7")), ("num_hidden_layers", 3)), masked=True
+    ),
     "reversible": Model(config=(("reversible", True), ("decay", "token"), ("position", "rotary")), masked=True),
     "reversible, softmax": Model(config=(("reversible", True), ("attention", ("softmax", "linear")))),
     "reversible, to both sides": Model(
@@ -107,7 +109,7 @@ def test_packed_documents_of_rwkv(processes):
         "half of the layers softmax",
         "learned positions",
         "convolutions",
-        "gated delta rule",
+        "recurrences",
         "RWKV-5",
         "RWKV-7",
     ],

@@ -8,7 +8,7 @@ from tarnn.extras import needed_for
 with needed_for("tarnn.conversion"):
     import transformers  # noqa: F401
 
-from tarnn.conversion import hf_quantizer_hook  # noqa: F401  (registers itself)
+from tarnn.conversion import fused, hf_quantizer_hook  # noqa: F401  (register themselves)
 from tarnn.conversion.cache import constant_cache
 from tarnn.conversion.cache_file import load_cache, save_cache
 from tarnn.conversion.convert import convert

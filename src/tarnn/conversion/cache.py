@@ -8,9 +8,11 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
+from tarnn.conversion.layer import HeadStates, with_room
 from tarnn.conversion.options import converted_layers
 from tarnn.huggingface.cache import LinearStateLayer
 from tarnn.huggingface.past import check_crop_of
+from tarnn.ops.softmax.state import KVCache
 
 
 class HybridCacheLayer(LinearStateLayer):
@@ -32,6 +34,14 @@ class HybridCacheLayer(LinearStateLayer):
                 "this cache was begun by another model; give each model a cache of its own (constant_cache), or a file of "
                 "its own (load_cache)."
             )
+
+    def own(self, num_tokens: int) -> HeadStates:
+        state = super().own(num_tokens)
+        assert isinstance(state, HeadStates)
+        if not state.grows:
+            return state
+        parts = (with_room(x, num_tokens) if isinstance(x, KVCache) else x for x in state.parts)
+        return HeadStates(tuple(parts))
 
     def reset(self) -> None:
         super().reset()
@@ -77,22 +87,32 @@ def constant_cache(model: PreTrainedModel) -> Cache:
     Heads of mode "exact" keep all keys, so their layers grow: a warning names them.
     Raises ValueError for a model that runs something else.
     """
-    config = model.config.get_text_config(decoder=True)
-    name = config._attn_implementation
+    name = model.config.get_text_config(decoder=True)._attn_implementation
     if not str(name).startswith("tarnn_"):
         raise ValueError(
             f"this model runs {name!r} attention, which needs a growing cache; call "
             'model.set_attn_implementation("tarnn_hybrid") first.'
         )
+    warn_of_growth(model, sliding_layers(model)[0])
+    return make_cache(model)
+
+
+def make_cache(model: PreTrainedModel) -> ConstantCache:
+    """A cache for a model that is known to run this attention."""
+    sliding, window = sliding_layers(model)
+    return ConstantCache(
+        [DynamicSlidingWindowLayer(sliding_window=window) if x else HybridCacheLayer() for x in sliding]
+    )
+
+
+def sliding_layers(model: PreTrainedModel) -> tuple[list[bool], Any]:
+    """Which layers keep the model's own sliding window, and how wide that is."""
+    config = model.config.get_text_config(decoder=True)
     kinds: list[str] = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     window: Any = getattr(config, "sliding_window", None)
     if "layer_types" not in config.to_dict() and window is not None:
         kinds = ["sliding_attention"] * config.num_hidden_layers
-    sliding = [kind == "sliding_attention" for kind in kinds]
-    warn_of_growth(model, sliding)
-    return ConstantCache(
-        [DynamicSlidingWindowLayer(sliding_window=window) if x else HybridCacheLayer() for x in sliding]
-    )
+    return [kind == "sliding_attention" for kind in kinds], window
 
 
 def warn_of_growth(model: PreTrainedModel, sliding: list[bool]) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tarnn.feature_maps import FeatureMap
+from tarnn.feature_maps.base import PositionalMap
 from tarnn.ops.hybrid.op import hybrid_attention
 from tarnn.ops.softmax.op import softmax_attention
 from tarnn.ops.softmax.state import KVCache
@@ -117,6 +118,21 @@ class LayerAttention(nn.Module):
             states += [o[1]] if return_state else []
         return self.merge_heads(outputs), HeadStates(tuple(states)) if return_state else None
 
+    def describe(self, plan: Any, *, window: int, sinks: int, far_until: int | None) -> dict[str, Any]:
+        """What this adds to the description of its attention module, for the fused step (see `tarnn.decoding.plan`)."""
+        phi, d = self.feature_map, self.heads.d
+        rings: dict[str, Any] = {"window": window, "sinks": sinks, "far_until": far_until}
+        if phi is None:  # far keys have no weight
+            reach = tuple("window" if mode == "features" else mode for mode in self.modes)
+            return {"hybrid": plan.hybrid(reach=reach, **rings)}
+        if isinstance(phi, PositionalMap):
+            raise plan.refusal(phi, "weighs keys by their distance")
+        sides = [("queries",), ("keys",)] if phi.log_features else [(), ()]
+        queries, keys = (plan.add(phi, d, *side) for side in sides)
+        far = {"log_features": phi.log_features, "keys": keys, "far_bias": self.far_bias}
+        hybrid = plan.hybrid(reach=self.modes, **rings, **far)
+        return {"hybrid": hybrid, "features": queries, "num_features": phi.num_features(d)}
+
     def select_heads(self, x: Tensor, mode: str) -> Tensor:
         """The heads of x (b, g·r, …) that have this mode."""
         return x.unflatten(1, (self.heads.g, -1))[:, self.heads_with(mode)].flatten(1, 2)
@@ -154,7 +170,11 @@ def exact_attention(
         state = KVCache.empty(
             k.shape[0], k.shape[1], k.shape[2], k.shape[3], v.shape[3], dtype=k.dtype, device=k.device
         )
-    needed = state.length + k.shape[2]
-    if needed > state.capacity:
-        state = state.resized(max(64, needed, 2 * state.capacity))
+    state = with_room(state, k.shape[2])
     return softmax_attention(q, k, v, state=state, return_state=True, inplace=not torch.is_grad_enabled(), **options)
+
+
+def with_room(state: KVCache, num_tokens: int) -> KVCache:
+    """The cache itself, or one at least twice as large where so many tokens more don't fit."""
+    needed = state.length + num_tokens
+    return state if needed <= state.capacity else state.resized(max(64, needed, 2 * state.capacity))

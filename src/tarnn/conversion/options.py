@@ -5,7 +5,7 @@ its λ per head. They are parameters and buffers like any others: trained, moved
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -57,6 +57,14 @@ STORED_TYPES: dict[str, Any] = {  # in a config.json, of options that are no who
 DEFAULTS = {HYBRID: AttentionOptions(), LINEAR: AttentionOptions(window=1, sinks=0)}
 
 
+_told: list[Callable[[nn.Module], None]] = []
+
+
+def tell(listener: Callable[[nn.Module], None]) -> None:
+    """Call it with each model that gets options from now on."""
+    _told.append(listener)
+
+
 def attention_layers(model: nn.Module) -> list[nn.Module]:
     """The modules of a model of transformers that call an attention function, in the order of `model.modules()`.
 
@@ -106,12 +114,14 @@ def set_options(model: nn.Module, *, layers: int | Iterable[int] | None = None, 
             child = layer_attention(options_in(stored, i), heads_of(module), source if is_chosen else None, before)
             if is_chosen and bias is not None:
                 child.set_bias(bias)
-            children[i] = child.to(device)
+            children[i] = child.to(device).train(module.training)
     for i, child in children.items():  # all or none
         setattr(modules[i], CHILD, child)
     setattr(config, KEY, stored)
     name = config._attn_implementation
     config.quantization_config = {"quant_method": METHOD, "attention": name if name in DEFAULTS else HYBRID}
+    for listener in _told:
+        listener(model)
 
 
 def with_options(stored: Mapping, options: Mapping, layers: Iterable[int] | None) -> dict[str, Any]:
@@ -169,6 +179,8 @@ def attach(model: nn.Module) -> None:
     check_stored(stored, len(modules))
     for i, module in enumerate(modules):
         setattr(module, CHILD, layer_attention(options_in(stored, i), heads_of(module), None, None))
+    for listener in _told:
+        listener(model)
 
 
 def heads_of(module: nn.Module) -> Heads:

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from tarnn.decoding.caches import check_room, lengths_of, longer, masked
 from tarnn.decoding.packing import pack
+from tarnn.decoding.parts import Attention, Mixer
 from tarnn.decoding.plan import Plan, Refusal
 from tarnn.decoding.rows import check_tokens, rows_of
 from tarnn.decoding.state_check import check_state, tensors_of
@@ -95,7 +96,10 @@ class FusedStep:
             plan.norm_eps,
             default_eps(torch.float32),
         )
-        self.new_row = self._expected = [x.attention.new_state() for x in plan.layers]  # on the meta device
+        self.attentions = [x.attention for x in plan.layers]
+        self.new_row = self._expected = [
+            state for x in self.attentions for state in _states_of(x)
+        ]  # on the meta device
         # of the last state its rows, its layers and their tensors; one tuple, so that threads don't mix them
         self._checked: tuple[int, tuple[LayerState, ...], list[Tensor]] = (0, (), [])
 
@@ -272,3 +276,10 @@ def _whole(token_ids: Tensor) -> Tensor:
             )
         token_ids = token_ids.long()
     return token_ids.contiguous()
+
+
+def _states_of(x: Attention | Mixer) -> tuple[LayerState, ...]:
+    """One row of a layer's states, without numbers."""
+    if isinstance(x, Attention) and x.hybrid is not None:
+        return x.hybrid.new_states(x.heads[2], x.num_features, 1, 1, "meta")
+    return (x.new_state(),)

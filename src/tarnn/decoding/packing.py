@@ -3,6 +3,8 @@
 csrc/model_step/plan.cpp reads the numbers in the order in which they are written here.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,11 +17,11 @@ from tarnn.kernels.features import NAMES
 def pack(plan: Plan, weights: str) -> tuple[Tensor, Tensor]:
     """(the numbers, the block of weights); weights: how the layers' matrices are kept, one of `FORMATS`."""
     block = Block()
-    rotations = {tuple(x.frequencies.tolist()): x.frequencies for x in plan.attentions if x.frequencies is not None}
+    rotations = {_key(x.frequencies): x.frequencies for x in plan.attentions if x.frequencies is not None}
     block.numbers(plan.head.weight.shape[1], *plan.heads, len(plan.layers), len(rotations))
     block.numbers(plan.pre_norm, plan.centred, plan.normalize)
     for frequencies in rotations.values():
-        block.numbers(2 * len(frequencies))
+        block.numbers(2 * len(frequencies), frequencies.dtype == torch.float32)
         block.place(frequencies.double())
     for layer in plan.layers:
         block.numbers(ATTENTIONS.index(layer.attention.kind), layer.normed_inside)
@@ -34,14 +36,23 @@ def pack(plan: Plan, weights: str) -> tuple[Tensor, Tensor]:
     return torch.tensor(block.plan, device="cpu"), block.bytes()
 
 
-def _write_attention(block: Block, x: Attention, weights: str, rotations: list[tuple[float, ...]]) -> None:
+def _key(frequencies: Tensor) -> Any:
+    """Of float32 frequencies angles are float32, too."""
+    return frequencies.dtype, *frequencies.tolist()
+
+
+def _write_attention(block: Block, x: Attention, weights: str, rotations: list[Any]) -> None:
     block.numbers(DECAYS.index(x.decay.kind))
-    rotation = -1 if x.frequencies is None else rotations.index(tuple(x.frequencies.tolist()))
+    rotation = -1 if x.frequencies is None else rotations.index(_key(x.frequencies))
     block.numbers(rotation, x.rotates_features)
     if x.kind == "softmax":
         block.numbers(x.gate is not None, x.whole_norms)
-    if x.features is not None:
-        _write_features(block, x.features, x.log_scaled, x.num_features)
+    if x.hybrid is not None:
+        x.hybrid.write(block)
+    for features in x.all_features:
+        _write_features(block, features, x.log_scaled, x.num_features)
+    if x.hybrid is not None and x.features is not None:
+        block.vector(x.hybrid.far_bias)
     rows = [*x.inputs, *filter(None, (x.gate, x.decay.rows))]
     block.matrix(*stacked(rows), weights)
     block.matrix(*x.output, weights)

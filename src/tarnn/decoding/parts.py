@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from tarnn.decoding.hybrid import Hybrid
 from tarnn.kernels.cpu.model_step import Block
 from tarnn.ops import KVCache, LinearState, NoState, State
 
@@ -110,7 +111,7 @@ class Decay(NamedTuple):
 class Attention(NamedTuple):
     """One layer's attention of h query heads and g key heads of d channels."""
 
-    kind: str  # linear | softmax | none
+    kind: str  # linear | softmax | none | hybrid
     heads: tuple[int, int, int]  # h, g, d
     inputs: tuple[Product, ...]  # queries, keys and values; of "none" values alone
     output: Product
@@ -124,9 +125,15 @@ class Attention(NamedTuple):
     log_scaled: bool = False  # the state has a maximum
     normalize: bool = True
     decay: Decay = Decay()
+    hybrid: Hybrid | None = None
     rotary_dim: int | None = None  # of softmax: so many channels of a head, the first ones, are rotated; None: all
     gate: Product | None = None  # of softmax: the outputs are multiplied with its σ
     whole_norms: bool = False  # of softmax: q_norm and k_norm are of all heads together
+
+    @property
+    def all_features(self) -> list[Features]:
+        """Those of queries and keys; where these differ, first those of queries."""
+        return [x for x in (self.features, self.hybrid and self.hybrid.keys) if x is not None]
 
     def shapes(self, hidden: int) -> Shapes:
         h, g, d = self.heads
@@ -140,8 +147,9 @@ class Attention(NamedTuple):
             yield None if norm is None else norm.gain, (width,)
         yield self.frequencies, ((self.num_features if self.rotates_features else self.rotary_dim or d) // 2,)
         yield from self.decay.shapes(g, self.num_features, hidden)
-        if self.features is not None:
-            yield from self.features.shapes(g, d)
+        for features in self.all_features:
+            yield from features.shapes(g if self.hybrid is None else self.hybrid.num_estimated, d)
+        yield None if self.hybrid is None else self.hybrid.far_bias, (h,)
 
     def new_state(self) -> State:
         """One row of the state, without numbers."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from tarnn.decoding.delta import Delta
+from tarnn.decoding.hybrid import Hybrid
 from tarnn.decoding.parts import Attention, Decay, Features, FeedForward, Layer, Norm, Product, Shift
 from tarnn.decoding.rwkv7 import Rwkv7
 from tarnn.decoding.ssd import Ssd
@@ -65,7 +66,8 @@ class Plan:
     """
 
     norm, product, shift, features, decay = Norm, Product, Shift, Features, Decay
-    attention, delta, ssd, rwkv7, feed_forward, layer = Attention, Delta, Ssd, Rwkv7, FeedForward, Layer
+    attention, delta, ssd, rwkv7, hybrid = Attention, Delta, Ssd, Rwkv7, Hybrid
+    feed_forward, layer = FeedForward, Layer
 
     # a model sets these: what enters the first layer is tokens[id]·scale + places(position), zeros where either is narrower
     tokens: Tensor  # (vocabulary, width)
@@ -87,7 +89,7 @@ class Plan:
             raise Refusal(f"it is made for whole models that describe themselves, not for {type(model).__name__}")
         self._check_sizes()
 
-    def add(self, module: Any, *facts: Any) -> Any:
+    def add(self, module: Any, *facts: Any, **named: Any) -> Any:
         """The description of a module, or of another part of one such as `Rotary`; facts: what it has to be told.
 
         None: None. Raises Refusal for one of another class than is known, with hooks or a method of its own, or in training.
@@ -104,7 +106,7 @@ class Plan:
                 raise self.refusal(module, f"has a method of its own, {name}")
         if isinstance(module, nn.Module):
             self._check_hooks(module)
-        return describe(module, self, *facts)
+        return describe(module, self, *facts, **named)
 
     def refusal(self, part: Any, why: str) -> Refusal:
         """What to raise for a part of the model: its place, its class, and why not."""
@@ -145,8 +147,9 @@ class Plan:
                 place = next((name for name, weight in self.model.named_parameters() if weight is x), "a tensor")
                 raise Refusal(f"{place} is {tuple(x.shape)}, which does not fit the other weights")
         for x in self.attentions:
-            if x.features is not None and (width := x.features.width(x.heads[2])) != x.num_features:
-                raise Refusal(f"a feature map makes {width} features, where {x.num_features} are remembered")
+            for width in (features.width(x.heads[2]) for features in x.all_features):
+                if width != x.num_features:
+                    raise Refusal(f"a feature map makes {width} features, where {x.num_features} are remembered")
         for norm in (n for x in self.attentions for n in (x.q_norm, x.k_norm, x.o_norm) if n):
             if norm.eps != HEAD_EPS or norm.centred:
                 raise Refusal(f"norms of queries, keys and outputs are RMSNorms with eps = {HEAD_EPS:g} there")

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tarnn.models.state import ModelState
 from tarnn.ops import KVCache, State
+from tarnn.ops.hybrid.state import HybridState
 from tarnn.ops.softmax.rows import RowCaches
 
 
@@ -38,6 +39,14 @@ def check_state(state: ModelState, expected: Sequence[State], batch_size: int) -
 
 def _fits(layer: State, row: State, batch_size: int) -> bool:
     """As wide, and as the kernel reads it; how long a cache is does not matter, and it may have a mask."""
+    if isinstance(layer, HybridState):
+        return all(
+            x.shape == (batch_size, *wanted.shape[1:])
+            and x.dtype == wanted.dtype
+            and x.device.type == "cpu"
+            and x.is_contiguous()
+            for x, wanted in zip(vars(layer).values(), vars(row).values(), strict=True)
+        )
     tensors, dtypes = tensors_of(layer), [torch.float32]
     expected = [(batch_size, *x.shape[1:]) for x in tensors_of(row)]
     if isinstance(layer, KVCache):
@@ -68,7 +77,9 @@ def _fit(rows: Sequence[KVCache], wanted: KVCache) -> bool:
 
 
 def tensors_of(layer: State) -> list[Tensor]:
-    """The tensors of a layer's state, whole."""
+    """The tensors of a layer's state that the kernel reads, whole."""
     if isinstance(layer, RowCaches):
         return [x for row in layer.rows for x in (row.k, row.v)]
+    if isinstance(layer, HybridState):  # nothing fades there, and nothing is in slots
+        return [layer.k, layer.v, layer.S, layer.z, layer.M, layer.count]
     return [x for x in vars(layer).values() if isinstance(x, Tensor)]

@@ -65,7 +65,7 @@ def test_text_is_that_of_the_model(kind, batch, threads):
 def test_the_maps_that_a_model_can_have_are_all_tried():
     """But for those that it refuses."""
     assert {*MAPS, "generalized", "generalized_random", "clusters"} == set(names())
-    assert "attention.feature_map (QueryClusters) does not describe itself" in refusal(
+    assert "attention.feature_map (QueryClusters) makes logarithms of features" in refusal(
         text_model(feature_map="clusters")
     )
 

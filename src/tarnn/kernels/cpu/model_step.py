@@ -24,15 +24,16 @@ from tarnn.kernels.cpu.library import available
 from tarnn.kernels.features import NAMES
 from tarnn.large_pages import wants_large_pages
 
-VERSION = 5  # of a plan; csrc/model_step/plan.h has the same. Change both with the order or the meaning of its numbers
+VERSION = 6  # of a plan; csrc/model_step/plan.h has the same. Change both with the order or the meaning of its numbers
 PANEL = 64
 FORMATS = ("float32", "bfloat16", "int8", "int4")
 GROUP = 32  # inputs that share a factor, of int4
 EXTREMES = (-8.0, -7.5, -7.0, -8.5, -9.0, 7.0)  # what the largest of a group may be, in units of its factor
 NOWHERE = -1
 # as csrc/model_step/stack.h has them
-FUNCTIONS = (*NAMES, "abs", "sigmoid", "gelu", "cos", "plain_exp", "waves", "halves", "dpfp", "pairs", "cosformer")
-ATTENTIONS = ("linear", "softmax", "none", "delta", "ssd", "rwkv7")
+OTHERS = ("abs", "sigmoid", "gelu", "cos", "plain_exp", "waves", "halves", "dpfp", "pairs", "cosformer", "log_softmax")
+FUNCTIONS = (*NAMES, *OTHERS)
+ATTENTIONS = ("linear", "softmax", "none", "delta", "ssd", "rwkv7", "hybrid")
 MLPS = ("none", "gelu", "swiglu", "squared_relu")
 DECAYS = ("none", "head", "token", "channel")
 
@@ -192,7 +193,8 @@ def run(
     What enters the first layer is tokens[id] + places[position] + extra[row]; beyond the last place, that one counts.
     states: of each layer in turn S (b, g, f, d), z (b, g, f) and, if it has one, M (b, g); or keys and values
     (b, g, capacity, d) and, if it has one, their mask (b, capacity), to which lengths, int64, has two numbers: how many
-    keys are there, and whether there is a mask; or −1 and 0, where each sequence has keys and values (1, g, capacity, d) of
+    keys are there, and whether there is a mask; or of hybrid attention, for each of its `REACHES`, k, v, S, z, M and count of a
+    `HybridState`, or such a cache; or −1 and 0, where each sequence has keys and values (1, g, capacity, d) of
     its own, one sequence's after another's, as many as its position says. slots (n + 1,): where behind these keys each
     token's own goes, ascending in a sequence, and how many places there are; those that a sequence leaves free are masked.
     None: one behind the other, of each sequence equally many where there is a cache of all. Writes all states, and adds to

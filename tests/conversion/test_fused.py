@@ -1,0 +1,176 @@
+"""Converted models by the fused step: the logits of `forward`, and the same texts from `generate`."""
+
+import pytest
+import torch
+from support.families import FAMILIES, model_of
+
+from tarnn.conversion import constant_cache, set_options
+from tarnn.conversion.described import classes_of
+from tarnn.conversion.fused import new_states
+from tarnn.decoding.fused import FusedStep, refusal
+from tarnn.huggingface.fused_forward import fused_forward
+from tarnn.kernels.cpu import library
+from tarnn.kernels.cpu.model_step import FORMATS
+from tarnn.models.state import ModelState
+
+pytestmark = [
+    pytest.mark.skipif(not library.available(), reason="the compiled kernels are not there"),
+    pytest.mark.filterwarnings("ignore"),  # what transformers has to say of random configs
+]
+NEAR = {"window": 6, "sinks": 2}
+KINDS = {
+    "window alone": NEAR | {"feature_map": None},
+    "clusters": NEAR | {"feature_map": {"name": "clusters", "num_features": 19}},
+    "clusters that end": {"window": 5, "sinks": 0, "feature_map": "clusters", "far_until": 20},
+    "favor": NEAR | {"feature_map": {"name": "favor", "num_features": 70}, "far_until": 20},
+    "centred and balanced": NEAR
+    | {"feature_map": {"name": "oprf", "num_features": 40, "centre": True, "balance": True}},
+    "elu": NEAR | {"feature_map": "elu"},
+    "heads of every mode": NEAR | {"feature_map": "clusters", "mode": ["exact", "features"]},
+    "window and features": NEAR | {"feature_map": "favor", "mode": ["window", "features"]},
+    "exact": {"mode": "exact"},
+    "long window": {"window": 600, "sinks": 3, "feature_map": None},
+}
+
+
+def converted(family="Llama", **options):
+    torch.manual_seed(0)
+    model = model_of(FAMILIES[family])
+    model.set_attn_implementation("tarnn_hybrid")
+    set_options(model, **options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4) if parameter.ndim > 1 else parameter.add_(0.3 * torch.randn_like(parameter))
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+    return model
+
+
+def read(model, ids, weights="float32"):
+    """Logits after each token, by steps and by one prefill, and the states behind."""
+    step = FusedStep(model, weights, classes=classes_of(model))
+    states = [ModelState(new_states(step, len(ids), 64), torch.zeros(len(ids), dtype=torch.int64)) for _ in range(2)]
+    logits = []
+    for token in ids.T:
+        out, states[0] = step(token, states[0], inplace=True)
+        logits.append(out)
+    at_once, states[1] = step.prefill(ids, states[1], every=True)
+    return torch.stack(logits, 1), at_once, states
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_logits_are_those_of_forward(family, kind):
+    """A prompt at once gives to the last bit what its tokens give one by one, and so does the state behind it."""
+    if family != "Llama" and kind != "heads of every mode":
+        pytest.skip("one kind is enough to see another class")
+    model = converted(family, **KINDS[kind])
+    ids = torch.randint(99, (2, 40), generator=torch.Generator().manual_seed(1))
+    one_by_one, at_once, states = read(model, ids)
+    expected = model(ids, use_cache=False).logits
+    assert expected.std() > 0.3
+    torch.testing.assert_close(one_by_one, expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(one_by_one, at_once)
+    for x, y in zip(states[0].tensors().values(), states[1].tensors().values(), strict=True):
+        assert torch.equal(x, y)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("weights", FORMATS)
+def test_weights_in_fewer_bits_lose_little(weights):
+    model = converted(**KINDS["heads of every mode"])
+    ids = torch.randint(99, (2, 40), generator=torch.Generator().manual_seed(1))
+    one_by_one, at_once, _ = read(model, ids, weights)
+    expected = model(ids, use_cache=False).logits
+    assert torch.equal(one_by_one, at_once)
+    most = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 6e-2, "int4": 0.6}[weights]
+    assert (one_by_one - expected).square().mean().sqrt() < most * expected.std()
+
+
+@pytest.fixture
+def tokens(monkeypatch):
+    """How many tokens the fused step read one by one, and how many prompts."""
+    seen = []
+    for name in ("__call__", "prefill"):
+        method = getattr(FusedStep, name)
+        monkeypatch.setattr(FusedStep, name, lambda *x, of=method, n=name, **y: seen.append(n) or of(*x, **y))
+    return seen
+
+
+WAYS = {
+    "greedy": {"do_sample": False},
+    "sampled": {"do_sample": True, "temperature": 1.3, "top_k": 0},
+    "beams": {"num_beams": 3, "num_return_sequences": 2, "do_sample": False},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["clusters", "favor", "heads of every mode"])
+def test_generate_writes_the_same_text(kind, way, tokens):
+    """Padded rows too, by default as within `fused_forward`, and continued on the same cache."""
+    model, generator = converted(**KINDS[kind]), torch.Generator().manual_seed(2)
+    ids = torch.randint(3, 99, (3, 17), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1, :5] = mask[2, :11] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 25, **WAYS[way]}
+
+    def written(**more):
+        torch.manual_seed(0)
+        return model.generate(ids, **options, **more)
+
+    expected = written(use_cache=False)
+    assert not tokens
+    assert torch.equal(written(), expected)
+    assert 0 < tokens.count("__call__") < 24, "after some tokens by forward"
+    tokens.clear()
+    with fused_forward(model):
+        assert torch.equal(written(), expected)
+        assert tokens == ["prefill"] + ["__call__"] * 24
+        if way == "greedy":
+            cache = constant_cache(model)
+            options["max_new_tokens"] = 10
+            first = written(past_key_values=cache)
+            mask = torch.cat([mask, mask.new_ones(3, 10)], 1)
+            second = model.generate(
+                first, attention_mask=mask, past_key_values=cache, max_new_tokens=15, do_sample=False
+            )
+            assert torch.equal(second, expected)
+
+
+@torch.no_grad()
+def test_forward_and_the_fused_step_take_turns_on_a_cache():
+    """And a copy of the cache goes on by itself."""
+    model = converted(**KINDS["heads of every mode"])
+    ids = torch.randint(99, (2, 90), generator=torch.Generator().manual_seed(1))
+    expected, cache, logits = model(ids, use_cache=False).logits, constant_cache(model), []
+    for i, piece in enumerate(ids.split([9, 1, 1, 60, 1, 1, 17], dim=1)):
+        with fused_forward(model, "float32" if i % 2 else None):
+            logits.append(model(piece, past_key_values=cache).logits)
+    torch.testing.assert_close(torch.cat(logits, 1), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_it_does_not_take_it_names():
+    def reason(model):
+        return refusal(model, classes_of(model))
+
+    assert reason(converted(**NEAR, slots=3)) == "model.layers.0.self_attn (LlamaAttention) has slots"
+    model = model_of(FAMILIES["Llama"])
+    assert reason(model) is None, "softmax attention"
+    model.set_attn_implementation("tarnn_hybrid")
+    assert reason(model).endswith("has no options (tarnn.conversion.set_options gives it some)")
+    model = converted(**NEAR)
+    model.model.rotary_emb.rope_type = "yarn"
+    assert reason(model).endswith("has positions of another kind (yarn)")
+    model = converted(**NEAR)
+    model.model.layers[1].self_attn.scaling = 1.0
+    assert reason(model) == "model.layers.1.self_attn (LlamaAttention) has another scale than 1/√d"
+    assert reason(converted("Gemma")).endswith("not for GemmaForCausalLM")
+
+
+def test_a_cache_of_another_model_stays_refused(tokens):
+    model, other = (converted(**KINDS["clusters"]) for _ in range(2))
+    cache, ids = constant_cache(model), torch.randint(3, 99, (1, 9))
+    model.generate(ids, past_key_values=cache, max_new_tokens=2)
+    with fused_forward(other), pytest.raises(ValueError, match="begun by another model"):
+        other.generate(torch.cat([ids, ids], 1), past_key_values=cache, max_new_tokens=2)
+    assert not tokens
