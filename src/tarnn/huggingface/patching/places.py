@@ -13,7 +13,12 @@ class _Place:
     """An attribute that is replaced for as long as somebody holds it."""
 
     def __init__(self, before: Any, now: Any):
-        self.before, self.now, self.holders = before, now, set[int]()
+        self.before, self.now, self.holders = before, _function(now), set[int]()
+
+
+def _function(value: Any) -> Any:
+    """What stands there, a method without its owner, which would never be let go of."""
+    return getattr(value, "__func__", value)
 
 
 _PLACES: WeakKeyDictionary[Any, dict[str, _Place]] = (
@@ -52,7 +57,7 @@ def release(owners: Iterable[Any], holder: int | None = None) -> int:
                 continue
             del places[name]
             restored += 1
-            if vars(owner).get(name) is not place.now:
+            if _function(vars(owner).get(name)) is not place.now:
                 continue
             if place.before is _ABSENT:
                 delattr(owner, name)
